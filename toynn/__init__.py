@@ -1,0 +1,1 @@
+"""toynn: train and fine-tune transformers on the CPU you have."""

@@ -1,0 +1,108 @@
+"""What several kernels share: denormals, vectorisable exp and sigmoid, sums in a fixed order.
+
+All functions are inline and branch-free, so that the compiler turns a loop that calls them into
+vector code. NaN stays NaN in each of them.
+"""
+from libc.math cimport INFINITY
+
+cdef extern from "fpstate.h" nogil:
+    ctypedef unsigned long fpstate "tn_fpstate"
+    fpstate flush_denormals "tn_flush_denormals" () noexcept
+    void restore_fpstate "tn_restore_fpstate" (fpstate before) noexcept
+
+cdef enum:
+    LANES = 16  # partial sums of a reduction: one AVX-512 register, two of AVX2, four of SSE
+
+cdef union _Bits:
+    float f
+    int i
+
+
+cdef inline float _power_of_two(int n) noexcept nogil:
+    """2^n for n in -126..127, by writing the exponent bits."""
+    cdef _Bits bits
+    bits.i = (n + 127) << 23
+    return bits.f
+
+
+cdef inline float exp_(float x) noexcept nogil:
+    """e^x within 2 units in the last place; 0 below -87.33 (flushed), infinity above 88.72.
+
+    x = n ln 2 + r with |r| <= ln 2 / 2; e^r by its Taylor series to r^7: the rest is under 1e-8.
+    """
+    cdef float magic = 12582912.0  # 1.5 * 2^23: adding it rounds to the nearest integer
+    cdef float clamped = 89.0 if x > 89.0 else (-88.0 if x < -88.0 else x)
+    cdef float n = (clamped * <float>1.44269504 + magic) - magic
+    cdef float r = (clamped - n * <float>0.693359375) - n * <float>-2.12194440e-4
+    cdef float p = <float>(1.0 / 5040.0)
+    p = p * r + <float>(1.0 / 720.0)
+    p = p * r + <float>(1.0 / 120.0)
+    p = p * r + <float>(1.0 / 24.0)
+    p = p * r + <float>(1.0 / 6.0)
+    p = p * r + <float>0.5
+    p = p * (r * r) + r + <float>1.0
+    cdef int k = <int>n
+    cdef int half = k >> 1
+    p = p * _power_of_two(half) * _power_of_two(k - half)
+    return 0.0 if x < <float>-87.33654 else (<float>INFINITY if x > <float>88.72283 else p)
+
+
+cdef inline float sigmoid_(float x) noexcept nogil:
+    """1 / (1 + e^-x)."""
+    return <float>1.0 / (<float>1.0 + exp_(-x))
+
+
+cdef inline float sum_lanes(const float* acc) noexcept nogil:
+    """Add LANES partial sums pairwise: the order is fixed, whatever the ISA."""
+    cdef float s[LANES]
+    cdef int k, width = LANES // 2
+    for k in range(LANES):
+        s[k] = acc[k]
+    while width > 0:
+        for k in range(width):
+            s[k] += s[k + width]
+        width = width // 2
+    return s[0]
+
+
+cdef inline float sum_(const float* x, Py_ssize_t C) noexcept nogil:
+    """sum_c x[c], in LANES partial sums."""
+    cdef float acc[LANES]
+    cdef Py_ssize_t c, b, whole = C - C % LANES
+    cdef int k
+    for k in range(LANES):
+        acc[k] = 0
+    for b in range(C // LANES):
+        for k in range(LANES):
+            acc[k] += x[b * LANES + k]
+    for c in range(whole, C):
+        acc[c - whole] += x[c]
+    return sum_lanes(acc)
+
+
+cdef inline float dot_(const float* x, const float* y, Py_ssize_t C) noexcept nogil:
+    """sum_c x[c] y[c], in LANES partial sums."""
+    cdef float acc[LANES]
+    cdef Py_ssize_t c, b, whole = C - C % LANES
+    cdef int k
+    for k in range(LANES):
+        acc[k] = 0
+    for b in range(C // LANES):
+        for k in range(LANES):
+            acc[k] += x[b * LANES + k] * y[b * LANES + k]
+    for c in range(whole, C):
+        acc[c - whole] += x[c] * y[c]
+    return sum_lanes(acc)
+
+
+# The address of an array's first element, for the Python doors; NULL for an empty array.
+cdef inline void* at1(const float[::1] x) noexcept:
+    return <void*>&x[0] if x.shape[0] else NULL
+
+
+cdef inline void* at2(const float[:, ::1] x) noexcept:
+    return <void*>&x[0, 0] if x.shape[0] and x.shape[1] else NULL
+
+
+cdef inline void* ids1(const int[::1] x) noexcept:
+    return <void*>&x[0] if x.shape[0] else NULL

@@ -1,0 +1,16 @@
+"""What a compiled program and a kernel agree on: one struct, one kind of function."""
+
+cdef enum:
+    MAX_TENSORS = 12
+    MAX_SIZES = 12
+    MAX_OPTIONS = 4
+
+cdef struct KernelArgs:
+    void* t[MAX_TENSORS]       # outputs, saved, inputs: in the order of the node on the tape
+    Py_ssize_t n[MAX_SIZES]    # sizes, strides, switches
+    float f[MAX_OPTIONS]       # real options: eps, scale
+    void* workspace            # scratch memory, 64-byte aligned, of as many bytes as the op asked for
+    int accumulate             # 0: parameter gradients are overwritten, 1: added to
+    int n_threads
+
+ctypedef void (*kernel_fn)(KernelArgs*) noexcept nogil

@@ -1,0 +1,59 @@
+"""The few kinds of error. Each message says what, where, expected, got, and what to do."""
+
+__all__ = [
+    "AdapterError",
+    "BackendUnavailable",
+    "CheckpointError",
+    "ConfigError",
+    "DataError",
+    "GGUFError",
+    "LabelError",
+    "LifecycleError",
+    "NonFiniteError",
+    "ShapeError",
+    "ToynnError",
+]
+
+
+class ToynnError(Exception):
+    """Base of every error that toynn raises on purpose."""
+
+
+class ShapeError(ToynnError, ValueError):
+    """An array or tensor has the wrong shape or dtype."""
+
+
+class LifecycleError(ToynnError, RuntimeError):
+    """A call came in the wrong order; the message names the call that is missing."""
+
+
+class LabelError(ToynnError, ValueError):
+    """A label or token id is out of range, or no row counts; names the row and the value."""
+
+
+class ConfigError(ToynnError, ValueError):
+    """A configuration contradicts itself or asks for what does not exist."""
+
+
+class DataError(ToynnError, ValueError):
+    """A data file is missing, empty, too short or malformed; names the file and the line."""
+
+
+class GGUFError(ToynnError, ValueError):
+    """A GGUF file is malformed; names the file, the byte offset, what was expected and found."""
+
+
+class AdapterError(ToynnError, ValueError):
+    """An adapter does not fit its base model."""
+
+
+class CheckpointError(ToynnError, RuntimeError):
+    """A checkpoint cannot be written or resumed from."""
+
+
+class NonFiniteError(ToynnError, ArithmeticError):
+    """A gradient is NaN or infinite; the weights and moments were left as they were."""
+
+
+class BackendUnavailable(ToynnError, RuntimeError):
+    """The backend was not built, or this machine lacks it."""

@@ -1,0 +1,10 @@
+"""The table of op cases: one file per kernel, the same row for tests, gradient checks and bench."""
+
+from importlib import import_module
+
+from toynn._kernels import OPS
+from toynn.testing.cases._case import Array, Call, OpCase, call
+
+__all__ = ["CASES", "Array", "Call", "OpCase", "call"]
+
+CASES: dict[str, OpCase] = {op: import_module(f"{__name__}.{op}").CASE for op in OPS}

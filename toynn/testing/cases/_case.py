@@ -1,0 +1,76 @@
+"""What a row of the op-case table is."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Array", "Call", "OpCase", "Sizes", "call"]
+
+Array = NDArray[Any]
+Sizes = Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a kernel's Python door, and what it must give.
+
+    ``arrays`` are its array arguments by name, in order, outputs first and filled with NaN.
+    ``expected`` holds the float64 reference of every output.
+    """
+
+    entry: str
+    arrays: dict[str, Array]
+    expected: dict[str, Array]
+    options: dict[str, Any] = field(default_factory=dict)
+    accumulates: tuple[str, ...] = ()  # outputs that obey accumulate=True
+    flops: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the call moves if it reads and writes each array once."""
+        return sum(array.nbytes for array in self.arrays.values())
+
+
+@dataclass(frozen=True)
+class OpCase:
+    """One op: float64 reference, shapes, tolerance with its reason, named shapes for timing.
+
+    ``calls(rng, **sizes)`` makes the inputs (float32) and yields each door's Call.
+    ``function`` and ``gradients`` are the float64 forward and its analytic gradient, for the check
+    by finite differences: ``function(inputs, **sizes) -> y`` and
+    ``gradients(inputs, dy, **sizes) -> {"d" + name: gradient}`` for each differentiable input.
+    """
+
+    op: str
+    shapes: tuple[dict[str, int], ...]
+    bench: dict[str, dict[str, int]]
+    calls: Callable[..., list[Call]]
+    tolerance: float
+    reason: str
+    inputs: Callable[..., dict[str, Array]] | None = None
+    function: Callable[..., Array] | None = None
+    gradients: Callable[..., dict[str, Array]] | None = None
+
+
+def call(
+    entry: str,
+    expected: dict[str, Array],
+    inputs: dict[str, Array],
+    *,
+    accumulates: tuple[str, ...] = (),
+    flops: int = 0,
+    **options: Any,
+) -> Call:
+    """Make a Call: outputs like ``expected`` but float32 and NaN, then the inputs.
+
+    Float inputs are rounded to float32, integer ones to int32.
+    """
+    outputs = {name: np.full(value.shape, np.nan, np.float32) for name, value in expected.items()}
+    given = {
+        name: np.ascontiguousarray(value, np.float32 if value.dtype.kind == "f" else np.int32)
+        for name, value in inputs.items()
+    }
+    return Call(entry, outputs | given, expected, options, accumulates, flops)
