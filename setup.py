@@ -77,7 +77,7 @@ def openmp_flags() -> list[str]:
             for command in ([*compiler, "-fopenmp", source, "-o", program], [program]):
                 subprocess.run(command, check=True, capture_output=True, timeout=60)
         except (OSError, subprocess.SubprocessError) as error:
-            print(f"toynn: kernels will use one thread: no OpenMP ({error}). Install libgomp/libomp.")
+            print(f"toynn: no OpenMP ({error}): kernels will use one thread")
             return []
     print("toynn: OpenMP found")
     return ["-fopenmp"]

@@ -9,7 +9,7 @@ cdef struct KernelArgs:
     void* t[MAX_TENSORS]       # outputs, saved, inputs: in the order of the node on the tape
     Py_ssize_t n[MAX_SIZES]    # sizes, strides, switches
     float f[MAX_OPTIONS]       # real options: eps, scale
-    void* workspace            # scratch memory, 64-byte aligned, of as many bytes as the op asked for
+    void* workspace            # scratch memory, 64-byte aligned, as many bytes as the op asked for
     int accumulate             # 0: parameter gradients are overwritten, 1: added to
     int n_threads
 

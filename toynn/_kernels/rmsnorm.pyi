@@ -8,9 +8,7 @@ _F32 = NDArray[np.float32]
 entries: dict[str, Any]
 __test__: dict[str, str]
 
-def forward(
-    y: _F32, r: _F32, x: _F32, w: _F32, eps: float = 1e-5, n_threads: int = 1
-) -> None: ...
+def forward(y: _F32, r: _F32, x: _F32, w: _F32, eps: float = 1e-5, n_threads: int = 1) -> None: ...
 def backward(
     dx: _F32,
     dw: _F32,
