@@ -67,9 +67,8 @@ cdef inline float erf_(float x) noexcept nogil:
     x p(x^2) / q(x^2) on |x| <= 3.95, beyond which erf rounds to 1 in float32: the p and q of
     degree 5 whose largest relative error there is least, 2.1e-8 (Chebyshev basis, Lawson weights).
     """
-    cdef float edge = 3.95
-    cdef float z = edge if x > edge else (-edge if x < -edge else x)
-    cdef float t = z * z
+    cdef float edge = 3.95, one = 1.0
+    cdef float t = x * x
     cdef float p = <float>2.0257353e-06
     p = p * t + <float>2.8466540e-04
     p = p * t + <float>3.8078964e-03
@@ -82,7 +81,8 @@ cdef inline float erf_(float x) noexcept nogil:
     q = q * t + <float>1.1455775e-01
     q = q * t + <float>5.0308629e-01
     q = q * t + <float>1.0
-    return z * p / q
+    cdef float within = x * p / q
+    return one if x > edge else (-one if x < -edge else within)
 
 
 cdef inline float sum_lanes(const float* acc) noexcept nogil:
