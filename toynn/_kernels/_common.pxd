@@ -26,7 +26,7 @@ cdef inline float _power_of_two(int n) noexcept nogil:
 
 
 cdef inline float exp_(float x) noexcept nogil:
-    """e^x within 2 units in the last place; 0 where that is subnormal (flushed), infinity above 88.72.
+    """e^x within 2 units in the last place; subnormal results flushed, infinity above 88.72.
 
     x = n ln 2 + r with |r| <= ln 2 / 2; e^r by its Taylor series to r^7: the rest is under 1e-8.
     """
