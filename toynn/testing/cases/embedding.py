@@ -29,12 +29,13 @@ def _calls(rng: np.random.Generator, N: int, V: int, C: int) -> list[Call]:
     exact = {"w": inputs["w"].astype(np.float64), "ids": inputs["ids"]}
     dy = rng.standard_normal((N, C)).astype(np.float32)
     return [
-        call("forward", {"y": _function(exact)}, inputs),
+        call("forward", {"y": _function(exact)}, inputs, free=("w",)),
         call(
             "backward",
             _gradients(exact, dy.astype(np.float64)),
             {"dy": dy, "ids": inputs["ids"]},
             accumulates=("dw",),
+            free=("dw",),
             flops=N * C,
         ),
     ]
