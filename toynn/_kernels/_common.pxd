@@ -1,7 +1,7 @@
 """What several kernels share: denormals, vectorisable exp and sigmoid, sums in a fixed order.
 
 All functions are inline and branch-free, so that the compiler turns a loop that calls them into
-vector code. NaN stays NaN in each of them.
+vector code. NaN stays NaN in each of them, but for max_.
 """
 from libc.math cimport INFINITY
 
@@ -93,6 +93,24 @@ cdef inline float dot_(const float* x, const float* y, Py_ssize_t C) noexcept no
     for c in range(whole, C):
         acc[c - whole] += x[c] * y[c]
     return sum_lanes(acc)
+
+
+cdef inline float max_(const float* x, Py_ssize_t C) noexcept nogil:
+    """max_c x[c], in LANES partial maxima; -infinity for none. A NaN is passed over."""
+    cdef float acc[LANES]
+    cdef float most = -INFINITY
+    cdef Py_ssize_t c, b, whole = C - C % LANES
+    cdef int k
+    for k in range(LANES):
+        acc[k] = -INFINITY
+    for b in range(C // LANES):
+        for k in range(LANES):
+            acc[k] = x[b * LANES + k] if x[b * LANES + k] > acc[k] else acc[k]
+    for c in range(whole, C):
+        most = x[c] if x[c] > most else most
+    for k in range(LANES):
+        most = acc[k] if acc[k] > most else most
+    return most
 
 
 # The address of an array's first element, for the Python doors; NULL for an empty array.
