@@ -8,6 +8,4 @@ _F32 = NDArray[np.float32]
 entries: dict[str, Any]
 __test__: dict[str, str]
 
-def step(
-    w: _F32, m: _F32, v: _F32, g: _F32, hp: _F32, scale: _F32, n_threads: int = 1
-) -> None: ...
+def step(w: _F32, m: _F32, v: _F32, g: _F32, hp: _F32, scale: _F32, n_threads: int = 1) -> None: ...
