@@ -9,6 +9,7 @@ not those labelled -100, nor all-zero dense ones; their dlogits are 0. No row co
 N rows, V classes; float32, labels int32 or float32. dlogits may be logits; no other aliasing.
 Saved for backward: lse (N,), rows (1,). The Python doors refuse a label outside 0..V-1; the
 program's entries, whose caller has checked the labels, take such a row as ignored.
+Over 200 lines, for two forms of labels with four doors: the row functions are shared.
 Source: Bridle 1990; the shift by the row's maximum: Blanchard et al. 2021, IMA J. Numer. Anal. 41.
 """
 from cpython.pycapsule cimport PyCapsule_New
@@ -30,7 +31,11 @@ cdef enum:
 
 
 cdef inline float _log_sum_exp(const float* x, float top, Py_ssize_t V) noexcept nogil:
-    """log sum_v exp(x[v] - top)."""
+    """log sum_v exp(x[v] - top), where top is the row's maximum.
+
+    So a row is read twice, the second time from the L2 cache. One sweep that rescales the sum as
+    the maximum grows measured no faster (256 rows of 50257 at avx512, 1 and 2 threads).
+    """
     cdef float terms[BLOCK]
     cdef double total = 0
     cdef Py_ssize_t v, b, size
@@ -100,7 +105,7 @@ cdef inline void _task_forward(
             if not _all_zero(dense + n * V, V):
                 loss[0] += _dense_loss(x, dense + n * V, top, log_sum, V)
                 count[0] += 1
-        elif 0 <= ids[n] < V:
+        elif ids is not NULL and 0 <= ids[n] < V:
             loss[0] += log_sum + (top - x[ids[n]])
             count[0] += 1
 
@@ -113,7 +118,7 @@ cdef inline void _row_backward(
         _scaled_softmax(dx, x, lse, scale * sum_(p, V), V)
         for v in range(V):
             dx[v] -= scale * p[v]
-    elif p is NULL and 0 <= id[0] < V:
+    elif id is not NULL and 0 <= id[0] < V:
         _scaled_softmax(dx, x, lse, scale, V)
         dx[id[0]] -= scale
     else:

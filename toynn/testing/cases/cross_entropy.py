@@ -42,7 +42,7 @@ def _log_sum_exp(logits: Array) -> Array:
 
 
 def _forward(logits: Array, dense: Array) -> dict[str, Array]:
-    """What forward writes, labels as dense rows."""
+    """Everything that forward writes, from labels as dense rows."""
     lse = _log_sum_exp(logits)
     rows = dense.any(axis=1).sum()
     loss = (dense * (lse[:, None] - logits)).sum() / rows
