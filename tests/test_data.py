@@ -6,7 +6,8 @@ import itertools
 import numpy as np
 import pytest
 
-from toynn.data.text import IGNORED, ByteBigram, Corpus, RandomWindows, spaced_windows
+from toynn.data.batch import IGNORED
+from toynn.data.text import ByteBigram, Corpus, RandomWindows, spaced_windows
 from toynn.errors import DataError
 
 COUNTING = np.arange(200, dtype=np.uint8)  # token i at offset i: a window names its own place

@@ -11,29 +11,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from toynn.data.batch import IGNORED, Batch
 from toynn.errors import DataError
 
-__all__ = ["IGNORED", "VOCAB", "Batch", "ByteBigram", "Corpus", "RandomWindows", "spaced_windows"]
+__all__ = ["VOCAB", "ByteBigram", "Corpus", "RandomWindows", "spaced_windows"]
 
 VOCAB = 256
-IGNORED = -100  # a label that does not count, as in PyTorch
 BOM = b"\xef\xbb\xbf"
 
 Tokens = NDArray[np.uint8]
-Ids = NDArray[np.int32]
-
-
-class Batch(NamedTuple):
-    """B windows of T tokens, flattened: three int32 arrays (B*T,)."""
-
-    ids: Ids
-    positions: Ids
-    labels: Ids
 
 
 @dataclass(frozen=True)
