@@ -184,7 +184,7 @@ def test_non_finite_gradients_can_be_skipped_up_to_a_count():
 
     recipe = FakeRecipe()
     recipe.on_step = poison(1, 7, 8)
-    with pytest.raises(NonFiniteError, match="step 8: .*; 2 updates were skipped before"):
+    with pytest.raises(NonFiniteError, match=r"step 8: .*; 2 updates were skipped before"):
         make_loop(recipe, on_nonfinite="skip", max_nonfinite=2).run()
 
 
@@ -316,7 +316,7 @@ def test_folder_keeps_weights_and_refuses_to_be_shared(tmp_path):
     with pytest.raises(ConfigError, match="cannot make the run folder: Not a directory"):
         RunFolder(folder.model / "run")
     folder.model.write_bytes(b"\x08")
-    with pytest.raises(CheckpointError, match="model.safetensors: cannot read"):
+    with pytest.raises(CheckpointError, match="cannot read"):
         folder.load_weights()
 
 
