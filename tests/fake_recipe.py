@@ -63,15 +63,16 @@ class FakeRecipe:
         return float(-log_p[np.arange(len(labels)), labels].mean())
 
     def accumulate(self, seq_ids, positions, labels):
+        loss = self.evaluate(seq_ids, positions, labels)
         ids, labels, log_p = self._forward(seq_ids, labels)
         gradient = np.exp(log_p)
         gradient[np.arange(len(labels)), labels] -= 1
         np.add.at(self.gradient, ids, gradient)
         self.rows += len(labels)
+        return loss
 
     def step(self, seq_ids, positions, labels, hp, is_first):
-        loss = self.evaluate(seq_ids, positions, labels)
-        self.accumulate(seq_ids, positions, labels)
+        loss = self.accumulate(seq_ids, positions, labels)
         self.steps += 1
         self.hps.append(hp.copy())
         self.on_step(self)

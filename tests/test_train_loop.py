@@ -101,9 +101,10 @@ def test_accumulation_equals_one_large_batch():
     ]
     small, large = FakeRecipe(), FakeRecipe()
     result = make_loop(small, iter(batches), steps=4, grad_accum=3).run()
-    make_loop(large, iter(joined), steps=4).run()
+    expected = make_loop(large, iter(joined), steps=4).run()
     np.testing.assert_allclose(small.engine.table, large.engine.table, atol=1e-6)
     assert small.steps == 4
+    assert result.train_loss == pytest.approx(expected.train_loss, rel=1e-6)
     assert result.trained_tokens == sum(batch.rows for batch in batches)
 
 

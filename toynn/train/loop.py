@@ -61,14 +61,14 @@ class Recipe(Protocol):
     def step(
         self, seq_ids: Ids, positions: Ids, labels: Ids, hp: Floats, is_first: bool, /
     ) -> float:
-        """Add this batch's gradients, update the weights; return the batch's loss before that.
+        """Add this batch's gradients and update the weights; return its loss before that.
 
         is_first zeroes the moments; gradients that ``accumulate`` has left are kept. Raises
         NonFiniteError, with weights and moments untouched, when a gradient is not finite.
         """
 
-    def accumulate(self, seq_ids: Ids, positions: Ids, labels: Ids, /) -> object:
-        """Add this micro-batch's gradients, weighted by its tokens, to those of the next step."""
+    def accumulate(self, seq_ids: Ids, positions: Ids, labels: Ids, /) -> float:
+        """Add this batch's gradients, times its labels, to the next step's; return its loss."""
 
     def evaluate(self, seq_ids: Ids, positions: Ids, labels: Ids, /) -> float:
         """Return the batch's loss: the mean over the labels that count. Nothing changes."""
@@ -175,22 +175,22 @@ class Loop:
         rate = self.schedule(result.iterations)
         hp = np.array(self.optimizer.hp_for_step(self._updates), np.float32)
         hp[0] = rate
-        tokens = 0
+        loss, tokens = 0.0, 0  # the sum over tokens
         for _ in range(self.options.grad_accum - 1):
             batch = self._draw()
-            self.recipe.accumulate(*batch)
+            loss += self.recipe.accumulate(*batch) * batch.rows
             tokens += batch.rows
         batch = self._draw()
-        tokens += batch.rows
         result.iterations += 1
         try:
-            loss = self.recipe.step(*batch, hp, self._updates == 0)
+            loss += self.recipe.step(*batch, hp, self._updates == 0) * batch.rows
         except NonFiniteError as error:
             self._skip(error)
         else:
             self._updates += 1
+            tokens += batch.rows
             result.trained_tokens += tokens
-            since.losses.append(loss)
+            since.loss += loss
             since.tokens += tokens
         since.rate = rate
         since.seconds += time.perf_counter() - begin
@@ -218,9 +218,9 @@ class Loop:
     def _report(self, evaluate: bool) -> None:
         result, since = self.result, self._since
         val_loss = self._evaluate() if evaluate else None
-        trained = bool(since.losses)
+        trained = since.tokens > 0
         if trained:
-            result.train_loss = math.fsum(since.losses) / len(since.losses)
+            result.train_loss = since.loss / since.tokens
         report = Report(
             iteration=result.iterations,
             trained_tokens=result.trained_tokens,
@@ -261,7 +261,7 @@ class Loop:
 class _Window:
     """What has gathered since the last report."""
 
-    losses: list[float] = field(default_factory=list)
+    loss: float = 0.0  # summed over tokens
     tokens: int = 0
     seconds: float = 0.0
     rate: float | None = None

@@ -22,7 +22,7 @@ class Report:
     iteration: int
     trained_tokens: int
     time: float  # seconds since the start
-    train_loss: float | None = None  # mean over the steps since the last report
+    train_loss: float | None = None  # mean over the tokens since the last report
     learning_rate: float | None = None
     grad_norm: float | None = None  # of the last step, before clipping
     tokens_per_second: float | None = None  # while training: evaluation is not counted
