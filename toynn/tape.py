@@ -6,15 +6,16 @@ computes; ops.py says what each kind of node means.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from math import prod
 from typing import Any
 
 from toynn.backends.protocol import Accumulate
+from toynn.checks import Check
 
-__all__ = ["Bound", "Node", "Role", "Tape", "Tensor"]
+__all__ = ["Node", "Op", "Role", "Tape", "Tensor"]
 
 ITEMSIZE = 4  # bytes of an element: float32 and int32 alike
 
@@ -68,11 +69,26 @@ class Tensor:
         return f"{self.name} {self.shape}"
 
 
+@dataclass(frozen=True)
+class Op:
+    """What a kind of node means. ops.py has one for each kernel entry.
+
+    ``gradient(back, node, dy)`` records the backward nodes of ``node``; see autograd.py.
+    ``inplace`` maps an output's position to that of an input whose memory it may take over.
+    """
+
+    kernel: str  # module and entry of toynn._kernels: "rmsnorm.forward"
+    flops: Callable[[Mapping[str, int]], int]  # from the sizes
+    gradient: Callable[[Any, "Node", Tensor], None] | None = None
+    inplace: Mapping[int, int] = field(default_factory=dict)
+    nbytes: Callable[[Mapping[str, int]], int] | None = None  # default: each tensor once
+
+
 @dataclass(eq=False)
 class Node:
     """One kernel call. Tensors in the kernel's order: outputs, saved, inputs; None is a null."""
 
-    op: str
+    op: Op
     segment: str
     outputs: tuple[Tensor | None, ...]
     saved: tuple[Tensor | None, ...]
@@ -80,7 +96,11 @@ class Node:
     sizes: dict[str, int]
     options: dict[str, float]
     accumulate: Accumulate
-    flops: int
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations: a multiply-add counts two."""
+        return self.op.flops(self.sizes)
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
@@ -89,17 +109,11 @@ class Node:
 
     @property
     def nbytes(self) -> int:
-        """Bytes moved if every tensor is read or written once."""
+        """Bytes moved if every tensor is read or written once, or as the op says."""
+        if self.op.nbytes is not None:
+            return self.op.nbytes(self.sizes)
         roots = {id(t.root): t.root for t in self.tensors if t is not None}
         return sum(root.nbytes for root in roots.values())
-
-
-@dataclass(frozen=True)
-class Bound:
-    """What an integer input may hold: 0 to below, or ``ignored``."""
-
-    below: int
-    ignored: int | None = None
 
 
 @dataclass(eq=False)
@@ -108,7 +122,7 @@ class Tape:
 
     nodes: list[Node] = field(default_factory=list)
     inputs: dict[str, Tensor] = field(default_factory=dict)
-    bounds: dict[Tensor, Bound] = field(default_factory=dict)
+    checks: dict[Tensor, list[Check]] = field(default_factory=dict)  # of uploads
     kept: set[Tensor] = field(default_factory=set)  # outputs: they live until the next run
     loss: Tensor | None = None
     gradients: dict[Tensor, Tensor] | None = None  # of each tensor, once backward is recorded
@@ -116,7 +130,7 @@ class Tape:
 
     def record(
         self,
-        op: str,
+        op: Op,
         outputs: Iterable[Tensor | None],
         saved: Iterable[Tensor | None],
         inputs: Iterable[Tensor | None],
@@ -124,7 +138,6 @@ class Tape:
         *,
         options: Mapping[str, float] | None = None,
         accumulate: Accumulate = Accumulate.NEVER,
-        flops: int = 0,
     ) -> Node:
         """Append a node to the current segment."""
         node = Node(
@@ -136,7 +149,6 @@ class Tape:
             dict(sizes),
             dict(options or {}),
             accumulate,
-            flops,
         )
         self.nodes.append(node)
         return node
@@ -159,7 +171,7 @@ class Tape:
                 (
                     str(i),
                     node.segment,
-                    node.op,
+                    node.op.kernel,
                     _names(node.outputs, with_shape=True),
                     _names(node.saved),
                     _names(node.inputs),
@@ -185,7 +197,7 @@ class Tape:
         lines = ["flowchart TD"]
         writer: dict[Tensor, int] = {}
         for i, node in enumerate(self.nodes):
-            lines.append(f'  n{i}["{node.segment} {node.op}"]')
+            lines.append(f'  n{i}["{node.segment} {node.op.kernel}"]')
             for tensor in node.saved + node.inputs:
                 if tensor is not None and tensor.root in writer:
                     label = _quoted(tensor.root.name)
@@ -216,7 +228,7 @@ def _as_json(node: Node) -> dict[str, Any]:
         ]
 
     return {
-        "op": node.op,
+        "op": node.op.kernel,
         "segment": node.segment,
         "outputs": listed(node.outputs),
         "saved": listed(node.saved),

@@ -1,7 +1,7 @@
 """What a backend must offer, and the plain data with which it is asked.
 
-A backend knows no tape. The session hands it *launches*: a kernel's name, where its tensors lie, its
-sizes and options, in the order in which they run.
+A backend knows no tape. The session hands it *launches*: a kernel's name, where its tensors lie,
+its sizes and options, in the order in which they run.
 """
 
 from collections.abc import Mapping, Sequence
@@ -84,6 +84,9 @@ class Backend(Protocol):
 
     def allocate(self, nbytes: int) -> Buffer:
         """Return a zero-filled buffer."""
+
+    def wrap(self, array: NDArray[Any]) -> Buffer:
+        """Return the memory of a read-only array as a buffer, without a copy."""
 
     def compile(
         self,

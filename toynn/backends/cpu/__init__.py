@@ -17,16 +17,21 @@ _DTYPES = {"f32": np.dtype(np.float32), "i32": np.dtype(np.int32)}
 
 
 class CPUBuffer:
-    """Zero-filled memory, aligned to a cache line.
+    """Bytes of this process: fresh ones are zero and aligned to a cache line.
 
-    NumPy takes it zeroed from the operating system, so that a page costs nothing until it is
+    NumPy takes them zeroed from the operating system, so that a page costs nothing until it is
     touched, and asks for huge pages where the kernel offers them.
     """
 
-    def __init__(self, nbytes: int) -> None:
+    def __init__(self, memory: NDArray[np.uint8]) -> None:
+        self._bytes = memory
+
+    @classmethod
+    def zeros(cls, nbytes: int) -> "CPUBuffer":
+        """Return fresh memory."""
         raw = np.zeros(nbytes + ALIGNMENT, np.uint8)
         start = -raw.ctypes.data % ALIGNMENT
-        self._bytes = raw[start : start + nbytes]
+        return cls(raw[start : start + nbytes])
 
     @property
     def nbytes(self) -> int:
@@ -64,7 +69,11 @@ class CPU(Backend):
 
     def allocate(self, nbytes: int) -> CPUBuffer:
         """Return a zero-filled buffer."""
-        return CPUBuffer(nbytes)
+        return CPUBuffer.zeros(nbytes)
+
+    def wrap(self, array: NDArray[Any]) -> CPUBuffer:
+        """Return the memory of a C-contiguous array as a buffer, without a copy."""
+        return CPUBuffer(array.reshape(-1).view(np.uint8))
 
     def compile(
         self,

@@ -17,7 +17,8 @@ Sizes = Mapping[str, int]
 class Call:
     """One call of a kernel's Python door, and what it must give.
 
-    ``arrays`` are its array arguments by name, in order, outputs first and filled with NaN.
+    ``arrays`` are its array arguments by name, in order, outputs first. An output starts as NaN,
+    or, where it is an input too (a weight that is updated), as given in ``initial``.
     ``expected`` holds the float64 reference of every output.
     """
 
@@ -26,7 +27,16 @@ class Call:
     expected: dict[str, Array]
     options: dict[str, Any] = field(default_factory=dict)
     accumulates: tuple[str, ...] = ()  # outputs that obey accumulate=True
+    initial: tuple[str, ...] = ()  # outputs that are inputs too
+    in_place: Mapping[str, str] = field(default_factory=dict)  # output: the input it may share
+    loses_nan: Mapping[str, str] = field(default_factory=dict)  # input: why its NaN may get lost
+    free: tuple[str, ...] = ()  # arrays whose length no other argument fixes
     flops: int = 0
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the arrays that the call reads."""
+        return tuple(n for n in self.arrays if n not in self.expected or n in self.initial)
 
     @property
     def nbytes(self) -> int:
@@ -38,7 +48,9 @@ class Call:
 class OpCase:
     """One op: float64 reference, shapes, tolerance with its reason, named shapes for timing.
 
-    ``calls(rng, **sizes)`` makes the inputs (float32) and yields each door's Call.
+    The second of ``shapes`` is an ordinary small one (no array of it is empty): tests that need
+    one shape, not all, take that. ``calls(rng, **sizes)`` makes the inputs (float32) and returns
+    each door's Call.
     ``function`` and ``gradients`` are the float64 forward and its analytic gradient, for the check
     by finite differences: ``function(inputs, **sizes) -> y`` and
     ``gradients(inputs, dy, **sizes) -> {"d" + name: gradient}`` for each differentiable input.
@@ -61,16 +73,35 @@ def call(
     inputs: dict[str, Array],
     *,
     accumulates: tuple[str, ...] = (),
+    initial: Mapping[str, Array] | None = None,
+    in_place: Mapping[str, str] | None = None,
+    loses_nan: Mapping[str, str] | None = None,
+    free: tuple[str, ...] = (),
     flops: int = 0,
     **options: Any,
 ) -> Call:
-    """Make a Call: outputs like ``expected`` but float32 and NaN, then the inputs.
+    """Make a Call: outputs like ``expected`` but float32 and NaN (or ``initial``), then the inputs.
 
     Float inputs are rounded to float32, integer ones to int32.
     """
-    outputs = {name: np.full(value.shape, np.nan, np.float32) for name, value in expected.items()}
+    start = initial or {}
+    outputs = {
+        name: np.array(start.get(name, np.full(value.shape, np.nan)), np.float32)
+        for name, value in expected.items()
+    }
     given = {
         name: np.ascontiguousarray(value, np.float32 if value.dtype.kind == "f" else np.int32)
         for name, value in inputs.items()
     }
-    return Call(entry, outputs | given, expected, options, accumulates, flops)
+    return Call(
+        entry,
+        outputs | given,
+        expected,
+        options,
+        accumulates,
+        tuple(start),
+        in_place or {},
+        loses_nan or {},
+        free,
+        flops,
+    )
