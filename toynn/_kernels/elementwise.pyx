@@ -2,6 +2,7 @@
 
     add            y[i]   = a[i] + b[i]
     scale          y[i]   = alpha x[i]
+    accumulate     g[i]   = x[i], or g[i] + x[i] if accumulate is set
     bias           y[n,c] = x[n,c] + b[c]
     bias_backward  db[c]  = sum_n dy[n,c]
 
@@ -64,6 +65,24 @@ cdef void _add(KernelArgs* a) noexcept nogil:
         restore_fpstate(before)
 
 
+cdef void _accumulate(KernelArgs* a) noexcept nogil:
+    """Tensors g, x; size n."""
+    cdef float* g = <float*>a.t[0]
+    cdef const float* x = <const float*>a.t[1]
+    cdef Py_ssize_t b, i, n = a.n[0]
+    cdef bint add = a.accumulate
+    cdef fpstate before = 0
+    with parallel(num_threads=a.n_threads):
+        before = flush_denormals()
+        for b in prange((n + BLOCK - 1) // BLOCK, schedule="static"):
+            i = b * BLOCK
+            if add:
+                _sum(g + i, g + i, x + i, min(BLOCK, n - i))
+            else:
+                _multiple(g + i, x + i, 1, min(BLOCK, n - i))
+        restore_fpstate(before)
+
+
 cdef void _scale(KernelArgs* a) noexcept nogil:
     """Tensors y, x; size n; option alpha."""
     cdef float* y = <float*>a.t[0]
@@ -120,6 +139,19 @@ def add(float[::1] y, const float[::1] a, const float[::1] b, int n_threads=1):
         _add(&k)
 
 
+def accumulate(float[::1] g, const float[::1] x, bint accumulate=False, int n_threads=1):
+    """Overwrite g (n,) with x, or add x to it when ``accumulate`` is set."""
+    cdef KernelArgs k
+    cdef Py_ssize_t n = x.shape[0]
+    check("elementwise.accumulate", f"x ({n},)", n_threads, g=(g, (n,)))
+    k.t[0], k.t[1] = at1(g), at1(x)
+    k.n[0] = n
+    k.accumulate = accumulate
+    k.n_threads = n_threads
+    with nogil:
+        _accumulate(&k)
+
+
 def scale(float[::1] y, const float[::1] x, float alpha, int n_threads=1):
     """Overwrite y (n,) with alpha x."""
     cdef KernelArgs k
@@ -163,6 +195,7 @@ def bias_backward(
 entries = {
     "add": PyCapsule_New(<void*><kernel_fn>_add, "toynn.kernel", NULL),
     "scale": PyCapsule_New(<void*><kernel_fn>_scale, "toynn.kernel", NULL),
+    "accumulate": PyCapsule_New(<void*><kernel_fn>_accumulate, "toynn.kernel", NULL),
     "bias": PyCapsule_New(<void*><kernel_fn>_bias, "toynn.kernel", NULL),
     "bias_backward": PyCapsule_New(<void*><kernel_fn>_bias_backward, "toynn.kernel", NULL),
 }

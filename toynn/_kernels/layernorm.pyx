@@ -61,20 +61,22 @@ cdef inline void _columns_dw_db(
     float* dw, float* db, const float* dy, const float* x, const float* mean, const float* r,
     Py_ssize_t N, Py_ssize_t C, Py_ssize_t width, bint accumulate,
 ) noexcept nogil:
-    """dw[:width] and db[:width] for the columns at which dw, db, dy and x already point."""
+    """dw[:width] and db[:width] for the columns at which all four pointers already point."""
     cdef float acc_w[COLS]
     cdef float acc_b[COLS]
     cdef Py_ssize_t n, c
     for c in range(width):
-        acc_w[c] = dw[c] if accumulate else 0
-        acc_b[c] = db[c] if accumulate else 0
+        acc_w[c] = dw[c] if accumulate and dw != NULL else 0
+        acc_b[c] = db[c] if accumulate and db != NULL else 0
     for n in range(N):
         for c in range(width):
             acc_w[c] += dy[n * C + c] * (x[n * C + c] - mean[n]) * r[n]
             acc_b[c] += dy[n * C + c]
     for c in range(width):
-        dw[c] = acc_w[c]
-        db[c] = acc_b[c]
+        if dw != NULL:
+            dw[c] = acc_w[c]
+        if db != NULL:
+            db[c] = acc_b[c]
 
 
 cdef void _forward(KernelArgs* a) noexcept nogil:
@@ -96,7 +98,7 @@ cdef void _forward(KernelArgs* a) noexcept nogil:
 
 
 cdef void _backward(KernelArgs* a) noexcept nogil:
-    """Tensors dx, dw, db, dy, x, w, mean, r; sizes N, C."""
+    """Tensors dx, dw and db (NULL where frozen), dy, x, w, mean, r; sizes N, C."""
     cdef float* dx = <float*>a.t[0]
     cdef float* dw = <float*>a.t[1]
     cdef float* db = <float*>a.t[2]
@@ -106,16 +108,18 @@ cdef void _backward(KernelArgs* a) noexcept nogil:
     cdef const float* mean = <const float*>a.t[6]
     cdef const float* r = <const float*>a.t[7]
     cdef Py_ssize_t n, b, c, N = a.n[0], C = a.n[1]
+    cdef Py_ssize_t blocks = (C + COLS - 1) // COLS if dw != NULL or db != NULL else 0
     cdef bint accumulate = a.accumulate
     cdef fpstate before = 0
     with parallel(num_threads=a.n_threads):
         before = flush_denormals()
         for n in prange(N, schedule="static"):
             _row_backward(dx + n * C, dy + n * C, x + n * C, w, mean[n], r[n], C)
-        for b in prange((C + COLS - 1) // COLS, schedule="static"):
+        for b in prange(blocks, schedule="static"):
             c = b * COLS
             _columns_dw_db(
-                dw + c, db + c, dy + c, x + c, mean, r, N, C, min(COLS, C - c), accumulate
+                NULL if dw == NULL else dw + c, NULL if db == NULL else db + c, dy + c, x + c,
+                mean, r, N, C, min(COLS, C - c), accumulate,
             )
         restore_fpstate(before)
 

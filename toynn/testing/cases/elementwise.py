@@ -1,4 +1,4 @@
-"""elementwise: its four doors, and their composition y = alpha (x + a) + b for the gradient."""
+"""elementwise: its five doors, and their composition y = alpha (x + a) + b for the gradient."""
 
 import numpy as np
 
@@ -36,6 +36,13 @@ def _calls(rng: np.random.Generator, N: int, C: int) -> list[Call]:
             in_place={"y": "x"},
             flops=N * C,
             alpha=ALPHA,
+        ),
+        call(
+            "accumulate",
+            {"g": x.ravel()},
+            {"x": inputs["x"].ravel()},
+            accumulates=("g",),
+            flops=N * C,
         ),
         call(
             "bias",

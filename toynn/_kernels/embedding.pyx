@@ -1,0 +1,122 @@
+"""Embedding: rows of a table, gathered by id.
+
+    y[n,c]  = w[ids[n],c]
+    dw[v,c] = sum of dy[n,c] over the n with ids[n] = v
+
+N ids, a table of V rows, C channels. float32, ids int32; outputs never alias inputs.
+Nothing is saved. y is overwritten; dw is overwritten, or added to if accumulate is set.
+The Python doors refuse an id outside 0..V-1; the program's entries, whose caller has checked the
+ids, skip it (y gets zeros, dw nothing) rather than read or write outside the table.
+Source: the lookup table of Bengio et al. 2003, A Neural Probabilistic Language Model, section 2.
+"""
+from cpython.pycapsule cimport PyCapsule_New
+from cython.parallel cimport parallel, prange
+from libc.string cimport memcpy, memset
+
+from toynn._kernels._common cimport at2, flush_denormals, fpstate, ids1, restore_fpstate
+from toynn._kernels.abi cimport KernelArgs, kernel_fn
+
+from toynn._kernels._check import check
+
+cdef enum:
+    COLS = 64  # columns of dw per task: fixed, so dw is the same for any thread count
+
+
+cdef inline void _gather(
+    float* y, const float* w, int row, Py_ssize_t V, Py_ssize_t C
+) noexcept nogil:
+    if 0 <= row < V:
+        memcpy(y, w + row * C, C * sizeof(float))
+    else:
+        memset(y, 0, C * sizeof(float))
+
+
+cdef inline void _scatter_columns(
+    float* dw, const float* dy, const int* ids,
+    Py_ssize_t N, Py_ssize_t V, Py_ssize_t C, Py_ssize_t width,
+) noexcept nogil:
+    """dw[:, :width] += dy[:, :width] by id, for the columns at which dw and dy already point."""
+    cdef float* dw_v
+    cdef Py_ssize_t n, c
+    for n in range(N):
+        if 0 <= ids[n] < V:
+            dw_v = dw + ids[n] * C
+            for c in range(width):
+                dw_v[c] += dy[n * C + c]
+
+
+cdef void _forward(KernelArgs* a) noexcept nogil:
+    """Tensors y, w, ids; sizes N, V, C."""
+    cdef float* y = <float*>a.t[0]
+    cdef const float* w = <const float*>a.t[1]
+    cdef const int* ids = <const int*>a.t[2]
+    cdef Py_ssize_t n, N = a.n[0], V = a.n[1], C = a.n[2]
+    if C == 0:
+        return
+    with parallel(num_threads=a.n_threads):
+        for n in prange(N, schedule="static"):
+            _gather(y + n * C, w, ids[n], V, C)
+
+
+cdef void _backward(KernelArgs* a) noexcept nogil:
+    """Tensors dw, dy, ids; sizes N, V, C."""
+    cdef float* dw = <float*>a.t[0]
+    cdef const float* dy = <const float*>a.t[1]
+    cdef const int* ids = <const int*>a.t[2]
+    cdef Py_ssize_t v, b, c, N = a.n[0], V = a.n[1], C = a.n[2]
+    cdef fpstate before = 0
+    if V == 0 or C == 0:
+        return
+    with parallel(num_threads=a.n_threads):
+        before = flush_denormals()
+        if not a.accumulate:
+            for v in prange(V, schedule="static"):
+                memset(dw + v * C, 0, C * sizeof(float))
+        for b in prange((C + COLS - 1) // COLS, schedule="static"):
+            c = b * COLS
+            _scatter_columns(dw + c, dy + c, ids, N, V, C, min(COLS, C - c))
+        restore_fpstate(before)
+
+
+def _check_ids(where, const int[::1] ids, Py_ssize_t V):
+    """Raise ValueError at the first id outside 0..V-1."""
+    cdef Py_ssize_t n
+    for n in range(ids.shape[0]):
+        if not 0 <= ids[n] < V:
+            raise ValueError(f"{where}: row {n}: id {ids[n]} is outside 0..{V - 1}")
+
+
+def forward(float[:, ::1] y, const float[:, ::1] w, const int[::1] ids, int n_threads=1):
+    """Overwrite y (N,C) with the rows ids (N,) of w (V,C)."""
+    cdef KernelArgs a
+    cdef Py_ssize_t N = ids.shape[0], V = w.shape[0], C = w.shape[1]
+    check("embedding.forward", f"ids ({N},), w ({V}, {C})", n_threads, y=(y, (N, C)))
+    _check_ids("embedding.forward", ids, V)
+    a.t[0], a.t[1], a.t[2] = at2(y), at2(w), ids1(ids)
+    a.n[0], a.n[1], a.n[2] = N, V, C
+    a.n_threads = n_threads
+    with nogil:
+        _forward(&a)
+
+
+def backward(
+    float[:, ::1] dw, const float[:, ::1] dy, const int[::1] ids,
+    bint accumulate=False, int n_threads=1,
+):
+    """Overwrite dw (V,C) with the rows of dy (N,C) summed by id, or add them to it."""
+    cdef KernelArgs a
+    cdef Py_ssize_t N = ids.shape[0], V = dw.shape[0], C = dw.shape[1]
+    check("embedding.backward", f"ids ({N},), dw ({V}, {C})", n_threads, dy=(dy, (N, C)))
+    _check_ids("embedding.backward", ids, V)
+    a.t[0], a.t[1], a.t[2] = at2(dw), at2(dy), ids1(ids)
+    a.n[0], a.n[1], a.n[2] = N, V, C
+    a.accumulate = accumulate
+    a.n_threads = n_threads
+    with nogil:
+        _backward(&a)
+
+
+entries = {
+    "forward": PyCapsule_New(<void*><kernel_fn>_forward, "toynn.kernel", NULL),
+    "backward": PyCapsule_New(<void*><kernel_fn>_backward, "toynn.kernel", NULL),
+}

@@ -1,0 +1,69 @@
+"""The norm of all gradients, and from it the one factor that AdamW applies to them.
+
+    norm  = weight_inverse sqrt(sum_i g[i]^2)
+    scale = weight_inverse min(1, max_norm / (norm + 1e-6))
+
+control = [max_norm, weight_inverse]: max_norm <= 0 means no clipping (the min is 1), weight_inverse
+is 1 over what the gradients were summed over. scale is NaN where norm is not finite: AdamW then
+writes nothing. n elements, float32; outputs never alias inputs. Each block of 16384 elements is
+summed in 16 partial sums (partial), the blocks in double: the same for any thread count.
+Source: Pascanu et al. 2013, arXiv:1211.5063, algorithm 1.
+"""
+from cpython.pycapsule cimport PyCapsule_New
+from cython.parallel cimport parallel, prange
+from libc.math cimport NAN, isfinite, sqrt
+
+from toynn._kernels._common cimport at1, dot_, flush_denormals, fpstate, restore_fpstate
+from toynn._kernels.abi cimport KernelArgs, kernel_fn
+
+from toynn._kernels._check import check
+
+cdef enum:
+    BLOCK = 16384  # elements per partial sum; the program sizes partial by it
+
+
+cdef void _forward(KernelArgs* a) noexcept nogil:
+    """Tensors norm, scale, partial, g, control; size n."""
+    cdef float* norm = <float*>a.t[0]
+    cdef float* scale = <float*>a.t[1]
+    cdef float* partial = <float*>a.t[2]
+    cdef const float* g = <const float*>a.t[3]
+    cdef const float* control = <const float*>a.t[4]
+    cdef Py_ssize_t b, i, n = a.n[0], blocks = (n + BLOCK - 1) // BLOCK
+    cdef float max_norm = control[0], weight_inverse = control[1], clip = 1
+    cdef double total = 0
+    cdef fpstate before = 0
+    with parallel(num_threads=a.n_threads):
+        before = flush_denormals()
+        for b in prange(blocks, schedule="static"):
+            i = b * BLOCK
+            partial[b] = dot_(g + i, g + i, min(BLOCK, n - i))
+        restore_fpstate(before)
+    for b in range(blocks):
+        total += partial[b]
+    norm[0] = weight_inverse * sqrt(total)
+    if max_norm > 0:
+        clip = min(clip, max_norm / (norm[0] + <float>1e-6))
+    scale[0] = weight_inverse * clip if isfinite(norm[0]) else NAN
+
+
+def forward(
+    float[::1] norm, float[::1] scale, float[::1] partial, const float[::1] g,
+    const float[::1] control, int n_threads=1,
+):
+    """Overwrite norm (1,), scale (1,) and partial (ceil(n / 16384),) from g (n,), control (2,)."""
+    cdef KernelArgs a
+    cdef Py_ssize_t n = g.shape[0]
+    check(
+        "grad_norm.forward", f"g ({n},)", n_threads, norm=(norm, (1,)), scale=(scale, (1,)),
+        partial=(partial, ((n + BLOCK - 1) // BLOCK,)), control=(control, (2,)),
+    )
+    a.t[0], a.t[1], a.t[2] = at1(norm), at1(scale), at1(partial)
+    a.t[3], a.t[4] = at1(g), at1(control)
+    a.n[0] = n
+    a.n_threads = n_threads
+    with nogil:
+        _forward(&a)
+
+
+entries = {"forward": PyCapsule_New(<void*><kernel_fn>_forward, "toynn.kernel", NULL)}

@@ -1,0 +1,115 @@
+"""Random numbers: the stream that the GPT-2 engine's "lcg" init draws, and normal values.
+
+lcg_uniform   s <- (1103515245 s + 12345) mod 2^31;  out[i] = scale ((s >> 8) / 2^23 - 1)
+normal        (u1, u2) from xorshift64;  r = std sqrt(-2 ln u1);
+              out[2i] = r cos(2 pi u2), out[2i+1] = r sin(2 pi u2)
+
+s >> 8 is below 2^23, so lcg_uniform lies in [-1, 0) scale: kept, since whole loss curves hang on it.
+Each block of 4096 normal values has its own xorshift64 state: splitmix64 over seed, stream, block,
+so that seed 0 is as good as any and no thread waits for another. float64 within, float32 out.
+The values depend on neither threads nor ISA level (but on the C library's log, sin and cos).
+Sources: ISO C's example of rand (7.22.2.2); Marsaglia 2003, Xorshift RNGs, J. Stat. Softw. 8(14);
+Steele, Lea & Flood 2014, Fast splittable pseudorandom number generators; Box & Muller 1958.
+"""
+cimport cython
+from cython.parallel cimport parallel, prange
+from libc.math cimport M_PI, cos, log, sin, sqrt
+from libc.stdint cimport uint64_t
+
+from toynn._kernels._check import check
+
+cdef enum:
+    BLOCK = 4096  # values per task and state: even, for no pair may be cut in two
+
+cdef uint64_t LCG_MASK = 0x7FFFFFFF
+cdef uint64_t GOLDEN = <uint64_t>0x9E3779B97F4A7C15
+
+
+@cython.overflowcheck(False)
+cdef inline uint64_t _lcg_next(uint64_t s) noexcept nogil:
+    return (s * 1103515245 + 12345) & LCG_MASK
+
+
+@cython.overflowcheck(False)
+cdef inline uint64_t _lcg_skip(uint64_t s, Py_ssize_t steps) noexcept nogil:
+    """The state after so many steps: the map s -> a s + c composed with itself, by squaring."""
+    cdef uint64_t a = 1103515245, c = 12345
+    while steps > 0:
+        if steps & 1:
+            s = (a * s + c) & LCG_MASK
+        c = (a * c + c) & LCG_MASK
+        a = (a * a) & LCG_MASK
+        steps = steps >> 1
+    return s
+
+
+@cython.overflowcheck(False)
+cdef inline uint64_t _splitmix(uint64_t x) noexcept nogil:
+    x = x + GOLDEN
+    x = (x ^ (x >> 30)) * <uint64_t>0xBF58476D1CE4E5B9
+    x = (x ^ (x >> 27)) * <uint64_t>0x94D049BB133111EB
+    return x ^ (x >> 31)
+
+
+@cython.overflowcheck(False)
+cdef inline uint64_t _xorshift(uint64_t x) noexcept nogil:
+    x = x ^ (x << 13)
+    x = x ^ (x >> 7)
+    return x ^ (x << 17)
+
+
+cdef inline uint64_t _seeded(uint64_t seed, uint64_t stream, uint64_t block) noexcept nogil:
+    """A state of xorshift64, which may be anything but 0."""
+    cdef uint64_t state = _splitmix(_splitmix(_splitmix(seed) ^ stream) ^ block)
+    return state if state else GOLDEN
+
+
+cdef inline double _unit(uint64_t x) noexcept nogil:
+    """In (0, 1], never 0, from the upper 53 bits: ln of it is finite."""
+    return <double>((x >> 11) + 1) * (1.0 / 9007199254740992.0)
+
+
+cdef inline void _block_lcg(float* out, uint64_t s, double scale, Py_ssize_t size) noexcept nogil:
+    cdef Py_ssize_t i
+    for i in range(size):
+        s = _lcg_next(s)
+        out[i] = <float>((<double>(s >> 8) / 8388608.0 - 1.0) * scale)
+
+
+cdef inline void _block_normal(float* out, uint64_t x, double std, Py_ssize_t size) noexcept nogil:
+    cdef Py_ssize_t i
+    cdef double r, angle
+    for i in range((size + 1) // 2):
+        x = _xorshift(x)
+        r = std * sqrt(-2.0 * log(_unit(x)))
+        x = _xorshift(x)
+        angle = 2.0 * M_PI * _unit(x)
+        out[2 * i] = <float>(r * cos(angle))
+        if 2 * i + 1 < size:
+            out[2 * i + 1] = <float>(r * sin(angle))
+
+
+def lcg_uniform(float[::1] out, state, double scale=1.0, int n_threads=1):
+    """Overwrite out (n,); return the state with which the next array continues the stream."""
+    cdef Py_ssize_t b, i, n = out.shape[0]
+    cdef uint64_t start = state & LCG_MASK
+    check("random.lcg_uniform", f"out ({n},)", n_threads)
+    with nogil, parallel(num_threads=n_threads):
+        for b in prange((n + BLOCK - 1) // BLOCK, schedule="static"):
+            i = b * BLOCK
+            _block_lcg(&out[i], _lcg_skip(start, i), scale, min(BLOCK, n - i))
+    return _lcg_skip(start, n)
+
+
+def normal(float[::1] out, seed, stream=0, double std=1.0, int n_threads=1):
+    """Overwrite out (n,) with normal values of mean 0; seed and stream are integers mod 2^64."""
+    cdef Py_ssize_t b, i, n = out.shape[0]
+    cdef uint64_t seed_ = seed & 0xFFFFFFFFFFFFFFFF, stream_ = stream & 0xFFFFFFFFFFFFFFFF
+    check("random.normal", f"out ({n},)", n_threads)
+    with nogil, parallel(num_threads=n_threads):
+        for b in prange((n + BLOCK - 1) // BLOCK, schedule="static"):
+            i = b * BLOCK
+            _block_normal(&out[i], _seeded(seed_, stream_, b), std, min(BLOCK, n - i))
+
+
+entries = {}  # weights are drawn once, before any program runs

@@ -1,0 +1,43 @@
+"""grad_norm against a float64 sum of squares."""
+
+import numpy as np
+
+from toynn.testing.cases._case import Array, Call, OpCase, call
+
+BLOCK = 16384
+WEIGHT_INVERSE = 0.25
+
+
+def _expected(g: Array, max_norm: float) -> dict[str, Array]:
+    squares = np.pad(g.astype(np.float64) ** 2, (0, -g.size % BLOCK))
+    norm = WEIGHT_INVERSE * np.sqrt(squares.sum())
+    clip = min(1.0, max_norm / (norm + 1e-6)) if max_norm > 0 else 1.0
+    return {
+        "norm": np.array([norm]),
+        "scale": np.array([WEIGHT_INVERSE * clip]),
+        "partial": squares.reshape(-1, BLOCK).sum(axis=1),
+    }
+
+
+def _calls(rng: np.random.Generator, n: int) -> list[Call]:
+    g = rng.standard_normal(n).astype(np.float32)
+    return [
+        call(
+            "forward",
+            _expected(g, max_norm),
+            {"g": g, "control": np.array([max_norm, WEIGHT_INVERSE])},
+            free=("g",),
+            flops=2 * n,
+        )
+        for max_norm in (1.0, 0.0, 1e6)
+    ]
+
+
+CASE = OpCase(
+    op="grad_norm",
+    shapes=({"n": 0}, {"n": 4097}, {"n": 1}, {"n": BLOCK}, {"n": BLOCK + 1}, {"n": 3 * BLOCK - 7}),
+    bench={"gpt2_tiny": {"n": 143_424}, "16m": {"n": 16_000_000}},
+    calls=_calls,
+    tolerance=1e-6,
+    reason="1024 squares per partial sum in float32, then double",
+)
