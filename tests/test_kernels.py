@@ -19,19 +19,24 @@ ROWS = [
     for op, case in CASES.items()
     for index, sizes in enumerate(case.shapes)
 ]
-ORDINARY = 1  # which of a case's shapes is the ordinary small one
-
-# Each call of the table at its ordinary shape: what most tests of a contract take.
-CALLS = [
-    pytest.param(op, which, id=f"{op}.{call.entry}")
-    for op, case in CASES.items()
-    for which, call in enumerate(case.calls(np.random.default_rng(7), **case.shapes[ORDINARY]))
-]
 
 
 @cache
-def calls(op, index=ORDINARY):
+def calls(op, index):
     return CASES[op].calls(np.random.default_rng(7), **CASES[op].shapes[index])
+
+
+@cache
+def ordinary(op):
+    """Calls at the first shape without an empty array that is not tiny: for tests of contracts."""
+    for index in range(len(CASES[op].shapes)):
+        sizes = [array.size for call in calls(op, index) for array in call.arrays.values()]
+        if min(sizes) > 0 and max(sizes) > 32:
+            return calls(op, index)
+    raise AssertionError(f"{op}: its case has no ordinary shape")
+
+
+CALLS = [pytest.param(op, call, id=f"{op}.{call.entry}") for op in CASES for call in ordinary(op)]
 
 
 def run(op, call: Call, n_threads=1, accumulate=False, **replaced):
@@ -95,9 +100,8 @@ def test_accumulate_adds(op, index):
             assert_close(got[name], call.expected[name] + 0.5, CASES[op].tolerance)
 
 
-@pytest.mark.parametrize(("op", "which"), CALLS)
-def test_nan_in_nan_out(op, which):
-    call = calls(op)[which]
+@pytest.mark.parametrize(("op", "call"), CALLS)
+def test_nan_in_nan_out(op, call):
     rng = np.random.default_rng(3)
     for name in floats(call):
         if name in call.loses_nan:
@@ -108,18 +112,16 @@ def test_nan_in_nan_out(op, which):
         assert any(np.isnan(output).any() for output in got.values()), name
 
 
-@pytest.mark.parametrize(("op", "which"), CALLS)
-def test_inputs_may_be_read_only(op, which):
-    call = calls(op)[which]
+@pytest.mark.parametrize(("op", "call"), CALLS)
+def test_inputs_may_be_read_only(op, call):
     frozen = {name: call.arrays[name].copy() for name in call.arrays if name not in call.expected}
     for array in frozen.values():
         array.flags.writeable = False
     assert_same_bits(run(op, call, **frozen), run(op, call))
 
 
-@pytest.mark.parametrize(("op", "which"), CALLS)
-def test_wrong_shapes_are_refused(op, which):
-    call = calls(op)[which]
+@pytest.mark.parametrize(("op", "call"), CALLS)
+def test_wrong_shapes_are_refused(op, call):
     for name, array in call.arrays.items():
         if name in call.free:
             continue
@@ -132,9 +134,8 @@ def test_wrong_shapes_are_refused(op, which):
         assert f"{name} {wrong.shape}" in message
 
 
-@pytest.mark.parametrize(("op", "which"), CALLS)
-def test_wrong_kinds_and_layouts_are_refused(op, which):
-    call = calls(op)[which]
+@pytest.mark.parametrize(("op", "call"), CALLS)
+def test_wrong_kinds_and_layouts_are_refused(op, call):
     for name, array in call.arrays.items():
         with pytest.raises(ValueError, match="Buffer dtype mismatch"):
             run(op, call, **{name: array.astype(np.float64)})
@@ -143,17 +144,15 @@ def test_wrong_kinds_and_layouts_are_refused(op, which):
                 run(op, call, **{name: np.repeat(array, 2, axis=-1)[..., ::2]})
 
 
-@pytest.mark.parametrize(("op", "which"), CALLS)
-def test_no_threads_are_refused(op, which):
-    call = calls(op)[which]
+@pytest.mark.parametrize(("op", "call"), CALLS)
+def test_no_threads_are_refused(op, call):
     with pytest.raises(ValueError, match=rf"^{op}\.{call.entry}: n_threads .* got 0$"):
         run(op, call, n_threads=0)
 
 
-@pytest.mark.parametrize(("op", "which"), CALLS)
+@pytest.mark.parametrize(("op", "call"), CALLS)
 @pytest.mark.parametrize("n_threads", [1, 2])
-def test_the_callers_floating_point_state_comes_back(op, which, n_threads):
-    call = calls(op)[which]
+def test_the_callers_floating_point_state_comes_back(op, call, n_threads):
     subnormal = np.full(8, 1e-40, np.float32)
     run(op, call, n_threads)
     assert (subnormal * np.float32(0.5) > 0).all()
@@ -161,7 +160,9 @@ def test_the_callers_floating_point_state_comes_back(op, which, n_threads):
 
 @pytest.mark.parametrize("n_threads", [1, 2])
 def test_subnormal_numbers_are_flushed(n_threads):
-    for call in calls("elementwise"):
+    for call in ordinary("elementwise"):
+        if call.entry == "accumulate":
+            continue  # a copy, unless told to add
         tiny = {name: np.full_like(call.arrays[name], 1e-40) for name in floats(call)}
         for output in run("elementwise", call, n_threads, **tiny).values():
             assert not output.any(), call.entry
@@ -180,7 +181,7 @@ def test_activations_far_from_zero(op, options):
 @pytest.mark.parametrize("op", CASES)
 def test_each_door_has_an_entry_for_the_program(op):
     module = getattr(kernels, op)
-    assert set(module.entries) == {call.entry for call in calls(op)}
+    assert set(module.entries) <= {call.entry for call in ordinary(op)}, "an entry without a test"
     for entry, capsule in module.entries.items():
         assert callable(getattr(module, entry))
         assert '"toynn.kernel"' in repr(capsule)
