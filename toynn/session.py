@@ -356,6 +356,11 @@ class Session:
             )
 
     @property
+    def pending(self) -> bool:
+        """Whether gradients of micro-batches wait for an update."""
+        return self._pending > 0
+
+    @property
     def grad_norm(self) -> float:
         """Norm of all gradients in the last update, before clipping."""
         return float(self._view(self._norm, "download"))
