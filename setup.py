@@ -127,7 +127,7 @@ def extensions() -> list[Extension]:
         ),
     ]
     for extension in once:
-        extension.include_dirs = ["toynn/_kernels"]
+        extension.include_dirs = ["toynn/_kernels", "toynn/backends/cpu"]
         extension.extra_compile_args = [*COMPILE, *openmp]
         extension.extra_link_args = openmp
     translated = cythonize(

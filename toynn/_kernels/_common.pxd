@@ -1,4 +1,4 @@
-"""What several kernels share: denormals, vectorisable exp and sigmoid, sums in a fixed order.
+"""What several kernels share: denormals, vectorisable exp, sigmoid, erf, sums in a fixed order.
 
 All functions are inline and branch-free, so that the compiler turns a loop that calls them into
 vector code. NaN stays NaN in each of them, but for max_.
@@ -26,12 +26,13 @@ cdef inline float _power_of_two(int n) noexcept nogil:
 
 
 cdef inline float exp_(float x) noexcept nogil:
-    """e^x within 2 units in the last place; 0 below -87.33 (flushed), infinity above 88.72.
+    """e^x within 2 units in the last place; 0 where that is subnormal, infinity above 88.72.
 
     x = n ln 2 + r with |r| <= ln 2 / 2; e^r by its Taylor series to r^7: the rest is under 1e-8.
     """
     cdef float magic = 12582912.0  # 1.5 * 2^23: adding it rounds to the nearest integer
-    cdef float clamped = 89.0 if x > 89.0 else (-88.0 if x < -88.0 else x)
+    cdef float low = -104.0, high = 89.0  # from here on 2^n itself under- and overflows
+    cdef float clamped = high if x > high else (low if x < low else x)
     cdef float n = (clamped * <float>1.44269504 + magic) - magic
     cdef float r = (clamped - n * <float>0.693359375) - n * <float>-2.12194440e-4
     cdef float p = <float>(1.0 / 5040.0)
@@ -43,13 +44,45 @@ cdef inline float exp_(float x) noexcept nogil:
     p = p * (r * r) + r + <float>1.0
     cdef int k = <int>n
     cdef int half = k >> 1
-    p = p * _power_of_two(half) * _power_of_two(k - half)
-    return 0.0 if x < <float>-87.33654 else (<float>INFINITY if x > <float>88.72283 else p)
+    return p * _power_of_two(half) * _power_of_two(k - half)
 
 
 cdef inline float sigmoid_(float x) noexcept nogil:
     """1 / (1 + e^-x)."""
     return <float>1.0 / (<float>1.0 + exp_(-x))
+
+
+cdef inline float sigmoid_slope_(float x, float* slope) noexcept nogil:
+    """s = 1 / (1 + e^-x); its slope s (1 - s) without the cancellation in 1 - s for large x."""
+    cdef float far = -60.0  # below it both are 0 for all purposes, and e^-x must stay finite
+    cdef float e = exp_(-far if x < far else -x)
+    cdef float s = <float>1.0 / (<float>1.0 + e)
+    slope[0] = e * s * s
+    return s
+
+
+cdef inline float erf_(float x) noexcept nogil:
+    """erf(x) within 4 units in the last place.
+
+    x p(x^2) / q(x^2) on |x| <= 3.95, beyond which erf rounds to 1 in float32: the p and q of
+    degree 5 whose largest relative error there is least, 2.1e-8 (Chebyshev basis, Lawson weights).
+    """
+    cdef float edge = 3.95
+    cdef float z = edge if x > edge else (-edge if x < -edge else x)
+    cdef float t = z * z
+    cdef float p = <float>2.0257353e-06
+    p = p * t + <float>2.8466540e-04
+    p = p * t + <float>3.8078964e-03
+    p = p * t + <float>5.2874626e-02
+    p = p * t + <float>1.9154646e-01
+    p = p * t + <float>1.1283791e+00
+    cdef float q = <float>3.7828814e-05
+    q = q * t + <float>1.1706297e-03
+    q = q * t + <float>1.5054591e-02
+    q = q * t + <float>1.1455775e-01
+    q = q * t + <float>5.0308629e-01
+    q = q * t + <float>1.0
+    return z * p / q
 
 
 cdef inline float sum_lanes(const float* acc) noexcept nogil:
@@ -120,6 +153,10 @@ cdef inline void* at1(const float[::1] x) noexcept:
 
 cdef inline void* at2(const float[:, ::1] x) noexcept:
     return <void*>&x[0, 0] if x.shape[0] and x.shape[1] else NULL
+
+
+cdef inline void* at3(const float[:, :, ::1] x) noexcept:
+    return <void*>&x[0, 0, 0] if x.shape[0] and x.shape[1] and x.shape[2] else NULL
 
 
 cdef inline void* ids1(const int[::1] x) noexcept:

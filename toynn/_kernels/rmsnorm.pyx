@@ -79,7 +79,7 @@ cdef void _forward(KernelArgs* a) noexcept nogil:
 
 
 cdef void _backward(KernelArgs* a) noexcept nogil:
-    """Tensors dx, dw, dy, x, w, r; sizes N, C."""
+    """Tensors dx, dw (NULL if w is frozen), dy, x, w, r; sizes N, C."""
     cdef float* dx = <float*>a.t[0]
     cdef float* dw = <float*>a.t[1]
     cdef const float* dy = <const float*>a.t[2]
@@ -93,7 +93,7 @@ cdef void _backward(KernelArgs* a) noexcept nogil:
         before = flush_denormals()
         for n in prange(N, schedule="static"):
             _row_backward(dx + n * C, dy + n * C, x + n * C, w, r[n], C)
-        for b in prange((C + COLS - 1) // COLS, schedule="static"):
+        for b in prange((C + COLS - 1) // COLS if dw != NULL else 0, schedule="static"):
             c = b * COLS
             _columns_dw(dw + c, dy + c, x + c, r, N, C, min(COLS, C - c), accumulate)
         restore_fpstate(before)

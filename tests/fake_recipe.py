@@ -1,0 +1,95 @@
+"""A recipe small enough to check by eye: one table of logits, and AdamW, in NumPy.
+
+It stands in for the real ones in tests of what lies above them: the loop, the command line.
+"""
+
+from types import SimpleNamespace
+
+import numpy as np
+
+from toynn.data.batch import IGNORED
+from toynn.errors import LabelError, NonFiniteError
+
+
+class FakeSession:
+    def __init__(self):
+        self.max_grad_norm = None
+        self.grad_norm = 0.0
+
+    def memory(self):
+        return SimpleNamespace(weights=4, moments=8, gradients=4, activations=16, peak=32)
+
+
+class FakeEngine:
+    def __init__(self, vocab, context):
+        self.session = FakeSession()
+        self.context = context
+        self.table = np.zeros((vocab, vocab), np.float32)
+
+    def weights(self):
+        return {"table.weight": self.table.copy()}
+
+    def load_weights(self, weights):
+        self.table[:] = weights["table.weight"]
+
+    def logits(self, ids):
+        assert len(ids) <= self.context
+        return self.table[ids]
+
+
+class FakeRecipe:
+    """Predicts a token from the one before."""
+
+    def __init__(self, vocab=256, context=8):
+        self.engine = FakeEngine(vocab, context)
+        self.moments = np.zeros((2, vocab, vocab), np.float32)
+        self.gradient = np.zeros((vocab, vocab))
+        self.rows = 0
+        self.steps = 0
+        self.hps = []
+        self.on_step = lambda recipe: None  # a test puts its mischief here
+
+    def _forward(self, ids, labels):
+        kept = labels != IGNORED
+        if not kept.any():
+            raise LabelError("no label counts")
+        ids, labels = ids[kept], labels[kept]
+        logits = self.engine.table[ids].astype(np.float64)
+        logits -= np.log(np.exp(logits).sum(axis=1, keepdims=True))
+        return ids, labels, logits
+
+    def evaluate(self, seq_ids, positions, labels):
+        _, labels, log_p = self._forward(seq_ids, labels)
+        return float(-log_p[np.arange(len(labels)), labels].mean())
+
+    def accumulate(self, seq_ids, positions, labels):
+        loss = self.evaluate(seq_ids, positions, labels)
+        ids, labels, log_p = self._forward(seq_ids, labels)
+        gradient = np.exp(log_p)
+        gradient[np.arange(len(labels)), labels] -= 1
+        np.add.at(self.gradient, ids, gradient)
+        self.rows += len(labels)
+        return loss
+
+    def step(self, seq_ids, positions, labels, hp, is_first):
+        loss = self.accumulate(seq_ids, positions, labels)
+        self.steps += 1
+        self.hps.append(hp.copy())
+        self.on_step(self)
+        gradient, self.gradient = self.gradient / self.rows, np.zeros_like(self.gradient)
+        self.rows = 0
+        norm = self.engine.session.grad_norm = float(np.sqrt((gradient**2).sum()))
+        if not np.isfinite(norm):
+            raise NonFiniteError("the gradient of table.weight is not finite")
+        limit = self.engine.session.max_grad_norm
+        if limit is not None and norm > limit:
+            gradient *= limit / norm
+        lr, beta1, beta2, eps, decay, c1, c2 = hp
+        m, v = self.moments
+        if is_first:
+            self.moments[:] = 0
+        m[:] = beta1 * m + (1 - beta1) * gradient
+        v[:] = beta2 * v + (1 - beta2) * gradient**2
+        self.engine.table *= 1 - lr * decay
+        self.engine.table -= lr * c1 * m / (np.sqrt(c2 * v) + eps)
+        return loss

@@ -1,0 +1,238 @@
+"""The command line: what it prints, writes and returns; one line for each bad input."""
+
+import json
+import math
+import signal
+import subprocess
+import sys
+import tomllib
+
+import numpy as np
+import pytest
+from fake_recipe import FakeRecipe
+
+import toynn
+from toynn.cli import main, train
+from toynn.data.text import Corpus
+
+TEXT = b"the cat sat on the mat and the rat sat on the cat " * 20
+FAKE = ("--steps", "30", "--batch", "2", "--seq", "8", "--log-every", "10", "--eval-every", "10")
+
+
+@pytest.fixture
+def recipe(monkeypatch):
+    """A fake recipe for ``toynn train gpt2``, so that a run takes no time."""
+    recipe = FakeRecipe(context=8)
+
+    class Adam:
+        def hp_for_step(self, k):
+            c1, c2 = (1 / (1 - beta ** (k + 1)) for beta in (0.9, 0.999))
+            return np.array([0, 0.9, 0.999, 1e-8, 0, c1, c2], np.float32)
+
+    monkeypatch.setattr(train, "build", lambda arguments: (recipe, Adam(), lambda k: 0.1))
+    return recipe
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_bytes(TEXT)
+    return str(path)
+
+
+def train_fake(text, out, *more):
+    return main(["train", "gpt2", "--data", text, "--out", str(out), *FAKE, *more])
+
+
+def error_line(capsys):
+    """The one line of an error, with nothing else on stderr."""
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("toynn: error: ")
+    return lines[0]
+
+
+def test_version_and_help(capsys):
+    for option in ("--version", "--help"):
+        with pytest.raises(SystemExit) as stop:
+            main([option])
+        assert stop.value.code == 0
+    assert f"toynn {toynn.__version__}" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["train", "gpt2", "--help"])
+    assert "--min-lr-ratio N" in capsys.readouterr().out
+
+
+def test_config(capsys):
+    assert main(["config"]) == 0
+    assert toynn.__version__ in capsys.readouterr().out
+
+
+def test_train_fills_the_run_folder(recipe, text, tmp_path, capsys):
+    out = tmp_path / "runs" / "a"
+    assert train_fake(text, out, "--lr", "0.5", "--threads", "1") == 0
+    printed = capsys.readouterr()
+    for words in (
+        f"text.txt: 1,000 bytes, sha256 {Corpus('', TEXT).sha256[:12]}",
+        "65,536 parameters",
+        "a byte bigram model: validation loss ",
+        "--- sample ---",
+        "(the best, at step 30); byte bigram ",
+        "480 tokens trained",
+        str(out),
+    ):
+        assert words in printed.out
+    assert printed.err.count("\n") == 4  # a line for each report
+
+    names = {path.name for path in out.iterdir()}
+    assert names - {"loss.png"} == {
+        "config.toml", "metrics.jsonl", "model.safetensors", "sample.txt"
+    }  # fmt: skip
+    config = tomllib.loads((out / "config.toml").read_text())
+    assert config["model"]["vocab"] == 256
+    assert (config["train"]["lr"], config["train"]["warmup"]) == (0.5, 3)
+    reports = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [report["iteration"] for report in reports] == [0, 10, 20, 30]
+    assert reports[-1]["val_loss"] < reports[0]["val_loss"]
+    assert (out / "sample.txt").read_text()
+
+
+def test_embedded_corpus_is_the_default(recipe, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "gpt2", *FAKE]) == 0
+    assert "pydoc_data.topics" in capsys.readouterr().out
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert folder.name.startswith("gpt2-")
+
+
+def test_options_reach_the_run(recipe, text, tmp_path):
+    assert train_fake(text, tmp_path / "a", "--grad-accum", "3", "--max-grad-norm", "0") == 0
+    assert recipe.engine.session.max_grad_norm is None
+    last = json.loads((tmp_path / "a" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["trained_tokens"] == 30 * 3 * 16
+
+
+def test_a_signal_saves_and_exits_130(recipe, text, tmp_path, capfd):
+    recipe.on_step = lambda recipe: recipe.steps == 12 and signal.raise_signal(signal.SIGINT)
+    assert train_fake(text, tmp_path / "a") == 130
+    printed = capfd.readouterr()
+    assert "stopped     after 12 steps; the best weights are saved" in printed.out
+    assert {"model.safetensors", "metrics.jsonl"} <= {p.name for p in (tmp_path / "a").iterdir()}
+    reports = (tmp_path / "a" / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(reports[-1])["iteration"] == 12
+
+
+def test_ctrl_c_outside_the_loop_exits_130(recipe, text, tmp_path, capsys, monkeypatch):
+    def interrupted(arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train, "build", interrupted)
+    assert train_fake(text, tmp_path / "a") == 130
+    assert capsys.readouterr().err == "toynn: stopped\n"
+
+
+def test_non_finite_gradient(recipe, text, tmp_path, capsys):
+    def poison(recipe):
+        recipe.gradient[:] = math.inf
+
+    recipe.on_step = poison
+    assert train_fake(text, tmp_path / "a") == 2
+    assert "toynn: error: step 1: the gradient" in capsys.readouterr().err.splitlines()[-1]
+    assert (tmp_path / "a" / "model.safetensors").exists()
+
+
+def test_too_large(recipe, text, tmp_path, capsys, monkeypatch):
+    def build(arguments):
+        raise MemoryError("activations need 9 TiB")
+
+    monkeypatch.setattr(train, "build", build)
+    assert train_fake(text, tmp_path / "a") == 2
+    assert "not enough memory: activations need 9 TiB; try a smaller --batch" in error_line(capsys)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "cannot read: No such file or directory"),
+        ("folder", "cannot read: Is a directory"),
+        (b"", "the file is empty"),
+        (b"short", "5 bytes are too short"),
+        (b"fine\n\xff\xfe", ":2: not UTF-8 text: byte 0xff at offset 5"),
+    ],
+)
+def test_bad_data(recipe, tmp_path, capsys, content, words):
+    path = tmp_path / "text.txt"
+    if content == "folder":
+        path.mkdir()
+    elif content is not None:
+        path.write_bytes(content)
+    assert train_fake(str(path), tmp_path / "a") == 2
+    line = error_line(capsys)
+    assert str(path) in line
+    assert words in line
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("option", ["--steps", "--batch", "--seq", "--d-model", "--layers"])
+@pytest.mark.parametrize("value", ["0", "-1", "1.5", "many", "", "99999999999"])
+def test_bad_whole_numbers(capsys, option, value):
+    assert main(["train", "gpt2", f"{option}={value}"]) == 2
+    line = error_line(capsys)
+    assert f"argument {option}: must be a whole number from 1 to 2147483647; got {value!r}" in line
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--lr", "0"], "argument --lr: must be a number above 0; got '0'"),
+        (["--lr", "nan"], "argument --lr: must be a number above 0; got 'nan'"),
+        (["--lr", "inf"], "argument --lr: must be a number above 0; got 'inf'"),
+        (["--min-lr-ratio", "2"], "must be a number of at least 0 and at most 1; got '2'"),
+        (["--weight-decay=-1"], "must be a number of at least 0; got '-1'"),
+        (["--max-grad-norm=-1"], "must be a number of at least 0; got '-1'"),
+        (["--threads", "0"], "argument --threads: must be a whole number from 1"),
+        (["--seed=-1"], "argument --seed: must be a whole number from 0"),
+        (["--heads", "3"], "--heads 3 does not divide --d-model 128"),
+        (["--warmup", "10", "--steps", "9"], "--warmup 10 is more than --steps 9"),
+        (["--stepz", "9"], "unrecognized arguments: --stepz 9"),
+        (["--step", "9"], "unrecognized arguments: --step 9"),
+        (["--steps"], "argument --steps: expected one argument"),
+    ],
+)
+def test_bad_options(recipe, capsys, monkeypatch, tmp_path, words, message):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "gpt2", *words]) == 2
+    assert message in error_line(capsys)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "the following arguments are required: COMMAND (see `toynn --help`)"),
+        (["train"], "the following arguments are required: RECIPE (see `toynn train --help`)"),
+        (["train", "gpt5"], "invalid choice: 'gpt5' (choose from"),
+    ],
+)
+def test_bad_commands(capsys, words, message):
+    assert main(words) == 2
+    assert message in error_line(capsys)
+
+
+def test_out_that_exists_or_cannot_be_made(recipe, text, tmp_path, capsys):
+    (tmp_path / "a").mkdir()
+    assert train_fake(text, tmp_path / "a") == 2
+    assert f"{tmp_path / 'a'}: already exists" in error_line(capsys)
+    assert train_fake(text, text) == 2
+    assert "text.txt: already exists" in error_line(capsys)
+    assert train_fake(text, f"{text}/a") == 2
+    assert "cannot make the run folder: Not a directory" in error_line(capsys)
+    assert recipe.steps == 0
+
+
+def test_module_runs():
+    command = [sys.executable, "-m", "toynn", "train", "gpt2", "--steps", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("toynn: error: argument --steps: must be a whole number")
+    assert "Traceback" not in done.stderr

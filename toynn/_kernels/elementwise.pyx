@@ -1,0 +1,201 @@
+"""Sum of two arrays, array times number, bias.
+
+    add            y[i]   = a[i] + b[i]
+    scale          y[i]   = alpha x[i]
+    accumulate     g[i]   = x[i], or g[i] + x[i] if accumulate is set
+    bias           y[n,c] = x[n,c] + b[c]
+    bias_backward  db[c]  = sum_n dy[n,c]
+
+The other gradients need no kernel: that of add and bias is dy itself, that of scale is scale.
+n elements; N rows, C channels. float32, C-contiguous. In place: y may be a, b or x (bias: x).
+y is overwritten; db is overwritten, or added to if accumulate is set.
+"""
+from cpython.pycapsule cimport PyCapsule_New
+from cython.parallel cimport parallel, prange
+
+from toynn._kernels._common cimport at1, at2, flush_denormals, fpstate, restore_fpstate
+from toynn._kernels.abi cimport KernelArgs, kernel_fn
+
+from toynn._kernels._check import check
+
+cdef enum:
+    BLOCK = 4096  # elements per task: 16 KiB of each array
+    COLS = 64     # columns of db per task: fixed, so db is the same for any thread count
+
+
+cdef inline void _sum(float* y, const float* a, const float* b, Py_ssize_t n) noexcept nogil:
+    cdef Py_ssize_t i
+    for i in range(n):
+        y[i] = a[i] + b[i]
+
+
+cdef inline void _multiple(float* y, const float* x, float alpha, Py_ssize_t n) noexcept nogil:
+    cdef Py_ssize_t i
+    for i in range(n):
+        y[i] = alpha * x[i]
+
+
+cdef inline void _columns_db(
+    float* db, const float* dy, Py_ssize_t N, Py_ssize_t C, Py_ssize_t width, bint accumulate
+) noexcept nogil:
+    """db[:width] for the columns at which db and dy already point."""
+    cdef float acc[COLS]
+    cdef Py_ssize_t n, c
+    for c in range(width):
+        acc[c] = db[c] if accumulate else 0
+    for n in range(N):
+        for c in range(width):
+            acc[c] += dy[n * C + c]
+    for c in range(width):
+        db[c] = acc[c]
+
+
+cdef void _add(KernelArgs* a) noexcept nogil:
+    """Tensors y, a, b; size n."""
+    cdef float* y = <float*>a.t[0]
+    cdef const float* left = <const float*>a.t[1]
+    cdef const float* right = <const float*>a.t[2]
+    cdef Py_ssize_t b, i, n = a.n[0]
+    cdef fpstate before = 0
+    with parallel(num_threads=a.n_threads):
+        before = flush_denormals()
+        for b in prange((n + BLOCK - 1) // BLOCK, schedule="static"):
+            i = b * BLOCK
+            _sum(y + i, left + i, right + i, min(BLOCK, n - i))
+        restore_fpstate(before)
+
+
+cdef void _accumulate(KernelArgs* a) noexcept nogil:
+    """Tensors g, x; size n."""
+    cdef float* g = <float*>a.t[0]
+    cdef const float* x = <const float*>a.t[1]
+    cdef Py_ssize_t b, i, n = a.n[0]
+    cdef bint add = a.accumulate
+    cdef fpstate before = 0
+    with parallel(num_threads=a.n_threads):
+        before = flush_denormals()
+        for b in prange((n + BLOCK - 1) // BLOCK, schedule="static"):
+            i = b * BLOCK
+            if add:
+                _sum(g + i, g + i, x + i, min(BLOCK, n - i))
+            else:
+                _multiple(g + i, x + i, 1, min(BLOCK, n - i))
+        restore_fpstate(before)
+
+
+cdef void _scale(KernelArgs* a) noexcept nogil:
+    """Tensors y, x; size n; option alpha."""
+    cdef float* y = <float*>a.t[0]
+    cdef const float* x = <const float*>a.t[1]
+    cdef Py_ssize_t b, i, n = a.n[0]
+    cdef float alpha = a.f[0]
+    cdef fpstate before = 0
+    with parallel(num_threads=a.n_threads):
+        before = flush_denormals()
+        for b in prange((n + BLOCK - 1) // BLOCK, schedule="static"):
+            i = b * BLOCK
+            _multiple(y + i, x + i, alpha, min(BLOCK, n - i))
+        restore_fpstate(before)
+
+
+cdef void _bias(KernelArgs* a) noexcept nogil:
+    """Tensors y, x, b; sizes N, C."""
+    cdef float* y = <float*>a.t[0]
+    cdef const float* x = <const float*>a.t[1]
+    cdef const float* b = <const float*>a.t[2]
+    cdef Py_ssize_t n, N = a.n[0], C = a.n[1]
+    cdef fpstate before = 0
+    with parallel(num_threads=a.n_threads):
+        before = flush_denormals()
+        for n in prange(N, schedule="static"):
+            _sum(y + n * C, x + n * C, b, C)
+        restore_fpstate(before)
+
+
+cdef void _bias_backward(KernelArgs* a) noexcept nogil:
+    """Tensors db, dy; sizes N, C."""
+    cdef float* db = <float*>a.t[0]
+    cdef const float* dy = <const float*>a.t[1]
+    cdef Py_ssize_t b, c, N = a.n[0], C = a.n[1]
+    cdef bint accumulate = a.accumulate
+    cdef fpstate before = 0
+    with parallel(num_threads=a.n_threads):
+        before = flush_denormals()
+        for b in prange((C + COLS - 1) // COLS, schedule="static"):
+            c = b * COLS
+            _columns_db(db + c, dy + c, N, C, min(COLS, C - c), accumulate)
+        restore_fpstate(before)
+
+
+def add(float[::1] y, const float[::1] a, const float[::1] b, int n_threads=1):
+    """Overwrite y (n,) with a + b."""
+    cdef KernelArgs k
+    cdef Py_ssize_t n = a.shape[0]
+    check("elementwise.add", f"a ({n},)", n_threads, y=(y, (n,)), b=(b, (n,)))
+    k.t[0], k.t[1], k.t[2] = at1(y), at1(a), at1(b)
+    k.n[0] = n
+    k.n_threads = n_threads
+    with nogil:
+        _add(&k)
+
+
+def accumulate(float[::1] g, const float[::1] x, bint accumulate=False, int n_threads=1):
+    """Overwrite g (n,) with x, or add x to it when ``accumulate`` is set."""
+    cdef KernelArgs k
+    cdef Py_ssize_t n = x.shape[0]
+    check("elementwise.accumulate", f"x ({n},)", n_threads, g=(g, (n,)))
+    k.t[0], k.t[1] = at1(g), at1(x)
+    k.n[0] = n
+    k.accumulate = accumulate
+    k.n_threads = n_threads
+    with nogil:
+        _accumulate(&k)
+
+
+def scale(float[::1] y, const float[::1] x, float alpha, int n_threads=1):
+    """Overwrite y (n,) with alpha x."""
+    cdef KernelArgs k
+    cdef Py_ssize_t n = x.shape[0]
+    check("elementwise.scale", f"x ({n},)", n_threads, y=(y, (n,)))
+    k.t[0], k.t[1] = at1(y), at1(x)
+    k.n[0] = n
+    k.f[0] = alpha
+    k.n_threads = n_threads
+    with nogil:
+        _scale(&k)
+
+
+def bias(float[:, ::1] y, const float[:, ::1] x, const float[::1] b, int n_threads=1):
+    """Overwrite y (N,C) with x (N,C) plus b (C,) in each row."""
+    cdef KernelArgs k
+    cdef Py_ssize_t N = x.shape[0], C = x.shape[1]
+    check("elementwise.bias", f"x ({N}, {C})", n_threads, y=(y, (N, C)), b=(b, (C,)))
+    k.t[0], k.t[1], k.t[2] = at2(y), at2(x), at1(b)
+    k.n[0], k.n[1] = N, C
+    k.n_threads = n_threads
+    with nogil:
+        _bias(&k)
+
+
+def bias_backward(
+    float[::1] db, const float[:, ::1] dy, bint accumulate=False, int n_threads=1
+):
+    """Overwrite db (C,) with the sum of dy (N,C) over its rows, or add that to it."""
+    cdef KernelArgs k
+    cdef Py_ssize_t N = dy.shape[0], C = dy.shape[1]
+    check("elementwise.bias_backward", f"dy ({N}, {C})", n_threads, db=(db, (C,)))
+    k.t[0], k.t[1] = at1(db), at2(dy)
+    k.n[0], k.n[1] = N, C
+    k.accumulate = accumulate
+    k.n_threads = n_threads
+    with nogil:
+        _bias_backward(&k)
+
+
+entries = {
+    "add": PyCapsule_New(<void*><kernel_fn>_add, "toynn.kernel", NULL),
+    "scale": PyCapsule_New(<void*><kernel_fn>_scale, "toynn.kernel", NULL),
+    "accumulate": PyCapsule_New(<void*><kernel_fn>_accumulate, "toynn.kernel", NULL),
+    "bias": PyCapsule_New(<void*><kernel_fn>_bias, "toynn.kernel", NULL),
+    "bias_backward": PyCapsule_New(<void*><kernel_fn>_bias_backward, "toynn.kernel", NULL),
+}

@@ -1,0 +1,129 @@
+"""GELU: x times the chance that a standard normal number is below x, exactly or by its tanh form.
+
+exact:  y  = x P(x)                   P(x) = (1 + erf(x / sqrt 2)) / 2
+        dx = dy (P(x) + x p(x))       p(x) = e^(-x^2 / 2) / sqrt(2 pi)
+
+tanh:   y  = x s(u)                   s(u) = 1 / (1 + e^-u),  u = sqrt(8 / pi) (x + 0.044715 x^3)
+        dx = dy (s + x s (1 - s) u')  u'   = sqrt(8 / pi) (1 + 0.134145 x^2)
+
+The usual x (1 + tanh(u / 2)) / 2 is the tanh form too: (1 + tanh(u / 2)) / 2 = s(u).
+n elements. float32, C-contiguous. In place: y may be x, dx may be dy. dx is overwritten.
+Source: Hendrycks & Gimpel 2016, arXiv:1606.08415, section 2.
+"""
+from cpython.pycapsule cimport PyCapsule_New
+from cython.parallel cimport parallel, prange
+
+from toynn._kernels._common cimport (
+    at1, erf_, exp_, flush_denormals, fpstate, restore_fpstate, sigmoid_, sigmoid_slope_
+)
+from toynn._kernels.abi cimport KernelArgs, kernel_fn
+
+from toynn._kernels._check import check
+
+cdef enum:
+    BLOCK = 4096  # elements per task: 16 KiB of each array
+
+
+cdef inline float _below(float x) noexcept nogil:
+    """P(x)."""
+    return <float>0.5 + <float>0.5 * erf_(x * <float>0.70710678)
+
+
+cdef inline float _u(float x) noexcept nogil:
+    return x * (<float>1.5957691 + <float>0.07135481 * x * x)
+
+
+cdef inline float _slope_exact(float x) noexcept nogil:
+    return _below(x) + x * <float>0.39894228 * exp_(<float>-0.5 * x * x)
+
+
+cdef inline float _slope_tanh(float x) noexcept nogil:
+    cdef float du = <float>1.5957691 + <float>0.21406444 * x * x
+    cdef float ds = 0
+    cdef float s = sigmoid_slope_(_u(x), &ds)
+    return s + x * ds * du
+
+
+cdef inline void _block_forward(float* y, const float* x, Py_ssize_t n, bint exact) noexcept nogil:
+    cdef Py_ssize_t i
+    if exact:
+        for i in range(n):
+            y[i] = x[i] * _below(x[i])
+    else:
+        for i in range(n):
+            y[i] = x[i] * sigmoid_(_u(x[i]))
+
+
+cdef inline void _block_backward(
+    float* dx, const float* dy, const float* x, Py_ssize_t n, bint exact
+) noexcept nogil:
+    cdef Py_ssize_t i
+    if exact:
+        for i in range(n):
+            dx[i] = dy[i] * _slope_exact(x[i])
+    else:
+        for i in range(n):
+            dx[i] = dy[i] * _slope_tanh(x[i])
+
+
+cdef void _forward(KernelArgs* a) noexcept nogil:
+    """Tensors y, x; sizes n, exact (0: tanh)."""
+    cdef float* y = <float*>a.t[0]
+    cdef const float* x = <const float*>a.t[1]
+    cdef Py_ssize_t b, i, n = a.n[0]
+    cdef bint exact = a.n[1] != 0
+    cdef fpstate before = 0
+    with parallel(num_threads=a.n_threads):
+        before = flush_denormals()
+        for b in prange((n + BLOCK - 1) // BLOCK, schedule="static"):
+            i = b * BLOCK
+            _block_forward(y + i, x + i, min(BLOCK, n - i), exact)
+        restore_fpstate(before)
+
+
+cdef void _backward(KernelArgs* a) noexcept nogil:
+    """Tensors dx, dy, x; sizes n, exact (0: tanh)."""
+    cdef float* dx = <float*>a.t[0]
+    cdef const float* dy = <const float*>a.t[1]
+    cdef const float* x = <const float*>a.t[2]
+    cdef Py_ssize_t b, i, n = a.n[0]
+    cdef bint exact = a.n[1] != 0
+    cdef fpstate before = 0
+    with parallel(num_threads=a.n_threads):
+        before = flush_denormals()
+        for b in prange((n + BLOCK - 1) // BLOCK, schedule="static"):
+            i = b * BLOCK
+            _block_backward(dx + i, dy + i, x + i, min(BLOCK, n - i), exact)
+        restore_fpstate(before)
+
+
+def forward(float[::1] y, const float[::1] x, bint exact=False, int n_threads=1):
+    """Overwrite y (n,) from x (n,): the tanh form, or the exact one."""
+    cdef KernelArgs a
+    cdef Py_ssize_t n = x.shape[0]
+    check("gelu.forward", f"x ({n},)", n_threads, y=(y, (n,)))
+    a.t[0], a.t[1] = at1(y), at1(x)
+    a.n[0], a.n[1] = n, exact
+    a.n_threads = n_threads
+    with nogil:
+        _forward(&a)
+
+
+def backward(
+    float[::1] dx, const float[::1] dy, const float[::1] x, bint exact=False, int n_threads=1
+):
+    """Overwrite dx (n,) from dy (n,) and x (n,), as ``forward`` was called."""
+    cdef KernelArgs a
+    cdef Py_ssize_t n = x.shape[0]
+    check("gelu.backward", f"x ({n},)", n_threads, dx=(dx, (n,)), dy=(dy, (n,)))
+    a.t[0], a.t[1], a.t[2] = at1(dx), at1(dy), at1(x)
+    a.n[0], a.n[1] = n, exact
+    a.n_threads = n_threads
+    with nogil:
+        _backward(&a)
+
+
+entries = {
+    "forward": PyCapsule_New(<void*><kernel_fn>_forward, "toynn.kernel", NULL),
+    "backward": PyCapsule_New(<void*><kernel_fn>_backward, "toynn.kernel", NULL),
+}

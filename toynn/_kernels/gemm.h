@@ -1,0 +1,146 @@
+/* The register tile of a matrix product, and the transposition that packing needs.
+
+   C[h, NR] (+)= A[h, kc] B[kc, NR]: h * 2 vectors of sums stay in registers while k runs; each step
+   loads two vectors of B and broadcasts h numbers of A. Strides of A and B are free, so one body
+   serves operands in place and packed ones, whose strides are constants. The body is instantiated
+   for each height h, because only loops of known length let the compiler keep the sums in registers.
+   Written with the vector extensions of GCC and clang; other compilers get the same in plain C. */
+#ifndef TOYNN_GEMM_H
+#define TOYNN_GEMM_H
+
+#include <stddef.h>
+
+/* TN_V floats per register; TN_MR rows of a tile, as many as the registers hold. */
+#if defined(__AVX512F__)
+#define TN_V 16
+#define TN_MR 14
+#elif defined(__AVX__)
+#define TN_V 8
+#define TN_MR 6
+#elif defined(__aarch64__)
+#define TN_V 4
+#define TN_MR 12
+#else
+#define TN_V 4
+#define TN_MR 4
+#endif
+#define TN_NR (2 * TN_V)
+
+#if defined(__GNUC__)
+#define TN_INLINE static inline __attribute__((always_inline))
+#define TN_PREFETCH(address) __builtin_prefetch(address, 1)
+#define TN_UNROLL _Pragma("GCC unroll 16")
+
+typedef float tn_vec __attribute__((vector_size(4 * TN_V)));
+/* The same, anywhere in an array of float. */
+typedef float tn_vec_u __attribute__((vector_size(4 * TN_V), aligned(4), may_alias));
+
+TN_INLINE tn_vec tn_load(const float* x) { return *(const tn_vec_u*)x; }
+TN_INLINE void tn_store(float* x, tn_vec v) { *(tn_vec_u*)x = v; }
+
+TN_INLINE void tn_tile_body(int h, ptrdiff_t kc, const float* a, ptrdiff_t a_row, ptrdiff_t a_k,
+                            const float* b, ptrdiff_t b_k, float* c, ptrdiff_t ldc, int add) {
+    tn_vec sum[TN_MR][2];
+    TN_UNROLL for (int i = 0; i < h; i++) {
+        sum[i][0] = sum[i][1] = (tn_vec){0};
+        TN_PREFETCH(c + i * ldc);
+        TN_PREFETCH(c + i * ldc + TN_V);
+    }
+    for (ptrdiff_t k = 0; k < kc; k++) {
+        const tn_vec b0 = tn_load(b + k * b_k), b1 = tn_load(b + k * b_k + TN_V);
+        TN_UNROLL for (int i = 0; i < h; i++) {
+            const float x = a[i * a_row + k * a_k];
+            sum[i][0] += x * b0;
+            sum[i][1] += x * b1;
+        }
+    }
+    TN_UNROLL for (int i = 0; i < h; i++) {
+        TN_UNROLL for (int v = 0; v < 2; v++) {
+            float* at = c + i * ldc + v * TN_V;
+            tn_store(at, add ? tn_load(at) + sum[i][v] : sum[i][v]);
+        }
+    }
+}
+
+#else
+#define TN_INLINE static inline
+
+TN_INLINE void tn_tile_body(int h, ptrdiff_t kc, const float* a, ptrdiff_t a_row, ptrdiff_t a_k,
+                            const float* b, ptrdiff_t b_k, float* c, ptrdiff_t ldc, int add) {
+    float sum[TN_MR][TN_NR] = {{0}};
+    for (ptrdiff_t k = 0; k < kc; k++)
+        for (int i = 0; i < h; i++)
+            for (int j = 0; j < TN_NR; j++)
+                sum[i][j] += a[i * a_row + k * a_k] * b[k * b_k + j];
+    for (int i = 0; i < h; i++)
+        for (int j = 0; j < TN_NR; j++)
+            c[i * ldc + j] = add ? c[i * ldc + j] + sum[i][j] : sum[i][j];
+}
+#endif
+
+#define TN_HEIGHT(h) \
+    case h: if (h <= TN_MR) tn_tile_body(h, kc, a, a_row, a_k, b, b_k, c, ldc, add); break;
+#define TN_ALL_HEIGHTS \
+    switch (h) { \
+        TN_HEIGHT(1) TN_HEIGHT(2) TN_HEIGHT(3) TN_HEIGHT(4) TN_HEIGHT(5) TN_HEIGHT(6) TN_HEIGHT(7) \
+        TN_HEIGHT(8) TN_HEIGHT(9) TN_HEIGHT(10) TN_HEIGHT(11) TN_HEIGHT(12) TN_HEIGHT(13) \
+        TN_HEIGHT(14) \
+    }
+
+/* Operands where they are: h rows of A, TN_NR columns of B that lie side by side. */
+static inline void tn_tile(int h, ptrdiff_t kc, const float* a, ptrdiff_t a_row, ptrdiff_t a_k,
+                           const float* b, ptrdiff_t b_k, float* c, ptrdiff_t ldc, int add) {
+    TN_ALL_HEIGHTS
+}
+
+/* Packed operands: for each k, TN_MR numbers of A (h of them used) and TN_NR of B. */
+static inline void tn_tile_packed(int h, ptrdiff_t kc, const float* a, const float* b, float* c,
+                                  ptrdiff_t ldc, int add) {
+    const ptrdiff_t a_row = 1, a_k = TN_MR, b_k = TN_NR;
+    TN_ALL_HEIGHTS
+}
+
+#if defined(__GNUC__) && defined(__has_builtin)
+#if __has_builtin(__builtin_shufflevector)
+#define TN_SHUFFLES
+#endif
+#endif
+
+#ifdef TN_SHUFFLES
+/* Which lanes of (x, y) make x0 y0 x1 y1 ..: the lower halves interleaved, and the upper ones. */
+#if TN_V == 16
+#define TN_LOWER 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
+#define TN_UPPER 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
+#elif TN_V == 8
+#define TN_LOWER 0, 8, 1, 9, 2, 10, 3, 11
+#define TN_UPPER 4, 12, 5, 13, 6, 14, 7, 15
+#else
+#define TN_LOWER 0, 4, 1, 5
+#define TN_UPPER 2, 6, 3, 7
+#endif
+
+/* y[k * y_k + i] = x[i * x_row + k] for TN_V values of k and of i; rows of x from `rows` on count
+   as 0. Interleaving row i with row i + V/2 rotates the bits of (row, lane) by one place:
+   log2(V) rounds exchange row and lane. */
+static inline void tn_transpose(float* y, ptrdiff_t y_k, const float* x, ptrdiff_t x_row,
+                                ptrdiff_t rows) {
+    tn_vec r[TN_V], s[TN_V];
+    TN_UNROLL for (int i = 0; i < TN_V; i++) r[i] = i < rows ? tn_load(x + i * x_row) : (tn_vec){0};
+    TN_UNROLL for (int round = 1; round < TN_V; round *= 2) {
+        TN_UNROLL for (int i = 0; i < TN_V / 2; i++) {
+            s[2 * i] = __builtin_shufflevector(r[i], r[i + TN_V / 2], TN_LOWER);
+            s[2 * i + 1] = __builtin_shufflevector(r[i], r[i + TN_V / 2], TN_UPPER);
+        }
+        TN_UNROLL for (int i = 0; i < TN_V; i++) r[i] = s[i];
+    }
+    TN_UNROLL for (int i = 0; i < TN_V; i++) tn_store(y + i * y_k, r[i]);
+}
+#else
+static inline void tn_transpose(float* y, ptrdiff_t y_k, const float* x, ptrdiff_t x_row,
+                                ptrdiff_t rows) {
+    for (int k = 0; k < TN_V; k++)
+        for (int i = 0; i < TN_V; i++) y[k * y_k + i] = i < rows ? x[i * x_row + k] : 0;
+}
+#endif
+
+#endif

@@ -1,0 +1,171 @@
+"""LayerNorm over the last axis.
+
+    mean[n] = mean_c x[n,c]
+    r[n]    = 1 / sqrt(mean_c (x[n,c] - mean[n])^2 + eps)
+    h[n,c]  = (x[n,c] - mean[n]) r[n]
+    y[n,c]  = h[n,c] w[c] + b[c]
+
+    g[n,c]  = w[c] dy[n,c]
+    dx[n,c] = r[n] (g[n,c] - mean_k g[n,k] - h[n,c] mean_k g[n,k] h[n,k])
+    dw[c]   = sum_n dy[n,c] h[n,c]         db[c] = sum_n dy[n,c]
+
+N rows (B*T flattened), C channels. float32, C-contiguous; outputs never alias inputs.
+Saved for backward: mean (N,), r (N,). dx is overwritten; dw and db are overwritten, or added to if
+accumulate is set. Source: Ba, Kiros & Hinton 2016, arXiv:1607.06450, section 3.
+"""
+from cpython.pycapsule cimport PyCapsule_New
+from cython.parallel cimport parallel, prange
+from libc.math cimport sqrtf
+
+from toynn._kernels._common cimport (
+    at1, at2, dot_, flush_denormals, fpstate, restore_fpstate, sum_
+)
+from toynn._kernels.abi cimport KernelArgs, kernel_fn
+
+from toynn._kernels._check import check
+
+cdef enum:
+    COLS = 64  # columns of dw and db per task: fixed, so they are the same for any thread count
+
+
+cdef inline void _row_forward(
+    float* y, float* mean, float* r, const float* x, const float* w, const float* b,
+    Py_ssize_t C, float eps,
+) noexcept nogil:
+    cdef Py_ssize_t c
+    cdef float s, m = sum_(x, C) / max(C, 1)
+    for c in range(C):
+        y[c] = x[c] - m
+    s = 1 / sqrtf(dot_(y, y, C) / max(C, 1) + eps)
+    for c in range(C):
+        y[c] = y[c] * s * w[c] + b[c]
+    mean[0] = m
+    r[0] = s
+
+
+cdef inline void _row_backward(
+    float* dx, const float* dy, const float* x, const float* w, float mean, float r, Py_ssize_t C
+) noexcept nogil:
+    cdef Py_ssize_t c
+    cdef float mean_g, mean_gh
+    # x - mean keeps digits that sum(g x) - mean sum(g) would lose, so dx holds it for a while.
+    for c in range(C):
+        dx[c] = (x[c] - mean) * r * w[c]
+    mean_gh = dot_(dx, dy, C) / max(C, 1)
+    mean_g = dot_(w, dy, C) / max(C, 1)
+    for c in range(C):
+        dx[c] = r * (w[c] * dy[c] - mean_g - (x[c] - mean) * r * mean_gh)
+
+
+cdef inline void _columns_dw_db(
+    float* dw, float* db, const float* dy, const float* x, const float* mean, const float* r,
+    Py_ssize_t N, Py_ssize_t C, Py_ssize_t width, bint accumulate,
+) noexcept nogil:
+    """dw[:width] and db[:width] for the columns at which all four pointers already point."""
+    cdef float acc_w[COLS]
+    cdef float acc_b[COLS]
+    cdef Py_ssize_t n, c
+    for c in range(width):
+        acc_w[c] = dw[c] if accumulate and dw != NULL else 0
+        acc_b[c] = db[c] if accumulate and db != NULL else 0
+    for n in range(N):
+        for c in range(width):
+            acc_w[c] += dy[n * C + c] * (x[n * C + c] - mean[n]) * r[n]
+            acc_b[c] += dy[n * C + c]
+    for c in range(width):
+        if dw != NULL:
+            dw[c] = acc_w[c]
+        if db != NULL:
+            db[c] = acc_b[c]
+
+
+cdef void _forward(KernelArgs* a) noexcept nogil:
+    """Tensors y, mean, r, x, w, b; sizes N, C; option eps."""
+    cdef float* y = <float*>a.t[0]
+    cdef float* mean = <float*>a.t[1]
+    cdef float* r = <float*>a.t[2]
+    cdef const float* x = <const float*>a.t[3]
+    cdef const float* w = <const float*>a.t[4]
+    cdef const float* b = <const float*>a.t[5]
+    cdef Py_ssize_t n, N = a.n[0], C = a.n[1]
+    cdef float eps = a.f[0]
+    cdef fpstate before = 0
+    with parallel(num_threads=a.n_threads):
+        before = flush_denormals()
+        for n in prange(N, schedule="static"):
+            _row_forward(y + n * C, mean + n, r + n, x + n * C, w, b, C, eps)
+        restore_fpstate(before)
+
+
+cdef void _backward(KernelArgs* a) noexcept nogil:
+    """Tensors dx, dw and db (NULL where frozen), dy, x, w, mean, r; sizes N, C."""
+    cdef float* dx = <float*>a.t[0]
+    cdef float* dw = <float*>a.t[1]
+    cdef float* db = <float*>a.t[2]
+    cdef const float* dy = <const float*>a.t[3]
+    cdef const float* x = <const float*>a.t[4]
+    cdef const float* w = <const float*>a.t[5]
+    cdef const float* mean = <const float*>a.t[6]
+    cdef const float* r = <const float*>a.t[7]
+    cdef Py_ssize_t n, b, c, N = a.n[0], C = a.n[1]
+    cdef Py_ssize_t blocks = (C + COLS - 1) // COLS if dw != NULL or db != NULL else 0
+    cdef bint accumulate = a.accumulate
+    cdef fpstate before = 0
+    with parallel(num_threads=a.n_threads):
+        before = flush_denormals()
+        for n in prange(N, schedule="static"):
+            _row_backward(dx + n * C, dy + n * C, x + n * C, w, mean[n], r[n], C)
+        for b in prange(blocks, schedule="static"):
+            c = b * COLS
+            _columns_dw_db(
+                NULL if dw == NULL else dw + c, NULL if db == NULL else db + c, dy + c, x + c,
+                mean, r, N, C, min(COLS, C - c), accumulate,
+            )
+        restore_fpstate(before)
+
+
+def forward(
+    float[:, ::1] y, float[::1] mean, float[::1] r, const float[:, ::1] x, const float[::1] w,
+    const float[::1] b, float eps=1e-5, int n_threads=1,
+):
+    """Overwrite y (N,C), mean (N,) and r (N,) from x (N,C), w (C,) and b (C,)."""
+    cdef KernelArgs a
+    cdef Py_ssize_t N = x.shape[0], C = x.shape[1]
+    check(
+        "layernorm.forward", f"x ({N}, {C})", n_threads, y=(y, (N, C)), mean=(mean, (N,)),
+        r=(r, (N,)), w=(w, (C,)), b=(b, (C,)),
+    )
+    a.t[0], a.t[1], a.t[2] = at2(y), at1(mean), at1(r)
+    a.t[3], a.t[4], a.t[5] = at2(x), at1(w), at1(b)
+    a.n[0], a.n[1] = N, C
+    a.f[0] = eps
+    a.n_threads = n_threads
+    with nogil:
+        _forward(&a)
+
+
+def backward(
+    float[:, ::1] dx, float[::1] dw, float[::1] db, const float[:, ::1] dy,
+    const float[:, ::1] x, const float[::1] w, const float[::1] mean, const float[::1] r,
+    bint accumulate=False, int n_threads=1,
+):
+    """Overwrite dx (N,C); overwrite dw and db (C,), or add to them when ``accumulate`` is set."""
+    cdef KernelArgs a
+    cdef Py_ssize_t N = x.shape[0], C = x.shape[1]
+    check(
+        "layernorm.backward", f"x ({N}, {C})", n_threads, dx=(dx, (N, C)), dw=(dw, (C,)),
+        db=(db, (C,)), dy=(dy, (N, C)), w=(w, (C,)), mean=(mean, (N,)), r=(r, (N,)),
+    )
+    a.t[0], a.t[1], a.t[2], a.t[3] = at2(dx), at1(dw), at1(db), at2(dy)
+    a.t[4], a.t[5], a.t[6], a.t[7] = at2(x), at1(w), at1(mean), at1(r)
+    a.n[0], a.n[1] = N, C
+    a.accumulate = accumulate
+    a.n_threads = n_threads
+    with nogil:
+        _backward(&a)
+
+
+entries = {
+    "forward": PyCapsule_New(<void*><kernel_fn>_forward, "toynn.kernel", NULL),
+    "backward": PyCapsule_New(<void*><kernel_fn>_backward, "toynn.kernel", NULL),
+}

@@ -1,0 +1,354 @@
+"""The three products of a linear layer, with bias and GELU applied while a block is in cache.
+
+    forward           y[m,n]  = act(sum_k x[m,k] w[n,k] + b[n]);  pre = the argument of act
+    backward_input    dx[m,k] = sum_n dy[m,n] w[n,k]
+    backward_weight   dw[n,k] = sum_m dy[m,n] x[m,k]
+
+M rows (B*T flattened), N outputs, K inputs. float32, C-contiguous; outputs never alias inputs.
+Saved for backward: pre (M,N), if there is an activation. y and dx are overwritten; dw is
+overwritten, or added to if accumulate is set. The loops are numbered as in Van Zee & van de Geijn
+2015 (BLIS), doi:10.1145/2764454; here the smaller operand is packed once for all threads, and each
+thread packs its share of the larger one just before use.
+"""
+from cpython.pycapsule cimport PyCapsule_New
+from cython.parallel cimport parallel, prange, threadid
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy
+
+from toynn._kernels._common cimport (
+    at1, at2, erf_, flush_denormals, fpstate, restore_fpstate, sigmoid_
+)
+from toynn._kernels._gemm cimport (
+    KC, LINE, Operand, aligned, blocks_of, multiply, multiply_panels, pack, panel_floats,
+    panel_start, panels,
+)
+from toynn._kernels.abi cimport KernelArgs, kernel_fn
+
+from toynn._kernels._check import check
+
+cdef enum:
+    SMALL = 1 << 21  # multiplications up to which one thread without packing is faster
+    SHARED = 3 << 18  # floats of the packed smaller operand (3 MB): it stays in L3
+    OWN = 3 << 15     # floats of a thread's packed share (384 KB): it stays in L2
+
+cdef enum Entry:
+    FORWARD
+    BACKWARD_INPUT
+    BACKWARD_WEIGHT
+
+cdef enum Activation:
+    NONE
+    GELU_TANH
+    GELU_EXACT
+
+cdef struct Product:
+    Operand a
+    Operand b
+    Py_ssize_t K  # length of the sums
+    float* c
+    bint add
+    # What happens to a finished element: y = act(c += bias). y may be c.
+    const float* bias
+    float* y
+    Activation activation
+
+cdef struct Plan:
+    const Operand* shared  # the smaller side, and in how many panels a slice of it is packed
+    Py_ssize_t slice
+    const Operand* own     # the larger side, and in how many groups of panels it is cut
+    Py_ssize_t groups
+    Py_ssize_t shared_floats  # room for a slice
+    Py_ssize_t own_floats     # room for a group, per thread
+
+
+cdef inline Plan _plan(const Product* p, int n_threads) noexcept nogil:
+    cdef Plan plan
+    cdef bint a_is_smaller = p.a.size <= p.b.size
+    cdef Py_ssize_t kc = min(p.K, KC)
+    cdef Py_ssize_t shared_panel = panel_floats(a_is_smaller, kc)
+    cdef Py_ssize_t own_panel = panel_floats(not a_is_smaller, kc)
+    plan.shared = &p.a if a_is_smaller else &p.b
+    plan.own = &p.b if a_is_smaller else &p.a
+    plan.slice = min(panels(plan.shared), SHARED // shared_panel)
+    plan.groups = blocks_of(panels(plan.own), OWN // own_panel)
+    plan.groups = blocks_of(plan.groups, n_threads) * n_threads  # each thread gets as many
+    plan.groups = min(plan.groups, panels(plan.own))
+    plan.shared_floats = plan.slice * shared_panel
+    plan.own_floats = blocks_of(panels(plan.own), plan.groups) * own_panel
+    return plan
+
+
+cdef inline void _finish(
+    const Product* p, Py_ssize_t row, Py_ssize_t rows, Py_ssize_t column, Py_ssize_t columns
+) noexcept nogil:
+    """Bias and activation for a block whose sums are complete."""
+    cdef Py_ssize_t i, j, N = p.b.size
+    cdef const float* bias
+    cdef float* c
+    cdef float* y
+    cdef float x
+    if p.bias == NULL and p.y == p.c and p.activation == NONE:
+        return
+    for i in range(row, row + rows):
+        c = p.c + i * N + column
+        y = p.y + i * N + column
+        if p.bias != NULL:
+            bias = p.bias + column
+            for j in range(columns):
+                c[j] += bias[j]
+        if p.activation == GELU_TANH:
+            for j in range(columns):
+                x = c[j]
+                y[j] = x * sigmoid_(<float>1.5957691 * x * (1 + <float>0.044715 * x * x))
+        elif p.activation == GELU_EXACT:
+            for j in range(columns):
+                x = c[j]
+                y[j] = x * (<float>0.5 + <float>0.5 * erf_(x * <float>0.70710678))
+        elif y != c:
+            memcpy(y, c, columns * sizeof(float))
+
+
+cdef inline void _multiply_group(
+    const Product* p, const Plan* plan, const float* shared, float* own,
+    Py_ssize_t s0, Py_ssize_t s1, Py_ssize_t g, Py_ssize_t k, Py_ssize_t kc,
+) noexcept nogil:
+    """Panels s0 .. s1 - 1 of the shared side with group g of the other, for terms k .. k + kc - 1.
+    """
+    cdef Py_ssize_t o, s, row, column, rows, columns
+    cdef Py_ssize_t o0 = g * panels(plan.own) // plan.groups
+    cdef Py_ssize_t o1 = (g + 1) * panels(plan.own) // plan.groups
+    cdef Py_ssize_t shared_panel = panel_floats(plan.shared.is_a, kc)
+    cdef Py_ssize_t own_panel = panel_floats(plan.own.is_a, kc)
+    cdef Py_ssize_t N = p.b.size
+    cdef const float* x
+    cdef const float* z
+    cdef bint add = p.add or k > 0
+    for o in range(o0, o1):
+        pack(own + (o - o0) * own_panel, plan.own, o, k, kc)
+    # LOOP 2 over the shared panels: each stays in L1 while
+    # LOOP 1 runs over the thread's own ones, which stay in L2.
+    for s in range(s0, s1):
+        x = shared + (s - s0) * shared_panel
+        for o in range(o0, o1):
+            z = own + (o - o0) * own_panel
+            row = panel_start(&p.a, s if plan.shared.is_a else o)
+            rows = panel_start(&p.a, (s if plan.shared.is_a else o) + 1) - row
+            column = panel_start(&p.b, o if plan.shared.is_a else s)
+            columns = panel_start(&p.b, (o if plan.shared.is_a else s) + 1) - column
+            multiply_panels(
+                p.c + row * N + column, N, x if plan.shared.is_a else z,
+                z if plan.shared.is_a else x, rows, columns, kc, add,
+            )
+        if k + kc == p.K:
+            row = panel_start(&p.a, s if plan.shared.is_a else o0)
+            rows = panel_start(&p.a, s + 1 if plan.shared.is_a else o1) - row
+            column = panel_start(&p.b, o0 if plan.shared.is_a else s)
+            columns = panel_start(&p.b, o1 if plan.shared.is_a else s + 1) - column
+            _finish(p, row, rows, column, columns)
+
+
+cdef void _multiply_blocked(const Product* p, void* workspace, int n_threads) noexcept nogil:
+    cdef Plan plan = _plan(p, n_threads)
+    cdef float* shared = aligned(workspace)
+    cdef float* own = shared + plan.shared_floats
+    cdef Py_ssize_t slices = blocks_of(panels(plan.shared), plan.slice)
+    cdef Py_ssize_t s, g, i = 0, t = 0, s0 = 0, s1 = 0, k = 0, kc = 0
+    cdef fpstate before = 0
+    with parallel(num_threads=n_threads):
+        before = flush_denormals()
+        # LOOP 5 cuts the smaller side, rows or columns, so that a packed slice stays in L3.
+        for i in range(slices):
+            s0 = i * plan.slice
+            s1 = min(s0 + plan.slice, panels(plan.shared))
+            # LOOP 4 cuts the sums into KC terms. Not parallel: its rounds add to the same C.
+            for t in range(blocks_of(p.K, KC)):
+                k = t * KC
+                kc = min(KC, p.K - k)
+                for s in prange(s0, s1, schedule="static"):
+                    pack(
+                        shared + (s - s0) * panel_floats(plan.shared.is_a, kc), plan.shared, s, k,
+                        kc,
+                    )
+                # LOOP 3 deals groups of the larger side's panels to the threads.
+                for g in prange(plan.groups, schedule="static"):
+                    _multiply_group(
+                        p, &plan, shared, own + threadid() * plan.own_floats, s0, s1, g, k, kc
+                    )
+        restore_fpstate(before)
+
+
+cdef inline bint _is_small(const Product* p) noexcept nogil:
+    return p.a.size * p.b.size * p.K <= SMALL
+
+
+cdef void _multiply(const Product* p, void* workspace, int n_threads) noexcept nogil:
+    cdef Py_ssize_t i, M = p.a.size, N = p.b.size
+    cdef fpstate before
+    if not _is_small(p):
+        _multiply_blocked(p, workspace, n_threads)
+        return
+    before = flush_denormals()
+    if p.K == 0 and not p.add:
+        for i in range(M * N):
+            p.c[i] = 0
+    multiply(p.c, N, &p.a, &p.b, p.K, p.add)
+    _finish(p, 0, M, 0, N)
+    restore_fpstate(before)
+
+
+cdef Product _product(
+    Entry entry, float* c, const float* a, const float* b, Py_ssize_t M, Py_ssize_t N, Py_ssize_t K
+) noexcept nogil:
+    """The product of an entry as C = A B: which of x, w and dy is read along which axis."""
+    cdef Product p
+    p.c = p.y = c
+    p.bias = NULL
+    p.activation = NONE
+    p.add = False
+    if entry == FORWARD:  # y = x w^T
+        p.a = Operand(a, M, K, 1, True)
+        p.b = Operand(b, N, K, 1, False)
+        p.K = K
+    elif entry == BACKWARD_INPUT:  # dx = dy w
+        p.a = Operand(a, M, N, 1, True)
+        p.b = Operand(b, K, 1, K, False)
+        p.K = N
+    else:  # dw = dy^T x
+        p.a = Operand(a, N, 1, N, True)
+        p.b = Operand(b, K, 1, K, False)
+        p.K = M
+    return p
+
+
+cdef void _forward(KernelArgs* a) noexcept nogil:
+    """Tensors y, pre or NULL, x, w, b or NULL; sizes M, N, K, activation."""
+    cdef Product p = _product(
+        FORWARD, <float*>(a.t[0] if a.t[1] == NULL else a.t[1]), <const float*>a.t[2],
+        <const float*>a.t[3], a.n[0], a.n[1], a.n[2],
+    )
+    p.y = <float*>a.t[0]
+    p.bias = <const float*>a.t[4]
+    p.activation = <Activation>a.n[3]
+    _multiply(&p, a.workspace, a.n_threads)
+
+
+cdef void _backward_input(KernelArgs* a) noexcept nogil:
+    """Tensors dx, dy, w; sizes M, N, K."""
+    cdef Product p = _product(
+        BACKWARD_INPUT, <float*>a.t[0], <const float*>a.t[1], <const float*>a.t[2],
+        a.n[0], a.n[1], a.n[2],
+    )
+    _multiply(&p, a.workspace, a.n_threads)
+
+
+cdef void _backward_weight(KernelArgs* a) noexcept nogil:
+    """Tensors dw, dy, x; sizes M, N, K."""
+    cdef Product p = _product(
+        BACKWARD_WEIGHT, <float*>a.t[0], <const float*>a.t[1], <const float*>a.t[2],
+        a.n[0], a.n[1], a.n[2],
+    )
+    p.add = a.accumulate
+    _multiply(&p, a.workspace, a.n_threads)
+
+
+_ENTRIES = {
+    "forward": FORWARD, "backward_input": BACKWARD_INPUT, "backward_weight": BACKWARD_WEIGHT
+}
+_ACTIVATIONS = {"none": NONE, "gelu_tanh": GELU_TANH, "gelu_exact": GELU_EXACT}
+
+
+def _known(where, value, values):
+    if value not in values:
+        raise ValueError(f"{where} needs one of {', '.join(values)}; got {value!r}")
+    return values[value]
+
+
+def workspace(
+    str entry, Py_ssize_t M, Py_ssize_t N, Py_ssize_t K, Py_ssize_t activation=0, int n_threads=1
+):
+    """Bytes of scratch memory that an entry needs at these sizes; 0 where it needs none."""
+    cdef Entry which = _known("matmul.workspace", entry, _ENTRIES)
+    cdef Product p = _product(which, NULL, NULL, NULL, M, N, K)
+    cdef Plan plan
+    if _is_small(&p):
+        return 0
+    plan = _plan(&p, n_threads)
+    return (plan.shared_floats + n_threads * plan.own_floats + LINE) * sizeof(float)
+
+
+cdef int _run(str entry, kernel_fn kernel, KernelArgs* a) except -1:
+    """Run a kernel with scratch memory of its own."""
+    cdef Py_ssize_t nbytes = workspace(entry, a.n[0], a.n[1], a.n[2], n_threads=a.n_threads)
+    a.workspace = malloc(nbytes) if nbytes else NULL
+    if nbytes and a.workspace == NULL:
+        raise MemoryError(f"matmul.{entry}: no {nbytes} bytes of scratch memory")
+    with nogil:
+        kernel(a)
+    free(a.workspace)
+    return 0
+
+
+def forward(
+    float[:, ::1] y, float[:, ::1] pre, const float[:, ::1] x, const float[:, ::1] w,
+    const float[::1] b, str activation="none", int n_threads=1,
+):
+    """Overwrite y (M,N), and pre (M,N) unless None, from x (M,K), w (N,K) and b (N,) or None.
+
+    ``activation`` is "none", "gelu_tanh" or "gelu_exact".
+    """
+    cdef KernelArgs a
+    cdef Py_ssize_t M = x.shape[0], K = x.shape[1], N = w.shape[0]
+    cdef Py_ssize_t kind = _known("matmul.forward: activation", activation, _ACTIVATIONS)
+    needed = {"y": (y, (M, N)), "w": (w, (N, K))}
+    if pre is not None:
+        needed["pre"] = (pre, (M, N))
+    if b is not None:
+        needed["b"] = (b, (N,))
+    check("matmul.forward", f"x ({M}, {K}), {N} outputs", n_threads, **needed)
+    a.t[0], a.t[2], a.t[3] = at2(y), at2(x), at2(w)
+    a.t[1] = NULL if pre is None else at2(pre)
+    a.t[4] = NULL if b is None else at1(b)
+    a.n[0], a.n[1], a.n[2], a.n[3] = M, N, K, kind
+    a.n_threads = n_threads
+    _run("forward", _forward, &a)
+
+
+def backward_input(
+    float[:, ::1] dx, const float[:, ::1] dy, const float[:, ::1] w, int n_threads=1
+):
+    """Overwrite dx (M,K) from dy (M,N) and w (N,K)."""
+    cdef KernelArgs a
+    cdef Py_ssize_t M = dy.shape[0], N = dy.shape[1], K = w.shape[1]
+    check(
+        "matmul.backward_input", f"dy ({M}, {N}), {K} inputs", n_threads, dx=(dx, (M, K)),
+        w=(w, (N, K)),
+    )
+    a.t[0], a.t[1], a.t[2] = at2(dx), at2(dy), at2(w)
+    a.n[0], a.n[1], a.n[2] = M, N, K
+    a.n_threads = n_threads
+    _run("backward_input", _backward_input, &a)
+
+
+def backward_weight(
+    float[:, ::1] dw, const float[:, ::1] dy, const float[:, ::1] x, bint accumulate=False,
+    int n_threads=1,
+):
+    """Overwrite dw (N,K), or add to it when ``accumulate`` is set, from dy (M,N) and x (M,K)."""
+    cdef KernelArgs a
+    cdef Py_ssize_t M = dy.shape[0], N = dy.shape[1], K = x.shape[1]
+    check(
+        "matmul.backward_weight", f"dy ({M}, {N}), {K} inputs", n_threads, dw=(dw, (N, K)),
+        x=(x, (M, K)),
+    )
+    a.t[0], a.t[1], a.t[2] = at2(dw), at2(dy), at2(x)
+    a.n[0], a.n[1], a.n[2] = M, N, K
+    a.accumulate = accumulate
+    a.n_threads = n_threads
+    _run("backward_weight", _backward_weight, &a)
+
+
+entries = {
+    "forward": PyCapsule_New(<void*><kernel_fn>_forward, "toynn.kernel", NULL),
+    "backward_input": PyCapsule_New(<void*><kernel_fn>_backward_input, "toynn.kernel", NULL),
+    "backward_weight": PyCapsule_New(<void*><kernel_fn>_backward_weight, "toynn.kernel", NULL),
+}

@@ -1,0 +1,160 @@
+"""RoPE: turn each pair of channels by an angle that grows with the position.
+
+    angle[n,i] = positions[n] inverse_frequency[i]        c = cos(angle), s = sin(angle)
+    y[n,h,j]   = x[n,h,j] c - x[n,h,k] s                  dx[n,h,j] =  dy[n,h,j] c + dy[n,h,k] s
+    y[n,h,k]   = x[n,h,j] s + x[n,h,k] c                  dx[n,h,k] = -dy[n,h,j] s + dy[n,h,k] c
+
+Pair i of D/2 is the channels j, k = i, i + D/2 (half-split: NeoX, Hugging Face's Llama) or, when
+interleaved, 2i, 2i + 1 (the paper, GGUF's llama). Usually inverse_frequency[i] = base^(-2i/D).
+N rows (B*T flattened), H heads, D channels per head. float32, C-contiguous; positions int32. In
+place: y may be x, dx may be dy. dx is overwritten. The angle is a double: in float32 it would be
+off by 5e-4 radians at position 8192. Source: Su et al. 2021, arXiv:2104.09864, section 3.4.
+"""
+from cpython.pycapsule cimport PyCapsule_New
+from cython.parallel cimport parallel, prange
+
+from toynn._kernels._common cimport (
+    at1, at3, flush_denormals, fpstate, ids1, restore_fpstate
+)
+from toynn._kernels.abi cimport KernelArgs, kernel_fn
+
+from toynn._kernels._check import check
+
+cdef enum:
+    PAIRS = 64  # cosines and sines kept on the stack, for all heads of a row
+
+
+cdef inline void _cos_sin(double angle, float* cosine, float* sine) noexcept nogil:
+    """Within 2e-7, for |angle| up to 2^31: angle = k pi/2 + r with |r| <= pi/4, then Taylor."""
+    cdef double magic = 6755399441055744.0  # 1.5 * 2^52: adding it rounds to the nearest integer
+    cdef double quarters = (angle * 0.6366197723675814 + magic) - magic
+    cdef float r = <float>(angle - quarters * 1.5707963267948966)
+    cdef float t = r * r
+    cdef float s = <float>(1.0 / 362880.0)
+    s = s * t - <float>(1.0 / 5040.0)
+    s = s * t + <float>(1.0 / 120.0)
+    s = s * t - <float>(1.0 / 6.0)
+    s = s * t * r + r
+    cdef float c = <float>(-1.0 / 3628800.0)
+    c = c * t + <float>(1.0 / 40320.0)
+    c = c * t - <float>(1.0 / 720.0)
+    c = c * t + <float>(1.0 / 24.0)
+    c = c * t - <float>0.5
+    c = c * t + <float>1.0
+    cdef int k = <int>quarters
+    cdef float across = s if k & 1 else c
+    cdef float up = c if k & 1 else s
+    cosine[0] = -across if (k + 1) & 2 else across
+    sine[0] = -up if k & 2 else up
+
+
+cdef inline void _turn_halves(
+    float* y, const float* x, const float* c, const float* s, Py_ssize_t half, Py_ssize_t width
+) noexcept nogil:
+    cdef Py_ssize_t i
+    cdef float a, b
+    for i in range(width):
+        a, b = x[i], x[half + i]
+        y[i] = a * c[i] - b * s[i]
+        y[half + i] = a * s[i] + b * c[i]
+
+
+cdef inline void _turn_neighbours(
+    float* y, const float* x, const float* c, const float* s, Py_ssize_t width
+) noexcept nogil:
+    cdef Py_ssize_t i
+    cdef float a, b
+    for i in range(width):
+        a, b = x[2 * i], x[2 * i + 1]
+        y[2 * i] = a * c[i] - b * s[i]
+        y[2 * i + 1] = a * s[i] + b * c[i]
+
+
+cdef inline void _row(
+    float* y, const float* x, double position, const float* inverse_frequency,
+    Py_ssize_t H, Py_ssize_t D, bint interleaved,
+) noexcept nogil:
+    """All heads of one row; a negative position turns back."""
+    cdef float c[PAIRS]
+    cdef float s[PAIRS]
+    cdef Py_ssize_t b, i, p, h, width, half = D // 2
+    for b in range((half + PAIRS - 1) // PAIRS):
+        i = b * PAIRS
+        width = min(PAIRS, half - i)
+        for p in range(width):
+            _cos_sin(position * inverse_frequency[i + p], &c[p], &s[p])
+        for h in range(H):
+            if interleaved:
+                _turn_neighbours(y + h * D + 2 * i, x + h * D + 2 * i, c, s, width)
+            else:
+                _turn_halves(y + h * D + i, x + h * D + i, c, s, half, width)
+
+
+cdef void _turn(KernelArgs* a, int direction) noexcept nogil:
+    cdef float* y = <float*>a.t[0]
+    cdef const float* x = <const float*>a.t[1]
+    cdef const int* positions = <const int*>a.t[2]
+    cdef const float* inverse_frequency = <const float*>a.t[3]
+    cdef Py_ssize_t n, N = a.n[0], H = a.n[1], D = a.n[2]
+    cdef bint interleaved = a.n[3] != 0
+    cdef fpstate before = 0
+    with parallel(num_threads=a.n_threads):
+        before = flush_denormals()
+        for n in prange(N, schedule="static"):
+            _row(
+                y + n * H * D, x + n * H * D, <double>direction * positions[n],
+                inverse_frequency, H, D, interleaved,
+            )
+        restore_fpstate(before)
+
+
+cdef void _forward(KernelArgs* a) noexcept nogil:
+    """Tensors y, x, positions, inverse_frequency; sizes N, H, D, interleaved."""
+    _turn(a, 1)
+
+
+cdef void _backward(KernelArgs* a) noexcept nogil:
+    """Tensors dx, dy, positions, inverse_frequency; sizes N, H, D, interleaved."""
+    _turn(a, -1)
+
+
+def forward(
+    float[:, :, ::1] y, const float[:, :, ::1] x, const int[::1] positions,
+    const float[::1] inverse_frequency, bint interleaved=False, int n_threads=1,
+):
+    """Overwrite y (N,H,D) from x (N,H,D), positions (N,) and inverse_frequency (D/2,)."""
+    cdef KernelArgs a
+    cdef Py_ssize_t N = x.shape[0], H = x.shape[1], D = 2 * inverse_frequency.shape[0]
+    check(
+        "rope.forward", f"inverse_frequency ({D // 2},)", n_threads, y=(y, (N, H, D)),
+        x=(x, (N, H, D)), positions=(positions, (N,)),
+    )
+    a.t[0], a.t[1], a.t[2], a.t[3] = at3(y), at3(x), ids1(positions), at1(inverse_frequency)
+    a.n[0], a.n[1], a.n[2], a.n[3] = N, H, D, interleaved
+    a.n_threads = n_threads
+    with nogil:
+        _forward(&a)
+
+
+def backward(
+    float[:, :, ::1] dx, const float[:, :, ::1] dy, const int[::1] positions,
+    const float[::1] inverse_frequency, bint interleaved=False, int n_threads=1,
+):
+    """Overwrite dx (N,H,D) from dy (N,H,D), positions (N,) and inverse_frequency (D/2,)."""
+    cdef KernelArgs a
+    cdef Py_ssize_t N = dy.shape[0], H = dy.shape[1], D = 2 * inverse_frequency.shape[0]
+    check(
+        "rope.backward", f"inverse_frequency ({D // 2},)", n_threads, dx=(dx, (N, H, D)),
+        dy=(dy, (N, H, D)), positions=(positions, (N,)),
+    )
+    a.t[0], a.t[1], a.t[2], a.t[3] = at3(dx), at3(dy), ids1(positions), at1(inverse_frequency)
+    a.n[0], a.n[1], a.n[2], a.n[3] = N, H, D, interleaved
+    a.n_threads = n_threads
+    with nogil:
+        _backward(&a)
+
+
+entries = {
+    "forward": PyCapsule_New(<void*><kernel_fn>_forward, "toynn.kernel", NULL),
+    "backward": PyCapsule_New(<void*><kernel_fn>_backward, "toynn.kernel", NULL),
+}

@@ -1,0 +1,99 @@
+"""SiLU (swish): x times its sigmoid.
+
+    y  = x s                    s = 1 / (1 + e^-x)
+    dx = dy (s + x s (1 - s))
+
+n elements. float32, C-contiguous. In place: y may be x, dx may be dy. dx is overwritten.
+Source: Elfwing, Uchibe & Doya 2017, arXiv:1702.03118, section 2.
+"""
+from cpython.pycapsule cimport PyCapsule_New
+from cython.parallel cimport parallel, prange
+
+from toynn._kernels._common cimport (
+    at1, flush_denormals, fpstate, restore_fpstate, sigmoid_, sigmoid_slope_
+)
+from toynn._kernels.abi cimport KernelArgs, kernel_fn
+
+from toynn._kernels._check import check
+
+cdef enum:
+    BLOCK = 4096  # elements per task: 16 KiB of each array
+
+
+cdef inline float _slope(float x) noexcept nogil:
+    cdef float ds = 0
+    cdef float s = sigmoid_slope_(x, &ds)
+    return s + x * ds
+
+
+cdef inline void _block_forward(float* y, const float* x, Py_ssize_t n) noexcept nogil:
+    cdef Py_ssize_t i
+    for i in range(n):
+        y[i] = x[i] * sigmoid_(x[i])
+
+
+cdef inline void _block_backward(
+    float* dx, const float* dy, const float* x, Py_ssize_t n
+) noexcept nogil:
+    cdef Py_ssize_t i
+    for i in range(n):
+        dx[i] = dy[i] * _slope(x[i])
+
+
+cdef void _forward(KernelArgs* a) noexcept nogil:
+    """Tensors y, x; size n."""
+    cdef float* y = <float*>a.t[0]
+    cdef const float* x = <const float*>a.t[1]
+    cdef Py_ssize_t b, i, n = a.n[0]
+    cdef fpstate before = 0
+    with parallel(num_threads=a.n_threads):
+        before = flush_denormals()
+        for b in prange((n + BLOCK - 1) // BLOCK, schedule="static"):
+            i = b * BLOCK
+            _block_forward(y + i, x + i, min(BLOCK, n - i))
+        restore_fpstate(before)
+
+
+cdef void _backward(KernelArgs* a) noexcept nogil:
+    """Tensors dx, dy, x; size n."""
+    cdef float* dx = <float*>a.t[0]
+    cdef const float* dy = <const float*>a.t[1]
+    cdef const float* x = <const float*>a.t[2]
+    cdef Py_ssize_t b, i, n = a.n[0]
+    cdef fpstate before = 0
+    with parallel(num_threads=a.n_threads):
+        before = flush_denormals()
+        for b in prange((n + BLOCK - 1) // BLOCK, schedule="static"):
+            i = b * BLOCK
+            _block_backward(dx + i, dy + i, x + i, min(BLOCK, n - i))
+        restore_fpstate(before)
+
+
+def forward(float[::1] y, const float[::1] x, int n_threads=1):
+    """Overwrite y (n,) from x (n,)."""
+    cdef KernelArgs a
+    cdef Py_ssize_t n = x.shape[0]
+    check("silu.forward", f"x ({n},)", n_threads, y=(y, (n,)))
+    a.t[0], a.t[1] = at1(y), at1(x)
+    a.n[0] = n
+    a.n_threads = n_threads
+    with nogil:
+        _forward(&a)
+
+
+def backward(float[::1] dx, const float[::1] dy, const float[::1] x, int n_threads=1):
+    """Overwrite dx (n,) from dy (n,) and x (n,)."""
+    cdef KernelArgs a
+    cdef Py_ssize_t n = x.shape[0]
+    check("silu.backward", f"x ({n},)", n_threads, dx=(dx, (n,)), dy=(dy, (n,)))
+    a.t[0], a.t[1], a.t[2] = at1(dx), at1(dy), at1(x)
+    a.n[0] = n
+    a.n_threads = n_threads
+    with nogil:
+        _backward(&a)
+
+
+entries = {
+    "forward": PyCapsule_New(<void*><kernel_fn>_forward, "toynn.kernel", NULL),
+    "backward": PyCapsule_New(<void*><kernel_fn>_backward, "toynn.kernel", NULL),
+}

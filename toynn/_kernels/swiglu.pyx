@@ -1,0 +1,112 @@
+"""SwiGLU: silu of the gate times up, the activation in the middle of a Llama MLP.
+
+    y     = g s u                        s = 1 / (1 + e^-g)
+    dgate = dy u (s + g s (1 - s))
+    dup   = dy g s
+
+n elements; g is gate, u is up. float32, C-contiguous. dgate and dup are overwritten.
+In place: y, dgate and dup may each be one of the inputs, but not the same one.
+Source: Shazeer 2020, arXiv:2002.05202, section 2.
+"""
+from cpython.pycapsule cimport PyCapsule_New
+from cython.parallel cimport parallel, prange
+
+from toynn._kernels._common cimport (
+    at1, flush_denormals, fpstate, restore_fpstate, sigmoid_, sigmoid_slope_
+)
+from toynn._kernels.abi cimport KernelArgs, kernel_fn
+
+from toynn._kernels._check import check
+
+cdef enum:
+    BLOCK = 4096  # elements per task: 16 KiB of each array
+
+
+cdef inline void _block_forward(
+    float* y, const float* gate, const float* up, Py_ssize_t n
+) noexcept nogil:
+    cdef Py_ssize_t i
+    for i in range(n):
+        y[i] = gate[i] * sigmoid_(gate[i]) * up[i]
+
+
+cdef inline void _block_backward(
+    float* dgate, float* dup, const float* dy, const float* gate, const float* up, Py_ssize_t n
+) noexcept nogil:
+    cdef Py_ssize_t i
+    cdef float d, g, u, s, ds = 0
+    for i in range(n):
+        d, g, u = dy[i], gate[i], up[i]
+        s = sigmoid_slope_(g, &ds)
+        dgate[i] = d * u * (s + g * ds)
+        dup[i] = d * g * s
+
+
+cdef void _forward(KernelArgs* a) noexcept nogil:
+    """Tensors y, gate, up; size n."""
+    cdef float* y = <float*>a.t[0]
+    cdef const float* gate = <const float*>a.t[1]
+    cdef const float* up = <const float*>a.t[2]
+    cdef Py_ssize_t b, i, n = a.n[0]
+    cdef fpstate before = 0
+    with parallel(num_threads=a.n_threads):
+        before = flush_denormals()
+        for b in prange((n + BLOCK - 1) // BLOCK, schedule="static"):
+            i = b * BLOCK
+            _block_forward(y + i, gate + i, up + i, min(BLOCK, n - i))
+        restore_fpstate(before)
+
+
+cdef void _backward(KernelArgs* a) noexcept nogil:
+    """Tensors dgate, dup, dy, gate, up; size n."""
+    cdef float* dgate = <float*>a.t[0]
+    cdef float* dup = <float*>a.t[1]
+    cdef const float* dy = <const float*>a.t[2]
+    cdef const float* gate = <const float*>a.t[3]
+    cdef const float* up = <const float*>a.t[4]
+    cdef Py_ssize_t b, i, n = a.n[0]
+    cdef fpstate before = 0
+    with parallel(num_threads=a.n_threads):
+        before = flush_denormals()
+        for b in prange((n + BLOCK - 1) // BLOCK, schedule="static"):
+            i = b * BLOCK
+            _block_backward(
+                dgate + i, dup + i, dy + i, gate + i, up + i, min(BLOCK, n - i)
+            )
+        restore_fpstate(before)
+
+
+def forward(float[::1] y, const float[::1] gate, const float[::1] up, int n_threads=1):
+    """Overwrite y (n,) from gate (n,) and up (n,)."""
+    cdef KernelArgs a
+    cdef Py_ssize_t n = gate.shape[0]
+    check("swiglu.forward", f"gate ({n},)", n_threads, y=(y, (n,)), up=(up, (n,)))
+    a.t[0], a.t[1], a.t[2] = at1(y), at1(gate), at1(up)
+    a.n[0] = n
+    a.n_threads = n_threads
+    with nogil:
+        _forward(&a)
+
+
+def backward(
+    float[::1] dgate, float[::1] dup, const float[::1] dy, const float[::1] gate,
+    const float[::1] up, int n_threads=1,
+):
+    """Overwrite dgate (n,) and dup (n,) from dy, gate and up (n,)."""
+    cdef KernelArgs a
+    cdef Py_ssize_t n = gate.shape[0]
+    check(
+        "swiglu.backward", f"gate ({n},)", n_threads, dgate=(dgate, (n,)), dup=(dup, (n,)),
+        dy=(dy, (n,)), up=(up, (n,)),
+    )
+    a.t[0], a.t[1], a.t[2], a.t[3], a.t[4] = at1(dgate), at1(dup), at1(dy), at1(gate), at1(up)
+    a.n[0] = n
+    a.n_threads = n_threads
+    with nogil:
+        _backward(&a)
+
+
+entries = {
+    "forward": PyCapsule_New(<void*><kernel_fn>_forward, "toynn.kernel", NULL),
+    "backward": PyCapsule_New(<void*><kernel_fn>_backward, "toynn.kernel", NULL),
+}

@@ -1,0 +1,144 @@
+"""Reverse-mode differentiation of a tape: from the loss back, each node records its own backward.
+
+The rules live in ops.py beside the ops. This module owns what they have in common: which tensors
+want a gradient, where it goes, and that contributions from several uses are added.
+Source: Griewank & Walther, Evaluating Derivatives, 2nd ed. 2008, chapter 3.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from toynn.backends.protocol import Accumulate
+from toynn.tape import Op, Role, Tape, Tensor
+
+__all__ = ["Backward"]
+
+
+class Backward:
+    """One walk from the loss to the parameters.
+
+    ``gradient_of`` gives the session's gradient tensor of a parameter; ``add`` and ``accumulate``
+    are the ops y = a + b and g (+)= x.
+    """
+
+    def __init__(
+        self,
+        tape: Tape,
+        gradient_of: Callable[[Tensor], Tensor],
+        add: Op,
+        accumulate: Op,
+    ) -> None:
+        self.tape = tape
+        self._gradient_of = gradient_of
+        self._add = add
+        self._accumulate = accumulate
+        self._active = _reached_by_parameters(tape)
+        self._parts: dict[Tensor, list[Tensor]] = {}
+        self._written: set[Tensor] = set()
+
+    def run(self, loss: Tensor, seed: Tensor) -> dict[Tensor, Tensor]:
+        """Record segment B and return the gradient of each tensor that has one."""
+        forward = list(self.tape.nodes)
+        self.tape.segment = "B"
+        self._parts[loss] = [seed]
+        for node in reversed(forward):
+            output = node.outputs[0]
+            if output in self._parts and output in self._active and node.op.gradient:
+                node.op.gradient(self, node, self._sum(output))
+        gradients = {tensor: parts[0] for tensor, parts in self._parts.items()}
+        return gradients | {tensor: self._gradient_of(tensor) for tensor in self._written}
+
+    def wants(self, tensor: Tensor | None) -> bool:
+        """Whether a gradient must flow to this tensor: it is a parameter or depends on one."""
+        return tensor is not None and tensor.root in self._active
+
+    def new(self, tensor: Tensor) -> Tensor:
+        """Return an activation to hold a gradient of ``tensor``."""
+        return self.tape.new(f"d_{tensor.name}", tensor.shape)
+
+    def contribute(self, tensor: Tensor, gradient: Tensor) -> None:
+        """Add ``gradient`` to what flows to ``tensor``."""
+        if not self.wants(tensor):
+            return
+        if tensor.role is not Role.PARAMETER:
+            self._parts.setdefault(tensor, []).append(gradient)
+            return
+        self.tape.record(
+            self._accumulate,
+            [self._gradient_of(tensor)],
+            [],
+            [gradient],
+            {"n": tensor.size},
+            accumulate=self._policy([tensor]),
+        )
+        self._written.add(tensor)
+
+    def emit(
+        self,
+        op: Op,
+        wrt: Sequence[Tensor | None],
+        inputs: Iterable[Tensor | None],
+        sizes: Mapping[str, int],
+        *,
+        saved: Iterable[Tensor | None] = (),
+        options: Mapping[str, float] | None = None,
+    ) -> None:
+        """Record a backward node whose outputs are the gradients of ``wrt``.
+
+        No node at all if none of them is wanted. Gradients of parameters go straight to the
+        session's buffers; the kernel gets a null pointer for a frozen weight's.
+        """
+        if not any(self.wants(tensor) for tensor in wrt):
+            return
+        parameters = [t for t in wrt if t is not None and t.role is Role.PARAMETER]
+        first = sum(t not in self._written for t in parameters)
+        direct = first in (0, len(parameters))  # all written before, or none: one flag serves all
+        outputs: list[Tensor | None] = []
+        detours: list[tuple[Tensor, Tensor]] = []
+        for tensor in wrt:
+            if tensor is None or (tensor.role is not Role.ACTIVATION and not self.wants(tensor)):
+                outputs.append(None)
+            elif tensor.role is Role.PARAMETER and direct:
+                outputs.append(self._gradient_of(tensor))
+            else:
+                outputs.append(self.new(tensor))
+                detours.append((tensor, outputs[-1]))  # type: ignore[arg-type]
+        self.tape.record(
+            op,
+            outputs,
+            saved,
+            inputs,
+            sizes,
+            options=options,
+            accumulate=self._policy(parameters) if direct else Accumulate.NEVER,
+        )
+        if direct:
+            self._written.update(parameters)
+        for tensor, gradient in detours:
+            self.contribute(tensor, gradient)
+
+    def _policy(self, parameters: Sequence[Tensor]) -> Accumulate:
+        if not parameters:
+            return Accumulate.NEVER
+        return Accumulate.ALWAYS if parameters[0] in self._written else Accumulate.MICRO_BATCH
+
+    def _sum(self, tensor: Tensor) -> Tensor:
+        """Add up the parts of a tensor's gradient; from here on it is one tensor."""
+        parts = self._parts[tensor]
+        total = parts[0]
+        for part in parts[1:]:
+            out = self.new(tensor)
+            self.tape.record(self._add, [out], [], [total, part], {"n": tensor.size})
+            total = out
+        self._parts[tensor] = [total]
+        return total
+
+
+def _reached_by_parameters(tape: Tape) -> set[Tensor]:
+    """Return the parameters that the nodes read, and all that is computed from them."""
+    active: set[Tensor] = set()
+    for node in tape.nodes:
+        roots = [t.root for t in node.inputs if t is not None]
+        active.update(t for t in roots if t.role is Role.PARAMETER)
+        if any(t in active for t in roots):
+            active.update(t.root for t in node.outputs if t is not None)
+    return active

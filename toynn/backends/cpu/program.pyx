@@ -1,0 +1,99 @@
+"""The program: an array of kernel calls, run in one loop without Python.
+
+Each call is a function pointer and its arguments. The loop also reads the clock once per call, so
+that a profile of the real steps is always there; that costs some 25 ns a call.
+"""
+from cpython.pycapsule cimport PyCapsule_GetPointer
+from libc.stdlib cimport calloc, free
+from libc.string cimport memset
+
+from toynn._kernels.abi cimport MAX_OPTIONS, MAX_SIZES, MAX_TENSORS, KernelArgs, kernel_fn
+
+cdef extern from "clock.h" nogil:
+    long long nanoseconds "tn_nanoseconds" () noexcept
+
+cdef enum:
+    MICRO_BATCH = 2  # toynn.backends.protocol.Accumulate
+
+
+cdef struct Step:
+    kernel_fn kernel
+    KernelArgs args
+    int policy             # Accumulate: never, always, or as the micro-batch says
+    int max_threads        # what its work is worth
+    long long calls
+    long long spent        # nanoseconds
+
+
+cdef class CompiledProgram:
+    """Kernel calls with resolved addresses. Keeps the buffers under them alive."""
+
+    cdef Step* _steps
+    cdef Py_ssize_t _size, _capacity
+    cdef void* _workspace
+    cdef object _buffers
+
+    def __cinit__(self, Py_ssize_t capacity, size_t workspace, list buffers):
+        self._steps = <Step*>calloc(max(capacity, 1), sizeof(Step))
+        if self._steps == NULL:
+            raise MemoryError(f"program of {capacity} kernel calls")
+        self._capacity = capacity
+        self._workspace = <void*>workspace
+        self._buffers = buffers
+
+    def __dealloc__(self):
+        free(self._steps)
+
+    def __reduce__(self):
+        raise TypeError("a compiled program holds addresses and cannot be pickled")
+
+    def append(self, kernel, list addresses, tuple sizes, tuple options, int policy,
+               int max_threads):
+        """Add one kernel call: the kernel's capsule, the addresses of its tensors (0: none)."""
+        if self._size == self._capacity:
+            raise IndexError(f"program is full at {self._capacity} kernel calls")
+        if (len(addresses) > MAX_TENSORS or len(sizes) > MAX_SIZES or len(options) > MAX_OPTIONS):
+            raise ValueError(
+                f"a kernel takes at most {MAX_TENSORS} tensors, {MAX_SIZES} sizes, {MAX_OPTIONS} "
+                f"options; got {len(addresses)}, {len(sizes)}, {len(options)}"
+            )
+        cdef Step* step = &self._steps[self._size]
+        cdef size_t address
+        memset(step, 0, sizeof(Step))
+        step.kernel = <kernel_fn>PyCapsule_GetPointer(kernel, "toynn.kernel")
+        for i in range(len(addresses)):
+            address = addresses[i]
+            step.args.t[i] = <void*>address
+        for i in range(len(sizes)):
+            step.args.n[i] = sizes[i]
+        for i in range(len(options)):
+            step.args.f[i] = options[i]
+        step.args.workspace = self._workspace
+        step.policy = policy
+        step.max_threads = max_threads
+        self._size += 1
+
+    def run(self, Py_ssize_t count, bint accumulate, int n_threads):
+        """Run the first ``count`` calls; ``accumulate`` is for those that follow the micro-batch."""
+        if count > self._size:
+            raise IndexError(f"program has {self._size} kernel calls; got {count}")
+        with nogil:
+            self._run(count, accumulate, n_threads)
+
+    cdef void _run(self, Py_ssize_t count, bint accumulate, int n_threads) noexcept nogil:
+        cdef Step* step
+        cdef Py_ssize_t i
+        cdef long long before = nanoseconds(), after
+        for i in range(count):
+            step = &self._steps[i]
+            step.args.accumulate = accumulate if step.policy == MICRO_BATCH else step.policy
+            step.args.n_threads = min(step.max_threads, n_threads)
+            step.kernel(&step.args)
+            after = nanoseconds()
+            step.calls += 1
+            step.spent += after - before
+            before = after
+
+    def times(self):
+        """Return (calls, nanoseconds) per call since the program was compiled."""
+        return [(self._steps[i].calls, self._steps[i].spent) for i in range(self._size)]

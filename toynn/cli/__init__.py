@@ -1,0 +1,55 @@
+"""The command line: ``toynn COMMAND ...`` and ``python -m toynn COMMAND ...``.
+
+Exit codes: 0 done, 2 an error (one line on stderr says what), 130 stopped by a signal.
+"""
+
+import io
+import sys
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from typing import NoReturn
+
+import toynn
+from toynn.cli import config, train
+from toynn.errors import ConfigError, ToynnError
+
+__all__ = ["main"]
+
+
+class Parser(ArgumentParser):
+    """An argument parser whose errors are raised, so that all errors look the same."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise ConfigError."""
+        raise ConfigError(f"{message} (see `{self.prog} --help`)")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; return the exit code. Only --help and --version raise SystemExit."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # print any path, any text
+    try:
+        arguments = _parser().parse_args(argv)
+        code: int = arguments.run(arguments)
+    except (ToynnError, OSError) as error:
+        return _fail(str(error))
+    except MemoryError as error:
+        return _fail(f"not enough memory: {error}; try a smaller --batch, --seq or --d-model")
+    except KeyboardInterrupt:
+        print("toynn: stopped", file=sys.stderr)
+        return 130
+    return code
+
+
+def _fail(message: str) -> int:
+    print("toynn: error:", message.replace("\n", " "), file=sys.stderr)
+    return 2
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="toynn", description=toynn.__doc__, allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"toynn {toynn.__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    train.add_parser(commands)
+    config.add_parser(commands)
+    return parser

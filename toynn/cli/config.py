@@ -1,0 +1,20 @@
+"""``toynn config``: what was built, and what this machine will use of it."""
+
+from argparse import Namespace
+from typing import Any
+
+import toynn
+
+__all__ = ["add_parser"]
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command to the parser's commands."""
+    parser = commands.add_parser("config", help="print version, ISA levels, threads, backends")
+    parser.set_defaults(run=run)
+
+
+def run(_: Namespace) -> int:
+    """Print the configuration."""
+    toynn.show_config()
+    return 0

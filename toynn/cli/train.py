@@ -1,0 +1,196 @@
+"""``toynn train RECIPE``: from a text to a trained model in a run folder."""
+
+import time
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import toynn
+from toynn.cli._numbers import real, whole
+from toynn.data.text import VOCAB, ByteBigram, Corpus, RandomWindows, spaced_windows
+from toynn.errors import ConfigError
+from toynn.generate import sample
+from toynn.train.folder import RunFolder, Value
+from toynn.train.loop import Loop, LoopOptions, Result
+from toynn.train.metrics import MetricsFile, plot_losses
+from toynn.train.progress import Progress, duration
+
+__all__ = ["add_parser"]
+
+WARMUP = 100  # steps, or a tenth of a shorter run
+EVAL_BATCHES = 16
+SAMPLE_TOKENS = 256
+UNPRINTABLE = "\N{REPLACEMENT CHARACTER}"  # no escape sequence reaches the terminal
+MIB = 2**20
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command to the parser's commands."""
+    train = commands.add_parser("train", help="train a model", allow_abbrev=False)
+    recipes = train.add_subparsers(required=True, metavar="RECIPE")
+    gpt2 = recipes.add_parser(
+        "gpt2", help="a small GPT-2 from scratch, on bytes of text", allow_abbrev=False
+    )
+    text = "a text in UTF-8; without it, the language reference that ships with Python"
+    gpt2.add_argument("--data", metavar="FILE", help=text)
+    for name, kind, default, meaning in (
+        ("--steps", whole(1), 1500, "updates of the weights"),
+        ("--batch", whole(1), 8, "windows of text per step"),
+        ("--seq", whole(1), 128, "tokens per window, and the model's context"),
+        ("--d-model", whole(1), 128, "width of the model"),
+        ("--layers", whole(1), 4, "transformer blocks"),
+        ("--heads", whole(1), 4, "attention heads; they must divide the width"),
+        ("--lr", real(0, above=True), 1e-3, "largest learning rate"),
+        ("--min-lr-ratio", real(0, 1), 0.1, "the last learning rate divided by the largest"),
+        ("--weight-decay", real(0), 0.1, "of AdamW"),
+        ("--max-grad-norm", real(0), 1.0, "clip the gradient to this norm; 0 does not"),
+        ("--grad-accum", whole(1), 1, "batches whose gradients make one update"),
+        ("--seed", whole(0), 0, "of the weights, the batches and the sample"),
+        ("--log-every", whole(1), 25, "steps between reports"),
+        ("--eval-every", whole(1), 250, "steps between evaluations"),
+    ):
+        help_ = f"{meaning} (default {default})"
+        gpt2.add_argument(name, type=kind, default=default, metavar="N", help=help_)
+    warmup = f"steps up to the largest learning rate (default {WARMUP}, or a tenth of fewer steps)"
+    gpt2.add_argument("--warmup", type=whole(0), metavar="N", help=warmup)
+    threads = "use at most so many threads (default: one per core)"
+    gpt2.add_argument("--threads", type=whole(1), metavar="N", help=threads)
+    folder = "a new folder for the run (default runs/gpt2-<date>-<time>)"
+    gpt2.add_argument("--out", metavar="DIR", help=folder)
+    gpt2.set_defaults(run=train_gpt2)
+
+
+def train_gpt2(arguments: Namespace) -> int:
+    """Train GPT-2 as the arguments say; return the exit code."""
+    start = time.perf_counter()
+    _resolve(arguments)
+    RunFolder.check_absent(Path(arguments.out))
+    corpus = Corpus.embedded() if arguments.data is None else Corpus.read(arguments.data)
+    train_tokens, valid_tokens = corpus.split(arguments.seq)
+    print(f"corpus      {corpus.name}: {len(corpus.text):,} bytes, sha256 {corpus.sha256[:12]}")
+
+    if arguments.threads is not None:
+        toynn.set_num_threads(arguments.threads)
+    recipe, optimizer, schedule = build(arguments)
+    _print_model(recipe.engine)
+
+    batches = RandomWindows(train_tokens, arguments.batch, arguments.seq, arguments.seed)
+    valid = spaced_windows(valid_tokens, arguments.batch, arguments.seq, EVAL_BATCHES)
+    bigram = ByteBigram(train_tokens).loss(valid)
+    print(f"baseline    a byte bigram model: validation loss {bigram:.4f}")
+
+    folder = RunFolder(arguments.out)
+    folder.write_config(_tables(arguments, corpus))
+    print(f"run folder  {folder.path}", flush=True)
+    options = LoopOptions(
+        steps=arguments.steps,
+        grad_accum=arguments.grad_accum,
+        max_grad_norm=arguments.max_grad_norm or None,
+        log_every=arguments.log_every,
+        eval_every=arguments.eval_every,
+    )
+    with MetricsFile(folder.metrics) as metrics, Progress(arguments.steps) as progress:
+        result = Loop(
+            recipe,
+            batches,
+            optimizer,
+            schedule,
+            options,
+            valid=valid,
+            on_step=progress.step,
+            on_report=[metrics.write, progress],
+            on_best=folder.save_weights,
+        ).run()
+
+    if not result.interrupted:
+        recipe.engine.load_weights(folder.load_weights())
+        _write_sample(recipe.engine, folder, arguments.seed)
+        plot_losses(result.reports, folder.plot, {"byte bigram": bigram})
+    _print_result(result, bigram, folder, time.perf_counter() - start)
+    return 130 if result.interrupted else 0
+
+
+def build(arguments: Namespace) -> tuple[Any, Any, Callable[[int], float]]:
+    """Return the recipe, ready to step, its optimizer and the learning rate of each step."""
+    from toynn.adamw import AdamW
+    from toynn.engines.gpt2 import GPT2Config
+    from toynn.options import RecipeOptions
+    from toynn.recipes import GPT2
+    from toynn.schedule import cosine
+
+    config = GPT2Config(**_model(arguments))
+    recipe = GPT2(backend="cpu")
+    recipe.realize(
+        config,
+        RecipeOptions(t_seq=arguments.seq, t_batch=arguments.batch, seed=arguments.seed),
+    )
+    optimizer = AdamW.for_lora()
+    optimizer.weight_decay = arguments.weight_decay
+    schedule = cosine(
+        arguments.lr, arguments.steps, warmup=arguments.warmup, min_ratio=arguments.min_lr_ratio
+    )
+    return recipe, optimizer, schedule
+
+
+def _resolve(arguments: Namespace) -> None:
+    """Fill in what depends on other arguments; check what only fails together."""
+    if arguments.warmup is None:
+        arguments.warmup = min(WARMUP, arguments.steps // 10)
+    if arguments.out is None:
+        arguments.out = f"runs/gpt2-{time.strftime('%Y%m%d-%H%M%S')}"
+    if arguments.warmup > arguments.steps:
+        raise ConfigError(f"--warmup {arguments.warmup} is more than --steps {arguments.steps}")
+    width, heads = arguments.d_model, arguments.heads
+    if width % heads:
+        raise ConfigError(f"--heads {heads} does not divide --d-model {width}")
+
+
+def _model(arguments: Namespace) -> dict[str, int]:
+    return {
+        "vocab": VOCAB,
+        "d_model": arguments.d_model,
+        "n_heads": arguments.heads,
+        "d_ff": 4 * arguments.d_model,
+        "n_layers": arguments.layers,
+        "context": arguments.seq,
+    }
+
+
+def _tables(arguments: Namespace, corpus: Corpus) -> dict[str, dict[str, Value]]:
+    """Return the resolved configuration, as config.toml has it."""
+    model = {"data", "out", "d_model", "layers", "heads", "run"}
+    return {
+        "run": {"recipe": "gpt2", "version": toynn.__version__},
+        "data": {"name": corpus.name, "bytes": len(corpus.text), "sha256": corpus.sha256},
+        "model": dict(_model(arguments)),
+        "train": {name: value for name, value in vars(arguments).items() if name not in model},
+    }
+
+
+def _print_model(engine: Any) -> None:
+    count = sum(array.size for array in engine.weights().values())
+    memory = engine.session.memory()
+    parts = ("weights", "moments", "gradients", "activations", "peak")
+    sizes = ", ".join(f"{part} {getattr(memory, part) / MIB:.1f}" for part in parts)
+    print(f"model       {count:,} parameters")
+    print(f"memory      {sizes} MiB")
+
+
+def _write_sample(engine: Any, folder: RunFolder, seed: int) -> None:
+    """Let the model continue an empty line; print and keep what it writes."""
+    text = bytes(sample(engine, list(b"\n"), SAMPLE_TOKENS, seed=seed)).decode(errors="replace")
+    folder.write_sample(text)
+    shown = "".join(c if c.isprintable() or c in "\n\t" else UNPRINTABLE for c in text)
+    print(f"--- sample {'-' * 40}\n{shown}\n{'-' * 51}")
+
+
+def _print_result(result: Result, bigram: float, folder: RunFolder, seconds: float) -> None:
+    if result.interrupted:
+        print(f"stopped     after {result.iterations} steps; the best weights are saved")
+    if result.empty_batches:
+        print(f"skipped     {result.empty_batches} batches in which no label counted")
+    print(f"loss        training {result.train_loss:.4f}, validation {result.val_loss:.4f}")
+    print(f"            (the best, at step {result.best_iteration}); byte bigram {bigram:.4f}")
+    print(f"time        {duration(seconds)}, {result.trained_tokens:,} tokens trained")
+    print(f"run folder  {folder.path}")

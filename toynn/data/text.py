@@ -1,0 +1,153 @@
+"""Text as byte-level tokens: a corpus, its two parts, batches of windows, and a baseline.
+
+A token is a byte, so the vocabulary is 256 and no tokenizer is needed. A window of T tokens
+predicts, at each position, the token that follows: ids are bytes s .. s+T-1 of the text and labels
+are bytes s+1 .. s+T.
+"""
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toynn.data.batch import IGNORED, Batch
+from toynn.errors import DataError
+
+__all__ = ["VOCAB", "ByteBigram", "Corpus", "RandomWindows", "spaced_windows"]
+
+VOCAB = 256
+BOM = b"\xef\xbb\xbf"
+
+Tokens = NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A named text in UTF-8."""
+
+    name: str
+    text: bytes
+
+    @classmethod
+    def embedded(cls) -> "Corpus":
+        """Join the language reference that ships with every CPython, each paragraph once.
+
+        Topics quote each other. Were the repeats kept, an eighth of the validation part would stand
+        word for word in the training part, and its loss would measure memory.
+        """
+        from pydoc_data.topics import topics
+
+        paragraphs = re.split(r"\n{2,}", "\n\n".join(topics[name] for name in sorted(topics)))
+        return cls("pydoc_data.topics", "\n\n".join(dict.fromkeys(paragraphs)).encode())
+
+    @classmethod
+    def read(cls, path: str | Path) -> "Corpus":
+        """Read a UTF-8 file; a byte order mark is dropped. Raises DataError."""
+        try:
+            text = Path(path).read_bytes()
+        except OSError as error:
+            raise DataError(f"{path}: cannot read: {error.strerror or error}") from error
+        except ValueError as error:
+            raise DataError(f"{str(path)!r}: not a path: {error}") from error
+        text = text.removeprefix(BOM)
+        if not text:
+            raise DataError(f"{path}: the file is empty")
+        try:
+            text.decode()
+        except UnicodeDecodeError as error:
+            line = text.count(b"\n", 0, error.start) + 1
+            raise DataError(
+                f"{path}:{line}: not UTF-8 text: byte 0x{text[error.start]:02x} "
+                f"at offset {error.start} ({error.reason})"
+            ) from error
+        return cls(str(path), text)
+
+    @cached_property
+    def sha256(self) -> str:
+        """Fingerprint of the text, in hexadecimal."""
+        return hashlib.sha256(self.text).hexdigest()
+
+    def split(self, seq: int) -> tuple[Tokens, Tokens]:
+        """Split into a training part and the tail for validation: a tenth, or one window of seq."""
+        window = seq + 1
+        if len(self.text) < 2 * window:
+            raise DataError(
+                f"{self.name}: {len(self.text)} bytes are too short: training and validation each "
+                f"need a window of {window} bytes; use a longer text or a shorter sequence"
+            )
+        tokens = np.frombuffer(self.text, np.uint8)
+        tail = max(len(tokens) // 10, window)
+        return tokens[:-tail], tokens[-tail:]
+
+
+class RandomWindows:
+    """Endless training batches of windows drawn anywhere in the text."""
+
+    def __init__(self, tokens: Tokens, batch: int, seq: int, seed: int) -> None:
+        self._tokens, self._batch, self._seq = tokens, batch, seq
+        self._random = np.random.default_rng(seed)
+
+    def __iter__(self) -> "RandomWindows":
+        return self
+
+    def __next__(self) -> Batch:
+        starts = self._random.integers(0, len(self._tokens) - self._seq, self._batch)
+        return _windows(self._tokens, starts, self._seq)
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """The generator's state: set it again and the same batches follow."""
+        return dict(self._random.bit_generator.state)
+
+    @state.setter
+    def state(self, state: dict[str, Any]) -> None:
+        self._random.bit_generator.state = state
+
+
+def spaced_windows(tokens: Tokens, batch: int, seq: int, max_batches: int) -> list[Batch]:
+    """At most max_batches of evenly spaced windows that do not overlap.
+
+    Every batch has the full shape; rows that a short text cannot fill are ignored ones.
+    """
+    count = min((len(tokens) - 1) // seq, batch * max_batches)
+    starts = np.arange(count) * (len(tokens) - 1 - seq) // max(count - 1, 1)
+    batches = []
+    for first in range(0, count, batch):
+        rows = starts[first : first + batch]
+        missing = batch - len(rows)
+        window = _windows(tokens, np.concatenate([rows, np.zeros(missing, rows.dtype)]), seq)
+        window.labels[len(rows) * seq :] = IGNORED
+        batches.append(window)
+    return batches
+
+
+def _windows(tokens: Tokens, starts: NDArray[np.int64], seq: int) -> Batch:
+    at = starts[:, None] + np.arange(seq)
+    positions = np.tile(np.arange(seq, dtype=np.int32), len(starts))
+    return Batch(
+        tokens[at].astype(np.int32).ravel(), positions, tokens[at + 1].astype(np.int32).ravel()
+    )
+
+
+class ByteBigram:
+    """The baseline: P(next byte | this byte), counted in a text, one added to every count."""
+
+    def __init__(self, tokens: Tokens) -> None:
+        pairs = tokens[:-1].astype(np.int64) * VOCAB + tokens[1:]
+        counts = np.bincount(pairs, minlength=VOCAB * VOCAB).reshape(VOCAB, VOCAB) + 1.0
+        self._log_p = np.log(counts / counts.sum(axis=1, keepdims=True))
+
+    def loss(self, batches: Sequence[Batch]) -> float:
+        """Mean of -log P over the labels that count, in nats per byte."""
+        total, rows = 0.0, 0
+        for batch in batches:
+            counts = batch.labels != IGNORED
+            total -= self._log_p[batch.ids[counts], batch.labels[counts]].sum()
+            rows += int(counts.sum())
+        return total / rows

@@ -1,0 +1,5 @@
+"""Recipes: a model, how it starts, and its training step."""
+
+from toynn.recipes.gpt2 import GPT2
+
+__all__ = ["GPT2"]

@@ -1,0 +1,84 @@
+"""What a session says about itself: the memory of a step before it runs, its time after."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+__all__ = ["Memory", "Profile", "ProfileRow"]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes that a session's tapes take, by purpose."""
+
+    weights: int
+    moments: int
+    gradients: int
+    activations: int  # inputs, and scratch memory of kernels, included
+
+    @property
+    def peak(self) -> int:
+        """Bytes in all: every buffer lives as long as the session."""
+        return self.weights + self.moments + self.gradients + self.activations
+
+    def __str__(self) -> str:
+        parts = ("weights", "moments", "gradients", "activations", "peak")
+        return "\n".join(f"{part:12} {getattr(self, part) / 1e6:10.1f} MB" for part in parts)
+
+
+@dataclass(frozen=True)
+class ProfileRow:
+    """All calls of one kernel entry: their number, time, work and traffic."""
+
+    op: str
+    calls: int
+    ms: float
+    flops: int
+    nbytes: int
+    share: float  # of the time of all ops
+
+    @property
+    def gflops(self) -> float:
+        """Billions of floating-point operations a second."""
+        return self.flops / self.ms / 1e6 if self.ms else 0.0
+
+    @property
+    def gbytes(self) -> float:
+        """Gigabytes moved a second."""
+        return self.nbytes / self.ms / 1e6 if self.ms else 0.0
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Time per op over all runs since the tape was compiled, slowest first."""
+
+    rows: tuple[ProfileRow, ...]
+
+    @classmethod
+    def of(cls, calls: Iterable[tuple[str, int, int, int, int]]) -> "Profile":
+        """Add up (op, calls, nanoseconds, flops, bytes) per op; work is that of one call."""
+        totals: dict[str, list[int]] = {}
+        for op, count, spent, flops, nbytes in calls:
+            total = totals.setdefault(op, [0, 0, 0, 0])
+            for i, part in enumerate((count, spent, flops * count, nbytes * count)):
+                total[i] += part
+        time = sum(total[1] for total in totals.values()) or 1
+        rows = [
+            ProfileRow(op, count, spent / 1e6, flops, nbytes, spent / time)
+            for op, (count, spent, flops, nbytes) in totals.items()
+        ]
+        return cls(tuple(sorted(rows, key=lambda row: -row.ms)))
+
+    @property
+    def ms(self) -> float:
+        """Milliseconds of all ops together."""
+        return sum(row.ms for row in self.rows)
+
+    def __str__(self) -> str:
+        lines = [f"{'op':28} {'calls':>8} {'ms':>11} {'GFLOP/s':>9} {'GB/s':>8} {'share':>7}"]
+        lines += [
+            f"{row.op:28} {row.calls:8d} {row.ms:11.3f} {row.gflops:9.1f} {row.gbytes:8.1f} "
+            f"{row.share:7.1%}"
+            for row in self.rows
+        ]
+        lines.append(f"{'all':28} {sum(row.calls for row in self.rows):8d} {self.ms:11.3f}")
+        return "\n".join(lines)

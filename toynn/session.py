@@ -1,0 +1,447 @@
+"""The session: declares tensors, owns the weights and the life cycle, uploads, runs, downloads.
+
+    declare -> finalize_weights -> upload -> record ops -> set_loss -> build_backward
+            -> opt_step_adamw ... -> realize -> upload inputs -> run -> download
+
+``finalize_weights`` may come as late as before ``realize``. Any other wrong order raises
+LifecycleError, which names the call that is missing.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import isfinite, prod
+from typing import Any, NoReturn, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from toynn import backends, ops, precision
+from toynn.autograd import Backward
+from toynn.backends.protocol import Launch, Place, Program, aligned
+from toynn.errors import ConfigError, LifecycleError, NonFiniteError, ShapeError
+from toynn.planner import Plan, plan
+from toynn.reports import Memory, Profile
+from toynn.storage import Storage
+from toynn.tape import ITEMSIZE, Node, Role, Tape, Tensor
+
+__all__ = ["Session"]
+
+_DTYPES = {"f32": np.float32, "i32": np.int32}
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class _Compiled:
+    """A tape that can run."""
+
+    program: Program
+    nbytes: int  # of its arena
+    needed: frozenset[Tensor]  # what must have been uploaded
+    counts: dict[str, int]  # how many nodes run up to each end
+
+
+class Session:
+    """Weights, tapes over them, and the order in which things may happen.
+
+    Use it as a context manager, or ``close()`` it, to free its memory at a certain point;
+    otherwise it is freed when the last reference goes.
+    """
+
+    def __init__(
+        self,
+        backend: str = "cpu",
+        seed: int = 0,
+        n_threads: int | None = None,
+        matmul_precision: str | None = None,
+    ) -> None:
+        if n_threads is not None and n_threads < 1:
+            raise ConfigError(f"Session: n_threads must be at least 1; got {n_threads}")
+        self.backend = backends.get(backend)
+        self.seed = seed
+        self.n_threads = n_threads
+        self.matmul_precision = precision.checked(
+            matmul_precision or precision.get_float32_matmul_precision()
+        )
+        self.max_grad_norm: float | None = None  # clip the norm of all gradients to this
+        self.tape = Tape()
+        self._gradients: dict[Tensor, Tensor] = {}
+        self._moments: dict[Tensor, tuple[Tensor, Tensor]] = {}
+        self._storage = Storage(self.backend)
+        self._uploaded: set[Tensor] = set()
+        self._compiled: dict[Tape, _Compiled] = {}
+        self._recorded: dict[Any, Any] = {}
+        self._finalized = self._closed = False
+        self._pending = 0.0  # weight of the micro-batches whose gradients wait for an update
+        self._divisor = 1.0  # by which downloaded gradients are divided
+        self._busy = threading.Lock()
+        self._seed, self._norm, self._factor, self._control = (
+            self._storage.declare(name, shape, Role.STATE)
+            for name, shape in (("d_loss", ()), ("norm", ()), ("factor", ()), ("control", (2,)))
+        )
+
+    # -- Declaring -----------------------------------------------------------------------------
+
+    def parameter(self, name: str, shape: Sequence[int]) -> Tensor:
+        """Declare a trained weight."""
+        return self._weight(name, shape, Role.PARAMETER)
+
+    def constant(self, name: str, shape: Sequence[int]) -> Tensor:
+        """Declare a frozen weight: it gets no gradient, and no work is done for one."""
+        return self._weight(name, shape, Role.CONSTANT)
+
+    def mapped(self, name: str, array: NDArray[np.float32]) -> Tensor:
+        """Declare a frozen weight that stays where it is, such as in a memory-mapped file.
+
+        ``array`` must be C-contiguous float32; it is neither copied nor written.
+        """
+        if array.dtype != np.float32 or not array.flags.c_contiguous:
+            raise ShapeError(
+                f"mapped {name}: needs a C-contiguous float32 array; got {array.dtype}, "
+                f"strides {array.strides}"
+            )
+        self._check_open()
+        tensor = self._storage.map(name, array)
+        self._uploaded.add(tensor)
+        return tensor
+
+    def input(self, name: str, shape: Sequence[int], dtype: str = "f32") -> Tensor:
+        """Declare an input of the current tape; its values stay until the next upload."""
+        self._check_recording(f"input({name!r})")
+        if dtype not in _DTYPES:
+            raise ConfigError(f"input {name}: dtype must be f32 or i32; got {dtype!r}")
+        if name in self.tape.inputs:
+            raise ConfigError(f"input {name}: this tape has one already")
+        tensor = Tensor(name, _checked_shape(name, shape), Role.INPUT, dtype)
+        self.tape.inputs[name] = tensor
+        return tensor
+
+    def output(self, tensor: Tensor) -> Tensor:
+        """Keep an activation until the next run, so that it can be downloaded."""
+        self._check_recording("output()")
+        self.tape.kept.add(tensor)
+        return tensor
+
+    def _weight(self, name: str, shape: Sequence[int], role: Role) -> Tensor:
+        self._check_open()
+        if self._finalized:
+            _refuse(
+                f"{role.value}({name!r})", "after finalize_weights(): declare weights before it"
+            )
+        return self._storage.declare(name, _checked_shape(name, shape), role)
+
+    def finalize_weights(self) -> None:
+        """Allocate the weights: from here on they can be uploaded, and no more are declared."""
+        self._check_open()
+        if self._finalized:
+            _refuse("finalize_weights()", "once only: it has been called already")
+        self._storage.allocate(Role.PARAMETER, Role.STATE)
+        self._finalized = True
+
+    # -- Recording -----------------------------------------------------------------------------
+
+    def set_loss(self, loss: Tensor) -> None:
+        """Say which scalar the backward pass starts from."""
+        self._check_recording("set_loss()")
+        if loss.size != 1:
+            raise ShapeError(f"set_loss: the loss is a scalar; got {loss!r}")
+        if self.tape.loss is not None:
+            _refuse("set_loss()", f"once a tape: the loss is {self.tape.loss.name} already")
+        self.tape.loss = self.output(loss)
+
+    def build_backward(self) -> None:
+        """Record the gradients of all parameters that the loss depends on."""
+        self._check_recording("build_backward()")
+        if self.tape.loss is None:
+            _refuse("build_backward()", "before set_loss()")
+        if self.tape.gradients is not None:
+            _refuse("build_backward()", "once a tape: it has been called already")
+        back = Backward(self.tape, self._gradient_of, ops.ADD, ops.ACCUMULATE)
+        self.tape.gradients = back.run(self.tape.loss, self._seed)
+
+    def _gradient_of(self, parameter: Tensor) -> Tensor:
+        if parameter not in self._gradients:
+            if "gradients" in self._storage.buffers:
+                raise ConfigError(
+                    f"build_backward: {parameter.name} gets a gradient here, but got none in the "
+                    "session's first tape; train the same parameters in every tape"
+                )
+            name = f"d_{parameter.name}"
+            gradient = self._storage.declare(name, parameter.shape, Role.GRADIENT)
+            self._gradients[parameter] = gradient
+        return self._gradients[parameter]
+
+    def grad(self, tensor: Tensor) -> Tensor:
+        """Return the gradient of a tensor with respect to the loss."""
+        if self.tape.gradients is None:
+            _refuse("grad()", "before build_backward()")
+        if tensor not in self.tape.gradients:
+            raise ConfigError(f"grad: the loss does not depend on {tensor.name}, or it is frozen")
+        return self.tape.gradients[tensor]
+
+    def opt_step_adamw(self, w: Tensor, g: Tensor, hp: Tensor) -> tuple[Tensor, Tensor]:
+        """Record an AdamW update of parameter w by gradient g; return its moments (m, v)."""
+        self._check_recording("opt_step_adamw()")
+        if self.tape.gradients is None:
+            _refuse("opt_step_adamw()", "before build_backward()")
+        if self.tape.segment == "B":
+            self.tape.segment = "U"
+            every = self._storage.whole(Role.GRADIENT)
+            ops.grad_norm(self, self._norm, self._factor, every, self._control)
+        if w not in self._moments:
+            self._moments[w] = (
+                self._storage.declare(f"{w.name}.m", w.shape, Role.MOMENT),
+                self._storage.declare(f"{w.name}.v", w.shape, Role.MOMENT),
+            )
+        m, v = self._moments[w]
+        ops.adamw_step(self, w, m, v, g, hp, self._factor)
+        return m, v
+
+    def realize(self) -> None:
+        """Plan the memory of the tape and compile it; from here on it can run."""
+        self._check_recording("realize()")
+        if not self._finalized:
+            _refuse("realize()", "before finalize_weights()")
+        if not self.tape.nodes:
+            _refuse("realize()", "of an empty tape: record an op first")
+        self._storage.allocate(Role.GRADIENT, Role.MOMENT)
+        layout, workspace = self._planned()
+        arena = self.backend.allocate(aligned(layout.nbytes) + workspace)
+        program = self.backend.compile(
+            [self._launch(node, layout) for node in self.tape.nodes],
+            self._storage.buffers | {"arena": arena},
+            Place("arena", aligned(layout.nbytes)),
+            self._threads(),
+        )
+        for tensor in (*self.tape.inputs.values(), *self.tape.kept):
+            self._storage.show(tensor, arena, layout.offsets[tensor])
+        read = {t.root for node in self.tape.nodes for t in node.tensors if t is not None}
+        from_outside = (Role.PARAMETER, Role.CONSTANT, Role.INPUT)
+        needed = frozenset(t for t in read if t.role in from_outside)
+        counts = {to: self.tape.count(to) for to in ("loss", "grads", "update")}
+        self._compiled[self.tape] = _Compiled(program, arena.nbytes, needed, counts)
+
+    def record(self, key: object, build: Callable[[], T]) -> T:
+        """Record and realize a further tape over the same weights, once; return what build did.
+
+        For other shapes, for evaluation: ``build`` records on ``self.tape``, a new one.
+        """
+        if key not in self._recorded:
+            main, self.tape = self.tape, Tape()
+            try:
+                self._recorded[key] = build()
+                self.realize()
+            finally:
+                self.tape = main
+        return self._recorded[key]  # type: ignore[no-any-return]
+
+    def _planned(self) -> tuple[Plan, int]:
+        """Return the layout of the arena, and the bytes of scratch memory behind it."""
+        layout = plan(self.tape)
+        threads = self._threads()
+        launches = (self._launch(node, layout) for node in self.tape.nodes)
+        return layout, max((self.backend.workspace(x, threads) for x in launches), default=0)
+
+    def _launch(self, node: Node, layout: Plan) -> Launch:
+        def place(tensor: Tensor | None) -> Place | None:
+            if tensor is None:
+                return None
+            root = tensor.root
+            if root in layout.offsets:
+                start = Place("arena", layout.offsets[root])
+            else:
+                start = self._storage.places[root]
+            return Place(start.buffer, start.offset + tensor.offset * ITEMSIZE)
+
+        return Launch(
+            node.op.kernel,
+            tuple(place(tensor) for tensor in node.tensors),
+            tuple(node.sizes.values()),
+            tuple(node.options.values()),
+            node.accumulate,
+            node.flops,
+            node.nbytes,
+        )
+
+    def _threads(self) -> int:
+        return min(self.n_threads or 2**31, self.backend.max_threads())
+
+    # -- Data ----------------------------------------------------------------------------------
+
+    def upload(self, tensor: Tensor, array: ArrayLike) -> None:
+        """Copy values into a weight, moment or input; ids and labels are checked."""
+        view = self._view(tensor, "upload")
+        values = np.asarray(array)
+        if values.shape != tensor.shape:
+            raise ShapeError(f"upload {tensor.name}: expected {tensor.shape}; got {values.shape}")
+        kinds = "iu" if tensor.dtype == "i32" else "fiu"
+        if values.dtype.kind not in kinds:
+            raise ShapeError(f"upload {tensor.name}: expected {tensor.dtype}; got {values.dtype}")
+        for tape in (self.tape, *self._compiled):
+            for check in tape.checks.get(tensor, ()):
+                check(tensor.name, values)
+        view[...] = values
+        self._uploaded.add(tensor)
+
+    def download(self, tensor: Tensor) -> NDArray[Any]:
+        """Return a copy of a weight, moment, gradient, input or kept output.
+
+        Gradients of several micro-batches come as their mean, weighted as the runs were.
+        """
+        values = self._view(tensor, "download").copy()
+        return values / np.float32(self._divisor) if tensor.role is Role.GRADIENT else values
+
+    def _view(self, tensor: Tensor, verb: str) -> NDArray[Any]:
+        self._check_open()
+        if tensor in self._storage.views:
+            return self._storage.views[tensor]
+        if tensor.role in (Role.PARAMETER, Role.CONSTANT):
+            _refuse(f"{verb}({tensor.name})", "before finalize_weights()")
+        if self.tape in self._compiled and tensor.role is Role.ACTIVATION:
+            _refuse(f"{verb}({tensor.name})", "of an activation that is not kept: call output()")
+        _refuse(f"{verb}({tensor.name})", "before realize()")
+
+    # -- Running -------------------------------------------------------------------------------
+
+    def reset(self, moments: bool) -> None:
+        """Zero the gradients, and with ``moments`` those of AdamW too."""
+        self._check_realized("reset()", self.tape)
+        for gradient in self._gradients.values():
+            self._storage.views[gradient].fill(0)
+        self._pending, self._divisor = 0.0, 1.0
+        if moments:
+            self.reset_moments()
+
+    def reset_moments(self) -> None:
+        """Zero the moments of AdamW."""
+        self._check_realized("reset_moments()", self.tape)
+        for pair in self._moments.values():
+            for moment in pair:
+                self._storage.views[moment].fill(0)
+
+    def run(self, to: str = "update", *, weight: float = 1.0, tape: Tape | None = None) -> None:
+        """Run the tape up to "loss", "grads" or "update".
+
+        "loss" touches no gradient and no moment. "grads" adds this micro-batch's gradients, times
+        ``weight``, to those since the last update. "update" does that too, divides by the sum of
+        the weights, clips to ``max_grad_norm`` and applies AdamW. Raises NonFiniteError, weights
+        and moments untouched, if the norm of the gradients is not finite.
+        """
+        tape = tape or self.tape
+        compiled = self._check_realized("run()", tape)
+        if to not in ("loss", "grads", "update"):
+            raise ConfigError(f"run: to must be loss, grads or update; got {to!r}")
+        if to == "grads" and tape.gradients is None:
+            _refuse("run(to='grads')", "before build_backward()")
+        if not compiled.needed <= self._uploaded:
+            missing = sorted(t.name for t in compiled.needed - self._uploaded)
+            _refuse("run()", f"before upload({missing[0]})")
+        with self._exclusively():
+            updates = to == "update" and tape.segment == "U"
+            accumulate = self._pending > 0
+            if to != "loss" and tape.gradients is not None:
+                self._pending += weight
+                self._divisor = self._pending
+                self._storage.views[self._seed][...] = weight
+                control = self.max_grad_norm or 0.0, 1 / self._pending
+                self._storage.views[self._control][:] = control
+            if updates:
+                self._pending = 0.0
+            compiled.program.run(compiled.counts[to], accumulate, self._threads())
+        if updates and not isfinite(self.grad_norm):
+            raise NonFiniteError(
+                f"gradient norm is {self.grad_norm}; first bad gradient: {self._first_bad()}; "
+                "weights and moments were left as they were"
+            )
+
+    @property
+    def pending(self) -> bool:
+        """Whether gradients of micro-batches wait for an update."""
+        return self._pending > 0
+
+    @property
+    def grad_norm(self) -> float:
+        """Norm of all gradients in the last update, before clipping."""
+        return float(self._view(self._norm, "download"))
+
+    def _first_bad(self) -> str:
+        for parameter, gradient in self._gradients.items():
+            if not np.isfinite(self._storage.views[gradient]).all():
+                return parameter.name
+        return "none (the sum of squares overflowed)"
+
+    @contextmanager
+    def _exclusively(self) -> Iterator[None]:
+        if not self._busy.acquire(blocking=False):
+            _refuse("run()", "while another thread runs this session: wait for it")
+        try:
+            yield
+        finally:
+            self._busy.release()
+
+    # -- Looking -------------------------------------------------------------------------------
+
+    def memory(self) -> Memory:
+        """Return the bytes that the tapes recorded so far need; valid before any buffer exists."""
+        self._check_open()
+        nbytes = self._storage.nbytes
+        activations = nbytes["state"] + sum(tape.nbytes for tape in self._compiled.values())
+        if self.tape not in self._compiled:
+            layout, workspace = self._planned()
+            activations += aligned(layout.nbytes) + workspace
+        return Memory(nbytes["weights"], nbytes["moments"], nbytes["gradients"], activations)
+
+    def profile(self, tape: Tape | None = None) -> Profile:
+        """Return the time per op over all runs of a tape so far."""
+        tape = tape or self.tape
+        times = self._check_realized("profile()", tape).program.times()
+        return Profile.of(
+            (node.op.kernel, calls, spent, node.flops, node.nbytes)
+            for node, (calls, spent) in zip(tape.nodes, times, strict=True)
+        )
+
+    # -- Life cycle ----------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Free all memory at once; every later call is refused."""
+        self._closed = True
+        self._compiled.clear()
+        self._recorded.clear()
+        self._storage.free()
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Session cannot be pickled: download its weights and save those")
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise LifecycleError("this session is closed")
+
+    def _check_recording(self, call: str) -> None:
+        self._check_open()
+        if self.tape in self._compiled:
+            _refuse(call, "after realize(): the tape is compiled")
+
+    def _check_realized(self, call: str, tape: Tape) -> _Compiled:
+        self._check_open()
+        if tape not in self._compiled:
+            _refuse(call, "before realize()")
+        return self._compiled[tape]
+
+
+def _refuse(call: str, why: str) -> NoReturn:
+    raise LifecycleError(f"{call} {why}")
+
+
+def _checked_shape(name: str, shape: Sequence[int]) -> tuple[int, ...]:
+    if any(int(n) != n or n < 1 for n in shape):
+        raise ShapeError(f"{name}: every dimension must be a whole number >= 1; got {shape}")
+    if prod(shape) * ITEMSIZE > 2**62:
+        raise ShapeError(f"{name}: {shape} is more memory than can be addressed")
+    return tuple(int(n) for n in shape)

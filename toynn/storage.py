@@ -1,0 +1,73 @@
+"""Where the tensors that outlive a tape lie: weights, moments, gradients, scalars.
+
+Each region is one buffer. A tensor gets its place in a region when it is declared, and its view (a
+NumPy array over that place) when the region is allocated.
+"""
+
+from typing import Any
+
+from numpy.typing import NDArray
+
+from toynn.backends.protocol import Backend, Buffer, Place, aligned
+from toynn.tape import Role, Tensor
+
+__all__ = ["REGIONS", "Storage"]
+
+REGIONS = {
+    Role.PARAMETER: "weights",
+    Role.CONSTANT: "weights",
+    Role.MOMENT: "moments",
+    Role.GRADIENT: "gradients",
+    Role.STATE: "state",
+}
+
+
+class Storage:
+    """Regions of a backend's memory, and the places of tensors in them."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self.buffers: dict[str, Buffer] = {}
+        self.nbytes = dict.fromkeys(REGIONS.values(), 0)
+        self.places: dict[Tensor, Place] = {}
+        self.views: dict[Tensor, NDArray[Any]] = {}
+
+    def declare(self, name: str, shape: tuple[int, ...], role: Role) -> Tensor:
+        """Return a new tensor with a place behind the last one of its region."""
+        tensor, region = Tensor(name, shape, role), REGIONS[role]
+        self.places[tensor] = Place(region, self.nbytes[region])
+        self.nbytes[region] += aligned(tensor.nbytes)
+        return tensor
+
+    def whole(self, role: Role) -> Tensor:
+        """Return a tensor that is all of a region, the zeros between its tensors included."""
+        region = REGIONS[role]
+        tensor = Tensor(region, (self.nbytes[region] // 4,), role)
+        self.places[tensor] = Place(region, 0)
+        return tensor
+
+    def map(self, name: str, array: NDArray[Any]) -> Tensor:
+        """Return a frozen tensor that lies in the caller's array."""
+        tensor = Tensor(name, array.shape, Role.CONSTANT)
+        self.places[tensor] = Place(f"mapped {name}", 0)
+        self.buffers[f"mapped {name}"] = self._backend.wrap(array)
+        self.views[tensor] = array
+        return tensor
+
+    def allocate(self, *roles: Role) -> None:
+        """Bring the regions of these roles into being, those that are not there yet."""
+        regions = {REGIONS[role] for role in roles} - self.buffers.keys()
+        for region in regions:
+            self.buffers[region] = self._backend.allocate(self.nbytes[region])
+        for tensor, place in self.places.items():
+            if place.buffer in regions:
+                self.show(tensor, self.buffers[place.buffer], place.offset)
+
+    def show(self, tensor: Tensor, buffer: Buffer, offset: int) -> None:
+        """Give a tensor its view."""
+        self.views[tensor] = buffer.view(offset, tensor.shape, tensor.dtype)
+
+    def free(self) -> None:
+        """Let go of all memory."""
+        self.views.clear()
+        self.buffers.clear()

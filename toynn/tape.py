@@ -1,0 +1,240 @@
+"""The tape: one training step, written down before it runs.
+
+A Node is one kernel call, with the tensors that it writes, saves and reads. The nodes stand in the
+order in which they run, in three segments: F (forward), B (backward), U (update). Nothing here
+computes; ops.py says what each kind of node means.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from math import prod
+from typing import Any
+
+from toynn.backends.protocol import Accumulate
+from toynn.checks import Check
+
+__all__ = ["Node", "Op", "Role", "Tape", "Tensor"]
+
+ITEMSIZE = 4  # bytes of an element: float32 and int32 alike
+
+
+class Role(Enum):
+    """What a tensor is for; decides who owns its memory and for how long."""
+
+    PARAMETER = "parameter"  # trained; owned by the session
+    CONSTANT = "constant"  # frozen; owned by the session
+    MOMENT = "moment"  # of AdamW; owned by the session
+    GRADIENT = "gradient"  # of a parameter; owned by the session
+    STATE = "state"  # scalars of the optimizer; owned by the session
+    INPUT = "input"  # uploaded; lives as long as its tape
+    ACTIVATION = "activation"  # lives from its producer to its last reader
+
+
+@dataclass(eq=False)
+class Tensor:
+    """A handle: a name, a shape and a role. The planner gives it a place in memory.
+
+    A tensor with a ``base`` is the part of that tensor which starts ``offset`` elements in.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    role: Role
+    dtype: str = "f32"
+    base: "Tensor | None" = None
+    offset: int = 0
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return self.size * ITEMSIZE
+
+    @property
+    def root(self) -> "Tensor":
+        """The tensor that owns the memory: itself, or its base."""
+        return self.base or self
+
+    def at(self, offset: int) -> "Tensor":
+        """Return the part that starts ``offset`` elements in (rows keep their stride)."""
+        return Tensor(f"{self.name}+{offset}", self.shape, self.role, self.dtype, self, offset)
+
+    def __repr__(self) -> str:
+        return f"{self.name} {self.shape}"
+
+
+@dataclass(frozen=True)
+class Op:
+    """What a kind of node means. ops.py has one for each kernel entry.
+
+    ``gradient(back, node, dy)`` records the backward nodes of ``node``; see autograd.py.
+    ``inplace`` maps an output's position to that of an input whose memory it may take over.
+    """
+
+    kernel: str  # module and entry of toynn._kernels: "rmsnorm.forward"
+    flops: Callable[[Mapping[str, int]], int]  # from the sizes
+    gradient: Callable[[Any, "Node", Tensor], None] | None = None
+    inplace: Mapping[int, int] = field(default_factory=dict)
+    nbytes: Callable[[Mapping[str, int]], int] | None = None  # default: each tensor once
+
+
+@dataclass(eq=False)
+class Node:
+    """One kernel call. Tensors in the kernel's order: outputs, saved, inputs; None is a null."""
+
+    op: Op
+    segment: str
+    outputs: tuple[Tensor | None, ...]
+    saved: tuple[Tensor | None, ...]
+    inputs: tuple[Tensor | None, ...]
+    sizes: dict[str, int]
+    options: dict[str, float]
+    accumulate: Accumulate
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations: a multiply-add counts two."""
+        return self.op.flops(self.sizes)
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """All arguments, in the kernel's order."""
+        return self.outputs + self.saved + self.inputs
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes moved if every tensor is read or written once, or as the op says."""
+        if self.op.nbytes is not None:
+            return self.op.nbytes(self.sizes)
+        roots = {id(t.root): t.root for t in self.tensors if t is not None}
+        return sum(root.nbytes for root in roots.values())
+
+
+@dataclass(eq=False)
+class Tape:
+    """Nodes in order, with what the session must know of them."""
+
+    nodes: list[Node] = field(default_factory=list)
+    inputs: dict[str, Tensor] = field(default_factory=dict)
+    checks: dict[Tensor, list[Check]] = field(default_factory=dict)  # of uploads
+    kept: set[Tensor] = field(default_factory=set)  # outputs: they live until the next run
+    loss: Tensor | None = None
+    gradients: dict[Tensor, Tensor] | None = None  # of each tensor, once backward is recorded
+    segment: str = "F"
+
+    def record(
+        self,
+        op: Op,
+        outputs: Iterable[Tensor | None],
+        saved: Iterable[Tensor | None],
+        inputs: Iterable[Tensor | None],
+        sizes: Mapping[str, int],
+        *,
+        options: Mapping[str, float] | None = None,
+        accumulate: Accumulate = Accumulate.NEVER,
+    ) -> Node:
+        """Append a node to the current segment."""
+        node = Node(
+            op,
+            self.segment,
+            tuple(outputs),
+            tuple(saved),
+            tuple(inputs),
+            dict(sizes),
+            dict(options or {}),
+            accumulate,
+        )
+        self.nodes.append(node)
+        return node
+
+    def new(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """Return a new activation, with a number in its name that tells it from its like."""
+        return Tensor(f"{name}.{len(self.nodes)}", shape, Role.ACTIVATION)
+
+    def count(self, to: str) -> int:
+        """Return how many nodes run up to the end of ``to``: loss, grads or update."""
+        segments = {"loss": "F", "grads": "FB", "update": "FBU"}[to]
+        return sum(node.segment in segments for node in self.nodes)
+
+    # -- Showing the step ----------------------------------------------------------------------
+
+    def __str__(self) -> str:
+        rows = [("", "", "op", "writes", "saves", "reads", "MFLOP", "kB")]
+        for i, node in enumerate(self.nodes):
+            rows.append(
+                (
+                    str(i),
+                    node.segment,
+                    node.op.kernel,
+                    _names(node.outputs, with_shape=True),
+                    _names(node.saved),
+                    _names(node.inputs),
+                    f"{node.flops / 1e6:.3f}",
+                    f"{node.nbytes / 1e3:.1f}",
+                )
+            )
+        widths = [max(len(row[column]) for row in rows) for column in range(8)]
+        return "\n".join(
+            "  ".join(
+                cell.rjust(width) if column in (0, 6, 7) else cell.ljust(width)
+                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ).rstrip()
+            for row in rows
+        )
+
+    def to_json(self) -> str:
+        """Return the nodes as a JSON array, in order."""
+        return json.dumps([_as_json(node) for node in self.nodes], indent=1)
+
+    def to_mermaid(self) -> str:
+        """Return the step as a Mermaid flow chart: one box a node, one arrow a tensor."""
+        lines = ["flowchart TD"]
+        writer: dict[Tensor, int] = {}
+        for i, node in enumerate(self.nodes):
+            lines.append(f'  n{i}["{node.segment} {node.op.kernel}"]')
+            for tensor in node.saved + node.inputs:
+                if tensor is not None and tensor.root in writer:
+                    label = _quoted(tensor.root.name)
+                    lines.append(f'  n{writer[tensor.root]} -->|"{label}"| n{i}')
+            for tensor in node.outputs + node.saved:
+                if tensor is not None:
+                    writer[tensor.root] = i
+        return "\n".join(lines) + "\n"
+
+
+def _quoted(name: str) -> str:
+    return name.replace('"', "#quot;")
+
+
+def _names(tensors: Iterable[Tensor | None], *, with_shape: bool = False) -> str:
+    """Names of tensors; a long list is cut."""
+    shown = [(repr(t) if with_shape else t.name) for t in tensors if t is not None]
+    if len(shown) > 6:
+        shown = [*shown[:4], f"... {len(shown) - 5} more", shown[-1]]
+    return ", ".join(shown)
+
+
+def _as_json(node: Node) -> dict[str, Any]:
+    def listed(tensors: Iterable[Tensor | None]) -> list[dict[str, Any] | None]:
+        return [
+            None if t is None else {"name": t.name, "shape": t.shape, "role": t.role.value}
+            for t in tensors
+        ]
+
+    return {
+        "op": node.op.kernel,
+        "segment": node.segment,
+        "outputs": listed(node.outputs),
+        "saved": listed(node.saved),
+        "inputs": listed(node.inputs),
+        "sizes": node.sizes,
+        "options": node.options,
+        "flops": node.flops,
+        "bytes": node.nbytes,
+    }

@@ -1,0 +1,92 @@
+"""matmul against x w^T + b in float64, its GELU, and the two products of its gradient."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from toynn.testing.cases._case import Array, Call, OpCase, call
+
+ACTIVATIONS = ("none", "gelu_tanh", "gelu_exact")
+
+
+def _inputs(rng: np.random.Generator, M: int, N: int, K: int, **_: Any) -> dict[str, Array]:
+    return {
+        "x": rng.standard_normal((M, K)).astype(np.float32),
+        "w": (rng.standard_normal((N, K)) / math.sqrt(max(K, 1))).astype(np.float32),
+        "b": rng.standard_normal(N).astype(np.float32),
+    }
+
+
+def _function(inputs: dict[str, Array], **_: Any) -> Array:
+    return inputs["x"] @ inputs["w"].T + inputs["b"]
+
+
+def _gradients(inputs: dict[str, Array], dy: Array, **_: Any) -> dict[str, Array]:
+    return {"dx": dy @ inputs["w"], "dw": dy.T @ inputs["x"], "db": dy.sum(axis=0)}
+
+
+def _activate(pre: Array, activation: str) -> Array:
+    if activation == "gelu_tanh":
+        return 0.5 * pre * (1 + np.tanh(math.sqrt(2 / math.pi) * (pre + 0.044715 * pre**3)))
+    if activation == "gelu_exact":
+        erf = np.array([math.erf(value) for value in pre.ravel() / math.sqrt(2)])
+        return 0.5 * pre * (1 + erf.reshape(pre.shape))
+    return pre
+
+
+def _calls(rng: np.random.Generator, M: int, N: int, K: int, activation: int = 0) -> list[Call]:
+    inputs = _inputs(rng, M, N, K)
+    exact = {name: value.astype(np.float64) for name, value in inputs.items()}
+    dy = rng.standard_normal((M, N)).astype(np.float32)
+    gradients = _gradients(exact, dy.astype(np.float64))
+    pre = _function(exact)
+    name = ACTIVATIONS[activation]
+    flops = 2 * M * N * K
+    return [
+        call(
+            "forward", {"y": _activate(pre, name), "pre": pre}, inputs, flops=flops, activation=name
+        ),
+        call("backward_input", {"dx": gradients["dx"]}, {"dy": dy, "w": inputs["w"]}, flops=flops),
+        call(
+            "backward_weight",
+            {"dw": gradients["dw"]},
+            {"dy": dy, "x": inputs["x"]},
+            accumulates=("dw",),
+            flops=flops,
+        ),
+    ]
+
+
+CASE = OpCase(
+    op="matmul",
+    shapes=(
+        {"M": 1, "N": 1, "K": 1},
+        {"M": 0, "N": 3, "K": 5},
+        {"M": 3, "N": 0, "K": 5},
+        {"M": 3, "N": 5, "K": 0},
+        {"M": 37, "N": 65, "K": 19, "activation": 1},  # one thread, in place
+        {"M": 15, "N": 33, "K": 257, "activation": 2},  # one past a tile, one past a block of terms
+        {"M": 129, "N": 131, "K": 127, "activation": 2},  # packed, all edges ragged
+        {"M": 40, "N": 1000, "K": 513, "activation": 1},  # three blocks of terms
+        {"M": 1025, "N": 48, "K": 96},  # more rows than columns
+    ),
+    bench={
+        "gpt2_attn": {"M": 256, "N": 768, "K": 768},
+        "gpt2_qkv": {"M": 256, "N": 2304, "K": 768},
+        "gpt2_fc": {"M": 256, "N": 3072, "K": 768},
+        "gpt2_proj": {"M": 256, "N": 768, "K": 3072},
+        "gpt2_head": {"M": 256, "N": 50257, "K": 768},
+        "tiny_attn": {"M": 32, "N": 64, "K": 64},
+        "tiny_qkv": {"M": 32, "N": 192, "K": 64},
+        "tiny_fc": {"M": 32, "N": 256, "K": 64},
+        "tiny_proj": {"M": 32, "N": 64, "K": 256},
+        "tiny_head": {"M": 32, "N": 627, "K": 64},
+    },
+    calls=_calls,
+    tolerance=2e-6,
+    reason="float32 sums of up to 1025 products, relative to the largest element",
+    inputs=_inputs,
+    function=_function,
+    gradients=_gradients,
+)

@@ -1,0 +1,114 @@
+"""A run folder, and files that are either complete or absent.
+
+A run folder holds config.toml (the resolved configuration), metrics.jsonl (one object per report),
+model.safetensors (the best weights by validation loss), sample.txt (text that the trained model
+wrote) and, where matplotlib is installed, loss.png (both losses).
+"""
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save
+
+from toynn.errors import CheckpointError, ConfigError
+
+__all__ = ["RunFolder", "to_toml", "write_atomically"]
+
+Value = str | bool | int | float | None
+Weights = Mapping[str, NDArray[np.float32]]
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace path by content: after a crash at any moment it holds the old or the new.
+
+    Raises CheckpointError, with the bytes needed and free, and leaves the old file as it was.
+    """
+    temporary = path.with_name(f".{path.name}.tmp{os.getpid()}")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise CheckpointError(
+            f"{path}: cannot write {len(content)} bytes ({_free(path.parent)}): {error.strerror}"
+        ) from error
+
+
+def _free(folder: Path) -> str:
+    try:
+        return f"{shutil.disk_usage(folder).free} bytes free"
+    except OSError as error:
+        return f"folder: {error.strerror}"
+
+
+def to_toml(tables: Mapping[str, Mapping[str, Value]]) -> str:
+    """Write tables of plain values as TOML; a None, which TOML lacks, is left out."""
+    lines = []
+    for name, table in tables.items():
+        lines.append(f"[{name}]")
+        lines += [f"{key} = {_toml(value)}" for key, value in table.items() if value is not None]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _toml(value: Value) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        # JSON's escapes are TOML's, except that TOML allows neither a bare DEL nor a surrogate.
+        plain = value.encode("utf-8", "backslashreplace").decode()
+        return json.dumps(plain, ensure_ascii=False).replace("\x7f", r"\u007f")
+    return repr(value)
+
+
+class RunFolder:
+    """A new folder; making it fails early, and never over an older run."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.check_absent(self.path)
+        try:
+            self.path.mkdir(parents=True)
+        except OSError as error:
+            raise ConfigError(
+                f"{self.path}: cannot make the run folder: {error.strerror}"
+            ) from error
+        self.metrics = self.path / "metrics.jsonl"
+        self.model = self.path / "model.safetensors"
+        self.plot = self.path / "loss.png"
+
+    @staticmethod
+    def check_absent(path: Path) -> None:
+        """Raise ConfigError where something stands in the way of a new folder."""
+        if os.path.lexists(path):
+            raise ConfigError(f"{path}: already exists; name a new folder with --out")
+
+    def write_config(self, tables: Mapping[str, Mapping[str, Value]]) -> None:
+        """Write config.toml."""
+        write_atomically(self.path / "config.toml", to_toml(tables).encode())
+
+    def write_sample(self, text: str) -> None:
+        """Write sample.txt."""
+        write_atomically(self.path / "sample.txt", text.encode())
+
+    def save_weights(self, weights: Weights) -> None:
+        """Write model.safetensors in place of the one before."""
+        write_atomically(self.model, save(dict(weights)))
+
+    def load_weights(self) -> dict[str, NDArray[np.float32]]:
+        """Read model.safetensors back."""
+        try:
+            return dict(load_file(self.model))
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{self.model}: cannot read: {error}") from error
