@@ -116,7 +116,7 @@ def _finalized():
 def test_recording_after_realize_is_refused():
     tiny = Tiny()
     with pytest.raises(LifecycleError, match=r"after realize\(\)"):
-        ops.linear(tiny.s, tiny.logits, tiny.w)
+        ops.softmax(tiny.s, tiny.logits)
 
 
 def test_download_of_an_activation_needs_output():
@@ -265,7 +265,7 @@ def test_a_gradient_that_is_not_finite_leaves_everything_as_it_was():
     tiny.s.upload(tiny.wte, values)
     tiny.s.upload(tiny.tokens, np.full(N, 2))
     before = tiny.state()
-    with pytest.raises(NonFiniteError, match="first bad gradient: wte"):
+    with pytest.raises(NonFiniteError, match="first bad gradient: w;"):
         tiny.s.run()
     after = tiny.state()
     assert all(np.array_equal(a, b, equal_nan=True) for a, b in zip(before, after, strict=True))

@@ -200,6 +200,7 @@ class Session:
         )
         for tensor, offset in compiled.offsets.items():
             storage.show(tensor, compiled.arena, offset)
+        self.tape.sealed = True
         self._compiled[self.tape] = compiled
 
     def record(self, key: object, build: Callable[[], T]) -> T:
