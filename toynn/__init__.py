@@ -1,1 +1,59 @@
-"""toynn: train and fine-tune transformers on the CPU you have."""
+"""toynn: train and fine-tune transformers on the CPU you have, with kernels you can read.
+
+A recipe (``toynn.recipes.GPT2``) records one training step on a tape, once; the tape is planned and
+compiled; after that a step uploads a few small inputs, runs one program and reads one float.
+"""
+
+from toynn import adamw, engines, errors, ops, recipes, schedule
+from toynn.adamw import AdamW
+from toynn.backends.cpu.threads import get_num_threads, set_num_threads
+from toynn.config import describe, show_config
+from toynn.engines import GPT2Config, GPT2SeqEngine
+from toynn.errors import (
+    AdapterError,
+    BackendUnavailable,
+    CheckpointError,
+    ConfigError,
+    DataError,
+    GGUFError,
+    LabelError,
+    LifecycleError,
+    NonFiniteError,
+    ShapeError,
+    ToynnError,
+)
+from toynn.options import RecipeOptions
+from toynn.precision import get_float32_matmul_precision, set_float32_matmul_precision
+from toynn.session import Session
+
+__all__ = [
+    "AdamW",
+    "AdapterError",
+    "BackendUnavailable",
+    "CheckpointError",
+    "ConfigError",
+    "DataError",
+    "GGUFError",
+    "GPT2Config",
+    "GPT2SeqEngine",
+    "LabelError",
+    "LifecycleError",
+    "NonFiniteError",
+    "RecipeOptions",
+    "Session",
+    "ShapeError",
+    "ToynnError",
+    "adamw",
+    "engines",
+    "errors",
+    "get_float32_matmul_precision",
+    "get_num_threads",
+    "ops",
+    "recipes",
+    "schedule",
+    "set_float32_matmul_precision",
+    "set_num_threads",
+    "show_config",
+]
+
+__version__ = describe()["toynn"]

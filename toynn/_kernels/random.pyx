@@ -4,7 +4,7 @@ lcg_uniform   s <- (1103515245 s + 12345) mod 2^31;  out[i] = scale ((s >> 8) / 
 normal        (u1, u2) from xorshift64;  r = std sqrt(-2 ln u1);
               out[2i] = r cos(2 pi u2), out[2i+1] = r sin(2 pi u2)
 
-s >> 8 is below 2^23, so lcg_uniform lies in [-1, 0) scale: kept, since whole loss curves hang on it.
+s >> 8 is below 2^23, so lcg_uniform lies in [-1, 0) scale: kept, for whole loss curves hang on it.
 Each block of 4096 normal values has its own xorshift64 state: splitmix64 over seed, stream, block,
 so that seed 0 is as good as any and no thread waits for another. float64 within, float32 out.
 The values depend on neither threads nor ISA level (but on the C library's log, sin and cos).

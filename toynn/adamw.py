@@ -1,0 +1,119 @@
+"""AdamW's hyperparameters, as the seven floats that one step of the kernel reads.
+
+    hp = [lr, beta1, beta2, eps, weight_decay, c1, c2]
+    w <- w (1 - lr weight_decay) - lr (c1 m) / (sqrt(c2 v) + eps)
+
+There is one kernel and it always multiplies the moments by c1 and c2. Two conventions fill them:
+
+lora          c1 = 1 / (1 - beta1^t), c2 = 1 / (1 - beta2^t), t = 1, 2, ...: Adam as published.
+from_scratch  c1 = beta1, c2 = beta2 at every step: Adam without bias correction, its rate
+              multiplied by beta1 / sqrt(beta2), which is 0.923 for the default betas.
+
+They give different training curves, so an object without a declared mode refuses to fill a row.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toynn.errors import ConfigError
+
+__all__ = ["AdamW"]
+
+
+@dataclass
+class AdamW:
+    """Hyperparameters and the convention of the last two slots.
+
+    Use ``AdamW.for_from_scratch()`` or ``AdamW.for_lora()``, or set ``mode`` (and, for
+    ``MODE_LORA``, ``bias_correct``) yourself; then change ``lr`` per step as a schedule says.
+
+    Examples
+    --------
+    >>> adamw = AdamW.for_lora()
+    >>> adamw.lr = 0.01
+    >>> adamw.hp_for_step(0).shape
+    (7,)
+    """
+
+    MODE_UNSET: ClassVar[int] = 0
+    MODE_FROM_SCRATCH: ClassVar[int] = 1  # from-scratch, warm-start and ViT recipes
+    MODE_LORA: ClassVar[int] = 2  # LoRA and GPT-2 recipes, full fine-tuning
+
+    lr: float = 1e-3
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    bias_correct: bool = False
+    mode: int = MODE_UNSET
+
+    @classmethod
+    def for_from_scratch(cls) -> Self:
+        """Return the defaults in the from-scratch convention: no bias correction."""
+        return cls(mode=cls.MODE_FROM_SCRATCH)
+
+    @classmethod
+    def for_lora(cls) -> Self:
+        """Return beta2 = 0.999 in the lora convention: bias correction by step."""
+        return cls(beta2=0.999, bias_correct=True, mode=cls.MODE_LORA)
+
+    def hp(self, step: int) -> NDArray[np.float32]:
+        """Return the row for ``step``, which counts from 1; the from-scratch mode ignores it.
+
+        Raises
+        ------
+        ConfigError
+            If the mode is unset or contradicts ``bias_correct``, if a value is not finite, or
+            if bias correction has nothing to divide by (step below 1, a beta outside 0..1).
+        """
+        self._check_mode()
+        row = [self.lr, self.beta1, self.beta2, self.eps, self.weight_decay]
+        for name, value in zip(("lr", "beta1", "beta2", "eps", "weight_decay"), row, strict=True):
+            if not math.isfinite(value):
+                raise ConfigError(f"AdamW.hp: {name} must be a finite number; got {value}")
+        if self.bias_correct:
+            row += [self._correction("beta1", step), self._correction("beta2", step)]
+        else:
+            row += [self.beta1, self.beta2]
+        return np.array(row, np.float32)
+
+    def hp_for_step(self, step: int) -> NDArray[np.float32]:
+        """Return the row for the ``step`` of a loop that counts from 0, whatever the mode."""
+        return self.hp(step + 1 if self.mode == self.MODE_LORA else step)
+
+    def _check_mode(self) -> None:
+        if self.mode == self.MODE_UNSET:
+            raise ConfigError(
+                "AdamW.hp: mode is unset: say which convention slots 5 and 6 follow "
+                "(AdamW.for_from_scratch(), AdamW.for_lora(), or set mode)"
+            )
+        if self.mode not in (self.MODE_FROM_SCRATCH, self.MODE_LORA):
+            raise ConfigError(
+                f"AdamW.hp: mode must be MODE_FROM_SCRATCH (1) or MODE_LORA (2); got {self.mode!r}"
+            )
+        if self.mode == self.MODE_FROM_SCRATCH and self.bias_correct:
+            raise ConfigError(
+                "AdamW.hp: mode is from_scratch, where slots 5 and 6 are the betas themselves, "
+                "but bias_correct is True; unset it or use AdamW.for_lora()"
+            )
+        if self.mode == self.MODE_LORA and not self.bias_correct:
+            raise ConfigError(
+                "AdamW.hp: mode is lora, where slots 5 and 6 are 1 / (1 - beta^t), "
+                "but bias_correct is False; set it or use AdamW.for_from_scratch()"
+            )
+
+    def _correction(self, name: str, step: int) -> float:
+        """1 / (1 - beta^step)."""
+        beta = getattr(self, name)
+        if step < 1:
+            raise ConfigError(
+                f"AdamW.hp: in the lora mode steps count from 1; got {step} "
+                "(hp_for_step takes steps that count from 0)"
+            )
+        if not 0 <= beta < 1:
+            raise ConfigError(f"AdamW.hp: bias correction needs {name} in 0..1; got {beta}")
+        return float(1.0 / (1.0 - beta ** float(step)))

@@ -1,0 +1,36 @@
+"""What this build is and what it runs on."""
+
+import platform
+from importlib.metadata import PackageNotFoundError, version
+
+from toynn import _kernels, backends
+from toynn.backends.cpu import threads
+from toynn.precision import get_float32_matmul_precision
+
+__all__ = ["describe", "show_config"]
+
+
+def describe() -> dict[str, str]:
+    """Return version, ISA levels, threads, OpenMP and backends, as text by name."""
+    try:
+        release = version("toynn")
+    except PackageNotFoundError:  # a source tree that was never installed
+        release = "unknown"
+    return {
+        "toynn": release,
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "ISA levels built": ", ".join(_kernels.built_levels()),
+        "ISA levels of this CPU": ", ".join(_kernels.supported_levels()),
+        "ISA level in use": _kernels.level,
+        "OpenMP": "yes" if _kernels.has_openmp() else "no",
+        "threads": str(threads.get_num_threads()),
+        "matmul precision": get_float32_matmul_precision(),
+        "backends": ", ".join(backends.available()),
+    }
+
+
+def show_config() -> None:
+    """Print version, ISA levels built and in use, threads, OpenMP and backends."""
+    for name, value in describe().items():
+        print(f"{name:24} {value}")

@@ -1,0 +1,103 @@
+"""The options that every recipe takes, beside the model's own configuration."""
+
+import math
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+from toynn.errors import ConfigError
+
+__all__ = ["WEIGHT_DTYPES", "RecipeOptions"]
+
+#: Names of weight types, by ggml's number for each.
+WEIGHT_DTYPES = {0: "f32", 1: "f16", 30: "bf16"}
+
+
+@dataclass
+class RecipeOptions:
+    """Options of a recipe; each value is checked whenever it is set.
+
+    Attributes
+    ----------
+    t_seq
+        Tokens per sequence; 0 means the context length of the model.
+    t_batch
+        Sequences per step.
+    weight_dtype
+        What weights are multiplied in: "f32", "f16" or "bf16", or ggml's number for one (0, 1,
+        30). It always reads as the name.
+    untied
+        Whether the model has an output matrix of its own.
+    qkv_bias
+        Whether the projections to q, k and v have biases.
+    seed
+        Any integer.
+    init_scale
+        Factor of the standard deviation of new block matrices; for LoRA, that of A itself.
+
+    Raises
+    ------
+    ConfigError
+        On a value out of range or of the wrong type, and on a name that is no option.
+    """
+
+    t_seq: int = 0
+    t_batch: int = 1
+    weight_dtype: str | int = "f32"
+    untied: bool = False
+    qkv_bias: bool = False
+    seed: int = 0
+    init_scale: float = 1.0
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Check and set one option."""
+        if name not in _OPTIONS:
+            raise ConfigError(
+                f"RecipeOptions: no option is called {name}; there are {', '.join(_OPTIONS)}"
+            )
+        check, expected = _OPTIONS[name]
+        try:
+            checked = check(value)
+        except (TypeError, ValueError, OverflowError):
+            raise ConfigError(f"RecipeOptions: {name} must be {expected}; got {value!r}") from None
+        object.__setattr__(self, name, checked)
+
+
+def _integer(value: Any, least: int | None = None) -> int:
+    number = operator.index(value)
+    if isinstance(value, bool) or (least is not None and number < least):
+        raise ValueError
+    return number
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError
+    return value
+
+
+def _weight_dtype(value: Any) -> str:
+    name = value if isinstance(value, str) else WEIGHT_DTYPES.get(_integer(value))
+    if name not in WEIGHT_DTYPES.values():
+        raise ValueError
+    return str(name)
+
+
+def _scale(value: Any) -> float:
+    if isinstance(value, bool | str) or not (math.isfinite(value) and value >= 0):
+        raise ValueError
+    return float(value)
+
+
+_OPTIONS: dict[str, tuple[Any, str]] = {
+    "t_seq": (
+        lambda value: _integer(value, 0),
+        "an integer of at least 0 (0: the model's context)",
+    ),
+    "t_batch": (lambda value: _integer(value, 1), "an integer of at least 1"),
+    "weight_dtype": (_weight_dtype, '"f32", "f16", "bf16" or ggml\'s 0, 1, 30'),
+    "untied": (_flag, "True or False"),
+    "qkv_bias": (_flag, "True or False"),
+    "seed": (_integer, "an integer"),
+    "init_scale": (_scale, "a finite number of at least 0"),
+}
