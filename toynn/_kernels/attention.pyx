@@ -8,33 +8,26 @@
     dq[i] = scale sum_j ds[i,j] k[j]           dk[j] = scale sum_i ds[i,j] q[i]
     dv[j] = sum_i p[i,j] do[i]
 
-for each of B sequences of T rows and each of H heads of D columns; KV heads of k and v serve H / KV
-query heads each. Scores live in blocks of BLOCK x BLOCK; forward keeps a running maximum and sum per
-row, backward recomputes p from lse. q, k, v and dq, dk, dv may be columns of one fused array; o, do
-are (B*T, H*D). Saved: o, lse (B,H,T). All outputs are overwritten and alias nothing.
+for each of B sequences of T rows and each of H heads of D columns; KV heads of k and v serve
+H / KV query heads each. Scores live in blocks of BLOCK x BLOCK (_attention.pxd); forward keeps a
+running maximum and sum per row, backward recomputes p from lse. q, k, v may be columns of one fused
+array, and dq, dk, dv of another; o, do are (B*T, H*D). Saved: o, lse (B,H,T). All outputs are
+overwritten and alias nothing.
 Source: Dao 2023 (FlashAttention-2), arXiv:2307.08691, algorithms 1 and 2.
 """
 from cpython.pycapsule cimport PyCapsule_New
 from cython.parallel cimport parallel, prange
-from libc.math cimport INFINITY, logf, sqrt
+from libc.math cimport sqrt
 
-from toynn._kernels._common cimport (
-    at2, at3, dot_, exp_, flush_denormals, fpstate, max_, restore_fpstate, sum_
-)
-from toynn._kernels._gemm cimport Operand, blocks_of, multiply
+from toynn._kernels._attention cimport BLOCK, Sizes, backward_block, forward_block
+from toynn._kernels._common cimport at2, at3, dot_, flush_denormals, fpstate, restore_fpstate
+from toynn._kernels._gemm cimport blocks_of
 from toynn._kernels.abi cimport KernelArgs, kernel_fn
 
 from toynn._kernels._check import check
 
 cdef enum:
-    BLOCK = 64       # queries, and keys, per block: two blocks of scores take 32 KB
     SMALL = 1 << 19  # multiplications per product up to which one thread is faster
-
-cdef struct Sizes:
-    Py_ssize_t B, T, H, KV, D
-    Py_ssize_t ldq, ldk, ldv, ldo  # floats from one row to the next
-    bint causal
-    float scale
 
 
 cdef inline Sizes _sizes(const KernelArgs* a) noexcept nogil:
@@ -48,102 +41,6 @@ cdef inline Sizes _sizes(const KernelArgs* a) noexcept nogil:
 
 cdef inline int _threads(const Sizes* s, int n_threads) noexcept nogil:
     return 1 if s.B * s.H * s.T * s.T * s.D <= SMALL else n_threads
-
-
-cdef inline void _scores(
-    float* p, const Sizes* s, const float* q, const float* k,
-    Py_ssize_t i, Py_ssize_t rows, Py_ssize_t j, Py_ssize_t columns,
-) noexcept nogil:
-    """q[i : i + rows] . k[j : j + columns]; -infinity for keys that a query does not see."""
-    cdef Operand a = Operand(q + i * s.ldq, rows, s.ldq, 1, True)
-    cdef Operand b = Operand(k + j * s.ldk, columns, s.ldk, 1, False)
-    cdef Py_ssize_t r, c, seen = columns
-    multiply(p, BLOCK, &a, &b, s.D, False)
-    for r in range(rows):
-        if s.causal:
-            seen = min(columns, i + r + 1 - j)
-        for c in range(seen, BLOCK):
-            p[r * BLOCK + c] = -INFINITY
-
-
-cdef inline void _weights_row(float* p, float scale, float shift) noexcept nogil:
-    """p = exp(scale p - shift)."""
-    cdef Py_ssize_t c
-    for c in range(BLOCK):
-        p[c] = exp_(scale * p[c] - shift)
-
-
-cdef inline void _scale_row(float* x, float factor, Py_ssize_t D) noexcept nogil:
-    cdef Py_ssize_t d
-    for d in range(D):
-        x[d] *= factor
-
-
-cdef inline void _forward_block(
-    float* o, float* lse, const float* q, const float* k, const float* v, const Sizes* s,
-    Py_ssize_t i,
-) noexcept nogil:
-    """Queries i .. i + BLOCK - 1 of one head over all keys; pointers at row 0 of the sequence."""
-    cdef float p[BLOCK * BLOCK]
-    cdef float most[BLOCK]   # running maximum of the scaled scores of a row
-    cdef float total[BLOCK]  # running sum of exp(score - most)
-    cdef Py_ssize_t r, t, j, columns, rows = min(BLOCK, s.T - i)
-    cdef Py_ssize_t keys = i + rows if s.causal else s.T
-    cdef float before
-    cdef Operand a, b
-    for t in range(blocks_of(keys, BLOCK)):
-        j = t * BLOCK
-        columns = min(BLOCK, keys - j)
-        _scores(p, s, q, k, i, rows, j, columns)
-        for r in range(rows):
-            before = most[r] if t else <float>-INFINITY
-            most[r] = max(before, s.scale * max_(p + r * BLOCK, BLOCK))
-            _weights_row(p + r * BLOCK, s.scale, most[r])
-            if t == 0:
-                total[r] = sum_(p + r * BLOCK, BLOCK)
-            else:
-                before = exp_(before - most[r])
-                total[r] = total[r] * before + sum_(p + r * BLOCK, BLOCK)
-                _scale_row(o + (i + r) * s.ldo, before, s.D)
-        a = Operand(&p[0], rows, BLOCK, 1, True)
-        b = Operand(v + j * s.ldv, s.D, 1, s.ldv, False)
-        multiply(o + i * s.ldo, s.ldo, &a, &b, columns, t > 0)
-    for r in range(rows):
-        _scale_row(o + (i + r) * s.ldo, 1 / total[r], s.D)
-        lse[i + r] = most[r] + logf(total[r])
-
-
-cdef inline void _backward_block(
-    float* dq, float* dk, float* dv, const float* delta, const float* do, const float* lse,
-    const float* q, const float* k, const float* v, const Sizes* s,
-    Py_ssize_t i, Py_ssize_t j, bint add_to_keys,
-) noexcept nogil:
-    """What queries i .. and keys j .. give to dq, dk and dv; the first keys overwrite dq."""
-    cdef float p[BLOCK * BLOCK]
-    cdef float ds[BLOCK * BLOCK]
-    cdef Py_ssize_t r, c, rows = min(BLOCK, s.T - i), columns = min(BLOCK, s.T - j)
-    cdef Operand a, b
-    _scores(p, s, q, k, i, rows, j, columns)
-    # do . v, then ds
-    a = Operand(do + i * s.ldo, rows, s.ldo, 1, True)
-    b = Operand(v + j * s.ldv, columns, s.ldv, 1, False)
-    multiply(ds, BLOCK, &a, &b, s.D, False)
-    for r in range(rows):
-        _weights_row(p + r * BLOCK, s.scale, lse[i + r])
-        for c in range(columns):
-            ds[r * BLOCK + c] = s.scale * p[r * BLOCK + c] * (ds[r * BLOCK + c] - delta[i + r])
-    # dv += p^T do
-    a = Operand(&p[0], columns, 1, BLOCK, True)
-    b = Operand(do + i * s.ldo, s.D, 1, s.ldo, False)
-    multiply(dv + j * s.ldv, s.ldv, &a, &b, rows, add_to_keys)
-    # dk += ds^T q
-    a = Operand(&ds[0], columns, 1, BLOCK, True)
-    b = Operand(q + i * s.ldq, s.D, 1, s.ldq, False)
-    multiply(dk + j * s.ldk, s.ldk, &a, &b, rows, add_to_keys)
-    # dq += ds k
-    a = Operand(&ds[0], rows, BLOCK, 1, True)
-    b = Operand(k + j * s.ldk, s.D, 1, s.ldk, False)
-    multiply(dq + i * s.ldq, s.ldq, &a, &b, columns, j > 0)
 
 
 cdef inline void _backward_head(
@@ -161,7 +58,7 @@ cdef inline void _backward_head(
             at_o = row * s.ldo + h * s.D
             at_t = (batch * s.H + h) * s.T
             for i in range(first, blocks):
-                _backward_block(
+                backward_block(
                     <float*>a.t[0] + at_q, <float*>a.t[1] + at_k, <float*>a.t[2] + at_v,
                     <const float*>a.t[3] + at_t, <const float*>a.t[4] + at_o,
                     <const float*>a.t[6] + at_t, <const float*>a.t[7] + at_q,
@@ -182,7 +79,7 @@ cdef void _forward(KernelArgs* a) noexcept nogil:
             h = task // blocks % s.H
             kv = h * s.KV // s.H
             row = task // blocks // s.H * s.T
-            _forward_block(
+            forward_block(
                 <float*>a.t[0] + row * s.ldo + h * s.D, <float*>a.t[1] + row * s.H + h * s.T,
                 <const float*>a.t[2] + row * s.ldq + h * s.D,
                 <const float*>a.t[3] + row * s.ldk + kv * s.D,
