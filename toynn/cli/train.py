@@ -117,7 +117,7 @@ def build(arguments: Namespace) -> tuple[Any, Any, Callable[[int], float]]:
     from toynn.engines.gpt2 import GPT2Config
     from toynn.options import RecipeOptions
     from toynn.recipes import GPT2
-    from toynn.schedule import cosine
+    from toynn.schedule import Schedule
 
     config = GPT2Config(**_model(arguments))
     recipe = GPT2(backend="cpu")
@@ -127,8 +127,8 @@ def build(arguments: Namespace) -> tuple[Any, Any, Callable[[int], float]]:
     )
     optimizer = AdamW.for_lora()
     optimizer.weight_decay = arguments.weight_decay
-    schedule = cosine(
-        arguments.lr, arguments.steps, warmup=arguments.warmup, min_ratio=arguments.min_lr_ratio
+    schedule = Schedule(
+        "cosine", arguments.lr, arguments.steps, arguments.warmup, arguments.min_lr_ratio
     )
     return recipe, optimizer, schedule
 
