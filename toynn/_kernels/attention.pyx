@@ -145,14 +145,6 @@ cdef _describe(
     a.n_threads = n_threads
 
 
-def workspace(
-    str entry, Py_ssize_t B, Py_ssize_t T, Py_ssize_t H, Py_ssize_t KV, Py_ssize_t D,
-    int n_threads=1,
-):
-    """Bytes of scratch memory that an entry needs: none, its blocks of scores are on the stack."""
-    return 0
-
-
 def forward(
     float[:, ::1] o, float[:, :, ::1] lse, const float[:, :] q, const float[:, :] k,
     const float[:, :] v, bint causal=True, scale=None, int n_threads=1,
