@@ -2,15 +2,20 @@
 
 import time
 from argparse import Namespace
-from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import toynn
+from toynn.adamw import AdamW
 from toynn.cli._numbers import real, whole
 from toynn.data.text import VOCAB, ByteBigram, Corpus, RandomWindows, spaced_windows
+from toynn.engines.gpt2 import GPT2Config, GPT2SeqEngine
 from toynn.errors import ConfigError
 from toynn.generate import sample
+from toynn.options import RecipeOptions
+from toynn.recipes import GPT2
+from toynn.schedule import Schedule
 from toynn.train.folder import RunFolder, Value
 from toynn.train.loop import Loop, LoopOptions, Result
 from toynn.train.metrics import MetricsFile, plot_losses
@@ -111,24 +116,15 @@ def train_gpt2(arguments: Namespace) -> int:
     return 130 if result.interrupted else 0
 
 
-def build(arguments: Namespace) -> tuple[Any, Any, Callable[[int], float]]:
-    """Return the recipe, ready to step, its optimizer and the learning rate of each step."""
-    from toynn.adamw import AdamW
-    from toynn.engines.gpt2 import GPT2Config
-    from toynn.options import RecipeOptions
-    from toynn.recipes import GPT2
-    from toynn.schedule import cosine
-
-    config = GPT2Config(**_model(arguments))
+def build(arguments: Namespace) -> tuple[GPT2, AdamW, Schedule]:
+    """Return the recipe, ready to step, its optimizer and its learning rates."""
     recipe = GPT2(backend="cpu")
-    recipe.realize(
-        config,
-        RecipeOptions(t_seq=arguments.seq, t_batch=arguments.batch, seed=arguments.seed),
-    )
+    sizes = RecipeOptions(t_seq=arguments.seq, t_batch=arguments.batch, seed=arguments.seed)
+    recipe.realize(_config(arguments), sizes)
     optimizer = AdamW.for_lora()
     optimizer.weight_decay = arguments.weight_decay
-    schedule = cosine(
-        arguments.lr, arguments.steps, warmup=arguments.warmup, min_ratio=arguments.min_lr_ratio
+    schedule = Schedule(
+        "cosine", arguments.lr, arguments.steps, arguments.warmup, arguments.min_lr_ratio
     )
     return recipe, optimizer, schedule
 
@@ -146,29 +142,29 @@ def _resolve(arguments: Namespace) -> None:
         raise ConfigError(f"--heads {heads} does not divide --d-model {width}")
 
 
-def _model(arguments: Namespace) -> dict[str, int]:
-    return {
-        "vocab": VOCAB,
-        "d_model": arguments.d_model,
-        "n_heads": arguments.heads,
-        "d_ff": 4 * arguments.d_model,
-        "n_layers": arguments.layers,
-        "context": arguments.seq,
-    }
+def _config(arguments: Namespace) -> GPT2Config:
+    return GPT2Config(
+        vocab=VOCAB,
+        d_model=arguments.d_model,
+        n_heads=arguments.heads,
+        d_ff=4 * arguments.d_model,
+        n_layers=arguments.layers,
+        context=arguments.seq,
+    )
 
 
 def _tables(arguments: Namespace, corpus: Corpus) -> dict[str, dict[str, Value]]:
     """Return the resolved configuration, as config.toml has it."""
-    model = {"data", "out", "d_model", "layers", "heads", "run"}
+    elsewhere = {"data", "out", "d_model", "layers", "heads", "run"}
     return {
         "run": {"recipe": "gpt2", "version": toynn.__version__},
         "data": {"name": corpus.name, "bytes": len(corpus.text), "sha256": corpus.sha256},
-        "model": dict(_model(arguments)),
-        "train": {name: value for name, value in vars(arguments).items() if name not in model},
+        "model": asdict(_config(arguments)),
+        "train": {name: value for name, value in vars(arguments).items() if name not in elsewhere},
     }
 
 
-def _print_model(engine: Any) -> None:
+def _print_model(engine: GPT2SeqEngine) -> None:
     count = sum(array.size for array in engine.weights().values())
     memory = engine.session.memory()
     parts = ("weights", "moments", "gradients", "activations", "peak")
@@ -177,7 +173,7 @@ def _print_model(engine: Any) -> None:
     print(f"memory      {sizes} MiB")
 
 
-def _write_sample(engine: Any, folder: RunFolder, seed: int) -> None:
+def _write_sample(engine: GPT2SeqEngine, folder: RunFolder, seed: int) -> None:
     """Let the model continue an empty line; print and keep what it writes."""
     text = bytes(sample(engine, list(b"\n"), SAMPLE_TOKENS, seed=seed)).decode(errors="replace")
     folder.write_sample(text)
