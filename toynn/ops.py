@@ -179,8 +179,9 @@ def rope(
     """Record y (N, H D): pairs of each head of x turned by position * inverse_frequency (D/2,)."""
     N, C = _matrix("rope", x)
     D = 2 * inverse_frequency.size
-    _require(positions.shape == (N,) and n_heads * D == C, "rope",
-             f"positions ({N},), {n_heads} heads of {D}", x, positions, inverse_frequency)  # fmt: skip
+    needed = f"positions ({N},), {n_heads} heads of {D}"
+    fits = positions.shape == (N,) and n_heads * D == C
+    _require(fits, "rope", needed, x, positions, inverse_frequency)
     y = s.tape.new("rope", x.shape)
     sizes = {"N": N, "H": n_heads, "D": D, "interleaved": int(interleaved)}
     s.tape.record(ROPE, [y], [], [x, positions, inverse_frequency], sizes)
@@ -273,8 +274,8 @@ def attention(
         _require(columns == (H + 2 * KV) * D, "attention", f"q, k, v of {H} + 2 x {KV} heads", q)
         k, v = q.at(H * D), q.at((H + KV) * D)
     else:
-        _require(columns == H * D and k.shape == v.shape == (N, KV * D), "attention",
-                 f"q ({N}, {H * D}), k and v ({N}, {KV * D})", q, k, v)  # fmt: skip
+        fits = columns == H * D and k.shape == v.shape == (N, KV * D)
+        _require(fits, "attention", f"q ({N}, {H * D}), k and v ({N}, {KV * D})", q, k, v)
     T = N // batch
     o, lse = s.tape.new("attention", (N, H * D)), s.tape.new("lse", (batch, H, T))
     sizes = {"B": batch, "T": T, "H": H, "KV": KV, "D": D}

@@ -10,7 +10,6 @@ LifecycleError, which names the call that is missing.
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from math import isfinite, prod
 from typing import Any, NoReturn, TypeVar
 
@@ -19,27 +18,16 @@ from numpy.typing import ArrayLike, NDArray
 
 from toynn import backends, ops, precision
 from toynn.autograd import Backward
-from toynn.backends.protocol import Launch, Place, Program, aligned
 from toynn.errors import ConfigError, LifecycleError, NonFiniteError, ShapeError
-from toynn.planner import Plan, plan
+from toynn.lowering import CompiledTape, arena_size, compile_tape
 from toynn.reports import Memory, Profile
 from toynn.storage import Storage
-from toynn.tape import ITEMSIZE, Node, Role, Tape, Tensor
+from toynn.tape import ITEMSIZE, Role, Tape, Tensor
 
 __all__ = ["Session"]
 
 _DTYPES = {"f32": np.float32, "i32": np.int32}
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class _Compiled:
-    """A tape that can run."""
-
-    program: Program
-    nbytes: int  # of its arena
-    needed: frozenset[Tensor]  # what must have been uploaded
-    counts: dict[str, int]  # how many nodes run up to each end
 
 
 class Session:
@@ -70,7 +58,7 @@ class Session:
         self._moments: dict[Tensor, tuple[Tensor, Tensor]] = {}
         self._storage = Storage(self.backend)
         self._uploaded: set[Tensor] = set()
-        self._compiled: dict[Tape, _Compiled] = {}
+        self._compiled: dict[Tape, CompiledTape] = {}
         self._recorded: dict[Any, Any] = {}
         self._finalized = self._closed = False
         self._pending = 0.0  # weight of the micro-batches whose gradients wait for an update
@@ -206,21 +194,14 @@ class Session:
         if not self.tape.nodes:
             _refuse("realize()", "of an empty tape: record an op first")
         self._storage.allocate(Role.GRADIENT, Role.MOMENT)
-        layout, workspace = self._planned()
-        arena = self.backend.allocate(aligned(layout.nbytes) + workspace)
-        program = self.backend.compile(
-            [self._launch(node, layout) for node in self.tape.nodes],
-            self._storage.buffers | {"arena": arena},
-            Place("arena", aligned(layout.nbytes)),
-            self._threads(),
+        storage = self._storage
+        compiled = compile_tape(
+            self.tape, storage.places, storage.buffers, self.backend, self._threads()
         )
-        for tensor in (*self.tape.inputs.values(), *self.tape.kept):
-            self._storage.show(tensor, arena, layout.offsets[tensor])
-        read = {t.root for node in self.tape.nodes for t in node.tensors if t is not None}
-        from_outside = (Role.PARAMETER, Role.CONSTANT, Role.INPUT)
-        needed = frozenset(t for t in read if t.role in from_outside)
-        counts = {to: self.tape.count(to) for to in ("loss", "grads", "update")}
-        self._compiled[self.tape] = _Compiled(program, arena.nbytes, needed, counts)
+        for tensor, offset in compiled.offsets.items():
+            storage.show(tensor, compiled.arena, offset)
+        self.tape.sealed = True
+        self._compiled[self.tape] = compiled
 
     def record(self, key: object, build: Callable[[], T]) -> T:
         """Record and realize a further tape over the same weights, once; return what build did.
@@ -235,34 +216,6 @@ class Session:
             finally:
                 self.tape = main
         return self._recorded[key]  # type: ignore[no-any-return]
-
-    def _planned(self) -> tuple[Plan, int]:
-        """Return the layout of the arena, and the bytes of scratch memory behind it."""
-        layout = plan(self.tape)
-        threads = self._threads()
-        launches = (self._launch(node, layout) for node in self.tape.nodes)
-        return layout, max((self.backend.workspace(x, threads) for x in launches), default=0)
-
-    def _launch(self, node: Node, layout: Plan) -> Launch:
-        def place(tensor: Tensor | None) -> Place | None:
-            if tensor is None:
-                return None
-            root = tensor.root
-            if root in layout.offsets:
-                start = Place("arena", layout.offsets[root])
-            else:
-                start = self._storage.places[root]
-            return Place(start.buffer, start.offset + tensor.offset * ITEMSIZE)
-
-        return Launch(
-            node.op.kernel,
-            tuple(place(tensor) for tensor in node.tensors),
-            tuple(node.sizes.values()),
-            tuple(node.options.values()),
-            node.accumulate,
-            node.flops,
-            node.nbytes,
-        )
 
     def _threads(self) -> int:
         return min(self.n_threads or 2**31, self.backend.max_threads())
@@ -386,10 +339,11 @@ class Session:
         """Return the bytes that the tapes recorded so far need; valid before any buffer exists."""
         self._check_open()
         nbytes = self._storage.nbytes
-        activations = nbytes["state"] + sum(tape.nbytes for tape in self._compiled.values())
+        activations = nbytes["state"] + sum(c.arena.nbytes for c in self._compiled.values())
         if self.tape not in self._compiled:
-            layout, workspace = self._planned()
-            activations += aligned(layout.nbytes) + workspace
+            activations += arena_size(
+                self.tape, self._storage.places, self.backend, self._threads()
+            )
         return Memory(nbytes["weights"], nbytes["moments"], nbytes["gradients"], activations)
 
     def profile(self, tape: Tape | None = None) -> Profile:
@@ -428,7 +382,7 @@ class Session:
         if self.tape in self._compiled:
             _refuse(call, "after realize(): the tape is compiled")
 
-    def _check_realized(self, call: str, tape: Tape) -> _Compiled:
+    def _check_realized(self, call: str, tape: Tape) -> CompiledTape:
         self._check_open()
         if tape not in self._compiled:
             _refuse(call, "before realize()")

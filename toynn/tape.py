@@ -14,6 +14,7 @@ from typing import Any
 
 from toynn.backends.protocol import Accumulate
 from toynn.checks import Check
+from toynn.errors import LifecycleError
 
 __all__ = ["Node", "Op", "Role", "Tape", "Tensor"]
 
@@ -127,6 +128,7 @@ class Tape:
     loss: Tensor | None = None
     gradients: dict[Tensor, Tensor] | None = None  # of each tensor, once backward is recorded
     segment: str = "F"
+    sealed: bool = False  # compiled: nothing more can be recorded
 
     def record(
         self,
@@ -140,6 +142,8 @@ class Tape:
         accumulate: Accumulate = Accumulate.NEVER,
     ) -> Node:
         """Append a node to the current segment."""
+        if self.sealed:
+            raise LifecycleError(f"recording {op.kernel} after realize(): the tape is compiled")
         node = Node(
             op,
             self.segment,

@@ -42,8 +42,9 @@ cdef void _forward(KernelArgs* a) noexcept nogil:
     for b in range(blocks):
         total += partial[b]
     norm[0] = weight_inverse * sqrt(total)
-    if max_norm > 0:
-        clip = min(clip, max_norm / (norm[0] + <float>1e-6))
+    if not max_norm <= 0:  # a NaN too: it must not read as no clipping
+        clip = max_norm / (norm[0] + <float>1e-6)
+        clip = 1 if clip > 1 else clip
     scale[0] = weight_inverse * clip if isfinite(norm[0]) else NAN
 
 

@@ -171,8 +171,9 @@ class SequenceEngine(ABC):
         return self._loss(step)
 
     def logits(self, ids: ArrayLike) -> NDArray[np.float32]:
-        """Return logits (len(ids), V): one sequence of at most ``context`` ids, or several whole
-        ones of ``t_seq``.
+        """Return logits (len(ids), V) of flat ids.
+
+        They are one sequence of at most ``context`` ids, or several whole ones of ``t_seq``.
         """
         ids = np.asarray(ids)
         several = ids.size > self.context or ids.size == self.t_batch * self.t_seq

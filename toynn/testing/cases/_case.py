@@ -48,9 +48,8 @@ class Call:
 class OpCase:
     """One op: float64 reference, shapes, tolerance with its reason, named shapes for timing.
 
-    The second of ``shapes`` is an ordinary small one (no array of it is empty): tests that need
-    one shape, not all, take that. ``calls(rng, **sizes)`` makes the inputs (float32) and returns
-    each door's Call.
+    ``calls(rng, **sizes)`` makes the inputs (float32) and returns each door's Call. Tests of the
+    contract take the first of ``shapes`` with no empty array and one of more than 32 elements.
     ``function`` and ``gradients`` are the float64 forward and its analytic gradient, for the check
     by finite differences: ``function(inputs, **sizes) -> y`` and
     ``gradients(inputs, dy, **sizes) -> {"d" + name: gradient}`` for each differentiable input.
