@@ -1,6 +1,6 @@
 """From a recorded tape to what a backend runs: places for tensors, launches for nodes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from toynn.backends.protocol import Backend, Buffer, Launch, Place, Program, aligned
@@ -19,8 +19,8 @@ class CompiledTape:
     program: Program
     arena: Buffer
     offsets: Mapping[Tensor, int]  # bytes, of inputs and kept outputs
-    needed: frozenset[Tensor]  # what must have been uploaded before a run
     counts: Mapping[str, int]  # how many launches run up to each end
+    needed: Mapping[str, frozenset[Tensor]]  # what must have been uploaded before a run to there
 
 
 def arena_size(tape: Tape, places: Mapping[Tensor, Place], backend: Backend, n_threads: int) -> int:
@@ -43,14 +43,19 @@ def compile_tape(
     scratch = Place("arena", aligned(layout.nbytes))
     arena = backend.allocate(scratch.offset + _workspace(launches, backend, n_threads))
     program = backend.compile(launches, {**buffers, "arena": arena}, scratch, n_threads)
-    read = {t.root for node in tape.nodes for t in node.tensors if t is not None}
+    counts = {to: tape.count(to) for to in ("loss", "grads", "update")}
     return CompiledTape(
         program,
         arena,
         {t: layout.offsets[t] for t in (*tape.inputs.values(), *tape.kept)},
-        frozenset(t for t in read if t.role in _FROM_OUTSIDE),
-        {to: tape.count(to) for to in ("loss", "grads", "update")},
+        counts,
+        {to: _from_outside(tape.nodes[:count]) for to, count in counts.items()},
     )
+
+
+def _from_outside(nodes: Sequence[Node]) -> frozenset[Tensor]:
+    roots = {t.root for node in nodes for t in node.tensors if t is not None}
+    return frozenset(t for t in roots if t.role in _FROM_OUTSIDE)
 
 
 def _workspace(launches: list[Launch], backend: Backend, n_threads: int) -> int:
