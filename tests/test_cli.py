@@ -177,7 +177,7 @@ def test_bad_data(recipe, tmp_path, capsys, content, words):
     assert not (tmp_path / "a").exists()
 
 
-@pytest.mark.parametrize("option", ["--steps", "--batch", "--seq", "--d-model", "--layers"])
+@pytest.mark.parametrize("option", ["--steps", "--batch", "--seq", "--d-model", "--heads"])
 @pytest.mark.parametrize("value", ["0", "-1", "1.5", "many", "", "99999999999"])
 def test_bad_whole_numbers(capsys, option, value):
     assert main(["train", "gpt2", f"{option}={value}"]) == 2
@@ -194,7 +194,8 @@ def test_bad_whole_numbers(capsys, option, value):
         (["--min-lr-ratio", "2"], "must be a number of at least 0 and at most 1; got '2'"),
         (["--weight-decay=-1"], "must be a number of at least 0; got '-1'"),
         (["--max-grad-norm=-1"], "must be a number of at least 0; got '-1'"),
-        (["--threads", "0"], "argument --threads: must be a whole number from 1"),
+        (["--layers", "1001"], "argument --layers: must be a whole number from 1 to 1000; got"),
+        (["--threads", "0"], "argument --threads: must be a whole number from 1 to 1024; got"),
         (["--seed=-1"], "argument --seed: must be a whole number from 0"),
         (["--heads", "3"], "--heads 3 does not divide --d-model 128"),
         (["--warmup", "10", "--steps", "9"], "--warmup 10 is more than --steps 9"),

@@ -44,7 +44,7 @@ def add_parser(commands: Any) -> None:
         ("--batch", whole(1), 8, "windows of text per step"),
         ("--seq", whole(1), 128, "tokens per window, and the model's context"),
         ("--d-model", whole(1), 128, "width of the model"),
-        ("--layers", whole(1), 4, "transformer blocks"),
+        ("--layers", whole(1, 1000), 4, "transformer blocks"),
         ("--heads", whole(1), 4, "attention heads; they must divide the width"),
         ("--lr", real(0, above=True), 1e-3, "largest learning rate"),
         ("--min-lr-ratio", real(0, 1), 0.1, "the last learning rate divided by the largest"),
@@ -60,7 +60,7 @@ def add_parser(commands: Any) -> None:
     warmup = f"steps up to the largest learning rate (default {WARMUP}, or a tenth of fewer steps)"
     gpt2.add_argument("--warmup", type=whole(0), metavar="N", help=warmup)
     threads = "use at most so many threads (default: one per core)"
-    gpt2.add_argument("--threads", type=whole(1), metavar="N", help=threads)
+    gpt2.add_argument("--threads", type=whole(1, 1024), metavar="N", help=threads)
     folder = "a new folder for the run (default runs/gpt2-<date>-<time>)"
     gpt2.add_argument("--out", metavar="DIR", help=folder)
     gpt2.set_defaults(run=train_gpt2)
