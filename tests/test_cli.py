@@ -80,7 +80,7 @@ def test_train_fills_the_run_folder(recipe, text, tmp_path, capsys):
         f"text.txt: 1,000 bytes, sha256 {Corpus('', TEXT).sha256[:12]}",
         "65,536 parameters",
         "a byte bigram model: validation loss ",
-        "--- sample ---",
+        "--- sample: 32 bytes of the validation text, then the model's own ---",
         "(the best, at step 30); byte bigram ",
         "480 tokens trained",
         str(out),
@@ -98,7 +98,7 @@ def test_train_fills_the_run_folder(recipe, text, tmp_path, capsys):
     reports = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [report["iteration"] for report in reports] == [0, 10, 20, 30]
     assert reports[-1]["val_loss"] < reports[0]["val_loss"]
-    assert (out / "sample.txt").read_text()
+    assert (out / "sample.txt").read_text().startswith(TEXT[-100:-68].decode())
 
 
 def test_embedded_corpus_is_the_default(recipe, tmp_path, capsys, monkeypatch):

@@ -25,6 +25,7 @@ __all__ = ["add_parser"]
 
 WARMUP = 100  # steps, or a tenth of a shorter run
 EVAL_BATCHES = 16
+SAMPLE_PROMPT = 32  # tokens of the validation part, which the sample continues
 SAMPLE_TOKENS = 256
 UNPRINTABLE = "\N{REPLACEMENT CHARACTER}"  # no escape sequence reaches the terminal
 MIB = 2**20
@@ -110,7 +111,8 @@ def train_gpt2(arguments: Namespace) -> int:
 
     if not result.interrupted:
         recipe.engine.load_weights(folder.load_weights())
-        _write_sample(recipe.engine, folder, arguments.seed)
+        prompt = valid_tokens[:SAMPLE_PROMPT].tobytes()
+        _write_sample(recipe.engine, prompt, folder, arguments.seed)
         plot_losses(result.reports, folder.plot, {"byte bigram": bigram})
     _print_result(result, bigram, folder, time.perf_counter() - start)
     return 130 if result.interrupted else 0
@@ -173,12 +175,15 @@ def _print_model(engine: GPT2SeqEngine) -> None:
     print(f"memory      {sizes} MiB")
 
 
-def _write_sample(engine: GPT2SeqEngine, folder: RunFolder, seed: int) -> None:
-    """Let the model continue an empty line; print and keep what it writes."""
-    text = bytes(sample(engine, list(b"\n"), SAMPLE_TOKENS, seed=seed)).decode(errors="replace")
+def _write_sample(engine: GPT2SeqEngine, prompt: bytes, folder: RunFolder, seed: int) -> None:
+    """Let the model continue a text; print and keep what it writes."""
+    new = sample(engine, list(prompt), SAMPLE_TOKENS, seed=seed)
+    text = (prompt + bytes(new)).decode(errors="replace")
     folder.write_sample(text)
     shown = "".join(c if c.isprintable() or c in "\n\t" else UNPRINTABLE for c in text)
-    print(f"--- sample {'-' * 40}\n{shown}\n{'-' * 51}")
+    print(f"--- sample: {len(prompt)} bytes of the validation text, then the model's own ---")
+    print(shown)
+    print("---")
 
 
 def _print_result(result: Result, bigram: float, folder: RunFolder, seconds: float) -> None:
