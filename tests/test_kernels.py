@@ -208,5 +208,5 @@ def test_reference_gradients_match_finite_differences(op, index):
             for e in (eps, -eps)
         )
         slope = (dy * (above - below)).sum() / (2 * eps)
-        size = np.linalg.norm(gradient) * np.linalg.norm(v)
-        assert abs(slope - (gradient * v).sum()) <= 1e-6 * (1 + size), name
+        # A random direction's slope is about the gradient's norm; rounding is 1e-9 of that.
+        assert abs(slope - (gradient * v).sum()) <= 1e-7 * (1 + np.linalg.norm(gradient)), name

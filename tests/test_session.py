@@ -422,3 +422,16 @@ def test_precision_names():
         assert Session(matmul_precision="medium").matmul_precision == "medium"
     finally:
         toynn.set_float32_matmul_precision("highest")
+
+
+def test_a_run_needs_only_the_uploads_that_it_reads():
+    tiny = Tiny(realize=False)
+    tiny.s.finalize_weights()
+    for weight in (tiny.wte, tiny.w):
+        tiny.s.upload(weight, np.ones(weight.shape))
+    tiny.s.realize()
+    tiny.feed()
+    tiny.s.run("loss")
+    tiny.s.run("grads")
+    with pytest.raises(LifecycleError, match=r"before upload\(hp\)"):
+        tiny.s.run("update")

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from toynn._kernels import adamw, cross_entropy, embedding, grad_norm
+from toynn.backends.cpu.program import CompiledProgram
 
 pytestmark = pytest.mark.kernels
 
@@ -149,6 +150,40 @@ def test_backward_in_place_gives_the_same_bits(V, dense):
     door = cross_entropy.backward_dense if dense else cross_entropy.backward
     door(logits, np.ones(1, F32), logits, labels, lse, rows)
     assert logits.tobytes() == apart.tobytes()
+
+
+def run_entry(kernel, arrays, sizes):
+    """Call a kernel as the program does: no check comes before it."""
+    program = CompiledProgram(1, 0, [])
+    addresses = [array.__array_interface__["data"][0] for array in arrays]
+    program.append(kernel, addresses, sizes, (), 0, 2)
+    program.run(1, False, 2)
+
+
+BAD_IDS = np.array([2, -1, 3, -(2**31), 2**31 - 1, 0], np.int32)
+
+
+def test_embedding_entries_skip_ids_outside_the_table():
+    w = np.arange(12, dtype=F32).reshape(3, 4) + 1
+    y, dw = full(6, 4), full(3, 4)
+    run_entry(embedding.entries["forward"], [y, w, BAD_IDS], (6, 3, 4))
+    assert (y[0] == w[2]).all() and (y[5] == w[0]).all() and not y[1:5].any()
+    run_entry(embedding.entries["backward"], [dw, np.ones((6, 4), F32), BAD_IDS], (6, 3, 4))
+    assert dw[:, 0].tolist() == [1, 0, 1]
+
+
+def test_cross_entropy_entries_take_labels_out_of_range_as_ignored():
+    logits = np.random.default_rng(5).standard_normal((6, 3)).astype(F32)
+    labels = np.where((BAD_IDS >= 0) & (BAD_IDS < 3), BAD_IDS, -100)
+    expected = forward(logits, labels)
+    loss, lse, rows = full(1), full(6), full(1)
+    run_entry(cross_entropy.entries["forward"], [loss, lse, rows, logits, BAD_IDS], (6, 3))
+    assert (loss[0], rows[0]) == (expected[0][0], 2)
+    dlogits, one = full(6, 3), np.ones(1, F32)
+    arrays = [dlogits, one, logits, BAD_IDS, lse, rows]
+    run_entry(cross_entropy.entries["backward"], arrays, (6, 3))
+    assert dlogits.tobytes() == backward(logits, labels, lse, rows).tobytes()
+    assert not dlogits[1:5].any()
 
 
 def adamw_step(w, m, v, g, hp, scale):

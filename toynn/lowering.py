@@ -1,6 +1,6 @@
 """From a recorded tape to what a backend runs: places for tensors, launches for nodes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from toynn.backends.protocol import Backend, Buffer, Launch, Place, Program, aligned
@@ -20,7 +20,7 @@ class CompiledTape:
     arena: Buffer
     offsets: Mapping[Tensor, int]  # bytes, of inputs and kept outputs
     counts: Mapping[str, int]  # how many launches run up to each end
-    needed: Mapping[str, frozenset[Tensor]]  # what must have been uploaded before a run to there
+    needed: Mapping[str, frozenset[Tensor]]  # what those read that must have been uploaded
 
 
 def arena_size(tape: Tape, places: Mapping[Tensor, Place], backend: Backend, n_threads: int) -> int:
@@ -53,9 +53,9 @@ def compile_tape(
     )
 
 
-def _from_outside(nodes: Sequence[Node]) -> frozenset[Tensor]:
-    roots = {t.root for node in nodes for t in node.tensors if t is not None}
-    return frozenset(t for t in roots if t.role in _FROM_OUTSIDE)
+def _from_outside(nodes: Iterable[Node]) -> frozenset[Tensor]:
+    read = {t.root for node in nodes for t in node.tensors if t is not None}
+    return frozenset(t for t in read if t.role in _FROM_OUTSIDE)
 
 
 def _workspace(launches: list[Launch], backend: Backend, n_threads: int) -> int:

@@ -287,8 +287,8 @@ class Session:
             raise ConfigError(f"run: to must be loss, grads or update; got {to!r}")
         if to == "grads" and tape.gradients is None:
             _refuse("run(to='grads')", "before build_backward()")
-        missing = sorted(t.name for t in compiled.needed[to] - self._uploaded)
-        if missing:
+        if not compiled.needed[to] <= self._uploaded:
+            missing = sorted(t.name for t in compiled.needed[to] - self._uploaded)
             _refuse("run()", f"before upload({missing[0]})")
         with self._exclusively():
             updates = to == "update" and tape.segment == "U"

@@ -3,6 +3,7 @@
 All functions are inline and branch-free, so that the compiler turns a loop that calls them into
 vector code. NaN stays NaN in each of them, but for max_.
 """
+cimport cython
 from libc.math cimport INFINITY
 
 cdef extern from "fpstate.h" nogil:
@@ -18,6 +19,7 @@ cdef union _Bits:
     int i
 
 
+@cython.overflowcheck(False)  # a NaN of exp_ comes here as an arbitrary integer, to no effect
 cdef inline float _power_of_two(int n) noexcept nogil:
     """2^n for n in -126..127, by writing the exponent bits."""
     cdef _Bits bits
@@ -25,6 +27,7 @@ cdef inline float _power_of_two(int n) noexcept nogil:
     return bits.f
 
 
+@cython.overflowcheck(False)
 cdef inline float exp_(float x) noexcept nogil:
     """e^x within 2 units in the last place; subnormal results flushed, infinity above 88.72.
 

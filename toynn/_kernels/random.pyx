@@ -16,6 +16,8 @@ from cython.parallel cimport parallel, prange
 from libc.math cimport M_PI, cos, log, sin, sqrt
 from libc.stdint cimport uint64_t
 
+from toynn._kernels._common cimport at1
+
 from toynn._kernels._check import check
 
 cdef enum:
@@ -92,24 +94,26 @@ cdef inline void _block_normal(float* out, uint64_t x, double std, Py_ssize_t si
 def lcg_uniform(float[::1] out, state, double scale=1.0, int n_threads=1):
     """Overwrite out (n,); return the state with which the next array continues the stream."""
     cdef Py_ssize_t b, i, n = out.shape[0]
+    cdef float* values = <float*>at1(out)
     cdef uint64_t start = state & LCG_MASK
     check("random.lcg_uniform", f"out ({n},)", n_threads)
     with nogil, parallel(num_threads=n_threads):
         for b in prange((n + BLOCK - 1) // BLOCK, schedule="static"):
             i = b * BLOCK
-            _block_lcg(&out[i], _lcg_skip(start, i), scale, min(BLOCK, n - i))
+            _block_lcg(values + i, _lcg_skip(start, i), scale, min(BLOCK, n - i))
     return _lcg_skip(start, n)
 
 
 def normal(float[::1] out, seed, stream=0, double std=1.0, int n_threads=1):
     """Overwrite out (n,) with normal values of mean 0; seed and stream are integers mod 2^64."""
     cdef Py_ssize_t b, i, n = out.shape[0]
+    cdef float* values = <float*>at1(out)
     cdef uint64_t seed_ = seed & 0xFFFFFFFFFFFFFFFF, stream_ = stream & 0xFFFFFFFFFFFFFFFF
     check("random.normal", f"out ({n},)", n_threads)
     with nogil, parallel(num_threads=n_threads):
         for b in prange((n + BLOCK - 1) // BLOCK, schedule="static"):
             i = b * BLOCK
-            _block_normal(&out[i], _seeded(seed_, stream_, b), std, min(BLOCK, n - i))
+            _block_normal(values + i, _seeded(seed_, stream_, b), std, min(BLOCK, n - i))
 
 
 entries = {}  # weights are drawn once, before any program runs

@@ -23,9 +23,9 @@ def _erf(x: Array) -> Array:
 
 def _function(inputs: dict[str, Array], n: int, exact: int) -> Array:
     x = inputs["x"]
-    if exact:
-        return x * (1 + _erf(x / math.sqrt(2))) / 2
-    return x * (1 + np.tanh(_ROOT * (x + 0.044715 * x**3))) / 2
+    t = _erf(x / math.sqrt(2)) if exact else np.tanh(_ROOT * (x + 0.044715 * x**3))
+    y: Array = x * (1 + t) / 2
+    return y
 
 
 def _gradients(inputs: dict[str, Array], dy: Array, n: int, exact: int) -> dict[str, Array]:

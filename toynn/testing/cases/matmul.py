@@ -19,7 +19,8 @@ def _inputs(rng: np.random.Generator, M: int, N: int, K: int, **_: Any) -> dict[
 
 
 def _function(inputs: dict[str, Array], **_: Any) -> Array:
-    return inputs["x"] @ inputs["w"].T + inputs["b"]
+    y: Array = inputs["x"] @ inputs["w"].T + inputs["b"]
+    return y
 
 
 def _gradients(inputs: dict[str, Array], dy: Array, **_: Any) -> dict[str, Array]:
@@ -28,10 +29,10 @@ def _gradients(inputs: dict[str, Array], dy: Array, **_: Any) -> dict[str, Array
 
 def _activate(pre: Array, activation: str) -> Array:
     if activation == "gelu_tanh":
-        return 0.5 * pre * (1 + np.tanh(math.sqrt(2 / math.pi) * (pre + 0.044715 * pre**3)))
+        pre = 0.5 * pre * (1 + np.tanh(math.sqrt(2 / math.pi) * (pre + 0.044715 * pre**3)))
     if activation == "gelu_exact":
         erf = np.array([math.erf(value) for value in pre.ravel() / math.sqrt(2)])
-        return 0.5 * pre * (1 + erf.reshape(pre.shape))
+        pre = 0.5 * pre * (1 + erf.reshape(pre.shape))
     return pre
 
 

@@ -14,7 +14,8 @@ def _inputs(rng: np.random.Generator, n: int) -> dict[str, Array]:
 
 def _function(inputs: dict[str, Array], n: int) -> Array:
     x = inputs["x"]
-    return x / (1 + np.exp(-x))
+    y: Array = x / (1 + np.exp(-x))
+    return y
 
 
 def _gradients(inputs: dict[str, Array], dy: Array, n: int) -> dict[str, Array]:

@@ -15,7 +15,8 @@ def _inputs(rng: np.random.Generator, N: int, C: int) -> dict[str, Array]:
 def _function(inputs: dict[str, Array], N: int, C: int) -> Array:
     x = inputs["x"]
     e = np.exp(x - x.max(axis=1, keepdims=True, initial=-np.inf))
-    return e / e.sum(axis=1, keepdims=True)
+    y: Array = e / e.sum(axis=1, keepdims=True)
+    return y
 
 
 def _gradients(inputs: dict[str, Array], dy: Array, N: int, C: int) -> dict[str, Array]:

@@ -13,7 +13,8 @@ def _inputs(rng: np.random.Generator, n: int) -> dict[str, Array]:
 
 def _function(inputs: dict[str, Array], n: int) -> Array:
     gate = inputs["gate"]
-    return gate / (1 + np.exp(-gate)) * inputs["up"]
+    y: Array = gate / (1 + np.exp(-gate)) * inputs["up"]
+    return y
 
 
 def _gradients(inputs: dict[str, Array], dy: Array, n: int) -> dict[str, Array]:

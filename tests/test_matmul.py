@@ -1,0 +1,65 @@
+"""What the case table cannot say of matmul: missing arrays, refusals, scratch memory."""
+
+import numpy as np
+import pytest
+
+from toynn._kernels import matmul
+
+pytestmark = pytest.mark.kernels
+
+
+def normal(*shape):
+    return np.random.default_rng(3).standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("sizes", [(9, 10, 11), (150, 160, 170)])
+def test_bias_and_pre_may_be_missing(sizes):
+    M, N, K = sizes
+    x, w, b = normal(M, K), normal(N, K), normal(N)
+    y, pre, bare = (np.full((M, N), np.nan, np.float32) for _ in range(3))
+    matmul.forward(bare, None, x, w, None)
+    matmul.forward(y, pre, x, w, np.zeros_like(b))
+    assert bare.tobytes() == y.tobytes() == pre.tobytes()
+    matmul.forward(y, pre, x, w, b, "gelu_exact")
+    matmul.forward(bare, None, x, w, b, "gelu_exact")
+    assert bare.tobytes() == y.tobytes() != pre.tobytes()
+
+
+def test_nan_stays_in_its_row():
+    x, w = normal(150, 170), normal(160, 170)
+    x[77, 5] = np.nan
+    y = np.zeros((150, 160), np.float32)
+    matmul.forward(y, None, x, w, None, "gelu_tanh", 2)
+    assert np.isnan(y[77]).all()
+    assert np.isnan(y).sum() == 160
+
+
+@pytest.mark.parametrize("size", range(1, 36))
+def test_every_small_size(size):
+    """All heights of a tile, and both sides of its width."""
+    x, w, dy = normal(size, 7), normal(35, 7), normal(size, 35)
+    y, dx, dw = np.empty_like(dy), np.empty_like(x), np.empty_like(w)
+    matmul.forward(y, None, x, w, None)
+    matmul.backward_input(dx, dy, w)
+    matmul.backward_weight(dw, dy, x)
+    np.testing.assert_allclose(y, x @ w.T, atol=1e-4)
+    np.testing.assert_allclose(dx, dy @ w, atol=1e-4)
+    np.testing.assert_allclose(dw, dy.T @ x, atol=1e-4)
+
+
+def test_scratch_memory_is_small_and_none_for_small_products():
+    assert matmul.workspace("forward", 32, 64, 64) == 0
+    for entry in ("forward", "backward_input", "backward_weight"):
+        assert 0 < matmul.workspace(entry, 1024, 50257, 768, n_threads=2) < 8 << 20
+
+
+def test_refusals_say_what_was_needed():
+    x, w, y = normal(3, 4), normal(5, 4), normal(3, 5)
+    with pytest.raises(ValueError, match=r"needs y \(3, 5\).*got y \(5, 3\)"):
+        matmul.forward(normal(5, 3), None, x, w, None)
+    with pytest.raises(ValueError, match=r"activation needs one of none, .*'relu'"):
+        matmul.forward(y, None, x, w, None, "relu")
+    with pytest.raises(ValueError, match="n_threads must be at least 1"):
+        matmul.backward_input(np.empty_like(x), y, w, n_threads=0)
+    with pytest.raises(ValueError, match=r"workspace needs one of forward, .*'sideways'"):
+        matmul.workspace("sideways", 1, 1, 1)

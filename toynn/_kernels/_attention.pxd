@@ -1,0 +1,121 @@
+"""One block of attention: BLOCK queries against BLOCK keys, forward and backward.
+
+The formulas are at the top of attention.pyx. Pointers are at row 0 of the sequence and at the first
+column of the head; i is the first query of a block and j its first key.
+"""
+from libc.math cimport INFINITY, logf
+
+from toynn._kernels._common cimport LANES, exp_, max_, sum_
+from toynn._kernels._gemm cimport Operand, blocks_of, multiply
+
+cdef enum:
+    BLOCK = 64  # queries, and keys, per block: two blocks of scores take 32 KB
+
+cdef struct Sizes:
+    Py_ssize_t B, T, H, KV, D
+    Py_ssize_t ldq, ldk, ldv, ldo  # floats from one row to the next
+    bint causal
+    float scale
+
+
+cdef inline Py_ssize_t _whole(Py_ssize_t columns) noexcept nogil:
+    """Columns rounded up to LANES, so that loops over them have no scalar rest."""
+    return blocks_of(columns, LANES) * LANES
+
+
+cdef inline void _scale_row(float* x, float factor, Py_ssize_t n) noexcept nogil:
+    cdef Py_ssize_t c
+    for c in range(n):
+        x[c] *= factor
+
+
+cdef inline void _scores(
+    float* p, const Sizes* s, const float* q, const float* k,
+    Py_ssize_t i, Py_ssize_t rows, Py_ssize_t j, Py_ssize_t columns,
+) noexcept nogil:
+    """p = scale q . k for queries i .. and keys j ..; -infinity for keys not seen."""
+    cdef Operand a = Operand(q + i * s.ldq, rows, s.ldq, 1, True)
+    cdef Operand b = Operand(k + j * s.ldk, columns, s.ldk, 1, False)
+    cdef Py_ssize_t r, c, seen = columns
+    multiply(p, BLOCK, &a, &b, s.D, False)
+    for r in range(rows):
+        if s.causal:
+            seen = min(columns, i + r + 1 - j)
+        _scale_row(p + r * BLOCK, s.scale, columns)
+        for c in range(seen, _whole(columns)):
+            p[r * BLOCK + c] = -INFINITY
+
+
+cdef inline void _weights_row(float* p, Py_ssize_t width, float shift) noexcept nogil:
+    """p = exp(p - shift)."""
+    cdef Py_ssize_t c
+    for c in range(width):
+        p[c] = exp_(p[c] - shift)
+
+
+cdef inline void forward_block(
+    float* o, float* lse, const float* q, const float* k, const float* v, const Sizes* s,
+    Py_ssize_t i,
+) noexcept nogil:
+    """Overwrite o and lse of queries i .. i + BLOCK - 1 from all keys."""
+    cdef float p[BLOCK * BLOCK]
+    cdef float most[BLOCK]   # running maximum of the scaled scores of a row
+    cdef float total[BLOCK]  # running sum of exp(score - most)
+    cdef Py_ssize_t r, t, j, columns, width, rows = min(BLOCK, s.T - i)
+    cdef Py_ssize_t keys = i + rows if s.causal else s.T
+    cdef float before
+    cdef Operand a, b
+    for t in range(blocks_of(keys, BLOCK)):
+        j = t * BLOCK
+        columns = min(BLOCK, keys - j)
+        width = _whole(columns)
+        _scores(p, s, q, k, i, rows, j, columns)
+        for r in range(rows):
+            before = most[r] if t else <float>-INFINITY
+            most[r] = max(before, max_(p + r * BLOCK, width))
+            _weights_row(p + r * BLOCK, width, most[r])
+            if t == 0:
+                total[r] = sum_(p + r * BLOCK, width)
+            else:
+                before = exp_(before - most[r])
+                total[r] = total[r] * before + sum_(p + r * BLOCK, width)
+                _scale_row(o + (i + r) * s.ldo, before, s.D)
+        a = Operand(&p[0], rows, BLOCK, 1, True)
+        b = Operand(v + j * s.ldv, s.D, 1, s.ldv, False)
+        multiply(o + i * s.ldo, s.ldo, &a, &b, columns, t > 0)
+    for r in range(rows):
+        _scale_row(o + (i + r) * s.ldo, 1 / total[r], s.D)
+        lse[i + r] = most[r] + logf(total[r])
+
+
+cdef inline void backward_block(
+    float* dq, float* dk, float* dv, const float* delta, const float* do, const float* lse,
+    const float* q, const float* k, const float* v, const Sizes* s,
+    Py_ssize_t i, Py_ssize_t j, bint add_to_keys,
+) noexcept nogil:
+    """What queries i .. and keys j .. give to dq, dk and dv; the first keys overwrite dq."""
+    cdef float p[BLOCK * BLOCK]
+    cdef float ds[BLOCK * BLOCK]
+    cdef Py_ssize_t r, c, rows = min(BLOCK, s.T - i), columns = min(BLOCK, s.T - j)
+    cdef Operand a, b
+    _scores(p, s, q, k, i, rows, j, columns)
+    # do . v, then ds
+    a = Operand(do + i * s.ldo, rows, s.ldo, 1, True)
+    b = Operand(v + j * s.ldv, columns, s.ldv, 1, False)
+    multiply(ds, BLOCK, &a, &b, s.D, False)
+    for r in range(rows):
+        _weights_row(p + r * BLOCK, _whole(columns), lse[i + r])
+        for c in range(columns):
+            ds[r * BLOCK + c] = s.scale * p[r * BLOCK + c] * (ds[r * BLOCK + c] - delta[i + r])
+    # dv += p^T do
+    a = Operand(&p[0], columns, 1, BLOCK, True)
+    b = Operand(do + i * s.ldo, s.D, 1, s.ldo, False)
+    multiply(dv + j * s.ldv, s.ldv, &a, &b, rows, add_to_keys)
+    # dk += ds^T q
+    a = Operand(&ds[0], columns, 1, BLOCK, True)
+    b = Operand(q + i * s.ldq, s.D, 1, s.ldq, False)
+    multiply(dk + j * s.ldk, s.ldk, &a, &b, rows, add_to_keys)
+    # dq += ds k
+    a = Operand(&ds[0], rows, BLOCK, 1, True)
+    b = Operand(k + j * s.ldk, s.D, 1, s.ldk, False)
+    multiply(dq + i * s.ldq, s.ldq, &a, &b, columns, j > 0)

@@ -1,0 +1,35 @@
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_F32 = NDArray[np.float32]
+
+entries: dict[str, Any]
+__test__: dict[str, str]
+
+def forward(
+    o: _F32,
+    lse: _F32,
+    q: _F32,
+    k: _F32,
+    v: _F32,
+    causal: bool = True,
+    scale: float | None = None,
+    n_threads: int = 1,
+) -> None: ...
+def backward(
+    dq: _F32,
+    dk: _F32,
+    dv: _F32,
+    delta: _F32,
+    do: _F32,
+    o: _F32,
+    lse: _F32,
+    q: _F32,
+    k: _F32,
+    v: _F32,
+    causal: bool = True,
+    scale: float | None = None,
+    n_threads: int = 1,
+) -> None: ...

@@ -1,0 +1,191 @@
+"""Scaled dot-product attention, causal or full, with grouped queries, without a T x T matrix.
+
+    s[i,j] = scale q[i] . k[j]                 j <= i if causal
+    p[i,j] = exp(s[i,j] - lse[i])              lse[i] = log sum_j exp(s[i,j])
+    o[i]   = sum_j p[i,j] v[j]
+
+    delta[i] = do[i] . o[i]                    ds[i,j] = p[i,j] (do[i] . v[j] - delta[i])
+    dq[i] = scale sum_j ds[i,j] k[j]           dk[j] = scale sum_i ds[i,j] q[i]
+    dv[j] = sum_i p[i,j] do[i]
+
+for each of B sequences of T rows and each of H heads of D columns; KV heads of k and v serve
+H / KV query heads each. Scores live in blocks of BLOCK x BLOCK (_attention.pxd); forward keeps a
+running maximum and sum per row, backward recomputes p from lse. q, k, v may be columns of one fused
+array, and dq, dk, dv of another; o, do are (B*T, H*D). Saved: o, lse (B,H,T). All outputs are
+overwritten and alias nothing.
+Source: Dao 2023 (FlashAttention-2), arXiv:2307.08691, algorithms 1 and 2.
+"""
+from cpython.pycapsule cimport PyCapsule_New
+from cython.parallel cimport parallel, prange
+from libc.math cimport sqrt
+
+from toynn._kernels._attention cimport BLOCK, Sizes, backward_block, forward_block
+from toynn._kernels._common cimport at2, at3, dot_, flush_denormals, fpstate, restore_fpstate
+from toynn._kernels._gemm cimport blocks_of
+from toynn._kernels.abi cimport KernelArgs, kernel_fn
+
+from toynn._kernels._check import check
+
+cdef enum:
+    SMALL = 1 << 19  # multiplications per product up to which one thread is faster
+
+
+cdef inline Sizes _sizes(const KernelArgs* a) noexcept nogil:
+    cdef Sizes s
+    s.B, s.T, s.H, s.KV, s.D = a.n[0], a.n[1], a.n[2], a.n[3], a.n[4]
+    s.ldq, s.ldk, s.ldv, s.causal = a.n[5], a.n[6], a.n[7], a.n[8] != 0
+    s.ldo = s.H * s.D
+    s.scale = a.f[0]
+    return s
+
+
+cdef inline int _threads(const Sizes* s, int n_threads) noexcept nogil:
+    return 1 if s.B * s.H * s.T * s.T * s.D <= SMALL else n_threads
+
+
+cdef inline void _backward_head(
+    KernelArgs* a, const Sizes* s, Py_ssize_t batch, Py_ssize_t kv
+) noexcept nogil:
+    """dk and dv of one head, dq of the query heads that it serves: one thread owns them all."""
+    cdef Py_ssize_t group = s.H // s.KV, blocks = blocks_of(s.T, BLOCK)
+    cdef Py_ssize_t row = batch * s.T, i, j, g, h, first
+    cdef Py_ssize_t at_k = row * s.ldk + kv * s.D, at_v = row * s.ldv + kv * s.D, at_q, at_o, at_t
+    for j in range(blocks):
+        first = j if s.causal else 0
+        for g in range(group):
+            h = kv * group + g
+            at_q = row * s.ldq + h * s.D
+            at_o = row * s.ldo + h * s.D
+            at_t = (batch * s.H + h) * s.T
+            for i in range(first, blocks):
+                backward_block(
+                    <float*>a.t[0] + at_q, <float*>a.t[1] + at_k, <float*>a.t[2] + at_v,
+                    <const float*>a.t[3] + at_t, <const float*>a.t[4] + at_o,
+                    <const float*>a.t[6] + at_t, <const float*>a.t[7] + at_q,
+                    <const float*>a.t[8] + at_k, <const float*>a.t[9] + at_v,
+                    s, i * BLOCK, j * BLOCK, g > 0 or i > first,
+                )
+
+
+cdef void _forward(KernelArgs* a) noexcept nogil:
+    """Tensors o, lse, q, k, v; sizes B, T, H, KV, D, ldq, ldk, ldv, causal; option scale."""
+    cdef Sizes s = _sizes(a)
+    cdef Py_ssize_t blocks = blocks_of(s.T, BLOCK)
+    cdef Py_ssize_t task, h = 0, kv = 0, row = 0
+    cdef fpstate before = 0
+    with parallel(num_threads=_threads(&s, a.n_threads)):
+        before = flush_denormals()
+        for task in prange(s.B * s.H * blocks, schedule="static"):
+            h = task // blocks % s.H
+            kv = h * s.KV // s.H
+            row = task // blocks // s.H * s.T
+            forward_block(
+                <float*>a.t[0] + row * s.ldo + h * s.D, <float*>a.t[1] + row * s.H + h * s.T,
+                <const float*>a.t[2] + row * s.ldq + h * s.D,
+                <const float*>a.t[3] + row * s.ldk + kv * s.D,
+                <const float*>a.t[4] + row * s.ldv + kv * s.D, &s, task % blocks * BLOCK,
+            )
+        restore_fpstate(before)
+
+
+cdef void _backward(KernelArgs* a) noexcept nogil:
+    """Tensors dq, dk, dv, delta, do, o, lse, q, k, v; sizes and option as in forward."""
+    cdef Sizes s = _sizes(a)
+    cdef float* delta = <float*>a.t[3]
+    cdef const float* do = <const float*>a.t[4]
+    cdef const float* o = <const float*>a.t[5]
+    cdef Py_ssize_t task, row = 0, h = 0
+    cdef fpstate before = 0
+    with parallel(num_threads=_threads(&s, a.n_threads)):
+        before = flush_denormals()
+        for task in prange(s.B * s.H * s.T, schedule="static"):
+            h = task // s.T % s.H
+            row = task // s.T // s.H * s.T + task % s.T
+            delta[task] = dot_(
+                do + row * s.ldo + h * s.D, o + row * s.ldo + h * s.D, s.D
+            )
+        for task in prange(s.B * s.KV, schedule="static"):
+            _backward_head(a, &s, task // s.KV, task % s.KV)
+        restore_fpstate(before)
+
+
+cdef Py_ssize_t _row_floats(const float[:, :] x) except? -1:
+    """Floats from one row to the next."""
+    if x.shape[1] > 1 and x.strides[1] != sizeof(float) or x.strides[0] % sizeof(float):
+        raise ValueError("attention: the columns of q, k, v and their gradients must be contiguous")
+    return x.strides[0] // <Py_ssize_t>sizeof(float)
+
+
+cdef inline void* _at(const float[:, :] x) noexcept:
+    return <void*>&x[0, 0] if x.shape[0] and x.shape[1] else NULL
+
+
+cdef _describe(
+    KernelArgs* a, str where, const float[:, :] q, const float[:, :] k, const float[:, :] v,
+    const float[:, :, ::1] lse, bint causal, scale, int n_threads, arrays,
+):
+    """Fill in the sizes, which follow from lse (B,H,T) and the columns of q and k; check shapes."""
+    cdef Py_ssize_t B = lse.shape[0], H = lse.shape[1], T = lse.shape[2]
+    cdef Py_ssize_t D = q.shape[1] // max(H, 1), KV = k.shape[1] // max(D, 1)
+    if D == 0 or KV == 0 or H % KV:
+        raise ValueError(
+            f"{where}: q (B*T, H*D) and k (B*T, KV*D) need D >= 1 and KV that divides H; got "
+            f"q ({q.shape[0]}, {q.shape[1]}), k ({k.shape[0]}, {k.shape[1]}), H {H}"
+        )
+    shapes = {"q": (B * T, H * D), "k": (B * T, KV * D), "v": (B * T, KV * D)}
+    shapes |= {"dq": shapes["q"], "dk": shapes["k"], "dv": shapes["v"]}
+    shapes |= {"o": shapes["q"], "do": shapes["q"], "delta": (B, H, T)}
+    check(
+        where, f"lse ({B}, {H}, {T}), {D} columns per head", n_threads, q=(q, shapes["q"]),
+        k=(k, shapes["k"]), v=(v, shapes["v"]), **{n: (x, shapes[n]) for n, x in arrays.items()},
+    )
+    a.n[0], a.n[1], a.n[2], a.n[3], a.n[4] = B, T, H, KV, D
+    a.n[5], a.n[6], a.n[7], a.n[8] = _row_floats(q), _row_floats(k), _row_floats(v), causal
+    a.f[0] = 1 / sqrt(D) if scale is None else scale
+    a.n_threads = n_threads
+
+
+def forward(
+    float[:, ::1] o, float[:, :, ::1] lse, const float[:, :] q, const float[:, :] k,
+    const float[:, :] v, bint causal=True, scale=None, int n_threads=1,
+):
+    """Overwrite o (B*T, H*D) and lse (B,H,T) from q (B*T, H*D), k and v (B*T, KV*D).
+
+    B, H and T are read off lse. Rows of q, k, v may be apart: they may be columns of one array.
+    ``scale`` is 1 / sqrt(D) if None.
+    """
+    cdef KernelArgs a
+    _describe(&a, "attention.forward", q, k, v, lse, causal, scale, n_threads, {"o": o})
+    a.t[0], a.t[1], a.t[2], a.t[3], a.t[4] = at2(o), at3(lse), _at(q), _at(k), _at(v)
+    with nogil:
+        _forward(&a)
+
+
+def backward(
+    float[:, :] dq, float[:, :] dk, float[:, :] dv, float[:, :, ::1] delta,
+    const float[:, ::1] do, const float[:, ::1] o, const float[:, :, ::1] lse,
+    const float[:, :] q, const float[:, :] k, const float[:, :] v,
+    bint causal=True, scale=None, int n_threads=1,
+):
+    """Overwrite dq, dk, dv, shaped and strided like q, k, v, and delta (B,H,T).
+
+    do, o and lse are as in forward.
+    """
+    cdef KernelArgs a
+    _describe(
+        &a, "attention.backward", q, k, v, lse, causal, scale, n_threads,
+        {"dq": dq, "dk": dk, "dv": dv, "delta": delta, "do": do, "o": o},
+    )
+    if (_row_floats(dq), _row_floats(dk), _row_floats(dv)) != (a.n[5], a.n[6], a.n[7]):
+        raise ValueError("attention.backward: dq, dk, dv need the row strides of q, k, v")
+    a.t[0], a.t[1], a.t[2], a.t[3] = _at(dq), _at(dk), _at(dv), at3(delta)
+    a.t[4], a.t[5], a.t[6] = at2(do), at2(o), at3(lse)
+    a.t[7], a.t[8], a.t[9] = _at(q), _at(k), _at(v)
+    with nogil:
+        _backward(&a)
+
+
+entries = {
+    "forward": PyCapsule_New(<void*><kernel_fn>_forward, "toynn.kernel", NULL),
+    "backward": PyCapsule_New(<void*><kernel_fn>_backward, "toynn.kernel", NULL),
+}
