@@ -47,7 +47,7 @@ def add_parser(commands: Any) -> None:
         ("--d-model", whole(1), 128, "width of the model"),
         ("--layers", whole(1, 1000), 4, "transformer blocks"),
         ("--heads", whole(1), 4, "attention heads; they must divide the width"),
-        ("--lr", real(0, above=True), 1e-3, "largest learning rate"),
+        ("--lr", real(0, above=True), 3e-3, "largest learning rate"),
         ("--min-lr-ratio", real(0, 1), 0.1, "the last learning rate divided by the largest"),
         ("--weight-decay", real(0), 0.1, "of AdamW"),
         ("--max-grad-norm", real(0), 1.0, "clip the gradient to this norm; 0 does not"),
