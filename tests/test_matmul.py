@@ -50,7 +50,7 @@ def test_every_small_size(size):
 def test_scratch_memory_is_small_and_none_for_small_products():
     assert matmul.workspace("forward", 32, 64, 64) == 0
     for entry in ("forward", "backward_input", "backward_weight"):
-        assert 0 < matmul.workspace(entry, 1024, 50257, 768, 2) < 8 << 20
+        assert 0 < matmul.workspace(entry, 1024, 50257, 768, n_threads=2) < 8 << 20
 
 
 def test_refusals_say_what_was_needed():

@@ -8,7 +8,6 @@ _F32 = NDArray[np.float32]
 entries: dict[str, Any]
 __test__: dict[str, str]
 
-def workspace(entry: str, B: int, T: int, H: int, KV: int, D: int, n_threads: int = 1) -> int: ...
 def forward(
     o: _F32,
     lse: _F32,

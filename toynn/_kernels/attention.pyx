@@ -112,7 +112,7 @@ cdef void _backward(KernelArgs* a) noexcept nogil:
 cdef Py_ssize_t _row_floats(const float[:, :] x) except? -1:
     """Floats from one row to the next."""
     if x.shape[1] > 1 and x.strides[1] != sizeof(float) or x.strides[0] % sizeof(float):
-        raise ValueError("attention: the columns of q, k, v and their gradients must be contiguous")
+        raise ValueError("attention: columns of q, k, v or a gradient are not C-contiguous")
     return x.strides[0] // <Py_ssize_t>sizeof(float)
 
 
@@ -129,8 +129,9 @@ cdef _describe(
     cdef Py_ssize_t D = q.shape[1] // max(H, 1), KV = k.shape[1] // max(D, 1)
     if D == 0 or KV == 0 or H % KV:
         raise ValueError(
-            f"{where}: q (B*T, H*D) and k (B*T, KV*D) need D >= 1 and KV that divides H; got "
-            f"q ({q.shape[0]}, {q.shape[1]}), k ({k.shape[0]}, {k.shape[1]}), H {H}"
+            f"{where}: lse (B, H, T) needs q (B*T, H*D), k (B*T, KV*D), D >= 1, KV that divides H; "
+            f"got q ({q.shape[0]}, {q.shape[1]}), k ({k.shape[0]}, {k.shape[1]}), "
+            f"lse ({B}, {H}, {T})"
         )
     shapes = {"q": (B * T, H * D), "k": (B * T, KV * D), "v": (B * T, KV * D)}
     shapes |= {"dq": shapes["q"], "dk": shapes["k"], "dv": shapes["v"]}
@@ -143,14 +144,6 @@ cdef _describe(
     a.n[5], a.n[6], a.n[7], a.n[8] = _row_floats(q), _row_floats(k), _row_floats(v), causal
     a.f[0] = 1 / sqrt(D) if scale is None else scale
     a.n_threads = n_threads
-
-
-def workspace(
-    str entry, Py_ssize_t B, Py_ssize_t T, Py_ssize_t H, Py_ssize_t KV, Py_ssize_t D,
-    int n_threads=1,
-):
-    """Bytes of scratch memory that an entry needs: none, its blocks of scores are on the stack."""
-    return 0
 
 
 def forward(

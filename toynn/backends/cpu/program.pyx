@@ -74,7 +74,7 @@ cdef class CompiledProgram:
         self._size += 1
 
     def run(self, Py_ssize_t count, bint accumulate, int n_threads):
-        """Run the first ``count`` calls; ``accumulate`` is for those that follow the micro-batch."""
+        """Run the first ``count`` calls; ``accumulate`` goes to those that follow it."""
         if count > self._size:
             raise IndexError(f"program has {self._size} kernel calls; got {count}")
         with nogil:
