@@ -10,10 +10,14 @@ import tomllib
 import numpy as np
 import pytest
 from fake_recipe import FakeRecipe
+from safetensors.numpy import load_file
 
 import toynn
 from toynn.cli import main, train
-from toynn.data.text import Corpus
+from toynn.data.text import Corpus, spaced_windows
+from toynn.engines.gpt2 import GPT2Config
+from toynn.options import RecipeOptions
+from toynn.recipes import GPT2
 
 TEXT = b"the cat sat on the mat and the rat sat on the cat " * 20
 FAKE = ("--steps", "30", "--batch", "2", "--seq", "8", "--log-every", "10", "--eval-every", "10")
@@ -76,7 +80,7 @@ def test_train_fills_the_run_folder(recipe, text, tmp_path, capsys):
         f"text.txt: 1,000 bytes, sha256 {Corpus('', TEXT).sha256[:12]}",
         "65,536 parameters",
         "a byte bigram model: validation loss ",
-        "--- sample ---",
+        "--- sample: 32 bytes of the validation text, then the model's own ---",
         "(the best, at step 30); byte bigram ",
         "480 tokens trained",
         str(out),
@@ -94,7 +98,7 @@ def test_train_fills_the_run_folder(recipe, text, tmp_path, capsys):
     reports = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [report["iteration"] for report in reports] == [0, 10, 20, 30]
     assert reports[-1]["val_loss"] < reports[0]["val_loss"]
-    assert (out / "sample.txt").read_text()
+    assert (out / "sample.txt").read_text().startswith(TEXT[-100:-68].decode())
 
 
 def test_embedded_corpus_is_the_default(recipe, tmp_path, capsys, monkeypatch):
@@ -173,7 +177,7 @@ def test_bad_data(recipe, tmp_path, capsys, content, words):
     assert not (tmp_path / "a").exists()
 
 
-@pytest.mark.parametrize("option", ["--steps", "--batch", "--seq", "--d-model", "--layers"])
+@pytest.mark.parametrize("option", ["--steps", "--batch", "--seq", "--d-model", "--heads"])
 @pytest.mark.parametrize("value", ["0", "-1", "1.5", "many", "", "99999999999"])
 def test_bad_whole_numbers(capsys, option, value):
     assert main(["train", "gpt2", f"{option}={value}"]) == 2
@@ -190,7 +194,8 @@ def test_bad_whole_numbers(capsys, option, value):
         (["--min-lr-ratio", "2"], "must be a number of at least 0 and at most 1; got '2'"),
         (["--weight-decay=-1"], "must be a number of at least 0; got '-1'"),
         (["--max-grad-norm=-1"], "must be a number of at least 0; got '-1'"),
-        (["--threads", "0"], "argument --threads: must be a whole number from 1"),
+        (["--layers", "1001"], "argument --layers: must be a whole number from 1 to 1000; got"),
+        (["--threads", "0"], "argument --threads: must be a whole number from 1 to 1024; got"),
         (["--seed=-1"], "argument --seed: must be a whole number from 0"),
         (["--heads", "3"], "--heads 3 does not divide --d-model 128"),
         (["--warmup", "10", "--steps", "9"], "--warmup 10 is more than --steps 9"),
@@ -230,9 +235,59 @@ def test_out_that_exists_or_cannot_be_made(recipe, text, tmp_path, capsys):
     assert recipe.steps == 0
 
 
+REAL = ("--d-model", "8", "--heads", "2", "--layers", "1", "--seq", "8", "--batch", "2")
+# As typed in a terminal: a shell that runs pytest in the background has SIGINT ignored.
+TYPED = (
+    "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    "from toynn.cli import main; sys.exit(main())"
+)
+
+
 def test_module_runs():
     command = [sys.executable, "-m", "toynn", "train", "gpt2", "--steps", "0"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("toynn: error: argument --steps: must be a whole number")
     assert "Traceback" not in done.stderr
+
+
+def test_gpt2_learns_and_its_weights_are_kept(text, tmp_path):
+    out = tmp_path / "a"
+    words = ["--data", text, "--steps", "40", "--lr", "0.01", "--eval-every", "10", "--out"]
+    assert main(["train", "gpt2", *REAL, *words, str(out)]) == 0
+    reports = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    losses = [report["val_loss"] for report in reports if "val_loss" in report]
+    assert losses[0] == pytest.approx(math.log(256), abs=0.1)
+    assert losses[-1] < losses[0] - 1.5
+    weights = load_file(out / "model.safetensors")
+    assert weights["token_embd.weight"].shape == (256, 8)
+    assert weights["position_embd.weight"].shape == (8, 8)
+    config = tomllib.loads((out / "config.toml").read_text())
+    recipe = GPT2()
+    recipe.realize(GPT2Config(**config["model"]), RecipeOptions(t_batch=2))
+    recipe.engine.load_weights(weights)
+    _, valid = Corpus("text", TEXT).split(8)
+    again = [(recipe.evaluate(*b) * b.rows, b.rows) for b in spaced_windows(valid, 2, 8, 99)]
+    total, rows = map(sum, zip(*again, strict=True))
+    assert total / rows == pytest.approx(min(losses), rel=1e-6)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_from_outside(number, text, tmp_path):
+    out = tmp_path / "a"
+    words = [*REAL, "--data", text, "--steps", "1000000", "--log-every", "1", "--out", str(out)]
+    command = [sys.executable, "-c", TYPED, "train", "gpt2", *words]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        seen = [process.stderr.readline() for _ in range(4)]
+        process.send_signal(number)
+        stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130, stderr
+    assert "finishing the step" in stderr
+    assert "Traceback" not in "".join(seen) + stderr
+    assert "the best weights are saved" in stdout
+    last = json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["iteration"] >= 3
+    assert last["val_loss"] > 0
+    assert (out / "model.safetensors").exists()

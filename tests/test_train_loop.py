@@ -6,7 +6,10 @@ import itertools
 import json
 import math
 import os
+import select
 import signal
+import struct
+import sys
 import threading
 import tomllib
 
@@ -275,16 +278,30 @@ def test_plain_lines_where_there_is_no_terminal():
     assert "ETA" not in lines[4]
 
 
-def test_bar_on_a_terminal():
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+@pytest.mark.parametrize("columns", [100, 0])
+def test_bar_on_a_terminal_that_knows_its_width(columns):
+    import fcntl
+    import pty
+    import termios
 
-    stream = Terminal()
-    with Progress(20, stream) as progress:
-        progress.step()
-        progress(Report(10, 80, 1.0, train_loss=2.5, val_loss=2.25, tokens_per_second=1234.5))
-    assert "loss 2.5000  val 2.2500  speed 1,234 tokens/s" in stream.getvalue()
+    main, other = pty.openpty()
+    fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+    with open(other, "w") as stream:
+        with Progress(20, stream) as progress:
+            progress.step()
+            progress(Report(5, 40, 1.0, train_loss=3.5, val_loss=2.25, tokens_per_second=99.5))
+            progress(Report(10, 80, 2.0, train_loss=2.5, tokens_per_second=1234.5))
+        shown = b""
+        while select.select([main], [], [], 0.1)[0]:
+            shown += os.read(main, 65536)
+    os.close(main)
+    shown = shown.decode()
+    if columns:
+        assert "loss 2.5000  val 2.2500  1,234 tokens/s]" in shown
+        assert "5%|" in shown
+    else:
+        assert shown.splitlines()[1] == "step 10/20  loss 2.5000  1,234 tokens/s  ETA 0:02"
 
 
 @pytest.mark.parametrize(

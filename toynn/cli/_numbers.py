@@ -9,18 +9,16 @@ __all__ = ["real", "whole"]
 LARGEST = 2**31 - 1
 
 
-def whole(least: int) -> Callable[[str], int]:
-    """Return a parser of whole numbers from least to 2^31 - 1."""
+def whole(least: int, most: int = LARGEST) -> Callable[[str], int]:
+    """Return a parser of whole numbers from least to most."""
 
     def parse(text: str) -> int:
         try:
             number = int(text)
         except ValueError:
             number = least - 1
-        if not least <= number <= LARGEST:
-            raise ArgumentTypeError(
-                f"must be a whole number from {least} to {LARGEST}; got {text!r}"
-            )
+        if not least <= number <= most:
+            raise ArgumentTypeError(f"must be a whole number from {least} to {most}; got {text!r}")
         return number
 
     return parse

@@ -2,15 +2,20 @@
 
 import time
 from argparse import Namespace
-from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import toynn
+from toynn.adamw import AdamW
 from toynn.cli._numbers import real, whole
 from toynn.data.text import VOCAB, ByteBigram, Corpus, RandomWindows, spaced_windows
+from toynn.engines.gpt2 import GPT2Config, GPT2SeqEngine
 from toynn.errors import ConfigError
 from toynn.generate import sample
+from toynn.options import RecipeOptions
+from toynn.recipes import GPT2
+from toynn.schedule import Schedule
 from toynn.train.folder import RunFolder, Value
 from toynn.train.loop import Loop, LoopOptions, Result
 from toynn.train.metrics import MetricsFile, plot_losses
@@ -20,6 +25,7 @@ __all__ = ["add_parser"]
 
 WARMUP = 100  # steps, or a tenth of a shorter run
 EVAL_BATCHES = 16
+SAMPLE_PROMPT = 32  # tokens of the validation part, which the sample continues
 SAMPLE_TOKENS = 256
 UNPRINTABLE = "\N{REPLACEMENT CHARACTER}"  # no escape sequence reaches the terminal
 MIB = 2**20
@@ -39,9 +45,9 @@ def add_parser(commands: Any) -> None:
         ("--batch", whole(1), 8, "windows of text per step"),
         ("--seq", whole(1), 128, "tokens per window, and the model's context"),
         ("--d-model", whole(1), 128, "width of the model"),
-        ("--layers", whole(1), 4, "transformer blocks"),
+        ("--layers", whole(1, 1000), 4, "transformer blocks"),
         ("--heads", whole(1), 4, "attention heads; they must divide the width"),
-        ("--lr", real(0, above=True), 1e-3, "largest learning rate"),
+        ("--lr", real(0, above=True), 3e-3, "largest learning rate"),
         ("--min-lr-ratio", real(0, 1), 0.1, "the last learning rate divided by the largest"),
         ("--weight-decay", real(0), 0.1, "of AdamW"),
         ("--max-grad-norm", real(0), 1.0, "clip the gradient to this norm; 0 does not"),
@@ -55,7 +61,7 @@ def add_parser(commands: Any) -> None:
     warmup = f"steps up to the largest learning rate (default {WARMUP}, or a tenth of fewer steps)"
     gpt2.add_argument("--warmup", type=whole(0), metavar="N", help=warmup)
     threads = "use at most so many threads (default: one per core)"
-    gpt2.add_argument("--threads", type=whole(1), metavar="N", help=threads)
+    gpt2.add_argument("--threads", type=whole(1, 1024), metavar="N", help=threads)
     folder = "a new folder for the run (default runs/gpt2-<date>-<time>)"
     gpt2.add_argument("--out", metavar="DIR", help=folder)
     gpt2.set_defaults(run=train_gpt2)
@@ -105,26 +111,18 @@ def train_gpt2(arguments: Namespace) -> int:
 
     if not result.interrupted:
         recipe.engine.load_weights(folder.load_weights())
-        _write_sample(recipe.engine, folder, arguments.seed)
+        prompt = valid_tokens[:SAMPLE_PROMPT].tobytes()
+        _write_sample(recipe.engine, prompt, folder, arguments.seed)
         plot_losses(result.reports, folder.plot, {"byte bigram": bigram})
     _print_result(result, bigram, folder, time.perf_counter() - start)
     return 130 if result.interrupted else 0
 
 
-def build(arguments: Namespace) -> tuple[Any, Any, Callable[[int], float]]:
-    """Return the recipe, ready to step, its optimizer and the learning rate of each step."""
-    from toynn.adamw import AdamW
-    from toynn.engines.gpt2 import GPT2Config
-    from toynn.options import RecipeOptions
-    from toynn.recipes import GPT2
-    from toynn.schedule import Schedule
-
-    config = GPT2Config(**_model(arguments))
+def build(arguments: Namespace) -> tuple[GPT2, AdamW, Schedule]:
+    """Return the recipe, ready to step, its optimizer and its learning rates."""
     recipe = GPT2(backend="cpu")
-    recipe.realize(
-        config,
-        RecipeOptions(t_seq=arguments.seq, t_batch=arguments.batch, seed=arguments.seed),
-    )
+    sizes = RecipeOptions(t_seq=arguments.seq, t_batch=arguments.batch, seed=arguments.seed)
+    recipe.realize(_config(arguments), sizes)
     optimizer = AdamW.for_lora()
     optimizer.weight_decay = arguments.weight_decay
     schedule = Schedule(
@@ -146,29 +144,29 @@ def _resolve(arguments: Namespace) -> None:
         raise ConfigError(f"--heads {heads} does not divide --d-model {width}")
 
 
-def _model(arguments: Namespace) -> dict[str, int]:
-    return {
-        "vocab": VOCAB,
-        "d_model": arguments.d_model,
-        "n_heads": arguments.heads,
-        "d_ff": 4 * arguments.d_model,
-        "n_layers": arguments.layers,
-        "context": arguments.seq,
-    }
+def _config(arguments: Namespace) -> GPT2Config:
+    return GPT2Config(
+        vocab=VOCAB,
+        d_model=arguments.d_model,
+        n_heads=arguments.heads,
+        d_ff=4 * arguments.d_model,
+        n_layers=arguments.layers,
+        context=arguments.seq,
+    )
 
 
 def _tables(arguments: Namespace, corpus: Corpus) -> dict[str, dict[str, Value]]:
     """Return the resolved configuration, as config.toml has it."""
-    model = {"data", "out", "d_model", "layers", "heads", "run"}
+    elsewhere = {"data", "out", "d_model", "layers", "heads", "run"}
     return {
         "run": {"recipe": "gpt2", "version": toynn.__version__},
         "data": {"name": corpus.name, "bytes": len(corpus.text), "sha256": corpus.sha256},
-        "model": dict(_model(arguments)),
-        "train": {name: value for name, value in vars(arguments).items() if name not in model},
+        "model": asdict(_config(arguments)),
+        "train": {name: value for name, value in vars(arguments).items() if name not in elsewhere},
     }
 
 
-def _print_model(engine: Any) -> None:
+def _print_model(engine: GPT2SeqEngine) -> None:
     count = sum(array.size for array in engine.weights().values())
     memory = engine.session.memory()
     parts = ("weights", "moments", "gradients", "activations", "peak")
@@ -177,12 +175,15 @@ def _print_model(engine: Any) -> None:
     print(f"memory      {sizes} MiB")
 
 
-def _write_sample(engine: Any, folder: RunFolder, seed: int) -> None:
-    """Let the model continue an empty line; print and keep what it writes."""
-    text = bytes(sample(engine, list(b"\n"), SAMPLE_TOKENS, seed=seed)).decode(errors="replace")
+def _write_sample(engine: GPT2SeqEngine, prompt: bytes, folder: RunFolder, seed: int) -> None:
+    """Let the model continue a text; print and keep what it writes."""
+    new = sample(engine, list(prompt), SAMPLE_TOKENS, seed=seed)
+    text = (prompt + bytes(new)).decode(errors="replace")
     folder.write_sample(text)
     shown = "".join(c if c.isprintable() or c in "\n\t" else UNPRINTABLE for c in text)
-    print(f"--- sample {'-' * 40}\n{shown}\n{'-' * 51}")
+    print(f"--- sample: {len(prompt)} bytes of the validation text, then the model's own ---")
+    print(shown)
+    print("---")
 
 
 def _print_result(result: Result, bigram: float, folder: RunFolder, seconds: float) -> None:

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 __all__ = ["IGNORED", "Batch"]
 
-IGNORED = -100  # a label that does not count, as in PyTorch
+IGNORED = -100  # a label that does not count, as in PyTorch and toynn.checks
 
 
 class Batch(NamedTuple):

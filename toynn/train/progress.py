@@ -1,6 +1,8 @@
 """A progress bar on a terminal; elsewhere, one plain line per report."""
 
+import os
 import sys
+from dataclasses import replace
 from types import TracebackType
 from typing import TextIO
 
@@ -8,7 +10,7 @@ from tqdm import tqdm
 
 from toynn.train.metrics import Report
 
-__all__ = ["Progress", "describe", "duration"]
+__all__ = ["Progress", "duration"]
 
 BAR = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 
@@ -20,21 +22,26 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def describe(report: Report, val_loss: float | None) -> str:
-    """Return the figures of a report in words; val_loss is the last one known."""
-    words = [
-        f"{name} {figure:{form}}{unit}"
-        for name, figure, form, unit in (
-            ("loss", report.train_loss, ".4f", ""),
-            ("val", val_loss, ".4f", ""),
-            ("lr", report.learning_rate, ".1e", ""),
-            ("norm", report.grad_norm, ".2f", ""),
-            ("speed", report.tokens_per_second, ",.0f", " tokens/s"),
-            ("skipped", report.skipped_updates, "d", ""),
-        )
-        if figure is not None
-    ]
-    return "  ".join(words)
+def _words(report: Report, *names: str) -> str:
+    """Return the figures of a report that are known, of those named."""
+    forms = {
+        "loss": ("loss {:.4f}", report.train_loss),
+        "val": ("val {:.4f}", report.val_loss),
+        "lr": ("lr {:.1e}", report.learning_rate),
+        "norm": ("norm {:.2f}", report.grad_norm),
+        "speed": ("{:,.0f} tokens/s", report.tokens_per_second),
+        "skipped": ("skipped {}", report.skipped_updates),
+    }
+    known = (forms[name] for name in names)
+    return "  ".join(form.format(figure) for form, figure in known if figure is not None)
+
+
+def _is_terminal(stream: TextIO) -> bool:
+    """Whether a bar can be drawn: some terminals, as in containers, do not know their width."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns > 0
+    except OSError:
+        return False
 
 
 class Progress:
@@ -47,7 +54,7 @@ class Progress:
         self._val_loss: float | None = None
 
     def __enter__(self) -> "Progress":
-        if self._stream.isatty():
+        if _is_terminal(self._stream):
             self._bar = tqdm(
                 total=self._steps, file=self._stream, bar_format=BAR, dynamic_ncols=True
             )
@@ -72,11 +79,12 @@ class Progress:
         if report.val_loss is not None:
             self._val_loss = report.val_loss
         if self._bar is not None:
-            self._bar.set_postfix_str(describe(report, self._val_loss))
+            newest = replace(report, val_loss=self._val_loss)
+            self._bar.set_postfix_str(_words(newest, "loss", "val", "speed"))
             return
         done = report.iteration
         left = report.time * (self._steps - done) / done if done else None
         eta = f"  ETA {duration(left)}" if left else ""
         width = len(str(self._steps))
-        words = describe(report, report.val_loss)
+        words = _words(report, "loss", "val", "lr", "norm", "speed", "skipped")
         print(f"step {done:{width}}/{self._steps}  {words}{eta}", file=self._stream, flush=True)
