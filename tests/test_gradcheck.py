@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from toynn import Session, ops
+from toynn import GPT2Config, RecipeOptions, Session, ops
+from toynn.recipes import GPT2
 from toynn.testing import gradcheck
 from toynn.testing.cases import CASES
 
@@ -364,6 +365,19 @@ def test_a_frozen_matrix_costs_only_the_way_through():
 @pytest.mark.parametrize("op", [op for op, case in CASES.items() if case.function])
 def test_op(op):
     assert gradcheck(op)
+
+
+def test_a_whole_model():
+    recipe = GPT2()
+    recipe.realize(GPT2Config(11, 8, 2, 12, 2, 5), RecipeOptions(t_batch=2, seed=3))
+    rng = np.random.default_rng(4)
+    for name, w in recipe.engine.parameters.items():  # the init has gradients near zero
+        gain = name.endswith("norm.weight")
+        recipe.engine.session.upload(w, gain + 0.3 * rng.standard_normal(w.shape))
+    ids, labels = rng.integers(0, 11, (2, 10))
+    recipe.evaluate(ids, None, labels)  # uploads them
+    assert gradcheck(recipe.engine.session)
+    assert not recipe.engine.session.pending
 
 
 # -- What must be caught -------------------------------------------------------------------------
