@@ -287,6 +287,11 @@ def workspace(str entry, Py_ssize_t M, Py_ssize_t N, Py_ssize_t K, int n_threads
     cdef Entry which = _known("matmul.workspace", entry, _ENTRIES)
     cdef Product p = _product(which, NULL, NULL, NULL, M, N, K)
     cdef Plan plan
+    if min(M, N, K) < 0 or n_threads < 1:
+        raise ValueError(
+            f"matmul.workspace: needs M, N, K >= 0 and n_threads >= 1; got {M}, {N}, {K} and "
+            f"{n_threads}"
+        )
     if _is_small(&p):
         return 0
     plan = _plan(&p, n_threads)
