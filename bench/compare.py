@@ -12,9 +12,9 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 
-Contestants = dict[str, Callable[[], object]]
+import steps
+from steps import Contestants
 
 REST = 0.02  # seconds between turns: idle threads of another runtime spin for about 10 ms
 TURN = 0.02  # seconds that a turn lasts at least, after its untimed call
@@ -164,13 +164,37 @@ def attention(n_threads: int, rounds: int, only: str) -> None:
     summary(ratios)
 
 
-SECTIONS = {"matmul": matmul, "attention": attention}
+def race_steps(shapes: dict[str, steps.Shape], n_threads: int, rounds: int, only: str) -> None:
+    """Print milliseconds of a whole training step, and PyTorch's time over toynn's."""
+    print(f"{'ms per step, best/median':28}{'toynn':>18}{'torch':>18}   torch/toynn", flush=True)
+    for name, shape in shapes.items():
+        if only not in name:
+            continue
+        times = race(steps.contestants(shape, n_threads), rounds)
+        best = {who: 1e3 * min(t) for who, t in times.items()}
+        usual = {who: 1e3 * statistics.median(t) for who, t in times.items()}
+        row = "".join(f"{best[who]:9.3f}/{usual[who]:8.3f}" for who in times)
+        ratios = [ms["torch"] / ms["toynn"] for ms in (best, usual)]
+        print(f"{name:28}{row}{ratios[0]:8.2f}/{ratios[1]:.2f}", flush=True)
+
+
+def tiny(n_threads: int, rounds: int, only: str) -> None:
+    """A training step of a model so small that what lies between the kernels counts."""
+    race_steps(steps.TINY, n_threads, rounds, only)
+
+
+def step(n_threads: int, rounds: int, only: str) -> None:
+    """A training step of GPT-2 models, up to 124M parameters."""
+    race_steps(steps.STEPS, n_threads, rounds, only)
+
+
+SECTIONS = {"matmul": matmul, "attention": attention, "tiny": tiny, "step": step}
 
 
 def main() -> None:
     """Run the sections asked for, each thread count in its own process."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("sections", nargs="*", default=list(SECTIONS), metavar="section")
+    parser.add_argument("sections", nargs="+", metavar="section", help=", ".join(SECTIONS))
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", default="", help="part of a shape's name, e.g. head")
