@@ -1,4 +1,4 @@
-"""A whole training step: loss falls on a batch that it sees again and again, and how long it takes."""
+"""A whole training step: its time, and that the loss of a batch seen again and again falls."""
 
 import numpy as np
 import pytest
