@@ -11,6 +11,7 @@ import pytest
 
 import toynn._kernels as kernels
 from toynn.testing.cases import CASES, Call
+from toynn.testing.doors import check, invoke
 
 pytestmark = pytest.mark.kernels
 
@@ -39,16 +40,6 @@ def ordinary(op):
 CALLS = [pytest.param(op, call, id=f"{op}.{call.entry}") for op in CASES for call in ordinary(op)]
 
 
-def run(op, call: Call, n_threads=1, accumulate=False, **replaced):
-    """Call a door on copies, or on the arrays in ``replaced`` themselves; return its outputs."""
-    arrays = {name: array.copy() for name, array in call.arrays.items()} | replaced
-    options = dict(call.options)
-    if call.accumulates:
-        options["accumulate"] = accumulate
-    getattr(getattr(kernels, op), call.entry)(*arrays.values(), **options, n_threads=n_threads)
-    return {name: arrays[name] for name in call.expected}
-
-
 def assert_close(got, expected, tolerance):
     scale = 1 + np.abs(expected).max(initial=0)
     assert np.abs(got - expected).max(initial=0) <= tolerance * scale
@@ -67,26 +58,24 @@ def floats(call: Call):
 @pytest.mark.parametrize(("op", "index"), ROWS)
 def test_matches_float64(op, index):
     for call in calls(op, index):
-        got = run(op, call)
-        for name, expected in call.expected.items():
-            assert_close(got[name], expected, CASES[op].tolerance)
+        check(op, call, invoke(op, call))
 
 
 @pytest.mark.parametrize(("op", "index"), ROWS)
 def test_threads_agree_bit_for_bit(op, index):
     for call in calls(op, index):
-        one = run(op, call)
+        one = invoke(op, call)
         for n_threads in (2, 5):
-            assert_same_bits(run(op, call, n_threads), one)
+            assert_same_bits(invoke(op, call, n_threads), one)
 
 
 @pytest.mark.parametrize(("op", "index"), ROWS)
 def test_in_place_gives_the_same_bits(op, index):
     for call in calls(op, index):
-        apart = run(op, call)
+        apart = invoke(op, call)
         for output, source in call.in_place.items():
             shared = call.arrays[source].copy()
-            assert_same_bits(run(op, call, **{output: shared, source: shared}), apart)
+            assert_same_bits(invoke(op, call, **{output: shared, source: shared}), apart)
 
 
 @pytest.mark.parametrize(("op", "index"), ROWS)
@@ -95,7 +84,7 @@ def test_accumulate_adds(op, index):
         if not call.accumulates:
             continue
         start = {name: np.full_like(call.arrays[name], 0.5) for name in call.accumulates}
-        got = run(op, call, accumulate=True, **start)
+        got = invoke(op, call, accumulate=True, **start)
         for name in call.accumulates:
             assert_close(got[name], call.expected[name] + 0.5, CASES[op].tolerance)
 
@@ -108,7 +97,7 @@ def test_nan_in_nan_out(op, call):
             continue
         spoiled = call.arrays[name].copy()
         spoiled.flat[rng.integers(spoiled.size)] = np.nan
-        got = run(op, call, **{name: spoiled})
+        got = invoke(op, call, **{name: spoiled})
         assert any(np.isnan(output).any() for output in got.values()), name
 
 
@@ -117,7 +106,7 @@ def test_inputs_may_be_read_only(op, call):
     frozen = {name: call.arrays[name].copy() for name in call.arrays if name not in call.expected}
     for array in frozen.values():
         array.flags.writeable = False
-    assert_same_bits(run(op, call, **frozen), run(op, call))
+    assert_same_bits(invoke(op, call, **frozen), invoke(op, call))
 
 
 @pytest.mark.parametrize(("op", "call"), CALLS)
@@ -127,7 +116,7 @@ def test_wrong_shapes_are_refused(op, call):
             continue
         wrong = np.zeros([size + 1 for size in array.shape], array.dtype)
         with pytest.raises(ValueError) as refusal:
-            run(op, call, **{name: wrong})
+            invoke(op, call, **{name: wrong})
         message = str(refusal.value)
         assert message.startswith(f"{op}.{call.entry}: ")
         assert " needs " in message and "; got " in message
@@ -138,23 +127,23 @@ def test_wrong_shapes_are_refused(op, call):
 def test_wrong_kinds_and_layouts_are_refused(op, call):
     for name, array in call.arrays.items():
         with pytest.raises(ValueError, match="Buffer dtype mismatch"):
-            run(op, call, **{name: array.astype(np.float64)})
+            invoke(op, call, **{name: array.astype(np.float64)})
         if array.shape[-1] > 1:
             with pytest.raises(ValueError, match="not C-contiguous"):
-                run(op, call, **{name: np.repeat(array, 2, axis=-1)[..., ::2]})
+                invoke(op, call, **{name: np.repeat(array, 2, axis=-1)[..., ::2]})
 
 
 @pytest.mark.parametrize(("op", "call"), CALLS)
 def test_no_threads_are_refused(op, call):
     with pytest.raises(ValueError, match=rf"^{op}\.{call.entry}: n_threads .* got 0$"):
-        run(op, call, n_threads=0)
+        invoke(op, call, n_threads=0)
 
 
 @pytest.mark.parametrize(("op", "call"), CALLS)
 @pytest.mark.parametrize("n_threads", [1, 2])
 def test_the_callers_floating_point_state_comes_back(op, call, n_threads):
     subnormal = np.full(8, 1e-40, np.float32)
-    run(op, call, n_threads)
+    invoke(op, call, n_threads)
     assert (subnormal * np.float32(0.5) > 0).all()
 
 
@@ -164,7 +153,7 @@ def test_subnormal_numbers_are_flushed(n_threads):
         if call.entry == "accumulate":
             continue  # a copy, unless told to add
         tiny = {name: np.full_like(call.arrays[name], 1e-40) for name in floats(call)}
-        for output in run("elementwise", call, n_threads, **tiny).values():
+        for output in invoke("elementwise", call, n_threads, **tiny).values():
             assert not output.any(), call.entry
 
 

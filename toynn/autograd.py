@@ -85,23 +85,28 @@ class Backward:
         """Record a backward node whose outputs are the gradients of ``wrt``.
 
         No node at all if none of them is wanted. Gradients of parameters go straight to the
-        session's buffers; the kernel gets a null pointer for a frozen weight's.
+        session's buffers where the kernel can accumulate, and by a detour elsewhere; the kernel
+        gets a null pointer for a frozen weight's.
         """
         if not any(self.wants(tensor) for tensor in wrt):
             return
-        parameters = [t for t in wrt if t is not None and t.role is Role.PARAMETER]
+        weights = [wrt[i] for i in op.weights]
+        parameters = [t for t in weights if t is not None and t.role is Role.PARAMETER]
         first = sum(t not in self._written for t in parameters)
-        direct = first in (0, len(parameters))  # all written before, or none: one flag serves all
+        # One flag serves all outputs, so all were written before, or none, and each is there once.
+        direct = first in (0, len(parameters)) and len(set(parameters)) == len(parameters)
         outputs: list[Tensor | None] = []
         detours: list[tuple[Tensor, Tensor]] = []
-        for tensor in wrt:
-            if tensor is None or (tensor.role is not Role.ACTIVATION and not self.wants(tensor)):
+        for position, tensor in enumerate(wrt):
+            weight = position in op.weights
+            if tensor is None or (weight and not self.wants(tensor)):
                 outputs.append(None)
-            elif tensor.role is Role.PARAMETER and direct:
+            elif weight and direct and tensor.role is Role.PARAMETER:
                 outputs.append(self._gradient_of(tensor))
             else:
-                outputs.append(self.new(tensor))
-                detours.append((tensor, outputs[-1]))  # type: ignore[arg-type]
+                gradient = self.new(tensor)
+                outputs.append(gradient)
+                detours.append((tensor, gradient))
         self.tape.record(
             op,
             outputs,

@@ -2,7 +2,7 @@
 
 from toynn.errors import ConfigError
 
-__all__ = ["checked", "get_float32_matmul_precision", "set_float32_matmul_precision"]
+__all__ = ["PRECISIONS", "checked", "get_float32_matmul_precision", "set_float32_matmul_precision"]
 
 PRECISIONS = ("highest", "high", "medium")
 

@@ -231,7 +231,7 @@ class Session:
         kinds = "iu" if tensor.dtype == "i32" else "fiu"
         if values.dtype.kind not in kinds:
             raise ShapeError(f"upload {tensor.name}: expected {tensor.dtype}; got {values.dtype}")
-        for tape in (self.tape, *self._compiled):
+        for tape in {self.tape, *self._compiled}:
             for check in tape.checks.get(tensor, ()):
                 check(tensor.name, values)
         view[...] = values

@@ -76,12 +76,15 @@ class Op:
 
     ``gradient(back, node, dy)`` records the backward nodes of ``node``; see autograd.py.
     ``inplace`` maps an output's position to that of an input whose memory it may take over.
+    ``weights`` lists the outputs that are gradients of weights: the kernel adds to them when told
+    to accumulate, and leaves out one that is null.
     """
 
     kernel: str  # module and entry of toynn._kernels: "rmsnorm.forward"
     flops: Callable[[Mapping[str, int]], int]  # from the sizes
     gradient: Callable[[Any, "Node", Tensor], None] | None = None
     inplace: Mapping[int, int] = field(default_factory=dict)
+    weights: tuple[int, ...] = ()
     nbytes: Callable[[Mapping[str, int]], int] | None = None  # default: each tensor once
 
 

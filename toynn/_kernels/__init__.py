@@ -14,7 +14,27 @@ from pathlib import Path
 from pkgutil import iter_modules
 from types import ModuleType
 
-from toynn._kernels.cpu import has_openmp, supported_levels
+#: Turns of the idle loop in which an OpenMP thread waits for work before it sleeps, some ten
+#: microseconds. The runtime's own default is thirty times that: a few per cent faster on an idle
+#: machine, but several times slower on a busy one, where the waiting thread takes the CPU from the
+#: working one.
+SPIN = "10000"
+
+
+def _import_cpu() -> ModuleType:
+    """Import the first module that loads the OpenMP runtime, which reads its settings then."""
+    if os.environ.keys() & {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}:
+        return import_module(f"{__name__}.cpu")
+    os.environ["GOMP_SPINCOUNT"] = SPIN
+    try:
+        return import_module(f"{__name__}.cpu")
+    finally:
+        del os.environ["GOMP_SPINCOUNT"]
+
+
+_cpu = _import_cpu()
+has_openmp = _cpu.has_openmp
+supported_levels = _cpu.supported_levels
 
 __all__ = ["OPS", "built_levels", "has_openmp", "level", "load", "supported_levels"]
 

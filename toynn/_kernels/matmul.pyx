@@ -78,81 +78,99 @@ cdef inline Plan _plan(const Product* p, int n_threads) noexcept nogil:
     return plan
 
 
-cdef inline void _finish(
-    const Product* p, Py_ssize_t row, Py_ssize_t rows, Py_ssize_t column, Py_ssize_t columns
+cdef inline float _gelu_tanh(float x) noexcept nogil:
+    return x * sigmoid_(<float>1.5957691 * x * (1 + <float>0.044715 * x * x))
+
+
+cdef inline float _gelu_exact(float x) noexcept nogil:
+    return x * (<float>0.5 + <float>0.5 * erf_(x * <float>0.70710678))
+
+
+cdef inline void _finish_row(
+    float* y, float* c, const float* bias, Activation activation, Py_ssize_t n
 ) noexcept nogil:
-    """Bias and activation for a block whose sums are complete."""
-    cdef Py_ssize_t i, j, N = p.b.size
-    cdef const float* bias
-    cdef float* c
-    cdef float* y
-    cdef float x
-    if p.bias == NULL and p.y == p.c and p.activation == NONE:
+    cdef Py_ssize_t j
+    if bias != NULL:
+        for j in range(n):
+            c[j] += bias[j]
+    if y != c:
+        memcpy(y, c, n * sizeof(float))
+    if activation == GELU_TANH:
+        for j in range(n):
+            y[j] = _gelu_tanh(y[j])
+    elif activation == GELU_EXACT:
+        for j in range(n):
+            y[j] = _gelu_exact(y[j])
+
+
+cdef inline void _finish(
+    const Product* p, Py_ssize_t a0, Py_ssize_t a1, Py_ssize_t b0, Py_ssize_t b1
+) noexcept nogil:
+    """Bias and activation for panels a0 .. a1 - 1 by b0 .. b1 - 1, whose sums are complete."""
+    cdef Py_ssize_t i, at, N = p.b.size
+    cdef const float* bias = p.bias
+    cdef Py_ssize_t column = panel_start(&p.b, b0), columns = panel_start(&p.b, b1) - column
+    if bias == NULL and p.y == p.c and p.activation == NONE:
         return
-    for i in range(row, row + rows):
-        c = p.c + i * N + column
-        y = p.y + i * N + column
-        if p.bias != NULL:
-            bias = p.bias + column
-            for j in range(columns):
-                c[j] += bias[j]
-        if p.activation == GELU_TANH:
-            for j in range(columns):
-                x = c[j]
-                y[j] = x * sigmoid_(<float>1.5957691 * x * (1 + <float>0.044715 * x * x))
-        elif p.activation == GELU_EXACT:
-            for j in range(columns):
-                x = c[j]
-                y[j] = x * (<float>0.5 + <float>0.5 * erf_(x * <float>0.70710678))
-        elif y != c:
-            memcpy(y, c, columns * sizeof(float))
+    if bias != NULL:
+        bias += column
+    for i in range(panel_start(&p.a, a0), panel_start(&p.a, a1)):
+        at = i * N + column
+        _finish_row(p.y + at, p.c + at, bias, p.activation, columns)
+
+
+cdef inline void _multiply_panels(
+    const Product* p, Py_ssize_t a, const float* a_packed, Py_ssize_t b, const float* b_packed,
+    Py_ssize_t k, Py_ssize_t kc,
+) noexcept nogil:
+    """Panel a by panel b: one tile of C."""
+    cdef Py_ssize_t N = p.b.size
+    cdef Py_ssize_t row = panel_start(&p.a, a), rows = panel_start(&p.a, a + 1) - row
+    cdef Py_ssize_t column = panel_start(&p.b, b), columns = panel_start(&p.b, b + 1) - column
+    multiply_panels(
+        p.c + row * N + column, N, a_packed, b_packed, rows, columns, kc, p.add or k > 0
+    )
 
 
 cdef inline void _multiply_group(
     const Product* p, const Plan* plan, const float* shared, float* own,
     Py_ssize_t s0, Py_ssize_t s1, Py_ssize_t g, Py_ssize_t k, Py_ssize_t kc,
 ) noexcept nogil:
-    """Panels s0 .. s1 - 1 of the shared side with group g of the other, for terms k .. k + kc - 1.
-    """
-    cdef Py_ssize_t o, s, row, column, rows, columns
+    """Shared panels s0 .. s1 - 1 with those of group g, for terms k .. k + kc - 1."""
+    cdef Py_ssize_t o, s
     cdef Py_ssize_t o0 = g * panels(plan.own) // plan.groups
     cdef Py_ssize_t o1 = (g + 1) * panels(plan.own) // plan.groups
-    cdef Py_ssize_t shared_panel = panel_floats(plan.shared.is_a, kc)
-    cdef Py_ssize_t own_panel = panel_floats(plan.own.is_a, kc)
-    cdef Py_ssize_t N = p.b.size
-    cdef const float* x
-    cdef const float* z
-    cdef bint add = p.add or k > 0
+    cdef Py_ssize_t shared_step = panel_floats(plan.shared.is_a, kc)
+    cdef Py_ssize_t own_step = panel_floats(plan.own.is_a, kc)
+    cdef const float* at_s
+    cdef const float* at_o
     for o in range(o0, o1):
-        pack(own + (o - o0) * own_panel, plan.own, o, k, kc)
-    # LOOP 2 over the shared panels: each stays in L1 while
-    # LOOP 1 runs over the thread's own ones, which stay in L2.
+        pack(own + (o - o0) * own_step, plan.own, o, k, kc)
+    # LOOP 2 takes the shared panels one by one; each stays in L1 while
+    # LOOP 1 runs over the thread's own panels, which stay in L2.
     for s in range(s0, s1):
-        x = shared + (s - s0) * shared_panel
+        at_s = shared + (s - s0) * shared_step
         for o in range(o0, o1):
-            z = own + (o - o0) * own_panel
-            row = panel_start(&p.a, s if plan.shared.is_a else o)
-            rows = panel_start(&p.a, (s if plan.shared.is_a else o) + 1) - row
-            column = panel_start(&p.b, o if plan.shared.is_a else s)
-            columns = panel_start(&p.b, (o if plan.shared.is_a else s) + 1) - column
-            multiply_panels(
-                p.c + row * N + column, N, x if plan.shared.is_a else z,
-                z if plan.shared.is_a else x, rows, columns, kc, add,
-            )
-        if k + kc == p.K:
-            row = panel_start(&p.a, s if plan.shared.is_a else o0)
-            rows = panel_start(&p.a, s + 1 if plan.shared.is_a else o1) - row
-            column = panel_start(&p.b, o0 if plan.shared.is_a else s)
-            columns = panel_start(&p.b, o1 if plan.shared.is_a else s + 1) - column
-            _finish(p, row, rows, column, columns)
+            at_o = own + (o - o0) * own_step
+            if plan.shared.is_a:
+                _multiply_panels(p, s, at_s, o, at_o, k, kc)
+            else:
+                _multiply_panels(p, o, at_o, s, at_s, k, kc)
+        if k + kc < p.K:
+            continue
+        if plan.shared.is_a:
+            _finish(p, s, s + 1, o0, o1)
+        else:
+            _finish(p, o0, o1, s, s + 1)
 
 
 cdef void _multiply_blocked(const Product* p, void* workspace, int n_threads) noexcept nogil:
+    """The five loops. Every prange ends in a barrier: no panel is read before it is packed."""
     cdef Plan plan = _plan(p, n_threads)
     cdef float* shared = aligned(workspace)
     cdef float* own = shared + plan.shared_floats
     cdef Py_ssize_t slices = blocks_of(panels(plan.shared), plan.slice)
-    cdef Py_ssize_t s, g, i = 0, t = 0, s0 = 0, s1 = 0, k = 0, kc = 0
+    cdef Py_ssize_t s, g, i = 0, t = 0, s0 = 0, s1 = 0, k = 0, kc = 0, step = 0
     cdef fpstate before = 0
     with parallel(num_threads=n_threads):
         before = flush_denormals()
@@ -164,11 +182,9 @@ cdef void _multiply_blocked(const Product* p, void* workspace, int n_threads) no
             for t in range(blocks_of(p.K, KC)):
                 k = t * KC
                 kc = min(KC, p.K - k)
+                step = panel_floats(plan.shared.is_a, kc)
                 for s in prange(s0, s1, schedule="static"):
-                    pack(
-                        shared + (s - s0) * panel_floats(plan.shared.is_a, kc), plan.shared, s, k,
-                        kc,
-                    )
+                    pack(shared + (s - s0) * step, plan.shared, s, k, kc)
                 # LOOP 3 deals groups of the larger side's panels to the threads.
                 for g in prange(plan.groups, schedule="static"):
                     _multiply_group(
@@ -182,8 +198,11 @@ cdef inline bint _is_small(const Product* p) noexcept nogil:
 
 
 cdef void _multiply(const Product* p, void* workspace, int n_threads) noexcept nogil:
+    """The shape alone chooses the way, so that every thread count gives the same bits."""
     cdef Py_ssize_t i, M = p.a.size, N = p.b.size
     cdef fpstate before
+    if M == 0 or N == 0:
+        return
     if not _is_small(p):
         _multiply_blocked(p, workspace, n_threads)
         return
@@ -192,7 +211,7 @@ cdef void _multiply(const Product* p, void* workspace, int n_threads) noexcept n
         for i in range(M * N):
             p.c[i] = 0
     multiply(p.c, N, &p.a, &p.b, p.K, p.add)
-    _finish(p, 0, M, 0, N)
+    _finish(p, 0, panels(&p.a), 0, panels(&p.b))
     restore_fpstate(before)
 
 
@@ -270,6 +289,11 @@ def workspace(
     cdef Entry which = _known("matmul.workspace", entry, _ENTRIES)
     cdef Product p = _product(which, NULL, NULL, NULL, M, N, K)
     cdef Plan plan
+    if min(M, N, K) < 0 or n_threads < 1:
+        raise ValueError(
+            f"matmul.workspace: needs M, N, K >= 0 and n_threads >= 1; got {M}, {N}, {K} and "
+            f"{n_threads}"
+        )
     if _is_small(&p):
         return 0
     plan = _plan(&p, n_threads)

@@ -14,6 +14,7 @@ from toynn.engines.gpt2 import GPT2Config, GPT2SeqEngine
 from toynn.errors import ConfigError
 from toynn.generate import sample
 from toynn.options import RecipeOptions
+from toynn.precision import PRECISIONS
 from toynn.recipes import GPT2
 from toynn.schedule import Schedule
 from toynn.train.folder import RunFolder, Value
@@ -62,6 +63,8 @@ def add_parser(commands: Any) -> None:
     gpt2.add_argument("--warmup", type=whole(0), metavar="N", help=warmup)
     threads = "use at most so many threads (default: one per core)"
     gpt2.add_argument("--threads", type=whole(1, 1024), metavar="N", help=threads)
+    exact = "of matrix products (default highest)"
+    gpt2.add_argument("--precision", choices=PRECISIONS, default="highest", help=exact)
     folder = "a new folder for the run (default runs/gpt2-<date>-<time>)"
     gpt2.add_argument("--out", metavar="DIR", help=folder)
     gpt2.set_defaults(run=train_gpt2)
@@ -78,6 +81,7 @@ def train_gpt2(arguments: Namespace) -> int:
 
     if arguments.threads is not None:
         toynn.set_num_threads(arguments.threads)
+    toynn.set_float32_matmul_precision(arguments.precision)
     recipe, optimizer, schedule = build(arguments)
     _print_model(recipe.engine)
 

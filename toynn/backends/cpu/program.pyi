@@ -1,9 +1,12 @@
-from typing import Any
+from typing import Any, Self
+
+from typing_extensions import disjoint_base
 
 __test__: dict[str, str]
 
+@disjoint_base
 class CompiledProgram:
-    def __init__(self, capacity: int, workspace: int, buffers: list[Any]) -> None: ...
+    def __new__(cls, capacity: int, workspace: int, buffers: list[Any]) -> Self: ...
     def append(
         self,
         kernel: Any,

@@ -55,12 +55,17 @@ def _backward(logits: Array, dense: Array, dloss: Any) -> dict[str, Array]:
     return {"dlogits": dloss / rows * (dense.sum(axis=1, keepdims=True) * softmax - dense)}
 
 
+def _rows(labels: Array, V: int) -> Array:
+    """Labels of either form as dense rows."""
+    return labels if labels.ndim == 2 else _one_hot(labels, V)
+
+
 def _function(inputs: dict[str, Array], V: int, **_: Any) -> Array:
-    return _forward(inputs["logits"], _one_hot(inputs["labels"], V))["loss"]
+    return _forward(inputs["logits"], _rows(inputs["labels"], V))["loss"]
 
 
 def _gradients(inputs: dict[str, Array], dy: Array, V: int, **_: Any) -> dict[str, Array]:
-    return _backward(inputs["logits"], _one_hot(inputs["labels"], V), dy)
+    return _backward(inputs["logits"], _rows(inputs["labels"], V), dy)
 
 
 def _pair(form: str, logits: Array, labels: Array, dense: Array) -> list[Call]:

@@ -17,16 +17,16 @@ def _inputs(rng: np.random.Generator, N: int, C: int) -> dict[str, Array]:
     }
 
 
-def _statistics(x: Array) -> tuple[Array, Array]:
+def _statistics(x: Array, eps: float = EPS) -> tuple[Array, Array]:
     """Mean and 1 / sqrt(variance + eps) of each row, (N, 1); a row of nothing counts as zeros."""
     per = max(x.shape[1], 1)
     mean = x.sum(axis=1, keepdims=True) / per
     variance = ((x - mean) ** 2).sum(axis=1, keepdims=True) / per
-    return mean, 1 / np.sqrt(variance + EPS)
+    return mean, 1 / np.sqrt(variance + eps)
 
 
-def _function(inputs: dict[str, Array], N: int, C: int) -> Array:
-    mean, r = _statistics(inputs["x"])
+def _function(inputs: dict[str, Array], N: int, C: int, eps: float = EPS) -> Array:
+    mean, r = _statistics(inputs["x"], eps)
     return (inputs["x"] - mean) * r * inputs["w"] + inputs["b"]
 
 

@@ -16,13 +16,13 @@ def _inputs(rng: np.random.Generator, N: int, C: int) -> dict[str, Array]:
     }
 
 
-def _scale(x: Array) -> Array:
-    return 1 / np.sqrt((x * x).mean(axis=1) + EPS)
+def _scale(x: Array, eps: float = EPS) -> Array:
+    return 1 / np.sqrt((x * x).mean(axis=1) + eps)
 
 
-def _function(inputs: dict[str, Array], **_: Any) -> Array:
+def _function(inputs: dict[str, Array], eps: float = EPS, **_: Any) -> Array:
     x, w = inputs["x"], inputs["w"]
-    return x * _scale(x)[:, None] * w
+    return x * _scale(x, eps)[:, None] * w
 
 
 def _gradients(inputs: dict[str, Array], dy: Array, **_: Any) -> dict[str, Array]:

@@ -1,0 +1,196 @@
+"""Compare toynn with NumPy and PyTorch on this machine: ``python bench/compare.py matmul``.
+
+The contestants take turns within one run (A B C A B C ..), so that a burst of other load strikes
+all of them; each turn is an untimed call, to wake the contestant's threads, and a few timed ones.
+Each thread count runs in a process of its own, because OpenBLAS reads it once, at import. Ratios
+are toynn's rate over that of the best other contestant: by minima of time, and by medians.
+"""
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+Contestants = dict[str, Callable[[], object]]
+
+REST = 0.02  # seconds between turns: idle threads of another runtime spin for about 10 ms
+TURN = 0.02  # seconds that a turn lasts at least, after its untimed call
+
+
+def turn(call: Callable[[], object]) -> list[float]:
+    """Seconds of each call in one turn."""
+    time.sleep(REST)
+    call()
+    times: list[float] = []
+    while sum(times) < TURN:
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return times
+
+
+def race(contestants: Contestants, rounds: int) -> dict[str, list[float]]:
+    """Seconds of all calls of each contestant, alternating."""
+    times: dict[str, list[float]] = {name: [] for name in contestants}
+    for _ in range(rounds):
+        for name, call in contestants.items():
+            times[name] += turn(call)
+    return times
+
+
+def report(title: str, contestants: Contestants, flops: int, rounds: int) -> float:
+    """Print one row, GFLOP/s from minima/medians of time, and return the ratio of the minima."""
+    times = race(contestants, rounds)
+    best = {name: flops / min(t) / 1e9 for name, t in times.items()}
+    usual = {name: flops / statistics.median(t) / 1e9 for name, t in times.items()}
+    others = [name for name in times if name != "toynn"]
+    ratios = [rate["toynn"] / max(rate[name] for name in others) for rate in (best, usual)]
+    rates = "".join(f"{best[name]:7.0f}/{usual[name]:4.0f}" for name in times)
+    print(f"{title:42}{rates}{ratios[0]:8.2f}/{ratios[1]:.2f}", flush=True)
+    return ratios[0]
+
+
+def heading(names: list[str]) -> None:
+    """Print the names of the columns."""
+    columns = "".join(f"{name:>12}" for name in names)
+    print(f"{'GFLOP/s, best/median':42}{columns}   toynn/best other", flush=True)
+
+
+def summary(ratios: list[float]) -> None:
+    """Print the spread of the ratios of a section."""
+    print(f"ratio of minima: least {min(ratios):.2f}, median {statistics.median(ratios):.2f}\n")
+
+
+def matmul(n_threads: int, rounds: int, only: str) -> None:
+    """The three products of a linear layer."""
+    import numpy as np
+    import torch
+
+    from toynn._kernels import matmul as ours
+    from toynn.testing.cases import CASES
+
+    torch.set_num_threads(n_threads)
+    shapes = dict(CASES["matmul"].bench)
+    shapes |= {
+        f"{name}_1024": sizes | {"M": 1024}
+        for name, sizes in shapes.items()
+        if name.startswith("gpt2")
+    }
+    rng = np.random.default_rng(7)
+    heading(["toynn", "numpy", "torch"])
+    ratios = []
+    for name, sizes in shapes.items():
+        if only not in name:
+            continue
+        M, N, K = sizes["M"], sizes["N"], sizes["K"]
+        x, w, dy = (rng.standard_normal(shape, np.float32) for shape in ((M, K), (N, K), (M, N)))
+        y, dx, dw = np.empty_like(dy), np.empty_like(x), np.empty_like(w)
+        tx, tw, tdy, ty, tdx, tdw = map(torch.from_numpy, (x, w, dy, y, dx, dw))
+        # Lambdas of the sizes at hand: each race ends before the loop goes on.
+        products: dict[str, Contestants] = {
+            "y = x w^T": {
+                "toynn": lambda: ours.forward(y, None, x, w, None, n_threads=n_threads),  # noqa: B023
+                "numpy": lambda: np.matmul(x, w.T, out=y),  # noqa: B023
+                "torch": lambda: torch.mm(tx, tw.t(), out=ty),  # noqa: B023
+            },
+            "dx = dy w": {
+                "toynn": lambda: ours.backward_input(dx, dy, w, n_threads=n_threads),  # noqa: B023
+                "numpy": lambda: np.matmul(dy, w, out=dx),  # noqa: B023
+                "torch": lambda: torch.mm(tdy, tw, out=tdx),  # noqa: B023
+            },
+            "dw = dy^T x": {
+                "toynn": lambda: ours.backward_weight(dw, dy, x, n_threads=n_threads),  # noqa: B023
+                "numpy": lambda: np.matmul(dy.T, x, out=dw),  # noqa: B023
+                "torch": lambda: torch.mm(tdy.t(), tx, out=tdw),  # noqa: B023
+            },
+        }
+        for product, contestants in products.items():
+            title = f"{name} {M}x{N}x{K} {product}"
+            ratios.append(report(title, contestants, 2 * M * N * K, rounds))
+    summary(ratios)
+
+
+def attention(n_threads: int, rounds: int, only: str) -> None:
+    """Causal attention, forward, and forward with backward, against PyTorch's fused one."""
+    import numpy as np
+    import torch
+
+    from toynn._kernels import attention as ours
+    from toynn.testing.cases import CASES
+
+    torch.set_num_threads(n_threads)
+    fused = torch.nn.functional.scaled_dot_product_attention
+    rng = np.random.default_rng(7)
+    heading(["toynn", "torch"])
+    ratios = []
+    for name, sizes in CASES["attention"].bench.items():
+        if only not in name or sizes["KV"] != sizes["H"]:
+            continue
+        B, T, H, D, causal = (sizes[size] for size in ("B", "T", "H", "D", "causal"))
+        q, k, v, o, do, dq, dk, dv = rng.standard_normal((8, B * T, H * D), np.float32)
+        lse, delta = np.empty((2, B, H, T), np.float32)
+        options = {"causal": bool(causal), "n_threads": n_threads}
+        heads = [
+            torch.from_numpy(x.reshape(B, T, H, D)).transpose(1, 2).requires_grad_()
+            for x in (q, k, v)
+        ]
+        dy = torch.from_numpy(do.reshape(B, T, H, D)).transpose(1, 2)
+
+        def forward() -> None:
+            ours.forward(o, lse, q, k, v, **options)  # noqa: B023
+
+        def both() -> None:
+            forward()
+            ours.backward(dq, dk, dv, delta, do, o, lse, q, k, v, **options)  # noqa: B023
+
+        def torch_forward() -> None:
+            with torch.no_grad():
+                fused(*heads, is_causal=bool(causal))  # noqa: B023
+
+        def torch_both() -> None:
+            y = fused(*heads, is_causal=bool(causal))  # noqa: B023
+            torch.autograd.grad(y, heads, dy)  # noqa: B023
+
+        flops = 4 * B * H * T * T * D // (2 if causal else 1)
+        title = f"{name} B{B} T{T} H{H} D{D}"
+        for part, factor, contestants in (
+            ("forward", 2, {"toynn": forward, "torch": torch_forward}),
+            ("forward + backward", 7, {"toynn": both, "torch": torch_both}),
+        ):
+            ratios.append(report(f"{title} {part}", contestants, flops * factor // 2, rounds))
+    summary(ratios)
+
+
+SECTIONS = {"matmul": matmul, "attention": attention}
+
+
+def main() -> None:
+    """Run the sections asked for, each thread count in its own process."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("sections", nargs="*", default=list(SECTIONS), metavar="section")
+    parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", default="", help="part of a shape's name, e.g. head")
+    options = parser.parse_args()
+    for section in options.sections:
+        if section not in SECTIONS:
+            parser.error(f"no section {section}; there are {', '.join(SECTIONS)}")
+    if len(options.threads) > 1:
+        for n_threads in options.threads:
+            arguments = ["--rounds", str(options.rounds), "--only", options.only]
+            command = [sys.executable, __file__, *options.sections, *arguments]
+            subprocess.run([*command, "--threads", str(n_threads)], check=True)
+        return
+    n_threads = options.threads[0]
+    os.environ.pop("OPENBLAS_CORETYPE", None)  # let NumPy choose its best kernels
+    os.environ["OPENBLAS_NUM_THREADS"] = str(n_threads)
+    for section in options.sections:
+        print(f"{section}, {n_threads} thread{'s' if n_threads > 1 else ''}")
+        SECTIONS[section](n_threads, options.rounds, options.only)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,12 @@
+"""Attention, forward and backward, at the shapes of GPT-2 124M, a small Llama, ViT and a toy."""
+
+import pytest
+
+from toynn.testing.cases import CASES
+
+
+@pytest.mark.parametrize("n_threads", [1, 2])
+@pytest.mark.parametrize("entry", ["forward", "backward"])
+@pytest.mark.parametrize("shape", CASES["attention"].bench)
+def test_attention(timed, shape, entry, n_threads):
+    timed("attention", shape, entry, n_threads)

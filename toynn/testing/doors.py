@@ -1,0 +1,53 @@
+"""Call a kernel's Python door as a row of the case table says, check it, time it."""
+
+import time
+from statistics import median
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+import toynn._kernels as kernels
+from toynn.testing.cases import CASES, Array, Call
+
+__all__ = ["check", "invoke", "seconds"]
+
+
+def invoke(
+    op: str, call: Call, n_threads: int = 1, accumulate: bool = False, **replaced: Array
+) -> dict[str, Array]:
+    """Call a door on copies, or on the arrays in ``replaced`` themselves; return its outputs."""
+    arrays = {name: array.copy() for name, array in call.arrays.items()} | replaced
+    _door(op, call)(*arrays.values(), **_options(call, accumulate), n_threads=n_threads)
+    return {name: arrays[name] for name in call.expected}
+
+
+def check(op: str, call: Call, outputs: dict[str, Array]) -> None:
+    """Raise AssertionError unless outputs are within the case's tolerance of the expected."""
+    for name, expected in call.expected.items():
+        error = np.abs(outputs[name] - expected).max(initial=0)
+        allowed = CASES[op].tolerance * (1 + np.abs(expected).max(initial=0))
+        if not error <= allowed:
+            raise AssertionError(f"{op}.{call.entry}: {name} is off by {error}, over {allowed}")
+
+
+def seconds(op: str, call: Call, n_threads: int, least: float = 0.2) -> float:
+    """Return the median time of a call, from calls that together take ``least`` seconds or more."""
+    arrays = [array.copy() for array in call.arrays.values()]
+    door, options = _door(op, call), _options(call, accumulate=False)
+    times: list[float] = []
+    door(*arrays, **options, n_threads=n_threads)
+    while sum(times) < least or len(times) < 5:
+        start = time.perf_counter()
+        door(*arrays, **options, n_threads=n_threads)
+        times.append(time.perf_counter() - start)
+    return median(times)
+
+
+def _door(op: str, call: Call) -> Any:
+    module: ModuleType = getattr(kernels, op)
+    return getattr(module, call.entry)
+
+
+def _options(call: Call, accumulate: bool) -> dict[str, Any]:
+    return call.options | ({"accumulate": accumulate} if call.accumulates else {})

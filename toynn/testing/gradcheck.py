@@ -1,0 +1,202 @@
+"""Gradients against finite differences of a float64 reference.
+
+    numeric[i] = <dy, f(x + eps e_i) - f(x - eps e_i)> / (2 eps)
+    required     |analytic[i] - numeric[i]| <= atol largest + rtol |numeric[i]|
+
+``largest`` is the largest gradient found, over all arrays: a gradient that should be zero may be
+wrong by a rounding error of the others. Elements are a sample, and always one of the steepest.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import toynn._kernels as kernels
+from toynn.session import Session
+from toynn.tape import Role
+from toynn.testing import reference
+from toynn.testing.cases import CASES, Array, Call
+
+__all__ = ["gradcheck"]
+
+#: Maps arrays to (y, backward), where backward(dy) gives a gradient (or None) for each array.
+Function = Callable[..., tuple[Any, Callable[[Array], Any]]]
+
+
+def gradcheck(
+    target: str | Session | Function,
+    inputs: Sequence[Any] | None = None,
+    eps: float = 1e-6,
+    atol: float = 1e-5,
+    rtol: float = 1e-3,
+    *,
+    samples: int | None = 8,
+    seed: int = 0,
+) -> bool:
+    """Check gradients by finite differences; return True.
+
+    ``gradcheck("rmsnorm")``: an op of the case table, at each of its shapes. The reference's
+    gradient is compared with differences of the reference, and the kernel with the reference.
+
+    ``gradcheck(session)``: the tape of a realized session whose inputs are uploaded. The gradients
+    of all its parameters, as the kernels compute them, are compared with differences of the same
+    tape in float64. The session's gradients are zero afterwards.
+
+    ``gradcheck(function, inputs)``: any function of arrays that returns ``(y, backward)``.
+    Floating-point inputs become float64; others are passed as they are and have no gradient.
+
+    At most ``samples`` elements of each array are checked (None: all), chosen by ``seed``.
+
+    Raises
+    ------
+    AssertionError
+        Naming the array, the element, its gradient and the difference quotient.
+    """
+    options = _Options(eps, atol, rtol, samples, seed)
+    if isinstance(target, str):
+        _check_op(target, options)
+    elif isinstance(target, Session):
+        _check_session(target, options)
+    elif inputs is None:
+        raise TypeError("gradcheck: a function needs inputs")
+    else:
+        _check_function(target, inputs, options)
+    return True
+
+
+@dataclass(frozen=True)
+class _Options:
+    eps: float
+    atol: float
+    rtol: float
+    samples: int | None
+    seed: int
+
+
+def _check_op(op: str, options: _Options) -> None:
+    if op not in CASES:
+        raise ValueError(f"gradcheck: no op is called {op}; there are {', '.join(CASES)}")
+    case = CASES[op]
+    if case.inputs is None or case.function is None or case.gradients is None:
+        raise ValueError(f"gradcheck: {op} has no gradient")
+    for sizes in case.shapes:
+        rng = np.random.default_rng(options.seed)
+        given = {name: _exact(x) for name, x in case.inputs(rng, **sizes).items()}
+        dy = rng.standard_normal(np.shape(case.function(given, **sizes)))
+        gradients = case.gradients(given, dy, **sizes)
+        arrays = {name.removeprefix("d"): gradient for name, gradient in gradients.items()}
+        label = f"{op} {sizes}"
+        _compare(label, lambda g=given, s=sizes: case.function(g, **s), dy, given, arrays, options)  # type: ignore[misc]
+        for call in case.calls(rng, **sizes):
+            if "backward" in call.entry:
+                _compare_kernel(label, op, call, options)
+
+
+def _compare_kernel(label: str, op: str, call: Call, options: _Options) -> None:
+    arrays = {name: array.copy() for name, array in call.arrays.items()}
+    getattr(getattr(kernels, op), call.entry)(*arrays.values(), **call.options)
+    for name, expected in call.expected.items():
+        error = np.abs(arrays[name] - expected)
+        largest = 1 + np.abs(expected).max(initial=0)
+        if not (error <= options.atol * largest + options.rtol * np.abs(expected)).all():
+            raise AssertionError(
+                f"gradcheck {label}: {call.entry} of the kernel writes {name} wrong by up to "
+                f"{error.max():.3g}, where the largest is {largest - 1:.3g}"
+            )
+
+
+def _check_session(session: Session, options: _Options) -> None:
+    tape = session.tape
+    session.reset(moments=False)
+    session.run("grads")
+    assert tape.gradients is not None and tape.loss is not None
+    gradients = {
+        tensor: session.download(gradient)
+        for tensor, gradient in tape.gradients.items()
+        if tensor.role is Role.PARAMETER
+    }
+    session.reset(moments=False)
+    outside = (Role.PARAMETER, Role.CONSTANT, Role.INPUT)
+    read = {t.root for node in tape.nodes if node.segment == "F" for t in node.inputs if t}
+    values = {t: _exact(session.download(t)) for t in read if t.role in outside}
+
+    def loss() -> Array:
+        return reference.forward(tape, values)[tape.loss]  # type: ignore[index]
+
+    _compare("session", loss, np.ones(()), values, gradients, options)
+
+
+def _check_function(function: Function, inputs: Sequence[Any], options: _Options) -> None:
+    given = dict(enumerate(_exact(x) for x in inputs))
+    y, backward = function(*given.values())
+    dy = np.random.default_rng(options.seed).standard_normal(np.shape(y))
+    returned = backward(dy)
+    gradients = [returned] if isinstance(returned, np.ndarray) else list(returned)
+    if len(gradients) != len(given):
+        raise ValueError(
+            f"gradcheck: {len(given)} inputs need {len(given)} gradients; got {len(gradients)}"
+        )
+    analytic = {i: np.asarray(g) for i, g in enumerate(gradients) if g is not None}
+    _compare("input", lambda: function(*given.values())[0], dy, given, analytic, options)
+
+
+def _exact(x: Any) -> Array:
+    """Return a copy: float64, or integers as they are."""
+    array = np.array(x)
+    return array.astype(np.float64) if array.dtype.kind == "f" else array
+
+
+def _compare(
+    label: str,
+    function: Callable[[], Any],
+    dy: Array,
+    inputs: Mapping[Any, Array],
+    analytic: Mapping[Any, Array],
+    options: _Options,
+) -> None:
+    """Move elements of ``inputs`` in place, look at ``function()``, compare with ``analytic``."""
+    rng = np.random.default_rng(options.seed)
+    found: list[tuple[Any, int, float, float]] = []
+    for key, gradient in analytic.items():
+        if gradient.shape != inputs[key].shape:
+            raise AssertionError(
+                f"gradcheck {label} {_named(key)}: shape {inputs[key].shape}, but its gradient "
+                f"has {gradient.shape}"
+            )
+        for i in _chosen(gradient, options.samples, rng):
+            numeric = _quotient(function, dy, inputs[key].reshape(-1), i, options.eps)
+            found.append((key, i, float(gradient.flat[i]), numeric))
+    largest = max((abs(numeric) for *_, numeric in found), default=0.0)
+    for key, i, got, numeric in found:
+        allowed = options.atol * largest + options.rtol * abs(numeric)
+        if not abs(got - numeric) <= allowed:
+            index = tuple(int(n) for n in np.unravel_index(i, inputs[key].shape))
+            raise AssertionError(
+                f"gradcheck {label} {_named(key)} {index}: gradient {got:.9g}, "
+                f"difference quotient {numeric:.9g}, allowed error {allowed:.3g}"
+            )
+
+
+def _named(key: Any) -> str:
+    return str(getattr(key, "name", key))
+
+
+def _chosen(gradient: Array, samples: int | None, rng: np.random.Generator) -> list[int]:
+    """Return indices: of the steepest element, and of others at random."""
+    if samples is None or gradient.size <= samples:
+        return list(range(gradient.size))
+    steepest = int(np.abs(gradient).argmax())
+    others = rng.choice(gradient.size, samples - 1, replace=False)
+    return [steepest, *(int(i) for i in others if i != steepest)]
+
+
+def _quotient(function: Callable[[], Any], dy: Array, x: Array, i: int, eps: float) -> float:
+    start = x[i]
+    x[i] = start + eps
+    above = np.array(function())
+    x[i] = start - eps
+    below = np.array(function())
+    x[i] = start
+    return float((dy * (above - below)).sum() / (2 * eps))
