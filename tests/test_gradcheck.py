@@ -166,6 +166,13 @@ def embedding(net):
     return ops.embedding(net.s, net.parameter(4, C), net.integers(N, 4))
 
 
+def embedding_of_a_computed_table(net):
+    s = net.s
+    table = ops.linear(s, net.parameter(4, 3), net.parameter(C, 3))
+    x = ops.embedding(s, table, net.integers(N, 4))
+    return ops.add(s, x, ops.embedding(s, table, net.integers(N, 4)))
+
+
 def tied(net):
     table = net.parameter(V, C)
     x = ops.add(
@@ -261,6 +268,7 @@ TAPES = {
     "rope-interleaved": (rope, True),
     "rope-halves": (rope, False),
     "embedding": (embedding,),
+    "embedding-of-a-computed-table": (embedding_of_a_computed_table,),
     "embedding-tied": (tied,),
     **{
         f"attention-{form.__name__}-{heads}-{kv_heads}-{'causal' if causal else 'full'}": (
