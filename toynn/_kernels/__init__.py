@@ -8,35 +8,23 @@ forces a level.
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from pkgutil import iter_modules
 from types import ModuleType
 
+from toynn._kernels.cpu import has_openmp, supported_levels
+
+__all__ = ["OPS", "built_levels", "has_openmp", "level", "load", "supported_levels"]
+
 #: Turns of the idle loop in which an OpenMP thread waits for work before it sleeps, some ten
 #: microseconds. The runtime's own default is thirty times that: a few per cent faster on an idle
 #: machine, but several times slower on a busy one, where the waiting thread takes the CPU from the
 #: working one.
 SPIN = "10000"
-
-
-def _import_cpu() -> ModuleType:
-    """Import the first module that loads the OpenMP runtime, which reads its settings then."""
-    if os.environ.keys() & {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}:
-        return import_module(f"{__name__}.cpu")
-    os.environ["GOMP_SPINCOUNT"] = SPIN
-    try:
-        return import_module(f"{__name__}.cpu")
-    finally:
-        del os.environ["GOMP_SPINCOUNT"]
-
-
-_cpu = _import_cpu()
-has_openmp = _cpu.has_openmp
-supported_levels = _cpu.supported_levels
-
-__all__ = ["OPS", "built_levels", "has_openmp", "level", "load", "supported_levels"]
 
 #: Names of all ops: whatever was built, the same at every level.
 OPS = tuple(
@@ -66,6 +54,20 @@ def load(op: str, at: str) -> ModuleType:
     return import_module(f"{__name__}.{at}.{op}")
 
 
+@contextmanager
+def _short_spin() -> Iterator[None]:
+    """Set the spin while the OpenMP runtime is loaded, unless the user has set how to wait."""
+    if os.environ.keys() & {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}:
+        yield
+        return
+    os.environ["GOMP_SPINCOUNT"] = SPIN
+    try:
+        yield
+    finally:
+        del os.environ["GOMP_SPINCOUNT"]
+
+
 level = _choose()
-for _op in OPS:
-    globals()[_op] = sys.modules[f"{__name__}.{_op}"] = load(_op, level)
+with _short_spin():
+    for _op in OPS:
+        globals()[_op] = sys.modules[f"{__name__}.{_op}"] = load(_op, level)
