@@ -7,6 +7,7 @@ import pytest
 
 from toynn import GPT2Config, RecipeOptions, Session, ops
 from toynn.recipes import GPT2
+from toynn.tape import Op
 from toynn.testing import gradcheck
 from toynn.testing.cases import CASES
 
@@ -368,6 +369,17 @@ def test_a_frozen_matrix_costs_only_the_way_through():
         "matmul.backward_input",
         "matmul.backward_weight",
     ]
+
+
+def test_every_op_with_a_gradient_is_in_a_tape():
+    recorded = set()
+    for build, *arguments in TAPES.values():
+        net = Net()
+        net.realize(net.loss(build(net, *arguments)))
+        recorded |= {node.op.kernel for node in net.s.tape.nodes}
+    table = [op for op in vars(ops).values() if isinstance(op, Op)]
+    missing = {op.kernel for op in table if op.gradient} - recorded
+    assert missing == {"cross_entropy.forward_dense"}, "which has a test of its own"
 
 
 @pytest.mark.parametrize("op", [op for op, case in CASES.items() if case.function])
