@@ -435,3 +435,22 @@ def test_a_run_needs_only_the_uploads_that_it_reads():
     tiny.s.run("grads")
     with pytest.raises(LifecycleError, match=r"before upload\(hp\)"):
         tiny.s.run("update")
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_every_training_tape_trains_the_same_parameters(first):
+    """Else the norm would count gradients of another step."""
+    s = Session()
+    w, late = s.parameter("w", (V, C)), s.parameter("late", (N, C))
+
+    def train(both):
+        labels = s.input("labels", (N,), "i32")
+        x = ops.embedding(s, w, s.input("tokens", (N,), "i32"))
+        s.set_loss(ops.cross_entropy(s, ops.add(s, x, late) if both else x, labels))
+        s.build_backward()
+
+    train(both=first)
+    s.finalize_weights()
+    s.realize()
+    with pytest.raises(ConfigError, match=r"late gets (no|a) gradient .* the same parameters"):
+        s.record("second", lambda: train(both=not first))

@@ -146,7 +146,14 @@ class Session:
         if self.tape.gradients is not None:
             _refuse("build_backward()", "once a tape: it has been called already")
         back = Backward(self.tape, self._gradient_of, ops.ADD, ops.ACCUMULATE)
-        self.tape.gradients = back.run(self.tape.loss, self._seed)
+        gradients = back.run(self.tape.loss, self._seed)
+        for parameter in self._gradients:
+            if parameter not in gradients:
+                raise ConfigError(
+                    f"build_backward: {parameter.name} gets no gradient here, but got one in the "
+                    "session's first tape; train the same parameters in every tape"
+                )
+        self.tape.gradients = gradients
 
     def _gradient_of(self, parameter: Tensor) -> Tensor:
         if parameter not in self._gradients:

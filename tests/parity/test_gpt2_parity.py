@@ -117,6 +117,20 @@ def test_ten_losses(batch, init, form, convention):
     assert recipe.step_index == 10
 
 
+def test_a_size_at_which_kernels_block_and_use_threads():
+    sizes = {"vocab": 627, "d_model": 96, "n_heads": 4, "d_ff": 384, "n_layers": 2, "context": 130}
+    recipe = GPT2()
+    recipe.realize(GPT2Config(**sizes), RecipeOptions(t_batch=2, seed=6))
+    model = reference.Model(recipe.engine.weights(), sizes["n_heads"])
+    ids, labels = np.random.default_rng(10).integers(0, sizes["vocab"], (2, 260)).astype(np.int32)
+    for step in range(3):
+        row = hp("lora", step)
+        loss = recipe.step(ids, None, labels, row, step == 0)
+        assert loss == pytest.approx(model.step(ids, labels, row.astype(float), 2), rel=LOSS)
+        if step == 0:
+            assert_gradients_agree(recipe.engine.gradients(), model.gradients())
+
+
 def test_the_seeds_own_engine():
     engine = GPT2SeqEngine()
     engine.realize(*SIZES.values(), seed=9)
