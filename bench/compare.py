@@ -3,7 +3,8 @@
 The contestants take turns within one run (A B C A B C ..), so that a burst of other load strikes
 all of them; each turn is an untimed call, to wake the contestant's threads, and a few timed ones.
 Each thread count runs in a process of its own, because OpenBLAS reads it once, at import. Ratios
-are toynn's rate over that of the best other contestant: by minima of time, and by medians.
+are toynn's rate over that of the best other contestant: by minima of time, and by medians. Times
+include each one's call from Python, which is what decides the smallest shapes.
 """
 
 import argparse
@@ -14,7 +15,8 @@ import sys
 import time
 from collections.abc import Callable
 
-Contestants = dict[str, Callable[[], object]]
+import steps
+from steps import Contestants
 
 REST = 0.02  # seconds between turns: idle threads of another runtime spin for about 10 ms
 TURN = 0.02  # seconds that a turn lasts at least, after its untimed call
@@ -64,113 +66,142 @@ def summary(ratios: list[float]) -> None:
     print(f"ratio of minima: least {min(ratios):.2f}, median {statistics.median(ratios):.2f}\n")
 
 
-def matmul(n_threads: int, rounds: int, only: str) -> None:
-    """The three products of a linear layer."""
+def products(M: int, N: int, K: int, n_threads: int) -> dict[str, Contestants]:
+    """The three products of a linear layer, each contestant writing into an array it is given."""
     import numpy as np
     import torch
 
     from toynn._kernels import matmul as ours
+
+    rng = np.random.default_rng(7)
+    x, w, dy = (rng.standard_normal(shape, np.float32) for shape in ((M, K), (N, K), (M, N)))
+    y, dx, dw = np.empty_like(dy), np.empty_like(x), np.empty_like(w)
+    tx, tw, tdy, ty, tdx, tdw = map(torch.from_numpy, (x, w, dy, y, dx, dw))
+    torch.set_num_threads(n_threads)
+    return {
+        "y = x w^T": {
+            "toynn": lambda: ours.forward(y, None, x, w, None, n_threads=n_threads),
+            "numpy": lambda: np.matmul(x, w.T, out=y),
+            "torch": lambda: torch.mm(tx, tw.t(), out=ty),
+        },
+        "dx = dy w": {
+            "toynn": lambda: ours.backward_input(dx, dy, w, n_threads=n_threads),
+            "numpy": lambda: np.matmul(dy, w, out=dx),
+            "torch": lambda: torch.mm(tdy, tw, out=tdx),
+        },
+        "dw = dy^T x": {
+            "toynn": lambda: ours.backward_weight(dw, dy, x, n_threads=n_threads),
+            "numpy": lambda: np.matmul(dy.T, x, out=dw),
+            "torch": lambda: torch.mm(tdy.t(), tx, out=tdw),
+        },
+    }
+
+
+def matmul(n_threads: int, rounds: int, only: str) -> None:
+    """The products at the shapes of the case table, those of GPT-2 with 1024 rows too."""
     from toynn.testing.cases import CASES
 
-    torch.set_num_threads(n_threads)
     shapes = dict(CASES["matmul"].bench)
-    shapes |= {
-        f"{name}_1024": sizes | {"M": 1024}
-        for name, sizes in shapes.items()
-        if name.startswith("gpt2")
-    }
-    rng = np.random.default_rng(7)
+    for name in [name for name in shapes if name.startswith("gpt2")]:
+        shapes[f"{name}_1024"] = shapes[name] | {"M": 1024}
     heading(["toynn", "numpy", "torch"])
     ratios = []
     for name, sizes in shapes.items():
         if only not in name:
             continue
         M, N, K = sizes["M"], sizes["N"], sizes["K"]
-        x, w, dy = (rng.standard_normal(shape, np.float32) for shape in ((M, K), (N, K), (M, N)))
-        y, dx, dw = np.empty_like(dy), np.empty_like(x), np.empty_like(w)
-        tx, tw, tdy, ty, tdx, tdw = map(torch.from_numpy, (x, w, dy, y, dx, dw))
-        # Lambdas of the sizes at hand: each race ends before the loop goes on.
-        products: dict[str, Contestants] = {
-            "y = x w^T": {
-                "toynn": lambda: ours.forward(y, None, x, w, None, n_threads=n_threads),  # noqa: B023
-                "numpy": lambda: np.matmul(x, w.T, out=y),  # noqa: B023
-                "torch": lambda: torch.mm(tx, tw.t(), out=ty),  # noqa: B023
-            },
-            "dx = dy w": {
-                "toynn": lambda: ours.backward_input(dx, dy, w, n_threads=n_threads),  # noqa: B023
-                "numpy": lambda: np.matmul(dy, w, out=dx),  # noqa: B023
-                "torch": lambda: torch.mm(tdy, tw, out=tdx),  # noqa: B023
-            },
-            "dw = dy^T x": {
-                "toynn": lambda: ours.backward_weight(dw, dy, x, n_threads=n_threads),  # noqa: B023
-                "numpy": lambda: np.matmul(dy.T, x, out=dw),  # noqa: B023
-                "torch": lambda: torch.mm(tdy.t(), tx, out=tdw),  # noqa: B023
-            },
-        }
-        for product, contestants in products.items():
+        for product, contestants in products(M, N, K, n_threads).items():
             title = f"{name} {M}x{N}x{K} {product}"
             ratios.append(report(title, contestants, 2 * M * N * K, rounds))
     summary(ratios)
 
 
-def attention(n_threads: int, rounds: int, only: str) -> None:
-    """Causal attention, forward, and forward with backward, against PyTorch's fused one."""
+def attentions(
+    B: int, T: int, H: int, D: int, causal: bool, n_threads: int
+) -> dict[str, Contestants]:
+    """Attention without gradient and with it; PyTorch's is its fused one."""
     import numpy as np
     import torch
 
     from toynn._kernels import attention as ours
+
+    rng = np.random.default_rng(7)
+    q, k, v, o, do, dq, dk, dv = rng.standard_normal((8, B * T, H * D), np.float32)
+    lse, delta = np.empty((2, B, H, T), np.float32)
+
+    def forward() -> None:
+        ours.forward(o, lse, q, k, v, causal, n_threads=n_threads)
+
+    def both() -> None:
+        forward()
+        ours.backward(dq, dk, dv, delta, do, o, lse, q, k, v, causal, n_threads=n_threads)
+
+    fused = torch.nn.functional.scaled_dot_product_attention
+    heads = [torch.from_numpy(x.reshape(B, T, H, D)).transpose(1, 2) for x in (q, k, v)]
+    dy = torch.from_numpy(do.reshape(B, T, H, D)).transpose(1, 2)
+    leaves = [x.detach().requires_grad_() for x in heads]
+    torch.set_num_threads(n_threads)
+
+    def torch_forward() -> None:
+        fused(*heads, is_causal=causal)
+
+    def torch_both() -> None:
+        torch.autograd.grad(fused(*leaves, is_causal=causal), leaves, dy)
+
+    return {
+        "forward": {"toynn": forward, "torch": torch_forward},
+        "forward + backward": {"toynn": both, "torch": torch_both},
+    }
+
+
+def attention(n_threads: int, rounds: int, only: str) -> None:
+    """Attention at the shapes of the case table that have as many heads of k and v as of q."""
     from toynn.testing.cases import CASES
 
-    torch.set_num_threads(n_threads)
-    fused = torch.nn.functional.scaled_dot_product_attention
-    rng = np.random.default_rng(7)
     heading(["toynn", "torch"])
     ratios = []
     for name, sizes in CASES["attention"].bench.items():
         if only not in name or sizes["KV"] != sizes["H"]:
             continue
         B, T, H, D, causal = (sizes[size] for size in ("B", "T", "H", "D", "causal"))
-        q, k, v, o, do, dq, dk, dv = rng.standard_normal((8, B * T, H * D), np.float32)
-        lse, delta = np.empty((2, B, H, T), np.float32)
-        options = {"causal": bool(causal), "n_threads": n_threads}
-        heads = [
-            torch.from_numpy(x.reshape(B, T, H, D)).transpose(1, 2).requires_grad_()
-            for x in (q, k, v)
-        ]
-        dy = torch.from_numpy(do.reshape(B, T, H, D)).transpose(1, 2)
-
-        def forward() -> None:
-            ours.forward(o, lse, q, k, v, **options)  # noqa: B023
-
-        def both() -> None:
-            forward()
-            ours.backward(dq, dk, dv, delta, do, o, lse, q, k, v, **options)  # noqa: B023
-
-        def torch_forward() -> None:
-            with torch.no_grad():
-                fused(*heads, is_causal=bool(causal))  # noqa: B023
-
-        def torch_both() -> None:
-            y = fused(*heads, is_causal=bool(causal))  # noqa: B023
-            torch.autograd.grad(y, heads, dy)  # noqa: B023
-
         flops = 4 * B * H * T * T * D // (2 if causal else 1)
-        title = f"{name} B{B} T{T} H{H} D{D}"
-        for part, factor, contestants in (
-            ("forward", 2, {"toynn": forward, "torch": torch_forward}),
-            ("forward + backward", 7, {"toynn": both, "torch": torch_both}),
-        ):
-            ratios.append(report(f"{title} {part}", contestants, flops * factor // 2, rounds))
+        for part, contestants in attentions(B, T, H, D, bool(causal), n_threads).items():
+            work = flops if part == "forward" else flops * 7 // 2
+            ratios.append(report(f"{name} {part}", contestants, work, rounds))
     summary(ratios)
 
 
-SECTIONS = {"matmul": matmul, "attention": attention}
+def race_steps(shapes: dict[str, steps.Shape], n_threads: int, rounds: int, only: str) -> None:
+    """Print milliseconds of a whole training step, and PyTorch's time over toynn's."""
+    print(f"{'ms per step, best/median':28}{'toynn':>18}{'torch':>18}   torch/toynn", flush=True)
+    for name, shape in shapes.items():
+        if only not in name:
+            continue
+        times = race(steps.contestants(shape, n_threads), rounds)
+        best = {who: 1e3 * min(t) for who, t in times.items()}
+        usual = {who: 1e3 * statistics.median(t) for who, t in times.items()}
+        row = "".join(f"{best[who]:9.3f}/{usual[who]:8.3f}" for who in times)
+        ratios = [ms["torch"] / ms["toynn"] for ms in (best, usual)]
+        print(f"{name:28}{row}{ratios[0]:8.2f}/{ratios[1]:.2f}", flush=True)
+
+
+def tiny(n_threads: int, rounds: int, only: str) -> None:
+    """A training step of a model so small that what lies between the kernels counts."""
+    race_steps(steps.TINY, n_threads, rounds, only)
+
+
+def step(n_threads: int, rounds: int, only: str) -> None:
+    """A training step of GPT-2 models, up to 124M parameters."""
+    race_steps(steps.STEPS, n_threads, rounds, only)
+
+
+SECTIONS = {"matmul": matmul, "attention": attention, "tiny": tiny, "step": step}
 
 
 def main() -> None:
     """Run the sections asked for, each thread count in its own process."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("sections", nargs="*", default=list(SECTIONS), metavar="section")
+    parser.add_argument("sections", nargs="+", metavar="section", help=", ".join(SECTIONS))
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", default="", help="part of a shape's name, e.g. head")

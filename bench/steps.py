@@ -54,9 +54,9 @@ def toynn_step(
     adamw = toynn.AdamW.for_lora()
     positions = np.tile(np.arange(shape.T, dtype=np.int32), shape.B)
 
-    def step() -> None:
+    def step() -> float:
         k = recipe.step_index
-        recipe.step(ids, positions, labels, adamw.hp_for_step(k), k == 0)
+        return recipe.step(ids, positions, labels, adamw.hp_for_step(k), k == 0)
 
     return step
 

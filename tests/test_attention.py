@@ -51,7 +51,7 @@ def test_refusals_say_what_was_needed():
         attention.forward(o, lse, q[1:], k, v)
     with pytest.raises(ValueError, match="KV that divides H"):
         attention.forward(o, lse, q, k[:, : 2 * D], v[:, : 2 * D])
-    with pytest.raises(ValueError, match="columns of q, k, v and their gradients must be"):
+    with pytest.raises(ValueError, match="columns of q, k, v or a gradient are not C-contiguous"):
         attention.forward(o, lse, q, np.asfortranarray(k), v)
     with pytest.raises(ValueError, match="dq, dk, dv need the row strides of q, k, v"):
         wide = normal(B * T, 2 * H * D)

@@ -17,10 +17,11 @@ PYTHON = sorted(PACKAGE.rglob("*.py"))
 CYTHON = sorted(PACKAGE.rglob("*.pyx"))
 OPS = sorted(path.stem for path in (PACKAGE / "_kernels").glob("*.pyx") if path.stem != "cpu")
 
-#: Top to bottom: a module imports from its own row or from rows below.
+#: Top to bottom. A module imports from its own row or from rows below: so only the command line,
+#: which has `bench`, imports testing.
 LAYERS = (
     {"__main__"},
-    {"cli"},  # `toynn bench` times the rows of the case table
+    {"cli"},
     {"testing"},
     {"train", "generate"},
     {"toynn", "config"},  # the public names, show_config

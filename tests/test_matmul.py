@@ -64,4 +64,4 @@ def test_refusals_say_what_was_needed():
     with pytest.raises(ValueError, match=r"workspace needs one of forward, .*'sideways'"):
         matmul.workspace("sideways", 1, 1, 1)
     with pytest.raises(ValueError, match="n_threads >= 1; got 1, 1, 1 and 0"):
-        matmul.workspace("forward", 1, 1, 1, 0)
+        matmul.workspace("forward", 1, 1, 1, n_threads=0)

@@ -27,7 +27,7 @@ from toynn._kernels.abi cimport KernelArgs, kernel_fn
 from toynn._kernels._check import check
 
 cdef enum:
-    SMALL = 1 << 19  # multiplications per product up to which one thread is faster
+    SMALL = 1 << 19  # multiplications per product for which waking threads costs too much
 
 
 cdef inline Sizes _sizes(const KernelArgs* a) noexcept nogil:

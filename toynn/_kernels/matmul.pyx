@@ -27,7 +27,7 @@ from toynn._kernels.abi cimport KernelArgs, kernel_fn
 from toynn._kernels._check import check
 
 cdef enum:
-    SMALL = 1 << 21  # multiplications up to which one thread without packing is faster
+    SMALL = 1 << 21   # multiplications (20 us) for which threads and packing cost too much
     SHARED = 3 << 18  # floats of the packed smaller operand (3 MB): it stays in L3
     OWN = 3 << 15     # floats of a thread's packed share (384 KB): it stays in L2
 

@@ -53,8 +53,9 @@ CASE = OpCase(
     ),
     bench={"scores_1024": {"N": 1024, "C": 1024}},
     calls=_calls,
-    tolerance=2e-7,
-    reason="exp within 2 units in the last place, float32 sums in 16 partial sums",
+    tolerance=6e-7,
+    reason="exp within 2 units in the last place; y dy, up to four times dx, is rounded before "
+    "dy - sum(y dy) cancels",
     inputs=_inputs,
     function=_function,
     gradients=_gradients,
