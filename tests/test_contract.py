@@ -17,18 +17,11 @@ PYTHON = sorted(PACKAGE.rglob("*.py"))
 CYTHON = sorted(PACKAGE.rglob("*.pyx"))
 OPS = sorted(path.stem for path in (PACKAGE / "_kernels").glob("*.pyx") if path.stem != "cpu")
 
-<<<<<<< HEAD
-#: Top to bottom: a module imports from its own row or from rows below.
-LAYERS = (
-    {"__main__"},
-    {"cli"},  # `toynn bench` times the rows of the case table
-=======
 #: Top to bottom. A module imports from its own row or from rows below: so only the command line,
 #: which has `bench`, imports testing.
 LAYERS = (
     {"__main__"},
     {"cli"},
->>>>>>> e7ff5ea1e1b5ec7b5a85ddafb03a2e4d480a50c6
     {"testing"},
     {"train", "generate"},
     {"toynn", "config"},  # the public names, show_config
