@@ -2,7 +2,8 @@
 
 The contestants take turns within one run (A B C A B C ..), so that a burst of other load strikes
 all of them; each turn is an untimed call, to wake the contestant's threads, and a few timed ones.
-Each thread count runs in a process of its own, because OpenBLAS reads it once, at import. Ratios
+Each thread count runs in a process of its own, because OpenBLAS reads it once, at import: so the
+sections import NumPy and PyTorch, and this file does not. Ratios
 are toynn's rate over that of the best other contestant: by minima of time, and by medians. Times
 include each one's call from Python, which is what decides the smallest shapes.
 """
@@ -15,8 +16,7 @@ import sys
 import time
 from collections.abc import Callable
 
-import steps
-from steps import Contestants
+Contestants = dict[str, Callable[[], object]]
 
 REST = 0.02  # seconds between turns: idle threads of another runtime spin for about 10 ms
 TURN = 0.02  # seconds that a turn lasts at least, after its untimed call
@@ -171,10 +171,12 @@ def attention(n_threads: int, rounds: int, only: str) -> None:
     summary(ratios)
 
 
-def race_steps(shapes: dict[str, steps.Shape], n_threads: int, rounds: int, only: str) -> None:
+def race_steps(shapes: str, n_threads: int, rounds: int, only: str) -> None:
     """Print milliseconds of a whole training step, and PyTorch's time over toynn's."""
+    import steps
+
     print(f"{'ms per step, best/median':28}{'toynn':>18}{'torch':>18}   torch/toynn", flush=True)
-    for name, shape in shapes.items():
+    for name, shape in getattr(steps, shapes).items():
         if only not in name:
             continue
         times = race(steps.contestants(shape, n_threads), rounds)
@@ -187,12 +189,12 @@ def race_steps(shapes: dict[str, steps.Shape], n_threads: int, rounds: int, only
 
 def tiny(n_threads: int, rounds: int, only: str) -> None:
     """A training step of a model so small that what lies between the kernels counts."""
-    race_steps(steps.TINY, n_threads, rounds, only)
+    race_steps("TINY", n_threads, rounds, only)
 
 
 def step(n_threads: int, rounds: int, only: str) -> None:
     """A training step of GPT-2 models, up to 124M parameters."""
-    race_steps(steps.STEPS, n_threads, rounds, only)
+    race_steps("STEPS", n_threads, rounds, only)
 
 
 SECTIONS = {"matmul": matmul, "attention": attention, "tiny": tiny, "step": step}

@@ -8,23 +8,21 @@ forces a level.
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from pkgutil import iter_modules
 from types import ModuleType
 
-from toynn._kernels.cpu import has_openmp, supported_levels
+try:
+    from toynn._kernels.cpu import has_openmp, supported_levels
+except ModuleNotFoundError as error:
+    raise ImportError(
+        f"toynn in {Path(__file__).parents[1]} has no compiled kernels: install it (pip install .) "
+        "and start Python elsewhere, or build in place (python setup.py build_ext --inplace)"
+    ) from error
 
 __all__ = ["OPS", "built_levels", "has_openmp", "level", "load", "supported_levels"]
-
-#: Turns of the idle loop in which an OpenMP thread waits for work before it sleeps, some ten
-#: microseconds. The runtime's own default is thirty times that: a few per cent faster on an idle
-#: machine, but several times slower on a busy one, where the waiting thread takes the CPU from the
-#: working one.
-SPIN = "10000"
 
 #: Names of all ops: whatever was built, the same at every level.
 OPS = tuple(
@@ -54,20 +52,6 @@ def load(op: str, at: str) -> ModuleType:
     return import_module(f"{__name__}.{at}.{op}")
 
 
-@contextmanager
-def _short_spin() -> Iterator[None]:
-    """Set the spin while the OpenMP runtime is loaded, unless the user has set how to wait."""
-    if os.environ.keys() & {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}:
-        yield
-        return
-    os.environ["GOMP_SPINCOUNT"] = SPIN
-    try:
-        yield
-    finally:
-        del os.environ["GOMP_SPINCOUNT"]
-
-
 level = _choose()
-with _short_spin():
-    for _op in OPS:
-        globals()[_op] = sys.modules[f"{__name__}.{_op}"] = load(_op, level)
+for _op in OPS:
+    globals()[_op] = sys.modules[f"{__name__}.{_op}"] = load(_op, level)
