@@ -211,5 +211,11 @@ class SequenceEngine(ABC):
             raise ConfigError(
                 f"load_weights: missing {missing or 'none'}, unknown {unknown or 'none'}"
             )
+        arrays = {name: np.asarray(weights[name]) for name in self.parameters}
+        for name, w in self.parameters.items():  # all are checked before the first is replaced
+            if arrays[name].shape != w.shape:
+                raise ShapeError(
+                    f"load_weights: {name} must be {w.shape}; got {arrays[name].shape}"
+                )
         for name, w in self.parameters.items():
-            self.session.upload(w, weights[name])
+            self.session.upload(w, arrays[name])
