@@ -73,7 +73,9 @@ def _rope(node: Node, x: Array, positions: Array, inverse_frequency: Array) -> A
 
 
 def _rmsnorm(node: Node, x: Array, w: Array) -> Array:
-    return _function("rmsnorm", {"x": x.reshape(-1, w.size), "w": w}, {**node.sizes, **node.options})
+    return _function(
+        "rmsnorm", {"x": x.reshape(-1, w.size), "w": w}, {**node.sizes, **node.options}
+    )
 
 
 def _linear(node: Node, x: Array, w: Array, b: Array | None) -> Array:
