@@ -134,10 +134,7 @@ class SequenceEngine(ABC, Generic[C]):
         return frozenset()
 
     def _declare_constants(self) -> None:
-        """Declare what the forward pass reads beside the weights."""
-
-    def _upload_constants(self) -> None:
-        """Upload it."""
+        """Declare what the forward pass reads beside weights and inputs."""
 
     @abstractmethod
     def _std(self, name: str, shape: tuple[int, ...]) -> float:
@@ -168,7 +165,6 @@ class SequenceEngine(ABC, Generic[C]):
                 self.tensors[name] = self.parameters[name] = s.parameter(name, shape)
         self._declare_constants()
         s.finalize_weights()
-        self._upload_constants()
 
     def realize_for_random_init(self, cfg: C, opts: RecipeOptions) -> None:
         """Declare and draw the weights; ``build_training_step`` comes next."""
