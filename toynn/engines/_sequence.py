@@ -92,8 +92,7 @@ class SequenceEngine(ABC, Generic[C]):
     n_layers: int
     t_seq: int
     t_batch: int
-    tensors: dict[str, Tensor]  # all weights, by GGUF name
-    parameters: dict[str, Tensor]  # those that are trained, in the order of the optimizer
+    parameters: dict[str, Tensor]  # by GGUF name, in the order of the optimizer
     moments: dict[str, tuple[Tensor, Tensor]]  # (m, v) of AdamW, by the names of the parameters
     t_tok: Tensor
     t_pos: Tensor
@@ -106,7 +105,8 @@ class SequenceEngine(ABC, Generic[C]):
         self._backend, self._n_threads = backend, n_threads
         self._session: Session | None = None
         self._step: Pass | None = None
-        self.tensors, self.parameters, self.moments = {}, {}, {}
+        self._tensors: dict[str, Tensor] = {}
+        self.parameters, self.moments = {}, {}
 
     @property
     def session(self) -> Session:
@@ -114,6 +114,12 @@ class SequenceEngine(ABC, Generic[C]):
         if self._session is None:
             raise LifecycleError(f"{type(self).__name__}: call realize() first")
         return self._session
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """All weights by GGUF name: the parameters, and those that are frozen."""
+        _ = self.session  # which refuses an engine that has none yet
+        return self._tensors
 
     # -- What an architecture says -------------------------------------------------------------
 
@@ -160,9 +166,9 @@ class SequenceEngine(ABC, Generic[C]):
         frozen = self._frozen()
         for name, shape in self._shapes().items():
             if name in frozen:
-                self.tensors[name] = s.constant(name, shape)
+                self._tensors[name] = s.constant(name, shape)
             else:
-                self.tensors[name] = self.parameters[name] = s.parameter(name, shape)
+                self._tensors[name] = self.parameters[name] = s.parameter(name, shape)
         self._declare_constants()
         s.finalize_weights()
 

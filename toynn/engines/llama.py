@@ -194,7 +194,6 @@ class LlamaSeqEngine(SequenceEngine[LlamaConfig]):
         return self._tensor("lens.proj.weight")
 
     def _tensor(self, name: str) -> Tensor:
-        _ = self.session  # refuses an engine that is not realized
         if name not in self.tensors:
             raise ConfigError(f"LlamaSeqEngine: there is no {name}: donor_d_in is 0")
         return self.tensors[name]
