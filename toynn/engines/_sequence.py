@@ -111,14 +111,17 @@ class SequenceEngine(ABC, Generic[C]):
     @property
     def session(self) -> Session:
         """The session that owns the weights."""
+        return self._session_for("session")
+
+    def _session_for(self, call: str) -> Session:
         if self._session is None:
-            raise LifecycleError(f"{type(self).__name__}: call realize() first")
+            raise LifecycleError(f"{type(self).__name__}.{call} before realize_for_random_init()")
         return self._session
 
     @property
     def tensors(self) -> dict[str, Tensor]:
         """All weights by GGUF name: the parameters, and those that are frozen."""
-        _ = self.session  # which refuses an engine that has none yet
+        self._session_for("tensors")
         return self._tensors
 
     # -- What an architecture says -------------------------------------------------------------
@@ -194,6 +197,7 @@ class SequenceEngine(ABC, Generic[C]):
 
     def build_forward(self) -> None:
         """Record the forward pass, up to the loss: the first part of build_training_step."""
+        self._session_for("build_forward()")
         if self._step is not None:
             raise LifecycleError(f"{type(self).__name__}.build_forward: it has been called already")
         step = self._step = self._record_loss(self.t_batch, self.t_seq, dense=False)
