@@ -369,8 +369,14 @@ class SequenceEngine(ABC, Generic[C]):
             raise ConfigError(
                 f"load_weights: missing {missing or 'none'}, unknown {unknown or 'none'}"
             )
+        arrays = {name: np.asarray(weights[name]) for name in self.tensors}
+        for name, w in self.tensors.items():  # all are checked before the first is replaced
+            if arrays[name].shape != w.shape:
+                raise ShapeError(
+                    f"load_weights: {name} must be {w.shape}; got {arrays[name].shape}"
+                )
         for name, w in self.tensors.items():
-            self.session.upload(w, weights[name])
+            self.session.upload(w, arrays[name])
 
 
 def gain_or_zeros(name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
