@@ -40,6 +40,7 @@ def kernels(engine):
         ({"rope_scaling": "yarn"}, "rope_scaling 'yarn' is not known"),
         ({"rope_scaling": "llama3"}, "rope_scaling 'llama3' needs 2 rope_factors; got 0"),
         ({"rope_factors": (1.0, 2.0)}, "rope_scaling 'none' needs 0 rope_factors; got 2"),
+        ({"rope_factors": "ab"}, "rope_factors must be numbers; got 'ab'"),
         (FACTORS | {"rope_factors": (1.0, 0.0)}, "every one of rope_factors must be a number"),
     ],
 )

@@ -94,6 +94,12 @@ class LlamaConfig:
         self._check_rope()
 
     def _check_rope(self) -> None:
+        try:
+            object.__setattr__(self, "rope_factors", tuple(map(float, self.rope_factors)))
+        except (TypeError, ValueError):
+            raise ConfigError(
+                f"LlamaConfig: rope_factors must be numbers; got {self.rope_factors!r}"
+            ) from None
         if self.rope_scaling not in _SCALINGS:
             raise ConfigError(
                 f"LlamaConfig: rope_scaling {self.rope_scaling!r} is not known; it must be one of "
