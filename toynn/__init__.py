@@ -8,7 +8,7 @@ from toynn import adamw, engines, errors, ops, recipes, schedule
 from toynn.adamw import AdamW
 from toynn.backends.cpu.threads import get_num_threads, set_num_threads
 from toynn.config import describe, show_config
-from toynn.engines import GPT2Config, GPT2SeqEngine
+from toynn.engines import GPT2Config, GPT2SeqEngine, LlamaConfig, LlamaSeqEngine
 from toynn.errors import (
     AdapterError,
     BackendUnavailable,
@@ -38,6 +38,8 @@ __all__ = [
     "GPT2SeqEngine",
     "LabelError",
     "LifecycleError",
+    "LlamaConfig",
+    "LlamaSeqEngine",
     "NonFiniteError",
     "RecipeOptions",
     "Session",

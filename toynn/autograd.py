@@ -32,6 +32,7 @@ class Backward:
         self._add = add
         self._accumulate = accumulate
         self._active = _reached_by_parameters(tape)
+        self._behind = {n.outputs[0]: n.inputs[0] for n in tape.nodes if n.op.straight_through}
         self._parts: dict[Tensor, list[Tensor]] = {}
         self._written: set[Tensor] = set()
 
@@ -57,6 +58,7 @@ class Backward:
 
     def contribute(self, tensor: Tensor, gradient: Tensor) -> None:
         """Add ``gradient`` to what flows to ``tensor``."""
+        tensor = self._behind.get(tensor) or tensor
         if not self.wants(tensor):
             return
         if tensor.role is not Role.PARAMETER:
@@ -88,6 +90,7 @@ class Backward:
         session's buffers where the kernel can accumulate, and by a detour elsewhere; the kernel
         gets a null pointer for a frozen weight's.
         """
+        wrt = [self._behind.get(tensor, tensor) for tensor in wrt]
         if not any(self.wants(tensor) for tensor in wrt):
             return
         weights = [wrt[i] for i in op.weights]

@@ -29,6 +29,7 @@ __all__ = [
     "linear",
     "rmsnorm",
     "rope",
+    "rounded",
     "scale",
     "silu",
     "softmax",
@@ -37,6 +38,7 @@ __all__ = [
 
 _GELUS = {"tanh": 0, "exact": 1}
 _ACTIVATIONS = {None: 0, "gelu": 1, "gelu_exact": 2}
+_ROUNDED = {"f16": 0, "bf16": 1}
 _NORM_BLOCK = 16384  # elements per partial sum of grad_norm
 
 Sizes = Mapping[str, int]
@@ -90,6 +92,15 @@ def scale(s: Recorder, x: Tensor, alpha: float) -> Tensor:
 
 def _scale_gradient(back: Backward, node: Node, dy: Tensor) -> None:
     back.emit(SCALE, node.inputs, [dy], node.sizes, options=node.options)
+
+
+def rounded(s: Recorder, x: Tensor, dtype: str) -> Tensor:
+    """Record y = x rounded to ``f16`` or ``bf16``, in float32; y's gradient is taken for x's."""
+    if dtype not in _ROUNDED:
+        raise ConfigError(f"rounded: dtype must be one of {', '.join(_ROUNDED)}; got {dtype!r}")
+    y = s.tape.new(f"{dtype}({x.name})", x.shape)
+    s.tape.record(ROUNDING, [y], [], [x], {"n": x.size, "brain": _ROUNDED[dtype]})
+    return y
 
 
 def gelu(s: Recorder, x: Tensor, form: str = "tanh") -> Tensor:
@@ -155,11 +166,16 @@ def _layernorm_gradient(back: Backward, node: Node, dy: Tensor) -> None:
 
 
 def rmsnorm(s: Recorder, x: Tensor, w: Tensor, eps: float = 1e-5) -> Tensor:
-    """Record y (N, C) = x / sqrt(mean x^2 + eps) * w; saves the factor of each row."""
+    """Record y (N, C) = x / sqrt(mean x^2 + eps) * w; saves the factor of each row.
+
+    A shorter w (D,), D dividing C, normalises each group of D columns by itself: heads of width D.
+    """
     N, C = _matrix("rmsnorm", x)
-    _require(w.shape == (C,), "rmsnorm", f"w ({C},)", x, w)
-    y, r = s.tape.new("rmsnorm", x.shape), s.tape.new("r", (N,))
-    s.tape.record(RMSNORM, [y], [r], [x, w], {"N": N, "C": C}, options={"eps": eps})
+    D = w.size
+    _require(w.shape == (D,) and C % D == 0, "rmsnorm", f"w (D,) with D dividing {C}", x, w)
+    groups = N * (C // D)
+    y, r = s.tape.new("rmsnorm", x.shape), s.tape.new("r", (groups,))
+    s.tape.record(RMSNORM, [y], [r], [x, w], {"N": groups, "C": D}, options={"eps": eps})
     return y
 
 
@@ -374,6 +390,7 @@ ADD = Op("elementwise.add", _flops(1, "n"), _add_gradient, inplace={0: 0})
 ACCUMULATE = Op("elementwise.accumulate", _flops(1, "n"), weights=(0,))
 SCALE = Op("elementwise.scale", _flops(1, "n"), _scale_gradient, inplace={0: 0})
 BIAS_BACKWARD = Op("elementwise.bias_backward", _flops(1, "N", "C"), weights=(0,))
+ROUNDING = Op("rounding.forward", _flops(1, "n"), straight_through=True)
 GELU_BACKWARD = Op("gelu.backward", _flops(16, "n"), inplace={0: 0})
 GELU = Op("gelu.forward", _flops(12, "n"), _pointwise_gradient(GELU_BACKWARD))
 SILU_BACKWARD = Op("silu.backward", _flops(12, "n"), inplace={0: 0})

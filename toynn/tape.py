@@ -86,6 +86,7 @@ class Op:
     inplace: Mapping[int, int] = field(default_factory=dict)
     weights: tuple[int, ...] = ()
     nbytes: Callable[[Mapping[str, int]], int] | None = None  # default: each tensor once
+    straight_through: bool = False  # its output's gradient is taken for its input's
 
 
 @dataclass(eq=False)

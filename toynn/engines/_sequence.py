@@ -1,24 +1,64 @@
 """What every engine for token sequences does, whatever its architecture.
 
-A concrete engine declares its weights and records its forward pass; this class records the step
-around it (loss, backward, AdamW), feeds it, and hands weights and gradients out by name.
+A concrete engine says which weights it has, how they start, and what its forward pass is; this
+class declares them, records the step around the pass (loss, backward, AdamW), feeds it, and hands
+weights and gradients out by name.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from toynn import ops
+from toynn._kernels import random
 from toynn.checks import IGNORED
 from toynn.errors import ConfigError, LifecycleError, ShapeError
+from toynn.options import RecipeOptions
 from toynn.session import Session
 from toynn.tape import Tape, Tensor
 
-__all__ = ["Pass", "SequenceEngine"]
+__all__ = ["Config", "Pass", "SequenceEngine", "check_sizes", "gain_or_zeros"]
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+class Config(Protocol):
+    """What the configurations of all architectures have."""
+
+    @property
+    def vocab(self) -> int:
+        """Tokens that there are."""
+
+    @property
+    def context(self) -> int:
+        """Tokens that the model sees at most."""
+
+    @property
+    def d_model(self) -> int:
+        """Width of the residual stream."""
+
+    @property
+    def d_ff(self) -> int:
+        """Width of the feed-forward layer."""
+
+    @property
+    def n_layers(self) -> int:
+        """Number of blocks."""
+
+    @property
+    def n_heads(self) -> int:
+        """Number of attention heads."""
+
+    @property
+    def d_head(self) -> int:
+        """Width of one head."""
+
+
+C = TypeVar("C", bound=Config)
 
 
 @dataclass(frozen=True)
@@ -34,32 +74,149 @@ class Pass:
     loss: Tensor | None = None
 
 
-class SequenceEngine(ABC):
-    """Weights by name, and the tapes that train and evaluate them."""
+class SequenceEngine(ABC, Generic[C]):
+    """Weights by name, and the tapes that train and evaluate them.
 
+    ``realize_for_random_init`` makes the weights. From then on they can be replaced, until
+    ``build_training_step`` and after it; the second call records and compiles the step.
+    """
+
+    config: C
+    options: RecipeOptions
     vocab: int
     context: int
+    d_model: int
+    n_heads: int
+    d_head: int
+    d_ff: int
+    n_layers: int
     t_seq: int
     t_batch: int
     parameters: dict[str, Tensor]  # by GGUF name, in the order of the optimizer
-    moments: dict[str, tuple[Tensor, Tensor]]  # (m, v) of AdamW, by the same names
+    moments: dict[str, tuple[Tensor, Tensor]]  # (m, v) of AdamW, by the names of the parameters
+    t_tok: Tensor
+    t_pos: Tensor
+    t_labels: Tensor
+    t_hp: Tensor
+    t_loss: Tensor
+    t_logits: Tensor
 
     def __init__(self, backend: str = "cpu", n_threads: int | None = None) -> None:
         self._backend, self._n_threads = backend, n_threads
         self._session: Session | None = None
         self._step: Pass | None = None
+        self._tensors: dict[str, Tensor] = {}
         self.parameters, self.moments = {}, {}
 
     @property
     def session(self) -> Session:
         """The session that owns the weights."""
+        return self._session_for("session")
+
+    def _session_for(self, call: str) -> Session:
         if self._session is None:
-            raise LifecycleError(f"{type(self).__name__}: call realize() first")
+            raise LifecycleError(f"{type(self).__name__}.{call} before realize_for_random_init()")
         return self._session
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """All weights by GGUF name: the parameters, and those that are frozen."""
+        self._session_for("tensors")
+        return self._tensors
+
+    # -- What an architecture says -------------------------------------------------------------
+
+    def _check(self, cfg: C, opts: RecipeOptions) -> None:
+        """Refuse what only fails together; raises ConfigError."""
+        if opts.t_seq > cfg.context:
+            raise ConfigError(
+                f"{type(self).__name__}: t_seq {opts.t_seq} is longer than the context "
+                f"{cfg.context}"
+            )
+
+    @abstractmethod
+    def _shapes(self) -> Shapes:
+        """Return the shape of every weight by its GGUF name, in the order of the optimizer."""
+
+    def _frozen(self) -> frozenset[str]:
+        """Return the names of the weights that are not trained."""
+        return frozenset()
+
+    def _declare_constants(self) -> None:
+        """Declare what the forward pass reads beside weights and inputs."""
+
+    @abstractmethod
+    def _std(self, name: str, shape: tuple[int, ...]) -> float:
+        """Return the standard deviation from which a matrix is drawn."""
 
     @abstractmethod
     def _record_forward(self, tokens: Tensor, positions: Tensor, batch: int) -> Tensor:
         """Record the forward pass on the session's tape; return the logits (B T, V)."""
+
+    # -- Life cycle ----------------------------------------------------------------------------
+
+    def declare(self, cfg: C, opts: RecipeOptions) -> None:
+        """Declare the weights; each must be uploaded before a tape can run that reads it."""
+        if self._session is not None:
+            raise LifecycleError(f"{type(self).__name__}.realize: once only; make a new engine")
+        self._check(cfg, opts)
+        self.config, self.options = cfg, replace(opts)
+        self.vocab, self.context = cfg.vocab, cfg.context
+        self.d_model, self.d_ff, self.n_layers = cfg.d_model, cfg.d_ff, cfg.n_layers
+        self.n_heads, self.d_head = cfg.n_heads, cfg.d_head
+        self.t_seq, self.t_batch = opts.t_seq or cfg.context, opts.t_batch
+        s = self._session = Session(self._backend, opts.seed, self._n_threads)
+        frozen = self._frozen()
+        for name, shape in self._shapes().items():
+            if name in frozen:
+                self._tensors[name] = s.constant(name, shape)
+            else:
+                self._tensors[name] = self.parameters[name] = s.parameter(name, shape)
+        self._declare_constants()
+        s.finalize_weights()
+
+    def realize_for_random_init(self, cfg: C, opts: RecipeOptions) -> None:
+        """Declare and draw the weights; ``build_training_step`` comes next."""
+        self.declare(cfg, opts)
+        for name, values in self._draw():
+            self.session.upload(self.tensors[name], values)
+
+    def _draw(self) -> Iterable[tuple[str, NDArray[np.float32]]]:
+        """Yield the initial weights: matrices from N(0, std), each with a stream of its own."""
+        for stream, (name, shape) in enumerate(self._shapes().items()):
+            values = gain_or_zeros(name, shape)
+            if len(shape) == 2:
+                std = self._std(name, shape)
+                random.normal(values.reshape(-1), self.options.seed, stream, std)
+            yield name, values
+
+    def build_training_step(self) -> None:
+        """Record and compile the training step."""
+        self.build_forward()
+        self.build_train_step()
+
+    def build_forward(self) -> None:
+        """Record the forward pass, up to the loss: the first part of build_training_step."""
+        self._session_for("build_forward()")
+        if self._step is not None:
+            raise LifecycleError(f"{type(self).__name__}.build_forward: it has been called already")
+        step = self._step = self._record_loss(self.t_batch, self.t_seq, dense=False)
+        assert step.labels is not None and step.hp is not None and step.loss is not None
+        self.t_tok, self.t_pos, self.t_logits = step.tokens, step.positions, step.logits
+        self.t_labels, self.t_hp, self.t_loss = step.labels, step.hp, step.loss
+
+    def build_train_step(self) -> None:
+        """Record backward and AdamW, and compile: the second part of build_training_step."""
+        if self._step is None:
+            raise LifecycleError(f"{type(self).__name__}.build_train_step before build_forward()")
+        self._record_update(self._step)
+        self.session.realize()
+
+    def _check_built(self, call: str) -> Pass:
+        """Return the training step; refuse a call that comes before it."""
+        if self._step is None or not self._step.tape.sealed:
+            raise LifecycleError(f"{type(self).__name__}.{call} before build_training_step()")
+        return self._step
 
     # -- Recording -----------------------------------------------------------------------------
 
@@ -93,15 +250,14 @@ class SequenceEngine(ABC):
 
     def _step_for(self, ids: NDArray[Any], labels: NDArray[Any]) -> Pass:
         """Return the training step for this many sequences and this form of labels."""
-        if self._step is None:
-            raise LifecycleError(f"{type(self).__name__}.step before build_train_step()")
+        main = self._check_built("step")
         if ids.ndim != 1 or ids.size == 0 or ids.size % self.t_seq:
             raise ShapeError(
                 f"step: seq_ids must be flat, whole sequences of {self.t_seq}; got {ids.shape}"
             )
         batch, dense = ids.size // self.t_seq, labels.ndim == 2
         if batch == self.t_batch and not dense:
-            return self._step
+            return main
 
         def build() -> Pass:
             step = self._record_loss(batch, self.t_seq, dense=dense)
@@ -175,6 +331,7 @@ class SequenceEngine(ABC):
 
         They are one sequence of at most ``context`` ids, or several whole ones of ``t_seq``.
         """
+        self._check_built("logits")
         ids = np.asarray(ids)
         several = ids.size > self.context or ids.size == self.t_batch * self.t_seq
         batch = ids.size // self.t_seq if several and ids.size % self.t_seq == 0 else 1
@@ -195,27 +352,44 @@ class SequenceEngine(ABC):
 
     def weights(self) -> dict[str, NDArray[np.float32]]:
         """Return copies of all weights, by GGUF name."""
-        return {name: self.session.download(w) for name, w in self.parameters.items()}
+        return {name: self.session.download(w) for name, w in self.tensors.items()}
 
     def gradients(self) -> dict[str, NDArray[np.float32]]:
         """Return copies of the last step's gradients of the mean loss, before clipping."""
+        self._check_built("gradients")
         return {
             name: self.session.download(self.session.grad(w)) for name, w in self.parameters.items()
         }
 
     def load_weights(self, weights: Mapping[str, ArrayLike]) -> None:
         """Replace all weights; names and shapes must be those of ``weights()``."""
-        missing = sorted(self.parameters.keys() - weights.keys())
-        unknown = sorted(weights.keys() - self.parameters.keys())
+        missing = sorted(self.tensors.keys() - weights.keys())
+        unknown = sorted(weights.keys() - self.tensors.keys())
         if missing or unknown:
             raise ConfigError(
                 f"load_weights: missing {missing or 'none'}, unknown {unknown or 'none'}"
             )
-        arrays = {name: np.asarray(weights[name]) for name in self.parameters}
-        for name, w in self.parameters.items():  # all are checked before the first is replaced
+        arrays = {name: np.asarray(weights[name]) for name in self.tensors}
+        for name, w in self.tensors.items():  # all are checked before the first is replaced
             if arrays[name].shape != w.shape:
                 raise ShapeError(
                     f"load_weights: {name} must be {w.shape}; got {arrays[name].shape}"
                 )
-        for name, w in self.parameters.items():
+        for name, w in self.tensors.items():
             self.session.upload(w, arrays[name])
+
+
+def gain_or_zeros(name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """Return ones for a norm's gain, zeros for everything else."""
+    gain = name.endswith("norm.weight")
+    return np.ones(shape, np.float32) if gain else np.zeros(shape, np.float32)
+
+
+def check_sizes(cfg: Any, *names: str) -> None:
+    """Raise ConfigError unless these fields are whole numbers of at least 1."""
+    for name in names:
+        value = getattr(cfg, name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ConfigError(
+                f"{type(cfg).__name__}: {name} must be a whole number >= 1; got {value!r}"
+            )

@@ -3,6 +3,7 @@
 Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", section 2.3.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import sqrt
 
@@ -11,10 +12,9 @@ from numpy.typing import NDArray
 
 from toynn import nn, ops
 from toynn._kernels import random
-from toynn.engines._sequence import SequenceEngine
-from toynn.errors import ConfigError, LifecycleError
+from toynn.engines._sequence import SequenceEngine, check_sizes, gain_or_zeros
+from toynn.errors import ConfigError
 from toynn.options import RecipeOptions
-from toynn.session import Session
 from toynn.tape import Tensor
 
 __all__ = ["GPT2Config", "GPT2SeqEngine"]
@@ -41,10 +41,7 @@ class GPT2Config:
     init: str = "gpt2"
 
     def __post_init__(self) -> None:
-        for name in ("vocab", "d_model", "n_heads", "d_ff", "n_layers", "context"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ConfigError(f"GPT2Config: {name} must be a whole number >= 1; got {value!r}")
+        check_sizes(self, "vocab", "d_model", "n_heads", "d_ff", "n_layers", "context")
         if self.d_model % self.n_heads:
             raise ConfigError(
                 f"GPT2Config: n_heads must divide d_model; got {self.n_heads} and {self.d_model}"
@@ -80,26 +77,10 @@ class GPT2Config:
         return shapes | {"output_norm.weight": (C,), "output_norm.bias": (C,)}
 
 
-class GPT2SeqEngine(SequenceEngine):
-    """A GPT-2 model and its training step.
-
-    ``realize`` does all of it; ``build_forward`` and ``build_train_step`` are its last two parts.
-    """
+class GPT2SeqEngine(SequenceEngine[GPT2Config]):
+    """A GPT-2 model and its training step."""
 
     LN_EPS = 1e-5
-
-    config: GPT2Config
-    d_model: int
-    n_heads: int
-    d_head: int
-    d_ff: int
-    n_layers: int
-    t_tok: Tensor
-    t_pos: Tensor
-    t_labels: Tensor
-    t_hp: Tensor
-    t_loss: Tensor
-    t_logits: Tensor
 
     def realize(
         self,
@@ -114,50 +95,26 @@ class GPT2SeqEngine(SequenceEngine):
         """Build the whole training step at T = context, B = 1, weights from the LCG stream."""
         cfg = GPT2Config(vocab, d_model, n_heads, d_ff, n_layers, context, init="lcg")
         self.realize_for_random_init(cfg, RecipeOptions(seed=seed))
+        self.build_training_step()
 
-    def realize_for_random_init(self, cfg: GPT2Config, opts: RecipeOptions) -> None:
-        """Declare and draw the weights, then record and compile the training step."""
-        if self._session is not None:
-            raise LifecycleError("GPT2SeqEngine.realize: once only; make a new engine")
-        self._check(cfg, opts)
-        self.config = cfg
-        self.vocab, self.context = cfg.vocab, cfg.context
-        self.d_model, self.n_heads, self.d_head = cfg.d_model, cfg.n_heads, cfg.d_head
-        self.d_ff, self.n_layers = cfg.d_ff, cfg.n_layers
-        self.t_seq, self.t_batch = opts.t_seq or cfg.context, opts.t_batch
-        s = self._session = Session(self._backend, opts.seed, self._n_threads)
-        self.parameters = {name: s.parameter(name, shape) for name, shape in cfg.shapes().items()}
-        s.finalize_weights()
-        draw = _draw_lcg if cfg.init == "lcg" else _draw_normal
-        for name, values in draw(cfg, opts).items():
-            s.upload(self.parameters[name], values)
-        self.build_forward()
-        self.build_train_step()
-
-    @staticmethod
-    def _check(cfg: GPT2Config, opts: RecipeOptions) -> None:
-        if opts.t_seq > cfg.context:
-            raise ConfigError(f"GPT-2: t_seq {opts.t_seq} is longer than the context {cfg.context}")
+    def _check(self, cfg: GPT2Config, opts: RecipeOptions) -> None:
+        super()._check(cfg, opts)
         if opts.untied:
             raise ConfigError("GPT-2: the head is tied to token_embd.weight; untied=True is not it")
         if opts.weight_dtype != "f32":
             raise ConfigError(f"GPT-2: weight_dtype must be f32; got {opts.weight_dtype!r}")
 
-    def build_forward(self) -> None:
-        """Record the forward pass, up to the loss."""
-        if self._step is not None:
-            raise LifecycleError("GPT2SeqEngine.build_forward: realize() has done it already")
-        step = self._step = self._record_loss(self.t_batch, self.t_seq, dense=False)
-        assert step.labels is not None and step.hp is not None and step.loss is not None
-        self.t_tok, self.t_pos, self.t_logits = step.tokens, step.positions, step.logits
-        self.t_labels, self.t_hp, self.t_loss = step.labels, step.hp, step.loss
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        return self.config.shapes()
 
-    def build_train_step(self) -> None:
-        """Record backward and AdamW, and compile the step."""
-        if self._step is None:
-            raise LifecycleError("GPT2SeqEngine.build_train_step before build_forward()")
-        self._record_update(self._step)
-        self.session.realize()
+    def _draw(self) -> Iterable[tuple[str, NDArray[np.float32]]]:
+        lcg = self.config.init == "lcg"
+        return _draw_lcg(self.config, self.options.seed).items() if lcg else super()._draw()
+
+    def _std(self, name: str, shape: tuple[int, ...]) -> float:
+        std = _STD * self.options.init_scale if name.startswith("blk.") else _STD
+        residual = name.endswith(("attn_output.weight", "ffn_down.weight"))
+        return std / sqrt(2 * self.n_layers) if residual else std
 
     def _record_forward(self, tokens: Tensor, positions: Tensor, batch: int) -> Tensor:
         s, w = self.session, self.parameters
@@ -197,26 +154,10 @@ class GPT2SeqEngine(SequenceEngine):
         return self.parameters[f"{name}.weight"], self.parameters[f"{name}.bias"]
 
 
-def _draw_normal(cfg: GPT2Config, opts: RecipeOptions) -> dict[str, NDArray[np.float32]]:
-    """Return initial weights from N(0, 0.02); each tensor has a stream of its own."""
-    weights = {}
-    for stream, (name, shape) in enumerate(cfg.shapes().items()):
-        std = _STD
-        if name.startswith("blk."):
-            std *= opts.init_scale
-        if name.endswith(("attn_output.weight", "ffn_down.weight")):
-            std /= sqrt(2 * cfg.n_layers)
-        values = _constant(name, shape)
-        if len(shape) == 2:
-            random.normal(values.reshape(-1), opts.seed, stream, std)
-        weights[name] = values
-    return weights
-
-
-def _draw_lcg(cfg: GPT2Config, opts: RecipeOptions) -> dict[str, NDArray[np.float32]]:
+def _draw_lcg(cfg: GPT2Config, seed: int) -> dict[str, NDArray[np.float32]]:
     """Return initial weights from the LCG: one stream, per head q, k, v; then o, fc, proj."""
-    weights = {name: _constant(name, shape) for name, shape in cfg.shapes().items()}
-    state = opts.seed
+    weights = {name: gain_or_zeros(name, shape) for name, shape in cfg.shapes().items()}
+    state = seed
 
     def draw(values: NDArray[np.float32]) -> None:
         nonlocal state
@@ -232,9 +173,3 @@ def _draw_lcg(cfg: GPT2Config, opts: RecipeOptions) -> dict[str, NDArray[np.floa
         for name in ("attn_output", "ffn_up", "ffn_down"):
             draw(weights[f"blk.{n}.{name}.weight"])
     return weights
-
-
-def _constant(name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
-    """Return ones for a norm's gain, zeros for everything else."""
-    gain = name.endswith("norm.weight")
-    return np.ones(shape, np.float32) if gain else np.zeros(shape, np.float32)

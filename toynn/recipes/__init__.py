@@ -1,5 +1,6 @@
 """Recipes: a model, how it starts, and its training step."""
 
+from toynn.recipes.from_scratch import FromScratch
 from toynn.recipes.gpt2 import GPT2
 
-__all__ = ["GPT2"]
+__all__ = ["GPT2", "FromScratch"]

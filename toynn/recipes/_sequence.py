@@ -1,6 +1,6 @@
 """What every recipe for token sequences offers: the step, and handles to look through."""
 
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from numpy.typing import ArrayLike
 
@@ -9,7 +9,7 @@ from toynn.tape import Tensor
 
 __all__ = ["SequenceRecipe"]
 
-E = TypeVar("E", bound=SequenceEngine)
+E = TypeVar("E", bound=SequenceEngine[Any])
 
 
 class SequenceRecipe(Generic[E]):
@@ -23,6 +23,13 @@ class SequenceRecipe(Generic[E]):
         self.engine = engine
         self.t_loss = self.t_labels = self.t_hp = None
         self.step_index = 0  # steps taken
+
+    def _build(self) -> None:
+        """Record and compile the training step of an engine that has its weights."""
+        self.engine.build_training_step()
+        self.t_loss = self.engine.t_loss
+        self.t_labels = self.engine.t_labels
+        self.t_hp = self.engine.t_hp
 
     def step(
         self,

@@ -19,6 +19,4 @@ class GPT2(SequenceRecipe[GPT2SeqEngine]):
     def realize(self, cfg: GPT2Config, opts: RecipeOptions) -> None:
         """Draw the weights and compile the step; consumes t_seq, t_batch, seed, init_scale."""
         self.engine.realize_for_random_init(cfg, opts)
-        self.t_loss = self.engine.t_loss
-        self.t_labels = self.engine.t_labels
-        self.t_hp = self.engine.t_hp
+        self._build()

@@ -72,6 +72,16 @@ def _rope(node: Node, x: Array, positions: Array, inverse_frequency: Array) -> A
     return _function("rope", inputs, node.sizes)
 
 
+def _rounding(node: Node, x: Array) -> Array:
+    raise ValueError("a rounded weight has no difference quotients: check with weight_dtype f32")
+
+
+def _rmsnorm(node: Node, x: Array, w: Array) -> Array:
+    return _function(
+        "rmsnorm", {"x": x.reshape(-1, w.size), "w": w}, {**node.sizes, **node.options}
+    )
+
+
 def _linear(node: Node, x: Array, w: Array, b: Array | None) -> Array:
     y = _function("matmul", {"x": x, "w": w, "b": np.zeros(len(w)) if b is None else b}, {})
     if node.sizes["activation"]:
@@ -97,8 +107,9 @@ _RULES: dict[str, _Rule] = {
     "swiglu.forward": _pointwise("swiglu", "gate", "up"),
     "softmax.forward": _by_names("softmax", "x"),
     "layernorm.forward": _by_names("layernorm", "x", "w", "b"),
-    "rmsnorm.forward": _by_names("rmsnorm", "x", "w"),
+    "rmsnorm.forward": _rmsnorm,
     "rope.forward": _rope,
+    "rounding.forward": _rounding,
     "embedding.forward": _by_names("embedding", "w", "ids"),
     "matmul.forward": _linear,
     "attention.forward": _attention,

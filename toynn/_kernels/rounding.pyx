@@ -1,0 +1,91 @@
+"""Rounding to the values of a 16-bit type, in float32: ties go to the even neighbour.
+
+    float16:  y = x rounded to 11 significant bits; below 2^-14, to a multiple of 2^-24;
+              infinite from 65520 on
+    bfloat16: y = x rounded to 8 significant bits
+
+n elements. float32, C-contiguous; y is overwritten and may be x. NaN stays NaN. There is no
+backward: the gradient of the rounded weight is taken for that of the weight (straight through).
+Sources: IEEE 754-2019, sections 3.6 and 4.3.1; Bengio et al. 2013, arXiv:1308.3432.
+"""
+from cpython.pycapsule cimport PyCapsule_New
+cimport cython
+from cython.parallel cimport parallel, prange
+from libc.math cimport INFINITY, fabsf
+from libc.string cimport memcpy
+
+from toynn._kernels._common cimport at1, flush_denormals, fpstate, restore_fpstate
+from toynn._kernels.abi cimport KernelArgs, kernel_fn
+
+from toynn._kernels._check import check
+
+cdef enum:
+    BLOCK = 4096  # elements per task: 16 KiB of each array
+
+
+@cython.overflowcheck(False)  # of infinities and NaN, whose bits no one uses
+cdef inline float _without(float x, unsigned int dropped) noexcept nogil:
+    """x rounded to a mantissa without its last bits: those that are set in ``dropped``."""
+    cdef unsigned int u
+    memcpy(&u, &x, 4)
+    u += (dropped >> 1) + ((u & (dropped + 1)) != 0)
+    u &= ~dropped
+    memcpy(&x, &u, 4)
+    return x
+
+
+cdef inline float _float16(float x) noexcept nogil:
+    cdef float magic = 0.75  # its last bit is 2^-24: adding it rounds to a multiple of that
+    cdef float wide = _without(x, 0x1FFF), near = (x + magic) - magic, infinity = INFINITY
+    cdef float size = fabsf(wide)
+    wide = (infinity if wide > 0 else -infinity) if size >= <float>65536.0 else wide
+    wide = near if fabsf(x) < <float>6.103515625e-05 else wide
+    return wide if x == x else x
+
+
+cdef inline float _bfloat16(float x) noexcept nogil:
+    cdef float zero = 0, wide = _without(x, 0xFFFF)
+    wide = zero if fabsf(x) < <float>1.17549435e-38 else wide  # subnormal
+    return wide if x == x else x
+
+
+cdef inline void _block(float* y, const float* x, bint brain, Py_ssize_t n) noexcept nogil:
+    cdef Py_ssize_t i
+    if brain:
+        for i in range(n):
+            y[i] = _bfloat16(x[i])
+    else:
+        for i in range(n):
+            y[i] = _float16(x[i])
+
+
+cdef void _forward(KernelArgs* a) noexcept nogil:
+    """Tensors y, x; sizes n, brain (0 float16, 1 bfloat16)."""
+    cdef float* y = <float*>a.t[0]
+    cdef const float* x = <const float*>a.t[1]
+    cdef Py_ssize_t b, i, n = a.n[0]
+    cdef bint brain = a.n[1] != 0
+    cdef fpstate before = 0
+    with parallel(num_threads=a.n_threads):
+        before = flush_denormals()
+        for b in prange((n + BLOCK - 1) // BLOCK, schedule="static"):
+            i = b * BLOCK
+            _block(y + i, x + i, brain, min(BLOCK, n - i))
+        restore_fpstate(before)
+
+
+def forward(float[::1] y, const float[::1] x, bint brain=False, int n_threads=1):
+    """Overwrite y (n,) with x, rounded to float16 or, with ``brain``, to bfloat16."""
+    cdef KernelArgs a
+    cdef Py_ssize_t n = x.shape[0]
+    check("rounding.forward", f"x ({n},)", n_threads, y=(y, (n,)))
+    a.t[0], a.t[1] = at1(y), at1(x)
+    a.n[0], a.n[1] = n, brain
+    a.n_threads = n_threads
+    with nogil:
+        _forward(&a)
+
+
+entries = {
+    "forward": PyCapsule_New(<void*><kernel_fn>_forward, "toynn.kernel", NULL),
+}

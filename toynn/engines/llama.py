@@ -1,0 +1,273 @@
+"""Llama and its kin: RMSNorm, RoPE, grouped-query attention, SwiGLU.
+
+    x += W_o attention(turn(W_q n), turn(W_k n), W_v n)     n = rmsnorm(x)
+    x += W_down (silu(W_gate n) * W_up n)                   n = rmsnorm(x)
+
+``arch`` says what differs. llama: RoPE turns neighbouring channels, as GGUF orders the rows of W_q
+and W_k. qwen2: RoPE turns channels half a head apart. qwen3: that too, and each head of q and k is
+normalised before it. The weights have their GGUF names.
+Sources: Touvron et al. 2023, arXiv:2302.13971; Qwen Team 2024, arXiv:2407.10671, and 2025,
+arXiv:2505.09388.
+"""
+
+from dataclasses import dataclass
+from math import isfinite, sqrt
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toynn import nn, ops
+from toynn.engines._sequence import SequenceEngine, check_sizes
+from toynn.errors import ConfigError
+from toynn.options import RecipeOptions
+from toynn.tape import Tensor
+
+__all__ = ["LlamaConfig", "LlamaSeqEngine"]
+
+_ARCHS = ("llama", "qwen2", "qwen3")
+_SCALINGS = ("none", "llama3")
+_STD = 0.02  # of embeddings and head
+
+
+@dataclass(frozen=True)
+class LlamaConfig:
+    """Shape of a Llama-like model.
+
+    Attributes
+    ----------
+    n_kv_heads
+        Heads of k and v; each serves n_heads / n_kv_heads heads of q.
+    rope_base
+        RoPE turns pair i of a head of D channels by position * rope_base^(-2i/D).
+    head_dim
+        Channels of a head, an even number; None means d_model / n_heads.
+    donor_d_in
+        Width of a donor's embedding table, which stays frozen and is seen through a trained lens
+        (d_model, donor_d_in); 0 means a trained table of the model's own.
+    arch
+        "llama", "qwen2" or "qwen3".
+    rope_scaling, rope_factors
+        "none", or "llama3": the frequency of pair i is divided by rope_factors[i].
+    """
+
+    vocab: int
+    d_model: int
+    n_heads: int
+    n_kv_heads: int
+    d_ff: int
+    n_layers: int
+    context: int
+    rope_base: float = 1e4
+    rms_eps: float = 1e-5
+    head_dim: int | None = None
+    donor_d_in: int = 0
+    arch: str = "llama"
+    rope_scaling: str = "none"
+    rope_factors: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        sizes = ("vocab", "d_model", "n_heads", "n_kv_heads", "d_ff", "n_layers", "context")
+        check_sizes(self, *sizes, *(("head_dim",) if self.head_dim is not None else ()))
+        if self.donor_d_in != 0:
+            check_sizes(self, "donor_d_in")
+        for name in ("rope_base", "rms_eps"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not (isfinite(value) and value > 0):
+                raise ConfigError(f"LlamaConfig: {name} must be a number above 0; got {value!r}")
+        if self.arch not in _ARCHS:
+            raise ConfigError(
+                f"LlamaConfig: arch must be one of {', '.join(_ARCHS)}; got {self.arch!r}"
+            )
+        if self.head_dim is None and self.d_model % self.n_heads:
+            raise ConfigError(
+                "LlamaConfig: n_heads must divide d_model, unless head_dim is given; got "
+                f"{self.n_heads} and {self.d_model}"
+            )
+        if self.n_heads % self.n_kv_heads:
+            raise ConfigError(
+                f"LlamaConfig: n_kv_heads must divide n_heads; got {self.n_kv_heads} and "
+                f"{self.n_heads}"
+            )
+        if self.d_head % 2:
+            raise ConfigError(f"LlamaConfig: RoPE turns pairs: a head of {self.d_head} is odd")
+        self._check_rope()
+
+    def _check_rope(self) -> None:
+        try:
+            object.__setattr__(self, "rope_factors", tuple(map(float, self.rope_factors)))
+        except (TypeError, ValueError):
+            raise ConfigError(
+                f"LlamaConfig: rope_factors must be numbers; got {self.rope_factors!r}"
+            ) from None
+        if self.rope_scaling not in _SCALINGS:
+            raise ConfigError(
+                f"LlamaConfig: rope_scaling {self.rope_scaling!r} is not known; it must be one of "
+                f"{', '.join(_SCALINGS)}"
+            )
+        needed = self.d_head // 2 if self.rope_scaling == "llama3" else 0
+        if len(self.rope_factors) != needed:
+            raise ConfigError(
+                f"LlamaConfig: rope_scaling {self.rope_scaling!r} needs {needed} rope_factors; got "
+                f"{len(self.rope_factors)}"
+            )
+        if not all(isfinite(factor) and factor > 0 for factor in self.rope_factors):
+            raise ConfigError("LlamaConfig: every one of rope_factors must be a number above 0")
+
+    @classmethod
+    def tiny(cls) -> Self:
+        """Return the seeds' smallest shape, 0.1 million parameters."""
+        return cls(627, 64, 4, 4, 128, 2, 32)
+
+    @classmethod
+    def mid(cls) -> Self:
+        """Return the seeds' middle shape, 9 million parameters."""
+        return cls(4096, 256, 8, 8, 1024, 8, 256)
+
+    @classmethod
+    def smollm2_135m(cls) -> Self:
+        """Return the shape of SmolLM2-135M, whose head is tied."""
+        return cls(49152, 576, 9, 3, 1536, 30, 8192, rope_base=1e5)
+
+    @property
+    def d_head(self) -> int:
+        """Width of one head."""
+        return self.d_model // self.n_heads if self.head_dim is None else self.head_dim
+
+    def shapes(self, *, untied: bool = False, qkv_bias: bool = False) -> dict[str, tuple[int, ...]]:
+        """Return the shape of every weight by its GGUF name, in the order of the optimizer."""
+        C, F, D = self.d_model, self.d_ff, self.d_head
+        Q, KV = self.n_heads * D, self.n_kv_heads * D
+        block: dict[str, tuple[int, ...]] = {"attn_norm.weight": (C,)}
+        for name, rows in (("attn_q", Q), ("attn_k", KV), ("attn_v", KV)):
+            block[f"{name}.weight"] = (rows, C)
+            if qkv_bias:
+                block[f"{name}.bias"] = (rows,)
+        if self.arch == "qwen3":
+            block |= {"attn_q_norm.weight": (D,), "attn_k_norm.weight": (D,)}
+        block |= {
+            "attn_output.weight": (C, Q),
+            "ffn_norm.weight": (C,),
+            "ffn_gate.weight": (F, C),
+            "ffn_up.weight": (F, C),
+            "ffn_down.weight": (C, F),
+        }
+        donor = self.donor_d_in
+        return {
+            "token_embd.weight": (self.vocab, donor or C),
+            **({"lens.proj.weight": (C, donor)} if donor else {}),
+            **{f"blk.{n}.{k}": shape for n in range(self.n_layers) for k, shape in block.items()},
+            "output_norm.weight": (C,),
+            **({"output.weight": (self.vocab, C)} if untied else {}),
+        }
+
+    def inverse_frequencies(self) -> NDArray[np.float32]:
+        """Return by how much RoPE turns each pair of a head from one position to the next."""
+        exponents = np.arange(0, self.d_head, 2) / self.d_head
+        frequencies = float(self.rope_base) ** -exponents
+        return (frequencies / (self.rope_factors or 1.0)).astype(np.float32)
+
+
+class LlamaSeqEngine(SequenceEngine[LlamaConfig]):
+    """A Llama-like model and its training step.
+
+    Each step rounds the matrices to ``weight_dtype`` before it multiplies by them; what it trains
+    is their float32 originals. Rows of the embedding table, biases and gains are not rounded.
+    """
+
+    _frequencies: Tensor
+
+    # -- The seeds' names ----------------------------------------------------------------------
+
+    @property
+    def t_seq_token_ids(self) -> Tensor:
+        """The input of token ids, once the training step is built."""
+        return self.t_tok
+
+    @property
+    def t_seq_positions(self) -> Tensor:
+        """The input of positions, once the training step is built."""
+        return self.t_pos
+
+    @property
+    def t_seq_token_embed(self) -> Tensor:
+        """The embedding table: the donor's, (vocab, donor_d_in), where there is a lens."""
+        return self._tensor("token_embd.weight")
+
+    @property
+    def t_seq_w_proj(self) -> Tensor:
+        """The lens (d_model, donor_d_in)."""
+        return self._tensor("lens.proj.weight")
+
+    def _tensor(self, name: str) -> Tensor:
+        if name not in self.tensors:
+            raise ConfigError(f"LlamaSeqEngine: there is no {name}: donor_d_in is 0")
+        return self.tensors[name]
+
+    # -- Weights -------------------------------------------------------------------------------
+
+    def _check(self, cfg: LlamaConfig, opts: RecipeOptions) -> None:
+        super()._check(cfg, opts)
+        if cfg.donor_d_in and not opts.untied:
+            raise ConfigError(
+                "LlamaSeqEngine: donor_d_in > 0 needs untied=True: a donor's table, "
+                f"{cfg.donor_d_in} wide, cannot be the head of a model {cfg.d_model} wide"
+            )
+
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        opts = self.options
+        return self.config.shapes(untied=opts.untied, qkv_bias=opts.qkv_bias)
+
+    def _frozen(self) -> frozenset[str]:
+        return frozenset(["token_embd.weight"] if self.config.donor_d_in else [])
+
+    def _declare_constants(self) -> None:
+        frequencies = self.config.inverse_frequencies()
+        self._frequencies = self.session.mapped("inverse_frequencies", frequencies)
+
+    def _std(self, name: str, shape: tuple[int, ...]) -> float:
+        if name in ("token_embd.weight", "output.weight"):
+            return _STD
+        return (self.options.init_scale if name.startswith("blk.") else 1.0) / sqrt(shape[1])
+
+    # -- Forward -------------------------------------------------------------------------------
+
+    def _record_forward(self, tokens: Tensor, positions: Tensor, batch: int) -> Tensor:
+        s, w = self.session, self.tensors
+        x = ops.embedding(s, w["token_embd.weight"], tokens)
+        if self.config.donor_d_in:
+            x = ops.linear(s, x, self._matrix("lens.proj"))
+        for n in range(self.n_layers):
+            block = f"blk.{n}"
+            normed = self._norm(x, f"{block}.attn_norm")
+            x = ops.add(s, x, self._record_attention(normed, positions, block, batch))
+            normed = self._norm(x, f"{block}.ffn_norm")
+            matrices = (self._matrix(f"{block}.ffn_{part}") for part in ("gate", "up", "down"))
+            x = ops.add(s, x, nn.gated_mlp(s, normed, *matrices))
+        x = self._norm(x, "output_norm")
+        return ops.linear(s, x, self._matrix("output" if self.options.untied else "token_embd"))
+
+    def _record_attention(self, x: Tensor, positions: Tensor, block: str, batch: int) -> Tensor:
+        """Record grouped-query attention of x (B T, C). Source: arXiv:2305.13245."""
+        s, H, KV = self.session, self.n_heads, self.config.n_kv_heads
+        q, k, v = (self._project(x, f"{block}.attn_{part}") for part in "qkv")
+        if self.config.arch == "qwen3":
+            q, k = self._norm(q, f"{block}.attn_q_norm"), self._norm(k, f"{block}.attn_k_norm")
+        interleaved = self.config.arch == "llama"
+        q, k = (
+            ops.rope(s, part, positions, self._frequencies, heads, interleaved=interleaved)
+            for part, heads in ((q, H), (k, KV))
+        )
+        heads = ops.attention(s, q, k, v, batch=batch, n_heads=H, n_kv_heads=KV)  # (B T, H D)
+        return ops.linear(s, heads, self._matrix(f"{block}.attn_output"))
+
+    def _norm(self, x: Tensor, name: str) -> Tensor:
+        return ops.rmsnorm(self.session, x, self.tensors[f"{name}.weight"], self.config.rms_eps)
+
+    def _project(self, x: Tensor, name: str) -> Tensor:
+        return ops.linear(self.session, x, self._matrix(name), self.tensors.get(f"{name}.bias"))
+
+    def _matrix(self, name: str) -> Tensor:
+        """Return a matrix as it is multiplied: rounded, if the weights' type is not float32."""
+        w, dtype = self.tensors[f"{name}.weight"], str(self.options.weight_dtype)
+        return w if dtype == "f32" else ops.rounded(self.session, w, dtype)

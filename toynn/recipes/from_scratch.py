@@ -1,0 +1,22 @@
+"""A Llama-like model from random weights."""
+
+from toynn.engines.llama import LlamaConfig, LlamaSeqEngine
+from toynn.options import RecipeOptions
+from toynn.recipes._sequence import SequenceRecipe
+
+__all__ = ["FromScratch"]
+
+
+class FromScratch(SequenceRecipe[LlamaSeqEngine]):
+    """Train a Llama-like model from random weights.
+
+    Its hp rows are AdamW.for_from_scratch()'s: the update without bias correction.
+    """
+
+    def __init__(self, backend: str = "cpu") -> None:
+        super().__init__(LlamaSeqEngine(backend))
+
+    def realize(self, cfg: LlamaConfig, opts: RecipeOptions) -> None:
+        """Draw the weights and compile the step; consumes all options."""
+        self.engine.realize_for_random_init(cfg, opts)
+        self._build()

@@ -1,0 +1,36 @@
+"""rounding: to float16 as NumPy does it, to bfloat16 by arithmetic in float64."""
+
+import numpy as np
+
+from toynn.testing.cases._case import Array, Call, OpCase, call
+
+
+def _float16(x: Array) -> Array:
+    with np.errstate(over="ignore"):
+        return x.astype(np.float16).astype(np.float64)
+
+
+def _bfloat16(x: Array) -> Array:
+    significand, exponent = np.frexp(x.astype(np.float64))  # |significand| in [1/2, 1)
+    return np.ldexp(np.rint(significand * 2**8), exponent - 8)
+
+
+def _calls(rng: np.random.Generator, n: int) -> list[Call]:
+    # From float16's subnormal numbers to its largest, and ties between neighbours of both types.
+    x = (rng.standard_normal(n) * np.exp2(rng.integers(-26, 15, n))).astype(np.float32)
+    ties = np.array([1 + 2**-11, 1 + 3 * 2**-11, 1 + 2**-8, 1 + 3 * 2**-8, 3 * 2**-25], np.float32)
+    x[: ties.size] = ties[:n]
+    return [
+        call("forward", {"y": rounded}, {"x": x}, in_place={"y": "x"}, flops=n, brain=brain)
+        for brain, rounded in ((False, _float16(x)), (True, _bfloat16(x)))
+    ]
+
+
+CASE = OpCase(
+    op="rounding",
+    shapes=({"n": 1}, {"n": 100}, {"n": 0}, {"n": 4097}, {"n": 70001}),
+    bench={"smollm2_135m_ffn": {"n": 576 * 1536}},
+    calls=_calls,
+    tolerance=1e-30,
+    reason="rounding has one right answer",
+)
