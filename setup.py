@@ -9,9 +9,11 @@ TOYNN_DEBUG=1    bounds, initialisation and overflow checks in all Cython code
 
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from pathlib import Path
 
@@ -69,7 +71,7 @@ def openmp_flags() -> list[str]:
         return []
     if MSVC:
         return ["/openmp"]
-    compiler = os.environ.get("CC", "cc").split()
+    compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
     with tempfile.TemporaryDirectory() as folder:
         source, program = Path(folder, "probe.c"), Path(folder, "probe")
         source.write_text(PROBE)
@@ -145,4 +147,5 @@ def extensions() -> list[Extension]:
     return built
 
 
-setup(ext_modules=extensions(), options={"build_ext": {"parallel": JOBS}})
+if __name__ == "__main__":  # cythonize's workers may import this file
+    setup(ext_modules=extensions(), options={"build_ext": {"parallel": JOBS}})

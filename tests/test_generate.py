@@ -29,7 +29,7 @@ def test_greedy_goes_on_past_the_context(engine):
 def test_model_sees_the_newest_tokens_of_a_full_window(engine):
     windows = []
     logits = engine.logits
-    engine.logits = lambda ids: windows.append(ids.tolist()) or logits(ids)
+    engine.logits = lambda ids, batch: windows.append(ids.tolist()) or logits(ids)
     sample(engine, [1, 2, 3], 3, temperature=0)
     assert windows == [[1, 2, 3, 0], [1, 2, 3, 4], [2, 3, 4, 5]]
 

@@ -89,7 +89,7 @@ def test_a_shorter_array_is_the_start_of_a_longer_one():
 
 
 def test_bad_calls_are_refused():
-    with pytest.raises(ValueError, match="n_threads must be at least 1; got 0"):
+    with pytest.raises(ValueError, match="n_threads must be 1 to 1024; got 0"):
         normal(3, n_threads=0)
     with pytest.raises(TypeError):
         normal(3, seed=0.5)

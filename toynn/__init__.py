@@ -7,7 +7,7 @@ compiled; after that a step uploads a few small inputs, runs one program and rea
 from toynn import adamw, engines, errors, ops, recipes, schedule
 from toynn.adamw import AdamW
 from toynn.backends.cpu.threads import get_num_threads, set_num_threads
-from toynn.config import describe, show_config
+from toynn.config import release, show_config
 from toynn.engines import GPT2Config, GPT2SeqEngine, LlamaConfig, LlamaSeqEngine
 from toynn.errors import (
     AdapterError,
@@ -58,4 +58,4 @@ __all__ = [
     "show_config",
 ]
 
-__version__ = describe()["toynn"]
+__version__ = release()

@@ -96,8 +96,11 @@ class Backward:
         weights = [wrt[i] for i in op.weights]
         parameters = [t for t in weights if t is not None and t.role is Role.PARAMETER]
         first = sum(t not in self._written for t in parameters)
-        # One flag serves all outputs, so all were written before, or none, and each is there once.
-        direct = first in (0, len(parameters)) and len(set(parameters)) == len(parameters)
+        # One flag serves all outputs: so all are parameters, each is there once, and all were
+        # written before or none.
+        direct = len(set(parameters)) == len(parameters) == sum(
+            self.wants(t) for t in weights
+        ) and first in (0, len(parameters))
         outputs: list[Tensor | None] = []
         detours: list[tuple[Tensor, Tensor]] = []
         for position, tensor in enumerate(wrt):

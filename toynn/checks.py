@@ -1,18 +1,58 @@
-"""Checks of ids and labels, made when they are uploaded: no kernel meets a bad one."""
+"""Checks of what is declared and uploaded: no kernel meets a bad shape, id or label."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from toynn.errors import LabelError
+from toynn.errors import ConfigError, LabelError, ShapeError
 
-__all__ = ["IGNORED", "Check", "dense_labels", "ids_below", "labels_below"]
+__all__ = [
+    "IGNORED",
+    "Check",
+    "converted",
+    "dense_labels",
+    "dimensions",
+    "finite",
+    "fits_i32",
+    "ids_below",
+    "labels_below",
+]
 
 IGNORED = -100  # the integer label of a row that does not count
 
 Check = Callable[[str, NDArray[Any]], None]
+
+
+def dimensions(name: str, shape: Sequence[int]) -> tuple[int, ...]:
+    """Return a shape as a tuple of whole numbers, each at least 1."""
+    if any(int(n) != n or n < 1 for n in shape):
+        raise ShapeError(f"{name}: every dimension must be a whole number >= 1; got {shape}")
+    if prod(shape) > 2**60:
+        raise ShapeError(f"{name}: {shape} is more memory than can be addressed")
+    return tuple(int(n) for n in shape)
+
+
+def converted(name: str, array: ArrayLike, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
+    """Return an array for a tensor: floats as float32, too large ones infinite."""
+    values = np.asarray(array)
+    if values.shape != shape:
+        raise ShapeError(f"upload {name}: expected {shape}; got {values.shape}")
+    if values.dtype.kind not in ("iu" if dtype == "i32" else "fiu"):
+        raise ShapeError(f"upload {name}: expected {dtype}; got {values.dtype}")
+    if dtype == "f32":
+        with np.errstate(over="ignore"):
+            return values.astype(np.float32, copy=False)
+    return values
+
+
+def fits_i32(name: str, values: NDArray[Any]) -> None:
+    """Check that integers survive the conversion to 32 bits."""
+    limits = np.iinfo(np.int32)
+    if values.size and (values.min() < limits.min or values.max() > limits.max):
+        raise ShapeError(f"upload {name}: some {values.dtype} values do not fit into 32 bits")
 
 
 def ids_below(size: int) -> Check:
@@ -48,6 +88,12 @@ def dense_labels(name: str, labels: NDArray[Any]) -> None:
         raise LabelError(f"{name}: row {row}, column {column} is {labels[row, column]}")
     if not labels.any():
         raise LabelError(f"{name}: all {len(labels)} rows are ignored (all zero)")
+
+
+def finite(name: str, values: NDArray[Any]) -> None:
+    """Check that all settings are finite."""
+    if not np.isfinite(values).all():
+        raise ConfigError(f"{name}: every number must be finite; got {values.tolist()}")
 
 
 def _refuse(name: str, values: NDArray[Any], bad: NDArray[np.bool_], allowed: str) -> None:

@@ -7,17 +7,21 @@ from toynn import _kernels, backends
 from toynn.backends.cpu import threads
 from toynn.precision import get_float32_matmul_precision
 
-__all__ = ["describe", "show_config"]
+__all__ = ["describe", "release", "show_config"]
+
+
+def release() -> str:
+    """Return the version of the installed package."""
+    try:
+        return version("toynn")
+    except PackageNotFoundError:  # a source tree that was never installed
+        return "unknown"
 
 
 def describe() -> dict[str, str]:
     """Return version, ISA levels, threads, OpenMP and backends, as text by name."""
-    try:
-        release = version("toynn")
-    except PackageNotFoundError:  # a source tree that was never installed
-        release = "unknown"
     return {
-        "toynn": release,
+        "toynn": release(),
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
         "ISA levels built": ", ".join(_kernels.built_levels()),

@@ -18,8 +18,8 @@ class Engine(Protocol):
     def context(self) -> int:
         """How many tokens it sees at most."""
 
-    def logits(self, ids: NDArray[np.int32], /) -> NDArray[np.float32]:
-        """Return the logits (T, V) of one sequence of T tokens."""
+    def logits(self, ids: NDArray[np.int32], batch: int) -> NDArray[np.float32]:
+        """Return the logits (T, V) of T tokens: one sequence if ``batch`` is 1."""
 
 
 def sample(
@@ -58,7 +58,7 @@ def _next_logits(engine: Engine, ids: list[int]) -> NDArray[np.float64]:
     seen = ids[-engine.context :]
     window = np.zeros(engine.context, np.int32)
     window[: len(seen)] = seen
-    logits: NDArray[np.float64] = engine.logits(window)[len(seen) - 1].astype(np.float64)
+    logits: NDArray[np.float64] = engine.logits(window, batch=1)[len(seen) - 1].astype(np.float64)
     return logits
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from toynn.backends.protocol import Backend, Buffer, Launch, Place, Program, aligned
+from toynn.errors import ConfigError
 from toynn.planner import plan
 from toynn.tape import ITEMSIZE, Node, Role, Tape, Tensor
 
@@ -21,6 +22,8 @@ class CompiledTape:
     offsets: Mapping[Tensor, int]  # bytes, of inputs and kept outputs
     counts: Mapping[str, int]  # how many launches run up to each end
     needed: Mapping[str, frozenset[Tensor]]  # what those read that must have been uploaded
+    written: Mapping[str, frozenset[Tensor]]  # what those compute
+    gradients: frozenset[Tensor]  # of the loss, with respect to anything
 
 
 def arena_size(tape: Tape, places: Mapping[Tensor, Place], backend: Backend, n_threads: int) -> int:
@@ -50,12 +53,18 @@ def compile_tape(
         {t: layout.offsets[t] for t in (*tape.inputs.values(), *tape.kept)},
         counts,
         {to: _from_outside(tape.nodes[:count]) for to, count in counts.items()},
+        {to: _written(tape.nodes[:count]) for to, count in counts.items()},
+        frozenset((tape.gradients or {}).values()),
     )
 
 
 def _from_outside(nodes: Iterable[Node]) -> frozenset[Tensor]:
     read = {t.root for node in nodes for t in node.tensors if t is not None}
     return frozenset(t for t in read if t.role in _FROM_OUTSIDE)
+
+
+def _written(nodes: Iterable[Node]) -> frozenset[Tensor]:
+    return frozenset(t.root for node in nodes for t in node.outputs if t is not None)
 
 
 def _workspace(launches: list[Launch], backend: Backend, n_threads: int) -> int:
@@ -69,6 +78,8 @@ def _lower(
         if tensor is None:
             return None
         root = tensor.root
+        if root not in offsets and root not in places:
+            raise ConfigError(f"{root.name} belongs to another session")
         start = Place("arena", offsets[root]) if root in offsets else places[root]
         return Place(start.buffer, start.offset + tensor.offset * ITEMSIZE)
 

@@ -11,9 +11,10 @@ from math import prod, sqrt
 from typing import Protocol
 
 from toynn import checks
+from toynn._kernels.grad_norm import ELEMENTS_PER_PARTIAL
 from toynn.autograd import Backward
 from toynn.errors import ConfigError, ShapeError
-from toynn.tape import Node, Op, Tape, Tensor
+from toynn.tape import Node, Op, Role, Tape, Tensor
 
 __all__ = [
     "ACCUMULATE",
@@ -39,7 +40,6 @@ __all__ = [
 _GELUS = {"tanh": 0, "exact": 1}
 _ACTIVATIONS = {None: 0, "gelu": 1, "gelu_exact": 2}
 _ROUNDED = {"f16": 0, "bf16": 1}
-_NORM_BLOCK = 16384  # elements per partial sum of grad_norm
 
 Sizes = Mapping[str, int]
 _Rule = Callable[[Backward, Node, Tensor], None]
@@ -333,6 +333,8 @@ def cross_entropy(s: Recorder, logits: Tensor, labels: Tensor) -> Tensor:
     dense = labels.dtype == "f32"
     expected = (N, V) if dense else (N,)
     _require(labels.shape == expected, "cross_entropy", f"labels {expected}", logits, labels)
+    if labels.role is not Role.INPUT:
+        raise ConfigError(f"cross_entropy: labels must be an input; got {labels!r}")
     check = checks.dense_labels if dense else checks.labels_below(V)
     s.tape.checks.setdefault(labels, []).append(check)
     loss = s.tape.new("loss", ())
@@ -354,7 +356,7 @@ def grad_norm(s: Recorder, norm: Tensor, factor: Tensor, every: Tensor, control:
 
     control (2,): the norm to clip to (0: do not), and one over the weight of all micro-batches.
     """
-    partial = s.tape.new("partial", (-(-every.size // _NORM_BLOCK),))
+    partial = s.tape.new("partial", (-(-every.size // ELEMENTS_PER_PARTIAL),))
     s.tape.record(GRAD_NORM, [norm, factor], [partial], [every, control], {"n": every.size})
 
 
@@ -363,6 +365,7 @@ def adamw_step(
 ) -> None:
     """Record one AdamW update of w, m and v in place; g is first multiplied by ``factor`` ()."""
     _require(w.shape == g.shape and hp.shape == (7,), "adamw", "g like w, hp (7,)", w, g, hp)
+    s.tape.checks.setdefault(hp, [checks.finite])
     s.tape.record(ADAMW, [w, m, v], [], [g, hp, factor], {"n": w.size})
 
 
@@ -403,22 +406,35 @@ LAYERNORM_BACKWARD = Op("layernorm.backward", _flops(14, "N", "C"), weights=(1, 
 LAYERNORM = Op("layernorm.forward", _flops(8, "N", "C"), _layernorm_gradient)
 RMSNORM_BACKWARD = Op("rmsnorm.backward", _flops(11, "N", "C"), weights=(1,))
 RMSNORM = Op("rmsnorm.forward", _flops(4, "N", "C"), _rmsnorm_gradient)
-ROPE_BACKWARD = Op("rope.backward", _flops(3, "N", "H", "D"))
-ROPE = Op("rope.forward", _flops(3, "N", "H", "D"), _rope_gradient)
+ROPE_BACKWARD = Op("rope.backward", _flops(3, "N", "H", "D"), integers=(1,))
+ROPE = Op("rope.forward", _flops(3, "N", "H", "D"), _rope_gradient, integers=(1,))
 EMBEDDING_BACKWARD = Op(
-    "embedding.backward", _flops(1, "N", "C"), nbytes=_flops(12, "N", "C"), weights=(0,)
+    "embedding.backward",
+    _flops(1, "N", "C"),
+    nbytes=_flops(12, "N", "C"),
+    weights=(0,),
+    integers=(1,),
 )
 EMBEDDING = Op(
-    "embedding.forward", _flops(0, "N", "C"), _embedding_gradient, nbytes=_flops(8, "N", "C")
+    "embedding.forward",
+    _flops(0, "N", "C"),
+    _embedding_gradient,
+    nbytes=_flops(8, "N", "C"),
+    integers=(1,),
 )
 LINEAR_BACKWARD_INPUT = Op("matmul.backward_input", _PRODUCT)
 LINEAR_BACKWARD_WEIGHT = Op("matmul.backward_weight", _PRODUCT, weights=(0,))
 LINEAR = Op("matmul.forward", _PRODUCT, _linear_gradient)
 ATTENTION_BACKWARD = Op("attention.backward", _attention_flops(5))
 ATTENTION = Op("attention.forward", _attention_flops(2), _attention_gradient)
-CROSS_ENTROPY_BACKWARD = Op("cross_entropy.backward", _flops(12, "N", "V"), inplace={0: 1})
+CROSS_ENTROPY_BACKWARD = Op(
+    "cross_entropy.backward", _flops(12, "N", "V"), inplace={0: 1}, integers=(2,)
+)
 CROSS_ENTROPY = Op(
-    "cross_entropy.forward", _flops(12, "N", "V"), _cross_entropy_gradient(CROSS_ENTROPY_BACKWARD)
+    "cross_entropy.forward",
+    _flops(12, "N", "V"),
+    _cross_entropy_gradient(CROSS_ENTROPY_BACKWARD),
+    integers=(1,),
 )
 CROSS_ENTROPY_DENSE_BACKWARD = Op(
     "cross_entropy.backward_dense", _flops(14, "N", "V"), inplace={0: 1}
@@ -428,5 +444,5 @@ CROSS_ENTROPY_DENSE = Op(
     _flops(14, "N", "V"),
     _cross_entropy_gradient(CROSS_ENTROPY_DENSE_BACKWARD),
 )
-GRAD_NORM = Op("grad_norm.forward", _flops(2, "n"))
-ADAMW = Op("adamw.step", _flops(13, "n"))
+GRAD_NORM = Op("grad_norm.forward", _flops(2, "n"), updates=True)
+ADAMW = Op("adamw.step", _flops(13, "n"), updates=True)

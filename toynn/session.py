@@ -10,23 +10,24 @@ LifecycleError, which names the call that is missing.
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from math import isfinite, prod
+from math import isfinite
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from toynn import backends, ops, precision
+from toynn import backends, checks, ops, precision
 from toynn.autograd import Backward
 from toynn.errors import ConfigError, LifecycleError, NonFiniteError, ShapeError
 from toynn.lowering import CompiledTape, arena_size, compile_tape
 from toynn.reports import Memory, Profile
 from toynn.storage import Storage
-from toynn.tape import ITEMSIZE, Role, Tape, Tensor
+from toynn.tape import Role, Tape, Tensor
 
 __all__ = ["Session"]
 
-_DTYPES = {"f32": np.float32, "i32": np.int32}
+_COMPUTED = (Role.ACTIVATION, Role.GRADIENT)
+
 T = TypeVar("T")
 
 
@@ -52,14 +53,15 @@ class Session:
         self.matmul_precision = precision.checked(
             matmul_precision or precision.get_float32_matmul_precision()
         )
-        self.max_grad_norm: float | None = None  # clip the norm of all gradients to this
+        self._max_grad_norm: float | None = None
         self.tape = Tape()
         self._gradients: dict[Tensor, Tensor] = {}
         self._moments: dict[Tensor, tuple[Tensor, Tensor]] = {}
         self._storage = Storage(self.backend)
-        self._uploaded: set[Tensor] = set()
+        self._known: set[Tensor] = set()  # uploaded, or computed by a run
         self._compiled: dict[Tape, CompiledTape] = {}
         self._recorded: dict[Any, Any] = {}
+        self._names: set[str] = set()  # of weights
         self._finalized = self._closed = False
         self._pending = 0.0  # weight of the micro-batches whose gradients wait for an update
         self._divisor = 1.0  # by which downloaded gradients are divided
@@ -89,27 +91,35 @@ class Session:
                 f"mapped {name}: needs a C-contiguous float32 array; got {array.dtype}, "
                 f"strides {array.strides}"
             )
-        self._check_open()
+        self._check_new(name)
         tensor = self._storage.map(name, array)
-        self._uploaded.add(tensor)
+        self._known.add(tensor)
         return tensor
 
     def input(self, name: str, shape: Sequence[int], dtype: str = "f32") -> Tensor:
         """Declare an input of the current tape; its values stay until the next upload."""
         self._check_recording(f"input({name!r})")
-        if dtype not in _DTYPES:
+        if dtype not in ("f32", "i32"):
             raise ConfigError(f"input {name}: dtype must be f32 or i32; got {dtype!r}")
         if name in self.tape.inputs:
             raise ConfigError(f"input {name}: this tape has one already")
-        tensor = Tensor(name, _checked_shape(name, shape), Role.INPUT, dtype)
+        tensor = Tensor(name, checks.dimensions(name, shape), Role.INPUT, dtype)
         self.tape.inputs[name] = tensor
         return tensor
 
     def output(self, tensor: Tensor) -> Tensor:
         """Keep an activation until the next run, so that it can be downloaded."""
         self._check_recording("output()")
+        if tensor not in self.tape.written:
+            raise ConfigError(f"output: {tensor!r} is not computed on this tape")
         self.tape.kept.add(tensor)
         return tensor
+
+    def _check_new(self, name: str) -> None:
+        self._check_open()
+        if name in self._names:
+            raise ConfigError(f"{name}: this session has a weight of that name already")
+        self._names.add(name)
 
     def _weight(self, name: str, shape: Sequence[int], role: Role) -> Tensor:
         self._check_open()
@@ -117,7 +127,9 @@ class Session:
             _refuse(
                 f"{role.value}({name!r})", "after finalize_weights(): declare weights before it"
             )
-        return self._storage.declare(name, _checked_shape(name, shape), role)
+        dimensions = checks.dimensions(name, shape)
+        self._check_new(name)
+        return self._storage.declare(name, dimensions, role)
 
     def finalize_weights(self) -> None:
         """Allocate the weights: from here on they can be uploaded, and no more are declared."""
@@ -154,6 +166,7 @@ class Session:
                     "session's first tape; train the same parameters in every tape"
                 )
         self.tape.gradients = gradients
+        self.tape.segment = "U"
 
     def _gradient_of(self, parameter: Tensor) -> Tensor:
         if parameter not in self._gradients:
@@ -180,10 +193,13 @@ class Session:
         self._check_recording("opt_step_adamw()")
         if self.tape.gradients is None:
             _refuse("opt_step_adamw()", "before build_backward()")
-        if self.tape.segment == "B":
-            self.tape.segment = "U"
+        if w.role is not Role.PARAMETER or self.tape.gradients.get(w) is not g:
+            raise ConfigError(f"opt_step_adamw: needs a parameter and its grad(); got {w!r}, {g!r}")
+        if self.tape.nodes[-1].segment != "U":
             every = self._storage.whole(Role.GRADIENT)
             ops.grad_norm(self, self._norm, self._factor, every, self._control)
+        if any(w in node.outputs for node in self.tape.nodes if node.segment == "U"):
+            raise ConfigError(f"opt_step_adamw: {w.name} has its update on this tape already")
         if w not in self._moments:
             self._moments[w] = (
                 self._storage.declare(f"{w.name}.m", w.shape, Role.MOMENT),
@@ -218,8 +234,9 @@ class Session:
         if key not in self._recorded:
             main, self.tape = self.tape, Tape()
             try:
-                self._recorded[key] = build()
+                built = build()
                 self.realize()
+                self._recorded[key] = built
             finally:
                 self.tape = main
         return self._recorded[key]  # type: ignore[no-any-return]
@@ -231,26 +248,31 @@ class Session:
 
     def upload(self, tensor: Tensor, array: ArrayLike) -> None:
         """Copy values into a weight, moment or input; ids and labels are checked."""
-        view = self._view(tensor, "upload")
-        values = np.asarray(array)
-        if values.shape != tensor.shape:
-            raise ShapeError(f"upload {tensor.name}: expected {tensor.shape}; got {values.shape}")
-        kinds = "iu" if tensor.dtype == "i32" else "fiu"
-        if values.dtype.kind not in kinds:
-            raise ShapeError(f"upload {tensor.name}: expected {tensor.dtype}; got {values.dtype}")
-        for tape in {self.tape, *self._compiled}:
-            for check in tape.checks.get(tensor, ()):
-                check(tensor.name, values)
-        view[...] = values
-        self._uploaded.add(tensor)
+        values = checks.converted(tensor.name, array, tensor.shape, tensor.dtype)
+        with self._exclusively(f"upload({tensor.name})"):
+            view = self._view(tensor, "upload")
+            if tensor in self._storage.mapped or tensor.role in _COMPUTED:
+                _refuse(f"upload({tensor.name})", "into a mapped weight or a computed tensor")
+            for tape in {self.tape, *self._compiled}:
+                for check in tape.checks.get(tensor, ()):
+                    check(tensor.name, values)
+            if tensor.dtype == "i32":
+                checks.fits_i32(tensor.name, values)
+            view[...] = values
+            self._known.add(tensor)
 
     def download(self, tensor: Tensor) -> NDArray[Any]:
         """Return a copy of a weight, moment, gradient, input or kept output.
 
         Gradients of several micro-batches come as their mean, weighted as the runs were.
         """
-        values = self._view(tensor, "download").copy()
-        return values / np.float32(self._divisor) if tensor.role is Role.GRADIENT else values
+        with self._exclusively(f"download({tensor.name})"):
+            values = self._view(tensor, "download").copy()
+        if tensor not in self._known and tensor.role not in (Role.MOMENT, Role.STATE):
+            before = "run()" if tensor.role in _COMPUTED else f"upload({tensor.name})"
+            _refuse(f"download({tensor.name})", f"before {before}")
+        is_gradient = any(tensor in compiled.gradients for compiled in self._compiled.values())
+        return values / np.float32(self._divisor) if is_gradient else values
 
     def _view(self, tensor: Tensor, verb: str) -> NDArray[Any]:
         self._check_open()
@@ -265,28 +287,31 @@ class Session:
     # -- Running -------------------------------------------------------------------------------
 
     def reset(self, moments: bool) -> None:
-        """Zero the gradients, and with ``moments`` those of AdamW too."""
+        """Zero the gradients, and with ``moments`` those of AdamW too; forget micro-batches."""
         self._check_realized("reset()", self.tape)
-        for gradient in self._gradients.values():
-            self._storage.views[gradient].fill(0)
-        self._pending, self._divisor = 0.0, 1.0
+        with self._exclusively("reset()"):
+            for gradient in self._gradients.values():
+                self._storage.views[gradient].fill(0)
+            self._known.update(self._gradients.values())
+            self._pending, self._divisor = 0.0, 1.0
         if moments:
             self.reset_moments()
 
     def reset_moments(self) -> None:
         """Zero the moments of AdamW."""
         self._check_realized("reset_moments()", self.tape)
-        for pair in self._moments.values():
-            for moment in pair:
-                self._storage.views[moment].fill(0)
+        with self._exclusively("reset_moments()"):
+            for pair in self._moments.values():
+                for moment in pair:
+                    self._storage.views[moment].fill(0)
 
     def run(self, to: str = "update", *, weight: float = 1.0, tape: Tape | None = None) -> None:
         """Run the tape up to "loss", "grads" or "update".
 
         "loss" touches no gradient and no moment. "grads" adds this micro-batch's gradients, times
         ``weight``, to those since the last update. "update" does that too, divides by the sum of
-        the weights, clips to ``max_grad_norm`` and applies AdamW. Raises NonFiniteError, weights
-        and moments untouched, if the norm of the gradients is not finite.
+        the weights, clips to ``max_grad_norm``, and applies AdamW where it is recorded. Raises
+        NonFiniteError, weights and moments untouched, if the norm of the gradients is not finite.
         """
         tape = tape or self.tape
         compiled = self._check_realized("run()", tape)
@@ -294,11 +319,12 @@ class Session:
             raise ConfigError(f"run: to must be loss, grads or update; got {to!r}")
         if to == "grads" and tape.gradients is None:
             _refuse("run(to='grads')", "before build_backward()")
-        if not compiled.needed[to] <= self._uploaded:
-            missing = sorted(t.name for t in compiled.needed[to] - self._uploaded)
+        if not (isfinite(weight) and weight > 0):
+            raise ConfigError(f"run: weight must be a finite number above 0; got {weight}")
+        if not compiled.needed[to] <= self._known:
+            missing = sorted(t.name for t in compiled.needed[to] - self._known)
             _refuse("run()", f"before upload({missing[0]})")
-        with self._exclusively():
-            updates = to == "update" and tape.segment == "U"
+        with self._exclusively("run()"):
             accumulate = self._pending > 0
             if to != "loss" and tape.gradients is not None:
                 self._pending += weight
@@ -306,14 +332,27 @@ class Session:
                 self._storage.views[self._seed][...] = weight
                 control = self.max_grad_norm or 0.0, 1 / self._pending
                 self._storage.views[self._control][:] = control
-            if updates:
+            if to == "update":
                 self._pending = 0.0
             compiled.program.run(compiled.counts[to], accumulate, self._threads())
-        if updates and not isfinite(self.grad_norm):
-            raise NonFiniteError(
-                f"gradient norm is {self.grad_norm}; first bad gradient: {self._first_bad()}; "
-                "weights and moments were left as they were"
-            )
+            self._known |= compiled.written[to]
+            updates = compiled.counts[to] > compiled.counts["grads"]
+            if updates and not isfinite(self._storage.views[self._factor]):
+                raise NonFiniteError(
+                    f"gradient norm is {self._storage.views[self._norm]}; first bad gradient: "
+                    f"{self._first_bad()}; weights and moments were left as they were"
+                )
+
+    @property
+    def max_grad_norm(self) -> float | None:
+        """The norm to which all gradients together are clipped; None: no clipping."""
+        return self._max_grad_norm
+
+    @max_grad_norm.setter
+    def max_grad_norm(self, norm: float | None) -> None:
+        if norm is not None and not (isfinite(norm) and norm > 0):
+            raise ConfigError(f"max_grad_norm must be None or a finite number above 0; got {norm}")
+        self._max_grad_norm = norm
 
     @property
     def pending(self) -> bool:
@@ -323,7 +362,7 @@ class Session:
     @property
     def grad_norm(self) -> float:
         """Norm of all gradients in the last update, before clipping."""
-        return float(self._view(self._norm, "download"))
+        return float(self.download(self._norm))
 
     def _first_bad(self) -> str:
         for parameter, gradient in self._gradients.items():
@@ -332,9 +371,10 @@ class Session:
         return "none (the sum of squares overflowed)"
 
     @contextmanager
-    def _exclusively(self) -> Iterator[None]:
+    def _exclusively(self, call: str) -> Iterator[None]:
+        self._check_open()
         if not self._busy.acquire(blocking=False):
-            _refuse("run()", "while another thread runs this session: wait for it")
+            _refuse(call, "while another thread uses this session: wait for it")
         try:
             yield
         finally:
@@ -365,11 +405,14 @@ class Session:
     # -- Life cycle ----------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Free all memory at once; every later call is refused."""
-        self._closed = True
-        self._compiled.clear()
-        self._recorded.clear()
-        self._storage.free()
+        """Free all memory at once; the session can do nothing more."""
+        if self._closed:
+            return
+        with self._exclusively("close()"):
+            self._closed = True
+            self._compiled.clear()
+            self._recorded.clear()
+            self._storage.free()
 
     def __enter__(self) -> "Session":
         return self
@@ -398,11 +441,3 @@ class Session:
 
 def _refuse(call: str, why: str) -> NoReturn:
     raise LifecycleError(f"{call} {why}")
-
-
-def _checked_shape(name: str, shape: Sequence[int]) -> tuple[int, ...]:
-    if any(int(n) != n or n < 1 for n in shape):
-        raise ShapeError(f"{name}: every dimension must be a whole number >= 1; got {shape}")
-    if prod(shape) * ITEMSIZE > 2**62:
-        raise ShapeError(f"{name}: {shape} is more memory than can be addressed")
-    return tuple(int(n) for n in shape)

@@ -9,6 +9,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from toynn.backends.protocol import Backend, Buffer, Place, aligned
+from toynn.errors import LifecycleError
 from toynn.tape import Role, Tensor
 
 __all__ = ["REGIONS", "Storage"]
@@ -31,10 +32,13 @@ class Storage:
         self.nbytes = dict.fromkeys(REGIONS.values(), 0)
         self.places: dict[Tensor, Place] = {}
         self.views: dict[Tensor, NDArray[Any]] = {}
+        self.mapped: set[Tensor] = set()
 
     def declare(self, name: str, shape: tuple[int, ...], role: Role) -> Tensor:
         """Return a new tensor with a place behind the last one of its region."""
         tensor, region = Tensor(name, shape, role), REGIONS[role]
+        if region in self.buffers:
+            raise LifecycleError(f"{name}: too late, the {region} of this session are allocated")
         self.places[tensor] = Place(region, self.nbytes[region])
         self.nbytes[region] += aligned(tensor.nbytes)
         return tensor
@@ -52,11 +56,13 @@ class Storage:
         self.places[tensor] = Place(f"mapped {name}", 0)
         self.buffers[f"mapped {name}"] = self._backend.wrap(array)
         self.views[tensor] = array
+        self.mapped.add(tensor)
         return tensor
 
     def allocate(self, *roles: Role) -> None:
         """Bring the regions of these roles into being, those that are not there yet."""
-        regions = {REGIONS[role] for role in roles} - self.buffers.keys()
+        wanted = {REGIONS[role] for role in roles} - self.buffers.keys()
+        regions = {region for region in wanted if self.nbytes[region]}
         for region in regions:
             self.buffers[region] = self._backend.allocate(self.nbytes[region])
         for tensor, place in self.places.items():

@@ -14,7 +14,7 @@ from typing import Any
 
 from toynn.backends.protocol import Accumulate
 from toynn.checks import Check
-from toynn.errors import LifecycleError
+from toynn.errors import ConfigError, LifecycleError, ShapeError
 
 __all__ = ["Node", "Op", "Role", "Tape", "Tensor"]
 
@@ -63,7 +63,12 @@ class Tensor:
         return self.base or self
 
     def at(self, offset: int) -> "Tensor":
-        """Return the part that starts ``offset`` elements in (rows keep their stride)."""
+        """Return a handle on the elements from ``offset`` on; shape and row stride stay its own.
+
+        Only for ops that are told how many columns to read, such as attention.
+        """
+        if self.base is not None:
+            raise ShapeError(f"{self.name} is a part already; take a part of {self.base.name}")
         return Tensor(f"{self.name}+{offset}", self.shape, self.role, self.dtype, self, offset)
 
     def __repr__(self) -> str:
@@ -77,13 +82,15 @@ class Op:
     ``gradient(back, node, dy)`` records the backward nodes of ``node``; see autograd.py.
     ``inplace`` maps an output's position to that of an input whose memory it may take over.
     ``weights`` lists the outputs that are gradients of weights: the kernel adds to them when told
-    to accumulate, and leaves out one that is null.
+    to accumulate, and leaves out one that is null. ``integers`` lists the inputs that are i32.
     """
 
     kernel: str  # module and entry of toynn._kernels: "rmsnorm.forward"
     flops: Callable[[Mapping[str, int]], int]  # from the sizes
     gradient: Callable[[Any, "Node", Tensor], None] | None = None
     inplace: Mapping[int, int] = field(default_factory=dict)
+    integers: tuple[int, ...] = ()
+    updates: bool = False  # it belongs to segment U
     weights: tuple[int, ...] = ()
     nbytes: Callable[[Mapping[str, int]], int] | None = None  # default: each tensor once
     straight_through: bool = False  # its output's gradient is taken for its input's
@@ -131,6 +138,7 @@ class Tape:
     kept: set[Tensor] = field(default_factory=set)  # outputs: they live until the next run
     loss: Tensor | None = None
     gradients: dict[Tensor, Tensor] | None = None  # of each tensor, once backward is recorded
+    written: set[Tensor] = field(default_factory=set)  # by the nodes so far
     segment: str = "F"
     sealed: bool = False  # compiled: nothing more can be recorded
 
@@ -148,18 +156,34 @@ class Tape:
         """Append a node to the current segment."""
         if self.sealed:
             raise LifecycleError(f"recording {op.kernel} after realize(): the tape is compiled")
+        if self.segment == "U" and not op.updates:
+            raise LifecycleError(f"recording {op.kernel} after build_backward()")
+        outputs, saved, inputs = tuple(outputs), tuple(saved), tuple(inputs)
+        for position, tensor in enumerate(inputs):
+            if tensor is not None:
+                self._check_input(op, position, tensor)
         node = Node(
             op,
             self.segment,
-            tuple(outputs),
-            tuple(saved),
-            tuple(inputs),
+            outputs,
+            saved,
+            inputs,
             dict(sizes),
             dict(options or {}),
             accumulate,
         )
         self.nodes.append(node)
+        self.written.update(t.root for t in outputs + saved if t is not None)
         return node
+
+    def _check_input(self, op: Op, position: int, tensor: Tensor) -> None:
+        root = tensor.root
+        foreign = root not in self.written and root not in self.inputs.values()
+        if foreign and root.role in (Role.ACTIVATION, Role.INPUT):
+            raise ConfigError(f"{op.kernel}: {root.name} was recorded on another tape")
+        needed = "i32" if position in op.integers else "f32"
+        if tensor.dtype != needed:
+            raise ShapeError(f"{op.kernel}: {root.name} must be {needed}; got {tensor.dtype}")
 
     def new(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """Return a new activation, with a number in its name that tells it from its like."""

@@ -38,7 +38,7 @@ def built_levels() -> list[str]:
 def _choose() -> str:
     """Level to use: TOYNN_ISA if this CPU has it, else the best that is built and supported."""
     usable = [name for name in built_levels() if name in supported_levels()]
-    forced = os.environ.get("TOYNN_ISA", "")
+    forced = os.environ.get("TOYNN_ISA", "").lower()
     if not forced:
         return usable[-1]
     if forced not in usable:

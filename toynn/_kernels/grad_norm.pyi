@@ -5,6 +5,7 @@ from numpy.typing import NDArray
 
 _F32 = NDArray[np.float32]
 
+ELEMENTS_PER_PARTIAL: int
 entries: dict[str, Any]
 __test__: dict[str, str]
 

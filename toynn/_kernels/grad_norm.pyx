@@ -19,7 +19,9 @@ from toynn._kernels.abi cimport KernelArgs, kernel_fn
 from toynn._kernels._check import check
 
 cdef enum:
-    BLOCK = 16384  # elements per partial sum; the program sizes partial by it
+    BLOCK = 16384  # elements per partial sum
+
+ELEMENTS_PER_PARTIAL = BLOCK  # for whoever makes partial
 
 
 cdef void _forward(KernelArgs* a) noexcept nogil:

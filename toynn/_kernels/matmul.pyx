@@ -58,6 +58,7 @@ cdef struct Plan:
     Py_ssize_t groups
     Py_ssize_t shared_floats  # room for a slice
     Py_ssize_t own_floats     # room for a group, per thread
+    Py_ssize_t most_own_floats  # the same for any number of threads: a run may use fewer
 
 
 cdef inline Plan _plan(const Product* p, int n_threads) noexcept nogil:
@@ -69,6 +70,7 @@ cdef inline Plan _plan(const Product* p, int n_threads) noexcept nogil:
     plan.shared = &p.a if a_is_smaller else &p.b
     plan.own = &p.b if a_is_smaller else &p.a
     plan.slice = min(panels(plan.shared), SHARED // shared_panel)
+    plan.most_own_floats = min(panels(plan.own), OWN // own_panel) * own_panel
     plan.groups = blocks_of(panels(plan.own), OWN // own_panel)
     plan.groups = blocks_of(plan.groups, n_threads) * n_threads  # each thread gets as many
     plan.groups = min(plan.groups, panels(plan.own))
@@ -288,7 +290,7 @@ def workspace(
     if _is_small(&p):
         return 0
     plan = _plan(&p, n_threads)
-    return (plan.shared_floats + n_threads * plan.own_floats + LINE) * sizeof(float)
+    return (plan.shared_floats + n_threads * plan.most_own_floats + LINE) * sizeof(float)
 
 
 cdef int _run(str entry, kernel_fn kernel, KernelArgs* a) except -1:

@@ -326,20 +326,22 @@ class SequenceEngine(ABC, Generic[C]):
         self.session.run("loss", tape=step.tape)
         return self._loss(step)
 
-    def logits(self, ids: ArrayLike) -> NDArray[np.float32]:
-        """Return logits (len(ids), V) of flat ids.
+    def logits(self, ids: ArrayLike, batch: int | None = None) -> NDArray[np.float32]:
+        """Return logits (len(ids), V) of flat ids: ``batch`` sequences of at most ``context`` ids.
 
-        They are one sequence of at most ``context`` ids, or several whole ones of ``t_seq``.
+        Without ``batch``, ids that are as many as a training step's are t_batch sequences; others
+        are one sequence, or, where they exceed the context, whole sequences of t_seq.
         """
         self._check_built("logits")
         ids = np.asarray(ids)
-        several = ids.size > self.context or ids.size == self.t_batch * self.t_seq
-        batch = ids.size // self.t_seq if several and ids.size % self.t_seq == 0 else 1
-        length = ids.size // batch
-        if ids.ndim != 1 or not 0 < length <= self.context:
+        if batch is None:
+            several = ids.size > self.context or ids.size == self.t_batch * self.t_seq
+            batch = ids.size // self.t_seq if several and ids.size % self.t_seq == 0 else 1
+        length = ids.size // batch if batch > 0 else 0
+        if ids.ndim != 1 or length * batch != ids.size or not 0 < length <= self.context:
             raise ShapeError(
-                f"logits: ids must be flat, 1 to {self.context} of them or whole sequences of "
-                f"{self.t_seq}; got {ids.shape}"
+                f"logits: ids must be flat, {batch} sequence(s) of 1 to {self.context} of them; "
+                f"got {ids.shape}"
             )
         s = self.session
         found = s.record(("logits", batch, length), lambda: self._record_logits(batch, length))

@@ -5,14 +5,16 @@ process may use. A kernel gets fewer when its work is not worth waking a thread.
 """
 
 import os
+from functools import cache
 
 from toynn._kernels import has_openmp
+from toynn._kernels._check import MAX_THREADS
 from toynn.errors import ConfigError
 
 __all__ = ["get_num_threads", "set_num_threads", "worth"]
 
 #: Seconds of work for which one more thread pays. Waking one costs 1 to 5 microseconds.
-GRAIN = 10e-6
+GRAIN = 20e-6
 #: Rates from which that time is estimated: one core, data in cache.
 FLOPS_PER_SECOND = 1e11
 BYTES_PER_SECOND = 2e10
@@ -24,8 +26,10 @@ _forked = False
 def set_num_threads(n: int) -> None:
     """Use at most ``n`` threads from now on, whatever the environment says."""
     global _chosen
-    if not isinstance(n, int) or isinstance(n, bool) or n < 1:
-        raise ConfigError(f"set_num_threads: n must be a whole number of at least 1; got {n!r}")
+    if not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= MAX_THREADS:
+        raise ConfigError(
+            f"set_num_threads: n must be a whole number from 1 to {MAX_THREADS}; got {n!r}"
+        )
     _chosen = n
 
 
@@ -43,13 +47,20 @@ def worth(flops: int, nbytes: int) -> int:
 
 
 def _from_environment() -> int | None:
-    for name in ("TOYNN_NUM_THREADS", "OMP_NUM_THREADS"):
-        value = os.environ.get(name, "").split(",")[0].strip()
-        if not value:
-            continue
-        if not value.isdigit() or int(value) < 1:
-            raise ConfigError(f"{name}={value}: must be a whole number of at least 1")
-        return int(value)
+    """Read the variables; a bad OMP_NUM_THREADS is ignored, as by the OpenMP runtime itself."""
+    own = os.environ.get("TOYNN_NUM_THREADS", "").strip()
+    if own:
+        if _number(own) is None:
+            raise ConfigError(
+                f"TOYNN_NUM_THREADS={own}: must be a whole number from 1 to {MAX_THREADS}"
+            )
+        return _number(own)
+    return _number(os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip())
+
+
+def _number(text: str) -> int | None:
+    if text.isascii() and text.isdigit() and 1 <= int(text) <= MAX_THREADS:
+        return int(text)
     return None
 
 
@@ -57,16 +68,23 @@ def _physical_cores() -> int:
     """Cores of this process's affinity mask, hyper-threads counted once, within a CPU quota."""
     if not hasattr(os, "sched_getaffinity"):
         return os.cpu_count() or 1
+    return max(1, min(_cores(frozenset(os.sched_getaffinity(0))), _quota()))
+
+
+@cache
+def _cores(cpus: frozenset[int]) -> int:
+    """Count the physical cores among logical CPUs."""
     cores = set()
-    for cpu in os.sched_getaffinity(0):
+    for cpu in cpus:
         try:
             with open(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") as file:
                 cores.add(file.read().strip())
         except OSError:
             cores.add(str(cpu))
-    return max(1, min(len(cores), _quota()))
+    return len(cores)
 
 
+@cache
 def _quota() -> int:
     """CPUs that the control group grants, rounded up."""
     try:
