@@ -105,8 +105,8 @@ def _write(writer: GGUFWriter, path: Path, tensors: Mapping[str, tuple[NDArray[A
         blocks = _encode(array, type)
         if found := find_nonfinite(blocks, type):
             raise GGUFError(
-                f"{path}: {name}: expected numbers that are finite as {type}, "
-                f"got NaN or infinity in block {found[0]}"
+                f"{path}: {name}, {found[0]}: expected a number that is finite as {type}, "
+                f"got NaN or infinity"
             )
         writer.write_tensor_data(blocks)
     for file in writer.fout or ():
