@@ -340,7 +340,7 @@ HOSTILE = {
     "n_dims 2^32-1": (with_tensors(tensor("a", [4], n_dims=2**32 - 1)), "got 4294967295"),
     "dims wrap 2^64": (with_tensors(tensor("a", [4, 2**42 + 1, 2**22], 0)), "2^63 elements"),
     "removed type": (with_tensors(tensor("a", [32], 4), data=floats()), "got 4, a type that"),
-    "type 99": (with_tensors(tensor("a", [32], 99), data=floats()), "Q6_K, got 99, a type that"),
+    "type 99": (with_tensors(tensor("a", [32], 99), data=floats()), "BF16, got 99, a type that"),
     "33 in blocks": (
         with_tensors(tensor("a", [33], 8), data=floats()),
         "dimensions of a at byte 82: expected rows of whole blocks of 32 (Q8_0), got (33,)",

@@ -38,7 +38,7 @@ def test_a_written_file_is_read_by_us_and_by_the_library(tmp_path):
         "flags": [True, False],
         "bytes": ([1, 255], "[UINT8]"),
     }
-    rows = {type: (WEIGHTS, type) for type in ("f32", "f16", "bf16", "q8_0")}
+    rows = {type: (WEIGHTS, type) for type in ("f32", "f16", "bf16", "q8_0", "q4_0")}
     gguf.write(path, metadata, {**rows, "norm": (WEIGHTS[0], "F32")})
     with gguf.open(path) as file:
         assert {key: file.metadata[key] for key in list(metadata)[:11]} == {
@@ -48,9 +48,12 @@ def test_a_written_file_is_read_by_us_and_by_the_library(tmp_path):
             "scalar": -5,
             "tokens": metadata["tokens"],
         }
-        assert " ".join(file.types.values()) == (
-            "STRING UINT32 INT32 INT64 FLOAT32 BOOL STRING UINT64 FLOAT64 INT16 "
-            "[STRING] [INT32] [FLOAT32] [BOOL] [UINT8]"
+        assert (
+            " ".join(file.types.values())
+            == (
+                "STRING UINT32 INT32 INT64 FLOAT32 BOOL STRING UINT64 FLOAT64 INT16 "
+                "[STRING] [INT32] [FLOAT32] [BOOL] [UINT8] UINT32"  # the last: general.quantization_version
+            )
         )
         assert file.metadata["bytes"].tolist() == [1, 255]
         np.testing.assert_array_equal(file["f32"], WEIGHTS)
@@ -68,12 +71,20 @@ def test_a_written_file_is_read_by_us_and_by_the_library(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_blocks_are_copied_as_they_are(tmp_path):
+def test_values_and_blocks_are_copied_as_they_are(tmp_path):
     first, second = tmp_path / "a.gguf", tmp_path / "b.gguf"
-    gguf.write(first, LLAMA, {"w": (WEIGHTS, "q8_0"), "v": (WEIGHTS, "f16")})
+    odd = {
+        "byte": np.uint8(3),
+        "wide": np.array([2**60]),
+        "exact": (0.1, "FLOAT64"),
+        "t": ["\udcff"],
+    }
+    gguf.write(first, {**LLAMA, **odd}, {"w": (WEIGHTS, "q8_0"), "v": (WEIGHTS, "f16")})
     with gguf.open(first) as file:
+        assert file.metadata["general.quantization_version"] == 2
         copies = {name: (file.raw(name), info.type) for name, info in file.tensors.items()}
-        gguf.write(second, file.metadata, copies)
+        values = {key: (value, file.types[key]) for key, value in file.metadata.items()}
+        gguf.write(second, values, copies)
     assert first.read_bytes() == second.read_bytes()
 
 
@@ -92,16 +103,20 @@ def test_alignment_is_the_caller_s_to_choose(tmp_path):
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [
-        ({}, r"general\.architecture: expected a name, got ''"),
-        ({**LLAMA, "k": []}, r"k: expected a value or a row of them, got \(0,\)"),
-        ({**LLAMA, "k": [[1], [2]]}, r"k: expected a value or a row of them, got \(2, 1\)"),
-        ({**LLAMA, "k": (300, "UINT8")}, "k: expected a value of type UINT8, got 300"),
-        ({**LLAMA, "k": (-1, "UINT64")}, "k: expected a value of type UINT64, got -1"),
-        ({**LLAMA, "k": (0.5, "INT32")}, "k: expected a value of type INT32, got 0.5"),
+        ({}, r"general\.architecture: expected a name, got b''"),
+        ({**LLAMA, "k": []}, r"k: expected a value, or a list with at least one, got shape \(0,\)"),
+        ({**LLAMA, "k": [[1], [2]]}, r"k: expected a value, .* got shape \(2, 1\)"),
+        ({**LLAMA, "k": (300, "UINT8")}, "k: expected a value of type UINT8, got '300'"),
+        ({**LLAMA, "k": (-1, "UINT64")}, "k: expected a value of type UINT64, got '-1'"),
+        ({**LLAMA, "k": (0.5, "INT32")}, "k: expected a value of type INT32, got '0.5'"),
         ({**LLAMA, "k": (1e300, "FLOAT32")}, "k: expected a value of type FLOAT32"),
-        ({**LLAMA, "k": ("a", "INT32")}, "k: expected a value of type INT32, got a string"),
+        ({**LLAMA, "k": ("a", "INT32")}, "k: expected a value of type INT32, got 'a'"),
         ({**LLAMA, "k": (["a"], "[INT32]")}, r"k: expected a value of type \[INT32\]"),
         ({**LLAMA, "k": (1, "[INT32]")}, r"k: expected a value of type \[INT32\]"),
+        ({**LLAMA, "k": [[1], [2, 3]]}, "k: expected a value of type"),
+        ({**LLAMA, "k": ["a", 1]}, "k: expected a value of type"),
+        ({**LLAMA, "k": [True, 2**40, "a"]}, "k: expected a value of type"),
+        ({"general.architecture": 3}, r"general\.architecture: expected a name, got 3"),
         ({**LLAMA, "k": 2**64}, "k: expected a value of type"),
         ({**LLAMA, "k": None}, "k: expected a value of type"),
         ({**LLAMA, "k": 1j}, "k: expected a value of type"),
@@ -123,7 +138,7 @@ BAD[3, 5] = np.nan
 @pytest.mark.parametrize(
     ("array", "type", "message"),
     [
-        (WEIGHTS, "q4_k", "expected a type of F32, F16, BF16, Q8_0, got q4_k"),
+        (WEIGHTS, "q4_k", "expected a type of F32, F16, BF16, Q8_0, Q4_0, got q4_k"),
         (WEIGHTS.astype(np.int32), "f32", "expected floats, or uint8 blocks, got int32"),
         (WEIGHTS[:, :33], "q8_0", r"expected rows of whole 32s \(Q8_0\), got \(6, 33\)"),
         (np.zeros((2, 35), np.uint8), "Q8_0", r"expected rows of whole 34s \(Q8_0\)"),
@@ -132,7 +147,7 @@ BAD[3, 5] = np.nan
         (WEIGHTS * 1e5, "f16", r"element \d+: expected a number that is finite as F16"),
         (BAD, "f32", "element 197: expected a number that is finite as F32"),
         (BAD, "bf16", "element 197: expected a number that is finite as BF16"),
-        (BAD, "q8_0", "scale of block 6: expected a number that is finite as Q8_0"),
+        (BAD, "q8_0", "quantize: Q8_0 needs finite values .* block 6"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*encountered:RuntimeWarning")
@@ -184,10 +199,12 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(GGUFError, match=r"m\.gguf: cannot write: No space left on device"):
+    with pytest.raises(
+        GGUFError, match=r"m\.gguf: cannot write 1536 bytes of tensors \(\d+ bytes free\): No space"
+    ):
         gguf.write(path, LLAMA, {"w": (2 * WEIGHTS, "f32")}, overwrite=True)
     assert path.read_bytes() == old and list(tmp_path.iterdir()) == [path]
-    with pytest.raises(GGUFError, match="cannot write: No such file or directory"):
+    with pytest.raises(GGUFError, match=r"cannot write 0 bytes .*: No such file or directory"):
         gguf.write(tmp_path / "none" / "m.gguf", LLAMA, {})
 
 

@@ -28,6 +28,7 @@ from toynn.formats._gguf_header import Header, Value, read_header
 from toynn.formats._gguf_map import Mapping, map_file
 from toynn.formats._gguf_tensors import READABLE, TensorInfo
 from toynn.formats._gguf_write import write
+from toynn.formats.quants import dequantize
 
 __all__ = ["GGUFFile", "TensorInfo", "Value", "open", "write"]
 
@@ -94,8 +95,6 @@ class GGUFFile:
                 f"{self.path}: {name} at byte {info.offset}: expected one of "
                 f"{', '.join(READABLE)}, got {info.type}, a type that toynn does not support"
             )
-        from toynn.formats.quants import dequantize
-
         return dequantize(raw, info.type, info.shape)
 
     def raw(self, name: str) -> NDArray[np.uint8]:
