@@ -48,12 +48,9 @@ def test_a_written_file_is_read_by_us_and_by_the_library(tmp_path):
             "scalar": -5,
             "tokens": metadata["tokens"],
         }
-        assert (
-            " ".join(file.types.values())
-            == (
-                "STRING UINT32 INT32 INT64 FLOAT32 BOOL STRING UINT64 FLOAT64 INT16 "
-                "[STRING] [INT32] [FLOAT32] [BOOL] [UINT8] UINT32"  # the last: general.quantization_version
-            )
+        assert " ".join(file.types.values()) == (
+            "STRING UINT32 INT32 INT64 FLOAT32 BOOL STRING UINT64 FLOAT64 INT16 "
+            "[STRING] [INT32] [FLOAT32] [BOOL] [UINT8] UINT32"  # and its own last
         )
         assert file.metadata["bytes"].tolist() == [1, 255]
         np.testing.assert_array_equal(file["f32"], WEIGHTS)

@@ -86,7 +86,7 @@ class GGUFFile:
         raw = self.raw(name)
         info = self.tensors[name]
         if info.type in VIEWS:
-            # Where general.alignment is 1 or 2 a float may lie across; kernels do not want that.
+            # Copied if general.alignment is 1 or 2 and it lies where no float should.
             view: NDArray[Any] = np.require(raw.view(VIEWS[info.type]), requirements="A")
             view.flags.writeable = False
             return view
