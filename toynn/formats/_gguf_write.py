@@ -1,0 +1,163 @@
+"""Writing GGUF files, by the gguf library: a file is complete, and toynn reads it, or absent."""
+
+import math
+import os
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
+from gguf import quants as library
+from numpy.typing import NDArray
+
+from toynn.errors import GGUFError
+from toynn.formats._gguf_finite import find_nonfinite
+from toynn.formats._gguf_header import is_alignment, read_header
+from toynn.formats._gguf_map import is_mapped, map_file
+from toynn.formats._gguf_tensors import BLOCKS
+from toynn.formats._gguf_values import typed
+from toynn.formats.quants import quantize
+
+__all__ = ["write"]
+
+OUTTYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0")
+Tensors = Mapping[str, tuple[NDArray[Any], str]]
+
+
+def write(
+    path: str | os.PathLike[str],
+    metadata: Mapping[str, Any],
+    tensors: Tensors,
+    *,
+    overwrite: bool = False,
+) -> None:
+    """Write a file. Raises GGUFError, and then leaves at path what was there.
+
+    metadata: key -> value, or (value, type) with a type as in `GGUFFile.types`. Without one, a
+    number is a UINT32 (INT32 if negative, of 64 bits if large), FLOAT32 or BOOL, a list of integers
+    [INT32]. tensors: name -> (floats, "f32" | "f16" | "bf16" | "q8_0" | "q4_0"), or (uint8 blocks
+    as `GGUFFile.raw` returns them, their type).
+    """
+    path = Path(path)
+    if is_mapped(path):
+        raise GGUFError(
+            f"{path}: cannot write: an open GGUF file is mapped from it; close it first"
+        )
+    if os.path.lexists(path) and not overwrite:
+        raise GGUFError(f"{path}: already exists; pass overwrite=True to replace it")
+    temporary = path.with_name(f".{path.name}.tmp{os.getpid()}")
+    # The library writes this key itself, and first. It opens no file before the header is due.
+    architecture, type, _ = typed(
+        f"{path}: general.architecture", metadata.get("general.architecture", "")
+    )
+    if type != "STRING" or not architecture:
+        raise GGUFError(f"{path}: general.architecture: expected a name, got {architecture!r}")
+    writer = GGUFWriter(temporary, architecture)
+    try:
+        _add_metadata(writer, path, metadata)
+        nbytes = _add_table(writer, path, tensors)
+        quantized = any(BLOCKS[info.dtype.name][0] > 1 for info in writer.tensors[0].values())
+        if quantized and "general.quantization_version" not in metadata:
+            writer.add_quantization_version(2)
+        _write_all(writer, path, tensors)
+        with map_file(temporary) as mapping:
+            read_header(path, mapping)  # refuses what the library let pass
+        os.replace(temporary, path)
+    except OSError as error:
+        raise GGUFError(
+            f"{path}: cannot write {nbytes} bytes of tensors ({_free(path.parent)}): "
+            f"{error.strerror or error}"
+        ) from error
+    finally:
+        writer.close()
+        with suppress(OSError):
+            temporary.unlink()
+
+
+def _free(folder: Path) -> str:
+    try:
+        return f"{shutil.disk_usage(folder).free} bytes free"
+    except OSError as error:
+        return f"folder: {error.strerror}"
+
+
+def _add_metadata(writer: GGUFWriter, path: Path, metadata: Mapping[str, Any]) -> None:
+    for key, value in metadata.items():
+        what = f"{path}: {key}"
+        plain, type, element = typed(what, value)
+        if key == "general.alignment":
+            if type != "UINT32" or not is_alignment(plain):
+                raise GGUFError(f"{what}: expected a UINT32 and power of two, got {value!r}")
+            writer.data_alignment = plain
+        if key != "general.architecture":
+            sub_type = GGUFValueType[element] if element else None
+            writer.add_key_value(key, plain, GGUFValueType[type], sub_type)
+
+
+def _add_table(writer: GGUFWriter, path: Path, tensors: Tensors) -> int:
+    """Announce the tensors; return the bytes they take."""
+    total = 0
+    for name, (array, outtype) in tensors.items():
+        type, shape = _plan(f"{path}: {name}", array, outtype)
+        elements, nbytes = BLOCKS[type]
+        size = math.prod(shape) // elements * nbytes
+        total += size
+        floats = np.dtype(np.float32)  # of uint8 the library would take shape to be in bytes
+        writer.add_tensor_info(name, shape, floats, size, GGMLQuantizationType[type])
+    return total
+
+
+def _write_all(writer: GGUFWriter, path: Path, tensors: Tensors) -> None:
+    """Write the file. One tensor at a time is converted."""
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    for name, (array, outtype) in tensors.items():
+        what = f"{path}: {name}"
+        writer.write_tensor_data(_encode(what, array, _plan(what, array, outtype)[0]))
+    for file in writer.fout or ():
+        file.flush()
+        os.fsync(file.fileno())
+    writer.close()
+
+
+def _plan(what: str, array: NDArray[Any], outtype: str) -> tuple[str, tuple[int, ...]]:
+    """Return the type in ggml's spelling and the shape in elements of a tensor to write."""
+    type = outtype.upper()
+    raw = array.dtype == np.uint8
+    known = tuple(BLOCKS) if raw else OUTTYPES
+    if type not in known:
+        raise GGUFError(f"{what}: expected a type of {', '.join(known)}, got {outtype}")
+    if not raw and array.dtype.kind != "f":
+        raise GGUFError(f"{what}: expected floats, or uint8 blocks, got {array.dtype}")
+    elements, nbytes = BLOCKS[type]
+    whole = nbytes if raw else elements
+    if array.ndim < 1 or not array.size or array.shape[-1] % whole:
+        raise GGUFError(f"{what}: expected rows of whole {whole}s ({type}), got {array.shape}")
+    columns = array.shape[-1] // whole * elements
+    return type, (*array.shape[:-1], columns)
+
+
+def _encode(what: str, array: NDArray[Any], type: str) -> NDArray[np.uint8]:
+    """Return the bytes of a tensor. Raises GGUFError for a value that its type cannot hold."""
+    if array.dtype != np.uint8:
+        with np.errstate(over="ignore", invalid="ignore"):  # looked for in what comes out
+            array = array.astype(np.float32, copy=False)
+            if type == "F16":
+                array = array.astype(np.float16)
+            elif type == "BF16":
+                array = library.quantize(array, GGMLQuantizationType.BF16)
+            elif type != "F32":
+                try:
+                    array = quantize(array, type)
+                except GGUFError as error:
+                    raise GGUFError(f"{what}: {error}") from None
+    blocks = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    if found := find_nonfinite(blocks, type):
+        raise GGUFError(
+            f"{what}, {found[0]}: expected a number that is finite as {type}, got NaN or infinity"
+        )
+    return blocks
