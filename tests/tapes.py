@@ -150,6 +150,10 @@ def rmsnorm(net, eps):
     return ops.rmsnorm(net.s, net.activation(), net.parameter(C), eps)
 
 
+def rmsnorm_of_heads(net):
+    return ops.rmsnorm(net.s, net.activation(), net.parameter(2))
+
+
 def rope(net, interleaved):
     positions, frequencies = net.integers(N, 50), net.constant(2)
     y = ops.rope(net.s, net.activation(), positions, frequencies, 2, interleaved=interleaved)
@@ -259,6 +263,7 @@ TAPES = {
     "layernorm-twice": (layernorm_twice,),
     "rmsnorm": (rmsnorm, 1e-5),
     "rmsnorm-eps": (rmsnorm, 0.3),
+    "rmsnorm-of-heads": (rmsnorm_of_heads,),
     "rope-interleaved": (rope, True),
     "rope-halves": (rope, False),
     "embedding": (embedding,),

@@ -16,8 +16,9 @@ import toynn
 from toynn.cli import main, train
 from toynn.data.text import Corpus, spaced_windows
 from toynn.engines.gpt2 import GPT2Config
+from toynn.engines.llama import LlamaConfig
 from toynn.options import RecipeOptions
-from toynn.recipes import GPT2
+from toynn.recipes import GPT2, FromScratch
 
 TEXT = b"the cat sat on the mat and the rat sat on the cat " * 20
 FAKE = ("--steps", "30", "--batch", "2", "--seq", "8", "--log-every", "10", "--eval-every", "10")
@@ -224,6 +225,28 @@ def test_bad_commands(capsys, words, message):
     assert message in error_line(capsys)
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--kv-heads", "3"], "--kv-heads 3 does not divide --heads 4"),
+        (["--d-model", "12"], "--heads 4: heads of 3 are odd; RoPE turns pairs"),
+        (["--weight-dtype", "f64"], "argument --weight-dtype: invalid choice: 'f64'"),
+        (["--init-scale=-1"], "argument --init-scale: must be a number of at least 0; got '-1'"),
+        (["--heads", "3"], "--heads 3 does not divide --d-model 128"),
+    ],
+)
+def test_bad_options_of_from_scratch(capsys, monkeypatch, tmp_path, words, message):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "from-scratch", *words]) == 2
+    assert message in error_line(capsys)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_options_of_another_recipe_are_refused(capsys):
+    assert main(["train", "gpt2", "--kv-heads", "1"]) == 2
+    assert "unrecognized arguments: --kv-heads 1" in error_line(capsys)
+
+
 def test_out_that_exists_or_cannot_be_made(recipe, text, tmp_path, capsys):
     (tmp_path / "a").mkdir()
     assert train_fake(text, tmp_path / "a") == 2
@@ -251,20 +274,41 @@ def test_module_runs():
     assert "Traceback" not in done.stderr
 
 
-def test_gpt2_learns_and_its_weights_are_kept(text, tmp_path):
+LLAMA = ("--kv-heads", "1", "--d-ff", "12", "--weight-dtype", "bf16", "--untied", "--qkv-bias")
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "make", "config_of", "shapes"),
+    [
+        ("gpt2", (), GPT2, GPT2Config, {"position_embd.weight": (8, 8)}),
+        ("from-scratch", (), FromScratch, LlamaConfig, {"blk.0.ffn_up.weight": (32, 8)}),
+        (
+            "from-scratch",
+            LLAMA,
+            FromScratch,
+            LlamaConfig,
+            {"blk.0.attn_k.bias": (4,), "output.weight": (256, 8), "blk.0.ffn_up.weight": (12, 8)},
+        ),
+    ],
+)
+def test_a_model_learns_and_its_weights_are_kept(
+    name, own, make, config_of, shapes, text, tmp_path
+):
     out = tmp_path / "a"
     words = ["--data", text, "--steps", "40", "--lr", "0.01", "--eval-every", "10", "--out"]
-    assert main(["train", "gpt2", *REAL, *words, str(out)]) == 0
+    assert main(["train", name, *REAL, *own, *words, str(out)]) == 0
     reports = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     losses = [report["val_loss"] for report in reports if "val_loss" in report]
     assert losses[0] == pytest.approx(math.log(256), abs=0.1)
     assert losses[-1] < losses[0] - 1.5
     weights = load_file(out / "model.safetensors")
-    assert weights["token_embd.weight"].shape == (256, 8)
-    assert weights["position_embd.weight"].shape == (8, 8)
+    for tensor, shape in {"token_embd.weight": (256, 8), **shapes}.items():
+        assert weights[tensor].shape == shape
     config = tomllib.loads((out / "config.toml").read_text())
-    recipe = GPT2()
-    recipe.realize(GPT2Config(**config["model"]), RecipeOptions(t_batch=2))
+    assert config["run"]["recipe"] == name
+    kept = {k: v for k, v in config["train"].items() if k in vars(RecipeOptions()) and k != "seed"}
+    recipe = make()
+    recipe.realize(config_of(**config["model"]), RecipeOptions(t_batch=2, **kept))
     recipe.engine.load_weights(weights)
     _, valid = Corpus("text", TEXT).split(8)
     again = [(recipe.evaluate(*b) * b.rows, b.rows) for b in spaced_windows(valid, 2, 8, 99)]

@@ -13,9 +13,8 @@ Source: Hendrycks & Gimpel 2016, arXiv:1606.08415, section 2.
 from cpython.pycapsule cimport PyCapsule_New
 from cython.parallel cimport parallel, prange
 
-from toynn._kernels._common cimport (
-    at1, erf_, exp_, flush_denormals, fpstate, restore_fpstate, sigmoid_, sigmoid_slope_
-)
+from toynn._kernels._common cimport at1, flush_denormals, fpstate, restore_fpstate
+from toynn._kernels._gelu cimport gelu_exact, gelu_tanh, slope_exact, slope_tanh
 from toynn._kernels.abi cimport KernelArgs, kernel_fn
 
 from toynn._kernels._check import check
@@ -24,34 +23,14 @@ cdef enum:
     BLOCK = 4096  # elements per task: 16 KiB of each array
 
 
-cdef inline float _below(float x) noexcept nogil:
-    """P(x)."""
-    return <float>0.5 + <float>0.5 * erf_(x * <float>0.70710678)
-
-
-cdef inline float _u(float x) noexcept nogil:
-    return x * (<float>1.5957691 + <float>0.07135481 * x * x)
-
-
-cdef inline float _slope_exact(float x) noexcept nogil:
-    return _below(x) + x * <float>0.39894228 * exp_(<float>-0.5 * x * x)
-
-
-cdef inline float _slope_tanh(float x) noexcept nogil:
-    cdef float du = <float>1.5957691 + <float>0.21406444 * x * x
-    cdef float ds = 0
-    cdef float s = sigmoid_slope_(_u(x), &ds)
-    return s + x * ds * du
-
-
 cdef inline void _block_forward(float* y, const float* x, Py_ssize_t n, bint exact) noexcept nogil:
     cdef Py_ssize_t i
     if exact:
         for i in range(n):
-            y[i] = x[i] * _below(x[i])
+            y[i] = gelu_exact(x[i])
     else:
         for i in range(n):
-            y[i] = x[i] * sigmoid_(_u(x[i]))
+            y[i] = gelu_tanh(x[i])
 
 
 cdef inline void _block_backward(
@@ -60,10 +39,10 @@ cdef inline void _block_backward(
     cdef Py_ssize_t i
     if exact:
         for i in range(n):
-            dx[i] = dy[i] * _slope_exact(x[i])
+            dx[i] = dy[i] * slope_exact(x[i])
     else:
         for i in range(n):
-            dx[i] = dy[i] * _slope_tanh(x[i])
+            dx[i] = dy[i] * slope_tanh(x[i])
 
 
 cdef void _forward(KernelArgs* a) noexcept nogil:

@@ -15,9 +15,8 @@ from cython.parallel cimport parallel, prange, threadid
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
-from toynn._kernels._common cimport (
-    at1, at2, erf_, flush_denormals, fpstate, restore_fpstate, sigmoid_
-)
+from toynn._kernels._common cimport at1, at2, flush_denormals, fpstate, restore_fpstate
+from toynn._kernels._gelu cimport gelu_exact, gelu_tanh
 from toynn._kernels._gemm cimport (
     KC, LINE, Operand, aligned, blocks_of, multiply, multiply_panels, pack, panel_floats,
     panel_start, panels,
@@ -78,14 +77,6 @@ cdef inline Plan _plan(const Product* p, int n_threads) noexcept nogil:
     return plan
 
 
-cdef inline float _gelu_tanh(float x) noexcept nogil:
-    return x * sigmoid_(<float>1.5957691 * x * (1 + <float>0.044715 * x * x))
-
-
-cdef inline float _gelu_exact(float x) noexcept nogil:
-    return x * (<float>0.5 + <float>0.5 * erf_(x * <float>0.70710678))
-
-
 cdef inline void _finish_row(
     float* y, float* c, const float* bias, Activation activation, Py_ssize_t n
 ) noexcept nogil:
@@ -97,10 +88,10 @@ cdef inline void _finish_row(
         memcpy(y, c, n * sizeof(float))
     if activation == GELU_TANH:
         for j in range(n):
-            y[j] = _gelu_tanh(y[j])
+            y[j] = gelu_tanh(y[j])
     elif activation == GELU_EXACT:
         for j in range(n):
-            y[j] = _gelu_exact(y[j])
+            y[j] = gelu_exact(y[j])
 
 
 cdef inline void _finish(

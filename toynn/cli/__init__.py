@@ -1,9 +1,11 @@
 """The command line: ``toynn COMMAND ...`` and ``python -m toynn COMMAND ...``.
 
-Exit codes: 0 done, 2 an error (one line on stderr says what), 130 stopped by a signal.
+Exit codes: 0 done, 2 an error (one line on stderr says what), 130 stopped by a signal, 141 nobody
+reads the output any more.
 """
 
 import io
+import os
 import sys
 from argparse import ArgumentParser
 from collections.abc import Sequence
@@ -31,6 +33,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         arguments = _parser().parse_args(argv)
         code: int = arguments.run(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader of our output has gone, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+        return 141
     except (ToynnError, OSError) as error:
         return _fail(str(error))
     except MemoryError as error:

@@ -1,7 +1,7 @@
 """``toynn train RECIPE``: from a text to a trained model in a run folder."""
 
 import time
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -9,13 +9,12 @@ from typing import Any
 import toynn
 from toynn.adamw import AdamW
 from toynn.cli._numbers import real, whole
-from toynn.data.text import VOCAB, ByteBigram, Corpus, RandomWindows, spaced_windows
-from toynn.engines.gpt2 import GPT2Config, GPT2SeqEngine
+from toynn.cli.models import MODELS, SHAPE
+from toynn.data.text import ByteBigram, Corpus, RandomWindows, spaced_windows
+from toynn.engines import SequenceEngine
 from toynn.errors import ConfigError
 from toynn.generate import sample
-from toynn.options import RecipeOptions
 from toynn.precision import PRECISIONS
-from toynn.recipes import GPT2
 from toynn.schedule import Schedule
 from toynn.train.folder import RunFolder, Value
 from toynn.train.loop import Loop, LoopOptions, Result
@@ -35,12 +34,19 @@ MIB = 2**20
 def add_parser(commands: Any) -> None:
     """Add the command to the parser's commands."""
     train = commands.add_parser("train", help="train a model", allow_abbrev=False)
-    recipes = train.add_subparsers(required=True, metavar="RECIPE")
-    gpt2 = recipes.add_parser(
-        "gpt2", help="a small GPT-2 from scratch, on bytes of text", allow_abbrev=False
-    )
+    recipes = train.add_subparsers(required=True, metavar="RECIPE", dest="recipe")
+    for name, model in MODELS.items():
+        help_ = f"{model.help}, on bytes of text"
+        parser = recipes.add_parser(name, help=help_, description=help_, allow_abbrev=False)
+        _add_arguments(parser, name)
+        model.add_arguments(parser)
+        parser.set_defaults(run=train_model)
+
+
+def _add_arguments(parser: ArgumentParser, recipe: str) -> None:
+    """Add what all recipes take."""
     text = "a text in UTF-8; without it, the language reference that ships with Python"
-    gpt2.add_argument("--data", metavar="FILE", help=text)
+    parser.add_argument("--data", metavar="FILE", help=text)
     for name, kind, default, meaning in (
         ("--steps", whole(1), 1500, "updates of the weights"),
         ("--batch", whole(1), 8, "windows of text per step"),
@@ -58,20 +64,19 @@ def add_parser(commands: Any) -> None:
         ("--eval-every", whole(1), 250, "steps between evaluations"),
     ):
         help_ = f"{meaning} (default {default})"
-        gpt2.add_argument(name, type=kind, default=default, metavar="N", help=help_)
+        parser.add_argument(name, type=kind, default=default, metavar="N", help=help_)
     warmup = f"steps up to the largest learning rate (default {WARMUP}, or a tenth of fewer steps)"
-    gpt2.add_argument("--warmup", type=whole(0), metavar="N", help=warmup)
+    parser.add_argument("--warmup", type=whole(0), metavar="N", help=warmup)
     threads = "use at most so many threads (default: one per core)"
-    gpt2.add_argument("--threads", type=whole(1, 1024), metavar="N", help=threads)
+    parser.add_argument("--threads", type=whole(1, 1024), metavar="N", help=threads)
     exact = "of matrix products (default highest)"
-    gpt2.add_argument("--precision", choices=PRECISIONS, default="highest", help=exact)
-    folder = "a new folder for the run (default runs/gpt2-<date>-<time>)"
-    gpt2.add_argument("--out", metavar="DIR", help=folder)
-    gpt2.set_defaults(run=train_gpt2)
+    parser.add_argument("--precision", choices=PRECISIONS, default="highest", help=exact)
+    folder = f"a new folder for the run (default runs/{recipe}-<date>-<time>)"
+    parser.add_argument("--out", metavar="DIR", help=folder)
 
 
-def train_gpt2(arguments: Namespace) -> int:
-    """Train GPT-2 as the arguments say; return the exit code."""
+def train_model(arguments: Namespace) -> int:
+    """Train a model as the arguments say; return the exit code."""
     start = time.perf_counter()
     _resolve(arguments)
     RunFolder.check_absent(Path(arguments.out))
@@ -122,17 +127,15 @@ def train_gpt2(arguments: Namespace) -> int:
     return 130 if result.interrupted else 0
 
 
-def build(arguments: Namespace) -> tuple[GPT2, AdamW, Schedule]:
+def build(arguments: Namespace) -> tuple[Any, AdamW, Schedule]:
     """Return the recipe, ready to step, its optimizer and its learning rates."""
-    recipe = GPT2(backend="cpu")
-    sizes = RecipeOptions(t_seq=arguments.seq, t_batch=arguments.batch, seed=arguments.seed)
-    recipe.realize(_config(arguments), sizes)
-    optimizer = AdamW.for_lora()
+    model = MODELS[arguments.recipe]
+    optimizer = model.optimizer()
     optimizer.weight_decay = arguments.weight_decay
     schedule = Schedule(
         "cosine", arguments.lr, arguments.steps, arguments.warmup, arguments.min_lr_ratio
     )
-    return recipe, optimizer, schedule
+    return model.realize(arguments), optimizer, schedule
 
 
 def _resolve(arguments: Namespace) -> None:
@@ -140,37 +143,27 @@ def _resolve(arguments: Namespace) -> None:
     if arguments.warmup is None:
         arguments.warmup = min(WARMUP, arguments.steps // 10)
     if arguments.out is None:
-        arguments.out = f"runs/gpt2-{time.strftime('%Y%m%d-%H%M%S')}"
+        arguments.out = f"runs/{arguments.recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
     if arguments.warmup > arguments.steps:
         raise ConfigError(f"--warmup {arguments.warmup} is more than --steps {arguments.steps}")
     width, heads = arguments.d_model, arguments.heads
     if width % heads:
         raise ConfigError(f"--heads {heads} does not divide --d-model {width}")
-
-
-def _config(arguments: Namespace) -> GPT2Config:
-    return GPT2Config(
-        vocab=VOCAB,
-        d_model=arguments.d_model,
-        n_heads=arguments.heads,
-        d_ff=4 * arguments.d_model,
-        n_layers=arguments.layers,
-        context=arguments.seq,
-    )
+    MODELS[arguments.recipe].config(arguments)
 
 
 def _tables(arguments: Namespace, corpus: Corpus) -> dict[str, dict[str, Value]]:
     """Return the resolved configuration, as config.toml has it."""
-    elsewhere = {"data", "out", "d_model", "layers", "heads", "run"}
+    elsewhere = {"recipe", "data", "out", "run", *SHAPE}
     return {
-        "run": {"recipe": "gpt2", "version": toynn.__version__},
+        "run": {"recipe": arguments.recipe, "version": toynn.__version__},
         "data": {"name": corpus.name, "bytes": len(corpus.text), "sha256": corpus.sha256},
-        "model": asdict(_config(arguments)),
+        "model": asdict(MODELS[arguments.recipe].config(arguments)),
         "train": {name: value for name, value in vars(arguments).items() if name not in elsewhere},
     }
 
 
-def _print_model(engine: GPT2SeqEngine) -> None:
+def _print_model(engine: SequenceEngine[Any]) -> None:
     count = sum(array.size for array in engine.weights().values())
     memory = engine.session.memory()
     parts = ("weights", "moments", "gradients", "activations", "peak")
@@ -179,7 +172,7 @@ def _print_model(engine: GPT2SeqEngine) -> None:
     print(f"memory      {sizes} MiB")
 
 
-def _write_sample(engine: GPT2SeqEngine, prompt: bytes, folder: RunFolder, seed: int) -> None:
+def _write_sample(engine: SequenceEngine[Any], prompt: bytes, folder: RunFolder, seed: int) -> None:
     """Let the model continue a text; print and keep what it writes."""
     new = sample(engine, list(prompt), SAMPLE_TOKENS, seed=seed)
     text = (prompt + bytes(new)).decode(errors="replace")

@@ -3,12 +3,21 @@
 from typing import Any
 
 from toynn.engines._gguf import GGUFEngine, refuse
+from toynn.engines._sequence import SequenceEngine
 from toynn.engines.gpt2 import GPT2Config, GPT2SeqEngine
 from toynn.engines.llama import LlamaConfig, LlamaSeqEngine
 from toynn.formats.gguf import GGUFFile
 from toynn.reports import Memory
 
-__all__ = ["ENGINES", "GPT2Config", "GPT2SeqEngine", "LlamaConfig", "LlamaSeqEngine", "memory_for"]
+__all__ = [
+    "ENGINES",
+    "GPT2Config",
+    "GPT2SeqEngine",
+    "LlamaConfig",
+    "LlamaSeqEngine",
+    "SequenceEngine",
+    "memory_for",
+]
 
 #: The engine for each architecture of GGUF files.
 ENGINES: dict[str, type[GGUFEngine[Any]]] = {

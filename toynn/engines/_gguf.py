@@ -76,7 +76,8 @@ class Hyper:
         for what, count in counts.items():
             if not np.array_equal(count, rows):
                 refuse(
-                    self.file, f"{what} counts {repr(count)} tokens; token_embd.weight has {rows} rows"
+                    self.file,
+                    f"{what} counts {repr(count)} tokens; token_embd.weight has {rows} rows",
                 )
         return rows
 

@@ -92,8 +92,7 @@ class SequenceEngine(ABC, Generic[C]):
     n_layers: int
     t_seq: int
     t_batch: int
-    tensors: dict[str, Tensor]  # all weights, by GGUF name
-    parameters: dict[str, Tensor]  # those that are trained, in the order of the optimizer
+    parameters: dict[str, Tensor]  # by GGUF name, in the order of the optimizer
     moments: dict[str, tuple[Tensor, Tensor]]  # (m, v) of AdamW, by the names of the parameters
     t_tok: Tensor
     t_pos: Tensor
@@ -106,14 +105,24 @@ class SequenceEngine(ABC, Generic[C]):
         self._backend, self._n_threads = backend, n_threads
         self._session: Session | None = None
         self._step: Pass | None = None
-        self.tensors, self.parameters, self.moments = {}, {}, {}
+        self._tensors: dict[str, Tensor] = {}
+        self.parameters, self.moments = {}, {}
 
     @property
     def session(self) -> Session:
         """The session that owns the weights."""
+        return self._session_for("session")
+
+    def _session_for(self, call: str) -> Session:
         if self._session is None:
-            raise LifecycleError(f"{type(self).__name__}: call realize() first")
+            raise LifecycleError(f"{type(self).__name__}.{call} before realize_for_random_init()")
         return self._session
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """All weights by GGUF name: the parameters, and those that are frozen."""
+        self._session_for("tensors")
+        return self._tensors
 
     # -- What an architecture says -------------------------------------------------------------
 
@@ -163,9 +172,9 @@ class SequenceEngine(ABC, Generic[C]):
         frozen = self._frozen()
         for name, shape in self._shapes().items():
             if name in frozen:
-                self.tensors[name] = s.constant(name, shape)
+                self._tensors[name] = s.constant(name, shape)
             else:
-                self.tensors[name] = self.parameters[name] = s.parameter(name, shape)
+                self._tensors[name] = self.parameters[name] = s.parameter(name, shape)
         self._declare_constants()
 
     def realize_for_random_init(self, cfg: C, opts: RecipeOptions) -> None:
@@ -191,6 +200,7 @@ class SequenceEngine(ABC, Generic[C]):
 
     def build_forward(self) -> None:
         """Record the forward pass, up to the loss: the first part of build_training_step."""
+        self._session_for("build_forward()")
         if self._step is not None:
             raise LifecycleError(f"{type(self).__name__}.build_forward: it has been called already")
         step = self._step = self._record_loss(self.t_batch, self.t_seq, dense=False)
@@ -362,8 +372,14 @@ class SequenceEngine(ABC, Generic[C]):
             raise ConfigError(
                 f"load_weights: missing {missing or 'none'}, unknown {unknown or 'none'}"
             )
+        arrays = {name: np.asarray(weights[name]) for name in self.tensors}
+        for name, w in self.tensors.items():  # all are checked before the first is replaced
+            if arrays[name].shape != w.shape:
+                raise ShapeError(
+                    f"load_weights: {name} must be {w.shape}; got {arrays[name].shape}"
+                )
         for name, w in self.tensors.items():
-            self.session.upload(w, weights[name])
+            self.session.upload(w, arrays[name])
 
 
 def gain_or_zeros(name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:

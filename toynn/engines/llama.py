@@ -95,6 +95,12 @@ class LlamaConfig:
         self._check_rope()
 
     def _check_rope(self) -> None:
+        try:
+            object.__setattr__(self, "rope_factors", tuple(map(float, self.rope_factors)))
+        except (TypeError, ValueError):
+            raise ConfigError(
+                f"LlamaConfig: rope_factors must be numbers; got {self.rope_factors!r}"
+            ) from None
         if self.rope_scaling not in _SCALINGS:
             raise ConfigError(
                 f"LlamaConfig: rope_scaling {self.rope_scaling!r} is not known; it must be one of "
@@ -197,7 +203,6 @@ class LlamaSeqEngine(GGUFEngine[LlamaConfig]):
         return self._tensor("lens.proj.weight")
 
     def _tensor(self, name: str) -> Tensor:
-        _ = self.session  # refuses an engine that is not realized
         if name not in self.tensors:
             raise ConfigError(f"LlamaSeqEngine: there is no {name}: donor_d_in is 0")
         return self.tensors[name]

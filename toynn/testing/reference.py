@@ -72,6 +72,10 @@ def _rope(node: Node, x: Array, positions: Array, inverse_frequency: Array) -> A
     return _function("rope", inputs, node.sizes)
 
 
+def _rounding(node: Node, x: Array) -> Array:
+    raise ValueError("a rounded weight has no difference quotients: check with weight_dtype f32")
+
+
 def _rmsnorm(node: Node, x: Array, w: Array) -> Array:
     return _function(
         "rmsnorm", {"x": x.reshape(-1, w.size), "w": w}, {**node.sizes, **node.options}
@@ -105,6 +109,7 @@ _RULES: dict[str, _Rule] = {
     "layernorm.forward": _by_names("layernorm", "x", "w", "b"),
     "rmsnorm.forward": _rmsnorm,
     "rope.forward": _rope,
+    "rounding.forward": _rounding,
     "embedding.forward": _by_names("embedding", "w", "ids"),
     "matmul.forward": _linear,
     "attention.forward": _attention,

@@ -21,7 +21,7 @@ from toynn.errors import CheckpointError, ConfigError
 
 __all__ = ["RunFolder", "to_toml", "write_atomically"]
 
-Value = str | bool | int | float | None
+Value = str | bool | int | float | tuple[float, ...] | None
 Weights = Mapping[str, NDArray[np.float32]]
 
 
@@ -63,6 +63,8 @@ def to_toml(tables: Mapping[str, Mapping[str, Value]]) -> str:
 
 
 def _toml(value: Value) -> str:
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_toml, value))}]"
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):

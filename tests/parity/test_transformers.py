@@ -1,0 +1,160 @@
+"""Llama, Qwen2 and Qwen3 against transformers in float64: the same weights under its names."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="PyTorch, the parity extra, is not installed")
+pytest.importorskip("transformers", reason="transformers, the parity extra, is not installed")
+
+import torch
+import torch_gpt2
+from llamas import SIZES, draw, make, shake
+from test_gpt2_parity import LOSS, assert_gradients_agree, hp
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+pytestmark = pytest.mark.parity
+
+MODELS = {
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+}
+NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+KINDS = ["llama", "llama-untied", "llama-wide-heads", "qwen2", "qwen3", "qwen3-untied-bias"]
+
+
+def their_name(name):
+    """blk.0.attn_q.weight: model.layers.0.self_attn.q_proj.weight."""
+    *block, part, kind = name.split(".")
+    return ".".join([*(["model.layers", block[1]] if block else []), NAMES[part], kind])
+
+
+def rows_apart(name, w, cfg):
+    """Rows of q and k of arch llama, from GGUF's order (pairs are neighbours) to halves."""
+    if cfg.arch != "llama" or not name.rpartition(".")[0].endswith(("attn_q", "attn_k")):
+        return w
+    heads = w.reshape(-1, cfg.d_head // 2, 2, *w.shape[1:])
+    return heads.swapaxes(1, 2).reshape(w.shape)
+
+
+class Theirs:
+    """A model of transformers with an engine's weights; speaks in GGUF's names and row order."""
+
+    def __init__(self, engine):
+        cfg, opts = engine.config, engine.options
+        config, model = MODELS[cfg.arch]
+        self.cfg = cfg
+        bias = {} if cfg.arch == "qwen2" else {"attention_bias": opts.qkv_bias}
+        self.model = model(
+            config(
+                vocab_size=cfg.vocab,
+                hidden_size=cfg.d_model,
+                intermediate_size=cfg.d_ff,
+                num_hidden_layers=cfg.n_layers,
+                num_attention_heads=cfg.n_heads,
+                num_key_value_heads=cfg.n_kv_heads,
+                head_dim=cfg.d_head,
+                max_position_embeddings=cfg.context,
+                rms_norm_eps=cfg.rms_eps,
+                rope_parameters={"rope_type": "default", "rope_theta": cfg.rope_base},
+                tie_word_embeddings=not opts.untied,
+                attn_implementation="eager",
+                **bias,
+            )
+        ).double()
+        own = dict(self.model.named_parameters())
+        self.weights = {name: own.pop(their_name(name)) for name in engine.weights()}
+        for name, left in own.items():  # attention_bias gives the output a bias too
+            assert name.endswith("o_proj.bias")
+            torch.nn.init.zeros_(left)
+        with torch.no_grad():
+            for name, w in engine.weights().items():
+                self.weights[name].copy_(torch.tensor(rows_apart(name, w, cfg)))
+        self.moments = {
+            name: (torch.zeros_like(w), torch.zeros_like(w)) for name, w in self.weights.items()
+        }
+
+    def logits(self, ids, batch):
+        ids = torch.tensor(ids.astype(np.int64)).reshape(batch, -1)
+        return self.model(input_ids=ids).logits.flatten(0, 1)
+
+    def backward(self, ids, labels, batch):
+        self.model.zero_grad()
+        labels = torch.tensor(labels.astype(np.int64))
+        loss = torch.nn.functional.cross_entropy(self.logits(ids, batch), labels)
+        loss.backward()
+        return loss.item()
+
+    def gradient_of(self, name, ours):
+        """Our gradient in their order, and theirs."""
+        return rows_apart(name, ours, self.cfg), self.weights[name].grad.numpy()
+
+    update = torch_gpt2.Model.update
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("batch", [1, 3])
+def test_logits_loss_gradients_and_ten_steps(kind, batch):
+    rng = np.random.default_rng(1)
+    recipe = make(kind, batch)
+    shake(recipe.engine, rng)
+    theirs = Theirs(recipe.engine)
+    ids, _ = draw(rng, batch)
+    expected = theirs.logits(ids, batch).detach().numpy()
+    got = recipe.engine.logits(ids)
+    np.testing.assert_allclose(got, expected, rtol=0, atol=3e-6 * np.abs(expected).max())
+    for step in range(10):
+        ids, labels = draw(rng, batch)
+        loss = recipe.step(ids, None, labels, hp("from_scratch", step), step == 0)
+        assert loss == pytest.approx(theirs.backward(ids, labels, batch), rel=LOSS)
+        if step == 0:  # later the weights differ by what rounding did
+            pairs = {n: theirs.gradient_of(n, g) for n, g in recipe.engine.gradients().items()}
+            ours, expected = ({name: p[i] for name, p in pairs.items()} for i in (0, 1))
+            assert_gradients_agree(ours, expected)
+        theirs.update(torch_gpt2.hp_row("from_scratch", step, 3e-3, 0.1))
+
+
+def test_llama3_frequency_factors():
+    """The factors that transformers computes for a Llama 3.1, given to the engine one by one."""
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    rope = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0}
+    rope |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+    sizes = {"hidden_size": 4096, "num_attention_heads": 32, "max_position_embeddings": 131072}
+    config = LlamaConfig(**sizes, rope_parameters=rope)
+    frequencies, _ = ROPE_INIT_FUNCTIONS["llama3"](config, device=None)
+
+    from toynn import LlamaConfig as Ours
+
+    plain = Ours(**SIZES | {"d_model": 4096, "n_heads": 32}, rope_base=5e5)
+    factors = plain.inverse_frequencies() / frequencies.double().numpy()
+    assert factors.min() == pytest.approx(1) and factors.max() == pytest.approx(8)
+    scaled = Ours(
+        **SIZES | {"d_model": 4096, "n_heads": 32},
+        rope_base=5e5,
+        rope_scaling="llama3",
+        rope_factors=tuple(factors),
+    )
+    np.testing.assert_allclose(scaled.inverse_frequencies(), frequencies.numpy(), rtol=1e-6)
