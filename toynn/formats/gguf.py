@@ -1,0 +1,194 @@
+"""GGUF files: what llama.cpp reads and writes.
+
+    with gguf.open("model.gguf") as file:
+        file.metadata["general.name"], file.tensors["token_embd.weight"].type
+        weights = file["token_embd.weight"]  # float32, or float16 as the file has it
+    gguf.write("new.gguf", {"general.architecture": "llama"}, {"a.weight": (weights, "q8_0")})
+
+A file is mapped, not read: its arrays of floats are views of the mapping, which lives as long as
+they do. While it does, nobody may write into the file or cut it: a page that is gone kills the
+process (SIGBUS). Putting a new file in its place, as `write` does, is harmless.
+"""
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toynn.errors import GGUFError, LifecycleError
+from toynn.formats._gguf_finite import find_nonfinite
+from toynn.formats._gguf_header import Header, Value, read_header
+from toynn.formats._gguf_map import Mapping, map_file
+from toynn.formats._gguf_tensors import BLOCKS, READABLE, TensorInfo
+from toynn.formats._gguf_write import write
+
+__all__ = ["GGUFFile", "TensorInfo", "Value", "open", "write"]
+
+CHECK_BELOW = 1 << 28  # bytes: so many are looked through in a tenth of a second
+VIEWS: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2")}
+
+Scalar = TypeVar("Scalar", bool, int, float, str)
+
+
+class GGUFFile:
+    """An open file. `metadata` is by key, `tensors` by name; file[name] is an array."""
+
+    def __init__(self, path: Path, mapping: Mapping, header: Header) -> None:
+        self.path = path
+        self.version = header.version
+        self.alignment = header.alignment
+        self.metadata: dict[str, Value] = {k: entry.value for k, entry in header.entries.items()}
+        #: UINT32, STRING ...; [INT32], [STRING] ... for arrays
+        self.types: dict[str, str] = {k: entry.type for k, entry in header.entries.items()}
+        self.tensors: dict[str, TensorInfo] = header.tensors
+        self.nbytes = len(mapping)
+        self._offsets = {k: entry.offset for k, entry in header.entries.items()}
+        self._mapping: Mapping | None = mapping
+        self._state = mapping.state
+
+    def __enter__(self) -> "GGUFFile":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the mapping. Arrays taken from it stay valid, and keep it while they live."""
+        mapping, self._mapping = self._mapping, None
+        if mapping is not None:
+            with suppress(BufferError):  # there are such arrays
+                mapping.close()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.tensors
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tensors)
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        """Return a tensor: a read-only view if it is F32 or F16, else expanded to float32."""
+        raw = self.raw(name)
+        info = self.tensors[name]
+        if info.type in VIEWS:
+            # Where general.alignment is 1 or 2 a float may lie across; kernels do not want that.
+            view: NDArray[Any] = np.require(raw.view(VIEWS[info.type]), requirements="A")
+            view.flags.writeable = False
+            return view
+        if info.type not in READABLE:
+            raise GGUFError(
+                f"{self.path}: {name} at byte {info.offset}: expected one of "
+                f"{', '.join(READABLE)}, got {info.type}, a type that toynn does not support"
+            )
+        from toynn.formats.quants import dequantize
+
+        return dequantize(raw, info.type, info.shape)
+
+    def raw(self, name: str) -> NDArray[np.uint8]:
+        """Return the bytes of a tensor as they lie in the file: a read-only view, row by row."""
+        if self._mapping is None:
+            raise LifecycleError(f"{self.path}: {name} is read after close()")
+        info = self.tensors.get(name)
+        if info is None:
+            raise GGUFError(f"{self.path}: missing tensor {name!r}; {len(self)} others are there")
+        if not info.nbytes:
+            raise GGUFError(
+                f"{self.path}: dimensions of {name}: expected at least 1 each, got {info.shape}"
+            )
+        flat = np.frombuffer(self._mapping, np.uint8, info.nbytes, info.offset)
+        return flat.reshape(*info.shape[:-1], -1)
+
+    @property
+    def architecture(self) -> str:
+        """The model's architecture, such as llama."""
+        return self.require("general.architecture", str)
+
+    def require(self, key: str, kind: type[Scalar]) -> Scalar:
+        """Return the value of a key that must be there and be of a kind; text must be UTF-8."""
+        if key not in self.metadata:
+            raise GGUFError(f"{self.path}: key not found in model: {key}")
+        value = self.metadata[key]
+        if type(value) is kind and (not isinstance(value, str) or value.isascii() or _utf8(value)):
+            return value
+        got = repr(value) if isinstance(value, str) else self.types[key]
+        raise GGUFError(
+            f"{self.path}: {key} at byte {self._offsets[key]}: expected {kind.__name__}, got {got}"
+        )
+
+    def check_finite(self) -> None:
+        """Raise GGUFError for a tensor with a NaN or infinite weight, or scale of a block."""
+        for name, info in self.tensors.items():
+            if info.nbytes and (found := find_nonfinite(self.raw(name), info.type)):
+                block, byte = found
+                where = (
+                    f"element {block}" if BLOCKS[info.type][0] == 1 else f"scale of block {block}"
+                )
+                raise GGUFError(
+                    f"{self.path}: {name}, {where} at byte {info.offset + byte}: expected a finite "
+                    f"number, got NaN or infinity (open with check=False to read it all the same)"
+                )
+
+    def check_unchanged(self) -> None:
+        """Raise GGUFError if the file of this name is no longer the one that was opened."""
+        try:
+            status = self.path.stat()
+        except OSError as error:
+            raise GGUFError(
+                f"{self.path}: changed since it was opened: {error.strerror}"
+            ) from error
+        if (status.st_size, status.st_mtime_ns) != self._state:
+            raise GGUFError(
+                f"{self.path}: changed since it was opened: expected {self._state[0]} bytes "
+                f"and its old time, got {status.st_size} bytes"
+            )
+
+
+def _utf8(text: str) -> bool:
+    return not any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
+def open(path: str | os.PathLike[str], *, check: bool | None = None) -> GGUFFile:
+    """Map a file and read its header. Raises GGUFError for whatever is wrong with it.
+
+    `check` looks through the weights for NaN and infinity; None: if the file is small.
+    """
+    path = Path(path)
+    mapping = map_file(path)
+    try:
+        file = GGUFFile(path, mapping, read_header(path, mapping))
+        _refuse_split(file)
+        if check or (check is None and file.nbytes < CHECK_BELOW):
+            file.check_finite()
+    except GGUFError:
+        mapping.close()
+        raise
+    return file
+
+
+def _refuse_split(file: GGUFFile) -> None:
+    """Refuse a part of a model, and name the parts that are missing."""
+    count = file.metadata.get("split.count", 1)
+    if not isinstance(count, int) or count <= 1:
+        return
+    stem = re.sub(r"-\d{5}-of-\d{5}$", "", file.path.stem)
+    names = [f"{stem}-{part:05}-of-{count:05}.gguf" for part in range(1, min(count, 1000) + 1)]
+    missing = [name for name in names if not file.path.with_name(name).exists()]
+    state = f"missing here: {', '.join(missing[:3])}" if missing else "all of them are here"
+    raise GGUFError(
+        f"{file.path}: split.count at byte {file._offsets['split.count']}: expected 1, "
+        f"got {count}: a model in {count} files ({state}); join them with "
+        f"`llama-gguf-split --merge {names[0]} {stem}.gguf`"
+    )
