@@ -26,7 +26,7 @@ def check(op: str, call: Call, outputs: dict[str, Array]) -> None:
     """Raise AssertionError unless outputs are within the case's tolerance of the expected."""
     for name, expected in call.expected.items():
         error = np.abs(outputs[name] - expected).max(initial=0)
-        allowed = CASES[op].tolerance * (1 + np.abs(expected).max(initial=0))
+        allowed = CASES[op].tolerance * (1.0 + np.abs(expected).max(initial=0))
         if not error <= allowed:
             raise AssertionError(f"{op}.{call.entry}: {name} is off by {error}, over {allowed}")
 

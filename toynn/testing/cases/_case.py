@@ -19,7 +19,7 @@ class Call:
 
     ``arrays`` are its array arguments by name, in order, outputs first. An output starts as NaN,
     or, where it is an input too (a weight that is updated), as given in ``initial``.
-    ``expected`` holds the float64 reference of every output.
+    ``expected`` holds the float64 reference of every output, or its bytes.
     """
 
     entry: str
@@ -81,16 +81,15 @@ def call(
 ) -> Call:
     """Make a Call: outputs like ``expected`` but float32 and NaN (or ``initial``), then the inputs.
 
-    Float inputs are rounded to float32, integer ones to int32.
+    Float inputs are rounded to float32, integer ones to int32; bytes stay bytes (an output: 255).
     """
     start = initial or {}
-    outputs = {
-        name: np.array(start.get(name, np.full(value.shape, np.nan)), np.float32)
+    outputs: dict[str, Array] = {
+        name: np.array(start.get(name, _unwritten(value)), _stored(value))
         for name, value in expected.items()
     }
-    given = {
-        name: np.ascontiguousarray(value, np.float32 if value.dtype.kind == "f" else np.int32)
-        for name, value in inputs.items()
+    given: dict[str, Array] = {
+        name: np.ascontiguousarray(value, _stored(value)) for name, value in inputs.items()
     }
     return Call(
         entry,
@@ -104,3 +103,15 @@ def call(
         free,
         flops,
     )
+
+
+def _stored(value: Array) -> type[np.generic]:
+    """Return the type in which a kernel takes an array."""
+    if value.dtype == np.uint8:
+        return np.uint8
+    return np.float32 if value.dtype.kind == "f" else np.int32
+
+
+def _unwritten(value: Array) -> Array:
+    """Return what an output holds before the call."""
+    return np.full_like(value, 255) if value.dtype == np.uint8 else np.full(value.shape, np.nan)

@@ -1,0 +1,166 @@
+"""Small quantized blocks and half floats: bytes in, float32 out, one inline function for each type.
+
+A row is cut into blocks of 32; a block stores small integers and, in float16, what to multiply by.
+d and m are float16, q[j] is the code of element j, unsigned but in Q8_0.
+
+    type   bytes  in this order                element j
+    F16        2  a float16                    the same number
+    BF16       2  the upper half of a float32  the same number
+    Q8_0      34  d, 32 int8                   y[j] = d q[j]
+    Q4_0      18  d, 16 of low                 y[j] = d (q[j] - 8)
+    Q4_1      20  d, m, 16 of low              y[j] = d q[j] + m
+    Q5_0      22  d, 4 of high, 16 of low      y[j] = d (q[j] - 16)
+    Q5_1      24  d, m, 4 of high, 16 of low   y[j] = d q[j] + m
+
+low: the lower 4 bits of the codes; bits 0..3 of the 16 bytes are elements 0..15, bits 4..7 are
+elements 16..31. high: bit j of the four bytes is bit 4 of q[j]. All numbers are little-endian.
+
+No product rounds: 11 bits of a float16 and 8 of a code fit into the 24 of a float32. So fused
+multiply-adds change nothing; and no step here takes or makes a subnormal float32, but that
+BF16 copies them as integers: the bits are the same whether the caller flushes denormals or not.
+Source: ggml-common.h and dequantize_row_* of ggml-quants.c in ggml; the GGUF specification.
+"""
+cimport cython
+from libc.stdint cimport int8_t, int32_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.string cimport memcpy
+
+cdef extern from *:
+    """
+    #include <stdint.h>
+    /* Floats that nothing else points at: bytes may alias anything, unless the compiler knows. */
+    typedef float *__restrict tn_floats;
+    """
+    ctypedef float* floats "tn_floats"
+
+cdef enum:
+    RUN = 32   # elements of a block
+    GROUP = 8  # blocks whose codes are unpacked before the first is used
+
+cdef union _Bits:
+    float f
+    int32_t i
+
+
+@cython.overflowcheck(False)
+cdef inline float half(uint16_t h) noexcept nogil:
+    """The float16 of these bits, exactly: IEEE 754, 5 bits of exponent with bias 15.
+
+    Normal: the exponent's bias becomes 127. Subnormal, m 2^-24: m put below the bits of 0.5 is
+    0.5 + m 2^-24. Infinity and NaN have all bits of the exponent set, before and after.
+    """
+    cdef _Bits normal, subnormal
+    cdef int32_t a = h & 0x7FFF
+    normal.i = (a << 13) + (112 << 23) + ((112 << 23) if a >= 0x7C00 else 0)
+    subnormal.i = a + (126 << 23)
+    subnormal.f = subnormal.f - <float>0.5
+    normal.i = (subnormal.i if a < 0x0400 else normal.i) | <int32_t>(<uint32_t>(h & 0x8000) << 16)
+    return normal.f
+
+
+cdef inline uint16_t word(const uint8_t* raw) noexcept nogil:
+    """Two bytes, the lower one first, at any address."""
+    return <uint16_t>(raw[0] | (raw[1] << 8))
+
+
+cdef inline float bfloat(uint16_t h) noexcept nogil:
+    """The bfloat16 of these bits: the upper half of a float32."""
+    cdef _Bits bits
+    bits.i = <int32_t>(<uint32_t>h << 16)
+    return bits.f
+
+
+# Each expand_TYPE overwrites the elements, y, of n blocks from their bytes, raw.
+# Loops over elements have 32 rounds: gcc unrolls those of 16 before it could make vectors of them.
+
+cdef inline void expand_f16(floats y, const uint8_t* raw, Py_ssize_t n) noexcept nogil:
+    cdef Py_ssize_t i
+    for i in range(n):
+        y[i] = half(word(raw + 2 * i))
+
+
+cdef inline void expand_bf16(floats y, const uint8_t* raw, Py_ssize_t n) noexcept nogil:
+    cdef Py_ssize_t i
+    for i in range(n):
+        y[i] = bfloat(word(raw + 2 * i))
+
+
+cdef inline void expand_q8_0(floats y, const uint8_t* raw, Py_ssize_t n) noexcept nogil:
+    cdef float d
+    cdef Py_ssize_t i
+    cdef int j
+    for i in range(n):
+        d = half(word(raw + i * 34))
+        for j in range(RUN):
+            y[i * RUN + j] = d * <int8_t>raw[i * 34 + 2 + j]
+
+
+cdef inline void codes_4(uint64_t* eight, const uint8_t* low) noexcept nogil:
+    """The 32 codes of a block of 4 bits each: a byte each, eight to an integer."""
+    cdef uint64_t first, second, nibbles = <uint64_t>0x0F0F0F0F0F0F0F0F
+    memcpy(&first, low, 8)
+    memcpy(&second, low + 8, 8)
+    eight[0] = first & nibbles
+    eight[1] = second & nibbles
+    eight[2] = (first >> 4) & nibbles
+    eight[3] = (second >> 4) & nibbles
+
+
+@cython.overflowcheck(False)
+cdef inline uint64_t spread(uint64_t byte) noexcept nogil:
+    """Eight bytes of 16 or 0 from the eight bits of a byte, the lowest first.
+
+    The byte eight times, byte k of them masked to bit k; adding 127 carries that to the top bit.
+    """
+    cdef uint64_t bits = (byte * <uint64_t>0x0101010101010101) & <uint64_t>0x8040201008040201
+    return ((bits + <uint64_t>0x7F7F7F7F7F7F7F7F) >> 3) & <uint64_t>0x1010101010101010
+
+
+cdef inline void _expand_32(
+    floats y, const uint8_t* raw, Py_ssize_t n, Py_ssize_t nbytes, bint least, bint high, int offset
+) noexcept nogil:
+    """The 32-blocks of 4 bits, or of 5 if high; with m if least is set, else with an offset.
+
+    Codes go through memory, eight to a store, more than eight to a load. Such a load waits until
+    the store has left the CPU's store buffer: so a group's codes are all stored before one is used.
+    """
+    cdef uint64_t eight[4 * GROUP]
+    cdef const int8_t* q = <const int8_t*>eight
+    cdef const uint8_t* block
+    cdef Py_ssize_t g, i, k, size
+    cdef int j
+    cdef float d, m
+    for g in range((n + GROUP - 1) // GROUP):
+        size = min(<Py_ssize_t>GROUP, n - g * GROUP)
+        for i in range(size):
+            block = raw + (g * GROUP + i) * nbytes + (4 if least else 2)
+            codes_4(eight + 4 * i, block + (4 if high else 0))
+            if high:
+                for k in range(4):
+                    eight[4 * i + k] |= spread(block[k])
+        for i in range(size):
+            block = raw + (g * GROUP + i) * nbytes
+            d = half(word(block))
+            k = (g * GROUP + i) * RUN
+            if least:
+                m = half(word(block + 2))
+                for j in range(RUN):
+                    y[k + j] = d * q[i * RUN + j] + m
+            else:
+                for j in range(RUN):
+                    y[k + j] = d * (q[i * RUN + j] - offset)
+
+
+cdef inline void expand_q4_0(floats y, const uint8_t* raw, Py_ssize_t n) noexcept nogil:
+    _expand_32(y, raw, n, 18, False, False, 8)
+
+
+cdef inline void expand_q4_1(floats y, const uint8_t* raw, Py_ssize_t n) noexcept nogil:
+    _expand_32(y, raw, n, 20, True, False, 0)
+
+
+cdef inline void expand_q5_0(floats y, const uint8_t* raw, Py_ssize_t n) noexcept nogil:
+    _expand_32(y, raw, n, 22, False, True, 16)
+
+
+cdef inline void expand_q5_1(floats y, const uint8_t* raw, Py_ssize_t n) noexcept nogil:
+    _expand_32(y, raw, n, 24, True, True, 0)

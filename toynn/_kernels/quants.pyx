@@ -1,0 +1,185 @@
+"""Quantized blocks to float32, and float32 to Q8_0 and Q4_0.
+
+    dequantize       y[j] = d q[j], and the like: see _blocks.pxd and _superblocks.pxd
+
+    quantize Q8_0    d = max_j |x[j]| / 127;     q[j] = round(x[j] / d), halves away from zero
+    quantize Q4_0    d = x[k] / -8, k the first where |x| is largest;  q[j] = floor(x[j] / d + 8.5)
+                     and 15 at most
+
+x / d is computed as x (1 / d), in float32; the block then stores d rounded to float16.
+raw: bytes, whole blocks; y, x: float32. Types are numbered as in GGUF. The output is overwritten.
+Bit for bit what the gguf library gives (but for the sign and payload of a NaN, and for blocks so
+small that 1 / d overflows, which become zeros here). Denormals are not flushed: bfloat16 has them.
+A block with a NaN, or too large for float16, gets a scale that is not finite: the caller looks.
+Source: ggml-common.h and quantize_row_*_ref of ggml-quants.c in ggml; the GGUF specification.
+"""
+cimport cython
+from cython.parallel cimport parallel, prange
+from libc.math cimport fabsf, isfinite
+from libc.stdint cimport int8_t, uint8_t, uint16_t, uint32_t
+from libc.string cimport memcpy, memset
+
+from toynn._kernels._blocks cimport (
+    RUN, expand_bf16, expand_f16, expand_q4_0, expand_q4_1, expand_q5_0, expand_q5_1, expand_q8_0,
+    floats,
+)
+from toynn._kernels._common cimport at1
+from toynn._kernels._superblocks cimport SUPER, expand_q4_k, expand_q5_k, expand_q6_k
+
+from toynn._kernels._check import check
+
+cdef enum:
+    TASK = 16384  # elements of a task: a multiple of every block
+
+cdef union _Bits:
+    float f
+    int i
+    uint32_t u
+
+# y or x, the blocks' bytes, how many blocks.
+ctypedef void (*expand_fn)(floats, const uint8_t*, Py_ssize_t) noexcept nogil
+ctypedef void (*squeeze_fn)(uint8_t*, const float*, Py_ssize_t) noexcept nogil
+
+cdef struct Format:
+    Py_ssize_t elements
+    Py_ssize_t nbytes
+    expand_fn expand
+    squeeze_fn squeeze  # NULL: nothing here makes such blocks
+
+
+@cython.overflowcheck(False)
+cdef inline uint16_t _to_half(float x) noexcept nogil:
+    """The bits of x as float16, rounded to nearest, ties to even; infinity from 65520 on."""
+    cdef _Bits bits
+    bits.f = x
+    cdef uint32_t sign = (bits.u >> 16) & 0x8000, a = bits.u & 0x7FFFFFFF
+    if a > 0x7F800000:
+        return <uint16_t>(sign | 0x7E00)
+    if a >= 0x477FF000:
+        return <uint16_t>(sign | 0x7C00)
+    if a < 0x38800000:  # below 2^-14: adding 0.5 rounds to multiples of 2^-24
+        bits.f = fabsf(x) + <float>0.5
+        return <uint16_t>(sign | (bits.u - (126 << 23)))
+    return <uint16_t>(sign | ((a - (112 << 23) + 0xFFF + ((a >> 13) & 1)) >> 13))
+
+
+cdef inline int _largest(const float* x) noexcept nogil:
+    """The bits of max |x[j]|: as integers they have the same order, and NaN above all."""
+    cdef _Bits bits
+    cdef int j, a, most = 0
+    for j in range(RUN):
+        bits.f = x[j]
+        a = bits.i & 0x7FFFFFFF
+        most = a if a > most else most
+    return most
+
+
+cdef inline float _start(uint8_t* raw, float d) noexcept nogil:
+    """Write the scale of a block; return what to multiply by, 0 where 1 / d is of no use."""
+    cdef uint16_t h = _to_half(d)
+    cdef float inverse = <float>1.0 / d
+    memcpy(raw, &h, 2)
+    return inverse if isfinite(inverse) else 0
+
+
+cdef void _squeeze_q8_0(uint8_t* raw, const float* x, Py_ssize_t n) noexcept nogil:
+    cdef int8_t q[RUN]
+    cdef _Bits most
+    cdef float inverse
+    cdef Py_ssize_t i
+    cdef int j, twice
+    for i in range(n):
+        most.i = _largest(x + i * RUN)
+        inverse = _start(raw + i * 34, most.f / <float>127.0)
+        memset(q, 0, RUN)
+        if isfinite(most.f):
+            for j in range(RUN):
+                # floor(2 |v|) has the bit that decides; adding 1/2 to v itself could round.
+                twice = <int>(2 * (x[i * RUN + j] * inverse))
+                q[j] = <int8_t>((twice + (twice > 0) - (twice < 0)) / 2)
+        memcpy(raw + i * 34 + 2, q, RUN)
+
+
+cdef void _squeeze_q4_0(uint8_t* raw, const float* x, Py_ssize_t n) noexcept nogil:
+    cdef uint8_t q[RUN]
+    cdef _Bits bits
+    cdef float inverse, v
+    cdef Py_ssize_t i
+    cdef int j, most
+    for i in range(n):
+        most = _largest(x + i * RUN)
+        for j in range(RUN):
+            bits.f = x[i * RUN + j]
+            if (bits.i & 0x7FFFFFFF) == most:
+                break
+        inverse = _start(raw + i * 18, bits.f / -8)
+        memset(q, 8, RUN)
+        if isfinite(bits.f):
+            for j in range(RUN):
+                # The minimum stands between product and sum, which fused would round only once.
+                v = x[i * RUN + j] * inverse
+                q[j] = <uint8_t>((v if v < 7 else <float>7.0) + <float>8.5)
+        for j in range(16):
+            raw[i * 18 + 2 + j] = q[j] | (q[j + 16] << 4)
+
+
+cdef Format _format(int type) except *:
+    """What the type with this number in GGUF is."""
+    if type == 1:
+        return Format(1, 2, expand_f16, NULL)
+    if type == 2:
+        return Format(RUN, 18, expand_q4_0, _squeeze_q4_0)
+    if type == 3:
+        return Format(RUN, 20, expand_q4_1, NULL)
+    if type == 6:
+        return Format(RUN, 22, expand_q5_0, NULL)
+    if type == 7:
+        return Format(RUN, 24, expand_q5_1, NULL)
+    if type == 8:
+        return Format(RUN, 34, expand_q8_0, _squeeze_q8_0)
+    if type == 12:
+        return Format(SUPER, 144, expand_q4_k, NULL)
+    if type == 13:
+        return Format(SUPER, 176, expand_q5_k, NULL)
+    if type == 14:
+        return Format(SUPER, 210, expand_q6_k, NULL)
+    if type == 30:
+        return Format(1, 2, expand_bf16, NULL)
+    raise ValueError(f"quants: no type {type}")
+
+
+cdef inline void* _bytes(const uint8_t[::1] raw) noexcept:
+    return <void*>&raw[0] if raw.shape[0] else NULL
+
+
+def dequantize(float[::1] y, const uint8_t[::1] raw, int type, int n_threads=1):
+    """Overwrite y (n,) with the elements of the blocks in raw, n / elements of nbytes each."""
+    cdef Format f = _format(type)
+    cdef Py_ssize_t t, b, n = y.shape[0], blocks = n // f.elements, step = TASK // f.elements
+    cdef float* values = <float*>at1(y)
+    cdef const uint8_t* first = <const uint8_t*>_bytes(raw)
+    check("quants.dequantize", f"type {type}, y ({n},)", n_threads,
+          y=(y, (blocks * f.elements,)), raw=(raw, (blocks * f.nbytes,)))
+    with nogil, parallel(num_threads=n_threads):
+        for t in prange((blocks + step - 1) // step, schedule="static"):
+            b = t * step
+            f.expand(values + b * f.elements, first + b * f.nbytes, min(step, blocks - b))
+
+
+def quantize(uint8_t[::1] raw, const float[::1] x, int type, int n_threads=1):
+    """Overwrite raw with the blocks of x (n,): Q8_0 (type 8) or Q4_0 (type 2)."""
+    cdef Format f = _format(type)
+    cdef Py_ssize_t t, b, n = x.shape[0], blocks = n // f.elements, step = TASK // f.elements
+    cdef const float* values = <const float*>at1(x)
+    cdef uint8_t* first = <uint8_t*>_bytes(raw)
+    if f.squeeze == NULL:
+        raise ValueError(f"quants.quantize: needs type 2 (Q4_0) or 8 (Q8_0); got {type}")
+    check("quants.quantize", f"type {type}, x ({n},)", n_threads,
+          x=(x, (blocks * f.elements,)), raw=(raw, (blocks * f.nbytes,)))
+    with nogil, parallel(num_threads=n_threads):
+        for t in prange((blocks + step - 1) // step, schedule="static"):
+            b = t * step
+            f.squeeze(first + b * f.nbytes, values + b * f.elements, min(step, blocks - b))
+
+
+entries = {}  # files are read before a program runs

@@ -1,0 +1,104 @@
+"""Quantized tensors of GGUF files to float32 and back, by the kernels of toynn._kernels.quants."""
+
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toynn._kernels import quants as kernel
+from toynn.errors import GGUFError, ShapeError
+
+__all__ = ["BLOCKS", "TYPES", "dequantize", "quantize"]
+
+#: The number of each type in a GGUF file.
+TYPES: dict[str, int] = {
+    "F32": 0,
+    "F16": 1,
+    "Q4_0": 2,
+    "Q4_1": 3,
+    "Q5_0": 6,
+    "Q5_1": 7,
+    "Q8_0": 8,
+    "Q4_K": 12,
+    "Q5_K": 13,
+    "Q6_K": 14,
+    "BF16": 30,
+}
+
+#: Elements of a block of each type, and its bytes. Rows are whole numbers of blocks.
+BLOCKS: dict[str, tuple[int, int]] = {
+    "F32": (1, 4),
+    "F16": (1, 2),
+    "Q4_0": (32, 18),
+    "Q4_1": (32, 20),
+    "Q5_0": (32, 22),
+    "Q5_1": (32, 24),
+    "Q8_0": (32, 34),
+    "Q4_K": (256, 144),
+    "Q5_K": (256, 176),
+    "Q6_K": (256, 210),
+    "BF16": (1, 2),
+}
+
+_QUANTIZED = ("Q8_0", "Q4_0")
+
+
+def dequantize(
+    raw: NDArray[np.uint8], type: str, shape: tuple[int, ...], *, n_threads: int = 1
+) -> NDArray[np.float32]:
+    """Return a new array of this shape (rows first) from the bytes of its blocks.
+
+    The bits are those that the gguf library gives. Raises GGUFError for a type that is not in
+    BLOCKS, ShapeError if a row is not a whole number of blocks or raw has the wrong size.
+    """
+    nbytes = _row_bytes("dequantize", type, shape) * prod(shape[:-1])
+    if raw.dtype != np.uint8 or not raw.flags.c_contiguous or raw.size != nbytes:
+        raise ShapeError(
+            f"dequantize: {type} of shape {shape} needs {nbytes} contiguous bytes; got "
+            f"{raw.dtype} {raw.shape}{'' if raw.flags.c_contiguous else ', not contiguous'}"
+        )
+    flat = raw.reshape(-1)
+    if type == "F32":
+        return flat.view("<f4").astype(np.float32).reshape(shape)
+    values = np.empty(shape, np.float32)
+    kernel.dequantize(values.reshape(-1), flat, TYPES[type], n_threads=n_threads)
+    return values
+
+
+def quantize(array: NDArray[Any], type: str, *, n_threads: int = 1) -> NDArray[np.uint8]:
+    """Return the blocks of an array, rounded to float32 first, as "Q8_0" or "Q4_0".
+
+    The result has the array's shape but for its last axis, which counts bytes. Raises GGUFError
+    for another type and for values that no block can hold: NaN, infinity, and those whose scale is
+    over 65504; ShapeError if a row is not a whole number of blocks.
+    """
+    if type not in _QUANTIZED:
+        raise GGUFError(f"quantize: needs a type of {', '.join(_QUANTIZED)}; got {type!r}")
+    row_bytes = _row_bytes("quantize", type, array.shape)
+    values = np.ascontiguousarray(array, np.float32).reshape(-1)
+    elements, nbytes = BLOCKS[type]
+    blocks = np.empty((values.size // elements, nbytes), np.uint8)
+    kernel.quantize(blocks.reshape(-1), values, TYPES[type], n_threads=n_threads)
+    scales = blocks[:, :2].copy().view("<f2")[:, 0]
+    if not np.isfinite(scales).all():
+        block = int(np.argmax(~np.isfinite(scales)))
+        largest = np.abs(values[block * elements : (block + 1) * elements]).max()
+        raise GGUFError(
+            f"quantize: {type} needs finite values and a scale of at most 65504; block {block} "
+            f"(from element {block * elements} on) has a largest magnitude of {largest}"
+        )
+    return blocks.reshape(*array.shape[:-1], row_bytes)
+
+
+def _row_bytes(where: str, type: str, shape: tuple[int, ...]) -> int:
+    """Bytes of a row, that is, of the last axis; a single number is a row of its own."""
+    if type not in BLOCKS:
+        raise GGUFError(f"{where}: needs a type of {', '.join(BLOCKS)}; got {type!r}")
+    elements, nbytes = BLOCKS[type]
+    row = shape[-1] if shape else 1
+    if row % elements or min(shape, default=0) < 0:
+        raise ShapeError(
+            f"{where}: {type} needs rows of a multiple of {elements} elements; got shape {shape}"
+        )
+    return row // elements * nbytes

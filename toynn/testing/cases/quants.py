@@ -1,0 +1,85 @@
+"""quants against the gguf library: the same bits, whatever the type."""
+
+import gguf
+import numpy as np
+
+from toynn.testing.cases._case import Array, Call, OpCase, call
+
+#: The types, and at which bytes of a block its float16 scales are, which must not be random bytes.
+SCALES: dict[int, tuple[int, ...]] = {
+    1: (0,),
+    2: (0,),
+    3: (0, 2),
+    6: (0,),
+    7: (0, 2),
+    8: (0,),
+    12: (0, 2),
+    13: (0, 2),
+    14: (208,),
+    30: (),
+}
+
+
+def blocks(rng: np.random.Generator, type: int, n: int) -> Array:
+    """Return n blocks of random bytes with ordinary scales: an array (n, bytes of a block)."""
+    kind = gguf.GGMLQuantizationType(type)
+    raw = rng.integers(0, 256, (n, gguf.GGML_QUANT_SIZES[kind][1]), np.uint8)
+    for at in SCALES[type]:
+        scale = (rng.standard_normal(n) * 0.01).astype("<f2")
+        raw[:, at : at + 2] = scale.view(np.uint8).reshape(n, 2)
+    if kind == gguf.GGMLQuantizationType.BF16:
+        raw[:, 1] &= 0xBF  # exponents below that of 2: no NaN, no infinity
+    return raw
+
+
+def _calls(rng: np.random.Generator, type: int, n: int) -> list[Call]:
+    kind = gguf.GGMLQuantizationType(type)
+    elements, _ = gguf.GGML_QUANT_SIZES[kind]
+    raw = blocks(rng, type, n)
+    y = gguf.quants.dequantize(raw, kind) if n else np.empty(0, np.float32)
+    calls = [
+        call(
+            "dequantize",
+            {"y": y.reshape(-1).astype(np.float64)},
+            {"raw": raw.reshape(-1)},
+            type=type,
+        )
+    ]
+    if kind.name in ("Q8_0", "Q4_0"):
+        x = rng.standard_normal(n * elements).astype(np.float32)
+        made = gguf.quants.quantize(x.reshape(-1, elements), kind) if n else raw
+        calls.append(
+            call(
+                "quantize",
+                {"raw": made.reshape(-1)},
+                {"x": x},
+                loses_nan={"x": "it shows in the scale of its block, which is bytes here"},
+                type=type,
+            )
+        )
+    return calls
+
+
+def _shapes() -> tuple[dict[str, int], ...]:
+    """Every type; ends of groups of 8 and of tasks of 16384 elements; nothing."""
+    ends = [(8, 9), (8, 513), (8, 0), (6, 7), (7, 8), (2, 521), (14, 65), (1, 16_385), (30, 33)]
+    return (
+        *({"type": type, "n": 33} for type in (8, *(t for t in SCALES if t != 8))),
+        *({"type": type, "n": n} for type, n in ends),
+    )
+
+
+CASE = OpCase(
+    op="quants",
+    shapes=_shapes(),
+    bench={
+        gguf.GGMLQuantizationType(type).name.lower(): {
+            "type": type,
+            "n": 2**20 // gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(type)][0],
+        }
+        for type in SCALES
+    },
+    calls=_calls,
+    tolerance=1e-30,
+    reason="the same bits; zero itself would look like a tolerance that someone forgot",
+)
