@@ -40,7 +40,7 @@ class DataError(ToynnError, ValueError):
 
 
 class GGUFError(ToynnError, ValueError):
-    """A GGUF file is malformed; names the file, the byte offset, what was expected and found."""
+    """A GGUF file is malformed or cannot be read or written; names file, offset, expected, got."""
 
 
 class AdapterError(ToynnError, ValueError):

@@ -36,10 +36,10 @@ SCALES = {
 CHUNK = 1 << 18  # fields tested at a time: the temporaries stay in the cache
 
 
-def find_nonfinite(raw: NDArray[np.uint8], type: str) -> tuple[int, int] | None:
-    """Return the block of a contiguous tensor with a NaN or infinity and its byte, or None.
+def find_nonfinite(raw: NDArray[np.uint8], type: str) -> tuple[str, int] | None:
+    """Return where a contiguous tensor has a NaN or infinity, in words and as a byte, or None.
 
-    In a float type each element is a block. Types that toynn cannot expand are not looked into.
+    Types that toynn cannot expand are not looked into.
     """
     dtype, exponent = FLOATS.get(type, HALF)
     nbytes = BLOCKS[type][1]
@@ -49,5 +49,6 @@ def find_nonfinite(raw: NDArray[np.uint8], type: str) -> tuple[int, int] | None:
             wrong = fields[begin : begin + CHUNK] & exponent == exponent
             if wrong.any():
                 block = begin + int(wrong.argmax())
-                return block, block * nbytes + place
+                where = f"element {block}" if type in FLOATS else f"scale of block {block}"
+                return where, block * nbytes + place
     return None

@@ -8,8 +8,8 @@
 Everything is little-endian. A string is its length (u64) and its bytes, an array its element type
 (u32), its count (u64) and its elements. Dimensions stand innermost first: NumPy's order reversed.
 
-A few limits keep the time below a second and the memory bounded, however the file is made. They
-are several times what the largest models of 2026 need.
+A few limits keep the time below a second and the memory bounded, however the file is made. Each
+is above what the largest models of 2026 need.
 
 Source: docs/gguf.md of github.com/ggml-org/ggml.
 """
@@ -32,9 +32,9 @@ from toynn.formats._gguf_tensors import (
 
 __all__ = ["ALIGNMENT", "Entry", "Header", "Value", "is_alignment", "read_header"]
 
-MAX_KEYS = 1 << 16
-MAX_TENSORS = 1 << 16
-MAX_STRINGS = 1 << 21  # in arrays, all together: a vocabulary and its merges take 0.8 million
+MAX_KEYS = 1 << 14
+MAX_TENSORS = 1 << 15
+MAX_STRINGS = 1 << 20  # in arrays, all together: Gemma 3's tokens and merges are 0.78 million
 MAX_KEY_BYTES = 65535
 MIN_KEY_BYTES = 8 + 1 + 4 + 1  # a key of one letter and a value of one byte
 

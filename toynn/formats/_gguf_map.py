@@ -34,6 +34,10 @@ def map_file(path: Path) -> Mapping:
             mapping = Mapping(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
         raise GGUFError(f"{path}: cannot read: {error.strerror or error}") from error
+    except GGUFError:
+        raise
+    except ValueError as error:
+        raise GGUFError(f"{str(path)!r}: not a path: {error}") from error
     mapping.identity = (status.st_dev, status.st_ino)
     mapping.state = (status.st_size, status.st_mtime_ns)
     _mapped.add(mapping)

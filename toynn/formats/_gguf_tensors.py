@@ -10,6 +10,7 @@ from struct import Struct
 
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
+from toynn.formats import quants
 from toynn.formats._gguf_cursor import MAX_INT64, U32, Cursor
 
 __all__ = [
@@ -32,7 +33,7 @@ TYPES = {int(id): (id.name, *GGML_QUANT_SIZES[id]) for id in GGMLQuantizationTyp
 #: By name: elements and bytes of a block.
 BLOCKS = {name: (elements, nbytes) for name, elements, nbytes in TYPES.values()}
 #: The types that become float32.
-READABLE = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
+READABLE = tuple(quants.BLOCKS)
 
 
 @dataclass(frozen=True, slots=True)

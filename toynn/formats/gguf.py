@@ -12,6 +12,7 @@ process (SIGBUS). Putting a new file in its place, as `write` does, is harmless.
 
 import os
 import re
+import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -25,8 +26,9 @@ from toynn.errors import GGUFError, LifecycleError
 from toynn.formats._gguf_finite import find_nonfinite
 from toynn.formats._gguf_header import Header, Value, read_header
 from toynn.formats._gguf_map import Mapping, map_file
-from toynn.formats._gguf_tensors import BLOCKS, READABLE, TensorInfo
+from toynn.formats._gguf_tensors import READABLE, TensorInfo
 from toynn.formats._gguf_write import write
+from toynn.formats.quants import dequantize
 
 __all__ = ["GGUFFile", "TensorInfo", "Value", "open", "write"]
 
@@ -84,7 +86,7 @@ class GGUFFile:
         raw = self.raw(name)
         info = self.tensors[name]
         if info.type in VIEWS:
-            # Where general.alignment is 1 or 2 a float may lie across; kernels do not want that.
+            # Copied if general.alignment is 1 or 2 and it lies where no float should.
             view: NDArray[Any] = np.require(raw.view(VIEWS[info.type]), requirements="A")
             view.flags.writeable = False
             return view
@@ -93,8 +95,6 @@ class GGUFFile:
                 f"{self.path}: {name} at byte {info.offset}: expected one of "
                 f"{', '.join(READABLE)}, got {info.type}, a type that toynn does not support"
             )
-        from toynn.formats.quants import dequantize
-
         return dequantize(raw, info.type, info.shape)
 
     def raw(self, name: str) -> NDArray[np.uint8]:
@@ -132,10 +132,7 @@ class GGUFFile:
         """Raise GGUFError for a tensor with a NaN or infinite weight, or scale of a block."""
         for name, info in self.tensors.items():
             if info.nbytes and (found := find_nonfinite(self.raw(name), info.type)):
-                block, byte = found
-                where = (
-                    f"element {block}" if BLOCKS[info.type][0] == 1 else f"scale of block {block}"
-                )
+                where, byte = found
                 raise GGUFError(
                     f"{self.path}: {name}, {where} at byte {info.offset + byte}: expected a finite "
                     f"number, got NaN or infinity (open with check=False to read it all the same)"
@@ -170,12 +167,21 @@ def open(path: str | os.PathLike[str], *, check: bool | None = None) -> GGUFFile
     try:
         file = GGUFFile(path, mapping, read_header(path, mapping))
         _refuse_split(file)
+        _mention_rest(file)
         if check or (check is None and file.nbytes < CHECK_BELOW):
             file.check_finite()
     except GGUFError:
         mapping.close()
         raise
     return file
+
+
+def _mention_rest(file: GGUFFile) -> None:
+    """Warn of bytes after the tensors: a file joined to another, or not what it seems."""
+    end = max((info.offset + info.nbytes for info in file.tensors.values()), default=0)
+    rest = file.nbytes - -(-end // file.alignment) * file.alignment
+    if end and rest > 0:
+        warnings.warn(f"{file.path}: {rest} bytes after the last tensor are ignored", stacklevel=3)
 
 
 def _refuse_split(file: GGUFFile) -> None:
