@@ -197,7 +197,12 @@ def step(n_threads: int, rounds: int, only: str) -> None:
     race_steps("STEPS", n_threads, rounds, only)
 
 
-SECTIONS = {"matmul": matmul, "attention": attention, "tiny": tiny, "step": step}
+def llama(n_threads: int, rounds: int, only: str) -> None:
+    """A training step of Llama models, up to the shape of SmolLM2-135M."""
+    race_steps("LLAMA", n_threads, rounds, only)
+
+
+SECTIONS = {"matmul": matmul, "attention": attention, "tiny": tiny, "step": step, "llama": llama}
 
 
 def main() -> None:

@@ -1,5 +1,7 @@
 """Time one entry of the op-case table and check its result in the same breath."""
 
+from functools import lru_cache
+
 import numpy as np
 import pytest
 
@@ -8,13 +10,17 @@ from toynn.testing.cases import CASES
 from toynn.testing.doors import check, invoke
 
 
+@lru_cache(maxsize=1)  # the entries of a shape run one after another
+def calls(op, shape):
+    return CASES[op].calls(np.random.default_rng(7), **CASES[op].bench[shape])
+
+
 @pytest.fixture
 def timed(benchmark):
     """Return ``timed(op, shape, entry, n_threads)``; it puts GFLOP/s and GB/s in extra_info."""
 
     def run(op, shape, entry, n_threads):
-        calls = CASES[op].calls(np.random.default_rng(7), **CASES[op].bench[shape])
-        call = next(call for call in calls if call.entry == entry)
+        call = next(call for call in calls(op, shape) if call.entry == entry)
         check(op, call, invoke(op, call, n_threads))
         benchmark.group = f"{op} {shape}"
         arrays = [array.copy() for array in call.arrays.values()]

@@ -1,7 +1,7 @@
-"""A whole training step of GPT-2, toynn against PyTorch in eager mode: shapes and contestants."""
+"""A whole training step, toynn against PyTorch in eager mode: shapes and contestants."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,19 @@ class Shape(NamedTuple):
     B: int
 
 
+class LlamaShape(NamedTuple):
+    """A Llama model with a tied head, and its batch."""
+
+    d_model: int
+    layers: int
+    heads: int
+    kv_heads: int
+    d_ff: int
+    vocab: int
+    T: int
+    B: int
+
+
 TINY = {"d64_L2_T32_B1": Shape(64, 2, 4, 627, 32, 1)}
 STEPS = {
     "d128_L4_T128_B8": Shape(128, 4, 4, 256, 128, 8),
@@ -28,7 +41,13 @@ STEPS = {
 }
 
 
-def contestants(shape: Shape, n_threads: int) -> Contestants:
+LLAMA = {
+    "llama_d128_L4_T128_B8": LlamaShape(128, 4, 4, 2, 352, 256, 128, 8),
+    "smollm2_135m_T256_B1": LlamaShape(576, 30, 9, 3, 1536, 49152, 256, 1),
+}
+
+
+def contestants(shape: Shape | LlamaShape, n_threads: int) -> Contestants:
     """Return one step of each contestant, on the same ids."""
     rng = np.random.default_rng(0)
     ids, labels = rng.integers(0, shape.vocab, (2, shape.B * shape.T), np.int32)
@@ -39,18 +58,20 @@ def contestants(shape: Shape, n_threads: int) -> Contestants:
 
 
 def toynn_step(
-    shape: Shape, ids: np.ndarray, labels: np.ndarray, n_threads: int
+    shape: Shape | LlamaShape, ids: np.ndarray, labels: np.ndarray, n_threads: int
 ) -> Callable[[], object]:
     import toynn
 
     toynn.set_num_threads(n_threads)
-    recipe = toynn.recipes.GPT2()
-    recipe.realize(
-        toynn.GPT2Config(
-            shape.vocab, shape.d_model, shape.heads, 4 * shape.d_model, shape.layers, shape.T
-        ),
-        toynn.RecipeOptions(t_batch=shape.B),
-    )
+    options = toynn.RecipeOptions(t_batch=shape.B)
+    if isinstance(shape, LlamaShape):
+        C, L, H, KV, F, V, T, _ = shape
+        recipe = toynn.recipes.FromScratch()
+        recipe.realize(toynn.LlamaConfig(V, C, H, KV, F, L, T), options)
+    else:
+        C, L, H, V, T, _ = shape
+        recipe = toynn.recipes.GPT2()
+        recipe.realize(toynn.GPT2Config(V, C, H, 4 * C, L, T), options)
     adamw = toynn.AdamW.for_lora()
     positions = np.tile(np.arange(shape.T, dtype=np.int32), shape.B)
 
@@ -62,13 +83,34 @@ def toynn_step(
 
 
 def torch_step(
-    shape: Shape, ids: np.ndarray, labels: np.ndarray, n_threads: int
+    shape: Shape | LlamaShape, ids: np.ndarray, labels: np.ndarray, n_threads: int
 ) -> Callable[[], object]:
     """Make the same step in PyTorch: fused attention, fused AdamW, gradients set to None."""
     import torch
     from torch import nn
 
     torch.set_num_threads(n_threads)
+    torch.manual_seed(0)
+    model = torch_llama(shape) if isinstance(shape, LlamaShape) else torch_gpt2(shape)
+    adamw = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0, fused=True)
+    tokens = torch.from_numpy(ids.astype(np.int64)).view(shape.B, shape.T)
+    targets = torch.from_numpy(labels.astype(np.int64))
+
+    def step() -> float:
+        logits = model(tokens)
+        loss = nn.functional.cross_entropy(logits.view(-1, shape.vocab), targets)
+        adamw.zero_grad(set_to_none=True)
+        loss.backward()
+        adamw.step()
+        return loss.item()
+
+    return step
+
+
+def torch_gpt2(shape: Shape) -> Any:
+    import torch
+    from torch import nn
+
     fused = nn.functional.scaled_dot_product_attention
     C, H = shape.d_model, shape.heads
 
@@ -105,18 +147,50 @@ def torch_step(
                 x = block(x)
             return self.ln_f(x) @ self.wte.weight.T
 
-    torch.manual_seed(0)
-    model = GPT2()
-    adamw = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0, fused=True)
-    tokens = torch.from_numpy(ids.astype(np.int64)).view(shape.B, shape.T)
-    targets = torch.from_numpy(labels.astype(np.int64))
+    return GPT2()
 
-    def step() -> float:
-        logits = model(tokens)
-        loss = nn.functional.cross_entropy(logits.view(-1, shape.vocab), targets)
-        adamw.zero_grad(set_to_none=True)
-        loss.backward()
-        adamw.step()
-        return loss.item()
 
-    return step
+def torch_llama(shape: LlamaShape) -> Any:
+    import torch
+    from torch import nn
+
+    fused = nn.functional.scaled_dot_product_attention
+    C, L, H, KV, F, V, T, _ = shape
+    D = C // H
+    angles = torch.outer(torch.arange(T), 1e4 ** -(torch.arange(0, D, 2) / D))
+    cos, sin = (f(torch.cat([angles, angles], -1)) for f in (torch.cos, torch.sin))
+
+    def turn(x: torch.Tensor) -> torch.Tensor:
+        a, b = x.chunk(2, -1)
+        return x * cos + torch.cat([-b, a], -1) * sin
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm_1, self.norm_2 = nn.RMSNorm(C, 1e-5), nn.RMSNorm(C, 1e-5)
+            self.q, self.out = nn.Linear(C, C, bias=False), nn.Linear(C, C, bias=False)
+            self.k, self.v = (nn.Linear(C, KV * D, bias=False) for _ in range(2))
+            self.gate, self.up = (nn.Linear(C, F, bias=False) for _ in range(2))
+            self.down = nn.Linear(F, C, bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            B = x.shape[0]
+            n = self.norm_1(x)
+            q, k, v = (f(n).view(B, T, -1, D).transpose(1, 2) for f in (self.q, self.k, self.v))
+            heads = fused(turn(q), turn(k), v, is_causal=True, enable_gqa=KV < H)
+            x = x + self.out(heads.transpose(1, 2).reshape(B, T, C))
+            n = self.norm_2(x)
+            return x + self.down(nn.functional.silu(self.gate(n)) * self.up(n))
+
+    class Llama(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(V, C)
+            self.blocks = nn.Sequential(*(Block() for _ in range(L)))
+            self.norm = nn.RMSNorm(C, 1e-5)
+            nn.init.normal_(self.table.weight, std=0.02)
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return self.norm(self.blocks(self.table(ids))) @ self.table.weight.T
+
+    return Llama()

@@ -9,8 +9,8 @@ ENTRIES = [
     (op, shape, call.entry)
     for op, case in CASES.items()
     if op not in ("matmul", "attention")
-    for shape, sizes in case.bench.items()
-    for call in case.calls(np.random.default_rng(7), **sizes)
+    for shape in case.bench
+    for call in case.calls(np.random.default_rng(7), **case.shapes[0])
 ]
 
 

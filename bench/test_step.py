@@ -5,6 +5,7 @@ import pytest
 import steps
 
 SHAPES = steps.TINY | {"d128_L4_T128_B8": steps.STEPS["d128_L4_T128_B8"]}
+SHAPES["llama_d128_L4_T128_B8"] = steps.LLAMA["llama_d128_L4_T128_B8"]
 
 
 @pytest.mark.parametrize("n_threads", [1, 2])

@@ -212,6 +212,7 @@ def test_between_the_weights_and_the_step_weights_can_be_uploaded():
     assert (trained["lens.proj.weight"] != 0.5).all()
     assert "token_embd.weight" not in engine.gradients()
     assert "token_embd.weight" not in engine.moments
+    assert "embedding.backward" not in kernels(engine), "no work for a frozen table"
 
 
 def test_wrong_orders_are_refused():
