@@ -86,6 +86,32 @@ def test_an_exported_model_is_a_donor(opened, tmp_path):
     np.testing.assert_array_equal(table, model.weights()["token_embd.weight"])
 
 
+def test_rows_follow_the_texts_of_tokens(opened, tmp_path):
+    texts = [f"t{i}" for i in range(len(TABLE))]
+    metadata = {"general.architecture": "llama", "llama.embedding_length": WIDTH}
+    metadata["tokenizer.ggml.tokens"] = texts
+    path = tmp_path / "donor.gguf"
+    gguf.write(path, metadata, {"token_embd.weight": (TABLE, "q8_0")})
+    with gguf.open(path) as file:
+        table = file["token_embd.weight"]
+    drawn = opened.engine.weights()["token_embd.weight"]
+    tokens = texts[: -VOCAB - 1 : -1]  # the last first
+    tokens[5] = "unheard of"
+    opened.realize_warm(path, CONFIG, tokens)
+    rows = opened.engine.weights()["token_embd.weight"]
+    for row, token in enumerate(tokens):
+        expected = drawn[row] if row == 5 else table[texts.index(token)]
+        np.testing.assert_array_equal(rows[row], expected)
+    with pytest.raises(ConfigError, match="expected 24 tokens; got 2"):
+        opened.realize_warm(path, CONFIG, tokens[:2])
+    with pytest.raises(GGUFError, match="none of them"):
+        opened.realize_warm(path, CONFIG, ["unheard of"] * VOCAB)
+    with pytest.raises(
+        GGUFError, match=r"tokenizer\.ggml\.tokens: expected .* 30 tokens; got none"
+    ):
+        opened.realize_warm(write(tmp_path / "mute.gguf"), CONFIG, tokens)
+
+
 @pytest.mark.parametrize("flat", [False, True])
 def test_a_table_can_be_uploaded(opened, flat):
     opened.upload_donor(TABLE[:VOCAB].reshape(-1) if flat else TABLE[:VOCAB])

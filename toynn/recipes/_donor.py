@@ -1,6 +1,6 @@
 """The embedding table of another model, out of its GGUF file."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from os import PathLike
 
@@ -49,14 +49,26 @@ class Donor:
         if not fits:
             raise GGUFError(f"{self._file.path}: {TABLE}: expected {what} {expected}; got {got}")
 
-    def rows(self, count: int) -> Iterator[NDArray[np.float32]]:
-        """Yield the first rows of the table in float32, some thousand at a time."""
+    def ids_of(self, tokens: Sequence[str]) -> NDArray[np.intp]:
+        """Return the donor's id of each token, by its text; -1 where the donor has none."""
+        key = "tokenizer.ggml.tokens"
+        texts = self._file.metadata.get(key)
+        if not isinstance(texts, list) or len(texts) != self.count:
+            got = f"{len(texts)} of them" if isinstance(texts, list) else "none"
+            raise GGUFError(
+                f"{self._file.path}: {key}: expected the texts of {self.count} tokens; got {got}"
+            )
+        ids = {text: id for id, text in reversed(list(enumerate(texts)))}
+        return np.array([ids.get(token, -1) for token in tokens], np.intp)
+
+    def rows(self, ids: NDArray[np.intp]) -> Iterator[NDArray[np.float32]]:
+        """Yield these rows of the table in float32, some thousand at a time."""
         raw = self._file.raw(TABLE)
-        for begin in range(0, count, CHUNK):
-            part = raw[begin : min(begin + CHUNK, count)]
-            rows = quants.dequantize(part, self._info.type, (len(part), self.width))
+        for begin in range(0, len(ids), CHUNK):
+            part = ids[begin : begin + CHUNK]
+            rows = quants.dequantize(raw[part], self._info.type, (len(part), self.width))
             if not np.isfinite(rows).all():
-                row = begin + int(np.argmin(np.isfinite(rows).all(1)))
+                row = part[np.argmin(np.isfinite(rows).all(1))]
                 raise GGUFError(f"{self._file.path}: {TABLE}: row {row} is not finite")
             yield rows
 

@@ -8,6 +8,7 @@ The donor can be any GGUF file that an engine of toynn reads, quantized or not. 
 An export of the engine folds the two into one table, E W^T.
 """
 
+from collections.abc import Sequence
 from os import PathLike
 
 import numpy as np
@@ -58,7 +59,7 @@ class WarmStart(SequenceRecipe[LlamaSeqEngine]):
                     f"WarmStart.pca_lens: {path}: d_model: expected 1 to {width}; got {d_model}"
                 )
             total, products = np.zeros(width), np.zeros((width, width))
-            for rows in donor.rows(count):
+            for rows in donor.rows(np.arange(count)):
                 exact = rows.astype(np.float64)
                 total += exact.sum(axis=0)
                 products += exact.T @ exact
@@ -76,8 +77,15 @@ class WarmStart(SequenceRecipe[LlamaSeqEngine]):
         self.engine.realize_for_random_init(cfg, opts)
         self._window = ""
 
-    def realize_warm(self, path: StrPath, cfg: LlamaConfig) -> None:
-        """Replace the table by the first cfg.vocab rows of a donor's."""
+    def realize_warm(
+        self, path: StrPath, cfg: LlamaConfig, tokens: Sequence[str] | None = None
+    ) -> None:
+        """Replace the table by the first cfg.vocab rows of a donor's.
+
+        Where the tokenizers differ, ``tokens`` are the texts of the model's tokens, as GGUF files
+        spell them: each gets the row of the donor's token of that text. One that the donor lacks
+        keeps the row that was drawn for it.
+        """
         self._check_window("realize_warm")
         own = self.engine.config
         if (cfg.vocab, cfg.donor_d_in) != (own.vocab, own.donor_d_in):
@@ -85,11 +93,24 @@ class WarmStart(SequenceRecipe[LlamaSeqEngine]):
                 f"WarmStart.realize_warm: expected the vocab and donor_d_in of realize_scratch(), "
                 f"{own.vocab} and {own.donor_d_in}; got {cfg.vocab} and {cfg.donor_d_in}"
             )
+        if tokens is not None and len(tokens) != cfg.vocab:
+            raise ConfigError(
+                f"WarmStart.realize_warm: expected {cfg.vocab} tokens; got {len(tokens)}"
+            )
         with open_donor("WarmStart.realize_warm", path) as donor:
             width, vocab = cfg.donor_d_in, cfg.vocab
             donor.expect("the width donor_d_in,", width, donor.width, fits=donor.width == width)
-            donor.expect("rows for the vocab,", vocab, donor.count, fits=donor.count >= vocab)
-            self.upload_donor(np.concatenate(list(donor.rows(vocab))))
+            if tokens is None:
+                enough = donor.count >= vocab
+                donor.expect("rows for the vocab,", vocab, donor.count, fits=enough)
+                ids = np.arange(vocab)
+            else:
+                ids = donor.ids_of(tokens)
+                found = bool((ids >= 0).any())
+                donor.expect("tokens of", "the texts given", "none of them", fits=found)
+            table = self.engine.session.download(self.engine.t_seq_token_embed)
+            table[ids >= 0] = np.concatenate(list(donor.rows(ids[ids >= 0])))
+        self.upload_donor(table)
 
     def upload_donor(self, table: ArrayLike) -> None:
         """Replace the table by an array (vocab, donor_d_in), or by its elements in a row."""
