@@ -239,6 +239,24 @@ def test_refused_by_name(case, files, tmp_path, monkeypatch):
     assert str(path) in str(error.value)
 
 
+@pytest.mark.filterwarnings("ignore:.*bytes after the last tensor")
+@pytest.mark.parametrize("name", ["gpt2", "llama3", "qwen3"])
+def test_a_damaged_header_is_refused_or_harmless(name, files, tmp_path):
+    intact, rng = files[name].read_bytes(), np.random.default_rng(0)
+    end = intact.index(b"output_norm.weight")
+    path = tmp_path / "damaged.gguf"
+    refused = 0
+    for _ in range(300):
+        damaged = bytearray(intact)
+        damaged[rng.integers(end)] = rng.choice([0, 1, 255, rng.integers(256)])
+        path.write_bytes(damaged)
+        try:
+            MODELS[name][0].from_gguf(path, t_seq=1)
+        except GGUFError:
+            refused += 1
+    assert refused > 200
+
+
 def test_an_engine_refuses_files_of_others(files):
     with pytest.raises(
         GGUFError, match="architecture is 'gpt2'; LlamaSeqEngine reads llama, qwen2"
