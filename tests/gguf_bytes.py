@@ -4,6 +4,8 @@ import struct
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 SCALARS = {
     "UINT8": (0, "B"),
     "INT8": (1, "b"),
@@ -85,3 +87,45 @@ class File:
         path = Path(folder) / "model.gguf"
         path.write_bytes(bytes(self))
         return path
+
+
+ARCHITECTURE = key("general.architecture", text("llama"))
+VALUES = np.arange(12, dtype=np.float32).reshape(3, 4)  # 48 bytes, 64 with padding
+
+
+def floats(count=12):
+    raw = np.arange(count, dtype="<f4").tobytes()
+    return raw + bytes(-len(raw) % 32)
+
+
+def small():
+    """A valid file with a value of every type and two tensors."""
+    keys = [
+        ARCHITECTURE,
+        key("u8", scalar(200, "UINT8")),
+        key("i8", scalar(-2, "INT8")),
+        key("u16", scalar(60000, "UINT16")),
+        key("i16", scalar(-3, "INT16")),
+        key("u32", scalar(2**32 - 1, "UINT32")),
+        key("i32", scalar(-4, "INT32")),
+        key("f32", scalar(0.5, "FLOAT32")),
+        key("yes", scalar(1, "BOOL")),
+        key("u64", scalar(2**64 - 1, "UINT64")),
+        key("i64", scalar(-(2**63), "INT64")),
+        key("f64", scalar(0.1, "FLOAT64")),
+        key("strings", strings(["a", "", b"\xff\xe2\x82", "naïve"])),
+        key("numbers", numbers([1, -2, 3], "INT32")),
+        key("bools", numbers([1, 0], "BOOL")),
+        key("none", numbers([], "FLOAT32")),
+    ]
+    rows = [tensor("a", [4, 3]), tensor("b", [5], 1, 64)]
+    half = np.arange(5, dtype="<f2").tobytes()
+    return File(keys, rows, floats() + half + bytes(32 - len(half)))
+
+
+def with_key(*keys):
+    return File([ARCHITECTURE, *keys])
+
+
+def with_tensors(*rows, data=b"", keys=()):
+    return File([ARCHITECTURE, *keys], list(rows), data)
