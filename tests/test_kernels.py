@@ -167,6 +167,30 @@ def test_activations_far_from_zero(op, options):
     np.testing.assert_allclose(dx, x > 0, rtol=0, atol=1e-20)
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_rounding_at_the_edges(sign):
+    edges = {  # x: (float16, bfloat16)
+        65519.0: (65504, 65536),
+        65520.0: (np.inf, 65536),
+        3.3e38: (np.inf, 248 * 2.0**120),
+        3.4e38: (np.inf, np.inf),
+        np.inf: (np.inf, np.inf),
+        np.nan: (np.nan, np.nan),
+        2.0**-14: (2.0**-14, 2.0**-14),
+        2.0**-14 - 3 * 2.0**-26: (2.0**-14 - 2.0**-24, 2.0**-14),
+        2.0**-25: (0, 2.0**-25),
+        3 * 2.0**-26: (2.0**-24, 3 * 2.0**-26),
+        2.0**-126: (0, 2.0**-126),
+        1e-40: (0, 0),
+        0.0: (0, 0),
+    }
+    x = sign * np.array(list(edges), np.float32)
+    for brain in (False, True):
+        y = np.full_like(x, 7)
+        kernels.rounding.forward(y, x, brain)
+        np.testing.assert_array_equal(y, [sign * pair[brain] for pair in edges.values()])
+
+
 @pytest.mark.parametrize("op", CASES)
 def test_each_door_has_an_entry_for_the_program(op):
     module = getattr(kernels, op)
