@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from os import PathLike
+from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,10 +45,9 @@ class Donor:
             )
         self.count = self._info.shape[0]
 
-    def expect(self, what: str, expected: object, got: object, *, fits: bool) -> None:
-        """Raise GGUFError unless the donor fits."""
-        if not fits:
-            raise GGUFError(f"{self._file.path}: {TABLE}: expected {what} {expected}; got {got}")
+    def refuse(self, expected: str, got: object) -> NoReturn:
+        """Raise GGUFError: the donor does not fit the model."""
+        raise GGUFError(f"{self._file.path}: {TABLE}: expected {expected}; got {got}")
 
     def ids_of(self, tokens: Sequence[str]) -> NDArray[np.intp]:
         """Return the donor's id of each token, by its text; -1 where the donor has none."""

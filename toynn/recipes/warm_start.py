@@ -98,16 +98,13 @@ class WarmStart(SequenceRecipe[LlamaSeqEngine]):
                 f"WarmStart.realize_warm: expected {cfg.vocab} tokens; got {len(tokens)}"
             )
         with open_donor("WarmStart.realize_warm", path) as donor:
-            width, vocab = cfg.donor_d_in, cfg.vocab
-            donor.expect("the width donor_d_in,", width, donor.width, fits=donor.width == width)
-            if tokens is None:
-                enough = donor.count >= vocab
-                donor.expect("rows for the vocab,", vocab, donor.count, fits=enough)
-                ids = np.arange(vocab)
-            else:
-                ids = donor.ids_of(tokens)
-                found = bool((ids >= 0).any())
-                donor.expect("tokens of", "the texts given", "none of them", fits=found)
+            if donor.width != cfg.donor_d_in:
+                donor.refuse(f"the width donor_d_in, {cfg.donor_d_in}", donor.width)
+            if tokens is None and donor.count < cfg.vocab:
+                donor.refuse(f"rows for the vocab, {cfg.vocab}", donor.count)
+            ids = np.arange(cfg.vocab) if tokens is None else donor.ids_of(tokens)
+            if not (ids >= 0).any():
+                donor.refuse("tokens of the texts given", "none of them")
             table = self.engine.session.download(self.engine.t_seq_token_embed)
             table[ids >= 0] = np.concatenate(list(donor.rows(ids[ids >= 0])))
         self.upload_donor(table)
