@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import toynn
-from toynn.cli import bench, config, train
+from toynn.cli import bench, config, info, train
 from toynn.errors import ConfigError, ToynnError
 
 __all__ = ["main"]
@@ -58,5 +58,6 @@ def _parser() -> Parser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     train.add_parser(commands)
     bench.add_parser(commands)
+    info.add_parser(commands)
     config.add_parser(commands)
     return parser

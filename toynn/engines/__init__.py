@@ -1,7 +1,40 @@
 """Model architectures: configuration, weight names, initial weights, forward pass."""
 
+from typing import Any
+
+from toynn.engines._gguf import GGUFEngine, refuse
 from toynn.engines._sequence import SequenceEngine
 from toynn.engines.gpt2 import GPT2Config, GPT2SeqEngine
 from toynn.engines.llama import LlamaConfig, LlamaSeqEngine
+from toynn.formats.gguf import GGUFFile
+from toynn.reports import Memory
 
-__all__ = ["GPT2Config", "GPT2SeqEngine", "LlamaConfig", "LlamaSeqEngine", "SequenceEngine"]
+__all__ = [
+    "ENGINES",
+    "GPT2Config",
+    "GPT2SeqEngine",
+    "LlamaConfig",
+    "LlamaSeqEngine",
+    "SequenceEngine",
+    "memory_for",
+]
+
+#: The engine for each architecture of GGUF files.
+ENGINES: dict[str, type[GGUFEngine[Any]]] = {
+    architecture: engine
+    for engine in (GPT2SeqEngine, LlamaSeqEngine)
+    for architecture in engine.architectures
+}
+
+
+def memory_for(file: GGUFFile, t_seq: int | None = None, t_batch: int = 1) -> tuple[Memory, int]:
+    """Return the memory that training a file's model would need, and its sequence length.
+
+    The default length is the model's context, but at most 512. No memory is taken.
+    """
+    if file.architecture not in ENGINES:
+        refuse(file, f"its architecture is {file.architecture!r}; toynn has {', '.join(ENGINES)}")
+    engine = ENGINES[file.architecture]
+    if t_seq is None:
+        t_seq = min(512, file.require(f"{file.architecture}.context_length", int))
+    return engine.memory_for(file, t_seq, t_batch), t_seq

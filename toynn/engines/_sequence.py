@@ -156,7 +156,10 @@ class SequenceEngine(ABC, Generic[C]):
     # -- Life cycle ----------------------------------------------------------------------------
 
     def declare(self, cfg: C, opts: RecipeOptions) -> None:
-        """Declare the weights; each must be uploaded before a tape can run that reads it."""
+        """Declare the weights; no memory is taken before the session's ``finalize_weights``.
+
+        Each weight must be uploaded before a tape can run that reads it.
+        """
         if self._session is not None:
             raise LifecycleError(f"{type(self).__name__}.realize: once only; make a new engine")
         self._check(cfg, opts)
@@ -173,11 +176,11 @@ class SequenceEngine(ABC, Generic[C]):
             else:
                 self._tensors[name] = self.parameters[name] = s.parameter(name, shape)
         self._declare_constants()
-        s.finalize_weights()
 
     def realize_for_random_init(self, cfg: C, opts: RecipeOptions) -> None:
         """Declare and draw the weights; ``build_training_step`` comes next."""
         self.declare(cfg, opts)
+        self.session.finalize_weights()
         for name, values in self._draw():
             self.session.upload(self.tensors[name], values)
 

@@ -6,13 +6,15 @@ Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learner
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import sqrt
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from toynn import nn, ops
 from toynn._kernels import random
-from toynn.engines._sequence import SequenceEngine, check_sizes, gain_or_zeros
+from toynn.engines._gguf import GGUFEngine, Hyper
+from toynn.engines._sequence import check_sizes, gain_or_zeros
 from toynn.errors import ConfigError
 from toynn.options import RecipeOptions
 from toynn.tape import Tensor
@@ -39,6 +41,7 @@ class GPT2Config:
     n_layers: int
     context: int
     init: str = "gpt2"
+    norm_eps: float = 1e-5
 
     def __post_init__(self) -> None:
         check_sizes(self, "vocab", "d_model", "n_heads", "d_ff", "n_layers", "context")
@@ -50,6 +53,8 @@ class GPT2Config:
             raise ConfigError(
                 f"GPT2Config: init must be one of {', '.join(_INITS)}; got {self.init!r}"
             )
+        if not self.norm_eps > 0:
+            raise ConfigError(f"GPT2Config: norm_eps must be above 0; got {self.norm_eps!r}")
 
     @property
     def d_head(self) -> int:
@@ -77,10 +82,12 @@ class GPT2Config:
         return shapes | {"output_norm.weight": (C,), "output_norm.bias": (C,)}
 
 
-class GPT2SeqEngine(SequenceEngine[GPT2Config]):
+class GPT2SeqEngine(GGUFEngine[GPT2Config]):
     """A GPT-2 model and its training step."""
 
-    LN_EPS = 1e-5
+    LN_EPS = 1e-5  # GPT2Config.norm_eps, unless a file says otherwise
+
+    architectures = ("gpt2",)
 
     def realize(
         self,
@@ -103,6 +110,33 @@ class GPT2SeqEngine(SequenceEngine[GPT2Config]):
             raise ConfigError("GPT-2: the head is tied to token_embd.weight; untied=True is not it")
         if opts.weight_dtype != "f32":
             raise ConfigError(f"GPT-2: weight_dtype must be f32; got {opts.weight_dtype!r}")
+
+    # -- GGUF ----------------------------------------------------------------------------------
+
+    @classmethod
+    def _from_hyper(cls, hyper: Hyper) -> tuple[GPT2Config, dict[str, Any]]:
+        cfg = GPT2Config(
+            vocab=hyper.vocabulary,
+            d_model=hyper.whole("embedding_length"),
+            n_heads=hyper.whole("attention.head_count"),
+            d_ff=hyper.whole("feed_forward_length"),
+            n_layers=hyper.layers,
+            context=hyper.whole("context_length"),
+            norm_eps=hyper.real("attention.layer_norm_epsilon"),
+        )
+        return cfg, {}
+
+    def _to_hyper(self) -> tuple[str, dict[str, Any]]:
+        return "gpt2", {
+            "context_length": self.config.context,
+            "embedding_length": self.config.d_model,
+            "feed_forward_length": self.config.d_ff,
+            "block_count": self.config.n_layers,
+            "attention.head_count": self.config.n_heads,
+            "attention.layer_norm_epsilon": self.config.norm_eps,
+        }
+
+    # -- Weights and forward pass --------------------------------------------------------------
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         return self.config.shapes()
@@ -148,7 +182,7 @@ class GPT2SeqEngine(SequenceEngine[GPT2Config]):
         return ops.add(s, x, hidden)
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
-        return ops.layernorm(self.session, x, *self._affine(name), self.LN_EPS)
+        return ops.layernorm(self.session, x, *self._affine(name), self.config.norm_eps)
 
     def _affine(self, name: str) -> tuple[Tensor, Tensor]:
         return self.parameters[f"{name}.weight"], self.parameters[f"{name}.bias"]

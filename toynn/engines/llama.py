@@ -10,15 +10,16 @@ Sources: Touvron et al. 2023, arXiv:2302.13971; Qwen Team 2024, arXiv:2407.10671
 arXiv:2505.09388.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite, sqrt
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from toynn import nn, ops
-from toynn.engines._sequence import SequenceEngine, check_sizes
+from toynn.engines._gguf import GGUFEngine, Hyper, refuse
+from toynn.engines._sequence import check_sizes
 from toynn.errors import ConfigError
 from toynn.options import RecipeOptions
 from toynn.tape import Tensor
@@ -168,12 +169,14 @@ class LlamaConfig:
         return (frequencies / (self.rope_factors or 1.0)).astype(np.float32)
 
 
-class LlamaSeqEngine(SequenceEngine[LlamaConfig]):
+class LlamaSeqEngine(GGUFEngine[LlamaConfig]):
     """A Llama-like model and its training step.
 
     Each step rounds the matrices to ``weight_dtype`` before it multiplies by them; what it trains
     is their float32 originals. Rows of the embedding table, biases and gains are not rounded.
     """
+
+    architectures = _ARCHS
 
     _frequencies: Tensor
 
@@ -203,6 +206,73 @@ class LlamaSeqEngine(SequenceEngine[LlamaConfig]):
         if name not in self.tensors:
             raise ConfigError(f"LlamaSeqEngine: there is no {name}: donor_d_in is 0")
         return self.tensors[name]
+
+    # -- GGUF ----------------------------------------------------------------------------------
+
+    @classmethod
+    def _from_hyper(cls, hyper: Hyper) -> tuple[LlamaConfig, dict[str, Any]]:
+        d_model, n_heads = hyper.whole("embedding_length"), hyper.whole("attention.head_count")
+        key_length = hyper.whole("attention.key_length", max(1, d_model // n_heads))
+        if key_length > hyper.rows("blk.0.attn_q.weight"):
+            refuse(hyper.file, f"heads of {key_length} channels do not fit blk.0.attn_q.weight")
+        factors = hyper.file["rope_freqs.weight"] if "rope_freqs.weight" in hyper.tensors else ()
+        cfg = LlamaConfig(
+            vocab=hyper.vocabulary,
+            d_model=d_model,
+            n_heads=n_heads,
+            n_kv_heads=hyper.whole("attention.head_count_kv", n_heads),
+            d_ff=hyper.whole("feed_forward_length"),
+            n_layers=hyper.layers,
+            context=hyper.whole("context_length"),
+            rope_base=hyper.real("rope.freq_base", 1e4),
+            rms_eps=hyper.real("attention.layer_norm_rms_epsilon"),
+            head_dim=None if key_length * n_heads == d_model else key_length,
+            arch=hyper.file.architecture,
+            rope_scaling="llama3" if len(factors) else "none",
+            rope_factors=tuple(float(factor) for factor in factors),
+        )
+        hyper.expect("attention.value_length", cfg.d_head)
+        hyper.expect("rope.dimension_count", cfg.d_head)  # all channels of a head turn
+        bias = cfg.arch == "qwen2" or "blk.0.attn_q.bias" in hyper.tensors
+        return cfg, {"untied": "output.weight" in hyper.tensors, "qkv_bias": bias}
+
+    def _to_hyper(self) -> tuple[str, dict[str, Any]]:
+        cfg = self.config
+        return cfg.arch, {
+            "context_length": cfg.context,
+            "embedding_length": cfg.d_model,
+            "feed_forward_length": cfg.d_ff,
+            "block_count": cfg.n_layers,
+            "attention.head_count": cfg.n_heads,
+            "attention.head_count_kv": cfg.n_kv_heads,
+            "attention.key_length": cfg.d_head,
+            "attention.value_length": cfg.d_head,
+            "attention.layer_norm_rms_epsilon": float(cfg.rms_eps),
+            "rope.dimension_count": cfg.d_head,
+            "rope.freq_base": float(cfg.rope_base),
+        }
+
+    def _beside(self) -> dict[str, NDArray[np.float32]]:
+        factors = np.array(self.config.rope_factors, np.float32)
+        return {"rope_freqs.weight": factors} if len(factors) else {}
+
+    def _exported(self) -> dict[str, NDArray[np.float32]]:
+        """Return the weights; a donor's table E seen through the lens W becomes one, E W^T.
+
+        qwen2 files always have biases of q, k and v: without any in the model they are zero.
+        """
+        cfg, weights = self.config, self.weights()
+        if cfg.donor_d_in:
+            lens = weights.pop("lens.proj.weight")
+            weights["token_embd.weight"] = weights["token_embd.weight"] @ lens.T
+        if cfg.arch == "qwen2":
+            shapes = replace(cfg, donor_d_in=0).shapes(qkv_bias=True)
+            weights |= {
+                name: np.zeros(shape, np.float32)
+                for name, shape in shapes.items()
+                if name not in weights
+            }
+        return weights
 
     # -- Weights -------------------------------------------------------------------------------
 

@@ -2,5 +2,6 @@
 
 from toynn.recipes.from_scratch import FromScratch
 from toynn.recipes.gpt2 import GPT2
+from toynn.recipes.warm_start import WarmStart
 
-__all__ = ["GPT2", "FromScratch"]
+__all__ = ["GPT2", "FromScratch", "WarmStart"]

@@ -1,0 +1,141 @@
+"""llama.cpp as the judge: it loads what toynn writes, and computes the same logits."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import toynn
+from toynn.engines.gpt2 import GPT2Config, GPT2SeqEngine
+from toynn.engines.llama import LlamaConfig, LlamaSeqEngine
+from toynn.options import RecipeOptions
+
+llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
+pytestmark = pytest.mark.llama_cpp
+
+DATA = Path(__file__).parent.parent.parent / "shared" / "data"
+F32 = 0  # ggml's number of the type in which the cache of k and v is kept
+STORY = (
+    "Once upon a time, there was a little girl named Lily. She loved to play outside in the park."
+)
+SMALL = dict(vocab=96, d_model=64, n_heads=4, d_ff=160, n_layers=2, context=32)
+GQA = SMALL | dict(n_kv_heads=2)
+
+
+def judge(path):
+    return llama_cpp.Llama(
+        str(path),
+        n_ctx=512,
+        n_threads=1,
+        n_threads_batch=1,
+        logits_all=True,
+        type_k=F32,
+        type_v=F32,
+        flash_attn=False,
+        verbose=False,
+    )
+
+
+def judged_logits(path, ids):
+    model = judge(path)
+    model.eval([int(i) for i in ids])
+    logits = np.array(model.scores[: len(ids)], np.float64)
+    model.close()
+    return logits
+
+
+def nmse(got, expected):
+    return ((got - expected) ** 2).sum() / (expected**2).sum()
+
+
+def trained(engine, config, **options):
+    """An engine after five steps on random tokens, with biases and gains away from 0 and 1."""
+    engine.realize_for_random_init(config, RecipeOptions(**options))
+    engine.build_training_step()
+    rng = np.random.default_rng(0)
+    weights = engine.weights()
+    for values in weights.values():
+        values += rng.normal(0, 0.05, values.shape).astype(np.float32)
+    engine.load_weights(weights)
+    adam = toynn.AdamW.for_lora()
+    for k in range(5):
+        ids = rng.integers(0, config.vocab, config.context)
+        engine.step(ids, None, np.roll(ids, -1), adam.hp_for_step(k), is_first=k == 0)
+    return engine
+
+
+MODELS = {
+    "gpt2": lambda: trained(GPT2SeqEngine(), GPT2Config(**SMALL)),
+    "llama": lambda: trained(LlamaSeqEngine(), LlamaConfig(**GQA)),
+    "llama-untied": lambda: trained(LlamaSeqEngine(), LlamaConfig(**GQA), untied=True),
+    "llama-wide-heads": lambda: trained(LlamaSeqEngine(), LlamaConfig(**GQA, head_dim=32)),
+    "llama3": lambda: trained(
+        LlamaSeqEngine(),
+        LlamaConfig(**GQA, rope_scaling="llama3", rope_factors=(1, 1, 1, 2, 4, 8, 8, 8)),
+    ),
+    "llama-lens": lambda: trained(LlamaSeqEngine(), LlamaConfig(**GQA, donor_d_in=24), untied=True),
+    "qwen2": lambda: trained(LlamaSeqEngine(), LlamaConfig(**GQA, arch="qwen2"), qkv_bias=True),
+    "qwen2-unbiased": lambda: trained(LlamaSeqEngine(), LlamaConfig(**GQA, arch="qwen2")),
+    "qwen3": lambda: trained(LlamaSeqEngine(), LlamaConfig(**GQA, arch="qwen3", head_dim=32)),
+}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def model(request):
+    return MODELS[request.param]()
+
+
+def test_float32_files_give_the_same_logits(model, tmp_path):
+    path = tmp_path / "model.gguf"
+    model.export_gguf(path)
+    ids = np.random.default_rng(1).integers(0, model.vocab, model.context)
+    # llama.cpp looks GELU up in a table of float16.
+    limit = 1e-7 if isinstance(model, GPT2SeqEngine) else 1e-8
+    assert nmse(model.logits(ids), judged_logits(path, ids)) < limit
+
+
+@pytest.mark.parametrize(("outtype", "limit"), [("f16", 1e-5), ("bf16", 1e-3), ("q8_0", 5e-3)])
+def test_rounded_files_load(model, outtype, limit, tmp_path):
+    """llama.cpp rounds or quantizes the activations too, so the limits are those of the types."""
+    path = tmp_path / "model.gguf"
+    model.export_gguf(path, outtype)
+    ids = np.random.default_rng(1).integers(0, model.vocab, model.context)
+    expected = judged_logits(path, ids)
+    assert nmse(model.logits(ids), expected) < limit
+    again = type(model).from_gguf(path).logits(ids)
+    assert nmse(again, expected) < limit
+
+
+@pytest.fixture(scope="module")
+def stories():
+    path = DATA / "stories260K.gguf"
+    if not path.exists():
+        pytest.skip("stories260K.gguf is not at ../shared/data")
+    return path
+
+
+def test_a_pretrained_model_continues_word_for_word(stories):
+    model = judge(stories)
+    story = model.tokenize(b"Once upon a time", add_bos=True)
+    prompt = len(story)
+    model.eval(story)
+    while len(story) < 256:
+        story.append(int(np.argmax(model.scores[len(story) - 1])))
+        model.eval(story[-1:])
+    assert model.detokenize(story).decode().strip().startswith(STORY)
+    logits = LlamaSeqEngine.from_gguf(stories, t_seq=256).logits(np.array(story))
+    assert nmse(logits, judged_logits(stories, story)) < 1e-8
+    assert [int(i) for i in logits[prompt - 1 : -1].argmax(axis=1)] == story[prompt:]
+
+
+@pytest.mark.parametrize("outtype", ["f32", "q8_0"])
+def test_a_tokenizer_is_carried_over(stories, outtype, tmp_path):
+    path = tmp_path / "again.gguf"
+    LlamaSeqEngine.from_gguf(stories, t_seq=8).export_gguf(path, outtype)
+    ours, theirs = judge(path), judge(stories)
+    ids = theirs.tokenize(STORY.encode())
+    assert ours.tokenize(STORY.encode()) == ids
+    assert ours.detokenize(ids) == theirs.detokenize(ids)
+    assert ours.token_bos() == theirs.token_bos()
+    limit = 1e-8 if outtype == "f32" else 1e-2
+    assert nmse(judged_logits(path, ids), judged_logits(stories, ids)) < limit

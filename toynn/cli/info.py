@@ -1,0 +1,101 @@
+"""``toynn info FILE``: what a GGUF file holds, and the memory that training it would need."""
+
+from argparse import Namespace
+from collections import defaultdict
+from math import prod
+from pathlib import Path
+from reprlib import repr  # which shortens long arrays
+from typing import Any
+
+from toynn import engines
+from toynn.cli._numbers import whole
+from toynn.errors import ToynnError
+from toynn.formats import gguf
+from toynn.formats.gguf import GGUFFile
+
+__all__ = ["add_parser"]
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command to the parser's commands."""
+    parser = commands.add_parser("info", help="say what a GGUF file holds")
+    parser.add_argument("file", type=Path, metavar="FILE", help="a .gguf file")
+    parser.add_argument("--batch", type=whole(1), default=1, help="sequences a step (%(default)s)")
+    parser.add_argument(
+        "--seq", type=whole(1), help="tokens a sequence (the model's context, but at most 512)"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: Namespace) -> int:
+    """Print one line for each thing that there is to know."""
+    with gguf.open(arguments.file) as file:
+        for name, value in describe(file, arguments.seq, arguments.batch):
+            print(f"{name:24} {value}")
+    return 0
+
+
+def describe(file: GGUFFile, seq: int | None, batch: int) -> list[tuple[str, str]]:
+    """Return what there is to say about a file, as text by name."""
+    metadata, architecture = file.metadata, file.architecture
+    parameters = sum(prod(info.shape) for info in file.tensors.values())
+    lines = [
+        ("file", f"{file.path}, {_size(Path(file.path).stat().st_size)}"),
+        ("architecture", architecture),
+        ("name", str(metadata.get("general.name", "none"))),
+        ("parameters", f"{parameters:,} in {len(file.tensors)} tensors"),
+        *_types(file),
+        ("tokenizer", _tokenizer(metadata)),
+    ]
+    for key, value in metadata.items():
+        if key.startswith(f"{architecture}."):
+            lines.append((key.removeprefix(f"{architecture}."), _value(value)))
+    return lines + _training(file, seq, batch)
+
+
+def _types(file: GGUFFile) -> list[tuple[str, str]]:
+    """Return a line for each type of tensor, the largest first."""
+    totals: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
+    for info in file.tensors.values():
+        for i, amount in enumerate((info.nbytes, prod(info.shape), 1)):
+            totals[info.type][i] += amount
+    return [
+        (f"  {type}", f"{parameters:,} in {count} tensors, {_size(nbytes)}")
+        for type, (nbytes, parameters, count) in sorted(
+            totals.items(), key=lambda row: row[1][::-1]
+        )
+    ]
+
+
+def _tokenizer(metadata: dict[str, Any]) -> str:
+    """Return the kind of a tokenizer and the number of its tokens."""
+    kind = metadata.get("tokenizer.ggml.model")
+    if kind is None or "tokenizer.ggml.tokens" not in metadata:
+        return "none"
+    pre = metadata.get("tokenizer.ggml.pre")
+    tokens = len(metadata["tokenizer.ggml.tokens"])
+    return f"{kind}{f' ({pre})' if pre else ''}, {tokens:,} tokens"
+
+
+def _training(file: GGUFFile, seq: int | None, batch: int) -> list[tuple[str, str]]:
+    """Return the memory of a training step, or why there is none."""
+    try:
+        memory, length = engines.memory_for(file, seq, batch)
+    except ToynnError as error:
+        return [("training", f"not possible: {error}")]
+    parts = ("weights", "moments", "gradients", "activations", "peak")
+    return [
+        ("training all weights", f"{batch} x {length} tokens a step"),
+        *((f"  {part}", _size(getattr(memory, part))) for part in parts),
+    ]
+
+
+def _value(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else repr(value).strip("'")
+
+
+def _size(nbytes: int) -> str:
+    for unit, size in (("GB", 10**9), ("MB", 10**6)):
+        if nbytes >= size:
+            return f"{nbytes / size:.1f} {unit}"
+    return f"{nbytes / 1000:.1f} kB"

@@ -1,0 +1,83 @@
+"""The embedding table of another model, out of its GGUF file."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from os import PathLike
+from typing import NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toynn.engines import ENGINES
+from toynn.errors import GGUFError
+from toynn.formats import gguf, quants
+from toynn.formats.gguf import GGUFFile
+
+__all__ = ["Donor", "open_donor"]
+
+TABLE = "token_embd.weight"
+CHUNK = 4096  # rows that are expanded at a time
+
+
+class Donor:
+    """A table of embeddings, checked: ``count`` rows, each ``width`` wide."""
+
+    def __init__(self, file: GGUFFile) -> None:
+        architecture = file.architecture
+        if architecture not in ENGINES:
+            raise GGUFError(
+                f"{file.path}: general.architecture: expected {', '.join(ENGINES)}; "
+                f"got {architecture!r}"
+            )
+        self.width = file.require(f"{architecture}.embedding_length", int)
+        if self.width < 1:
+            raise GGUFError(
+                f"{file.path}: {architecture}.embedding_length: expected at least 1; "
+                f"got {self.width}"
+            )
+        if TABLE not in file.tensors:
+            raise GGUFError(f"{file.path}: the donor has no tensor {TABLE}")
+        self._file, self._info = file, file.tensors[TABLE]
+        if len(self._info.shape) != 2 or self._info.shape[1] != self.width:
+            raise GGUFError(
+                f"{file.path}: {TABLE}: expected rows as wide as {architecture}.embedding_length, "
+                f"{self.width}; got shape {self._info.shape}"
+            )
+        self.count = self._info.shape[0]
+
+    def refuse(self, expected: str, got: object) -> NoReturn:
+        """Raise GGUFError: the donor does not fit the model."""
+        raise GGUFError(f"{self._file.path}: {TABLE}: expected {expected}; got {got}")
+
+    def ids_of(self, tokens: Sequence[str]) -> NDArray[np.intp]:
+        """Return the donor's id of each token, by its text; -1 where the donor has none."""
+        key = "tokenizer.ggml.tokens"
+        texts = self._file.metadata.get(key)
+        if not isinstance(texts, list) or len(texts) != self.count:
+            got = f"{len(texts)} of them" if isinstance(texts, list) else "none"
+            raise GGUFError(
+                f"{self._file.path}: {key}: expected the texts of {self.count} tokens; got {got}"
+            )
+        ids = {text: id for id, text in reversed(list(enumerate(texts)))}
+        return np.array([ids.get(token, -1) for token in tokens], np.intp)
+
+    def rows(self, ids: NDArray[np.intp]) -> Iterator[NDArray[np.float32]]:
+        """Yield these rows of the table in float32, some thousand at a time."""
+        raw = self._file.raw(TABLE)
+        for begin in range(0, len(ids), CHUNK):
+            part = ids[begin : begin + CHUNK]
+            rows = quants.dequantize(raw[part], self._info.type, (len(part), self.width))
+            if not np.isfinite(rows).all():
+                row = part[np.argmin(np.isfinite(rows).all(1))]
+                raise GGUFError(f"{self._file.path}: {TABLE}: row {row} is not finite")
+            yield rows
+
+
+@contextmanager
+def open_donor(call: str, path: str | PathLike[str]) -> Iterator[Donor]:
+    """Open a donor; whatever is wrong with it is a GGUFError that begins with the call's name."""
+    try:
+        with gguf.open(path, check=False) as file:
+            yield Donor(file)
+    except GGUFError as error:
+        raise GGUFError(f"{call}: {error}") from error

@@ -1,0 +1,157 @@
+"""A new model that starts from a donor's embeddings.
+
+    e = E[token]        E (vocab, donor_d_in), the donor's table: frozen
+    x = W e             W (d_model, donor_d_in), the lens: trained, as all behind it is
+
+The donor can be any GGUF file that an engine of toynn reads, quantized or not. Between
+``realize_scratch`` and ``build`` the window is open in which table and lens can be replaced.
+An export of the engine folds the two into one table, E W^T.
+"""
+
+from collections.abc import Sequence
+from os import PathLike
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from toynn.engines.llama import LlamaConfig, LlamaSeqEngine
+from toynn.errors import ConfigError, LifecycleError, ShapeError
+from toynn.options import RecipeOptions
+from toynn.recipes._donor import open_donor
+from toynn.recipes._sequence import SequenceRecipe
+from toynn.tape import Tensor
+
+__all__ = ["WarmStart"]
+
+StrPath = str | PathLike[str]
+
+
+class WarmStart(SequenceRecipe[LlamaSeqEngine]):
+    """Train a Llama-like model on top of a donor's embedding table.
+
+    ``realize_scratch``; then, as wanted, ``realize_warm`` or ``upload_donor``, and
+    ``upload_lens``; then ``build``; then steps. Its hp rows are AdamW.for_from_scratch()'s.
+    """
+
+    def __init__(self, backend: str = "cpu") -> None:
+        super().__init__(LlamaSeqEngine(backend))
+        self._window = "before realize_scratch()"  # why it is closed; empty while it is open
+
+    # -- Donors --------------------------------------------------------------------------------
+
+    @staticmethod
+    def donor_embed_width(path: StrPath) -> int:
+        """Return the width of a donor's embeddings, which cfg.donor_d_in must be."""
+        with open_donor("WarmStart.donor_embed_width", path) as donor:
+            return donor.width
+
+    @staticmethod
+    def pca_lens(path: StrPath, d_model: int) -> NDArray[np.float32]:
+        """Return the lens (d_model, donor_d_in) that keeps the most of a donor's table.
+
+        Its rows are the first principal components of the table's rows, the largest first: each of
+        length 1, its element of the largest size positive.
+        """
+        with open_donor("WarmStart.pca_lens", path) as donor:
+            width, count = donor.width, donor.count
+            if not 1 <= d_model <= width:
+                raise ConfigError(
+                    f"WarmStart.pca_lens: {path}: d_model: expected 1 to {width}; got {d_model}"
+                )
+            total, products = np.zeros(width), np.zeros((width, width))
+            for rows in donor.rows(np.arange(count)):
+                exact = rows.astype(np.float64)
+                total += exact.sum(axis=0)
+                products += exact.T @ exact
+        mean = total / count
+        _, components = np.linalg.eigh(products / count - np.outer(mean, mean))
+        lens = components[:, : -d_model - 1 : -1].T
+        largest = np.abs(lens).argmax(axis=1)
+        lens *= np.sign(lens[np.arange(d_model), largest])[:, None]
+        return np.ascontiguousarray(lens, np.float32)
+
+    # -- Life cycle ----------------------------------------------------------------------------
+
+    def realize_scratch(self, cfg: LlamaConfig, opts: RecipeOptions) -> None:
+        """Draw all weights and open the window; consumes all options."""
+        self.engine.realize_for_random_init(cfg, opts)
+        self._window = ""
+
+    def realize_warm(
+        self, path: StrPath, cfg: LlamaConfig, tokens: Sequence[str] | None = None
+    ) -> None:
+        """Replace the table by the first cfg.vocab rows of a donor's.
+
+        Where the tokenizers differ, ``tokens`` are the texts of the model's tokens, as GGUF files
+        spell them: each gets the row of the donor's token of that text. One that the donor lacks
+        keeps the row that was drawn for it.
+        """
+        self._check_window("realize_warm")
+        own = self.engine.config
+        if (cfg.vocab, cfg.donor_d_in) != (own.vocab, own.donor_d_in):
+            raise ConfigError(
+                f"WarmStart.realize_warm: expected the vocab and donor_d_in of realize_scratch(), "
+                f"{own.vocab} and {own.donor_d_in}; got {cfg.vocab} and {cfg.donor_d_in}"
+            )
+        if tokens is not None and len(tokens) != cfg.vocab:
+            raise ConfigError(
+                f"WarmStart.realize_warm: expected {cfg.vocab} tokens; got {len(tokens)}"
+            )
+        with open_donor("WarmStart.realize_warm", path) as donor:
+            if donor.width != cfg.donor_d_in:
+                donor.refuse(f"the width donor_d_in, {cfg.donor_d_in}", donor.width)
+            if tokens is None and donor.count < cfg.vocab:
+                donor.refuse(f"rows for the vocab, {cfg.vocab}", donor.count)
+            ids = np.arange(cfg.vocab) if tokens is None else donor.ids_of(tokens)
+            if not (ids >= 0).any():
+                donor.refuse("tokens of the texts given", "none of them")
+            table = self.engine.session.download(self.engine.t_seq_token_embed)
+            table[ids >= 0] = np.concatenate(list(donor.rows(ids[ids >= 0])))
+        self.upload_donor(table)
+
+    def upload_donor(self, table: ArrayLike) -> None:
+        """Replace the table by an array (vocab, donor_d_in), or by its elements in a row."""
+        self._check_window("upload_donor")
+        self._upload("upload_donor", self.engine.t_seq_token_embed, table)
+
+    def upload_lens(self, lens: ArrayLike) -> None:
+        """Replace the lens by an array (d_model, donor_d_in), such as ``pca_lens`` returns."""
+        self._check_window("upload_lens")
+        self._upload("upload_lens", self.engine.t_seq_w_proj, lens)
+
+    def build(self) -> None:
+        """Close the window: record and compile the training step."""
+        self._check_window("build")
+        self._build()
+        self._window = "after build()"
+
+    def step(
+        self,
+        seq_ids: ArrayLike,
+        positions: ArrayLike | None,
+        labels: ArrayLike,
+        hp: ArrayLike,
+        is_first: bool,
+    ) -> float:
+        """Train on one batch; return its loss before the update. See SequenceEngine.step."""
+        if self.t_loss is None:
+            raise LifecycleError("WarmStart.step before build()")
+        return super().step(seq_ids, positions, labels, hp, is_first)
+
+    def _check_window(self, call: str) -> None:
+        if self._window:
+            raise LifecycleError(
+                f"WarmStart.{call} {self._window}: the window is open from realize_scratch() to "
+                "build()"
+            )
+
+    def _upload(self, call: str, tensor: Tensor, array: ArrayLike) -> None:
+        values = np.asarray(array)
+        if values.shape not in (tensor.shape, (tensor.size,)):
+            raise ShapeError(
+                f"WarmStart.{call}: expected {tensor.shape}, or {tensor.size} numbers in a row; "
+                f"got {values.shape}"
+            )
+        if values.dtype.kind not in "fiu" or not np.isfinite(values).all():
+            raise ShapeError(f"WarmStart.{call}: expected finite numbers; got {values.dtype}")
+        self.engine.session.upload(tensor, values.reshape(tensor.shape))
