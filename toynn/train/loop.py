@@ -143,6 +143,7 @@ class Loop:
         self.optimizer, self.schedule, self.options = optimizer, schedule, options
         self.on_step, self.on_report, self.on_best = on_step, on_report, on_best
         self.result = Result()
+        self._interrupted: Callable[[], bool] = lambda: False
         self._updates = 0
         self._since = _Window()
         self._start = time.perf_counter()
@@ -153,6 +154,7 @@ class Loop:
         self.recipe.engine.session.max_grad_norm = options.max_grad_norm
         self._start = time.perf_counter()
         with Interrupt() as interrupt:
+            self._interrupted = lambda: interrupt.requested
             self._report(evaluate=True)
             stop = interrupt.requested
             while not stop:
@@ -246,6 +248,8 @@ class Loop:
         result = self.result
         total, rows = 0.0, 0
         for batch in self.valid:
+            if result.iterations == 0 and self._interrupted():
+                break  # nothing is trained yet: nobody waits for this figure
             total += self.recipe.evaluate(*batch) * batch.rows
             rows += batch.rows
         val_loss = total / rows if rows else None
