@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from toynn.engines._gguf import GGUFEngine, refuse
+from toynn.engines._gguf import GGUFEngine
+from toynn.engines._hyper import refuse
 from toynn.engines._sequence import SequenceEngine
 from toynn.engines.gpt2 import GPT2Config, GPT2SeqEngine
 from toynn.engines.llama import LlamaConfig, LlamaSeqEngine

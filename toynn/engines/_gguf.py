@@ -1,4 +1,4 @@
-"""Engines that read and write GGUF: hyper-parameters by key, weights by name, the tokenizer.
+"""Engines that read and write files: GGUF, and Hugging Face's folders.
 
 Nothing in a file is ignored in silence: a tensor or a hyper-parameter that the engine does not know
 is refused by its name.
@@ -6,25 +6,25 @@ is refused by its name.
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from math import isfinite
 from os import PathLike
-from reprlib import repr  # which shortens long arrays
+from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, NoReturn, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from toynn.engines._hyper import Hyper, Source, refuse
 from toynn.engines._sequence import C, SequenceEngine
-from toynn.errors import ConfigError, GGUFError, ShapeError
-from toynn.formats import gguf
-from toynn.formats.gguf import GGUFFile
+from toynn.errors import ConfigError, ShapeError
+from toynn.formats import gguf, hf
 from toynn.options import RecipeOptions
 from toynn.reports import Memory
 
-__all__ = ["OUTTYPES", "GGUFEngine", "Hyper", "refuse"]
+__all__ = ["OUTTYPES", "GGUFEngine"]
 
 Metadata = Mapping[str, Any]
+StrPath = str | PathLike[str]
 
 #: What weights can be exported as, with llama.cpp's number for a file that is mostly so.
 OUTTYPES = {"f32": 0, "f16": 1, "q8_0": 7, "bf16": 32}
@@ -34,105 +34,9 @@ _OWN_KEYS = tuple(
     f"general.{key}"
     for key in ("architecture", "alignment", "file_type", "quantization_version", "type")
 )
-#: Hyper-parameters that change no number, and those that change none at this value.
-_NEUTRAL = {
-    "vocab_size": None,  # see Hyper.vocabulary
-    "tensor_data_layout": None,
-    "rope.scaling.type": "none",
-    "rope.scaling.factor": 1.0,
-    "rope.scale_linear": 1.0,
-    "attention.causal": True,
-    "attention.sliding_window": 0,
-    "expert_count": 0,
-    "expert_used_count": 0,
-}
 
 
-class Hyper:
-    """Hyper-parameters of a file's architecture, each checked as it is read."""
-
-    def __init__(self, file: GGUFFile) -> None:
-        self.file, self.tensors = file, file.tensors
-        self.prefix = f"{file.architecture}."
-        self._known: set[str] = set()
-
-    def _get(self, key: str, default: Any) -> Any:
-        self._known.add(key)
-        value = self.file.metadata.get(self.prefix + key, default)
-        if value is None:
-            refuse(self.file, f"key not found in model: {self.prefix}{key}")
-        return value
-
-    @property
-    def vocabulary(self) -> int:
-        """Number of rows of the embedding; every count of tokens in the file must be that."""
-        metadata, rows = self.file.metadata, self.rows("token_embd.weight")
-        size, tokens = f"{self.prefix}vocab_size", "tokenizer.ggml.tokens"
-        listed = metadata.get(tokens)
-        counts = {
-            size: metadata.get(size, rows),
-            tokens: len(listed) if isinstance(listed, list) else rows,
-        }
-        for what, count in counts.items():
-            if not np.array_equal(count, rows):
-                refuse(
-                    self.file,
-                    f"{what} counts {repr(count)} tokens; token_embd.weight has {rows} rows",
-                )
-        return rows
-
-    @property
-    def layers(self) -> int:
-        """Number of blocks; there are tensors for each, so a wrong number costs no time."""
-        count, tensors = self.whole("block_count"), len(self.tensors)
-        if count > tensors:
-            refuse(self.file, f"{self.prefix}block_count is {count}; there are {tensors} tensors")
-        return count
-
-    def rows(self, name: str) -> int:
-        """Return the number of rows of a tensor."""
-        if name not in self.tensors:
-            refuse(self.file, f"tensor {name} is missing")
-        return self.tensors[name].shape[0]
-
-    def whole(self, key: str, default: int | None = None) -> int:
-        """Return a whole number of at least 1."""
-        value = self._get(key, default)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            refuse(self.file, f"{self.prefix}{key} must be a whole number >= 1; got {repr(value)}")
-        return value
-
-    def real(self, key: str, default: float | None = None) -> float:
-        """Return a finite number above 0."""
-        value = self._get(key, default)
-        if not isinstance(value, float) or not isfinite(value) or value <= 0:
-            refuse(self.file, f"{self.prefix}{key} must be a number > 0; got {repr(value)}")
-        return float(str(np.float32(value)))  # 1e-05, not 9.999999747378752e-06
-
-    def expect(self, key: str, value: int) -> None:
-        """Refuse a file in which a key is there and is not this value."""
-        if not np.array_equal(found := self._get(key, value), value):
-            refuse(self.file, f"{self.prefix}{key} must be {value} here; got {repr(found)}")
-
-    def refuse_others(self) -> None:
-        """Refuse a file with a hyper-parameter that was not read and could change its numbers."""
-        for key, value in self.file.metadata.items():
-            name = key.removeprefix(self.prefix)
-            if not key.startswith(self.prefix) or name in self._known:
-                continue
-            if name not in _NEUTRAL:
-                refuse(self.file, f"hyper-parameter {key} = {repr(value)} is not known to toynn")
-            neutral = _NEUTRAL[name]
-            if neutral is not None and not np.array_equal(value, neutral):
-                refuse(self.file, f"{key} = {repr(value)} is not supported; only {neutral!r} is")
-
-
-def refuse(file: GGUFFile, what: str) -> NoReturn:
-    """Raise GGUFError about a file."""
-    raise GGUFError(f"{file.path}: {what}")
-
-
-def _check_tensors(file: GGUFFile, shapes: Mapping[str, tuple[int, ...]]) -> None:
+def _check_tensors(file: Source, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Check that a file has exactly these tensors, in these shapes.
 
     A model whose head is tied may come with an output.weight, if it equals token_embd.weight.
@@ -168,7 +72,7 @@ def _stored_as(name: str, values: NDArray[np.float32], outtype: str) -> str:
     return outtype
 
 
-def _passed_on(file: GGUFFile) -> dict[str, tuple[Any, str]]:
+def _passed_on(file: Source) -> dict[str, tuple[Any, str]]:
     """Return what an export passes on: the tokenizer, and the name, author and licence."""
     return {
         key: (value, file.types[key])
@@ -180,31 +84,68 @@ def _passed_on(file: GGUFFile) -> dict[str, tuple[Any, str]]:
 
 
 class GGUFEngine(SequenceEngine[C]):
-    """A sequence engine that can be read from a GGUF file and written to one."""
+    """A sequence engine that can be read from a GGUF file or a Hugging Face folder, and written."""
 
     architectures: ClassVar[tuple[str, ...]]  # general.architecture of the files it reads
     _carried: Metadata = MappingProxyType({})  # what the file it came from said beside the model
 
     @classmethod
     def from_gguf(
-        cls, path: str | PathLike[str], t_seq: int = 0, t_batch: int = 1, backend: str = "cpu"
+        cls,
+        path: StrPath,
+        t_seq: int = 0,
+        t_batch: int = 1,
+        backend: str = "cpu",
+        *,
+        weight_dtype: str = "f32",
     ) -> Self:
         """Return an engine with a file's weights, quantized ones expanded, ready to train.
 
         ``t_seq`` 0 means the context length that the file names, which may be long.
         """
         with gguf.open(path, check=True) as file:
-            engine = cls._declared(file, t_seq, t_batch, backend)
-            engine.session.finalize_weights()
-            for name, tensor in engine.tensors.items():
-                engine.session.upload(tensor, file[name])
-            engine._carried = _passed_on(file)
+            return cls._read(file, t_seq, t_batch, backend, weight_dtype)
+
+    @classmethod
+    def from_hf(
+        cls,
+        path: StrPath,
+        t_seq: int = 0,
+        t_batch: int = 1,
+        backend: str = "cpu",
+        *,
+        weight_dtype: str = "f32",
+    ) -> Self:
+        """Return an engine with the weights of a Hugging Face folder, ready to train.
+
+        The folder has config.json and model.safetensors, of a llama, qwen2, qwen3 or gpt2.
+        """
+        with hf.open(path) as model:
+            return cls._read(model, t_seq, t_batch, backend, weight_dtype)
+
+    @classmethod
+    def declared_from(cls, path: StrPath, t_seq: int = 0, *, weight_dtype: str = "f32") -> Self:
+        """Return an engine with the shape of a GGUF file or Hugging Face folder, and no weights.
+
+        Whatever is wrong with the file and needs no look at its weights is an error here already.
+        """
+        is_folder = Path(path).is_dir()
+        with hf.open(path) if is_folder else gguf.open(path, check=False) as file:
+            return cls._declared(file, t_seq, 1, weight_dtype=weight_dtype)
+
+    @classmethod
+    def _read(cls, file: Source, t_seq: int, t_batch: int, backend: str, dtype: str) -> Self:
+        engine = cls._declared(file, t_seq, t_batch, backend, weight_dtype=dtype)
+        engine.session.finalize_weights()
+        for name, tensor in engine.tensors.items():
+            engine.session.upload(tensor, file[name])
+        engine._carried = _passed_on(file)
         engine.build_training_step()
         return engine
 
     @classmethod
     def memory_for(
-        cls, file: GGUFFile, t_seq: int = 0, t_batch: int = 1, backend: str = "cpu"
+        cls, file: Source, t_seq: int = 0, t_batch: int = 1, backend: str = "cpu"
     ) -> Memory:
         """Return the memory that training a file's model would need; none of it is taken."""
         engine = cls._declared(file, t_seq, t_batch, backend)
@@ -213,9 +154,7 @@ class GGUFEngine(SequenceEngine[C]):
         engine._record_update(engine._step)
         return engine.session.memory()
 
-    def export_gguf(
-        self, path: str | PathLike[str], outtype: str = "f32", *, overwrite: bool = False
-    ) -> None:
+    def export_gguf(self, path: StrPath, outtype: str = "f32", *, overwrite: bool = False) -> None:
         """Write the model; ``outtype`` is that of its matrices: f32, f16, bf16 or q8_0.
 
         The tokenizer is that of the file that the engine came from. Without one the file says so
@@ -242,8 +181,18 @@ class GGUFEngine(SequenceEngine[C]):
         }
         gguf.write(path, metadata, tensors, overwrite=overwrite)
 
+    def export_hf(self, path: StrPath) -> None:
+        """Write the model as a new Hugging Face folder: config.json and model.safetensors."""
+        if beside := self._beside():
+            raise ConfigError(f"export_hf: config.json has no place for {', '.join(beside)}")
+        architecture, hyper = self._to_hyper()
+        hyper["vocab_size"] = self.vocab
+        hf.write(path, architecture, hyper, self._exported())
+
     @classmethod
-    def _declared(cls, file: GGUFFile, t_seq: int, t_batch: int, backend: str) -> Self:
+    def _declared(
+        cls, file: Source, t_seq: int, t_batch: int, backend: str = "cpu", **more: Any
+    ) -> Self:
         """Return an engine for a file's model, before it takes any memory."""
         if file.architecture not in cls.architectures:
             refuse(
@@ -258,7 +207,7 @@ class GGUFEngine(SequenceEngine[C]):
             refuse(file, str(error))
         hyper.refuse_others()
         engine = cls(backend)
-        opts = RecipeOptions(t_seq=t_seq, t_batch=t_batch, **options)
+        opts = RecipeOptions(t_seq=t_seq, t_batch=t_batch, **options, **more)
         try:
             engine.declare(cfg, opts)
         except ShapeError as error:  # sizes that no memory could hold

@@ -109,6 +109,11 @@ class SequenceEngine(ABC, Generic[C]):
         self.parameters, self.moments = {}, {}
 
     @property
+    def backend(self) -> str:
+        """The name of the backend that the engine was made for."""
+        return self._backend
+
+    @property
     def session(self) -> Session:
         """The session that owns the weights."""
         return self._session_for("session")

@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toynn import nn, ops
-from toynn.engines._gguf import GGUFEngine, Hyper, refuse
+from toynn.engines._gguf import GGUFEngine
+from toynn.engines._hyper import Hyper, refuse
 from toynn.engines._sequence import check_sizes
 from toynn.errors import ConfigError
 from toynn.options import RecipeOptions

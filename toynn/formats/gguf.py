@@ -41,6 +41,8 @@ Scalar = TypeVar("Scalar", bool, int, float, str)
 class GGUFFile:
     """An open file. `metadata` is by key, `tensors` by name; file[name] is an array."""
 
+    error = GGUFError
+
     def __init__(self, path: Path, mapping: Mapping, header: Header) -> None:
         self.path = path
         self.version = header.version
