@@ -91,7 +91,7 @@ def test_train_fills_the_run_folder(recipe, text, tmp_path, capsys):
 
     names = {path.name for path in out.iterdir()}
     assert names - {"loss.png"} == {
-        "config.toml", "metrics.jsonl", "model.safetensors", "sample.txt"
+        "config.toml", "metrics.jsonl", "model.gguf", "model.safetensors", "sample.txt"
     }  # fmt: skip
     config = tomllib.loads((out / "config.toml").read_text())
     assert config["model"]["vocab"] == 256

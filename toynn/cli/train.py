@@ -9,7 +9,7 @@ from typing import Any
 import toynn
 from toynn.adamw import AdamW
 from toynn.cli._numbers import real, whole
-from toynn.cli.models import MODELS, SHAPE
+from toynn.cli.models import FRESH, MODELS, SHAPE
 from toynn.data.text import ByteBigram, Corpus, RandomWindows, spaced_windows
 from toynn.engines import SequenceEngine
 from toynn.errors import ConfigError
@@ -51,9 +51,6 @@ def _add_arguments(parser: ArgumentParser, recipe: str) -> None:
         ("--steps", whole(1), 1500, "updates of the weights"),
         ("--batch", whole(1), 8, "windows of text per step"),
         ("--seq", whole(1), 128, "tokens per window, and the model's context"),
-        ("--d-model", whole(1), 128, "width of the model"),
-        ("--layers", whole(1, 1000), 4, "transformer blocks"),
-        ("--heads", whole(1), 4, "attention heads; they must divide the width"),
         ("--lr", real(0, above=True), 3e-3, "largest learning rate"),
         ("--min-lr-ratio", real(0, 1), 0.1, "the last learning rate divided by the largest"),
         ("--weight-decay", real(0), 0.1, "of AdamW"),
@@ -65,6 +62,13 @@ def _add_arguments(parser: ArgumentParser, recipe: str) -> None:
     ):
         help_ = f"{meaning} (default {default})"
         parser.add_argument(name, type=kind, default=default, metavar="N", help=help_)
+    for name, kind, meaning in (
+        ("d_model", whole(1), "width of the model"),
+        ("layers", whole(1, 1000), "transformer blocks"),
+        ("heads", whole(1), "attention heads; they must divide the width"),
+    ):
+        help_, option = f"{meaning} (default {FRESH[name]})", f"--{name.replace('_', '-')}"
+        parser.add_argument(option, type=kind, metavar="N", help=help_)
     warmup = f"steps up to the largest learning rate (default {WARMUP}, or a tenth of fewer steps)"
     parser.add_argument("--warmup", type=whole(0), metavar="N", help=warmup)
     threads = "use at most so many threads (default: one per core)"
@@ -120,6 +124,7 @@ def train_model(arguments: Namespace) -> int:
 
     if not result.interrupted:
         recipe.engine.load_weights(folder.load_weights())
+        recipe.save(folder.gguf)
         prompt = valid_tokens[:SAMPLE_PROMPT].tobytes()
         _write_sample(recipe.engine, prompt, folder, arguments.seed)
         plot_losses(result.reports, folder.plot, {"byte bigram": bigram})
@@ -146,10 +151,7 @@ def _resolve(arguments: Namespace) -> None:
         arguments.out = f"runs/{arguments.recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
     if arguments.warmup > arguments.steps:
         raise ConfigError(f"--warmup {arguments.warmup} is more than --steps {arguments.steps}")
-    width, heads = arguments.d_model, arguments.heads
-    if width % heads:
-        raise ConfigError(f"--heads {heads} does not divide --d-model {width}")
-    MODELS[arguments.recipe].config(arguments)
+    MODELS[arguments.recipe].resolve(arguments)
 
 
 def _tables(arguments: Namespace, corpus: Corpus) -> dict[str, dict[str, Value]]:

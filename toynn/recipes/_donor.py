@@ -17,6 +17,7 @@ __all__ = ["Donor", "open_donor"]
 
 TABLE = "token_embd.weight"
 CHUNK = 4096  # rows that are expanded at a time
+BYTES = 256
 
 
 class Donor:
@@ -51,6 +52,32 @@ class Donor:
 
     def ids_of(self, tokens: Sequence[str]) -> NDArray[np.intp]:
         """Return the donor's id of each token, by its text; -1 where the donor has none."""
+        texts = self._texts()
+        ids = {text: id for id, text in reversed(list(enumerate(texts)))}
+        return np.array([ids.get(token, -1) for token in tokens], np.intp)
+
+    def byte_tokens(self) -> list[str] | None:
+        """Return the text of the token that stands for each byte; None where its id is the byte."""
+        key = "tokenizer.ggml.model"
+        kind = self._file.metadata.get(key, "no_vocab")
+        if kind == "no_vocab" and self.count == BYTES:
+            return None
+        if kind == "gpt2":
+            return _gpt2_letters()
+        if kind == "llama":  # a byte has a token of its own only where no letter is spelled so
+            known = set(self._texts())
+            letters = ["\N{LOWER ONE EIGHTH BLOCK}" if b == 32 else chr(b) for b in range(128)]
+            letters += [""] * 128
+            return [
+                letter if letter in known else f"<0x{byte:02X}>"
+                for byte, letter in enumerate(letters)
+            ]
+        raise GGUFError(
+            f"{self._file.path}: {key}: expected gpt2 or llama, whose tokens for bytes are known; "
+            f"got {kind!r} with {self.count} tokens"
+        )
+
+    def _texts(self) -> list[str]:
         key = "tokenizer.ggml.tokens"
         texts = self._file.metadata.get(key)
         if not isinstance(texts, list) or len(texts) != self.count:
@@ -58,8 +85,7 @@ class Donor:
             raise GGUFError(
                 f"{self._file.path}: {key}: expected the texts of {self.count} tokens; got {got}"
             )
-        ids = {text: id for id, text in reversed(list(enumerate(texts)))}
-        return np.array([ids.get(token, -1) for token in tokens], np.intp)
+        return texts
 
     def rows(self, ids: NDArray[np.intp]) -> Iterator[NDArray[np.float32]]:
         """Yield these rows of the table in float32, some thousand at a time."""
@@ -81,3 +107,13 @@ def open_donor(call: str, path: str | PathLike[str]) -> Iterator[Donor]:
             yield Donor(file)
     except GGUFError as error:
         raise GGUFError(f"{call}: {error}") from error
+
+
+def _gpt2_letters() -> list[str]:
+    """Return how GPT-2's tokenizer and its kin spell each byte: all of them as letters one can see.
+
+    Source: bytes_to_unicode of github.com/openai/gpt-2, src/encoder.py.
+    """
+    seen = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = [byte for byte in range(BYTES) if byte not in seen]
+    return [chr(byte) if byte in seen else chr(256 + others.index(byte)) for byte in range(BYTES)]

@@ -1,15 +1,18 @@
-"""What every recipe for token sequences offers: the step, and handles to look through."""
+"""What every recipe for token sequences offers: the step, handles to look through, the model."""
 
+from os import PathLike
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from numpy.typing import ArrayLike
 
-from toynn.engines._sequence import SequenceEngine
+from toynn.engines._gguf import GGUFEngine
+from toynn.errors import LifecycleError
 from toynn.tape import Tensor
 
-__all__ = ["SequenceRecipe"]
+__all__ = ["FullRecipe", "SequenceRecipe"]
 
-E = TypeVar("E", bound=SequenceEngine[Any])
+E = TypeVar("E", bound=GGUFEngine[Any])
 
 
 class SequenceRecipe(Generic[E]):
@@ -27,6 +30,9 @@ class SequenceRecipe(Generic[E]):
     def _build(self) -> None:
         """Record and compile the training step of an engine that has its weights."""
         self.engine.build_training_step()
+        self._show()
+
+    def _show(self) -> None:
         self.t_loss = self.engine.t_loss
         self.t_labels = self.engine.t_labels
         self.t_hp = self.engine.t_hp
@@ -53,3 +59,33 @@ class SequenceRecipe(Generic[E]):
     def evaluate(self, seq_ids: ArrayLike, positions: ArrayLike | None, labels: ArrayLike) -> float:
         """Return the loss of one batch, and change nothing."""
         return self.engine.evaluate(seq_ids, positions, labels)
+
+    def save(
+        self, path: str | PathLike[str], outtype: str = "f32", *, overwrite: bool = False
+    ) -> None:
+        """Write the model as a GGUF file, which llama.cpp loads. See GGUFEngine.export_gguf."""
+        self.engine.export_gguf(path, outtype, overwrite=overwrite)
+
+
+class FullRecipe(SequenceRecipe[E]):
+    """A recipe that trains all weights, from random ones or from those of a model."""
+
+    def realize_from(
+        self,
+        path: str | PathLike[str],
+        t_seq: int = 0,
+        t_batch: int = 1,
+        weight_dtype: str = "f32",
+    ) -> None:
+        """Start from the weights of a GGUF file or a Hugging Face folder; compile the step.
+
+        The model's shape is the file's. ``t_seq`` 0 means the context length that it names.
+        """
+        engine = self.engine
+        if self.t_loss is not None:
+            raise LifecycleError(
+                f"{type(self).__name__}.realize_from: once only; make a new recipe"
+            )
+        read = engine.from_hf if Path(path).is_dir() else engine.from_gguf
+        self.engine = read(path, t_seq, t_batch, engine.backend, weight_dtype=weight_dtype)
+        self._show()

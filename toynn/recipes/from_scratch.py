@@ -2,12 +2,12 @@
 
 from toynn.engines.llama import LlamaConfig, LlamaSeqEngine
 from toynn.options import RecipeOptions
-from toynn.recipes._sequence import SequenceRecipe
+from toynn.recipes._sequence import FullRecipe
 
 __all__ = ["FromScratch"]
 
 
-class FromScratch(SequenceRecipe[LlamaSeqEngine]):
+class FromScratch(FullRecipe[LlamaSeqEngine]):
     """Train a Llama-like model from random weights.
 
     Its hp rows are AdamW.for_from_scratch()'s: the update without bias correction.

@@ -2,12 +2,12 @@
 
 from toynn.engines.gpt2 import GPT2Config, GPT2SeqEngine
 from toynn.options import RecipeOptions
-from toynn.recipes._sequence import SequenceRecipe
+from toynn.recipes._sequence import FullRecipe
 
 __all__ = ["GPT2"]
 
 
-class GPT2(SequenceRecipe[GPT2SeqEngine]):
+class GPT2(FullRecipe[GPT2SeqEngine]):
     """Train a GPT-2 model from random weights.
 
     Its hp rows are AdamW.for_lora()'s: the update with bias correction.

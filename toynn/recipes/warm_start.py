@@ -46,6 +46,15 @@ class WarmStart(SequenceRecipe[LlamaSeqEngine]):
             return donor.width
 
     @staticmethod
+    def byte_tokens(path: StrPath) -> list[str] | None:
+        """Return the texts of a donor's tokens for the 256 bytes, as ``realize_warm`` takes them.
+
+        None: the donor has no tokenizer and its tokens are the bytes, as those of toynn's models.
+        """
+        with open_donor("WarmStart.byte_tokens", path) as donor:
+            return donor.byte_tokens()
+
+    @staticmethod
     def pca_lens(path: StrPath, d_model: int) -> NDArray[np.float32]:
         """Return the lens (d_model, donor_d_in) that keeps the most of a donor's table.
 

@@ -1,8 +1,9 @@
 """A run folder, and files that are either complete or absent.
 
 A run folder holds config.toml (the resolved configuration), metrics.jsonl (one object per report),
-model.safetensors (the best weights by validation loss), sample.txt (text that the trained model
-wrote) and, where matplotlib is installed, loss.png (both losses).
+model.safetensors (the best weights by validation loss), model.gguf (the same, as llama.cpp reads
+them), sample.txt (text that the trained model wrote) and, where matplotlib is installed, loss.png
+(both losses).
 """
 
 import contextlib
@@ -88,6 +89,7 @@ class RunFolder:
             ) from error
         self.metrics = self.path / "metrics.jsonl"
         self.model = self.path / "model.safetensors"
+        self.gguf = self.path / "model.gguf"
         self.plot = self.path / "loss.png"
 
     @staticmethod
