@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,11 +16,14 @@ from safetensors.numpy import load_file
 import toynn
 from toynn.cli import main, train
 from toynn.data.text import Corpus, spaced_windows
+from toynn.engines import ENGINES
 from toynn.engines.gpt2 import GPT2Config
 from toynn.engines.llama import LlamaConfig
+from toynn.formats import gguf
 from toynn.options import RecipeOptions
 from toynn.recipes import GPT2, FromScratch
 
+STORIES = Path(__file__).parent.parent.parent / "shared" / "data" / "stories260K.gguf"
 TEXT = b"the cat sat on the mat and the rat sat on the cat " * 20
 FAKE = ("--steps", "30", "--batch", "2", "--seq", "8", "--log-every", "10", "--eval-every", "10")
 
@@ -240,6 +244,111 @@ def test_bad_options_of_from_scratch(capsys, monkeypatch, tmp_path, words, messa
     assert main(["train", "from-scratch", *words]) == 2
     assert message in error_line(capsys)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Small models of bytes to start from: GGUF files, and folders in Hugging Face's format."""
+    folder = tmp_path_factory.mktemp("models")
+    sizes = {"d_model": 8, "n_heads": 2, "d_ff": 12, "n_layers": 1, "context": 16}
+    for name, vocab in (("bytes", 256), ("words", 300)):
+        recipe = GPT2()
+        recipe.realize(GPT2Config(vocab, **sizes), RecipeOptions())
+        recipe.save(folder / f"gpt2-{name}.gguf")
+        recipe.engine.export_hf(folder / f"gpt2-{name}")
+        recipe = FromScratch()
+        config = LlamaConfig(vocab, **sizes, n_kv_heads=1, arch="qwen2")
+        recipe.realize(config, RecipeOptions(untied=True, qkv_bias=True))
+        recipe.save(folder / f"qwen2-{name}.gguf", "q8_0")
+        recipe.engine.export_hf(folder / f"qwen2-{name}")
+    return folder
+
+
+SHORT = ("--seq", "8", "--batch", "2", "--steps", "20", "--lr", "0.01", "--eval-every", "10")
+
+
+def run(text, out, *words):
+    """The validation losses of a run, and the model that it left."""
+    assert main(["train", *words, *SHORT, "--data", text, "--out", str(out)]) == 0
+    reports = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    with gguf.open(out / "model.gguf") as file:
+        model = ENGINES[file.architecture].from_gguf(out / "model.gguf", 8, 2)
+    losses = [report["val_loss"] for report in reports if "val_loss" in report]
+    assert losses[-1] < losses[0]
+    _, valid = Corpus("text", TEXT).split(8)
+    again = [(model.evaluate(*b) * b.rows, b.rows) for b in spaced_windows(valid, 2, 8, 99)]
+    total, rows = map(sum, zip(*again, strict=True))
+    assert total / rows == pytest.approx(min(losses), rel=1e-4)
+    return losses, model
+
+
+@pytest.mark.parametrize("form", ["", ".gguf"])
+@pytest.mark.parametrize(("recipe", "name"), [("gpt2", "gpt2"), ("from-scratch", "qwen2")])
+def test_a_run_starts_from_a_model(recipe, name, form, models, text, tmp_path):
+    first, model = run(text, tmp_path / "a", recipe, "--init-from", f"{models}/{name}-bytes{form}")
+    assert (model.context, model.d_ff) == (16, 12)
+    config = tomllib.loads((tmp_path / "a" / "config.toml").read_text())
+    assert (config["model"]["context"], config["model"]["d_ff"]) == (16, 12)
+    assert config["train"].get("untied", True)
+    second, _ = run(text, tmp_path / "b", recipe, "--init-from", f"{tmp_path}/a/model.gguf")
+    assert second[0] == pytest.approx(min(first), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["gpt2", "--init-from", "gpt2-words.gguf"], "it has 300 tokens; toynn train reads a text"),
+        (["gpt2", "--init-from", "gpt2-words"], "it has 300 tokens; toynn train reads a text as b"),
+        (["gpt2", "--init-from", "qwen2-bytes.gguf"], "'qwen2'; GPT2SeqEngine reads gpt2"),
+        (["from-scratch", "--init-from", "gpt2-bytes"], "'gpt2'; LlamaSeqEngine reads llama"),
+        (["from-scratch", "--init-from", "nothing"], "nothing: cannot read: No such file"),
+        (["from-scratch", "--init-from", "."], "config.json: cannot read: No such file"),
+        (["gpt2", "--init-from", "gpt2-bytes", "--seq", "17"], "17 is longer than the context 16"),
+        (["gpt2", "--init-from", "gpt2-bytes", "--heads", "2"], "--heads: the model that --init"),
+        (["from-scratch", "--init-from", "qwen2-bytes", "--init-scale", "0"], "--init-scale: the"),
+        (["from-scratch", "--init-from", "qwen2-bytes", "--qkv-bias"], "--qkv-bias: the model"),
+        (["warm-start"], "the following arguments are required: --donor"),
+        (["warm-start", "--donor", "nothing.gguf"], "nothing.gguf: cannot read: No such file"),
+        (["warm-start", "--donor", "gpt2-words.gguf"], "expected gpt2 or llama, whose tokens for"),
+        (["warm-start", "--donor", "gpt2-bytes.gguf", "--init", "pca"], "expected 1 to 8; got 128"),
+        (["warm-start", "--donor", "gpt2-bytes.gguf", "--init", "none"], "invalid choice: 'none'"),
+        (["warm-start", "--donor", "gpt2-bytes.gguf", "--untied"], "unrecognized arguments"),
+        (["warm-start", "--donor", "gpt2-bytes.gguf", "--init-from", "x"], "unrecognized arg"),
+    ],
+)
+def test_bad_models(models, capsys, monkeypatch, words, message):
+    monkeypatch.chdir(models)
+    length = [] if "--seq" in words else ["--seq", "8"]
+    assert main(["train", *words, *length]) == 2
+    assert message in error_line(capsys)
+    assert not (models / "runs").exists()
+
+
+@pytest.mark.parametrize("init", ["scratch", "donor", "pca"])
+@pytest.mark.parametrize("donor", ["gpt2-bytes", "qwen2-bytes"])
+def test_warm_start(donor, init, models, text, tmp_path):
+    own = ("--d-model", "8", "--heads", "2", "--layers", "1", "--seed", "1", "--init", init)
+    path = models / f"{donor}.gguf"
+    _, model = run(text, tmp_path / "a", "warm-start", "--donor", str(path), *own)
+    assert model.config.donor_d_in == 0  # the lens is folded
+    weights = load_file(tmp_path / "a" / "model.safetensors")
+    with gguf.open(path) as file:
+        same = np.array_equal(weights["token_embd.weight"], file["token_embd.weight"])
+    assert same == (init != "scratch")
+    assert weights["lens.proj.weight"].shape == (8, 8)
+    config = tomllib.loads((tmp_path / "a" / "config.toml").read_text())
+    assert config["model"]["donor_d_in"] == 8
+    assert (config["train"]["donor"], config["train"]["init"]) == (str(path), init)
+
+
+@pytest.mark.skipif(not STORIES.exists(), reason="stories260K.gguf is not at ../shared/data")
+def test_warm_start_from_a_pretrained_donor(text, tmp_path):
+    own = ("--d-model", "8", "--heads", "2", "--layers", "1", "--donor", str(STORIES))
+    run(text, tmp_path / "a", "warm-start", *own)
+    table = load_file(tmp_path / "a" / "model.safetensors")["token_embd.weight"]
+    with gguf.open(STORIES) as file:
+        texts = file.metadata["tokenizer.ggml.tokens"]
+        np.testing.assert_array_equal(table[ord("a")], file["token_embd.weight"][texts.index("a")])
 
 
 def test_options_of_another_recipe_are_refused(capsys):

@@ -76,6 +76,34 @@ def test_donors_of_every_kind(opened, tmp_path, arch, outtype):
     np.testing.assert_array_equal(opened.engine.weights()["token_embd.weight"], table)
 
 
+def test_tokens_for_bytes(tmp_path):
+    """Each byte's token, as the tokenizers of donors spell it."""
+    table = np.ones((256, WIDTH), np.float32)
+    head = {"general.architecture": "llama", "llama.embedding_length": WIDTH}
+    path = tmp_path / "donor.gguf"
+
+    def tokens_of(kind, texts=None, table=table):
+        metadata = head | ({} if kind is None else {"tokenizer.ggml.model": kind})
+        metadata |= {"tokenizer.ggml.tokens": texts} if texts else {}
+        gguf.write(path, metadata, {"token_embd.weight": (table, "f32")}, overwrite=True)
+        return WarmStart.byte_tokens(path)
+
+    assert tokens_of(None) is None
+    assert tokens_of("no_vocab") is None
+    letters = tokens_of("gpt2")
+    assert len(set(letters)) == 256
+    assert "".join(letters[byte] for byte in b"a b\n") == "aĠbĊ"
+    assert letters[0] == "Ā" and letters[255] == "ÿ"
+    texts = [f"<0x{byte:02X}>" for byte in range(250)] + ["a", "▁", "é", "<s>", "b", "\n"]
+    pieces = tokens_of("llama", texts)
+    assert pieces[:10] == texts[:10]
+    assert [pieces[byte] for byte in b"ab c"] == ["a", "b", "▁", "<0x63>"]
+    assert pieces[0xE9] == "<0xE9>"
+    for kind, rows in ((None, TABLE), ("bert", table)):
+        with pytest.raises(GGUFError, match=f"expected gpt2 or llama.*{len(rows)} tokens"):
+            tokens_of(kind, table=rows)
+
+
 def test_an_exported_model_is_a_donor(opened, tmp_path):
     model = GPT2SeqEngine()
     model.realize_for_random_init(GPT2Config(VOCAB, WIDTH, 4, 32, 1, T), RecipeOptions())

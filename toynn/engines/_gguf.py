@@ -160,6 +160,7 @@ class GGUFEngine(SequenceEngine[C]):
         The tokenizer is that of the file that the engine came from. Without one the file says so
         ("no_vocab"), and llama.cpp takes token ids.
         """
+        self._session_for("export_gguf()")
         if outtype not in OUTTYPES:
             raise ConfigError(
                 f"export_gguf: outtype must be {', '.join(OUTTYPES)}; got {outtype!r}"
@@ -183,6 +184,7 @@ class GGUFEngine(SequenceEngine[C]):
 
     def export_hf(self, path: StrPath) -> None:
         """Write the model as a new Hugging Face folder: config.json and model.safetensors."""
+        self._session_for("export_hf()")
         if beside := self._beside():
             raise ConfigError(f"export_hf: config.json has no place for {', '.join(beside)}")
         architecture, hyper = self._to_hyper()
