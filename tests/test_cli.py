@@ -126,7 +126,8 @@ def test_a_signal_saves_and_exits_130(recipe, text, tmp_path, capfd):
     assert train_fake(text, tmp_path / "a") == 130
     printed = capfd.readouterr()
     assert "stopped     after 12 steps; the best weights are saved" in printed.out
-    assert {"model.safetensors", "metrics.jsonl"} <= {p.name for p in (tmp_path / "a").iterdir()}
+    names = {path.name for path in (tmp_path / "a").iterdir()}
+    assert names == {"config.toml", "metrics.jsonl", "model.gguf", "model.safetensors"}
     reports = (tmp_path / "a" / "metrics.jsonl").read_text().splitlines()
     assert json.loads(reports[-1])["iteration"] == 12
 

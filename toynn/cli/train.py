@@ -122,9 +122,9 @@ def train_model(arguments: Namespace) -> int:
             on_best=folder.save_weights,
         ).run()
 
+    recipe.engine.load_weights(folder.load_weights())
+    recipe.save(folder.gguf)
     if not result.interrupted:
-        recipe.engine.load_weights(folder.load_weights())
-        recipe.save(folder.gguf)
         prompt = valid_tokens[:SAMPLE_PROMPT].tobytes()
         _write_sample(recipe.engine, prompt, folder, arguments.seed)
         plot_losses(result.reports, folder.plot, {"byte bigram": bigram})
