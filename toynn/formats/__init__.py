@@ -1,1 +1,1 @@
-"""Files that others read and write too: GGUF."""
+"""Files that others read and write too: GGUF, and the folders of Hugging Face."""

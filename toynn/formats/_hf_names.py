@@ -22,6 +22,7 @@ __all__ = [
 ]
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+MAX_DIGITS = 10  # of the number of a block
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Family:
                 return f"{part}.{kind}"
         number, _, module = module.removeprefix(f"{self.block}.").partition(".")
         for part, spelled in self.parts.items():
-            if module == spelled and number.isdecimal():
+            if module == spelled and number.isdecimal() and len(number) < MAX_DIGITS:
                 return f"blk.{int(number)}.{part}.{kind}"
         return None
 

@@ -35,6 +35,7 @@ def write(
         raise DataError(f"{path}: already exists; name a new folder")
     known = {key: spelled for key, spelled in family.keys.items() if key in hyper}
     config = {"model_type": architecture, **family.shown, "torch_dtype": "float32"}
+    config |= {"bos_token_id": None, "eos_token_id": None}  # there is no tokenizer beside it
     config |= {spelled: hyper[key] for key, spelled in known.items()}
     config["tie_word_embeddings"] = "output.weight" not in tensors
     arrays = {}
@@ -54,6 +55,9 @@ def write(
         temporary.mkdir(parents=True)
         (temporary / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
         save_file(arrays, temporary / WEIGHTS, {"format": "pt"})
+        for part in (CONFIG, WEIGHTS):
+            with (temporary / part).open("rb") as file:
+                os.fsync(file.fileno())
         os.rename(temporary, path)
     except (OSError, SafetensorError) as error:
         raise DataError(f"{path}: cannot write: {error}") from error

@@ -10,7 +10,7 @@ Nothing is ignored in silence: what could change a number and is not known is re
 
 import json
 import os
-from math import isfinite, pi
+from math import pi
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
@@ -36,6 +36,7 @@ __all__ = ["HFModel", "open", "write"]
 
 Floats = NDArray[np.float32]
 
+MAX_WHOLE, MAX_REAL = 1 << 63, 1e38
 ROPE_KEYS = ("rope_theta", "rope_scaling", "rope_parameters")
 #: Weights of old files that are constants, or an input's: of no use.
 BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
@@ -111,8 +112,9 @@ class HFModel:
         for key, values in family.fixed.items():
             if key in config and config[key] not in values:
                 self._refuse(f"{key} must be {values[0]!r}; got {config[key]!r}")
-        if set(config.get("layer_types") or ["full_attention"]) != {"full_attention"}:
-            self._refuse(f"layer_types must be full_attention; got {config['layer_types']!r}")
+        kinds = config.get("layer_types") or []
+        if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
+            self._refuse(f"layer_types must be full_attention; got {kinds!r}")
         known = {*family.keys.values(), *family.fixed, *ROPE_KEYS, *IGNORED_KEYS}
         known |= {"tie_word_embeddings", "layer_types"}
         for key, value in config.items():
@@ -127,9 +129,9 @@ class HFModel:
     def _number(self, key: str, value: object, *, real: bool) -> float:
         kinds = (int, float) if real else (int,)
         if isinstance(value, kinds) and not isinstance(value, bool):
-            if real and isfinite(value) and value > 0:
+            if real and 0 < value < MAX_REAL:
                 return float(value)
-            if not real and value >= 1:
+            if not real and 1 <= value < MAX_WHOLE:
                 return value
         self._refuse(
             f"{key} must be a {'number > 0' if real else 'whole number >= 1'}; got {value!r}"
