@@ -64,7 +64,7 @@ def _from_outside(nodes: Iterable[Node]) -> frozenset[Tensor]:
 
 
 def _written(nodes: Iterable[Node]) -> frozenset[Tensor]:
-    return frozenset(t.root for node in nodes for t in node.outputs if t is not None)
+    return frozenset(t.root for node in nodes for t in node.outputs + node.saved if t)
 
 
 def _workspace(launches: list[Launch], backend: Backend, n_threads: int) -> int:

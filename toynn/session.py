@@ -65,7 +65,7 @@ class Session:
         self._finalized = self._closed = False
         self._pending = 0.0  # weight of the micro-batches whose gradients wait for an update
         self._divisor = 1.0  # by which downloaded gradients are divided
-        self._busy = threading.Lock()
+        self._busy, self._recording = threading.Lock(), threading.Lock()
         self._seed, self._norm, self._factor, self._control = (
             self._storage.declare(name, shape, Role.STATE)
             for name, shape in (("d_loss", ()), ("norm", ()), ("factor", ()), ("control", (2,)))
@@ -232,6 +232,8 @@ class Session:
         For other shapes, for evaluation: ``build`` records on ``self.tape``, a new one.
         """
         if key not in self._recorded:
+            if not self._recording.acquire(blocking=False):
+                _refuse("record()", "while another tape is being recorded")
             main, self.tape = self.tape, Tape()
             try:
                 built = build()
@@ -239,6 +241,7 @@ class Session:
                 self._recorded[key] = built
             finally:
                 self.tape = main
+                self._recording.release()
         return self._recorded[key]  # type: ignore[no-any-return]
 
     def _threads(self) -> int:

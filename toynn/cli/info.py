@@ -31,7 +31,8 @@ def run(arguments: Namespace) -> int:
     """Print one line for each thing that there is to know."""
     with gguf.open(arguments.file) as file:
         for name, value in describe(file, arguments.seq, arguments.batch):
-            print(f"{name:24} {value}")
+            line = f"{name:24} {value}"
+            print("".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line))
     return 0
 
 
@@ -69,12 +70,11 @@ def _types(file: GGUFFile) -> list[tuple[str, str]]:
 
 def _tokenizer(metadata: dict[str, Any]) -> str:
     """Return the kind of a tokenizer and the number of its tokens."""
-    kind = metadata.get("tokenizer.ggml.model")
-    if kind is None or "tokenizer.ggml.tokens" not in metadata:
+    kind, tokens = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.tokens")
+    if kind is None or not isinstance(tokens, list):
         return "none"
     pre = metadata.get("tokenizer.ggml.pre")
-    tokens = len(metadata["tokenizer.ggml.tokens"])
-    return f"{kind}{f' ({pre})' if pre else ''}, {tokens:,} tokens"
+    return f"{kind}{f' ({pre})' if isinstance(pre, str) else ''}, {len(tokens):,} tokens"
 
 
 def _training(file: GGUFFile, seq: int | None, batch: int) -> list[tuple[str, str]]:

@@ -77,9 +77,9 @@ def _passed_on(file: Source) -> dict[str, tuple[Any, str]]:
     return {
         key: (value, file.types[key])
         for key, value in file.metadata.items()
-        if np.size(value)  # the writer has no empty arrays
-        and key.startswith(("tokenizer.", "general."))
+        if key.startswith(("tokenizer.", "general."))
         and key not in _OWN_KEYS
+        and (not isinstance(value, list | np.ndarray) or len(value))  # the writer has none empty
     }
 
 

@@ -85,6 +85,11 @@ class Hyper:
                     self.file,
                     f"{what} counts {repr(count)} tokens; token_embd.weight has {rows} rows",
                 )
+        for key, value in metadata.items():
+            if key.startswith("tokenizer.ggml.") and key.endswith("_token_id"):
+                known = isinstance(value, int) and 0 <= value < rows
+                if not known:
+                    refuse(self.file, f"{key} is {repr(value)}; there are {rows} tokens")
         return rows
 
     @property

@@ -13,7 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from toynn import ops
+from toynn import checks, ops
 from toynn._kernels import random
 from toynn.checks import IGNORED
 from toynn.errors import ConfigError, LifecycleError, ShapeError
@@ -379,12 +379,10 @@ class SequenceEngine(ABC, Generic[C]):
             raise ConfigError(
                 f"load_weights: missing {missing or 'none'}, unknown {unknown or 'none'}"
             )
-        arrays = {name: np.asarray(weights[name]) for name in self.tensors}
-        for name, w in self.tensors.items():  # all are checked before the first is replaced
-            if arrays[name].shape != w.shape:
-                raise ShapeError(
-                    f"load_weights: {name} must be {w.shape}; got {arrays[name].shape}"
-                )
+        arrays = {  # all are checked before the first is replaced
+            name: checks.converted(name, weights[name], w.shape, w.dtype)
+            for name, w in self.tensors.items()
+        }
         for name, w in self.tensors.items():
             self.session.upload(w, arrays[name])
 

@@ -5,7 +5,7 @@ Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learner
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import sqrt
+from math import inf, sqrt
 from typing import Any
 
 import numpy as np
@@ -54,8 +54,10 @@ class GPT2Config:
             raise ConfigError(
                 f"GPT2Config: init must be one of {', '.join(_INITS)}; got {self.init!r}"
             )
-        if not self.norm_eps > 0:
-            raise ConfigError(f"GPT2Config: norm_eps must be above 0; got {self.norm_eps!r}")
+        if not isinstance(self.norm_eps, float) or not 0 < self.norm_eps < inf:
+            raise ConfigError(
+                f"GPT2Config: norm_eps must be a finite float above 0; got {self.norm_eps!r}"
+            )
 
     @property
     def d_head(self) -> int:

@@ -186,12 +186,12 @@ class LlamaSeqEngine(GGUFEngine[LlamaConfig]):
     @property
     def t_seq_token_ids(self) -> Tensor:
         """The input of token ids, once the training step is built."""
-        return self.t_tok
+        return self._check_built("t_seq_token_ids").tokens
 
     @property
     def t_seq_positions(self) -> Tensor:
         """The input of positions, once the training step is built."""
-        return self.t_pos
+        return self._check_built("t_seq_positions").positions
 
     @property
     def t_seq_token_embed(self) -> Tensor:
@@ -216,7 +216,8 @@ class LlamaSeqEngine(GGUFEngine[LlamaConfig]):
         key_length = hyper.whole("attention.key_length", max(1, d_model // n_heads))
         if key_length > hyper.rows("blk.0.attn_q.weight"):
             refuse(hyper.file, f"heads of {key_length} channels do not fit blk.0.attn_q.weight")
-        factors = hyper.file["rope_freqs.weight"] if "rope_freqs.weight" in hyper.tensors else ()
+        stored = "rope_freqs.weight" in hyper.tensors
+        factors = np.ravel(hyper.file["rope_freqs.weight"]) if stored else ()
         cfg = LlamaConfig(
             vocab=hyper.vocabulary,
             d_model=d_model,
@@ -239,6 +240,13 @@ class LlamaSeqEngine(GGUFEngine[LlamaConfig]):
 
     def _to_hyper(self) -> tuple[str, dict[str, Any]]:
         cfg = self.config
+        if cfg.arch != "llama" and cfg.rope_scaling != "none":
+            raise ConfigError(f"export: files of {cfg.arch} have no place for RoPE factors")
+        if cfg.arch == "qwen2" and cfg.d_head * cfg.n_heads != cfg.d_model:
+            raise ConfigError(
+                f"export: llama.cpp reads qwen2 with heads of d_model / n_heads only; got "
+                f"{cfg.n_heads} heads of {cfg.d_head} in {cfg.d_model}"
+            )
         return cfg.arch, {
             "context_length": cfg.context,
             "embedding_length": cfg.d_model,

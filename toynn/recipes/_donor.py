@@ -44,6 +44,8 @@ class Donor:
                 f"{file.path}: {TABLE}: expected rows as wide as {architecture}.embedding_length, "
                 f"{self.width}; got shape {self._info.shape}"
             )
+        if self._info.type not in quants.BLOCKS:
+            self.refuse(f"a type of {', '.join(quants.BLOCKS)}", self._info.type)
         self.count = self._info.shape[0]
 
     def refuse(self, expected: str, got: object) -> NoReturn:

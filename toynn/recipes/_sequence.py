@@ -18,6 +18,8 @@ E = TypeVar("E", bound=GGUFEngine[Any])
 class SequenceRecipe(Generic[E]):
     """A recipe around an engine. The caller owns the data, the schedule and ``is_first``."""
 
+    _builder = "realize"  # the call after which it can step
+
     t_loss: Tensor | None
     t_labels: Tensor | None
     t_hp: Tensor | None
@@ -31,6 +33,10 @@ class SequenceRecipe(Generic[E]):
         """Record and compile the training step of an engine that has its weights."""
         self.engine.build_training_step()
         self._show()
+
+    def _check_built(self, call: str) -> None:
+        if self.t_loss is None:
+            raise LifecycleError(f"{type(self).__name__}.{call} before {self._builder}()")
 
     def _show(self) -> None:
         self.t_loss = self.engine.t_loss
@@ -46,6 +52,7 @@ class SequenceRecipe(Generic[E]):
         is_first: bool,
     ) -> float:
         """Train on one batch; return its loss before the update. See SequenceEngine.step."""
+        self._check_built("step")
         loss = self.engine.step(seq_ids, positions, labels, hp, is_first)
         self.step_index += 1
         return loss
@@ -54,10 +61,12 @@ class SequenceRecipe(Generic[E]):
         self, seq_ids: ArrayLike, positions: ArrayLike | None, labels: ArrayLike
     ) -> float:
         """Add one micro-batch's gradients to the next step's; return its loss."""
+        self._check_built("accumulate")
         return self.engine.accumulate(seq_ids, positions, labels)
 
     def evaluate(self, seq_ids: ArrayLike, positions: ArrayLike | None, labels: ArrayLike) -> float:
         """Return the loss of one batch, and change nothing."""
+        self._check_built("evaluate")
         return self.engine.evaluate(seq_ids, positions, labels)
 
     def save(

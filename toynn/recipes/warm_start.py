@@ -33,6 +33,8 @@ class WarmStart(SequenceRecipe[LlamaSeqEngine]):
     ``upload_lens``; then ``build``; then steps. Its hp rows are AdamW.for_from_scratch()'s.
     """
 
+    _builder = "build"
+
     def __init__(self, backend: str = "cpu") -> None:
         super().__init__(LlamaSeqEngine(backend))
         self._window = "before realize_scratch()"  # why it is closed; empty while it is open
@@ -83,6 +85,8 @@ class WarmStart(SequenceRecipe[LlamaSeqEngine]):
 
     def realize_scratch(self, cfg: LlamaConfig, opts: RecipeOptions) -> None:
         """Draw all weights and open the window; consumes all options."""
+        if self._window != "before realize_scratch()":
+            raise LifecycleError("WarmStart.realize_scratch: once only; make a new recipe")
         self.engine.realize_for_random_init(cfg, opts)
         self._window = ""
 
@@ -134,19 +138,6 @@ class WarmStart(SequenceRecipe[LlamaSeqEngine]):
         self._build()
         self._window = "after build()"
 
-    def step(
-        self,
-        seq_ids: ArrayLike,
-        positions: ArrayLike | None,
-        labels: ArrayLike,
-        hp: ArrayLike,
-        is_first: bool,
-    ) -> float:
-        """Train on one batch; return its loss before the update. See SequenceEngine.step."""
-        if self.t_loss is None:
-            raise LifecycleError("WarmStart.step before build()")
-        return super().step(seq_ids, positions, labels, hp, is_first)
-
     def _check_window(self, call: str) -> None:
         if self._window:
             raise LifecycleError(
@@ -155,7 +146,10 @@ class WarmStart(SequenceRecipe[LlamaSeqEngine]):
             )
 
     def _upload(self, call: str, tensor: Tensor, array: ArrayLike) -> None:
-        values = np.asarray(array)
+        with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite: refused
+            values = np.asarray(array)
+            if values.dtype.kind == "f":
+                values = values.astype(np.float32, copy=False)
         if values.shape not in (tensor.shape, (tensor.size,)):
             raise ShapeError(
                 f"WarmStart.{call}: expected {tensor.shape}, or {tensor.size} numbers in a row; "
