@@ -122,3 +122,23 @@ def test_calls_before_realize():
     ):
         with pytest.raises(LifecycleError, match="before"):
             call()
+
+
+def test_load_weights_replaces_all_or_none():
+    engine = make().engine
+    before = engine.weights()
+    for wrong in (np.zeros(3), np.zeros(8, bool)):
+        with pytest.raises(ShapeError, match=r"output_norm\.bias"):
+            engine.load_weights({n: w + 1 for n, w in before.items()} | {"output_norm.bias": wrong})
+        assert equal(before, engine.weights())
+
+
+def test_recipes_name_the_call_that_is_missing():
+    recipe, ids = toynn.recipes.GPT2(), batch()[0]
+    for call in (
+        lambda: recipe.step(ids, None, ids, HP.hp_for_step(0), True),
+        lambda: recipe.accumulate(ids, None, ids),
+        lambda: recipe.evaluate(ids, None, ids),
+    ):
+        with pytest.raises(LifecycleError, match=r"GPT2\.\w+ before realize\(\)"):
+            call()

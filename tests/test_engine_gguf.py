@@ -308,3 +308,65 @@ def test_info_of_a_pretrained_model(capsys):
     text = capsys.readouterr().out
     assert "260,032 in 47 tensors" in text
     assert "llama, 512 tokens" in text
+
+
+def rewritten(path, to, **changes):
+    """Write a changed copy: metadata by key (dots as __), or ``tensors`` by name."""
+    metadata, tensors = content(path)
+    tensors |= changes.pop("tensors", {})
+    metadata |= {key.replace("__", "."): value for key, value in changes.items()}
+    gguf.write(to, metadata, tensors)
+    return to
+
+
+@pytest.mark.parametrize("shape", [(2, 2), (4, 1), (5,)])
+def test_rope_factors_of_a_wrong_shape(shape, files, tmp_path, capsys):
+    odd = {"rope_freqs.weight": (np.ones(shape, np.float32), "f32")}
+    path = rewritten(files["llama3"], tmp_path / "odd.gguf", tensors=odd)
+    with pytest.raises(GGUFError, match=r"rope_fre|rope_factors"):
+        LlamaSeqEngine.from_gguf(path, t_seq=4)
+    assert main(["info", str(path)]) == 0
+    assert "not possible" in capsys.readouterr().out
+
+
+def test_a_token_id_out_of_range(files, tmp_path):
+    odd = {"tokenizer__ggml__bos_token_id": 10**6}
+    path = rewritten(files["gpt2"], tmp_path / "odd.gguf", **odd)
+    with pytest.raises(GGUFError, match="bos_token_id is 1000000; there are 32 tokens"):
+        GPT2SeqEngine.from_gguf(path, t_seq=4)
+
+
+def test_one_long_token_takes_no_memory_for_all(files, tmp_path):
+    tokens = ["x" * 100_000, *(str(i) for i in range(31))]
+    path = rewritten(files["gpt2"], tmp_path / "odd.gguf", tokenizer__ggml__tokens=tokens)
+    engine = GPT2SeqEngine.from_gguf(path, t_seq=4)
+    engine.export_gguf(tmp_path / "again.gguf")
+    with gguf.open(tmp_path / "again.gguf") as file:
+        assert file.metadata["tokenizer.ggml.tokens"] == tokens
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        LlamaConfig(**GQA, **FACTORS, arch="qwen2"),
+        LlamaConfig(**GQA, **FACTORS, arch="qwen3"),
+        LlamaConfig(**GQA, arch="qwen2", head_dim=16),
+    ],
+)
+def test_what_llama_cpp_would_not_load_is_not_exported(config, tmp_path):
+    model = LlamaSeqEngine()
+    model.realize_for_random_init(config, RecipeOptions())
+    with pytest.raises(ConfigError, match="^export: "):
+        model.export_gguf(tmp_path / "model.gguf")
+    assert not list(tmp_path.iterdir())
+
+
+def test_info_prints_no_control_characters(files, tmp_path, capsys):
+    odd = {
+        "general__name": "\x1b[31mRED",
+        "tokenizer__ggml__tokens": 5,
+        "tokenizer__ggml__pre": [1],
+    }
+    path = rewritten(files["gpt2"], tmp_path / "odd.gguf", **odd)
+    assert main(["info", str(path)]) == 0
+    assert "\x1b" not in capsys.readouterr().out

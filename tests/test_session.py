@@ -680,3 +680,25 @@ def test_gradients_of_activations_are_means_too():
         return s.download(d_logits)
 
     np.testing.assert_allclose(gradient(4), gradient(1), rtol=1e-6)
+
+
+def test_one_tape_is_recorded_at_a_time():
+    tiny = Tiny()
+    main = tiny.s.tape
+
+    def build():
+        with pytest.raises(LifecycleError, match="another tape is being recorded"):
+            tiny.s.record("inner", lambda: None)
+        return tiny.s.output(ops.embedding(tiny.s, tiny.wte, tiny.s.input("ids", (2,), "i32")))
+
+    tiny.s.record("outer", build)
+    assert tiny.s.tape is main
+
+
+def test_what_a_node_saves_can_be_kept():
+    tiny = Tiny(realize=False)
+    lse = next(n for n in tiny.s.tape.nodes if n.op.kernel == "cross_entropy.forward").saved[0]
+    tiny.s.output(lse)
+    tiny.realize()
+    tiny.s.run()
+    assert np.isfinite(tiny.s.download(lse)).all()

@@ -311,3 +311,20 @@ def test_export_folds_the_lens(opened, donor, tmp_path):
     )
     ids = np.arange(T)
     np.testing.assert_allclose(again.logits(ids), opened.engine.logits(ids), 1e-4, 1e-5)
+
+
+def test_realize_scratch_is_for_once(opened):
+    with pytest.raises(LifecycleError, match=r"WarmStart.realize_scratch: once only"):
+        opened.realize_scratch(CONFIG, OPTIONS)
+
+
+def test_numbers_that_float32_cannot_hold(opened):
+    with pytest.raises(ShapeError, match="finite"):
+        opened.upload_donor(np.full((VOCAB, WIDTH), 1e300))
+
+
+def test_calls_before_build_name_it(opened):
+    ids = np.zeros(T, np.int32)
+    for call in (opened.evaluate, opened.accumulate):
+        with pytest.raises(LifecycleError, match=r"WarmStart.\w+ before build\(\)"):
+            call(ids, None, ids)
