@@ -356,7 +356,7 @@ def test_one_long_token_takes_no_memory_for_all(files, tmp_path):
 def test_what_llama_cpp_would_not_load_is_not_exported(config, tmp_path):
     model = LlamaSeqEngine()
     model.realize_for_random_init(config, RecipeOptions())
-    with pytest.raises(ConfigError, match="^export: "):
+    with pytest.raises(ConfigError, match=r"^export: "):
         model.export_gguf(tmp_path / "model.gguf")
     assert not list(tmp_path.iterdir())
 
