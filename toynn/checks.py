@@ -42,7 +42,7 @@ def converted(name: str, array: ArrayLike, shape: tuple[int, ...], dtype: str) -
         raise ShapeError(f"upload {name}: expected {shape}; got {values.shape}")
     if values.dtype.kind not in ("iu" if dtype == "i32" else "fiu"):
         raise ShapeError(f"upload {name}: expected {dtype}; got {values.dtype}")
-    if dtype == "f32":
+    if dtype == "f32" and values.dtype != np.float32:
         with np.errstate(over="ignore"):
             return values.astype(np.float32, copy=False)
     return values
@@ -50,6 +50,8 @@ def converted(name: str, array: ArrayLike, shape: tuple[int, ...], dtype: str) -
 
 def fits_i32(name: str, values: NDArray[Any]) -> None:
     """Check that integers survive the conversion to 32 bits."""
+    if np.can_cast(values.dtype, np.int32):
+        return
     limits = np.iinfo(np.int32)
     if values.size and (values.min() < limits.min or values.max() > limits.max):
         raise ShapeError(f"upload {name}: some {values.dtype} values do not fit into 32 bits")

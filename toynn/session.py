@@ -8,8 +8,7 @@ LifecycleError, which names the call that is missing.
 """
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from math import isfinite
 from typing import Any, NoReturn, TypeVar
 
@@ -29,6 +28,18 @@ __all__ = ["Session"]
 _COMPUTED = (Role.ACTIVATION, Role.GRADIENT)
 
 T = TypeVar("T")
+
+
+class _Held:
+    """A lock that has been acquired, for a with statement to release."""
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self._lock = lock
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
 
 
 class Session:
@@ -373,15 +384,11 @@ class Session:
                 return parameter.name
         return "none (the sum of squares overflowed)"
 
-    @contextmanager
-    def _exclusively(self, call: str) -> Iterator[None]:
+    def _exclusively(self, call: str) -> "_Held":
         self._check_open()
         if not self._busy.acquire(blocking=False):
             _refuse(call, "while another thread uses this session: wait for it")
-        try:
-            yield
-        finally:
-            self._busy.release()
+        return _Held(self._busy)
 
     # -- Looking -------------------------------------------------------------------------------
 
