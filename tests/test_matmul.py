@@ -65,3 +65,13 @@ def test_refusals_say_what_was_needed():
         matmul.workspace("sideways", 1, 1, 1)
     with pytest.raises(ValueError, match="n_threads >= 1; got 1, 1, 1 and 0"):
         matmul.workspace("forward", 1, 1, 1, n_threads=0)
+
+
+@pytest.mark.parametrize("entry", ["forward", "backward_input", "backward_weight"])
+@pytest.mark.parametrize(
+    "shape", [(64, 512, 96), (1024, 768, 768), (1024, 50257, 768), (300, 700, 1024)]
+)
+def test_scratch_memory_serves_any_smaller_number_of_threads(entry, shape):
+    """A run may use fewer threads than were planned; their groups of panels may be larger."""
+    needs = [matmul.workspace(entry, *shape, n_threads=n) for n in range(1, 33)]
+    assert needs == sorted(needs)
