@@ -2,7 +2,7 @@
 
 A Node is one kernel call, with the tensors that it writes, saves and reads. The nodes stand in the
 order in which they run, in three segments: F (forward), B (backward), U (update). Nothing here
-computes; ops.py says what each kind of node means.
+computes; ops/ says what each kind of node means.
 """
 
 import json
@@ -77,7 +77,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Op:
-    """What a kind of node means. ops.py has one for each kernel entry.
+    """What a kind of node means. ops/ has one for each kernel entry.
 
     ``gradient(back, node, dy)`` records the backward nodes of ``node``; see autograd.py.
     ``inplace`` maps an output's position to that of an input whose memory it may take over.
