@@ -21,7 +21,7 @@ from toynn.formats import gguf, hf
 from toynn.options import RecipeOptions
 from toynn.reports import Memory
 
-__all__ = ["OUTTYPES", "GGUFEngine"]
+__all__ = ["OUTTYPES", "GGUFEngine", "check_tensors"]
 
 Metadata = Mapping[str, Any]
 StrPath = str | PathLike[str]
@@ -36,7 +36,7 @@ _OWN_KEYS = tuple(
 )
 
 
-def _check_tensors(file: Source, shapes: Mapping[str, tuple[int, ...]]) -> None:
+def check_tensors(file: Source, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Check that a file has exactly these tensors, in these shapes.
 
     A model whose head is tied may come with an output.weight, if it equals token_embd.weight.
@@ -148,11 +148,7 @@ class GGUFEngine(SequenceEngine[C]):
         cls, file: Source, t_seq: int = 0, t_batch: int = 1, backend: str = "cpu"
     ) -> Memory:
         """Return the memory that training a file's model would need; none of it is taken."""
-        engine = cls._declared(file, t_seq, t_batch, backend)
-        engine.build_forward()
-        assert engine._step is not None
-        engine._record_update(engine._step)
-        return engine.session.memory()
+        return cls._declared(file, t_seq, t_batch, backend).step_memory()
 
     def export_gguf(self, path: StrPath, outtype: str = "f32", *, overwrite: bool = False) -> None:
         """Write the model; ``outtype`` is that of its matrices: f32, f16, bf16 or q8_0.
@@ -196,6 +192,21 @@ class GGUFEngine(SequenceEngine[C]):
         cls, file: Source, t_seq: int, t_batch: int, backend: str = "cpu", **more: Any
     ) -> Self:
         """Return an engine for a file's model, before it takes any memory."""
+        cfg, options = cls._config_of(file)
+        engine = cls(backend)
+        opts = RecipeOptions(t_seq=t_seq, t_batch=t_batch, **options, **more)
+        try:
+            engine.declare(cfg, opts)
+        except ShapeError as error:  # sizes that no memory could hold
+            refuse(file, str(error))
+        shapes = {name: tensor.shape for name, tensor in engine.tensors.items()}
+        beside = {name: values.shape for name, values in engine._beside().items()}
+        check_tensors(file, shapes | beside)
+        return engine
+
+    @classmethod
+    def _config_of(cls, file: Source) -> tuple[C, dict[str, Any]]:
+        """Return the configuration of a file's model, and the options that it calls for."""
         if file.architecture not in cls.architectures:
             refuse(
                 file,
@@ -208,21 +219,12 @@ class GGUFEngine(SequenceEngine[C]):
         except ConfigError as error:
             refuse(file, str(error))
         hyper.refuse_others()
-        engine = cls(backend)
-        opts = RecipeOptions(t_seq=t_seq, t_batch=t_batch, **options, **more)
-        try:
-            engine.declare(cfg, opts)
-        except ShapeError as error:  # sizes that no memory could hold
-            refuse(file, str(error))
-        shapes = {name: tensor.shape for name, tensor in engine.tensors.items()}
-        beside = {name: values.shape for name, values in engine._beside().items()}
-        _check_tensors(file, shapes | beside)
-        return engine
+        return cfg, options
 
     @classmethod
     @abstractmethod
     def _from_hyper(cls, hyper: Hyper) -> tuple[C, dict[str, Any]]:
-        """Return the configuration of a file's model, and the options that it calls for."""
+        """Return what _config_of does; a ConfigError in here becomes one of the file."""
 
     @abstractmethod
     def _to_hyper(self) -> tuple[str, dict[str, Any]]:
