@@ -2,7 +2,6 @@
 
 import math
 import os
-import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +18,7 @@ from toynn.formats._gguf_header import is_alignment, read_header
 from toynn.formats._gguf_map import is_mapped, map_file
 from toynn.formats._gguf_tensors import BLOCKS
 from toynn.formats._gguf_values import typed
+from toynn.formats.files import free_space
 from toynn.formats.quants import quantize
 
 __all__ = ["write"]
@@ -68,20 +68,13 @@ def write(
         os.replace(temporary, path)
     except OSError as error:
         raise GGUFError(
-            f"{path}: cannot write {nbytes} bytes of tensors ({_free(path.parent)}): "
+            f"{path}: cannot write {nbytes} bytes of tensors ({free_space(path.parent)}): "
             f"{error.strerror or error}"
         ) from error
     finally:
         writer.close()
         with suppress(OSError):
             temporary.unlink()
-
-
-def _free(folder: Path) -> str:
-    try:
-        return f"{shutil.disk_usage(folder).free} bytes free"
-    except OSError as error:
-        return f"folder: {error.strerror}"
 
 
 def _add_metadata(writer: GGUFWriter, path: Path, metadata: Mapping[str, Any]) -> None:
