@@ -10,9 +10,7 @@ from toynn.errors import CheckpointError, ToynnError
 __all__ = ["free_space", "write_atomically"]
 
 
-def write_atomically(
-    path: Path, content: bytes, error: type[ToynnError] = CheckpointError
-) -> None:
+def write_atomically(path: Path, content: bytes, error: type[ToynnError] = CheckpointError) -> None:
     """Replace path by content: after a crash at any moment it holds the old or the new.
 
     Raises ``error``, with the bytes needed and free, and leaves the old file as it was.
