@@ -36,7 +36,7 @@ def write_peft(
     folder = Path(folder)
     for path in (folder / WEIGHTS, folder / CONFIG):
         if os.path.lexists(path) and not overwrite:
-            raise AdapterError(f"{path}: already exists; pass overwrite=True to replace it")
+            raise AdapterError(f"{path}: already exists; pass overwrite=True, or --overwrite, to replace it")
     family = family_of(folder, adapter.architecture)
     if base is not None:
         check(adapter, base)
@@ -83,7 +83,7 @@ def _heads(adapter: Adapter, base: Base | None, weight: str) -> int:
     except KeyError as error:
         raise AdapterError(
             f"{os.fspath(adapter.path)}: {weight}: PEFT has its rows in an order that hangs on the "
-            f"number of heads; name the base model, which says it"
+            f"number of heads; name the base model (base=, or --model)"
         ) from error
 
 

@@ -69,7 +69,7 @@ def load(path: str | os.PathLike[str], base: Base | None = None) -> Adapter:
     if base is None:
         raise AdapterError(
             f"{path}: a PEFT folder says neither the architecture nor the order of rows; name the "
-            f"base model too"
+            f"base model too (base=, or --model)"
         )
     return read_peft(path, base)
 
