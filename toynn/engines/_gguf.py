@@ -18,17 +18,15 @@ from toynn.engines._hyper import Hyper, Source, refuse
 from toynn.engines._sequence import C, SequenceEngine
 from toynn.errors import ConfigError, ShapeError
 from toynn.formats import gguf, hf
+from toynn.formats.gguf import OUTTYPES, stored_as
 from toynn.options import RecipeOptions
 from toynn.reports import Memory
 
-__all__ = ["OUTTYPES", "GGUFEngine", "check_tensors"]
+__all__ = ["GGUFEngine", "check_tensors"]
 
 Metadata = Mapping[str, Any]
 StrPath = str | PathLike[str]
 
-#: What weights can be exported as, with llama.cpp's number for a file that is mostly so.
-OUTTYPES = {"f32": 0, "f16": 1, "q8_0": 7, "bf16": 32}
-Q8_BLOCK = 32
 #: Keys of a file that describe that file and not the model.
 _OWN_KEYS = tuple(
     f"general.{key}"
@@ -57,19 +55,6 @@ def check_tensors(file: Source, shapes: Mapping[str, tuple[int, ...]]) -> None:
         unknown -= {"output.weight"}
     if unknown:
         refuse(file, f"unknown tensors: {', '.join(sorted(unknown))}")
-
-
-def _stored_as(name: str, values: NDArray[np.float32], outtype: str) -> str:
-    """Return the type of one tensor: ``outtype``, or float32 where that does not fit.
-
-    Norms, biases and learned positions stay float32, as in llama.cpp's own converter; so do, in
-    q8_0, matrices whose rows are no whole number of blocks of 32.
-    """
-    if values.ndim < 2 or name == "position_embd.weight":
-        return "f32"
-    if outtype == "q8_0" and values.shape[-1] % Q8_BLOCK:
-        return "f32"
-    return outtype
 
 
 def _passed_on(file: Source) -> dict[str, tuple[Any, str]]:
@@ -173,7 +158,7 @@ class GGUFEngine(SequenceEngine[C]):
         }
         metadata |= {f"{architecture}.{key}": value for key, value in hyper.items()}
         tensors = {
-            name: (values, _stored_as(name, values, outtype))
+            name: (values, stored_as(name, values.shape, outtype))
             for name, values in (self._exported() | self._beside()).items()
         }
         gguf.write(path, metadata, tensors, overwrite=overwrite)
