@@ -22,7 +22,7 @@ from toynn.formats.gguf import OUTTYPES, stored_as
 from toynn.options import RecipeOptions
 from toynn.reports import Memory
 
-__all__ = ["GGUFEngine", "check_tensors"]
+__all__ = ["GGUFEngine", "StrPath", "check_tensors"]
 
 Metadata = Mapping[str, Any]
 StrPath = str | PathLike[str]

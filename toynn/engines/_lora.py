@@ -9,7 +9,8 @@ adapters, their gradients and moments, and the activations.
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
-from math import sqrt
+from math import isclose, sqrt
+from os import fspath
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from toynn import nn, ops
 from toynn._kernels import random
-from toynn.engines._gguf import GGUFEngine, check_tensors
+from toynn.engines._gguf import GGUFEngine, StrPath, check_tensors
 from toynn.engines._sequence import C
 from toynn.engines._targets import AdapterOptions
-from toynn.errors import ConfigError, GGUFError, LifecycleError
-from toynn.formats import quants
+from toynn.errors import AdapterError, ConfigError, GGUFError, LifecycleError
+from toynn.formats import adapters, quants
+from toynn.formats.adapters import Adapter
 from toynn.formats.gguf import GGUFFile
 from toynn.options import RecipeOptions
 from toynn.session import Session
@@ -46,7 +48,7 @@ class LoRAEngine(GGUFEngine[C]):
         super().__init__(backend, n_threads)
         self._lora: AdapterOptions | None = None
         self._trains_adapters = False
-        self._file: GGUFFile | None = None  # of the frozen weights
+        self.file: GGUFFile | None = None  # that the frozen weights lie in
         self._expanded: list[str] = []  # those that are not mapped
         self.adapters = {}
 
@@ -96,7 +98,7 @@ class LoRAEngine(GGUFEngine[C]):
                 "weight_dtype: expected f32, which here means: as the file has them; got "
                 f"{opts.weight_dtype!r}, but frozen weights are not rounded again"
             )
-        self._file = file
+        self.file = file
         self.declare(found, replace(opts, **options))
 
     def realize_for_mmap(self, file: GGUFFile, cfg: C | None, opts: RecipeOptions) -> None:
@@ -112,34 +114,34 @@ class LoRAEngine(GGUFEngine[C]):
             self.session.upload(tensor, np.zeros(tensor.shape, np.float32))
 
     def _declare_weights(self, s: Session) -> None:
-        if self._file is None:
+        if self.file is None:
             super()._declare_weights(s)
             return
         shapes = self._shapes()
         check_tensors(
-            self._file, shapes | {name: array.shape for name, array in self._beside().items()}
+            self.file, shapes | {name: array.shape for name, array in self._beside().items()}
         )
         for name, shape in shapes.items():
             self._tensors[name] = self._declare_frozen(s, name, shape)
         if self._lora is not None:
-            for name in self._lora.resolve(self._file.architecture, shapes):
+            for name in self._lora.resolve(self.file.architecture, shapes):
                 self._declare_adapter(s, name, self._lora)
 
     def _declare_frozen(self, s: Session, name: str, shape: tuple[int, ...]) -> Tensor:
         """Declare a weight of the file: mapped if a matrix or float32, else expanded later."""
-        assert self._file is not None
-        type = self._file.tensors[name].type
+        assert self.file is not None
+        type = self.file.tensors[name].type
         if type == "F32":
-            return s.mapped(name, self._file[name])
+            return s.mapped(name, self.file[name])
         if len(shape) == 1:
             self._expanded.append(name)
             return s.constant(name, shape)
         if type not in quants.BLOCKS:
             raise GGUFError(
-                f"{self._file.path}: {name}: expected a type of {', '.join(quants.BLOCKS)}; "
+                f"{self.file.path}: {name}: expected a type of {', '.join(quants.BLOCKS)}; "
                 f"got {type}"
             )
-        return s.mapped(name, self._file.raw(name), type.lower(), shape)
+        return s.mapped(name, self.file.raw(name), type.lower(), shape)
 
     def _declare_adapter(self, s: Session, name: str, options: AdapterOptions) -> None:
         declare = s.parameter if self._trains_adapters else s.constant
@@ -176,14 +178,72 @@ class LoRAEngine(GGUFEngine[C]):
         """Draw every A from N(0, init_scale); set every B to zero."""
         self.init_adapters("normal", seed, init_scale)
 
+    def adapter(self) -> Adapter:
+        """Return a copy of the adapters, for ``toynn.formats.adapters`` to write."""
+        self._session_for("adapter()")
+        if self.file is None or self._lora is None:
+            raise LifecycleError(f"{type(self).__name__}.adapter: it was realized without adapters")
+        assert self._lora.alpha is not None
+        return Adapter(
+            self.file.architecture,
+            self._lora.alpha,
+            self.adapter_weights(),
+            self._lora.use_rslora,
+            adapters.base_metadata(self.file),
+        )
+
+    def load_adapter(self, adapter: Adapter) -> None:
+        """Replace all adapters by those that were read; AdapterError unless they are alike."""
+        own = {name: layer.scale for name, layer in self.adapters.items()}
+        if self.file is None or not own:
+            raise LifecycleError(
+                f"{type(self).__name__}.load_adapter: it was realized without adapters"
+            )
+        adapters.check(adapter, self.file)
+        path, pairs = fspath(adapter.path), adapter.pairs
+        for name in own.keys() ^ pairs.keys():
+            raise AdapterError(
+                f"{path}: {name} is adapted {'there' if name in pairs else 'here'} only; realize "
+                "with the targets of the adapter (LoRA.realize_from_adapter)"
+            )
+        for name, scale in own.items():
+            rank = self.adapters[name].a.shape[0]
+            if (found := adapter.rank_of(name)) != rank:
+                raise AdapterError(f"{path}: {name}: expected rank {rank}, as here; got {found}")
+            if not isclose(scale, adapter.scale(name), rel_tol=1e-6):  # a file's alpha is float32
+                raise AdapterError(
+                    f"{path}: {name}: expected a scale of {scale:g}, as here; got "
+                    f"{adapter.scale(name):g} (alpha {adapter.alpha:g})"
+                )
+        self.load_weights(adapter.tensors)
+
     def build_training_step(self) -> None:
         """Record and compile the training step."""
-        if self._file is not None and not self.parameters:
+        if self.file is not None and not self.parameters:
             raise LifecycleError(
                 f"{type(self).__name__}.build_training_step: all weights are frozen: "
                 "enable_lora_q() and enable_lora_q_adamw() come before realize_for_mmap()"
             )
         super().build_training_step()
+
+    # -- Files ---------------------------------------------------------------------------------
+
+    def export_gguf(self, path: StrPath, outtype: str = "f32", *, overwrite: bool = False) -> None:
+        """Write the model; see GGUFEngine. Refused over a mapped file, which is there already."""
+        self._check_owned("export_gguf")
+        super().export_gguf(path, outtype, overwrite=overwrite)
+
+    def export_hf(self, path: StrPath) -> None:
+        """Write the model; see GGUFEngine. Refused over a mapped file, which is there already."""
+        self._check_owned("export_hf")
+        super().export_hf(path)
+
+    def _check_owned(self, call: str) -> None:
+        if self.file is not None:
+            raise ConfigError(
+                f"{type(self).__name__}.{call}: the weights are those of {self.file.path}, "
+                "unchanged; write its adapter (LoRA.export_adapter) or both as one (LoRA.save)"
+            )
 
     # -- Weights by name -----------------------------------------------------------------------
 
@@ -193,7 +253,7 @@ class LoRAEngine(GGUFEngine[C]):
 
     def load_weights(self, weights: Mapping[str, ArrayLike]) -> None:
         """Replace all weights; over a mapped file, all adapters, and nothing else."""
-        self._load(weights, self.tensors if self._file is None else self._adapter_tensors())
+        self._load(weights, self.tensors if self.file is None else self._adapter_tensors())
 
     # -- Forward -------------------------------------------------------------------------------
 

@@ -4,11 +4,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite, sqrt
 from numbers import Real
+from os import fspath
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 
-from toynn.errors import ConfigError
+from toynn.errors import AdapterError, ConfigError
 from toynn.formats._hf_names import FAMILIES
+from toynn.formats.adapters import Adapter
 
 __all__ = ["AdapterOptions"]
 
@@ -73,6 +75,24 @@ class AdapterOptions:
         _require(holds, "targets", "at least one name", self.targets)
         object.__setattr__(self, "alpha", float(alpha))
         object.__setattr__(self, "targets", tuple(targets))
+
+    @classmethod
+    def of(cls, adapter: Adapter, dropout: float = 0.0) -> Self:
+        """Return the options by which an adapter that was read is trained on."""
+        ranks = {weight: adapter.rank_of(weight) for weight in adapter.pairs}
+        if not adapter.alpha and len(set(ranks.values())) > 1:
+            raise AdapterError(
+                f"{fspath(adapter.path)}: alpha: expected a number above 0, as the ranks differ; "
+                "got 0"
+            )
+        return cls(
+            adapter.rank,
+            adapter.alpha or None,
+            tuple(ranks),
+            dropout,
+            adapter.use_rslora and bool(adapter.alpha),
+            ranks,
+        )
 
     def rank_of(self, weight: str) -> int:
         """Return the rank of a matrix's adapter."""

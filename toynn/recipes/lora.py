@@ -14,7 +14,10 @@ from typing import Any
 
 from toynn.engines import AdapterOptions, LlamaSeqEngine, LoRAEngine, engine_for
 from toynn.errors import LifecycleError
+from toynn.formats import adapters
 from toynn.formats import gguf as gguf_format
+from toynn.formats.adapters import Adapter
+from toynn.formats.fuse import fuse
 from toynn.formats.gguf import GGUFFile
 from toynn.options import RecipeOptions
 from toynn.recipes._sequence import SequenceRecipe
@@ -63,6 +66,26 @@ class LoRA(SequenceRecipe[LoRAEngine[Any]]):
             engine.init_adapters(init, opts.seed, opts.init_scale)
             engine.build_training_step()
 
+    def realize_from_adapter(
+        self,
+        gguf: StrPath | GGUFFile,
+        adapter: StrPath | Adapter,
+        opts: RecipeOptions,
+        dropout: float = 0.0,
+        checkpointing: bool = False,
+    ) -> None:
+        """Map a file's weights, go on with an adapter of it, compile the step.
+
+        ``adapter`` is a GGUF file, a PEFT folder, or one that was read; targets, rank and alpha are
+        its own. AdamW starts anew. Raises AdapterError if it is for another model.
+        """
+        with self._over("realize_from_adapter", gguf) as (engine, file):
+            found = _read(adapter, file)
+            engine.enable_lora(AdapterOptions.of(found, dropout))
+            engine.realize_for_mmap(file, None, opts)
+            engine.load_adapter(found)
+            engine.build_training_step()
+
     @contextmanager
     def _over(
         self, call: str, gguf: StrPath | GGUFFile
@@ -75,6 +98,42 @@ class LoRA(SequenceRecipe[LoRAEngine[Any]]):
             yield engine, file
         self.engine = engine
         self._show()
+
+    # -- Adapters and files --------------------------------------------------------------------
+
+    def load_adapter(self, adapter: StrPath | Adapter) -> None:
+        """Replace the adapters by those of a GGUF file or PEFT folder; AdamW starts anew.
+
+        Raises AdapterError unless they have the same targets, ranks and scales.
+        """
+        self._check_built("load_adapter")
+        self.engine.load_adapter(_read(adapter, self._base("load_adapter")))
+        self.engine.session.reset_moments()
+
+    def export_adapter(self, path: StrPath, *, overwrite: bool = False) -> None:
+        """Write the adapters as a GGUF file, which llama.cpp loads with --lora."""
+        self._check_built("export_adapter")
+        adapters.write_gguf(path, self.engine.adapter(), overwrite=overwrite)
+
+    def export_peft(self, folder: StrPath, *, overwrite: bool = False) -> None:
+        """Write the adapters as a folder, which PEFT loads on the same model."""
+        base = self._base("export_peft")
+        adapters.write_peft(folder, self.engine.adapter(), base, overwrite=overwrite)
+
+    def save(self, path: StrPath, outtype: str | None = None, *, overwrite: bool = False) -> None:
+        """Write the model with its adapters merged in, as a GGUF file. See toynn.formats.fuse.
+
+        ``outtype`` None keeps the types of the tensors: a quantized one is quantized again, which
+        rounds a part of the adapter away.
+        """
+        self._base("save").check_unchanged()
+        with gguf_format.open(self._base("save").path, check=False) as base:
+            fuse(base, self.engine.adapter(), path, outtype=outtype, overwrite=overwrite)
+
+    def _base(self, call: str) -> GGUFFile:
+        self._check_built(call)
+        assert self.engine.file is not None
+        return self.engine.file
 
     @staticmethod
     def memory_for(
@@ -91,6 +150,10 @@ class LoRA(SequenceRecipe[LoRAEngine[Any]]):
             engine.enable_lora(AdapterOptions(rank, targets=targets, dropout=dropout))
             engine.declare_for_mmap(file, None, opts)
             return engine.step_memory()
+
+
+def _read(adapter: StrPath | Adapter, base: GGUFFile) -> Adapter:
+    return adapter if isinstance(adapter, Adapter) else adapters.load(adapter, base)
 
 
 @contextmanager
