@@ -19,6 +19,7 @@ from libc.math cimport M_PI, cos, log, sin, sqrt
 from libc.stdint cimport uint64_t
 
 from toynn._kernels._common cimport at1
+from toynn._kernels._hash cimport hashed
 
 from toynn._kernels._check import check
 
@@ -48,14 +49,6 @@ cdef inline uint64_t _lcg_skip(uint64_t s, Py_ssize_t steps) noexcept nogil:
 
 
 @cython.overflowcheck(False)
-cdef inline uint64_t _splitmix(uint64_t x) noexcept nogil:
-    x = x + GOLDEN
-    x = (x ^ (x >> 30)) * <uint64_t>0xBF58476D1CE4E5B9
-    x = (x ^ (x >> 27)) * <uint64_t>0x94D049BB133111EB
-    return x ^ (x >> 31)
-
-
-@cython.overflowcheck(False)
 cdef inline uint64_t _xorshift(uint64_t x) noexcept nogil:
     x = x ^ (x << 13)
     x = x ^ (x >> 7)
@@ -64,7 +57,7 @@ cdef inline uint64_t _xorshift(uint64_t x) noexcept nogil:
 
 cdef inline uint64_t _seeded(uint64_t seed, uint64_t stream, uint64_t block) noexcept nogil:
     """A state of xorshift64, which may be anything but 0."""
-    cdef uint64_t state = _splitmix(_splitmix(_splitmix(seed) ^ stream) ^ block)
+    cdef uint64_t state = hashed(seed, stream, block)
     return state if state else GOLDEN
 
 
