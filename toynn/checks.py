@@ -21,6 +21,7 @@ __all__ = [
     "held_by",
     "ids_below",
     "labels_below",
+    "step_and_switch",
 ]
 
 IGNORED = -100  # the integer label of a row that does not count
@@ -128,6 +129,13 @@ def finite(name: str, values: NDArray[Any]) -> None:
     """Check that all settings are finite."""
     if not np.isfinite(values).all():
         raise ConfigError(f"{name}: every number must be finite; got {values.tolist()}")
+
+
+def step_and_switch(name: str, values: NDArray[Any]) -> None:
+    """Check the control of dropout: a step of at least 0, and 1 or 0 for on or off."""
+    step, active = values.tolist()
+    if step < 0 or active not in (0, 1):
+        raise ConfigError(f"{name}: needs (step >= 0, 0 or 1); got ({step}, {active})")
 
 
 def _refuse(name: str, values: NDArray[Any], bad: NDArray[np.bool_], allowed: str) -> None:

@@ -6,7 +6,6 @@ it as they are; the update divides by the sum of the weights, as it reads them.
 
 from collections.abc import Iterable
 from math import isfinite
-from typing import Protocol
 
 import numpy as np
 
@@ -17,10 +16,6 @@ from toynn.storage import Storage
 from toynn.tape import Role, Tape, Tensor
 
 __all__ = ["Updates"]
-
-
-class _Recorder(Protocol):
-    tape: Tape
 
 
 class Updates:
@@ -64,7 +59,7 @@ class Updates:
             self._gradients[parameter] = gradient
         return self._gradients[parameter]
 
-    def record_adamw(self, s: _Recorder, w: Tensor, hp: Tensor) -> tuple[Tensor, Tensor]:
+    def record_adamw(self, s: ops.Recorder, w: Tensor, hp: Tensor) -> tuple[Tensor, Tensor]:
         """Record the update of one parameter, and before the first the norm of all gradients."""
         if s.tape.nodes[-1].segment != "U":
             every = self._storage.whole(Role.GRADIENT)
