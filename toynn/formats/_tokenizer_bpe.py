@@ -15,6 +15,8 @@ from toynn.formats._tokenizer_vocab import TokenType, Vocab
 
 __all__ = ["BPE", "letters"]
 
+MISSING = "\ufdd0"  # not a character: stands for a byte without a token, so that none merge over it
+
 
 def letters() -> list[str]:
     """Return how GPT-2's tokenizer and its kin spell each byte: all of them as letters one can see.
@@ -34,10 +36,13 @@ class BPE:
         assert vocab.kind is not None
         self._vocab = vocab
         self._bytes = {letter: byte for byte, letter in enumerate(letters())}
-        ids = {text: id for id, text in enumerate(vocab.tokens)}
+        ids = {text: id for id, text in enumerate((*vocab.tokens, MISSING))}
         try:
             model = library.models.BPE(
-                ids, list(_pairs(vocab)), ignore_merges=vocab.kind.whole_words
+                ids,
+                list(_pairs(vocab)),
+                unk_token=MISSING,
+                ignore_merges=vocab.kind.whole_words,
             )
         except Exception as error:  # the library raises no narrower one
             raise GGUFError(
@@ -51,14 +56,15 @@ class BPE:
         )
 
     def encode(self, text: str, continues: bool) -> list[int]:
-        """Return the ids of a text."""
+        """Return the ids of a text. Bytes that no token spells are left out, as llama.cpp does."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
+        missing = len(self._vocab.tokens)
+        return [id for id in ids if id != missing] if missing in ids else ids
 
     def piece(self, id: int) -> bytes:
         """Return the bytes that a token stands for."""
         text = self._vocab.tokens[id]
-        if self._vocab.types[id] != TokenType.NORMAL:
+        if self._vocab.declared[id] != TokenType.NORMAL:
             return text.encode()
         spelled = self._bytes
         return b"".join(

@@ -25,7 +25,7 @@ TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*"
     rf"|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{SPACES}"
 )
-CJK = r"[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
+CJK = r"[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff&&\S]+"
 #: Letters that have a case, as the tokenizer.json of deepseek-llm lists them.
 CASED = (
     "A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af"
@@ -70,7 +70,7 @@ _BLOOM = Kind((BLOOM,))
 KINDS: dict[str, Kind] = {
     "default": _DEFAULT,
     **dict.fromkeys(("gpt-2", "phi-2", "gigachat", "a.x-4.0", "mellum", "exaone4"), _GPT2),
-    **dict.fromkeys(("mpt", "olmo", "gpt-neox", "jais", "trillion", "granite-docling"), _GPT2),
+    **dict.fromkeys(("mpt", "olmo", "jais", "trillion", "granite-docling"), _GPT2),
     **dict.fromkeys(("starcoder", "refact", "command-r", "smollm", "codeshell"), _DIGITS),
     **dict.fromkeys(("exaone", "minerva-7b", "mellum2"), _DIGITS),
     **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1"), _LLAMA3_BOS),
@@ -84,7 +84,7 @@ KINDS: dict[str, Kind] = {
         (
             r"[\r\n]",
             rf"\s?[{CASED}]+",
-            r"\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
+            r"\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3001\u3002]+",
             r"\s+\z",
             CJK,
             r"\p{N}+",

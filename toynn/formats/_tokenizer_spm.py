@@ -22,10 +22,11 @@ __all__ = ["SPACE", "SentencePiece"]
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 BPE = 2  # TrainerSpec.ModelType
 
-#: SentencePiece's types that differ in a text. What else the file calls a token is a normal one:
-#: Tokenizer has matched the user's own before, and llama.cpp merges into unused ones, too.
-NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6
-KEPT = {TokenType.UNKNOWN: UNKNOWN, TokenType.CONTROL: CONTROL, TokenType.BYTE: BYTE}
+NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6  # ModelProto.SentencePiece.Type
+HIDDEN = (TokenType.CONTROL, TokenType.UNKNOWN)
+
+#: How tokens for bytes are spelled.
+SPELLED = {f"<0x{byte:02X}>": byte for byte in range(256)}
 
 
 class SentencePiece:
@@ -51,9 +52,9 @@ class SentencePiece:
 
     def piece(self, id: int) -> bytes:
         """Return the bytes that a token stands for."""
-        text, type = self._vocab.tokens[id], self._vocab.types[id]
-        if type == TokenType.BYTE:
-            return bytes((int(text[3:5], 16),))
+        text, type = self._vocab.tokens[id], self._vocab.declared[id]
+        if type == TokenType.BYTE and text in SPELLED:
+            return bytes((SPELLED[text],))
         if type == TokenType.NORMAL:
             text = text.replace(SPACE, " ")
         return text.encode("utf-8", "surrogateescape")
@@ -62,11 +63,10 @@ class SentencePiece:
 def _model(vocab: Vocab) -> bytes:
     """Return a ModelProto: the pieces, the kind of model, and to leave the text as it is."""
     types = _types(vocab)
+    texts = (text.encode("utf-8", "surrogateescape") for text in vocab.tokens)
     pieces = b"".join(
-        _bytes(
-            1, _bytes(1, text.encode("utf-8", "surrogateescape")) + _float(2, score) + _int(3, type)
-        )
-        for text, score, type in zip(vocab.tokens, vocab.scores.tolist(), types, strict=True)
+        _bytes(1, _bytes(1, text) + _float(2, score) + _int(3, type))
+        for text, score, type in zip(texts, vocab.scores.tolist(), types, strict=True)
     )
     trainer = _int(3, BPE) + _int(35, int(BYTE in types))
     as_it_is = _bytes(1, b"identity") + _int(3, 0) + _int(4, 0) + _int(5, 1)
@@ -74,25 +74,21 @@ def _model(vocab: Vocab) -> bytes:
 
 
 def _types(vocab: Vocab) -> list[int]:
-    """Return the pieces' types: exactly one is unknown, and bytes are whole or not there."""
-    types = [
-        KEPT.get(TokenType(type), NORMAL) if type in KEPT else NORMAL
-        for type in vocab.types.tolist()
-    ]
+    """Return the pieces' types: exactly one is unknown, and bytes are all there or none.
+
+    What else the file calls a token is a normal one: Tokenizer has matched the user's own before,
+    and llama.cpp merges into unused ones, too.
+    """
     if vocab.unknown is None:
         raise GGUFError(
             f"{vocab.path}: tokenizer.ggml.unknown_token_id: expected the id of a token; got none"
         )
-    for id, type in enumerate(types):
-        if type == UNKNOWN:
-            types[id] = CONTROL
+    has_bytes = SPELLED.keys() <= set(vocab.tokens)
+    types = [
+        BYTE if has_bytes and text in SPELLED else CONTROL if type in HIDDEN else NORMAL
+        for text, type in zip(vocab.tokens, vocab.types.tolist(), strict=True)
+    ]
     types[vocab.unknown] = UNKNOWN
-    found = {vocab.tokens[id] for id, type in enumerate(types) if type == BYTE}
-    if found and found != {f"<0x{byte:02X}>" for byte in range(256)}:
-        raise GGUFError(
-            f"{vocab.path}: tokenizer.ggml.token_type: expected the 256 byte tokens <0x00> to "
-            f"<0xFF>, or none; got {len(found)}, such as {min(found)!r}"
-        )
     return types
 
 

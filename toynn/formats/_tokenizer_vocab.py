@@ -63,7 +63,8 @@ class Vocab:
 
     path: Path
     tokens: list[str]
-    types: NDArray[np.int32]
+    types: NDArray[np.int32]  # TokenType; by their texts some are CONTROL that are not declared so
+    declared: NDArray[np.int32]  # as the file has them
     scores: NDArray[np.float32]
     merges: list[str]
     kind: Kind | None  # of byte-level BPE; None: SentencePiece
@@ -102,7 +103,8 @@ def read_vocab(file: GGUFFile) -> Vocab:
             f"{file.path}: {PREFIX}tokens: expected each text once; "
             f"{tokens[twice]!r} is token {twice} and token {ids[tokens[twice]]}"
         )
-    types = _numbers(file, "token_type", "i", len(tokens), int(TokenType.NORMAL)).astype(np.int32)
+    declared = _numbers(file, "token_type", "i", len(tokens), int(TokenType.NORMAL))
+    types = declared.astype(np.int32)
     scores = _numbers(file, "scores", "fi", len(tokens), 0).astype(np.float32)
     bos = _id(file, "bos", len(tokens), None if bpe else 1)
     eos = _id(file, "eos", len(tokens), None if bpe else 2)
@@ -119,6 +121,7 @@ def read_vocab(file: GGUFFile) -> Vocab:
         path=file.path,
         tokens=tokens,
         types=types,
+        declared=declared.astype(np.int32),
         scores=scores,
         merges=_texts(file, "merges") if bpe else [],
         kind=kind,

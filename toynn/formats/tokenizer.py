@@ -301,7 +301,7 @@ class Stream:
         """Return the text that an id completes: none, or some whole characters."""
         piece = self._tokenizer.piece(id)
         vocab = self._tokenizer._vocab
-        type = vocab.types[id]
+        type = vocab.declared[id]
         if type == TokenType.CONTROL or type == TokenType.UNKNOWN:
             piece = piece if self._special else b""
         elif self._drop_space and type != TokenType.USER_DEFINED:
@@ -333,6 +333,7 @@ def _byte_vocab(path: str | PathLike[str]) -> Vocab:
         path=Path(path),
         tokens=[f"<0x{byte:02X}>" for byte in range(BYTES)],
         types=np.full(BYTES, TokenType.BYTE, np.int32),
+        declared=np.full(BYTES, TokenType.BYTE, np.int32),
         scores=np.zeros(BYTES, np.float32),
         merges=[],
         kind=None,
