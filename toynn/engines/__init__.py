@@ -7,6 +7,7 @@ from toynn.engines._hyper import refuse
 from toynn.engines._sequence import SequenceEngine
 from toynn.engines.gpt2 import GPT2Config, GPT2SeqEngine
 from toynn.engines.llama import LlamaConfig, LlamaSeqEngine
+from toynn.engines.vit import ViTConfig, ViTEngine
 from toynn.formats.gguf import GGUFFile
 from toynn.reports import Memory
 
@@ -17,6 +18,8 @@ __all__ = [
     "LlamaConfig",
     "LlamaSeqEngine",
     "SequenceEngine",
+    "ViTConfig",
+    "ViTEngine",
     "memory_for",
 ]
 

@@ -10,7 +10,7 @@ from toynn.ops.attention import attention
 from toynn.ops.elementwise import ACCUMULATE, ADD, SCALE, add, gelu, rounded, scale, silu, swiglu
 from toynn.ops.linear import embedding, linear
 from toynn.ops.loss import cross_entropy
-from toynn.ops.rows import layernorm, rmsnorm, rope, softmax
+from toynn.ops.rows import class_token, layernorm, rmsnorm, rope, softmax
 from toynn.ops.update import adamw_step, grad_norm
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "adamw_step",
     "add",
     "attention",
+    "class_token",
     "cross_entropy",
     "embedding",
     "gelu",
