@@ -8,6 +8,7 @@ from toynn.engines._sequence import SequenceEngine
 from toynn.engines._targets import AdapterOptions
 from toynn.engines.gpt2 import GPT2Config, GPT2SeqEngine
 from toynn.engines.llama import LlamaConfig, LlamaSeqEngine
+from toynn.engines.vit import ViTConfig, ViTEngine
 from toynn.formats.gguf import GGUFFile
 from toynn.reports import Memory
 
@@ -20,6 +21,8 @@ __all__ = [
     "LlamaSeqEngine",
     "LoRAEngine",
     "SequenceEngine",
+    "ViTConfig",
+    "ViTEngine",
     "engine_for",
     "memory_for",
 ]
