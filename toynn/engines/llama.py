@@ -317,14 +317,17 @@ class LlamaSeqEngine(GGUFEngine[LlamaConfig]):
         if self.config.donor_d_in:
             x = ops.linear(s, x, self._matrix("lens.proj"))
         for n in range(self.n_layers):
-            block = f"blk.{n}"
-            normed = self._norm(x, f"{block}.attn_norm")
-            x = ops.add(s, x, self._record_attention(normed, positions, block, batch))
-            normed = self._norm(x, f"{block}.ffn_norm")
-            matrices = (self._matrix(f"{block}.ffn_{part}") for part in ("gate", "up", "down"))
-            x = ops.add(s, x, nn.gated_mlp(s, normed, *matrices))
+            with s.tape.block(f"blk.{n}"):
+                x = self._record_block(x, positions, f"blk.{n}", batch)
         x = self._norm(x, "output_norm")
         return ops.linear(s, x, self._matrix("output" if self.options.untied else "token_embd"))
+
+    def _record_block(self, x: Tensor, positions: Tensor, block: str, batch: int) -> Tensor:
+        s, normed = self.session, self._norm(x, f"{block}.attn_norm")
+        x = ops.add(s, x, self._record_attention(normed, positions, block, batch))
+        normed = self._norm(x, f"{block}.ffn_norm")
+        matrices = (self._matrix(f"{block}.ffn_{part}") for part in ("gate", "up", "down"))
+        return ops.add(s, x, nn.gated_mlp(s, normed, *matrices))
 
     def _record_attention(self, x: Tensor, positions: Tensor, block: str, batch: int) -> Tensor:
         """Record grouped-query attention of x (B T, C). Source: arXiv:2305.13245."""
