@@ -1,6 +1,6 @@
 """An engine over the frozen weights of a GGUF file, which stay where they are, and LoRA on top.
 
-    y = W x + b + s B A x      W (out, in) in the file; A (r, in) and B (out, r) trained
+    y = W x + b + s B A dropout(x)      W (out, in) in the file; A (r, in), B (out, r) trained
 
 The file is mapped, and its matrices are multiplied by in the type that they have: no float32 copy
 of one exists, and no gradient of one is computed. Memory of the engine's own is that of the
@@ -257,11 +257,18 @@ class LoRAEngine(GGUFEngine[C]):
 
     # -- Forward -------------------------------------------------------------------------------
 
+    def _drops(self) -> bool:
+        return self._lora is not None and self._trains_adapters and self._lora.dropout > 0
+
     def _project(self, x: Tensor, name: str, activation: str | None = None) -> Tensor:
         """Record f(W x + b), with what an adapter of W adds; every product with weights is here."""
-        bias = self.tensors.get(f"{name}.bias")
+        s, bias = self.session, self.tensors.get(f"{name}.bias")
         adapter = self.adapters.get(f"{name}.weight")
-        return nn.linear(self.session, x, self._matrix(name), bias, activation, adapter)
+        seen = x
+        if adapter is not None and self._dropout is not None and self._lora is not None:
+            site = list(self.adapters).index(f"{name}.weight")
+            seen = ops.dropout(s, x, self._lora.dropout, self._dropout, site)
+        return nn.linear(s, x, self._matrix(name), bias, activation, adapter, seen)
 
     def _matrix(self, name: str) -> Tensor:
         """Return a matrix as it is multiplied: rounded, if the weights' type is not float32."""
