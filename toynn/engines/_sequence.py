@@ -363,7 +363,7 @@ class SequenceEngine(ABC, Generic[C]):
         Without ``batch``, ids that are as many as a training step's are t_batch sequences; others
         are one sequence, or, where they exceed the context, whole sequences of t_seq.
         """
-        self._check_built("logits")
+        self._session_for("logits()")
         ids = np.asarray(ids)
         if batch is None:
             several = ids.size > self.context or ids.size == self.t_batch * self.t_seq
