@@ -1,6 +1,6 @@
 """LoRA over the frozen weights of a GGUF file, quantized or not.
 
-    y = W x + b + s B A x      W (out, in) in the file; A (r, in) and B (out, r) trained
+    y = W x + b + s B A dropout(x)      W (out, in) in the file; A (r, in), B (out, r) trained
 
 The file is mapped and multiplied by as it is: a step computes forward and the gradients of A and B,
 and memory is needed for those, their moments and the activations alone.
