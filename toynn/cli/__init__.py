@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import toynn
-from toynn.cli import bench, config, info, train
+from toynn.cli import bench, config, info, predict, train
 from toynn.errors import ConfigError, ToynnError
 
 __all__ = ["main"]
@@ -59,5 +59,6 @@ def _parser() -> Parser:
     train.add_parser(commands)
     bench.add_parser(commands)
     info.add_parser(commands)
+    predict.add_parser(commands)
     config.add_parser(commands)
     return parser

@@ -2,7 +2,7 @@
 
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import toynn
@@ -100,7 +100,7 @@ def run_loop(
     arguments: Namespace,
     recipe: Recipe,
     batches: Iterator[Batch],
-    valid: Sequence[Batch],
+    valid: Iterable[Batch],
     optimizer: AdamW,
     schedule: Schedule,
     folder: RunFolder,
