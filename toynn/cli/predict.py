@@ -48,7 +48,9 @@ def predict(arguments: Namespace) -> int:
         for error in errors:
             print(f"toynn: error: {error}", file=sys.stderr)
             code = 2
-        rows = engine.probabilities(np.stack(pictures)) if pictures else []
+        if not pictures:
+            continue
+        rows = engine.probabilities(np.stack(pictures))
         for path, row in zip(paths, rows, strict=True):
             print(path)
             for label in np.argsort(-row, kind="stable")[: arguments.top].tolist():

@@ -3,7 +3,7 @@
 A run folder holds config.toml (the resolved configuration), metrics.jsonl (one object per report),
 model.safetensors (the best weights by validation loss), model.gguf (the same, as llama.cpp reads
 them; not of a model of pictures), sample.txt (text that the trained model wrote) and, where
-matplotlib is installed, loss.png (both losses) and confusion.png (which classes were taken for which).
+matplotlib is installed, loss.png (both losses) and confusion.png (of a classifier's mistakes).
 """
 
 import contextlib
