@@ -54,6 +54,8 @@ def described(file: SafeTensors, told: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in told.items():
         if stored.get(name, value) != value:
             _refuse(file, f"its {name} is {stored[name]!r}; got {value!r}: leave it out")
+    if stored.get("n_layers") != _blocks(file):
+        _refuse(file, f"{CONFIG} has {stored.get('n_layers')!r} layers, the file {_blocks(file)}")
     return stored
 
 
@@ -67,7 +69,6 @@ def _from_shapes(file: SafeTensors) -> dict[str, Any]:
             f"needs square pictures and patches, and a class token; got pos_embed of {tokens} "
             f"rows, patches of {patch} x {width}",
         )
-    blocks = {name.split(".")[1] for name in file.tensors if name.startswith("blocks.")}
     head = _shape(file, "head.weight", 2) if "head.weight" in file.tensors else None
     return {
         "image": side * patch,
@@ -76,11 +77,15 @@ def _from_shapes(file: SafeTensors) -> dict[str, Any]:
         "d_model": d_model,
         "n_heads": max(1, d_model // _HEAD_CHANNELS),
         "d_ff": hidden,
-        "n_layers": len(blocks),
+        "n_layers": _blocks(file),
         "classes": head[0] if head else None,
         "norm": "layernorm" if "norm.bias" in file.tensors else "rmsnorm",
         "bias": "patch_embed.proj.bias" in file.tensors,
     }
+
+
+def _blocks(file: SafeTensors) -> int:
+    return len({name.split(".")[1] for name in file.tensors if name.startswith("blocks.")})
 
 
 def check_tensors(file: SafeTensors, shapes: Shapes, passed_over: Collection[str] = ()) -> None:
@@ -107,10 +112,9 @@ def resampled(positions: Floats, side: int) -> Floats:
     old = isqrt(positions.shape[1] - 1)
     grid = positions[0, 1:].reshape(old, old, -1).astype(np.float64)
     along = _resizing(old, side)
-    resized = np.einsum("ai,bj,ijc->abc", along, along, grid, optimize=True).reshape(
-        1, side * side, -1
-    )
-    return np.concatenate([positions[:, :1], resized.astype(np.float32)], axis=1)
+    resized = np.einsum("ai,bj,ijc->abc", along, along, grid, optimize=True)
+    rows = resized.reshape(1, side * side, -1).astype(np.float32)
+    return np.concatenate([positions[:, :1], rows], axis=1)
 
 
 def _resizing(old: int, new: int) -> NDArray[np.float64]:

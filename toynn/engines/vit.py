@@ -238,8 +238,11 @@ class ViTEngine(Engine[ViTConfig, Pass]):
             stored = ViTConfig(**(fields | {"classes": fields.get("classes") or classes}))
         except (ConfigError, TypeError) as error:
             raise DataError(f"{path}: {error}") from error
-        wanted = {"image": image, "classes": classes}
-        cfg = replace(stored, **{name: n for name, n in wanted.items() if n is not None})
+        cfg = replace(
+            stored,
+            image=stored.image if image is None else image,
+            classes=stored.classes if classes is None else classes,
+        )
         head = {name for name in cfg.shapes() if name.startswith("head.")}
         new_head = head if cfg.classes != fields.get("classes") else set()
         check_tensors(file, stored.shapes(), new_head)
