@@ -1,6 +1,6 @@
 """Reverse-mode differentiation of a tape: from the loss back, each node records its own backward.
 
-The rules live in ops.py beside the ops. This module owns what they have in common: which tensors
+The rules live in ops/ beside the ops. This module owns what they have in common: which tensors
 want a gradient, where it goes, and that contributions from several uses are added.
 Source: Griewank & Walther, Evaluating Derivatives, 2nd ed. 2008, chapter 3.
 """

@@ -2,7 +2,7 @@
 
 A Node is one kernel call, with the tensors that it writes, saves and reads. The nodes stand in the
 order in which they run, in three segments: F (forward), B (backward), U (update). Nothing here
-computes; ops.py says what each kind of node means.
+computes; ops/ says what each kind of node means.
 """
 
 import json
@@ -12,13 +12,12 @@ from enum import Enum
 from math import prod
 from typing import Any
 
+from toynn import dtypes
 from toynn.backends.protocol import Accumulate
 from toynn.checks import Check
 from toynn.errors import ConfigError, LifecycleError, ShapeError
 
 __all__ = ["Node", "Op", "Role", "Tape", "Tensor"]
-
-ITEMSIZE = 4  # bytes of an element: float32 and int32 alike
 
 
 class Role(Enum):
@@ -29,6 +28,7 @@ class Role(Enum):
     MOMENT = "moment"  # of AdamW; owned by the session
     GRADIENT = "gradient"  # of a parameter; owned by the session
     STATE = "state"  # scalars of the optimizer; owned by the session
+    PERSISTENT = "persistent"  # what one run leaves to the next; owned by the session
     INPUT = "input"  # uploaded; lives as long as its tape
     ACTIVATION = "activation"  # lives from its producer to its last reader
 
@@ -37,6 +37,7 @@ class Role(Enum):
 class Tensor:
     """A handle: a name, a shape and a role. The planner gives it a place in memory.
 
+    ``dtype`` is "f32", "i32" or, for frozen weights that are mapped, one of ``dtypes.BLOCKS``.
     A tensor with a ``base`` is the part of that tensor which starts ``offset`` elements in.
     """
 
@@ -55,7 +56,7 @@ class Tensor:
     @property
     def nbytes(self) -> int:
         """Size in bytes."""
-        return self.size * ITEMSIZE
+        return dtypes.nbytes(self.dtype, self.size)
 
     @property
     def root(self) -> "Tensor":
@@ -77,12 +78,13 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Op:
-    """What a kind of node means. ops.py has one for each kernel entry.
+    """What a kind of node means. ops/ has one for each kernel entry.
 
     ``gradient(back, node, dy)`` records the backward nodes of ``node``; see autograd.py.
     ``inplace`` maps an output's position to that of an input whose memory it may take over.
     ``weights`` lists the outputs that are gradients of weights: the kernel adds to them when told
-    to accumulate, and leaves out one that is null. ``integers`` lists the inputs that are i32.
+    to accumulate, and leaves out one that is null. ``integers`` lists the inputs that are i32,
+    ``blocks`` those that may be of a block type: the kernel is told which by a size, "type".
     """
 
     kernel: str  # module and entry of toynn._kernels: "rmsnorm.forward"
@@ -90,6 +92,7 @@ class Op:
     gradient: Callable[[Any, "Node", Tensor], None] | None = None
     inplace: Mapping[int, int] = field(default_factory=dict)
     integers: tuple[int, ...] = ()
+    blocks: tuple[int, ...] = ()
     updates: bool = False  # it belongs to segment U
     weights: tuple[int, ...] = ()
     nbytes: Callable[[Mapping[str, int]], int] | None = None  # default: each tensor once
@@ -182,7 +185,8 @@ class Tape:
         if foreign and root.role in (Role.ACTIVATION, Role.INPUT):
             raise ConfigError(f"{op.kernel}: {root.name} was recorded on another tape")
         needed = "i32" if position in op.integers else "f32"
-        if tensor.dtype != needed:
+        packed = position in op.blocks and tensor.dtype in dtypes.BLOCKS
+        if tensor.dtype != needed and not packed:
             raise ShapeError(f"{op.kernel}: {root.name} must be {needed}; got {tensor.dtype}")
 
     def new(self, name: str, shape: tuple[int, ...]) -> Tensor:

@@ -107,8 +107,12 @@ def run_loop(
     *,
     unit: str = "tokens",
     measure: Callable[[Any], Mapping[str, float]] | None = None,
+    on_best: Callable[[Any], object] | None = None,
 ) -> Result:
-    """Train; fill metrics.jsonl, show the progress, keep the best weights."""
+    """Train; fill metrics.jsonl, show the progress, keep the best weights.
+
+    ``measure`` and ``on_best`` are the loop's; by default the weights alone are kept.
+    """
     options = LoopOptions(
         steps=arguments.steps,
         grad_accum=arguments.grad_accum,
@@ -130,7 +134,7 @@ def run_loop(
             measure=measure,
             on_step=progress.step,
             on_report=[metrics.write, progress],
-            on_best=folder.save_weights,
+            on_best=on_best or folder.save_weights,
         ).run()
 
 

@@ -1,22 +1,18 @@
 """``toynn predict --model RUN IMAGE...``: the classes of pictures, with their probabilities."""
 
 import sys
-import tomllib
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load_file
 
 import toynn
 from toynn.cli._numbers import whole
 from toynn.data.images import Picture, read_picture
 from toynn.engines import ViTConfig, ViTEngine
-from toynn.errors import CheckpointError, ConfigError, DataError
-from toynn.options import RecipeOptions
+from toynn.errors import DataError
 
 __all__ = ["add_parser"]
 
@@ -28,8 +24,8 @@ def add_parser(commands: Any) -> None:
     """Add the command to the parser's commands."""
     help_ = "say what is on pictures"
     parser = commands.add_parser("predict", help=help_, description=help_, allow_abbrev=False)
-    folder = "the folder of a run of `toynn train vit`"
-    parser.add_argument("--model", required=True, type=Path, metavar="RUN", help=folder)
+    model = "the folder of a run of `toynn train vit`, or a .safetensors file with timm's names"
+    parser.add_argument("--model", required=True, type=Path, metavar="RUN", help=model)
     parser.add_argument("images", nargs="+", metavar="IMAGE", help="a file with a picture")
     top = "how many classes to name (default 5)"
     parser.add_argument("--top", type=whole(1), default=5, metavar="N", help=top)
@@ -42,56 +38,32 @@ def predict(arguments: Namespace) -> int:
     """Print the likeliest classes of each picture; return 2 if one cannot be read."""
     if arguments.threads is not None:
         toynn.set_num_threads(arguments.threads)
-    engine, classes = load(arguments.model)
+    path = arguments.model
+    engine = ViTEngine.load(path / "model.safetensors" if path.is_dir() else path)
+    names = engine.class_names or tuple(map(str, range(engine.config.classes)))
     code = 0
     for paths, pictures, errors in _batches(arguments.images, engine.config):
         for error in errors:
-            print(f"toynn: error: {error}", file=sys.stderr)
+            print("toynn: error:", str(error).replace("\n", " "), file=sys.stderr)
             code = 2
         if not pictures:
             continue
         rows = engine.probabilities(np.stack(pictures))
         for path, row in zip(paths, rows, strict=True):
-            print(path)
+            print(_printable(path))
             for label in np.argsort(-row, kind="stable")[: arguments.top].tolist():
-                name = "".join(c if c.isprintable() else UNPRINTABLE for c in classes[label])
-                print(f"  {row[label]:7.2%}  {name}")
+                print(f"  {row[label]:7.2%}  {_printable(names[label])}")
     return code
 
 
-def load(folder: Path) -> tuple[ViTEngine, tuple[str, ...]]:
-    """Return the model of a run folder, and the names of its classes."""
-    path = folder / "config.toml"
-    try:
-        tables = tomllib.loads(path.read_text("utf-8"))
-        model, classes = tables["model"], tuple(map(str, tables["data"]["classes"]))
-    except OSError as error:
-        raise ConfigError(
-            f"{path}: cannot read: {error.strerror}; expected a run folder"
-        ) from error
-    except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"{path}: not of a run of `toynn train vit`: {error}") from error
-    try:
-        config = ViTConfig(**model)
-    except TypeError as error:
-        raise ConfigError(f"{path}: [model] is not that of a vision transformer") from error
-    if len(classes) != config.classes:
-        raise ConfigError(f"{path}: {len(classes)} names for {config.classes} classes")
-    engine = ViTEngine()
-    engine.realize_for_random_init(config, RecipeOptions())
-    weights = folder / "model.safetensors"
-    try:
-        engine.load_weights(load_file(weights))
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{weights}: cannot read: {error}") from error
-    engine.build_training_step()
-    return engine, classes
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else UNPRINTABLE for c in text)
 
 
 def _batches(
     paths: list[str], config: ViTConfig
 ) -> Iterator[tuple[list[str], list[Picture], list[DataError]]]:
-    """Yield paths, their pictures, and the errors of paths without."""
+    """Yield paths, their pictures, and the errors of the paths without one."""
     for first in range(0, len(paths), BATCH):
         good: list[str] = []
         pictures: list[Picture] = []

@@ -1,5 +1,6 @@
 """``toynn train vit``: from labelled pictures to a classifier in a run folder."""
 
+import math
 import time
 from argparse import ArgumentParser, Namespace
 from collections import Counter
@@ -47,7 +48,11 @@ FRESH = {
     "act": "gelu",
     "no_bias": False,
     "patch": None,
+    "init_scale": None,
 }
+#: What the shapes in a file of timm's do not say, so that --init-from may need to be told.
+NOT_IN_SHAPES = {"heads", "act"}
+INIT_SCALE = 50  # over the root of the width: blocks then start with a std of 1 / that root
 EVAL_BATCH = 64
 
 
@@ -78,6 +83,10 @@ def _add_model_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--act", choices=("gelu", "silu"), help=act)
     bias = "leave out the biases of linear layers"
     parser.add_argument("--no-bias", action="store_true", default=None, help=bias)
+    scale = (
+        "factor of the standard deviation of the blocks' matrices, 0.02 (default 50 / sqrt(width))"
+    )
+    parser.add_argument("--init-scale", type=real(0), metavar="N", help=scale)
     source = "start from a .safetensors file with timm's names, or from the folder of a run"
     parser.add_argument("--init-from", metavar="PATH", help=source)
 
@@ -129,7 +138,7 @@ def train_vit(arguments: Namespace) -> int:
     print(f"run folder  {folder.path}", flush=True)
     result = run_loop(
         arguments, recipe, batches, valid, optimizer, schedule, folder, unit="images",
-        measure=measure,
+        measure=measure, on_best=lambda _: recipe.save(folder.model, overwrite=True),
     )  # fmt: skip
 
     recipe.engine.load_weights(folder.load_weights())
@@ -150,19 +159,34 @@ def build(arguments: Namespace, data: ImageData) -> tuple[Any, AdamW, Any]:
     optimizer = AdamW.for_lora()
     optimizer.weight_decay = arguments.weight_decay
     recipe = VitTiny()
-    options = RecipeOptions(t_batch=arguments.batch, seed=arguments.seed)
-    recipe.realize(_config(arguments, data), options)
+    if arguments.init_from is None:
+        scale = arguments.init_scale or INIT_SCALE / math.sqrt(arguments.d_model)
+        options = RecipeOptions(t_batch=arguments.batch, seed=arguments.seed, init_scale=scale)
+        recipe.realize(_config(arguments, data), options)
+    else:
+        path = Path(arguments.init_from)
+        recipe.realize_from(
+            path / "model.safetensors" if path.is_dir() else path,
+            RecipeOptions(t_batch=arguments.batch, seed=arguments.seed),
+            classes=len(data.classes),
+            image=arguments.image_size,
+            n_heads=arguments.heads,
+            act=arguments.act,
+        )
+    recipe.engine.class_names = data.classes
     return recipe, optimizer, cosine(arguments)
 
 
 def _resolve(arguments: Namespace) -> None:
     """Fill in what was not given; refuse what contradicts itself."""
     resolve_run(arguments)
-    for name, value in FRESH.items():
-        given = getattr(arguments, name)
-        if arguments.init_from is None and given is None:
-            setattr(arguments, name, value)
-        if arguments.init_from is not None and given is not None:
+    if arguments.init_from is None:
+        for name, value in FRESH.items():
+            if getattr(arguments, name) is None:
+                setattr(arguments, name, value)
+        return
+    for name in FRESH.keys() - NOT_IN_SHAPES:
+        if getattr(arguments, name) is not None:
             option = name.replace("_", "-")
             raise ConfigError(f"--{option}: the model that --init-from names has its own")
 
