@@ -8,6 +8,7 @@ from typing import Any
 
 import toynn
 from toynn.adamw import AdamW
+from toynn.cli import vit
 from toynn.cli._numbers import whole
 from toynn.cli._run import (
     add_run_arguments,
@@ -45,6 +46,7 @@ def add_parser(commands: Any) -> None:
         _add_arguments(parser, name)
         model.add_arguments(parser)
         parser.set_defaults(run=train_model)
+    vit.add_parser(recipes)
 
 
 def _add_arguments(parser: ArgumentParser, recipe: str) -> None:

@@ -5,22 +5,30 @@ none). Source: Dosovitskiy et al. 2020, An Image is Worth 16x16 Words, arXiv:201
 ViT-Tiny: Touvron et al. 2020, arXiv:2012.12877, table 1.
 """
 
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from math import inf
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from safetensors.numpy import save
 
 from toynn import checks, nn, ops
 from toynn.engines._engine import Engine, Recorded, Shapes, check_sizes, counted
 from toynn.engines._pictures import as_labels, as_patches, as_tokens
-from toynn.errors import ConfigError
+from toynn.engines._timm import check_tensors, class_names, described, metadata_of, resampled
+from toynn.errors import ConfigError, DataError
+from toynn.formats._hf_files import SafeTensors
+from toynn.formats.files import write_atomically
 from toynn.options import RecipeOptions
 from toynn.tape import Tensor
 
 __all__ = ["ViTConfig", "ViTEngine"]
+
+StrPath = str | os.PathLike[str]
 
 _NORMS, _ACTIVATIONS = ("layernorm", "rmsnorm"), {"gelu": "gelu_exact", "silu": "silu"}
 _STD = 0.02
@@ -200,6 +208,66 @@ class ViTEngine(Engine[ViTConfig, Pass]):
         if name == "patch_embed.proj.weight":
             checked = checked.transpose(0, 2, 3, 1)
         return checked.reshape(shape)
+
+    # -- Files ---------------------------------------------------------------------------------
+
+    @classmethod
+    def load(
+        cls,
+        path: StrPath,
+        opts: RecipeOptions | None = None,
+        *,
+        classes: int | None = None,
+        image: int | None = None,
+        n_heads: int | None = None,
+        act: str | None = None,
+        norm_eps: float | None = None,
+        backend: str = "cpu",
+    ) -> Self:
+        """Return an engine with the weights of a safetensors file, ready to train.
+
+        The file is one of ``save``, or of timm's: then n_heads is d_model / 64, act "gelu" and
+        norm_eps 1e-6 where they are not given. Another ``image`` size resizes the position table;
+        another number of ``classes`` brings a new head, drawn with opts.seed.
+        """
+        file = SafeTensors(Path(path))
+        fields = described(file, {"n_heads": n_heads, "act": act, "norm_eps": norm_eps})
+        if fields.get("classes") is None and classes is None:
+            raise DataError(f"{path}: it has no head.weight: say how many classes there are to be")
+        try:
+            stored = ViTConfig(**(fields | {"classes": fields.get("classes") or classes}))
+        except (ConfigError, TypeError) as error:
+            raise DataError(f"{path}: {error}") from error
+        cfg = replace(
+            stored,
+            image=stored.image if image is None else image,
+            classes=stored.classes if classes is None else classes,
+        )
+        head = {name for name in cfg.shapes() if name.startswith("head.")}
+        new_head = head if cfg.classes != fields.get("classes") else set()
+        check_tensors(file, stored.shapes(), new_head)
+        engine = cls(backend)
+        engine.declare(cfg, opts or RecipeOptions())
+        engine.session.finalize_weights()
+        weights = {name: file[name] for name in stored.shapes() if name not in new_head}
+        weights["pos_embed"] = resampled(weights["pos_embed"], cfg.image // cfg.patch)
+        engine.load_weights(weights | {k: v for k, v in engine._draw() if k in new_head})
+        engine.class_names = () if new_head else class_names(file)
+        engine.build_training_step()
+        return engine
+
+    def save(self, path: StrPath, *, overwrite: bool = False) -> None:
+        """Write weights, configuration and class names as a safetensors file, which timm reads."""
+        path = Path(path)
+        self._session_for("save()")
+        if os.path.lexists(path) and not overwrite:
+            raise DataError(f"{path}: already exists; pass overwrite=True to replace it")
+        if len(self.class_names) not in (0, self.config.classes):
+            raise ConfigError(
+                f"save: class_names needs {self.config.classes} names; got {self.class_names!r}"
+            )
+        content = save(self.weights(), metadata_of(asdict(self.config), self.class_names))
+        write_atomically(path, content, DataError)
 
     # -- Recording -----------------------------------------------------------------------------
 

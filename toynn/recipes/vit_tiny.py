@@ -1,5 +1,7 @@
 """A vision transformer, by default ViT-Tiny, from random weights or from those of a file."""
 
+from os import PathLike
+
 from numpy.typing import ArrayLike
 
 from toynn.engines.vit import ViTConfig, ViTEngine
@@ -22,6 +24,34 @@ class VitTiny(Recipe[ViTEngine]):
         """
         self.engine.realize_for_random_init(cfg, opts)
         self._build()
+
+    def realize_from(
+        self,
+        path: str | PathLike[str],
+        opts: RecipeOptions | None = None,
+        *,
+        classes: int | None = None,
+        image: int | None = None,
+        n_heads: int | None = None,
+        act: str | None = None,
+        norm_eps: float | None = None,
+    ) -> None:
+        """Start from a safetensors file, toynn's or timm's; compile the step. See ViTEngine.load.
+
+        Consumes t_batch, and the seed where another number of ``classes`` needs a new head.
+        """
+        self._check_new("realize_from")
+        self.engine = ViTEngine.load(
+            path,
+            opts,
+            classes=classes,
+            image=image,
+            n_heads=n_heads,
+            act=act,
+            norm_eps=norm_eps,
+            backend=self.engine.backend,
+        )
+        self._show()
 
     def step(
         self,
@@ -46,3 +76,7 @@ class VitTiny(Recipe[ViTEngine]):
         """Return the loss of one batch, and change nothing."""
         self._check_built("evaluate")
         return self.engine.evaluate(image, cls_idx, labels)
+
+    def save(self, path: str | PathLike[str], *, overwrite: bool = False) -> None:
+        """Write the model as a safetensors file, by timm's names. See ViTEngine.save."""
+        self.engine.save(path, overwrite=overwrite)
