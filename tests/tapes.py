@@ -106,6 +106,13 @@ def scale(net):
     return ops.scale(net.s, ops.scale(net.s, net.activation(), -3.0), 0.5)
 
 
+def dropout(net, active):
+    s = net.s
+    control = net.declare(s.input("dropout", (2,), "i32"), np.array([3, active]))
+    x = ops.silu(s, ops.dropout(s, net.activation(), 0.3, control, 0))
+    return ops.add(s, x, ops.dropout(s, net.activation(), 0.6, control, 1))
+
+
 def gelu(net, form):
     return ops.gelu(net.s, net.activation(), form)
 
@@ -250,6 +257,8 @@ TAPES = {
     "add-residuals": (residuals,),
     "add-parameters": (add_parameters,),
     "scale": (scale,),
+    "dropout": (dropout, 1),
+    "dropout-inactive": (dropout, 0),
     "gelu-tanh": (gelu, "tanh"),
     "gelu-exact": (gelu, "exact"),
     "silu": (silu,),

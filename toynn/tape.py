@@ -12,13 +12,12 @@ from enum import Enum
 from math import prod
 from typing import Any
 
+from toynn import dtypes
 from toynn.backends.protocol import Accumulate
 from toynn.checks import Check
 from toynn.errors import ConfigError, LifecycleError, ShapeError
 
 __all__ = ["Node", "Op", "Role", "Tape", "Tensor"]
-
-ITEMSIZE = 4  # bytes of an element: float32 and int32 alike
 
 
 class Role(Enum):
@@ -38,6 +37,7 @@ class Role(Enum):
 class Tensor:
     """A handle: a name, a shape and a role. The planner gives it a place in memory.
 
+    ``dtype`` is "f32", "i32" or, for frozen weights that are mapped, one of ``dtypes.BLOCKS``.
     A tensor with a ``base`` is the part of that tensor which starts ``offset`` elements in.
     """
 
@@ -56,7 +56,7 @@ class Tensor:
     @property
     def nbytes(self) -> int:
         """Size in bytes."""
-        return self.size * ITEMSIZE
+        return dtypes.nbytes(self.dtype, self.size)
 
     @property
     def root(self) -> "Tensor":
@@ -83,7 +83,8 @@ class Op:
     ``gradient(back, node, dy)`` records the backward nodes of ``node``; see autograd.py.
     ``inplace`` maps an output's position to that of an input whose memory it may take over.
     ``weights`` lists the outputs that are gradients of weights: the kernel adds to them when told
-    to accumulate, and leaves out one that is null. ``integers`` lists the inputs that are i32.
+    to accumulate, and leaves out one that is null. ``integers`` lists the inputs that are i32,
+    ``blocks`` those that may be of a block type: the kernel is told which by a size, "type".
     """
 
     kernel: str  # module and entry of toynn._kernels: "rmsnorm.forward"
@@ -91,6 +92,7 @@ class Op:
     gradient: Callable[[Any, "Node", Tensor], None] | None = None
     inplace: Mapping[int, int] = field(default_factory=dict)
     integers: tuple[int, ...] = ()
+    blocks: tuple[int, ...] = ()
     updates: bool = False  # it belongs to segment U
     weights: tuple[int, ...] = ()
     nbytes: Callable[[Mapping[str, int]], int] | None = None  # default: each tensor once
@@ -183,7 +185,8 @@ class Tape:
         if foreign and root.role in (Role.ACTIVATION, Role.INPUT):
             raise ConfigError(f"{op.kernel}: {root.name} was recorded on another tape")
         needed = "i32" if position in op.integers else "f32"
-        if tensor.dtype != needed:
+        packed = position in op.blocks and tensor.dtype in dtypes.BLOCKS
+        if tensor.dtype != needed and not packed:
             raise ShapeError(f"{op.kernel}: {root.name} must be {needed}; got {tensor.dtype}")
 
     def new(self, name: str, shape: tuple[int, ...]) -> Tensor:

@@ -18,6 +18,7 @@ from toynn._kernels import random
 from toynn.checks import IGNORED
 from toynn.errors import ConfigError, LifecycleError, ShapeError
 from toynn.options import RecipeOptions
+from toynn.reports import Memory
 from toynn.session import Session
 from toynn.tape import Tape, Tensor
 
@@ -173,14 +174,17 @@ class SequenceEngine(ABC, Generic[C]):
         self.d_model, self.d_ff, self.n_layers = cfg.d_model, cfg.d_ff, cfg.n_layers
         self.n_heads, self.d_head = cfg.n_heads, cfg.d_head
         self.t_seq, self.t_batch = opts.t_seq or cfg.context, opts.t_batch
-        s = self._session = Session(self._backend, opts.seed, self._n_threads)
+        self._session = Session(self._backend, opts.seed, self._n_threads)
+        self._declare_weights(self._session)
+        self._declare_constants()
+
+    def _declare_weights(self, s: Session) -> None:
         frozen = self._frozen()
         for name, shape in self._shapes().items():
             if name in frozen:
                 self._tensors[name] = s.constant(name, shape)
             else:
                 self._tensors[name] = self.parameters[name] = s.parameter(name, shape)
-        self._declare_constants()
 
     def realize_for_random_init(self, cfg: C, opts: RecipeOptions) -> None:
         """Declare and draw the weights; ``build_training_step`` comes next."""
@@ -219,6 +223,13 @@ class SequenceEngine(ABC, Generic[C]):
             raise LifecycleError(f"{type(self).__name__}.build_train_step before build_forward()")
         self._record_update(self._step)
         self.session.realize()
+
+    def step_memory(self) -> Memory:
+        """Record the training step of declared weights; return the memory that it would need."""
+        self.build_forward()
+        assert self._step is not None
+        self._record_update(self._step)
+        return self.session.memory()
 
     def _check_built(self, call: str) -> Pass:
         """Return the training step; refuse a call that comes before it."""
@@ -373,17 +384,20 @@ class SequenceEngine(ABC, Generic[C]):
 
     def load_weights(self, weights: Mapping[str, ArrayLike]) -> None:
         """Replace all weights; names and shapes must be those of ``weights()``."""
-        missing = sorted(self.tensors.keys() - weights.keys())
-        unknown = sorted(weights.keys() - self.tensors.keys())
+        self._load(weights, self.tensors)
+
+    def _load(self, weights: Mapping[str, ArrayLike], tensors: Mapping[str, Tensor]) -> None:
+        missing = sorted(tensors.keys() - weights.keys())
+        unknown = sorted(weights.keys() - tensors.keys())
         if missing or unknown:
             raise ConfigError(
                 f"load_weights: missing {missing or 'none'}, unknown {unknown or 'none'}"
             )
         arrays = {  # all are checked before the first is replaced
             name: checks.converted(name, weights[name], w.shape, w.dtype)
-            for name, w in self.tensors.items()
+            for name, w in tensors.items()
         }
-        for name, w in self.tensors.items():
+        for name, w in tensors.items():
             self.session.upload(w, arrays[name])
 
 

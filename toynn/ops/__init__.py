@@ -6,7 +6,9 @@ backward nodes, and the table of its Ops last. Names of kernels are those of toy
 the formulas are. All activations are matrices (N, C) with one row a token, N = B * T.
 """
 
+from toynn.ops._shape import Recorder
 from toynn.ops.attention import attention
+from toynn.ops.dropout import dropout
 from toynn.ops.elementwise import ACCUMULATE, ADD, SCALE, add, gelu, rounded, scale, silu, swiglu
 from toynn.ops.linear import embedding, linear
 from toynn.ops.loss import cross_entropy
@@ -17,10 +19,12 @@ __all__ = [
     "ACCUMULATE",
     "ADD",
     "SCALE",
+    "Recorder",
     "adamw_step",
     "add",
     "attention",
     "cross_entropy",
+    "dropout",
     "embedding",
     "gelu",
     "grad_norm",

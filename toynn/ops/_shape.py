@@ -19,6 +19,7 @@ class Recorder(Protocol):
     """What an op records on: a Session."""
 
     tape: Tape
+    seed: int
 
 
 def flops(factor: int, *names: str) -> Callable[[Sizes], int]:
