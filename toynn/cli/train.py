@@ -11,7 +11,7 @@ from toynn.adamw import AdamW
 from toynn.cli._numbers import real, whole
 from toynn.cli.models import FRESH, MODELS, SHAPE
 from toynn.data.text import ByteBigram, Corpus, RandomWindows, spaced_windows
-from toynn.engines import SequenceEngine
+from toynn.engines import DecodingEngine
 from toynn.errors import ConfigError
 from toynn.generate import sample
 from toynn.precision import PRECISIONS
@@ -165,7 +165,7 @@ def _tables(arguments: Namespace, corpus: Corpus) -> dict[str, dict[str, Value]]
     }
 
 
-def _print_model(engine: SequenceEngine[Any]) -> None:
+def _print_model(engine: DecodingEngine[Any]) -> None:
     count = sum(array.size for array in engine.weights().values())
     memory = engine.session.memory()
     parts = ("weights", "moments", "gradients", "activations", "peak")
@@ -174,7 +174,7 @@ def _print_model(engine: SequenceEngine[Any]) -> None:
     print(f"memory      {sizes} MiB")
 
 
-def _write_sample(engine: SequenceEngine[Any], prompt: bytes, folder: RunFolder, seed: int) -> None:
+def _write_sample(engine: DecodingEngine[Any], prompt: bytes, folder: RunFolder, seed: int) -> None:
     """Let the model continue a text; print and keep what it writes."""
     new = sample(engine, list(prompt), SAMPLE_TOKENS, seed=seed)
     text = (prompt + bytes(new)).decode(errors="replace")

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from toynn.engines._decoding import DecodingEngine
 from toynn.engines._hyper import refuse
 from toynn.engines._lora import LoRAEngine
 from toynn.engines._sequence import SequenceEngine
@@ -14,6 +15,7 @@ from toynn.reports import Memory
 __all__ = [
     "ENGINES",
     "AdapterOptions",
+    "DecodingEngine",
     "GPT2Config",
     "GPT2SeqEngine",
     "LlamaConfig",

@@ -55,6 +55,10 @@ class Config(Protocol):
         """Number of attention heads."""
 
     @property
+    def n_kv_heads(self) -> int:
+        """Number of heads of keys and values."""
+
+    @property
     def d_head(self) -> int:
         """Width of one head."""
 
@@ -157,7 +161,11 @@ class SequenceEngine(ABC, Generic[C]):
 
     @abstractmethod
     def _record_forward(self, tokens: Tensor, positions: Tensor, batch: int) -> Tensor:
-        """Record the forward pass on the session's tape; return the logits (B T, V)."""
+        """Record the forward pass on the session's tape; return what the head reads (B T, C)."""
+
+    @abstractmethod
+    def _record_head(self, x: Tensor) -> Tensor:
+        """Record the logits (N, V) of x (N, C)."""
 
     # -- Life cycle ----------------------------------------------------------------------------
 
@@ -243,7 +251,8 @@ class SequenceEngine(ABC, Generic[C]):
         s = self.session
         tokens = s.input("tokens", (batch * length,), "i32")
         positions = s.input("positions", (batch * length,), "i32")
-        return tokens, positions, self._record_forward(tokens, positions, batch)
+        x = self._record_forward(tokens, positions, batch)
+        return tokens, positions, self._record_head(x)
 
     def _record_logits(self, batch: int, length: int) -> Pass:
         tokens, positions, logits = self._record_inputs(batch, length)
@@ -351,7 +360,7 @@ class SequenceEngine(ABC, Generic[C]):
         Without ``batch``, ids that are as many as a training step's are t_batch sequences; others
         are one sequence, or, where they exceed the context, whole sequences of t_seq.
         """
-        self._check_built("logits")
+        self._session_for("logits()")
         ids = np.asarray(ids)
         if batch is None:
             several = ids.size > self.context or ids.size == self.t_batch * self.t_seq
