@@ -181,7 +181,9 @@ class SequenceEngine(ABC, Generic[C]):
         self.d_model, self.d_ff, self.n_layers = cfg.d_model, cfg.d_ff, cfg.n_layers
         self.n_heads, self.d_head = cfg.n_heads, cfg.d_head
         self.t_seq, self.t_batch = opts.t_seq or cfg.context, opts.t_batch
-        self._session = Session(self._backend, opts.seed, self._n_threads)
+        self._session = Session(
+            self._backend, opts.seed, self._n_threads, checkpointing=opts.checkpointing
+        )
         self._declare_weights(self._session)
         self._declare_constants()
 
