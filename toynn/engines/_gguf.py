@@ -84,13 +84,15 @@ class GGUFEngine(DecodingEngine[C]):
         backend: str = "cpu",
         *,
         weight_dtype: str = "f32",
+        checkpointing: bool = False,
     ) -> Self:
         """Return an engine with a file's weights, quantized ones expanded, ready to train.
 
         ``t_seq`` 0 means the context length that the file names, which may be long.
         """
         with gguf.open(path, check=True) as file:
-            return cls._read(file, t_seq, t_batch, backend, weight_dtype)
+            options = {"weight_dtype": weight_dtype, "checkpointing": checkpointing}
+            return cls._read(file, t_seq, t_batch, backend, **options)
 
     @classmethod
     def from_hf(
@@ -101,13 +103,15 @@ class GGUFEngine(DecodingEngine[C]):
         backend: str = "cpu",
         *,
         weight_dtype: str = "f32",
+        checkpointing: bool = False,
     ) -> Self:
         """Return an engine with the weights of a Hugging Face folder, ready to train.
 
         The folder has config.json and model.safetensors, of a llama, qwen2, qwen3 or gpt2.
         """
         with hf.open(path) as model:
-            return cls._read(model, t_seq, t_batch, backend, weight_dtype)
+            options = {"weight_dtype": weight_dtype, "checkpointing": checkpointing}
+            return cls._read(model, t_seq, t_batch, backend, **options)
 
     @classmethod
     def declared_from(cls, path: StrPath, t_seq: int = 0, *, weight_dtype: str = "f32") -> Self:
@@ -120,8 +124,8 @@ class GGUFEngine(DecodingEngine[C]):
             return cls._declared(file, t_seq, 1, weight_dtype=weight_dtype)
 
     @classmethod
-    def _read(cls, file: Source, t_seq: int, t_batch: int, backend: str, dtype: str) -> Self:
-        engine = cls._declared(file, t_seq, t_batch, backend, weight_dtype=dtype)
+    def _read(cls, file: Source, t_seq: int, t_batch: int, backend: str, **options: Any) -> Self:
+        engine = cls._declared(file, t_seq, t_batch, backend, **options)
         engine.session.finalize_weights()
         for name, tensor in engine.tensors.items():
             engine.session.upload(tensor, file[name])

@@ -77,6 +77,7 @@ class Pass:
     labels: Tensor | None = None
     hp: Tensor | None = None
     loss: Tensor | None = None
+    dropout: Tensor | None = None  # (step, active) of ops.dropout, where it is used
 
 
 class SequenceEngine(ABC, Generic[C]):
@@ -111,7 +112,9 @@ class SequenceEngine(ABC, Generic[C]):
         self._session: Session | None = None
         self._step: Pass | None = None
         self._tensors: dict[str, Tensor] = {}
+        self._dropout: Tensor | None = None  # of the tape that is being recorded
         self.parameters, self.moments = {}, {}
+        self.batches = 0  # micro-batches trained on: each has dropout masks of its own
 
     @property
     def backend(self) -> str:
@@ -155,6 +158,10 @@ class SequenceEngine(ABC, Generic[C]):
     def _declare_constants(self) -> None:
         """Declare what the forward pass reads beside weights and inputs."""
 
+    def _drops(self) -> bool:
+        """Whether a training step has dropout; its control is then ``self._dropout``."""
+        return False
+
     @abstractmethod
     def _std(self, name: str, shape: tuple[int, ...]) -> float:
         """Return the standard deviation from which a matrix is drawn."""
@@ -182,7 +189,9 @@ class SequenceEngine(ABC, Generic[C]):
         self.d_model, self.d_ff, self.n_layers = cfg.d_model, cfg.d_ff, cfg.n_layers
         self.n_heads, self.d_head = cfg.n_heads, cfg.d_head
         self.t_seq, self.t_batch = opts.t_seq or cfg.context, opts.t_batch
-        self._session = Session(self._backend, opts.seed, self._n_threads)
+        self._session = Session(
+            self._backend, opts.seed, self._n_threads, checkpointing=opts.checkpointing
+        )
         self._declare_weights(self._session)
         self._declare_constants()
 
@@ -260,13 +269,15 @@ class SequenceEngine(ABC, Generic[C]):
 
     def _record_loss(self, batch: int, length: int, *, dense: bool) -> Pass:
         s = self.session
+        self._dropout = s.input("dropout", (2,), "i32") if self._drops() else None
         tokens, positions, logits = self._record_inputs(batch, length)
+        control, self._dropout = self._dropout, None
         N = batch * length
         labels = s.input("labels", (N, self.vocab) if dense else (N,), "f32" if dense else "i32")
         hp = s.input("hp", (7,))
         loss = ops.cross_entropy(s, logits, labels)
         s.set_loss(loss)
-        return Pass(s.tape, tokens, positions, logits, labels, hp, loss)
+        return Pass(s.tape, tokens, positions, logits, labels, hp, loss, control)
 
     def _record_update(self, step: Pass) -> None:
         """Record backward, and AdamW for every parameter."""
@@ -297,7 +308,7 @@ class SequenceEngine(ABC, Generic[C]):
     # -- Running -------------------------------------------------------------------------------
 
     def _feed(
-        self, ids: ArrayLike, positions: ArrayLike | None, labels: ArrayLike
+        self, ids: ArrayLike, positions: ArrayLike | None, labels: ArrayLike, *, train: bool
     ) -> tuple[Pass, float]:
         """Upload a batch; return its tape's handles, and how many rows of it count."""
         ids, labels = np.asarray(ids), np.asarray(labels)
@@ -308,6 +319,9 @@ class SequenceEngine(ABC, Generic[C]):
         self.session.upload(step.tokens, ids)
         self.session.upload(step.positions, positions)
         self.session.upload(step.labels, labels)
+        if step.dropout is not None:
+            self.session.upload(step.dropout, np.array([self.batches, train], np.int32))
+        self.batches += train
         rows = labels.any(axis=1) if labels.ndim == 2 else labels != IGNORED
         return step, float(np.count_nonzero(rows))
 
@@ -331,7 +345,7 @@ class SequenceEngine(ABC, Generic[C]):
         reset, since the first micro-batch overwrites them. Batches given to ``accumulate`` since
         the last step count too, each by its rows.
         """
-        step, rows = self._feed(seq_ids, positions, labels)
+        step, rows = self._feed(seq_ids, positions, labels, train=True)
         assert step.hp is not None
         self.session.upload(step.hp, hp)
         if is_first:
@@ -344,13 +358,13 @@ class SequenceEngine(ABC, Generic[C]):
         self, seq_ids: ArrayLike, positions: ArrayLike | None, labels: ArrayLike
     ) -> float:
         """Add one micro-batch's gradients to the next step's; return its loss."""
-        step, rows = self._feed(seq_ids, positions, labels)
+        step, rows = self._feed(seq_ids, positions, labels, train=True)
         self.session.run("grads", weight=rows, tape=step.tape)
         return self._loss(step)
 
     def evaluate(self, seq_ids: ArrayLike, positions: ArrayLike | None, labels: ArrayLike) -> float:
         """Return the loss of one batch; no gradient and no moment is touched."""
-        step, _ = self._feed(seq_ids, positions, labels)
+        step, _ = self._feed(seq_ids, positions, labels, train=False)
         self.session.run("loss", tape=step.tape)
         return self._loss(step)
 

@@ -166,7 +166,8 @@ class GPT2SeqEngine(LoRAEngine[GPT2Config]):
             ops.embedding(s, w["position_embd.weight"], positions),
         )
         for n in range(self.n_layers):
-            x = self._record_block(x, f"blk.{n}", batch)
+            with s.tape.block(f"blk.{n}"):
+                x = self._record_block(x, f"blk.{n}", batch)
         return self._norm(x, "output_norm")
 
     def _record_head(self, x: Tensor) -> Tensor:

@@ -317,15 +317,18 @@ class LlamaSeqEngine(LoRAEngine[LlamaConfig]):
         if self.config.donor_d_in:
             x = self._project(x, "lens.proj")
         for n in range(self.n_layers):
-            block = f"blk.{n}"
-            normed = self._norm(x, f"{block}.attn_norm")
-            x = ops.add(s, x, self._record_attention(normed, positions, block, batch))
-            normed = self._norm(x, f"{block}.ffn_norm")
-            x = ops.add(s, x, self._record_mlp(normed, block))
+            with s.tape.block(f"blk.{n}"):
+                x = self._record_block(x, positions, f"blk.{n}", batch)
         return self._norm(x, "output_norm")
 
     def _record_head(self, x: Tensor) -> Tensor:
         return self._project(x, "output" if self.options.untied else "token_embd")
+
+    def _record_block(self, x: Tensor, positions: Tensor, block: str, batch: int) -> Tensor:
+        s, normed = self.session, self._norm(x, f"{block}.attn_norm")
+        x = ops.add(s, x, self._record_attention(normed, positions, block, batch))
+        normed = self._norm(x, f"{block}.ffn_norm")
+        return ops.add(s, x, self._record_mlp(normed, block))
 
     def _record_attention(self, x: Tensor, positions: Tensor, block: str, batch: int) -> Tensor:
         """Record grouped-query attention of x (B T, C). Source: arXiv:2305.13245."""

@@ -85,6 +85,8 @@ class FullRecipe(SequenceRecipe[E]):
         t_seq: int = 0,
         t_batch: int = 1,
         weight_dtype: str = "f32",
+        *,
+        checkpointing: bool = False,
     ) -> None:
         """Start from the weights of a GGUF file or a Hugging Face folder; compile the step.
 
@@ -96,5 +98,12 @@ class FullRecipe(SequenceRecipe[E]):
                 f"{type(self).__name__}.realize_from: once only; make a new recipe"
             )
         read = engine.from_hf if Path(path).is_dir() else engine.from_gguf
-        self.engine = read(path, t_seq, t_batch, engine.backend, weight_dtype=weight_dtype)
+        self.engine = read(
+            path,
+            t_seq,
+            t_batch,
+            engine.backend,
+            weight_dtype=weight_dtype,
+            checkpointing=checkpointing,
+        )
         self._show()
