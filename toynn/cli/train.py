@@ -9,6 +9,7 @@ from typing import Any
 import toynn
 from toynn.adamw import AdamW
 from toynn.cli._numbers import real, whole
+from toynn.cli._text import harmless
 from toynn.cli.models import FRESH, MODELS, SHAPE
 from toynn.data.text import ByteBigram, Corpus, RandomWindows, spaced_windows
 from toynn.engines import DecodingEngine
@@ -27,7 +28,6 @@ WARMUP = 100  # steps, or a tenth of a shorter run
 EVAL_BATCHES = 16
 SAMPLE_PROMPT = 32  # tokens of the validation part, which the sample continues
 SAMPLE_TOKENS = 256
-UNPRINTABLE = "\N{REPLACEMENT CHARACTER}"  # no escape sequence reaches the terminal
 MIB = 2**20
 
 
@@ -181,9 +181,8 @@ def _write_sample(engine: DecodingEngine[Any], prompt: bytes, folder: RunFolder,
     new = sample(engine, list(prompt), SAMPLE_TOKENS, seed=seed)
     text = (prompt + bytes(new)).decode(errors="replace")
     folder.write_sample(text)
-    shown = "".join(c if c.isprintable() or c in "\n\t" else UNPRINTABLE for c in text)
     print(f"--- sample: {len(prompt)} bytes of the validation text, then the model's own ---")
-    print(shown)
+    print(harmless(text))
     print("---")
 
 
