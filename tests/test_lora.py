@@ -362,3 +362,20 @@ def test_expanding_changes_no_number(llama, tmp_path):
     expected = LlamaSeqEngine.from_gguf(half, t_seq=T).logits(draw()[0])
     got = LlamaSeqEngine.from_gguf(expand(half, tmp_path / "full.gguf"), t_seq=T).logits(draw()[0])
     assert np.array_equal(got, expected)
+
+
+@pytest.mark.parametrize("arch", ["llama", "gpt2"])
+def test_checkpointing_changes_memory_and_not_one_bit(bases, arch):
+    ids, labels = draw(2)
+    plain = make(bases[arch], t_batch=2, dropout=0.3)
+    again = make(bases[arch], t_batch=2, dropout=0.3, checkpointing=True)
+    for k in range(3):
+        loss = plain.step(ids, None, labels, HP.hp_for_step(k), k == 0)
+        assert again.step(ids, None, labels, HP.hp_for_step(k), k == 0) == loss
+    for name, values in plain.engine.adapter_weights().items():
+        assert np.array_equal(again.engine.adapter_weights()[name], values)
+    sizes = [r.engine.session.memory().activations for r in (again, plain)]
+    assert sizes[0] < 0.8 * sizes[1]
+    opts = toynn.RecipeOptions(t_seq=T, t_batch=2)
+    found = LoRA.memory_for(bases[arch], 4, opts, "all-linear", 0.3, checkpointing=True)
+    assert found == again.engine.session.memory()

@@ -31,6 +31,10 @@ class Config(Widths, Protocol):
     def context(self) -> int:
         """Tokens that the model sees at most."""
 
+    @property
+    def n_kv_heads(self) -> int:
+        """Number of heads of keys and values."""
+
 
 C = TypeVar("C", bound=Config)
 
@@ -78,7 +82,11 @@ class SequenceEngine(Engine[C, Pass], Generic[C]):
 
     @abstractmethod
     def _record_forward(self, tokens: Tensor, positions: Tensor, batch: int) -> Tensor:
-        """Record the forward pass on the session's tape; return the logits (B T, V)."""
+        """Record the forward pass on the session's tape; return what the head reads (B T, C)."""
+
+    @abstractmethod
+    def _record_head(self, x: Tensor) -> Tensor:
+        """Record the logits (N, V) of x (N, C)."""
 
     def build_forward(self) -> None:
         """Record the forward pass, up to the loss: the first part of build_training_step."""
@@ -95,7 +103,8 @@ class SequenceEngine(Engine[C, Pass], Generic[C]):
         s = self.session
         tokens = s.input("tokens", (batch * length,), "i32")
         positions = s.input("positions", (batch * length,), "i32")
-        return tokens, positions, self._record_forward(tokens, positions, batch)
+        x = self._record_forward(tokens, positions, batch)
+        return tokens, positions, self._record_head(x)
 
     def _record_logits(self, batch: int, length: int) -> Pass:
         tokens, positions, logits = self._record_inputs(batch, length)
