@@ -138,7 +138,7 @@ def train_vit(arguments: Namespace) -> int:
     print(f"run folder  {folder.path}", flush=True)
     result = run_loop(
         arguments, recipe, batches, valid, optimizer, schedule, folder, unit="images",
-        measure=measure, on_best=lambda _: recipe.save(folder.model, overwrite=True),
+        measure=measure, on_best=lambda: recipe.save(folder.model, overwrite=True),
     )  # fmt: skip
 
     recipe.engine.load_weights(folder.load_weights())
