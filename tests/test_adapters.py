@@ -2,12 +2,14 @@
 
 import json
 import os
+from dataclasses import replace
 from types import SimpleNamespace
 
 import gguf as library
 import numpy as np
 import pytest
 from hf_folders import edit_object
+from safetensors import safe_open
 from safetensors.numpy import load_file
 from some_adapters import RANKS, draw, matrices
 from test_hf import build
@@ -89,8 +91,7 @@ def test_blocks_are_written_in_their_order(tmp_path):
 def test_every_bit_comes_back_by_way_of_peft(bases, kind, ranks, tmp_path):
     base = bases[kind]
     metadata = {"general.base_model.0.name": "Zork", "adapter.lora.task_name": "robots"}
-    adapter = draw(base, ranks=ranks, alpha=0.3)
-    adapter = Adapter(adapter.architecture, 0.3, adapter.tensors, metadata=metadata)
+    adapter = replace(draw(base, ranks=ranks, alpha=0.3), metadata=metadata)
     adapters.write_gguf(tmp_path / "a.gguf", adapter)
     adapters.write_peft(tmp_path / "peft", adapters.load(tmp_path / "a.gguf", base), base)
     again = adapters.load(tmp_path / "peft", base)
@@ -140,6 +141,22 @@ def test_rows_of_q_and_k_go_where_hugging_face_has_them(llama, tmp_path):
         np.testing.assert_array_equal(found[f"{prefix}{module}.lora_A.weight"], a)
     b = adapter.pairs["blk.1.attn_v.weight"][1]
     np.testing.assert_array_equal(found[f"{prefix}self_attn.v_proj.lora_B.weight"], b)
+
+
+def test_what_peft_is_told(bases, tmp_path):
+    metadata = {"general.base_model.0.name": "Zork"}
+    for kind in ("llama", "gpt2"):
+        adapter = draw(bases[kind], ranks=(4, 4, 2), alpha=3.0, use_rslora=True)
+        adapter = replace(adapter, metadata=metadata)
+        adapters.write_peft(tmp_path / kind, adapter, bases[kind])
+        config = json.loads((tmp_path / kind / CONFIG).read_text())
+        expected = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 4, "lora_alpha": 3.0}
+        expected |= {"use_rslora": True, "bias": "none", "base_model_name_or_path": "Zork"}
+        expected |= {"fan_in_fan_out": kind == "gpt2", "alpha_pattern": {}, "use_dora": False}
+        assert expected.items() <= config.items()
+        assert set(config["rank_pattern"].values()) == {2}
+        with safe_open(tmp_path / kind / WEIGHTS, "numpy") as file:
+            assert file.metadata() == {"format": "pt", **metadata}
 
 
 def targets(base, weights, tmp_path, with_base=True):
@@ -226,7 +243,7 @@ def test_an_adapter_for_another_model_is_refused(bases, tmp_path):
 
 def test_a_base_of_another_name_is_mentioned(llama):
     adapter = draw(llama)
-    named = Adapter("llama", 1.0, adapter.tensors, metadata={"general.base_model.0.name": "Zork"})
+    named = replace(adapter, metadata={"general.base_model.0.name": "Zork"})
     adapters.check(named, llama)  # which has no name
 
     metadata = {**llama.metadata, "general.name": "Bork"}
