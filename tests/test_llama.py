@@ -199,7 +199,6 @@ def test_between_the_weights_and_the_step_weights_can_be_uploaded():
     ids, labels = draw(np.random.default_rng(0), length=16)
     for too_early in (
         lambda: engine.step(ids, None, labels, HP, True),
-        lambda: engine.logits(ids),
         lambda: engine.evaluate(ids, None, labels),
         lambda: engine.gradients(),
     ):

@@ -8,9 +8,7 @@ _F32 = NDArray[np.float32]
 entries: dict[str, Any]
 __test__: dict[str, str]
 
-def workspace(
-    entry: str, M: int, N: int, K: int, activation: int = 0, n_threads: int = 1
-) -> int: ...
+def workspace(entry: str, M: int, N: int, K: int, *others: int, n_threads: int = 1) -> int: ...
 def forward(
     y: _F32,
     pre: _F32 | None,

@@ -275,10 +275,11 @@ def _known(where, value, values):
     return values[value]
 
 
-def workspace(
-    str entry, Py_ssize_t M, Py_ssize_t N, Py_ssize_t K, Py_ssize_t activation=0, int n_threads=1
-):
-    """Bytes of scratch memory that an entry needs at these sizes; 0 where it needs none."""
+def workspace(str entry, Py_ssize_t M, Py_ssize_t N, Py_ssize_t K, *others, int n_threads=1):
+    """Bytes of scratch memory that an entry needs at these sizes; 0 where it needs none.
+
+    ``others`` are the sizes that follow: activation and type, which need none.
+    """
     cdef Entry which = _known("matmul.workspace", entry, _ENTRIES)
     cdef Product p = _product(which, NULL, NULL, NULL, M, N, K)
     cdef Plan plan

@@ -22,7 +22,7 @@ from toynn.formats.gguf import OUTTYPES, stored_as
 from toynn.options import RecipeOptions
 from toynn.reports import Memory
 
-__all__ = ["GGUFEngine"]
+__all__ = ["GGUFEngine", "StrPath", "check_tensors"]
 
 Metadata = Mapping[str, Any]
 StrPath = str | PathLike[str]
@@ -34,7 +34,7 @@ _OWN_KEYS = tuple(
 )
 
 
-def _check_tensors(file: Source, shapes: Mapping[str, tuple[int, ...]]) -> None:
+def check_tensors(file: Source, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Check that a file has exactly these tensors, in these shapes.
 
     A model whose head is tied may come with an output.weight, if it equals token_embd.weight.
@@ -83,13 +83,15 @@ class GGUFEngine(SequenceEngine[C]):
         backend: str = "cpu",
         *,
         weight_dtype: str = "f32",
+        checkpointing: bool = False,
     ) -> Self:
         """Return an engine with a file's weights, quantized ones expanded, ready to train.
 
         ``t_seq`` 0 means the context length that the file names, which may be long.
         """
         with gguf.open(path, check=True) as file:
-            return cls._read(file, t_seq, t_batch, backend, weight_dtype)
+            options = {"weight_dtype": weight_dtype, "checkpointing": checkpointing}
+            return cls._read(file, t_seq, t_batch, backend, **options)
 
     @classmethod
     def from_hf(
@@ -100,13 +102,15 @@ class GGUFEngine(SequenceEngine[C]):
         backend: str = "cpu",
         *,
         weight_dtype: str = "f32",
+        checkpointing: bool = False,
     ) -> Self:
         """Return an engine with the weights of a Hugging Face folder, ready to train.
 
         The folder has config.json and model.safetensors, of a llama, qwen2, qwen3 or gpt2.
         """
         with hf.open(path) as model:
-            return cls._read(model, t_seq, t_batch, backend, weight_dtype)
+            options = {"weight_dtype": weight_dtype, "checkpointing": checkpointing}
+            return cls._read(model, t_seq, t_batch, backend, **options)
 
     @classmethod
     def declared_from(cls, path: StrPath, t_seq: int = 0, *, weight_dtype: str = "f32") -> Self:
@@ -119,8 +123,8 @@ class GGUFEngine(SequenceEngine[C]):
             return cls._declared(file, t_seq, 1, weight_dtype=weight_dtype)
 
     @classmethod
-    def _read(cls, file: Source, t_seq: int, t_batch: int, backend: str, dtype: str) -> Self:
-        engine = cls._declared(file, t_seq, t_batch, backend, weight_dtype=dtype)
+    def _read(cls, file: Source, t_seq: int, t_batch: int, backend: str, **options: Any) -> Self:
+        engine = cls._declared(file, t_seq, t_batch, backend, **options)
         engine.session.finalize_weights()
         for name, tensor in engine.tensors.items():
             engine.session.upload(tensor, file[name])
@@ -133,11 +137,7 @@ class GGUFEngine(SequenceEngine[C]):
         cls, file: Source, t_seq: int = 0, t_batch: int = 1, backend: str = "cpu"
     ) -> Memory:
         """Return the memory that training a file's model would need; none of it is taken."""
-        engine = cls._declared(file, t_seq, t_batch, backend)
-        engine.build_forward()
-        assert engine._step is not None
-        engine._record_update(engine._step)
-        return engine.session.memory()
+        return cls._declared(file, t_seq, t_batch, backend).step_memory()
 
     def export_gguf(self, path: StrPath, outtype: str = "f32", *, overwrite: bool = False) -> None:
         """Write the model; ``outtype`` is that of its matrices: f32, f16, bf16 or q8_0.
@@ -181,6 +181,21 @@ class GGUFEngine(SequenceEngine[C]):
         cls, file: Source, t_seq: int, t_batch: int, backend: str = "cpu", **more: Any
     ) -> Self:
         """Return an engine for a file's model, before it takes any memory."""
+        cfg, options = cls._config_of(file)
+        engine = cls(backend)
+        opts = RecipeOptions(t_seq=t_seq, t_batch=t_batch, **options, **more)
+        try:
+            engine.declare(cfg, opts)
+        except ShapeError as error:  # sizes that no memory could hold
+            refuse(file, str(error))
+        shapes = {name: tensor.shape for name, tensor in engine.tensors.items()}
+        beside = {name: values.shape for name, values in engine._beside().items()}
+        check_tensors(file, shapes | beside)
+        return engine
+
+    @classmethod
+    def _config_of(cls, file: Source) -> tuple[C, dict[str, Any]]:
+        """Return the configuration of a file's model, and the options that it calls for."""
         if file.architecture not in cls.architectures:
             refuse(
                 file,
@@ -193,21 +208,12 @@ class GGUFEngine(SequenceEngine[C]):
         except ConfigError as error:
             refuse(file, str(error))
         hyper.refuse_others()
-        engine = cls(backend)
-        opts = RecipeOptions(t_seq=t_seq, t_batch=t_batch, **options, **more)
-        try:
-            engine.declare(cfg, opts)
-        except ShapeError as error:  # sizes that no memory could hold
-            refuse(file, str(error))
-        shapes = {name: tensor.shape for name, tensor in engine.tensors.items()}
-        beside = {name: values.shape for name, values in engine._beside().items()}
-        _check_tensors(file, shapes | beside)
-        return engine
+        return cfg, options
 
     @classmethod
     @abstractmethod
     def _from_hyper(cls, hyper: Hyper) -> tuple[C, dict[str, Any]]:
-        """Return the configuration of a file's model, and the options that it calls for."""
+        """Return what _config_of does; a ConfigError in here becomes one of the file."""
 
     @abstractmethod
     def _to_hyper(self) -> tuple[str, dict[str, Any]]:
