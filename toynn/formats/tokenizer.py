@@ -321,8 +321,7 @@ class Stream:
         elif self._drop_space and type != TokenType.USER_DEFINED:
             piece = piece.removeprefix(b" ")
         # The space that encode puts where a text begins is none of the text's.
-        begins = type in (TokenType.CONTROL, TokenType.USER_DEFINED)
-        self._drop_space = begins and vocab.add_space_prefix
+        self._drop_space = vocab.add_space_prefix and id in self._tokenizer._special_ids
         return self._decoder.decode(piece)
 
     def end(self) -> str:
