@@ -12,8 +12,7 @@ from vocabs import BYTE, CONTROL, NORMAL, UNUSED, USER_DEFINED, bpe_file, nasty_
 
 from toynn.errors import ConfigError, DataError, GGUFError
 from toynn.formats import gguf, tokenizer
-from toynn.formats._tokenizer_bpe import letters
-from toynn.formats.tokenizer import ByteTokenizer, Tokenizer
+from toynn.formats.tokenizer import ByteTokenizer, Tokenizer, byte_letters
 
 pytest.importorskip("tokenizers", reason="tokenizers, of the text extra, is not installed")
 pytest.importorskip("sentencepiece", reason="sentencepiece, of the text extra, is not installed")
@@ -95,7 +94,7 @@ CUTS = {
 @pytest.mark.parametrize("pre", CUTS)
 def test_each_kind_cuts_in_its_way(tmp_path, pre):
     model = Tokenizer.from_gguf(bpe_file(tmp_path / "a.gguf", pre))
-    bytes_ = {letter: byte for byte, letter in enumerate(letters())}
+    bytes_ = {letter: byte for byte, letter in enumerate(byte_letters())}
     pieces = model._model._tokenizer.pre_tokenizer.pre_tokenize_str(LINE)
     assert [bytes(map(bytes_.get, piece)).decode() for piece, _ in pieces] == CUTS[pre].split("|")
 
@@ -217,7 +216,7 @@ def test_a_stream_gives_whole_characters(either):
 
 
 def test_a_stream_keeps_half_a_character_until_it_knows(bpe):
-    first, second = (bpe.tokens.index(letters()[byte]) for byte in "\u00e9".encode())
+    first, second = (bpe.tokens.index(byte_letters()[byte]) for byte in "\u00e9".encode())
     stream = bpe.stream()
     assert [stream.push(first), stream.push(second), stream.end()] == ["", "\u00e9", ""]
     assert [stream.push(first), stream.end()] == ["", "\ufffd"]

@@ -10,7 +10,7 @@ from functools import cache
 import numpy as np
 
 from toynn.formats import gguf
-from toynn.formats._tokenizer_bpe import letters
+from toynn.formats.tokenizer import byte_letters
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
@@ -62,7 +62,7 @@ def nasty_texts(count, seed=0, specials=()):
 @cache
 def merges(count=400):
     """Merges learned over all of a nasty text: wherever a tokenizer fails to cut, it shows."""
-    spelled = letters()
+    spelled = byte_letters()
     text = " ".join([*nasty_texts(60, seed=1), *SNIPPETS])
     word = [spelled[byte] for byte in text.encode()]
     learned = []
@@ -82,7 +82,7 @@ def bpe_file(path, pre="gpt-2", specials=(), keys=None, missing=()):
     """Write a byte-level BPE vocabulary; specials: (text, type)."""
     apart = [*missing, *(text for text, _ in specials)]
     pairs = [pair for pair in merges() if not any(text in "".join(pair) for text in apart)]
-    tokens = ["<bos>", "<eos>", *(letter for letter in letters() if letter not in missing)]
+    tokens = ["<bos>", "<eos>", *(letter for letter in byte_letters() if letter not in missing)]
     tokens += dict.fromkeys(left + right for left, right in pairs)
     types = [CONTROL, CONTROL] + [NORMAL] * (len(tokens) - 2) + [type for _, type in specials]
     tokens += [text for text, _ in specials]
