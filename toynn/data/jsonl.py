@@ -278,7 +278,7 @@ def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
 def _row(path: Path, line: int, raw: bytes) -> Mapping[str, Any]:
     where = f"{path}:{line}"
     try:
-        row = json.loads(raw.decode())
+        row = json.loads(raw.decode().rstrip())
     except UnicodeDecodeError as error:
         raise DataError(
             f"{where}: not UTF-8 text: byte 0x{raw[error.start]:02x} at byte {error.start} of the "
