@@ -2,9 +2,10 @@
 
 from typing import Any
 
-from toynn.engines._gguf import GGUFEngine
 from toynn.engines._hyper import refuse
+from toynn.engines._lora import LoRAEngine
 from toynn.engines._sequence import SequenceEngine
+from toynn.engines._targets import AdapterOptions
 from toynn.engines.gpt2 import GPT2Config, GPT2SeqEngine
 from toynn.engines.llama import LlamaConfig, LlamaSeqEngine
 from toynn.formats.gguf import GGUFFile
@@ -12,20 +13,30 @@ from toynn.reports import Memory
 
 __all__ = [
     "ENGINES",
+    "AdapterOptions",
     "GPT2Config",
     "GPT2SeqEngine",
     "LlamaConfig",
     "LlamaSeqEngine",
+    "LoRAEngine",
     "SequenceEngine",
+    "engine_for",
     "memory_for",
 ]
 
 #: The engine for each architecture of GGUF files.
-ENGINES: dict[str, type[GGUFEngine[Any]]] = {
+ENGINES: dict[str, type[LoRAEngine[Any]]] = {
     architecture: engine
     for engine in (GPT2SeqEngine, LlamaSeqEngine)
     for architecture in engine.architectures
 }
+
+
+def engine_for(file: GGUFFile) -> type[LoRAEngine[Any]]:
+    """Return the engine of a file's architecture. Raises GGUFError if there is none."""
+    if file.architecture not in ENGINES:
+        refuse(file, f"its architecture is {file.architecture!r}; toynn has {', '.join(ENGINES)}")
+    return ENGINES[file.architecture]
 
 
 def memory_for(file: GGUFFile, t_seq: int | None = None, t_batch: int = 1) -> tuple[Memory, int]:
@@ -33,9 +44,7 @@ def memory_for(file: GGUFFile, t_seq: int | None = None, t_batch: int = 1) -> tu
 
     The default length is the model's context, but at most 512. No memory is taken.
     """
-    if file.architecture not in ENGINES:
-        refuse(file, f"its architecture is {file.architecture!r}; toynn has {', '.join(ENGINES)}")
-    engine = ENGINES[file.architecture]
+    engine = engine_for(file)
     if t_seq is None:
         t_seq = min(512, file.require(f"{file.architecture}.context_length", int))
     return engine.memory_for(file, t_seq, t_batch), t_seq

@@ -18,17 +18,15 @@ from toynn.engines._hyper import Hyper, Source, refuse
 from toynn.engines._sequence import C, SequenceEngine
 from toynn.errors import ConfigError, ShapeError
 from toynn.formats import gguf, hf
+from toynn.formats.gguf import OUTTYPES, stored_as
 from toynn.options import RecipeOptions
 from toynn.reports import Memory
 
-__all__ = ["OUTTYPES", "GGUFEngine"]
+__all__ = ["GGUFEngine", "StrPath", "check_tensors"]
 
 Metadata = Mapping[str, Any]
 StrPath = str | PathLike[str]
 
-#: What weights can be exported as, with llama.cpp's number for a file that is mostly so.
-OUTTYPES = {"f32": 0, "f16": 1, "q8_0": 7, "bf16": 32}
-Q8_BLOCK = 32
 #: Keys of a file that describe that file and not the model.
 _OWN_KEYS = tuple(
     f"general.{key}"
@@ -36,7 +34,7 @@ _OWN_KEYS = tuple(
 )
 
 
-def _check_tensors(file: Source, shapes: Mapping[str, tuple[int, ...]]) -> None:
+def check_tensors(file: Source, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Check that a file has exactly these tensors, in these shapes.
 
     A model whose head is tied may come with an output.weight, if it equals token_embd.weight.
@@ -57,19 +55,6 @@ def _check_tensors(file: Source, shapes: Mapping[str, tuple[int, ...]]) -> None:
         unknown -= {"output.weight"}
     if unknown:
         refuse(file, f"unknown tensors: {', '.join(sorted(unknown))}")
-
-
-def _stored_as(name: str, values: NDArray[np.float32], outtype: str) -> str:
-    """Return the type of one tensor: ``outtype``, or float32 where that does not fit.
-
-    Norms, biases and learned positions stay float32, as in llama.cpp's own converter; so do, in
-    q8_0, matrices whose rows are no whole number of blocks of 32.
-    """
-    if values.ndim < 2 or name == "position_embd.weight":
-        return "f32"
-    if outtype == "q8_0" and values.shape[-1] % Q8_BLOCK:
-        return "f32"
-    return outtype
 
 
 def _passed_on(file: Source) -> dict[str, tuple[Any, str]]:
@@ -152,11 +137,7 @@ class GGUFEngine(SequenceEngine[C]):
         cls, file: Source, t_seq: int = 0, t_batch: int = 1, backend: str = "cpu"
     ) -> Memory:
         """Return the memory that training a file's model would need; none of it is taken."""
-        engine = cls._declared(file, t_seq, t_batch, backend)
-        engine.build_forward()
-        assert engine._step is not None
-        engine._record_update(engine._step)
-        return engine.session.memory()
+        return cls._declared(file, t_seq, t_batch, backend).step_memory()
 
     def export_gguf(self, path: StrPath, outtype: str = "f32", *, overwrite: bool = False) -> None:
         """Write the model; ``outtype`` is that of its matrices: f32, f16, bf16 or q8_0.
@@ -181,7 +162,7 @@ class GGUFEngine(SequenceEngine[C]):
         }
         metadata |= {f"{architecture}.{key}": value for key, value in hyper.items()}
         tensors = {
-            name: (values, _stored_as(name, values, outtype))
+            name: (values, stored_as(name, values.shape, outtype))
             for name, values in (self._exported() | self._beside()).items()
         }
         gguf.write(path, metadata, tensors, overwrite=overwrite)
@@ -200,6 +181,21 @@ class GGUFEngine(SequenceEngine[C]):
         cls, file: Source, t_seq: int, t_batch: int, backend: str = "cpu", **more: Any
     ) -> Self:
         """Return an engine for a file's model, before it takes any memory."""
+        cfg, options = cls._config_of(file)
+        engine = cls(backend)
+        opts = RecipeOptions(t_seq=t_seq, t_batch=t_batch, **options, **more)
+        try:
+            engine.declare(cfg, opts)
+        except ShapeError as error:  # sizes that no memory could hold
+            refuse(file, str(error))
+        shapes = {name: tensor.shape for name, tensor in engine.tensors.items()}
+        beside = {name: values.shape for name, values in engine._beside().items()}
+        check_tensors(file, shapes | beside)
+        return engine
+
+    @classmethod
+    def _config_of(cls, file: Source) -> tuple[C, dict[str, Any]]:
+        """Return the configuration of a file's model, and the options that it calls for."""
         if file.architecture not in cls.architectures:
             refuse(
                 file,
@@ -212,21 +208,12 @@ class GGUFEngine(SequenceEngine[C]):
         except ConfigError as error:
             refuse(file, str(error))
         hyper.refuse_others()
-        engine = cls(backend)
-        opts = RecipeOptions(t_seq=t_seq, t_batch=t_batch, **options, **more)
-        try:
-            engine.declare(cfg, opts)
-        except ShapeError as error:  # sizes that no memory could hold
-            refuse(file, str(error))
-        shapes = {name: tensor.shape for name, tensor in engine.tensors.items()}
-        beside = {name: values.shape for name, values in engine._beside().items()}
-        _check_tensors(file, shapes | beside)
-        return engine
+        return cfg, options
 
     @classmethod
     @abstractmethod
     def _from_hyper(cls, hyper: Hyper) -> tuple[C, dict[str, Any]]:
-        """Return the configuration of a file's model, and the options that it calls for."""
+        """Return what _config_of does; a ConfigError in here becomes one of the file."""
 
     @abstractmethod
     def _to_hyper(self) -> tuple[str, dict[str, Any]]:

@@ -6,10 +6,8 @@ them), sample.txt (text that the trained model wrote) and, where matplotlib is i
 (both losses).
 """
 
-import contextlib
 import json
 import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -19,38 +17,12 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from toynn.errors import CheckpointError, ConfigError
+from toynn.formats.files import write_atomically
 
 __all__ = ["RunFolder", "to_toml", "write_atomically"]
 
 Value = str | bool | int | float | tuple[float, ...] | None
 Weights = Mapping[str, NDArray[np.float32]]
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replace path by content: after a crash at any moment it holds the old or the new.
-
-    Raises CheckpointError, with the bytes needed and free, and leaves the old file as it was.
-    """
-    temporary = path.with_name(f".{path.name}.tmp{os.getpid()}")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise CheckpointError(
-            f"{path}: cannot write {len(content)} bytes ({_free(path.parent)}): {error.strerror}"
-        ) from error
-
-
-def _free(folder: Path) -> str:
-    try:
-        return f"{shutil.disk_usage(folder).free} bytes free"
-    except OSError as error:
-        return f"folder: {error.strerror}"
 
 
 def to_toml(tables: Mapping[str, Mapping[str, Value]]) -> str:
