@@ -2,7 +2,7 @@
 
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import toynn
@@ -57,6 +57,8 @@ def add_run_arguments(parser: ArgumentParser, recipe: str, items: str, **own: fl
     parser.add_argument("--threads", type=whole(1, 1024), metavar="N", help=threads)
     exact = "of matrix products (default highest)"
     parser.add_argument("--precision", choices=PRECISIONS, default="highest", help=exact)
+    again = "compute activations again in the backward pass: less memory, the same results, slower"
+    parser.add_argument("--checkpointing", action="store_true", help=again)
     folder = f"a new folder for the run (default runs/{recipe}-<date>-<time>)"
     parser.add_argument("--out", metavar="DIR", help=folder)
 
@@ -100,15 +102,19 @@ def run_loop(
     arguments: Namespace,
     recipe: Recipe,
     batches: Iterator[Batch],
-    valid: Sequence[Batch],
+    valid: Iterable[Batch],
     optimizer: AdamW,
     schedule: Schedule,
     folder: RunFolder,
     *,
     unit: str = "tokens",
     measure: Callable[[Any], Mapping[str, float]] | None = None,
+    on_best: Callable[[Any], object] | None = None,
 ) -> Result:
-    """Train; fill metrics.jsonl, show the progress, keep the best weights."""
+    """Train; fill metrics.jsonl, show the progress, keep the best weights.
+
+    ``measure`` and ``on_best`` are the loop's; by default the weights alone are kept.
+    """
     options = LoopOptions(
         steps=arguments.steps,
         grad_accum=arguments.grad_accum,
@@ -130,7 +136,7 @@ def run_loop(
             measure=measure,
             on_step=progress.step,
             on_report=[metrics.write, progress],
-            on_best=folder.save_weights,
+            on_best=on_best or folder.save_weights,
         ).run()
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import toynn
 from toynn.adamw import AdamW
+from toynn.cli import vit
 from toynn.cli._numbers import whole
 from toynn.cli._run import (
     add_run_arguments,
@@ -19,9 +20,10 @@ from toynn.cli._run import (
     resolve_run,
     run_loop,
 )
+from toynn.cli._text import harmless
 from toynn.cli.models import FRESH, MODELS, SHAPE
 from toynn.data.text import ByteBigram, Corpus, RandomWindows, spaced_windows
-from toynn.engines import SequenceEngine
+from toynn.engines import DecodingEngine
 from toynn.generate import sample
 from toynn.schedule import Schedule
 from toynn.train.folder import RunFolder, Value
@@ -32,7 +34,6 @@ __all__ = ["add_parser"]
 EVAL_BATCHES = 16
 SAMPLE_PROMPT = 32  # tokens of the validation part, which the sample continues
 SAMPLE_TOKENS = 256
-UNPRINTABLE = "\N{REPLACEMENT CHARACTER}"  # no escape sequence reaches the terminal
 
 
 def add_parser(commands: Any) -> None:
@@ -45,6 +46,7 @@ def add_parser(commands: Any) -> None:
         _add_arguments(parser, name)
         model.add_arguments(parser)
         parser.set_defaults(run=train_model)
+    vit.add_parser(recipes)
 
 
 def _add_arguments(parser: ArgumentParser, recipe: str) -> None:
@@ -55,8 +57,6 @@ def _add_arguments(parser: ArgumentParser, recipe: str) -> None:
     parser.add_argument("--seq", type=whole(1), default=128, metavar="N", help=length)
     add_run_arguments(parser, recipe, "windows of text")
     add_shape_arguments(parser, FRESH)
-    again = "compute activations again in the backward pass: less memory, the same results, slower"
-    parser.add_argument("--checkpointing", action="store_true", help=again)
 
 
 def train_model(arguments: Namespace) -> int:
@@ -118,12 +118,11 @@ def _tables(arguments: Namespace, corpus: Corpus) -> dict[str, dict[str, Value]]
     }
 
 
-def _write_sample(engine: SequenceEngine[Any], prompt: bytes, folder: RunFolder, seed: int) -> None:
+def _write_sample(engine: DecodingEngine[Any], prompt: bytes, folder: RunFolder, seed: int) -> None:
     """Let the model continue a text; print and keep what it writes."""
     new = sample(engine, list(prompt), SAMPLE_TOKENS, seed=seed)
     text = (prompt + bytes(new)).decode(errors="replace")
     folder.write_sample(text)
-    shown = "".join(c if c.isprintable() or c in "\n\t" else UNPRINTABLE for c in text)
     print(f"--- sample: {len(prompt)} bytes of the validation text, then the model's own ---")
-    print(shown)
+    print(harmless(text))
     print("---")

@@ -31,6 +31,17 @@ MAX_BYTES = 8 * 2**30
 MAX_CLASSES = 100_000
 CIFAR_RECORD = 1 + 3 * 32 * 32  # the label, then red, green and blue
 
+#: What zipfile and NumPy raise on a file that is damaged, encrypted or of another kind.
+DAMAGE = (
+    EOFError,
+    KeyError,
+    NotImplementedError,
+    RuntimeError,
+    ValueError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+
 Array = NDArray[Any]
 
 
@@ -43,9 +54,7 @@ def _errors_of(path: Path) -> Iterator[None]:
         raise
     except OSError as error:  # BadGzipFile too
         raise DataError(f"{path}: cannot read: {error.strerror or error}") from error
-    except (
-        EOFError, NotImplementedError, RuntimeError, ValueError, zipfile.BadZipFile, zlib.error
-    ) as error:  # fmt: skip
+    except DAMAGE as error:
         raise DataError(f"{path}: damaged or of another kind: {error}") from error
 
 
@@ -135,7 +144,10 @@ def _member(archive: zipfile.ZipFile, name: str, path: Path) -> Array:
         shape, _, dtype = read(file)
     if dtype.hasobject:
         raise DataError(f"{path}: {name} holds Python objects; expected numbers")
-    _check_size(math.prod(shape) * dtype.itemsize, f"{path}: {name}")
+    needed, held = math.prod(shape) * dtype.itemsize, archive.getinfo(f"{name}.npy").file_size
+    _check_size(needed, f"{path}: {name}")
+    if needed > held:
+        raise DataError(f"{path}: {name}: {shape} needs {needed} bytes; the file has {held}")
     with archive.open(f"{name}.npy") as file:
         array: Array = npy.read_array(file, allow_pickle=False)
     return array

@@ -9,9 +9,12 @@ import numpy as np
 from toynn.data import _image_arrays as arrays
 from toynn.data._image_folder import read_folder
 from toynn.data._parts import Found, Part
+from toynn.data._picture import Picture, read_file
 from toynn.errors import ConfigError, DataError
 
-__all__ = ["ImageData", "Part"]
+__all__ = ["ImageData", "Part", "Picture", "read_picture"]
+
+read_picture = read_file  # one file as (side, side, channels)
 
 
 @dataclass(frozen=True)

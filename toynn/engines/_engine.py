@@ -5,6 +5,7 @@ class declares them, records the step around the pass (backward, AdamW), runs it
 and gradients out by name.
 """
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -297,7 +298,7 @@ def counted(labels: NDArray[Any]) -> float:
 
 def gain_or_zeros(name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
     """Return ones for a norm's gain, zeros for everything else."""
-    gain = name.endswith("norm.weight")
+    gain = re.search(r"norm\d*\.weight$", name)
     return np.ones(shape, np.float32) if gain else np.zeros(shape, np.float32)
 
 

@@ -11,7 +11,7 @@ The loop knows a recipe, an optimizer and a schedule by the protocols below, and
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -150,7 +150,7 @@ class Loop:
         schedule: Callable[[int], float],
         options: LoopOptions,
         *,
-        valid: Sequence[Batch] = (),
+        valid: Iterable[Batch] = (),
         measure: Callable[[Any], Mapping[str, float]] | None = None,
         on_step: Callable[[], object] = _nothing,
         on_report: Sequence[Callable[[Report], object]] = (),
