@@ -97,3 +97,10 @@ def draw(batch=1, seed=0, vocab=SIZES["vocab"]):
     ids, labels = rng.integers(0, vocab, (2, batch * T)).astype(np.int32)
     labels[rng.permutation(labels.size)[: labels.size // 3]] = -100
     return ids, labels
+
+
+def mixed(path, type=None):
+    """Give a file's matrices a type; without one, those that llama.cpp's Q4_K_M gives them."""
+    finer = ("attn_v.weight", "ffn_down.weight", "token_embd.weight", "output.weight")
+    retype(path, lambda name: type or ("Q6_K" if name.endswith(finer) else "Q4_K"))
+    return path
