@@ -160,7 +160,9 @@ def build(arguments: Namespace, data: ImageData) -> tuple[Any, AdamW, Any]:
     optimizer.weight_decay = arguments.weight_decay
     recipe = VitTiny()
     if arguments.init_from is None:
-        scale = arguments.init_scale or INIT_SCALE / math.sqrt(arguments.d_model)
+        scale = arguments.init_scale
+        if scale is None:
+            scale = INIT_SCALE / math.sqrt(arguments.d_model)
         options = RecipeOptions(t_batch=arguments.batch, seed=arguments.seed, init_scale=scale)
         recipe.realize(_config(arguments, data), options)
     else:
