@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import toynn
-from toynn.cli import adapters, bench, config, generate, info, train
+from toynn.cli import adapters, bench, config, generate, info, predict, train
 from toynn.errors import ConfigError, ToynnError
 
 __all__ = ["main"]
@@ -61,5 +61,6 @@ def _parser() -> Parser:
     adapters.add_parsers(commands)
     bench.add_parser(commands)
     info.add_parser(commands)
+    predict.add_parser(commands)
     config.add_parser(commands)
     return parser

@@ -35,9 +35,9 @@ class Examples:
     cut: int = 0
     dropped: int = 0
     labels: int = 0
-    _ids: array[int] = field(default_factory=lambda: array("i"))
+    _ids: "array[int]" = field(default_factory=lambda: array("i"))
     _learned: bytearray = field(default_factory=bytearray)
-    _begins: array[int] = field(default_factory=lambda: array("q", [0]))
+    _begins: "array[int]" = field(default_factory=lambda: array("q", [0]))
 
     def append(self, parts: Iterable[tuple[Sequence[int], bool]]) -> None:
         """Add an example made of parts: ids, and whether they are to be learned.

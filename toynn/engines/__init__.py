@@ -9,6 +9,7 @@ from toynn.engines._sequence import SequenceEngine
 from toynn.engines._targets import AdapterOptions
 from toynn.engines.gpt2 import GPT2Config, GPT2SeqEngine
 from toynn.engines.llama import LlamaConfig, LlamaSeqEngine
+from toynn.engines.vit import ViTConfig, ViTEngine
 from toynn.formats.adapters import Adapter
 from toynn.formats.gguf import GGUFFile
 from toynn.options import RecipeOptions
@@ -24,6 +25,8 @@ __all__ = [
     "LlamaSeqEngine",
     "LoRAEngine",
     "SequenceEngine",
+    "ViTConfig",
+    "ViTEngine",
     "engine_for",
     "frozen",
     "memory_for",

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from toynn import ops
 from toynn._kernels import random
+from toynn.engines._engine import check_sizes, gain_or_zeros
 from toynn.engines._hyper import Hyper
 from toynn.engines._lora import LoRAEngine
-from toynn.engines._sequence import check_sizes, gain_or_zeros
 from toynn.errors import ConfigError
 from toynn.options import RecipeOptions
 from toynn.tape import Tensor

@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toynn import ops
+from toynn.engines._engine import check_sizes
 from toynn.engines._hyper import Hyper, refuse
 from toynn.engines._lora import LoRAEngine
-from toynn.engines._sequence import check_sizes
 from toynn.errors import ConfigError
 from toynn.options import RecipeOptions
 from toynn.tape import Tensor

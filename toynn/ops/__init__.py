@@ -12,7 +12,7 @@ from toynn.ops.dropout import dropout
 from toynn.ops.elementwise import ACCUMULATE, ADD, SCALE, add, gelu, rounded, scale, silu, swiglu
 from toynn.ops.linear import embedding, linear
 from toynn.ops.loss import cross_entropy
-from toynn.ops.rows import layernorm, rmsnorm, rope, softmax
+from toynn.ops.rows import class_token, layernorm, rmsnorm, rope, softmax
 from toynn.ops.update import adamw_step, grad_norm
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "adamw_step",
     "add",
     "attention",
+    "class_token",
     "cross_entropy",
     "dropout",
     "embedding",
