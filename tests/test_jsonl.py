@@ -88,7 +88,7 @@ def test_each_file_has_its_own_form_and_blank_lines_are_ignored(tmp_path):
     data = load(write(tmp_path, train=["", *texts("x"), "\r", *texts("y")], valid=valid))
     assert (len(data.train), len(data.valid), data.test) == (2, 1, None)
     assert shown(data.valid[0]) == ("^ ab", "..b$")
-    assert data.test_batches(2, 2) == []
+    assert data.test_batches(2) == []
 
 
 def test_a_tokenizer_without_bos_and_eos(tmp_path):
