@@ -83,7 +83,8 @@ class Tokenizer:
         if not isinstance(file, GGUFFile):
             with gguf.open(file, check=False) as opened:
                 return cls.from_gguf(opened)
-        if file.metadata.get("tokenizer.ggml.model", "no_vocab") == "no_vocab":
+        key = "tokenizer.ggml.model"
+        if key not in file.metadata or file.require(key, str) == "no_vocab":
             return _without_vocab(file)
         vocab = read_vocab(file)
         model = SentencePiece(vocab) if vocab.kind is None else BPE(vocab)
