@@ -17,7 +17,7 @@ class FakeSession:
         self.grad_norm = 0.0
 
     def memory(self):
-        return SimpleNamespace(weights=4, moments=8, gradients=4, activations=16, peak=32)
+        return SimpleNamespace(weights=4, moments=8, gradients=4, activations=16, peak=32, mapped=0)
 
 
 class FakeEngine:
@@ -25,6 +25,7 @@ class FakeEngine:
         self.session = FakeSession()
         self.context = context
         self.table = np.zeros((vocab, vocab), np.float32)
+        self.tensors = self.parameters = {"table.weight": self.table}
 
     def weights(self):
         return {"table.weight": self.table.copy()}
@@ -32,9 +33,19 @@ class FakeEngine:
     def load_weights(self, weights):
         self.table[:] = weights["table.weight"]
 
-    def logits(self, ids, batch=None):
-        assert len(ids) <= self.context
-        return self.table[ids]
+    def decoder(self):
+        return FakeDecoder(self)
+
+
+class FakeDecoder:
+    def __init__(self, engine):
+        self.engine = engine
+        self.past = 0
+
+    def read(self, ids):
+        self.past += len(ids)
+        assert len(ids) > 0 and self.past <= self.engine.context
+        return self.engine.table[ids[-1]]
 
 
 class FakeRecipe:

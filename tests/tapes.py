@@ -12,8 +12,8 @@ FREE = np.array([0, 0.9, 0.95, 1, 0, 1, 1], np.float32)  # an update that moves 
 class Net:
     """A session with short names for declaring things; what it declares gets random values."""
 
-    def __init__(self):
-        self.s = Session(seed=1)
+    def __init__(self, **session):
+        self.s = Session(seed=1, **session)
         self.rng = np.random.default_rng(2)
         self.values = {}
 
@@ -106,6 +106,13 @@ def scale(net):
     return ops.scale(net.s, ops.scale(net.s, net.activation(), -3.0), 0.5)
 
 
+def dropout(net, active):
+    s = net.s
+    control = net.declare(s.input("dropout", (2,), "i32"), np.array([3, active]))
+    x = ops.silu(s, ops.dropout(s, net.activation(), 0.3, control, 0))
+    return ops.add(s, x, ops.dropout(s, net.activation(), 0.6, control, 1))
+
+
 def gelu(net, form):
     return ops.gelu(net.s, net.activation(), form)
 
@@ -181,6 +188,24 @@ def tied(net):
     return ops.linear(net.s, ops.silu(net.s, x), table)
 
 
+def class_token(net):
+    patches = ops.linear(net.s, net.input(B * (T - 1), 5), net.parameter(C, 5))
+    return ops.class_token(net.s, patches, net.parameter(C), net.parameter(T, C))
+
+
+def class_token_on_computed_positions(net):
+    s, tokens = net.s, net.parameter(C)
+    positions = ops.linear(s, net.input(T, 5), net.parameter(C, 5))
+    x = ops.class_token(s, net.input(B * (T - 1), C), tokens, positions)
+    return ops.add(s, x, ops.class_token(s, net.constant(B * (T - 1), C), tokens, positions))
+
+
+def frozen_class_token(net):
+    s, patches = net.s, net.parameter(B * (T - 1), C)
+    x = ops.class_token(s, patches, net.constant(C), net.parameter(T, C))
+    return ops.add(s, x, ops.class_token(s, patches, net.parameter(C), net.constant(T, C)))
+
+
 def fused(net, heads, kv_heads, causal):
     qkv = net.activation((heads + 2 * kv_heads) * 4)
     return ops.attention(
@@ -250,6 +275,8 @@ TAPES = {
     "add-residuals": (residuals,),
     "add-parameters": (add_parameters,),
     "scale": (scale,),
+    "dropout": (dropout, 1),
+    "dropout-inactive": (dropout, 0),
     "gelu-tanh": (gelu, "tanh"),
     "gelu-exact": (gelu, "exact"),
     "silu": (silu,),
@@ -280,6 +307,9 @@ TAPES = {
         for heads, kv_heads in ((2, 2), (4, 2), (3, 1))
         for causal in (True, False)
     },
+    "class-token": (class_token,),
+    "class-token-on-computed-positions": (class_token_on_computed_positions,),
+    "frozen-class-token": (frozen_class_token,),
     "attention-of-one": (attention_of_one,),
     "attention-of-parameters": (attention_of_parameters,),
     "frozen-keys": (frozen_keys,),

@@ -29,11 +29,11 @@ LAYERS = (
     {"engines"},
     {"nn"},
     {"session"},
-    {"ops", "autograd", "tape", "planner", "lowering", "storage"},
+    {"ops", "autograd", "tape", "planner", "lowering", "storage", "updates", "checkpointing"},
     {"backends"},
     {"formats"},
     {"_kernels"},
-    {"adamw", "schedule", "options", "precision", "checks", "reports", "data"},
+    {"adamw", "schedule", "options", "precision", "checks", "reports", "data", "dtypes"},
     {"errors"},
 )
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}

@@ -7,6 +7,7 @@ import pytest
 from tapes import Net, used_twice
 
 from toynn import ops
+from toynn.ops import elementwise
 from toynn.testing import gradcheck
 from toynn.testing.cases import CASES
 
@@ -23,7 +24,7 @@ def test_a_wrong_gradient_rule_is_caught(monkeypatch):
     def wrong(back, node, dy):
         back.emit(ops.SCALE, node.inputs, [dy], node.sizes, options={"alpha": 1.01})
 
-    monkeypatch.setattr(ops, "SCALE", replace(ops.SCALE, gradient=wrong))
+    monkeypatch.setattr(elementwise, "SCALE", replace(ops.SCALE, gradient=wrong))
     net = Net()
     s = net.realize(net.loss(ops.scale(net.s, net.activation(), 1.0)))
     with pytest.raises(AssertionError, match=r"gradcheck session w\d \(\d, \d\): gradient "):
@@ -34,7 +35,7 @@ def test_a_forgotten_contribution_is_caught(monkeypatch):
     def forgetful(back, node, dy):
         back.contribute(node.inputs[0], dy)
 
-    monkeypatch.setattr(ops, "ADD", replace(ops.ADD, gradient=forgetful))
+    monkeypatch.setattr(elementwise, "ADD", replace(ops.ADD, gradient=forgetful))
     net = Net()
     s = net.realize(net.loss(used_twice(net)))
     with pytest.raises(AssertionError, match="gradcheck session"):

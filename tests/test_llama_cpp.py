@@ -22,9 +22,10 @@ SMALL = dict(vocab=96, d_model=64, n_heads=4, d_ff=160, n_layers=2, context=32)
 GQA = SMALL | dict(n_kv_heads=2)
 
 
-def judge(path):
+def judge(path, adapter=None):
     return llama_cpp.Llama(
         str(path),
+        lora_path=adapter and str(adapter),
         n_ctx=512,
         n_threads=1,
         n_threads_batch=1,
@@ -36,8 +37,8 @@ def judge(path):
     )
 
 
-def judged_logits(path, ids):
-    model = judge(path)
+def judged_logits(path, ids, adapter=None):
+    model = judge(path, adapter)
     model.eval([int(i) for i in ids])
     logits = np.array(model.scores[: len(ids)], np.float64)
     model.close()

@@ -29,6 +29,9 @@ from toynn.train.progress import Progress, duration
 TOKENS = np.frombuffer(b"the cat sat on the mat and the rat sat on the cat " * 20, np.uint8)
 
 
+CALLBACKS = ("on_report", "measure")
+
+
 class Adam:
     """Bias-corrected, as the real one; keeps the k it was asked for."""
 
@@ -43,14 +46,16 @@ class Adam:
 
 def make_loop(recipe=None, batches=None, schedule=lambda k: 0.1, valid=True, **options):
     options = {"steps": 20, "log_every": 5, "eval_every": 10} | options
-    callbacks = {name: options.pop(name) for name in ("on_report", "on_best") if name in options}
+    callbacks = {name: options.pop(name) for name in CALLBACKS if name in options}
+    recipe, kept = recipe or FakeRecipe(), options.pop("kept", [])
     return Loop(
-        recipe or FakeRecipe(),
+        recipe,
         batches or RandomWindows(TOKENS, batch=2, seq=8, seed=0),
         Adam(),
         schedule,
         LoopOptions(**options),
         valid=spaced_windows(TOKENS, 2, 8, 3) if valid else (),
+        on_best=lambda: kept.append(recipe.engine.weights()),
         **callbacks,
     )
 
@@ -84,6 +89,34 @@ def test_schedule_and_bias_correction_reach_the_recipe():
     assert loop.optimizer.asked == [0, 1, 2]
     assert [float(hp[0]) for hp in recipe.hps] == [0.5, 0.25, np.float32(0.5 / 3)]
     assert result.reports[-1].learning_rate == 0.5 / 3
+
+
+def test_a_measure_adds_the_accuracy_and_its_loss_chooses_the_best(tmp_path):
+    recipe, kept = FakeRecipe(), []
+    losses = iter([4.0, 1.0, 3.0])
+
+    def measure(batch):
+        if batch is loop.valid[0]:
+            measure.loss = next(losses)
+        return {"loss": measure.loss, "accuracy": batch is loop.valid[0]}
+
+    stream = io.StringIO()
+    loop = make_loop(recipe, measure=measure, kept=kept)
+    loop.valid[1].labels[3:] = IGNORED  # 16, 3 and 16 rows
+    with (
+        Progress(20, stream, unit="images") as progress,
+        MetricsFile(tmp_path / "m", "images") as m,
+    ):
+        loop.on_report = [progress, m.write]
+        result = loop.run()
+    assert [r.val_loss for r in result.reports if r.val_loss] == pytest.approx([4, 1, 3])
+    assert result.reports[0].val_accuracy == pytest.approx(16 / 35)
+    assert (result.best_iteration, len(kept)) == (10, 2)
+    assert stream.getvalue().startswith("step  0/20  val 4.0000  accuracy 45.7%")
+    assert " images/s" in stream.getvalue()
+    line = json.loads((tmp_path / "m").read_text().splitlines()[-1])
+    assert (line["trained_images"], line["val_accuracy"]) == (320, pytest.approx(16 / 35))
+    assert line["images_per_second"] > 0
 
 
 def test_clipping_is_handed_on_and_can_be_off():
@@ -129,7 +162,7 @@ def test_best_weights_are_kept_not_the_last():
 
     recipe = FakeRecipe()
     recipe.on_step = spoil
-    result = make_loop(recipe, on_best=kept.append).run()
+    result = make_loop(recipe, kept=kept).run()
     assert result.best_iteration == 10
     assert result.reports[-1].val_loss > result.val_loss
     assert len(kept) == 2
@@ -138,7 +171,7 @@ def test_best_weights_are_kept_not_the_last():
 
 def test_without_validation_the_last_weights_are_kept():
     kept = []
-    loop = make_loop(valid=False, on_best=kept.append)
+    loop = make_loop(valid=False, kept=kept)
     result = loop.run()
     assert np.array_equal(kept[-1]["table.weight"], loop.recipe.engine.table)
     assert all(report.val_loss is None for report in result.reports)
@@ -171,7 +204,7 @@ def test_non_finite_gradient_stops_with_the_step():
     recipe, kept = FakeRecipe(), []
     recipe.on_step = poison(12)
     with pytest.raises(NonFiniteError, match=r"step 12: .*table\.weight.*lower learning rate"):
-        make_loop(recipe, on_best=kept.append).run()
+        make_loop(recipe, kept=kept).run()
     assert np.isfinite(recipe.engine.table).all()
     assert len(kept) == 2
 
@@ -214,7 +247,7 @@ def test_first_signal_finishes_the_step_and_saves(number, capfd):
     recipe, kept = FakeRecipe(), []
     recipe.on_step = lambda recipe: recipe.steps == 7 and signal.raise_signal(number)
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    result = make_loop(recipe, on_best=kept.append).run()
+    result = make_loop(recipe, kept=kept).run()
     assert (result.iterations, recipe.steps, result.interrupted) == (7, 7, True)
     assert result.reports[-1].iteration == result.best_iteration == 7
     assert np.array_equal(kept[-1]["table.weight"], recipe.engine.table)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from toynn import dtypes
 from toynn.errors import ConfigError, LabelError, ShapeError
 
 __all__ = [
@@ -17,8 +18,10 @@ __all__ = [
     "dimensions",
     "finite",
     "fits_i32",
+    "held_by",
     "ids_below",
     "labels_below",
+    "step_and_switch",
 ]
 
 IGNORED = -100  # the integer label of a row that does not count
@@ -46,6 +49,36 @@ def converted(name: str, array: ArrayLike, shape: tuple[int, ...], dtype: str) -
         with np.errstate(over="ignore"):
             return values.astype(np.float32, copy=False)
     return values
+
+
+def held_by(
+    name: str, array: NDArray[Any], dtype: str, shape: Sequence[int] | None
+) -> tuple[int, ...]:
+    """Return the shape of a weight that stays in an array, which must hold exactly that."""
+    if dtype != "f32" and dtype not in dtypes.BLOCKS:
+        raise ConfigError(
+            f"mapped {name}: dtype must be one of f32, {', '.join(dtypes.BLOCKS)}; got {dtype!r}"
+        )
+    element = np.dtype(np.float32 if dtype == "f32" else np.uint8)
+    if array.dtype != element or not array.flags.c_contiguous:
+        raise ShapeError(
+            f"mapped {name}: {dtype} needs a C-contiguous {element} array; got {array.dtype}, "
+            f"strides {array.strides}"
+        )
+    if shape is None and dtype != "f32":
+        raise ShapeError(f"mapped {name}: bytes of {dtype} do not tell a shape: give one")
+    sizes = dimensions(f"mapped {name}", array.shape if shape is None else shape)
+    if not dtypes.row_fits(dtype, sizes):
+        raise ShapeError(
+            f"mapped {name}: {dtype} needs rows of a multiple of {dtypes.DTYPES[dtype].elements} "
+            f"elements; got shape {sizes}"
+        )
+    nbytes = dtypes.nbytes(dtype, prod(sizes))
+    if array.nbytes != nbytes:
+        raise ShapeError(
+            f"mapped {name}: {dtype} of shape {sizes} needs {nbytes} bytes; got {array.nbytes}"
+        )
+    return sizes
 
 
 def fits_i32(name: str, values: NDArray[Any]) -> None:
@@ -96,6 +129,13 @@ def finite(name: str, values: NDArray[Any]) -> None:
     """Check that all settings are finite."""
     if not np.isfinite(values).all():
         raise ConfigError(f"{name}: every number must be finite; got {values.tolist()}")
+
+
+def step_and_switch(name: str, values: NDArray[Any]) -> None:
+    """Check the control of dropout: a step of at least 0, and 1 or 0 for on or off."""
+    step, active = values.tolist()
+    if step < 0 or active not in (0, 1):
+        raise ConfigError(f"{name}: needs (step >= 0, 0 or 1); got ({step}, {active})")
 
 
 def _refuse(name: str, values: NDArray[Any], bad: NDArray[np.bool_], allowed: str) -> None:

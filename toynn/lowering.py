@@ -3,10 +3,11 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from toynn import dtypes
 from toynn.backends.protocol import Backend, Buffer, Launch, Place, Program, aligned
 from toynn.errors import ConfigError
 from toynn.planner import plan
-from toynn.tape import ITEMSIZE, Node, Role, Tape, Tensor
+from toynn.tape import Node, Role, Tape, Tensor
 
 __all__ = ["CompiledTape", "arena_size", "compile_tape"]
 
@@ -81,7 +82,7 @@ def _lower(
         if root not in offsets and root not in places:
             raise ConfigError(f"{root.name} belongs to another session")
         start = Place("arena", offsets[root]) if root in offsets else places[root]
-        return Place(start.buffer, start.offset + tensor.offset * ITEMSIZE)
+        return Place(start.buffer, start.offset + dtypes.nbytes(tensor.dtype, tensor.offset))
 
     def launch(node: Node) -> Launch:
         return Launch(

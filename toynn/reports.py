@@ -14,14 +14,15 @@ class Memory:
     moments: int
     gradients: int
     activations: int  # inputs, and scratch memory of kernels, included
+    mapped: int = 0  # frozen weights that stay in the caller's arrays, such as a mapped file
 
     @property
     def peak(self) -> int:
-        """Bytes in all: every buffer lives as long as the session."""
+        """Bytes in all, but for those mapped: every buffer lives as long as the session."""
         return self.weights + self.moments + self.gradients + self.activations
 
     def __str__(self) -> str:
-        parts = ("weights", "moments", "gradients", "activations", "peak")
+        parts = ("weights", "moments", "gradients", "activations", "peak", "mapped")
         return "\n".join(f"{part:12} {getattr(self, part) / 1e6:10.1f} MB" for part in parts)
 
 

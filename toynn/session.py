@@ -15,13 +15,13 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from toynn import backends, checks, ops, precision
-from toynn.autograd import Backward
+from toynn import backends, checks, precision
 from toynn.errors import ConfigError, LifecycleError, NonFiniteError, ShapeError
 from toynn.lowering import CompiledTape, arena_size, compile_tape
 from toynn.reports import Memory, Profile
-from toynn.storage import Storage
+from toynn.storage import Storage, expanded
 from toynn.tape import Role, Tape, Tensor
+from toynn.updates import Updates
 
 __all__ = ["Session"]
 
@@ -45,6 +45,8 @@ class _Held:
 class Session:
     """Weights, tapes over them, and the order in which things may happen.
 
+    With ``checkpointing`` the activations of each block of a tape (``s.tape.block``) are computed
+    again in the backward pass, not kept: less memory, the same bits, about a forward pass more.
     Use it as a context manager, or ``close()`` it, to free its memory at a certain point;
     otherwise it is freed when the last reference goes.
     """
@@ -55,6 +57,8 @@ class Session:
         seed: int = 0,
         n_threads: int | None = None,
         matmul_precision: str | None = None,
+        *,
+        checkpointing: bool = False,
     ) -> None:
         if n_threads is not None and n_threads < 1:
             raise ConfigError(f"Session: n_threads must be at least 1; got {n_threads}")
@@ -64,23 +68,15 @@ class Session:
         self.matmul_precision = precision.checked(
             matmul_precision or precision.get_float32_matmul_precision()
         )
-        self._max_grad_norm: float | None = None
         self.tape = Tape()
-        self._gradients: dict[Tensor, Tensor] = {}
-        self._moments: dict[Tensor, tuple[Tensor, Tensor]] = {}
         self._storage = Storage(self.backend)
+        self._updates = Updates(self._storage, checkpointing=checkpointing)
         self._known: set[Tensor] = set()  # uploaded, or computed by a run
         self._compiled: dict[Tape, CompiledTape] = {}
         self._recorded: dict[Any, Any] = {}
         self._names: set[str] = set()  # of weights
         self._finalized = self._closed = False
-        self._pending = 0.0  # weight of the micro-batches whose gradients wait for an update
-        self._divisor = 1.0  # by which downloaded gradients are divided
         self._busy, self._recording = threading.Lock(), threading.Lock()
-        self._seed, self._norm, self._factor, self._control = (
-            self._storage.declare(name, shape, Role.STATE)
-            for name, shape in (("d_loss", ()), ("norm", ()), ("factor", ()), ("control", (2,)))
-        )
 
     # -- Declaring -----------------------------------------------------------------------------
 
@@ -92,20 +88,29 @@ class Session:
         """Declare a frozen weight: it gets no gradient, and no work is done for one."""
         return self._weight(name, shape, Role.CONSTANT)
 
-    def mapped(self, name: str, array: NDArray[np.float32]) -> Tensor:
+    def mapped(
+        self,
+        name: str,
+        array: NDArray[np.float32] | NDArray[np.uint8],
+        dtype: str = "f32",
+        shape: Sequence[int] | None = None,
+    ) -> Tensor:
         """Declare a frozen weight that stays where it is, such as in a memory-mapped file.
 
-        ``array`` must be C-contiguous float32; it is neither copied nor written.
+        ``array`` is C-contiguous and neither copied nor written: float32, or, for a block type
+        (see ``toynn.dtypes``), the bytes of the blocks of a weight of this ``shape``. Of the ops,
+        ``linear`` and ``embedding`` take blocks. ``download`` expands them.
         """
-        if array.dtype != np.float32 or not array.flags.c_contiguous:
-            raise ShapeError(
-                f"mapped {name}: needs a C-contiguous float32 array; got {array.dtype}, "
-                f"strides {array.strides}"
-            )
+        dimensions = checks.held_by(name, array, dtype, shape)
         self._check_new(name)
-        tensor = self._storage.map(name, array)
+        tensor = self._storage.map(name, array, dtype, dimensions)
         self._known.add(tensor)
         return tensor
+
+    def persistent(self, name: str, shape: Sequence[int]) -> Tensor:
+        """Declare, at any time, what runs of any tape leave to later runs; zeros at first."""
+        self._check_new(name)
+        return self._storage.keep(name, checks.dimensions(name, shape))
 
     def input(self, name: str, shape: Sequence[int], dtype: str = "f32") -> Tensor:
         """Declare an input of the current tape; its values stay until the next upload."""
@@ -168,28 +173,7 @@ class Session:
             _refuse("build_backward()", "before set_loss()")
         if self.tape.gradients is not None:
             _refuse("build_backward()", "once a tape: it has been called already")
-        back = Backward(self.tape, self._gradient_of, ops.ADD, ops.ACCUMULATE)
-        gradients = back.run(self.tape.loss, self._seed)
-        for parameter in self._gradients:
-            if parameter not in gradients:
-                raise ConfigError(
-                    f"build_backward: {parameter.name} gets no gradient here, but got one in the "
-                    "session's first tape; train the same parameters in every tape"
-                )
-        self.tape.gradients = gradients
-        self.tape.segment = "U"
-
-    def _gradient_of(self, parameter: Tensor) -> Tensor:
-        if parameter not in self._gradients:
-            if "gradients" in self._storage.buffers:
-                raise ConfigError(
-                    f"build_backward: {parameter.name} gets a gradient here, but got none in the "
-                    "session's first tape; train the same parameters in every tape"
-                )
-            name = f"d_{parameter.name}"
-            gradient = self._storage.declare(name, parameter.shape, Role.GRADIENT)
-            self._gradients[parameter] = gradient
-        return self._gradients[parameter]
+        self._updates.build_backward(self.tape, self.tape.loss)
 
     def grad(self, tensor: Tensor) -> Tensor:
         """Return the gradient of a tensor with respect to the loss."""
@@ -206,19 +190,7 @@ class Session:
             _refuse("opt_step_adamw()", "before build_backward()")
         if w.role is not Role.PARAMETER or self.tape.gradients.get(w) is not g:
             raise ConfigError(f"opt_step_adamw: needs a parameter and its grad(); got {w!r}, {g!r}")
-        if self.tape.nodes[-1].segment != "U":
-            every = self._storage.whole(Role.GRADIENT)
-            ops.grad_norm(self, self._norm, self._factor, every, self._control)
-        if any(w in node.outputs for node in self.tape.nodes if node.segment == "U"):
-            raise ConfigError(f"opt_step_adamw: {w.name} has its update on this tape already")
-        if w not in self._moments:
-            self._moments[w] = (
-                self._storage.declare(f"{w.name}.m", w.shape, Role.MOMENT),
-                self._storage.declare(f"{w.name}.v", w.shape, Role.MOMENT),
-            )
-        m, v = self._moments[w]
-        ops.adamw_step(self, w, m, v, g, hp, self._factor)
-        return m, v
+        return self._updates.record_adamw(self, w, hp)
 
     def realize(self) -> None:
         """Plan the memory of the tape and compile it; from here on it can run."""
@@ -281,12 +253,13 @@ class Session:
         Gradients of several micro-batches come as their mean, weighted as the runs were.
         """
         with self._exclusively(f"download({tensor.name})"):
-            values = self._view(tensor, "download").copy()
-        if tensor not in self._known and tensor.role not in (Role.MOMENT, Role.STATE):
+            values = expanded(tensor, self._view(tensor, "download"))
+        zeros = (Role.MOMENT, Role.STATE, Role.PERSISTENT)
+        if tensor not in self._known and tensor.role not in zeros:
             before = "run()" if tensor.role in _COMPUTED else f"upload({tensor.name})"
             _refuse(f"download({tensor.name})", f"before {before}")
         is_gradient = any(tensor in compiled.gradients for compiled in self._compiled.values())
-        return values / np.float32(self._divisor) if is_gradient else values
+        return values / np.float32(self._updates.divisor) if is_gradient else values
 
     def _view(self, tensor: Tensor, verb: str) -> NDArray[Any]:
         self._check_open()
@@ -304,10 +277,7 @@ class Session:
         """Zero the gradients, and with ``moments`` those of AdamW too; forget micro-batches."""
         self._check_realized("reset()", self.tape)
         with self._exclusively("reset()"):
-            for gradient in self._gradients.values():
-                self._storage.views[gradient].fill(0)
-            self._known.update(self._gradients.values())
-            self._pending, self._divisor = 0.0, 1.0
+            self._known.update(self._updates.zero_gradients())
         if moments:
             self.reset_moments()
 
@@ -315,9 +285,7 @@ class Session:
         """Zero the moments of AdamW."""
         self._check_realized("reset_moments()", self.tape)
         with self._exclusively("reset_moments()"):
-            for pair in self._moments.values():
-                for moment in pair:
-                    self._storage.views[moment].fill(0)
+            self._updates.zero_moments()
 
     def run(self, to: str = "update", *, weight: float = 1.0, tape: Tape | None = None) -> None:
         """Run the tape up to "loss", "grads" or "update".
@@ -339,50 +307,35 @@ class Session:
             missing = sorted(t.name for t in compiled.needed[to] - self._known)
             _refuse("run()", f"before upload({missing[0]})")
         with self._exclusively("run()"):
-            accumulate = self._pending > 0
+            accumulate = self.pending
             if to != "loss" and tape.gradients is not None:
-                self._pending += weight
-                self._divisor = self._pending
-                self._storage.views[self._seed][...] = weight
-                control = self.max_grad_norm or 0.0, 1 / self._pending
-                self._storage.views[self._control][:] = control
-            if to == "update":
-                self._pending = 0.0
+                self._updates.begin(weight, last=to == "update")
             compiled.program.run(compiled.counts[to], accumulate, self._threads())
             self._known |= compiled.written[to]
             updates = compiled.counts[to] > compiled.counts["grads"]
-            if updates and not isfinite(self._storage.views[self._factor]):
-                raise NonFiniteError(
-                    f"gradient norm is {self._storage.views[self._norm]}; first bad gradient: "
-                    f"{self._first_bad()}; weights and moments were left as they were"
-                )
+            if updates and (why := self._updates.refused()):
+                raise NonFiniteError(f"{why}; weights and moments were left as they were")
 
     @property
     def max_grad_norm(self) -> float | None:
         """The norm to which all gradients together are clipped; None: no clipping."""
-        return self._max_grad_norm
+        return self._updates.max_grad_norm
 
     @max_grad_norm.setter
     def max_grad_norm(self, norm: float | None) -> None:
         if norm is not None and not (isfinite(norm) and norm > 0):
             raise ConfigError(f"max_grad_norm must be None or a finite number above 0; got {norm}")
-        self._max_grad_norm = norm
+        self._updates.max_grad_norm = norm
 
     @property
     def pending(self) -> bool:
         """Whether gradients of micro-batches wait for an update."""
-        return self._pending > 0
+        return self._updates.pending > 0
 
     @property
     def grad_norm(self) -> float:
         """Norm of all gradients in the last update, before clipping."""
-        return float(self.download(self._norm))
-
-    def _first_bad(self) -> str:
-        for parameter, gradient in self._gradients.items():
-            if not np.isfinite(self._storage.views[gradient]).all():
-                return parameter.name
-        return "none (the sum of squares overflowed)"
+        return float(self.download(self._updates.norm))
 
     def _exclusively(self, call: str) -> "_Held":
         self._check_open()
@@ -395,13 +348,15 @@ class Session:
     def memory(self) -> Memory:
         """Return the bytes that the tapes recorded so far need; valid before any buffer exists."""
         self._check_open()
-        nbytes = self._storage.nbytes
-        activations = nbytes["state"] + sum(c.arena.nbytes for c in self._compiled.values())
+        places, nbytes = self._storage.places, self._storage.nbytes
+        activations = sum(compiled.arena.nbytes for compiled in self._compiled.values())
+        activations += nbytes["state"] + nbytes["persistent"]
         if self.tape not in self._compiled:
-            activations += arena_size(
-                self.tape, self._storage.places, self.backend, self._threads()
-            )
-        return Memory(nbytes["weights"], nbytes["moments"], nbytes["gradients"], activations)
+            activations += arena_size(self.tape, places, self.backend, self._threads())
+        mapped = sum(tensor.nbytes for tensor in self._storage.mapped)
+        return Memory(
+            nbytes["weights"], nbytes["moments"], nbytes["gradients"], activations, mapped
+        )
 
     def profile(self, tape: Tape | None = None) -> Profile:
         """Return the time per op over all runs of a tape so far."""

@@ -2,23 +2,23 @@
 
 A Node is one kernel call, with the tensors that it writes, saves and reads. The nodes stand in the
 order in which they run, in three segments: F (forward), B (backward), U (update). Nothing here
-computes; ops.py says what each kind of node means.
+computes; ops/ says what each kind of node means.
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from math import prod
 from typing import Any
 
+from toynn import dtypes
 from toynn.backends.protocol import Accumulate
 from toynn.checks import Check
 from toynn.errors import ConfigError, LifecycleError, ShapeError
 
 __all__ = ["Node", "Op", "Role", "Tape", "Tensor"]
-
-ITEMSIZE = 4  # bytes of an element: float32 and int32 alike
 
 
 class Role(Enum):
@@ -29,6 +29,7 @@ class Role(Enum):
     MOMENT = "moment"  # of AdamW; owned by the session
     GRADIENT = "gradient"  # of a parameter; owned by the session
     STATE = "state"  # scalars of the optimizer; owned by the session
+    PERSISTENT = "persistent"  # what one run leaves to the next; owned by the session
     INPUT = "input"  # uploaded; lives as long as its tape
     ACTIVATION = "activation"  # lives from its producer to its last reader
 
@@ -37,6 +38,7 @@ class Role(Enum):
 class Tensor:
     """A handle: a name, a shape and a role. The planner gives it a place in memory.
 
+    ``dtype`` is "f32", "i32" or, for frozen weights that are mapped, one of ``dtypes.BLOCKS``.
     A tensor with a ``base`` is the part of that tensor which starts ``offset`` elements in.
     """
 
@@ -55,7 +57,7 @@ class Tensor:
     @property
     def nbytes(self) -> int:
         """Size in bytes."""
-        return self.size * ITEMSIZE
+        return dtypes.nbytes(self.dtype, self.size)
 
     @property
     def root(self) -> "Tensor":
@@ -77,12 +79,13 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Op:
-    """What a kind of node means. ops.py has one for each kernel entry.
+    """What a kind of node means. ops/ has one for each kernel entry.
 
     ``gradient(back, node, dy)`` records the backward nodes of ``node``; see autograd.py.
     ``inplace`` maps an output's position to that of an input whose memory it may take over.
     ``weights`` lists the outputs that are gradients of weights: the kernel adds to them when told
-    to accumulate, and leaves out one that is null. ``integers`` lists the inputs that are i32.
+    to accumulate, and leaves out one that is null. ``integers`` lists the inputs that are i32,
+    ``blocks`` those that may be of a block type: the kernel is told which by a size, "type".
     """
 
     kernel: str  # module and entry of toynn._kernels: "rmsnorm.forward"
@@ -90,6 +93,7 @@ class Op:
     gradient: Callable[[Any, "Node", Tensor], None] | None = None
     inplace: Mapping[int, int] = field(default_factory=dict)
     integers: tuple[int, ...] = ()
+    blocks: tuple[int, ...] = ()
     updates: bool = False  # it belongs to segment U
     weights: tuple[int, ...] = ()
     nbytes: Callable[[Mapping[str, int]], int] | None = None  # default: each tensor once
@@ -108,6 +112,7 @@ class Node:
     sizes: dict[str, int]
     options: dict[str, float]
     accumulate: Accumulate
+    block: str | None = None  # of the model, to which it belongs
 
     @property
     def flops(self) -> int:
@@ -140,6 +145,7 @@ class Tape:
     gradients: dict[Tensor, Tensor] | None = None  # of each tensor, once backward is recorded
     written: set[Tensor] = field(default_factory=set)  # by the nodes so far
     segment: str = "F"
+    current_block: str | None = None  # to which the next node will belong
     sealed: bool = False  # compiled: nothing more can be recorded
 
     def record(
@@ -171,10 +177,29 @@ class Tape:
             dict(sizes),
             dict(options or {}),
             accumulate,
+            self.current_block,
         )
         self.nodes.append(node)
         self.written.update(t.root for t in outputs + saved if t is not None)
         return node
+
+    @contextmanager
+    def block(self, name: str) -> Iterator[None]:
+        """Mark the nodes recorded within as a block: with checkpointing, it is computed twice.
+
+        What goes in and comes out should be little, and what happens within much: a whole block of
+        a transformer.
+        """
+        if self.current_block or any(node.block == name for node in self.nodes):
+            raise ConfigError(
+                f"block {name}: this tape has a block {self.current_block or name} already; blocks "
+                "have different names and do not contain each other"
+            )
+        self.current_block = name
+        try:
+            yield
+        finally:
+            self.current_block = None
 
     def _check_input(self, op: Op, position: int, tensor: Tensor) -> None:
         root = tensor.root
@@ -182,7 +207,8 @@ class Tape:
         if foreign and root.role in (Role.ACTIVATION, Role.INPUT):
             raise ConfigError(f"{op.kernel}: {root.name} was recorded on another tape")
         needed = "i32" if position in op.integers else "f32"
-        if tensor.dtype != needed:
+        packed = position in op.blocks and tensor.dtype in dtypes.BLOCKS
+        if tensor.dtype != needed and not packed:
             raise ShapeError(f"{op.kernel}: {root.name} must be {needed}; got {tensor.dtype}")
 
     def new(self, name: str, shape: tuple[int, ...]) -> Tensor:

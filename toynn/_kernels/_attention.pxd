@@ -1,21 +1,38 @@
 """One block of attention: BLOCK queries against BLOCK keys, forward and backward.
 
 The formulas are at the top of attention.pyx. Pointers are at row 0 of the sequence and at the first
-column of the head; i is the first query of a block and j its first key.
+column of the head; i is the first query of a block and j its first key. Keys of a cache are
+transposed within blocks: cached_attention.pyx says how, and why.
 """
 from libc.math cimport INFINITY, logf
 
 from toynn._kernels._common cimport LANES, exp_, max_, sum_
-from toynn._kernels._gemm cimport Operand, blocks_of, multiply
+from toynn._kernels._gemm cimport multiply
+from toynn._kernels._panels cimport Operand, blocks_of, floats_at
 
 cdef enum:
     BLOCK = 64  # queries, and keys, per block: two blocks of scores take 32 KB
 
 cdef struct Sizes:
     Py_ssize_t B, T, H, KV, D
+    Py_ssize_t S     # keys
+    Py_ssize_t past  # keys before that of the first query; causal only
     Py_ssize_t ldq, ldk, ldv, ldo  # floats from one row to the next
     bint causal
+    bint cached  # k[j,d] is at j // BLOCK * BLOCK * D + d * BLOCK + j % BLOCK, and ldk = D
     float scale
+
+
+cdef inline Py_ssize_t row_floats(const float[:, :] x) except? -1:
+    """Floats from one row of a door's argument to the next."""
+    if x.shape[1] > 1 and x.strides[1] != sizeof(float) or x.strides[0] % sizeof(float):
+        raise ValueError("attention: columns of q, k, v or a gradient are not C-contiguous")
+    return x.strides[0] // <Py_ssize_t>sizeof(float)
+
+
+cdef inline void* at_row(const float[:, :] x) noexcept:
+    """The address of its first row; NULL if it is empty."""
+    return <void*>&x[0, 0] if x.shape[0] and x.shape[1] else NULL
 
 
 cdef inline Py_ssize_t _whole(Py_ssize_t columns) noexcept nogil:
@@ -34,13 +51,15 @@ cdef inline void _scores(
     Py_ssize_t i, Py_ssize_t rows, Py_ssize_t j, Py_ssize_t columns,
 ) noexcept nogil:
     """p = scale q . k for queries i .. and keys j ..; -infinity for keys not seen."""
-    cdef Operand a = Operand(q + i * s.ldq, rows, s.ldq, 1, True)
-    cdef Operand b = Operand(k + j * s.ldk, columns, s.ldk, 1, False)
+    cdef Operand a = floats_at(q + i * s.ldq, rows, s.ldq, 1, True)
+    cdef Operand b = floats_at(
+        k + j * s.ldk, columns, 1 if s.cached else s.ldk, BLOCK if s.cached else 1, False
+    )
     cdef Py_ssize_t r, c, seen = columns
     multiply(p, BLOCK, &a, &b, s.D, False)
     for r in range(rows):
         if s.causal:
-            seen = min(columns, i + r + 1 - j)
+            seen = max(0, min(columns, s.past + i + r + 1 - j))
         _scale_row(p + r * BLOCK, s.scale, columns)
         for c in range(seen, _whole(columns)):
             p[r * BLOCK + c] = -INFINITY
@@ -62,7 +81,7 @@ cdef inline void forward_block(
     cdef float most[BLOCK]   # running maximum of the scaled scores of a row
     cdef float total[BLOCK]  # running sum of exp(score - most)
     cdef Py_ssize_t r, t, j, columns, width, rows = min(BLOCK, s.T - i)
-    cdef Py_ssize_t keys = i + rows if s.causal else s.T
+    cdef Py_ssize_t keys = s.past + i + rows if s.causal else s.S
     cdef float before
     cdef Operand a, b
     for t in range(blocks_of(keys, BLOCK)):
@@ -80,8 +99,8 @@ cdef inline void forward_block(
                 before = exp_(before - most[r])
                 total[r] = total[r] * before + sum_(p + r * BLOCK, width)
                 _scale_row(o + (i + r) * s.ldo, before, s.D)
-        a = Operand(&p[0], rows, BLOCK, 1, True)
-        b = Operand(v + j * s.ldv, s.D, 1, s.ldv, False)
+        a = floats_at(&p[0], rows, BLOCK, 1, True)
+        b = floats_at(v + j * s.ldv, s.D, 1, s.ldv, False)
         multiply(o + i * s.ldo, s.ldo, &a, &b, columns, t > 0)
     for r in range(rows):
         _scale_row(o + (i + r) * s.ldo, 1 / total[r], s.D)
@@ -100,22 +119,22 @@ cdef inline void backward_block(
     cdef Operand a, b
     _scores(p, s, q, k, i, rows, j, columns)
     # do . v, then ds
-    a = Operand(do + i * s.ldo, rows, s.ldo, 1, True)
-    b = Operand(v + j * s.ldv, columns, s.ldv, 1, False)
+    a = floats_at(do + i * s.ldo, rows, s.ldo, 1, True)
+    b = floats_at(v + j * s.ldv, columns, s.ldv, 1, False)
     multiply(ds, BLOCK, &a, &b, s.D, False)
     for r in range(rows):
         _weights_row(p + r * BLOCK, _whole(columns), lse[i + r])
         for c in range(columns):
             ds[r * BLOCK + c] = s.scale * p[r * BLOCK + c] * (ds[r * BLOCK + c] - delta[i + r])
     # dv += p^T do
-    a = Operand(&p[0], columns, 1, BLOCK, True)
-    b = Operand(do + i * s.ldo, s.D, 1, s.ldo, False)
+    a = floats_at(&p[0], columns, 1, BLOCK, True)
+    b = floats_at(do + i * s.ldo, s.D, 1, s.ldo, False)
     multiply(dv + j * s.ldv, s.ldv, &a, &b, rows, add_to_keys)
     # dk += ds^T q
-    a = Operand(&ds[0], columns, 1, BLOCK, True)
-    b = Operand(q + i * s.ldq, s.D, 1, s.ldq, False)
+    a = floats_at(&ds[0], columns, 1, BLOCK, True)
+    b = floats_at(q + i * s.ldq, s.D, 1, s.ldq, False)
     multiply(dk + j * s.ldk, s.ldk, &a, &b, rows, add_to_keys)
     # dq += ds k
-    a = Operand(&ds[0], rows, BLOCK, 1, True)
-    b = Operand(k + j * s.ldk, s.D, 1, s.ldk, False)
+    a = floats_at(&ds[0], rows, BLOCK, 1, True)
+    b = floats_at(k + j * s.ldk, s.D, 1, s.ldk, False)
     multiply(dq + i * s.ldq, s.ldq, &a, &b, columns, j > 0)

@@ -1,12 +1,14 @@
-"""Random numbers: the stream that the GPT-2 engine's "lcg" init draws, and normal values.
+"""Random numbers: the stream of the GPT-2 engine's "lcg" init, normal and uniform values.
 
 lcg_uniform   s <- (1103515245 s + 12345) mod 2^31;  out[i] = scale ((s >> 8) / 2^23 - 1)
 normal        (u1, u2) from xorshift64;  r = std sqrt(-2 ln u1);
               out[2i] = r cos(2 pi u2), out[2i+1] = r sin(2 pi u2)
+uniform       out[i] = bound (2 u - 1), u from xorshift64
 
 s >> 8 is below 2^23, so lcg_uniform lies in [-1, 0) scale: kept, for whole loss curves hang on it.
-Each block of 4096 normal values has its own xorshift64 state: splitmix64 over seed, stream, block,
-so that seed 0 is as good as any and no thread waits for another. float64 within, float32 out.
+Each block of 4096 values of the last two has its own xorshift64 state: splitmix64 over seed,
+stream, block, so that seed 0 is as good as any and no thread waits for another. float64 within,
+float32 out.
 The values depend on neither threads nor ISA level (but on the C library's log, sin and cos).
 Sources: ISO C's example of rand (7.22.2.2); Marsaglia 2003, Xorshift RNGs, J. Stat. Softw. 8(14);
 Steele, Lea & Flood 2014, Fast splittable pseudorandom number generators; Box & Muller 1958.
@@ -17,6 +19,7 @@ from libc.math cimport M_PI, cos, log, sin, sqrt
 from libc.stdint cimport uint64_t
 
 from toynn._kernels._common cimport at1
+from toynn._kernels._hash cimport hashed
 
 from toynn._kernels._check import check
 
@@ -46,14 +49,6 @@ cdef inline uint64_t _lcg_skip(uint64_t s, Py_ssize_t steps) noexcept nogil:
 
 
 @cython.overflowcheck(False)
-cdef inline uint64_t _splitmix(uint64_t x) noexcept nogil:
-    x = x + GOLDEN
-    x = (x ^ (x >> 30)) * <uint64_t>0xBF58476D1CE4E5B9
-    x = (x ^ (x >> 27)) * <uint64_t>0x94D049BB133111EB
-    return x ^ (x >> 31)
-
-
-@cython.overflowcheck(False)
 cdef inline uint64_t _xorshift(uint64_t x) noexcept nogil:
     x = x ^ (x << 13)
     x = x ^ (x >> 7)
@@ -62,7 +57,7 @@ cdef inline uint64_t _xorshift(uint64_t x) noexcept nogil:
 
 cdef inline uint64_t _seeded(uint64_t seed, uint64_t stream, uint64_t block) noexcept nogil:
     """A state of xorshift64, which may be anything but 0."""
-    cdef uint64_t state = _splitmix(_splitmix(_splitmix(seed) ^ stream) ^ block)
+    cdef uint64_t state = hashed(seed, stream, block)
     return state if state else GOLDEN
 
 
@@ -91,6 +86,15 @@ cdef inline void _block_normal(float* out, uint64_t x, double std, Py_ssize_t si
             out[2 * i + 1] = <float>(r * sin(angle))
 
 
+cdef inline void _block_uniform(
+    float* out, uint64_t x, double bound, Py_ssize_t size
+) noexcept nogil:
+    cdef Py_ssize_t i
+    for i in range(size):
+        x = _xorshift(x)
+        out[i] = <float>(bound * (2.0 * _unit(x) - 1.0))
+
+
 def lcg_uniform(float[::1] out, state, double scale=1.0, int n_threads=1):
     """Overwrite out (n,); return the state with which the next array continues the stream."""
     cdef Py_ssize_t b, i, n = out.shape[0]
@@ -114,6 +118,18 @@ def normal(float[::1] out, seed, stream=0, double std=1.0, int n_threads=1):
         for b in prange((n + BLOCK - 1) // BLOCK, schedule="static"):
             i = b * BLOCK
             _block_normal(values + i, _seeded(seed_, stream_, b), std, min(BLOCK, n - i))
+
+
+def uniform(float[::1] out, seed, stream=0, double bound=1.0, int n_threads=1):
+    """Overwrite out (n,) with values from -bound to bound; seed and stream as for normal."""
+    cdef Py_ssize_t b, i, n = out.shape[0]
+    cdef float* values = <float*>at1(out)
+    cdef uint64_t seed_ = seed & 0xFFFFFFFFFFFFFFFF, stream_ = stream & 0xFFFFFFFFFFFFFFFF
+    check("random.uniform", f"out ({n},)", n_threads)
+    with nogil, parallel(num_threads=n_threads):
+        for b in prange((n + BLOCK - 1) // BLOCK, schedule="static"):
+            i = b * BLOCK
+            _block_uniform(values + i, _seeded(seed_, stream_, b), bound, min(BLOCK, n - i))
 
 
 entries = {}  # weights are drawn once, before any program runs

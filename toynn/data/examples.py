@@ -57,6 +57,11 @@ class Examples:
             self._learned += learned[:room]
             self._begins.append(len(self._ids))
 
+    @property
+    def longest(self) -> int:
+        """The most tokens that one of the examples has to read."""
+        return int(np.diff(np.frombuffer(self._begins, np.int64)).max(initial=1)) - 1
+
     def __len__(self) -> int:
         return len(self._begins) - 1
 

@@ -14,21 +14,20 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from toynn.engines._decoding import DecodingEngine
 from toynn.engines._hyper import Hyper, Source, refuse
-from toynn.engines._sequence import C, SequenceEngine
+from toynn.engines._sequence import C
 from toynn.errors import ConfigError, ShapeError
 from toynn.formats import gguf, hf
+from toynn.formats.gguf import OUTTYPES, stored_as
 from toynn.options import RecipeOptions
 from toynn.reports import Memory
 
-__all__ = ["OUTTYPES", "GGUFEngine"]
+__all__ = ["GGUFEngine", "StrPath", "check_tensors"]
 
 Metadata = Mapping[str, Any]
 StrPath = str | PathLike[str]
 
-#: What weights can be exported as, with llama.cpp's number for a file that is mostly so.
-OUTTYPES = {"f32": 0, "f16": 1, "q8_0": 7, "bf16": 32}
-Q8_BLOCK = 32
 #: Keys of a file that describe that file and not the model.
 _OWN_KEYS = tuple(
     f"general.{key}"
@@ -36,7 +35,7 @@ _OWN_KEYS = tuple(
 )
 
 
-def _check_tensors(file: Source, shapes: Mapping[str, tuple[int, ...]]) -> None:
+def check_tensors(file: Source, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Check that a file has exactly these tensors, in these shapes.
 
     A model whose head is tied may come with an output.weight, if it equals token_embd.weight.
@@ -59,19 +58,6 @@ def _check_tensors(file: Source, shapes: Mapping[str, tuple[int, ...]]) -> None:
         refuse(file, f"unknown tensors: {', '.join(sorted(unknown))}")
 
 
-def _stored_as(name: str, values: NDArray[np.float32], outtype: str) -> str:
-    """Return the type of one tensor: ``outtype``, or float32 where that does not fit.
-
-    Norms, biases and learned positions stay float32, as in llama.cpp's own converter; so do, in
-    q8_0, matrices whose rows are no whole number of blocks of 32.
-    """
-    if values.ndim < 2 or name == "position_embd.weight":
-        return "f32"
-    if outtype == "q8_0" and values.shape[-1] % Q8_BLOCK:
-        return "f32"
-    return outtype
-
-
 def _passed_on(file: Source) -> dict[str, tuple[Any, str]]:
     """Return what an export passes on: the tokenizer, and the name, author and licence."""
     return {
@@ -83,7 +69,7 @@ def _passed_on(file: Source) -> dict[str, tuple[Any, str]]:
     }
 
 
-class GGUFEngine(SequenceEngine[C]):
+class GGUFEngine(DecodingEngine[C]):
     """A sequence engine that can be read from a GGUF file or a Hugging Face folder, and written."""
 
     architectures: ClassVar[tuple[str, ...]]  # general.architecture of the files it reads
@@ -98,13 +84,15 @@ class GGUFEngine(SequenceEngine[C]):
         backend: str = "cpu",
         *,
         weight_dtype: str = "f32",
+        checkpointing: bool = False,
     ) -> Self:
         """Return an engine with a file's weights, quantized ones expanded, ready to train.
 
         ``t_seq`` 0 means the context length that the file names, which may be long.
         """
         with gguf.open(path, check=True) as file:
-            return cls._read(file, t_seq, t_batch, backend, weight_dtype)
+            options = {"weight_dtype": weight_dtype, "checkpointing": checkpointing}
+            return cls._read(file, t_seq, t_batch, backend, **options)
 
     @classmethod
     def from_hf(
@@ -115,13 +103,15 @@ class GGUFEngine(SequenceEngine[C]):
         backend: str = "cpu",
         *,
         weight_dtype: str = "f32",
+        checkpointing: bool = False,
     ) -> Self:
         """Return an engine with the weights of a Hugging Face folder, ready to train.
 
         The folder has config.json and model.safetensors, of a llama, qwen2, qwen3 or gpt2.
         """
         with hf.open(path) as model:
-            return cls._read(model, t_seq, t_batch, backend, weight_dtype)
+            options = {"weight_dtype": weight_dtype, "checkpointing": checkpointing}
+            return cls._read(model, t_seq, t_batch, backend, **options)
 
     @classmethod
     def declared_from(cls, path: StrPath, t_seq: int = 0, *, weight_dtype: str = "f32") -> Self:
@@ -134,8 +124,8 @@ class GGUFEngine(SequenceEngine[C]):
             return cls._declared(file, t_seq, 1, weight_dtype=weight_dtype)
 
     @classmethod
-    def _read(cls, file: Source, t_seq: int, t_batch: int, backend: str, dtype: str) -> Self:
-        engine = cls._declared(file, t_seq, t_batch, backend, weight_dtype=dtype)
+    def _read(cls, file: Source, t_seq: int, t_batch: int, backend: str, **options: Any) -> Self:
+        engine = cls._declared(file, t_seq, t_batch, backend, **options)
         engine.session.finalize_weights()
         for name, tensor in engine.tensors.items():
             engine.session.upload(tensor, file[name])
@@ -148,11 +138,17 @@ class GGUFEngine(SequenceEngine[C]):
         cls, file: Source, t_seq: int = 0, t_batch: int = 1, backend: str = "cpu"
     ) -> Memory:
         """Return the memory that training a file's model would need; none of it is taken."""
-        engine = cls._declared(file, t_seq, t_batch, backend)
-        engine.build_forward()
-        assert engine._step is not None
-        engine._record_update(engine._step)
-        return engine.session.memory()
+        return cls._declared(file, t_seq, t_batch, backend).step_memory()
+
+    def carry_tokenizer(self, path: StrPath) -> None:
+        """Let exports carry the tokenizer that a GGUF file has; it must have the model's tokens."""
+        with gguf.open(path, check=False) as file:
+            texts = file.metadata.get("tokenizer.ggml.tokens")
+            if isinstance(texts, list) and len(texts) != self.vocab:
+                refuse(file, f"it has {len(texts)} tokens; the model has {self.vocab}")
+            own = {k: v for k, v in self._carried.items() if not k.startswith("tokenizer.")}
+            found = {k: v for k, v in _passed_on(file).items() if k.startswith("tokenizer.")}
+        self._carried = own | found
 
     def export_gguf(self, path: StrPath, outtype: str = "f32", *, overwrite: bool = False) -> None:
         """Write the model; ``outtype`` is that of its matrices: f32, f16, bf16 or q8_0.
@@ -177,7 +173,7 @@ class GGUFEngine(SequenceEngine[C]):
         }
         metadata |= {f"{architecture}.{key}": value for key, value in hyper.items()}
         tensors = {
-            name: (values, _stored_as(name, values, outtype))
+            name: (values, stored_as(name, values.shape, outtype))
             for name, values in (self._exported() | self._beside()).items()
         }
         gguf.write(path, metadata, tensors, overwrite=overwrite)
@@ -196,6 +192,21 @@ class GGUFEngine(SequenceEngine[C]):
         cls, file: Source, t_seq: int, t_batch: int, backend: str = "cpu", **more: Any
     ) -> Self:
         """Return an engine for a file's model, before it takes any memory."""
+        cfg, options = cls._config_of(file)
+        engine = cls(backend)
+        opts = RecipeOptions(t_seq=t_seq, t_batch=t_batch, **options, **more)
+        try:
+            engine.declare(cfg, opts)
+        except ShapeError as error:  # sizes that no memory could hold
+            refuse(file, str(error))
+        shapes = {name: tensor.shape for name, tensor in engine.tensors.items()}
+        beside = {name: values.shape for name, values in engine._beside().items()}
+        check_tensors(file, shapes | beside)
+        return engine
+
+    @classmethod
+    def _config_of(cls, file: Source) -> tuple[C, dict[str, Any]]:
+        """Return the configuration of a file's model, and the options that it calls for."""
         if file.architecture not in cls.architectures:
             refuse(
                 file,
@@ -208,21 +219,12 @@ class GGUFEngine(SequenceEngine[C]):
         except ConfigError as error:
             refuse(file, str(error))
         hyper.refuse_others()
-        engine = cls(backend)
-        opts = RecipeOptions(t_seq=t_seq, t_batch=t_batch, **options, **more)
-        try:
-            engine.declare(cfg, opts)
-        except ShapeError as error:  # sizes that no memory could hold
-            refuse(file, str(error))
-        shapes = {name: tensor.shape for name, tensor in engine.tensors.items()}
-        beside = {name: values.shape for name, values in engine._beside().items()}
-        _check_tensors(file, shapes | beside)
-        return engine
+        return cfg, options
 
     @classmethod
     @abstractmethod
     def _from_hyper(cls, hyper: Hyper) -> tuple[C, dict[str, Any]]:
-        """Return the configuration of a file's model, and the options that it calls for."""
+        """Return what _config_of does; a ConfigError in here becomes one of the file."""
 
     @abstractmethod
     def _to_hyper(self) -> tuple[str, dict[str, Any]]:

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from toynn import nn, ops
+from toynn import ops
 from toynn._kernels import random
-from toynn.engines._gguf import GGUFEngine
+from toynn.engines._engine import check_sizes, gain_or_zeros
 from toynn.engines._hyper import Hyper
-from toynn.engines._sequence import check_sizes, gain_or_zeros
+from toynn.engines._lora import LoRAEngine
 from toynn.errors import ConfigError
 from toynn.options import RecipeOptions
 from toynn.tape import Tensor
@@ -60,6 +60,11 @@ class GPT2Config:
             )
 
     @property
+    def n_kv_heads(self) -> int:
+        """Heads of k and v: as many as of q."""
+        return self.n_heads
+
+    @property
     def d_head(self) -> int:
         """Width of one head."""
         return self.d_model // self.n_heads
@@ -85,7 +90,7 @@ class GPT2Config:
         return shapes | {"output_norm.weight": (C,), "output_norm.bias": (C,)}
 
 
-class GPT2SeqEngine(GGUFEngine[GPT2Config]):
+class GPT2SeqEngine(LoRAEngine[GPT2Config]):
     """A GPT-2 model and its training step."""
 
     LN_EPS = 1e-5  # GPT2Config.norm_eps, unless a file says otherwise
@@ -154,41 +159,33 @@ class GPT2SeqEngine(GGUFEngine[GPT2Config]):
         return std / sqrt(2 * self.n_layers) if residual else std
 
     def _record_forward(self, tokens: Tensor, positions: Tensor, batch: int) -> Tensor:
-        s, w = self.session, self.parameters
+        s, w = self.session, self.tensors
         x = ops.add(
             s,
             ops.embedding(s, w["token_embd.weight"], tokens),
             ops.embedding(s, w["position_embd.weight"], positions),
         )
         for n in range(self.n_layers):
-            x = self._record_block(x, f"blk.{n}", batch)
-        x = self._norm(x, "output_norm")
-        return ops.linear(s, x, w["token_embd.weight"])
+            with s.tape.block(f"blk.{n}"):
+                x = self._record_block(x, f"blk.{n}", batch)
+        return self._norm(x, "output_norm")
+
+    def _record_head(self, x: Tensor) -> Tensor:
+        return self._project(x, "token_embd")
 
     def _record_block(self, x: Tensor, block: str, batch: int) -> Tensor:
         s = self.session
-        attended = nn.self_attention(
-            s,
-            self._norm(x, f"{block}.attn_norm"),
-            *self._affine(f"{block}.attn_qkv"),
-            *self._affine(f"{block}.attn_output"),
-            batch=batch,
-            n_heads=self.n_heads,
-        )
-        x = ops.add(s, x, attended)
-        hidden = nn.mlp(
-            s,
-            self._norm(x, f"{block}.ffn_norm"),
-            *self._affine(f"{block}.ffn_up"),
-            *self._affine(f"{block}.ffn_down"),
-        )
-        return ops.add(s, x, hidden)
+        qkv = self._project(self._norm(x, f"{block}.attn_norm"), f"{block}.attn_qkv")  # (B T, 3 C)
+        cache = self._caches.get(block)
+        heads = ops.attention(s, qkv, batch=batch, n_heads=self.n_heads, cache=cache)  # (B T, C)
+        x = ops.add(s, x, self._project(heads, f"{block}.attn_output"))
+        normed = self._norm(x, f"{block}.ffn_norm")
+        hidden = self._project(normed, f"{block}.ffn_up", "gelu")  # (B T, F)
+        return ops.add(s, x, self._project(hidden, f"{block}.ffn_down"))
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
-        return ops.layernorm(self.session, x, *self._affine(name), self.config.norm_eps)
-
-    def _affine(self, name: str) -> tuple[Tensor, Tensor]:
-        return self.parameters[f"{name}.weight"], self.parameters[f"{name}.bias"]
+        gain, bias = self.tensors[f"{name}.weight"], self.tensors[f"{name}.bias"]
+        return ops.layernorm(self.session, x, gain, bias, self.config.norm_eps)
 
 
 def _draw_lcg(cfg: GPT2Config, seed: int) -> dict[str, NDArray[np.float32]]:

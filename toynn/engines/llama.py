@@ -17,10 +17,10 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from toynn import nn, ops
-from toynn.engines._gguf import GGUFEngine
+from toynn import ops
+from toynn.engines._engine import check_sizes
 from toynn.engines._hyper import Hyper, refuse
-from toynn.engines._sequence import check_sizes
+from toynn.engines._lora import LoRAEngine
 from toynn.errors import ConfigError
 from toynn.options import RecipeOptions
 from toynn.tape import Tensor
@@ -170,7 +170,7 @@ class LlamaConfig:
         return (frequencies / (self.rope_factors or 1.0)).astype(np.float32)
 
 
-class LlamaSeqEngine(GGUFEngine[LlamaConfig]):
+class LlamaSeqEngine(LoRAEngine[LlamaConfig]):
     """A Llama-like model and its training step.
 
     Each step rounds the matrices to ``weight_dtype`` before it multiplies by them; what it trains
@@ -315,16 +315,20 @@ class LlamaSeqEngine(GGUFEngine[LlamaConfig]):
         s, w = self.session, self.tensors
         x = ops.embedding(s, w["token_embd.weight"], tokens)
         if self.config.donor_d_in:
-            x = ops.linear(s, x, self._matrix("lens.proj"))
+            x = self._project(x, "lens.proj")
         for n in range(self.n_layers):
-            block = f"blk.{n}"
-            normed = self._norm(x, f"{block}.attn_norm")
-            x = ops.add(s, x, self._record_attention(normed, positions, block, batch))
-            normed = self._norm(x, f"{block}.ffn_norm")
-            matrices = (self._matrix(f"{block}.ffn_{part}") for part in ("gate", "up", "down"))
-            x = ops.add(s, x, nn.gated_mlp(s, normed, *matrices))
-        x = self._norm(x, "output_norm")
-        return ops.linear(s, x, self._matrix("output" if self.options.untied else "token_embd"))
+            with s.tape.block(f"blk.{n}"):
+                x = self._record_block(x, positions, f"blk.{n}", batch)
+        return self._norm(x, "output_norm")
+
+    def _record_head(self, x: Tensor) -> Tensor:
+        return self._project(x, "output" if self.options.untied else "token_embd")
+
+    def _record_block(self, x: Tensor, positions: Tensor, block: str, batch: int) -> Tensor:
+        s, normed = self.session, self._norm(x, f"{block}.attn_norm")
+        x = ops.add(s, x, self._record_attention(normed, positions, block, batch))
+        normed = self._norm(x, f"{block}.ffn_norm")
+        return ops.add(s, x, self._record_mlp(normed, block))
 
     def _record_attention(self, x: Tensor, positions: Tensor, block: str, batch: int) -> Tensor:
         """Record grouped-query attention of x (B T, C). Source: arXiv:2305.13245."""
@@ -337,16 +341,14 @@ class LlamaSeqEngine(GGUFEngine[LlamaConfig]):
             ops.rope(s, part, positions, self._frequencies, heads, interleaved=interleaved)
             for part, heads in ((q, H), (k, KV))
         )
-        heads = ops.attention(s, q, k, v, batch=batch, n_heads=H, n_kv_heads=KV)  # (B T, H D)
-        return ops.linear(s, heads, self._matrix(f"{block}.attn_output"))
+        cache = self._caches.get(block)
+        heads = ops.attention(s, q, k, v, batch=batch, n_heads=H, n_kv_heads=KV, cache=cache)
+        return self._project(heads, f"{block}.attn_output")
+
+    def _record_mlp(self, x: Tensor, block: str) -> Tensor:
+        """Record down(silu(gate(x)) * up(x)). Source: Shazeer 2020, arXiv:2002.05202."""
+        gate, up = (self._project(x, f"{block}.ffn_{part}") for part in ("gate", "up"))
+        return self._project(ops.swiglu(self.session, gate, up), f"{block}.ffn_down")
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
         return ops.rmsnorm(self.session, x, self.tensors[f"{name}.weight"], self.config.rms_eps)
-
-    def _project(self, x: Tensor, name: str) -> Tensor:
-        return ops.linear(self.session, x, self._matrix(name), self.tensors.get(f"{name}.bias"))
-
-    def _matrix(self, name: str) -> Tensor:
-        """Return a matrix as it is multiplied: rounded, if the weights' type is not float32."""
-        w, dtype = self.tensors[f"{name}.weight"], str(self.options.weight_dtype)
-        return w if dtype == "f32" else ops.rounded(self.session, w, dtype)

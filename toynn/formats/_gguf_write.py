@@ -2,9 +2,9 @@
 
 import math
 import os
-import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,49 @@ from toynn.formats._gguf_header import is_alignment, read_header
 from toynn.formats._gguf_map import is_mapped, map_file
 from toynn.formats._gguf_tensors import BLOCKS
 from toynn.formats._gguf_values import typed
+from toynn.formats.files import free_space
 from toynn.formats.quants import quantize
 
-__all__ = ["write"]
+__all__ = ["OUTTYPES", "WRITABLE", "Deferred", "encode", "stored_as", "write"]
 
-OUTTYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0")
-Tensors = Mapping[str, tuple[NDArray[Any], str]]
+#: The types that float32 is turned into.
+WRITABLE = ("F32", "F16", "BF16", "Q8_0", "Q4_0")
+#: What a model can be written as, with llama.cpp's number for a file that is mostly so.
+OUTTYPES = {"f32": 0, "f16": 1, "q8_0": 7, "bf16": 32}
+
+
+@dataclass(frozen=True)
+class Deferred:
+    """An array that is made when its turn to be written comes, so that there is one at a time."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    make: Callable[[], NDArray[Any]]
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return math.prod(self.shape)
+
+
+Array = NDArray[Any] | Deferred
+Tensors = Mapping[str, tuple[Array, str]]
+
+
+def stored_as(name: str, shape: tuple[int, ...], outtype: str) -> str:
+    """Return the type of one tensor of a model: ``outtype``, or f32 where that does not fit.
+
+    Norms, biases and learned positions stay float32, as in llama.cpp's own converter; so do, in
+    q8_0, matrices whose rows are no whole number of blocks.
+    """
+    if len(shape) < 2 or name == "position_embd.weight":
+        return "f32"
+    return "f32" if shape[-1] % BLOCKS[outtype.upper()][0] else outtype
 
 
 def write(
@@ -39,7 +76,7 @@ def write(
     metadata: key -> value, or (value, type) with a type as in `GGUFFile.types`. Without one, a
     number is a UINT32 (INT32 if negative, of 64 bits if large), FLOAT32 or BOOL, a list of integers
     [INT32]. tensors: name -> (floats, "f32" | "f16" | "bf16" | "q8_0" | "q4_0"), or (uint8 blocks
-    as `GGUFFile.raw` returns them, their type).
+    as `GGUFFile.raw` returns them, their type). Either can be Deferred.
     """
     path = Path(path)
     if is_mapped(path):
@@ -47,7 +84,9 @@ def write(
             f"{path}: cannot write: an open GGUF file is mapped from it; close it first"
         )
     if os.path.lexists(path) and not overwrite:
-        raise GGUFError(f"{path}: already exists; pass overwrite=True to replace it")
+        raise GGUFError(
+            f"{path}: already exists; pass overwrite=True, or --overwrite, to replace it"
+        )
     temporary = path.with_name(f".{path.name}.tmp{os.getpid()}")
     # The library writes this key itself, and first. It opens no file before the header is due.
     architecture, type, _ = typed(
@@ -68,20 +107,13 @@ def write(
         os.replace(temporary, path)
     except OSError as error:
         raise GGUFError(
-            f"{path}: cannot write {nbytes} bytes of tensors ({_free(path.parent)}): "
+            f"{path}: cannot write {nbytes} bytes of tensors ({free_space(path.parent)}): "
             f"{error.strerror or error}"
         ) from error
     finally:
         writer.close()
         with suppress(OSError):
             temporary.unlink()
-
-
-def _free(folder: Path) -> str:
-    try:
-        return f"{shutil.disk_usage(folder).free} bytes free"
-    except OSError as error:
-        return f"folder: {error.strerror}"
 
 
 def _add_metadata(writer: GGUFWriter, path: Path, metadata: Mapping[str, Any]) -> None:
@@ -116,19 +148,31 @@ def _write_all(writer: GGUFWriter, path: Path, tensors: Tensors) -> None:
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     for name, (array, outtype) in tensors.items():
-        what = f"{path}: {name}"
-        writer.write_tensor_data(_encode(what, array, _plan(what, array, outtype)[0]))
+        writer.write_tensor_data(_blocks(f"{path}: {name}", array, outtype))
     for file in writer.fout or ():
         file.flush()
         os.fsync(file.fileno())
     writer.close()
 
 
-def _plan(what: str, array: NDArray[Any], outtype: str) -> tuple[str, tuple[int, ...]]:
+def _blocks(what: str, array: Array, outtype: str) -> NDArray[np.uint8]:
+    """Return the bytes of a tensor, which is made for it if it is deferred."""
+    type, _ = _plan(what, array, outtype)
+    if isinstance(array, Deferred):
+        planned, array = array, array.make()
+        if (array.shape, array.dtype) != (planned.shape, planned.dtype):
+            raise GGUFError(
+                f"{what}: expected {planned.dtype} {planned.shape}, as planned; got {array.dtype} "
+                f"{array.shape}"
+            )
+    return encode(what, array, type).reshape(-1)
+
+
+def _plan(what: str, array: Array, outtype: str) -> tuple[str, tuple[int, ...]]:
     """Return the type in ggml's spelling and the shape in elements of a tensor to write."""
     type = outtype.upper()
     raw = array.dtype == np.uint8
-    known = tuple(BLOCKS) if raw else OUTTYPES
+    known = tuple(BLOCKS) if raw else WRITABLE
     if type not in known:
         raise GGUFError(f"{what}: expected a type of {', '.join(known)}, got {outtype}")
     if not raw and array.dtype.kind != "f":
@@ -141,8 +185,11 @@ def _plan(what: str, array: NDArray[Any], outtype: str) -> tuple[str, tuple[int,
     return type, (*array.shape[:-1], columns)
 
 
-def _encode(what: str, array: NDArray[Any], type: str) -> NDArray[np.uint8]:
-    """Return the bytes of a tensor. Raises GGUFError for a value that its type cannot hold."""
+def encode(what: str, array: NDArray[Any], type: str) -> NDArray[np.uint8]:
+    """Return the bytes of a tensor, row by row, as `GGUFFile.raw` does.
+
+    Raises GGUFError for a value that its type cannot hold.
+    """
     if array.dtype != np.uint8:
         with np.errstate(over="ignore", invalid="ignore"):  # looked for in what comes out
             array = array.astype(np.float32, copy=False)
@@ -155,7 +202,7 @@ def _encode(what: str, array: NDArray[Any], type: str) -> NDArray[np.uint8]:
                     array = quantize(array, type)
                 except GGUFError as error:
                     raise GGUFError(f"{what}: {error}") from None
-    blocks = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    blocks = np.ascontiguousarray(array).view(np.uint8)
     if found := find_nonfinite(blocks, type):
         raise GGUFError(
             f"{what}, {found[0]}: expected a number that is finite as {type}, got NaN or infinity"

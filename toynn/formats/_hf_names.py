@@ -46,7 +46,13 @@ class Family:
         return f"{self.block}.{block[1]}.{self.parts[part]}.{kind}"
 
     def gguf_name(self, name: str) -> str | None:
-        """Return the GGUF name of a weight; None if there is none."""
+        """Return the GGUF name of a weight; None if there is none.
+
+        Models without a head leave out the first part of the others' names.
+        """
+        prefix = self.block.partition(".")[0]
+        if not name.startswith((f"{prefix}.", "lm_head.")):
+            name = f"{prefix}.{name}"
         module, _, kind = name.rpartition(".")
         for part, spelled in self.modules.items():
             if module == spelled:

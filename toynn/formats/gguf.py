@@ -27,10 +27,21 @@ from toynn.formats._gguf_finite import find_nonfinite
 from toynn.formats._gguf_header import Header, Value, read_header
 from toynn.formats._gguf_map import Mapping, map_file
 from toynn.formats._gguf_tensors import READABLE, TensorInfo
-from toynn.formats._gguf_write import write
+from toynn.formats._gguf_write import OUTTYPES, WRITABLE, Deferred, encode, stored_as, write
 from toynn.formats.quants import dequantize
 
-__all__ = ["GGUFFile", "TensorInfo", "Value", "open", "write"]
+__all__ = [
+    "OUTTYPES",
+    "WRITABLE",
+    "Deferred",
+    "GGUFFile",
+    "TensorInfo",
+    "Value",
+    "encode",
+    "open",
+    "stored_as",
+    "write",
+]
 
 CHECK_BELOW = 1 << 28  # bytes: so many are looked through in a tenth of a second
 VIEWS: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2")}

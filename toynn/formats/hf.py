@@ -8,7 +8,6 @@ Keys, names, shapes and the order of rows are GGUF's, so that what reads one rea
 Nothing is ignored in silence: what could change a number and is not known is refused by its name.
 """
 
-import json
 import os
 from math import pi
 from pathlib import Path
@@ -17,11 +16,10 @@ from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 
 from toynn.errors import DataError
-from toynn.formats import quants
 from toynn.formats._gguf_tensors import TensorInfo
+from toynn.formats._hf_files import SafeTensors, read_object
 from toynn.formats._hf_names import (
     CONFIG,
     FAMILIES,
@@ -59,9 +57,10 @@ class HFModel:
         self.metadata = {"general.architecture": architecture} | {
             f"{architecture}.{key}": value for key, value in self._read_config().items()
         }
-        weights = path / WEIGHTS
-        self._infos = _read_table(weights)
-        self._raw = np.memmap(weights, np.uint8, "r")
+        weights, index = path / WEIGHTS, path / f"{WEIGHTS}.index.json"
+        if not weights.exists() and index.exists():
+            raise DataError(f"{index}: a model in several files is not supported; save it as one")
+        self._stored = SafeTensors(weights, BUFFERS)
         self._sources = self._read_names()  # by GGUF name
         self.tensors = {name: self._info(name) for name in (*self._sources, *self._added)}
 
@@ -74,13 +73,13 @@ class HFModel:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        del self._raw
+        self._stored.close()
 
     def __getitem__(self, name: str) -> Floats:
         """Return a weight in float32, in GGUF's order."""
         if name in self._added:
             return self._added[name]
-        values = self._stored(self._sources[name])
+        values = self._stored[self._sources[name]]
         if self._is_transposed(name):
             return np.ascontiguousarray(values.T)
         heads = heads_of(self.architecture, self.metadata, name)
@@ -172,11 +171,8 @@ class HFModel:
     def _read_names(self) -> dict[str, str]:
         """Return the name in the file of each weight, by its GGUF name."""
         sources, unknown = {}, []
-        base = {spelled.split(".")[0] for spelled in self._family.modules.values()} - {"lm_head"}
-        prefix = f"{base.pop()}."  # which models without a head leave out
-        for name in self._infos:
-            whole = name if name.startswith((prefix, "lm_head.")) else prefix + name
-            gguf_name = self._family.gguf_name(whole)
+        for name in self._stored.tensors:
+            gguf_name = self._family.gguf_name(name)
             if gguf_name is None or gguf_name in sources:
                 unknown += [] if name.endswith(BUFFERS) else [name]
             elif not self._is_zero_bias(gguf_name, name):
@@ -187,7 +183,7 @@ class HFModel:
         if self._family.tied if tied is None else tied:
             head = sources.pop("output.weight", None)
             table = sources.get("token_embd.weight")
-            if head and table and not np.array_equal(self._stored(head), self._stored(table)):
+            if head and table and not np.array_equal(self._stored[head], self._stored[table]):
                 raise DataError(f"{self.path / WEIGHTS}: {head} is tied, and differs from {table}")
         elif "output.weight" not in sources:
             raise DataError(f"{self.path / WEIGHTS}: tensor lm_head.weight is missing")
@@ -196,64 +192,21 @@ class HFModel:
     def _is_zero_bias(self, gguf_name: str, name: str) -> bool:
         """Whether this is the bias that attention_bias gives the output too, and does nothing."""
         of_output = gguf_name.endswith("attn_output.bias") and self.architecture != "gpt2"
-        return of_output and not self._stored(name).any()
-
-    def _stored(self, name: str) -> Floats:
-        """Return a weight as it lies in the file, in float32."""
-        info = self._infos[name]
-        raw = np.asarray(self._raw[info.offset : info.offset + info.nbytes])
-        values = quants.dequantize(raw, info.type, info.shape)
-        if not np.isfinite(values).all():
-            raise DataError(f"{self.path / WEIGHTS}: {name} has weights that are NaN or infinite")
-        return values
+        return of_output and not self._stored[name].any()
 
     def _info(self, name: str) -> TensorInfo:
         if name in self._added:
             return TensorInfo(name, "F32", self._added[name].shape, 0, self._added[name].nbytes)
-        info = self._infos[self._sources[name]]
+        info = self._stored.tensors[self._sources[name]]
         shape = info.shape[::-1] if self._is_transposed(name) else info.shape
         return TensorInfo(name, info.type, shape, info.offset, info.nbytes)
 
     def _is_transposed(self, name: str) -> bool:
-        info = self._infos[self._sources[name]]
+        info = self._stored.tensors[self._sources[name]]
         return self._family.transposed and name.startswith("blk.") and len(info.shape) == 2
 
 
 def open(path: str | os.PathLike[str]) -> HFModel:
     """Open a folder. Raises DataError for whatever is wrong with it."""
     path = Path(path)
-    try:
-        config = json.loads((path / CONFIG).read_text("utf-8"))
-    except OSError as error:
-        raise DataError(f"{path / CONFIG}: cannot read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path / CONFIG}: not JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise DataError(f"{path / CONFIG}: expected an object; got {type(config).__name__}")
-    return HFModel(path, config)
-
-
-def _read_table(path: Path) -> dict[str, TensorInfo]:
-    """Read the table of a safetensors file, once the library has found it sound."""
-    index = path.with_name(f"{path.name}.index.json")
-    if not path.exists() and index.exists():
-        raise DataError(f"{index}: a model in several files is not supported; save it as one")
-    try:
-        with safe_open(path, "numpy"):
-            pass
-        with path.open("rb") as file:
-            size = int.from_bytes(file.read(8), "little")
-            table = json.loads(file.read(size))
-    except (OSError, SafetensorError) as error:
-        raise DataError(f"{path}: cannot read: {error}") from error
-    table.pop("__metadata__", None)
-    infos = {}
-    for name, entry in table.items():
-        begin, end = entry["data_offsets"]
-        if entry["dtype"] not in ("F32", "F16", "BF16"):
-            if name.endswith(BUFFERS):
-                continue
-            raise DataError(f"{path}: {name} must be F32, F16 or BF16; got {entry['dtype']}")
-        shape = tuple(entry["shape"])
-        infos[name] = TensorInfo(name, entry["dtype"], shape, 8 + size + begin, end - begin)
-    return infos
+    return HFModel(path, read_object(path / CONFIG))

@@ -91,6 +91,11 @@ def _linear(node: Node, x: Array, w: Array, b: Array | None) -> Array:
     return y
 
 
+def _dropout(node: Node, x: Array, control: Array) -> Array:
+    options = {**node.sizes, **node.options}
+    return _function("dropout", {"x": x.ravel(), "control": control}, options)
+
+
 def _attention(node: Node, q: Array, k: Array, v: Array) -> Array:
     """Cut q, k and v out of rows that may hold all three."""
     H, KV, D = (node.sizes[name] for name in ("H", "KV", "D"))
@@ -100,6 +105,7 @@ def _attention(node: Node, q: Array, k: Array, v: Array) -> Array:
 
 
 _RULES: dict[str, _Rule] = {
+    "dropout.forward": _dropout,
     "elementwise.add": lambda node, a, b: a + b,
     "elementwise.scale": lambda node, x: node.options["alpha"] * x,
     "gelu.forward": _pointwise("gelu", "x"),
@@ -111,6 +117,7 @@ _RULES: dict[str, _Rule] = {
     "rope.forward": _rope,
     "rounding.forward": _rounding,
     "embedding.forward": _by_names("embedding", "w", "ids"),
+    "class_token.forward": _by_names("class_token", "x", "cls", "pos"),
     "matmul.forward": _linear,
     "attention.forward": _attention,
     "cross_entropy.forward": _by_names("cross_entropy", "logits", "labels"),

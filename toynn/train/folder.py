@@ -2,14 +2,12 @@
 
 A run folder holds config.toml (the resolved configuration), metrics.jsonl (one object per report),
 model.safetensors (the best weights by validation loss), model.gguf (the same, as llama.cpp reads
-them), sample.txt (text that the trained model wrote) and, where matplotlib is installed, loss.png
-(both losses).
+them; not of a model of pictures), sample.txt (text that the trained model wrote) and, where
+matplotlib is installed, loss.png (both losses) and confusion.png (of a classifier's mistakes).
 """
 
-import contextlib
 import json
 import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -19,38 +17,12 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from toynn.errors import CheckpointError, ConfigError
+from toynn.formats.files import write_atomically
 
 __all__ = ["RunFolder", "to_toml", "write_atomically"]
 
-Value = str | bool | int | float | tuple[float, ...] | None
+Value = str | bool | int | float | tuple[float | str, ...] | None
 Weights = Mapping[str, NDArray[np.float32]]
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replace path by content: after a crash at any moment it holds the old or the new.
-
-    Raises CheckpointError, with the bytes needed and free, and leaves the old file as it was.
-    """
-    temporary = path.with_name(f".{path.name}.tmp{os.getpid()}")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise CheckpointError(
-            f"{path}: cannot write {len(content)} bytes ({_free(path.parent)}): {error.strerror}"
-        ) from error
-
-
-def _free(folder: Path) -> str:
-    try:
-        return f"{shutil.disk_usage(folder).free} bytes free"
-    except OSError as error:
-        return f"folder: {error.strerror}"
 
 
 def to_toml(tables: Mapping[str, Mapping[str, Value]]) -> str:
@@ -90,7 +62,9 @@ class RunFolder:
         self.metrics = self.path / "metrics.jsonl"
         self.model = self.path / "model.safetensors"
         self.gguf = self.path / "model.gguf"
+        self.adapter = self.path / "adapter.gguf"
         self.plot = self.path / "loss.png"
+        self.confusion = self.path / "confusion.png"
 
     @staticmethod
     def check_absent(path: Path) -> None:

@@ -1,0 +1,173 @@
+"""PEFT as the judge of adapters: what toynn writes and it loads, and the other way round."""
+
+import json
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="PyTorch, the parity extra, is not installed")
+pytest.importorskip("transformers", reason="transformers, the parity extra, is not installed")
+pytest.importorskip("peft", reason="PEFT, the parity extra, is not installed")
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from some_adapters import RANKS, draw, matrices
+from test_hf_parity import IDS, their_model
+
+from toynn.engines import ENGINES
+from toynn.errors import AdapterError
+from toynn.formats import adapters, gguf, hf
+from toynn.formats.fuse import fuse
+
+pytestmark = [
+    pytest.mark.parity,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+ADAPTERS = {
+    "all": {},
+    "rslora": {"use_rslora": True},
+    "ranks": {"ranks": RANKS},
+    "rslora-ranks": {"ranks": RANKS, "use_rslora": True},
+    "no-alpha": {"ranks": RANKS, "alpha": 0.0},
+    "one-block": {"weights": 1},
+}
+KINDS = ("llama", "llama-wide", "qwen2", "qwen3", "gpt2")
+
+
+def logits_of(model):
+    with torch.no_grad():
+        return model(input_ids=torch.tensor(IDS)[None]).logits[0].numpy()
+
+
+def assert_equal(got, expected):
+    np.testing.assert_allclose(got, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
+
+
+@pytest.fixture
+def saved(request, tmp_path):
+    """A model of transformers, and the same as a GGUF file that is open."""
+    model = their_model(request.param)
+    model.save_pretrained(tmp_path / "model")
+    with hf.open(tmp_path / "model") as source:
+        engine = ENGINES[source.architecture].from_hf(tmp_path / "model")
+    engine.export_gguf(tmp_path / "base.gguf")
+    with gguf.open(tmp_path / "base.gguf") as base:
+        yield request.param, model, base
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """On products this small PyTorch's threads only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def fused_logits(base, adapter, tmp_path):
+    fuse(base, adapter, tmp_path / "fused.gguf", overwrite=True)
+    engine = ENGINES[base.architecture].from_gguf(tmp_path / "fused.gguf", t_seq=len(IDS))
+    return engine.logits(IDS)
+
+
+WRITTEN = [(kind, name) for kind in KINDS for name in ("all", "rslora-ranks")]
+WRITTEN += [("llama", name) for name in ("rslora", "ranks", "no-alpha", "one-block")]
+
+
+@pytest.mark.parametrize(("saved", "name"), WRITTEN, indirect=["saved"])
+def test_peft_loads_what_toynn_writes(saved, name, tmp_path):
+    _, model, base = saved
+    settings = dict(ADAPTERS[name])
+    if settings.get("weights"):
+        settings["weights"] = [name for name in matrices(base) if name.startswith("blk.1.")]
+    adapter = draw(base, **settings)
+    adapters.write_peft(tmp_path / "adapter", adapter, base)
+    plain = logits_of(model)
+    theirs = logits_of(PeftModel.from_pretrained(model, tmp_path / "adapter").eval())
+    assert np.abs(theirs - plain).max() > 0.1 * np.abs(plain).max()
+    assert_equal(fused_logits(base, adapter, tmp_path), theirs)
+
+
+LLAMA = {
+    "default": {},
+    "suffixes": {"target_modules": ["q_proj", "k_proj", "down_proj"], "r": 3, "lora_alpha": 5},
+    "pattern": {"target_modules": r".*\.1\..*(q_proj|o_proj)"},
+    "all-linear": {"target_modules": "all-linear", "use_rslora": True},
+    "patterns": {
+        "target_modules": ["q_proj", "v_proj", "up_proj"],
+        "rank_pattern": {"q_proj": 2, r"^model\.layers\.0\.self_attn\.v_proj": 5},
+        "alpha_pattern": {"layers.1.*up_proj": 1, "v_proj": 20},
+        "use_rslora": True,
+    },
+    "head": {"target_modules": ["lm_head", "v_proj"]},
+}
+GPT2 = {
+    "default": {},
+    "suffixes": {"target_modules": ["c_proj"], "r": 3, "lora_alpha": 5},
+    "patterns": {
+        "target_modules": ["c_attn", "c_proj", "c_fc"],
+        "rank_pattern": {"mlp.c_proj": 2},
+        "alpha_pattern": {r"h.\d.attn.c_attn": 30},
+    },
+}
+READ = [(kind, name) for kind in ("llama", "gpt2") for name in (GPT2 if kind == "gpt2" else LLAMA)]
+READ += [("llama-wide", "patterns"), ("qwen2", "patterns"), ("qwen3", "all-linear")]
+
+
+@pytest.mark.parametrize(("saved", "name"), READ, indirect=["saved"])
+def test_toynn_loads_what_peft_writes(saved, name, tmp_path):
+    kind, model, base = saved
+    own = GPT2 if base.architecture == "gpt2" else LLAMA
+    settings = {"task_type": "CAUSAL_LM", "fan_in_fan_out": base.architecture == "gpt2"}
+    settings |= json.loads(json.dumps(own[name]))
+    torch.manual_seed(0)
+    theirs = get_peft_model(model, LoraConfig(**settings)).eval()
+    with torch.no_grad():
+        for label, w in theirs.named_parameters():
+            if "lora_B" in label:
+                w.normal_(0, 0.1)
+    theirs.save_pretrained(tmp_path / "adapter", save_embedding_layers=False)
+    adapter = adapters.load(tmp_path / "adapter", base)
+    expected = logits_of(theirs)
+    assert_equal(fused_logits(base, adapter, tmp_path), expected)
+
+    adapters.write_gguf(tmp_path / "adapter.gguf", adapter)
+    again = adapters.load(tmp_path / "adapter.gguf", base)
+    assert_equal(fused_logits(base, again, tmp_path), expected)
+    adapters.write_peft(tmp_path / "again", again, base)
+    fresh = PeftModel.from_pretrained(their_model(kind), tmp_path / "again")
+    assert_equal(logits_of(fresh.eval()), expected)
+
+
+REFUSED = {
+    "dora": ({"use_dora": True}, "use_dora"),
+    "saved": ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+    "bias": ({"bias": "all"}, "bias"),
+    "embedding": ({"target_modules": ["embed_tokens"]}, "lora_embedding_A"),
+    "tokens": ({"trainable_token_indices": [1, 2]}, "trainable_token_indices"),
+    "pissa": ({"init_lora_weights": "pissa"}, "init_lora_weights"),
+    "olora": ({"init_lora_weights": "olora"}, "init_lora_weights"),
+}
+
+
+@pytest.mark.parametrize("saved", ["llama"], indirect=True)
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_by_name(saved, name, tmp_path):
+    _, model, base = saved
+    settings, match = REFUSED[name]
+    config = LoraConfig(task_type="CAUSAL_LM", **settings)
+    get_peft_model(model, config).save_pretrained(tmp_path / "adapter", save_embedding_layers=False)
+    with pytest.raises(AdapterError, match=match):
+        adapters.load(tmp_path / "adapter", base)
+
+
+@pytest.mark.parametrize("saved", ["llama"], indirect=True)
+def test_another_method_is_refused(saved, tmp_path):
+    from peft import IA3Config
+
+    _, model, base = saved
+    get_peft_model(model, IA3Config(task_type="CAUSAL_LM")).save_pretrained(tmp_path / "adapter")
+    with pytest.raises(AdapterError, match="peft_type: expected 'LORA'; got 'IA3'"):
+        adapters.load(tmp_path / "adapter", base)

@@ -1,0 +1,115 @@
+"""Dropout: some elements become zero, the others grow, so that the mean stays.
+
+    y[i]  = x[i] m[i] / (1 - p)           m[i] = [h[i] >= p 2^32]
+    dx[i] = dy[i] m[i] / (1 - p)          the same kernel, with dy for x
+
+    h[i]  = 32 bits of splitmix64(key + 16 (i // 32) + i % 16): the low ones where i % 32 < 16,
+            else the high ones
+    key   = splitmix64 over seed, step, site
+
+The mask is not stored: whoever asks for the same seed, step, site and element gets the same bit.
+control: int32 (step, active); where active is 0, y = x. p in [0, 1).
+n elements. float32, C-contiguous. In place: y may be x. y is overwritten. NaN stays NaN, dropped
+or not. The mask depends on neither threads nor ISA level.
+Source: Srivastava et al. 2014, Dropout, JMLR 15, section 10 (scaled in training); Salmon et al.
+2011, Parallel random numbers: as easy as 1, 2, 3, SC11 (counters instead of states).
+"""
+cimport cython
+from cpython.pycapsule cimport PyCapsule_New
+from cython.parallel cimport parallel, prange
+from libc.stdint cimport uint32_t, uint64_t
+from libc.string cimport memcpy, memset
+
+from toynn._kernels._common cimport (
+    LANES, at1, flush_denormals, fpstate, ids1, restore_fpstate
+)
+from toynn._kernels._hash cimport hashed, splitmix
+from toynn._kernels.abi cimport KernelArgs, kernel_fn
+
+from toynn._kernels._check import check
+
+cdef enum:
+    BLOCK = 4096  # elements per task: whole groups
+    GROUP = 32  # elements that share LANES hashes, two a hash: so a vector of hashes serves two
+
+cdef struct Mask:
+    uint64_t key
+    uint32_t least  # the smallest hash of an element that is kept
+    float scale     # what those are multiplied by
+
+
+cdef Mask _mask(KernelArgs* a) noexcept nogil:
+    cdef const int* control = <const int*>a.t[2]
+    cdef double p = a.f[0] if control[1] else 0
+    return Mask(
+        hashed(a.n[1], <uint32_t>control[0], a.n[2]), <uint32_t>(p * 4294967296.0),
+        <float>(1 / (1 - p)),
+    )
+
+
+@cython.overflowcheck(False)
+cdef inline void _group(float* y, const float* x, const Mask* m, uint64_t first) noexcept nogil:
+    cdef uint32_t low[LANES]
+    cdef uint32_t high[LANES]
+    cdef uint64_t h, start = m.key + first
+    cdef uint32_t least = m.least
+    cdef float scale = m.scale
+    cdef int j
+    for j in range(LANES):
+        h = splitmix(start + j)
+        low[j], high[j] = <uint32_t>h, <uint32_t>(h >> 32)
+    for j in range(LANES):
+        y[j] = x[j] * (scale if low[j] >= least else 0)
+    for j in range(LANES):
+        y[LANES + j] = x[LANES + j] * (scale if high[j] >= least else 0)
+
+
+cdef inline void _block(
+    float* y, const float* x, const Mask* m, Py_ssize_t first, Py_ssize_t n
+) noexcept nogil:
+    """Elements from the first of a group on; those of the last group by way of a whole one."""
+    cdef float last[GROUP]
+    cdef Py_ssize_t g, whole = n // GROUP, rest = n % GROUP
+    for g in range(whole):
+        _group(y + g * GROUP, x + g * GROUP, m, (first + g * GROUP) // 2)
+    if rest:
+        memset(last, 0, sizeof(last))
+        memcpy(last, x + n - rest, rest * sizeof(float))
+        _group(last, last, m, (first + n - rest) // 2)
+        memcpy(y + n - rest, last, rest * sizeof(float))
+
+
+cdef void _forward(KernelArgs* a) noexcept nogil:
+    """Tensors y, x, control; sizes n, seed, site; option p."""
+    cdef float* y = <float*>a.t[0]
+    cdef const float* x = <const float*>a.t[1]
+    cdef Mask m = _mask(a)
+    cdef Py_ssize_t b, i, n = a.n[0]
+    cdef fpstate before = 0
+    with parallel(num_threads=a.n_threads):
+        before = flush_denormals()
+        for b in prange((n + BLOCK - 1) // BLOCK, schedule="static"):
+            i = b * BLOCK
+            _block(y + i, x + i, &m, i, min(BLOCK, n - i))
+        restore_fpstate(before)
+
+
+def forward(
+    float[::1] y, const float[::1] x, const int[::1] control, float p, seed=0, site=0,
+    int n_threads=1,
+):
+    """Overwrite y (n,) from x (n,) and control (2,); seed and site are integers mod 2^63."""
+    cdef KernelArgs a
+    cdef Py_ssize_t n = x.shape[0]
+    check("dropout.forward", f"x ({n},)", n_threads, y=(y, (n,)), control=(control, (2,)))
+    if not 0 <= p < 1:
+        raise ValueError(f"dropout.forward: needs p in [0, 1) as float32; got {p}")
+    a.t[0], a.t[1], a.t[2] = at1(y), at1(x), ids1(control)
+    a.n[0], a.n[1], a.n[2] = n, seed & 0x7FFFFFFFFFFFFFFF, site & 0x7FFFFFFFFFFFFFFF
+    a.f[0] = p
+    a.n_threads = n_threads
+    with nogil:
+        _forward(&a)
+
+
+entries = {"forward": PyCapsule_New(<void*><kernel_fn>_forward, "toynn.kernel", NULL)}

@@ -1,0 +1,100 @@
+"""``toynn fuse`` and ``toynn export``: what to do with an adapter that is trained."""
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from toynn.formats import adapters, gguf
+from toynn.formats.adapters import Adapter
+from toynn.formats.fuse import Fused, fuse
+from toynn.formats.gguf import OUTTYPES, GGUFFile
+
+__all__ = ["add_parsers"]
+
+WRITERS = ("gguf", "peft")
+
+
+def add_parsers(commands: Any) -> None:
+    """Add both commands to the parser's commands."""
+    parser = commands.add_parser("fuse", help="write a model and its adapter as one GGUF file")
+    _add_files(parser, "FILE", "the new .gguf file", model=True)
+    outtype = "store all matrices as this type (default: each keeps its own; see below)"
+    parser.add_argument("--outtype", choices=OUTTYPES, help=outtype)
+    parser.epilog = (
+        "Merged matrices of a type that toynn reads and does not write (q4_1, q5_0, q5_1, K types) "
+        "are stored as q8_0. Quantizing a merged matrix again rounds a part of the adapter away: "
+        "the command says how much. --outtype f16 or f32 keeps more."
+    )
+    parser.set_defaults(run=run_fuse)
+
+    parser = commands.add_parser("export", help="write an adapter for llama.cpp or for PEFT")
+    parser.add_argument("--to", choices=WRITERS, required=True, help="what to write")
+    _add_files(parser, "PATH", "the new .gguf file, or the folder for PEFT", model=False)
+    parser.set_defaults(run=run_export)
+
+
+def _add_files(parser: ArgumentParser, kind: str, out: str, *, model: bool) -> None:
+    base = "the .gguf file that the adapter is for"
+    if not model:
+        base += ", where --adapter is a folder, or q or k of a llama are adapted"
+    parser.add_argument("--model", type=Path, required=model, metavar="FILE", help=base)
+    adapter = "an adapter: a .gguf file, or a folder that PEFT wrote"
+    parser.add_argument("--adapter", type=Path, required=True, metavar="PATH", help=adapter)
+    parser.add_argument("--out", type=Path, required=True, metavar=kind, help=out)
+    parser.add_argument("--overwrite", action="store_true", help="replace what --out names")
+
+
+def run_fuse(arguments: Namespace) -> int:
+    """Write the model; say what was merged, and what rounding took away."""
+    with gguf.open(arguments.model) as base:
+        adapter = adapters.load(arguments.adapter, base)
+        fused = fuse(
+            base,
+            adapter,
+            arguments.out,
+            outtype=arguments.outtype,
+            overwrite=arguments.overwrite,
+        )
+        print(f"{arguments.out}: merged {len(fused.types)} of {len(base)} tensors, {_say(adapter)}")
+    for line in _notes(fused):
+        print(line)
+    return 0
+
+
+def run_export(arguments: Namespace) -> int:
+    """Write the adapter."""
+    with ExitStack() as stack:
+        base: GGUFFile | None = None
+        if arguments.model is not None:
+            base = stack.enter_context(gguf.open(arguments.model, check=False))
+        adapter = adapters.load(arguments.adapter, base)
+        if arguments.to == "gguf":
+            adapters.write_gguf(arguments.out, adapter, overwrite=arguments.overwrite)
+        else:
+            adapters.write_peft(arguments.out, adapter, base, overwrite=arguments.overwrite)
+    print(f"{arguments.out}: {len(adapter.pairs)} tensors adapted, {_say(adapter)}")
+    return 0
+
+
+def _say(adapter: Adapter) -> str:
+    ranks = sorted({adapter.rank_of(weight) for weight in adapter.pairs})
+    kind = " (rsLoRA)" if adapter.use_rslora else ""
+    return (
+        f"rank {'-'.join(map(str, ranks[:: len(ranks) - 1 or 1]))}, alpha {adapter.alpha:g}{kind}"
+    )
+
+
+def _notes(fused: Fused) -> Iterator[str]:
+    """Say which types changed, and what rounding took away, type by type."""
+    for old, new in sorted(set(fused.types.values())):
+        names = [name for name, types in fused.types.items() if types == (old, new)]
+        if old != new:
+            yield f"{len(names)} of them were {old} and are {new} now"
+        if rounded := [name for name in names if name in fused.squares]:
+            worst = max(rounded, key=fused.rounding)
+            yield (
+                f"rounding to {new} changed them by {fused.rounding(*rounded):.2%} of what the "
+                f"adapter adds, {worst} by {fused.rounding(worst):.2%}; --outtype f32 keeps it"
+            )

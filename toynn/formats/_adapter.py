@@ -1,0 +1,179 @@
+"""What an adapter is, whatever file it came from, and whether it fits a base model."""
+
+import math
+import os
+import warnings
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toynn.errors import AdapterError
+
+__all__ = [
+    "BASE_NAME",
+    "LORA_A",
+    "LORA_B",
+    "Adapter",
+    "Base",
+    "base_metadata",
+    "check",
+    "is_embedding",
+    "text_of",
+]
+
+Floats = NDArray[np.float32]
+
+LORA_A, LORA_B = ".lora_a", ".lora_b"
+BASE_NAME = "general.base_model.0.name"
+
+
+class Shaped(Protocol):
+    """A tensor, for all that an adapter needs to know of it."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape in NumPy's order."""
+
+
+class Base(Protocol):
+    """The model that an adapter is for: an open GGUFFile, or an HFModel."""
+
+    @property
+    def architecture(self) -> str:
+        """The model's architecture, such as llama."""
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """The model's keys, as GGUF spells them."""
+
+    @property
+    def tensors(self) -> Mapping[str, Shaped]:
+        """The model's tensors, as GGUF names them."""
+
+
+def is_embedding(weight: str) -> bool:
+    """Say whether the rows of a weight are looked up by id; it has its own shapes of A and B."""
+    return weight == "token_embd.weight"
+
+
+@dataclass(frozen=True, eq=False)
+class Adapter:
+    """A LoRA adapter: y = W x + s B A x, for some of the matrices W (out, in) of a model.
+
+    ``tensors`` has `<weight>.lora_a` (r, in) and `<weight>.lora_b` (out, r), with names and order
+    of rows as in GGUF files; r may differ from weight to weight. For token_embd.weight (V, D), of
+    which rows are looked up, A is (V, r) and B (D, r): to row i comes s B A[i].
+
+    s = alpha / r, or alpha / sqrt(r) with ``use_rslora``; where alpha is 0, s = 1, as in llama.cpp.
+
+    ``metadata`` is what a GGUF file says beside that: key -> value or (value, type). ``path`` is
+    what messages call the adapter. Raises AdapterError for what is no adapter.
+    """
+
+    architecture: str
+    alpha: float
+    tensors: Mapping[str, Floats]
+    use_rslora: bool = False
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    path: str | os.PathLike[str] = "adapter"
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.alpha) and self.alpha >= 0):
+            self._refuse("alpha", "a number of at least 0", self.alpha)
+        if not self.tensors:
+            self._refuse("tensors", "<weight>.lora_a and <weight>.lora_b", "none")
+        for name, values in self.tensors.items():
+            weight, suffix = name[: -len(LORA_A)], name[-len(LORA_A) :]
+            if suffix not in (LORA_A, LORA_B) or not weight:
+                self._refuse(f"tensor {name}", "a name that ends in .lora_a or .lora_b", repr(name))
+            partner = weight + (LORA_B if suffix == LORA_A else LORA_A)
+            if partner not in self.tensors:
+                self._refuse(f"tensor {name}", f"{partner} beside it", "no such tensor")
+            if values.dtype != np.float32 or values.ndim != 2 or not values.size:
+                self._refuse(f"tensor {name}", "a float32 matrix", f"{values.dtype} {values.shape}")
+            if not np.isfinite(values).all():
+                self._refuse(f"tensor {name}", "finite numbers", "NaN or infinity")
+        for weight, (a, b) in self.pairs.items():
+            if self.rank_of(weight) != b.shape[1]:
+                shapes = "A (V, r), B (D, r)" if is_embedding(weight) else "A (r, in), B (out, r)"
+                self._refuse(weight, f"one rank r in {shapes}", f"{a.shape} and {b.shape}")
+
+    def _refuse(self, what: str, expected: str, got: object) -> None:
+        raise AdapterError(f"{os.fspath(self.path)}: {what}: expected {expected}; got {got}")
+
+    @property
+    def pairs(self) -> dict[str, tuple[Floats, Floats]]:
+        """A and B by the name of their weight."""
+        weights = (name.removesuffix(LORA_A) for name in self.tensors if name.endswith(LORA_A))
+        return {w: (self.tensors[w + LORA_A], self.tensors[w + LORA_B]) for w in weights}
+
+    @property
+    def rank(self) -> int:
+        """The rank that most pairs have."""
+        return Counter(map(self.rank_of, self.pairs)).most_common(1)[0][0]
+
+    def rank_of(self, weight: str) -> int:
+        """Return the rank of a weight's pair."""
+        shape: tuple[int, ...] = self.tensors[weight + LORA_A].shape
+        return shape[1 if is_embedding(weight) else 0]
+
+    def scale(self, weight: str) -> float:
+        """Return s of a weight's pair."""
+        rank = self.rank_of(weight)
+        if not self.alpha:
+            return 1.0
+        return self.alpha / (math.sqrt(rank) if self.use_rslora else rank)
+
+
+def check(adapter: Adapter, base: Base) -> None:
+    """Raise AdapterError, with tensor, expected and got, if an adapter is for another model.
+
+    Warns if the shapes fit and the names do not.
+    """
+    path = os.fspath(adapter.path)
+    if adapter.architecture != base.architecture:
+        raise AdapterError(
+            f"{path}: general.architecture: expected {base.architecture!r}, as the base model is; "
+            f"got {adapter.architecture!r}"
+        )
+    for weight, (a, b) in adapter.pairs.items():
+        if weight not in base.tensors:
+            raise AdapterError(
+                f"{path}: tensor {weight}{LORA_A}: {weight} does not exist in the base model, "
+                f"which has {len(base.tensors)} tensors (is it the wrong base model?)"
+            )
+        shape, rank = tuple(base.tensors[weight].shape), adapter.rank_of(weight)
+        if len(shape) != 2 or weight == "position_embd.weight":
+            raise AdapterError(
+                f"{path}: {weight}: expected a matrix that something is multiplied by; in the base "
+                f"it is {shape}"
+            )
+        expected = ((shape[0], rank), (shape[1], rank))
+        if not is_embedding(weight):
+            expected = ((rank, shape[1]), (shape[0], rank))
+        for suffix, values, wanted in zip((LORA_A, LORA_B), (a, b), expected, strict=True):
+            if values.shape != wanted:
+                raise AdapterError(
+                    f"{path}: tensor {weight}{suffix}: expected {wanted} for the base model's "
+                    f"{shape}; got {values.shape} (is it the wrong base model?)"
+                )
+    name, own = text_of(adapter.metadata, BASE_NAME), text_of(base.metadata, "general.name")
+    if name and own and name != own:
+        warnings.warn(f"{path}: made for {name!r}; the base model is {own!r}", stacklevel=2)
+
+
+def base_metadata(base: Base) -> dict[str, Any]:
+    """Return what an adapter's metadata says of its base model: the name, if it has one."""
+    name = text_of(base.metadata, "general.name")
+    return {BASE_NAME: name} if name else {}
+
+
+def text_of(metadata: Mapping[str, Any], key: str) -> str:
+    """Return a text among metadata, of which some is (value, type); empty if there is none."""
+    value = metadata.get(key)
+    value = value[0] if isinstance(value, tuple) else value
+    return value if isinstance(value, str) else ""

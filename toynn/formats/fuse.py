@@ -1,0 +1,152 @@
+"""A model and its adapter as one GGUF file, which needs no adapter any more.
+
+Tensor by tensor: one matrix at a time is in memory as float32, beside the blocks it becomes.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from math import prod, sqrt
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toynn.errors import AdapterError, ConfigError
+from toynn.formats import adapters, gguf, quants
+from toynn.formats.adapters import Adapter
+from toynn.formats.gguf import OUTTYPES, Deferred, GGUFFile, TensorInfo
+
+__all__ = ["Fused", "fuse"]
+
+Floats = NDArray[np.float32]
+
+#: What becomes of a merged tensor of a type that toynn reads and does not write: at least as fine.
+REPLACEMENT = "Q8_0"
+#: llama.cpp's numbers for files that are mostly of a type.
+FILE_TYPES = {name.upper(): number for name, number in OUTTYPES.items()} | {"Q4_0": 2}
+CHUNK = 1 << 18  # elements that are expanded at a time, to compare
+
+
+@dataclass
+class Fused:
+    """What `fuse` did."""
+
+    #: By merged tensor: the type it had, and the type it has.
+    types: dict[str, tuple[str, str]] = field(default_factory=dict)
+    #: By merged tensor that is not float32: sums of squares of what rounding changed, and of s B A.
+    squares: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+    def rounding(self, *names: str) -> float:
+        """Return what rounding changed in these tensors, or in all, as a part of s B A.
+
+        It is the ratio of the norms of (stored - exact) and s B A: at 1 nothing of the adapter is
+        left to trust, at 0.01 nearly all.
+        """
+        chosen = names or tuple(self.squares)
+        changed, added = (sum(self.squares[name][i] for name in chosen) for i in (0, 1))
+        return sqrt(changed / added) if added else 0.0
+
+
+def fuse(
+    base: GGUFFile,
+    adapter: Adapter,
+    out: str | os.PathLike[str],
+    *,
+    outtype: str | None = None,
+    overwrite: bool = False,
+) -> Fused:
+    """Write base with its weights W + s B A in place of W; metadata and tokenizer stay.
+
+    Each tensor keeps its type. Merged ones of a type that toynn cannot write (Q4_1, Q5_0, Q5_1 and
+    the K types) become Q8_0. With ``outtype`` (f32, f16, bf16, q8_0) all matrices get that type.
+    What is not float32 is rounded, which can undo much of an adapter: the result says how much.
+
+    Raises AdapterError if the adapter does not fit, GGUFError if ``out`` exists (unless
+    ``overwrite``), is the base, or cannot be written.
+    """
+    adapters.check(adapter, base)
+    if outtype is not None and outtype not in OUTTYPES:
+        raise ConfigError(f"fuse: outtype must be {', '.join(OUTTYPES)}; got {outtype!r}")
+    if "token_embd.weight" in adapter.pairs and "output.weight" not in base:
+        raise AdapterError(
+            f"{os.fspath(adapter.path)}: token_embd.weight: the base model has no output.weight "
+            f"but computes its logits by token_embd.weight too, which the adapter does not change"
+        )
+    fused = Fused()
+    tensors: dict[str, tuple[NDArray[np.uint8] | Deferred, str]] = {}
+    for name, info in base.tensors.items():
+        merged = name in adapter.pairs
+        type = gguf.stored_as(name, info.shape, outtype).upper() if outtype else info.type
+        if merged and type not in gguf.WRITABLE:
+            type = REPLACEMENT
+        if merged:
+            fused.types[name] = info.type, type
+        if merged or type != info.type:
+            tensors[name] = _deferred(base, adapter, info, type, fused), type
+        else:
+            tensors[name] = base.raw(name), type
+    gguf.write(out, _metadata(base, tensors, outtype), tensors, overwrite=overwrite)
+    return fused
+
+
+def _deferred(
+    base: GGUFFile, adapter: Adapter, info: TensorInfo, type: str, fused: Fused
+) -> Deferred:
+    """Return the blocks of a tensor that is merged, or has another type than before."""
+    elements, nbytes = quants.BLOCKS[type]
+    *rows, columns = info.shape
+    shape = (*rows, columns // elements * nbytes)
+
+    def make() -> NDArray[np.uint8]:
+        values = _values(base, info.name)
+        added = adapters.merge(values, adapter, info.name) if info.name in adapter.pairs else None
+        blocks = gguf.encode(f"{base.path}: {info.name}", values, type)
+        if added is not None and type != "F32":
+            fused.squares[info.name] = _distance(values, blocks, type), added
+        return blocks
+
+    return Deferred(shape, np.dtype(np.uint8), make)
+
+
+def _values(base: GGUFFile, name: str) -> Floats:
+    """Return a tensor in float32 that may be written to, and is not copied twice."""
+    values = base[name]
+    own = values.flags.writeable and values.dtype == np.float32
+    return values if own else values.astype(np.float32)
+
+
+def _distance(values: Floats, blocks: NDArray[np.uint8], type: str) -> float:
+    """Return the sum of squares of what rounding changed."""
+    rows = max(1, CHUNK // values.shape[1])
+    squares = 0.0
+    for begin in range(0, len(values), rows):
+        exact, stored = values[begin : begin + rows], blocks[begin : begin + rows]
+        change = quants.dequantize(stored, type, exact.shape) - exact
+        squares += float(np.vdot(change, change))
+    return squares
+
+
+def _metadata(
+    base: GGUFFile, tensors: Mapping[str, tuple[object, str]], outtype: str | None
+) -> dict[str, Any]:
+    """Return the base's metadata, and a type of the file that is true."""
+    metadata: dict[str, Any] = {
+        key: (value, base.types[key])
+        for key, value in base.metadata.items()
+        if not isinstance(value, list | np.ndarray) or len(value)  # the writer has none empty
+    }
+    before = _most(base, lambda name: base.tensors[name].type)
+    after = outtype.upper() if outtype else _most(base, lambda name: tensors[name][1])
+    if after != before or outtype:
+        metadata["general.file_type"] = (FILE_TYPES[after], "UINT32")
+    return metadata
+
+
+def _most(base: GGUFFile, type_of: Callable[[str], str]) -> str:
+    """Return the type that most elements have."""
+    counts: Counter[str] = Counter()
+    for name, info in base.tensors.items():
+        counts[type_of(name)] += prod(info.shape)
+    return counts.most_common(1)[0][0]

@@ -1,0 +1,41 @@
+"""Dropout, whose mask is computed and never stored."""
+
+import numpy as np
+
+from toynn import checks
+from toynn.autograd import Backward
+from toynn.errors import ConfigError
+from toynn.ops._shape import Recorder, flops, require
+from toynn.tape import Node, Op, Role, Tensor
+
+__all__ = ["dropout"]
+
+
+def dropout(s: Recorder, x: Tensor, p: float, control: Tensor, site: int) -> Tensor:
+    """Record y = x mask / (1 - p): each element is dropped with probability p, in [0, 1).
+
+    control: an i32 input (2,), (step, active); where active is 0, as in an evaluation, y = x. The
+    mask is a hash of (the session's seed, step, site, element): upload another step for each batch,
+    and give each place of a model a site, a number of its own. Without any p, y is x itself.
+    """
+    if not 0 <= p < 1 or np.float32(p) == 1:
+        raise ConfigError(f"dropout: p must be a number in [0, 1); got {p!r}")
+    if site < 0:
+        raise ConfigError(f"dropout: site must be a whole number of at least 0; got {site!r}")
+    switch = control.role is Role.INPUT and control.dtype == "i32" and control.shape == (2,)
+    require(switch, "dropout", "control, an i32 input (2,)", x, control)
+    if p == 0:
+        return x
+    s.tape.checks.setdefault(control, [checks.step_and_switch])
+    y = s.tape.new("dropout", x.shape)
+    sizes = {"n": x.size, "seed": s.seed % 2**63, "site": site}
+    s.tape.record(DROPOUT, [y], [], [x, control], sizes, options={"p": p})
+    return y
+
+
+def _dropout_gradient(back: Backward, node: Node, dy: Tensor) -> None:
+    x, control = node.inputs
+    back.emit(DROPOUT, [x], [dy, control], node.sizes, options=node.options)
+
+
+DROPOUT = Op("dropout.forward", flops(1, "n"), _dropout_gradient, inplace={0: 0}, integers=(1,))

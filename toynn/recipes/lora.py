@@ -1,0 +1,171 @@
+"""LoRA over the frozen weights of a GGUF file, quantized or not.
+
+    y = W x + b + s B A dropout(x)      W (out, in) in the file; A (r, in), B (out, r) trained
+
+The file is mapped and multiplied by as it is: a step computes forward and the gradients of A and B,
+and memory is needed for those, their moments and the activations alone.
+Source: Hu et al. 2021, arXiv:2106.09685.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from os import PathLike
+from typing import Any
+
+from toynn.engines import AdapterOptions, LlamaSeqEngine, LoRAEngine, engine_for
+from toynn.errors import LifecycleError
+from toynn.formats import adapters
+from toynn.formats import gguf as gguf_format
+from toynn.formats.adapters import Adapter
+from toynn.formats.fuse import fuse
+from toynn.formats.gguf import GGUFFile
+from toynn.options import RecipeOptions
+from toynn.recipes._sequence import SequenceRecipe
+from toynn.reports import Memory
+
+__all__ = ["LoRA"]
+
+StrPath = str | PathLike[str]
+
+
+class LoRA(SequenceRecipe[LoRAEngine[Any]]):
+    """Train low-rank adapters of the projections of a model in a GGUF file.
+
+    Its hp rows are AdamW.for_lora()'s: the update with bias correction.
+    """
+
+    def __init__(self, backend: str = "cpu") -> None:
+        super().__init__(LlamaSeqEngine(backend))
+
+    def realize(
+        self,
+        gguf: StrPath | GGUFFile,
+        cfg: Any,
+        rank: int,
+        opts: RecipeOptions,
+        alpha: float | None = None,
+        targets: Sequence[str] | str = ("q",),
+        dropout: float = 0.0,
+        use_rslora: bool = False,
+        checkpointing: bool = False,
+        *,
+        init: str = "normal",
+    ) -> None:
+        """Map a file's weights, draw the adapters, compile the step.
+
+        ``cfg`` is the file's own if it is None, and must agree with it if not. For ``rank``,
+        ``alpha``, ``targets``, ``dropout`` and ``use_rslora`` see AdapterOptions. ``init``
+        "normal" draws A from N(0, opts.init_scale), "peft" from U(-1/sqrt(in), 1/sqrt(in)); B is
+        zero. ``checkpointing`` may be given here or in ``opts``, of which t_seq, t_batch, seed and
+        init_scale are consumed too; untied and qkv_bias, if True, must hold for the file.
+        """
+        options = AdapterOptions(rank, alpha, targets, dropout, use_rslora)
+        with self._over("realize", gguf) as (engine, file):
+            engine.enable_lora(options)
+            engine.realize_for_mmap(file, cfg, _with(opts, checkpointing))
+            engine.init_adapters(init, opts.seed, opts.init_scale)
+            engine.build_training_step()
+
+    def realize_from_adapter(
+        self,
+        gguf: StrPath | GGUFFile,
+        adapter: StrPath | Adapter,
+        opts: RecipeOptions,
+        dropout: float = 0.0,
+        checkpointing: bool = False,
+    ) -> None:
+        """Map a file's weights, go on with an adapter of it, compile the step.
+
+        ``adapter`` is a GGUF file, a PEFT folder, or one that was read; targets, rank and alpha are
+        its own. AdamW starts anew. Raises AdapterError if it is for another model.
+        """
+        with self._over("realize_from_adapter", gguf) as (engine, file):
+            found = _read(adapter, file)
+            engine.enable_lora(AdapterOptions.of(found, dropout))
+            engine.realize_for_mmap(file, None, _with(opts, checkpointing))
+            engine.load_adapter(found)
+            engine.build_training_step()
+
+    @contextmanager
+    def _over(
+        self, call: str, gguf: StrPath | GGUFFile
+    ) -> Iterator[tuple[LoRAEngine[Any], GGUFFile]]:
+        """Make an engine for a file; it becomes the recipe's if all that is done with it works."""
+        if self.t_loss is not None:
+            raise LifecycleError(f"LoRA.{call}: once only; make a new recipe")
+        with _opened(gguf) as file:
+            engine = engine_for(file)(self.engine.backend)
+            yield engine, file
+        self.engine = engine
+        self._show()
+
+    # -- Adapters and files --------------------------------------------------------------------
+
+    def load_adapter(self, adapter: StrPath | Adapter) -> None:
+        """Replace the adapters by those of a GGUF file or PEFT folder; AdamW starts anew.
+
+        Raises AdapterError unless they have the same targets, ranks and scales.
+        """
+        self._check_built("load_adapter")
+        self.engine.load_adapter(_read(adapter, self._base("load_adapter")))
+        self.engine.session.reset_moments()
+
+    def export_adapter(self, path: StrPath, *, overwrite: bool = False) -> None:
+        """Write the adapters as a GGUF file, which llama.cpp loads with --lora."""
+        self._check_built("export_adapter")
+        adapters.write_gguf(path, self.engine.adapter(), overwrite=overwrite)
+
+    def export_peft(self, folder: StrPath, *, overwrite: bool = False) -> None:
+        """Write the adapters as a folder, which PEFT loads on the same model."""
+        base = self._base("export_peft")
+        adapters.write_peft(folder, self.engine.adapter(), base, overwrite=overwrite)
+
+    def save(self, path: StrPath, outtype: str | None = None, *, overwrite: bool = False) -> None:
+        """Write the model with its adapters merged in, as a GGUF file. See toynn.formats.fuse.
+
+        ``outtype`` None keeps the types of the tensors: a quantized one is quantized again, which
+        rounds a part of the adapter away.
+        """
+        self._base("save").check_unchanged()
+        with gguf_format.open(self._base("save").path, check=False) as base:
+            fuse(base, self.engine.adapter(), path, outtype=outtype, overwrite=overwrite)
+
+    def _base(self, call: str) -> GGUFFile:
+        self._check_built(call)
+        assert self.engine.file is not None
+        return self.engine.file
+
+    @staticmethod
+    def memory_for(
+        gguf: StrPath | GGUFFile,
+        rank: int,
+        opts: RecipeOptions,
+        targets: Sequence[str] | str = ("q",),
+        dropout: float = 0.0,
+        checkpointing: bool = False,
+    ) -> Memory:
+        """Return the memory that training such adapters would need, the mapped file left out."""
+        with _opened(gguf, check=False) as file:
+            engine = engine_for(file)()
+            engine.enable_lora(AdapterOptions(rank, targets=targets, dropout=dropout))
+            engine.declare_for_mmap(file, None, _with(opts, checkpointing))
+            return engine.step_memory()
+
+
+def _with(opts: RecipeOptions, checkpointing: bool) -> RecipeOptions:
+    return replace(opts, checkpointing=checkpointing or opts.checkpointing)
+
+
+def _read(adapter: StrPath | Adapter, base: GGUFFile) -> Adapter:
+    return adapter if isinstance(adapter, Adapter) else adapters.load(adapter, base)
+
+
+@contextmanager
+def _opened(gguf: StrPath | GGUFFile, check: bool = True) -> Iterator[GGUFFile]:
+    """Open a file, unless it is open. A session over it keeps its mapping when it is closed."""
+    if isinstance(gguf, GGUFFile):
+        yield gguf
+    else:
+        with gguf_format.open(gguf, check=check) as file:
+            yield file

@@ -1,0 +1,119 @@
+"""What training keeps from run to run: gradients, moments, and the micro-batches so far.
+
+Each micro-batch is run with d_loss = its weight, so that its gradients are added to those before
+it as they are; the update divides by the sum of the weights, as it reads them.
+"""
+
+from collections.abc import Iterable
+from math import isfinite
+
+import numpy as np
+
+from toynn import ops
+from toynn.autograd import Backward
+from toynn.errors import ConfigError
+from toynn.storage import Storage
+from toynn.tape import Role, Tape, Tensor
+
+__all__ = ["Updates"]
+
+
+class Updates:
+    """The gradients of a session's parameters, their moments, and the scalars of an update."""
+
+    def __init__(self, storage: Storage, *, checkpointing: bool = False) -> None:
+        self._storage, self._checkpointing = storage, checkpointing
+        self._gradients: dict[Tensor, Tensor] = {}  # of each parameter
+        self._moments: dict[Tensor, tuple[Tensor, Tensor]] = {}
+        self.pending = 0.0  # weight of the micro-batches whose gradients wait for an update
+        self.divisor = 1.0  # by which downloaded gradients are divided
+        self.max_grad_norm: float | None = None
+        self._seed, self.norm, self._factor, self._control = (
+            storage.declare(name, shape, Role.STATE)
+            for name, shape in (("d_loss", ()), ("norm", ()), ("factor", ()), ("control", (2,)))
+        )
+
+    # -- Recording -----------------------------------------------------------------------------
+
+    def build_backward(self, tape: Tape, loss: Tensor) -> None:
+        """Record segment B: the same parameters must get gradients on every tape."""
+        back = Backward(
+            tape, self._gradient_of, ops.ADD, ops.ACCUMULATE, recompute=self._checkpointing
+        )
+        gradients = back.run(loss, self._seed)
+        for parameter in self._gradients:
+            if parameter not in gradients:
+                raise ConfigError(
+                    f"build_backward: {parameter.name} gets no gradient here, but got one in the "
+                    "session's first tape; train the same parameters in every tape"
+                )
+        tape.gradients = gradients
+        tape.segment = "U"
+
+    def _gradient_of(self, parameter: Tensor) -> Tensor:
+        if parameter not in self._gradients:
+            if "gradients" in self._storage.buffers:
+                raise ConfigError(
+                    f"build_backward: {parameter.name} gets a gradient here, but got none in the "
+                    "session's first tape; train the same parameters in every tape"
+                )
+            name = f"d_{parameter.name}"
+            gradient = self._storage.declare(name, parameter.shape, Role.GRADIENT)
+            self._gradients[parameter] = gradient
+        return self._gradients[parameter]
+
+    def record_adamw(self, s: ops.Recorder, w: Tensor, hp: Tensor) -> tuple[Tensor, Tensor]:
+        """Record the update of one parameter, and before the first the norm of all gradients."""
+        if s.tape.nodes[-1].segment != "U":
+            every = self._storage.whole(Role.GRADIENT)
+            ops.grad_norm(s, self.norm, self._factor, every, self._control)
+        if any(w in node.outputs for node in s.tape.nodes if node.segment == "U"):
+            raise ConfigError(f"opt_step_adamw: {w.name} has its update on this tape already")
+        if w not in self._moments:
+            self._moments[w] = (
+                self._storage.declare(f"{w.name}.m", w.shape, Role.MOMENT),
+                self._storage.declare(f"{w.name}.v", w.shape, Role.MOMENT),
+            )
+        m, v = self._moments[w]
+        ops.adamw_step(s, w, m, v, self._gradients[w], hp, self._factor)
+        return m, v
+
+    # -- Running -------------------------------------------------------------------------------
+
+    def begin(self, weight: float, *, last: bool) -> None:
+        """Tell a run the weight of its micro-batch, and what the update divides by.
+
+        With ``last`` the run goes on to the update: no micro-batch waits for one after it.
+        """
+        self.pending += weight
+        self.divisor = self.pending
+        self._storage.views[self._seed][...] = weight
+        self._storage.views[self._control][:] = self.max_grad_norm or 0.0, 1 / self.pending
+        if last:
+            self.pending = 0.0
+
+    def zero_gradients(self) -> Iterable[Tensor]:
+        """Zero and return all gradients; forget the micro-batches."""
+        self.pending, self.divisor = 0.0, 1.0
+        return self._zeroed(self._gradients.values())
+
+    def zero_moments(self) -> None:
+        """Zero the moments."""
+        self._zeroed(moment for pair in self._moments.values() for moment in pair)
+
+    def _zeroed(self, tensors: Iterable[Tensor]) -> list[Tensor]:
+        found = list(tensors)
+        for tensor in found:
+            self._storage.views[tensor].fill(0)
+        return found
+
+    def refused(self) -> str | None:
+        """Return why AdamW changed nothing in the last update; None if it did."""
+        if isfinite(self._storage.views[self._factor]):
+            return None
+        bad = "none (the sum of squares overflowed)"
+        for parameter, gradient in self._gradients.items():
+            if not np.isfinite(self._storage.views[gradient]).all():
+                bad = parameter.name
+                break
+        return f"gradient norm is {self._storage.views[self.norm]}; first bad gradient: {bad}"
