@@ -88,7 +88,7 @@ def test_each_file_has_its_own_form_and_blank_lines_are_ignored(tmp_path):
     data = load(write(tmp_path, train=["", *texts("x"), "\r", *texts("y")], valid=valid))
     assert (len(data.train), len(data.valid), data.test) == (2, 1, None)
     assert shown(data.valid[0]) == ("^ ab", "..b$")
-    assert data.test_batches(2, 2) == []
+    assert data.test_batches(2) == []
 
 
 def test_a_tokenizer_without_bos_and_eos(tmp_path):
@@ -124,6 +124,16 @@ def test_long_examples_are_cut_and_what_is_left_without_a_label_is_dropped(tmp_p
         "1 were dropped: nothing to learn was left in them"
     )
     assert data.notes[1].endswith("valid.jsonl: 1 examples, 2 tokens to learn")
+
+
+def test_windows_are_no_longer_than_the_longest_example(tmp_path):
+    folder = write(tmp_path, train=texts("ab", "a"), valid=texts("abcd"), test=texts("x") * 3)
+    data = load(folder, seq=32)
+    assert data.seq == len("^ abcd")
+    batches = [next(data.batches(2, 0)), *data.valid_batches(2, 9), *data.test_batches(2)]
+    assert [batch.ids.shape for batch in batches] == [(12,)] * 4
+    assert [batch.rows for batch in batches] == [7, 6, 6, 3]
+    assert load(folder, seq=4).seq == 4
 
 
 def test_conversations_without_an_answer_are_dropped(tmp_path):
