@@ -87,7 +87,7 @@ class Tokenizer:
         if key not in file.metadata or file.require(key, str) == "no_vocab":
             return _without_vocab(file)
         vocab = read_vocab(file)
-        model = SentencePiece(vocab) if vocab.kind is None else BPE(vocab)
+        model = BPE(vocab, vocab.kind) if vocab.kind else SentencePiece(vocab)
         key = "tokenizer.chat_template"
         return cls(vocab, model, file.require(key, str) if key in file.metadata else None)
 
