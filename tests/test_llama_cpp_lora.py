@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 from some_adapters import RANKS, draw, matrices
-from test_llama_cpp import DATA, MODELS, judged_logits, nmse
+from test_llama_cpp import DATA, MODELS, judge, judged_logits, judged_text, nmse
 
-from toynn.engines import ENGINES
+from toynn.engines import ENGINES, frozen
 from toynn.formats import adapters, gguf
 from toynn.formats.fuse import fuse
+from toynn.generate import sample
 
 pytestmark = pytest.mark.llama_cpp
 
@@ -44,6 +45,14 @@ def test_the_fused_model_is_the_model_with_the_adapter(base, kind, tmp_path):
     expected = judged_logits(base.path, ids, tmp_path / "adapter.gguf")
     assert nmse(judged_logits(base.path, ids), expected) > 0.01  # the adapter changes much
     assert nmse(engine.logits(ids), expected) < LIMITS.get(base.architecture, LIMIT)
+
+
+def test_the_likeliest_text_is_the_same(base, tmp_path):
+    adapter = draw(base, **ADAPTERS["rslora-ranks"])
+    adapters.write_gguf(tmp_path / "adapter.gguf", adapter)
+    prompt = [1, 5, 9, 2, 7]
+    expected = judged_text(judge(base.path, tmp_path / "adapter.gguf"), prompt, 30)
+    assert sample(frozen(base, adapter), prompt, 25, temperature=0) == expected[5:]
 
 
 def test_adapters_of_the_table_and_the_head(tmp_path):
