@@ -180,6 +180,17 @@ def test_a_space_before_an_answer_is_not_doubled(make):
     assert "".join(model.tokens[id] for id in turns[1].ids) == "\u2581Zork.</s>"
 
 
+@pytest.mark.parametrize("write", [bpe_file, spm_file])
+def test_parts_that_end_in_a_special_token_have_the_ids_of_the_whole(make, write):
+    model = make(
+        "{% for m in messages %}{{ '<|im_start|>' + m.content }}{% endfor %}"
+        "{{ '<|im_start|>' if add_generation_prompt }}",
+        write,
+    )
+    ids = [id for turn in model.encode_turns(TALK) for id in turn.ids]
+    assert ids == model.encode(model.chat(TALK), parse_special=True)
+
+
 def test_a_conversation_without_an_answer_has_nothing_to_learn(make):
     assert [turn.learned for turn in make(CHATML).encode_turns(TALK[:2])] == [False]
 

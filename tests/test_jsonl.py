@@ -126,6 +126,16 @@ def test_long_examples_are_cut_and_what_is_left_without_a_label_is_dropped(tmp_p
     assert data.notes[1].endswith("valid.jsonl: 1 examples, 2 tokens to learn")
 
 
+def test_windows_are_no_longer_than_the_longest_example(tmp_path):
+    folder = write(tmp_path, train=texts("ab", "a"), valid=texts("abcd"), test=texts("x") * 3)
+    data = load(folder, seq=32)
+    assert data.seq == len("^ abcd")
+    batches = [next(data.batches(2, 0)), *data.valid_batches(2, 9), *data.test_batches(2)]
+    assert [batch.ids.shape for batch in batches] == [(12,)] * 4
+    assert [batch.rows for batch in batches] == [7, 6, 6, 3]
+    assert load(folder, seq=4).seq == 4
+
+
 def test_conversations_without_an_answer_are_dropped(tmp_path):
     rows = [{"messages": CHAT}, {"messages": CHAT[:1]}]
     assert load(write(tmp_path, train=rows, valid=rows)).train.dropped == 1

@@ -12,6 +12,7 @@ from vocabs import BYTE, CONTROL, NORMAL, UNUSED, USER_DEFINED, bpe_file, nasty_
 
 from toynn.errors import ConfigError, DataError, GGUFError
 from toynn.formats import gguf, tokenizer
+from toynn.formats._tokenizer_pre import KINDS
 from toynn.formats.tokenizer import ByteTokenizer, Tokenizer, byte_letters
 
 pytest.importorskip("tokenizers", reason="tokenizers, of the text extra, is not installed")
@@ -159,18 +160,24 @@ def test_whole_words_need_no_merges_where_the_kind_says_so(tmp_path):
     assert ids[0] == [model.tokens.index("\u0120unmergeable")] and len(ids[1]) > 1
 
 
-def test_long_texts_are_encoded_in_pieces_with_the_same_ids(either, monkeypatch):
-    text = "\n".join(TEXTS * 3)
-    whole = either.encode(text)
-    monkeypatch.setattr(tokenizer, "CHUNK", 50)
-    calls = []
-    encode = either._model.encode
-    monkeypatch.setattr(either._model, "encode", lambda *a: calls.append(a) or encode(*a))
-    assert either.encode(text) == whole
-    assert len(calls) > len(text) / 1000
-    array = either.encode_array(text)
-    assert array.dtype == np.int32
-    assert array.tolist() == either.encode(text, add_special=False)
+def test_long_texts_are_encoded_in_pieces_with_the_same_ids(folder, spm, monkeypatch):
+    text = "\n".join(TEXTS * 2)
+    paths = {kind.regexes: bpe_file(folder / f"{pre}.gguf", pre) for pre, kind in KINDS.items()}
+    for model in (spm, *map(Tokenizer.from_gguf, paths.values())):
+        monkeypatch.setattr(tokenizer, "CHUNK", 1 << 18)
+        whole = model.encode(text, add_special=False)
+        monkeypatch.setattr(tokenizer, "CHUNK", 30)
+        assert len(list(model._chunks(text))) > len(text) / 500
+        assert model.encode(text, add_special=False) == whole
+        array = model.encode_array(text)
+        assert array.dtype == np.int32
+        assert array.tolist() == whole
+
+
+def test_a_vocabulary_with_line_breaks_in_its_tokens_is_not_cut(tmp_path, monkeypatch):
+    monkeypatch.setattr(tokenizer, "CHUNK", 2)
+    model = Tokenizer.from_gguf(spm_file(tmp_path / "a.gguf", [(",\n", NORMAL), ("\nx", NORMAL)]))
+    assert model.tokens[-1] in texts_of(model, model.encode("abc\nxyz"))
 
 
 # --- and back ------------------------------------------------------------------------------------
@@ -338,6 +345,7 @@ def test_no_vocabulary_and_not_bytes(tmp_path, size, got):
     [
         ({"pre": "cuneiform"}, r"pre: expected one of .*llama-bpe.*qwen2.*; got 'cuneiform'"),
         ({"pre": 3}, "pre at byte .*: expected str, got UINT32"),
+        ({"model": np.ones(3, np.int32)}, r"model at byte .*: expected str, got \[INT32\]"),
         ({"model": "t5"}, r"model: expected one of gpt2 .*, llama .*; got 't5'"),
         ({"tokens": ["a", "b", "a"]}, r"expected each text once; 'a' is token 0 and token 2"),
         ({"tokens": None}, r"tokens: expected \[STRING\].*; got nothing"),

@@ -196,12 +196,7 @@ class _Reader:
                     f"{where}: expected {' and '.join(first[0])}, as line {first[1]} has; "
                     f"got {' and '.join(form)}"
                 )
-            try:
-                parts = forms[form](where, row)
-            except ToynnError as error:
-                raise (
-                    error if str(error).startswith(where) else DataError(f"{where}: {error}")
-                ) from error
+            parts = forms[form](where, row)
             for ids, _ in parts:
                 _check_ids(where, ids, self.vocab_size)
             examples.append(parts if self.mask_prompt else [(ids, True) for ids, _ in parts])

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from toynn.errors import GGUFError
 from toynn.formats._tokenizer_chat import needed
+from toynn.formats._tokenizer_pre import Kind
 from toynn.formats._tokenizer_vocab import TokenType, Vocab
 
 __all__ = ["BPE", "byte_letters"]
@@ -31,9 +32,8 @@ def byte_letters() -> list[str]:
 class BPE:
     """Ids of a text without special tokens, and the bytes of an id."""
 
-    def __init__(self, vocab: Vocab) -> None:
+    def __init__(self, vocab: Vocab, kind: Kind) -> None:
         library = needed("tokenizers")
-        assert vocab.kind is not None
         self._vocab = vocab
         self._bytes = {letter: byte for byte, letter in enumerate(byte_letters())}
         ids = {text: id for id, text in enumerate((*vocab.tokens, MISSING))}
@@ -42,7 +42,7 @@ class BPE:
                 ids,
                 list(_pairs(vocab)),
                 unk_token=MISSING,
-                ignore_merges=vocab.kind.whole_words,
+                ignore_merges=kind.whole_words,
             )
         except Exception as error:  # the library raises no narrower one
             raise GGUFError(
@@ -51,7 +51,7 @@ class BPE:
         self._tokenizer = library.Tokenizer(model)
         cut = library.pre_tokenizers
         self._tokenizer.pre_tokenizer = cut.Sequence(
-            [cut.Split(library.Regex(regex), "isolated") for regex in vocab.kind.regexes]
+            [cut.Split(library.Regex(regex), "isolated") for regex in kind.regexes]
             + [cut.ByteLevel(add_prefix_space=False, use_regex=False)]
         )
 

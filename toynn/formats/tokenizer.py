@@ -83,10 +83,11 @@ class Tokenizer:
         if not isinstance(file, GGUFFile):
             with gguf.open(file, check=False) as opened:
                 return cls.from_gguf(opened)
-        if file.metadata.get("tokenizer.ggml.model", "no_vocab") == "no_vocab":
+        key = "tokenizer.ggml.model"
+        if key not in file.metadata or file.require(key, str) == "no_vocab":
             return _without_vocab(file)
         vocab = read_vocab(file)
-        model = SentencePiece(vocab) if vocab.kind is None else BPE(vocab)
+        model = BPE(vocab, vocab.kind) if vocab.kind else SentencePiece(vocab)
         key = "tokenizer.chat_template"
         return cls(vocab, model, file.require(key, str) if key in file.metadata else None)
 
