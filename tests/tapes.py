@@ -188,6 +188,24 @@ def tied(net):
     return ops.linear(net.s, ops.silu(net.s, x), table)
 
 
+def class_token(net):
+    patches = ops.linear(net.s, net.input(B * (T - 1), 5), net.parameter(C, 5))
+    return ops.class_token(net.s, patches, net.parameter(C), net.parameter(T, C))
+
+
+def class_token_on_computed_positions(net):
+    s, tokens = net.s, net.parameter(C)
+    positions = ops.linear(s, net.input(T, 5), net.parameter(C, 5))
+    x = ops.class_token(s, net.input(B * (T - 1), C), tokens, positions)
+    return ops.add(s, x, ops.class_token(s, net.constant(B * (T - 1), C), tokens, positions))
+
+
+def frozen_class_token(net):
+    s, patches = net.s, net.parameter(B * (T - 1), C)
+    x = ops.class_token(s, patches, net.constant(C), net.parameter(T, C))
+    return ops.add(s, x, ops.class_token(s, patches, net.parameter(C), net.constant(T, C)))
+
+
 def fused(net, heads, kv_heads, causal):
     qkv = net.activation((heads + 2 * kv_heads) * 4)
     return ops.attention(
@@ -289,6 +307,9 @@ TAPES = {
         for heads, kv_heads in ((2, 2), (4, 2), (3, 1))
         for causal in (True, False)
     },
+    "class-token": (class_token,),
+    "class-token-on-computed-positions": (class_token_on_computed_positions,),
+    "frozen-class-token": (frozen_class_token,),
     "attention-of-one": (attention_of_one,),
     "attention-of-parameters": (attention_of_parameters,),
     "frozen-keys": (frozen_keys,),

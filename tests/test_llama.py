@@ -204,7 +204,9 @@ def test_between_the_weights_and_the_step_weights_can_be_uploaded():
     ):
         with pytest.raises(LifecycleError, match=r"before build_training_step\(\)"):
             too_early()
+    before = engine.logits(ids)
     engine.build_training_step()
+    assert np.array_equal(engine.logits(ids), before)
     engine.step(ids, None, labels, HP, True)
     trained = engine.weights()
     assert (trained["token_embd.weight"] == 0.25).all(), "the donor's table is frozen"

@@ -282,6 +282,32 @@ def test_two_sessions_side_by_side_do_not_meddle():
     assert all(np.array_equal(a, b) for a, b in zip(alone.state(), one.state(), strict=True))
 
 
+def test_a_persistent_tensor_outlives_runs_and_tapes():
+    tiny = Tiny()
+    s = tiny.s
+    before = s.memory()
+    kept = s.persistent("kept", (N, C))
+    assert s.memory().activations == before.activations + kept.nbytes
+    assert not s.download(kept).any()
+    with pytest.raises(ConfigError, match="kept: this session has"):
+        s.persistent("kept", (1,))
+
+    def writer():
+        s.tape.record(ops.SCALE, [kept], [], [kept], {"n": kept.size}, options={"alpha": 2.0})
+        return s.tape
+
+    def reader():
+        return s.tape, s.output(ops.scale(s, kept, 10.0))
+
+    write, (read, y) = s.record("write", writer), s.record("read", reader)
+    s.upload(kept, np.ones((N, C)))
+    for _ in range(3):
+        s.run(tape=write)
+    s.run()
+    s.run(tape=read)
+    assert (s.download(y) == 80).all()
+
+
 def test_a_further_tape_shares_the_weights():
     tiny = Tiny()
     s = tiny.s

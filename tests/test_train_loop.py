@@ -29,6 +29,9 @@ from toynn.train.progress import Progress, duration
 TOKENS = np.frombuffer(b"the cat sat on the mat and the rat sat on the cat " * 20, np.uint8)
 
 
+CALLBACKS = ("on_report", "on_best", "measure")
+
+
 class Adam:
     """Bias-corrected, as the real one; keeps the k it was asked for."""
 
@@ -43,7 +46,7 @@ class Adam:
 
 def make_loop(recipe=None, batches=None, schedule=lambda k: 0.1, valid=True, **options):
     options = {"steps": 20, "log_every": 5, "eval_every": 10} | options
-    callbacks = {name: options.pop(name) for name in ("on_report", "on_best") if name in options}
+    callbacks = {name: options.pop(name) for name in CALLBACKS if name in options}
     return Loop(
         recipe or FakeRecipe(),
         batches or RandomWindows(TOKENS, batch=2, seq=8, seed=0),
@@ -84,6 +87,34 @@ def test_schedule_and_bias_correction_reach_the_recipe():
     assert loop.optimizer.asked == [0, 1, 2]
     assert [float(hp[0]) for hp in recipe.hps] == [0.5, 0.25, np.float32(0.5 / 3)]
     assert result.reports[-1].learning_rate == 0.5 / 3
+
+
+def test_a_measure_adds_the_accuracy_and_its_loss_chooses_the_best(tmp_path):
+    recipe, kept = FakeRecipe(), []
+    losses = iter([4.0, 1.0, 3.0])
+
+    def measure(batch):
+        if batch is loop.valid[0]:
+            measure.loss = next(losses)
+        return {"loss": measure.loss, "accuracy": batch is loop.valid[0]}
+
+    stream = io.StringIO()
+    loop = make_loop(recipe, measure=measure, on_best=kept.append)
+    loop.valid[1].labels[3:] = IGNORED  # 16, 3 and 16 rows
+    with (
+        Progress(20, stream, unit="images") as progress,
+        MetricsFile(tmp_path / "m", "images") as m,
+    ):
+        loop.on_report = [progress, m.write]
+        result = loop.run()
+    assert [r.val_loss for r in result.reports if r.val_loss] == pytest.approx([4, 1, 3])
+    assert result.reports[0].val_accuracy == pytest.approx(16 / 35)
+    assert (result.best_iteration, len(kept)) == (10, 2)
+    assert stream.getvalue().startswith("step  0/20  val 4.0000  accuracy 45.7%")
+    assert " images/s" in stream.getvalue()
+    line = json.loads((tmp_path / "m").read_text().splitlines()[-1])
+    assert (line["trained_images"], line["val_accuracy"]) == (320, pytest.approx(16 / 35))
+    assert line["images_per_second"] > 0
 
 
 def test_clipping_is_handed_on_and_can_be_off():

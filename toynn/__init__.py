@@ -8,7 +8,14 @@ from toynn import adamw, engines, errors, ops, recipes, schedule
 from toynn.adamw import AdamW
 from toynn.backends.cpu.threads import get_num_threads, set_num_threads
 from toynn.config import release, show_config
-from toynn.engines import GPT2Config, GPT2SeqEngine, LlamaConfig, LlamaSeqEngine
+from toynn.engines import (
+    GPT2Config,
+    GPT2SeqEngine,
+    LlamaConfig,
+    LlamaSeqEngine,
+    ViTConfig,
+    ViTEngine,
+)
 from toynn.errors import (
     AdapterError,
     BackendUnavailable,
@@ -45,6 +52,8 @@ __all__ = [
     "Session",
     "ShapeError",
     "ToynnError",
+    "ViTConfig",
+    "ViTEngine",
     "adamw",
     "engines",
     "errors",

@@ -107,6 +107,11 @@ class Session:
         self._known.add(tensor)
         return tensor
 
+    def persistent(self, name: str, shape: Sequence[int]) -> Tensor:
+        """Declare, at any time, what runs of any tape leave to later runs; zeros at first."""
+        self._check_new(name)
+        return self._storage.keep(name, checks.dimensions(name, shape))
+
     def input(self, name: str, shape: Sequence[int], dtype: str = "f32") -> Tensor:
         """Declare an input of the current tape; its values stay until the next upload."""
         self._check_recording(f"input({name!r})")
@@ -249,7 +254,8 @@ class Session:
         """
         with self._exclusively(f"download({tensor.name})"):
             values = expanded(tensor, self._view(tensor, "download"))
-        if tensor not in self._known and tensor.role not in (Role.MOMENT, Role.STATE):
+        zeros = (Role.MOMENT, Role.STATE, Role.PERSISTENT)
+        if tensor not in self._known and tensor.role not in zeros:
             before = "run()" if tensor.role in _COMPUTED else f"upload({tensor.name})"
             _refuse(f"download({tensor.name})", f"before {before}")
         is_gradient = any(tensor in compiled.gradients for compiled in self._compiled.values())
@@ -303,9 +309,7 @@ class Session:
         with self._exclusively("run()"):
             accumulate = self.pending
             if to != "loss" and tape.gradients is not None:
-                self._updates.begin(weight)
-            if to == "update":
-                self._updates.pending = 0.0
+                self._updates.begin(weight, last=to == "update")
             compiled.program.run(compiled.counts[to], accumulate, self._threads())
             self._known |= compiled.written[to]
             updates = compiled.counts[to] > compiled.counts["grads"]
@@ -344,12 +348,11 @@ class Session:
     def memory(self) -> Memory:
         """Return the bytes that the tapes recorded so far need; valid before any buffer exists."""
         self._check_open()
-        nbytes = self._storage.nbytes
-        activations = nbytes["state"] + sum(c.arena.nbytes for c in self._compiled.values())
+        places, nbytes = self._storage.places, self._storage.nbytes
+        activations = sum(compiled.arena.nbytes for compiled in self._compiled.values())
+        activations += nbytes["state"] + nbytes["persistent"]
         if self.tape not in self._compiled:
-            activations += arena_size(
-                self.tape, self._storage.places, self.backend, self._threads()
-            )
+            activations += arena_size(self.tape, places, self.backend, self._threads())
         mapped = sum(tensor.nbytes for tensor in self._storage.mapped)
         return Memory(
             nbytes["weights"], nbytes["moments"], nbytes["gradients"], activations, mapped

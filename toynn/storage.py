@@ -1,7 +1,8 @@
 """Where the tensors that outlive a tape lie: weights, moments, gradients, scalars.
 
 Each region is one buffer. A tensor gets its place in a region when it is declared, and its view (a
-NumPy array over that place) when the region is allocated.
+NumPy array over that place) when the region is allocated. A persistent tensor is a region of its
+own, allocated when it is declared.
 """
 
 from typing import Any
@@ -22,6 +23,7 @@ REGIONS = {
     Role.MOMENT: "moments",
     Role.GRADIENT: "gradients",
     Role.STATE: "state",
+    Role.PERSISTENT: "persistent",
 }
 
 
@@ -59,6 +61,16 @@ class Storage:
         self.buffers[f"mapped {name}"] = self._backend.wrap(array)
         self.views[tensor] = array
         self.mapped.add(tensor)
+        return tensor
+
+    def keep(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """Return a persistent tensor, zeros in memory of its own."""
+        tensor = Tensor(name, shape, Role.PERSISTENT)
+        buffer = self._backend.allocate(tensor.nbytes)
+        self.places[tensor] = Place(f"persistent {name}", 0)
+        self.buffers[f"persistent {name}"] = buffer
+        self.nbytes[REGIONS[Role.PERSISTENT]] += tensor.nbytes
+        self.show(tensor, buffer, 0)
         return tensor
 
     def allocate(self, *roles: Role) -> None:

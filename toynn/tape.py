@@ -29,6 +29,7 @@ class Role(Enum):
     MOMENT = "moment"  # of AdamW; owned by the session
     GRADIENT = "gradient"  # of a parameter; owned by the session
     STATE = "state"  # scalars of the optimizer; owned by the session
+    PERSISTENT = "persistent"  # what one run leaves to the next; owned by the session
     INPUT = "input"  # uploaded; lives as long as its tape
     ACTIVATION = "activation"  # lives from its producer to its last reader
 

@@ -124,7 +124,9 @@ def test_toynn_loads_what_peft_writes(saved, name, tmp_path):
     again = adapters.load(tmp_path / "adapter.gguf", base)
     assert_equal(fused_logits(base, again, tmp_path), expected)
     adapters.write_peft(tmp_path / "again", again, base)
-    fresh = their_model(next(kind for kind in KINDS if MODELS[kind][0] == type(model.config).__name__))
+    fresh = their_model(
+        next(kind for kind in KINDS if MODELS[kind][0] == type(model.config).__name__)
+    )
     if fresh.config.to_dict() == model.config.to_dict():
         assert_equal(logits_of(PeftModel.from_pretrained(fresh, tmp_path / "again")), expected)
 

@@ -14,8 +14,9 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from toynn.engines._decoding import DecodingEngine
 from toynn.engines._hyper import Hyper, Source, refuse
-from toynn.engines._sequence import C, SequenceEngine
+from toynn.engines._sequence import C
 from toynn.errors import ConfigError, ShapeError
 from toynn.formats import gguf, hf
 from toynn.formats.gguf import OUTTYPES, stored_as
@@ -68,7 +69,7 @@ def _passed_on(file: Source) -> dict[str, tuple[Any, str]]:
     }
 
 
-class GGUFEngine(SequenceEngine[C]):
+class GGUFEngine(DecodingEngine[C]):
     """A sequence engine that can be read from a GGUF file or a Hugging Face folder, and written."""
 
     architectures: ClassVar[tuple[str, ...]]  # general.architecture of the files it reads

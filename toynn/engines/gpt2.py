@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from toynn import ops
 from toynn._kernels import random
+from toynn.engines._engine import check_sizes, gain_or_zeros
 from toynn.engines._hyper import Hyper
 from toynn.engines._lora import LoRAEngine
-from toynn.engines._sequence import check_sizes, gain_or_zeros
 from toynn.errors import ConfigError
 from toynn.options import RecipeOptions
 from toynn.tape import Tensor
@@ -58,6 +58,11 @@ class GPT2Config:
             raise ConfigError(
                 f"GPT2Config: norm_eps must be a finite float above 0; got {self.norm_eps!r}"
             )
+
+    @property
+    def n_kv_heads(self) -> int:
+        """Heads of k and v: as many as of q."""
+        return self.n_heads
 
     @property
     def d_head(self) -> int:
@@ -163,13 +168,16 @@ class GPT2SeqEngine(LoRAEngine[GPT2Config]):
         for n in range(self.n_layers):
             with s.tape.block(f"blk.{n}"):
                 x = self._record_block(x, f"blk.{n}", batch)
-        x = self._norm(x, "output_norm")
+        return self._norm(x, "output_norm")
+
+    def _record_head(self, x: Tensor) -> Tensor:
         return self._project(x, "token_embd")
 
     def _record_block(self, x: Tensor, block: str, batch: int) -> Tensor:
         s = self.session
         qkv = self._project(self._norm(x, f"{block}.attn_norm"), f"{block}.attn_qkv")  # (B T, 3 C)
-        heads = ops.attention(s, qkv, batch=batch, n_heads=self.n_heads)  # (B T, C)
+        cache = self._caches.get(block)
+        heads = ops.attention(s, qkv, batch=batch, n_heads=self.n_heads, cache=cache)  # (B T, C)
         x = ops.add(s, x, self._project(heads, f"{block}.attn_output"))
         normed = self._norm(x, f"{block}.ffn_norm")
         hidden = self._project(normed, f"{block}.ffn_up", "gelu")  # (B T, F)

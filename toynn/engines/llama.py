@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toynn import ops
+from toynn.engines._engine import check_sizes
 from toynn.engines._hyper import Hyper, refuse
 from toynn.engines._lora import LoRAEngine
-from toynn.engines._sequence import check_sizes
 from toynn.errors import ConfigError
 from toynn.options import RecipeOptions
 from toynn.tape import Tensor
@@ -319,7 +319,9 @@ class LlamaSeqEngine(LoRAEngine[LlamaConfig]):
         for n in range(self.n_layers):
             with s.tape.block(f"blk.{n}"):
                 x = self._record_block(x, positions, f"blk.{n}", batch)
-        x = self._norm(x, "output_norm")
+        return self._norm(x, "output_norm")
+
+    def _record_head(self, x: Tensor) -> Tensor:
         return self._project(x, "output" if self.options.untied else "token_embd")
 
     def _record_block(self, x: Tensor, positions: Tensor, block: str, batch: int) -> Tensor:
@@ -339,7 +341,8 @@ class LlamaSeqEngine(LoRAEngine[LlamaConfig]):
             ops.rope(s, part, positions, self._frequencies, heads, interleaved=interleaved)
             for part, heads in ((q, H), (k, KV))
         )
-        heads = ops.attention(s, q, k, v, batch=batch, n_heads=H, n_kv_heads=KV)  # (B T, H D)
+        cache = self._caches.get(block)
+        heads = ops.attention(s, q, k, v, batch=batch, n_heads=H, n_kv_heads=KV, cache=cache)
         return self._project(heads, f"{block}.attn_output")
 
     def _record_mlp(self, x: Tensor, block: str) -> Tensor:

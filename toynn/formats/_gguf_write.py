@@ -84,7 +84,9 @@ def write(
             f"{path}: cannot write: an open GGUF file is mapped from it; close it first"
         )
     if os.path.lexists(path) and not overwrite:
-        raise GGUFError(f"{path}: already exists; pass overwrite=True, or --overwrite, to replace it")
+        raise GGUFError(
+            f"{path}: already exists; pass overwrite=True, or --overwrite, to replace it"
+        )
     temporary = path.with_name(f".{path.name}.tmp{os.getpid()}")
     # The library writes this key itself, and first. It opens no file before the header is due.
     architecture, type, _ = typed(

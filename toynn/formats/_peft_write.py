@@ -36,7 +36,9 @@ def write_peft(
     folder = Path(folder)
     for path in (folder / WEIGHTS, folder / CONFIG):
         if os.path.lexists(path) and not overwrite:
-            raise AdapterError(f"{path}: already exists; pass overwrite=True, or --overwrite, to replace it")
+            raise AdapterError(
+                f"{path}: already exists; pass overwrite=True, or --overwrite, to replace it"
+            )
     family = family_of(folder, adapter.architecture)
     if base is not None:
         check(adapter, base)

@@ -17,8 +17,14 @@ def mlp(
     *,
     activation: str = "gelu",
 ) -> Tensor:
-    """Record down(gelu(up(x))) for x (N, C), w_up (F, C), w_down (C, F)."""
-    hidden = ops.linear(s, x, w_up, b_up, activation)  # (N, F)
+    """Record down(f(up(x))) for x (N, C), w_up (F, C), w_down (C, F).
+
+    f is the ``activation``: "gelu" (in its tanh form), "gelu_exact" or "silu".
+    """
+    if activation == "silu":
+        hidden = ops.silu(s, ops.linear(s, x, w_up, b_up))  # (N, F)
+    else:
+        hidden = ops.linear(s, x, w_up, b_up, activation)  # (N, F)
     return ops.linear(s, hidden, w_down, b_down)
 
 

@@ -7,22 +7,24 @@ the formulas are. All activations are matrices (N, C) with one row a token, N = 
 """
 
 from toynn.ops._shape import Recorder
-from toynn.ops.attention import attention
+from toynn.ops.attention import KVCache, attention
 from toynn.ops.dropout import dropout
 from toynn.ops.elementwise import ACCUMULATE, ADD, SCALE, add, gelu, rounded, scale, silu, swiglu
 from toynn.ops.linear import embedding, linear
 from toynn.ops.loss import cross_entropy
-from toynn.ops.rows import layernorm, rmsnorm, rope, softmax
+from toynn.ops.rows import class_token, layernorm, rmsnorm, rope, softmax
 from toynn.ops.update import adamw_step, grad_norm
 
 __all__ = [
     "ACCUMULATE",
     "ADD",
     "SCALE",
+    "KVCache",
     "Recorder",
     "adamw_step",
     "add",
     "attention",
+    "class_token",
     "cross_entropy",
     "dropout",
     "embedding",

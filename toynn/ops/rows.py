@@ -1,10 +1,10 @@
-"""What looks at one row at a time: softmax, norms, RoPE."""
+"""What looks at one row at a time: softmax, norms, RoPE, class tokens."""
 
 from toynn.autograd import Backward
 from toynn.ops._shape import Recorder, flops, matrix, require
 from toynn.tape import Node, Op, Tensor
 
-__all__ = ["layernorm", "rmsnorm", "rope", "softmax"]
+__all__ = ["class_token", "layernorm", "rmsnorm", "rope", "softmax"]
 
 
 def softmax(s: Recorder, x: Tensor) -> Tensor:
@@ -76,6 +76,21 @@ def _rope_gradient(back: Backward, node: Node, dy: Tensor) -> None:
     back.emit(ROPE_BACKWARD, node.inputs[:1], [dy, *node.inputs[1:]], node.sizes)
 
 
+def class_token(s: Recorder, x: Tensor, cls: Tensor, pos: Tensor) -> Tensor:
+    """Record y (B T, C): cls (C,), then the T - 1 rows of x of a picture; plus pos (T, C)."""
+    (N, C), (T, columns) = matrix("class_token", x), matrix("class_token", pos)
+    B = N // max(T - 1, 1)
+    fits = N == B * (T - 1) and columns == C and cls.shape == (C,)
+    require(fits, "class_token", f"x (B {T - 1}, {columns}), cls ({columns},)", x, cls, pos)
+    y = s.tape.new("tokens", (B * T, C))
+    s.tape.record(CLASS_TOKEN, [y], [], [x, cls, pos], {"B": B, "T": T, "C": C})
+    return y
+
+
+def _class_token_gradient(back: Backward, node: Node, dy: Tensor) -> None:
+    back.emit(CLASS_TOKEN_BACKWARD, node.inputs, [dy], node.sizes)
+
+
 SOFTMAX_BACKWARD = Op("softmax.backward", flops(4, "N", "C"), inplace={0: 0})
 SOFTMAX = Op("softmax.forward", flops(12, "N", "C"), _softmax_gradient)
 LAYERNORM_BACKWARD = Op("layernorm.backward", flops(14, "N", "C"), weights=(1, 2))
@@ -84,3 +99,5 @@ RMSNORM_BACKWARD = Op("rmsnorm.backward", flops(11, "N", "C"), weights=(1,))
 RMSNORM = Op("rmsnorm.forward", flops(4, "N", "C"), _rmsnorm_gradient)
 ROPE_BACKWARD = Op("rope.backward", flops(3, "N", "H", "D"), integers=(1,))
 ROPE = Op("rope.forward", flops(3, "N", "H", "D"), _rope_gradient, integers=(1,))
+CLASS_TOKEN_BACKWARD = Op("class_token.backward", flops(1, "B", "T", "C"), weights=(1, 2))
+CLASS_TOKEN = Op("class_token.forward", flops(1, "B", "T", "C"), _class_token_gradient)

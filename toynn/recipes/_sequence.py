@@ -1,47 +1,21 @@
-"""What every recipe for token sequences offers: the step, handles to look through, the model."""
+"""What every recipe for token sequences offers: the step, and the model."""
 
 from os import PathLike
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from numpy.typing import ArrayLike
 
 from toynn.engines._gguf import GGUFEngine
-from toynn.errors import LifecycleError
-from toynn.tape import Tensor
+from toynn.recipes._recipe import Recipe
 
 __all__ = ["FullRecipe", "SequenceRecipe"]
 
 E = TypeVar("E", bound=GGUFEngine[Any])
 
 
-class SequenceRecipe(Generic[E]):
-    """A recipe around an engine. The caller owns the data, the schedule and ``is_first``."""
-
-    _builder = "realize"  # the call after which it can step
-
-    t_loss: Tensor | None
-    t_labels: Tensor | None
-    t_hp: Tensor | None
-
-    def __init__(self, engine: E) -> None:
-        self.engine = engine
-        self.t_loss = self.t_labels = self.t_hp = None
-        self.step_index = 0  # steps taken
-
-    def _build(self) -> None:
-        """Record and compile the training step of an engine that has its weights."""
-        self.engine.build_training_step()
-        self._show()
-
-    def _check_built(self, call: str) -> None:
-        if self.t_loss is None:
-            raise LifecycleError(f"{type(self).__name__}.{call} before {self._builder}()")
-
-    def _show(self) -> None:
-        self.t_loss = self.engine.t_loss
-        self.t_labels = self.engine.t_labels
-        self.t_hp = self.engine.t_hp
+class SequenceRecipe(Recipe[E]):
+    """A recipe around an engine for sequences."""
 
     def step(
         self,
@@ -93,10 +67,7 @@ class FullRecipe(SequenceRecipe[E]):
         The model's shape is the file's. ``t_seq`` 0 means the context length that it names.
         """
         engine = self.engine
-        if self.t_loss is not None:
-            raise LifecycleError(
-                f"{type(self).__name__}.realize_from: once only; make a new recipe"
-            )
+        self._check_new("realize_from")
         read = engine.from_hf if Path(path).is_dir() else engine.from_gguf
         self.engine = read(
             path,

@@ -117,6 +117,7 @@ _RULES: dict[str, _Rule] = {
     "rope.forward": _rope,
     "rounding.forward": _rounding,
     "embedding.forward": _by_names("embedding", "w", "ids"),
+    "class_token.forward": _by_names("class_token", "x", "cls", "pos"),
     "matmul.forward": _linear,
     "attention.forward": _attention,
     "cross_entropy.forward": _by_names("cross_entropy", "logits", "labels"),

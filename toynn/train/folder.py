@@ -2,8 +2,8 @@
 
 A run folder holds config.toml (the resolved configuration), metrics.jsonl (one object per report),
 model.safetensors (the best weights by validation loss), model.gguf (the same, as llama.cpp reads
-them), sample.txt (text that the trained model wrote) and, where matplotlib is installed, loss.png
-(both losses).
+them; not of a model of pictures), sample.txt (text that the trained model wrote) and, where
+matplotlib is installed, loss.png (both losses) and confusion.png (of a classifier's mistakes).
 """
 
 import json
@@ -21,7 +21,7 @@ from toynn.formats.files import write_atomically
 
 __all__ = ["RunFolder", "to_toml", "write_atomically"]
 
-Value = str | bool | int | float | tuple[float, ...] | None
+Value = str | bool | int | float | tuple[float | str, ...] | None
 Weights = Mapping[str, NDArray[np.float32]]
 
 
@@ -63,6 +63,7 @@ class RunFolder:
         self.model = self.path / "model.safetensors"
         self.gguf = self.path / "model.gguf"
         self.plot = self.path / "loss.png"
+        self.confusion = self.path / "confusion.png"
 
     @staticmethod
     def check_absent(path: Path) -> None:

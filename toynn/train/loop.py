@@ -10,24 +10,36 @@ The loop knows a recipe, an optimizer and a schedule by the protocols below, and
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from toynn.data.batch import IGNORED, Batch
+from toynn.data.batch import IGNORED
 from toynn.errors import ConfigError, DataError, NonFiniteError
 from toynn.train.interrupt import Interrupt
 from toynn.train.metrics import Report, peak_memory
 
-__all__ = ["Loop", "LoopOptions", "Recipe", "Result"]
+__all__ = ["Batch", "Loop", "LoopOptions", "Recipe", "Result"]
 
 MAX_EMPTY_BATCHES = 1000  # in a row: by then the data, not chance, is to blame
 
 Floats = NDArray[np.float32]
-Ids = NDArray[np.int32]
+Array = NDArray[Any]
+
+
+class Batch(Protocol):
+    """What one step is fed: three arrays, which the recipe takes in this order."""
+
+    @property
+    def rows(self) -> int:
+        """How many labels count."""
+
+    def __iter__(self) -> Iterator[Array]:
+        """Return inputs, positions and labels."""
 
 
 class Session(Protocol):
@@ -59,7 +71,7 @@ class Recipe(Protocol):
         """The model that is trained."""
 
     def step(
-        self, seq_ids: Ids, positions: Ids, labels: Ids, hp: Floats, is_first: bool, /
+        self, inputs: Array, positions: Array, labels: Array, hp: Floats, is_first: bool, /
     ) -> float:
         """Add this batch's gradients and update the weights; return its loss before that.
 
@@ -67,10 +79,10 @@ class Recipe(Protocol):
         NonFiniteError, with weights and moments untouched, when a gradient is not finite.
         """
 
-    def accumulate(self, seq_ids: Ids, positions: Ids, labels: Ids, /) -> float:
+    def accumulate(self, inputs: Array, positions: Array, labels: Array, /) -> float:
         """Add this batch's gradients, times its labels, to the next step's; return its loss."""
 
-    def evaluate(self, seq_ids: Ids, positions: Ids, labels: Ids, /) -> float:
+    def evaluate(self, inputs: Array, positions: Array, labels: Array, /) -> float:
         """Return the batch's loss: the mean over the labels that count. Nothing changes."""
 
 
@@ -124,7 +136,11 @@ def _nothing(_: Any = None) -> None:
 
 
 class Loop:
-    """One run of training; ``run`` may be called once."""
+    """One run of training; ``run`` may be called once.
+
+    ``measure`` returns the figures of a validation batch, means over its rows: "loss", by which the
+    best weights are chosen, and "accuracy", if it has one. The default is ``recipe.evaluate``.
+    """
 
     def __init__(
         self,
@@ -134,13 +150,15 @@ class Loop:
         schedule: Callable[[int], float],
         options: LoopOptions,
         *,
-        valid: Sequence[Batch] = (),
+        valid: Iterable[Batch] = (),
+        measure: Callable[[Any], Mapping[str, float]] | None = None,
         on_step: Callable[[], object] = _nothing,
         on_report: Sequence[Callable[[Report], object]] = (),
         on_best: Callable[[dict[str, Floats]], object] = _nothing,
     ) -> None:
         self.recipe, self.batches, self.valid = recipe, batches, valid
         self.optimizer, self.schedule, self.options = optimizer, schedule, options
+        self.measure = measure or self._loss_only
         self.on_step, self.on_report, self.on_best = on_step, on_report, on_best
         self.result = Result()
         self._interrupted: Callable[[], bool] = lambda: False
@@ -182,10 +200,11 @@ class Loop:
             batch = self._draw()
             loss += self.recipe.accumulate(*batch) * batch.rows
             tokens += batch.rows
-        batch = self._draw()
+        inputs, positions, labels = batch = self._draw()
         result.iterations += 1
+        first = self._updates == 0
         try:
-            loss += self.recipe.step(*batch, hp, self._updates == 0) * batch.rows
+            loss += self.recipe.step(inputs, positions, labels, hp, first) * batch.rows
         except NonFiniteError as error:
             self._skip(error)
         else:
@@ -219,7 +238,7 @@ class Loop:
 
     def _report(self, evaluate: bool) -> None:
         result, since = self.result, self._since
-        val_loss = self._evaluate() if evaluate else None
+        figures = self._evaluate() if evaluate else {}
         trained = since.tokens > 0
         if trained:
             result.train_loss = since.loss / since.tokens
@@ -232,7 +251,8 @@ class Loop:
             grad_norm=float(self.recipe.engine.session.grad_norm) if trained else None,
             tokens_per_second=since.tokens / since.seconds if trained else None,
             peak_memory=peak_memory(),
-            val_loss=val_loss,
+            val_loss=figures.get("loss"),
+            val_accuracy=figures.get("accuracy"),
             skipped_updates=result.skipped_updates or None,
         )
         self._since = _Window()
@@ -240,25 +260,31 @@ class Loop:
         for tell in self.on_report:
             tell(report)
 
-    def _evaluate(self) -> float | None:
-        """Return the mean loss over the validation labels; hand the weights on if it is the best.
+    def _loss_only(self, batch: Batch) -> dict[str, float]:
+        return {"loss": self.recipe.evaluate(*batch)}
+
+    def _evaluate(self) -> dict[str, float]:
+        """Return means over the validation labels; hand the weights on if the loss is the best.
 
         Without validation data the newest weights are the best.
         """
         result = self.result
-        total, rows = 0.0, 0
+        totals: dict[str, float] = defaultdict(float)
+        rows = 0
         for batch in self.valid:
             if result.iterations == 0 and self._interrupted():
                 break  # nothing is trained yet: nobody waits for this figure
-            total += self.recipe.evaluate(*batch) * batch.rows
+            for name, figure in self.measure(batch).items():
+                totals[name] += figure * batch.rows
             rows += batch.rows
-        val_loss = total / rows if rows else None
+        figures = {name: total / rows for name, total in totals.items()}
+        val_loss = figures.get("loss")
         if val_loss is None or val_loss < result.val_loss:
             result.best_iteration = result.iterations
             if val_loss is not None:
                 result.val_loss = val_loss
             self.on_best(self.recipe.engine.weights())
-        return val_loss
+        return figures
 
 
 @dataclass

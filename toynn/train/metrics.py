@@ -16,7 +16,8 @@ class Report:
     """The state of a run after an iteration; the names are those of mlx-lm.
 
     A field is None where there is nothing to say: before the first step there is no training loss,
-    and between evaluations no validation loss.
+    and between evaluations no validation loss. Tokens are a batch's rows: where a recipe classifies
+    pictures, they are pictures.
     """
 
     iteration: int
@@ -28,19 +29,27 @@ class Report:
     tokens_per_second: float | None = None  # while training: evaluation is not counted
     peak_memory: int | None = None  # bytes
     val_loss: float | None = None
+    val_accuracy: float | None = None  # of recipes that classify: the share that is right, 0 to 1
     skipped_updates: int | None = None  # so far, because a gradient was not finite
 
 
 class MetricsFile:
-    """metrics.jsonl: one object per report, written out at once, so that it can be followed."""
+    """metrics.jsonl: one object per report, written out at once, so that it can be followed.
 
-    def __init__(self, path: Path) -> None:
+    ``unit`` takes the place of "tokens" in the names: trained_images, images_per_second.
+    """
+
+    def __init__(self, path: Path, unit: str = "tokens") -> None:
+        self._unit = unit
         self._file = path.open("a", encoding="utf-8", buffering=1)
 
     def write(self, report: Report) -> None:
         """Append the fields that are known. NaN and infinity, which JSON lacks, become null."""
         known = {name: value for name, value in asdict(report).items() if value is not None}
-        finite = {name: value if math.isfinite(value) else None for name, value in known.items()}
+        finite = {
+            name.replace("tokens", self._unit): value if math.isfinite(value) else None
+            for name, value in known.items()
+        }
         self._file.write(json.dumps(finite, allow_nan=False) + "\n")
 
     def __enter__(self) -> "MetricsFile":
@@ -65,14 +74,16 @@ def peak_memory() -> int | None:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def plot_losses(reports: Sequence[Report], path: Path, baselines: dict[str, float]) -> bool:
+def plot_losses(
+    reports: Sequence[Report], path: Path, baselines: dict[str, float], unit: str = "token"
+) -> bool:
     """Draw both losses over the iterations; False where matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         return False
     figure = Figure(figsize=(7, 4.5), layout="constrained")
-    axes = figure.add_subplot(xlabel="iteration", ylabel="loss, nats per token")
+    axes = figure.add_subplot(xlabel="iteration", ylabel=f"loss, nats per {unit}")
     for name, label in (("train_loss", "training"), ("val_loss", "validation")):
         points = [(r.iteration, y) for r in reports if (y := getattr(r, name)) is not None]
         axes.plot([x for x, _ in points], [y for _, y in points], label=label)

@@ -22,14 +22,15 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def _words(report: Report, *names: str) -> str:
+def _words(report: Report, unit: str, *names: str) -> str:
     """Return the figures of a report that are known, of those named."""
     forms = {
         "loss": ("loss {:.4f}", report.train_loss),
         "val": ("val {:.4f}", report.val_loss),
+        "accuracy": ("accuracy {:.1%}", report.val_accuracy),
         "lr": ("lr {:.1e}", report.learning_rate),
         "norm": ("norm {:.2f}", report.grad_norm),
-        "speed": ("{:,.0f} tokens/s", report.tokens_per_second),
+        "speed": ("{:,.0f} " + f"{unit}/s", report.tokens_per_second),
         "skipped": ("skipped {}", report.skipped_updates),
     }
     known = (forms[name] for name in names)
@@ -47,11 +48,11 @@ def _is_terminal(stream: TextIO) -> bool:
 class Progress:
     """Shows a run of so many steps on a stream; enter it, then call it with each report."""
 
-    def __init__(self, steps: int, stream: TextIO | None = None) -> None:
-        self._steps = steps
+    def __init__(self, steps: int, stream: TextIO | None = None, unit: str = "tokens") -> None:
+        self._steps, self._unit = steps, unit
         self._stream = sys.stderr if stream is None else stream
         self._bar: tqdm | None = None
-        self._val_loss: float | None = None
+        self._evaluated: Report | None = None  # the last one with an evaluation
 
     def __enter__(self) -> "Progress":
         if _is_terminal(self._stream):
@@ -77,14 +78,18 @@ class Progress:
     def __call__(self, report: Report) -> None:
         """Show a report."""
         if report.val_loss is not None:
-            self._val_loss = report.val_loss
+            self._evaluated = report
         if self._bar is not None:
-            newest = replace(report, val_loss=self._val_loss)
-            self._bar.set_postfix_str(_words(newest, "loss", "val", "speed"))
+            newest = report
+            if (last := self._evaluated) is not None:
+                newest = replace(report, val_loss=last.val_loss, val_accuracy=last.val_accuracy)
+            words = _words(newest, self._unit, "loss", "val", "accuracy", "speed")
+            self._bar.set_postfix_str(words)
             return
         done = report.iteration
         left = report.time * (self._steps - done) / done if done else None
         eta = f"  ETA {duration(left)}" if left else ""
         width = len(str(self._steps))
-        words = _words(report, "loss", "val", "lr", "norm", "speed", "skipped")
+        names = ("loss", "val", "accuracy", "lr", "norm", "speed", "skipped")
+        words = _words(report, self._unit, *names)
         print(f"step {done:{width}}/{self._steps}  {words}{eta}", file=self._stream, flush=True)

@@ -1,0 +1,14 @@
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_F32 = NDArray[np.float32]
+
+entries: dict[str, Any]
+__test__: dict[str, str]
+
+def forward(y: _F32, x: _F32, cls: _F32, pos: _F32, n_threads: int = 1) -> None: ...
+def backward(
+    dx: _F32, dcls: _F32, dpos: _F32, dy: _F32, accumulate: bool = False, n_threads: int = 1
+) -> None: ...

@@ -1,0 +1,240 @@
+"""Pictures in files of arrays: .npz, MNIST's IDX files, CIFAR-10's binary files.
+
+    DATA.npz     images (N, H, W) or (N, H, W, C), uint8, C of 1, 3 or 4, and labels (N,), whole
+                 numbers from 0; or x_train, y_train, x_test, y_test; perhaps classes (names)
+    DIR          train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-..., each perhaps .gz
+    DIR          data_batch_1.bin ..., test_batch.bin, batches.meta.txt
+
+No file makes these readers allocate more than MAX_BYTES, and none runs code: pickles are refused.
+Formats: http://yann.lecun.com/exdb/mnist, https://www.cs.toronto.edu/~kriz/cifar.html.
+"""
+
+import gzip
+import math
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from toynn.data._parts import Found, Part, Pixels
+from toynn.errors import DataError
+
+__all__ = ["found", "is_cifar", "is_idx", "read_cifar", "read_idx", "read_npz"]
+
+MAX_BYTES = 8 * 2**30
+MAX_CLASSES = 100_000
+CIFAR_RECORD = 1 + 3 * 32 * 32  # the label, then red, green and blue
+
+#: What zipfile and NumPy raise on a file that is damaged, encrypted or of another kind.
+DAMAGE = (
+    EOFError,
+    KeyError,
+    NotImplementedError,
+    RuntimeError,
+    ValueError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+
+Array = NDArray[Any]
+
+
+@contextmanager
+def _errors_of(path: Path) -> Iterator[None]:
+    """Turn what reading a damaged file raises into a DataError."""
+    try:
+        yield
+    except DataError:
+        raise
+    except OSError as error:  # BadGzipFile too
+        raise DataError(f"{path}: cannot read: {error.strerror or error}") from error
+    except DAMAGE as error:
+        raise DataError(f"{path}: damaged or of another kind: {error}") from error
+
+
+def found(
+    name: str,
+    train: tuple[Array, Array],
+    valid: tuple[Array, Array] | None = None,
+    classes: Sequence[str] | None = None,
+) -> Found:
+    """Check arrays of pictures and labels. Raises DataError."""
+    parts = [train] if valid is None else [train, valid]
+    pixels = [_pictures(images, name) for images, _ in parts]
+    if len({array.shape[1:] for array in pixels}) > 1:
+        raise DataError(f"{name}: pictures of {pixels[0].shape[1:]} and of {pixels[1].shape[1:]}")
+    largest = max(
+        _checked_labels(labels, array, name)
+        for (_, labels), array in zip(parts, pixels, strict=True)
+    )
+    names = tuple(map(str, range(largest + 1) if classes is None else classes))
+    if largest >= len(names) or largest >= MAX_CLASSES:
+        raise DataError(f"{name}: label {largest} is out of range; expected 0..{len(names) - 1}")
+    labels = [np.asarray(labels).astype(np.int32).reshape(-1) for _, labels in parts]
+    counts = np.bincount(labels[0], minlength=len(names))
+    if np.count_nonzero(counts) < 2:
+        raise DataError(f"{name}: all training pictures are of one class; expected 2 or more")
+    if not counts.all():
+        empty = names[int(counts.argmin())]
+        raise DataError(f"{name}: class {empty} has no training picture; labels count from 0")
+    made = [Part(Pixels(array), own) for array, own in zip(pixels, labels, strict=True)]
+    _, height, width, channels = pixels[0].shape
+    shape = (1 if channels == 1 else 3, min(height, width))
+    return Found(name, names, *shape, made[0], made[1] if valid is not None else None)
+
+
+def _pictures(images: Array, name: str) -> NDArray[np.uint8]:
+    """Return pictures as (N, H, W, C)."""
+    if images.ndim == 3:
+        images = images[..., None]
+    if images.ndim != 4 or images.shape[3] not in (1, 3, 4) or not images.size:
+        raise DataError(
+            f"{name}: pictures of shape {images.shape}; expected (N, H, W) or (N, H, W, C), "
+            "C of 1, 3 or 4"
+        )
+    if images.dtype != np.uint8:
+        raise DataError(f"{name}: pictures of {images.dtype}; expected uint8, 0 to 255")
+    return images
+
+
+def _checked_labels(labels: Array, pixels: Array, name: str) -> int:
+    """Return the largest label."""
+    if labels.shape not in ((len(pixels),), (len(pixels), 1)) or labels.dtype.kind not in "iu":
+        raise DataError(
+            f"{name}: labels {labels.shape} of {labels.dtype}; expected one whole number for each "
+            f"of {len(pixels)} pictures"
+        )
+    if (least := int(labels.min())) < 0:
+        row = int(labels.reshape(-1).argmin())
+        raise DataError(f"{name}: label {least} of picture {row}; labels count from 0")
+    return int(labels.max())
+
+
+def read_npz(path: Path) -> Found:
+    """Read a .npz file."""
+    with _errors_of(path), zipfile.ZipFile(path) as archive:
+        names = {name.removesuffix(".npy") for name in archive.namelist()}
+
+        def pair(images: str, labels: str) -> tuple[Array, Array]:
+            return _member(archive, images, path), _member(archive, labels, path)
+
+        classes = _member(archive, "classes", path).tolist() if "classes" in names else None
+        if {"images", "labels"} <= names:
+            return found(str(path), pair("images", "labels"), None, classes)
+        if {"x_train", "y_train"} <= names:
+            test = pair("x_test", "y_test") if {"x_test", "y_test"} <= names else None
+            return found(str(path), pair("x_train", "y_train"), test, classes)
+    raise DataError(
+        f"{path}: holds {', '.join(sorted(names)) or 'nothing'}; expected images and labels, or "
+        "x_train, y_train, x_test and y_test"
+    )
+
+
+def _member(archive: zipfile.ZipFile, name: str, path: Path) -> Array:
+    """Read one array, once its header has said that it is not too large."""
+    with archive.open(f"{name}.npy") as file:
+        version = npy.read_magic(file)
+        read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+        shape, _, dtype = read(file)
+    if dtype.hasobject:
+        raise DataError(f"{path}: {name} holds Python objects; expected numbers")
+    needed, held = math.prod(shape) * dtype.itemsize, archive.getinfo(f"{name}.npy").file_size
+    _check_size(needed, f"{path}: {name}")
+    if needed > held:
+        raise DataError(f"{path}: {name}: {shape} needs {needed} bytes; the file has {held}")
+    with archive.open(f"{name}.npy") as file:
+        array: Array = npy.read_array(file, allow_pickle=False)
+    return array
+
+
+def _check_size(nbytes: int, what: str) -> None:
+    if nbytes > MAX_BYTES:
+        raise DataError(
+            f"{what}: {nbytes:,} bytes; at most {MAX_BYTES:,} are read at once: use a folder of "
+            "pictures"
+        )
+
+
+def _idx_files(folder: Path, part: str) -> list[Path]:
+    """Return the files of pictures and of labels of a part of MNIST, as far as they are there."""
+    kinds = ("images{}idx3-ubyte{}", "labels{}idx1-ubyte{}")
+    paths = []
+    for kind in kinds:
+        names = (folder / f"{part}-{kind.format(s, end)}" for s in "-." for end in ("", ".gz"))
+        paths += [path for path in names if path.is_file()][:1]
+    return paths
+
+
+def is_idx(folder: Path) -> bool:
+    """Whether a folder holds MNIST's files."""
+    return bool(_idx_files(folder, "train"))
+
+
+def read_idx(folder: Path) -> Found:
+    """Read a folder with MNIST's files, or others in their format."""
+    parts: list[tuple[Array, Array] | None] = []
+    for part in ("train", "t10k"):
+        paths = _idx_files(folder, part)
+        if len(paths) == 1:
+            raise DataError(f"{folder}: expected pictures and labels; found only {paths[0].name}")
+        parts.append((_read_idx(paths[0], 3), _read_idx(paths[1], 1)) if paths else None)
+    train, test = parts
+    if train is None:
+        raise DataError(f"{folder}: MNIST's training files are not there")
+    return found(str(folder), train, test)
+
+
+def _read_idx(path: Path, rank: int) -> NDArray[np.uint8]:
+    """Read one file: two zeros, 8 for uint8, the rank, the sizes in big-endian, the numbers."""
+    with _errors_of(path), _open_maybe_gz(path) as file:
+        head = file.read(4 + 4 * rank)
+        if len(head) < 4 + 4 * rank or head[:4] != bytes((0, 0, 8, rank)):
+            raise DataError(f"{path}: starts with {head[:4]!r}; expected an IDX file, rank {rank}")
+        shape = tuple(int(size) for size in np.frombuffer(head, ">u4", rank, 4))
+        _check_size(math.prod(shape), str(path))
+        body = file.read(math.prod(shape) + 1)
+    if len(body) != math.prod(shape):
+        raise DataError(f"{path}: {shape} needs {math.prod(shape)} bytes; got {len(body)}")
+    return np.frombuffer(body, np.uint8).reshape(shape)
+
+
+def _open_maybe_gz(path: Path) -> Any:
+    if path.suffix == ".gz":
+        return gzip.open(path, "rb")
+    return path.open("rb")
+
+
+def is_cifar(folder: Path) -> bool:
+    """Whether a folder holds CIFAR-10's binary files."""
+    return any(folder.glob("data_batch_*.bin"))
+
+
+def read_cifar(folder: Path) -> Found:
+    """Read a folder with CIFAR-10's binary files."""
+    batches = [_read_cifar(path) for path in sorted(folder.glob("data_batch_*.bin"))]
+    train = (np.concatenate([b[0] for b in batches]), np.concatenate([b[1] for b in batches]))
+    test = folder / "test_batch.bin"
+    meta = folder / "batches.meta.txt"
+    classes = None
+    if meta.is_file():
+        with _errors_of(meta):
+            classes = meta.read_text("utf-8").split()
+    return found(str(folder), train, _read_cifar(test) if test.is_file() else None, classes)
+
+
+def _read_cifar(path: Path) -> tuple[Array, Array]:
+    with _errors_of(path):
+        size = path.stat().st_size
+        _check_size(size, str(path))
+        content = np.fromfile(path, np.uint8)
+    if not size or size % CIFAR_RECORD:
+        raise DataError(f"{path}: {size} bytes; expected a multiple of {CIFAR_RECORD}")
+    records = content.reshape(-1, CIFAR_RECORD)
+    planes = records[:, 1:].reshape(-1, 3, 32, 32)
+    return np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), records[:, 0]

@@ -1,0 +1,90 @@
+"""Pictures in folders: one folder per class, its name the class, its files the pictures.
+
+    DIR/cat/1.jpg  DIR/dog/7.png                                  a fifth of each class is held out
+    DIR/train/cat/1.jpg  DIR/train/dog/2.png  DIR/valid/cat/9.jpg        a held-out part of its own
+
+Sorted names of folders are numbered from 0. Hidden files are passed over; so are files beside the
+class folders, as a README.
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from toynn.data._parts import Files, Found, Part
+from toynn.data._picture import check_file
+from toynn.errors import DataError
+
+__all__ = ["read_folder"]
+
+HELD_OUT = ("valid", "val", "test")  # the first that there is, beside train
+SYSTEM_FILES = ("Thumbs.db", "desktop.ini")
+
+
+def read_folder(root: Path, unreadable: list[str] | None) -> Found:
+    """Find the pictures below a folder; look at the head of each file.
+
+    A file that is no picture is an error, or is entered in ``unreadable`` and skipped.
+    """
+    train_root, valid_root = root, None
+    if (root / "train").is_dir():
+        train_root = root / "train"
+        valid_root = next((root / name for name in HELD_OUT if (root / name).is_dir()), None)
+    classes = tuple(path.name for path in _folders(train_root))
+    if len(classes) < 2:
+        raise DataError(
+            f"{train_root}: {len(classes)} folders with pictures; expected one for each of 2 or "
+            f"more classes{f'; found only {classes[0]}' if classes else ''}"
+        )
+    scan = _Scan(classes, unreadable)
+    train = scan.part(train_root)
+    for label, name in enumerate(classes):
+        if not (train.labels == label).any():
+            raise DataError(f"{train_root / name}: the class has no picture")
+    valid = None if valid_root is None else scan.part(valid_root)
+    if valid is not None and not len(valid):
+        raise DataError(f"{valid_root}: it holds no picture; remove it, or fill it")
+    return Found(str(root), classes, 3, None, train, valid, scan.animated)
+
+
+def _listed(folder: Path) -> list[Path]:
+    try:
+        paths = sorted(folder.iterdir())
+    except OSError as error:
+        raise DataError(f"{folder}: cannot read: {error.strerror or error}") from error
+    return [p for p in paths if not p.name.startswith(".") and p.name not in SYSTEM_FILES]
+
+
+def _folders(root: Path) -> list[Path]:
+    return [path for path in _listed(root) if path.is_dir()]
+
+
+class _Scan:
+    """Goes through class folders, and counts what is special."""
+
+    def __init__(self, classes: tuple[str, ...], unreadable: list[str] | None) -> None:
+        self._numbers = {name: label for label, name in enumerate(classes)}
+        self._unreadable = unreadable
+        self.animated = 0
+
+    def part(self, root: Path) -> Part:
+        """Return the pictures of the class folders in root."""
+        paths: list[Path] = []
+        labels: list[int] = []
+        for folder in _folders(root):
+            if folder.name not in self._numbers:
+                raise DataError(f"{folder}: a class that the training pictures lack")
+            good = [path for path in _listed(folder) if self._is_picture(path)]
+            paths += good
+            labels += [self._numbers[folder.name]] * len(good)
+        return Part(Files(paths), np.array(labels, np.int32))
+
+    def _is_picture(self, path: Path) -> bool:
+        try:
+            self.animated += check_file(path)
+        except DataError as error:
+            if self._unreadable is None:
+                raise DataError(f"{error} (skip_unreadable passes over such files)") from error
+            self._unreadable.append(str(error))
+            return False
+        return True

@@ -1,0 +1,107 @@
+"""What every source of pictures becomes: pictures that can be had at any size, and labels."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toynn.data import _picture
+from toynn.data._picture import Picture
+from toynn.errors import DataError
+
+__all__ = ["Files", "Found", "Part", "Pictures", "Pixels"]
+
+Labels = NDArray[np.int32]
+
+
+class Pictures(Protocol):
+    """Pictures in an order."""
+
+    def __len__(self) -> int:
+        """How many there are."""
+
+    def fitted(self, index: int, side: int, channels: int) -> Picture:
+        """Return one as (side, side, channels). Raises DataError if it cannot be read."""
+
+    def select(self, indices: NDArray[np.int64]) -> "Pictures":
+        """Return those with these indices."""
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """Pictures of one size, in memory: uint8 (N, H, W, C)."""
+
+    array: NDArray[np.uint8]
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def fitted(self, index: int, side: int, channels: int) -> Picture:
+        """Return one as (side, side, channels)."""
+        return _picture.fit(self.array[index], side, channels)
+
+    def select(self, indices: NDArray[np.int64]) -> "Pixels":
+        """Return those with these indices."""
+        return Pixels(self.array[indices])
+
+
+@dataclass(frozen=True)
+class Files:
+    """Pictures in files, decoded when they are asked for."""
+
+    paths: Sequence[Path]
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def fitted(self, index: int, side: int, channels: int) -> Picture:
+        """Return one as (side, side, channels)."""
+        return _picture.read_file(self.paths[index], side, channels)
+
+    def select(self, indices: NDArray[np.int64]) -> "Files":
+        """Return those with these indices."""
+        return Files([self.paths[i] for i in indices])
+
+
+@dataclass(frozen=True)
+class Part:
+    """Pictures and the number of the class of each."""
+
+    pictures: Pictures
+    labels: Labels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def split(self, seed: int, classes: Sequence[str], where: str) -> tuple["Part", "Part"]:
+        """Split off a fifth of each class, at least one picture; the order stays."""
+        random = np.random.default_rng(seed)
+        held = np.zeros(len(self), bool)
+        for label, name in enumerate(classes):
+            of_class = np.flatnonzero(self.labels == label)
+            if len(of_class) < 2:
+                raise DataError(
+                    f"{where}: class {name} has {len(of_class)} pictures; expected 2 or more: one "
+                    "to train on, one held out"
+                )
+            held[random.permutation(of_class)[: max(1, round(len(of_class) / 5))]] = True
+        return self._select(np.flatnonzero(~held)), self._select(np.flatnonzero(held))
+
+    def _select(self, indices: NDArray[np.int64]) -> "Part":
+        return Part(self.pictures.select(indices), self.labels[indices])
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a source holds; without a held-out part of its own, one is split off."""
+
+    name: str
+    classes: tuple[str, ...]
+    channels: int
+    side: int | None  # the shorter one, where all pictures have one size
+    train: Part
+    valid: Part | None = None
+    animated: int = 0  # files of several frames, of which the first is the picture

@@ -1,0 +1,115 @@
+"""One picture to pixels: a file that Pillow reads, or an array, as uint8 of a size.
+
+The largest square in the middle is scaled to the size, bicubic, so that the shorter side fits. Grey
+becomes RGB or RGB becomes grey (ITU-R 601 luma); what is transparent shows white behind it; 16 bits
+become 8; a camera's note on orientation is followed; of several frames the first is the picture.
+"""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from os import PathLike
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toynn.errors import ConfigError, DataError
+
+__all__ = ["Picture", "check_file", "fit", "read_file"]
+
+Picture = NDArray[np.uint8]  # (H, W, C)
+
+#: What is opened: common formats, and none for which Pillow starts another program.
+FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "TGA")
+
+
+@cache
+def _pillow() -> ModuleType:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise ConfigError('pictures need Pillow: pip install "toynn[images]"') from error
+    Image.init()
+    return Image
+
+
+@contextmanager
+def _opened(path: str | PathLike[str]) -> Iterator[Any]:
+    """Open a file as a picture; whatever goes wrong with it is a DataError."""
+    image = _pillow()
+    formats = [name for name in FORMATS if name in image.OPEN]
+    try:
+        if not Path(path).is_file():  # a pipe would never end
+            Path(path).stat()
+            raise DataError(f"{path}: not a file")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # on tags and palettes that do not matter here
+            warnings.simplefilter("error", image.DecompressionBombWarning)
+            with image.open(path, formats=formats) as picture:
+                yield picture
+    except (DataError, MemoryError):
+        raise
+    except image.UnidentifiedImageError:
+        raise DataError(f"{path}: not a picture in a format that is read here") from None
+    except (image.DecompressionBombWarning, image.DecompressionBombError) as error:
+        limit = f"more than {image.MAX_IMAGE_PIXELS:,} pixels"
+        raise DataError(f"{path}: gigantic: {limit}; scale it down") from error
+    except Exception as error:  # Pillow's decoders raise many kinds on a damaged file
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise DataError(f"{path}: cannot read the picture: {reason}") from error
+
+
+def check_file(path: str | PathLike[str]) -> bool:
+    """Return whether a picture has several frames; read no pixels. Raises DataError."""
+    with _opened(path) as picture:
+        # MPO files, of many phones, hold smaller copies behind the picture.
+        return picture.format != "MPO" and bool(getattr(picture, "is_animated", False))
+
+
+def read_file(path: str | PathLike[str], side: int, channels: int) -> Picture:
+    """Return a file's picture as (side, side, channels). Raises DataError."""
+    with _opened(path) as picture:
+        from PIL import ImageOps
+
+        picture.draft(None, (2 * side, 2 * side))  # JPEG: decode no more than twice the size
+        upright = ImageOps.exif_transpose(picture)
+        return _fitted(_in_8_bits(upright, path), side, channels)
+
+
+def fit(pixels: Picture, side: int, channels: int) -> Picture:
+    """Return pixels (H, W, C), C of 1, 3 or 4 (RGBA), as (side, side, channels)."""
+    if pixels.shape == (side, side, channels):
+        return pixels
+    if pixels.shape == (side, side, 1):
+        return pixels.repeat(channels, axis=2)
+    squeezed = np.ascontiguousarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
+    return _fitted(_pillow().fromarray(squeezed), side, channels)
+
+
+def _in_8_bits(picture: Any, path: str | PathLike[str]) -> Any:
+    """Return a picture of 16 bits in 8: white stays white. Others are as they are."""
+    if picture.mode != "I" and not picture.mode.startswith(("I;16", "F")):
+        return picture
+    pixels = np.asarray(picture)
+    if picture.mode.startswith("F") or pixels.min() < 0 or pixels.max() > 65535:
+        raise DataError(f"{path}: pixels of mode {picture.mode}; expected at most 16 bits each")
+    grey = (pixels.astype(np.int64) * 255 + 32767) // 65535
+    return _pillow().fromarray(grey.astype(np.uint8))
+
+
+def _fitted(picture: Any, side: int, channels: int) -> Picture:
+    image = _pillow()
+    if picture.has_transparency_data:
+        above = picture.convert("RGBA")
+        picture = image.alpha_composite(image.new("RGBA", above.size, "white"), above)
+    picture = picture.convert("L" if channels == 1 else "RGB")
+    width, height = picture.size
+    short = min(width, height)
+    left, top = (width - short) / 2, (height - short) / 2
+    box = (left, top, left + short, top + short)
+    pixels = np.asarray(picture.resize((side, side), image.Resampling.BICUBIC, box=box))
+    return pixels.reshape(side, side, channels)

@@ -1,0 +1,100 @@
+"""Labelled pictures to train on: folders, arrays, or the handwritten digits of scikit-learn."""
+
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+
+import numpy as np
+
+from toynn.data import _image_arrays as arrays
+from toynn.data._image_folder import read_folder
+from toynn.data._parts import Found, Part
+from toynn.data._picture import Picture, read_file
+from toynn.errors import ConfigError, DataError
+
+__all__ = ["ImageData", "Part", "Picture", "read_picture"]
+
+read_picture = read_file  # one file as (side, side, channels)
+
+
+@dataclass(frozen=True)
+class ImageData:
+    """Pictures in two parts, and the names of their classes.
+
+    Attributes
+    ----------
+    name
+        Where they come from.
+    classes
+        Names, by label.
+    channels
+        1 if all pictures are grey for sure, else 3.
+    side
+        Their shorter side in pixels, if they are arrays; None for files, which may all differ.
+    train, valid
+        To train on, and held out: what the source holds out, or a fifth of each class.
+    unreadable
+        Files that were skipped, with the reason; None if they are not to be.
+    animated
+        Files of several frames. The first frame is the picture.
+    """
+
+    name: str
+    classes: tuple[str, ...]
+    channels: int
+    side: int | None
+    train: Part
+    valid: Part
+    unreadable: list[str] | None = field(default=None, compare=False)
+    animated: int = 0
+
+    @classmethod
+    def digits(cls, seed: int = 0) -> "ImageData":
+        """Return 1797 handwritten digits: grey scans of 8x8, 16 shades. Needs scikit-learn.
+
+        Source: UCI, Optical Recognition of Handwritten Digits, doi:10.24432/C50P49.
+        """
+        try:
+            from sklearn.datasets import load_digits
+        except ImportError as error:
+            raise ConfigError(
+                "the handwritten digits come with scikit-learn, which is not installed: pip "
+                'install "toynn[images]", or name other pictures (--data)'
+            ) from error
+        bunch = load_digits()
+        images = np.rint(bunch.images * (255 / 16)).astype(np.uint8)
+        return cls._split(arrays.found("scikit-learn's digits", (images, bunch.target)), seed, None)
+
+    @classmethod
+    def read(
+        cls, path: str | PathLike[str], seed: int = 0, *, skip_unreadable: bool = False
+    ) -> "ImageData":
+        """Read a folder of class folders, a .npz file, or a folder of MNIST or CIFAR-10.
+
+        Raises DataError, with the file; with ``skip_unreadable``, files that are no pictures are
+        skipped. Pixels of a class folder are read later, when they are asked for.
+        """
+        where = Path(path)
+        unreadable: list[str] | None = [] if skip_unreadable else None
+        try:
+            where.stat()
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise DataError(f"{path!s}: cannot read: {reason}") from error
+        if where.is_file():
+            source = arrays.read_npz(where)
+        elif arrays.is_idx(where):
+            source = arrays.read_idx(where)
+        elif arrays.is_cifar(where):
+            source = arrays.read_cifar(where)
+        else:
+            source = read_folder(where, unreadable)
+        return cls._split(source, seed, unreadable)
+
+    @classmethod
+    def _split(cls, found: Found, seed: int, unreadable: list[str] | None) -> "ImageData":
+        train, valid = found.train, found.valid
+        if valid is None:
+            train, valid = train.split(seed, found.classes, found.name)
+        rest = (found.channels, found.side, train, valid, unreadable, found.animated)
+        return cls(found.name, found.classes, *rest)

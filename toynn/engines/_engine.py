@@ -1,0 +1,312 @@
+"""What every engine does, whatever it reads: weights by name, and the tapes over them.
+
+A concrete engine says which weights it has, how they start, and what its forward pass is; this
+class declares them, records the step around the pass (backward, AdamW), runs it, and hands weights
+and gradients out by name.
+"""
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from toynn import checks
+from toynn._kernels import random
+from toynn.checks import IGNORED
+from toynn.errors import ConfigError, LifecycleError
+from toynn.options import RecipeOptions
+from toynn.reports import Memory
+from toynn.session import Session
+from toynn.tape import Tape, Tensor
+
+__all__ = ["Engine", "Recorded", "Shapes", "Widths", "check_sizes", "counted", "gain_or_zeros"]
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+class Widths(Protocol):
+    """What the configurations of all engines have."""
+
+    @property
+    def d_model(self) -> int:
+        """Width of the residual stream."""
+
+    @property
+    def d_ff(self) -> int:
+        """Width of the feed-forward layer."""
+
+    @property
+    def n_layers(self) -> int:
+        """Number of blocks."""
+
+    @property
+    def n_heads(self) -> int:
+        """Number of attention heads."""
+
+    @property
+    def d_head(self) -> int:
+        """Width of one head."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """Handles of one recorded tape: forward only, or a whole training step."""
+
+    tape: Tape
+    logits: Tensor
+    labels: Tensor | None = None
+    hp: Tensor | None = None
+    loss: Tensor | None = None
+
+
+C = TypeVar("C", bound=Widths)
+R = TypeVar("R", bound=Recorded)
+
+
+class Engine(ABC, Generic[C, R]):
+    """Weights by name, and the tapes that train and evaluate them.
+
+    ``realize_for_random_init`` makes the weights. From then on they can be replaced, until
+    ``build_training_step`` and after it; the second call records and compiles the step.
+    """
+
+    config: C
+    options: RecipeOptions
+    d_model: int
+    n_heads: int
+    d_head: int
+    d_ff: int
+    n_layers: int
+    t_batch: int
+    parameters: dict[str, Tensor]  # by name, in the order of the optimizer
+    moments: dict[str, tuple[Tensor, Tensor]]  # (m, v) of AdamW, by the names of the parameters
+    t_labels: Tensor
+    t_hp: Tensor
+    t_loss: Tensor
+    t_logits: Tensor
+
+    def __init__(self, backend: str = "cpu", n_threads: int | None = None) -> None:
+        self._backend, self._n_threads = backend, n_threads
+        self._session: Session | None = None
+        self._step: R | None = None
+        self._tensors: dict[str, Tensor] = {}
+        self.parameters, self.moments = {}, {}
+
+    @property
+    def backend(self) -> str:
+        """The name of the backend that the engine was made for."""
+        return self._backend
+
+    @property
+    def session(self) -> Session:
+        """The session that owns the weights."""
+        return self._session_for("session")
+
+    def _session_for(self, call: str) -> Session:
+        if self._session is None:
+            raise LifecycleError(f"{type(self).__name__}.{call} before realize_for_random_init()")
+        return self._session
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """All weights by name: the parameters, and those that are frozen."""
+        self._session_for("tensors")
+        return self._tensors
+
+    # -- What an engine says -------------------------------------------------------------------
+
+    def _check(self, cfg: C, opts: RecipeOptions) -> None:
+        """Refuse what only fails together; raises ConfigError."""
+
+    def _adopt(self, cfg: C, opts: RecipeOptions) -> None:
+        """Take over what the configuration and the options say about sizes."""
+        self.d_model, self.d_ff, self.n_layers = cfg.d_model, cfg.d_ff, cfg.n_layers
+        self.n_heads, self.d_head = cfg.n_heads, cfg.d_head
+        self.t_batch = opts.t_batch
+
+    @abstractmethod
+    def _shapes(self) -> Shapes:
+        """Return the shape of every weight by its name, in the order of the optimizer."""
+
+    def _frozen(self) -> frozenset[str]:
+        """Return the names of the weights that are not trained."""
+        return frozenset()
+
+    def _declare_constants(self) -> None:
+        """Declare what the forward pass reads beside weights and inputs."""
+
+    @abstractmethod
+    def _std(self, name: str, shape: tuple[int, ...]) -> float:
+        """Return the standard deviation from which a matrix is drawn."""
+
+    @abstractmethod
+    def _record_main(self) -> R:
+        """Record the forward pass of the training step that the options ask for, and its loss."""
+
+    # -- Life cycle ----------------------------------------------------------------------------
+
+    def declare(self, cfg: C, opts: RecipeOptions) -> None:
+        """Declare the weights; no memory is taken before the session's ``finalize_weights``.
+
+        Each weight must be uploaded before a tape can run that reads it.
+        """
+        if self._session is not None:
+            raise LifecycleError(f"{type(self).__name__}.realize: once only; make a new engine")
+        self._check(cfg, opts)
+        self.config, self.options = cfg, replace(opts)
+        self._adopt(cfg, opts)
+        self._session = Session(
+            self._backend, opts.seed, self._n_threads, checkpointing=opts.checkpointing
+        )
+        self._declare_weights(self._session)
+        self._declare_constants()
+
+    def _declare_weights(self, s: Session) -> None:
+        frozen = self._frozen()
+        for name, shape in self._shapes().items():
+            if name in frozen:
+                self._tensors[name] = s.constant(name, shape)
+            else:
+                self._tensors[name] = self.parameters[name] = s.parameter(name, shape)
+
+    def realize_for_random_init(self, cfg: C, opts: RecipeOptions) -> None:
+        """Declare and draw the weights; ``build_training_step`` comes next."""
+        self.declare(cfg, opts)
+        self.session.finalize_weights()
+        for name, values in self._draw():
+            self.session.upload(self.tensors[name], values)
+
+    def _draw(self) -> Iterable[tuple[str, NDArray[np.float32]]]:
+        """Yield the initial weights: matrices from N(0, std), each with a stream of its own."""
+        for stream, (name, shape) in enumerate(self._shapes().items()):
+            values = gain_or_zeros(name, shape)
+            if len(shape) == 2:
+                std = self._std(name, shape)
+                random.normal(values.reshape(-1), self.options.seed, stream, std)
+            yield name, values
+
+    def build_training_step(self) -> None:
+        """Record and compile the training step."""
+        self.build_forward()
+        self.build_train_step()
+
+    def build_forward(self) -> None:
+        """Record the forward pass, up to the loss: the first part of build_training_step."""
+        self._session_for("build_forward()")
+        if self._step is not None:
+            raise LifecycleError(f"{type(self).__name__}.build_forward: it has been called already")
+        step = self._step = self._record_main()
+        assert step.labels is not None and step.hp is not None and step.loss is not None
+        self.t_logits = step.logits
+        self.t_labels, self.t_hp, self.t_loss = step.labels, step.hp, step.loss
+
+    def build_train_step(self) -> None:
+        """Record backward and AdamW, and compile: the second part of build_training_step."""
+        if self._step is None:
+            raise LifecycleError(f"{type(self).__name__}.build_train_step before build_forward()")
+        self._record_update(self._step)
+        self.session.realize()
+
+    def step_memory(self) -> Memory:
+        """Record the training step of declared weights; return the memory that it would need."""
+        self.build_forward()
+        assert self._step is not None
+        self._record_update(self._step)
+        return self.session.memory()
+
+    def _check_built(self, call: str) -> R:
+        """Return the training step; refuse a call that comes before it."""
+        if self._step is None or not self._step.tape.sealed:
+            raise LifecycleError(f"{type(self).__name__}.{call} before build_training_step()")
+        return self._step
+
+    def _record_update(self, step: R) -> None:
+        """Record backward, and AdamW for every parameter."""
+        s = self.session
+        s.build_backward()
+        assert step.hp is not None
+        for name, w in self.parameters.items():
+            self.moments[name] = s.opt_step_adamw(w, s.grad(w), step.hp)
+
+    # -- Running -------------------------------------------------------------------------------
+
+    def _train(self, step: R, rows: float, hp: ArrayLike, is_first: bool) -> float:
+        """Run a fed step; return its loss. ``rows`` of it count against earlier micro-batches."""
+        assert step.hp is not None
+        self.session.upload(step.hp, hp)
+        if is_first:
+            self.session.reset_moments()
+        weight = rows if self.session.pending else 1.0
+        self.session.run("update", weight=weight, tape=step.tape)
+        return self._loss(step)
+
+    def _add_gradients(self, step: R, rows: float) -> float:
+        """Run a fed step up to its gradients; return its loss."""
+        self.session.run("grads", weight=rows, tape=step.tape)
+        return self._loss(step)
+
+    def _evaluate(self, step: R) -> float:
+        """Run a fed step up to its loss; return that."""
+        self.session.run("loss", tape=step.tape)
+        return self._loss(step)
+
+    def _loss(self, step: R) -> float:
+        assert step.loss is not None
+        return float(self.session.download(step.loss))
+
+    # -- Weights -------------------------------------------------------------------------------
+
+    def weights(self) -> dict[str, NDArray[np.float32]]:
+        """Return copies of all weights, by name."""
+        return {name: self.session.download(w) for name, w in self.tensors.items()}
+
+    def gradients(self) -> dict[str, NDArray[np.float32]]:
+        """Return copies of the last step's gradients of the mean loss, before clipping."""
+        self._check_built("gradients")
+        return {
+            name: self.session.download(self.session.grad(w)) for name, w in self.parameters.items()
+        }
+
+    def load_weights(self, weights: Mapping[str, ArrayLike]) -> None:
+        """Replace all weights; names and shapes must be those of ``weights()``."""
+        self._load(weights, self.tensors)
+
+    def _load(self, weights: Mapping[str, ArrayLike], tensors: Mapping[str, Tensor]) -> None:
+        missing = sorted(tensors.keys() - weights.keys())
+        unknown = sorted(weights.keys() - tensors.keys())
+        if missing or unknown:
+            raise ConfigError(
+                f"load_weights: missing {missing or 'none'}, unknown {unknown or 'none'}"
+            )
+        arrays = {  # all are checked before the first is replaced
+            name: checks.converted(name, weights[name], w.shape, w.dtype)
+            for name, w in tensors.items()
+        }
+        for name, w in tensors.items():
+            self.session.upload(w, arrays[name])
+
+
+def counted(labels: NDArray[Any]) -> float:
+    """Return how many rows of labels count: integer ones (N,), or dense ones (N, V)."""
+    rows = labels.any(axis=1) if labels.ndim == 2 else labels != IGNORED
+    return float(np.count_nonzero(rows))
+
+
+def gain_or_zeros(name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """Return ones for a norm's gain, zeros for everything else."""
+    gain = re.search(r"norm\d*\.weight$", name)
+    return np.ones(shape, np.float32) if gain else np.zeros(shape, np.float32)
+
+
+def check_sizes(cfg: Any, *names: str) -> None:
+    """Raise ConfigError unless these fields are whole numbers of at least 1."""
+    for name in names:
+        value = getattr(cfg, name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ConfigError(
+                f"{type(cfg).__name__}: {name} must be a whole number >= 1; got {value!r}"
+            )

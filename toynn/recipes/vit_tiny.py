@@ -1,0 +1,82 @@
+"""A vision transformer, by default ViT-Tiny, from random weights or from those of a file."""
+
+from os import PathLike
+
+from numpy.typing import ArrayLike
+
+from toynn.engines.vit import ViTConfig, ViTEngine
+from toynn.options import RecipeOptions
+from toynn.recipes._recipe import Recipe
+
+__all__ = ["VitTiny"]
+
+
+class VitTiny(Recipe[ViTEngine]):
+    """Train a classifier of pictures. Its hp rows can be those of either convention of AdamW."""
+
+    def __init__(self, backend: str = "cpu") -> None:
+        super().__init__(ViTEngine(backend))
+
+    def realize(self, cfg: ViTConfig, opts: RecipeOptions) -> None:
+        """Draw the weights and compile the step; consumes seed, init_scale and t_batch.
+
+        t_batch is the number of pictures planned for; steps can have any other.
+        """
+        self.engine.realize_for_random_init(cfg, opts)
+        self._build()
+
+    def realize_from(
+        self,
+        path: str | PathLike[str],
+        opts: RecipeOptions | None = None,
+        *,
+        classes: int | None = None,
+        image: int | None = None,
+        n_heads: int | None = None,
+        act: str | None = None,
+        norm_eps: float | None = None,
+    ) -> None:
+        """Start from a safetensors file, toynn's or timm's; compile the step. See ViTEngine.load.
+
+        Consumes t_batch, and the seed where another number of ``classes`` needs a new head.
+        """
+        self._check_new("realize_from")
+        self.engine = ViTEngine.load(
+            path,
+            opts,
+            classes=classes,
+            image=image,
+            n_heads=n_heads,
+            act=act,
+            norm_eps=norm_eps,
+            backend=self.engine.backend,
+        )
+        self._show()
+
+    def step(
+        self,
+        image: ArrayLike,
+        cls_idx: ArrayLike | None,
+        labels: ArrayLike,
+        hp: ArrayLike,
+        is_first: bool,
+    ) -> float:
+        """Train on one batch; return its loss before the update. See ViTEngine.step."""
+        self._check_built("step")
+        loss = self.engine.step(image, cls_idx, labels, hp, is_first)
+        self.step_index += 1
+        return loss
+
+    def accumulate(self, image: ArrayLike, cls_idx: ArrayLike | None, labels: ArrayLike) -> float:
+        """Add one micro-batch's gradients to the next step's; return its loss."""
+        self._check_built("accumulate")
+        return self.engine.accumulate(image, cls_idx, labels)
+
+    def evaluate(self, image: ArrayLike, cls_idx: ArrayLike | None, labels: ArrayLike) -> float:
+        """Return the loss of one batch, and change nothing."""
+        self._check_built("evaluate")
+        return self.engine.evaluate(image, cls_idx, labels)
+
+    def save(self, path: str | PathLike[str], *, overwrite: bool = False) -> None:
+        """Write the model as a safetensors file, by timm's names. See ViTEngine.save."""
+        self.engine.save(path, overwrite=overwrite)

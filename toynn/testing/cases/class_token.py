@@ -1,0 +1,69 @@
+"""class_token against NumPy's concatenate and a sum with broadcasting."""
+
+from typing import Any
+
+import numpy as np
+
+from toynn.testing.cases._case import Array, Call, OpCase, call
+
+
+def _inputs(rng: np.random.Generator, B: int, T: int, C: int) -> dict[str, Array]:
+    return {
+        "x": rng.standard_normal((B * (T - 1), C)).astype(np.float32),
+        "cls": rng.standard_normal(C).astype(np.float32),
+        "pos": rng.standard_normal((T, C)).astype(np.float32),
+    }
+
+
+def _function(inputs: dict[str, Array], B: int, T: int, C: int, **_: Any) -> Array:
+    cls = np.broadcast_to(inputs["cls"], (B, 1, C))
+    tokens = np.concatenate([cls, inputs["x"].reshape(B, T - 1, C)], axis=1)
+    return (tokens + inputs["pos"]).reshape(B * T, C)
+
+
+def _gradients(
+    inputs: dict[str, Array], dy: Array, B: int, T: int, C: int, **_: Any
+) -> dict[str, Array]:
+    dy = dy.reshape(B, T, C)
+    return {
+        "dx": dy[:, 1:].reshape(B * (T - 1), C),
+        "dcls": dy[:, 0].sum(axis=0),
+        "dpos": dy.sum(axis=0),
+    }
+
+
+def _calls(rng: np.random.Generator, B: int, T: int, C: int) -> list[Call]:
+    inputs = _inputs(rng, B, T, C)
+    exact = {name: value.astype(np.float64) for name, value in inputs.items()}
+    dy = rng.standard_normal((B * T, C)).astype(np.float32)
+    n = B * T * C
+    return [
+        call("forward", {"y": _function(exact, B, T, C)}, inputs, flops=n),
+        call(
+            "backward",
+            _gradients(exact, dy.astype(np.float64), B, T, C),
+            {"dy": dy},
+            accumulates=("dcls", "dpos"),
+            flops=n,
+        ),
+    ]
+
+
+CASE = OpCase(
+    op="class_token",
+    shapes=(
+        {"B": 1, "T": 1, "C": 1},
+        {"B": 3, "T": 5, "C": 130},
+        {"B": 1, "T": 17, "C": 65},
+        {"B": 0, "T": 5, "C": 8},
+        {"B": 4, "T": 1, "C": 3},
+        {"B": 2, "T": 3, "C": 0},
+    ),
+    bench={"vit_tiny": {"B": 16, "T": 197, "C": 192}},
+    calls=_calls,
+    tolerance=2e-6,
+    reason="forward is one sum; backward adds up to 4 rows in float32, in their order",
+    inputs=_inputs,
+    function=_function,
+    gradients=_gradients,
+)

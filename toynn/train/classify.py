@@ -1,0 +1,84 @@
+"""How good a classifier is: loss, accuracy, and which classes it takes for which."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+__all__ = ["confusion", "confusion_text", "loss_and_accuracy", "plot_confusion"]
+
+Matrix = NDArray[np.int64]
+
+WIDEST = 16  # classes of a matrix in text; of more, the commonest mistakes are listed
+WIDEST_PLOT = 32  # classes whose names and counts fit into the picture
+MISTAKES = 10
+
+
+def loss_and_accuracy(logits: NDArray[np.float32], labels: NDArray[np.int32]) -> dict[str, float]:
+    """Return the mean cross-entropy in nats, and the share of rows that are right.
+
+    Logits are (B, V), labels (B,). One pass of the model serves both.
+    """
+    wide = logits.astype(np.float64)
+    shifted = wide - wide.max(axis=1, keepdims=True)
+    log_p = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    return {
+        "loss": float(-log_p[np.arange(len(labels)), labels].mean()),
+        "accuracy": float((logits.argmax(axis=1) == labels).mean()),
+    }
+
+
+def confusion(labels: ArrayLike, predicted: ArrayLike, classes: int) -> Matrix:
+    """Return how many rows of each class (its row) were taken for each class (its column)."""
+    pairs = np.asarray(labels, np.int64) * classes + np.asarray(predicted, np.int64)
+    return np.bincount(pairs, minlength=classes * classes).reshape(classes, classes)
+
+
+def confusion_text(matrix: Matrix, names: Sequence[str]) -> str:
+    """Return the matrix in lines of text; of many classes, the commonest mistakes."""
+    if len(names) > WIDEST:
+        return "\n".join(_mistakes(matrix, names))
+    shown = [name if len(name) <= 12 else f"{name[:11]}\N{HORIZONTAL ELLIPSIS}" for name in names]
+    first = max(len(name) for name in shown)
+    width = max(len(str(matrix.max())), 3)
+    head = " ".join(f"{name[:width]:>{width}}" for name in shown)
+    lines = [f"{'':{first}}  {head}  <- taken for"]
+    for name, row in zip(shown, matrix, strict=True):
+        counts = " ".join(f"{count or '.':>{width}}" for count in row.tolist())
+        lines.append(f"{name:>{first}}  {counts}")
+    return "\n".join(lines)
+
+
+def _mistakes(matrix: Matrix, names: Sequence[str]) -> list[str]:
+    wrong = matrix.copy()
+    np.fill_diagonal(wrong, 0)
+    commonest = np.argsort(-wrong, axis=None, kind="stable")[:MISTAKES]
+    pairs = [divmod(int(place), len(names)) for place in commonest if wrong.flat[place]]
+    return [
+        f"{int(wrong[i, j]):6,} of {int(matrix[i].sum()):,} {names[i]} taken for {names[j]}"
+        for i, j in pairs
+    ] or ["no mistakes"]
+
+
+def plot_confusion(matrix: Matrix, names: Sequence[str], path: Path) -> bool:
+    """Draw the matrix, each row divided by its sum; False where matplotlib is not installed."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return False
+    shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
+    count = len(names)
+    side = min(max(4.0, 0.45 * count + 2), 14)
+    figure = Figure(figsize=(side, side), layout="constrained")
+    axes = figure.add_subplot(xlabel="taken for", ylabel="class")
+    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    if count <= WIDEST_PLOT:
+        plain = [name.replace("$", r"\$") for name in names]  # no mathematics in names
+        axes.set_xticks(range(count), plain, rotation=90)
+        axes.set_yticks(range(count), plain)
+        for i, j in zip(*np.nonzero(matrix), strict=True):
+            colour = "white" if shares[i, j] > 0.5 else "black"
+            axes.text(j, i, str(matrix[i, j]), ha="center", va="center", color=colour)
+    figure.savefig(path)
+    return True
