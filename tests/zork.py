@@ -65,6 +65,7 @@ def train(path, steps=80):
     recipe = toynn.recipes.LoRA()
     opts = toynn.RecipeOptions(t_seq=T, t_batch=len(rows), seed=1)
     recipe.realize(path, None, 8, opts, alpha=16, targets="all-linear", init="peft")
+    recipe.engine.session.n_threads = 1  # so small a model is no faster on two
     adamw = toynn.AdamW.for_lora()
     adamw.lr = 1e-2
     losses = [
