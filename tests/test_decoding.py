@@ -44,6 +44,7 @@ def test_cached_logits_are_those_of_a_full_forward(kind):
         [CHUNK, CHUNK, 10],
         [CHUNK - 1, 1, 2, 1, CHUNK],
         [CHUNK + 1, 3],
+        [CONTEXT - 8, 8],
         [CONTEXT],
     ):
         decoder = engine.decoder()
