@@ -68,7 +68,7 @@ def test_adapters_of_the_table_and_the_head(tmp_path):
 
 
 def test_quantized_bases(tmp_path):
-    """llama.cpp multiplies quantized weights by quantized activations: the limit is that of q8_0."""
+    """llama.cpp quantizes the activations too: the limit is that of q8_0."""
     base = DATA / "stories260K-q8_0.gguf"
     if not base.exists():
         pytest.skip("stories260K-q8_0.gguf is not at ../shared/data")

@@ -23,7 +23,7 @@ from toynn._kernels._attention cimport (
     BLOCK, Sizes, at_row, backward_block, forward_block, row_floats
 )
 from toynn._kernels._common cimport at2, at3, dot_, flush_denormals, fpstate, restore_fpstate
-from toynn._kernels._gemm cimport blocks_of
+from toynn._kernels._panels cimport blocks_of
 from toynn._kernels.abi cimport KernelArgs, kernel_fn
 
 from toynn._kernels._check import check

@@ -151,6 +151,16 @@ class GGUFEngine(DecodingEngine[C]):
         """Return the memory that training a file's model would need; none of it is taken."""
         return cls._declared(file, t_seq, t_batch, backend).step_memory()
 
+    def carry_tokenizer(self, path: StrPath) -> None:
+        """Let exports carry the tokenizer that a GGUF file has; it must have the model's tokens."""
+        with gguf.open(path, check=False) as file:
+            texts = file.metadata.get("tokenizer.ggml.tokens")
+            if isinstance(texts, list) and len(texts) != self.vocab:
+                refuse(file, f"it has {len(texts)} tokens; the model has {self.vocab}")
+            own = {k: v for k, v in self._carried.items() if not k.startswith("tokenizer.")}
+            found = {k: v for k, v in _passed_on(file).items() if k.startswith("tokenizer.")}
+        self._carried = own | found
+
     def export_gguf(self, path: StrPath, outtype: str = "f32", *, overwrite: bool = False) -> None:
         """Write the model; ``outtype`` is that of its matrices: f32, f16, bf16 or q8_0.
 
