@@ -187,10 +187,13 @@ def error_line(capsys):
 def test_errors_are_one_line(model, folder, tmp_path, capsys, monkeypatch):
     (tmp_path / "text").write_text("no model")
     (tmp_path / "folder").mkdir()
+    (tmp_path / "lora").mkdir()
+    (tmp_path / "lora" / "adapter.gguf").touch()
     for path, more, message in (
         (tmp_path / "none.gguf", {}, "none.gguf: cannot read: No such file"),
         (tmp_path / "text", {}, "text: not a GGUF file"),
         (tmp_path / "folder", {}, "expected a .gguf file, or a folder with model.gguf"),
+        (tmp_path / "lora", {}, "name the model that this is for, and the folder as --adapter"),
         (model, {"prompt": ""}, "--prompt: it is empty"),
         (model, {"prompt": "x" * 49}, "it is 49 tokens long; the model sees at most 48"),
     ):

@@ -6,7 +6,7 @@ from llamas import KINDS, SIZES, make, shake
 from lora_bases import ARCHS, write_base
 
 import toynn
-from toynn.engines import ENGINES, frozen
+from toynn.engines import ENGINES, LlamaSeqEngine, frozen
 from toynn.engines._decoding import CHUNK
 from toynn.errors import LabelError, LifecycleError, ShapeError
 from toynn.formats import gguf
@@ -44,6 +44,7 @@ def test_cached_logits_are_those_of_a_full_forward(kind):
         [CHUNK, CHUNK, 10],
         [CHUNK - 1, 1, 2, 1, CHUNK],
         [CHUNK + 1, 3],
+        [CONTEXT - 8, 8],
         [CONTEXT],
     ):
         decoder = engine.decoder()
@@ -128,6 +129,22 @@ def test_files_are_read_without_a_training_step(tmp_path):
         assert np.array_equal(again.decoder().read(ids), plain.decoder().read(ids))
         with pytest.raises(LifecycleError, match=r"step before build_training_step\(\)"):
             again.step(ids, None, ids, HP, is_first=True)
+
+
+@pytest.mark.parametrize("type", ["F16", "Q8_0", "Q4_0"])
+def test_quantized_weights_in_their_file(type, tmp_path):
+    sizes = {"d_model": 32, "n_heads": 4, "n_kv_heads": 2, "d_ff": 64, "context": CONTEXT}
+    path = write_base(tmp_path / "base.gguf", "llama", type, **sizes)
+    with gguf.open(path) as file:
+        mapped = frozen(file)
+    expanded = LlamaSeqEngine.from_gguf(path, build=False)
+    prompt = list(range(5, 50))
+    ids = sample(mapped, prompt, 80, temperature=1, seed=1)
+    assert ids == sample(expanded, prompt, 80, temperature=1, seed=1)
+    decoder = mapped.decoder()
+    for piece in (prompt, ids[:1], ids[1:]):
+        logits = decoder.read(piece)
+    assert nmse(logits, expanded.logits(prompt + ids)[-1]) < 1e-10
 
 
 def test_one_sequence_at_a_time():
