@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import gguf as library
 import numpy as np
 import pytest
+from gguf_bytes import small
 from some_adapters import draw, merged
 from test_hf import build
 
@@ -188,10 +189,25 @@ def test_one_matrix_at_a_time_is_in_memory(type, matrices, tmp_path):
         adapter = draw(base)
         fuse(base, adapter, tmp_path / "warm.gguf")
         tracemalloc.start()
-        fuse(base, adapter, tmp_path / "fused.gguf")
+        done = fuse(base, adapter, tmp_path / "fused.gguf")
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-    assert peak < matrices * w.nbytes
+        assert peak < matrices * w.nbytes
+        expected = merged(base, adapter)[names[3]]
+        added = expected - base[names[3]]
+    with gguf.open(tmp_path / "fused.gguf") as fused:
+        ratio = np.linalg.norm(fused[names[3]] - expected) / np.linalg.norm(added)
+        np.testing.assert_allclose(fused[names[3]], expected, rtol=0, atol=0.05)
+    if type != "F32":
+        assert done.rounding(names[3]) == pytest.approx(ratio, rel=1e-2)
+
+
+def test_arrays_that_are_empty_are_left_out(tmp_path):
+    """The writer has none."""
+    with gguf.open(small().write(tmp_path)) as base:
+        fuse(base, draw(base, ["a"]), tmp_path / "fused.gguf")
+        with gguf.open(tmp_path / "fused.gguf") as fused:
+            assert base.metadata.keys() - fused.metadata.keys() == {"none"}
 
 
 # -- the command line ------------------------------------------------------------------------------

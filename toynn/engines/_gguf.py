@@ -61,11 +61,9 @@ def check_tensors(file: Source, shapes: Mapping[str, tuple[int, ...]]) -> None:
 def _passed_on(file: Source) -> dict[str, tuple[Any, str]]:
     """Return what an export passes on: the tokenizer, and the name, author and licence."""
     return {
-        key: (value, file.types[key])
-        for key, value in file.metadata.items()
-        if key.startswith(("tokenizer.", "general."))
-        and key not in _OWN_KEYS
-        and (not isinstance(value, list | np.ndarray) or len(value))  # the writer has none empty
+        key: typed
+        for key, typed in gguf.typed_metadata(file.metadata, file.types).items()
+        if key.startswith(("tokenizer.", "general.")) and key not in _OWN_KEYS
     }
 
 

@@ -132,11 +132,7 @@ def _metadata(
     base: GGUFFile, tensors: Mapping[str, tuple[object, str]], outtype: str | None
 ) -> dict[str, Any]:
     """Return the base's metadata, and a type of the file that is true."""
-    metadata: dict[str, Any] = {
-        key: (value, base.types[key])
-        for key, value in base.metadata.items()
-        if not isinstance(value, list | np.ndarray) or len(value)  # the writer has none empty
-    }
+    metadata: dict[str, Any] = gguf.typed_metadata(base.metadata, base.types)
     before = _most(base, lambda name: base.tensors[name].type)
     after = outtype.upper() if outtype else _most(base, lambda name: tensors[name][1])
     if after != before or outtype:
