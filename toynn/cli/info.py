@@ -9,6 +9,7 @@ from typing import Any
 
 from toynn import engines
 from toynn.cli._numbers import whole
+from toynn.cli._text import printable
 from toynn.errors import ToynnError
 from toynn.formats import gguf
 from toynn.formats.gguf import GGUFFile
@@ -31,8 +32,7 @@ def run(arguments: Namespace) -> int:
     """Print one line for each thing that there is to know."""
     with gguf.open(arguments.file) as file:
         for name, value in describe(file, arguments.seq, arguments.batch):
-            line = f"{name:24} {value}"
-            print("".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line))
+            print(printable(f"{name:24} {value}"))
     return 0
 
 

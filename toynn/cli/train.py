@@ -20,6 +20,7 @@ from toynn.cli._run import (
     resolve_run,
     run_loop,
 )
+from toynn.cli._text import printable
 from toynn.cli.models import FRESH, MODELS, SHAPE
 from toynn.data.text import ByteBigram, Corpus, RandomWindows, spaced_windows
 from toynn.engines import SequenceEngine
@@ -33,7 +34,6 @@ __all__ = ["add_parser"]
 EVAL_BATCHES = 16
 SAMPLE_PROMPT = 32  # tokens of the validation part, which the sample continues
 SAMPLE_TOKENS = 256
-UNPRINTABLE = "\N{REPLACEMENT CHARACTER}"  # no escape sequence reaches the terminal
 
 
 def add_parser(commands: Any) -> None:
@@ -123,7 +123,6 @@ def _write_sample(engine: SequenceEngine[Any], prompt: bytes, folder: RunFolder,
     new = sample(engine, list(prompt), SAMPLE_TOKENS, seed=seed)
     text = (prompt + bytes(new)).decode(errors="replace")
     folder.write_sample(text)
-    shown = "".join(c if c.isprintable() or c in "\n\t" else UNPRINTABLE for c in text)
     print(f"--- sample: {len(prompt)} bytes of the validation text, then the model's own ---")
-    print(shown)
+    print(printable(text, "\n\t"))
     print("---")
