@@ -175,16 +175,21 @@ def race_steps(shapes: str, n_threads: int, rounds: int, only: str) -> None:
     """Print milliseconds of a whole training step, and PyTorch's time over toynn's."""
     import steps
 
-    print(f"{'ms per step, best/median':28}{'toynn':>18}{'torch':>18}   torch/toynn", flush=True)
     for name, shape in getattr(steps, shapes).items():
         if only not in name:
             continue
         times = race(steps.contestants(shape, n_threads), rounds)
+        others = [who for who in times if who != "toynn"]
+        if name == next(iter(getattr(steps, shapes))) or only:
+            columns = "".join(f"{who:>19}" for who in times)
+            ratios = "".join(f"{f'{who}/toynn':>19}" for who in others)
+            print(f"{'ms per step, best/median':28}{columns}{ratios}", flush=True)
         best = {who: 1e3 * min(t) for who, t in times.items()}
         usual = {who: 1e3 * statistics.median(t) for who, t in times.items()}
-        row = "".join(f"{best[who]:9.3f}/{usual[who]:8.3f}" for who in times)
-        ratios = [ms["torch"] / ms["toynn"] for ms in (best, usual)]
-        print(f"{name:28}{row}{ratios[0]:8.2f}/{ratios[1]:.2f}", flush=True)
+        row = "".join(f"{best[who]:10.3f}/{usual[who]:8.3f}" for who in times)
+        for who in others:
+            row += f"{best[who] / best['toynn']:14.2f}/{usual[who] / usual['toynn']:.2f}"
+        print(f"{name:28}{row}", flush=True)
 
 
 def tiny(n_threads: int, rounds: int, only: str) -> None:
@@ -202,7 +207,19 @@ def llama(n_threads: int, rounds: int, only: str) -> None:
     race_steps("LLAMA", n_threads, rounds, only)
 
 
-SECTIONS = {"matmul": matmul, "attention": attention, "tiny": tiny, "step": step, "llama": llama}
+def vit(n_threads: int, rounds: int, only: str) -> None:
+    """A training step of ViT-Tiny at 224 pixels."""
+    race_steps("VIT", n_threads, rounds, only)
+
+
+SECTIONS = {
+    "matmul": matmul,
+    "attention": attention,
+    "tiny": tiny,
+    "step": step,
+    "llama": llama,
+    "vit": vit,
+}
 
 
 def main() -> None:

@@ -32,9 +32,19 @@ class FakeEngine:
     def load_weights(self, weights):
         self.table[:] = weights["table.weight"]
 
-    def logits(self, ids, batch=None):
-        assert len(ids) <= self.context
-        return self.table[ids]
+    def decoder(self):
+        return FakeDecoder(self)
+
+
+class FakeDecoder:
+    def __init__(self, engine):
+        self.engine = engine
+        self.past = 0
+
+    def read(self, ids):
+        self.past += len(ids)
+        assert len(ids) > 0 and self.past <= self.engine.context
+        return self.engine.table[ids[-1]]
 
 
 class FakeRecipe:

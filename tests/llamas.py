@@ -26,12 +26,12 @@ KINDS = {
 }
 
 
-def make(kind="llama", batch=1, length=T, **options):
+def make(kind="llama", batch=1, length=T, context=SIZES["context"], **options):
     """A recipe of this kind, realized."""
     changes, own = KINDS[kind]
     recipe = FromScratch()
     opts = RecipeOptions(t_seq=length, t_batch=batch, seed=5, **own | options)
-    recipe.realize(LlamaConfig(**SIZES | changes), opts)
+    recipe.realize(LlamaConfig(**SIZES | changes | {"context": context}), opts)
     return recipe
 
 

@@ -12,8 +12,8 @@ FREE = np.array([0, 0.9, 0.95, 1, 0, 1, 1], np.float32)  # an update that moves 
 class Net:
     """A session with short names for declaring things; what it declares gets random values."""
 
-    def __init__(self):
-        self.s = Session(seed=1)
+    def __init__(self, **session):
+        self.s = Session(seed=1, **session)
         self.rng = np.random.default_rng(2)
         self.values = {}
 

@@ -1,9 +1,12 @@
-"""What the case table cannot say of attention: fused arrays, refusals, extreme scores."""
+"""What the case table cannot say of attention: fused arrays, refusals, extreme scores, caches."""
 
 import numpy as np
 import pytest
 
-from toynn._kernels import attention
+from toynn import ops
+from toynn._kernels import attention, cached_attention
+from toynn.errors import ConfigError, LabelError, ShapeError
+from toynn.session import Session
 
 pytestmark = pytest.mark.kernels
 
@@ -56,3 +59,77 @@ def test_refusals_say_what_was_needed():
     with pytest.raises(ValueError, match="dq, dk, dv need the row strides of q, k, v"):
         wide = normal(B * T, 2 * H * D)
         attention.backward(wide[:, : H * D], k, v, lse, o, o, lse, q, k, v)
+
+
+# -- Over a cache --------------------------------------------------------------------------------
+
+KC, VC = ops.KVCache.shapes(B, H, D, 100)  # rounded up to 128 rows
+
+
+def test_a_cache_that_is_filled_piece_by_piece():
+    """Any pieces give what attention over whole sequences gives."""
+    q, k, v = normal(3, B, T, H * D)
+    whole, lse = np.empty((B * T, H * D), np.float32), np.empty((B, H, T), np.float32)
+    attention.forward(whole, lse, *(x.reshape(B * T, H * D) for x in (q, k, v)))
+    expected = whole.reshape(B, T, H * D)
+    for pieces in ([T], [1] * T, [1, 63, 2, 1, 3], [30, 40]):
+        kc, vc, start = np.full(KC, np.nan, np.float32), np.full(VC, np.nan, np.float32), 0
+        for length in pieces:
+            rows = slice(start, start + length)
+            o = np.empty((B * length, H * D), np.float32)
+            new = [np.ascontiguousarray(x[:, rows]).reshape(o.shape) for x in (q, k, v)]
+            past = np.full(B, start, np.int32)
+            cached_attention.forward(o, kc, vc, *new, past, n_threads=2)
+            got = o.reshape(B, length, H * D)
+            np.testing.assert_allclose(got, expected[:, rows], rtol=1e-5, atol=1e-6)
+            start += length
+
+
+def test_columns_of_one_array_over_a_cache():
+    qkv, past = normal(B * 3, 3 * H * D), np.array([70, 5], np.int32)
+    kc, vc = normal(*KC), normal(*VC)
+    one, other = np.empty((2, B * 3, H * D), np.float32)
+    caches = kc.copy(), vc.copy()
+    cached_attention.forward(one, kc, vc, *np.split(qkv, 3, axis=1), past)
+    apart = [np.ascontiguousarray(x) for x in np.split(qkv, 3, axis=1)]
+    cached_attention.forward(other, *caches, *apart, past)
+    assert one.tobytes() == other.tobytes()
+    assert kc.tobytes() == caches[0].tobytes()
+
+
+def test_a_past_for_which_there_is_no_room_is_refused():
+    x = normal(B * 2, H * D)
+    for past in ([0, 127], [-1, 0]):
+        with pytest.raises(ValueError, match=r"2 rows after past need past in 0 \.\. 126; got"):
+            cached_attention.forward(
+                x.copy(), normal(*KC), normal(*VC), x, x, x, np.array(past, np.int32)
+            )
+
+
+def test_a_cache_that_does_not_fit_or_is_trained_through_is_refused():
+    s = Session()
+    w = s.parameter("w", (H * D, 4))
+    kept = [s.persistent(name, shape) for name, shape in (("keys", KC), ("values", VC))]
+    cache = ops.KVCache(*kept, s.input("past", (B,), "i32"))
+    x = s.input("x", (B * 2, H * D))
+    q = ops.linear(s, s.input("y", (B * 2, 4)), w)
+    with pytest.raises(ShapeError, match="a cache of 1 x 3 heads of 20"):
+        ops.attention(s, q, x, x, batch=1, n_heads=H, cache=cache)
+    with pytest.raises(ShapeError, match="a cache"):
+        ops.attention(s, q, x, x, batch=B, n_heads=H, causal=False, cache=cache)
+    o = ops.attention(s, q, x, x, batch=B, n_heads=H, cache=cache)
+    s.set_loss(ops.cross_entropy(s, o, s.input("labels", (B * 2,), "i32")))
+    with pytest.raises(ConfigError, match="attention over a cache has no gradient"):
+        s.build_backward()
+
+
+def test_past_is_checked_when_it_is_uploaded():
+    s = Session()
+    past, x = s.input("past", (B,), "i32"), s.input("x", (B * 2, H * D))
+    kept = [s.persistent(name, shape) for name, shape in (("keys", KC), ("values", VC))]
+    ops.attention(s, x, x, x, batch=B, n_heads=H, cache=ops.KVCache(*kept, past))
+    s.finalize_weights()
+    s.realize()
+    s.upload(past, [0, 126])
+    with pytest.raises(LabelError, match=r"past: row 1 is 127; must be 0\.\.126"):
+        s.upload(past, [0, 127])

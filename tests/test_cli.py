@@ -385,6 +385,7 @@ def test_module_runs():
 
 
 LLAMA = ("--kv-heads", "1", "--d-ff", "12", "--weight-dtype", "bf16", "--untied", "--qkv-bias")
+LLAMA += ("--checkpointing",)
 
 
 @pytest.mark.parametrize(
@@ -416,6 +417,7 @@ def test_a_model_learns_and_its_weights_are_kept(
         assert weights[tensor].shape == shape
     config = tomllib.loads((out / "config.toml").read_text())
     assert config["run"]["recipe"] == name
+    assert config["train"]["checkpointing"] == (own == LLAMA)
     kept = {k: v for k, v in config["train"].items() if k in vars(RecipeOptions()) and k != "seed"}
     recipe = make()
     recipe.realize(config_of(**config["model"]), RecipeOptions(t_batch=2, **kept))

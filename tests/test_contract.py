@@ -29,7 +29,7 @@ LAYERS = (
     {"engines"},
     {"nn"},
     {"session"},
-    {"ops", "autograd", "tape", "planner", "lowering", "storage", "updates"},
+    {"ops", "autograd", "tape", "planner", "lowering", "storage", "updates", "checkpointing"},
     {"backends"},
     {"formats"},
     {"_kernels"},

@@ -199,13 +199,14 @@ def test_between_the_weights_and_the_step_weights_can_be_uploaded():
     ids, labels = draw(np.random.default_rng(0), length=16)
     for too_early in (
         lambda: engine.step(ids, None, labels, HP, True),
-        lambda: engine.logits(ids),
         lambda: engine.evaluate(ids, None, labels),
         lambda: engine.gradients(),
     ):
         with pytest.raises(LifecycleError, match=r"before build_training_step\(\)"):
             too_early()
+    before = engine.logits(ids)
     engine.build_training_step()
+    assert np.array_equal(engine.logits(ids), before)
     engine.step(ids, None, labels, HP, True)
     trained = engine.weights()
     assert (trained["token_embd.weight"] == 0.25).all(), "the donor's table is frozen"

@@ -16,6 +16,7 @@ def test_defaults():
         "qkv_bias": False,
         "seed": 0,
         "init_scale": 1.0,
+        "checkpointing": False,
     }
 
 

@@ -2,13 +2,16 @@
 
 The rules live in ops/ beside the ops. This module owns what they have in common: which tensors
 want a gradient, where it goes, and that contributions from several uses are added.
+A block of nodes (``Tape.block``) may be computed once more before its backward: checkpointing.py.
 Source: Griewank & Walther, Evaluating Derivatives, 2nd ed. 2008, chapter 3.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
 
+from toynn import checkpointing
 from toynn.backends.protocol import Accumulate
-from toynn.tape import Op, Role, Tape, Tensor
+from toynn.tape import Node, Op, Role, Tape, Tensor
 
 __all__ = ["Backward"]
 
@@ -17,7 +20,7 @@ class Backward:
     """One walk from the loss to the parameters.
 
     ``gradient_of`` gives the session's gradient tensor of a parameter; ``add`` and ``accumulate``
-    are the ops y = a + b and g (+)= x.
+    are the ops y = a + b and g (+)= x. With ``recompute`` the nodes of each block run again.
     """
 
     def __init__(
@@ -26,13 +29,17 @@ class Backward:
         gradient_of: Callable[[Tensor], Tensor],
         add: Op,
         accumulate: Op,
+        *,
+        recompute: bool = False,
     ) -> None:
         self.tape = tape
         self._gradient_of = gradient_of
         self._add = add
         self._accumulate = accumulate
+        self._recompute = recompute
         self._active = _reached_by_parameters(tape)
         self._behind = {n.outputs[0]: n.inputs[0] for n in tape.nodes if n.op.straight_through}
+        self._originals: dict[Tensor, Tensor] = {}  # of tensors that are computed again
         self._parts: dict[Tensor, list[Tensor]] = {}
         self._written: set[Tensor] = set()
 
@@ -41,16 +48,34 @@ class Backward:
         forward = list(self.tape.nodes)
         self.tape.segment = "B"
         self._parts[loss] = [seed]
-        for node in reversed(forward):
-            output = node.outputs[0]
-            if output in self._parts and output in self._active and node.op.gradient:
-                node.op.gradient(self, node, self._sum(output))
+        for block, nodes in groupby(reversed(forward), lambda node: node.block):
+            if block is not None and self._recompute:
+                self._again(list(nodes)[::-1])
+            else:
+                self._back((node, node) for node in nodes)
         gradients = {tensor: parts[0] for tensor, parts in self._parts.items()}
         return gradients | {tensor: self._gradient_of(tensor) for tensor in self._written}
 
+    def _back(self, nodes: Iterable[tuple[Node, Node]]) -> None:
+        """Record the backward of nodes, each given with the one whose tensors it is to read."""
+        for node, read in nodes:
+            output = node.outputs[0]
+            if output in self._parts and output in self._active and node.op.gradient:
+                node.op.gradient(self, read, self._sum(output))
+
+    def _again(self, block: Sequence[Node]) -> None:
+        """Record the backward of a block, and before it what it reads of the block's forward."""
+        copies, originals = checkpointing.repeated(block)
+        self._originals |= originals
+        self.tape.written.update(originals)
+        start = len(self.tape.nodes)
+        self._back(zip(reversed(block), reversed(copies), strict=True))
+        needed = checkpointing.needed_by(self.tape.nodes[start:], copies)
+        self.tape.nodes[start:start] = needed
+
     def wants(self, tensor: Tensor | None) -> bool:
         """Whether a gradient must flow to this tensor: it is a parameter or depends on one."""
-        return tensor is not None and tensor.root in self._active
+        return tensor is not None and self._originals.get(tensor.root, tensor.root) in self._active
 
     def new(self, tensor: Tensor) -> Tensor:
         """Return an activation to hold a gradient of ``tensor``."""
@@ -58,7 +83,7 @@ class Backward:
 
     def contribute(self, tensor: Tensor, gradient: Tensor) -> None:
         """Add ``gradient`` to what flows to ``tensor``."""
-        tensor = self._behind.get(tensor) or tensor
+        tensor = self._meant(tensor)
         if not self.wants(tensor):
             return
         if tensor.role is not Role.PARAMETER:
@@ -90,7 +115,7 @@ class Backward:
         session's buffers where the kernel can accumulate, and by a detour elsewhere; the kernel
         gets a null pointer for a frozen weight's.
         """
-        wrt = [self._behind.get(tensor, tensor) for tensor in wrt]
+        wrt = [tensor and self._meant(tensor) for tensor in wrt]
         if not any(self.wants(tensor) for tensor in wrt):
             return
         weights = [wrt[i] for i in op.weights]
@@ -126,6 +151,11 @@ class Backward:
             self._written.update(parameters)
         for tensor, gradient in detours:
             self.contribute(tensor, gradient)
+
+    def _meant(self, tensor: Tensor) -> Tensor:
+        """Return the tensor whose gradient a rule means when it names this one."""
+        tensor = self._originals.get(tensor, tensor)
+        return self._behind.get(tensor) or tensor
 
     def _policy(self, parameters: Sequence[Tensor]) -> Accumulate:
         if not parameters:

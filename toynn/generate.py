@@ -1,14 +1,34 @@
-"""Sampling: continue a sequence of tokens, one token at a time."""
+"""Generation: a model continues a sequence of tokens, one token at a time.
 
-from collections.abc import Sequence
+    p = softmax(logits / temperature)      over the tokens that top_k and top_p leave
+
+The model reads the prompt, and then each token that was drawn: what it read before is in its cache.
+When its context is full it reads the newer half of it again, as a new sequence, and goes on; so a
+generation ends at ``max_tokens`` or at a token of ``stop``, and not by itself.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from math import isfinite
+from numbers import Integral
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from toynn.errors import ConfigError
+from toynn.errors import ConfigError, NonFiniteError
 
-__all__ = ["sample"]
+__all__ = ["generate", "sample"]
+
+
+class Decoder(Protocol):
+    """A sequence that a model reads piece by piece."""
+
+    @property
+    def past(self) -> int:
+        """Tokens read so far."""
+
+    def read(self, ids: Sequence[int]) -> NDArray[np.float32]:
+        """Read the tokens that come next; return the logits (V,) of the one after them."""
 
 
 class Engine(Protocol):
@@ -18,8 +38,61 @@ class Engine(Protocol):
     def context(self) -> int:
         """How many tokens it sees at most."""
 
-    def logits(self, ids: NDArray[np.int32], batch: int) -> NDArray[np.float32]:
-        """Return the logits (T, V) of T tokens: one sequence if ``batch`` is 1."""
+    def decoder(self) -> Decoder:
+        """Begin a sequence."""
+
+
+def generate(
+    engine: Engine,
+    prompt_ids: Sequence[int],
+    max_tokens: int,
+    *,
+    temperature: float = 0.8,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    seed: int = 0,
+    stop: Collection[int] = frozenset(),
+) -> Iterator[int]:
+    """Yield up to max_tokens new tokens that continue the prompt, as they come.
+
+    A token of ``stop`` ends the generation and is not among them. A prompt longer than the context
+    is seen by its end alone. The same seed gives the same tokens. Raises ConfigError.
+
+    temperature
+        0 takes the likeliest token; otherwise the logits are divided by it.
+    top_k
+        Only the k likeliest tokens take part; 0: all do.
+    top_p
+        Of those only the likeliest that together have a probability of at least top_p. The order
+        is that of transformers: temperature, top_k, top_p; llama.cpp applies temperature last.
+    """
+    if len(prompt_ids) == 0:
+        raise ConfigError("generate: the prompt is empty; it needs at least one token")
+    for name, number in (("max_tokens", max_tokens), ("top_k", top_k), ("seed", seed)):
+        if not isinstance(number, Integral) or number < 0:
+            raise ConfigError(f"generate: {name} must be a whole number, 0 or above; got {number}")
+    if not (isfinite(temperature) and temperature >= 0):
+        raise ConfigError(f"generate: temperature must be a number, 0 or above; got {temperature}")
+    if not 0 < top_p <= 1:
+        raise ConfigError(f"generate: top_p must be above 0 and at most 1; got {top_p}")
+
+    def tokens() -> Iterator[int]:
+        random = np.random.default_rng(seed)
+        decoder = engine.decoder()
+        ids = list(prompt_ids)
+        unread = ids
+        for _ in range(max_tokens):
+            if decoder.past + len(unread) > engine.context:
+                decoder = engine.decoder()
+                unread = ids[-max(1, engine.context // 2) :]
+            token = _pick(decoder.read(unread), temperature, top_k, top_p, random)
+            if token in stop:
+                return
+            yield token
+            ids.append(token)
+            unread = [token]
+
+    return tokens()
 
 
 def sample(
@@ -29,46 +102,47 @@ def sample(
     *,
     temperature: float = 0.8,
     top_k: int = 0,
+    top_p: float = 1.0,
     seed: int = 0,
+    stop: Collection[int] = frozenset(),
 ) -> list[int]:
-    """Return max_tokens new tokens that continue the prompt; the prompt is not among them.
-
-    Temperature 0 takes the likeliest token; top_k = 0 lets every token take part.
-    """
-    if not prompt_ids:
-        raise ConfigError("sample: the prompt is empty; it needs at least one token")
-    if not temperature >= 0 or top_k < 0 or max_tokens < 0:
-        raise ConfigError(
-            "sample: temperature, top_k and max_tokens must not be negative; "
-            f"got {temperature}, {top_k} and {max_tokens}"
+    """Return as a list what ``generate`` yields."""
+    return list(
+        generate(
+            engine,
+            prompt_ids,
+            max_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            seed=seed,
+            stop=stop,
         )
-    random = np.random.default_rng(seed)
-    ids = list(prompt_ids)
-    for _ in range(max_tokens):
-        ids.append(_pick(_next_logits(engine, ids), temperature, top_k, random))
-    return ids[len(prompt_ids) :]
-
-
-def _next_logits(engine: Engine, ids: list[int]) -> NDArray[np.float64]:
-    """Return the logits (V,) of the token after ids, from as many of them as the model sees.
-
-    The window is always full, so that one program serves every length: a causal model cannot look
-    at the padding on the right.
-    """
-    seen = ids[-engine.context :]
-    window = np.zeros(engine.context, np.int32)
-    window[: len(seen)] = seen
-    logits: NDArray[np.float64] = engine.logits(window, batch=1)[len(seen) - 1].astype(np.float64)
-    return logits
+    )
 
 
 def _pick(
-    logits: NDArray[np.float64], temperature: float, top_k: int, random: np.random.Generator
+    logits: NDArray[np.float32],
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    random: np.random.Generator,
 ) -> int:
+    """Draw a token. Of equally likely ones top_k keeps all, top_p those of the lower ids."""
+    if not np.isfinite(logits).all():
+        raise NonFiniteError("generate: the model's logits are not finite: its weights may be bad")
     if temperature == 0:
         return int(logits.argmax())
+    kept = np.arange(len(logits))
     if 0 < top_k < len(logits):
-        smallest_kept = np.partition(logits, -top_k)[-top_k]
-        logits = np.where(logits >= smallest_kept, logits, -np.inf)
-    p = np.exp((logits - logits.max()) / temperature)
-    return int(random.choice(len(p), p=p / p.sum()))
+        kept = np.flatnonzero(logits >= np.partition(logits, -top_k)[-top_k])
+    scores = logits[kept].astype(np.float64)
+    with np.errstate(over="ignore", under="ignore"):  # e^-infinity is 0
+        p = np.exp((scores - scores.max()) / temperature)
+    p /= p.sum()
+    if top_p < 1:
+        order = np.argsort(-p, kind="stable")
+        before = np.cumsum(p[order]) - p[order]  # of the tokens that are likelier
+        order = order[before < top_p]
+        kept, p = kept[order], p[order] / p[order].sum()
+    return int(random.choice(kept, p=p))

@@ -34,6 +34,9 @@ class RecipeOptions:
         Any integer.
     init_scale
         Factor of the standard deviation of new block matrices; for LoRA, that of A itself.
+    checkpointing
+        Whether the activations of each block are computed again in the backward pass instead of
+        being kept: less memory, the same results, about a forward pass more work.
 
     Raises
     ------
@@ -48,6 +51,7 @@ class RecipeOptions:
     qkv_bias: bool = False
     seed: int = 0
     init_scale: float = 1.0
+    checkpointing: bool = False
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Check and set one option."""
@@ -100,4 +104,5 @@ _OPTIONS: dict[str, tuple[Any, str]] = {
     "qkv_bias": (_flag, "True or False"),
     "seed": (_integer, "an integer"),
     "init_scale": (_scale, "a finite number of at least 0"),
+    "checkpointing": (_flag, "True or False"),
 }

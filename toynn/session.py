@@ -45,6 +45,8 @@ class _Held:
 class Session:
     """Weights, tapes over them, and the order in which things may happen.
 
+    With ``checkpointing`` the activations of each block of a tape (``s.tape.block``) are computed
+    again in the backward pass, not kept: less memory, the same bits, about a forward pass more.
     Use it as a context manager, or ``close()`` it, to free its memory at a certain point;
     otherwise it is freed when the last reference goes.
     """
@@ -55,6 +57,8 @@ class Session:
         seed: int = 0,
         n_threads: int | None = None,
         matmul_precision: str | None = None,
+        *,
+        checkpointing: bool = False,
     ) -> None:
         if n_threads is not None and n_threads < 1:
             raise ConfigError(f"Session: n_threads must be at least 1; got {n_threads}")
@@ -66,7 +70,7 @@ class Session:
         )
         self.tape = Tape()
         self._storage = Storage(self.backend)
-        self._updates = Updates(self._storage)
+        self._updates = Updates(self._storage, checkpointing=checkpointing)
         self._known: set[Tensor] = set()  # uploaded, or computed by a run
         self._compiled: dict[Tape, CompiledTape] = {}
         self._recorded: dict[Any, Any] = {}

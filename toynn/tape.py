@@ -6,7 +6,8 @@ computes; ops/ says what each kind of node means.
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from math import prod
@@ -111,6 +112,7 @@ class Node:
     sizes: dict[str, int]
     options: dict[str, float]
     accumulate: Accumulate
+    block: str | None = None  # of the model, to which it belongs
 
     @property
     def flops(self) -> int:
@@ -143,6 +145,7 @@ class Tape:
     gradients: dict[Tensor, Tensor] | None = None  # of each tensor, once backward is recorded
     written: set[Tensor] = field(default_factory=set)  # by the nodes so far
     segment: str = "F"
+    current_block: str | None = None  # to which the next node will belong
     sealed: bool = False  # compiled: nothing more can be recorded
 
     def record(
@@ -174,10 +177,29 @@ class Tape:
             dict(sizes),
             dict(options or {}),
             accumulate,
+            self.current_block,
         )
         self.nodes.append(node)
         self.written.update(t.root for t in outputs + saved if t is not None)
         return node
+
+    @contextmanager
+    def block(self, name: str) -> Iterator[None]:
+        """Mark the nodes recorded within as a block: with checkpointing, it is computed twice.
+
+        What goes in and comes out should be little, and what happens within much: a whole block of
+        a transformer.
+        """
+        if self.current_block or any(node.block == name for node in self.nodes):
+            raise ConfigError(
+                f"block {name}: this tape has a block {self.current_block or name} already; blocks "
+                "have different names and do not contain each other"
+            )
+        self.current_block = name
+        try:
+            yield
+        finally:
+            self.current_block = None
 
     def _check_input(self, op: Op, position: int, tensor: Tensor) -> None:
         root = tensor.root

@@ -21,8 +21,8 @@ __all__ = ["Updates"]
 class Updates:
     """The gradients of a session's parameters, their moments, and the scalars of an update."""
 
-    def __init__(self, storage: Storage) -> None:
-        self._storage = storage
+    def __init__(self, storage: Storage, *, checkpointing: bool = False) -> None:
+        self._storage, self._checkpointing = storage, checkpointing
         self._gradients: dict[Tensor, Tensor] = {}  # of each parameter
         self._moments: dict[Tensor, tuple[Tensor, Tensor]] = {}
         self.pending = 0.0  # weight of the micro-batches whose gradients wait for an update
@@ -37,7 +37,10 @@ class Updates:
 
     def build_backward(self, tape: Tape, loss: Tensor) -> None:
         """Record segment B: the same parameters must get gradients on every tape."""
-        gradients = Backward(tape, self._gradient_of, ops.ADD, ops.ACCUMULATE).run(loss, self._seed)
+        back = Backward(
+            tape, self._gradient_of, ops.ADD, ops.ACCUMULATE, recompute=self._checkpointing
+        )
+        gradients = back.run(loss, self._seed)
         for parameter in self._gradients:
             if parameter not in gradients:
                 raise ConfigError(

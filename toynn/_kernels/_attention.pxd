@@ -1,7 +1,8 @@
 """One block of attention: BLOCK queries against BLOCK keys, forward and backward.
 
 The formulas are at the top of attention.pyx. Pointers are at row 0 of the sequence and at the first
-column of the head; i is the first query of a block and j its first key.
+column of the head; i is the first query of a block and j its first key. Keys of a cache are
+transposed within blocks: cached_attention.pyx says how, and why.
 """
 from libc.math cimport INFINITY, logf
 
@@ -13,9 +14,24 @@ cdef enum:
 
 cdef struct Sizes:
     Py_ssize_t B, T, H, KV, D
+    Py_ssize_t S     # keys
+    Py_ssize_t past  # keys before that of the first query; causal only
     Py_ssize_t ldq, ldk, ldv, ldo  # floats from one row to the next
     bint causal
+    bint cached  # k[j,d] is at j // BLOCK * BLOCK * D + d * BLOCK + j % BLOCK, and ldk = D
     float scale
+
+
+cdef inline Py_ssize_t row_floats(const float[:, :] x) except? -1:
+    """Floats from one row of a door's argument to the next."""
+    if x.shape[1] > 1 and x.strides[1] != sizeof(float) or x.strides[0] % sizeof(float):
+        raise ValueError("attention: columns of q, k, v or a gradient are not C-contiguous")
+    return x.strides[0] // <Py_ssize_t>sizeof(float)
+
+
+cdef inline void* at_row(const float[:, :] x) noexcept:
+    """The address of its first row; NULL if it is empty."""
+    return <void*>&x[0, 0] if x.shape[0] and x.shape[1] else NULL
 
 
 cdef inline Py_ssize_t _whole(Py_ssize_t columns) noexcept nogil:
@@ -35,12 +51,14 @@ cdef inline void _scores(
 ) noexcept nogil:
     """p = scale q . k for queries i .. and keys j ..; -infinity for keys not seen."""
     cdef Operand a = Operand(q + i * s.ldq, rows, s.ldq, 1, True)
-    cdef Operand b = Operand(k + j * s.ldk, columns, s.ldk, 1, False)
+    cdef Operand b = Operand(
+        k + j * s.ldk, columns, 1 if s.cached else s.ldk, BLOCK if s.cached else 1, False
+    )
     cdef Py_ssize_t r, c, seen = columns
     multiply(p, BLOCK, &a, &b, s.D, False)
     for r in range(rows):
         if s.causal:
-            seen = min(columns, i + r + 1 - j)
+            seen = max(0, min(columns, s.past + i + r + 1 - j))
         _scale_row(p + r * BLOCK, s.scale, columns)
         for c in range(seen, _whole(columns)):
             p[r * BLOCK + c] = -INFINITY
@@ -62,7 +80,7 @@ cdef inline void forward_block(
     cdef float most[BLOCK]   # running maximum of the scaled scores of a row
     cdef float total[BLOCK]  # running sum of exp(score - most)
     cdef Py_ssize_t r, t, j, columns, width, rows = min(BLOCK, s.T - i)
-    cdef Py_ssize_t keys = i + rows if s.causal else s.T
+    cdef Py_ssize_t keys = s.past + i + rows if s.causal else s.S
     cdef float before
     cdef Operand a, b
     for t in range(blocks_of(keys, BLOCK)):

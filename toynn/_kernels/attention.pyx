@@ -19,7 +19,9 @@ from cpython.pycapsule cimport PyCapsule_New
 from cython.parallel cimport parallel, prange
 from libc.math cimport sqrt
 
-from toynn._kernels._attention cimport BLOCK, Sizes, backward_block, forward_block
+from toynn._kernels._attention cimport (
+    BLOCK, Sizes, at_row, backward_block, forward_block, row_floats
+)
 from toynn._kernels._common cimport at2, at3, dot_, flush_denormals, fpstate, restore_fpstate
 from toynn._kernels._gemm cimport blocks_of
 from toynn._kernels.abi cimport KernelArgs, kernel_fn
@@ -34,6 +36,7 @@ cdef inline Sizes _sizes(const KernelArgs* a) noexcept nogil:
     cdef Sizes s
     s.B, s.T, s.H, s.KV, s.D = a.n[0], a.n[1], a.n[2], a.n[3], a.n[4]
     s.ldq, s.ldk, s.ldv, s.causal = a.n[5], a.n[6], a.n[7], a.n[8] != 0
+    s.S, s.past, s.cached = s.T, 0, False
     s.ldo = s.H * s.D
     s.scale = a.f[0]
     return s
@@ -109,17 +112,6 @@ cdef void _backward(KernelArgs* a) noexcept nogil:
         restore_fpstate(before)
 
 
-cdef Py_ssize_t _row_floats(const float[:, :] x) except? -1:
-    """Floats from one row to the next."""
-    if x.shape[1] > 1 and x.strides[1] != sizeof(float) or x.strides[0] % sizeof(float):
-        raise ValueError("attention: columns of q, k, v or a gradient are not C-contiguous")
-    return x.strides[0] // <Py_ssize_t>sizeof(float)
-
-
-cdef inline void* _at(const float[:, :] x) noexcept:
-    return <void*>&x[0, 0] if x.shape[0] and x.shape[1] else NULL
-
-
 cdef _describe(
     KernelArgs* a, str where, const float[:, :] q, const float[:, :] k, const float[:, :] v,
     const float[:, :, ::1] lse, bint causal, scale, int n_threads, arrays,
@@ -141,7 +133,7 @@ cdef _describe(
         k=(k, shapes["k"]), v=(v, shapes["v"]), **{n: (x, shapes[n]) for n, x in arrays.items()},
     )
     a.n[0], a.n[1], a.n[2], a.n[3], a.n[4] = B, T, H, KV, D
-    a.n[5], a.n[6], a.n[7], a.n[8] = _row_floats(q), _row_floats(k), _row_floats(v), causal
+    a.n[5], a.n[6], a.n[7], a.n[8] = row_floats(q), row_floats(k), row_floats(v), causal
     a.f[0] = 1 / sqrt(D) if scale is None else scale
     a.n_threads = n_threads
 
@@ -157,7 +149,7 @@ def forward(
     """
     cdef KernelArgs a
     _describe(&a, "attention.forward", q, k, v, lse, causal, scale, n_threads, {"o": o})
-    a.t[0], a.t[1], a.t[2], a.t[3], a.t[4] = at2(o), at3(lse), _at(q), _at(k), _at(v)
+    a.t[0], a.t[1], a.t[2], a.t[3], a.t[4] = at2(o), at3(lse), at_row(q), at_row(k), at_row(v)
     with nogil:
         _forward(&a)
 
@@ -177,11 +169,11 @@ def backward(
         &a, "attention.backward", q, k, v, lse, causal, scale, n_threads,
         {"dq": dq, "dk": dk, "dv": dv, "delta": delta, "do": do, "o": o},
     )
-    if (_row_floats(dq), _row_floats(dk), _row_floats(dv)) != (a.n[5], a.n[6], a.n[7]):
+    if (row_floats(dq), row_floats(dk), row_floats(dv)) != (a.n[5], a.n[6], a.n[7]):
         raise ValueError("attention.backward: dq, dk, dv need the row strides of q, k, v")
-    a.t[0], a.t[1], a.t[2], a.t[3] = _at(dq), _at(dk), _at(dv), at3(delta)
+    a.t[0], a.t[1], a.t[2], a.t[3] = at_row(dq), at_row(dk), at_row(dv), at3(delta)
     a.t[4], a.t[5], a.t[6] = at2(do), at2(o), at3(lse)
-    a.t[7], a.t[8], a.t[9] = _at(q), _at(k), _at(v)
+    a.t[7], a.t[8], a.t[9] = at_row(q), at_row(k), at_row(v)
     with nogil:
         _backward(&a)
 

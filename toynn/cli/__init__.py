@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import toynn
-from toynn.cli import adapters, bench, config, info, predict, train
+from toynn.cli import adapters, bench, config, generate, info, predict, train
 from toynn.errors import ConfigError, ToynnError
 
 __all__ = ["main"]
@@ -57,6 +57,7 @@ def _parser() -> Parser:
     parser.add_argument("--version", action="version", version=f"toynn {toynn.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     train.add_parser(commands)
+    generate.add_parser(commands)
     adapters.add_parsers(commands)
     bench.add_parser(commands)
     info.add_parser(commands)

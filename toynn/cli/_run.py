@@ -57,6 +57,8 @@ def add_run_arguments(parser: ArgumentParser, recipe: str, items: str, **own: fl
     parser.add_argument("--threads", type=whole(1, 1024), metavar="N", help=threads)
     exact = "of matrix products (default highest)"
     parser.add_argument("--precision", choices=PRECISIONS, default="highest", help=exact)
+    again = "compute activations again in the backward pass: less memory, the same results, slower"
+    parser.add_argument("--checkpointing", action="store_true", help=again)
     folder = f"a new folder for the run (default runs/{recipe}-<date>-<time>)"
     parser.add_argument("--out", metavar="DIR", help=folder)
 

@@ -1,10 +1,15 @@
-"""Text from files and from models, as it may be shown on a terminal."""
+"""Texts from models and files, made safe to print."""
 
-__all__ = ["printable"]
+from unicodedata import category
 
-UNPRINTABLE = "\N{REPLACEMENT CHARACTER}"
+__all__ = ["harmless"]
 
 
-def printable(text: str, kept: str = "") -> str:
-    """Return text without escape sequences and the like, save the characters to be kept."""
-    return "".join(c if c.isprintable() or c in kept else UNPRINTABLE for c in text)
+def harmless(text: str, kept: str = "\n\t") -> str:
+    """Return a text without control characters but those kept: line breaks and tabs.
+
+    Others become U+FFFD: so no escape sequence reaches the terminal.
+    """
+    return "".join(
+        "\N{REPLACEMENT CHARACTER}" if category(c) == "Cc" and c not in kept else c for c in text
+    )

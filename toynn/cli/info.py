@@ -9,7 +9,6 @@ from typing import Any
 
 from toynn import engines
 from toynn.cli._numbers import whole
-from toynn.cli._text import printable
 from toynn.errors import ToynnError
 from toynn.formats import gguf
 from toynn.formats.gguf import GGUFFile
@@ -32,7 +31,8 @@ def run(arguments: Namespace) -> int:
     """Print one line for each thing that there is to know."""
     with gguf.open(arguments.file) as file:
         for name, value in describe(file, arguments.seq, arguments.batch):
-            print(printable(f"{name:24} {value}"))
+            line = f"{name:24} {value}"
+            print("".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line))
     return 0
 
 

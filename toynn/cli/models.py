@@ -77,12 +77,13 @@ class Model:
     def realize(self, arguments: Namespace) -> Any:
         """Return the recipe, ready to step."""
         recipe = self.recipe()
-        sizes = {"t_seq": arguments.seq, "t_batch": arguments.batch}
+        shared = {"t_seq": arguments.seq, "t_batch": arguments.batch}
+        shared["checkpointing"] = arguments.checkpointing
         if getattr(arguments, "init_from", None) is not None:
-            recipe.realize_from(arguments.init_from, **sizes, **_dtype(arguments))
+            recipe.realize_from(arguments.init_from, **shared, **_dtype(arguments))
         else:
             own = {name: getattr(arguments, name) for name in self.options}
-            options = RecipeOptions(**sizes, seed=arguments.seed, **own)
+            options = RecipeOptions(**shared, seed=arguments.seed, **own)
             self.start(recipe, arguments, self.shape(arguments), options)
         return recipe
 

@@ -10,7 +10,7 @@ import numpy as np
 
 import toynn
 from toynn.cli._numbers import whole
-from toynn.cli._text import printable
+from toynn.cli._text import harmless
 from toynn.data.images import Picture, read_picture
 from toynn.engines import ViTConfig, ViTEngine
 from toynn.errors import DataError
@@ -50,9 +50,9 @@ def predict(arguments: Namespace) -> int:
             continue
         rows = engine.probabilities(np.stack(pictures))
         for path, row in zip(paths, rows, strict=True):
-            print(printable(path))
+            print(harmless(path, ""))
             for label in np.argsort(-row, kind="stable")[: arguments.top].tolist():
-                print(f"  {row[label]:7.2%}  {printable(names[label])}")
+                print(harmless(f"  {row[label]:7.2%}  {names[label]}", ""))
     return code
 
 

@@ -20,10 +20,10 @@ from toynn.cli._run import (
     resolve_run,
     run_loop,
 )
-from toynn.cli._text import printable
+from toynn.cli._text import harmless
 from toynn.cli.models import FRESH, MODELS, SHAPE
 from toynn.data.text import ByteBigram, Corpus, RandomWindows, spaced_windows
-from toynn.engines import SequenceEngine
+from toynn.engines import DecodingEngine
 from toynn.generate import sample
 from toynn.schedule import Schedule
 from toynn.train.folder import RunFolder, Value
@@ -118,11 +118,11 @@ def _tables(arguments: Namespace, corpus: Corpus) -> dict[str, dict[str, Value]]
     }
 
 
-def _write_sample(engine: SequenceEngine[Any], prompt: bytes, folder: RunFolder, seed: int) -> None:
+def _write_sample(engine: DecodingEngine[Any], prompt: bytes, folder: RunFolder, seed: int) -> None:
     """Let the model continue a text; print and keep what it writes."""
     new = sample(engine, list(prompt), SAMPLE_TOKENS, seed=seed)
     text = (prompt + bytes(new)).decode(errors="replace")
     folder.write_sample(text)
     print(f"--- sample: {len(prompt)} bytes of the validation text, then the model's own ---")
-    print(printable(text, "\n\t"))
+    print(harmless(text))
     print("---")

@@ -24,7 +24,7 @@ from toynn.cli._run import (
     resolve_run,
     run_loop,
 )
-from toynn.cli._text import printable
+from toynn.cli._text import harmless
 from toynn.data.augment import Augment
 from toynn.data.image_batches import Fitted, HeldOut, ImageBatch, RandomImages
 from toynn.data.images import ImageData
@@ -276,5 +276,5 @@ def _show_confusion(matrix: NDArray[np.int64], classes: tuple[str, ...], folder:
         print(f"confusion   {folder.confusion}")
         return
     print("--- confusion: a row for each class ---")
-    print(printable(classify.confusion_text(matrix, classes), "\n"))
+    print(harmless(classify.confusion_text(matrix, classes)))
     print("---")

@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 from toynn.data.batch import IGNORED, Batch
 from toynn.errors import DataError
 
-__all__ = ["VOCAB", "ByteBigram", "Corpus", "RandomWindows", "spaced_windows"]
+__all__ = ["BOM", "VOCAB", "ByteBigram", "Corpus", "RandomWindows", "spaced_windows"]
 
 VOCAB = 256
 BOM = b"\xef\xbb\xbf"
 
-Tokens = NDArray[np.uint8]
+Tokens = NDArray[np.integer[Any]]  # bytes, or the ids of any tokenizer
 
 
 @dataclass(frozen=True)

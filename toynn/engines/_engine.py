@@ -159,7 +159,9 @@ class Engine(ABC, Generic[C, R]):
         self._check(cfg, opts)
         self.config, self.options = cfg, replace(opts)
         self._adopt(cfg, opts)
-        self._session = Session(self._backend, opts.seed, self._n_threads)
+        self._session = Session(
+            self._backend, opts.seed, self._n_threads, checkpointing=opts.checkpointing
+        )
         self._declare_weights(self._session)
         self._declare_constants()
 

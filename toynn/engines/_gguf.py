@@ -14,8 +14,9 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from toynn.engines._decoding import DecodingEngine
 from toynn.engines._hyper import Hyper, Source, refuse
-from toynn.engines._sequence import C, SequenceEngine
+from toynn.engines._sequence import C
 from toynn.errors import ConfigError, ShapeError
 from toynn.formats import gguf, hf
 from toynn.formats.gguf import OUTTYPES, stored_as
@@ -68,7 +69,7 @@ def _passed_on(file: Source) -> dict[str, tuple[Any, str]]:
     }
 
 
-class GGUFEngine(SequenceEngine[C]):
+class GGUFEngine(DecodingEngine[C]):
     """A sequence engine that can be read from a GGUF file or a Hugging Face folder, and written."""
 
     architectures: ClassVar[tuple[str, ...]]  # general.architecture of the files it reads
@@ -83,13 +84,15 @@ class GGUFEngine(SequenceEngine[C]):
         backend: str = "cpu",
         *,
         weight_dtype: str = "f32",
+        checkpointing: bool = False,
     ) -> Self:
         """Return an engine with a file's weights, quantized ones expanded, ready to train.
 
         ``t_seq`` 0 means the context length that the file names, which may be long.
         """
         with gguf.open(path, check=True) as file:
-            return cls._read(file, t_seq, t_batch, backend, weight_dtype)
+            options = {"weight_dtype": weight_dtype, "checkpointing": checkpointing}
+            return cls._read(file, t_seq, t_batch, backend, **options)
 
     @classmethod
     def from_hf(
@@ -100,13 +103,15 @@ class GGUFEngine(SequenceEngine[C]):
         backend: str = "cpu",
         *,
         weight_dtype: str = "f32",
+        checkpointing: bool = False,
     ) -> Self:
         """Return an engine with the weights of a Hugging Face folder, ready to train.
 
         The folder has config.json and model.safetensors, of a llama, qwen2, qwen3 or gpt2.
         """
         with hf.open(path) as model:
-            return cls._read(model, t_seq, t_batch, backend, weight_dtype)
+            options = {"weight_dtype": weight_dtype, "checkpointing": checkpointing}
+            return cls._read(model, t_seq, t_batch, backend, **options)
 
     @classmethod
     def declared_from(cls, path: StrPath, t_seq: int = 0, *, weight_dtype: str = "f32") -> Self:
@@ -119,8 +124,8 @@ class GGUFEngine(SequenceEngine[C]):
             return cls._declared(file, t_seq, 1, weight_dtype=weight_dtype)
 
     @classmethod
-    def _read(cls, file: Source, t_seq: int, t_batch: int, backend: str, dtype: str) -> Self:
-        engine = cls._declared(file, t_seq, t_batch, backend, weight_dtype=dtype)
+    def _read(cls, file: Source, t_seq: int, t_batch: int, backend: str, **options: Any) -> Self:
+        engine = cls._declared(file, t_seq, t_batch, backend, **options)
         engine.session.finalize_weights()
         for name, tensor in engine.tensors.items():
             engine.session.upload(tensor, file[name])

@@ -1,6 +1,6 @@
 """An engine over the frozen weights of a GGUF file, which stay where they are, and LoRA on top.
 
-    y = W x + b + s B A x      W (out, in) in the file; A (r, in) and B (out, r) trained
+    y = W x + b + s B A dropout(x)      W (out, in) in the file; A (r, in), B (out, r) trained
 
 The file is mapped, and its matrices are multiplied by in the type that they have: no float32 copy
 of one exists, and no gradient of one is computed. Memory of the engine's own is that of the
@@ -46,7 +46,7 @@ class LoRAEngine(GGUFEngine[C]):
 
     def __init__(self, backend: str = "cpu", n_threads: int | None = None) -> None:
         super().__init__(backend, n_threads)
-        self._lora: AdapterOptions | None = None
+        self.lora: AdapterOptions | None = None  # as it was asked for
         self._trains_adapters = False
         self.file: GGUFFile | None = None  # that the frozen weights lie in
         self._expanded: list[str] = []  # those that are not mapped
@@ -57,7 +57,7 @@ class LoRAEngine(GGUFEngine[C]):
     def enable_lora(self, options: AdapterOptions, *, train: bool = True) -> None:
         """Ask for adapters; comes before ``realize_for_mmap``. Untrained ones only add to y."""
         self._check_undeclared("enable_lora")
-        self._lora, self._trains_adapters = options, train
+        self.lora, self._trains_adapters = options, train
 
     def enable_lora_q(self, rank: int) -> None:
         """Ask for adapters of rank ``rank``, scale 1, on the projections to q."""
@@ -66,7 +66,7 @@ class LoRAEngine(GGUFEngine[C]):
     def enable_lora_q_adamw(self) -> None:
         """Have the adapters trained; comes after ``enable_lora_q``."""
         self._check_undeclared("enable_lora_q_adamw")
-        if self._lora is None:
+        if self.lora is None:
             raise LifecycleError(
                 f"{type(self).__name__}.enable_lora_q_adamw before enable_lora_q()"
             )
@@ -123,9 +123,9 @@ class LoRAEngine(GGUFEngine[C]):
         )
         for name, shape in shapes.items():
             self._tensors[name] = self._declare_frozen(s, name, shape)
-        if self._lora is not None:
-            for name in self._lora.resolve(self.file.architecture, shapes):
-                self._declare_adapter(s, name, self._lora)
+        if self.lora is not None:
+            for name in self.lora.resolve(self.file.architecture, shapes):
+                self._declare_adapter(s, name, self.lora)
 
     def _declare_frozen(self, s: Session, name: str, shape: tuple[int, ...]) -> Tensor:
         """Declare a weight of the file: mapped if a matrix or float32, else expanded later."""
@@ -181,14 +181,14 @@ class LoRAEngine(GGUFEngine[C]):
     def adapter(self) -> Adapter:
         """Return a copy of the adapters, for ``toynn.formats.adapters`` to write."""
         self._session_for("adapter()")
-        if self.file is None or self._lora is None:
+        if self.file is None or self.lora is None:
             raise LifecycleError(f"{type(self).__name__}.adapter: it was realized without adapters")
-        assert self._lora.alpha is not None
+        assert self.lora.alpha is not None
         return Adapter(
             self.file.architecture,
-            self._lora.alpha,
+            self.lora.alpha,
             self.adapter_weights(),
-            self._lora.use_rslora,
+            self.lora.use_rslora,
             adapters.base_metadata(self.file),
         )
 
@@ -257,11 +257,18 @@ class LoRAEngine(GGUFEngine[C]):
 
     # -- Forward -------------------------------------------------------------------------------
 
+    def _drops(self) -> bool:
+        return self.lora is not None and self._trains_adapters and self.lora.dropout > 0
+
     def _project(self, x: Tensor, name: str, activation: str | None = None) -> Tensor:
         """Record f(W x + b), with what an adapter of W adds; every product with weights is here."""
-        bias = self.tensors.get(f"{name}.bias")
+        s, bias = self.session, self.tensors.get(f"{name}.bias")
         adapter = self.adapters.get(f"{name}.weight")
-        return nn.linear(self.session, x, self._matrix(name), bias, activation, adapter)
+        seen = x
+        if adapter is not None and self._dropout is not None and self.lora is not None:
+            site = list(self.adapters).index(f"{name}.weight")
+            seen = ops.dropout(s, x, self.lora.dropout, self._dropout, site)
+        return nn.linear(s, x, self._matrix(name), bias, activation, adapter, seen)
 
     def _matrix(self, name: str) -> Tensor:
         """Return a matrix as it is multiplied: rounded, if the weights' type is not float32."""

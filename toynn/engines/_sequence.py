@@ -31,6 +31,10 @@ class Config(Widths, Protocol):
     def context(self) -> int:
         """Tokens that the model sees at most."""
 
+    @property
+    def n_kv_heads(self) -> int:
+        """Number of heads of keys and values."""
+
 
 C = TypeVar("C", bound=Config)
 
@@ -41,6 +45,7 @@ class Pass(Recorded):
 
     tokens: Tensor
     positions: Tensor
+    dropout: Tensor | None = None  # (step, active) of ops.dropout, where it is used
 
 
 class SequenceEngine(Engine[C, Pass], Generic[C]):
@@ -51,6 +56,11 @@ class SequenceEngine(Engine[C, Pass], Generic[C]):
     t_seq: int
     t_tok: Tensor
     t_pos: Tensor
+
+    def __init__(self, backend: str = "cpu", n_threads: int | None = None) -> None:
+        super().__init__(backend, n_threads)
+        self._dropout: Tensor | None = None  # of the tape that is being recorded
+        self.batches = 0  # micro-batches trained on: each has dropout masks of its own
 
     # -- What an architecture says -------------------------------------------------------------
 
@@ -66,9 +76,17 @@ class SequenceEngine(Engine[C, Pass], Generic[C]):
         self.vocab, self.context = cfg.vocab, cfg.context
         self.t_seq = opts.t_seq or cfg.context
 
+    def _drops(self) -> bool:
+        """Whether a training step has dropout; its control is then ``self._dropout``."""
+        return False
+
     @abstractmethod
     def _record_forward(self, tokens: Tensor, positions: Tensor, batch: int) -> Tensor:
-        """Record the forward pass on the session's tape; return the logits (B T, V)."""
+        """Record the forward pass on the session's tape; return what the head reads (B T, C)."""
+
+    @abstractmethod
+    def _record_head(self, x: Tensor) -> Tensor:
+        """Record the logits (N, V) of x (N, C)."""
 
     def build_forward(self) -> None:
         """Record the forward pass, up to the loss: the first part of build_training_step."""
@@ -85,7 +103,8 @@ class SequenceEngine(Engine[C, Pass], Generic[C]):
         s = self.session
         tokens = s.input("tokens", (batch * length,), "i32")
         positions = s.input("positions", (batch * length,), "i32")
-        return tokens, positions, self._record_forward(tokens, positions, batch)
+        x = self._record_forward(tokens, positions, batch)
+        return tokens, positions, self._record_head(x)
 
     def _record_logits(self, batch: int, length: int) -> Pass:
         tokens, positions, logits = self._record_inputs(batch, length)
@@ -94,7 +113,9 @@ class SequenceEngine(Engine[C, Pass], Generic[C]):
 
     def _record_loss(self, batch: int, length: int, *, dense: bool) -> Pass:
         s = self.session
+        self._dropout = s.input("dropout", (2,), "i32") if self._drops() else None
         tokens, positions, logits = self._record_inputs(batch, length)
+        control, self._dropout = self._dropout, None
         N = batch * length
         labels = s.input("labels", (N, self.vocab) if dense else (N,), "f32" if dense else "i32")
         hp = s.input("hp", (7,))
@@ -108,6 +129,7 @@ class SequenceEngine(Engine[C, Pass], Generic[C]):
             labels=labels,
             hp=hp,
             loss=loss,
+            dropout=control,
         )
 
     def _step_for(self, ids: NDArray[Any], labels: NDArray[Any]) -> Pass:
@@ -131,7 +153,7 @@ class SequenceEngine(Engine[C, Pass], Generic[C]):
     # -- Running -------------------------------------------------------------------------------
 
     def _feed(
-        self, ids: ArrayLike, positions: ArrayLike | None, labels: ArrayLike
+        self, ids: ArrayLike, positions: ArrayLike | None, labels: ArrayLike, *, train: bool
     ) -> tuple[Pass, float]:
         """Upload a batch; return its tape's handles, and how many rows of it count."""
         ids, labels = np.asarray(ids), np.asarray(labels)
@@ -142,6 +164,9 @@ class SequenceEngine(Engine[C, Pass], Generic[C]):
         self.session.upload(step.tokens, ids)
         self.session.upload(step.positions, positions)
         self.session.upload(step.labels, labels)
+        if step.dropout is not None:
+            self.session.upload(step.dropout, np.array([self.batches, train], np.int32))
+        self.batches += train
         return step, counted(labels)
 
     def step(
@@ -160,17 +185,17 @@ class SequenceEngine(Engine[C, Pass], Generic[C]):
         reset, since the first micro-batch overwrites them. Batches given to ``accumulate`` since
         the last step count too, each by its rows.
         """
-        return self._train(*self._feed(seq_ids, positions, labels), hp, is_first)
+        return self._train(*self._feed(seq_ids, positions, labels, train=True), hp, is_first)
 
     def accumulate(
         self, seq_ids: ArrayLike, positions: ArrayLike | None, labels: ArrayLike
     ) -> float:
         """Add one micro-batch's gradients to the next step's; return its loss."""
-        return self._add_gradients(*self._feed(seq_ids, positions, labels))
+        return self._add_gradients(*self._feed(seq_ids, positions, labels, train=True))
 
     def evaluate(self, seq_ids: ArrayLike, positions: ArrayLike | None, labels: ArrayLike) -> float:
         """Return the loss of one batch; no gradient and no moment is touched."""
-        return self._evaluate(self._feed(seq_ids, positions, labels)[0])
+        return self._evaluate(self._feed(seq_ids, positions, labels, train=False)[0])
 
     def logits(self, ids: ArrayLike, batch: int | None = None) -> NDArray[np.float32]:
         """Return logits (len(ids), V) of flat ids: ``batch`` sequences of at most ``context`` ids.
@@ -178,7 +203,7 @@ class SequenceEngine(Engine[C, Pass], Generic[C]):
         Without ``batch``, ids that are as many as a training step's are t_batch sequences; others
         are one sequence, or, where they exceed the context, whole sequences of t_seq.
         """
-        self._check_built("logits")
+        self._session_for("logits()")
         ids = np.asarray(ids)
         if batch is None:
             several = ids.size > self.context or ids.size == self.t_batch * self.t_seq

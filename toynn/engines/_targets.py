@@ -66,13 +66,9 @@ class AdapterOptions:
         _require(holds, "alpha", "a finite number above 0", self.alpha)
         holds = _is_number(self.dropout) and 0 <= self.dropout < 1
         _require(holds, "dropout", "a number of at least 0 and below 1", self.dropout)
-        _require(isinstance(self.use_rslora, bool), "use_rslora", "a bool", self.use_rslora)
-        holds = (
-            isinstance(targets, Iterable)
-            and all(isinstance(t, str) for t in targets)
-            and bool(targets)
-        )
-        _require(holds, "targets", "at least one name", self.targets)
+        _require(isinstance(self.use_rslora, bool), "use_rslora", "True or False", self.use_rslora)
+        named = isinstance(targets, Sequence) and all(isinstance(t, str) and t for t in targets)
+        _require(named and bool(targets), "targets", "at least one name", self.targets)
         object.__setattr__(self, "alpha", float(alpha))
         object.__setattr__(self, "targets", tuple(targets))
 

@@ -60,6 +60,11 @@ class GPT2Config:
             )
 
     @property
+    def n_kv_heads(self) -> int:
+        """Heads of k and v: as many as of q."""
+        return self.n_heads
+
+    @property
     def d_head(self) -> int:
         """Width of one head."""
         return self.d_model // self.n_heads
@@ -161,14 +166,18 @@ class GPT2SeqEngine(LoRAEngine[GPT2Config]):
             ops.embedding(s, w["position_embd.weight"], positions),
         )
         for n in range(self.n_layers):
-            x = self._record_block(x, f"blk.{n}", batch)
-        x = self._norm(x, "output_norm")
+            with s.tape.block(f"blk.{n}"):
+                x = self._record_block(x, f"blk.{n}", batch)
+        return self._norm(x, "output_norm")
+
+    def _record_head(self, x: Tensor) -> Tensor:
         return self._project(x, "token_embd")
 
     def _record_block(self, x: Tensor, block: str, batch: int) -> Tensor:
         s = self.session
         qkv = self._project(self._norm(x, f"{block}.attn_norm"), f"{block}.attn_qkv")  # (B T, 3 C)
-        heads = ops.attention(s, qkv, batch=batch, n_heads=self.n_heads)  # (B T, C)
+        cache = self._caches.get(block)
+        heads = ops.attention(s, qkv, batch=batch, n_heads=self.n_heads, cache=cache)  # (B T, C)
         x = ops.add(s, x, self._project(heads, f"{block}.attn_output"))
         normed = self._norm(x, f"{block}.ffn_norm")
         hidden = self._project(normed, f"{block}.ffn_up", "gelu")  # (B T, F)

@@ -317,13 +317,18 @@ class LlamaSeqEngine(LoRAEngine[LlamaConfig]):
         if self.config.donor_d_in:
             x = self._project(x, "lens.proj")
         for n in range(self.n_layers):
-            block = f"blk.{n}"
-            normed = self._norm(x, f"{block}.attn_norm")
-            x = ops.add(s, x, self._record_attention(normed, positions, block, batch))
-            normed = self._norm(x, f"{block}.ffn_norm")
-            x = ops.add(s, x, self._record_mlp(normed, block))
-        x = self._norm(x, "output_norm")
+            with s.tape.block(f"blk.{n}"):
+                x = self._record_block(x, positions, f"blk.{n}", batch)
+        return self._norm(x, "output_norm")
+
+    def _record_head(self, x: Tensor) -> Tensor:
         return self._project(x, "output" if self.options.untied else "token_embd")
+
+    def _record_block(self, x: Tensor, positions: Tensor, block: str, batch: int) -> Tensor:
+        s, normed = self.session, self._norm(x, f"{block}.attn_norm")
+        x = ops.add(s, x, self._record_attention(normed, positions, block, batch))
+        normed = self._norm(x, f"{block}.ffn_norm")
+        return ops.add(s, x, self._record_mlp(normed, block))
 
     def _record_attention(self, x: Tensor, positions: Tensor, block: str, batch: int) -> Tensor:
         """Record grouped-query attention of x (B T, C). Source: arXiv:2305.13245."""
@@ -336,7 +341,8 @@ class LlamaSeqEngine(LoRAEngine[LlamaConfig]):
             ops.rope(s, part, positions, self._frequencies, heads, interleaved=interleaved)
             for part, heads in ((q, H), (k, KV))
         )
-        heads = ops.attention(s, q, k, v, batch=batch, n_heads=H, n_kv_heads=KV)  # (B T, H D)
+        cache = self._caches.get(block)
+        heads = ops.attention(s, q, k, v, batch=batch, n_heads=H, n_kv_heads=KV, cache=cache)
         return self._project(heads, f"{block}.attn_output")
 
     def _record_mlp(self, x: Tensor, block: str) -> Tensor:

@@ -39,7 +39,7 @@ class ChatTemplate:
         environment = sandbox.ImmutableSandboxedEnvironment(
             trim_blocks=True,
             lstrip_blocks=True,
-            extensions=["jinja2.ext.loopcontrols", _generation(jinja2)],
+            extensions=["jinja2.ext.loopcontrols", _generation()],
         )
         environment.filters["tojson"] = _to_json
         environment.globals |= {"raise_exception": self._raise, "strftime_now": _now}
@@ -60,7 +60,7 @@ class ChatTemplate:
                 documents=None,
                 **self._tokens,
             )
-        except (self._error, ArithmeticError, LookupError, TypeError, ValueError) as error:
+        except Exception as error:  # the program is anyone's, and so is its failure
             raise GGUFError(
                 f"{self._path}: tokenizer.chat_template refuses the conversation: {error}"
             ) from error
@@ -79,15 +79,17 @@ def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
     return json.dumps(value, ensure_ascii=False, indent=indent, **options)
 
 
-def _generation(jinja2: Any) -> type:
+def _generation() -> type:
     """Return an extension for {% generation %}: what stands in it is rendered as if it did not."""
+    nodes = needed("jinja2.nodes")
+    extension: Any = needed("jinja2.ext").Extension
 
-    class Generation(jinja2.ext.Extension):  # type: ignore[misc]
+    class Generation(extension):  # type: ignore[misc]
         tags = frozenset({"generation"})
 
         def parse(self, parser: Any) -> Any:
             line = next(parser.stream).lineno
             body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            return jinja2.nodes.Scope(body).set_lineno(line)
+            return nodes.Scope(body).set_lineno(line)
 
     return Generation

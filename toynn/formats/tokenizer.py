@@ -14,12 +14,15 @@ conversations find them where the chat template wrote them, not where a message 
 
 import codecs
 import re
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from toynn.errors import DataError, GGUFError
 from toynn.formats import gguf
@@ -62,6 +65,7 @@ class Tokenizer:
         self._template: ChatTemplate | None = None
         self._pieces: dict[int, bytes] = {}
         self._cuttable: bool | None = None
+        self._special_ids = {id for _, id in vocab.specials}
         #: texts of the tokens, by id
         self.tokens = vocab.tokens
         #: ids of the tokens that begin and end a text; None where there are none
@@ -102,12 +106,19 @@ class Tokenizer:
         them. parse_special finds CONTROL tokens in the text, too: for texts that are not a user's.
         continues: another text comes before this one, so SentencePiece puts no space before it.
         """
-        (ids,) = self._encode([text], parse_special, continues)
+        ids = list(chain.from_iterable(self._ids(text, parse_special, continues)))
         if add_special and self.add_bos and self.bos is not None:
             ids.insert(0, self.bos)
         if add_special and self.add_eos and self.eos is not None:
             ids.append(self.eos)
         return ids
+
+    def encode_array(self, text: str) -> NDArray[np.int32]:
+        """Return the ids of a long text, without BOS and EOS: those of encode, at 4 bytes each."""
+        ids = array("i")
+        for some in self._ids(text, parse_special=False, continues=False):
+            ids.extend(some)
+        return np.array(ids, np.int32)
 
     def decode(self, ids: Iterable[int], special: bool = False) -> str:
         """Return the text of ids; special shows CONTROL tokens, too.
@@ -142,7 +153,7 @@ class Tokenizer:
     ) -> list[int]:
         """Return the ids of a conversation, by default up to where the model answers."""
         messages, guard = self._guarded(messages)
-        (ids,) = self._encode([self.chat(messages, add_generation_prompt)], True, False, guard)
+        (ids,) = self._encode([self.chat(messages, add_generation_prompt)], guard)
         return self._begun(ids)
 
     def encode_turns(self, messages: Sequence[Message]) -> list[Turn]:
@@ -169,7 +180,7 @@ class Tokenizer:
                 texts.append(whole[ends[-1] : len(text)])
                 ends.append(len(text))
         texts.append(whole[ends[-1] :])
-        parts = self._encode(texts, True, False, guard)
+        parts = self._encode(texts, guard)
         parts[0] = self._begun(parts[0])
         return [Turn(ids, index % 2 == 1) for index, ids in enumerate(parts) if ids]
 
@@ -214,26 +225,29 @@ class Tokenizer:
         types = self._vocab.types
         return ((t, id) for t, id in self._vocab.specials if types[id] != TokenType.USER_DEFINED)
 
-    def _encode(
-        self, texts: list[str], parse_special: bool, continues: bool, guard: str = ""
-    ) -> list[list[int]]:
-        """Return the ids of texts that follow one another."""
-        parts = []
+    def _encode(self, texts: list[str], guard: str) -> list[list[int]]:
+        """Return the ids of texts that follow one another, with their special tokens."""
+        parts: list[list[int]] = []
         for text in texts:
-            _check_unicode(text)
-            ids: list[int] = []
-            for fragment in self._split(text, parse_special):
-                if isinstance(fragment, int):
-                    ids.append(fragment)
-                    continues = False
-                    continue
-                if guard:
-                    fragment = fragment.replace(guard, "")
-                for chunk in self._chunks(fragment):
-                    ids += self._model.encode(chunk, continues)
-                    continues = True
-            parts.append(ids)
+            last = next((ids[-1] for ids in reversed(parts) if ids), None)
+            continues = last is not None and last not in self._special_ids
+            ids = chain.from_iterable(self._ids(text, True, continues, guard))
+            parts.append(list(ids))
         return parts
+
+    def _ids(
+        self, text: str, parse_special: bool, continues: bool, guard: str = ""
+    ) -> Iterator[list[int]]:
+        """Yield the ids of a text, some at a time."""
+        _check_unicode(text)
+        for fragment in self._split(text, parse_special):
+            if isinstance(fragment, int):
+                yield [fragment]
+                continues = False
+                continue
+            for chunk in self._chunks(fragment.replace(guard, "") if guard else fragment):
+                yield self._model.encode(chunk, continues)
+                continues = True
 
     def _chunks(self, text: str) -> Iterator[str]:
         """Cut a long text where that changes no id."""

@@ -32,14 +32,15 @@ def linear(
     b: Tensor | None = None,
     activation: str | None = None,
     adapter: LoRA | None = None,
+    seen: Tensor | None = None,
 ) -> Tensor:
     """Record f(x w^T + b) for x (M, in), w (out, in), b (out,); f as in ops.linear.
 
-    What an adapter adds to w comes before f.
+    What an adapter adds to w comes before f; it sees x, or what is given as ``seen``.
     """
     if adapter is None:
         return ops.linear(s, x, w, b, activation)
-    low = ops.linear(s, x, adapter.a)  # (M, r)
+    low = ops.linear(s, x if seen is None else seen, adapter.a)  # (M, r)
     if adapter.scale != 1:  # here, where the numbers are fewest
         low = ops.scale(s, low, adapter.scale)
     y = ops.add(s, ops.linear(s, x, w, b), ops.linear(s, low, adapter.b))

@@ -7,7 +7,7 @@ the formulas are. All activations are matrices (N, C) with one row a token, N = 
 """
 
 from toynn.ops._shape import Recorder
-from toynn.ops.attention import attention
+from toynn.ops.attention import KVCache, attention
 from toynn.ops.dropout import dropout
 from toynn.ops.elementwise import ACCUMULATE, ADD, SCALE, add, gelu, rounded, scale, silu, swiglu
 from toynn.ops.linear import embedding, linear
@@ -19,6 +19,7 @@ __all__ = [
     "ACCUMULATE",
     "ADD",
     "SCALE",
+    "KVCache",
     "Recorder",
     "adamw_step",
     "add",

@@ -1,13 +1,41 @@
 """Scaled dot-product attention."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import sqrt
 
+from toynn import checks
 from toynn.autograd import Backward
+from toynn.errors import ConfigError
 from toynn.ops._shape import Recorder, Sizes, given, matrix, require
 from toynn.tape import Node, Op, Tensor
 
-__all__ = ["attention"]
+__all__ = ["CACHE_BLOCK", "KVCache", "attention"]
+
+CACHE_BLOCK = 64  # keys in a block of the cache: BLOCK of the kernel
+
+
+@dataclass(frozen=True)
+class KVCache:
+    """What attention remembers of B sequences: room for S keys and values of each head.
+
+    The sequences' ``past`` rows are in it; the rows that come next are written behind them.
+    """
+
+    k: Tensor  # (B, KV, S / CACHE_BLOCK, D, CACHE_BLOCK)
+    v: Tensor  # (B, KV, S, D)
+    past: Tensor  # i32 (B,), an input
+
+    @staticmethod
+    def shapes(
+        batch: int, n_kv_heads: int, d_head: int, rows: int
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the shapes of k and v with room for at least ``rows`` rows."""
+        blocks = -(-rows // CACHE_BLOCK)
+        return (
+            (batch, n_kv_heads, blocks, d_head, CACHE_BLOCK),
+            (batch, n_kv_heads, blocks * CACHE_BLOCK, d_head),
+        )
 
 
 def attention(
@@ -20,11 +48,14 @@ def attention(
     n_heads: int,
     n_kv_heads: int | None = None,
     causal: bool = True,
+    cache: KVCache | None = None,
 ) -> Tensor:
     """Record o (B T, H D) = softmax(q k^T / sqrt(D)) v, per sequence and head.
 
     q (B T, H D), k and v (B T, KV D); or q alone, holding all three side by side
-    (B T, (H + 2 KV) D). Saves the log-sum-exp of each row of scores, never the scores.
+    (B T, (H + 2 KV) D). Saves the log-sum-exp of each row of scores, never the scores. With a
+    ``cache`` the rows are the next T of their sequences: they see all that are in it, and are added
+    to it. That is causal, and has no gradient.
     """
     H, KV = n_heads, n_kv_heads or n_heads
     N, columns = matrix("attention", q)
@@ -38,10 +69,23 @@ def attention(
         fits = columns == H * D and k.shape == v.shape == (N, KV * D)
         require(fits, "attention", f"q ({N}, {H * D}), k and v ({N}, {KV * D})", q, k, v)
     T = N // batch
-    o, lse = s.tape.new("attention", (N, H * D)), s.tape.new("lse", (batch, H, T))
+    o = s.tape.new("attention", (N, H * D))
     sizes = {"B": batch, "T": T, "H": H, "KV": KV, "D": D}
-    sizes |= {"ldq": q.shape[1], "ldk": k.shape[1], "ldv": v.shape[1], "causal": int(causal)}
-    s.tape.record(ATTENTION, [o], [lse], [q, k, v], sizes, options={"scale": 1 / sqrt(D)})
+    strides = {"ldq": q.shape[1], "ldk": k.shape[1], "ldv": v.shape[1]}
+    scale = {"scale": 1 / sqrt(D)}
+    if cache is None:
+        lse = s.tape.new("lse", (batch, H, T))
+        sizes |= strides | {"causal": int(causal)}
+        s.tape.record(ATTENTION, [o], [lse], [q, k, v], sizes, options=scale)
+        return o
+    S = cache.v.shape[2]
+    shapes = cache.k.shape, cache.v.shape
+    fits = causal and cache.past.shape == (batch,) and shapes == cache.shapes(batch, KV, D, S)
+    require(fits, "attention", f"a cache of {batch} x {KV} heads of {D}", cache.k, cache.v)
+    s.tape.checks.setdefault(cache.past, []).append(checks.ids_below(S - T + 1))
+    sizes |= {"S": S} | strides
+    inputs = [q, k, v, cache.past]
+    s.tape.record(CACHED_ATTENTION, [o, cache.k, cache.v], [], inputs, sizes, options=scale)
     return o
 
 
@@ -65,6 +109,10 @@ def _attention_gradient(back: Backward, node: Node, do: Tensor) -> None:
             back.contribute(x, dx)
 
 
+def _no_gradient(back: Backward, node: Node, do: Tensor) -> None:
+    raise ConfigError("attention over a cache has no gradient: record it without one to train")
+
+
 def _products(products: int) -> Callable[[Sizes], int]:
     """Count ``products`` products of T x T x D per head; half of each when causal."""
 
@@ -75,5 +123,11 @@ def _products(products: int) -> Callable[[Sizes], int]:
     return count
 
 
+def _at_most(sizes: Sizes) -> int:
+    """Count the products with a full cache: how full it is, no tape knows."""
+    return 4 * sizes["B"] * sizes["H"] * sizes["T"] * sizes["S"] * sizes["D"]
+
+
 ATTENTION_BACKWARD = Op("attention.backward", _products(5))
 ATTENTION = Op("attention.forward", _products(2), _attention_gradient)
+CACHED_ATTENTION = Op("cached_attention.forward", _at_most, _no_gradient, integers=(3,))

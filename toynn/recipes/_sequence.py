@@ -59,6 +59,8 @@ class FullRecipe(SequenceRecipe[E]):
         t_seq: int = 0,
         t_batch: int = 1,
         weight_dtype: str = "f32",
+        *,
+        checkpointing: bool = False,
     ) -> None:
         """Start from the weights of a GGUF file or a Hugging Face folder; compile the step.
 
@@ -67,5 +69,12 @@ class FullRecipe(SequenceRecipe[E]):
         engine = self.engine
         self._check_new("realize_from")
         read = engine.from_hf if Path(path).is_dir() else engine.from_gguf
-        self.engine = read(path, t_seq, t_batch, engine.backend, weight_dtype=weight_dtype)
+        self.engine = read(
+            path,
+            t_seq,
+            t_batch,
+            engine.backend,
+            weight_dtype=weight_dtype,
+            checkpointing=checkpointing,
+        )
         self._show()

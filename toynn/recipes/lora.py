@@ -1,6 +1,6 @@
 """LoRA over the frozen weights of a GGUF file, quantized or not.
 
-    y = W x + b + s B A x      W (out, in) in the file; A (r, in) and B (out, r) trained
+    y = W x + b + s B A dropout(x)      W (out, in) in the file; A (r, in), B (out, r) trained
 
 The file is mapped and multiplied by as it is: a step computes forward and the gradients of A and B,
 and memory is needed for those, their moments and the activations alone.
@@ -9,6 +9,7 @@ Source: Hu et al. 2021, arXiv:2106.09685.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from os import PathLike
 from typing import Any
 
@@ -56,13 +57,13 @@ class LoRA(SequenceRecipe[LoRAEngine[Any]]):
         ``cfg`` is the file's own if it is None, and must agree with it if not. For ``rank``,
         ``alpha``, ``targets``, ``dropout`` and ``use_rslora`` see AdapterOptions. ``init``
         "normal" draws A from N(0, opts.init_scale), "peft" from U(-1/sqrt(in), 1/sqrt(in)); B is
-        zero. Consumes t_seq, t_batch, seed and init_scale; untied and qkv_bias, if True, must hold
-        for the file.
+        zero. ``checkpointing`` may be given here or in ``opts``, of which t_seq, t_batch, seed and
+        init_scale are consumed too; untied and qkv_bias, if True, must hold for the file.
         """
         options = AdapterOptions(rank, alpha, targets, dropout, use_rslora)
         with self._over("realize", gguf) as (engine, file):
             engine.enable_lora(options)
-            engine.realize_for_mmap(file, cfg, opts)
+            engine.realize_for_mmap(file, cfg, _with(opts, checkpointing))
             engine.init_adapters(init, opts.seed, opts.init_scale)
             engine.build_training_step()
 
@@ -82,7 +83,7 @@ class LoRA(SequenceRecipe[LoRAEngine[Any]]):
         with self._over("realize_from_adapter", gguf) as (engine, file):
             found = _read(adapter, file)
             engine.enable_lora(AdapterOptions.of(found, dropout))
-            engine.realize_for_mmap(file, None, opts)
+            engine.realize_for_mmap(file, None, _with(opts, checkpointing))
             engine.load_adapter(found)
             engine.build_training_step()
 
@@ -148,8 +149,12 @@ class LoRA(SequenceRecipe[LoRAEngine[Any]]):
         with _opened(gguf, check=False) as file:
             engine = engine_for(file)()
             engine.enable_lora(AdapterOptions(rank, targets=targets, dropout=dropout))
-            engine.declare_for_mmap(file, None, opts)
+            engine.declare_for_mmap(file, None, _with(opts, checkpointing))
             return engine.step_memory()
+
+
+def _with(opts: RecipeOptions, checkpointing: bool) -> RecipeOptions:
+    return replace(opts, checkpointing=checkpointing or opts.checkpointing)
 
 
 def _read(adapter: StrPath | Adapter, base: GGUFFile) -> Adapter:

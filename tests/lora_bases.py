@@ -1,0 +1,99 @@
+"""Base models for adapters, as GGUF files: every architecture, small, and of any type."""
+
+import numpy as np
+from llamas import SIZES, shake
+
+import toynn
+from toynn.engines import ENGINES
+from toynn.formats import gguf, quants
+
+T = 12
+ARCHS = ("llama", "qwen2", "qwen3", "gpt2")
+
+
+def config(arch, **sizes):
+    sizes = SIZES | sizes
+    if arch == "gpt2":
+        sizes.pop("n_kv_heads")
+        return toynn.GPT2Config(**sizes)
+    return toynn.LlamaConfig(**sizes, arch=arch)
+
+
+def write_base(path, arch="llama", type="F32", **sizes):
+    """Write a model with random weights; its matrices are of a type. Return the path."""
+    engine = ENGINES[arch]()
+    opts = toynn.RecipeOptions(seed=3, qkv_bias=arch == "qwen2", untied=arch == "qwen3")
+    engine.realize_for_random_init(config(arch, **sizes), opts)
+    shake(engine, np.random.default_rng(1))
+    engine.export_gguf(path)
+    if type != "F32":
+        retype(path, lambda name: type)
+    return path
+
+
+def retype(path, type_of):
+    """Write a file again, its matrices of the types that ``type_of(name)`` gives."""
+    rng = np.random.default_rng(2)
+    with gguf.open(path) as file:
+        metadata = {key: (value, file.types[key]) for key, value in file.metadata.items()}
+        tensors = {}
+        for name, info in file.tensors.items():
+            type = type_of(name) if len(info.shape) == 2 else "F32"
+            values = np.array(file[name])
+            tensors[name] = (blocks(values, type, rng), type) if type != "F32" else (values, type)
+    gguf.write(path, metadata, tensors, overwrite=True)
+
+
+def blocks(values, type, rng):
+    """Blocks of a type: of these values where toynn can write it, else of random ones."""
+    if type in ("F16", "BF16"):
+        raw = values.astype("<f2") if type == "F16" else (values.view(np.uint32) >> 16)
+        return raw.astype("<f2" if type == "F16" else "<u2").view(np.uint8)
+    if type in ("Q8_0", "Q4_0"):
+        return quants.quantize(values, type)
+    elements, nbytes = quants.BLOCKS[type]
+    raw = rng.integers(0, 256, (values.size // elements, nbytes), np.uint8)
+    scales = {"Q6_K": [208], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q4_1": [0, 2], "Q5_1": [0, 2]}
+    size = {"Q6_K": 1e-5, "Q4_K": 2e-4, "Q5_K": 1e-4}.get(type, 1e-2)  # weights of about 0.1
+    for at in scales.get(type, [0]):
+        raw[:, at : at + 2] = np.frombuffer(np.float16(size).tobytes(), np.uint8)
+    return raw.reshape(*values.shape[:-1], -1)
+
+
+def expand(path, out):
+    """Write a file again with all tensors in float32. Return its path."""
+    with gguf.open(path) as file:
+        metadata = {key: (value, file.types[key]) for key, value in file.metadata.items()}
+        tensors = {name: (np.array(file[name], np.float32), "f32") for name in file}
+    gguf.write(out, metadata, tensors)
+    return out
+
+
+def make(path, rank=4, **changes):
+    """A recipe over a base, with B away from zero."""
+    recipe = toynn.recipes.LoRA()
+    arguments = {"targets": "all-linear"} | changes
+    batch = arguments.pop("t_batch", 1)
+    opts = toynn.RecipeOptions(t_seq=T, t_batch=batch, seed=7, init_scale=0.1)
+    recipe.realize(path, None, rank, opts, **arguments)
+    stir(recipe)
+    return recipe
+
+
+def stir(recipe, seed=5):
+    """Load random adapters."""
+    rng = np.random.default_rng(seed)
+    recipe.engine.load_weights(
+        {
+            name: 0.2 * rng.standard_normal(values.shape)
+            for name, values in recipe.engine.adapter_weights().items()
+        }
+    )
+
+
+def draw(batch=1, seed=0, vocab=SIZES["vocab"]):
+    """Ids and labels of one batch; a third of the labels does not count."""
+    rng = np.random.default_rng(seed)
+    ids, labels = rng.integers(0, vocab, (2, batch * T)).astype(np.int32)
+    labels[rng.permutation(labels.size)[: labels.size // 3]] = -100
+    return ids, labels

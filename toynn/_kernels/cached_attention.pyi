@@ -1,0 +1,35 @@
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_F32 = NDArray[np.float32]
+_I32 = NDArray[np.int32]
+
+entries: dict[str, Any]
+__test__: dict[str, str]
+
+def workspace(
+    entry: str,
+    B: int,
+    T: int,
+    H: int,
+    KV: int,
+    D: int,
+    S: int,
+    ldq: int,
+    ldk: int,
+    ldv: int,
+    n_threads: int = 1,
+) -> int: ...
+def forward(
+    o: _F32,
+    kc: _F32,
+    vc: _F32,
+    q: _F32,
+    k: _F32,
+    v: _F32,
+    past: _I32,
+    scale: float | None = None,
+    n_threads: int = 1,
+) -> None: ...

@@ -1,0 +1,63 @@
+"""Activation checkpointing: a block's forward nodes run once more, right before its backward.
+
+So of a block only its input has to be kept from the forward pass on; all else that its backward
+reads is computed afresh, by the same kernels from the same numbers: to the same bits. The planner
+sees that the first copies die early. Source: Chen et al. 2016, arXiv:1604.06174.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from toynn.tape import Node, Tensor
+
+__all__ = ["needed_by", "repeated"]
+
+
+def repeated(nodes: Sequence[Node]) -> tuple[list[Node], dict[Tensor, Tensor]]:
+    """Return copies of nodes for segment B, and of each tensor that they write the original.
+
+    A copy's tensor has the name of the original, with a prime.
+    """
+    fresh: dict[Tensor, Tensor] = {}
+
+    def again(tensors: Iterable[Tensor | None]) -> tuple[Tensor | None, ...]:
+        return tuple(_part_of(fresh, tensor) for tensor in tensors)
+
+    copies = []
+    for node in nodes:
+        for tensor in node.outputs + node.saved:
+            if tensor is not None:
+                fresh[tensor] = replace(tensor, name=f"{tensor.name}'")
+        copies.append(
+            replace(
+                node,
+                segment="B",
+                outputs=again(node.outputs),
+                saved=again(node.saved),
+                inputs=again(node.inputs),
+            )
+        )
+    return copies, {copy: tensor for tensor, copy in fresh.items()}
+
+
+def _part_of(fresh: dict[Tensor, Tensor], tensor: Tensor | None) -> Tensor | None:
+    """Return the fresh copy of a tensor, or of the part that it is; itself if there is none."""
+    if tensor is None or tensor.root not in fresh:
+        return tensor
+    root = fresh[tensor.root]
+    return root.at(tensor.offset) if tensor.base else root
+
+
+def needed_by(readers: Iterable[Node], copies: Sequence[Node]) -> list[Node]:
+    """Return the copies whose results the readers read, themselves or through another copy."""
+    read = _roots(tensor for node in readers for tensor in node.tensors)
+    needed: list[Node] = []
+    for copy in reversed(copies):
+        if not read.isdisjoint(_roots(copy.outputs + copy.saved)):
+            needed.append(copy)
+            read |= _roots(copy.inputs)
+    return needed[::-1]
+
+
+def _roots(tensors: Iterable[Tensor | None]) -> set[Tensor]:
+    return {tensor.root for tensor in tensors if tensor is not None}

@@ -1,0 +1,144 @@
+"""Examples of their own lengths, and batches of them.
+
+An example of n tokens asks n - 1 questions: at each token, which one follows? Those whose answer is
+not `learned` (a prompt's) get the label IGNORED. A batch has one shape, B x T: what an example
+does not fill is ignored rows. So no example sees another.
+"""
+
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toynn.data.batch import IGNORED, Batch
+
+__all__ = ["Example", "Examples", "ShuffledExamples", "examples_in_order"]
+
+FILLER = 0  # the id of an ignored row
+
+
+class Example(NamedTuple):
+    """What a model reads, and what it should say after each token: two int32 arrays (n,)."""
+
+    ids: NDArray[np.int32]
+    labels: NDArray[np.int32]
+
+
+@dataclass
+class Examples:
+    """Many examples, in a few arrays: a gigabyte of text has millions of them."""
+
+    seq: int  # the most tokens that an example may have to read
+    cut: int = 0
+    dropped: int = 0
+    labels: int = 0
+    _ids: "array[int]" = field(default_factory=lambda: array("i"))
+    _learned: bytearray = field(default_factory=bytearray)
+    _begins: "array[int]" = field(default_factory=lambda: array("q", [0]))
+
+    def append(self, parts: Iterable[tuple[Sequence[int], bool]]) -> None:
+        """Add an example made of parts: ids, and whether they are to be learned.
+
+        Cut what is longer than seq + 1 tokens; drop what then has nothing to learn.
+        """
+        ids: list[int] = []
+        learned = bytearray()
+        for some, learn in parts:
+            ids += some
+            learned += bytes((learn,)) * len(some)
+        room = self.seq + 1
+        labels = learned.count(1, 1, room)
+        self.cut += len(ids) > room
+        self.dropped += labels == 0
+        if labels:
+            self.labels += labels
+            self._ids.extend(ids[:room])
+            self._learned += learned[:room]
+            self._begins.append(len(self._ids))
+
+    def __len__(self) -> int:
+        return len(self._begins) - 1
+
+    def __getitem__(self, index: int) -> Example:
+        if not 0 <= index < len(self):
+            raise IndexError(f"expected an example of 0..{len(self) - 1}; got {index}")
+        begin, end = self._begins[index], self._begins[index + 1]
+        tokens = np.array(self._ids[begin:end], np.int32)
+        learned = np.frombuffer(self._learned[begin + 1 : end], np.bool_)
+        return Example(tokens[:-1], np.where(learned, tokens[1:], np.int32(IGNORED)))
+
+    def pick(self, indices: Iterable[int]) -> "Examples":
+        """Return these examples, in this order."""
+        picked = Examples(self.seq)
+        for index in indices:
+            begin, end = self._begins[index], self._begins[index + 1]
+            learned = self._learned[begin:end]
+            picked._ids.extend(self._ids[begin:end])
+            picked._learned += learned
+            picked._begins.append(len(picked._ids))
+            picked.labels += learned.count(1, 1)
+        return picked
+
+
+class ShuffledExamples:
+    """Endless training batches: every example once in each epoch, in an order of its own."""
+
+    def __init__(self, examples: Examples, batch: int, seed: int) -> None:
+        self._examples, self._batch = examples, batch
+        self._seed, self._drawn = seed, 0
+        self._epoch, self._order = -1, np.empty(0, np.int64)
+
+    def __iter__(self) -> "ShuffledExamples":
+        return self
+
+    def __next__(self) -> Batch:
+        drawn = range(self._drawn, self._drawn + self._batch)
+        self._drawn += self._batch
+        return _batch([self._examples[self._index(k)] for k in drawn], self._batch, self._examples)
+
+    def _index(self, k: int) -> int:
+        """Return the k-th example drawn since the beginning."""
+        epoch, at = divmod(k, len(self._examples))
+        if epoch != self._epoch:
+            order = np.random.default_rng([self._seed, epoch]).permutation(len(self._examples))
+            self._epoch, self._order = epoch, order
+        return int(self._order[at])
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Where it stands: set it again, with the same examples, and the same batches follow."""
+        return {"seed": self._seed, "drawn": self._drawn}
+
+    @state.setter
+    def state(self, state: dict[str, Any]) -> None:
+        self._seed, self._drawn, self._epoch = state["seed"], state["drawn"], -1
+
+
+def examples_in_order(
+    examples: Examples, batch: int, max_batches: int | None = None
+) -> list[Batch]:
+    """All examples in batches, in order; at most max_batches, of examples spaced evenly.
+
+    The rows of the last batch that no example is left for are ignored ones.
+    """
+    count = len(examples)
+    if max_batches is not None:
+        count = min(count, batch * max_batches)
+    chosen = [index * len(examples) // count for index in range(count)]
+    return [
+        _batch([examples[index] for index in chosen[first : first + batch]], batch, examples)
+        for first in range(0, count, batch)
+    ]
+
+
+def _batch(rows: list[Example], batch: int, examples: Examples) -> Batch:
+    ids = np.full((batch, examples.seq), FILLER, np.int32)
+    labels = np.full((batch, examples.seq), IGNORED, np.int32)
+    for row, example in enumerate(rows):
+        ids[row, : len(example.ids)] = example.ids
+        labels[row, : len(example.labels)] = example.labels
+    positions = np.tile(np.arange(examples.seq, dtype=np.int32), batch)
+    return Batch(ids.ravel(), positions, labels.ravel())
