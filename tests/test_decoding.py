@@ -12,8 +12,7 @@ from toynn.errors import LabelError, LifecycleError, ShapeError
 from toynn.formats import gguf
 from toynn.generate import sample
 
-#: Both are float32 sums, in different orders: rows of a product are summed otherwise when they are
-#: few. Either is within 1e-11 of float64.
+#: Sums of float32 in different orders: a product is summed otherwise when its rows are few.
 SAME = 1e-11
 HP = toynn.AdamW.for_lora().hp_for_step(0)
 
@@ -63,7 +62,7 @@ def test_batches_before_leave_nothing_in_the_cache():
     engine, ids = realized("llama")
     engine.decoder().read(ids)
     expected = engine.logits(ids[5:20])[-1]
-    assert nmse(engine.decoder().read(ids[5:20]), expected) < 1e-12
+    assert nmse(engine.decoder().read(ids[5:20]), expected) < SAME
 
 
 def test_generation_crosses_the_border_of_the_context():
@@ -96,7 +95,7 @@ def test_training_goes_on_between_and_is_seen():
     before = engine.decoder().read(ids[:9])
     engine.step(ids[:8], None, ids[1:9], HP, is_first=True)
     after = engine.decoder().read(ids[:9])
-    assert nmse(after, engine.logits(ids[:9])[-1]) < 1e-12
+    assert nmse(after, engine.logits(ids[:9])[-1]) < SAME
     assert nmse(after, before) > 1e-6
 
 
@@ -105,7 +104,7 @@ def test_an_engine_without_a_training_step_takes_no_memory_for_one():
     engine.realize_for_random_init(toynn.LlamaConfig(**SIZES), toynn.RecipeOptions())
     ids = list(range(10))
     full = engine.logits(ids)
-    assert nmse(engine.decoder().read(ids), full[-1]) < 1e-12
+    assert nmse(engine.decoder().read(ids), full[-1]) < SAME
     memory = engine.session.memory()
     assert memory.moments == memory.gradients == 0
     engine.build_training_step()

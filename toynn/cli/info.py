@@ -9,11 +9,18 @@ from typing import Any
 
 from toynn import engines
 from toynn.cli._numbers import whole
+from toynn.cli.models import FRESH, default_d_ff
+from toynn.engines import LlamaConfig
 from toynn.errors import ToynnError
 from toynn.formats import gguf
 from toynn.formats.gguf import GGUFFile
+from toynn.options import RecipeOptions
+from toynn.recipes import LoRA, WarmStart
+from toynn.reports import Memory
 
 __all__ = ["add_parser"]
+
+LORA_RANK, LORA_TARGETS = 8, "attention"
 
 
 def add_parser(commands: Any) -> None:
@@ -81,13 +88,35 @@ def _training(file: GGUFFile, seq: int | None, batch: int) -> list[tuple[str, st
     """Return the memory of a training step, or why there is none."""
     try:
         memory, length = engines.memory_for(file, seq, batch)
+        options = RecipeOptions(t_seq=length, t_batch=batch)
+        adapters = LoRA.memory_for(file, LORA_RANK, options, LORA_TARGETS)
+        model = _warm_model(file, length)
+        warm = WarmStart.memory_for(model, RecipeOptions(t_batch=batch, untied=True))
     except ToynnError as error:
         return [("training", f"not possible: {error}")]
-    parts = ("weights", "moments", "gradients", "activations", "peak")
+    shape = f"width {model.d_model}, {model.n_layers} layers"
     return [
-        ("training all weights", f"{batch} x {length} tokens a step"),
-        *((f"  {part}", _size(getattr(memory, part))) for part in parts),
+        ("training", f"{batch} x {length} tokens a step"),
+        *_memory("all weights", memory),
+        *_memory(f"LoRA {LORA_TARGETS}, rank {LORA_RANK}", adapters),
+        ("    beside the file", f"{_size(adapters.mapped)} stay mapped"),
+        *_memory("as a donor", warm),
+        ("    of a new model", shape),
     ]
+
+
+def _warm_model(file: GGUFFile, length: int) -> LlamaConfig:
+    """Return the model that ``toynn train warm-start`` makes, with the donor's tokens."""
+    vocab, width = file.tensors["token_embd.weight"].shape
+    d_model, heads, layers = (int(FRESH[name] or 0) for name in ("d_model", "heads", "layers"))
+    d_ff = default_d_ff(d_model)
+    return LlamaConfig(vocab, d_model, heads, heads, d_ff, layers, length, donor_d_in=width)
+
+
+def _memory(recipe: str, memory: Memory) -> list[tuple[str, str]]:
+    parts = ("weights", "moments", "gradients", "activations")
+    sizes = ", ".join(f"{part} {_size(getattr(memory, part))}" for part in parts)
+    return [(f"  {recipe}", f"{_size(memory.peak)}: {sizes}")]
 
 
 def _value(value: Any) -> str:
