@@ -212,6 +212,22 @@ def vit(n_threads: int, rounds: int, only: str) -> None:
     race_steps("VIT", n_threads, rounds, only)
 
 
+def decode(n_threads: int, rounds: int, only: str) -> None:
+    """Tokens per second of generation, one at a time over a cache of keys and values."""
+    import decode as decoding
+
+    print(f"{'tokens/s, best/median':28}{'toynn':>18}{'torch':>18}   toynn/torch", flush=True)
+    for name, shape in decoding.SHAPES.items():
+        if only not in name:
+            continue
+        times = race(decoding.contestants(shape, n_threads), rounds)
+        best = {who: decoding.TOKENS / min(t) for who, t in times.items()}
+        usual = {who: decoding.TOKENS / statistics.median(t) for who, t in times.items()}
+        row = "".join(f"{best[who]:9.1f}/{usual[who]:8.1f}" for who in times)
+        ratios = [rate["toynn"] / rate["torch"] for rate in (best, usual)]
+        print(f"{name:28}{row}{ratios[0]:8.2f}/{ratios[1]:.2f}", flush=True)
+
+
 SECTIONS = {
     "matmul": matmul,
     "attention": attention,
@@ -219,6 +235,7 @@ SECTIONS = {
     "step": step,
     "llama": llama,
     "vit": vit,
+    "decode": decode,
 }
 
 

@@ -2,12 +2,22 @@
 
 import numpy as np
 from llamas import SIZES, shake
+from some_adapters import merged
 
 import toynn
 from toynn.engines import ENGINES
 from toynn.formats import gguf, quants
 
 T = 12
+#: By type: where a block has scales, and such that random blocks have weights of about 0 +- 0.1.
+SCALES = {
+    "Q4_1": {0: 0.02, 2: -0.15},
+    "Q5_0": {0: 0.01},
+    "Q5_1": {0: 0.01, 2: -0.155},
+    "Q4_K": {0: 5e-4, 2: 7.5 * 5e-4},
+    "Q5_K": {0: 2e-4, 2: 15.5 * 2e-4},
+    "Q6_K": {208: 5e-5},
+}
 ARCHS = ("llama", "qwen2", "qwen3", "gpt2")
 
 
@@ -19,10 +29,10 @@ def config(arch, **sizes):
     return toynn.LlamaConfig(**sizes, arch=arch)
 
 
-def write_base(path, arch="llama", type="F32", **sizes):
+def write_base(path, arch="llama", type="F32", untied=False, **sizes):
     """Write a model with random weights; its matrices are of a type. Return the path."""
     engine = ENGINES[arch]()
-    opts = toynn.RecipeOptions(seed=3, qkv_bias=arch == "qwen2", untied=arch == "qwen3")
+    opts = toynn.RecipeOptions(seed=3, qkv_bias=arch == "qwen2", untied=untied or arch == "qwen3")
     engine.realize_for_random_init(config(arch, **sizes), opts)
     shake(engine, np.random.default_rng(1))
     engine.export_gguf(path)
@@ -53,10 +63,8 @@ def blocks(values, type, rng):
         return quants.quantize(values, type)
     elements, nbytes = quants.BLOCKS[type]
     raw = rng.integers(0, 256, (values.size // elements, nbytes), np.uint8)
-    scales = {"Q6_K": [208], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q4_1": [0, 2], "Q5_1": [0, 2]}
-    size = {"Q6_K": 1e-5, "Q4_K": 2e-4, "Q5_K": 1e-4}.get(type, 1e-2)  # weights of about 0.1
-    for at in scales.get(type, [0]):
-        raw[:, at : at + 2] = np.frombuffer(np.float16(size).tobytes(), np.uint8)
+    for at, scale in SCALES[type].items():
+        raw[:, at : at + 2] = np.frombuffer(np.float16(scale).tobytes(), np.uint8)
     return raw.reshape(*values.shape[:-1], -1)
 
 
@@ -97,3 +105,38 @@ def draw(batch=1, seed=0, vocab=SIZES["vocab"]):
     ids, labels = rng.integers(0, vocab, (2, batch * T)).astype(np.int32)
     labels[rng.permutation(labels.size)[: labels.size // 3]] = -100
     return ids, labels
+
+
+def mixed(path, type=None):
+    """Give a file's matrices a type; without one, those that llama.cpp's Q4_K_M gives them."""
+    finer = ("attn_v.weight", "ffn_down.weight", "token_embd.weight", "output.weight")
+    retype(path, lambda name: type or ("Q6_K" if name.endswith(finer) else "Q4_K"))
+    return path
+
+
+def whole(path, recipe, **options):
+    """The engine of the merged model, all its weights trained."""
+    with gguf.open(path) as file:
+        weights = merged(file, recipe.engine.adapter())
+        engine = ENGINES[file.architecture].from_gguf(path, t_seq=T, **options)
+    engine.load_weights({name: weights[name] for name in engine.tensors})
+    return engine
+
+
+def assert_close(got, expected, tolerance=2e-5):
+    np.testing.assert_allclose(got, expected, rtol=0, atol=tolerance * np.abs(expected).max())
+
+
+def assert_gradients(recipe, engine, tolerance=2e-5):
+    """dB = s dW A^T and dA = s B^T dW, dW being that of the merged model."""
+    adapters, gradients, dense = (
+        recipe.engine.adapter_weights(),
+        recipe.engine.gradients(),
+        engine.gradients(),
+    )
+    assert gradients.keys() == adapters.keys()
+    for name, adapter in recipe.engine.adapters.items():
+        a, b = adapters[f"{name}.lora_a"], adapters[f"{name}.lora_b"]
+        dw = adapter.scale * dense[name].astype(np.float64)
+        assert_close(gradients[f"{name}.lora_a"], b.T @ dw, tolerance)
+        assert_close(gradients[f"{name}.lora_b"], dw @ a.T, tolerance)

@@ -9,6 +9,7 @@ import pytest
 from toynn import Session, dtypes, ops
 from toynn.errors import ConfigError, LifecycleError, ShapeError
 from toynn.formats.quants import dequantize, quantize
+from toynn.testing.cases.quants import blocks
 
 M, N, K = 5, 6, 512
 TYPES = gguf.GGMLQuantizationType
@@ -31,8 +32,8 @@ def test_the_table_is_that_of_the_gguf_library():
 def test_a_linear_layer_over_blocks(dtype):
     """One node forward, dX alone backward; both know the type, and count the bytes as stored."""
     s = Session()
-    blocks = MATRIX if dtype == "f32" else raw(dtype)
-    w = s.mapped("w", blocks, dtype, (N, K))
+    data = MATRIX if dtype == "f32" else raw(dtype)
+    w = s.mapped("w", data, dtype, (N, K))
     x = ops.linear(s, s.input("x", (M, 3)), s.parameter("a", (K, 3)))
     s.set_loss(ops.cross_entropy(s, ops.linear(s, x, w), s.input("labels", (M,), "i32")))
     s.build_backward()
@@ -42,10 +43,10 @@ def test_a_linear_layer_over_blocks(dtype):
     assert (forward.op.kernel, backward.op.kernel) == ("matmul.forward", "matmul.backward_input")
     for node in (forward, backward):
         assert list(node.sizes.items())[-1] == ("type", TYPES[dtype.upper()])
-        assert node.nbytes == 4 * (M * N + M * K) + blocks.nbytes
-    assert w.nbytes == blocks.nbytes
+        assert node.nbytes == 4 * (M * N + M * K) + data.nbytes
+    assert w.nbytes == data.nbytes
     memory = s.memory()
-    assert (memory.mapped, memory.weights, memory.gradients) == (blocks.nbytes, K * 12, K * 12)
+    assert (memory.mapped, memory.weights, memory.gradients) == (data.nbytes, K * 12, K * 12)
     assert memory.peak == memory.weights + memory.gradients + memory.activations
     assert json.loads(s.tape.to_json())[1]["sizes"]["type"] == TYPES[dtype.upper()]
 
@@ -60,24 +61,46 @@ def test_an_embedding_over_blocks(dtype):
     assert node.nbytes == M * w.nbytes // N + 4 * M * K
 
 
-def test_float32_that_is_mapped_computes_as_before():
-    s = Session()
-    w, x = s.mapped("w", MATRIX), s.input("x", (M, K))
-    y = s.output(ops.linear(s, x, w))
-    s.finalize_weights()
-    s.realize()
-    values = RNG.standard_normal((M, K))
-    s.upload(x, values)
-    s.run()
-    np.testing.assert_allclose(s.download(y), values @ MATRIX.T, rtol=1e-4, atol=1e-4)
+@pytest.mark.parametrize("dtype", ["f32", *dtypes.BLOCKS])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_a_step_over_blocks_is_that_over_their_float32_values(dtype, checkpointing):
+    """Rows of a table, times a matrix, times an adapter: all gradients pass through the matrix."""
+    number = dtypes.DTYPES[dtype].ggml
+    data = [MATRIX, MATRIX[::-1].copy()]
+    if dtype != "f32":
+        count = N * K // dtypes.DTYPES[dtype].elements
+        data = [blocks(np.random.default_rng(i), number, count) for i in range(2)]
+    results = []
+    for expand in (False, True):
+        s = Session(checkpointing=checkpointing)
+        names = ("table", "matrix")
+        held = [s.mapped(*pair, dtype, (N, K)) for pair in zip(names, data, strict=True)]
+        if expand:
+            held = [s.mapped(f"{w.name}.f32", s.download(w)) for w in held]
+        ids, labels = s.input("ids", (M,), "i32"), s.input("labels", (M,), "i32")
+        with s.tape.block("all"):
+            x = ops.add(s, ops.embedding(s, held[0], ids), a := s.parameter("a", (M, K)))
+            y = s.output(ops.linear(s, x, held[1]))
+        s.set_loss(ops.cross_entropy(s, y, labels))
+        s.build_backward()
+        s.finalize_weights()
+        s.realize()
+        s.upload(a, np.random.default_rng(2).standard_normal((M, K)))
+        s.upload(ids, np.arange(M) % N)
+        s.upload(labels, np.arange(M) % N)
+        s.run("grads")
+        results.append([s.download(t) for t in (y, s.grad(a))])
+    assert all(np.isfinite(array).all() and array.any() for array in results[0])
+    for array, expected in zip(*results, strict=True):
+        assert array.tobytes() == expected.tobytes()
 
 
 def test_a_download_expands_the_blocks_and_an_upload_is_refused():
     s = Session()
-    blocks = quantize(MATRIX, "Q8_0")
-    blocks.flags.writeable = False
-    w = s.mapped("w", blocks, "q8_0", (N, K))
-    assert np.array_equal(s.download(w), dequantize(blocks.reshape(-1), "Q8_0", (N, K)))
+    packed = quantize(MATRIX, "Q8_0")
+    packed.flags.writeable = False
+    w = s.mapped("w", packed, "q8_0", (N, K))
+    assert np.array_equal(s.download(w), dequantize(packed.reshape(-1), "Q8_0", (N, K)))
     with pytest.raises(LifecycleError, match=r"upload\(w\) into a mapped weight"):
         s.upload(w, MATRIX)
 

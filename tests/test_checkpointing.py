@@ -7,9 +7,9 @@ import pytest
 from llamas import draw, make, shake
 from tapes import TAPES, C, N, Net
 
-from toynn import AdamW, GPT2Config, RecipeOptions, Session, ops
+from toynn import AdamW, GPT2Config, RecipeOptions, Session, ViTConfig, ops
 from toynn.errors import ConfigError
-from toynn.recipes import GPT2
+from toynn.recipes import GPT2, VitTiny
 from toynn.testing import gradcheck
 
 
@@ -179,3 +179,24 @@ def test_a_model_from_a_file_can_be_trained_so_too(tmp_path):
     recipe.realize_from(tmp_path / "model.gguf", t_seq=13, t_batch=2, checkpointing=True)
     assert ten_steps(recipe) == ten_steps(gpt2())
     assert repeats(recipe.engine.session)
+
+
+def test_a_vision_transformer_too():
+    """Its last block reads only some rows of what goes in."""
+    results, activations = [], []
+    config = ViTConfig(image=16, patch=4, d_model=24, n_heads=3, d_ff=40, n_layers=4, classes=5)
+    for checkpointing in (False, True):
+        recipe, optimizer = VitTiny(), AdamW.for_lora()
+        recipe.realize(config, RecipeOptions(t_batch=3, seed=2, checkpointing=checkpointing))
+        rng, losses = np.random.default_rng(6), []
+        for k in range(10):
+            images, labels = rng.standard_normal((3, 16, 16, 3)), rng.integers(0, 5, 3)
+            losses.append(recipe.step(images, None, labels, optimizer.hp_for_step(k), k == 0))
+        arrays = [*recipe.engine.weights().values(), *recipe.engine.gradients().values()]
+        results.append((losses, [array.tobytes() for array in arrays]))
+        activations.append(recipe.engine.session.memory().activations)
+    assert results[0] == results[1]
+    assert activations[1] < 0.6 * activations[0]
+    assert {node.block for _, node in repeats(recipe.engine.session)} == {
+        f"blocks.{n}" for n in range(4)
+    }

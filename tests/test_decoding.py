@@ -3,11 +3,16 @@
 import numpy as np
 import pytest
 from llamas import KINDS, SIZES, make, shake
+from lora_bases import ARCHS, write_base
 
 import toynn
+from toynn.engines import ENGINES, frozen
 from toynn.engines._decoding import CHUNK
 from toynn.errors import LabelError, LifecycleError, ShapeError
+from toynn.formats import gguf
 from toynn.generate import sample
+
+HP = toynn.AdamW.for_lora().hp_for_step(0)
 
 CONTEXT = 2 * CHUNK + 10
 MODELS = ("gpt2", *KINDS)
@@ -84,9 +89,8 @@ def test_the_same_bits_on_any_number_of_threads():
 
 def test_training_goes_on_between_and_is_seen():
     engine, ids = realized("llama")
-    hp = toynn.AdamW.for_lora().hp_for_step(0)
     before = engine.decoder().read(ids[:9])
-    engine.step(ids[:8], None, ids[1:9], hp, is_first=True)
+    engine.step(ids[:8], None, ids[1:9], HP, is_first=True)
     after = engine.decoder().read(ids[:9])
     assert nmse(after, engine.logits(ids[:9])[-1]) < 1e-12
     assert nmse(after, before) > 1e-6
@@ -102,6 +106,28 @@ def test_an_engine_without_a_training_step_takes_no_memory_for_one():
     assert memory.moments == memory.gradients == 0
     engine.build_training_step()
     assert np.array_equal(engine.logits(ids), full)
+
+
+def test_files_are_read_without_a_training_step(tmp_path):
+    ids = np.arange(7)
+    for arch in ARCHS:
+        path = write_base(tmp_path / f"{arch}.gguf", arch)
+        trained, plain = (ENGINES[arch].from_gguf(path, build=build) for build in (True, False))
+        with gguf.open(path) as file:
+            mapped = frozen(file)
+        expected = trained.logits(ids)
+        for engine in (plain, mapped):
+            memory = engine.session.memory()
+            assert memory.moments == memory.gradients == 0
+            assert memory.activations < 1000
+            assert np.array_equal(engine.logits(ids), expected)
+            assert np.array_equal(engine.decoder().read(ids), plain.decoder().read(ids))
+        assert mapped.session.memory().weights < plain.session.memory().weights / 10
+        plain.export_hf(tmp_path / arch)
+        again = type(plain).from_hf(tmp_path / arch, build=False)
+        assert np.array_equal(again.decoder().read(ids), plain.decoder().read(ids))
+        with pytest.raises(LifecycleError, match=r"step before build_training_step\(\)"):
+            again.step(ids, None, ids, HP, is_first=True)
 
 
 def test_one_sequence_at_a_time():

@@ -4,11 +4,22 @@ import hashlib
 
 import numpy as np
 import pytest
-from lora_bases import ARCHS, T, config, draw, expand, make, retype, write_base
-from some_adapters import merged
+from lora_bases import (
+    ARCHS,
+    T,
+    assert_close,
+    assert_gradients,
+    config,
+    draw,
+    expand,
+    make,
+    retype,
+    whole,
+    write_base,
+)
 
 import toynn
-from toynn.engines import ENGINES, LlamaSeqEngine
+from toynn.engines import LlamaSeqEngine
 from toynn.errors import BackendUnavailable, ConfigError, GGUFError, LifecycleError, ShapeError
 from toynn.formats import gguf
 from toynn.recipes import LoRA
@@ -26,34 +37,6 @@ def bases(tmp_path_factory):
 @pytest.fixture
 def llama(bases):
     return bases["llama"]
-
-
-def whole(path, recipe, **options):
-    """The engine of the merged model, all its weights trained."""
-    with gguf.open(path) as file:
-        weights = merged(file, recipe.engine.adapter())
-        engine = ENGINES[file.architecture].from_gguf(path, t_seq=T, **options)
-    engine.load_weights({name: weights[name] for name in engine.tensors})
-    return engine
-
-
-def assert_close(got, expected, tolerance=2e-5):
-    np.testing.assert_allclose(got, expected, rtol=0, atol=tolerance * np.abs(expected).max())
-
-
-def assert_gradients(recipe, engine, tolerance=2e-5):
-    """dB = s dW A^T and dA = s B^T dW, dW being that of the merged model."""
-    adapters, gradients, dense = (
-        recipe.engine.adapter_weights(),
-        recipe.engine.gradients(),
-        engine.gradients(),
-    )
-    assert gradients.keys() == adapters.keys()
-    for name, adapter in recipe.engine.adapters.items():
-        a, b = adapters[f"{name}.lora_a"], adapters[f"{name}.lora_b"]
-        dw = adapter.scale * dense[name].astype(np.float64)
-        assert_close(gradients[f"{name}.lora_a"], b.T @ dw, tolerance)
-        assert_close(gradients[f"{name}.lora_b"], dw @ a.T, tolerance)
 
 
 SETTINGS = {

@@ -29,7 +29,7 @@ def test_nan_stays_in_its_row():
     x, w = normal(150, 170), normal(160, 170)
     x[77, 5] = np.nan
     y = np.zeros((150, 160), np.float32)
-    matmul.forward(y, None, x, w, None, "gelu_tanh", 2)
+    matmul.forward(y, None, x, w, None, "gelu_tanh", n_threads=2)
     assert np.isnan(y[77]).all()
     assert np.isnan(y).sum() == 160
 

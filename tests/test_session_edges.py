@@ -255,3 +255,20 @@ def test_what_a_node_saves_can_be_kept():
     tiny.realize()
     tiny.s.run()
     assert np.isfinite(tiny.s.download(lse)).all()
+
+
+def test_a_tape_without_gradients_leaves_micro_batches_waiting():
+    tiny = Tiny()
+    s = tiny.s
+
+    def build():
+        tokens = s.input("tokens", (3,), "i32")
+        return s.tape, tokens, s.output(ops.embedding(s, tiny.wte, tokens))
+
+    tape, tokens, _ = s.record("three", build)
+    s.upload(tokens, [1, 2, 3])
+    s.run("grads")
+    s.run(tape=tape)
+    assert s.pending
+    s.run()
+    assert not s.pending

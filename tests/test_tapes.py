@@ -101,7 +101,8 @@ def test_every_op_with_a_gradient_is_in_a_tape():
     modules = [import_module(f"toynn.ops.{found.name}") for found in iter_modules(ops.__path__)]
     table = [op for module in modules for op in vars(module).values() if isinstance(op, Op)]
     missing = {op.kernel for op in table if op.gradient} - recorded
-    assert missing == {"cross_entropy.forward_dense"}, "which has a test of its own"
+    own = {"cross_entropy.forward_dense", "cached_attention.forward"}  # the latter refuses
+    assert missing == own, "which have tests of their own"
 
 
 def test_a_whole_model():

@@ -309,9 +309,7 @@ class Session:
         with self._exclusively("run()"):
             accumulate = self.pending
             if to != "loss" and tape.gradients is not None:
-                self._updates.begin(weight)
-            if to == "update":
-                self._updates.pending = 0.0
+                self._updates.begin(weight, last=to == "update")
             compiled.program.run(compiled.counts[to], accumulate, self._threads())
             self._known |= compiled.written[to]
             updates = compiled.counts[to] > compiled.counts["grads"]

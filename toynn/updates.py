@@ -80,12 +80,17 @@ class Updates:
 
     # -- Running -------------------------------------------------------------------------------
 
-    def begin(self, weight: float) -> None:
-        """Tell the next run the weight of its micro-batch, and what the update divides by."""
+    def begin(self, weight: float, *, last: bool) -> None:
+        """Tell a run the weight of its micro-batch, and what the update divides by.
+
+        With ``last`` the run goes on to the update: no micro-batch waits for one after it.
+        """
         self.pending += weight
         self.divisor = self.pending
         self._storage.views[self._seed][...] = weight
         self._storage.views[self._control][:] = self.max_grad_norm or 0.0, 1 / self.pending
+        if last:
+            self.pending = 0.0
 
     def zero_gradients(self) -> Iterable[Tensor]:
         """Zero and return all gradients; forget the micro-batches."""

@@ -7,7 +7,8 @@ transposed within blocks: cached_attention.pyx says how, and why.
 from libc.math cimport INFINITY, logf
 
 from toynn._kernels._common cimport LANES, exp_, max_, sum_
-from toynn._kernels._gemm cimport Operand, blocks_of, multiply
+from toynn._kernels._gemm cimport multiply
+from toynn._kernels._panels cimport Operand, blocks_of, floats_at
 
 cdef enum:
     BLOCK = 64  # queries, and keys, per block: two blocks of scores take 40 KB
@@ -69,8 +70,8 @@ cdef inline void _scores(
     Py_ssize_t i, Py_ssize_t rows, Py_ssize_t j, Py_ssize_t columns,
 ) noexcept nogil:
     """p = scale q . k for queries i .. and keys j ..; -infinity for keys not seen."""
-    cdef Operand a = Operand(q + i * s.ldq, rows, s.ldq, 1, True)
-    cdef Operand b = Operand(
+    cdef Operand a = floats_at(q + i * s.ldq, rows, s.ldq, 1, True)
+    cdef Operand b = floats_at(
         k + j * s.ldk, columns, 1 if s.cached else s.ldk, BLOCK if s.cached else 1, False
     )
     cdef Py_ssize_t r, c, seen = columns
@@ -117,8 +118,8 @@ cdef inline void forward_block(
                 before = exp_(before - most[r])
                 total[r] = total[r] * before + sum_(p + r * WIDTH, width)
                 _scale_row(o + (i + r) * s.ldo, before, s.D)
-        a = Operand(&p[0], rows, WIDTH, 1, True)
-        b = Operand(v + j * s.ldv, s.D, 1, s.ldv, False)
+        a = floats_at(&p[0], rows, WIDTH, 1, True)
+        b = floats_at(v + j * s.ldv, s.D, 1, s.ldv, False)
         multiply(o + i * s.ldo, s.ldo, &a, &b, columns, t > 0)
     for r in range(rows):
         _scale_row(o + (i + r) * s.ldo, 1 / total[r], s.D)
@@ -137,22 +138,22 @@ cdef inline void backward_block(
     cdef Operand a, b
     _scores(p, s, q, k, i, rows, j, columns)
     # do . v, then ds
-    a = Operand(do + i * s.ldo, rows, s.ldo, 1, True)
-    b = Operand(v + j * s.ldv, columns, s.ldv, 1, False)
+    a = floats_at(do + i * s.ldo, rows, s.ldo, 1, True)
+    b = floats_at(v + j * s.ldv, columns, s.ldv, 1, False)
     multiply(ds, WIDTH, &a, &b, s.D, False)
     for r in range(rows):
         _weights_row(p + r * WIDTH, _whole(columns), lse[i + r])
         for c in range(columns):
             ds[r * WIDTH + c] = s.scale * p[r * WIDTH + c] * (ds[r * WIDTH + c] - delta[i + r])
     # dv += p^T do
-    a = Operand(&p[0], columns, 1, WIDTH, True)
-    b = Operand(do + i * s.ldo, s.D, 1, s.ldo, False)
+    a = floats_at(&p[0], columns, 1, WIDTH, True)
+    b = floats_at(do + i * s.ldo, s.D, 1, s.ldo, False)
     multiply(dv + j * s.ldv, s.ldv, &a, &b, rows, add_to_keys)
     # dk += ds^T q
-    a = Operand(&ds[0], columns, 1, WIDTH, True)
-    b = Operand(q + i * s.ldq, s.D, 1, s.ldq, False)
+    a = floats_at(&ds[0], columns, 1, WIDTH, True)
+    b = floats_at(q + i * s.ldq, s.D, 1, s.ldq, False)
     multiply(dk + j * s.ldk, s.ldk, &a, &b, rows, add_to_keys)
     # dq += ds k
-    a = Operand(&ds[0], rows, WIDTH, 1, True)
-    b = Operand(k + j * s.ldk, s.D, 1, s.ldk, False)
+    a = floats_at(&ds[0], rows, WIDTH, 1, True)
+    b = floats_at(k + j * s.ldk, s.D, 1, s.ldk, False)
     multiply(dq + i * s.ldq, s.ldq, &a, &b, columns, j > 0)

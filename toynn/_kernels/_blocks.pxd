@@ -69,29 +69,37 @@ cdef inline float bfloat(uint16_t h) noexcept nogil:
     return bits.f
 
 
-# Each expand_TYPE overwrites the elements, y, of n blocks from their bytes, raw.
+# Each expand_TYPE overwrites y (n,) with elements j .. j + n - 1 of a row, whole blocks of it (of
+# super-blocks: whole runs of 32), from the row's bytes.
 # Loops over elements have 32 rounds: gcc unrolls those of 16 before it could make vectors of them.
 
-cdef inline void expand_f16(floats y, const uint8_t* raw, Py_ssize_t n) noexcept nogil:
+cdef inline void expand_f16(
+    floats y, const uint8_t* row, Py_ssize_t j, Py_ssize_t n
+) noexcept nogil:
     cdef Py_ssize_t i
     for i in range(n):
-        y[i] = half(word(raw + 2 * i))
+        y[i] = half(word(row + 2 * (j + i)))
 
 
-cdef inline void expand_bf16(floats y, const uint8_t* raw, Py_ssize_t n) noexcept nogil:
+cdef inline void expand_bf16(
+    floats y, const uint8_t* row, Py_ssize_t j, Py_ssize_t n
+) noexcept nogil:
     cdef Py_ssize_t i
     for i in range(n):
-        y[i] = bfloat(word(raw + 2 * i))
+        y[i] = bfloat(word(row + 2 * (j + i)))
 
 
-cdef inline void expand_q8_0(floats y, const uint8_t* raw, Py_ssize_t n) noexcept nogil:
+cdef inline void expand_q8_0(
+    floats y, const uint8_t* row, Py_ssize_t j, Py_ssize_t n
+) noexcept nogil:
+    cdef const uint8_t* raw = row + j // RUN * 34
     cdef float d
     cdef Py_ssize_t i
-    cdef int j
-    for i in range(n):
+    cdef int k
+    for i in range(n // RUN):
         d = half(word(raw + i * 34))
-        for j in range(RUN):
-            y[i * RUN + j] = d * <int8_t>raw[i * 34 + 2 + j]
+        for k in range(RUN):
+            y[i * RUN + k] = d * <int8_t>raw[i * 34 + 2 + k]
 
 
 cdef inline void codes_4(uint64_t* eight, const uint8_t* low) noexcept nogil:
@@ -150,17 +158,25 @@ cdef inline void _expand_32(
                     y[k + j] = d * (q[i * RUN + j] - offset)
 
 
-cdef inline void expand_q4_0(floats y, const uint8_t* raw, Py_ssize_t n) noexcept nogil:
-    _expand_32(y, raw, n, 18, False, False, 8)
+cdef inline void expand_q4_0(
+    floats y, const uint8_t* row, Py_ssize_t j, Py_ssize_t n
+) noexcept nogil:
+    _expand_32(y, row + j // RUN * 18, n // RUN, 18, False, False, 8)
 
 
-cdef inline void expand_q4_1(floats y, const uint8_t* raw, Py_ssize_t n) noexcept nogil:
-    _expand_32(y, raw, n, 20, True, False, 0)
+cdef inline void expand_q4_1(
+    floats y, const uint8_t* row, Py_ssize_t j, Py_ssize_t n
+) noexcept nogil:
+    _expand_32(y, row + j // RUN * 20, n // RUN, 20, True, False, 0)
 
 
-cdef inline void expand_q5_0(floats y, const uint8_t* raw, Py_ssize_t n) noexcept nogil:
-    _expand_32(y, raw, n, 22, False, True, 16)
+cdef inline void expand_q5_0(
+    floats y, const uint8_t* row, Py_ssize_t j, Py_ssize_t n
+) noexcept nogil:
+    _expand_32(y, row + j // RUN * 22, n // RUN, 22, False, True, 16)
 
 
-cdef inline void expand_q5_1(floats y, const uint8_t* raw, Py_ssize_t n) noexcept nogil:
-    _expand_32(y, raw, n, 24, True, True, 0)
+cdef inline void expand_q5_1(
+    floats y, const uint8_t* row, Py_ssize_t j, Py_ssize_t n
+) noexcept nogil:
+    _expand_32(y, row + j // RUN * 24, n // RUN, 24, True, True, 0)

@@ -1,9 +1,11 @@
-"""The one shape check of the kernels' Python doors."""
+"""The shape checks of the kernels' Python doors."""
 
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["MAX_THREADS", "check"]
+from toynn._kernels._types import BLOCKS
+
+__all__ = ["MAX_THREADS", "check", "row_length"]
 
 MAX_THREADS = 1024  # the OpenMP runtime ends the process when it cannot make a thread
 
@@ -24,3 +26,18 @@ def check(where: str, given: str, n_threads: int, /, **arrays: tuple[Any, Sequen
     got = {name: array.shape for name, (array, _) in arrays.items()}
     if any(tuple(got[name]) != tuple(needed[name]) for name in arrays):
         raise ValueError(f"{where}: {given} needs {_shown(needed)}; got {_shown(got)}")
+
+
+def row_length(where: str, type: str, elements: int) -> int:
+    """Return the length of a row of so many elements as a door takes it: in floats, or in bytes.
+
+    Raises ValueError for a type that is not in BLOCKS and where the row is not whole blocks.
+    """
+    if type not in BLOCKS:
+        raise ValueError(f"{where}: type needs one of {', '.join(BLOCKS)}; got {type!r}")
+    block, nbytes = BLOCKS[type]
+    if elements % block:
+        raise ValueError(
+            f"{where}: {type} needs rows of a multiple of {block} elements; got {elements}"
+        )
+    return elements if type == "F32" else elements // block * nbytes

@@ -1,5 +1,7 @@
 """Super-blocks of 256: bytes in, float32 out, one inline function for each type.
 
+Any runs of 32 elements can be had, since a panel of a matrix product may begin in mid-block.
+
 The scales of sub-blocks are small integers themselves, times one float16 for the super-block.
 d and m are float16, q[j] is the unsigned code of element j, s its sub-block.
 
@@ -23,6 +25,10 @@ from toynn._kernels._blocks cimport RUN, floats, half, word
 
 cdef enum:
     SUPER = 256  # elements of a super-block
+    RUNS = 8     # of 32 elements each
+
+# Each block_TYPE overwrites y with runs s0 .. s1 - 1 of the block whose bytes are raw.
+ctypedef void (*block_fn)(floats, const uint8_t*, Py_ssize_t, Py_ssize_t) noexcept nogil
 
 
 cdef inline void scales_k(uint8_t* a, uint8_t* b, const uint8_t* raw) noexcept nogil:
@@ -39,48 +45,57 @@ cdef inline void scales_k(uint8_t* a, uint8_t* b, const uint8_t* raw) noexcept n
         b[s + 4] = (raw[s + 8] >> 4) | ((raw[s + 4] >> 6) << 4)
 
 
-cdef inline void block_q4_k(floats y, const uint8_t* raw) noexcept nogil:
+cdef inline void block_q4_k(
+    floats y, const uint8_t* raw, Py_ssize_t s0, Py_ssize_t s1
+) noexcept nogil:
     cdef uint8_t a[8]
     cdef uint8_t b[8]
     cdef const uint8_t* low
     cdef float d = half(word(raw)), m = half(word(raw + 2)), scale, least
-    cdef int s, j, shift
+    cdef Py_ssize_t s
+    cdef int j, shift
     scales_k(a, b, raw + 4)
-    for s in range(8):
+    for s in range(s0, s1):
         low = raw + 16 + (s // 2) * RUN
         shift = 4 * (s & 1)
         scale = d * a[s]
         least = m * b[s]
         for j in range(RUN):
-            y[s * RUN + j] = scale * ((low[j] >> shift) & 15) - least
+            y[(s - s0) * RUN + j] = scale * ((low[j] >> shift) & 15) - least
 
 
-cdef inline void block_q5_k(floats y, const uint8_t* raw) noexcept nogil:
+cdef inline void block_q5_k(
+    floats y, const uint8_t* raw, Py_ssize_t s0, Py_ssize_t s1
+) noexcept nogil:
     cdef uint8_t a[8]
     cdef uint8_t b[8]
     cdef const uint8_t* high = raw + 16
     cdef const uint8_t* low
     cdef float d = half(word(raw)), m = half(word(raw + 2)), scale, least
-    cdef int s, j, shift
+    cdef Py_ssize_t s
+    cdef int j, shift
     scales_k(a, b, raw + 4)
-    for s in range(8):
+    for s in range(s0, s1):
         low = raw + 48 + (s // 2) * RUN
         shift = 4 * (s & 1)
         scale = d * a[s]
         least = m * b[s]
         for j in range(RUN):
-            y[s * RUN + j] = (
+            y[(s - s0) * RUN + j] = (
                 scale * (((low[j] >> shift) & 15) | (((high[j] >> s) & 1) << 4)) - least
             )
 
 
-cdef inline void block_q6_k(floats y, const uint8_t* raw) noexcept nogil:
+cdef inline void block_q6_k(
+    floats y, const uint8_t* raw, Py_ssize_t s0, Py_ssize_t s1
+) noexcept nogil:
     cdef const int8_t* a = <const int8_t*>raw + 192
     cdef const uint8_t* low
     cdef const uint8_t* high
     cdef float d = half(word(raw + 208)), first, second
-    cdef int s, j, shift, pair
-    for s in range(8):  # runs of 32; four of them make a half block
+    cdef Py_ssize_t s
+    cdef int j, shift, pair
+    for s in range(s0, s1):  # four runs make a half block
         low = raw + (s // 4) * 64 + (s & 1) * RUN
         high = raw + 128 + (s // 4) * RUN
         shift = 4 * ((s >> 1) & 1)
@@ -88,24 +103,36 @@ cdef inline void block_q6_k(floats y, const uint8_t* raw) noexcept nogil:
         first = d * a[2 * s]
         second = d * a[2 * s + 1]
         for j in range(RUN):
-            y[s * RUN + j] = (first if j < 16 else second) * (
+            y[(s - s0) * RUN + j] = (first if j < 16 else second) * (
                 (((low[j] >> shift) & 15) | (((high[j] >> pair) & 3) << 4)) - 32
             )
 
 
-cdef inline void expand_q4_k(floats y, const uint8_t* raw, Py_ssize_t n) noexcept nogil:
-    cdef Py_ssize_t i
-    for i in range(n):
-        block_q4_k(y + i * SUPER, raw + i * 144)
+cdef inline void _expand_blocks(
+    floats y, const uint8_t* row, Py_ssize_t j, Py_ssize_t n, block_fn block, Py_ssize_t nbytes
+) noexcept nogil:
+    """Elements j .. j + n - 1 of a row, whole runs, from the blocks in which they are."""
+    cdef Py_ssize_t i, r = j // RUN, end = (j + n) // RUN, last
+    for i in range(r // RUNS, (end + RUNS - 1) // RUNS):
+        last = min(end, (i + 1) * RUNS)
+        block(y, row + i * nbytes, r - i * RUNS, last - i * RUNS)
+        y += (last - r) * RUN
+        r = last
 
 
-cdef inline void expand_q5_k(floats y, const uint8_t* raw, Py_ssize_t n) noexcept nogil:
-    cdef Py_ssize_t i
-    for i in range(n):
-        block_q5_k(y + i * SUPER, raw + i * 176)
+cdef inline void expand_q4_k(
+    floats y, const uint8_t* row, Py_ssize_t j, Py_ssize_t n
+) noexcept nogil:
+    _expand_blocks(y, row, j, n, block_q4_k, 144)
 
 
-cdef inline void expand_q6_k(floats y, const uint8_t* raw, Py_ssize_t n) noexcept nogil:
-    cdef Py_ssize_t i
-    for i in range(n):
-        block_q6_k(y + i * SUPER, raw + i * 210)
+cdef inline void expand_q5_k(
+    floats y, const uint8_t* row, Py_ssize_t j, Py_ssize_t n
+) noexcept nogil:
+    _expand_blocks(y, row, j, n, block_q5_k, 176)
+
+
+cdef inline void expand_q6_k(
+    floats y, const uint8_t* row, Py_ssize_t j, Py_ssize_t n
+) noexcept nogil:
+    _expand_blocks(y, row, j, n, block_q6_k, 210)

@@ -3,7 +3,8 @@
     y[n,c]  = w[ids[n],c]
     dw[v,c] = sum of dy[n,c] over the n with ids[n] = v
 
-N ids, a table of V rows, C channels. float32, ids int32; outputs never alias inputs.
+N ids, a table of V rows, C channels. float32, ids int32; outputs never alias inputs. For forward
+w may be stored in blocks of any type of _format.pxd, of which the rows asked for are expanded.
 Nothing is saved. y is overwritten; dw is overwritten, or added to if accumulate is set.
 The Python doors refuse an id outside 0..V-1; the program's entries, whose caller has checked the
 ids, skip it (y gets zeros, dw nothing) rather than read or write outside the table.
@@ -11,24 +12,30 @@ Source: the lookup table of Bengio et al. 2003, A Neural Probabilistic Language 
 """
 from cpython.pycapsule cimport PyCapsule_New
 from cython.parallel cimport parallel, prange
+from libc.stdint cimport uint8_t
 from libc.string cimport memcpy, memset
 
 from toynn._kernels._common cimport at2, flush_denormals, fpstate, ids1, restore_fpstate
+from toynn._kernels._format cimport Format, format_of, row_bytes, rows_at
 from toynn._kernels.abi cimport KernelArgs, kernel_fn
 
-from toynn._kernels._check import check
+from toynn._kernels._check import check, row_length
+from toynn._kernels._types import TYPES
 
 cdef enum:
     COLS = 64  # columns of dw per task: fixed, so dw is the same for any thread count
 
 
 cdef inline void _gather(
-    float* y, const float* w, int row, Py_ssize_t V, Py_ssize_t C
+    float* y, const uint8_t* w, const Format* format, int row, Py_ssize_t V, Py_ssize_t C
 ) noexcept nogil:
-    if 0 <= row < V:
-        memcpy(y, w + row * C, C * sizeof(float))
-    else:
+    cdef const uint8_t* w_v = w + row * row_bytes(format, C)
+    if not 0 <= row < V:
         memset(y, 0, C * sizeof(float))
+    elif format.expand == NULL:
+        memcpy(y, w_v, C * sizeof(float))
+    else:
+        format.expand(y, w_v, 0, C)
 
 
 cdef inline void _scatter_columns(
@@ -46,16 +53,17 @@ cdef inline void _scatter_columns(
 
 
 cdef void _forward(KernelArgs* a) noexcept nogil:
-    """Tensors y, w, ids; sizes N, V, C."""
+    """Tensors y, w, ids; sizes N, V, C, type of w."""
+    cdef Format format = format_of(a.n[3])
     cdef float* y = <float*>a.t[0]
-    cdef const float* w = <const float*>a.t[1]
+    cdef const uint8_t* w = <const uint8_t*>a.t[1]
     cdef const int* ids = <const int*>a.t[2]
     cdef Py_ssize_t n, N = a.n[0], V = a.n[1], C = a.n[2]
     if C == 0:
         return
     with parallel(num_threads=a.n_threads):
         for n in prange(N, schedule="static"):
-            _gather(y + n * C, w, ids[n], V, C)
+            _gather(y + n * C, w, &format, ids[n], V, C)
 
 
 cdef void _backward(KernelArgs* a) noexcept nogil:
@@ -86,14 +94,20 @@ def _check_ids(where, const int[::1] ids, Py_ssize_t V):
             raise ValueError(f"{where}: row {n}: id {ids[n]} is outside 0..{V - 1}")
 
 
-def forward(float[:, ::1] y, const float[:, ::1] w, const int[::1] ids, int n_threads=1):
-    """Overwrite y (N,C) with the rows ids (N,) of w (V,C)."""
+def forward(float[:, ::1] y, w, const int[::1] ids, str type="F32", int n_threads=1):
+    """Overwrite y (N,C) with the rows ids (N,) of w (V,C).
+
+    Of a ``type`` other than "F32", w holds bytes: (V, bytes of a row of C elements).
+    """
     cdef KernelArgs a
-    cdef Py_ssize_t N = ids.shape[0], V = w.shape[0], C = w.shape[1]
-    check("embedding.forward", f"ids ({N},), w ({V}, {C})", n_threads, y=(y, (N, C)))
+    cdef Py_ssize_t N = ids.shape[0], V = w.shape[0], C = y.shape[1]
+    check(
+        "embedding.forward", f"ids ({N},), {V} rows of {C}", n_threads, y=(y, (N, C)),
+        w=(w, (V, row_length("embedding.forward", type, C))),
+    )
     _check_ids("embedding.forward", ids, V)
-    a.t[0], a.t[1], a.t[2] = at2(y), at2(w), ids1(ids)
-    a.n[0], a.n[1], a.n[2] = N, V, C
+    a.t[0], a.t[1], a.t[2] = at2(y), rows_at(w, type), ids1(ids)
+    a.n[0], a.n[1], a.n[2], a.n[3] = N, V, C, TYPES[type]
     a.n_threads = n_threads
     with nogil:
         _forward(&a)

@@ -4,21 +4,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 _F32 = NDArray[np.float32]
+_U8 = NDArray[np.uint8]
 
 entries: dict[str, Any]
 __test__: dict[str, str]
 
-def workspace(entry: str, M: int, N: int, K: int, *others: int, n_threads: int = 1) -> int: ...
+def workspace(entry: str, M: int, N: int, K: int, *switches: int, n_threads: int = 1) -> int: ...
 def forward(
     y: _F32,
     pre: _F32 | None,
     x: _F32,
-    w: _F32,
+    w: _F32 | _U8,
     b: _F32 | None,
     activation: str = "none",
+    type: str = "F32",
     n_threads: int = 1,
 ) -> None: ...
-def backward_input(dx: _F32, dy: _F32, w: _F32, n_threads: int = 1) -> None: ...
+def backward_input(
+    dx: _F32, dy: _F32, w: _F32 | _U8, type: str = "F32", n_threads: int = 1
+) -> None: ...
 def backward_weight(
     dw: _F32, dy: _F32, x: _F32, accumulate: bool = False, n_threads: int = 1
 ) -> None: ...

@@ -9,6 +9,9 @@ Saved for backward: pre (M,N), if there is an activation. y and dx are overwritt
 overwritten, or added to if accumulate is set. The loops are numbered as in Van Zee & van de Geijn
 2015 (BLIS), doi:10.1145/2764454; here the smaller operand is packed once for all threads, and each
 thread packs its share of the larger one just before use.
+
+For forward and backward_input w may be stored in blocks of any type of _format.pxd. It is expanded
+while it is packed; the results are, bit for bit, those of its float32 expansion.
 """
 from cpython.pycapsule cimport PyCapsule_New
 from cython.parallel cimport parallel, prange, threadid
@@ -17,13 +20,16 @@ from libc.string cimport memcpy
 
 from toynn._kernels._common cimport at1, at2, flush_denormals, fpstate, restore_fpstate
 from toynn._kernels._gelu cimport gelu_exact, gelu_tanh
-from toynn._kernels._gemm cimport (
-    KC, LINE, Operand, aligned, blocks_of, multiply, multiply_panels, pack, panel_floats,
-    panel_start, panels,
+from toynn._kernels._format cimport rows_at
+from toynn._kernels._gemm cimport multiply, multiply_panels
+from toynn._kernels._panels cimport (
+    KC, LINE, Operand, aligned, blocks_of, floats_at, pack, panel_floats, panel_start, panels,
+    stored_as,
 )
 from toynn._kernels.abi cimport KernelArgs, kernel_fn
 
-from toynn._kernels._check import check
+from toynn._kernels._check import check, row_length
+from toynn._kernels._types import TYPES
 
 cdef enum:
     SMALL = 1 << 21   # multiplications (20 us) for which threads and packing cost too much
@@ -125,6 +131,18 @@ cdef inline void _multiply_panels(
     )
 
 
+cdef inline void _pack_part(
+    const Plan* plan, float* shared, Py_ssize_t s0, Py_ssize_t s1, Py_ssize_t j, int parts,
+    Py_ssize_t k, Py_ssize_t kc,
+) noexcept nogil:
+    """Part j of shared panels s0 .. s1 - 1, for terms k .. k + kc - 1."""
+    cdef Py_ssize_t first = j * (s1 - s0) // parts, last = (j + 1) * (s1 - s0) // parts
+    pack(
+        shared + first * panel_floats(plan.shared.is_a, kc), plan.shared, s0 + first, s0 + last,
+        k, kc,
+    )
+
+
 cdef inline void _multiply_group(
     const Product* p, const Plan* plan, const float* shared, float* own,
     Py_ssize_t s0, Py_ssize_t s1, Py_ssize_t g, Py_ssize_t k, Py_ssize_t kc,
@@ -137,8 +155,7 @@ cdef inline void _multiply_group(
     cdef Py_ssize_t own_step = panel_floats(plan.own.is_a, kc)
     cdef const float* at_s
     cdef const float* at_o
-    for o in range(o0, o1):
-        pack(own + (o - o0) * own_step, plan.own, o, k, kc)
+    pack(own, plan.own, o0, o1, k, kc)
     # LOOP 2 takes the shared panels one by one; each stays in L1 while
     # LOOP 1 runs over the thread's own panels, which stay in L2.
     for s in range(s0, s1):
@@ -163,7 +180,7 @@ cdef void _multiply_blocked(const Product* p, void* workspace, int n_threads) no
     cdef float* shared = aligned(workspace)
     cdef float* own = shared + plan.shared_floats
     cdef Py_ssize_t slices = blocks_of(panels(plan.shared), plan.slice)
-    cdef Py_ssize_t s, g, i = 0, t = 0, s0 = 0, s1 = 0, k = 0, kc = 0, step = 0
+    cdef Py_ssize_t g, i = 0, j, t = 0, s0 = 0, s1 = 0, k = 0, kc = 0
     cdef fpstate before = 0
     with parallel(num_threads=n_threads):
         before = flush_denormals()
@@ -175,9 +192,8 @@ cdef void _multiply_blocked(const Product* p, void* workspace, int n_threads) no
             for t in range(blocks_of(p.K, KC)):
                 k = t * KC
                 kc = min(KC, p.K - k)
-                step = panel_floats(plan.shared.is_a, kc)
-                for s in prange(s0, s1, schedule="static"):
-                    pack(shared + (s - s0) * step, plan.shared, s, k, kc)
+                for j in prange(n_threads, schedule="static"):
+                    _pack_part(&plan, shared, s0, s1, j, n_threads, k, kc)
                 # LOOP 3 deals groups of the larger side's panels to the threads.
                 for g in prange(plan.groups, schedule="static"):
                     _multiply_group(
@@ -209,7 +225,8 @@ cdef void _multiply(const Product* p, void* workspace, int n_threads) noexcept n
 
 
 cdef Product _product(
-    Entry entry, float* c, const float* a, const float* b, Py_ssize_t M, Py_ssize_t N, Py_ssize_t K
+    Entry entry, float* c, const float* a, const void* b, Py_ssize_t M, Py_ssize_t N, Py_ssize_t K,
+    Py_ssize_t type,
 ) noexcept nogil:
     """The product of an entry as C = A B: which of x, w and dy is read along which axis."""
     cdef Product p
@@ -218,25 +235,25 @@ cdef Product _product(
     p.activation = NONE
     p.add = False
     if entry == FORWARD:  # y = x w^T
-        p.a = Operand(a, M, K, 1, True)
-        p.b = Operand(b, N, K, 1, False)
+        p.a = floats_at(a, M, K, 1, True)
+        p.b = stored_as(type, b, N, K, True)
         p.K = K
     elif entry == BACKWARD_INPUT:  # dx = dy w
-        p.a = Operand(a, M, N, 1, True)
-        p.b = Operand(b, K, 1, K, False)
+        p.a = floats_at(a, M, N, 1, True)
+        p.b = stored_as(type, b, K, K, False)
         p.K = N
     else:  # dw = dy^T x
-        p.a = Operand(a, N, 1, N, True)
-        p.b = Operand(b, K, 1, K, False)
+        p.a = floats_at(a, N, 1, N, True)
+        p.b = floats_at(<const float*>b, K, 1, K, False)
         p.K = M
     return p
 
 
 cdef void _forward(KernelArgs* a) noexcept nogil:
-    """Tensors y, pre or NULL, x, w, b or NULL; sizes M, N, K, activation."""
+    """Tensors y, pre or NULL, x, w, b or NULL; sizes M, N, K, activation, type of w."""
     cdef Product p = _product(
         FORWARD, <float*>(a.t[0] if a.t[1] == NULL else a.t[1]), <const float*>a.t[2],
-        <const float*>a.t[3], a.n[0], a.n[1], a.n[2],
+        a.t[3], a.n[0], a.n[1], a.n[2], a.n[4],
     )
     p.y = <float*>a.t[0]
     p.bias = <const float*>a.t[4]
@@ -245,10 +262,10 @@ cdef void _forward(KernelArgs* a) noexcept nogil:
 
 
 cdef void _backward_input(KernelArgs* a) noexcept nogil:
-    """Tensors dx, dy, w; sizes M, N, K."""
+    """Tensors dx, dy, w; sizes M, N, K, type of w."""
     cdef Product p = _product(
-        BACKWARD_INPUT, <float*>a.t[0], <const float*>a.t[1], <const float*>a.t[2],
-        a.n[0], a.n[1], a.n[2],
+        BACKWARD_INPUT, <float*>a.t[0], <const float*>a.t[1], a.t[2], a.n[0], a.n[1], a.n[2],
+        a.n[3],
     )
     _multiply(&p, a.workspace, a.n_threads)
 
@@ -256,8 +273,7 @@ cdef void _backward_input(KernelArgs* a) noexcept nogil:
 cdef void _backward_weight(KernelArgs* a) noexcept nogil:
     """Tensors dw, dy, x; sizes M, N, K."""
     cdef Product p = _product(
-        BACKWARD_WEIGHT, <float*>a.t[0], <const float*>a.t[1], <const float*>a.t[2],
-        a.n[0], a.n[1], a.n[2],
+        BACKWARD_WEIGHT, <float*>a.t[0], <const float*>a.t[1], a.t[2], a.n[0], a.n[1], a.n[2], 0
     )
     p.add = a.accumulate
     _multiply(&p, a.workspace, a.n_threads)
@@ -275,13 +291,15 @@ def _known(where, value, values):
     return values[value]
 
 
-def workspace(str entry, Py_ssize_t M, Py_ssize_t N, Py_ssize_t K, *others, int n_threads=1):
+def workspace(
+    str entry, Py_ssize_t M, Py_ssize_t N, Py_ssize_t K, *switches, int n_threads=1
+):
     """Bytes of scratch memory that an entry needs at these sizes; 0 where it needs none.
 
-    ``others`` are the sizes that follow: activation and type, which need none.
+    ``switches`` are the entry's other sizes. Scratch memory is for floats, whatever the type of w.
     """
     cdef Entry which = _known("matmul.workspace", entry, _ENTRIES)
-    cdef Product p = _product(which, NULL, NULL, NULL, M, N, K)
+    cdef Product p = _product(which, NULL, NULL, NULL, M, N, K, 0)
     cdef Plan plan
     if min(M, N, K) < 0 or n_threads < 1:
         raise ValueError(
@@ -307,42 +325,43 @@ cdef int _run(str entry, kernel_fn kernel, KernelArgs* a) except -1:
 
 
 def forward(
-    float[:, ::1] y, float[:, ::1] pre, const float[:, ::1] x, const float[:, ::1] w,
-    const float[::1] b, str activation="none", int n_threads=1,
+    float[:, ::1] y, float[:, ::1] pre, const float[:, ::1] x, w, const float[::1] b,
+    str activation="none", str type="F32", int n_threads=1,
 ):
     """Overwrite y (M,N), and pre (M,N) unless None, from x (M,K), w (N,K) and b (N,) or None.
 
-    ``activation`` is "none", "gelu_tanh" or "gelu_exact".
+    ``activation`` is "none", "gelu_tanh" or "gelu_exact". Of a ``type`` other than "F32", w holds
+    bytes: (N, bytes of a row of K elements).
     """
     cdef KernelArgs a
     cdef Py_ssize_t M = x.shape[0], K = x.shape[1], N = w.shape[0]
     cdef Py_ssize_t kind = _known("matmul.forward: activation", activation, _ACTIVATIONS)
-    needed = {"y": (y, (M, N)), "w": (w, (N, K))}
+    needed = {"y": (y, (M, N)), "w": (w, (N, row_length("matmul.forward", type, K)))}
     if pre is not None:
         needed["pre"] = (pre, (M, N))
     if b is not None:
         needed["b"] = (b, (N,))
     check("matmul.forward", f"x ({M}, {K}), {N} outputs", n_threads, **needed)
-    a.t[0], a.t[2], a.t[3] = at2(y), at2(x), at2(w)
+    a.t[0], a.t[2], a.t[3] = at2(y), at2(x), rows_at(w, type)
     a.t[1] = NULL if pre is None else at2(pre)
     a.t[4] = NULL if b is None else at1(b)
-    a.n[0], a.n[1], a.n[2], a.n[3] = M, N, K, kind
+    a.n[0], a.n[1], a.n[2], a.n[3], a.n[4] = M, N, K, kind, TYPES[type]
     a.n_threads = n_threads
     _run("forward", _forward, &a)
 
 
 def backward_input(
-    float[:, ::1] dx, const float[:, ::1] dy, const float[:, ::1] w, int n_threads=1
+    float[:, ::1] dx, const float[:, ::1] dy, w, str type="F32", int n_threads=1
 ):
-    """Overwrite dx (M,K) from dy (M,N) and w (N,K)."""
+    """Overwrite dx (M,K) from dy (M,N) and w (N,K), or its bytes if ``type`` is not "F32"."""
     cdef KernelArgs a
-    cdef Py_ssize_t M = dy.shape[0], N = dy.shape[1], K = w.shape[1]
+    cdef Py_ssize_t M = dy.shape[0], N = dy.shape[1], K = dx.shape[1]
     check(
         "matmul.backward_input", f"dy ({M}, {N}), {K} inputs", n_threads, dx=(dx, (M, K)),
-        w=(w, (N, K)),
+        w=(w, (N, row_length("matmul.backward_input", type, K))),
     )
-    a.t[0], a.t[1], a.t[2] = at2(dx), at2(dy), at2(w)
-    a.n[0], a.n[1], a.n[2] = M, N, K
+    a.t[0], a.t[1], a.t[2] = at2(dx), at2(dy), rows_at(w, type)
+    a.n[0], a.n[1], a.n[2], a.n[3] = M, N, K, TYPES[type]
     a.n_threads = n_threads
     _run("backward_input", _backward_input, &a)
 

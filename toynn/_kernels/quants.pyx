@@ -19,12 +19,9 @@ from libc.math cimport fabsf, isfinite
 from libc.stdint cimport int8_t, uint8_t, uint16_t, uint32_t
 from libc.string cimport memcpy, memset
 
-from toynn._kernels._blocks cimport (
-    RUN, expand_bf16, expand_f16, expand_q4_0, expand_q4_1, expand_q5_0, expand_q5_1, expand_q8_0,
-    floats,
-)
+from toynn._kernels._blocks cimport RUN
 from toynn._kernels._common cimport at1
-from toynn._kernels._superblocks cimport SUPER, expand_q4_k, expand_q5_k, expand_q6_k
+from toynn._kernels._format cimport Format, format_of
 
 from toynn._kernels._check import check
 
@@ -36,15 +33,8 @@ cdef union _Bits:
     int i
     uint32_t u
 
-# y or x, the blocks' bytes, how many blocks.
-ctypedef void (*expand_fn)(floats, const uint8_t*, Py_ssize_t) noexcept nogil
+# The blocks' bytes, x, how many blocks.
 ctypedef void (*squeeze_fn)(uint8_t*, const float*, Py_ssize_t) noexcept nogil
-
-cdef struct Format:
-    Py_ssize_t elements
-    Py_ssize_t nbytes
-    expand_fn expand
-    squeeze_fn squeeze  # NULL: nothing here makes such blocks
 
 
 @cython.overflowcheck(False)
@@ -123,29 +113,12 @@ cdef void _squeeze_q4_0(uint8_t* raw, const float* x, Py_ssize_t n) noexcept nog
             raw[i * 18 + 2 + j] = q[j] | (q[j + 16] << 4)
 
 
-cdef Format _format(int type) except *:
-    """What the type with this number in GGUF is."""
-    if type == 1:
-        return Format(1, 2, expand_f16, NULL)
+cdef squeeze_fn _squeeze(int type) noexcept:
     if type == 2:
-        return Format(RUN, 18, expand_q4_0, _squeeze_q4_0)
-    if type == 3:
-        return Format(RUN, 20, expand_q4_1, NULL)
-    if type == 6:
-        return Format(RUN, 22, expand_q5_0, NULL)
-    if type == 7:
-        return Format(RUN, 24, expand_q5_1, NULL)
+        return _squeeze_q4_0
     if type == 8:
-        return Format(RUN, 34, expand_q8_0, _squeeze_q8_0)
-    if type == 12:
-        return Format(SUPER, 144, expand_q4_k, NULL)
-    if type == 13:
-        return Format(SUPER, 176, expand_q5_k, NULL)
-    if type == 14:
-        return Format(SUPER, 210, expand_q6_k, NULL)
-    if type == 30:
-        return Format(1, 2, expand_bf16, NULL)
-    raise ValueError(f"quants: no type {type}")
+        return _squeeze_q8_0
+    return NULL
 
 
 cdef inline void* _bytes(const uint8_t[::1] raw) noexcept:
@@ -154,32 +127,35 @@ cdef inline void* _bytes(const uint8_t[::1] raw) noexcept:
 
 def dequantize(float[::1] y, const uint8_t[::1] raw, int type, int n_threads=1):
     """Overwrite y (n,) with the elements of the blocks in raw, n / elements of nbytes each."""
-    cdef Format f = _format(type)
-    cdef Py_ssize_t t, b, n = y.shape[0], blocks = n // f.elements, step = TASK // f.elements
+    cdef Format f = format_of(type)
+    cdef Py_ssize_t t, n = y.shape[0], blocks
     cdef float* values = <float*>at1(y)
     cdef const uint8_t* first = <const uint8_t*>_bytes(raw)
+    if f.expand == NULL:
+        raise ValueError(f"quants.dequantize: no type {type}")
+    blocks = n // f.elements
     check("quants.dequantize", f"type {type}, y ({n},)", n_threads,
           y=(y, (blocks * f.elements,)), raw=(raw, (blocks * f.nbytes,)))
     with nogil, parallel(num_threads=n_threads):
-        for t in prange((blocks + step - 1) // step, schedule="static"):
-            b = t * step
-            f.expand(values + b * f.elements, first + b * f.nbytes, min(step, blocks - b))
+        for t in prange((n + TASK - 1) // TASK, schedule="static"):
+            f.expand(values + t * TASK, first, t * TASK, min(<Py_ssize_t>TASK, n - t * TASK))
 
 
 def quantize(uint8_t[::1] raw, const float[::1] x, int type, int n_threads=1):
     """Overwrite raw with the blocks of x (n,): Q8_0 (type 8) or Q4_0 (type 2)."""
-    cdef Format f = _format(type)
-    cdef Py_ssize_t t, b, n = x.shape[0], blocks = n // f.elements, step = TASK // f.elements
+    cdef Format f = format_of(type)
+    cdef squeeze_fn squeeze = _squeeze(type)
+    cdef Py_ssize_t t, b, n = x.shape[0], blocks = n // RUN, step = TASK // RUN
     cdef const float* values = <const float*>at1(x)
     cdef uint8_t* first = <uint8_t*>_bytes(raw)
-    if f.squeeze == NULL:
+    if squeeze == NULL:
         raise ValueError(f"quants.quantize: needs type 2 (Q4_0) or 8 (Q8_0); got {type}")
     check("quants.quantize", f"type {type}, x ({n},)", n_threads,
-          x=(x, (blocks * f.elements,)), raw=(raw, (blocks * f.nbytes,)))
+          x=(x, (blocks * RUN,)), raw=(raw, (blocks * f.nbytes,)))
     with nogil, parallel(num_threads=n_threads):
         for t in prange((blocks + step - 1) // step, schedule="static"):
             b = t * step
-            f.squeeze(first + b * f.nbytes, values + b * f.elements, min(step, blocks - b))
+            squeeze(first + b * f.nbytes, values + b * RUN, min(step, blocks - b))
 
 
 entries = {}  # files are read before a program runs

@@ -86,7 +86,9 @@ cdef inline void _block_normal(float* out, uint64_t x, double std, Py_ssize_t si
             out[2 * i + 1] = <float>(r * sin(angle))
 
 
-cdef inline void _block_uniform(float* out, uint64_t x, double bound, Py_ssize_t size) noexcept nogil:
+cdef inline void _block_uniform(
+    float* out, uint64_t x, double bound, Py_ssize_t size
+) noexcept nogil:
     cdef Py_ssize_t i
     for i in range(size):
         x = _xorshift(x)

@@ -138,7 +138,7 @@ def train_vit(arguments: Namespace) -> int:
     print(f"run folder  {folder.path}", flush=True)
     result = run_loop(
         arguments, recipe, batches, valid, optimizer, schedule, folder, unit="images",
-        measure=measure, on_best=lambda _: recipe.save(folder.model, overwrite=True),
+        measure=measure, on_best=lambda: recipe.save(folder.model, overwrite=True),
     )  # fmt: skip
 
     recipe.engine.load_weights(folder.load_weights())
@@ -160,7 +160,9 @@ def build(arguments: Namespace, data: ImageData) -> tuple[Any, AdamW, Any]:
     optimizer.weight_decay = arguments.weight_decay
     recipe = VitTiny()
     if arguments.init_from is None:
-        scale = arguments.init_scale or INIT_SCALE / math.sqrt(arguments.d_model)
+        scale = arguments.init_scale
+        if scale is None:
+            scale = INIT_SCALE / math.sqrt(arguments.d_model)
         options = RecipeOptions(t_batch=arguments.batch, seed=arguments.seed, init_scale=scale)
         recipe.realize(_config(arguments, data), options)
     else:

@@ -201,7 +201,7 @@ class LoRAEngine(GGUFEngine[C]):
             )
         adapters.check(adapter, self.file)
         path, pairs = fspath(adapter.path), adapter.pairs
-        for name in own.keys() ^ pairs.keys():
+        for name in sorted(own.keys() ^ pairs.keys()):
             raise AdapterError(
                 f"{path}: {name} is adapted {'there' if name in pairs else 'here'} only; realize "
                 "with the targets of the adapter (LoRA.realize_from_adapter)"

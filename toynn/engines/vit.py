@@ -310,7 +310,8 @@ class ViTEngine(Engine[ViTConfig, Pass]):
         x = ops.class_token(s, patches, w["cls_token"], w["pos_embed"])
         last = self.n_layers - 1
         for n in range(self.n_layers):
-            x = self._record_block(x, f"blocks.{n}", batch, rows if n == last else None)
+            with s.tape.block(f"blocks.{n}"):
+                x = self._record_block(x, f"blocks.{n}", batch, rows if n == last else None)
         return ops.linear(s, self._norm(x, "norm"), *self._affine("head"))
 
     def _record_block(self, x: Tensor, block: str, batch: int, rows: Tensor | None) -> Tensor:

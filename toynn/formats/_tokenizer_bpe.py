@@ -13,12 +13,12 @@ from toynn.errors import GGUFError
 from toynn.formats._tokenizer_chat import needed
 from toynn.formats._tokenizer_vocab import TokenType, Vocab
 
-__all__ = ["BPE", "letters"]
+__all__ = ["BPE", "byte_letters"]
 
 MISSING = "\ufdd0"  # not a character: stands for a byte without a token, so that none merge over it
 
 
-def letters() -> list[str]:
+def byte_letters() -> list[str]:
     """Return how GPT-2's tokenizer and its kin spell each byte: all of them as letters one can see.
 
     Source: bytes_to_unicode of github.com/openai/gpt-2, src/encoder.py.
@@ -35,7 +35,7 @@ class BPE:
         library = needed("tokenizers")
         assert vocab.kind is not None
         self._vocab = vocab
-        self._bytes = {letter: byte for byte, letter in enumerate(letters())}
+        self._bytes = {letter: byte for byte, letter in enumerate(byte_letters())}
         ids = {text: id for id, text in enumerate((*vocab.tokens, MISSING))}
         try:
             model = library.models.BPE(

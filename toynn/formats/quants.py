@@ -7,21 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toynn._kernels import quants as kernel
-from toynn.dtypes import BLOCKS as PACKED
-from toynn.dtypes import DTYPES
+from toynn._kernels._types import BLOCKS, TYPES
 from toynn.errors import GGUFError, ShapeError
 
 __all__ = ["BLOCKS", "TYPES", "dequantize", "quantize"]
-
-_KNOWN = {name.upper(): DTYPES[name] for name in ("f32", *PACKED)}
-
-#: The number of each type in a GGUF file.
-TYPES: dict[str, int] = {name: dtype.ggml for name, dtype in _KNOWN.items()}
-
-#: Elements of a block of each type, and its bytes. Rows are whole numbers of blocks.
-BLOCKS: dict[str, tuple[int, int]] = {
-    name: (dtype.elements, dtype.nbytes) for name, dtype in _KNOWN.items()
-}
 
 _QUANTIZED = ("Q8_0", "Q4_0")
 

@@ -1,4 +1,7 @@
-"""matmul against x w^T + b in float64, its GELU, and the two products of its gradient."""
+"""matmul against x w^T + b in float64, its GELU, and the two products of its gradient.
+
+With a ``type`` (its number in GGUF), w is random blocks, and the reference what they expand to.
+"""
 
 import math
 from typing import Any
@@ -6,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from toynn.testing.cases._case import Array, Call, OpCase, call
+from toynn.testing.cases.quants import SCALES, matrix
 
 ACTIVATIONS = ("none", "gelu_tanh", "gelu_exact")
 
@@ -36,19 +40,35 @@ def _activate(pre: Array, activation: str) -> Array:
     return pre
 
 
-def _calls(rng: np.random.Generator, M: int, N: int, K: int, activation: int = 0) -> list[Call]:
+def _calls(
+    rng: np.random.Generator, M: int, N: int, K: int, activation: int = 0, type: int = 0
+) -> list[Call]:
     inputs = _inputs(rng, M, N, K)
+    stored: dict[str, Any] = {}
     exact = {name: value.astype(np.float64) for name, value in inputs.items()}
+    if type:
+        stored["type"], inputs["w"], exact["w"] = matrix(rng, type, N, K)
     dy = rng.standard_normal((M, N)).astype(np.float32)
     gradients = _gradients(exact, dy.astype(np.float64))
     pre = _function(exact)
     name = ACTIVATIONS[activation]
     flops = 2 * M * N * K
-    return [
+    calls = [
         call(
-            "forward", {"y": _activate(pre, name), "pre": pre}, inputs, flops=flops, activation=name
+            "forward",
+            {"y": _activate(pre, name), "pre": pre},
+            inputs,
+            flops=flops,
+            activation=name,
+            **stored,
         ),
-        call("backward_input", {"dx": gradients["dx"]}, {"dy": dy, "w": inputs["w"]}, flops=flops),
+        call(
+            "backward_input",
+            {"dx": gradients["dx"]},
+            {"dy": dy, "w": inputs["w"]},
+            flops=flops,
+            **stored,
+        ),
         call(
             "backward_weight",
             {"dw": gradients["dw"]},
@@ -57,6 +77,7 @@ def _calls(rng: np.random.Generator, M: int, N: int, K: int, activation: int = 0
             flops=flops,
         ),
     ]
+    return calls[:2] if type else calls  # blocks are frozen
 
 
 CASE = OpCase(
@@ -71,6 +92,11 @@ CASE = OpCase(
         {"M": 129, "N": 131, "K": 127, "activation": 2},  # packed, all edges ragged
         {"M": 40, "N": 1000, "K": 513, "activation": 1},  # three blocks of terms
         {"M": 1025, "N": 48, "K": 96},  # more rows than columns
+        *({"M": 33, "N": 70, "K": 512, "activation": 1, "type": type} for type in SCALES),
+        {"M": 5, "N": 37, "K": 259, "type": 1},  # half floats: rows of any length
+        {"M": 300, "N": 65, "K": 544, "type": 8},  # more rows than columns
+        {"M": 4, "N": 1100, "K": 288, "type": 2},  # few rows
+        {"M": 3, "N": 0, "K": 256, "type": 12},
     ),
     bench={
         "gpt2_attn": {"M": 256, "N": 768, "K": 768},
@@ -83,6 +109,9 @@ CASE = OpCase(
         "tiny_fc": {"M": 32, "N": 256, "K": 64},
         "tiny_proj": {"M": 32, "N": 64, "K": 256},
         "tiny_head": {"M": 32, "N": 627, "K": 64},
+        "llama_1b_up_f32": {"M": 256, "N": 5632, "K": 2048},
+        "llama_1b_up_q8_0": {"M": 256, "N": 5632, "K": 2048, "type": 8},
+        "llama_1b_up_q4_k": {"M": 256, "N": 5632, "K": 2048, "type": 12},
     },
     calls=_calls,
     tolerance=2e-6,

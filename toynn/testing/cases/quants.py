@@ -32,6 +32,21 @@ def blocks(rng: np.random.Generator, type: int, n: int) -> Array:
     return raw
 
 
+def matrix(
+    rng: np.random.Generator, type: int, rows: int, columns: int
+) -> tuple[str, Array, Array]:
+    """Return a type's name, a random matrix as its bytes (rows, bytes of a row), and in float64."""
+    kind = gguf.GGMLQuantizationType(type)
+    raw = blocks(rng, type, rows * columns // gguf.GGML_QUANT_SIZES[kind][0])
+    exact = gguf.quants.dequantize(raw, kind) if raw.size else np.empty(0)
+    size = raw.size // rows if rows else gguf.quant_shape_to_byte_shape((columns,), kind)[0]
+    return (
+        kind.name,
+        raw.reshape(rows, size),
+        exact.reshape(rows, columns).astype(np.float64),
+    )
+
+
 def _calls(rng: np.random.Generator, type: int, n: int) -> list[Call]:
     kind = gguf.GGMLQuantizationType(type)
     elements, _ = gguf.GGML_QUANT_SIZES[kind]

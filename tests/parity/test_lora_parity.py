@@ -1,0 +1,164 @@
+"""LoRA against PEFT in PyTorch, on the dequantized weights: gradients of A and B, ten losses."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="PyTorch, the parity extra, is not installed")
+pytest.importorskip("transformers", reason="transformers, the parity extra, is not installed")
+pytest.importorskip("peft", reason="PEFT, the parity extra, is not installed")
+
+import torch
+from lora_bases import T, draw, make, mixed, write_base
+from peft import LoraConfig, PeftModel, TaskType, get_peft_model
+from safetensors.numpy import load_file
+from transformers import AutoModelForCausalLM
+from zork import START, Tokens, greedy, ours, train
+from zork import T as T_ZORK
+from zork import base as base_of_stories
+
+from toynn import AdamW, RecipeOptions
+from toynn.engines import ENGINES
+from toynn.formats import adapters, gguf
+from toynn.formats.adapters import Adapter
+from toynn.recipes import LoRA
+
+pytestmark = [
+    pytest.mark.parity,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore:The following layer was not sharded"),
+]
+
+WIDE = {"d_model": 256, "n_heads": 8, "n_kv_heads": 4, "d_ff": 256, "n_layers": 1}
+# The architecture, what its matrices are stored as, sizes.
+BASES = {
+    "llama": ("llama", "F32", {}),
+    "llama-q4_0": ("llama", "Q4_0", WIDE),
+    "llama-q4_k_m": ("llama", None, WIDE),
+    "qwen2": ("qwen2", "F32", {}),
+    "qwen3": ("qwen3", "F32", {}),
+    "gpt2": ("gpt2", "F32", {}),
+    "gpt2-q8_0": ("gpt2", "Q8_0", WIDE),
+}
+SETTINGS = {
+    "plain": {"alpha": 8.0},
+    "rslora": {"alpha": 3.0, "use_rslora": True},
+    "attention": {"rank": 2, "targets": "attention"},
+}
+
+
+@pytest.fixture(scope="module", params=BASES)
+def pair(request, tmp_path_factory):
+    """The path of a GGUF file, and of the folder with the same model, dequantized."""
+    arch, type, sizes = BASES[request.param]
+    folder = tmp_path_factory.mktemp("base")
+    write_base(folder / "base.gguf", arch, **sizes)
+    mixed(folder / "base.gguf", type)
+    ENGINES[arch].from_gguf(folder / "base.gguf", t_seq=T).export_hf(folder / "model")
+    return folder / "base.gguf", folder / "model"
+
+
+def theirs_for(model_path, recipe, folder, base):
+    """The model of PEFT with the adapters of a recipe."""
+    recipe.export_peft(folder)
+    model = AutoModelForCausalLM.from_pretrained(
+        model_path, dtype=torch.float32, attn_implementation="eager"
+    )
+    return PeftModel.from_pretrained(model, folder, is_trainable=True).eval()  # without dropout
+
+
+def by_their_names(tensors, recipe, folder, base):
+    """Arrays that are by the names of toynn's adapters, by PEFT's, their rows in its order."""
+    with gguf.open(base) as file:
+        adapters.write_peft(folder, Adapter(file.architecture, 1.0, tensors), file)
+    return load_file(folder / "adapter_model.safetensors")
+
+
+def loss_of(model, ids, labels, batch):
+    logits = model(input_ids=torch.tensor(ids, dtype=torch.long).view(batch, -1)).logits
+    labels = torch.tensor(labels, dtype=torch.long)
+    return torch.nn.functional.cross_entropy(logits.view(labels.numel(), -1), labels)
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_gradients_and_ten_losses(pair, setting, tmp_path):
+    base, folder = pair
+    recipe = make(base, t_batch=2, **SETTINGS[setting])
+    model = theirs_for(folder, recipe, tmp_path / "start", base)
+    hp = AdamW.for_lora()
+    hp.lr, hp.weight_decay = 3e-3, 0.1
+    theirs = torch.optim.AdamW(
+        [p for p in model.parameters() if p.requires_grad],
+        lr=3e-3,
+        betas=(0.9, 0.999),
+        eps=1e-8,
+        weight_decay=0.1,
+    )
+    losses, expected = [], []
+    for k in range(10):
+        ids, labels = draw(2, seed=k)
+        losses.append(recipe.step(ids, None, labels, hp.hp_for_step(k), k == 0))
+        theirs.zero_grad()
+        loss = loss_of(model, ids, labels, 2)
+        loss.backward()
+        if k == 0:
+            found = by_their_names(recipe.engine.gradients(), recipe, tmp_path / "d", base)
+            grads = {n: p.grad.numpy() for n, p in model.named_parameters() if p.requires_grad}
+            grads = {name.replace(".default", ""): g for name, g in grads.items()}
+            assert found.keys() == grads.keys()
+            for name, gradient in grads.items():
+                error = np.abs(found[name] - gradient).max()
+                assert error < 1e-4 * np.abs(gradient).max(), name
+        theirs.step()
+        expected.append(loss.item())
+    assert losses == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_what_peft_began_goes_on_here(pair, setting, tmp_path):
+    """An adapter that PEFT made and saved: the same loss and gradients."""
+    base, folder = pair
+    ours = SETTINGS[setting]
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    torch.manual_seed(0)
+    config = LoraConfig(
+        task_type=TaskType.CAUSAL_LM,
+        r=ours.get("rank", 4),
+        lora_alpha=ours.get("alpha", 2),
+        use_rslora=ours.get("use_rslora", False),
+        target_modules="all-linear",
+        init_lora_weights=False,  # B is not zero
+        fan_in_fan_out=model.config.model_type == "gpt2",
+    )
+    model = get_peft_model(model, config).eval()
+    model.save_pretrained(tmp_path / "theirs")
+    recipe = LoRA()
+    recipe.realize_from_adapter(base, tmp_path / "theirs", RecipeOptions(t_seq=T))
+    ids, labels = draw()
+    expected = loss_of(model, ids, labels, 1)
+    assert recipe.accumulate(ids, None, labels) == pytest.approx(expected.item(), rel=1e-5)
+    recipe.export_peft(tmp_path / "ours")
+    mine = load_file(tmp_path / "ours" / "adapter_model.safetensors")
+    begun = load_file(tmp_path / "theirs" / "adapter_model.safetensors")
+    assert all(np.array_equal(mine[name], values) for name, values in begun.items())
+
+
+def test_transformers_tells_of_zork_too(tmp_path):
+    """A pretrained model: PEFT in transformers has the same logits and writes the same text."""
+    path = base_of_stories()
+    recipe, _ = train(path)
+    tokens = Tokens(path)
+    start = tokens.encode(START)
+    story = greedy(lambda ids: ours(recipe.engine, ids), start, T_ZORK - len(start))
+    ENGINES["llama"].from_gguf(path, t_seq=T_ZORK).export_hf(tmp_path / "model")
+    model = theirs_for(tmp_path / "model", recipe, tmp_path / "adapter", path)
+
+    def logits(ids):
+        with torch.no_grad():
+            return model(input_ids=torch.tensor(ids)[None]).logits[0].double().numpy()
+
+    assert greedy(lambda ids: logits(ids)[-1], start, T_ZORK - len(start)) == story
+    expected = logits(story)
+    error = recipe.engine.logits(np.array(story)) - expected
+    assert (error**2).sum() < 1e-9 * (expected**2).sum()
+    assert tokens.decode(story).strip().startswith("The robot Zork")

@@ -1,0 +1,178 @@
+"""Panels: how the sides of a matrix product are cut, and packed in the order the tile reads them.
+
+A product is C (M,N) (+)= A (M,K) B (K,N). Either side may lie in memory in either order: an Operand
+says how far apart its rows (of A) or columns (of B) are, and how far apart successive k. Each side
+is cut into panels as wide as the register tile of gemm.h: A in panels of at most MR rows, all of
+nearly the same height, B in panels of NR columns, the last one filled up with zeros when packed.
+
+B may also be a matrix stored in blocks (_format.pxd), whose rows run along k or across it. It is
+expanded while it is packed, a stretch of a row at a time, so that of its floats there is no more
+than the panels in use; panels that share a block are packed together, so that it is expanded once.
+"""
+from libc.stdint cimport uint8_t
+from libc.string cimport memcpy, memset
+
+from toynn._kernels._blocks cimport RUN
+from toynn._kernels._format cimport Format, expand_fn, format_of, row_bytes
+
+cdef extern from "gemm.h" nogil:
+    enum:
+        V "TN_V"    # floats in a register
+        MR "TN_MR"  # rows of a tile
+        NR "TN_NR"  # columns of a tile
+    void transpose "tn_transpose" (
+        float* y, Py_ssize_t y_k, const float* x, Py_ssize_t x_row, Py_ssize_t rows
+    ) noexcept
+
+cdef enum:
+    KC = 256       # terms of a sum per pass: a packed panel of A and one of B fit in 48 KB of L1
+    STRETCH = 256  # elements of a row expanded at a time, if it runs across k: whole panels
+    LINE = 16      # floats in a cache line
+
+cdef struct Operand:
+    const float* x
+    Py_ssize_t size    # rows of A, or columns of B
+    Py_ssize_t stride  # between rows of A, or columns of B
+    Py_ssize_t k_stride
+    bint is_a
+    # A matrix in blocks: x points at its bytes, the strides are of no use.
+    expand_fn expand   # NULL: floats
+    Py_ssize_t row_bytes
+    bint along_k       # is a row one column of B, or one k?
+
+
+cdef inline Operand floats_at(
+    const float* x, Py_ssize_t size, Py_ssize_t stride, Py_ssize_t k_stride, bint is_a
+) noexcept nogil:
+    return Operand(x, size, stride, k_stride, is_a, NULL, 0, False)
+
+
+cdef inline Operand stored_as(
+    Py_ssize_t type, const void* rows, Py_ssize_t size, Py_ssize_t row, bint along_k
+) noexcept nogil:
+    """A matrix with rows of ``row`` elements, of a type that GGUF numbers, as operand B."""
+    cdef Format format = format_of(type)
+    cdef Operand b = floats_at(
+        <const float*>rows, size, row if along_k else 1, 1 if along_k else row, False
+    )
+    b.expand = format.expand
+    b.row_bytes = row_bytes(&format, row)
+    b.along_k = along_k
+    return b
+
+
+cdef inline float* aligned(void* buffer) noexcept nogil:
+    """The first cache line that begins in the buffer."""
+    return <float*>((<size_t>buffer + 63) & ~<size_t>63)
+
+
+cdef inline Py_ssize_t blocks_of(Py_ssize_t size, Py_ssize_t most) noexcept nogil:
+    """How many blocks of at most ``most`` make ``size``."""
+    return (size + most - 1) // most
+
+
+cdef inline Py_ssize_t panels(const Operand* side) noexcept nogil:
+    return blocks_of(side.size, MR if side.is_a else NR)
+
+
+cdef inline Py_ssize_t panel_start(const Operand* side, Py_ssize_t p) noexcept nogil:
+    """First row or column of panel p; that of the panel after the last is ``size``."""
+    if side.is_a:
+        return p * side.size // blocks_of(side.size, MR)
+    return min(p * NR, side.size)
+
+
+cdef inline Py_ssize_t panel_floats(bint is_a, Py_ssize_t kc) noexcept nogil:
+    """Floats that a packed panel takes; one of A may be written past its end by a register."""
+    return blocks_of(MR * kc, V) * V + V if is_a else NR * kc
+
+
+cdef inline void _pack_floats(
+    float* y, int width, const float* x, Py_ssize_t n, Py_ssize_t stride, Py_ssize_t k_stride,
+    Py_ssize_t kc,
+) noexcept nogil:
+    """y[k * width + i] = x[i * stride + k * k_stride] for the n rows that exist, 0 for the others.
+
+    One of the strides is 1. Where a register is wider than y is, its surplus is written over by the
+    next k: hence k ascends.
+    """
+    cdef Py_ssize_t i, k, b, whole = kc // V
+    if stride == 1 and n == width:
+        for k in range(kc):
+            memcpy(y + k * width, x + k * k_stride, width * sizeof(float))
+        return
+    if stride == 1:
+        whole = 0
+    for b in range(whole):
+        for i in range((width + V - 1) // V):
+            transpose(
+                y + b * V * width + i * V, width, x + i * V * stride + b * V, stride, n - i * V
+            )
+    for k in range(whole * V, kc):
+        for i in range(width):
+            y[k * width + i] = x[i * stride + k * k_stride] if i < n else 0
+
+
+cdef inline const uint8_t* row_of(const Operand* b, Py_ssize_t r) noexcept nogil:
+    """Row r of a matrix in blocks."""
+    return <const uint8_t*>b.x + r * b.row_bytes
+
+
+cdef inline void _pack_along(
+    float* y, const Operand* b, Py_ssize_t p, Py_ssize_t k, Py_ssize_t kc
+) noexcept nogil:
+    """Panel p, whose columns are rows of blocks."""
+    cdef float buffer[NR * KC + LINE]
+    cdef float* rows = aligned(buffer)
+    cdef Py_ssize_t i, n = min(<Py_ssize_t>NR, b.size - p * NR)
+    for i in range(n):
+        b.expand(rows + i * KC, row_of(b, p * NR + i), k, kc)
+    _pack_floats(y, NR, rows, n, KC, 1, kc)
+
+
+cdef inline void _pack_across(
+    float* y, const Operand* b, Py_ssize_t p0, Py_ssize_t p1, Py_ssize_t k, Py_ssize_t kc
+) noexcept nogil:
+    """Panels p0 .. p1 - 1, through which the rows of blocks run."""
+    cdef float buffer[STRETCH + LINE]
+    cdef float* elements = aligned(buffer)
+    cdef Py_ssize_t i, t, p, first, last, j, end
+    for t in range(p0 * NR // STRETCH, blocks_of(p1 * NR, STRETCH)):
+        first = max(p0, t * (STRETCH // NR))
+        last = min(p1, (t + 1) * (STRETCH // NR))
+        j = first * NR // RUN * RUN  # a panel may begin and end within a run
+        end = min(blocks_of(last * NR, RUN) * RUN, b.size)
+        memset(elements, 0, STRETCH * sizeof(float))
+        for i in range(kc):
+            b.expand(elements, row_of(b, k + i), j, end - j)
+            for p in range(first, last):
+                memcpy(
+                    y + ((p - p0) * kc + i) * NR, elements + (p * NR - j), NR * sizeof(float)
+                )
+
+
+cdef inline void pack(
+    float* y, const Operand* side, Py_ssize_t p0, Py_ssize_t p1, Py_ssize_t k, Py_ssize_t kc
+) noexcept nogil:
+    """Pack panels p0 .. p1 - 1 of terms k .. k + kc - 1, one after another."""
+    cdef Py_ssize_t p, start, step = panel_floats(side.is_a, kc)
+    cdef const float* x
+    if side.expand != NULL and not side.along_k:
+        _pack_across(y, side, p0, p1, k, kc)
+        return
+    for p in range(p0, p1):
+        if side.expand != NULL:
+            _pack_along(y + (p - p0) * step, side, p, k, kc)
+            continue
+        start = panel_start(side, p)
+        x = side.x + start * side.stride + k * side.k_stride
+        if side.is_a:
+            _pack_floats(
+                y + (p - p0) * step, MR, x, min(MR, side.size - start), side.stride, side.k_stride,
+                kc,
+            )
+        else:
+            _pack_floats(
+                y + (p - p0) * step, NR, x, min(NR, side.size - start), side.stride, side.k_stride,
+                kc,
+            )
