@@ -177,16 +177,21 @@ def race_steps(shapes: str, n_threads: int, rounds: int, only: str) -> None:
     """Print milliseconds of a whole training step, and PyTorch's time over toynn's."""
     import steps
 
-    print(f"{'ms per step, best/median':28}{'toynn':>18}{'torch':>18}   torch/toynn", flush=True)
     for name, shape in getattr(steps, shapes).items():
         if only not in name:
             continue
         times = race(steps.contestants(shape, n_threads), rounds)
+        others = [who for who in times if who != "toynn"]
+        if name == next(iter(getattr(steps, shapes))) or only:
+            columns = "".join(f"{who:>19}" for who in times)
+            ratios = "".join(f"{f'{who}/toynn':>19}" for who in others)
+            print(f"{'ms per step, best/median':28}{columns}{ratios}", flush=True)
         best = {who: 1e3 * min(t) for who, t in times.items()}
         usual = {who: 1e3 * statistics.median(t) for who, t in times.items()}
-        row = "".join(f"{best[who]:9.3f}/{usual[who]:8.3f}" for who in times)
-        ratios = [ms["torch"] / ms["toynn"] for ms in (best, usual)]
-        print(f"{name:28}{row}{ratios[0]:8.2f}/{ratios[1]:.2f}", flush=True)
+        row = "".join(f"{best[who]:10.3f}/{usual[who]:8.3f}" for who in times)
+        for who in others:
+            row += f"{best[who] / best['toynn']:14.2f}/{usual[who] / usual['toynn']:.2f}"
+        print(f"{name:28}{row}", flush=True)
 
 
 def tiny(n_threads: int, rounds: int, only: str) -> None:
@@ -202,6 +207,27 @@ def step(n_threads: int, rounds: int, only: str) -> None:
 def llama(n_threads: int, rounds: int, only: str) -> None:
     """A training step of Llama models, up to the shape of SmolLM2-135M."""
     race_steps("LLAMA", n_threads, rounds, only)
+
+
+def vit(n_threads: int, rounds: int, only: str) -> None:
+    """A training step of ViT-Tiny at 224 pixels."""
+    race_steps("VIT", n_threads, rounds, only)
+
+
+def decode(n_threads: int, rounds: int, only: str) -> None:
+    """Tokens per second of generation, one at a time over a cache of keys and values."""
+    import decode as decoding
+
+    print(f"{'tokens/s, best/median':28}{'toynn':>18}{'torch':>18}   toynn/torch", flush=True)
+    for name, shape in decoding.SHAPES.items():
+        if only not in name:
+            continue
+        times = race(decoding.contestants(shape, n_threads), rounds)
+        best = {who: decoding.TOKENS / min(t) for who, t in times.items()}
+        usual = {who: decoding.TOKENS / statistics.median(t) for who, t in times.items()}
+        row = "".join(f"{best[who]:9.1f}/{usual[who]:8.1f}" for who in times)
+        ratios = [rate["toynn"] / rate["torch"] for rate in (best, usual)]
+        print(f"{name:28}{row}{ratios[0]:8.2f}/{ratios[1]:.2f}", flush=True)
 
 
 def lora(n_threads: int, rounds: int, only: str) -> None:
@@ -241,6 +267,8 @@ SECTIONS = {
     "tiny": tiny,
     "step": step,
     "llama": llama,
+    "vit": vit,
+    "decode": decode,
     "lora": lora,
 }
 

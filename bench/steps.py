@@ -32,6 +32,12 @@ class LlamaShape(NamedTuple):
     B: int
 
 
+class ViTShape(NamedTuple):
+    """Pictures of a step of ViT-Tiny: 224 pixels wide, 10 classes."""
+
+    B: int
+
+
 TINY = {"d64_L2_T32_B1": Shape(64, 2, 4, 627, 32, 1)}
 STEPS = {
     "d128_L4_T128_B8": Shape(128, 4, 4, 256, 128, 8),
@@ -46,9 +52,13 @@ LLAMA = {
     "smollm2_135m_T256_B1": LlamaShape(576, 30, 9, 3, 1536, 49152, 256, 1),
 }
 
+VIT = {"vit_tiny_224_B1": ViTShape(1), "vit_tiny_224_B16": ViTShape(16)}
 
-def contestants(shape: Shape | LlamaShape, n_threads: int) -> Contestants:
-    """Return one step of each contestant, on the same ids."""
+
+def contestants(shape: Shape | LlamaShape | ViTShape, n_threads: int) -> Contestants:
+    """Return one step of each contestant, on the same ids or pictures."""
+    if isinstance(shape, ViTShape):
+        return vit_contestants(shape.B, n_threads)
     rng = np.random.default_rng(0)
     ids, labels = rng.integers(0, shape.vocab, (2, shape.B * shape.T), np.int32)
     return {
@@ -105,6 +115,96 @@ def torch_step(
         return loss.item()
 
     return step
+
+
+def vit_contestants(batch: int, n_threads: int) -> Contestants:
+    """Return one step of each contestant on the same pictures: bytes, as a decoder gives them."""
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (batch, 224, 224, 3)).astype(np.uint8)
+    labels = rng.integers(0, 10, batch)
+    return {
+        "toynn": toynn_vit_step(pixels, labels, n_threads),
+        "torch": torch_vit_step(pixels, labels, n_threads, bf16=False),
+        "torch bf16": torch_vit_step(pixels, labels, n_threads, bf16=True),
+    }
+
+
+def toynn_vit_step(pixels: np.ndarray, labels: np.ndarray, n_threads: int) -> Callable[[], object]:
+    import toynn
+
+    toynn.set_num_threads(n_threads)
+    recipe = toynn.recipes.VitTiny()
+    recipe.realize(toynn.ViTConfig(), toynn.RecipeOptions(t_batch=len(pixels)))
+    adamw = toynn.AdamW.for_lora()
+
+    def step() -> float:
+        k = recipe.step_index
+        return recipe.step(pixels, [0], labels, adamw.hp_for_step(k), k == 0)
+
+    return step
+
+
+def torch_vit_step(
+    pixels: np.ndarray, labels: np.ndarray, n_threads: int, *, bf16: bool
+) -> Callable[[], object]:
+    """Make the same step in PyTorch, in float32 or in bfloat16 by autocast."""
+    import torch
+    from torch import nn
+
+    torch.set_num_threads(n_threads)
+    torch.manual_seed(0)
+    model = torch_vit()
+    adamw = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0, fused=True)
+    images, targets = torch.from_numpy(pixels), torch.from_numpy(labels)
+
+    def step() -> float:
+        planes = images.permute(0, 3, 1, 2).float().div_(127.5).sub_(1)
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            loss = nn.functional.cross_entropy(model(planes), targets)
+        adamw.zero_grad(set_to_none=True)
+        loss.backward()
+        adamw.step()
+        return loss.item()
+
+    return step
+
+
+def torch_vit() -> Any:
+    """Return timm's vit_tiny_patch16_224 with 10 classes."""
+    import torch
+    from torch import nn
+
+    fused = nn.functional.scaled_dot_product_attention
+    C, H = 192, 3
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm1, self.norm2 = nn.LayerNorm(C, 1e-6), nn.LayerNorm(C, 1e-6)
+            self.qkv, self.proj = nn.Linear(C, 3 * C), nn.Linear(C, C)
+            self.fc1, self.gelu, self.fc2 = nn.Linear(C, 4 * C), nn.GELU(), nn.Linear(4 * C, C)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            B, T, _ = x.shape
+            q, k, v = self.qkv(self.norm1(x)).view(B, T, 3, H, C // H).permute(2, 0, 3, 1, 4)
+            x = x + self.proj(fused(q, k, v).transpose(1, 2).reshape(B, T, C))
+            return x + self.fc2(self.gelu(self.fc1(self.norm2(x))))
+
+    class ViT(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.proj = nn.Conv2d(3, C, 16, 16)
+            self.cls_token = nn.Parameter(torch.zeros(1, 1, C))
+            self.pos_embed = nn.Parameter(0.02 * torch.randn(1, 197, C))
+            self.blocks = nn.Sequential(*(Block() for _ in range(12)))
+            self.norm, self.head = nn.LayerNorm(C, 1e-6), nn.Linear(C, 10)
+
+        def forward(self, planes: torch.Tensor) -> torch.Tensor:
+            x = self.proj(planes).flatten(2).transpose(1, 2)
+            x = torch.cat([self.cls_token.expand(len(x), -1, -1), x], 1) + self.pos_embed
+            return self.head(self.norm(self.blocks(x))[:, 0])
+
+    return ViT()
 
 
 def torch_gpt2(shape: Shape) -> Any:

@@ -17,7 +17,7 @@ class FakeSession:
         self.grad_norm = 0.0
 
     def memory(self):
-        return SimpleNamespace(weights=4, moments=8, gradients=4, activations=16, peak=32)
+        return SimpleNamespace(weights=4, moments=8, gradients=4, activations=16, peak=32, mapped=0)
 
 
 class FakeEngine:
@@ -25,6 +25,7 @@ class FakeEngine:
         self.session = FakeSession()
         self.context = context
         self.table = np.zeros((vocab, vocab), np.float32)
+        self.tensors = self.parameters = {"table.weight": self.table}
 
     def weights(self):
         return {"table.weight": self.table.copy()}

@@ -53,21 +53,6 @@ def test_missing_file_folder_and_impossible_path(tmp_path):
         Corpus.read("a\0b")
 
 
-def test_split_takes_the_tail():
-    train, valid = Corpus("text", bytes(range(100))).split(seq=4)
-    assert train.tolist() == list(range(90))
-    assert valid.tolist() == list(range(90, 100))
-    train, valid = Corpus("text", bytes(range(20))).split(seq=7)
-    assert (len(train), len(valid)) == (12, 8)  # a tenth would hold no window
-
-
-@pytest.mark.parametrize("size", [1, 17])
-def test_split_refuses_a_text_without_two_windows(size):
-    with pytest.raises(DataError, match=f"text: {size} bytes are too short.*window of 9 bytes"):
-        Corpus("text", bytes(size)).split(seq=8)
-    Corpus("text", bytes(18)).split(seq=8)
-
-
 def test_random_windows_predict_the_next_token_everywhere():
     batches = RandomWindows(COUNTING, batch=3, seq=5, seed=0)
     seen = set()

@@ -3,11 +3,16 @@
 import numpy as np
 import pytest
 from llamas import KINDS, SIZES, make, shake
+from lora_bases import ARCHS, write_base
 
 import toynn
+from toynn.engines import ENGINES, LlamaSeqEngine, frozen
 from toynn.engines._decoding import CHUNK
 from toynn.errors import LabelError, LifecycleError, ShapeError
+from toynn.formats import gguf
 from toynn.generate import sample
+
+HP = toynn.AdamW.for_lora().hp_for_step(0)
 
 CONTEXT = 2 * CHUNK + 10
 MODELS = ("gpt2", *KINDS)
@@ -39,6 +44,7 @@ def test_cached_logits_are_those_of_a_full_forward(kind):
         [CHUNK, CHUNK, 10],
         [CHUNK - 1, 1, 2, 1, CHUNK],
         [CHUNK + 1, 3],
+        [CONTEXT - 8, 8],
         [CONTEXT],
     ):
         decoder = engine.decoder()
@@ -84,9 +90,8 @@ def test_the_same_bits_on_any_number_of_threads():
 
 def test_training_goes_on_between_and_is_seen():
     engine, ids = realized("llama")
-    hp = toynn.AdamW.for_lora().hp_for_step(0)
     before = engine.decoder().read(ids[:9])
-    engine.step(ids[:8], None, ids[1:9], hp, is_first=True)
+    engine.step(ids[:8], None, ids[1:9], HP, is_first=True)
     after = engine.decoder().read(ids[:9])
     assert nmse(after, engine.logits(ids[:9])[-1]) < 1e-12
     assert nmse(after, before) > 1e-6
@@ -102,6 +107,44 @@ def test_an_engine_without_a_training_step_takes_no_memory_for_one():
     assert memory.moments == memory.gradients == 0
     engine.build_training_step()
     assert np.array_equal(engine.logits(ids), full)
+
+
+def test_files_are_read_without_a_training_step(tmp_path):
+    ids = np.arange(7)
+    for arch in ARCHS:
+        path = write_base(tmp_path / f"{arch}.gguf", arch)
+        trained, plain = (ENGINES[arch].from_gguf(path, build=build) for build in (True, False))
+        with gguf.open(path) as file:
+            mapped = frozen(file)
+        expected = trained.logits(ids)
+        for engine in (plain, mapped):
+            memory = engine.session.memory()
+            assert memory.moments == memory.gradients == 0
+            assert memory.activations < 1000
+            assert np.array_equal(engine.logits(ids), expected)
+            assert np.array_equal(engine.decoder().read(ids), plain.decoder().read(ids))
+        assert mapped.session.memory().weights < plain.session.memory().weights / 10
+        plain.export_hf(tmp_path / arch)
+        again = type(plain).from_hf(tmp_path / arch, build=False)
+        assert np.array_equal(again.decoder().read(ids), plain.decoder().read(ids))
+        with pytest.raises(LifecycleError, match=r"step before build_training_step\(\)"):
+            again.step(ids, None, ids, HP, is_first=True)
+
+
+@pytest.mark.parametrize("type", ["F16", "Q8_0", "Q4_0"])
+def test_quantized_weights_in_their_file(type, tmp_path):
+    sizes = {"d_model": 32, "n_heads": 4, "n_kv_heads": 2, "d_ff": 64, "context": CONTEXT}
+    path = write_base(tmp_path / "base.gguf", "llama", type, **sizes)
+    with gguf.open(path) as file:
+        mapped = frozen(file)
+    expanded = LlamaSeqEngine.from_gguf(path, build=False)
+    prompt = list(range(5, 50))
+    ids = sample(mapped, prompt, 80, temperature=1, seed=1)
+    assert ids == sample(expanded, prompt, 80, temperature=1, seed=1)
+    decoder = mapped.decoder()
+    for piece in (prompt, ids[:1], ids[1:]):
+        logits = decoder.read(piece)
+    assert nmse(logits, expanded.logits(prompt + ids)[-1]) < 1e-10
 
 
 def test_one_sequence_at_a_time():

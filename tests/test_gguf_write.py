@@ -155,6 +155,30 @@ def test_tensors_that_cannot_be_written(tmp_path, array, type, message):
     assert not list(tmp_path.iterdir())
 
 
+def test_deferred_arrays_are_made_one_after_the_other(tmp_path):
+    made = []
+
+    def deferred(name, array, shape=None):
+        def make():
+            made.append(name)
+            return array
+
+        return gguf.Deferred(shape or array.shape, array.dtype, make)
+
+    path, blocks = tmp_path / "m.gguf", gguf.encode("w", WEIGHTS, "Q8_0")
+    tensors = {"v": (deferred("v", WEIGHTS), "f16"), "w": (deferred("w", blocks), "q8_0")}
+    gguf.write(path, LLAMA, tensors)
+    gguf.write(tmp_path / "now.gguf", LLAMA, {"v": (WEIGHTS, "f16"), "w": (WEIGHTS, "q8_0")})
+    assert path.read_bytes() == (tmp_path / "now.gguf").read_bytes()
+    assert made == ["v", "w"]
+    wrong = {"w": (deferred("w", WEIGHTS, WEIGHTS.shape[::-1]), "f32")}
+    with pytest.raises(
+        GGUFError, match=r"w: expected float32 .*, as planned; got float32 \(6, 64\)"
+    ):
+        gguf.write(path, LLAMA, wrong, overwrite=True)
+    assert path.read_bytes() == (tmp_path / "now.gguf").read_bytes()
+
+
 @pytest.mark.parametrize("name", ["", "a" * 64])
 def test_names_that_we_would_not_read_are_not_written(tmp_path, name):
     with pytest.raises(GGUFError, match=r"m\.gguf: (length of )?name of tensor 0 at byte"):

@@ -1,9 +1,8 @@
 """Folders in Hugging Face's format: what comes back, and what is refused by its name."""
 
-import json
-
 import numpy as np
 import pytest
+from hf_folders import edit_object, edit_tensors
 from llamas import KINDS, SIZES, T, draw, make, shake
 from safetensors.numpy import load_file, save_file
 
@@ -35,15 +34,11 @@ def folder(tmp_path):
 
 
 def configure(folder, **changes):
-    path = folder / "config.json"
-    config = {**json.loads(path.read_text()), **changes}
-    path.write_text(json.dumps({key: value for key, value in config.items() if value is not ...}))
+    edit_object(folder / "config.json", **changes)
 
 
 def replace(folder, changes):
-    path = folder / "model.safetensors"
-    weights = {**load_file(path), **changes}
-    save_file({name: w for name, w in weights.items() if w is not None}, path)
+    edit_tensors(folder / "model.safetensors", changes)
 
 
 @pytest.mark.parametrize("kind", ["gpt2", *sorted(KINDS.keys() - {"llama-llama3", "llama-lens"})])

@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 from some_adapters import RANKS, draw, matrices
-from test_llama_cpp import DATA, MODELS, judged_logits, nmse
+from test_llama_cpp import DATA, MODELS, judge, judged_logits, judged_text, nmse
 
-from toynn.engines import ENGINES
+from toynn.engines import ENGINES, frozen
 from toynn.formats import adapters, gguf
 from toynn.formats.fuse import fuse
+from toynn.generate import sample
 
 pytestmark = pytest.mark.llama_cpp
 
@@ -46,6 +47,14 @@ def test_the_fused_model_is_the_model_with_the_adapter(base, kind, tmp_path):
     assert nmse(engine.logits(ids), expected) < LIMITS.get(base.architecture, LIMIT)
 
 
+def test_the_likeliest_text_is_the_same(base, tmp_path):
+    adapter = draw(base, **ADAPTERS["rslora-ranks"])
+    adapters.write_gguf(tmp_path / "adapter.gguf", adapter)
+    prompt = [1, 5, 9, 2, 7]
+    expected = judged_text(judge(base.path, tmp_path / "adapter.gguf"), prompt, 30)
+    assert sample(frozen(base, adapter), prompt, 25, temperature=0) == expected[5:]
+
+
 def test_adapters_of_the_table_and_the_head(tmp_path):
     MODELS["llama-untied"]().export_gguf(tmp_path / "base.gguf")
     with gguf.open(tmp_path / "base.gguf") as base:
@@ -59,7 +68,7 @@ def test_adapters_of_the_table_and_the_head(tmp_path):
 
 
 def test_quantized_bases(tmp_path):
-    """llama.cpp multiplies quantized weights by quantized activations: the limit is that of q8_0."""
+    """llama.cpp quantizes the activations too: the limit is that of q8_0."""
     base = DATA / "stories260K-q8_0.gguf"
     if not base.exists():
         pytest.skip("stories260K-q8_0.gguf is not at ../shared/data")

@@ -29,7 +29,7 @@ from toynn.train.progress import Progress, duration
 TOKENS = np.frombuffer(b"the cat sat on the mat and the rat sat on the cat " * 20, np.uint8)
 
 
-CALLBACKS = ("on_report", "on_best", "measure")
+CALLBACKS = ("on_report", "measure")
 
 
 class Adam:
@@ -47,13 +47,15 @@ class Adam:
 def make_loop(recipe=None, batches=None, schedule=lambda k: 0.1, valid=True, **options):
     options = {"steps": 20, "log_every": 5, "eval_every": 10} | options
     callbacks = {name: options.pop(name) for name in CALLBACKS if name in options}
+    recipe, kept = recipe or FakeRecipe(), options.pop("kept", [])
     return Loop(
-        recipe or FakeRecipe(),
+        recipe,
         batches or RandomWindows(TOKENS, batch=2, seq=8, seed=0),
         Adam(),
         schedule,
         LoopOptions(**options),
         valid=spaced_windows(TOKENS, 2, 8, 3) if valid else (),
+        on_best=lambda: kept.append(recipe.engine.weights()),
         **callbacks,
     )
 
@@ -99,7 +101,7 @@ def test_a_measure_adds_the_accuracy_and_its_loss_chooses_the_best(tmp_path):
         return {"loss": measure.loss, "accuracy": batch is loop.valid[0]}
 
     stream = io.StringIO()
-    loop = make_loop(recipe, measure=measure, on_best=kept.append)
+    loop = make_loop(recipe, measure=measure, kept=kept)
     loop.valid[1].labels[3:] = IGNORED  # 16, 3 and 16 rows
     with (
         Progress(20, stream, unit="images") as progress,
@@ -160,7 +162,7 @@ def test_best_weights_are_kept_not_the_last():
 
     recipe = FakeRecipe()
     recipe.on_step = spoil
-    result = make_loop(recipe, on_best=kept.append).run()
+    result = make_loop(recipe, kept=kept).run()
     assert result.best_iteration == 10
     assert result.reports[-1].val_loss > result.val_loss
     assert len(kept) == 2
@@ -169,7 +171,7 @@ def test_best_weights_are_kept_not_the_last():
 
 def test_without_validation_the_last_weights_are_kept():
     kept = []
-    loop = make_loop(valid=False, on_best=kept.append)
+    loop = make_loop(valid=False, kept=kept)
     result = loop.run()
     assert np.array_equal(kept[-1]["table.weight"], loop.recipe.engine.table)
     assert all(report.val_loss is None for report in result.reports)
@@ -202,7 +204,7 @@ def test_non_finite_gradient_stops_with_the_step():
     recipe, kept = FakeRecipe(), []
     recipe.on_step = poison(12)
     with pytest.raises(NonFiniteError, match=r"step 12: .*table\.weight.*lower learning rate"):
-        make_loop(recipe, on_best=kept.append).run()
+        make_loop(recipe, kept=kept).run()
     assert np.isfinite(recipe.engine.table).all()
     assert len(kept) == 2
 
@@ -245,7 +247,7 @@ def test_first_signal_finishes_the_step_and_saves(number, capfd):
     recipe, kept = FakeRecipe(), []
     recipe.on_step = lambda recipe: recipe.steps == 7 and signal.raise_signal(number)
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    result = make_loop(recipe, on_best=kept.append).run()
+    result = make_loop(recipe, kept=kept).run()
     assert (result.iterations, recipe.steps, result.interrupted) == (7, 7, True)
     assert result.reports[-1].iteration == result.best_iteration == 7
     assert np.array_equal(kept[-1]["table.weight"], recipe.engine.table)

@@ -1,6 +1,7 @@
 """Vocabularies made up for tests, nasty texts, and llama.cpp's tokenizer as the judge."""
 
 import ctypes
+import itertools
 import random
 import unicodedata
 from collections import Counter
@@ -9,7 +10,7 @@ from functools import cache
 import numpy as np
 
 from toynn.formats import gguf
-from toynn.formats._tokenizer_bpe import letters
+from toynn.formats.tokenizer import byte_letters
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
@@ -24,17 +25,17 @@ MODEL = {  # what llama.cpp wants of a model, if only its vocabulary is loaded
 }
 
 #: What pre-tokenizers cut in different ways, and what is easily mistaken for something else.
-SNIPPETS = (
-    ["'s", "'S", "'Re", "'LL", "don't", "I'VE", "\u017f", "\u01c5", "\u00aa", "\u2177"]
-    + [" ", "  ", "   ", "\n", "\n\n", "\r\n", "\t", "\t\t", "\x0b", "\x85", "\xa0", "\u3000"]
-    + ["123", "1234567", "\u2460\u2461\u2462", "\u0968\u0969", "1", "3.14", "0x1F"]
-    + ["a", "B", "Ab", "HELLO", "caf\u00e9", "e\u0301", "\u4e2d\u6587", "\u65e5\u672c\u8a9e"]
-    + ["\ud55c\uad6d\uc5b4", "\u30ab\u30bf", "\U0001f389", "\U0001f469\u200d\U0001f467", "\ufeff"]
-    + ["!", "!!", "?.", "//\n/", "\n/x", "$", "+=", "~", "`", "|", "@#", "_", "x_y", "(a)"]
-    + ["\x00", "\x01", "\x7f", "\u2581", "\u2581\u2581", "\u200b", "\u2028", "\u2014", "\u2026"]
-    + ["\u3002", "\uff0c", "<0x0A>", "<s>", "</s>", "<unk>", "<|endoftext|>", "<|im_end|>"]
-    + ["the", " the", "ab\ncd", "x\n\ny", "def f(x):\n    return x\n"]
-)
+SNIPPETS = [
+    *["'s", "'S", "'Re", "'LL", "don't", "I'VE", "\u017f", "\u01c5", "\u00aa", "\u2177"],
+    *[" ", "  ", "   ", "\n", "\n\n", "\r\n", "\t", "\t\t", "\x0b", "\x85", "\xa0", "\u3000"],
+    *["123", "1234567", "\u2460\u2461\u2462", "\u0968\u0969", "1", "3.14", "0x1F"],
+    *["a", "B", "Ab", "HELLO", "caf\u00e9", "e\u0301", "\u4e2d\u6587", "\u65e5\u672c\u8a9e"],
+    *["\ud55c\uad6d\uc5b4", "\u30ab\u30bf", "\U0001f389", "\U0001f469\u200d\U0001f467", "\ufeff"],
+    *["!", "!!", "?.", "//\n/", "\n/x", "$", "+=", "~", "`", "|", "@#", "_", "x_y", "(a)"],
+    *["\x00", "\x01", "\x7f", "\u2581", "\u2581\u2581", "\u200b", "\u2028", "\u2014", "\u2026"],
+    *["\u3002", "\uff0c", "<0x0A>", "<s>", "</s>", "<unk>", "<|endoftext|>", "<|im_end|>"],
+    *["the", " the", "ab\ncd", "x\n\ny", "def f(x):\n    return x\n"],
+]
 
 
 @cache
@@ -61,12 +62,12 @@ def nasty_texts(count, seed=0, specials=()):
 @cache
 def merges(count=400):
     """Merges learned over all of a nasty text: wherever a tokenizer fails to cut, it shows."""
-    spelled = letters()
+    spelled = byte_letters()
     text = " ".join([*nasty_texts(60, seed=1), *SNIPPETS])
     word = [spelled[byte] for byte in text.encode()]
     learned = []
     while len(learned) < count:
-        (left, right), _ = Counter(zip(word, word[1:], strict=False)).most_common(1)[0]
+        (left, right), _ = Counter(itertools.pairwise(word)).most_common(1)[0]
         learned.append((left, right))
         joined, at = [], 0
         while at < len(word):
@@ -81,9 +82,9 @@ def bpe_file(path, pre="gpt-2", specials=(), keys=None, missing=()):
     """Write a byte-level BPE vocabulary; specials: (text, type)."""
     apart = [*missing, *(text for text, _ in specials)]
     pairs = [pair for pair in merges() if not any(text in "".join(pair) for text in apart)]
-    tokens = [letter for letter in letters() if letter not in missing]
+    tokens = ["<bos>", "<eos>", *(letter for letter in byte_letters() if letter not in missing)]
     tokens += dict.fromkeys(left + right for left, right in pairs)
-    types = [NORMAL] * len(tokens) + [type for _, type in specials]
+    types = [CONTROL, CONTROL] + [NORMAL] * (len(tokens) - 2) + [type for _, type in specials]
     tokens += [text for text, _ in specials]
     metadata = MODEL | {
         "tokenizer.ggml.model": "gpt2",
@@ -91,8 +92,8 @@ def bpe_file(path, pre="gpt-2", specials=(), keys=None, missing=()):
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.token_type": np.array(types, np.int32),
         "tokenizer.ggml.merges": [f"{left} {right}" for left, right in pairs],
-        "tokenizer.ggml.bos_token_id": 33,
-        "tokenizer.ggml.eos_token_id": 34,
+        "tokenizer.ggml.bos_token_id": 0,
+        "tokenizer.ggml.eos_token_id": 1,
     }
     return write(path, metadata, keys)
 

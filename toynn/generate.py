@@ -128,21 +128,33 @@ def _pick(
     top_p: float,
     random: np.random.Generator,
 ) -> int:
-    """Draw a token. Of equally likely ones top_k keeps all, top_p those of the lower ids."""
     if not np.isfinite(logits).all():
         raise NonFiniteError("generate: the model's logits are not finite: its weights may be bad")
     if temperature == 0:
         return int(logits.argmax())
-    kept = np.arange(len(logits))
+    ids, p = _distribution(logits, temperature, top_k, top_p)
+    return int(random.choice(ids, p=p))
+
+
+def _distribution(
+    logits: NDArray[np.float32], temperature: float, top_k: int, top_p: float
+) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+    """Return the tokens that take part, and their probabilities.
+
+    Of equally likely ones at its edge top_k keeps all, top_p those of the lower ids.
+    """
+    ids = np.arange(len(logits))
     if 0 < top_k < len(logits):
-        kept = np.flatnonzero(logits >= np.partition(logits, -top_k)[-top_k])
-    scores = logits[kept].astype(np.float64)
+        ids = np.flatnonzero(logits >= np.partition(logits, -top_k)[-top_k])
+    scores = logits[ids].astype(np.float64)
     with np.errstate(over="ignore", under="ignore"):  # e^-infinity is 0
         p = np.exp((scores - scores.max()) / temperature)
     p /= p.sum()
     if top_p < 1:
-        order = np.argsort(-p, kind="stable")
+        # Most tokens need no sorting: those below this bound have less than 1 - top_p together.
+        likely = np.flatnonzero(p >= (1 - top_p) / len(p))
+        order = likely[np.argsort(-p[likely], kind="stable")]
         before = np.cumsum(p[order]) - p[order]  # of the tokens that are likelier
         order = order[before < top_p]
-        kept, p = kept[order], p[order] / p[order].sum()
-    return int(random.choice(kept, p=p))
+        ids, p = ids[order], p[order] / p[order].sum()
+    return ids, p

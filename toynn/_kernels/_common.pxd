@@ -115,18 +115,31 @@ cdef inline float sum_(const float* x, Py_ssize_t C) noexcept nogil:
     return sum_lanes(acc)
 
 
-cdef inline float dot_(const float* x, const float* y, Py_ssize_t C) noexcept nogil:
-    """sum_c x[c] y[c], in LANES partial sums."""
-    cdef float acc[LANES]
+cdef inline void add_products(
+    float* acc, const float* x, const float* y, Py_ssize_t C
+) noexcept nogil:
+    """acc[c % LANES] += x[c] y[c], c ascending."""
+    cdef float sums[LANES]
     cdef Py_ssize_t c, b, whole = C - C % LANES
     cdef int k
     for k in range(LANES):
-        acc[k] = 0
+        sums[k] = acc[k]
     for b in range(C // LANES):
         for k in range(LANES):
-            acc[k] += x[b * LANES + k] * y[b * LANES + k]
+            sums[k] += x[b * LANES + k] * y[b * LANES + k]
     for c in range(whole, C):
-        acc[c - whole] += x[c] * y[c]
+        sums[c - whole] += x[c] * y[c]
+    for k in range(LANES):
+        acc[k] = sums[k]
+
+
+cdef inline float dot_(const float* x, const float* y, Py_ssize_t C) noexcept nogil:
+    """sum_c x[c] y[c], in LANES partial sums."""
+    cdef float acc[LANES]
+    cdef int k
+    for k in range(LANES):
+        acc[k] = 0
+    add_products(acc, x, y, C)
     return sum_lanes(acc)
 
 

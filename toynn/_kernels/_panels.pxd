@@ -9,6 +9,7 @@ B may also be a matrix stored in blocks (_format.pxd), whose rows run along k or
 expanded while it is packed, a stretch of a row at a time, so that of its floats there is no more
 than the panels in use; panels that share a block are packed together, so that it is expanded once.
 """
+from libc.stddef cimport ptrdiff_t
 from libc.stdint cimport uint8_t
 from libc.string cimport memcpy, memset
 
@@ -20,6 +21,7 @@ cdef extern from "gemm.h" nogil:
         V "TN_V"    # floats in a register
         MR "TN_MR"  # rows of a tile
         NR "TN_NR"  # columns of a tile
+    void prefetch "tn_prefetch" (const void* x, ptrdiff_t nbytes) noexcept
     void transpose "tn_transpose" (
         float* y, Py_ssize_t y_k, const float* x, Py_ssize_t x_row, Py_ssize_t rows
     ) noexcept
@@ -27,6 +29,7 @@ cdef extern from "gemm.h" nogil:
 cdef enum:
     KC = 256       # terms of a sum per pass: a packed panel of A and one of B fit in 48 KB of L1
     STRETCH = 256  # elements of a row expanded at a time, if it runs across k: whole panels
+    AHEAD = 4      # rows that are fetched into cache before they are expanded
     LINE = 16      # floats in a cache line
 
 cdef struct Operand:
@@ -35,10 +38,10 @@ cdef struct Operand:
     Py_ssize_t stride  # between rows of A, or columns of B
     Py_ssize_t k_stride
     bint is_a
-    # A matrix in blocks: x points at its bytes, the strides are of no use.
-    expand_fn expand   # NULL: floats
+    # A matrix in blocks: x points at its bytes, strides are those its elements would have.
+    expand_fn expand  # NULL: floats
     Py_ssize_t row_bytes
-    bint along_k       # is a row one column of B, or one k?
+    bint along_k      # a row is one column of B; otherwise, the elements of one k
 
 
 cdef inline Operand floats_at(
@@ -118,6 +121,16 @@ cdef inline const uint8_t* row_of(const Operand* b, Py_ssize_t r) noexcept nogil
     return <const uint8_t*>b.x + r * b.row_bytes
 
 
+cdef inline const float* stretch(
+    const Operand* b, Py_ssize_t r, Py_ssize_t k, Py_ssize_t kc, float* buffer
+) noexcept nogil:
+    """Terms k .. k + kc - 1 of column r, which is a row of floats or of blocks: where they are."""
+    if b.expand == NULL:
+        return b.x + r * b.stride + k
+    b.expand(buffer, row_of(b, r), k, kc)
+    return buffer
+
+
 cdef inline void _pack_along(
     float* y, const Operand* b, Py_ssize_t p, Py_ssize_t k, Py_ssize_t kc
 ) noexcept nogil:
@@ -125,7 +138,10 @@ cdef inline void _pack_along(
     cdef float buffer[NR * KC + LINE]
     cdef float* rows = aligned(buffer)
     cdef Py_ssize_t i, n = min(<Py_ssize_t>NR, b.size - p * NR)
+    # Where in a row the terms are. The CPU does not foresee that the next row follows.
+    cdef Py_ssize_t at = k * b.row_bytes // b.stride, nbytes = kc * b.row_bytes // b.stride
     for i in range(n):
+        prefetch(row_of(b, p * NR + i + AHEAD) + at, nbytes)
         b.expand(rows + i * KC, row_of(b, p * NR + i), k, kc)
     _pack_floats(y, NR, rows, n, KC, 1, kc)
 

@@ -100,6 +100,13 @@ static inline void tn_tile_packed(int h, ptrdiff_t kc, const float* a, const flo
     TN_ALL_HEIGHTS
 }
 
+/* Ask for bytes that will be read soon; they need not exist. */
+static inline void tn_prefetch(const void* x, ptrdiff_t nbytes) {
+#if defined(__GNUC__)
+    for (ptrdiff_t i = 0; i < nbytes; i += 64) __builtin_prefetch((const char*)x + i);
+#endif
+}
+
 #if defined(__GNUC__) && defined(__has_builtin)
 #if __has_builtin(__builtin_shufflevector)
 #define TN_SHUFFLES

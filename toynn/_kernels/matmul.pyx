@@ -11,20 +11,23 @@ overwritten, or added to if accumulate is set. The loops are numbered as in Van 
 thread packs its share of the larger one just before use.
 
 For forward and backward_input w may be stored in blocks of any type of _format.pxd. It is expanded
-while it is packed; the results are, bit for bit, those of its float32 expansion.
+while it is packed; the results are, bit for bit, those of its float32 expansion. Where x has but a
+few rows, w is not packed: y is then made of dot products of rows, and each row of w is read once.
 """
 from cpython.pycapsule cimport PyCapsule_New
 from cython.parallel cimport parallel, prange, threadid
 from libc.stdlib cimport free, malloc
-from libc.string cimport memcpy
+from libc.string cimport memcpy, memset
 
-from toynn._kernels._common cimport at1, at2, flush_denormals, fpstate, restore_fpstate
+from toynn._kernels._common cimport (
+    LANES, add_products, at1, at2, flush_denormals, fpstate, restore_fpstate, sum_lanes,
+)
 from toynn._kernels._gelu cimport gelu_exact, gelu_tanh
 from toynn._kernels._format cimport rows_at
 from toynn._kernels._gemm cimport multiply, multiply_panels
 from toynn._kernels._panels cimport (
     KC, LINE, Operand, aligned, blocks_of, floats_at, pack, panel_floats, panel_start, panels,
-    stored_as,
+    stored_as, stretch,
 )
 from toynn._kernels.abi cimport KernelArgs, kernel_fn
 
@@ -35,6 +38,8 @@ cdef enum:
     SMALL = 1 << 21   # multiplications (20 us) for which threads and packing cost too much
     SHARED = 3 << 18  # floats of the packed smaller operand (3 MB): it stays in L3
     OWN = 3 << 15     # floats of a thread's packed share (384 KB): it stays in L2
+    FEW = 3           # rows of x for which packing w costs more time than it saves
+    OUTPUTS = 16      # columns of y per task, for so few rows
 
 cdef enum Entry:
     FORWARD
@@ -52,6 +57,7 @@ cdef struct Product:
     Py_ssize_t K  # length of the sums
     float* c
     bint add
+    bint few      # so few rows of x that w is not packed
     # What happens to a finished element: y = act(c += bias). y may be c.
     const float* bias
     float* y
@@ -86,18 +92,21 @@ cdef inline Plan _plan(const Product* p, int n_threads) noexcept nogil:
 
 
 cdef inline void _finish_row(
-    float* y, float* c, const float* bias, Activation activation, Py_ssize_t n
+    const Product* p, Py_ssize_t at, Py_ssize_t column, Py_ssize_t n
 ) noexcept nogil:
+    """Bias and activation for n elements of C from ``at`` on, whose sums are complete."""
+    cdef float* c = p.c + at
+    cdef float* y = p.y + at
     cdef Py_ssize_t j
-    if bias != NULL:
+    if p.bias != NULL:
         for j in range(n):
-            c[j] += bias[j]
+            c[j] += p.bias[column + j]
     if y != c:
         memcpy(y, c, n * sizeof(float))
-    if activation == GELU_TANH:
+    if p.activation == GELU_TANH:
         for j in range(n):
             y[j] = gelu_tanh(y[j])
-    elif activation == GELU_EXACT:
+    elif p.activation == GELU_EXACT:
         for j in range(n):
             y[j] = gelu_exact(y[j])
 
@@ -105,17 +114,13 @@ cdef inline void _finish_row(
 cdef inline void _finish(
     const Product* p, Py_ssize_t a0, Py_ssize_t a1, Py_ssize_t b0, Py_ssize_t b1
 ) noexcept nogil:
-    """Bias and activation for panels a0 .. a1 - 1 by b0 .. b1 - 1, whose sums are complete."""
-    cdef Py_ssize_t i, at, N = p.b.size
-    cdef const float* bias = p.bias
+    """Bias and activation for panels a0 .. a1 - 1 by b0 .. b1 - 1."""
+    cdef Py_ssize_t i
     cdef Py_ssize_t column = panel_start(&p.b, b0), columns = panel_start(&p.b, b1) - column
-    if bias == NULL and p.y == p.c and p.activation == NONE:
+    if p.bias == NULL and p.y == p.c and p.activation == NONE:
         return
-    if bias != NULL:
-        bias += column
     for i in range(panel_start(&p.a, a0), panel_start(&p.a, a1)):
-        at = i * N + column
-        _finish_row(p.y + at, p.c + at, bias, p.activation, columns)
+        _finish_row(p, i * p.b.size + column, column, columns)
 
 
 cdef inline void _multiply_panels(
@@ -202,6 +207,37 @@ cdef void _multiply_blocked(const Product* p, void* workspace, int n_threads) no
         restore_fpstate(before)
 
 
+cdef inline void _dot_rows(const Product* p, Py_ssize_t n0, Py_ssize_t n1) noexcept nogil:
+    """Columns n0 .. n1 - 1 of a few rows of y: the dot products of rows of x with rows of w."""
+    cdef float buffer[KC + LINE]
+    cdef float sums[FEW][LANES]
+    cdef const float* w
+    cdef Py_ssize_t m, n, t, k, kc, M = p.a.size, N = p.b.size
+    for n in range(n0, n1):
+        memset(sums, 0, M * LANES * sizeof(float))
+        for t in range(blocks_of(p.K, KC)):
+            k = t * KC
+            kc = min(KC, p.K - k)
+            w = stretch(&p.b, n, k, kc, aligned(buffer))
+            for m in range(M):
+                add_products(sums[m], p.a.x + m * p.K + k, w, kc)
+        for m in range(M):
+            p.c[m * N + n] = sum_lanes(sums[m])
+    for m in range(M):
+        _finish_row(p, m * N + n0, n0, n1 - n0)
+
+
+cdef void _multiply_few(const Product* p, int n_threads) noexcept nogil:
+    """y = x w^T for so few rows of x that time goes into reading w: once, in order, as it is."""
+    cdef Py_ssize_t i
+    cdef fpstate before = 0
+    with parallel(num_threads=n_threads):
+        before = flush_denormals()
+        for i in prange(blocks_of(p.b.size, OUTPUTS), schedule="static"):
+            _dot_rows(p, i * OUTPUTS, min((i + 1) * OUTPUTS, p.b.size))
+        restore_fpstate(before)
+
+
 cdef inline bint _is_small(const Product* p) noexcept nogil:
     return p.a.size * p.b.size * p.K <= SMALL
 
@@ -211,6 +247,9 @@ cdef void _multiply(const Product* p, void* workspace, int n_threads) noexcept n
     cdef Py_ssize_t i, M = p.a.size, N = p.b.size
     cdef fpstate before
     if M == 0 or N == 0:
+        return
+    if p.few:
+        _multiply_few(p, n_threads)
         return
     if not _is_small(p):
         _multiply_blocked(p, workspace, n_threads)
@@ -234,6 +273,7 @@ cdef Product _product(
     p.bias = NULL
     p.activation = NONE
     p.add = False
+    p.few = entry == FORWARD and M <= FEW
     if entry == FORWARD:  # y = x w^T
         p.a = floats_at(a, M, K, 1, True)
         p.b = stored_as(type, b, N, K, True)
@@ -306,7 +346,7 @@ def workspace(
             f"matmul.workspace: needs M, N, K >= 0 and n_threads >= 1; got {M}, {N}, {K} and "
             f"{n_threads}"
         )
-    if _is_small(&p):
+    if p.few or _is_small(&p):
         return 0
     plan = _plan(&p, n_threads)
     return (plan.shared_floats + n_threads * plan.most_own_floats + LINE) * sizeof(float)

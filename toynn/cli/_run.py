@@ -108,13 +108,10 @@ def run_loop(
     folder: RunFolder,
     *,
     unit: str = "tokens",
+    on_best: Callable[[], object],
     measure: Callable[[Any], Mapping[str, float]] | None = None,
-    on_best: Callable[[Any], object] | None = None,
 ) -> Result:
-    """Train; fill metrics.jsonl, show the progress, keep the best weights.
-
-    ``measure`` and ``on_best`` are the loop's; by default the weights alone are kept.
-    """
+    """Train; fill metrics.jsonl, show the progress. ``on_best`` keeps the best weights."""
     options = LoopOptions(
         steps=arguments.steps,
         grad_accum=arguments.grad_accum,
@@ -136,18 +133,21 @@ def run_loop(
             measure=measure,
             on_step=progress.step,
             on_report=[metrics.write, progress],
-            on_best=on_best or folder.save_weights,
+            on_best=on_best,
         ).run()
 
 
 def print_model(engine: Any) -> None:
     """Print how large an engine is, and what its step takes."""
-    count = sum(array.size for array in engine.weights().values())
+    count = sum(tensor.size for tensor in engine.tensors.values())
+    trained = sum(tensor.size for tensor in engine.parameters.values())
     memory = engine.session.memory()
     parts = ("weights", "moments", "gradients", "activations", "peak")
     sizes = ", ".join(f"{part} {getattr(memory, part) / MIB:.1f}" for part in parts)
-    print(f"model       {count:,} parameters")
-    print(f"memory      {sizes} MiB")
+    mapped = f"; {memory.mapped / MIB:.1f} of the file are mapped" if memory.mapped else ""
+    only = f", {trained:,} of them trained" if trained < count else ""
+    print(f"model       {count:,} parameters{only}")
+    print(f"memory      {sizes} MiB{mapped}")
 
 
 def print_result(
@@ -159,6 +159,6 @@ def print_result(
     if result.empty_batches:
         print(f"skipped     {result.empty_batches} batches in which no label counted")
     print(f"loss        training {result.train_loss:.4f}, validation {result.val_loss:.4f}")
-    print(f"            (the best, at step {result.best_iteration}); {more}")
+    print(f"            (the best, at step {result.best_iteration}){more and f'; {more}'}")
     print(f"time        {duration(seconds)}, {result.trained_tokens:,} {unit} trained")
     print(f"run folder  {folder.path}")

@@ -96,5 +96,5 @@ def _notes(fused: Fused) -> Iterator[str]:
             worst = max(rounded, key=fused.rounding)
             yield (
                 f"rounding to {new} changed them by {fused.rounding(*rounded):.2%} of what the "
-                f"adapter adds, {worst} by {fused.rounding(worst):.2%}; --outtype f32 does not round"
+                f"adapter adds, {worst} by {fused.rounding(worst):.2%}; --outtype f32 keeps it"
             )

@@ -100,6 +100,11 @@ def _model(path: Path) -> Path:
     """Return the file that --model means."""
     if not path.is_dir():
         return path
+    if (path / "adapter.gguf").exists():
+        raise ConfigError(
+            f"--model {path}: it has an adapter; name the model that this is for, and the folder as "
+            f"--adapter {path}"
+        )
     if not (path / "model.gguf").exists():
         raise ConfigError(
             f"--model {path}: expected a .gguf file, or a folder with model.gguf, as `toynn train` "

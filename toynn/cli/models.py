@@ -3,21 +3,22 @@
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from toynn.adamw import AdamW
 from toynn.cli._numbers import real, whole
-from toynn.data.text import VOCAB
 from toynn.engines.gpt2 import GPT2Config
 from toynn.engines.llama import LlamaConfig
 from toynn.errors import ConfigError
+from toynn.formats.tokenizer import ByteTokenizer, Tokenizer
 from toynn.options import WEIGHT_DTYPES, RecipeOptions
 from toynn.recipes import GPT2, FromScratch, WarmStart
 
-__all__ = ["FRESH", "MODELS", "SHAPE", "Model"]
+__all__ = ["FRESH", "MODELS", "SHAPE", "Model", "tokenizer_of"]
 
 #: Arguments that say the model's shape: config.toml has them as the model's configuration.
-SHAPE = ("d_model", "layers", "heads", "kv_heads", "d_ff")
+SHAPE = ("vocab", "d_model", "layers", "heads", "kv_heads", "d_ff")
 #: Arguments that --init-from leaves no choice about, and their defaults without it.
 FRESH = {
     "d_model": 128,
@@ -77,7 +78,7 @@ class Model:
     def realize(self, arguments: Namespace) -> Any:
         """Return the recipe, ready to step."""
         recipe = self.recipe()
-        shared = {"t_seq": arguments.seq, "t_batch": arguments.batch}
+        shared = {"t_seq": arguments.t_seq, "t_batch": arguments.batch}
         shared["checkpointing"] = arguments.checkpointing
         if getattr(arguments, "init_from", None) is not None:
             recipe.realize_from(arguments.init_from, **shared, **_dtype(arguments))
@@ -85,18 +86,28 @@ class Model:
             own = {name: getattr(arguments, name) for name in self.options}
             options = RecipeOptions(**shared, seed=arguments.seed, **own)
             self.start(recipe, arguments, self.shape(arguments), options)
+        if arguments.tokenizer is not None:
+            recipe.engine.carry_tokenizer(arguments.tokenizer)
         return recipe
 
     def _declared(self, arguments: Namespace) -> Any:
         """Return an engine of the shape that --init-from names, without weights."""
         path, engine = arguments.init_from, self.recipe().engine
         declared = engine.declared_from(path, arguments.seq, **_dtype(arguments))
-        if declared.vocab != VOCAB:
+        if declared.vocab != arguments.vocab:
             raise ConfigError(
-                f"--init-from {path}: it has {declared.vocab} tokens; toynn train reads a text as "
-                f"bytes, of which there are {VOCAB}"
+                f"--init-from {path}: the model has {declared.vocab} tokens, the tokenizer "
+                f"{arguments.vocab}: name a GGUF file that has the model's own by --tokenizer"
             )
         return declared
+
+
+def tokenizer_of(arguments: Namespace) -> Tokenizer:
+    """Return the tokenizer that is asked for, or that of --init-from; else a token is a byte."""
+    path, source = arguments.tokenizer, getattr(arguments, "init_from", None)
+    if path is None and source is not None and not Path(source).is_dir():
+        path = source
+    return ByteTokenizer() if path is None else Tokenizer.from_gguf(path)
 
 
 def _dtype(arguments: Namespace) -> dict[str, str]:
@@ -105,7 +116,7 @@ def _dtype(arguments: Namespace) -> dict[str, str]:
 
 def _gpt2_config(arguments: Namespace) -> GPT2Config:
     return GPT2Config(
-        vocab=VOCAB,
+        vocab=arguments.vocab,
         d_model=arguments.d_model,
         n_heads=arguments.heads,
         d_ff=4 * arguments.d_model,
@@ -121,7 +132,7 @@ def _llama_config(arguments: Namespace) -> LlamaConfig:
     if arguments.kv_heads is not None and heads % arguments.kv_heads:
         raise ConfigError(f"--kv-heads {arguments.kv_heads} does not divide --heads {heads}")
     return LlamaConfig(
-        vocab=VOCAB,
+        vocab=arguments.vocab,
         d_model=width,
         n_heads=heads,
         n_kv_heads=arguments.kv_heads or heads,
@@ -142,7 +153,9 @@ def _start_warm(
     donor = arguments.donor
     recipe.realize_scratch(config, options)
     if arguments.init != "scratch":
-        recipe.realize_warm(donor, config, WarmStart.byte_tokens(donor))
+        own = arguments.tokenizer
+        tokens = Tokenizer.from_gguf(own).tokens if own else WarmStart.byte_tokens(donor)
+        recipe.realize_warm(donor, config, tokens)
     if arguments.init == "pca":
         recipe.upload_lens(WarmStart.pca_lens(donor, config.d_model))
     recipe.build()

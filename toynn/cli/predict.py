@@ -10,6 +10,7 @@ import numpy as np
 
 import toynn
 from toynn.cli._numbers import whole
+from toynn.cli._text import harmless
 from toynn.data.images import Picture, read_picture
 from toynn.engines import ViTConfig, ViTEngine
 from toynn.errors import DataError
@@ -17,7 +18,6 @@ from toynn.errors import DataError
 __all__ = ["add_parser"]
 
 BATCH = 16
-UNPRINTABLE = "\N{REPLACEMENT CHARACTER}"  # no escape sequence reaches the terminal
 
 
 def add_parser(commands: Any) -> None:
@@ -50,14 +50,10 @@ def predict(arguments: Namespace) -> int:
             continue
         rows = engine.probabilities(np.stack(pictures))
         for path, row in zip(paths, rows, strict=True):
-            print(_printable(path))
+            print(harmless(path, ""))
             for label in np.argsort(-row, kind="stable")[: arguments.top].tolist():
-                print(f"  {row[label]:7.2%}  {_printable(names[label])}")
+                print(harmless(f"  {row[label]:7.2%}  {names[label]}", ""))
     return code
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else UNPRINTABLE for c in text)
 
 
 def _batches(

@@ -24,6 +24,7 @@ from toynn.cli._run import (
     resolve_run,
     run_loop,
 )
+from toynn.cli._text import harmless
 from toynn.data.augment import Augment
 from toynn.data.image_batches import Fitted, HeldOut, ImageBatch, RandomImages
 from toynn.data.images import ImageData
@@ -95,11 +96,11 @@ def _add_picture_arguments(parser: ArgumentParser) -> None:
     flip, crop = "mirror half of the pictures", "move pictures by up to an eighth of their size"
     parser.add_argument("--flip", action="store_true", help=flip)
     parser.add_argument("--crop", action="store_true", help=crop)
-    mixup = "mix pairs of pictures, by shares from Beta(N, N) (default 0: not)"
-    parser.add_argument("--mixup", type=real(0), default=0.0, metavar="N", help=mixup)
-    smoothing = "spread so much of each label over all classes (default 0)"
-    parser.add_argument("--label-smoothing", type=real(0, 0.99), default=0.0, metavar="N",
-                        help=smoothing)  # fmt: skip
+    for option, kind, meaning in (
+        ("--mixup", real(0), "mix pairs of pictures, by shares from Beta(N, N) (default 0: not)"),
+        ("--label-smoothing", real(0, 0.99), "spread so much of a label over all (default 0)"),
+    ):
+        parser.add_argument(option, type=kind, default=0.0, metavar="N", help=meaning)
     skip = "pass over files that are no pictures, and count them"
     parser.add_argument("--skip-unreadable", action="store_true", help=skip)
     limit = "evaluate on at most so many of the pictures held out (default 2000)"
@@ -138,7 +139,7 @@ def train_vit(arguments: Namespace) -> int:
     print(f"run folder  {folder.path}", flush=True)
     result = run_loop(
         arguments, recipe, batches, valid, optimizer, schedule, folder, unit="images",
-        measure=measure, on_best=lambda _: recipe.save(folder.model, overwrite=True),
+        measure=measure, on_best=lambda: recipe.save(folder.model, overwrite=True),
     )  # fmt: skip
 
     recipe.engine.load_weights(folder.load_weights())
@@ -160,7 +161,9 @@ def build(arguments: Namespace, data: ImageData) -> tuple[Any, AdamW, Any]:
     optimizer.weight_decay = arguments.weight_decay
     recipe = VitTiny()
     if arguments.init_from is None:
-        scale = arguments.init_scale or INIT_SCALE / math.sqrt(arguments.d_model)
+        scale = arguments.init_scale
+        if scale is None:
+            scale = INIT_SCALE / math.sqrt(arguments.d_model)
         options = RecipeOptions(t_batch=arguments.batch, seed=arguments.seed, init_scale=scale)
         recipe.realize(_config(arguments, data), options)
     else:
@@ -273,5 +276,5 @@ def _show_confusion(matrix: NDArray[np.int64], classes: tuple[str, ...], folder:
         print(f"confusion   {folder.confusion}")
         return
     print("--- confusion: a row for each class ---")
-    print(classify.confusion_text(matrix, classes))
+    print(harmless(classify.confusion_text(matrix, classes)))
     print("---")

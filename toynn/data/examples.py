@@ -7,7 +7,6 @@ does not fill is ignored rows. So no example sees another.
 
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,17 +26,16 @@ class Example(NamedTuple):
     labels: NDArray[np.int32]
 
 
-@dataclass
 class Examples:
     """Many examples, in a few arrays: a gigabyte of text has millions of them."""
 
-    seq: int  # the most tokens that an example may have to read
-    cut: int = 0
-    dropped: int = 0
-    labels: int = 0
-    _ids: "array[int]" = field(default_factory=lambda: array("i"))
-    _learned: bytearray = field(default_factory=bytearray)
-    _begins: "array[int]" = field(default_factory=lambda: array("q", [0]))
+    def __init__(self, seq: int) -> None:
+        #: the most tokens that an example may have to read
+        self.seq = seq
+        #: how many were cut, how many dropped, and how many labels count
+        self.cut, self.dropped, self.labels = 0, 0, 0
+        self._ids, self._learned = array("i"), bytearray()
+        self._begins = array("q", [0])  # and where the last one ends
 
     def append(self, parts: Iterable[tuple[Sequence[int], bool]]) -> None:
         """Add an example made of parts: ids, and whether they are to be learned.
@@ -58,6 +56,11 @@ class Examples:
             self._ids.extend(ids[:room])
             self._learned += learned[:room]
             self._begins.append(len(self._ids))
+
+    @property
+    def longest(self) -> int:
+        """The most tokens that one of the examples has to read."""
+        return int(np.diff(np.frombuffer(self._begins, np.int64)).max(initial=1)) - 1
 
     def __len__(self) -> int:
         return len(self._begins) - 1

@@ -25,7 +25,7 @@ from toynn.data.examples import Examples, ShuffledExamples, examples_in_order
 from toynn.data.text import BOM, Corpus, RandomWindows, spaced_windows
 from toynn.errors import DataError, ToynnError
 
-__all__ = ["Dataset", "Encoder", "read"]
+__all__ = ["Dataset", "Encoder", "read", "windows"]
 
 TRAIN, VALID, TEST = "train.jsonl", "valid.jsonl", "test.jsonl"
 FORMS = (("prompt", "completion"), ("messages",), ("text",))
@@ -69,7 +69,7 @@ class Dataset:
 
     train: Examples | Tokens
     valid: Examples | Tokens
-    test: Examples | Tokens | None
+    test: Examples | None
     seq: int
     notes: list[str]  # lines to be told
 
@@ -83,9 +83,9 @@ class Dataset:
         """Return the same validation batches each time."""
         return _in_order(self.valid, batch, self.seq, max_batches)
 
-    def test_batches(self, batch: int, max_batches: int) -> list[Batch]:
-        """Return batches of the test part; none where there is no such part."""
-        return [] if self.test is None else _in_order(self.test, batch, self.seq, max_batches)
+    def test_batches(self, batch: int) -> list[Batch]:
+        """Return all of the test part; none where there is no such part."""
+        return [] if self.test is None else examples_in_order(self.test, batch)
 
 
 def read(
@@ -99,12 +99,13 @@ def read(
 ) -> Dataset:
     """Read data for windows of seq tokens. Raises DataError, with file and line.
 
-    Ids must be below vocab_size, the model's. Without a valid.jsonl a tenth of the training
-    examples, drawn by the seed, becomes the validation part. mask_prompt=False learns all tokens.
+    Where no example is as long the windows are shorter: as long as the longest. Ids must be below
+    vocab_size, the model's. Without a valid.jsonl a tenth of the training examples, drawn by the
+    seed, becomes the validation part. mask_prompt=False learns all tokens.
     """
     path = Path(path)
-    if path.suffix == ".txt":
-        return _read_text(path, encoder, seq, vocab_size)
+    if path.suffix == ".txt" and not path.is_dir():
+        return windows(Corpus.read(path), encoder, seq, vocab_size=vocab_size)
     reader = _Reader(encoder, seq, vocab_size, mask_prompt)
     if path.is_dir():
         if not (path / TRAIN).is_file():
@@ -125,6 +126,10 @@ def read(
             f"no {VALID}: {len(valid):,} of {len(train) + len(valid):,} examples of the training "
             f"data became the validation part"
         )
+    parts = [part for part in (train, valid, test) if part is not None]
+    seq = min(seq, max(part.longest for part in parts))
+    for part in parts:
+        part.seq = seq
     return Dataset(train, valid, test, seq, reader.notes)
 
 
@@ -134,17 +139,18 @@ def _in_order(part: Examples | Tokens, batch: int, seq: int, max_batches: int) -
     return spaced_windows(part, batch, seq, max_batches)
 
 
-def _read_text(path: Path, encoder: Encoder, seq: int, vocab_size: int) -> Dataset:
-    ids = encoder.encode_array(Corpus.read(path).text.decode())
+def windows(corpus: Corpus, encoder: Encoder, seq: int, *, vocab_size: int) -> Dataset:
+    """Return windows of seq tokens of a text, those of its last tenth for validation."""
+    name, ids = corpus.name, encoder.encode_array(corpus.text.decode())
     window = seq + 1
     if len(ids) < 2 * window:
         raise DataError(
-            f"{path}: {len(ids)} tokens are too few: training and validation each need a window "
+            f"{name}: {len(ids)} tokens are too few: training and validation each need a window "
             f"of {window}; use a longer text or a shorter sequence"
         )
-    _check_ids(f"{path}", ids, vocab_size)
+    _check_ids(name, ids, vocab_size)
     tail = max(len(ids) // 10, window)
-    note = f"{path}: {len(ids):,} tokens, the last {tail:,} of them for validation"
+    note = f"{name}: {len(ids):,} tokens, the last {tail:,} of them for validation"
     return Dataset(ids[:-tail], ids[-tail:], None, seq, [note])
 
 
@@ -190,12 +196,7 @@ class _Reader:
                     f"{where}: expected {' and '.join(first[0])}, as line {first[1]} has; "
                     f"got {' and '.join(form)}"
                 )
-            try:
-                parts = forms[form](where, row)
-            except ToynnError as error:
-                raise (
-                    error if str(error).startswith(where) else DataError(f"{where}: {error}")
-                ) from error
+            parts = forms[form](where, row)
             for ids, _ in parts:
                 _check_ids(where, ids, self.vocab_size)
             examples.append(parts if self.mask_prompt else [(ids, True) for ids, _ in parts])
@@ -272,7 +273,7 @@ def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
 def _row(path: Path, line: int, raw: bytes) -> Mapping[str, Any]:
     where = f"{path}:{line}"
     try:
-        row = json.loads(raw.decode())
+        row = json.loads(raw.decode().rstrip())
     except UnicodeDecodeError as error:
         raise DataError(
             f"{where}: not UTF-8 text: byte 0x{raw[error.start]:02x} at byte {error.start} of the "

@@ -73,18 +73,6 @@ class Corpus:
         """Fingerprint of the text, in hexadecimal."""
         return hashlib.sha256(self.text).hexdigest()
 
-    def split(self, seq: int) -> tuple[Tokens, Tokens]:
-        """Split into a training part and the tail for validation: a tenth, or one window of seq."""
-        window = seq + 1
-        if len(self.text) < 2 * window:
-            raise DataError(
-                f"{self.name}: {len(self.text)} bytes are too short: training and validation each "
-                f"need a window of {window} bytes; use a longer text or a shorter sequence"
-            )
-        tokens = np.frombuffer(self.text, np.uint8)
-        tail = max(len(tokens) // 10, window)
-        return tokens[:-tail], tokens[-tail:]
-
 
 class RandomWindows:
     """Endless training batches of windows drawn anywhere in the text."""

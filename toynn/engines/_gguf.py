@@ -61,11 +61,9 @@ def check_tensors(file: Source, shapes: Mapping[str, tuple[int, ...]]) -> None:
 def _passed_on(file: Source) -> dict[str, tuple[Any, str]]:
     """Return what an export passes on: the tokenizer, and the name, author and licence."""
     return {
-        key: (value, file.types[key])
-        for key, value in file.metadata.items()
-        if key.startswith(("tokenizer.", "general."))
-        and key not in _OWN_KEYS
-        and (not isinstance(value, list | np.ndarray) or len(value))  # the writer has none empty
+        key: typed
+        for key, typed in gguf.typed_metadata(file.metadata, file.types).items()
+        if key.startswith(("tokenizer.", "general.")) and key not in _OWN_KEYS
     }
 
 
@@ -85,14 +83,21 @@ class GGUFEngine(DecodingEngine[C]):
         *,
         weight_dtype: str = "f32",
         checkpointing: bool = False,
+        build: bool = True,
     ) -> Self:
         """Return an engine with a file's weights, quantized ones expanded, ready to train.
 
-        ``t_seq`` 0 means the context length that the file names, which may be long.
+        ``t_seq`` 0 means the context length that the file names, which may be long. Without
+        ``build`` there is no training step before ``build_training_step``, and no memory is taken
+        for one: that is all that logits and generation need. ``toynn.engines.frozen`` leaves the
+        weights in the file, too.
         """
         with gguf.open(path, check=True) as file:
             options = {"weight_dtype": weight_dtype, "checkpointing": checkpointing}
-            return cls._read(file, t_seq, t_batch, backend, **options)
+            engine = cls._read(file, t_seq, t_batch, backend, **options)
+        if build:
+            engine.build_training_step()
+        return engine
 
     @classmethod
     def from_hf(
@@ -104,14 +109,19 @@ class GGUFEngine(DecodingEngine[C]):
         *,
         weight_dtype: str = "f32",
         checkpointing: bool = False,
+        build: bool = True,
     ) -> Self:
         """Return an engine with the weights of a Hugging Face folder, ready to train.
 
         The folder has config.json and model.safetensors, of a llama, qwen2, qwen3 or gpt2.
+        ``build`` as in from_gguf.
         """
         with hf.open(path) as model:
             options = {"weight_dtype": weight_dtype, "checkpointing": checkpointing}
-            return cls._read(model, t_seq, t_batch, backend, **options)
+            engine = cls._read(model, t_seq, t_batch, backend, **options)
+        if build:
+            engine.build_training_step()
+        return engine
 
     @classmethod
     def declared_from(cls, path: StrPath, t_seq: int = 0, *, weight_dtype: str = "f32") -> Self:
@@ -130,7 +140,6 @@ class GGUFEngine(DecodingEngine[C]):
         for name, tensor in engine.tensors.items():
             engine.session.upload(tensor, file[name])
         engine._carried = _passed_on(file)
-        engine.build_training_step()
         return engine
 
     @classmethod
@@ -139,6 +148,16 @@ class GGUFEngine(DecodingEngine[C]):
     ) -> Memory:
         """Return the memory that training a file's model would need; none of it is taken."""
         return cls._declared(file, t_seq, t_batch, backend).step_memory()
+
+    def carry_tokenizer(self, path: StrPath) -> None:
+        """Let exports carry the tokenizer that a GGUF file has; it must have the model's tokens."""
+        with gguf.open(path, check=False) as file:
+            texts = file.metadata.get("tokenizer.ggml.tokens")
+            if isinstance(texts, list) and len(texts) != self.vocab:
+                refuse(file, f"it has {len(texts)} tokens; the model has {self.vocab}")
+            own = {k: v for k, v in self._carried.items() if not k.startswith("tokenizer.")}
+            found = {k: v for k, v in _passed_on(file).items() if k.startswith("tokenizer.")}
+        self._carried = own | found
 
     def export_gguf(self, path: StrPath, outtype: str = "f32", *, overwrite: bool = False) -> None:
         """Write the model; ``outtype`` is that of its matrices: f32, f16, bf16 or q8_0.

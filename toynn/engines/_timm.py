@@ -31,31 +31,32 @@ def metadata_of(fields: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, 
     return found | ({NAMES: json.dumps(names)} if names else {})
 
 
-def class_names(file: SafeTensors) -> tuple[str, ...]:
+def class_names(file: SafeTensors, classes: int) -> tuple[str, ...]:
     """Return what the classes are called, if the file says so."""
     names = _read(file, NAMES, [])
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        _refuse(file, f"{NAMES} must be a list of names; got {names!r}")
+    fits = isinstance(names, list) and len(names) in (0, classes)
+    if not fits or not all(isinstance(name, str) for name in names):
+        _refuse(file, f"{NAMES} must be {classes} names; got {names!r}")
     return tuple(names)
 
 
-def described(file: SafeTensors, told: Mapping[str, Any]) -> dict[str, Any]:
+def described(file: SafeTensors, known: Collection[str], told: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of the configuration of a file's model, None for classes without a head.
 
-    ``told``: n_heads, act and norm_eps, which shapes do not say, as far as the caller knows them
-    (not None). What toynn wrote itself must agree.
+    ``known``: the names of all fields. ``told``: n_heads, act and norm_eps, which shapes do not
+    say, as far as the caller knows them (not None). What toynn wrote itself must agree.
     """
     told = {name: value for name, value in told.items() if value is not None}
     stored = _read(file, CONFIG, None)
     if stored is None:
         return _from_shapes(file) | told
-    if not isinstance(stored, dict):
-        _refuse(file, f"{CONFIG} must be an object; got {stored!r}")
+    if not isinstance(stored, dict) or stored.keys() != set(known):
+        _refuse(file, f"{CONFIG} must have {', '.join(known)}; got {stored!r}")
     for name, value in told.items():
-        if stored.get(name, value) != value:
+        if stored[name] != value:
             _refuse(file, f"its {name} is {stored[name]!r}; got {value!r}: leave it out")
-    if stored.get("n_layers") != _blocks(file):
-        _refuse(file, f"{CONFIG} has {stored.get('n_layers')!r} layers, the file {_blocks(file)}")
+    if stored["n_layers"] != _blocks(file):
+        _refuse(file, f"{CONFIG} has {stored['n_layers']!r} layers, the file {_blocks(file)}")
     return stored
 
 

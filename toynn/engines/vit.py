@@ -231,12 +231,13 @@ class ViTEngine(Engine[ViTConfig, Pass]):
         another number of ``classes`` brings a new head, drawn with opts.seed.
         """
         file = SafeTensors(Path(path))
-        fields = described(file, {"n_heads": n_heads, "act": act, "norm_eps": norm_eps})
-        if fields.get("classes") is None and classes is None:
+        told = {"n_heads": n_heads, "act": act, "norm_eps": norm_eps}
+        found = described(file, list(asdict(ViTConfig())), told)
+        if found["classes"] is None and classes is None:
             raise DataError(f"{path}: it has no head.weight: say how many classes there are to be")
         try:
-            stored = ViTConfig(**(fields | {"classes": fields.get("classes") or classes}))
-        except (ConfigError, TypeError) as error:
+            stored = ViTConfig(**(found | {"classes": found["classes"] or classes}))
+        except ConfigError as error:
             raise DataError(f"{path}: {error}") from error
         cfg = replace(
             stored,
@@ -244,7 +245,7 @@ class ViTEngine(Engine[ViTConfig, Pass]):
             classes=stored.classes if classes is None else classes,
         )
         head = {name for name in cfg.shapes() if name.startswith("head.")}
-        new_head = head if cfg.classes != fields.get("classes") else set()
+        new_head = head if cfg.classes != found["classes"] else set()
         check_tensors(file, stored.shapes(), new_head)
         engine = cls(backend)
         engine.declare(cfg, opts or RecipeOptions())
@@ -252,7 +253,7 @@ class ViTEngine(Engine[ViTConfig, Pass]):
         weights = {name: file[name] for name in stored.shapes() if name not in new_head}
         weights["pos_embed"] = resampled(weights["pos_embed"], cfg.image // cfg.patch)
         engine.load_weights(weights | {k: v for k, v in engine._draw() if k in new_head})
-        engine.class_names = () if new_head else class_names(file)
+        engine.class_names = () if new_head else class_names(file, cfg.classes)
         engine.build_training_step()
         return engine
 

@@ -52,11 +52,7 @@ def read_gguf(path: Path) -> Adapter:
                 f"{path}: {INVOCATION}: an adapter that acts behind these tokens only (aLoRA) is "
                 f"not supported"
             )
-        metadata = {
-            key: (value, file.types[key])
-            for key, value in file.metadata.items()
-            if key not in OWN_KEYS and (not isinstance(value, list | np.ndarray) or len(value))
-        }
+        metadata = _described(gguf.typed_metadata(file.metadata, file.types))
         alpha = file.require(ALPHA, float)
         return Adapter(file.architecture, alpha, _tensors(file), metadata=metadata, path=path)
 

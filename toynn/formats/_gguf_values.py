@@ -1,5 +1,6 @@
 """From Python values to the types of GGUF metadata."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ from numpy.typing import NDArray
 from toynn.errors import GGUFError
 from toynn.formats._gguf_header import SCALARS
 
-__all__ = ["typed"]
+__all__ = ["typed", "typed_metadata"]
 
 DTYPES: dict[str, np.dtype[Any]] = {name: dtype for name, dtype in SCALARS.values()}
 DTYPES["BOOL"] = np.dtype(np.bool_)
@@ -16,6 +17,20 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 #: By kind of the type: the kinds of the numbers that it takes. 3 is a FLOAT32, but 0.5 no INT32.
 KINDS = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}
+
+
+def typed_metadata(
+    metadata: Mapping[str, Any], types: Mapping[str, str]
+) -> dict[str, tuple[Any, str]]:
+    """Return a file's metadata as `write` takes it, without empty arrays, which it does not take.
+
+    Keys that have no type are left out.
+    """
+    return {
+        key: (value, types[key])
+        for key, value in metadata.items()
+        if key in types and (not isinstance(value, list | np.ndarray) or len(value))
+    }
 
 
 def typed(what: str, value: Any) -> tuple[Any, str, str | None]:

@@ -148,18 +148,24 @@ def _write_all(writer: GGUFWriter, path: Path, tensors: Tensors) -> None:
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     for name, (array, outtype) in tensors.items():
-        what = f"{path}: {name}"
-        made = array.make() if isinstance(array, Deferred) else array
-        if (made.shape, made.dtype) != (array.shape, array.dtype):
-            raise GGUFError(
-                f"{what}: expected {array.dtype} {array.shape}, as planned; got {made.dtype} "
-                f"{made.shape}"
-            )
-        writer.write_tensor_data(encode(what, made, _plan(what, made, outtype)[0]).reshape(-1))
+        writer.write_tensor_data(_blocks(f"{path}: {name}", array, outtype))
     for file in writer.fout or ():
         file.flush()
         os.fsync(file.fileno())
     writer.close()
+
+
+def _blocks(what: str, array: Array, outtype: str) -> NDArray[np.uint8]:
+    """Return the bytes of a tensor, which is made for it if it is deferred."""
+    type, _ = _plan(what, array, outtype)
+    if isinstance(array, Deferred):
+        planned, array = array, array.make()
+        if (array.shape, array.dtype) != (planned.shape, planned.dtype):
+            raise GGUFError(
+                f"{what}: expected {planned.dtype} {planned.shape}, as planned; got {array.dtype} "
+                f"{array.shape}"
+            )
+    return encode(what, array, type).reshape(-1)
 
 
 def _plan(what: str, array: Array, outtype: str) -> tuple[str, tuple[int, ...]]:

@@ -11,14 +11,15 @@ from collections.abc import Iterator
 
 from toynn.errors import GGUFError
 from toynn.formats._tokenizer_chat import needed
+from toynn.formats._tokenizer_pre import Kind
 from toynn.formats._tokenizer_vocab import TokenType, Vocab
 
-__all__ = ["BPE", "letters"]
+__all__ = ["BPE", "byte_letters"]
 
 MISSING = "\ufdd0"  # not a character: stands for a byte without a token, so that none merge over it
 
 
-def letters() -> list[str]:
+def byte_letters() -> list[str]:
     """Return how GPT-2's tokenizer and its kin spell each byte: all of them as letters one can see.
 
     Source: bytes_to_unicode of github.com/openai/gpt-2, src/encoder.py.
@@ -31,18 +32,17 @@ def letters() -> list[str]:
 class BPE:
     """Ids of a text without special tokens, and the bytes of an id."""
 
-    def __init__(self, vocab: Vocab) -> None:
+    def __init__(self, vocab: Vocab, kind: Kind) -> None:
         library = needed("tokenizers")
-        assert vocab.kind is not None
         self._vocab = vocab
-        self._bytes = {letter: byte for byte, letter in enumerate(letters())}
+        self._bytes = {letter: byte for byte, letter in enumerate(byte_letters())}
         ids = {text: id for id, text in enumerate((*vocab.tokens, MISSING))}
         try:
             model = library.models.BPE(
                 ids,
                 list(_pairs(vocab)),
                 unk_token=MISSING,
-                ignore_merges=vocab.kind.whole_words,
+                ignore_merges=kind.whole_words,
             )
         except Exception as error:  # the library raises no narrower one
             raise GGUFError(
@@ -51,7 +51,7 @@ class BPE:
         self._tokenizer = library.Tokenizer(model)
         cut = library.pre_tokenizers
         self._tokenizer.pre_tokenizer = cut.Sequence(
-            [cut.Split(library.Regex(regex), "isolated") for regex in vocab.kind.regexes]
+            [cut.Split(library.Regex(regex), "isolated") for regex in kind.regexes]
             + [cut.ByteLevel(add_prefix_space=False, use_regex=False)]
         )
 

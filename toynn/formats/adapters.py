@@ -45,7 +45,7 @@ __all__ = [
 
 Floats = NDArray[np.float32]
 
-CHUNK = 1 << 22  # elements of a delta that are made at a time
+CHUNK = 1 << 18  # elements of a delta that are made at a time
 
 
 def load(path: str | os.PathLike[str], base: Base | None = None) -> Adapter:

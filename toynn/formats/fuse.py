@@ -26,7 +26,7 @@ Floats = NDArray[np.float32]
 REPLACEMENT = "Q8_0"
 #: llama.cpp's numbers for files that are mostly of a type.
 FILE_TYPES = {name.upper(): number for name, number in OUTTYPES.items()} | {"Q4_0": 2}
-CHUNK = 1 << 22  # elements that are expanded at a time, to compare
+CHUNK = 1 << 18  # elements that are expanded at a time, to compare
 
 
 @dataclass
@@ -132,11 +132,7 @@ def _metadata(
     base: GGUFFile, tensors: Mapping[str, tuple[object, str]], outtype: str | None
 ) -> dict[str, Any]:
     """Return the base's metadata, and a type of the file that is true."""
-    metadata: dict[str, Any] = {
-        key: (value, base.types[key])
-        for key, value in base.metadata.items()
-        if not isinstance(value, list | np.ndarray) or len(value)  # the writer has none empty
-    }
+    metadata: dict[str, Any] = gguf.typed_metadata(base.metadata, base.types)
     before = _most(base, lambda name: base.tensors[name].type)
     after = outtype.upper() if outtype else _most(base, lambda name: tensors[name][1])
     if after != before or outtype:

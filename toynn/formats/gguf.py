@@ -27,6 +27,7 @@ from toynn.formats._gguf_finite import find_nonfinite
 from toynn.formats._gguf_header import Header, Value, read_header
 from toynn.formats._gguf_map import Mapping, map_file
 from toynn.formats._gguf_tensors import READABLE, TensorInfo
+from toynn.formats._gguf_values import typed_metadata
 from toynn.formats._gguf_write import OUTTYPES, WRITABLE, Deferred, encode, stored_as, write
 from toynn.formats.quants import dequantize
 
@@ -40,6 +41,7 @@ __all__ = [
     "encode",
     "open",
     "stored_as",
+    "typed_metadata",
     "write",
 ]
 

@@ -26,13 +26,13 @@ from numpy.typing import NDArray
 
 from toynn.errors import DataError, GGUFError
 from toynn.formats import gguf
-from toynn.formats._tokenizer_bpe import BPE
+from toynn.formats._tokenizer_bpe import BPE, byte_letters
 from toynn.formats._tokenizer_chat import ChatTemplate, Message
 from toynn.formats._tokenizer_spm import SentencePiece
 from toynn.formats._tokenizer_vocab import TokenType, Vocab, read_vocab
 from toynn.formats.gguf import GGUFFile
 
-__all__ = ["ByteTokenizer", "Message", "Stream", "Tokenizer", "Turn"]
+__all__ = ["ByteTokenizer", "Message", "Stream", "Tokenizer", "Turn", "byte_letters"]
 
 BYTES = 256
 CHUNK = 1 << 18  # characters that a library gets at a time: it takes 100 bytes for each
@@ -65,7 +65,9 @@ class Tokenizer:
         self._template: ChatTemplate | None = None
         self._pieces: dict[int, bytes] = {}
         self._cuttable: bool | None = None
-        self._special_ids = {id for _, id in vocab.specials}
+        self._special_ids = frozenset(id for _, id in vocab.specials)
+        shy = np.isin(vocab.declared, (TokenType.CONTROL, TokenType.UNKNOWN))
+        self._hidden = frozenset(np.flatnonzero(shy).tolist())
         #: texts of the tokens, by id
         self.tokens = vocab.tokens
         #: ids of the tokens that begin and end a text; None where there are none
@@ -81,10 +83,11 @@ class Tokenizer:
         if not isinstance(file, GGUFFile):
             with gguf.open(file, check=False) as opened:
                 return cls.from_gguf(opened)
-        if file.metadata.get("tokenizer.ggml.model", "no_vocab") == "no_vocab":
+        key = "tokenizer.ggml.model"
+        if key not in file.metadata or file.require(key, str) == "no_vocab":
             return _without_vocab(file)
         vocab = read_vocab(file)
-        model = SentencePiece(vocab) if vocab.kind is None else BPE(vocab)
+        model = BPE(vocab, vocab.kind) if vocab.kind else SentencePiece(vocab)
         key = "tokenizer.chat_template"
         return cls(vocab, model, file.require(key, str) if key in file.metadata else None)
 
@@ -126,8 +129,8 @@ class Tokenizer:
         decode(encode(text)) is the text, if every byte has a token. Bytes that make no character
         become U+FFFD. Raises DataError for an id that is no token's.
         """
-        stream = Stream(self, special, begins=True)
-        return "".join([stream.push(id) for id in ids] + [stream.end()])
+        piece = Stream(self, special, begins=True)._piece
+        return b"".join([piece(id) for id in ids]).decode("utf-8", "replace")
 
     def stream(self, special: bool = False) -> "Stream":
         """Return a decoder for ids that come one by one, and continue a text."""
@@ -186,11 +189,12 @@ class Tokenizer:
 
     def piece(self, id: int) -> bytes:
         """Return the bytes that a token stands for."""
-        if id not in self._pieces:
+        piece = self._pieces.get(id)
+        if piece is None:
             if not 0 <= id < len(self.tokens):
                 raise DataError(f"decode: expected ids of 0..{len(self.tokens) - 1}; got {id}")
-            self._pieces[id] = self._model.piece(id)
-        return self._pieces[id]
+            piece = self._pieces[id] = self._model.piece(id)
+        return piece
 
     def _begun(self, ids: list[int]) -> list[int]:
         """Return ids with one BOS in front, where there should be one: templates often write it."""
@@ -307,27 +311,30 @@ class Stream:
     """Decodes ids one by one; bytes that are not yet a character wait."""
 
     def __init__(self, tokenizer: Tokenizer, special: bool, begins: bool) -> None:
-        self._tokenizer, self._special = tokenizer, special
+        self._tokenizer = tokenizer
+        self._hidden = frozenset() if special else tokenizer._hidden
         self._drop_space = begins and tokenizer._vocab.add_space_prefix
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, id: int) -> str:
         """Return the text that an id completes: none, or some whole characters."""
-        piece = self._tokenizer.piece(id)
-        vocab = self._tokenizer._vocab
-        type = vocab.declared[id]
-        if type == TokenType.CONTROL or type == TokenType.UNKNOWN:
-            piece = piece if self._special else b""
-        elif self._drop_space and type != TokenType.USER_DEFINED:
-            piece = piece.removeprefix(b" ")
-        # The space that encode puts where a text begins is none of the text's.
-        begins = type in (TokenType.CONTROL, TokenType.USER_DEFINED)
-        self._drop_space = begins and vocab.add_space_prefix
-        return self._decoder.decode(piece)
+        return self._decoder.decode(self._piece(id))
 
     def end(self) -> str:
         """Return what still waits, as U+FFFD."""
         return self._decoder.decode(b"", final=True)
+
+    def _piece(self, id: int) -> bytes:
+        """Return the bytes of the next id, without the space that encode puts where a text begins.
+
+        A text begins at the start, and after each special token.
+        """
+        piece = self._tokenizer.piece(id)
+        special = id in self._tokenizer._special_ids
+        if self._drop_space and not special:
+            piece = piece.removeprefix(b" ")
+        self._drop_space = special and self._tokenizer._vocab.add_space_prefix
+        return b"" if id in self._hidden else piece
 
 
 def _without_vocab(file: GGUFFile) -> ByteTokenizer:

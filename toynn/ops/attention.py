@@ -123,11 +123,19 @@ def _products(products: int) -> Callable[[Sizes], int]:
     return count
 
 
-def _at_most(sizes: Sizes) -> int:
-    """Count the products with a full cache: how full it is, no tape knows."""
-    return 4 * sizes["B"] * sizes["H"] * sizes["T"] * sizes["S"] * sizes["D"]
+def _half_full(sizes: Sizes) -> int:
+    """Count the products with a cache that is half full: how full it is, no tape knows."""
+    return 2 * sizes["B"] * sizes["H"] * sizes["T"] * sizes["S"] * sizes["D"]
+
+
+def _half_full_bytes(sizes: Sizes) -> int:
+    """Count half of the cache, and q, k, v and o."""
+    B, T, H, KV, S, D = (sizes[name] for name in ("B", "T", "H", "KV", "S", "D"))
+    return 4 * B * D * (KV * S + 2 * T * (H + KV))
 
 
 ATTENTION_BACKWARD = Op("attention.backward", _products(5))
 ATTENTION = Op("attention.forward", _products(2), _attention_gradient)
-CACHED_ATTENTION = Op("cached_attention.forward", _at_most, _no_gradient, integers=(3,))
+CACHED_ATTENTION = Op(
+    "cached_attention.forward", _half_full, _no_gradient, integers=(3,), nbytes=_half_full_bytes
+)

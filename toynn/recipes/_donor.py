@@ -12,6 +12,7 @@ from toynn.engines import ENGINES
 from toynn.errors import GGUFError
 from toynn.formats import gguf, quants
 from toynn.formats.gguf import GGUFFile
+from toynn.formats.tokenizer import byte_letters
 
 __all__ = ["Donor", "open_donor"]
 
@@ -65,7 +66,7 @@ class Donor:
         if kind == "no_vocab" and self.count == BYTES:
             return None
         if kind == "gpt2":
-            return _gpt2_letters()
+            return byte_letters()
         if kind == "llama":  # a byte has a token of its own only where no letter is spelled so
             known = set(self._texts())
             letters = ["\N{LOWER ONE EIGHTH BLOCK}" if b == 32 else chr(b) for b in range(128)]
@@ -109,13 +110,3 @@ def open_donor(call: str, path: str | PathLike[str]) -> Iterator[Donor]:
             yield Donor(file)
     except GGUFError as error:
         raise GGUFError(f"{call}: {error}") from error
-
-
-def _gpt2_letters() -> list[str]:
-    """Return how GPT-2's tokenizer and its kin spell each byte: all of them as letters one can see.
-
-    Source: bytes_to_unicode of github.com/openai/gpt-2, src/encoder.py.
-    """
-    seen = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    others = [byte for byte in range(BYTES) if byte not in seen]
-    return [chr(byte) if byte in seen else chr(256 + others.index(byte)) for byte in range(BYTES)]

@@ -62,6 +62,7 @@ class RunFolder:
         self.metrics = self.path / "metrics.jsonl"
         self.model = self.path / "model.safetensors"
         self.gguf = self.path / "model.gguf"
+        self.adapter = self.path / "adapter.gguf"
         self.plot = self.path / "loss.png"
         self.confusion = self.path / "confusion.png"
 

@@ -59,9 +59,6 @@ class Engine(Protocol):
     def session(self) -> Session:
         """The session that holds the weights."""
 
-    def weights(self) -> dict[str, Floats]:
-        """Return a copy of every weight by name."""
-
 
 class Recipe(Protocol):
     """A model with its training step."""
@@ -154,7 +151,7 @@ class Loop:
         measure: Callable[[Any], Mapping[str, float]] | None = None,
         on_step: Callable[[], object] = _nothing,
         on_report: Sequence[Callable[[Report], object]] = (),
-        on_best: Callable[[dict[str, Floats]], object] = _nothing,
+        on_best: Callable[[], object] = _nothing,
     ) -> None:
         self.recipe, self.batches, self.valid = recipe, batches, valid
         self.optimizer, self.schedule, self.options = optimizer, schedule, options
@@ -283,7 +280,7 @@ class Loop:
             result.best_iteration = result.iterations
             if val_loss is not None:
                 result.val_loss = val_loss
-            self.on_best(self.recipe.engine.weights())
+            self.on_best()
         return figures
 
 

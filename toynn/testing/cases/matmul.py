@@ -92,10 +92,12 @@ CASE = OpCase(
         {"M": 129, "N": 131, "K": 127, "activation": 2},  # packed, all edges ragged
         {"M": 40, "N": 1000, "K": 513, "activation": 1},  # three blocks of terms
         {"M": 1025, "N": 48, "K": 96},  # more rows than columns
+        {"M": 3, "N": 100, "K": 527, "activation": 1},  # few rows: w is not packed
+        {"M": 1, "N": 33, "K": 512, "activation": 2},
         *({"M": 33, "N": 70, "K": 512, "activation": 1, "type": type} for type in SCALES),
         {"M": 5, "N": 37, "K": 259, "type": 1},  # half floats: rows of any length
         {"M": 300, "N": 65, "K": 544, "type": 8},  # more rows than columns
-        {"M": 4, "N": 1100, "K": 288, "type": 2},  # few rows
+        {"M": 3, "N": 100, "K": 288, "type": 2},  # few rows
         {"M": 3, "N": 0, "K": 256, "type": 12},
     ),
     bench={
@@ -112,6 +114,9 @@ CASE = OpCase(
         "llama_1b_up_f32": {"M": 256, "N": 5632, "K": 2048},
         "llama_1b_up_q8_0": {"M": 256, "N": 5632, "K": 2048, "type": 8},
         "llama_1b_up_q4_k": {"M": 256, "N": 5632, "K": 2048, "type": 12},
+        "llama_1b_up_one_row_f32": {"M": 1, "N": 5632, "K": 2048},
+        "llama_1b_up_one_row_q8_0": {"M": 1, "N": 5632, "K": 2048, "type": 8},
+        "llama_1b_up_one_row_q4_k": {"M": 1, "N": 5632, "K": 2048, "type": 12},
     },
     calls=_calls,
     tolerance=2e-6,
