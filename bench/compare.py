@@ -13,9 +13,11 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 Contestants = dict[str, Callable[[], object]]
 
@@ -261,6 +263,37 @@ def decode(n_threads: int, rounds: int, only: str) -> None:
         print(f"{name:28}{row}{ratios[0]:8.2f}/{ratios[1]:.2f}", flush=True)
 
 
+def lora(n_threads: int, rounds: int, only: str) -> None:
+    """A LoRA step over a Q8_0 file, against PEFT in float32 and bfloat16."""
+    import lora as shapes
+
+    import toynn
+
+    toynn.set_num_threads(n_threads)
+    for name, shape in shapes.SHAPES.items():
+        if only not in name:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "base.gguf"
+            shapes.write_file(path, shape)
+            taken, promised = shapes.private_memory(path, name, n_threads)
+            recipe = shapes.toynn_recipe(path, shape)
+            contestants = shapes.toynn_calls(recipe, shape)
+            for dtype in ("float32", "bfloat16"):
+                contestants[f"PEFT {dtype}"] = shapes.peft_step(shape, dtype, n_threads)
+            times = race(contestants, rounds)
+        best = {who: min(t) for who, t in times.items()}
+        usual = {who: statistics.median(t) for who, t in times.items()}
+        print(f"{name:28}{'s, best/median':>18}{'tokens/s':>10}{'time / toynn':>16}")
+        for who in times:
+            ratios = (of[who] / of["toynn"] for of in (best, usual))
+            row = f"  {who:26}{best[who]:9.3f}/{usual[who]:8.3f}{shape.T / best[who]:10.0f}"
+            print(row + " {:7.2f}/{:.2f}".format(*ratios), flush=True)
+        print(f"  step / forward: {best['toynn'] / best['forward']:.2f}")
+        print(f"  private memory {taken / 1e9:.3f} GB, promised {promised / 1e9:.3f} GB")
+        print(recipe.engine.session.profile(), flush=True)
+
+
 SECTIONS = {
     "matmul": matmul,
     "stored": stored,
@@ -270,6 +303,7 @@ SECTIONS = {
     "llama": llama,
     "vit": vit,
     "decode": decode,
+    "lora": lora,
 }
 
 

@@ -1,0 +1,173 @@
+"""A LoRA step over a quantized file, toynn against PEFT: shapes, synthetic files, contestants.
+
+toynn maps a file of Q8_0; PEFT has the model in float32, and in bfloat16. Rank 8, all linear
+layers, one sequence. The weights are random: a step takes as long whatever they are.
+"""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+Contestants = dict[str, Callable[[], object]]
+
+RANK, ALPHA = 8, 16.0
+
+
+class Shape(NamedTuple):
+    """A Llama model."""
+
+    d_model: int
+    layers: int
+    heads: int
+    kv_heads: int
+    d_ff: int
+    vocab: int
+    untied: bool
+    T: int
+
+    @property
+    def config(self) -> Any:
+        import toynn
+
+        C, L, H, KV, F, V, _, T = self
+        return toynn.LlamaConfig(V, C, H, KV, F, L, T)
+
+
+SHAPES = {
+    "smollm2_135m_T256": Shape(576, 30, 9, 3, 1536, 49152, False, 256),
+    "tinyllama_1.1b_T256": Shape(2048, 22, 32, 4, 5632, 32000, True, 256),
+}
+
+
+def write_file(path: Path, shape: Shape) -> None:
+    """Write a model of random blocks of Q8_0, one tensor at a time."""
+    from toynn.formats import gguf
+
+    cfg, rng = shape.config, np.random.default_rng(0)
+
+    def blocks(rows: int, columns: int) -> np.ndarray:
+        raw = rng.integers(0, 256, (rows * columns // 32, 34), np.uint8)
+        raw[:, :2] = np.frombuffer(np.float16(1 / (73 * columns**0.5)).tobytes(), np.uint8)
+        return raw.reshape(rows, -1)
+
+    tensors: dict[str, Any] = {}
+    for name, dims in cfg.shapes(untied=shape.untied).items():
+        if len(dims) == 1:
+            tensors[name] = np.ones(dims, np.float32), "F32"
+        else:
+            rows, columns = dims
+            row = (rows, columns // 32 * 34)
+            make = lambda dims=dims: blocks(*dims)  # noqa: E731
+            tensors[name] = gguf.Deferred(row, np.dtype(np.uint8), make), "Q8_0"
+    hyper = {
+        "context_length": cfg.context,
+        "embedding_length": cfg.d_model,
+        "feed_forward_length": cfg.d_ff,
+        "block_count": cfg.n_layers,
+        "attention.head_count": cfg.n_heads,
+        "attention.head_count_kv": cfg.n_kv_heads,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+        "rope.freq_base": 1e4,
+    }
+    metadata = {"general.architecture": "llama", "tokenizer.ggml.model": "no_vocab"}
+    gguf.write(path, metadata | {f"llama.{key}": value for key, value in hyper.items()}, tensors)
+
+
+def batch(shape: Shape) -> np.ndarray:
+    """Ids and labels (2, T)."""
+    return np.random.default_rng(0).integers(0, shape.vocab, (2, shape.T), np.int32)
+
+
+def toynn_recipe(path: Path, shape: Shape) -> Any:
+    import toynn
+
+    recipe = toynn.recipes.LoRA()
+    options = toynn.RecipeOptions(t_seq=shape.T)
+    recipe.realize(path, None, RANK, options, ALPHA, "all-linear", init="peft")
+    return recipe
+
+
+def toynn_calls(recipe: Any, shape: Shape) -> Contestants:
+    """A step, and its forward pass alone."""
+    import toynn
+
+    ids, labels = batch(shape)
+    adamw, positions = toynn.AdamW.for_lora(), np.arange(shape.T, dtype=np.int32)
+
+    def step() -> float:
+        k = recipe.step_index
+        return recipe.step(ids, positions, labels, adamw.hp_for_step(k), k == 0)
+
+    return {"toynn": step, "forward": lambda: recipe.evaluate(ids, positions, labels)}
+
+
+def peft_step(shape: Shape, dtype: str, n_threads: int) -> Callable[[], object]:
+    """Make the same step in PyTorch: PEFT's adapters in float32, fused attention and AdamW."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.set_num_threads(n_threads)
+    torch.manual_seed(0)
+    C, L, H, KV, F, V, untied, T = shape
+    config = LlamaConfig(
+        hidden_size=C,
+        num_hidden_layers=L,
+        num_attention_heads=H,
+        num_key_value_heads=KV,
+        intermediate_size=F,
+        vocab_size=V,
+        max_position_embeddings=T,
+        tie_word_embeddings=not untied,
+        use_cache=False,
+    )
+    torch.set_default_dtype(getattr(torch, dtype))
+    model = LlamaForCausalLM(config)
+    torch.set_default_dtype(torch.float32)
+    model = get_peft_model(
+        model, LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules="all-linear")
+    ).train()
+    trained = [p for p in model.parameters() if p.requires_grad]
+    adamw = torch.optim.AdamW(trained, lr=1e-3, weight_decay=0.0, fused=True)
+    ids, labels = (torch.from_numpy(row.astype(np.int64)) for row in batch(shape))
+
+    def step() -> float:
+        logits = model(input_ids=ids[None]).logits[0].float()
+        loss = torch.nn.functional.cross_entropy(logits, labels)
+        adamw.zero_grad(set_to_none=True)
+        loss.backward()
+        adamw.step()
+        return loss.item()
+
+    return step
+
+
+def anonymous() -> int:
+    """Bytes of this process that lie in no file."""
+    words = Path("/proc/self/smaps_rollup").read_text().split()
+    return int(words[words.index("Anonymous:") + 1]) * 1024
+
+
+def private_memory(path: Path, name: str, n_threads: int) -> tuple[int, int]:
+    """Return bytes beside the mapping that two steps take, in a process of their own; and
+    what was promised."""
+    command = [sys.executable, __file__, str(path), name, str(n_threads)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    taken, promised = map(int, done.stdout.split())
+    return taken, promised
+
+
+if __name__ == "__main__":  # see private_memory
+    import toynn
+
+    file, wanted = Path(sys.argv[1]), SHAPES[sys.argv[2]]
+    toynn.set_num_threads(int(sys.argv[3]))
+    before = anonymous()
+    tuned = toynn_recipe(file, wanted)
+    for _ in range(2):
+        toynn_calls(tuned, wanted)["toynn"]()
+    print(anonymous() - before, tuned.engine.session.memory().peak)
