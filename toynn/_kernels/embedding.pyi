@@ -7,7 +7,6 @@ _F32 = NDArray[np.float32]
 _U8 = NDArray[np.uint8]
 _I32 = NDArray[np.int32]
 
-TYPES: dict[str, int]
 entries: dict[str, Any]
 __test__: dict[str, str]
 TYPES: dict[str, int]  # of toynn.dtypes

@@ -6,7 +6,6 @@ from numpy.typing import NDArray
 _F32 = NDArray[np.float32]
 _U8 = NDArray[np.uint8]
 
-TYPES: dict[str, int]
 entries: dict[str, Any]
 __test__: dict[str, str]
 TYPES: dict[str, int]  # of toynn.dtypes
