@@ -12,8 +12,12 @@ from toynn.cli._numbers import whole
 from toynn.errors import ToynnError
 from toynn.formats import gguf
 from toynn.formats.gguf import GGUFFile
+from toynn.options import RecipeOptions
+from toynn.recipes import LoRA
 
 __all__ = ["add_parser"]
+
+RANK = 8  # of the adapters whose memory is told
 
 
 def add_parser(commands: Any) -> None:
@@ -87,6 +91,20 @@ def _training(file: GGUFFile, seq: int | None, batch: int) -> list[tuple[str, st
     return [
         ("training all weights", f"{batch} x {length} tokens a step"),
         *((f"  {part}", _size(getattr(memory, part))) for part in parts),
+        *_adapters(file, RecipeOptions(t_seq=length, t_batch=batch)),
+    ]
+
+
+def _adapters(file: GGUFFile, opts: RecipeOptions) -> list[tuple[str, str]]:
+    """Return the memory of training adapters over the file, which stays as it is."""
+    plain, again = (
+        LoRA.memory_for(file, RANK, opts, "all-linear", checkpointing=checkpointing).peak
+        for checkpointing in (False, True)
+    )
+    return [
+        ("training adapters", f"rank {RANK}, all-linear, {opts.t_batch} x {opts.t_seq} tokens"),
+        ("  peak beside the file", _size(plain)),
+        ("  with checkpointing", _size(again)),
     ]
 
 
