@@ -88,9 +88,33 @@ def test_a_shorter_array_is_the_start_of_a_longer_one():
     assert normal(5001).tobytes() == normal(9000)[:5001].tobytes()
 
 
+def uniform(n=N, seed=0, stream=0, bound=1.0, n_threads=1):
+    out = np.empty(n, np.float32)
+    random.uniform(out, seed, stream, bound, n_threads=n_threads)
+    return out
+
+
+def test_uniform_values_are_uniform():
+    x = uniform().astype(np.float64)
+    assert np.quantile(x, [0.1, 0.25, 0.5, 0.9]) == pytest.approx([-0.8, -0.5, 0, 0.8], abs=0.01)
+    assert 0.9999 < np.abs(x).max() <= 1
+    assert correlation(x[:-1], x[1:]) < 5 / np.sqrt(N)
+    assert correlation(x[:-4096], x[4096:]) < 5 / np.sqrt(N)
+    assert uniform(100, bound=0.02) == pytest.approx(0.02 * uniform(100), rel=1e-6)
+
+
+def test_uniform_values_hang_on_seed_and_stream_and_not_on_threads_or_length():
+    assert uniform(9000, n_threads=3).tobytes() == uniform(9000).tobytes()
+    assert uniform(5001).tobytes() == uniform(9000)[:5001].tobytes()
+    starts = [uniform(4, seed, stream) for seed in range(20) for stream in range(20)]
+    assert len(np.unique(starts, axis=0)) == 400
+
+
 def test_bad_calls_are_refused():
     with pytest.raises(ValueError, match="n_threads must be 1 to 1024; got 0"):
         normal(3, n_threads=0)
+    with pytest.raises(ValueError, match=r"random.uniform: .*n_threads must be 1 to 1024; got 0"):
+        uniform(3, n_threads=0)
     with pytest.raises(TypeError):
         normal(3, seed=0.5)
     with pytest.raises(ValueError, match="Buffer dtype mismatch"):

@@ -16,11 +16,10 @@ from toynn.formats import gguf
 from toynn.formats.gguf import GGUFFile
 from toynn.options import RecipeOptions
 from toynn.recipes import LoRA, WarmStart
-from toynn.reports import Memory
 
 __all__ = ["add_parser"]
 
-LORA_RANK, LORA_TARGETS = 8, "attention"
+RANK = 8  # of the adapters whose memory is told
 
 
 def add_parser(commands: Any) -> None:
@@ -88,35 +87,41 @@ def _training(file: GGUFFile, seq: int | None, batch: int) -> list[tuple[str, st
     """Return the memory of a training step, or why there is none."""
     try:
         memory, length = engines.memory_for(file, seq, batch)
-        options = RecipeOptions(t_seq=length, t_batch=batch)
-        adapters = LoRA.memory_for(file, LORA_RANK, options, LORA_TARGETS)
-        model = _warm_model(file, length)
-        warm = WarmStart.memory_for(model, RecipeOptions(t_batch=batch, untied=True))
     except ToynnError as error:
         return [("training", f"not possible: {error}")]
-    shape = f"width {model.d_model}, {model.n_layers} layers"
+    parts = ("weights", "moments", "gradients", "activations", "peak")
     return [
-        ("training", f"{batch} x {length} tokens a step"),
-        *_memory("all weights", memory),
-        *_memory(f"LoRA {LORA_TARGETS}, rank {LORA_RANK}", adapters),
-        ("    beside the file", f"{_size(adapters.mapped)} stay mapped"),
-        *_memory("as a donor", warm),
-        ("    of a new model", shape),
+        ("training all weights", f"{batch} x {length} tokens a step"),
+        *((f"  {part}", _size(getattr(memory, part))) for part in parts),
+        *_adapters(file, RecipeOptions(t_seq=length, t_batch=batch)),
+        *_new_model(file, length, batch),
     ]
 
 
-def _warm_model(file: GGUFFile, length: int) -> LlamaConfig:
-    """Return the model that ``toynn train warm-start`` makes, with the donor's tokens."""
+def _adapters(file: GGUFFile, opts: RecipeOptions) -> list[tuple[str, str]]:
+    """Return the memory of training adapters over the file, which stays as it is."""
+    plain, again = (
+        LoRA.memory_for(file, RANK, opts, "all-linear", checkpointing=checkpointing).peak
+        for checkpointing in (False, True)
+    )
+    return [
+        ("training adapters", f"rank {RANK}, all-linear, {opts.t_batch} x {opts.t_seq} tokens"),
+        ("  peak beside the file", _size(plain)),
+        ("  with checkpointing", _size(again)),
+    ]
+
+
+def _new_model(file: GGUFFile, length: int, batch: int) -> list[tuple[str, str]]:
+    """Return the memory of what ``toynn train warm-start`` makes with the file as donor."""
     vocab, width = file.tensors["token_embd.weight"].shape
     d_model, heads, layers = (int(FRESH[name] or 0) for name in ("d_model", "heads", "layers"))
     d_ff = default_d_ff(d_model)
-    return LlamaConfig(vocab, d_model, heads, heads, d_ff, layers, length, donor_d_in=width)
-
-
-def _memory(recipe: str, memory: Memory) -> list[tuple[str, str]]:
-    parts = ("weights", "moments", "gradients", "activations")
-    sizes = ", ".join(f"{part} {_size(getattr(memory, part))}" for part in parts)
-    return [(f"  {recipe}", f"{_size(memory.peak)}: {sizes}")]
+    config = LlamaConfig(vocab, d_model, heads, heads, d_ff, layers, length, donor_d_in=width)
+    memory = WarmStart.memory_for(config, RecipeOptions(t_batch=batch, untied=True))
+    return [
+        ("training a new model", f"with it as donor, width {d_model}, {layers} layers"),
+        ("  peak of that", _size(memory.peak)),
+    ]
 
 
 def _value(value: Any) -> str:

@@ -2,6 +2,6 @@
 
 from toynn.nn.attention import self_attention
 from toynn.nn.lora import LoRA, linear
-from toynn.nn.mlp import gated_mlp, mlp
+from toynn.nn.mlp import mlp
 
-__all__ = ["LoRA", "gated_mlp", "linear", "mlp", "self_attention"]
+__all__ = ["LoRA", "linear", "mlp", "self_attention"]

@@ -1,10 +1,10 @@
-"""The feed-forward layers of a transformer block."""
+"""The feed-forward layer of a transformer block."""
 
 from toynn import ops
 from toynn.session import Session
 from toynn.tape import Tensor
 
-__all__ = ["gated_mlp", "mlp"]
+__all__ = ["mlp"]
 
 
 def mlp(
@@ -26,12 +26,3 @@ def mlp(
     else:
         hidden = ops.linear(s, x, w_up, b_up, activation)  # (N, F)
     return ops.linear(s, hidden, w_down, b_down)
-
-
-def gated_mlp(s: Session, x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor) -> Tensor:
-    """Record down(silu(gate(x)) * up(x)) for x (N, C), w_gate and w_up (F, C), w_down (C, F).
-
-    Source: Shazeer 2020, arXiv:2002.05202.
-    """
-    hidden = ops.swiglu(s, ops.linear(s, x, w_gate), ops.linear(s, x, w_up))  # (N, F)
-    return ops.linear(s, hidden, w_down)
