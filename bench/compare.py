@@ -100,6 +100,43 @@ def products(M: int, N: int, K: int, n_threads: int) -> dict[str, Contestants]:
     }
 
 
+def medium(n_threads: int, rounds: int, only: str) -> None:
+    """The products in bfloat16: toynn's medium, its highest, PyTorch's with and without casts."""
+    import numpy as np
+    import torch
+
+    from toynn._kernels import matmul as ours
+    from toynn.testing.cases import CASES
+
+    torch.set_num_threads(n_threads)
+    shapes = {name: sizes for name, sizes in CASES["matmul"].bench.items() if "type" not in sizes}
+    rng = np.random.default_rng(7)
+    heading(["toynn", "highest", "torch", "no casts"])
+    ratios = []
+    for name, sizes in shapes.items():
+        M, N, K = sizes["M"], sizes["N"], sizes["K"]
+        if only not in name or M * N * K <= 1 << 21 or M <= 3:
+            continue  # float32 in any precision
+        x, w, dy = (rng.standard_normal(shape, np.float32) for shape in ((M, K), (N, K), (M, N)))
+        y, dx, dw = np.empty_like(dy), np.empty_like(x), np.empty_like(w)
+        tx, tw, tdy = map(torch.from_numpy, (x, w, dy))
+        rows = {
+            "y = x w^T": (partial(ours.forward, y, None, x, w, None), tx, tw.t()),
+            "dx = dy w": (partial(ours.backward_input, dx, dy, w), tdy, tw),
+            "dw = dy^T x": (partial(ours.backward_weight, dw, dy, x), tdy.t(), tx),
+        }
+        for product, (door, a, b) in rows.items():
+            contestants = {
+                "toynn": partial(door, n_threads=n_threads, precision="medium"),
+                "highest": partial(door, n_threads=n_threads),
+                "torch": lambda a=a, b=b: torch.mm(a.bfloat16(), b.bfloat16()).float(),
+                "no casts": partial(torch.mm, a.bfloat16(), b.bfloat16()),
+            }
+            title = f"{name} {M}x{N}x{K} {product}"
+            ratios.append(report(title, contestants, 2 * M * N * K, rounds))
+    summary(ratios)
+
+
 def matmul(n_threads: int, rounds: int, only: str) -> None:
     """The products at the shapes of the case table, those of GPT-2 with 1024 rows too."""
     from toynn.testing.cases import CASES
@@ -296,6 +333,7 @@ def lora(n_threads: int, rounds: int, only: str) -> None:
 
 SECTIONS = {
     "matmul": matmul,
+    "medium": medium,
     "stored": stored,
     "attention": attention,
     "tiny": tiny,
@@ -313,6 +351,8 @@ def main() -> None:
     parser.add_argument("sections", nargs="+", metavar="section", help=", ".join(SECTIONS))
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--rounds", type=int, default=5)
+    exact = "of toynn's products; medium races with PyTorch's bfloat16 autocast too"
+    parser.add_argument("--precision", choices=("highest", "medium"), default="highest", help=exact)
     parser.add_argument("--only", default="", help="part of a shape's name, e.g. head")
     options = parser.parse_args()
     for section in options.sections:
@@ -321,12 +361,16 @@ def main() -> None:
     if len(options.threads) > 1:
         for n_threads in options.threads:
             arguments = ["--rounds", str(options.rounds), "--only", options.only]
+            arguments += ["--precision", options.precision]
             command = [sys.executable, __file__, *options.sections, *arguments]
             subprocess.run([*command, "--threads", str(n_threads)], check=True)
         return
     n_threads = options.threads[0]
     os.environ.pop("OPENBLAS_CORETYPE", None)  # let NumPy choose its best kernels
     os.environ["OPENBLAS_NUM_THREADS"] = str(n_threads)
+    import toynn
+
+    toynn.set_float32_matmul_precision(options.precision)
     for section in options.sections:
         print(f"{section}, {n_threads} thread{'s' if n_threads > 1 else ''}")
         SECTIONS[section](n_threads, options.rounds, options.only)

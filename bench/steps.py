@@ -61,10 +61,15 @@ def contestants(shape: Shape | LlamaShape | ViTShape, n_threads: int) -> Contest
         return vit_contestants(shape.B, n_threads)
     rng = np.random.default_rng(0)
     ids, labels = rng.integers(0, shape.vocab, (2, shape.B * shape.T), np.int32)
-    return {
+    import toynn
+
+    found = {
         "toynn": toynn_step(shape, ids, labels, n_threads),
         "torch": torch_step(shape, ids, labels, n_threads),
     }
+    if toynn.get_float32_matmul_precision() == "medium":
+        found["torch bf16"] = torch_step(shape, ids, labels, n_threads, bf16=True)
+    return found
 
 
 def toynn_step(
@@ -93,7 +98,12 @@ def toynn_step(
 
 
 def torch_step(
-    shape: Shape | LlamaShape, ids: np.ndarray, labels: np.ndarray, n_threads: int
+    shape: Shape | LlamaShape,
+    ids: np.ndarray,
+    labels: np.ndarray,
+    n_threads: int,
+    *,
+    bf16: bool = False,
 ) -> Callable[[], object]:
     """Make the same step in PyTorch: fused attention, fused AdamW, gradients set to None."""
     import torch
@@ -107,8 +117,9 @@ def torch_step(
     targets = torch.from_numpy(labels.astype(np.int64))
 
     def step() -> float:
-        logits = model(tokens)
-        loss = nn.functional.cross_entropy(logits.view(-1, shape.vocab), targets)
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            logits = model(tokens)
+            loss = nn.functional.cross_entropy(logits.view(-1, shape.vocab), targets)
         adamw.zero_grad(set_to_none=True)
         loss.backward()
         adamw.step()

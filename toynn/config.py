@@ -30,8 +30,15 @@ def describe() -> dict[str, str]:
         "OpenMP": "yes" if _kernels.has_openmp() else "no",
         "threads": str(threads.get_num_threads()),
         "matmul precision": get_float32_matmul_precision(),
+        "medium multiplies in": _medium(),
         "backends": ", ".join(backends.available()),
     }
+
+
+def _medium() -> str:
+    if _kernels.load("matmul", _kernels.level).multiplies_pairs():
+        return "bfloat16 (AVX512_BF16)"
+    return "float32 (no AVX512_BF16 at this level on this CPU)"
 
 
 def show_config() -> None:

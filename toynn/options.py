@@ -24,8 +24,9 @@ class RecipeOptions:
     t_batch
         Sequences per step.
     weight_dtype
-        What weights are multiplied in: "f32", "f16" or "bf16", or ggml's number for one (0, 1,
-        30). It always reads as the name.
+        What weights are rounded to when they are multiplied: "f32", "f16" or "bf16", or ggml's
+        number for one (0, 1, 30). It always reads as the name. "bf16" also makes the products
+        "medium" (see ``toynn.set_float32_matmul_precision``).
     untied
         Whether the model has an output matrix of its own.
     qkv_bias

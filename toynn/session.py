@@ -47,6 +47,8 @@ class Session:
 
     With ``checkpointing`` the activations of each block of a tape (``s.tape.block``) are computed
     again in the backward pass, not kept: less memory, the same bits, about a forward pass more.
+    ``matmul_precision`` is that of the linear layers recorded from now on (default: the global
+    one, see ``toynn.set_float32_matmul_precision``).
     Use it as a context manager, or ``close()`` it, to free its memory at a certain point;
     otherwise it is freed when the last reference goes.
     """

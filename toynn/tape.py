@@ -17,6 +17,7 @@ from toynn import dtypes
 from toynn.backends.protocol import Accumulate
 from toynn.checks import Check
 from toynn.errors import ConfigError, LifecycleError, ShapeError
+from toynn.precision import PRECISIONS
 
 __all__ = ["Node", "Op", "Role", "Tape", "Tensor"]
 
@@ -229,7 +230,7 @@ class Tape:
                 (
                     str(i),
                     node.segment,
-                    node.op.kernel,
+                    _called(node),
                     _names(node.outputs, with_shape=True),
                     _names(node.saved),
                     _names(node.inputs),
@@ -255,7 +256,7 @@ class Tape:
         lines = ["flowchart TD"]
         writer: dict[Tensor, int] = {}
         for i, node in enumerate(self.nodes):
-            lines.append(f'  n{i}["{node.segment} {node.op.kernel}"]')
+            lines.append(f'  n{i}["{node.segment} {_called(node)}"]')
             for tensor in node.saved + node.inputs:
                 if tensor is not None and tensor.root in writer:
                     label = _quoted(tensor.root.name)
@@ -264,6 +265,12 @@ class Tape:
                 if tensor is not None:
                     writer[tensor.root] = i
         return "\n".join(lines) + "\n"
+
+
+def _called(node: Node) -> str:
+    """Name a kernel, with the precision of a product that may be less exact than float32."""
+    exactness = PRECISIONS[node.sizes.get("precision", 0)]
+    return node.op.kernel if exactness == "highest" else f"{node.op.kernel} ({exactness})"
 
 
 def _quoted(name: str) -> str:

@@ -2,7 +2,7 @@
 
 Sums run over k in blocks that depend on K alone, so that an element of C is the same float whatever
 the panels, the buffers and the threads around it. How a packed panel looks and which tile
-multiplies it is known here, in _panels.pxd and in gemm.h only.
+multiplies it is known here, in _panels.pxd, gemm.h and gemm_bf16.h only.
 """
 from toynn._kernels._panels cimport (
     KC, LINE, MR, NR, Operand, aligned, blocks_of, pack, panel_start, panels,
@@ -15,6 +15,11 @@ cdef extern from "gemm.h" nogil:
     ) noexcept
     void tile_packed "tn_tile_packed" (
         int h, Py_ssize_t kc, const float* a, const float* b, float* c, Py_ssize_t ldc, bint add
+    ) noexcept
+
+cdef extern from "gemm_bf16.h" nogil:
+    void tile_pairs "tn_tile_pairs" (
+        int h, Py_ssize_t pairs, const float* a, const float* b, float* c, Py_ssize_t ldc, bint add
     ) noexcept
 
 
@@ -30,14 +35,18 @@ cdef inline void copy_tile(
 
 cdef inline void multiply_panels(
     float* c, Py_ssize_t ldc, const float* a, const float* b, int rows, Py_ssize_t columns,
-    Py_ssize_t kc, bint add,
+    Py_ssize_t n, bint pairs, bint add,
 ) noexcept nogil:
-    """Packed panel of A times packed panel of B."""
+    """Packed panel of A times packed panel of B: n terms, or pairs of terms."""
     cdef float tile[MR * NR]
-    if columns == NR:
-        tile_packed(rows, kc, a, b, c, ldc, add)
+    cdef bint whole = columns == NR
+    cdef float* to = c if whole else tile
+    cdef Py_ssize_t ld = ldc if whole else NR
+    if pairs:
+        tile_pairs(rows, n, a, b, to, ld, whole and add)
     else:
-        tile_packed(rows, kc, a, b, tile, NR, False)
+        tile_packed(rows, n, a, b, to, ld, whole and add)
+    if not whole:
         copy_tile(c, ldc, tile, rows, columns, add)
 
 

@@ -5,6 +5,8 @@ says how far apart its rows (of A) or columns (of B) are, and how far apart succ
 is cut into panels as wide as the register tile of gemm.h: A in panels of at most MR rows, all of
 nearly the same height, B in panels of NR columns, the last one filled up with zeros when packed.
 
+A product in bfloat16 packs both sides as pairs of terms (gemm_bf16.h), which are rounded here.
+
 B may also be a matrix stored in blocks (_format.pxd), whose rows run along k or across it. It is
 expanded while it is packed, a stretch of a row at a time, so that of its floats there is no more
 than the panels in use; panels that share a block are packed together, so that it is expanded once.
@@ -26,9 +28,17 @@ cdef extern from "gemm.h" nogil:
         float* y, Py_ssize_t y_k, const float* x, Py_ssize_t x_row, Py_ssize_t rows
     ) noexcept
 
+cdef extern from "gemm_bf16.h" nogil:
+    bint HAS_PAIRS "TN_PAIRS"  # whether this build has the next
+    void pack_pairs "tn_pack_pairs" (
+        float* y, int width, const float* x, Py_ssize_t n, Py_ssize_t stride, Py_ssize_t k_stride,
+        Py_ssize_t kc,
+    ) noexcept
+
 cdef enum:
     KC = 256       # terms of a sum per pass: a packed panel of A and one of B fit in 48 KB of L1
     STRETCH = 256  # elements of a row expanded at a time, if it runs across k: whole panels
+    TERMS = 32     # rows across k that are packed before one returns to the first panel
     AHEAD = 4      # rows that are fetched into cache before they are expanded
     LINE = 16      # floats in a cache line
 
@@ -38,6 +48,7 @@ cdef struct Operand:
     Py_ssize_t stride  # between rows of A, or columns of B
     Py_ssize_t k_stride
     bint is_a
+    bint pairs         # packed as pairs of bfloat16
     # A matrix in blocks: x points at its bytes, strides are those its elements would have.
     expand_fn expand  # NULL: floats
     Py_ssize_t row_bytes
@@ -47,7 +58,7 @@ cdef struct Operand:
 cdef inline Operand floats_at(
     const float* x, Py_ssize_t size, Py_ssize_t stride, Py_ssize_t k_stride, bint is_a
 ) noexcept nogil:
-    return Operand(x, size, stride, k_stride, is_a, NULL, 0, False)
+    return Operand(x, size, stride, k_stride, is_a, False, NULL, 0, False)
 
 
 cdef inline Operand stored_as(
@@ -85,9 +96,15 @@ cdef inline Py_ssize_t panel_start(const Operand* side, Py_ssize_t p) noexcept n
     return min(p * NR, side.size)
 
 
-cdef inline Py_ssize_t panel_floats(bint is_a, Py_ssize_t kc) noexcept nogil:
+cdef inline Py_ssize_t steps(const Operand* side, Py_ssize_t kc) noexcept nogil:
+    """Rounds in which a tile takes kc terms: a float, or a pair, of each row and column."""
+    return blocks_of(kc, 2) if side.pairs else kc
+
+
+cdef inline Py_ssize_t panel_floats(const Operand* side, Py_ssize_t kc) noexcept nogil:
     """Floats that a packed panel takes; one of A may be written past its end by a register."""
-    return blocks_of(MR * kc, V) * V + V if is_a else NR * kc
+    cdef Py_ssize_t n = steps(side, kc)
+    return blocks_of(MR * n, V) * V + V if side.is_a else NR * n
 
 
 cdef inline void _pack_floats(
@@ -114,6 +131,19 @@ cdef inline void _pack_floats(
     for k in range(whole * V, kc):
         for i in range(width):
             y[k * width + i] = x[i * stride + k * k_stride] if i < n else 0
+
+
+cdef inline void _pack_terms(
+    float* y, const Operand* side, const float* x, Py_ssize_t n, Py_ssize_t stride,
+    Py_ssize_t k_stride, Py_ssize_t kc,
+) noexcept nogil:
+    """A panel of floats: as they are, or in pairs."""
+    if side.pairs:
+        pack_pairs(y, MR if side.is_a else NR, x, n, stride, k_stride, kc)
+    elif side.is_a:
+        _pack_floats(y, MR, x, n, stride, k_stride, kc)
+    else:
+        _pack_floats(y, NR, x, n, stride, k_stride, kc)
 
 
 cdef inline const uint8_t* row_of(const Operand* b, Py_ssize_t r) noexcept nogil:
@@ -143,27 +173,30 @@ cdef inline void _pack_along(
     for i in range(n):
         prefetch(row_of(b, p * NR + i + AHEAD) + at, nbytes)
         b.expand(rows + i * KC, row_of(b, p * NR + i), k, kc)
-    _pack_floats(y, NR, rows, n, KC, 1, kc)
+    _pack_terms(y, b, rows, n, KC, 1, kc)
 
 
 cdef inline void _pack_across(
     float* y, const Operand* b, Py_ssize_t p0, Py_ssize_t p1, Py_ssize_t k, Py_ssize_t kc
 ) noexcept nogil:
     """Panels p0 .. p1 - 1, through which the rows of blocks run."""
-    cdef float buffer[STRETCH + LINE]
+    cdef float buffer[2 * STRETCH + LINE]  # two rows: the terms of a pair
     cdef float* elements = aligned(buffer)
-    cdef Py_ssize_t i, t, p, first, last, j, end
+    cdef Py_ssize_t i, r, t, p, first, last, j, end, terms
+    cdef Py_ssize_t step = panel_floats(b, kc), per_step = 2 if b.pairs else 1
     for t in range(p0 * NR // STRETCH, blocks_of(p1 * NR, STRETCH)):
         first = max(p0, t * (STRETCH // NR))
         last = min(p1, (t + 1) * (STRETCH // NR))
         j = first * NR // RUN * RUN  # a panel may begin and end within a run
         end = min(blocks_of(last * NR, RUN) * RUN, b.size)
-        memset(elements, 0, STRETCH * sizeof(float))
-        for i in range(kc):
-            b.expand(elements, row_of(b, k + i), j, end - j)
+        memset(elements, 0, 2 * STRETCH * sizeof(float))
+        for i in range(steps(b, kc)):
+            terms = min(per_step, kc - i * per_step)
+            for r in range(terms):
+                b.expand(elements + r * STRETCH, row_of(b, k + i * per_step + r), j, end - j)
             for p in range(first, last):
-                memcpy(
-                    y + ((p - p0) * kc + i) * NR, elements + (p * NR - j), NR * sizeof(float)
+                _pack_terms(
+                    y + (p - p0) * step + i * NR, b, elements + (p * NR - j), NR, 1, STRETCH, terms
                 )
 
 
@@ -171,24 +204,24 @@ cdef inline void pack(
     float* y, const Operand* side, Py_ssize_t p0, Py_ssize_t p1, Py_ssize_t k, Py_ssize_t kc
 ) noexcept nogil:
     """Pack panels p0 .. p1 - 1 of terms k .. k + kc - 1, one after another."""
-    cdef Py_ssize_t p, start, step = panel_floats(side.is_a, kc)
-    cdef const float* x
+    cdef Py_ssize_t p, start, step = panel_floats(side, kc), width = MR if side.is_a else NR
+    cdef Py_ssize_t t, first, most
     if side.expand != NULL and not side.along_k:
         _pack_across(y, side, p0, p1, k, kc)
         return
-    for p in range(p0, p1):
-        if side.expand != NULL:
+    if side.expand != NULL:
+        for p in range(p0, p1):
             _pack_along(y + (p - p0) * step, side, p, k, kc)
-            continue
-        start = panel_start(side, p)
-        x = side.x + start * side.stride + k * side.k_stride
-        if side.is_a:
-            _pack_floats(
-                y + (p - p0) * step, MR, x, min(MR, side.size - start), side.stride, side.k_stride,
-                kc,
-            )
-        else:
-            _pack_floats(
-                y + (p - p0) * step, NR, x, min(NR, side.size - start), side.stride, side.k_stride,
-                kc,
+        return
+    # Rows that run across k are taken TERMS at a time, through all panels: the CPU foresees that
+    # a row goes on, but not which one follows.
+    most = kc if side.k_stride == 1 else TERMS
+    for t in range(blocks_of(kc, most)):
+        first = t * most
+        for p in range(p0, p1):
+            start = panel_start(side, p)
+            _pack_terms(
+                y + (p - p0) * step + steps(side, first) * width, side,
+                side.x + start * side.stride + (k + first) * side.k_stride,
+                min(width, side.size - start), side.stride, side.k_stride, min(most, kc - first),
             )

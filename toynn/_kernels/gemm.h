@@ -78,26 +78,28 @@ TN_INLINE void tn_tile_body(int h, ptrdiff_t kc, const float* a, ptrdiff_t a_row
 }
 #endif
 
-#define TN_HEIGHT(h) \
-    case h: if (h <= TN_MR) tn_tile_body(h, kc, a, a_row, a_k, b, b_k, c, ldc, add); break;
-#define TN_ALL_HEIGHTS \
+/* body(h, ...) with h known to the compiler. */
+#define TN_HEIGHT(H, body, ...) case H: if (H <= TN_MR) body(H, __VA_ARGS__); break;
+#define TN_ALL_HEIGHTS(...) \
     switch (h) { \
-        TN_HEIGHT(1) TN_HEIGHT(2) TN_HEIGHT(3) TN_HEIGHT(4) TN_HEIGHT(5) TN_HEIGHT(6) TN_HEIGHT(7) \
-        TN_HEIGHT(8) TN_HEIGHT(9) TN_HEIGHT(10) TN_HEIGHT(11) TN_HEIGHT(12) TN_HEIGHT(13) \
-        TN_HEIGHT(14) \
+        TN_HEIGHT(1, __VA_ARGS__) TN_HEIGHT(2, __VA_ARGS__) TN_HEIGHT(3, __VA_ARGS__) \
+        TN_HEIGHT(4, __VA_ARGS__) TN_HEIGHT(5, __VA_ARGS__) TN_HEIGHT(6, __VA_ARGS__) \
+        TN_HEIGHT(7, __VA_ARGS__) TN_HEIGHT(8, __VA_ARGS__) TN_HEIGHT(9, __VA_ARGS__) \
+        TN_HEIGHT(10, __VA_ARGS__) TN_HEIGHT(11, __VA_ARGS__) TN_HEIGHT(12, __VA_ARGS__) \
+        TN_HEIGHT(13, __VA_ARGS__) TN_HEIGHT(14, __VA_ARGS__) \
     }
 
 /* Operands where they are: h rows of A, TN_NR columns of B that lie side by side. */
 static inline void tn_tile(int h, ptrdiff_t kc, const float* a, ptrdiff_t a_row, ptrdiff_t a_k,
                            const float* b, ptrdiff_t b_k, float* c, ptrdiff_t ldc, int add) {
-    TN_ALL_HEIGHTS
+    TN_ALL_HEIGHTS(tn_tile_body, kc, a, a_row, a_k, b, b_k, c, ldc, add)
 }
 
 /* Packed operands: for each k, TN_MR numbers of A (h of them used) and TN_NR of B. */
 static inline void tn_tile_packed(int h, ptrdiff_t kc, const float* a, const float* b, float* c,
                                   ptrdiff_t ldc, int add) {
     const ptrdiff_t a_row = 1, a_k = TN_MR, b_k = TN_NR;
-    TN_ALL_HEIGHTS
+    TN_ALL_HEIGHTS(tn_tile_body, kc, a, a_row, a_k, b, b_k, c, ldc, add)
 }
 
 /* Ask for bytes that will be read soon; they need not exist. */
@@ -126,13 +128,10 @@ static inline void tn_prefetch(const void* x, ptrdiff_t nbytes) {
 #define TN_UPPER 2, 6, 3, 7
 #endif
 
-/* y[k * y_k + i] = x[i * x_row + k] for TN_V values of k and of i; rows of x from `rows` on count
-   as 0. Interleaving row i with row i + V/2 rotates the bits of (row, lane) by one place:
-   log2(V) rounds exchange row and lane. */
-static inline void tn_transpose(float* y, ptrdiff_t y_k, const float* x, ptrdiff_t x_row,
-                                ptrdiff_t rows) {
-    tn_vec r[TN_V], s[TN_V];
-    TN_UNROLL for (int i = 0; i < TN_V; i++) r[i] = i < rows ? tn_load(x + i * x_row) : (tn_vec){0};
+/* Exchange row and lane of V registers. Interleaving row i with row i + V/2 rotates the bits of
+   (row, lane) by one place: log2(V) rounds do it. */
+TN_INLINE void tn_exchange(tn_vec r[TN_V]) {
+    tn_vec s[TN_V];
     TN_UNROLL for (int round = 1; round < TN_V; round *= 2) {
         TN_UNROLL for (int i = 0; i < TN_V / 2; i++) {
             s[2 * i] = __builtin_shufflevector(r[i], r[i + TN_V / 2], TN_LOWER);
@@ -140,6 +139,15 @@ static inline void tn_transpose(float* y, ptrdiff_t y_k, const float* x, ptrdiff
         }
         TN_UNROLL for (int i = 0; i < TN_V; i++) r[i] = s[i];
     }
+}
+
+/* y[k * y_k + i] = x[i * x_row + k] for TN_V values of k and of i; rows of x from `rows` on count
+   as 0. */
+static inline void tn_transpose(float* y, ptrdiff_t y_k, const float* x, ptrdiff_t x_row,
+                                ptrdiff_t rows) {
+    tn_vec r[TN_V];
+    TN_UNROLL for (int i = 0; i < TN_V; i++) r[i] = i < rows ? tn_load(x + i * x_row) : (tn_vec){0};
+    tn_exchange(r);
     TN_UNROLL for (int i = 0; i < TN_V; i++) tn_store(y + i * y_k, r[i]);
 }
 #else

@@ -10,7 +10,10 @@ entries: dict[str, Any]
 __test__: dict[str, str]
 TYPES: dict[str, int]  # of toynn.dtypes
 
-def workspace(entry: str, M: int, N: int, K: int, *switches: int, n_threads: int = 1) -> int: ...
+def multiplies_pairs() -> bool: ...
+def workspace(
+    entry: str, M: int, N: int, K: int, precision: int = 0, *switches: int, n_threads: int = 1
+) -> int: ...
 def forward(
     y: _F32,
     pre: _F32 | None,
@@ -20,10 +23,21 @@ def forward(
     activation: str = "none",
     type: str = "F32",
     n_threads: int = 1,
+    precision: str = "highest",
 ) -> None: ...
 def backward_input(
-    dx: _F32, dy: _F32, w: _F32 | _U8, type: str = "F32", n_threads: int = 1
+    dx: _F32,
+    dy: _F32,
+    w: _F32 | _U8,
+    type: str = "F32",
+    n_threads: int = 1,
+    precision: str = "highest",
 ) -> None: ...
 def backward_weight(
-    dw: _F32, dy: _F32, x: _F32, accumulate: bool = False, n_threads: int = 1
+    dw: _F32,
+    dy: _F32,
+    x: _F32,
+    accumulate: bool = False,
+    n_threads: int = 1,
+    precision: str = "highest",
 ) -> None: ...

@@ -13,6 +13,9 @@ thread packs its share of the larger one just before use.
 For forward and backward_input w may be stored in blocks of any type of _format.pxd. It is expanded
 while it is packed; the results are, bit for bit, those of its float32 expansion. Where x has but a
 few rows, w is not packed: y is then made of dot products of rows, and each row of w is read once.
+
+With precision "medium", and if multiplies_pairs(), what is packed is rounded to bfloat16 meanwhile,
+and products of pairs are added up in float32 (gemm_bf16.h). All else is float32 throughout.
 """
 from cpython.pycapsule cimport PyCapsule_New
 from cython.parallel cimport parallel, prange, threadid
@@ -26,13 +29,14 @@ from toynn._kernels._gelu cimport gelu_exact, gelu_tanh
 from toynn._kernels._format cimport rows_at
 from toynn._kernels._gemm cimport multiply, multiply_panels
 from toynn._kernels._panels cimport (
-    KC, LINE, Operand, aligned, blocks_of, floats_at, pack, panel_floats, panel_start, panels,
-    stored_as, stretch,
+    HAS_PAIRS, KC, LINE, Operand, aligned, blocks_of, floats_at, pack, panel_floats, panel_start,
+    panels, steps, stored_as, stretch,
 )
 from toynn._kernels.abi cimport KernelArgs, kernel_fn
 
 from toynn._kernels._check import check, row_length
 from toynn._kernels._types import TYPES
+from toynn._kernels.cpu import has_avx512_bf16
 
 cdef enum:
     SMALL = 1 << 21   # multiplications (20 us) for which threads and packing cost too much
@@ -40,6 +44,7 @@ cdef enum:
     OWN = 3 << 15     # floats of a thread's packed share (384 KB): it stays in L2
     FEW = 3           # rows of x for which packing w costs more time than it saves
     OUTPUTS = 16      # columns of y per task, for so few rows
+    MEDIUM = 2        # in toynn.precision.PRECISIONS
 
 cdef enum Entry:
     FORWARD
@@ -50,6 +55,8 @@ cdef enum Activation:
     NONE
     GELU_TANH
     GELU_EXACT
+
+cdef bint _pairs = HAS_PAIRS and has_avx512_bf16()
 
 cdef struct Product:
     Operand a
@@ -77,10 +84,10 @@ cdef inline Plan _plan(const Product* p, int n_threads) noexcept nogil:
     cdef Plan plan
     cdef bint a_is_smaller = p.a.size <= p.b.size
     cdef Py_ssize_t kc = min(p.K, KC)
-    cdef Py_ssize_t shared_panel = panel_floats(a_is_smaller, kc)
-    cdef Py_ssize_t own_panel = panel_floats(not a_is_smaller, kc)
     plan.shared = &p.a if a_is_smaller else &p.b
     plan.own = &p.b if a_is_smaller else &p.a
+    cdef Py_ssize_t shared_panel = panel_floats(plan.shared, kc)
+    cdef Py_ssize_t own_panel = panel_floats(plan.own, kc)
     plan.slice = min(panels(plan.shared), SHARED // shared_panel)
     plan.most_own_floats = min(panels(plan.own), OWN // own_panel) * own_panel
     plan.groups = blocks_of(panels(plan.own), OWN // own_panel)
@@ -132,7 +139,8 @@ cdef inline void _multiply_panels(
     cdef Py_ssize_t row = panel_start(&p.a, a), rows = panel_start(&p.a, a + 1) - row
     cdef Py_ssize_t column = panel_start(&p.b, b), columns = panel_start(&p.b, b + 1) - column
     multiply_panels(
-        p.c + row * N + column, N, a_packed, b_packed, rows, columns, kc, p.add or k > 0
+        p.c + row * N + column, N, a_packed, b_packed, rows, columns, steps(&p.a, kc), p.a.pairs,
+        p.add or k > 0,
     )
 
 
@@ -143,8 +151,7 @@ cdef inline void _pack_part(
     """Part j of shared panels s0 .. s1 - 1, for terms k .. k + kc - 1."""
     cdef Py_ssize_t first = j * (s1 - s0) // parts, last = (j + 1) * (s1 - s0) // parts
     pack(
-        shared + first * panel_floats(plan.shared.is_a, kc), plan.shared, s0 + first, s0 + last,
-        k, kc,
+        shared + first * panel_floats(plan.shared, kc), plan.shared, s0 + first, s0 + last, k, kc
     )
 
 
@@ -156,8 +163,8 @@ cdef inline void _multiply_group(
     cdef Py_ssize_t o, s
     cdef Py_ssize_t o0 = g * panels(plan.own) // plan.groups
     cdef Py_ssize_t o1 = (g + 1) * panels(plan.own) // plan.groups
-    cdef Py_ssize_t shared_step = panel_floats(plan.shared.is_a, kc)
-    cdef Py_ssize_t own_step = panel_floats(plan.own.is_a, kc)
+    cdef Py_ssize_t shared_step = panel_floats(plan.shared, kc)
+    cdef Py_ssize_t own_step = panel_floats(plan.own, kc)
     cdef const float* at_s
     cdef const float* at_o
     pack(own, plan.own, o0, o1, k, kc)
@@ -265,7 +272,7 @@ cdef void _multiply(const Product* p, void* workspace, int n_threads) noexcept n
 
 cdef Product _product(
     Entry entry, float* c, const float* a, const void* b, Py_ssize_t M, Py_ssize_t N, Py_ssize_t K,
-    Py_ssize_t type,
+    Py_ssize_t type, Py_ssize_t precision,
 ) noexcept nogil:
     """The product of an entry as C = A B: which of x, w and dy is read along which axis."""
     cdef Product p
@@ -286,34 +293,36 @@ cdef Product _product(
         p.a = floats_at(a, N, 1, N, True)
         p.b = floats_at(<const float*>b, K, 1, K, False)
         p.K = M
+    p.a.pairs = p.b.pairs = _pairs and precision == MEDIUM and not (p.few or _is_small(&p))
     return p
 
 
 cdef void _forward(KernelArgs* a) noexcept nogil:
-    """Tensors y, pre or NULL, x, w, b or NULL; sizes M, N, K, activation, type of w."""
+    """Tensors y, pre or NULL, x, w, b or NULL; sizes M, N, K, precision, activation, type of w."""
     cdef Product p = _product(
         FORWARD, <float*>(a.t[0] if a.t[1] == NULL else a.t[1]), <const float*>a.t[2],
-        a.t[3], a.n[0], a.n[1], a.n[2], a.n[4],
+        a.t[3], a.n[0], a.n[1], a.n[2], a.n[5], a.n[3],
     )
     p.y = <float*>a.t[0]
     p.bias = <const float*>a.t[4]
-    p.activation = <Activation>a.n[3]
+    p.activation = <Activation>a.n[4]
     _multiply(&p, a.workspace, a.n_threads)
 
 
 cdef void _backward_input(KernelArgs* a) noexcept nogil:
-    """Tensors dx, dy, w; sizes M, N, K, type of w."""
+    """Tensors dx, dy, w; sizes M, N, K, precision, type of w."""
     cdef Product p = _product(
         BACKWARD_INPUT, <float*>a.t[0], <const float*>a.t[1], a.t[2], a.n[0], a.n[1], a.n[2],
-        a.n[3],
+        a.n[4], a.n[3],
     )
     _multiply(&p, a.workspace, a.n_threads)
 
 
 cdef void _backward_weight(KernelArgs* a) noexcept nogil:
-    """Tensors dw, dy, x; sizes M, N, K."""
+    """Tensors dw, dy, x; sizes M, N, K, precision."""
     cdef Product p = _product(
-        BACKWARD_WEIGHT, <float*>a.t[0], <const float*>a.t[1], a.t[2], a.n[0], a.n[1], a.n[2], 0
+        BACKWARD_WEIGHT, <float*>a.t[0], <const float*>a.t[1], a.t[2], a.n[0], a.n[1], a.n[2], 0,
+        a.n[3],
     )
     p.add = a.accumulate
     _multiply(&p, a.workspace, a.n_threads)
@@ -322,6 +331,7 @@ cdef void _backward_weight(KernelArgs* a) noexcept nogil:
 _ENTRIES = {
     "forward": FORWARD, "backward_input": BACKWARD_INPUT, "backward_weight": BACKWARD_WEIGHT
 }
+_PRECISIONS = {"highest": 0, "high": 1, "medium": MEDIUM}
 _ACTIVATIONS = {"none": NONE, "gelu_tanh": GELU_TANH, "gelu_exact": GELU_EXACT}
 
 
@@ -331,15 +341,20 @@ def _known(where, value, values):
     return values[value]
 
 
+def multiplies_pairs():
+    """Whether "medium" multiplies bfloat16 pairs at this level on this CPU, and not floats."""
+    return _pairs
+
+
 def workspace(
-    str entry, Py_ssize_t M, Py_ssize_t N, Py_ssize_t K, *switches, int n_threads=1
+    str entry, Py_ssize_t M, Py_ssize_t N, Py_ssize_t K, int precision=0, *switches, int n_threads=1
 ):
     """Bytes of scratch memory that an entry needs at these sizes; 0 where it needs none.
 
     ``switches`` are the entry's other sizes. Scratch memory is for floats, whatever the type of w.
     """
     cdef Entry which = _known("matmul.workspace", entry, _ENTRIES)
-    cdef Product p = _product(which, NULL, NULL, NULL, M, N, K, 0)
+    cdef Product p = _product(which, NULL, NULL, NULL, M, N, K, 0, precision)
     cdef Plan plan
     if min(M, N, K) < 0 or n_threads < 1:
         raise ValueError(
@@ -352,9 +367,11 @@ def workspace(
     return (plan.shared_floats + n_threads * plan.most_own_floats + LINE) * sizeof(float)
 
 
-cdef int _run(str entry, kernel_fn kernel, KernelArgs* a) except -1:
-    """Run a kernel with scratch memory of its own."""
-    cdef Py_ssize_t nbytes = workspace(entry, a.n[0], a.n[1], a.n[2], n_threads=a.n_threads)
+cdef int _run(str entry, kernel_fn kernel, KernelArgs* a, str precision) except -1:
+    """Run a kernel in a precision, with scratch memory of its own."""
+    cdef int kind = _known(f"matmul.{entry}: precision", precision, _PRECISIONS)
+    cdef Py_ssize_t nbytes = workspace(entry, a.n[0], a.n[1], a.n[2], kind, n_threads=a.n_threads)
+    a.n[3] = kind
     a.workspace = malloc(nbytes) if nbytes else NULL
     if nbytes and a.workspace == NULL:
         raise MemoryError(f"matmul.{entry}: no {nbytes} bytes of scratch memory")
@@ -366,12 +383,12 @@ cdef int _run(str entry, kernel_fn kernel, KernelArgs* a) except -1:
 
 def forward(
     float[:, ::1] y, float[:, ::1] pre, const float[:, ::1] x, w, const float[::1] b,
-    str activation="none", str type="F32", int n_threads=1,
+    str activation="none", str type="F32", int n_threads=1, str precision="highest",
 ):
     """Overwrite y (M,N), and pre (M,N) unless None, from x (M,K), w (N,K) and b (N,) or None.
 
     ``activation`` is "none", "gelu_tanh" or "gelu_exact". Of a ``type`` other than "F32", w holds
-    bytes: (N, bytes of a row of K elements).
+    bytes: (N, bytes of a row of K elements). ``precision`` is "highest", "high" or "medium".
     """
     cdef KernelArgs a
     cdef Py_ssize_t M = x.shape[0], K = x.shape[1], N = w.shape[0]
@@ -385,13 +402,14 @@ def forward(
     a.t[0], a.t[2], a.t[3] = at2(y), at2(x), rows_at(w, type)
     a.t[1] = NULL if pre is None else at2(pre)
     a.t[4] = NULL if b is None else at1(b)
-    a.n[0], a.n[1], a.n[2], a.n[3], a.n[4] = M, N, K, kind, TYPES[type]
+    a.n[0], a.n[1], a.n[2], a.n[4], a.n[5] = M, N, K, kind, TYPES[type]
     a.n_threads = n_threads
-    _run("forward", _forward, &a)
+    _run("forward", _forward, &a, precision)
 
 
 def backward_input(
-    float[:, ::1] dx, const float[:, ::1] dy, w, str type="F32", int n_threads=1
+    float[:, ::1] dx, const float[:, ::1] dy, w, str type="F32", int n_threads=1,
+    str precision="highest",
 ):
     """Overwrite dx (M,K) from dy (M,N) and w (N,K), or its bytes if ``type`` is not "F32"."""
     cdef KernelArgs a
@@ -401,14 +419,14 @@ def backward_input(
         w=(w, (N, row_length("matmul.backward_input", type, K))),
     )
     a.t[0], a.t[1], a.t[2] = at2(dx), at2(dy), rows_at(w, type)
-    a.n[0], a.n[1], a.n[2], a.n[3] = M, N, K, TYPES[type]
+    a.n[0], a.n[1], a.n[2], a.n[4] = M, N, K, TYPES[type]
     a.n_threads = n_threads
-    _run("backward_input", _backward_input, &a)
+    _run("backward_input", _backward_input, &a, precision)
 
 
 def backward_weight(
     float[:, ::1] dw, const float[:, ::1] dy, const float[:, ::1] x, bint accumulate=False,
-    int n_threads=1,
+    int n_threads=1, str precision="highest",
 ):
     """Overwrite dw (N,K), or add to it when ``accumulate`` is set, from dy (M,N) and x (M,K)."""
     cdef KernelArgs a
@@ -421,7 +439,7 @@ def backward_weight(
     a.n[0], a.n[1], a.n[2] = M, N, K
     a.accumulate = accumulate
     a.n_threads = n_threads
-    _run("backward_weight", _backward_weight, &a)
+    _run("backward_weight", _backward_weight, &a, precision)
 
 
 entries = {

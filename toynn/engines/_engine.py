@@ -159,8 +159,10 @@ class Engine(ABC, Generic[C, R]):
         self._check(cfg, opts)
         self.config, self.options = cfg, replace(opts)
         self._adopt(cfg, opts)
+        # Whoever rounds weights to bfloat16 wants products of bfloat16; else the global setting.
+        precision = "medium" if opts.weight_dtype == "bf16" else None
         self._session = Session(
-            self._backend, opts.seed, self._n_threads, checkpointing=opts.checkpointing
+            self._backend, opts.seed, self._n_threads, precision, checkpointing=opts.checkpointing
         )
         self._declare_weights(self._session)
         self._declare_constants()

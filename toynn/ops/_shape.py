@@ -20,6 +20,7 @@ class Recorder(Protocol):
 
     tape: Tape
     seed: int
+    matmul_precision: str
 
 
 def flops(factor: int, *names: str) -> Callable[[Sizes], int]:

@@ -1,6 +1,6 @@
 """What multiplies by a matrix of weights, or looks rows up in one."""
 
-from toynn import checks, dtypes
+from toynn import checks, dtypes, precision
 from toynn.autograd import Backward
 from toynn.errors import ConfigError
 from toynn.ops._shape import Recorder, Sizes, flops, given, matrix, require
@@ -36,6 +36,7 @@ def linear(
 
     With ``activation`` ("gelu": tanh form, "gelu_exact") the sum before it is saved. A frozen w may
     be of a block type (see Session.mapped): it stays packed, and the kernels expand parts of it.
+    The node and its gradients keep the session's ``matmul_precision`` of now.
     """
     (M, K), (N, columns) = matrix("linear", x), matrix("linear", w)
     require(columns == K, "linear", f"w (N, {K})", x, w)
@@ -46,14 +47,15 @@ def linear(
         )
     y = s.tape.new("linear", (M, N))
     pre = s.tape.new("pre", (M, N)) if activation else None
-    sizes = {"M": M, "N": N, "K": K, "activation": _ACTIVATIONS[activation], "type": _type(w)}
+    sizes = {"M": M, "N": N, "K": K, "precision": precision.PRECISIONS.index(s.matmul_precision)}
+    sizes |= {"activation": _ACTIVATIONS[activation], "type": _type(w)}
     s.tape.record(LINEAR, [y], [pre], [x, w, b], sizes)
     return y
 
 
 def _linear_gradient(back: Backward, node: Node, dy: Tensor) -> None:
     x, w, b = node.inputs
-    sizes = {name: node.sizes[name] for name in "MNK"}
+    sizes = {name: node.sizes[name] for name in ("M", "N", "K", "precision")}
     if node.sizes["activation"]:
         pre = given(node.saved[0])
         d_pre = back.new(pre)
