@@ -197,6 +197,8 @@ def test_bad_whole_numbers(capsys, option, value):
         (["--lr", "0"], "argument --lr: must be a number above 0; got '0'"),
         (["--lr", "nan"], "argument --lr: must be a number above 0; got 'nan'"),
         (["--lr", "inf"], "argument --lr: must be a number above 0; got 'inf'"),
+        (["--lr", "1e39"], "argument --lr: must be a number above 0; got '1e39'"),  # as float32
+        (["--lr", "1e-46"], "argument --lr: must be a number above 0; got '1e-46'"),
         (["--min-lr-ratio", "2"], "must be a number of at least 0 and at most 1; got '2'"),
         (["--weight-decay=-1"], "must be a number of at least 0; got '-1'"),
         (["--max-grad-norm=-1"], "must be a number of at least 0; got '-1'"),
