@@ -393,6 +393,11 @@ def test_an_error_is_one_line_that_does_nothing_to_the_terminal(capsys, words):
     assert line.startswith("toynn: error: \ufffd[2Jno such\ufffd file: cannot read: No such file")
 
 
+def test_nobody_may_listen(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)  # as after >&- in a shell
+    assert main(["config"]) == 0
+
+
 LLAMA = ("--kv-heads", "1", "--d-ff", "12", "--weight-dtype", "bf16", "--untied", "--qkv-bias")
 LLAMA += ("--checkpointing",)
 
