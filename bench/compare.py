@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 Contestants = dict[str, Callable[[], object]]
@@ -103,7 +104,7 @@ def matmul(n_threads: int, rounds: int, only: str) -> None:
     """The products at the shapes of the case table, those of GPT-2 with 1024 rows too."""
     from toynn.testing.cases import CASES
 
-    shapes = dict(CASES["matmul"].bench)
+    shapes = {name: sizes for name, sizes in CASES["matmul"].bench.items() if "type" not in sizes}
     for name in [name for name in shapes if name.startswith("gpt2")]:
         shapes[f"{name}_1024"] = shapes[name] | {"M": 1024}
     heading(["toynn", "numpy", "torch"])
@@ -116,6 +117,38 @@ def matmul(n_threads: int, rounds: int, only: str) -> None:
             title = f"{name} {M}x{N}x{K} {product}"
             ratios.append(report(title, contestants, 2 * M * N * K, rounds))
     summary(ratios)
+
+
+def stored(n_threads: int, rounds: int, only: str) -> None:
+    """Products with weights in blocks: their times over that with float32 weights."""
+    import numpy as np
+
+    from toynn._kernels import matmul as ours
+    from toynn._kernels._types import TYPES
+    from toynn.testing.cases.quants import matrix
+
+    names = ["F32", *(name for name in TYPES if name != "F32" and only.upper() in name)]
+    rng = np.random.default_rng(7)
+    print(f"{'ms with F32, then times that':42}" + "".join(f"{name:>8}" for name in names))
+    for M, N, K in [(M, *NK) for M in (256, 1) for NK in ((768, 768), (5632, 2048), (2048, 5632))]:
+        x, dy = rng.standard_normal((M, K), np.float32), rng.standard_normal((M, N), np.float32)
+        y, dx = np.empty_like(dy), np.empty_like(x)
+        weights = {"F32": rng.standard_normal((N, K), np.float32)}
+        weights |= {name: matrix(rng, TYPES[name], N, K)[1] for name in names[1:]}
+        rows: dict[str, Contestants] = {
+            "y = x w^T": {
+                name: partial(ours.forward, y, None, x, w, None, type=name, n_threads=n_threads)
+                for name, w in weights.items()
+            },
+            "dx = dy w": {
+                name: partial(ours.backward_input, dx, dy, w, type=name, n_threads=n_threads)
+                for name, w in weights.items()
+            },
+        }
+        for product, contestants in rows.items():
+            best = {name: min(times) for name, times in race(contestants, rounds).items()}
+            row = "".join(f"{best[name] / best['F32']:8.2f}" for name in names[1:])
+            print(f"{f'{M}x{N}x{K} {product}':42}{1e3 * best['F32']:8.3f}{row}", flush=True)
 
 
 def attentions(
@@ -263,6 +296,7 @@ def lora(n_threads: int, rounds: int, only: str) -> None:
 
 SECTIONS = {
     "matmul": matmul,
+    "stored": stored,
     "attention": attention,
     "tiny": tiny,
     "step": step,

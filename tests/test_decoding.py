@@ -12,6 +12,9 @@ from toynn.errors import LabelError, LifecycleError, ShapeError
 from toynn.formats import gguf
 from toynn.generate import sample
 
+#: Sums of float32 in different orders (a product is summed otherwise when its rows are few): either
+#: comes within 2e-11 of the same model in float64.
+SAME = 1e-10
 HP = toynn.AdamW.for_lora().hp_for_step(0)
 
 CONTEXT = 2 * CHUNK + 10
@@ -52,7 +55,7 @@ def test_cached_logits_are_those_of_a_full_forward(kind):
             start = decoder.past
             logits = decoder.read(ids[start : start + piece])
             assert decoder.past == start + piece
-            assert nmse(logits, expected[decoder.past - 1]) < 1e-12
+            assert nmse(logits, expected[decoder.past - 1]) < SAME
 
 
 def test_batches_before_leave_nothing_in_the_cache():
@@ -60,7 +63,7 @@ def test_batches_before_leave_nothing_in_the_cache():
     engine, ids = realized("llama")
     engine.decoder().read(ids)
     expected = engine.logits(ids[5:20])[-1]
-    assert nmse(engine.decoder().read(ids[5:20]), expected) < 1e-12
+    assert nmse(engine.decoder().read(ids[5:20]), expected) < SAME
 
 
 def test_generation_crosses_the_border_of_the_context():
@@ -93,7 +96,7 @@ def test_training_goes_on_between_and_is_seen():
     before = engine.decoder().read(ids[:9])
     engine.step(ids[:8], None, ids[1:9], HP, is_first=True)
     after = engine.decoder().read(ids[:9])
-    assert nmse(after, engine.logits(ids[:9])[-1]) < 1e-12
+    assert nmse(after, engine.logits(ids[:9])[-1]) < SAME
     assert nmse(after, before) > 1e-6
 
 
@@ -102,7 +105,7 @@ def test_an_engine_without_a_training_step_takes_no_memory_for_one():
     engine.realize_for_random_init(toynn.LlamaConfig(**SIZES), toynn.RecipeOptions())
     ids = list(range(10))
     full = engine.logits(ids)
-    assert nmse(engine.decoder().read(ids), full[-1]) < 1e-12
+    assert nmse(engine.decoder().read(ids), full[-1]) < SAME
     memory = engine.session.memory()
     assert memory.moments == memory.gradients == 0
     engine.build_training_step()

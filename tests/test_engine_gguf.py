@@ -10,6 +10,7 @@ from toynn.engines import ENGINES, GPT2Config, GPT2SeqEngine, LlamaConfig, Llama
 from toynn.errors import ConfigError, GGUFError
 from toynn.formats import gguf
 from toynn.options import RecipeOptions
+from toynn.recipes import LoRA
 
 SMALL = dict(vocab=32, d_model=32, n_heads=4, d_ff=48, n_layers=2, context=8)
 GQA = SMALL | dict(n_kv_heads=2)
@@ -277,7 +278,8 @@ def test_a_head_that_repeats_the_embedding_is_accepted(files, tmp_path):
 @pytest.mark.parametrize("name", MODELS)
 def test_info(name, files, capsys):
     assert main(["info", str(files[name]), "--seq", "4", "--batch", "2"]) == 0
-    lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    rows = [(line[:25].strip(), line[25:]) for line in capsys.readouterr().out.splitlines()]
+    lines = dict(rows)
     engine, config, _ = MODELS[name]
     assert lines["architecture"] in engine.architectures
     assert lines["embedding_length"] == "32"
@@ -285,13 +287,16 @@ def test_info(name, files, capsys):
     count = sum(values.size for values in build(name).weights().values())
     count += len(getattr(config, "rope_factors", ()))
     assert lines["parameters"].startswith(f"{count:,} in ")
-    assert "2 x 4 tokens" in lines["training"]
-    assert lines["LoRA"].endswith("rank 8, all-linear, 2 x 4 tokens")
+    assert "2 x 4 tokens" in lines["training all weights"]
+    assert lines["LoRA over the file"] == "rank 8, all-linear, 2 x 4 tokens"
     with gguf.open(files[name]) as file:
         memory = ENGINES[lines["architecture"]].memory_for(file, 4, 2)
     again = engine.from_gguf(files[name], 4, 2)
     assert memory == again.session.memory()
     assert lines["peak"] == f"{memory.peak / 1000:.1f} kB"
+    adapters = LoRA.memory_for(files[name], 8, RecipeOptions(t_seq=4, t_batch=2), "all-linear")
+    assert lines["peak beside the file"] == f"{adapters.peak / 1000:.1f} kB"
+    assert float(lines["peak of that"].split()[0]) > 0
 
 
 def test_info_without_an_engine(files, tmp_path, capsys):

@@ -20,10 +20,9 @@ from cython.parallel cimport parallel, prange
 from libc.math cimport sqrt
 
 from toynn._kernels._attention cimport (
-    BLOCK, Sizes, at_row, backward_block, forward_block, row_floats
+    BLOCK, Sizes, at_row, backward_block, block_count, forward_block, row_floats
 )
 from toynn._kernels._common cimport at2, at3, dot_, flush_denormals, fpstate, restore_fpstate
-from toynn._kernels._panels cimport blocks_of
 from toynn._kernels.abi cimport KernelArgs, kernel_fn
 
 from toynn._kernels._check import check
@@ -50,7 +49,7 @@ cdef inline void _backward_head(
     KernelArgs* a, const Sizes* s, Py_ssize_t batch, Py_ssize_t kv
 ) noexcept nogil:
     """dk and dv of one head, dq of the query heads that it serves: one thread owns them all."""
-    cdef Py_ssize_t group = s.H // s.KV, blocks = blocks_of(s.T, BLOCK)
+    cdef Py_ssize_t group = s.H // s.KV, blocks = block_count(s, s.T)
     cdef Py_ssize_t row = batch * s.T, i, j, g, h, first
     cdef Py_ssize_t at_k = row * s.ldk + kv * s.D, at_v = row * s.ldv + kv * s.D, at_q, at_o, at_t
     for j in range(blocks):
@@ -73,7 +72,7 @@ cdef inline void _backward_head(
 cdef void _forward(KernelArgs* a) noexcept nogil:
     """Tensors o, lse, q, k, v; sizes B, T, H, KV, D, ldq, ldk, ldv, causal; option scale."""
     cdef Sizes s = _sizes(a)
-    cdef Py_ssize_t blocks = blocks_of(s.T, BLOCK)
+    cdef Py_ssize_t blocks = block_count(&s, s.T)
     cdef Py_ssize_t task, h = 0, kv = 0, row = 0
     cdef fpstate before = 0
     with parallel(num_threads=_threads(&s, a.n_threads)):

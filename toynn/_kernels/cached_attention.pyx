@@ -24,7 +24,7 @@ from libc.string cimport memcpy, memset
 
 from toynn._kernels._attention cimport BLOCK, Sizes, at_row, forward_block, row_floats
 from toynn._kernels._common cimport at2, exp_, flush_denormals, fpstate, ids1, restore_fpstate
-from toynn._kernels._gemm cimport blocks_of
+from toynn._kernels._panels cimport blocks_of
 from toynn._kernels.abi cimport KernelArgs, kernel_fn
 
 from toynn._kernels._check import check

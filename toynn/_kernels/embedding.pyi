@@ -9,6 +9,7 @@ _I32 = NDArray[np.int32]
 
 entries: dict[str, Any]
 __test__: dict[str, str]
+TYPES: dict[str, int]  # of toynn.dtypes
 
 def forward(y: _F32, w: _F32 | _U8, ids: _I32, type: str = "F32", n_threads: int = 1) -> None: ...
 def backward(

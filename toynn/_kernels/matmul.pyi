@@ -8,6 +8,7 @@ _U8 = NDArray[np.uint8]
 
 entries: dict[str, Any]
 __test__: dict[str, str]
+TYPES: dict[str, int]  # of toynn.dtypes
 
 def workspace(entry: str, M: int, N: int, K: int, *switches: int, n_threads: int = 1) -> int: ...
 def forward(

@@ -17,6 +17,7 @@ from toynn.train.metrics import MetricsFile
 from toynn.train.progress import Progress, duration
 
 __all__ = [
+    "MIB",
     "add_run_arguments",
     "add_shape_arguments",
     "apply_settings",
@@ -144,10 +145,9 @@ def print_model(engine: Any) -> None:
     memory = engine.session.memory()
     parts = ("weights", "moments", "gradients", "activations", "peak")
     sizes = ", ".join(f"{part} {getattr(memory, part) / MIB:.1f}" for part in parts)
-    mapped = f"; {memory.mapped / MIB:.1f} of the file are mapped" if memory.mapped else ""
     only = f", {trained:,} of them trained" if trained < count else ""
     print(f"model       {count:,} parameters{only}")
-    print(f"memory      {sizes} MiB{mapped}")
+    print(f"memory      {sizes} MiB")
 
 
 def print_result(

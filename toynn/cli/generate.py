@@ -102,8 +102,8 @@ def _model(path: Path) -> Path:
         return path
     if (path / "adapter.gguf").exists():
         raise ConfigError(
-            f"--model {path}: it has an adapter; name the model that this is for, and the folder as "
-            f"--adapter {path}"
+            f"--model {path}: it has an adapter; name the model that this is for, and the folder "
+            f"as --adapter {path}"
         )
     if not (path / "model.gguf").exists():
         raise ConfigError(

@@ -9,11 +9,13 @@ from typing import Any
 
 from toynn import engines
 from toynn.cli._numbers import whole
+from toynn.cli.models import FRESH, default_d_ff
+from toynn.engines import LlamaConfig
 from toynn.errors import ToynnError
 from toynn.formats import gguf
 from toynn.formats.gguf import GGUFFile
 from toynn.options import RecipeOptions
-from toynn.recipes import LoRA
+from toynn.recipes import LoRA, WarmStart
 
 __all__ = ["add_parser"]
 
@@ -92,6 +94,7 @@ def _training(file: GGUFFile, seq: int | None, batch: int) -> list[tuple[str, st
         ("training all weights", f"{batch} x {length} tokens a step"),
         *((f"  {part}", _size(getattr(memory, part))) for part in parts),
         *_adapters(file, RecipeOptions(t_seq=length, t_batch=batch)),
+        *_new_model(file, length, batch),
     ]
 
 
@@ -108,6 +111,19 @@ def _adapters(file: GGUFFile, opts: RecipeOptions) -> list[tuple[str, str]]:
         ("LoRA over the file", f"rank {RANK}, all-linear, {opts.t_batch} x {opts.t_seq} tokens"),
         ("  beside the file", _size(plain)),
         ("  with checkpointing", _size(again)),
+    ]
+
+
+def _new_model(file: GGUFFile, length: int, batch: int) -> list[tuple[str, str]]:
+    """Return the memory of what ``toynn train warm-start`` makes with the file as donor."""
+    vocab, width = file.tensors["token_embd.weight"].shape
+    d_model, heads, layers = (int(FRESH[name] or 0) for name in ("d_model", "heads", "layers"))
+    d_ff = default_d_ff(d_model)
+    config = LlamaConfig(vocab, d_model, heads, heads, d_ff, layers, length, donor_d_in=width)
+    memory = WarmStart.memory_for(config, RecipeOptions(t_batch=batch, untied=True))
+    return [
+        ("training a new model", f"with it as donor, width {d_model}, {layers} layers"),
+        ("  peak of that", _size(memory.peak)),
     ]
 
 

@@ -10,6 +10,7 @@ import toynn
 from toynn.adamw import AdamW
 from toynn.cli._numbers import real, whole
 from toynn.cli._run import (
+    MIB,
     add_run_arguments,
     apply_settings,
     cosine,
@@ -96,6 +97,8 @@ def train_lora(arguments: Namespace) -> int:
         arguments.t_seq = data.seq
         recipe = _realize(arguments, file)
     print_model(recipe.engine)
+    mapped = recipe.engine.session.memory().mapped
+    print(f"            beside {mapped / MIB:.1f} MiB of the model's file, which stay mapped")
 
     optimizer = AdamW.for_lora()
     optimizer.weight_decay = arguments.weight_decay

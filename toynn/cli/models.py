@@ -15,7 +15,7 @@ from toynn.formats.tokenizer import ByteTokenizer, Tokenizer
 from toynn.options import WEIGHT_DTYPES, RecipeOptions
 from toynn.recipes import GPT2, FromScratch, WarmStart
 
-__all__ = ["FRESH", "MODELS", "SHAPE", "Model", "tokenizer_of"]
+__all__ = ["FRESH", "MODELS", "SHAPE", "Model", "default_d_ff", "tokenizer_of"]
 
 #: Arguments that say the model's shape: config.toml has them as the model's configuration.
 SHAPE = ("vocab", "d_model", "layers", "heads", "kv_heads", "d_ff")
@@ -125,6 +125,11 @@ def _gpt2_config(arguments: Namespace) -> GPT2Config:
     )
 
 
+def default_d_ff(width: int) -> int:
+    """Return 8/3 of a model's width, in steps of 32."""
+    return -(-width * 8 // 96) * 32
+
+
 def _llama_config(arguments: Namespace) -> LlamaConfig:
     width, heads = arguments.d_model, arguments.heads
     if width // heads % 2:
@@ -136,7 +141,7 @@ def _llama_config(arguments: Namespace) -> LlamaConfig:
         d_model=width,
         n_heads=heads,
         n_kv_heads=arguments.kv_heads or heads,
-        d_ff=arguments.d_ff or -(-width * 8 // 96) * 32,
+        d_ff=arguments.d_ff or default_d_ff(width),
         n_layers=arguments.layers,
         context=arguments.seq,
     )

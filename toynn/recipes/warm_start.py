@@ -19,6 +19,7 @@ from toynn.errors import ConfigError, LifecycleError, ShapeError
 from toynn.options import RecipeOptions
 from toynn.recipes._donor import open_donor
 from toynn.recipes._sequence import SequenceRecipe
+from toynn.reports import Memory
 from toynn.tape import Tensor
 
 __all__ = ["WarmStart"]
@@ -80,6 +81,13 @@ class WarmStart(SequenceRecipe[LlamaSeqEngine]):
         largest = np.abs(lens).argmax(axis=1)
         lens *= np.sign(lens[np.arange(d_model), largest])[:, None]
         return np.ascontiguousarray(lens, np.float32)
+
+    @staticmethod
+    def memory_for(cfg: LlamaConfig, opts: RecipeOptions) -> Memory:
+        """Return the memory that training such a model would need; none of it is taken."""
+        engine = LlamaSeqEngine()
+        engine.declare(cfg, opts)
+        return engine.step_memory()
 
     # -- Life cycle ----------------------------------------------------------------------------
 

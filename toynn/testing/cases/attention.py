@@ -102,6 +102,8 @@ CASE = OpCase(
         {"B": 2, "T": 65, "H": 4, "KV": 2, "D": 33, "causal": 1},  # one past a block
         {"B": 2, "T": 65, "H": 4, "KV": 2, "D": 33, "causal": 0},
         {"B": 1, "T": 130, "H": 3, "KV": 1, "D": 16, "causal": 1},
+        {"B": 1, "T": 144, "H": 2, "KV": 1, "D": 8, "causal": 0},  # the longest last block
+        {"B": 1, "T": 145, "H": 2, "KV": 1, "D": 8, "causal": 0},  # one past it
         {"B": 1, "T": 64, "H": 2, "KV": 2, "D": 257, "causal": 1},  # one past a block of terms
         {"B": 2, "T": 37, "H": 2, "KV": 2, "D": 64, "causal": 0},
     ),
