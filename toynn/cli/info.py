@@ -106,10 +106,10 @@ def _adapters(file: GGUFFile, opts: RecipeOptions) -> list[tuple[str, str]]:
             for checkpointing in (False, True)
         )
     except ToynnError as error:
-        return [("LoRA over the file", f"not possible: {error}")]
+        return [("training adapters", f"not possible: {error}")]
     return [
-        ("LoRA over the file", f"rank {RANK}, all-linear, {opts.t_batch} x {opts.t_seq} tokens"),
-        ("  beside the file", _size(plain)),
+        ("training adapters", f"rank {RANK}, all-linear, {opts.t_batch} x {opts.t_seq} tokens"),
+        ("  peak beside the file", _size(plain)),
         ("  with checkpointing", _size(again)),
     ]
 
