@@ -20,7 +20,8 @@ from toynn.train import classify
 
 COUNTS = {"dark": 15, "grey": 15, "white": 10}
 SMALL = ("--d-model", "16", "--heads", "2", "--layers", "1", "--batch", "8", "--lr", "0.01")
-SHORT = (*SMALL, "--steps", "40", "--log-every", "10", "--eval-every", "20")
+PLAIN = ("--no-crop", "--mixup", "0")
+SHORT = (*SMALL, *PLAIN, "--steps", "40", "--log-every", "10", "--eval-every", "20")
 
 
 @pytest.fixture(scope="module")
@@ -145,12 +146,15 @@ def test_augmentation_is_that_of_the_options(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(vit, "RandomImages", lambda *a: seen.append(a[-1]) or [].__iter__())
     data = write_mnist(tmp_path / "data", {"train": 9, "t10k": 9})
-    words = ["--data", str(data), "--out", str(tmp_path / "a"), *SMALL]
-    with pytest.raises(StopIteration):
-        main(
-            ["train", "vit", *words, "--crop", "--flip", "--mixup", "0.3", "--label-smoothing=0.1"]
-        )
-    assert seen == [vit.Augment(crop=1, flip=True, mixup=0.3, smoothing=0.1)]
+    words = ["train", "vit", "--data", str(data), *SMALL]
+    own = ("--no-crop", "--flip", "--mixup", "0.3", "--label-smoothing", "0.1")
+    for name, options in (("a", ()), ("b", own)):
+        with pytest.raises(StopIteration):
+            main([*words, *options, "--out", str(tmp_path / name)])
+    assert seen == [
+        vit.Augment(crop=1, mixup=0.2),
+        vit.Augment(flip=True, mixup=0.3, smoothing=0.1),
+    ]
 
 
 def test_same_seed_same_run(folder, tmp_path):
@@ -163,7 +167,7 @@ def test_same_seed_same_run(folder, tmp_path):
 def test_digits_are_the_default(tmp_path, capsys):
     pytest.importorskip("sklearn", reason="scikit-learn, of the images extra, is not installed")
     out = tmp_path / "a"
-    words = [*SMALL, "--steps", "60", "--eval-every", "30", "--out", str(out)]
+    words = [*SMALL, *PLAIN, "--steps", "60", "--eval-every", "30", "--out", str(out)]
     assert main(["train", "vit", *words]) == 0
     assert "scikit-learn's digits: 1,797 of 10 classes" in capsys.readouterr().out
     assert reports(out)[-1]["val_accuracy"] > 0.5

@@ -2,7 +2,7 @@
 
 import math
 import time
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, BooleanOptionalAction, Namespace
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
@@ -67,7 +67,7 @@ def add_parser(recipes: Any) -> None:
         "without it, the handwritten digits of scikit-learn"
     )
     parser.add_argument("--data", metavar="PATH", help=data)
-    add_run_arguments(parser, RECIPE, "pictures", batch=64, lr=2e-3, steps=1000, eval_every=100)
+    add_run_arguments(parser, RECIPE, "pictures", batch=64, lr=1e-3, steps=3000)
     add_shape_arguments(parser, FRESH)
     _add_model_arguments(parser)
     _add_picture_arguments(parser)
@@ -94,13 +94,14 @@ def _add_model_arguments(parser: ArgumentParser) -> None:
 
 def _add_picture_arguments(parser: ArgumentParser) -> None:
     flip, crop = "mirror half of the pictures", "move pictures by up to an eighth of their size"
-    parser.add_argument("--flip", action="store_true", help=flip)
-    parser.add_argument("--crop", action="store_true", help=crop)
-    for option, kind, meaning in (
-        ("--mixup", real(0), "mix pairs of pictures, by shares from Beta(N, N) (default 0: not)"),
-        ("--label-smoothing", real(0, 0.99), "spread so much of a label over all (default 0)"),
+    parser.add_argument("--flip", action=BooleanOptionalAction, default=False, help=flip)
+    parser.add_argument("--crop", action=BooleanOptionalAction, default=True, help=crop)
+    for option, kind, default, meaning in (
+        ("--mixup", real(0), 0.2, "mix pairs of pictures, by shares from Beta(N, N); 0 does not"),
+        ("--label-smoothing", real(0, 0.99), 0.0, "spread so much of each label over all classes"),
     ):
-        parser.add_argument(option, type=kind, default=0.0, metavar="N", help=meaning)
+        help_ = f"{meaning} (default {default:g})"
+        parser.add_argument(option, type=kind, default=default, metavar="N", help=help_)
     skip = "pass over files that are no pictures, and count them"
     parser.add_argument("--skip-unreadable", action="store_true", help=skip)
     limit = "evaluate on at most so many of the pictures held out (default 2000)"
