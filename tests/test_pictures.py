@@ -123,6 +123,14 @@ def test_the_first_of_several_frames_is_the_picture(tmp_path, kind):
     assert (image_of(path) == 255).all()
 
 
+def test_a_photograph_with_a_smaller_copy_is_one_picture(tmp_path):
+    frames = [Image.new("RGB", (8, 8), "white"), Image.new("RGB", (4, 4), "black")]
+    path = tmp_path / "a.jpg"
+    frames[0].save(path, format="MPO", save_all=True, append_images=frames[1:])
+    assert not check_file(path)
+    assert (image_of(path) == 255).all()
+
+
 def png_header(width, height):
     """The start of a PNG that claims this size."""
     body = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
