@@ -169,6 +169,34 @@ def test_a_large_vocabulary_takes_less_than_half_a_second(tmp_path):
     assert min(seconds) < 0.5
 
 
+def test_arrays_of_strings_are_sequences(tmp_path):
+    texts = [f"text {index}" * (index % 3) for index in range(50)] + ["\udcff\udce2", "na\u00efve"]
+    path = File([ARCHITECTURE, key("k", strings(_raw(texts))), key("none", strings([]))])
+    with gguf.open(path.write(tmp_path)) as file:
+        found, none = file.metadata["k"], file.metadata["none"]
+    assert isinstance(found, gguf.Strings)
+    assert list(found) == texts
+    assert [found[index] for index in range(-52, 52)] == texts * 2
+    assert found[3:40:7] == texts[3:40:7] and found[::-1] == texts[::-1] and found[60:] == []
+    for outside in (52, -53):
+        with pytest.raises(IndexError):
+            found[outside]
+    assert found == texts and found == tuple(texts) and found == found and texts == found
+    assert found != texts[1:] and found != texts[1:] + texts[:1] and found != none and found != 3
+    assert "text 1" in found and "text" not in found and found.index("text 1") == 1
+    assert (len(none), list(none), none == []) == (0, [], True) and not none
+    assert repr(found) == "['', 'text 1', 'text 2text 2', ...]" and repr(none) == "[]"
+    with pytest.raises(TypeError):
+        hash(found)
+    gguf.write(tmp_path / "copy.gguf", {"general.architecture": "llama", "k": found}, {})
+    with gguf.open(tmp_path / "copy.gguf") as file:
+        assert file.metadata["k"] == found
+
+
+def _raw(texts):
+    return [text.encode("utf-8", "surrogateescape") for text in texts]
+
+
 def test_a_large_file_is_mapped_not_read(tmp_path):
     path = with_tensors(tensor("a", [2**28])).write(tmp_path)  # 1 GiB of zeros, a sparse file
     os.truncate(path, path.stat().st_size + 2**30)

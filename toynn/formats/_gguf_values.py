@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from toynn.errors import GGUFError
 from toynn.formats._gguf_header import SCALARS
+from toynn.formats._gguf_strings import Strings
 
 __all__ = ["typed", "typed_metadata"]
 
@@ -29,7 +30,7 @@ def typed_metadata(
     return {
         key: (value, types[key])
         for key, value in metadata.items()
-        if key in types and (not isinstance(value, list | np.ndarray) or len(value))
+        if key in types and (not isinstance(value, list | Strings | np.ndarray) or len(value))
     }
 
 
@@ -45,7 +46,10 @@ def typed(what: str, value: Any) -> tuple[Any, str, str | None]:
     if isinstance(value, str):
         _expect(what, type in (None, "STRING"), type, value)
         return _bytes(what, value), "STRING", None
-    if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
+    texts = isinstance(value, Strings) or (
+        isinstance(value, list) and all(isinstance(item, str) for item in value)
+    )
+    if texts and value:
         _expect(what, type in (None, "[STRING]"), type, value)
         return [_bytes(what, item) for item in value], "ARRAY", "STRING"
     try:

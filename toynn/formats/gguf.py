@@ -26,6 +26,7 @@ from toynn.errors import GGUFError, LifecycleError
 from toynn.formats._gguf_finite import find_nonfinite
 from toynn.formats._gguf_header import Header, Value, read_header
 from toynn.formats._gguf_map import Mapping, map_file
+from toynn.formats._gguf_strings import Strings
 from toynn.formats._gguf_tensors import READABLE, TensorInfo
 from toynn.formats._gguf_values import typed_metadata
 from toynn.formats._gguf_write import OUTTYPES, WRITABLE, Deferred, encode, stored_as, write
@@ -36,6 +37,7 @@ __all__ = [
     "WRITABLE",
     "Deferred",
     "GGUFFile",
+    "Strings",
     "TensorInfo",
     "Value",
     "encode",
