@@ -9,6 +9,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -302,11 +303,15 @@ def gain_or_zeros(name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
     return np.ones(shape, np.float32) if gain else np.zeros(shape, np.float32)
 
 
-def check_sizes(cfg: Any, *names: str) -> None:
-    """Raise ConfigError unless these fields are whole numbers of at least 1."""
+def check_sizes(cfg: Any, *names: str, least: int = 1) -> None:
+    """Make these fields of a configuration plain ints: NumPy's integers are taken, bools are not.
+
+    Raises ConfigError unless they are whole numbers of at least ``least``.
+    """
     for name in names:
         value = getattr(cfg, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
             raise ConfigError(
-                f"{type(cfg).__name__}: {name} must be a whole number >= 1; got {value!r}"
+                f"{type(cfg).__name__}: {name} must be a whole number >= {least}; got {value!r}"
             )
+        object.__setattr__(cfg, name, int(value))  # the dataclass is frozen
