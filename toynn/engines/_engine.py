@@ -199,7 +199,9 @@ class Engine(ABC, Generic[C, R]):
         """Record the forward pass, up to the loss: the first part of build_training_step."""
         self._session_for("build_forward()")
         if self._step is not None:
-            raise LifecycleError(f"{type(self).__name__}.build_forward: it has been called already")
+            raise LifecycleError(
+                f"{type(self).__name__}.build_forward: once only; make a new engine"
+            )
         step = self._step = self._record_main()
         assert step.labels is not None and step.hp is not None and step.loss is not None
         self.t_logits = step.logits
