@@ -85,18 +85,6 @@ def test_missing_tensor_and_keys_of_the_wrong_kind(tmp_path):
         assert file.raw("q").shape == (84,)
 
 
-def test_parts_of_a_split_model_are_refused_and_the_missing_named(tmp_path):
-    keys = [ARCHITECTURE, key("split.count", scalar(3, "UINT16"))]
-    paths = [tmp_path / f"m-{part:05}-of-00003.gguf" for part in (1, 2)]
-    for path in paths:
-        path.write_bytes(bytes(File(keys)))
-    with pytest.raises(GGUFError, match=r"3 files \(missing here: m-00003-of-00003\.gguf\)"):
-        gguf.open(paths[0])
-    (tmp_path / "m-00003-of-00003.gguf").write_bytes(b"")
-    with pytest.raises(GGUFError, match=r"--merge m-00001-of-00003\.gguf m\.gguf"):
-        gguf.open(paths[1])
-
-
 def test_bytes_behind_the_last_tensor_are_ignored_aloud(tmp_path):
     file = with_tensors(tensor("a", [12]), data=floats() + bytes(100))
     with pytest.warns(UserWarning, match=r"model\.gguf: 100 bytes after the last tensor"):

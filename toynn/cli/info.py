@@ -47,7 +47,7 @@ def describe(file: GGUFFile, seq: int | None, batch: int) -> list[tuple[str, str
     metadata, architecture = file.metadata, file.architecture
     parameters = sum(prod(info.shape) for info in file.tensors.values())
     lines = [
-        ("file", f"{file.path}, {_size(Path(file.path).stat().st_size)}"),
+        ("file", f"{file.path}, {_size(file.nbytes)}"),
         ("architecture", architecture),
         ("name", str(metadata.get("general.name", "none"))),
         ("parameters", f"{parameters:,} in {len(file.tensors)} tensors"),
