@@ -169,8 +169,13 @@ def test_weights_by_name(llama):
     assert engine.weights().keys() == engine.tensors.keys()
     engine.load_weights({name: 0 * values for name, values in adapters.items()})
     assert not any(values.any() for values in engine.adapter_weights().values())
-    with pytest.raises(ConfigError, match=r"missing none, unknown \['token_embd.weight'\]"):
+    frozen = r"load_weights: 'blk.0.attn_k.weight' and \d+ more are frozen in .*adapter_weights\(\)"
+    with pytest.raises(ConfigError, match=frozen):
+        engine.load_weights(engine.weights())
+    with pytest.raises(ConfigError, match="load_weights: 'token_embd.weight' is frozen in"):
         engine.load_weights({**adapters, "token_embd.weight": np.zeros((61, 24))})
+    with pytest.raises(ConfigError, match=r"missing none, unknown \['none.such'\]"):
+        engine.load_weights({**adapters, "none.such": np.zeros(3)})
     with pytest.raises(ShapeError, match=r"blk.0.attn_q.weight.lora_a"):
         engine.load_weights({**adapters, "blk.0.attn_q.weight.lora_a": np.zeros((3, 24))})
 
