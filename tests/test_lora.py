@@ -172,7 +172,7 @@ def test_weights_by_name(llama):
     frozen = r"load_weights: 'blk.0.attn_k.weight' and \d+ more are frozen in .*adapter_weights\(\)"
     with pytest.raises(ConfigError, match=frozen):
         engine.load_weights(engine.weights())
-    with pytest.raises(ConfigError, match="load_weights: 'token_embd.weight' is frozen in"):
+    with pytest.raises(ConfigError, match=r"load_weights: 'token_embd.weight' is frozen in"):
         engine.load_weights({**adapters, "token_embd.weight": np.zeros((61, 24))})
     with pytest.raises(ConfigError, match=r"missing none, unknown \['none.such'\]"):
         engine.load_weights({**adapters, "none.such": np.zeros(3)})
