@@ -384,6 +384,13 @@ def test_module_runs():
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("words", [("info",), ("predict", "--model")])
+def test_an_error_is_one_line_that_does_nothing_to_the_terminal(capsys, words):
+    assert main([*words, "\x1b[2Jno\r\nsuch\x07\nfile", *(["a.png"] if words[1:] else [])]) == 2
+    (line,) = capsys.readouterr().err.split("\n")[:-1]
+    assert line.startswith("toynn: error: \ufffd[2Jno such\ufffd file: cannot read: No such file")
+
+
 LLAMA = ("--kv-heads", "1", "--d-ff", "12", "--weight-dtype", "bf16", "--untied", "--qkv-bias")
 LLAMA += ("--checkpointing",)
 

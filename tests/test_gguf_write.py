@@ -290,6 +290,30 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
         gguf.write(tmp_path / "none" / "m.gguf", LLAMA, {})
 
 
+def test_a_full_disk_is_said_and_leaves_nothing(tmp_path):
+    resource = pytest.importorskip("resource", reason="limits of POSIX")
+    path, tensors = tmp_path / "m.gguf", {f"w{n}": (WEIGHTS, "f32") for n in range(3)}
+    gguf.write(path, LLAMA, tensors)
+    size = path.stat().st_size
+    path.unlink()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for limit in (0, 50, 300, size - 3000, size - 1000, size - 1):
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+            with pytest.raises(GGUFError, match=r"m\.gguf: cannot write 4608 bytes .*too large"):
+                gguf.write(path, LLAMA, tensors)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_is_no_name_of_a_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("", ".", "/", tmp_path):
+        with pytest.raises(GGUFError, match="cannot write: it is a folder; name the file to write"):
+            gguf.write(name, LLAMA, {"w": (WEIGHTS, "f32")}, overwrite=True)
+
+
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 TOKEN = st.binary(max_size=8).map(lambda raw: raw.decode("utf-8", "surrogateescape"))
 NUMBERS = st.sampled_from(sorted(DTYPES)).flatmap(

@@ -109,8 +109,9 @@ class Session:
 
     def persistent(self, name: str, shape: Sequence[int]) -> Tensor:
         """Declare, at any time, what runs of any tape leave to later runs; zeros at first."""
+        dimensions = checks.dimensions(name, shape)
         self._check_new(name)
-        return self._storage.keep(name, checks.dimensions(name, shape))
+        return self._storage.keep(name, dimensions)
 
     def input(self, name: str, shape: Sequence[int], dtype: str = "f32") -> Tensor:
         """Declare an input of the current tape; its values stay until the next upload."""

@@ -13,6 +13,7 @@ from typing import NoReturn
 
 import toynn
 from toynn.cli import adapters, bench, config, generate, info, predict, train
+from toynn.cli._text import print_error
 from toynn.errors import ConfigError, ToynnError
 
 __all__ = ["main"]
@@ -48,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _fail(message: str) -> int:
-    print("toynn: error:", message.replace("\n", " "), file=sys.stderr)
+    print_error(message)
     return 2
 
 

@@ -100,10 +100,13 @@ def _training(file: GGUFFile, seq: int | None, batch: int) -> list[tuple[str, st
 
 def _adapters(file: GGUFFile, opts: RecipeOptions) -> list[tuple[str, str]]:
     """Return the memory of training adapters over the file, which stays as it is."""
-    plain, again = (
-        LoRA.memory_for(file, RANK, opts, "all-linear", checkpointing=checkpointing).peak
-        for checkpointing in (False, True)
-    )
+    try:
+        plain, again = (
+            LoRA.memory_for(file, RANK, opts, "all-linear", checkpointing=checkpointing).peak
+            for checkpointing in (False, True)
+        )
+    except ToynnError as error:
+        return [("training adapters", f"not possible: {error}")]
     return [
         ("training adapters", f"rank {RANK}, all-linear, {opts.t_batch} x {opts.t_seq} tokens"),
         ("  peak beside the file", _size(plain)),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
@@ -85,6 +85,8 @@ def write(
         raise GGUFError(
             f"{path}: cannot write: an open GGUF file is mapped from it; close it first"
         )
+    if os.path.isdir(path):  # the current one, too, which has no name
+        raise GGUFError(f"{path}: cannot write: it is a folder; name the file to write")
     if os.path.lexists(path) and not overwrite:
         raise GGUFError(
             f"{path}: already exists; pass overwrite=True, or --overwrite, to replace it"
@@ -115,7 +117,8 @@ def write(
             f"{error.strerror or error}"
         ) from error
     finally:
-        writer.close()
+        with suppress(OSError):  # which has been raised before: closing tries to write once more
+            writer.close()
         with suppress(OSError):
             temporary.unlink()
 
@@ -173,12 +176,22 @@ def _write_all(writer: GGUFWriter, path: Path, tensors: Tensors) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
+    file = (writer.fout or [])[0]
     for name, (array, outtype) in tensors.items():
-        writer.write_tensor_data(_blocks(f"{path}: {name}", array, outtype))
-    for file in writer.fout or ():
-        file.flush()
-        os.fsync(file.fileno())
+        _write_one(writer, file, _blocks(f"{path}: {name}", array, outtype))
+    file.flush()
+    os.fsync(file.fileno())
     writer.close()
+
+
+def _write_one(writer: GGUFWriter, file: IO[bytes], blocks: NDArray[np.uint8]) -> None:
+    """Write a tensor where it belongs.
+
+    The library would by NumPy's tofile(), which keeps still when a disk is full at the very end.
+    """
+    writer.write_padding(file, file.tell())
+    file.write(blocks.data)
+    writer.write_padding(file, blocks.nbytes)
 
 
 def _blocks(what: str, array: Array, outtype: str) -> NDArray[np.uint8]:
