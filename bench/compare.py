@@ -304,7 +304,7 @@ def load(n_threads: int, rounds: int, only: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name, show in shapes.loads(Path(folder)).items():
             for _ in range(rounds if only in name else 0):
-                print(f"{name}, {n_threads} threads")
+                print(name)
                 show()
 
 

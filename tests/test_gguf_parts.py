@@ -7,7 +7,7 @@ import pytest
 from gguf_bytes import ARCHITECTURE, File, floats, key, scalar, tensor, text
 from llamas import make, shake
 
-from toynn import engines
+from toynn import LlamaConfig, RecipeOptions, engines
 from toynn.engines import LlamaSeqEngine
 from toynn.errors import GGUFError
 from toynn.formats import gguf
@@ -102,28 +102,48 @@ def test_what_is_wrong_with_one_is_said_of_that_one(tmp_path):
         gguf.open(paths[0])
 
 
-@pytest.mark.filterwarnings("ignore:.*no_vocab")
-def test_an_engine_over_several_files_has_the_logits_of_one(tmp_path):
-    whole = make().engine
-    shake(whole, np.random.default_rng(0))
-    path, ids = tmp_path / "whole.gguf", np.arange(8)
-    whole.export_gguf(path)
-    with gguf.open(path) as file:
+def two_parts(engine, folder):
+    """Write an engine's model into one file, and into two; return the one and the first."""
+    whole = folder / "whole.gguf"
+    engine.export_gguf(whole)
+    with gguf.open(whole) as file:
         names, typed = list(file), gguf.typed_metadata(file.metadata, file.types)
         for index, part in enumerate((names[:5], names[5:])):
             metadata = typed if index == 0 else {"general.architecture": "llama"}
-            numbers = {"split.no": index, "split.count": 2, "split.tensors.count": len(names)}
+            numbers = {"split.no": (index, "UINT16"), "split.count": (2, "UINT16")}
+            numbers["split.tensors.count"] = (len(names), "INT32")
             gguf.write(
-                tmp_path / f"m-0000{index + 1}-of-00002.gguf",
-                metadata | {key: (number, "UINT16") for key, number in numbers.items()},
+                folder / f"m-0000{index + 1}-of-00002.gguf",
+                metadata | numbers,
                 {name: (file.raw(name), file.tensors[name].type) for name in part},
             )
-    first = tmp_path / "m-00001-of-00002.gguf"
+    return whole, folder / "m-00001-of-00002.gguf"
+
+
+def test_an_engine_over_several_files_has_the_logits_of_one(tmp_path):
+    model, ids = make().engine, np.arange(8)
+    shake(model, np.random.default_rng(0))
+    expected = model.logits(ids)
+    whole, first = two_parts(model, tmp_path)
     with gguf.open(first) as file:
         frozen = engines.frozen(file)
-    expected = whole.logits(ids)
     np.testing.assert_array_equal(frozen.logits(ids), expected)
     engine = LlamaSeqEngine.from_gguf(first)
     np.testing.assert_array_equal(engine.logits(ids), expected)
     engine.export_gguf(tmp_path / "again.gguf")
-    assert (tmp_path / "again.gguf").read_bytes() == path.read_bytes()
+    assert (tmp_path / "again.gguf").read_bytes() == whole.read_bytes()
+
+
+@pytest.mark.llama_cpp
+def test_llama_cpp_takes_such_files_for_the_same_model(tmp_path):
+    pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
+    from test_llama_cpp import judged_logits
+
+    config = LlamaConfig(96, 64, 4, 2, 160, 2, 32)
+    model, ids = LlamaSeqEngine(), np.arange(16)
+    model.realize_for_random_init(config, RecipeOptions(init_scale=3.0))
+    _, first = two_parts(model, tmp_path)
+    with gguf.open(first) as file:
+        logits = engines.frozen(file).logits(ids)
+    judged = judged_logits(first, ids)
+    assert ((logits - judged) ** 2).sum() < 1e-8 * (judged**2).sum()
