@@ -97,6 +97,39 @@ def test_columns_of_one_array_over_a_cache():
     assert kc.tobytes() == caches[0].tobytes()
 
 
+@pytest.mark.parametrize("scale", [-300.0, 300.0])
+def test_large_scores_over_a_cache(scale):
+    """Of one query over several spans of keys too: nothing overflows, and no sum is zero."""
+    past, (kc_shape, vc_shape) = 299, ops.KVCache.shapes(1, 1, D, 600)
+    rows = normal(3, past + 1, D)
+    kc, vc = np.full(kc_shape, np.nan, np.float32), np.full(vc_shape, np.nan, np.float32)
+    o = np.empty((past, D), np.float32)
+    cached_attention.forward(o, kc, vc, *rows[:, :past], np.zeros(1, np.int32), scale)
+    o = np.empty((1, D), np.float32)
+    cached_attention.forward(o, kc, vc, *rows[:, past:], np.array([past], np.int32), scale)
+    q, k, v = rows.astype(np.float64)
+    scores = scale * k @ q[past]
+    p = np.exp(scores - scores.max())
+    np.testing.assert_allclose(o[0], p @ v / p.sum(), rtol=1e-4, atol=1e-4)
+
+
+def test_nothing_that_lies_in_scratch_memory_is_read():
+    """Neither for a sequence that is shorter than the others, by whole spans of keys."""
+    s = Session()
+    past, x = s.input("past", (B,), "i32"), s.input("x", (B, H * D))
+    shapes = ops.KVCache.shapes(B, H, D, 600)
+    kept = [s.persistent(name, shape) for name, shape in zip("kv", shapes, strict=True)]
+    o = s.output(ops.attention(s, x, x, x, batch=B, n_heads=H, cache=ops.KVCache(*kept, past)))
+    s.finalize_weights()
+    s.realize()
+    arena = s._compiled[s.tape].arena
+    arena.view(0, (arena.nbytes // 4,), "f32").fill(np.nan)
+    s.upload(past, [550, 5])
+    s.upload(x, normal(B, H * D))
+    s.run("loss")
+    assert np.isfinite(s.download(o)).all()
+
+
 def test_a_past_for_which_there_is_no_room_is_refused():
     x = normal(B * 2, H * D)
     for past in ([0, 127], [-1, 0]):

@@ -1,6 +1,7 @@
 """LoRA over a mapped file: against the merged model, trained in full; what it holds and refuses."""
 
 import hashlib
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -169,8 +170,13 @@ def test_weights_by_name(llama):
     assert engine.weights().keys() == engine.tensors.keys()
     engine.load_weights({name: 0 * values for name, values in adapters.items()})
     assert not any(values.any() for values in engine.adapter_weights().values())
-    with pytest.raises(ConfigError, match=r"missing none, unknown \['token_embd.weight'\]"):
+    frozen = r"load_weights: 'blk.0.attn_k.weight' and \d+ more are frozen in .*adapter_weights\(\)"
+    with pytest.raises(ConfigError, match=frozen):
+        engine.load_weights(engine.weights())
+    with pytest.raises(ConfigError, match=r"load_weights: 'token_embd.weight' is frozen in"):
         engine.load_weights({**adapters, "token_embd.weight": np.zeros((61, 24))})
+    with pytest.raises(ConfigError, match=r"missing none, unknown \['none.such'\]"):
+        engine.load_weights({**adapters, "none.such": np.zeros(3)})
     with pytest.raises(ShapeError, match=r"blk.0.attn_q.weight.lora_a"):
         engine.load_weights({**adapters, "blk.0.attn_q.weight.lora_a": np.zeros((3, 24))})
 
@@ -282,9 +288,22 @@ def test_dropout_is_in_steps_and_nowhere_else(llama):
     assert np.array_equal(recipe.engine.logits(ids), plain.engine.logits(ids))
     losses = [recipe.accumulate(ids, None, labels) for _ in range(3)]
     assert len({*losses, plain.accumulate(ids, None, labels)}) == 4
-    again.evaluate(ids, None, labels)  # which takes none of the masks
+    for _ in range(3):
+        again.evaluate(ids, None, labels)  # which takes none of the masks
     assert [again.accumulate(ids, None, labels) for _ in range(3)] == losses
     assert "dropout.forward" not in str(plain.engine.session.tape)
+    drops = [n for n in recipe.engine.session.tape.nodes if n.op.kernel == "dropout.forward"]
+    sites = {node.sizes["site"] for node in drops if node.segment == "F"}
+    assert len(sites) == len(recipe.engine.adapters)  # each has masks of its own
+
+
+def test_a_step_that_could_not_be_recorded_leaves_no_dropout_behind(llama, monkeypatch):
+    recipe, (ids, labels) = make(llama, dropout=0.5), draw(2)
+    expected = recipe.engine.logits(ids[:7])
+    with monkeypatch.context() as broken, pytest.raises(MemoryError):
+        broken.setattr(recipe.engine, "_record_head", Mock(side_effect=MemoryError))
+        recipe.step(ids, None, labels, HP.hp(1), True)
+    assert np.array_equal(recipe.engine.logits(ids[:6])[:3], expected[:3])
 
 
 # -- What is refused ---------------------------------------------------------------------------

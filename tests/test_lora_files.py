@@ -75,6 +75,21 @@ def test_training_goes_on_with_new_moments(llama, tmp_path):
     assert losses[0][2] < losses[0][0]
 
 
+def test_another_adapter_forgets_the_micro_batches_of_the_one_before(llama, tmp_path):
+    """Their gradients are those of other adapters."""
+    ids, labels = draw()
+    recipe, again = make(llama), make(llama)
+    path = written(again, tmp_path / "a.gguf")
+    stir(recipe, seed=9)
+    recipe.accumulate(ids, None, labels)
+    recipe.load_adapter(path)
+    assert not recipe.engine.session.pending
+    for r in (recipe, again):
+        r.step(ids, None, labels, HP.hp(1), False)
+    for name, values in again.engine.adapter_weights().items():
+        assert np.array_equal(recipe.engine.adapter_weights()[name], values)
+
+
 def test_an_adapter_of_some_blocks_and_several_ranks_is_trained_as_it_is(llama, tmp_path):
     tensors = {}
     rng = np.random.default_rng(0)
@@ -96,6 +111,16 @@ def test_an_adapter_of_some_blocks_and_several_ranks_is_trained_as_it_is(llama, 
     assert recipe.evaluate(ids, None, labels) < before
 
 
+def test_an_adapter_of_what_the_model_has_not_is_refused(llama):
+    rng = np.random.default_rng(0)
+    for weight, sizes in (("output.weight", (61, 24)), ("blk.2.attn_q.weight", (24, 24))):
+        ends = zip(("lora_b", "lora_a"), ((sizes[0], 2), (2, sizes[1])), strict=True)
+        tensors = {f"{weight}.{e}": rng.standard_normal(s).astype(np.float32) for e, s in ends}
+        adapter = adapters.Adapter("llama", 2.0, tensors)
+        with pytest.raises(AdapterError, match=weight):
+            LoRA().realize_from_adapter(llama, adapter, OPTS)
+
+
 def test_what_does_not_fit_is_refused(bases, llama, tmp_path):
     path = written(make(llama, alpha=7.0), tmp_path / "a.gguf")
 
@@ -115,6 +140,8 @@ def test_what_does_not_fit_is_refused(bases, llama, tmp_path):
     refused(r"tensor blk.\d.ffn_\w+.weight.lora_[ab]: expected \(.*48.*\) for the base", wider)
     with pytest.raises(AdapterError, match="wrong base model"):
         LoRA().realize_from_adapter(wider, path, OPTS)
+    with pytest.raises(AdapterError, match=r"architecture: expected 'qwen2'.*got 'llama'"):
+        LoRA().realize_from_adapter(bases["qwen2"], make(llama).engine.adapter(), OPTS)
     path = written(make(llama, targets="q"), tmp_path / "q.gguf")
     refused("is adapted here only", alpha=4.0)
 

@@ -291,6 +291,9 @@ def test_a_persistent_tensor_outlives_runs_and_tapes():
     assert not s.download(kept).any()
     with pytest.raises(ConfigError, match="kept: this session has"):
         s.persistent("kept", (1,))
+    for _ in range(2):  # a name that was refused is free
+        with pytest.raises(ShapeError, match="other: every dimension"):
+            s.persistent("other", (0,))
 
     def writer():
         s.tape.record(ops.SCALE, [kept], [], [kept], {"n": kept.size}, options={"alpha": 2.0})

@@ -106,13 +106,17 @@ class Session:
         dimensions = checks.held_by(name, array, dtype, shape)
         self._check_new(name)
         tensor = self._storage.map(name, array, dtype, dimensions)
+        self._names.add(name)
         self._known.add(tensor)
         return tensor
 
     def persistent(self, name: str, shape: Sequence[int]) -> Tensor:
         """Declare, at any time, what runs of any tape leave to later runs; zeros at first."""
+        dimensions = checks.dimensions(name, shape)
         self._check_new(name)
-        return self._storage.keep(name, checks.dimensions(name, shape))
+        tensor = self._storage.keep(name, dimensions)
+        self._names.add(name)
+        return tensor
 
     def input(self, name: str, shape: Sequence[int], dtype: str = "f32") -> Tensor:
         """Declare an input of the current tape; its values stay until the next upload."""
@@ -137,7 +141,6 @@ class Session:
         self._check_open()
         if name in self._names:
             raise ConfigError(f"{name}: this session has a weight of that name already")
-        self._names.add(name)
 
     def _weight(self, name: str, shape: Sequence[int], role: Role) -> Tensor:
         self._check_open()
@@ -147,6 +150,7 @@ class Session:
             )
         dimensions = checks.dimensions(name, shape)
         self._check_new(name)
+        self._names.add(name)
         return self._storage.declare(name, dimensions, role)
 
     def finalize_weights(self) -> None:

@@ -30,6 +30,7 @@ def backward_input(
     dy: _F32,
     w: _F32 | _U8,
     type: str = "F32",
+    accumulate: bool = False,
     n_threads: int = 1,
     precision: str = "highest",
 ) -> None: ...

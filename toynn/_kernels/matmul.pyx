@@ -5,8 +5,8 @@
     backward_weight   dw[n,k] = sum_m dy[m,n] x[m,k]
 
 M rows (B*T flattened), N outputs, K inputs. float32, C-contiguous; outputs never alias inputs.
-Saved for backward: pre (M,N), if there is an activation. y and dx are overwritten; dw is
-overwritten, or added to if accumulate is set. The loops are numbered as in Van Zee & van de Geijn
+Saved for backward: pre (M,N), if there is an activation. y is overwritten; dx and dw
+are overwritten, or added to if accumulate is set. The loops are numbered as in Van Zee & van de Geijn
 2015 (BLIS), doi:10.1145/2764454; here the smaller operand is packed once for all threads, and each
 thread packs its share of the larger one just before use.
 
@@ -315,6 +315,7 @@ cdef void _backward_input(KernelArgs* a) noexcept nogil:
         BACKWARD_INPUT, <float*>a.t[0], <const float*>a.t[1], a.t[2], a.n[0], a.n[1], a.n[2],
         a.n[4], a.n[3],
     )
+    p.add = a.accumulate
     _multiply(&p, a.workspace, a.n_threads)
 
 
@@ -328,9 +329,7 @@ cdef void _backward_weight(KernelArgs* a) noexcept nogil:
     _multiply(&p, a.workspace, a.n_threads)
 
 
-_ENTRIES = {
-    "forward": FORWARD, "backward_input": BACKWARD_INPUT, "backward_weight": BACKWARD_WEIGHT
-}
+_ENTRIES = dict(forward=FORWARD, backward_input=BACKWARD_INPUT, backward_weight=BACKWARD_WEIGHT)
 _PRECISIONS = {"highest": 0, "high": 1, "medium": MEDIUM}
 _ACTIVATIONS = {"none": NONE, "gelu_tanh": GELU_TANH, "gelu_exact": GELU_EXACT}
 
@@ -408,10 +407,10 @@ def forward(
 
 
 def backward_input(
-    float[:, ::1] dx, const float[:, ::1] dy, w, str type="F32", int n_threads=1,
-    str precision="highest",
+    float[:, ::1] dx, const float[:, ::1] dy, w, str type="F32", bint accumulate=False,
+    int n_threads=1, str precision="highest",
 ):
-    """Overwrite dx (M,K) from dy (M,N) and w (N,K), or its bytes if ``type`` is not "F32"."""
+    """Overwrite dx (M,K), or add to it, from dy (M,N) and w (N,K): floats, or bytes of ``type``."""
     cdef KernelArgs a
     cdef Py_ssize_t M = dy.shape[0], N = dy.shape[1], K = dx.shape[1]
     check(
@@ -420,6 +419,7 @@ def backward_input(
     )
     a.t[0], a.t[1], a.t[2] = at2(dx), at2(dy), rows_at(w, type)
     a.n[0], a.n[1], a.n[2], a.n[4] = M, N, K, TYPES[type]
+    a.accumulate = accumulate
     a.n_threads = n_threads
     _run("backward_input", _backward_input, &a, precision)
 

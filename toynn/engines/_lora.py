@@ -253,7 +253,18 @@ class LoRAEngine(GGUFEngine[C]):
 
     def load_weights(self, weights: Mapping[str, ArrayLike]) -> None:
         """Replace all weights; over a mapped file, all adapters, and nothing else."""
-        self._load(weights, self.tensors if self.file is None else self._adapter_tensors())
+        if self.file is None:
+            super().load_weights(weights)
+            return
+        own = self._adapter_tensors()
+        frozen = sorted((weights.keys() & self.tensors.keys()) - own.keys())
+        if frozen:
+            more = f" and {len(frozen) - 1} more are" if frozen[1:] else " is"
+            raise ConfigError(
+                f"load_weights: {frozen[0]!r}{more} frozen in {self.file.path}: give the adapters "
+                "alone, as adapter_weights() returns them"
+            )
+        self._load(weights, own)
 
     # -- Forward -------------------------------------------------------------------------------
 

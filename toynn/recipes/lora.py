@@ -105,11 +105,11 @@ class LoRA(SequenceRecipe[LoRAEngine[Any]]):
     def load_adapter(self, adapter: StrPath | Adapter) -> None:
         """Replace the adapters by those of a GGUF file or PEFT folder; AdamW starts anew.
 
-        Raises AdapterError unless they have the same targets, ranks and scales.
+        Gradients that ``accumulate`` has added up are dropped: they are of the adapters before.
+        Raises AdapterError unless the new ones have the same targets, ranks and scales.
         """
-        self._check_built("load_adapter")
         self.engine.load_adapter(_read(adapter, self._base("load_adapter")))
-        self.engine.session.reset_moments()
+        self.engine.session.reset(moments=True)
 
     def export_adapter(self, path: StrPath, *, overwrite: bool = False) -> None:
         """Write the adapters as a GGUF file, which llama.cpp loads with --lora."""
@@ -158,7 +158,10 @@ def _with(opts: RecipeOptions, checkpointing: bool) -> RecipeOptions:
 
 
 def _read(adapter: StrPath | Adapter, base: GGUFFile) -> Adapter:
-    return adapter if isinstance(adapter, Adapter) else adapters.load(adapter, base)
+    if not isinstance(adapter, Adapter):
+        return adapters.load(adapter, base)
+    adapters.check(adapter, base)
+    return adapter
 
 
 @contextmanager

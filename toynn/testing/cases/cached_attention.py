@@ -66,6 +66,7 @@ CASE = OpCase(
         {"B": 2, "T": 0, "H": 2, "KV": 1, "D": 8, "S": 64, "past": 9},
         {"B": 2, "T": 1, "H": 4, "KV": 2, "D": 33, "S": 192, "past": 128},  # one past a block
         {"B": 2, "T": 1, "H": 6, "KV": 2, "D": 16, "S": 640, "past": 512},  # one past two spans
+        {"B": 2, "T": 1, "H": 2, "KV": 1, "D": 8, "S": 512, "past": 511},  # one ends with a span
         {"B": 1, "T": 1, "H": 70, "KV": 1, "D": 8, "S": 320, "past": 255},  # a group past a block
         {"B": 1, "T": 1, "H": 3, "KV": 3, "D": 64, "S": 512, "past": 511},  # the last row
         {"B": 2, "T": 65, "H": 4, "KV": 2, "D": 20, "S": 192, "past": 127},
