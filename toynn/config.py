@@ -38,7 +38,7 @@ def describe() -> dict[str, str]:
 def _medium() -> str:
     if _kernels.load("matmul", _kernels.level).multiplies_pairs():
         return "bfloat16 (AVX512_BF16)"
-    return "float32 (no AVX512_BF16 at this level on this CPU)"
+    return "float32 (bfloat16 needs AVX512_BF16, the ISA level avx512, a build by GCC 12 or clang)"
 
 
 def show_config() -> None:

@@ -15,9 +15,9 @@ def set_float32_matmul_precision(precision: str) -> None:
     "highest" multiplies and adds in float32; in this version "high" does too. "medium" rounds both
     factors of a linear layer's products, forward and backward, to bfloat16 (8 significant bits,
     ties to even) and adds up in float32, where the CPU has AVX512_BF16 and the ISA level is avx512:
-    about twice as fast, each product off by up to 2^-8 of its size. Elsewhere, and in products of
-    at most 2^21 multiply-adds or of up to 3 rows of activations, medium is float32. Attention's
-    products always are. ``toynn.show_config()`` says what medium multiplies in here.
+    about twice as fast, each product off by up to 2^-8 of its size. Medium is float32 elsewhere;
+    and everywhere in products of at most 2^21 multiply-adds, in forward ones of up to 3 rows, in
+    attention. ``toynn.show_config()`` says what medium multiplies in here.
     """
     global _chosen
     _chosen = checked(precision)
