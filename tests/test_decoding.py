@@ -165,3 +165,22 @@ def test_one_sequence_at_a_time():
     with pytest.raises(LabelError, match=r"tokens: row 1 is 61; must be 0\.\.60"):
         second.read([1, 61])
     assert second.past == 0
+
+
+def test_a_cache_that_found_no_memory_may_find_it_later(monkeypatch):
+    engine, ids = realized("llama")
+    storage = engine.session._storage
+    keep, made = storage.keep, []
+
+    def scarce(name, shape):
+        if len(made) == 3:
+            raise MemoryError(name)
+        made.append(name)
+        return keep(name, shape)
+
+    monkeypatch.setattr(storage, "keep", scarce)
+    for _ in range(2):
+        with pytest.raises(MemoryError, match=r"blk.1.values"):
+            engine.decoder().read(ids[:5])
+    monkeypatch.setattr(storage, "keep", keep)
+    assert nmse(engine.decoder().read(ids[:5]), engine.logits(ids[:5])[-1]) < SAME

@@ -1,6 +1,7 @@
 """LoRA over a mapped file: against the merged model, trained in full; what it holds and refuses."""
 
 import hashlib
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -291,6 +292,18 @@ def test_dropout_is_in_steps_and_nowhere_else(llama):
         again.evaluate(ids, None, labels)  # which takes none of the masks
     assert [again.accumulate(ids, None, labels) for _ in range(3)] == losses
     assert "dropout.forward" not in str(plain.engine.session.tape)
+    drops = [n for n in recipe.engine.session.tape.nodes if n.op.kernel == "dropout.forward"]
+    sites = {node.sizes["site"] for node in drops if node.segment == "F"}
+    assert len(sites) == len(recipe.engine.adapters)  # each has masks of its own
+
+
+def test_a_step_that_could_not_be_recorded_leaves_no_dropout_behind(llama, monkeypatch):
+    recipe, (ids, labels) = make(llama, dropout=0.5), draw(2)
+    expected = recipe.engine.logits(ids[:7])
+    with monkeypatch.context() as broken, pytest.raises(MemoryError):
+        broken.setattr(recipe.engine, "_record_head", Mock(side_effect=MemoryError))
+        recipe.step(ids, None, labels, HP.hp(1), True)
+    assert np.array_equal(recipe.engine.logits(ids[:6])[:3], expected[:3])
 
 
 # -- What is refused ---------------------------------------------------------------------------

@@ -272,3 +272,16 @@ def test_a_tape_without_gradients_leaves_micro_batches_waiting():
     assert s.pending
     s.run()
     assert not s.pending
+
+
+def test_an_update_divides_by_the_weights_of_its_micro_batches():
+    """AdamW's steps hardly depend on the size of gradients: its moments and their norm tell."""
+    one, several = Tiny(), Tiny()
+    one.s.run()
+    several.s.run("grads", weight=3.0)
+    several.s.run(weight=1.0)
+    assert several.s.grad_norm == pytest.approx(one.s.grad_norm, rel=1e-5)
+    for tiny in (one, several):
+        tiny.m = next(t for t in tiny.s.tape.nodes[-1].outputs if t.role.value == "moment")
+    expected = one.s.download(one.m)
+    np.testing.assert_allclose(several.s.download(several.m), expected, rtol=1e-4, atol=1e-8)

@@ -1,5 +1,8 @@
 """Weights in blocks: a product of them is that of their float32 expansion, bit for bit."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -108,3 +111,43 @@ def test_refusals_say_what_was_needed(type, K, nbytes, words):
 def test_floats_are_not_taken_for_bytes():
     with pytest.raises(ValueError, match="Buffer dtype mismatch"):
         matmul.forward(normal(3, 5), None, normal(3, 32), normal(5, 34), None, type="Q8_0")
+
+
+#: A file ends where its last weight does, and may do so at the end of a page.
+GUARDED = """
+import ctypes, mmap
+import numpy as np
+from toynn._kernels import embedding, matmul
+from toynn._kernels._types import BLOCKS, TYPES
+from toynn.testing.cases.quants import matrix
+
+protect = ctypes.CDLL(None).mprotect
+protect.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+
+
+def at_an_end(array):
+    room = -(-array.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    memory = mmap.mmap(-1, room + mmap.PAGESIZE)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    copy = np.frombuffer(memory, np.uint8, array.nbytes, room - array.nbytes)
+    copy[:] = array.reshape(-1).view(np.uint8)
+    assert protect(start + room, mmap.PAGESIZE, 0) == 0
+    return copy.view(array.dtype).reshape(array.shape)
+
+
+for type, (elements, _) in BLOCKS.items():
+    for M, N, K in ((2, 37, 256), (7, 37, 256), (150, 140, 512)):
+        K += 15 if elements == 1 else 0
+        floats = np.ones((N, K), "f")
+        blocks = None if type == "F32" else matrix(np.random.default_rng(5), TYPES[type], N, K)[1]
+        w = at_an_end(floats if blocks is None else blocks)
+        x, y, dx = np.ones((M, K), "f"), np.empty((M, N), "f"), np.empty((M, K), "f")
+        matmul.forward(y, None, x, w, None, "none", type, 2)
+        matmul.backward_input(dx, y, w, type, 2)
+        embedding.forward(dx, w, np.full(M, N - 1, np.int32), type, 2)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs mprotect of Linux")
+def test_nothing_behind_a_matrix_is_read():
+    subprocess.run([sys.executable, "-c", GUARDED], check=True)

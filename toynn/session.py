@@ -104,6 +104,7 @@ class Session:
         dimensions = checks.held_by(name, array, dtype, shape)
         self._check_new(name)
         tensor = self._storage.map(name, array, dtype, dimensions)
+        self._names.add(name)
         self._known.add(tensor)
         return tensor
 
@@ -111,7 +112,9 @@ class Session:
         """Declare, at any time, what runs of any tape leave to later runs; zeros at first."""
         dimensions = checks.dimensions(name, shape)
         self._check_new(name)
-        return self._storage.keep(name, dimensions)
+        tensor = self._storage.keep(name, dimensions)
+        self._names.add(name)
+        return tensor
 
     def input(self, name: str, shape: Sequence[int], dtype: str = "f32") -> Tensor:
         """Declare an input of the current tape; its values stay until the next upload."""
@@ -136,7 +139,6 @@ class Session:
         self._check_open()
         if name in self._names:
             raise ConfigError(f"{name}: this session has a weight of that name already")
-        self._names.add(name)
 
     def _weight(self, name: str, shape: Sequence[int], role: Role) -> Tensor:
         self._check_open()
@@ -146,6 +148,7 @@ class Session:
             )
         dimensions = checks.dimensions(name, shape)
         self._check_new(name)
+        self._names.add(name)
         return self._storage.declare(name, dimensions, role)
 
     def finalize_weights(self) -> None:

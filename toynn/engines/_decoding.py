@@ -41,7 +41,7 @@ class DecodingEngine(SequenceEngine[C]):
 
     def __init__(self, backend: str = "cpu", n_threads: int | None = None) -> None:
         super().__init__(backend, n_threads)
-        self._memory: dict[str, tuple[Tensor, Tensor]] = {}  # keys and values, by block
+        self._memory: dict[str, Tensor] = {}  # keys and values of each block, by name
         self._caches: dict[str, ops.KVCache] = {}  # those of the tape that is being recorded
         self._decoders = 0  # made so far
 
@@ -64,22 +64,25 @@ class DecodingEngine(SequenceEngine[C]):
         past, last = s.input("past", (1,), "i32"), s.input("last", (1,), "i32")
         tokens = s.input("tokens", (length,), "i32")
         positions = s.input("positions", (length,), "i32")
-        if not self._memory:
-            shapes = ops.KVCache.shapes(1, cfg.n_kv_heads, cfg.d_head, cfg.context + CHUNK - 1)
-            self._memory = {
-                block: (
-                    s.persistent(f"{block}.keys", shapes[0]),
-                    s.persistent(f"{block}.values", shapes[1]),
-                )
-                for block in (f"blk.{n}" for n in range(cfg.n_layers))
-            }
-        self._caches = {block: ops.KVCache(k, v, past) for block, (k, v) in self._memory.items()}
+        keys, values = ops.KVCache.shapes(1, cfg.n_kv_heads, cfg.d_head, cfg.context + CHUNK - 1)
+        self._caches = {
+            block: ops.KVCache(
+                self._kept(f"{block}.keys", keys), self._kept(f"{block}.values", values), past
+            )
+            for block in (f"blk.{n}" for n in range(cfg.n_layers))
+        }
         try:
             x = self._record_forward(tokens, positions, batch=1)
         finally:
             self._caches = {}
         logits = s.output(self._record_head(ops.embedding(s, x, last)))
         return Reading(s.tape, tokens, positions, past, last, logits)
+
+    def _kept(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """Return the part of the memory with this name, which all tapes share."""
+        if name not in self._memory:
+            self._memory[name] = self.session.persistent(name, shape)
+        return self._memory[name]
 
 
 class Decoder:

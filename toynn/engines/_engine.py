@@ -200,7 +200,7 @@ class Engine(ABC, Generic[C, R]):
         self._session_for("build_forward()")
         if self._step is not None:
             raise LifecycleError(
-                f"{type(self).__name__}.build_forward: once only; make a new engine"
+                f"{type(self).__name__}.build_forward: called already; make a new engine"
             )
         step = self._step = self._record_main()
         assert step.labels is not None and step.hp is not None and step.loss is not None

@@ -114,8 +114,10 @@ class SequenceEngine(Engine[C, Pass], Generic[C]):
     def _record_loss(self, batch: int, length: int, *, dense: bool) -> Pass:
         s = self.session
         self._dropout = s.input("dropout", (2,), "i32") if self._drops() else None
-        tokens, positions, logits = self._record_inputs(batch, length)
-        control, self._dropout = self._dropout, None
+        try:
+            tokens, positions, logits = self._record_inputs(batch, length)
+        finally:
+            control, self._dropout = self._dropout, None
         N = batch * length
         labels = s.input("labels", (N, self.vocab) if dense else (N,), "f32" if dense else "i32")
         hp = s.input("hp", (7,))

@@ -158,7 +158,10 @@ def _with(opts: RecipeOptions, checkpointing: bool) -> RecipeOptions:
 
 
 def _read(adapter: StrPath | Adapter, base: GGUFFile) -> Adapter:
-    return adapter if isinstance(adapter, Adapter) else adapters.load(adapter, base)
+    if not isinstance(adapter, Adapter):
+        return adapters.load(adapter, base)
+    adapters.check(adapter, base)
+    return adapter
 
 
 @contextmanager
