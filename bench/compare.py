@@ -294,6 +294,20 @@ def lora(n_threads: int, rounds: int, only: str) -> None:
         print(recipe.engine.session.profile(), flush=True)
 
 
+def load(n_threads: int, rounds: int, only: str) -> None:
+    """Print how long a model in a file of a gigabyte takes to open, and to its first logits."""
+    import load as shapes
+
+    import toynn
+
+    toynn.set_num_threads(n_threads)
+    with tempfile.TemporaryDirectory() as folder:
+        for name, show in shapes.loads(Path(folder)).items():
+            for _ in range(rounds if only in name else 0):
+                print(name)
+                show()
+
+
 SECTIONS = {
     "matmul": matmul,
     "stored": stored,
@@ -304,6 +318,7 @@ SECTIONS = {
     "vit": vit,
     "decode": decode,
     "lora": lora,
+    "load": load,
 }
 
 

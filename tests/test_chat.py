@@ -90,6 +90,7 @@ def test_it_renders_as_transformers_does(make):
     ("template", "message"),
     [
         ("{% if %}", r"tokenizer\.chat_template, line 1: Expected an expression"),
+        ("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", r"chat_template, line .*maximum recursion"),
         (LLAMA2, "refuses the conversation: no system here"),
         ("{{ messages[0].content + 1 }}", "refuses the conversation: can only concatenate str"),
         (

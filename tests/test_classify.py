@@ -50,6 +50,6 @@ def test_picture(tmp_path, count):
     pytest.importorskip("matplotlib", reason="confusion.png needs matplotlib")
     matrix = np.eye(count, dtype=np.int64)
     matrix[-1] = 0  # a class with no picture
-    names = [f"${i}" for i in range(count)]
+    names = [f"${i}" for i in range(count - 2)] + ["\u732b", "caf\udce9"]  # no glyph, no text
     assert plot_confusion(matrix, names, tmp_path / "a.png")
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")

@@ -197,6 +197,8 @@ def test_bad_whole_numbers(capsys, option, value):
         (["--lr", "0"], "argument --lr: must be a number above 0; got '0'"),
         (["--lr", "nan"], "argument --lr: must be a number above 0; got 'nan'"),
         (["--lr", "inf"], "argument --lr: must be a number above 0; got 'inf'"),
+        (["--lr", "1e39"], "argument --lr: must be a number above 0; got '1e39'"),  # as float32
+        (["--lr", "1e-46"], "argument --lr: must be a number above 0; got '1e-46'"),
         (["--min-lr-ratio", "2"], "must be a number of at least 0 and at most 1; got '2'"),
         (["--weight-decay=-1"], "must be a number of at least 0; got '-1'"),
         (["--max-grad-norm=-1"], "must be a number of at least 0; got '-1'"),
@@ -382,6 +384,18 @@ def test_module_runs():
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("toynn: error: argument --steps: must be a whole number")
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("words", [("info",), ("predict", "--model")])
+def test_an_error_is_one_line_that_does_nothing_to_the_terminal(capsys, words):
+    assert main([*words, "\x1b[2Jno\r\nsuch\x07\nfile", *(["a.png"] if words[1:] else [])]) == 2
+    (line,) = capsys.readouterr().err.split("\n")[:-1]
+    assert line.startswith("toynn: error: \ufffd[2Jno such\ufffd file: cannot read: No such file")
+
+
+def test_nobody_may_listen(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)  # as after >&- in a shell
+    assert main(["config"]) == 0
 
 
 LLAMA = ("--kv-heads", "1", "--d-ff", "12", "--weight-dtype", "bf16", "--untied", "--qkv-bias")

@@ -1,5 +1,6 @@
 """``toynn train vit`` and ``toynn predict``: from pictures to a classifier and what it says."""
 
+import itertools
 import json
 import re
 import signal
@@ -83,6 +84,17 @@ def test_the_best_weights_are_a_model_with_names(run):
     assert model.class_names == ("dark", "grey", "white")
     assert (model.config.n_heads, model.config.d_ff) == (2, 64)
     assert load_file(run / "model.safetensors")["patch_embed.proj.weight"].shape == (16, 3, 2, 2)
+
+
+def test_the_last_figures_are_those_of_the_best_weights(folder, tmp_path, capsys, monkeypatch):
+    measure, losses = classify.loss_and_accuracy, itertools.count(1)
+    worse = lambda *a: measure(*a) | {"loss": float(next(losses))}  # noqa: E731
+    monkeypatch.setattr(classify, "loss_and_accuracy", worse)
+    out = train(folder, tmp_path / "a", "--image-size", "8")
+    first, *_, last = reports(out)
+    assert last["val_accuracy"] > first["val_accuracy"]
+    said = f"(the best, at step 0); accuracy {first['val_accuracy']:.2%}, "
+    assert said in capsys.readouterr().out
 
 
 def test_without_matplotlib_the_confusion_is_text(folder, tmp_path, capsys, monkeypatch):

@@ -179,6 +179,13 @@ def test_files_stay_short():
         assert len(path.read_text().splitlines()) < 200, path
 
 
+def test_testing_is_a_name_of_the_package():
+    fresh = "import toynn; print(toynn.testing.gradcheck.__module__); toynn.nothing"
+    done = subprocess.run([sys.executable, "-c", fresh], capture_output=True, text=True)
+    assert done.stdout.strip() == "toynn.testing.gradcheck"
+    assert "module 'toynn' has no attribute 'nothing'" in done.stderr
+
+
 def test_public_names_exist():
     for path in PYTHON:
         tree = ast.parse(path.read_text())

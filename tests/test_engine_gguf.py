@@ -288,6 +288,7 @@ def test_info(name, files, capsys):
     count += len(getattr(config, "rope_factors", ()))
     assert lines["parameters"].startswith(f"{count:,} in ")
     assert "2 x 4 tokens" in lines["training all weights"]
+    assert lines["training adapters"] == "rank 8, all-linear, 2 x 4 tokens"
     with gguf.open(files[name]) as file:
         memory = ENGINES[lines["architecture"]].memory_for(file, 4, 2)
     again = engine.from_gguf(files[name], 4, 2)

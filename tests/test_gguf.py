@@ -85,18 +85,6 @@ def test_missing_tensor_and_keys_of_the_wrong_kind(tmp_path):
         assert file.raw("q").shape == (84,)
 
 
-def test_parts_of_a_split_model_are_refused_and_the_missing_named(tmp_path):
-    keys = [ARCHITECTURE, key("split.count", scalar(3, "UINT16"))]
-    paths = [tmp_path / f"m-{part:05}-of-00003.gguf" for part in (1, 2)]
-    for path in paths:
-        path.write_bytes(bytes(File(keys)))
-    with pytest.raises(GGUFError, match=r"3 files \(missing here: m-00003-of-00003\.gguf\)"):
-        gguf.open(paths[0])
-    (tmp_path / "m-00003-of-00003.gguf").write_bytes(b"")
-    with pytest.raises(GGUFError, match=r"--merge m-00001-of-00003\.gguf m\.gguf"):
-        gguf.open(paths[1])
-
-
 def test_bytes_behind_the_last_tensor_are_ignored_aloud(tmp_path):
     file = with_tensors(tensor("a", [12]), data=floats() + bytes(100))
     with pytest.warns(UserWarning, match=r"model\.gguf: 100 bytes after the last tensor"):
@@ -167,6 +155,34 @@ def test_a_large_vocabulary_takes_less_than_half_a_second(tmp_path):
             seconds.append(time.perf_counter() - begin)
             assert file.metadata["tokenizer.ggml.tokens"] == names
     assert min(seconds) < 0.5
+
+
+def test_arrays_of_strings_are_sequences(tmp_path):
+    texts = [f"text {index}" * (index % 3) for index in range(50)] + ["\udcff\udce2", "na\u00efve"]
+    path = File([ARCHITECTURE, key("k", strings(_raw(texts))), key("none", strings([]))])
+    with gguf.open(path.write(tmp_path)) as file:
+        found, none = file.metadata["k"], file.metadata["none"]
+    assert isinstance(found, gguf.Strings)
+    assert list(found) == texts
+    assert [found[index] for index in range(-52, 52)] == texts * 2
+    assert found[3:40:7] == texts[3:40:7] and found[::-1] == texts[::-1] and found[60:] == []
+    for outside in (52, -53):
+        with pytest.raises(IndexError):
+            found[outside]
+    assert found == texts and found == tuple(texts) and found == found and texts == found
+    assert found != texts[1:] and found != texts[1:] + texts[:1] and found != none and found != 3
+    assert "text 1" in found and "text" not in found and found.index("text 1") == 1
+    assert (len(none), list(none), none == []) == (0, [], True) and not none
+    assert repr(found) == "['', 'text 1', 'text 2text 2', ...]" and repr(none) == "[]"
+    with pytest.raises(TypeError):
+        hash(found)
+    gguf.write(tmp_path / "copy.gguf", {"general.architecture": "llama", "k": found}, {})
+    with gguf.open(tmp_path / "copy.gguf") as file:
+        assert file.metadata["k"] == found
+
+
+def _raw(texts):
+    return [text.encode("utf-8", "surrogateescape") for text in texts]
 
 
 def test_a_large_file_is_mapped_not_read(tmp_path):

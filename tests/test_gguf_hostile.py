@@ -5,6 +5,7 @@ import os
 import time
 import tracemalloc
 import warnings
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -304,6 +305,40 @@ def test_a_header_has_a_largest_size(tmp_path, monkeypatch):
     refused(
         tmp_path, with_key(key("k", strings(["a"] * 2)), key("l", strings(["a"] * 2))), "most 1"
     )
+
+
+def many(count, make):
+    return [make(f"{index:x}") for index in range(count)]
+
+
+WIDE = "\N{GRINNING FACE}"  # a letter that makes every other one of its string take four bytes
+EMPTY = u32(9) + u32(8) + u64(300_000) + bytes(2_400_000)
+TALL = [0, 2**33, 2**34, 2**35]  # large numbers, and no data
+SWOLLEN = {
+    "empty strings": lambda: with_key(key("k", EMPTY)),
+    "short strings": lambda: with_key(key("k", strings(["ab"] * 300_000))),
+    "keys": lambda: with_key(*many(4000, lambda name: key(name, strings([])))),
+    "more keys": lambda: with_key(*many(40_000, lambda name: key(name, strings([])))),
+    "long keys": lambda: with_key(
+        *many(300, lambda name: key(f"{name}{WIDE}{'a' * 60_000}", scalar(1, "UINT8")))
+    ),
+    "a long text": lambda: with_key(key("k", text(WIDE + "a" * 20_000_000))),
+    "texts": lambda: with_key(*many(200, lambda name: key(name, text(WIDE + "a" * 100_000)))),
+    "numbers": lambda: with_key(key("k", numbers([1] * 10_000_000, "BOOL"))),
+    "tensors": lambda: with_tensors(*many(8000, lambda name: tensor(name + WIDE * 8, TALL))),
+    "more tensors": lambda: with_tensors(*many(80_000, lambda name: tensor(name + WIDE * 8, TALL))),
+}
+
+
+@pytest.mark.parametrize("name", SWOLLEN)
+def test_no_header_takes_more_memory_than_its_file_and_a_constant(tmp_path, name):
+    path = SWOLLEN[name]().write(tmp_path)
+    tracemalloc.start()
+    with suppress(GGUFError):
+        gguf.open(path).close()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < path.stat().st_size + 8 * 2**20
 
 
 # Any damage gives a file that loads, or a GGUFError.

@@ -9,9 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from toynn.errors import GGUFError
+from toynn.errors import CheckpointError, GGUFError
 from toynn.formats import gguf
 from toynn.formats._gguf_header import SCALARS
+from toynn.formats.files import write_atomically
 
 LLAMA = {"general.architecture": "llama"}
 WEIGHTS = np.random.default_rng(0).standard_normal((6, 64)).astype(np.float32)
@@ -97,6 +98,11 @@ def test_alignment_is_the_caller_s_to_choose(tmp_path):
             gguf.write(path, {**LLAMA, "general.alignment": wrong}, tensors, overwrite=True)
 
 
+ODD = (
+    "k: expected a text, bool or number of at most 64 bits, or a list or array of one kind of them"
+)
+
+
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [
@@ -110,13 +116,26 @@ def test_alignment_is_the_caller_s_to_choose(tmp_path):
         ({**LLAMA, "k": ("a", "INT32")}, "k: expected a value of type INT32, got 'a'"),
         ({**LLAMA, "k": (["a"], "[INT32]")}, r"k: expected a value of type \[INT32\]"),
         ({**LLAMA, "k": (1, "[INT32]")}, r"k: expected a value of type \[INT32\]"),
-        ({**LLAMA, "k": [[1], [2, 3]]}, "k: expected a value of type"),
-        ({**LLAMA, "k": ["a", 1]}, "k: expected a value of type"),
-        ({**LLAMA, "k": [True, 2**40, "a"]}, "k: expected a value of type"),
+        ({**LLAMA, "k": [[1], [2, 3]]}, f"{ODD}, got \\[\\[1\\], \\[2, 3\\]\\]"),
+        ({**LLAMA, "k": ["a", 1]}, ODD),
+        ({**LLAMA, "k": [True, 2**40, "a"]}, ODD),
+        ({**LLAMA, "k": ["a", None]}, ODD),
+        ({**LLAMA, "k": b"bytes"}, ODD),
+        ({**LLAMA, "k": {"a": 1}}, ODD),
+        ({**LLAMA, "k": object()}, ODD),
+        ({**LLAMA, "k": np.datetime64("2026-01-01")}, ODD),
+        ({**LLAMA, "k": np.array(["a"])}, ODD),
+        ({**LLAMA, "k": np.array([1, None])}, ODD),
+        ({**LLAMA, "k": (1, 2)}, r"k: expected \(value, a type's name\), got \(1, 2\)"),
+        ({**LLAMA, "k": (None, "UINT8")}, "k: expected a value of type UINT8, got 'None'"),
+        ({**LLAMA, "k": (1, "")}, "k: expected a value of type , got '1'"),
+        ({**LLAMA, "k": (1, "UINT7")}, "k: expected a value of type UINT7, got '1'"),
+        ({**LLAMA, 3: 1}, "metadata: expected names that are str, got 3"),
+        (None, "metadata: expected a mapping by name, got NoneType"),
         ({"general.architecture": 3}, r"general\.architecture: expected a name, got 3"),
-        ({**LLAMA, "k": 2**64}, "k: expected a value of type"),
-        ({**LLAMA, "k": None}, "k: expected a value of type"),
-        ({**LLAMA, "k": 1j}, "k: expected a value of type"),
+        ({**LLAMA, "k": 2**64}, ODD),
+        ({**LLAMA, "k": None}, f"{ODD}, got None"),
+        ({**LLAMA, "k": 1j}, ODD),
         ({**LLAMA, "k": "\ud800"}, "k: cannot be written as UTF-8"),
         ({**LLAMA, "": 1}, "key 1 at byte .* expected a name, got an empty string"),
     ],
@@ -208,6 +227,48 @@ def test_nothing_is_overwritten_untold_and_nothing_mapped_ever(tmp_path):
         np.testing.assert_array_equal(file["w"], 2 * WEIGHTS)
 
 
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        (None, "tensors: expected a mapping by name, got NoneType"),
+        ({3: (WEIGHTS, "f32")}, "tensors: expected names that are str, got 3"),
+        ({"w": WEIGHTS}, r"w: expected a pair \(array, type\), got ndarray"),
+        ({"w": (WEIGHTS, "f32", 3)}, r"w: expected a pair \(array, type\), got tuple"),
+        ({"w": (WEIGHTS.tolist(), "f32")}, r"w: expected \(a NumPy array, .*, got \(list, str\)"),
+        ({"w": (None, "f32")}, r"w: expected \(a NumPy array, .*, got \(NoneType, str\)"),
+        ({"w": (WEIGHTS, 0)}, r"w: expected \(a NumPy array, .*, got \(ndarray, int\)"),
+        ({"w": (WEIGHTS.astype(object), "f32")}, "w: expected floats, or uint8 blocks, got object"),
+        ({"w": (np.array(1.0), "f32")}, r"w: expected rows of whole 1s \(F32\), got \(\)"),
+    ],
+)
+def test_what_is_no_table_of_tensors(tmp_path, tensors, message):
+    with pytest.raises(GGUFError, match=rf"m\.gguf: {message}"):
+        gguf.write(tmp_path / "m.gguf", LLAMA, tensors)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_link_stays_and_its_target_is_replaced(tmp_path):
+    (tmp_path / "far").mkdir()
+    target, link = tmp_path / "far" / "m.gguf", tmp_path / "link.gguf"
+    link.symlink_to("far/m.gguf")
+    with pytest.raises(GGUFError, match=r"link\.gguf: already exists"):  # though it leads nowhere
+        gguf.write(link, LLAMA, {"w": (WEIGHTS, "f32")})
+    for factor in (1, 2):
+        gguf.write(link, LLAMA, {"w": (factor * WEIGHTS, "f32")}, overwrite=True)
+        assert link.is_symlink() and not target.is_symlink()
+        with gguf.open(target) as file:
+            np.testing.assert_array_equal(file["w"], factor * WEIGHTS)
+            del file
+    assert list((tmp_path / "far").iterdir()) == [target]
+    write_atomically(link, b"new")
+    assert link.is_symlink() and target.read_bytes() == b"new"
+    (circle := tmp_path / "circle").symlink_to("circle")
+    with pytest.raises(GGUFError, match="circle: cannot write: symbolic links that lead in a circ"):
+        gguf.write(circle, LLAMA, {}, overwrite=True)
+    with pytest.raises(CheckpointError, match="circle: cannot write: symbolic links"):
+        write_atomically(circle, b"new")
+
+
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "m.gguf"
     gguf.write(path, LLAMA, {"w": (WEIGHTS, "f32")})
@@ -227,6 +288,30 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     assert path.read_bytes() == old and list(tmp_path.iterdir()) == [path]
     with pytest.raises(GGUFError, match=r"cannot write 0 bytes .*: No such file or directory"):
         gguf.write(tmp_path / "none" / "m.gguf", LLAMA, {})
+
+
+def test_a_full_disk_is_said_and_leaves_nothing(tmp_path):
+    resource = pytest.importorskip("resource", reason="limits of POSIX")
+    path, tensors = tmp_path / "m.gguf", {f"w{n}": (WEIGHTS, "f32") for n in range(3)}
+    gguf.write(path, LLAMA, tensors)
+    size = path.stat().st_size
+    path.unlink()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for limit in (0, 50, 300, size - 3000, size - 1000, size - 1):
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+            with pytest.raises(GGUFError, match=r"m\.gguf: cannot write 4608 bytes .*too large"):
+                gguf.write(path, LLAMA, tensors)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_is_no_name_of_a_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("", ".", "/", tmp_path):
+        with pytest.raises(GGUFError, match="cannot write: it is a folder; name the file to write"):
+            gguf.write(name, LLAMA, {"w": (WEIGHTS, "f32")}, overwrite=True)
 
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)

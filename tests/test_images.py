@@ -155,6 +155,15 @@ def test_npz_in_parts(tmp_path):
         ({"images": IMAGES, "labels": LABELS + 1}, "class 0 has no training picture; labels count"),
         ({"images": IMAGES, "labels": LABELS * 0}, "all training pictures are of one class"),
         ({"images": IMAGES, "labels": LABELS * 10**6}, "label 2000000 is out of range"),
+        (  # names for all of them would not fit into memory
+            {"images": IMAGES, "labels": LABELS.astype(np.uint64) * 2**60},
+            "label 2305843009213693952 is out of range; expected 0..99999",
+        ),
+        (
+            {"images": IMAGES, "labels": LABELS, "classes": np.array(3)},
+            r"classes \(\) of int64; expected texts, \(C,\), one for each label",
+        ),
+        ({"images": IMAGES, "labels": LABELS, "classes": [b"a", b"b", b"c"]}, "classes .* of .S1"),
         ({"images": IMAGES, "labels": LABELS, "classes": ["a", "b"]}, r"label 2 is .*0\.\.1"),
         ({"images": IMAGES, "labels": np.array([None] * 30)}, "labels holds Python objects"),
         (
@@ -184,6 +193,25 @@ def test_damaged_npz(tmp_path):
             ImageData.read(path)
         except DataError as error:
             assert "a.npz" in str(error)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{'descr': '|u1', 'fortran_order': False, 'shape': (0, 1180591620717411303424, 8)}",
+        "{'descr': '|u1', 'fortran_order': False, 'shape': (True, 8, 8)}",
+        "{1: 2, 'descr': '|u1', 'fortran_order': False, 'shape': (30, 8, 8)}",
+        "[" * 3000,
+    ],
+)
+def test_damaged_headers_of_arrays(tmp_path, text):
+    raw = text.encode() + b"\n"
+    header = b"\x93NUMPY\x02\x00" + len(raw).to_bytes(4, "little") + raw
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        archive.writestr("images.npy", header + IMAGES.tobytes())
+        archive.writestr("labels.npy", b"")
+    with pytest.raises(DataError, match=r"a\.npz: damaged or of another kind"):
+        ImageData.read(tmp_path / "a.npz")
 
 
 def test_an_npz_that_claims_more_than_it_holds(tmp_path):

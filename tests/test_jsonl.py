@@ -281,6 +281,7 @@ def test_validation_is_in_order_and_fills_the_last_batch_with_ignored_rows():
         ('{"text": "a"', "not JSON: Expecting ',' delimiter at column 13"),
         ("{'text': 'a'}", "not JSON: Expecting property name"),
         ("[" * 100_000, "not JSON that can be read: nested too deep"),
+        ('{"text": "a", "n": ' + "1" * 5000 + "}", "not JSON that can be read: a number is too"),
         ("3", "expected an object with text, prompt and completion, or messages; got a number"),
         ("null", "got null"),
         ('["a"]', "got an array"),

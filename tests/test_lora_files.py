@@ -140,6 +140,8 @@ def test_what_does_not_fit_is_refused(bases, llama, tmp_path):
     refused(r"tensor blk.\d.ffn_\w+.weight.lora_[ab]: expected \(.*48.*\) for the base", wider)
     with pytest.raises(AdapterError, match="wrong base model"):
         LoRA().realize_from_adapter(wider, path, OPTS)
+    with pytest.raises(AdapterError, match=r"architecture: expected 'qwen2'.*got 'llama'"):
+        LoRA().realize_from_adapter(bases["qwen2"], make(llama).engine.adapter(), OPTS)
     path = written(make(llama, targets="q"), tmp_path / "q.gguf")
     refused("is adapted here only", alpha=4.0)
 

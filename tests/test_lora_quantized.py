@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from lora_bases import (
 
 import toynn
 from toynn import dtypes
+from toynn.errors import GGUFError
 from toynn.formats import gguf
 
 HP = toynn.AdamW.for_lora()
@@ -124,3 +126,11 @@ def test_no_float32_copy_of_a_frozen_matrix_exists(tmp_path):
     taken, promised, mapped = map(int, done.stdout.split())
     assert mapped > 10e6
     assert taken < promised + 4e6  # the largest matrix would take 8.4 MB, all of them 45
+
+
+def test_a_type_that_no_kernel_reads_is_refused_by_name(tmp_path):
+    with gguf.open(write_base(tmp_path / "base.gguf")) as file:
+        name = "blk.1.attn_v.weight"
+        file.tensors[name] = replace(file.tensors[name], type="Q2_K")
+        with pytest.raises(GGUFError, match=rf"{name}: expected a type of F32, .*; got Q2_K"):
+            make(file)

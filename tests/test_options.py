@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from toynn.engines import AdapterOptions, GPT2Config, LlamaConfig, ViTConfig
 from toynn.errors import ConfigError
 from toynn.options import RecipeOptions
 
@@ -80,3 +81,27 @@ def test_bad_values_are_refused_at_once(name, value, message):
 def test_a_misspelt_option_is_refused():
     with pytest.raises(ConfigError, match="no option is called t_sequence; there are t_seq, "):
         RecipeOptions().t_sequence = 3
+
+
+SIZES = {
+    GPT2Config: ("vocab", "d_model", "n_heads", "d_ff", "n_layers", "context"),
+    LlamaConfig: (
+        *("vocab", "d_model", "n_heads", "n_kv_heads", "d_ff", "n_layers", "context"),
+        *("head_dim", "donor_d_in"),
+    ),
+    ViTConfig: (
+        *("image", "patch", "channels", "d_model", "n_heads", "d_ff", "n_layers", "classes"),
+    ),
+    AdapterOptions: ("rank",),
+}
+
+
+@pytest.mark.parametrize("options", SIZES)
+def test_sizes_of_numpy_become_plain_ones(options):
+    made = options(**{name: np.int64(4) for name in SIZES[options]})
+    assert made == options(**dict.fromkeys(SIZES[options], 4))
+    for name in SIZES[options]:
+        assert type(getattr(made, name)) is int
+        for wrong in (np.int32(-1), np.float64(4), 4.0, True, np.True_, "4", np.array([4])):
+            with pytest.raises(ConfigError, match=f"{name} must be a whole number"):
+                options(**dict.fromkeys(SIZES[options], 4) | {name: wrong})

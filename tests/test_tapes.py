@@ -8,6 +8,7 @@ import pytest
 from tapes import TAPES, B, C, N, Net, V, frozen_matrix
 
 from toynn import GPT2Config, RecipeOptions, ops
+from toynn.backends.protocol import Accumulate
 from toynn.recipes import GPT2
 from toynn.tape import Op
 from toynn.testing import gradcheck
@@ -103,6 +104,19 @@ def test_every_op_with_a_gradient_is_in_a_tape():
     missing = {op.kernel for op in table if op.gradient} - recorded
     own = {"cross_entropy.forward_dense", "cached_attention.forward"}  # the latter refuses
     assert missing == own, "which have tests of their own"
+
+
+def test_products_add_to_one_gradient():
+    net = Net()
+    x = ops.silu(net.s, net.activation())
+    q, k, v = (ops.linear(net.s, x, net.parameter(C, C)) for _ in range(3))
+    s = net.realize(net.loss(ops.add(net.s, ops.add(net.s, q, k), v)))
+    products = [node for node in s.tape.nodes if node.op.kernel == "matmul.backward_input"][-3:]
+    assert len({node.outputs[0] for node in products}) == 1
+    never, always = Accumulate.NEVER, Accumulate.ALWAYS
+    assert [node.accumulate for node in products] == [never, always, always]
+    assert not [n for n in s.tape.nodes if n.segment == "B" and n.op.kernel == "elementwise.add"]
+    assert gradcheck(s)
 
 
 def test_a_whole_model():

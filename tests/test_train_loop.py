@@ -255,6 +255,44 @@ def test_first_signal_finishes_the_step_and_saves(number, capfd):
     assert "finishing the step" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("better", [True, False])
+def test_a_long_evaluation_is_cut_short_after_a_signal(better, monkeypatch):
+    monkeypatch.setattr("toynn.train.loop.PATIENCE", 0.0)
+    recipe, kept, measured = FakeRecipe(), [], []
+
+    def measure(batch):
+        """The later the batch, the larger its loss: a mean over some compares with no other."""
+        if recipe.steps == 7 and not measured:
+            signal.raise_signal(signal.SIGINT)
+        place = len(measured) % 3
+        measured.append(place)
+        lower = recipe.steps == 7 and better
+        return {"loss": 10.0**place - 0.5 * lower}
+
+    recipe.on_step = lambda recipe: recipe.steps == 7 and measured.clear()
+    result = make_loop(recipe, kept=kept, measure=measure, eval_every=7).run()
+    assert measured == [0]  # one batch: the first, within which the signal came
+    assert (recipe.steps, result.iterations, result.interrupted) == (7, 7, True)
+    assert len(kept) == 1 + better
+    assert result.best_iteration == (7 if better else 0)
+    assert result.val_loss == pytest.approx(0.5 if better else (1 + 10 + 100) / 3, rel=0.1)
+
+
+def test_a_signal_within_a_short_evaluation_lets_it_end_and_takes_no_further_step():
+    recipe, kept = FakeRecipe(), []
+
+    def measure(batch):
+        if recipe.steps == 10:
+            signal.raise_signal(signal.SIGINT)
+            recipe.steps = -1
+        return {"loss": recipe.evaluate(*batch)}
+
+    result = make_loop(recipe, kept=kept, measure=measure).run()
+    assert (recipe.steps, result.iterations, result.interrupted) == (-1, 10, True)
+    whole = make_loop(steps=10).run()
+    assert result.val_loss == whole.val_loss and result.best_iteration == 10
+
+
 def test_second_signal_is_left_to_the_system(capfd):
     with Interrupt() as interrupt:
         signal.raise_signal(signal.SIGINT)

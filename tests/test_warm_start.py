@@ -1,7 +1,11 @@
 """WarmStart: the window, every bad donor by name, the frozen table, the lens, the export."""
 
+from dataclasses import replace
+
+import gguf as library
 import numpy as np
 import pytest
+from lora_bases import blocks
 
 from toynn import AdamW, LlamaConfig, RecipeOptions
 from toynn.engines import GPT2Config, GPT2SeqEngine, LlamaSeqEngine
@@ -74,6 +78,22 @@ def test_donors_of_every_kind(opened, tmp_path, arch, outtype):
         table = np.asarray(file["token_embd.weight"], np.float32)[:VOCAB]
     opened.build()
     np.testing.assert_array_equal(opened.engine.weights()["token_embd.weight"], table)
+
+
+@pytest.mark.parametrize("type", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"])
+def test_quantized_donors(tmp_path, type):
+    values = np.random.default_rng(7).standard_normal((VOCAB, 256)).astype(np.float32)
+    raw = blocks(values, type, np.random.default_rng(8))
+    path = write(tmp_path / "donor.gguf", raw, type, width=256)
+    recipe = WarmStart()
+    recipe.realize_scratch(replace(CONFIG, donor_d_in=256), OPTIONS)
+    recipe.realize_warm(path, recipe.engine.config)
+    recipe.build()
+    np.testing.assert_array_equal(
+        recipe.engine.weights()["token_embd.weight"],
+        library.quants.dequantize(raw, library.GGMLQuantizationType[type]),
+    )
+    assert np.isfinite(train(recipe)).all()
 
 
 def test_tokens_for_bytes(tmp_path):

@@ -4,6 +4,9 @@ A recipe (``toynn.recipes.GPT2``) records one training step on a tape, once; the
 compiled; after that a step uploads a few small inputs, runs one program and reads one float.
 """
 
+from importlib import import_module
+from types import ModuleType
+
 from toynn import adamw, engines, errors, ops, recipes, schedule
 from toynn.adamw import AdamW
 from toynn.backends.cpu.threads import get_num_threads, set_num_threads
@@ -68,3 +71,10 @@ __all__ = [
 ]
 
 __version__ = release()
+
+
+def __getattr__(name: str) -> ModuleType:
+    """Import ``toynn.testing`` when it is first asked for."""
+    if name == "testing":
+        return import_module("toynn.testing")
+    raise AttributeError(f"module 'toynn' has no attribute {name!r}")

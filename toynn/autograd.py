@@ -42,6 +42,7 @@ class Backward:
         self._originals: dict[Tensor, Tensor] = {}  # of tensors that are computed again
         self._parts: dict[Tensor, list[Tensor]] = {}
         self._written: set[Tensor] = set()
+        self._own: dict[Tensor, Tensor] = {}  # of a tensor, the part that nodes may add to
 
     def run(self, loss: Tensor, seed: Tensor) -> dict[Tensor, Tensor]:
         """Record segment B and return the gradient of each tensor that has one."""
@@ -111,12 +112,18 @@ class Backward:
     ) -> None:
         """Record a backward node whose outputs are the gradients of ``wrt``.
 
-        No node at all if none of them is wanted. Gradients of parameters go straight to the
+        No node at all if none of them is wanted. A kernel that can add its one gradient to what an
+        earlier node wrote for the same tensor does so. Gradients of parameters go straight to the
         session's buffers where the kernel can accumulate, and by a detour elsewhere; the kernel
         gets a null pointer for a frozen weight's.
         """
         wrt = [tensor and self._meant(tensor) for tensor in wrt]
         if not any(self.wants(tensor) for tensor in wrt):
+            return
+        if op.adds and wrt[0] in self._own:
+            own = self._own[wrt[0]]
+            more = Accumulate.ALWAYS
+            self.tape.record(op, [own], saved, inputs, sizes, options=options, accumulate=more)
             return
         weights = [wrt[i] for i in op.weights]
         parameters = [t for t in weights if t is not None and t.role is Role.PARAMETER]
@@ -151,6 +158,8 @@ class Backward:
             self._written.update(parameters)
         for tensor, gradient in detours:
             self.contribute(tensor, gradient)
+            if op.adds and tensor.role is not Role.PARAMETER:
+                self._own[tensor] = gradient
 
     def _meant(self, tensor: Tensor) -> Tensor:
         """Return the tensor whose gradient a rule means when it names this one."""

@@ -74,13 +74,16 @@ class Storage:
         return tensor
 
     def allocate(self, *roles: Role) -> None:
-        """Bring the regions of these roles into being, those that are not there yet."""
+        """Bring the regions of these roles into being, those that are not there yet, or none."""
         wanted = {REGIONS[role] for role in roles} - self.buffers.keys()
-        regions = {region for region in wanted if self.nbytes[region]}
-        for region in regions:
-            self.buffers[region] = self._backend.allocate(self.nbytes[region])
+        new = {
+            region: self._backend.allocate(self.nbytes[region])
+            for region in wanted
+            if self.nbytes[region]
+        }
+        self.buffers.update(new)
         for tensor, place in self.places.items():
-            if place.buffer in regions:
+            if place.buffer in new:
                 self.show(tensor, self.buffers[place.buffer], place.offset)
 
     def show(self, tensor: Tensor, buffer: Buffer, offset: int) -> None:

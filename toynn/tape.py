@@ -83,8 +83,9 @@ class Op:
 
     ``gradient(back, node, dy)`` records the backward nodes of ``node``; see autograd.py.
     ``inplace`` maps an output's position to that of an input whose memory it may take over.
-    ``weights`` lists the outputs that are gradients of weights: the kernel adds to them when told
-    to accumulate, and leaves out one that is null. ``integers`` lists the inputs that are i32,
+    ``adds``: its one output is the gradient of an activation, and the kernel adds to it when told
+    to accumulate. ``weights`` lists the outputs that are gradients of weights: the kernel adds to
+    them when told so, and leaves out one that is null. ``integers`` lists the inputs that are i32,
     ``blocks`` those that may be of a block type: the kernel is told which by a size, "type".
     """
 
@@ -96,6 +97,7 @@ class Op:
     blocks: tuple[int, ...] = ()
     updates: bool = False  # it belongs to segment U
     weights: tuple[int, ...] = ()
+    adds: bool = False
     nbytes: Callable[[Mapping[str, int]], int] | None = None  # default: each tensor once
     straight_through: bool = False  # its output's gradient is taken for its input's
 

@@ -22,7 +22,12 @@ def forward(
     n_threads: int = 1,
 ) -> None: ...
 def backward_input(
-    dx: _F32, dy: _F32, w: _F32 | _U8, type: str = "F32", n_threads: int = 1
+    dx: _F32,
+    dy: _F32,
+    w: _F32 | _U8,
+    type: str = "F32",
+    accumulate: bool = False,
+    n_threads: int = 1,
 ) -> None: ...
 def backward_weight(
     dw: _F32, dy: _F32, x: _F32, accumulate: bool = False, n_threads: int = 1

@@ -5,8 +5,8 @@
     backward_weight   dw[n,k] = sum_m dy[m,n] x[m,k]
 
 M rows (B*T flattened), N outputs, K inputs. float32, C-contiguous; outputs never alias inputs.
-Saved for backward: pre (M,N), if there is an activation. y and dx are overwritten; dw is
-overwritten, or added to if accumulate is set. The loops are numbered as in Van Zee & van de Geijn
+Saved for backward: pre (M,N), if there is an activation. y is overwritten; dx and dw
+are overwritten, or added to if accumulate is set. The loops are numbered as in Van Zee & van de Geijn
 2015 (BLIS), doi:10.1145/2764454; here the smaller operand is packed once for all threads, and each
 thread packs its share of the larger one just before use.
 
@@ -307,6 +307,7 @@ cdef void _backward_input(KernelArgs* a) noexcept nogil:
         BACKWARD_INPUT, <float*>a.t[0], <const float*>a.t[1], a.t[2], a.n[0], a.n[1], a.n[2],
         a.n[3],
     )
+    p.add = a.accumulate
     _multiply(&p, a.workspace, a.n_threads)
 
 
@@ -391,9 +392,13 @@ def forward(
 
 
 def backward_input(
-    float[:, ::1] dx, const float[:, ::1] dy, w, str type="F32", int n_threads=1
+    float[:, ::1] dx, const float[:, ::1] dy, w, str type="F32", bint accumulate=False,
+    int n_threads=1,
 ):
-    """Overwrite dx (M,K) from dy (M,N) and w (N,K), or its bytes if ``type`` is not "F32"."""
+    """Overwrite dx (M,K), or add to it when ``accumulate`` is set, from dy (M,N) and w (N,K).
+
+    w is a matrix of floats, or its bytes if ``type`` is not "F32".
+    """
     cdef KernelArgs a
     cdef Py_ssize_t M = dy.shape[0], N = dy.shape[1], K = dx.shape[1]
     check(
@@ -402,6 +407,7 @@ def backward_input(
     )
     a.t[0], a.t[1], a.t[2] = at2(dx), at2(dy), rows_at(w, type)
     a.n[0], a.n[1], a.n[2], a.n[3] = M, N, K, TYPES[type]
+    a.accumulate = accumulate
     a.n_threads = n_threads
     _run("backward_input", _backward_input, &a)
 

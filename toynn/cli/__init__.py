@@ -13,6 +13,7 @@ from typing import NoReturn
 
 import toynn
 from toynn.cli import adapters, bench, config, generate, info, predict, train
+from toynn.cli._text import print_error
 from toynn.errors import ConfigError, ToynnError
 
 __all__ = ["main"]
@@ -33,7 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         arguments = _parser().parse_args(argv)
         code: int = arguments.run(arguments)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # which it is where the shell has closed it
+            sys.stdout.flush()
     except BrokenPipeError:  # the reader of our output has gone, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
         return 141
@@ -48,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _fail(message: str) -> int:
-    print("toynn: error:", message.replace("\n", " "), file=sys.stderr)
+    print_error(message)
     return 2
 
 

@@ -4,6 +4,8 @@ import math
 from argparse import ArgumentTypeError
 from collections.abc import Callable
 
+import numpy as np
+
 __all__ = ["real", "whole"]
 
 LARGEST = 2**31 - 1
@@ -25,7 +27,7 @@ def whole(least: int, most: int = LARGEST) -> Callable[[str], int]:
 
 
 def real(least: float, most: float = math.inf, *, above: bool = False) -> Callable[[str], float]:
-    """Return a parser of finite numbers from least (or only above it) to most."""
+    """Return a parser of numbers from least (or only above it) to most, finite as float32."""
     bounds = f"above {least:g}" if above else f"of at least {least:g}"
     if most < math.inf:
         bounds += f" and at most {most:g}"
@@ -35,7 +37,9 @@ def real(least: float, most: float = math.inf, *, above: bool = False) -> Callab
             number = float(text)
         except ValueError:
             number = math.nan
-        if not (math.isfinite(number) and least <= number <= most) or (above and number == least):
+        with np.errstate(over="ignore"):
+            single = float(np.float32(number))  # what kernels will see
+        if not (math.isfinite(single) and least <= number <= most) or (above and single <= least):
             raise ArgumentTypeError(f"must be a number {bounds}; got {text!r}")
         return number
 

@@ -1,8 +1,9 @@
 """Texts from models and files, made safe to print."""
 
+import sys
 from unicodedata import category
 
-__all__ = ["harmless"]
+__all__ = ["harmless", "print_error"]
 
 
 def harmless(text: str, kept: str = "\n\t") -> str:
@@ -13,3 +14,8 @@ def harmless(text: str, kept: str = "\n\t") -> str:
     return "".join(
         "\N{REPLACEMENT CHARACTER}" if category(c) == "Cc" and c not in kept else c for c in text
     )
+
+
+def print_error(message: str) -> None:
+    """Print what went wrong, in one line; names from hostile files can be in it."""
+    print("toynn: error:", harmless(" ".join(message.splitlines()), ""), file=sys.stderr)

@@ -13,7 +13,7 @@ from toynn.cli.models import FRESH, default_d_ff
 from toynn.engines import LlamaConfig
 from toynn.errors import ToynnError
 from toynn.formats import gguf
-from toynn.formats.gguf import GGUFFile
+from toynn.formats.gguf import GGUFFile, Strings
 from toynn.options import RecipeOptions
 from toynn.recipes import LoRA, WarmStart
 
@@ -47,7 +47,7 @@ def describe(file: GGUFFile, seq: int | None, batch: int) -> list[tuple[str, str
     metadata, architecture = file.metadata, file.architecture
     parameters = sum(prod(info.shape) for info in file.tensors.values())
     lines = [
-        ("file", f"{file.path}, {_size(Path(file.path).stat().st_size)}"),
+        ("file", f"{file.path}, {_size(file.nbytes)}"),
         ("architecture", architecture),
         ("name", str(metadata.get("general.name", "none"))),
         ("parameters", f"{parameters:,} in {len(file.tensors)} tensors"),
@@ -77,7 +77,7 @@ def _types(file: GGUFFile) -> list[tuple[str, str]]:
 def _tokenizer(metadata: dict[str, Any]) -> str:
     """Return the kind of a tokenizer and the number of its tokens."""
     kind, tokens = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.tokens")
-    if kind is None or not isinstance(tokens, list):
+    if kind is None or not isinstance(tokens, Strings):
         return "none"
     pre = metadata.get("tokenizer.ggml.pre")
     return f"{kind}{f' ({pre})' if isinstance(pre, str) else ''}, {len(tokens):,} tokens"
@@ -100,10 +100,13 @@ def _training(file: GGUFFile, seq: int | None, batch: int) -> list[tuple[str, st
 
 def _adapters(file: GGUFFile, opts: RecipeOptions) -> list[tuple[str, str]]:
     """Return the memory of training adapters over the file, which stays as it is."""
-    plain, again = (
-        LoRA.memory_for(file, RANK, opts, "all-linear", checkpointing=checkpointing).peak
-        for checkpointing in (False, True)
-    )
+    try:
+        plain, again = (
+            LoRA.memory_for(file, RANK, opts, "all-linear", checkpointing=checkpointing).peak
+            for checkpointing in (False, True)
+        )
+    except ToynnError as error:
+        return [("training adapters", f"not possible: {error}")]
     return [
         ("training adapters", f"rank {RANK}, all-linear, {opts.t_batch} x {opts.t_seq} tokens"),
         ("  peak beside the file", _size(plain)),

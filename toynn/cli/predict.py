@@ -1,6 +1,5 @@
 """``toynn predict --model RUN IMAGE...``: the classes of pictures, with their probabilities."""
 
-import sys
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +9,7 @@ import numpy as np
 
 import toynn
 from toynn.cli._numbers import whole
-from toynn.cli._text import harmless
+from toynn.cli._text import harmless, print_error
 from toynn.data.images import Picture, read_picture
 from toynn.engines import ViTConfig, ViTEngine
 from toynn.errors import DataError
@@ -44,7 +43,7 @@ def predict(arguments: Namespace) -> int:
     code = 0
     for paths, pictures, errors in _batches(arguments.images, engine.config):
         for error in errors:
-            print("toynn: error:", str(error).replace("\n", " "), file=sys.stderr)
+            print_error(str(error))
             code = 2
         if not pictures:
             continue

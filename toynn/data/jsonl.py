@@ -285,6 +285,8 @@ def _row(path: Path, line: int, raw: bytes) -> Mapping[str, Any]:
         raise DataError(f"{where}: not JSON: {error.msg} at column {error.colno}") from error
     except RecursionError:
         raise DataError(f"{where}: not JSON that can be read: nested too deep") from None
+    except ValueError:
+        raise DataError(f"{where}: not JSON that can be read: a number is too long") from None
     if isinstance(row, dict):
         return row
     if isinstance(row, list) and line == 1:

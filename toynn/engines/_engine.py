@@ -9,6 +9,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -198,7 +199,9 @@ class Engine(ABC, Generic[C, R]):
         """Record the forward pass, up to the loss: the first part of build_training_step."""
         self._session_for("build_forward()")
         if self._step is not None:
-            raise LifecycleError(f"{type(self).__name__}.build_forward: it has been called already")
+            raise LifecycleError(
+                f"{type(self).__name__}.build_forward: called already; make a new engine"
+            )
         step = self._step = self._record_main()
         assert step.labels is not None and step.hp is not None and step.loss is not None
         self.t_logits = step.logits
@@ -302,11 +305,15 @@ def gain_or_zeros(name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
     return np.ones(shape, np.float32) if gain else np.zeros(shape, np.float32)
 
 
-def check_sizes(cfg: Any, *names: str) -> None:
-    """Raise ConfigError unless these fields are whole numbers of at least 1."""
+def check_sizes(cfg: Any, *names: str, least: int = 1) -> None:
+    """Make these fields of a configuration plain ints: NumPy's integers are taken, bools are not.
+
+    Raises ConfigError unless they are whole numbers of at least ``least``.
+    """
     for name in names:
         value = getattr(cfg, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
             raise ConfigError(
-                f"{type(cfg).__name__}: {name} must be a whole number >= 1; got {value!r}"
+                f"{type(cfg).__name__}: {name} must be a whole number >= {least}; got {value!r}"
             )
+        object.__setattr__(cfg, name, int(value))  # the dataclass is frozen

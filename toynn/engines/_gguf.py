@@ -153,7 +153,7 @@ class GGUFEngine(DecodingEngine[C]):
         """Let exports carry the tokenizer that a GGUF file has; it must have the model's tokens."""
         with gguf.open(path, check=False) as file:
             texts = file.metadata.get("tokenizer.ggml.tokens")
-            if isinstance(texts, list) and len(texts) != self.vocab:
+            if isinstance(texts, gguf.Strings) and len(texts) != self.vocab:
                 refuse(file, f"it has {len(texts)} tokens; the model has {self.vocab}")
             own = {k: v for k, v in self._carried.items() if not k.startswith("tokenizer.")}
             found = {k: v for k, v in _passed_on(file).items() if k.startswith("tokenizer.")}

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toynn.errors import ToynnError
-from toynn.formats.gguf import TensorInfo
+from toynn.formats.gguf import Strings, TensorInfo
 
 __all__ = ["Hyper", "Source", "refuse"]
 
@@ -77,7 +77,7 @@ class Hyper:
         listed = metadata.get(tokens)
         counts = {
             size: metadata.get(size, rows),
-            tokens: len(listed) if isinstance(listed, list) else rows,
+            tokens: len(listed) if isinstance(listed, Strings) else rows,
         }
         for what, count in counts.items():
             if not np.array_equal(count, rows):

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite, sqrt
-from numbers import Real
+from numbers import Integral, Real
 from os import fspath
 from types import MappingProxyType
 from typing import Any, Self
@@ -59,8 +59,8 @@ class AdapterOptions:
 
     def __post_init__(self) -> None:
         targets = (self.targets,) if isinstance(self.targets, str) else self.targets
-        holds = isinstance(self.rank, int) and not isinstance(self.rank, bool) and self.rank >= 1
-        _require(holds, "rank", "a whole number of at least 1", self.rank)
+        whole = isinstance(self.rank, Integral) and not isinstance(self.rank, bool)
+        _require(whole and self.rank >= 1, "rank", "a whole number of at least 1", self.rank)
         alpha = self.rank if self.alpha is None else self.alpha
         holds = _is_number(alpha) and isfinite(alpha) and alpha > 0
         _require(holds, "alpha", "a finite number above 0", self.alpha)
@@ -69,6 +69,7 @@ class AdapterOptions:
         _require(isinstance(self.use_rslora, bool), "use_rslora", "True or False", self.use_rslora)
         named = isinstance(targets, Sequence) and all(isinstance(t, str) and t for t in targets)
         _require(named and bool(targets), "targets", "at least one name", self.targets)
+        object.__setattr__(self, "rank", int(self.rank))
         object.__setattr__(self, "alpha", float(alpha))
         object.__setattr__(self, "targets", tuple(targets))
 

@@ -71,8 +71,7 @@ class LlamaConfig:
     def __post_init__(self) -> None:
         sizes = ("vocab", "d_model", "n_heads", "n_kv_heads", "d_ff", "n_layers", "context")
         check_sizes(self, *sizes, *(("head_dim",) if self.head_dim is not None else ()))
-        if self.donor_d_in != 0:
-            check_sizes(self, "donor_d_in")
+        check_sizes(self, "donor_d_in", least=0)
         for name in ("rope_base", "rms_eps"):
             value = getattr(self, name)
             if not isinstance(value, int | float) or not (isfinite(value) and value > 0):

@@ -69,8 +69,8 @@ class ViTConfig:
     norm_eps: float = 1e-6
 
     def __post_init__(self) -> None:
-        check_sizes(self, "image", "patch", "channels", "d_model", "n_heads", "d_ff", "n_layers")
-        check_sizes(self, "classes")
+        check_sizes(self, "image", "patch", "channels", "classes")
+        check_sizes(self, "d_model", "n_heads", "d_ff", "n_layers")
         if self.image % self.patch:
             raise ConfigError(
                 f"ViTConfig: patch must divide image; got patch {self.patch}, image {self.image}"

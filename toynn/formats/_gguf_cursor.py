@@ -14,6 +14,7 @@ __all__ = ["MAX_INT64", "U32", "U64", "Cursor"]
 
 MAX_INT64 = (1 << 63) - 1
 MAX_HEADER_BYTES = 1 << 25  # Gemma 3's, with 262 144 tokens and their merges, takes half
+MAX_TEXT_BYTES = 1 << 20  # of names and single texts, all together; Python may need four times that
 U32, U64 = Struct("<I"), Struct("<Q")
 
 
@@ -23,6 +24,7 @@ class Cursor:
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self.path, self.data, self.size = path, data, len(data)
         self.at, self.end = 0, min(self.size, MAX_HEADER_BYTES)
+        self._text_left = MAX_TEXT_BYTES
 
     def error(self, what: str, offset: int, expected: object, got: object) -> GGUFError:
         """Return the error to raise."""
@@ -60,7 +62,9 @@ class Cursor:
 
     def string(self, what: str, limit: int = MAX_INT64) -> bytes:
         """Read a length and as many bytes."""
-        begin = self.take(what, self.count(f"length of {what}", 1, limit))
+        length = self.count(f"length of {what}", 1, min(limit, self._text_left))
+        self._text_left -= length
+        begin = self.take(what, length)
         return self.data[begin : self.at]
 
     def name(self, what: str, limit: int) -> str:

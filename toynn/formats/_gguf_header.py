@@ -8,13 +8,14 @@
 Everything is little-endian. A string is its length (u64) and its bytes, an array its element type
 (u32), its count (u64) and its elements. Dimensions stand innermost first: NumPy's order reversed.
 
-A few limits keep the time below a second and the memory bounded, however the file is made. Each
-is above what the largest models of 2026 need.
+A few limits keep the time below a second, and the memory below the length of the file and eight
+megabytes, however the file is made. Each is above what the largest models of 2026 need.
 
 Source: docs/gguf.md of github.com/ggml-org/ggml.
 """
 
 import mmap
+from array import array
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -23,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toynn.formats._gguf_cursor import U32, U64, Cursor
+from toynn.formats._gguf_strings import STRIDE, Strings
 from toynn.formats._gguf_tensors import (
     MIN_TENSOR_BYTES,
     TensorInfo,
@@ -32,8 +34,8 @@ from toynn.formats._gguf_tensors import (
 
 __all__ = ["ALIGNMENT", "Entry", "Header", "Value", "is_alignment", "read_header"]
 
-MAX_KEYS = 1 << 14
-MAX_TENSORS = 1 << 15
+MAX_KEYS = 1 << 12
+MAX_TENSORS = 1 << 13
 MAX_STRINGS = 1 << 20  # in arrays, all together: Gemma 3's tokens and merges are 0.78 million
 MAX_KEY_BYTES = 65535
 MIN_KEY_BYTES = 8 + 1 + 4 + 1  # a key of one letter and a value of one byte
@@ -68,7 +70,7 @@ LOOKALIKES = {
     b"GG": "a format before GGUF",
 }
 
-Value = bool | int | float | str | list[str] | NDArray[Any]
+Value = bool | int | float | str | Strings | NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +135,7 @@ def _read_entries(cursor: Cursor, count: int) -> dict[str, Entry]:
             raise cursor.error(f"key {index}", begin, "a new key", f"{key!r} again")
         entry = _read_value(cursor, key, strings_left)
         entries[key] = entry
-        if isinstance(entry.value, list):
+        if isinstance(entry.value, Strings):
             strings_left -= len(entry.value)
     return entries
 
@@ -178,21 +180,22 @@ def _read_numbers(cursor: Cursor, key: str, type: int, count: int) -> NDArray[An
     return numbers.view(np.bool_)
 
 
-def _read_strings(cursor: Cursor, key: str, count: int) -> list[str]:
-    """Read strings. Bytes that are not UTF-8, as in byte tokens, are kept as surrogates."""
+def _read_strings(cursor: Cursor, key: str, count: int) -> Strings:
+    """Read strings. Bytes that are not UTF-8, as in byte tokens, are kept."""
     # Here goes the time of opening a file with a vocabulary: hence no call of the cursor's.
-    data, end, at, unpack = cursor.data, cursor.end, cursor.at, U64.unpack_from
-    strings = []
+    data, begin, at = cursor.data, cursor.at, cursor.at
+    last, unpack = cursor.end - U64.size, U64.unpack_from
+    marks = array("I")
     for index in range(count):
-        begin = at + U64.size
-        stop = begin + unpack(data, at)[0] if begin <= end else begin
-        if stop > end:
+        if not index % STRIDE:
+            marks.append(at - begin)
+        stop = at + U64.size + (unpack(data, at)[0] if at <= last else cursor.end)
+        if stop > cursor.end:
             cursor.at = at
             cursor.string(f"string {index} of {key}")  # raises
-        strings.append(data[begin:stop].decode("utf-8", "surrogateescape"))
         at = stop
     cursor.at = at
-    return strings
+    return Strings(data[begin:at], marks, count)
 
 
 def is_alignment(value: object) -> TypeGuard[int]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from toynn.errors import GGUFError
 
-__all__ = ["Mapping", "is_mapped", "map_file"]
+__all__ = ["Mapping", "check_unchanged", "is_mapped", "map_file"]
 
 
 class Mapping(mmap.mmap):
@@ -52,3 +52,16 @@ def is_mapped(path: Path) -> bool:
         return False
     identity = (status.st_dev, status.st_ino)
     return any(mapping.identity == identity for mapping in _mapped if not mapping.closed)
+
+
+def check_unchanged(path: Path, state: tuple[int, int]) -> None:
+    """Raise GGUFError if the file of this name is no longer the one that was mapped."""
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise GGUFError(f"{path}: changed since it was opened: {error.strerror}") from error
+    if (status.st_size, status.st_mtime_ns) != state:
+        raise GGUFError(
+            f"{path}: changed since it was opened: expected {state[0]} bytes and its old time, got "
+            f"{status.st_size} bytes"
+        )

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from toynn.errors import GGUFError
 from toynn.formats._gguf_header import SCALARS
+from toynn.formats._gguf_strings import Strings
 
 __all__ = ["typed", "typed_metadata"]
 
@@ -29,7 +30,7 @@ def typed_metadata(
     return {
         key: (value, types[key])
         for key, value in metadata.items()
-        if key in types and (not isinstance(value, list | np.ndarray) or len(value))
+        if key in types and (not isinstance(value, list | Strings | np.ndarray) or len(value))
     }
 
 
@@ -42,22 +43,33 @@ def typed(what: str, value: Any) -> tuple[Any, str, str | None]:
     type = None
     if isinstance(value, tuple) and len(value) == 2:
         value, type = value
+        if not isinstance(type, str):
+            raise GGUFError(f"{what}: expected (value, a type's name), got {(value, type)!r:.80}")
     if isinstance(value, str):
         _expect(what, type in (None, "STRING"), type, value)
         return _bytes(what, value), "STRING", None
-    if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
+    texts = isinstance(value, Strings) or (
+        isinstance(value, list) and all(isinstance(item, str) for item in value)
+    )
+    if texts and value:
         _expect(what, type in (None, "[STRING]"), type, value)
         return [_bytes(what, item) for item in value], "ARRAY", "STRING"
     try:
         array = np.asarray(value)
-    except ValueError:  # rows of different lengths
-        array = np.asarray(value, object)
+    except (ValueError, TypeError):  # rows of different lengths; what will not be an array
+        array = np.empty((), object)
     if array.ndim > 1 or not array.size:
         raise GGUFError(
             f"{what}: expected a value, or a list with at least one, got shape {array.shape}"
         )
     name = _name(value, array)
-    type = type or (f"[{name}]" if array.ndim else name)
+    if type is None and name not in DTYPES:
+        raise GGUFError(
+            f"{what}: expected a text, bool or number of at most 64 bits, or a list or array of "
+            f"one kind of them, got {repr(value)[:80]}"
+        )
+    if type is None:
+        type = f"[{name}]" if array.ndim else name
     element = type.strip("[]")
     _expect(what, element in DTYPES and type.startswith("[") == bool(array.ndim), type, value)
     stored = _stored(array, DTYPES[element])

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
@@ -19,7 +19,7 @@ from toynn.formats._gguf_header import is_alignment, read_header
 from toynn.formats._gguf_map import is_mapped, map_file
 from toynn.formats._gguf_tensors import BLOCKS
 from toynn.formats._gguf_values import typed
-from toynn.formats.files import free_space
+from toynn.formats.files import free_space, through_links
 from toynn.formats.quants import quantize
 
 __all__ = ["OUTTYPES", "WRITABLE", "Deferred", "encode", "stored_as", "write"]
@@ -73,6 +73,8 @@ def write(
 ) -> None:
     """Write a file. Raises GGUFError, and then leaves at path what was there.
 
+    Where path is a symbolic link, it stays, and the file that it leads to is replaced.
+
     metadata: key -> value, or (value, type) with a type as in `GGUFFile.types`. Without one, a
     number is a UINT32 (INT32 if negative, of 64 bits if large), FLOAT32 or BOOL, a list of integers
     [INT32]. tensors: name -> (floats, "f32" | "f16" | "bf16" | "q8_0" | "q4_0"), or (uint8 blocks
@@ -83,11 +85,15 @@ def write(
         raise GGUFError(
             f"{path}: cannot write: an open GGUF file is mapped from it; close it first"
         )
+    if os.path.isdir(path):  # the current one, too, which has no name
+        raise GGUFError(f"{path}: cannot write: it is a folder; name the file to write")
     if os.path.lexists(path) and not overwrite:
         raise GGUFError(
             f"{path}: already exists; pass overwrite=True, or --overwrite, to replace it"
         )
-    temporary = path.with_name(f".{path.name}.tmp{os.getpid()}")
+    _check_kinds(path, metadata, tensors)
+    target = through_links(path, GGUFError)
+    temporary = target.with_name(f".{target.name}.tmp{os.getpid()}")
     # The library writes this key itself, and first. It opens no file before the header is due.
     architecture, type, _ = typed(
         f"{path}: general.architecture", metadata.get("general.architecture", "")
@@ -104,16 +110,39 @@ def write(
         _write_all(writer, path, tensors)
         with map_file(temporary) as mapping:
             read_header(path, mapping)  # refuses what the library let pass
-        os.replace(temporary, path)
+        os.replace(temporary, target)
     except OSError as error:
         raise GGUFError(
-            f"{path}: cannot write {nbytes} bytes of tensors ({free_space(path.parent)}): "
+            f"{path}: cannot write {nbytes} bytes of tensors ({free_space(target.parent)}): "
             f"{error.strerror or error}"
         ) from error
     finally:
-        writer.close()
+        with suppress(OSError):  # which has been raised before: closing tries to write once more
+            writer.close()
         with suppress(OSError):
             temporary.unlink()
+
+
+def _check_kinds(path: Path, metadata: object, tensors: object) -> None:
+    """Refuse what is no metadata or no tensors at all, before anything is asked of it."""
+    for what, table in (("metadata", metadata), ("tensors", tensors)):
+        if not isinstance(table, Mapping):
+            raise GGUFError(f"{path}: {what}: expected a mapping by name, got {_kind(table)}")
+        for name in table:
+            if not isinstance(name, str):
+                raise GGUFError(f"{path}: {what}: expected names that are str, got {name!r}")
+    for name, pair in tensors.items() if isinstance(tensors, Mapping) else ():
+        expected, got = "a pair (array, type)", _kind(pair)
+        if isinstance(pair, tuple) and len(pair) == 2:
+            array, type = pair
+            if isinstance(array, np.ndarray | Deferred) and isinstance(type, str):
+                continue
+            expected, got = "(a NumPy array, a type's name)", f"({_kind(array)}, {_kind(type)})"
+        raise GGUFError(f"{path}: {name}: expected {expected}, got {got}")
+
+
+def _kind(value: object) -> str:
+    return type(value).__name__
 
 
 def _add_metadata(writer: GGUFWriter, path: Path, metadata: Mapping[str, Any]) -> None:
@@ -147,12 +176,22 @@ def _write_all(writer: GGUFWriter, path: Path, tensors: Tensors) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
+    file = (writer.fout or [])[0]
     for name, (array, outtype) in tensors.items():
-        writer.write_tensor_data(_blocks(f"{path}: {name}", array, outtype))
-    for file in writer.fout or ():
-        file.flush()
-        os.fsync(file.fileno())
+        _write_one(writer, file, _blocks(f"{path}: {name}", array, outtype))
+    file.flush()
+    os.fsync(file.fileno())
     writer.close()
+
+
+def _write_one(writer: GGUFWriter, file: IO[bytes], blocks: NDArray[np.uint8]) -> None:
+    """Write a tensor where it belongs.
+
+    The library would by NumPy's tofile(), which keeps still when a disk is full at the very end.
+    """
+    writer.write_padding(file, file.tell())
+    file.write(blocks.data)
+    writer.write_padding(file, blocks.nbytes)
 
 
 def _blocks(what: str, array: Array, outtype: str) -> NDArray[np.uint8]:
@@ -160,6 +199,8 @@ def _blocks(what: str, array: Array, outtype: str) -> NDArray[np.uint8]:
     type, _ = _plan(what, array, outtype)
     if isinstance(array, Deferred):
         planned, array = array, array.make()
+        if not isinstance(array, np.ndarray):
+            raise GGUFError(f"{what}: expected an array to be made, got {_kind(array)}")
         if (array.shape, array.dtype) != (planned.shape, planned.dtype):
             raise GGUFError(
                 f"{what}: expected {planned.dtype} {planned.shape}, as planned; got {array.dtype} "

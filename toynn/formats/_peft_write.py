@@ -14,7 +14,7 @@ from toynn.errors import AdapterError
 from toynn.formats._adapter import BASE_NAME, Adapter, Base, check, is_embedding, text_of
 from toynn.formats._hf_names import Family, heads_of, pairs_apart
 from toynn.formats._peft import CONFIG, SUFFIXES, WEIGHTS, family_of, heads_in
-from toynn.formats.files import write_atomically
+from toynn.formats.files import through_links, write_atomically
 
 __all__ = ["write_peft"]
 
@@ -57,7 +57,7 @@ def write_peft(
     except OSError as error:
         raise AdapterError(f"{folder}: cannot make the folder: {error.strerror}") from error
     with suppress(OSError):  # at no time is an old configuration beside new weights
-        (folder / CONFIG).unlink()
+        through_links(folder / CONFIG, AdapterError).unlink()
     write_atomically(folder / WEIGHTS, content, AdapterError)
     write_atomically(folder / CONFIG, (json.dumps(config, indent=2) + "\n").encode(), AdapterError)
 

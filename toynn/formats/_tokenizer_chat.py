@@ -45,7 +45,7 @@ class ChatTemplate:
         environment.globals |= {"raise_exception": self._raise, "strftime_now": _now}
         try:
             self._template = environment.from_string(source)
-        except jinja2.TemplateError as error:
+        except Exception as error:  # of Jinja's, or of Python's where it is nested too deep
             raise GGUFError(
                 f"{path}: tokenizer.chat_template, line {getattr(error, 'lineno', '?')}: {error}"
             ) from error

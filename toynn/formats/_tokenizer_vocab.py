@@ -1,6 +1,7 @@
 """The vocabulary of a GGUF file: its `tokenizer.ggml.*`, checked, with llama.cpp's defaults."""
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from toynn.errors import GGUFError
 from toynn.formats._tokenizer_pre import KINDS, Kind
-from toynn.formats.gguf import GGUFFile
+from toynn.formats.gguf import GGUFFile, Strings
 
 __all__ = ["TokenType", "Vocab", "read_vocab"]
 
@@ -66,7 +67,7 @@ class Vocab:
     types: NDArray[np.int32]  # TokenType; by their texts some are CONTROL that are not declared so
     declared: NDArray[np.int32]  # as the file has them
     scores: NDArray[np.float32]
-    merges: list[str]
+    merges: Sequence[str]
     kind: Kind | None  # of byte-level BPE; None: SentencePiece
     bos: int | None
     eos: int | None
@@ -94,8 +95,8 @@ def read_vocab(file: GGUFFile) -> Vocab:
         raise GGUFError(f"{file.path}: {PREFIX}model: expected one of {known}; got {model!r}")
     bpe = model == "gpt2"
     kind = _kind(file) if bpe else None
-    tokens = _texts(file, "tokens")
-    tokens = [text or f"[EMPTY_{id}]" for id, text in enumerate(tokens)]
+    texts = _texts(file, "tokens")
+    tokens = [text or f"[EMPTY_{id}]" for id, text in enumerate(texts)]
     ids = {text: id for id, text in enumerate(tokens)}
     if len(ids) < len(tokens):
         twice = next(id for id, text in enumerate(tokens) if ids[text] != id)
@@ -154,10 +155,10 @@ def _kind(file: GGUFFile) -> Kind:
     return KINDS[name]
 
 
-def _texts(file: GGUFFile, name: str) -> list[str]:
+def _texts(file: GGUFFile, name: str) -> Strings:
     key = f"{PREFIX}{name}"
     texts = file.metadata.get(key)
-    if not isinstance(texts, list) or (name == "tokens" and not texts):
+    if not isinstance(texts, Strings) or (name == "tokens" and not texts):
         got = file.types.get(key, "nothing")
         raise GGUFError(f"{file.path}: {key}: expected [STRING] with an entry at least; got {got}")
     return texts

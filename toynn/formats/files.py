@@ -7,28 +7,42 @@ from pathlib import Path
 
 from toynn.errors import CheckpointError, ToynnError
 
-__all__ = ["free_space", "write_atomically"]
+__all__ = ["free_space", "through_links", "write_atomically"]
 
 
 def write_atomically(path: Path, content: bytes, error: type[ToynnError] = CheckpointError) -> None:
     """Replace path by content: after a crash at any moment it holds the old or the new.
 
-    Raises ``error``, with the bytes needed and free, and leaves the old file as it was.
+    A symbolic link stays, and what it leads to is replaced. Raises ``error``, with the bytes needed
+    and free, and leaves the old file as it was.
     """
-    temporary = path.with_name(f".{path.name}.tmp{os.getpid()}")
+    target = through_links(path, error)
+    temporary = target.with_name(f".{target.name}.tmp{os.getpid()}")
     try:
         with temporary.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        os.replace(temporary, target)
     except OSError as failure:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise error(
-            f"{path}: cannot write {len(content)} bytes ({free_space(path.parent)}): "
+            f"{path}: cannot write {len(content)} bytes ({free_space(target.parent)}): "
             f"{failure.strerror or failure}"
         ) from failure
+
+
+def through_links(path: Path, error: type[ToynnError]) -> Path:
+    """Return the file that a path leads to, which need not exist: where `open` would write.
+
+    Replacing the path itself would put a file in the place of a link, and leave what others see
+    behind it as it was. Raises ``error`` for links in a circle.
+    """
+    target = Path(os.path.realpath(path))
+    if target.is_symlink():
+        raise error(f"{path}: cannot write: symbolic links that lead in a circle")
+    return target
 
 
 def free_space(folder: Path) -> str:

@@ -8,11 +8,11 @@
 A file is mapped, not read: its arrays of floats are views of the mapping, which lives as long as
 they do. While it does, nobody may write into the file or cut it: a page that is gone kills the
 process (SIGBUS). Putting a new file in its place, as `write` does, is harmless.
+
+Of a model in several files, NAME-00001-of-00003.gguf and so on, any can be named; all are mapped.
 """
 
 import os
-import re
-import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -24,8 +24,10 @@ from numpy.typing import NDArray
 
 from toynn.errors import GGUFError, LifecycleError
 from toynn.formats._gguf_finite import find_nonfinite
-from toynn.formats._gguf_header import Header, Value, read_header
-from toynn.formats._gguf_map import Mapping, map_file
+from toynn.formats._gguf_header import Value
+from toynn.formats._gguf_map import check_unchanged
+from toynn.formats._gguf_parts import Part, open_parts
+from toynn.formats._gguf_strings import Strings
 from toynn.formats._gguf_tensors import READABLE, TensorInfo
 from toynn.formats._gguf_values import typed_metadata
 from toynn.formats._gguf_write import OUTTYPES, WRITABLE, Deferred, encode, stored_as, write
@@ -36,6 +38,7 @@ __all__ = [
     "WRITABLE",
     "Deferred",
     "GGUFFile",
+    "Strings",
     "TensorInfo",
     "Value",
     "encode",
@@ -52,22 +55,32 @@ Scalar = TypeVar("Scalar", bool, int, float, str)
 
 
 class GGUFFile:
-    """An open file. `metadata` is by key, `tensors` by name; file[name] is an array."""
+    """An open model. `metadata` is by key, `tensors` by name; file[name] is an array.
+
+    `path` is its file, or the first of several.
+    """
 
     error = GGUFError
 
-    def __init__(self, path: Path, mapping: Mapping, header: Header) -> None:
-        self.path = path
+    def __init__(self, parts: list[Part]) -> None:
+        header = parts[0].header
+        # What says how the model is split is of no use behind here, and wrong in a copy.
+        entries = {k: e for k, e in header.entries.items() if not k.startswith("split.")}
+        self.path = parts[0].path
         self.version = header.version
         self.alignment = header.alignment
-        self.metadata: dict[str, Value] = {k: entry.value for k, entry in header.entries.items()}
+        self.metadata: dict[str, Value] = {k: entry.value for k, entry in entries.items()}
         #: UINT32, STRING ...; [INT32], [STRING] ... for arrays
-        self.types: dict[str, str] = {k: entry.type for k, entry in header.entries.items()}
-        self.tensors: dict[str, TensorInfo] = header.tensors
-        self.nbytes = len(mapping)
-        self._offsets = {k: entry.offset for k, entry in header.entries.items()}
-        self._mapping: Mapping | None = mapping
-        self._state = mapping.state
+        self.types: dict[str, str] = {k: entry.type for k, entry in entries.items()}
+        self.tensors: dict[str, TensorInfo] = {}
+        self.nbytes = sum(len(part.mapping) for part in parts)
+        self._offsets = {k: entry.offset for k, entry in entries.items()}
+        self._mappings = {part.path: part.mapping for part in parts}  # none after close()
+        self._states = {part.path: part.mapping.state for part in parts}
+        self._paths: dict[str, Path] = {}  # by tensor
+        for part in parts:
+            self.tensors |= part.header.tensors
+            self._paths |= dict.fromkeys(part.header.tensors, part.path)
 
     def __enter__(self) -> "GGUFFile":
         return self
@@ -82,8 +95,8 @@ class GGUFFile:
 
     def close(self) -> None:
         """Let go of the mapping. Arrays taken from it stay valid, and keep it while they live."""
-        mapping, self._mapping = self._mapping, None
-        if mapping is not None:
+        mappings, self._mappings = self._mappings, {}
+        for mapping in mappings.values():
             with suppress(BufferError):  # there are such arrays
                 mapping.close()
 
@@ -107,23 +120,24 @@ class GGUFFile:
             return view
         if info.type not in READABLE:
             raise GGUFError(
-                f"{self.path}: {name} at byte {info.offset}: expected one of "
+                f"{self._paths[name]}: {name} at byte {info.offset}: expected one of "
                 f"{', '.join(READABLE)}, got {info.type}, a type that toynn does not support"
             )
         return dequantize(raw, info.type, info.shape)
 
     def raw(self, name: str) -> NDArray[np.uint8]:
         """Return the bytes of a tensor as they lie in the file: a read-only view, row by row."""
-        if self._mapping is None:
+        if not self._mappings:
             raise LifecycleError(f"{self.path}: {name} is read after close()")
         info = self.tensors.get(name)
         if info is None:
             raise GGUFError(f"{self.path}: missing tensor {name!r}; {len(self)} others are there")
+        path = self._paths[name]
         if not info.nbytes:
             raise GGUFError(
-                f"{self.path}: dimensions of {name}: expected at least 1 each, got {info.shape}"
+                f"{path}: dimensions of {name}: expected at least 1 each, got {info.shape}"
             )
-        flat = np.frombuffer(self._mapping, np.uint8, info.nbytes, info.offset)
+        flat = np.frombuffer(self._mappings[path], np.uint8, info.nbytes, info.offset)
         return flat.reshape(*info.shape[:-1], -1)
 
     @property
@@ -149,23 +163,15 @@ class GGUFFile:
             if info.nbytes and (found := find_nonfinite(self.raw(name), info.type)):
                 where, byte = found
                 raise GGUFError(
-                    f"{self.path}: {name}, {where} at byte {info.offset + byte}: expected a finite "
-                    f"number, got NaN or infinity (open with check=False to read it all the same)"
+                    f"{self._paths[name]}: {name}, {where} at byte {info.offset + byte}: expected "
+                    f"a finite number, got NaN or infinity (open with check=False to read it all "
+                    f"the same)"
                 )
 
     def check_unchanged(self) -> None:
-        """Raise GGUFError if the file of this name is no longer the one that was opened."""
-        try:
-            status = self.path.stat()
-        except OSError as error:
-            raise GGUFError(
-                f"{self.path}: changed since it was opened: {error.strerror}"
-            ) from error
-        if (status.st_size, status.st_mtime_ns) != self._state:
-            raise GGUFError(
-                f"{self.path}: changed since it was opened: expected {self._state[0]} bytes "
-                f"and its old time, got {status.st_size} bytes"
-            )
+        """Raise GGUFError if a file of this name is no longer the one that was opened."""
+        for path, state in self._states.items():
+            check_unchanged(path, state)
 
 
 def _utf8(text: str) -> bool:
@@ -175,41 +181,14 @@ def _utf8(text: str) -> bool:
 def open(path: str | os.PathLike[str], *, check: bool | None = None) -> GGUFFile:
     """Map a file and read its header. Raises GGUFError for whatever is wrong with it.
 
+    Of a model in several files it maps all, whichever is named; they must lie side by side.
     `check` looks through the weights for NaN and infinity; None: if the file is small.
     """
-    path = Path(path)
-    mapping = map_file(path)
-    try:
-        file = GGUFFile(path, mapping, read_header(path, mapping))
-        _refuse_split(file)
-        _mention_rest(file)
-        if check or (check is None and file.nbytes < CHECK_BELOW):
+    file = GGUFFile(open_parts(Path(path)))
+    if check or (check is None and file.nbytes < CHECK_BELOW):
+        try:
             file.check_finite()
-    except GGUFError:
-        mapping.close()
-        raise
+        except GGUFError:
+            file.close()
+            raise
     return file
-
-
-def _mention_rest(file: GGUFFile) -> None:
-    """Warn of bytes after the tensors: a file joined to another, or not what it seems."""
-    end = max((info.offset + info.nbytes for info in file.tensors.values()), default=0)
-    rest = file.nbytes - -(-end // file.alignment) * file.alignment
-    if end and rest > 0:
-        warnings.warn(f"{file.path}: {rest} bytes after the last tensor are ignored", stacklevel=3)
-
-
-def _refuse_split(file: GGUFFile) -> None:
-    """Refuse a part of a model, and name the parts that are missing."""
-    count = file.metadata.get("split.count", 1)
-    if not isinstance(count, int) or count <= 1:
-        return
-    stem = re.sub(r"-\d{5}-of-\d{5}$", "", file.path.stem)
-    names = [f"{stem}-{part:05}-of-{count:05}.gguf" for part in range(1, min(count, 1000) + 1)]
-    missing = [name for name in names if not file.path.with_name(name).exists()]
-    state = f"missing here: {', '.join(missing[:3])}" if missing else "all of them are here"
-    raise GGUFError(
-        f"{file.path}: split.count at byte {file._offsets['split.count']}: expected 1, "
-        f"got {count}: a model in {count} files ({state}); join them with "
-        f"`llama-gguf-split --merge {names[0]} {stem}.gguf`"
-    )

@@ -95,6 +95,6 @@ EMBEDDING = Op(
     integers=(1,),
     blocks=(0,),
 )
-LINEAR_BACKWARD_INPUT = Op("matmul.backward_input", _PRODUCT, blocks=(1,))
+LINEAR_BACKWARD_INPUT = Op("matmul.backward_input", _PRODUCT, adds=True, blocks=(1,))
 LINEAR_BACKWARD_WEIGHT = Op("matmul.backward_weight", _PRODUCT, weights=(0,))
 LINEAR = Op("matmul.forward", _PRODUCT, _linear_gradient, blocks=(1,))

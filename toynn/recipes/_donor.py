@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from toynn.engines import ENGINES
 from toynn.errors import GGUFError
 from toynn.formats import gguf, quants
-from toynn.formats.gguf import GGUFFile
+from toynn.formats.gguf import GGUFFile, Strings
 from toynn.formats.tokenizer import byte_letters
 
 __all__ = ["Donor", "open_donor"]
@@ -80,11 +80,11 @@ class Donor:
             f"got {kind!r} with {self.count} tokens"
         )
 
-    def _texts(self) -> list[str]:
+    def _texts(self) -> Strings:
         key = "tokenizer.ggml.tokens"
         texts = self._file.metadata.get(key)
-        if not isinstance(texts, list) or len(texts) != self.count:
-            got = f"{len(texts)} of them" if isinstance(texts, list) else "none"
+        if not isinstance(texts, Strings) or len(texts) != self.count:
+            got = f"{len(texts)} of them" if isinstance(texts, Strings) else "none"
             raise GGUFError(
                 f"{self._file.path}: {key}: expected the texts of {self.count} tokens; got {got}"
             )

@@ -1,5 +1,7 @@
 """What every recipe offers: an engine, and handles to look through."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 from toynn.engines._engine import Engine
@@ -24,6 +26,21 @@ class Recipe(Generic[E]):
         self.engine = engine
         self.t_loss = self.t_labels = self.t_hp = None
         self.step_index = 0  # steps taken
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """Start over when what is done with the engine fails, for want of memory say."""
+        try:
+            yield
+        except LifecycleError:  # nothing was done
+            raise
+        except BaseException:
+            self._start_over()
+            raise
+
+    def _start_over(self) -> None:
+        """Put a new engine in place of one that is half made; the memory it had taken is free."""
+        self.engine = type(self.engine)(self.engine.backend)
 
     def _build(self) -> None:
         """Record and compile the training step of an engine that has its weights."""

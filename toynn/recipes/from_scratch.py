@@ -18,5 +18,7 @@ class FromScratch(FullRecipe[LlamaSeqEngine]):
 
     def realize(self, cfg: LlamaConfig, opts: RecipeOptions) -> None:
         """Draw the weights and compile the step; consumes all options."""
-        self.engine.realize_for_random_init(cfg, opts)
-        self._build()
+        self._check_new("realize")
+        with self._whole():
+            self.engine.realize_for_random_init(cfg, opts)
+            self._build()

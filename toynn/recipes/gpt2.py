@@ -18,5 +18,7 @@ class GPT2(FullRecipe[GPT2SeqEngine]):
 
     def realize(self, cfg: GPT2Config, opts: RecipeOptions) -> None:
         """Draw the weights and compile the step; consumes t_seq, t_batch, seed, init_scale."""
-        self.engine.realize_for_random_init(cfg, opts)
-        self._build()
+        self._check_new("realize")
+        with self._whole():
+            self.engine.realize_for_random_init(cfg, opts)
+            self._build()

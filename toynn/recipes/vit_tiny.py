@@ -22,8 +22,10 @@ class VitTiny(Recipe[ViTEngine]):
 
         t_batch is the number of pictures planned for; steps can have any other.
         """
-        self.engine.realize_for_random_init(cfg, opts)
-        self._build()
+        self._check_new("realize")
+        with self._whole():
+            self.engine.realize_for_random_init(cfg, opts)
+            self._build()
 
     def realize_from(
         self,

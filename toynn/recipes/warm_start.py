@@ -26,6 +26,8 @@ __all__ = ["WarmStart"]
 
 StrPath = str | PathLike[str]
 
+_CLOSED = "before realize_scratch()"
+
 
 class WarmStart(SequenceRecipe[LlamaSeqEngine]):
     """Train a Llama-like model on top of a donor's embedding table.
@@ -38,7 +40,7 @@ class WarmStart(SequenceRecipe[LlamaSeqEngine]):
 
     def __init__(self, backend: str = "cpu") -> None:
         super().__init__(LlamaSeqEngine(backend))
-        self._window = "before realize_scratch()"  # why it is closed; empty while it is open
+        self._window = _CLOSED  # why it is closed; empty while it is open
 
     # -- Donors --------------------------------------------------------------------------------
 
@@ -93,9 +95,10 @@ class WarmStart(SequenceRecipe[LlamaSeqEngine]):
 
     def realize_scratch(self, cfg: LlamaConfig, opts: RecipeOptions) -> None:
         """Draw all weights and open the window; consumes all options."""
-        if self._window != "before realize_scratch()":
+        if self._window != _CLOSED:
             raise LifecycleError("WarmStart.realize_scratch: once only; make a new recipe")
-        self.engine.realize_for_random_init(cfg, opts)
+        with self._whole():
+            self.engine.realize_for_random_init(cfg, opts)
         self._window = ""
 
     def realize_warm(
@@ -141,10 +144,18 @@ class WarmStart(SequenceRecipe[LlamaSeqEngine]):
         self._upload("upload_lens", self.engine.t_seq_w_proj, lens)
 
     def build(self) -> None:
-        """Close the window: record and compile the training step."""
+        """Close the window: record and compile the training step.
+
+        If that fails, for want of memory say, the recipe is as new: ``realize_scratch`` comes next.
+        """
         self._check_window("build")
-        self._build()
+        with self._whole():
+            self._build()
         self._window = "after build()"
+
+    def _start_over(self) -> None:
+        super()._start_over()
+        self._window = _CLOSED
 
     def _check_window(self, call: str) -> None:
         if self._window:

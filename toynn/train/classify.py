@@ -1,5 +1,6 @@
 """How good a classifier is: loss, accuracy, and which classes it takes for which."""
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -74,11 +75,14 @@ def plot_confusion(matrix: Matrix, names: Sequence[str], path: Path) -> bool:
     axes = figure.add_subplot(xlabel="taken for", ylabel="class")
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
     if count <= WIDEST_PLOT:
-        plain = [name.replace("$", r"\$") for name in names]  # no mathematics in names
+        # No mathematics in names, and no bytes of folders' names that are no text.
+        plain = [name.replace("$", r"\$").encode(errors="replace").decode() for name in names]
         axes.set_xticks(range(count), plain, rotation=90)
         axes.set_yticks(range(count), plain)
         for i, j in zip(*np.nonzero(matrix), strict=True):
             colour = "white" if shares[i, j] > 0.5 else "black"
             axes.text(j, i, str(matrix[i, j]), ha="center", va="center", color=colour)
-    figure.savefig(path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a box stands for what the font has no glyph for
+        figure.savefig(path)
     return True

@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import time
 from types import FrameType
 
 __all__ = ["Interrupt"]
@@ -20,6 +21,7 @@ class Interrupt:
 
     def __init__(self) -> None:
         self.requested = False
+        self._since = 0.0
         self._previous: dict[int, signal._HANDLER] = {}
 
     def __enter__(self) -> "Interrupt":
@@ -34,8 +36,13 @@ class Interrupt:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         self._previous.clear()
 
+    @property
+    def waited(self) -> float:
+        """Seconds since the first signal; 0 before it."""
+        return time.perf_counter() - self._since if self.requested else 0.0
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        self.requested = True
+        self.requested, self._since = True, time.perf_counter()
         for each in self._previous:
             signal.signal(each, signal.SIG_DFL)
         # Not print: the signal may have come in the middle of a write to the same stream.

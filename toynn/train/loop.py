@@ -25,6 +25,7 @@ from toynn.train.metrics import Report, peak_memory
 
 __all__ = ["Batch", "Loop", "LoopOptions", "Recipe", "Result"]
 
+PATIENCE = 5.0  # seconds that an evaluation may still take once a signal asks to stop
 MAX_EMPTY_BATCHES = 1000  # in a row: by then the data, not chance, is to blame
 
 Floats = NDArray[np.float32]
@@ -158,29 +159,34 @@ class Loop:
         self.measure = measure or self._loss_only
         self.on_step, self.on_report, self.on_best = on_step, on_report, on_best
         self.result = Result()
-        self._interrupted: Callable[[], bool] = lambda: False
+        self._interrupt = Interrupt()
+        self._best_losses: list[float] = []  # of the validation batches, each a sum over its rows
         self._updates = 0
         self._since = _Window()
         self._start = time.perf_counter()
 
     def run(self) -> Result:
-        """Train; return early, with the weights saved, when a signal asks for it."""
+        """Train; return early, with the best weights kept, when a signal asks for it.
+
+        The step is finished, and so is the evaluation that says which weights are the best; if that
+        takes longer than PATIENCE, only over the batches until then.
+        """
         options, result = self.options, self.result
         self.recipe.engine.session.max_grad_norm = options.max_grad_norm
         self._start = time.perf_counter()
-        with Interrupt() as interrupt:
-            self._interrupted = lambda: interrupt.requested
+        with self._interrupt as interrupt:
             self._report(evaluate=True)
             stop = interrupt.requested
             while not stop:
                 self._iterate()
                 self.on_step()
                 done = result.iterations
-                result.interrupted = interrupt.requested
-                stop = done == options.steps or result.interrupted
-                evaluate = stop or done % options.eval_every == 0
+                last = done == options.steps
+                evaluate = last or interrupt.requested or done % options.eval_every == 0
                 if evaluate or done % options.log_every == 0:
                     self._report(evaluate)
+                # Not before these weights are evaluated: they may be the best.
+                stop = last or (evaluate and interrupt.requested)
             result.interrupted = interrupt.requested
         result.seconds = time.perf_counter() - self._start
         return result
@@ -263,25 +269,35 @@ class Loop:
     def _evaluate(self) -> dict[str, float]:
         """Return means over the validation labels; hand the weights on if the loss is the best.
 
-        Without validation data the newest weights are the best.
+        Without validation data the newest weights are the best. If a signal cuts the evaluation
+        short, the means are over the batches so far, and compared with the best ones over those.
         """
-        result = self.result
+        result, begin = self.result, time.perf_counter()
         totals: dict[str, float] = defaultdict(float)
+        losses: list[float] = []
         rows = 0
         for batch in self.valid:
-            if result.iterations == 0 and self._interrupted():
-                break  # nothing is trained yet: nobody waits for this figure
-            for name, figure in self.measure(batch).items():
+            if self._is_late(begin):
+                break
+            measured = self.measure(batch)
+            for name, figure in measured.items():
                 totals[name] += figure * batch.rows
+            losses.append(measured["loss"] * batch.rows)
             rows += batch.rows
         figures = {name: total / rows for name, total in totals.items()}
-        val_loss = figures.get("loss")
-        if val_loss is None or val_loss < result.val_loss:
+        best = sum(self._best_losses[: len(losses)]) if self._best_losses else math.inf
+        if not losses or sum(losses) < best:
             result.best_iteration = result.iterations
-            if val_loss is not None:
-                result.val_loss = val_loss
+            if losses:
+                result.val_loss, self._best_losses = figures["loss"], losses
             self.on_best()
         return figures
+
+    def _is_late(self, begin: float) -> bool:
+        """Say whether a signal has been waiting too long for an evaluation begun at a time."""
+        if self.result.iterations == 0:  # nothing is trained yet: nobody waits for the figures
+            return self._interrupt.requested
+        return min(self._interrupt.waited, time.perf_counter() - begin) > PATIENCE
 
 
 @dataclass

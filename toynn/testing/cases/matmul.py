@@ -66,6 +66,7 @@ def _calls(
             "backward_input",
             {"dx": gradients["dx"]},
             {"dy": dy, "w": inputs["w"]},
+            accumulates=("dx",),
             flops=flops,
             **stored,
         ),
