@@ -69,6 +69,14 @@ def test_embedding_expands_the_rows_asked_for(name):
         assert y.tobytes() == dequantize(raw, name, (9, 768))[ids].tobytes()
 
 
+@pytest.mark.parametrize("name", ["F16", "BF16"])
+def test_embedding_of_half_floats_has_rows_of_any_length(name):
+    raw, exact = matrix(np.random.default_rng(5), TYPES[name], 9, 37)[1:]
+    y = np.full((2, 37), np.nan, np.float32)
+    embedding.forward(y, raw, np.array([8, 2], np.int32), name)
+    assert y.tobytes() == exact[[8, 2]].astype(np.float32).tobytes()
+
+
 def test_blocks_may_lie_at_odd_addresses():
     _, raw, exact = matrix(np.random.default_rng(5), TYPES["Q6_K"], 40, 256)
     shifted = np.zeros(raw.size + 1, np.uint8)[1:].reshape(raw.shape)
