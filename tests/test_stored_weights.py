@@ -31,7 +31,8 @@ def products(x, dy, w, b, type, n_threads):
     """The bytes of y, pre and dx."""
     y, pre, dx = (np.full_like(like, np.nan) for like in (dy, dy, x))
     matmul.forward(y, pre, x, w, b, "gelu_tanh", type, n_threads)
-    matmul.backward_input(dx, dy, w, type, n_threads)
+    matmul.backward_input(dx, dy, w, type, n_threads=n_threads)
+    assert all(np.isfinite(product).all() for product in (y, pre, dx))
     return y.tobytes(), pre.tobytes(), dx.tobytes()
 
 
@@ -151,7 +152,7 @@ for type, (elements, _) in BLOCKS.items():
         w = at_an_end(floats if blocks is None else blocks)
         x, y, dx = np.ones((M, K), "f"), np.empty((M, N), "f"), np.empty((M, K), "f")
         matmul.forward(y, None, x, w, None, "none", type, 2)
-        matmul.backward_input(dx, y, w, type, 2)
+        matmul.backward_input(dx, y, w, type, n_threads=2)
         embedding.forward(dx, w, np.full(M, N - 1, np.int32), type, 2)
 """
 
