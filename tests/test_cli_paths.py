@@ -20,21 +20,22 @@ def folder(tmp_path_factory):
     return folder
 
 
-RUN = ("--steps", "1", "--seq", "8", "--batch", "1")
+RUN = ("--steps", "1", "--seq", "8", "--batch", "1", "--data", "RUN/text.txt", "--out", "NEW")
+FILES = ("--adapter", "RUN/adapter.gguf", "--out", "NEW")
 
 
 @pytest.mark.parametrize(
     "words",
     [
         ["info", "RUN"],
-        ["train", "lora", "--model", "RUN", *RUN, "--data", "RUN/text.txt", "--out", "NEW"],
-        ["train", "from-scratch", "--init-from", "RUN", *RUN, "--data", "RUN/text.txt", "--out", "NEW"],
-        ["train", "warm-start", "--donor", "RUN", *RUN, "--data", "RUN/text.txt", "--out", "NEW"],
-        ["fuse", "--model", "RUN", "--adapter", "RUN/adapter.gguf", "--out", "NEW"],
-        ["export", "--model", "RUN", "--adapter", "RUN/adapter.gguf", "--to", "peft", "--out", "NEW"],
+        ["train", "lora", "--model", "RUN", *RUN],
+        ["train", "from-scratch", "--init-from", "RUN", *RUN],
+        ["train", "warm-start", "--donor", "RUN", *RUN],
+        ["fuse", "--model", "RUN", *FILES],
+        ["export", "--model", "RUN", *FILES, "--to", "peft"],
     ],
     ids=lambda words: " ".join(words[:2]),
-)  # fmt: skip
+)
 def test_the_folder_of_a_run_is_its_model(words, folder, tmp_path, capsys):
     names = {"RUN": str(folder), "NEW": str(tmp_path / "new")}
     for short, path in names.items():
