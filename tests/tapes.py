@@ -148,6 +148,11 @@ def layernorm_sharing_a_gain(net):
     return ops.layernorm(s, ops.silu(s, x), w, net.parameter(C))
 
 
+def layernorm_gain_is_bias(net):
+    w = net.parameter(C)
+    return ops.layernorm(net.s, net.activation(), w, w)
+
+
 def layernorm_twice(net):
     s, w, b = net.s, net.parameter(C), net.parameter(C)
     return ops.layernorm(s, ops.silu(s, ops.layernorm(s, net.activation(), w, b)), w, b)
@@ -287,6 +292,7 @@ TAPES = {
     "layernorm": (layernorm, 1e-5),
     "layernorm-eps": (layernorm, 0.3),
     "layernorm-sharing-a-gain": (layernorm_sharing_a_gain,),
+    "layernorm-gain-is-bias": (layernorm_gain_is_bias,),
     "layernorm-twice": (layernorm_twice,),
     "rmsnorm": (rmsnorm, 1e-5),
     "rmsnorm-eps": (rmsnorm, 0.3),

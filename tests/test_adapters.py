@@ -293,6 +293,18 @@ def test_a_folder_that_was_interrupted_is_no_adapter(llama, folder, survivors, m
         adapters.load(folder, llama)
 
 
+def test_a_full_disk_leaves_the_adapter_that_was_there(llama, folder, monkeypatch):
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+
+    def full(file):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(AdapterError, match=r"safetensors: cannot write \d+ bytes .*: No space"):
+        adapters.write_peft(folder, draw(llama, seed=1), llama, overwrite=True)
+    assert before == {path: path.read_bytes() for path in folder.iterdir()}
+
+
 def test_peft_has_no_place_for_everything(bases, tmp_path):
     base = bases["llama"]
     for weight in ("token_embd.weight", "blk.0.attn_sinks.weight", "cls.bias", "blk.weight"):

@@ -92,6 +92,13 @@ def test_what_takes_part(options, kept):
     assert drawn == kept
 
 
+def test_tokens_that_reach_top_p_exactly_are_enough():
+    engine = FakeEngine(vocab=4, context=4)
+    engine.table[:] = 0.0
+    drawn = {sample(engine, [0], 1, temperature=1, top_p=0.5, seed=seed)[0] for seed in range(80)}
+    assert drawn == {0, 1}
+
+
 def test_seed_decides(engine):
     runs = [sample(engine, [0], 30, temperature=1, seed=seed) for seed in (1, 1, 2)]
     assert runs[0] == runs[1] != runs[2]

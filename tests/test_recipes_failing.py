@@ -103,7 +103,7 @@ def test_an_engine_without_memory_says_to_make_a_new_one(allocations):
     allocations["left"] = 0
     with pytest.raises(MemoryError):
         engine.build_training_step()
-    with pytest.raises(LifecycleError, match="build_forward: once only; make a new engine"):
+    with pytest.raises(LifecycleError, match="build_forward: called already; make a new engine"):
         engine.build_training_step()
     allocations["left"] = 0
     other = LlamaSeqEngine()

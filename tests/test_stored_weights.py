@@ -32,6 +32,7 @@ def products(x, dy, w, b, type, n_threads):
     y, pre, dx = (np.full_like(like, np.nan) for like in (dy, dy, x))
     matmul.forward(y, pre, x, w, b, "gelu_tanh", type, n_threads)
     matmul.backward_input(dx, dy, w, type, n_threads=n_threads)
+    assert all(np.isfinite(product).all() for product in (y, pre, dx))
     return y.tobytes(), pre.tobytes(), dx.tobytes()
 
 
@@ -67,6 +68,14 @@ def test_embedding_expands_the_rows_asked_for(name):
         y = np.full((5, 768), np.nan, np.float32)
         embedding.forward(y, raw, ids, name, n_threads)
         assert y.tobytes() == dequantize(raw, name, (9, 768))[ids].tobytes()
+
+
+@pytest.mark.parametrize("name", ["F16", "BF16"])
+def test_embedding_of_half_floats_has_rows_of_any_length(name):
+    raw, exact = matrix(np.random.default_rng(5), TYPES[name], 9, 37)[1:]
+    y = np.full((2, 37), np.nan, np.float32)
+    embedding.forward(y, raw, np.array([8, 2], np.int32), name)
+    assert y.tobytes() == exact[[8, 2]].astype(np.float32).tobytes()
 
 
 def test_blocks_may_lie_at_odd_addresses():

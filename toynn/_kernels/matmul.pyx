@@ -5,9 +5,9 @@
     backward_weight   dw[n,k] = sum_m dy[m,n] x[m,k]
 
 M rows (B*T flattened), N outputs, K inputs. float32, C-contiguous; outputs never alias inputs.
-Saved for backward: pre (M,N), if there is an activation. y is overwritten; dx and dw are too, or
-added to if accumulate is set. The loops are numbered as in Van Zee & van de Geijn 2015 (BLIS),
-doi:10.1145/2764454; here the smaller operand is packed once for all threads, and each
+Saved for backward: pre (M,N), if there is an activation. y is overwritten; dx and dw are
+overwritten, or added to if accumulate is set. The loops are numbered as in Van Zee & van de Geijn
+2015 (BLIS), doi:10.1145/2764454; here the smaller operand is packed once for all threads, and each
 thread packs its share of the larger one just before use.
 
 For forward and backward_input w may be stored in blocks of any type of _format.pxd. It is expanded

@@ -32,7 +32,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # print any path, any text
     try:
-        arguments = _parser().parse_args(argv)
+        arguments, unknown = _parser().parse_known_args(argv)
+        if unknown:
+            words = list(sys.argv[1:] if argv is None else argv)
+            command = " ".join(["toynn", *words[: 2 if words[0] == "train" else 1]])
+            raise ConfigError(
+                f"unrecognized arguments: {' '.join(unknown)} (see `{command} --help`)"
+            )
         code: int = arguments.run(arguments)
         if sys.stdout is not None:  # which it is where the shell has closed it
             sys.stdout.flush()

@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from toynn.cli._paths import model_file
 from toynn.formats import adapters, gguf
 from toynn.formats.adapters import Adapter
 from toynn.formats.fuse import Fused, fuse
@@ -39,7 +40,7 @@ def _add_files(parser: ArgumentParser, kind: str, out: str, *, model: bool) -> N
     base = "the .gguf file that the adapter is for"
     if not model:
         base += ", where --adapter is a folder, or q or k of a llama are adapted"
-    parser.add_argument("--model", type=Path, required=model, metavar="FILE", help=base)
+    parser.add_argument("--model", type=model_file, required=model, metavar="FILE", help=base)
     adapter = "an adapter: a .gguf file, or a folder that PEFT wrote"
     parser.add_argument("--adapter", type=Path, required=True, metavar="PATH", help=adapter)
     parser.add_argument("--out", type=Path, required=True, metavar=kind, help=out)

@@ -3,12 +3,12 @@
 from argparse import Namespace
 from collections import defaultdict
 from math import prod
-from pathlib import Path
 from reprlib import repr  # which shortens long arrays
 from typing import Any
 
 from toynn import engines
 from toynn.cli._numbers import whole
+from toynn.cli._paths import model_file
 from toynn.cli.models import FRESH, default_d_ff
 from toynn.engines import LlamaConfig
 from toynn.errors import ToynnError
@@ -25,7 +25,7 @@ RANK = 8  # of the adapters whose memory is told
 def add_parser(commands: Any) -> None:
     """Add the command to the parser's commands."""
     parser = commands.add_parser("info", help="say what a GGUF file holds")
-    parser.add_argument("file", type=Path, metavar="FILE", help="a .gguf file")
+    parser.add_argument("file", type=model_file, metavar="FILE", help="a .gguf file")
     parser.add_argument("--batch", type=whole(1), default=1, help="sequences a step (%(default)s)")
     parser.add_argument(
         "--seq", type=whole(1), help="tokens a sequence (the model's context, but at most 512)"

@@ -9,6 +9,7 @@ from typing import Any
 import toynn
 from toynn.adamw import AdamW
 from toynn.cli._numbers import real, whole
+from toynn.cli._paths import model_file
 from toynn.cli._run import (
     MIB,
     add_run_arguments,
@@ -32,7 +33,7 @@ from toynn.engines import engine_for
 from toynn.errors import ConfigError
 from toynn.formats import gguf
 from toynn.formats.gguf import GGUFFile
-from toynn.formats.tokenizer import Tokenizer
+from toynn.formats.tokenizer import ByteTokenizer, Tokenizer
 from toynn.options import RecipeOptions
 from toynn.recipes import LoRA
 from toynn.train.folder import RunFolder, Value
@@ -51,7 +52,7 @@ def add_parser(recipes: Any) -> None:
     help_ = "an adapter of a model in a GGUF file, quantized or not, which is only read"
     parser = recipes.add_parser(RECIPE, help=help_, description=help_, allow_abbrev=False)
     model = "the .gguf file of a llama, qwen2, qwen3 or gpt2"
-    parser.add_argument("--model", required=True, metavar="FILE", help=model)
+    parser.add_argument("--model", type=model_file, required=True, metavar="FILE", help=model)
     parser.add_argument("--data", required=True, metavar="PATH", help=DATA)
     add_mask_argument(parser)
     length = "the most tokens of an example, or those of a window of text (default 512)"
@@ -125,8 +126,10 @@ def train_lora(arguments: Namespace) -> int:
     print_result(result, more, folder, time.perf_counter() - start)
     print_test_loss(recipe, data, arguments.batch)
     model, adapter = (shlex.quote(str(path)) for path in (arguments.model, folder.adapter))
-    print(f"try it      toynn generate --model {model} --adapter {adapter} --prompt ...")
-    print(f"            llama-cli -m {model} --lora {adapter}")
+    chat = " --chat" if data.chats else ""
+    print(f"try it      toynn generate --model {model} --adapter {adapter}{chat} --prompt ...")
+    if not isinstance(tokenizer, ByteTokenizer):  # which llama.cpp does not have
+        print(f"            llama-cli -m {model} --lora {adapter}")
     return 130 if result.interrupted else 0
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from toynn.adamw import AdamW
 from toynn.cli._numbers import real, whole
+from toynn.cli._paths import model_file
 from toynn.engines.gpt2 import GPT2Config
 from toynn.engines.llama import LlamaConfig
 from toynn.errors import ConfigError
@@ -168,7 +169,7 @@ def _start_warm(
 
 def _add_init_from(parser: ArgumentParser) -> None:
     source = "start from the weights of a GGUF file, or of a folder in Hugging Face's format"
-    parser.add_argument("--init-from", metavar="PATH", help=source)
+    parser.add_argument("--init-from", type=model_file, metavar="PATH", help=source)
 
 
 def _add_llama_arguments(parser: ArgumentParser) -> None:
@@ -195,7 +196,7 @@ def _add_scratch_arguments(parser: ArgumentParser) -> None:
 
 def _add_warm_arguments(parser: ArgumentParser) -> None:
     donor = "a GGUF file of a llama, qwen2, qwen3 or gpt2, whose embeddings the model sees"
-    parser.add_argument("--donor", required=True, metavar="FILE", help=donor)
+    parser.add_argument("--donor", type=model_file, required=True, metavar="FILE", help=donor)
     start = (
         "donor: its table behind a random lens (the default); pca: behind the lens that keeps most "
         "of the table; scratch: a random table as wide as the donor's, to compare with"

@@ -12,6 +12,7 @@ import toynn
 from toynn.adamw import AdamW
 from toynn.cli import lora, vit
 from toynn.cli._numbers import whole
+from toynn.cli._paths import model_file
 from toynn.cli._run import (
     add_run_arguments,
     add_shape_arguments,
@@ -58,8 +59,8 @@ def _add_arguments(parser: ArgumentParser, recipe: str) -> None:
     """Add what all recipes take."""
     data = f"{DATA}; without it, the language reference that ships with Python"
     parser.add_argument("--data", metavar="PATH", help=data)
-    tokens = "a GGUF file whose tokenizer is used; by default that of --init-from, else bytes"
-    parser.add_argument("--tokenizer", metavar="FILE", help=tokens)
+    tokens = "a GGUF file whose tokenizer is used (default: bytes, or that of --init-from)"
+    parser.add_argument("--tokenizer", type=model_file, metavar="FILE", help=tokens)
     add_mask_argument(parser)
     length = "tokens per window, and the context of a new model (default 128)"
     parser.add_argument("--seq", type=whole(1), default=128, metavar="N", help=length)

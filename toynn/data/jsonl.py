@@ -29,6 +29,7 @@ __all__ = ["Dataset", "Encoder", "read", "windows"]
 
 TRAIN, VALID, TEST = "train.jsonl", "valid.jsonl", "test.jsonl"
 FORMS = (("prompt", "completion"), ("messages",), ("text",))
+ASSISTANT = "assistant"
 ACCEPTED = "text, prompt and completion, or messages"
 KINDS = f"a folder with {TRAIN}, a .jsonl file (one JSON object per line), or a .txt file"
 
@@ -72,6 +73,7 @@ class Dataset:
     test: Examples | None
     seq: int
     notes: list[str]  # lines to be told
+    chats: bool = False  # whether the examples are conversations
 
     def batches(self, batch: int, seed: int) -> ShuffledExamples | RandomWindows:
         """Return endless training batches, with a `state` to go on from."""
@@ -130,7 +132,7 @@ def read(
     seq = min(seq, max(part.longest for part in parts))
     for part in parts:
         part.seq = seq
-    return Dataset(train, valid, test, seq, reader.notes)
+    return Dataset(train, valid, test, seq, reader.notes, bool(reader.roles))
 
 
 def _in_order(part: Examples | Tokens, batch: int, seq: int, max_batches: int) -> list[Batch]:
@@ -176,6 +178,7 @@ class _Reader:
         self.encoder, self.seq, self.vocab_size = encoder, seq, vocab_size
         self.mask_prompt = mask_prompt
         self.notes: list[str] = []
+        self.roles: set[str] = set()  # in conversations
 
     def read(self, path: Path) -> Examples:
         """Read a file; note what was cut and dropped."""
@@ -210,6 +213,12 @@ class _Reader:
         if examples.dropped:
             said += f"; {examples.dropped:,} were dropped: nothing to learn was left in them"
         if not len(examples):
+            if self.roles and ASSISTANT not in self.roles:
+                roles = ", ".join(sorted(self.roles))
+                raise DataError(
+                    f"{said}; expected messages of the role {ASSISTANT}, whose words are learned; "
+                    f"got those of {roles}"
+                )
             raise DataError(f"{said}; use a longer sequence, or shorter prompts")
         self.notes.append(said)
         return examples
@@ -240,6 +249,7 @@ class _Reader:
                         f"{where}: message {index}: expected role and content; got {_keys(message)}"
                     )
                 _string(f"{where}: message {index}", message, key, empty=key == "content")
+        self.roles.update(message["role"] for message in messages)
         try:
             return self.encoder.encode_turns(messages)
         except ToynnError as error:  # the chat template's, most often

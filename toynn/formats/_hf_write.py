@@ -55,6 +55,7 @@ def write(
         temporary.mkdir(parents=True)
         (temporary / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
         save_file(arrays, temporary / WEIGHTS, {"format": "pt"})
+        shutil.copymode(temporary / CONFIG, temporary / WEIGHTS)  # the library's is 0600
         for part in (CONFIG, WEIGHTS):
             with (temporary / part).open("rb") as file:
                 os.fsync(file.fileno())

@@ -3,7 +3,6 @@
 import json
 import os
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from toynn.errors import AdapterError
 from toynn.formats._adapter import BASE_NAME, Adapter, Base, check, is_embedding, text_of
 from toynn.formats._hf_names import Family, heads_of, pairs_apart
 from toynn.formats._peft import CONFIG, SUFFIXES, WEIGHTS, family_of, heads_in
-from toynn.formats.files import through_links, write_atomically
+from toynn.formats.files import write_together
 
 __all__ = ["write_peft"]
 
@@ -56,10 +55,8 @@ def write_peft(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise AdapterError(f"{folder}: cannot make the folder: {error.strerror}") from error
-    with suppress(OSError):  # at no time is an old configuration beside new weights
-        through_links(folder / CONFIG, AdapterError).unlink()
-    write_atomically(folder / WEIGHTS, content, AdapterError)
-    write_atomically(folder / CONFIG, (json.dumps(config, indent=2) + "\n").encode(), AdapterError)
+    text = (json.dumps(config, indent=2) + "\n").encode()
+    write_together({folder / WEIGHTS: content, folder / CONFIG: text}, AdapterError)
 
 
 def _module(adapter: Adapter, family: Family, weight: str) -> str:

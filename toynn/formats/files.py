@@ -3,11 +3,12 @@
 import contextlib
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 from toynn.errors import CheckpointError, ToynnError
 
-__all__ = ["free_space", "through_links", "write_atomically"]
+__all__ = ["free_space", "through_links", "write_atomically", "write_together"]
 
 
 def write_atomically(path: Path, content: bytes, error: type[ToynnError] = CheckpointError) -> None:
@@ -16,21 +17,36 @@ def write_atomically(path: Path, content: bytes, error: type[ToynnError] = Check
     A symbolic link stays, and what it leads to is replaced. Raises ``error``, with the bytes needed
     and free, and leaves the old file as it was.
     """
-    target = through_links(path, error)
-    temporary = target.with_name(f".{target.name}.tmp{os.getpid()}")
+    write_together({path: content}, error)
+
+
+def write_together(contents: Mapping[Path, bytes], error: type[ToynnError]) -> None:
+    """Replace files that belong together: at no time is a new one beside an old one.
+
+    All are on the disk before the first takes its name: where there is no room, as for
+    write_atomically, what was there stays. A crash behind that leaves the first of them at most.
+    """
+    targets = {path: through_links(path, error) for path in contents}
+    temporaries = {t: t.with_name(f".{t.name}.tmp{os.getpid()}") for t in targets.values()}
     try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
+        for path, content in contents.items():
+            with temporaries[targets[path]].open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+        for path in list(contents)[1:]:
+            targets[path].unlink(missing_ok=True)
+        for path in contents:
+            os.replace(temporaries[targets[path]], targets[path])
     except OSError as failure:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
         raise error(
-            f"{path}: cannot write {len(content)} bytes ({free_space(target.parent)}): "
-            f"{failure.strerror or failure}"
+            f"{path}: cannot write {len(contents[path])} bytes "
+            f"({free_space(targets[path].parent)}): {failure.strerror or failure}"
         ) from failure
+    finally:
+        for temporary in temporaries.values():
+            with contextlib.suppress(OSError):
+                temporary.unlink()
 
 
 def through_links(path: Path, error: type[ToynnError]) -> Path:

@@ -1,0 +1,73 @@
+"""Where a path to a model may be the folder of a run, and what else a command says of its words."""
+
+import numpy as np
+import pytest
+from lora_bases import write_base
+from some_adapters import draw
+
+import toynn
+from toynn.cli import main
+from toynn.formats import adapters, gguf
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    write_base(folder / "model.gguf", vocab=256)
+    (folder / "text.txt").write_text("the robot is called zork. " * 20)
+    with gguf.open(folder / "model.gguf") as file:
+        adapters.write_gguf(folder / "adapter.gguf", draw(file))
+    return folder
+
+
+RUN = ("--steps", "1", "--seq", "8", "--batch", "1", "--data", "RUN/text.txt", "--out", "NEW")
+FILES = ("--adapter", "RUN/adapter.gguf", "--out", "NEW")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["info", "RUN"],
+        ["train", "lora", "--model", "RUN", *RUN],
+        ["train", "from-scratch", "--init-from", "RUN", *RUN],
+        ["train", "warm-start", "--donor", "RUN", *RUN],
+        ["fuse", "--model", "RUN", *FILES],
+        ["export", "--model", "RUN", *FILES, "--to", "peft"],
+    ],
+    ids=lambda words: " ".join(words[:2]),
+)
+def test_the_folder_of_a_run_is_its_model(words, folder, tmp_path, capsys):
+    names = {"RUN": str(folder), "NEW": str(tmp_path / "new")}
+    for short, path in names.items():
+        words = [word.replace(short, path) for word in words]
+    assert main(words) == 0
+    assert "llama-cli" not in capsys.readouterr().out  # which knows no tokenizer of bytes
+
+
+def test_a_folder_with_half_an_adapter(folder, tmp_path):
+    """What a run that failed leaves."""
+    with gguf.open(folder / "model.gguf") as base:
+        expected = adapters.load(folder / "adapter.gguf", base)
+        found = adapters.load(folder, base)
+    assert found.tensors.keys() == expected.tensors.keys()
+    for name, values in expected.tensors.items():
+        np.testing.assert_array_equal(found.tensors[name], values)
+
+
+def test_weights_of_a_hugging_face_folder_are_as_readable_as_its_configuration(folder, tmp_path):
+    engine = toynn.LlamaSeqEngine.from_gguf(folder / "model.gguf", 4)
+    engine.export_hf(tmp_path / "hf")
+    modes = {path.stat().st_mode for path in (tmp_path / "hf").iterdir()}
+    assert len(modes) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        (["train", "lora", "--rnk", "3", "--model", "a", "--data", "b"], "toynn train lora"),
+        (["info", "a", "b"], "toynn info"),
+    ],
+)
+def test_a_mistyped_option_names_the_help_of_its_command(words, command, capsys):
+    assert main(words) == 2
+    assert f"(see `{command} --help`)" in capsys.readouterr().err
