@@ -13,7 +13,6 @@ import pytest
 from fake_recipe import FakeRecipe
 from safetensors.numpy import load_file
 
-import toynn
 from toynn.cli import main, train
 from toynn.data.text import Corpus, spaced_windows
 from toynn.engines import ENGINES
@@ -59,22 +58,6 @@ def error_line(capsys):
     assert len(lines) == 1, lines
     assert lines[0].startswith("toynn: error: ")
     return lines[0]
-
-
-def test_version_and_help(capsys):
-    for option in ("--version", "--help"):
-        with pytest.raises(SystemExit) as stop:
-            main([option])
-        assert stop.value.code == 0
-    assert f"toynn {toynn.__version__}" in capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        main(["train", "gpt2", "--help"])
-    assert "--min-lr-ratio N" in capsys.readouterr().out
-
-
-def test_config(capsys):
-    assert main(["config"]) == 0
-    assert toynn.__version__ in capsys.readouterr().out
 
 
 def test_train_fills_the_run_folder(recipe, text, tmp_path, capsys):
@@ -370,36 +353,14 @@ def test_out_that_exists_or_cannot_be_made(recipe, text, tmp_path, capsys):
     assert recipe.steps == 0
 
 
+LLAMA = ("--kv-heads", "1", "--d-ff", "12", "--weight-dtype", "bf16", "--untied", "--qkv-bias")
+LLAMA += ("--checkpointing",)
 REAL = ("--d-model", "8", "--heads", "2", "--layers", "1", "--seq", "8", "--batch", "2")
 # As typed in a terminal: a shell that runs pytest in the background has SIGINT ignored.
 TYPED = (
     "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
     "from toynn.cli import main; sys.exit(main())"
 )
-
-
-def test_module_runs():
-    command = [sys.executable, "-m", "toynn", "train", "gpt2", "--steps", "0"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("toynn: error: argument --steps: must be a whole number")
-    assert "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize("words", [("info",), ("predict", "--model")])
-def test_an_error_is_one_line_that_does_nothing_to_the_terminal(capsys, words):
-    assert main([*words, "\x1b[2Jno\r\nsuch\x07\nfile", *(["a.png"] if words[1:] else [])]) == 2
-    (line,) = capsys.readouterr().err.split("\n")[:-1]
-    assert line.startswith("toynn: error: \ufffd[2Jno such\ufffd file: cannot read: No such file")
-
-
-def test_nobody_may_listen(monkeypatch):
-    monkeypatch.setattr(sys, "stdout", None)  # as after >&- in a shell
-    assert main(["config"]) == 0
-
-
-LLAMA = ("--kv-heads", "1", "--d-ff", "12", "--weight-dtype", "bf16", "--untied", "--qkv-bias")
-LLAMA += ("--checkpointing",)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,7 @@
-"""Where a path to a model may be the folder of a run, and what else a command says of its words."""
+"""All commands: their help, their words, the folder of a run as a path, and who listens."""
+
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -71,3 +74,39 @@ def test_weights_of_a_hugging_face_folder_are_as_readable_as_its_configuration(f
 def test_a_mistyped_option_names_the_help_of_its_command(words, command, capsys):
     assert main(words) == 2
     assert f"(see `{command} --help`)" in capsys.readouterr().err
+
+
+def test_version_and_help(capsys):
+    for option in ("--version", "--help"):
+        with pytest.raises(SystemExit) as stop:
+            main([option])
+        assert stop.value.code == 0
+    assert f"toynn {toynn.__version__}" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["train", "gpt2", "--help"])
+    assert "--min-lr-ratio N" in capsys.readouterr().out
+
+
+def test_config(capsys):
+    assert main(["config"]) == 0
+    assert toynn.__version__ in capsys.readouterr().out
+
+
+def test_module_runs():
+    command = [sys.executable, "-m", "toynn", "train", "gpt2", "--steps", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("toynn: error: argument --steps: must be a whole number")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("words", [("info",), ("predict", "--model")])
+def test_an_error_is_one_line_that_does_nothing_to_the_terminal(capsys, words):
+    assert main([*words, "\x1b[2Jno\r\nsuch\x07\nfile", *(["a.png"] if words[1:] else [])]) == 2
+    (line,) = capsys.readouterr().err.split("\n")[:-1]
+    assert line.startswith("toynn: error: \ufffd[2Jno such\ufffd file: cannot read: No such file")
+
+
+def test_nobody_may_listen(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)  # as after >&- in a shell
+    assert main(["config"]) == 0
