@@ -286,7 +286,7 @@ def test_cifar(tmp_path):
 def test_no_such_path(tmp_path):
     with pytest.raises(DataError, match="none: cannot read: No such file"):
         ImageData.read(tmp_path / "none")
-    with pytest.raises(DataError, match="cannot read: embedded null byte"):
+    with pytest.raises(DataError, match=r"cannot read: .*embedded null"):
         ImageData.read("a\0b")
     save(noise(8, 8), tmp_path / "a.png")
     with pytest.raises(DataError, match=r"a\.png: damaged or of another kind: File is not a zip"):
