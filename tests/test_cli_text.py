@@ -90,6 +90,7 @@ def test_an_adapter_is_trained_and_the_best_one_kept(folder, data, tmp_path, cap
     assert min(losses) < losses[0]
     assert f"before training {losses[0]:.4f}" in printed
     assert ("test        loss" in printed) == (data != "text.txt")
+    assert ("--chat --prompt" in printed) == (data == "chats")
     assert {path.name for path in out.iterdir()} >= {
         "adapter.gguf", "adapter_config.json", "adapter_model.safetensors", "sample.txt"
     }  # fmt: skip
@@ -102,6 +103,19 @@ def test_an_adapter_is_trained_and_the_best_one_kept(folder, data, tmp_path, cap
             adapter = adapters.load(form, file)
             assert adapter.rank == 3 and len(adapter.tensors) == 6
             kept = loss_of(frozen(file, adapter), read.valid_batches(2, 16))
+            assert kept == pytest.approx(min(losses), rel=1e-5)
+
+
+def test_the_best_adapter_is_left_and_not_the_last(folder, tmp_path):
+    out = tmp_path / "run"
+    wild = ("--steps", "2", "--lr", "30", "--min-lr-ratio", "1", "--targets", "all-linear")
+    assert train_lora(folder, "text", out, *wild, "--eval-every", "1") == 0
+    losses, base = losses_of(out), folder / "base.gguf"
+    assert losses[-1] > min(losses) + 0.01
+    read = jsonl.read(folder / "text", Tokenizer.from_gguf(base), 512, vocab_size=10**6)
+    with gguf.open(base) as file:
+        for form in (out / "adapter.gguf", out):
+            kept = loss_of(frozen(file, adapters.load(form, file)), read.valid_batches(2, 16))
             assert kept == pytest.approx(min(losses), rel=1e-5)
 
 
