@@ -1,7 +1,7 @@
 """Rows or blocks of work, dealt to threads.
 
-Each thread gets a stretch of neighbours, and computes with denormals flushed (fpstate.h). What a row
-or a block yields must not depend on who computes it, nor on where the stretches end.
+Each thread gets a stretch of neighbours, and computes with denormals flushed (fpstate.h). What a
+row or a block yields must not depend on who computes it, nor on where the stretches end.
 """
 from cython.parallel cimport parallel, prange
 
