@@ -14,13 +14,13 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from safetensors.numpy import save
 
 from toynn import checks, nn, ops
 from toynn.engines._engine import Engine, Recorded, Shapes, check_sizes, counted
 from toynn.engines._pictures import as_labels, as_patches, as_tokens
 from toynn.engines._timm import check_tensors, class_names, described, metadata_of, resampled
 from toynn.errors import ConfigError, DataError, NonFiniteError
+from toynn.formats import safetensors
 from toynn.formats._hf_files import SafeTensors
 from toynn.formats.files import write_atomically
 from toynn.options import RecipeOptions
@@ -267,8 +267,8 @@ class ViTEngine(Engine[ViTConfig, Pass]):
             raise ConfigError(
                 f"save: class_names needs {self.config.classes} names; got {self.class_names!r}"
             )
-        content = save(self.weights(), metadata_of(asdict(self.config), self.class_names))
-        write_atomically(path, content, DataError)
+        metadata = metadata_of(asdict(self.config), self.class_names)
+        write_atomically(path, safetensors.encode(self.weights(), metadata), DataError)
 
     # -- Recording -----------------------------------------------------------------------------
 
@@ -450,7 +450,7 @@ class ViTEngine(Engine[ViTConfig, Pass]):
         bad = ~np.isfinite(logits).all(axis=1)
         if bad.any():
             raise NonFiniteError(
-                f"{call}: the logits of {int(bad.sum())} of {len(bad)} pictures, the first of them "
+                f"{call}: the logits of {int(bad.sum())} of {bad.size} pictures, the first of them "
                 f"number {int(bad.argmax())}, are not finite: the model's weights may be bad"
             )
         return logits

@@ -14,9 +14,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save
+from safetensors.numpy import load_file
 
 from toynn.errors import CheckpointError, ConfigError
+from toynn.formats import safetensors
 from toynn.formats.files import write_atomically
 
 __all__ = ["RunFolder", "to_toml", "write_atomically"]
@@ -82,7 +83,7 @@ class RunFolder:
 
     def save_weights(self, weights: Weights) -> None:
         """Write model.safetensors in place of the one before."""
-        write_atomically(self.model, save(dict(weights)))
+        write_atomically(self.model, safetensors.encode(weights))
 
     def load_weights(self) -> dict[str, NDArray[np.float32]]:
         """Read model.safetensors back."""
