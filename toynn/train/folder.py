@@ -6,10 +6,12 @@ them; not of a model of pictures), sample.txt (text that the trained model wrote
 matplotlib is installed, loss.png (both losses) and confusion.png (of a classifier's mistakes).
 """
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from types import TracebackType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,14 +51,21 @@ def _toml(value: Value) -> str:
 
 
 class RunFolder:
-    """A new folder; making it fails early, and never over an older run."""
+    """A new folder; making it fails early, and never over an older run.
+
+    Used as a context manager, it goes again when the run fails before ``trained`` is set; behind
+    that the error gets a note that says where the folder is.
+    """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        self.trained = False  # a step was taken: there is something to keep
         self.check_absent(self.path)
+        self._made = [each for each in (self.path, *self.path.parents) if not os.path.lexists(each)]
         try:
             self.path.mkdir(parents=True)
         except OSError as error:
+            self._remove()
             raise ConfigError(
                 f"{self.path}: cannot make the run folder: {error.strerror}"
             ) from error
@@ -66,6 +75,28 @@ class RunFolder:
         self.adapter = self.path / "adapter.gguf"
         self.plot = self.path / "loss.png"
         self.confusion = self.path / "confusion.png"
+
+    def __enter__(self) -> "RunFolder":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is not None and self.trained:
+            error.add_note(f"(the run folder {self.path} has the best weights until then)")
+        elif error is not None:
+            for path in (self.path / "config.toml", self.metrics, self.model, self.adapter):
+                path.unlink(missing_ok=True)
+            self._remove()
+
+    def _remove(self) -> None:
+        """Remove the folders that were made for this run, as far as they are empty."""
+        for folder in self._made:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
 
     @staticmethod
     def check_absent(path: Path) -> None:
