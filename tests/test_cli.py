@@ -280,7 +280,7 @@ def test_a_run_starts_from_a_model(recipe, name, form, models, text, tmp_path):
         (["warm-start", "--donor", "gpt2-bytes.gguf", "--init", "pca"], "expected 1 to 8; got 128"),
         (["warm-start", "--donor", "gpt2-bytes.gguf", "--init", "none"], "invalid choice: 'none'"),
         (["warm-start", "--donor", "gpt2-bytes.gguf", "--untied"], "unrecognized arguments"),
-        (["warm-start", "--donor", "gpt2-bytes.gguf", "--init-from", "x"], "unrecognized arg"),
+        (["warm-start", "--donor", "gpt2-bytes.gguf", "--init-from", "x"], "`toynn train from-"),
     ],
 )
 def test_bad_models(models, capsys, monkeypatch, words, message):
