@@ -239,10 +239,8 @@ class Engine(ABC, Generic[C, R]):
 
     # -- Running -------------------------------------------------------------------------------
 
-    def _train(self, step: R, rows: float, hp: ArrayLike, is_first: bool) -> float:
+    def _train(self, step: R, rows: float, is_first: bool) -> float:
         """Run a fed step; return its loss. ``rows`` of it count against earlier micro-batches."""
-        assert step.hp is not None
-        self.session.upload(step.hp, hp)
         if is_first:
             self.session.reset_moments()
         weight = rows if self.session.pending else 1.0

@@ -155,9 +155,18 @@ class SequenceEngine(Engine[C, Pass], Generic[C]):
     # -- Running -------------------------------------------------------------------------------
 
     def _feed(
-        self, ids: ArrayLike, positions: ArrayLike | None, labels: ArrayLike, *, train: bool
+        self,
+        ids: ArrayLike,
+        positions: ArrayLike | None,
+        labels: ArrayLike,
+        hp: ArrayLike | None = None,
+        *,
+        train: bool,
     ) -> tuple[Pass, float]:
-        """Upload a batch; return its tape's handles, and how many rows of it count."""
+        """Upload a batch; return its tape's handles, and how many rows of it count.
+
+        With ``train`` it gets the next dropout masks, unless something in it is refused.
+        """
         ids, labels = np.asarray(ids), np.asarray(labels)
         step = self._step_for(ids, labels)
         if positions is None:
@@ -166,6 +175,9 @@ class SequenceEngine(Engine[C, Pass], Generic[C]):
         self.session.upload(step.tokens, ids)
         self.session.upload(step.positions, positions)
         self.session.upload(step.labels, labels)
+        if hp is not None:
+            assert step.hp is not None
+            self.session.upload(step.hp, hp)
         if step.dropout is not None:
             self.session.upload(step.dropout, np.array([self.batches, train], np.int32))
         self.batches += train
@@ -187,7 +199,7 @@ class SequenceEngine(Engine[C, Pass], Generic[C]):
         reset, since the first micro-batch overwrites them. Batches given to ``accumulate`` since
         the last step count too, each by its rows.
         """
-        return self._train(*self._feed(seq_ids, positions, labels, train=True), hp, is_first)
+        return self._train(*self._feed(seq_ids, positions, labels, hp, train=True), is_first)
 
     def accumulate(
         self, seq_ids: ArrayLike, positions: ArrayLike | None, labels: ArrayLike

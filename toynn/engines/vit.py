@@ -362,7 +362,11 @@ class ViTEngine(Engine[ViTConfig, Pass]):
         return self.session.record(("step", batch, dense), build)
 
     def _feed(
-        self, image: ArrayLike, cls_idx: ArrayLike | None, labels: ArrayLike
+        self,
+        image: ArrayLike,
+        cls_idx: ArrayLike | None,
+        labels: ArrayLike,
+        hp: ArrayLike | None = None,
     ) -> tuple[Pass, float]:
         """Upload a batch; return its tape's handles, and how many pictures of it count."""
         self._check_built("step")
@@ -373,6 +377,9 @@ class ViTEngine(Engine[ViTConfig, Pass]):
         assert step.labels is not None
         self._upload(step, patches, tokens)
         self.session.upload(step.labels, answers)
+        if hp is not None:
+            assert step.hp is not None
+            self.session.upload(step.hp, hp)
         return step, counted(answers)
 
     def _upload(self, found: Pass, patches: NDArray[Any], tokens: NDArray[np.int64]) -> None:
@@ -399,7 +406,7 @@ class ViTEngine(Engine[ViTConfig, Pass]):
         hp: the 7-slot row of AdamW. ``is_first`` zeroes the moments first. Batches given to
         ``accumulate`` since the last step count too, each by its pictures.
         """
-        return self._train(*self._feed(image, cls_idx, labels), hp, is_first)
+        return self._train(*self._feed(image, cls_idx, labels, hp), is_first)
 
     def accumulate(self, image: ArrayLike, cls_idx: ArrayLike | None, labels: ArrayLike) -> float:
         """Add one micro-batch's gradients to the next step's; return its loss."""
