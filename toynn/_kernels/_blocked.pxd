@@ -11,15 +11,20 @@ from toynn._kernels._common cimport (
     LANES, add_products, flush_denormals, fpstate, restore_fpstate, sum_lanes,
 )
 from toynn._kernels._gelu cimport gelu_exact, gelu_tanh
-from toynn._kernels._gemm cimport multiply, multiply_panels
+from toynn._kernels._gemm cimport (
+    begin_tiles, end_tiles, multiply, multiply_panels, multiply_panels_in_tiles, multiply_rows,
+    splits_exactly,
+)
 from toynn._kernels._panels cimport (
-    KC, LINE, Operand, aligned, blocks_of, pack, panel_floats, panel_start, panels, steps, stretch,
+    KC, LINE, Operand, aligned, blocks_of, floats_at, pack, panel_floats, panel_start, panels,
+    steps, stretch, terms_per_pass,
 )
 
 cdef enum:
     SMALL = 1 << 21   # multiplications (20 us) for which threads and packing cost too much
     SHARED = 3 << 18  # floats of the packed smaller operand (3 MB): it stays in L3
     OWN = 3 << 15     # floats of a thread's packed share (384 KB): it stays in L2
+    OWN_TILES = 5 << 16  # the same for tiles (1.25 MB): CPUs that have them have 2 MB of L2
     FEW = 3           # rows of x for which packing w costs more time than it saves
     OUTPUTS = 16      # columns of y per task, for so few rows
 
@@ -53,14 +58,15 @@ cdef struct Plan:
 cdef inline Plan _plan(const Product* p, int n_threads) noexcept nogil:
     cdef Plan plan
     cdef bint a_is_smaller = p.a.size <= p.b.size
-    cdef Py_ssize_t kc = min(p.K, KC)
+    cdef Py_ssize_t kc = min(p.K, terms_per_pass(&p.a))
+    cdef Py_ssize_t room = OWN_TILES if p.a.parts else OWN
     plan.shared = &p.a if a_is_smaller else &p.b
     plan.own = &p.b if a_is_smaller else &p.a
     cdef Py_ssize_t shared_panel = panel_floats(plan.shared, kc)
     cdef Py_ssize_t own_panel = panel_floats(plan.own, kc)
     plan.slice = min(panels(plan.shared), SHARED // shared_panel)
-    plan.most_own_floats = min(panels(plan.own), OWN // own_panel) * own_panel
-    plan.groups = blocks_of(panels(plan.own), OWN // own_panel)
+    plan.most_own_floats = min(panels(plan.own), room // own_panel) * own_panel
+    plan.groups = blocks_of(panels(plan.own), room // own_panel)
     plan.groups = blocks_of(plan.groups, n_threads) * n_threads  # each thread gets as many
     plan.groups = min(plan.groups, panels(plan.own))
     plan.shared_floats = plan.slice * shared_panel
@@ -113,18 +119,40 @@ cdef inline void _finish(
         _finish_row(p, i * p.b.size + column, column, columns)
 
 
+cdef inline void _multiply_as_floats(
+    const Product* p, Py_ssize_t a, Py_ssize_t b, Py_ssize_t k, Py_ssize_t kc
+) noexcept nogil:
+    """Panel a by panel b from the operands as they are, whatever their numbers."""
+    cdef Py_ssize_t N = p.b.size, row = panel_start(&p.a, a), t, first
+    cdef Operand rows = floats_at(
+        p.a.x + row * p.a.stride, panel_start(&p.a, a + 1) - row, p.a.stride, p.a.k_stride, True
+    )
+    cdef Operand columns = p.b
+    columns.parts = 0
+    for t in range(blocks_of(kc, KC)):
+        first = t * KC
+        multiply_rows(
+            p.c + row * N + panel_start(&p.b, b), N, &rows, &columns, b, k + first,
+            min(KC, kc - first), p.add or k + first > 0,
+        )
+
+
 cdef inline void _multiply_panels(
     const Product* p, Py_ssize_t a, const float* a_packed, Py_ssize_t b, const float* b_packed,
     Py_ssize_t k, Py_ssize_t kc,
 ) noexcept nogil:
     """Panel a by panel b: one tile of C."""
-    cdef Py_ssize_t N = p.b.size
+    cdef Py_ssize_t N = p.b.size, n = steps(&p.a, kc)
     cdef Py_ssize_t row = panel_start(&p.a, a), rows = panel_start(&p.a, a + 1) - row
     cdef Py_ssize_t column = panel_start(&p.b, b), columns = panel_start(&p.b, b + 1) - column
-    multiply_panels(
-        p.c + row * N + column, N, a_packed, b_packed, rows, columns, steps(&p.a, kc), p.a.pairs,
-        p.add or k > 0,
-    )
+    cdef float* c = p.c + row * N + column
+    cdef bint add = p.add or k > 0
+    if not p.a.parts:
+        multiply_panels(c, N, a_packed, b_packed, rows, columns, n, p.a.pairs, add)
+    elif p.a.parts == 1 or splits_exactly(p.a.parts, n, a_packed, b_packed):
+        multiply_panels_in_tiles(c, N, a_packed, b_packed, rows, columns, p.a.parts, n, add)
+    else:
+        _multiply_as_floats(p, a, b, k, kc)
 
 
 cdef inline void _pack_part(
@@ -176,17 +204,20 @@ cdef inline void _multiply_blocked(const Product* p, void* workspace, int n_thre
     cdef float* own = shared + plan.shared_floats
     cdef Py_ssize_t slices = blocks_of(panels(plan.shared), plan.slice)
     cdef Py_ssize_t g, i = 0, j, t = 0, s0 = 0, s1 = 0, k = 0, kc = 0
+    cdef Py_ssize_t most = terms_per_pass(&p.a)
     cdef fpstate before = 0
     with parallel(num_threads=n_threads):
         before = flush_denormals()
+        if p.a.parts:
+            begin_tiles()
         # LOOP 5 cuts the smaller side, rows or columns, so that a packed slice stays in L3.
         for i in range(slices):
             s0 = i * plan.slice
             s1 = min(s0 + plan.slice, panels(plan.shared))
             # LOOP 4 cuts the sums into KC terms. Not parallel: its rounds add to the same C.
-            for t in range(blocks_of(p.K, KC)):
-                k = t * KC
-                kc = min(KC, p.K - k)
+            for t in range(blocks_of(p.K, most)):
+                k = t * most
+                kc = min(most, p.K - k)
                 for j in prange(n_threads, schedule="static"):
                     _pack_part(&plan, shared, s0, s1, j, n_threads, k, kc)
                 # LOOP 3 deals groups of the larger side's panels to the threads.
@@ -194,6 +225,8 @@ cdef inline void _multiply_blocked(const Product* p, void* workspace, int n_thre
                     _multiply_group(
                         p, &plan, shared, own + threadid() * plan.own_floats, s0, s1, g, k, kc
                     )
+        if p.a.parts:
+            end_tiles()
         restore_fpstate(before)
 
 
