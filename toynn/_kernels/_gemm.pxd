@@ -5,12 +5,12 @@ the panels, the buffers and the threads around it. How a packed panel looks and 
 multiplies it is known here, in _panels.pxd, gemm.h and gemm_bf16.h only.
 """
 from toynn._kernels._panels cimport (
-    KC, LINE, MR, NR, Operand, aligned, blocks_of, pack, panel_start, panels,
+    KC, LINE, MR, NR, V, Operand, aligned, blocks_of, pack, panel_start, panels,
 )
 
 cdef extern from "gemm.h" nogil:
     void tile_in_place "tn_tile" (
-        int h, Py_ssize_t kc, const float* a, Py_ssize_t a_row, Py_ssize_t a_k,
+        int h, int width, Py_ssize_t kc, const float* a, Py_ssize_t a_row, Py_ssize_t a_k,
         const float* b, Py_ssize_t b_k, float* c, Py_ssize_t ldc, bint add,
     ) noexcept
     void tile_packed "tn_tile_packed" (
@@ -55,7 +55,8 @@ cdef inline void multiply(
 ) noexcept nogil:
     """C (+)= A B on one thread, for blocks that stay in cache.
 
-    A is read where it is, and so is B where NR columns lie side by side; else they are packed.
+    A is read where it is, and so is B where a tile's columns lie side by side; else they are
+    packed.
     """
     cdef float buffer[NR * KC + LINE]
     cdef float* packed = aligned(buffer)
@@ -64,14 +65,15 @@ cdef inline void multiply(
     cdef Py_ssize_t k_blocks = blocks_of(K, KC), a_panels = panels(a)
     cdef const float* b_panel
     cdef const float* a_panel
-    cdef int rows
+    cdef int rows, width
     for q in range(panels(b)):
         column = q * NR
         columns = min(NR, b.size - column)
+        width = V if columns <= V else NR
         for t in range(k_blocks):
             k = t * KC
             kc = min(KC, K - k)
-            if b.expand == NULL and b.stride == 1 and columns == NR:
+            if b.expand == NULL and b.stride == 1 and columns == width:
                 b_panel = b.x + column + k * b.k_stride
                 b_k = b.k_stride
             else:
@@ -82,13 +84,14 @@ cdef inline void multiply(
                 row = panel_start(a, p)
                 rows = panel_start(a, p + 1) - row
                 a_panel = a.x + row * a.stride + k * a.k_stride
-                if columns == NR:
+                if columns == width:
                     tile_in_place(
-                        rows, kc, a_panel, a.stride, a.k_stride, b_panel, b_k,
+                        rows, width, kc, a_panel, a.stride, a.k_stride, b_panel, b_k,
                         c + row * ldc + column, ldc, add or t > 0,
                     )
                 else:
                     tile_in_place(
-                        rows, kc, a_panel, a.stride, a.k_stride, b_panel, b_k, tile, NR, False
+                        rows, width, kc, a_panel, a.stride, a.k_stride, b_panel, b_k, tile, NR,
+                        False,
                     )
                     copy_tile(c + row * ldc + column, ldc, tile, rows, columns, add or t > 0)
