@@ -20,7 +20,7 @@ from cpython.pycapsule cimport PyCapsule_New
 from libc.stdlib cimport free, malloc
 
 from toynn._kernels._blocked cimport (
-    FEW, GELU_EXACT, GELU_TANH, NONE, Activation, Product, is_small, multiply_matrices,
+    FEW, GELU_EXACT, GELU_TANH, NONE, Activation, Product, is_packed, multiply_matrices,
     scratch_floats,
 )
 from toynn._kernels._common cimport at1, at2
@@ -66,7 +66,7 @@ cdef Product _product(
         p.a = floats_at(a, N, 1, N, True)
         p.b = floats_at(<const float*>b, K, 1, K, False)
         p.K = M
-    p.a.pairs = p.b.pairs = _pairs and precision == MEDIUM and not (p.few or is_small(&p))
+    p.a.pairs = p.b.pairs = _pairs and precision == MEDIUM and is_packed(&p)
     return p
 
 
