@@ -1,5 +1,6 @@
 """All commands: their help, their words, the folder of a run as a path, and who listens."""
 
+import os
 import subprocess
 import sys
 
@@ -98,6 +99,31 @@ def test_module_runs():
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("toynn: error: argument --steps: must be a whole number")
     assert "Traceback" not in done.stderr
+
+
+SCRIPT = "import sys\nfrom toynn.cli import main\nsys.exit(main())\n"
+
+
+@pytest.mark.parametrize("way", ["-m", "-mtoynn", "the script", "import"])
+def test_a_level_that_there_is_not(way, tmp_path):
+    (tmp_path / "toynn").write_text(SCRIPT)
+    words = {
+        "-m": ["-X", "utf8", "-m", "toynn", "config"],
+        "-mtoynn": ["-mtoynn"],
+        "the script": [str(tmp_path / "toynn"), "config"],
+        "import": ["-c", "import toynn", "toynn"],
+    }[way]
+    environment = {**os.environ, "TOYNN_ISA": "avx1024"}
+    done = subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, env=environment, timeout=60
+    )
+    *before, line = done.stderr.splitlines()
+    assert "TOYNN_ISA=avx1024: this build has no such level; usable here: generic" in line
+    if way == "import":
+        assert (done.returncode, line.split(":")[0]) == (1, "ImportError")
+    else:
+        assert (done.returncode, before, done.stdout) == (2, [], "")
+        assert line.startswith("toynn: error: ")
 
 
 @pytest.mark.parametrize("words", [("info",), ("predict", "--model")])

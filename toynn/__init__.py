@@ -4,8 +4,20 @@ A recipe (``toynn.recipes.GPT2``) records one training step on a tape, once; the
 compiled; after that a step uploads a few small inputs, runs one program and reads one float.
 """
 
+import sys
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
+
+try:
+    import_module("toynn._kernels")
+except ImportError as error:  # none were built, or TOYNN_ISA asks for what there is not
+    # `python -m toynn` and the script `toynn` are here before any module of theirs is.
+    program = "".join(sys.orig_argv[-len(sys.argv) :][:1])
+    if Path(program).stem not in ("toynn", "-mtoynn"):
+        raise
+    print(f"toynn: error: {error}", file=sys.stderr)
+    sys.exit(2)
 
 from toynn import adamw, engines, errors, ops, recipes, schedule
 from toynn.adamw import AdamW

@@ -3,7 +3,8 @@
 Each op is one Cython file here, compiled once per level (setup.py) as
 ``toynn._kernels.<level>.<op>``. This module chooses a level, once, at import, and gives its modules
 the plain names: ``toynn._kernels.rmsnorm`` is the rmsnorm of the chosen level. What a level has no
-module of its own for, it takes from the one below. ``TOYNN_ISA=avx2`` forces a level.
+module of its own for, it takes from the one below. ``TOYNN_ISA=avx2`` forces a level. ``limits`` is
+compiled likewise, but no op: what the CPU could do at best.
 """
 
 import os
@@ -32,10 +33,10 @@ __all__ = [
     "supported_levels",
 ]
 
+_built = {module.name for module in iter_modules([str(Path(__file__).parent / "generic")])}
+
 #: Names of all ops: whatever was built, the same at every level.
-OPS = tuple(
-    sorted(module.name for module in iter_modules([str(Path(__file__).parent / "generic")]))
-)
+OPS = tuple(sorted(_built - {"limits"}))
 
 
 def built_levels() -> list[str]:
@@ -65,5 +66,5 @@ def load(op: str, at: str) -> ModuleType:
 
 
 level = _choose()
-for _op in OPS:
+for _op in _built:
     globals()[_op] = sys.modules[f"{__name__}.{_op}"] = load(_op, level)

@@ -5,12 +5,12 @@ the panels, the buffers and the threads around it. How a packed panel looks and 
 multiplies it is known here, in _panels.pxd, gemm.h, gemm_bf16.h and gemm_amx.h only.
 """
 from toynn._kernels._panels cimport (
-    KC, LINE, MR, NR, SIDE, Operand, aligned, blocks_of, pack, panel_start, panels,
+    KC, LINE, MR, NR, SIDE, V, Operand, aligned, blocks_of, pack, panel_start, panels,
 )
 
 cdef extern from "gemm.h" nogil:
     void tile_in_place "tn_tile" (
-        int h, Py_ssize_t kc, const float* a, Py_ssize_t a_row, Py_ssize_t a_k,
+        int h, int width, Py_ssize_t kc, const float* a, Py_ssize_t a_row, Py_ssize_t a_k,
         const float* b, Py_ssize_t b_k, float* c, Py_ssize_t ldc, bint add,
     ) noexcept
     void tile_packed "tn_tile_packed" (
@@ -82,7 +82,8 @@ cdef inline void multiply_rows(
 ) noexcept nogil:
     """Rows of A times panel q of B, for up to KC terms from k on: float32 sums of floats.
 
-    A is read where it is, and so is B where NR columns lie side by side; else they are packed.
+    A is read where it is, and so is B where a tile's columns lie side by side; else they are
+    packed.
     """
     cdef float buffer[NR * KC + LINE]
     cdef float* packed = aligned(buffer)
@@ -90,8 +91,8 @@ cdef inline void multiply_rows(
     cdef Py_ssize_t p, row, b_k = NR, columns = min(NR, b.size - q * NR)
     cdef const float* b_panel = packed
     cdef const float* a_panel
-    cdef int rows
-    if b.expand == NULL and b.stride == 1 and columns == NR:
+    cdef int rows, width = V if columns <= V else NR
+    if b.expand == NULL and b.stride == 1 and columns == width:
         b_panel = b.x + q * NR + k * b.k_stride
         b_k = b.k_stride
     else:
@@ -100,12 +101,15 @@ cdef inline void multiply_rows(
         row = panel_start(a, p)
         rows = panel_start(a, p + 1) - row
         a_panel = a.x + row * a.stride + k * a.k_stride
-        if columns == NR:
+        if columns == width:
             tile_in_place(
-                rows, kc, a_panel, a.stride, a.k_stride, b_panel, b_k, c + row * ldc, ldc, add
+                rows, width, kc, a_panel, a.stride, a.k_stride, b_panel, b_k, c + row * ldc, ldc,
+                add,
             )
         else:
-            tile_in_place(rows, kc, a_panel, a.stride, a.k_stride, b_panel, b_k, tile, NR, False)
+            tile_in_place(
+                rows, width, kc, a_panel, a.stride, a.k_stride, b_panel, b_k, tile, NR, False
+            )
             copy_tile(c + row * ldc, ldc, tile, rows, columns, add)
 
 
@@ -116,6 +120,4 @@ cdef inline void multiply(
     cdef Py_ssize_t q, t
     for q in range(panels(b)):
         for t in range(blocks_of(K, KC)):
-            multiply_rows(
-                c + q * NR, ldc, a, b, q, t * KC, min(KC, K - t * KC), add or t > 0
-            )
+            multiply_rows(c + q * NR, ldc, a, b, q, t * KC, min(KC, K - t * KC), add or t > 0)

@@ -10,10 +10,10 @@ summed in 16 partial sums (partial), the blocks in double: the same for any thre
 Source: Pascanu et al. 2013, arXiv:1211.5063, algorithm 1.
 """
 from cpython.pycapsule cimport PyCapsule_New
-from cython.parallel cimport parallel, prange
 from libc.math cimport NAN, isfinite, sqrt
 
-from toynn._kernels._common cimport at1, dot_, flush_denormals, fpstate, restore_fpstate
+from toynn._kernels._common cimport at1, dot_
+from toynn._kernels._parallel cimport parallel_for
 from toynn._kernels.abi cimport KernelArgs, kernel_fn
 
 from toynn._kernels._check import check
@@ -24,23 +24,26 @@ cdef enum:
 ELEMENTS_PER_PARTIAL = BLOCK  # for whoever makes partial
 
 
+cdef void _sum_squares(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+    """A partial sum for each block."""
+    cdef float* partial = <float*>a.t[2]
+    cdef const float* g = <const float*>a.t[3]
+    cdef Py_ssize_t b, i, n = a.n[0]
+    for b in range(first, last):
+        i = b * BLOCK
+        partial[b] = dot_(g + i, g + i, min(BLOCK, n - i))
+
+
 cdef void _forward(KernelArgs* a) noexcept nogil:
     """Tensors norm, scale, partial, g, control; size n."""
     cdef float* norm = <float*>a.t[0]
     cdef float* scale = <float*>a.t[1]
-    cdef float* partial = <float*>a.t[2]
-    cdef const float* g = <const float*>a.t[3]
+    cdef const float* partial = <const float*>a.t[2]
     cdef const float* control = <const float*>a.t[4]
-    cdef Py_ssize_t b, i, n = a.n[0], blocks = (n + BLOCK - 1) // BLOCK
+    cdef Py_ssize_t b, blocks = (a.n[0] + BLOCK - 1) // BLOCK
     cdef float max_norm = control[0], weight_inverse = control[1], clip = 1
     cdef double total = 0
-    cdef fpstate before = 0
-    with parallel(num_threads=a.n_threads):
-        before = flush_denormals()
-        for b in prange(blocks, schedule="static"):
-            i = b * BLOCK
-            partial[b] = dot_(g + i, g + i, min(BLOCK, n - i))
-        restore_fpstate(before)
+    parallel_for(_sum_squares, a, blocks)
     for b in range(blocks):
         total += partial[b]
     norm[0] = weight_inverse * sqrt(total)

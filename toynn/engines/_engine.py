@@ -58,7 +58,7 @@ class Recorded:
     """Handles of one recorded tape: forward only, or a whole training step."""
 
     tape: Tape
-    logits: Tensor
+    logits: Tensor | None = None
     labels: Tensor | None = None
     hp: Tensor | None = None
     loss: Tensor | None = None
@@ -88,7 +88,7 @@ class Engine(ABC, Generic[C, R]):
     t_labels: Tensor
     t_hp: Tensor
     t_loss: Tensor
-    t_logits: Tensor
+    t_logits: Tensor | None  # None: computed in chunks of rows, see ops.linear_cross_entropy
 
     def __init__(self, backend: str = "cpu", n_threads: int | None = None) -> None:
         self._backend, self._n_threads = backend, n_threads
@@ -239,10 +239,8 @@ class Engine(ABC, Generic[C, R]):
 
     # -- Running -------------------------------------------------------------------------------
 
-    def _train(self, step: R, rows: float, hp: ArrayLike, is_first: bool) -> float:
+    def _train(self, step: R, rows: float, is_first: bool) -> float:
         """Run a fed step; return its loss. ``rows`` of it count against earlier micro-batches."""
-        assert step.hp is not None
-        self.session.upload(step.hp, hp)
         if is_first:
             self.session.reset_moments()
         weight = rows if self.session.pending else 1.0
