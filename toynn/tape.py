@@ -23,6 +23,12 @@ from toynn.precision import PRECISIONS
 __all__ = ["Node", "Op", "Role", "Tape", "Tensor"]
 
 
+#: What a printed tape says of each node; the shape is that of the first tensor that it writes.
+COLUMNS = ("", "", "op", "writes; saves", "shape", "reads", "MFLOP", "kB")
+FIGURES = (0, 6, 7)  # of the columns
+WIDTH = 120  # of its lines, if names need no more than 20 of it
+
+
 class Role(Enum):
     """What a tensor is for; decides who owns its memory and for how long."""
 
@@ -259,28 +265,15 @@ class Tape:
     # -- Showing the step ----------------------------------------------------------------------
 
     def __str__(self) -> str:
-        rows = [("", "", "op", "writes", "saves", "reads", "MFLOP", "kB")]
-        for i, node in enumerate(self.nodes):
-            rows.append(
-                (
-                    str(i),
-                    node.segment,
-                    _called(node),
-                    _names(node.outputs, with_shape=True),
-                    _names(node.saved),
-                    _names(node.inputs),
-                    f"{node.flops / 1e6:.3f}",
-                    f"{node.nbytes / 1e3:.1f}",
-                )
-            )
-        widths = [max(len(row[column]) for row in rows) for column in range(8)]
-        return "\n".join(
-            "  ".join(
-                cell.rjust(width) if column in (0, 6, 7) else cell.ljust(width)
-                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-            ).rstrip()
-            for row in rows
-        )
+        rows = [COLUMNS, *(_cells(i, node) for i, node in enumerate(self.nodes))]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        # Names share what the other columns leave of a line.
+        writes, reads = COLUMNS.index("writes; saves"), COLUMNS.index("reads")
+        room = WIDTH + 2 - sum(width + 2 for width in widths) + widths[writes] + widths[reads]
+        half = max(room // 2, 20)
+        widths[writes] = min(widths[writes], max(half, room - widths[reads]))
+        widths[reads] = min(widths[reads], max(half, room - widths[writes]))
+        return "\n".join(_line(row, widths) for row in rows)
 
     def to_json(self) -> str:
         """Return the nodes as a JSON array, in order."""
@@ -312,11 +305,46 @@ def _quoted(name: str) -> str:
     return name.replace('"', "#quot;")
 
 
-def _names(tensors: Iterable[Tensor | None], *, with_shape: bool = False) -> str:
-    """Names of tensors; a long list is cut."""
-    shown = [(repr(t) if with_shape else t.name) for t in tensors if t is not None]
-    if len(shown) > 6:
-        shown = [*shown[:4], f"... {len(shown) - 5} more", shown[-1]]
+def _cells(number: int, node: Node) -> tuple[str, ...]:
+    """Return what the columns of a printed tape say of a node."""
+    shapes = [str(tensor.shape) for tensor in node.outputs if tensor is not None]
+    saved = _names(node.saved)
+    return (
+        str(number),
+        node.segment,
+        _called(node),
+        _names(node.outputs) + (saved and f"; {saved}"),
+        shapes[0] if shapes else "",
+        _names(node.inputs),
+        _figure(node.flops / 1e6, 3),
+        _figure(node.nbytes / 1e3, 1),
+    )
+
+
+def _figure(number: float, digits: int) -> str:
+    return f"{number:.{digits if number < 100 else 0}f}"
+
+
+def _line(row: Iterable[str], widths: Iterable[int]) -> str:
+    """Fill the cells of a row up to the widths of their columns; what is longer ends in dots."""
+    cells = []
+    for column, (cell, width) in enumerate(zip(row, widths, strict=True)):
+        cut = cell if len(cell) <= width else f"{cell[: width - 3]}..."
+        cells.append(cut.rjust(width) if column in FIGURES else cut.ljust(width))
+    return "  ".join(cells).rstrip()
+
+
+def _names(tensors: Iterable[Tensor | None]) -> str:
+    """Names of tensors; of a name that begins as the one in front of it, the rest."""
+    shown: list[str] = []
+    stem = None
+    for name in (tensor.name for tensor in tensors if tensor is not None):
+        rest = name.removeprefix(stem or "")
+        if stem is not None and rest.startswith(("+", ".")):
+            shown.append(rest)
+        else:
+            shown.append(name)
+            stem = name
     return ", ".join(shown)
 
 
