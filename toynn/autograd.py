@@ -2,7 +2,8 @@
 
 The rules live in ops/ beside the ops. This module owns what they have in common: which tensors
 want a gradient, where it goes, and that contributions from several uses are added.
-A block of nodes (``Tape.block``) may be computed once more before its backward: checkpointing.py.
+A block of nodes (``Tape.block``) may be computed once more before its backward, and what is cheap
+is computed again rather than kept: checkpointing.py.
 Source: Griewank & Walther, Evaluating Derivatives, 2nd ed. 2008, chapter 3.
 """
 
