@@ -8,6 +8,8 @@ import pytest
 
 import toynn
 from toynn import ops
+from toynn._kernels import has_openmp
+from toynn.backends.cpu import threads
 from toynn.backends.cpu.crew import Crew
 
 MS = 1_000_000
@@ -105,8 +107,10 @@ def test_one_thread_stays_one():
     assert machine.crew.size == machine.crew.full == 1
 
 
-def test_a_session_tries_fewer_threads_says_so_and_computes_the_same():
-    s = toynn.Session(n_threads=2)
+@pytest.mark.skipif(not has_openmp(), reason="built without OpenMP: one thread")
+def test_a_session_tries_fewer_threads_says_so_and_computes_the_same(monkeypatch):
+    monkeypatch.setattr(threads, "_chosen", 2)
+    s = toynn.Session()
     x, w = s.input("x", (256, 512)), s.parameter("w", (512, 512))
     y = s.output(ops.linear(s, x, w))
     s.finalize_weights()
