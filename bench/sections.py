@@ -326,6 +326,21 @@ def memory(n_threads: int, rounds: int, only: str) -> None:
             print(f"{who} {precision:15}{most / 1e9:12.2f}{before / 1e9:20.2f}{told}", flush=True)
 
 
+def busy(n_threads: int, rounds: int, only: str) -> None:
+    """Mean milliseconds of toynn's steps alone, and beside one and two busy processes."""
+    import busy as others
+    import steps
+
+    print(f"{'ms per step, mean':28}{'alone':>10}{'beside 1':>10}{'beside 2':>10}", flush=True)
+    for name, shape in steps.STEPS.items():
+        if only not in name:
+            continue
+        ids, labels = np.random.default_rng(0).integers(0, shape.vocab, (2, shape.B * shape.T))
+        step = steps.toynn_step(shape, ids, labels, n_threads)
+        row = "".join(f"{others.mean_ms(step, n):10.1f}" for n in (0, 1, 2))
+        print(f"{name:28}{row}", flush=True)
+
+
 SECTIONS = {
     "matmul": matmul,
     "medium": medium,
@@ -340,6 +355,7 @@ SECTIONS = {
     "load": load,
     "scaling": scaling,
     "memory": memory,
+    "busy": busy,
 }
 
 
