@@ -302,6 +302,15 @@ def test_predict_goes_on_after_a_bad_picture(run, tmp_path, capsys):
     ]
 
 
+def test_predict_with_weights_that_overflow(run, tmp_path, capsys):
+    model = ViTEngine.load(run / "model.safetensors")
+    model.load_weights({name: np.full(w.shape, 3e38) for name, w in model.weights().items()})
+    model.save(tmp_path / "b.safetensors")
+    picture = str(save(of_class(2), tmp_path / "a.png"))
+    assert main(["predict", "--model", str(tmp_path / "b.safetensors"), picture]) == 2
+    assert "not finite: the model's weights may be bad" in error_line(capsys)
+
+
 @pytest.mark.parametrize("model", ["nothing", "."])
 def test_predict_without_a_model(model, run, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)

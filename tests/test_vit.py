@@ -9,6 +9,7 @@ from vits import SIZES, VARIANTS, config, cut, make, pictures, shake
 import toynn
 from toynn import ConfigError, LabelError, LifecycleError, RecipeOptions, ShapeError, ViTConfig
 from toynn.engines import ViTEngine
+from toynn.errors import NonFiniteError
 from toynn.recipes import VitTiny
 from toynn.testing import gradcheck
 
@@ -267,6 +268,18 @@ def test_probabilities_and_predictions():
     assert odds.dtype == np.float32
     assert engine.predict(pixels).tolist() == odds.argmax(axis=1).tolist()
     assert engine.predict(pixels[0]).shape == (1,)
+
+
+def test_bad_weights_or_pixels_are_no_class():
+    engine = make().engine
+    pixels, _ = pictures(RNG(7), 5)
+    pixels[3, 0, 0] = np.inf
+    for call in (engine.predict, engine.probabilities):
+        with pytest.raises(NonFiniteError, match=r"1 of 5 pictures, the first of them number 3,"):
+            call(pixels)
+    engine.load_weights(engine.weights() | {"head.bias": [0, 1, np.nan, 2, 3]})
+    with pytest.raises(NonFiniteError, match=r"predict: the logits of 2 of 2 pictures"):
+        engine.predict(pixels[:2])
 
 
 def test_the_last_block_computes_only_what_the_head_reads():

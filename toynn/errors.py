@@ -52,7 +52,7 @@ class CheckpointError(ToynnError, RuntimeError):
 
 
 class NonFiniteError(ToynnError, ArithmeticError):
-    """A gradient is NaN or infinite; the weights and moments were left as they were."""
+    """A gradient is NaN or infinite, and weights and moments were left as they were; or a logit."""
 
 
 class BackendUnavailable(ToynnError, RuntimeError):

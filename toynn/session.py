@@ -8,6 +8,7 @@ LifecycleError, which names the call that is missing.
 """
 
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from math import isfinite
 from typing import Any, NoReturn, TypeVar
@@ -26,6 +27,8 @@ from toynn.updates import Updates
 __all__ = ["Session"]
 
 _COMPUTED = (Role.ACTIVATION, Role.GRADIENT)
+MOST_RECORDED = 8  # further tapes that are kept: each has an arena of its own
+_REPLACED = f"of a tape that {MOST_RECORDED} newer ones have replaced: record() it again"
 
 T = TypeVar("T")
 
@@ -75,7 +78,7 @@ class Session:
         self._updates = Updates(self._storage, checkpointing=checkpointing)
         self._known: set[Tensor] = set()  # uploaded, or computed by a run
         self._compiled: dict[Tape, CompiledTape] = {}
-        self._recorded: dict[Any, Any] = {}
+        self._recorded: OrderedDict[Any, tuple[Tape, Any]] = OrderedDict()  # last used, last
         self._names: set[str] = set()  # of weights
         self._finalized = self._closed = False
         self._busy, self._recording = threading.Lock(), threading.Lock()
@@ -218,7 +221,9 @@ class Session:
     def record(self, key: object, build: Callable[[], T]) -> T:
         """Record and realize a further tape over the same weights, once; return what build did.
 
-        For other shapes, for evaluation: ``build`` records on ``self.tape``, a new one.
+        For other shapes, for evaluation: ``build`` records on ``self.tape``, a new one. Of more
+        than MOST_RECORDED such tapes the one that was not asked for the longest is dropped, with
+        its arena; when its key is asked for again, it is recorded again.
         """
         if key not in self._recorded:
             if not self._recording.acquire(blocking=False):
@@ -227,11 +232,23 @@ class Session:
             try:
                 built = build()
                 self.realize()
-                self._recorded[key] = built
+                self._recorded[key] = self.tape, built
+                if len(self._recorded) > MOST_RECORDED:
+                    self._drop(self._recorded.popitem(last=False)[1][0])
             finally:
                 self.tape = main
                 self._recording.release()
-        return self._recorded[key]  # type: ignore[no-any-return]
+        self._recorded.move_to_end(key)
+        return self._recorded[key][1]  # type: ignore[no-any-return]
+
+    def _drop(self, tape: Tape) -> None:
+        """Let go of a compiled tape: its program, its arena, and all that is known of it."""
+        compiled = self._compiled.pop(tape)
+        for tensor in compiled.offsets:
+            del self._storage.views[tensor]
+        own = (Role.INPUT, Role.ACTIVATION)
+        gone = compiled.written["update"].union(compiled.offsets)
+        self._known -= {tensor for tensor in gone if tensor.role in own}
 
     def _threads(self) -> int:
         return min(self.n_threads or 2**31, self.backend.max_threads())
@@ -274,7 +291,10 @@ class Session:
         if tensor.role in (Role.PARAMETER, Role.CONSTANT):
             _refuse(f"{verb}({tensor.name})", "before finalize_weights()")
         if self.tape in self._compiled and tensor.role is Role.ACTIVATION:
-            _refuse(f"{verb}({tensor.name})", "of an activation that is not kept: call output()")
+            why = "not kept: call output(), or record() a tape again that newer ones have replaced"
+            _refuse(f"{verb}({tensor.name})", f"of an activation that is {why}")
+        if self.tape in self._compiled and tensor.role is Role.INPUT:
+            _refuse(f"{verb}({tensor.name})", _REPLACED)
         _refuse(f"{verb}({tensor.name})", "before realize()")
 
     # -- Running -------------------------------------------------------------------------------
@@ -316,10 +336,9 @@ class Session:
             accumulate = self.pending
             if to != "loss" and tape.gradients is not None:
                 self._updates.begin(weight, last=to == "update")
-            compiled.program.run(compiled.counts[to], accumulate, self._threads())
+            compiled.program.run(compiled.segments[to], accumulate, self._threads())
             self._known |= compiled.written[to]
-            updates = compiled.counts[to] > compiled.counts["grads"]
-            if updates and (why := self._updates.refused()):
+            if self._updates.norm in compiled.written[to] and (why := self._updates.refused()):
                 raise NonFiniteError(f"{why}; weights and moments were left as they were")
 
     @property
@@ -406,7 +425,7 @@ class Session:
     def _check_realized(self, call: str, tape: Tape) -> CompiledTape:
         self._check_open()
         if tape not in self._compiled:
-            _refuse(call, "before realize()")
+            _refuse(call, _REPLACED if tape.sealed else "before realize()")
         return self._compiled[tape]
 
 

@@ -1,12 +1,13 @@
 """The tape: one training step, written down before it runs.
 
 A Node is one kernel call, with the tensors that it writes, saves and reads. The nodes stand in the
-order in which they run, in three segments: F (forward), B (backward), U (update). Nothing here
-computes; ops/ says what each kind of node means.
+order in which they run, in segments: F (forward), B (backward), U (update); and E (evaluation),
+what only a run that stops at the loss needs, because B does its work too. Nothing here computes;
+ops/ says what each kind of node means.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
@@ -20,6 +21,12 @@ from toynn.errors import ConfigError, LifecycleError, ShapeError
 from toynn.precision import PRECISIONS
 
 __all__ = ["Node", "Op", "Role", "Tape", "Tensor"]
+
+
+#: What a printed tape says of each node; the shape is that of the first tensor that it writes.
+COLUMNS = ("", "", "op", "writes; saves", "shape", "reads", "MFLOP", "kB")
+FIGURES = (0, 6, 7)  # of the columns
+WIDTH = 120  # of its lines, if names need no more than 20 of it
 
 
 class Role(Enum):
@@ -64,6 +71,16 @@ class Tensor:
     def root(self) -> "Tensor":
         """The tensor that owns the memory: itself, or its base."""
         return self.base or self
+
+    def rows(self, first: int, last: int) -> "Tensor":
+        """Return a handle on rows ``first`` to ``last - 1``; on itself, if those are all."""
+        if (first, last) == (0, self.shape[0]):
+            return self
+        if self.base is not None:
+            raise ShapeError(f"{self.name} is a part already; take a part of {self.base.name}")
+        shape = (last - first, *self.shape[1:])
+        offset = first * prod(self.shape[1:])
+        return Tensor(f"{self.name}[{first}:{last}]", shape, self.role, self.dtype, self, offset)
 
     def at(self, offset: int) -> "Tensor":
         """Return a handle on the elements from ``offset`` on; shape and row stride stay its own.
@@ -132,8 +149,11 @@ class Node:
         """Bytes moved if every tensor is read or written once, or as the op says."""
         if self.op.nbytes is not None:
             return self.op.nbytes(self.sizes)
-        roots = {id(t.root): t.root for t in self.tensors if t is not None}
-        return sum(root.nbytes for root in roots.values())
+        touched: dict[Tensor, int] = {}  # of each root, by its parts; not more than there is
+        for tensor in filter(None, self.tensors):
+            nbytes = touched.get(tensor.root, 0) + tensor.nbytes
+            touched[tensor.root] = min(nbytes, tensor.root.nbytes)
+        return sum(touched.values())
 
 
 @dataclass(eq=False)
@@ -214,40 +234,43 @@ class Tape:
         if tensor.dtype != needed and not packed:
             raise ShapeError(f"{op.kernel}: {root.name} must be {needed}; got {tensor.dtype}")
 
+    def supersede(self, nodes: Sequence[Node]) -> bool:
+        """Move nodes to segment E, the last of which computes the loss; say whether that was done.
+
+        Not where the loss is not the tape's, or a node of F reads it. If it was, segment B must
+        compute the loss too.
+        """
+        (loss,) = nodes[-1].outputs
+        if loss is not self.loss or any(
+            loss in node.inputs for node in self.nodes if node.segment == "F"
+        ):
+            return False
+        for node in nodes:
+            node.segment = "E"
+        return True
+
     def new(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """Return a new activation, with a number in its name that tells it from its like."""
         return Tensor(f"{name}.{len(self.nodes)}", shape, Role.ACTIVATION)
 
-    def count(self, to: str) -> int:
-        """Return how many nodes run up to the end of ``to``: loss, grads or update."""
-        segments = {"loss": "F", "grads": "FB", "update": "FBU"}[to]
-        return sum(node.segment in segments for node in self.nodes)
+    def segments(self, to: str) -> str:
+        """Return which segments a run to ``to`` consists of: loss, grads or update."""
+        if self.gradients is None:
+            return "FE"
+        return {"loss": "FE", "grads": "FB", "update": "FBU"}[to]
 
     # -- Showing the step ----------------------------------------------------------------------
 
     def __str__(self) -> str:
-        rows = [("", "", "op", "writes", "saves", "reads", "MFLOP", "kB")]
-        for i, node in enumerate(self.nodes):
-            rows.append(
-                (
-                    str(i),
-                    node.segment,
-                    _called(node),
-                    _names(node.outputs, with_shape=True),
-                    _names(node.saved),
-                    _names(node.inputs),
-                    f"{node.flops / 1e6:.3f}",
-                    f"{node.nbytes / 1e3:.1f}",
-                )
-            )
-        widths = [max(len(row[column]) for row in rows) for column in range(8)]
-        return "\n".join(
-            "  ".join(
-                cell.rjust(width) if column in (0, 6, 7) else cell.ljust(width)
-                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-            ).rstrip()
-            for row in rows
-        )
+        rows = [COLUMNS, *(_cells(i, node) for i, node in enumerate(self.nodes))]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        # Names share what the other columns leave of a line.
+        writes, reads = COLUMNS.index("writes; saves"), COLUMNS.index("reads")
+        room = WIDTH + 2 - sum(width + 2 for width in widths) + widths[writes] + widths[reads]
+        half = max(room // 2, 20)
+        widths[writes] = min(widths[writes], max(half, room - widths[reads]))
+        widths[reads] = min(widths[reads], max(half, room - widths[writes]))
+        return "\n".join(_line(row, widths) for row in rows)
 
     def to_json(self) -> str:
         """Return the nodes as a JSON array, in order."""
@@ -279,11 +302,46 @@ def _quoted(name: str) -> str:
     return name.replace('"', "#quot;")
 
 
-def _names(tensors: Iterable[Tensor | None], *, with_shape: bool = False) -> str:
-    """Names of tensors; a long list is cut."""
-    shown = [(repr(t) if with_shape else t.name) for t in tensors if t is not None]
-    if len(shown) > 6:
-        shown = [*shown[:4], f"... {len(shown) - 5} more", shown[-1]]
+def _cells(number: int, node: Node) -> tuple[str, ...]:
+    """Return what the columns of a printed tape say of a node."""
+    shapes = [str(tensor.shape) for tensor in node.outputs if tensor is not None]
+    saved = _names(node.saved)
+    return (
+        str(number),
+        node.segment,
+        _called(node),
+        _names(node.outputs) + (saved and f"; {saved}"),
+        shapes[0] if shapes else "",
+        _names(node.inputs),
+        _figure(node.flops / 1e6, 3),
+        _figure(node.nbytes / 1e3, 1),
+    )
+
+
+def _figure(number: float, digits: int) -> str:
+    return f"{number:.{digits if number < 100 else 0}f}"
+
+
+def _line(row: Iterable[str], widths: Iterable[int]) -> str:
+    """Fill the cells of a row up to the widths of their columns; what is longer ends in dots."""
+    cells = []
+    for column, (cell, width) in enumerate(zip(row, widths, strict=True)):
+        cut = cell if len(cell) <= width else f"{cell[: width - 3]}..."
+        cells.append(cut.rjust(width) if column in FIGURES else cut.ljust(width))
+    return "  ".join(cells).rstrip()
+
+
+def _names(tensors: Iterable[Tensor | None]) -> str:
+    """Names of tensors; of a name that begins as the one in front of it, the rest."""
+    shown: list[str] = []
+    stem = None
+    for name in (tensor.name for tensor in tensors if tensor is not None):
+        rest = name.removeprefix(stem or "")
+        if stem is not None and rest.startswith(("+", ".")):
+            shown.append(rest)
+        else:
+            shown.append(name)
+            stem = name
     return ", ".join(shown)
 
 

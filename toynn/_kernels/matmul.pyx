@@ -14,18 +14,20 @@ while it is packed; the results are, bit for bit, those of its float32 expansion
 few rows, w is not packed: y is then made of dot products of rows, and each row of w is read once.
 
 With precision "medium", and if multiplies_pairs(), what is packed is rounded to bfloat16 meanwhile,
-and products of pairs are added up in float32 (gemm_bf16.h). All else is float32 throughout.
+and products of pairs are added up in float32 (gemm_bf16.h). At the level amx, each precision packs
+one to three bfloat16 parts of each float (gemm_amx.h), if the sums have 64 terms. All else is
+float32 throughout.
 """
 from cpython.pycapsule cimport PyCapsule_New
 from libc.stdlib cimport free, malloc
 
 from toynn._kernels._blocked cimport (
-    FEW, GELU_EXACT, GELU_TANH, NONE, Activation, Product, is_small, multiply_matrices,
+    FEW, GELU_EXACT, GELU_TANH, NONE, Activation, Product, is_packed, multiply_matrices,
     scratch_floats,
 )
 from toynn._kernels._common cimport at1, at2
 from toynn._kernels._format cimport rows_at
-from toynn._kernels._panels cimport HAS_PAIRS, floats_at, stored_as
+from toynn._kernels._panels cimport HAS_PAIRS, HAS_TILES, SIDE, floats_at, stored_as
 from toynn._kernels.abi cimport KernelArgs, kernel_fn
 
 from toynn._kernels._check import check, row_length
@@ -66,7 +68,12 @@ cdef Product _product(
         p.a = floats_at(a, N, 1, N, True)
         p.b = floats_at(<const float*>b, K, 1, K, False)
         p.K = M
-    p.a.pairs = p.b.pairs = _pairs and precision == MEDIUM and not (p.few or is_small(&p))
+    if not is_packed(&p):
+        return p
+    if HAS_TILES and p.K >= 2 * SIDE:
+        p.a.parts = p.b.parts = 3 - precision  # highest 3, high 2, medium 1
+    else:
+        p.a.pairs = p.b.pairs = _pairs and precision == MEDIUM
     return p
 
 
@@ -118,6 +125,11 @@ def multiplies_pairs():
     return _pairs
 
 
+def multiplies_tiles():
+    """Whether this level multiplies bfloat16 parts of floats in the tiles of AMX."""
+    return bool(HAS_TILES)
+
+
 def workspace(
     str entry, Py_ssize_t M, Py_ssize_t N, Py_ssize_t K, int precision=0, *switches, int n_threads=1
 ):
@@ -127,10 +139,10 @@ def workspace(
     """
     cdef Entry which = _known("matmul.workspace", entry, _ENTRIES)
     cdef Product p = _product(which, NULL, NULL, NULL, M, N, K, 0, precision)
-    if min(M, N, K) < 0 or n_threads < 1:
+    if min(M, N, K) < 0 or not 0 <= precision <= MEDIUM or n_threads < 1:
         raise ValueError(
-            f"matmul.workspace: needs M, N, K >= 0 and n_threads >= 1; got {M}, {N}, {K} and "
-            f"{n_threads}"
+            f"matmul.workspace: needs M, N, K >= 0, precision 0 to {MEDIUM} and n_threads >= 1; "
+            f"got {M}, {N}, {K}, {precision} and {n_threads}"
         )
     return scratch_floats(&p, n_threads) * sizeof(float)
 

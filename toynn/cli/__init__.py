@@ -7,7 +7,7 @@ reads the output any more.
 import io
 import os
 import sys
-from argparse import ArgumentParser
+from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -29,6 +29,7 @@ class Parser(ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return the exit code. Only --help and --version raise SystemExit."""
+    arguments = Namespace()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # print any path, any text
     try:
@@ -46,18 +47,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
         return 141
     except (ToynnError, OSError) as error:
-        return _fail(str(error))
+        return _fail(error, str(error))
     except MemoryError as error:
-        return _fail(f"not enough memory: {error}; try a smaller --batch, --seq or --d-model")
+        return _fail(error, f"not enough memory: {error}{_hint(arguments)}")
     except KeyboardInterrupt:
         print("toynn: stopped", file=sys.stderr)
         return 130
     return code
 
 
-def _fail(message: str) -> int:
-    print_error(message)
+def _fail(error: BaseException, message: str) -> int:
+    print_error(" ".join([message, *getattr(error, "__notes__", ())]))
     return 2
+
+
+def _hint(arguments: Namespace) -> str:
+    """Say which options, of those that the command has, make it need less memory."""
+    given = vars(arguments)
+    sizes = [name for name in ("batch", "seq", "rank", "d_model") if given.get(name) is not None]
+    *most, last = [f"--{name.replace('_', '-')}" for name in sizes] or [""]
+    ways = [f"a smaller {', '.join(most)}{' or ' if most else ''}{last}"] if last else []
+    ways += ["--checkpointing"] if given.get("checkpointing") is False else []
+    return f"; try {', or '.join(ways)}" if ways else ""
 
 
 def _parser() -> Parser:

@@ -2,7 +2,8 @@
 
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import toynn
@@ -11,7 +12,7 @@ from toynn.cli._numbers import real, whole
 from toynn.errors import ConfigError
 from toynn.precision import PRECISIONS
 from toynn.schedule import Schedule
-from toynn.train.folder import RunFolder
+from toynn.train.folder import RunFolder, Value
 from toynn.train.loop import Batch, Loop, LoopOptions, Recipe, Result
 from toynn.train.metrics import MetricsFile
 from toynn.train.progress import Progress, duration
@@ -25,6 +26,7 @@ __all__ = [
     "print_model",
     "print_result",
     "resolve_run",
+    "run_folder",
     "run_loop",
 ]
 
@@ -99,6 +101,23 @@ def cosine(arguments: Namespace) -> Schedule:
     )
 
 
+@contextmanager
+def run_folder(
+    arguments: Namespace, elsewhere: Collection[str] = (), **tables: Mapping[str, Value]
+) -> Iterator[RunFolder]:
+    """Make the run's folder, with config.toml in it; it goes again if nothing comes of the run.
+
+    config.toml has the tables, and all arguments but those that are ``elsewhere``, in the tables.
+    """
+    elsewhere = {"recipe", "data", "out", "run", *elsewhere}
+    given = {name: value for name, value in vars(arguments).items() if name not in elsewhere}
+    recipe = {"recipe": arguments.recipe, "version": toynn.__version__}
+    with RunFolder(arguments.out) as folder:
+        folder.write_config({"run": recipe, **tables, "train": given})
+        print(f"run folder  {folder.path}", flush=True)
+        yield folder
+
+
 def run_loop(
     arguments: Namespace,
     recipe: Recipe,
@@ -120,6 +139,11 @@ def run_loop(
         log_every=arguments.log_every,
         eval_every=arguments.eval_every,
     )
+
+    def on_step() -> None:
+        folder.trained = True
+        progress.step()
+
     with (
         MetricsFile(folder.metrics, unit) as metrics,
         Progress(arguments.steps, unit=unit) as progress,
@@ -132,7 +156,7 @@ def run_loop(
             options,
             valid=valid,
             measure=measure,
-            on_step=progress.step,
+            on_step=on_step,
             on_report=[metrics.write, progress],
             on_best=on_best,
         ).run()

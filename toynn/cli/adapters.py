@@ -1,4 +1,4 @@
-"""``toynn fuse`` and ``toynn export``: what to do with an adapter that is trained."""
+"""``toynn fuse`` and ``toynn export``: what to do with an adapter or a model that is trained."""
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
@@ -6,7 +6,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from toynn.cli._paths import model_file
+from toynn.cli._paths import model_file, text_model
+from toynn.engines import engine_for
+from toynn.errors import ConfigError
 from toynn.formats import adapters, gguf
 from toynn.formats.adapters import Adapter
 from toynn.formats.fuse import Fused, fuse
@@ -14,7 +16,7 @@ from toynn.formats.gguf import OUTTYPES, GGUFFile
 
 __all__ = ["add_parsers"]
 
-WRITERS = ("gguf", "peft")
+WRITERS = ("gguf", "peft", "hf")
 
 
 def add_parsers(commands: Any) -> None:
@@ -30,19 +32,21 @@ def add_parsers(commands: Any) -> None:
     )
     parser.set_defaults(run=run_fuse)
 
-    parser = commands.add_parser("export", help="write an adapter for llama.cpp or for PEFT")
-    parser.add_argument("--to", choices=WRITERS, required=True, help="what to write")
-    _add_files(parser, "PATH", "the new .gguf file, or the folder for PEFT", model=False)
+    help_ = "write an adapter for llama.cpp or for PEFT, or a model for transformers"
+    parser = commands.add_parser("export", help=help_)
+    forms = "gguf, peft: the adapter so; hf: the model as a folder in Hugging Face's format"
+    parser.add_argument("--to", choices=WRITERS, required=True, help=forms)
+    _add_files(parser, "PATH", "the new .gguf file, or the new folder", model=False)
     parser.set_defaults(run=run_export)
 
 
 def _add_files(parser: ArgumentParser, kind: str, out: str, *, model: bool) -> None:
     base = "the .gguf file that the adapter is for"
     if not model:
-        base += ", where --adapter is a folder, or q or k of a llama are adapted"
+        base += ", where --adapter is a folder, or q or k of a llama are adapted; or of the model"
     parser.add_argument("--model", type=model_file, required=model, metavar="FILE", help=base)
     adapter = "an adapter: a .gguf file, or a folder that PEFT wrote"
-    parser.add_argument("--adapter", type=Path, required=True, metavar="PATH", help=adapter)
+    parser.add_argument("--adapter", type=Path, required=model, metavar="PATH", help=adapter)
     parser.add_argument("--out", type=Path, required=True, metavar=kind, help=out)
     parser.add_argument("--overwrite", action="store_true", help="replace what --out names")
 
@@ -65,7 +69,11 @@ def run_fuse(arguments: Namespace) -> int:
 
 
 def run_export(arguments: Namespace) -> int:
-    """Write the adapter."""
+    """Write the adapter, or the model."""
+    if arguments.to == "hf":
+        return _export_model(arguments)
+    if arguments.adapter is None:
+        raise ConfigError(f"--to {arguments.to}: name the adapter (--adapter)")
     with ExitStack() as stack:
         base: GGUFFile | None = None
         if arguments.model is not None:
@@ -76,6 +84,24 @@ def run_export(arguments: Namespace) -> int:
         else:
             adapters.write_peft(arguments.out, adapter, base, overwrite=arguments.overwrite)
     print(f"{arguments.out}: {len(adapter.pairs)} tensors adapted, {_say(adapter)}")
+    return 0
+
+
+def _export_model(arguments: Namespace) -> int:
+    """Write a model as a Hugging Face folder."""
+    if arguments.model is None:
+        raise ConfigError("--to hf: name the model (--model)")
+    if arguments.adapter is not None:
+        raise ConfigError("--to hf: with --adapter, let `toynn fuse` make one model of both first")
+    if arguments.overwrite:
+        raise ConfigError("--to hf: a folder is not replaced (--overwrite): name a new one")
+    path = text_model(Path(arguments.model))
+    with gguf.open(path, check=False) as file:
+        engine = engine_for(file).from_gguf(path, build=False)
+    engine.export_hf(arguments.out)
+    count = sum(tensor.size for tensor in engine.tensors.values())
+    print(f"{arguments.out}: {count:,} parameters as float32, in Hugging Face's format")
+    print("it has no tokenizer: the model's own, from where it comes, goes with it")
     return 0
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import toynn
 from toynn import engines
 from toynn.cli._numbers import real, whole
+from toynn.cli._paths import text_model
 from toynn.cli._text import harmless
 from toynn.errors import ConfigError, DataError
 from toynn.formats import adapters, gguf
@@ -49,7 +50,7 @@ def run(arguments: Namespace) -> int:
     prompt = _prompt(arguments.prompt)
     if arguments.threads is not None:
         toynn.set_num_threads(arguments.threads)
-    with gguf.open(_model(arguments.model)) as file:
+    with gguf.open(text_model(arguments.model)) as file:
         tokenizer = Tokenizer.from_gguf(file)
         ids = _ids(tokenizer, prompt, chat=arguments.chat)
         adapter = None if arguments.adapter is None else adapters.load(arguments.adapter, file)
@@ -94,23 +95,6 @@ def _prompt(given: str) -> str:
     if not text:
         raise ConfigError("--prompt: it is empty; the model needs at least one token to go on from")
     return text
-
-
-def _model(path: Path) -> Path:
-    """Return the file that --model means."""
-    if not path.is_dir():
-        return path
-    if (path / "adapter.gguf").exists():
-        raise ConfigError(
-            f"--model {path}: it has an adapter; name the model that this is for, and the folder "
-            f"as --adapter {path}"
-        )
-    if not (path / "model.gguf").exists():
-        raise ConfigError(
-            f"--model {path}: expected a .gguf file, or a folder with model.gguf, as `toynn train` "
-            "leaves it; got a folder without"
-        )
-    return path / "model.gguf"
 
 
 def _ids(tokenizer: Tokenizer, prompt: str, *, chat: bool) -> list[int]:

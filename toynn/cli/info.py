@@ -1,18 +1,18 @@
-"""``toynn info FILE``: what a GGUF file holds, and the memory that training it would need."""
+"""``toynn info PATH``: what a file or folder holds, and the memory that training it would need."""
 
 from argparse import Namespace
-from collections import defaultdict
-from math import prod
+from pathlib import Path
 from reprlib import repr  # which shortens long arrays
 from typing import Any
 
 from toynn import engines
+from toynn.cli import _info_lines
+from toynn.cli._info_lines import Lines, size, types
 from toynn.cli._numbers import whole
-from toynn.cli._paths import model_file
 from toynn.cli.models import FRESH, default_d_ff
 from toynn.engines import LlamaConfig
-from toynn.errors import ToynnError
-from toynn.formats import gguf
+from toynn.errors import DataError, ToynnError
+from toynn.formats import _hf_names, _peft, gguf
 from toynn.formats.gguf import GGUFFile, Strings
 from toynn.options import RecipeOptions
 from toynn.recipes import LoRA, WarmStart
@@ -20,12 +20,18 @@ from toynn.recipes import LoRA, WarmStart
 __all__ = ["add_parser"]
 
 RANK = 8  # of the adapters whose memory is told
+#: Files that say what a folder is, the first of them that it has.
+INSIDE = ("model.gguf", "adapter.gguf", _peft.CONFIG, _hf_names.CONFIG, _hf_names.WEIGHTS)
 
 
 def add_parser(commands: Any) -> None:
     """Add the command to the parser's commands."""
-    parser = commands.add_parser("info", help="say what a GGUF file holds")
-    parser.add_argument("file", type=model_file, metavar="FILE", help="a .gguf file")
+    parser = commands.add_parser("info", help="say what a file or a folder holds")
+    kinds = (
+        "a .gguf file with a model or an adapter, a .safetensors file, the folder of a run, or one "
+        "in Hugging Face's or PEFT's format"
+    )
+    parser.add_argument("path", type=Path, metavar="PATH", help=kinds)
     parser.add_argument("--batch", type=whole(1), default=1, help="sequences a step (%(default)s)")
     parser.add_argument(
         "--seq", type=whole(1), help="tokens a sequence (the model's context, but at most 512)"
@@ -35,43 +41,46 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: Namespace) -> int:
     """Print one line for each thing that there is to know."""
-    with gguf.open(arguments.file) as file:
-        for name, value in describe(file, arguments.seq, arguments.batch):
-            line = f"{name:24} {value}"
-            print("".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line))
+    lines = _lines(arguments.path, arguments.seq, arguments.batch)
+    for name, value in lines:
+        line = f"{name:24} {value}"
+        print("".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line))
     return 0
 
 
-def describe(file: GGUFFile, seq: int | None, batch: int) -> list[tuple[str, str]]:
+def _lines(path: Path, seq: int | None, batch: int) -> Lines:
+    """Return what there is to say about a path, as text by name."""
+    if path.is_dir():
+        found = next((path / name for name in INSIDE if (path / name).is_file()), None)
+        if found is None:
+            raise DataError(f"{path}: expected a folder with one of {', '.join(INSIDE)} in it")
+        return _info_lines.run_of(path) + _lines(found, seq, batch)
+    if path.name in (_peft.CONFIG, _peft.WEIGHTS):
+        return _info_lines.peft(path.parent)
+    of_hf = path.name == _hf_names.WEIGHTS and path.with_name(_hf_names.CONFIG).is_file()
+    if path.name == _hf_names.CONFIG or of_hf:
+        return _info_lines.hf_folder(path.parent, seq, batch)
+    if path.suffix == ".safetensors":
+        return _info_lines.safetensors(path, batch)
+    with gguf.open(path) as file:
+        is_adapter = file.metadata.get("general.type") == "adapter"
+        return _info_lines.adapter(path) if is_adapter else describe(file, seq, batch)
+
+
+def describe(file: GGUFFile, seq: int | None, batch: int) -> Lines:
     """Return what there is to say about a file, as text by name."""
     metadata, architecture = file.metadata, file.architecture
-    parameters = sum(prod(info.shape) for info in file.tensors.values())
     lines = [
-        ("file", f"{file.path}, {_size(file.nbytes)}"),
+        ("file", f"{file.path}, {size(file.nbytes)}"),
         ("architecture", architecture),
         ("name", str(metadata.get("general.name", "none"))),
-        ("parameters", f"{parameters:,} in {len(file.tensors)} tensors"),
-        *_types(file),
+        *types(file.tensors),
         ("tokenizer", _tokenizer(metadata)),
     ]
     for key, value in metadata.items():
         if key.startswith(f"{architecture}."):
             lines.append((key.removeprefix(f"{architecture}."), _value(value)))
     return lines + _training(file, seq, batch)
-
-
-def _types(file: GGUFFile) -> list[tuple[str, str]]:
-    """Return a line for each type of tensor, the largest first."""
-    totals: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
-    for info in file.tensors.values():
-        for i, amount in enumerate((info.nbytes, prod(info.shape), 1)):
-            totals[info.type][i] += amount
-    return [
-        (f"  {type}", f"{parameters:,} in {count} tensors, {_size(nbytes)}")
-        for type, (nbytes, parameters, count) in sorted(
-            totals.items(), key=lambda row: row[1][::-1]
-        )
-    ]
 
 
 def _tokenizer(metadata: dict[str, Any]) -> str:
@@ -83,22 +92,20 @@ def _tokenizer(metadata: dict[str, Any]) -> str:
     return f"{kind}{f' ({pre})' if isinstance(pre, str) else ''}, {len(tokens):,} tokens"
 
 
-def _training(file: GGUFFile, seq: int | None, batch: int) -> list[tuple[str, str]]:
+def _training(file: GGUFFile, seq: int | None, batch: int) -> Lines:
     """Return the memory of a training step, or why there is none."""
     try:
         memory, length = engines.memory_for(file, seq, batch)
     except ToynnError as error:
         return [("training", f"not possible: {error}")]
-    parts = ("weights", "moments", "gradients", "activations", "peak")
     return [
-        ("training all weights", f"{batch} x {length} tokens a step"),
-        *((f"  {part}", _size(getattr(memory, part))) for part in parts),
+        *_info_lines.memory(memory, f"{batch} x {length} tokens"),
         *_adapters(file, RecipeOptions(t_seq=length, t_batch=batch)),
         *_new_model(file, length, batch),
     ]
 
 
-def _adapters(file: GGUFFile, opts: RecipeOptions) -> list[tuple[str, str]]:
+def _adapters(file: GGUFFile, opts: RecipeOptions) -> Lines:
     """Return the memory of training adapters over the file, which stays as it is."""
     try:
         plain, again = (
@@ -109,12 +116,12 @@ def _adapters(file: GGUFFile, opts: RecipeOptions) -> list[tuple[str, str]]:
         return [("training adapters", f"not possible: {error}")]
     return [
         ("training adapters", f"rank {RANK}, all-linear, {opts.t_batch} x {opts.t_seq} tokens"),
-        ("  peak beside the file", _size(plain)),
-        ("  with checkpointing", _size(again)),
+        ("  peak beside the file", size(plain)),
+        ("  with checkpointing", size(again)),
     ]
 
 
-def _new_model(file: GGUFFile, length: int, batch: int) -> list[tuple[str, str]]:
+def _new_model(file: GGUFFile, length: int, batch: int) -> Lines:
     """Return the memory of what ``toynn train warm-start`` makes with the file as donor."""
     vocab, width = file.tensors["token_embd.weight"].shape
     d_model, heads, layers = (int(FRESH[name] or 0) for name in ("d_model", "heads", "layers"))
@@ -123,16 +130,9 @@ def _new_model(file: GGUFFile, length: int, batch: int) -> list[tuple[str, str]]
     memory = WarmStart.memory_for(config, RecipeOptions(t_batch=batch, untied=True))
     return [
         ("training a new model", f"with it as donor, width {d_model}, {layers} layers"),
-        ("  peak of that", _size(memory.peak)),
+        ("  peak of that", size(memory.peak)),
     ]
 
 
 def _value(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else repr(value).strip("'")
-
-
-def _size(nbytes: int) -> str:
-    for unit, size in (("GB", 10**9), ("MB", 10**6)):
-        if nbytes >= size:
-            return f"{nbytes / size:.1f} {unit}"
-    return f"{nbytes / 1000:.1f} kB"

@@ -6,7 +6,6 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
-import toynn
 from toynn.adamw import AdamW
 from toynn.cli._numbers import real, whole
 from toynn.cli._paths import model_file
@@ -18,6 +17,7 @@ from toynn.cli._run import (
     print_model,
     print_result,
     resolve_run,
+    run_folder,
     run_loop,
 )
 from toynn.cli._text_data import (
@@ -36,7 +36,7 @@ from toynn.formats.gguf import GGUFFile
 from toynn.formats.tokenizer import ByteTokenizer, Tokenizer
 from toynn.options import RecipeOptions
 from toynn.recipes import LoRA
-from toynn.train.folder import RunFolder, Value
+from toynn.train.folder import RunFolder
 from toynn.train.metrics import plot_losses
 
 __all__ = ["add_parser"]
@@ -103,33 +103,31 @@ def train_lora(arguments: Namespace) -> int:
 
     optimizer = AdamW.for_lora()
     optimizer.weight_decay = arguments.weight_decay
-    folder = RunFolder(arguments.out)
-    folder.write_config(_tables(arguments, described(arguments.data, data, corpus)))
-    print(f"run folder  {folder.path}", flush=True)
-    result = run_loop(
-        arguments,
-        recipe,
-        data.batches(arguments.batch, arguments.seed),
-        data.valid_batches(arguments.batch, EVAL_BATCHES),
-        optimizer,
-        cosine(arguments),
-        folder,
-        on_best=lambda: recipe.export_adapter(folder.adapter, overwrite=True),
-    )
-    recipe.load_adapter(folder.adapter)
-    recipe.export_peft(folder.path)
-    if not result.interrupted:
-        write_sample(recipe.engine, tokenizer, data, folder, arguments.seed)
-        plot_losses(result.reports, folder.plot, {})
-    before = result.reports[0].val_loss
-    more = "" if before is None else f"before training {before:.4f}"
-    print_result(result, more, folder, time.perf_counter() - start)
-    print_test_loss(recipe, data, arguments.batch)
-    model, adapter = (shlex.quote(str(path)) for path in (arguments.model, folder.adapter))
-    chat = " --chat" if data.chats else ""
-    print(f"try it      toynn generate --model {model} --adapter {adapter}{chat} --prompt ...")
-    if not isinstance(tokenizer, ByteTokenizer):  # which llama.cpp does not have
-        print(f"            llama-cli -m {model} --lora {adapter}")
+    with run_folder(arguments, data=described(arguments.data, data, corpus)) as folder:
+        result = run_loop(
+            arguments,
+            recipe,
+            data.batches(arguments.batch, arguments.seed),
+            data.valid_batches(arguments.batch, EVAL_BATCHES),
+            optimizer,
+            cosine(arguments),
+            folder,
+            on_best=lambda: recipe.export_adapter(folder.adapter, overwrite=True),
+        )
+        recipe.load_adapter(folder.adapter)
+        recipe.export_peft(folder.path)
+        if not result.interrupted:
+            write_sample(recipe.engine, tokenizer, data, folder, arguments.seed)
+            plot_losses(result.reports, folder.plot, {})
+        before = result.reports[0].val_loss
+        more = "" if before is None else f"before training {before:.4f}"
+        print_result(result, more, folder, time.perf_counter() - start)
+        print_test_loss(recipe, data, arguments.batch)
+        model, adapter = (shlex.quote(str(path)) for path in (arguments.model, folder.adapter))
+        chat = " --chat" if data.chats else ""
+        print(f"try it      toynn generate --model {model} --adapter {adapter}{chat} --prompt ...")
+        if not isinstance(tokenizer, ByteTokenizer):  # which llama.cpp does not have
+            print(f"            llama-cli -m {model} --lora {adapter}")
     return 130 if result.interrupted else 0
 
 
@@ -169,13 +167,3 @@ def _realize(arguments: Namespace, file: GGUFFile) -> LoRA:
         init=arguments.init,
     )
     return recipe
-
-
-def _tables(arguments: Namespace, data: dict[str, Value]) -> dict[str, dict[str, Value]]:
-    """Return the resolved configuration, as config.toml has it."""
-    elsewhere = {"recipe", "data", "out", "run"}
-    return {
-        "run": {"recipe": RECIPE, "version": toynn.__version__},
-        "data": data,
-        "train": {name: value for name, value in vars(arguments).items() if name not in elsewhere},
-    }

@@ -1,10 +1,10 @@
 """The recipes of ``toynn train``: what each is called, takes and makes."""
 
-from argparse import ArgumentParser, Namespace
+from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from toynn.adamw import AdamW
 from toynn.cli._numbers import real, whole
@@ -202,8 +202,18 @@ def _add_warm_arguments(parser: ArgumentParser) -> None:
         "of the table; scratch: a random table as wide as the donor's, to compare with"
     )
     parser.add_argument("--init", choices=("scratch", "donor", "pca"), default="donor", help=start)
+    parser.add_argument("--init-from", type=_no_start, help=SUPPRESS)
     _add_llama_arguments(parser)
     parser.set_defaults(untied=True)
+
+
+def _no_start(path: str) -> NoReturn:
+    """Refuse --init-from where the model starts from a donor."""
+    raise ArgumentTypeError(
+        "a warm start takes a donor's embeddings alone, and draws the rest (--donor). "
+        f"`toynn train from-scratch --init-from {path}` goes on with all weights of a model, that "
+        "of a warm start too"
+    )
 
 
 _LLAMA_OPTIONS = ("weight_dtype", "untied", "qkv_bias", "init_scale")

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-import toynn
 from toynn.adamw import AdamW
 from toynn.cli import lora, vit
 from toynn.cli._numbers import whole
@@ -21,6 +20,7 @@ from toynn.cli._run import (
     print_model,
     print_result,
     resolve_run,
+    run_folder,
     run_loop,
 )
 from toynn.cli._text_data import (
@@ -35,7 +35,7 @@ from toynn.cli._text_data import (
 from toynn.cli.models import FRESH, MODELS, SHAPE, tokenizer_of
 from toynn.data.text import VOCAB, ByteBigram
 from toynn.schedule import Schedule
-from toynn.train.folder import RunFolder, Value
+from toynn.train.folder import RunFolder
 from toynn.train.metrics import plot_losses
 
 __all__ = ["add_parser"]
@@ -92,26 +92,26 @@ def train_model(arguments: Namespace) -> int:
         more = f"byte bigram {baselines['byte bigram']:.4f}"
         print(f"baseline    a byte bigram model: validation loss {baselines['byte bigram']:.4f}")
 
-    folder = RunFolder(arguments.out)
-    folder.write_config(_tables(arguments, described(arguments.data, data, corpus)))
-    print(f"run folder  {folder.path}", flush=True)
-    result = run_loop(
-        arguments,
-        recipe,
-        batches,
-        valid,
-        optimizer,
-        schedule,
-        folder,
-        on_best=lambda: folder.save_weights(recipe.engine.weights()),
-    )
-    recipe.engine.load_weights(folder.load_weights())
-    recipe.save(folder.gguf)
-    if not result.interrupted:
-        write_sample(recipe.engine, tokenizer, data, folder, arguments.seed)
-        plot_losses(result.reports, folder.plot, baselines)
-    print_result(result, more, folder, time.perf_counter() - start)
-    print_test_loss(recipe, data, arguments.batch)
+    described_data = described(arguments.data, data, corpus)
+    config = asdict(MODELS[arguments.recipe].config(arguments))
+    with run_folder(arguments, SHAPE, data=described_data, model=config) as folder:
+        result = run_loop(
+            arguments,
+            recipe,
+            batches,
+            valid,
+            optimizer,
+            schedule,
+            folder,
+            on_best=lambda: folder.save_weights(recipe.engine.weights()),
+        )
+        recipe.engine.load_weights(folder.load_weights())
+        recipe.save(folder.gguf)
+        if not result.interrupted:
+            write_sample(recipe.engine, tokenizer, data, folder, arguments.seed)
+            plot_losses(result.reports, folder.plot, baselines)
+        print_result(result, more, folder, time.perf_counter() - start)
+        print_test_loss(recipe, data, arguments.batch)
     return 130 if result.interrupted else 0
 
 
@@ -121,14 +121,3 @@ def build(arguments: Namespace) -> tuple[Any, AdamW, Schedule]:
     optimizer = model.optimizer()
     optimizer.weight_decay = arguments.weight_decay
     return model.realize(arguments), optimizer, cosine(arguments)
-
-
-def _tables(arguments: Namespace, data: dict[str, Value]) -> dict[str, dict[str, Value]]:
-    """Return the resolved configuration, as config.toml has it."""
-    elsewhere = {"recipe", "data", "out", "run", *SHAPE}
-    return {
-        "run": {"recipe": arguments.recipe, "version": toynn.__version__},
-        "data": data,
-        "model": asdict(MODELS[arguments.recipe].config(arguments)),
-        "train": {name: value for name, value in vars(arguments).items() if name not in elsewhere},
-    }

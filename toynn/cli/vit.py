@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-import toynn
 from toynn.adamw import AdamW
 from toynn.cli._numbers import real, whole
 from toynn.cli._run import (
@@ -22,6 +21,7 @@ from toynn.cli._run import (
     print_model,
     print_result,
     resolve_run,
+    run_folder,
     run_loop,
 )
 from toynn.cli._text import harmless
@@ -135,24 +135,24 @@ def train_vit(arguments: Namespace) -> int:
     def measure(batch: ImageBatch) -> dict[str, float]:
         return classify.loss_and_accuracy(recipe.engine.logits(batch.image), batch.labels)
 
-    folder = RunFolder(arguments.out)
-    folder.write_config(_tables(arguments, data, config))
-    print(f"run folder  {folder.path}", flush=True)
-    result = run_loop(
-        arguments, recipe, batches, valid, optimizer, schedule, folder, unit="images",
-        measure=measure, on_best=lambda: recipe.save(folder.model, overwrite=True),
-    )  # fmt: skip
+    elsewhere = {"image_size", *FRESH}
+    with run_folder(arguments, elsewhere, data=_described(data), model=asdict(config)) as folder:
+        result = run_loop(
+            arguments, recipe, batches, valid, optimizer, schedule, folder, unit="images",
+            measure=measure, on_best=lambda: recipe.save(folder.model, overwrite=True),
+        )  # fmt: skip
 
-    recipe.engine.load_weights(folder.load_weights())
-    matrix = _confusion(recipe.engine, valid, len(data.classes))
-    right, count = int(np.trace(matrix)), int(matrix.sum())
-    if not result.interrupted:
-        plot_losses(result.reports, folder.plot, {}, "picture")
-        _show_confusion(matrix, data.classes, folder)
-    if data.unreadable:
-        print(f"skipped     {len(data.unreadable)} unreadable files; first: {data.unreadable[0]}")
-    more = f"accuracy {right / count:.2%}, {right:,} of {count:,} right"
-    print_result(result, more, folder, time.perf_counter() - start, "pictures")
+        recipe.engine.load_weights(folder.load_weights())
+        matrix = _confusion(recipe.engine, valid, len(data.classes))
+        right, shown = int(np.trace(matrix)), int(matrix.sum())
+        if not result.interrupted:
+            plot_losses(result.reports, folder.plot, {}, "picture")
+            _show_confusion(matrix, data.classes, folder)
+        if data.unreadable:
+            count, first = len(data.unreadable), data.unreadable[0]
+            print(f"skipped     {count} unreadable files; first: {first}")
+        more = f"accuracy {right / shown:.2%}, {right:,} of {shown:,} right"
+        print_result(result, more, folder, time.perf_counter() - start, "pictures")
     return 130 if result.interrupted else 0
 
 
@@ -232,23 +232,15 @@ def _default_patch(image: int) -> int:
     return patch
 
 
-def _tables(
-    arguments: Namespace, data: ImageData, config: ViTConfig
-) -> dict[str, dict[str, Value]]:
-    """Return the resolved configuration, as config.toml has it."""
-    elsewhere = {"recipe", "data", "out", "run", "image_size", *FRESH}
+def _described(data: ImageData) -> dict[str, Value]:
+    """Return what config.toml says of the pictures."""
     return {
-        "run": {"recipe": arguments.recipe, "version": toynn.__version__},
-        "data": {
-            "name": data.name,
-            "train": len(data.train),
-            "held_out": len(data.valid),
-            "mean": 0.5,  # x / 255, less the mean, divided by the std
-            "std": 0.5,
-            "classes": data.classes,
-        },
-        "model": asdict(config),
-        "train": {name: value for name, value in vars(arguments).items() if name not in elsewhere},
+        "name": data.name,
+        "train": len(data.train),
+        "held_out": len(data.valid),
+        "mean": 0.5,  # x / 255, less the mean, divided by the std
+        "std": 0.5,
+        "classes": data.classes,
     }
 
 

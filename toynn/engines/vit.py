@@ -14,13 +14,13 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from safetensors.numpy import save
 
 from toynn import checks, nn, ops
 from toynn.engines._engine import Engine, Recorded, Shapes, check_sizes, counted
 from toynn.engines._pictures import as_labels, as_patches, as_tokens
 from toynn.engines._timm import check_tensors, class_names, described, metadata_of, resampled
-from toynn.errors import ConfigError, DataError
+from toynn.errors import ConfigError, DataError, NonFiniteError
+from toynn.formats import safetensors
 from toynn.formats._hf_files import SafeTensors
 from toynn.formats.files import write_atomically
 from toynn.options import RecipeOptions
@@ -267,8 +267,8 @@ class ViTEngine(Engine[ViTConfig, Pass]):
             raise ConfigError(
                 f"save: class_names needs {self.config.classes} names; got {self.class_names!r}"
             )
-        content = save(self.weights(), metadata_of(asdict(self.config), self.class_names))
-        write_atomically(path, content, DataError)
+        metadata = metadata_of(asdict(self.config), self.class_names)
+        write_atomically(path, safetensors.encode(self.weights(), metadata), DataError)
 
     # -- Recording -----------------------------------------------------------------------------
 
@@ -429,14 +429,29 @@ class ViTEngine(Engine[ViTConfig, Pass]):
         found = s.record(("logits", batch), lambda: self._record_logits(batch))
         self._upload(found, patches, tokens)
         s.run("loss", tape=found.tape)
+        assert found.logits is not None
         return s.download(found.logits)
 
     def probabilities(self, images: ArrayLike) -> NDArray[np.float32]:
-        """Return the probability of each class, (B, classes), of any number of pictures."""
-        logits = self.logits(images)
+        """Return the probability of each class, (B, classes), of any number of pictures.
+
+        Raises NonFiniteError, as ``predict`` does, where weights or pixels are too bad for that.
+        """
+        logits = self._finite_logits("probabilities", images)
         odds = np.exp(logits - logits.max(axis=1, keepdims=True))
         return np.asarray(odds / odds.sum(axis=1, keepdims=True), np.float32)
 
     def predict(self, images: ArrayLike) -> NDArray[np.int64]:
         """Return the most probable class of each picture, (B,); see ``probabilities``."""
-        return np.asarray(self.logits(images).argmax(axis=1), np.int64)
+        logits = self._finite_logits("predict", images)
+        return np.asarray(logits.argmax(axis=1), np.int64)
+
+    def _finite_logits(self, call: str, images: ArrayLike) -> NDArray[np.float32]:
+        logits = self.logits(images)
+        bad = ~np.isfinite(logits).all(axis=1)
+        if bad.any():
+            raise NonFiniteError(
+                f"{call}: the logits of {int(bad.sum())} of {bad.size} pictures, the first of them "
+                f"number {int(bad.argmax())}, are not finite: the model's weights may be bad"
+            )
+        return logits

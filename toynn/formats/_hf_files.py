@@ -11,10 +11,9 @@ from safetensors import SafetensorError, safe_open
 from toynn.errors import DataError
 from toynn.formats import quants
 from toynn.formats._gguf_tensors import TensorInfo
+from toynn.formats.safetensors import METADATA
 
 __all__ = ["SafeTensors", "read_object"]
-
-METADATA = "__metadata__"
 
 
 def read_object(path: Path) -> dict[str, Any]:

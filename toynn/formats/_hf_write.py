@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import save_file
 
 from toynn.errors import DataError
+from toynn.formats import safetensors
 from toynn.formats._hf_names import CONFIG, FAMILIES, WEIGHTS, heads_of, pairs_apart
 
 __all__ = ["write"]
@@ -54,13 +53,13 @@ def write(
     try:
         temporary.mkdir(parents=True)
         (temporary / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
-        save_file(arrays, temporary / WEIGHTS, {"format": "pt"})
-        shutil.copymode(temporary / CONFIG, temporary / WEIGHTS)  # the library's is 0600
+        with (temporary / WEIGHTS).open("wb") as file:
+            file.writelines(safetensors.parts(arrays, {"format": "pt"}))
         for part in (CONFIG, WEIGHTS):
             with (temporary / part).open("rb") as file:
                 os.fsync(file.fileno())
         os.rename(temporary, path)
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         raise DataError(f"{path}: cannot write: {error}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import save
 
 from toynn.errors import AdapterError
+from toynn.formats import safetensors
 from toynn.formats._adapter import BASE_NAME, Adapter, Base, check, is_embedding, text_of
 from toynn.formats._hf_names import Family, heads_of, pairs_apart
 from toynn.formats._peft import CONFIG, SUFFIXES, WEIGHTS, family_of, heads_in
@@ -49,7 +49,7 @@ def write_peft(
         for side, values in zip(SUFFIXES, (a, b), strict=True):
             name = f"base_model.model.{modules[weight]}.lora_{side}.weight"
             arrays[name] = np.ascontiguousarray(values)
-    content = save(arrays, {"format": "pt", **_texts(adapter.metadata)})
+    content = safetensors.encode(arrays, {"format": "pt", **_texts(adapter.metadata)})
     config = _configuration(family, adapter, modules, base)
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -6,17 +6,20 @@ them; not of a model of pictures), sample.txt (text that the trained model wrote
 matplotlib is installed, loss.png (both losses) and confusion.png (of a classifier's mistakes).
 """
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from types import TracebackType
 
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save
+from safetensors.numpy import load_file
 
 from toynn.errors import CheckpointError, ConfigError
+from toynn.formats import safetensors
 from toynn.formats.files import write_atomically
 
 __all__ = ["RunFolder", "to_toml", "write_atomically"]
@@ -48,14 +51,21 @@ def _toml(value: Value) -> str:
 
 
 class RunFolder:
-    """A new folder; making it fails early, and never over an older run."""
+    """A new folder; making it fails early, and never over an older run.
+
+    Used as a context manager, it goes again when the run fails before ``trained`` is set; behind
+    that the error gets a note that says where the folder is.
+    """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        self.trained = False  # a step was taken: there is something to keep
         self.check_absent(self.path)
+        self._made = [each for each in (self.path, *self.path.parents) if not os.path.lexists(each)]
         try:
             self.path.mkdir(parents=True)
         except OSError as error:
+            self._remove()
             raise ConfigError(
                 f"{self.path}: cannot make the run folder: {error.strerror}"
             ) from error
@@ -65,6 +75,28 @@ class RunFolder:
         self.adapter = self.path / "adapter.gguf"
         self.plot = self.path / "loss.png"
         self.confusion = self.path / "confusion.png"
+
+    def __enter__(self) -> "RunFolder":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is not None and self.trained:
+            error.add_note(f"(the run folder {self.path} has the best weights until then)")
+        elif error is not None:
+            for path in (self.path / "config.toml", self.metrics, self.model, self.adapter):
+                path.unlink(missing_ok=True)
+            self._remove()
+
+    def _remove(self) -> None:
+        """Remove the folders that were made for this run, as far as they are empty."""
+        for folder in self._made:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
 
     @staticmethod
     def check_absent(path: Path) -> None:
@@ -82,7 +114,7 @@ class RunFolder:
 
     def save_weights(self, weights: Weights) -> None:
         """Write model.safetensors in place of the one before."""
-        write_atomically(self.model, save(dict(weights)))
+        write_atomically(self.model, safetensors.encode(weights))
 
     def load_weights(self) -> dict[str, NDArray[np.float32]]:
         """Read model.safetensors back."""

@@ -1,0 +1,71 @@
+"""``toynn export --to hf``: a model for transformers, and back; where there is no --init-from."""
+
+import numpy as np
+import pytest
+import vits
+from lora_bases import ARCHS, retype, write_base
+from some_adapters import draw
+
+from toynn.cli import main
+from toynn.engines import ENGINES
+from toynn.formats import adapters, gguf, hf
+
+
+def export(*words):
+    return main(["export", "--to", *map(str, words)])
+
+
+@pytest.mark.parametrize("type", ["F32", "F16"])
+@pytest.mark.parametrize("arch", ARCHS)
+def test_a_model_comes_back(arch, type, tmp_path, capsys):
+    base = write_base(tmp_path / "model.gguf", arch)
+    if type != "F32":
+        retype(base, lambda name: "F16" if "ffn_up" in name else "F32")
+    for model, out in ((base, "a"), (tmp_path, "b")):
+        assert export("hf", "--model", model, "--out", tmp_path / out) == 0
+        assert "parameters as float32, in Hugging Face's format" in capsys.readouterr().out
+    with gguf.open(base) as file, hf.open(tmp_path / "a") as model, hf.open(tmp_path / "b") as same:
+        assert set(model.tensors) == set(same.tensors) == set(file)
+        for name in file:
+            np.testing.assert_array_equal(model[name], file[name])
+    engine = ENGINES[arch].from_hf(tmp_path / "a", 4, build=False)
+    expected = ENGINES[arch].from_gguf(base, 4, build=False).logits(np.arange(4))
+    np.testing.assert_array_equal(engine.logits(np.arange(4)), expected)
+
+
+@pytest.fixture
+def files(tmp_path):
+    base = write_base(tmp_path / "base.gguf")
+    (tmp_path / "run").mkdir()
+    with gguf.open(base) as file:
+        adapters.write_gguf(tmp_path / "run" / "adapter.gguf", draw(file))
+    (tmp_path / "pictures").mkdir()
+    vits.make().save(tmp_path / "pictures" / "model.safetensors")
+    return {word: str(tmp_path / word) for word in ("base.gguf", "run", "pictures", "new", "none")}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--to hf --out new", "--to hf: name the model (--model)"),
+        ("--to gguf --out new", "--to gguf: name the adapter (--adapter)"),
+        ("--to hf --model base.gguf --adapter run --out new", "`toynn fuse`"),
+        ("--to hf --model base.gguf --out run", "run: already exists; name a new folder"),
+        ("--to hf --model base.gguf --out run --overwrite", "is not replaced (--overwrite)"),
+        ("--to hf --model run --out new", "it has an adapter; name the model"),
+        ("--to hf --model pictures --out new", "expected a .gguf file, or a folder with model.g"),
+        ("--to hf --model none --out new", "cannot read: No such file"),
+        ("--to hf --model run/adapter.gguf --out new", "adapter"),
+    ],
+)
+def test_what_cannot_be_exported(words, message, files, capsys):
+    assert main(["export", *(files.get(word, word) for word in words.split())]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+
+
+def test_a_warm_start_says_what_goes_on_instead(files, capsys):
+    words = ["train", "warm-start", "--donor", files["base.gguf"], "--init-from", "old.gguf"]
+    assert main(words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "`toynn train from-scratch --init-from old.gguf` goes on with all weights" in line

@@ -1,0 +1,123 @@
+"""``toynn info`` of adapters, of folders of all kinds, and of safetensors files."""
+
+import numpy as np
+import pytest
+import vits
+from lora_bases import SIZES, make, write_base
+from safetensors.numpy import save_file
+
+import toynn
+from toynn.cli import main
+from toynn.formats import adapters, gguf
+
+
+def told(path, capsys, *more):
+    """What info says of a path, by name."""
+    assert main(["info", str(path), *more]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    return {line[:24].strip(): line[24:].strip() for line in lines}
+
+
+def error(path, capsys):
+    assert main(["info", str(path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return write_base(tmp_path_factory.mktemp("base") / "base.gguf")
+
+
+@pytest.mark.parametrize("name", ["adapter.gguf", ".", "adapter_model.safetensors"])
+def test_an_adapter(name, base, tmp_path, capsys):
+    recipe = make(base, rank=3, alpha=6, use_rslora=True, targets=("q", "down"))
+    if name == "adapter.gguf":
+        recipe.export_adapter(tmp_path / name)
+    else:
+        recipe.export_peft(tmp_path)
+    found = told(tmp_path / name, capsys)
+    assert found["rank"] == "3"
+    width, hidden = SIZES["d_model"], SIZES["d_ff"]
+    count = 2 * 3 * (2 * width + width + hidden)
+    assert found["parameters"].split()[0] == f"{count:,}"
+    assert found["base model"] == "not named"
+    if name == "adapter.gguf":
+        assert found["adapter"] == "LoRA, as llama.cpp reads it"
+        assert found["architecture"] == "llama"
+        assert found["alpha"] == f"{6 * 3**0.5:g}: B A is scaled by alpha / rank"
+        assert found[f"{width} x {hidden}"] == "blk.*.ffn_down.weight, 2 of them"
+    else:
+        assert found["adapter"] == "LORA, in PEFT's format"
+        assert found["alpha"] == "6: B A is scaled by alpha / sqrt(rank)"
+        assert found["targets"] == "down_proj, q_proj"
+        assert found[f"{width} x {width}"] == "model.layers.*.self_attn.q_proj, 2 of them"
+
+
+def test_an_adapter_of_embeddings(tmp_path, capsys):
+    ones = {f"token_embd.weight.lora_{side}": np.ones((n, 2), np.float32) for side, n in zip(
+        "ab", (61, 24), strict=True)}  # fmt: skip
+    metadata = {"general.base_model.0.name": "Zork"}
+    adapters.write_gguf(
+        tmp_path / "a.gguf", adapters.Adapter("llama", 0.0, ones, metadata=metadata)
+    )
+    found = told(tmp_path / "a.gguf", capsys)
+    assert found["61 x 24"] == "token_embd.weight"
+    assert found["base model"] == "Zork"
+
+
+def test_the_folder_of_a_run(tmp_path, capsys):
+    (tmp_path / "text.txt").write_text("the robot is called zork. " * 20)
+    run = ("--data", str(tmp_path / "text.txt"), "--steps", "2", "--seq", "8", "--seed", "7")
+    words = ("train", "gpt2", "--d-model", "8", "--heads", "1", *run)
+    assert main([*words, "--out", str(tmp_path / "gpt2")]) == 0
+    capsys.readouterr()
+    found = told(tmp_path / "gpt2", capsys)
+    assert found["run"] == "toynn train gpt2, 2 steps, batch 8, seed 7"
+    assert found["data"].endswith("text.txt")
+    assert found["architecture"] == "gpt2"
+    (tmp_path / "gpt2" / "config.toml").write_text("[run]\nrecipe = 3")
+    assert "run" not in told(tmp_path / "gpt2", capsys)
+
+
+@pytest.mark.parametrize("name", [".", "config.json", "model.safetensors"])
+def test_a_hugging_face_folder(name, base, tmp_path, capsys):
+    toynn.LlamaSeqEngine.from_gguf(base, 4).export_hf(tmp_path / "hf")
+    found = told(tmp_path / "hf" / name, capsys, "--seq", "4", "--batch", "2")
+    assert found["folder"].endswith("hf, in Hugging Face's format")
+    with gguf.open(base) as file:
+        assert found["parameters"] == f"{sum(file[n].size for n in file):,} in {len(file)} tensors"
+    assert found["embedding_length"] == str(SIZES["d_model"])
+    assert found["training all weights"] == "2 x 4 tokens a step"
+    assert "kB" in found["peak"]
+
+
+def test_a_model_of_pictures(tmp_path, capsys):
+    recipe = vits.make()
+    recipe.engine.class_names = ("cat", "dog", "\x1b[2J", "fish", "ant")
+    recipe.save(tmp_path / "model.safetensors")
+    for path in (tmp_path, tmp_path / "model.safetensors"):
+        found = told(path, capsys, "--batch", "3")
+        assert found["architecture"] == "vision transformer, by timm's names"
+        assert (found["patch"], found["classes"], found["norm"]) == ("4", "5", "layernorm")
+        assert found["names of classes"] == "cat, dog, \ufffd[2J, fish, ant"
+        assert found["training all weights"] == "3 pictures a step"
+
+
+def test_other_tensors(tmp_path, capsys):
+    arrays = {"a": np.ones((2, 3), np.float32), "b": np.ones(4, np.float16)}
+    save_file(arrays, tmp_path / "a.safetensors", {"from": "elsewhere"})
+    found = told(tmp_path / "a.safetensors", capsys)
+    assert found["parameters"] == "10 in 2 tensors"
+    assert found["F16"] == "4 in 1 tensors, 0.0 kB"
+    assert found["from"] == "elsewhere"
+    assert found["model"].startswith("none of pictures: ")
+
+
+def test_what_holds_nothing(tmp_path, capsys):
+    assert "expected a folder with one of model.gguf, adapter.gguf" in error(tmp_path, capsys)
+    for name in ("a.gguf", "a.safetensors", "adapter_config.json", "config.json", "b"):
+        (tmp_path / name).touch()
+        assert name in error(tmp_path / name, capsys)
+        (tmp_path / name).unlink()
+        assert "No such file" in error(tmp_path / name, capsys)

@@ -1,0 +1,182 @@
+"""``toynn info`` of what is not a model in a GGUF file: adapters, folders, safetensors files."""
+
+import re
+import tomllib
+from collections import defaultdict
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import asdict
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from toynn.engines import ENGINES, ViTConfig, ViTEngine
+from toynn.engines._timm import class_names, described
+from toynn.errors import ToynnError
+from toynn.formats import _peft, adapters, hf
+from toynn.formats._adapter import BASE_NAME, is_embedding, text_of
+from toynn.formats._gguf_tensors import TensorInfo
+from toynn.formats._hf_files import SafeTensors, read_object
+from toynn.options import RecipeOptions
+from toynn.reports import Memory
+
+__all__ = ["Lines", "adapter", "hf_folder", "memory", "peft", "run_of", "safetensors", "size"]
+__all__ += ["types"]
+
+Lines = list[tuple[str, str]]
+
+SHOWN = 8  # names of classes
+
+
+def size(nbytes: int) -> str:
+    """Return a size with its unit."""
+    for unit, one in (("GB", 10**9), ("MB", 10**6)):
+        if nbytes >= one:
+            return f"{nbytes / one:.1f} {unit}"
+    return f"{nbytes / 1000:.1f} kB"
+
+
+def types(tensors: Mapping[str, TensorInfo]) -> Lines:
+    """Return how many parameters there are, and a line for each type, the largest first."""
+    totals: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
+    for info in tensors.values():
+        for i, amount in enumerate((info.nbytes, prod(info.shape), 1)):
+            totals[info.type][i] += amount
+    parameters = sum(count for _, count, _ in totals.values())
+    return [
+        ("parameters", f"{parameters:,} in {len(tensors)} tensors"),
+        *(
+            (f"  {type}", f"{count:,} in {number} tensors, {size(nbytes)}")
+            for type, (nbytes, count, number) in sorted(
+                totals.items(), key=lambda row: row[1][::-1]
+            )
+        ),
+    ]
+
+
+def memory(needed: Memory, what: str) -> Lines:
+    """Return the memory of a training step of so much data."""
+    parts = ("weights", "moments", "gradients", "activations", "peak")
+    return [
+        ("training all weights", f"{what} a step"),
+        *((f"  {part}", size(getattr(needed, part))) for part in parts),
+    ]
+
+
+def run_of(folder: Path) -> Lines:
+    """Return what config.toml says of the run that filled a folder, if it does."""
+    try:
+        tables = tomllib.loads((folder / "config.toml").read_text("utf-8"))
+        run, train, data = tables["run"], tables["train"], tables["data"]
+        steps = f"{train['steps']} steps, batch {train['batch']}, seed {train['seed']}"
+        lines = [("run", f"toynn train {run['recipe']}, {steps}"), ("  data", str(data["name"]))]
+        return lines + ([("  model", str(train["model"]))] if "model" in train else [])
+    except (OSError, ValueError, LookupError, TypeError):
+        return []
+
+
+# -- Adapters ----------------------------------------------------------------------------------
+
+
+def adapter(path: Path) -> Lines:
+    """Describe an adapter in a GGUF file."""
+    found = adapters.load(path)
+    shapes = {
+        weight: (a.shape[0], b.shape[0]) if is_embedding(weight) else (b.shape[0], a.shape[1])
+        for weight, (a, b) in found.pairs.items()
+    }
+    ranks = {weight: found.rank_of(weight) for weight in shapes}
+    return [
+        ("file", f"{path}, {size(path.stat().st_size)}"),
+        ("adapter", "LoRA, as llama.cpp reads it"),
+        ("architecture", found.architecture),
+        ("base model", text_of(found.metadata, BASE_NAME) or "not named"),
+        *_scales(ranks, found.alpha, found.use_rslora),
+        ("parameters", f"{sum(values.size for values in found.tensors.values()):,}"),
+        ("needs a base with", f"the architecture {found.architecture}, and (out x in)"),
+        *_matrices(shapes),
+    ]
+
+
+def peft(folder: Path) -> Lines:
+    """Describe an adapter in PEFT's format, as far as its files say it without a base model."""
+    config = read_object(folder / _peft.CONFIG)
+    with closing(SafeTensors(folder / _peft.WEIGHTS)) as file:
+        tensors = file.tensors
+    sides: dict[str, dict[str, tuple[int, ...]]] = defaultdict(dict)
+    for name, info in tensors.items():
+        if found := _peft.TENSOR.fullmatch(name):
+            sides[found[1]][found[2]] = info.shape
+    whole = {module: pair for module, pair in sides.items() if pair.keys() == {"A", "B"}}
+    ranks = {module: pair["A"][0] for module, pair in whole.items()}
+    shapes = {module: (pair["B"][0], pair["A"][-1]) for module, pair in whole.items()}
+    alpha, targets = config.get("lora_alpha"), config.get("target_modules")
+    return [
+        ("folder", f"{folder}, {size(sum(info.nbytes for info in tensors.values()))}"),
+        ("adapter", f"{config.get('peft_type', 'of no type')}, in PEFT's format"),
+        ("base model", str(config.get("base_model_name_or_path") or "not named")),
+        *_scales(ranks, alpha, config.get("use_rslora") is True),
+        ("targets", ", ".join(map(str, targets)) if isinstance(targets, list) else str(targets)),
+        *types(tensors)[:1],
+        ("needs a base with", "modules of these names, and (out x in)"),
+        *_matrices(shapes),
+    ]
+
+
+def _scales(ranks: Mapping[str, int], alpha: Any, rslora: bool) -> Lines:
+    """Return the ranks, and what B A is multiplied by."""
+    found = ", ".join(map(str, sorted(set(ranks.values())))) or "none"
+    kind = "alpha / sqrt(rank)" if rslora else "alpha / rank"
+    number = f"{alpha:g}" if isinstance(alpha, int | float) else str(alpha)
+    return [("rank", found), ("alpha", f"{number}: B A is scaled by {kind}")]
+
+
+def _matrices(shapes: Mapping[str, tuple[int, int]]) -> Lines:
+    """Return a line for the matrices of one name in all blocks, and of one shape."""
+    alike: dict[tuple[str, tuple[int, int]], int] = defaultdict(int)
+    for name, shape in shapes.items():
+        alike[re.sub(r"\.\d+\.", ".*.", name), shape] += 1
+    return [
+        (f"  {out} x {into}", name + (f", {count} of them" if count > 1 else ""))
+        for (name, (out, into)), count in alike.items()
+    ]
+
+
+# -- Models ------------------------------------------------------------------------------------
+
+
+def hf_folder(folder: Path, seq: int | None, batch: int) -> Lines:
+    """Describe a model in Hugging Face's format."""
+    with hf.open(folder) as model:
+        kind, prefix = model.architecture, f"{model.architecture}."
+        lines = [("folder", f"{folder}, in Hugging Face's format"), ("architecture", kind)]
+        lines += types(model.tensors)
+        hyper = {k: v for k, v in model.metadata.items() if k.startswith(prefix)}
+        lines += [(key.removeprefix(prefix), str(value)) for key, value in hyper.items()]
+        length = seq or min(512, hyper[f"{prefix}context_length"])
+        try:
+            needed = ENGINES[kind].memory_for(model, length, batch)
+        except ToynnError as error:
+            return [*lines, ("training", f"not possible: {error}")]
+        return [*lines, *memory(needed, f"{batch} x {length} tokens")]
+
+
+def safetensors(path: Path, batch: int) -> Lines:
+    """Describe a safetensors file: a model of pictures, or whatever tensors it has."""
+    with closing(SafeTensors(path)) as file:
+        lines = [("file", f"{path}, {size(path.stat().st_size)}")]
+        try:
+            fields = described(file, list(asdict(ViTConfig())), {})
+            names = class_names(file, fields["classes"])
+            config = ViTConfig(**fields | {"classes": fields["classes"] or 1})
+            engine = ViTEngine()
+            engine.declare(config, RecipeOptions(t_batch=batch))
+            needed = engine.step_memory()
+        except ToynnError as error:
+            notes = [(f"  {key}", str(text)) for key, text in file.metadata.items()]
+            return [*lines, *types(file.tensors), *notes, ("model", f"none of pictures: {error}")]
+        lines += [("architecture", "vision transformer, by timm's names"), *types(file.tensors)]
+        lines += [(name, str(value)) for name, value in fields.items()]
+        shown = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
+        lines += [("names of classes", shown or "none")]
+        return [*lines, *memory(needed, f"{batch} pictures")]
