@@ -3,8 +3,12 @@
 Cython translates each kernel of toynn/_kernels to C once. That C is then compiled once per level,
 as toynn._kernels.<level>.<op>, with that level's flags; toynn/_kernels/__init__.py picks a level.
 
-TOYNN_OPENMP=0   build without OpenMP (single-threaded kernels)
-TOYNN_DEBUG=1    bounds, initialisation and overflow checks in all Cython code
+TOYNN_OPENMP=0         build without OpenMP (single-threaded kernels)
+TOYNN_DEBUG=1          bounds, initialisation and overflow checks in all Cython code
+TOYNN_TILES=software   level amx computes what its tile instructions do in plain C. So any CPU with
+                       AVX512_BF16 can run it, slowly, if told to: TOYNN_ISA=amx
+
+A tree that was built with other settings is built anew by build_ext --force.
 """
 
 import os
@@ -24,9 +28,10 @@ MSVC = sys.platform == "win32"
 X86 = platform.machine().lower() in ("x86_64", "amd64")
 JOBS = os.cpu_count() or 1
 DEBUG = os.environ.get("TOYNN_DEBUG", "0") == "1"
+SOFTWARE_TILES = ["-DTN_SOFTWARE_TILES"] if os.environ.get("TOYNN_TILES") == "software" else []
 BUILD = Path("build/cython")
 
-# Flags per level, worst first. A further level (amx) is a further row.
+# Flags per level, worst first.
 LEVELS: dict[str, list[str]] = {"generic": []}
 if X86 and not MSVC:
     LEVELS["avx2"] = ["-mavx2", "-mfma"]
@@ -34,6 +39,14 @@ if X86 and not MSVC:
         *("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma"),
         "-mprefer-vector-width=512",
     ]
+    LEVELS["amx"] = [
+        *LEVELS["avx512"],
+        "-mavx512bf16",
+        *(SOFTWARE_TILES or ["-mamx-tile", "-mamx-bf16"]),
+    ]
+
+# What a level has of its own, unless that is all; it takes the rest from the level below.
+ONLY = {"amx": ["matmul"]}
 
 # Never -ffast-math: NaN must stay NaN. These only drop errno and floating-point traps.
 COMPILE = ["-O3", "-g0", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
@@ -51,7 +64,7 @@ DIRECTIVES = {
     "freethreading_compatible": False,
 }
 
-PROBE = r"""
+OPENMP = r"""
 #include <omp.h>
 #include <stdio.h>
 int main(void) {
@@ -63,6 +76,28 @@ int main(void) {
 }
 """
 
+TILES = r"""
+#include "gemm_amx.h"
+#if !TN_TILES
+#error "this compiler lacks __builtin_shufflevector or AMX"
+#endif
+int main(void) { return 0; }
+"""
+
+
+def probe(text: str, *flags: str, run: bool) -> Exception | None:
+    """Compile and link a program, and run it if told to; return what went wrong, if anything."""
+    compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
+    with tempfile.TemporaryDirectory() as folder:
+        source, program = Path(folder, "probe.c"), Path(folder, "probe")
+        source.write_text(text)
+        try:
+            for command in ([*compiler, *flags, source, "-o", program], [program])[: 1 + run]:
+                subprocess.run(command, check=True, capture_output=True, timeout=60)
+        except (OSError, subprocess.SubprocessError) as error:
+            return error
+    return None
+
 
 def openmp_flags() -> list[str]:
     """Find the flag with which a five-line OpenMP program compiles, links and runs."""
@@ -71,25 +106,31 @@ def openmp_flags() -> list[str]:
         return []
     if MSVC:
         return ["/openmp"]
-    compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
-    with tempfile.TemporaryDirectory() as folder:
-        source, program = Path(folder, "probe.c"), Path(folder, "probe")
-        source.write_text(PROBE)
-        try:
-            for command in ([*compiler, "-fopenmp", source, "-o", program], [program]):
-                subprocess.run(command, check=True, capture_output=True, timeout=60)
-        except (OSError, subprocess.SubprocessError) as error:
-            print(f"toynn: no OpenMP ({error}): kernels will use one thread")
-            return []
+    if error := probe(OPENMP, "-fopenmp", run=True):
+        print(f"toynn: no OpenMP ({error}): kernels will use one thread")
+        return []
     print("toynn: OpenMP found")
     return ["-fopenmp"]
 
 
-def per_level(kernel: Extension, openmp: list[str]) -> list[Extension]:
+def levels() -> dict[str, list[str]]:
+    """Return the levels that this compiler can build: amx takes GCC 12 or a clang of its time."""
+    found = dict(LEVELS)
+    if "amx" in found and (error := probe(TILES, *found["amx"], "-Itoynn/_kernels", run=False)):
+        print(f"toynn: no level amx ({error})")
+        del found["amx"]
+    return found
+
+
+def per_level(
+    kernel: Extension, levels: dict[str, list[str]], openmp: list[str]
+) -> list[Extension]:
     """One extension for each level from the C of one kernel."""
     op = kernel.name.rpartition(".")[2]
     built = []
-    for level, flags in LEVELS.items():
+    for level, flags in levels.items():
+        if op not in ONLY.get(level, [op]):
+            continue
         folder = Path("toynn/_kernels", level)
         source = BUILD / level / f"{op}.c"
         for path in (folder, source.parent):
@@ -114,6 +155,7 @@ def per_level(kernel: Extension, openmp: list[str]) -> list[Extension]:
 def extensions() -> list[Extension]:
     """All extensions: kernels per level, the modules built once, Cython's shared utilities."""
     openmp = openmp_flags()
+    built_levels = levels()
     headers = sorted(path.as_posix() for path in Path("toynn/_kernels").glob("*.h"))
     kernels = [
         Extension(f"toynn._kernels.{path.stem}", [path.as_posix()], depends=headers)
@@ -130,7 +172,7 @@ def extensions() -> list[Extension]:
     ]
     for extension in once:
         extension.include_dirs = ["toynn/_kernels", "toynn/backends/cpu"]
-        extension.extra_compile_args = [*COMPILE, *openmp]
+        extension.extra_compile_args = [*COMPILE, *openmp, *SOFTWARE_TILES]
         extension.extra_link_args = openmp
     translated = cythonize(
         [*kernels, *once],
@@ -143,7 +185,7 @@ def extensions() -> list[Extension]:
     built = [extension for extension in translated if extension.name not in names]
     for kernel in translated:
         if kernel.name in names:
-            built += per_level(kernel, openmp)
+            built += per_level(kernel, built_levels, openmp)
     return built
 
 

@@ -2,392 +2,67 @@
 
 The contestants take turns within one run (A B C A B C ..), so that a burst of other load strikes
 all of them; each turn is an untimed call, to wake the contestant's threads, and a few timed ones.
-Each thread count runs in a process of its own, because OpenBLAS reads it once, at import: so the
-sections import NumPy and PyTorch, and this file does not. Ratios
-are toynn's rate over that of the best other contestant: by minima of time, and by medians. Times
-include each one's call from Python, which is what decides the smallest shapes.
+Each thread count runs in a process of its own, because libraries read it, and the instruction set
+that they may use, once, at import. Ratios are toynn's rate over that of the best other contestant:
+by minima of time, and by medians. Times include each one's call from Python, which is what decides
+the smallest shapes.
 """
 
 import argparse
 import os
-import statistics
 import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
-Contestants = dict[str, Callable[[], object]]
+from sections import SECTIONS
 
-REST = 0.02  # seconds between turns: idle threads of another runtime spin for about 10 ms
-TURN = 0.02  # seconds that a turn lasts at least, after its untimed call
+from toynn.precision import PRECISIONS
 
-
-def turn(call: Callable[[], object]) -> list[float]:
-    """Seconds of each call in one turn."""
-    time.sleep(REST)
-    call()
-    times: list[float] = []
-    while sum(times) < TURN:
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return times
-
-
-def race(contestants: Contestants, rounds: int) -> dict[str, list[float]]:
-    """Seconds of all calls of each contestant, alternating."""
-    times: dict[str, list[float]] = {name: [] for name in contestants}
-    for _ in range(rounds):
-        for name, call in contestants.items():
-            times[name] += turn(call)
-    return times
-
-
-def report(title: str, contestants: Contestants, flops: int, rounds: int) -> float:
-    """Print one row, GFLOP/s from minima/medians of time, and return the ratio of the minima."""
-    times = race(contestants, rounds)
-    best = {name: flops / min(t) / 1e9 for name, t in times.items()}
-    usual = {name: flops / statistics.median(t) / 1e9 for name, t in times.items()}
-    others = [name for name in times if name != "toynn"]
-    ratios = [rate["toynn"] / max(rate[name] for name in others) for rate in (best, usual)]
-    rates = "".join(f"{best[name]:7.0f}/{usual[name]:4.0f}" for name in times)
-    print(f"{title:42}{rates}{ratios[0]:8.2f}/{ratios[1]:.2f}", flush=True)
-    return ratios[0]
-
-
-def heading(names: list[str]) -> None:
-    """Print the names of the columns."""
-    columns = "".join(f"{name:>12}" for name in names)
-    print(f"{'GFLOP/s, best/median':42}{columns}   toynn/best other", flush=True)
-
-
-def summary(ratios: list[float]) -> None:
-    """Print the spread of the ratios of a section."""
-    print(f"ratio of minima: least {min(ratios):.2f}, median {statistics.median(ratios):.2f}\n")
-
-
-def products(M: int, N: int, K: int, n_threads: int) -> dict[str, Contestants]:
-    """The three products of a linear layer, each contestant writing into an array it is given."""
-    import numpy as np
-    import torch
-
-    from toynn._kernels import matmul as ours
-
-    rng = np.random.default_rng(7)
-    x, w, dy = (rng.standard_normal(shape, np.float32) for shape in ((M, K), (N, K), (M, N)))
-    y, dx, dw = np.empty_like(dy), np.empty_like(x), np.empty_like(w)
-    tx, tw, tdy, ty, tdx, tdw = map(torch.from_numpy, (x, w, dy, y, dx, dw))
-    torch.set_num_threads(n_threads)
-    return {
-        "y = x w^T": {
-            "toynn": lambda: ours.forward(y, None, x, w, None, n_threads=n_threads),
-            "numpy": lambda: np.matmul(x, w.T, out=y),
-            "torch": lambda: torch.mm(tx, tw.t(), out=ty),
-        },
-        "dx = dy w": {
-            "toynn": lambda: ours.backward_input(dx, dy, w, n_threads=n_threads),
-            "numpy": lambda: np.matmul(dy, w, out=dx),
-            "torch": lambda: torch.mm(tdy, tw, out=tdx),
-        },
-        "dw = dy^T x": {
-            "toynn": lambda: ours.backward_weight(dw, dy, x, n_threads=n_threads),
-            "numpy": lambda: np.matmul(dy.T, x, out=dw),
-            "torch": lambda: torch.mm(tdy.t(), tx, out=tdw),
-        },
-    }
-
-
-def medium(n_threads: int, rounds: int, only: str) -> None:
-    """The products in bfloat16: toynn's medium and highest, and PyTorch's with casts."""
-    import numpy as np
-    import torch
-
-    from toynn._kernels import matmul as ours
-    from toynn.testing.cases import CASES
-
-    torch.set_num_threads(n_threads)
-    shapes = {name: sizes for name, sizes in CASES["matmul"].bench.items() if "type" not in sizes}
-    rng = np.random.default_rng(7)
-    heading(["toynn", "highest", "torch bf16"])
-    ratios = []
-    for name, sizes in shapes.items():
-        M, N, K = sizes["M"], sizes["N"], sizes["K"]
-        if only not in name or M * N * K <= 1 << 21 or M <= 3:
-            continue  # float32 in any precision
-        x, w, dy = (rng.standard_normal(shape, np.float32) for shape in ((M, K), (N, K), (M, N)))
-        y, dx, dw = np.empty_like(dy), np.empty_like(x), np.empty_like(w)
-        tx, tw, tdy = map(torch.from_numpy, (x, w, dy))
-        rows = {
-            "y = x w^T": (partial(ours.forward, y, None, x, w, None), tx, tw.t()),
-            "dx = dy w": (partial(ours.backward_input, dx, dy, w), tdy, tw),
-            "dw = dy^T x": (partial(ours.backward_weight, dw, dy, x), tdy.t(), tx),
-        }
-        for product, (door, a, b) in rows.items():
-            contestants = {
-                "toynn": partial(door, n_threads=n_threads, precision="medium"),
-                "highest": partial(door, n_threads=n_threads),
-                "torch bf16": lambda a=a, b=b: torch.mm(a.bfloat16(), b.bfloat16()).float(),
-            }
-            title = f"{name} {M}x{N}x{K} {product}"
-            ratios.append(report(title, contestants, 2 * M * N * K, rounds))
-    summary(ratios)
-
-
-def matmul(n_threads: int, rounds: int, only: str) -> None:
-    """The products at the shapes of the case table, those of GPT-2 with 1024 rows too."""
-    from toynn.testing.cases import CASES
-
-    shapes = {name: sizes for name, sizes in CASES["matmul"].bench.items() if "type" not in sizes}
-    for name in [name for name in shapes if name.startswith("gpt2")]:
-        shapes[f"{name}_1024"] = shapes[name] | {"M": 1024}
-    heading(["toynn", "numpy", "torch"])
-    ratios = []
-    for name, sizes in shapes.items():
-        if only not in name:
-            continue
-        M, N, K = sizes["M"], sizes["N"], sizes["K"]
-        for product, contestants in products(M, N, K, n_threads).items():
-            title = f"{name} {M}x{N}x{K} {product}"
-            ratios.append(report(title, contestants, 2 * M * N * K, rounds))
-    summary(ratios)
-
-
-def stored(n_threads: int, rounds: int, only: str) -> None:
-    """Products with weights in blocks: their times over that with float32 weights."""
-    import numpy as np
-
-    from toynn._kernels import matmul as ours
-    from toynn._kernels._types import TYPES
-    from toynn.testing.cases.quants import matrix
-
-    names = ["F32", *(name for name in TYPES if name != "F32" and only.upper() in name)]
-    rng = np.random.default_rng(7)
-    print(f"{'ms with F32, then times that':42}" + "".join(f"{name:>8}" for name in names))
-    for M, N, K in [(M, *NK) for M in (256, 1) for NK in ((768, 768), (5632, 2048), (2048, 5632))]:
-        x, dy = rng.standard_normal((M, K), np.float32), rng.standard_normal((M, N), np.float32)
-        y, dx = np.empty_like(dy), np.empty_like(x)
-        weights = {"F32": rng.standard_normal((N, K), np.float32)}
-        weights |= {name: matrix(rng, TYPES[name], N, K)[1] for name in names[1:]}
-        rows: dict[str, Contestants] = {
-            "y = x w^T": {
-                name: partial(ours.forward, y, None, x, w, None, type=name, n_threads=n_threads)
-                for name, w in weights.items()
-            },
-            "dx = dy w": {
-                name: partial(ours.backward_input, dx, dy, w, type=name, n_threads=n_threads)
-                for name, w in weights.items()
-            },
-        }
-        for product, contestants in rows.items():
-            best = {name: min(times) for name, times in race(contestants, rounds).items()}
-            row = "".join(f"{best[name] / best['F32']:8.2f}" for name in names[1:])
-            print(f"{f'{M}x{N}x{K} {product}':42}{1e3 * best['F32']:8.3f}{row}", flush=True)
-
-
-def attentions(
-    B: int, T: int, H: int, D: int, causal: bool, n_threads: int
-) -> dict[str, Contestants]:
-    """Attention without gradient and with it; PyTorch's is its fused one."""
-    import numpy as np
-    import torch
-
-    from toynn._kernels import attention as ours
-
-    rng = np.random.default_rng(7)
-    q, k, v, o, do, dq, dk, dv = rng.standard_normal((8, B * T, H * D), np.float32)
-    lse, delta = np.empty((2, B, H, T), np.float32)
-
-    def forward() -> None:
-        ours.forward(o, lse, q, k, v, causal, n_threads=n_threads)
-
-    def both() -> None:
-        forward()
-        ours.backward(dq, dk, dv, delta, do, o, lse, q, k, v, causal, n_threads=n_threads)
-
-    fused = torch.nn.functional.scaled_dot_product_attention
-    heads = [torch.from_numpy(x.reshape(B, T, H, D)).transpose(1, 2) for x in (q, k, v)]
-    dy = torch.from_numpy(do.reshape(B, T, H, D)).transpose(1, 2)
-    leaves = [x.detach().requires_grad_() for x in heads]
-    torch.set_num_threads(n_threads)
-
-    def torch_forward() -> None:
-        fused(*heads, is_causal=causal)
-
-    def torch_both() -> None:
-        torch.autograd.grad(fused(*leaves, is_causal=causal), leaves, dy)
-
-    return {
-        "forward": {"toynn": forward, "torch": torch_forward},
-        "forward + backward": {"toynn": both, "torch": torch_both},
-    }
-
-
-def attention(n_threads: int, rounds: int, only: str) -> None:
-    """Attention at the shapes of the case table that have as many heads of k and v as of q."""
-    from toynn.testing.cases import CASES
-
-    heading(["toynn", "torch"])
-    ratios = []
-    for name, sizes in CASES["attention"].bench.items():
-        if only not in name or sizes["KV"] != sizes["H"]:
-            continue
-        B, T, H, D, causal = (sizes[size] for size in ("B", "T", "H", "D", "causal"))
-        flops = 4 * B * H * T * T * D // (2 if causal else 1)
-        for part, contestants in attentions(B, T, H, D, bool(causal), n_threads).items():
-            work = flops if part == "forward" else flops * 7 // 2
-            ratios.append(report(f"{name} {part}", contestants, work, rounds))
-    summary(ratios)
-
-
-def race_steps(shapes: str, n_threads: int, rounds: int, only: str) -> None:
-    """Print milliseconds of a whole training step, and PyTorch's time over toynn's."""
-    import steps
-
-    for name, shape in getattr(steps, shapes).items():
-        if only not in name:
-            continue
-        times = race(steps.contestants(shape, n_threads), rounds)
-        others = [who for who in times if who != "toynn"]
-        if name == next(iter(getattr(steps, shapes))) or only:
-            columns = "".join(f"{who:>19}" for who in times)
-            ratios = "".join(f"{f'{who}/toynn':>19}" for who in others)
-            print(f"{'ms per step, best/median':28}{columns}{ratios}", flush=True)
-        best = {who: 1e3 * min(t) for who, t in times.items()}
-        usual = {who: 1e3 * statistics.median(t) for who, t in times.items()}
-        row = "".join(f"{best[who]:10.3f}/{usual[who]:8.3f}" for who in times)
-        for who in others:
-            row += f"{best[who] / best['toynn']:14.2f}/{usual[who] / usual['toynn']:.2f}"
-        print(f"{name:28}{row}", flush=True)
-
-
-def tiny(n_threads: int, rounds: int, only: str) -> None:
-    """A training step of a model so small that what lies between the kernels counts."""
-    race_steps("TINY", n_threads, rounds, only)
-
-
-def step(n_threads: int, rounds: int, only: str) -> None:
-    """A training step of GPT-2 models, up to 124M parameters."""
-    race_steps("STEPS", n_threads, rounds, only)
-
-
-def llama(n_threads: int, rounds: int, only: str) -> None:
-    """A training step of Llama models, up to the shape of SmolLM2-135M."""
-    race_steps("LLAMA", n_threads, rounds, only)
-
-
-def vit(n_threads: int, rounds: int, only: str) -> None:
-    """A training step of ViT-Tiny at 224 pixels."""
-    race_steps("VIT", n_threads, rounds, only)
-
-
-def decode(n_threads: int, rounds: int, only: str) -> None:
-    """Tokens per second of generation, one at a time over a cache of keys and values."""
-    import decode as decoding
-
-    print(f"{'tokens/s, best/median':28}{'toynn':>18}{'torch':>18}   toynn/torch", flush=True)
-    for name, shape in decoding.SHAPES.items():
-        if only not in name:
-            continue
-        times = race(decoding.contestants(shape, n_threads), rounds)
-        best = {who: decoding.TOKENS / min(t) for who, t in times.items()}
-        usual = {who: decoding.TOKENS / statistics.median(t) for who, t in times.items()}
-        row = "".join(f"{best[who]:9.1f}/{usual[who]:8.1f}" for who in times)
-        ratios = [rate["toynn"] / rate["torch"] for rate in (best, usual)]
-        print(f"{name:28}{row}{ratios[0]:8.2f}/{ratios[1]:.2f}", flush=True)
-
-
-def lora(n_threads: int, rounds: int, only: str) -> None:
-    """A LoRA step over a Q8_0 file, against PEFT in float32 and bfloat16."""
-    import lora as shapes
-
-    import toynn
-
-    toynn.set_num_threads(n_threads)
-    for name, shape in shapes.SHAPES.items():
-        if only not in name:
-            continue
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "base.gguf"
-            shapes.write_file(path, shape)
-            taken, promised = shapes.private_memory(path, name, n_threads)
-            recipe = shapes.toynn_recipe(path, shape)
-            contestants = shapes.toynn_calls(recipe, shape)
-            for dtype in ("float32", "bfloat16"):
-                contestants[f"PEFT {dtype}"] = shapes.peft_step(shape, dtype, n_threads)
-            times = race(contestants, rounds)
-        best = {who: min(t) for who, t in times.items()}
-        usual = {who: statistics.median(t) for who, t in times.items()}
-        print(f"{name:28}{'s, best/median':>18}{'tokens/s':>10}{'time / toynn':>16}")
-        for who in times:
-            ratios = (of[who] / of["toynn"] for of in (best, usual))
-            row = f"  {who:26}{best[who]:9.3f}/{usual[who]:8.3f}{shape.T / best[who]:10.0f}"
-            print(row + " {:7.2f}/{:.2f}".format(*ratios), flush=True)
-        print(f"  step / forward: {best['toynn'] / best['forward']:.2f}")
-        print(f"  private memory {taken / 1e9:.3f} GB, promised {promised / 1e9:.3f} GB")
-        print(recipe.engine.session.profile(), flush=True)
-
-
-def load(n_threads: int, rounds: int, only: str) -> None:
-    """Print how long a model in a file of a gigabyte takes to open, and to its first logits."""
-    import load as shapes
-
-    import toynn
-
-    toynn.set_num_threads(n_threads)
-    with tempfile.TemporaryDirectory() as folder:
-        for name, show in shapes.loads(Path(folder)).items():
-            for _ in range(rounds if only in name else 0):
-                print(name)
-                show()
-
-
-SECTIONS = {
-    "matmul": matmul,
-    "medium": medium,
-    "stored": stored,
-    "attention": attention,
-    "tiny": tiny,
-    "step": step,
-    "llama": llama,
-    "vit": vit,
-    "decode": decode,
-    "lora": lora,
-    "load": load,
+#: What limits each library to an instruction set; toynn's own levels are the keys.
+ISA = {
+    "avx512": {
+        "ATEN_CPU_CAPABILITY": "avx512",
+        "ONEDNN_MAX_CPU_ISA": "AVX512_CORE",
+        "MKL_ENABLE_INSTRUCTIONS": "AVX512",
+        "OPENBLAS_CORETYPE": "SkylakeX",
+    },
+    "avx2": {
+        "ATEN_CPU_CAPABILITY": "avx2",
+        "ONEDNN_MAX_CPU_ISA": "AVX2",
+        "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+        "OPENBLAS_CORETYPE": "Haswell",
+    },
 }
 
 
+def environment(n_threads: int, isa: str | None) -> dict[str, str]:
+    """Return the variables under which all contestants use so many threads, at most that level."""
+    inherited = {k: v for k, v in os.environ.items() if k not in {"TOYNN_ISA", *ISA["avx2"]}}
+    chosen = {"TOYNN_ISA": isa, **ISA[isa]} if isa else {}
+    return inherited | chosen | {"OPENBLAS_NUM_THREADS": str(n_threads)}
+
+
 def main() -> None:
-    """Run the sections asked for, each thread count in its own process."""
+    """Run the sections asked for, once for each number of threads."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("sections", nargs="+", metavar="section", help=", ".join(SECTIONS))
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--rounds", type=int, default=5)
     exact = "of toynn's products; medium races with PyTorch's bfloat16 autocast too"
-    parser.add_argument("--precision", choices=("highest", "medium"), default="highest", help=exact)
+    parser.add_argument("--precision", choices=PRECISIONS, default="highest", help=exact)
     parser.add_argument("--only", default="", help="part of a shape's name, e.g. head")
+    parser.add_argument("--isa", choices=ISA, help="limit all contestants to these instructions")
     options = parser.parse_args()
     for section in options.sections:
         if section not in SECTIONS:
             parser.error(f"no section {section}; there are {', '.join(SECTIONS)}")
-    if len(options.threads) > 1:
-        for n_threads in options.threads:
-            arguments = ["--rounds", str(options.rounds), "--only", options.only]
-            arguments += ["--precision", options.precision]
-            command = [sys.executable, __file__, *options.sections, *arguments]
-            subprocess.run([*command, "--threads", str(n_threads)], check=True)
-        return
-    n_threads = options.threads[0]
-    os.environ.pop("OPENBLAS_CORETYPE", None)  # let NumPy choose its best kernels
-    os.environ["OPENBLAS_NUM_THREADS"] = str(n_threads)
-    import toynn
-
-    toynn.set_float32_matmul_precision(options.precision)
-    for section in options.sections:
-        print(f"{section}, {n_threads} thread{'s' if n_threads > 1 else ''}")
-        SECTIONS[section](n_threads, options.rounds, options.only)
+    for n_threads in options.threads:
+        given = [str(n_threads), str(options.rounds), options.precision, options.only]
+        command = [sys.executable, Path(__file__).with_name("sections.py"), *given]
+        variables = environment(n_threads, options.isa)
+        done = subprocess.run([*command, *options.sections], env=variables)
+        if done.returncode:
+            sys.exit(done.returncode)
 
 
 if __name__ == "__main__":

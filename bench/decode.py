@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-Contestants = dict[str, Callable[[], object]]
+from toynn.testing.race import Contestants
 
 TOKENS = 4
 

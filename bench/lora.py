@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-Contestants = dict[str, Callable[[], object]]
+from toynn.testing.race import Contestants
 
 RANK, ALPHA = 8, 16.0
 

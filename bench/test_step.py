@@ -1,8 +1,9 @@
 """A whole training step: its time, and that the loss of a batch seen again and again falls."""
 
-import numpy as np
 import pytest
 import steps
+
+import toynn
 
 SHAPES = steps.TINY | {"d128_L4_T128_B8": steps.STEPS["d128_L4_T128_B8"]}
 SHAPES["llama_d128_L4_T128_B8"] = steps.LLAMA["llama_d128_L4_T128_B8"]
@@ -12,8 +13,9 @@ SHAPES["llama_d128_L4_T128_B8"] = steps.LLAMA["llama_d128_L4_T128_B8"]
 @pytest.mark.parametrize("name", SHAPES)
 def test_step(benchmark, name, n_threads):
     shape = SHAPES[name]
-    ids, labels = np.random.default_rng(0).integers(0, shape.vocab, (2, shape.B * shape.T))
-    step = steps.toynn_step(shape, ids, labels, n_threads)
+    toynn.set_num_threads(n_threads)
+    ids, labels = steps.draw(shape)
+    step = steps.toynn_step(steps.recipe_of(shape), ids, steps.positions(shape), labels)
     first = step()
     benchmark.group = f"step {name}"
     benchmark.pedantic(step, rounds=5, iterations=4, warmup_rounds=1)

@@ -179,6 +179,7 @@ def test_small_products_and_few_rows_stay_float32(shape):
     assert y.tobytes() == exact.tobytes()
 
 
+@pytest.mark.skipif(matmul.multiplies_tiles(), reason="high has parts of its own")
 def test_high_is_highest():
     x, w, dy = normal(129, 127), normal(131, 127, seed=4), normal(129, 131, seed=5)
     assert same_bits(products(x, w, dy, "high"), products(x, w, dy, "highest"))
@@ -190,15 +191,20 @@ def test_where_there_are_no_pairs_medium_is_highest(level):
         pytest.skip(f"this CPU has no {level}")
     module = kernels.load("matmul", level)
     if module.multiplies_pairs():
-        assert level == "avx512" and kernels.cpu.has_avx512_bf16()
+        assert level in ("avx512", "amx") and kernels.cpu.has_avx512_bf16()
     x, w, dy = normal(129, 127), normal(131, 127, seed=4), normal(129, 131, seed=5)
     medium, highest = (products(x, w, dy, p, module=module) for p in ("medium", "highest"))
     assert same_bits(medium, highest) != module.multiplies_pairs()
 
 
-def test_the_configuration_says_what_medium_is():
-    told = toynn.config.describe()["medium multiplies in"]
-    assert told.startswith("bfloat16" if matmul.multiplies_pairs() else "float32")
+def test_the_configuration_says_what_precisions_are():
+    told = toynn.config.describe()
+    assert told["medium multiplies in"].startswith(
+        "bfloat16" if matmul.multiplies_pairs() else "float32"
+    )
+    for precision in ("highest", "high"):
+        tiles = "parts of bfloat16" in told[f"{precision} multiplies in"]
+        assert tiles == matmul.multiplies_tiles()
 
 
 def test_refusal_of_a_precision():

@@ -118,7 +118,7 @@ def test_the_last_product_of_a_block_runs_once(name):
         assert forward[-2:] == ["matmul.forward", "elementwise.add"]
         assert again == forward[:-2]
     kinds = [node.segment for node in nodes]
-    assert kinds == sorted(kinds, key="FBU".index)
+    assert kinds == sorted(kinds, key="FEBU".index)
     printed = str(recipe.engine.session.tape)
     assert re.search(r" B  matmul.forward +linear\.\d+' +\(26, 24\)", printed)
     assert not re.search(r" F  .*'", printed)

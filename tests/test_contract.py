@@ -15,7 +15,7 @@ from toynn.testing.cases import CASES
 PACKAGE = Path(toynn.__file__).parent
 PYTHON = sorted(PACKAGE.rglob("*.py"))
 CYTHON = sorted(PACKAGE.rglob("*.pyx"))
-OPS = sorted(path.stem for path in (PACKAGE / "_kernels").glob("*.pyx") if path.stem != "cpu")
+OPS = sorted({path.stem for path in (PACKAGE / "_kernels").glob("*.pyx")} - {"cpu", "limits"})
 
 #: Top to bottom. A module imports from its own row or from rows below: so only the command line,
 #: which has `bench`, imports testing.

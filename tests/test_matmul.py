@@ -63,8 +63,10 @@ def test_refusals_say_what_was_needed():
         matmul.backward_input(np.empty_like(x), y, w, n_threads=0)
     with pytest.raises(ValueError, match=r"workspace needs one of forward, .*'sideways'"):
         matmul.workspace("sideways", 1, 1, 1)
-    with pytest.raises(ValueError, match="n_threads >= 1; got 1, 1, 1 and 0"):
+    with pytest.raises(ValueError, match="n_threads >= 1; got 1, 1, 1, 0 and 0"):
         matmul.workspace("forward", 1, 1, 1, n_threads=0)
+    with pytest.raises(ValueError, match=r"precision 0 to 2 .* got 1, 1, 1, 3 and 1"):
+        matmul.workspace("forward", 1, 1, 1, 3)
 
 
 @pytest.mark.parametrize("entry", ["forward", "backward_input", "backward_weight"])

@@ -90,7 +90,8 @@ def test_blocks_may_lie_at_odd_addresses():
 
 def test_scratch_memory_does_not_depend_on_the_type():
     """The sizes as a program has them: the type is the last one, and 0 where there is none."""
-    for entry, sizes in [("forward", (256, 5632, 2048, 0)), ("backward_input", (256, 5632, 2048))]:
+    for entry, activation in [("forward", (0,)), ("backward_input", ())]:
+        sizes = (256, 5632, 2048, 0, *activation)
         need = matmul.workspace(entry, *sizes, n_threads=2)
         assert matmul.workspace(entry, *sizes, TYPES["Q4_K"], n_threads=2) == need
         assert 0 < need < 5632 * 2048

@@ -156,8 +156,8 @@ def run_entry(kernel, arrays, sizes):
     """Call a kernel as the program does: no check comes before it."""
     program = CompiledProgram(1, 0, [])
     addresses = [array.__array_interface__["data"][0] for array in arrays]
-    program.append(kernel, addresses, sizes, (), 0, 2)
-    program.run(1, False, 2)
+    program.append("F", kernel, addresses, sizes, (), 0, 2)
+    program.run("F", False, 2)
 
 
 BAD_IDS = np.array([2, -1, 3, -(2**31), 2**31 - 1, 0], np.int32)

@@ -25,9 +25,8 @@ def repeated(nodes: Sequence[Node]) -> tuple[list[Node], dict[Tensor, Tensor]]:
 
     copies = []
     for node in nodes:
-        for tensor in node.outputs + node.saved:
-            if tensor is not None:
-                fresh[tensor] = replace(tensor, name=f"{tensor.name}'")
+        for root in _roots(node.outputs + node.saved):
+            fresh.setdefault(root, replace(root, name=f"{root.name}'"))
         copies.append(
             replace(
                 node,
@@ -45,7 +44,10 @@ def _part_of(fresh: dict[Tensor, Tensor], tensor: Tensor | None) -> Tensor | Non
     if tensor is None or tensor.root not in fresh:
         return tensor
     root = fresh[tensor.root]
-    return root.at(tensor.offset) if tensor.base else root
+    if tensor.base is None:
+        return root
+    name = root.name + tensor.name.removeprefix(tensor.base.name)
+    return replace(tensor, name=name, base=root)
 
 
 def needed_by(readers: Iterable[Node], copies: Sequence[Node]) -> list[Node]:

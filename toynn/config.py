@@ -30,15 +30,25 @@ def describe() -> dict[str, str]:
         "OpenMP": "yes" if _kernels.has_openmp() else "no",
         "threads": str(threads.get_num_threads()),
         "matmul precision": get_float32_matmul_precision(),
-        "medium multiplies in": _medium(),
+        **{f"{precision} multiplies in": how for precision, how in _products().items()},
         "backends": ", ".join(backends.available()),
     }
 
 
-def _medium() -> str:
-    if _kernels.load("matmul", _kernels.level).multiplies_pairs():
-        return "bfloat16 (AVX512_BF16)"
-    return "float32 (bfloat16 needs AVX512_BF16, the ISA level avx512, a build by GCC 12 or clang)"
+def _products() -> dict[str, str]:
+    """Return what the products of each precision are made of."""
+    matmul = _kernels.load("matmul", _kernels.level)
+    if matmul.multiplies_tiles():
+        unit = "AMX in software" if _kernels.software_tiles() else "AMX"
+        return {
+            "highest": f"three parts of bfloat16, six products ({unit})",
+            "high": f"two parts of bfloat16, three products ({unit})",
+            "medium": f"bfloat16 ({unit})",
+        }
+    medium = "float32 (bfloat16 needs AVX512_BF16, the level avx512, a build by GCC 12 or clang)"
+    if matmul.multiplies_pairs():
+        medium = "bfloat16 (AVX512_BF16)"
+    return {"highest": "float32", "high": "float32", "medium": medium}
 
 
 def show_config() -> None:

@@ -21,7 +21,7 @@ class CompiledTape:
     program: Program
     arena: Buffer
     offsets: Mapping[Tensor, int]  # bytes, of inputs and kept outputs
-    counts: Mapping[str, int]  # how many launches run up to each end
+    segments: Mapping[str, str]  # of which launches a run to each end consists
     needed: Mapping[str, frozenset[Tensor]]  # what those read that must have been uploaded
     written: Mapping[str, frozenset[Tensor]]  # what those compute
     gradients: frozenset[Tensor]  # of the loss, with respect to anything
@@ -47,14 +47,18 @@ def compile_tape(
     scratch = Place("arena", aligned(layout.nbytes))
     arena = backend.allocate(scratch.offset + _workspace(launches, backend, n_threads))
     program = backend.compile(launches, {**buffers, "arena": arena}, scratch, n_threads)
-    counts = {to: tape.count(to) for to in ("loss", "grads", "update")}
+    segments = {to: tape.segments(to) for to in ("loss", "grads", "update")}
+    nodes = {
+        to: [node for node in tape.nodes if node.segment in running]
+        for to, running in segments.items()
+    }
     return CompiledTape(
         program,
         arena,
         {t: layout.offsets[t] for t in (*tape.inputs.values(), *tape.kept)},
-        counts,
-        {to: _from_outside(tape.nodes[:count]) for to, count in counts.items()},
-        {to: _written(tape.nodes[:count]) for to, count in counts.items()},
+        segments,
+        {to: _from_outside(running) for to, running in nodes.items()},
+        {to: _written(running) for to, running in nodes.items()},
         frozenset((tape.gradients or {}).values()),
     )
 
@@ -86,6 +90,7 @@ def _lower(
 
     def launch(node: Node) -> Launch:
         return Launch(
+            node.segment,
             node.op.kernel,
             tuple(place(tensor) for tensor in node.tensors),
             tuple(node.sizes.values()),

@@ -12,12 +12,18 @@ _chosen = "highest"
 def set_float32_matmul_precision(precision: str) -> None:
     """Set the precision of matrix products in sessions that do not choose one themselves.
 
-    "highest" multiplies and adds in float32; in this version "high" does too. "medium" rounds both
-    factors of a linear layer's products, forward and backward, to bfloat16 (8 significant bits,
-    ties to even) and adds up in float32, where the CPU has AVX512_BF16 and the ISA level is avx512:
-    about twice as fast, each product off by up to 2^-8 of its size. Medium is float32 elsewhere;
-    and everywhere in products of at most 2^21 multiply-adds, in forward ones of up to 3 rows, in
-    attention. ``toynn.show_config()`` says what medium multiplies in here.
+    "highest" is as exact as multiplying and adding in float32, and so is "high", but for CPUs with
+    AMX: there the factors of a linear layer's products, forward and backward, are split into parts
+    of bfloat16 (8 significant bits, ties to even), whose products are added up in float32.
+    "highest" takes three parts, all bits of each factor, and six products; "high" two parts, 16
+    bits, and three products, each result off by up to 2^-14 of its size, in the mean by far less.
+    "medium" rounds the factors to bfloat16, with AMX or AVX512_BF16: each product is off by up to
+    2^-7 of its size.
+
+    float32 are, everywhere, products of at most 2^21 multiply-adds, forward ones of up to 3 rows,
+    and attention; with AMX also those whose sums have fewer than 64 terms (in "highest" and "high")
+    and blocks with numbers out of reach of the parts: all below 1.4e-20, or one above 8.5e37,
+    infinite or NaN. ``toynn.show_config()`` says what each precision multiplies in here.
     """
     global _chosen
     _chosen = checked(precision)

@@ -336,10 +336,9 @@ class Session:
             accumulate = self.pending
             if to != "loss" and tape.gradients is not None:
                 self._updates.begin(weight, last=to == "update")
-            compiled.program.run(compiled.counts[to], accumulate, self._threads())
+            compiled.program.run(compiled.segments[to], accumulate, self._threads())
             self._known |= compiled.written[to]
-            updates = compiled.counts[to] > compiled.counts["grads"]
-            if updates and (why := self._updates.refused()):
+            if self._updates.norm in compiled.written[to] and (why := self._updates.refused()):
                 raise NonFiniteError(f"{why}; weights and moments were left as they were")
 
     @property

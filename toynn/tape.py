@@ -1,12 +1,13 @@
 """The tape: one training step, written down before it runs.
 
 A Node is one kernel call, with the tensors that it writes, saves and reads. The nodes stand in the
-order in which they run, in three segments: F (forward), B (backward), U (update). Nothing here
-computes; ops/ says what each kind of node means.
+order in which they run, in segments: F (forward), B (backward), U (update); and E (evaluation),
+what only a run that stops at the loss needs, because B does its work too. Nothing here computes;
+ops/ says what each kind of node means.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
@@ -70,6 +71,16 @@ class Tensor:
     def root(self) -> "Tensor":
         """The tensor that owns the memory: itself, or its base."""
         return self.base or self
+
+    def rows(self, first: int, last: int) -> "Tensor":
+        """Return a handle on rows ``first`` to ``last - 1``; on itself, if those are all."""
+        if (first, last) == (0, self.shape[0]):
+            return self
+        if self.base is not None:
+            raise ShapeError(f"{self.name} is a part already; take a part of {self.base.name}")
+        shape = (last - first, *self.shape[1:])
+        offset = first * prod(self.shape[1:])
+        return Tensor(f"{self.name}[{first}:{last}]", shape, self.role, self.dtype, self, offset)
 
     def at(self, offset: int) -> "Tensor":
         """Return a handle on the elements from ``offset`` on; shape and row stride stay its own.
@@ -138,8 +149,11 @@ class Node:
         """Bytes moved if every tensor is read or written once, or as the op says."""
         if self.op.nbytes is not None:
             return self.op.nbytes(self.sizes)
-        roots = {id(t.root): t.root for t in self.tensors if t is not None}
-        return sum(root.nbytes for root in roots.values())
+        touched: dict[Tensor, int] = {}  # of each root, by its parts; not more than there is
+        for tensor in filter(None, self.tensors):
+            nbytes = touched.get(tensor.root, 0) + tensor.nbytes
+            touched[tensor.root] = min(nbytes, tensor.root.nbytes)
+        return sum(touched.values())
 
 
 @dataclass(eq=False)
@@ -220,14 +234,30 @@ class Tape:
         if tensor.dtype != needed and not packed:
             raise ShapeError(f"{op.kernel}: {root.name} must be {needed}; got {tensor.dtype}")
 
+    def supersede(self, nodes: Sequence[Node]) -> bool:
+        """Move nodes to segment E, the last of which computes the loss; say whether that was done.
+
+        Not where the loss is not the tape's, or a node of F reads it. If it was, segment B must
+        compute the loss too.
+        """
+        (loss,) = nodes[-1].outputs
+        if loss is not self.loss or any(
+            loss in node.inputs for node in self.nodes if node.segment == "F"
+        ):
+            return False
+        for node in nodes:
+            node.segment = "E"
+        return True
+
     def new(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """Return a new activation, with a number in its name that tells it from its like."""
         return Tensor(f"{name}.{len(self.nodes)}", shape, Role.ACTIVATION)
 
-    def count(self, to: str) -> int:
-        """Return how many nodes run up to the end of ``to``: loss, grads or update."""
-        segments = {"loss": "F", "grads": "FB", "update": "FBU"}[to]
-        return sum(node.segment in segments for node in self.nodes)
+    def segments(self, to: str) -> str:
+        """Return which segments a run to ``to`` consists of: loss, grads or update."""
+        if self.gradients is None:
+            return "FE"
+        return {"loss": "FE", "grads": "FB", "update": "FBU"}[to]
 
     # -- Showing the step ----------------------------------------------------------------------
 

@@ -2,8 +2,9 @@
 
 Each op is one Cython file here, compiled once per level (setup.py) as
 ``toynn._kernels.<level>.<op>``. This module chooses a level, once, at import, and gives its modules
-the plain names: ``toynn._kernels.rmsnorm`` is the rmsnorm of the chosen level. ``TOYNN_ISA=avx2``
-forces a level.
+the plain names: ``toynn._kernels.rmsnorm`` is the rmsnorm of the chosen level. What a level has no
+module of its own for, it takes from the one below. ``TOYNN_ISA=avx2`` forces a level. ``limits`` is
+compiled likewise, but no op: what the CPU could do at best.
 """
 
 import os
@@ -15,24 +16,33 @@ from pkgutil import iter_modules
 from types import ModuleType
 
 try:
-    from toynn._kernels.cpu import has_openmp, supported_levels
+    from toynn._kernels.cpu import has_openmp, software_tiles, supported_levels
 except ModuleNotFoundError as error:
     raise ImportError(
         f"toynn in {Path(__file__).parents[1]} has no compiled kernels: install it (pip install .) "
         "and start Python elsewhere, or build in place (python setup.py build_ext --inplace)"
     ) from error
 
-__all__ = ["OPS", "built_levels", "has_openmp", "level", "load", "supported_levels"]
+__all__ = [
+    "OPS",
+    "built_levels",
+    "has_openmp",
+    "level",
+    "load",
+    "software_tiles",
+    "supported_levels",
+]
+
+_built = {module.name for module in iter_modules([str(Path(__file__).parent / "generic")])}
 
 #: Names of all ops: whatever was built, the same at every level.
-OPS = tuple(
-    sorted(module.name for module in iter_modules([str(Path(__file__).parent / "generic")]))
-)
+OPS = tuple(sorted(_built - {"limits"}))
 
 
 def built_levels() -> list[str]:
     """Names of the ISA levels in this build, worst first."""
-    return [name for name in ("generic", "avx2", "avx512") if find_spec(f"{__name__}.{name}")]
+    names = ("generic", "avx2", "avx512", "amx")
+    return [name for name in names if find_spec(f"{__name__}.{name}")]
 
 
 def _choose() -> str:
@@ -40,7 +50,7 @@ def _choose() -> str:
     usable = [name for name in built_levels() if name in supported_levels()]
     forced = os.environ.get("TOYNN_ISA", "").lower()
     if not forced:
-        return usable[-1]
+        return [name for name in usable if not (name == "amx" and software_tiles())][-1]
     if forced not in usable:
         why = "this CPU lacks it" if forced in built_levels() else "this build has no such level"
         raise ImportError(f"TOYNN_ISA={forced}: {why}; usable here: {', '.join(usable)}")
@@ -49,9 +59,12 @@ def _choose() -> str:
 
 def load(op: str, at: str) -> ModuleType:
     """Return the module of one op at one level, e.g. ``load("matmul", "avx2")``."""
-    return import_module(f"{__name__}.{at}.{op}")
+    levels = built_levels()
+    below = levels[: levels.index(at) + 1]
+    best = next(name for name in reversed(below) if find_spec(f"{__name__}.{name}.{op}"))
+    return import_module(f"{__name__}.{best}.{op}")
 
 
 level = _choose()
-for _op in OPS:
+for _op in _built:
     globals()[_op] = sys.modules[f"{__name__}.{_op}"] = load(_op, level)

@@ -2,15 +2,15 @@
 
 Sums run over k in blocks that depend on K alone, so that an element of C is the same float whatever
 the panels, the buffers and the threads around it. How a packed panel looks and which tile
-multiplies it is known here, in _panels.pxd, gemm.h and gemm_bf16.h only.
+multiplies it is known here, in _panels.pxd, gemm.h, gemm_bf16.h and gemm_amx.h only.
 """
 from toynn._kernels._panels cimport (
-    KC, LINE, MR, NR, Operand, aligned, blocks_of, pack, panel_start, panels,
+    KC, LINE, MR, NR, SIDE, V, Operand, aligned, blocks_of, pack, panel_start, panels,
 )
 
 cdef extern from "gemm.h" nogil:
     void tile_in_place "tn_tile" (
-        int h, Py_ssize_t kc, const float* a, Py_ssize_t a_row, Py_ssize_t a_k,
+        int h, int width, Py_ssize_t kc, const float* a, Py_ssize_t a_row, Py_ssize_t a_k,
         const float* b, Py_ssize_t b_k, float* c, Py_ssize_t ldc, bint add,
     ) noexcept
     void tile_packed "tn_tile_packed" (
@@ -21,6 +21,19 @@ cdef extern from "gemm_bf16.h" nogil:
     void tile_pairs "tn_tile_pairs" (
         int h, Py_ssize_t pairs, const float* a, const float* b, float* c, Py_ssize_t ldc, bint add
     ) noexcept
+
+cdef extern from "gemm_amx.h" nogil:
+    void multiply_tiles "tn_multiply_tiles" (
+        int parts, Py_ssize_t steps, const float* a, const float* b, float* c, Py_ssize_t ldc,
+        bint add,
+    ) noexcept
+    bint splits_exactly "tn_splits_exactly" (
+        int parts, Py_ssize_t steps, const float* a, const float* b
+    ) noexcept
+
+cdef extern from "tiles.h" nogil:
+    void begin_tiles "tn_tiles_begin" () noexcept
+    void end_tiles "tn_tiles_end" () noexcept
 
 
 cdef inline void copy_tile(
@@ -50,45 +63,63 @@ cdef inline void multiply_panels(
         copy_tile(c, ldc, tile, rows, columns, add)
 
 
-cdef inline void multiply(
-    float* c, Py_ssize_t ldc, const Operand* a, const Operand* b, Py_ssize_t K, bint add
+cdef inline void multiply_panels_in_tiles(
+    float* c, Py_ssize_t ldc, const float* a, const float* b, Py_ssize_t rows, Py_ssize_t columns,
+    int parts, Py_ssize_t steps, bint add,
 ) noexcept nogil:
-    """C (+)= A B on one thread, for blocks that stay in cache.
+    """Packed panel of A times packed panel of B, on a thread that has begun with tiles."""
+    cdef float tile[SIDE * SIDE]
+    if rows == SIDE and columns == SIDE:
+        multiply_tiles(parts, steps, a, b, c, ldc, add)
+    else:
+        multiply_tiles(parts, steps, a, b, tile, SIDE, False)
+        copy_tile(c, ldc, tile, rows, columns, add)
 
-    A is read where it is, and so is B where NR columns lie side by side; else they are packed.
+
+cdef inline void multiply_rows(
+    float* c, Py_ssize_t ldc, const Operand* a, const Operand* b, Py_ssize_t q, Py_ssize_t k,
+    Py_ssize_t kc, bint add,
+) noexcept nogil:
+    """Rows of A times panel q of B, for up to KC terms from k on: float32 sums of floats.
+
+    A is read where it is, and so is B where a tile's columns lie side by side; else they are
+    packed.
     """
     cdef float buffer[NR * KC + LINE]
     cdef float* packed = aligned(buffer)
     cdef float tile[MR * NR]
-    cdef Py_ssize_t p, q, t, k, kc, row, column, columns, b_k
-    cdef Py_ssize_t k_blocks = blocks_of(K, KC), a_panels = panels(a)
-    cdef const float* b_panel
+    cdef Py_ssize_t p, row, b_k = NR, columns = min(NR, b.size - q * NR)
+    cdef const float* b_panel = packed
     cdef const float* a_panel
-    cdef int rows
+    cdef int rows, width = V if columns <= V else NR
+    if b.expand == NULL and b.stride == 1 and columns == width:
+        b_panel = b.x + q * NR + k * b.k_stride
+        b_k = b.k_stride
+    else:
+        pack(packed, b, q, q + 1, k, kc)
+    for p in range(panels(a)):
+        row = panel_start(a, p)
+        rows = panel_start(a, p + 1) - row
+        a_panel = a.x + row * a.stride + k * a.k_stride
+        if columns == width:
+            tile_in_place(
+                rows, width, kc, a_panel, a.stride, a.k_stride, b_panel, b_k, c + row * ldc, ldc,
+                add,
+            )
+        else:
+            tile_in_place(
+                rows, width, kc, a_panel, a.stride, a.k_stride, b_panel, b_k, tile, NR, False
+            )
+            copy_tile(c + row * ldc, ldc, tile, rows, columns, add)
+
+
+cdef inline void multiply(
+    float* c, Py_ssize_t ldc, const Operand* a, const Operand* b, Py_ssize_t K, bint add
+) noexcept nogil:
+    """C (+)= A B on one thread, for blocks that stay in cache."""
+    cdef Py_ssize_t q, t
     for q in range(panels(b)):
-        column = q * NR
-        columns = min(NR, b.size - column)
-        for t in range(k_blocks):
-            k = t * KC
-            kc = min(KC, K - k)
-            if b.expand == NULL and b.stride == 1 and columns == NR:
-                b_panel = b.x + column + k * b.k_stride
-                b_k = b.k_stride
-            else:
-                pack(packed, b, q, q + 1, k, kc)
-                b_panel = packed
-                b_k = NR
-            for p in range(a_panels):
-                row = panel_start(a, p)
-                rows = panel_start(a, p + 1) - row
-                a_panel = a.x + row * a.stride + k * a.k_stride
-                if columns == NR:
-                    tile_in_place(
-                        rows, kc, a_panel, a.stride, a.k_stride, b_panel, b_k,
-                        c + row * ldc + column, ldc, add or t > 0,
-                    )
-                else:
-                    tile_in_place(
-                        rows, kc, a_panel, a.stride, a.k_stride, b_panel, b_k, tile, NR, False
-                    )
-                    copy_tile(c + row * ldc + column, ldc, tile, rows, columns, add or t > 0)
+        for t in range(blocks_of(K, KC)):
+            multiply_rows(
+                c + q * NR, ldc, a, b, q, t * KC, min(KC, K - t * KC), add or t > 0
+            )

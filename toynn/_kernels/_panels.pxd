@@ -5,7 +5,9 @@ says how far apart its rows (of A) or columns (of B) are, and how far apart succ
 is cut into panels as wide as the register tile of gemm.h: A in panels of at most MR rows, all of
 nearly the same height, B in panels of NR columns, the last one filled up with zeros when packed.
 
-A product in bfloat16 packs both sides as pairs of terms (gemm_bf16.h), which are rounded here.
+A product in bfloat16 packs both sides as pairs of terms (gemm_bf16.h), which are rounded here. For
+tiles, panels of both sides are 32 wide and hold one to three bfloat16 parts of each float, which
+are split here (gemm_amx.h).
 
 B may also be a matrix stored in blocks (_format.pxd), whose rows run along k or across it. It is
 expanded while it is packed, a stretch of a row at a time, so that of its floats there is no more
@@ -35,6 +37,16 @@ cdef extern from "gemm_bf16.h" nogil:
         Py_ssize_t kc,
     ) noexcept
 
+cdef extern from "gemm_amx.h" nogil:
+    enum:
+        SIDE "TN_SIDE"  # rows of a panel of A, and terms of a step, in tiles; as many columns as NR
+    bint HAS_TILES "TN_TILES"  # whether this build has the next
+    void pack_tiles "tn_pack_tiles" (
+        float* y, int parts, bint is_a, const float* x, Py_ssize_t n, Py_ssize_t stride,
+        Py_ssize_t k_stride, Py_ssize_t kc,
+    ) noexcept
+    Py_ssize_t tile_step_floats "tn_step" (int parts) noexcept
+
 cdef enum:
     KC = 256       # terms of a sum per pass: a packed panel of A and one of B fit in 48 KB of L1
     STRETCH = 256  # elements of a row expanded at a time, if it runs across k: whole panels
@@ -49,6 +61,7 @@ cdef struct Operand:
     Py_ssize_t k_stride
     bint is_a
     bint pairs         # packed as pairs of bfloat16
+    int parts          # packed for tiles, as so many parts of bfloat16; 0: not
     # A matrix in blocks: x points at its bytes, strides are those its elements would have.
     expand_fn expand  # NULL: floats
     Py_ssize_t row_bytes
@@ -58,7 +71,7 @@ cdef struct Operand:
 cdef inline Operand floats_at(
     const float* x, Py_ssize_t size, Py_ssize_t stride, Py_ssize_t k_stride, bint is_a
 ) noexcept nogil:
-    return Operand(x, size, stride, k_stride, is_a, False, NULL, 0, False)
+    return Operand(x, size, stride, k_stride, is_a, False, 0, NULL, 0, False)
 
 
 cdef inline Operand stored_as(
@@ -85,26 +98,46 @@ cdef inline Py_ssize_t blocks_of(Py_ssize_t size, Py_ssize_t most) noexcept nogi
     return (size + most - 1) // most
 
 
+cdef inline int _width(const Operand* side) noexcept nogil:
+    """Rows of a panel of A, at most, or columns of one of B."""
+    if side.is_a:
+        return SIDE if side.parts else MR
+    return NR
+
+
 cdef inline Py_ssize_t panels(const Operand* side) noexcept nogil:
-    return blocks_of(side.size, MR if side.is_a else NR)
+    return blocks_of(side.size, _width(side))
 
 
 cdef inline Py_ssize_t panel_start(const Operand* side, Py_ssize_t p) noexcept nogil:
     """First row or column of panel p; that of the panel after the last is ``size``."""
-    if side.is_a:
+    if side.is_a and not side.parts:
         return p * side.size // blocks_of(side.size, MR)
-    return min(p * NR, side.size)
+    return min(p * _width(side), side.size)
+
+
+cdef inline int terms_of_step(const Operand* side) noexcept nogil:
+    return SIDE if side.parts else 2 if side.pairs else 1
 
 
 cdef inline Py_ssize_t steps(const Operand* side, Py_ssize_t kc) noexcept nogil:
-    """Rounds in which a tile takes kc terms: a float, or a pair, of each row and column."""
-    return blocks_of(kc, 2) if side.pairs else kc
+    """Rounds in which a tile takes kc terms of each row and column."""
+    return blocks_of(kc, terms_of_step(side))
+
+
+cdef inline Py_ssize_t terms_per_pass(const Operand* side) noexcept nogil:
+    """Terms of a sum that are packed at a time; of parts as many as take 48 KB."""
+    return 3 * KC // side.parts if side.parts else KC
+
+
+cdef inline Py_ssize_t _step_floats(const Operand* side) noexcept nogil:
+    return tile_step_floats(side.parts) if side.parts else MR if side.is_a else NR
 
 
 cdef inline Py_ssize_t panel_floats(const Operand* side, Py_ssize_t kc) noexcept nogil:
-    """Floats that a packed panel takes; one of A may be written past its end by a register."""
-    cdef Py_ssize_t n = steps(side, kc)
-    return blocks_of(MR * n, V) * V + V if side.is_a else NR * n
+    """Floats that a packed panel takes; of MR rows, a register may be written past their end."""
+    cdef Py_ssize_t n = steps(side, kc) * _step_floats(side)
+    return blocks_of(n, V) * V + V if side.is_a and not side.parts else n
 
 
 cdef inline void _pack_floats(
@@ -137,8 +170,10 @@ cdef inline void _pack_terms(
     float* y, const Operand* side, const float* x, Py_ssize_t n, Py_ssize_t stride,
     Py_ssize_t k_stride, Py_ssize_t kc,
 ) noexcept nogil:
-    """A panel of floats: as they are, or in pairs."""
-    if side.pairs:
+    """A panel of floats: as they are, in pairs, or as parts for tiles."""
+    if side.parts:
+        pack_tiles(y, side.parts, side.is_a, x, n, stride, k_stride, kc)
+    elif side.pairs:
         pack_pairs(y, MR if side.is_a else NR, x, n, stride, k_stride, kc)
     elif side.is_a:
         _pack_floats(y, MR, x, n, stride, k_stride, kc)
@@ -164,7 +199,7 @@ cdef inline const float* stretch(
 cdef inline void _pack_along(
     float* y, const Operand* b, Py_ssize_t p, Py_ssize_t k, Py_ssize_t kc
 ) noexcept nogil:
-    """Panel p, whose columns are rows of blocks."""
+    """Panel p, whose columns are rows of blocks; up to KC terms."""
     cdef float buffer[NR * KC + LINE]
     cdef float* rows = aligned(buffer)
     cdef Py_ssize_t i, n = min(<Py_ssize_t>NR, b.size - p * NR)
@@ -180,23 +215,24 @@ cdef inline void _pack_across(
     float* y, const Operand* b, Py_ssize_t p0, Py_ssize_t p1, Py_ssize_t k, Py_ssize_t kc
 ) noexcept nogil:
     """Panels p0 .. p1 - 1, through which the rows of blocks run."""
-    cdef float buffer[2 * STRETCH + LINE]  # two rows: the terms of a pair
+    cdef float buffer[SIDE * STRETCH + LINE]  # the rows of a step
     cdef float* elements = aligned(buffer)
     cdef Py_ssize_t i, r, t, p, first, last, j, end, terms
-    cdef Py_ssize_t step = panel_floats(b, kc), per_step = 2 if b.pairs else 1
+    cdef Py_ssize_t panel = panel_floats(b, kc), per_step = terms_of_step(b)
     for t in range(p0 * NR // STRETCH, blocks_of(p1 * NR, STRETCH)):
         first = max(p0, t * (STRETCH // NR))
         last = min(p1, (t + 1) * (STRETCH // NR))
         j = first * NR // RUN * RUN  # a panel may begin and end within a run
         end = min(blocks_of(last * NR, RUN) * RUN, b.size)
-        memset(elements, 0, 2 * STRETCH * sizeof(float))
+        memset(elements, 0, per_step * STRETCH * sizeof(float))
         for i in range(steps(b, kc)):
             terms = min(per_step, kc - i * per_step)
             for r in range(terms):
                 b.expand(elements + r * STRETCH, row_of(b, k + i * per_step + r), j, end - j)
             for p in range(first, last):
                 _pack_terms(
-                    y + (p - p0) * step + i * NR, b, elements + (p * NR - j), NR, 1, STRETCH, terms
+                    y + (p - p0) * panel + i * _step_floats(b), b, elements + (p * NR - j), NR, 1,
+                    STRETCH, terms,
                 )
 
 
@@ -204,24 +240,24 @@ cdef inline void pack(
     float* y, const Operand* side, Py_ssize_t p0, Py_ssize_t p1, Py_ssize_t k, Py_ssize_t kc
 ) noexcept nogil:
     """Pack panels p0 .. p1 - 1 of terms k .. k + kc - 1, one after another."""
-    cdef Py_ssize_t p, start, step = panel_floats(side, kc), width = MR if side.is_a else NR
-    cdef Py_ssize_t t, first, most
+    cdef Py_ssize_t p, t, first, start, n, most, panel = panel_floats(side, kc)
+    cdef float* at
     if side.expand != NULL and not side.along_k:
         _pack_across(y, side, p0, p1, k, kc)
         return
-    if side.expand != NULL:
-        for p in range(p0, p1):
-            _pack_along(y + (p - p0) * step, side, p, k, kc)
-        return
     # Rows that run across k are taken TERMS at a time, through all panels: the CPU foresees that
     # a row goes on, but not which one follows.
-    most = kc if side.k_stride == 1 else TERMS
+    most = KC if side.k_stride == 1 else TERMS
     for t in range(blocks_of(kc, most)):
         first = t * most
+        n = min(most, kc - first)
         for p in range(p0, p1):
+            at = y + (p - p0) * panel + steps(side, first) * _step_floats(side)
+            if side.expand != NULL:
+                _pack_along(at, side, p, k + first, n)
+                continue
             start = panel_start(side, p)
             _pack_terms(
-                y + (p - p0) * step + steps(side, first) * width, side,
-                side.x + start * side.stride + (k + first) * side.k_stride,
-                min(width, side.size - start), side.stride, side.k_stride, min(most, kc - first),
+                at, side, side.x + start * side.stride + (k + first) * side.k_stride,
+                min(_width(side), side.size - start), side.stride, side.k_stride, n,
             )

@@ -11,10 +11,10 @@ n elements, float32. w, m and v are updated in place; no array may overlap anoth
 Source: Loshchilov & Hutter 2019, arXiv:1711.05101, algorithm 2.
 """
 from cpython.pycapsule cimport PyCapsule_New
-from cython.parallel cimport parallel, prange
 from libc.math cimport isfinite, sqrtf
 
-from toynn._kernels._common cimport at1, flush_denormals, fpstate, restore_fpstate
+from toynn._kernels._common cimport at1
+from toynn._kernels._parallel cimport parallel_for
 from toynn._kernels.abi cimport KernelArgs, kernel_fn
 
 from toynn._kernels._check import check
@@ -39,8 +39,7 @@ cdef inline void _block_step(
         w[i] = w[i] * keep - lr * (c1 * m_i) / (sqrtf(c2 * v_i) + eps)
 
 
-cdef void _step(KernelArgs* a) noexcept nogil:
-    """Tensors w, m, v, g, hp, scale; size n."""
+cdef void _step_blocks(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
     cdef float* w = <float*>a.t[0]
     cdef float* m = <float*>a.t[1]
     cdef float* v = <float*>a.t[2]
@@ -48,15 +47,15 @@ cdef void _step(KernelArgs* a) noexcept nogil:
     cdef const float* hp = <const float*>a.t[4]
     cdef float scale = (<const float*>a.t[5])[0]
     cdef Py_ssize_t b, i, n = a.n[0]
-    cdef fpstate before = 0
-    if not isfinite(scale):
-        return
-    with parallel(num_threads=a.n_threads):
-        before = flush_denormals()
-        for b in prange((n + BLOCK - 1) // BLOCK, schedule="static"):
-            i = b * BLOCK
-            _block_step(w + i, m + i, v + i, g + i, hp, scale, min(BLOCK, n - i))
-        restore_fpstate(before)
+    for b in range(first, last):
+        i = b * BLOCK
+        _block_step(w + i, m + i, v + i, g + i, hp, scale, min(BLOCK, n - i))
+
+
+cdef void _step(KernelArgs* a) noexcept nogil:
+    """Tensors w, m, v, g, hp, scale; size n."""
+    if isfinite((<const float*>a.t[5])[0]):
+        parallel_for(_step_blocks, a, (a.n[0] + BLOCK - 1) // BLOCK)
 
 
 def step(

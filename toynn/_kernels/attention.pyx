@@ -16,13 +16,13 @@ overwritten and alias nothing.
 Source: Dao 2023 (FlashAttention-2), arXiv:2307.08691, algorithms 1 and 2.
 """
 from cpython.pycapsule cimport PyCapsule_New
-from cython.parallel cimport parallel, prange
 from libc.math cimport sqrt
 
 from toynn._kernels._attention cimport (
     BLOCK, Sizes, at_row, backward_block, block_count, forward_block, row_floats
 )
-from toynn._kernels._common cimport at2, at3, dot_, flush_denormals, fpstate, restore_fpstate
+from toynn._kernels._common cimport at2, at3, dot_
+from toynn._kernels._parallel cimport parallel_for
 from toynn._kernels.abi cimport KernelArgs, kernel_fn
 
 from toynn._kernels._check import check
@@ -69,46 +69,55 @@ cdef inline void _backward_head(
                 )
 
 
+cdef void _forward_blocks(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+    """Blocks of queries, by sequence and head."""
+    cdef Sizes s = _sizes(a)
+    cdef Py_ssize_t blocks = block_count(&s, s.T)
+    cdef Py_ssize_t b, h, kv, row
+    for b in range(first, last):
+        h = b // blocks % s.H
+        kv = h * s.KV // s.H
+        row = b // blocks // s.H * s.T
+        forward_block(
+            <float*>a.t[0] + row * s.ldo + h * s.D, <float*>a.t[1] + row * s.H + h * s.T,
+            <const float*>a.t[2] + row * s.ldq + h * s.D,
+            <const float*>a.t[3] + row * s.ldk + kv * s.D,
+            <const float*>a.t[4] + row * s.ldv + kv * s.D, &s, b % blocks * BLOCK,
+        )
+
+
 cdef void _forward(KernelArgs* a) noexcept nogil:
     """Tensors o, lse, q, k, v; sizes B, T, H, KV, D, ldq, ldk, ldv, causal; option scale."""
     cdef Sizes s = _sizes(a)
-    cdef Py_ssize_t blocks = block_count(&s, s.T)
-    cdef Py_ssize_t task, h = 0, kv = 0, row = 0
-    cdef fpstate before = 0
-    with parallel(num_threads=_threads(&s, a.n_threads)):
-        before = flush_denormals()
-        for task in prange(s.B * s.H * blocks, schedule="static"):
-            h = task // blocks % s.H
-            kv = h * s.KV // s.H
-            row = task // blocks // s.H * s.T
-            forward_block(
-                <float*>a.t[0] + row * s.ldo + h * s.D, <float*>a.t[1] + row * s.H + h * s.T,
-                <const float*>a.t[2] + row * s.ldq + h * s.D,
-                <const float*>a.t[3] + row * s.ldk + kv * s.D,
-                <const float*>a.t[4] + row * s.ldv + kv * s.D, &s, task % blocks * BLOCK,
-            )
-        restore_fpstate(before)
+    a.n_threads = _threads(&s, a.n_threads)
+    parallel_for(_forward_blocks, a, s.B * s.H * block_count(&s, s.T))
+
+
+cdef void _deltas(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+    cdef Sizes s = _sizes(a)
+    cdef float* delta = <float*>a.t[3]
+    cdef const float* do = <const float*>a.t[4]
+    cdef const float* o = <const float*>a.t[5]
+    cdef Py_ssize_t i, at
+    for i in range(first, last):
+        at = (i // s.T // s.H * s.T + i % s.T) * s.ldo + i // s.T % s.H * s.D
+        delta[i] = dot_(do + at, o + at, s.D)
+
+
+cdef void _backward_heads(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+    """Heads of k and v, by sequence."""
+    cdef Sizes s = _sizes(a)
+    cdef Py_ssize_t i
+    for i in range(first, last):
+        _backward_head(a, &s, i // s.KV, i % s.KV)
 
 
 cdef void _backward(KernelArgs* a) noexcept nogil:
     """Tensors dq, dk, dv, delta, do, o, lse, q, k, v; sizes and option as in forward."""
     cdef Sizes s = _sizes(a)
-    cdef float* delta = <float*>a.t[3]
-    cdef const float* do = <const float*>a.t[4]
-    cdef const float* o = <const float*>a.t[5]
-    cdef Py_ssize_t task, row = 0, h = 0
-    cdef fpstate before = 0
-    with parallel(num_threads=_threads(&s, a.n_threads)):
-        before = flush_denormals()
-        for task in prange(s.B * s.H * s.T, schedule="static"):
-            h = task // s.T % s.H
-            row = task // s.T // s.H * s.T + task % s.T
-            delta[task] = dot_(
-                do + row * s.ldo + h * s.D, o + row * s.ldo + h * s.D, s.D
-            )
-        for task in prange(s.B * s.KV, schedule="static"):
-            _backward_head(a, &s, task // s.KV, task % s.KV)
-        restore_fpstate(before)
+    a.n_threads = _threads(&s, a.n_threads)
+    parallel_for(_deltas, a, s.B * s.H * s.T)
+    parallel_for(_backward_heads, a, s.B * s.KV)
 
 
 cdef _describe(

@@ -11,10 +11,10 @@ Nothing is saved. dx is overwritten; dcls and dpos are overwritten, or added to 
 set. Source: Dosovitskiy et al. 2020, An Image is Worth 16x16 Words, arXiv:2010.11929, equation 1.
 """
 from cpython.pycapsule cimport PyCapsule_New
-from cython.parallel cimport parallel, prange
 from libc.string cimport memcpy, memset
 
-from toynn._kernels._common cimport at1, at2, flush_denormals, fpstate, restore_fpstate
+from toynn._kernels._common cimport at1, at2
+from toynn._kernels._parallel cimport parallel_for
 from toynn._kernels.abi cimport KernelArgs, kernel_fn
 
 from toynn._kernels._check import check
@@ -37,42 +37,47 @@ cdef inline void _sum_over_pictures(
         _sum(d, d, dy_t + b * T * C, C)
 
 
-cdef void _forward(KernelArgs* a) noexcept nogil:
-    """Tensors y, x, cls, pos; sizes B, T, C."""
+cdef void _forward_rows(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
     cdef float* y = <float*>a.t[0]
     cdef const float* x = <const float*>a.t[1]
     cdef const float* cls = <const float*>a.t[2]
     cdef const float* pos = <const float*>a.t[3]
-    cdef Py_ssize_t row, b = 0, t = 0, B = a.n[0], T = a.n[1], C = a.n[2]
-    cdef fpstate before = 0
-    with parallel(num_threads=a.n_threads):
-        before = flush_denormals()
-        for row in prange(B * T, schedule="static"):
-            b, t = row // T, row % T
-            # Before the patches of picture b stand b class tokens, and its own.
-            _sum(y + row * C, x + (row - b - 1) * C if t else cls, pos + t * C, C)
-        restore_fpstate(before)
+    cdef Py_ssize_t row, b, t, T = a.n[1], C = a.n[2]
+    for row in range(first, last):
+        b, t = row // T, row % T
+        # Before the patches of picture b stand b class tokens, and its own.
+        _sum(y + row * C, x + (row - b - 1) * C if t else cls, pos + t * C, C)
+
+
+cdef void _forward(KernelArgs* a) noexcept nogil:
+    """Tensors y, x, cls, pos; sizes B, T, C."""
+    parallel_for(_forward_rows, a, a.n[0] * a.n[1])
+
+
+cdef void _backward_pictures(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+    cdef float* dx = <float*>a.t[0]
+    cdef const float* dy = <const float*>a.t[3]
+    cdef Py_ssize_t b, T = a.n[1], C = a.n[2]
+    for b in range(first, last):
+        memcpy(dx + b * (T - 1) * C, dy + (b * T + 1) * C, (T - 1) * C * sizeof(float))
+
+
+cdef void _backward_tokens(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+    cdef float* dcls = <float*>a.t[1]
+    cdef float* dpos = <float*>a.t[2]
+    cdef const float* dy = <const float*>a.t[3]
+    cdef Py_ssize_t t, B = a.n[0], T = a.n[1], C = a.n[2]
+    for t in range(first, last):
+        if dpos != NULL:
+            _sum_over_pictures(dpos + t * C, dy + t * C, B, T, C, a.accumulate)
+        if t == 0 and dcls != NULL:
+            _sum_over_pictures(dcls, dy, B, T, C, a.accumulate)
 
 
 cdef void _backward(KernelArgs* a) noexcept nogil:
     """Tensors dx, dcls and dpos (NULL where frozen), dy; sizes B, T, C."""
-    cdef float* dx = <float*>a.t[0]
-    cdef float* dcls = <float*>a.t[1]
-    cdef float* dpos = <float*>a.t[2]
-    cdef const float* dy = <const float*>a.t[3]
-    cdef Py_ssize_t b, t, B = a.n[0], T = a.n[1], C = a.n[2]
-    cdef bint accumulate = a.accumulate
-    cdef fpstate before = 0
-    with parallel(num_threads=a.n_threads):
-        before = flush_denormals()
-        for b in prange(B, schedule="static"):
-            memcpy(dx + b * (T - 1) * C, dy + (b * T + 1) * C, (T - 1) * C * sizeof(float))
-        for t in prange(T, schedule="static"):
-            if dpos != NULL:
-                _sum_over_pictures(dpos + t * C, dy + t * C, B, T, C, accumulate)
-            if t == 0 and dcls != NULL:
-                _sum_over_pictures(dcls, dy, B, T, C, accumulate)
-        restore_fpstate(before)
+    parallel_for(_backward_pictures, a, a.n[0])
+    parallel_for(_backward_tokens, a, a.n[1])
 
 
 def forward(

@@ -21,6 +21,27 @@ cdef extern from *:
     #else
     static int tn_has_avx512_bf16(void) { return 0; }
     #endif
+    /* AMX: the CPU has it, bits 22 (bfloat16) and 24 (tiles) of EDX; and Linux keeps room for 8 KB
+       of tiles of each thread, which it does for a process that asked for it, its later threads
+       and its children. The numbers are ARCH_REQ_XCOMP_PERM and XFEATURE_XTILEDATA. */
+    #if defined(TN_SOFTWARE_TILES)
+    #define TN_SOFTWARE 1
+    static int tn_ask_for_amx(void) { return tn_has_avx512_bf16(); }
+    #elif defined(__linux__) && defined(__x86_64__)
+    #define TN_SOFTWARE 0
+    #include <cpuid.h>
+    #include <sys/syscall.h>
+    #include <unistd.h>
+    static int tn_ask_for_amx(void) {
+        const unsigned wanted = 1u << 22 | 1u << 24;
+        unsigned a, b, c, d;
+        return tn_has_avx512_bf16() && __get_cpuid_count(7, 0, &a, &b, &c, &d)
+            && (d & wanted) == wanted && syscall(SYS_arch_prctl, 0x1023, 18) == 0;
+    }
+    #else
+    #define TN_SOFTWARE 0
+    static int tn_ask_for_amx(void) { return 0; }
+    #endif
     #ifdef _OPENMP
     #define TN_OPENMP 1
     #else
@@ -30,7 +51,11 @@ cdef extern from *:
     bint tn_has_avx2() noexcept
     bint tn_has_avx512() noexcept
     bint tn_has_avx512_bf16() noexcept
+    bint tn_ask_for_amx() noexcept
     bint TN_OPENMP
+    bint TN_SOFTWARE
+
+cdef bint _amx = tn_has_avx512() and tn_ask_for_amx()  # once: a process asks for it
 
 
 def supported_levels():
@@ -40,12 +65,19 @@ def supported_levels():
         levels.append("avx2")
     if tn_has_avx512():
         levels.append("avx512")
+    if _amx:
+        levels.append("amx")
     return levels
 
 
 def has_avx512_bf16():
     """Whether this CPU multiplies pairs of bfloat16, beside having the level avx512."""
     return bool(tn_has_avx512() and tn_has_avx512_bf16())
+
+
+def software_tiles():
+    """Whether the level amx computes in plain C what its instructions do (TOYNN_TILES=software)."""
+    return bool(TN_SOFTWARE)
 
 
 def has_openmp():

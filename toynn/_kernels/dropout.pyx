@@ -16,14 +16,12 @@ Source: Srivastava et al. 2014, Dropout, JMLR 15, section 10 (scaled in training
 """
 cimport cython
 from cpython.pycapsule cimport PyCapsule_New
-from cython.parallel cimport parallel, prange
 from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
-from toynn._kernels._common cimport (
-    LANES, at1, flush_denormals, fpstate, ids1, restore_fpstate
-)
+from toynn._kernels._common cimport LANES, at1, ids1
 from toynn._kernels._hash cimport hashed, splitmix
+from toynn._kernels._parallel cimport parallel_for
 from toynn._kernels.abi cimport KernelArgs, kernel_fn
 
 from toynn._kernels._check import check
@@ -79,19 +77,19 @@ cdef inline void _block(
         memcpy(y + n - rest, last, rest * sizeof(float))
 
 
-cdef void _forward(KernelArgs* a) noexcept nogil:
-    """Tensors y, x, control; sizes n, seed, site; option p."""
+cdef void _forward_blocks(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
     cdef float* y = <float*>a.t[0]
     cdef const float* x = <const float*>a.t[1]
     cdef Mask m = _mask(a)
     cdef Py_ssize_t b, i, n = a.n[0]
-    cdef fpstate before = 0
-    with parallel(num_threads=a.n_threads):
-        before = flush_denormals()
-        for b in prange((n + BLOCK - 1) // BLOCK, schedule="static"):
-            i = b * BLOCK
-            _block(y + i, x + i, &m, i, min(BLOCK, n - i))
-        restore_fpstate(before)
+    for b in range(first, last):
+        i = b * BLOCK
+        _block(y + i, x + i, &m, i, min(BLOCK, n - i))
+
+
+cdef void _forward(KernelArgs* a) noexcept nogil:
+    """Tensors y, x, control; sizes n, seed, site; option p."""
+    parallel_for(_forward_blocks, a, (a.n[0] + BLOCK - 1) // BLOCK)
 
 
 def forward(

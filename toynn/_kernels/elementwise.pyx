@@ -11,9 +11,9 @@ n elements; N rows, C channels. float32, C-contiguous. In place: y may be a, b o
 y is overwritten; db is overwritten, or added to if accumulate is set.
 """
 from cpython.pycapsule cimport PyCapsule_New
-from cython.parallel cimport parallel, prange
 
-from toynn._kernels._common cimport at1, at2, flush_denormals, fpstate, restore_fpstate
+from toynn._kernels._common cimport at1, at2
+from toynn._kernels._parallel cimport parallel_for
 from toynn._kernels.abi cimport KernelArgs, kernel_fn
 
 from toynn._kernels._check import check
@@ -50,81 +50,82 @@ cdef inline void _columns_db(
         db[c] = acc[c]
 
 
-cdef void _add(KernelArgs* a) noexcept nogil:
-    """Tensors y, a, b; size n."""
+cdef inline Py_ssize_t _blocks(const KernelArgs* a) noexcept nogil:
+    return (a.n[0] + BLOCK - 1) // BLOCK
+
+
+cdef void _add_blocks(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
     cdef float* y = <float*>a.t[0]
     cdef const float* left = <const float*>a.t[1]
     cdef const float* right = <const float*>a.t[2]
     cdef Py_ssize_t b, i, n = a.n[0]
-    cdef fpstate before = 0
-    with parallel(num_threads=a.n_threads):
-        before = flush_denormals()
-        for b in prange((n + BLOCK - 1) // BLOCK, schedule="static"):
-            i = b * BLOCK
-            _sum(y + i, left + i, right + i, min(BLOCK, n - i))
-        restore_fpstate(before)
+    for b in range(first, last):
+        i = b * BLOCK
+        _sum(y + i, left + i, right + i, min(BLOCK, n - i))
+
+
+cdef void _add(KernelArgs* a) noexcept nogil:
+    """Tensors y, a, b; size n."""
+    parallel_for(_add_blocks, a, _blocks(a))
+
+
+cdef void _accumulate_blocks(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+    cdef float* g = <float*>a.t[0]
+    cdef const float* x = <const float*>a.t[1]
+    cdef Py_ssize_t b, i, n = a.n[0]
+    for b in range(first, last):
+        i = b * BLOCK
+        if a.accumulate:
+            _sum(g + i, g + i, x + i, min(BLOCK, n - i))
+        else:
+            _multiple(g + i, x + i, 1, min(BLOCK, n - i))
 
 
 cdef void _accumulate(KernelArgs* a) noexcept nogil:
     """Tensors g, x; size n."""
-    cdef float* g = <float*>a.t[0]
+    parallel_for(_accumulate_blocks, a, _blocks(a))
+
+
+cdef void _scale_blocks(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+    cdef float* y = <float*>a.t[0]
     cdef const float* x = <const float*>a.t[1]
     cdef Py_ssize_t b, i, n = a.n[0]
-    cdef bint add = a.accumulate
-    cdef fpstate before = 0
-    with parallel(num_threads=a.n_threads):
-        before = flush_denormals()
-        for b in prange((n + BLOCK - 1) // BLOCK, schedule="static"):
-            i = b * BLOCK
-            if add:
-                _sum(g + i, g + i, x + i, min(BLOCK, n - i))
-            else:
-                _multiple(g + i, x + i, 1, min(BLOCK, n - i))
-        restore_fpstate(before)
+    for b in range(first, last):
+        i = b * BLOCK
+        _multiple(y + i, x + i, a.f[0], min(BLOCK, n - i))
 
 
 cdef void _scale(KernelArgs* a) noexcept nogil:
     """Tensors y, x; size n; option alpha."""
+    parallel_for(_scale_blocks, a, _blocks(a))
+
+
+cdef void _bias_rows(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
     cdef float* y = <float*>a.t[0]
     cdef const float* x = <const float*>a.t[1]
-    cdef Py_ssize_t b, i, n = a.n[0]
-    cdef float alpha = a.f[0]
-    cdef fpstate before = 0
-    with parallel(num_threads=a.n_threads):
-        before = flush_denormals()
-        for b in prange((n + BLOCK - 1) // BLOCK, schedule="static"):
-            i = b * BLOCK
-            _multiple(y + i, x + i, alpha, min(BLOCK, n - i))
-        restore_fpstate(before)
+    cdef const float* b = <const float*>a.t[2]
+    cdef Py_ssize_t n, C = a.n[1]
+    for n in range(first, last):
+        _sum(y + n * C, x + n * C, b, C)
 
 
 cdef void _bias(KernelArgs* a) noexcept nogil:
     """Tensors y, x, b; sizes N, C."""
-    cdef float* y = <float*>a.t[0]
-    cdef const float* x = <const float*>a.t[1]
-    cdef const float* b = <const float*>a.t[2]
-    cdef Py_ssize_t n, N = a.n[0], C = a.n[1]
-    cdef fpstate before = 0
-    with parallel(num_threads=a.n_threads):
-        before = flush_denormals()
-        for n in prange(N, schedule="static"):
-            _sum(y + n * C, x + n * C, b, C)
-        restore_fpstate(before)
+    parallel_for(_bias_rows, a, a.n[0])
+
+
+cdef void _bias_backward_blocks(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+    cdef float* db = <float*>a.t[0]
+    cdef const float* dy = <const float*>a.t[1]
+    cdef Py_ssize_t b, c, N = a.n[0], C = a.n[1]
+    for b in range(first, last):
+        c = b * COLS
+        _columns_db(db + c, dy + c, N, C, min(COLS, C - c), a.accumulate)
 
 
 cdef void _bias_backward(KernelArgs* a) noexcept nogil:
     """Tensors db, dy; sizes N, C."""
-    cdef float* db = <float*>a.t[0]
-    cdef const float* dy = <const float*>a.t[1]
-    cdef Py_ssize_t b, c, N = a.n[0], C = a.n[1]
-    cdef bint accumulate = a.accumulate
-    cdef fpstate before = 0
-    with parallel(num_threads=a.n_threads):
-        before = flush_denormals()
-        for b in prange((C + COLS - 1) // COLS, schedule="static"):
-            c = b * COLS
-            _columns_db(db + c, dy + c, N, C, min(COLS, C - c), accumulate)
-        restore_fpstate(before)
+    parallel_for(_bias_backward_blocks, a, (a.n[1] + COLS - 1) // COLS)
 
 
 def add(float[::1] y, const float[::1] a, const float[::1] b, int n_threads=1):

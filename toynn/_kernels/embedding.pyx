@@ -11,12 +11,12 @@ ids, skip it (y gets zeros, dw nothing) rather than read or write outside the ta
 Source: the lookup table of Bengio et al. 2003, A Neural Probabilistic Language Model, section 2.
 """
 from cpython.pycapsule cimport PyCapsule_New
-from cython.parallel cimport parallel, prange
 from libc.stdint cimport uint8_t
 from libc.string cimport memcpy, memset
 
-from toynn._kernels._common cimport at2, flush_denormals, fpstate, ids1, restore_fpstate
+from toynn._kernels._common cimport at2, ids1
 from toynn._kernels._format cimport Format, format_of, row_bytes, rows_at
+from toynn._kernels._parallel cimport parallel_for
 from toynn._kernels.abi cimport KernelArgs, kernel_fn
 
 from toynn._kernels._check import check, row_length
@@ -52,38 +52,44 @@ cdef inline void _scatter_columns(
                 dw_v[c] += dy[n * C + c]
 
 
-cdef void _forward(KernelArgs* a) noexcept nogil:
-    """Tensors y, w, ids; sizes N, V, C, type of w."""
+cdef void _forward_rows(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
     cdef Format format = format_of(a.n[3])
     cdef float* y = <float*>a.t[0]
     cdef const uint8_t* w = <const uint8_t*>a.t[1]
     cdef const int* ids = <const int*>a.t[2]
-    cdef Py_ssize_t n, N = a.n[0], V = a.n[1], C = a.n[2]
-    if C == 0:
-        return
-    with parallel(num_threads=a.n_threads):
-        for n in prange(N, schedule="static"):
-            _gather(y + n * C, w, &format, ids[n], V, C)
+    cdef Py_ssize_t n, V = a.n[1], C = a.n[2]
+    for n in range(first, last):
+        _gather(y + n * C, w, &format, ids[n], V, C)
+
+
+cdef void _forward(KernelArgs* a) noexcept nogil:
+    """Tensors y, w, ids; sizes N, V, C, type of w."""
+    if a.n[2]:
+        parallel_for(_forward_rows, a, a.n[0])
+
+
+cdef void _zero_rows(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+    cdef Py_ssize_t C = a.n[2]
+    memset(<float*>a.t[0] + first * C, 0, (last - first) * C * sizeof(float))
+
+
+cdef void _backward_blocks(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+    cdef float* dw = <float*>a.t[0]
+    cdef const float* dy = <const float*>a.t[1]
+    cdef const int* ids = <const int*>a.t[2]
+    cdef Py_ssize_t b, c, N = a.n[0], V = a.n[1], C = a.n[2]
+    for b in range(first, last):
+        c = b * COLS
+        _scatter_columns(dw + c, dy + c, ids, N, V, C, min(COLS, C - c))
 
 
 cdef void _backward(KernelArgs* a) noexcept nogil:
     """Tensors dw, dy, ids; sizes N, V, C."""
-    cdef float* dw = <float*>a.t[0]
-    cdef const float* dy = <const float*>a.t[1]
-    cdef const int* ids = <const int*>a.t[2]
-    cdef Py_ssize_t v, b, c, N = a.n[0], V = a.n[1], C = a.n[2]
-    cdef fpstate before = 0
-    if V == 0 or C == 0:
+    if a.n[1] == 0 or a.n[2] == 0:
         return
-    with parallel(num_threads=a.n_threads):
-        before = flush_denormals()
-        if not a.accumulate:
-            for v in prange(V, schedule="static"):
-                memset(dw + v * C, 0, C * sizeof(float))
-        for b in prange((C + COLS - 1) // COLS, schedule="static"):
-            c = b * COLS
-            _scatter_columns(dw + c, dy + c, ids, N, V, C, min(COLS, C - c))
-        restore_fpstate(before)
+    if not a.accumulate:
+        parallel_for(_zero_rows, a, a.n[1])
+    parallel_for(_backward_blocks, a, (a.n[2] + COLS - 1) // COLS)
 
 
 def _check_ids(where, const int[::1] ids, Py_ssize_t V):

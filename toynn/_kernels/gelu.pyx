@@ -11,10 +11,10 @@ n elements. float32, C-contiguous. In place: y may be x, dx may be dy. dx is ove
 Source: Hendrycks & Gimpel 2016, arXiv:1606.08415, section 2.
 """
 from cpython.pycapsule cimport PyCapsule_New
-from cython.parallel cimport parallel, prange
 
-from toynn._kernels._common cimport at1, flush_denormals, fpstate, restore_fpstate
+from toynn._kernels._common cimport at1
 from toynn._kernels._gelu cimport gelu_exact, gelu_tanh, slope_exact, slope_tanh
+from toynn._kernels._parallel cimport parallel_for
 from toynn._kernels.abi cimport KernelArgs, kernel_fn
 
 from toynn._kernels._check import check
@@ -45,35 +45,35 @@ cdef inline void _block_backward(
             dx[i] = dy[i] * slope_tanh(x[i])
 
 
-cdef void _forward(KernelArgs* a) noexcept nogil:
-    """Tensors y, x; sizes n, exact (0: tanh)."""
+cdef void _forward_blocks(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
     cdef float* y = <float*>a.t[0]
     cdef const float* x = <const float*>a.t[1]
     cdef Py_ssize_t b, i, n = a.n[0]
     cdef bint exact = a.n[1] != 0
-    cdef fpstate before = 0
-    with parallel(num_threads=a.n_threads):
-        before = flush_denormals()
-        for b in prange((n + BLOCK - 1) // BLOCK, schedule="static"):
-            i = b * BLOCK
-            _block_forward(y + i, x + i, min(BLOCK, n - i), exact)
-        restore_fpstate(before)
+    for b in range(first, last):
+        i = b * BLOCK
+        _block_forward(y + i, x + i, min(BLOCK, n - i), exact)
 
 
-cdef void _backward(KernelArgs* a) noexcept nogil:
-    """Tensors dx, dy, x; sizes n, exact (0: tanh)."""
+cdef void _forward(KernelArgs* a) noexcept nogil:
+    """Tensors y, x; sizes n, exact (0: tanh)."""
+    parallel_for(_forward_blocks, a, (a.n[0] + BLOCK - 1) // BLOCK)
+
+
+cdef void _backward_blocks(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
     cdef float* dx = <float*>a.t[0]
     cdef const float* dy = <const float*>a.t[1]
     cdef const float* x = <const float*>a.t[2]
     cdef Py_ssize_t b, i, n = a.n[0]
     cdef bint exact = a.n[1] != 0
-    cdef fpstate before = 0
-    with parallel(num_threads=a.n_threads):
-        before = flush_denormals()
-        for b in prange((n + BLOCK - 1) // BLOCK, schedule="static"):
-            i = b * BLOCK
-            _block_backward(dx + i, dy + i, x + i, min(BLOCK, n - i), exact)
-        restore_fpstate(before)
+    for b in range(first, last):
+        i = b * BLOCK
+        _block_backward(dx + i, dy + i, x + i, min(BLOCK, n - i), exact)
+
+
+cdef void _backward(KernelArgs* a) noexcept nogil:
+    """Tensors dx, dy, x; sizes n, exact (0: tanh)."""
+    parallel_for(_backward_blocks, a, (a.n[0] + BLOCK - 1) // BLOCK)
 
 
 def forward(float[::1] y, const float[::1] x, bint exact=False, int n_threads=1):

@@ -1,9 +1,11 @@
 /* The register tile of a matrix product, and the transposition that packing needs.
 
    C[h, NR] (+)= A[h, kc] B[kc, NR]: h * 2 vectors of sums stay in registers while k runs; each step
-   loads two vectors of B and broadcasts h numbers of A. Strides of A and B are free, so one body
-   serves operands in place and packed ones, whose strides are constants. The body is instantiated
-   for each height h, because only loops of known length let the compiler keep the sums in registers.
+   loads two vectors of B and broadcasts h numbers of A. Half a tile, one vector wide, serves where
+   B has no more columns: the last ones, a narrow head, an adapter of low rank. Strides of A and B
+   are free, so one body serves operands in place and packed ones, whose strides are constants. The
+   body is instantiated for each height h and both widths w, in vectors, because only loops of known
+   length let the compiler keep the sums in registers.
    Written with the vector extensions of GCC and clang; other compilers get the same in plain C. */
 #ifndef TOYNN_GEMM_H
 #define TOYNN_GEMM_H
@@ -38,24 +40,26 @@ typedef float tn_vec_u __attribute__((vector_size(4 * TN_V), aligned(4), may_ali
 TN_INLINE tn_vec tn_load(const float* x) { return *(const tn_vec_u*)x; }
 TN_INLINE void tn_store(float* x, tn_vec v) { *(tn_vec_u*)x = v; }
 
-TN_INLINE void tn_tile_body(int h, ptrdiff_t kc, const float* a, ptrdiff_t a_row, ptrdiff_t a_k,
-                            const float* b, ptrdiff_t b_k, float* c, ptrdiff_t ldc, int add) {
+TN_INLINE void tn_tile_body(int h, int w, ptrdiff_t kc, const float* a, ptrdiff_t a_row,
+                            ptrdiff_t a_k, const float* b, ptrdiff_t b_k, float* c, ptrdiff_t ldc,
+                            int add) {
     tn_vec sum[TN_MR][2];
     TN_UNROLL for (int i = 0; i < h; i++) {
-        sum[i][0] = sum[i][1] = (tn_vec){0};
-        TN_PREFETCH(c + i * ldc);
-        TN_PREFETCH(c + i * ldc + TN_V);
+        TN_UNROLL for (int v = 0; v < w; v++) {
+            sum[i][v] = (tn_vec){0};
+            TN_PREFETCH(c + i * ldc + v * TN_V);
+        }
     }
     for (ptrdiff_t k = 0; k < kc; k++) {
-        const tn_vec b0 = tn_load(b + k * b_k), b1 = tn_load(b + k * b_k + TN_V);
+        tn_vec row[2];
+        TN_UNROLL for (int v = 0; v < w; v++) row[v] = tn_load(b + k * b_k + v * TN_V);
         TN_UNROLL for (int i = 0; i < h; i++) {
             const float x = a[i * a_row + k * a_k];
-            sum[i][0] += x * b0;
-            sum[i][1] += x * b1;
+            TN_UNROLL for (int v = 0; v < w; v++) sum[i][v] += x * row[v];
         }
     }
     TN_UNROLL for (int i = 0; i < h; i++) {
-        TN_UNROLL for (int v = 0; v < 2; v++) {
+        TN_UNROLL for (int v = 0; v < w; v++) {
             float* at = c + i * ldc + v * TN_V;
             tn_store(at, add ? tn_load(at) + sum[i][v] : sum[i][v]);
         }
@@ -65,15 +69,16 @@ TN_INLINE void tn_tile_body(int h, ptrdiff_t kc, const float* a, ptrdiff_t a_row
 #else
 #define TN_INLINE static inline
 
-TN_INLINE void tn_tile_body(int h, ptrdiff_t kc, const float* a, ptrdiff_t a_row, ptrdiff_t a_k,
-                            const float* b, ptrdiff_t b_k, float* c, ptrdiff_t ldc, int add) {
+TN_INLINE void tn_tile_body(int h, int w, ptrdiff_t kc, const float* a, ptrdiff_t a_row,
+                            ptrdiff_t a_k, const float* b, ptrdiff_t b_k, float* c, ptrdiff_t ldc,
+                            int add) {
     float sum[TN_MR][TN_NR] = {{0}};
     for (ptrdiff_t k = 0; k < kc; k++)
         for (int i = 0; i < h; i++)
-            for (int j = 0; j < TN_NR; j++)
+            for (int j = 0; j < w * TN_V; j++)
                 sum[i][j] += a[i * a_row + k * a_k] * b[k * b_k + j];
     for (int i = 0; i < h; i++)
-        for (int j = 0; j < TN_NR; j++)
+        for (int j = 0; j < w * TN_V; j++)
             c[i * ldc + j] = add ? c[i * ldc + j] + sum[i][j] : sum[i][j];
 }
 #endif
@@ -89,17 +94,19 @@ TN_INLINE void tn_tile_body(int h, ptrdiff_t kc, const float* a, ptrdiff_t a_row
         TN_HEIGHT(13, __VA_ARGS__) TN_HEIGHT(14, __VA_ARGS__) \
     }
 
-/* Operands where they are: h rows of A, TN_NR columns of B that lie side by side. */
-static inline void tn_tile(int h, ptrdiff_t kc, const float* a, ptrdiff_t a_row, ptrdiff_t a_k,
-                           const float* b, ptrdiff_t b_k, float* c, ptrdiff_t ldc, int add) {
-    TN_ALL_HEIGHTS(tn_tile_body, kc, a, a_row, a_k, b, b_k, c, ldc, add)
+/* Operands where they are: h rows of A, and of B `width` columns, TN_NR or TN_V, side by side. */
+static inline void tn_tile(int h, int width, ptrdiff_t kc, const float* a, ptrdiff_t a_row,
+                           ptrdiff_t a_k, const float* b, ptrdiff_t b_k, float* c, ptrdiff_t ldc,
+                           int add) {
+    if (width == TN_NR) TN_ALL_HEIGHTS(tn_tile_body, 2, kc, a, a_row, a_k, b, b_k, c, ldc, add)
+    else TN_ALL_HEIGHTS(tn_tile_body, 1, kc, a, a_row, a_k, b, b_k, c, ldc, add)
 }
 
 /* Packed operands: for each k, TN_MR numbers of A (h of them used) and TN_NR of B. */
 static inline void tn_tile_packed(int h, ptrdiff_t kc, const float* a, const float* b, float* c,
                                   ptrdiff_t ldc, int add) {
     const ptrdiff_t a_row = 1, a_k = TN_MR, b_k = TN_NR;
-    TN_ALL_HEIGHTS(tn_tile_body, kc, a, a_row, a_k, b, b_k, c, ldc, add)
+    TN_ALL_HEIGHTS(tn_tile_body, 2, kc, a, a_row, a_k, b, b_k, c, ldc, add)
 }
 
 /* Ask for bytes that will be read soon; they need not exist. */

@@ -73,18 +73,23 @@ TN_INLINE TN_BF16 void tn_pairs_along(float* y, int width, const float* x, ptrdi
     }
 }
 
+/* 0 16 1 17 2 18 .. of 32 halves of a register: two terms of 16 columns, in pairs. */
+TN_INLINE __m512i tn_interleaved(__m512i both) {
+    const __m512i column = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    const __m512i lanes = _mm512_or_si512(
+        column, _mm512_slli_epi32(_mm512_add_epi32(column, _mm512_set1_epi32(16)), 16));
+    return _mm512_permutexvar_epi16(lanes, both);
+}
+
 /* Terms that lie x_k apart, columns side by side: two rows are interleaved. */
 TN_INLINE TN_BF16 void tn_pairs_across(float* y, int width, const float* x, ptrdiff_t n,
                                        ptrdiff_t x_k, ptrdiff_t kc) {
-    const __m512i column = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-    const __m512i lanes = _mm512_or_si512(  /* 0 16 1 17 2 18 .. */
-        column, _mm512_slli_epi32(_mm512_add_epi32(column, _mm512_set1_epi32(16)), 16));
     for (ptrdiff_t k = 0; k < kc; k += 2) {
         for (int i = 0; i < width; i += 16) {
             const float* row = x + k * x_k + i;
             const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(
                 tn_first(row + x_k, k + 1 < kc ? n - i : 0), tn_first(row, n - i));
-            tn_store(y + k / 2 * width + i, (tn_vec)_mm512_permutexvar_epi16(lanes, both));
+            tn_store(y + k / 2 * width + i, (tn_vec)tn_interleaved(both));
         }
     }
 }

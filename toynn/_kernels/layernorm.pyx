@@ -14,12 +14,10 @@ Saved for backward: mean (N,), r (N,). dx is overwritten; dw and db are overwrit
 accumulate is set. Source: Ba, Kiros & Hinton 2016, arXiv:1607.06450, section 3.
 """
 from cpython.pycapsule cimport PyCapsule_New
-from cython.parallel cimport parallel, prange
 from libc.math cimport sqrtf
 
-from toynn._kernels._common cimport (
-    at1, at2, dot_, flush_denormals, fpstate, restore_fpstate, sum_
-)
+from toynn._kernels._common cimport at1, at2, dot_, sum_
+from toynn._kernels._parallel cimport parallel_for
 from toynn._kernels.abi cimport KernelArgs, kernel_fn
 
 from toynn._kernels._check import check
@@ -79,49 +77,57 @@ cdef inline void _columns_dw_db(
             db[c] = acc_b[c]
 
 
-cdef void _forward(KernelArgs* a) noexcept nogil:
-    """Tensors y, mean, r, x, w, b; sizes N, C; option eps."""
+cdef void _forward_rows(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
     cdef float* y = <float*>a.t[0]
     cdef float* mean = <float*>a.t[1]
     cdef float* r = <float*>a.t[2]
     cdef const float* x = <const float*>a.t[3]
     cdef const float* w = <const float*>a.t[4]
     cdef const float* b = <const float*>a.t[5]
-    cdef Py_ssize_t n, N = a.n[0], C = a.n[1]
+    cdef Py_ssize_t n, C = a.n[1]
     cdef float eps = a.f[0]
-    cdef fpstate before = 0
-    with parallel(num_threads=a.n_threads):
-        before = flush_denormals()
-        for n in prange(N, schedule="static"):
-            _row_forward(y + n * C, mean + n, r + n, x + n * C, w, b, C, eps)
-        restore_fpstate(before)
+    for n in range(first, last):
+        _row_forward(y + n * C, mean + n, r + n, x + n * C, w, b, C, eps)
 
 
-cdef void _backward(KernelArgs* a) noexcept nogil:
-    """Tensors dx, dw and db (NULL where frozen), dy, x, w, mean, r; sizes N, C."""
+cdef void _forward(KernelArgs* a) noexcept nogil:
+    """Tensors y, mean, r, x, w, b; sizes N, C; option eps."""
+    parallel_for(_forward_rows, a, a.n[0])
+
+
+cdef void _backward_rows(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
     cdef float* dx = <float*>a.t[0]
-    cdef float* dw = <float*>a.t[1]
-    cdef float* db = <float*>a.t[2]
     cdef const float* dy = <const float*>a.t[3]
     cdef const float* x = <const float*>a.t[4]
     cdef const float* w = <const float*>a.t[5]
     cdef const float* mean = <const float*>a.t[6]
     cdef const float* r = <const float*>a.t[7]
-    cdef Py_ssize_t n, b, c, N = a.n[0], C = a.n[1]
-    cdef Py_ssize_t blocks = (C + COLS - 1) // COLS if dw != NULL or db != NULL else 0
-    cdef bint accumulate = a.accumulate
-    cdef fpstate before = 0
-    with parallel(num_threads=a.n_threads):
-        before = flush_denormals()
-        for n in prange(N, schedule="static"):
-            _row_backward(dx + n * C, dy + n * C, x + n * C, w, mean[n], r[n], C)
-        for b in prange(blocks, schedule="static"):
-            c = b * COLS
-            _columns_dw_db(
-                NULL if dw == NULL else dw + c, NULL if db == NULL else db + c, dy + c, x + c,
-                mean, r, N, C, min(COLS, C - c), accumulate,
-            )
-        restore_fpstate(before)
+    cdef Py_ssize_t n, C = a.n[1]
+    for n in range(first, last):
+        _row_backward(dx + n * C, dy + n * C, x + n * C, w, mean[n], r[n], C)
+
+
+cdef void _backward_blocks(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+    cdef float* dw = <float*>a.t[1]
+    cdef float* db = <float*>a.t[2]
+    cdef const float* dy = <const float*>a.t[3]
+    cdef const float* x = <const float*>a.t[4]
+    cdef const float* mean = <const float*>a.t[6]
+    cdef const float* r = <const float*>a.t[7]
+    cdef Py_ssize_t b, c, N = a.n[0], C = a.n[1]
+    for b in range(first, last):
+        c = b * COLS
+        _columns_dw_db(
+            NULL if dw == NULL else dw + c, NULL if db == NULL else db + c, dy + c, x + c,
+            mean, r, N, C, min(COLS, C - c), a.accumulate,
+        )
+
+
+cdef void _backward(KernelArgs* a) noexcept nogil:
+    """Tensors dx, dw and db (NULL where frozen), dy, x, w, mean, r; sizes N, C."""
+    parallel_for(_backward_rows, a, a.n[0])
+    if a.t[1] != NULL or a.t[2] != NULL:
+        parallel_for(_backward_blocks, a, (a.n[1] + COLS - 1) // COLS)
 
 
 def forward(

@@ -6,32 +6,28 @@
 
 M rows (B*T flattened), N outputs, K inputs. float32, C-contiguous; outputs never alias inputs.
 Saved for backward: pre (M,N), if there is an activation. y is overwritten; dx and dw are
-overwritten, or added to if accumulate is set. The loops are numbered as in Van Zee & van de Geijn
-2015 (BLIS), doi:10.1145/2764454; here the smaller operand is packed once for all threads, and each
-thread packs its share of the larger one just before use.
+overwritten, or added to if accumulate is set. Here is which operand is read along which axis; the
+loops, after Van Zee & van de Geijn 2015 (BLIS), doi:10.1145/2764454, are in _blocked.pxd.
 
 For forward and backward_input w may be stored in blocks of any type of _format.pxd. It is expanded
 while it is packed; the results are, bit for bit, those of its float32 expansion. Where x has but a
 few rows, w is not packed: y is then made of dot products of rows, and each row of w is read once.
 
 With precision "medium", and if multiplies_pairs(), what is packed is rounded to bfloat16 meanwhile,
-and products of pairs are added up in float32 (gemm_bf16.h). All else is float32 throughout.
+and products of pairs are added up in float32 (gemm_bf16.h). At the level amx, each precision packs
+one to three bfloat16 parts of each float (gemm_amx.h), if the sums have 64 terms. All else is
+float32 throughout.
 """
 from cpython.pycapsule cimport PyCapsule_New
-from cython.parallel cimport parallel, prange, threadid
 from libc.stdlib cimport free, malloc
-from libc.string cimport memcpy, memset
 
-from toynn._kernels._common cimport (
-    LANES, add_products, at1, at2, flush_denormals, fpstate, restore_fpstate, sum_lanes,
+from toynn._kernels._blocked cimport (
+    FEW, GELU_EXACT, GELU_TANH, NONE, Activation, Product, is_packed, multiply_matrices,
+    scratch_floats,
 )
-from toynn._kernels._gelu cimport gelu_exact, gelu_tanh
+from toynn._kernels._common cimport at1, at2
 from toynn._kernels._format cimport rows_at
-from toynn._kernels._gemm cimport multiply, multiply_panels
-from toynn._kernels._panels cimport (
-    HAS_PAIRS, KC, LINE, Operand, aligned, blocks_of, floats_at, pack, panel_floats, panel_start,
-    panels, steps, stored_as, stretch,
-)
+from toynn._kernels._panels cimport HAS_PAIRS, HAS_TILES, SIDE, floats_at, stored_as
 from toynn._kernels.abi cimport KernelArgs, kernel_fn
 
 from toynn._kernels._check import check, row_length
@@ -39,235 +35,14 @@ from toynn._kernels._types import TYPES
 from toynn._kernels.cpu import has_avx512_bf16
 
 cdef enum:
-    SMALL = 1 << 21   # multiplications (20 us) for which threads and packing cost too much
-    SHARED = 3 << 18  # floats of the packed smaller operand (3 MB): it stays in L3
-    OWN = 3 << 15     # floats of a thread's packed share (384 KB): it stays in L2
-    FEW = 3           # rows of x for which packing w costs more time than it saves
-    OUTPUTS = 16      # columns of y per task, for so few rows
-    MEDIUM = 2        # in toynn.precision.PRECISIONS
+    MEDIUM = 2  # in toynn.precision.PRECISIONS
 
 cdef enum Entry:
     FORWARD
     BACKWARD_INPUT
     BACKWARD_WEIGHT
 
-cdef enum Activation:
-    NONE
-    GELU_TANH
-    GELU_EXACT
-
 cdef bint _pairs = HAS_PAIRS and has_avx512_bf16()
-
-cdef struct Product:
-    Operand a
-    Operand b
-    Py_ssize_t K  # length of the sums
-    float* c
-    bint add
-    bint few      # so few rows of x that w is not packed
-    # What happens to a finished element: y = act(c += bias). y may be c.
-    const float* bias
-    float* y
-    Activation activation
-
-cdef struct Plan:
-    const Operand* shared  # the smaller side, and in how many panels a slice of it is packed
-    Py_ssize_t slice
-    const Operand* own     # the larger side, and in how many groups of panels it is cut
-    Py_ssize_t groups
-    Py_ssize_t shared_floats  # room for a slice
-    Py_ssize_t own_floats     # room for a group, per thread
-    Py_ssize_t most_own_floats  # the same for any number of threads: a run may use fewer
-
-
-cdef inline Plan _plan(const Product* p, int n_threads) noexcept nogil:
-    cdef Plan plan
-    cdef bint a_is_smaller = p.a.size <= p.b.size
-    cdef Py_ssize_t kc = min(p.K, KC)
-    plan.shared = &p.a if a_is_smaller else &p.b
-    plan.own = &p.b if a_is_smaller else &p.a
-    cdef Py_ssize_t shared_panel = panel_floats(plan.shared, kc)
-    cdef Py_ssize_t own_panel = panel_floats(plan.own, kc)
-    plan.slice = min(panels(plan.shared), SHARED // shared_panel)
-    plan.most_own_floats = min(panels(plan.own), OWN // own_panel) * own_panel
-    plan.groups = blocks_of(panels(plan.own), OWN // own_panel)
-    plan.groups = blocks_of(plan.groups, n_threads) * n_threads  # each thread gets as many
-    plan.groups = min(plan.groups, panels(plan.own))
-    plan.shared_floats = plan.slice * shared_panel
-    plan.own_floats = blocks_of(panels(plan.own), plan.groups) * own_panel
-    return plan
-
-
-cdef inline void _finish_row(
-    const Product* p, Py_ssize_t at, Py_ssize_t column, Py_ssize_t n
-) noexcept nogil:
-    """Bias and activation for n elements of C from ``at`` on, whose sums are complete."""
-    cdef float* c = p.c + at
-    cdef float* y = p.y + at
-    cdef Py_ssize_t j
-    if p.bias != NULL:
-        for j in range(n):
-            c[j] += p.bias[column + j]
-    if y != c:
-        memcpy(y, c, n * sizeof(float))
-    if p.activation == GELU_TANH:
-        for j in range(n):
-            y[j] = gelu_tanh(y[j])
-    elif p.activation == GELU_EXACT:
-        for j in range(n):
-            y[j] = gelu_exact(y[j])
-
-
-cdef inline void _finish(
-    const Product* p, Py_ssize_t a0, Py_ssize_t a1, Py_ssize_t b0, Py_ssize_t b1
-) noexcept nogil:
-    """Bias and activation for panels a0 .. a1 - 1 by b0 .. b1 - 1."""
-    cdef Py_ssize_t i
-    cdef Py_ssize_t column = panel_start(&p.b, b0), columns = panel_start(&p.b, b1) - column
-    if p.bias == NULL and p.y == p.c and p.activation == NONE:
-        return
-    for i in range(panel_start(&p.a, a0), panel_start(&p.a, a1)):
-        _finish_row(p, i * p.b.size + column, column, columns)
-
-
-cdef inline void _multiply_panels(
-    const Product* p, Py_ssize_t a, const float* a_packed, Py_ssize_t b, const float* b_packed,
-    Py_ssize_t k, Py_ssize_t kc,
-) noexcept nogil:
-    """Panel a by panel b: one tile of C."""
-    cdef Py_ssize_t N = p.b.size
-    cdef Py_ssize_t row = panel_start(&p.a, a), rows = panel_start(&p.a, a + 1) - row
-    cdef Py_ssize_t column = panel_start(&p.b, b), columns = panel_start(&p.b, b + 1) - column
-    multiply_panels(
-        p.c + row * N + column, N, a_packed, b_packed, rows, columns, steps(&p.a, kc), p.a.pairs,
-        p.add or k > 0,
-    )
-
-
-cdef inline void _pack_part(
-    const Plan* plan, float* shared, Py_ssize_t s0, Py_ssize_t s1, Py_ssize_t j, int parts,
-    Py_ssize_t k, Py_ssize_t kc,
-) noexcept nogil:
-    """Part j of shared panels s0 .. s1 - 1, for terms k .. k + kc - 1."""
-    cdef Py_ssize_t first = j * (s1 - s0) // parts, last = (j + 1) * (s1 - s0) // parts
-    pack(
-        shared + first * panel_floats(plan.shared, kc), plan.shared, s0 + first, s0 + last, k, kc
-    )
-
-
-cdef inline void _multiply_group(
-    const Product* p, const Plan* plan, const float* shared, float* own,
-    Py_ssize_t s0, Py_ssize_t s1, Py_ssize_t g, Py_ssize_t k, Py_ssize_t kc,
-) noexcept nogil:
-    """Shared panels s0 .. s1 - 1 with those of group g, for terms k .. k + kc - 1."""
-    cdef Py_ssize_t o, s
-    cdef Py_ssize_t o0 = g * panels(plan.own) // plan.groups
-    cdef Py_ssize_t o1 = (g + 1) * panels(plan.own) // plan.groups
-    cdef Py_ssize_t shared_step = panel_floats(plan.shared, kc)
-    cdef Py_ssize_t own_step = panel_floats(plan.own, kc)
-    cdef const float* at_s
-    cdef const float* at_o
-    pack(own, plan.own, o0, o1, k, kc)
-    # LOOP 2 takes the shared panels one by one; each stays in L1 while
-    # LOOP 1 runs over the thread's own panels, which stay in L2.
-    for s in range(s0, s1):
-        at_s = shared + (s - s0) * shared_step
-        for o in range(o0, o1):
-            at_o = own + (o - o0) * own_step
-            if plan.shared.is_a:
-                _multiply_panels(p, s, at_s, o, at_o, k, kc)
-            else:
-                _multiply_panels(p, o, at_o, s, at_s, k, kc)
-        if k + kc < p.K:
-            continue
-        if plan.shared.is_a:
-            _finish(p, s, s + 1, o0, o1)
-        else:
-            _finish(p, o0, o1, s, s + 1)
-
-
-cdef void _multiply_blocked(const Product* p, void* workspace, int n_threads) noexcept nogil:
-    """The five loops. Every prange ends in a barrier: no panel is read before it is packed."""
-    cdef Plan plan = _plan(p, n_threads)
-    cdef float* shared = aligned(workspace)
-    cdef float* own = shared + plan.shared_floats
-    cdef Py_ssize_t slices = blocks_of(panels(plan.shared), plan.slice)
-    cdef Py_ssize_t g, i = 0, j, t = 0, s0 = 0, s1 = 0, k = 0, kc = 0
-    cdef fpstate before = 0
-    with parallel(num_threads=n_threads):
-        before = flush_denormals()
-        # LOOP 5 cuts the smaller side, rows or columns, so that a packed slice stays in L3.
-        for i in range(slices):
-            s0 = i * plan.slice
-            s1 = min(s0 + plan.slice, panels(plan.shared))
-            # LOOP 4 cuts the sums into KC terms. Not parallel: its rounds add to the same C.
-            for t in range(blocks_of(p.K, KC)):
-                k = t * KC
-                kc = min(KC, p.K - k)
-                for j in prange(n_threads, schedule="static"):
-                    _pack_part(&plan, shared, s0, s1, j, n_threads, k, kc)
-                # LOOP 3 deals groups of the larger side's panels to the threads.
-                for g in prange(plan.groups, schedule="static"):
-                    _multiply_group(
-                        p, &plan, shared, own + threadid() * plan.own_floats, s0, s1, g, k, kc
-                    )
-        restore_fpstate(before)
-
-
-cdef inline void _dot_rows(const Product* p, Py_ssize_t n0, Py_ssize_t n1) noexcept nogil:
-    """Columns n0 .. n1 - 1 of a few rows of y: the dot products of rows of x with rows of w."""
-    cdef float buffer[KC + LINE]
-    cdef float sums[FEW][LANES]
-    cdef const float* w
-    cdef Py_ssize_t m, n, t, k, kc, M = p.a.size, N = p.b.size
-    for n in range(n0, n1):
-        memset(sums, 0, M * LANES * sizeof(float))
-        for t in range(blocks_of(p.K, KC)):
-            k = t * KC
-            kc = min(KC, p.K - k)
-            w = stretch(&p.b, n, k, kc, aligned(buffer))
-            for m in range(M):
-                add_products(sums[m], p.a.x + m * p.K + k, w, kc)
-        for m in range(M):
-            p.c[m * N + n] = sum_lanes(sums[m])
-    for m in range(M):
-        _finish_row(p, m * N + n0, n0, n1 - n0)
-
-
-cdef void _multiply_few(const Product* p, int n_threads) noexcept nogil:
-    """y = x w^T for so few rows of x that time goes into reading w: once, in order, as it is."""
-    cdef Py_ssize_t i
-    cdef fpstate before = 0
-    with parallel(num_threads=n_threads):
-        before = flush_denormals()
-        for i in prange(blocks_of(p.b.size, OUTPUTS), schedule="static"):
-            _dot_rows(p, i * OUTPUTS, min((i + 1) * OUTPUTS, p.b.size))
-        restore_fpstate(before)
-
-
-cdef inline bint _is_small(const Product* p) noexcept nogil:
-    return p.a.size * p.b.size * p.K <= SMALL
-
-
-cdef void _multiply(const Product* p, void* workspace, int n_threads) noexcept nogil:
-    """The shape alone chooses the way, so that every thread count gives the same bits."""
-    cdef Py_ssize_t i, M = p.a.size, N = p.b.size
-    cdef fpstate before
-    if M == 0 or N == 0:
-        return
-    if p.few:
-        _multiply_few(p, n_threads)
-        return
-    if not _is_small(p):
-        _multiply_blocked(p, workspace, n_threads)
-        return
-    before = flush_denormals()
-    if p.K == 0 and not p.add:
-        for i in range(M * N):
-            p.c[i] = 0
-    multiply(p.c, N, &p.a, &p.b, p.K, p.add)
-    _finish(p, 0, panels(&p.a), 0, panels(&p.b))
-    restore_fpstate(before)
 
 
 cdef Product _product(
@@ -293,7 +68,12 @@ cdef Product _product(
         p.a = floats_at(a, N, 1, N, True)
         p.b = floats_at(<const float*>b, K, 1, K, False)
         p.K = M
-    p.a.pairs = p.b.pairs = _pairs and precision == MEDIUM and not (p.few or _is_small(&p))
+    if not is_packed(&p):
+        return p
+    if HAS_TILES and p.K >= 2 * SIDE:
+        p.a.parts = p.b.parts = 3 - precision  # highest 3, high 2, medium 1
+    else:
+        p.a.pairs = p.b.pairs = _pairs and precision == MEDIUM
     return p
 
 
@@ -306,7 +86,7 @@ cdef void _forward(KernelArgs* a) noexcept nogil:
     p.y = <float*>a.t[0]
     p.bias = <const float*>a.t[4]
     p.activation = <Activation>a.n[4]
-    _multiply(&p, a.workspace, a.n_threads)
+    multiply_matrices(&p, a.workspace, a.n_threads)
 
 
 cdef void _backward_input(KernelArgs* a) noexcept nogil:
@@ -316,7 +96,7 @@ cdef void _backward_input(KernelArgs* a) noexcept nogil:
         a.n[4], a.n[3],
     )
     p.add = a.accumulate
-    _multiply(&p, a.workspace, a.n_threads)
+    multiply_matrices(&p, a.workspace, a.n_threads)
 
 
 cdef void _backward_weight(KernelArgs* a) noexcept nogil:
@@ -326,7 +106,7 @@ cdef void _backward_weight(KernelArgs* a) noexcept nogil:
         a.n[3],
     )
     p.add = a.accumulate
-    _multiply(&p, a.workspace, a.n_threads)
+    multiply_matrices(&p, a.workspace, a.n_threads)
 
 
 _ENTRIES = dict(forward=FORWARD, backward_input=BACKWARD_INPUT, backward_weight=BACKWARD_WEIGHT)
@@ -345,6 +125,11 @@ def multiplies_pairs():
     return _pairs
 
 
+def multiplies_tiles():
+    """Whether this level multiplies bfloat16 parts of floats in the tiles of AMX."""
+    return bool(HAS_TILES)
+
+
 def workspace(
     str entry, Py_ssize_t M, Py_ssize_t N, Py_ssize_t K, int precision=0, *switches, int n_threads=1
 ):
@@ -354,16 +139,12 @@ def workspace(
     """
     cdef Entry which = _known("matmul.workspace", entry, _ENTRIES)
     cdef Product p = _product(which, NULL, NULL, NULL, M, N, K, 0, precision)
-    cdef Plan plan
-    if min(M, N, K) < 0 or n_threads < 1:
+    if min(M, N, K) < 0 or not 0 <= precision <= MEDIUM or n_threads < 1:
         raise ValueError(
-            f"matmul.workspace: needs M, N, K >= 0 and n_threads >= 1; got {M}, {N}, {K} and "
-            f"{n_threads}"
+            f"matmul.workspace: needs M, N, K >= 0, precision 0 to {MEDIUM} and n_threads >= 1; "
+            f"got {M}, {N}, {K}, {precision} and {n_threads}"
         )
-    if p.few or _is_small(&p):
-        return 0
-    plan = _plan(&p, n_threads)
-    return (plan.shared_floats + n_threads * plan.most_own_floats + LINE) * sizeof(float)
+    return scratch_floats(&p, n_threads) * sizeof(float)
 
 
 cdef int _run(str entry, kernel_fn kernel, KernelArgs* a, str precision) except -1:

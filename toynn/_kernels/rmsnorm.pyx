@@ -11,10 +11,10 @@ Saved for backward: r (N,). dx is overwritten; dw is overwritten, or added to if
 Source: Zhang & Sennrich 2019, arXiv:1910.07467.
 """
 from cpython.pycapsule cimport PyCapsule_New
-from cython.parallel cimport parallel, prange
 from libc.math cimport sqrtf
 
-from toynn._kernels._common cimport at1, at2, dot_, flush_denormals, fpstate, restore_fpstate
+from toynn._kernels._common cimport at1, at2, dot_
+from toynn._kernels._parallel cimport parallel_for
 from toynn._kernels.abi cimport KernelArgs, kernel_fn
 
 from toynn._kernels._check import check
@@ -62,41 +62,49 @@ cdef inline void _columns_dw(
         dw[c] = acc[c]
 
 
-cdef void _forward(KernelArgs* a) noexcept nogil:
-    """Tensors y, r, x, w; sizes N, C; option eps."""
+cdef void _forward_rows(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
     cdef float* y = <float*>a.t[0]
     cdef float* r = <float*>a.t[1]
     cdef const float* x = <const float*>a.t[2]
     cdef const float* w = <const float*>a.t[3]
-    cdef Py_ssize_t n, N = a.n[0], C = a.n[1]
+    cdef Py_ssize_t n, C = a.n[1]
     cdef float eps = a.f[0]
-    cdef fpstate before = 0
-    with parallel(num_threads=a.n_threads):
-        before = flush_denormals()
-        for n in prange(N, schedule="static"):
-            _row_forward(y + n * C, r + n, x + n * C, w, C, eps)
-        restore_fpstate(before)
+    for n in range(first, last):
+        _row_forward(y + n * C, r + n, x + n * C, w, C, eps)
 
 
-cdef void _backward(KernelArgs* a) noexcept nogil:
-    """Tensors dx, dw (NULL if w is frozen), dy, x, w, r; sizes N, C."""
+cdef void _forward(KernelArgs* a) noexcept nogil:
+    """Tensors y, r, x, w; sizes N, C; option eps."""
+    parallel_for(_forward_rows, a, a.n[0])
+
+
+cdef void _backward_rows(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
     cdef float* dx = <float*>a.t[0]
-    cdef float* dw = <float*>a.t[1]
     cdef const float* dy = <const float*>a.t[2]
     cdef const float* x = <const float*>a.t[3]
     cdef const float* w = <const float*>a.t[4]
     cdef const float* r = <const float*>a.t[5]
-    cdef Py_ssize_t n, b, c, N = a.n[0], C = a.n[1]
-    cdef bint accumulate = a.accumulate
-    cdef fpstate before = 0
-    with parallel(num_threads=a.n_threads):
-        before = flush_denormals()
-        for n in prange(N, schedule="static"):
-            _row_backward(dx + n * C, dy + n * C, x + n * C, w, r[n], C)
-        for b in prange((C + COLS - 1) // COLS if dw != NULL else 0, schedule="static"):
-            c = b * COLS
-            _columns_dw(dw + c, dy + c, x + c, r, N, C, min(COLS, C - c), accumulate)
-        restore_fpstate(before)
+    cdef Py_ssize_t n, C = a.n[1]
+    for n in range(first, last):
+        _row_backward(dx + n * C, dy + n * C, x + n * C, w, r[n], C)
+
+
+cdef void _backward_blocks(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+    cdef float* dw = <float*>a.t[1]
+    cdef const float* dy = <const float*>a.t[2]
+    cdef const float* x = <const float*>a.t[3]
+    cdef const float* r = <const float*>a.t[5]
+    cdef Py_ssize_t b, c, N = a.n[0], C = a.n[1]
+    for b in range(first, last):
+        c = b * COLS
+        _columns_dw(dw + c, dy + c, x + c, r, N, C, min(COLS, C - c), a.accumulate)
+
+
+cdef void _backward(KernelArgs* a) noexcept nogil:
+    """Tensors dx, dw (NULL if w is frozen), dy, x, w, r; sizes N, C."""
+    parallel_for(_backward_rows, a, a.n[0])
+    if a.t[1] != NULL:
+        parallel_for(_backward_blocks, a, (a.n[1] + COLS - 1) // COLS)
 
 
 def forward(

@@ -11,11 +11,9 @@ place: y may be x, dx may be dy. dx is overwritten. The angle is a double: in fl
 off by 5e-4 radians at position 8192. Source: Su et al. 2021, arXiv:2104.09864, section 3.4.
 """
 from cpython.pycapsule cimport PyCapsule_New
-from cython.parallel cimport parallel, prange
 
-from toynn._kernels._common cimport (
-    at1, at3, flush_denormals, fpstate, ids1, restore_fpstate
-)
+from toynn._kernels._common cimport at1, at3, ids1
+from toynn._kernels._parallel cimport parallel_for
 from toynn._kernels.abi cimport KernelArgs, kernel_fn
 
 from toynn._kernels._check import check
@@ -90,32 +88,38 @@ cdef inline void _row(
                 _turn_halves(y + h * D + i, x + h * D + i, c, s, half, width)
 
 
-cdef void _turn(KernelArgs* a, int direction) noexcept nogil:
+cdef inline void _turn(
+    KernelArgs* a, int direction, Py_ssize_t first, Py_ssize_t last
+) noexcept nogil:
     cdef float* y = <float*>a.t[0]
     cdef const float* x = <const float*>a.t[1]
     cdef const int* positions = <const int*>a.t[2]
     cdef const float* inverse_frequency = <const float*>a.t[3]
-    cdef Py_ssize_t n, N = a.n[0], H = a.n[1], D = a.n[2]
+    cdef Py_ssize_t n, H = a.n[1], D = a.n[2]
     cdef bint interleaved = a.n[3] != 0
-    cdef fpstate before = 0
-    with parallel(num_threads=a.n_threads):
-        before = flush_denormals()
-        for n in prange(N, schedule="static"):
-            _row(
-                y + n * H * D, x + n * H * D, <double>direction * positions[n],
-                inverse_frequency, H, D, interleaved,
-            )
-        restore_fpstate(before)
+    for n in range(first, last):
+        _row(
+            y + n * H * D, x + n * H * D, <double>direction * positions[n],
+            inverse_frequency, H, D, interleaved,
+        )
+
+
+cdef void _forward_rows(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+    _turn(a, 1, first, last)
+
+
+cdef void _backward_rows(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+    _turn(a, -1, first, last)
 
 
 cdef void _forward(KernelArgs* a) noexcept nogil:
     """Tensors y, x, positions, inverse_frequency; sizes N, H, D, interleaved."""
-    _turn(a, 1)
+    parallel_for(_forward_rows, a, a.n[0])
 
 
 cdef void _backward(KernelArgs* a) noexcept nogil:
     """Tensors dx, dy, positions, inverse_frequency; sizes N, H, D, interleaved."""
-    _turn(a, -1)
+    parallel_for(_backward_rows, a, a.n[0])
 
 
 def forward(

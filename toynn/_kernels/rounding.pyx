@@ -10,11 +10,11 @@ Sources: IEEE 754-2019, sections 3.6 and 4.3.1; Bengio et al. 2013, arXiv:1308.3
 """
 from cpython.pycapsule cimport PyCapsule_New
 cimport cython
-from cython.parallel cimport parallel, prange
 from libc.math cimport INFINITY, fabsf
 from libc.string cimport memcpy
 
-from toynn._kernels._common cimport at1, flush_denormals, fpstate, restore_fpstate
+from toynn._kernels._common cimport at1
+from toynn._kernels._parallel cimport parallel_for
 from toynn._kernels.abi cimport KernelArgs, kernel_fn
 
 from toynn._kernels._check import check
@@ -59,19 +59,19 @@ cdef inline void _block(float* y, const float* x, bint brain, Py_ssize_t n) noex
             y[i] = _float16(x[i])
 
 
-cdef void _forward(KernelArgs* a) noexcept nogil:
-    """Tensors y, x; sizes n, brain (0 float16, 1 bfloat16)."""
+cdef void _forward_blocks(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
     cdef float* y = <float*>a.t[0]
     cdef const float* x = <const float*>a.t[1]
     cdef Py_ssize_t b, i, n = a.n[0]
     cdef bint brain = a.n[1] != 0
-    cdef fpstate before = 0
-    with parallel(num_threads=a.n_threads):
-        before = flush_denormals()
-        for b in prange((n + BLOCK - 1) // BLOCK, schedule="static"):
-            i = b * BLOCK
-            _block(y + i, x + i, brain, min(BLOCK, n - i))
-        restore_fpstate(before)
+    for b in range(first, last):
+        i = b * BLOCK
+        _block(y + i, x + i, brain, min(BLOCK, n - i))
+
+
+cdef void _forward(KernelArgs* a) noexcept nogil:
+    """Tensors y, x; sizes n, brain (0 float16, 1 bfloat16)."""
+    parallel_for(_forward_blocks, a, (a.n[0] + BLOCK - 1) // BLOCK)
 
 
 def forward(float[::1] y, const float[::1] x, bint brain=False, int n_threads=1):

@@ -7,11 +7,9 @@ n elements. float32, C-contiguous. In place: y may be x, dx may be dy. dx is ove
 Source: Elfwing, Uchibe & Doya 2017, arXiv:1702.03118, section 2.
 """
 from cpython.pycapsule cimport PyCapsule_New
-from cython.parallel cimport parallel, prange
 
-from toynn._kernels._common cimport (
-    at1, flush_denormals, fpstate, restore_fpstate, sigmoid_, sigmoid_slope_
-)
+from toynn._kernels._common cimport at1, sigmoid_, sigmoid_slope_
+from toynn._kernels._parallel cimport parallel_for
 from toynn._kernels.abi cimport KernelArgs, kernel_fn
 
 from toynn._kernels._check import check
@@ -40,33 +38,33 @@ cdef inline void _block_backward(
         dx[i] = dy[i] * _slope(x[i])
 
 
-cdef void _forward(KernelArgs* a) noexcept nogil:
-    """Tensors y, x; size n."""
+cdef void _forward_blocks(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
     cdef float* y = <float*>a.t[0]
     cdef const float* x = <const float*>a.t[1]
     cdef Py_ssize_t b, i, n = a.n[0]
-    cdef fpstate before = 0
-    with parallel(num_threads=a.n_threads):
-        before = flush_denormals()
-        for b in prange((n + BLOCK - 1) // BLOCK, schedule="static"):
-            i = b * BLOCK
-            _block_forward(y + i, x + i, min(BLOCK, n - i))
-        restore_fpstate(before)
+    for b in range(first, last):
+        i = b * BLOCK
+        _block_forward(y + i, x + i, min(BLOCK, n - i))
 
 
-cdef void _backward(KernelArgs* a) noexcept nogil:
-    """Tensors dx, dy, x; size n."""
+cdef void _forward(KernelArgs* a) noexcept nogil:
+    """Tensors y, x; size n."""
+    parallel_for(_forward_blocks, a, (a.n[0] + BLOCK - 1) // BLOCK)
+
+
+cdef void _backward_blocks(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
     cdef float* dx = <float*>a.t[0]
     cdef const float* dy = <const float*>a.t[1]
     cdef const float* x = <const float*>a.t[2]
     cdef Py_ssize_t b, i, n = a.n[0]
-    cdef fpstate before = 0
-    with parallel(num_threads=a.n_threads):
-        before = flush_denormals()
-        for b in prange((n + BLOCK - 1) // BLOCK, schedule="static"):
-            i = b * BLOCK
-            _block_backward(dx + i, dy + i, x + i, min(BLOCK, n - i))
-        restore_fpstate(before)
+    for b in range(first, last):
+        i = b * BLOCK
+        _block_backward(dx + i, dy + i, x + i, min(BLOCK, n - i))
+
+
+cdef void _backward(KernelArgs* a) noexcept nogil:
+    """Tensors dx, dy, x; size n."""
+    parallel_for(_backward_blocks, a, (a.n[0] + BLOCK - 1) // BLOCK)
 
 
 def forward(float[::1] y, const float[::1] x, int n_threads=1):

@@ -8,11 +8,9 @@ In place: y may be x, dx may be dy. -infinity gives 0; a row of nothing else, or
 +infinity, gives NaN. The maximum only keeps e^x finite: it cancels from the result.
 """
 from cpython.pycapsule cimport PyCapsule_New
-from cython.parallel cimport parallel, prange
 
-from toynn._kernels._common cimport (
-    at2, dot_, exp_, flush_denormals, fpstate, max_, restore_fpstate, sum_
-)
+from toynn._kernels._common cimport at2, dot_, exp_, max_, sum_
+from toynn._kernels._parallel cimport parallel_for
 from toynn._kernels.abi cimport KernelArgs, kernel_fn
 
 from toynn._kernels._check import check
@@ -37,31 +35,31 @@ cdef inline void _row_backward(
         dx[c] = y[c] * (dy[c] - total)
 
 
-cdef void _forward(KernelArgs* a) noexcept nogil:
-    """Tensors y, x; sizes N, C."""
+cdef void _forward_rows(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
     cdef float* y = <float*>a.t[0]
     cdef const float* x = <const float*>a.t[1]
-    cdef Py_ssize_t n, N = a.n[0], C = a.n[1]
-    cdef fpstate before = 0
-    with parallel(num_threads=a.n_threads):
-        before = flush_denormals()
-        for n in prange(N, schedule="static"):
-            _row_forward(y + n * C, x + n * C, C)
-        restore_fpstate(before)
+    cdef Py_ssize_t n, C = a.n[1]
+    for n in range(first, last):
+        _row_forward(y + n * C, x + n * C, C)
+
+
+cdef void _forward(KernelArgs* a) noexcept nogil:
+    """Tensors y, x; sizes N, C."""
+    parallel_for(_forward_rows, a, a.n[0])
+
+
+cdef void _backward_rows(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+    cdef float* dx = <float*>a.t[0]
+    cdef const float* dy = <const float*>a.t[1]
+    cdef const float* y = <const float*>a.t[2]
+    cdef Py_ssize_t n, C = a.n[1]
+    for n in range(first, last):
+        _row_backward(dx + n * C, dy + n * C, y + n * C, C)
 
 
 cdef void _backward(KernelArgs* a) noexcept nogil:
     """Tensors dx, dy, y; sizes N, C."""
-    cdef float* dx = <float*>a.t[0]
-    cdef const float* dy = <const float*>a.t[1]
-    cdef const float* y = <const float*>a.t[2]
-    cdef Py_ssize_t n, N = a.n[0], C = a.n[1]
-    cdef fpstate before = 0
-    with parallel(num_threads=a.n_threads):
-        before = flush_denormals()
-        for n in prange(N, schedule="static"):
-            _row_backward(dx + n * C, dy + n * C, y + n * C, C)
-        restore_fpstate(before)
+    parallel_for(_backward_rows, a, a.n[0])
 
 
 def forward(float[:, ::1] y, const float[:, ::1] x, int n_threads=1):

@@ -9,11 +9,9 @@ In place: y, dgate and dup may each be one of the inputs, but not the same one.
 Source: Shazeer 2020, arXiv:2002.05202, section 2.
 """
 from cpython.pycapsule cimport PyCapsule_New
-from cython.parallel cimport parallel, prange
 
-from toynn._kernels._common cimport (
-    at1, flush_denormals, fpstate, restore_fpstate, sigmoid_, sigmoid_slope_
-)
+from toynn._kernels._common cimport at1, sigmoid_, sigmoid_slope_
+from toynn._kernels._parallel cimport parallel_for
 from toynn._kernels.abi cimport KernelArgs, kernel_fn
 
 from toynn._kernels._check import check
@@ -42,38 +40,38 @@ cdef inline void _block_backward(
         dup[i] = d * g * s
 
 
-cdef void _forward(KernelArgs* a) noexcept nogil:
-    """Tensors y, gate, up; size n."""
+cdef void _forward_blocks(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
     cdef float* y = <float*>a.t[0]
     cdef const float* gate = <const float*>a.t[1]
     cdef const float* up = <const float*>a.t[2]
     cdef Py_ssize_t b, i, n = a.n[0]
-    cdef fpstate before = 0
-    with parallel(num_threads=a.n_threads):
-        before = flush_denormals()
-        for b in prange((n + BLOCK - 1) // BLOCK, schedule="static"):
-            i = b * BLOCK
-            _block_forward(y + i, gate + i, up + i, min(BLOCK, n - i))
-        restore_fpstate(before)
+    for b in range(first, last):
+        i = b * BLOCK
+        _block_forward(y + i, gate + i, up + i, min(BLOCK, n - i))
 
 
-cdef void _backward(KernelArgs* a) noexcept nogil:
-    """Tensors dgate, dup, dy, gate, up; size n."""
+cdef void _forward(KernelArgs* a) noexcept nogil:
+    """Tensors y, gate, up; size n."""
+    parallel_for(_forward_blocks, a, (a.n[0] + BLOCK - 1) // BLOCK)
+
+
+cdef void _backward_blocks(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
     cdef float* dgate = <float*>a.t[0]
     cdef float* dup = <float*>a.t[1]
     cdef const float* dy = <const float*>a.t[2]
     cdef const float* gate = <const float*>a.t[3]
     cdef const float* up = <const float*>a.t[4]
     cdef Py_ssize_t b, i, n = a.n[0]
-    cdef fpstate before = 0
-    with parallel(num_threads=a.n_threads):
-        before = flush_denormals()
-        for b in prange((n + BLOCK - 1) // BLOCK, schedule="static"):
-            i = b * BLOCK
-            _block_backward(
-                dgate + i, dup + i, dy + i, gate + i, up + i, min(BLOCK, n - i)
-            )
-        restore_fpstate(before)
+    for b in range(first, last):
+        i = b * BLOCK
+        _block_backward(
+            dgate + i, dup + i, dy + i, gate + i, up + i, min(BLOCK, n - i)
+        )
+
+
+cdef void _backward(KernelArgs* a) noexcept nogil:
+    """Tensors dgate, dup, dy, gate, up; size n."""
+    parallel_for(_backward_blocks, a, (a.n[0] + BLOCK - 1) // BLOCK)
 
 
 def forward(float[::1] y, const float[::1] gate, const float[::1] up, int n_threads=1):

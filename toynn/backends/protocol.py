@@ -41,6 +41,7 @@ class Place:
 class Launch:
     """One kernel call: everything but the addresses and the number of threads."""
 
+    segment: str  # to which it belongs: one letter
     kernel: str  # "rmsnorm.forward": module and entry
     tensors: tuple[Place | None, ...]
     sizes: tuple[int, ...]
@@ -64,8 +65,8 @@ class Buffer(Protocol):
 class Program(Protocol):
     """A compiled list of launches."""
 
-    def run(self, count: int, accumulate: bool, n_threads: int) -> None:
-        """Run the first ``count`` launches."""
+    def run(self, segments: str, accumulate: bool, n_threads: int) -> None:
+        """Run the launches that belong to these segments, in order."""
 
     def times(self) -> list[tuple[int, int]]:
         """Return (calls, nanoseconds) per launch since it was compiled."""

@@ -1,43 +1,158 @@
-"""``toynn bench``: how fast each kernel is on this machine, each result checked first."""
+"""``toynn bench``: how fast this machine can be, and how fast each kernel is on it."""
 
-from argparse import Namespace
-from typing import Any
-
-import numpy as np
+import json
+from argparse import Namespace, RawDescriptionHelpFormatter
+from dataclasses import asdict
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
 
 import toynn
 from toynn import _kernels
 from toynn.cli._numbers import whole
+from toynn.config import describe
 from toynn.errors import ConfigError
+from toynn.precision import PRECISIONS
+
+if TYPE_CHECKING:  # the case table is imported when it is needed
+    from toynn.testing.limits import Limits
+    from toynn.testing.roofline import Row
 
 __all__ = ["add_parser"]
+
+STEPS = ("d64_L2_T32_B1", "d128_L4_T128_B8", "d256_L8_T256_B4", "gpt2_124m_T64_B4")
+ROUNDS = 3  # turns of each contestant in a race of steps
+
+EPILOG = """\
+Times are the best of many calls, with as many threads as a training step gives the kernel; results
+are checked before. GB/s counts each array once.
+
+The limits are measured first, by loops that do nothing but multiply and add in registers, or but
+read and write memory. A row cannot take less time than its multiply-adds (in bfloat16 only with
+--precision medium) or its bytes take at those rates, whichever is longer: `limit` says which of
+them it is, and `share` is that least time over the measured one. Bytes are held against the memory
+or cache that arrays as large as the row's lie in.
+
+With --steps the rows are the kernels of whole training steps of GPT-2 models, per step; --compare
+runs the same steps in PyTorch, in turns. docs/performance.md says how to read all this."""
 
 
 def add_parser(commands: Any) -> None:
     """Add the command to the parser's commands."""
-    parser = commands.add_parser("bench", help="time every kernel", allow_abbrev=False)
+    parser = commands.add_parser(
+        "bench",
+        help="time every kernel beside the limits of this machine",
+        description="Measure what this machine can do at best, and how near the kernels come.",
+        epilog=EPILOG,
+        formatter_class=RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
     parser.add_argument(
         "--only", metavar="OP", help=f"one kernel: {', '.join(_kernels.OPS)} (default: all)"
     )
+    parser.add_argument("--steps", action="store_true", help="training steps instead, by kernel")
+    parser.add_argument(
+        "--compare", action="store_true", help="the steps, in turns with PyTorch (which it needs)"
+    )
     parser.add_argument("--threads", type=whole(1, 1024), metavar="N", help="default: one per core")
+    parser.add_argument(
+        "--precision", choices=PRECISIONS, default="highest", help="of products (default: highest)"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to a file too")
     parser.set_defaults(run=run)
 
 
 def run(arguments: Namespace) -> int:
-    """Check and time every entry at the case table's named shapes; print a row for each."""
+    """Measure the limits, then time kernels or steps; print a row for each."""
     from toynn.testing.cases import CASES
-    from toynn.testing.doors import check, invoke, seconds
+    from toynn.testing.limits import measure
+    from toynn.testing.roofline import kernel_rows
 
+    steps = arguments.steps or arguments.compare
     if arguments.only and arguments.only not in CASES:
         raise ConfigError(f"bench: no kernel {arguments.only!r}; there are {', '.join(CASES)}")
-    n_threads = arguments.threads or toynn.get_num_threads()
-    print(f"ISA level {_kernels.level}, threads {n_threads}; medians, float32")
-    print(f"{'kernel':30} {'shape':18} {'ms':>9} {'GFLOP/s':>9} {'GB/s':>8}")
-    for op in [arguments.only] if arguments.only else CASES:
-        for name, sizes in CASES[op].bench.items():
-            for call in CASES[op].calls(np.random.default_rng(0), **sizes):
-                check(op, call, invoke(op, call, n_threads))
-                time = seconds(op, call, n_threads)
-                rates = f"{call.flops / time / 1e9:9.1f} {call.nbytes / time / 1e9:8.1f}"
-                print(f"{op + '.' + call.entry:30} {name:18} {time * 1e3:9.3f} {rates}", flush=True)
+    if arguments.only and steps:
+        raise ConfigError("bench: --only is for the table of kernels, without --steps or --compare")
+    if arguments.compare and find_spec("torch") is None:
+        raise ConfigError("bench: --compare needs PyTorch (pip install torch); --steps does not")
+    if arguments.json:
+        arguments.json.write_text("")  # now, rather than after a minute's work
+    toynn.set_float32_matmul_precision(arguments.precision)
+    if arguments.threads:
+        toynn.set_num_threads(arguments.threads)
+    n_threads = toynn.get_num_threads()
+    limits = measure(n_threads)
+    print(f"ISA level {_kernels.level}, threads {n_threads}, precision {arguments.precision}\n")
+    print_limits(limits)
+    report: dict[str, Any] = {"config": describe(), "limits": asdict(limits)}
+    if steps:
+        report["steps"] = [run_step(name, limits, arguments.compare) for name in STEPS]
+    else:
+        ops = [arguments.only] if arguments.only else list(CASES)
+        print_heading("kernel", "shape", "threads")
+        report["kernels"] = []
+        for row in kernel_rows(ops, limits, arguments.precision):
+            print_row(row, row.shape, row.threads)
+            report["kernels"].append(asdict(row))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
     return 0
+
+
+def print_limits(limits: "Limits") -> None:
+    """Print the rates of one thread and of all."""
+    both = [limits.one, limits.all] if limits.n_threads > 1 else [limits.one]
+    counts = ["1 thread", f"{limits.n_threads} threads"][: len(both)]
+    print(f"{'limits of this machine':44}" + "".join(f"{count:>22}" for count in counts))
+    for name in ("float32", "bfloat16"):
+        rates = [getattr(rates, name) for rates in both]
+        cells = [f"{rate / 1e9:22.0f}" if rate else f"{'none':>22}" for rate in rates]
+        print(f"{f'multiply-adds in {name}, GFLOP/s':44}" + "".join(cells))
+    for size in limits.one.memory:
+        cells = ["/".join(f"{rate / 1e9:.0f}" for rate in r.memory[size].values()) for r in both]
+        title = f"memory, {_size(size)}: read/update/triad, GB/s"
+        print(f"{title:44}" + "".join(f"{cell:>22}" for cell in cells))
+
+
+def run_step(name: str, limits: "Limits", compare: bool) -> dict[str, Any]:
+    """Time a training step, against PyTorch's if asked for; print its time and its kernels."""
+    from toynn.testing import steps
+    from toynn.testing.race import race
+    from toynn.testing.roofline import step_rows
+
+    shape = steps.SHAPES[name]
+    recipe = steps.gpt2_recipe(shape)
+    contestants = steps.contestants(shape, limits.n_threads, recipe=recipe, torch=compare)
+    times = race(contestants, ROUNDS)
+    rows = step_rows(name, recipe.engine.session, recipe.step_index, limits)
+    least = sum(row.share * row.seconds for row in rows)
+    print()
+    for who, spent in times.items():
+        told = f"{name}: {who}, ms a step, best/median"
+        slower = [of(spent) / of(times["toynn"]) for of in (min, median)]
+        tail = "" if who == "toynn" else "   {:.2f}/{:.2f} times as long".format(*slower)
+        print(f"{told:54}{min(spent) * 1e3:10.3f}/{median(spent) * 1e3:.3f}{tail}")
+    print(f"{'its kernels at their limits would take':54}{least * 1e3:10.3f}")
+    print_heading("kernel", "", "calls")
+    for row in rows:
+        print_row(row, "", row.calls)
+    return {"shape": name, "seconds": times, "kernels": [asdict(row) for row in rows]}
+
+
+def print_heading(*names: str) -> None:
+    """Print the names of the columns of rows."""
+    kernel, shape, count = names
+    print(
+        f"\n{kernel:32}{shape:20}{count:>8}{'ms':>10}{'GFLOP/s':>10}{'GB/s':>8}{'share':>8}  limit"
+    )
+
+
+def print_row(row: "Row", shape: str, count: int) -> None:
+    """Print a kernel, with its threads or its calls in a step."""
+    rates = f"{row.gflops:10.1f}{row.gbytes:8.1f}{row.share:8.0%}  {row.limit}"
+    print(f"{row.kernel:32}{shape:20}{count:8d}{row.seconds * 1e3:10.3f}{rates}", flush=True)
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes >> 20} MB" if nbytes >= 1 << 20 else f"{nbytes >> 10} KB"

@@ -58,7 +58,7 @@ class Recorded:
     """Handles of one recorded tape: forward only, or a whole training step."""
 
     tape: Tape
-    logits: Tensor
+    logits: Tensor | None = None
     labels: Tensor | None = None
     hp: Tensor | None = None
     loss: Tensor | None = None
@@ -88,7 +88,7 @@ class Engine(ABC, Generic[C, R]):
     t_labels: Tensor
     t_hp: Tensor
     t_loss: Tensor
-    t_logits: Tensor
+    t_logits: Tensor | None  # None: computed in chunks of rows, see ops.linear_cross_entropy
 
     def __init__(self, backend: str = "cpu", n_threads: int | None = None) -> None:
         self._backend, self._n_threads = backend, n_threads

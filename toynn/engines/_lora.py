@@ -7,6 +7,7 @@ of one exists, and no gradient of one is computed. Memory of the engine's own is
 adapters, their gradients and moments, and the activations.
 """
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from math import isclose, sqrt
@@ -280,6 +281,21 @@ class LoRAEngine(GGUFEngine[C]):
             site = list(self.adapters).index(f"{name}.weight")
             seen = ops.dropout(s, x, self.lora.dropout, self._dropout, site)
         return nn.linear(s, x, self._matrix(name), bias, activation, adapter, seen)
+
+    @abstractmethod
+    def _head(self) -> str:
+        """Return the name of the matrix that makes logits."""
+
+    def _record_head(self, x: Tensor) -> Tensor:
+        return self._project(x, self._head())
+
+    def _record_head_loss(self, x: Tensor, labels: Tensor) -> tuple[Tensor | None, Tensor]:
+        head, N = self._head(), x.shape[0]
+        adapted = f"{head}.weight" in self.adapters
+        if adapted or labels.dtype == "f32" or ops.chunk_rows(N, self.vocab) == N:
+            return super()._record_head_loss(x, labels)
+        bias = self.tensors.get(f"{head}.bias")
+        return None, ops.linear_cross_entropy(self.session, x, self._matrix(head), labels, bias)
 
     def _matrix(self, name: str) -> Tensor:
         """Return a matrix as it is multiplied: rounded, if the weights' type is not float32."""

@@ -88,6 +88,11 @@ class SequenceEngine(Engine[C, Pass], Generic[C]):
     def _record_head(self, x: Tensor) -> Tensor:
         """Record the logits (N, V) of x (N, C)."""
 
+    def _record_head_loss(self, x: Tensor, labels: Tensor) -> tuple[Tensor | None, Tensor]:
+        """Record the loss of x (N, C); return the logits too, if they all exist at once."""
+        logits = self._record_head(x)
+        return logits, ops.cross_entropy(self.session, logits, labels)
+
     def build_forward(self) -> None:
         """Record the forward pass, up to the loss: the first part of build_training_step."""
         super().build_forward()
@@ -103,25 +108,24 @@ class SequenceEngine(Engine[C, Pass], Generic[C]):
         s = self.session
         tokens = s.input("tokens", (batch * length,), "i32")
         positions = s.input("positions", (batch * length,), "i32")
-        x = self._record_forward(tokens, positions, batch)
-        return tokens, positions, self._record_head(x)
+        return tokens, positions, self._record_forward(tokens, positions, batch)
 
     def _record_logits(self, batch: int, length: int) -> Pass:
-        tokens, positions, logits = self._record_inputs(batch, length)
-        logits = self.session.output(logits)
+        tokens, positions, x = self._record_inputs(batch, length)
+        logits = self.session.output(self._record_head(x))
         return Pass(tape=self.session.tape, tokens=tokens, positions=positions, logits=logits)
 
     def _record_loss(self, batch: int, length: int, *, dense: bool) -> Pass:
         s = self.session
         self._dropout = s.input("dropout", (2,), "i32") if self._drops() else None
         try:
-            tokens, positions, logits = self._record_inputs(batch, length)
+            tokens, positions, x = self._record_inputs(batch, length)
         finally:
             control, self._dropout = self._dropout, None
         N = batch * length
         labels = s.input("labels", (N, self.vocab) if dense else (N,), "f32" if dense else "i32")
         hp = s.input("hp", (7,))
-        loss = ops.cross_entropy(s, logits, labels)
+        logits, loss = self._record_head_loss(x, labels)
         s.set_loss(loss)
         return Pass(
             tape=s.tape,
@@ -233,4 +237,5 @@ class SequenceEngine(Engine[C, Pass], Generic[C]):
         s.upload(found.tokens, ids)
         s.upload(found.positions, np.tile(np.arange(length, dtype=np.int32), batch))
         s.run("loss", tape=found.tape)
+        assert found.logits is not None
         return s.download(found.logits)

@@ -170,8 +170,8 @@ class GPT2SeqEngine(LoRAEngine[GPT2Config]):
                 x = self._record_block(x, f"blk.{n}", batch)
         return self._norm(x, "output_norm")
 
-    def _record_head(self, x: Tensor) -> Tensor:
-        return self._project(x, "token_embd")
+    def _head(self) -> str:
+        return "token_embd"
 
     def _record_block(self, x: Tensor, block: str, batch: int) -> Tensor:
         s = self.session

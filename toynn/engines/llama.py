@@ -320,8 +320,8 @@ class LlamaSeqEngine(LoRAEngine[LlamaConfig]):
                 x = self._record_block(x, positions, f"blk.{n}", batch)
         return self._norm(x, "output_norm")
 
-    def _record_head(self, x: Tensor) -> Tensor:
-        return self._project(x, "output" if self.options.untied else "token_embd")
+    def _head(self) -> str:
+        return "output" if self.options.untied else "token_embd"
 
     def _record_block(self, x: Tensor, positions: Tensor, block: str, batch: int) -> Tensor:
         s, normed = self.session, self._norm(x, f"{block}.attn_norm")

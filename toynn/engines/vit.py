@@ -429,6 +429,7 @@ class ViTEngine(Engine[ViTConfig, Pass]):
         found = s.record(("logits", batch), lambda: self._record_logits(batch))
         self._upload(found, patches, tokens)
         s.run("loss", tape=found.tape)
+        assert found.logits is not None
         return s.download(found.logits)
 
     def probabilities(self, images: ArrayLike) -> NDArray[np.float32]:

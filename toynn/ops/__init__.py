@@ -11,7 +11,7 @@ from toynn.ops.attention import KVCache, attention
 from toynn.ops.dropout import dropout
 from toynn.ops.elementwise import ACCUMULATE, ADD, SCALE, add, gelu, rounded, scale, silu, swiglu
 from toynn.ops.linear import embedding, linear
-from toynn.ops.loss import cross_entropy
+from toynn.ops.loss import chunk_rows, cross_entropy, linear_cross_entropy
 from toynn.ops.rows import class_token, layernorm, rmsnorm, rope, softmax
 from toynn.ops.update import adamw_step, grad_norm
 
@@ -24,6 +24,7 @@ __all__ = [
     "adamw_step",
     "add",
     "attention",
+    "chunk_rows",
     "class_token",
     "cross_entropy",
     "dropout",
@@ -32,6 +33,7 @@ __all__ = [
     "grad_norm",
     "layernorm",
     "linear",
+    "linear_cross_entropy",
     "rmsnorm",
     "rope",
     "rounded",

@@ -12,6 +12,7 @@ import numpy as np
 
 from toynn.tape import Node, Tape, Tensor
 from toynn.testing.cases import CASES, Array
+from toynn.testing.cases.chunked_cross_entropy import losses
 
 __all__ = ["forward"]
 
@@ -26,19 +27,28 @@ def forward(tape: Tape, values: Mapping[Tensor, Array]) -> dict[Tensor, Array]:
     known = dict(values)
     for node in tape.nodes:
         output = node.outputs[0]
-        if node.segment != "F" or output is None:
+        if node.segment not in "FE" or output is None:
             continue
         y = _RULES[node.op.kernel](node, *(_read(known, tensor) for tensor in node.inputs))
-        known[output] = y.reshape(output.shape)
+        whole = known.setdefault(output.root, np.empty(output.root.shape))
+        _rows(whole, output)[...] = y.reshape(output.shape)
     return known
 
 
 def _read(known: Mapping[Tensor, Array], tensor: Tensor | None) -> Array | None:
-    """Value of a tensor; of a part, the columns from its offset on."""
+    """Value of a tensor; of a part as wide as the whole, the columns from its offset on."""
     if tensor is None:
         return None
     value = known[tensor.root]
-    return value[:, tensor.offset :] if tensor.base else value
+    if tensor.base is not None and tensor.shape == tensor.base.shape:
+        return value[:, tensor.offset :]
+    return _rows(value, tensor)
+
+
+def _rows(value: Array, tensor: Tensor) -> Array:
+    """Return the rows of a tensor's root that are the tensor's own."""
+    rows: Array = value.reshape(-1)[tensor.offset :][: tensor.size].reshape(tensor.shape)
+    return rows
 
 
 def _function(op: str, inputs: dict[str, Array], options: Mapping[str, Any]) -> Array:
@@ -122,4 +132,7 @@ _RULES: dict[str, _Rule] = {
     "attention.forward": _attention,
     "cross_entropy.forward": _by_names("cross_entropy", "logits", "labels"),
     "cross_entropy.forward_dense": _by_names("cross_entropy", "logits", "labels"),
+    "chunked_cross_entropy.count": lambda node, labels: (labels >= 0).sum(),
+    "chunked_cross_entropy.forward": lambda node, logits, labels: losses(logits, labels),
+    "chunked_cross_entropy.mean": lambda node, losses, rows: losses.sum() / rows,
 }

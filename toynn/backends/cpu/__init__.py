@@ -95,6 +95,7 @@ class CPU(Backend):
         for launch in launches:
             op, _, entry = launch.kernel.partition(".")
             program.append(
+                launch.segment,
                 getattr(kernels, op).entries[entry],
                 [address(place) for place in launch.tensors],
                 launch.sizes,

@@ -5,7 +5,7 @@ that a profile of the real steps is always there; that costs some 25 ns a call.
 """
 from cpython.pycapsule cimport PyCapsule_GetPointer
 from libc.stdlib cimport calloc, free
-from libc.string cimport memset
+from libc.string cimport memset, strchr
 
 from toynn._kernels.abi cimport MAX_OPTIONS, MAX_SIZES, MAX_TENSORS, KernelArgs, kernel_fn
 
@@ -17,6 +17,7 @@ cdef enum:
 
 
 cdef struct Step:
+    char segment
     kernel_fn kernel
     KernelArgs args
     int policy             # Accumulate: never, always, or as the micro-batch says
@@ -47,7 +48,7 @@ cdef class CompiledProgram:
     def __reduce__(self):
         raise TypeError("a compiled program holds addresses and cannot be pickled")
 
-    def append(self, kernel, list addresses, tuple sizes, tuple options, int policy,
+    def append(self, str segment, kernel, list addresses, tuple sizes, tuple options, int policy,
                int max_threads):
         """Add one kernel call: the kernel's capsule, the addresses of its tensors (0: none)."""
         if self._size == self._capacity:
@@ -60,6 +61,7 @@ cdef class CompiledProgram:
         cdef Step* step = &self._steps[self._size]
         cdef size_t address
         memset(step, 0, sizeof(Step))
+        step.segment = ord(segment)
         step.kernel = <kernel_fn>PyCapsule_GetPointer(kernel, "toynn.kernel")
         for i in range(len(addresses)):
             address = addresses[i]
@@ -73,19 +75,24 @@ cdef class CompiledProgram:
         step.max_threads = max_threads
         self._size += 1
 
-    def run(self, Py_ssize_t count, bint accumulate, int n_threads):
-        """Run the first ``count`` calls; ``accumulate`` goes to those that follow it."""
-        if count > self._size:
-            raise IndexError(f"program has {self._size} kernel calls; got {count}")
-        with nogil:
-            self._run(count, accumulate, n_threads)
+    def run(self, str segments, bint accumulate, int n_threads):
+        """Run the calls of these segments, in order; ``accumulate`` goes to those that follow it.
 
-    cdef void _run(self, Py_ssize_t count, bint accumulate, int n_threads) noexcept nogil:
+        A segment is a letter of ASCII.
+        """
+        cdef bytes letters = segments.encode("ascii")
+        cdef const char* wanted = letters
+        with nogil:
+            self._run(wanted, accumulate, n_threads)
+
+    cdef void _run(self, const char* wanted, bint accumulate, int n_threads) noexcept nogil:
         cdef Step* step
         cdef Py_ssize_t i
         cdef long long before = nanoseconds(), after
-        for i in range(count):
+        for i in range(self._size):
             step = &self._steps[i]
+            if strchr(wanted, step.segment) == NULL:
+                continue
             step.args.accumulate = accumulate if step.policy == MICRO_BATCH else step.policy
             step.args.n_threads = min(step.max_threads, n_threads)
             step.kernel(&step.args)

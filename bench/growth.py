@@ -1,0 +1,71 @@
+"""How a step grows with its sizes, and the memory that it takes."""
+
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import steps
+
+#: One size at a time is varied around this model.
+BASE = steps.Shape(d_model=256, layers=4, heads=8, vocab=4096, T=128, B=4)
+SERIES = {
+    "T": (32, 64, 128, 256, 512, 1024),
+    "B": (1, 2, 4, 8, 16),
+    "layers": (1, 2, 4, 8),
+    "vocab": (1024, 4096, 16384, 65536),
+}
+
+MEMORY = "gpt2_124m_T64_B4"
+
+
+def has_torch() -> bool:
+    """Whether PyTorch can take part."""
+    return find_spec("torch") is not None
+
+
+def attention_share(session: Any) -> float:
+    """The part of a session's time that attention takes."""
+    rows = session.profile().rows
+    return sum(row.share for row in rows if row.op.startswith("attention"))
+
+
+def peak() -> int:
+    """Bytes of memory that this process held at most.
+
+    Of this program alone: the ru_maxrss of a child begins with what its parent held.
+    """
+    words = Path("/proc/self/status").read_text().split()
+    return int(words[words.index("VmHWM:") + 1]) * 1024
+
+
+def measured(who: str, precision: str, n_threads: int) -> list[int]:
+    """Peak bytes after import, and after three steps, in a process of its own; what was promised,
+    where that can be asked."""
+    command = [sys.executable, __file__, who, precision, str(n_threads)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return [int(word) for word in done.stdout.split()]
+
+
+if __name__ == "__main__":  # see measured
+    import toynn
+
+    contestant, wanted, threads = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    toynn.set_float32_matmul_precision(wanted)
+    toynn.set_num_threads(threads)
+    if contestant == "torch":
+        import torch  # noqa: F401  (its own memory)
+    before, shape = peak(), steps.SHAPES[MEMORY]
+    ids, labels = steps.draw(shape)
+    promised = 0
+    if contestant == "torch":
+        rough = wanted == "medium"
+        step = steps.torch_step(steps.torch_gpt2(shape), ids, labels, threads, bf16=rough)
+    else:
+        recipe = steps.gpt2_recipe(shape)
+        step = steps.toynn_step(recipe, ids, steps.positions(shape), labels)
+        promised = recipe.engine.session.memory().peak
+    for _ in range(3):
+        step()
+    print(before, peak(), promised)

@@ -1,0 +1,28 @@
+"""A row of logits: the exponentials of it, and their sum. For the two kernels of the loss."""
+from libc.string cimport memcpy
+
+from toynn._kernels._common cimport exp_, sum_
+
+cdef enum:
+    BLOCK = 1024    # logits at a time: 4 KiB, which stay in the L1 cache between two loops
+    IGNORED = -100  # the label of a row that does not count
+
+
+cdef inline double exp_sum(float* kept, const float* x, float top, Py_ssize_t V) noexcept nogil:
+    """sum_v e^(x[v] - top), top being the row's maximum; the terms go to kept unless it is NULL.
+
+    So a row is read twice, the second time from the L2 cache. One sweep that rescales the sum as
+    the maximum grows measured no faster (256 rows of 50257 at avx512, 1 and 2 threads). kept may
+    be x; the sum's bits do not depend on it.
+    """
+    cdef float terms[BLOCK]
+    cdef double total = 0
+    cdef Py_ssize_t v, b, size
+    for b in range((V + BLOCK - 1) // BLOCK):
+        size = min(BLOCK, V - b * BLOCK)
+        for v in range(size):
+            terms[v] = exp_(x[b * BLOCK + v] - top)
+        total += sum_(terms, size)
+        if kept != NULL:
+            memcpy(kept + b * BLOCK, terms, size * sizeof(float))
+    return total

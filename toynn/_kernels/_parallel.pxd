@@ -1,0 +1,31 @@
+"""Rows or blocks of work, dealt to threads.
+
+Each thread gets a stretch of neighbours, and computes with denormals flushed (fpstate.h). What a
+row or a block yields must not depend on who computes it, nor on where the stretches end.
+"""
+from cython.parallel cimport parallel, prange
+
+from toynn._kernels._common cimport flush_denormals, fpstate, restore_fpstate
+from toynn._kernels.abi cimport KernelArgs
+
+# Computes first .. last - 1 of what the arguments describe.
+ctypedef void (*part_fn)(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil
+
+
+cdef inline void parallel_for(part_fn part, KernelArgs* a, Py_ssize_t n) noexcept nogil:
+    """Have a.n_threads threads compute all of 0 .. n - 1; return when they have.
+
+    One thread does so without a parallel region: entering one takes longer than a small kernel.
+    """
+    cdef Py_ssize_t i
+    cdef fpstate before = 0
+    if a.n_threads == 1:
+        before = flush_denormals()
+        part(a, 0, n)
+        restore_fpstate(before)
+        return
+    with parallel(num_threads=a.n_threads):
+        before = flush_denormals()
+        for i in prange(a.n_threads, schedule="static"):
+            part(a, i * n // a.n_threads, (i + 1) * n // a.n_threads)
+        restore_fpstate(before)

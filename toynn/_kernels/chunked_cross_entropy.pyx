@@ -1,0 +1,176 @@
+"""Cross-entropy where the logits come in chunks of rows, and no chunk outlives its turn.
+
+    count     rows         = number of labels that count
+    forward   losses[n]    = log sum_v e^x[n,v] - x[n,labels[n]]
+    backward  dlogits[n,v] = dloss/rows (e^x[n,v] / sum_k e^x[n,k] - [v = labels[n]]);  losses too
+    mean      loss         = 1/rows sum_n losses[n]
+
+x are the logits of N rows, V classes each. A row whose label is -100 does not count: its loss and
+dlogits are 0. No row counts: loss is NaN. For one chunk of rows, backward is forward as well: it
+reads the row while it is in cache, and its losses are forward's to the bit. So rows must be known
+before. float32, labels int32; losses and dlogits are overwritten; dlogits may be the logits.
+The Python doors refuse a label outside 0..V-1; the entries take such a row as ignored.
+Source: cross_entropy.pyx; that losses need no logits beyond a chunk: Hsu et al. 2024, Liger Kernel,
+arXiv:2410.10989, section 3.2.
+"""
+from cpython.pycapsule cimport PyCapsule_New
+from cython.parallel cimport parallel, prange
+from libc.math cimport NAN, log
+from libc.string cimport memset
+
+from toynn._kernels._common cimport (
+    at1, at2, flush_denormals, fpstate, ids1, max_, restore_fpstate,
+)
+from toynn._kernels._logits cimport IGNORED, exp_sum
+from toynn._kernels.abi cimport KernelArgs, kernel_fn
+
+from toynn._kernels._check import check
+
+
+cdef inline float _row(float* dx, const float* x, int id, float scale, Py_ssize_t V) noexcept nogil:
+    """The loss of a row; its gradient goes to dx, which may be x, unless that is NULL."""
+    cdef float top, loss, factor
+    cdef double total
+    cdef Py_ssize_t v
+    if not 0 <= id < V:
+        if dx != NULL:
+            memset(dx, 0, V * sizeof(float))
+        return 0
+    top = max_(x, V)
+    loss = top - x[id]
+    total = exp_sum(dx, x, top, V)
+    loss += <float>log(total)
+    if dx != NULL:
+        factor = <float>(scale / total)
+        for v in range(V):
+            dx[v] *= factor
+        dx[id] -= scale
+    return loss
+
+
+cdef void _rows(
+    float* dlogits, float* losses, const float* logits, const int* labels, float scale,
+    Py_ssize_t N, Py_ssize_t V, int n_threads,
+) noexcept nogil:
+    cdef Py_ssize_t n
+    cdef fpstate before = 0
+    with parallel(num_threads=n_threads):
+        before = flush_denormals()
+        for n in prange(N, schedule="static"):
+            losses[n] = _row(
+                NULL if dlogits == NULL else dlogits + n * V, logits + n * V, labels[n], scale, V
+            )
+        restore_fpstate(before)
+
+
+cdef void _count(KernelArgs* a) noexcept nogil:
+    """Tensors rows, labels; sizes N, V."""
+    cdef const int* labels = <const int*>a.t[1]
+    cdef Py_ssize_t n, rows = 0
+    for n in range(a.n[0]):
+        rows += 0 <= labels[n] < a.n[1]
+    (<float*>a.t[0])[0] = rows
+
+
+cdef void _forward(KernelArgs* a) noexcept nogil:
+    """Tensors losses, logits, labels; sizes N, V."""
+    _rows(
+        NULL, <float*>a.t[0], <const float*>a.t[1], <const int*>a.t[2], 0, a.n[0], a.n[1],
+        a.n_threads,
+    )
+
+
+cdef void _backward(KernelArgs* a) noexcept nogil:
+    """Tensors dlogits, losses, dloss, logits, labels, rows; sizes N, V."""
+    cdef float scale = (<const float*>a.t[2])[0] / (<const float*>a.t[5])[0]
+    _rows(
+        <float*>a.t[0], <float*>a.t[1], <const float*>a.t[3], <const int*>a.t[4], scale, a.n[0],
+        a.n[1], a.n_threads,
+    )
+
+
+cdef void _mean(KernelArgs* a) noexcept nogil:
+    """Tensors loss, losses, rows; size N. One sum, in double, in order."""
+    cdef const float* losses = <const float*>a.t[1]
+    cdef float rows = (<const float*>a.t[2])[0]
+    cdef double total = 0
+    cdef Py_ssize_t n
+    for n in range(a.n[0]):
+        total += losses[n]
+    (<float*>a.t[0])[0] = total / rows if rows else NAN
+
+
+def _check_labels(where, const int[::1] labels, Py_ssize_t V):
+    """Raise ValueError at the first label that is neither IGNORED nor in 0..V-1."""
+    cdef Py_ssize_t n
+    for n in range(labels.shape[0]):
+        if labels[n] != IGNORED and not 0 <= labels[n] < V:
+            raise ValueError(
+                f"{where}: row {n}: label {labels[n]} is outside 0..{V - 1} and not {IGNORED}"
+            )
+
+
+def count(float[::1] rows, const int[::1] labels, Py_ssize_t classes, int n_threads=1):
+    """Overwrite rows (1,): how many of labels (N,) are one of so many classes, not ignored."""
+    cdef KernelArgs a
+    _check_labels("chunked_cross_entropy.count", labels, classes)
+    check("chunked_cross_entropy.count", "one number", n_threads, rows=(rows, (1,)))
+    a.t[0], a.t[1] = at1(rows), ids1(labels)
+    a.n[0], a.n[1] = labels.shape[0], classes
+    _count(&a)
+
+
+def forward(
+    float[::1] losses, const float[:, ::1] logits, const int[::1] labels, int n_threads=1
+):
+    """Overwrite losses (N,) from logits (N,V) and labels (N,)."""
+    cdef KernelArgs a
+    cdef str where = "chunked_cross_entropy.forward"
+    cdef Py_ssize_t N = logits.shape[0], V = logits.shape[1]
+    _check_labels(where, labels, V)
+    check(where, f"logits ({N}, {V})", n_threads, losses=(losses, (N,)), labels=(labels, (N,)))
+    a.t[0], a.t[1], a.t[2] = at1(losses), at2(logits), ids1(labels)
+    a.n[0], a.n[1] = N, V
+    a.n_threads = n_threads
+    with nogil:
+        _forward(&a)
+
+
+def backward(
+    float[:, ::1] dlogits, float[::1] losses, const float[::1] dloss, const float[:, ::1] logits,
+    const int[::1] labels, const float[::1] rows, int n_threads=1,
+):
+    """Overwrite dlogits (N,V), which may be logits, and losses (N,); rows (1,) is of all chunks."""
+    cdef KernelArgs a
+    cdef str where = "chunked_cross_entropy.backward"
+    cdef Py_ssize_t N = logits.shape[0], V = logits.shape[1]
+    _check_labels(where, labels, V)
+    check(
+        where, f"logits ({N}, {V})", n_threads, dlogits=(dlogits, (N, V)), losses=(losses, (N,)),
+        dloss=(dloss, (1,)), labels=(labels, (N,)), rows=(rows, (1,)),
+    )
+    a.t[0], a.t[1], a.t[2] = at2(dlogits), at1(losses), at1(dloss)
+    a.t[3], a.t[4], a.t[5] = at2(logits), ids1(labels), at1(rows)
+    a.n[0], a.n[1] = N, V
+    a.n_threads = n_threads
+    with nogil:
+        _backward(&a)
+
+
+def mean(float[::1] loss, const float[::1] losses, const float[::1] rows, int n_threads=1):
+    """Overwrite loss (1,) from losses (N,) and rows (1,), how many of them count."""
+    cdef KernelArgs a
+    check(
+        "chunked_cross_entropy.mean", "one number", n_threads, loss=(loss, (1,)), rows=(rows, (1,))
+    )
+    a.t[0], a.t[1], a.t[2] = at1(loss), at1(losses), at1(rows)
+    a.n[0] = losses.shape[0]
+    _mean(&a)
+
+
+entries = {
+    "count": PyCapsule_New(<void*><kernel_fn>_count, "toynn.kernel", NULL),
+    "forward": PyCapsule_New(<void*><kernel_fn>_forward, "toynn.kernel", NULL),
+    "backward": PyCapsule_New(<void*><kernel_fn>_backward, "toynn.kernel", NULL),
+    "mean": PyCapsule_New(<void*><kernel_fn>_mean, "toynn.kernel", NULL),
+}

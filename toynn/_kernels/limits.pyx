@@ -1,0 +1,152 @@
+"""What this CPU can do at best, at the ISA level in use: loops to be timed, no op.
+
+    multiply_adds   s <- s x + y in registers      as fast as float32 is multiplied and added
+    multiply_pairs  s <- s + p . p in registers    the same for pairs of bfloat16
+    read            sum_i x[i]                     as fast as memory is read
+    update          y[i] <- y[i] + x[i]            read and written: each line both ways
+    triad           y[i] <- a[i] + 2 b[i]          y is written without having been read
+
+The first two return (flops, result), the others the bytes that they moved: each array counted once.
+``repeats`` goes over the arrays again, each thread over its own part, so that what fits in a
+thread's cache is measured there. Results are returned, or written, for the tests: a loop whose
+result nobody can see is one that the compiler may leave out.
+
+After McCalpin's STREAM (1995) and Williams, Waterman & Patterson's roofline,
+doi:10.1145/1498765.1498785.
+"""
+from cython.parallel cimport prange
+
+from toynn._kernels._common cimport at1
+
+from toynn._kernels._check import check
+from toynn._kernels.cpu import has_avx512_bf16
+
+cdef extern from "peaks.h" nogil:
+    enum:
+        V "TN_V"
+        CHAINS "TN_CHAINS"
+    bint HAS_PAIRS "TN_PAIRS"
+    float _multiply_adds "tn_multiply_adds" (Py_ssize_t rounds, float x, float y) noexcept
+    float _multiply_pairs "tn_multiply_pairs" (Py_ssize_t rounds, float pair) noexcept
+    float _read "tn_read" (const float* x, Py_ssize_t n, Py_ssize_t repeats) noexcept
+
+cdef enum:
+    LINE = 16  # floats in a cache line: threads share none
+
+cdef union _Pair:
+    unsigned int bits
+    float f
+
+
+cdef inline void _update(float* y, const float* x, Py_ssize_t n) noexcept nogil:
+    cdef Py_ssize_t i
+    for i in range(n):
+        y[i] += x[i]
+
+
+cdef inline void _triad(float* y, const float* a, const float* b, Py_ssize_t n) noexcept nogil:
+    cdef Py_ssize_t i
+    for i in range(n):
+        y[i] = a[i] + 2 * b[i]
+
+
+cdef inline Py_ssize_t _start(Py_ssize_t n, int part, int parts) noexcept nogil:
+    """Where a thread's part of n floats begins."""
+    return n if part == parts else n // LINE * part // parts * LINE
+
+
+cdef inline float _read_part(
+    const float* x, Py_ssize_t n, Py_ssize_t repeats, int part, int parts
+) noexcept nogil:
+    cdef Py_ssize_t at = _start(n, part, parts)
+    return _read(x + at, _start(n, part + 1, parts) - at, repeats)
+
+
+cdef inline void _update_part(
+    float* y, const float* x, Py_ssize_t n, Py_ssize_t repeats, int part, int parts
+) noexcept nogil:
+    cdef Py_ssize_t _r, at = _start(n, part, parts)
+    for _r in range(repeats):
+        _update(y + at, x + at, _start(n, part + 1, parts) - at)
+
+
+cdef inline void _triad_part(
+    float* y, const float* a, const float* b, Py_ssize_t n, Py_ssize_t repeats, int part, int parts
+) noexcept nogil:
+    cdef Py_ssize_t _r, at = _start(n, part, parts)
+    for _r in range(repeats):
+        _triad(y + at, a + at, b + at, _start(n, part + 1, parts) - at)
+
+
+def has_pairs():
+    """Whether this CPU, at this level, multiplies pairs of bfloat16."""
+    return bool(HAS_PAIRS and has_avx512_bf16())
+
+
+def multiply_adds(Py_ssize_t rounds, float x=1, float y=1, int n_threads=1):
+    """Return how many flops were done, and the sum of all s of all threads."""
+    cdef int _t
+    cdef double total = 0
+    check("limits.multiply_adds", "rounds", n_threads)
+    for _t in prange(n_threads, nogil=True, schedule="static", num_threads=n_threads):
+        total += _multiply_adds(rounds, x, y)
+    return 2 * CHAINS * V * rounds * n_threads, total
+
+
+def multiply_pairs(Py_ssize_t rounds, int n_threads=1):
+    """Return how many flops were done with pairs (1, 1), and the sum of all s of all threads.
+
+    Raises ValueError where has_pairs() is false.
+    """
+    cdef int _t
+    cdef double total = 0
+    cdef _Pair ones
+    ones.bits = 0x3F803F80
+    check("limits.multiply_pairs", "rounds", n_threads)
+    if not has_pairs():
+        raise ValueError("limits.multiply_pairs: needs AVX512_BF16 and the ISA level avx512")
+    for _t in prange(n_threads, nogil=True, schedule="static", num_threads=n_threads):
+        total += _multiply_pairs(rounds, ones.f)
+    return 4 * CHAINS * V * rounds * n_threads, total
+
+
+def read(const float[::1] x, Py_ssize_t repeats=1, int n_threads=1):
+    """Return the bytes read, and the sum of x times ``repeats``."""
+    cdef Py_ssize_t n = x.shape[0]
+    cdef const float* at = <const float*>at1(x)
+    cdef int t
+    cdef double total = 0
+    check("limits.read", f"x ({n},)", n_threads)
+    for t in prange(n_threads, nogil=True, schedule="static", num_threads=n_threads):
+        total += _read_part(at, n, repeats, t, n_threads)
+    return n * repeats * sizeof(float), total
+
+
+def update(float[::1] y, const float[::1] x, Py_ssize_t repeats=1, int n_threads=1):
+    """Add x (n,) to y (n,) ``repeats`` times; return the bytes read and written."""
+    cdef Py_ssize_t n = x.shape[0]
+    cdef float* to = <float*>at1(y)
+    cdef const float* at = <const float*>at1(x)
+    cdef int t
+    check("limits.update", f"x ({n},)", n_threads, y=(y, (n,)))
+    for t in prange(n_threads, nogil=True, schedule="static", num_threads=n_threads):
+        _update_part(to, at, n, repeats, t, n_threads)
+    return 3 * n * repeats * sizeof(float)
+
+
+def triad(
+    float[::1] y, const float[::1] a, const float[::1] b, Py_ssize_t repeats=1, int n_threads=1
+):
+    """Overwrite y (n,) ``repeats`` times; return the bytes read and written.
+
+    A line that is written before it was read is fetched all the same, which is not counted.
+    """
+    cdef Py_ssize_t n = a.shape[0]
+    cdef float* to = <float*>at1(y)
+    cdef const float* at_a = <const float*>at1(a)
+    cdef const float* at_b = <const float*>at1(b)
+    cdef int t
+    check("limits.triad", f"a ({n},)", n_threads, y=(y, (n,)), b=(b, (n,)))
+    for t in prange(n_threads, nogil=True, schedule="static", num_threads=n_threads):
+        _triad_part(to, at_a, at_b, n, repeats, t, n_threads)
+    return 3 * n * repeats * sizeof(float)

@@ -1,0 +1,89 @@
+/* Loops that do one thing as fast as a core can: what kernels are measured against.
+
+   CHAINS sums stay in registers and each is added to again only after all the others, so that the
+   pipelines are full: an addition takes some 4 cycles, of which two are begun in each. */
+#ifndef TOYNN_PEAKS_H
+#define TOYNN_PEAKS_H
+
+#include "gemm_bf16.h"
+
+#if defined(__AVX512F__) || defined(__aarch64__)
+#define TN_CHAINS 24  /* of 32 registers */
+#else
+#define TN_CHAINS 12  /* of 16 */
+#endif
+
+#if defined(__GNUC__)
+#define TN_UNROLL_ALL _Pragma("GCC unroll 24")
+
+TN_INLINE tn_vec tn_all(float x) { return x - (tn_vec){0}; }
+
+TN_INLINE float tn_total(const tn_vec sum[TN_CHAINS]) {
+    float total = 0;
+    for (int i = 0; i < TN_CHAINS; i++)
+        for (int j = 0; j < TN_V; j++) total += sum[i][j];
+    return total;
+}
+
+/* s[i] = s[i] x + y in registers, from s[i] = i, `rounds` times; returns the sum of all. */
+static inline float tn_multiply_adds(ptrdiff_t rounds, float x, float y) {
+    tn_vec sum[TN_CHAINS];
+    const tn_vec xs = tn_all(x), ys = tn_all(y);
+    TN_UNROLL_ALL for (int i = 0; i < TN_CHAINS; i++) sum[i] = tn_all(i);  /* no two alike */
+    for (ptrdiff_t round = 0; round < rounds; round++)
+        TN_UNROLL_ALL for (int i = 0; i < TN_CHAINS; i++) sum[i] = sum[i] * xs + ys;
+    return tn_total(sum);
+}
+
+/* The sum of n floats, `repeats` times: added to the same sums, so that each time must be read. */
+static inline float tn_read(const float* x, ptrdiff_t n, ptrdiff_t repeats) {
+    tn_vec sum[8] = {{0}};
+    float rest = 0;
+    for (ptrdiff_t r = 0; r < repeats; r++) {
+        ptrdiff_t i = 0;
+        for (; i + 8 * TN_V <= n; i += 8 * TN_V)
+            TN_UNROLL for (int j = 0; j < 8; j++) sum[j] += tn_load(x + i + j * TN_V);
+        for (; i < n; i++) rest += x[i];
+    }
+    for (int j = 0; j < 8; j++)
+        for (int k = 0; k < TN_V; k++) rest += sum[j][k];
+    return rest;
+}
+
+#else
+/* In plain C: as fast as the compiler makes it. */
+static inline float tn_multiply_adds(ptrdiff_t rounds, float x, float y) {
+    float sum[TN_CHAINS * TN_V], total = 0;
+    for (int i = 0; i < TN_CHAINS * TN_V; i++) sum[i] = i / TN_V;
+    for (ptrdiff_t round = 0; round < rounds; round++)
+        for (int i = 0; i < TN_CHAINS * TN_V; i++) sum[i] = sum[i] * x + y;
+    for (int i = 0; i < TN_CHAINS * TN_V; i++) total += sum[i];
+    return total;
+}
+
+static inline float tn_read(const float* x, ptrdiff_t n, ptrdiff_t repeats) {
+    float sum[16] = {0}, total = 0;
+    for (ptrdiff_t r = 0; r < repeats; r++)
+        for (ptrdiff_t i = 0; i < n; i++) sum[i % 16] += x[i];
+    for (int i = 0; i < 16; i++) total += sum[i];
+    return total;
+}
+#endif
+
+#if TN_PAIRS
+/* s[i] += x[0] x[0] + x[1] x[1] for a pair of bfloat16, from s[i] = i. */
+TN_BF16 static inline float tn_multiply_pairs(ptrdiff_t rounds, float pair) {
+    tn_vec sum[TN_CHAINS];
+    const __m512bh x = (__m512bh)_mm512_set1_ps(pair);
+    TN_UNROLL_ALL for (int i = 0; i < TN_CHAINS; i++) sum[i] = tn_all(i);
+    for (ptrdiff_t round = 0; round < rounds; round++)
+        TN_UNROLL_ALL for (int i = 0; i < TN_CHAINS; i++)
+            sum[i] = (tn_vec)_mm512_dpbf16_ps((__m512)sum[i], x, x);
+    return tn_total(sum);
+}
+#else
+/* Never called: the door refuses. */
+static inline float tn_multiply_pairs(ptrdiff_t rounds, float pair) { return 0; }
+#endif
+
+#endif

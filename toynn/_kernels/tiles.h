@@ -1,0 +1,53 @@
+/* The tile registers of AMX: eight, of 16 rows of 64 bytes each, and what is done with them, under
+   names of our own: the compiler's intrinsics, or what tiles_software.h says in C.
+
+   tn_tile_load(t, x, stride), tn_tile_store(t, x, stride): row r of tile t is at x + r * stride bytes.
+   tn_tile_zero(t). tn_tile_multiply(c, a, b): sums += terms of A times terms of B, all of 16 rows.
+   Tiles are named by literal numbers: they are part of an instruction. */
+#ifndef TOYNN_TILES_H
+#define TOYNN_TILES_H
+
+#if (defined(__AMX_TILE__) && defined(__AMX_BF16__)) || defined(TN_SOFTWARE_TILES)
+#define TN_HAS_TILES 1
+
+#include <stdint.h>
+
+/* What LDTILECFG reads. */
+typedef struct {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t row_bytes[16];
+    uint8_t rows[16];
+} tn_tile_shapes;
+
+#ifdef TN_SOFTWARE_TILES
+#include "tiles_software.h"
+#else
+#include <immintrin.h>
+#define tn_tile_configure _tile_loadconfig
+#define tn_tile_release _tile_release
+#define tn_tile_zero _tile_zero
+#define tn_tile_load _tile_loadd
+#define tn_tile_store _tile_stored
+#define tn_tile_multiply _tile_dpbf16ps
+#endif
+
+/* All tiles are whole. Each thread says so at each call: in between, another library may give its
+   tiles another shape. It is a constant since of a variable GCC 12 may write no more than 8 bytes: it
+   does not know that all 64 are read. */
+static const tn_tile_shapes tn_whole_tiles = {
+    .palette = 1,
+    .row_bytes = {64, 64, 64, 64, 64, 64, 64, 64},
+    .rows = {16, 16, 16, 16, 16, 16, 16, 16},
+};
+static inline void tn_tiles_begin(void) { tn_tile_configure(&tn_whole_tiles); }
+
+/* Leave them unused: then no switch of threads saves them. */
+static inline void tn_tiles_end(void) { tn_tile_release(); }
+
+#else
+#define TN_HAS_TILES 0
+static inline void tn_tiles_begin(void) {}
+static inline void tn_tiles_end(void) {}
+#endif
+
+#endif

@@ -1,0 +1,74 @@
+/* What the instructions of AMX do, in plain C: to be read, and for tests on CPUs that lack them
+   (TOYNN_TILES=software, see setup.py). Not modelled is what raises #UD: shapes that do not fit.
+
+   Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2: LDTILECFG,
+   TILELOADD, TILESTORED, TDPBF16PS. */
+#ifndef TOYNN_TILES_SOFTWARE_H
+#define TOYNN_TILES_SOFTWARE_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+/* What a thread has: eight tiles of up to 16 rows of 64 bytes, and their shapes, all 0 at first. */
+static _Thread_local tn_tile_shapes tn_shapes;
+static _Thread_local uint32_t tn_tiles[8][16][16];
+
+static inline void tn_tile_configure(const tn_tile_shapes* shapes) {
+    tn_shapes = *shapes;
+    memset(tn_tiles, 0, sizeof tn_tiles);
+}
+
+static inline void tn_tile_release(void) {
+    const tn_tile_shapes none = {0};
+    tn_tile_configure(&none);
+}
+
+static inline void tn_tile_zero(int t) { memset(tn_tiles[t], 0, sizeof tn_tiles[t]); }
+
+/* Row r is read at x + r * stride; rows and bytes beyond the tile's shape become 0. */
+static inline void tn_tile_load(int t, const void* x, ptrdiff_t stride) {
+    tn_tile_zero(t);
+    for (int r = 0; r < tn_shapes.rows[t]; r++)
+        memcpy(tn_tiles[t][r], (const char*)x + r * stride, tn_shapes.row_bytes[t]);
+}
+
+static inline void tn_tile_store(int t, void* x, ptrdiff_t stride) {
+    for (int r = 0; r < tn_shapes.rows[t]; r++)
+        memcpy((char*)x + r * stride, tn_tiles[t][r], tn_shapes.row_bytes[t]);
+}
+
+static inline float tn_float(uint32_t bits) {
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+/* A bfloat16 is the upper half of a float; of a pair, the first is the lower half. */
+static inline float tn_first_of(uint32_t pair) { return tn_float(pair << 16); }
+static inline float tn_second_of(uint32_t pair) { return tn_float(pair & 0xFFFF0000u); }
+
+/* Tile c += tile a times tile b, TDPBF16PS: row m of a has terms in pairs, and row k of b the k-th
+   pair of each column. Terms of even and of odd number are summed apart, each by multiply-adds
+   that round to nearest even, as the two sums are when they meet and join c. Subnormal numbers
+   count as 0, before and after: here because the caller flushes them (fpstate.h). */
+static inline void tn_tile_multiply(int c, int a, int b) {
+    const int pairs = tn_shapes.row_bytes[a] / 4, columns = tn_shapes.row_bytes[c] / 4;
+    for (int m = 0; m < tn_shapes.rows[c]; m++) {
+        float even[16] = {0}, odd[16] = {0};
+        for (int k = 0; k < pairs; k++) {
+            const uint32_t x = tn_tiles[a][m][k];
+            for (int n = 0; n < columns; n++) {
+                const uint32_t y = tn_tiles[b][k][n];
+                even[n] = __builtin_fmaf(tn_first_of(x), tn_first_of(y), even[n]);
+                odd[n] = __builtin_fmaf(tn_second_of(x), tn_second_of(y), odd[n]);
+            }
+        }
+        for (int n = 0; n < columns; n++) {
+            const float sum = tn_float(tn_tiles[c][m][n]) + (even[n] + odd[n]);
+            memcpy(&tn_tiles[c][m][n], &sum, sizeof sum);
+        }
+    }
+}
+
+#endif

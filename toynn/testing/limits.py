@@ -1,0 +1,114 @@
+"""What this machine can do at best, measured, and which of it binds a kernel: the roofline.
+
+A kernel that does F flops on arrays of N bytes takes at least F / (rate of multiply-adds) and at
+least N / (rate of memory); the larger of the two is its limit. Source: Williams, Waterman &
+Patterson 2009, doi:10.1145/1498765.1498785. The loops are those of toynn/_kernels/limits.pyx.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from toynn._kernels import limits as loops
+
+__all__ = ["SIZES", "Bound", "Limits", "Rates", "measure"]
+
+#: Bytes of all arrays of a memory loop together: from a cache of one core to memory itself.
+SIZES = tuple(2**power for power in range(16, 29, 2))
+
+SECONDS = 0.08  # for each loop, over and over; the best counts
+ROUNDS = 200_000  # of multiply-adds in a call: about a millisecond
+MOVED = 2**25  # bytes that a call of a memory loop moves at least, likewise
+
+
+class Bound(NamedTuple):
+    """The least time of a kernel, and what sets it."""
+
+    seconds: float
+    limit: str  # "float32", "bfloat16" or "memory"
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Best rates on a number of threads: flop/s, and bytes/s by size and loop.
+
+    ``bfloat16`` is 0 where no pairs are multiplied.
+    """
+
+    float32: float
+    bfloat16: float
+    memory: dict[int, dict[str, float]]
+
+    def memory_for(self, nbytes: int) -> float:
+        """Return the best rate of any loop over arrays as large as these."""
+        size = next((size for size in self.memory if size >= nbytes), max(self.memory))
+        return max(self.memory[size].values())
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The rates on one thread and on all."""
+
+    n_threads: int
+    one: Rates
+    all: Rates
+
+    def bound(
+        self, flops: int, nbytes: int, n_threads: int, *, calls: int = 1, rough: bool = False
+    ) -> Bound:
+        """Return the least time of so much work on so many threads, in so many equal calls.
+
+        With ``rough`` factors may be bfloat16. Between one thread and all, a rate is taken to grow
+        with the threads until it is that of all.
+        """
+        peak = "bfloat16" if rough and self.all.bfloat16 else "float32"
+
+        def rate(of: Callable[[Rates], float]) -> float:
+            return min(n_threads * of(self.one), of(self.all)) if n_threads > 1 else of(self.one)
+
+        computing = flops / rate(lambda rates: getattr(rates, peak))
+        moving = nbytes / rate(lambda rates: rates.memory_for(nbytes // calls))
+        return Bound(computing, peak) if computing > moving else Bound(moving, "memory")
+
+
+def measure(n_threads: int, seconds: float = SECONDS, sizes: tuple[int, ...] = SIZES) -> Limits:
+    """Measure the limits for one thread and for ``n_threads``: some five seconds in all."""
+    one = _rates(1, seconds, sizes)
+    return Limits(n_threads, one, _rates(n_threads, seconds, sizes) if n_threads > 1 else one)
+
+
+def _rates(n_threads: int, seconds: float, sizes: tuple[int, ...]) -> Rates:
+    pairs = 0.0
+    if loops.has_pairs():
+        pairs = _best(lambda: loops.multiply_pairs(ROUNDS, n_threads)[0], seconds)
+    return Rates(
+        _best(lambda: loops.multiply_adds(ROUNDS, n_threads=n_threads)[0], seconds),
+        pairs,
+        {size: _memory(size, n_threads, seconds) for size in sizes},
+    )
+
+
+def _memory(size: int, n_threads: int, seconds: float) -> dict[str, float]:
+    """Rates of the loops over arrays of ``size`` bytes together."""
+    floats, repeats = size // 4, max(1, MOVED // size)
+    x = np.ones(floats, np.float32)
+    (y, half), (z, a, b) = np.split(x, 2), np.split(x[: floats // 3 * 3], 3)
+    return {
+        "read": _best(lambda: loops.read(x, repeats, n_threads)[0], seconds),
+        "update": _best(lambda: loops.update(y, half, repeats, n_threads), seconds),
+        "triad": _best(lambda: loops.triad(z, a, b, repeats, n_threads), seconds),
+    }
+
+
+def _best(work: Callable[[], int], seconds: float) -> float:
+    """Return the highest rate among three calls or more; each says how much it did."""
+    rates: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(rates) < 3 or time.perf_counter() < end:
+        start = time.perf_counter()
+        done = work()
+        rates.append(done / (time.perf_counter() - start))
+    return max(rates)

@@ -1,0 +1,93 @@
+"""Kernels beside the limits of the machine: each one checked, timed, and held against its bound."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from toynn.backends.cpu.threads import worth
+from toynn.testing.cases import CASES, Call
+from toynn.testing.doors import check, invoke, times
+from toynn.testing.limits import Limits
+
+__all__ = ["Row", "kernel_rows", "step_rows"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A kernel at a shape or in a step: work, time, and its share of the limit that binds it."""
+
+    kernel: str
+    shape: str
+    threads: int
+    calls: int  # per step; 1 in the table of kernels
+    seconds: float  # of all these calls
+    flops: int
+    nbytes: int
+    share: float  # least possible time / time
+    limit: str  # "float32", "bfloat16" or "memory"
+
+    @property
+    def gflops(self) -> float:
+        """Billions of floating-point operations a second."""
+        return self.flops / self.seconds / 1e9
+
+    @property
+    def gbytes(self) -> float:
+        """Gigabytes moved a second."""
+        return self.nbytes / self.seconds / 1e9
+
+
+def kernel_rows(ops: Iterable[str], limits: Limits, precision: str = "highest") -> Iterator[Row]:
+    """Check and time every entry of these ops at the named shapes of the case table.
+
+    A call gets as many of ``limits.n_threads`` threads as a program would give it. Raises
+    AssertionError if a result is not within the case's tolerance.
+    """
+    for op in ops:
+        for shape, sizes in CASES[op].bench.items():
+            for call in CASES[op].calls(np.random.default_rng(0), **sizes):
+                yield _kernel_row(op, shape, call, limits, precision)
+
+
+def _kernel_row(op: str, shape: str, call: Call, limits: Limits, precision: str) -> Row:
+    rough = precision != "highest" and CASES[op].rough > 0
+    if rough:
+        call = replace(call, options=call.options | {"precision": precision})
+    n_threads = min(limits.n_threads, worth(call.flops, call.nbytes))
+    check(op, call, invoke(op, call, n_threads))
+    return _row(
+        *(f"{op}.{call.entry}", shape, n_threads, 1, min(times(op, call, n_threads))),
+        *(call.flops, call.nbytes, limits, rough and precision == "medium"),
+    )
+
+
+def step_rows(shape: str, session: Any, steps: int, limits: Limits) -> list[Row]:
+    """Return the kernels of the steps that a session has run, slowest first: times of one step."""
+    rough = {
+        op for op, case in CASES.items() if case.rough and session.matmul_precision == "medium"
+    }
+    return [
+        _row(
+            *(row.op, shape, limits.n_threads, row.calls // steps, row.ms / 1e3 / steps),
+            *(row.flops // steps, row.nbytes // steps, limits, row.op.split(".")[0] in rough),
+        )
+        for row in session.profile().rows
+    ]
+
+
+def _row(
+    kernel: str,
+    shape: str,
+    n_threads: int,
+    calls: int,
+    seconds: float,
+    flops: int,
+    nbytes: int,
+    limits: Limits,
+    rough: bool,
+) -> Row:
+    bound = limits.bound(flops, nbytes, n_threads, calls=calls, rough=rough)
+    share = bound.seconds / seconds
+    return Row(kernel, shape, n_threads, calls, seconds, flops, nbytes, share, bound.limit)
