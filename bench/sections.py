@@ -12,6 +12,7 @@ import load as loading
 import lora as tuning
 import numpy as np
 import steps
+from busy import mean_ms
 
 import toynn
 from toynn._kernels import attention as attention_kernel
@@ -336,16 +337,12 @@ def memory(n_threads: int, rounds: int, only: str) -> None:
 
 def busy(n_threads: int, rounds: int, only: str) -> None:
     """Mean milliseconds of toynn's steps alone, and beside one and two busy processes."""
-    import busy as others
-    import steps
-
     print(f"{'ms per step, mean':28}{'alone':>10}{'beside 1':>10}{'beside 2':>10}", flush=True)
     for name, shape in steps.STEPS.items():
         if only not in name:
             continue
-        ids, labels = np.random.default_rng(0).integers(0, shape.vocab, (2, shape.B * shape.T))
-        step = steps.toynn_step(shape, ids, labels, n_threads)
-        row = "".join(f"{others.mean_ms(step, n):10.1f}" for n in (0, 1, 2))
+        step = steps.contestants(shape, n_threads, torch=False)["toynn"]
+        row = "".join(f"{mean_ms(step, n):10.1f}" for n in (0, 1, 2))
         print(f"{name:28}{row}", flush=True)
 
 
