@@ -2,7 +2,8 @@
 
 The loops are numbered as in Van Zee & van de Geijn 2015 (BLIS), doi:10.1145/2764454; here the
 smaller operand is packed once for all threads, and each thread packs its share of the larger one
-just before use. Small products run on one thread, unpacked; those of a few rows read B once.
+just before use. Not packed are the sides of small products, which run on one thread; of thin ones,
+which have no use for a packed number but once; and of those of a few rows, which read B in order.
 """
 from cython.parallel cimport parallel, prange, threadid
 from libc.string cimport memcpy, memset
@@ -16,8 +17,8 @@ from toynn._kernels._gemm cimport (
     splits_exactly,
 )
 from toynn._kernels._panels cimport (
-    KC, LINE, Operand, aligned, blocks_of, floats_at, pack, panel_floats, panel_start, panels,
-    steps, stretch, terms_per_pass,
+    KC, LINE, MR, NR, V, Operand, aligned, blocks_of, floats_at, pack, panel_floats, panel_start,
+    panels, steps, stretch, terms_per_pass,
 )
 
 cdef enum:
@@ -78,10 +79,20 @@ cdef inline bint is_small(const Product* p) noexcept nogil:
     return p.a.size * p.b.size * p.K <= SMALL
 
 
+cdef inline bint is_thin(const Product* p) noexcept nogil:
+    """Whether one side is a single panel, and tiles can read the other one where it is."""
+    cdef bint in_place = p.b.expand == NULL and p.b.stride == 1
+    return p.b.size <= V or (p.a.size <= MR and in_place)
+
+
+cdef inline bint is_packed(const Product* p) noexcept nogil:
+    return not (p.few or is_small(p) or is_thin(p))
+
+
 cdef inline Py_ssize_t scratch_floats(const Product* p, int n_threads) noexcept nogil:
     """Floats of scratch memory that a product needs on up to n_threads threads."""
     cdef Plan plan
-    if p.few or is_small(p):
+    if not is_packed(p):
         return 0
     plan = _plan(p, n_threads)
     return plan.shared_floats + n_threads * plan.most_own_floats + LINE
@@ -230,6 +241,38 @@ cdef inline void _multiply_blocked(const Product* p, void* workspace, int n_thre
         restore_fpstate(before)
 
 
+cdef inline void _multiply_share(const Product* p, Py_ssize_t i, int shares) noexcept nogil:
+    """Unpacked, share i: rows of C, or columns if there are more of those."""
+    cdef Operand a = p.a, b = p.b
+    cdef Py_ssize_t row = 0, column = 0, N = b.size, last, r
+    if a.size >= b.size:
+        row, last = i * a.size // shares, (i + 1) * a.size // shares
+        a.x += row * a.stride
+        a.size = last - row
+    elif shares > 1:  # thin: columns of B lie side by side
+        column = panel_start(&p.b, i * panels(&p.b) // shares)
+        b.x += column
+        b.size = panel_start(&p.b, (i + 1) * panels(&p.b) // shares) - column
+    multiply(p.c + row * N + column, N, &a, &b, p.K, p.add)
+    for r in range(row, row + a.size):
+        _finish_row(p, r * N + column, column, b.size)
+
+
+cdef inline void _multiply_unpacked(const Product* p, int n_threads) noexcept nogil:
+    cdef Py_ssize_t i
+    cdef fpstate before = 0
+    if n_threads == 1 or not is_thin(p):
+        before = flush_denormals()
+        _multiply_share(p, 0, 1)
+        restore_fpstate(before)
+        return
+    with parallel(num_threads=n_threads):
+        before = flush_denormals()
+        for i in prange(n_threads, schedule="static"):
+            _multiply_share(p, i, n_threads)
+        restore_fpstate(before)
+
+
 cdef inline void _dot_rows(const Product* p, Py_ssize_t n0, Py_ssize_t n1) noexcept nogil:
     """Columns n0 .. n1 - 1 of a few rows of y: the dot products of rows of x with rows of w."""
     cdef float buffer[KC + LINE]
@@ -263,20 +306,13 @@ cdef inline void _multiply_few(const Product* p, int n_threads) noexcept nogil:
 
 cdef inline void multiply_matrices(const Product* p, void* workspace, int n_threads) noexcept nogil:
     """The shape alone chooses the way, so that every thread count gives the same bits."""
-    cdef Py_ssize_t i, M = p.a.size, N = p.b.size
-    cdef fpstate before
-    if M == 0 or N == 0:
+    if p.a.size == 0 or p.b.size == 0:
         return
+    if p.K == 0 and not p.add:
+        memset(p.c, 0, p.a.size * p.b.size * sizeof(float))
     if p.few:
         _multiply_few(p, n_threads)
-        return
-    if not is_small(p):
+    elif is_packed(p):
         _multiply_blocked(p, workspace, n_threads)
-        return
-    before = flush_denormals()
-    if p.K == 0 and not p.add:
-        for i in range(M * N):
-            p.c[i] = 0
-    multiply(p.c, N, &p.a, &p.b, p.K, p.add)
-    _finish(p, 0, panels(&p.a), 0, panels(&p.b))
-    restore_fpstate(before)
+    else:
+        _multiply_unpacked(p, n_threads)

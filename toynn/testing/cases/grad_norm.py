@@ -39,5 +39,5 @@ CASE = OpCase(
     bench={"gpt2_tiny": {"n": 143_424}, "16m": {"n": 16_000_000}},
     calls=_calls,
     tolerance=1e-6,
-    reason="1024 squares per partial sum in float32, then double",
+    reason="256 squares per partial sum in float32, then double",
 )
