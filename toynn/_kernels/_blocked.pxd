@@ -80,19 +80,20 @@ cdef inline bint is_small(const Product* p) noexcept nogil:
 
 
 cdef inline bint is_thin(const Product* p) noexcept nogil:
-    """Whether one side is a single panel, and tiles can read the other one where it is."""
-    cdef bint in_place = p.b.expand == NULL and p.b.stride == 1
-    return p.b.size <= V or (p.a.size <= MR and in_place)
+    """Whether a side is a single panel: then packing is most of the work, and floats it is."""
+    return p.b.size <= V or p.a.size <= MR
 
 
-cdef inline bint is_packed(const Product* p) noexcept nogil:
-    return not (p.few or is_small(p) or is_thin(p))
+cdef inline bint _is_packed(const Product* p) noexcept nogil:
+    """Thin products are not, if tiles can read the other side where it is."""
+    cdef bint in_place = p.b.size <= V or (p.b.expand == NULL and p.b.stride == 1)
+    return not (p.few or is_small(p) or (is_thin(p) and in_place))
 
 
 cdef inline Py_ssize_t scratch_floats(const Product* p, int n_threads) noexcept nogil:
-    """Floats of scratch memory that a product needs on up to n_threads threads."""
+    """Floats of scratch memory that a product needs on up to n_threads threads, in any type."""
     cdef Plan plan
-    if not is_packed(p):
+    if p.few or is_small(p):
         return 0
     plan = _plan(p, n_threads)
     return plan.shared_floats + n_threads * plan.most_own_floats + LINE
@@ -312,7 +313,7 @@ cdef inline void multiply_matrices(const Product* p, void* workspace, int n_thre
         memset(p.c, 0, p.a.size * p.b.size * sizeof(float))
     if p.few:
         _multiply_few(p, n_threads)
-    elif is_packed(p):
+    elif _is_packed(p):
         _multiply_blocked(p, workspace, n_threads)
     else:
         _multiply_unpacked(p, n_threads)
