@@ -323,6 +323,9 @@ def test_panels_of_zeros():
     a[32:64] = 0
     for entry in ENTRIES:
         assert not product(entry, a, b)[32:64].any()
+    b[7, 9] = 3.4e38  # its nearest bfloat16 is infinite
+    for entry in ENTRIES:
+        assert not product(entry, a, b)[32:64].any()
     b[7, 9] = np.inf
     for entry in ENTRIES:
         assert np.isnan(product(entry, a, b)[32:64, 9]).all(), "0 times infinity"

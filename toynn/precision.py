@@ -21,8 +21,8 @@ def set_float32_matmul_precision(precision: str) -> None:
     products where there is AVX512_BF16: each product is off by up to 2^-7 of its size.
 
     float32 are, everywhere, products of at most 2^21 multiply-adds, thin ones (one side has up to
-    14 rows or 16 columns), softmax, and attention but for medium over more than 32 rows; with AMX
-    also those whose sums have fewer than 64 terms (in "highest" and "high") and blocks with numbers
+    14 rows or 16 columns), softmax, and attention but for medium over more than 32 rows; with AMX,
+    in "highest" and "high", also those whose sums have fewer than 64 terms and blocks with numbers
     out of reach of the parts: all below 1.4e-20, or one above 8.5e37, infinite or NaN.
     ``toynn.show_config()`` says what each precision multiplies in here.
     """

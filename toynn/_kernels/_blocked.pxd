@@ -84,10 +84,14 @@ cdef inline bint is_thin(const Product* p) noexcept nogil:
     return p.b.size <= V or p.a.size <= MR
 
 
-cdef inline bint _is_packed(const Product* p) noexcept nogil:
-    """Thin products are not, if tiles can read the other side where it is."""
+cdef inline bint _is_shared(const Product* p) noexcept nogil:
+    """Whether it is thin, and threads can have shares of the other side where it is."""
     cdef bint in_place = p.b.size <= V or (p.b.expand == NULL and p.b.stride == 1)
-    return not (p.few or is_small(p) or (is_thin(p) and in_place))
+    return is_thin(p) and in_place
+
+
+cdef inline bint _is_packed(const Product* p) noexcept nogil:
+    return not (p.few or is_small(p) or _is_shared(p))
 
 
 cdef inline Py_ssize_t scratch_floats(const Product* p, int n_threads) noexcept nogil:
@@ -262,7 +266,7 @@ cdef inline void _multiply_share(const Product* p, Py_ssize_t i, int shares) noe
 cdef inline void _multiply_unpacked(const Product* p, int n_threads) noexcept nogil:
     cdef Py_ssize_t i
     cdef fpstate before = 0
-    if n_threads == 1 or not is_thin(p):
+    if n_threads == 1 or not _is_shared(p):
         before = flush_denormals()
         _multiply_share(p, 0, 1)
         restore_fpstate(before)
