@@ -1,5 +1,6 @@
 """Time one entry of the op-case table and check its result in the same breath."""
 
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -19,8 +20,9 @@ def calls(op, shape):
 def timed(benchmark):
     """Return ``timed(op, shape, entry, n_threads)``; it puts GFLOP/s and GB/s in extra_info."""
 
-    def run(op, shape, entry, n_threads):
+    def run(op, shape, entry, n_threads, **options):
         call = next(call for call in calls(op, shape) if call.entry == entry)
+        call = replace(call, options=call.options | options)
         check(op, call, invoke(op, call, n_threads))
         benchmark.group = f"{op} {shape}"
         arrays = [array.copy() for array in call.arrays.values()]

@@ -46,6 +46,17 @@ def summary(ratios: list[float]) -> None:
     print(f"ratio of minima: least {min(ratios):.2f}, median {statistics.median(ratios):.2f}\n")
 
 
+def shapes() -> dict[str, dict[str, int]]:
+    """Sizes of the products: those of the case table with float weights, and of larger batches."""
+    found = {name: sizes for name, sizes in CASES["matmul"].bench.items() if "type" not in sizes}
+    for name in [name for name in found if name.startswith("gpt2")]:
+        found[f"{name}_1024"] = found[name] | {"M": 1024}
+    for C in (128, 256):
+        parts = {"qkv": (3 * C, C), "fc": (4 * C, C), "proj": (C, 4 * C)}
+        found |= {f"d{C}_{part}": {"M": 1024, "N": N, "K": K} for part, (N, K) in parts.items()}
+    return found
+
+
 def products(M: int, N: int, K: int, n_threads: int) -> dict[str, Contestants]:
     """The three products of a linear layer, each contestant writing into an array it is given."""
     import torch
@@ -55,19 +66,20 @@ def products(M: int, N: int, K: int, n_threads: int) -> dict[str, Contestants]:
     y, dx, dw = np.empty_like(dy), np.empty_like(x), np.empty_like(w)
     tx, tw, tdy, ty, tdx, tdw = map(torch.from_numpy, (x, w, dy, y, dx, dw))
     torch.set_num_threads(n_threads)
+    given = {"n_threads": n_threads, "precision": toynn.get_float32_matmul_precision()}
     return {
         "y = x w^T": {
-            "toynn": lambda: matmul_kernel.forward(y, None, x, w, None, n_threads=n_threads),
+            "toynn": lambda: matmul_kernel.forward(y, None, x, w, None, **given),
             "numpy": lambda: np.matmul(x, w.T, out=y),
             "torch": lambda: torch.mm(tx, tw.t(), out=ty),
         },
         "dx = dy w": {
-            "toynn": lambda: matmul_kernel.backward_input(dx, dy, w, n_threads=n_threads),
+            "toynn": lambda: matmul_kernel.backward_input(dx, dy, w, **given),
             "numpy": lambda: np.matmul(dy, w, out=dx),
             "torch": lambda: torch.mm(tdy, tw, out=tdx),
         },
         "dw = dy^T x": {
-            "toynn": lambda: matmul_kernel.backward_weight(dw, dy, x, n_threads=n_threads),
+            "toynn": lambda: matmul_kernel.backward_weight(dw, dy, x, **given),
             "numpy": lambda: np.matmul(dy.T, x, out=dw),
             "torch": lambda: torch.mm(tdy.t(), tx, out=tdw),
         },
@@ -79,11 +91,10 @@ def medium(n_threads: int, rounds: int, only: str) -> None:
     import torch
 
     torch.set_num_threads(n_threads)
-    shapes = {name: sizes for name, sizes in CASES["matmul"].bench.items() if "type" not in sizes}
     rng = np.random.default_rng(7)
     heading(["toynn", "highest", "torch bf16"])
     ratios = []
-    for name, sizes in shapes.items():
+    for name, sizes in shapes().items():
         M, N, K = sizes["M"], sizes["N"], sizes["K"]
         if only not in name or M * N * K <= 1 << 21 or M <= 3:
             continue  # float32 in any precision
@@ -108,12 +119,9 @@ def medium(n_threads: int, rounds: int, only: str) -> None:
 
 def matmul(n_threads: int, rounds: int, only: str) -> None:
     """The products at the shapes of the case table, those of GPT-2 with 1024 rows too."""
-    shapes = {name: sizes for name, sizes in CASES["matmul"].bench.items() if "type" not in sizes}
-    for name in [name for name in shapes if name.startswith("gpt2")]:
-        shapes[f"{name}_1024"] = shapes[name] | {"M": 1024}
     heading(["toynn", "numpy", "torch"])
     ratios = []
-    for name, sizes in shapes.items():
+    for name, sizes in shapes().items():
         if only not in name:
             continue
         M, N, K = sizes["M"], sizes["N"], sizes["K"]
@@ -326,6 +334,21 @@ def memory(n_threads: int, rounds: int, only: str) -> None:
             print(f"{who} {precision:15}{most / 1e9:12.2f}{before / 1e9:20.2f}{told}", flush=True)
 
 
+def busy(n_threads: int, rounds: int, only: str) -> None:
+    """Mean milliseconds of toynn's steps alone, and beside one and two busy processes."""
+    import busy as others
+    import steps
+
+    print(f"{'ms per step, mean':28}{'alone':>10}{'beside 1':>10}{'beside 2':>10}", flush=True)
+    for name, shape in steps.STEPS.items():
+        if only not in name:
+            continue
+        ids, labels = np.random.default_rng(0).integers(0, shape.vocab, (2, shape.B * shape.T))
+        step = steps.toynn_step(shape, ids, labels, n_threads)
+        row = "".join(f"{others.mean_ms(step, n):10.1f}" for n in (0, 1, 2))
+        print(f"{name:28}{row}", flush=True)
+
+
 SECTIONS = {
     "matmul": matmul,
     "medium": medium,
@@ -340,6 +363,7 @@ SECTIONS = {
     "load": load,
     "scaling": scaling,
     "memory": memory,
+    "busy": busy,
 }
 
 

@@ -16,3 +16,10 @@ ENTRIES = [
 @pytest.mark.parametrize(("shape", "entry"), ENTRIES)
 def test_matmul(timed, shape, entry, n_threads):
     timed("matmul", shape, entry, n_threads)
+
+
+@pytest.mark.parametrize("n_threads", [1, 2])
+@pytest.mark.parametrize("precision", ["high", "medium"])
+@pytest.mark.parametrize("entry", ["forward", "backward_input", "backward_weight"])
+def test_matmul_in_a_precision(timed, entry, precision, n_threads):
+    timed("matmul", "gpt2_fc", entry, n_threads, precision=precision)

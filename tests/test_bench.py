@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -64,6 +65,17 @@ def test_multiply_pairs_are_done_and_counted(n_threads):
 
 
 @pytest.mark.kernels
+@pytest.mark.parametrize("n_threads", [1, 3])
+def test_multiply_tiles_are_done_and_counted(n_threads):
+    if not loops.has_tiles():
+        with pytest.raises(ValueError, match="needs the ISA level amx"):
+            loops.multiply_tiles(1)
+        return
+    flops, total = loops.multiply_tiles(7, n_threads)
+    assert total == flops / 2 == 7 * n_threads * 4 * 16 * 16 * 32
+
+
+@pytest.mark.kernels
 @pytest.mark.parametrize("n_threads", [1, 2, 5])
 @pytest.mark.parametrize("n", [0, 1, 15, 1000, 70_001])
 def test_memory_is_read_and_written(n, n_threads):
@@ -103,7 +115,7 @@ def test_measuring():
 def test_the_larger_of_two_times_binds(machine):
     assert machine.bound(100 * GIGA, 1, 1) == (1.0, "float32")
     assert machine.bound(100 * GIGA, 1, 2) == (0.5, "float32")
-    assert machine.bound(100 * GIGA, 1, 1, rough=True) == (0.5, "bfloat16")
+    assert machine.bound(100 * GIGA, 1, 1, precision="medium") == (0.5, "bfloat16")
     assert machine.bound(1, 10 * GIGA, 1) == (1.0, "memory")
 
 
@@ -111,6 +123,18 @@ def test_bytes_are_held_against_the_memory_that_they_fit_in(machine):
     assert machine.one.memory_for(SMALL) == 90e9
     assert machine.one.memory_for(SMALL + 1) == machine.one.memory_for(2**40) == 10e9
     assert machine.bound(1, 9 * SMALL, 1, calls=9).seconds == pytest.approx(9 * SMALL / 90e9)
+
+
+def test_products_of_parts_in_tiles():
+    """Six products of bfloat16 for one of floats, three, or one: if that is faster."""
+    rates = Rates(100e9, 200e9, {SMALL: {"read": 1e9}}, tiles=900e9)
+    bound = partial(Limits(1, rates, rates).bound, 900 * GIGA, 1, 1)
+    assert bound() == (9, "float32")
+    assert bound(precision="highest") == (6, "tiles")
+    assert bound(precision="high") == (3, "tiles")
+    assert bound(precision="medium") == (1, "tiles")
+    slow = replace(rates, tiles=150e9)
+    assert Limits(1, slow, slow).bound(GIGA, 1, 1, precision="high").limit == "float32"
 
 
 def test_threads_in_between(machine):
@@ -121,7 +145,7 @@ def test_threads_in_between(machine):
 
 def test_without_pairs_rough_is_float32():
     rates = Rates(100e9, 0.0, {SMALL: {"read": 1e9}})
-    assert Limits(1, rates, rates).bound(100 * GIGA, 1, 1, rough=True).limit == "float32"
+    assert Limits(1, rates, rates).bound(100 * GIGA, 1, 1, precision="medium").limit == "float32"
 
 
 def test_a_wrong_kernel_is_not_timed(machine, monkeypatch):

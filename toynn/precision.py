@@ -17,14 +17,14 @@ def set_float32_matmul_precision(precision: str) -> None:
     of bfloat16 (8 significant bits, ties to even), whose products are added up in float32.
     "highest" takes three parts, all bits of each factor, and six products; "high" two parts, 16
     bits, and three products, each result off by up to 2^-14 of its size, in the mean by far less.
-    "medium" rounds the factors to bfloat16, with AMX or AVX512_BF16: each product is off by up to
-    2^-7 of its size.
+    "medium" rounds the factors to bfloat16, with AMX or AVX512_BF16, and those of attention's
+    products where there is AVX512_BF16: each product is off by up to 2^-7 of its size.
 
     float32 are, everywhere, products of at most 2^21 multiply-adds, thin ones (one side has up to
-    14 rows or 16 columns), and attention; with AMX, in "highest" and "high", also those whose sums
-    have fewer than 64 terms and blocks with numbers out of reach of the parts: all below 1.4e-20,
-    or one above 8.5e37, infinite or NaN. ``toynn.show_config()`` says what each precision
-    multiplies in here.
+    14 rows or 16 columns), softmax, and attention but for medium over more than 32 rows; with AMX
+    also those whose sums have fewer than 64 terms (in "highest" and "high") and blocks with numbers
+    out of reach of the parts: all below 1.4e-20, or one above 8.5e37, infinite or NaN.
+    ``toynn.show_config()`` says what each precision multiplies in here.
     """
     global _chosen
     _chosen = checked(precision)

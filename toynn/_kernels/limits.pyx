@@ -2,13 +2,14 @@
 
     multiply_adds   s <- s x + y in registers      as fast as float32 is multiplied and added
     multiply_pairs  s <- s + p . p in registers    the same for pairs of bfloat16
+    multiply_tiles  C <- C + A B in AMX's tiles    the same for tiles of such pairs
     read            sum_i x[i]                     as fast as memory is read
     update          y[i] <- y[i] + x[i]            read and written: each line both ways
     triad           y[i] <- a[i] + 2 b[i]          y is written without having been read
 
-The first two return (flops, result), the others the bytes that they moved: each array counted once.
-``repeats`` goes over the arrays again, each thread over its own part, so that what fits in a
-thread's cache is measured there. Results are returned, or written, for the tests: a loop whose
+The first three return (flops, result), the others the bytes that they moved: each array counted
+once. ``repeats`` goes over the arrays again, each thread over its own part, so that what fits in
+a thread's cache is measured there. Results are returned, or written, for the tests: a loop whose
 result nobody can see is one that the compiler may leave out.
 
 After McCalpin's STREAM (1995) and Williams, Waterman & Patterson's roofline,
@@ -26,16 +27,22 @@ cdef extern from "peaks.h" nogil:
         V "TN_V"
         CHAINS "TN_CHAINS"
     bint HAS_PAIRS "TN_PAIRS"
+    bint HAS_TILES "TN_HAS_TILES"
     float _multiply_adds "tn_multiply_adds" (Py_ssize_t rounds, float x, float y) noexcept
     float _multiply_pairs "tn_multiply_pairs" (Py_ssize_t rounds, float pair) noexcept
+    float _multiply_tiles "tn_multiply_in_tiles" (Py_ssize_t rounds, float pair) noexcept
     float _read "tn_read" (const float* x, Py_ssize_t n, Py_ssize_t repeats) noexcept
 
 cdef enum:
     LINE = 16  # floats in a cache line: threads share none
+    TILE_FLOPS = 4 * 2 * 16 * 16 * 32  # of a round: four products of tiles
 
 cdef union _Pair:
     unsigned int bits
     float f
+
+cdef _Pair ones  # two bfloat16
+ones.bits = 0x3F803F80
 
 
 cdef inline void _update(float* y, const float* x, Py_ssize_t n) noexcept nogil:
@@ -100,14 +107,34 @@ def multiply_pairs(Py_ssize_t rounds, int n_threads=1):
     """
     cdef int _t
     cdef double total = 0
-    cdef _Pair ones
-    ones.bits = 0x3F803F80
+    cdef float pair = ones.f
     check("limits.multiply_pairs", "rounds", n_threads)
     if not has_pairs():
         raise ValueError("limits.multiply_pairs: needs AVX512_BF16 and the ISA level avx512")
     for _t in prange(n_threads, nogil=True, schedule="static", num_threads=n_threads):
-        total += _multiply_pairs(rounds, ones.f)
+        total += _multiply_pairs(rounds, pair)
     return 4 * CHAINS * V * rounds * n_threads, total
+
+
+def has_tiles():
+    """Whether this level multiplies tiles: then this CPU has AMX, or software does it."""
+    return bool(HAS_TILES)
+
+
+def multiply_tiles(Py_ssize_t rounds, int n_threads=1):
+    """Return how many flops were done with pairs (1, 1), and the sum of all C of all threads.
+
+    Raises ValueError where has_tiles() is false.
+    """
+    cdef int _t
+    cdef double total = 0
+    cdef float pair = ones.f
+    check("limits.multiply_tiles", "rounds", n_threads)
+    if not has_tiles():
+        raise ValueError("limits.multiply_tiles: needs the ISA level amx")
+    for _t in prange(n_threads, nogil=True, schedule="static", num_threads=n_threads):
+        total += _multiply_tiles(rounds, pair)
+    return TILE_FLOPS * rounds * n_threads, total
 
 
 def read(const float[::1] x, Py_ssize_t repeats=1, int n_threads=1):

@@ -6,6 +6,7 @@
 #define TOYNN_PEAKS_H
 
 #include "gemm_bf16.h"
+#include "tiles.h"
 
 #if defined(__AVX512F__) || defined(__aarch64__)
 #define TN_CHAINS 24  /* of 32 registers */
@@ -84,6 +85,31 @@ TN_BF16 static inline float tn_multiply_pairs(ptrdiff_t rounds, float pair) {
 #else
 /* Never called: the door refuses. */
 static inline float tn_multiply_pairs(ptrdiff_t rounds, float pair) { return 0; }
+#endif
+
+#if TN_HAS_TILES
+/* Four tiles of sums += tiles of ones times tiles of ones, from 0; returns the sum of all. */
+static inline float tn_multiply_in_tiles(ptrdiff_t rounds, float pair) {
+    float tile[256], total = 0;
+    for (int i = 0; i < 256; i++) tile[i] = pair;
+    tn_tiles_begin();
+    __asm__ volatile("" ::: "memory");
+    tn_tile_load(4, tile, 64); tn_tile_load(5, tile, 64);
+    tn_tile_load(6, tile, 64); tn_tile_load(7, tile, 64);
+    tn_tile_zero(0); tn_tile_zero(1); tn_tile_zero(2); tn_tile_zero(3);
+    for (ptrdiff_t round = 0; round < rounds; round++) {
+        tn_tile_multiply(0, 4, 6); tn_tile_multiply(1, 4, 7);
+        tn_tile_multiply(2, 5, 6); tn_tile_multiply(3, 5, 7);
+    }
+#define TN_ADD_TILE(t) tn_tile_store(t, tile, 64); \
+                       for (int i = 0; i < 256; i++) total += tile[i];
+    TN_ADD_TILE(0) TN_ADD_TILE(1) TN_ADD_TILE(2) TN_ADD_TILE(3)
+    tn_tiles_end();
+    return total;
+}
+#else
+/* Never called: the door refuses. */
+static inline float tn_multiply_in_tiles(ptrdiff_t rounds, float pair) { return 0; }
 #endif
 
 #endif

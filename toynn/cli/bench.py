@@ -29,10 +29,10 @@ Times are the best of many calls, with as many threads as a training step gives 
 are checked before. GB/s counts each array once.
 
 The limits are measured first, by loops that do nothing but multiply and add in registers, or but
-read and write memory. A row cannot take less time than its multiply-adds (in bfloat16 only with
---precision medium) or its bytes take at those rates, whichever is longer: `limit` says which of
-them it is, and `share` is that least time over the measured one. Bytes are held against the memory
-or cache that arrays as large as the row's lie in.
+read and write memory. A row cannot take less time than its multiply-adds (of a product: in the
+fastest way that --precision allows) or its bytes take at those rates, whichever is longer: `limit`
+says which it is, and `share` is that least time over the measured one. Bytes are held against the
+memory or cache that arrays as large as the row's lie in.
 
 With --steps the rows are the kernels of whole training steps of GPT-2 models, per step; --compare
 runs the same steps in PyTorch, in turns. docs/performance.md says how to read all this."""
@@ -105,7 +105,7 @@ def print_limits(limits: "Limits") -> None:
     both = [limits.one, limits.all] if limits.n_threads > 1 else [limits.one]
     counts = ["1 thread", f"{limits.n_threads} threads"][: len(both)]
     print(f"{'limits of this machine':44}" + "".join(f"{count:>22}" for count in counts))
-    for name in ("float32", "bfloat16"):
+    for name in ("float32", "bfloat16", "tiles"):
         rates = [getattr(rates, name) for rates in both]
         cells = [f"{rate / 1e9:22.0f}" if rate else f"{'none':>22}" for rate in rates]
         print(f"{f'multiply-adds in {name}, GFLOP/s':44}" + "".join(cells))

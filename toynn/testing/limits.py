@@ -21,6 +21,7 @@ SIZES = tuple(2**power for power in range(16, 29, 2))
 
 SECONDS = 0.08  # for each loop, over and over; the best counts
 ROUNDS = 200_000  # of multiply-adds in a call: about a millisecond
+TILE_ROUNDS = 20_000  # likewise, in tiles
 MOVED = 2**25  # bytes that a call of a memory loop moves at least, likewise
 
 
@@ -28,19 +29,32 @@ class Bound(NamedTuple):
     """The least time of a kernel, and what sets it."""
 
     seconds: float
-    limit: str  # "float32", "bfloat16" or "memory"
+    limit: str  # "float32", "bfloat16", "tiles" or "memory"
 
 
 @dataclass(frozen=True)
 class Rates:
     """Best rates on a number of threads: flop/s, and bytes/s by size and loop.
 
-    ``bfloat16`` is 0 where no pairs are multiplied.
+    ``bfloat16`` is 0 where no pairs are multiplied, ``tiles`` without AMX.
     """
 
     float32: float
     bfloat16: float
     memory: dict[int, dict[str, float]]
+    tiles: float = 0.0
+
+    def peaks(self, precision: str | None) -> dict[str, float]:
+        """Return the rates at which a product of a precision may be computed; None: what is none.
+
+        In tiles "highest" takes six products of bfloat16 parts for one, "high" three.
+        """
+        found = {"float32": self.float32}
+        if precision is not None:
+            found["tiles"] = self.tiles / {"highest": 6, "high": 3, "medium": 1}[precision]
+        if precision == "medium":
+            found["bfloat16"] = self.bfloat16
+        return found
 
     def memory_for(self, nbytes: int) -> float:
         """Return the best rate of any loop over arrays as large as these."""
@@ -57,21 +71,30 @@ class Limits:
     all: Rates
 
     def bound(
-        self, flops: int, nbytes: int, n_threads: int, *, calls: int = 1, rough: bool = False
+        self,
+        flops: int,
+        nbytes: int,
+        n_threads: int,
+        *,
+        calls: int = 1,
+        precision: str | None = None,
     ) -> Bound:
         """Return the least time of so much work on so many threads, in so many equal calls.
 
-        With ``rough`` factors may be bfloat16. Between one thread and all, a rate is taken to grow
-        with the threads until it is that of all.
+        ``precision`` is that of a product, None for other work. Between one thread and all, a rate
+        is taken to grow with the threads until it is that of all.
         """
-        peak = "bfloat16" if rough and self.all.bfloat16 else "float32"
-
-        def rate(of: Callable[[Rates], float]) -> float:
-            return min(n_threads * of(self.one), of(self.all)) if n_threads > 1 else of(self.one)
-
-        computing = flops / rate(lambda rates: getattr(rates, peak))
-        moving = nbytes / rate(lambda rates: rates.memory_for(nbytes // calls))
+        one, all_ = self.one.peaks(precision), self.all.peaks(precision)
+        peaks = {name: _between(n_threads, one[name], all_[name]) for name in one}
+        peak = max(peaks, key=lambda name: peaks[name])
+        size = nbytes // calls
+        memory = _between(n_threads, self.one.memory_for(size), self.all.memory_for(size))
+        computing, moving = flops / peaks[peak], nbytes / memory
         return Bound(computing, peak) if computing > moving else Bound(moving, "memory")
+
+
+def _between(n_threads: int, one: float, all_: float) -> float:
+    return one if n_threads == 1 else min(n_threads * one, all_)
 
 
 def measure(n_threads: int, seconds: float = SECONDS, sizes: tuple[int, ...] = SIZES) -> Limits:
@@ -81,13 +104,16 @@ def measure(n_threads: int, seconds: float = SECONDS, sizes: tuple[int, ...] = S
 
 
 def _rates(n_threads: int, seconds: float, sizes: tuple[int, ...]) -> Rates:
-    pairs = 0.0
+    pairs = tiles = 0.0
     if loops.has_pairs():
         pairs = _best(lambda: loops.multiply_pairs(ROUNDS, n_threads)[0], seconds)
+    if loops.has_tiles():
+        tiles = _best(lambda: loops.multiply_tiles(TILE_ROUNDS, n_threads)[0], seconds)
     return Rates(
         _best(lambda: loops.multiply_adds(ROUNDS, n_threads=n_threads)[0], seconds),
         pairs,
         {size: _memory(size, n_threads, seconds) for size in sizes},
+        tiles,
     )
 
 

@@ -26,7 +26,7 @@ class Row:
     flops: int
     nbytes: int
     share: float  # least possible time / time
-    limit: str  # "float32", "bfloat16" or "memory"
+    limit: str  # "float32", "bfloat16", "tiles" or "memory"
 
     @property
     def gflops(self) -> float:
@@ -52,26 +52,25 @@ def kernel_rows(ops: Iterable[str], limits: Limits, precision: str = "highest") 
 
 
 def _kernel_row(op: str, shape: str, call: Call, limits: Limits, precision: str) -> Row:
-    rough = precision != "highest" and CASES[op].rough > 0
-    if rough:
+    of_products = precision if CASES[op].rough else None
+    if of_products:
         call = replace(call, options=call.options | {"precision": precision})
     n_threads = min(limits.n_threads, worth(call.flops, call.nbytes))
     check(op, call, invoke(op, call, n_threads))
     return _row(
         *(f"{op}.{call.entry}", shape, n_threads, 1, min(times(op, call, n_threads))),
-        *(call.flops, call.nbytes, limits, rough and precision == "medium"),
+        *(call.flops, call.nbytes, limits, of_products),
     )
 
 
 def step_rows(shape: str, session: Any, steps: int, limits: Limits) -> list[Row]:
     """Return the kernels of the steps that a session has run, slowest first: times of one step."""
-    rough = {
-        op for op, case in CASES.items() if case.rough and session.matmul_precision == "medium"
-    }
+    precise = {op for op, case in CASES.items() if case.rough}  # those of products
     return [
         _row(
             *(row.op, shape, limits.n_threads, row.calls // steps, row.ms / 1e3 / steps),
-            *(row.flops // steps, row.nbytes // steps, limits, row.op.split(".")[0] in rough),
+            *(row.flops // steps, row.nbytes // steps, limits),
+            session.matmul_precision if row.op.split(".")[0] in precise else None,
         )
         for row in session.profile().rows
     ]
@@ -86,8 +85,8 @@ def _row(
     flops: int,
     nbytes: int,
     limits: Limits,
-    rough: bool,
+    precision: str | None,
 ) -> Row:
-    bound = limits.bound(flops, nbytes, n_threads, calls=calls, rough=rough)
+    bound = limits.bound(flops, nbytes, n_threads, calls=calls, precision=precision)
     share = bound.seconds / seconds
     return Row(kernel, shape, n_threads, calls, seconds, flops, nbytes, share, bound.limit)
