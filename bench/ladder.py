@@ -170,13 +170,13 @@ def of_toynn(level: str, precision: str) -> Callable[..., None]:
     return call
 
 
-def climb(n_threads: int) -> None:
-    """Check and time all rungs; print GFLOP/s, and the share of the machine's peak."""
+def climb(n_threads: int, seconds: float) -> None:
+    """Check and time each rung for so long; print GFLOP/s, and the share of the machine's peak."""
     M, N, K = SHAPE
     rng = np.random.default_rng(0)
     a, b = rng.standard_normal((M, K), np.float32), rng.standard_normal((K, N), np.float32)
     exact = a.astype(float) @ b.astype(float)
-    limits = measure(n_threads, sizes=(2**20,))
+    limits = measure(n_threads, seconds, (2**20,))
     print(
         f"C ({M},{N}) = A ({M},{K}) B ({K},{N}); best times; peak of one thread, float32: "
         f"{limits.one.float32 / 1e9:.0f} GFLOP/s, of {n_threads}: {limits.all.float32 / 1e9:.0f}"
@@ -186,7 +186,7 @@ def climb(n_threads: int) -> None:
     def show(name: str, call: Callable[..., None], threads: int, tolerance: float) -> None:
         c = np.full((M, N), np.nan, np.float32)
         spent = []
-        while sum(spent) < 0.3 and len(spent) < 50:
+        while sum(spent) < seconds:
             start = time.perf_counter()
             call(c, a, b, threads)
             spent.append(time.perf_counter() - start)
@@ -213,11 +213,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--show", choices=RUNGS, help="print the C of a rung, and nothing else")
+    parser.add_argument("--seconds", type=float, default=0.3, help="for each rung; the best counts")
     options = parser.parse_args()
     if options.show:
         print(text(options.show))
     else:
-        climb(options.threads)
+        climb(options.threads, options.seconds)
 
 
 if __name__ == "__main__":

@@ -125,7 +125,7 @@ def run_step(name: str, limits: "Limits", compare: bool) -> dict[str, Any]:
     recipe = steps.gpt2_recipe(shape)
     contestants = steps.contestants(shape, limits.n_threads, recipe=recipe, torch=compare)
     times = race(contestants, ROUNDS)
-    rows = step_rows(name, recipe.engine.session, recipe.step_index, limits)
+    rows = step_rows(name, contestants["toynn"], recipe.engine.session, limits)
     least = sum(row.share * row.seconds for row in rows)
     print()
     for who, spent in times.items():

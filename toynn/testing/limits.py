@@ -94,7 +94,7 @@ class Limits:
 
 
 def _between(n_threads: int, one: float, all_: float) -> float:
-    return one if n_threads == 1 else min(n_threads * one, all_)
+    return one if n_threads == 1 else max(one, min(n_threads * one, all_))
 
 
 def measure(n_threads: int, seconds: float = SECONDS, sizes: tuple[int, ...] = SIZES) -> Limits:
