@@ -24,6 +24,10 @@ def set_float32_matmul_precision(precision: str) -> None:
     and attention; with AMX also those whose sums have fewer than 64 terms (in "highest" and "high")
     and blocks with numbers out of reach of the parts: all below 1.4e-20, or one above 8.5e37,
     infinite or NaN. ``toynn.show_config()`` says what each precision multiplies in here.
+
+    Measured against float64 on ten steps of a GPT-2 (4 layers, d_model 128, T 128) where medium is
+    bfloat16: losses off by up to 3e-7 of their size in "highest", 4e-5 in "medium"; the gradients
+    of any weight by up to 7e-7 and 6e-3 of their norm.
     """
     global _chosen
     _chosen = checked(precision)
