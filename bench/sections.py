@@ -12,6 +12,7 @@ import load as loading
 import lora as tuning
 import numpy as np
 import steps
+from busy import mean_ms
 
 import toynn
 from toynn._kernels import attention as attention_kernel
@@ -334,6 +335,17 @@ def memory(n_threads: int, rounds: int, only: str) -> None:
             print(f"{who} {precision:15}{most / 1e9:12.2f}{before / 1e9:20.2f}{told}", flush=True)
 
 
+def busy(n_threads: int, rounds: int, only: str) -> None:
+    """Mean milliseconds of toynn's steps alone, and beside one and two busy processes."""
+    print(f"{'ms per step, mean':28}{'alone':>10}{'beside 1':>10}{'beside 2':>10}", flush=True)
+    for name, shape in steps.STEPS.items():
+        if only not in name:
+            continue
+        step = steps.contestants(shape, n_threads, torch=False)["toynn"]
+        row = "".join(f"{mean_ms(step, n):10.1f}" for n in (0, 1, 2))
+        print(f"{name:28}{row}", flush=True)
+
+
 SECTIONS = {
     "matmul": matmul,
     "medium": medium,
@@ -348,6 +360,7 @@ SECTIONS = {
     "load": load,
     "scaling": scaling,
     "memory": memory,
+    "busy": busy,
 }
 
 

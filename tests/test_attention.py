@@ -61,6 +61,8 @@ def test_any_scale(scale):
 def test_refusals_say_what_was_needed():
     q, k, v, o = normal(4, B * T, H * D)
     lse = normal(B, H, T)
+    with pytest.raises(ValueError, match=r"attention\.forward: precision needs one of .*'low'"):
+        attention.forward(o, lse, q, k, v, precision="low")
     with pytest.raises(ValueError, match=r"needs q \(140, 60\)"):
         attention.forward(o, lse, q[1:], k, v)
     with pytest.raises(ValueError, match="KV that divides H"):

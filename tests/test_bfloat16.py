@@ -27,7 +27,7 @@ SHAPES = [  # M, N, K
     (300, 65, 545),  # three blocks of terms, the last of 33
     (1025, 48, 97),  # more rows than columns
     (40, 1000, 513),  # a last block of one term
-    (4, 1500, 1501),  # as few rows as are packed
+    (15, 1500, 1501),  # as few rows as are packed in all three products
     (257, 33, 256),
 ]
 HP = np.array([1e-3, 0.9, 0.999, 1e-8, 0.0, 10.0, 1000.0], np.float32)
@@ -169,14 +169,33 @@ def test_infinity_stays_infinity(value):
         assert (dw[:, column] == np.sign(value) * np.inf).all() and np.isinf(dw).sum() == 161
 
 
-@pytest.mark.parametrize("shape", [(128, 128, 128), (3, 1500, 1501), (1, 33, 70000), (0, 5, 3)])
-def test_small_products_and_few_rows_stay_float32(shape):
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (128, 128, 128),
+        (3, 1500, 1501),
+        (14, 1500, 1501),
+        (3000, 16, 1501),
+        (1, 33, 70000),
+        (0, 5, 3),
+    ],
+)
+def test_small_and_thin_products_stay_float32(shape):
     M, N, K = shape
     x, w, dy = normal(M, K), normal(N, K, seed=4), normal(M, N, seed=5)
     y, exact = np.empty_like(dy), np.empty_like(dy)
     matmul.forward(y, None, x, w, None, precision="medium")
     matmul.forward(exact, None, x, w, None)
     assert y.tobytes() == exact.tobytes()
+
+
+@pytest.mark.parametrize("M,N,K", [(4, 1500, 1501), (1500, 8, 1501), (1500, 1501, 8)])
+def test_thin_products_stay_float32(M, N, K):
+    """A side of a few rows or columns leaves the other one nothing to be packed for."""
+    x, w, dy = normal(M, K), normal(N, K, seed=4), normal(M, N, seed=5)
+    medium, highest = (products(x, w, dy, p) for p in ("medium", "highest"))
+    thin = {4: (1,), 1500: (0, 2) if N == 8 else (1, 2)}[M]  # of y, dx, dw
+    assert all(medium[i].tobytes() == highest[i].tobytes() for i in thin)
 
 
 @pytest.mark.skipif(matmul.multiplies_tiles(), reason="high has parts of its own")

@@ -58,6 +58,24 @@ def test_a_folder_with_half_an_adapter(folder, tmp_path):
         np.testing.assert_array_equal(found.tensors[name], values)
 
 
+def test_the_folder_of_a_run_with_an_adapter_needs_no_base(folder, tmp_path, capsys):
+    with gguf.open(folder / "model.gguf") as base:
+        adapter = adapters.load(folder / "adapter.gguf", base)
+        adapters.write_peft(tmp_path, adapter, base)
+    (tmp_path / "adapter.gguf").write_bytes((folder / "adapter.gguf").read_bytes())
+    words = [
+        "export",
+        "--to",
+        "gguf",
+        "--adapter",
+        str(tmp_path),
+        "--out",
+        str(tmp_path / "b.gguf"),
+    ]
+    assert main(words) == 0
+    assert adapters.load(tmp_path / "b.gguf").tensors.keys() == adapter.tensors.keys()
+
+
 def test_weights_of_a_hugging_face_folder_are_as_readable_as_its_configuration(folder, tmp_path):
     engine = toynn.LlamaSeqEngine.from_gguf(folder / "model.gguf", 4)
     engine.export_hf(tmp_path / "hf")

@@ -1,6 +1,7 @@
 """Runs that fail: what they say, what they leave, and what they take along."""
 
 import math
+import signal
 
 import numpy as np
 import pytest
@@ -82,6 +83,31 @@ def test_a_failed_run_takes_nothing_along_that_is_not_its_own(recipe, text, tmp_
     for _ in range(2):  # the second time it is in the way
         assert run(text, out) == 2
         assert [path.name for path in out.iterdir()] == ["notes.txt"]
+
+
+def test_a_run_that_is_stopped_before_its_first_step_leaves_nothing(recipe, text, tmp_path, capfd):
+    def evaluate(*batch):
+        signal.raise_signal(signal.SIGINT)
+        return 1.0
+
+    recipe.evaluate = evaluate
+    assert run(text, tmp_path / "runs" / "a") == 130
+    assert capfd.readouterr().err.endswith("toynn: stopped\n")
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("above", ["a file", "read-only"])
+def test_what_is_in_the_way_is_said_before_anything_takes_time(
+    text, tmp_path, capsys, monkeypatch, above
+):
+    (tmp_path / above).touch() if above == "a file" else (tmp_path / above).mkdir()
+    if above == "read-only":
+        monkeypatch.setattr("os.access", lambda path, mode: False)  # root may do anything
+    assert run(text, tmp_path / above / "new" / "a") == 2
+    printed = capsys.readouterr()
+    why = "Not a directory" if above == "a file" else "Permission denied"
+    assert f"cannot make the run folder: {why}: {tmp_path / above}" in printed.err
+    assert not printed.out
 
 
 def test_a_run_folder_that_cannot_be_made_is_not_half_made(recipe, text, tmp_path, capsys):

@@ -16,6 +16,8 @@ pytestmark = pytest.mark.kernels
 STORED = [name for name in TYPES if name != "F32"]
 SHAPES = [  # M, N, and K in units of 256; rows of x 3, 4, 5, 14: where ways of computing change
     *[(M, 37, 2) for M in (1, 3, 4, 5, 14)],
+    (8, 1100, 3),  # thin: floats are read in place, blocks packed
+    (9000, 9, 1),
     (40, 130, 3),  # one thread, in place
     (150, 140, 3),  # packed: w is the smaller side
     (60, 700, 2),  # packed: w is the larger side
@@ -27,11 +29,11 @@ def normal(*shape):
     return np.random.default_rng(3).standard_normal(shape).astype(np.float32)
 
 
-def products(x, dy, w, b, type, n_threads):
+def products(x, dy, w, b, type, n_threads, precision="highest"):
     """The bytes of y, pre and dx."""
     y, pre, dx = (np.full_like(like, np.nan) for like in (dy, dy, x))
-    matmul.forward(y, pre, x, w, b, "gelu_tanh", type, n_threads)
-    matmul.backward_input(dx, dy, w, type, n_threads=n_threads)
+    matmul.forward(y, pre, x, w, b, "gelu_tanh", type, n_threads, precision)
+    matmul.backward_input(dx, dy, w, type, n_threads=n_threads, precision=precision)
     assert all(np.isfinite(product).all() for product in (y, pre, dx))
     return y.tobytes(), pre.tobytes(), dx.tobytes()
 
@@ -39,9 +41,10 @@ def products(x, dy, w, b, type, n_threads):
 def assert_same_products(name, M, N, K):
     _, raw, exact = matrix(np.random.default_rng(5), TYPES[name], N, K)
     x, dy, b = normal(M, K), normal(M, N), normal(N)
-    expected = products(x, dy, exact.astype(np.float32), b, "F32", 1)
-    for n_threads in (1, 3):
-        assert products(x, dy, raw, b, name, n_threads) == expected
+    for precision in ("highest", "medium"):
+        expected = products(x, dy, exact.astype(np.float32), b, "F32", 1, precision)
+        for n_threads in (1, 3):
+            assert products(x, dy, raw, b, name, n_threads, precision) == expected
 
 
 @pytest.mark.parametrize("name", STORED)

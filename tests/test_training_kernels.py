@@ -156,7 +156,7 @@ def run_entry(kernel, arrays, sizes):
     """Call a kernel as the program does: no check comes before it."""
     program = CompiledProgram(1, 0, [])
     addresses = [array.__array_interface__["data"][0] for array in arrays]
-    program.append("F", kernel, addresses, sizes, (), 0, 2)
+    program.append("F", kernel, addresses, sizes, (), 0, 2, 1e-3)
     program.run("F", False, 2)
 
 

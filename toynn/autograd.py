@@ -2,7 +2,8 @@
 
 The rules live in ops/ beside the ops. This module owns what they have in common: which tensors
 want a gradient, where it goes, and that contributions from several uses are added.
-A block of nodes (``Tape.block``) may be computed once more before its backward: checkpointing.py.
+A block of nodes (``Tape.block``) may be computed once more before its backward, and what is cheap
+is computed again rather than kept: checkpointing.py.
 Source: Griewank & Walther, Evaluating Derivatives, 2nd ed. 2008, chapter 3.
 """
 
@@ -40,6 +41,7 @@ class Backward:
         self._active = _reached_by_parameters(tape)
         self._behind = {n.outputs[0]: n.inputs[0] for n in tape.nodes if n.op.straight_through}
         self._originals: dict[Tensor, Tensor] = {}  # of tensors that are computed again
+        self._copies: dict[Tensor, Tensor] = {}  # of what is cheap: further readers share them
         self._parts: dict[Tensor, list[Tensor]] = {}
         self._written: set[Tensor] = set()
         self._own: dict[Tensor, Tensor] = {}  # of a tensor, the part that nodes may add to
@@ -49,11 +51,13 @@ class Backward:
         forward = list(self.tape.nodes)
         self.tape.segment = "B"
         self._parts[loss] = [seed]
+        makers = {node.outputs[0]: node for node in forward}
         for block, nodes in groupby(reversed(forward), lambda node: node.block):
             if block is not None and self._recompute:
                 self._again(list(nodes)[::-1])
             else:
-                self._back((node, node) for node in nodes)
+                for node in nodes:
+                    self._sparing(node, makers)
         gradients = {tensor: parts[0] for tensor, parts in self._parts.items()}
         return gradients | {tensor: self._gradient_of(tensor) for tensor in self._written}
 
@@ -67,12 +71,34 @@ class Backward:
     def _again(self, block: Sequence[Node]) -> None:
         """Record the backward of a block, and before it what it reads of the block's forward."""
         copies, originals = checkpointing.repeated(block)
-        self._originals |= originals
+        self._back_from(copies, originals, zip(reversed(block), reversed(copies), strict=True))
+
+    def _sparing(self, node: Node, makers: Mapping[Tensor | None, Node]) -> None:
+        """Record the backward of a node, which reads copies of what is too cheap to be kept."""
+        roots = dict.fromkeys(t.root for t in node.inputs if t is not None and self.wants(t))
+        found = [makers[t] for t in roots if t in makers and t not in self._copies]
+        copies, originals = checkpointing.repeated(checkpointing.cheap(found, node))
+        fresh = self._copies | {tensor: copy for copy, tensor in originals.items()}
+        read = checkpointing.reading(node, fresh)
+        for copy in self._back_from(copies, originals, [(node, read)]):
+            (output,) = copy.outputs
+            assert output is not None
+            self._copies[originals[output]] = output
+
+    def _back_from(
+        self,
+        copies: Sequence[Node],
+        originals: Mapping[Tensor, Tensor],
+        nodes: Iterable[tuple[Node, Node]],
+    ) -> list[Node]:
+        """Record the backward of nodes, and before it the copies that it needs; return those."""
+        self._originals.update(originals)
         self.tape.written.update(originals)
         start = len(self.tape.nodes)
-        self._back(zip(reversed(block), reversed(copies), strict=True))
+        self._back(nodes)
         needed = checkpointing.needed_by(self.tape.nodes[start:], copies)
         self.tape.nodes[start:start] = needed
+        return needed
 
     def wants(self, tensor: Tensor | None) -> bool:
         """Whether a gradient must flow to this tensor: it is a parameter or depends on one."""

@@ -1,16 +1,26 @@
-"""Activation checkpointing: a block's forward nodes run once more, right before its backward.
+"""Computing again what the backward reads, instead of keeping it.
+
+Activation checkpointing: a block's forward nodes run once more, right before its backward.
 
 So of a block only its input has to be kept from the forward pass on; all else that its backward
 reads is computed afresh, by the same kernels from the same numbers: to the same bits. The planner
 sees that the first copies die early. Source: Chen et al. 2016, arXiv:1604.06174.
+
+Without that too, what a norm or an activation gives is not kept for a product's backward, if the
+product is so much work that nobody notices (CHEAP). Source: Korthikanti et al. 2022, section 5,
+arXiv:2205.05198, on recomputing what is large and quickly made.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from toynn.tape import Node, Tensor
 
-__all__ = ["needed_by", "repeated"]
+__all__ = ["cheap", "needed_by", "reading", "repeated"]
+
+#: Flops of a reader for each number that it reads, above which to compute the number again is
+#: cheap: a product with more than 512 outputs. A GELU then takes less than 1% of a step.
+CHEAP = 1024
 
 
 def repeated(nodes: Sequence[Node]) -> tuple[list[Node], dict[Tensor, Tensor]]:
@@ -39,7 +49,23 @@ def repeated(nodes: Sequence[Node]) -> tuple[list[Node], dict[Tensor, Tensor]]:
     return copies, {copy: tensor for tensor, copy in fresh.items()}
 
 
-def _part_of(fresh: dict[Tensor, Tensor], tensor: Tensor | None) -> Tensor | None:
+def cheap(makers: Iterable[Node], reader: Node) -> list[Node]:
+    """Return nodes that make for a reader, at little cost beside its own, what the makers made."""
+    again = [
+        maker.op.again(maker)
+        for maker in makers
+        if maker.op.again and reader.flops > CHEAP * max(t.size for t in maker.outputs if t)
+    ]
+    return [node for node in again if node is not None]
+
+
+def reading(node: Node, fresh: Mapping[Tensor, Tensor]) -> Node:
+    """Return a node that reads copies where there are any: itself, if there are none."""
+    inputs = tuple(_part_of(fresh, tensor) for tensor in node.inputs)
+    return node if inputs == node.inputs else replace(node, inputs=inputs)
+
+
+def _part_of(fresh: Mapping[Tensor, Tensor], tensor: Tensor | None) -> Tensor | None:
     """Return the fresh copy of a tensor, or of the part that it is; itself if there is none."""
     if tensor is None or tensor.root not in fresh:
         return tensor

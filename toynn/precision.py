@@ -17,17 +17,18 @@ def set_float32_matmul_precision(precision: str) -> None:
     of bfloat16 (8 significant bits, ties to even), whose products are added up in float32.
     "highest" takes three parts, all bits of each factor, and six products; "high" two parts, 16
     bits, and three products, each result off by up to 2^-14 of its size, in the mean by far less.
-    "medium" rounds the factors to bfloat16, with AMX or AVX512_BF16: each product is off by up to
-    2^-7 of its size.
+    "medium" rounds the factors to bfloat16, with AMX or AVX512_BF16, and those of attention's
+    products where there is AVX512_BF16: each product is off by up to 2^-7 of its size.
 
-    float32 are, everywhere, products of at most 2^21 multiply-adds, forward ones of up to 3 rows,
-    and attention; with AMX also those whose sums have fewer than 64 terms (in "highest" and "high")
-    and blocks with numbers out of reach of the parts: all below 1.4e-20, or one above 8.5e37,
-    infinite or NaN. ``toynn.show_config()`` says what each precision multiplies in here.
+    float32 are, everywhere, products of at most 2^21 multiply-adds, thin ones (one side has up to
+    14 rows or 16 columns), softmax, and attention but for medium over more than 32 rows; with AMX,
+    in "highest" and "high", also those whose sums have fewer than 64 terms and blocks with numbers
+    out of reach of the parts: all below 1.4e-20, or one above 8.5e37, infinite or NaN.
+    ``toynn.show_config()`` says what each precision multiplies in here.
 
-    Measured against float64 on ten steps of a GPT-2 (4 layers, d_model 128, T 128) where medium is
-    bfloat16: losses off by up to 3e-7 of their size in "highest", 4e-5 in "medium"; the gradients
-    of any weight by up to 7e-7 and 6e-3 of their norm.
+    Against float64, ten losses and the first gradients of a GPT-2 (4 layers, d_model 128, T 128)
+    are tested to be within 1e-6 and 5e-6 of their size in "highest", 1e-4 and 1e-4 in "high", 3e-4
+    and 2e-2 in "medium" (tests/parity/test_precision.py); a gradient's size is its norm.
     """
     global _chosen
     _chosen = checked(precision)

@@ -53,10 +53,16 @@ class Profile:
     """Time per op over all runs since the tape was compiled, slowest first."""
 
     rows: tuple[ProfileRow, ...]
+    short_handed_ms: float = 0.0  # on fewer threads: trials, and while other processes want cores
 
     @classmethod
-    def of(cls, calls: Iterable[tuple[str, int, int, int, int]]) -> "Profile":
-        """Add up (op, calls, nanoseconds, flops, bytes) per op; work is that of one call."""
+    def of(
+        cls, calls: Iterable[tuple[str, int, int, int, int]], short_handed: int = 0
+    ) -> "Profile":
+        """Add up (op, calls, nanoseconds, flops, bytes) per op; work is that of one call.
+
+        ``short_handed`` of those nanoseconds went by on fewer threads.
+        """
         totals: dict[str, list[int]] = {}
         for op, count, spent, flops, nbytes in calls:
             total = totals.setdefault(op, [0, 0, 0, 0])
@@ -67,7 +73,7 @@ class Profile:
             ProfileRow(op, count, spent / 1e6, flops, nbytes, spent / time)
             for op, (count, spent, flops, nbytes) in totals.items()
         ]
-        return cls(tuple(sorted(rows, key=lambda row: -row.ms)))
+        return cls(tuple(sorted(rows, key=lambda row: -row.ms)), short_handed / 1e6)
 
     @property
     def ms(self) -> float:
@@ -82,4 +88,6 @@ class Profile:
             for row in self.rows
         ]
         lines.append(f"{'all':28} {sum(row.calls for row in self.rows):8d} {self.ms:11.3f}")
+        if self.short_handed_ms:
+            lines.append(f"{'on fewer threads':28} {'':8} {self.short_handed_ms:11.3f}")
         return "\n".join(lines)

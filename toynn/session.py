@@ -386,11 +386,12 @@ class Session:
     def profile(self, tape: Tape | None = None) -> Profile:
         """Return the time per op over all runs of a tape so far."""
         tape = tape or self.tape
-        times = self._check_realized("profile()", tape).program.times()
-        return Profile.of(
+        program = self._check_realized("profile()", tape).program
+        rows = (
             (node.op.kernel, calls, spent, node.flops, node.nbytes)
-            for node, (calls, spent) in zip(tape.nodes, times, strict=True)
+            for node, (calls, spent) in zip(tape.nodes, program.times(), strict=True)
         )
+        return Profile.of(rows, program.short_handed())
 
     # -- Life cycle ----------------------------------------------------------------------------
 

@@ -101,6 +101,8 @@ class Op:
 
     ``gradient(back, node, dy)`` records the backward nodes of ``node``; see autograd.py.
     ``inplace`` maps an output's position to that of an input whose memory it may take over.
+    ``again(node)`` returns a node that computes the output of ``node`` once more, at little cost,
+    from what the backward of ``node`` reads anyway, or None: see checkpointing.py.
     ``adds``: its one output is the gradient of an activation, and the kernel adds to it when told
     to accumulate. ``weights`` lists the outputs that are gradients of weights: the kernel adds to
     them when told so, and leaves out one that is null. ``integers`` lists the inputs that are i32,
@@ -118,6 +120,7 @@ class Op:
     adds: bool = False
     nbytes: Callable[[Mapping[str, int]], int] | None = None  # default: each tensor once
     straight_through: bool = False  # its output's gradient is taken for its input's
+    again: Callable[["Node"], "Node | None"] | None = None
 
 
 @dataclass(eq=False)

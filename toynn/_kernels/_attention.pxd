@@ -6,14 +6,22 @@ transposed within blocks: cached_attention.pyx says how, and why.
 """
 from libc.math cimport INFINITY, logf
 
-from toynn._kernels._common cimport LANES, exp_, max_, sum_
-from toynn._kernels._gemm cimport multiply
-from toynn._kernels._panels cimport Operand, blocks_of, floats_at
+from toynn._kernels._common cimport LANES, exp_
+from toynn._kernels._gemm cimport multiply, multiply_panels
+from toynn._kernels._panels cimport (
+    KC, NR, Operand, V, aligned, blocks_of, floats_at, pack, panel_floats, panel_start, panels,
+    steps, transpose,
+)
+
+cdef extern from "rows.h" nogil:
+    void lanes_max "tn_lanes_max" (float* most, const float* x, Py_ssize_t n) noexcept
+    void lanes_sum "tn_lanes_sum" (float* total, const float* x, Py_ssize_t n) noexcept
 
 cdef enum:
     BLOCK = 64  # queries, and keys, per block: two blocks of scores take 40 KB
     TAIL = 16   # so many at the end, or fewer, are no block of their own
     WIDTH = BLOCK + TAIL  # floats from one row of a block of scores to the next
+    STRIP = 32  # rows of a block on the diagonal that are multiplied at once
 
 cdef struct Sizes:
     Py_ssize_t B, T, H, KV, D
@@ -23,6 +31,7 @@ cdef struct Sizes:
     bint causal
     bint cached  # k[j,d] is at j // BLOCK * BLOCK * D + d * BLOCK + j % BLOCK, and ldk = D
     float scale
+    bint pairs   # factors of products are rounded to bfloat16, and packed in pairs
 
 
 cdef inline Py_ssize_t row_floats(const float[:, :] x) except? -1:
@@ -65,30 +74,138 @@ cdef inline void _scale_row(float* x, float factor, Py_ssize_t n) noexcept nogil
         x[c] *= factor
 
 
-cdef inline void _scores(
-    float* p, const Sizes* s, const float* q, const float* k,
+cdef inline void _multiply_pairs(
+    float* y, Py_ssize_t ldy, const Operand* a, const Operand* b, Py_ssize_t K, bint add
+) noexcept nogil:
+    """y (+)= a b in pairs: both are packed, a, of at most WIDTH rows, as a whole."""
+    cdef float a_buffer[WIDTH * KC]
+    cdef float b_buffer[NR * KC]
+    cdef float* a_packed = aligned(a_buffer)
+    cdef float* b_packed = aligned(b_buffer)
+    cdef Py_ssize_t t, p, q, k, kc, row, rows, step
+    for t in range(blocks_of(K, KC)):
+        k = t * KC
+        kc = min(KC, K - k)
+        step = panel_floats(a, kc)
+        pack(a_packed, a, 0, panels(a), k, kc)
+        for q in range(panels(b)):
+            pack(b_packed, b, q, q + 1, k, kc)
+            for p in range(panels(a)):
+                row = panel_start(a, p)
+                rows = panel_start(a, p + 1) - row
+                multiply_panels(
+                    y + row * ldy + q * NR, ldy, a_packed + p * step, b_packed, rows,
+                    min(NR, b.size - q * NR), steps(a, kc), True, add or t > 0,
+                )
+
+
+cdef inline void _multiply(
+    float* y, Py_ssize_t ldy, const Sizes* s, Operand a, Operand b, Py_ssize_t K, bint add
+) noexcept nogil:
+    a.pairs = b.pairs = s.pairs
+    if s.pairs:
+        _multiply_pairs(y, ldy, &a, &b, K, add)
+    else:
+        multiply(y, ldy, &a, &b, K, add)
+
+
+cdef inline Py_ssize_t _strip(const Sizes* s, Py_ssize_t i, Py_ssize_t j) noexcept nogil:
+    """Rows, or keys, of a block that are multiplied at once: fewer where some keys are not seen."""
+    return STRIP if s.causal and s.past + i < j + BLOCK else WIDTH
+
+
+cdef inline Py_ssize_t _seen(
+    const Sizes* s, Py_ssize_t query, Py_ssize_t j, Py_ssize_t columns
+) noexcept nogil:
+    """How many of the keys j .. j + columns - 1 a query sees."""
+    return max(0, min(columns, s.past + query + 1 - j)) if s.causal else columns
+
+
+cdef inline Py_ssize_t _reach(
+    const Sizes* s, Py_ssize_t i, Py_ssize_t rows, Py_ssize_t r, Py_ssize_t j, Py_ssize_t columns
+) noexcept nogil:
+    """How many keys j .. the strip of query i + r is multiplied with."""
+    cdef Py_ssize_t last = min(rows, (r // STRIP + 1) * STRIP) - 1
+    return _seen(s, i + last, j, columns)
+
+
+cdef inline void _products_of_rows(
+    float* p, const Sizes* s, const float* x, Py_ssize_t ldx, const float* y, Py_ssize_t ldy,
     Py_ssize_t i, Py_ssize_t rows, Py_ssize_t j, Py_ssize_t columns,
 ) noexcept nogil:
-    """p = scale q . k for queries i .. and keys j ..; -infinity for keys not seen."""
-    cdef Operand a = floats_at(q + i * s.ldq, rows, s.ldq, 1, True)
-    cdef Operand b = floats_at(
-        k + j * s.ldk, columns, 1 if s.cached else s.ldk, BLOCK if s.cached else 1, False
-    )
-    cdef Py_ssize_t r, c, seen = columns
-    multiply(p, WIDTH, &a, &b, s.D, False)
-    for r in range(rows):
-        if s.causal:
-            seen = max(0, min(columns, s.past + i + r + 1 - j))
-        _scale_row(p + r * WIDTH, s.scale, columns)
-        for c in range(seen, _whole(columns)):
-            p[r * WIDTH + c] = -INFINITY
+    """p = x . y for rows i .. of x and j .. of y, where queries i .. see keys j .. ."""
+    cdef Py_ssize_t strip = _strip(s, i, j), t, first, n
+    cdef Operand a, b
+    for t in range(blocks_of(rows, strip)):
+        first = t * strip
+        n = min(strip, rows - first)
+        a = floats_at(x + (i + first) * ldx, n, ldx, 1, True)
+        b = floats_at(
+            y + j * ldy, _seen(s, i + first + n - 1, j, columns), 1 if s.cached else ldy,
+            BLOCK if s.cached else 1, False,
+        )
+        _multiply(p + first * WIDTH, WIDTH, s, a, b, s.D, False)
 
 
-cdef inline void _weights_row(float* p, Py_ssize_t width, float shift) noexcept nogil:
-    """p = exp(p - shift)."""
-    cdef Py_ssize_t c
-    for c in range(width):
-        p[c] = exp_(p[c] - shift)
+cdef inline void _add_rows(
+    float* y, Py_ssize_t ldy, const Sizes* s, const float* p, const float* x, Py_ssize_t ldx,
+    Py_ssize_t i, Py_ssize_t rows, Py_ssize_t j, Py_ssize_t columns, bint add,
+) noexcept nogil:
+    """y (+)= p x: to each query what the keys give that it sees. y is at row i, x at row j."""
+    cdef Py_ssize_t strip = _strip(s, i, j), t, first, n
+    cdef Operand a, b = floats_at(x, s.D, 1, ldx, False)
+    for t in range(blocks_of(rows, strip)):
+        first = t * strip
+        n = min(strip, rows - first)
+        a = floats_at(p + first * WIDTH, n, WIDTH, 1, True)
+        _multiply(
+            y + first * ldy, ldy, s, a, b, _seen(s, i + first + n - 1, j, columns), add
+        )
+
+
+cdef inline void _add_columns(
+    float* y, Py_ssize_t ldy, const Sizes* s, const float* p, const float* x, Py_ssize_t ldx,
+    Py_ssize_t i, Py_ssize_t rows, Py_ssize_t j, Py_ssize_t columns, bint add,
+) noexcept nogil:
+    """y (+)= p^T x: to each key what the queries give that see it. y is at row j, x at row i."""
+    cdef Py_ssize_t strip = _strip(s, i, j), t, first, above
+    cdef Operand a, b
+    for t in range(blocks_of(columns, strip)):
+        first = t * strip
+        above = max(0, j + first - s.past - i) if s.causal else 0
+        a = floats_at(p + above * WIDTH + first, min(strip, columns - first), 1, WIDTH, True)
+        b = floats_at(x + above * ldx, s.D, 1, ldx, False)
+        _multiply(y + first * ldy, ldy, s, a, b, rows - above, add)
+
+
+cdef inline void _scale_scores(float* p, int seen, int n, float scale) noexcept nogil:
+    """p = scale p for keys that are seen, -infinity for others of n, to a whole register."""
+    cdef int c  # as wide as a float: a register of them is compared at once
+    for c in range(_whole(n)):
+        p[c] = scale * p[c] if c < seen else <float>-INFINITY
+
+
+cdef inline void _weights(float* p, int seen, int n, float scale, float shift) noexcept nogil:
+    """p = exp(scale p - shift) for keys that are seen, 0 for others of n, to a whole register."""
+    cdef int c
+    for c in range(_whole(n)):
+        p[c] = exp_(scale * p[c] - shift) if c < seen else <float>0.0
+
+
+cdef inline void _score_gradients(
+    float* ds, const float* p, int seen, int n, float scale, float delta
+) noexcept nogil:
+    """ds = scale p (ds - delta) for keys that are seen, 0 for others of n, to a whole register."""
+    cdef int c
+    for c in range(_whole(n)):
+        ds[c] = scale * p[c] * (ds[c] - delta) if c < seen else <float>0.0
+
+
+cdef inline void _by_lane(float* y, const float* x, Py_ssize_t rows) noexcept nogil:
+    """y (V, WIDTH) = the transpose of x (rows, V): so many registers hold what V would share."""
+    cdef Py_ssize_t r
+    for r in range(_whole(rows) // V):
+        transpose(y + r * V, WIDTH, x + r * V * V, V, rows - r * V)
 
 
 cdef inline void forward_block(
@@ -97,30 +214,48 @@ cdef inline void forward_block(
 ) noexcept nogil:
     """Overwrite o and lse of queries i .. i + BLOCK - 1 from all keys."""
     cdef float p[WIDTH * WIDTH]
-    cdef float most[WIDTH]   # running maximum of the scaled scores of a row
-    cdef float total[WIDTH]  # running sum of exp(score - most)
-    cdef Py_ssize_t r, t, j, columns, width, rows = block_size(s, i, s.T)
+    cdef float lanes[WIDTH * V]    # of each row, partial maxima or sums
+    cdef float by_lane[V * WIDTH]
+    cdef float most[WIDTH]    # running maximum of the scaled scores of a row
+    cdef float total[WIDTH]   # running sum of exp(score - most)
+    cdef float factor[WIDTH]  # by which both shrink, and o, when the maximum grows
+    cdef Py_ssize_t r, t, j, n, lane, columns, rows = block_size(s, i, s.T)
     cdef Py_ssize_t keys = s.past + i + rows if s.causal else s.S
-    cdef float before
-    cdef Operand a, b
+    cdef float x
+    for r in range(WIDTH):
+        most[r] = -INFINITY
+        total[r] = 0
     for t in range(block_count(s, keys)):
         j = t * BLOCK
         columns = block_size(s, j, keys)
-        width = _whole(columns)
-        _scores(p, s, q, k, i, rows, j, columns)
+        _products_of_rows(p, s, q, s.ldq, k, s.ldk, i, rows, j, columns)
         for r in range(rows):
-            before = most[r] if t else <float>-INFINITY
-            most[r] = max(before, max_(p + r * WIDTH, width))
-            _weights_row(p + r * WIDTH, width, most[r])
-            if t == 0:
-                total[r] = sum_(p + r * WIDTH, width)
-            else:
-                before = exp_(before - most[r])
-                total[r] = total[r] * before + sum_(p + r * WIDTH, width)
-                _scale_row(o + (i + r) * s.ldo, before, s.D)
-        a = floats_at(&p[0], rows, WIDTH, 1, True)
-        b = floats_at(v + j * s.ldv, s.D, 1, s.ldv, False)
-        multiply(o + i * s.ldo, s.ldo, &a, &b, columns, t > 0)
+            n = _reach(s, i, rows, r, j, columns)
+            _scale_scores(p + r * WIDTH, _seen(s, i + r, j, columns), n, s.scale)
+            lanes_max(lanes + r * V, p + r * WIDTH, _whole(n))
+        _by_lane(by_lane, lanes, rows)
+        for r in range(_whole(rows)):
+            x = most[r]
+            for lane in range(V):
+                x = by_lane[lane * WIDTH + r] if by_lane[lane * WIDTH + r] > x else x
+            factor[r] = exp_(most[r] - x)
+            most[r] = x
+        for r in range(rows):
+            n = _reach(s, i, rows, r, j, columns)
+            _weights(p + r * WIDTH, _seen(s, i + r, j, columns), n, 1, most[r])
+            lanes_sum(lanes + r * V, p + r * WIDTH, _whole(n))
+        _by_lane(by_lane, lanes, rows)
+        for r in range(_whole(rows)):
+            x = 0
+            for lane in range(V):
+                x += by_lane[lane * WIDTH + r]
+            total[r] = total[r] * factor[r] + x
+        if t > 0:
+            for r in range(rows):
+                _scale_row(o + (i + r) * s.ldo, factor[r], s.D)
+        _add_rows(
+            o + i * s.ldo, s.ldo, s, p, v + j * s.ldv, s.ldv, i, rows, j, columns, t > 0
+        )
     for r in range(rows):
         _scale_row(o + (i + r) * s.ldo, 1 / total[r], s.D)
         lse[i + r] = most[r] + logf(total[r])
@@ -134,26 +269,20 @@ cdef inline void backward_block(
     """What queries i .. and keys j .. give to dq, dk and dv; the first keys overwrite dq."""
     cdef float p[WIDTH * WIDTH]
     cdef float ds[WIDTH * WIDTH]
-    cdef Py_ssize_t r, c, rows = block_size(s, i, s.T), columns = block_size(s, j, s.T)
-    cdef Operand a, b
-    _scores(p, s, q, k, i, rows, j, columns)
-    # do . v, then ds
-    a = floats_at(do + i * s.ldo, rows, s.ldo, 1, True)
-    b = floats_at(v + j * s.ldv, columns, s.ldv, 1, False)
-    multiply(ds, WIDTH, &a, &b, s.D, False)
+    cdef Py_ssize_t r, n, seen, rows = block_size(s, i, s.T)
+    cdef Py_ssize_t columns = block_size(s, j, s.T)
+    _products_of_rows(p, s, q, s.ldq, k, s.ldk, i, rows, j, columns)
+    _products_of_rows(ds, s, do, s.ldo, v, s.ldv, i, rows, j, columns)  # do . v, then ds
     for r in range(rows):
-        _weights_row(p + r * WIDTH, _whole(columns), lse[i + r])
-        for c in range(columns):
-            ds[r * WIDTH + c] = s.scale * p[r * WIDTH + c] * (ds[r * WIDTH + c] - delta[i + r])
-    # dv += p^T do
-    a = floats_at(&p[0], columns, 1, WIDTH, True)
-    b = floats_at(do + i * s.ldo, s.D, 1, s.ldo, False)
-    multiply(dv + j * s.ldv, s.ldv, &a, &b, rows, add_to_keys)
-    # dk += ds^T q
-    a = floats_at(&ds[0], columns, 1, WIDTH, True)
-    b = floats_at(q + i * s.ldq, s.D, 1, s.ldq, False)
-    multiply(dk + j * s.ldk, s.ldk, &a, &b, rows, add_to_keys)
-    # dq += ds k
-    a = floats_at(&ds[0], rows, WIDTH, 1, True)
-    b = floats_at(k + j * s.ldk, s.D, 1, s.ldk, False)
-    multiply(dq + i * s.ldq, s.ldq, &a, &b, columns, j > 0)
+        seen = _seen(s, i + r, j, columns)
+        n = _reach(s, i, rows, r, j, columns)
+        _weights(p + r * WIDTH, seen, n, s.scale, lse[i + r])
+        _score_gradients(ds + r * WIDTH, p + r * WIDTH, seen, n, s.scale, delta[i + r])
+    # dv += p^T do, dk += ds^T q, dq += ds k
+    _add_columns(
+        dv + j * s.ldv, s.ldv, s, p, do + i * s.ldo, s.ldo, i, rows, j, columns, add_to_keys
+    )
+    _add_columns(
+        dk + j * s.ldk, s.ldk, s, ds, q + i * s.ldq, s.ldq, i, rows, j, columns, add_to_keys
+    )
+    _add_rows(dq + i * s.ldq, s.ldq, s, ds, k + j * s.ldk, s.ldk, i, rows, j, columns, j > 0)

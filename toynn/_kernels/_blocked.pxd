@@ -80,19 +80,24 @@ cdef inline bint is_small(const Product* p) noexcept nogil:
 
 
 cdef inline bint is_thin(const Product* p) noexcept nogil:
-    """Whether one side is a single panel, and tiles can read the other one where it is."""
-    cdef bint in_place = p.b.expand == NULL and p.b.stride == 1
-    return p.b.size <= V or (p.a.size <= MR and in_place)
+    """Whether a side is a single panel: then packing is most of the work, and floats it is."""
+    return p.b.size <= V or p.a.size <= MR
 
 
-cdef inline bint is_packed(const Product* p) noexcept nogil:
-    return not (p.few or is_small(p) or is_thin(p))
+cdef inline bint _is_shared(const Product* p) noexcept nogil:
+    """Whether it is thin, and threads can have shares of the other side where it is."""
+    cdef bint in_place = p.b.size <= V or (p.b.expand == NULL and p.b.stride == 1)
+    return is_thin(p) and in_place
+
+
+cdef inline bint _is_packed(const Product* p) noexcept nogil:
+    return not (p.few or is_small(p) or _is_shared(p))
 
 
 cdef inline Py_ssize_t scratch_floats(const Product* p, int n_threads) noexcept nogil:
-    """Floats of scratch memory that a product needs on up to n_threads threads."""
+    """Floats of scratch memory that a product needs on up to n_threads threads, in any type."""
     cdef Plan plan
-    if not is_packed(p):
+    if p.few or is_small(p):
         return 0
     plan = _plan(p, n_threads)
     return plan.shared_floats + n_threads * plan.most_own_floats + LINE
@@ -261,7 +266,7 @@ cdef inline void _multiply_share(const Product* p, Py_ssize_t i, int shares) noe
 cdef inline void _multiply_unpacked(const Product* p, int n_threads) noexcept nogil:
     cdef Py_ssize_t i
     cdef fpstate before = 0
-    if n_threads == 1 or not is_thin(p):
+    if n_threads == 1 or not _is_shared(p):
         before = flush_denormals()
         _multiply_share(p, 0, 1)
         restore_fpstate(before)
@@ -312,7 +317,7 @@ cdef inline void multiply_matrices(const Product* p, void* workspace, int n_thre
         memset(p.c, 0, p.a.size * p.b.size * sizeof(float))
     if p.few:
         _multiply_few(p, n_threads)
-    elif is_packed(p):
+    elif _is_packed(p):
         _multiply_blocked(p, workspace, n_threads)
     else:
         _multiply_unpacked(p, n_threads)

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from toynn._kernels._types import BLOCKS
+from toynn.precision import PRECISIONS
 
-__all__ = ["MAX_THREADS", "check", "row_length"]
+__all__ = ["MAX_THREADS", "check", "precision_index", "row_length"]
 
 MAX_THREADS = 1024  # the OpenMP runtime ends the process when it cannot make a thread
 
@@ -41,3 +42,11 @@ def row_length(where: str, type: str, elements: int) -> int:
             f"{where}: {type} needs rows of a multiple of {block} elements; got {elements}"
         )
     return elements if type == "F32" else elements // block * nbytes
+
+
+def precision_index(where: str, precision: str) -> int:
+    """Return the number of a precision in PRECISIONS; ValueError if there is none of that name."""
+    if precision not in PRECISIONS:
+        known = ", ".join(PRECISIONS)
+        raise ValueError(f"{where}: precision needs one of {known}; got {precision!r}")
+    return PRECISIONS.index(precision)

@@ -120,6 +120,4 @@ cdef inline void multiply(
     cdef Py_ssize_t q, t
     for q in range(panels(b)):
         for t in range(blocks_of(K, KC)):
-            multiply_rows(
-                c + q * NR, ldc, a, b, q, t * KC, min(KC, K - t * KC), add or t > 0
-            )
+            multiply_rows(c + q * NR, ldc, a, b, q, t * KC, min(KC, K - t * KC), add or t > 0)

@@ -17,6 +17,7 @@ def forward(
     causal: bool = True,
     scale: float | None = None,
     n_threads: int = 1,
+    precision: str = "highest",
 ) -> None: ...
 def backward(
     dq: _F32,
@@ -32,4 +33,5 @@ def backward(
     causal: bool = True,
     scale: float | None = None,
     n_threads: int = 1,
+    precision: str = "highest",
 ) -> None: ...

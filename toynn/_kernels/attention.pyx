@@ -13,6 +13,9 @@ H / KV query heads each. Scores live in blocks of BLOCK x BLOCK (_attention.pxd)
 running maximum and sum per row, backward recomputes p from lse. q, k, v may be columns of one fused
 array, and dq, dk, dv of another; o, do are (B*T, H*D). Saved: o, lse (B,H,T). All outputs are
 overwritten and alias nothing.
+
+With precision "medium", for more than SHORT rows and where the CPU multiplies pairs, both factors
+of each product, p and ds too, are rounded to bfloat16; sums, maxima and exp stay float32.
 Source: Dao 2023 (FlashAttention-2), arXiv:2307.08691, algorithms 1 and 2.
 """
 from cpython.pycapsule cimport PyCapsule_New
@@ -22,13 +25,19 @@ from toynn._kernels._attention cimport (
     BLOCK, Sizes, at_row, backward_block, block_count, forward_block, row_floats
 )
 from toynn._kernels._common cimport at2, at3, dot_
+from toynn._kernels._panels cimport HAS_PAIRS
 from toynn._kernels._parallel cimport parallel_for
 from toynn._kernels.abi cimport KernelArgs, kernel_fn
 
-from toynn._kernels._check import check
+from toynn._kernels._check import check, precision_index
+from toynn._kernels.cpu import has_avx512_bf16
 
 cdef enum:
     SMALL = 1 << 19  # multiplications per product for which waking threads costs too much
+    SHORT = 32       # rows of a sequence for which packing pairs costs what they save
+    MEDIUM = 2       # in toynn.precision.PRECISIONS
+
+cdef bint _pairs = HAS_PAIRS and has_avx512_bf16()
 
 
 cdef inline Sizes _sizes(const KernelArgs* a) noexcept nogil:
@@ -38,6 +47,7 @@ cdef inline Sizes _sizes(const KernelArgs* a) noexcept nogil:
     s.S, s.past, s.cached = s.T, 0, False
     s.ldo = s.H * s.D
     s.scale = a.f[0]
+    s.pairs = _pairs and a.n[9] == MEDIUM and s.T > SHORT
     return s
 
 
@@ -87,7 +97,8 @@ cdef void _forward_blocks(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noex
 
 
 cdef void _forward(KernelArgs* a) noexcept nogil:
-    """Tensors o, lse, q, k, v; sizes B, T, H, KV, D, ldq, ldk, ldv, causal; option scale."""
+    """Tensors o, lse, q, k, v; sizes B, T, H, KV, D, ldq, ldk, ldv, causal, precision;
+    option scale."""
     cdef Sizes s = _sizes(a)
     a.n_threads = _threads(&s, a.n_threads)
     parallel_for(_forward_blocks, a, s.B * s.H * block_count(&s, s.T))
@@ -122,7 +133,7 @@ cdef void _backward(KernelArgs* a) noexcept nogil:
 
 cdef _describe(
     KernelArgs* a, str where, const float[:, :] q, const float[:, :] k, const float[:, :] v,
-    const float[:, :, ::1] lse, bint causal, scale, int n_threads, arrays,
+    const float[:, :, ::1] lse, bint causal, scale, int n_threads, str precision, arrays,
 ):
     """Fill in the sizes, which follow from lse (B,H,T) and the columns of q and k; check shapes."""
     cdef Py_ssize_t B = lse.shape[0], H = lse.shape[1], T = lse.shape[2]
@@ -142,13 +153,14 @@ cdef _describe(
     )
     a.n[0], a.n[1], a.n[2], a.n[3], a.n[4] = B, T, H, KV, D
     a.n[5], a.n[6], a.n[7], a.n[8] = row_floats(q), row_floats(k), row_floats(v), causal
+    a.n[9] = precision_index(where, precision)
     a.f[0] = 1 / sqrt(D) if scale is None else scale
     a.n_threads = n_threads
 
 
 def forward(
     float[:, ::1] o, float[:, :, ::1] lse, const float[:, :] q, const float[:, :] k,
-    const float[:, :] v, bint causal=True, scale=None, int n_threads=1,
+    const float[:, :] v, bint causal=True, scale=None, int n_threads=1, str precision="highest",
 ):
     """Overwrite o (B*T, H*D) and lse (B,H,T) from q (B*T, H*D), k and v (B*T, KV*D).
 
@@ -156,7 +168,10 @@ def forward(
     ``scale`` is 1 / sqrt(D) if None.
     """
     cdef KernelArgs a
-    _describe(&a, "attention.forward", q, k, v, lse, causal, scale, n_threads, {"o": o})
+    _describe(
+        &a, "attention.forward", q, k, v, lse, causal, scale, n_threads, precision,
+        {"o": o},
+    )
     a.t[0], a.t[1], a.t[2], a.t[3], a.t[4] = at2(o), at3(lse), at_row(q), at_row(k), at_row(v)
     with nogil:
         _forward(&a)
@@ -166,7 +181,7 @@ def backward(
     float[:, :] dq, float[:, :] dk, float[:, :] dv, float[:, :, ::1] delta,
     const float[:, ::1] do, const float[:, ::1] o, const float[:, :, ::1] lse,
     const float[:, :] q, const float[:, :] k, const float[:, :] v,
-    bint causal=True, scale=None, int n_threads=1,
+    bint causal=True, scale=None, int n_threads=1, str precision="highest",
 ):
     """Overwrite dq, dk, dv, shaped and strided like q, k, v, and delta (B,H,T).
 
@@ -174,7 +189,7 @@ def backward(
     """
     cdef KernelArgs a
     _describe(
-        &a, "attention.backward", q, k, v, lse, causal, scale, n_threads,
+        &a, "attention.backward", q, k, v, lse, causal, scale, n_threads, precision,
         {"dq": dq, "dk": dk, "dv": dv, "delta": delta, "do": do, "o": o},
     )
     if (row_floats(dq), row_floats(dk), row_floats(dv)) != (a.n[5], a.n[6], a.n[7]):

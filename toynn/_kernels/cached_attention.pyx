@@ -40,6 +40,7 @@ cdef inline Sizes _sizes(const KernelArgs* a) noexcept nogil:
     s.ldq, s.ldk, s.ldv = a.n[6], a.n[7], a.n[8]
     s.ldo = s.H * s.D
     s.past, s.causal, s.cached, s.scale = 0, True, True, a.f[0]
+    s.pairs = False
     return s
 
 

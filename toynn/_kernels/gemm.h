@@ -153,7 +153,12 @@ TN_INLINE void tn_exchange(tn_vec r[TN_V]) {
 static inline void tn_transpose(float* y, ptrdiff_t y_k, const float* x, ptrdiff_t x_row,
                                 ptrdiff_t rows) {
     tn_vec r[TN_V];
-    TN_UNROLL for (int i = 0; i < TN_V; i++) r[i] = i < rows ? tn_load(x + i * x_row) : (tn_vec){0};
+    if (rows >= TN_V) {
+        TN_UNROLL for (int i = 0; i < TN_V; i++) r[i] = tn_load(x + i * x_row);
+    } else {
+        TN_UNROLL for (int i = 0; i < TN_V; i++)
+            r[i] = i < rows ? tn_load(x + i * x_row) : (tn_vec){0};
+    }
     tn_exchange(r);
     TN_UNROLL for (int i = 0; i < TN_V; i++) tn_store(y + i * y_k, r[i]);
 }

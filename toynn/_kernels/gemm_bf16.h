@@ -48,27 +48,45 @@ TN_BF16 static inline void tn_tile_pairs(int h, ptrdiff_t pairs, const float* a,
     TN_ALL_HEIGHTS(tn_pairs_body, pairs, a, b, c, ldc, add)
 }
 
+/* The first n of 16 lanes. */
+TN_INLINE __mmask16 tn_mask(ptrdiff_t n) { return n >= 16 ? 0xFFFF : n > 0 ? (1 << n) - 1 : 0; }
+
 /* The first n of 16 floats; the others count as 0, and are not read. */
 TN_INLINE __m512 tn_first(const float* x, ptrdiff_t n) {
-    return _mm512_maskz_loadu_ps((__mmask16)(n >= 16 ? 0xFFFF : n > 0 ? (1 << n) - 1 : 0), x);
+    return _mm512_maskz_loadu_ps(tn_mask(n), x);
 }
 
-/* Columns that begin x_row apart, the terms of each side by side: blocks of 16 x 16 pairs. */
+/* 16 rows of 32 terms, rounded: row[j] + k .. ; of the terms only kc exist. */
+TN_INLINE TN_BF16 void tn_round_rows(tn_vec r[16], const float* const row[16], ptrdiff_t k,
+                                     ptrdiff_t kc) {
+    if (kc - k >= 32) {
+        TN_UNROLL for (int j = 0; j < 16; j++)
+            r[j] = (tn_vec)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(row[j] + k + 16),
+                                               _mm512_loadu_ps(row[j] + k));
+    } else {
+        TN_UNROLL for (int j = 0; j < 16; j++)
+            r[j] = (tn_vec)_mm512_cvtne2ps_pbh(tn_first(row[j] + k + 16, kc - k - 16),
+                                               tn_first(row[j] + k, kc - k));
+    }
+}
+
+/* Columns that begin x_row apart, the terms of each side by side: blocks of 16 x 16 pairs. What is
+   written for columns that do not exist is of no matter: here, the last one that does, again. */
 TN_INLINE TN_BF16 void tn_pairs_along(float* y, int width, const float* x, ptrdiff_t n,
                                       ptrdiff_t x_row, ptrdiff_t kc) {
-    for (ptrdiff_t k = 0; k < kc; k += 32) {
-        for (int i = 0; i < width; i += 16) {
+    for (int i = 0; i < width; i += 16) {
+        const float* row[16];
+        for (int j = 0; j < 16; j++) row[j] = x + (i + j < n ? i + j : n - 1) * x_row;
+        for (ptrdiff_t k = 0; k < kc; k += 32) {
             tn_vec r[16];
-            TN_UNROLL for (int j = 0; j < 16; j++) {
-                const float* row = x + (i + j) * x_row + k;
-                r[j] = (tn_vec){0};
-                if (i + j < n)
-                    r[j] = (tn_vec)_mm512_cvtne2ps_pbh(tn_first(row + 16, kc - k - 16),
-                                                       tn_first(row, kc - k));
-            }
+            tn_round_rows(r, row, k, kc);
             tn_exchange(r);
-            TN_UNROLL for (int j = 0; j < 16; j++)
-                if (k + 2 * j < kc) tn_store(y + (k / 2 + j) * width + i, r[j]);
+            float* at = y + k / 2 * width + i;
+            if (kc - k >= 32) {
+                TN_UNROLL for (int j = 0; j < 16; j++) tn_store(at + j * width, r[j]);
+            } else {
+                for (int j = 0; k + 2 * j < kc; j++) tn_store(at + j * width, r[j]);
+            }
         }
     }
 }
@@ -84,11 +102,13 @@ TN_INLINE __m512i tn_interleaved(__m512i both) {
 /* Terms that lie x_k apart, columns side by side: two rows are interleaved. */
 TN_INLINE TN_BF16 void tn_pairs_across(float* y, int width, const float* x, ptrdiff_t n,
                                        ptrdiff_t x_k, ptrdiff_t kc) {
-    for (ptrdiff_t k = 0; k < kc; k += 2) {
-        for (int i = 0; i < width; i += 16) {
+    for (int i = 0; i < width; i += 16) {
+        const __mmask16 exist = tn_mask(n - i);
+        for (ptrdiff_t k = 0; k < kc; k += 2) {
             const float* row = x + k * x_k + i;
-            const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(
-                tn_first(row + x_k, k + 1 < kc ? n - i : 0), tn_first(row, n - i));
+            const __m512 even = _mm512_maskz_loadu_ps(exist, row);
+            const __m512 odd = _mm512_maskz_loadu_ps(k + 1 < kc ? exist : 0, row + x_k);
+            const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(odd, even);
             tn_store(y + k / 2 * width + i, (tn_vec)tn_interleaved(both));
         }
     }

@@ -22,7 +22,7 @@ from cpython.pycapsule cimport PyCapsule_New
 from libc.stdlib cimport free, malloc
 
 from toynn._kernels._blocked cimport (
-    FEW, GELU_EXACT, GELU_TANH, NONE, Activation, Product, is_packed, multiply_matrices,
+    FEW, GELU_EXACT, GELU_TANH, NONE, Activation, Product, is_small, is_thin, multiply_matrices,
     scratch_floats,
 )
 from toynn._kernels._common cimport at1, at2
@@ -68,7 +68,7 @@ cdef Product _product(
         p.a = floats_at(a, N, 1, N, True)
         p.b = floats_at(<const float*>b, K, 1, K, False)
         p.K = M
-    if not is_packed(&p):
+    if p.few or is_small(&p) or is_thin(&p):
         return p
     if HAS_TILES and p.K >= 2 * SIDE:
         p.a.parts = p.b.parts = 3 - precision  # highest 3, high 2, medium 1

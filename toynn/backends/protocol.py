@@ -71,6 +71,9 @@ class Program(Protocol):
     def times(self) -> list[tuple[int, int]]:
         """Return (calls, nanoseconds) per launch since it was compiled."""
 
+    def short_handed(self) -> int:
+        """Return how many of those nanoseconds went by on fewer threads than were worth it."""
+
 
 class Backend(Protocol):
     """Memory and programs on one kind of device."""

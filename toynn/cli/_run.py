@@ -131,7 +131,10 @@ def run_loop(
     on_best: Callable[[], object],
     measure: Callable[[Any], Mapping[str, float]] | None = None,
 ) -> Result:
-    """Train; fill metrics.jsonl, show the progress. ``on_best`` keeps the best weights."""
+    """Train; fill metrics.jsonl, show the progress. ``on_best`` keeps the best weights.
+
+    Raises KeyboardInterrupt if a signal comes before the first step.
+    """
     options = LoopOptions(
         steps=arguments.steps,
         grad_accum=arguments.grad_accum,
@@ -148,7 +151,7 @@ def run_loop(
         MetricsFile(folder.metrics, unit) as metrics,
         Progress(arguments.steps, unit=unit) as progress,
     ):
-        return Loop(
+        result = Loop(
             recipe,
             batches,
             optimizer,
@@ -160,6 +163,9 @@ def run_loop(
             on_report=[metrics.write, progress],
             on_best=on_best,
         ).run()
+    if not result.iterations:  # stopped before there is anything to keep
+        raise KeyboardInterrupt
+    return result
 
 
 def print_model(engine: Any) -> None:

@@ -61,8 +61,8 @@ def load(path: str | os.PathLike[str], base: Base | None = None) -> Adapter:
     path = Path(path)
     if path.name in (CONFIG, WEIGHTS):
         path = path.parent
-    if (path / "adapter.gguf").is_file() and not (path / CONFIG).exists():
-        path = path / "adapter.gguf"  # a run that ended before its time
+    if (path / "adapter.gguf").is_file() and (base is None or not (path / CONFIG).exists()):
+        path = path / "adapter.gguf"  # of a run, which may have ended before its time
     if not path.is_dir():
         adapter = read_gguf(path)
         if base is not None:

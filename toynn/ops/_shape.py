@@ -8,7 +8,7 @@ from toynn.autograd import Backward
 from toynn.errors import ShapeError
 from toynn.tape import Node, Tape, Tensor
 
-__all__ = ["Recorder", "Rule", "Sizes", "flops", "given", "matrix", "require"]
+__all__ = ["Recorder", "Rule", "Sizes", "flops", "given", "itself", "matrix", "require"]
 
 
 Sizes = Mapping[str, int]
@@ -37,6 +37,11 @@ def require(condition: bool, op: str, needed: str, *got: Tensor | None) -> None:
 def matrix(op: str, x: Tensor) -> tuple[int, int]:
     require(len(x.shape) == 2, op, "a matrix (N, C)", x)
     return x.shape[0], x.shape[1]
+
+
+def itself(node: Node) -> Node:
+    """For Op.again: all that the node reads is read by its backward too."""
+    return node
 
 
 def given(tensor: Tensor | None) -> Tensor:

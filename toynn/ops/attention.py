@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import sqrt
 
-from toynn import checks
+from toynn import checks, precision
 from toynn.autograd import Backward
 from toynn.errors import ConfigError
 from toynn.ops._shape import Recorder, Sizes, given, matrix, require
@@ -53,9 +53,10 @@ def attention(
     """Record o (B T, H D) = softmax(q k^T / sqrt(D)) v, per sequence and head.
 
     q (B T, H D), k and v (B T, KV D); or q alone, holding all three side by side
-    (B T, (H + 2 KV) D). Saves the log-sum-exp of each row of scores, never the scores. With a
-    ``cache`` the rows are the next T of their sequences: they see all that are in it, and are added
-    to it. That is causal, and has no gradient.
+    (B T, (H + 2 KV) D). Saves the log-sum-exp of each row of scores, never the scores. The node
+    and its gradient keep the session's ``matmul_precision`` of now. With a ``cache`` the rows are
+    the next T of their sequences: they see all that are in it, and are added to it. That is causal,
+    exact to float32 in any precision, and has no gradient.
     """
     H, KV = n_heads, n_kv_heads or n_heads
     N, columns = matrix("attention", q)
@@ -76,6 +77,7 @@ def attention(
     if cache is None:
         lse = s.tape.new("lse", (batch, H, T))
         sizes |= strides | {"causal": int(causal)}
+        sizes["precision"] = precision.PRECISIONS.index(s.matmul_precision)
         s.tape.record(ATTENTION, [o], [lse], [q, k, v], sizes, options=scale)
         return o
     S = cache.v.shape[2]

@@ -2,7 +2,7 @@
 
 from toynn.autograd import Backward
 from toynn.errors import ConfigError
-from toynn.ops._shape import Recorder, Rule, flops, given, require
+from toynn.ops._shape import Recorder, Rule, flops, given, itself, require
 from toynn.tape import Node, Op, Tensor
 
 __all__ = [
@@ -95,8 +95,8 @@ ACCUMULATE = Op("elementwise.accumulate", flops(1, "n"), weights=(0,))
 SCALE = Op("elementwise.scale", flops(1, "n"), _scale_gradient, inplace={0: 0})
 ROUNDING = Op("rounding.forward", flops(1, "n"), straight_through=True)
 GELU_BACKWARD = Op("gelu.backward", flops(16, "n"), inplace={0: 0})
-GELU = Op("gelu.forward", flops(12, "n"), _pointwise_gradient(GELU_BACKWARD))
+GELU = Op("gelu.forward", flops(12, "n"), _pointwise_gradient(GELU_BACKWARD), again=itself)
 SILU_BACKWARD = Op("silu.backward", flops(12, "n"), inplace={0: 0})
-SILU = Op("silu.forward", flops(10, "n"), _pointwise_gradient(SILU_BACKWARD))
+SILU = Op("silu.forward", flops(10, "n"), _pointwise_gradient(SILU_BACKWARD), again=itself)
 SWIGLU_BACKWARD = Op("swiglu.backward", flops(14, "n"))
-SWIGLU = Op("swiglu.forward", flops(11, "n"), _pointwise_gradient(SWIGLU_BACKWARD))
+SWIGLU = Op("swiglu.forward", flops(11, "n"), _pointwise_gradient(SWIGLU_BACKWARD), again=itself)

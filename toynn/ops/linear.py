@@ -1,10 +1,12 @@
 """What multiplies by a matrix of weights, or looks rows up in one."""
 
+from dataclasses import replace
+
 from toynn import checks, dtypes, precision
 from toynn.autograd import Backward
 from toynn.errors import ConfigError
 from toynn.ops._shape import Recorder, Sizes, flops, given, matrix, require
-from toynn.ops.elementwise import GELU_BACKWARD
+from toynn.ops.elementwise import GELU, GELU_BACKWARD
 from toynn.tape import Node, Op, Tensor
 
 __all__ = ["embedding", "linear"]
@@ -67,6 +69,16 @@ def _linear_gradient(back: Backward, node: Node, dy: Tensor) -> None:
     back.emit(LINEAR_BACKWARD_INPUT, [x], [dy, w], sizes | {"type": node.sizes["type"]})
 
 
+def _activation(node: Node) -> Node | None:
+    """Return what computes y from the sum before the activation, which is saved; or None."""
+    form = node.sizes["activation"]
+    if not form:
+        return None
+    pre = given(node.saved[0])
+    sizes = {"n": pre.size, "exact": form - 1}
+    return replace(node, op=GELU, saved=(), inputs=(pre,), sizes=sizes)
+
+
 def _type(w: Tensor) -> int:
     """Return by which number a kernel knows the type of a matrix: GGML's."""
     return dtypes.DTYPES[w.dtype].ggml
@@ -99,4 +111,4 @@ EMBEDDING = Op(
 )
 LINEAR_BACKWARD_INPUT = Op("matmul.backward_input", _PRODUCT, adds=True, blocks=(1,))
 LINEAR_BACKWARD_WEIGHT = Op("matmul.backward_weight", _PRODUCT, weights=(0,))
-LINEAR = Op("matmul.forward", _PRODUCT, _linear_gradient, blocks=(1,))
+LINEAR = Op("matmul.forward", _PRODUCT, _linear_gradient, blocks=(1,), again=_activation)

@@ -1,7 +1,7 @@
 """What looks at one row at a time: softmax, norms, RoPE, class tokens."""
 
 from toynn.autograd import Backward
-from toynn.ops._shape import Recorder, flops, matrix, require
+from toynn.ops._shape import Recorder, flops, itself, matrix, require
 from toynn.tape import Node, Op, Tensor
 
 __all__ = ["class_token", "layernorm", "rmsnorm", "rope", "softmax"]
@@ -94,9 +94,9 @@ def _class_token_gradient(back: Backward, node: Node, dy: Tensor) -> None:
 SOFTMAX_BACKWARD = Op("softmax.backward", flops(4, "N", "C"), inplace={0: 0})
 SOFTMAX = Op("softmax.forward", flops(12, "N", "C"), _softmax_gradient)
 LAYERNORM_BACKWARD = Op("layernorm.backward", flops(14, "N", "C"), weights=(1, 2))
-LAYERNORM = Op("layernorm.forward", flops(8, "N", "C"), _layernorm_gradient)
+LAYERNORM = Op("layernorm.forward", flops(8, "N", "C"), _layernorm_gradient, again=itself)
 RMSNORM_BACKWARD = Op("rmsnorm.backward", flops(11, "N", "C"), weights=(1,))
-RMSNORM = Op("rmsnorm.forward", flops(4, "N", "C"), _rmsnorm_gradient)
+RMSNORM = Op("rmsnorm.forward", flops(4, "N", "C"), _rmsnorm_gradient, again=itself)
 ROPE_BACKWARD = Op("rope.backward", flops(3, "N", "H", "D"), integers=(1,))
 ROPE = Op("rope.forward", flops(3, "N", "H", "D"), _rope_gradient, integers=(1,))
 CLASS_TOKEN_BACKWARD = Op("class_token.backward", flops(1, "B", "T", "C"), weights=(1, 2))

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from toynn.backends.cpu.threads import worth
+from toynn.backends.cpu.threads import seconds, worth
 from toynn.testing.cases import CASES, Call
 from toynn.testing.doors import check, invoke, times
 from toynn.testing.limits import Limits
@@ -55,7 +55,7 @@ def _kernel_row(op: str, shape: str, call: Call, limits: Limits, precision: str)
     of_products = precision if CASES[op].rough else None
     if of_products:
         call = replace(call, options=call.options | {"precision": precision})
-    n_threads = min(limits.n_threads, worth(call.flops, call.nbytes))
+    n_threads = min(limits.n_threads, worth(seconds(call.flops, call.nbytes)))
     check(op, call, invoke(op, call, n_threads))
     return _row(
         *(f"{op}.{call.entry}", shape, n_threads, 1, min(times(op, call, n_threads))),

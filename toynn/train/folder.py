@@ -7,6 +7,7 @@ matplotlib is installed, loss.png (both losses) and confusion.png (of a classifi
 """
 
 import contextlib
+import errno
 import json
 import os
 from collections.abc import Mapping
@@ -103,6 +104,10 @@ class RunFolder:
         """Raise ConfigError where something stands in the way of a new folder."""
         if os.path.lexists(path):
             raise ConfigError(f"{path}: already exists; name a new folder with --out")
+        above = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
+        if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+            why = os.strerror(errno.EACCES if above.is_dir() else errno.ENOTDIR)
+            raise ConfigError(f"{path}: cannot make the run folder: {why}: {above}")
 
     def write_config(self, tables: Mapping[str, Mapping[str, Value]]) -> None:
         """Write config.toml."""

@@ -102,9 +102,10 @@ class CPU(Backend):
                 launch.options,
                 int(launch.accumulate),
                 self._threads(launch, n_threads),
+                threads.seconds(launch.flops, launch.nbytes),
             )
         return program
 
     @staticmethod
     def _threads(launch: Launch, n_threads: int) -> int:
-        return min(n_threads, threads.worth(launch.flops, launch.nbytes))
+        return min(n_threads, threads.worth(threads.seconds(launch.flops, launch.nbytes)))

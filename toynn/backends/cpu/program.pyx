@@ -1,13 +1,15 @@
 """The program: an array of kernel calls, run in one loop without Python.
 
 Each call is a function pointer and its arguments. The loop also reads the clock once per call, so
-that a profile of the real steps is always there; that costs some 25 ns a call.
+that a profile of the real steps is always there; that costs some 25 ns a call. By the same times
+it chooses the number of threads anew while other processes want the cores (crew.pyx).
 """
 from cpython.pycapsule cimport PyCapsule_GetPointer
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset, strchr
 
 from toynn._kernels.abi cimport MAX_OPTIONS, MAX_SIZES, MAX_TENSORS, KernelArgs, kernel_fn
+from toynn.backends.cpu.crew cimport Crew
 
 cdef extern from "clock.h" nogil:
     long long nanoseconds "tn_nanoseconds" () noexcept
@@ -24,6 +26,7 @@ cdef struct Step:
     int max_threads        # what its work is worth
     long long calls
     long long spent        # nanoseconds
+    double usual           # nanoseconds that a call takes: an estimate, then as it was lately
 
 
 cdef class CompiledProgram:
@@ -33,6 +36,8 @@ cdef class CompiledProgram:
     cdef Py_ssize_t _size, _capacity
     cdef void* _workspace
     cdef object _buffers
+    cdef Crew _crew
+    cdef long long _short_handed
 
     def __cinit__(self, Py_ssize_t capacity, size_t workspace, list buffers):
         self._steps = <Step*>calloc(max(capacity, 1), sizeof(Step))
@@ -41,6 +46,7 @@ cdef class CompiledProgram:
         self._capacity = capacity
         self._workspace = <void*>workspace
         self._buffers = buffers
+        self._crew = Crew(1)
 
     def __dealloc__(self):
         free(self._steps)
@@ -49,8 +55,11 @@ cdef class CompiledProgram:
         raise TypeError("a compiled program holds addresses and cannot be pickled")
 
     def append(self, str segment, kernel, list addresses, tuple sizes, tuple options, int policy,
-               int max_threads):
-        """Add one kernel call: the kernel's capsule, the addresses of its tensors (0: none)."""
+               int max_threads, double seconds):
+        """Add one kernel call: the kernel's capsule, the addresses of its tensors (0: none).
+
+        Its work is worth ``max_threads`` threads, and takes one about so many ``seconds``.
+        """
         if self._size == self._capacity:
             raise IndexError(f"program is full at {self._capacity} kernel calls")
         if (len(addresses) > MAX_TENSORS or len(sizes) > MAX_SIZES or len(options) > MAX_OPTIONS):
@@ -73,6 +82,7 @@ cdef class CompiledProgram:
         step.args.workspace = self._workspace
         step.policy = policy
         step.max_threads = max_threads
+        step.usual = 1e9 * seconds / max_threads
         self._size += 1
 
     def run(self, str segments, bint accumulate, int n_threads):
@@ -82,10 +92,12 @@ cdef class CompiledProgram:
         """
         cdef bytes letters = segments.encode("ascii")
         cdef const char* wanted = letters
+        if self._crew.full != n_threads:
+            self._crew = Crew(n_threads)
         with nogil:
-            self._run(wanted, accumulate, n_threads)
+            self._run(wanted, accumulate)
 
-    cdef void _run(self, const char* wanted, bint accumulate, int n_threads) noexcept nogil:
+    cdef void _run(self, const char* wanted, bint accumulate) noexcept nogil:
         cdef Step* step
         cdef Py_ssize_t i
         cdef long long before = nanoseconds(), after
@@ -94,13 +106,29 @@ cdef class CompiledProgram:
             if strchr(wanted, step.segment) == NULL:
                 continue
             step.args.accumulate = accumulate if step.policy == MICRO_BATCH else step.policy
-            step.args.n_threads = min(step.max_threads, n_threads)
+            step.args.n_threads = min(step.max_threads, self._crew.size)
             step.kernel(&step.args)
             after = nanoseconds()
             step.calls += 1
             step.spent += after - before
+            if self._crew.full > 1 and step.max_threads > 1:
+                self._learn(step, after - before)
             before = after
+
+    cdef void _learn(self, Step* step, long long took) noexcept nogil:
+        """Compare a call with those before it: what is usual falls at once and rises slowly."""
+        if step.args.n_threads < min(step.max_threads, self._crew.full):
+            self._short_handed += took
+        self._crew.note(step.usual, took)
+        if step.calls == 1:
+            step.usual = took
+        elif not self._crew.on_trial():
+            step.usual = min(<double>took, step.usual * 33 / 32)
 
     def times(self):
         """Return (calls, nanoseconds) per call since the program was compiled."""
         return [(self._steps[i].calls, self._steps[i].spent) for i in range(self._size)]
+
+    def short_handed(self):
+        """Return the nanoseconds of calls on fewer threads than their work is worth (see crew)."""
+        return self._short_handed

@@ -1,7 +1,8 @@
 """How many threads: the one place that decides it.
 
 In order: ``set_num_threads``, TOYNN_NUM_THREADS, OMP_NUM_THREADS, the physical cores that this
-process may use. A kernel gets fewer when its work is not worth waking a thread.
+process may use. A kernel gets fewer when its work is not worth waking a thread, and a program while
+other processes want the cores (crew.pyx).
 """
 
 import os
@@ -11,7 +12,7 @@ from toynn._kernels import has_openmp
 from toynn._kernels._check import MAX_THREADS
 from toynn.errors import ConfigError
 
-__all__ = ["get_num_threads", "set_num_threads", "worth"]
+__all__ = ["get_num_threads", "seconds", "set_num_threads", "worth"]
 
 #: Seconds of work for which one more thread pays. Waking one costs 1 to 5 microseconds.
 GRAIN = 20e-6
@@ -40,9 +41,13 @@ def get_num_threads() -> int:
     return _chosen or _from_environment() or _physical_cores()
 
 
-def worth(flops: int, nbytes: int) -> int:
-    """Return how many threads this much work is worth, at least one."""
-    seconds = flops / FLOPS_PER_SECOND + nbytes / BYTES_PER_SECOND
+def seconds(flops: int, nbytes: int) -> float:
+    """Return about how long one thread takes for this much work."""
+    return flops / FLOPS_PER_SECOND + nbytes / BYTES_PER_SECOND
+
+
+def worth(seconds: float) -> int:
+    """Return how many threads work of so many seconds is worth, at least one."""
     return max(1, int(seconds / GRAIN))
 
 

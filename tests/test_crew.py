@@ -1,0 +1,129 @@
+"""How many threads a program uses beside other processes: on a machine that is simulated here.
+
+``Machine`` tells the crew how long calls took that usually take a millisecond, so no test waits.
+"""
+
+import numpy as np
+import pytest
+
+import toynn
+from toynn import ops
+from toynn._kernels import has_openmp
+from toynn.backends.cpu import threads
+from toynn.backends.cpu.crew import Crew
+
+MS = 1_000_000
+
+
+class Machine:
+    """Runs calls of a crew: ``cost(size)`` says how many milliseconds one takes on so many."""
+
+    def __init__(self, full, cost):
+        self.crew, self.cost = Crew(full), cost
+        self.usual, self.time, self.on = cost(full), 0.0, {}
+
+    def work(self, seconds):
+        """Return the mean milliseconds per call for a while."""
+        calls, start = 0, self.time
+        while self.time - start < 1e3 * seconds:
+            took = self.cost(self.crew.size)
+            self.on[self.crew.size] = self.on.get(self.crew.size, 0) + took
+            self.crew.note(self.usual * MS, took * MS)
+            if not self.crew.on_trial():
+                self.usual = min(took, self.usual * 33 / 32)
+            self.time += took
+            calls += 1
+        return (self.time - start) / calls
+
+
+def quiet(size):
+    return 16 / size
+
+
+def crowded(room):
+    """Other processes leave so many cores: on more, threads wait for each other."""
+    return lambda size: 16 / size if size <= room else 100.0
+
+
+@pytest.mark.parametrize("full", [2, 3, 8, 16])
+def test_a_quiet_machine_uses_all_threads(full):
+    machine = Machine(full, quiet)
+    assert machine.work(60) < 1.01 * quiet(full)
+    assert machine.crew.size == full
+    assert len(machine.on) > 1  # now and then a trial with fewer
+
+
+def test_beside_one_process_two_threads_become_one():
+    machine = Machine(2, quiet)
+    machine.work(10)
+    machine.cost = crowded(1)
+    machine.work(1)
+    assert machine.crew.size == 1
+    assert machine.work(20) < 1.3 * quiet(1)
+
+
+def test_a_process_that_was_there_before_is_noticed():
+    machine = Machine(2, crowded(1))
+    machine.work(2)
+    assert machine.work(20) < 1.3 * quiet(1)
+
+
+def test_all_threads_come_back_when_the_machine_is_quiet_again():
+    machine = Machine(2, crowded(1))
+    machine.work(10)
+    machine.cost = quiet
+    machine.work(2)
+    assert machine.work(20) < 1.01 * quiet(2)
+
+
+def test_no_more_threads_than_pay():
+    """Equally fast on fewer: the cores are better left to the others."""
+    machine = Machine(2, lambda size: 8.0 if size == 1 else 8.2)
+    machine.work(20)
+    machine.cost = lambda size: 8.0 if size == 1 else 9.0
+    machine.work(20)
+    assert machine.crew.size == 1
+
+
+@pytest.mark.parametrize("room", [4, 6, 9, 11, 15])
+def test_of_many_threads_as_many_as_there_is_room_for(room):
+    machine = Machine(16, crowded(room))
+    machine.work(20)
+    assert machine.work(40) < 1.5 * quiet(room)
+    assert all(1 <= size <= 16 for size in machine.on)
+
+
+def test_short_stalls_are_borne():
+    """A daemon that takes a core for 2 ms now and then is no reason for fewer threads."""
+    count = iter(range(10**9))
+    machine = Machine(2, lambda size: 16 / size + (2.0 if next(count) % 8 == 0 else 0))
+    machine.work(30)
+    assert machine.on[2] > 0.98 * sum(machine.on.values())
+
+
+def test_one_thread_stays_one():
+    machine = Machine(1, crowded(0))
+    machine.work(1)
+    assert machine.crew.size == machine.crew.full == 1
+
+
+@pytest.mark.skipif(not has_openmp(), reason="built without OpenMP: one thread")
+def test_a_session_tries_fewer_threads_says_so_and_computes_the_same(monkeypatch):
+    monkeypatch.setattr(threads, "_chosen", 2)
+    s = toynn.Session()
+    x, w = s.input("x", (256, 512)), s.parameter("w", (512, 512))
+    y = s.output(ops.linear(s, x, w))
+    s.finalize_weights()
+    s.realize()
+    rng = np.random.default_rng(0)
+    s.upload(x, rng.standard_normal(x.shape, np.float32))
+    s.upload(w, rng.standard_normal(w.shape, np.float32))
+    s.run("loss")
+    before = s.download(y).tobytes()
+    assert "on fewer threads" not in str(s.profile())
+    while not s.profile().short_handed_ms:  # until enough work is done for the first trial
+        for _ in range(100):
+            s.run("loss")
+        assert s.profile().ms < 20e3
+    assert s.download(y).tobytes() == before
+    assert "on fewer threads" in str(s.profile())

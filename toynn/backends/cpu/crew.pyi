@@ -1,0 +1,12 @@
+from typing import final
+
+__test__: dict[str, str]
+
+@final
+class Crew:
+    full: int
+    size: int
+
+    def __init__(self, full: int) -> None: ...
+    def note(self, usual: float, took: float) -> None: ...
+    def on_trial(self) -> bool: ...

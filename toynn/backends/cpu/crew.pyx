@@ -1,0 +1,72 @@
+"""How many threads to use while other processes want the cores too.
+
+Threads meet after every kernel. One that has lost its core to another process keeps the others
+waiting, and by waiting they hold the cores that it needs: beside one other busy process, two
+threads on two cores may take fifty times as long as one. So a program tries fewer threads, and
+later more again, and stays with what is faster by the clock. No result depends on it.
+"""
+cimport cython
+
+cdef enum:
+    WINDOW = 20_000_000      # nanoseconds of work by which a size is judged: several time slices
+    SHORTEST = 100_000_000   # nanoseconds of work before the next trial; twice as many after each
+    LONGEST = 1_000_000_000  # that was of no use, up to this
+    RARELY = 16              # times as many while all threads together are as fast as usual
+
+cdef double USUAL = 1.25  # times as long as usual: still as usual
+cdef double BETTER = 0.95  # of the time: enough to stay with another size
+
+
+@cython.auto_pickle(False)
+cdef class Crew:
+    """The threads of a program: up to ``full``, of which ``size`` are to be used now."""
+
+    def __init__(self, int full):
+        self.full = self.size = self._settled = full
+        self._pause = SHORTEST
+        self._depth = 2
+
+    cpdef void note(self, double usual, double took) noexcept nogil:
+        """Say that a call took so many nanoseconds, and how many are usual. May change ``size``.
+
+        What is usual is but a measure, the same for all sizes: let it be while a trial is on.
+        """
+        self._usual += usual
+        self._took += took
+        if self._took >= WINDOW:
+            self._judge()
+            self._usual = self._took = 0
+
+    cdef void _judge(self) noexcept nogil:
+        cdef double slow = self._took / self._usual
+        cdef bint well = self.size == self.full and slow < USUAL
+        if not self.on_trial():
+            self._slow = slow
+            self._waited += self._took
+            if self._waited >= self._pause * (RARELY if well else 1):
+                self._try_another()
+        elif not self._awake:  # this window went into waking threads, which then look for cores
+            self._awake = True
+        elif slow < BETTER * self._slow:
+            self._settled = self.size
+            self._slow = slow
+            self._waited = 0
+            self._pause = SHORTEST
+        else:
+            self.size = self._settled
+            self._waited = 0
+            self._pause = min(2 * self._pause, <double>LONGEST)
+
+    cdef void _try_another(self) noexcept nogil:
+        """A quarter more; or half or a quarter as many; by turns."""
+        self._up = self.size == 1 or (self.size < self.full and not self._up)
+        if self._up:
+            self.size = min(self.size + max(1, self.size // 4), self.full)
+        else:
+            self._depth = 3 - self._depth
+            self.size = max(1, self.size >> self._depth)
+        self._awake = False
+
+    cpdef bint on_trial(self) noexcept nogil:
+        """Whether another size than the best so far is being tried."""
+        return self.size != self._settled
