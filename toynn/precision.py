@@ -25,6 +25,10 @@ def set_float32_matmul_precision(precision: str) -> None:
     in "highest" and "high", also those whose sums have fewer than 64 terms and blocks with numbers
     out of reach of the parts: all below 1.4e-20, or one above 8.5e37, infinite or NaN.
     ``toynn.show_config()`` says what each precision multiplies in here.
+
+    Against float64, ten losses and the first gradients of a GPT-2 (4 layers, d_model 128, T 128)
+    are tested to be within 1e-6 and 5e-6 of their size in "highest", 1e-4 and 1e-4 in "high", 3e-4
+    and 2e-2 in "medium" (tests/parity/test_precision.py); a gradient's size is its norm.
     """
     global _chosen
     _chosen = checked(precision)
