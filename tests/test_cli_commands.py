@@ -136,7 +136,7 @@ def test_a_level_that_there_is_not(way, tmp_path):
         [sys.executable, *words], capture_output=True, text=True, env=environment, timeout=60
     )
     *before, line = done.stderr.splitlines()
-    assert "TOYNN_ISA=avx1024: this build has no such level; usable here: generic" in line
+    assert "TOYNN_ISA=avx1024: this build lacks it; usable here: generic" in line
     if way == "import":
         assert (done.returncode, line.split(":")[0]) == (1, "ImportError")
     else:

@@ -52,8 +52,10 @@ def _choose() -> str:
     if not forced:
         return [name for name in usable if not (name == "amx" and software_tiles())][-1]
     if forced not in usable:
-        why = "this CPU lacks it" if forced in built_levels() else "this build has no such level"
-        raise ImportError(f"TOYNN_ISA={forced}: {why}; usable here: {', '.join(usable)}")
+        lacks = "CPU or its system" if forced in built_levels() else "build"
+        raise ImportError(
+            f"TOYNN_ISA={forced}: this {lacks} lacks it; usable here: {', '.join(usable)}"
+        )
     return forced
 
 
