@@ -8,9 +8,10 @@ import pytest
 
 import toynn
 from toynn import ops
-from toynn._kernels import has_openmp
+from toynn._kernels import attention, has_openmp
 from toynn.backends.cpu import threads
 from toynn.backends.cpu.crew import Crew
+from toynn.backends.cpu.program import CompiledProgram
 
 MS = 1_000_000
 
@@ -127,3 +128,17 @@ def test_a_session_tries_fewer_threads_says_so_and_computes_the_same(monkeypatch
         assert s.profile().ms < 20e3
     assert s.download(y).tobytes() == before
     assert "on fewer threads" in str(s.profile())
+
+
+@pytest.mark.skipif(not has_openmp(), reason="built without OpenMP: one thread")
+def test_a_kernel_that_finds_its_work_small_is_not_short_handed():
+    """Attention keeps to one thread by itself: that says nothing about other processes."""
+    B, T, H, D = 1, 64, 2, 64
+    q, k, v, o, do, dq, dk, dv = np.zeros((8, B * T, H * D), np.float32)
+    lse, delta = np.zeros((2, B, H, T), np.float32)
+    program = CompiledProgram(1, 0, [])
+    addresses = [x.ctypes.data for x in (dq, dk, dv, delta, do, o, lse, q, k, v)]
+    sizes = (B, T, H, H, D, H * D, H * D, H * D, 1, 0)
+    program.append("B", attention.entries["backward"], addresses, sizes, (1.0,), 0, 2, 1e-3)
+    program.run("B", False, 2)
+    assert program.short_handed() == 0

@@ -51,8 +51,12 @@ cdef inline Sizes _sizes(const KernelArgs* a) noexcept nogil:
     return s
 
 
-cdef inline int _threads(const Sizes* s, int n_threads) noexcept nogil:
-    return 1 if s.B * s.H * s.T * s.T * s.D <= SMALL else n_threads
+cdef inline KernelArgs _on_few_threads(const KernelArgs* a, const Sizes* s) noexcept nogil:
+    """The same arguments, for as many threads as the work is worth."""
+    cdef KernelArgs few = a[0]
+    if s.B * s.H * s.T * s.T * s.D <= SMALL:
+        few.n_threads = 1
+    return few
 
 
 cdef inline void _backward_head(
@@ -100,8 +104,8 @@ cdef void _forward(KernelArgs* a) noexcept nogil:
     """Tensors o, lse, q, k, v; sizes B, T, H, KV, D, ldq, ldk, ldv, causal, precision;
     option scale."""
     cdef Sizes s = _sizes(a)
-    a.n_threads = _threads(&s, a.n_threads)
-    parallel_for(_forward_blocks, a, s.B * s.H * block_count(&s, s.T))
+    cdef KernelArgs few = _on_few_threads(a, &s)
+    parallel_for(_forward_blocks, &few, s.B * s.H * block_count(&s, s.T))
 
 
 cdef void _deltas(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
@@ -126,9 +130,9 @@ cdef void _backward_heads(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noex
 cdef void _backward(KernelArgs* a) noexcept nogil:
     """Tensors dq, dk, dv, delta, do, o, lse, q, k, v; sizes and option as in forward."""
     cdef Sizes s = _sizes(a)
-    a.n_threads = _threads(&s, a.n_threads)
-    parallel_for(_deltas, a, s.B * s.H * s.T)
-    parallel_for(_backward_heads, a, s.B * s.KV)
+    cdef KernelArgs few = _on_few_threads(a, &s)
+    parallel_for(_deltas, &few, s.B * s.H * s.T)
+    parallel_for(_backward_heads, &few, s.B * s.KV)
 
 
 cdef _describe(
