@@ -14,14 +14,12 @@ Source: cross_entropy.pyx; that losses need no logits beyond a chunk: Hsu et al.
 arXiv:2410.10989, section 3.2.
 """
 from cpython.pycapsule cimport PyCapsule_New
-from cython.parallel cimport parallel, prange
 from libc.math cimport NAN, log
 from libc.string cimport memset
 
-from toynn._kernels._common cimport (
-    at1, at2, flush_denormals, fpstate, ids1, max_, restore_fpstate,
-)
+from toynn._kernels._common cimport at1, at2, ids1, max_
 from toynn._kernels._logits cimport IGNORED, exp_sum
+from toynn._kernels._parallel cimport parallel_for
 from toynn._kernels.abi cimport KernelArgs, kernel_fn
 
 from toynn._kernels._check import check
@@ -48,21 +46,6 @@ cdef inline float _row(float* dx, const float* x, int id, float scale, Py_ssize_
     return loss
 
 
-cdef void _rows(
-    float* dlogits, float* losses, const float* logits, const int* labels, float scale,
-    Py_ssize_t N, Py_ssize_t V, int n_threads,
-) noexcept nogil:
-    cdef Py_ssize_t n
-    cdef fpstate before = 0
-    with parallel(num_threads=n_threads):
-        before = flush_denormals()
-        for n in prange(N, schedule="static"):
-            losses[n] = _row(
-                NULL if dlogits == NULL else dlogits + n * V, logits + n * V, labels[n], scale, V
-            )
-        restore_fpstate(before)
-
-
 cdef void _count(KernelArgs* a) noexcept nogil:
     """Tensors rows, labels; sizes N, V."""
     cdef const int* labels = <const int*>a.t[1]
@@ -72,21 +55,34 @@ cdef void _count(KernelArgs* a) noexcept nogil:
     (<float*>a.t[0])[0] = rows
 
 
+cdef void _forward_rows(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+    cdef float* losses = <float*>a.t[0]
+    cdef const float* logits = <const float*>a.t[1]
+    cdef const int* labels = <const int*>a.t[2]
+    cdef Py_ssize_t n, V = a.n[1]
+    for n in range(first, last):
+        losses[n] = _row(NULL, logits + n * V, labels[n], 0, V)
+
+
 cdef void _forward(KernelArgs* a) noexcept nogil:
     """Tensors losses, logits, labels; sizes N, V."""
-    _rows(
-        NULL, <float*>a.t[0], <const float*>a.t[1], <const int*>a.t[2], 0, a.n[0], a.n[1],
-        a.n_threads,
-    )
+    parallel_for(_forward_rows, a, a.n[0])
+
+
+cdef void _backward_rows(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+    cdef float* dlogits = <float*>a.t[0]
+    cdef float* losses = <float*>a.t[1]
+    cdef const float* logits = <const float*>a.t[3]
+    cdef const int* labels = <const int*>a.t[4]
+    cdef float scale = (<const float*>a.t[2])[0] / (<const float*>a.t[5])[0]
+    cdef Py_ssize_t n, V = a.n[1]
+    for n in range(first, last):
+        losses[n] = _row(dlogits + n * V, logits + n * V, labels[n], scale, V)
 
 
 cdef void _backward(KernelArgs* a) noexcept nogil:
     """Tensors dlogits, losses, dloss, logits, labels, rows; sizes N, V."""
-    cdef float scale = (<const float*>a.t[2])[0] / (<const float*>a.t[5])[0]
-    _rows(
-        <float*>a.t[0], <float*>a.t[1], <const float*>a.t[3], <const int*>a.t[4], scale, a.n[0],
-        a.n[1], a.n_threads,
-    )
+    parallel_for(_backward_rows, a, a.n[0])
 
 
 cdef void _mean(KernelArgs* a) noexcept nogil:

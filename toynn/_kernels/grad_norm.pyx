@@ -6,7 +6,7 @@
 control = [max_norm, weight_inverse]: max_norm <= 0 means no clipping (the min is 1), weight_inverse
 is 1 over what the gradients were summed over. scale is NaN where norm is not finite: AdamW then
 writes nothing. n elements, float32; outputs never alias inputs. Each block of 16384 elements is
-summed in 16 partial sums (partial), the blocks in double: the same for any thread count.
+summed in 64 partial sums (partial), the blocks in double: the same for any thread count.
 Source: Pascanu et al. 2013, arXiv:1211.5063, algorithm 1.
 """
 from cpython.pycapsule cimport PyCapsule_New
