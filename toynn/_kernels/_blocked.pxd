@@ -2,8 +2,9 @@
 
 The loops are numbered as in Van Zee & van de Geijn 2015 (BLIS), doi:10.1145/2764454; here the
 smaller operand is packed once for all threads, and each thread packs its share of the larger one
-just before use. Not packed are the sides of small products, which run on one thread; of thin ones,
-which have no use for a packed number but once; and of those of a few rows, which read B in order.
+just before use. Three kinds of products do without these loops: small ones, on one thread; thin
+ones, which use a packed number but once, if threads can share what lies side by side; and y of a
+few rows, which reads w once, in order.
 """
 from cython.parallel cimport parallel, prange, threadid
 from libc.string cimport memcpy, memset
@@ -254,7 +255,7 @@ cdef inline void _multiply_share(const Product* p, Py_ssize_t i, int shares) noe
         row, last = i * a.size // shares, (i + 1) * a.size // shares
         a.x += row * a.stride
         a.size = last - row
-    elif shares > 1:  # thin: columns of B lie side by side
+    elif shares > 1:  # thin: columns of B lie side by side, or are one panel, the last share's
         column = panel_start(&p.b, i * panels(&p.b) // shares)
         b.x += column
         b.size = panel_start(&p.b, (i + 1) * panels(&p.b) // shares) - column

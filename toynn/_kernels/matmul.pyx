@@ -13,10 +13,10 @@ For forward and backward_input w may be stored in blocks of any type of _format.
 while it is packed; the results are, bit for bit, those of its float32 expansion. Where x has but a
 few rows, w is not packed: y is then made of dot products of rows, and each row of w is read once.
 
-With precision "medium", and if multiplies_pairs(), what is packed is rounded to bfloat16 meanwhile,
-and products of pairs are added up in float32 (gemm_bf16.h). At the level amx, each precision packs
-one to three bfloat16 parts of each float (gemm_amx.h), if the sums have 64 terms. All else is
-float32 throughout.
+Precision counts for products that are neither small nor thin (_blocked.pxd). With "medium", and if
+multiplies_pairs(), both sides are rounded to bfloat16 while they are packed, and products of pairs
+are added up in float32 (gemm_bf16.h). At the level amx, each precision packs one to three bfloat16
+parts of each float (gemm_amx.h), if the sums have 64 terms or more. All else is float32 throughout.
 """
 from cpython.pycapsule cimport PyCapsule_New
 from libc.stdlib cimport free, malloc
@@ -30,7 +30,7 @@ from toynn._kernels._format cimport rows_at
 from toynn._kernels._panels cimport HAS_PAIRS, HAS_TILES, SIDE, floats_at, stored_as
 from toynn._kernels.abi cimport KernelArgs, kernel_fn
 
-from toynn._kernels._check import check, row_length
+from toynn._kernels._check import check, precision_index, row_length
 from toynn._kernels._types import TYPES
 from toynn._kernels.cpu import has_avx512_bf16
 
@@ -110,7 +110,6 @@ cdef void _backward_weight(KernelArgs* a) noexcept nogil:
 
 
 _ENTRIES = dict(forward=FORWARD, backward_input=BACKWARD_INPUT, backward_weight=BACKWARD_WEIGHT)
-_PRECISIONS = {"highest": 0, "high": 1, "medium": MEDIUM}
 _ACTIVATIONS = {"none": NONE, "gelu_tanh": GELU_TANH, "gelu_exact": GELU_EXACT}
 
 
@@ -149,7 +148,7 @@ def workspace(
 
 cdef int _run(str entry, kernel_fn kernel, KernelArgs* a, str precision) except -1:
     """Run a kernel in a precision, with scratch memory of its own."""
-    cdef int kind = _known(f"matmul.{entry}: precision", precision, _PRECISIONS)
+    cdef int kind = precision_index(f"matmul.{entry}", precision)
     cdef Py_ssize_t nbytes = workspace(entry, a.n[0], a.n[1], a.n[2], kind, n_threads=a.n_threads)
     a.n[3] = kind
     a.workspace = malloc(nbytes) if nbytes else NULL
