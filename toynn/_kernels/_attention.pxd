@@ -78,7 +78,7 @@ cdef inline void _multiply_pairs(
     float* y, Py_ssize_t ldy, const Operand* a, const Operand* b, Py_ssize_t K, bint add
 ) noexcept nogil:
     """y (+)= a b in pairs: both are packed, a, of at most WIDTH rows, as a whole."""
-    cdef float a_buffer[WIDTH * KC]
+    cdef float a_buffer[WIDTH * KC]  # pairs take half of this; the last panel is a whole one
     cdef float b_buffer[NR * KC]
     cdef float* a_packed = aligned(a_buffer)
     cdef float* b_packed = aligned(b_buffer)
@@ -212,7 +212,7 @@ cdef inline void forward_block(
     float* o, float* lse, const float* q, const float* k, const float* v, const Sizes* s,
     Py_ssize_t i,
 ) noexcept nogil:
-    """Overwrite o and lse of queries i .. i + BLOCK - 1 from all keys."""
+    """Overwrite o and lse of the block of queries that begins at i, from all keys."""
     cdef float p[WIDTH * WIDTH]
     cdef float lanes[WIDTH * V]    # of each row, partial maxima or sums
     cdef float by_lane[V * WIDTH]
