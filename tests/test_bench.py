@@ -188,6 +188,16 @@ def test_a_table_of_one_kernel(machine, capsys, tmp_path):
     assert report["config"]["ISA level in use"] in out
 
 
+def test_a_run_that_fails_leaves_the_figures_of_the_one_before(monkeypatch, tmp_path):
+    def stopped(n_threads):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(limits, "measure", stopped)
+    (tmp_path / "b.json").write_text("{}")
+    assert main(["bench", "--json", str(tmp_path / "b.json")]) == 130
+    assert (tmp_path / "b.json").read_text() == "{}"
+
+
 def test_steps_by_kernel(machine, capsys, monkeypatch, tmp_path):
     monkeypatch.setattr("toynn.cli.bench.STEPS", ("d64_L2_T32_B1",))
     monkeypatch.setattr("toynn.cli.bench.ROUNDS", 1)
