@@ -155,6 +155,13 @@ def test_a_wrong_kernel_is_not_timed(machine, monkeypatch):
         next(roofline.kernel_rows(["gelu"], machine))
 
 
+@pytest.mark.parametrize(("n", "n_threads"), [(64, 1), (2**20, 2)])
+def test_a_call_gets_the_threads_that_it_is_worth(n, n_threads, machine, monkeypatch):
+    shape = {"n": n, "exact": 0}
+    monkeypatch.setitem(CASES, "gelu", replace(CASES["gelu"], bench={"one": shape}))
+    assert {row.threads for row in roofline.kernel_rows(["gelu"], machine)} == {n_threads}
+
+
 @pytest.mark.parametrize(
     ("op", "precision", "limit"),
     [
