@@ -25,6 +25,11 @@ def has_torch() -> bool:
     return find_spec("torch") is not None
 
 
+def work(tape: Any) -> int:
+    """Floating-point operations of a step; not of the nodes that only evaluation runs."""
+    return sum(node.flops for node in tape.nodes if node.segment in tape.segments("update"))
+
+
 def attention_share(session: Any) -> float:
     """The part of a session's time that attention takes."""
     rows = session.profile().rows

@@ -43,7 +43,10 @@ def heading(names: list[str]) -> None:
 
 
 def summary(ratios: list[float]) -> None:
-    """Print the spread of the ratios of a section."""
+    """Print the spread of the ratios of a section, if it has any."""
+    if not ratios:
+        print("no shape has such a name\n")
+        return
     print(f"ratio of minima: least {min(ratios):.2f}, median {statistics.median(ratios):.2f}\n")
 
 
@@ -318,7 +321,7 @@ def scaling(n_threads: int, rounds: int, only: str) -> None:
                 shape, n_threads, recipe=recipe, torch=growth.has_torch()
             )
             times = {who: min(spent) for who, spent in race(contestants, rounds).items()}
-            flops = sum(node.flops for node in recipe.engine.session.tape.nodes)
+            flops = growth.work(recipe.engine.session.tape)
             row = "".join(f"{1e3 * spent:12.2f}" for spent in times.values())
             row += f"{flops / 1e9:9.2f}{flops / times['toynn'] / 1e9:9.0f}"
             share = growth.attention_share(recipe.engine.session)

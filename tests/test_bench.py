@@ -155,6 +155,13 @@ def test_a_wrong_kernel_is_not_timed(machine, monkeypatch):
         next(roofline.kernel_rows(["gelu"], machine))
 
 
+@pytest.mark.parametrize(("n", "n_threads"), [(64, 1), (2**20, 2)])
+def test_a_call_gets_the_threads_that_it_is_worth(n, n_threads, machine, monkeypatch):
+    shape = {"n": n, "exact": 0}
+    monkeypatch.setitem(CASES, "gelu", replace(CASES["gelu"], bench={"one": shape}))
+    assert {row.threads for row in roofline.kernel_rows(["gelu"], machine)} == {n_threads}
+
+
 @pytest.mark.parametrize(
     ("op", "precision", "limit"),
     [
@@ -186,6 +193,16 @@ def test_a_table_of_one_kernel(machine, capsys, tmp_path):
     assert report["limits"]["one"]["float32"] == 100e9
     assert [row["kernel"] for row in report["kernels"]] == ["silu.forward", "silu.backward"]
     assert report["config"]["ISA level in use"] in out
+
+
+def test_a_run_that_fails_leaves_the_figures_of_the_one_before(monkeypatch, tmp_path):
+    def stopped(n_threads):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(limits, "measure", stopped)
+    (tmp_path / "b.json").write_text("{}")
+    assert main(["bench", "--json", str(tmp_path / "b.json")]) == 130
+    assert (tmp_path / "b.json").read_text() == "{}"
 
 
 def test_steps_by_kernel(machine, capsys, monkeypatch, tmp_path):

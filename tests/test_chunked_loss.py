@@ -127,6 +127,20 @@ def test_the_tape_says_what_is_for_evaluation_alone():
     assert logits == {(3, V)}
 
 
+def test_what_else_reads_the_loss_has_it_in_every_run():
+    read = []
+
+    def doubled(s, loss):
+        read.append(s.output(ops.scale(s, loss, 2.0)))
+        return loss
+
+    s = tape(trained, rows=2, then=doubled).s
+    for to in ("loss", "grads", "update"):
+        s.run(to)
+        s.upload(s.tape.inputs["labels"], np.roll(LABELS["all"], len(to)))  # another loss each time
+        assert s.download(read[0]) == 2 * s.download(s.tape.loss)
+
+
 @pytest.mark.parametrize("rows", [2, 4])
 def test_a_loss_that_is_computed_on_keeps_its_forward(rows):
     def scaled(s, loss):

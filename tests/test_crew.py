@@ -3,6 +3,8 @@
 ``Machine`` tells the crew how long calls took that usually take a millisecond, so no test waits.
 """
 
+import ctypes
+
 import numpy as np
 import pytest
 
@@ -106,6 +108,34 @@ def test_one_thread_stays_one():
     machine = Machine(1, crowded(0))
     machine.work(1)
     assert machine.crew.size == machine.crew.full == 1
+
+
+class Arguments(ctypes.Structure):
+    """KernelArgs of toynn/_kernels/abi.pxd."""
+
+    _fields_ = (
+        ("t", ctypes.c_void_p * 12),
+        ("n", ctypes.c_ssize_t * 12),
+        ("f", ctypes.c_float * 4),
+        ("workspace", ctypes.c_void_p),
+        ("accumulate", ctypes.c_int),
+        ("n_threads", ctypes.c_int),
+    )
+
+
+def test_each_run_says_how_many_threads_there_may_be():
+    given = []
+    kind = ctypes.CFUNCTYPE(None, ctypes.POINTER(Arguments))
+    kernel = kind(lambda arguments: given.append(arguments.contents.n_threads))
+    capsule = ctypes.pythonapi.PyCapsule_New
+    capsule.restype = ctypes.py_object
+    capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+    program, name = CompiledProgram(1, 0, []), b"toynn.kernel"
+    address = ctypes.cast(kernel, ctypes.c_void_p)
+    program.append("F", capsule(address, name, None), [], (), (), 0, 6, 1e-3)
+    for n_threads in (4, 1, 3, 9, 4):
+        program.run("F", False, n_threads)
+    assert given == [4, 1, 3, 6, 4]
 
 
 @pytest.mark.skipif(not has_openmp(), reason="built without OpenMP: one thread")

@@ -20,8 +20,17 @@ from toynn.formats._hf_files import SafeTensors, read_object
 from toynn.options import RecipeOptions
 from toynn.reports import Memory
 
-__all__ = ["Lines", "adapter", "hf_folder", "memory", "peft", "run_of", "safetensors", "size"]
-__all__ += ["types"]
+__all__ = [
+    "Lines",
+    "adapter",
+    "hf_folder",
+    "memory",
+    "peft",
+    "run_of",
+    "safetensors",
+    "size",
+    "types",
+]
 
 Lines = list[tuple[str, str]]
 
