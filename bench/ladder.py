@@ -24,8 +24,8 @@ from toynn.testing.limits import measure
 
 KERNELS = Path(kernels.__file__).parent  # gemm.h
 FLAGS = ["-O3", "-march=native", "-mprefer-vector-width=512", "-ffp-contract=fast", "-fopenmp"]
-SHAPE = 252, 3072, 768  # M, N, K: GPT-2's MLP, as many rows as whole tiles fill at every level
-TOLERANCE = 1e-5  # of the largest element: float32 sums of 768 terms
+SHAPE = 252, 1024, 4096  # M, N, K: as many rows as whole tiles fill at every level
+TOLERANCE = 1e-5  # of the largest element: float32 sums of 4096 terms
 
 #: What all rungs share: C (M,N) = A (M,K) B (K,N), row after row. Sizes are such that whole tiles
 #: of MR x NR fill C, and whole blocks of KC terms a sum. V, MR, NR are those of toynn's own tile.
