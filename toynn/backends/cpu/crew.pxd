@@ -10,7 +10,7 @@ cdef class Crew:
     cdef int _depth            # of the last trial with fewer: size >> 1, or size >> 2
     cdef double _usual, _took  # nanoseconds in this window
     cdef double _slow          # took / usual in the last window at the settled size
-    cdef double _waited        # nanoseconds since the last trial, of
+    cdef double _waited        # nanoseconds since the last trial, those of usual work by RARELY, of
     cdef double _pause         # those before the next one
 
     cpdef void note(self, double usual, double took) noexcept nogil

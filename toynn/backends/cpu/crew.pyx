@@ -9,9 +9,9 @@ cimport cython
 
 cdef enum:
     WINDOW = 20_000_000      # nanoseconds of work by which a size is judged: several time slices
-    SHORTEST = 100_000_000   # nanoseconds of work before the next trial; twice as many after each
+    SHORTEST = 100_000_000   # nanoseconds of slow work before the next trial; doubled after each
     LONGEST = 1_000_000_000  # that was of no use, up to this
-    RARELY = 16              # times as many while all threads together are as fast as usual
+    RARELY = 16              # times as many if all threads together are as fast as usual
 
 cdef double USUAL = 1.25  # times as long as usual: still as usual
 cdef double BETTER = 0.95  # of the time: enough to stay with another size
@@ -42,8 +42,8 @@ cdef class Crew:
         cdef bint well = self.size == self.full and slow < USUAL
         if not self.on_trial():
             self._slow = slow
-            self._waited += self._took
-            if self._waited >= self._pause * (RARELY if well else 1):
+            self._waited += self._took / RARELY if well else self._took
+            if self._waited >= self._pause:
                 self._try_another()
         elif not self._awake:  # this window went into waking threads, which then look for cores
             self._awake = True
