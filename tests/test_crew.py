@@ -56,6 +56,19 @@ def test_a_quiet_machine_uses_all_threads(full):
     assert len(machine.on) > 1  # now and then a trial with fewer
 
 
+def test_a_burst_now_and_then_is_no_cause_for_a_trial():
+    calls = 0
+
+    def cost(size):  # two hundred milliseconds as usual, then one slow call, of a window
+        nonlocal calls
+        calls += 1
+        return 30.0 if calls % 25 == 0 else quiet(size)
+
+    machine = Machine(2, cost)
+    machine.work(60)
+    assert 0 < machine.on[1] < 0.015 * machine.time
+
+
 def test_beside_one_process_two_threads_become_one():
     machine = Machine(2, quiet)
     machine.work(10)

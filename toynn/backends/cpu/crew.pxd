@@ -9,7 +9,7 @@ cdef class Crew:
     cdef bint _up, _awake      # of the trial: more threads, not fewer; its first window is over
     cdef int _depth            # of the last trial with fewer: size >> 1, or size >> 2
     cdef double _usual, _took  # nanoseconds in this window
-    cdef double _slow          # took / usual in the last window at the settled size
+    cdef double _slow          # took / usual at the settled size, in the last few windows
     cdef double _waited        # nanoseconds since the last trial, those of usual work by RARELY, of
     cdef double _pause         # those before the next one
 

@@ -24,6 +24,7 @@ cdef class Crew:
     def __init__(self, int full):
         self.full = self.size = self._settled = full
         self._pause = SHORTEST
+        self._slow = 1
         self._depth = 2
 
     cpdef void note(self, double usual, double took) noexcept nogil:
@@ -41,7 +42,7 @@ cdef class Crew:
         cdef double slow = self._took / self._usual
         cdef bint well = self.size == self.full and slow < USUAL
         if not self.on_trial():
-            self._slow = slow
+            self._slow += (slow - self._slow) / 4  # one window may be a burst
             self._waited += self._took / RARELY if well else self._took
             if self._waited >= self._pause:
                 self._try_another()
