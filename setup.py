@@ -4,9 +4,14 @@ Cython translates each kernel of toynn/_kernels to C once. That C is then compil
 as toynn._kernels.<level>.<op>, with that level's flags; toynn/_kernels/__init__.py picks a level.
 
 TOYNN_OPENMP=0         build without OpenMP (single-threaded kernels)
-TOYNN_DEBUG=1          bounds, initialisation and overflow checks in all Cython code
+TOYNN_DEBUG=1          bounds and initialisation checks in all Cython code
+TOYNN_LEVELS=generic,avx512
+                       build these levels only; generic is always one
 TOYNN_TILES=software   level amx computes what its tile instructions do in plain C. So any CPU with
                        AVX512_BF16 can run it, slowly, if told to: TOYNN_ISA=amx
+TOYNN_SANITIZE=address,undefined
+                       GCC's or clang's sanitizers watch the C code; the first finding ends the
+                       process. Python needs LD_PRELOAD=$(cc -print-file-name=libasan.so) then.
 
 A tree that was built with other settings is built anew by build_ext --force.
 """
@@ -29,6 +34,7 @@ X86 = platform.machine().lower() in ("x86_64", "amd64")
 JOBS = os.cpu_count() or 1
 DEBUG = os.environ.get("TOYNN_DEBUG", "0") == "1"
 SOFTWARE_TILES = ["-DTN_SOFTWARE_TILES"] if os.environ.get("TOYNN_TILES") == "software" else []
+SANITIZE = os.environ.get("TOYNN_SANITIZE", "")
 BUILD = Path("build/cython")
 
 # Flags per level, worst first.
@@ -45,6 +51,9 @@ if X86 and not MSVC:
         *(SOFTWARE_TILES or ["-mamx-tile", "-mamx-bf16"]),
     ]
 
+# What no level has of its own: what the CPU can do, and tables.
+ONCE = ("codebooks", "cpu")
+
 # What a level has of its own, unless that is all; it takes the rest from the level below.
 ONLY = {"amx": ["limits", "matmul"]}
 
@@ -52,12 +61,15 @@ ONLY = {"amx": ["limits", "matmul"]}
 COMPILE = ["-O3", "-g0", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
 if MSVC:
     COMPILE = ["/O2"]
+LINK = []
+if SANITIZE:
+    LINK = [f"-fsanitize={SANITIZE}", "-fno-sanitize-recover=all"]
+    COMPILE += [*LINK, "-O1", "-g1", "-fno-wrapv", "-fno-omit-frame-pointer"]
 
 DIRECTIVES = {
     "language_level": 3,
     "boundscheck": DEBUG,
     "initializedcheck": DEBUG,
-    "overflowcheck": DEBUG,
     "wraparound": False,
     "cdivision": True,
     "embedsignature": True,
@@ -115,7 +127,8 @@ def openmp_flags() -> list[str]:
 
 def levels() -> dict[str, list[str]]:
     """Return the levels that this compiler can build: amx takes GCC 12 or a clang of its time."""
-    found = dict(LEVELS)
+    wanted = os.environ.get("TOYNN_LEVELS", ",".join(LEVELS)).split(",")
+    found = {name: flags for name, flags in LEVELS.items() if name in ("generic", *wanted)}
     if "amx" in found and (error := probe(TILES, *found["amx"], "-Itoynn/_kernels", run=False)):
         print(f"toynn: no level amx ({error})")
         del found["amx"]
@@ -145,7 +158,7 @@ def per_level(
                 [source.as_posix()],
                 include_dirs=["toynn/_kernels"],
                 extra_compile_args=[*COMPILE, *flags, *openmp],
-                extra_link_args=openmp,
+                extra_link_args=[*LINK, *openmp],
                 depends=kernel.depends,
             )
         )
@@ -160,11 +173,14 @@ def extensions() -> list[Extension]:
     kernels = [
         Extension(f"toynn._kernels.{path.stem}", [path.as_posix()], depends=headers)
         for path in sorted(Path("toynn/_kernels").glob("*.pyx"))
-        if path.stem != "cpu"
+        if path.stem not in ONCE
     ]
     once = [
         Extension("toynn._cyutility", sources=["toynn/_cyutility.c"]),
-        Extension("toynn._kernels.cpu", ["toynn/_kernels/cpu.pyx"], depends=headers),
+        *(
+            Extension(f"toynn._kernels.{name}", [f"toynn/_kernels/{name}.pyx"], depends=headers)
+            for name in ONCE
+        ),
         *(
             Extension(f"toynn.backends.cpu.{path.stem}", [path.as_posix()])
             for path in sorted(Path("toynn/backends/cpu").glob("*.pyx"))
@@ -173,7 +189,7 @@ def extensions() -> list[Extension]:
     for extension in once:
         extension.include_dirs = ["toynn/_kernels", "toynn/backends/cpu"]
         extension.extra_compile_args = [*COMPILE, *openmp, *SOFTWARE_TILES]
-        extension.extra_link_args = openmp
+        extension.extra_link_args = [*LINK, *openmp]
     translated = cythonize(
         [*kernels, *once],
         build_dir=BUILD.as_posix(),

@@ -30,7 +30,8 @@ def timed(benchmark):
         benchmark(door, *arrays, **call.options, n_threads=n_threads)
         if benchmark.stats:  # not with --benchmark-disable
             seconds = benchmark.stats.stats.median
-            benchmark.extra_info["GFLOP/s"] = round(call.flops / seconds / 1e9, 1)
-            benchmark.extra_info["GB/s"] = round(call.nbytes / seconds / 1e9, 1)
+            flops, nbytes = CASES[op].work(call, CASES[op].bench[shape])
+            benchmark.extra_info["GFLOP/s"] = round(flops / seconds / 1e9, 1)
+            benchmark.extra_info["GB/s"] = round(nbytes / seconds / 1e9, 1)
 
     return run

@@ -11,8 +11,8 @@ import numpy as np
 
 import toynn
 from toynn import _kernels as kernels
-from toynn.planner import plan
-from toynn.tape import Role
+from toynn.graph.planner import plan
+from toynn.graph.tape import Role
 from toynn.testing import steps
 from toynn.testing.race import race
 
@@ -28,11 +28,11 @@ def epilogue(n_threads: int) -> Idea:
     """Bias and GELU while a block of the product is in cache, or each in a pass of its own."""
     M, N, K = 256, 3072, 768
     x, w, b, y, pre, sums = normal(M, K), normal(N, K), normal(N), *np.empty((3, M, N), np.float32)
-    matmul, elementwise, gelu = kernels.matmul, kernels.elementwise, kernels.gelu
+    matmul, gelu = kernels.matmul, kernels.gelu
 
     def apart() -> None:
         matmul.forward(sums, None, x, w, None, n_threads=n_threads)
-        elementwise.bias(pre, sums, b, n_threads=n_threads)
+        np.add(sums, b, out=pre)
         gelu.forward(y.reshape(-1), pre.reshape(-1), n_threads=n_threads)
 
     def fused() -> None:

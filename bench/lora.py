@@ -2,6 +2,7 @@
 
 toynn maps a file of Q8_0; PEFT has the model in float32, and in bfloat16. Rank 8, all linear
 layers, one sequence. The weights are random: a step takes as long whatever they are.
+Likewise toynn over files of each type against toynn over Q8_0.
 """
 
 import subprocess
@@ -43,15 +44,25 @@ SHAPES = {
 }
 
 
-def write_file(path: Path, shape: Shape) -> None:
-    """Write a model of random blocks of Q8_0, one tensor at a time."""
-    from toynn.formats import gguf
+#: A small model whose rows hold whole super-blocks, and lengths of sequences.
+OF_A_TYPE = Shape(768, 2, 12, 4, 2048, 1024, True, 512)
+ROWS = (1, 32, 256, 512)
+
+
+def write_file(path: Path, shape: Shape, type: str = "Q8_0") -> None:
+    """Write a model of random blocks of a type, one tensor at a time."""
+    from toynn.formats import gguf, quants
+    from toynn.testing.cases.quants import blocks as random_blocks
 
     cfg, rng = shape.config, np.random.default_rng(0)
+    elements, nbytes = quants.BLOCKS[type]
 
     def blocks(rows: int, columns: int) -> np.ndarray:
-        raw = rng.integers(0, 256, (rows * columns // 32, 34), np.uint8)
-        raw[:, :2] = np.frombuffer(np.float16(1 / (73 * columns**0.5)).tobytes(), np.uint8)
+        if type == "F32":
+            return rng.standard_normal((rows, columns), np.float32)
+        raw = random_blocks(rng, quants.TYPES[type], rows * columns // elements)
+        if type == "Q8_0":
+            raw[:, :2] = np.frombuffer(np.float16(1 / (73 * columns**0.5)).tobytes(), np.uint8)
         return raw.reshape(rows, -1)
 
     tensors: dict[str, Any] = {}
@@ -60,9 +71,10 @@ def write_file(path: Path, shape: Shape) -> None:
             tensors[name] = np.ones(dims, np.float32), "F32"
         else:
             rows, columns = dims
-            row = (rows, columns // 32 * 34)
+            row = dims if type == "F32" else (rows, columns // elements * nbytes)
+            stored = np.dtype(np.float32 if type == "F32" else np.uint8)
             make = lambda dims=dims: blocks(*dims)  # noqa: E731
-            tensors[name] = gguf.Deferred(row, np.dtype(np.uint8), make), "Q8_0"
+            tensors[name] = gguf.Deferred(row, stored, make), type
     hyper = {
         "context_length": cfg.context,
         "embedding_length": cfg.d_model,

@@ -3,6 +3,7 @@
 import statistics
 import sys
 import tempfile
+import time
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +19,7 @@ import toynn
 from toynn._kernels import attention as attention_kernel
 from toynn._kernels import level
 from toynn._kernels import matmul as matmul_kernel
-from toynn._kernels._types import TYPES
+from toynn.formats.quants import BLOCKS, TYPES
 from toynn.testing.cases import CASES
 from toynn.testing.cases.quants import matrix
 from toynn.testing.race import Contestants, race
@@ -297,6 +298,37 @@ def lora(n_threads: int, rounds: int, only: str) -> None:
         print(recipe.engine.session.profile(), flush=True)
 
 
+def types(n_threads: int, rounds: int, only: str) -> None:
+    """LoRA steps over each type: their times over that over Q8_0, by minima/medians of turns.
+
+    On one thread it is CPU time, so that a busy machine will do.
+    """
+    toynn.set_num_threads(n_threads)
+    clock = time.process_time if n_threads == 1 else time.perf_counter
+    columns = "".join(f"{f'{T} rows':>13}" for T in tuning.ROWS)
+    print(f"{'':8}{'bits':>6}{columns}", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        paths = {name: Path(folder, f"{name}.gguf") for name in TYPES}
+        for name, path in paths.items():
+            tuning.write_file(path, tuning.OF_A_TYPE, name)
+        for name in (name for name in TYPES if only.upper() in name and name != "Q8_0"):
+            elements, nbytes = BLOCKS[name]
+            row = f"{name:8}{8 * nbytes / elements:6.2f}"
+            for T in tuning.ROWS:
+                shape = tuning.OF_A_TYPE._replace(T=T)
+                recipes = {type: tuning.toynn_recipe(paths[type], shape) for type in ("Q8_0", name)}
+                calls = {
+                    type: tuning.toynn_calls(recipe, shape)["toynn"]
+                    for type, recipe in recipes.items()
+                }
+                times = race(calls, rounds, clock)
+                best, usual = (
+                    of(times[name]) / of(times["Q8_0"]) for of in (min, statistics.median)
+                )
+                row += f"{best:8.2f}/{usual:.2f}"
+            print(row, flush=True)
+
+
 def load(n_threads: int, rounds: int, only: str) -> None:
     """Print how long a model in a file of a gigabyte takes to open, and to its first logits."""
     toynn.set_num_threads(n_threads)
@@ -360,6 +392,7 @@ SECTIONS = {
     "vit": vit,
     "decode": decode,
     "lora": lora,
+    "types": types,
     "load": load,
     "scaling": scaling,
     "memory": memory,

@@ -1,10 +1,16 @@
 """Child processes of the tests import the same toynn as the tests do."""
 
+import signal
 from pathlib import Path
 
 import pytest
 
 import toynn
+
+# Started in the background or by nohup, tests would ignore signals, and so would their children.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+if hasattr(signal, "SIGHUP"):
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,6 @@ except ImportError as error:  # none were built, or TOYNN_ISA asks for what ther
 
 from toynn import adamw, engines, errors, ops, recipes, schedule
 from toynn.adamw import AdamW
-from toynn.backends.cpu.threads import get_num_threads, set_num_threads
 from toynn.config import release, show_config
 from toynn.engines import (
     GPT2Config,
@@ -47,6 +46,7 @@ from toynn.errors import (
 from toynn.options import RecipeOptions
 from toynn.precision import get_float32_matmul_precision, set_float32_matmul_precision
 from toynn.session import Session
+from toynn.threads import get_num_threads, set_num_threads
 
 __all__ = [
     "AdamW",

@@ -13,6 +13,7 @@ They give different training curves, so an object without a declared mode refuse
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -21,7 +22,21 @@ from numpy.typing import NDArray
 
 from toynn.errors import ConfigError
 
-__all__ = ["AdamW"]
+__all__ = ["RANGES", "AdamW", "check_row"]
+
+SLOTS = ("lr", "beta1", "beta2", "eps", "weight_decay", "c1", "c2")
+#: What each slot may be. A step moves a weight by about lr, and a weight is seldom above 1.
+RANGES = {
+    "lr": (0.0, 1e4),
+    "beta1": (0.0, 1.0),
+    "beta2": (0.0, 1.0),
+    "eps": (float(np.finfo(np.float32).tiny), math.inf),
+    "weight_decay": (0.0, math.inf),
+    "c1": (0.0, math.inf),
+    "c2": (float(np.finfo(np.float32).tiny), math.inf),
+}
+#: By how much float32 may move 1 - beta, and a correction computed from more digits.
+_ROUNDING, _SLACK = 2.0**-23, 1.01
 
 
 @dataclass
@@ -67,8 +82,9 @@ class AdamW:
         Raises
         ------
         ConfigError
-            If the mode is unset or contradicts ``bias_correct``, if a value is not finite, or
-            if bias correction has nothing to divide by (step below 1, a beta outside 0..1).
+            If the mode is unset or contradicts ``bias_correct``, if a value is not finite or out
+            of its range (see `check_row`), or if bias correction has nothing to divide by (step
+            below 1, a beta outside 0..1).
         """
         self._check_mode()
         row = [self.lr, self.beta1, self.beta2, self.eps, self.weight_decay]
@@ -79,6 +95,7 @@ class AdamW:
             row += [self._correction("beta1", step), self._correction("beta2", step)]
         else:
             row += [self.beta1, self.beta2]
+        check_row("AdamW.hp", row)
         return np.array(row, np.float32)
 
     def hp_for_step(self, step: int) -> NDArray[np.float32]:
@@ -117,3 +134,29 @@ class AdamW:
         if not 0 <= beta < 1:
             raise ConfigError(f"AdamW.hp: bias correction needs {name} in 0..1; got {beta}")
         return float(1.0 / (1.0 - beta ** float(step)))
+
+
+def check_row(name: str, row: Sequence[float] | NDArray[np.float32]) -> None:
+    """Raise ConfigError for a row that would ruin the weights in one step.
+
+    Each slot has its range. Decay takes at most all of a weight, and in both conventions neither
+    correction is more than 1 / (1 - beta), which it is at the first step.
+    """
+    values = dict(zip(SLOTS, map(float, row), strict=True))
+    for slot, value in values.items():
+        least, most = RANGES[slot]
+        if not (math.isfinite(value) and least <= value <= most):
+            bounds = f"at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
+            raise ConfigError(f"{name}: {slot} must be a finite number, {bounds}; got {value:g}")
+    decay = values["lr"] * values["weight_decay"]
+    if decay > _SLACK:
+        raise ConfigError(
+            f"{name}: lr * weight_decay must be at most 1, a weight's whole; got {decay:g}"
+        )
+    for slot, beta in (("c1", "beta1"), ("c2", "beta2")):
+        left = 1 - values[beta]
+        if values[slot] * (left - _ROUNDING) > _SLACK:
+            raise ConfigError(
+                f"{name}: {slot} must be at most 1 / (1 - {beta}) = {1 / left:g}; got "
+                f"{values[slot]:g}"
+            )

@@ -14,23 +14,30 @@ __all__ = [
     "IGNORED",
     "Check",
     "converted",
+    "count_within",
     "dense_labels",
     "dimensions",
-    "finite",
     "fits_i32",
     "held_by",
     "ids_below",
     "labels_below",
+    "segments_within",
     "step_and_switch",
+    "still_finite",
+    "thread_count",
 ]
 
-IGNORED = -100  # the integer label of a row that does not count
+IGNORED = -100  # the integer label of a row that does not count, as in PyTorch and the kernels
+
+_I32 = np.dtype(np.int32)
+_LIMITS = np.iinfo(np.int32)
+_UNSIGNED = {kind.itemsize: kind for kind in map(np.dtype, ("u1", "u2", "u4", "u8"))}
 
 Check = Callable[[str, NDArray[Any]], None]
 
 
 def dimensions(name: str, shape: Sequence[int]) -> tuple[int, ...]:
-    """Return a shape as a tuple of whole numbers, each at least 1."""
+    """Return a shape as a tuple of whole numbers, each at least 1. Raises ShapeError."""
     if any(int(n) != n or n < 1 for n in shape):
         raise ShapeError(f"{name}: every dimension must be a whole number >= 1; got {shape}")
     if prod(shape) > 2**60:
@@ -39,7 +46,10 @@ def dimensions(name: str, shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def converted(name: str, array: ArrayLike, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
-    """Return an array for a tensor: floats as float32, too large ones infinite."""
+    """Return an array for a tensor: floats as float32, too large ones infinite.
+
+    Raises ShapeError for another shape or kind of numbers.
+    """
     values = np.asarray(array)
     if values.shape != shape:
         raise ShapeError(f"upload {name}: expected {shape}; got {values.shape}")
@@ -51,10 +61,32 @@ def converted(name: str, array: ArrayLike, shape: tuple[int, ...], dtype: str) -
     return values
 
 
+def still_finite(name: str, array: ArrayLike, values: NDArray[Any]) -> None:
+    """Check that no finite number of an array became infinite when it was converted.
+
+    Raises ShapeError.
+    """
+    if values is array or values.dtype != np.float32:
+        return
+    given = np.asarray(array)
+    if given.dtype == np.float32:
+        return
+    lost = np.isinf(values) & np.isfinite(given)
+    if lost.any():
+        place = tuple(int(i) for i in np.argwhere(lost)[0])
+        raise ShapeError(
+            f"upload {name}: {given[place]} at {place} is more than float32 holds "
+            f"({np.finfo(np.float32).max:g})"
+        )
+
+
 def held_by(
     name: str, array: NDArray[Any], dtype: str, shape: Sequence[int] | None
 ) -> tuple[int, ...]:
-    """Return the shape of a weight that stays in an array, which must hold exactly that."""
+    """Return the shape of a weight that stays in an array, which must hold exactly that.
+
+    Raises ShapeError for an array that does not, ConfigError for a dtype that is none.
+    """
     if dtype != "f32" and dtype not in dtypes.BLOCKS:
         raise ConfigError(
             f"mapped {name}: dtype must be one of f32, {', '.join(dtypes.BLOCKS)}; got {dtype!r}"
@@ -82,31 +114,33 @@ def held_by(
 
 
 def fits_i32(name: str, values: NDArray[Any]) -> None:
-    """Check that integers survive the conversion to 32 bits."""
-    if np.can_cast(values.dtype, np.int32):
+    """Check that integers survive the conversion to 32 bits. Raises ShapeError."""
+    if values.dtype == _I32 or np.can_cast(values.dtype, _I32):
         return
-    limits = np.iinfo(np.int32)
-    if values.size and (values.min() < limits.min or values.max() > limits.max):
+    if values.size and (values.min() < _LIMITS.min or values.max() > _LIMITS.max):
         raise ShapeError(f"upload {name}: some {values.dtype} values do not fit into 32 bits")
 
 
 def ids_below(size: int) -> Check:
-    """Return a check that every id is in 0..size-1."""
+    """Return a check that every id is in 0..size-1. The check raises LabelError."""
 
     def check(name: str, ids: NDArray[Any]) -> None:
-        if int(ids.min()) < 0 or int(ids.max()) >= size:
+        if not _all_below(size, ids):
             _refuse(name, ids, (ids < 0) | (ids >= size), f"0..{size - 1}")
 
     return check
 
 
 def labels_below(size: int) -> Check:
-    """Return a check that every label is in 0..size-1 or ignored, and not all are ignored."""
+    """Return a check that every label is in 0..size-1 or ignored, and not all are ignored.
+
+    The check raises LabelError.
+    """
 
     def check(name: str, labels: NDArray[Any]) -> None:
-        outside = (labels < 0) | (labels >= size)
-        if not outside.any():
+        if _all_below(size, labels):
             return
+        outside = (labels < 0) | (labels >= size)
         ignored = labels == IGNORED
         if ignored.all():
             raise LabelError(f"{name}: all {labels.size} rows are ignored ({IGNORED})")
@@ -116,8 +150,52 @@ def labels_below(size: int) -> Check:
     return check
 
 
+def _all_below(size: int, values: NDArray[Any]) -> bool:
+    """Whether all integers are in 0..size-1; as unsigned ones, those below 0 are large."""
+    return bool(np.maximum.reduce(values.view(_UNSIGNED[values.itemsize]), axis=None) < size)
+
+
+def count_within(rows: int) -> Check:
+    """Return a check that a count of rows is in 1..rows; it raises ShapeError."""
+
+    def check(name: str, count: NDArray[Any]) -> None:
+        if not 1 <= int(count) <= rows:
+            raise ShapeError(f"{name}: must be a count of 1 to {rows} rows; got {int(count)}")
+
+    return check
+
+
+def segments_within(length: int) -> Check:
+    """Return a check of each row's first row of its segment, in sequences of ``length`` rows.
+
+    A row begins a segment, its own number its first row, or goes on with that of the row before.
+    The check raises LabelError.
+    """
+
+    def check(name: str, first: NDArray[Any]) -> None:
+        rows = np.arange(first.size)
+        goes_on = np.concatenate([np.zeros(1, bool), first[1:] == first[:-1]])[: first.size]
+        across = goes_on & (rows % max(length, 1) == 0)
+        bad = (first != rows) & ~goes_on | across
+        if not bad.any():
+            return
+        row = int(np.argmax(bad))
+        if across[row]:
+            allowed = f"{row}: a sequence of {length} rows begins there, and no segment crosses it"
+        elif first[row] > row:
+            allowed = f"at most {row}: a segment begins with its first row"
+        else:
+            allowed = f"{first[row - 1]}, as in the row before, or {row}, where a segment begins"
+        raise LabelError(f"{name}: row {row} is {first[row]}; must be {allowed}")
+
+    return check
+
+
 def dense_labels(name: str, labels: NDArray[Any]) -> None:
-    """Check that dense labels are finite, and that not every row is zero, that is, ignored."""
+    """Check that dense labels are finite, and that not every row is zero, that is, ignored.
+
+    Raises LabelError.
+    """
     if not np.isfinite(labels).all():
         row, column = np.argwhere(~np.isfinite(labels))[0]
         raise LabelError(f"{name}: row {row}, column {column} is {labels[row, column]}")
@@ -125,14 +203,25 @@ def dense_labels(name: str, labels: NDArray[Any]) -> None:
         raise LabelError(f"{name}: all {len(labels)} rows are ignored (all zero)")
 
 
-def finite(name: str, values: NDArray[Any]) -> None:
-    """Check that all settings are finite."""
-    if not np.isfinite(values).all():
-        raise ConfigError(f"{name}: every number must be finite; got {values.tolist()}")
+def thread_count(where: str, n_threads: object) -> None:
+    """Check a largest number of threads, which may be more than there can be; None: no limit.
+
+    Raises ConfigError.
+    """
+    if n_threads is None:
+        return
+    whole = isinstance(n_threads, int | np.integer) and not isinstance(n_threads, bool)
+    if not whole or int(n_threads) < 1:  # type: ignore[call-overload]
+        raise ConfigError(
+            f"{where}: n_threads must be a whole number, at least 1; got {n_threads!r}"
+        )
 
 
 def step_and_switch(name: str, values: NDArray[Any]) -> None:
-    """Check the control of dropout: a step of at least 0, and 1 or 0 for on or off."""
+    """Check the control of dropout: a step of at least 0, and 1 or 0 for on or off.
+
+    Raises ConfigError.
+    """
     step, active = values.tolist()
     if step < 0 or active not in (0, 1):
         raise ConfigError(f"{name}: needs (step >= 0, 0 or 1); got ({step}, {active})")

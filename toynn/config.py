@@ -4,8 +4,8 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 
 from toynn import _kernels, backends
-from toynn.backends.cpu import threads
 from toynn.precision import get_float32_matmul_precision
+from toynn.threads import get_num_threads
 
 __all__ = ["describe", "release", "show_config"]
 
@@ -27,8 +27,9 @@ def describe() -> dict[str, str]:
         "ISA levels built": ", ".join(_kernels.built_levels()),
         "ISA levels of this CPU": ", ".join(_kernels.supported_levels()),
         "ISA level in use": _kernels.level,
+        **{f"  not {name}": why for name, why in _kernels.unused_levels().items()},
         "OpenMP": "yes" if _kernels.has_openmp() else "no",
-        "threads": str(threads.get_num_threads()),
+        "threads": str(get_num_threads()),
         "matmul precision": get_float32_matmul_precision(),
         **{f"{precision} multiplies in": how for precision, how in _products().items()},
         "backends": ", ".join(backends.available()),

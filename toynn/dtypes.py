@@ -2,13 +2,23 @@
 
 The latter are *blocks*: each packs so many elements of a row into so many bytes, and a row is a
 whole number of them. (A block of float16 or bfloat16 has one element.) Kernels that read them
-expand them to float32; nothing computes in them.
+expand them to float32; nothing computes in them. In toynn a type has the name of DTYPES, "q4_k";
+in what belongs to files, and at the kernels' Python doors, that of GGUF: "Q4_K".
 Source: ggml_type of ggml.h, and ggml-common.h, in ggml; the gguf library has the same table.
 """
 
 from typing import NamedTuple
 
-__all__ = ["BLOCKS", "DTYPES", "DType", "nbytes", "row_fits"]
+__all__ = [
+    "BLOCKS",
+    "DTYPES",
+    "GGUF_BLOCKS",
+    "GGUF_TYPES",
+    "NAMES",
+    "DType",
+    "nbytes",
+    "row_fits",
+]
 
 
 class DType(NamedTuple):
@@ -27,15 +37,43 @@ DTYPES: dict[str, DType] = {
     "q5_0": DType(6, 32, 22),
     "q5_1": DType(7, 32, 24),
     "q8_0": DType(8, 32, 34),
+    "q2_k": DType(10, 256, 84),
+    "q3_k": DType(11, 256, 110),
     "q4_k": DType(12, 256, 144),
     "q5_k": DType(13, 256, 176),
     "q6_k": DType(14, 256, 210),
+    "iq2_xxs": DType(16, 256, 66),
+    "iq2_xs": DType(17, 256, 74),
+    "iq3_xxs": DType(18, 256, 98),
+    "iq1_s": DType(19, 256, 50),
+    "iq4_nl": DType(20, 32, 18),
+    "iq3_s": DType(21, 256, 110),
+    "iq2_s": DType(22, 256, 82),
+    "iq4_xs": DType(23, 256, 136),
     "i32": DType(26, 1, 4),
+    "iq1_m": DType(29, 256, 56),
     "bf16": DType(30, 1, 2),
+    "tq1_0": DType(34, 256, 54),
+    "tq2_0": DType(35, 256, 66),
+    "mxfp4": DType(39, 32, 17),
+    "nvfp4": DType(40, 64, 36),
 }
 
 #: The types that only frozen, mapped weights have.
 BLOCKS = tuple(name for name in DTYPES if name not in ("f32", "i32"))
+
+#: The name of each type by its number.
+NAMES: dict[int, str] = {dtype.ggml: name for name, dtype in DTYPES.items()}
+
+_KNOWN = {name.upper(): DTYPES[name] for name in ("f32", *BLOCKS)}
+
+#: By the names of GGUF files, of the types whose values toynn reads: the number of each,
+GGUF_TYPES: dict[str, int] = {name: dtype.ggml for name, dtype in _KNOWN.items()}
+
+#: and the elements of a block, and its bytes.
+GGUF_BLOCKS: dict[str, tuple[int, int]] = {
+    name: (dtype.elements, dtype.nbytes) for name, dtype in _KNOWN.items()
+}
 
 
 def nbytes(dtype: str, size: int) -> int:

@@ -65,6 +65,8 @@ def generate(
     top_p
         Of those only the likeliest that together have a probability of at least top_p. The order
         is that of transformers: temperature, top_k, top_p; llama.cpp applies temperature last.
+
+    Raises NonFiniteError where the model's logits are not finite.
     """
     if len(prompt_ids) == 0:
         raise ConfigError("generate: the prompt is empty; it needs at least one token")

@@ -38,6 +38,9 @@ class RecipeOptions:
     checkpointing
         Whether the activations of each block are computed again in the backward pass instead of
         being kept: less memory, the same results, about a forward pass more work.
+    packed
+        Whether batches are examples one behind another, in segments: up to t_batch * t_seq tokens,
+        of which only those are computed that there are. See ``SequenceEngine.step``.
 
     Raises
     ------
@@ -53,6 +56,7 @@ class RecipeOptions:
     seed: int = 0
     init_scale: float = 1.0
     checkpointing: bool = False
+    packed: bool = False
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Check and set one option."""
@@ -106,4 +110,5 @@ _OPTIONS: dict[str, tuple[Any, str]] = {
     "seed": (_integer, "an integer"),
     "init_scale": (_scale, "a finite number of at least 0"),
     "checkpointing": (_flag, "True or False"),
+    "packed": (_flag, "True or False"),
 }

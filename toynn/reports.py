@@ -1,7 +1,7 @@
 """What a session says about itself: the memory of a step before it runs, its time after."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 __all__ = ["Memory", "Profile", "ProfileRow"]
 
@@ -53,15 +53,17 @@ class Profile:
     """Time per op over all runs since the tape was compiled, slowest first."""
 
     rows: tuple[ProfileRow, ...]
-    short_handed_ms: float = 0.0  # on fewer threads: trials, and while other processes want cores
+    notes: Mapping[str, float] = field(default_factory=dict)  # so many of the milliseconds were so
 
     @classmethod
     def of(
-        cls, calls: Iterable[tuple[str, int, int, int, int]], short_handed: int = 0
+        cls,
+        calls: Iterable[tuple[str, int, int, int, int]],
+        notes: Mapping[str, int] | None = None,
     ) -> "Profile":
         """Add up (op, calls, nanoseconds, flops, bytes) per op; work is that of one call.
 
-        ``short_handed`` of those nanoseconds went by on fewer threads.
+        ``notes`` are the backend's: of those nanoseconds, so many went by so.
         """
         totals: dict[str, list[int]] = {}
         for op, count, spent, flops, nbytes in calls:
@@ -73,7 +75,13 @@ class Profile:
             ProfileRow(op, count, spent / 1e6, flops, nbytes, spent / time)
             for op, (count, spent, flops, nbytes) in totals.items()
         ]
-        return cls(tuple(sorted(rows, key=lambda row: -row.ms)), short_handed / 1e6)
+        said = {note: spent / 1e6 for note, spent in (notes or {}).items() if spent}
+        return cls(tuple(sorted(rows, key=lambda row: -row.ms)), said)
+
+    @property
+    def short_handed_ms(self) -> float:
+        """Milliseconds on fewer threads: trials, and while other processes want cores."""
+        return self.notes.get("on fewer threads", 0.0)
 
     @property
     def ms(self) -> float:
@@ -88,6 +96,5 @@ class Profile:
             for row in self.rows
         ]
         lines.append(f"{'all':28} {sum(row.calls for row in self.rows):8d} {self.ms:11.3f}")
-        if self.short_handed_ms:
-            lines.append(f"{'on fewer threads':28} {'':8} {self.short_handed_ms:11.3f}")
+        lines += [f"{note:28} {'':8} {ms:11.3f}" for note, ms in self.notes.items()]
         return "\n".join(lines)

@@ -9,7 +9,7 @@ LifecycleError, which names the call that is missing.
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
 from typing import Any, NoReturn, TypeVar
 
@@ -18,10 +18,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from toynn import backends, checks, precision
 from toynn.errors import ConfigError, LifecycleError, NonFiniteError, ShapeError
-from toynn.lowering import CompiledTape, arena_size, compile_tape
+from toynn.graph.lowering import CompiledTape, compile_tape, memory_of
+from toynn.graph.storage import Storage
+from toynn.graph.tape import Role, Tape, Tensor
 from toynn.reports import Memory, Profile
-from toynn.storage import Storage, expanded
-from toynn.tape import Role, Tape, Tensor
 from toynn.updates import Updates
 
 __all__ = ["Session"]
@@ -51,9 +51,14 @@ class Session:
     With ``checkpointing`` the activations of each block of a tape (``s.tape.block``) are computed
     again in the backward pass, not kept: less memory, the same bits, about a forward pass more.
     ``matmul_precision`` is that of the linear layers recorded from now on (default: the global
-    one, see ``toynn.set_float32_matmul_precision``).
+    one, see ``toynn.set_float32_matmul_precision``). ``backend`` is "cpu", or another one of
+    ``toynn.backends.available()``, such as "reference", which computes in float64 NumPy, slowly.
     Use it as a context manager, or ``close()`` it, to free its memory at a certain point;
     otherwise it is freed when the last reference goes.
+
+    A call that comes too early, too late, or while another thread runs raises LifecycleError, which
+    names the call that is missing. A name that there is, a tensor that is none of those asked for,
+    and a number out of range raise ConfigError.
     """
 
     def __init__(
@@ -65,11 +70,9 @@ class Session:
         *,
         checkpointing: bool = False,
     ) -> None:
-        if n_threads is not None and n_threads < 1:
-            raise ConfigError(f"Session: n_threads must be at least 1; got {n_threads}")
-        self.backend = backends.get(backend)
+        checks.thread_count("Session", n_threads)
+        self.backend = backends.get(backend, n_threads)
         self.seed = seed
-        self.n_threads = n_threads
         self.matmul_precision = precision.checked(
             matmul_precision or precision.get_float32_matmul_precision()
         )
@@ -82,6 +85,15 @@ class Session:
         self._names: set[str] = set()  # of weights
         self._finalized = self._closed = False
         self._busy, self._recording = threading.Lock(), threading.Lock()
+
+    @property
+    def n_threads(self) -> int | None:
+        """How many threads of the host a run may use; None: as many as the backend likes."""
+        return self.backend.n_threads
+
+    @n_threads.setter
+    def n_threads(self, n: int | None) -> None:
+        self.backend.n_threads = n
 
     # -- Declaring -----------------------------------------------------------------------------
 
@@ -121,16 +133,17 @@ class Session:
         self._names.add(name)
         return tensor
 
-    def input(self, name: str, shape: Sequence[int], dtype: str = "f32") -> Tensor:
-        """Declare an input of the current tape; its values stay until the next upload."""
+    def input(
+        self, name: str, shape: Sequence[int], dtype: str = "f32", count: Tensor | None = None
+    ) -> Tensor:
+        """Declare an input of the current tape; its values stay until the next upload.
+
+        ``count``, an input i32 (), says how many of its rows a run is to look at: those that there
+        are. The other rows, and what would follow from them, are not computed. Raises ShapeError
+        if it is no such input.
+        """
         self._check_recording(f"input({name!r})")
-        if dtype not in ("f32", "i32"):
-            raise ConfigError(f"input {name}: dtype must be f32 or i32; got {dtype!r}")
-        if name in self.tape.inputs:
-            raise ConfigError(f"input {name}: this tape has one already")
-        tensor = Tensor(name, checks.dimensions(name, shape), Role.INPUT, dtype)
-        self.tape.inputs[name] = tensor
-        return tensor
+        return self.tape.input(name, shape, dtype, count)
 
     def output(self, tensor: Tensor) -> Tensor:
         """Keep an activation until the next run, so that it can be downloaded."""
@@ -167,7 +180,7 @@ class Session:
     # -- Recording -----------------------------------------------------------------------------
 
     def set_loss(self, loss: Tensor) -> None:
-        """Say which scalar the backward pass starts from."""
+        """Say which scalar the backward pass starts from. Raises ShapeError if it is none."""
         self._check_recording("set_loss()")
         if loss.size != 1:
             raise ShapeError(f"set_loss: the loss is a scalar; got {loss!r}")
@@ -210,11 +223,9 @@ class Session:
             _refuse("realize()", "of an empty tape: record an op first")
         self._storage.allocate(Role.GRADIENT, Role.MOMENT)
         storage = self._storage
-        compiled = compile_tape(
-            self.tape, storage.places, storage.buffers, self.backend, self._threads()
-        )
+        compiled = compile_tape(self.tape, storage.places, storage.buffers, self.backend)
         for tensor, offset in compiled.offsets.items():
-            storage.show(tensor, compiled.arena, offset)
+            storage.hold(tensor, compiled.arena, offset)
         self.tape.sealed = True
         self._compiled[self.tape] = compiled
 
@@ -245,13 +256,10 @@ class Session:
         """Let go of a compiled tape: its program, its arena, and all that is known of it."""
         compiled = self._compiled.pop(tape)
         for tensor in compiled.offsets:
-            del self._storage.views[tensor]
+            del self._storage.held[tensor]
         own = (Role.INPUT, Role.ACTIVATION)
         gone = compiled.written["update"].union(compiled.offsets)
         self._known -= {tensor for tensor in gone if tensor.role in own}
-
-    def _threads(self) -> int:
-        return min(self.n_threads or 2**31, self.backend.max_threads())
 
     # -- Data ----------------------------------------------------------------------------------
 
@@ -259,15 +267,17 @@ class Session:
         """Copy values into a weight, moment or input; ids and labels are checked."""
         values = checks.converted(tensor.name, array, tensor.shape, tensor.dtype)
         with self._exclusively(f"upload({tensor.name})"):
-            view = self._view(tensor, "upload")
+            self._check_held(tensor, "upload")
             if tensor in self._storage.mapped or tensor.role in _COMPUTED:
                 _refuse(f"upload({tensor.name})", "into a mapped weight or a computed tensor")
-            for tape in {self.tape, *self._compiled}:
+            recording = () if self.tape in self._compiled else (self.tape,)
+            for tape in (*recording, *self._compiled):
                 for check in tape.checks.get(tensor, ()):
                     check(tensor.name, values)
             if tensor.dtype == "i32":
                 checks.fits_i32(tensor.name, values)
-            view[...] = values
+            checks.still_finite(tensor.name, array, values)
+            self._storage.write(tensor, values)
             self._known.add(tensor)
 
     def download(self, tensor: Tensor) -> NDArray[Any]:
@@ -276,7 +286,8 @@ class Session:
         Gradients of several micro-batches come as their mean, weighted as the runs were.
         """
         with self._exclusively(f"download({tensor.name})"):
-            values = expanded(tensor, self._view(tensor, "download"))
+            self._check_held(tensor, "download")
+            values = self._storage.read(tensor)
         zeros = (Role.MOMENT, Role.STATE, Role.PERSISTENT)
         if tensor not in self._known and tensor.role not in zeros:
             before = "run()" if tensor.role in _COMPUTED else f"upload({tensor.name})"
@@ -284,10 +295,10 @@ class Session:
         is_gradient = any(tensor in compiled.gradients for compiled in self._compiled.values())
         return values / np.float32(self._updates.divisor) if is_gradient else values
 
-    def _view(self, tensor: Tensor, verb: str) -> NDArray[Any]:
+    def _check_held(self, tensor: Tensor, verb: str) -> None:
         self._check_open()
-        if tensor in self._storage.views:
-            return self._storage.views[tensor]
+        if tensor in self._storage.held:
+            return
         if tensor.role in (Role.PARAMETER, Role.CONSTANT):
             _refuse(f"{verb}({tensor.name})", "before finalize_weights()")
         if self.tape in self._compiled and tensor.role is Role.ACTIVATION:
@@ -336,7 +347,7 @@ class Session:
             accumulate = self.pending
             if to != "loss" and tape.gradients is not None:
                 self._updates.begin(weight, last=to == "update")
-            compiled.program.run(compiled.segments[to], accumulate, self._threads())
+            compiled.program.run(compiled.segments[to], accumulate)
             self._known |= compiled.written[to]
             if self._updates.norm in compiled.written[to] and (why := self._updates.refused()):
                 raise NonFiniteError(f"{why}; weights and moments were left as they were")
@@ -357,6 +368,18 @@ class Session:
         """Whether gradients of micro-batches wait for an update."""
         return self._updates.pending > 0
 
+    def waiting(self) -> tuple[float, dict[str, NDArray[np.float32]]]:
+        """Return the weight of micro-batches that wait for an update, and sums of gradients."""
+        self._check_realized("waiting()", self.tape)
+        with self._exclusively("waiting()"):
+            return self._updates.pending, self._updates.sums() if self.pending else {}
+
+    def wait(self, weight: float, sums: Mapping[str, NDArray[np.float32]]) -> None:
+        """Go on with what ``waiting`` returned, as if these micro-batches had been run here."""
+        self._check_realized("wait()", self.tape)
+        with self._exclusively("wait()"):
+            self._known.update(self._updates.resume(weight, sums))
+
     @property
     def grad_norm(self) -> float:
         """Norm of all gradients in the last update, before clipping."""
@@ -374,10 +397,10 @@ class Session:
         """Return the bytes that the tapes recorded so far need; valid before any buffer exists."""
         self._check_open()
         places, nbytes = self._storage.places, self._storage.nbytes
-        activations = sum(compiled.arena.nbytes for compiled in self._compiled.values())
+        activations = sum(compiled.nbytes for compiled in self._compiled.values())
         activations += nbytes["state"] + nbytes["persistent"]
         if self.tape not in self._compiled:
-            activations += arena_size(self.tape, places, self.backend, self._threads())
+            activations += memory_of(self.tape, places, self.backend)
         mapped = sum(tensor.nbytes for tensor in self._storage.mapped)
         return Memory(
             nbytes["weights"], nbytes["moments"], nbytes["gradients"], activations, mapped
@@ -391,7 +414,7 @@ class Session:
             (node.op.kernel, calls, spent, node.flops, node.nbytes)
             for node, (calls, spent) in zip(tape.nodes, program.times(), strict=True)
         )
-        return Profile.of(rows, program.short_handed())
+        return Profile.of(rows, program.notes())
 
     # -- Life cycle ----------------------------------------------------------------------------
 
@@ -401,6 +424,7 @@ class Session:
             return
         with self._exclusively("close()"):
             self._closed = True
+            self.backend.wait()
             self._compiled.clear()
             self._recorded.clear()
             self._storage.free()

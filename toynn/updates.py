@@ -4,16 +4,17 @@ Each micro-batch is run with d_loss = its weight, so that its gradients are adde
 it as they are; the update divides by the sum of the weights, as it reads them.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from math import isfinite
 
 import numpy as np
+from numpy.typing import NDArray
 
 from toynn import ops
-from toynn.autograd import Backward
 from toynn.errors import ConfigError
-from toynn.storage import Storage
-from toynn.tape import Role, Tape, Tensor
+from toynn.graph.autograd import Backward
+from toynn.graph.storage import Storage
+from toynn.graph.tape import Role, Tape, Tensor
 
 __all__ = ["Updates"]
 
@@ -28,6 +29,7 @@ class Updates:
         self.pending = 0.0  # weight of the micro-batches whose gradients wait for an update
         self.divisor = 1.0  # by which downloaded gradients are divided
         self.max_grad_norm: float | None = None
+        self._told: tuple[float, ...] = ()  # to the device: seed, norm to clip to, divisor
         self._seed, self.norm, self._factor, self._control = (
             storage.declare(name, shape, Role.STATE)
             for name, shape in (("d_loss", ()), ("norm", ()), ("factor", ()), ("control", (2,)))
@@ -36,7 +38,10 @@ class Updates:
     # -- Recording -----------------------------------------------------------------------------
 
     def build_backward(self, tape: Tape, loss: Tensor) -> None:
-        """Record segment B: the same parameters must get gradients on every tape."""
+        """Record segment B: the same parameters must get gradients on every tape.
+
+        Raises ConfigError if not.
+        """
         back = Backward(
             tape, self._gradient_of, ops.ADD, ops.ACCUMULATE, recompute=self._checkpointing
         )
@@ -63,7 +68,10 @@ class Updates:
         return self._gradients[parameter]
 
     def record_adamw(self, s: ops.Recorder, w: Tensor, hp: Tensor) -> tuple[Tensor, Tensor]:
-        """Record the update of one parameter, and before the first the norm of all gradients."""
+        """Record the update of one parameter, and before the first the norm of all gradients.
+
+        Raises ConfigError where it was recorded before.
+        """
         if s.tape.nodes[-1].segment != "U":
             every = self._storage.whole(Role.GRADIENT)
             ops.grad_norm(s, self.norm, self._factor, every, self._control)
@@ -87,33 +95,43 @@ class Updates:
         """
         self.pending += weight
         self.divisor = self.pending
-        self._storage.views[self._seed][...] = weight
-        self._storage.views[self._control][:] = self.max_grad_norm or 0.0, 1 / self.pending
+        told = weight, self.max_grad_norm or 0.0, 1 / self.pending
+        if told != self._told:  # in most runs, it is what it was
+            self._told = ()
+            self._storage.write(self._seed, np.array(weight))
+            self._storage.write(self._control, np.array(told[1:]))
+            self._told = told
         if last:
             self.pending = 0.0
 
     def zero_gradients(self) -> Iterable[Tensor]:
         """Zero and return all gradients; forget the micro-batches."""
         self.pending, self.divisor = 0.0, 1.0
-        return self._zeroed(self._gradients.values())
+        self._storage.clear(self._gradients.values())
+        return self._gradients.values()
+
+    def sums(self) -> dict[str, NDArray[np.float32]]:
+        """Return copies of the sums of the micro-batches' gradients, by the parameters' names."""
+        return {p.name: self._storage.read(gradient) for p, gradient in self._gradients.items()}
+
+    def resume(self, weight: float, sums: Mapping[str, NDArray[np.float32]]) -> list[Tensor]:
+        """Put such sums back, with the weight of their micro-batches; return the gradients."""
+        for parameter, gradient in self._gradients.items():
+            self._storage.write(gradient, sums[parameter.name])
+        self.pending = self.divisor = weight
+        return list(self._gradients.values())
 
     def zero_moments(self) -> None:
         """Zero the moments."""
-        self._zeroed(moment for pair in self._moments.values() for moment in pair)
-
-    def _zeroed(self, tensors: Iterable[Tensor]) -> list[Tensor]:
-        found = list(tensors)
-        for tensor in found:
-            self._storage.views[tensor].fill(0)
-        return found
+        self._storage.clear(moment for pair in self._moments.values() for moment in pair)
 
     def refused(self) -> str | None:
         """Return why AdamW changed nothing in the last update; None if it did."""
-        if isfinite(self._storage.views[self._factor]):
+        if isfinite(self._storage.read(self._factor).item()):
             return None
         bad = "none (the sum of squares overflowed)"
         for parameter, gradient in self._gradients.items():
-            if not np.isfinite(self._storage.views[gradient]).all():
+            if not np.isfinite(self._storage.read(gradient)).all():
                 bad = parameter.name
                 break
-        return f"gradient norm is {self._storage.views[self.norm]}; first bad gradient: {bad}"
+        return f"gradient norm is {self._storage.read(self.norm)}; first bad gradient: {bad}"

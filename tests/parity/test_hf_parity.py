@@ -26,6 +26,9 @@ LLAMA = SIZES | {"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers"
 LLAMA |= {"num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": 16}
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 100.0, "factor": 8.0, "low_freq_factor": 1.0}
 LLAMA3 |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+NO_PAD = LLAMA | {"pad_token_id": None, "rope_parameters": {"rope_theta": 50.0}}
+GRANITE = {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "logits_scaling": 2.5}
+GRANITE |= {"attention_multiplier": 0.3, "rms_norm_eps": 1e-3}
 GPT2 = SIZES | {"n_embd": 24, "n_layer": 2, "n_head": 4, "n_positions": 16}
 
 # By name: the class of the configuration, and what it is given.
@@ -39,6 +42,10 @@ MODELS = {
     "qwen2": ("Qwen2Config", LLAMA),
     "qwen2-tied": ("Qwen2Config", LLAMA | {"tie_word_embeddings": True}),
     "qwen3": ("Qwen3Config", LLAMA | {"head_dim": 6}),
+    "smollm3": ("SmolLM3Config", NO_PAD | {"num_hidden_layers": 5}),
+    "smollm3-untied": ("SmolLM3Config", NO_PAD | {"tie_word_embeddings": False}),
+    "granite": ("GraniteConfig", LLAMA | GRANITE),
+    "granite-tied-plain": ("GraniteConfig", LLAMA | {"tie_word_embeddings": True}),
     "gpt2": ("GPT2Config", GPT2),
     "gpt2-inner": ("GPT2Config", GPT2 | {"n_inner": 40, "layer_norm_epsilon": 1e-3}),
 }

@@ -30,7 +30,10 @@ def assert_logits_agree(got, expected):
     np.testing.assert_allclose(got, expected, rtol=0, atol=3e-6 * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("kind", KINDS)
+OWN = [kind for kind in KINDS if kind.startswith(("llama", "qwen"))]  # what torch_llama computes
+
+
+@pytest.mark.parametrize("kind", OWN)
 @pytest.mark.parametrize("weights", ["initial", "random"])
 @pytest.mark.parametrize("batch", [1, 3])
 def test_logits_loss_and_gradients(batch, weights, kind):
@@ -48,7 +51,7 @@ def test_logits_loss_and_gradients(batch, weights, kind):
     assert_gradients_agree(recipe.engine.gradients(), model.gradients())
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", OWN)
 def test_ten_losses(kind):
     rng = np.random.default_rng(2)
     recipe = make(kind, batch=2)

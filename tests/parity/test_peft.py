@@ -33,7 +33,7 @@ ADAPTERS = {
     "no-alpha": {"ranks": RANKS, "alpha": 0.0},
     "one-block": {"weights": 1},
 }
-KINDS = ("llama", "llama-wide", "qwen2", "qwen3", "gpt2")
+KINDS = ("llama", "llama-wide", "qwen2", "qwen3", "smollm3", "granite", "gpt2")
 
 
 def logits_of(model):
@@ -113,6 +113,7 @@ GPT2 = {
     },
 }
 READ = [(kind, name) for kind in ("llama", "gpt2") for name in (GPT2 if kind == "gpt2" else LLAMA)]
+READ += [("smollm3", "patterns"), ("granite", "head")]
 READ += [("llama-wide", "patterns"), ("qwen2", "patterns"), ("qwen3", "all-linear")]
 
 

@@ -1,4 +1,4 @@
-"""Llama, Qwen2 and Qwen3 against transformers in float64: the same weights under its names."""
+"""Llama and its kin against transformers in float64: the same weights under its names."""
 
 import numpy as np
 import pytest
@@ -8,16 +8,22 @@ pytest.importorskip("transformers", reason="transformers, the parity extra, is n
 
 import torch
 import torch_gpt2
-from llamas import SIZES, draw, make, shake
+from llamas import SCALES, SIZES, draw, make, shake
 from test_gpt2_parity import LOSS, assert_gradients_agree, hp
 from transformers import (
+    GraniteConfig,
+    GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
 )
+
+from toynn.models import architecture
 
 pytestmark = pytest.mark.parity
 
@@ -25,6 +31,18 @@ MODELS = {
     "llama": (LlamaConfig, LlamaForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    "smollm3": (SmolLM3Config, SmolLM3ForCausalLM),
+    "granite": (GraniteConfig, GraniteForCausalLM),
+}
+#: What else their configurations have.
+MORE = {
+    "smollm3": {"pad_token_id": None},
+    "granite": {
+        "embedding_multiplier": SCALES["embedding_scale"],
+        "residual_multiplier": SCALES["residual_scale"],
+        "attention_multiplier": SCALES["attention_scale"],
+        "logits_scaling": SCALES["logit_scale"],
+    },
 }
 NAMES = {
     "token_embd": "model.embed_tokens",
@@ -43,6 +61,7 @@ NAMES = {
     "ffn_down": "mlp.down_proj",
 }
 KINDS = ["llama", "llama-untied", "llama-wide-heads", "qwen2", "qwen3", "qwen3-untied-bias"]
+KINDS += ["smollm3", "granite"]
 
 
 def their_name(name):
@@ -52,8 +71,9 @@ def their_name(name):
 
 
 def rows_apart(name, w, cfg):
-    """Rows of q and k of arch llama, from GGUF's order (pairs are neighbours) to halves."""
-    if cfg.arch != "llama" or not name.rpartition(".")[0].endswith(("attn_q", "attn_k")):
+    """Rows of q and k from GGUF's order, where pairs are neighbours, to halves."""
+    turns = architecture(cfg.arch).turns_neighbours
+    if not turns or not name.rpartition(".")[0].endswith(("attn_q", "attn_k")):
         return w
     heads = w.reshape(-1, cfg.d_head // 2, 2, *w.shape[1:])
     return heads.swapaxes(1, 2).reshape(w.shape)
@@ -82,6 +102,7 @@ class Theirs:
                 tie_word_embeddings=not opts.untied,
                 attn_implementation="eager",
                 **bias,
+                **MORE.get(cfg.arch, {}),
             )
         ).double()
         own = dict(self.model.named_parameters())

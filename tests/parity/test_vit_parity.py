@@ -13,7 +13,7 @@ from test_llama_parity import assert_logits_agree
 from vits import VARIANTS, config, make, pictures, shake
 
 from toynn import RecipeOptions, ViTConfig
-from toynn.engines._timm import resampled
+from toynn.models.timm import resampled
 from toynn.recipes import VitTiny
 
 pytestmark = pytest.mark.parity

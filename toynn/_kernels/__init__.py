@@ -7,6 +7,7 @@ module of its own for, it takes from the one below. ``TOYNN_ISA=avx2`` forces a 
 compiled likewise, but no op: what the CPU could do at best.
 """
 
+import errno
 import os
 import sys
 from importlib import import_module
@@ -16,14 +17,17 @@ from pkgutil import iter_modules
 from types import ModuleType
 
 try:
-    from toynn._kernels.cpu import has_openmp, software_tiles, supported_levels
+    from toynn._kernels.cpu import amx_refusal, has_openmp, software_tiles, supported_levels
 except ModuleNotFoundError as error:
     raise ImportError(
         f"toynn in {Path(__file__).parents[1]} has no compiled kernels: install it (pip install .) "
         "and start Python elsewhere, or build in place (python setup.py build_ext --inplace)"
     ) from error
 
+from toynn._kernels._check import MAX_THREADS
+
 __all__ = [
+    "MAX_THREADS",
     "OPS",
     "built_levels",
     "has_openmp",
@@ -31,6 +35,7 @@ __all__ = [
     "load",
     "software_tiles",
     "supported_levels",
+    "unused_levels",
 ]
 
 _built = {module.name for module in iter_modules([str(Path(__file__).parent / "generic")])}
@@ -57,6 +62,23 @@ def _choose() -> str:
             f"TOYNN_ISA={forced}: this {lacks} lacks it; usable here: {', '.join(usable)}"
         )
     return forced
+
+
+def unused_levels() -> dict[str, str]:
+    """Return why the levels of this build above the one in use are not used."""
+    levels = built_levels()
+    return {name: _why_not(name) for name in levels[levels.index(level) + 1 :]}
+
+
+def _why_not(name: str) -> str:
+    if name in supported_levels():
+        if os.environ.get("TOYNN_ISA"):
+            return f"TOYNN_ISA={os.environ['TOYNN_ISA']}"
+        return "computed in software here: for tests, by TOYNN_ISA=amx"
+    if name == "amx" and (code := amx_refusal()):
+        why = f"{errno.errorcode.get(code, code)}, {os.strerror(code)}"
+        return f"the CPU has it, and the system refuses room for its tiles ({why})"
+    return "this CPU lacks it"
 
 
 def load(op: str, at: str) -> ModuleType:

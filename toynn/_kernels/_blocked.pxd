@@ -10,7 +10,7 @@ from cython.parallel cimport parallel, prange, threadid
 from libc.string cimport memcpy, memset
 
 from toynn._kernels._common cimport (
-    LANES, add_products, flush_denormals, fpstate, restore_fpstate, sum_lanes,
+    LANES, add_products, flush_denormals, fpstate, restore_fpstate, sum_lanes, team,
 )
 from toynn._kernels._gelu cimport gelu_exact, gelu_tanh
 from toynn._kernels._gemm cimport (
@@ -223,7 +223,7 @@ cdef inline void _multiply_blocked(const Product* p, void* workspace, int n_thre
     cdef Py_ssize_t g, i = 0, j, t = 0, s0 = 0, s1 = 0, k = 0, kc = 0
     cdef Py_ssize_t most = terms_per_pass(&p.a)
     cdef fpstate before = 0
-    with parallel(num_threads=n_threads):
+    with parallel(num_threads=team(n_threads)):
         before = flush_denormals()
         if p.a.parts:
             begin_tiles()
@@ -272,7 +272,7 @@ cdef inline void _multiply_unpacked(const Product* p, int n_threads) noexcept no
         _multiply_share(p, 0, 1)
         restore_fpstate(before)
         return
-    with parallel(num_threads=n_threads):
+    with parallel(num_threads=team(n_threads)):
         before = flush_denormals()
         for i in prange(n_threads, schedule="static"):
             _multiply_share(p, i, n_threads)
@@ -303,7 +303,7 @@ cdef inline void _multiply_few(const Product* p, int n_threads) noexcept nogil:
     """y = x w^T for so few rows of x that time goes into reading w: once, in order, as it is."""
     cdef Py_ssize_t i
     cdef fpstate before = 0
-    with parallel(num_threads=n_threads):
+    with parallel(num_threads=team(n_threads)):
         before = flush_denormals()
         for i in prange(blocks_of(p.b.size, OUTPUTS), schedule="static"):
             _dot_rows(p, i * OUTPUTS, min((i + 1) * OUTPUTS, p.b.size))

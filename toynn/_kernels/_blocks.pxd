@@ -21,8 +21,7 @@ BF16 copies them as integers: the bits are the same whether the caller flushes d
 Source: ggml-common.h and dequantize_row_* of ggml-quants.c in ggml; the GGUF specification.
 """
 cimport cython
-from libc.stdint cimport int8_t, int32_t, uint8_t, uint16_t, uint32_t, uint64_t
-from libc.string cimport memcpy
+from libc.stdint cimport int8_t, int32_t, uint8_t, uint16_t, uint32_t
 
 cdef extern from *:
     """
@@ -32,9 +31,14 @@ cdef extern from *:
     """
     ctypedef float* floats "tn_floats"
 
+cdef extern from "codes.h" nogil:
+    void nibbles_run "tn_nibbles_run" (
+        float* y, const uint8_t* low, const uint8_t* high, int offset, float scale,
+        const float* least,
+    ) noexcept
+
 cdef enum:
-    RUN = 32   # elements of a block
-    GROUP = 8  # blocks whose codes are unpacked before the first is used
+    RUN = 32  # elements of a block
 
 cdef union _Bits:
     float f
@@ -102,81 +106,45 @@ cdef inline void expand_q8_0(
             y[i * RUN + k] = d * <int8_t>raw[i * 34 + 2 + k]
 
 
-cdef inline void codes_4(uint64_t* eight, const uint8_t* low) noexcept nogil:
-    """The 32 codes of a block of 4 bits each: a byte each, eight to an integer."""
-    cdef uint64_t first, second, nibbles = <uint64_t>0x0F0F0F0F0F0F0F0F
-    memcpy(&first, low, 8)
-    memcpy(&second, low + 8, 8)
-    eight[0] = first & nibbles
-    eight[1] = second & nibbles
-    eight[2] = (first >> 4) & nibbles
-    eight[3] = (second >> 4) & nibbles
-
-
-@cython.overflowcheck(False)
-cdef inline uint64_t spread(uint64_t byte) noexcept nogil:
-    """Eight bytes of 16 or 0 from the eight bits of a byte, the lowest first.
-
-    The byte eight times, byte k of them masked to bit k; adding 127 carries that to the top bit.
-    """
-    cdef uint64_t bits = (byte * <uint64_t>0x0101010101010101) & <uint64_t>0x8040201008040201
-    return ((bits + <uint64_t>0x7F7F7F7F7F7F7F7F) >> 3) & <uint64_t>0x1010101010101010
-
-
-cdef inline void _expand_32(
-    floats y, const uint8_t* raw, Py_ssize_t n, Py_ssize_t nbytes, bint least, bint high, int offset
-) noexcept nogil:
-    """The 32-blocks of 4 bits, or of 5 if high; with m if least is set, else with an offset.
-
-    Codes go through memory, eight to a store, more than eight to a load. Such a load waits until
-    the store has left the CPU's store buffer: so a group's codes are all stored before one is used.
-    """
-    cdef uint64_t eight[4 * GROUP]
-    cdef const int8_t* q = <const int8_t*>eight
-    cdef const uint8_t* block
-    cdef Py_ssize_t g, i, k, size
-    cdef int j
-    cdef float d, m
-    for g in range((n + GROUP - 1) // GROUP):
-        size = min(<Py_ssize_t>GROUP, n - g * GROUP)
-        for i in range(size):
-            block = raw + (g * GROUP + i) * nbytes + (4 if least else 2)
-            codes_4(eight + 4 * i, block + (4 if high else 0))
-            if high:
-                for k in range(4):
-                    eight[4 * i + k] |= spread(block[k])
-        for i in range(size):
-            block = raw + (g * GROUP + i) * nbytes
-            d = half(word(block))
-            k = (g * GROUP + i) * RUN
-            if least:
-                m = half(word(block + 2))
-                for j in range(RUN):
-                    y[k + j] = d * q[i * RUN + j] + m
-            else:
-                for j in range(RUN):
-                    y[k + j] = d * (q[i * RUN + j] - offset)
-
-
 cdef inline void expand_q4_0(
     floats y, const uint8_t* row, Py_ssize_t j, Py_ssize_t n
 ) noexcept nogil:
-    _expand_32(y, row + j // RUN * 18, n // RUN, 18, False, False, 8)
+    cdef const uint8_t* block
+    cdef Py_ssize_t i
+    for i in range(n // RUN):
+        block = row + (j // RUN + i) * 18
+        nibbles_run(y + i * RUN, block + 2, NULL, 8, half(word(block)), NULL)
 
 
 cdef inline void expand_q4_1(
     floats y, const uint8_t* row, Py_ssize_t j, Py_ssize_t n
 ) noexcept nogil:
-    _expand_32(y, row + j // RUN * 20, n // RUN, 20, True, False, 0)
+    cdef const uint8_t* block
+    cdef Py_ssize_t i
+    cdef float m
+    for i in range(n // RUN):
+        block = row + (j // RUN + i) * 20
+        m = half(word(block + 2))
+        nibbles_run(y + i * RUN, block + 4, NULL, 0, half(word(block)), &m)
 
 
 cdef inline void expand_q5_0(
     floats y, const uint8_t* row, Py_ssize_t j, Py_ssize_t n
 ) noexcept nogil:
-    _expand_32(y, row + j // RUN * 22, n // RUN, 22, False, True, 16)
+    cdef const uint8_t* block
+    cdef Py_ssize_t i
+    for i in range(n // RUN):
+        block = row + (j // RUN + i) * 22
+        nibbles_run(y + i * RUN, block + 6, block + 2, 16, half(word(block)), NULL)
 
 
 cdef inline void expand_q5_1(
     floats y, const uint8_t* row, Py_ssize_t j, Py_ssize_t n
 ) noexcept nogil:
-    _expand_32(y, row + j // RUN * 24, n // RUN, 24, True, True, 0)
+    cdef const uint8_t* block
+    cdef Py_ssize_t i
+    cdef float m
+    for i in range(n // RUN):
+        block = row + (j // RUN + i) * 24
+        m = half(word(block + 2))
+        nibbles_run(y + i * RUN, block + 8, block + 4, 0, half(word(block)), &m)

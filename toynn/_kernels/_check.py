@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from toynn._kernels._types import BLOCKS
+from toynn.dtypes import GGUF_BLOCKS
 from toynn.precision import PRECISIONS
 
 __all__ = ["MAX_THREADS", "check", "precision_index", "row_length"]
@@ -32,11 +32,11 @@ def check(where: str, given: str, n_threads: int, /, **arrays: tuple[Any, Sequen
 def row_length(where: str, type: str, elements: int) -> int:
     """Return the length of a row of so many elements as a door takes it: in floats, or in bytes.
 
-    Raises ValueError for a type that is not in BLOCKS and where the row is not whole blocks.
+    Raises ValueError for a type that is not in GGUF_BLOCKS and where the row is not whole blocks.
     """
-    if type not in BLOCKS:
-        raise ValueError(f"{where}: type needs one of {', '.join(BLOCKS)}; got {type!r}")
-    block, nbytes = BLOCKS[type]
+    if type not in GGUF_BLOCKS:
+        raise ValueError(f"{where}: type needs one of {', '.join(GGUF_BLOCKS)}; got {type!r}")
+    block, nbytes = GGUF_BLOCKS[type]
     if elements % block:
         raise ValueError(
             f"{where}: {type} needs rows of a multiple of {block} elements; got {elements}"

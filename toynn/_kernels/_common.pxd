@@ -11,6 +11,9 @@ cdef extern from "fpstate.h" nogil:
     fpstate flush_denormals "tn_flush_denormals" () noexcept
     void restore_fpstate "tn_restore_fpstate" (fpstate before) noexcept
 
+cdef extern from "team.h" nogil:
+    int team "tn_team" (int n_threads) noexcept
+
 cdef enum:
     LANES = 16  # partial sums of a reduction: one AVX-512 register, two of AVX2, four of SSE
 
@@ -23,7 +26,7 @@ cdef union _Bits:
 cdef inline float _power_of_two(int n) noexcept nogil:
     """2^n for n in -126..127, by writing the exponent bits."""
     cdef _Bits bits
-    bits.i = (n + 127) << 23
+    bits.i = <int>(<unsigned int>(n + 127) << 23)
     return bits.f
 
 

@@ -51,7 +51,7 @@ cdef enum:
     KC = 256       # terms of a sum per pass: a packed panel of A and one of B fit in 48 KB of L1
     STRETCH = 256  # elements of a row expanded at a time, if it runs across k: whole panels
     TERMS = 32     # rows across k that are packed before one returns to the first panel
-    AHEAD = 4      # rows that are fetched into cache before they are expanded
+    AHEAD = 8      # rows that are fetched into cache before they are expanded
     LINE = 16      # floats in a cache line
 
 cdef struct Operand:
@@ -217,17 +217,21 @@ cdef inline void _pack_across(
     """Panels p0 .. p1 - 1, through which the rows of blocks run."""
     cdef float buffer[SIDE * STRETCH + LINE]  # the rows of a step
     cdef float* elements = aligned(buffer)
-    cdef Py_ssize_t i, r, t, p, first, last, j, end, terms
+    cdef Py_ssize_t i, r, t, p, first, last, j, end, terms, at, nbytes
     cdef Py_ssize_t panel = panel_floats(b, kc), per_step = terms_of_step(b)
     for t in range(p0 * NR // STRETCH, blocks_of(p1 * NR, STRETCH)):
         first = max(p0, t * (STRETCH // NR))
         last = min(p1, (t + 1) * (STRETCH // NR))
         j = first * NR // RUN * RUN  # a panel may begin and end within a run
         end = min(blocks_of(last * NR, RUN) * RUN, b.size)
+        # As in _pack_along; a row of so many bytes has k_stride elements.
+        at = j * b.row_bytes // b.k_stride
+        nbytes = (end - j) * b.row_bytes // b.k_stride
         memset(elements, 0, per_step * STRETCH * sizeof(float))
         for i in range(steps(b, kc)):
             terms = min(per_step, kc - i * per_step)
             for r in range(terms):
+                prefetch(row_of(b, k + i * per_step + r + AHEAD) + at, nbytes)
                 b.expand(elements + r * STRETCH, row_of(b, k + i * per_step + r), j, end - j)
             for p in range(first, last):
                 _pack_terms(

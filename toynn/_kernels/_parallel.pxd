@@ -5,7 +5,7 @@ row or a block yields must not depend on who computes it, nor on where the stret
 """
 from cython.parallel cimport parallel, prange
 
-from toynn._kernels._common cimport flush_denormals, fpstate, restore_fpstate
+from toynn._kernels._common cimport flush_denormals, fpstate, restore_fpstate, team
 from toynn._kernels.abi cimport KernelArgs
 
 # Computes first .. last - 1 of what the arguments describe.
@@ -24,7 +24,7 @@ cdef inline void parallel_for(part_fn part, KernelArgs* a, Py_ssize_t n) noexcep
         part(a, 0, n)
         restore_fpstate(before)
         return
-    with parallel(num_threads=a.n_threads):
+    with parallel(num_threads=team(a.n_threads)):
         before = flush_denormals()
         for i in prange(a.n_threads, schedule="static"):
             part(a, i * n // a.n_threads, (i + 1) * n // a.n_threads)

@@ -6,22 +6,35 @@ The scales of sub-blocks are small integers themselves, times one float16 for th
 d and m are float16, q[j] is the unsigned code of element j, s its sub-block.
 
     type   bytes  in this order                            element j
+    Q2_K      84  16 of b and a, 64 of pairs, d, m         y[j] = d a[s] q[j] - m b[s]
+    Q3_K     110  32 high, 64 of pairs, 12 of scales, d    y[j] = d (a[s] - 32) (q[j] - 4)
     Q4_K     144  d, m, 12 of scales, 128 of low           y[j] = d a[s] q[j] - m b[s]
     Q5_K     176  d, m, 12 of scales, 32 high, 128 of low  y[j] = d a[s] q[j] - m b[s]
     Q6_K     210  128 of low, 64 of high, 16 int8 a, d     y[j] = d a[s] (q[j] - 32)
 
-low: the lower 4 bits of the codes. In Q4_K and Q5_K, with sub-blocks of 32, bits 0..3 of 32 bytes
-are sub-block s and bits 4..7 sub-block s + 1 (s even). In Q6_K, with sub-blocks of 16, bits 0..3 of
-64 bytes are elements 0..63 of a half block and bits 4..7 its elements 64..127.
-high: bit s of byte j % 32 is bit 4 of q[j] (Q5_K); two bits of each of 32 bytes are bits 4 and 5,
-the lowest for the first 32 elements of a half block (Q6_K). scales: see scales_k.
+Sub-blocks have 32 elements in Q4_K and Q5_K, else 16.
+low: the lower 4 bits of the codes. In Q4_K and Q5_K bits 0..3 of 32 bytes are sub-block s and bits
+4..7 sub-block s + 1 (s even). In Q6_K bits 0..3 of 64 bytes are elements 0..63 of a half block and
+bits 4..7 its elements 64..127.
+pairs: the lower 2 bits, two bits of each of 32 bytes, the lowest for the first 32 elements of a
+half block; bits 4 and 5 of Q6_K lie likewise. high: bit j // 32 of byte j % 32 is the upper bit of
+q[j] (bit 2 in Q3_K, bit 4 in Q5_K). b and a: the upper and lower half of a byte. scales: see
+scales_k; of Q3_K, see scales_q3_k.
 
-No product rounds: 11 bits of a float16, 7 of a scale and 6 of a code fit into the 24 of a float32.
-Source: ggml-common.h and dequantize_row_* of ggml-quants.c in ggml; the GGUF specification.
+No product rounds: 11 bits of a float16, 7 of a scale and 6 of a code fit into the 24 of a float32;
+no step takes or makes a subnormal. Source: ggml-common.h and ggml-quants.c in ggml.
 """
-from libc.stdint cimport int8_t, uint8_t
+cimport cython
+from libc.stdint cimport int8_t, uint8_t, uint32_t
+from libc.string cimport memcpy
 
 from toynn._kernels._blocks cimport RUN, floats, half, word
+
+cdef extern from "codes.h" nogil:
+    void bits_run "tn_bits_run" (
+        float* y, const uint8_t* low, int shift, int mask, const uint8_t* high, int high_shift,
+        int high_mask, int place, int offset, const float* scale, const float* least,
+    ) noexcept
 
 cdef enum:
     SUPER = 256  # elements of a super-block
@@ -31,84 +44,128 @@ cdef enum:
 ctypedef void (*block_fn)(floats, const uint8_t*, Py_ssize_t, Py_ssize_t) noexcept nogil
 
 
+@cython.overflowcheck(False)
 cdef inline void scales_k(uint8_t* a, uint8_t* b, const uint8_t* raw) noexcept nogil:
-    """a[0..7] and b[0..7], 6 bits each, from 12 bytes.
+    """a[0..7] and b[0..7], 6 bits each, from 12 bytes, four at a time.
 
     Bytes 0..3 hold a[0..3], bytes 4..7 b[0..3]; their upper 2 bits are those of a[4..7], b[4..7],
     whose lower 4 bits are the two halves of bytes 8..11.
     """
-    cdef int s
-    for s in range(4):
-        a[s] = raw[s] & 63
-        b[s] = raw[s + 4] & 63
-        a[s + 4] = (raw[s + 8] & 15) | ((raw[s] >> 6) << 4)
-        b[s + 4] = (raw[s + 8] >> 4) | ((raw[s + 4] >> 6) << 4)
+    cdef uint32_t raw4[3]
+    cdef uint32_t four[4]
+    memcpy(raw4, raw, 12)
+    four[0] = raw4[0] & 0x3F3F3F3F
+    four[1] = (raw4[2] & 0x0F0F0F0F) | ((raw4[0] >> 2) & 0x30303030)
+    four[2] = raw4[1] & 0x3F3F3F3F
+    four[3] = ((raw4[2] >> 4) & 0x0F0F0F0F) | ((raw4[1] >> 2) & 0x30303030)
+    memcpy(a, four, 8)
+    memcpy(b, four + 2, 8)
+
+
+@cython.overflowcheck(False)
+cdef inline void scales_q3_k(int8_t* a, const uint8_t* raw) noexcept nogil:
+    """a[0..15], 6 bits each, from 12 bytes, four at a time.
+
+    The lower 4 bits of a[s] are those of byte s (s < 8), or the upper ones of byte s - 8; its upper
+    2 bits are bits 2 (s // 4) and the next of byte 8 + s % 4.
+    """
+    cdef uint32_t raw4[3]
+    cdef uint32_t four[4]
+    cdef uint32_t nibbles = 0x0F0F0F0F, pairs = 0x30303030
+    memcpy(raw4, raw, 12)
+    four[0] = (raw4[0] & nibbles) | ((raw4[2] << 4) & pairs)
+    four[1] = (raw4[1] & nibbles) | ((raw4[2] << 2) & pairs)
+    four[2] = ((raw4[0] >> 4) & nibbles) | (raw4[2] & pairs)
+    four[3] = ((raw4[1] >> 4) & nibbles) | ((raw4[2] >> 2) & pairs)
+    memcpy(a, four, 16)
+
+
+cdef inline void block_q2_k(
+    floats y, const uint8_t* raw, Py_ssize_t s0, Py_ssize_t s1
+) noexcept nogil:
+    cdef float d = half(word(raw + 80)), m = half(word(raw + 82))
+    cdef float[2] scale, least
+    cdef Py_ssize_t s
+    cdef int k
+    for s in range(s0, s1):  # four runs make a half block
+        for k in range(2):
+            scale[k] = d * (raw[2 * s + k] & 15)
+            least[k] = m * (raw[2 * s + k] >> 4)
+        bits_run(
+            y + (s - s0) * RUN, raw + 16 + (s // 4) * RUN, 2 * (s & 3), 3, NULL, 0, 0, 0, 0, scale,
+            least,
+        )
+
+
+cdef inline void block_q3_k(
+    floats y, const uint8_t* raw, Py_ssize_t s0, Py_ssize_t s1
+) noexcept nogil:
+    cdef int8_t a[16]
+    cdef float d = half(word(raw + 108))
+    cdef float[2] scale
+    cdef Py_ssize_t s
+    cdef int k
+    scales_q3_k(a, raw + 96)
+    for s in range(s0, s1):
+        for k in range(2):
+            scale[k] = d * (a[2 * s + k] - 32)
+        bits_run(
+            y + (s - s0) * RUN, raw + 32 + (s // 4) * RUN, 2 * (s & 3), 3, raw, s, 1, 2, 4, scale,
+            NULL,
+        )
 
 
 cdef inline void block_q4_k(
     floats y, const uint8_t* raw, Py_ssize_t s0, Py_ssize_t s1
 ) noexcept nogil:
-    cdef uint8_t a[8]
-    cdef uint8_t b[8]
-    cdef const uint8_t* low
-    cdef float d = half(word(raw)), m = half(word(raw + 2)), scale, least
+    cdef uint8_t[8] a, b
+    cdef float d = half(word(raw)), m = half(word(raw + 2))
+    cdef float[2] scale, least
     cdef Py_ssize_t s
-    cdef int j, shift
     scales_k(a, b, raw + 4)
     for s in range(s0, s1):
-        low = raw + 16 + (s // 2) * RUN
-        shift = 4 * (s & 1)
-        scale = d * a[s]
-        least = m * b[s]
-        for j in range(RUN):
-            y[(s - s0) * RUN + j] = scale * ((low[j] >> shift) & 15) - least
+        scale[0] = scale[1] = d * a[s]
+        least[0] = least[1] = m * b[s]
+        bits_run(
+            y + (s - s0) * RUN, raw + 16 + (s // 2) * RUN, 4 * (s & 1), 15, NULL, 0, 0, 0, 0, scale,
+            least,
+        )
 
 
 cdef inline void block_q5_k(
     floats y, const uint8_t* raw, Py_ssize_t s0, Py_ssize_t s1
 ) noexcept nogil:
-    cdef uint8_t a[8]
-    cdef uint8_t b[8]
-    cdef const uint8_t* high = raw + 16
-    cdef const uint8_t* low
-    cdef float d = half(word(raw)), m = half(word(raw + 2)), scale, least
+    cdef uint8_t[8] a, b
+    cdef float d = half(word(raw)), m = half(word(raw + 2))
+    cdef float[2] scale, least
     cdef Py_ssize_t s
-    cdef int j, shift
     scales_k(a, b, raw + 4)
     for s in range(s0, s1):
-        low = raw + 48 + (s // 2) * RUN
-        shift = 4 * (s & 1)
-        scale = d * a[s]
-        least = m * b[s]
-        for j in range(RUN):
-            y[(s - s0) * RUN + j] = (
-                scale * (((low[j] >> shift) & 15) | (((high[j] >> s) & 1) << 4)) - least
-            )
+        scale[0] = scale[1] = d * a[s]
+        least[0] = least[1] = m * b[s]
+        bits_run(
+            y + (s - s0) * RUN, raw + 48 + (s // 2) * RUN, 4 * (s & 1), 15, raw + 16, s, 1, 4, 0,
+            scale, least,
+        )
 
 
 cdef inline void block_q6_k(
     floats y, const uint8_t* raw, Py_ssize_t s0, Py_ssize_t s1
 ) noexcept nogil:
     cdef const int8_t* a = <const int8_t*>raw + 192
-    cdef const uint8_t* low
-    cdef const uint8_t* high
-    cdef float d = half(word(raw + 208)), first, second
+    cdef float d = half(word(raw + 208))
+    cdef float[2] scale
     cdef Py_ssize_t s
-    cdef int j, shift, pair
-    for s in range(s0, s1):  # four runs make a half block
-        low = raw + (s // 4) * 64 + (s & 1) * RUN
-        high = raw + 128 + (s // 4) * RUN
-        shift = 4 * ((s >> 1) & 1)
-        pair = 2 * (s & 3)
-        first = d * a[2 * s]
-        second = d * a[2 * s + 1]
-        for j in range(RUN):
-            y[(s - s0) * RUN + j] = (first if j < 16 else second) * (
-                (((low[j] >> shift) & 15) | (((high[j] >> pair) & 3) << 4)) - 32
-            )
+    for s in range(s0, s1):
+        scale[0] = d * a[2 * s]
+        scale[1] = d * a[2 * s + 1]
+        bits_run(
+            y + (s - s0) * RUN, raw + (s // 4) * 64 + (s & 1) * RUN, 4 * ((s >> 1) & 1), 15,
+            raw + 128 + (s // 4) * RUN, 2 * (s & 3), 3, 4, 32, scale, NULL,
+        )
 
 
-cdef inline void _expand_blocks(
+cdef inline void expand_blocks(
     floats y, const uint8_t* row, Py_ssize_t j, Py_ssize_t n, block_fn block, Py_ssize_t nbytes
 ) noexcept nogil:
     """Elements j .. j + n - 1 of a row, whole runs, from the blocks in which they are."""
@@ -120,19 +177,31 @@ cdef inline void _expand_blocks(
         r = last
 
 
+cdef inline void expand_q2_k(
+    floats y, const uint8_t* row, Py_ssize_t j, Py_ssize_t n
+) noexcept nogil:
+    expand_blocks(y, row, j, n, block_q2_k, 84)
+
+
+cdef inline void expand_q3_k(
+    floats y, const uint8_t* row, Py_ssize_t j, Py_ssize_t n
+) noexcept nogil:
+    expand_blocks(y, row, j, n, block_q3_k, 110)
+
+
 cdef inline void expand_q4_k(
     floats y, const uint8_t* row, Py_ssize_t j, Py_ssize_t n
 ) noexcept nogil:
-    _expand_blocks(y, row, j, n, block_q4_k, 144)
+    expand_blocks(y, row, j, n, block_q4_k, 144)
 
 
 cdef inline void expand_q5_k(
     floats y, const uint8_t* row, Py_ssize_t j, Py_ssize_t n
 ) noexcept nogil:
-    _expand_blocks(y, row, j, n, block_q5_k, 176)
+    expand_blocks(y, row, j, n, block_q5_k, 176)
 
 
 cdef inline void expand_q6_k(
     floats y, const uint8_t* row, Py_ssize_t j, Py_ssize_t n
 ) noexcept nogil:
-    _expand_blocks(y, row, j, n, block_q6_k, 210)
+    expand_blocks(y, row, j, n, block_q6_k, 210)

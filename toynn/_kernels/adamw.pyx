@@ -10,12 +10,12 @@ toynn.adamw fills in. scale comes from grad_norm; if it is not finite, w, m and 
 n elements, float32. w, m and v are updated in place; no array may overlap another.
 Source: Loshchilov & Hutter 2019, arXiv:1711.05101, algorithm 2.
 """
-from cpython.pycapsule cimport PyCapsule_New
 from libc.math cimport isfinite, sqrtf
 
 from toynn._kernels._common cimport at1
+from toynn._kernels._entry cimport entry
 from toynn._kernels._parallel cimport parallel_for
-from toynn._kernels.abi cimport KernelArgs, kernel_fn
+from toynn._kernels.abi cimport KernelArgs
 
 from toynn._kernels._check import check
 
@@ -53,9 +53,10 @@ cdef void _step_blocks(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcep
 
 
 cdef void _step(KernelArgs* a) noexcept nogil:
-    """Tensors w, m, v, g, hp, scale; size n."""
-    if isfinite((<const float*>a.t[5])[0]):
-        parallel_for(_step_blocks, a, (a.n[0] + BLOCK - 1) // BLOCK)
+    cdef float scale = (<const float*>a.t[5])[0]
+    cdef Py_ssize_t n = a.n[0]
+    if isfinite(scale):
+        parallel_for(_step_blocks, a, (n + BLOCK - 1) // BLOCK)
 
 
 def step(
@@ -77,4 +78,6 @@ def step(
         _step(&a)
 
 
-entries = {"step": PyCapsule_New(<void*><kernel_fn>_step, "toynn.kernel", NULL)}
+entries = {
+    "step": entry(_step, "w m v g hp scale", sizes="n"),
+}

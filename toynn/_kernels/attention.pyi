@@ -1,11 +1,11 @@
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
+from toynn.signature import Entry
+
 _F32 = NDArray[np.float32]
 
-entries: dict[str, Any]
+entries: dict[str, Entry]
 __test__: dict[str, str]
 
 def forward(
@@ -14,6 +14,7 @@ def forward(
     q: _F32,
     k: _F32,
     v: _F32,
+    first: NDArray[np.int32] | None = None,
     causal: bool = True,
     scale: float | None = None,
     n_threads: int = 1,
@@ -30,6 +31,7 @@ def backward(
     q: _F32,
     k: _F32,
     v: _F32,
+    first: NDArray[np.int32] | None = None,
     causal: bool = True,
     scale: float | None = None,
     n_threads: int = 1,

@@ -14,23 +14,31 @@ running maximum and sum per row, backward recomputes p from lse. q, k, v may be 
 array, and dq, dk, dv of another; o, do are (B*T, H*D). Saved: o, lse (B,H,T). All outputs are
 overwritten and alias nothing.
 
-With precision "medium", for more than SHORT rows and where the CPU multiplies pairs, both factors
-of each product, p and ds too, are rounded to bfloat16; sums, maxima and exp stay float32.
+Causal rows may come in segments, which do not see each other: first[i], an i32 per row, is the
+first row of row i's segment, counted over all rows. Blocks begin where segments do, so that a
+segment gives the same bits, and costs as much, as if it were a sequence of its own.
+
+With precision "medium", for segments of more than SHORT rows and where the CPU multiplies pairs,
+both factors of each product, p and ds too, are rounded to bfloat16; sums, maxima and exp stay
+float32.
 Source: Dao 2023 (FlashAttention-2), arXiv:2307.08691, algorithms 1 and 2.
 """
-from cpython.pycapsule cimport PyCapsule_New
 from libc.math cimport sqrt
 
 from toynn._kernels._attention cimport (
     BLOCK, Sizes, at_row, backward_block, block_count, forward_block, row_floats
 )
-from toynn._kernels._common cimport at2, at3, dot_
+from toynn._kernels._common cimport at2, at3, dot_, ids1
+from toynn._kernels._entry cimport entry
 from toynn._kernels._panels cimport HAS_PAIRS
 from toynn._kernels._parallel cimport parallel_for
-from toynn._kernels.abi cimport KernelArgs, kernel_fn
+from toynn._kernels.abi cimport KernelArgs
+
+import numpy as np
 
 from toynn._kernels._check import check, precision_index
 from toynn._kernels.cpu import has_avx512_bf16
+from toynn.checks import segments_within
 
 cdef enum:
     SMALL = 1 << 19  # multiplications per product for which waking threads costs too much
@@ -42,12 +50,13 @@ cdef bint _pairs = HAS_PAIRS and has_avx512_bf16()
 
 cdef inline Sizes _sizes(const KernelArgs* a) noexcept nogil:
     cdef Sizes s
+    cdef Py_ssize_t precision = a.n[9]
     s.B, s.T, s.H, s.KV, s.D = a.n[0], a.n[1], a.n[2], a.n[3], a.n[4]
     s.ldq, s.ldk, s.ldv, s.causal = a.n[5], a.n[6], a.n[7], a.n[8] != 0
     s.S, s.past, s.cached = s.T, 0, False
     s.ldo = s.H * s.D
     s.scale = a.f[0]
-    s.pairs = _pairs and a.n[9] == MEDIUM and s.T > SHORT
+    s.pairs = _pairs and precision == MEDIUM and s.T > SHORT
     return s
 
 
@@ -59,53 +68,96 @@ cdef inline KernelArgs _on_few_threads(const KernelArgs* a, const Sizes* s) noex
     return few
 
 
-cdef inline void _backward_head(
-    KernelArgs* a, const Sizes* s, Py_ssize_t batch, Py_ssize_t kv
+cdef inline Py_ssize_t _start(const int* first, Py_ssize_t row, Py_ssize_t i) noexcept nogil:
+    """The first row of the segment of row i, in the sequence that begins at ``row``."""
+    return first[row + i] - row if first != NULL else 0
+
+
+cdef inline Sizes _segment(
+    const Sizes* s, const int* first, Py_ssize_t row, Py_ssize_t i, Py_ssize_t end
 ) noexcept nogil:
-    """dk and dv of one head, dq of the query heads that it serves: one thread owns them all."""
-    cdef Py_ssize_t group = s.H // s.KV, blocks = block_count(s, s.T)
-    cdef Py_ssize_t row = batch * s.T, i, j, g, h, first
+    """The sizes of the segment that row i is in, as far as it goes before ``end``."""
+    cdef Sizes one = s[0]
+    cdef Py_ssize_t start = _start(first, row, i)
+    i = s.T if first == NULL else i
+    end = min(end, s.T)
+    while i < end and first[row + i] - row == start:
+        i += 1
+    one.T = one.S = i - start
+    one.pairs = s.pairs and one.T > SHORT
+    return one
+
+
+cdef inline void _backward_head(
+    KernelArgs* a, const Sizes* s, Py_ssize_t batch, Py_ssize_t kv, Py_ssize_t start
+) noexcept nogil:
+    """Of the segment that begins at ``start``: dk and dv of one head, dq of those it serves."""
+    cdef float* dq = <float*>a.t[0]
+    cdef float* dk = <float*>a.t[1]
+    cdef float* dv = <float*>a.t[2]
+    cdef const float* delta = <const float*>a.t[3]
+    cdef const float* do = <const float*>a.t[4]
+    cdef const float* lse = <const float*>a.t[6]
+    cdef const float* q = <const float*>a.t[7]
+    cdef const float* k = <const float*>a.t[8]
+    cdef const float* v = <const float*>a.t[9]
+    cdef const int* first = <const int*>a.t[10]
+    cdef Sizes one = _segment(s, first, batch * s.T, start, s.T)
+    cdef Py_ssize_t group = s.H // s.KV, blocks = block_count(&one, one.T)
+    cdef Py_ssize_t row = batch * s.T + start, i, j, g, h, i0
     cdef Py_ssize_t at_k = row * s.ldk + kv * s.D, at_v = row * s.ldv + kv * s.D, at_q, at_o, at_t
     for j in range(blocks):
-        first = j if s.causal else 0
+        i0 = j if s.causal else 0
         for g in range(group):
             h = kv * group + g
             at_q = row * s.ldq + h * s.D
             at_o = row * s.ldo + h * s.D
-            at_t = (batch * s.H + h) * s.T
-            for i in range(first, blocks):
+            at_t = (batch * s.H + h) * s.T + start
+            for i in range(i0, blocks):
                 backward_block(
-                    <float*>a.t[0] + at_q, <float*>a.t[1] + at_k, <float*>a.t[2] + at_v,
-                    <const float*>a.t[3] + at_t, <const float*>a.t[4] + at_o,
-                    <const float*>a.t[6] + at_t, <const float*>a.t[7] + at_q,
-                    <const float*>a.t[8] + at_k, <const float*>a.t[9] + at_v,
-                    s, i * BLOCK, j * BLOCK, g > 0 or i > first,
+                    dq + at_q, dk + at_k, dv + at_v, delta + at_t, do + at_o, lse + at_t,
+                    q + at_q, k + at_k, v + at_v,
+                    &one, i * BLOCK, j * BLOCK, g > 0 or i > i0,
                 )
 
 
-cdef void _forward_blocks(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
-    """Blocks of queries, by sequence and head."""
+cdef inline void _forward_block(
+    KernelArgs* a, const Sizes* s, Py_ssize_t batch, Py_ssize_t h, Py_ssize_t i
+) noexcept nogil:
+    """The block of queries that begins at row i of a sequence."""
+    cdef float* o = <float*>a.t[0]
+    cdef float* lse = <float*>a.t[1]
+    cdef const float* q = <const float*>a.t[2]
+    cdef const float* k = <const float*>a.t[3]
+    cdef const float* v = <const float*>a.t[4]
+    cdef const int* first = <const int*>a.t[5]
+    cdef Py_ssize_t kv = h * s.KV // s.H, start = _start(first, batch * s.T, i)
+    cdef Py_ssize_t row = batch * s.T + start
+    cdef Sizes one = _segment(s, first, batch * s.T, i, i + BLOCK)
+    forward_block(
+        o + row * s.ldo + h * s.D, lse + (batch * s.H + h) * s.T + start, q + row * s.ldq + h * s.D,
+        k + row * s.ldk + kv * s.D, v + row * s.ldv + kv * s.D, &one, i - start,
+    )
+
+
+cdef void _forward_windows(KernelArgs* a, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
+    """The blocks of queries that begin in windows of BLOCK rows, by sequence and head."""
     cdef Sizes s = _sizes(a)
-    cdef Py_ssize_t blocks = block_count(&s, s.T)
-    cdef Py_ssize_t b, h, kv, row
-    for b in range(first, last):
-        h = b // blocks % s.H
-        kv = h * s.KV // s.H
-        row = b // blocks // s.H * s.T
-        forward_block(
-            <float*>a.t[0] + row * s.ldo + h * s.D, <float*>a.t[1] + row * s.H + h * s.T,
-            <const float*>a.t[2] + row * s.ldq + h * s.D,
-            <const float*>a.t[3] + row * s.ldk + kv * s.D,
-            <const float*>a.t[4] + row * s.ldv + kv * s.D, &s, b % blocks * BLOCK,
-        )
+    cdef const int* first = <const int*>a.t[5]
+    cdef Py_ssize_t windows = block_count(&s, s.T), w, i, r, batch, rows
+    for w in range(begin, end):
+        batch = w // windows // s.H
+        i = w % windows * BLOCK
+        rows = min(BLOCK, s.T - i) if first != NULL else 1
+        for r in range(i, i + rows):
+            if (r - _start(first, batch * s.T, r)) % BLOCK == 0:
+                _forward_block(a, &s, batch, w // windows % s.H, r)
 
 
 cdef void _forward(KernelArgs* a) noexcept nogil:
-    """Tensors o, lse, q, k, v; sizes B, T, H, KV, D, ldq, ldk, ldv, causal, precision;
-    option scale."""
     cdef Sizes s = _sizes(a)
     cdef KernelArgs few = _on_few_threads(a, &s)
-    parallel_for(_forward_blocks, &few, s.B * s.H * block_count(&s, s.T))
+    parallel_for(_forward_windows, &few, s.B * s.H * block_count(&s, s.T))
 
 
 cdef void _deltas(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
@@ -119,25 +171,30 @@ cdef void _deltas(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nog
         delta[i] = dot_(do + at, o + at, s.D)
 
 
-cdef void _backward_heads(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
-    """Heads of k and v, by sequence."""
+cdef void _backward_windows(KernelArgs* a, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
+    """The segments that begin in windows of BLOCK rows, by sequence and head of k and v."""
     cdef Sizes s = _sizes(a)
-    cdef Py_ssize_t i
-    for i in range(first, last):
-        _backward_head(a, &s, i // s.KV, i % s.KV)
+    cdef const int* first = <const int*>a.t[10]
+    cdef Py_ssize_t windows = block_count(&s, s.T), w, i, r, batch
+    for w in range(begin, end):
+        batch = w // windows // s.KV
+        i = w % windows * BLOCK
+        for r in range(i, min(i + BLOCK, s.T)):
+            if _start(first, batch * s.T, r) == r:
+                _backward_head(a, &s, batch, w // windows % s.KV, r)
 
 
 cdef void _backward(KernelArgs* a) noexcept nogil:
-    """Tensors dq, dk, dv, delta, do, o, lse, q, k, v; sizes and option as in forward."""
     cdef Sizes s = _sizes(a)
     cdef KernelArgs few = _on_few_threads(a, &s)
     parallel_for(_deltas, &few, s.B * s.H * s.T)
-    parallel_for(_backward_heads, &few, s.B * s.KV)
+    parallel_for(_backward_windows, &few, s.B * s.KV * block_count(&s, s.T))
 
 
 cdef _describe(
     KernelArgs* a, str where, const float[:, :] q, const float[:, :] k, const float[:, :] v,
-    const float[:, :, ::1] lse, bint causal, scale, int n_threads, str precision, arrays,
+    const float[:, :, ::1] lse, const int[::1] first, bint causal, scale, int n_threads,
+    str precision, arrays,
 ):
     """Fill in the sizes, which follow from lse (B,H,T) and the columns of q and k; check shapes."""
     cdef Py_ssize_t B = lse.shape[0], H = lse.shape[1], T = lse.shape[2]
@@ -155,6 +212,11 @@ cdef _describe(
         where, f"lse ({B}, {H}, {T}), {D} columns per head", n_threads, q=(q, shapes["q"]),
         k=(k, shapes["k"]), v=(v, shapes["v"]), **{n: (x, shapes[n]) for n, x in arrays.items()},
     )
+    if first is not None:
+        check(where, f"lse ({B}, {H}, {T})", n_threads, first=(first, (B * T,)))
+        if not causal:
+            raise ValueError(f"{where}: first needs causal=True: segments are causal")
+        segments_within(T)(f"{where}: first", np.asarray(first))
     a.n[0], a.n[1], a.n[2], a.n[3], a.n[4] = B, T, H, KV, D
     a.n[5], a.n[6], a.n[7], a.n[8] = row_floats(q), row_floats(k), row_floats(v), causal
     a.n[9] = precision_index(where, precision)
@@ -164,19 +226,22 @@ cdef _describe(
 
 def forward(
     float[:, ::1] o, float[:, :, ::1] lse, const float[:, :] q, const float[:, :] k,
-    const float[:, :] v, bint causal=True, scale=None, int n_threads=1, str precision="highest",
+    const float[:, :] v, const int[::1] first=None, bint causal=True, scale=None,
+    int n_threads=1, str precision="highest",
 ):
     """Overwrite o (B*T, H*D) and lse (B,H,T) from q (B*T, H*D), k and v (B*T, KV*D).
 
     B, H and T are read off lse. Rows of q, k, v may be apart: they may be columns of one array.
+    ``first`` (B*T,): where causal rows come in segments, the first row of each one's.
     ``scale`` is 1 / sqrt(D) if None.
     """
     cdef KernelArgs a
     _describe(
-        &a, "attention.forward", q, k, v, lse, causal, scale, n_threads, precision,
+        &a, "attention.forward", q, k, v, lse, first, causal, scale, n_threads, precision,
         {"o": o},
     )
     a.t[0], a.t[1], a.t[2], a.t[3], a.t[4] = at2(o), at3(lse), at_row(q), at_row(k), at_row(v)
+    a.t[5] = ids1(first) if first is not None else NULL
     with nogil:
         _forward(&a)
 
@@ -184,16 +249,16 @@ def forward(
 def backward(
     float[:, :] dq, float[:, :] dk, float[:, :] dv, float[:, :, ::1] delta,
     const float[:, ::1] do, const float[:, ::1] o, const float[:, :, ::1] lse,
-    const float[:, :] q, const float[:, :] k, const float[:, :] v,
+    const float[:, :] q, const float[:, :] k, const float[:, :] v, const int[::1] first=None,
     bint causal=True, scale=None, int n_threads=1, str precision="highest",
 ):
     """Overwrite dq, dk, dv, shaped and strided like q, k, v, and delta (B,H,T).
 
-    do, o and lse are as in forward.
+    do, o, lse and first are as in forward.
     """
     cdef KernelArgs a
     _describe(
-        &a, "attention.backward", q, k, v, lse, causal, scale, n_threads, precision,
+        &a, "attention.backward", q, k, v, lse, first, causal, scale, n_threads, precision,
         {"dq": dq, "dk": dk, "dv": dv, "delta": delta, "do": do, "o": o},
     )
     if (row_floats(dq), row_floats(dk), row_floats(dv)) != (a.n[5], a.n[6], a.n[7]):
@@ -201,11 +266,16 @@ def backward(
     a.t[0], a.t[1], a.t[2], a.t[3] = at_row(dq), at_row(dk), at_row(dv), at3(delta)
     a.t[4], a.t[5], a.t[6] = at2(do), at2(o), at3(lse)
     a.t[7], a.t[8], a.t[9] = at_row(q), at_row(k), at_row(v)
+    a.t[10] = ids1(first) if first is not None else NULL
     with nogil:
         _backward(&a)
 
 
+_SIZES = "B T H KV D ldq ldk ldv causal precision"
+
 entries = {
-    "forward": PyCapsule_New(<void*><kernel_fn>_forward, "toynn.kernel", NULL),
-    "backward": PyCapsule_New(<void*><kernel_fn>_backward, "toynn.kernel", NULL),
+    "forward": entry(_forward, "o lse q k v first?", sizes=_SIZES, options="scale"),
+    "backward": entry(
+        _backward, "dq dk dv delta do o lse q k v first?", sizes=_SIZES, options="scale"
+    ),
 }

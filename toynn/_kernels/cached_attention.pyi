@@ -1,16 +1,16 @@
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
+
+from toynn.signature import Entry
 
 _F32 = NDArray[np.float32]
 _I32 = NDArray[np.int32]
 
-entries: dict[str, Any]
+entries: dict[str, Entry]
 __test__: dict[str, str]
 
 def workspace(
-    entry: str,
+    name: str,
     B: int,
     T: int,
     H: int,

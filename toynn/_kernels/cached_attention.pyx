@@ -5,27 +5,28 @@
     o[t]   = sum_j e^(s[t,j] - lse[t]) vc[j]             lse[t] = log sum_j e^(s[t,j])
 
 for each of B sequences and H heads of D columns; KV heads of k and v serve H / KV query heads each.
-vc (B, KV, S, D) has the values of a head row after row. kc (B, KV, S / 64, D, 64) has its keys in
-blocks of 64, transposed: a score is then a sum over d of whole registers of keys, and q . k needs
-no sum across a register. past (B,) is how many rows of each sequence the caches hold; later rows
-are neither read nor, beyond past + T, written. T = 1 is bound by the memory that the cache takes:
-the heads that share k and v are the rows of one product, and spans of keys are tasks of their own,
+vc (B, KV, S, D) has the values of a head row after row. kc, as large, has its keys in blocks of 64,
+transposed, (B, KV, S / 64, D, 64): a score is then a sum over d of whole registers of keys, and
+q . k needs no sum across a register. past (B,) is how many rows of each sequence the caches hold;
+later rows are neither read nor, beyond past + T, written. T = 1 is bound by the memory that the
+cache takes: the heads that share k and v are the rows of one product, and spans of keys are tasks
+of their own,
 
     o = sum_n e^(lse_n - lse) o_n                        lse = log sum_n e^(lse_n)
 
 over the spans n. Outputs alias nothing; no gradient.
 Source: Dao et al. 2023, Flash-Decoding, crfm.stanford.edu/2023/10/12/flashdecoding.html.
 """
-from cpython.pycapsule cimport PyCapsule_New
 from cython.parallel cimport parallel, prange
 from libc.math cimport INFINITY, sqrt
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
 from toynn._kernels._attention cimport BLOCK, Sizes, at_row, forward_block, row_floats
-from toynn._kernels._common cimport at2, exp_, flush_denormals, fpstate, ids1, restore_fpstate
+from toynn._kernels._common cimport at2, exp_, flush_denormals, fpstate, ids1, restore_fpstate, team
+from toynn._kernels._entry cimport entry
 from toynn._kernels._panels cimport blocks_of
-from toynn._kernels.abi cimport KernelArgs, kernel_fn
+from toynn._kernels.abi cimport KernelArgs
 
 from toynn._kernels._check import check
 
@@ -45,7 +46,8 @@ cdef inline Sizes _sizes(const KernelArgs* a) noexcept nogil:
 
 
 cdef inline Py_ssize_t _past(const KernelArgs* a, Py_ssize_t batch) noexcept nogil:
-    return (<const int*>a.t[6])[batch]
+    cdef const int* past = <const int*>a.t[6]
+    return past[batch]
 
 
 cdef inline Py_ssize_t _longest(const KernelArgs* a, Py_ssize_t B) noexcept nogil:
@@ -61,14 +63,16 @@ cdef inline void _append(
     """Write the new rows of one head of k and v into the caches."""
     cdef Py_ssize_t head = (batch * s.KV + kv) * s.S * s.D, t, c, at
     cdef float* block
+    cdef float* kc = <float*>a.t[1] + head
+    cdef float* vc = <float*>a.t[2] + head
     cdef const float* k = <const float*>a.t[4] + batch * s.T * s.ldk + kv * s.D
     cdef const float* v = <const float*>a.t[5] + batch * s.T * s.ldv + kv * s.D
     for t in range(s.T):
         at = _past(a, batch) + t
-        block = <float*>a.t[1] + head + at // BLOCK * BLOCK * s.D
+        block = kc + at // BLOCK * BLOCK * s.D
         for c in range(s.D):
             block[c * BLOCK + at % BLOCK] = k[t * s.ldk + c]
-        memcpy(<float*>a.t[2] + head + at * s.D, v + t * s.ldv, s.D * sizeof(float))
+        memcpy(vc + at * s.D, v + t * s.ldv, s.D * sizeof(float))
 
 
 cdef inline void _attend_rows(
@@ -76,14 +80,14 @@ cdef inline void _attend_rows(
 ) noexcept nogil:
     """Overwrite o of one head's queries i .. i + BLOCK - 1."""
     cdef Py_ssize_t head = (batch * s.KV + h * s.KV // s.H) * s.S * s.D, row = batch * s.T
+    cdef float* o = <float*>a.t[0] + row * s.ldo + h * s.D
+    cdef const float* kc = <const float*>a.t[1] + head
+    cdef const float* vc = <const float*>a.t[2] + head
+    cdef const float* q = <const float*>a.t[3] + row * s.ldq + h * s.D
     cdef Sizes own = s[0]
     own.past = _past(a, batch)
     own.ldk = own.ldv = s.D
-    forward_block(
-        <float*>a.t[0] + row * s.ldo + h * s.D, lse + row * s.H + h * s.T,
-        <const float*>a.t[3] + row * s.ldq + h * s.D,
-        <const float*>a.t[1] + head, <const float*>a.t[2] + head, &own, i,
-    )
+    forward_block(o, lse + row * s.H + h * s.T, q, kc, vc, &own, i)
 
 
 cdef inline void _attend_span(
@@ -92,6 +96,9 @@ cdef inline void _attend_span(
 ) noexcept nogil:
     """Overwrite o (G,D) and lse (G,) of G = H / KV heads, one query each, from keys first .. ."""
     cdef Py_ssize_t at = ((batch * s.KV + kv) * s.S + first) * s.D, i
+    cdef const float* kc = <const float*>a.t[1] + at
+    cdef const float* vc = <const float*>a.t[2] + at
+    cdef const float* q = <const float*>a.t[3] + batch * s.ldq + kv * s.H // s.KV * s.D
     cdef Sizes group = s[0]
     group.T = s.H // s.KV
     group.S = min(SPAN, _past(a, batch) + 1 - first)
@@ -103,10 +110,7 @@ cdef inline void _attend_span(
     group.causal = False
     group.ldq = group.ldk = group.ldv = group.ldo = s.D
     for i in range(blocks_of(group.T, BLOCK)):
-        forward_block(
-            o, lse, <const float*>a.t[3] + batch * s.ldq + kv * group.T * s.D,
-            <const float*>a.t[1] + at, <const float*>a.t[2] + at, &group, i * BLOCK,
-        )
+        forward_block(o, lse, q, kc, vc, &group, i * BLOCK)
 
 
 cdef inline void _combine(
@@ -129,8 +133,8 @@ cdef inline void _combine(
 
 
 cdef void _forward(KernelArgs* a) noexcept nogil:
-    """Tensors o, kc, vc, q, k, v, past; sizes B, T, H, KV, D, S, ldq, ldk, ldv; option scale."""
     cdef Sizes s = _sizes(a)
+    cdef float* o = <float*>a.t[0]
     cdef Py_ssize_t longest = _longest(a, s.B) + s.T, G = s.H // s.KV
     cdef Py_ssize_t spans = blocks_of(longest, SPAN), blocks = blocks_of(s.T, BLOCK)
     cdef Py_ssize_t task, batch = 0, h = 0, at = 0
@@ -138,7 +142,7 @@ cdef void _forward(KernelArgs* a) noexcept nogil:
     cdef float* parts = lse + s.B * s.H * spans
     cdef int n_threads = 1 if s.B * s.H * s.T * longest * s.D <= SMALL else a.n_threads
     cdef fpstate before = 0
-    with parallel(num_threads=n_threads):
+    with parallel(num_threads=team(n_threads)):
         before = flush_denormals()
         for task in prange(s.B * s.KV, schedule="static"):
             _append(a, &s, task // s.KV, task % s.KV)
@@ -150,9 +154,7 @@ cdef void _forward(KernelArgs* a) noexcept nogil:
                 )
             for task in prange(s.B * s.H, schedule="static"):
                 at = task // G * spans * G + task % G
-                _combine(
-                    <float*>a.t[0] + task * s.D, parts + at * s.D, lse + at, spans, G, s.D
-                )
+                _combine(o + task * s.D, parts + at * s.D, lse + at, spans, G, s.D)
         else:
             for task in prange(s.B * s.H * blocks, schedule="static"):
                 h = task // blocks % s.H
@@ -162,7 +164,7 @@ cdef void _forward(KernelArgs* a) noexcept nogil:
 
 
 def workspace(
-    str entry, Py_ssize_t B, Py_ssize_t T, Py_ssize_t H, Py_ssize_t KV, Py_ssize_t D,
+    str name, Py_ssize_t B, Py_ssize_t T, Py_ssize_t H, Py_ssize_t KV, Py_ssize_t D,
     Py_ssize_t S, Py_ssize_t ldq, Py_ssize_t ldk, Py_ssize_t ldv, int n_threads=1,
 ):
     """Bytes of scratch memory that an entry needs at these sizes: for any ``past``."""
@@ -172,20 +174,21 @@ def workspace(
 
 
 def forward(
-    float[:, ::1] o, float[:, :, :, :, ::1] kc, float[:, :, :, ::1] vc, const float[:, :] q,
+    float[:, ::1] o, float[:, :, :, ::1] kc, float[:, :, :, ::1] vc, const float[:, :] q,
     const float[:, :] k, const float[:, :] v, const int[::1] past, scale=None, int n_threads=1,
 ):
     """Overwrite o (B*T, H*D), rows past .. past + T - 1 of kc and vc, from q, k, v and the caches.
 
-    q (B*T, H*D), k and v (B*T, KV*D); kc (B, KV, S / 64, D, 64), vc (B, KV, S, D), past (B,). T
+    q (B*T, H*D), k and v (B*T, KV*D); kc and vc (B, KV, S, D), S a multiple of 64, past (B,). T
     follows from the rows of o. ``scale`` is 1 / sqrt(D) if None.
     """
     cdef KernelArgs a
-    cdef Py_ssize_t B = vc.shape[0], KV = vc.shape[1], S = kc.shape[2] * BLOCK, D = vc.shape[3]
+    cdef Py_ssize_t B = vc.shape[0], KV = vc.shape[1], D = vc.shape[3]
+    cdef Py_ssize_t S = vc.shape[2] // BLOCK * BLOCK  # else the check below fails
     cdef Py_ssize_t T = o.shape[0] // max(B, 1), H = q.shape[1] // max(D, 1), batch, nbytes
     check(
         "cached_attention.forward", f"vc ({B}, {KV}, {vc.shape[2]}, {D})", n_threads,
-        o=(o, (B * T, H * D)), kc=(kc, (B, KV, S // BLOCK, D, BLOCK)), vc=(vc, (B, KV, S, D)),
+        o=(o, (B * T, H * D)), kc=(kc, (B, KV, S, D)), vc=(vc, (B, KV, S, D)),
         q=(q, (B * T, H * D)), k=(k, (B * T, KV * D)), v=(v, (B * T, KV * D)), past=(past, (B,)),
     )
     if D == 0 or KV == 0 or H % KV:
@@ -199,7 +202,7 @@ def forward(
                 f"{past[batch]}"
             )
     a.t[0] = at2(o)
-    a.t[1] = <void*>&kc[0, 0, 0, 0, 0] if B * S else NULL
+    a.t[1] = <void*>&kc[0, 0, 0, 0] if B * S else NULL
     a.t[2] = <void*>&vc[0, 0, 0, 0] if B * S else NULL
     a.t[3], a.t[4], a.t[5], a.t[6] = at_row(q), at_row(k), at_row(v), ids1(past)
     a.n[0], a.n[1], a.n[2], a.n[3], a.n[4], a.n[5] = B, T, H, KV, D, S
@@ -215,4 +218,8 @@ def forward(
     free(a.workspace)
 
 
-entries = {"forward": PyCapsule_New(<void*><kernel_fn>_forward, "toynn.kernel", NULL)}
+entries = {
+    "forward": entry(
+        _forward, "o kc vc q k v past", sizes="B T H KV D S ldq ldk ldv", options="scale",
+    ),
+}

@@ -13,14 +13,14 @@ The Python doors refuse a label outside 0..V-1; the entries take such a row as i
 Source: cross_entropy.pyx; that losses need no logits beyond a chunk: Hsu et al. 2024, Liger Kernel,
 arXiv:2410.10989, section 3.2.
 """
-from cpython.pycapsule cimport PyCapsule_New
 from libc.math cimport NAN, log
 from libc.string cimport memset
 
 from toynn._kernels._common cimport at1, at2, ids1, max_
+from toynn._kernels._entry cimport entry
 from toynn._kernels._logits cimport IGNORED, exp_sum
 from toynn._kernels._parallel cimport parallel_for
-from toynn._kernels.abi cimport KernelArgs, kernel_fn
+from toynn._kernels.abi cimport KernelArgs
 
 from toynn._kernels._check import check
 
@@ -47,12 +47,12 @@ cdef inline float _row(float* dx, const float* x, int id, float scale, Py_ssize_
 
 
 cdef void _count(KernelArgs* a) noexcept nogil:
-    """Tensors rows, labels; sizes N, V."""
+    cdef float* rows = <float*>a.t[0]
     cdef const int* labels = <const int*>a.t[1]
-    cdef Py_ssize_t n, rows = 0
-    for n in range(a.n[0]):
-        rows += 0 <= labels[n] < a.n[1]
-    (<float*>a.t[0])[0] = rows
+    cdef Py_ssize_t n, found = 0, N = a.n[0], V = a.n[1]
+    for n in range(N):
+        found += 0 <= labels[n] < V
+    rows[0] = found
 
 
 cdef void _forward_rows(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
@@ -65,35 +65,38 @@ cdef void _forward_rows(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexce
 
 
 cdef void _forward(KernelArgs* a) noexcept nogil:
-    """Tensors losses, logits, labels; sizes N, V."""
-    parallel_for(_forward_rows, a, a.n[0])
+    cdef Py_ssize_t N = a.n[0]
+    parallel_for(_forward_rows, a, N)
 
 
 cdef void _backward_rows(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
     cdef float* dlogits = <float*>a.t[0]
     cdef float* losses = <float*>a.t[1]
+    cdef const float* dloss = <const float*>a.t[2]
     cdef const float* logits = <const float*>a.t[3]
     cdef const int* labels = <const int*>a.t[4]
-    cdef float scale = (<const float*>a.t[2])[0] / (<const float*>a.t[5])[0]
+    cdef const float* rows = <const float*>a.t[5]
+    cdef float scale = dloss[0] / rows[0]
     cdef Py_ssize_t n, V = a.n[1]
     for n in range(first, last):
         losses[n] = _row(dlogits + n * V, logits + n * V, labels[n], scale, V)
 
 
 cdef void _backward(KernelArgs* a) noexcept nogil:
-    """Tensors dlogits, losses, dloss, logits, labels, rows; sizes N, V."""
-    parallel_for(_backward_rows, a, a.n[0])
+    cdef Py_ssize_t N = a.n[0]
+    parallel_for(_backward_rows, a, N)
 
 
 cdef void _mean(KernelArgs* a) noexcept nogil:
-    """Tensors loss, losses, rows; size N. One sum, in double, in order."""
+    """One sum, in double, in order."""
+    cdef float* loss = <float*>a.t[0]
     cdef const float* losses = <const float*>a.t[1]
     cdef float rows = (<const float*>a.t[2])[0]
     cdef double total = 0
-    cdef Py_ssize_t n
-    for n in range(a.n[0]):
+    cdef Py_ssize_t n, N = a.n[0]
+    for n in range(N):
         total += losses[n]
-    (<float*>a.t[0])[0] = total / rows if rows else NAN
+    loss[0] = total / rows if rows else NAN
 
 
 def _check_labels(where, const int[::1] labels, Py_ssize_t V):
@@ -165,8 +168,8 @@ def mean(float[::1] loss, const float[::1] losses, const float[::1] rows, int n_
 
 
 entries = {
-    "count": PyCapsule_New(<void*><kernel_fn>_count, "toynn.kernel", NULL),
-    "forward": PyCapsule_New(<void*><kernel_fn>_forward, "toynn.kernel", NULL),
-    "backward": PyCapsule_New(<void*><kernel_fn>_backward, "toynn.kernel", NULL),
-    "mean": PyCapsule_New(<void*><kernel_fn>_mean, "toynn.kernel", NULL),
+    "count": entry(_count, "rows labels", sizes="N V"),
+    "forward": entry(_forward, "losses logits labels", sizes="N V"),
+    "backward": entry(_backward, "dlogits losses dloss logits labels rows", sizes="N V"),
+    "mean": entry(_mean, "loss losses rows", sizes="N"),
 }

@@ -10,12 +10,12 @@ B pictures, T - 1 patches each, C channels. float32, C-contiguous; outputs never
 Nothing is saved. dx is overwritten; dcls and dpos are overwritten, or added to if accumulate is
 set. Source: Dosovitskiy et al. 2020, An Image is Worth 16x16 Words, arXiv:2010.11929, equation 1.
 """
-from cpython.pycapsule cimport PyCapsule_New
 from libc.string cimport memcpy, memset
 
 from toynn._kernels._common cimport at1, at2
+from toynn._kernels._entry cimport entry
 from toynn._kernels._parallel cimport parallel_for
-from toynn._kernels.abi cimport KernelArgs, kernel_fn
+from toynn._kernels.abi cimport KernelArgs
 
 from toynn._kernels._check import check
 
@@ -50,8 +50,8 @@ cdef void _forward_rows(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexce
 
 
 cdef void _forward(KernelArgs* a) noexcept nogil:
-    """Tensors y, x, cls, pos; sizes B, T, C."""
-    parallel_for(_forward_rows, a, a.n[0] * a.n[1])
+    cdef Py_ssize_t B = a.n[0], T = a.n[1]
+    parallel_for(_forward_rows, a, B * T)
 
 
 cdef void _backward_pictures(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
@@ -75,9 +75,12 @@ cdef void _backward_tokens(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noe
 
 
 cdef void _backward(KernelArgs* a) noexcept nogil:
-    """Tensors dx, dcls and dpos (NULL where frozen), dy; sizes B, T, C."""
-    parallel_for(_backward_pictures, a, a.n[0])
-    parallel_for(_backward_tokens, a, a.n[1])
+    cdef Py_ssize_t B = a.n[0], T = a.n[1], C = a.n[2]
+    if C == 0:
+        return
+    if T > 1:
+        parallel_for(_backward_pictures, a, B)
+    parallel_for(_backward_tokens, a, T)
 
 
 def forward(
@@ -123,6 +126,6 @@ def backward(
 
 
 entries = {
-    "forward": PyCapsule_New(<void*><kernel_fn>_forward, "toynn.kernel", NULL),
-    "backward": PyCapsule_New(<void*><kernel_fn>_backward, "toynn.kernel", NULL),
+    "forward": entry(_forward, "y x cls pos", sizes="B T C"),
+    "backward": entry(_backward, "dx dcls? dpos? dy", sizes="B T C"),
 }

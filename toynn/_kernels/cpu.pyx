@@ -24,19 +24,26 @@ cdef extern from *:
     /* AMX: the CPU has it, bits 22 (bfloat16) and 24 (tiles) of EDX; and Linux keeps room for 8 KB
        of tiles of each thread, which it does for a process that asked for it, its later threads
        and its children. The numbers are ARCH_REQ_XCOMP_PERM and XFEATURE_XTILEDATA. */
+    static int tn_amx_refusal = 0; /* the errno with which Linux kept no room for tiles */
     #if defined(TN_SOFTWARE_TILES)
     #define TN_SOFTWARE 1
     static int tn_ask_for_amx(void) { return tn_has_avx512_bf16(); }
     #elif defined(__linux__) && defined(__x86_64__)
     #define TN_SOFTWARE 0
     #include <cpuid.h>
+    #include <errno.h>
     #include <sys/syscall.h>
     #include <unistd.h>
     static int tn_ask_for_amx(void) {
         const unsigned wanted = 1u << 22 | 1u << 24;
         unsigned a, b, c, d;
-        return tn_has_avx512_bf16() && __get_cpuid_count(7, 0, &a, &b, &c, &d)
-            && (d & wanted) == wanted && syscall(SYS_arch_prctl, 0x1023, 18) == 0;
+        if (!tn_has_avx512_bf16() || !__get_cpuid_count(7, 0, &a, &b, &c, &d)
+            || (d & wanted) != wanted)
+            return 0;
+        if (syscall(SYS_arch_prctl, 0x1023, 18) == 0)
+            return 1;
+        tn_amx_refusal = errno;
+        return 0;
     }
     #else
     #define TN_SOFTWARE 0
@@ -52,6 +59,7 @@ cdef extern from *:
     bint tn_has_avx512() noexcept
     bint tn_has_avx512_bf16() noexcept
     bint tn_ask_for_amx() noexcept
+    int tn_amx_refusal
     bint TN_OPENMP
     bint TN_SOFTWARE
 
@@ -68,6 +76,11 @@ def supported_levels():
     if _amx:
         levels.append("amx")
     return levels
+
+
+def amx_refusal():
+    """The errno with which the system refused AMX, which the CPU has; 0 if it did not."""
+    return tn_amx_refusal
 
 
 def has_avx512_bf16():

@@ -12,14 +12,14 @@ program's entries, whose caller has checked the labels, take such a row as ignor
 Over 200 lines, for two forms of labels with four doors: the row functions are shared.
 Source: Bridle 1990; the shift by the row's maximum: Blanchard et al. 2021, IMA J. Numer. Anal. 41.
 """
-from cpython.pycapsule cimport PyCapsule_New
 from cython.parallel cimport parallel, prange
 from libc.math cimport NAN, log
 from libc.string cimport memcpy, memset
 
 from toynn._kernels._common cimport (
-    at1, at2, exp_, flush_denormals, fpstate, ids1, max_, restore_fpstate, sum_,
+    at1, at2, exp_, flush_denormals, fpstate, ids1, max_, restore_fpstate, sum_, team,
 )
+from toynn._kernels._entry cimport entry
 from toynn._kernels._logits cimport BLOCK, IGNORED, exp_sum
 from toynn._kernels.abi cimport KernelArgs, kernel_fn
 
@@ -108,14 +108,16 @@ cdef inline void _row_backward(
 
 
 cdef void _forward_rows(KernelArgs* a, const int* ids, const float* dense) noexcept nogil:
+    cdef float* loss = <float*>a.t[0]
     cdef float* lse = <float*>a.t[1]
+    cdef float* rows = <float*>a.t[2]
     cdef const float* logits = <const float*>a.t[3]
     cdef Py_ssize_t task, N = a.n[0], V = a.n[1], count = 0
     cdef double[TASKS] losses
     cdef Py_ssize_t[TASKS] counts
-    cdef double loss = 0
+    cdef double total = 0
     cdef fpstate before = 0
-    with parallel(num_threads=a.n_threads):
+    with parallel(num_threads=team(a.n_threads)):
         before = flush_denormals()
         for task in prange(TASKS, schedule="static"):
             _task_forward(
@@ -124,20 +126,22 @@ cdef void _forward_rows(KernelArgs* a, const int* ids, const float* dense) noexc
             )
         restore_fpstate(before)
     for task in range(TASKS):
-        loss += losses[task]
+        total += losses[task]
         count += counts[task]
-    (<float*>a.t[0])[0] = loss / count if count else NAN
-    (<float*>a.t[2])[0] = count
+    loss[0] = total / count if count else NAN
+    rows[0] = count
 
 
 cdef void _backward_rows(KernelArgs* a, const int* ids, const float* dense) noexcept nogil:
     cdef float* dlogits = <float*>a.t[0]
+    cdef const float* dloss = <const float*>a.t[1]
     cdef const float* logits = <const float*>a.t[2]
     cdef const float* lse = <const float*>a.t[4]
-    cdef float scale = (<const float*>a.t[1])[0] / (<const float*>a.t[5])[0]
+    cdef const float* rows = <const float*>a.t[5]
+    cdef float scale = dloss[0] / rows[0]
     cdef Py_ssize_t n, N = a.n[0], V = a.n[1]
     cdef fpstate before = 0
-    with parallel(num_threads=a.n_threads):
+    with parallel(num_threads=team(a.n_threads)):
         before = flush_denormals()
         for n in prange(N, schedule="static"):
             _row_backward(
@@ -148,23 +152,23 @@ cdef void _backward_rows(KernelArgs* a, const int* ids, const float* dense) noex
 
 
 cdef void _forward(KernelArgs* a) noexcept nogil:
-    """Tensors loss, lse, rows, logits, labels; sizes N, V."""
-    _forward_rows(a, <const int*>a.t[4], NULL)
+    cdef const int* labels = <const int*>a.t[4]
+    _forward_rows(a, labels, NULL)
 
 
 cdef void _forward_dense(KernelArgs* a) noexcept nogil:
-    """Tensors loss, lse, rows, logits, labels; sizes N, V."""
-    _forward_rows(a, NULL, <const float*>a.t[4])
+    cdef const float* labels = <const float*>a.t[4]
+    _forward_rows(a, NULL, labels)
 
 
 cdef void _backward(KernelArgs* a) noexcept nogil:
-    """Tensors dlogits, dloss, logits, labels, lse, rows; sizes N, V."""
-    _backward_rows(a, <const int*>a.t[3], NULL)
+    cdef const int* labels = <const int*>a.t[3]
+    _backward_rows(a, labels, NULL)
 
 
 cdef void _backward_dense(KernelArgs* a) noexcept nogil:
-    """Tensors dlogits, dloss, logits, labels, lse, rows; sizes N, V."""
-    _backward_rows(a, NULL, <const float*>a.t[3])
+    cdef const float* labels = <const float*>a.t[3]
+    _backward_rows(a, NULL, labels)
 
 
 def _check_labels(where, const int[::1] labels, Py_ssize_t V):
@@ -257,8 +261,8 @@ def backward_dense(
 
 
 entries = {
-    "forward": PyCapsule_New(<void*><kernel_fn>_forward, "toynn.kernel", NULL),
-    "backward": PyCapsule_New(<void*><kernel_fn>_backward, "toynn.kernel", NULL),
-    "forward_dense": PyCapsule_New(<void*><kernel_fn>_forward_dense, "toynn.kernel", NULL),
-    "backward_dense": PyCapsule_New(<void*><kernel_fn>_backward_dense, "toynn.kernel", NULL),
+    "forward": entry(_forward, "loss lse rows logits labels", sizes="N V"),
+    "backward": entry(_backward, "dlogits dloss logits labels lse rows", sizes="N V"),
+    "forward_dense": entry(_forward_dense, "loss lse rows logits labels", sizes="N V"),
+    "backward_dense": entry(_backward_dense, "dlogits dloss logits labels lse rows", sizes="N V"),
 }

@@ -15,14 +15,14 @@ Source: Srivastava et al. 2014, Dropout, JMLR 15, section 10 (scaled in training
 2011, Parallel random numbers: as easy as 1, 2, 3, SC11 (counters instead of states).
 """
 cimport cython
-from cpython.pycapsule cimport PyCapsule_New
 from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
 from toynn._kernels._common cimport LANES, at1, ids1
+from toynn._kernels._entry cimport entry
 from toynn._kernels._hash cimport hashed, splitmix
 from toynn._kernels._parallel cimport parallel_for
-from toynn._kernels.abi cimport KernelArgs, kernel_fn
+from toynn._kernels.abi cimport KernelArgs
 
 from toynn._kernels._check import check
 
@@ -38,9 +38,10 @@ cdef struct Mask:
 
 cdef Mask _mask(KernelArgs* a) noexcept nogil:
     cdef const int* control = <const int*>a.t[2]
+    cdef Py_ssize_t seed = a.n[1], site = a.n[2]
     cdef double p = a.f[0] if control[1] else 0
     return Mask(
-        hashed(a.n[1], <uint32_t>control[0], a.n[2]), <uint32_t>(p * 4294967296.0),
+        hashed(seed, <uint32_t>control[0], site), <uint32_t>(p * 4294967296.0),
         <float>(1 / (1 - p)),
     )
 
@@ -88,8 +89,8 @@ cdef void _forward_blocks(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noex
 
 
 cdef void _forward(KernelArgs* a) noexcept nogil:
-    """Tensors y, x, control; sizes n, seed, site; option p."""
-    parallel_for(_forward_blocks, a, (a.n[0] + BLOCK - 1) // BLOCK)
+    cdef Py_ssize_t n = a.n[0]
+    parallel_for(_forward_blocks, a, (n + BLOCK - 1) // BLOCK)
 
 
 def forward(
@@ -110,4 +111,6 @@ def forward(
         _forward(&a)
 
 
-entries = {"forward": PyCapsule_New(<void*><kernel_fn>_forward, "toynn.kernel", NULL)}
+entries = {
+    "forward": entry(_forward, "y x control", sizes="n seed site", options="p"),
+}

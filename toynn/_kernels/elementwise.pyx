@@ -1,20 +1,19 @@
-"""Sum of two arrays, array times number, bias.
+"""Sum of two arrays, array times number, and the gradient of a bias.
 
     add            y[i]   = a[i] + b[i]
     scale          y[i]   = alpha x[i]
     accumulate     g[i]   = x[i], or g[i] + x[i] if accumulate is set
-    bias           y[n,c] = x[n,c] + b[c]
     bias_backward  db[c]  = sum_n dy[n,c]
 
-The other gradients need no kernel: that of add and bias is dy itself, that of scale is scale.
-n elements; N rows, C channels. float32, C-contiguous. In place: y may be a, b or x (bias: x).
+A bias is added by matmul. Other gradients need no kernel: that of add is dy, that of scale scale.
+n elements; N rows, C channels. float32, C-contiguous. In place: y may be a, b or x.
 y is overwritten; db is overwritten, or added to if accumulate is set.
 """
-from cpython.pycapsule cimport PyCapsule_New
 
 from toynn._kernels._common cimport at1, at2
+from toynn._kernels._entry cimport entry
 from toynn._kernels._parallel cimport parallel_for
-from toynn._kernels.abi cimport KernelArgs, kernel_fn
+from toynn._kernels.abi cimport KernelArgs
 
 from toynn._kernels._check import check
 
@@ -51,21 +50,21 @@ cdef inline void _columns_db(
 
 
 cdef inline Py_ssize_t _blocks(const KernelArgs* a) noexcept nogil:
-    return (a.n[0] + BLOCK - 1) // BLOCK
+    cdef Py_ssize_t n = a.n[0]
+    return (n + BLOCK - 1) // BLOCK
 
 
-cdef void _add_blocks(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
-    cdef float* y = <float*>a.t[0]
-    cdef const float* left = <const float*>a.t[1]
-    cdef const float* right = <const float*>a.t[2]
-    cdef Py_ssize_t b, i, n = a.n[0]
-    for b in range(first, last):
-        i = b * BLOCK
-        _sum(y + i, left + i, right + i, min(BLOCK, n - i))
+cdef void _add_blocks(KernelArgs* k, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+    cdef float* y = <float*>k.t[0]
+    cdef const float* a = <const float*>k.t[1]
+    cdef const float* b = <const float*>k.t[2]
+    cdef Py_ssize_t block, i, n = k.n[0]
+    for block in range(first, last):
+        i = block * BLOCK
+        _sum(y + i, a + i, b + i, min(BLOCK, n - i))
 
 
 cdef void _add(KernelArgs* a) noexcept nogil:
-    """Tensors y, a, b; size n."""
     parallel_for(_add_blocks, a, _blocks(a))
 
 
@@ -82,36 +81,21 @@ cdef void _accumulate_blocks(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) n
 
 
 cdef void _accumulate(KernelArgs* a) noexcept nogil:
-    """Tensors g, x; size n."""
     parallel_for(_accumulate_blocks, a, _blocks(a))
 
 
 cdef void _scale_blocks(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
     cdef float* y = <float*>a.t[0]
     cdef const float* x = <const float*>a.t[1]
+    cdef float alpha = a.f[0]
     cdef Py_ssize_t b, i, n = a.n[0]
     for b in range(first, last):
         i = b * BLOCK
-        _multiple(y + i, x + i, a.f[0], min(BLOCK, n - i))
+        _multiple(y + i, x + i, alpha, min(BLOCK, n - i))
 
 
 cdef void _scale(KernelArgs* a) noexcept nogil:
-    """Tensors y, x; size n; option alpha."""
     parallel_for(_scale_blocks, a, _blocks(a))
-
-
-cdef void _bias_rows(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
-    cdef float* y = <float*>a.t[0]
-    cdef const float* x = <const float*>a.t[1]
-    cdef const float* b = <const float*>a.t[2]
-    cdef Py_ssize_t n, C = a.n[1]
-    for n in range(first, last):
-        _sum(y + n * C, x + n * C, b, C)
-
-
-cdef void _bias(KernelArgs* a) noexcept nogil:
-    """Tensors y, x, b; sizes N, C."""
-    parallel_for(_bias_rows, a, a.n[0])
 
 
 cdef void _bias_backward_blocks(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
@@ -124,8 +108,8 @@ cdef void _bias_backward_blocks(KernelArgs* a, Py_ssize_t first, Py_ssize_t last
 
 
 cdef void _bias_backward(KernelArgs* a) noexcept nogil:
-    """Tensors db, dy; sizes N, C."""
-    parallel_for(_bias_backward_blocks, a, (a.n[1] + COLS - 1) // COLS)
+    cdef Py_ssize_t C = a.n[1]
+    parallel_for(_bias_backward_blocks, a, (C + COLS - 1) // COLS)
 
 
 def add(float[::1] y, const float[::1] a, const float[::1] b, int n_threads=1):
@@ -166,18 +150,6 @@ def scale(float[::1] y, const float[::1] x, float alpha, int n_threads=1):
         _scale(&k)
 
 
-def bias(float[:, ::1] y, const float[:, ::1] x, const float[::1] b, int n_threads=1):
-    """Overwrite y (N,C) with x (N,C) plus b (C,) in each row."""
-    cdef KernelArgs k
-    cdef Py_ssize_t N = x.shape[0], C = x.shape[1]
-    check("elementwise.bias", f"x ({N}, {C})", n_threads, y=(y, (N, C)), b=(b, (C,)))
-    k.t[0], k.t[1], k.t[2] = at2(y), at2(x), at1(b)
-    k.n[0], k.n[1] = N, C
-    k.n_threads = n_threads
-    with nogil:
-        _bias(&k)
-
-
 def bias_backward(
     float[::1] db, const float[:, ::1] dy, bint accumulate=False, int n_threads=1
 ):
@@ -194,9 +166,8 @@ def bias_backward(
 
 
 entries = {
-    "add": PyCapsule_New(<void*><kernel_fn>_add, "toynn.kernel", NULL),
-    "scale": PyCapsule_New(<void*><kernel_fn>_scale, "toynn.kernel", NULL),
-    "accumulate": PyCapsule_New(<void*><kernel_fn>_accumulate, "toynn.kernel", NULL),
-    "bias": PyCapsule_New(<void*><kernel_fn>_bias, "toynn.kernel", NULL),
-    "bias_backward": PyCapsule_New(<void*><kernel_fn>_bias_backward, "toynn.kernel", NULL),
+    "add": entry(_add, "y a b", sizes="n"),
+    "scale": entry(_scale, "y x", sizes="n", options="alpha"),
+    "accumulate": entry(_accumulate, "g x", sizes="n"),
+    "bias_backward": entry(_bias_backward, "db dy", sizes="N C"),
 }

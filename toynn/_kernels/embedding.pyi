@@ -1,15 +1,15 @@
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
+
+from toynn.signature import Entry
 
 _F32 = NDArray[np.float32]
 _U8 = NDArray[np.uint8]
 _I32 = NDArray[np.int32]
 
-entries: dict[str, Any]
+entries: dict[str, Entry]
 __test__: dict[str, str]
-TYPES: dict[str, int]  # of toynn.dtypes
+GGUF_TYPES: dict[str, int]  # of toynn.dtypes
 
 def forward(y: _F32, w: _F32 | _U8, ids: _I32, type: str = "F32", n_threads: int = 1) -> None: ...
 def backward(

@@ -10,17 +10,17 @@ The Python doors refuse an id outside 0..V-1; the program's entries, whose calle
 ids, skip it (y gets zeros, dw nothing) rather than read or write outside the table.
 Source: the lookup table of Bengio et al. 2003, A Neural Probabilistic Language Model, section 2.
 """
-from cpython.pycapsule cimport PyCapsule_New
 from libc.stdint cimport uint8_t
 from libc.string cimport memcpy, memset
 
 from toynn._kernels._common cimport at2, ids1
+from toynn._kernels._entry cimport entry
 from toynn._kernels._format cimport Format, format_of, row_bytes, rows_at
 from toynn._kernels._parallel cimport parallel_for
-from toynn._kernels.abi cimport KernelArgs, kernel_fn
+from toynn._kernels.abi cimport KernelArgs
 
 from toynn._kernels._check import check, row_length
-from toynn._kernels._types import TYPES
+from toynn.dtypes import GGUF_TYPES
 
 cdef enum:
     COLS = 64  # columns of dw per task: fixed, so dw is the same for any thread count
@@ -53,24 +53,25 @@ cdef inline void _scatter_columns(
 
 
 cdef void _forward_rows(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
-    cdef Format format = format_of(a.n[3])
     cdef float* y = <float*>a.t[0]
     cdef const uint8_t* w = <const uint8_t*>a.t[1]
     cdef const int* ids = <const int*>a.t[2]
-    cdef Py_ssize_t n, V = a.n[1], C = a.n[2]
+    cdef Py_ssize_t n, V = a.n[1], C = a.n[2], type = a.n[3]
+    cdef Format format = format_of(type)
     for n in range(first, last):
         _gather(y + n * C, w, &format, ids[n], V, C)
 
 
 cdef void _forward(KernelArgs* a) noexcept nogil:
-    """Tensors y, w, ids; sizes N, V, C, type of w."""
-    if a.n[2]:
-        parallel_for(_forward_rows, a, a.n[0])
+    cdef Py_ssize_t N = a.n[0], C = a.n[2]
+    if C:
+        parallel_for(_forward_rows, a, N)
 
 
 cdef void _zero_rows(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+    cdef float* dw = <float*>a.t[0]
     cdef Py_ssize_t C = a.n[2]
-    memset(<float*>a.t[0] + first * C, 0, (last - first) * C * sizeof(float))
+    memset(dw + first * C, 0, (last - first) * C * sizeof(float))
 
 
 cdef void _backward_blocks(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
@@ -84,12 +85,12 @@ cdef void _backward_blocks(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noe
 
 
 cdef void _backward(KernelArgs* a) noexcept nogil:
-    """Tensors dw, dy, ids; sizes N, V, C."""
-    if a.n[1] == 0 or a.n[2] == 0:
+    cdef Py_ssize_t V = a.n[1], C = a.n[2]
+    if V == 0 or C == 0:
         return
     if not a.accumulate:
-        parallel_for(_zero_rows, a, a.n[1])
-    parallel_for(_backward_blocks, a, (a.n[2] + COLS - 1) // COLS)
+        parallel_for(_zero_rows, a, V)
+    parallel_for(_backward_blocks, a, (C + COLS - 1) // COLS)
 
 
 def _check_ids(where, const int[::1] ids, Py_ssize_t V):
@@ -113,7 +114,7 @@ def forward(float[:, ::1] y, w, const int[::1] ids, str type="F32", int n_thread
     )
     _check_ids("embedding.forward", ids, V)
     a.t[0], a.t[1], a.t[2] = at2(y), rows_at(w, type), ids1(ids)
-    a.n[0], a.n[1], a.n[2], a.n[3] = N, V, C, TYPES[type]
+    a.n[0], a.n[1], a.n[2], a.n[3] = N, V, C, GGUF_TYPES[type]
     a.n_threads = n_threads
     with nogil:
         _forward(&a)
@@ -137,6 +138,6 @@ def backward(
 
 
 entries = {
-    "forward": PyCapsule_New(<void*><kernel_fn>_forward, "toynn.kernel", NULL),
-    "backward": PyCapsule_New(<void*><kernel_fn>_backward, "toynn.kernel", NULL),
+    "forward": entry(_forward, "y w ids", sizes="N V C type"),
+    "backward": entry(_backward, "dw dy ids", sizes="N V C"),
 }

@@ -10,12 +10,12 @@ The usual x (1 + tanh(u / 2)) / 2 is the tanh form too: (1 + tanh(u / 2)) / 2 = 
 n elements. float32, C-contiguous. In place: y may be x, dx may be dy. dx is overwritten.
 Source: Hendrycks & Gimpel 2016, arXiv:1606.08415, section 2.
 """
-from cpython.pycapsule cimport PyCapsule_New
 
 from toynn._kernels._common cimport at1
+from toynn._kernels._entry cimport entry
 from toynn._kernels._gelu cimport gelu_exact, gelu_tanh, slope_exact, slope_tanh
 from toynn._kernels._parallel cimport parallel_for
-from toynn._kernels.abi cimport KernelArgs, kernel_fn
+from toynn._kernels.abi cimport KernelArgs
 
 from toynn._kernels._check import check
 
@@ -56,8 +56,8 @@ cdef void _forward_blocks(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noex
 
 
 cdef void _forward(KernelArgs* a) noexcept nogil:
-    """Tensors y, x; sizes n, exact (0: tanh)."""
-    parallel_for(_forward_blocks, a, (a.n[0] + BLOCK - 1) // BLOCK)
+    cdef Py_ssize_t n = a.n[0]
+    parallel_for(_forward_blocks, a, (n + BLOCK - 1) // BLOCK)
 
 
 cdef void _backward_blocks(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
@@ -72,8 +72,8 @@ cdef void _backward_blocks(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noe
 
 
 cdef void _backward(KernelArgs* a) noexcept nogil:
-    """Tensors dx, dy, x; sizes n, exact (0: tanh)."""
-    parallel_for(_backward_blocks, a, (a.n[0] + BLOCK - 1) // BLOCK)
+    cdef Py_ssize_t n = a.n[0]
+    parallel_for(_backward_blocks, a, (n + BLOCK - 1) // BLOCK)
 
 
 def forward(float[::1] y, const float[::1] x, bint exact=False, int n_threads=1):
@@ -103,6 +103,6 @@ def backward(
 
 
 entries = {
-    "forward": PyCapsule_New(<void*><kernel_fn>_forward, "toynn.kernel", NULL),
-    "backward": PyCapsule_New(<void*><kernel_fn>_backward, "toynn.kernel", NULL),
+    "forward": entry(_forward, "y x", sizes="n exact"),
+    "backward": entry(_backward, "dx dy x", sizes="n exact"),
 }

@@ -1,14 +1,12 @@
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
+from toynn.signature import Entry
+
 _F32 = NDArray[np.float32]
 
-ELEMENTS_PER_PARTIAL: int
-entries: dict[str, Any]
+entries: dict[str, Entry]
 __test__: dict[str, str]
 
-def forward(
-    norm: _F32, scale: _F32, partial: _F32, g: _F32, control: _F32, n_threads: int = 1
-) -> None: ...
+def workspace(name: str, n: int, n_threads: int = 1) -> int: ...
+def forward(norm: _F32, scale: _F32, g: _F32, control: _F32, n_threads: int = 1) -> None: ...

@@ -13,12 +13,12 @@ N rows (B*T flattened), C channels. float32, C-contiguous; outputs never alias i
 Saved for backward: mean (N,), r (N,). dx is overwritten; dw and db are overwritten, or added to if
 accumulate is set. Source: Ba, Kiros & Hinton 2016, arXiv:1607.06450, section 3.
 """
-from cpython.pycapsule cimport PyCapsule_New
 from libc.math cimport sqrtf
 
 from toynn._kernels._common cimport at1, at2, dot_, sum_
+from toynn._kernels._entry cimport entry
 from toynn._kernels._parallel cimport parallel_for
-from toynn._kernels.abi cimport KernelArgs, kernel_fn
+from toynn._kernels.abi cimport KernelArgs
 
 from toynn._kernels._check import check
 
@@ -91,8 +91,8 @@ cdef void _forward_rows(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexce
 
 
 cdef void _forward(KernelArgs* a) noexcept nogil:
-    """Tensors y, mean, r, x, w, b; sizes N, C; option eps."""
-    parallel_for(_forward_rows, a, a.n[0])
+    cdef Py_ssize_t N = a.n[0]
+    parallel_for(_forward_rows, a, N)
 
 
 cdef void _backward_rows(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
@@ -124,10 +124,12 @@ cdef void _backward_blocks(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noe
 
 
 cdef void _backward(KernelArgs* a) noexcept nogil:
-    """Tensors dx, dw and db (NULL where frozen), dy, x, w, mean, r; sizes N, C."""
-    parallel_for(_backward_rows, a, a.n[0])
-    if a.t[1] != NULL or a.t[2] != NULL:
-        parallel_for(_backward_blocks, a, (a.n[1] + COLS - 1) // COLS)
+    cdef float* dw = <float*>a.t[1]
+    cdef float* db = <float*>a.t[2]
+    cdef Py_ssize_t N = a.n[0], C = a.n[1]
+    parallel_for(_backward_rows, a, N)
+    if dw != NULL or db != NULL:
+        parallel_for(_backward_blocks, a, (C + COLS - 1) // COLS)
 
 
 def forward(
@@ -172,6 +174,6 @@ def backward(
 
 
 entries = {
-    "forward": PyCapsule_New(<void*><kernel_fn>_forward, "toynn.kernel", NULL),
-    "backward": PyCapsule_New(<void*><kernel_fn>_backward, "toynn.kernel", NULL),
+    "forward": entry(_forward, "y mean r x w b", sizes="N C", options="eps"),
+    "backward": entry(_backward, "dx dw? db? dy x w mean r", sizes="N C"),
 }

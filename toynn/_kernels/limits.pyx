@@ -17,7 +17,7 @@ doi:10.1145/1498765.1498785.
 """
 from cython.parallel cimport prange
 
-from toynn._kernels._common cimport at1
+from toynn._kernels._common cimport at1, team
 
 from toynn._kernels._check import check
 from toynn._kernels.cpu import has_avx512_bf16
@@ -95,7 +95,7 @@ def multiply_adds(Py_ssize_t rounds, float x=1, float y=1, int n_threads=1):
     cdef int _t
     cdef double total = 0
     check("limits.multiply_adds", "rounds", n_threads)
-    for _t in prange(n_threads, nogil=True, schedule="static", num_threads=n_threads):
+    for _t in prange(n_threads, nogil=True, schedule="static", num_threads=team(n_threads)):
         total += _multiply_adds(rounds, x, y)
     return 2 * CHAINS * V * rounds * n_threads, total
 
@@ -111,7 +111,7 @@ def multiply_pairs(Py_ssize_t rounds, int n_threads=1):
     check("limits.multiply_pairs", "rounds", n_threads)
     if not has_pairs():
         raise ValueError("limits.multiply_pairs: needs AVX512_BF16 and the ISA level avx512")
-    for _t in prange(n_threads, nogil=True, schedule="static", num_threads=n_threads):
+    for _t in prange(n_threads, nogil=True, schedule="static", num_threads=team(n_threads)):
         total += _multiply_pairs(rounds, pair)
     return 4 * CHAINS * V * rounds * n_threads, total
 
@@ -132,7 +132,7 @@ def multiply_tiles(Py_ssize_t rounds, int n_threads=1):
     check("limits.multiply_tiles", "rounds", n_threads)
     if not has_tiles():
         raise ValueError("limits.multiply_tiles: needs the ISA level amx")
-    for _t in prange(n_threads, nogil=True, schedule="static", num_threads=n_threads):
+    for _t in prange(n_threads, nogil=True, schedule="static", num_threads=team(n_threads)):
         total += _multiply_tiles(rounds, pair)
     return TILE_FLOPS * rounds * n_threads, total
 
@@ -144,7 +144,7 @@ def read(const float[::1] x, Py_ssize_t repeats=1, int n_threads=1):
     cdef int t
     cdef double total = 0
     check("limits.read", f"x ({n},)", n_threads)
-    for t in prange(n_threads, nogil=True, schedule="static", num_threads=n_threads):
+    for t in prange(n_threads, nogil=True, schedule="static", num_threads=team(n_threads)):
         total += _read_part(at, n, repeats, t, n_threads)
     return n * repeats * sizeof(float), total
 
@@ -156,7 +156,7 @@ def update(float[::1] y, const float[::1] x, Py_ssize_t repeats=1, int n_threads
     cdef const float* at = <const float*>at1(x)
     cdef int t
     check("limits.update", f"x ({n},)", n_threads, y=(y, (n,)))
-    for t in prange(n_threads, nogil=True, schedule="static", num_threads=n_threads):
+    for t in prange(n_threads, nogil=True, schedule="static", num_threads=team(n_threads)):
         _update_part(to, at, n, repeats, t, n_threads)
     return 3 * n * repeats * sizeof(float)
 
@@ -174,6 +174,6 @@ def triad(
     cdef const float* at_b = <const float*>at1(b)
     cdef int t
     check("limits.triad", f"a ({n},)", n_threads, y=(y, (n,)), b=(b, (n,)))
-    for t in prange(n_threads, nogil=True, schedule="static", num_threads=n_threads):
+    for t in prange(n_threads, nogil=True, schedule="static", num_threads=team(n_threads)):
         _triad_part(to, at_a, at_b, n, repeats, t, n_threads)
     return 3 * n * repeats * sizeof(float)

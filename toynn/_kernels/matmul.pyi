@@ -1,19 +1,26 @@
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
+
+from toynn.signature import Entry
 
 _F32 = NDArray[np.float32]
 _U8 = NDArray[np.uint8]
 
-entries: dict[str, Any]
+entries: dict[str, Entry]
 __test__: dict[str, str]
-TYPES: dict[str, int]  # of toynn.dtypes
+GGUF_TYPES: dict[str, int]  # of toynn.dtypes
 
 def multiplies_pairs() -> bool: ...
 def multiplies_tiles() -> bool: ...
 def workspace(
-    entry: str, M: int, N: int, K: int, precision: int = 0, *switches: int, n_threads: int = 1
+    name: str,
+    M: int,
+    N: int,
+    K: int,
+    precision: int = 0,
+    activation: int = 0,
+    type: int = 0,
+    n_threads: int = 1,
 ) -> int: ...
 def forward(
     y: _F32,

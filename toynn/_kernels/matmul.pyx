@@ -18,7 +18,6 @@ multiplies_pairs(), both sides are rounded to bfloat16 while they are packed, an
 are added up in float32 (gemm_bf16.h). At the level amx, each precision packs one to three bfloat16
 parts of each float (gemm_amx.h), if the sums have 64 terms or more. All else is float32 throughout.
 """
-from cpython.pycapsule cimport PyCapsule_New
 from libc.stdlib cimport free, malloc
 
 from toynn._kernels._blocked cimport (
@@ -26,16 +25,19 @@ from toynn._kernels._blocked cimport (
     scratch_floats,
 )
 from toynn._kernels._common cimport at1, at2
+from toynn._kernels._entry cimport entry
 from toynn._kernels._format cimport rows_at
 from toynn._kernels._panels cimport HAS_PAIRS, HAS_TILES, SIDE, floats_at, stored_as
 from toynn._kernels.abi cimport KernelArgs, kernel_fn
 
 from toynn._kernels._check import check, precision_index, row_length
-from toynn._kernels._types import TYPES
+from toynn.dtypes import GGUF_TYPES
 from toynn._kernels.cpu import has_avx512_bf16
 
 cdef enum:
     MEDIUM = 2  # in toynn.precision.PRECISIONS
+
+cdef double MOST = 2.0 ** 56  # elements of a matrix: their bytes can be counted
 
 cdef enum Entry:
     FORWARD
@@ -46,7 +48,7 @@ cdef bint _pairs = HAS_PAIRS and has_avx512_bf16()
 
 
 cdef Product _product(
-    Entry entry, float* c, const float* a, const void* b, Py_ssize_t M, Py_ssize_t N, Py_ssize_t K,
+    Entry which, float* c, const float* a, const void* b, Py_ssize_t M, Py_ssize_t N, Py_ssize_t K,
     Py_ssize_t type, Py_ssize_t precision,
 ) noexcept nogil:
     """The product of an entry as C = A B: which of x, w and dy is read along which axis."""
@@ -55,12 +57,12 @@ cdef Product _product(
     p.bias = NULL
     p.activation = NONE
     p.add = False
-    p.few = entry == FORWARD and M <= FEW
-    if entry == FORWARD:  # y = x w^T
+    p.few = which == FORWARD and M <= FEW
+    if which == FORWARD:  # y = x w^T
         p.a = floats_at(a, M, K, 1, True)
         p.b = stored_as(type, b, N, K, True)
         p.K = K
-    elif entry == BACKWARD_INPUT:  # dx = dy w
+    elif which == BACKWARD_INPUT:  # dx = dy w
         p.a = floats_at(a, M, N, 1, True)
         p.b = stored_as(type, b, K, K, False)
         p.K = N
@@ -78,33 +80,36 @@ cdef Product _product(
 
 
 cdef void _forward(KernelArgs* a) noexcept nogil:
-    """Tensors y, pre or NULL, x, w, b or NULL; sizes M, N, K, precision, activation, type of w."""
-    cdef Product p = _product(
-        FORWARD, <float*>(a.t[0] if a.t[1] == NULL else a.t[1]), <const float*>a.t[2],
-        a.t[3], a.n[0], a.n[1], a.n[2], a.n[5], a.n[3],
-    )
-    p.y = <float*>a.t[0]
-    p.bias = <const float*>a.t[4]
+    cdef float* y = <float*>a.t[0]
+    cdef float* pre = <float*>a.t[1]
+    cdef const float* x = <const float*>a.t[2]
+    cdef const void* w = a.t[3]
+    cdef const float* b = <const float*>a.t[4]
+    cdef Py_ssize_t M = a.n[0], N = a.n[1], K = a.n[2], precision = a.n[3], type = a.n[5]
+    cdef float* sums = y if pre == NULL else pre
+    cdef Product p = _product(FORWARD, sums, x, w, M, N, K, type, precision)
+    p.y = y
+    p.bias = b
     p.activation = <Activation>a.n[4]
     multiply_matrices(&p, a.workspace, a.n_threads)
 
 
 cdef void _backward_input(KernelArgs* a) noexcept nogil:
-    """Tensors dx, dy, w; sizes M, N, K, precision, type of w."""
-    cdef Product p = _product(
-        BACKWARD_INPUT, <float*>a.t[0], <const float*>a.t[1], a.t[2], a.n[0], a.n[1], a.n[2],
-        a.n[4], a.n[3],
-    )
+    cdef float* dx = <float*>a.t[0]
+    cdef const float* dy = <const float*>a.t[1]
+    cdef const void* w = a.t[2]
+    cdef Py_ssize_t M = a.n[0], N = a.n[1], K = a.n[2], precision = a.n[3], type = a.n[4]
+    cdef Product p = _product(BACKWARD_INPUT, dx, dy, w, M, N, K, type, precision)
     p.add = a.accumulate
     multiply_matrices(&p, a.workspace, a.n_threads)
 
 
 cdef void _backward_weight(KernelArgs* a) noexcept nogil:
-    """Tensors dw, dy, x; sizes M, N, K, precision."""
-    cdef Product p = _product(
-        BACKWARD_WEIGHT, <float*>a.t[0], <const float*>a.t[1], a.t[2], a.n[0], a.n[1], a.n[2], 0,
-        a.n[3],
-    )
+    cdef float* dw = <float*>a.t[0]
+    cdef const float* dy = <const float*>a.t[1]
+    cdef const void* x = a.t[2]
+    cdef Py_ssize_t M = a.n[0], N = a.n[1], K = a.n[2], precision = a.n[3]
+    cdef Product p = _product(BACKWARD_WEIGHT, dw, dy, x, M, N, K, 0, precision)
     p.add = a.accumulate
     multiply_matrices(&p, a.workspace, a.n_threads)
 
@@ -130,30 +135,37 @@ def multiplies_tiles():
 
 
 def workspace(
-    str entry, Py_ssize_t M, Py_ssize_t N, Py_ssize_t K, int precision=0, *switches, int n_threads=1
+    str name, Py_ssize_t M, Py_ssize_t N, Py_ssize_t K, int precision=0, int activation=0,
+    int type=0, int n_threads=1,
 ):
     """Bytes of scratch memory that an entry needs at these sizes; 0 where it needs none.
 
-    ``switches`` are the entry's other sizes. Scratch memory is for floats, whatever the type of w.
+    Neither activation nor type of w matters: scratch memory is for floats.
     """
-    cdef Entry which = _known("matmul.workspace", entry, _ENTRIES)
-    cdef Product p = _product(which, NULL, NULL, NULL, M, N, K, 0, precision)
+    cdef Entry which = _known("matmul.workspace", name, _ENTRIES)
+    cdef double most = max(<double>M * N, <double>N * K, <double>M * K)
+    cdef Product p
+    if most > MOST:
+        raise ValueError(
+            f"matmul.workspace: matrices of at most 2^56 elements; got M, N, K = {M}, {N}, {K}"
+        )
     if min(M, N, K) < 0 or not 0 <= precision <= MEDIUM or n_threads < 1:
         raise ValueError(
             f"matmul.workspace: needs M, N, K >= 0, precision 0 to {MEDIUM} and n_threads >= 1; "
             f"got {M}, {N}, {K}, {precision} and {n_threads}"
         )
+    p = _product(which, NULL, NULL, NULL, M, N, K, 0, precision)
     return scratch_floats(&p, n_threads) * sizeof(float)
 
 
-cdef int _run(str entry, kernel_fn kernel, KernelArgs* a, str precision) except -1:
+cdef int _run(str name, kernel_fn kernel, KernelArgs* a, str precision) except -1:
     """Run a kernel in a precision, with scratch memory of its own."""
-    cdef int kind = precision_index(f"matmul.{entry}", precision)
-    cdef Py_ssize_t nbytes = workspace(entry, a.n[0], a.n[1], a.n[2], kind, n_threads=a.n_threads)
+    cdef int kind = precision_index(f"matmul.{name}", precision)
+    cdef Py_ssize_t nbytes = workspace(name, a.n[0], a.n[1], a.n[2], kind, n_threads=a.n_threads)
     a.n[3] = kind
     a.workspace = malloc(nbytes) if nbytes else NULL
     if nbytes and a.workspace == NULL:
-        raise MemoryError(f"matmul.{entry}: no {nbytes} bytes of scratch memory")
+        raise MemoryError(f"matmul.{name}: no {nbytes} bytes of scratch memory")
     with nogil:
         kernel(a)
     free(a.workspace)
@@ -181,7 +193,7 @@ def forward(
     a.t[0], a.t[2], a.t[3] = at2(y), at2(x), rows_at(w, type)
     a.t[1] = NULL if pre is None else at2(pre)
     a.t[4] = NULL if b is None else at1(b)
-    a.n[0], a.n[1], a.n[2], a.n[4], a.n[5] = M, N, K, kind, TYPES[type]
+    a.n[0], a.n[1], a.n[2], a.n[4], a.n[5] = M, N, K, kind, GGUF_TYPES[type]
     a.n_threads = n_threads
     _run("forward", _forward, &a, precision)
 
@@ -198,7 +210,7 @@ def backward_input(
         w=(w, (N, row_length("matmul.backward_input", type, K))),
     )
     a.t[0], a.t[1], a.t[2] = at2(dx), at2(dy), rows_at(w, type)
-    a.n[0], a.n[1], a.n[2], a.n[4] = M, N, K, TYPES[type]
+    a.n[0], a.n[1], a.n[2], a.n[4] = M, N, K, GGUF_TYPES[type]
     a.accumulate = accumulate
     a.n_threads = n_threads
     _run("backward_input", _backward_input, &a, precision)
@@ -223,7 +235,7 @@ def backward_weight(
 
 
 entries = {
-    "forward": PyCapsule_New(<void*><kernel_fn>_forward, "toynn.kernel", NULL),
-    "backward_input": PyCapsule_New(<void*><kernel_fn>_backward_input, "toynn.kernel", NULL),
-    "backward_weight": PyCapsule_New(<void*><kernel_fn>_backward_weight, "toynn.kernel", NULL),
+    "forward": entry(_forward, "y pre? x w b?", sizes="M N K precision activation type"),
+    "backward_input": entry(_backward_input, "dx dy w", sizes="M N K precision type"),
+    "backward_weight": entry(_backward_weight, "dw dy x", sizes="M N K precision"),
 }

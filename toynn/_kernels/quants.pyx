@@ -20,7 +20,7 @@ from libc.stdint cimport int8_t, uint8_t, uint16_t, uint32_t
 from libc.string cimport memcpy, memset
 
 from toynn._kernels._blocks cimport RUN
-from toynn._kernels._common cimport at1
+from toynn._kernels._common cimport at1, team
 from toynn._kernels._format cimport Format, format_of
 
 from toynn._kernels._check import check
@@ -136,7 +136,7 @@ def dequantize(float[::1] y, const uint8_t[::1] raw, int type, int n_threads=1):
     blocks = n // f.elements
     check("quants.dequantize", f"type {type}, y ({n},)", n_threads,
           y=(y, (blocks * f.elements,)), raw=(raw, (blocks * f.nbytes,)))
-    with nogil, parallel(num_threads=n_threads):
+    with nogil, parallel(num_threads=team(n_threads)):
         for t in prange((n + TASK - 1) // TASK, schedule="static"):
             f.expand(values + t * TASK, first, t * TASK, min(<Py_ssize_t>TASK, n - t * TASK))
 
@@ -152,7 +152,7 @@ def quantize(uint8_t[::1] raw, const float[::1] x, int type, int n_threads=1):
         raise ValueError(f"quants.quantize: needs type 2 (Q4_0) or 8 (Q8_0); got {type}")
     check("quants.quantize", f"type {type}, x ({n},)", n_threads,
           x=(x, (blocks * RUN,)), raw=(raw, (blocks * f.nbytes,)))
-    with nogil, parallel(num_threads=n_threads):
+    with nogil, parallel(num_threads=team(n_threads)):
         for t in prange((blocks + step - 1) // step, schedule="static"):
             b = t * step
             squeeze(first + b * f.nbytes, values + b * RUN, min(step, blocks - b))

@@ -18,7 +18,7 @@ from cython.parallel cimport parallel, prange
 from libc.math cimport M_PI, cos, log, sin, sqrt
 from libc.stdint cimport uint64_t
 
-from toynn._kernels._common cimport at1
+from toynn._kernels._common cimport at1, team
 from toynn._kernels._hash cimport hashed
 
 from toynn._kernels._check import check
@@ -101,7 +101,7 @@ def lcg_uniform(float[::1] out, state, double scale=1.0, int n_threads=1):
     cdef float* values = <float*>at1(out)
     cdef uint64_t start = state & LCG_MASK
     check("random.lcg_uniform", f"out ({n},)", n_threads)
-    with nogil, parallel(num_threads=n_threads):
+    with nogil, parallel(num_threads=team(n_threads)):
         for b in prange((n + BLOCK - 1) // BLOCK, schedule="static"):
             i = b * BLOCK
             _block_lcg(values + i, _lcg_skip(start, i), scale, min(BLOCK, n - i))
@@ -114,7 +114,7 @@ def normal(float[::1] out, seed, stream=0, double std=1.0, int n_threads=1):
     cdef float* values = <float*>at1(out)
     cdef uint64_t seed_ = seed & 0xFFFFFFFFFFFFFFFF, stream_ = stream & 0xFFFFFFFFFFFFFFFF
     check("random.normal", f"out ({n},)", n_threads)
-    with nogil, parallel(num_threads=n_threads):
+    with nogil, parallel(num_threads=team(n_threads)):
         for b in prange((n + BLOCK - 1) // BLOCK, schedule="static"):
             i = b * BLOCK
             _block_normal(values + i, _seeded(seed_, stream_, b), std, min(BLOCK, n - i))
@@ -126,7 +126,7 @@ def uniform(float[::1] out, seed, stream=0, double bound=1.0, int n_threads=1):
     cdef float* values = <float*>at1(out)
     cdef uint64_t seed_ = seed & 0xFFFFFFFFFFFFFFFF, stream_ = stream & 0xFFFFFFFFFFFFFFFF
     check("random.uniform", f"out ({n},)", n_threads)
-    with nogil, parallel(num_threads=n_threads):
+    with nogil, parallel(num_threads=team(n_threads)):
         for b in prange((n + BLOCK - 1) // BLOCK, schedule="static"):
             i = b * BLOCK
             _block_uniform(values + i, _seeded(seed_, stream_, b), bound, min(BLOCK, n - i))

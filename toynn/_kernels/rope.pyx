@@ -10,11 +10,11 @@ N rows (B*T flattened), H heads, D channels per head. float32, C-contiguous; pos
 place: y may be x, dx may be dy. dx is overwritten. The angle is a double: in float32 it would be
 off by 5e-4 radians at position 8192. Source: Su et al. 2021, arXiv:2104.09864, section 3.4.
 """
-from cpython.pycapsule cimport PyCapsule_New
 
 from toynn._kernels._common cimport at1, at3, ids1
+from toynn._kernels._entry cimport entry
 from toynn._kernels._parallel cimport parallel_for
-from toynn._kernels.abi cimport KernelArgs, kernel_fn
+from toynn._kernels.abi cimport KernelArgs
 
 from toynn._kernels._check import check
 
@@ -89,10 +89,8 @@ cdef inline void _row(
 
 
 cdef inline void _turn(
-    KernelArgs* a, int direction, Py_ssize_t first, Py_ssize_t last
+    KernelArgs* a, float* y, const float* x, int direction, Py_ssize_t first, Py_ssize_t last
 ) noexcept nogil:
-    cdef float* y = <float*>a.t[0]
-    cdef const float* x = <const float*>a.t[1]
     cdef const int* positions = <const int*>a.t[2]
     cdef const float* inverse_frequency = <const float*>a.t[3]
     cdef Py_ssize_t n, H = a.n[1], D = a.n[2]
@@ -105,21 +103,25 @@ cdef inline void _turn(
 
 
 cdef void _forward_rows(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
-    _turn(a, 1, first, last)
+    cdef float* y = <float*>a.t[0]
+    cdef const float* x = <const float*>a.t[1]
+    _turn(a, y, x, 1, first, last)
 
 
 cdef void _backward_rows(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
-    _turn(a, -1, first, last)
+    cdef float* dx = <float*>a.t[0]
+    cdef const float* dy = <const float*>a.t[1]
+    _turn(a, dx, dy, -1, first, last)
 
 
 cdef void _forward(KernelArgs* a) noexcept nogil:
-    """Tensors y, x, positions, inverse_frequency; sizes N, H, D, interleaved."""
-    parallel_for(_forward_rows, a, a.n[0])
+    cdef Py_ssize_t N = a.n[0]
+    parallel_for(_forward_rows, a, N)
 
 
 cdef void _backward(KernelArgs* a) noexcept nogil:
-    """Tensors dx, dy, positions, inverse_frequency; sizes N, H, D, interleaved."""
-    parallel_for(_backward_rows, a, a.n[0])
+    cdef Py_ssize_t N = a.n[0]
+    parallel_for(_backward_rows, a, N)
 
 
 def forward(
@@ -159,6 +161,6 @@ def backward(
 
 
 entries = {
-    "forward": PyCapsule_New(<void*><kernel_fn>_forward, "toynn.kernel", NULL),
-    "backward": PyCapsule_New(<void*><kernel_fn>_backward, "toynn.kernel", NULL),
+    "forward": entry(_forward, "y x positions inverse_frequency", sizes="N H D interleaved"),
+    "backward": entry(_backward, "dx dy positions inverse_frequency", sizes="N H D interleaved"),
 }

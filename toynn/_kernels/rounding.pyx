@@ -8,14 +8,14 @@ n elements. float32, C-contiguous; y is overwritten and may be x. NaN stays NaN.
 backward: the gradient of the rounded weight is taken for that of the weight (straight through).
 Sources: IEEE 754-2019, sections 3.6 and 4.3.1; Bengio et al. 2013, arXiv:1308.3432.
 """
-from cpython.pycapsule cimport PyCapsule_New
 cimport cython
 from libc.math cimport INFINITY, fabsf
 from libc.string cimport memcpy
 
 from toynn._kernels._common cimport at1
+from toynn._kernels._entry cimport entry
 from toynn._kernels._parallel cimport parallel_for
-from toynn._kernels.abi cimport KernelArgs, kernel_fn
+from toynn._kernels.abi cimport KernelArgs
 
 from toynn._kernels._check import check
 
@@ -70,8 +70,8 @@ cdef void _forward_blocks(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noex
 
 
 cdef void _forward(KernelArgs* a) noexcept nogil:
-    """Tensors y, x; sizes n, brain (0 float16, 1 bfloat16)."""
-    parallel_for(_forward_blocks, a, (a.n[0] + BLOCK - 1) // BLOCK)
+    cdef Py_ssize_t n = a.n[0]
+    parallel_for(_forward_blocks, a, (n + BLOCK - 1) // BLOCK)
 
 
 def forward(float[::1] y, const float[::1] x, bint brain=False, int n_threads=1):
@@ -87,5 +87,5 @@ def forward(float[::1] y, const float[::1] x, bint brain=False, int n_threads=1)
 
 
 entries = {
-    "forward": PyCapsule_New(<void*><kernel_fn>_forward, "toynn.kernel", NULL),
+    "forward": entry(_forward, "y x", sizes="n brain"),
 }

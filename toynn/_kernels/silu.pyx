@@ -6,11 +6,11 @@
 n elements. float32, C-contiguous. In place: y may be x, dx may be dy. dx is overwritten.
 Source: Elfwing, Uchibe & Doya 2017, arXiv:1702.03118, section 2.
 """
-from cpython.pycapsule cimport PyCapsule_New
 
 from toynn._kernels._common cimport at1, sigmoid_, sigmoid_slope_
+from toynn._kernels._entry cimport entry
 from toynn._kernels._parallel cimport parallel_for
-from toynn._kernels.abi cimport KernelArgs, kernel_fn
+from toynn._kernels.abi cimport KernelArgs
 
 from toynn._kernels._check import check
 
@@ -48,8 +48,8 @@ cdef void _forward_blocks(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noex
 
 
 cdef void _forward(KernelArgs* a) noexcept nogil:
-    """Tensors y, x; size n."""
-    parallel_for(_forward_blocks, a, (a.n[0] + BLOCK - 1) // BLOCK)
+    cdef Py_ssize_t n = a.n[0]
+    parallel_for(_forward_blocks, a, (n + BLOCK - 1) // BLOCK)
 
 
 cdef void _backward_blocks(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
@@ -63,8 +63,8 @@ cdef void _backward_blocks(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noe
 
 
 cdef void _backward(KernelArgs* a) noexcept nogil:
-    """Tensors dx, dy, x; size n."""
-    parallel_for(_backward_blocks, a, (a.n[0] + BLOCK - 1) // BLOCK)
+    cdef Py_ssize_t n = a.n[0]
+    parallel_for(_backward_blocks, a, (n + BLOCK - 1) // BLOCK)
 
 
 def forward(float[::1] y, const float[::1] x, int n_threads=1):
@@ -92,6 +92,6 @@ def backward(float[::1] dx, const float[::1] dy, const float[::1] x, int n_threa
 
 
 entries = {
-    "forward": PyCapsule_New(<void*><kernel_fn>_forward, "toynn.kernel", NULL),
-    "backward": PyCapsule_New(<void*><kernel_fn>_backward, "toynn.kernel", NULL),
+    "forward": entry(_forward, "y x", sizes="n"),
+    "backward": entry(_backward, "dx dy x", sizes="n"),
 }

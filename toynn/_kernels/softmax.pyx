@@ -7,11 +7,11 @@ N rows, C channels. float32, C-contiguous; sums in 16 partial sums. dx is overwr
 In place: y may be x, dx may be dy. -infinity gives 0; a row of nothing else, or with a NaN or
 +infinity, gives NaN. The maximum only keeps e^x finite: it cancels from the result.
 """
-from cpython.pycapsule cimport PyCapsule_New
 
 from toynn._kernels._common cimport at2, dot_, exp_, max_, sum_
+from toynn._kernels._entry cimport entry
 from toynn._kernels._parallel cimport parallel_for
-from toynn._kernels.abi cimport KernelArgs, kernel_fn
+from toynn._kernels.abi cimport KernelArgs
 
 from toynn._kernels._check import check
 
@@ -44,8 +44,8 @@ cdef void _forward_rows(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexce
 
 
 cdef void _forward(KernelArgs* a) noexcept nogil:
-    """Tensors y, x; sizes N, C."""
-    parallel_for(_forward_rows, a, a.n[0])
+    cdef Py_ssize_t N = a.n[0]
+    parallel_for(_forward_rows, a, N)
 
 
 cdef void _backward_rows(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
@@ -58,8 +58,8 @@ cdef void _backward_rows(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexc
 
 
 cdef void _backward(KernelArgs* a) noexcept nogil:
-    """Tensors dx, dy, y; sizes N, C."""
-    parallel_for(_backward_rows, a, a.n[0])
+    cdef Py_ssize_t N = a.n[0]
+    parallel_for(_backward_rows, a, N)
 
 
 def forward(float[:, ::1] y, const float[:, ::1] x, int n_threads=1):
@@ -89,6 +89,6 @@ def backward(
 
 
 entries = {
-    "forward": PyCapsule_New(<void*><kernel_fn>_forward, "toynn.kernel", NULL),
-    "backward": PyCapsule_New(<void*><kernel_fn>_backward, "toynn.kernel", NULL),
+    "forward": entry(_forward, "y x", sizes="N C"),
+    "backward": entry(_backward, "dx dy y", sizes="N C"),
 }

@@ -8,11 +8,11 @@ n elements; g is gate, u is up. float32, C-contiguous. dgate and dup are overwri
 In place: y, dgate and dup may each be one of the inputs, but not the same one.
 Source: Shazeer 2020, arXiv:2002.05202, section 2.
 """
-from cpython.pycapsule cimport PyCapsule_New
 
 from toynn._kernels._common cimport at1, sigmoid_, sigmoid_slope_
+from toynn._kernels._entry cimport entry
 from toynn._kernels._parallel cimport parallel_for
-from toynn._kernels.abi cimport KernelArgs, kernel_fn
+from toynn._kernels.abi cimport KernelArgs
 
 from toynn._kernels._check import check
 
@@ -51,8 +51,8 @@ cdef void _forward_blocks(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noex
 
 
 cdef void _forward(KernelArgs* a) noexcept nogil:
-    """Tensors y, gate, up; size n."""
-    parallel_for(_forward_blocks, a, (a.n[0] + BLOCK - 1) // BLOCK)
+    cdef Py_ssize_t n = a.n[0]
+    parallel_for(_forward_blocks, a, (n + BLOCK - 1) // BLOCK)
 
 
 cdef void _backward_blocks(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
@@ -70,8 +70,8 @@ cdef void _backward_blocks(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noe
 
 
 cdef void _backward(KernelArgs* a) noexcept nogil:
-    """Tensors dgate, dup, dy, gate, up; size n."""
-    parallel_for(_backward_blocks, a, (a.n[0] + BLOCK - 1) // BLOCK)
+    cdef Py_ssize_t n = a.n[0]
+    parallel_for(_backward_blocks, a, (n + BLOCK - 1) // BLOCK)
 
 
 def forward(float[::1] y, const float[::1] gate, const float[::1] up, int n_threads=1):
@@ -105,6 +105,6 @@ def backward(
 
 
 entries = {
-    "forward": PyCapsule_New(<void*><kernel_fn>_forward, "toynn.kernel", NULL),
-    "backward": PyCapsule_New(<void*><kernel_fn>_backward, "toynn.kernel", NULL),
+    "forward": entry(_forward, "y gate up", sizes="n"),
+    "backward": entry(_backward, "dgate dup dy gate up", sizes="n"),
 }

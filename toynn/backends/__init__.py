@@ -1,22 +1,41 @@
-"""Backends by name. Nothing outside this package asks which one is in use."""
+"""Backends by name. Nothing outside this package asks which one is in use.
+
+A backend is a folder here, whose ``create(n_threads)`` returns one (see protocol.py), or raises
+BackendUnavailable and says why; or whatever ``register`` was told of.
+"""
+
+from collections.abc import Callable
+from importlib import import_module
+from pkgutil import iter_modules
 
 from toynn.backends.protocol import Backend
-from toynn.errors import BackendUnavailable
+from toynn.errors import BackendUnavailable, ConfigError
 
-__all__ = ["available", "get"]
+__all__ = ["available", "get", "register"]
+
+_registered: dict[str, Callable[[int | None], Backend]] = {}
+_folders = sorted(module.name for module in iter_modules(__path__) if module.ispkg)
+
+
+def register(name: str, create: Callable[[int | None], Backend]) -> None:
+    """Make a backend known by a name; ``create`` is told how many threads it may use, or None."""
+    if name in available():
+        raise ConfigError(f"backend {name!r}: there is one of that name; give this another")
+    _registered[name] = create
 
 
 def available() -> list[str]:
-    """Names of the backends that this build has."""
-    return ["cpu"]
+    """Names of the backends that there are."""
+    return [*_folders, *_registered]
 
 
-def get(name: str) -> Backend:
-    """Return a backend by name; BackendUnavailable if this build lacks it."""
-    if name not in available():
+def get(name: str, n_threads: int | None = None) -> Backend:
+    """Return a new backend by name; BackendUnavailable if there is none of that name."""
+    if name in _registered:
+        return _registered[name](n_threads)
+    if name not in _folders:
         raise BackendUnavailable(
             f"backend {name!r}: not in this build; available: {', '.join(available())}"
         )
-    from toynn.backends.cpu import CPU
-
-    return CPU()
+    created: Backend = import_module(f"{__name__}.{name}").create(n_threads)
+    return created

@@ -1,7 +1,15 @@
 """What a backend must offer, and the plain data with which it is asked.
 
 A backend knows no tape. The session hands it *launches*: a kernel's name, where its tensors lie,
-its sizes and options, in the order in which they run.
+its sizes and options by name, in the order in which they run. What a backend does with them, on
+which threads, with how much scratch memory, is its own matter.
+
+Order. What is asked of one backend (upload, fill, run) takes effect in the order in which it was
+asked for, as if each call were done when it returns. It need not be done: a run may go on in the
+background until somebody looks, that is, calls ``download``, ``times``, ``notes`` or ``wait``.
+These return when all that was asked for before is done, and raise what went wrong in it. Until then
+the backend keeps alive whatever the run reads and writes. (A run of the CPU's, and of the
+reference, is done when it returns.)
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,11 +17,30 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Protocol
 
+import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["ALIGNMENT", "Accumulate", "Backend", "Buffer", "Launch", "Place", "Program", "aligned"]
+__all__ = [
+    "ALIGNMENT",
+    "ELEMENTS",
+    "Accumulate",
+    "Backend",
+    "Buffer",
+    "Launch",
+    "LiveRows",
+    "Place",
+    "Program",
+    "aligned",
+]
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector register
+
+#: What buffers are read and written as; "u8" are the bytes of blocks.
+ELEMENTS: dict[str, np.dtype[Any]] = {
+    "f32": np.dtype(np.float32),
+    "i32": np.dtype(np.int32),
+    "u8": np.dtype(np.uint8),
+}
 
 
 def aligned(nbytes: int) -> int:
@@ -38,65 +65,100 @@ class Place:
 
 
 @dataclass(frozen=True)
+class LiveRows:
+    """Of ``rows`` rows, which a size counts, those that are there: what ``count`` says, less first.
+
+    The kernel is given size / rows times as many; none, if there are none.
+    """
+
+    count: Place  # of an i32, which is known when the kernel is to run
+    size: str
+    first: int
+    rows: int
+
+    def sizes(self, sizes: Mapping[str, int], count: int) -> dict[str, int]:
+        """Return the sizes that a kernel is given where ``count`` says so many."""
+        live = max(0, min(self.rows, count - self.first))
+        return {**sizes, self.size: sizes[self.size] // self.rows * live}
+
+
+@dataclass(frozen=True)
 class Launch:
     """One kernel call: everything but the addresses and the number of threads."""
 
     segment: str  # to which it belongs: one letter
     kernel: str  # "rmsnorm.forward": module and entry
-    tensors: tuple[Place | None, ...]
-    sizes: tuple[int, ...]
-    options: tuple[float, ...]
+    tensors: Mapping[str, Place | None]  # by the names that op and kernel have in common
+    sizes: Mapping[str, int]
+    options: Mapping[str, float]
     accumulate: Accumulate
     flops: int
     nbytes: int
+    live: LiveRows | None = None  # None: all
 
 
 class Buffer(Protocol):
-    """Zero-filled memory of a backend."""
+    """Memory of a backend. Nobody else sees it: what goes in and comes out is copied.
+
+    Offsets are in bytes. Those of tensors are multiples of ALIGNMENT but in wrapped memory, where
+    they are as the caller has them. A range that does not lie within the buffer is refused with
+    ValueError.
+    """
 
     @property
     def nbytes(self) -> int:
         """Size in bytes."""
 
-    def view(self, offset: int, shape: Sequence[int], dtype: str) -> NDArray[Any]:
-        """Return an array over part of the buffer, without a copy."""
+    def upload(self, offset: int, array: NDArray[Any]) -> None:
+        """Copy a C-contiguous array to the bytes from ``offset`` on.
+
+        The caller may change the array when this returns. Not into wrapped memory.
+        """
+
+    def download(self, offset: int, shape: Sequence[int], dtype: str) -> NDArray[Any]:
+        """Return a copy of what lies there, as an array of one of ELEMENTS."""
+
+    def fill(self, offset: int, nbytes: int) -> None:
+        """Fill bytes with zeros. Not in wrapped memory."""
 
 
 class Program(Protocol):
     """A compiled list of launches."""
 
-    def run(self, segments: str, accumulate: bool, n_threads: int) -> None:
-        """Run the launches that belong to these segments, in order."""
+    @property
+    def scratch(self) -> int:
+        """Bytes of memory that the program has of its own."""
+
+    def run(self, segments: str, accumulate: bool) -> None:
+        """Run the launches that belong to these segments, in order.
+
+        ``accumulate``: this is not the first micro-batch, see Accumulate.
+        """
 
     def times(self) -> list[tuple[int, int]]:
-        """Return (calls, nanoseconds) per launch since it was compiled."""
+        """Return (calls, nanoseconds) per launch since the program was compiled."""
 
-    def short_handed(self) -> int:
-        """Return how many of those nanoseconds went by on fewer threads than were worth it."""
+    def notes(self) -> Mapping[str, int]:
+        """Return what is to be said of those nanoseconds: so many of them went by so."""
 
 
 class Backend(Protocol):
     """Memory and programs on one kind of device."""
 
     name: str
-
-    def max_threads(self) -> int:
-        """Return how many threads a run may use now."""
-
-    def workspace(self, launch: Launch, n_threads: int) -> int:
-        """Return the bytes of scratch memory that a launch needs."""
+    n_threads: int | None  # of the host, which a run may use; None: as many as it likes
 
     def allocate(self, nbytes: int) -> Buffer:
-        """Return a zero-filled buffer."""
+        """Return zero-filled memory. Raises MemoryError."""
 
-    def wrap(self, array: NDArray[Any]) -> Buffer:
-        """Return the memory of a read-only array as a buffer, without a copy."""
+    def wrap(self, array: NDArray[np.uint8]) -> Buffer:
+        """Return read-only bytes, such as a mapped file, as a buffer: in place, if that can be."""
 
-    def compile(
-        self,
-        launches: Sequence[Launch],
-        buffers: Mapping[str, Buffer],
-        workspace: Place,
-        n_threads: int,
-    ) -> Program:
-        """Turn launches into a program that runs without Python."""
+    def scratch(self, launches: Sequence[Launch]) -> int:
+        """Return how much memory of its own a program of these launches would have."""
+
+    def compile(self, launches: Sequence[Launch], buffers: Mapping[str, Buffer]) -> Program:
+        """Turn launches into a program that runs without Python. Raises MemoryError."""
+
+    def wait(self) -> None:
+        """Return when all that was asked for is done."""

@@ -1,7 +1,7 @@
 """The command line: ``toynn COMMAND ...`` and ``python -m toynn COMMAND ...``.
 
-Exit codes: 0 done, 2 an error (one line on stderr says what), 130 stopped by a signal, 141 nobody
-reads the output any more.
+Exit codes: 0 done, 2 an error (one line on stderr says what), 130, 143 or 129 stopped by Ctrl-C,
+SIGTERM or SIGHUP, 141 nobody reads the output any more.
 """
 
 import io
@@ -9,11 +9,11 @@ import os
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 import toynn
-from toynn.cli import adapters, bench, config, generate, info, predict, train
-from toynn.cli._text import print_error
+from toynn.cli import adapters, bench, config, evaluate, generate, info, predict, train
+from toynn.cli._text import plain_warnings, print_error, print_line
 from toynn.errors import ConfigError, ToynnError
 
 __all__ = ["main"]
@@ -30,30 +30,58 @@ class Parser(ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return the exit code. Only --help and --version raise SystemExit."""
     arguments = Namespace()
+    _open_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # print any path, any text
     try:
+        argv = list(sys.argv[1:] if argv is None else argv)
+        if argv[:1] == ["train"]:
+            argv[1:] = train.words_of(argv[1:])
         arguments, unknown = _parser().parse_known_args(argv)
         if unknown:
-            words = list(sys.argv[1:] if argv is None else argv)
-            command = " ".join(["toynn", *words[: 2 if words[0] == "train" else 1]])
+            command = " ".join(["toynn", *argv[: 2 if argv[0] == "train" else 1]])
             raise ConfigError(
                 f"unrecognized arguments: {' '.join(unknown)} (see `{command} --help`)"
             )
-        code: int = arguments.run(arguments)
+        with plain_warnings():
+            code: int = arguments.run(arguments)
         if sys.stdout is not None:  # which it is where the shell has closed it
             sys.stdout.flush()
     except BrokenPipeError:  # the reader of our output has gone, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
         return 141
-    except (ToynnError, OSError) as error:
+    except ToynnError as error:
         return _fail(error, str(error))
+    except OSError as error:
+        if error.filename is not None or not _is_broken(sys.stdout):
+            return _fail(error, str(error))
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+        return _fail(error, f"standard output: cannot write: {error.strerror or error}")
     except MemoryError as error:
         return _fail(error, f"not enough memory: {error}{_hint(arguments)}")
-    except KeyboardInterrupt:
-        print("toynn: stopped", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as error:
+        print_line("toynn: stopped")
+        return 128 + next((number for number in error.args if isinstance(number, int)), 2)
     return code
+
+
+def _open_streams() -> None:
+    """Keep the numbers of closed streams from the files that are opened next."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+
+
+def _is_broken(stream: TextIO | None) -> bool:
+    """Whether what has been printed cannot be written."""
+    try:
+        if stream is not None:
+            print(file=stream, flush=True)
+    except OSError:
+        return True
+    return False
 
 
 def _fail(error: BaseException, message: str) -> int:
@@ -77,6 +105,7 @@ def _parser() -> Parser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     train.add_parser(commands)
     generate.add_parser(commands)
+    evaluate.add_parser(commands)
     adapters.add_parsers(commands)
     bench.add_parser(commands)
     info.add_parser(commands)

@@ -10,14 +10,17 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from toynn.engines import ENGINES, ViTConfig, ViTEngine
-from toynn.engines._timm import class_names, described
+from toynn.engines import ViTConfig, ViTEngine, engine_for
 from toynn.errors import ToynnError
-from toynn.formats import _peft, adapters, hf
-from toynn.formats._adapter import BASE_NAME, is_embedding, text_of
-from toynn.formats._gguf_tensors import TensorInfo
-from toynn.formats._hf_files import SafeTensors, read_object
+from toynn.formats import adapters, hf
+from toynn.formats.adapters import peft as peft_folder
+from toynn.formats.adapters.adapter import BASE_NAME, is_embedding, text_of
+from toynn.formats.gguf.tensors import TensorInfo
+from toynn.formats.objects import read_object
+from toynn.formats.safetensors import SafeTensors
+from toynn.models.timm import class_names, described
 from toynn.options import RecipeOptions
+from toynn.reading import read_bytes
 from toynn.reports import Memory
 
 __all__ = [
@@ -75,7 +78,7 @@ def memory(needed: Memory, what: str) -> Lines:
 def run_of(folder: Path) -> Lines:
     """Return what config.toml says of the run that filled a folder, if it does."""
     try:
-        tables = tomllib.loads((folder / "config.toml").read_text("utf-8"))
+        tables = tomllib.loads(read_bytes(folder / "config.toml").decode())
         run, train, data = tables["run"], tables["train"], tables["data"]
         steps = f"{train['steps']} steps, batch {train['batch']}, seed {train['seed']}"
         lines = [("run", f"toynn train {run['recipe']}, {steps}"), ("  data", str(data["name"]))]
@@ -109,12 +112,12 @@ def adapter(path: Path) -> Lines:
 
 def peft(folder: Path) -> Lines:
     """Describe an adapter in PEFT's format, as far as its files say it without a base model."""
-    config = read_object(folder / _peft.CONFIG)
-    with closing(SafeTensors(folder / _peft.WEIGHTS)) as file:
+    config = read_object(folder / peft_folder.CONFIG)
+    with closing(SafeTensors(folder / peft_folder.WEIGHTS)) as file:
         tensors = file.tensors
     sides: dict[str, dict[str, tuple[int, ...]]] = defaultdict(dict)
     for name, info in tensors.items():
-        if found := _peft.TENSOR.fullmatch(name):
+        if found := peft_folder.TENSOR.fullmatch(name):
             sides[found[1]][found[2]] = info.shape
     whole = {module: pair for module, pair in sides.items() if pair.keys() == {"A", "B"}}
     ranks = {module: pair["A"][0] for module, pair in whole.items()}
@@ -164,7 +167,7 @@ def hf_folder(folder: Path, seq: int | None, batch: int) -> Lines:
         lines += [(key.removeprefix(prefix), str(value)) for key, value in hyper.items()]
         length = seq or min(512, hyper[f"{prefix}context_length"])
         try:
-            needed = ENGINES[kind].memory_for(model, length, batch)
+            needed = engine_for(model).memory_for(model, length, batch)
         except ToynnError as error:
             return [*lines, ("training", f"not possible: {error}")]
         return [*lines, *memory(needed, f"{batch} x {length} tokens")]

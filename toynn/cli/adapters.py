@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from toynn.cli._paths import model_file, text_model
+from toynn.cli._text import harmless
 from toynn.engines import engine_for
 from toynn.errors import ConfigError
 from toynn.formats import adapters, gguf
 from toynn.formats.adapters import Adapter
 from toynn.formats.fuse import Fused, fuse
 from toynn.formats.gguf import OUTTYPES, GGUFFile
+from toynn.formats.mixes import MIXES
 
 __all__ = ["add_parsers"]
 
@@ -23,12 +25,16 @@ def add_parsers(commands: Any) -> None:
     """Add both commands to the parser's commands."""
     parser = commands.add_parser("fuse", help="write a model and its adapter as one GGUF file")
     _add_files(parser, "FILE", "the new .gguf file", model=True)
-    outtype = "store all matrices as this type (default: each keeps its own; see below)"
-    parser.add_argument("--outtype", choices=OUTTYPES, help=outtype)
+    outtype = (
+        f"store all matrices as this type ({', '.join(OUTTYPES)}; default: each keeps its own; see "
+        f"below), or the model as a mix of types by llama.cpp's quantizer: {', '.join(MIXES)}"
+    )
+    parser.add_argument("--outtype", choices=(*OUTTYPES, *MIXES), metavar="TYPE", help=outtype)
     parser.epilog = (
-        "Merged matrices of a type that toynn reads and does not write (q4_1, q5_0, q5_1, K types) "
-        "are stored as q8_0. Quantizing a merged matrix again rounds a part of the adapter away: "
-        "the command says how much. --outtype f16 or f32 keeps more."
+        "Merged matrices of a type that toynn reads and does not write (all quantized types but "
+        "q8_0 and q4_0) are stored as q8_0. Quantizing a merged matrix again rounds a part of the "
+        "adapter away: the command says how much. --outtype f16 or f32 keeps more. Mixes take "
+        "llama-cpp-python (pip install 'toynn[llama-cpp]'), and room for the model in float32."
     )
     parser.set_defaults(run=run_fuse)
 
@@ -64,7 +70,7 @@ def run_fuse(arguments: Namespace) -> int:
         )
         print(f"{arguments.out}: merged {len(fused.types)} of {len(base)} tensors, {_say(adapter)}")
     for line in _notes(fused):
-        print(line)
+        print(harmless(line, ""))
     return 0
 
 

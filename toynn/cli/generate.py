@@ -10,6 +10,7 @@ import toynn
 from toynn import engines
 from toynn.cli._numbers import real, whole
 from toynn.cli._paths import text_model
+from toynn.cli._run_flags import THREADS
 from toynn.cli._text import harmless
 from toynn.errors import ConfigError, DataError
 from toynn.formats import adapters, gguf
@@ -40,8 +41,7 @@ def add_parser(commands: Any) -> None:
     ):
         help_ = f"{meaning} (default {default})"
         parser.add_argument(name, type=kind, default=default, metavar="N", help=help_)
-    threads = "use at most so many threads (default: one per core)"
-    parser.add_argument("--threads", type=whole(1, 1024), metavar="N", help=threads)
+    THREADS.add_to(parser)
     parser.set_defaults(run=run)
 
 

@@ -9,11 +9,13 @@ from toynn import engines
 from toynn.cli import _info_lines
 from toynn.cli._info_lines import Lines, size, types
 from toynn.cli._numbers import whole
-from toynn.cli.models import FRESH, default_d_ff
+from toynn.cli.models import WarmStartTraining, default_d_ff
 from toynn.engines import LlamaConfig
 from toynn.errors import DataError, ToynnError
-from toynn.formats import _hf_names, _peft, gguf
+from toynn.formats import gguf
+from toynn.formats.adapters import peft
 from toynn.formats.gguf import GGUFFile, Strings
+from toynn.formats.hf.config import CONFIG, WEIGHTS
 from toynn.options import RecipeOptions
 from toynn.recipes import LoRA, WarmStart
 
@@ -21,7 +23,7 @@ __all__ = ["add_parser"]
 
 RANK = 8  # of the adapters whose memory is told
 #: Files that say what a folder is, the first of them that it has.
-INSIDE = ("model.gguf", "adapter.gguf", _peft.CONFIG, _hf_names.CONFIG, _hf_names.WEIGHTS)
+INSIDE = ("model.gguf", "adapter.gguf", peft.CONFIG, CONFIG, WEIGHTS)
 
 
 def add_parser(commands: Any) -> None:
@@ -55,10 +57,10 @@ def _lines(path: Path, seq: int | None, batch: int) -> Lines:
         if found is None:
             raise DataError(f"{path}: expected a folder with one of {', '.join(INSIDE)} in it")
         return _info_lines.run_of(path) + _lines(found, seq, batch)
-    if path.name in (_peft.CONFIG, _peft.WEIGHTS):
+    if path.name in (peft.CONFIG, peft.WEIGHTS):
         return _info_lines.peft(path.parent)
-    of_hf = path.name == _hf_names.WEIGHTS and path.with_name(_hf_names.CONFIG).is_file()
-    if path.name == _hf_names.CONFIG or of_hf:
+    of_hf = path.name == WEIGHTS and path.with_name(CONFIG).is_file()
+    if path.name == CONFIG or of_hf:
         return _info_lines.hf_folder(path.parent, seq, batch)
     if path.suffix == ".safetensors":
         return _info_lines.safetensors(path, batch)
@@ -124,7 +126,7 @@ def _adapters(file: GGUFFile, opts: RecipeOptions) -> Lines:
 def _new_model(file: GGUFFile, length: int, batch: int) -> Lines:
     """Return the memory of what ``toynn train warm-start`` makes with the file as donor."""
     vocab, width = file.tensors["token_embd.weight"].shape
-    d_model, heads, layers = (int(FRESH[name] or 0) for name in ("d_model", "heads", "layers"))
+    d_model, heads, layers = map(WarmStartTraining.default, ("d_model", "heads", "layers"))
     d_ff = default_d_ff(d_model)
     config = LlamaConfig(vocab, d_model, heads, heads, d_ff, layers, length, donor_d_in=width)
     memory = WarmStart.memory_for(config, RecipeOptions(t_batch=batch, untied=True))

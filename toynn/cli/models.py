@@ -1,100 +1,157 @@
-"""The recipes of ``toynn train``: what each is called, takes and makes."""
+"""The recipes of ``toynn train`` that make a model of text: gpt2, from-scratch and warm-start."""
 
-from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from abc import abstractmethod
+from argparse import SUPPRESS, ArgumentTypeError
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
+
+import numpy as np
 
 from toynn.adamw import AdamW
+from toynn.cli._flags import Flag
 from toynn.cli._numbers import real, whole
 from toynn.cli._paths import model_file
+from toynn.cli._run_flags import run_flags, shape_flags
+from toynn.cli._text_training import DATA, EXAMPLES, TextTraining
+from toynn.data.text import VOCAB, ByteBigram
 from toynn.engines.gpt2 import GPT2Config
-from toynn.engines.llama import LlamaConfig
+from toynn.engines.llama import LlamaConfig, LlamaSeqEngine
 from toynn.errors import ConfigError
 from toynn.formats.tokenizer import ByteTokenizer, Tokenizer
+from toynn.models import ARCHITECTURES, architecture
 from toynn.options import WEIGHT_DTYPES, RecipeOptions
 from toynn.recipes import GPT2, FromScratch, WarmStart
+from toynn.train.folder import Value
+from toynn.train.options import Result
+from toynn.train.protocols import Recipe
 
-__all__ = ["FRESH", "MODELS", "SHAPE", "Model", "default_d_ff", "tokenizer_of"]
-
-#: Arguments that say the model's shape: config.toml has them as the model's configuration.
-SHAPE = ("vocab", "d_model", "layers", "heads", "kv_heads", "d_ff")
-#: Arguments that --init-from leaves no choice about, and their defaults without it.
-FRESH = {
-    "d_model": 128,
-    "layers": 4,
-    "heads": 4,
-    "kv_heads": None,
-    "d_ff": None,
-    "init_scale": 1.0,
-    "untied": False,
-    "qkv_bias": False,
-}
+__all__ = ["FromScratchTraining", "GPT2Training", "WarmStartTraining", "default_d_ff"]
 
 
-def _realize(recipe: Any, arguments: Namespace, config: Any, options: RecipeOptions) -> None:
-    recipe.realize(config, options)
+def _text_flags(recipe: str) -> tuple[Flag, ...]:
+    """Return what all recipes here take."""
+    return (
+        Flag(
+            "data",
+            f"{DATA}; without it, the language reference that ships with Python",
+            metavar="PATH",
+        ),
+        Flag(
+            "tokenizer",
+            "a GGUF file whose tokenizer is used (default: bytes, or that of --init-from)",
+            read=model_file,
+            metavar="FILE",
+        ),
+        *EXAMPLES,
+        Flag(
+            "seq",
+            "tokens per window, and the context of a new model (default {default})",
+            128,
+            whole(1),
+        ),
+        *run_flags(recipe, "windows of text"),
+        *shape_flags(128),
+    )
 
 
-@dataclass(frozen=True)
-class Model:
-    """A recipe on the command line, beside what all of them share."""
+_INIT_FROM = Flag(
+    "init_from",
+    "start from the weights of a GGUF file, or of a folder in Hugging Face's format",
+    read=model_file,
+    metavar="PATH",
+)
+_LLAMA_FLAGS = (
+    Flag(
+        "arch",
+        "architecture of the model (default {default})",
+        LlamaConfig.arch,
+        choices=LlamaSeqEngine.architectures,
+        source="own",
+    ),
+    Flag(
+        "kv_heads",
+        "heads of k and v; they must divide the heads (default: as many)",
+        read=whole(1),
+        source="own",
+    ),
+    Flag(
+        "d_ff",
+        "width of the feed-forward layers (default: 8/3 of the model's, in steps of 32)",
+        read=whole(1),
+        source="own",
+    ),
+    Flag(
+        "weight_dtype",
+        "what weights are rounded to before a product (default {default}: they are not)",
+        "f32",
+        choices=list(WEIGHT_DTYPES.values()),
+        to={RecipeOptions: "weight_dtype"},
+    ),
+    Flag(
+        "qkv_bias",
+        "give the projections to q, k and v biases",
+        False,
+        action="store_true",
+        to={RecipeOptions: "qkv_bias"},
+        source="own",
+    ),
+    Flag(
+        "init_scale",
+        "factor of the standard deviation of the blocks' matrices (default {default:g})",
+        1.0,
+        real(0),
+        to={RecipeOptions: "init_scale"},
+        source="own",
+    ),
+)
 
-    help: str
-    recipe: Callable[[], Any]
-    shape: Callable[[Namespace], Any]
-    optimizer: Callable[[], AdamW]
-    add_arguments: Callable[[ArgumentParser], None]
-    options: tuple[str, ...] = ()  # of RecipeOptions, which are arguments
-    start: Callable[[Any, Namespace, Any, RecipeOptions], None] = _realize
 
-    def resolve(self, arguments: Namespace) -> None:
+class ModelTraining(TextTraining):
+    """A run that trains all weights of a model of text."""
+
+    make: ClassVar[Callable[[], Any]]  # the recipe, new
+
+    @abstractmethod
+    def new_config(self) -> Any:
+        """Return the configuration of a new model. Raises ConfigError if it makes no model."""
+
+    def start(self, recipe: Any, options: RecipeOptions) -> None:
+        """Realize the recipe of a new model."""
+        recipe.realize(self.config, options)
+
+    def resolve(self) -> None:
         """Fill in what was not given; refuse what contradicts itself."""
-        found = vars(arguments)
-        if found.get("init_from") is None:
-            for name, value in FRESH.items():
-                if name in found and found[name] is None:
-                    found[name] = value
+        arguments = self.arguments
+        self.tokenizer = self._tokenizer()
+        arguments.vocab = self.tokenizer.vocab_size
+        self.fine_tunes = self.starts_from_source()
+        if not self.fine_tunes:
             if arguments.d_model % arguments.heads:
                 raise ConfigError(
                     f"--heads {arguments.heads} does not divide --d-model {arguments.d_model}"
                 )
-            self.shape(arguments)
+            self.config = self.new_config()
             return
-        for name in FRESH:
-            if found.get(name) is not None:
-                option = name.replace("_", "-")
-                raise ConfigError(f"--{option}: the model that --init-from names has its own")
-        options = self._declared(arguments).options
-        for name in self.options:
-            found[name] = getattr(options, name)
+        declared = self._declared()
+        self.config = declared.config
+        for flag in self.flags:
+            if flag.source == "own" and RecipeOptions in flag.to:
+                setattr(arguments, flag.name, getattr(declared.options, flag.to[RecipeOptions]))
 
-    def config(self, arguments: Namespace) -> Any:
-        """Return the model's configuration."""
-        if getattr(arguments, "init_from", None) is not None:
-            return self._declared(arguments).config
-        return self.shape(arguments)
+    def _tokenizer(self) -> Tokenizer:
+        """Return the tokenizer that is asked for, or that of the source; else a token is a byte."""
+        path, source = self.arguments.tokenizer, self.arguments.init_from
+        if path is None and source is not None and not Path(source).is_dir():
+            path = source
+        return ByteTokenizer() if path is None else Tokenizer.from_gguf(path)
 
-    def realize(self, arguments: Namespace) -> Any:
-        """Return the recipe, ready to step."""
-        recipe = self.recipe()
-        shared = {"t_seq": arguments.t_seq, "t_batch": arguments.batch}
-        shared["checkpointing"] = arguments.checkpointing
-        if getattr(arguments, "init_from", None) is not None:
-            recipe.realize_from(arguments.init_from, **shared, **_dtype(arguments))
-        else:
-            own = {name: getattr(arguments, name) for name in self.options}
-            options = RecipeOptions(**shared, seed=arguments.seed, **own)
-            self.start(recipe, arguments, self.shape(arguments), options)
-        if arguments.tokenizer is not None:
-            recipe.engine.carry_tokenizer(arguments.tokenizer)
-        return recipe
-
-    def _declared(self, arguments: Namespace) -> Any:
+    def _declared(self) -> Any:
         """Return an engine of the shape that --init-from names, without weights."""
-        path, engine = arguments.init_from, self.recipe().engine
-        declared = engine.declared_from(path, arguments.seq, **_dtype(arguments))
+        arguments, recipe = self.arguments, type(self).make()
+        path, dtype = arguments.init_from, self.options().weight_dtype
+        declared = recipe.declared_from(path, arguments.seq, dtype)
         if declared.vocab != arguments.vocab:
             raise ConfigError(
                 f"--init-from {path}: the model has {declared.vocab} tokens, the tokenizer "
@@ -102,28 +159,76 @@ class Model:
             )
         return declared
 
+    def read(self) -> None:
+        """Read the texts or examples."""
+        self.read_text(self.arguments.seq)
 
-def tokenizer_of(arguments: Namespace) -> Tokenizer:
-    """Return the tokenizer that is asked for, or that of --init-from; else a token is a byte."""
-    path, source = arguments.tokenizer, getattr(arguments, "init_from", None)
-    if path is None and source is not None and not Path(source).is_dir():
-        path = source
-    return ByteTokenizer() if path is None else Tokenizer.from_gguf(path)
+    def declared(self) -> tuple[Any, int]:
+        """Return an engine of the model, before it takes memory; rows of a batch."""
+        options = self.options(t_seq=self.data.seq)
+        engine = type(self).make().engine
+        if self.fine_tunes:
+            found = self._declared()
+            own = ("t_seq", "t_batch", "checkpointing")
+            options = replace(found.options, **{name: getattr(options, name) for name in own})
+            engine = type(found)()
+        engine.declare(self.config, options)
+        return engine, engine.t_batch * engine.t_seq
+
+    def realize(self) -> Recipe:
+        """Return the recipe, ready to step."""
+        arguments, recipe = self.arguments, type(self).make()
+        options = self.options(t_seq=self.data.seq, packed=self.packed)
+        if self.fine_tunes:
+            recipe.realize_from(
+                arguments.init_from,
+                options.t_seq,
+                options.t_batch,
+                options.weight_dtype,
+                checkpointing=options.checkpointing,
+                packed=options.packed,
+            )
+        else:
+            self.start(recipe, options)
+        if arguments.tokenizer is not None:
+            recipe.engine.carry_tokenizer(arguments.tokenizer)
+        return recipe  # type: ignore[no-any-return]
+
+    def announce(self) -> None:
+        """Print the model, and how well bytes are told from the one before alone."""
+        super().announce()
+        if isinstance(self.data.train, np.ndarray) and self.tokenizer.vocab_size == VOCAB:
+            loss = self.baselines["byte bigram"] = ByteBigram(self.data.train).loss(self.valid())
+            print(f"baseline    a byte bigram model: validation loss {loss:.4f}")
+
+    def tables(self) -> dict[str, Mapping[str, Value]]:
+        """Return what config.toml says of the data and the model."""
+        return {**super().tables(), "model": asdict(self.config)}
+
+    def said_of(self, result: Result) -> str:
+        """Return the baselines."""
+        return ", ".join(f"{name} {loss:.4f}" for name, loss in self.baselines.items())
 
 
-def _dtype(arguments: Namespace) -> dict[str, str]:
-    return {"weight_dtype": getattr(arguments, "weight_dtype", "f32")}
+class GPT2Training(ModelTraining):
+    """``toynn train gpt2``."""
 
+    name = "gpt2"
+    help = "a small GPT-2 from scratch, on text"
+    flags = (*_text_flags(name), _INIT_FROM)
+    make = GPT2
 
-def _gpt2_config(arguments: Namespace) -> GPT2Config:
-    return GPT2Config(
-        vocab=arguments.vocab,
-        d_model=arguments.d_model,
-        n_heads=arguments.heads,
-        d_ff=4 * arguments.d_model,
-        n_layers=arguments.layers,
-        context=arguments.seq,
-    )
+    def new_config(self) -> GPT2Config:
+        """Return the shape that the flags say."""
+        arguments = self.arguments
+        return GPT2Config(
+            vocab=arguments.vocab,
+            d_model=arguments.d_model,
+            n_heads=arguments.heads,
+            d_ff=4 * arguments.d_model,
+            n_layers=arguments.layers,
+            context=arguments.seq,
+        )
 
 
 def default_d_ff(width: int) -> int:
@@ -131,80 +236,50 @@ def default_d_ff(width: int) -> int:
     return -(-width * 8 // 96) * 32
 
 
-def _llama_config(arguments: Namespace) -> LlamaConfig:
-    width, heads = arguments.d_model, arguments.heads
-    if width // heads % 2:
-        raise ConfigError(f"--heads {heads}: heads of {width // heads} are odd; RoPE turns pairs")
-    if arguments.kv_heads is not None and heads % arguments.kv_heads:
-        raise ConfigError(f"--kv-heads {arguments.kv_heads} does not divide --heads {heads}")
-    return LlamaConfig(
-        vocab=arguments.vocab,
-        d_model=width,
-        n_heads=heads,
-        n_kv_heads=arguments.kv_heads or heads,
-        d_ff=arguments.d_ff or default_d_ff(width),
-        n_layers=arguments.layers,
-        context=arguments.seq,
+class FromScratchTraining(ModelTraining):
+    """``toynn train from-scratch``."""
+
+    name = "from-scratch"
+    help = "a small Llama-like model from scratch, on text"
+    flags = (
+        *_text_flags(name),
+        _INIT_FROM,
+        *_LLAMA_FLAGS,
+        Flag(
+            "untied",
+            "give the model an output matrix of its own",
+            False,
+            action="store_true",
+            to={RecipeOptions: "untied"},
+            source="own",
+        ),
     )
+    make: ClassVar[Callable[[], Any]] = FromScratch
 
+    def _optimizer(self) -> AdamW:
+        return AdamW.for_from_scratch()
 
-def _warm_config(arguments: Namespace) -> LlamaConfig:
-    width = WarmStart.donor_embed_width(arguments.donor)
-    return replace(_llama_config(arguments), donor_d_in=width)
-
-
-def _start_warm(
-    recipe: WarmStart, arguments: Namespace, config: LlamaConfig, options: RecipeOptions
-) -> None:
-    donor = arguments.donor
-    recipe.realize_scratch(config, options)
-    if arguments.init != "scratch":
-        own = arguments.tokenizer
-        tokens = Tokenizer.from_gguf(own).tokens if own else WarmStart.byte_tokens(donor)
-        recipe.realize_warm(donor, config, tokens)
-    if arguments.init == "pca":
-        recipe.upload_lens(WarmStart.pca_lens(donor, config.d_model))
-    recipe.build()
-
-
-def _add_init_from(parser: ArgumentParser) -> None:
-    source = "start from the weights of a GGUF file, or of a folder in Hugging Face's format"
-    parser.add_argument("--init-from", type=model_file, metavar="PATH", help=source)
-
-
-def _add_llama_arguments(parser: ArgumentParser) -> None:
-    kv_heads = "heads of k and v; they must divide the heads (default: as many)"
-    parser.add_argument("--kv-heads", type=whole(1), metavar="N", help=kv_heads)
-    d_ff = "width of the feed-forward layers (default: 8/3 of the model's, in steps of 32)"
-    parser.add_argument("--d-ff", type=whole(1), metavar="N", help=d_ff)
-    dtype = "what weights are rounded to before a product (default f32: they are not)"
-    parser.add_argument(
-        "--weight-dtype", choices=list(WEIGHT_DTYPES.values()), default="f32", help=dtype
-    )
-    bias = "give the projections to q, k and v biases"
-    parser.add_argument("--qkv-bias", action="store_true", default=None, help=bias)
-    scale = "factor of the standard deviation of the blocks' matrices (default 1)"
-    parser.add_argument("--init-scale", type=real(0), metavar="N", help=scale)
-
-
-def _add_scratch_arguments(parser: ArgumentParser) -> None:
-    _add_init_from(parser)
-    _add_llama_arguments(parser)
-    head = "give the model an output matrix of its own"
-    parser.add_argument("--untied", action="store_true", default=None, help=head)
-
-
-def _add_warm_arguments(parser: ArgumentParser) -> None:
-    donor = "a GGUF file of a llama, qwen2, qwen3 or gpt2, whose embeddings the model sees"
-    parser.add_argument("--donor", type=model_file, required=True, metavar="FILE", help=donor)
-    start = (
-        "donor: its table behind a random lens (the default); pca: behind the lens that keeps most "
-        "of the table; scratch: a random table as wide as the donor's, to compare with"
-    )
-    parser.add_argument("--init", choices=("scratch", "donor", "pca"), default="donor", help=start)
-    parser.add_argument("--init-from", type=_no_start, help=SUPPRESS)
-    _add_llama_arguments(parser)
-    parser.set_defaults(untied=True)
+    def new_config(self) -> LlamaConfig:
+        """Return the shape that the flags say."""
+        arguments = self.arguments
+        width, heads = arguments.d_model, arguments.heads
+        if width // heads % 2:
+            raise ConfigError(
+                f"--heads {heads}: heads of {width // heads} are odd; RoPE turns pairs"
+            )
+        if arguments.kv_heads is not None and heads % arguments.kv_heads:
+            raise ConfigError(f"--kv-heads {arguments.kv_heads} does not divide --heads {heads}")
+        cfg: LlamaConfig = architecture(arguments.arch).config_type(
+            vocab=arguments.vocab,
+            d_model=width,
+            n_heads=heads,
+            n_kv_heads=arguments.kv_heads or heads,
+            d_ff=arguments.d_ff or default_d_ff(width),
+            n_layers=arguments.layers,
+            context=arguments.seq,
+            arch=arguments.arch,
+        )
+        return cfg
 
 
 def _no_start(path: str) -> NoReturn:
@@ -216,25 +291,54 @@ def _no_start(path: str) -> NoReturn:
     )
 
 
-_LLAMA_OPTIONS = ("weight_dtype", "untied", "qkv_bias", "init_scale")
+class WarmStartTraining(FromScratchTraining):
+    """``toynn train warm-start``."""
 
-MODELS = {
-    "gpt2": Model("a small GPT-2 from scratch", GPT2, _gpt2_config, AdamW.for_lora, _add_init_from),
-    "from-scratch": Model(
-        "a small Llama-like model from scratch",
-        FromScratch,
-        _llama_config,
-        AdamW.for_from_scratch,
-        _add_scratch_arguments,
-        _LLAMA_OPTIONS,
-    ),
-    "warm-start": Model(
-        "a small Llama-like model that starts from a donor's embeddings",
-        WarmStart,
-        _warm_config,
-        AdamW.for_from_scratch,
-        _add_warm_arguments,
-        _LLAMA_OPTIONS,
-        _start_warm,
-    ),
-}
+    name = "warm-start"
+    help = "a small Llama-like model that starts from a donor's embeddings, on text"
+    flags = (
+        *_text_flags(name),
+        Flag(
+            "donor",
+            f"a GGUF file ({', '.join(ARCHITECTURES)}) whose embeddings the model sees",
+            read=model_file,
+            metavar="FILE",
+            required=True,
+        ),
+        Flag(
+            "init",
+            "donor: its table behind a random lens (the default); pca: behind the lens that keeps "
+            "most of the table; scratch: a random table as wide as the donor's, to compare with",
+            "donor",
+            choices=("scratch", "donor", "pca"),
+        ),
+        Flag("init_from", SUPPRESS, read=_no_start),
+        *_LLAMA_FLAGS,
+    )
+    make = WarmStart
+
+    def options(self, **more: Any) -> RecipeOptions:
+        """Return what the flags say of the recipe; the head is a matrix of its own."""
+        return super().options(**more | {"untied": True})
+
+    def resolve(self) -> None:
+        """Fill in what was not given; the head is a matrix of its own."""
+        self.arguments.untied = True
+        super().resolve()
+
+    def new_config(self) -> LlamaConfig:
+        """Return the shape that the flags say, behind a table as wide as the donor's."""
+        width = WarmStart.donor_embed_width(self.arguments.donor)
+        return replace(super().new_config(), donor_d_in=width)
+
+    def start(self, recipe: WarmStart, options: RecipeOptions) -> None:
+        """Realize the recipe: the donor's table, and its lens."""
+        arguments, config = self.arguments, self.config
+        recipe.realize_scratch(config, options)
+        if arguments.init != "scratch":
+            own, donor = arguments.tokenizer, arguments.donor
+            tokens = Tokenizer.from_gguf(own).tokens if own else WarmStart.byte_tokens(donor)
+            recipe.realize_warm(donor, config, tokens)
+        if arguments.init == "pca":
+            recipe.upload_lens(WarmStart.pca_lens(arguments.donor, config.d_model))
+        recipe.build()

@@ -9,6 +9,7 @@ import numpy as np
 
 import toynn
 from toynn.cli._numbers import whole
+from toynn.cli._run_flags import THREADS
 from toynn.cli._text import harmless, print_error
 from toynn.data.images import Picture, read_picture
 from toynn.engines import ViTConfig, ViTEngine
@@ -28,8 +29,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("images", nargs="+", metavar="IMAGE", help="a file with a picture")
     top = "how many classes to name (default 5)"
     parser.add_argument("--top", type=whole(1), default=5, metavar="N", help=top)
-    threads = "use at most so many threads (default: one per core)"
-    parser.add_argument("--threads", type=whole(1, 1024), metavar="N", help=threads)
+    THREADS.add_to(parser)
     parser.set_defaults(run=predict)
 
 

@@ -1,123 +1,214 @@
-"""``toynn train RECIPE``: from a text to a trained model in a run folder."""
+"""``toynn train RECIPE``: from data to a trained model in a run folder, the same for every recipe.
 
+A recipe is a Training: of text (models.py), of adapters (lora.py) or of pictures (vit.py).
+"""
+
+import shlex
+import sys
 import time
-from argparse import ArgumentParser, Namespace
-from dataclasses import asdict
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from math import inf
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+import toynn
 from toynn.adamw import AdamW
-from toynn.cli import lora, vit
-from toynn.cli._numbers import whole
-from toynn.cli._paths import model_file
-from toynn.cli._run import (
-    add_run_arguments,
-    add_shape_arguments,
-    apply_settings,
-    cosine,
-    print_model,
-    print_result,
-    resolve_run,
-    run_folder,
-    run_loop,
-)
-from toynn.cli._text_data import (
-    DATA,
-    EVAL_BATCHES,
-    add_mask_argument,
-    described,
-    print_test_loss,
-    read_data,
-    write_sample,
-)
-from toynn.cli.models import FRESH, MODELS, SHAPE, tokenizer_of
-from toynn.data.text import VOCAB, ByteBigram
+from toynn.cli._config_file import expanded, flag_values
+from toynn.cli._memory import check_fits
+from toynn.cli._run_flags import WARMUP
+from toynn.cli._training import Training
+from toynn.cli.lora import LoRATraining
+from toynn.cli.models import FromScratchTraining, GPT2Training, WarmStartTraining
+from toynn.cli.vit import ViTTraining
+from toynn.errors import ConfigError
 from toynn.schedule import Schedule
-from toynn.train.folder import RunFolder
+from toynn.train.checkpoint import Checkpoint
+from toynn.train.folder import RunFolder, Value
 from toynn.train.metrics import plot_losses
+from toynn.train.options import Result
+from toynn.train.plan import length_of
+from toynn.train.progress import duration
+from toynn.train.protocols import Recipe
+from toynn.train.trainer import Trainer, find
 
-__all__ = ["add_parser"]
+__all__ = ["RECIPES", "add_parser", "words_of"]
+
+#: Flags that change no number of a run, or only how often it is reported and saved.
+HARMLESS = ("threads", "log_every", "save_every", "save_total_limit")
+
+RECIPES: dict[str, type[Training]] = {
+    training.name: training
+    for training in (
+        GPT2Training,
+        FromScratchTraining,
+        WarmStartTraining,
+        LoRATraining,
+        ViTTraining,
+    )
+}
 
 
 def add_parser(commands: Any) -> None:
     """Add the command to the parser's commands."""
-    train = commands.add_parser("train", help="train a model", allow_abbrev=False)
-    recipes = train.add_subparsers(required=True, metavar="RECIPE", dest="recipe")
-    for name, model in MODELS.items():
-        help_ = f"{model.help}, on text"
-        parser = recipes.add_parser(name, help=help_, description=help_, allow_abbrev=False)
-        _add_arguments(parser, name)
-        model.add_arguments(parser)
-        parser.set_defaults(run=train_model)
-    lora.add_parser(recipes)
-    vit.add_parser(recipes)
-
-
-def _add_arguments(parser: ArgumentParser, recipe: str) -> None:
-    """Add what all recipes take."""
-    data = f"{DATA}; without it, the language reference that ships with Python"
-    parser.add_argument("--data", metavar="PATH", help=data)
-    tokens = "a GGUF file whose tokenizer is used (default: bytes, or that of --init-from)"
-    parser.add_argument("--tokenizer", type=model_file, metavar="FILE", help=tokens)
-    add_mask_argument(parser)
-    length = "tokens per window, and the context of a new model (default 128)"
-    parser.add_argument("--seq", type=whole(1), default=128, metavar="N", help=length)
-    add_run_arguments(parser, recipe, "windows of text")
-    add_shape_arguments(parser, FRESH)
-
-
-def train_model(arguments: Namespace) -> int:
-    """Train a model as the arguments say; return the exit code."""
-    start = time.perf_counter()
-    resolve_run(arguments)
-    tokenizer = tokenizer_of(arguments)
-    arguments.vocab = tokenizer.vocab_size
-    MODELS[arguments.recipe].resolve(arguments)
-    RunFolder.check_absent(Path(arguments.out))
-    data, corpus = read_data(arguments, tokenizer, arguments.seq, arguments.vocab)
-    arguments.t_seq = data.seq
-
-    apply_settings(arguments)
-    recipe, optimizer, schedule = build(arguments)
-    print_model(recipe.engine)
-
-    batches = data.batches(arguments.batch, arguments.seed)
-    valid = data.valid_batches(arguments.batch, EVAL_BATCHES)
-    baselines = {}
-    more = ""
-    if isinstance(data.train, np.ndarray) and tokenizer.vocab_size == VOCAB:
-        baselines["byte bigram"] = ByteBigram(data.train).loss(valid)
-        more = f"byte bigram {baselines['byte bigram']:.4f}"
-        print(f"baseline    a byte bigram model: validation loss {baselines['byte bigram']:.4f}")
-
-    described_data = described(arguments.data, data, corpus)
-    config = asdict(MODELS[arguments.recipe].config(arguments))
-    with run_folder(arguments, SHAPE, data=described_data, model=config) as folder:
-        result = run_loop(
-            arguments,
-            recipe,
-            batches,
-            valid,
-            optimizer,
-            schedule,
-            folder,
-            on_best=lambda: folder.save_weights(recipe.engine.weights()),
+    parser = commands.add_parser("train", help="train a model", allow_abbrev=False)
+    recipes = parser.add_subparsers(required=True, metavar="RECIPE", dest="recipe")
+    for name, training in RECIPES.items():
+        own = recipes.add_parser(
+            name, help=training.help, description=training.help, allow_abbrev=False
         )
-        recipe.engine.load_weights(folder.load_weights())
-        recipe.save(folder.gguf)
-        if not result.interrupted:
-            write_sample(recipe.engine, tokenizer, data, folder, arguments.seed)
-            plot_losses(result.reports, folder.plot, baselines)
-        print_result(result, more, folder, time.perf_counter() - start)
-        print_test_loss(recipe, data, arguments.batch)
-    return 130 if result.interrupted else 0
+        for flag in training.flags:
+            flag.add_to(own)
+        own.set_defaults(run=train)
 
 
-def build(arguments: Namespace) -> tuple[Any, AdamW, Schedule]:
+def train(arguments: Namespace) -> int:
+    """Train as the arguments say; return the exit code."""
+    start = time.perf_counter()
+    run = RECIPES[arguments.recipe](arguments)
+    found = _resolve(arguments)
+    run.resolve()
+    if found is None:
+        RunFolder.check_absent(Path(arguments.out))
+    _apply_settings(arguments)
+    with run.files:
+        run.read()
+        batches = _resolve_length(run)
+        if (declared := run.declared()) is not None:
+            check_fits(*declared)
+        run.recipe, optimizer, schedule = build(run)
+    run.announce()
+    with _run_folder(run, found) as folder:
+        trainer = Trainer(
+            run.recipe,
+            run.batches(),
+            valid=run.valid(),
+            optimizer=optimizer,
+            schedule=schedule,
+            folder=folder,
+            resume=found,
+            force=arguments.force_resume,
+            save_total_limit=arguments.save_total_limit,
+            identity=_identity(run),
+            measure=run.measure,
+            unit=run.unit,
+            **run.loop_options() | {"batches": batches},
+        )
+        result = trainer.fit()
+        if not result.iterations:  # stopped before there is anything to keep
+            raise KeyboardInterrupt(result.signal)
+        with suppress(OSError) if result.interrupted else nullcontext():  # its terminal may be gone
+            _finish(run, result, folder, time.perf_counter() - start)
+    return 128 + result.signal if result.signal else 0
+
+
+def build(run: Training) -> tuple[Recipe, AdamW, Schedule]:
     """Return the recipe, ready to step, its optimizer and its learning rates."""
-    model = MODELS[arguments.recipe]
-    optimizer = model.optimizer()
-    optimizer.weight_decay = arguments.weight_decay
-    return model.realize(arguments), optimizer, cosine(arguments)
+    return run.realize(), run.optimizer(), run.schedule()
+
+
+def words_of(words: Sequence[str]) -> list[str]:
+    """Return the words behind ``toynn train``, with those of a file that they name."""
+    return expanded(words, {name: training.flags for name, training in RECIPES.items()})
+
+
+def _resolve(arguments: Namespace) -> Checkpoint | None:
+    """Fill in where the run goes to; return where it goes on from, if it is resumed."""
+    if arguments.epochs is None:
+        _resolve_warmup(arguments)
+    if arguments.resume is not None:
+        if arguments.out is not None:
+            raise ConfigError("--out: a run that is resumed goes on in its own folder")
+        return find(Path(arguments.resume))
+    if arguments.out is None:
+        arguments.out = f"runs/{arguments.recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return None
+
+
+def _resolve_length(run: Training) -> int | None:
+    """Fill in the steps of so many epochs; return how many batches they are."""
+    arguments = run.arguments
+    if arguments.epochs is None:
+        return None
+    accum = arguments.grad_accum
+    arguments.steps, batches = length_of(run.per_epoch(), None, arguments.epochs, accum)
+    _resolve_warmup(arguments)
+    return batches
+
+
+def _resolve_warmup(arguments: Namespace) -> None:
+    if arguments.warmup is None:
+        arguments.warmup = min(WARMUP, arguments.steps // 10)
+    if arguments.warmup > arguments.steps:
+        raise ConfigError(f"--warmup {arguments.warmup} is more than --steps {arguments.steps}")
+
+
+def _apply_settings(arguments: Namespace) -> None:
+    """Set what holds for the whole process."""
+    if arguments.threads is not None:
+        toynn.set_num_threads(arguments.threads)
+    toynn.set_float32_matmul_precision(arguments.precision)
+
+
+@contextmanager
+def _run_folder(run: Training, found: Checkpoint | None) -> Iterator[RunFolder]:
+    """Make the run's folder, with config.toml in it; it goes again if nothing comes of the run.
+
+    The folder of a run that is resumed stays as it is.
+    """
+    if found is not None:
+        with RunFolder.resume(found.path.parent) as folder:
+            print(f"run folder  {folder.path}, resumed from step {found.step}", flush=True)
+            yield folder
+        return
+    recipe: dict[str, Value] = {"recipe": run.name, "version": toynn.__version__}
+    with RunFolder(run.arguments.out) as folder:
+        folder.write_config({"run": recipe, **run.tables(), "train": _flags(run)})
+        print(f"run folder  {folder.path}", flush=True)
+        yield folder
+
+
+def _flags(run: Training) -> dict[str, Value]:
+    return flag_values(run.flags, run.arguments, run.source[0])
+
+
+def _identity(run: Training) -> dict[str, Any]:
+    """Return what must be alike when the run is resumed."""
+    given = {name: value for name, value in _flags(run).items() if name not in HARMLESS}
+    return {
+        "recipe": run.name,
+        "toynn": toynn.__version__,
+        "config": given,
+        **run.tables(),
+        "base": run.sources(),
+    }
+
+
+def _finish(run: Training, result: Result, folder: RunFolder, seconds: float) -> None:
+    """Draw and print what a run came to; its best weights are the recipe's by now."""
+    if not result.interrupted:
+        plot_losses(result.reports, folder.plot, run.baselines, run.items.removesuffix("s"))
+    more = run.show(folder, result)
+    _print_result(result, more, folder, seconds, run.items)
+    for line in run.epilogue(folder):
+        print(line)
+    if sys.stdout is not None:
+        sys.stdout.flush()
+
+
+def _print_result(result: Result, more: str, folder: RunFolder, seconds: float, items: str) -> None:
+    """Print what a run came to; ``more`` is said of its best weights."""
+    if result.interrupted:
+        print(f"stopped     after {result.iterations} steps; the best weights are saved")
+        print(f"            go on with: toynn train --resume {shlex.quote(str(folder.path))}")
+    if result.stopped_early:
+        print(f"stopped     after {result.iterations} steps: {result.not_better} times no better")
+    if result.empty_batches:
+        print(f"skipped     {result.empty_batches} batches in which no label counted")
+    held_out = "" if result.val_loss == inf else f", validation {result.val_loss:.4f}"
+    print(f"loss        training {result.train_loss:.4f}{held_out}")
+    which = "best" if held_out else "newest"
+    print(f"            (the {which}, at step {result.best_iteration}){more and f'; {more}'}")
+    print(f"time        {duration(seconds)}, {result.trained_tokens:,} {items} trained")
+    print(f"run folder  {folder.path}")

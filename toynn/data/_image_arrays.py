@@ -11,6 +11,7 @@ Formats: http://yann.lecun.com/exdb/mnist, https://www.cs.toronto.edu/~kriz/cifa
 
 import gzip
 import math
+import os
 import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,10 +24,12 @@ from numpy.typing import NDArray
 
 from toynn.data._parts import Found, Part, Pixels
 from toynn.errors import DataError
+from toynn.reading import open_file, read_bytes
 
 __all__ = ["found", "is_cifar", "is_idx", "read_cifar", "read_idx", "read_npz"]
 
 MAX_BYTES = 8 * 2**30
+CHUNK = 2**24
 MAX_CLASSES = 100_000
 CIFAR_RECORD = 1 + 3 * 32 * 32  # the label, then red, green and blue
 
@@ -107,7 +110,7 @@ def _checked_labels(labels: Array, pixels: Array, name: str) -> int:
 
 def read_npz(path: Path) -> Found:
     """Read a .npz file."""
-    with _errors_of(path), zipfile.ZipFile(path) as archive:
+    with _errors_of(path), open_file(path) as file, zipfile.ZipFile(file) as archive:
         names = {name.removesuffix(".npy") for name in archive.namelist()}
 
         def pair(images: str, labels: str) -> tuple[Array, Array]:
@@ -140,16 +143,24 @@ def _member(archive: zipfile.ZipFile, name: str, path: Path) -> Array:
     with archive.open(f"{name}.npy") as file:
         version = npy.read_magic(file)
         read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-        shape, _, dtype = read(file)
-    if dtype.hasobject:
-        raise DataError(f"{path}: {name} holds Python objects; expected numbers")
-    needed, held = math.prod(shape) * dtype.itemsize, archive.getinfo(f"{name}.npy").file_size
-    _check_size(needed, f"{path}: {name}")
-    if needed > held:
-        raise DataError(f"{path}: {name}: {shape} needs {needed} bytes; the file has {held}")
-    with archive.open(f"{name}.npy") as file:
-        array: Array = npy.read_array(file, allow_pickle=False)
-    return array
+        shape, fortran, dtype = read(file)
+        if dtype.hasobject:
+            raise DataError(f"{path}: {name} holds Python objects; expected numbers")
+        needed = math.prod(shape) * dtype.itemsize
+        _check_size(needed, f"{path}: {name}")
+        if needed > (held := archive.getinfo(f"{name}.npy").file_size):
+            raise DataError(f"{path}: {name}: {shape} needs {needed} bytes; the file has {held}")
+        body = b"".join(_chunks(file, needed))
+    if needed > len(body):
+        raise DataError(f"{path}: {name}: {shape} needs {needed} bytes; the file has {len(body)}")
+    return np.frombuffer(body, dtype).reshape(shape, order="F" if fortran else "C")
+
+
+def _chunks(file: Any, size: int) -> Iterator[bytes]:
+    """Yield up to so many bytes of a file: what is not there is not made room for."""
+    while size > 0 and (chunk := file.read(min(size, CHUNK))):
+        yield chunk
+        size -= len(chunk)
 
 
 def _check_size(nbytes: int, what: str) -> None:
@@ -197,16 +208,20 @@ def _read_idx(path: Path, rank: int) -> NDArray[np.uint8]:
             raise DataError(f"{path}: starts with {head[:4]!r}; expected an IDX file, rank {rank}")
         shape = tuple(int(size) for size in np.frombuffer(head, ">u4", rank, 4))
         _check_size(math.prod(shape), str(path))
-        body = file.read(math.prod(shape) + 1)
+        body = b"".join(_chunks(file, math.prod(shape) + 1))
     if len(body) != math.prod(shape):
         raise DataError(f"{path}: {shape} needs {math.prod(shape)} bytes; got {len(body)}")
     return np.frombuffer(body, np.uint8).reshape(shape)
 
 
-def _open_maybe_gz(path: Path) -> Any:
-    if path.suffix == ".gz":
-        return gzip.open(path, "rb")
-    return path.open("rb")
+@contextmanager
+def _open_maybe_gz(path: Path) -> Iterator[Any]:
+    with open_file(path) as file:
+        if path.suffix != ".gz":
+            yield file
+            return
+        with gzip.open(file, "rb") as unpacked:
+            yield unpacked
 
 
 def is_cifar(folder: Path) -> bool:
@@ -223,15 +238,15 @@ def read_cifar(folder: Path) -> Found:
     classes = None
     if meta.is_file():
         with _errors_of(meta):
-            classes = meta.read_text("utf-8").split()
+            classes = read_bytes(meta).decode("utf-8").split()
     return found(str(folder), train, _read_cifar(test) if test.is_file() else None, classes)
 
 
 def _read_cifar(path: Path) -> tuple[Array, Array]:
-    with _errors_of(path):
-        size = path.stat().st_size
+    with _errors_of(path), open_file(path) as file:
+        size = os.fstat(file.fileno()).st_size
         _check_size(size, str(path))
-        content = np.fromfile(path, np.uint8)
+        content = np.fromfile(file, np.uint8)
     if not size or size % CIFAR_RECORD:
         raise DataError(f"{path}: {size} bytes; expected a multiple of {CIFAR_RECORD}")
     records = content.reshape(-1, CIFAR_RECORD)

@@ -17,6 +17,8 @@ Images = NDArray[np.uint8]
 class Augment:
     """What is done to a batch, in this order.
 
+    Raises ConfigError for a number that is out of range.
+
     Attributes
     ----------
     crop

@@ -1,8 +1,8 @@
 """Examples of their own lengths, and batches of them.
 
 An example of n tokens asks n - 1 questions: at each token, which one follows? Those whose answer is
-not `learned` (a prompt's) get the label IGNORED. A batch has one shape, B x T: what an example
-does not fill is ignored rows. So no example sees another.
+not `learned` (a prompt's) get the label IGNORED. In a batch they stand one behind another, in
+segments: so no example sees another, and there is nothing else but examples to compute.
 """
 
 from array import array
@@ -12,11 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from toynn.data.batch import IGNORED, Batch
+from toynn.data.batch import IGNORED, PackedBatch
 
-__all__ = ["Example", "Examples", "ShuffledExamples", "examples_in_order"]
-
-FILLER = 0  # the id of an ignored row
+__all__ = ["Example", "Examples", "ShuffledExamples", "examples_in_order", "joined"]
 
 
 class Example(NamedTuple):
@@ -29,9 +27,11 @@ class Example(NamedTuple):
 class Examples:
     """Many examples, in a few arrays: a gigabyte of text has millions of them."""
 
-    def __init__(self, seq: int) -> None:
+    def __init__(self, seq: int, *, keep_end: bool = False) -> None:
         #: the most tokens that an example may have to read
         self.seq = seq
+        #: whether what is longer loses its beginning, instead of its end
+        self.keep_end = keep_end
         #: how many were cut, how many dropped, and how many labels count
         self.cut, self.dropped, self.labels = 0, 0, 0
         self._ids, self._learned = array("i"), bytearray()
@@ -48,19 +48,26 @@ class Examples:
             ids += some
             learned += bytes((learn,)) * len(some)
         room = self.seq + 1
-        labels = learned.count(1, 1, room)
+        begin = max(len(ids) - room, 0) if self.keep_end else 0
+        labels = learned.count(1, begin + 1, begin + room)
         self.cut += len(ids) > room
         self.dropped += labels == 0
         if labels:
             self.labels += labels
-            self._ids.extend(ids[:room])
-            self._learned += learned[:room]
+            self._ids.extend(ids[begin : begin + room])
+            self._learned += learned[begin : begin + room]
             self._begins.append(len(self._ids))
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """The tokens that each of the examples has to read."""
+        begins = np.array(self._begins, np.int64)
+        return begins[1:] - begins[:-1] - 1
 
     @property
     def longest(self) -> int:
         """The most tokens that one of the examples has to read."""
-        return int(np.diff(np.frombuffer(self._begins, np.int64)).max(initial=1)) - 1
+        return int(self.lengths.max(initial=0))
 
     def __len__(self) -> int:
         return len(self._begins) - 1
@@ -75,7 +82,7 @@ class Examples:
 
     def pick(self, indices: Iterable[int]) -> "Examples":
         """Return these examples, in this order."""
-        picked = Examples(self.seq)
+        picked = Examples(self.seq, keep_end=self.keep_end)
         for index in indices:
             begin, end = self._begins[index], self._begins[index + 1]
             learned = self._learned[begin:end]
@@ -93,14 +100,17 @@ class ShuffledExamples:
         self._examples, self._batch = examples, batch
         self._seed, self._drawn = seed, 0
         self._epoch, self._order = -1, np.empty(0, np.int64)
+        #: batches that have every example once
+        self.per_epoch = len(examples) / batch
 
     def __iter__(self) -> "ShuffledExamples":
         return self
 
-    def __next__(self) -> Batch:
+    def __next__(self) -> PackedBatch:
         drawn = range(self._drawn, self._drawn + self._batch)
         self._drawn += self._batch
-        return _batch([self._examples[self._index(k)] for k in drawn], self._batch, self._examples)
+        room = self._batch * self._examples.seq
+        return joined([self._examples[self._index(k)] for k in drawn], room)
 
     def _index(self, k: int) -> int:
         """Return the k-th example drawn since the beginning."""
@@ -122,26 +132,28 @@ class ShuffledExamples:
 
 def examples_in_order(
     examples: Examples, batch: int, max_batches: int | None = None
-) -> list[Batch]:
-    """All examples in batches, in order; at most max_batches, of examples spaced evenly.
-
-    The rows of the last batch that no example is left for are ignored ones.
-    """
+) -> list[PackedBatch]:
+    """All examples in batches, in order; at most max_batches, of examples spaced evenly."""
     count = len(examples)
     if max_batches is not None:
         count = min(count, batch * max_batches)
     chosen = [index * len(examples) // count for index in range(count)]
     return [
-        _batch([examples[index] for index in chosen[first : first + batch]], batch, examples)
+        joined([examples[index] for index in chosen[first : first + batch]], batch * examples.seq)
         for first in range(0, count, batch)
     ]
 
 
-def _batch(rows: list[Example], batch: int, examples: Examples) -> Batch:
-    ids = np.full((batch, examples.seq), FILLER, np.int32)
-    labels = np.full((batch, examples.seq), IGNORED, np.int32)
-    for row, example in enumerate(rows):
-        ids[row, : len(example.ids)] = example.ids
-        labels[row, : len(example.labels)] = example.labels
-    positions = np.tile(np.arange(examples.seq, dtype=np.int32), batch)
-    return Batch(ids.ravel(), positions, labels.ravel())
+def joined(examples: Iterable[Example], room: int) -> PackedBatch:
+    """Return a batch of examples, one behind another, with positions of their own."""
+    parts = list(examples)
+    lengths = [len(part.ids) for part in parts]
+    starts = np.repeat(np.cumsum([0, *lengths[:-1]]), lengths).astype(np.int32)
+    rows = np.arange(len(starts), dtype=np.int32)
+    return PackedBatch(
+        np.concatenate([part.ids for part in parts]),
+        rows - starts,
+        np.concatenate([part.labels for part in parts]),
+        starts,
+        room,
+    )

@@ -90,6 +90,8 @@ class RandomImages:
         self._augment = augment or Augment()
         self._seed, self._position = seed, 0  # pictures drawn so far
         self._epoch, self._order = -1, np.zeros(0, np.int64)
+        #: batches that have every picture once
+        self.per_epoch = len(images) / batch
 
     def __iter__(self) -> "RandomImages":
         return self

@@ -53,6 +53,8 @@ class ImageData:
         """Return 1797 handwritten digits: grey scans of 8x8, 16 shades. Needs scikit-learn.
 
         Source: UCI, Optical Recognition of Handwritten Digits, doi:10.24432/C50P49.
+
+        Raises ConfigError where that is not installed.
         """
         try:
             from sklearn.datasets import load_digits
@@ -81,7 +83,7 @@ class ImageData:
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise DataError(f"{path!s}: cannot read: {reason}") from error
-        if where.is_file():
+        if not where.is_dir():
             source = arrays.read_npz(where)
         elif arrays.is_idx(where):
             source = arrays.read_idx(where)

@@ -20,12 +20,14 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from toynn.data.batch import Batch
+from toynn.data.batch import Batch, PackedBatch
 from toynn.data.examples import Examples, ShuffledExamples, examples_in_order
+from toynn.data.packing import PackedExamples, packed_in_order
 from toynn.data.text import BOM, Corpus, RandomWindows, spaced_windows
 from toynn.errors import DataError, ToynnError
+from toynn.reading import open_file
 
-__all__ = ["Dataset", "Encoder", "read", "windows"]
+__all__ = ["Dataset", "Encoder", "read", "read_all", "windows"]
 
 TRAIN, VALID, TEST = "train.jsonl", "valid.jsonl", "test.jsonl"
 FORMS = (("prompt", "completion"), ("messages",), ("text",))
@@ -74,20 +76,31 @@ class Dataset:
     seq: int
     notes: list[str]  # lines to be told
     chats: bool = False  # whether the examples are conversations
+    packing: bool = False  # whether a row of a batch is several examples
 
-    def batches(self, batch: int, seed: int) -> ShuffledExamples | RandomWindows:
+    def batches(self, batch: int, seed: int) -> PackedExamples | ShuffledExamples | RandomWindows:
         """Return endless training batches, with a `state` to go on from."""
-        if isinstance(self.train, Examples):
-            return ShuffledExamples(self.train, batch, seed)
-        return RandomWindows(self.train, batch, self.seq, seed)
+        if not isinstance(self.train, Examples):
+            return RandomWindows(self.train, batch, self.seq, seed)
+        if self.packing:
+            return PackedExamples(self.train, batch, seed)
+        return ShuffledExamples(self.train, batch, seed)
 
-    def valid_batches(self, batch: int, max_batches: int) -> list[Batch]:
+    def valid_batches(self, batch: int, max_batches: int) -> Sequence[Batch | PackedBatch]:
         """Return the same validation batches each time."""
-        return _in_order(self.valid, batch, self.seq, max_batches)
+        if isinstance(self.valid, Examples):
+            return self._in_order(self.valid, batch, max_batches)
+        return spaced_windows(self.valid, batch, self.seq, max_batches)
 
-    def test_batches(self, batch: int) -> list[Batch]:
+    def test_batches(self, batch: int) -> list[PackedBatch]:
         """Return all of the test part; none where there is no such part."""
-        return [] if self.test is None else examples_in_order(self.test, batch)
+        return [] if self.test is None else self._in_order(self.test, batch)
+
+    def _in_order(
+        self, part: Examples, batch: int, max_batches: int | None = None
+    ) -> list[PackedBatch]:
+        order = packed_in_order if self.packing else examples_in_order
+        return order(part, batch, max_batches)
 
 
 def read(
@@ -98,17 +111,21 @@ def read(
     vocab_size: int,
     seed: int = 0,
     mask_prompt: bool = True,
+    keep_end: bool = False,
+    packing: bool = False,
 ) -> Dataset:
     """Read data for windows of seq tokens. Raises DataError, with file and line.
 
-    Where no example is as long the windows are shorter: as long as the longest. Ids must be below
-    vocab_size, the model's. Without a valid.jsonl a tenth of the training examples, drawn by the
-    seed, becomes the validation part. mask_prompt=False learns all tokens.
+    Where no example is as long the windows are shorter: as long as the longest, or, where examples
+    share them (``packing``), as all together. Ids must be below vocab_size, the model's. Without a
+    valid.jsonl a tenth of the training examples, drawn by the seed, becomes the validation part.
+    mask_prompt=False learns all tokens. What is too long loses its end; with ``keep_end``, its
+    beginning.
     """
     path = Path(path)
     if path.suffix == ".txt" and not path.is_dir():
         return windows(Corpus.read(path), encoder, seq, vocab_size=vocab_size)
-    reader = _Reader(encoder, seq, vocab_size, mask_prompt)
+    reader = _Reader(encoder, seq, vocab_size, mask_prompt, keep_end)
     if path.is_dir():
         if not (path / TRAIN).is_file():
             names = sorted(entry.name for entry in path.iterdir())
@@ -129,20 +146,29 @@ def read(
             f"data became the validation part"
         )
     parts = [part for part in (train, valid, test) if part is not None]
-    seq = min(seq, max(part.longest for part in parts))
+    needed = max(int(part.lengths.sum()) if packing else part.longest for part in parts)
+    seq = min(seq, needed)
     for part in parts:
         part.seq = seq
-    return Dataset(train, valid, test, seq, reader.notes, bool(reader.roles))
+    return Dataset(train, valid, test, seq, reader.notes, bool(reader.roles), packing)
 
 
-def _in_order(part: Examples | Tokens, batch: int, seq: int, max_batches: int) -> list[Batch]:
-    if isinstance(part, Examples):
-        return examples_in_order(part, batch, max_batches)
-    return spaced_windows(part, batch, seq, max_batches)
+def read_all(
+    path: str | Path, encoder: Encoder, seq: int, *, vocab_size: int, mask_prompt: bool = True
+) -> tuple[Examples, list[str]]:
+    """Read all examples of one .jsonl file, none held out; and what became of them on the way.
+
+    Raises DataError as ``read`` does.
+    """
+    reader = _Reader(encoder, seq, vocab_size, mask_prompt)
+    return reader.read(Path(path)), reader.notes
 
 
 def windows(corpus: Corpus, encoder: Encoder, seq: int, *, vocab_size: int) -> Dataset:
-    """Return windows of seq tokens of a text, those of its last tenth for validation."""
+    """Return windows of seq tokens of a text, those of its last tenth for validation.
+
+    Raises DataError if the text is too short, or an id is no token of the vocabulary.
+    """
     name, ids = corpus.name, encoder.encode_array(corpus.text.decode())
     window = seq + 1
     if len(ids) < 2 * window:
@@ -174,15 +200,22 @@ def _split(path: Path, examples: Examples, seed: int) -> tuple[Examples, Example
 class _Reader:
     """Reads files of one data set."""
 
-    def __init__(self, encoder: Encoder, seq: int, vocab_size: int, mask_prompt: bool) -> None:
+    def __init__(
+        self,
+        encoder: Encoder,
+        seq: int,
+        vocab_size: int,
+        mask_prompt: bool,
+        keep_end: bool = False,
+    ) -> None:
         self.encoder, self.seq, self.vocab_size = encoder, seq, vocab_size
-        self.mask_prompt = mask_prompt
+        self.mask_prompt, self.keep_end = mask_prompt, keep_end
         self.notes: list[str] = []
         self.roles: set[str] = set()  # in conversations
 
     def read(self, path: Path) -> Examples:
         """Read a file; note what was cut and dropped."""
-        examples = Examples(self.seq)
+        examples = Examples(self.seq, keep_end=self.keep_end)
         forms: dict[tuple[str, ...], Callable[[str, Mapping[str, Any]], Parts]] = {
             ("prompt", "completion"): self._completion,
             ("messages",): self._messages,
@@ -209,7 +242,8 @@ class _Reader:
             )
         said = f"{path}: {len(examples):,} examples, {examples.labels:,} tokens to learn"
         if examples.cut:
-            said += f"; {examples.cut:,} were cut to {self.seq + 1:,} tokens"
+            end = "the last " if self.keep_end else ""
+            said += f"; {examples.cut:,} were cut to {end}{self.seq + 1:,} tokens"
         if examples.dropped:
             said += f"; {examples.dropped:,} were dropped: nothing to learn was left in them"
         if not len(examples):
@@ -266,7 +300,7 @@ class _Reader:
 def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Yield the number and the object of each line that is not blank."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             for line, raw in enumerate(file, 1):
                 if line == 1:
                     raw = raw.removeprefix(BOM)
@@ -274,10 +308,6 @@ def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
                     yield line, _row(path, line, raw)
     except OSError as error:
         raise DataError(f"{path}: cannot read: {error.strerror or error}") from error
-    except ValueError as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(f"{str(path)!r}: not a path: {error}") from error
 
 
 def _row(path: Path, line: int, raw: bytes) -> Mapping[str, Any]:

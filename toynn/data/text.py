@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from toynn.data.batch import IGNORED, Batch
+from toynn.data.batch import IGNORED, Batch, PackedBatch
 from toynn.errors import DataError
+from toynn.reading import read_bytes
 
 __all__ = ["BOM", "VOCAB", "ByteBigram", "Corpus", "RandomWindows", "spaced_windows"]
 
@@ -49,13 +50,7 @@ class Corpus:
     @classmethod
     def read(cls, path: str | Path) -> "Corpus":
         """Read a UTF-8 file; a byte order mark is dropped. Raises DataError."""
-        try:
-            text = Path(path).read_bytes()
-        except OSError as error:
-            raise DataError(f"{path}: cannot read: {error.strerror or error}") from error
-        except ValueError as error:
-            raise DataError(f"{str(path)!r}: not a path: {error}") from error
-        text = text.removeprefix(BOM)
+        text = read_bytes(path).removeprefix(BOM)
         if not text:
             raise DataError(f"{path}: the file is empty")
         try:
@@ -80,6 +75,8 @@ class RandomWindows:
     def __init__(self, tokens: Tokens, batch: int, seq: int, seed: int) -> None:
         self._tokens, self._batch, self._seq = tokens, batch, seq
         self._random = np.random.default_rng(seed)
+        #: batches that have as many tokens as the text
+        self.per_epoch = (len(tokens) - 1) / (batch * seq)
 
     def __iter__(self) -> "RandomWindows":
         return self
@@ -131,7 +128,7 @@ class ByteBigram:
         counts = np.bincount(pairs, minlength=VOCAB * VOCAB).reshape(VOCAB, VOCAB) + 1.0
         self._log_p = np.log(counts / counts.sum(axis=1, keepdims=True))
 
-    def loss(self, batches: Sequence[Batch]) -> float:
+    def loss(self, batches: Sequence[Batch | PackedBatch]) -> float:
         """Mean of -log P over the labels that count, in nats per byte."""
         total, rows = 0.0, 0
         for batch in batches:

@@ -1,17 +1,18 @@
-"""Model architectures: configuration, weight names, initial weights, forward pass."""
+"""Engines: what is around any model. Life cycle, training step, decoding, files, adapters."""
 
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol, TypeVar
 
-from toynn.engines._decoding import DecodingEngine
-from toynn.engines._hyper import refuse
-from toynn.engines._lora import LoRAEngine
-from toynn.engines._sequence import SequenceEngine
-from toynn.engines._targets import AdapterOptions
+from toynn.engines.decoding import Decoder
 from toynn.engines.gpt2 import GPT2Config, GPT2SeqEngine
 from toynn.engines.llama import LlamaConfig, LlamaSeqEngine
+from toynn.engines.sequence import SequenceEngine
+from toynn.engines.targets import AdapterOptions
 from toynn.engines.vit import ViTConfig, ViTEngine
 from toynn.formats.adapters import Adapter
 from toynn.formats.gguf import GGUFFile
+from toynn.models import ARCHITECTURES, Source, refuse
+from toynn.nn import LoRA
 from toynn.options import RecipeOptions
 from toynn.reports import Memory
 
@@ -32,22 +33,72 @@ __all__ = [
     "memory_for",
 ]
 
+
+C_co = TypeVar("C_co", covariant=True)
+
+
+class DecodingEngine(Protocol[C_co]):
+    """An engine that reads a sequence on where it stopped, for generation."""
+
+    context: int
+
+    @property
+    def config(self) -> C_co:
+        """What the model is like."""
+
+    def decoder(self) -> Decoder:
+        """Begin a sequence, to be read piece by piece."""
+
+
+class LoRAEngine(DecodingEngine[C_co], Protocol[C_co]):
+    """An engine over the frozen weights of a file, with adapters beside them."""
+
+    @property
+    def file(self) -> GGUFFile | None:
+        """The file that the weights lie in."""
+
+    @property
+    def adapters(self) -> Mapping[str, LoRA]:
+        """The adapters, by the GGUF name of their matrix."""
+
+    def adapter(self) -> Adapter:
+        """Return a copy of the adapters."""
+
+    def load_adapter(self, adapter: Adapter) -> None:
+        """Replace all adapters."""
+
+
+class _Engines(Mapping[str, type[SequenceEngine[Any]]]):
+    """The engine of each architecture that is registered: that of the seeds, if they have one."""
+
+    def __getitem__(self, name: str) -> type[SequenceEngine[Any]]:
+        own = ARCHITECTURES[name].config_type
+        for engine in (GPT2SeqEngine, LlamaSeqEngine):
+            if issubclass(own, engine.config_type):
+                return engine
+        return SequenceEngine
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(ARCHITECTURES)
+
+    def __len__(self) -> int:
+        return len(ARCHITECTURES)
+
+
 #: The engine for each architecture of GGUF files.
-ENGINES: dict[str, type[LoRAEngine[Any]]] = {
-    architecture: engine
-    for engine in (GPT2SeqEngine, LlamaSeqEngine)
-    for architecture in engine.architectures
-}
+ENGINES: Mapping[str, type[SequenceEngine[Any]]] = _Engines()
 
 
-def engine_for(file: GGUFFile) -> type[LoRAEngine[Any]]:
+def engine_for(file: Source) -> type[SequenceEngine[Any]]:
     """Return the engine of a file's architecture. Raises GGUFError if there is none."""
     if file.architecture not in ENGINES:
         refuse(file, f"its architecture is {file.architecture!r}; toynn has {', '.join(ENGINES)}")
     return ENGINES[file.architecture]
 
 
-def frozen(file: GGUFFile, adapter: Adapter | None = None, backend: str = "cpu") -> LoRAEngine[Any]:
+def frozen(
+    file: GGUFFile, adapter: Adapter | None = None, backend: str = "cpu"
+) -> SequenceEngine[Any]:
     """Return an engine over the weights of a file as they lie there, with an adapter if given.
 
     For logits and generation: nothing is trained, and no memory taken for that. The file may be

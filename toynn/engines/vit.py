@@ -1,137 +1,32 @@
-"""The vision transformer: a picture's patches as a sequence, and a class token that is classified.
-
-Two variants from one code: timm's (LayerNorm, exact GELU, biases) and the seeds' (RMSNorm, SiLU,
-none). Source: Dosovitskiy et al. 2020, An Image is Worth 16x16 Words, arXiv:2010.11929, section 3;
-ViT-Tiny: Touvron et al. 2020, arXiv:2012.12877, table 1.
-"""
+"""The engine around the vision transformer of toynn/models/vit.py: pictures in, classes out."""
 
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from math import inf
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from toynn import checks, nn, ops
-from toynn.engines._engine import Engine, Recorded, Shapes, check_sizes, counted
-from toynn.engines._pictures import as_labels, as_patches, as_tokens
-from toynn.engines._timm import check_tensors, class_names, described, metadata_of, resampled
+from toynn import ops
+from toynn.engines.doors import Widths
+from toynn.engines.engine import Engine, Recorded, counted
+from toynn.engines.pictures import as_labels, as_patches, as_tokens
 from toynn.errors import ConfigError, DataError, NonFiniteError
 from toynn.formats import safetensors
-from toynn.formats._hf_files import SafeTensors
 from toynn.formats.files import write_atomically
+from toynn.formats.safetensors import SafeTensors
+from toynn.graph.tape import Tensor
+from toynn.models import VIT, Model, ViTConfig
+from toynn.models.timm import check_tensors, class_names, described, metadata_of, resampled
 from toynn.options import RecipeOptions
-from toynn.tape import Tensor
 
 __all__ = ["ViTConfig", "ViTEngine"]
 
 StrPath = str | os.PathLike[str]
 
-_NORMS, _ACTIVATIONS = ("layernorm", "rmsnorm"), {"gelu": "gelu_exact", "silu": "silu"}
-_STD = 0.02
 _AT_ONCE = 64  # pictures of one forward pass of logits: more are cut into several
-
-
-@dataclass(frozen=True)
-class ViTConfig:
-    """Shape of a vision transformer; the default is timm's vit_tiny_patch16_224, with 10 classes.
-
-    Attributes
-    ----------
-    image, patch
-        Width and height of a picture and of a patch, in pixels; patch divides image.
-    channels
-        Numbers a pixel has.
-    norm
-        "layernorm" or "rmsnorm".
-    act
-        "gelu", the exact one, or "silu".
-    bias
-        Whether linear layers have biases: all of them, the patches' and the head included.
-    norm_eps
-        What norms add to the variance.
-    """
-
-    image: int = 224
-    patch: int = 16
-    channels: int = 3
-    d_model: int = 192
-    n_heads: int = 3
-    d_ff: int = 768
-    n_layers: int = 12
-    classes: int = 10
-    norm: str = "layernorm"
-    act: str = "gelu"
-    bias: bool = True
-    norm_eps: float = 1e-6
-
-    def __post_init__(self) -> None:
-        check_sizes(self, "image", "patch", "channels", "classes")
-        check_sizes(self, "d_model", "n_heads", "d_ff", "n_layers")
-        if self.image % self.patch:
-            raise ConfigError(
-                f"ViTConfig: patch must divide image; got patch {self.patch}, image {self.image}"
-            )
-        if self.d_model % self.n_heads:
-            raise ConfigError(
-                f"ViTConfig: n_heads must divide d_model; got {self.n_heads} and {self.d_model}"
-            )
-        for name, known in (("norm", _NORMS), ("act", tuple(_ACTIVATIONS))):
-            if getattr(self, name) not in known:
-                raise ConfigError(
-                    f"ViTConfig: {name} must be {' or '.join(known)}; got {getattr(self, name)!r}"
-                )
-        if not isinstance(self.bias, bool):
-            raise ConfigError(f"ViTConfig: bias must be True or False; got {self.bias!r}")
-        if not isinstance(self.norm_eps, float) or not 0 < self.norm_eps < inf:
-            raise ConfigError(
-                f"ViTConfig: norm_eps must be a finite float above 0; got {self.norm_eps!r}"
-            )
-
-    @property
-    def d_head(self) -> int:
-        """Width of one head."""
-        return self.d_model // self.n_heads
-
-    @property
-    def n_patches(self) -> int:
-        """Patches of a picture."""
-        return (self.image // self.patch) ** 2
-
-    @property
-    def patch_size(self) -> int:
-        """Numbers of a patch: patch * patch * channels."""
-        return self.patch * self.patch * self.channels
-
-    def shapes(self) -> Shapes:
-        """Return the shape of every weight by timm's name, in the order of the optimizer."""
-        C, F, P = self.d_model, self.d_ff, self.patch
-        shapes: Shapes = {
-            "cls_token": (1, 1, C),
-            "pos_embed": (1, self.n_patches + 1, C),
-            **self._layer("patch_embed.proj", (C, self.channels, P, P)),
-        }
-        for n in range(self.n_layers):
-            block = f"blocks.{n}"
-            shapes |= self._norm(f"{block}.norm1")
-            shapes |= self._layer(f"{block}.attn.qkv", (3 * C, C))
-            shapes |= self._layer(f"{block}.attn.proj", (C, C))
-            shapes |= self._norm(f"{block}.norm2")
-            shapes |= self._layer(f"{block}.mlp.fc1", (F, C))
-            shapes |= self._layer(f"{block}.mlp.fc2", (C, F))
-        return shapes | self._norm("norm") | self._layer("head", (self.classes, C))
-
-    def _layer(self, name: str, shape: tuple[int, ...]) -> Shapes:
-        bias: Shapes = {f"{name}.bias": shape[:1]} if self.bias else {}
-        return {f"{name}.weight": shape, **bias}
-
-    def _norm(self, name: str) -> Shapes:
-        shape = (self.d_model,)
-        bias: Shapes = {f"{name}.bias": shape} if self.norm == "layernorm" else {}
-        return {f"{name}.weight": shape, **bias}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +37,7 @@ class Pass(Recorded):
     rows: Tensor
 
 
-class ViTEngine(Engine[ViTConfig, Pass]):
+class ViTEngine(Widths, Engine[ViTConfig, Pass]):
     """A vision transformer and its training step.
 
     Pictures come one or several at a time, in numbers mixed at will:
@@ -160,54 +55,28 @@ class ViTEngine(Engine[ViTConfig, Pass]):
 
     # -- Weights -------------------------------------------------------------------------------
 
-    def _check(self, cfg: ViTConfig, opts: RecipeOptions) -> None:
-        if opts.weight_dtype != "f32":
-            raise ConfigError(f"ViT: weight_dtype must be f32; got {opts.weight_dtype!r}")
-
-    def _shapes(self) -> Shapes:
-        """Return timm's shapes, those of patches, class token and positions as the ops want them.
-
-        patch_embed.proj.weight is a matrix (d_model, patch_size) on the tape.
-        """
-        cfg = self.config
-        return cfg.shapes() | {
-            "cls_token": (cfg.d_model,),
-            "pos_embed": (cfg.n_patches + 1, cfg.d_model),
-            "patch_embed.proj.weight": (cfg.d_model, cfg.patch_size),
-        }
-
-    def _std(self, name: str, shape: tuple[int, ...]) -> float:
-        return _STD * self.options.init_scale if name.startswith("blocks.") else _STD
+    def _model_of(self, cfg: ViTConfig) -> Model[ViTConfig]:
+        return VIT
 
     def weights(self) -> dict[str, NDArray[np.float32]]:
         """Return copies of all weights, by timm's names, in timm's shapes."""
-        return {name: self._outward(name, values) for name, values in super().weights().items()}
+        return {
+            name: VIT.outward(self.config, name, values)
+            for name, values in super().weights().items()
+        }
 
     def gradients(self) -> dict[str, NDArray[np.float32]]:
         """Return copies of the last step's gradients of the mean loss, before clipping."""
-        return {name: self._outward(name, values) for name, values in super().gradients().items()}
+        return {
+            name: VIT.outward(self.config, name, values)
+            for name, values in super().gradients().items()
+        }
 
     def load_weights(self, weights: Mapping[str, ArrayLike]) -> None:
         """Replace all weights; names and shapes must be those of ``weights()``."""
-        super().load_weights({name: self._inward(name, w) for name, w in weights.items()})
-
-    def _outward(self, name: str, values: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return a weight in timm's shape."""
-        cfg = self.config
-        if name == "patch_embed.proj.weight":
-            pixels = values.reshape(cfg.d_model, cfg.patch, cfg.patch, cfg.channels)
-            return np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))
-        return values.reshape(cfg.shapes()[name])
-
-    def _inward(self, name: str, values: ArrayLike) -> ArrayLike:
-        """Return a weight in the tape's shape."""
-        shape = self._shapes().get(name)
-        if shape is None or shape == (timm := self.config.shapes()[name]):
-            return values
-        checked = checks.converted(name, values, timm, "f32")
-        if name == "patch_embed.proj.weight":
-            checked = checked.transpose(0, 2, 3, 1)
-        return checked.reshape(shape)
+        super().load_weights(
+            {name: VIT.inward(self.config, name, w) for name, w in weights.items()}
+        )
 
     # -- Files ---------------------------------------------------------------------------------
 
@@ -229,6 +98,8 @@ class ViTEngine(Engine[ViTConfig, Pass]):
         The file is one of ``save``, or of timm's: then n_heads is d_model / 64, act "gelu" and
         norm_eps 1e-6 where they are not given. Another ``image`` size resizes the position table;
         another number of ``classes`` brings a new head, drawn with opts.seed.
+
+        Raises DataError for a file that is no such model.
         """
         file = SafeTensors(Path(path))
         told = {"n_heads": n_heads, "act": act, "norm_eps": norm_eps}
@@ -252,13 +123,19 @@ class ViTEngine(Engine[ViTConfig, Pass]):
         engine.session.finalize_weights()
         weights = {name: file[name] for name in stored.shapes() if name not in new_head}
         weights["pos_embed"] = resampled(weights["pos_embed"], cfg.image // cfg.patch)
-        engine.load_weights(weights | {k: v for k, v in engine._draw() if k in new_head})
+        engine.load_weights(
+            weights | {k: v for k, v in VIT.start(cfg, engine.options) if k in new_head}
+        )
         engine.class_names = () if new_head else class_names(file, cfg.classes)
         engine.build_training_step()
         return engine
 
     def save(self, path: StrPath, *, overwrite: bool = False) -> None:
-        """Write weights, configuration and class names as a safetensors file, which timm reads."""
+        """Write weights, configuration and class names as a safetensors file, which timm reads.
+
+        Raises DataError if the file exists and ``overwrite`` is False, or cannot be written;
+        ConfigError if class_names are not as many as classes.
+        """
         path = Path(path)
         self._session_for("save()")
         if os.path.lexists(path) and not overwrite:
@@ -285,7 +162,7 @@ class ViTEngine(Engine[ViTConfig, Pass]):
         s, cfg = self.session, self.config
         image = s.input("image", (batch * cfg.n_patches, cfg.patch_size))
         rows = s.input("cls_idx", (batch,), "i32")
-        return image, rows, self._record_forward(image, rows, batch)
+        return image, rows, VIT.forward(self.layers(batch), cfg, image, rows)
 
     def _record_logits(self, batch: int) -> Pass:
         image, rows, logits = self._record_inputs(batch)
@@ -302,49 +179,6 @@ class ViTEngine(Engine[ViTConfig, Pass]):
         return Pass(
             tape=s.tape, image=image, rows=rows, logits=logits, labels=labels, hp=hp, loss=loss
         )
-
-    def _record_forward(self, image: Tensor, rows: Tensor, batch: int) -> Tensor:
-        """Record the forward pass; return the logits (B, classes) of ``rows`` (B,)."""
-        s, w = self.session, self.parameters
-        patches = ops.linear(s, image, *self._affine("patch_embed.proj"))
-        x = ops.class_token(s, patches, w["cls_token"], w["pos_embed"])
-        last = self.n_layers - 1
-        for n in range(self.n_layers):
-            with s.tape.block(f"blocks.{n}"):
-                x = self._record_block(x, f"blocks.{n}", batch, rows if n == last else None)
-        return ops.linear(s, self._norm(x, "norm"), *self._affine("head"))
-
-    def _record_block(self, x: Tensor, block: str, batch: int, rows: Tensor | None) -> Tensor:
-        """Record a block; of the last one only the ``rows`` that the head reads."""
-        s = self.session
-        attended = nn.self_attention(
-            s,
-            self._norm(x, f"{block}.norm1"),
-            *self._affine(f"{block}.attn.qkv"),
-            *self._affine(f"{block}.attn.proj"),
-            batch=batch,
-            n_heads=self.n_heads,
-            causal=False,
-            rows=rows,
-        )
-        x = ops.add(s, x if rows is None else ops.embedding(s, x, rows), attended)
-        hidden = nn.mlp(
-            s,
-            self._norm(x, f"{block}.norm2"),
-            *self._affine(f"{block}.mlp.fc1"),
-            *self._affine(f"{block}.mlp.fc2"),
-            activation=_ACTIVATIONS[self.config.act],
-        )
-        return ops.add(s, x, hidden)
-
-    def _norm(self, x: Tensor, name: str) -> Tensor:
-        gain, bias = self._affine(name)
-        if bias is None:
-            return ops.rmsnorm(self.session, x, gain, self.config.norm_eps)
-        return ops.layernorm(self.session, x, gain, bias, self.config.norm_eps)
-
-    def _affine(self, name: str) -> tuple[Tensor, Tensor | None]:
-        return self.parameters[f"{name}.weight"], self.parameters.get(f"{name}.bias")
 
     # -- Running -------------------------------------------------------------------------------
 
@@ -442,7 +276,10 @@ class ViTEngine(Engine[ViTConfig, Pass]):
         return np.asarray(odds / odds.sum(axis=1, keepdims=True), np.float32)
 
     def predict(self, images: ArrayLike) -> NDArray[np.int64]:
-        """Return the most probable class of each picture, (B,); see ``probabilities``."""
+        """Return the most probable class of each picture, (B,); see ``probabilities``.
+
+        Raises NonFiniteError as that does.
+        """
         logits = self._finite_logits("predict", images)
         return np.asarray(logits.argmax(axis=1), np.int64)
 

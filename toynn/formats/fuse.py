@@ -8,14 +8,17 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import prod, sqrt
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from toynn.errors import AdapterError, ConfigError
-from toynn.formats import adapters, gguf, quants
+from toynn.errors import AdapterError, ConfigError, GGUFError
+from toynn.formats import adapters, gguf, mixes, quants
 from toynn.formats.adapters import Adapter
+from toynn.formats.files import replacing
+from toynn.formats.folders import temporary_folder
 from toynn.formats.gguf import OUTTYPES, Deferred, GGUFFile, TensorInfo
 
 __all__ = ["Fused", "fuse"]
@@ -37,6 +40,8 @@ class Fused:
     types: dict[str, tuple[str, str]] = field(default_factory=dict)
     #: By merged tensor that is not float32: sums of squares of what rounding changed, and of s B A.
     squares: dict[str, tuple[float, float]] = field(default_factory=dict)
+    #: By merged tensor: the sum of squares of s B A.
+    added: dict[str, float] = field(default_factory=dict)
 
     def rounding(self, *names: str) -> float:
         """Return what rounding changed in these tensors, or in all, as a part of s B A.
@@ -59,16 +64,22 @@ def fuse(
 ) -> Fused:
     """Write base with its weights W + s B A in place of W; metadata and tokenizer stay.
 
-    Each tensor keeps its type. Merged ones of a type that toynn cannot write (Q4_1, Q5_0, Q5_1 and
-    the K types) become Q8_0. With ``outtype`` (f32, f16, bf16, q8_0) all matrices get that type.
+    Each tensor keeps its type. Merged ones of a type that toynn cannot write (all quantized types
+    but Q8_0 and Q4_0) become Q8_0. With ``outtype`` (f32, f16, bf16, q8_0) all matrices get that
+    type; with one of `mixes.MIXES` (q4_k_m, iq4_xs, ..) llama.cpp's quantizer chooses their types,
+    from a file in float32 that lies beside ``out`` meanwhile.
     What is not float32 is rounded, which can undo much of an adapter: the result says how much.
 
     Raises AdapterError if the adapter does not fit, GGUFError if ``out`` exists (unless
-    ``overwrite``), is the base, or cannot be written.
+    ``overwrite``), is the base, or cannot be written; ConfigError if ``outtype`` is none of these,
+    or a mix where llama-cpp-python is not installed.
     """
     adapters.check(adapter, base)
+    if outtype in mixes.MIXES:
+        return _fuse_as_mix(base, adapter, Path(out), outtype, overwrite)
     if outtype is not None and outtype not in OUTTYPES:
-        raise ConfigError(f"fuse: outtype must be {', '.join(OUTTYPES)}; got {outtype!r}")
+        known = ", ".join((*OUTTYPES, *mixes.MIXES))
+        raise ConfigError(f"fuse: outtype must be {known}; got {outtype!r}")
     if "token_embd.weight" in adapter.pairs and "output.weight" not in base:
         raise AdapterError(
             f"{os.fspath(adapter.path)}: token_embd.weight: the base model has no output.weight "
@@ -91,6 +102,30 @@ def fuse(
     return fused
 
 
+def _fuse_as_mix(base: GGUFFile, adapter: Adapter, out: Path, mix: str, overwrite: bool) -> Fused:
+    """Write the whole model in float32, let llama.cpp quantize that, and compare the two."""
+    library = mixes.quantizer()
+    if library is None:
+        raise ConfigError(
+            f"fuse: {mix} is made by llama.cpp's quantizer, and llama-cpp-python is not installed: "
+            f"pip install 'toynn[llama-cpp]'; or run `toynn fuse --model {base.path} --adapter "
+            f"{adapter.path} --outtype f32 --out whole.gguf`, then `llama-quantize whole.gguf "
+            f"{out} {mix.upper()}`"
+        )
+    gguf.check_target(out, overwrite=overwrite)
+    with replacing(out, f"a {mix} file", GGUFError) as file, temporary_folder(out) as folder:
+        whole = folder / "whole.gguf"
+        fused = fuse(base, adapter, whole, outtype="f32")
+        mixes.quantize(library, whole, Path(file.name), mix)
+        with gguf.open(whole, check=False) as exact, gguf.open(file.name) as stored:
+            for name, added in fused.added.items():
+                type = stored.tensors[name].type
+                fused.types[name] = base.tensors[name].type, type
+                if type != "F32":
+                    fused.squares[name] = _distance(exact[name], stored.raw(name), type), added
+    return fused
+
+
 def _deferred(
     base: GGUFFile, adapter: Adapter, info: TensorInfo, type: str, fused: Fused
 ) -> Deferred:
@@ -103,8 +138,10 @@ def _deferred(
         values = _values(base, info.name)
         added = adapters.merge(values, adapter, info.name) if info.name in adapter.pairs else None
         blocks = gguf.encode(f"{base.path}: {info.name}", values, type)
-        if added is not None and type != "F32":
-            fused.squares[info.name] = _distance(values, blocks, type), added
+        if added is not None:
+            fused.added[info.name] = added
+            if type != "F32":
+                fused.squares[info.name] = _distance(values, blocks, type), added
         return blocks
 
     return Deferred(shape, np.dtype(np.uint8), make)

@@ -7,7 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toynn._kernels import quants as kernel
-from toynn._kernels._types import BLOCKS, TYPES
+from toynn.dtypes import GGUF_BLOCKS as BLOCKS
+from toynn.dtypes import GGUF_TYPES as TYPES
 from toynn.errors import GGUFError, ShapeError
 
 __all__ = ["BLOCKS", "TYPES", "dequantize", "quantize"]

@@ -1,4 +1,4 @@
-"""Writing safetensors files, so that equal weights make equal bytes.
+"""Safetensors files: read tensor by tensor, written so that equal weights make equal bytes.
 
     8 bytes     the length of the header, little-endian
     header      JSON: {"__metadata__": {key: text}, name: {"dtype", "shape", "data_offsets"}, ...},
@@ -10,12 +10,20 @@ without metadata the bytes are the same. Source: https://github.com/huggingface/
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from math import prod
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
 
-__all__ = ["METADATA", "encode", "parts"]
+from toynn.errors import DataError
+from toynn.formats import quants
+from toynn.formats.gguf.tensors import TensorInfo
+from toynn.reading import open_file
+
+__all__ = ["METADATA", "SafeTensors", "encode", "parts", "streamed"]
 
 Weights = Mapping[str, NDArray[np.float32]]
 
@@ -30,13 +38,71 @@ def encode(weights: Weights, metadata: Mapping[str, str] | None = None) -> bytes
 
 def parts(weights: Weights, metadata: Mapping[str, str] | None = None) -> list[bytes | memoryview]:
     """Return the same in parts, to be written one after another: no weight is copied."""
+    shapes = {name: np.shape(array) for name, array in weights.items()}
+    return list(streamed(shapes, weights.__getitem__, metadata))
+
+
+def streamed(
+    shapes: Mapping[str, tuple[int, ...]],
+    read: Callable[[str], NDArray[np.float32]],
+    metadata: Mapping[str, str] | None = None,
+) -> Iterator[bytes | memoryview]:
+    """Yield a file in parts, each tensor read when its turn comes: one at a time is in memory."""
     header: dict[str, object] = {METADATA: dict(metadata)} if metadata else {}
-    arrays = [(name, np.ascontiguousarray(weights[name], "<f4")) for name in sorted(weights)]
     end = 0
-    for name, array in arrays:
-        begin, end = end, end + array.nbytes
-        shape = list(np.shape(weights[name]))
-        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [begin, end]}
+    for name in sorted(shapes):
+        begin, end = end, end + 4 * prod(shapes[name])
+        header[name] = {
+            "dtype": "F32",
+            "shape": list(shapes[name]),
+            "data_offsets": [begin, end],
+        }
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % ALIGNMENT)
-    return [len(text).to_bytes(8, "little"), text, *(array.data for _, array in arrays)]
+    yield len(text).to_bytes(8, "little")
+    yield text
+    for name in sorted(shapes):
+        yield np.ascontiguousarray(read(name), "<f4").data
+
+
+class SafeTensors:
+    """An open safetensors file: `tensors` by name, file[name] is an array, `metadata` is text.
+
+    Tensors whose names end in one of `passed_over` may be of any type; they are not there.
+
+    Raises DataError for a file that cannot be read, other types, and weights that are not finite.
+    """
+
+    def __init__(self, path: Path, passed_over: tuple[str, ...] = ()) -> None:
+        self.path = path
+        try:
+            with open_file(path) as file, safe_open(path, "numpy"):  # which finds it sound
+                size = int.from_bytes(file.read(8), "little")
+                table = json.loads(file.read(size))
+        except (OSError, SafetensorError) as error:
+            raise DataError(f"{path}: cannot read: {error}") from error
+        self.metadata: dict[str, str] = table.pop(METADATA, None) or {}
+        self.tensors: dict[str, TensorInfo] = {}
+        for name, entry in table.items():
+            begin, end = entry["data_offsets"]
+            if entry["dtype"] not in ("F32", "F16", "BF16"):
+                if name.endswith(passed_over):
+                    continue
+                raise DataError(f"{path}: {name} must be F32, F16 or BF16; got {entry['dtype']}")
+            shape = tuple(entry["shape"])
+            info = TensorInfo(name, entry["dtype"], shape, 8 + size + begin, end - begin)
+            self.tensors[name] = info
+        self._raw = np.memmap(path, np.uint8, "r")
+
+    def __getitem__(self, name: str) -> NDArray[np.float32]:
+        """Return a tensor in float32; it must be finite."""
+        info = self.tensors[name]
+        raw = np.asarray(self._raw[info.offset : info.offset + info.nbytes])
+        values = quants.dequantize(raw, info.type, info.shape)
+        if not np.isfinite(values).all():
+            raise DataError(f"{self.path}: {name} has weights that are NaN or infinite")
+        return values
+
+    def close(self) -> None:
+        """Let go of the file."""
+        del self._raw

@@ -1,7 +1,7 @@
-"""Blocks of a transformer, recorded on a session."""
+"""What a model's forward pass is written with, recorded on a session."""
 
-from toynn.nn.attention import self_attention
+from toynn.nn.caches import Caches
+from toynn.nn.layers import Dropout, Layers
 from toynn.nn.lora import LoRA, linear
-from toynn.nn.mlp import mlp
 
-__all__ = ["LoRA", "linear", "mlp", "self_attention"]
+__all__ = ["Caches", "Dropout", "Layers", "LoRA", "linear"]

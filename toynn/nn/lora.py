@@ -8,12 +8,10 @@ Source: Hu et al. 2021, LoRA, arXiv:2106.09685, section 4.
 from dataclasses import dataclass
 
 from toynn import ops
+from toynn.graph.tape import Tensor
 from toynn.session import Session
-from toynn.tape import Tensor
 
 __all__ = ["LoRA", "linear"]
-
-_FORMS = {"gelu": "tanh", "gelu_exact": "exact"}  # of ops.gelu, by ops.linear's activation
 
 
 @dataclass(frozen=True)
@@ -44,4 +42,4 @@ def linear(
     if adapter.scale != 1:  # here, where the numbers are fewest
         low = ops.scale(s, low, adapter.scale)
     y = ops.add(s, ops.linear(s, x, w, b), ops.linear(s, low, adapter.b))
-    return y if activation is None else ops.gelu(s, y, _FORMS[activation])
+    return y if activation is None else ops.gelu(s, y, activation)

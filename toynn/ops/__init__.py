@@ -1,17 +1,26 @@
-"""The op table: for each op its shape rule, its gradient rule, its flops and bytes.
+"""The op table: for each op its arguments, shape rule, gradient rule, its flops and bytes.
 
 A function here (``linear(s, x, w, b)``) checks shapes and records one node on ``s.tape``; nothing
 runs. In each module the recording functions stand first, each with the rule that records its
-backward nodes, and the table of its Ops last. Names of kernels are those of toynn/_kernels, where
-the formulas are. All activations are matrices (N, C) with one row a token, N = B * T.
+backward nodes unless names alone say it, and the table of its Ops last. Names of kernels and of
+their arguments are those of toynn/_kernels, where the formulas are. All activations are matrices
+(N, C) with one row a token, N = B * T.
+
+Work is counted here and nowhere else: profile, bench and the choice of threads have it from TABLE.
+A flop is one addition, subtraction, multiplication, division, square root or maximum of the formula
+as the kernel computes it (a multiply-add: two); an exponential counts as many as its polynomial.
 """
 
+from importlib import import_module
+from pkgutil import iter_modules
+
+from toynn.graph.tape import Op
 from toynn.ops._shape import Recorder
 from toynn.ops.attention import KVCache, attention
 from toynn.ops.dropout import dropout
 from toynn.ops.elementwise import ACCUMULATE, ADD, SCALE, add, gelu, rounded, scale, silu, swiglu
 from toynn.ops.linear import embedding, linear
-from toynn.ops.loss import chunk_rows, cross_entropy, linear_cross_entropy
+from toynn.ops.loss import chunk_rows, counted, cross_entropy, linear_cross_entropy
 from toynn.ops.rows import class_token, layernorm, rmsnorm, rope, softmax
 from toynn.ops.update import adamw_step, grad_norm
 
@@ -19,6 +28,7 @@ __all__ = [
     "ACCUMULATE",
     "ADD",
     "SCALE",
+    "TABLE",
     "KVCache",
     "Recorder",
     "adamw_step",
@@ -26,6 +36,7 @@ __all__ = [
     "attention",
     "chunk_rows",
     "class_token",
+    "counted",
     "cross_entropy",
     "dropout",
     "embedding",
@@ -42,3 +53,11 @@ __all__ = [
     "softmax",
     "swiglu",
 ]
+
+#: Each op by its kernel: "rmsnorm.forward".
+TABLE: dict[str, Op] = {
+    op.kernel: op
+    for module in [import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__)]
+    for op in vars(module).values()
+    if isinstance(op, Op)
+}

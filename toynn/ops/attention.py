@@ -5,24 +5,25 @@ from dataclasses import dataclass
 from math import sqrt
 
 from toynn import checks, precision
-from toynn.autograd import Backward
 from toynn.errors import ConfigError
-from toynn.ops._shape import Recorder, Sizes, given, matrix, require
-from toynn.tape import Node, Op, Tensor
+from toynn.graph.autograd import Backward
+from toynn.graph.tape import Node, Op, Tensor
+from toynn.ops._shape import Recorder, Sizes, matrix, require
 
-__all__ = ["CACHE_BLOCK", "KVCache", "attention"]
+__all__ = ["KVCache", "attention"]
 
-CACHE_BLOCK = 64  # keys in a block of the cache: BLOCK of the kernel
+CACHE_ROWS = 64  # a cache has room for a multiple of this: kernels keep rows in blocks
 
 
 @dataclass(frozen=True)
 class KVCache:
     """What attention remembers of B sequences: room for S keys and values of each head.
 
-    The sequences' ``past`` rows are in it; the rows that come next are written behind them.
+    The sequences' ``past`` rows are in it; the rows that come next are written behind them. In
+    which order the numbers lie within k and v is the kernel's own matter.
     """
 
-    k: Tensor  # (B, KV, S / CACHE_BLOCK, D, CACHE_BLOCK)
+    k: Tensor  # (B, KV, S, D)
     v: Tensor  # (B, KV, S, D)
     past: Tensor  # i32 (B,), an input
 
@@ -31,11 +32,8 @@ class KVCache:
         batch: int, n_kv_heads: int, d_head: int, rows: int
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the shapes of k and v with room for at least ``rows`` rows."""
-        blocks = -(-rows // CACHE_BLOCK)
-        return (
-            (batch, n_kv_heads, blocks, d_head, CACHE_BLOCK),
-            (batch, n_kv_heads, blocks * CACHE_BLOCK, d_head),
-        )
+        shape = (batch, n_kv_heads, -(-rows // CACHE_ROWS) * CACHE_ROWS, d_head)
+        return shape, shape
 
 
 def attention(
@@ -48,15 +46,20 @@ def attention(
     n_heads: int,
     n_kv_heads: int | None = None,
     causal: bool = True,
+    first: Tensor | None = None,
+    scale: float | None = None,
     cache: KVCache | None = None,
 ) -> Tensor:
-    """Record o (B T, H D) = softmax(q k^T / sqrt(D)) v, per sequence and head.
+    """Record o (B T, H D) = softmax(scale q k^T) v, per sequence and head.
 
-    q (B T, H D), k and v (B T, KV D); or q alone, holding all three side by side
-    (B T, (H + 2 KV) D). Saves the log-sum-exp of each row of scores, never the scores. The node
-    and its gradient keep the session's ``matmul_precision`` of now. With a ``cache`` the rows are
-    the next T of their sequences: they see all that are in it, and are added to it. That is causal,
-    exact to float32 in any precision, and has no gradient.
+    q (B T, H D), k and v (B T, KV D); or q alone, holding all three side by side (B T, (H + 2 KV)
+    D). ``scale`` None is 1 / sqrt(D). Saves the log-sum-exp of each row of scores, never the
+    scores. The node and its gradient keep the session's ``matmul_precision`` of now. ``first`` (B
+    T,) of i32, where sequences are made of segments that do not see each other: of each row the
+    first row of its segment, among all B T. With a ``cache`` the rows are the next T of their
+    sequences: they see all that are in it, and are added to it. That is causal, exact to float32 in
+    any precision, and has no gradient; and there are no segments. Raises ConfigError where rows of
+    several sequences may be fewer.
     """
     H, KV = n_heads, n_kv_heads or n_heads
     N, columns = matrix("attention", q)
@@ -70,15 +73,22 @@ def attention(
         fits = columns == H * D and k.shape == v.shape == (N, KV * D)
         require(fits, "attention", f"q ({N}, {H * D}), k and v ({N}, {KV * D})", q, k, v)
     T = N // batch
+    if q.root.live is not None and batch != 1:
+        raise ConfigError("attention: rows that may be fewer are one sequence, in segments")
+    if first is not None:
+        fits = causal and cache is None and first.shape == (N,) and first.dtype == "i32"
+        require(fits, "attention", f"causal, without a cache, first ({N},) of i32", q, first)
+        s.tape.checks.setdefault(first, []).append(checks.segments_within(T))
     o = s.tape.new("attention", (N, H * D))
     sizes = {"B": batch, "T": T, "H": H, "KV": KV, "D": D}
     strides = {"ldq": q.shape[1], "ldk": k.shape[1], "ldv": v.shape[1]}
-    scale = {"scale": 1 / sqrt(D)}
+    options = {"scale": 1 / sqrt(D) if scale is None else scale}
+    read = {"q": q, "k": k, "v": v}
     if cache is None:
         lse = s.tape.new("lse", (batch, H, T))
         sizes |= strides | {"causal": int(causal)}
         sizes["precision"] = precision.PRECISIONS.index(s.matmul_precision)
-        s.tape.record(ATTENTION, [o], [lse], [q, k, v], sizes, options=scale)
+        s.tape.record(ATTENTION, {"o": o, "lse": lse, "first": first, **read}, sizes, options)
         return o
     S = cache.v.shape[2]
     shapes = cache.k.shape, cache.v.shape
@@ -86,25 +96,20 @@ def attention(
     require(fits, "attention", f"a cache of {batch} x {KV} heads of {D}", cache.k, cache.v)
     s.tape.checks.setdefault(cache.past, []).append(checks.ids_below(S - T + 1))
     sizes |= {"S": S} | strides
-    inputs = [q, k, v, cache.past]
-    s.tape.record(CACHED_ATTENTION, [o, cache.k, cache.v], [], inputs, sizes, options=scale)
+    remembered = {"kc": cache.k, "vc": cache.v, "past": cache.past}
+    s.tape.record(CACHED_ATTENTION, {"o": o, **read, **remembered}, sizes, options)
     return o
 
 
 def _attention_gradient(back: Backward, node: Node, do: Tensor) -> None:
-    q, k, v = (given(t) for t in node.inputs)
-    o, lse = given(node.outputs[0]), given(node.saved[0])
+    q, k, v = node["q"], node["k"], node["v"]
     dq = back.new(q.root)
     dk = dq.at(k.offset) if k.base else back.new(k)
     dv = dq.at(v.offset) if v.base else back.new(v)
-    delta = back.tape.new("delta", lse.shape)
+    delta = back.tape.new("delta", node["lse"].shape)
+    written = {"dq": dq, "dk": dk, "dv": dv, "delta": delta}
     back.tape.record(
-        ATTENTION_BACKWARD,
-        [dq, dk, dv],
-        [delta],
-        [do, o, lse, q, k, v],
-        node.sizes,
-        options=node.options,
+        ATTENTION_BACKWARD, {**written, "do": do, **node.named}, node.sizes, node.options
     )
     for x, dx in ((q, dq), (k, dk), (v, dv)):
         if not x.base:
@@ -116,7 +121,7 @@ def _no_gradient(back: Backward, node: Node, do: Tensor) -> None:
 
 
 def _products(products: int) -> Callable[[Sizes], int]:
-    """Count ``products`` products of T x T x D per head; half of each when causal."""
+    """Count ``products`` products of T x T x D per head and nothing else; half when causal."""
 
     def count(sizes: Sizes) -> int:
         full = 2 * products * sizes["B"] * sizes["H"] * sizes["T"] ** 2 * sizes["D"]
@@ -125,19 +130,50 @@ def _products(products: int) -> Callable[[Sizes], int]:
     return count
 
 
-def _half_full(sizes: Sizes) -> int:
-    """Count the products with a cache that is half full: how full it is, no tape knows."""
-    return 2 * sizes["B"] * sizes["H"] * sizes["T"] * sizes["S"] * sizes["D"]
+def _keys(sizes: Sizes) -> int:
+    """Return how many keys a row meets. A tape does not know: then the cache is half full."""
+    return sizes["past"] + sizes["T"] if "past" in sizes else sizes["S"] // 2
 
 
-def _half_full_bytes(sizes: Sizes) -> int:
-    """Count half of the cache, and q, k, v and o."""
-    B, T, H, KV, S, D = (sizes[name] for name in ("B", "T", "H", "KV", "S", "D"))
-    return 4 * B * D * (KV * S + 2 * T * (H + KV))
+def _cached_flops(sizes: Sizes) -> int:
+    """Count two products of each row with the cache."""
+    return 4 * sizes["B"] * sizes["H"] * sizes["T"] * _keys(sizes) * sizes["D"]
 
 
-ATTENTION_BACKWARD = Op("attention.backward", _products(5))
-ATTENTION = Op("attention.forward", _products(2), _attention_gradient)
+def _cached_bytes(sizes: Sizes) -> int:
+    """Count what is used of the cache, and q, k, v and o."""
+    B, T, H, KV, D = (sizes[name] for name in ("B", "T", "H", "KV", "D"))
+    return 8 * B * D * (KV * _keys(sizes) + T * (H + KV))
+
+
+_SIZES = "B T H KV D ldq ldk ldv causal precision"
+
+ATTENTION_BACKWARD = Op(
+    "attention.backward",
+    "dq dk dv; delta <- do o lse q k v first?",
+    _SIZES,
+    _products(5),
+    options="scale",
+    integers=("first",),
+    rows="T do",
+)
+ATTENTION = Op(
+    "attention.forward",
+    "o; lse <- q k v first?",
+    _SIZES,
+    _products(2),
+    _attention_gradient,
+    options="scale",
+    integers=("first",),
+    rows="T q",
+)
 CACHED_ATTENTION = Op(
-    "cached_attention.forward", _half_full, _no_gradient, integers=(3,), nbytes=_half_full_bytes
+    "cached_attention.forward",
+    "o kc vc <- q k v past",
+    "B T H KV D S ldq ldk ldv",
+    _cached_flops,
+    _no_gradient,
+    options="scale",
+    integers=("past",),
+    nbytes=_cached_bytes,
 )

@@ -3,10 +3,10 @@
 import numpy as np
 
 from toynn import checks
-from toynn.autograd import Backward
 from toynn.errors import ConfigError
+from toynn.graph.autograd import Backward
+from toynn.graph.tape import Node, Op, Role, Tensor
 from toynn.ops._shape import Recorder, flops, require
-from toynn.tape import Node, Op, Role, Tensor
 
 __all__ = ["dropout"]
 
@@ -17,6 +17,8 @@ def dropout(s: Recorder, x: Tensor, p: float, control: Tensor, site: int) -> Ten
     control: an i32 input (2,), (step, active); where active is 0, as in an evaluation, y = x. The
     mask is a hash of (the session's seed, step, site, element): upload another step for each batch,
     and give each place of a model a site, a number of its own. Without any p, y is x itself.
+
+    Raises ConfigError for a p outside [0, 1).
     """
     if not 0 <= p < 1 or np.float32(p) == 1:
         raise ConfigError(f"dropout: p must be a number in [0, 1); got {p!r}")
@@ -29,13 +31,23 @@ def dropout(s: Recorder, x: Tensor, p: float, control: Tensor, site: int) -> Ten
     s.tape.checks.setdefault(control, [checks.step_and_switch])
     y = s.tape.new("dropout", x.shape)
     sizes = {"n": x.size, "seed": s.seed % 2**63, "site": site}
-    s.tape.record(DROPOUT, [y], [], [x, control], sizes, options={"p": p})
+    s.tape.record(DROPOUT, {"y": y, "x": x, "control": control}, sizes, {"p": p})
     return y
 
 
 def _dropout_gradient(back: Backward, node: Node, dy: Tensor) -> None:
-    x, control = node.inputs
-    back.emit(DROPOUT, [x], [dy, control], node.sizes, options=node.options)
+    inputs = {"x": dy, "control": node["control"]}
+    back.emit(DROPOUT, {"y": node["x"]}, inputs, node.sizes, node.options)
 
 
-DROPOUT = Op("dropout.forward", flops(1, "n"), _dropout_gradient, inplace={0: 0}, integers=(1,))
+DROPOUT = Op(
+    "dropout.forward",
+    "y <- x control",
+    "n seed site",
+    flops(1, "n"),
+    _dropout_gradient,
+    options="p",
+    inplace={"y": "x"},
+    integers=("control",),
+    rows="n x",
+)

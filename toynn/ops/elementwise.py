@@ -1,9 +1,20 @@
 """Sums, scales, roundings and activations, element by element."""
 
-from toynn.autograd import Backward
+from collections.abc import Callable
+
 from toynn.errors import ConfigError
-from toynn.ops._shape import Recorder, Rule, flops, given, itself, require
-from toynn.tape import Node, Op, Tensor
+from toynn.graph.autograd import Backward
+from toynn.graph.tape import Node, Op, Tensor
+from toynn.ops._shape import (
+    EXP,
+    SIGMOID_SLOPE,
+    Recorder,
+    Sizes,
+    by_names,
+    flops,
+    itself,
+    require,
+)
 
 __all__ = [
     "ACCUMULATE",
@@ -20,7 +31,8 @@ __all__ = [
 ]
 
 
-GELU_FORMS = {"tanh": 0, "exact": 1}
+#: The two forms of GELU, by the names that they have everywhere; and the kernel's switch "exact".
+GELU_FORMS = {"gelu_tanh": 0, "gelu_exact": 1}
 _ROUNDED = {"f16": 0, "bf16": 1}
 
 
@@ -28,75 +40,128 @@ def add(s: Recorder, a: Tensor, b: Tensor) -> Tensor:
     """Record y = a + b, shapes equal."""
     require(a.shape == b.shape, "add", "two tensors of one shape", a, b)
     y = s.tape.new("add", a.shape)
-    s.tape.record(ADD, [y], [], [a, b], {"n": a.size})
+    s.tape.record(ADD, {"y": y, "a": a, "b": b}, {"n": a.size})
     return y
 
 
 def _add_gradient(back: Backward, node: Node, dy: Tensor) -> None:
-    for x in node.inputs:
-        back.contribute(given(x), dy)
+    back.contribute(node["a"], dy)
+    back.contribute(node["b"], dy)
 
 
 def scale(s: Recorder, x: Tensor, alpha: float) -> Tensor:
     """Record y = alpha x."""
     y = s.tape.new("scale", x.shape)
-    s.tape.record(SCALE, [y], [], [x], {"n": x.size}, options={"alpha": alpha})
+    s.tape.record(SCALE, {"y": y, "x": x}, {"n": x.size}, {"alpha": alpha})
     return y
 
 
 def _scale_gradient(back: Backward, node: Node, dy: Tensor) -> None:
-    back.emit(SCALE, node.inputs, [dy], node.sizes, options=node.options)
+    back.emit(SCALE, {"y": node["x"]}, {"x": dy}, node.sizes, node.options)
 
 
 def rounded(s: Recorder, x: Tensor, dtype: str) -> Tensor:
-    """Record y = x rounded to ``f16`` or ``bf16``, in float32; y's gradient is taken for x's."""
+    """Record y = x rounded to ``f16`` or ``bf16``, in float32; y's gradient is taken for x's.
+
+    Raises ConfigError for another dtype.
+    """
     if dtype not in _ROUNDED:
         raise ConfigError(f"rounded: dtype must be one of {', '.join(_ROUNDED)}; got {dtype!r}")
     y = s.tape.new(f"{dtype}({x.name})", x.shape)
-    s.tape.record(ROUNDING, [y], [], [x], {"n": x.size, "brain": _ROUNDED[dtype]})
+    s.tape.record(ROUNDING, {"y": y, "x": x}, {"n": x.size, "brain": _ROUNDED[dtype]})
     return y
 
 
-def gelu(s: Recorder, x: Tensor, form: str = "tanh") -> Tensor:
-    """Record y = gelu(x), in its ``tanh`` or ``exact`` (erf) form."""
+def gelu(s: Recorder, x: Tensor, form: str = "gelu_tanh") -> Tensor:
+    """Record y = gelu(x), in its form "gelu_tanh" or "gelu_exact" (erf).
+
+    Raises ConfigError for another form.
+    """
     if form not in GELU_FORMS:
         raise ConfigError(f"gelu: form must be one of {', '.join(GELU_FORMS)}; got {form!r}")
     y = s.tape.new("gelu", x.shape)
-    s.tape.record(GELU, [y], [], [x], {"n": x.size, "exact": GELU_FORMS[form]})
+    s.tape.record(GELU, {"y": y, "x": x}, {"n": x.size, "exact": GELU_FORMS[form]})
     return y
 
 
 def silu(s: Recorder, x: Tensor) -> Tensor:
     """Record y = x sigmoid(x)."""
     y = s.tape.new("silu", x.shape)
-    s.tape.record(SILU, [y], [], [x], {"n": x.size})
+    s.tape.record(SILU, {"y": y, "x": x}, {"n": x.size})
     return y
-
-
-def _pointwise_gradient(backward: Op) -> Rule:
-    """Rule of y = f(x), whose backward kernel reads dy and x."""
-
-    def rule(back: Backward, node: Node, dy: Tensor) -> None:
-        back.emit(backward, node.inputs, [dy, *node.inputs], node.sizes)
-
-    return rule
 
 
 def swiglu(s: Recorder, gate: Tensor, up: Tensor) -> Tensor:
     """Record y = silu(gate) * up."""
     require(gate.shape == up.shape, "swiglu", "gate and up of one shape", gate, up)
     y = s.tape.new("swiglu", gate.shape)
-    s.tape.record(SWIGLU, [y], [], [gate, up], {"n": gate.size})
+    s.tape.record(SWIGLU, {"y": y, "gate": gate, "up": up}, {"n": gate.size})
     return y
 
 
-ADD = Op("elementwise.add", flops(1, "n"), _add_gradient, inplace={0: 0})
-ACCUMULATE = Op("elementwise.accumulate", flops(1, "n"), weights=(0,))
-SCALE = Op("elementwise.scale", flops(1, "n"), _scale_gradient, inplace={0: 0})
-ROUNDING = Op("rounding.forward", flops(1, "n"), straight_through=True)
-GELU_BACKWARD = Op("gelu.backward", flops(16, "n"), inplace={0: 0})
-GELU = Op("gelu.forward", flops(12, "n"), _pointwise_gradient(GELU_BACKWARD), again=itself)
-SILU_BACKWARD = Op("silu.backward", flops(12, "n"), inplace={0: 0})
-SILU = Op("silu.forward", flops(10, "n"), _pointwise_gradient(SILU_BACKWARD), again=itself)
-SWIGLU_BACKWARD = Op("swiglu.backward", flops(14, "n"))
-SWIGLU = Op("swiglu.forward", flops(11, "n"), _pointwise_gradient(SWIGLU_BACKWARD), again=itself)
+def _gelu_flops(tanh: int, exact: int) -> Callable[[Sizes], int]:
+    """Count either form by its own: one has an exponential, the other erf's two polynomials."""
+    return lambda sizes: (exact if sizes["exact"] else tanh) * sizes["n"]
+
+
+ADD = Op(
+    "elementwise.add", "y <- a b", "n", flops(1, "n"), _add_gradient, inplace={"y": "a"}, rows="n a"
+)
+ACCUMULATE = Op("elementwise.accumulate", "g <- x", "n", flops(1, "n"), weights=("g",))
+SCALE = Op(
+    "elementwise.scale",
+    "y <- x",
+    "n",
+    flops(1, "n"),
+    _scale_gradient,
+    options="alpha",
+    inplace={"y": "x"},
+    rows="n x",
+)
+ROUNDING = Op("rounding.forward", "y <- x", "n brain", flops(1, "n"), straight_through=True)
+GELU_BACKWARD = Op(
+    "gelu.backward",
+    "dx <- dy x",
+    "n exact",
+    _gelu_flops(EXP + 16, EXP + 32),
+    inplace={"dx": "dy"},
+    rows="n dy",
+)
+GELU = Op(
+    "gelu.forward",
+    "y <- x",
+    "n exact",
+    _gelu_flops(EXP + 7, 27),
+    by_names(GELU_BACKWARD),
+    again=itself,
+    rows="n x",
+)
+SILU_BACKWARD = Op(
+    "silu.backward",
+    "dx <- dy x",
+    "n",
+    flops(SIGMOID_SLOPE + 3, "n"),
+    inplace={"dx": "dy"},
+    rows="n dy",
+)
+SILU = Op(
+    "silu.forward",
+    "y <- x",
+    "n",
+    flops(EXP + 3, "n"),
+    by_names(SILU_BACKWARD),
+    again=itself,
+    rows="n x",
+)
+SWIGLU_BACKWARD = Op(
+    "swiglu.backward", "dgate dup <- dy gate up", "n", flops(SIGMOID_SLOPE + 6, "n"), rows="n dy"
+)
+SWIGLU = Op(
+    "swiglu.forward",
+    "y <- gate up",
+    "n",
+    flops(EXP + 4, "n"),
+    by_names(SWIGLU_BACKWARD),
+    again=itself,
+    rows="n gate",
+)

@@ -3,16 +3,16 @@
 from dataclasses import replace
 
 from toynn import checks, dtypes, precision
-from toynn.autograd import Backward
 from toynn.errors import ConfigError
-from toynn.ops._shape import Recorder, Sizes, flops, given, matrix, require
-from toynn.ops.elementwise import GELU, GELU_BACKWARD
-from toynn.tape import Node, Op, Tensor
+from toynn.graph.autograd import Backward
+from toynn.graph.tape import Node, Op, Tensor
+from toynn.ops._shape import Recorder, Sizes, by_names, flops, matrix, require
+from toynn.ops.elementwise import GELU, GELU_BACKWARD, GELU_FORMS
 
 __all__ = ["embedding", "linear"]
 
 
-_ACTIVATIONS = {None: 0, "gelu": 1, "gelu_exact": 2}
+_ACTIVATIONS = {None: 0} | {form: 1 + exact for form, exact in GELU_FORMS.items()}
 
 
 def embedding(s: Recorder, w: Tensor, ids: Tensor) -> Tensor:
@@ -22,13 +22,9 @@ def embedding(s: Recorder, w: Tensor, ids: Tensor) -> Tensor:
     N = ids.shape[0]
     s.tape.checks.setdefault(ids, []).append(checks.ids_below(V))
     y = s.tape.new("embedding", (N, C))
-    s.tape.record(EMBEDDING, [y], [], [w, ids], {"N": N, "V": V, "C": C, "type": _type(w)})
+    sizes = {"N": N, "V": V, "C": C, "type": _type(w)}
+    s.tape.record(EMBEDDING, {"y": y, "w": w, "ids": ids}, sizes)
     return y
-
-
-def _embedding_gradient(back: Backward, node: Node, dy: Tensor) -> None:
-    w, ids = node.inputs
-    back.emit(EMBEDDING_BACKWARD, [w], [dy, ids], {name: node.sizes[name] for name in "NVC"})
 
 
 def linear(
@@ -36,37 +32,40 @@ def linear(
 ) -> Tensor:
     """Record y (M, N) = x (M, K) w (N, K)^T + b (N,), then a GELU if asked.
 
-    With ``activation`` ("gelu": tanh form, "gelu_exact") the sum before it is saved. A frozen w may
+    With ``activation`` ("gelu_tanh" or "gelu_exact") the sum before it is saved. A frozen w may
     be of a block type (see Session.mapped): it stays packed, and the kernels expand parts of it.
     The node and its gradients keep the session's ``matmul_precision`` of now.
+
+    Raises ConfigError for another activation.
     """
     (M, K), (N, columns) = matrix("linear", x), matrix("linear", w)
     require(columns == K, "linear", f"w (N, {K})", x, w)
     require(b is None or b.shape == (N,), "linear", f"b ({N},)", x, w, b)
     if activation not in _ACTIVATIONS:
         raise ConfigError(
-            f"linear: activation must be gelu, gelu_exact or None; got {activation!r}"
+            f"linear: activation must be {', '.join(GELU_FORMS)} or None; got {activation!r}"
         )
     y = s.tape.new("linear", (M, N))
     pre = s.tape.new("pre", (M, N)) if activation else None
     sizes = {"M": M, "N": N, "K": K, "precision": precision.PRECISIONS.index(s.matmul_precision)}
     sizes |= {"activation": _ACTIVATIONS[activation], "type": _type(w)}
-    s.tape.record(LINEAR, [y], [pre], [x, w, b], sizes)
+    s.tape.record(LINEAR, {"y": y, "pre": pre, "x": x, "w": w, "b": b}, sizes)
     return y
 
 
 def _linear_gradient(back: Backward, node: Node, dy: Tensor) -> None:
-    x, w, b = node.inputs
+    x, w, b = node["x"], node["w"], node.named["b"]
     sizes = {name: node.sizes[name] for name in ("M", "N", "K", "precision")}
     if node.sizes["activation"]:
-        pre = given(node.saved[0])
+        pre = node["pre"]
         d_pre = back.new(pre)
         form = {"n": pre.size, "exact": node.sizes["activation"] - 1}
-        back.tape.record(GELU_BACKWARD, [d_pre], [], [dy, pre], form)
+        back.tape.record(GELU_BACKWARD, {"dx": d_pre, "dy": dy, "x": pre}, form)
         dy = d_pre
-    back.emit(LINEAR_BACKWARD_WEIGHT, [w], [dy, x], sizes)
-    back.emit(BIAS_BACKWARD, [b], [dy], {"N": sizes["M"], "C": sizes["N"]})
-    back.emit(LINEAR_BACKWARD_INPUT, [x], [dy, w], sizes | {"type": node.sizes["type"]})
+    back.emit(LINEAR_BACKWARD_WEIGHT, {"dw": w}, {"dy": dy, "x": x}, sizes)
+    back.emit(BIAS_BACKWARD, {"db": b}, {"dy": dy}, {"N": sizes["M"], "C": sizes["N"]})
+    sizes |= {"type": node.sizes["type"]}
+    back.emit(LINEAR_BACKWARD_INPUT, {"dx": x}, {"dy": dy, "w": w}, sizes)
 
 
 def _activation(node: Node) -> Node | None:
@@ -74,7 +73,7 @@ def _activation(node: Node) -> Node | None:
     form = node.sizes["activation"]
     if not form:
         return None
-    pre = given(node.saved[0])
+    pre = node["pre"]
     sizes = {"n": pre.size, "exact": form - 1}
     return replace(node, op=GELU, saved=(), inputs=(pre,), sizes=sizes)
 
@@ -87,28 +86,59 @@ def _type(w: Tensor) -> int:
 def _gathered(sizes: Sizes) -> int:
     """Count the bytes of the rows that an embedding reads, and of those that it writes."""
     N, C = sizes["N"], sizes["C"]
-    return sum(dtypes.nbytes(dtype, N * C) for dtype in (_DTYPE[sizes["type"]], "f32"))
+    return sum(dtypes.nbytes(dtype, N * C) for dtype in (dtypes.NAMES[sizes["type"]], "f32"))
 
 
-_DTYPE = {dtype.ggml: name for name, dtype in dtypes.DTYPES.items()}
 _PRODUCT = flops(2, "M", "N", "K")
 
-BIAS_BACKWARD = Op("elementwise.bias_backward", flops(1, "N", "C"), weights=(0,))
+BIAS_BACKWARD = Op(
+    "elementwise.bias_backward", "db <- dy", "N C", flops(1, "N", "C"), weights=("db",), rows="N dy"
+)
 EMBEDDING_BACKWARD = Op(
     "embedding.backward",
+    "dw <- dy ids",
+    "N V C",
     flops(1, "N", "C"),
     nbytes=flops(12, "N", "C"),
-    weights=(0,),
-    integers=(1,),
+    weights=("dw",),
+    integers=("ids",),
+    rows="N dy",
 )
 EMBEDDING = Op(
     "embedding.forward",
+    "y <- w ids",
+    "N V C type",
     flops(0, "N", "C"),
-    _embedding_gradient,
+    by_names(EMBEDDING_BACKWARD),
     nbytes=_gathered,
-    integers=(1,),
-    blocks=(0,),
+    integers=("ids",),
+    blocks=("w",),
+    rows="N ids",
 )
-LINEAR_BACKWARD_INPUT = Op("matmul.backward_input", _PRODUCT, adds=True, blocks=(1,))
-LINEAR_BACKWARD_WEIGHT = Op("matmul.backward_weight", _PRODUCT, weights=(0,))
-LINEAR = Op("matmul.forward", _PRODUCT, _linear_gradient, blocks=(1,), again=_activation)
+LINEAR_BACKWARD_INPUT = Op(
+    "matmul.backward_input",
+    "dx <- dy w",
+    "M N K precision type",
+    _PRODUCT,
+    adds=True,
+    blocks=("w",),
+    rows="M dy",
+)
+LINEAR_BACKWARD_WEIGHT = Op(
+    "matmul.backward_weight",
+    "dw <- dy x",
+    "M N K precision",
+    _PRODUCT,
+    weights=("dw",),
+    rows="M dy",
+)
+LINEAR = Op(
+    "matmul.forward",
+    "y; pre? <- x w b?",
+    "M N K precision activation type",
+    _PRODUCT,
+    _linear_gradient,
+    blocks=("w",),
+    again=_activation,
+    rows="M x",
+)

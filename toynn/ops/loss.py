@@ -5,9 +5,10 @@ from dataclasses import replace
 from functools import partial
 
 from toynn import checks
-from toynn.autograd import Backward
 from toynn.errors import ConfigError
-from toynn.ops._shape import Recorder, Rule, flops, given, matrix, require
+from toynn.graph.autograd import Backward
+from toynn.graph.tape import Live, Node, Op, Role, Tensor
+from toynn.ops._shape import EXP, Recorder, by_names, flops, matrix, require
 from toynn.ops.linear import (
     BIAS_BACKWARD,
     LINEAR,
@@ -15,9 +16,8 @@ from toynn.ops.linear import (
     LINEAR_BACKWARD_WEIGHT,
     linear,
 )
-from toynn.tape import Node, Op, Role, Tensor
 
-__all__ = ["chunk_rows", "cross_entropy", "linear_cross_entropy"]
+__all__ = ["chunk_rows", "counted", "cross_entropy", "linear_cross_entropy"]
 
 #: Logits up to this many bytes come in one chunk; there is too little to save.
 WHOLE = 64 << 20
@@ -31,6 +31,8 @@ def cross_entropy(s: Recorder, logits: Tensor, labels: Tensor) -> Tensor:
 
     labels: i32 (N,), where -100 marks a row that does not count; or f32 (N, V), dense, where an
     all-zero row does not.
+
+    Raises ConfigError for labels that are no input.
     """
     N, V = matrix("cross_entropy", logits)
     dense = labels.dtype == "f32"
@@ -38,21 +40,33 @@ def cross_entropy(s: Recorder, logits: Tensor, labels: Tensor) -> Tensor:
     require(labels.shape == expected, "cross_entropy", f"labels {expected}", logits, labels)
     _check_labels(s, "cross_entropy", labels, V)
     loss = s.tape.new("loss", ())
-    saved = [s.tape.new("lse", (N,)), s.tape.new("rows", ())]
+    saved = {"lse": s.tape.new("lse", (N,)), "rows": s.tape.new("rows", ())}
     op = CROSS_ENTROPY_DENSE if dense else CROSS_ENTROPY
-    s.tape.record(op, [loss], saved, [logits, labels], {"N": N, "V": V})
+    tensors = {"loss": loss, **saved, "logits": logits, "labels": labels}
+    s.tape.record(op, tensors, {"N": N, "V": V})
     return loss
 
 
-def _cross_entropy_gradient(backward: Op) -> Rule:
-    def rule(back: Backward, node: Node, dy: Tensor) -> None:
-        back.emit(backward, node.inputs[:1], [dy, *node.inputs, *node.saved], node.sizes)
+def counted(s: Recorder, labels: Tensor, V: int) -> tuple[Tensor, Tensor]:
+    """Record which rows of labels (N,) of i32 count: return their numbers, and their labels, (N,).
 
-    return rule
+    As many of both are live as there are rows that count. ``V`` is the number of classes. Raises
+    ConfigError unless labels are an input.
+    """
+    (N,) = labels.shape
+    require(labels.dtype == "i32", "counted", f"labels ({N},) of i32", labels)
+    _check_labels(s, "counted", labels, V)
+    count = s.tape.new("count", (), "i32")
+    rows, picked = (s.tape.new(name, (N,), "i32", Live(count)) for name in ("rows", "picked"))
+    written = {"rows": rows, "picked": picked, "count": count}
+    s.tape.record(COUNTED, {**written, "labels": labels}, {"N": N})
+    return rows, picked
 
 
 def _check_labels(s: Recorder, op: str, labels: Tensor, V: int) -> None:
     """Have labels checked when they are uploaded, which is before any kernel reads them."""
+    if labels.role is Role.ACTIVATION and labels.dtype == "i32":
+        return  # picked out of others, by counted()
     if labels.role is not Role.INPUT:
         raise ConfigError(f"{op}: labels must be an input; got {labels!r}")
     check = checks.dense_labels if labels.dtype == "f32" else checks.labels_below(V)
@@ -78,6 +92,8 @@ def linear_cross_entropy(
     and b as in ``linear``; ``rows`` is ``chunk_rows(N, V)`` unless given. Where training goes on to
     the gradients, the backward pass computes the loss by the way: of each chunk the logits, their
     losses and gradients at once, the share in dw, and the rows of dx. See segment E in tape.py.
+
+    Raises ConfigError for labels that are no input, or rows below 1.
     """
     (N, C), (V, columns) = matrix("linear_cross_entropy", x), matrix("linear_cross_entropy", w)
     require(columns == C, "linear_cross_entropy", f"w (V, {C})", x, w)
@@ -88,19 +104,18 @@ def linear_cross_entropy(
         raise ConfigError(f"linear_cross_entropy: rows must be at least 1; got {rows}")
     _check_labels(s, "linear_cross_entropy", labels, V)
     chunks = -(-N // (rows or chunk_rows(N, V)))
-    count, losses, loss = (
-        s.tape.new(name, shape) for name, shape in (("rows", ()), ("losses", (N,)), ("loss", ()))
-    )
-    s.tape.record(COUNT, [count], [], [labels], {"N": N, "V": V})
+    count, loss = s.tape.new("rows", ()), s.tape.new("loss", ())
+    losses = s.tape.new("losses", (N,), live=x.live_rows)
+    s.tape.record(COUNT, {"rows": count, "labels": labels}, {"N": N, "V": V})
     start = len(s.tape.nodes)
     for i in range(chunks):
         first, end = i * N // chunks, (i + 1) * N // chunks
         logits = linear(s, x.rows(first, end), w, b)
-        inputs, sizes = [logits, labels.rows(first, end)], {"N": end - first, "V": V}
-        s.tape.record(CHUNK, [losses.rows(first, end)], [], inputs, sizes)
+        part = {"losses": losses.rows(first, end), "labels": labels.rows(first, end)}
+        s.tape.record(CHUNK, {**part, "logits": logits}, {"N": end - first, "V": V})
     # The rule is told the chunks, which the node does not read: so this op is of this loss alone.
     op = replace(MEAN, gradient=partial(_chunked_gradient, s.tape.nodes[start:]))
-    s.tape.record(op, [loss], [], [losses, count], {"N": N})
+    s.tape.record(op, {"loss": loss, "losses": losses, "rows": count}, {"N": N})
     return loss
 
 
@@ -110,51 +125,98 @@ def _chunked_gradient(chunks: Sequence[Node], back: Backward, node: Node, dy: Te
     So where nothing but the end of a run hangs on the loss, the forward's chunks serve evaluation
     alone. Products write the rows of dx side by side, and add to dw one after another.
     """
-    losses, count = node.inputs
-    x = given(chunks[0].inputs[0]).root
+    x = chunks[0]["x"].root
     d_x = back.new(x) if back.wants(x) else None
     first = 0
     for product, loss in zip(chunks[::2], chunks[1::2], strict=True):
-        rows, w, b = product.inputs
-        old, labels = given(loss.inputs[0]), loss.inputs[1]
+        rows, w, b = product["x"], product["w"], product.named["b"]
+        old = loss["logits"]
         logits, d_logits = replace(old, name=f"{old.name}'"), back.new(old)
-        back.tape.record(LINEAR, [logits], product.saved, product.inputs, product.sizes)
-        outputs, inputs = [d_logits, *loss.outputs], [dy, logits, labels, count]
-        back.tape.record(CHUNK_BACKWARD, outputs, [], inputs, loss.sizes)
+        back.tape.record(LINEAR, {**product.named, "y": logits}, product.sizes)
+        tensors = {**loss.named, "logits": logits, "rows": node["rows"]}
+        gradients = {"dlogits": d_logits, "dloss": dy}
+        back.tape.record(CHUNK_BACKWARD, {**tensors, **gradients}, loss.sizes)
         sizes = {name: product.sizes[name] for name in ("M", "N", "K", "precision")}
-        back.emit(LINEAR_BACKWARD_WEIGHT, [w], [d_logits, rows], sizes)
-        back.emit(BIAS_BACKWARD, [b], [d_logits], {"N": sizes["M"], "C": sizes["N"]})
+        back.emit(LINEAR_BACKWARD_WEIGHT, {"dw": w}, {"dy": d_logits, "x": rows}, sizes)
+        back.emit(BIAS_BACKWARD, {"db": b}, {"dy": d_logits}, {"N": sizes["M"], "C": sizes["N"]})
         if d_x is not None:
             part = d_x.rows(first, first + sizes["M"])
             sizes |= {"type": product.sizes["type"]}
-            back.tape.record(LINEAR_BACKWARD_INPUT, [part], [], [d_logits, w], sizes)
+            back.tape.record(LINEAR_BACKWARD_INPUT, {"dx": part, "dy": d_logits, "w": w}, sizes)
         first += sizes["M"]
     if d_x is not None:
         back.contribute(x, d_x)
     if back.tape.supersede([*chunks, node]):
-        back.tape.record(MEAN, node.outputs, [], [losses, count], node.sizes)
+        back.tape.record(MEAN, node.named, node.sizes)
 
+
+# Of a logit, forward: maximum, difference, exponential, sum.
+_TENSORS = "loss; lse rows <- logits labels"
+_BACKWARD = "dlogits <- dloss logits labels lse rows"
 
 CROSS_ENTROPY_BACKWARD = Op(
-    "cross_entropy.backward", flops(12, "N", "V"), inplace={0: 1}, integers=(2,)
+    "cross_entropy.backward",
+    _BACKWARD,
+    "N V",
+    flops(EXP + 2, "N", "V"),
+    inplace={"dlogits": "logits"},
+    integers=("labels",),
+    rows="N logits",
 )
 CROSS_ENTROPY = Op(
     "cross_entropy.forward",
-    flops(12, "N", "V"),
-    _cross_entropy_gradient(CROSS_ENTROPY_BACKWARD),
-    integers=(1,),
+    _TENSORS,
+    "N V",
+    flops(EXP + 3, "N", "V"),
+    by_names(CROSS_ENTROPY_BACKWARD),
+    integers=("labels",),
+    rows="N logits",
 )
 CROSS_ENTROPY_DENSE_BACKWARD = Op(
-    "cross_entropy.backward_dense", flops(14, "N", "V"), inplace={0: 1}
+    "cross_entropy.backward_dense",
+    _BACKWARD,
+    "N V",
+    flops(EXP + 5, "N", "V"),
+    inplace={"dlogits": "logits"},
 )
 CROSS_ENTROPY_DENSE = Op(
     "cross_entropy.forward_dense",
-    flops(14, "N", "V"),
-    _cross_entropy_gradient(CROSS_ENTROPY_DENSE_BACKWARD),
+    _TENSORS,
+    "N V",
+    flops(EXP + 7, "N", "V"),
+    by_names(CROSS_ENTROPY_DENSE_BACKWARD),
 )
-COUNT = Op("chunked_cross_entropy.count", flops(1, "N"), integers=(0,))
-CHUNK = Op("chunked_cross_entropy.forward", flops(12, "N", "V"), integers=(1,))
+COUNTED = Op(
+    "counted.forward",
+    "rows picked count <- labels",
+    "N",
+    flops(1, "N"),
+    integers=("labels",),
+    rows="N labels",
+)
+COUNT = Op(
+    "chunked_cross_entropy.count",
+    "rows <- labels",
+    "N V",
+    flops(1, "N"),
+    integers=("labels",),
+    rows="N labels",
+)
+CHUNK = Op(
+    "chunked_cross_entropy.forward",
+    "losses <- logits labels",
+    "N V",
+    flops(EXP + 3, "N", "V"),
+    integers=("labels",),
+    rows="N logits",
+)
 CHUNK_BACKWARD = Op(
-    "chunked_cross_entropy.backward", flops(14, "N", "V"), inplace={0: 1}, integers=(2,)
+    "chunked_cross_entropy.backward",
+    "dlogits losses <- dloss logits labels rows",
+    "N V",
+    flops(EXP + 4, "N", "V"),
+    inplace={"dlogits": "logits"},
+    integers=("labels",),
+    rows="N logits",
 )
-MEAN = Op("chunked_cross_entropy.mean", flops(1, "N"))
+MEAN = Op("chunked_cross_entropy.mean", "loss <- losses rows", "N", flops(1, "N"), rows="N losses")

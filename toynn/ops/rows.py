@@ -1,8 +1,7 @@
 """What looks at one row at a time: softmax, norms, RoPE, class tokens."""
 
-from toynn.autograd import Backward
-from toynn.ops._shape import Recorder, flops, itself, matrix, require
-from toynn.tape import Node, Op, Tensor
+from toynn.graph.tape import Op, Tensor
+from toynn.ops._shape import EXP, Recorder, Sizes, by_names, flops, itself, matrix, require
 
 __all__ = ["class_token", "layernorm", "rmsnorm", "rope", "softmax"]
 
@@ -11,12 +10,8 @@ def softmax(s: Recorder, x: Tensor) -> Tensor:
     """Record y (N, C) = softmax over the rows of x."""
     N, C = matrix("softmax", x)
     y = s.tape.new("softmax", x.shape)
-    s.tape.record(SOFTMAX, [y], [], [x], {"N": N, "C": C})
+    s.tape.record(SOFTMAX, {"y": y, "x": x}, {"N": N, "C": C})
     return y
-
-
-def _softmax_gradient(back: Backward, node: Node, dy: Tensor) -> None:
-    back.emit(SOFTMAX_BACKWARD, node.inputs, [dy, node.outputs[0]], node.sizes)
 
 
 def layernorm(s: Recorder, x: Tensor, w: Tensor, b: Tensor, eps: float = 1e-5) -> Tensor:
@@ -24,13 +19,9 @@ def layernorm(s: Recorder, x: Tensor, w: Tensor, b: Tensor, eps: float = 1e-5) -
     N, C = matrix("layernorm", x)
     require(w.shape == b.shape == (C,), "layernorm", f"w and b ({C},)", x, w, b)
     y, mean, r = s.tape.new("layernorm", x.shape), s.tape.new("mean", (N,)), s.tape.new("r", (N,))
-    s.tape.record(LAYERNORM, [y], [mean, r], [x, w, b], {"N": N, "C": C}, options={"eps": eps})
+    tensors = {"y": y, "mean": mean, "r": r, "x": x, "w": w, "b": b}
+    s.tape.record(LAYERNORM, tensors, {"N": N, "C": C}, {"eps": eps})
     return y
-
-
-def _layernorm_gradient(back: Backward, node: Node, dy: Tensor) -> None:
-    x, w, _ = node.inputs
-    back.emit(LAYERNORM_BACKWARD, node.inputs, [dy, x, w, *node.saved], node.sizes)
 
 
 def rmsnorm(s: Recorder, x: Tensor, w: Tensor, eps: float = 1e-5) -> Tensor:
@@ -43,12 +34,9 @@ def rmsnorm(s: Recorder, x: Tensor, w: Tensor, eps: float = 1e-5) -> Tensor:
     require(w.shape == (D,) and C % D == 0, "rmsnorm", f"w (D,) with D dividing {C}", x, w)
     groups = N * (C // D)
     y, r = s.tape.new("rmsnorm", x.shape), s.tape.new("r", (groups,))
-    s.tape.record(RMSNORM, [y], [r], [x, w], {"N": groups, "C": D}, options={"eps": eps})
+    tensors = {"y": y, "r": r, "x": x, "w": w}
+    s.tape.record(RMSNORM, tensors, {"N": groups, "C": D}, {"eps": eps})
     return y
-
-
-def _rmsnorm_gradient(back: Backward, node: Node, dy: Tensor) -> None:
-    back.emit(RMSNORM_BACKWARD, node.inputs, [dy, *node.inputs, *node.saved], node.sizes)
 
 
 def rope(
@@ -68,12 +56,9 @@ def rope(
     require(fits, "rope", needed, x, positions, inverse_frequency)
     y = s.tape.new("rope", x.shape)
     sizes = {"N": N, "H": n_heads, "D": D, "interleaved": int(interleaved)}
-    s.tape.record(ROPE, [y], [], [x, positions, inverse_frequency], sizes)
+    turned = {"y": y, "x": x, "positions": positions, "inverse_frequency": inverse_frequency}
+    s.tape.record(ROPE, turned, sizes)
     return y
-
-
-def _rope_gradient(back: Backward, node: Node, dy: Tensor) -> None:
-    back.emit(ROPE_BACKWARD, node.inputs[:1], [dy, *node.inputs[1:]], node.sizes)
 
 
 def class_token(s: Recorder, x: Tensor, cls: Tensor, pos: Tensor) -> Tensor:
@@ -83,21 +68,90 @@ def class_token(s: Recorder, x: Tensor, cls: Tensor, pos: Tensor) -> Tensor:
     fits = N == B * (T - 1) and columns == C and cls.shape == (C,)
     require(fits, "class_token", f"x (B {T - 1}, {columns}), cls ({columns},)", x, cls, pos)
     y = s.tape.new("tokens", (B * T, C))
-    s.tape.record(CLASS_TOKEN, [y], [], [x, cls, pos], {"B": B, "T": T, "C": C})
+    s.tape.record(CLASS_TOKEN, {"y": y, "x": x, "cls": cls, "pos": pos}, {"B": B, "T": T, "C": C})
     return y
 
 
-def _class_token_gradient(back: Backward, node: Node, dy: Tensor) -> None:
-    back.emit(CLASS_TOKEN_BACKWARD, node.inputs, [dy], node.sizes)
+def _turns(sizes: Sizes) -> int:
+    """Count 6 for each pair of each head, and for all heads 26: a cosine and a sine."""
+    return (6 * sizes["H"] + 26) * sizes["N"] * sizes["D"] // 2
 
 
-SOFTMAX_BACKWARD = Op("softmax.backward", flops(4, "N", "C"), inplace={0: 0})
-SOFTMAX = Op("softmax.forward", flops(12, "N", "C"), _softmax_gradient)
-LAYERNORM_BACKWARD = Op("layernorm.backward", flops(14, "N", "C"), weights=(1, 2))
-LAYERNORM = Op("layernorm.forward", flops(8, "N", "C"), _layernorm_gradient, again=itself)
-RMSNORM_BACKWARD = Op("rmsnorm.backward", flops(11, "N", "C"), weights=(1,))
-RMSNORM = Op("rmsnorm.forward", flops(4, "N", "C"), _rmsnorm_gradient, again=itself)
-ROPE_BACKWARD = Op("rope.backward", flops(3, "N", "H", "D"), integers=(1,))
-ROPE = Op("rope.forward", flops(3, "N", "H", "D"), _rope_gradient, integers=(1,))
-CLASS_TOKEN_BACKWARD = Op("class_token.backward", flops(1, "B", "T", "C"), weights=(1, 2))
-CLASS_TOKEN = Op("class_token.forward", flops(1, "B", "T", "C"), _class_token_gradient)
+SOFTMAX_BACKWARD = Op(
+    "softmax.backward", "dx <- dy y", "N C", flops(4, "N", "C"), inplace={"dx": "dy"}, rows="N dy"
+)
+SOFTMAX = Op(
+    "softmax.forward",
+    "y <- x",
+    "N C",
+    flops(EXP + 4, "N", "C"),
+    by_names(SOFTMAX_BACKWARD),
+    rows="N x",
+)
+LAYERNORM_BACKWARD = Op(
+    "layernorm.backward",
+    "dx dw? db? <- dy x w mean r",
+    "N C",
+    flops(19, "N", "C"),
+    weights=("dw", "db"),
+    rows="N dy",
+)
+LAYERNORM = Op(
+    "layernorm.forward",
+    "y; mean r <- x w b",
+    "N C",
+    flops(7, "N", "C"),
+    by_names(LAYERNORM_BACKWARD),
+    options="eps",
+    again=itself,
+    rows="N x",
+)
+RMSNORM_BACKWARD = Op(
+    "rmsnorm.backward",
+    "dx dw? <- dy x w r",
+    "N C",
+    flops(9, "N", "C"),
+    weights=("dw",),
+    rows="N dy",
+)
+RMSNORM = Op(
+    "rmsnorm.forward",
+    "y; r <- x w",
+    "N C",
+    flops(4, "N", "C"),
+    by_names(RMSNORM_BACKWARD),
+    options="eps",
+    again=itself,
+    rows="N x",
+)
+ROPE_BACKWARD = Op(
+    "rope.backward",
+    "dx <- dy positions inverse_frequency",
+    "N H D interleaved",
+    _turns,
+    integers=("positions",),
+    rows="N dy",
+)
+ROPE = Op(
+    "rope.forward",
+    "y <- x positions inverse_frequency",
+    "N H D interleaved",
+    _turns,
+    by_names(ROPE_BACKWARD),
+    integers=("positions",),
+    rows="N x",
+)
+CLASS_TOKEN_BACKWARD = Op(
+    "class_token.backward",
+    "dx dcls? dpos? <- dy",
+    "B T C",
+    flops(1, "B", "T", "C"),
+    weights=("dcls", "dpos"),
+)
+CLASS_TOKEN = Op(
+    "class_token.forward",
+    "y <- x cls pos",
+    "B T C",
+    flops(1, "B", "T", "C"),
+    by_names(CLASS_TOKEN_BACKWARD),
+)

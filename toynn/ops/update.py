@@ -1,9 +1,8 @@
 """Segment U: the norm of all gradients, and AdamW."""
 
-from toynn import checks
-from toynn._kernels.grad_norm import ELEMENTS_PER_PARTIAL
+from toynn.adamw import check_row
+from toynn.graph.tape import Op, Tensor
 from toynn.ops._shape import Recorder, flops, require
-from toynn.tape import Op, Tensor
 
 __all__ = ["adamw_step", "grad_norm"]
 
@@ -13,8 +12,8 @@ def grad_norm(s: Recorder, norm: Tensor, factor: Tensor, every: Tensor, control:
 
     control (2,): the norm to clip to (0: do not), and one over the weight of all micro-batches.
     """
-    partial = s.tape.new("partial", (-(-every.size // ELEMENTS_PER_PARTIAL),))
-    s.tape.record(GRAD_NORM, [norm, factor], [partial], [every, control], {"n": every.size})
+    tensors = {"norm": norm, "scale": factor, "g": every, "control": control}
+    s.tape.record(GRAD_NORM, tensors, {"n": every.size})
 
 
 def adamw_step(
@@ -22,9 +21,9 @@ def adamw_step(
 ) -> None:
     """Record one AdamW update of w, m and v in place; g is first multiplied by ``factor`` ()."""
     require(w.shape == g.shape and hp.shape == (7,), "adamw", "g like w, hp (7,)", w, g, hp)
-    s.tape.checks.setdefault(hp, [checks.finite])
-    s.tape.record(ADAMW, [w, m, v], [], [g, hp, factor], {"n": w.size})
+    s.tape.checks.setdefault(hp, [check_row])
+    s.tape.record(ADAMW, {"w": w, "m": m, "v": v, "g": g, "hp": hp, "scale": factor}, {"n": w.size})
 
 
-GRAD_NORM = Op("grad_norm.forward", flops(2, "n"), updates=True)
-ADAMW = Op("adamw.step", flops(13, "n"), updates=True)
+GRAD_NORM = Op("grad_norm.forward", "norm scale <- g control", "n", flops(2, "n"), updates=True)
+ADAMW = Op("adamw.step", "w m v <- g hp scale", "n", flops(16, "n"), updates=True)

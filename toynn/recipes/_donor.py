@@ -8,11 +8,11 @@ from typing import NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from toynn.engines import ENGINES
 from toynn.errors import GGUFError
 from toynn.formats import gguf, quants
 from toynn.formats.gguf import GGUFFile, Strings
 from toynn.formats.tokenizer import byte_letters
+from toynn.models import ARCHITECTURES
 
 __all__ = ["Donor", "open_donor"]
 
@@ -26,9 +26,9 @@ class Donor:
 
     def __init__(self, file: GGUFFile) -> None:
         architecture = file.architecture
-        if architecture not in ENGINES:
+        if architecture not in ARCHITECTURES:
             raise GGUFError(
-                f"{file.path}: general.architecture: expected {', '.join(ENGINES)}; "
+                f"{file.path}: general.architecture: expected {', '.join(ARCHITECTURES)}; "
                 f"got {architecture!r}"
             )
         self.width = file.require(f"{architecture}.embedding_length", int)

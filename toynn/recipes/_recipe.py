@@ -1,12 +1,19 @@
 """What every recipe offers: an engine, and handles to look through."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from toynn.engines._engine import Engine
+from toynn.adamw import AdamW
+from toynn.engines.engine import Engine
 from toynn.errors import LifecycleError
-from toynn.tape import Tensor
+from toynn.formats import safetensors
+from toynn.formats.files import write_atomically
+from toynn.formats.safetensors import SafeTensors
+from toynn.graph.tape import Tensor
+from toynn.recipes import snapshot
+from toynn.recipes.snapshot import Snapshot
 
 __all__ = ["Recipe"]
 
@@ -17,6 +24,8 @@ class Recipe(Generic[E]):
     """A recipe around an engine. The caller owns the data, the schedule and ``is_first``."""
 
     _builder = "realize"  # the call after which it can step
+    #: AdamW with the convention of the last two slots of an hp row that the recipe is trained with
+    optimizer: Callable[[], AdamW] = AdamW.for_lora
 
     t_loss: Tensor | None
     t_labels: Tensor | None
@@ -54,6 +63,35 @@ class Recipe(Generic[E]):
     def _check_new(self, call: str) -> None:
         if self.t_loss is not None:
             raise LifecycleError(f"{type(self).__name__}.{call}: once only; make a new recipe")
+
+    def snapshot(self) -> Snapshot:
+        """Return all that training has changed; see ``restore``."""
+        self._check_built("snapshot")
+        return snapshot.of(self.engine, self.step_index)
+
+    def restore(self, found: Snapshot) -> None:
+        """Go on where a recipe that was realized alike stood, with the same bits."""
+        self._check_built("restore")
+        snapshot.restore(self.engine, found)
+        self.step_index = int(found.counts["steps"])
+
+    def write_run(self, folder: Path) -> None:
+        """Write the model into the folder of a run, in place of the one before.
+
+        As model.safetensors, under the engine's names; of an adapter, see LoRA.write_run.
+        """
+        self._check_built("write_run")
+        content = safetensors.parts(self.engine.weights())
+        write_atomically(folder / "model.safetensors", content)
+
+    def read_run(self, folder: Path) -> None:
+        """Go back to the weights that ``write_run`` wrote."""
+        self._check_built("read_run")
+        with closing(SafeTensors(folder / "model.safetensors")) as file:
+            self.engine.load_weights({name: file[name] for name in file.tensors})
+
+    def check_unchanged(self) -> None:
+        """Raise where a file that is mapped is no longer the one that was opened."""
 
     def _show(self) -> None:
         self.t_loss = self.engine.t_loss

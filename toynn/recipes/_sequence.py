@@ -6,12 +6,12 @@ from typing import Any, TypeVar
 
 from numpy.typing import ArrayLike
 
-from toynn.engines._gguf import GGUFEngine
+from toynn.engines import SequenceEngine
 from toynn.recipes._recipe import Recipe
 
 __all__ = ["FullRecipe", "SequenceRecipe"]
 
-E = TypeVar("E", bound=GGUFEngine[Any])
+E = TypeVar("E", bound=SequenceEngine[Any])
 
 
 class SequenceRecipe(Recipe[E]):
@@ -24,30 +24,47 @@ class SequenceRecipe(Recipe[E]):
         labels: ArrayLike,
         hp: ArrayLike,
         is_first: bool,
+        segments: ArrayLike | None = None,
     ) -> float:
         """Train on one batch; return its loss before the update. See SequenceEngine.step."""
         self._check_built("step")
-        loss = self.engine.step(seq_ids, positions, labels, hp, is_first)
+        loss = self.engine.step(seq_ids, positions, labels, hp, is_first, segments)
         self.step_index += 1
         return loss
 
     def accumulate(
-        self, seq_ids: ArrayLike, positions: ArrayLike | None, labels: ArrayLike
+        self,
+        seq_ids: ArrayLike,
+        positions: ArrayLike | None,
+        labels: ArrayLike,
+        segments: ArrayLike | None = None,
     ) -> float:
         """Add one micro-batch's gradients to the next step's; return its loss."""
         self._check_built("accumulate")
-        return self.engine.accumulate(seq_ids, positions, labels)
+        return self.engine.accumulate(seq_ids, positions, labels, segments)
 
-    def evaluate(self, seq_ids: ArrayLike, positions: ArrayLike | None, labels: ArrayLike) -> float:
+    def evaluate(
+        self,
+        seq_ids: ArrayLike,
+        positions: ArrayLike | None,
+        labels: ArrayLike,
+        segments: ArrayLike | None = None,
+    ) -> float:
         """Return the loss of one batch, and change nothing."""
         self._check_built("evaluate")
-        return self.engine.evaluate(seq_ids, positions, labels)
+        return self.engine.evaluate(seq_ids, positions, labels, segments)
 
     def save(
         self, path: str | PathLike[str], outtype: str = "f32", *, overwrite: bool = False
     ) -> None:
-        """Write the model as a GGUF file, which llama.cpp loads. See GGUFEngine.export_gguf."""
+        """Write the model as a GGUF file, which llama.cpp loads. See SequenceEngine.export_gguf."""
         self.engine.export_gguf(path, outtype, overwrite=overwrite)
+
+    def write_run(self, folder: Path) -> None:
+        """Write the model into the folder of a run: as model.gguf, and as model.safetensors."""
+        self._check_built("write_run")
+        self.save(folder / "model.gguf", overwrite=True)
+        super().write_run(folder)
 
 
 class FullRecipe(SequenceRecipe[E]):
@@ -61,14 +78,15 @@ class FullRecipe(SequenceRecipe[E]):
         weight_dtype: str = "f32",
         *,
         checkpointing: bool = False,
+        packed: bool = False,
     ) -> None:
         """Start from the weights of a GGUF file or a Hugging Face folder; compile the step.
 
         The model's shape is the file's. ``t_seq`` 0 means the context length that it names.
         """
-        engine = self.engine
+        engine, kind = self.engine, self._reader(path)
         self._check_new("realize_from")
-        read = engine.from_hf if Path(path).is_dir() else engine.from_gguf
+        read = kind.from_hf if Path(path).is_dir() else kind.from_gguf
         self.engine = read(
             path,
             t_seq,
@@ -76,5 +94,16 @@ class FullRecipe(SequenceRecipe[E]):
             engine.backend,
             weight_dtype=weight_dtype,
             checkpointing=checkpointing,
+            packed=packed,
         )
         self._show()
+
+    def declared_from(
+        self, path: str | PathLike[str], t_seq: int = 0, weight_dtype: str = "f32"
+    ) -> SequenceEngine[Any]:
+        """Return an engine as ``realize_from`` makes it, without its weights."""
+        return self._reader(path).declared_from(path, t_seq, weight_dtype=weight_dtype)
+
+    def _reader(self, path: str | PathLike[str]) -> type[E]:
+        """Return the engine that a model is read by."""
+        return type(self.engine)

@@ -1,20 +1,32 @@
 """A Llama-like model from random weights."""
 
-from toynn.engines.llama import LlamaConfig, LlamaSeqEngine
+from os import PathLike
+from typing import Any
+
+from toynn.adamw import AdamW
+from toynn.engines import ENGINES, LlamaConfig, LlamaSeqEngine, SequenceEngine
+from toynn.engines.files import opened
 from toynn.options import RecipeOptions
 from toynn.recipes._sequence import FullRecipe
 
 __all__ = ["FromScratch"]
 
 
-class FromScratch(FullRecipe[LlamaSeqEngine]):
-    """Train a Llama-like model from random weights.
+class FromScratch(FullRecipe[SequenceEngine[Any]]):
+    """Train a Llama-like model from random weights, or go on from any that has no recipe.
 
     Its hp rows are AdamW.for_from_scratch()'s: the update without bias correction.
     """
 
+    optimizer = AdamW.for_from_scratch
+
     def __init__(self, backend: str = "cpu") -> None:
         super().__init__(LlamaSeqEngine(backend))
+
+    def _reader(self, path: str | PathLike[str]) -> type[SequenceEngine[Any]]:
+        with opened(path, check=False) as file:
+            kind = ENGINES.get(file.architecture)
+        return SequenceEngine if kind is SequenceEngine else LlamaSeqEngine
 
     def realize(self, cfg: LlamaConfig, opts: RecipeOptions) -> None:
         """Draw the weights and compile the step; consumes all options."""

@@ -11,9 +11,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
-from toynn.engines import AdapterOptions, LlamaSeqEngine, LoRAEngine, engine_for
+from toynn.engines import AdapterOptions, LlamaSeqEngine, SequenceEngine, engine_for
 from toynn.errors import LifecycleError
 from toynn.formats import adapters
 from toynn.formats import gguf as gguf_format
@@ -29,10 +30,12 @@ __all__ = ["LoRA"]
 StrPath = str | PathLike[str]
 
 
-class LoRA(SequenceRecipe[LoRAEngine[Any]]):
+class LoRA(SequenceRecipe[SequenceEngine[Any]]):
     """Train low-rank adapters of the projections of a model in a GGUF file.
 
     Its hp rows are AdamW.for_lora()'s: the update with bias correction.
+
+    Calls in another order raise LifecycleError.
     """
 
     def __init__(self, backend: str = "cpu") -> None:
@@ -90,7 +93,7 @@ class LoRA(SequenceRecipe[LoRAEngine[Any]]):
     @contextmanager
     def _over(
         self, call: str, gguf: StrPath | GGUFFile
-    ) -> Iterator[tuple[LoRAEngine[Any], GGUFFile]]:
+    ) -> Iterator[tuple[SequenceEngine[Any], GGUFFile]]:
         """Make an engine for a file; it becomes the recipe's if all that is done with it works."""
         if self.t_loss is not None:
             raise LifecycleError(f"LoRA.{call}: once only; make a new recipe")
@@ -113,13 +116,31 @@ class LoRA(SequenceRecipe[LoRAEngine[Any]]):
 
     def export_adapter(self, path: StrPath, *, overwrite: bool = False) -> None:
         """Write the adapters as a GGUF file, which llama.cpp loads with --lora."""
-        self._check_built("export_adapter")
+        self._base("export_adapter").check_unchanged()
         adapters.write_gguf(path, self.engine.adapter(), overwrite=overwrite)
 
     def export_peft(self, folder: StrPath, *, overwrite: bool = False) -> None:
         """Write the adapters as a folder, which PEFT loads on the same model."""
         base = self._base("export_peft")
+        base.check_unchanged()
         adapters.write_peft(folder, self.engine.adapter(), base, overwrite=overwrite)
+
+    def write_run(self, folder: Path) -> None:
+        """Write the adapters into the folder of a run: adapter.gguf, and PEFT's two files."""
+        self.export_adapter(folder / "adapter.gguf", overwrite=True)
+        self.export_peft(folder, overwrite=True)
+
+    def read_run(self, folder: Path) -> None:
+        """Go back to the adapters that ``write_run`` wrote; AdamW starts anew."""
+        self.load_adapter(folder / "adapter.gguf")
+
+    def check_unchanged(self) -> None:
+        """Raise GGUFError where the base is no longer the file that was opened.
+
+        Its size and its time tell, not its bytes. Bytes that are no longer there when the model is
+        computed (a file cut short in place) end the process: the system sends SIGBUS.
+        """
+        self._base("check_unchanged").check_unchanged()
 
     def save(self, path: StrPath, outtype: str | None = None, *, overwrite: bool = False) -> None:
         """Write the model with its adapters merged in, as a GGUF file. See toynn.formats.fuse.

@@ -1,6 +1,7 @@
 """A vision transformer, by default ViT-Tiny, from random weights or from those of a file."""
 
 from os import PathLike
+from pathlib import Path
 
 from numpy.typing import ArrayLike
 
@@ -18,7 +19,7 @@ class VitTiny(Recipe[ViTEngine]):
         super().__init__(ViTEngine(backend))
 
     def realize(self, cfg: ViTConfig, opts: RecipeOptions) -> None:
-        """Draw the weights and compile the step; consumes seed, init_scale and t_batch.
+        """Draw the weights and compile the step; consumes seed, init_scale, t_batch, checkpointing.
 
         t_batch is the number of pictures planned for; steps can have any other.
         """
@@ -40,7 +41,8 @@ class VitTiny(Recipe[ViTEngine]):
     ) -> None:
         """Start from a safetensors file, toynn's or timm's; compile the step. See ViTEngine.load.
 
-        Consumes t_batch, and the seed where another number of ``classes`` needs a new head.
+        Consumes t_batch and checkpointing, and the seed where another number of ``classes`` needs a
+        new head.
         """
         self._check_new("realize_from")
         self.engine = ViTEngine.load(
@@ -82,3 +84,7 @@ class VitTiny(Recipe[ViTEngine]):
     def save(self, path: str | PathLike[str], *, overwrite: bool = False) -> None:
         """Write the model as a safetensors file, by timm's names. See ViTEngine.save."""
         self.engine.save(path, overwrite=overwrite)
+
+    def write_run(self, folder: Path) -> None:
+        """Write the model into the folder of a run, as model.safetensors."""
+        self.save(folder / "model.safetensors", overwrite=True)

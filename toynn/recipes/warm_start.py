@@ -14,13 +14,14 @@ from os import PathLike
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from toynn.adamw import AdamW
 from toynn.engines.llama import LlamaConfig, LlamaSeqEngine
 from toynn.errors import ConfigError, LifecycleError, ShapeError
+from toynn.graph.tape import Tensor
 from toynn.options import RecipeOptions
 from toynn.recipes._donor import open_donor
 from toynn.recipes._sequence import SequenceRecipe
 from toynn.reports import Memory
-from toynn.tape import Tensor
 
 __all__ = ["WarmStart"]
 
@@ -34,9 +35,12 @@ class WarmStart(SequenceRecipe[LlamaSeqEngine]):
 
     ``realize_scratch``; then, as wanted, ``realize_warm`` or ``upload_donor``, and
     ``upload_lens``; then ``build``; then steps. Its hp rows are AdamW.for_from_scratch()'s.
+
+    Calls in another order raise LifecycleError.
     """
 
     _builder = "build"
+    optimizer = AdamW.for_from_scratch
 
     def __init__(self, backend: str = "cpu") -> None:
         super().__init__(LlamaSeqEngine(backend))
@@ -65,6 +69,9 @@ class WarmStart(SequenceRecipe[LlamaSeqEngine]):
 
         Its rows are the first principal components of the table's rows, the largest first: each of
         length 1, its element of the largest size positive.
+
+        Raises ConfigError for a d_model that is more than that, GGUFError for a file that is no
+        donor.
         """
         with open_donor("WarmStart.pca_lens", path) as donor:
             width, count = donor.width, donor.count
@@ -109,6 +116,9 @@ class WarmStart(SequenceRecipe[LlamaSeqEngine]):
         Where the tokenizers differ, ``tokens`` are the texts of the model's tokens, as GGUF files
         spell them: each gets the row of the donor's token of that text. One that the donor lacks
         keeps the row that was drawn for it.
+
+        Raises ConfigError for another cfg or other tokens than the model's, GGUFError for a donor
+        that does not fit.
         """
         self._check_window("realize_warm")
         own = self.engine.config
@@ -134,12 +144,18 @@ class WarmStart(SequenceRecipe[LlamaSeqEngine]):
         self.upload_donor(table)
 
     def upload_donor(self, table: ArrayLike) -> None:
-        """Replace the table by an array (vocab, donor_d_in), or by its elements in a row."""
+        """Replace the table by an array (vocab, donor_d_in), or by its elements in a row.
+
+        Raises ShapeError for other shapes, and numbers that are not finite.
+        """
         self._check_window("upload_donor")
         self._upload("upload_donor", self.engine.t_seq_token_embed, table)
 
     def upload_lens(self, lens: ArrayLike) -> None:
-        """Replace the lens by an array (d_model, donor_d_in), such as ``pca_lens`` returns."""
+        """Replace the lens by an array (d_model, donor_d_in), such as ``pca_lens`` returns.
+
+        Raises ShapeError for other shapes, and numbers that are not finite.
+        """
         self._check_window("upload_lens")
         self._upload("upload_lens", self.engine.t_seq_w_proj, lens)
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from toynn.graph.tape import Role
 from toynn.session import Session
-from toynn.tape import Role
 from toynn.testing import reference
 from toynn.testing.cases import CASES, Array, Call
 from toynn.testing.doors import invoke
@@ -120,7 +120,7 @@ def _check_session(session: Session, options: _Options) -> None:
     }
     session.reset(moments=False)
     outside = (Role.PARAMETER, Role.CONSTANT, Role.INPUT)
-    read = {t.root for node in tape.nodes if node.segment in "FE" for t in node.inputs if t}
+    read = {t.root for node in tape.nodes if node.segment in "FE" for t in node.touched}
     values = {t: _exact(session.download(t)) for t in read if t.role in outside}
 
     def loss() -> Array:

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from toynn.backends.cpu.threads import seconds, worth
-from toynn.testing.cases import CASES, Call
+from toynn.backends.cpu.work import seconds, worth
+from toynn.testing.cases import CASES, Call, Sizes
 from toynn.testing.doors import check, invoke, times
 from toynn.testing.limits import Limits
 
@@ -48,18 +48,21 @@ def kernel_rows(ops: Iterable[str], limits: Limits, precision: str = "highest") 
     for op in ops:
         for shape, sizes in CASES[op].bench.items():
             for call in CASES[op].calls(np.random.default_rng(0), **sizes):
-                yield _kernel_row(op, shape, call, limits, precision)
+                yield _kernel_row(op, shape, sizes, call, limits, precision)
 
 
-def _kernel_row(op: str, shape: str, call: Call, limits: Limits, precision: str) -> Row:
+def _kernel_row(
+    op: str, shape: str, sizes: Sizes, call: Call, limits: Limits, precision: str
+) -> Row:
     of_products = precision if CASES[op].rough else None
     if of_products:
         call = replace(call, options=call.options | {"precision": precision})
-    n_threads = min(limits.n_threads, worth(seconds(call.flops, call.nbytes)))
+    flops, nbytes = CASES[op].work(call, sizes)
+    n_threads = min(limits.n_threads, worth(seconds(flops, nbytes)))
     check(op, call, invoke(op, call, n_threads))
     return _row(
         *(f"{op}.{call.entry}", shape, n_threads, 1, min(times(op, call, n_threads))),
-        *(call.flops, call.nbytes, limits, of_products),
+        *(flops, nbytes, limits, of_products),
     )
 
 

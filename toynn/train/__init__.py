@@ -1,1 +1,5 @@
 """Training: the one loop, what it reports, and the run folder it fills."""
+
+from toynn.train.trainer import Trainer
+
+__all__ = ["Trainer"]

@@ -2,8 +2,9 @@
 
 A run folder holds config.toml (the resolved configuration), metrics.jsonl (one object per report),
 model.safetensors (the best weights by validation loss), model.gguf (the same, as llama.cpp reads
-them; not of a model of pictures), sample.txt (text that the trained model wrote) and, where
-matplotlib is installed, loss.png (both losses) and confusion.png (of a classifier's mistakes).
+them; not of a model of pictures), or the files of an adapter, checkpoint-<step>/ to go on from,
+sample.txt (text that the trained model wrote) and, where matplotlib is installed, loss.png (both
+losses) and confusion.png (of a classifier's mistakes). While a run writes there it is locked.
 """
 
 import contextlib
@@ -13,20 +14,16 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
-import numpy as np
-from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load_file
-
-from toynn.errors import CheckpointError, ConfigError
-from toynn.formats import safetensors
+from toynn.errors import ConfigError
+from toynn.formats import disk
 from toynn.formats.files import write_atomically
+from toynn.train.lock import Lock
 
 __all__ = ["RunFolder", "to_toml", "write_atomically"]
 
 Value = str | bool | int | float | tuple[float | str, ...] | None
-Weights = Mapping[str, NDArray[np.float32]]
 
 
 def to_toml(tables: Mapping[str, Mapping[str, Value]]) -> str:
@@ -52,30 +49,52 @@ def _toml(value: Value) -> str:
 
 
 class RunFolder:
-    """A new folder; making it fails early, and never over an older run.
+    """The folder of a run: a new one, which is made early and never over an older run's.
 
     Used as a context manager, it goes again when the run fails before ``trained`` is set; behind
     that the error gets a note that says where the folder is.
+
+    Raises ConfigError if it cannot be made.
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        self.trained = False  # a step was taken: there is something to keep
-        self.check_absent(self.path)
-        self._made = [each for each in (self.path, *self.path.parents) if not os.path.lexists(each)]
+        path = Path(path)
+        self.check_absent(path)
+        self._made = [each for each in (path, *path.parents) if not os.path.lexists(each)]
         try:
-            self.path.mkdir(parents=True)
+            path.mkdir(parents=True)
         except OSError as error:
             self._remove()
-            raise ConfigError(
-                f"{self.path}: cannot make the run folder: {error.strerror}"
-            ) from error
-        self.metrics = self.path / "metrics.jsonl"
-        self.model = self.path / "model.safetensors"
-        self.gguf = self.path / "model.gguf"
-        self.adapter = self.path / "adapter.gguf"
-        self.plot = self.path / "loss.png"
-        self.confusion = self.path / "confusion.png"
+            raise ConfigError(f"{path}: cannot make the run folder: {error.strerror}") from error
+        self._open(path)
+
+    @classmethod
+    def resume(cls, path: str | Path) -> Self:
+        """Open the folder of an earlier run, to go on with that."""
+        folder = cls.__new__(cls)
+        if not Path(path).is_dir():
+            raise ConfigError(f"{path}: expected the folder of a run; there is none")
+        folder._made = []
+        folder._open(Path(path))
+        folder.trained = True
+        disk.sweep(folder.path)
+        return folder
+
+    def _open(self, path: Path) -> None:
+        self.path = path
+        self.trained = False  # a step was taken: there is something to keep
+        self._lock: Lock | None = Lock(path)
+        self.metrics = path / "metrics.jsonl"
+        self.model = path / "model.safetensors"
+        self.gguf = path / "model.gguf"
+        self.adapter = path / "adapter.gguf"
+        self.plot = path / "loss.png"
+        self.confusion = path / "confusion.png"
+
+    def best_files(self) -> list[Path]:
+        """Return the files that hold the best model so far."""
+        peft = [self.path / name for name in ("adapter_config.json", "adapter_model.safetensors")]
+        return [each for each in (self.model, self.gguf, self.adapter, *peft) if each.exists()]
 
     def __enter__(self) -> "RunFolder":
         return self
@@ -89,9 +108,17 @@ class RunFolder:
         if error is not None and self.trained:
             error.add_note(f"(the run folder {self.path} has the best weights until then)")
         elif error is not None:
-            for path in (self.path / "config.toml", self.metrics, self.model, self.adapter):
+            for path in (self.path / "config.toml", self.metrics, *self.best_files()):
                 path.unlink(missing_ok=True)
+        self.close()
+        if error is not None and not self.trained:
             self._remove()
+
+    def close(self) -> None:
+        """Let other runs into the folder."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
 
     def _remove(self) -> None:
         """Remove the folders that were made for this run, as far as they are empty."""
@@ -116,14 +143,3 @@ class RunFolder:
     def write_sample(self, text: str) -> None:
         """Write sample.txt."""
         write_atomically(self.path / "sample.txt", text.encode())
-
-    def save_weights(self, weights: Weights) -> None:
-        """Write model.safetensors in place of the one before."""
-        write_atomically(self.model, safetensors.encode(weights))
-
-    def load_weights(self) -> dict[str, NDArray[np.float32]]:
-        """Read model.safetensors back."""
-        try:
-            return dict(load_file(self.model))
-        except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"{self.model}: cannot read: {error}") from error

@@ -1,5 +1,6 @@
-"""Ctrl-C and SIGTERM: the first asks the loop to stop after its step, the second ends all."""
+"""Ctrl-C, SIGTERM, SIGHUP: the first asks the loop to stop after its step, the second ends all."""
 
+import contextlib
 import os
 import signal
 import threading
@@ -8,12 +9,15 @@ from types import FrameType
 
 __all__ = ["Interrupt"]
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = tuple(
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+)
 
 
 class Interrupt:
-    """While entered, a first SIGINT or SIGTERM sets ``requested``; the next one kills at once.
+    """While entered, a first SIGINT, SIGTERM or SIGHUP sets ``requested``; the next kills.
 
+    SIGHUP does not: a shell that ends may send it once more after the terminal has.
     For the second signal the system's own handler is put back, because one in Python would have
     to wait until a running program returns. In a thread other than the main one, where Python
     allows no handlers, nothing is installed. A signal that the parent chose to ignore stays so.
@@ -21,6 +25,7 @@ class Interrupt:
 
     def __init__(self) -> None:
         self.requested = False
+        self.number: int | None = None  # of the signal
         self._since = 0.0
         self._previous: dict[int, signal._HANDLER] = {}
 
@@ -42,8 +47,10 @@ class Interrupt:
         return time.perf_counter() - self._since if self.requested else 0.0
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        self.requested, self._since = True, time.perf_counter()
+        self.requested, self._since, self.number = True, time.perf_counter(), number
         for each in self._previous:
-            signal.signal(each, signal.SIG_DFL)
+            hangs_up = each == getattr(signal, "SIGHUP", None)
+            signal.signal(each, signal.SIG_IGN if hangs_up else signal.SIG_DFL)
         # Not print: the signal may have come in the middle of a write to the same stream.
-        os.write(2, b"\ntoynn: finishing the step, then saving; once more to stop at once\n")
+        with contextlib.suppress(OSError):  # of SIGHUP, the terminal has gone
+            os.write(2, b"\ntoynn: finishing the step, then saving; once more to stop at once\n")

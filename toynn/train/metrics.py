@@ -1,14 +1,21 @@
 """What a run reports about itself: one record per report, its file of JSON lines, its plot."""
 
+import errno
 import json
 import math
+import os
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from types import TracebackType
 
-__all__ = ["MetricsFile", "Report", "peak_memory", "plot_losses"]
+from toynn.errors import CheckpointError
+from toynn.formats import disk
+from toynn.formats.files import free_space
+
+__all__ = ["MetricsFile", "Report", "peak_memory", "plot_losses", "read_reports"]
 
 
 @dataclass(frozen=True)
@@ -31,26 +38,68 @@ class Report:
     val_loss: float | None = None
     val_accuracy: float | None = None  # of recipes that classify: the share that is right, 0 to 1
     skipped_updates: int | None = None  # so far, because a gradient was not finite
+    # Of batches of examples, since the last report:
+    examples: int | None = None
+    tokens: int | None = None  # read
+    learned_tokens: int | None = None  # asked for
+    filled: float | None = None  # the share of the room for tokens that was used, 0 to 1
 
 
 class MetricsFile:
     """metrics.jsonl: one object per report, written out at once, so that it can be followed.
 
-    ``unit`` takes the place of "tokens" in the names: trained_images, images_per_second.
+    ``unit`` takes the place of "tokens" in the names: trained_images, images_per_second. A file
+    that is there is gone on with: of its bytes the first ``keep``, or all. Raises CheckpointError.
     """
 
-    def __init__(self, path: Path, unit: str = "tokens") -> None:
-        self._unit = unit
-        self._file = path.open("a", encoding="utf-8", buffering=1)
+    def __init__(self, path: Path, unit: str = "tokens", keep: int | None = None) -> None:
+        self._path, self._unit = path, unit
+        with self._named():
+            self._file = path.open("ab", buffering=0)
+            if keep is not None and keep < self.length:
+                self._file.truncate(keep)
+
+    @property
+    def length(self) -> int:
+        """Bytes so far."""
+        return os.fstat(self._file.fileno()).st_size
 
     def write(self, report: Report) -> None:
-        """Append the fields that are known. NaN and infinity, which JSON lacks, become null."""
+        """Append the fields that are known. NaN and infinity, which JSON lacks, become null.
+
+        Raises CheckpointError, and leaves no part of a line, if the disk is full or the file gone.
+        """
         known = {name: value for name, value in asdict(report).items() if value is not None}
         finite = {
             name.replace("tokens", self._unit): value if math.isfinite(value) else None
             for name, value in known.items()
         }
-        self._file.write(json.dumps(finite, allow_nan=False) + "\n")
+        line = json.dumps(finite, allow_nan=False).encode() + b"\n"
+        before = self.length
+        with self._named():
+            try:
+                if not os.path.samestat(os.fstat(self._file.fileno()), os.stat(self._path)):
+                    raise OSError(errno.ESTALE, "another file has its name")
+                while line:
+                    line = line[disk.write(self._file.fileno(), line) :]
+            except OSError:
+                self._file.truncate(before)
+                raise
+
+    def sync(self) -> None:
+        """Wait until all lines are on the disk. Raises CheckpointError."""
+        with self._named():
+            disk.sync(self._file.fileno())
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise CheckpointError(
+                f"{self._path}: cannot write ({free_space(self._path.parent)}): "
+                f"{error.strerror or error}"
+            ) from error
 
     def __enter__(self) -> "MetricsFile":
         return self
@@ -62,6 +111,19 @@ class MetricsFile:
         traceback: TracebackType | None,
     ) -> None:
         self._file.close()
+
+
+def read_reports(path: Path, unit: str = "tokens", length: int | None = None) -> list[Report]:
+    """Return the reports in the first bytes of a metrics.jsonl; what is none is passed over."""
+    names, found = {each.name for each in fields(Report)}, []
+    for line in path.read_bytes()[:length].splitlines():
+        try:
+            entries = json.loads(line).items()
+            known = {name.replace(unit, "tokens"): value for name, value in entries}
+            found.append(Report(**{name: known[name] for name in names & known.keys()}))
+        except (ValueError, TypeError, AttributeError):
+            continue
+    return found
 
 
 def peak_memory() -> int | None:

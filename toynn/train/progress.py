@@ -1,5 +1,6 @@
 """A progress bar on a terminal; elsewhere, one plain line per report."""
 
+import contextlib
 import os
 import sys
 from dataclasses import replace
@@ -31,33 +32,67 @@ def _words(report: Report, unit: str, *names: str) -> str:
         "lr": ("lr {:.1e}", report.learning_rate),
         "norm": ("norm {:.2f}", report.grad_norm),
         "speed": ("{:,.0f} " + f"{unit}/s", report.tokens_per_second),
+        "examples": ("{:,} examples", report.examples),
+        "filled": ("filled {:.0%}", report.filled),
         "skipped": ("skipped {}", report.skipped_updates),
     }
     known = (forms[name] for name in names)
     return "  ".join(form.format(figure) for form, figure in known if figure is not None)
 
 
-def _is_terminal(stream: TextIO) -> bool:
-    """Whether a bar can be drawn: some terminals, as in containers, do not know their width."""
-    try:
-        return os.get_terminal_size(stream.fileno()).columns > 0
-    except OSError:
-        return False
+class _Lenient:
+    """A stream for what may be lost: a run goes on where nobody can be told of it any more."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream  # None: the process was started without
+        self.encoding = getattr(stream, "encoding", None)
+
+    def write(self, text: str) -> int:
+        if self._stream is not None:
+            with contextlib.suppress(OSError, ValueError):  # a closed file is a ValueError
+                self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        if self._stream is not None:
+            with contextlib.suppress(OSError, ValueError):
+                self._stream.flush()
+
+    def fileno(self) -> int:
+        if self._stream is None:
+            raise OSError("no stream")
+        return self._stream.fileno()
+
+    def isatty(self) -> bool:
+        return True  # asked by what draws the bar, which is made for a terminal alone
+
+    def is_terminal(self) -> bool:
+        """Whether a bar can be drawn: some terminals, as in containers, do not know their width."""
+        try:
+            return os.get_terminal_size(self.fileno()).columns > 0
+        except (OSError, ValueError):
+            return False
 
 
 class Progress:
     """Shows a run of so many steps on a stream; enter it, then call it with each report."""
 
-    def __init__(self, steps: int, stream: TextIO | None = None, unit: str = "tokens") -> None:
-        self._steps, self._unit = steps, unit
-        self._stream = sys.stderr if stream is None else stream
+    def __init__(
+        self, steps: int, stream: TextIO | None = None, unit: str = "tokens", done: int = 0
+    ) -> None:
+        self._steps, self._unit, self._done = steps, unit, done
+        self._stream = _Lenient(sys.stderr if stream is None else stream)
         self._bar: tqdm | None = None
         self._evaluated: Report | None = None  # the last one with an evaluation
 
     def __enter__(self) -> "Progress":
-        if _is_terminal(self._stream):
+        if self._stream.is_terminal():
             self._bar = tqdm(
-                total=self._steps, file=self._stream, bar_format=BAR, dynamic_ncols=True
+                total=self._steps,
+                initial=self._done,
+                file=self._stream,
+                bar_format=BAR,
+                dynamic_ncols=True,
             )
         return self
 
@@ -83,13 +118,13 @@ class Progress:
             newest = report
             if (last := self._evaluated) is not None:
                 newest = replace(report, val_loss=last.val_loss, val_accuracy=last.val_accuracy)
-            words = _words(newest, self._unit, "loss", "val", "accuracy", "speed")
+            words = _words(newest, self._unit, "loss", "val", "accuracy", "speed", "filled")
             self._bar.set_postfix_str(words)
             return
         done = report.iteration
         left = report.time * (self._steps - done) / done if done else None
         eta = f"  ETA {duration(left)}" if left else ""
         width = len(str(self._steps))
-        names = ("loss", "val", "accuracy", "lr", "norm", "speed", "skipped")
+        names = ("loss", "val", "accuracy", "lr", "norm", "speed", "examples", "filled", "skipped")
         words = _words(report, self._unit, *names)
         print(f"step {done:{width}}/{self._steps}  {words}{eta}", file=self._stream, flush=True)

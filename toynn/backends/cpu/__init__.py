@@ -1,53 +1,43 @@
 """The CPU backend: aligned memory, and programs of Cython kernels."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 import toynn._kernels as kernels
-from toynn.backends.cpu import threads
 from toynn.backends.cpu.program import CompiledProgram
-from toynn.backends.protocol import ALIGNMENT, Backend, Buffer, Launch, Place, Program
+from toynn.backends.cpu.work import seconds, worth
+from toynn.backends.host import HostBuffer
+from toynn.backends.protocol import Backend, Buffer, Launch, Place, Program, aligned
+from toynn.signature import Entry
+from toynn.threads import get_num_threads
 
-__all__ = ["CPU", "CPUBuffer"]
-
-_DTYPES = {"f32": np.dtype(np.float32), "i32": np.dtype(np.int32)}
+__all__ = ["CPU", "create"]
 
 
-class CPUBuffer:
-    """Bytes of this process: fresh ones are zero and aligned to a cache line.
+class CPUProgram:
+    """Kernel calls with resolved addresses, and the scratch memory that they share."""
 
-    NumPy takes them zeroed from the operating system, so that a page costs nothing until it is
-    touched, and asks for huge pages where the kernel offers them.
-    """
-
-    def __init__(self, memory: NDArray[np.uint8]) -> None:
-        self._bytes = memory
-
-    @classmethod
-    def zeros(cls, nbytes: int) -> "CPUBuffer":
-        """Return fresh memory."""
-        raw = np.zeros(nbytes + ALIGNMENT, np.uint8)
-        start = -raw.ctypes.data % ALIGNMENT
-        return cls(raw[start : start + nbytes])
+    def __init__(self, backend: "CPU", compiled: CompiledProgram, workspace: HostBuffer) -> None:
+        self._backend, self._compiled, self.workspace = backend, compiled, workspace
 
     @property
-    def nbytes(self) -> int:
-        """Size in bytes."""
-        return self._bytes.nbytes
+    def scratch(self) -> int:
+        """Bytes of the scratch memory."""
+        return self.workspace.nbytes
 
-    @property
-    def address(self) -> int:
-        """Address of the first byte."""
-        return int(self._bytes.ctypes.data)
+    def run(self, segments: str, accumulate: bool) -> None:
+        """Run the launches of these segments; they are done when this returns."""
+        self._compiled.run(segments, accumulate, self._backend.threads())
 
-    def view(self, offset: int, shape: Sequence[int], dtype: str) -> NDArray[Any]:
-        """Return an array over part of the buffer, without a copy."""
-        kind = _DTYPES[dtype]
-        count = int(np.prod(shape, dtype=np.int64))
-        return self._bytes[offset : offset + count * kind.itemsize].view(kind).reshape(shape)
+    def times(self) -> list[tuple[int, int]]:
+        """Return (calls, nanoseconds) per launch since the program was compiled."""
+        return self._compiled.times()
+
+    def notes(self) -> Mapping[str, int]:
+        """Say how long kernels had fewer threads than their work is worth (see crew.pyx)."""
+        return {"on fewer threads": self._compiled.short_handed()}
 
 
 class CPU(Backend):
@@ -55,57 +45,77 @@ class CPU(Backend):
 
     name = "cpu"
 
-    def max_threads(self) -> int:
-        """Return how many threads a run may use now."""
-        return threads.get_num_threads()
+    def __init__(self, n_threads: int | None = None) -> None:
+        self.n_threads = n_threads
 
-    def workspace(self, launch: Launch, n_threads: int) -> int:
-        """Return the bytes of scratch memory that a launch needs."""
+    def threads(self) -> int:
+        """Return how many threads a run may use now."""
+        return min(self.n_threads or 2**31, get_num_threads())
+
+    def allocate(self, nbytes: int) -> HostBuffer:
+        """Return a zero-filled buffer."""
+        return HostBuffer.zeros(nbytes)
+
+    def wrap(self, array: NDArray[np.uint8]) -> HostBuffer:
+        """Return the memory of an array as a buffer, without a copy."""
+        return HostBuffer(array)
+
+    def scratch(self, launches: Sequence[Launch]) -> int:
+        """Return the bytes of scratch memory of the kernel that needs the most."""
+        return aligned(max((self._scratch(launch) for launch in launches), default=0))
+
+    def _scratch(self, launch: Launch) -> int:
         op, _, entry = launch.kernel.partition(".")
         need = getattr(getattr(kernels, op), "workspace", None)
         if need is None:
             return 0
-        return int(need(entry, *launch.sizes, n_threads=self._threads(launch, n_threads)))
+        return int(need(entry, **launch.sizes, n_threads=self._worth(launch)))
 
-    def allocate(self, nbytes: int) -> CPUBuffer:
-        """Return a zero-filled buffer."""
-        return CPUBuffer.zeros(nbytes)
-
-    def wrap(self, array: NDArray[Any]) -> CPUBuffer:
-        """Return the memory of a C-contiguous array as a buffer, without a copy."""
-        return CPUBuffer(array.reshape(-1).view(np.uint8))
-
-    def compile(
-        self,
-        launches: Sequence[Launch],
-        buffers: Mapping[str, Buffer],
-        workspace: Place,
-        n_threads: int,
-    ) -> Program:
+    def compile(self, launches: Sequence[Launch], buffers: Mapping[str, Buffer]) -> Program:
         """Turn launches into a program: addresses resolved, threads chosen by the work."""
 
         def address(place: Place | None) -> int:
             if place is None:
                 return 0
             buffer = buffers[place.buffer]
-            assert isinstance(buffer, CPUBuffer)
+            assert isinstance(buffer, HostBuffer)
             return buffer.address + place.offset
 
-        program = CompiledProgram(len(launches), address(workspace), list(buffers.values()))
+        workspace = HostBuffer.zeros(self.scratch(launches))
+        held = [workspace, *buffers.values()]
+        program = CompiledProgram(len(launches), workspace.address, held)
         for launch in launches:
-            op, _, entry = launch.kernel.partition(".")
+            kernel, names = _entry(launch)
+            live = launch.live
             program.append(
                 launch.segment,
-                getattr(kernels, op).entries[entry],
-                [address(place) for place in launch.tensors],
-                launch.sizes,
-                launch.options,
+                kernel,
+                [address(launch.tensors[name]) for name in names.tensors],
+                tuple(launch.sizes[name] for name in names.sizes),
+                tuple(launch.options[name] for name in names.options),
                 int(launch.accumulate),
-                self._threads(launch, n_threads),
-                threads.seconds(launch.flops, launch.nbytes),
+                self._worth(launch),
+                seconds(launch.flops, launch.nbytes),
             )
-        return program
+            if live is not None:
+                place, size = address(live.count), names.sizes.index(live.size)
+                program.limit(place, size, live.first, live.rows)
+        return CPUProgram(self, program, workspace)
 
-    @staticmethod
-    def _threads(launch: Launch, n_threads: int) -> int:
-        return min(n_threads, threads.worth(threads.seconds(launch.flops, launch.nbytes)))
+    def _worth(self, launch: Launch) -> int:
+        return min(self.threads(), worth(seconds(launch.flops, launch.nbytes)))
+
+    def wait(self) -> None:
+        """Do nothing: a run is done when it returns."""
+
+
+def _entry(launch: Launch) -> Entry:
+    """Find the kernel of a launch; its names must be those with which the launch was made."""
+    op, _, name = launch.kernel.partition(".")
+    entry: Entry = getattr(kernels, op).entries[name]
+    what = f"the kernel {launch.kernel}"
+    entry.signature.check(what, launch.tensors, launch.sizes, launch.options)
+    return entry
+
+
+create = CPU

@@ -27,6 +27,9 @@ cdef struct Step:
     long long calls
     long long spent        # nanoseconds
     double usual           # nanoseconds that a call takes: an estimate, then as it was lately
+    const int* count       # of live rows; NULL: all
+    Py_ssize_t size        # the slot of the size that counts them
+    Py_ssize_t first, rows, per_row  # how many there may be; what the size is for one
 
 
 cdef class CompiledProgram:
@@ -85,6 +88,18 @@ cdef class CompiledProgram:
         step.usual = 1e9 * seconds / max_threads
         self._size += 1
 
+    def limit(self, size_t count, Py_ssize_t size, Py_ssize_t first, Py_ssize_t rows):
+        """Have the last call compute live rows only: as many as the i32 at ``count``, less first.
+
+        Size number ``size`` counts ``rows`` rows, perhaps several times each.
+        """
+        cdef Step* step = &self._steps[self._size - 1]
+        if rows < 1 or step.args.n[size] % rows:
+            raise ValueError(f"a size of {step.args.n[size]} does not count {rows} rows")
+        step.count = <const int*>count
+        step.size, step.first, step.rows = size, first, rows
+        step.per_row = step.args.n[size] // rows
+
     def run(self, str segments, bint accumulate, int n_threads):
         """Run the calls of these segments, in order; ``accumulate`` goes to those that follow it.
 
@@ -99,7 +114,7 @@ cdef class CompiledProgram:
 
     cdef void _run(self, const char* wanted, bint accumulate) noexcept nogil:
         cdef Step* step
-        cdef Py_ssize_t i
+        cdef Py_ssize_t i, live = 0
         cdef long long before = nanoseconds(), after
         for i in range(self._size):
             step = &self._steps[i]
@@ -107,11 +122,16 @@ cdef class CompiledProgram:
                 continue
             step.args.accumulate = accumulate if step.policy == MICRO_BATCH else step.policy
             step.args.n_threads = min(step.max_threads, self._crew.size)
+            if step.count != NULL:
+                live = max(0, min(step.rows, step.count[0] - step.first))
+                step.args.n[step.size] = live * step.per_row
             step.kernel(&step.args)
             after = nanoseconds()
             step.calls += 1
             step.spent += after - before
-            if self._crew.full > 1 and step.max_threads > 1:
+            if self._crew.full > 1 and step.max_threads > 1 and (
+                step.count == NULL or live == step.rows
+            ):
                 self._learn(step, after - before)
             before = after
 

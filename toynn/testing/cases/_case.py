@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from toynn import ops
+
 __all__ = ["Array", "Call", "OpCase", "Sizes", "call"]
 
 Array = NDArray[Any]
@@ -31,7 +33,7 @@ class Call:
     in_place: Mapping[str, str] = field(default_factory=dict)  # output: the input it may share
     loses_nan: Mapping[str, str] = field(default_factory=dict)  # input: why its NaN may get lost
     free: tuple[str, ...] = ()  # arrays whose length no other argument fixes
-    flops: int = 0
+    sizes: Sizes = field(default_factory=dict)  # by the op's names, where the shape has others
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -67,6 +69,17 @@ class OpCase:
     function: Callable[..., Array] | None = None
     gradients: Callable[..., dict[str, Array]] | None = None
 
+    def work(self, call: Call, shape: Sizes) -> tuple[int, int]:
+        """Return the flops and bytes of a call at a shape: what its op counts on a tape.
+
+        Of what no tape has, flops are 0 and bytes those of each array, read or written once.
+        """
+        op = ops.TABLE.get(f"{self.op}.{call.entry}")
+        if op is None:
+            return 0, call.nbytes
+        sizes = {**shape, **call.sizes}
+        return op.flops(sizes), op.nbytes(sizes) if op.nbytes else call.nbytes
+
 
 def call(
     entry: str,
@@ -78,12 +91,12 @@ def call(
     in_place: Mapping[str, str] | None = None,
     loses_nan: Mapping[str, str] | None = None,
     free: tuple[str, ...] = (),
-    flops: int = 0,
+    sizes: Sizes | None = None,
     **options: Any,
 ) -> Call:
-    """Make a Call: outputs like ``expected`` but float32 and NaN (or ``initial``), then the inputs.
+    """Make a Call: outputs like ``expected`` but NaN (or as in ``initial``), then the inputs.
 
-    Float inputs are rounded to float32, integer ones to int32; bytes stay bytes (an output: 255).
+    Floats are rounded to float32, integers to int32 (an output: -1); bytes stay bytes (255).
     """
     start = initial or {}
     outputs: dict[str, Array] = {
@@ -103,7 +116,7 @@ def call(
         in_place or {},
         loses_nan or {},
         free,
-        flops,
+        sizes or {},
     )
 
 
@@ -116,4 +129,6 @@ def _stored(value: Array) -> type[np.generic]:
 
 def _unwritten(value: Array) -> Array:
     """Return what an output holds before the call."""
-    return np.full_like(value, 255) if value.dtype == np.uint8 else np.full(value.shape, np.nan)
+    if value.dtype.kind in "iu":
+        return np.full_like(value, 255 if value.dtype == np.uint8 else -1)
+    return np.full(value.shape, np.nan)

@@ -4,29 +4,22 @@ import math
 
 import numpy as np
 
+from toynn.backends.reference import attention
 from toynn.testing.cases._case import Array, Call, OpCase, call
 
 BLOCK = 64  # keys, in the cache of keys
 
 
-def _blocked(keys: Array) -> Array:
-    """Turn keys (B, KV, S, D) into blocks (B, KV, S / 64, D, 64)."""
+def blocked(keys: Array) -> Array:
+    """Put keys (B, KV, S, D) into the order (B, KV, S / 64, D, 64)."""
     B, KV, S, D = keys.shape
-    return keys.reshape(B, KV, S // BLOCK, BLOCK, D).swapaxes(3, 4)
+    return keys.reshape(B, KV, S // BLOCK, BLOCK, D).swapaxes(3, 4).reshape(keys.shape)
 
 
-def _attend(q: Array, keys: Array, values: Array) -> Array:
-    """Return o (T, H D) of the last T rows q (T, H D) of a sequence of keys (KV, T', D)."""
-    KV, total, D = keys.shape
-    T, columns = q.shape
-    group = columns // D // KV
-    seen = np.tri(T, total, total - T, dtype=bool)
-    o = np.empty((T, columns // D, D))
-    for h in range(columns // D):
-        scores = q.reshape(o.shape)[:, h] @ keys[h // group].T / math.sqrt(D)
-        p = np.exp(np.where(seen, scores, -np.inf) - scores.max(axis=1, keepdims=True))
-        o[:, h] = p / p.sum(axis=1, keepdims=True) @ values[h // group]
-    return o.reshape(q.shape)
+def plain(blocks: Array) -> Array:
+    """Undo ``blocked``."""
+    B, KV, S, D = blocks.shape
+    return blocks.reshape(B, KV, S // BLOCK, D, BLOCK).swapaxes(3, 4).reshape(blocks.shape)
 
 
 def _calls(
@@ -40,20 +33,16 @@ def _calls(
     pasts = past // np.arange(1, B + 1)
     keys, values = normal(2, B, KV, S, D)
     q, k, v = normal(B * T, H * D), normal(B * T, KV * D), normal(B * T, KV * D)
-    initial = {"kc": _blocked(keys), "vc": values.copy()}
-    o = np.empty_like(q)
-    for b, before in enumerate(pasts if T else ()):
-        new, end = slice(b * T, (b + 1) * T), before + T
-        for cache, rows in ((keys, k), (values, v)):
-            cache[b, :, before:end] = rows[new].reshape(T, KV, D).swapaxes(0, 1)
-        o[new] = _attend(q[new], keys[b, :, :end], values[b, :, :end])
+    initial = {"kc": blocked(keys), "vc": values}
+    written = attention.cached_attention(
+        keys, values, q, k, v, pasts, T=T, H=H, KV=KV, D=D, scale=1 / math.sqrt(D)
+    )
     return [
         call(
             "forward",
-            {"o": o, "kc": _blocked(keys), "vc": values},
+            written | {"kc": blocked(written["kc"])},
             {"q": q, "k": k, "v": v, "past": pasts},
             initial=initial,
-            flops=4 * B * T * H * D * (past + T),
         )
     ]
 

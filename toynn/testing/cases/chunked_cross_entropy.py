@@ -4,8 +4,10 @@ from typing import Any
 
 import numpy as np
 
+from toynn.backends.reference import losses
+from toynn.checks import IGNORED
 from toynn.testing.cases._case import Array, Call, OpCase, call
-from toynn.testing.cases.cross_entropy import DLOSS, FEW_FLOPS, IGNORED
+from toynn.testing.cases.cross_entropy import DLOSS
 
 OTHER_ROWS = 3  # that count, in other chunks
 
@@ -17,60 +19,39 @@ def _inputs(rng: np.random.Generator, N: int, V: int) -> dict[str, Array]:
     return {"logits": 3 * rng.standard_normal((N, V)).astype(np.float32), "labels": labels}
 
 
-def _one_hot(labels: Array, V: int) -> Array:
-    rows: Array = (labels[:, None] == np.arange(V)).astype(np.float64)
-    return rows
-
-
-def losses(logits: Array, labels: Array) -> Array:
-    """Loss of each row; 0 where it does not count."""
-    top = logits.max(axis=1)
-    lse = top + np.log(np.exp(logits - top[:, None]).sum(axis=1))
-    each: Array = lse - logits[np.arange(len(labels)), np.maximum(labels, 0)]
-    return np.where(labels == IGNORED, 0, each)
-
-
-def _dlogits(logits: Array, labels: Array, dloss: Any, rows: float) -> Array:
-    e = np.exp(logits - logits.max(axis=1, keepdims=True))
-    softmax = e / e.sum(axis=1, keepdims=True)
-    counts = (labels != IGNORED)[:, None]
-    gradient: Array = dloss / rows * (softmax - _one_hot(labels, logits.shape[1])) * counts
-    return gradient
-
-
 def _rows(labels: Array) -> float:
     return OTHER_ROWS + float((labels != IGNORED).sum())
 
 
 def _function(inputs: dict[str, Array], **_: Any) -> Array:
-    total = losses(inputs["logits"], inputs["labels"]).sum()
-    return np.array([total / _rows(inputs["labels"])])
+    each = losses.chunk(inputs["logits"], inputs["labels"])["losses"]
+    return losses.mean(each, np.array([_rows(inputs["labels"])]))["loss"]
 
 
 def _gradients(inputs: dict[str, Array], dy: Array, **_: Any) -> dict[str, Array]:
-    labels = inputs["labels"]
-    return {"dlogits": _dlogits(inputs["logits"], labels, dy, _rows(labels))}
+    logits, labels = inputs["logits"], inputs["labels"]
+    written = losses.chunk_backward(dy, logits, labels, np.array([_rows(labels)]))
+    return {"dlogits": written["dlogits"]}
 
 
 def _calls(rng: np.random.Generator, N: int, V: int) -> list[Call]:
     given = _inputs(rng, N, V)
     exact, labels = given["logits"].astype(np.float64), given["labels"]
-    each, counting = losses(exact, labels), np.array([(labels != IGNORED).sum()], np.float64)
+    each = losses.chunk(exact, labels)["losses"]
     rows, dloss = np.array([_rows(labels)]), np.array([DLOSS])
-    dlogits = _dlogits(exact, labels, np.float32(DLOSS).astype(np.float64), rows[0])
+    written = losses.chunk_backward(dloss.astype(np.float32).astype(float), exact, labels, rows)
     return [
-        call("count", {"rows": counting}, {"labels": labels}, free=("labels",), classes=V),
-        call("forward", {"losses": each}, given, flops=FEW_FLOPS * exact.size),
+        call("count", losses.count(labels), {"labels": labels}, free=("labels",), classes=V),
+        call("forward", {"losses": each}, given),
         call(
             "backward",
-            {"dlogits": dlogits, "losses": each},
+            written,
             {"dloss": dloss, **given, "rows": rows},
             in_place={"dlogits": "logits"},
-            flops=FEW_FLOPS * exact.size,
         ),
         call(
             "mean",
-            {"loss": np.array([each.astype(np.float32).sum() / rows[0]])},
+            losses.mean(each.astype(np.float32), rows),
             {"losses": each, "rows": rows},
             free=("losses",),
         ),

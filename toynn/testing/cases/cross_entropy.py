@@ -4,11 +4,11 @@ from typing import Any
 
 import numpy as np
 
+from toynn.backends.reference import losses
+from toynn.checks import IGNORED
 from toynn.testing.cases._case import Array, Call, OpCase, call
 
-IGNORED = -100
 DLOSS = 0.7
-FEW_FLOPS = 12  # per logit: maximum, subtraction, exponential, sum
 
 
 def _labels(rng: np.random.Generator, N: int, V: int) -> Array:
@@ -30,56 +30,31 @@ def _dense(rng: np.random.Generator, N: int, V: int) -> Array:
     return labels
 
 
-def _one_hot(labels: Array, V: int) -> Array:
-    rows: Array = (labels[:, None] == np.arange(V)).astype(np.float64)
-    return rows
+def _function(inputs: dict[str, Array], **_: Any) -> Array:
+    return losses.forward(**inputs)["loss"]
 
 
-def _log_sum_exp(logits: Array) -> Array:
-    top = logits.max(axis=1, keepdims=True)
-    lse: Array = (top + np.log(np.exp(logits - top).sum(axis=1, keepdims=True)))[:, 0]
-    return lse
+def _gradients(inputs: dict[str, Array], dy: Array, **_: Any) -> dict[str, Array]:
+    rows = losses.forward(**inputs)["rows"]
+    return losses.backward(dloss=dy, **inputs, rows=rows)
 
 
-def _forward(logits: Array, dense: Array) -> dict[str, Array]:
-    """Everything that forward writes, from labels as dense rows."""
-    lse = _log_sum_exp(logits)
-    rows = dense.any(axis=1).sum()
-    loss = (dense * (lse[:, None] - logits)).sum() / rows
-    return {"loss": np.array([loss]), "lse": lse, "rows": np.array([rows], np.float64)}
-
-
-def _backward(logits: Array, dense: Array, dloss: Any) -> dict[str, Array]:
-    softmax = np.exp(logits - _log_sum_exp(logits)[:, None])
-    rows = dense.any(axis=1).sum()
-    return {"dlogits": dloss / rows * (dense.sum(axis=1, keepdims=True) * softmax - dense)}
-
-
-def _rows(labels: Array, V: int) -> Array:
-    """Labels of either form as dense rows."""
-    return labels if labels.ndim == 2 else _one_hot(labels, V)
-
-
-def _function(inputs: dict[str, Array], V: int, **_: Any) -> Array:
-    return _forward(inputs["logits"], _rows(inputs["labels"], V))["loss"]
-
-
-def _gradients(inputs: dict[str, Array], dy: Array, V: int, **_: Any) -> dict[str, Array]:
-    return _backward(inputs["logits"], _rows(inputs["labels"], V), dy)
-
-
-def _pair(form: str, logits: Array, labels: Array, dense: Array) -> list[Call]:
-    exact, dense = logits.astype(np.float64), dense.astype(np.float64)
-    saved = _forward(exact, dense)
+def _pair(form: str, logits: Array, labels: Array) -> list[Call]:
+    forward, backward = (getattr(losses, name + form) for name in ("forward", "backward"))
     given = {"logits": logits, "labels": labels}
+    exact = given | {"logits": logits.astype(np.float64)}
+    if form:
+        exact["labels"] = labels.astype(np.float64)
+    written, dloss = forward(**exact), np.array([DLOSS])
+    saved = {name: written[name] for name in ("lse", "rows")}
+    exact["dloss"] = dloss.astype(np.float32).astype(np.float64)
     return [
-        call("forward" + form, saved, given, flops=FEW_FLOPS * logits.size),
+        call("forward" + form, written, given),
         call(
             "backward" + form,
-            _backward(exact, dense, np.float32(DLOSS).astype(np.float64)),
-            {"dloss": np.array([DLOSS]), **given, "lse": saved["lse"], "rows": saved["rows"]},
+            backward(**exact, rows=written["rows"]),
+            {"dloss": dloss, **given, **saved},
             in_place={"dlogits": "logits"},
-            flops=FEW_FLOPS * logits.size,
         ),
     ]
 
@@ -88,8 +63,8 @@ def _calls(rng: np.random.Generator, N: int, V: int) -> list[Call]:
     inputs = _inputs(rng, N, V)
     dense = _dense(rng, N, V)
     return [
-        *_pair("", inputs["logits"], inputs["labels"], _one_hot(inputs["labels"], V)),
-        *_pair("_dense", inputs["logits"], dense, dense),
+        *_pair("", inputs["logits"], inputs["labels"]),
+        *_pair("_dense", inputs["logits"], dense),
     ]
 
 

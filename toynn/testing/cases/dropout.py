@@ -1,32 +1,12 @@
-"""dropout against plain Python integers: the mask, one element after the other."""
+"""dropout against the same hash in NumPy's 64-bit integers."""
 
 import numpy as np
 
+from toynn.backends.reference.pointwise import dropout, dropout_factors
 from toynn.testing.cases._case import Array, Call, OpCase, call
 
-MASK = 2**64 - 1
 SEED, SITE, P = 9, 4, 0.3
 DROPPING, IDENTITY = (np.array([step, active], np.int32) for step, active in ((7, 1), (7, 0)))
-
-
-def _splitmix(x: int) -> int:
-    x = (x + 0x9E3779B97F4A7C15) & MASK
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
-    return x ^ (x >> 31)
-
-
-def factors(n: int, control: Array, p: float, seed: int, site: int) -> Array:
-    """Return what each of ``n`` elements is multiplied by."""
-    p = float(np.float32(p))
-    step, active = (int(value) for value in control)
-    key = _splitmix(_splitmix(_splitmix(seed) ^ step) ^ site)
-    hashes = (
-        _splitmix((key + i // 32 * 16 + i % 16) & MASK) >> (32 if i % 32 >= 16 else 0)
-        for i in range(n)
-    )
-    kept = [h % 2**32 >= int(p * 2**32) or not active for h in hashes]
-    return np.array(kept, float) / (1 - p if active else 1)
 
 
 def _inputs(rng: np.random.Generator, n: int) -> dict[str, Array]:
@@ -36,12 +16,11 @@ def _inputs(rng: np.random.Generator, n: int) -> dict[str, Array]:
 def _function(
     inputs: dict[str, Array], n: int, p: float = P, seed: int = SEED, site: int = SITE
 ) -> Array:
-    y: Array = inputs["x"] * factors(n, inputs["control"], p, seed, site)
-    return y
+    return dropout(**inputs, p=p, seed=seed, site=site)["y"]
 
 
 def _gradients(inputs: dict[str, Array], dy: Array, n: int) -> dict[str, Array]:
-    return {"dx": dy * factors(n, inputs["control"], P, SEED, SITE)}
+    return {"dx": dy * dropout_factors(n, inputs["control"], P, SEED, SITE)}
 
 
 def _calls(rng: np.random.Generator, n: int) -> list[Call]:
@@ -55,7 +34,6 @@ def _calls(rng: np.random.Generator, n: int) -> list[Call]:
             p=P,
             seed=SEED,
             site=SITE,
-            flops=n,
         )
         for control in (DROPPING, IDENTITY)
     ]

@@ -1,7 +1,8 @@
-"""elementwise: its five doors, and their composition y = alpha (x + a) + b for the gradient."""
+"""elementwise: its four doors, and y = alpha (x + a) + b, whose gradients they make."""
 
 import numpy as np
 
+from toynn.backends.reference import pointwise
 from toynn.testing.cases._case import Array, Call, OpCase, call
 
 ALPHA = -0.75
@@ -16,47 +17,47 @@ def _inputs(rng: np.random.Generator, N: int, C: int) -> dict[str, Array]:
 
 
 def _function(inputs: dict[str, Array], N: int, C: int) -> Array:
-    return ALPHA * (inputs["x"] + inputs["a"]) + inputs["b"]
+    y = pointwise.add(inputs["x"], inputs["a"])["y"]
+    return pointwise.scale(y, ALPHA)["y"] + inputs["b"]
 
 
 def _gradients(inputs: dict[str, Array], dy: Array, N: int, C: int) -> dict[str, Array]:
-    return {"dx": ALPHA * dy, "da": ALPHA * dy, "db": dy.sum(axis=0)}
+    scaled = pointwise.scale(dy, ALPHA)["y"]
+    return {"dx": scaled, "da": scaled, **pointwise.bias_backward(dy)}
 
 
 def _calls(rng: np.random.Generator, N: int, C: int) -> list[Call]:
     inputs = _inputs(rng, N, C)
-    x, a, b = (value.astype(np.float64) for value in inputs.values())
+    x, a = (inputs[name].astype(np.float64) for name in "xa")
     flat = {"a": inputs["a"].ravel(), "b": inputs["x"].ravel()}
     return [
-        call("add", {"y": (a + x).ravel()}, flat, in_place={"y": "a"}, flops=N * C),
+        call(
+            "add",
+            pointwise.add(a.ravel(), x.ravel()),
+            flat,
+            in_place={"y": "a"},
+            sizes={"n": N * C},
+        ),
         call(
             "scale",
-            {"y": (ALPHA * x).ravel()},
+            pointwise.scale(x.ravel(), ALPHA),
             {"x": inputs["x"].ravel()},
             in_place={"y": "x"},
-            flops=N * C,
+            sizes={"n": N * C},
             alpha=ALPHA,
         ),
         call(
             "accumulate",
-            {"g": x.ravel()},
+            pointwise.accumulate(x.ravel()),
             {"x": inputs["x"].ravel()},
             accumulates=("g",),
-            flops=N * C,
-        ),
-        call(
-            "bias",
-            {"y": x + b},
-            {"x": inputs["x"], "b": inputs["b"]},
-            in_place={"y": "x"},
-            flops=N * C,
+            sizes={"n": N * C},
         ),
         call(
             "bias_backward",
-            {"db": x.sum(axis=0)},
+            pointwise.bias_backward(x),
             {"dy": inputs["x"]},
             accumulates=("db",),
-            flops=N * C,
         ),
     ]
 

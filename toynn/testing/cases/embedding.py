@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from toynn.backends.reference import linear
 from toynn.testing.cases._case import Array, Call, OpCase, call
 from toynn.testing.cases.quants import SCALES, matrix
 
@@ -16,13 +17,11 @@ def _inputs(rng: np.random.Generator, N: int, V: int, C: int, **_: Any) -> dict[
 
 
 def _function(inputs: dict[str, Array], **_: Any) -> Array:
-    return inputs["w"][inputs["ids"]]
+    return linear.embedding(**inputs)["y"]
 
 
 def _gradients(inputs: dict[str, Array], dy: Array, **_: Any) -> dict[str, Array]:
-    dw = np.zeros_like(inputs["w"])
-    np.add.at(dw, inputs["ids"], dy)
-    return {"dw": dw}
+    return linear.embedding_backward(dy, inputs["ids"], len(inputs["w"]))
 
 
 def _calls(rng: np.random.Generator, N: int, V: int, C: int, type: int = 0) -> list[Call]:
@@ -30,17 +29,25 @@ def _calls(rng: np.random.Generator, N: int, V: int, C: int, type: int = 0) -> l
     exact = {"w": inputs["w"].astype(np.float64), "ids": inputs["ids"]}
     if type:  # blocks are frozen
         name, inputs["w"], exact["w"] = matrix(rng, type, V, C)
-        return [call("forward", {"y": _function(exact)}, inputs, free=("w",), type=name)]
+        return [
+            call(
+                "forward",
+                {"y": _function(exact)},
+                inputs,
+                free=("w",),
+                sizes={"type": type},
+                type=name,
+            )
+        ]
     dy = rng.standard_normal((N, C)).astype(np.float32)
     return [
-        call("forward", {"y": _function(exact)}, inputs, free=("w",)),
+        call("forward", {"y": _function(exact)}, inputs, free=("w",), sizes={"type": type}),
         call(
             "backward",
             _gradients(exact, dy.astype(np.float64)),
             {"dy": dy, "ids": inputs["ids"]},
             accumulates=("dw",),
             free=("dw",),
-            flops=N * C,
         ),
     ]
 

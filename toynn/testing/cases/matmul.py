@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from toynn.backends.reference import linear, pointwise
 from toynn.testing.cases._case import Array, Call, OpCase, call
 from toynn.testing.cases.quants import SCALES, matrix
 
@@ -23,21 +24,15 @@ def _inputs(rng: np.random.Generator, M: int, N: int, K: int, **_: Any) -> dict[
 
 
 def _function(inputs: dict[str, Array], **_: Any) -> Array:
-    y: Array = inputs["x"] @ inputs["w"].T + inputs["b"]
-    return y
+    return linear.matmul(**inputs)["y"]
 
 
 def _gradients(inputs: dict[str, Array], dy: Array, **_: Any) -> dict[str, Array]:
-    return {"dx": dy @ inputs["w"], "dw": dy.T @ inputs["x"], "db": dy.sum(axis=0)}
-
-
-def _activate(pre: Array, activation: str) -> Array:
-    if activation == "gelu_tanh":
-        pre = 0.5 * pre * (1 + np.tanh(math.sqrt(2 / math.pi) * (pre + 0.044715 * pre**3)))
-    if activation == "gelu_exact":
-        erf = np.array([math.erf(value) for value in pre.ravel() / math.sqrt(2)])
-        pre = 0.5 * pre * (1 + erf.reshape(pre.shape))
-    return pre
+    return {
+        **linear.matmul_backward_input(dy, inputs["w"]),
+        **linear.matmul_backward_weight(dy, inputs["x"]),
+        **pointwise.bias_backward(dy),
+    }
 
 
 def _calls(
@@ -50,15 +45,12 @@ def _calls(
         stored["type"], inputs["w"], exact["w"] = matrix(rng, type, N, K)
     dy = rng.standard_normal((M, N)).astype(np.float32)
     gradients = _gradients(exact, dy.astype(np.float64))
-    pre = _function(exact)
     name = ACTIVATIONS[activation]
-    flops = 2 * M * N * K
     calls = [
         call(
             "forward",
-            {"y": _activate(pre, name), "pre": pre},
+            linear.matmul(**exact, activation=activation),
             inputs,
-            flops=flops,
             activation=name,
             **stored,
         ),
@@ -67,7 +59,6 @@ def _calls(
             {"dx": gradients["dx"]},
             {"dy": dy, "w": inputs["w"]},
             accumulates=("dx",),
-            flops=flops,
             **stored,
         ),
         call(
@@ -75,7 +66,6 @@ def _calls(
             {"dw": gradients["dw"]},
             {"dy": dy, "x": inputs["x"]},
             accumulates=("dw",),
-            flops=flops,
         ),
     ]
     return calls[:2] if type else calls  # blocks are frozen

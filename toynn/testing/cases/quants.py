@@ -13,10 +13,25 @@ SCALES: dict[int, tuple[int, ...]] = {
     6: (0,),
     7: (0, 2),
     8: (0,),
+    10: (80, 82),
+    11: (108,),
     12: (0, 2),
     13: (0, 2),
     14: (208,),
+    16: (0,),
+    17: (0,),
+    18: (0,),
+    19: (0,),
+    20: (0,),
+    21: (0,),
+    22: (0,),
+    23: (0,),
+    29: (),
     30: (),
+    34: (52,),
+    35: (64,),
+    39: (),
+    40: (),
 }
 
 
@@ -29,6 +44,10 @@ def blocks(rng: np.random.Generator, type: int, n: int) -> Array:
         raw[:, at : at + 2] = scale.view(np.uint8).reshape(n, 2)
     if kind == gguf.GGMLQuantizationType.BF16:
         raw[:, 1] &= 0xBF  # exponents below that of 2: no NaN, no infinity
+    if kind == gguf.GGMLQuantizationType.MXFP4:
+        raw[:, 0] = rng.integers(112, 128, n)  # the exponent of the scale
+    if kind == gguf.GGMLQuantizationType.IQ1_M:
+        raw[:, 55] = raw[:, 55] & 0x8F | 0x20  # the scale's first bits: from 2^-7 on, either sign
     return raw
 
 

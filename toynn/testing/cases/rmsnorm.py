@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from toynn.backends.reference import rows
 from toynn.testing.cases._case import Array, Call, OpCase, call
 
 EPS = 1e-5
@@ -16,35 +17,26 @@ def _inputs(rng: np.random.Generator, N: int, C: int) -> dict[str, Array]:
     }
 
 
-def _scale(x: Array, eps: float = EPS) -> Array:
-    return 1 / np.sqrt((x * x).mean(axis=1) + eps)
-
-
-def _function(inputs: dict[str, Array], eps: float = EPS, **_: Any) -> Array:
-    x, w = inputs["x"], inputs["w"]
-    return x * _scale(x, eps)[:, None] * w
+def _function(inputs: dict[str, Array], **_: Any) -> Array:
+    return rows.rmsnorm(**inputs, eps=EPS)["y"]
 
 
 def _gradients(inputs: dict[str, Array], dy: Array, **_: Any) -> dict[str, Array]:
-    x, w = inputs["x"], inputs["w"]
-    r = _scale(x)[:, None]
-    dot = (w * dy * x).mean(axis=1, keepdims=True)
-    return {"dx": r * (w * dy - x * r * r * dot), "dw": (dy * x * r).sum(axis=0)}
+    return rows.rmsnorm_backward(dy, **inputs, r=rows.rmsnorm(**inputs, eps=EPS)["r"])
 
 
 def _calls(rng: np.random.Generator, N: int, C: int) -> list[Call]:
     inputs = _inputs(rng, N, C)
     exact = {name: value.astype(np.float64) for name, value in inputs.items()}
     dy = rng.standard_normal((N, C)).astype(np.float32)
-    r = _scale(exact["x"]) if C else np.full(N, 1 / np.sqrt(EPS))
+    written = rows.rmsnorm(**exact, eps=EPS)
     return [
-        call("forward", {"y": _function(exact), "r": r}, inputs, flops=4 * N * C, eps=EPS),
+        call("forward", written, inputs, eps=EPS),
         call(
             "backward",
             _gradients(exact, dy.astype(np.float64)),
-            {"dy": dy, **inputs, "r": r},
+            {"dy": dy, **inputs, "r": written["r"]},
             accumulates=("dw",),
-            flops=11 * N * C,
         ),
     ]
 

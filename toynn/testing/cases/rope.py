@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from toynn.backends.reference import rows
 from toynn.testing.cases._case import Array, Call, OpCase, call
 
 BASE = 10000.0
@@ -19,23 +20,13 @@ def _inputs(rng: np.random.Generator, N: int, H: int, D: int, interleaved: int) 
     }
 
 
-def _turn(x: Array, inputs: dict[str, Array], direction: int, interleaved: int) -> Array:
-    angle = direction * np.outer(inputs["positions"], inputs["inverse_frequency"])
-    half = x.shape[2] // 2
-    first = slice(0, None, 2) if interleaved else slice(0, half)
-    second = slice(1, None, 2) if interleaved else slice(half, None)
-    z = (x[..., first] + 1j * x[..., second]) * np.exp(1j * angle)[:, None, :]
-    y = np.empty_like(x)
-    y[..., first], y[..., second] = z.real, z.imag
-    return y
-
-
 def _function(inputs: dict[str, Array], interleaved: int, **_: int) -> Array:
-    return _turn(inputs["x"], inputs, 1, interleaved)
+    return rows.rope(**inputs, interleaved=interleaved)["y"]
 
 
 def _gradients(inputs: dict[str, Array], dy: Array, interleaved: int, **_: int) -> dict[str, Array]:
-    return {"dx": _turn(dy, inputs, -1, interleaved)}
+    table = {name: inputs[name] for name in ("positions", "inverse_frequency")}
+    return rows.rope_backward(dy, **table, interleaved=interleaved)
 
 
 def _calls(rng: np.random.Generator, **sizes: int) -> list[Call]:
@@ -45,14 +36,12 @@ def _calls(rng: np.random.Generator, **sizes: int) -> list[Call]:
     dy = rng.standard_normal(x.shape).astype(np.float32)
     table = {"positions": positions, "inverse_frequency": inverse_frequency}
     interleaved = bool(sizes["interleaved"])
-    flops = 3 * x.size + 30 * len(x) * len(inverse_frequency)
     return [
         call(
             "forward",
             {"y": _function(exact, **sizes)},
             {"x": x, **table},
             in_place={"y": "x"},
-            flops=flops,
             interleaved=interleaved,
         ),
         call(
@@ -60,7 +49,6 @@ def _calls(rng: np.random.Generator, **sizes: int) -> list[Call]:
             _gradients(exact, dy.astype(np.float64), **sizes),
             {"dy": dy, **table},
             in_place={"dx": "dy"},
-            flops=flops,
             interleaved=interleaved,
         ),
     ]

@@ -1,0 +1,120 @@
+"""``toynn eval``: its figures, those of the Python functions, and one line for each bad input."""
+
+import json
+
+import numpy as np
+import pytest
+from lora_bases import write_base
+from some_adapters import draw
+
+from toynn import evaluation
+from toynn.cli import main
+from toynn.engines import frozen
+from toynn.formats import adapters, gguf
+from toynn.formats.tokenizer import Tokenizer
+
+TEXT = "The quick brown fox jumps over the lazy dog, and over it again. " * 20
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("eval")
+    write_base(folder / "model.gguf", vocab=256, context=48)
+    with gguf.open(folder / "model.gguf") as base:
+        adapters.write_gguf(folder / "adapter.gguf", draw(base))
+    (folder / "text.txt").write_text(f"{TEXT}\n")
+    rows = [{"prompt": "a b ", "completion": "c d e"}, {"prompt": "f", "completion": "ghi"}]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    quiz = {"question": "What?", "choices": ["this", "that"], "answer": "this"}
+    (folder / "quiz.jsonl").write_text(json.dumps(quiz))
+    return folder
+
+
+def run(folder, *more, data="text.txt"):
+    data = ["--data", str(folder / data)] if data else []
+    return main(["eval", "--model", str(folder / "model.gguf"), *data, *more])
+
+
+def figures(folder, capsys, *more, data="text.txt"):
+    assert run(folder, "--json", *more, data=data) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_text(folder, capsys):
+    found = figures(folder, capsys, "--seq", "32")
+    with gguf.open(folder / "model.gguf") as file:
+        engine, ids = frozen(file), Tokenizer.from_gguf(file).encode_array(TEXT)
+    scores = evaluation.perplexity(engine, ids, 32)
+    assert found["loss"] == pytest.approx(scores.second_halves.loss, rel=1e-9)
+    assert found["perplexity_every"] == pytest.approx(scores.every.perplexity, rel=1e-9)
+    assert found["windows"] == len(TEXT) // 32 and found["tokens_per_second"] > 0
+    assert run(folder) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].startswith("perplexity  ") and lines[1].endswith("26 windows of 48")
+
+
+def test_an_adapter_against_its_base(folder, capsys):
+    adapter = ["--adapter", str(folder / "adapter.gguf")]
+    alone = figures(folder, capsys)
+    with_it = figures(folder, capsys, *adapter)
+    beside = figures(folder, capsys, *adapter, "--against", str(folder / "model.gguf"))
+    assert alone["loss"] != with_it["loss"]
+    assert (beside["loss"], beside["loss_base"]) == (with_it["loss"], alone["loss"])
+    assert beside["kl_mean"] > 0 and 0 < beside["same_top"] < 1
+    assert run(folder, *adapter, "--against", str(folder / "model.gguf")) == 0
+    assert "\ndivergence  " in capsys.readouterr().out
+
+
+def test_examples_and_questions(folder, capsys):
+    rows = figures(folder, capsys, data="rows.jsonl")
+    assert (rows["examples"], rows["counted"]) == (2, 8)
+    assert figures(folder, capsys, "--no-mask-prompt", data="rows.jsonl")["counted"] == 11
+    quiz = figures(folder, capsys, data="quiz.jsonl")
+    assert quiz["questions"] == 1 and quiz["accuracy"] in (0, 1)
+    assert run(folder, data="quiz.jsonl") == 0
+    assert "of 1 questions" in capsys.readouterr().out
+
+
+def test_without_data_the_embedded_text(folder, capsys, monkeypatch):
+    score = evaluation.Score(1.0, 0.1, 2)
+    lengths = []
+
+    def perplexity(engine, ids, *_, **__):
+        lengths.append(len(ids))
+        return evaluation.TextScore(score, score)
+
+    monkeypatch.setattr(evaluation, "perplexity", perplexity)
+    assert figures(folder, capsys, data=None)["loss"] == 1.0
+    assert lengths[0] > 100_000
+
+
+@pytest.mark.parametrize(
+    ("more", "data", "said"),
+    [
+        (["--seq", "49"], "text.txt", "--seq 49: the model sees at most 48 tokens"),
+        (["--seq", "3"], "text.txt", "whole number from 4"),
+        (["--against", "x.gguf"], "rows.jsonl", "--against: expected a text as --data"),
+        (["--against", "x.gguf"], "text.txt", "x.gguf: cannot read"),
+        ([], "none.jsonl", "none.jsonl: cannot read"),
+        ([], "none.txt", "none.txt"),
+        ([], "bad.jsonl", "bad.jsonl:2: expected an object"),
+        ([], "torn.jsonl", "torn.jsonl:1: "),
+        ([], "short.txt", "the text has 5 tokens"),
+    ],
+)
+def test_bad_input_is_one_line(folder, capsys, more, data, said):
+    (folder / "bad.jsonl").write_text('{"question": "a", "choices": ["b", "c"], "answer": 0}\n{}')
+    (folder / "torn.jsonl").write_text('{"text": ')
+    (folder / "short.txt").write_text("short")
+    assert run(folder, *more, data=data) == 2
+    captured = capsys.readouterr()
+    assert said in captured.err and captured.err.count("\n") == 1 and not captured.out
+
+
+def test_weights_that_are_not_finite(folder, capsys, monkeypatch):
+    monkeypatch.setattr(
+        "toynn.engines.LlamaSeqEngine.logits",
+        lambda self, ids, batch=None: np.full((len(ids), 256), np.nan, np.float32),
+    )
+    assert run(folder) == 2
+    assert "logits are not finite" in capsys.readouterr().err

@@ -1,0 +1,311 @@
+"""`toynn train --resume` and `--config`: the same files, bit for bit; what differs is refused."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tomllib
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from lora_bases import write_base
+
+import toynn
+from toynn.cli import main, train
+from toynn.errors import NonFiniteError
+from toynn.train import Trainer
+
+TEXT = "the cat sat on the mat and the rat sat on the cat " * 12
+RUN = ("--steps", "6", "--warmup", "1", "--lr", "0.01", "--batch", "2", "--grad-accum", "2")
+RUN += ("--log-every", "1", "--eval-every", "2", "--save-every", "2", "--max-grad-norm", "0.5")
+SHAPE = ("--d-model", "16", "--heads", "2", "--layers", "1")
+TEXTS = ("--data", "text.txt", "--seq", "8")
+LINES = ("--data", "pairs.jsonl", "--seq", "24")
+COMMANDS = {
+    "gpt2": (*RUN, *TEXTS, *SHAPE),
+    "from-scratch": (*RUN, *LINES, "--init-from", "base.gguf", "--checkpointing"),
+    "warm-start": (*RUN, *TEXTS, *SHAPE, "--donor", "base.gguf", "--lr-schedule", "wsd"),
+    "lora": (*RUN, *LINES, "--model", "base.gguf", "--dropout", "0.3", "--targets", "q,v"),
+    "vit": (*RUN, "--data", "pictures.npz", *SHAPE, "--flip", "--epochs", "0.6"),
+}
+VARYING = ("time", "tokens_per_second", "images_per_second", "peak_memory")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("files")
+    (folder / "text.txt").write_text(TEXT)
+    pairs = [{"prompt": f"say {n}: ", "completion": "abc" * (n % 3 + 1)} for n in range(20)]
+    (folder / "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)))
+    write_base(folder / "base.gguf", vocab=256, context=64)
+    images = np.random.default_rng(1).integers(0, 256, (40, 8, 8), np.uint8)
+    np.savez(folder / "pictures.npz", images=images, labels=np.arange(40) % 2)
+    return folder
+
+
+@pytest.fixture
+def here(files, monkeypatch):
+    monkeypatch.chdir(files)
+    monkeypatch.setattr("toynn.cli._text_training.SAMPLE_TOKENS", 2)
+    monkeypatch.setattr(train, "plot_losses", lambda *_: False)
+    monkeypatch.setattr("toynn.train.classify.plot_confusion", lambda *_: False)
+    return files
+
+
+def contents(folder):
+    """All that is alike in two runs that are."""
+    found = {}
+    for path in sorted(each for each in folder.rglob("*") if each.is_file()):
+        name = str(path.relative_to(folder))
+        if path.name == "metrics.jsonl":
+            lines = [json.loads(line) for line in path.read_text().splitlines()]
+            found[name] = [{k: v for k, v in x.items() if k not in VARYING} for x in lines]
+        elif path.name not in ("complete.json", "trainer_state.json"):
+            found[name] = path.read_bytes()
+    return found
+
+
+class Killed(BaseException):
+    """A run is over from one moment to the next."""
+
+
+def die():
+    raise Killed
+
+
+def begun(name, out, act=die, step=5):
+    """A run that is ended by an act behind a step."""
+
+    def on_step(self, on_step=Trainer._step):
+        on_step(self)
+        if self.result.iterations == step:
+            act()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "_step", on_step)
+        with suppress(Killed):
+            return main(["train", name, *COMMANDS[name], "--out", str(out)])
+    return "killed"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_config_repeats_a_run_and_a_killed_one_is_resumed(name, here, tmp_path, capsys):
+    assert main(["train", name, *COMMANDS[name], "--out", str(tmp_path / "a")]) == 0
+    config = str(tmp_path / "a" / "config.toml")
+    assert main(["train", "--config", config, "--out", str(tmp_path / "b")]) == 0
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+    assert begun(name, tmp_path / "c") == "killed"
+    capsys.readouterr()
+    assert main(["train", "--resume", str(tmp_path / "c")]) == 0
+    assert f"run folder  {tmp_path / 'c'}, resumed from step 4" in capsys.readouterr().out
+    assert contents(tmp_path / "c") == contents(tmp_path / "a")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_saves_a_checkpoint(number, here, tmp_path, capsys):
+    out = tmp_path / "out"
+    code = begun("gpt2", out, lambda: signal.raise_signal(number), 3)
+    assert code == 128 + number
+    assert f"go on with: toynn train --resume {out}" in capsys.readouterr().out
+    assert (out / "checkpoint-3" / "complete.json").exists()
+    assert main(["train", "gpt2", "--resume", str(out / "checkpoint-3")]) == 0
+
+
+@pytest.mark.parametrize(("name", "flag"), [("gpt2", "--model"), ("lora", "--adapter")])
+def test_what_a_kill_leaves_is_usable(name, flag, here, tmp_path, capsys):
+    out, more = tmp_path / "out", [] if name == "gpt2" else ["--model", "base.gguf"]
+    assert begun(name, out, step=1) == "killed"
+    assert main(["info", str(out)]) == 0
+    words = [*more, flag, str(out)]
+    assert main(["generate", *words, "--prompt", "the", "--max-tokens", "2"]) == 0
+    if name == "gpt2":
+        assert main(["export", *words, "--to", "hf", "--out", str(tmp_path / "hf")]) == 0
+        start = ["--init-from", str(out), "--data", "text.txt", "--seq", "8", "--steps", "1"]
+        assert main(["train", name, *start, "--out", str(tmp_path / "next")]) == 0
+    else:
+        assert main(["export", *words, "--to", "peft", "--out", str(tmp_path / "peft")]) == 0
+        assert main(["fuse", *words, "--out", str(tmp_path / "fused.gguf")]) == 0
+        start = ["--adapter", str(out), *more, "--data", "pairs.jsonl", "--steps", "1"]
+        assert main(["train", name, *start, "--out", str(tmp_path / "next")]) == 0
+
+
+def test_differences_are_refused_unless_forced(here, tmp_path, capsys):
+    out = tmp_path / "out"
+    begun("lora", out)
+    lines = (here / "pairs.jsonl").read_bytes()
+    try:
+        (here / "pairs.jsonl").write_bytes(lines.replace(b"abc", b"abd"))
+        capsys.readouterr()
+        words = ["train", "--resume", str(out), "--lr", "0.5", "--threads", "1"]
+        assert main(words) == 2
+        said = capsys.readouterr().err
+        assert "config.lr: 0.01 then, 0.5 now; data.sha256: " in said and "threads" not in said
+        assert main([*words, "--force-resume"]) == 0
+    finally:
+        (here / "pairs.jsonl").write_bytes(lines)
+
+
+def test_another_base_is_refused(here, tmp_path, capsys):
+    out, base = tmp_path / "out", here / "base.gguf"
+    begun("lora", out)
+    content = base.read_bytes()
+    try:
+        base.write_bytes(content[:-4] + bytes(4))
+        assert main(["train", "--resume", str(out)]) == 2
+        assert "base.model: '" in capsys.readouterr().err
+    finally:
+        base.write_bytes(content)
+    assert main(["train", "--resume", str(out)]) == 0
+
+
+def test_two_runs_in_one_folder(here, tmp_path, capsys):
+    out = tmp_path / "out"
+    begun("gpt2", out)
+    ready = "import sys; from pathlib import Path; from toynn.train.lock import Lock; "
+    ready += "lock = Lock(Path(sys.argv[1])); print(1, flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", ready, str(out)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        other.stdout.readline()
+        assert main(["train", "--resume", str(out)]) == 2
+        assert f"another run is writing there (process {other.pid})" in capsys.readouterr().err
+        other.communicate()
+    assert main(["train", "--resume", str(out)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "message"),
+    [
+        ("[train]\nstep = 3", "gpt2", "train.step is not known; did you mean steps?"),
+        ("[train]\nzzz = 3", "gpt2", "train.zzz is not known; expected data, "),
+        ("[tran]\nsteps = 3", "gpt2", "tran is not known; did you mean train?"),
+        ("train = 3", "gpt2", "train: expected a table, [train]; got 3"),
+        ("[train]\nsteps = 0", "gpt2", "argument --steps: must be a whole number from 1"),
+        ("[train]\nsteps = true", "gpt2", "train.steps: expected a number or a text; got True"),
+        ("[train]\nsteps = [1]", "gpt2", "train.steps: expected a number or a text; got [1]"),
+        ("[train]\ncheckpointing = 1", "gpt2", "expected true or false; got 1"),
+        ("[train]\nlr_schedule = 'x'", "gpt2", "argument --lr-schedule: invalid choice: 'x'"),
+        ("[train]\nout = 'x'", "gpt2", "train.out is not known"),
+        ("[train]", "", "run.recipe: missing"),
+        ("[run]\nrecipe = 'gpt3'", "", "expected one of gpt2, from-scratch, warm-start, lora, vit"),
+        ("[run]\nrecipe = ['gpt2']", "", "got ['gpt2']"),
+        ("[run]\nrecipe = 'vit'", "gpt2", "it is of a run of vit, not of gpt2"),
+        ("[run", "gpt2", "not TOML: "),
+        (None, "gpt2", "cannot read: No such file"),
+    ],
+)
+def test_bad_files_of_flags(text, words, message, here, tmp_path, capsys):
+    path = tmp_path / "flags.toml"
+    if text is not None:
+        path.write_text(text)
+    assert main(["train", *words.split(), "--config", str(path)]) == 2
+    said = capsys.readouterr().err
+    assert message in said and (str(path) in said or "argument" in said)
+
+
+def test_typed_flags_go_before_those_of_the_file(here, tmp_path):
+    path = tmp_path / "flags.toml"
+    flags = ("steps = 3", "crop = false", "flip = true", "lr = 1e-3", "data = 'pictures.npz'")
+    path.write_text("\n".join(("[run]", "recipe = 'vit'", "[train]", *flags)))
+    words = [f"--config={path}", "--steps", "2", "--no-flip", "--out", str(tmp_path / "out")]
+    assert main(["train", *words]) == 0
+    kept = tomllib.loads((tmp_path / "out" / "config.toml").read_text())["train"]
+    assert (kept["steps"], kept["flip"], kept["crop"], kept["lr"]) == (2, False, False, 1e-3)
+    assert len((tmp_path / "out" / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+def test_resume_has_its_own_folder_and_needs_a_checkpoint(here, tmp_path, capsys):
+    out = tmp_path / "out"
+    begun("gpt2", out, step=1)
+    assert main(["train", "--resume", str(out)]) == 2
+    assert f"{out}: no complete checkpoint in it" in capsys.readouterr().err
+    assert main(["train", "--resume", str(out), "--out", "x"]) == 2
+    assert "--out: a run that is resumed goes on in its own folder" in capsys.readouterr().err
+    assert main(["train", "--resume", str(tmp_path / "none")]) == 2
+    assert "config.toml: cannot read: No such file" in capsys.readouterr().err
+
+
+def test_no_evaluations(here, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert main(["train", "gpt2", *COMMANDS["gpt2"], "--eval-every", "0", "--out", str(out)]) == 0
+    assert "(the newest, at step 6)" in capsys.readouterr().out
+    assert "val_loss" not in (out / "metrics.jsonl").read_text()
+    newest = (out / "checkpoint-6" / "best" / "model.gguf").read_bytes()
+    assert newest == (out / "model.gguf").read_bytes()
+
+
+def test_epochs_take_what_is_left(here, tmp_path):
+    """18 examples in batches of 2, by 4: updates of 4, 4 and 1 of them."""
+    words = [*COMMANDS["from-scratch"], "--epochs", "1", "--grad-accum", "4", "--log-every", "1"]
+    words.append("--no-packing")
+    assert main(["train", "from-scratch", *words, "--out", str(tmp_path / "out")]) == 0
+    lines = map(json.loads, (tmp_path / "out" / "metrics.jsonl").read_text().splitlines())
+    trained = [line["trained_tokens"] for line in lines]
+    assert len(trained) == 4
+    assert trained[3] - trained[2] < trained[2] - trained[1]
+
+
+def test_early_stopping(here, tmp_path, capsys):
+    words = [*COMMANDS["gpt2"], "--lr", "5", "--min-lr-ratio", "1", "--early-stopping", "1"]
+    assert main(["train", "gpt2", *words, "--out", str(tmp_path / "out")]) == 0
+    assert "stopped     after 2 steps: 1 times no better" in capsys.readouterr().out
+
+
+def test_updates_that_are_not_finite_are_skipped_when_asked(here, tmp_path, monkeypatch, capsys):
+    def step(self, *batch, step=toynn.recipes.GPT2.step):
+        if self.step_index == 2 and not hasattr(self, "failed"):
+            self.failed = True
+            raise NonFiniteError("gradient norm is nan")
+        return step(self, *batch)
+
+    monkeypatch.setattr(toynn.recipes.GPT2, "step", step)
+    for more, code in (((), 2), (("--on-nonfinite", "skip"), 0)):
+        words = [*COMMANDS["gpt2"], *more, "--out", str(tmp_path / f"out{code}")]
+        assert main(["train", "gpt2", *words]) == code
+    assert "step 3: gradient norm is nan; try a lower" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("closed", "code", "message"),
+    [
+        ("> /dev/full", 2, "standard output: cannot write: No space left on device"),
+        ("2>&-", 0, None),
+        (">&- 2>&- <&-", 0, None),
+        ("2> /dev/full", 0, None),
+    ],
+)
+def test_streams_that_cannot_be_written(closed, code, message, here, tmp_path):
+    words = " ".join(["train", "gpt2", *COMMANDS["gpt2"], "--out", str(tmp_path / "out")])
+    command = f"exec {sys.executable} -m toynn {words} {closed}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr
+    if message is None:
+        assert (tmp_path / "out" / "model.gguf").exists()
+    else:
+        assert message in done.stderr and not (tmp_path / "out").exists()
+
+
+def test_a_terminal_that_goes(here, tmp_path):
+    """SIGHUP comes with a terminal that cannot be written any more."""
+    import pty
+
+    main_end, other = pty.openpty()
+    words = [*COMMANDS["gpt2"], "--steps", "1000000", "--out", str(tmp_path / "out")]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "toynn", "train", "gpt2", *words],
+        stdin=other,
+        stdout=other,
+        stderr=other,
+        start_new_session=True,
+    )
+    os.close(other)
+    seen = b""
+    while b"20/1000000" not in seen:
+        seen += os.read(main_end, 10_000)
+    os.close(main_end)
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(60) == 129
+    assert main(["train", "--resume", str(tmp_path / "out"), "--steps", "1"]) == 2
+    assert len(list((tmp_path / "out").glob("checkpoint-*/complete.json"))) == 2

@@ -1,0 +1,360 @@
+"""``toynn train vit`` and ``toynn predict``: from pictures to a classifier and what it says."""
+
+import itertools
+import json
+import re
+import signal
+import tomllib
+
+import numpy as np
+import pytest
+
+pytest.importorskip("PIL", reason="Pillow, of the images extra, is not installed")
+from pictures import class_folders, noise, of_class, save, write_mnist
+from safetensors.numpy import load_file
+from test_cli import error_line
+from vits import config
+
+from toynn import RecipeOptions
+from toynn.cli import main, vit
+from toynn.data.images import read_picture
+from toynn.engines import ViTEngine
+from toynn.recipes import VitTiny
+from toynn.train import classify
+
+COUNTS = {"dark": 15, "grey": 15, "white": 10}
+SMALL = ("--d-model", "16", "--heads", "2", "--layers", "1", "--batch", "8", "--lr", "0.01")
+PLAIN = ("--no-crop", "--mixup", "0")
+SHORT = (*SMALL, *PLAIN, "--steps", "40", "--log-every", "10", "--eval-every", "20")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Class folders with grey pictures of 8x8."""
+    return class_folders(tmp_path_factory.mktemp("data"), COUNTS)
+
+
+def train(data, out, *more, code=0):
+    assert main(["train", "vit", "--data", str(data), "--out", str(out), *SHORT, *more]) == code
+    return out
+
+
+@pytest.fixture(scope="module")
+def run(folder, tmp_path_factory):
+    """A run on the class folders."""
+    return train(folder, tmp_path_factory.mktemp("runs") / "a", "--image-size", "8")
+
+
+def reports(out):
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_run_learns_and_fills_its_folder(run):
+    names = {path.name for path in run.iterdir()}
+    pictures = {"loss.png", "confusion.png"}
+    assert names - pictures == {"config.toml", "metrics.jsonl", "model.safetensors"}
+    first, *_, last = reports(run)
+    assert [r["iteration"] for r in reports(run)] == [0, 10, 20, 30, 40]
+    assert last["val_loss"] < 0.5 * first["val_loss"]
+    assert last["val_accuracy"] == 1
+    assert last["trained_images"] == 320
+    config = tomllib.loads((run / "config.toml").read_text())
+    assert config["data"]["classes"] == ["dark", "grey", "white"]
+    assert (config["data"]["train"], config["data"]["held_out"]) == (32, 8)
+    assert (config["model"]["image"], config["model"]["patch"]) == (8, 2)
+    assert (config["model"]["channels"], config["train"]["lr"]) == (3, 0.01)
+
+
+def test_what_is_printed(folder, tmp_path, capsys):
+    out = train(folder, tmp_path / "a", "--image-size", "8", "--eval-pictures", "3")
+    printed = capsys.readouterr()
+    for words in (
+        f"pictures    {folder}: 40 of 3 classes",
+        "32 to train on, 8 held out",
+        "as 8 x 8 x 3, in 4 x 4 patches",
+        "baseline    always the commonest class: accuracy 37.50%",
+        "320 pictures trained",
+        str(out),
+    ):
+        assert words in printed.out
+    assert re.search(r"accuracy [\d.]+%, \d of 3 right", printed.out)
+    assert re.search(r"val [\d.]+  accuracy [\d.]+%", printed.err)
+    assert " images/s" in printed.err
+
+
+def test_the_best_weights_are_a_model_with_names(run):
+    model = ViTEngine.load(run / "model.safetensors")
+    assert model.class_names == ("dark", "grey", "white")
+    assert (model.config.n_heads, model.config.d_ff) == (2, 64)
+    assert load_file(run / "model.safetensors")["patch_embed.proj.weight"].shape == (16, 3, 2, 2)
+
+
+def test_the_last_figures_are_those_of_the_best_weights(folder, tmp_path, capsys, monkeypatch):
+    measure, losses = classify.loss_and_accuracy, itertools.count(1)
+    worse = lambda *a: measure(*a) | {"loss": float(next(losses))}  # noqa: E731
+    monkeypatch.setattr(classify, "loss_and_accuracy", worse)
+    out = train(folder, tmp_path / "a", "--image-size", "8")
+    first, *_, last = reports(out)
+    assert last["val_accuracy"] > first["val_accuracy"]
+    said = f"(the best, at step 0); accuracy {first['val_accuracy']:.2%}, "
+    assert said in capsys.readouterr().out
+
+
+def test_without_matplotlib_the_confusion_is_text(folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(classify, "plot_confusion", lambda *_: False)
+    train(folder, tmp_path / "a", "--image-size", "8")
+    printed = capsys.readouterr().out
+    table = printed.split("--- confusion: a row for each class ---\n")[1].split("\n---")[0]
+    assert len(table.splitlines()) == 4
+    assert sum(map(int, re.findall(r"\b\d+\b", table))) == 8
+
+
+def test_a_run_goes_on_from_a_run_and_from_its_file(run, folder, tmp_path):
+    best = min(r["val_loss"] for r in reports(run) if "val_loss" in r)
+    for i, source in enumerate((run, run / "model.safetensors")):
+        command = ["train", "vit", "--data", str(folder), "--out", str(tmp_path / str(i))]
+        assert main([*command, "--init-from", str(source), "--steps", "1", "--lr", "1e-9"]) == 0
+        assert reports(tmp_path / str(i))[0]["val_loss"] == pytest.approx(best, rel=1e-5)
+
+
+def test_a_run_goes_on_with_other_classes_and_larger_pictures(run, tmp_path):
+    data = class_folders(tmp_path / "data", {"x": 10, "y": 10}, side=16)
+    words = ["--data", str(data), "--init-from", str(run), "--image-size", "16", "--batch", "8"]
+    assert (
+        main(
+            ["train", "vit", *words, "--steps", "30", "--lr", "0.01", "--out", str(tmp_path / "a")]
+        )
+        == 0
+    )
+    model = ViTEngine.load(tmp_path / "a" / "model.safetensors")
+    assert model.class_names == ("x", "y")
+    assert (model.config.image, model.config.classes) == (16, 2)
+    assert reports(tmp_path / "a")[-1]["val_accuracy"] == 1
+
+
+VARIANTS = [
+    ("--norm", "rmsnorm", "--act", "silu", "--no-bias"),
+    ("--flip", "--crop", "--mixup", "0.2", "--label-smoothing", "0.1"),
+    ("--grad-accum", "2", "--init-scale", "0", "--max-grad-norm", "0", "--threads", "1"),
+    ("--image-size", "12", "--patch", "4"),
+]
+
+
+@pytest.mark.parametrize("options", VARIANTS, ids=lambda options: options[0])
+def test_options_reach_the_run(options, tmp_path):
+    data = write_mnist(tmp_path / "data", {"train": 30, "t10k": 9})
+    out = train(data, tmp_path / "a", *options)
+    config = tomllib.loads((out / "config.toml").read_text())
+    if "rmsnorm" in options:
+        model = config["model"]
+        assert (model["norm"], model["act"], model["bias"]) == ("rmsnorm", "silu", False)
+        assert "norm.bias" not in load_file(out / "model.safetensors")
+    if "--patch" in options:
+        assert (config["model"]["image"], config["model"]["patch"]) == (12, 4)
+    if "--grad-accum" in options:
+        assert reports(out)[-1]["trained_images"] == 40 * 2 * 8
+    losses = [r["val_loss"] for r in reports(out) if "val_loss" in r]
+    assert losses[-1] < losses[0]
+
+
+def test_augmentation_is_that_of_the_options(tmp_path, monkeypatch, capsys):
+    seen = []
+    monkeypatch.setattr(vit, "RandomImages", lambda *a: seen.append(a[-1]) or [].__iter__())
+    data = write_mnist(tmp_path / "data", {"train": 9, "t10k": 9})
+    words = ["train", "vit", "--data", str(data), *SMALL]
+    own = ("--no-crop", "--flip", "--mixup", "0.3", "--label-smoothing", "0.1")
+    for name, options in (("a", ()), ("b", own)):
+        assert main([*words, *options, "--out", str(tmp_path / name)]) == 2
+    assert "the data end before the first batch" in capsys.readouterr().err
+    assert seen == [
+        vit.Augment(crop=1, mixup=0.2),
+        vit.Augment(flip=True, mixup=0.3, smoothing=0.1),
+    ]
+
+
+def test_same_seed_same_run(folder, tmp_path):
+    options = ("--image-size", "8", "--mixup", "0.2", "--crop", "--flip", "--steps", "5")
+    a, b = (train(folder, tmp_path / name, *options) for name in "ab")
+    first, second = (load_file(out / "model.safetensors") for out in (a, b))
+    assert all(np.array_equal(first[name], second[name]) for name in first)
+
+
+def test_digits_are_the_default(tmp_path, capsys):
+    pytest.importorskip("sklearn", reason="scikit-learn, of the images extra, is not installed")
+    out = tmp_path / "a"
+    words = [*SMALL, *PLAIN, "--steps", "60", "--eval-every", "30", "--out", str(out)]
+    assert main(["train", "vit", *words]) == 0
+    assert "scikit-learn's digits: 1,797 of 10 classes" in capsys.readouterr().out
+    assert reports(out)[-1]["val_accuracy"] > 0.5
+
+
+@pytest.mark.parametrize("size", [8, 28, 32, 64, 96, 128, 224, 256, 33])
+def test_default_patches_are_about_an_eighth(size):
+    patch = {8: 2, 28: 4, 32: 4, 64: 8, 96: 12, 128: 16, 224: 16, 256: 16, 33: 11}[size]
+    assert vit._default_patch(size) == patch
+
+
+def test_a_signal_saves_and_exits_130(folder, tmp_path, monkeypatch, capfd):
+    count = 0
+
+    def next_batch(self, draw=vit.RandomImages.__next__):
+        nonlocal count
+        count += 1
+        if count == 13:  # one is drawn ahead
+            signal.raise_signal(signal.SIGINT)
+        return draw(self)
+
+    monkeypatch.setattr(vit.RandomImages, "__next__", next_batch)
+    out = train(folder, tmp_path / "a", "--image-size", "8", code=130)
+    assert "stopped     after 12 steps; the best weights are saved" in capfd.readouterr().out
+    names = {path.name for path in out.iterdir()}
+    assert names - {"checkpoint-12"} == {"config.toml", "metrics.jsonl", "model.safetensors"}
+    ViTEngine.load(out / "model.safetensors")
+
+
+def test_unreadable_files(folder, tmp_path, capsys):
+    data = class_folders(tmp_path / "data", COUNTS)
+    (data / "dark" / "notes.txt").write_text("no picture")
+    path = save(noise(40, 40), data / "dark" / "00.png")
+    path.write_bytes(path.read_bytes()[:200])
+    train(data, tmp_path / "a", code=2)
+    assert f"{data}/dark/notes.txt: not a picture in a format" in error_line(capsys)
+    assert not (tmp_path / "a").exists()
+    train(data, tmp_path / "a", "--image-size", "8", "--skip-unreadable")
+    printed = capsys.readouterr().out
+    assert f"skipped     2 unreadable files; first: {data}/dark/notes.txt: not a p" in printed
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--patch", "3"], "patch must divide image; got patch 3, image 8"),
+        (["--image-size", "37"], "pictures of 37 x 37 cannot be cut into patches of 5 or more"),
+        (["--heads", "3"], "n_heads must divide d_model; got 3 and 64"),
+        (["--norm", "batchnorm"], "argument --norm: invalid choice: 'batchnorm'"),
+        (["--mixup=-1"], "argument --mixup: must be a number of at least 0; got '-1'"),
+        (["--label-smoothing", "1"], "must be a number of at least 0 and at most 0.99; got '1'"),
+        (["--seq", "8"], "unrecognized arguments: --seq 8"),
+        (["--warmup", "10", "--steps", "9"], "--warmup 10 is more than --steps 9"),
+        (["--init-from", "none"], "none: cannot read: No such file"),
+        (["--init-from", "RUN", "--d-model", "8"], "--d-model: the model that --init-from names"),
+        (["--init-from", "RUN", "--heads", "4"], "its n_heads is 2; got 4: leave it out"),
+        (["--data", "none"], "none: cannot read: No such file"),
+        (["--data", "config.toml"], "config.toml: damaged or of another kind"),
+        (["--data", "."], "0 folders with pictures; expected one for each of 2 or more classes"),
+    ],
+)
+def test_bad_options(words, message, run, tmp_path, capsys, monkeypatch):
+    data = write_mnist(tmp_path / "data", {"train": 9, "t10k": 9})
+    monkeypatch.chdir(run)
+    words = [str(run) if word == "RUN" else word for word in words]
+    given = [] if "--data" in words else ["--data", str(data)]
+    assert main(["train", "vit", *given, *words, "--out", str(tmp_path / "a")]) == 2
+    assert message in error_line(capsys)
+    assert not (tmp_path / "a").exists()
+
+
+def test_digits_without_scikit_learn(tmp_path, capsys, monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    assert main(["train", "vit", "--out", str(tmp_path / "a")]) == 2
+    assert 'pip install "toynn[images]", or name other pictures (--data)' in error_line(capsys)
+
+
+def said(output):
+    """What predict printed: lines of probability and class, by path."""
+    found, path = {}, None
+    for line in output.splitlines():
+        if line.startswith("  "):
+            share, name = line.split()
+            found[path].append((float(share.rstrip("%")), name))
+        else:
+            path = line
+            found[path] = []
+    return found
+
+
+def test_predict(run, tmp_path, capsys):
+    paths = [save(of_class(i % 3), tmp_path / f"{i}.png") for i in range(20)]
+    assert main(["predict", "--model", str(run), *map(str, paths)]) == 0
+    found = said(capsys.readouterr().out)
+    assert list(found) == [str(path) for path in paths]
+    right = [found[str(path)][0][1] == list(COUNTS)[i % 3] for i, path in enumerate(paths)]
+    assert sum(right) >= 19
+    for lines in found.values():
+        shares = [share for share, _ in lines]
+        assert len(lines) == 3
+        assert shares == sorted(shares, reverse=True)
+        assert sum(shares) == pytest.approx(100, abs=0.05)
+    model = str(run / "model.safetensors")
+    assert main(["predict", "--model", model, "--top", "1", str(paths[0])]) == 0
+    assert said(capsys.readouterr().out)[str(paths[0])] == found[str(paths[0])][:1]
+
+
+def test_names_that_turn_the_line_are_shown_as_they_are(tmp_path, capsys):
+    """U+202E lets a name read backwards, U+2066 and others move parts of it."""
+    names = [f"a{chr(code)}b" for code in (0x1B, 0x202A, 0x202E, 0x2066, 0x2069)]
+    recipe = VitTiny()
+    recipe.realize(config(channels=3), RecipeOptions())
+    engine = recipe.engine
+    engine.class_names = tuple(names)
+    engine.save(tmp_path / "turned.safetensors")
+    save(np.zeros((12, 12, 3), np.uint8), tmp_path / "p.png")
+    words = ["predict", "--model", str(tmp_path / "turned.safetensors"), "--top", "5"]
+    words.append(str(tmp_path / "p.png"))
+    assert main(words) == 0
+    assert main(["info", words[2]]) == 0
+    said = capsys.readouterr().out
+    assert "a\ufffdb" in said and not {name[1] for name in names} & set(said)
+
+
+def test_predict_goes_on_after_a_bad_picture(run, tmp_path, capsys):
+    good = str(save(of_class(0), tmp_path / "good.png"))
+    bad = tmp_path / "bad.png"
+    bad.write_bytes(b"no picture")
+    assert main(["predict", "--model", str(run), str(bad), good, "none.png"]) == 2
+    printed = capsys.readouterr()
+    assert list(said(printed.out)) == [good]
+    assert printed.err.splitlines() == [
+        f"toynn: error: {bad}: not a picture in a format that is read here",
+        "toynn: error: none.png: cannot read the picture: No such file or directory",
+    ]
+
+
+def test_predict_with_weights_that_overflow(run, tmp_path, capsys):
+    model = ViTEngine.load(run / "model.safetensors")
+    model.load_weights({name: np.full(w.shape, 3e38) for name, w in model.weights().items()})
+    model.save(tmp_path / "b.safetensors")
+    picture = str(save(of_class(2), tmp_path / "a.png"))
+    assert main(["predict", "--model", str(tmp_path / "b.safetensors"), picture]) == 2
+    assert "not finite: the model's weights may be bad" in error_line(capsys)
+
+
+@pytest.mark.parametrize("model", ["nothing", "."])
+def test_predict_without_a_model(model, run, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["predict", "--model", model, "a.png"]) == 2
+    assert "cannot read: No such file" in error_line(capsys)
+    assert main(["predict", "--model", str(run)]) == 2
+    assert "the following arguments are required: IMAGE" in error_line(capsys)
+
+
+def test_predict_with_a_model_that_has_no_names(run, tmp_path, capsys):
+    model = ViTEngine.load(run / "model.safetensors")
+    model.class_names = ()
+    model.save(tmp_path / "b.safetensors")
+    picture = str(save(of_class(2), tmp_path / "a.png"))
+    assert main(["predict", "--model", str(tmp_path / "b.safetensors"), picture]) == 0
+    assert said(capsys.readouterr().out)[picture][0][1] == "2"
+
+
+def test_predicted_classes_are_the_model_s(run, folder, capsys):
+    model = ViTEngine.load(run / "model.safetensors")
+    paths = sorted(folder.glob("*/*.png"))[:3]
+    expected = model.probabilities(np.stack([read_picture(path, 8, 3) for path in paths]))
+    assert main(["predict", "--model", str(run), *map(str, paths)]) == 0
+    for lines, row in zip(said(capsys.readouterr().out).values(), expected, strict=True):
+        for share, name in lines:
+            index = model.class_names.index(name)
+            assert share == pytest.approx(100 * float(row[index]), abs=0.006)

@@ -1,0 +1,307 @@
+"""Flags of ``toynn train``: every one of every recipe changes something that can be seen.
+
+Each run is made twice, once with the flag and once without; what is seen is what is printed, the
+files but config.toml (which repeats the flags), the memory of a step, and the process's settings.
+"""
+
+import argparse
+import json
+import re
+
+import numpy as np
+import pytest
+
+pytest.importorskip("PIL", reason="Pillow, of the images extra, is not installed")
+from lora_bases import write_base
+from pictures import class_folders
+from some_adapters import draw
+from vocabs import bpe_file
+
+import toynn
+from toynn import threads
+from toynn.adamw import AdamW
+from toynn.cli import _text_training, main, train
+from toynn.cli._flags import Flag, gathered
+from toynn.formats import adapters, gguf
+from toynn.options import RecipeOptions
+from toynn.schedule import Schedule
+from toynn.train import classify
+from toynn.train.options import LoopOptions
+
+TEXT = "the cat sat on the mat and the rat sat on the cat " * 12
+RUN = {"--steps": "4", "--warmup": "1", "--lr": "0.01", "--batch": "2", "--out": "out"}
+RUN |= {"--log-every": "2", "--eval-every": "2"}
+SHAPE = {"--d-model": "16", "--heads": "2", "--layers": "1"}
+TEXTS = {"--data": "text.txt", "--seq": "8"}
+#: The words of a run without the flag.
+BASES = {
+    "gpt2": {**RUN, **TEXTS, **SHAPE},
+    "from-scratch": {**RUN, **TEXTS, **SHAPE},
+    "warm-start": {**RUN, **TEXTS, **SHAPE, "--donor": "base.gguf"},
+    "lora": {**RUN, **TEXTS, "--model": "base.gguf"},
+    "vit": {**RUN, "--data": "pictures.npz", **SHAPE},
+}
+FRESH = dict.fromkeys(SHAPE)
+#: What each flag is given; "" is a switch. In a pair, the second are more words, of both runs; a
+#: None takes a flag of the base away: --init-from leaves no choice about it. By recipe, if that
+#: matters.
+SEEN = {
+    "--adapter": "adapter.gguf",
+    "--act": "silu",
+    "--alpha": "3",
+    "--arch": "qwen3",
+    "--batch": "3",
+    "--checkpointing": {"lora": "", "": ("", {"--layers": "2"})},
+    "--crop": "--no-crop",
+    "--d-ff": "40",
+    "--d-model": "8",
+    "--data": {"vit": "other.npz", "": "other.txt"},
+    "--donor": "other.gguf",
+    "--dropout": "0.5",
+    "--config": "flags.toml",
+    "--early-stopping": ("1", {"--lr": "5", "--min-lr-ratio": "1", "--eval-every": "1"}),
+    "--epochs": "0.3",
+    "--eval-every": "1",
+    "--eval-pictures": "3",
+    "--flip": "",
+    "--grad-accum": "2",
+    "--heads": "1",
+    "--image-size": "4",
+    "--init": {"lora": "normal", "": "scratch"},
+    "--init-from": {"vit": ("vit", FRESH), "gpt2": ("gpt2.gguf", FRESH), "": ("base.gguf", FRESH)},
+    "--init-scale": "3",
+    "--kv-heads": "1",
+    "--label-smoothing": "0.3",
+    "--layers": "2",
+    "--log-every": "1",
+    "--lr": "0.02",
+    "--lr-schedule": "linear",
+    "--max-grad-norm": "0.01",
+    "--min-lr-ratio": "0.5",
+    "--mixup": "0",
+    "--model": "other.gguf",
+    "--no-bias": "",
+    "--no-mask-prompt": ("", {"--data": "pairs.jsonl", "--seq": "64"}),
+    "--no-packing": ("", {"--data": "pairs.jsonl", "--seq": "64"}),
+    "--norm": "rmsnorm",
+    "--out": "elsewhere",
+    "--patch": "4",
+    "--precision": "medium",
+    "--qkv-bias": "",
+    "--rank": "3",
+    "--save-every": "2",
+    "--save-total-limit": ("1", {"--save-every": "1"}),
+    "--rslora": "",
+    "--seed": "7",
+    "--seq": "6",
+    "--skip-unreadable": ("", {"--data": "folders", "--image-size": "8"}),
+    "--steps": "3",
+    "--targets": "q",
+    "--threads": "3",
+    "--tokenizer": {"warm-start": ("words.gguf", {"--init": "scratch"}), "": "words.gguf"},
+    "--truncation-mode": ("keep_end", {"--data": "pairs.jsonl", "--seq": "10"}),
+    "--untied": "",
+    "--warmup": "3",
+    "--weight-decay": "0.9",
+    "--weight-dtype": "bf16",
+}
+#: Recipes whose parser knows a flag only to say why it is none.
+REFUSED = {("warm-start", "--init-from")}
+#: What only changes a run that was begun before, or that goes wrong: tests/cli/test_cli_resume.py.
+ELSEWHERE = ("--resume", "--force-resume", "--on-nonfinite")
+CASES = [
+    (name, flag.option)
+    for name, run in train.RECIPES.items()
+    for flag in run.flags
+    if flag.option not in ELSEWHERE
+]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Models, adapters, texts and pictures."""
+    folder = tmp_path_factory.mktemp("files")
+    (folder / "text.txt").write_text(TEXT)
+    (folder / "other.txt").write_text(TEXT[::-1])
+    (folder / "flags.toml").write_text("[train]\nmax_grad_norm = 0.01\n")
+    pairs = [{"prompt": f"say {n}: ", "completion": "abc" * (n % 3 + 1)} for n in range(20)]
+    (folder / "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)))
+    write_base(folder / "base.gguf", vocab=256, context=64)
+    write_base(folder / "other.gguf", vocab=256, context=64, d_model=48)
+    write_base(folder / "gpt2.gguf", "gpt2", vocab=256, context=64)
+    with gguf.open(folder / "base.gguf") as file:
+        adapters.write_gguf(folder / "adapter.gguf", draw(file))
+    rng = np.random.default_rng(1)
+    for name in ("pictures", "other"):
+        images = rng.integers(0, 256, (40, 8, 8), np.uint8)
+        np.savez(folder / f"{name}.npz", images=images, labels=np.arange(40) % 2)
+    with pytest.MonkeyPatch.context() as context:
+        context.chdir(folder)
+        assert main(["train", "vit", *words(BASES["vit"] | {"--out": "vit"})]) == 0
+    bpe_file(folder / "words.gguf")
+    class_folders(folder / "folders", {"x": 10, "y": 10})
+    (folder / "folders" / "x" / "bad.png").write_bytes(b"no picture")
+    return folder
+
+
+class See:
+    """Runs commands, and sees what comes of them."""
+
+    def __init__(self, files, known, folder, monkeypatch, capsys):
+        self.files, self.known, self.folder = files, known, folder
+        self.patch, self.capsys = monkeypatch, capsys
+
+    def once(self, recipe, flags):
+        """What is seen of a run that has been made before, perhaps."""
+        key = recipe, *flags.items()
+        if key not in self.known:
+            self.known[key] = self(recipe, flags, "once")
+        return self.known[key]
+
+    def __call__(self, recipe, flags, name):
+        built = []
+
+        def build(run):
+            built.append(self.build(run))
+            return built[-1]
+
+        self.patch.setattr(train, "build", build)
+        self.patch.setattr(threads, "_chosen", None)
+        toynn.set_float32_matmul_precision("highest")
+        here = self.folder / name
+        here.mkdir()
+        for path in self.files.iterdir():
+            (here / path.name).symlink_to(path)
+        self.patch.chdir(here)
+        code = main(["train", recipe, *words(flags)])
+        printed = self.capsys.readouterr()
+        out = re.sub(r"(?m)^time .*|ETA \S+|[\d,]+ \w+/s", "", printed.out + printed.err)
+        seen = {"code": code, "printed": out, "threads": toynn.get_num_threads()}
+        seen["precision"] = toynn.get_float32_matmul_precision()
+        seen["files"] = {
+            str(path.relative_to(here)): self.content(path)
+            for path in sorted(here.glob("*/*"))
+            if not path.parent.is_symlink() and path.suffix != ".toml"
+        }
+        if built:
+            seen["memory"] = built[0][0].engine.session.memory()
+        return seen
+
+    build = staticmethod(train.build)
+
+    @staticmethod
+    def content(path):
+        if path.name != "metrics.jsonl":
+            return path.is_dir() or path.read_bytes()
+        timed = ("time", "tokens_per_second", "images_per_second", "peak_memory")
+        reports = [json.loads(line) for line in path.read_text().splitlines()]
+        return [{k: v for k, v in report.items() if k not in timed} for report in reports]
+
+
+@pytest.fixture(scope="module")
+def known():
+    """What was seen of runs, by their words."""
+    return {}
+
+
+@pytest.fixture
+def see(files, known, tmp_path, monkeypatch, capsys):
+    """A function that runs a command and says what is seen of it."""
+    monkeypatch.setattr(_text_training, "SAMPLE_TOKENS", 2)
+    monkeypatch.setattr(train, "plot_losses", lambda *_: False)
+    monkeypatch.setattr(classify, "plot_confusion", lambda *_: False)
+    before = toynn.get_float32_matmul_precision()
+    yield See(files, known, tmp_path, monkeypatch, capsys)
+    toynn.set_float32_matmul_precision(before)
+
+
+def seen_by(recipe, option):
+    """The value that a flag is given, and flags of both runs."""
+    value = SEEN[option]
+    if isinstance(value, dict):
+        value = value.get(recipe, value.get(""))
+    return value if isinstance(value, tuple) else (value, {})
+
+
+def words(flags):
+    """Flags as they are typed."""
+    given = ((name, value) for name, value in flags.items() if value is not None)
+    return [word for pair in given for word in pair if word]
+
+
+@pytest.mark.parametrize(("recipe", "option"), CASES)
+def test_a_flag_changes_something_or_is_refused(recipe, option, see, files):
+    if (recipe, option) in REFUSED:
+        assert main(["train", recipe, *words(BASES[recipe]), option, "x"]) == 2
+        return
+    value, more = seen_by(recipe, option)
+    base = BASES[recipe] | more
+    switch = {value: ""} if value.startswith("--") else {option: value}
+    before, after = see.once(recipe, base), see(recipe, base | switch, "given")
+    assert after["code"] == 0, after["printed"]
+    assert before != after
+
+
+@pytest.mark.parametrize("name", train.RECIPES)
+def test_a_parser_takes_the_flags_of_its_recipe_and_no_others(name):
+    parser = argparse.ArgumentParser()
+    train.add_parser(parser.add_subparsers())
+    (command,) = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+    (recipes,) = (
+        action
+        for action in command.choices["train"]._actions
+        if isinstance(action, argparse._SubParsersAction)
+    )
+    offered = [action.dest for action in recipes.choices[name]._actions if action.dest != "help"]
+    assert offered == [flag.name for flag in train.RECIPES[name].flags]
+
+
+OWN = [
+    (name, flag)
+    for name, run in train.RECIPES.items()
+    for flag in run.flags
+    if flag.source == "own" and name != "warm-start"
+]
+
+
+@pytest.mark.parametrize(("name", "flag"), OWN, ids=lambda value: getattr(value, "name", value))
+def test_what_a_source_has_of_its_own_is_refused(name, flag, files, monkeypatch, capsys):
+    monkeypatch.chdir(files)
+    source, what = train.RECIPES[name].source
+    path = {"lora": "adapter.gguf", "gpt2": "gpt2.gguf"}.get(name, "base.gguf")
+    typed = f"--{source.replace('_', '-')}"
+    flags = BASES[name] | FRESH | {typed: path, flag.option: seen_by(name, flag.option)[0]}
+    assert main(["train", name, *words(flags)]) == 2
+    expected = f"{flag.option}: the {what} that {typed} names has its own"
+    assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", train.RECIPES)
+def test_each_field_is_one_that_there_is(name):
+    fields = {
+        kind: set(kind.__dataclass_fields__)
+        for kind in (RecipeOptions, LoopOptions, Schedule, AdamW)
+    }
+    filled = [
+        (kind, field) for flag in train.RECIPES[name].flags for kind, field in flag.to.items()
+    ]
+    assert all(field in fields[kind] for kind, field in filled)
+    assert len(filled) == len(set(filled))
+    assert {field for kind, field in filled if kind is Schedule} == fields[Schedule]
+
+
+def test_a_flag_that_is_declared_reaches_its_field():
+    flags = [Flag("log_every", "", to={LoopOptions: "log_every"}), Flag("other", "")]
+    flags += [Flag("grad_accum", "", to={LoopOptions: "grad_accum", Schedule: "x"})]
+    arguments = argparse.Namespace(log_every=3, other=4, grad_accum=None)
+    assert gathered(LoopOptions, flags, arguments) == {"log_every": 3}
+    assert gathered(Schedule, flags, arguments) == {}
+
+
+def test_checkpointing_of_pictures_saves_memory_and_keeps_the_bits(see):
+    flags = BASES["vit"] | {"--layers": "4"}
+    plain = see("vit", flags, "plain")
+    again = see("vit", flags | {"--checkpointing": ""}, "again")
+    assert again["memory"].activations < 0.7 * plain["memory"].activations
+    assert again["files"] == plain["files"]
+    assert "out/model.safetensors" in again["files"]

@@ -1,0 +1,308 @@
+"""Perplexity, divergence, accuracy: of models whose every probability is known; and PyTorch."""
+
+import json
+from math import exp, log
+
+import numpy as np
+import pytest
+from llamas import SIZES, make, shake
+from shared import DATA
+
+from toynn import evaluation
+from toynn.data.examples import Examples
+from toynn.errors import ConfigError, DataError, NonFiniteError
+from toynn.evaluation import accuracy, divergence, example_loss, log_likelihood, perplexity
+from toynn.evaluation.harness import Requests
+from toynn.evaluation.scores import read
+
+V = 5
+
+
+class Known:
+    """Says after each token t that t + 1 (mod V) comes, with probability p; the others share."""
+
+    def __init__(self, p, context=64):
+        self.p, self.context, self.lengths = p, context, []
+
+    def logits(self, ids, batch=None):
+        self.lengths.append(len(ids))
+        found = np.full((len(ids), V), log((1 - self.p) / (V - 1)), np.float32)
+        found[np.arange(len(ids)), (np.asarray(ids) + 1) % V] = log(self.p)
+        return found + np.float32(3.7)  # softmax does not mind
+
+
+def rising(n):
+    return (np.arange(n) % V).astype(np.int32)
+
+
+def test_a_text_that_is_expected_and_one_that_is_not():
+    found = perplexity(Known(0.5), rising(40), 8)
+    assert found.every.loss == pytest.approx(log(2), rel=1e-6)
+    assert found.every.perplexity == pytest.approx(2, rel=1e-6)
+    assert found.every.error == pytest.approx(0, abs=1e-6)
+    still = perplexity(Known(0.5), np.zeros(40, np.int32), 8)
+    assert still.every.loss == pytest.approx(log(8), rel=1e-6)
+
+
+def test_windows_are_llama_cpps():
+    """43 tokens in windows of 8: five, of each the answers 4 to 6 (of 0 to 6)."""
+    ids = rising(43)
+    ids[13] = 0  # an answer in the second half of the second window; and then wrong for 14
+    found = perplexity(Known(0.5), ids, 8)
+    assert (found.second_halves.tokens, found.every.tokens) == (5 * 3, 5 * 7)
+    wrong = log(8) - log(2)
+    assert found.second_halves.loss == pytest.approx(log(2) + 2 * wrong / 15, rel=1e-6)
+    ids = rising(43)
+    ids[10:12] = 0  # answers of a first half
+    assert perplexity(Known(0.5), ids, 8).second_halves.loss == pytest.approx(log(2), rel=1e-6)
+    assert perplexity(Known(0.5), ids, 8).every.loss > log(2) + 0.01
+
+
+def test_bos_stands_for_the_first_token_of_each_window():
+    found = perplexity(Known(0.5), rising(40), 8, bos=4)
+    wrong = sum(begin % V != 0 for begin in range(0, 40, 8))  # 4 expects 0 + 1's place
+    assert found.every.loss == pytest.approx(log(2) + wrong * (log(8) - log(2)) / 35, rel=1e-6)
+    assert found.second_halves.loss == pytest.approx(log(2), rel=1e-6)
+
+
+def test_error_is_the_standard_error_of_the_mean():
+    ids = np.random.default_rng(0).integers(0, V, 400).astype(np.int32)
+    found = perplexity(Known(0.6), ids, 20).every
+    losses = np.where((ids[:-1] + 1) % V == ids[1:], -log(0.6), -log(0.1)).reshape(-1)
+    inside = np.delete(losses, np.arange(19, 399, 20))  # across two windows
+    assert found.loss == pytest.approx(inside.mean(), rel=1e-6)
+    assert found.error == pytest.approx(inside.std() / (len(inside) - 1) ** 0.5, rel=1e-5)
+    assert found.perplexity_error == pytest.approx(found.error * exp(found.loss), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("ids", "length", "said"),
+    [
+        (rising(15), 8, r"the text has 15 tokens; windows of 8 need at least 16"),
+        (rising(15), 3, r"at least 4 tokens; got 3"),
+        (rising(300), 65, r"1 to 64 tokens, the model's context; got 65"),
+    ],
+)
+def test_texts_and_windows_that_do_not_fit(ids, length, said):
+    with pytest.raises(ConfigError, match=said):
+        perplexity(Known(0.5), ids, length)
+
+
+def test_logits_that_are_not_finite_are_an_error():
+    class Broken(Known):
+        def logits(self, ids, batch=None):
+            return super().logits(ids) * np.float32(np.inf)
+
+    with pytest.raises(NonFiniteError, match="not finite"):
+        perplexity(Broken(0.5), rising(40), 8)
+
+
+def test_divergence_of_known_models():
+    found = divergence(Known(0.5), Known(0.8), rising(40), 8)
+    kl = 0.8 * log(0.8 / 0.5) + 0.2 * log(0.05 / 0.125)
+    assert found.mean == pytest.approx(kl, rel=1e-5)
+    assert found.largest == pytest.approx(kl, rel=1e-5)
+    assert found.same_top == 1 and found.rms_delta_p == pytest.approx(0.3, rel=1e-5)
+    assert found.model.loss == pytest.approx(log(2), rel=1e-6)
+    assert found.base.loss == pytest.approx(-log(0.8), rel=1e-6)
+    other = divergence(Known(0.1), Known(0.8), rising(40), 8)
+    assert other.same_top == 0
+    nothing = divergence(Known(0.8), Known(0.8), rising(40), 8)
+    assert nothing.mean == pytest.approx(0, abs=1e-12)
+
+
+def test_against_torch():
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    rng = np.random.default_rng(3)
+    models = [make(), make()]
+    for recipe in models:
+        shake(recipe.engine, rng)
+    ids = rng.integers(0, SIZES["vocab"], 40).astype(np.int32)
+    q, p = (
+        torch.log_softmax(
+            torch.tensor(
+                np.concatenate([m.engine.logits(ids[k : k + 8])[4:7] for k in range(0, 40, 8)])
+            ).double(),
+            -1,
+        )
+        for m in models
+    )
+    found = divergence(models[0].engine, models[1].engine, ids, 8)
+    expected = torch.nn.functional.kl_div(q, p, reduction="batchmean", log_target=True)
+    assert found.mean == pytest.approx(float(expected), rel=1e-5)
+    answers = torch.tensor(np.concatenate([ids[k + 5 : k + 8] for k in range(0, 40, 8)])).long()
+    assert found.model.loss == pytest.approx(
+        float(torch.nn.functional.nll_loss(q, answers)), rel=1e-5
+    )
+
+
+def test_examples_count_what_is_learned_and_few_tapes_are_needed():
+    examples = Examples(60)
+    for n in (3, 50, 9, 33, 20, 40):
+        prompt, completion = rising(n), [(n + k) % V for k in range(4)]
+        completion[2] = completion[1]  # twice wrong: it, and the one behind it
+        examples.append([(prompt.tolist(), False), (completion, True)])
+    engine = Known(0.5)
+    found = example_loss(engine, examples)
+    assert found.tokens == 24
+    assert found.loss == pytest.approx((2 * log(2) + 2 * log(8)) / 4, rel=1e-6)
+    assert set(engine.lengths) == {32, 64} and engine.lengths == sorted(engine.lengths)
+
+
+def test_filling_up_changes_nothing():
+    engine = make(context=48).engine
+    ids = np.arange(33, dtype=np.int32)
+    np.testing.assert_allclose(read(engine, ids), engine.logits(ids), rtol=2e-5, atol=2e-5)
+
+
+class Letters:
+    """A tokenizer of digits: a text of them is its ids; spaces are token 0."""
+
+    bos, eos, add_eos = None, 3, False
+
+    def encode(self, text, add_special=True):
+        return [0 if c == " " else int(c) for c in text]
+
+
+def test_log_likelihood():
+    one, greedy = log_likelihood(Known(0.5), Letters(), "123", "40")
+    assert one == pytest.approx(-2 * log(2), rel=1e-6) and greedy
+    two, greedy = log_likelihood(Known(0.5), Letters(), "123", "41")
+    assert two == pytest.approx(-log(2) - log(8), rel=1e-6) and not greedy
+    spaced = log_likelihood(Known(0.5), Letters(), "4  ", "1")  # the spaces are to be said, too
+    assert spaced[0] == pytest.approx(-2 * log(2) - log(8), rel=1e-6)
+    alone = log_likelihood(Known(0.5), Letters(), "", "40")  # behind EOS, 3
+    assert alone[0] == pytest.approx(-2 * log(2), rel=1e-6)
+    cut = log_likelihood(Known(0.5, context=4), Letters(), "11111123", "40")
+    assert cut[0] == pytest.approx(-2 * log(2), rel=1e-6)
+    with pytest.raises(DataError, match="5 tokens exceeds the model's context of 4"):
+        log_likelihood(Known(0.5, context=4), Letters(), "1", "23401")
+
+
+def questions(tmp_path, *rows):
+    path = tmp_path / "quiz.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return evaluation.read_questions(path)
+
+
+def test_accuracy_by_both_scores(tmp_path):
+    """Of two choices the long one is likelier for its length, the short one in sum."""
+    rows = [
+        {"question": "34", "choices": ["1234", "3"], "answer": "1234"},
+        {"question": "34", "choices": ["1234", "3"], "answer": "B"},
+        {"question": "34", "choices": ["1", "3"], "answer": 0},
+    ]
+    found = accuracy(Known(0.5), Letters(), questions(tmp_path, *rows))
+    # sums: " 1234" 5 log 2, " 3" log 2 + log 8; divided by 4 and by 1
+    assert (found.summed, found.normalized, found.questions) == (2 / 3, 2 / 3, 3)
+    first = accuracy(Known(0.5), Letters(), questions(tmp_path, rows[0]))
+    assert (first.summed, first.normalized) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("{", r"quiz.jsonl:1: not JSON"),
+        ("[]", r"quiz.jsonl:1: expected an object with question, choices, answer; got list"),
+        ('{"question": "a"}', r"got question"),
+        ('{"question": "a", "choices": ["b"], "answer": 0}', r"at least 2 choices"),
+        ('{"question": "a", "choices": ["b", 2], "answer": 0}', r"choices of text"),
+        ('{"question": "a", "choices": ["b", "c"], "answer": 2}', r"0 to 1, A to B.*got 2"),
+        ('{"question": "a", "choices": ["b", "c"], "answer": true}', r"got True"),
+        ('{"question": "a", "choices": ["b", "b"], "answer": "b"}', r"got 'b'"),
+        (" ", r"no line that is not blank"),
+    ],
+)
+def test_bad_questions(tmp_path, line, said):
+    path = tmp_path / "quiz.jsonl"
+    path.write_text(line)
+    with pytest.raises(DataError, match=said):
+        evaluation.read_questions(path)
+
+
+class Request:
+    def __init__(self, *args):
+        self.args = args
+
+
+def requests(engine):
+    """The answers to lm-eval's requests, over an engine and letters."""
+    model = Requests.__new__(Requests)
+    model.engine, model.tokenizer = engine, Letters()
+    return model
+
+
+@pytest.mark.parametrize("context", [64, 8, 3])
+def test_a_rolling_text_counts_each_token_once(context):
+    text = "40123401234012340123"
+    whole, wrong = requests(Known(0.5, context)).loglikelihood_rolling(
+        [Request(text), Request(text[:10] + "0" + text[10:])]
+    )
+    assert whole == pytest.approx(-len(text) * log(2), rel=1e-6)
+    assert wrong == pytest.approx(-(len(text) - 1) * log(2) - 2 * log(8), rel=1e-6)
+
+
+def test_generation_ends_before_the_first_of_the_texts(monkeypatch):
+    class Stream:
+        push, end = staticmethod(str), staticmethod(lambda: "")
+
+    asked = []
+
+    def generated(engine, ids, room, **options):
+        asked.append((ids, room, options["temperature"]))
+        return iter([1, 2, 3, 4, 0, 1, 2])
+
+    model = requests(Known(0.5))
+    monkeypatch.setattr("toynn.evaluation.harness.generate", generated)
+    monkeypatch.setattr(Letters, "stream", lambda self: Stream(), raising=False)
+    monkeypatch.setattr(Letters, "eog", frozenset(), raising=False)
+    said = model.generate_until(
+        [
+            Request("12", {"until": ["34", "4"], "max_gen_toks": 5}),
+            Request("12", {"until": "77", "temperature": 0.7, "do_sample": True}),
+        ]
+    )
+    assert said == ["12", "1234012"]
+    assert asked == [([1, 2], 5, 0.0), ([1, 2], 256, 0.7)]
+
+
+@pytest.mark.slow
+def test_lm_eval_takes_the_model(tmp_path):
+    lm_eval = pytest.importorskip("lm_eval", reason="lm-eval is not installed")
+    if not DATA.is_dir():
+        pytest.skip(f"{DATA} is not there")
+    from lm_eval.tasks import TaskManager
+
+    rows = [
+        {"q": "Once upon a time, there was a little girl named", "c": ["Lily", "Quark"], "a": 0},
+        {"q": "The cat sat on the", "c": ["xylophone", "mat"], "a": 1},
+        {"q": "Tom and Sue went to the park to", "c": ["play", "integrate"], "a": 1},  # wrong
+    ]
+    data = tmp_path / "rows.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = {
+        "task": "small",
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(data)}, "cache_dir": str(tmp_path)},
+        "test_split": "test",
+        "output_type": "multiple_choice",
+        "doc_to_text": "{{q}}",
+        "doc_to_choice": "{{c}}",
+        "doc_to_target": "{{a}}",
+        "metric_list": [{"metric": "acc"}, {"metric": "acc_norm"}],
+    }
+    path = DATA / "stories260K.gguf"
+    model = evaluation.LM(path)
+    found = lm_eval.simple_evaluate(
+        model=model,
+        tasks=[task],
+        task_manager=TaskManager(include_defaults=False),
+        bootstrap_iters=0,
+    )
+    results = found["results"]["small"]
+    quiz = questions(
+        tmp_path, *({"question": r["q"], "choices": r["c"], "answer": r["a"]} for r in rows)
+    )
+    own = accuracy(model.engine, model.tokenizer, quiz)
+    assert results["acc,none"] == own.summed == 2 / 3
+    assert results["acc_norm,none"] == own.normalized

@@ -1,0 +1,253 @@
+"""Folders in Hugging Face's format: what comes back, and what is refused by its name."""
+
+import numpy as np
+import pytest
+from hf_folders import edit_object, edit_tensors
+from llamas import KINDS, SIZES, T, draw, make, shake
+from safetensors.numpy import load_file, save_file
+
+from toynn import AdamW, GPT2Config, LlamaConfig, RecipeOptions
+from toynn.engines import ENGINES, GPT2SeqEngine, LlamaSeqEngine
+from toynn.errors import ConfigError, DataError, LifecycleError, ToynnError
+from toynn.formats import hf
+from toynn.recipes import GPT2, FromScratch
+
+GPT2_CONFIG = GPT2Config(61, 24, 4, 40, 2, 16, norm_eps=1e-3)
+
+
+def build(kind):
+    """An engine with random weights, biases and gains."""
+    if kind == "gpt2":
+        recipe = GPT2()
+        recipe.realize(GPT2_CONFIG, RecipeOptions(t_seq=T, seed=5))
+    else:
+        recipe = make(kind)
+    shake(recipe.engine, np.random.default_rng(2))
+    return recipe.engine
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A llama, as a folder."""
+    build("llama").export_hf(tmp_path / "llama")
+    return tmp_path / "llama"
+
+
+def configure(folder, **changes):
+    edit_object(folder / "config.json", **changes)
+
+
+def replace(folder, changes):
+    edit_tensors(folder / "model.safetensors", changes)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", *sorted(KINDS.keys() - {"llama-llama3", "llama-lens"})])
+def test_every_bit_comes_back(kind, tmp_path):
+    engine = build(kind)
+    engine.export_hf(tmp_path / "model")
+    again = type(engine).from_hf(tmp_path / "model", t_seq=T)
+    assert (again.config, again.t_seq) == (engine.config, T)
+    ours, theirs = engine.weights(), again.weights()
+    assert ours.keys() == theirs.keys()
+    for name, w in ours.items():
+        np.testing.assert_array_equal(w, theirs[name], name)
+    ids, _ = draw(np.random.default_rng(3))
+    np.testing.assert_array_equal(engine.logits(ids), again.logits(ids))
+
+
+def test_a_lens_is_folded(tmp_path):
+    engine = build("llama-lens")
+    engine.export_hf(tmp_path / "model")
+    again = LlamaSeqEngine.from_hf(tmp_path / "model", t_seq=T)
+    assert again.config.donor_d_in == 0
+    ids, _ = draw(np.random.default_rng(3))
+    np.testing.assert_allclose(again.logits(ids), engine.logits(ids), 1e-3, 1e-4)
+
+
+def test_gguf_and_hugging_face_agree(tmp_path):
+    engine = build("qwen3")
+    engine.export_gguf(tmp_path / "model.gguf")
+    LlamaSeqEngine.from_gguf(tmp_path / "model.gguf").export_hf(tmp_path / "model")
+    again = LlamaSeqEngine.from_hf(tmp_path / "model")
+    again.export_gguf(tmp_path / "again.gguf")
+    assert (tmp_path / "again.gguf").read_bytes() == (tmp_path / "model.gguf").read_bytes()
+
+
+def test_factors_of_llama3_are_read_and_not_written(folder, tmp_path):
+    rope = {"type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    configure(folder, rope_scaling=rope | {"original_max_position_embeddings": 64})
+    engine = LlamaSeqEngine.from_hf(folder)
+    assert engine.config.rope_scaling == "llama3"
+    assert engine.config.rope_factors == pytest.approx([1, 8], rel=0.5)
+    with pytest.raises(ConfigError, match=r"no place for rope_freqs\.weight"):
+        engine.export_hf(tmp_path / "again")
+    assert not (tmp_path / "again").exists()
+
+
+def test_names_of_old_files_are_known(tmp_path):
+    """Without a prefix, and with the buffers of old versions."""
+    engine = build("gpt2")
+    engine.export_hf(tmp_path / "old")
+    path = tmp_path / "old" / "model.safetensors"
+    weights = {k.removeprefix("transformer."): w for k, w in load_file(path).items()}
+    weights["h.0.attn.bias"] = np.tril(np.ones((1, 1, 16, 16), np.uint8))
+    weights["lm_head.weight"] = weights["wte.weight"]
+    save_file(weights, path)
+    again = GPT2SeqEngine.from_hf(tmp_path / "old", t_seq=T)
+    ids, _ = draw(np.random.default_rng(3))
+    np.testing.assert_array_equal(engine.logits(ids), again.logits(ids))
+
+
+def test_an_export_never_overwrites(folder):
+    before = (folder / "model.safetensors").read_bytes()
+    with pytest.raises(DataError, match="llama: already exists"):
+        build("llama").export_hf(folder)
+    assert (folder / "model.safetensors").read_bytes() == before
+    assert [path.name for path in folder.parent.iterdir()] == ["llama"]
+    with pytest.raises(DataError, match="cannot write"):
+        build("llama").export_hf(folder / "config.json" / "model")
+
+
+HEAD = np.ones((61, 24), np.float32)
+REFUSED = {
+    "another model": (
+        dict(model_type="mamba"),
+        {},
+        "must be gpt2, llama, .*; got 'mamba'",
+    ),
+    "no model": (dict(model_type=...), {}, "model_type must be .*; got None"),
+    "missing size": (dict(hidden_size=...), {}, r"config\.json: hidden_size is missing"),
+    "missing eps": (dict(rms_norm_eps=None), {}, "rms_norm_eps is missing"),
+    "text": (dict(vocab_size="61"), {}, "vocab_size must be a whole number >= 1; got '61'"),
+    "half": (dict(num_hidden_layers=1.5), {}, "num_hidden_layers must be a whole number"),
+    "true": (dict(num_attention_heads=True), {}, "num_attention_heads must be a whole number"),
+    "zero": (dict(num_key_value_heads=0), {}, "num_key_value_heads must be a whole number >= 1"),
+    "NaN": (dict(rms_norm_eps=float("nan")), {}, "rms_norm_eps must be a number > 0; got nan"),
+    "activation": (dict(hidden_act="relu"), {}, "hidden_act must be 'silu'; got 'relu'"),
+    "unknown": (dict(logit_scale=2.0), {}, "logit_scale = 2.0 is not known to toynn"),
+    "quantized": (dict(quantization_config={"bits": 4}), {}, "quantization_config = "),
+    "endless": (dict(rms_norm_eps=10**400), {}, "rms_norm_eps must be a number > 0; got 1000"),
+    "too many": (dict(vocab_size=10**400), {}, "vocab_size must be a whole number >= 1; got 1000"),
+    "no list": (dict(layer_types=[["full_attention"]]), {}, "layer_types must be full_attention"),
+    "window": (dict(layer_types=["sliding_attention"]), {}, "layer_types must be full_attention"),
+    "yarn": (dict(rope_scaling={"type": "yarn", "factor": 2.0}), {}, "llama3; got 'yarn' with"),
+    "part": (dict(rope_parameters={"partial_rotary_factor": 0.5}), {}, "partial_rotary_factor"),
+    "no object": (dict(rope_scaling="yarn"), {}, "rope_scaling must be an object; got 'yarn'"),
+    "heads": (dict(num_key_value_heads=4), {}, "n_kv_heads must divide n_heads; got 4 and 6"),
+    "layers": (dict(num_hidden_layers=3), {}, r"tensor blk\.2\.attn_norm\.weight is missing"),
+    "many layers": (dict(num_hidden_layers=2**40), {}, "block_count is 1099511627776"),
+    "wide": (dict(intermediate_size=2**60), {}, r"blk\.0\.ffn_gate\.weight"),
+    "vocabulary": (dict(vocab_size=62), {}, "vocab_size counts 62 tokens; .* has 61 rows"),
+    "untied": (dict(tie_word_embeddings=False), {}, "tensor lm_head.weight is missing"),
+    "missing": ({}, {"model.norm.weight": None}, r"tensor output_norm\.weight is missing"),
+    "no table": ({}, {"model.embed_tokens.weight": None}, "token_embd.weight is missing"),
+    "another head": ({}, {"lm_head.weight": HEAD}, "lm_head.weight is tied, and differs"),
+    "unknown tensor": ({}, {"model.visual.weight": HEAD}, "tensors: model.visual.weight"),
+    "bias": (
+        {},
+        {"model.layers.0.self_attn.o_proj.bias": np.ones(24, np.float32)},
+        r"unknown tensors: blk\.0\.attn_output\.bias",
+    ),
+    "shape": (
+        {},
+        {"model.norm.weight": np.ones(23, np.float32)},
+        r"output_norm\.weight has the wrong shape: expected \(24,\); got \(23,\)",
+    ),
+    "shape of q": (
+        {},
+        {"model.layers.0.self_attn.q_proj.weight": np.ones((23, 24), np.float32)},
+        r"blk\.0\.attn_q\.weight has the wrong shape",
+    ),
+    "infinite": (
+        {},
+        {"model.norm.weight": np.full(24, np.inf, np.float32)},
+        r"model\.norm\.weight has weights that are NaN or infinite",
+    ),
+    "integers": ({}, {"model.norm.weight": np.ones(24, np.int8)}, "must be F32, F16 or BF16"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_by_name(case, folder):
+    config, weights, message = REFUSED[case]
+    configure(folder, **config)
+    replace(folder, weights)
+    with pytest.raises(DataError, match=message) as error:
+        LlamaSeqEngine.from_hf(folder)
+    assert str(folder) in str(error.value)
+
+
+def test_folders_that_cannot_be_read(folder):
+    weights, config = folder / "model.safetensors", folder / "config.json"
+    with pytest.raises(DataError, match="its architecture is 'llama'; GPT2SeqEngine reads gpt2"):
+        GPT2SeqEngine.from_hf(folder)
+    intact = weights.read_bytes()
+    weights.write_bytes(intact[:-1])
+    with pytest.raises(DataError, match=r"model\.safetensors: cannot read"):
+        hf.open(folder)
+    weights.unlink()
+    with pytest.raises(DataError, match=r"model\.safetensors: cannot read"):
+        hf.open(folder)
+    (folder / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(DataError, match="in several files"):
+        hf.open(folder)
+    for text, message in (("{", "not JSON"), ("[]", "expected an object; got list")):
+        config.write_text(text)
+        with pytest.raises(DataError, match=message):
+            hf.open(folder)
+    config.unlink()
+    with pytest.raises(DataError, match=r"config\.json: cannot read: No such file"):
+        hf.open(folder)
+
+
+def test_a_damaged_folder_is_refused_or_harmless(folder):
+    rng = np.random.default_rng(0)
+    for path in (folder / "config.json", folder / "model.safetensors"):
+        intact = path.read_bytes()
+        end = min(len(intact), 3000)  # of safetensors: the table
+        for _ in range(200):
+            damaged = bytearray(intact)
+            damaged[rng.integers(end)] = rng.choice([0, 48, 255, rng.integers(256)])
+            path.write_bytes(damaged)
+            try:
+                LlamaSeqEngine.from_hf(folder, t_seq=1)
+            except ToynnError:
+                continue
+        path.write_bytes(intact)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+@pytest.mark.parametrize("form", ["gguf", "q8_0", "hf"])
+def test_recipes_go_on_from_a_model(kind, form, tmp_path):
+    engine, path = build(kind), tmp_path / "model"
+    engine.export_hf(path) if form == "hf" else engine.export_gguf(
+        path, "f32" if form == "gguf" else form
+    )
+    recipe = GPT2() if kind == "gpt2" else FromScratch()
+    recipe.realize_from(path, T, 2)
+    assert type(recipe.engine) is ENGINES[kind]
+    ids, labels = draw(np.random.default_rng(1), 2)
+    loss = engine.evaluate(ids, None, labels)
+    assert recipe.evaluate(ids, None, labels) == pytest.approx(
+        loss, rel=1e-6 if form != "q8_0" else 0.1
+    )
+    adam = AdamW.for_lora()
+    losses = [recipe.step(ids, None, labels, adam.hp_for_step(k), k == 0) for k in range(20)]
+    assert losses[-1] < losses[0] - 0.1
+    assert recipe.step_index == 20
+    recipe.save(tmp_path / "tuned.gguf", "f16")
+    tuned = ENGINES[kind].from_gguf(tmp_path / "tuned.gguf", T, 2)
+    again = recipe.evaluate(ids, None, labels)
+    assert tuned.evaluate(ids, None, labels) == pytest.approx(again, rel=1e-2)
+    with pytest.raises(LifecycleError, match="once only"):
+        recipe.realize_from(path, T)
+
+
+def test_options_of_a_start_from_a_model(tmp_path):
+    build("llama").export_gguf(tmp_path / "model.gguf")
+    recipe = FromScratch()
+    recipe.realize_from(tmp_path / "model.gguf", weight_dtype="bf16")
+    assert (recipe.engine.t_seq, recipe.engine.options.weight_dtype) == (SIZES["context"], "bf16")
+    assert recipe.engine.config == LlamaConfig(**SIZES)
+    with pytest.raises(LifecycleError, match=r"export_gguf\(\) before realize_for_random_init"):
+        FromScratch().save(tmp_path / "nothing.gguf")

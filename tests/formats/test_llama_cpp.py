@@ -1,0 +1,181 @@
+"""llama.cpp as the judge: it loads what toynn writes, and computes the same logits."""
+
+import numpy as np
+import pytest
+from shared import DATA
+
+import toynn
+from toynn.engines import frozen
+from toynn.engines.gpt2 import GPT2Config, GPT2SeqEngine
+from toynn.engines.llama import LlamaConfig, LlamaSeqEngine
+from toynn.evaluation import perplexity
+from toynn.formats import gguf
+from toynn.generate import sample
+from toynn.models import GraniteConfig
+from toynn.options import RecipeOptions
+
+llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
+pytestmark = pytest.mark.llama_cpp
+
+F32 = 0  # ggml's number of the type in which the cache of k and v is kept
+STORY = (
+    "Once upon a time, there was a little girl named Lily. She loved to play outside in the park."
+)
+SMALL = dict(vocab=96, d_model=64, n_heads=4, d_ff=160, n_layers=2, context=32)
+SCALES = dict(embedding_scale=3.0, residual_scale=0.4, attention_scale=0.3, logit_scale=2.5)
+GQA = SMALL | dict(n_kv_heads=2)
+
+
+def judge(path, adapter=None):
+    return llama_cpp.Llama(
+        str(path),
+        lora_path=adapter and str(adapter),
+        n_ctx=512,
+        n_threads=1,
+        n_threads_batch=1,
+        logits_all=True,
+        type_k=F32,
+        type_v=F32,
+        flash_attn=False,
+        verbose=False,
+    )
+
+
+def judged_logits(path, ids, adapter=None):
+    model = judge(path, adapter)
+    model.eval([int(i) for i in ids])
+    logits = np.array(model.scores[: len(ids)], np.float64)
+    model.close()
+    return logits
+
+
+def judged_text(model, prompt, length):
+    """Token ids: a prompt and the likeliest continuation, ``length`` tokens together."""
+    ids = list(prompt)
+    model.eval(ids)
+    while len(ids) < length:
+        ids.append(int(np.argmax(model.scores[len(ids) - 1])))
+        model.eval(ids[-1:])
+    return ids
+
+
+def nmse(got, expected):
+    return ((got - expected) ** 2).sum() / (expected**2).sum()
+
+
+def trained(engine, config, **options):
+    """An engine after five steps on random tokens, with biases and gains away from 0 and 1."""
+    engine.realize_for_random_init(config, RecipeOptions(**options))
+    engine.build_training_step()
+    rng = np.random.default_rng(0)
+    weights = engine.weights()
+    for values in weights.values():
+        values += rng.normal(0, 0.05, values.shape).astype(np.float32)
+    engine.load_weights(weights)
+    adam = toynn.AdamW.for_lora()
+    for k in range(5):
+        ids = rng.integers(0, config.vocab, config.context)
+        engine.step(ids, None, np.roll(ids, -1), adam.hp_for_step(k), is_first=k == 0)
+    return engine
+
+
+MODELS = {
+    "gpt2": lambda: trained(GPT2SeqEngine(), GPT2Config(**SMALL)),
+    "llama": lambda: trained(LlamaSeqEngine(), LlamaConfig(**GQA)),
+    "llama-untied": lambda: trained(LlamaSeqEngine(), LlamaConfig(**GQA), untied=True),
+    "llama-wide-heads": lambda: trained(LlamaSeqEngine(), LlamaConfig(**GQA, head_dim=32)),
+    "llama3": lambda: trained(
+        LlamaSeqEngine(),
+        LlamaConfig(**GQA, rope_scaling="llama3", rope_factors=(1, 1, 1, 2, 4, 8, 8, 8)),
+    ),
+    "llama-lens": lambda: trained(LlamaSeqEngine(), LlamaConfig(**GQA, donor_d_in=24), untied=True),
+    "qwen2": lambda: trained(LlamaSeqEngine(), LlamaConfig(**GQA, arch="qwen2"), qkv_bias=True),
+    "qwen2-unbiased": lambda: trained(LlamaSeqEngine(), LlamaConfig(**GQA, arch="qwen2")),
+    "qwen3": lambda: trained(LlamaSeqEngine(), LlamaConfig(**GQA, arch="qwen3", head_dim=32)),
+    "smollm3": lambda: trained(
+        LlamaSeqEngine(), LlamaConfig(**GQA | {"n_layers": 5}, arch="smollm3", head_dim=32)
+    ),
+    "granite": lambda: trained(LlamaSeqEngine(), GraniteConfig(**GQA, **SCALES)),
+    "granite-plain": lambda: trained(LlamaSeqEngine(), GraniteConfig(**GQA), untied=True),
+}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def model(request):
+    return MODELS[request.param]()
+
+
+def test_float32_files_give_the_same_logits(model, tmp_path):
+    path = tmp_path / "model.gguf"
+    model.export_gguf(path)
+    ids = np.random.default_rng(1).integers(0, model.vocab, model.context)
+    # llama.cpp looks GELU up in a table of float16.
+    limit = 1e-7 if isinstance(model, GPT2SeqEngine) else 1e-8
+    assert nmse(model.logits(ids), judged_logits(path, ids)) < limit
+
+
+@pytest.mark.parametrize(("outtype", "limit"), [("f16", 1e-5), ("bf16", 1e-3), ("q8_0", 5e-3)])
+def test_rounded_files_load(model, outtype, limit, tmp_path):
+    """llama.cpp rounds or quantizes the activations too, so the limits are those of the types."""
+    path = tmp_path / "model.gguf"
+    model.export_gguf(path, outtype)
+    ids = np.random.default_rng(1).integers(0, model.vocab, model.context)
+    expected = judged_logits(path, ids)
+    assert nmse(model.logits(ids), expected) < limit
+    again = type(model).from_gguf(path).logits(ids)
+    assert nmse(again, expected) < limit
+
+
+@pytest.fixture(scope="module")
+def stories():
+    path = DATA / "stories260K.gguf"
+    if not path.exists():
+        pytest.skip("stories260K.gguf is not at ../shared/data")
+    return path
+
+
+def test_a_pretrained_model_continues_word_for_word(stories):
+    model = judge(stories)
+    prompt = model.tokenize(b"Once upon a time", add_bos=True)
+    story = judged_text(model, prompt, 500)
+    assert model.detokenize(story).decode().strip().startswith(STORY)
+    with gguf.open(stories) as file:
+        engine = frozen(file)
+    assert nmse(engine.logits(story), judged_logits(stories, story)) < 1e-8
+    assert sample(engine, prompt, 500 - len(prompt), temperature=0) == story[len(prompt) :]
+
+
+@pytest.mark.parametrize("outtype", ["f32", "q8_0"])
+def test_a_tokenizer_is_carried_over(stories, outtype, tmp_path):
+    path = tmp_path / "again.gguf"
+    LlamaSeqEngine.from_gguf(stories, t_seq=8).export_gguf(path, outtype)
+    ours, theirs = judge(path), judge(stories)
+    ids = theirs.tokenize(STORY.encode())
+    assert ours.tokenize(STORY.encode()) == ids
+    assert ours.detokenize(ids) == theirs.detokenize(ids)
+    assert ours.token_bos() == theirs.token_bos()
+    limit = 1e-8 if outtype == "f32" else 1e-2
+    assert nmse(judged_logits(path, ids), judged_logits(stories, ids)) < limit
+
+
+def test_perplexity_of_its_logits_is_ours():
+    """llama-perplexity's sum, over llama.cpp's own logits: second halves of windows, after BOS."""
+    if not (DATA / "tinyshakespeare.txt").exists():
+        pytest.skip(f"{DATA} has no tinyshakespeare.txt")
+    path, length = DATA / "stories260K.gguf", 128
+    with gguf.open(path) as file:
+        engine, tokenizer = frozen(file), toynn.formats.tokenizer.Tokenizer.from_gguf(file)
+    text = (DATA / "tinyshakespeare.txt").read_text()[:2000]
+    ids = np.concatenate([[tokenizer.bos], tokenizer.encode_array(text)]).astype(np.int32)
+    nll = []
+    for begin in range(0, len(ids) - length + 1, length):
+        window = ids[begin : begin + length].copy()
+        answers = window[1:].copy()
+        window[0] = tokenizer.bos
+        logits = judged_logits(path, window)[length // 2 : -1]
+        p = np.exp(logits - logits.max(1, keepdims=True))
+        p /= p.sum(1, keepdims=True)
+        nll += list(-np.log(p[np.arange(len(p)), answers[length // 2 :]]))
+    assert len(nll) > 300
+    found = perplexity(engine, ids, length, tokenizer.bos).second_halves
+    assert found.perplexity == pytest.approx(np.exp(np.mean(nll)), rel=1e-4)

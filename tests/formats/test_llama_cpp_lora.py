@@ -1,0 +1,86 @@
+"""llama.cpp with --lora, the judge of adapters: the logits of the fused model in toynn."""
+
+import numpy as np
+import pytest
+from some_adapters import RANKS, draw, matrices
+from test_llama_cpp import DATA, MODELS, judge, judged_logits, judged_text, nmse
+
+from toynn.engines import ENGINES, frozen
+from toynn.formats import adapters, gguf
+from toynn.formats.fuse import fuse
+from toynn.generate import sample
+
+pytestmark = pytest.mark.llama_cpp
+
+ADAPTERS = {
+    "all": {},
+    "rslora": {"use_rslora": True},
+    "ranks": {"ranks": RANKS},
+    "rslora-ranks": {"ranks": RANKS, "use_rslora": True},
+    "no-alpha": {"ranks": RANKS, "alpha": 0.0},
+}
+LIMITS = {"gpt2": 1e-6}  # llama.cpp looks GELU up in a table of float16
+LIMIT = 1e-10
+
+
+BASES = ["stories", "gpt2", "qwen2", "qwen3", "llama-untied", "smollm3", "granite"]
+
+
+@pytest.fixture(scope="module", params=BASES)
+def base(request, tmp_path_factory):
+    path = DATA / "stories260K.gguf"
+    if request.param != "stories":
+        path = tmp_path_factory.mktemp("base") / "base.gguf"
+        MODELS[request.param]().export_gguf(path)
+    elif not path.exists():
+        pytest.skip("stories260K.gguf is not at ../shared/data")
+    with gguf.open(path) as file:
+        yield file
+
+
+@pytest.mark.parametrize("kind", ADAPTERS)
+def test_the_fused_model_is_the_model_with_the_adapter(base, kind, tmp_path):
+    adapter = draw(base, **ADAPTERS[kind])
+    adapters.write_gguf(tmp_path / "adapter.gguf", adapter)
+    fuse(base, adapter, tmp_path / "fused.gguf")
+    engine = ENGINES[base.architecture].from_gguf(tmp_path / "fused.gguf", t_seq=32)
+    ids = np.random.default_rng(1).integers(0, engine.vocab, 32)
+    expected = judged_logits(base.path, ids, tmp_path / "adapter.gguf")
+    assert nmse(judged_logits(base.path, ids), expected) > 0.01  # the adapter changes much
+    assert nmse(engine.logits(ids), expected) < LIMITS.get(base.architecture, LIMIT)
+
+
+def test_the_likeliest_text_is_the_same(base, tmp_path):
+    adapter = draw(base, **ADAPTERS["rslora-ranks"])
+    adapters.write_gguf(tmp_path / "adapter.gguf", adapter)
+    prompt = [1, 5, 9, 2, 7]
+    expected = judged_text(judge(base.path, tmp_path / "adapter.gguf"), prompt, 30)
+    assert sample(frozen(base, adapter), prompt, 25, temperature=0) == expected[5:]
+
+
+def test_adapters_of_the_table_and_the_head(tmp_path):
+    MODELS["llama-untied"]().export_gguf(tmp_path / "base.gguf")
+    with gguf.open(tmp_path / "base.gguf") as base:
+        adapter = draw(base, [*matrices(base), "token_embd.weight", "output.weight"])
+        adapters.write_gguf(tmp_path / "adapter.gguf", adapter)
+        fuse(base, adapter, tmp_path / "fused.gguf")
+    engine = ENGINES[adapter.architecture].from_gguf(tmp_path / "fused.gguf", t_seq=32)
+    ids = np.random.default_rng(1).integers(0, engine.vocab, 32)
+    expected = judged_logits(tmp_path / "base.gguf", ids, tmp_path / "adapter.gguf")
+    assert nmse(engine.logits(ids), expected) < LIMIT
+
+
+def test_quantized_bases(tmp_path):
+    """llama.cpp quantizes the activations too: the limit is that of q8_0."""
+    base = DATA / "stories260K-q8_0.gguf"
+    if not base.exists():
+        pytest.skip("stories260K-q8_0.gguf is not at ../shared/data")
+    with gguf.open(base) as file:
+        adapter = draw(file)
+        adapters.write_gguf(tmp_path / "adapter.gguf", adapter)
+        fuse(file, adapter, tmp_path / "fused.gguf")
+        fuse(file, adapter, tmp_path / "fused-f32.gguf", outtype="f32")
+    ids = np.random.default_rng(1).integers(0, 512, 32)
+    expected = judged_logits(base, ids, tmp_path / "adapter.gguf")
+    for name in ("fused.gguf", "fused-f32.gguf"):
+        assert nmse(judged_logits(tmp_path / name, ids), expected) < 1e-2

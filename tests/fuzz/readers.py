@@ -1,0 +1,215 @@
+"""All that reads files from elsewhere: for each reader files that are whole, and how to read them.
+
+A reader that is added is a row of READERS.
+"""
+
+import io
+import json
+from collections.abc import Callable
+from contextlib import closing, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+from lora_bases import write_base
+from pictures import write_mnist
+from some_adapters import draw
+from vocabs import bpe_file, spm_file
+
+from toynn.cli import main
+from toynn.data import jsonl
+from toynn.data.images import ImageData, read_picture
+from toynn.engines import LlamaSeqEngine, ViTEngine
+from toynn.errors import ToynnError
+from toynn.evaluation.choices import read_questions
+from toynn.formats import adapters, gguf
+from toynn.formats.safetensors import SafeTensors, encode
+from toynn.formats.tokenizer import Tokenizer
+
+Files = dict[str, bytes]  # by name, of one folder
+
+
+@dataclass(frozen=True)
+class Reader:
+    """What makes whole files in a folder, and what reads them, or raises ToynnError."""
+
+    name: str
+    write: Callable[[Path], object]
+    read: Callable[[Path], object]
+
+    @cache  # noqa: B019  (a few readers, for the life of the process)
+    def whole(self) -> list[Files]:
+        """Files that can be read."""
+        with TemporaryDirectory() as folder:
+            self.write(Path(folder))
+            files = {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
+        return [files]
+
+
+def all_of(file):
+    """Read every tensor."""
+    with closing(file):
+        for name in file.tensors:
+            np.array(file[name])
+
+
+@cache
+def base():
+    """A model that adapters are for; it stays open."""
+    folder = TemporaryDirectory()
+    file = gguf.open(write_base(Path(folder.name) / "base.gguf"))
+    file.folder = folder
+    return file
+
+
+def write_adapter(folder):
+    adapters.write_gguf(folder / "a.gguf", draw(base(), ["blk.0.attn_q.weight"], ranks=(2,)))
+
+
+def write_peft(folder):
+    weights = ["blk.0.attn_q.weight", "blk.1.ffn_down.weight"]
+    adapters.write_peft(folder, draw(base(), weights, ranks=(2,)), base(), overwrite=True)
+
+
+def write_hf(folder):
+    engine = LlamaSeqEngine.from_gguf(base().path, t_seq=1)
+    engine.export_hf(folder / "hf")
+    for path in (folder / "hf").iterdir():
+        path.rename(folder / path.name)
+    (folder / "hf").rmdir()
+
+
+def write_texts(folder):
+    rows = [
+        {"text": "a plain text, ünïcode"},
+        {"prompt": "Who?", "completion": "Zork.", "more": [1, 2.5, None, True]},
+        {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]},
+    ]
+    row = rows[0]
+    (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for _ in range(4)))
+    (folder / "b.jsonl").write_text("".join(json.dumps(rows[1]) + "\n" for _ in range(4)))
+    (folder / "c.jsonl").write_text("".join(json.dumps(rows[2]) + "\n" for _ in range(4)))
+
+
+class Letters:
+    """An encoder that needs no file: a character is its number."""
+
+    bos, eos, add_bos = 1, 2, True
+
+    def encode(self, text, add_special, *, continues=False):
+        return list(map(ord, text))
+
+    def encode_turns(self, messages):
+        return [(self.encode(m["content"], False), m["role"] == "assistant") for m in messages]
+
+
+def read_texts(folder):
+    refused = []
+    for path in sorted(folder.glob("*.jsonl")):
+        try:
+            jsonl.read(path, Letters(), 16, vocab_size=0x110000)
+        except ToynnError as error:
+            refused.append(error)
+    if refused:
+        raise refused[0]
+
+
+def write_npz(folder):
+    images = np.arange(4 * 9 * 9, dtype=np.uint8).reshape(4, 9, 9)
+    np.savez(folder / "a.npz", images=images, labels=[0, 1, 0, 1], classes=["a", "b"])
+
+
+def write_pictures(folder):
+    from PIL import Image
+
+    pixels = np.random.default_rng(0).integers(0, 255, (9, 7, 3), np.uint8)
+    for kind in ("png", "jpg", "gif", "bmp", "webp", "tif"):
+        Image.fromarray(pixels).save(folder / f"a.{kind}")
+
+
+def read_pictures(folder):
+    refused = []
+    for path in sorted(folder.iterdir()):
+        try:
+            read_picture(path, 8, 3)
+        except ToynnError as error:
+            refused.append(error)
+    if refused:
+        raise refused[0]
+
+
+def read_tokenizer(path):
+    with gguf.open(path, check=False) as file:
+        tokenizer = Tokenizer.from_gguf(file)
+    ids = tokenizer.encode("A text, ünïcode <bos>\n and more", parse_special=True)
+    tokenizer.decode(ids, special=True)
+
+
+def write_questions(folder):
+    rows = [{"question": "2 + 2?", "choices": ["3", "4"], "answer": 1}] * 3
+    (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def write_vit(folder):
+    from toynn import RecipeOptions, ViTConfig
+    from toynn.recipes import VitTiny
+
+    recipe = VitTiny()
+    sizes = dict(image=8, patch=4, d_model=8, n_heads=2, d_ff=8, n_layers=1, classes=2)
+    recipe.realize(ViTConfig(**sizes), RecipeOptions())
+    recipe.engine.save(folder / "model.safetensors")
+
+
+def write_run(folder):
+    (folder / "config.toml").write_text(
+        '[run]\nrecipe = "gpt2"\nversion = "0.1"\n\n[data]\nname = "a.txt"\n\n'
+        "[train]\nsteps = 10\nbatch = 2\nseed = 0\n"
+    )
+    write_vit(folder)
+
+
+def read_run(folder):
+    """What `toynn info` says: 0, or 2 with a message; anything else is a find."""
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        code = main(["info", str(folder)])
+    if code == 2:
+        raise ToynnError("refused")
+    assert code == 0, code
+
+
+READERS = [
+    Reader(
+        "gguf", lambda at: write_base(at / "a.gguf"), lambda at: all_of(gguf.open(at / "a.gguf"))
+    ),
+    Reader(
+        "gguf-blocks",
+        lambda at: write_base(at / "a.gguf", type="Q4_K", d_model=256, d_ff=256, n_heads=4),
+        lambda at: all_of(gguf.open(at / "a.gguf", check=True)),
+    ),
+    Reader(
+        "model",
+        lambda at: write_base(at / "a.gguf", "qwen3"),
+        lambda at: LlamaSeqEngine.from_gguf(at / "a.gguf", t_seq=1, build=False),
+    ),
+    Reader("adapter", write_adapter, lambda at: adapters.load(at / "a.gguf", base())),
+    Reader("peft", write_peft, lambda at: adapters.load(at, base())),
+    Reader("hf", write_hf, lambda at: LlamaSeqEngine.from_hf(at, t_seq=1)),
+    Reader(
+        "safetensors",
+        lambda at: (at / "a.safetensors").write_bytes(
+            encode({"w": np.ones((2, 3), np.float32), "b": np.ones(5, np.float32)}, {"k": "v"})
+        ),
+        lambda at: all_of(SafeTensors(at / "a.safetensors")),
+    ),
+    Reader("vit", write_vit, lambda at: ViTEngine.load(at / "model.safetensors")),
+    Reader("jsonl", write_texts, read_texts),
+    Reader("questions", write_questions, lambda at: read_questions(at / "a.jsonl")),
+    Reader("npz", write_npz, lambda at: ImageData.read(at / "a.npz")),
+    Reader("idx", lambda at: write_mnist(at, {"train": 6, "t10k": 3}), ImageData.read),
+    Reader("pictures", write_pictures, read_pictures),
+    Reader("bpe", lambda at: bpe_file(at / "a.gguf"), lambda at: read_tokenizer(at / "a.gguf")),
+    Reader("spm", lambda at: spm_file(at / "a.gguf"), lambda at: read_tokenizer(at / "a.gguf")),
+    Reader("run", write_run, read_run),
+]

@@ -1,0 +1,90 @@
+"""The planner on random tapes: what lives at the same time does not overlap, nothing is lost."""
+
+import numpy as np
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from toynn.backends.protocol import ALIGNMENT
+from toynn.graph.planner import plan
+from toynn.graph.tape import Op, Role, Tape, Tensor
+
+FREE = Op("free", "a; b <- x y? z?", "", lambda sizes: 0)
+IN_PLACE = Op("in place", "a; b <- x y? z?", "", lambda sizes: 0, inplace={"a": "x"})
+
+
+@st.composite
+def tapes(draw):
+    """Nodes that write a or two tensors and read up to three: whole, or a part of their rows."""
+    tape = Tape()
+    sizes = st.sampled_from([1, 3, 16, 17, 48, 160])
+    weight = Tensor("w", (7, 2), Role.PARAMETER)
+    for i in range(draw(st.integers(1, 3))):
+        tape.inputs[f"in{i}"] = Tensor(f"in{i}", (draw(sizes), 2), Role.INPUT)
+    known = [weight, *tape.inputs.values()]
+    for _ in range(draw(st.integers(1, 14))):
+        read = draw(st.lists(st.sampled_from(known), min_size=1, max_size=3))
+        for i, tensor in enumerate(read):
+            if tensor.shape[0] > 1 and draw(st.booleans()):
+                first = draw(st.integers(0, tensor.shape[0] - 1))
+                read[i] = tensor.rows(first, draw(st.integers(first + 1, tensor.shape[0])))
+        x, y, z = (*read, None, None)[:3]
+        alike = draw(st.booleans())  # then the output may take the memory of x over
+        a = tape.new("a", x.shape if alike else (draw(sizes), 2))
+        b = tape.new("b", (draw(sizes),))
+        op = draw(st.sampled_from([FREE, IN_PLACE]))
+        tape.record(op, {"a": a, "b": b, "x": x, "y": y, "z": z}, {})
+        known += draw(st.sampled_from([[a], [a, b], []]))
+        if draw(st.integers(0, 5)) == 0:
+            tape.kept.add(a)
+    return tape
+
+
+def run(tape, layout):
+    """Go through the nodes, with one arena in which each tensor leaves its number.
+
+    Before a node, each tensor that it reads must still have its own number wherever it lies. A node
+    may write over what it reads in place alone. At the end inputs and kept tensors are still there.
+    """
+    arena = np.zeros(layout.nbytes, np.int64)
+    numbers = {}
+
+    def place(tensor):
+        start = layout.offsets[tensor.root]
+        return arena[start : start + tensor.root.nbytes]
+
+    def write(tensor):
+        numbers[tensor.root] = len(numbers) + 1
+        place(tensor)[:] = numbers[tensor.root]
+
+    def intact(tensor):
+        return (place(tensor) == numbers[tensor.root]).all()
+
+    for tensor in tape.inputs.values():
+        write(tensor)
+    for node in tape.nodes:
+        read = [t for t in node.inputs if t is not None and t.root in layout.offsets]
+        written = [t for t in node.outputs + node.saved if t is not None]
+        for tensor in read:
+            assert tensor.root in numbers, f"{tensor} is read and was never written"
+            assert intact(tensor), f"{tensor} was written over before node {node.op.kernel}"
+        for tensor in written:
+            write(tensor)
+        assert all(intact(tensor) for tensor in written), "two outputs overlap"
+        donor = node["x"].root if node.op.inplace else None
+        for tensor in read:
+            taken = not intact(tensor)
+            assert not taken or tensor.root is donor, f"{tensor} was written over while it was read"
+    for tensor in (*tape.inputs.values(), *tape.kept):
+        assert intact(tensor), f"{tensor} did not last"
+
+
+@settings(max_examples=300, deadline=None, derandomize=True, phases=[Phase.generate])
+@given(tapes())
+def test_no_tensor_is_written_over_while_it_lives(tape):
+    layout = plan(tape)
+    owned = {t.root for node in tape.nodes for t in node.tensors if t is not None}
+    owned = {t for t in owned if t.role is not Role.PARAMETER} | set(tape.inputs.values())
+    assert layout.offsets.keys() == owned
+    for tensor, offset in layout.offsets.items():
+        assert offset % ALIGNMENT == 0 and 0 <= offset <= layout.nbytes - tensor.nbytes
+    run(tape, layout)

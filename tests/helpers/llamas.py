@@ -1,0 +1,63 @@
+"""Small Llama-like models of every kind, for tests: configurations, options, random weights."""
+
+import numpy as np
+
+from toynn import RecipeOptions
+from toynn.models import architecture
+from toynn.recipes import FromScratch
+
+SIZES = {"vocab": 61, "d_model": 24, "n_heads": 6, "n_kv_heads": 2, "d_ff": 40, "n_layers": 2}
+SIZES |= {"context": 16}
+FACTORS = {"rope_scaling": "llama3", "rope_factors": (1.0, 4.0)}  # of the pairs of a head
+SCALES = {"embedding_scale": 3.0, "residual_scale": 0.4, "attention_scale": 0.3}
+SCALES |= {"logit_scale": 2.5}
+T = 13
+
+# By name: what differs in the configuration, and the options.
+KINDS = {
+    "llama": ({}, {}),
+    "llama-untied": ({"rms_eps": 1e-3, "rope_base": 100.0}, {"untied": True}),
+    "llama-bias": ({}, {"qkv_bias": True}),
+    "llama-one-kv-head": ({"n_kv_heads": 1}, {}),
+    "llama-all-kv-heads": ({"n_kv_heads": 6}, {}),
+    "llama-wide-heads": ({"head_dim": 10}, {}),
+    "llama-llama3": (FACTORS, {}),
+    "llama-lens": ({"donor_d_in": 30}, {"untied": True}),
+    "qwen2": ({"arch": "qwen2"}, {"qkv_bias": True}),
+    "qwen3": ({"arch": "qwen3", "head_dim": 6}, {}),
+    "qwen3-untied-bias": ({"arch": "qwen3"}, {"untied": True, "qkv_bias": True}),
+    "smollm3": ({"arch": "smollm3", "n_layers": 5}, {}),
+    "granite": ({"arch": "granite"} | SCALES, {"untied": True}),
+}
+
+
+def config(arch="llama", **sizes):
+    """The configuration of an architecture; what is not given is small."""
+    return architecture(arch).config_type(**SIZES | sizes, arch=arch)
+
+
+def make(kind="llama", batch=1, length=T, context=SIZES["context"], **options):
+    """A recipe of this kind, realized."""
+    changes, own = KINDS[kind]
+    recipe = FromScratch()
+    opts = RecipeOptions(t_seq=length, t_batch=batch, seed=5, **own | options)
+    recipe.realize(config(**changes | {"context": context}), opts)
+    return recipe
+
+
+def shake(engine, rng):
+    """Load random weights, biases and gains too, so that no gradient is small; return them."""
+    weights = {
+        name: (name.endswith("norm.weight") + 0.3 * rng.standard_normal(w.shape)).astype(np.float32)
+        for name, w in engine.weights().items()
+    }
+    engine.load_weights(weights)
+    return weights
+
+
+def draw(rng, batch=1, length=T, *, ignored=True):
+    """Ids and labels of one batch; a third of the labels does not count."""
+    ids, labels = rng.integers(0, SIZES["vocab"], (2, batch * length)).astype(np.int32)
+    if ignored:
+        labels[rng.permutation(labels.size)[: labels.size // 3]] = -100
+    return ids, labels

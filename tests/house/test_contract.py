@@ -1,0 +1,291 @@
+"""What holds for the source as a whole: who imports whom, what a kernel comes with, sizes."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import toynn
+import toynn._kernels as kernels
+from toynn.models import ARCHITECTURES
+from toynn.testing.cases import CASES
+
+PACKAGE = Path(toynn.__file__).parent
+PYTHON = sorted(PACKAGE.rglob("*.py"))
+CYTHON = sorted(PACKAGE.rglob("*.pyx"))
+SHARED = sorted(PACKAGE.rglob("*.pxd"))  # what kernels share
+OPS = sorted(
+    {path.stem for path in (PACKAGE / "_kernels").glob("*.pyx")} - {"codebooks", "cpu", "limits"}
+)
+
+#: Top to bottom. A module imports from its own row or from rows below: so only the command line,
+#: which has `bench`, imports testing.
+LAYERS = (
+    {"__main__"},
+    {"cli"},
+    {"testing"},
+    {"evaluation"},
+    {"train", "generate"},
+    {"toynn", "config"},  # the public names, show_config
+    {"recipes"},
+    {"engines"},
+    {"models"},
+    {"nn"},
+    {"session", "updates"},
+    {"ops"},
+    {"graph"},
+    {"backends"},
+    {"threads"},
+    {"formats"},
+    {"_kernels"},
+    {
+        "adamw",
+        "schedule",
+        "options",
+        "precision",
+        "checks",
+        "machine",
+        "reports",
+        "data",
+        "dtypes",
+        "reading",
+    },
+    {"signature"},
+    {"errors"},
+)
+RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
+
+LONG = {"matmul": 450, "attention": 450, "cross_entropy": 300}  # kernels; the others: 250
+
+
+def module_name(path):
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def layer(module):
+    """The row's name of a module: its first part below toynn."""
+    return module.split(".")[1] if "." in module else module
+
+
+def imports(path):
+    """Modules of toynn that a file imports, anywhere in it."""
+    if path.suffix in (".pyx", ".pxd"):
+        for line in path.read_text().splitlines():
+            if found := re.match(r"\s*(?:from|c?import)\s+(toynn[\w.]*)", line):
+                yield found[1]
+        return
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names if name.name.split(".")[0] == "toynn")
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            if node.module == "toynn":  # submodules, or public names
+                for alias in node.names:
+                    yield f"toynn.{alias.name}" if alias.name in RANK else "toynn"
+            elif (node.module or "").startswith("toynn."):
+                yield node.module
+
+
+@pytest.mark.parametrize(
+    "path", PYTHON + CYTHON + SHARED, ids=lambda path: str(path.relative_to(PACKAGE))
+)
+def test_imports_point_down(path):
+    own = layer(module_name(path))
+    assert own in RANK, f"{own} has no row in LAYERS: give it one"
+    for module in imports(path):
+        other = layer(module)
+        assert RANK[other] >= RANK[own], f"{own} must not import {module}"
+        if own in ("toynn", "config"):
+            assert other != "toynn", "the public names are for users"
+
+
+def test_modules_of_one_row_import_in_no_circle():
+    graph = {module_name(path): set(imports(path)) for path in PYTHON}
+    state = {}
+
+    def visit(module, trail):
+        assert state.get(module) != "open", f"circle: {' -> '.join([*trail, module])}"
+        if module in state or module not in graph:
+            return
+        state[module] = "open"
+        for other in graph[module] - {module}:
+            # A package is imported with its modules: its __init__ may name them.
+            if not module.startswith(f"{other}."):
+                visit(other, [*trail, module])
+        state[module] = "done"
+
+    for module in graph:
+        visit(module, [])
+
+
+def called(node):
+    """The name of a variable or attribute."""
+    name = node.id if isinstance(node, ast.Name) else getattr(node, "attr", "")
+    return name.strip("_")
+
+
+def compared_names(tree):
+    """Names and attributes that a file compares with something, and its match subjects."""
+    for node in ast.walk(tree):
+        sides = []
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+        elif isinstance(node, ast.Match):
+            sides = [node.subject]
+        yield from ((called(side), side.lineno) for side in sides)
+
+
+def test_no_switches_on_backends_outside_their_room():
+    for path in PYTHON:
+        if layer(module_name(path)) == "backends":
+            continue
+        found = [line for name, line in compared_names(tree_of(path)) if name == "backend"]
+        assert not found, f"{path.relative_to(PACKAGE)}:{found[0]} asks which backend it is"
+
+
+def tree_of(path):
+    return ast.parse(path.read_text())
+
+
+ASKED = ("arch", "architecture", "model_type")
+REGISTRIES = ("ARCHITECTURES", "ENGINES", "SPELLINGS")
+
+
+def texts_in(node):
+    """The texts that an expression lists: itself, or those of a tuple, list, set or dict."""
+    parts = node.keys if isinstance(node, ast.Dict) else getattr(node, "elts", [node])
+    return [p.value for p in parts if isinstance(p, ast.Constant) and isinstance(p.value, str)]
+
+
+def switches(tree, architectures):
+    """Lines that ask which architecture it is, or list some: (line, what)."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            names = {name for side in sides for name in texts_in(side)}
+            asked = any(called(side) in ASKED for side in sides)
+            if names and (asked or (names & architectures and "arch" in ast.unparse(node))):
+                yield node.lineno, "compares an architecture with a name"
+        elif isinstance(node, ast.Match) and called(node.subject) in ASKED:
+            yield node.lineno, "matches an architecture"
+        elif isinstance(node, ast.Dict | ast.Tuple | ast.List | ast.Set):
+            if len(architectures & set(texts_in(node))) > 1:
+                yield node.lineno, "lists architectures"
+        else:
+            table, keys = None, []
+            if isinstance(node, ast.Subscript):
+                table, keys = node.value, [node.slice]
+            elif isinstance(node, ast.Call) and called(node.func) == "get":
+                table, keys = node.func.value, node.args[:1]
+            if any(called(key) in ASKED for key in keys) and called(table) not in REGISTRIES:
+                yield node.lineno, "has a table by architecture"
+
+
+def test_no_switches_on_architectures_outside_models():
+    """What differs by architecture is in models/, and what there is its registry says."""
+    for path in PYTHON:
+        # Two kinds of tokenizers are called as architectures are.
+        if layer(module_name(path)) == "models" or path.parent.name == "tokenizer":
+            continue
+        found = list(switches(tree_of(path), set(ARCHITECTURES)))
+        assert not found, f"{path.relative_to(PACKAGE)}:{found[0][0]} {found[0][1]}"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "if cfg.arch == 'mamba': pass",
+        "x = file.architecture != 'llama'",
+        "x = self._architecture in ('gpt2', 'mamba')",
+        "x = config.get('model_type') or model_type not in ['gpt2']",
+        "x = metadata['general.architecture'] == 'llama'",
+        "match file.architecture:\n  case 'gpt2': pass",
+        "x = {'gpt2': 1, 'llama': 2}",
+        "x = TABLE[file.architecture]",
+        "x = {'gpt2': 1}[architecture]",
+        "x = {'gpt2': 1}.get(arch)",
+    ],
+)
+def test_a_switch_on_architectures_is_seen(code):
+    assert list(switches(ast.parse(code), {"gpt2", "llama"}))
+
+
+def compiled_modules():
+    """Plain names of the compiled modules that have a source here."""
+    return [module_name(path) for path in CYTHON]
+
+
+@pytest.mark.slow
+def test_stubs_match_the_compiled_modules(tmp_path):
+    pytest.importorskip("mypy", reason="mypy, of the test extra, is not installed")
+    command = [sys.executable, "-m", "mypy.stubtest", *compiled_modules()]
+    environment = {"PYTHONPATH": str(PACKAGE.parent), "MYPY_CACHE_DIR": str(tmp_path)}
+    result = subprocess.run(
+        command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize("path", CYTHON, ids=lambda path: path.stem)
+def test_a_compiled_module_has_a_stub_and_a_docstring(path):
+    assert path.with_suffix(".pyi").exists()
+    assert path.read_text().startswith('"""')
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_a_kernel_is_complete(op):
+    module = getattr(kernels, op)
+    text = module.__doc__
+    assert op in CASES, "a case in toynn/testing/cases"
+    assert re.search(r"^ {2,}.* (=|<-|\+=) ", text, re.MULTILINE), "a formula"
+    assert re.search(r"\b(Sources?: \S|doi:|arXiv:)", text) or op in (
+        "counted",  # a definition
+        "elementwise",  # sums
+        "embedding",  # a gather
+        "softmax",  # a definition
+    ), "the source of the formula"
+    for name in [*getattr(module, "entries", ()), "forward"]:
+        door = getattr(module, name, None)
+        assert door is None or len((door.__doc__ or "").splitlines()) > 1, f"{name}: a docstring"
+
+
+@pytest.mark.parametrize("op", CASES)
+def test_a_case_says_why_its_tolerance(op):
+    case = CASES[op]
+    assert case.op == op
+    assert case.tolerance > 0 and case.reason
+    assert (case.function is None) == (case.gradients is None) == (case.inputs is None)
+
+
+def test_files_stay_short():
+    for path in PYTHON:
+        assert len(path.read_text().splitlines()) < 460, path
+    for path in CYTHON:
+        assert len(path.read_text().splitlines()) < LONG.get(path.stem, 250), path
+    for path in PACKAGE.rglob("*.h"):
+        assert len(path.read_text().splitlines()) < 200, path
+
+
+def test_testing_is_a_name_of_the_package():
+    fresh = "import toynn; print(toynn.testing.gradcheck.__module__); toynn.nothing"
+    done = subprocess.run([sys.executable, "-c", fresh], capture_output=True, text=True)
+    assert done.stdout.strip() == "toynn.testing.gradcheck"
+    assert "module 'toynn' has no attribute 'nothing'" in done.stderr
+
+
+def test_public_names_exist():
+    for path in PYTHON:
+        tree = ast.parse(path.read_text())
+        listed = [
+            ast.literal_eval(node.value)
+            for node in tree.body
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+        ]
+        if listed and path.name != "__main__.py":
+            module = __import__(module_name(path), fromlist=["_"])
+            for name in listed[0]:
+                assert hasattr(module, name), f"{path}: __all__ names {name}"

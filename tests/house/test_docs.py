@@ -1,0 +1,84 @@
+"""What the pages say of the source is there: links, names beside links, examples that run."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [
+    page
+    for page in (*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md")))
+    if page.name != "CHANGELOG.md"  # which tells of the past
+]
+LINK = re.compile(r"\[[^\]\n]*\]\((?!https?:)([^)\s]+)\)")
+#: `name` in [file](path), and [file](path) (`name`, `name`).
+BEFORE = re.compile(r"((?:`[\w.]+`(?:, | and |,\s))*`[\w.]+`)\s+in\s+\[[^\]]*\]\(([^)#\s]+)\)")
+BEHIND = re.compile(r"\[[^\]]*\]\(([^)#\s]+)\)\s+\(((?:`[\w.]+`(?:,\s+|\)))+)")
+
+
+def anchor(heading):
+    """Return what a heading is called in a link."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+def prose(page):
+    """Return a page without its blocks of code."""
+    return re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for target in LINK.findall(prose(page)):
+        path, _, part = unquote(target).partition("#")
+        file = page.parent / path if path else page
+        assert file.exists(), f"{page.name}: {target} is not there"
+        if part:
+            headings = re.findall(r"^#+ (.*)$", file.read_text(), re.MULTILINE)
+            assert part in map(anchor, headings), f"{page.name}: {target}: no such heading"
+
+
+def named_beside_links(page):
+    """(file, name) for each name that the page says to be in a file."""
+    text = prose(page)
+    pairs = [(path, names) for names, path in BEFORE.findall(text)]
+    for path, names in pairs + BEHIND.findall(text):
+        yield from ((page.parent / path, name) for name in re.findall(r"`([\w.]+)`", names))
+
+
+def test_names_beside_links_are_found():
+    found = [(file.name, name) for page in PAGES for file, name in named_beside_links(page)]
+    assert ("linear.py", "linear") in found, "docs/kernels.md says so"
+    assert len(found) >= 5
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_names_beside_links_are_defined_there(page):
+    for file, name in named_beside_links(page):
+        kind = r"(?:def|class|enum|struct|inline|cdef|cpdef|#define)\b[^\n=]*?"
+        defined = rf"^\s*(?:{kind}\b{name}\b|{name}\s*[:=])"
+        assert re.search(defined, file.read_text(), re.MULTILINE), f"{file.name} has no {name}"
+
+
+def python_blocks(page):
+    return re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize(("number", "most"), [(0, 0.05), (1, 3.0)])
+def test_examples_of_readme_run(number, most, tmp_path):
+    code = python_blocks(ROOT / "README.md")[number]
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "matmul.forward" in done.stdout  # both print their tape
+    assert float(done.stdout.split()[0]) < most, done.stdout[:100]  # the loss comes first
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_blocks_of_python_compile(page):
+    for code in python_blocks(page):
+        compile(code, page.name, "exec")

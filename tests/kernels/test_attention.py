@@ -1,0 +1,274 @@
+"""What the case table cannot say of attention: fused arrays, refusals, extreme scores, caches."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from toynn import ops
+from toynn._kernels import attention, cached_attention
+from toynn.errors import ConfigError, LabelError, ShapeError
+from toynn.session import Session
+
+pytestmark = pytest.mark.kernels
+
+B, T, H, D = 2, 70, 3, 20
+
+
+def normal(*shape):
+    return np.random.default_rng(3).standard_normal(shape).astype(np.float32)
+
+
+def run(q, k, v, do, dq, dk, dv, **options):
+    o, lse, delta = np.empty_like(do), np.empty((B, H, T), np.float32), np.empty((B, H, T), "f")
+    attention.forward(o, lse, q, k, v, **options)
+    attention.backward(dq, dk, dv, delta, do, o, lse, q, k, v, **options)
+    return o
+
+
+def test_columns_of_one_array():
+    qkv, do = normal(B * T, 3 * H * D), normal(B * T, H * D)
+    dqkv = np.full_like(qkv, np.nan)
+    o = run(*np.split(qkv, 3, axis=1), do, *np.split(dqkv, 3, axis=1), n_threads=2)
+    apart = [np.ascontiguousarray(x) for x in np.split(qkv, 3, axis=1)]
+    gradients = [np.empty_like(x) for x in apart]
+    assert o.tobytes() == run(*apart, do, *gradients).tobytes()
+    assert dqkv.tobytes() == np.hstack(gradients).tobytes()
+
+
+@pytest.mark.parametrize("length", [1, 64, 70, 80, 81, 140])
+def test_what_comes_later_changes_no_bit(length):
+    """Causal sums are cut alike however long the sequence is."""
+    q, k, v = normal(3, 200, H * D)
+    whole, o = np.empty((200, H * D), np.float32), np.empty((length, H * D), np.float32)
+    attention.forward(whole, np.empty((1, H, 200), np.float32), q, k, v)
+    lse = np.empty((1, H, length), np.float32)
+    attention.forward(o, lse, q[:length], k[:length], v[:length])
+    assert o.tobytes() == whole[:length].tobytes()
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.5, 300.0])
+def test_any_scale(scale):
+    """Large scores do not overflow: the largest weight of each row is exp(0)."""
+    q, k, v, do = normal(4, B * T, H * D)
+    gradients = [np.empty_like(q) for _ in range(3)]
+    o = run(q, k, v, do, *gradients, scale=scale)
+    assert np.isfinite(o).all()
+    assert all(np.isfinite(x).all() for x in gradients)
+    np.testing.assert_allclose(o[0], v[0], rtol=1e-6)  # the first query sees one key
+    if scale == 0:
+        np.testing.assert_allclose(o[T - 1], v[:T].mean(axis=0), atol=1e-6)
+
+
+def test_refusals_say_what_was_needed():
+    q, k, v, o = normal(4, B * T, H * D)
+    lse = normal(B, H, T)
+    with pytest.raises(ValueError, match=r"attention\.forward: precision needs one of .*'low'"):
+        attention.forward(o, lse, q, k, v, precision="low")
+    with pytest.raises(ValueError, match=r"needs q \(140, 60\)"):
+        attention.forward(o, lse, q[1:], k, v)
+    with pytest.raises(ValueError, match="KV that divides H"):
+        attention.forward(o, lse, q, k[:, : 2 * D], v[:, : 2 * D])
+    with pytest.raises(ValueError, match="columns of q, k, v or a gradient are not C-contiguous"):
+        attention.forward(o, lse, q, np.asfortranarray(k), v)
+    with pytest.raises(ValueError, match="dq, dk, dv need the row strides of q, k, v"):
+        wide = normal(B * T, 2 * H * D)
+        attention.backward(wide[:, : H * D], k, v, lse, o, o, lse, q, k, v)
+
+
+# -- In segments ---------------------------------------------------------------------------------
+
+LENGTHS = 1, 33, 64, 2, 70, 130, 6
+
+
+def starts(lengths, before=0):
+    """The first row of each row's segment."""
+    ends = np.cumsum(lengths)
+    return (np.repeat(ends - lengths, lengths) + before).astype(np.int32)
+
+
+@pytest.mark.parametrize("precision", ["highest", "medium"])
+@pytest.mark.parametrize("n_threads", [1, 2, 3])
+def test_a_segment_gives_the_bits_of_a_sequence_of_its_own(precision, n_threads):
+    """Wherever it begins: so what a batch gives does not depend on how it was packed."""
+    rows, KV = sum(LENGTHS), 1
+    options = {"precision": precision, "n_threads": n_threads}
+    q, do = normal(2, rows, H * D)
+    k, v = normal(2, rows, KV * D)
+    packed = backward(q, k, v, do, starts(LENGTHS), 1, **options)
+    alone = [
+        backward(*(x[i:end] for x in (q, k, v, do)), None, 1, **options)
+        for i, end in pairwise(np.cumsum([0, *LENGTHS]))
+    ]
+    for got, *expected in zip(packed, *alone, strict=True):
+        assert got.tobytes() == np.concatenate(expected).tobytes()
+
+
+def backward(q, k, v, do, first, batch, **options):
+    """o, dq, dk, dv."""
+    o, dq, dk, dv = (np.full_like(x, np.nan) for x in (q, q, k, v))
+    lse, delta = np.full((2, batch, H, len(q) // batch), np.nan, np.float32)
+    attention.forward(o, lse, q, k, v, first, **options)
+    attention.backward(dq, dk, dv, delta, do, o, lse, q, k, v, first, **options)
+    return o, dq, dk, dv
+
+
+def test_one_segment_a_sequence_gives_the_bits_of_none():
+    q, k, v, do = normal(4, B * T, H * D)
+    first = np.concatenate([starts([T]), starts([T], T)])
+    for got, expected in zip(
+        backward(q, k, v, do, first, B), backward(q, k, v, do, None, B), strict=True
+    ):
+        assert got.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({5: 7}, r"row 5 is 7; must be at most 5: a segment begins with its first row"),
+        ({69: 4}, r"row 69 is 4; must be 60, as in the row before, or 69, where a segment begins"),
+        ({0: -1}, r"row 0 is -1; must be"),
+        ({70: 60}, r"row 70 is 60; must be 70: a sequence of 70 rows begins there"),
+    ],
+)
+def test_bad_segments_are_refused(change, message):
+    first = np.concatenate([starts([60, 10]), starts([10, 60], T)])
+    for row, start in change.items():
+        first[row] = start
+    q, k, v, o = normal(4, B * T, H * D)
+    with pytest.raises(ValueError, match=rf"attention\.forward: first: {message}"):
+        attention.forward(o, normal(B, H, T), q, k, v, first)
+
+
+def test_segments_are_causal_and_as_many_as_rows():
+    q, k, v, o = normal(4, B * T, H * D)
+    first = np.concatenate([starts([T]), starts([T], T)])
+    with pytest.raises(ValueError, match="first needs causal=True"):
+        attention.forward(o, normal(B, H, T), q, k, v, first, causal=False)
+    with pytest.raises(ValueError, match=r"needs first \(140,\)"):
+        attention.forward(o, normal(B, H, T), q, k, v, first[1:])
+
+
+def test_segments_are_checked_when_they_are_uploaded():
+    s = Session()
+    first, x = s.input("first", (B * T,), "i32"), s.input("x", (B * T, H * D))
+    with pytest.raises(ShapeError, match=r"attention: needs causal, .* first \(140,\) of i32"):
+        ops.attention(s, x, x, x, batch=B, n_heads=H, causal=False, first=first)
+    with pytest.raises(ShapeError, match="of i32"):
+        ops.attention(s, x, x, x, batch=B, n_heads=H, first=x)
+    ops.attention(s, x, x, x, batch=B, n_heads=H, first=first)
+    s.finalize_weights()
+    s.realize()
+    good = np.concatenate([starts([60, 10]), starts([10, 60], T)])
+    s.upload(first, good)
+    good[70] = 60
+    with pytest.raises(LabelError, match=r"first: row 70 is 60; must be 70: a sequence of 70 rows"):
+        s.upload(first, good)
+
+
+# -- Over a cache --------------------------------------------------------------------------------
+
+KC, VC = ops.KVCache.shapes(B, H, D, 100)  # rounded up to 128 rows
+
+
+def test_a_cache_that_is_filled_piece_by_piece():
+    """Any pieces give what attention over whole sequences gives."""
+    q, k, v = normal(3, B, T, H * D)
+    whole, lse = np.empty((B * T, H * D), np.float32), np.empty((B, H, T), np.float32)
+    attention.forward(whole, lse, *(x.reshape(B * T, H * D) for x in (q, k, v)))
+    expected = whole.reshape(B, T, H * D)
+    for pieces in ([T], [1] * T, [1, 63, 2, 1, 3], [30, 40]):
+        kc, vc, start = np.full(KC, np.nan, np.float32), np.full(VC, np.nan, np.float32), 0
+        for length in pieces:
+            rows = slice(start, start + length)
+            o = np.empty((B * length, H * D), np.float32)
+            new = [np.ascontiguousarray(x[:, rows]).reshape(o.shape) for x in (q, k, v)]
+            past = np.full(B, start, np.int32)
+            cached_attention.forward(o, kc, vc, *new, past, n_threads=2)
+            got = o.reshape(B, length, H * D)
+            np.testing.assert_allclose(got, expected[:, rows], rtol=1e-5, atol=1e-6)
+            start += length
+
+
+def test_columns_of_one_array_over_a_cache():
+    qkv, past = normal(B * 3, 3 * H * D), np.array([70, 5], np.int32)
+    kc, vc = normal(*KC), normal(*VC)
+    one, other = np.empty((2, B * 3, H * D), np.float32)
+    caches = kc.copy(), vc.copy()
+    cached_attention.forward(one, kc, vc, *np.split(qkv, 3, axis=1), past)
+    apart = [np.ascontiguousarray(x) for x in np.split(qkv, 3, axis=1)]
+    cached_attention.forward(other, *caches, *apart, past)
+    assert one.tobytes() == other.tobytes()
+    assert kc.tobytes() == caches[0].tobytes()
+
+
+@pytest.mark.parametrize("scale", [-300.0, 300.0])
+def test_large_scores_over_a_cache(scale):
+    """Of one query over several spans of keys too: nothing overflows, and no sum is zero."""
+    past, (kc_shape, vc_shape) = 299, ops.KVCache.shapes(1, 1, D, 600)
+    rows = normal(3, past + 1, D)
+    kc, vc = np.full(kc_shape, np.nan, np.float32), np.full(vc_shape, np.nan, np.float32)
+    o = np.empty((past, D), np.float32)
+    cached_attention.forward(o, kc, vc, *rows[:, :past], np.zeros(1, np.int32), scale)
+    o = np.empty((1, D), np.float32)
+    cached_attention.forward(o, kc, vc, *rows[:, past:], np.array([past], np.int32), scale)
+    q, k, v = rows.astype(np.float64)
+    scores = scale * k @ q[past]
+    p = np.exp(scores - scores.max())
+    np.testing.assert_allclose(o[0], p @ v / p.sum(), rtol=1e-4, atol=1e-4)
+
+
+def test_nothing_that_lies_in_scratch_memory_is_read():
+    """Neither for a sequence that is shorter than the others, by whole spans of keys."""
+    s = Session()
+    past, x = s.input("past", (B,), "i32"), s.input("x", (B, H * D))
+    shapes = ops.KVCache.shapes(B, H, D, 600)
+    kept = [s.persistent(name, shape) for name, shape in zip("kv", shapes, strict=True)]
+    o = s.output(ops.attention(s, x, x, x, batch=B, n_heads=H, cache=ops.KVCache(*kept, past)))
+    s.finalize_weights()
+    s.realize()
+    workspace = s._compiled[s.tape].program.workspace
+    assert workspace.nbytes
+    workspace.upload(0, np.full(workspace.nbytes // 4, np.nan, np.float32))
+    s.upload(past, [550, 5])
+    s.upload(x, normal(B, H * D))
+    s.run("loss")
+    assert np.isfinite(s.download(o)).all()
+
+
+def test_a_past_for_which_there_is_no_room_is_refused():
+    x = normal(B * 2, H * D)
+    for past in ([0, 127], [-1, 0]):
+        with pytest.raises(ValueError, match=r"2 rows after past need past in 0 \.\. 126; got"):
+            cached_attention.forward(
+                x.copy(), normal(*KC), normal(*VC), x, x, x, np.array(past, np.int32)
+            )
+
+
+def test_a_cache_that_does_not_fit_or_is_trained_through_is_refused():
+    s = Session()
+    w = s.parameter("w", (H * D, 4))
+    kept = [s.persistent(name, shape) for name, shape in (("keys", KC), ("values", VC))]
+    cache = ops.KVCache(*kept, s.input("past", (B,), "i32"))
+    x = s.input("x", (B * 2, H * D))
+    q = ops.linear(s, s.input("y", (B * 2, 4)), w)
+    with pytest.raises(ShapeError, match="a cache of 1 x 3 heads of 20"):
+        ops.attention(s, q, x, x, batch=1, n_heads=H, cache=cache)
+    with pytest.raises(ShapeError, match="a cache"):
+        ops.attention(s, q, x, x, batch=B, n_heads=H, causal=False, cache=cache)
+    o = ops.attention(s, q, x, x, batch=B, n_heads=H, cache=cache)
+    s.set_loss(ops.cross_entropy(s, o, s.input("labels", (B * 2,), "i32")))
+    with pytest.raises(ConfigError, match="attention over a cache has no gradient"):
+        s.build_backward()
+
+
+def test_past_is_checked_when_it_is_uploaded():
+    s = Session()
+    past, x = s.input("past", (B,), "i32"), s.input("x", (B * 2, H * D))
+    kept = [s.persistent(name, shape) for name, shape in (("keys", KC), ("values", VC))]
+    ops.attention(s, x, x, x, batch=B, n_heads=H, cache=ops.KVCache(*kept, past))
+    s.finalize_weights()
+    s.realize()
+    s.upload(past, [0, 126])
+    with pytest.raises(LabelError, match=r"past: row 1 is 127; must be 0\.\.126"):
+        s.upload(past, [0, 127])

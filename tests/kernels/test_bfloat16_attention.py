@@ -1,0 +1,169 @@
+"""matmul_precision="medium" in attention: products of bfloat16 pairs, where the CPU has them.
+
+The reference does in float64 what the kernel does, and rounds where the kernel packs: q, k, v, do,
+and p and ds of each block. p is rounded relative to the largest score of its row so far, so the
+forward reference follows the blocks of 64 keys.
+"""
+
+import numpy as np
+import pytest
+from test_bfloat16 import normal, real, rounded, same_bits
+
+import toynn._kernels as kernels
+from toynn import Session, ops
+from toynn._kernels import attention
+from toynn.backends.reference.attention import join_heads, split_heads
+from toynn.testing.cases import CASES
+
+pytestmark = pytest.mark.kernels
+
+BLOCK = 64
+SHAPES = [  # B, T, H, KV, D, causal
+    (2, 65, 4, 2, 33, True),
+    (2, 65, 4, 2, 33, False),
+    (1, 130, 3, 1, 16, True),
+    (1, 145, 2, 1, 8, False),
+    (1, 144, 2, 2, 8, False),  # the longest last block
+    (1, 33, 2, 2, 64, True),  # as few rows as are rounded
+    (1, 64, 2, 2, 257, True),  # one past a block of terms; an odd one
+    (1, 97, 1, 1, 1, True),  # a pair of one term
+]
+
+
+def inputs(B, T, H, KV, D, seed=3):
+    q, do = (normal(B * T, H * D, seed=seed + i) for i in range(2))
+    k, v = (normal(B * T, KV * D, seed=seed + 2 + i) for i in range(2))
+    return q, k, v, do
+
+
+def run(shape, q, k, v, do, precision="medium", n_threads=1, module=attention):
+    """o, lse, dq, dk, dv."""
+    B, T, H, _, _, causal = shape
+    o, dq, dk, dv = (np.full_like(x, np.nan) for x in (q, q, k, v))
+    lse, delta = np.full((2, B, H, T), np.nan, np.float32)
+    options = {"causal": causal, "n_threads": n_threads, "precision": precision}
+    module.forward(o, lse, q, k, v, **options)
+    module.backward(dq, dk, dv, delta, do, o, lse, q, k, v, **options)
+    return o, lse, dq, dk, dv
+
+
+def blocks(T, causal):
+    """Where the kernel cuts T keys; without a mask the last block may have 16 more."""
+    tail = 0 if causal else 16
+    return list(range(0, max(1, T - tail), BLOCK))[: max(1, -(-(T - tail) // BLOCK))]
+
+
+def reference(shape, q, k, v, do):
+    """o, lse, dq, dk, dv in float64, rounded where the kernel rounds."""
+    B, T, H, KV, D, causal = shape
+    q, k, v, do = (split_heads(rounded(x), B, T, D) for x in (q, k, v, do))
+    k, v = (x.repeat(H // KV, axis=1) for x in (k, v))
+    s = q @ k.transpose(0, 1, 3, 2) / np.sqrt(D)
+    if causal:
+        s = np.where(np.tri(T, dtype=bool), s, -np.inf)
+    o, most = np.zeros_like(q), np.full((B, H, T, 1), -np.inf)
+    starts = blocks(T, causal)
+    for j, end in zip(starts, [*starts[1:], T], strict=True):
+        now = np.maximum(most, s[..., j:end].max(axis=-1, keepdims=True))
+        o = o * np.exp(most - now) + rounded(np.exp(s[..., j:end] - now)) @ v[..., j:end, :]
+        most = now
+    lse = np.log(np.exp(s - most).sum(axis=-1, keepdims=True)) + most
+    o /= np.exp(lse - most)
+    p = np.exp(s - lse)
+    return q, k, v, do, o, lse[..., 0], p
+
+
+def gradients(shape, q, k, v, do, p, delta):
+    B, T, H, KV, D, _ = shape
+    ds = rounded(p * (do @ v.transpose(0, 1, 3, 2) - delta[..., None]) / np.sqrt(D))
+
+    def served(x):
+        return join_heads(x.reshape(B, KV, H // KV, T, D).sum(axis=2))
+
+    dk, dv = ds.transpose(0, 1, 3, 2) @ q, rounded(p).transpose(0, 1, 3, 2) @ do
+    return join_heads(ds @ k), served(dk), served(dv)
+
+
+@real
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_products_are_those_of_rounded_operands(shape):
+    """But for factors so near a tie that float32 and float64 round them apart: off by 2^-8, rarely.
+
+    Rounding all of them otherwise would give a mean of some 1e-3.
+    """
+    B, T, _, _, D, _ = shape
+    q, k, v, do = inputs(*shape[:5])
+    got_o, got_lse, *got = run(shape, q, k, v, do)
+    rq, rk, rv, rdo, o, lse, p = reference(shape, q, k, v, do)
+    delta = (split_heads(do.astype(np.float64) * got_o, B, T, D)).sum(
+        axis=-1
+    )  # of floats, not rounded
+    expected = gradients(shape, rq, rk, rv, rdo, p, delta)
+    np.testing.assert_allclose(got_lse, lse, atol=1e-5)
+    for x, exact in zip((got_o, *got), (join_heads(o), *expected), strict=True):
+        off = np.abs(x - exact) / np.abs(exact).max()
+        assert off.max() <= 2e-3
+        assert np.sqrt((off**2).mean()) <= 5e-5
+
+
+@real
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_threads_agree_bit_for_bit(shape):
+    values = inputs(*shape[:5])
+    one = run(shape, *values)
+    for n_threads in (2, 5):
+        assert same_bits(run(shape, *values, n_threads=n_threads), one)
+
+
+@real
+def test_the_error_is_that_of_bfloat16():
+    """Within 1 % of the norm at the shapes that are timed, and not zero."""
+    for sizes in CASES["attention"].bench.values():
+        shape = tuple(sizes.values())
+        B, T, H, KV, D, _ = shape
+        if T <= 32:
+            continue
+        values = inputs(B, T, H, KV, D)
+        rough, exact = (run(shape, *values, precision=p) for p in ("medium", "highest"))
+        for x, y in zip(rough, exact, strict=True):
+            assert 0 < np.linalg.norm(x - y) <= 0.01 * np.linalg.norm(y)
+
+
+@real
+@pytest.mark.parametrize("length", [33, 64, 70, 81, 140])
+def test_what_comes_later_changes_no_bit(length):
+    shape = (1, 200, 2, 2, 24, True)
+    q, k, v, do = inputs(*shape[:5])
+    o, lse, *_ = run(shape, q, k, v, do)
+    part = [np.ascontiguousarray(x[:length]) for x in (q, k, v, do)]
+    o_part, lse_part, *_ = run((1, length, 2, 2, 24, True), *part)
+    assert same_bits([o_part, lse_part], [o[:length], lse[..., :length]])
+
+
+@pytest.mark.parametrize("T", [1, 32])
+def test_short_sequences_stay_float32(T):
+    shape = (3, T, 2, 1, 16, True)
+    values = inputs(*shape[:5])
+    assert same_bits(run(shape, *values), run(shape, *values, precision="highest"))
+
+
+@pytest.mark.parametrize("level", kernels.built_levels())
+def test_where_there_are_no_pairs_medium_is_highest(level):
+    if level not in kernels.supported_levels():
+        pytest.skip(f"this CPU has no {level}")
+    module, shape = kernels.load("attention", level), (1, 70, 2, 1, 16, True)
+    values = inputs(*shape[:5])
+    medium, highest = (run(shape, *values, p, module=module) for p in ("medium", "highest"))
+    pairs = kernels.load("matmul", level).multiplies_pairs()
+    assert same_bits(medium, highest) != pairs
+
+
+def test_a_node_keeps_the_precision_it_was_recorded_with():
+    s = Session(matmul_precision="medium")
+    x, w = s.input("x", (70, 8)), s.parameter("w", (24, 8))
+    o = ops.attention(s, ops.linear(s, x, w), batch=1, n_heads=1)
+    s.matmul_precision = "highest"
+    s.set_loss(ops.cross_entropy(s, o, s.input("labels", (70,), "i32")))
+    s.build_backward()
+    text = str(s.tape)
+    assert "attention.forward (medium)" in text and "attention.backward (medium)" in text

@@ -1,0 +1,41 @@
+"""Which level is used, and why a better one is not: `toynn config` says so."""
+
+import errno
+
+import pytest
+
+import toynn
+from toynn import _kernels
+from toynn.cli import main
+
+
+@pytest.mark.parametrize(
+    ("supported", "refusal", "forced", "expected"),
+    [
+        (["avx512"], errno.ENOSPC, None, {"amx": "the system refuses room for its tiles (ENOSPC"}),
+        (["avx512"], errno.EPERM, None, {"amx": "the CPU has it, and the system refuses room"}),
+        (["avx512"], 0, None, {"amx": "this CPU lacks it"}),
+        (["avx512", "amx"], 0, None, {"amx": "computed in software here"}),
+        (["avx2", "avx512"], 0, "avx2", {"avx512": "TOYNN_ISA=avx2", "amx": "this CPU lacks it"}),
+    ],
+)
+def test_why_a_level_is_not_used(monkeypatch, capsys, supported, refusal, forced, expected):
+    """Linux refuses tiles with ENOSPC where a signal's stack is too small, seccomp with EPERM."""
+    monkeypatch.setattr(_kernels, "built_levels", lambda: ["generic", "avx2", "avx512", "amx"])
+    monkeypatch.setattr(_kernels, "supported_levels", lambda: ["generic", *supported])
+    monkeypatch.setattr(_kernels, "amx_refusal", lambda: refusal)
+    if forced:
+        monkeypatch.setenv("TOYNN_ISA", forced)
+    else:
+        monkeypatch.delenv("TOYNN_ISA", raising=False)
+    monkeypatch.setattr(_kernels, "level", forced or "avx512")
+    monkeypatch.setattr("toynn.config._products", dict)
+    assert _kernels.unused_levels().keys() == expected.keys()
+    assert main(["config"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for name, why in expected.items():
+        assert any(line.startswith(f"  not {name}") and why in line for line in lines)
+
+
+def test_the_level_in_use_is_not_among_them():
+    assert toynn._kernels.level not in _kernels.unused_levels()

@@ -1,0 +1,419 @@
+"""The loop on a fake recipe: what it calls, counts, reports, keeps; signals; the run folder."""
+
+import errno
+import io
+import itertools
+import json
+import math
+import os
+import select
+import signal
+import struct
+import sys
+import threading
+import tomllib
+
+import numpy as np
+import pytest
+from fake_recipe import FakeRecipe
+
+from toynn.data.batch import IGNORED, Batch
+from toynn.data.text import RandomWindows, spaced_windows
+from toynn.errors import CheckpointError, ConfigError, DataError, NonFiniteError
+from toynn.train.folder import RunFolder, to_toml, write_atomically
+from toynn.train.interrupt import Interrupt
+from toynn.train.loop import Loop
+from toynn.train.metrics import MetricsFile, Report, plot_losses
+from toynn.train.options import LoopOptions
+from toynn.train.progress import Progress, duration
+
+TOKENS = np.frombuffer(b"the cat sat on the mat and the rat sat on the cat " * 20, np.uint8)
+
+
+CALLBACKS = ("on_report", "measure")
+
+
+class Adam:
+    """Bias-corrected, as the real one; keeps the k it was asked for."""
+
+    def __init__(self):
+        self.asked = []
+
+    def hp_for_step(self, k):
+        self.asked.append(k)
+        c1, c2 = (1 / (1 - beta ** (k + 1)) for beta in (0.9, 0.999))
+        return np.array([1e-3, 0.9, 0.999, 1e-8, 0, c1, c2], np.float32)
+
+
+def make_loop(recipe=None, batches=None, schedule=lambda k: 0.1, valid=True, **options):
+    options = {"steps": 20, "log_every": 5, "eval_every": 10} | options
+    callbacks = {name: options.pop(name) for name in CALLBACKS if name in options}
+    recipe, kept = recipe or FakeRecipe(), options.pop("kept", [])
+    return Loop(
+        recipe,
+        batches or RandomWindows(TOKENS, batch=2, seq=8, seed=0),
+        Adam(),
+        schedule,
+        LoopOptions(**options),
+        valid=spaced_windows(TOKENS, 2, 8, 3) if valid else (),
+        on_best=lambda: kept.append(recipe.engine.weights()),
+        **callbacks,
+    )
+
+
+def ignoring(batch):
+    return Batch(batch.ids, batch.positions, np.full_like(batch.labels, IGNORED))
+
+
+def test_learns_and_reports():
+    seen = []
+    loop = make_loop(steps=23, on_report=[seen.append])
+    result = loop.run()
+    reports = result.reports
+    assert seen == reports
+    assert [r.iteration for r in reports] == [0, 5, 10, 15, 20, 23]
+    assert [r.iteration for r in reports if r.val_loss is not None] == [0, 10, 20, 23]
+    assert reports[0].val_loss == pytest.approx(math.log(256), abs=1e-4)
+    assert reports[0].train_loss is None
+    assert reports[-1].val_loss == result.val_loss < 0.8 * reports[0].val_loss
+    assert reports[-1].train_loss == result.train_loss < reports[1].train_loss
+    assert [r.trained_tokens for r in reports] == [16 * r.iteration for r in reports]
+    assert all(r.tokens_per_second > 0 and r.grad_norm > 0 for r in reports[1:])
+    assert (result.iterations, result.best_iteration, result.interrupted) == (23, 23, False)
+    assert 0 < reports[-1].time <= result.seconds
+
+
+def test_schedule_and_bias_correction_reach_the_recipe():
+    recipe = FakeRecipe()
+    loop = make_loop(recipe, steps=3, schedule=lambda k: 0.5 / (k + 1))
+    result = loop.run()
+    assert loop.optimizer.asked == [0, 1, 2]
+    assert [float(hp[0]) for hp in recipe.hps] == [0.5, 0.25, np.float32(0.5 / 3)]
+    assert result.reports[-1].learning_rate == 0.5 / 3
+
+
+def test_a_measure_adds_the_accuracy_and_its_loss_chooses_the_best(tmp_path):
+    recipe, kept = FakeRecipe(), []
+    losses = iter([4.0, 1.0, 3.0])
+
+    def measure(batch):
+        if batch is loop.valid[0]:
+            measure.loss = next(losses)
+        return {"loss": measure.loss, "accuracy": batch is loop.valid[0]}
+
+    stream = io.StringIO()
+    loop = make_loop(recipe, measure=measure, kept=kept)
+    loop.valid[1].labels[3:] = IGNORED  # 16, 3 and 16 rows
+    with (
+        Progress(20, stream, unit="images") as progress,
+        MetricsFile(tmp_path / "m", "images") as m,
+    ):
+        loop.on_report = [progress, m.write]
+        result = loop.run()
+    assert [r.val_loss for r in result.reports if r.val_loss] == pytest.approx([4, 1, 3])
+    assert result.reports[0].val_accuracy == pytest.approx(16 / 35)
+    assert (result.best_iteration, len(kept)) == (10, 2)
+    assert stream.getvalue().startswith("step  0/20  val 4.0000  accuracy 45.7%")
+    assert " images/s" in stream.getvalue()
+    line = json.loads((tmp_path / "m").read_text().splitlines()[-1])
+    assert (line["trained_images"], line["val_accuracy"]) == (320, pytest.approx(16 / 35))
+    assert line["images_per_second"] > 0
+
+
+def test_clipping_is_handed_on_and_can_be_off():
+    recipe = FakeRecipe()
+    make_loop(recipe, steps=1, max_grad_norm=0.25).run()
+    assert recipe.engine.session.max_grad_norm == 0.25
+    make_loop(recipe, steps=1, max_grad_norm=None).run()
+    assert recipe.engine.session.max_grad_norm is None
+
+
+def test_accumulation_equals_one_large_batch():
+    batches = list(itertools.islice(RandomWindows(TOKENS, 2, 8, seed=3), 12))
+    for batch in batches[::3]:
+        batch.labels[5:] = IGNORED  # so that a mean of means would differ
+    groups = [batches[i : i + 3] for i in range(0, 12, 3)]
+    joined = [
+        Batch(*(np.concatenate(arrays) for arrays in zip(*group, strict=True))) for group in groups
+    ]
+    small, large = FakeRecipe(), FakeRecipe()
+    result = make_loop(small, iter(batches), steps=4, grad_accum=3).run()
+    expected = make_loop(large, iter(joined), steps=4).run()
+    np.testing.assert_allclose(small.engine.table, large.engine.table, atol=1e-6)
+    assert small.steps == 4
+    assert result.train_loss == pytest.approx(expected.train_loss, rel=1e-6)
+    assert result.trained_tokens == sum(batch.rows for batch in batches)
+
+
+def test_same_seed_same_run():
+    def tables():
+        loop = make_loop()
+        loop.run()
+        return loop.recipe.engine.table.tobytes()
+
+    assert tables() == tables()
+
+
+def test_best_weights_are_kept_not_the_last():
+    kept = []
+
+    def spoil(recipe):
+        if recipe.steps > 12:
+            recipe.engine.table += np.random.default_rng(0).normal(0, 3, (256, 256))
+
+    recipe = FakeRecipe()
+    recipe.on_step = spoil
+    result = make_loop(recipe, kept=kept).run()
+    assert result.best_iteration == 10
+    assert result.reports[-1].val_loss > result.val_loss
+    assert len(kept) == 2
+    assert not np.array_equal(kept[-1]["table.weight"], recipe.engine.table)
+
+
+def test_without_validation_the_last_weights_are_kept():
+    kept = []
+    loop = make_loop(valid=False, kept=kept)
+    result = loop.run()
+    assert np.array_equal(kept[-1]["table.weight"], loop.recipe.engine.table)
+    assert all(report.val_loss is None for report in result.reports)
+
+
+def test_batches_without_labels_are_skipped_and_counted():
+    source = list(itertools.islice(RandomWindows(TOKENS, 2, 8, seed=0), 4))
+    batches = [ignoring(source[0]), source[0], source[1], ignoring(source[2]), source[3]]
+    result = make_loop(batches=iter(batches), steps=3).run()
+    assert (result.iterations, result.empty_batches, result.trained_tokens) == (3, 2, 48)
+
+
+def test_data_without_any_label_is_refused():
+    one = ignoring(next(RandomWindows(TOKENS, 2, 8, seed=0)))
+    recipe = FakeRecipe()
+    with pytest.raises(DataError, match="no label counts in any of 1000 batches"):
+        make_loop(recipe, itertools.repeat(one)).run()
+    assert recipe.steps == 0
+
+
+def poison(*steps):
+    def act(recipe):
+        if recipe.steps in steps:
+            recipe.gradient[0, 0] = np.nan
+
+    return act
+
+
+def test_non_finite_gradient_stops_with_the_step():
+    recipe, kept = FakeRecipe(), []
+    recipe.on_step = poison(12)
+    with pytest.raises(NonFiniteError, match=r"step 12: .*table\.weight.*lower learning rate"):
+        make_loop(recipe, kept=kept).run()
+    assert np.isfinite(recipe.engine.table).all()
+    assert len(kept) == 2
+
+
+def test_non_finite_gradients_can_be_skipped_up_to_a_count():
+    recipe = FakeRecipe()
+    recipe.on_step = poison(1, 7)
+    loop = make_loop(recipe, on_nonfinite="skip", max_nonfinite=2)
+    result = loop.run()
+    assert (result.iterations, result.skipped_updates) == (20, 2)
+    assert loop.optimizer.asked[:9] == [0, 0, 1, 2, 3, 4, 5, 5, 6]  # t counts updates
+    assert result.trained_tokens == 18 * 16
+    assert [r.skipped_updates for r in result.reports] == [None, 1, 2, 2, 2]
+
+    recipe = FakeRecipe()
+    recipe.on_step = poison(1, 7, 8)
+    with pytest.raises(NonFiniteError, match=r"step 8: .*; 2 updates were skipped before"):
+        make_loop(recipe, on_nonfinite="skip", max_nonfinite=2).run()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"steps": 0}, "steps must be at least 1; got 0"),
+        ({"grad_accum": 0}, "grad_accum must be at least 1"),
+        ({"log_every": -1}, "log_every must be at least 1"),
+        ({"eval_every": -1}, "eval_every must be at least 0"),
+        ({"max_grad_norm": 0.0}, "max_grad_norm must be above 0, or None"),
+        ({"max_grad_norm": math.nan}, "max_grad_norm must be above 0, or None"),
+        ({"on_nonfinite": "ignore"}, 'on_nonfinite must be "stop" or "skip"'),
+    ],
+)
+def test_options_are_checked(options, message):
+    with pytest.raises(ConfigError, match=message):
+        make_loop(**options)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_first_signal_finishes_the_step_and_saves(number, capfd):
+    recipe, kept = FakeRecipe(), []
+    recipe.on_step = lambda recipe: recipe.steps == 7 and signal.raise_signal(number)
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    result = make_loop(recipe, kept=kept).run()
+    assert (result.iterations, recipe.steps, result.interrupted) == (7, 7, True)
+    assert result.reports[-1].iteration == result.best_iteration == 7
+    assert np.array_equal(kept[-1]["table.weight"], recipe.engine.table)
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+    assert "finishing the step" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("better", [True, False])
+def test_a_long_evaluation_is_cut_short_after_a_signal(better, monkeypatch):
+    monkeypatch.setattr("toynn.train.loop.PATIENCE", 0.0)
+    recipe, kept, measured = FakeRecipe(), [], []
+
+    def measure(batch):
+        """The later the batch, the larger its loss: a mean over some compares with no other."""
+        if recipe.steps == 7 and not measured:
+            signal.raise_signal(signal.SIGINT)
+        place = len(measured) % 3
+        measured.append(place)
+        lower = recipe.steps == 7 and better
+        return {"loss": 10.0**place - 0.5 * lower}
+
+    recipe.on_step = lambda recipe: recipe.steps == 7 and measured.clear()
+    result = make_loop(recipe, kept=kept, measure=measure, eval_every=7).run()
+    assert measured == [0]  # one batch: the first, within which the signal came
+    assert (recipe.steps, result.iterations, result.interrupted) == (7, 7, True)
+    assert len(kept) == 1 + better
+    assert result.best_iteration == (7 if better else 0)
+    assert result.val_loss == pytest.approx(0.5 if better else (1 + 10 + 100) / 3, rel=0.1)
+
+
+def test_a_signal_within_a_short_evaluation_lets_it_end_and_takes_no_further_step():
+    recipe, kept = FakeRecipe(), []
+
+    def measure(batch):
+        if recipe.steps == 10:
+            signal.raise_signal(signal.SIGINT)
+            recipe.steps = -1
+        return {"loss": recipe.evaluate(*batch)}
+
+    result = make_loop(recipe, kept=kept, measure=measure).run()
+    assert (recipe.steps, result.iterations, result.interrupted) == (-1, 10, True)
+    whole = make_loop(steps=10).run()
+    assert result.val_loss == whole.val_loss and result.best_iteration == 10
+
+
+def test_second_signal_is_left_to_the_system(capfd):
+    with Interrupt() as interrupt:
+        signal.raise_signal(signal.SIGINT)
+        assert interrupt.requested
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_ignored_signal_stays_ignored():
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with Interrupt() as interrupt:
+            signal.raise_signal(signal.SIGINT)
+            assert not interrupt.requested
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def test_loop_runs_in_another_thread():
+    results = []
+    thread = threading.Thread(target=lambda: results.append(make_loop(steps=2).run()))
+    thread.start()
+    thread.join()
+    assert results[0].iterations == 2
+
+
+def test_metrics_file_has_one_object_per_report(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    with MetricsFile(path) as metrics:
+        metrics.write(Report(iteration=0, trained_tokens=0, time=0.5, val_loss=5.5))
+        metrics.write(Report(iteration=1, trained_tokens=8, time=1.0, train_loss=math.nan))
+        first, second = path.read_text().splitlines()  # flushed, though still open
+    assert json.loads(first) == {"iteration": 0, "trained_tokens": 0, "time": 0.5, "val_loss": 5.5}
+    assert json.loads(second)["train_loss"] is None
+
+
+def test_plot(tmp_path):
+    pytest.importorskip("matplotlib", reason="loss.png needs matplotlib")
+    reports = make_loop().run().reports
+    assert plot_losses(reports, tmp_path / "loss.png", {"byte bigram": 2.0})
+    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_plain_lines_where_there_is_no_terminal():
+    stream = io.StringIO()
+    with Progress(20, stream) as progress:
+        make_loop(on_report=[progress]).run()
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 5
+    assert lines[0] == "step  0/20  val 5.5452"
+    assert lines[1].startswith("step  5/20  loss ")
+    assert "tokens/s  ETA 0:0" in lines[1]
+    assert "val" in lines[2]
+    assert "ETA" not in lines[4]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+@pytest.mark.parametrize("columns", [100, 0])
+def test_bar_on_a_terminal_that_knows_its_width(columns):
+    import fcntl
+    import pty
+    import termios
+
+    main, other = pty.openpty()
+    fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+    with open(other, "w") as stream:
+        with Progress(20, stream) as progress:
+            progress.step()
+            progress(Report(5, 40, 1.0, train_loss=3.5, val_loss=2.25, tokens_per_second=99.5))
+            progress(Report(10, 80, 2.0, train_loss=2.5, tokens_per_second=1234.5))
+        shown = b""
+        while select.select([main], [], [], 0.1)[0]:
+            shown += os.read(main, 65536)
+    os.close(main)
+    shown = shown.decode()
+    if columns:
+        assert "loss 2.5000  val 2.2500  1,234 tokens/s]" in shown
+        assert "5%|" in shown
+    else:
+        assert shown.splitlines()[1] == "step 10/20  loss 2.5000  1,234 tokens/s  ETA 0:02"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0:00"), (59.6, "1:00"), (61, "1:01"), (3661, "1:01:01")]
+)
+def test_duration(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_toml_round_trip():
+    tables = {
+        "run": {"recipe": "gpt2", "path": 'a "b"\\\n\x7f\x01é\U0001f600', "on": True},
+        "train": {"steps": 10, "lr": 1e-05, "large": 1e22, "none": None},
+    }
+    again = tomllib.loads(to_toml(tables))
+    del tables["train"]["none"]
+    assert again == tables
+    tomllib.loads(to_toml({"data": {"path": os.fsdecode(b"\xff.txt")}}))
+
+
+def test_folder_refuses_to_be_shared(tmp_path):
+    folder = RunFolder(tmp_path / "a" / "b")
+    folder.model.write_bytes(b"weights")
+    assert folder.best_files() == [folder.model]
+    assert sorted(path.name for path in folder.path.iterdir()) == [".lock", "model.safetensors"]
+    with pytest.raises(ConfigError, match="already exists"):
+        RunFolder(folder.path)
+    with pytest.raises(ConfigError, match="cannot make the run folder: Not a directory"):
+        RunFolder(folder.model / "run")
+
+
+def test_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "a"
+    write_atomically(path, b"old")
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(CheckpointError, match=r"a: cannot write 3 bytes \(\d+ bytes free\): No sp"):
+        write_atomically(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]

@@ -1,0 +1,4 @@
+from typing import Any
+
+__pyx_capi__: dict[str, Any]
+__test__: dict[str, str]

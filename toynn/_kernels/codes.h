@@ -1,0 +1,171 @@
+/* A run of 32 codes to floats: what blocks of weights have in common, in whole registers.
+
+   Codes are bytes, or some bits of bytes; each half of a run has a scale of its own. Written with
+   the vector extensions of GCC and clang and the one instruction that those lack: bytes widened to
+   integers. Elsewhere a register is one float, and the compiler may do what it can. */
+#ifndef TOYNN_CODES_H
+#define TOYNN_CODES_H
+
+#include <stdint.h>
+#include <string.h>
+#include "gemm.h"
+
+#if defined(__AVX512F__) || defined(__AVX2__) || (defined(__SSE2__) && !defined(__AVX__))
+#include <immintrin.h>
+#define TN_CODES TN_V
+#elif defined(__aarch64__) && defined(__GNUC__)
+#include <arm_neon.h>
+#define TN_CODES TN_V
+#else
+#define TN_CODES 1
+#endif
+
+#if TN_CODES > 1
+typedef int tn_ints __attribute__((vector_size(4 * TN_V)));
+typedef tn_vec tn_reals;
+#define TN_REALS(q) __builtin_convertvector(q, tn_vec)
+#define TN_PUT(y, x) tn_store(y, x)
+#else
+typedef int tn_ints;
+typedef float tn_reals;
+#define TN_REALS(q) ((float)(q))
+#define TN_PUT(y, x) (*(y) = (x))
+#endif
+
+#ifndef TN_INLINE
+#define TN_INLINE static inline
+#endif
+
+/* So many bytes as integers, without a sign and with one. */
+TN_INLINE tn_ints tn_unsigned(const uint8_t* q) {
+#if defined(__AVX512F__)
+    return (tn_ints)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)q));
+#elif defined(__AVX2__)
+    return (tn_ints)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)q));
+#elif TN_CODES > 1 && defined(__SSE2__)
+    const __m128i zero = _mm_setzero_si128();
+    int32_t four;
+    memcpy(&four, q, 4);
+    return (tn_ints)_mm_unpacklo_epi16(_mm_unpacklo_epi8(_mm_cvtsi32_si128(four), zero), zero);
+#elif TN_CODES > 1
+    uint32_t four;
+    memcpy(&four, q, 4);
+    return (tn_ints)vmovl_u16(vget_low_u16(vmovl_u8(vcreate_u8(four))));
+#else
+    return *q;
+#endif
+}
+
+TN_INLINE tn_ints tn_signed(const int8_t* q) {
+#if defined(__AVX512F__)
+    return (tn_ints)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)q));
+#elif defined(__AVX2__)
+    return (tn_ints)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)q));
+#elif TN_CODES > 1 && defined(__SSE2__)
+    int32_t four;
+    memcpy(&four, q, 4);
+    const __m128i bytes = _mm_cvtsi32_si128(four), pairs = _mm_unpacklo_epi8(bytes, bytes);
+    return (tn_ints)_mm_srai_epi32(_mm_unpacklo_epi16(pairs, pairs), 24);
+#elif TN_CODES > 1
+    uint32_t four;
+    memcpy(&four, q, 4);
+    return (tn_ints)vmovl_s16(vget_low_s16(vmovl_s8(vcreate_s8(four))));
+#else
+    return *q;
+#endif
+}
+
+/* y[j] = scale[j / 16] (q[j] - offset) - least[j / 16], q[j] the bits of low[j] that mask leaves
+   after a shift. Without high, which is NULL then; least may be NULL, too. With high, some of the
+   bits of high[j] stand above them, at bit `place`. */
+TN_INLINE void tn_bits_run(float* y, const uint8_t* low, int shift, int mask, const uint8_t* high,
+                           int high_shift, int high_mask, int place, int offset,
+                           const float* scale, const float* least) {
+    for (int j = 0; j < 32; j += TN_CODES) {
+        tn_ints q = (tn_unsigned(low + j) >> shift) & mask;
+        if (high) q |= ((tn_unsigned(high + j) >> high_shift) & high_mask) << place;
+        tn_reals x = TN_REALS(q - offset) * scale[j / 16];
+        if (least) x -= least[j / 16];
+        TN_PUT(y + j, x);
+    }
+}
+
+/* 16 where bits j, j + 1, .. are set, else 0. */
+TN_INLINE tn_ints tn_fifth_bits(uint32_t bits, int j) {
+#if defined(__AVX512F__)
+    return (tn_ints)_mm512_maskz_set1_epi32((__mmask16)(bits >> j), 16);
+#elif defined(__AVX2__)
+    const tn_ints place = {0, 1, 2, 3, 4, 5, 6, 7};
+    return (((int)(bits >> j & 255) >> place) & 1) << 4;
+#elif TN_CODES > 1
+    const tn_ints place = {1, 2, 4, 8};
+    return (((int)(bits >> j & 15) & place) != 0) & 16;
+#else
+    return (int)(bits >> j & 1) << 4;
+#endif
+}
+
+/* y[j] = scale (q[j] - offset) + least, if that is not NULL: bits 0..3 of 16 bytes are codes 0..15,
+   bits 4..7 the others, and bit j of high, where it is not NULL, is bit 4 of q[j]. */
+TN_INLINE void tn_nibbles_run(float* y, const uint8_t* low, const uint8_t* high, int offset,
+                              float scale, const float* least) {
+    uint32_t bits = 0;
+    if (high) memcpy(&bits, high, 4);
+    for (int j = 0; j < 16; j += TN_CODES) {
+        const tn_ints both = tn_unsigned(low + j);
+        tn_ints a = both & 15, b = both >> 4;
+        if (high) {
+            a |= tn_fifth_bits(bits, j);
+            b |= tn_fifth_bits(bits, j + 16);
+        }
+        tn_reals x = TN_REALS(a - offset) * scale, z = TN_REALS(b - offset) * scale;
+        if (least) {
+            x += *least;
+            z += *least;
+        }
+        TN_PUT(y + j, x);
+        TN_PUT(y + j + 16, z);
+    }
+}
+
+/* y[j] = scale[j / 16] (q[j] - offset). */
+TN_INLINE void tn_bytes_run(float* y, const int8_t* q, int offset, const float* scale) {
+    for (int j = 0; j < 32; j += TN_CODES) {
+        TN_PUT(y + j, TN_REALS(tn_signed(q + j) - offset) * scale[j / 16]);
+    }
+}
+
+/* 32 numbers by codes of 4 bits: one shuffle of bytes on CPUs that have it. The lower bits of so
+   many bytes of low are the first codes, the upper bits of the same bytes the next: 16 at a time,
+   or 8 at a time. */
+TN_INLINE void tn_lookup(int8_t* q, const int8_t* table, const uint8_t* low, int at_a_time) {
+#if defined(__SSSE3__) && TN_CODES > 1
+    const __m128i numbers = _mm_loadu_si128((const __m128i*)table);
+    const __m128i codes = _mm_loadu_si128((const __m128i*)low), nibble = _mm_set1_epi8(15);
+    const __m128i a = _mm_shuffle_epi8(numbers, _mm_and_si128(codes, nibble));
+    const __m128i b = _mm_shuffle_epi8(numbers, _mm_and_si128(_mm_srli_epi16(codes, 4), nibble));
+    _mm_storeu_si128((__m128i*)q, at_a_time == 16 ? a : _mm_unpacklo_epi64(a, b));
+    _mm_storeu_si128((__m128i*)(q + 16), at_a_time == 16 ? b : _mm_unpackhi_epi64(a, b));
+#elif defined(__aarch64__) && TN_CODES > 1
+    const int8x16_t numbers = vld1q_s8(table);
+    const uint8x16_t codes = vld1q_u8(low);
+    const int8x16_t a = vqtbl1q_s8(numbers, vandq_u8(codes, vdupq_n_u8(15)));
+    const int8x16_t b = vqtbl1q_s8(numbers, vshrq_n_u8(codes, 4));
+    vst1q_s8(q, at_a_time == 16 ? a : vcombine_s8(vget_low_s8(a), vget_low_s8(b)));
+    vst1q_s8(q + 16, at_a_time == 16 ? b : vcombine_s8(vget_high_s8(a), vget_high_s8(b)));
+#else
+    for (int i = 0; i < 16; i++) {
+        const int j = i + i / at_a_time * at_a_time;
+        q[j] = table[low[i] & 15];
+        q[j + at_a_time] = table[low[i] >> 4];
+    }
+#endif
+}
+
+/* The numbers of IQ4_NL and IQ4_XS; and those of FP4 (E2M1), twice as large. */
+static const int8_t tn_iq4[16] = {
+    -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
+};
+static const int8_t tn_fp4[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
+#endif

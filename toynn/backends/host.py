@@ -1,0 +1,67 @@
+"""Memory of this process as a buffer."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toynn.backends.protocol import ALIGNMENT, ELEMENTS
+
+__all__ = ["HostBuffer"]
+
+
+class HostBuffer:
+    """Bytes of this process: fresh ones are zero and aligned to a cache line.
+
+    NumPy takes them zeroed from the operating system, so that a page costs nothing until it is
+    touched, and asks for huge pages where the kernel offers them.
+    """
+
+    def __init__(self, memory: NDArray[np.uint8]) -> None:
+        self._bytes = memory
+
+    @classmethod
+    def zeros(cls, nbytes: int) -> "HostBuffer":
+        """Return fresh memory."""
+        raw = np.zeros(nbytes + ALIGNMENT, np.uint8)
+        start = -raw.ctypes.data % ALIGNMENT
+        return cls(raw[start : start + nbytes])
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return self._bytes.nbytes
+
+    @property
+    def address(self) -> int:
+        """Address of the first byte."""
+        return int(self._bytes.ctypes.data)
+
+    def upload(self, offset: int, array: NDArray[Any]) -> None:
+        """Copy an array to the bytes from ``offset`` on."""
+        self.view(offset, array.shape, array.dtype)[...] = array
+
+    def download(self, offset: int, shape: Sequence[int], dtype: str) -> NDArray[Any]:
+        """Return a copy of what lies there."""
+        return self.view(offset, shape, ELEMENTS[dtype]).copy()
+
+    def fill(self, offset: int, nbytes: int) -> None:
+        """Fill bytes with zeros."""
+        self.view(offset, (nbytes,), ELEMENTS["u8"]).fill(0)
+
+    def view(
+        self,
+        offset: int,
+        shape: Sequence[int],
+        dtype: np.dtype[Any],
+        strides: Sequence[int] | None = None,
+    ) -> NDArray[Any]:
+        """Return an array over part of the buffer, for backends that compute in it."""
+        try:
+            if offset < 0:
+                raise ValueError("in front of it")
+            return np.ndarray(shape, dtype, self._bytes, offset, strides)
+        except (TypeError, ValueError) as error:  # NumPy's, for what does not lie within
+            where = f"{tuple(shape)} of {dtype} at byte {offset}"
+            raise ValueError(f"{where} is not within {self.nbytes} bytes") from error

@@ -1,0 +1,119 @@
+"""The reference backend: every kernel in float64 NumPy, one line of mathematics after the other.
+
+It runs the same tapes, plans and sessions as the others, to check them and to look into them. A
+tensor takes the four bytes a number that the plan gives it, so between kernels all is float32;
+within one, all is float64, whatever ``precision`` a product asks for. It is slow, and on one thread
+but for NumPy's own.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toynn import dtypes
+from toynn.backends.host import HostBuffer
+from toynn.backends.protocol import ELEMENTS, Accumulate, Backend, Buffer, Launch, Place, Program
+from toynn.backends.reference import attention, linear, losses, pointwise, rows, update
+from toynn.backends.reference.kernel import KERNELS, Array, Kernel, Layout
+from toynn.errors import BackendUnavailable
+from toynn.formats import quants
+
+__all__ = [
+    "KERNELS",
+    "Kernel",
+    "Layout",
+    "Reference",
+    "attention",
+    "create",
+    "linear",
+    "losses",
+    "pointwise",
+    "rows",
+    "update",
+]
+
+
+class ReferenceProgram:
+    """Launches, and the functions that they name."""
+
+    scratch = 0
+
+    def __init__(self, launches: Sequence[Launch], buffers: Mapping[str, HostBuffer]) -> None:
+        for launch in launches:
+            if launch.kernel not in KERNELS:
+                raise BackendUnavailable(f"backend 'reference': has no kernel {launch.kernel}")
+        self._launches, self._buffers = list(launches), buffers
+        self._times = [(0, 0)] * len(launches)
+
+    def run(self, segments: str, accumulate: bool) -> None:
+        """Run the launches of these segments; they are done when this returns."""
+        for i, launch in enumerate(self._launches):
+            if launch.segment in segments:
+                start = time.perf_counter_ns()
+                self._run(launch, accumulate)
+                calls, spent = self._times[i]
+                self._times[i] = calls + 1, spent + time.perf_counter_ns() - start
+
+    def _run(self, launch: Launch, accumulate: bool) -> None:
+        def view(name: str, layout: Layout) -> Array | None:
+            place = launch.tensors[name]
+            return None if place is None else self._view(place, layout)
+
+        adds = accumulate if launch.accumulate is Accumulate.MICRO_BATCH else launch.accumulate
+        sizes, live = launch.sizes, launch.live
+        if live is not None:
+            count = self._view(live.count, Layout("i32", (), None))
+            sizes = live.sizes(sizes, int(count))
+        KERNELS[launch.kernel].run(view, sizes, launch.options, bool(adds))
+
+    def _view(self, place: Place, layout: Layout) -> Array:
+        """Return a tensor where it lies, or what its blocks expand to."""
+        buffer, (dtype, shape, row) = self._buffers[place.buffer], layout
+        if dtype not in ELEMENTS:
+            size = dtypes.nbytes(dtype, int(np.prod(shape)))
+            raw = buffer.view(place.offset, (size,), ELEMENTS["u8"])
+            return quants.dequantize(raw, dtype.upper(), shape)
+        strides = None if row is None else (4 * row, 4)
+        return buffer.view(place.offset, shape, ELEMENTS[dtype], strides)
+
+    def times(self) -> list[tuple[int, int]]:
+        """Return (calls, nanoseconds) per launch since the program was compiled."""
+        return list(self._times)
+
+    def notes(self) -> Mapping[str, int]:
+        """Nothing is to be said of them."""
+        return {}
+
+
+class Reference(Backend):
+    """Float64 NumPy between float32 tensors."""
+
+    name = "reference"
+
+    def __init__(self, n_threads: int | None = None) -> None:
+        self.n_threads = n_threads
+
+    def allocate(self, nbytes: int) -> HostBuffer:
+        """Return a zero-filled buffer."""
+        return HostBuffer.zeros(nbytes)
+
+    def wrap(self, array: NDArray[np.uint8]) -> HostBuffer:
+        """Return the memory of an array as a buffer, without a copy."""
+        return HostBuffer(array)
+
+    def scratch(self, launches: Sequence[Launch]) -> int:
+        """Return 0: NumPy's own arrays are not counted."""
+        return 0
+
+    def compile(self, launches: Sequence[Launch], buffers: Mapping[str, Buffer]) -> Program:
+        """Turn launches into a program."""
+        own = {name: buffer for name, buffer in buffers.items() if isinstance(buffer, HostBuffer)}
+        return ReferenceProgram(launches, own)
+
+    def wait(self) -> None:
+        """Do nothing: a run is done when it returns."""
+
+
+create = Reference

@@ -1,0 +1,149 @@
+"""softmax(scale q k^T) v with the whole T x T matrix."""
+
+import numpy as np
+
+from toynn.backends.reference.kernel import Array, Outputs, kernel
+
+__all__ = [
+    "attention",
+    "attention_backward",
+    "cached_attention",
+    "join_heads",
+    "split_heads",
+]
+
+
+def split_heads(x: Array, B: int, T: int, D: int) -> Array:
+    """Split rows and columns: (B T, heads D) to (B, heads, T, D)."""
+    return x.reshape(B, T, x.shape[1] // D, D).transpose(0, 2, 1, 3)
+
+
+def join_heads(x: Array) -> Array:
+    """Undo ``split_heads``."""
+    B, H, T, D = x.shape
+    return x.transpose(0, 2, 1, 3).reshape(B * T, H * D)
+
+
+def _shared(x: Array, B: int, T: int, KV: int, D: int, H: int) -> Array:
+    """Return k or v as (B, H, T, D): each head repeated for the queries that it serves."""
+    return split_heads(x, B, T, D).repeat(H // KV, axis=1)
+
+
+def _softmax(
+    q: Array, k: Array, first: Array | None, scale: float, causal: int
+) -> tuple[Array, Array]:
+    """Return p (B, H, T, T) and lse (B, H, T); rows see those of their own segment."""
+    scores = q @ k.transpose(0, 1, 3, 2) * scale
+    if causal:
+        scores = np.where(np.tri(q.shape[2], dtype=bool), scores, -np.inf)
+    if first is not None:
+        segments = first.reshape(len(q), 1, q.shape[2])
+        alike = segments.transpose(0, 2, 1) == segments
+        scores = np.where(alike[:, None], scores, -np.inf)
+    most = scores.max(axis=-1, keepdims=True, initial=-1e300)
+    lse = np.log(np.exp(scores - most).sum(axis=-1)) + most[..., 0]
+    return np.exp(scores - lse[..., None]), lse
+
+
+_GIVEN = {"q": "B*T H*D @ldq", "k": "B*T KV*D @ldk", "v": "B*T KV*D @ldv"}
+
+
+@kernel("attention.forward", o="B*T H*D", lse="B H T", **_GIVEN, first="i32 B*T")
+def attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    B: int,
+    T: int,
+    H: int,
+    KV: int,
+    D: int,
+    causal: int,
+    scale: float,
+    first: Array | None = None,
+) -> Outputs:
+    """Compute o = softmax(scale q k^T) v, lse the log-sum-exp of each row of scores."""
+    heads = split_heads(q, B, T, D)
+    keys, values = (_shared(x, B, T, KV, D, H) for x in (k, v))
+    p, lse = _softmax(heads, keys, first, scale, causal)
+    return {"o": join_heads(p @ values), "lse": lse}
+
+
+@kernel(
+    "attention.backward",
+    **{f"d{name}": shape for name, shape in _GIVEN.items()},
+    **{"delta": "B H T", "do": "B*T H*D", "o": "B*T H*D", "lse": "B H T"},
+    **_GIVEN,
+    first="i32 B*T",
+)
+def attention_backward(
+    do: Array,
+    o: Array,
+    q: Array,
+    k: Array,
+    v: Array,
+    B: int,
+    T: int,
+    H: int,
+    KV: int,
+    D: int,
+    causal: int,
+    scale: float,
+    first: Array | None = None,
+) -> Outputs:
+    """Compute dq = scale ds k, dk = scale ds^T q, dv = p^T do, with ds = p (do v^T - delta).
+
+    delta = do o, of each row.
+    """
+    heads = split_heads(q, B, T, D)
+    keys, values = (_shared(x, B, T, KV, D, H) for x in (k, v))
+    p = _softmax(heads, keys, first, scale, causal)[0]
+    d_o = split_heads(do, B, T, D)
+    delta = (d_o * split_heads(o, B, T, D)).sum(axis=-1)
+    dp = d_o @ values.transpose(0, 1, 3, 2)
+    ds = p * (dp - delta[..., None]) * scale
+
+    def served(x: Array) -> Array:
+        """Add up the query heads that share a head of k and v."""
+        return join_heads(x.reshape(B, KV, H // KV, T, D).sum(axis=2))
+
+    return {
+        "dq": join_heads(ds @ keys),
+        "dk": served(ds.transpose(0, 1, 3, 2) @ heads),
+        "dv": served(p.transpose(0, 1, 3, 2) @ d_o),
+        "delta": delta,
+    }
+
+
+@kernel(
+    "cached_attention.forward",
+    **{"o": "B*T H*D", "kc": "B KV S D", "vc": "B KV S D", **_GIVEN, "past": "i32 B"},
+)
+def cached_attention(
+    kc: Array,
+    vc: Array,
+    q: Array,
+    k: Array,
+    v: Array,
+    past: Array,
+    T: int,
+    H: int,
+    KV: int,
+    D: int,
+    scale: float,
+) -> Outputs:
+    """Add k and v to the cache behind the past of each sequence; attend to all that is there."""
+    keys, values, o = kc.copy(), vc.copy(), np.empty_like(q)
+    group = H // KV
+    for b, before in enumerate(past):
+        new, end = slice(b * T, (b + 1) * T), before + T
+        for cache, rows in ((keys, k), (values, v)):
+            cache[b, :, before:end] = rows[new].reshape(T, KV, D).swapaxes(0, 1)
+        seen = np.tri(T, end, before, dtype=bool)
+        heads = q[new].reshape(T, H, D)
+        for h in range(H):
+            scores = np.where(seen, heads[:, h] @ keys[b, h // group, :end].T * scale, -np.inf)
+            p = np.exp(scores - scores.max(axis=1, keepdims=True, initial=-1e300))
+            p /= p.sum(axis=1, keepdims=True)
+            o[new, h * D : (h + 1) * D] = p @ values[b, h // group, :end]
+    return {"o": o, "kc": keys, "vc": values}

@@ -1,0 +1,47 @@
+"""Products with a matrix of weights, and rows looked up in one."""
+
+import numpy as np
+
+from toynn.backends.reference.kernel import Array, Outputs, kernel
+from toynn.backends.reference.pointwise import gelu_of
+
+__all__ = [
+    "embedding",
+    "embedding_backward",
+    "matmul",
+    "matmul_backward_input",
+    "matmul_backward_weight",
+]
+
+
+@kernel("matmul.forward", y="M N", pre="M N", x="M K", w="blocks N K", b="N")
+def matmul(x: Array, w: Array, b: Array | None, activation: int = 0) -> Outputs:
+    """Compute pre = x w^T + b; y = pre, or its gelu: in the tanh form (1) or the exact one (2)."""
+    pre = x @ w.T if b is None else x @ w.T + b
+    return {"y": gelu_of(pre, activation - 1) if activation else pre, "pre": pre}
+
+
+@kernel("matmul.backward_input", adds="dx", dx="M K", dy="M N", w="blocks N K")
+def matmul_backward_input(dy: Array, w: Array) -> Outputs:
+    """Compute dx = dy w."""
+    return {"dx": dy @ w}
+
+
+@kernel("matmul.backward_weight", adds="dw", dw="N K", dy="M N", x="M K")
+def matmul_backward_weight(dy: Array, x: Array) -> Outputs:
+    """Compute dw = dy^T x."""
+    return {"dw": dy.T @ x}
+
+
+@kernel("embedding.forward", y="N C", w="blocks V C", ids="i32 N")
+def embedding(w: Array, ids: Array) -> Outputs:
+    """y[n] = w[ids[n]]."""
+    return {"y": w[ids]}
+
+
+@kernel("embedding.backward", adds="dw", dw="V C", dy="N C", ids="i32 N")
+def embedding_backward(dy: Array, ids: Array, V: int) -> Outputs:
+    """dw[ids[n]] += dy[n]."""
+    dw = np.zeros((V, dy.shape[1]))
+    np.add.at(dw, ids, dy)
+    return {"dw": dw}

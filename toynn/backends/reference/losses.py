@@ -1,0 +1,114 @@
+"""Cross-entropy of rows of logits: with integer labels, dense ones, or a chunk of rows."""
+
+from typing import Any
+
+import numpy as np
+
+from toynn.backends.reference.kernel import Array, Outputs, kernel
+from toynn.checks import IGNORED
+
+__all__ = [
+    "backward",
+    "backward_dense",
+    "chunk",
+    "chunk_backward",
+    "count",
+    "forward",
+    "forward_dense",
+    "mean",
+]
+
+
+def _log_sum_exp(logits: Array) -> Array:
+    top = logits.max(axis=1, keepdims=True)
+    lse: Array = (top + np.log(np.exp(logits - top).sum(axis=1, keepdims=True)))[:, 0]
+    return lse
+
+
+def _losses(logits: Array, labels: Array) -> Array:
+    """Loss of each row; 0 where it does not count."""
+    each = _log_sum_exp(logits) - logits[np.arange(len(labels)), np.maximum(labels, 0)]
+    return np.where(labels == IGNORED, 0, each)
+
+
+def _gradient(logits: Array, labels: Array, of_each: Any) -> Array:
+    """``of_each`` (softmax - one-hot), 0 in rows that do not count."""
+    d = np.exp(logits - _log_sum_exp(logits)[:, None])
+    d[np.arange(len(labels)), np.maximum(labels, 0)] -= 1
+    gradient: Array = d * of_each * (labels != IGNORED)[:, None]
+    return gradient
+
+
+def _counting(labels: Array) -> Array:
+    return np.array([np.count_nonzero(labels != IGNORED)], np.float64)
+
+
+_SAVED = {"lse": "N", "rows": "1"}
+_INTEGERS = {"logits": "N V", "labels": "i32 N"}
+_DENSE = {"logits": "N V", "labels": "N V"}
+
+
+@kernel("cross_entropy.forward", loss="1", **_SAVED, **_INTEGERS)
+def forward(logits: Array, labels: Array) -> Outputs:
+    """Compute loss = sum_n (lse[n] - logits[n, labels[n]]) / rows, over the rows that count."""
+    rows = _counting(labels)
+    loss = _losses(logits, labels).sum() / rows
+    return {"loss": loss, "lse": _log_sum_exp(logits), "rows": rows}
+
+
+@kernel("cross_entropy.backward", dlogits="N V", dloss="1", **_INTEGERS, **_SAVED)
+def backward(dloss: Array, logits: Array, labels: Array, rows: Array) -> Outputs:
+    """Compute dlogits = dloss / rows (softmax - one-hot)."""
+    return {"dlogits": _gradient(logits, labels, dloss / rows)}
+
+
+@kernel("cross_entropy.forward_dense", loss="1", **_SAVED, **_DENSE)
+def forward_dense(logits: Array, labels: Array) -> Outputs:
+    """Compute loss = sum labels (lse - logits) / rows, over the rows that are not all zero."""
+    lse = _log_sum_exp(logits)
+    rows = np.array([labels.any(axis=1).sum()], np.float64)
+    return {"loss": (labels * (lse[:, None] - logits)).sum() / rows, "lse": lse, "rows": rows}
+
+
+@kernel("cross_entropy.backward_dense", dlogits="N V", dloss="1", **_DENSE, **_SAVED)
+def backward_dense(dloss: Array, logits: Array, labels: Array, rows: Array) -> Outputs:
+    """Compute dlogits = dloss / rows (sum(labels) softmax - labels)."""
+    softmax = np.exp(logits - _log_sum_exp(logits)[:, None])
+    return {"dlogits": dloss / rows * (labels.sum(axis=1, keepdims=True) * softmax - labels)}
+
+
+@kernel("counted.forward", rows="i32 N", picked="i32 N", count="i32 1", labels="i32 N")
+def counted(labels: Array) -> Outputs:
+    """Find the rows that count, and their labels; behind them row 0, and labels that do not."""
+    rows, picked = np.zeros_like(labels), np.full_like(labels, IGNORED)
+    found = np.flatnonzero(labels != IGNORED)
+    rows[: found.size], picked[: found.size] = found, labels[found]
+    return {"rows": rows, "picked": picked, "count": np.array([found.size])}
+
+
+@kernel("chunked_cross_entropy.count", rows="1", labels="i32 N")
+def count(labels: Array) -> Outputs:
+    """Compute rows = how many labels count."""
+    return {"rows": _counting(labels)}
+
+
+@kernel("chunked_cross_entropy.forward", losses="N", **_INTEGERS)
+def chunk(logits: Array, labels: Array) -> Outputs:
+    """losses[n] = lse[n] - logits[n, labels[n]], or 0."""
+    return {"losses": _losses(logits, labels)}
+
+
+@kernel(
+    "chunked_cross_entropy.backward",
+    **{"dlogits": "N V", "losses": "N", "dloss": "1", **_INTEGERS, "rows": "1"},
+)
+def chunk_backward(dloss: Array, logits: Array, labels: Array, rows: Array) -> Outputs:
+    """Dlogits as in ``backward``, rows being those of all chunks; losses as in ``chunk``."""
+    gradient = _gradient(logits, labels, dloss / rows)
+    return {"dlogits": gradient, "losses": _losses(logits, labels)}
+
+
+@kernel("chunked_cross_entropy.mean", loss="1", losses="N", rows="1")
+def mean(losses: Array, rows: Array) -> Outputs:
+    """Compute loss = sum(losses) / rows."""
+    return {"loss": losses.sum() / rows}

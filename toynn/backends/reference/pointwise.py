@@ -1,0 +1,156 @@
+"""Element by element: sums, roundings, activations, dropout."""
+
+import math
+
+import numpy as np
+
+from toynn.backends.reference.kernel import Array, Outputs, kernel
+
+__all__ = [
+    "accumulate",
+    "add",
+    "bfloat16",
+    "bias_backward",
+    "dropout",
+    "dropout_factors",
+    "float16",
+    "gelu",
+    "gelu_backward",
+    "rounding",
+    "scale",
+    "silu",
+    "silu_backward",
+    "swiglu",
+    "swiglu_backward",
+]
+
+_ROOT = math.sqrt(2 / math.pi)
+
+
+@kernel("elementwise.add", y="n", a="n", b="n")
+def add(a: Array, b: Array) -> Outputs:
+    """Compute y = a + b."""
+    return {"y": a + b}
+
+
+@kernel("elementwise.scale", y="n", x="n")
+def scale(x: Array, alpha: float) -> Outputs:
+    """Compute y = alpha x."""
+    return {"y": alpha * x}
+
+
+@kernel("elementwise.accumulate", adds="g", g="n", x="n")
+def accumulate(x: Array) -> Outputs:
+    """Compute g = x, or g += x."""
+    return {"g": x}
+
+
+@kernel("elementwise.bias_backward", adds="db", db="C", dy="N C")
+def bias_backward(dy: Array) -> Outputs:
+    """Compute db = sum_n dy[n]."""
+    return {"db": dy.sum(axis=0)}
+
+
+def float16(x: Array) -> Array:
+    """Round to float16, in float64."""
+    return x.astype(np.float16).astype(np.float64)
+
+
+def bfloat16(x: Array) -> Array:
+    """Round to bfloat16, in float64: eight binary digits, ties to even."""
+    significand, exponent = np.frexp(x.astype(np.float64))  # |significand| in [1/2, 1)
+    rounded: Array = np.ldexp(np.rint(significand * 2**8), exponent - 8)
+    return rounded
+
+
+@kernel("rounding.forward", y="n", x="n")
+def rounding(x: Array, brain: int) -> Outputs:
+    """Compute y = x rounded to bfloat16 (brain) or float16."""
+    return {"y": bfloat16(x) if brain else float16(x)}
+
+
+def _erf(x: Array) -> Array:
+    return np.fromiter(map(math.erf, x.ravel().tolist()), np.float64, x.size).reshape(x.shape)
+
+
+def gelu_of(x: Array, exact: int) -> Array:
+    """X P(x) with the normal distribution P, or its tanh form."""
+    t = _erf(x / math.sqrt(2)) if exact else np.tanh(_ROOT * (x + 0.044715 * x**3))
+    y: Array = x * (1 + t) / 2
+    return y
+
+
+@kernel("gelu.forward", y="n", x="n")
+def gelu(x: Array, exact: int) -> Outputs:
+    """Compute y = gelu(x)."""
+    return {"y": gelu_of(x, exact)}
+
+
+@kernel("gelu.backward", dx="n", dy="n", x="n")
+def gelu_backward(dy: Array, x: Array, exact: int) -> Outputs:
+    """Compute dx = dy gelu'(x)."""
+    if exact:
+        density = np.exp(-x * x / 2) / math.sqrt(2 * math.pi)
+        return {"dx": dy * ((1 + _erf(x / math.sqrt(2))) / 2 + x * density)}
+    t = np.tanh(_ROOT * (x + 0.044715 * x**3))
+    return {"dx": dy * ((1 + t) / 2 + x * (1 - t * t) / 2 * _ROOT * (1 + 0.134145 * x * x))}
+
+
+@kernel("silu.forward", y="n", x="n")
+def silu(x: Array) -> Outputs:
+    """Compute y = x / (1 + exp(-x))."""
+    return {"y": x / (1 + np.exp(-x))}
+
+
+@kernel("silu.backward", dx="n", dy="n", x="n")
+def silu_backward(dy: Array, x: Array) -> Outputs:
+    """Compute dx = dy s (1 + x (1 - s)), s = 1 / (1 + exp(-x))."""
+    s = 1 / (1 + np.exp(-x))
+    return {"dx": dy * s * (1 + x * (1 - s))}
+
+
+@kernel("swiglu.forward", y="n", gate="n", up="n")
+def swiglu(gate: Array, up: Array) -> Outputs:
+    """Compute y = silu(gate) up."""
+    return {"y": gate / (1 + np.exp(-gate)) * up}
+
+
+@kernel("swiglu.backward", dgate="n", dup="n", dy="n", gate="n", up="n")
+def swiglu_backward(dy: Array, gate: Array, up: Array) -> Outputs:
+    """Compute dgate = dy up silu'(gate), dup = dy silu(gate)."""
+    s = 1 / (1 + np.exp(-gate))
+    return {"dgate": dy * up * s * (1 + gate * (1 - s)), "dup": dy * gate * s}
+
+
+def _splitmix(x: Array) -> Array:
+    """Mix bits as SplitMix64 does at its end; uint64 that wrap around."""
+    x = x + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: Array = x ^ (x >> np.uint64(31))
+    return mixed
+
+
+def dropout_factors(n: int, control: Array, p: float, seed: int, site: int) -> Array:
+    """Return what each of ``n`` elements is multiplied by: 0, or 1 / (1 - p).
+
+    A hash of (seed, step, site) is the key; one of (key, 16 numbers to 32 elements) has the bits of
+    two elements, the upper ones for the second 16.
+    """
+    p = float(np.float32(p))
+    step, active = (int(value) for value in control)
+    key = np.array([seed], np.uint64)
+    for number in (step, site):
+        key = _splitmix(key) ^ np.uint64(number)
+    i = np.arange(n, dtype=np.uint64)
+    word, lane = i // np.uint64(32) * np.uint64(16) + i % np.uint64(16), i % np.uint64(32)
+    upper = np.where(lane >= 16, 32, 0).astype(np.uint64)
+    bits = (_splitmix(_splitmix(key) + word) >> upper) % np.uint64(2**32)
+    kept = (bits >= np.uint64(int(p * 2**32))) | (not active)
+    return kept / (1 - p if active else 1)
+
+
+@kernel("dropout.forward", y="n", x="n", control="i32 2")
+def dropout(x: Array, control: Array, seed: int, site: int, p: float) -> Outputs:
+    """Compute y = x mask / (1 - p); control = (step, active)."""
+    return {"y": x * dropout_factors(x.size, control, p, seed, site)}

@@ -1,0 +1,124 @@
+"""One row at a time: softmax, norms, RoPE, class tokens."""
+
+import numpy as np
+
+from toynn.backends.reference.kernel import Array, Outputs, kernel
+
+__all__ = [
+    "class_token",
+    "class_token_backward",
+    "layernorm",
+    "layernorm_backward",
+    "rmsnorm",
+    "rmsnorm_backward",
+    "rope",
+    "rope_backward",
+    "softmax",
+    "softmax_backward",
+]
+
+
+@kernel("softmax.forward", y="N C", x="N C")
+def softmax(x: Array) -> Outputs:
+    """Compute y = exp(x) / sum exp(x), of each row."""
+    e = np.exp(x - x.max(axis=1, keepdims=True, initial=-np.inf))
+    return {"y": e / e.sum(axis=1, keepdims=True)}
+
+
+@kernel("softmax.backward", dx="N C", dy="N C", y="N C")
+def softmax_backward(dy: Array, y: Array) -> Outputs:
+    """Compute dx = y (dy - sum y dy)."""
+    return {"dx": y * (dy - (dy * y).sum(axis=1, keepdims=True))}
+
+
+@kernel("layernorm.forward", y="N C", mean="N", r="N", x="N C", w="C", b="C")
+def layernorm(x: Array, w: Array, b: Array, eps: float) -> Outputs:
+    """Compute y = (x - mean) r w + b, r = 1 / sqrt(var + eps); a row of nothing counts as zeros."""
+    per = max(x.shape[1], 1)
+    mean = x.sum(axis=1, keepdims=True) / per
+    r = 1 / np.sqrt(((x - mean) ** 2).sum(axis=1, keepdims=True) / per + eps)
+    return {"y": (x - mean) * r * w + b, "mean": mean[:, 0], "r": r[:, 0]}
+
+
+@kernel(
+    "layernorm.backward",
+    adds="dw db",
+    **{"dx": "N C", "dw": "C", "db": "C", "dy": "N C", "x": "N C", "w": "C"},
+    **{"mean": "N", "r": "N"},
+)
+def layernorm_backward(dy: Array, x: Array, w: Array, mean: Array, r: Array) -> Outputs:
+    """Compute dx = r (g - mean(g) - h mean(g h)), with g = w dy and h = (x - mean) r.
+
+    dw = sum dy h, db = sum dy.
+    """
+    per = max(x.shape[1], 1)
+    r = r[:, None]
+    h = (x - mean[:, None]) * r
+    g = w * dy
+    mean_g = g.sum(axis=1, keepdims=True) / per
+    mean_gh = (g * h).sum(axis=1, keepdims=True) / per
+    return {
+        "dx": r * (g - mean_g - h * mean_gh),
+        "dw": (dy * h).sum(axis=0),
+        "db": dy.sum(axis=0),
+    }
+
+
+@kernel("rmsnorm.forward", y="N C", r="N", x="N C", w="C")
+def rmsnorm(x: Array, w: Array, eps: float) -> Outputs:
+    """Compute y = x r w, r = 1 / sqrt(mean x^2 + eps); a row of nothing counts as zeros."""
+    r = 1 / np.sqrt((x * x).sum(axis=1) / max(x.shape[1], 1) + eps)
+    return {"y": x * r[:, None] * w, "r": r}
+
+
+@kernel("rmsnorm.backward", adds="dw", dx="N C", dw="C", dy="N C", x="N C", w="C", r="N")
+def rmsnorm_backward(dy: Array, x: Array, w: Array, r: Array) -> Outputs:
+    """Compute dx = r (w dy - x r^2 mean(w dy x)), dw = sum dy x r."""
+    r = r[:, None]
+    dot = (w * dy * x).sum(axis=1, keepdims=True) / max(x.shape[1], 1)
+    return {"dx": r * (w * dy - x * r * r * dot), "dw": (dy * x * r).sum(axis=0)}
+
+
+def _turned(
+    x: Array, positions: Array, inverse_frequency: Array, interleaved: int, direction: int
+) -> Array:
+    """Turn pairs of channels of x (N, H, D), as complex numbers, by the angles of their rows."""
+    angle = direction * np.outer(positions, inverse_frequency)
+    half = x.shape[2] // 2
+    first = slice(0, None, 2) if interleaved else slice(0, half)
+    second = slice(1, None, 2) if interleaved else slice(half, None)
+    z = (x[..., first] + 1j * x[..., second]) * np.exp(1j * angle)[:, None, :]
+    y = np.empty_like(x)
+    y[..., first], y[..., second] = z.real, z.imag
+    return y
+
+
+@kernel("rope.forward", y="N H D", x="N H D", positions="i32 N", inverse_frequency="D/2")
+def rope(x: Array, positions: Array, inverse_frequency: Array, interleaved: int) -> Outputs:
+    """y_j + i y_k = (x_j + i x_k) e^(i angle), angle = position inverse_frequency."""
+    return {"y": _turned(x, positions, inverse_frequency, interleaved, 1)}
+
+
+@kernel("rope.backward", dx="N H D", dy="N H D", positions="i32 N", inverse_frequency="D/2")
+def rope_backward(
+    dy: Array, positions: Array, inverse_frequency: Array, interleaved: int
+) -> Outputs:
+    """Turn dy back."""
+    return {"dx": _turned(dy, positions, inverse_frequency, interleaved, -1)}
+
+
+@kernel("class_token.forward", y="B T C", x="B T-1 C", cls="C", pos="T C")
+def class_token(x: Array, cls: Array, pos: Array) -> Outputs:
+    """y[b] = (cls, then x[b]) + pos."""
+    first = np.broadcast_to(cls, (len(x), 1, cls.size))
+    return {"y": np.concatenate([first, x], axis=1) + pos}
+
+
+@kernel(
+    "class_token.backward",
+    adds="dcls dpos",
+    **{"dx": "B T-1 C", "dcls": "C", "dpos": "T C", "dy": "B T C"},
+)
+def class_token_backward(dy: Array) -> Outputs:
+    """Compute dx = dy but for its first rows, dcls their sum, dpos = sum_b dy[b]."""
+    return {"dx": dy[:, 1:], "dcls": dy[:, 0].sum(axis=0), "dpos": dy.sum(axis=0)}

@@ -1,0 +1,38 @@
+"""The norm of all gradients, and AdamW."""
+
+import numpy as np
+
+from toynn.backends.reference.kernel import Array, Outputs, kernel
+
+__all__ = ["adamw", "grad_norm"]
+
+
+@kernel("grad_norm.forward", norm="1", scale="1", g="n", control="2")
+def grad_norm(g: Array, control: Array) -> Outputs:
+    """Compute norm = c sqrt(sum g^2), scale = c min(1, most / (norm + 1e-6)), control = (most, c).
+
+    most <= 0: no clipping. scale is NaN where norm is not finite in float32.
+    """
+    most, inverse = control
+    norm = inverse * np.sqrt((g * g).sum())
+    clip = 1.0 if most <= 0 else np.minimum(1.0, most / (norm + 1e-6))
+    scale = inverse * clip if np.isfinite(np.float32(norm)) else np.nan
+    return {"norm": np.array([norm]), "scale": np.array([scale])}
+
+
+@kernel("adamw.step", w="n", m="n", v="n", g="n", hp="7", scale="1")
+def adamw(w: Array, m: Array, v: Array, g: Array, hp: Array, scale: Array) -> Outputs:
+    """Compute m = b1 m + (1 - b1) g and v = b2 v + (1 - b2) g^2.
+
+    w decays by lr (weight decay) w, then moves by lr m' / (sqrt(v') + eps).
+    g is first multiplied by scale; where that is not finite, nothing changes.
+    hp = (lr, b1, b2, eps, weight decay, c1, c2), m' = c1 m, v' = c2 v.
+    """
+    if not np.isfinite(scale[0]):
+        return {}
+    lr, beta1, beta2, eps, weight_decay, c1, c2 = hp
+    g = g * scale
+    m = beta1 * m + (1 - beta1) * g
+    v = beta2 * v + (1 - beta2) * g * g
+    w = w * (1 - lr * weight_decay) - lr * (c1 * m) / (np.sqrt(c2 * v) + eps)
+    return {"w": w, "m": m, "v": v}

@@ -1,0 +1,103 @@
+"""Flags of the command line: each is declared once, and says what its value is for.
+
+One part of a flag is argparse's: how it is typed, what may follow, its help. The other is where the
+value goes: ``to`` names the options that it is a field of, such as ``{LoopOptions: "log_every"}``,
+and ``gathered`` fills them. What ``to`` does not name, the recipe reads from the arguments itself.
+"""
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from toynn.errors import ConfigError
+
+__all__ = ["Flag", "gathered", "resolve_source", "with_defaults"]
+
+
+@dataclass(frozen=True)
+class Flag:
+    """An option of the command line.
+
+    Attributes
+    ----------
+    name
+        Of the argument: "log_every" is typed as --log-every.
+    help
+        What it means. "{default}" stands for the default.
+    default
+        What holds where it is not given.
+    read
+        What makes a value of what is typed: argparse's ``type``.
+    choices, metavar, required, action
+        As argparse takes them; what ``read`` reads is called "N" if nothing else is said.
+    to
+        Types of options, each with the name of the field that the value fills.
+    source
+        What a model (an adapter) that the run starts from means for it. "same": nothing. "own": the
+        source has a value of its own, and giving another is refused. "may": the default is the
+        source's, and one that is given goes before it.
+    """
+
+    name: str
+    help: str
+    default: Any = None
+    read: Callable[[str], Any] | None = None
+    choices: Sequence[str] | None = None
+    metavar: str | None = None
+    required: bool = False
+    action: Any = None
+    to: Mapping[type, str] = field(default_factory=dict)
+    source: Literal["same", "own", "may"] = "same"
+
+    @property
+    def option(self) -> str:
+        """How it is typed."""
+        return f"--{self.name.replace('_', '-')}"
+
+    def add_to(self, parser: ArgumentParser) -> None:
+        """Add it to a parser. Where it depends on a source, it is None unless it is given."""
+        settings: dict[str, Any] = {
+            "type": self.read,
+            "choices": self.choices,
+            "metavar": self.metavar or ("N" if self.read else None),
+            "required": self.required or None,
+            "action": self.action,
+        }
+        parser.add_argument(
+            self.option,
+            help=self.help.format(default=self.default),
+            default=self.default if self.source == "same" else None,
+            **{name: value for name, value in settings.items() if value is not None},
+        )
+
+
+def with_defaults(flags: Iterable[Flag], **defaults: Any) -> tuple[Flag, ...]:
+    """Return flags, some of them with other defaults."""
+    return tuple(
+        replace(flag, default=defaults[flag.name]) if flag.name in defaults else flag
+        for flag in flags
+    )
+
+
+def resolve_source(flags: Iterable[Flag], arguments: Namespace, source: str, what: str) -> bool:
+    """Say whether the run starts from a source; fill in defaults if not.
+
+    ``source`` is the argument that names it, and ``what`` it is. Raises ConfigError if a flag is
+    given that the source leaves no choice about.
+    """
+    found = vars(arguments)
+    for flag in flags:
+        if found.get(source) is None:
+            if flag.source != "same" and found[flag.name] is None:
+                found[flag.name] = flag.default
+        elif flag.source == "own" and found[flag.name] is not None:
+            typed = f"--{source.replace('_', '-')}"
+            raise ConfigError(f"{flag.option}: the {what} that {typed} names has its own")
+    return found.get(source) is not None
+
+
+def gathered(kind: type, flags: Iterable[Flag], arguments: Namespace) -> dict[str, Any]:
+    """Return the fields of options of a kind that flags fill; those that are None are left out."""
+    values = {flag.to[kind]: getattr(arguments, flag.name) for flag in flags if kind in flag.to}
+    return {name: value for name, value in values.items() if value is not None}

@@ -1,0 +1,169 @@
+"""What the recipes of text share: data through a tokenizer, and what a model makes of it."""
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from toynn.cli._flags import Flag
+from toynn.cli._text import harmless
+from toynn.cli._training import Training
+from toynn.data import jsonl
+from toynn.data.batch import IGNORED, Batch, PackedBatch
+from toynn.data.digest import digest
+from toynn.data.examples import Examples, ShuffledExamples
+from toynn.data.jsonl import Dataset
+from toynn.data.packing import PackedExamples
+from toynn.data.text import Corpus, RandomWindows
+from toynn.formats.tokenizer import Tokenizer
+from toynn.generate import sample
+from toynn.train.folder import RunFolder, Value
+from toynn.train.options import Result
+
+__all__ = ["DATA", "EXAMPLES", "TextTraining"]
+
+EVAL_BATCHES = 16
+SAMPLE_PROMPT = 32  # tokens of a text, which the sample continues; of an example that is all
+EXAMPLE_PROMPT = 8  # learned, its first ones
+SAMPLE_TOKENS = 256
+DATA = (
+    "a text in UTF-8; or lines of JSON (.jsonl), each with text, with prompt and completion, or "
+    "with messages; or a folder with train.jsonl and, if you like, valid.jsonl and test.jsonl"
+)
+EXAMPLES = (
+    Flag(
+        "no_mask_prompt",
+        "learn prompts and what users say, too; by default only completions and answers are",
+        False,
+        action="store_true",
+    ),
+    Flag(
+        "no_packing",
+        "one example a row; by default as many as fit share one, and do not see each other",
+        False,
+        action="store_true",
+    ),
+    Flag(
+        "truncation_mode",
+        "what is kept of an example longer than --seq: its beginning or its end "
+        "(default {default})",
+        "keep_start",
+        choices=("keep_start", "keep_end"),
+    ),
+)
+#: Endings that are not those of texts: such a file is read as lines of JSON, or refused.
+NO_TEXTS = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".gz", ".zip")
+
+
+class TextTraining(Training):
+    """A run on texts or examples."""
+
+    tokenizer: Tokenizer
+    data: Dataset
+    corpus: Corpus | None  # if it is one text
+
+    def read_text(self, seq: int) -> None:
+        """Read what --data names, without it the embedded text; windows have at most seq tokens."""
+        arguments, corpus = self.arguments, None
+        path, vocab_size = arguments.data, self.tokenizer.vocab_size
+        if path is not None and (Path(path).is_dir() or Path(path).suffix in NO_TEXTS):
+            data = jsonl.read(
+                path,
+                self.tokenizer,
+                seq,
+                vocab_size=vocab_size,
+                seed=arguments.seed,
+                mask_prompt=not arguments.no_mask_prompt,
+                keep_end=arguments.truncation_mode == "keep_end",
+                packing=not arguments.no_packing,
+            )
+        else:
+            corpus = Corpus.embedded() if path is None else Corpus.read(path)
+            data = jsonl.windows(corpus, self.tokenizer, seq, vocab_size=vocab_size)
+            sha256 = corpus.sha256[:12]
+            name = harmless(corpus.name, "")
+            print(f"corpus      {name}: {len(corpus.text):,} bytes, sha256 {sha256}")
+        for note in data.notes:
+            print(harmless(f"data        {note}", ""))
+        self.data, self.corpus = data, corpus
+        arguments.t_seq = data.seq
+
+    def tables(self) -> dict[str, Mapping[str, Value]]:
+        """Return what config.toml says of the data: the name, and tokens of a text or examples."""
+        data, corpus = self.data, self.corpus
+        counts: dict[str, Value] = {"train": len(data.train), "valid": len(data.valid)}
+        if corpus is None:
+            test = None if data.test is None else len(data.test)
+            sha256 = digest(self.arguments.data)
+            named = {"name": self.arguments.data, "sha256": sha256}
+            return {"data": {**named, **counts, "test": test}}
+        whole: dict[str, Value] = {
+            "name": corpus.name,
+            "bytes": len(corpus.text),
+            "sha256": corpus.sha256,
+        }
+        return {"data": {**whole, **counts}}
+
+    @property
+    def packed(self) -> bool:
+        """Whether batches are of examples, in segments."""
+        return isinstance(self.data.train, Examples)
+
+    def batches(self) -> PackedExamples | ShuffledExamples | RandomWindows:
+        """Return random windows, or examples in random order."""
+        return self.data.batches(self.arguments.batch, self.arguments.seed)
+
+    def per_epoch(self) -> float:
+        """Return how many batches have all examples once, or as many tokens as the text."""
+        return self.batches().per_epoch
+
+    def valid(self) -> Sequence[Batch | PackedBatch]:
+        """Return windows or examples that are held out."""
+        return self._valid
+
+    @cached_property
+    def _valid(self) -> Sequence[Batch | PackedBatch]:
+        return self.data.valid_batches(self.arguments.batch, EVAL_BATCHES)
+
+    def show(self, folder: RunFolder, result: Result) -> str:
+        """Let the model continue the validation data; print and keep what it writes."""
+        if not result.interrupted:
+            prompt = self._prompt()
+            new = sample(
+                self.recipe.engine,
+                prompt,
+                SAMPLE_TOKENS,
+                seed=self.arguments.seed,
+                stop=self.tokenizer.eog,
+            )
+            text = self.tokenizer.decode([*prompt, *new], special=True)
+            folder.write_sample(text)
+            what = f"{len(prompt)} tokens of the validation data, then the model's own"
+            print(f"--- sample: {what} ---")
+            print(harmless(text))
+            print("---")
+        return self.said_of(result)
+
+    def _prompt(self) -> list[int]:
+        """Return the beginning of the validation data: a prompt, where there are prompts."""
+        valid = self.data.valid
+        if not isinstance(valid, Examples):
+            return [int(id) for id in valid[:SAMPLE_PROMPT]]
+        ids, labels = valid[0]
+        before = int(np.argmax(labels != IGNORED))  # rows whose answer is a token of the prompt
+        return [int(id) for id in ids[: before + 1 if before else EXAMPLE_PROMPT]]
+
+    @abstractmethod
+    def said_of(self, result: Result) -> str:
+        """Return what is said of the best weights beside their loss."""
+
+    def epilogue(self, folder: RunFolder) -> Iterator[str]:
+        """Yield the loss of the test examples, all of them, if there are any."""
+        total, rows = 0.0, 0
+        for part in self.data.test_batches(self.arguments.batch):
+            total += self.recipe.evaluate(*part) * part.rows
+            rows += part.rows
+        if rows:
+            yield f"test        loss {total / rows:.4f}, over {rows:,} tokens"

@@ -1,0 +1,48 @@
+"""What tells whether files are still the same: a SHA-256 of their bytes."""
+
+import hashlib
+import os
+from pathlib import Path
+
+from toynn.errors import DataError
+
+__all__ = ["digest", "listing"]
+
+
+def digest(path: str | os.PathLike[str]) -> str:
+    """Return the SHA-256 of a file; of a folder, that of its files' names and bytes.
+
+    Raises DataError if one cannot be read.
+    """
+    path = Path(path)
+    try:
+        if not path.is_dir():
+            return _of_file(path)
+        whole = hashlib.sha256()
+        for each in sorted(path.iterdir()):
+            if each.is_file() and not each.name.startswith("."):
+                whole.update(os.fsencode(each.name) + b"\0" + _of_file(each).encode())
+        return whole.hexdigest()
+    except OSError as error:
+        raise DataError(f"{path}: cannot read: {error.strerror or error}") from error
+
+
+def listing(folder: str | os.PathLike[str]) -> str:
+    """Return the SHA-256 of the names and lengths of all files below a folder.
+
+    Raises DataError if it cannot be read.
+    """
+    whole, root = hashlib.sha256(), Path(folder)
+    try:
+        for path in sorted(root.rglob("*")):
+            if path.is_file():
+                name = os.fsencode(path.relative_to(root))
+                whole.update(name + b"\0%d\0" % path.stat().st_size)
+    except OSError as error:
+        raise DataError(f"{folder}: cannot read: {error.strerror or error}") from error
+    return whole.hexdigest()
+
+
+def _of_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,139 @@
+"""Doors of engines, by the names that the seeds and users know, to what is elsewhere."""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from toynn.engines.adapters import Adapters, check_init
+from toynn.engines.targets import AdapterOptions
+from toynn.engines.weights import Weights
+from toynn.errors import LifecycleError
+from toynn.formats.adapters import Adapter
+from toynn.formats.gguf import GGUFFile
+from toynn.nn import LoRA
+from toynn.session import Session
+
+__all__ = ["AdapterDoors", "Widths"]
+
+
+class Widths:
+    """The sizes of a transformer, as its configuration says them."""
+
+    config: Any
+
+    @property
+    def d_model(self) -> int:
+        """Width of the residual stream."""
+        return int(self.config.d_model)
+
+    @property
+    def n_heads(self) -> int:
+        """Number of attention heads."""
+        return int(self.config.n_heads)
+
+    @property
+    def d_head(self) -> int:
+        """Width of one head."""
+        return int(self.config.d_head)
+
+    @property
+    def d_ff(self) -> int:
+        """Width of the feed-forward layer."""
+        return int(self.config.d_ff)
+
+    @property
+    def n_layers(self) -> int:
+        """Number of blocks."""
+        return int(self.config.n_layers)
+
+
+class AdapterDoors:
+    """Adapters beside the weights of a file: asked for before the weights, used after."""
+
+    lora: AdapterOptions | None = None  # as it was asked for
+    _trains_adapters = False
+    _weights: Weights
+
+    @abstractmethod
+    def load_weights(self, weights: Mapping[str, ArrayLike]) -> None:
+        """Replace all weights; over a file, all adapters."""
+
+    @abstractmethod
+    def _session_for(self, call: str) -> Session:
+        """Return the session; LifecycleError before there are weights."""
+
+    @abstractmethod
+    def _check_undeclared(self, call: str) -> None:
+        """Raise LifecycleError once the weights are declared."""
+
+    def enable_lora(self, options: AdapterOptions, *, train: bool = True) -> None:
+        """Ask for adapters; comes before ``realize_for_mmap``. Untrained ones only add to y."""
+        self._check_undeclared("enable_lora")
+        self.lora, self._trains_adapters = options, train
+
+    def enable_lora_q(self, rank: int) -> None:
+        """Ask for adapters of rank ``rank``, scale 1, on the projections to q."""
+        self.enable_lora(AdapterOptions(rank), train=False)
+
+    def enable_lora_q_adamw(self) -> None:
+        """Have the adapters trained; comes after ``enable_lora_q``.
+
+        Raises LifecycleError before enable_lora_q().
+        """
+        self._check_undeclared("enable_lora_q_adamw")
+        if self.lora is None:
+            raise LifecycleError(
+                f"{type(self).__name__}.enable_lora_q_adamw before enable_lora_q()"
+            )
+        self._trains_adapters = True
+
+    @property
+    def file(self) -> GGUFFile | None:
+        """The file that the weights lie in, if they do."""
+        return self._weights.file
+
+    @property
+    def adapters(self) -> Mapping[str, LoRA]:
+        """The adapters, by the GGUF name of their matrix."""
+        found = self._weights.adapters
+        return {} if found is None else found.layers
+
+    def init_adapters(self, init: str, seed: int, init_scale: float) -> None:
+        """Draw every A, each with a stream of its own, as ``init`` says; set every B to zero."""
+        self._session_for("init_adapters()")
+        check_init(init)
+        if self._weights.adapters is not None:
+            self._weights.adapters.start(init, seed, init_scale)
+
+    def upload_lora_q_init(self, seed: int, init_scale: float) -> None:
+        """Draw every A from N(0, init_scale); set every B to zero."""
+        self.init_adapters("normal", seed, init_scale)
+
+    def adapter(self) -> Adapter:
+        """Return a copy of the adapters, for ``toynn.formats.adapters`` to write.
+
+        Raises LifecycleError where there are none.
+        """
+        self._session_for("adapter()")
+        return self._adapted("adapter").copy()
+
+    def load_adapter(self, adapter: Adapter) -> None:
+        """Replace all adapters by those that were read; AdapterError unless they are alike.
+
+        Raises LifecycleError where there are none.
+        """
+        self._adapted("load_adapter").check_alike(adapter)
+        self.load_weights(adapter.tensors)
+
+    def adapter_weights(self) -> dict[str, NDArray[np.float32]]:
+        """Return copies of the adapters: `<weight>.lora_a` (r, in), `<weight>.lora_b` (out, r)."""
+        found = self._weights.adapters
+        return {} if found is None else found.weights()
+
+    def _adapted(self, call: str) -> Adapters:
+        if self._weights.adapters is None:
+            raise LifecycleError(f"{type(self).__name__}.{call}: it was realized without adapters")
+        return self._weights.adapters

@@ -1,0 +1,279 @@
+"""What every engine does, whatever it reads: weights by name, and the tapes over them.
+
+A model says which weights it has, how they start, and what its forward pass is; this class declares
+them, records the step around the pass (backward, AdamW), runs it, and hands weights and gradients
+out by name.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from toynn import checks
+from toynn.checks import IGNORED
+from toynn.engines.weights import OwnWeights, Weights
+from toynn.errors import ConfigError, LifecycleError
+from toynn.graph.tape import Tape, Tensor
+from toynn.models import Model, Shapes
+from toynn.nn import Caches, Dropout, Layers
+from toynn.options import RecipeOptions
+from toynn.reports import Memory
+from toynn.session import Session
+
+__all__ = ["Engine", "Recorded", "counted"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """Handles of one recorded tape: forward only, or a whole training step."""
+
+    tape: Tape
+    logits: Tensor | None = None
+    labels: Tensor | None = None
+    hp: Tensor | None = None
+    loss: Tensor | None = None
+
+
+C = TypeVar("C")
+R = TypeVar("R", bound=Recorded)
+
+
+class Engine(ABC, Generic[C, R]):
+    """Weights by name, and the tapes that train and evaluate them.
+
+    ``realize_for_random_init`` makes the weights. From then on they can be replaced, until
+    ``build_training_step`` and after it; the second call records and compiles the step.
+
+    Calls in another order raise LifecycleError.
+    """
+
+    config: C
+    options: RecipeOptions
+    t_batch: int
+    moments: dict[str, tuple[Tensor, Tensor]]  # (m, v) of AdamW, by the names of the parameters
+    t_labels: Tensor
+    t_hp: Tensor
+    t_loss: Tensor
+    t_logits: Tensor | None  # None: computed in chunks of rows, see ops.linear_cross_entropy
+
+    def __init__(self, backend: str = "cpu", n_threads: int | None = None) -> None:
+        self._backend, self._n_threads = backend, n_threads
+        self._session: Session | None = None
+        self._step: R | None = None
+        self._weights: Weights = OwnWeights()
+        self._constants: dict[str, Tensor] = {}
+        self.moments = {}
+
+    @property
+    def backend(self) -> str:
+        """The name of the backend that the engine was made for."""
+        return self._backend
+
+    @property
+    def session(self) -> Session:
+        """The session that owns the weights."""
+        return self._session_for("session")
+
+    def _session_for(self, call: str) -> Session:
+        if self._session is None:
+            raise LifecycleError(f"{type(self).__name__}.{call} before realize_for_random_init()")
+        return self._session
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """All weights by name: the parameters, and those that are frozen."""
+        self._session_for("tensors")
+        return self._weights.tensors
+
+    @property
+    def parameters(self) -> dict[str, Tensor]:
+        """The weights that are trained, by name, in the order of the optimizer."""
+        return self._weights.parameters
+
+    # -- What an engine says -------------------------------------------------------------------
+
+    @abstractmethod
+    def _model_of(self, cfg: C) -> Model[Any]:
+        """Return the model of a configuration; ConfigError if the engine is for others."""
+
+    @property
+    def model(self) -> Model[Any]:
+        """What the configuration is one of."""
+        return self._model_of(self.config)
+
+    def _check(self, cfg: C, opts: RecipeOptions) -> None:
+        """Refuse what only fails together; raises ConfigError."""
+        self._model_of(cfg).check(cfg, opts)
+
+    def _beside(self) -> Shapes:
+        """Return the shapes of the tensors of a file that are no weights."""
+        return {}
+
+    @abstractmethod
+    def _record_main(self) -> R:
+        """Record the forward pass of the training step that the options ask for, and its loss."""
+
+    def layers(
+        self,
+        batch: int,
+        dropout: Dropout | None = None,
+        caches: Caches | None = None,
+        segments: Tensor | None = None,
+    ) -> Layers:
+        """Return what a forward pass over the weights is recorded with."""
+        adapters = self._weights.adapters
+        return Layers(
+            session=self.session,
+            weights=self.tensors,
+            constants=self._constants,
+            batch=batch,
+            rounding=str(self.options.weight_dtype),
+            adapters={} if adapters is None else adapters.layers,
+            dropout=dropout,
+            caches=caches,
+            segments=segments,
+        )
+
+    # -- Life cycle ----------------------------------------------------------------------------
+
+    def declare(self, cfg: C, opts: RecipeOptions) -> None:
+        """Declare the weights; no memory is taken before the session's ``finalize_weights``.
+
+        Each weight must be uploaded before a tape can run that reads it.
+        """
+        if self._session is not None:
+            raise LifecycleError(f"{type(self).__name__}.realize: once only; make a new engine")
+        self._check(cfg, opts)
+        self.config, self.options = cfg, replace(opts)
+        self.t_batch = opts.t_batch
+        # Whoever rounds weights to bfloat16 wants products of bfloat16; else the global setting.
+        precision = "medium" if opts.weight_dtype == "bf16" else None
+        self._session = Session(
+            self._backend, opts.seed, self._n_threads, precision, checkpointing=opts.checkpointing
+        )
+        weights = self.model.weights(cfg, self.options)
+        self._weights.declare(self._session, weights, self._beside())
+        self._constants = {
+            name: self._session.mapped(name, values)
+            for name, values in self.model.constants(cfg).items()
+        }
+
+    def realize_for_random_init(self, cfg: C, opts: RecipeOptions) -> None:
+        """Declare and draw the weights; ``build_training_step`` comes next."""
+        self.declare(cfg, opts)
+        self.session.finalize_weights()
+        for name, values in self.model.start(cfg, self.options):
+            self.session.upload(self.tensors[name], values)
+
+    def build_training_step(self) -> None:
+        """Record and compile the training step."""
+        self._weights.check_trained(type(self).__name__)
+        self.build_forward()
+        self.build_update()
+
+    def build_forward(self) -> None:
+        """Record the forward pass, up to the loss: the first part of build_training_step."""
+        self._session_for("build_forward()")
+        if self._step is not None:
+            raise LifecycleError(
+                f"{type(self).__name__}.build_forward: called already; make a new engine"
+            )
+        step = self._step = self._record_main()
+        assert step.labels is not None and step.hp is not None and step.loss is not None
+        self.t_logits = step.logits
+        self.t_labels, self.t_hp, self.t_loss = step.labels, step.hp, step.loss
+
+    def build_update(self) -> None:
+        """Record backward and AdamW, and compile: the second part of build_training_step."""
+        if self._step is None:
+            raise LifecycleError(f"{type(self).__name__}.build_update before build_forward()")
+        self._record_update(self._step)
+        self.session.realize()
+
+    def step_memory(self) -> Memory:
+        """Record the training step of declared weights; return the memory that it would need."""
+        self.build_forward()
+        assert self._step is not None
+        self._record_update(self._step)
+        return self.session.memory()
+
+    def _check_built(self, call: str) -> R:
+        """Return the training step; refuse a call that comes before it."""
+        if self._step is None or not self._step.tape.sealed:
+            raise LifecycleError(f"{type(self).__name__}.{call} before build_training_step()")
+        return self._step
+
+    def _record_update(self, step: R) -> None:
+        """Record backward, and AdamW for every parameter."""
+        s = self.session
+        s.build_backward()
+        assert step.hp is not None
+        for name, w in self.parameters.items():
+            self.moments[name] = s.opt_step_adamw(w, s.grad(w), step.hp)
+
+    # -- Running -------------------------------------------------------------------------------
+
+    def _train(self, step: R, rows: float, is_first: bool) -> float:
+        """Run a fed step; return its loss. ``rows`` of it count against earlier micro-batches."""
+        if is_first:
+            self.session.reset_moments()
+        weight = rows if self.session.pending else 1.0
+        self.session.run("update", weight=weight, tape=step.tape)
+        return self._loss(step)
+
+    def _add_gradients(self, step: R, rows: float) -> float:
+        """Run a fed step up to its gradients; return its loss."""
+        self.session.run("grads", weight=rows, tape=step.tape)
+        return self._loss(step)
+
+    def _evaluate(self, step: R) -> float:
+        """Run a fed step up to its loss; return that."""
+        self.session.run("loss", tape=step.tape)
+        return self._loss(step)
+
+    def _loss(self, step: R) -> float:
+        assert step.loss is not None
+        return float(self.session.download(step.loss))
+
+    # -- Weights -------------------------------------------------------------------------------
+
+    def weights(self) -> dict[str, NDArray[np.float32]]:
+        """Return copies of all weights, by name."""
+        return {name: self.session.download(w) for name, w in self.tensors.items()}
+
+    def gradients(self) -> dict[str, NDArray[np.float32]]:
+        """Return copies of the last step's gradients of the mean loss, before clipping."""
+        self._check_built("gradients")
+        return {
+            name: self.session.download(self.session.grad(w)) for name, w in self.parameters.items()
+        }
+
+    def load_weights(self, weights: Mapping[str, ArrayLike]) -> None:
+        """Replace all weights; names and shapes must be those of ``weights()``.
+
+        Raises ConfigError, and replaces none, if a name is missing or unknown.
+        """
+        self._session_for("load_weights()")
+        tensors = self._weights.replaceable(weights)
+        missing = sorted(tensors.keys() - weights.keys())
+        unknown = sorted(weights.keys() - tensors.keys())
+        if missing or unknown:
+            raise ConfigError(
+                f"load_weights: missing {missing or 'none'}, unknown {unknown or 'none'}"
+            )
+        arrays = {  # all are checked before the first is replaced
+            name: checks.converted(name, weights[name], w.shape, w.dtype)
+            for name, w in tensors.items()
+        }
+        for name, w in tensors.items():
+            self.session.upload(w, arrays[name])
+
+
+def counted(labels: NDArray[Any]) -> float:
+    """Return how many rows of labels count: integer ones (N,), or dense ones (N, V)."""
+    rows = labels.any(axis=1) if labels.ndim == 2 else labels != IGNORED
+    return float(np.count_nonzero(rows))

@@ -1,0 +1,178 @@
+"""Models in files: GGUF, and Hugging Face's folders.
+
+Nothing in a file is ignored in silence: a tensor or a hyper-parameter that the model does not know
+is refused by its name.
+"""
+
+from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import fields
+from os import PathLike
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toynn.errors import ConfigError
+from toynn.formats import gguf, hf
+from toynn.formats.gguf import OUTTYPES, GGUFFile, stored_as
+from toynn.formats.hf import HFModel
+from toynn.models import ARCHITECTURES, Hyper, SequenceModel, Source, refuse
+from toynn.options import RecipeOptions
+
+__all__ = [
+    "Carried",
+    "StrPath",
+    "check_agrees",
+    "check_options",
+    "config_of",
+    "opened",
+    "passed_on",
+    "tokenizer_of",
+    "write_gguf",
+    "write_hf",
+]
+
+Carried = Mapping[str, Any]  # what a file says beside the model
+Floats = NDArray[np.float32]
+StrPath = str | PathLike[str]
+
+#: Keys of a file that describe that file and not the model.
+_OWN_KEYS = tuple(
+    f"general.{key}"
+    for key in ("architecture", "alignment", "file_type", "quantization_version", "type")
+)
+
+
+def opened(
+    path: StrPath, *, check: bool = True
+) -> AbstractContextManager[GGUFFile] | AbstractContextManager[HFModel]:
+    """Open a GGUF file, or a Hugging Face folder."""
+    return hf.open(path) if Path(path).is_dir() else gguf.open(path, check=check)
+
+
+def passed_on(file: Source) -> dict[str, tuple[Any, str]]:
+    """Return what an export passes on: the tokenizer, and the name, author and licence."""
+    return {
+        key: typed
+        for key, typed in gguf.typed_metadata(file.metadata, file.types).items()
+        if key.startswith(("tokenizer.", "general.")) and key not in _OWN_KEYS
+    }
+
+
+def tokenizer_of(path: StrPath, vocab: int) -> dict[str, tuple[Any, str]]:
+    """Return the tokenizer that a GGUF file has; it must have this many tokens."""
+    with gguf.open(path, check=False) as file:
+        texts = file.metadata.get("tokenizer.ggml.tokens")
+        if isinstance(texts, gguf.Strings) and len(texts) != vocab:
+            refuse(file, f"it has {len(texts)} tokens; the model has {vocab}")
+        return {k: v for k, v in passed_on(file).items() if k.startswith("tokenizer.")}
+
+
+def config_of(file: Source, known: Collection[str], reader: str) -> tuple[Any, dict[str, Any]]:
+    """Return the configuration of a file's model, and the options that it calls for.
+
+    ``known``: the architectures that the ``reader`` takes. Raises the error of the file's format.
+    """
+    if file.architecture not in known:
+        refuse(
+            file,
+            f"its architecture is {file.architecture!r}; {reader} reads {', '.join(known)}",
+        )
+    hyper = Hyper(file)
+    try:
+        cfg, options = ARCHITECTURES[file.architecture].read(hyper)
+    except ConfigError as error:
+        refuse(file, str(error))
+    hyper.refuse_others()
+    return cfg, options
+
+
+class Writable(Protocol):
+    """What is asked of an engine."""
+
+    config: Any
+    _carried: Carried
+
+    @property
+    def model(self) -> SequenceModel[Any]:
+        """Its architecture."""
+
+    def weights(self) -> dict[str, Floats]:
+        """Return copies of all weights, by name."""
+
+
+def write_gguf(path: StrPath, engine: Writable, outtype: str, *, overwrite: bool) -> None:
+    """Write a model; ``outtype`` is that of its matrices. Without a tokenizer it says so.
+
+    Raises ConfigError for an ``outtype`` that is none.
+    """
+    if outtype not in OUTTYPES:
+        raise ConfigError(f"export_gguf: outtype must be {', '.join(OUTTYPES)}; got {outtype!r}")
+    model, cfg = engine.model, engine.config
+    architecture, hyper = model.architecture, model.write(cfg)
+    metadata: dict[str, Any] = {
+        "general.architecture": architecture,
+        "general.type": "model",
+        "general.file_type": OUTTYPES[outtype],
+        "general.quantization_version": 2,
+        "tokenizer.ggml.model": "no_vocab",
+        **engine._carried,
+        f"{architecture}.vocab_size": cfg.vocab,
+    }
+    metadata |= {f"{architecture}.{key}": value for key, value in hyper.items()}
+    tensors = {
+        name: (values, stored_as(name, values.shape, outtype))
+        for name, values in (model.exported(cfg, engine.weights()) | model.beside(cfg)).items()
+    }
+    gguf.write(path, metadata, tensors, overwrite=overwrite)
+
+
+def write_hf(path: StrPath, engine: Writable) -> None:
+    """Write a model as a new Hugging Face folder.
+
+    Raises ConfigError for what such a folder has no place for.
+    """
+    model, cfg = engine.model, engine.config
+    if beside := model.beside(cfg):
+        raise ConfigError(f"export_hf: config.json has no place for {', '.join(beside)}")
+    hyper = model.write(cfg) | {"vocab_size": cfg.vocab}
+    hf.write(path, model.architecture, hyper, model.exported(cfg, engine.weights()))
+
+
+def check_options(file: Source, opts: RecipeOptions, found: Mapping[str, Any]) -> None:
+    """Raise ConfigError unless options are those that a mapped file calls for."""
+    for name in ("untied", "qkv_bias"):
+        if getattr(opts, name) and not found.get(name, False):
+            raise ConfigError(f"{name}: expected False, as in {file.path}; got True")
+    if opts.weight_dtype != "f32":
+        raise ConfigError(
+            "weight_dtype: expected f32, which here means: as the file has them; got "
+            f"{opts.weight_dtype!r}, but frozen weights are not rounded again"
+        )
+
+
+def check_agrees(file: Source, cfg: Any, found: Any) -> None:
+    """Raise ConfigError unless a configuration is that of a file."""
+    if type(cfg) is not type(found):
+        raise ConfigError(
+            f"cfg: expected a {type(found).__name__}, as {file.path} is {file.architecture}; got "
+            f"{cfg!r}"
+        )
+    names = [field.name for field in fields(found) if field.name not in ("init", "head_dim")]
+    names += ["d_head"] if hasattr(found, "d_head") else []
+    differing = [
+        f"{name}: expected {getattr(found, name)!r}; got {getattr(cfg, name)!r}"
+        for name in names
+        if not _alike(getattr(found, name), getattr(cfg, name))
+    ]
+    if differing:
+        raise ConfigError(f"cfg is not that of {file.path}: {'; '.join(differing)}")
+
+
+def _alike(a: Any, b: Any) -> bool:
+    """Say whether two values are equal, numbers as float32, which is what a file has."""
+    if isinstance(a, str):
+        return bool(a == b)
+    return np.array_equal(np.asarray(a, np.float32), np.asarray(b, np.float32))

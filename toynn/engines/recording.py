@@ -1,0 +1,96 @@
+"""The tapes of a sequence engine: a batch's loss, around a model's forward pass, and its logits."""
+
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from toynn import ops
+from toynn.engines.engine import Recorded
+from toynn.graph.tape import Tensor
+from toynn.models import SequenceModel
+from toynn.nn import Dropout, Layers
+from toynn.options import RecipeOptions
+from toynn.session import Session
+
+__all__ = ["Pass", "record_logits", "record_loss"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pass(Recorded):
+    """Handles of one recorded tape, with its inputs."""
+
+    tokens: Tensor
+    positions: Tensor
+    segments: Tensor | None = None  # with the next one, where a batch may be packed
+    count: Tensor | None = None  # of the tokens that there are; of rows, if those are chosen
+    rows: Tensor | None = None  # of which logits are wanted; None: of all
+    dropout: Tensor | None = None  # (step, active) of ops.dropout, where it is used
+
+
+class Model(Protocol):
+    """What is asked of an engine."""
+
+    config: Any
+    options: RecipeOptions
+
+    @property
+    def session(self) -> Session:
+        """What owns its weights."""
+
+    @property
+    def model(self) -> SequenceModel[Any]:
+        """Its architecture."""
+
+    def layers(
+        self, batch: int, dropout: Dropout | None = None, *, segments: Tensor | None = None
+    ) -> Layers:
+        """Return what a forward pass over the weights is recorded with."""
+
+
+def _inputs(s: Session, size: int, *, packed: bool) -> Pass:
+    count = s.input("count", (), "i32") if packed else None
+    tokens, positions = (s.input(name, (size,), "i32", count) for name in ("tokens", "positions"))
+    segments = s.input("segments", (size,), "i32", count) if packed else None
+    return Pass(tape=s.tape, tokens=tokens, positions=positions, segments=segments, count=count)
+
+
+def record_logits(engine: Model, batch: int, length: int, wanted: int) -> Pass:
+    """Record the logits of all rows of a batch, or, if ``wanted``, of at most so many."""
+    s, cfg, model, count = engine.session, engine.config, engine.model, None
+    found, layers = _inputs(s, batch * length, packed=False), engine.layers(batch)
+    x = model.forward(layers, cfg, found.tokens, found.positions)
+    if wanted:
+        count = s.input("count", (), "i32")
+        found = replace(found, count=count, rows=s.input("rows", (wanted,), "i32", count))
+        assert found.rows is not None
+        x = layers.rows(x, found.rows)
+    logits = s.output(model.logits(layers, cfg, engine.options, model.last(layers, cfg, x)))
+    return replace(found, logits=logits)
+
+
+def record_loss(
+    engine: Model, batch: int, length: int, dropout: float, *, dense: bool, packed: bool
+) -> Pass:
+    """Record the loss of a batch. If labels are integers the head sees the rows that count only.
+
+    A packed batch is one run of tokens, at most as many as there is room for: the rest is not
+    computed.
+    """
+    s, cfg, model, N = engine.session, engine.config, engine.model, batch * length
+    vocab = cfg.vocab
+    control = s.input("dropout", (2,), "i32") if dropout else None
+    found = _inputs(s, N, packed=packed)
+    layers = engine.layers(
+        1 if packed else batch,
+        Dropout(dropout, control) if control else None,
+        segments=found.segments,
+    )
+    x = model.forward(layers, cfg, found.tokens, found.positions)
+    shape, dtype = ((N, vocab), "f32") if dense else ((N,), "i32")
+    labels = target = s.input("labels", shape, dtype, found.count)
+    hp = s.input("hp", (7,))
+    if not dense:
+        rows, target = ops.counted(s, labels, vocab)
+        x = layers.rows(x, rows)
+    logits, loss = model.loss(layers, cfg, engine.options, model.last(layers, cfg, x), target)
+    s.set_loss(loss)
+    return replace(found, logits=logits, labels=labels, hp=hp, loss=loss, dropout=control)

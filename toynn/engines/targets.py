@@ -1,0 +1,153 @@
+"""Which matrices of a model get an adapter, and what each adapter is like."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite, sqrt
+from numbers import Integral, Real
+from os import fspath
+from types import MappingProxyType
+from typing import Any, Self
+
+from toynn.errors import AdapterError, ConfigError
+from toynn.formats.adapters import Adapter
+from toynn.models import architecture as model_of
+
+__all__ = ["AdapterOptions"]
+
+#: Short names of projections; those of GGUF and of Hugging Face, which PEFT takes, serve too.
+_SHORT = {
+    "q": "attn_q",
+    "k": "attn_k",
+    "v": "attn_v",
+    "qkv": "attn_qkv",
+    "o": "attn_output",
+    "gate": "ffn_gate",
+    "up": "ffn_up",
+    "down": "ffn_down",
+}
+#: Names of several at once, by what their GGUF names in a block begin with.
+_GROUPS = {"attention": "attn_", "all-linear": ""}
+_BLOCK = "blk."
+
+
+@dataclass(frozen=True)
+class AdapterOptions:
+    """Adapters as they are asked for: scale B A beside each matrix that ``targets`` name.
+
+    Raises ConfigError for a value that is none of these.
+
+    Attributes
+    ----------
+    rank
+        Rows of A and columns of B. More than a matrix has rows or columns is allowed, and a waste.
+    alpha
+        The scale is alpha / rank, or alpha / sqrt(rank) with ``use_rslora`` (arXiv:2312.03732).
+        None means as much as the rank.
+    targets
+        q, k, v, qkv, o, gate, up, down; "attention" or "all-linear"; names that GGUF or PEFT give a
+        matrix, or the end of one from a dot on: attn_q, q_proj, mlp.c_proj, blk.0.attn_q.weight.
+    dropout
+        Probability with which an element of an adapter's input is left out of a training step.
+    ranks
+        Ranks of single matrices, by GGUF name, where it is not ``rank``.
+    """
+
+    rank: int
+    alpha: float | None = None
+    targets: Sequence[str] | str = ("q",)
+    dropout: float = 0.0
+    use_rslora: bool = False
+    ranks: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+
+    def __post_init__(self) -> None:
+        targets = (self.targets,) if isinstance(self.targets, str) else self.targets
+        whole = isinstance(self.rank, Integral) and not isinstance(self.rank, bool)
+        _require(whole and self.rank >= 1, "rank", "a whole number of at least 1", self.rank)
+        alpha = self.rank if self.alpha is None else self.alpha
+        holds = _is_number(alpha) and isfinite(alpha) and alpha > 0
+        _require(holds, "alpha", "a finite number above 0", self.alpha)
+        holds = _is_number(self.dropout) and 0 <= self.dropout < 1
+        _require(holds, "dropout", "a number of at least 0 and below 1", self.dropout)
+        _require(isinstance(self.use_rslora, bool), "use_rslora", "True or False", self.use_rslora)
+        named = isinstance(targets, Sequence) and all(isinstance(t, str) and t for t in targets)
+        _require(named and bool(targets), "targets", "at least one name", self.targets)
+        object.__setattr__(self, "rank", int(self.rank))
+        object.__setattr__(self, "alpha", float(alpha))
+        object.__setattr__(self, "targets", tuple(targets))
+
+    @classmethod
+    def of(cls, adapter: Adapter, dropout: float = 0.0) -> Self:
+        """Return the options by which an adapter that was read is trained on.
+
+        Raises AdapterError where one alpha cannot say its scales.
+        """
+        ranks = {weight: adapter.rank_of(weight) for weight in adapter.pairs}
+        if not adapter.alpha and len(set(ranks.values())) > 1:
+            raise AdapterError(
+                f"{fspath(adapter.path)}: alpha: expected a number above 0, as the ranks differ; "
+                "got 0"
+            )
+        return cls(
+            adapter.rank,
+            adapter.alpha or None,
+            tuple(ranks),
+            dropout,
+            adapter.use_rslora and bool(adapter.alpha),
+            ranks,
+        )
+
+    def rank_of(self, weight: str) -> int:
+        """Return the rank of a matrix's adapter."""
+        return self.ranks.get(weight, self.rank)
+
+    def scale(self, weight: str) -> float:
+        """Return the factor of B A for a matrix."""
+        assert self.alpha is not None
+        rank = self.rank_of(weight)
+        return self.alpha / (sqrt(rank) if self.use_rslora else rank)
+
+    def resolve(self, architecture: str, names: Iterable[str]) -> list[str]:
+        """Return which of a model's weights the targets are, in the model's order.
+
+        Raises ConfigError for a target that is none of them.
+        """
+        spelled = model_of(architecture).matrices(names)
+        chosen: set[str] = set()
+        for target in self.targets:
+            found = {name for name in spelled if _is_meant(target, name, spelled[name])}
+            if not found:
+                raise ConfigError(
+                    f"targets: this {architecture} has no {target!r}; it has "
+                    f"{', '.join(_listed(spelled))}, {', '.join(_GROUPS)}"
+                )
+            chosen |= found
+        return [name for name in spelled if name in chosen]
+
+
+def _is_meant(target: str, weight: str, module: str) -> bool:
+    """Say whether a target means a weight, which Hugging Face calls by the name of its module."""
+    part = weight.removesuffix(".weight")
+    if target in _GROUPS:
+        return part.startswith(_BLOCK) and part.split(".")[2].startswith(_GROUPS[target])
+    target = _SHORT.get(target, target).removesuffix(".weight")
+    return any(f".{name}".endswith(f".{target}") for name in (part, module.removesuffix(".weight")))
+
+
+def _listed(spelled: Mapping[str, str]) -> list[str]:
+    """Return what there is: short name, GGUF's name, Hugging Face's; the same in every block."""
+    short = {part: name for name, part in _SHORT.items()}
+    parts: dict[str, str] = {}
+    for weight, module in spelled.items():
+        part = weight.split(".")[-2]
+        names = (short.get(part), part, module.split(".")[-2])
+        parts[part] = " = ".join(dict.fromkeys(name for name in names if name))
+    return list(parts.values())
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _require(holds: bool, what: str, needed: str, got: object) -> None:
+    if not holds:
+        raise ConfigError(f"LoRA: {what} must be {needed}; got {got!r}")

@@ -1,0 +1,149 @@
+"""Where the weights of an engine come from: memory of its own, or a file that stays mapped.
+
+OwnWeights are float32, and trained, but for those that the model freezes. FileWeights lie frozen
+in a GGUF file, and are multiplied by in the type that they have: no float32 copy of a matrix
+exists, and no gradient of one is computed; what can be trained are adapters beside them.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from toynn.engines.adapters import Adapters
+from toynn.engines.targets import AdapterOptions
+from toynn.errors import ConfigError, GGUFError, LifecycleError
+from toynn.formats import quants
+from toynn.formats.gguf import GGUFFile
+from toynn.graph.tape import Tensor
+from toynn.models import Shapes, check_tensors
+from toynn.models.table import Weight
+from toynn.session import Session
+
+__all__ = ["FileWeights", "OwnWeights", "Weights"]
+
+
+class Weights(ABC):
+    """Weights by name: all ``tensors``, and of those the ``parameters``, which are trained."""
+
+    file: GGUFFile | None = None  # that they lie in
+    adapters: Adapters | None = None  # what stands beside them
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self.parameters: dict[str, Tensor] = {}  # in the order of the optimizer
+
+    @abstractmethod
+    def declare(self, session: Session, weights: Mapping[str, Weight], beside: Shapes) -> None:
+        """Declare a model's weights; ``beside``: the tensors of its files that are no weights."""
+
+    @abstractmethod
+    def replaceable(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """Return what ``load_weights`` replaces, all of it; ConfigError if a name is not of it."""
+
+    @abstractmethod
+    def check_trained(self, engine: str) -> None:
+        """Raise LifecycleError if there is nothing to train."""
+
+    @abstractmethod
+    def check_exported(self, call: str) -> None:
+        """Raise ConfigError if they are not the engine's to write."""
+
+
+class OwnWeights(Weights):
+    """Float32 weights in memory of the engine's own."""
+
+    def declare(self, session: Session, weights: Mapping[str, Weight], beside: Shapes) -> None:
+        """Declare parameters, and constants where the model freezes a weight."""
+        for name, weight in weights.items():
+            if weight.is_frozen:
+                self.tensors[name] = session.constant(name, weight.shape)
+            else:
+                w = session.parameter(name, weight.shape)
+                self.tensors[name] = self.parameters[name] = w
+
+    def replaceable(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """Return all of them."""
+        return self.tensors
+
+    def check_trained(self, engine: str) -> None:
+        """There is always something."""
+
+    def check_exported(self, call: str) -> None:
+        """They are the engine's."""
+
+
+class FileWeights(Weights):
+    """The weights of a mapped file, and the adapters that are asked for, zero at first."""
+
+    def __init__(self, file: GGUFFile, options: AdapterOptions | None, *, trained: bool) -> None:
+        super().__init__()
+        self.file: GGUFFile = file
+        self._options, self._trained = options, trained
+        self._expanded: list[str] = []  # those that are not mapped
+
+    def declare(self, session: Session, weights: Mapping[str, Weight], beside: Shapes) -> None:
+        """Map the file's weights, which must be the model's; declare the adapters.
+
+        Raises GGUFError for a type that toynn cannot read.
+        """
+        shapes = {name: weight.shape for name, weight in weights.items()}
+        check_tensors(self.file, shapes | beside)
+        for name, shape in shapes.items():
+            self.tensors[name] = self._declare_frozen(session, name, shape)
+        if self._options is not None:
+            chosen = self._options.resolve(self.file.architecture, shapes)
+            matrices = [self.tensors[name] for name in chosen]
+            found = Adapters(session, self.file, self._options, matrices, trained=self._trained)
+            self.adapters = found
+            self.tensors |= found.tensors
+            self.parameters |= found.tensors if self._trained else {}
+
+    def _declare_frozen(self, s: Session, name: str, shape: tuple[int, ...]) -> Tensor:
+        """Declare a weight of the file: mapped if a matrix or float32, else expanded later."""
+        type = self.file.tensors[name].type
+        if type == "F32":
+            return s.mapped(name, self.file[name])
+        if len(shape) == 1:
+            self._expanded.append(name)
+            return s.constant(name, shape)
+        if type not in quants.BLOCKS:
+            raise GGUFError(
+                f"{self.file.path}: {name}: expected a type of {', '.join(quants.BLOCKS)}; "
+                f"got {type}"
+            )
+        return s.mapped(name, self.file.raw(name), type.lower(), shape)
+
+    def fill(self, session: Session) -> None:
+        """Expand norms and biases of another type than F32; make the adapters zero."""
+        for name in self._expanded:
+            session.upload(self.tensors[name], np.asarray(self.file[name], np.float32))
+        if self.adapters is not None:
+            self.adapters.zero()
+
+    def replaceable(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """Return the adapters. Raises ConfigError if one of the names is frozen."""
+        own = {} if self.adapters is None else self.adapters.tensors
+        frozen = sorted((set(names) & self.tensors.keys()) - own.keys())
+        if frozen:
+            more = f" and {len(frozen) - 1} more are" if frozen[1:] else " is"
+            raise ConfigError(
+                f"load_weights: {frozen[0]!r}{more} frozen in {self.file.path}: give the adapters "
+                "alone, as adapter_weights() returns them"
+            )
+        return own
+
+    def check_trained(self, engine: str) -> None:
+        """Raise LifecycleError if there are no adapters to train."""
+        if not self.parameters:
+            raise LifecycleError(
+                f"{engine}.build_training_step: all weights are frozen: "
+                "enable_lora_q() and enable_lora_q_adamw() come before realize_for_mmap()"
+            )
+
+    def check_exported(self, call: str) -> None:
+        """Raise ConfigError: the file is there already."""
+        raise ConfigError(
+            f"{call}: the weights are those of {self.file.path}, "
+            "unchanged; write its adapter (LoRA.export_adapter) or both as one (LoRA.save)"
+        )

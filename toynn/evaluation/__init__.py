@@ -1,0 +1,39 @@
+"""How good a model is: perplexity, distance from another, accuracy, and a door for lm-eval.
+
+    engine = toynn.engines.frozen(file)
+    perplexity(engine, tokenizer.encode_array(text), 512, bos)  # llama-perplexity's figure
+    divergence(engine, base, ids)  # mean KL divergence, share of the same top tokens
+    accuracy(engine, tokenizer, read_questions("quiz.jsonl"))
+    lm_eval.simple_evaluate(model=LM("model.gguf", adapter="adapter.gguf"), tasks=[...])
+
+Figures are in nats. An engine is any for sequences, trained or frozen.
+"""
+
+from typing import Any
+
+from toynn.evaluation.choices import Accuracy, Question, accuracy, log_likelihood, read_questions
+from toynn.evaluation.divergence import Divergence, divergence
+from toynn.evaluation.perplexity import Score, TextScore, example_loss, perplexity
+
+__all__ = [
+    "Accuracy",
+    "Divergence",
+    "Question",
+    "Score",
+    "TextScore",
+    "accuracy",
+    "divergence",
+    "example_loss",
+    "log_likelihood",
+    "perplexity",
+    "read_questions",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Make ``LM``, the class for lm-eval, when it is asked for: lm-eval takes seconds to import."""
+    if name == "LM":
+        from toynn.evaluation.harness import lm_class
+
+        return lm_class()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,185 @@
+"""Multiple choice: the answer that a model finds the likeliest.
+
+    score(choice) = sum of log p over the choice's tokens, behind the question
+    length-normalized: that, divided by the number of its characters
+
+Source: Gao et al., the Language Model Evaluation Harness, doi:10.5281/zenodo.12608602: its acc and
+acc_norm. A question and a choice are joined by one space, which belongs to the choice.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from toynn.errors import ConfigError, DataError
+from toynn.evaluation.perplexity import Progress, silent
+from toynn.evaluation.scores import Causal, losses, read
+from toynn.reading import read_bytes
+
+__all__ = [
+    "Accuracy",
+    "Encoder",
+    "Question",
+    "accuracy",
+    "beginning",
+    "log_likelihood",
+    "read_questions",
+]
+
+
+class Encoder(Protocol):
+    """What turns texts into ids: a tokenizer."""
+
+    @property
+    def bos(self) -> int | None:
+        """The token that begins a text."""
+
+    @property
+    def eos(self) -> int | None:
+        """The token that ends a text."""
+
+    @property
+    def add_eos(self) -> bool:
+        """Whether a text ends with EOS."""
+
+    def encode(self, text: str, add_special: bool = True) -> list[int]:
+        """Return the ids of a text."""
+
+
+class Question(NamedTuple):
+    """A question, what may be answered, and the number of the right answer."""
+
+    question: str
+    choices: tuple[str, ...]
+    answer: int
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Shares of the questions whose right answer scored best, and how many there were."""
+
+    summed: float
+    normalized: float
+    questions: int
+
+
+def read_questions(path: str | Path) -> list[Question]:
+    """Read lines of {"question": ..., "choices": [...], "answer": ...}.
+
+    The answer is a number from 0, a letter from A, or the text of a choice. Raises DataError, with
+    file and line.
+    """
+    lines = read_bytes(path).split(b"\n")
+    questions = [
+        _question(f"{path}:{number}", line) for number, line in enumerate(lines, 1) if line.strip()
+    ]
+    if not questions:
+        raise DataError(f"{path}: expected a question per line; got no line that is not blank")
+    return questions
+
+
+def _question(where: str, line: bytes) -> Question:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where}: not JSON: {error}") from error
+    keys = ("question", "choices", "answer")
+    if not isinstance(row, dict) or any(key not in row for key in keys):
+        found = ", ".join(row) if isinstance(row, dict) else type(row).__name__
+        raise DataError(f"{where}: expected an object with {', '.join(keys)}; got {found}")
+    question, choices = row["question"], row["choices"]
+    texts = isinstance(choices, list) and all(isinstance(c, str) and c for c in choices)
+    if not isinstance(question, str) or not texts or len(choices) < 2:
+        raise DataError(
+            f"{where}: expected a question of text and at least 2 choices of text; got "
+            f"{question!r} and {choices!r}"
+        )
+    return Question(question, tuple(choices), _answer(where, choices, row["answer"]))
+
+
+def _answer(where: str, choices: Sequence[str], answer: Any) -> int:
+    if isinstance(answer, int) and not isinstance(answer, bool) and 0 <= answer < len(choices):
+        return answer
+    if isinstance(answer, str):
+        if choices.count(answer) == 1:
+            return choices.index(answer)
+        letter = ord(answer) - ord("A") if len(answer) == 1 else -1
+        if 0 <= letter < len(choices):
+            return letter
+    raise DataError(
+        f"{where}: answer: expected 0 to {len(choices) - 1}, A to "
+        f"{chr(ord('A') + len(choices) - 1)}, or the text of one choice; got {answer!r}"
+    )
+
+
+def log_likelihood(
+    engine: Causal, tokenizer: Encoder, context: str, continuation: str
+) -> tuple[float, bool]:
+    """Return log p of a continuation behind a context, and whether each of its tokens is likeliest.
+
+    Spaces at the end of the context belong to the continuation, as the two are one text to the
+    tokenizer. Without a context the continuation stands behind BOS, or EOS where there is none. Of
+    a text beyond the model's context the beginning is left out.
+
+    Raises DataError if the continuation alone exceeds the context.
+    """
+    spaces = len(context) - len(context.rstrip())
+    if spaces:
+        context, continuation = context[:-spaces], context[-spaces:] + continuation
+    whole, split = _encoded(tokenizer, context + continuation), 0
+    if context:  # of which the continuation may have merged with the last token
+        split = min(len(_encoded(tokenizer, context)), len(whole) - 1)
+    if split == 0:
+        whole = [beginning(tokenizer), *_encoded(tokenizer, context + continuation, special=False)]
+        split = 1
+    if len(whole) - split > engine.context:
+        raise DataError(
+            f"evaluation: a continuation of {len(whole) - split} tokens exceeds the model's "
+            f"context of {engine.context}"
+        )
+    cut = max(len(whole) - 1 - engine.context, 0)
+    ids, answers = whole[cut:-1], np.array(whole[split:])
+    found, likeliest = losses(read(engine, ids)[split - 1 - cut :], answers)
+    return -float(found.sum()), bool(likeliest.all())
+
+
+def beginning(tokenizer: Encoder) -> int:
+    """Return the token that stands before a text with nothing before it: BOS, or else EOS.
+
+    Raises ConfigError where there is neither.
+    """
+    first = tokenizer.bos if tokenizer.bos is not None else tokenizer.eos
+    if first is None:
+        raise ConfigError("evaluation: the model has no BOS or EOS to begin a text with")
+    return first
+
+
+def _encoded(tokenizer: Encoder, text: str, *, special: bool = True) -> list[int]:
+    ids = list(tokenizer.encode(text, add_special=special))
+    if special and tokenizer.add_eos and ids[-1:] == [tokenizer.eos]:
+        ids.pop()  # the text goes on
+    return ids
+
+
+def accuracy(
+    engine: Causal,
+    tokenizer: Encoder,
+    questions: Sequence[Question],
+    *,
+    progress: Progress = silent,
+) -> Accuracy:
+    """Return how many questions a model answers right, by both scores."""
+    summed = normalized = 0
+    for done, (question, choices, answer) in enumerate(questions, 1):
+        scores = np.array(
+            [log_likelihood(engine, tokenizer, question, f" {choice}")[0] for choice in choices]
+        )
+        summed += int(scores.argmax()) == answer
+        characters = [len(choice) for choice in choices]
+        normalized += int((scores / characters).argmax()) == answer
+        progress(done, len(questions))
+    return Accuracy(summed / len(questions), normalized / len(questions), len(questions))

@@ -1,0 +1,91 @@
+"""How far a model is from another: the Kullback-Leibler divergence of what they expect.
+
+    KL = sum_v p(v) (log p(v) - log q(v))      p: the base's probabilities, q: the model's
+
+Over the same rows of the same windows as the perplexity. Source: llama.cpp, tools/perplexity,
+--kl-divergence; Kullback & Leibler 1951, doi:10.1214/aoms/1177729694.
+"""
+
+from dataclasses import dataclass
+from math import sqrt
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toynn.errors import ConfigError
+from toynn.evaluation.perplexity import Progress, Score, score, silent, text_windows
+from toynn.evaluation.scores import Causal, Floats, log_probabilities, read
+
+__all__ = ["Divergence", "divergence"]
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """A model beside a base: both scores, and how their expectations differ, in nats.
+
+    Attributes
+    ----------
+    model, base
+        Their scores over the same tokens.
+    mean, error, largest
+        Of the KL divergence, and the standard error of its mean.
+    same_top, same_top_error
+        Share of the rows in which both expect the same token most, and its standard error.
+    rms_delta_p
+        Root of the mean square of q(token) - p(token), of the tokens that came.
+    """
+
+    model: Score
+    base: Score
+    mean: float
+    error: float
+    largest: float
+    same_top: float
+    same_top_error: float
+    rms_delta_p: float
+
+
+def divergence(
+    engine: Causal,
+    base: Causal,
+    ids: NDArray[np.int32],
+    length: int = 512,
+    bos: int | None = None,
+    *,
+    progress: Progress = silent,
+) -> Divergence:
+    """Compare a model with a base over a text. Raises ConfigError for models of other tokens."""
+    count = len(ids) // length if length > 0 else 0
+    kl: list[Floats] = []
+    own: list[Floats] = []
+    others: list[Floats] = []
+    same: list[NDArray[np.bool_]] = []
+    first = length // 2
+    for done, (window, answers) in enumerate(text_windows(ids, length, bos), 1):
+        logits, expected = read(engine, window)[first:-1], read(base, window)[first:-1]
+        if logits.shape != expected.shape:
+            raise ConfigError(
+                f"divergence: the model has {logits.shape[1]} tokens, the base {expected.shape[1]}"
+            )
+        pairs = zip(log_probabilities(logits), log_probabilities(expected), strict=True)
+        for (rows, log_q), (_, log_p) in pairs:
+            wanted = answers[first:][rows]
+            at = np.arange(len(wanted))
+            kl.append((np.exp(log_p) * (log_p - log_q)).sum(axis=1))
+            own.append(-log_q[at, wanted])
+            others.append(-log_p[at, wanted])
+            same.append(log_q.argmax(axis=1) == log_p.argmax(axis=1))
+        progress(done, count)
+    mean = score(kl)
+    share = float(np.concatenate(same).mean())
+    delta = np.exp(-np.concatenate(own)) - np.exp(-np.concatenate(others))
+    return Divergence(
+        score(own),
+        score(others),
+        mean.loss,
+        mean.error,
+        max(float(some.max()) for some in kl),
+        share,
+        sqrt(share * (1 - share) / max(mean.tokens - 1, 1)),
+        sqrt(float((delta * delta).mean())),
+    )

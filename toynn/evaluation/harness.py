@@ -1,0 +1,105 @@
+"""A model as lm-eval takes it: ``lm_eval.simple_evaluate(model=toynn.evaluation.LM(...))``.
+
+lm-eval (the Language Model Evaluation Harness) has three kinds of requests: the likelihood of a
+continuation, that of a whole text, and a generation that ends at certain texts.
+Source: Gao et al., doi:10.5281/zenodo.12608602; its guide to new models.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+from os import PathLike
+from typing import Any
+
+import numpy as np
+
+from toynn import engines
+from toynn.errors import ConfigError
+from toynn.evaluation.choices import beginning, log_likelihood
+from toynn.evaluation.scores import losses, read
+from toynn.formats import adapters, gguf
+from toynn.formats.tokenizer import Tokenizer
+from toynn.generate import generate
+
+__all__ = ["Requests", "lm_class"]
+
+MAX_TOKENS = 256  # of a generation, where the task does not say
+
+
+class Requests:
+    """Answers to lm-eval's requests, by a GGUF file and, if given, an adapter of it."""
+
+    def __init__(
+        self, model: str | PathLike[str], adapter: str | PathLike[str] | None = None
+    ) -> None:
+        super().__init__()
+        with gguf.open(model) as file:
+            self.tokenizer = Tokenizer.from_gguf(file)
+            found = None if adapter is None else adapters.load(adapter, file)
+            self.engine = engines.frozen(file, found)
+
+    def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
+        """Return log p of each (context, continuation), and whether it is what greedy would say."""
+        return [log_likelihood(self.engine, self.tokenizer, *request.args) for request in requests]
+
+    def loglikelihood_rolling(self, requests: Sequence[Any]) -> list[float]:
+        """Return log p of each (text,), token by token behind BOS.
+
+        A text beyond the model's context is read in windows: each token is counted once, with as
+        many before it as its window has.
+        """
+        return [self._rolling(request.args[0]) for request in requests]
+
+    def _rolling(self, text: str) -> float:
+        ids = np.array(
+            [beginning(self.tokenizer), *self.tokenizer.encode(text, add_special=False)], np.int32
+        )
+        total, context, done = 0.0, self.engine.context, 1
+        while done < len(ids):
+            end = min(done + context, len(ids))
+            window = ids[max(end - context - 1, 0) : end - 1]
+            total -= float(losses(read(self.engine, window)[done - end :], ids[done:end])[0].sum())
+            done = end
+        return total
+
+    def generate_until(self, requests: Sequence[Any]) -> list[str]:
+        """Return what the model writes behind each context, up to one of the texts of ``until``."""
+        return [self._generated(*request.args) for request in requests]
+
+    def _generated(self, context: str, options: dict[str, Any]) -> str:
+        until = options.get("until") or []
+        ends = [until] if isinstance(until, str) else list(until)
+        sampled = options.get("do_sample", options.get("temperature", 0) > 0)
+        room = int(options.get("max_gen_toks", MAX_TOKENS))
+        ids = self.tokenizer.encode(context) or [beginning(self.tokenizer)]
+        ids = ids[-max(self.engine.context - room, self.engine.context // 2, 1) :]
+        tokens = generate(
+            self.engine,
+            ids,
+            room,
+            temperature=float(options.get("temperature", 1.0)) if sampled else 0.0,
+            top_p=float(options.get("top_p", 1.0)),
+            stop=self.tokenizer.eog,
+        )
+        stream, text = self.tokenizer.stream(), ""
+        for token in tokens:
+            text += stream.push(token)
+            if any(end in text for end in ends):
+                break
+        text += stream.end()
+        return text[: min((text.find(end) for end in ends if end in text), default=None)]
+
+
+@cache
+def lm_class() -> type[Any]:
+    """Return the class: lm-eval takes only children of its own. Raises ConfigError without it."""
+    try:
+        from lm_eval.api.model import LM as Base
+    except ImportError as error:
+        raise ConfigError(
+            f"toynn.evaluation.LM needs lm-eval: pip install lm-eval ({error})"
+        ) from None
+
+    class LM(Requests, Base):  # type: ignore[misc]
+        __doc__ = Requests.__doc__
+
+    return LM

@@ -1,0 +1,137 @@
+"""Perplexity of a long text, in llama.cpp's way; and of examples, over what is to be learned.
+
+    perplexity = exp(mean of -log p(token | those before it))
+
+llama.cpp's way: windows of L tokens that do not overlap, each begun with BOS in place of its first
+token where the model wants one, and of each only the answers from row L / 2 on, which have
+at least half a window before them. What is left over behind the last whole window does not count.
+Source: llama.cpp, tools/perplexity.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from math import exp, inf, sqrt
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toynn.data.batch import IGNORED
+from toynn.errors import ConfigError, DataError
+from toynn.evaluation.scores import Causal, Floats, losses, read
+
+__all__ = [
+    "Progress",
+    "Score",
+    "TextScore",
+    "example_loss",
+    "perplexity",
+    "score",
+    "silent",
+    "text_windows",
+]
+
+Progress = Callable[[int, int], None]
+
+
+def silent(done: int, of: int) -> None:
+    """Report nothing."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """The mean loss of so many tokens, in nats, and its standard error."""
+
+    loss: float
+    error: float
+    tokens: int
+
+    @property
+    def perplexity(self) -> float:
+        """exp(loss)."""
+        return exp(self.loss) if self.loss < 700 else inf
+
+    @property
+    def perplexity_error(self) -> float:
+        """Standard error of the perplexity, to first order."""
+        return self.error * self.perplexity
+
+
+class TextScore(NamedTuple):
+    """Scores of a text: over the second halves of its windows, and over all answers."""
+
+    second_halves: Score
+    every: Score
+
+
+def score(found: Iterable[Floats]) -> Score:
+    """Return the mean of many losses. Raises DataError if there are none."""
+    count, total, squares = 0, 0.0, 0.0
+    for some in found:
+        count += len(some)
+        total += float(some.sum())
+        squares += float((some * some).sum())
+    if not count:
+        raise DataError("evaluation: there is no token to predict")
+    mean = total / count
+    variance = max(squares / count - mean * mean, 0.0)
+    return Score(mean, sqrt(variance / (count - 1)) if count > 1 else 0.0, count)
+
+
+def text_windows(
+    ids: NDArray[np.int32], length: int, bos: int | None
+) -> Iterator[tuple[NDArray[np.int32], NDArray[np.int32]]]:
+    """Yield the windows of a text: what is read (L,), and its answers (L - 1,).
+
+    Raises ConfigError for a text of less than two windows, as llama.cpp does.
+    """
+    if length < 4:
+        raise ConfigError(f"perplexity: a window has at least 4 tokens; got {length}")
+    if len(ids) < 2 * length:
+        raise ConfigError(
+            f"perplexity: the text has {len(ids)} tokens; windows of {length} need at least "
+            f"{2 * length}: use a longer text or shorter windows"
+        )
+    for begin in range(0, len(ids) - length + 1, length):
+        window = ids[begin : begin + length].copy()
+        answers = window[1:].copy()
+        if bos is not None:
+            window[0] = bos
+        yield window, answers
+
+
+def perplexity(
+    engine: Causal,
+    ids: NDArray[np.int32],
+    length: int = 512,
+    bos: int | None = None,
+    *,
+    progress: Progress = silent,
+) -> TextScore:
+    """Return the scores of a text of ids, read in windows of ``length`` tokens.
+
+    ``bos`` stands for the first token of each window, if it is given. ``progress`` is told after
+    each window how many are done, and of how many.
+    """
+    every: list[Floats] = []
+    for window, answers in text_windows(ids, length, bos):
+        every.append(losses(read(engine, window)[:-1], answers)[0])
+        progress(len(every), len(ids) // length)
+    return TextScore(score(some[length // 2 :] for some in every), score(every))
+
+
+def example_loss(engine: Causal, examples: Any, *, progress: Progress = silent) -> Score:
+    """Return the score of ``toynn.data.examples.Examples`` over their learned tokens.
+
+    Each is read by itself, the shortest first, so that few tapes are compiled.
+    """
+    lengths = [len(examples[index].ids) for index in range(len(examples))]
+
+    def each() -> Iterator[Floats]:
+        for done, index in enumerate(np.argsort(lengths, kind="stable"), 1):
+            ids, labels = examples[int(index)]
+            counts = labels != IGNORED
+            yield losses(read(engine, ids)[counts], labels[counts])[0]
+            progress(done, len(lengths))
+
+    return score(each())

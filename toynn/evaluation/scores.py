@@ -1,0 +1,77 @@
+"""What a model gives each token of a text: -log p(token | those before it), in nats.
+
+    log p(v) = z[v] - max(z) - log sum_u exp(z[u] - max(z))      z: the logits, in float64
+
+Sequences are read whole, in lengths of a few sizes, so that few tapes are compiled: what fills a
+sequence up comes behind it, where a causal model does not see it.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from toynn.errors import ConfigError, NonFiniteError
+
+__all__ = ["Causal", "Floats", "log_probabilities", "losses", "read"]
+
+Floats = NDArray[np.float64]
+SHORTEST = 32  # tokens of the shortest tape
+FILLER = 0
+ROWS = 64  # of which log-probabilities exist at once
+
+
+class Causal(Protocol):
+    """A causal model: any engine for sequences."""
+
+    @property
+    def context(self) -> int:
+        """How many tokens it sees at most."""
+
+    def logits(self, ids: ArrayLike, batch: int | None = None) -> NDArray[np.float32]:
+        """Return logits (len(ids), V) of flat ids."""
+
+
+def read(engine: Causal, ids: Sequence[int] | NDArray[Any]) -> NDArray[np.float32]:
+    """Return logits (len(ids), V) of one sequence. Raises ConfigError for one beyond the context.
+
+    Raises NonFiniteError where they are NaN or infinite.
+    """
+    tokens = np.asarray(ids, np.int32)
+    if not 0 < len(tokens) <= engine.context:
+        raise ConfigError(
+            f"evaluation: a sequence has 1 to {engine.context} tokens, the model's context; got "
+            f"{len(tokens)}"
+        )
+    length = SHORTEST
+    while length < len(tokens):
+        length *= 2
+    filled = np.full(min(length, engine.context), FILLER, np.int32)
+    filled[: len(tokens)] = tokens
+    logits = engine.logits(filled, batch=1)[: len(tokens)]
+    if not np.isfinite(logits).all():
+        raise NonFiniteError(
+            "evaluation: the model's logits are not finite: its weights may be bad"
+        )
+    return logits
+
+
+def log_probabilities(logits: NDArray[np.float32]) -> Iterator[tuple[slice, Floats]]:
+    """Yield log p (n, V) of some rows of logits at a time, and which rows they are."""
+    for first in range(0, len(logits), ROWS):
+        rows = slice(first, first + ROWS)
+        z = logits[rows].astype(np.float64)
+        z -= z.max(axis=1, keepdims=True)
+        yield rows, z - np.log(np.exp(z).sum(axis=1, keepdims=True))
+
+
+def losses(logits: NDArray[np.float32], labels: NDArray[Any]) -> tuple[Floats, NDArray[np.bool_]]:
+    """Return -log p (N,) of each row's label, and whether it is the likeliest token."""
+    found = np.empty(len(labels))
+    likeliest = np.empty(len(labels), np.bool_)
+    for rows, log_p in log_probabilities(logits):
+        wanted = labels[rows]
+        found[rows] = -log_p[np.arange(len(wanted)), wanted]
+        likeliest[rows] = log_p.argmax(axis=1) == wanted
+    return found, likeliest

@@ -1,0 +1,93 @@
+"""LoRA adapters: GGUF files, which llama.cpp loads with --lora, and PEFT's folders.
+
+    adapter = adapters.load("adapter.gguf")
+    adapters.write_gguf("adapter.gguf", adapter)
+    with gguf.open("base.gguf", check=False) as base:
+        adapter = adapters.load("folder", base)
+        adapters.write_peft("folder", adapter, base)
+
+Names and the order of rows are GGUF's. A PEFT folder has neither, nor the architecture, so the base
+model must say them; given one, an adapter is checked against it.
+"""
+
+import os
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toynn.errors import AdapterError
+from toynn.formats.adapters.adapter import (
+    LORA_A,
+    LORA_B,
+    Adapter,
+    Base,
+    base_metadata,
+    check,
+    is_embedding,
+)
+from toynn.formats.adapters.gguf_file import read_gguf, write_gguf
+from toynn.formats.adapters.peft import CONFIG, WEIGHTS, read_peft
+from toynn.formats.adapters.peft_writer import write_peft
+
+__all__ = [
+    "LORA_A",
+    "LORA_B",
+    "Adapter",
+    "Base",
+    "base_metadata",
+    "check",
+    "load",
+    "merge",
+    "write_gguf",
+    "write_peft",
+]
+
+Floats = NDArray[np.float32]
+
+CHUNK = 1 << 18  # elements of a delta that are made at a time
+
+
+def load(path: str | os.PathLike[str], base: Base | None = None) -> Adapter:
+    """Read an adapter: a GGUF file, or a PEFT folder; with ``base``, check that it fits.
+
+    A PEFT folder needs ``base``, an open GGUFFile or HFModel. Its alpha_pattern goes into B, whose
+    rows are scaled by it, so that one alpha is left. What another program would compute and toynn
+    does not (DoRA, modules_to_save, biases, embeddings) is refused by its name.
+
+    Raises AdapterError for what is no adapter, or not for this base; GGUFError and DataError for
+    damaged files.
+    """
+    path = Path(path)
+    if path.name in (CONFIG, WEIGHTS):
+        path = path.parent
+    if (path / "adapter.gguf").is_file() and (base is None or not (path / CONFIG).exists()):
+        path = path / "adapter.gguf"  # of a run, which may have ended before its time
+    if not path.is_dir():
+        adapter = read_gguf(path)
+        if base is not None:
+            check(adapter, base)
+        return adapter
+    if base is None:
+        raise AdapterError(
+            f"{path}: a PEFT folder says neither the architecture nor the order of rows; name the "
+            f"base model too (base=, or --model)"
+        )
+    return read_peft(path, base)
+
+
+def merge(w: Floats, adapter: Adapter, weight: str) -> float:
+    """Add s B A to w (out, in), the values of a weight; return the sum of the squares added.
+
+    For token_embd.weight it is s A B^T. No second matrix of that size is made.
+    """
+    a, b = adapter.pairs[weight]
+    left, right = (a, b.T) if is_embedding(weight) else (b, a)
+    left = np.float32(adapter.scale(weight)) * left
+    rows = max(1, CHUNK // w.shape[1])
+    squares = 0.0
+    for begin in range(0, len(w), rows):
+        delta = left[begin : begin + rows] @ right
+        w[begin : begin + rows] += delta
+        squares += float(np.vdot(delta, delta))
+    return squares

@@ -1,0 +1,193 @@
+"""Adapters as PEFT writes them: a folder with adapter_config.json and adapter_model.safetensors.
+
+PEFT speaks of modules by their names at Hugging Face, and in the order of rows that its models have
+there: B of q and k can have other rows than in a GGUF file. Where matrices lie transposed there, A
+and B do not.
+"""
+
+import re
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toynn.errors import AdapterError
+from toynn.formats.adapters.adapter import LORA_A, LORA_B, Adapter, Base, check, is_embedding
+from toynn.formats.hf.spelling import SPELLINGS, Spelling, pairs_together
+from toynn.formats.objects import read_object
+from toynn.formats.safetensors import SafeTensors
+
+__all__ = ["CONFIG", "SUFFIXES", "WEIGHTS", "heads_in", "read_peft", "spelling_of"]
+
+Floats = NDArray[np.float32]
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+TENSOR = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
+SUFFIXES = {"A": LORA_A, "B": LORA_B}
+#: What other files of weights beside adapter_config.json mean.
+STRANGERS = {
+    "adapters.safetensors": "an adapter of mlx-lm, which is not PEFT's format",
+    "adapter_model.bin": "pickled weights, which can run any code; save them as safetensors",
+}
+#: Keys of adapter_config.json that are read.
+READ_KEYS = {"peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "bias"}
+#: Keys that change no number: of training, of other programs, and which modules there are, which
+#: the tensors say.
+IGNORED_KEYS = {
+    "auto_mapping",
+    "base_model_name_or_path",
+    "corda_config",
+    "eva_config",
+    "exclude_modules",
+    "fan_in_fan_out",
+    "inference_mode",
+    "init_lora_weights",
+    "layers_pattern",
+    "layers_to_transform",
+    "loftq_config",
+    "lora_dropout",
+    "megatron_core",
+    "peft_version",
+    "qalora_group_size",
+    "revision",
+    "runtime_config",
+    "target_modules",
+    "task_type",
+}
+#: Ways to begin that leave the base model as it is. The others move a part of it into the adapter.
+INITS = (None, True, False, "gaussian", "orthogonal", "eva")
+#: Repeats in a pattern: more of them, or of a group, can take longer than one waits.
+MAX_REPEATS = 3
+
+
+def read_peft(folder: Path, base: Base) -> Adapter:
+    """Read a folder. Raises AdapterError for what PEFT would not load, or toynn not compute."""
+    for name, meaning in STRANGERS.items():
+        if (folder / name).exists() and not (folder / WEIGHTS).exists():
+            raise AdapterError(f"{folder / name}: {meaning}; expected {WEIGHTS}")
+    config = _Config(folder / CONFIG)
+    spelling = spelling_of(folder, base.architecture)
+    tensors: dict[str, Floats] = {}
+    with closing(SafeTensors(folder / WEIGHTS)) as file:
+        for name in sorted(file.tensors):
+            found = TENSOR.fullmatch(name)
+            weight = spelling.gguf_name(f"{found[1]}.weight") if found else None
+            tensor = f"{weight}{SUFFIXES[found[2]]}" if found else ""
+            if not found or weight is None or is_embedding(weight) or tensor in tensors:
+                raise AdapterError(
+                    f"{file.path}: tensor {name}: expected base_model.model.<module>.lora_A.weight "
+                    f"or .lora_B.weight, of a matrix of arch {base.architecture}"
+                )
+            tensors[tensor] = file[name]
+        described = {
+            k: v for k, v in file.metadata.items() if k.startswith(("general.", "adapter."))
+        }
+    adapter = Adapter(
+        base.architecture, config.alpha, tensors, config.use_rslora, described, file.path
+    )
+    check(adapter, base)
+    for weight in adapter.pairs:
+        module = spelling.name(weight).removesuffix(".weight")
+        rank = adapter.rank_of(weight)
+        if rank != (expected := config.rank_of(module)):
+            raise AdapterError(
+                f"{file.path}: {module}: expected rank {expected}, as {CONFIG} says; got {rank}"
+            )
+        b = tensors[weight + LORA_B] * np.float32(config.alpha_of(module) / config.alpha)
+        if heads := heads_in(base, weight):
+            b = pairs_together(b, heads)
+        tensors[weight + LORA_B] = np.ascontiguousarray(b)
+    return replace(adapter, tensors=tensors, path=folder)
+
+
+class _Config:
+    """What adapter_config.json says that changes numbers; the rest is refused by its name."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        config = read_object(path)
+        self._expect(
+            "peft_type", "'LORA'", config.get("peft_type"), config.get("peft_type") == "LORA"
+        )
+        bias = config.get("bias", "none")
+        self._expect("bias", "'none'", bias, bias == "none")
+        init = config.get("init_lora_weights")
+        self._expect("init_lora_weights", "one that leaves the base as it is", init, init in INITS)
+        for key, value in config.items():
+            known = key in READ_KEYS or key in IGNORED_KEYS
+            self._expect(key, "nothing: toynn does not support it", value, known or not value)
+        self.use_rslora = config.get("use_rslora") or False
+        self._expect(
+            "use_rslora", "true or false", self.use_rslora, self.use_rslora in (True, False)
+        )
+        self._rank = self._number("r", config.get("r"))
+        self.alpha = self._number("lora_alpha", config.get("lora_alpha"))
+        self._ranks = self._patterns("rank_pattern", config)
+        self._alphas = self._patterns("alpha_pattern", config)
+
+    def rank_of(self, module: str) -> float:
+        """Return a module's rank."""
+        return self._of("rank_pattern", self._ranks, module, self._rank)
+
+    def alpha_of(self, module: str) -> float:
+        """Return a module's alpha."""
+        return self._of("alpha_pattern", self._alphas, module, self.alpha)
+
+    def _expect(self, key: str, expected: str, got: object, holds: bool) -> None:
+        if not holds:
+            raise AdapterError(f"{self._path}: {key}: expected {expected}; got {str(got)[:80]!r}")
+
+    def _number(self, key: str, value: Any) -> float:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        holds = number and 0 < value < float(np.finfo(np.float32).max)
+        self._expect(key, "a number above 0", value, holds)
+        return float(value)
+
+    def _patterns(self, key: str, config: Mapping[str, Any]) -> dict[str, float]:
+        """Return numbers by regular expressions of modules' names."""
+        patterns = config.get(key) or {}
+        self._expect(key, "an object", patterns, isinstance(patterns, dict))
+        for pattern in patterns:
+            repeats = len(re.findall(r"[*+{]", pattern))
+            simple = repeats <= MAX_REPEATS and not re.search(r"\)[*+?{]", pattern)
+            self._expect(key, f"patterns of at most {MAX_REPEATS} repeats", pattern, simple)
+        return {pattern: self._number(key, value) for pattern, value in patterns.items()}
+
+    def _of(self, key: str, patterns: Mapping[str, float], module: str, usual: float) -> float:
+        """Return the number of the first pattern that fits the end of a module's name."""
+        for pattern, value in patterns.items():
+            try:
+                if re.match(rf"(.*\.)?({pattern})$", module):
+                    return value
+            except (re.error, OverflowError, RecursionError) as error:
+                raise AdapterError(f"{self._path}: {key}: {pattern!r:.80}: {error}") from error
+        return usual
+
+
+def spelling_of(path: Path, architecture: str) -> Spelling:
+    """Return how Hugging Face spells an architecture.
+
+    Raises AdapterError for one that toynn does not know.
+    """
+    if architecture not in SPELLINGS:
+        raise AdapterError(
+            f"{path}: expected an architecture of {', '.join(SPELLINGS)}, whose names at Hugging "
+            f"Face toynn knows; got {architecture!r}"
+        )
+    return SPELLINGS[architecture]
+
+
+def heads_in(base: Base, weight: str) -> int:
+    """Return the number of heads of a weight whose rows PEFT has in another order, else 0.
+
+    Raises AdapterError where they do not divide the rows.
+    """
+    heads = spelling_of(Path(), base.architecture).heads(base.metadata, weight)
+    rows = base.tensors[weight].shape[0]
+    if type(heads) is not int or heads < 0 or (heads and rows % (2 * heads)):
+        raise AdapterError(f"{weight}: the base model has {heads!r:.80} heads for {rows} rows")
+    return heads

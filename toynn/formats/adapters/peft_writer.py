@@ -1,0 +1,135 @@
+"""Writing an adapter as PEFT does."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from toynn.errors import AdapterError
+from toynn.formats import safetensors
+from toynn.formats.adapters.adapter import BASE_NAME, Adapter, Base, check, is_embedding, text_of
+from toynn.formats.adapters.peft import CONFIG, SUFFIXES, WEIGHTS, heads_in, spelling_of
+from toynn.formats.folders import write_together
+from toynn.formats.hf.spelling import Spelling, pairs_apart
+
+__all__ = ["write_peft"]
+
+
+def write_peft(
+    folder: str | os.PathLike[str],
+    adapter: Adapter,
+    base: Base | None = None,
+    *,
+    overwrite: bool = False,
+) -> None:
+    """Write an adapter for PEFT, into a folder that may have other files.
+
+    ``base`` is the model that it is for: how many heads there are, where q and k have their rows in
+    another order, and whether each block is adapted, so that the configuration can say q_proj and
+    need not name each block's. Raises AdapterError for what PEFT has no place for, and for files in
+    the way.
+    """
+    folder = Path(folder)
+    for path in (folder / WEIGHTS, folder / CONFIG):
+        if os.path.lexists(path) and not overwrite:
+            raise AdapterError(
+                f"{path}: already exists; pass overwrite=True, or --overwrite, to replace it"
+            )
+    spelling = spelling_of(folder, adapter.architecture)
+    if base is not None:
+        check(adapter, base)
+    modules = {weight: _module(adapter, spelling, weight) for weight in adapter.pairs}
+    arrays = {}
+    for weight, (a, b) in adapter.pairs.items():
+        if heads := _heads(adapter, spelling, base, weight):
+            b = pairs_apart(b, heads)
+        for side, values in zip(SUFFIXES, (a, b), strict=True):
+            name = f"base_model.model.{modules[weight]}.lora_{side}.weight"
+            arrays[name] = np.ascontiguousarray(values)
+    weights = safetensors.parts(arrays, {"format": "pt", **_texts(adapter.metadata)})
+    config = json.dumps(_configuration(spelling, adapter, modules, base), indent=2) + "\n"
+    write_together(folder, {WEIGHTS: weights, CONFIG: config.encode()}, AdapterError)
+
+
+def _module(adapter: Adapter, spelling: Spelling, weight: str) -> str:
+    """Return a weight's module at Hugging Face."""
+    try:
+        name = spelling.name(weight)
+    except (KeyError, IndexError):
+        name = ""
+    if not name.endswith(".weight") or is_embedding(weight):
+        raise AdapterError(
+            f"{os.fspath(adapter.path)}: {weight}: expected a matrix of arch "
+            f"{adapter.architecture} that PEFT has a lora_A and lora_B for"
+        )
+    return name.removesuffix(".weight")
+
+
+def _heads(adapter: Adapter, spelling: Spelling, base: Base | None, weight: str) -> int:
+    """Return the number of heads of a weight whose rows PEFT has in another order, else 0."""
+    if base is not None:
+        return heads_in(base, weight)
+    try:
+        return spelling.heads({}, weight)
+    except KeyError as error:
+        raise AdapterError(
+            f"{os.fspath(adapter.path)}: {weight}: PEFT has its rows in an order that hangs on the "
+            f"number of heads; name the base model (base=, or --model)"
+        ) from error
+
+
+def _texts(metadata: Mapping[str, Any]) -> dict[str, str]:
+    """Return what safetensors can keep of the metadata, so that it comes back."""
+    texts = {key: text_of(metadata, key) for key in metadata}
+    return {key: text for key, text in texts.items() if text and text.isprintable()}
+
+
+def _configuration(
+    spelling: Spelling, adapter: Adapter, modules: Mapping[str, str], base: Base | None
+) -> dict[str, Any]:
+    """Return what PEFT reads, and the rest of what it writes itself."""
+    rank, alpha = adapter.rank, adapter.alpha
+    ranks = {module: adapter.rank_of(weight) for weight, module in modules.items()}
+    others = {module: own for module, own in ranks.items() if own != rank}
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": text_of(adapter.metadata, BASE_NAME) or None,
+        "r": rank,
+        "rank_pattern": others,
+        # An alpha of 0, by which llama.cpp means s = 1, is alpha = r.
+        "lora_alpha": alpha or rank,
+        "alpha_pattern": {} if alpha else others,
+        "use_rslora": adapter.use_rslora and alpha > 0,
+        "target_modules": _targets(spelling, modules, base),
+        "fan_in_fan_out": bool(spelling.transposed),
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "inference_mode": True,
+        "init_lora_weights": True,
+        "use_dora": False,
+        "modules_to_save": None,
+        "layers_to_transform": None,
+        "layers_pattern": None,
+        "auto_mapping": None,
+        "revision": None,
+    }
+
+
+def _targets(spelling: Spelling, modules: Mapping[str, str], base: Base | None) -> list[str]:
+    """Return the modules, those that each block has by the shortest name that no other ends in."""
+    spelled = list(spelling.parts.values())
+    targets = set()
+    for weight, module in modules.items():
+        *block, part, kind = weight.split(".")
+        places = [n for n in base.tensors if n.endswith(f".{part}.{kind}")] if base else []
+        if not block or not places or any(place not in modules for place in places):
+            targets.add(module)
+            continue
+        last = spelling.parts[part].rpartition(".")[2]
+        alone = sum(name.endswith(f".{last}") for name in spelled) == 1
+        targets.add(last if alone else spelling.parts[part])
+    return sorted(targets)

@@ -1,0 +1,170 @@
+"""What changes a disk, one function for each: tests replace them, to let each of them fail once.
+
+Temporaries are ours alone: a name that nobody can guess, of a file that did not exist, and a lock
+that its process holds until it ends, however it ends. So what a killed process left can be told
+from what a living one writes.
+"""
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import io
+import os
+import re
+import secrets
+import shutil
+import stat
+import sys
+from pathlib import Path
+from typing import Any
+
+__all__ = [
+    "ASIDE",
+    "CHANGES",
+    "Temporary",
+    "create",
+    "exchange",
+    "hold",
+    "make_folder",
+    "open_folder",
+    "rename",
+    "sweep",
+    "sync",
+    "sync_folder",
+    "temporary_name",
+    "write",
+]
+
+#: The functions here that change something, or make it last.
+CHANGES = ("create", "make_folder", "write", "sync", "sync_folder", "rename", "exchange")
+
+#: Kinds of temporaries: what is being written, and what was there and made way for it.
+TEMPORARY, ASIDE = "tmp", "old"
+_NAME = r"\..+\.toynn-{kind}-[0-9a-f]{{16}}"
+#: AT_FDCWD: paths are from where the process is.
+_HERE = -100
+#: What a file's name can give of its bytes to its temporary's, which may have 255.
+_KEPT = 200
+
+
+def create(path: Path, mode: int) -> int:
+    """Return a descriptor of a new file. What is there already, a link too, is an error."""
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+
+
+def make_folder(path: Path) -> None:
+    """Make a new folder."""
+    os.mkdir(path)
+
+
+def open_folder(path: Path) -> int:
+    """Return a descriptor of a folder."""
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+
+
+def write(descriptor: int, data: Any) -> int:
+    """Write some bytes; return how many of them."""
+    return os.write(descriptor, data)
+
+
+def sync(descriptor: int) -> None:
+    """Wait until a file is on the disk."""
+    os.fsync(descriptor)
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on the disk, where its file system can say so."""
+    try:
+        descriptor = open_folder(folder)
+    except PermissionError:  # a folder that one may write in and not list
+        return
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def rename(source: Path, target: Path) -> None:
+    """Give a file or folder another name, in place of what has it."""
+    os.replace(source, target)
+
+
+def exchange(source: Path, target: Path) -> None:
+    """Let two folders change their names, at once. Raises OSError where the system cannot."""
+    library = ctypes.CDLL(None, use_errno=True)
+    paths = os.fsencode(source), os.fsencode(target)
+    swap = ctypes.c_uint(2)  # RENAME_EXCHANGE, and macOS's RENAME_SWAP
+    try:
+        if sys.platform == "darwin":
+            failed = library.renamex_np(*paths, swap)
+        else:
+            failed = library.renameat2(_HERE, paths[0], _HERE, paths[1], swap)
+    except AttributeError as error:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS)) from error
+    if failed:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def temporary_name(target: Path, kind: str = TEMPORARY) -> Path:
+    """Return a name beside a target that nobody can guess."""
+    stem = os.fsdecode(os.fsencode(target.name)[:_KEPT])
+    return target.with_name(f".{stem}.toynn-{kind}-{secrets.token_hex(8)}")
+
+
+class Temporary(io.FileIO):
+    """A new file beside its target, which it may replace."""
+
+    def __init__(self, path: Path, mode: int) -> None:
+        super().__init__(os.fspath(path), "xb", opener=lambda *_: create(path, mode))
+        self.path = path
+
+    def write(self, data: Any) -> int:
+        """Write some bytes; return how many of them."""
+        return write(self.fileno(), data)
+
+
+def hold(descriptor: int, path: Path) -> bool:
+    """Lock a new file or folder until it is closed; say whether it still has its name.
+
+    A `sweep` between the making and the locking takes it for a stray. Where the file system has no
+    locks, no sweep can lock either, and none removes anything.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
+    except FileNotFoundError:
+        return False
+
+
+def sweep(folder: Path, kind: str = TEMPORARY) -> None:
+    """Remove temporaries of this user in a folder whose processes have ended."""
+    name = re.compile(_NAME.format(kind=kind))
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        found = [entry.path for entry in entries if name.fullmatch(entry.name)]
+        for path in found:
+            with contextlib.suppress(OSError):
+                _remove_stray(Path(path))
+
+
+def _remove_stray(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        status = os.fstat(descriptor)
+        if status.st_uid != os.geteuid():
+            return
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # refused: its process lives
+        if stat.S_ISDIR(status.st_mode):
+            shutil.rmtree(path)
+        elif stat.S_ISREG(status.st_mode):
+            path.unlink()
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,204 @@
+"""Folders, and files that belong together: all of them new, or all of them as they were."""
+
+import contextlib
+import errno
+import os
+import shutil
+import stat
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from toynn.errors import ToynnError
+from toynn.formats import disk
+from toynn.formats.files import (
+    Content,
+    Parts,
+    finish,
+    open_new,
+    parts_of,
+    size_of,
+    temporary,
+    through_links,
+    unwritable,
+)
+
+__all__ = ["NewFolder", "new_folder", "temporary_folder", "write_together"]
+
+#: Below this a file is read to see whether it changes at all.
+_SHORT = 2**20
+_in_place = threading.Lock()  # two threads would mix what belongs together
+
+
+def _renew_lock() -> None:
+    global _in_place
+    _in_place = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
+class NewFolder:
+    """A folder that is being filled, under a temporary name."""
+
+    def __init__(self, path: Path, target: Path, error: type[ToynnError]) -> None:
+        self.path = path
+        self._target, self._error = target, error
+
+    def write(self, name: str, content: Content) -> None:
+        """Write one of its files, to the disk. Raises the ``error`` of `new_folder`."""
+        parts = parts_of(content)
+        try:
+            with open_new(self.path / name) as file:
+                file.writelines(parts)
+                finish(file)
+        except OSError as failure:
+            what, path = f"{size_of(parts)} bytes", self._target / name
+            raise unwritable(path, what, self.path, failure, self._error) from failure
+
+
+@contextlib.contextmanager
+def new_folder(
+    path: Path, error: type[ToynnError], *, replace: bool = False
+) -> Iterator[NewFolder]:
+    """Give a folder to fill; it takes the path's name when the block ends without an error.
+
+    What is at path by then is an ``error``, unless it is an empty folder, or a folder to
+    ``replace``: then the two change their names at once where the system can, and else one behind
+    the other, the old one back where the new one fails.
+    """
+    target = through_links(path, error)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        disk.sweep(target.parent)
+        with temporary_folder(target) as filled:
+            yield NewFolder(filled, path, error)
+            disk.sync_folder(filled)
+            try:
+                disk.rename(filled, target)
+            except OSError as failure:
+                if not replace or failure.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+                os.chmod(filled, stat.S_IMODE(target.stat().st_mode))
+                _change_places(filled, target)
+        disk.sync_folder(target.parent)
+    except OSError as failure:
+        raise unwritable(path, "the folder", target.parent, failure, error) from failure
+
+
+def write_together(folder: Path, contents: Mapping[str, Content], error: type[ToynnError]) -> None:
+    """Write files that belong together, into a folder that may be there and have others.
+
+    Raises ``error``, and then all that was there is as it was. A folder that has no others is
+    replaced as a whole, if it can be. Beside others the files that change are replaced one behind
+    the other: whoever reads at that moment, or after a kill there, finds the last of them missing,
+    never a new one beside an old one.
+    """
+    folder_at = through_links(folder, error)
+    if os.path.lexists(folder_at) and not folder_at.is_dir():
+        raise error(f"{folder}: cannot make the folder: {os.strerror(errno.EEXIST)}")
+    plain = {name: parts_of(content) for name, content in contents.items()}
+    if not os.path.lexists(folder_at) or _can_be_replaced(folder_at, plain):
+        with new_folder(folder, error, replace=True) as new:
+            for name, parts in plain.items():
+                new.write(name, parts)
+        return
+    name = ""
+    try:
+        disk.sweep(folder_at)
+        with contextlib.ExitStack() as stack, _in_place:
+            sources = {}
+            for name, parts in plain.items():
+                target = through_links(folder / name, error)
+                if not _holds(target, parts):
+                    file = stack.enter_context(temporary(target))
+                    file.writelines(parts)
+                    finish(file)
+                    sources[target] = Path(file.name)
+            _rename_all(sources)
+        disk.sync_folder(folder_at)
+        disk.sweep(folder_at, disk.ASIDE)  # what a kill between two names has left
+    except OSError as failure:
+        what = f"{size_of(plain[name])} bytes"
+        raise unwritable(folder / name, what, folder_at, failure, error) from failure
+
+
+@contextlib.contextmanager
+def temporary_folder(target: Path) -> Iterator[Path]:
+    """Make a new folder beside a target; what has its name at the end goes.
+
+    After a kill it goes when the next file is written there: see `disk.sweep`.
+    """
+    while True:
+        path = disk.temporary_name(target)
+        disk.make_folder(path)
+        try:
+            descriptor = disk.open_folder(path)
+        except FileNotFoundError:  # swept before it could be locked
+            continue
+        if disk.hold(descriptor, path):
+            break
+        os.close(descriptor)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+        os.close(descriptor)
+
+
+def _can_be_replaced(folder: Path, contents: Mapping[str, object]) -> bool:
+    """Say whether a folder has only files of these names, and nobody will miss its inode."""
+    if not folder.is_dir() or folder.samefile(os.curdir) or os.path.ismount(folder):
+        return False
+    if not os.access(folder.parent, os.W_OK | os.X_OK):
+        return False
+    with os.scandir(folder) as entries:
+        return all(e.name in contents and e.is_file(follow_symlinks=False) for e in entries)
+
+
+def _change_places(filled: Path, target: Path) -> None:
+    """Put a new folder in the place of one, which then has the temporary name."""
+    try:
+        disk.exchange(filled, target)
+    except OSError:  # an older system, or a file system that cannot
+        _rename_all({target: filled}, set_aside=True)
+
+
+def _holds(target: Path, parts: Parts) -> bool:
+    """Say whether a short file has this content already."""
+    short = size_of(parts) < _SHORT and target.is_file()
+    return short and target.read_bytes() == b"".join(parts)
+
+
+def _rename_all(sources: dict[Path, Path], *, set_aside: bool = False) -> None:
+    """Give files their names, or all old ones theirs again and raise OSError."""
+    if len(sources) == 1 and not set_aside:
+        for target, source in sources.items():
+            disk.rename(source, target)
+        return
+    asides: dict[Path, Path] = {}
+    placed = []
+    try:
+        for target in reversed(sources):
+            if os.path.lexists(target):
+                asides[target] = disk.temporary_name(target, disk.ASIDE)
+                disk.rename(target, asides[target])
+        for target, source in sources.items():
+            disk.rename(source, target)
+            placed.append(target)
+    except BaseException:
+        for target in placed:
+            _remove(target)
+        for target, aside in asides.items():
+            if os.path.lexists(aside):
+                os.rename(aside, target)
+        raise
+    for aside in asides.values():
+        _remove(aside)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,213 @@
+"""GGUF files: what llama.cpp reads and writes.
+
+    with gguf.open("model.gguf") as file:
+        file.metadata["general.name"], file.tensors["token_embd.weight"].type
+        weights = file["token_embd.weight"]  # float32, or float16 as the file has it
+    gguf.write("new.gguf", {"general.architecture": "llama"}, {"a.weight": (weights, "q8_0")})
+
+A file is mapped, not read: its arrays of floats are views of the mapping, which lives as long as
+they do. While it does, nobody may write into the file or cut it: a page that is gone kills the
+process (SIGBUS). Putting a new file in its place, as `write` does, is harmless.
+
+Of a model in several files, NAME-00001-of-00003.gguf and so on, any can be named; all are mapped.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toynn.errors import GGUFError, LifecycleError
+from toynn.formats.gguf.finite import find_nonfinite
+from toynn.formats.gguf.header import Value
+from toynn.formats.gguf.mapping import check_unchanged
+from toynn.formats.gguf.parts import Part, open_parts
+from toynn.formats.gguf.strings import Strings
+from toynn.formats.gguf.tensors import READABLE, TensorInfo
+from toynn.formats.gguf.values import typed_metadata
+from toynn.formats.gguf.writer import (
+    OUTTYPES,
+    WRITABLE,
+    Deferred,
+    check_target,
+    encode,
+    stored_as,
+    write,
+)
+from toynn.formats.quants import dequantize
+
+__all__ = [
+    "OUTTYPES",
+    "WRITABLE",
+    "Deferred",
+    "GGUFFile",
+    "Strings",
+    "TensorInfo",
+    "Value",
+    "check_target",
+    "encode",
+    "open",
+    "stored_as",
+    "typed_metadata",
+    "write",
+]
+
+CHECK_BELOW = 1 << 28  # bytes: so many are looked through in a tenth of a second
+VIEWS: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2")}
+
+Scalar = TypeVar("Scalar", bool, int, float, str)
+
+
+class GGUFFile:
+    """An open model. `metadata` is by key, `tensors` by name; file[name] is an array.
+
+    `path` is its file, or the first of several.
+    """
+
+    error = GGUFError
+
+    def __init__(self, parts: list[Part]) -> None:
+        header = parts[0].header
+        # What says how the model is split is of no use behind here, and wrong in a copy.
+        entries = {k: e for k, e in header.entries.items() if not k.startswith("split.")}
+        self.path = parts[0].path
+        self.version = header.version
+        self.alignment = header.alignment
+        self.metadata: dict[str, Value] = {k: entry.value for k, entry in entries.items()}
+        #: UINT32, STRING ...; [INT32], [STRING] ... for arrays
+        self.types: dict[str, str] = {k: entry.type for k, entry in entries.items()}
+        self.tensors: dict[str, TensorInfo] = {}
+        self.nbytes = sum(len(part.mapping) for part in parts)
+        self._offsets = {k: entry.offset for k, entry in entries.items()}
+        self._mappings = {part.path: part.mapping for part in parts}  # none after close()
+        self._states = {part.path: part.mapping.state for part in parts}
+        self._paths: dict[str, Path] = {}  # by tensor
+        for part in parts:
+            self.tensors |= part.header.tensors
+            self._paths |= dict.fromkeys(part.header.tensors, part.path)
+
+    def __enter__(self) -> "GGUFFile":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the mapping. Arrays taken from it stay valid, and keep it while they live."""
+        mappings, self._mappings = self._mappings, {}
+        for mapping in mappings.values():
+            with suppress(BufferError):  # there are such arrays
+                mapping.close()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.tensors
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tensors)
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        """Return a tensor: a read-only view if it is F32 or F16, else expanded to float32.
+
+        Raises GGUFError as ``raw`` does, and for a type that toynn cannot read.
+        """
+        raw = self.raw(name)
+        info = self.tensors[name]
+        if info.type in VIEWS:
+            # Copied if general.alignment is 1 or 2 and it lies where no float should.
+            view: NDArray[Any] = np.require(raw.view(VIEWS[info.type]), requirements="A")
+            view.flags.writeable = False
+            return view
+        if info.type not in READABLE:
+            raise GGUFError(
+                f"{self._paths[name]}: {name} at byte {info.offset}: expected one of "
+                f"{', '.join(READABLE)}, got {info.type}, a type that toynn does not support"
+            )
+        return dequantize(raw, info.type, info.shape)
+
+    def raw(self, name: str) -> NDArray[np.uint8]:
+        """Return the bytes of a tensor as they lie in the file: a read-only view, row by row.
+
+        Raises GGUFError if there is none of that name or it is empty, LifecycleError after
+        ``close``.
+        """
+        if not self._mappings:
+            raise LifecycleError(f"{self.path}: {name} is read after close()")
+        info = self.tensors.get(name)
+        if info is None:
+            raise GGUFError(f"{self.path}: missing tensor {name!r}; {len(self)} others are there")
+        path = self._paths[name]
+        if not info.nbytes:
+            raise GGUFError(
+                f"{path}: dimensions of {name}: expected at least 1 each, got {info.shape}"
+            )
+        flat = np.frombuffer(self._mappings[path], np.uint8, info.nbytes, info.offset)
+        return flat.reshape(*info.shape[:-1], -1)
+
+    @property
+    def architecture(self) -> str:
+        """The model's architecture, such as llama."""
+        return self.require("general.architecture", str)
+
+    def require(self, key: str, kind: type[Scalar]) -> Scalar:
+        """Return the value of a key that must be there and be of a kind; text must be UTF-8.
+
+        Raises GGUFError.
+        """
+        if key not in self.metadata:
+            raise GGUFError(f"{self.path}: key not found in model: {key}")
+        value = self.metadata[key]
+        if type(value) is kind and (not isinstance(value, str) or value.isascii() or _utf8(value)):
+            return value
+        got = repr(value) if isinstance(value, str) else self.types[key]
+        raise GGUFError(
+            f"{self.path}: {key} at byte {self._offsets[key]}: expected {kind.__name__}, got {got}"
+        )
+
+    def check_finite(self) -> None:
+        """Raise GGUFError for a tensor with a NaN or infinite weight, or scale of a block."""
+        for name, info in self.tensors.items():
+            if info.nbytes and (found := find_nonfinite(self.raw(name), info.type)):
+                where, byte = found
+                raise GGUFError(
+                    f"{self._paths[name]}: {name}, {where} at byte {info.offset + byte}: expected "
+                    f"a finite number, got NaN or infinity (open with check=False to read it all "
+                    f"the same)"
+                )
+
+    def check_unchanged(self) -> None:
+        """Raise GGUFError if a file of this name is no longer the one that was opened."""
+        for path, state in self._states.items():
+            check_unchanged(path, state)
+
+
+def _utf8(text: str) -> bool:
+    return not any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
+def open(path: str | os.PathLike[str], *, check: bool | None = None) -> GGUFFile:
+    """Map a file and read its header. Raises GGUFError for whatever is wrong with it.
+
+    Of a model in several files it maps all, whichever is named; they must lie side by side.
+    `check` looks through the weights for NaN and infinity; None: if the file is small.
+    """
+    file = GGUFFile(open_parts(Path(path)))
+    if check or (check is None and file.nbytes < CHECK_BELOW):
+        try:
+            file.check_finite()
+        except GGUFError:
+            file.close()
+            raise
+    return file

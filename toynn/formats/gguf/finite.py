@@ -1,0 +1,74 @@
+"""NaN and infinity in tensor data, found in the bytes: no weights are expanded for it.
+
+A float is NaN or infinite if all bits of its exponent are set. In quantized types only the scales
+are floats; of MXFP4 they are exponents alone (E8M0), of NVFP4 floats that are always finite.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toynn.formats.gguf.tensors import BLOCKS
+
+__all__ = ["find_nonfinite"]
+
+Float = tuple[np.dtype[Any], int, int]
+
+HALF: Float = (np.dtype("<u2"), 0x7C00, 0x7C00)
+#: By type, where not HALF: the unsigned integer of a float's size, the bits of its exponent, and
+#: from what exponent on it is not finite. (A number of MXFP4 is up to 12 times 2^(exponent - 128).
+#: The scale of IQ1_M is the upper 4 bits of each of four words: its exponent is in the last two.)
+FLOATS: dict[str, Float] = {
+    "F32": (np.dtype("<u4"), 0x7F800000, 0x7F800000),
+    "BF16": (np.dtype("<u2"), 0x7F80, 0x7F80),
+    "MXFP4": (np.dtype("u1"), 0xFF, 253),
+    "IQ1_M": (np.dtype("<u4"), 0x7000C000, 0x7000C000),
+}
+#: By type: where the scales stand in a block.
+SCALES: dict[str, tuple[int, ...]] = {
+    "F32": (0,),
+    "F16": (0,),
+    "BF16": (0,),
+    "Q8_0": (0,),
+    "Q4_0": (0,),
+    "Q4_1": (0, 2),
+    "Q5_0": (0,),
+    "Q5_1": (0, 2),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+    "IQ4_NL": (0,),
+    "IQ4_XS": (0,),
+    "IQ3_S": (0,),
+    "IQ3_XXS": (0,),
+    "IQ2_S": (0,),
+    "IQ2_XS": (0,),
+    "IQ2_XXS": (0,),
+    "IQ1_S": (0,),
+    "IQ1_M": (52,),
+    "TQ1_0": (52,),
+    "TQ2_0": (64,),
+    "MXFP4": (0,),
+}
+CHUNK = 1 << 18  # fields tested at a time: the temporaries stay in the cache
+
+
+def find_nonfinite(raw: NDArray[np.uint8], type: str) -> tuple[str, int] | None:
+    """Return where a contiguous tensor has a NaN or infinity, in words and as a byte, or None.
+
+    Types that toynn cannot expand are not looked into.
+    """
+    dtype, exponent, least = FLOATS.get(type, HALF)
+    elements, nbytes = BLOCKS[type]
+    for place in SCALES.get(type, ()):
+        fields = np.ndarray(raw.size // nbytes, dtype, raw, place, (nbytes,))
+        for begin in range(0, len(fields), CHUNK):
+            wrong = fields[begin : begin + CHUNK] & exponent >= least
+            if wrong.any():
+                block = begin + int(wrong.argmax())
+                where = f"element {block}" if elements == 1 else f"scale of block {block}"
+                return where, block * nbytes + place
+    return None

@@ -1,0 +1,111 @@
+"""From Python values to the types of GGUF metadata."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toynn.errors import GGUFError
+from toynn.formats.gguf.header import SCALARS
+from toynn.formats.gguf.strings import Strings
+
+__all__ = ["typed", "typed_metadata"]
+
+DTYPES: dict[str, np.dtype[Any]] = {name: dtype for name, dtype in SCALARS.values()}
+DTYPES["BOOL"] = np.dtype(np.bool_)
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+#: By kind of the type: the kinds of the numbers that it takes. 3 is a FLOAT32, but 0.5 no INT32.
+KINDS = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}
+
+
+def typed_metadata(
+    metadata: Mapping[str, Any], types: Mapping[str, str]
+) -> dict[str, tuple[Any, str]]:
+    """Return a file's metadata as `write` takes it, without empty arrays, which it does not take.
+
+    Keys that have no type are left out.
+    """
+    return {
+        key: (value, types[key])
+        for key, value in metadata.items()
+        if key in types and (not isinstance(value, list | Strings | np.ndarray) or len(value))
+    }
+
+
+def typed(what: str, value: Any) -> tuple[Any, str, str | None]:
+    """Return a value, or a pair (value, type), as the gguf library takes it.
+
+    The second is the value's type, the third that of the elements if it is an array. Raises
+    GGUFError for what no type holds, or not the one that is asked for.
+    """
+    type = None
+    if isinstance(value, tuple) and len(value) == 2:
+        value, type = value
+        if not isinstance(type, str):
+            raise GGUFError(f"{what}: expected (value, a type's name), got {(value, type)!r:.80}")
+    if isinstance(value, str):
+        _expect(what, type in (None, "STRING"), type, value)
+        return _bytes(what, value), "STRING", None
+    texts = isinstance(value, Strings) or (
+        isinstance(value, list) and all(isinstance(item, str) for item in value)
+    )
+    if texts and value:
+        _expect(what, type in (None, "[STRING]"), type, value)
+        return [_bytes(what, item) for item in value], "ARRAY", "STRING"
+    try:
+        array = np.asarray(value)
+    except (ValueError, TypeError):  # rows of different lengths; what will not be an array
+        array = np.empty((), object)
+    if array.ndim > 1 or not array.size:
+        raise GGUFError(
+            f"{what}: expected a value, or a list with at least one, got shape {array.shape}"
+        )
+    name = _name(value, array)
+    if type is None and name not in DTYPES:
+        raise GGUFError(
+            f"{what}: expected a text, bool or number of at most 64 bits, or a list or array of "
+            f"one kind of them, got {repr(value)[:80]}"
+        )
+    if type is None:
+        type = f"[{name}]" if array.ndim else name
+    element = type.strip("[]")
+    _expect(what, element in DTYPES and type.startswith("[") == bool(array.ndim), type, value)
+    stored = _stored(array, DTYPES[element])
+    _expect(what, stored is not None, type, value)
+    plain = stored.tolist() if stored is not None else None
+    return (plain, "ARRAY", element) if array.ndim else (plain, element, None)
+
+
+def _expect(what: str, holds: bool, type: str | None, value: Any) -> None:
+    if not holds:
+        raise GGUFError(f"{what}: expected a value of type {type}, got {str(value)[:80]!r}")
+
+
+def _name(value: Any, array: NDArray[Any]) -> str:
+    """Return the type for numbers of which none is given: NumPy's own, or the usual one."""
+    if array.dtype.kind == "i" and not isinstance(value, np.ndarray | np.generic):
+        usual = "INT32" if array.ndim or array < 0 else "UINT32"
+        return usual if _stored(array, DTYPES[usual]) is not None else "INT64"
+    if isinstance(value, float | list) and array.dtype.kind == "f":
+        return "FLOAT32"
+    return NAMES.get(array.dtype, str(array.dtype))
+
+
+def _stored(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any] | None:
+    """Return the numbers as they are stored, or None if they do not fit."""
+    if array.dtype.kind not in KINDS[dtype.kind]:
+        return None
+    with np.errstate(over="ignore", invalid="ignore"):
+        stored = array.astype(dtype)
+    if dtype.kind == "f":  # rounded, but not to infinity
+        return stored if np.array_equal(np.isfinite(stored), np.isfinite(array)) else None
+    return stored if np.array_equal(stored, array) else None
+
+
+def _bytes(what: str, text: str) -> bytes:
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as error:
+        raise GGUFError(f"{what}: cannot be written as UTF-8: {error}") from error

@@ -1,0 +1,241 @@
+"""Writing GGUF files, by the gguf library: a file is complete, and toynn reads it, or absent."""
+
+import io
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter, WriterState
+from gguf import quants as library
+from numpy.typing import NDArray
+
+from toynn.errors import GGUFError
+from toynn.formats.files import replacing
+from toynn.formats.gguf.finite import find_nonfinite
+from toynn.formats.gguf.header import is_alignment, read_header
+from toynn.formats.gguf.mapping import is_mapped, map_file
+from toynn.formats.gguf.tensors import BLOCKS
+from toynn.formats.gguf.values import typed
+from toynn.formats.quants import quantize
+
+__all__ = ["OUTTYPES", "WRITABLE", "Deferred", "check_target", "encode", "stored_as", "write"]
+
+#: The types that float32 is turned into.
+WRITABLE = ("F32", "F16", "BF16", "Q8_0", "Q4_0")
+#: What a model can be written as, with llama.cpp's number for a file that is mostly so.
+OUTTYPES = {"f32": 0, "f16": 1, "q8_0": 7, "bf16": 32}
+
+
+@dataclass(frozen=True)
+class Deferred:
+    """An array that is made when its turn to be written comes, so that there is one at a time."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    make: Callable[[], NDArray[Any]]
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return math.prod(self.shape)
+
+
+Array = NDArray[Any] | Deferred
+Tensors = Mapping[str, tuple[Array, str]]
+
+
+def stored_as(name: str, shape: tuple[int, ...], outtype: str) -> str:
+    """Return the type of one tensor of a model: ``outtype``, or f32 where that does not fit.
+
+    Norms, biases and learned positions stay float32, as in llama.cpp's own converter; so do, in
+    q8_0, matrices whose rows are no whole number of blocks.
+    """
+    if len(shape) < 2 or name == "position_embd.weight":
+        return "f32"
+    return "f32" if shape[-1] % BLOCKS[outtype.upper()][0] else outtype
+
+
+def write(
+    path: str | os.PathLike[str],
+    metadata: Mapping[str, Any],
+    tensors: Tensors,
+    *,
+    overwrite: bool = False,
+) -> None:
+    """Write a file. Raises GGUFError, and then leaves at path what was there.
+
+    Where path is a symbolic link, it stays, and the file that it leads to is replaced.
+
+    metadata: key -> value, or (value, type) with a type as in `GGUFFile.types`. Without one, a
+    number is a UINT32 (INT32 if negative, of 64 bits if large), FLOAT32 or BOOL, a list of integers
+    [INT32]. tensors: name -> (floats, "f32" | "f16" | "bf16" | "q8_0" | "q4_0"), or (uint8 blocks
+    as `GGUFFile.raw` returns them, their type). Either can be Deferred.
+    """
+    path = Path(path)
+    check_target(path, overwrite=overwrite)
+    _check_kinds(path, metadata, tensors)
+    # The library writes this key itself, and first.
+    architecture, type, _ = typed(
+        f"{path}: general.architecture", metadata.get("general.architecture", "")
+    )
+    if type != "STRING" or not architecture:
+        raise GGUFError(f"{path}: general.architecture: expected a name, got {architecture!r}")
+    writer = GGUFWriter(None, architecture)
+    _add_metadata(writer, path, metadata)
+    nbytes = _add_table(writer, path, tensors)
+    quantized = any(BLOCKS[info.dtype.name][0] > 1 for info in writer.tensors[0].values())
+    if quantized and "general.quantization_version" not in metadata:
+        writer.add_quantization_version(2)
+    with replacing(path, f"{nbytes} bytes of tensors", GGUFError) as file:
+        writer.fout, writer.state = [file], WriterState.EMPTY
+        _write_all(writer, file, path, tensors)
+        with map_file(Path(file.name)) as mapping:
+            read_header(path, mapping)  # refuses what the library let pass
+
+
+def check_target(path: Path, *, overwrite: bool) -> None:
+    """Raise GGUFError if path is mapped, a folder, or a file that is not to be overwritten."""
+    if is_mapped(path):
+        raise GGUFError(
+            f"{path}: cannot write: an open GGUF file is mapped from it; close it first"
+        )
+    if os.path.isdir(path):  # the current one, too, which has no name
+        raise GGUFError(f"{path}: cannot write: it is a folder; name the file to write")
+    if os.path.lexists(path) and not overwrite:
+        raise GGUFError(
+            f"{path}: already exists; pass overwrite=True, or --overwrite, to replace it"
+        )
+
+
+def _check_kinds(path: Path, metadata: object, tensors: object) -> None:
+    """Refuse what is no metadata or no tensors at all, before anything is asked of it."""
+    for what, table in (("metadata", metadata), ("tensors", tensors)):
+        if not isinstance(table, Mapping):
+            raise GGUFError(f"{path}: {what}: expected a mapping by name, got {_kind(table)}")
+        for name in table:
+            if not isinstance(name, str):
+                raise GGUFError(f"{path}: {what}: expected names that are str, got {name!r}")
+    for name, pair in tensors.items() if isinstance(tensors, Mapping) else ():
+        expected, got = "a pair (array, type)", _kind(pair)
+        if isinstance(pair, tuple) and len(pair) == 2:
+            array, type = pair
+            if isinstance(array, np.ndarray | Deferred) and isinstance(type, str):
+                continue
+            expected, got = "(a NumPy array, a type's name)", f"({_kind(array)}, {_kind(type)})"
+        raise GGUFError(f"{path}: {name}: expected {expected}, got {got}")
+
+
+def _kind(value: object) -> str:
+    return type(value).__name__
+
+
+def _add_metadata(writer: GGUFWriter, path: Path, metadata: Mapping[str, Any]) -> None:
+    for key, value in metadata.items():
+        what = f"{path}: {key}"
+        plain, type, element = typed(what, value)
+        if key == "general.alignment":
+            if type != "UINT32" or not is_alignment(plain):
+                raise GGUFError(f"{what}: expected a UINT32 and power of two, got {value!r}")
+            writer.data_alignment = plain
+        if key != "general.architecture":
+            sub_type = GGUFValueType[element] if element else None
+            writer.add_key_value(key, plain, GGUFValueType[type], sub_type)
+
+
+def _add_table(writer: GGUFWriter, path: Path, tensors: Tensors) -> int:
+    """Announce the tensors; return the bytes they take."""
+    total = 0
+    for name, (array, outtype) in tensors.items():
+        type, shape = _plan(f"{path}: {name}", array, outtype)
+        elements, nbytes = BLOCKS[type]
+        size = math.prod(shape) // elements * nbytes
+        total += size
+        floats = np.dtype(np.float32)  # of uint8 the library would take shape to be in bytes
+        writer.add_tensor_info(name, shape, floats, size, GGMLQuantizationType[type])
+    return total
+
+
+def _write_all(writer: GGUFWriter, file: io.BufferedWriter, path: Path, tensors: Tensors) -> None:
+    """Write the file. One tensor at a time is converted."""
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    for name, (array, outtype) in tensors.items():
+        _write_one(writer, file, _blocks(f"{path}: {name}", array, outtype))
+    file.flush()
+
+
+def _write_one(writer: GGUFWriter, file: IO[bytes], blocks: NDArray[np.uint8]) -> None:
+    """Write a tensor where it belongs.
+
+    The library would by NumPy's tofile(), which keeps still when a disk is full at the very end.
+    """
+    writer.write_padding(file, file.tell())
+    file.write(blocks.data)
+    writer.write_padding(file, blocks.nbytes)
+
+
+def _blocks(what: str, array: Array, outtype: str) -> NDArray[np.uint8]:
+    """Return the bytes of a tensor, which is made for it if it is deferred."""
+    type, _ = _plan(what, array, outtype)
+    if isinstance(array, Deferred):
+        planned, array = array, array.make()
+        if not isinstance(array, np.ndarray):
+            raise GGUFError(f"{what}: expected an array to be made, got {_kind(array)}")
+        if (array.shape, array.dtype) != (planned.shape, planned.dtype):
+            raise GGUFError(
+                f"{what}: expected {planned.dtype} {planned.shape}, as planned; got {array.dtype} "
+                f"{array.shape}"
+            )
+    return encode(what, array, type).reshape(-1)
+
+
+def _plan(what: str, array: Array, outtype: str) -> tuple[str, tuple[int, ...]]:
+    """Return the type in ggml's spelling and the shape in elements of a tensor to write."""
+    type = outtype.upper()
+    raw = array.dtype == np.uint8
+    known = tuple(BLOCKS) if raw else WRITABLE
+    if type not in known:
+        raise GGUFError(f"{what}: expected a type of {', '.join(known)}, got {outtype}")
+    if not raw and array.dtype.kind != "f":
+        raise GGUFError(f"{what}: expected floats, or uint8 blocks, got {array.dtype}")
+    elements, nbytes = BLOCKS[type]
+    whole = nbytes if raw else elements
+    if array.ndim < 1 or not array.size or array.shape[-1] % whole:
+        raise GGUFError(f"{what}: expected rows of whole {whole}s ({type}), got {array.shape}")
+    columns = array.shape[-1] // whole * elements
+    return type, (*array.shape[:-1], columns)
+
+
+def encode(what: str, array: NDArray[Any], type: str) -> NDArray[np.uint8]:
+    """Return the bytes of a tensor, row by row, as `GGUFFile.raw` does.
+
+    Raises GGUFError for a value that its type cannot hold.
+    """
+    if array.dtype != np.uint8:
+        with np.errstate(over="ignore", invalid="ignore"):  # looked for in what comes out
+            array = array.astype(np.float32, copy=False)
+            if type == "F16":
+                array = array.astype(np.float16)
+            elif type == "BF16":
+                array = library.quantize(array, GGMLQuantizationType.BF16)
+            elif type != "F32":
+                try:
+                    array = quantize(array, type)
+                except GGUFError as error:
+                    raise GGUFError(f"{what}: {error}") from None
+    blocks = np.ascontiguousarray(array).view(np.uint8)
+    if found := find_nonfinite(blocks, type):
+        raise GGUFError(
+            f"{what}, {found[0]}: expected a number that is finite as {type}, got NaN or infinity"
+        )
+    return blocks

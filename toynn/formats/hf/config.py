@@ -1,0 +1,100 @@
+"""config.json, key by key: nothing in it is ignored that could change a number."""
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from toynn.errors import DataError
+
+__all__ = ["CONFIG", "WEIGHTS", "Config"]
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+MAX_WHOLE, MAX_REAL = 1 << 63, 1e38
+
+#: Keys of config.json that change no number of a model that is evaluated or trained here.
+IGNORED_KEYS = frozenset(
+    (
+        "_name_or_path",
+        "architectures",
+        "attention_bias",
+        "attention_dropout",
+        "attn_pdrop",
+        "bos_token_id",
+        "dtype",
+        "embd_pdrop",
+        "eos_token_id",
+        "initializer_range",
+        "is_llama_config",
+        "max_window_layers",
+        "mlp_bias",
+        "model_type",
+        "n_ctx",
+        "pad_token_id",
+        "pretraining_tp",
+        "reorder_and_upcast_attn",
+        "resid_pdrop",
+        "sliding_window",
+        "summary_activation",
+        "summary_first_dropout",
+        "summary_proj_to_labels",
+        "summary_type",
+        "summary_use_proj",
+        "task_specific_params",
+        "tokenizer_class",
+        "torch_dtype",
+        "transformers.js_config",
+        "transformers_version",
+        "unk_token_id",
+        "use_cache",
+    )
+)
+
+
+class Config:
+    """The object in a config.json; what is read of it is known."""
+
+    def __init__(self, folder: Path, values: Mapping[str, Any]) -> None:
+        self._path, self._values = folder / CONFIG, values
+        self._known = set(IGNORED_KEYS)
+
+    def refuse(self, what: str) -> NoReturn:
+        """Raise DataError about the file."""
+        raise DataError(f"{self._path}: {what}")
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return a value as it is there."""
+        self._known.add(key)
+        return self._values.get(key, default)
+
+    def number(self, key: str, value: object, *, real: bool) -> float:
+        """Return a value of a key, which must be a number above 0."""
+        kinds = (int, float) if real else (int,)
+        if isinstance(value, kinds) and not isinstance(value, bool):
+            if real and 0 < value < MAX_REAL:
+                return float(value)
+            if not real and 1 <= value < MAX_WHOLE:
+                return value
+        self.refuse(
+            f"{key} must be a {'number > 0' if real else 'whole number >= 1'}; got {value!r}"
+        )
+
+    def numbers(self, keys: Mapping[str, str], real: Collection[str]) -> dict[str, Any]:
+        """Return the numbers that are there, by GGUF's keys."""
+        found = {}
+        for key, spelled in keys.items():
+            value = self.get(spelled)
+            if value is not None:
+                found[key] = self.number(spelled, value, real=key in real)
+        return found
+
+    def expect(self, key: str, values: tuple[object, ...]) -> None:
+        """Refuse a file in which a key is there and has none of these values."""
+        found = self.get(key, values[0])
+        if found not in values:
+            self.refuse(f"{key} must be {values[0]!r}; got {found!r}")
+
+    def refuse_others(self) -> None:
+        """Refuse a file with a key that was not read and could change its numbers."""
+        for key, value in self._values.items():
+            if key not in self._known and value not in (None, False, [], {}):
+                self.refuse(f"{key} = {value!r} is not known to toynn")

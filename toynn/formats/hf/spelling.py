@@ -1,0 +1,161 @@
+"""How Hugging Face spells a model: keys of config.json, names of weights, the order of their rows.
+
+Everything is given by its GGUF name or key, and the name or key at Hugging Face beside it. What an
+architecture is spelled like is not known here: `toynn.models` registers it, with the model.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toynn.formats.hf.config import Config
+
+__all__ = ["SPELLINGS", "Spelling", "module_of", "pairs_apart", "pairs_together"]
+
+Floats = NDArray[np.float32]
+Hyper = Mapping[str, Any]  # by GGUF's keys without the architecture
+Weights = Mapping[str, Floats]  # by GGUF name
+
+MAX_DIGITS = 10  # of the number of a block
+#: Of each architecture, by general.architecture, which is Hugging Face's model_type too.
+SPELLINGS: dict[str, "Spelling"] = {}
+
+
+def _nothing_more(config: Config, found: dict[str, Any]) -> dict[str, Floats]:
+    return {}
+
+
+def _nothing_beside(hyper: Hyper, tensors: Weights) -> tuple[dict[str, Any], dict[str, Floats]]:
+    return {}, {}
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """How the models of an architecture are spelled.
+
+    Attributes
+    ----------
+    keys, real, optional
+        Hyper-parameters; those that are real numbers, the others being whole; those that need not
+        be there.
+    modules
+        What has weights: "blk.{n}.attn_q" -> "model.layers.{n}.self_attn.q_proj".
+    fixed, shown
+        Keys of config.json: the values that the model computes with, and what is written.
+    tied
+        Whether the head is tied where config.json does not say.
+    transposed
+        Modules whose matrices are (in, out).
+    pairs
+        Modules whose rows have the pairs that RoPE turns together in GGUF files, and half a head
+        apart at Hugging Face; with the keys of their number of heads, of which the first counts.
+    zero_biases
+        Modules that may have a bias in a folder, if it is zero: the model has none.
+    complete
+        Reads what is no plain number: adds to what was found; returns tensors that come of it.
+    beside
+        Returns what else to write for a model: keys of config.json, and tensors by GGUF name.
+    """
+
+    architecture: str
+    keys: Mapping[str, str]
+    modules: Mapping[str, str]
+    fixed: Mapping[str, tuple[object, ...]]
+    real: frozenset[str] = frozenset()
+    optional: frozenset[str] = frozenset()
+    shown: Mapping[str, object] = field(default_factory=dict)
+    tied: bool = False
+    transposed: frozenset[str] = frozenset()
+    pairs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    zero_biases: frozenset[str] = frozenset()
+    complete: Callable[[Config, dict[str, Any]], dict[str, Floats]] = _nothing_more
+    beside: Callable[[Hyper, Weights], tuple[dict[str, Any], dict[str, Floats]]] = _nothing_beside
+
+    def name(self, gguf_name: str) -> str:
+        """Return a weight's name at Hugging Face; KeyError for one that it has no name for."""
+        module, number, kind = _parted(gguf_name)
+        return f"{self.modules[module].replace('{n}', number)}.{kind}"
+
+    def gguf_name(self, name: str) -> str | None:
+        """Return the GGUF name of a weight; None if there is none.
+
+        Models without a head leave out the first part of the others' names.
+        """
+        prefix = self._block.partition(".")[0]
+        if not name.startswith((f"{prefix}.", "lm_head.")):
+            name = f"{prefix}.{name}"
+        spelled, _, kind = name.rpartition(".")
+        number, _, part = spelled.removeprefix(self._block).partition(".")
+        in_block = spelled.startswith(self._block) and number.isdecimal()
+        if in_block and len(number) < MAX_DIGITS:
+            spelled = f"{self._block}{{n}}.{part}"
+        for module, known in self.modules.items():
+            if spelled == known and ("{n}" in module) == in_block:
+                return f"{module.replace('{n}', str(int(number)) if in_block else '')}.{kind}"
+        return None
+
+    @property
+    def _block(self) -> str:
+        """What the names of the blocks' modules begin with, before the number."""
+        return next(name for name in self.modules.values() if "{n}" in name).partition("{n}")[0]
+
+    @property
+    def parts(self) -> dict[str, str]:
+        """The modules of a block, without what all of them begin with."""
+        cut = f"{self._block}{{n}}."
+        return {
+            module.removeprefix("blk.{n}."): spelled.removeprefix(cut)
+            for module, spelled in self.modules.items()
+            if "{n}" in module
+        }
+
+    def is_transposed(self, gguf_name: str, dimensions: int) -> bool:
+        """Say whether a weight lies transposed in a folder."""
+        return dimensions == 2 and module_of(gguf_name) in self.transposed
+
+    def may_be_zero(self, gguf_name: str) -> bool:
+        """Say whether a weight is a bias that the model does not have, and a folder may."""
+        module, _, kind = _parted(gguf_name)
+        return kind == "bias" and module in self.zero_biases
+
+    def heads(self, metadata: Mapping[str, Any], gguf_name: str) -> int:
+        """Return the number of heads of a weight whose rows are in another order, else 0.
+
+        KeyError if the metadata do not say it.
+        """
+        keys = [f"{self.architecture}.{key}" for key in self.pairs.get(module_of(gguf_name), ())]
+        if not keys:
+            return 0
+        found: int = metadata[next((key for key in keys if key in metadata), keys[-1])]
+        return found
+
+
+def module_of(gguf_name: str) -> str:
+    """Return what a weight belongs to, "{n}" in place of the number of its block."""
+    return _parted(gguf_name)[0]
+
+
+def _parted(gguf_name: str) -> tuple[str, str, str]:
+    """Return the module of a weight, the number of its block, and whether it is weight or bias."""
+    module, _, kind = gguf_name.rpartition(".")
+    first, _, rest = module.partition(".")
+    number, _, part = rest.partition(".")
+    if first == "blk" and part:
+        return f"blk.{{n}}.{part}", number, kind
+    return module, "", kind
+
+
+def pairs_together(w: Floats, heads: int) -> Floats:
+    """Return rows of q or k in GGUF's order of pairs: those that RoPE turns are together.
+
+    At Hugging Face they are half a head apart.
+    """
+    return w.reshape(heads, 2, -1, *w.shape[1:]).swapaxes(1, 2).reshape(w.shape)
+
+
+def pairs_apart(w: Floats, heads: int) -> Floats:
+    """Return rows of q or k in Hugging Face's order: the inverse of ``pairs_together``."""
+    return w.reshape(heads, -1, 2, *w.shape[1:]).swapaxes(1, 2).reshape(w.shape)

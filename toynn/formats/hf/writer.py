@@ -1,0 +1,56 @@
+"""Writing a model in Hugging Face's format."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toynn.errors import DataError
+from toynn.formats import safetensors
+from toynn.formats.folders import new_folder
+from toynn.formats.hf.config import CONFIG, WEIGHTS
+from toynn.formats.hf.spelling import SPELLINGS, pairs_apart
+
+__all__ = ["write"]
+
+Floats = NDArray[np.float32]
+
+
+def write(
+    path: str | os.PathLike[str],
+    architecture: str,
+    hyper: Mapping[str, Any],
+    tensors: Mapping[str, Floats],
+) -> None:
+    """Write a new folder: it is complete, or absent.
+
+    hyper: GGUF's keys without the architecture; tensors: by GGUF name, in GGUF's order.
+
+    Raises DataError if there is something in its place.
+    """
+    path, spelling = Path(path), SPELLINGS[architecture]
+    if os.path.lexists(path):
+        raise DataError(f"{path}: already exists; name a new folder")
+    known = {key: spelled for key, spelled in spelling.keys.items() if key in hyper}
+    config = {"model_type": architecture, **spelling.shown, "torch_dtype": "float32"}
+    config |= {"bos_token_id": None, "eos_token_id": None}  # there is no tokenizer beside it
+    config |= {spelled: hyper[key] for key, spelled in known.items()}
+    config["tie_word_embeddings"] = "output.weight" not in tensors
+    more, added = spelling.beside(hyper, tensors)
+    config |= more
+    arrays = {}
+    metadata = {f"{architecture}.{key}": value for key, value in hyper.items()}
+    for name, values in {**tensors, **added}.items():
+        heads = spelling.heads(metadata, name)
+        if spelling.is_transposed(name, values.ndim):
+            values = values.T
+        elif heads:
+            values = pairs_apart(values, heads)
+        arrays[spelling.name(name)] = np.ascontiguousarray(values)
+    with new_folder(path, DataError) as folder:
+        folder.write(CONFIG, (json.dumps(config, indent=2) + "\n").encode())
+        folder.write(WEIGHTS, safetensors.parts(arrays, {"format": "pt"}))

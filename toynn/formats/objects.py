@@ -1,0 +1,23 @@
+"""JSON objects in files: what Hugging Face and PEFT keep their settings in."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from toynn.errors import DataError
+from toynn.reading import read_bytes
+
+__all__ = ["read_object"]
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Read a JSON object. Raises DataError."""
+    try:
+        found = json.loads(read_bytes(path).decode("utf-8"))
+    except DataError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise DataError(f"{path}: expected an object; got {type(found).__name__}")
+    return found

@@ -1,0 +1,402 @@
+"""Tokenizers, built from the vocabulary that a GGUF file carries.
+
+    tokenizer = Tokenizer.from_gguf("model.gguf")
+    ids = tokenizer.encode("Once upon a time")  # the ids that llama.cpp gives
+    tokenizer.decode(ids)
+
+Two kinds: byte-level BPE (`tokenizer.ggml.model` gpt2) and SentencePiece (llama). A file of a model
+on bytes (no_vocab, 256 tokens), as toynn trains them, gives a ByteTokenizer.
+
+**Special tokens.** A text is a user's: that it says "<|im_end|>" does not end a turn. So `encode`
+finds the tokens of type CONTROL in a text only if asked to (parse_special), and the methods for
+conversations find them where the chat template wrote them, not where a message did.
+"""
+
+import codecs
+import re
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toynn.errors import DataError, GGUFError
+from toynn.formats import gguf
+from toynn.formats.gguf import GGUFFile
+from toynn.formats.tokenizer.bpe import BPE, byte_letters
+from toynn.formats.tokenizer.chat import ChatTemplate, Message
+from toynn.formats.tokenizer.spm import SentencePiece
+from toynn.formats.tokenizer.vocab import TokenType, Vocab, read_vocab
+
+__all__ = ["ByteTokenizer", "Message", "Stream", "Tokenizer", "Turn", "byte_letters"]
+
+BYTES = 256
+CHUNK = 1 << 18  # characters that a library gets at a time: it takes 100 bytes for each
+CUT = re.compile(r"(?<=\S\n)(?=\w)")  # no piece of any kind lies across, and seldom a token
+GUARDS = [chr(code) for code in range(0xFDD0, 0xFDF0)]  # never characters, so in no honest text
+
+
+class Turn(NamedTuple):
+    """A part of a conversation: its ids, and whether they are the model's to learn."""
+
+    ids: list[int]
+    learned: bool
+
+
+class Model(Protocol):
+    """What turns a text into ids."""
+
+    def encode(self, text: str, continues: bool) -> list[int]:
+        """Return the ids of a text without special tokens."""
+
+    def piece(self, id: int) -> bytes:
+        """Return the bytes that a token stands for."""
+
+
+class Tokenizer:
+    """Texts to ids and back."""
+
+    def __init__(self, vocab: Vocab, model: Model, template: str | None = None) -> None:
+        self._vocab, self._model, self._source = vocab, model, template
+        self._template: ChatTemplate | None = None
+        self._pieces: dict[int, bytes] = {}
+        self._cuttable: bool | None = None
+        self._special_ids = frozenset(id for _, id in vocab.specials)
+        shy = np.isin(vocab.declared, (TokenType.CONTROL, TokenType.UNKNOWN))
+        self._hidden = frozenset(np.flatnonzero(shy).tolist())
+        #: texts of the tokens, by id
+        self.tokens = vocab.tokens
+        #: ids of the tokens that begin and end a text; None where there are none
+        self.bos, self.eos = vocab.bos, vocab.eos
+        #: ids that end a generation
+        self.eog = vocab.eog
+        #: whether encode adds them
+        self.add_bos, self.add_eos = vocab.add_bos, vocab.add_eos
+
+    @classmethod
+    def from_gguf(cls, file: str | PathLike[str] | GGUFFile) -> "Tokenizer":
+        """Build the tokenizer of a file, from its path or open. Raises GGUFError, ConfigError."""
+        if not isinstance(file, GGUFFile):
+            with gguf.open(file, check=False) as opened:
+                return cls.from_gguf(opened)
+        key = "tokenizer.ggml.model"
+        if key not in file.metadata or file.require(key, str) == "no_vocab":
+            return _without_vocab(file)
+        vocab = read_vocab(file)
+        model = BPE(vocab, vocab.kind) if vocab.kind else SentencePiece(vocab)
+        key = "tokenizer.chat_template"
+        return cls(vocab, model, file.require(key, str) if key in file.metadata else None)
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of tokens."""
+        return len(self.tokens)
+
+    def encode(
+        self,
+        text: str,
+        add_special: bool = True,
+        parse_special: bool = False,
+        continues: bool = False,
+    ) -> list[int]:
+        """Return the ids of a text. Raises DataError for half a surrogate pair.
+
+        add_special puts BOS before and EOS behind it, where the file says that the model wants
+        them. parse_special finds CONTROL tokens in the text, too: for texts that are not a user's.
+        continues: another text comes before this one, so SentencePiece puts no space before it.
+        """
+        ids = list(chain.from_iterable(self._ids(text, parse_special, continues)))
+        if add_special and self.add_bos and self.bos is not None:
+            ids.insert(0, self.bos)
+        if add_special and self.add_eos and self.eos is not None:
+            ids.append(self.eos)
+        return ids
+
+    def encode_array(self, text: str) -> NDArray[np.int32]:
+        """Return the ids of a long text, without BOS and EOS: those of encode, at 4 bytes each.
+
+        Raises DataError for text that is not Unicode.
+        """
+        ids = array("i")
+        for some in self._ids(text, parse_special=False, continues=False):
+            ids.extend(some)
+        return np.array(ids, np.int32)
+
+    def decode(self, ids: Iterable[int], special: bool = False) -> str:
+        """Return the text of ids; special shows CONTROL tokens, too.
+
+        decode(encode(text)) is the text, if every byte has a token. Bytes that make no character
+        become U+FFFD. Raises DataError for an id that is no token's.
+        """
+        piece = Stream(self, special, begins=True)._piece
+        return b"".join([piece(id) for id in ids]).decode("utf-8", "replace")
+
+    def stream(self, special: bool = False) -> "Stream":
+        """Return a decoder for ids that come one by one, and continue a text."""
+        return Stream(self, special, begins=False)
+
+    def chat(self, messages: Sequence[Message], add_generation_prompt: bool = False) -> str:
+        """Return a conversation as the file's chat template writes it. Raises GGUFError.
+
+        A message has a role and a content. add_generation_prompt ends with the begin of an answer.
+        """
+        return self._chat_template().render(messages, add_generation_prompt)
+
+    def _chat_template(self) -> ChatTemplate:
+        """Return the file's chat template, compiled when it is needed first."""
+        if self._template is None:
+            if self._source is None:
+                raise GGUFError(
+                    f"{self._vocab.path}: tokenizer.chat_template: missing: the model has no form "
+                    f"for conversations; use plain text"
+                )
+            names = ("" if id is None else self.tokens[id] for id in (self.bos, self.eos))
+            self._template = ChatTemplate(self._vocab.path, self._source, *names)
+        return self._template
+
+    def encode_chat(
+        self, messages: Sequence[Message], add_generation_prompt: bool = True
+    ) -> list[int]:
+        """Return the ids of a conversation, by default up to where the model answers.
+
+        Raises DataError for text that is not Unicode.
+        """
+        messages, guard = self._guarded(messages)
+        (ids,) = self._encode([self.chat(messages, add_generation_prompt)], guard)
+        return self._begun(ids)
+
+    def encode_turns(self, messages: Sequence[Message]) -> list[Turn]:
+        """Return the ids of a whole conversation in parts; what the assistant says is `learned`.
+
+        An answer begins where the template, asked for an answer to the messages before, ends, and
+        goes on to where the conversation with the answer ends. Raises GGUFError for a template that
+        does not only append. Raises DataError for text that is not Unicode.
+        """
+        messages, guard = self._guarded(messages)
+        ends, texts = [0], []
+        answers = [i for i, message in enumerate(messages) if message.get("role") == "assistant"]
+        borders = [side for i in answers for side in ((i, True), (i + 1, False))]
+        whole, *begun = self._chat_template().render_beginnings(
+            messages, [(len(messages), False), *borders]
+        )
+        for index, *sides in zip(answers, begun[::2], begun[1::2], strict=True):
+            for text in sides:
+                if not whole.startswith(text) or len(text) < ends[-1]:
+                    raise GGUFError(
+                        f"{self._vocab.path}: tokenizer.chat_template: cannot tell which part "
+                        f"message {index} is: the template writes the messages up to it otherwise "
+                        f"when others follow; split the conversation after its first answer, or "
+                        f"train on text"
+                    )
+                texts.append(whole[ends[-1] : len(text)])
+                ends.append(len(text))
+        texts.append(whole[ends[-1] :])
+        parts = self._encode(texts, guard)
+        parts[0] = self._begun(parts[0])
+        return [Turn(ids, index % 2 == 1) for index, ids in enumerate(parts) if ids]
+
+    def piece(self, id: int) -> bytes:
+        """Return the bytes that a token stands for. Raises DataError for an id that is no token."""
+        piece = self._pieces.get(id)
+        if piece is None:
+            if not 0 <= id < len(self.tokens):
+                raise DataError(f"decode: expected ids of 0..{len(self.tokens) - 1}; got {id}")
+            piece = self._pieces[id] = self._model.piece(id)
+        return piece
+
+    def _begun(self, ids: list[int]) -> list[int]:
+        """Return ids with one BOS in front, where there should be one: templates often write it."""
+        wanted = self.add_bos and self.bos is not None and ids[:1] != [self.bos]
+        return [self.bos, *ids] if wanted and self.bos is not None else ids
+
+    def _guarded(self, messages: Sequence[Message]) -> tuple[list[Message], str]:
+        """Break, by a guard, each text of a control token that a message contains.
+
+        The template sees the guard, which it has no reason to touch; encoding drops it once the
+        special tokens are found. So the ids are those of the text as it was.
+        """
+        said = "\n".join(_strings(messages))
+        texts = [text for text, _ in self._control() if text in said]
+        if not texts:
+            return list(messages), ""
+        guard = next((guard for guard in GUARDS if guard not in said), None)
+        if guard is None:
+            raise DataError("a conversation contains every one of U+FDD0 to U+FDEF")
+        longest_first = re.compile("|".join(re.escape(text) for text in texts))
+
+        def broken(value: Any) -> Any:
+            if isinstance(value, str):
+                return longest_first.sub(lambda found: guard.join(found[0]) + guard, value)
+            if isinstance(value, Mapping):
+                return {key: broken(part) for key, part in value.items()}
+            return [broken(part) for part in value] if isinstance(value, list) else value
+
+        return [broken(message) for message in messages], guard
+
+    def _control(self) -> Iterator[tuple[str, int]]:
+        types = self._vocab.types
+        return ((t, id) for t, id in self._vocab.specials if types[id] != TokenType.USER_DEFINED)
+
+    def _encode(self, texts: list[str], guard: str) -> list[list[int]]:
+        """Return the ids of texts that follow one another, with their special tokens."""
+        parts: list[list[int]] = []
+        for text in texts:
+            last = next((ids[-1] for ids in reversed(parts) if ids), None)
+            continues = last is not None and last not in self._special_ids
+            ids = chain.from_iterable(self._ids(text, True, continues, guard))
+            parts.append(list(ids))
+        return parts
+
+    def _ids(
+        self, text: str, parse_special: bool, continues: bool, guard: str = ""
+    ) -> Iterator[list[int]]:
+        """Yield the ids of a text, some at a time."""
+        _check_unicode(text)
+        for fragment in self._split(text, parse_special):
+            if isinstance(fragment, int):
+                yield [fragment]
+                continues = False
+                continue
+            for chunk in self._chunks(fragment.replace(guard, "") if guard else fragment):
+                yield self._model.encode(chunk, continues)
+                continues = True
+
+    def _chunks(self, text: str) -> Iterator[str]:
+        """Cut a long text where that changes no id."""
+        if self._cuttable is None:  # a token that has a line break within may lie across a cut
+            inner = re.compile(r"\S\n|\n\S")
+            self._cuttable = not any(inner.search(token) for token in self.tokens)
+        begin = 0
+        while self._cuttable and len(text) - begin > CHUNK:
+            cut = CUT.search(text, begin + CHUNK)
+            if cut is None:
+                break
+            yield text[begin : cut.end()]
+            begin = cut.end()
+        if begin < len(text):
+            yield text[begin:]
+
+    def _split(self, text: str, parse_special: bool) -> list[str | int]:
+        """Split a text at its special tokens, the longest ones first; return texts and ids."""
+        fragments: list[str | int] = [text] if text else []
+        known = self._vocab.specials
+        types = self._vocab.types
+        for special, id in known:
+            if special not in text or not (parse_special or types[id] == TokenType.USER_DEFINED):
+                continue
+            strip = id in self._vocab.strips_right
+            split: list[str | int] = []
+            for fragment in fragments:
+                if isinstance(fragment, int):
+                    split.append(fragment)
+                    continue
+                for index, part in enumerate(fragment.split(special)):
+                    if index:
+                        split.append(id)
+                        part = part.lstrip(" \t\n\v\f\r") if strip else part
+                    if part:
+                        split.append(part)
+            fragments = split
+        return fragments
+
+
+class ByteTokenizer(Tokenizer):
+    """The tokenizer of models on bytes: a token's id is its byte."""
+
+    def __init__(self, path: str | PathLike[str] = "a model on bytes") -> None:
+        super().__init__(_byte_vocab(path), _Bytes())
+
+
+class _Bytes:
+    def encode(self, text: str, continues: bool) -> list[int]:
+        return list(text.encode())
+
+    def piece(self, id: int) -> bytes:
+        return bytes((id,))
+
+
+class Stream:
+    """Decodes ids one by one; bytes that are not yet a character wait."""
+
+    def __init__(self, tokenizer: Tokenizer, special: bool, begins: bool) -> None:
+        self._tokenizer = tokenizer
+        self._hidden = frozenset() if special else tokenizer._hidden
+        self._drop_space = begins and tokenizer._vocab.add_space_prefix
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, id: int) -> str:
+        """Return the text that an id completes: none, or some whole characters."""
+        return self._decoder.decode(self._piece(id))
+
+    def end(self) -> str:
+        """Return what still waits, as U+FFFD."""
+        return self._decoder.decode(b"", final=True)
+
+    def _piece(self, id: int) -> bytes:
+        """Return the bytes of the next id, without the space that encode puts where a text begins.
+
+        A text begins at the start, and after each special token.
+        """
+        piece = self._tokenizer.piece(id)
+        special = id in self._tokenizer._special_ids
+        if self._drop_space and not special:
+            piece = piece.removeprefix(b" ")
+        self._drop_space = special and self._tokenizer._vocab.add_space_prefix
+        return b"" if id in self._hidden else piece
+
+
+def _without_vocab(file: GGUFFile) -> ByteTokenizer:
+    """Return the tokenizer of a file that has none: its tokens are bytes, if there are 256."""
+    key = f"{file.architecture}.vocab_size"
+    size = file.require(key, int) if key in file.metadata else None
+    if size != BYTES:
+        raise GGUFError(
+            f"{file.path}: tokenizer.ggml.model: expected gpt2 or llama, or a model on bytes with "
+            f"{key} = {BYTES}; got no vocabulary and {size or 'an unknown number of'} tokens"
+        )
+    return ByteTokenizer(file.path)
+
+
+def _byte_vocab(path: str | PathLike[str]) -> Vocab:
+    return Vocab(
+        path=Path(path),
+        tokens=[f"<0x{byte:02X}>" for byte in range(BYTES)],
+        types=np.full(BYTES, TokenType.BYTE, np.int32),
+        declared=np.full(BYTES, TokenType.BYTE, np.int32),
+        scores=np.zeros(BYTES, np.float32),
+        merges=[],
+        kind=None,
+        bos=None,
+        eos=None,
+        unknown=None,
+        eog=frozenset(),
+        add_bos=False,
+        add_eos=False,
+        add_space_prefix=False,
+    )
+
+
+def _check_unicode(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"encode: expected Unicode text; got half of a surrogate pair, "
+            f"{text[error.start]!r}, at character {error.start}"
+        ) from error
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """Yield all texts in a value made of lists and dictionaries."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from _strings(part)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _strings(part)

@@ -1,0 +1,86 @@
+"""Byte-level BPE, as GPT-2 has it, by the tokenizers library.
+
+A text is cut into pieces (`pre`), each piece spelled as bytes, each byte as a letter
+that one can see; then the pair of neighbours whose merge comes first in the list is merged, until
+none is left to merge.
+
+Source: Sennrich et al. 2016, arXiv:1508.07909; Radford et al. 2019 (GPT-2), section 2.2.
+"""
+
+from collections.abc import Iterator
+
+from toynn.errors import GGUFError
+from toynn.formats.tokenizer.chat import needed
+from toynn.formats.tokenizer.pre import Kind
+from toynn.formats.tokenizer.vocab import TokenType, Vocab
+
+__all__ = ["BPE", "byte_letters"]
+
+MISSING = "\ufdd0"  # not a character: stands for a byte without a token, so that none merge over it
+
+
+def byte_letters() -> list[str]:
+    """Return how GPT-2's tokenizer and its kin spell each byte: all of them as letters one can see.
+
+    Source: bytes_to_unicode of github.com/openai/gpt-2, src/encoder.py.
+    """
+    seen = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = [byte for byte in range(256) if byte not in seen]
+    return [chr(byte) if byte in seen else chr(256 + others.index(byte)) for byte in range(256)]
+
+
+class BPE:
+    """Ids of a text without special tokens, and the bytes of an id.
+
+    Raises GGUFError for a vocabulary that makes no tokenizer.
+    """
+
+    def __init__(self, vocab: Vocab, kind: Kind) -> None:
+        library = needed("tokenizers")
+        self._vocab = vocab
+        self._bytes = {letter: byte for byte, letter in enumerate(byte_letters())}
+        ids = {text: id for id, text in enumerate((*vocab.tokens, MISSING))}
+        try:
+            model = library.models.BPE(
+                ids,
+                list(_pairs(vocab)),
+                unk_token=MISSING,
+                ignore_merges=kind.whole_words,
+            )
+        except Exception as error:  # the library raises no narrower one
+            raise GGUFError(
+                f"{vocab.path}: tokenizer.ggml.tokens and .merges do not make a tokenizer: {error}"
+            ) from error
+        self._tokenizer = library.Tokenizer(model)
+        cut = library.pre_tokenizers
+        self._tokenizer.pre_tokenizer = cut.Sequence(
+            [cut.Split(library.Regex(regex), "isolated") for regex in kind.regexes]
+            + [cut.ByteLevel(add_prefix_space=False, use_regex=False)]
+        )
+
+    def encode(self, text: str, continues: bool) -> list[int]:
+        """Return the ids of a text. Bytes that no token spells are left out, as llama.cpp does."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        missing = len(self._vocab.tokens)
+        return [id for id in ids if id != missing] if missing in ids else ids
+
+    def piece(self, id: int) -> bytes:
+        """Return the bytes that a token stands for."""
+        text = self._vocab.tokens[id]
+        if self._vocab.declared[id] != TokenType.NORMAL:
+            return text.encode()
+        spelled = self._bytes
+        return b"".join(
+            bytes((spelled[letter],)) if letter in spelled else letter.encode() for letter in text
+        )
+
+
+def _pairs(vocab: Vocab) -> Iterator[tuple[str, str]]:
+    for index, merge in enumerate(vocab.merges):
+        space = merge.find(" ", 1)
+        if space < 0:
+            raise GGUFError(
+                f"{vocab.path}: tokenizer.ggml.merges: entry {index}: expected two texts with a "
+                f"space between; got {merge!r}"
+            )
+        yield merge[:space], merge[space + 1 :]

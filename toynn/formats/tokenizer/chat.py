@@ -1,0 +1,199 @@
+"""Chat templates: a conversation as the text that a model was trained with.
+
+A template is a program in Jinja that came with a file from elsewhere. It runs in Jinja's sandbox,
+in a process of its own with bounds of time and memory, with what transformers gives it: messages,
+add_generation_prompt, bos_token, eos_token, raise_exception(message), strftime_now(format), and the
+loop controls.
+"""
+
+import atexit
+import contextlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from toynn.errors import ConfigError, DataError, GGUFError
+
+__all__ = ["ChatTemplate", "Message", "needed"]
+
+Message = Mapping[str, Any]  # role and content at least
+
+#: What rendering one conversation may take: seconds of the CPU, of the clock beside busy processes,
+#: bytes of the process, characters of the text.
+SECONDS, PATIENCE, MEMORY, CHARACTERS = 5, 60, 2**29, 2**25
+
+
+def needed(library: str) -> Any:
+    """Import a library of the text extra. Raises ConfigError where it is missing."""
+    try:
+        return import_module(library)
+    except ImportError as error:
+        raise ConfigError(
+            f'this needs the {library} library, which is not installed: pip install "toynn[text]"'
+        ) from error
+
+
+class ChatTemplate:
+    """A template that compiles.
+
+    Raises GGUFError for a template that is none, DataError for messages that are not plain values.
+    """
+
+    def __init__(self, path: Path, source: str, bos_token: str, eos_token: str) -> None:
+        needed("jinja2")
+        self._path, self._source = path, source
+        self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
+        try:
+            self._run((), ())
+        except _Failed as error:
+            line = "" if error.line is None and error.bounds else f", line {error.line or '?'}"
+            raise GGUFError(f"{path}: tokenizer.chat_template{line}: {error}") from None
+
+    def render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+        """Return the text of a conversation. Raises what `render_beginnings` does."""
+        return self.render_beginnings(messages, [(len(messages), add_generation_prompt)])[0]
+
+    def render_beginnings(
+        self, messages: Sequence[Message], beginnings: Sequence[tuple[int, bool]]
+    ) -> list[str]:
+        """Return the texts of the first so many messages, each with a generation prompt or not.
+
+        Raises GGUFError with what the template says, and DataError for messages of other than plain
+        values: texts, numbers, lists, mappings.
+        """
+        try:
+            return self._run([dict(message) for message in messages], beginnings)
+        except _Failed as error:
+            raise GGUFError(
+                f"{self._path}: tokenizer.chat_template refuses the conversation: {error}"
+            ) from None
+
+    def _run(self, messages: Sequence[Message], beginnings: object) -> list[str]:
+        request = {"source": self._source, "messages": messages, "beginnings": beginnings}
+        try:
+            frame = json.dumps({**request, "tokens": self._tokens}).encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            raise DataError(f"messages: expected plain values; {error}") from error
+        return _renderer().ask(frame)
+
+
+class _Failed(Exception):
+    """A template that cannot be compiled or rendered."""
+
+    def __init__(self, why: str, line: int | None = None, *, bounds: bool = False) -> None:
+        super().__init__(why)
+        self.line, self.bounds = line, bounds
+
+
+class _Renderer:
+    """The process that renders. It is started when it is needed, and again when it died."""
+
+    def __init__(self, inherited: "_Renderer | None" = None) -> None:
+        self.owner = os.getpid()
+        self._inherited = inherited  # its process is another's to wait for
+        self._lock = threading.Lock()
+        self._child: subprocess.Popen[bytes] | None = None
+        self._limits: dict[str, int] = {}
+
+    def ask(self, request: bytes) -> list[str]:
+        """Return a template's texts. Raises _Failed."""
+        limits = {"seconds": SECONDS, "memory": MEMORY, "characters": CHARACTERS}
+        with self._lock:
+            child = self._running(limits)
+            answer = None
+            try:
+                _send(child, request)
+                answer = _receive(child)
+            except BrokenPipeError:
+                pass
+            finally:  # also where the one who waits is interrupted
+                if answer is None:
+                    self.close()
+        if answer is None:
+            raise _Failed(_ending(child.returncode), bounds=True)
+        texts, why, line = json.loads(answer)
+        if texts is None:
+            raise _Failed(why, line)
+        return [str(text) for text in texts]
+
+    def close(self) -> None:
+        """End the process."""
+        child, self._child = self._child, None
+        if child is not None and self.owner == os.getpid():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(0.1)  # where it ended by itself, its own exit status says why
+            child.kill()
+            child.communicate()
+
+    def _running(self, limits: dict[str, int]) -> "subprocess.Popen[bytes]":
+        if self._child is not None and self._child.poll() is None and self._limits == limits:
+            return self._child
+        self.close()
+        program = Path(__file__).with_name("chat_child.py")
+        child = self._child = subprocess.Popen(
+            [sys.executable, "-I", "-S", os.fspath(program)],
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            process_group=0,  # Ctrl-C is not for it
+        )
+        self._limits = limits
+        path = [os.path.abspath(each) for each in sys.path]
+        _send(child, json.dumps({"path": path, **limits}).encode())
+        return child
+
+
+def _ending(status: int) -> str:
+    """Return why a process gave no answer."""
+    if status == -signal.SIGXCPU:
+        return f"it takes more than {SECONDS} seconds of the CPU"
+    if status == -signal.SIGKILL:
+        return f"it takes more than {PATIENCE} seconds, or its process was killed"
+    return f"its process ended (exit status {status})"
+
+
+_the_renderer: _Renderer | None = None
+
+
+def _renderer() -> _Renderer:
+    """Return this process's renderer: after a fork the child has one of its own."""
+    global _the_renderer
+    if _the_renderer is None or _the_renderer.owner != os.getpid():
+        _the_renderer = _Renderer(_the_renderer)
+        atexit.register(_the_renderer.close)
+    return _the_renderer
+
+
+def _send(child: "subprocess.Popen[bytes]", frame: bytes) -> None:
+    assert child.stdin is not None
+    rest = memoryview(len(frame).to_bytes(8, "little") + frame)
+    while rest:
+        rest = rest[os.write(child.stdin.fileno(), rest) :]
+
+
+def _receive(child: "subprocess.Popen[bytes]") -> bytes | None:
+    """Return the next frame; None if the process ends, or takes too long by the clock."""
+    assert child.stdout is not None
+    until, received, length = time.monotonic() + PATIENCE, bytearray(), 8
+    with selectors.DefaultSelector() as selector:
+        selector.register(child.stdout, selectors.EVENT_READ)
+        while len(received) < length:
+            if not selector.select(until - time.monotonic()):
+                return None
+            part = os.read(child.stdout.fileno(), 2**20)
+            received += part
+            if not part:
+                return None
+            if length == 8 and len(received) >= 8:
+                length += int.from_bytes(received[:8], "little")
+    return bytes(received[8:])

@@ -1,0 +1,115 @@
+"""SentencePiece's BPE, as Llama 2 has it, by the sentencepiece library.
+
+Spaces are spelled as U+2581 and the text split into characters; then the two neighbours that
+together are the token of the highest score become one, until no two are a token. A character that
+is no token is spelled as bytes.
+
+The library reads a model in Protocol Buffers' wire format. It is built here from the vocabulary:
+a file of that format holds no more than a GGUF file does.
+
+Sources: Kudo & Richardson 2018, arXiv:1808.06226; src/sentencepiece_model.proto of
+github.com/google/sentencepiece; protobuf.dev/programming-guides/encoding.
+"""
+
+import struct
+
+from toynn.errors import GGUFError
+from toynn.formats.tokenizer.chat import needed
+from toynn.formats.tokenizer.vocab import TokenType, Vocab
+
+__all__ = ["SPACE", "SentencePiece"]
+
+SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
+BPE = 2  # TrainerSpec.ModelType
+
+NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6  # ModelProto.SentencePiece.Type
+HIDDEN = (TokenType.CONTROL, TokenType.UNKNOWN)
+
+#: How tokens for bytes are spelled.
+SPELLED = {f"<0x{byte:02X}>": byte for byte in range(256)}
+
+
+class SentencePiece:
+    """Ids of a text without special tokens, and the bytes of an id.
+
+    Raises GGUFError for a vocabulary that makes no tokenizer.
+    """
+
+    def __init__(self, vocab: Vocab) -> None:
+        library = needed("sentencepiece")
+        self._vocab = vocab
+        self._processor = library.SentencePieceProcessor()
+        try:
+            self._processor.LoadFromSerializedProto(_model(vocab))
+        except (RuntimeError, ValueError) as error:
+            raise GGUFError(
+                f"{vocab.path}: tokenizer.ggml.tokens and .scores do not make a tokenizer: {error}"
+            ) from error
+
+    def encode(self, text: str, continues: bool) -> list[int]:
+        """Return the ids of a text; a space comes before it unless it continues another."""
+        if self._vocab.add_space_prefix and not continues:
+            text = " " + text
+        ids: list[int] = self._processor.EncodeAsIds(text)
+        return ids
+
+    def piece(self, id: int) -> bytes:
+        """Return the bytes that a token stands for."""
+        text, type = self._vocab.tokens[id], self._vocab.declared[id]
+        if type == TokenType.BYTE and text in SPELLED:
+            return bytes((SPELLED[text],))
+        if type == TokenType.NORMAL:
+            text = text.replace(SPACE, " ")
+        return text.encode("utf-8", "surrogateescape")
+
+
+def _model(vocab: Vocab) -> bytes:
+    """Return a ModelProto: the pieces, the kind of model, and to leave the text as it is."""
+    types = _types(vocab)
+    texts = (text.encode("utf-8", "surrogateescape") for text in vocab.tokens)
+    pieces = b"".join(
+        _bytes(1, _bytes(1, text) + _float(2, score) + _int(3, type))
+        for text, score, type in zip(texts, vocab.scores.tolist(), types, strict=True)
+    )
+    trainer = _int(3, BPE) + _int(35, int(BYTE in types))
+    as_it_is = _bytes(1, b"identity") + _int(3, 0) + _int(4, 0) + _int(5, 1)
+    return pieces + _bytes(2, trainer) + _bytes(3, as_it_is)
+
+
+def _types(vocab: Vocab) -> list[int]:
+    """Return the pieces' types: exactly one is unknown, and bytes are all there or none.
+
+    What else the file calls a token is a normal one: Tokenizer has matched the user's own before,
+    and llama.cpp merges into unused ones, too.
+    """
+    if vocab.unknown is None:
+        raise GGUFError(
+            f"{vocab.path}: tokenizer.ggml.unknown_token_id: expected the id of a token; got none"
+        )
+    has_bytes = SPELLED.keys() <= set(vocab.tokens)
+    types = [
+        BYTE if has_bytes and text in SPELLED else CONTROL if type in HIDDEN else NORMAL
+        for text, type in zip(vocab.tokens, vocab.types.tolist(), strict=True)
+    ]
+    types[vocab.unknown] = UNKNOWN
+    return types
+
+
+def _varint(number: int) -> bytes:
+    groups = bytearray()
+    while number > 127:
+        groups.append(number & 127 | 128)
+        number >>= 7
+    return bytes((*groups, number))
+
+
+def _int(field: int, value: int) -> bytes:
+    return _varint(field << 3) + _varint(value)
+
+
+def _float(field: int, value: float) -> bytes:
+    return _varint(field << 3 | 5) + struct.pack("<f", value)
+
+
+def _bytes(field: int, value: bytes) -> bytes:
+    return _varint(field << 3 | 2) + _varint(len(value)) + value

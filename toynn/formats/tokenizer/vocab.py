@@ -1,0 +1,223 @@
+"""The vocabulary of a GGUF file: its `tokenizer.ggml.*`, checked, with llama.cpp's defaults."""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toynn.errors import GGUFError
+from toynn.formats.gguf import GGUFFile, Strings
+from toynn.formats.tokenizer.pre import KINDS, Kind
+
+__all__ = ["TokenType", "Vocab", "read_vocab"]
+
+PREFIX = "tokenizer.ggml."
+MODELS = {"gpt2": "byte-level BPE", "llama": "SentencePiece"}
+
+
+class TokenType(IntEnum):
+    """What a token is, as `tokenizer.ggml.token_type` numbers it."""
+
+    UNDEFINED = 0
+    NORMAL = 1
+    UNKNOWN = 2  # stands for what no token spells
+    CONTROL = 3  # begins, ends and separates texts; no text spells it
+    USER_DEFINED = 4  # found in a text as it stands, before anything else
+    UNUSED = 5
+    BYTE = 6  # a byte, spelled <0x00> to <0xFF>
+
+
+def _words(*lines: str) -> frozenset[str]:
+    return frozenset(" ".join(lines).split())
+
+
+#: Texts of tokens that end a generation, whatever the file says of them.
+ENDS = _words(
+    "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> </s>",
+    "<|endoftext|> <|eom_id|> <EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos>",
+    "<turn|> <|tool_response> <\uff5cend\u2581of\u2581sentence\uff5c> [e~[",
+)
+#: Texts of tokens that frame a gap in a text, to be filled in.
+FRAMES = _words(
+    "<|fim_prefix|> <fim-prefix> <fim_prefix> <PRE> \u2581<PRE> <|code_prefix|> <|prefix|>",
+    "<|fim_suffix|> <fim-suffix> <fim_suffix> <SUF> \u2581<SUF> <|code_suffix|> <|suffix|>",
+    "<|fim_middle|> <fim-middle> <fim_middle> <MID> \u2581<MID> <|code_middle|> <|middle|>",
+    "<\uff5cfim\u2581begin\uff5c> <\uff5cfim\u2581hole\uff5c> <\uff5cfim\u2581end\uff5c>",
+)
+#: Texts of tokens that pad such texts or part files: of each the first that there is ends, too.
+FRAME_ENDS = {
+    "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
+    "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
+    "fim_sep": ("<|file_sep|>",),
+}
+
+
+@dataclass(frozen=True)
+class Vocab:
+    """Tokens by id, and how texts begin and end."""
+
+    path: Path
+    tokens: list[str]
+    types: NDArray[np.int32]  # TokenType; by their texts some are CONTROL that are not declared so
+    declared: NDArray[np.int32]  # as the file has them
+    scores: NDArray[np.float32]
+    merges: Sequence[str]
+    kind: Kind | None  # of byte-level BPE; None: SentencePiece
+    bos: int | None
+    eos: int | None
+    unknown: int | None
+    eog: frozenset[int]
+    add_bos: bool
+    add_eos: bool
+    add_space_prefix: bool
+    strips_right: frozenset[int] = field(default=frozenset())  # these swallow spaces after them
+
+    @cached_property
+    def specials(self) -> list[tuple[str, int]]:
+        """Text and id of the tokens that are matched whole, those of the most bytes first."""
+        whole = (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN)
+        ids = np.flatnonzero(np.isin(self.types, whole)).tolist()
+        ids.sort(key=lambda id: -len(self.tokens[id].encode("utf-8", "surrogateescape")))
+        return [(self.tokens[id], id) for id in ids]
+
+
+def read_vocab(file: GGUFFile) -> Vocab:
+    """Read the vocabulary of a file. Raises GGUFError."""
+    model = file.require(f"{PREFIX}model", str)
+    if model not in MODELS:
+        known = ", ".join(f"{name} ({what})" for name, what in MODELS.items())
+        raise GGUFError(f"{file.path}: {PREFIX}model: expected one of {known}; got {model!r}")
+    bpe = model == "gpt2"
+    kind = _kind(file) if bpe else None
+    texts = _texts(file, "tokens")
+    tokens = [text or f"[EMPTY_{id}]" for id, text in enumerate(texts)]
+    ids = {text: id for id, text in enumerate(tokens)}
+    if len(ids) < len(tokens):
+        twice = next(id for id, text in enumerate(tokens) if ids[text] != id)
+        raise GGUFError(
+            f"{file.path}: {PREFIX}tokens: expected each text once; "
+            f"{tokens[twice]!r} is token {twice} and token {ids[tokens[twice]]}"
+        )
+    declared = _numbers(file, "token_type", "i", len(tokens), int(TokenType.NORMAL))
+    types = declared.astype(np.int32)
+    scores = _numbers(file, "scores", "fi", len(tokens), 0).astype(np.float32)
+    bos = _id(file, "bos", len(tokens), None if bpe else 1)
+    eos = _id(file, "eos", len(tokens), None if bpe else 2)
+    eog = _mark_specials(file, ids, types, eos)
+    add_bos = _flag(file, "add_bos_token", kind.add_bos if kind else True)
+    add_eos = _flag(file, "add_eos_token", False)
+    for name, add, id in (("bos", add_bos, bos), ("eos", add_eos, eos)):
+        if add and id is None:
+            raise GGUFError(
+                f"{file.path}: {PREFIX}{name}_token_id: missing or no token's id, but "
+                f"{PREFIX}add_{name}_token asks for one in each text"
+            )
+    return Vocab(
+        path=file.path,
+        tokens=tokens,
+        types=types,
+        declared=declared.astype(np.int32),
+        scores=scores,
+        merges=_texts(file, "merges") if bpe else [],
+        kind=kind,
+        bos=bos,
+        eos=eos,
+        unknown=_id(file, "unknown", len(tokens), None if bpe else 0),
+        eog=eog,
+        add_bos=add_bos,
+        add_eos=add_eos,
+        add_space_prefix=not bpe and _flag(file, "add_space_prefix", True),
+        strips_right=_strips_right(file, ids, types),
+    )
+
+
+def _kind(file: GGUFFile) -> Kind:
+    key = f"{PREFIX}pre"
+    if key not in file.metadata:
+        warnings.warn(
+            f"{file.path}: {key} is missing, as in files of early 2024: texts are cut as by "
+            f"'default', and ids may differ from those that the model was trained with",
+            stacklevel=4,
+        )
+        return KINDS["default"]
+    name = file.require(key, str)
+    if name not in KINDS:
+        raise GGUFError(
+            f"{file.path}: {key}: expected one of {', '.join(sorted(KINDS))}; got {name!r}, "
+            f"by whose rules toynn cannot cut a text"
+        )
+    return KINDS[name]
+
+
+def _texts(file: GGUFFile, name: str) -> Strings:
+    key = f"{PREFIX}{name}"
+    texts = file.metadata.get(key)
+    if not isinstance(texts, Strings) or (name == "tokens" and not texts):
+        got = file.types.get(key, "nothing")
+        raise GGUFError(f"{file.path}: {key}: expected [STRING] with an entry at least; got {got}")
+    return texts
+
+
+def _numbers(file: GGUFFile, name: str, kinds: str, count: int, default: int) -> NDArray[Any]:
+    """Return the numbers of a key, one for each token."""
+    key = f"{PREFIX}{name}"
+    if key not in file.metadata:
+        return np.full(count, default)
+    values = file.metadata[key]
+    if not isinstance(values, np.ndarray) or values.dtype.kind not in kinds or len(values) < count:
+        got = file.types[key]
+        if isinstance(values, np.ndarray):
+            got += f" of {len(values)}"
+        raise GGUFError(f"{file.path}: {key}: expected a number for each of {count} tokens; {got}")
+    return values[:count]
+
+
+def _id(file: GGUFFile, name: str, count: int, default: int | None) -> int | None:
+    """Return a token's id; one that is no token's is as if it were missing."""
+    key = f"{PREFIX}{name}_token_id"
+    id = file.require(key, int) if key in file.metadata else default
+    if id is not None and not 0 <= id < count:
+        id = default
+    return id if id is not None and id < count else None
+
+
+def _flag(file: GGUFFile, name: str, default: bool) -> bool:
+    key = f"{PREFIX}{name}"
+    return file.require(key, bool) if key in file.metadata else default
+
+
+def _mark_specials(
+    file: GGUFFile, ids: dict[str, int], types: NDArray[np.int32], eos: int | None
+) -> frozenset[int]:
+    """Mark as CONTROL the tokens that are so by their texts; return those that end a generation.
+
+    Files often get these types wrong, and llama.cpp goes by the texts, too.
+    """
+    ends = {ids[text] for text in ENDS if text in ids}
+    frames = {ids[text] for text in FRAMES if text in ids}
+    for name, texts in FRAME_ENDS.items():
+        found = [ids[text] for text in texts if text in ids]
+        id = _id(file, name, len(types), found[0] if found else None)
+        ends |= {id} if id is not None else set()
+    types[sorted(ends | frames)] = TokenType.CONTROL
+    named = (_id(file, name, len(types), None) for name in ("eot", "eom"))
+    return frozenset(ends | {id for id in (eos, *named) if id is not None})
+
+
+def _strips_right(file: GGUFFile, ids: dict[str, int], types: NDArray[np.int32]) -> frozenset[int]:
+    """Return the tokens that swallow white space after them: Phi-3 alone has such, known by name.
+
+    Its chat template writes a line break after each of them, which the model never saw.
+    """
+    name = str(file.metadata.get("general.name", "")).lower()
+    if "phi-3" not in name and "phi3" not in name:
+        return frozenset()
+    whole = (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN)
+    strips = set(np.flatnonzero(np.isin(types, whole)).tolist())
+    return frozenset(strips - {ids.get(text) for text in ("<unk>", "<s>", "<|endoftext|>")})

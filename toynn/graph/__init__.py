@@ -1,0 +1,1 @@
+"""What a step is: its tape, its gradients, what is computed again, and where everything lies."""

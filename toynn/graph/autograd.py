@@ -1,0 +1,209 @@
+"""Reverse-mode differentiation of a tape: from the loss back, each node records its own backward.
+
+The rules live in ops/ beside the ops. This module owns what they have in common: which tensors
+want a gradient, where it goes, and that contributions from several uses are added.
+A block of nodes (``Tape.block``) may be computed once more before its backward, and what is cheap
+is computed again rather than kept: checkpointing.py.
+Source: Griewank & Walther, Evaluating Derivatives, 2nd ed. 2008, chapter 3.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
+
+from toynn.backends.protocol import Accumulate
+from toynn.graph import checkpointing
+from toynn.graph.tape import Node, Op, Role, Tape, Tensor
+
+__all__ = ["Backward"]
+
+
+class Backward:
+    """One walk from the loss to the parameters.
+
+    ``gradient_of`` gives the session's gradient tensor of a parameter; ``add`` and ``accumulate``
+    are the ops y = a + b and g (+)= x. With ``recompute`` the nodes of each block run again.
+    """
+
+    def __init__(
+        self,
+        tape: Tape,
+        gradient_of: Callable[[Tensor], Tensor],
+        add: Op,
+        accumulate: Op,
+        *,
+        recompute: bool = False,
+    ) -> None:
+        self.tape = tape
+        self._gradient_of = gradient_of
+        self._add = add
+        self._accumulate = accumulate
+        self._recompute = recompute
+        self._active = _reached_by_parameters(tape)
+        self._behind = {n.outputs[0]: n.inputs[0] for n in tape.nodes if n.op.straight_through}
+        self._originals: dict[Tensor, Tensor] = {}  # of tensors that are computed again
+        self._copies: dict[Tensor, Tensor] = {}  # of what is cheap: further readers share them
+        self._parts: dict[Tensor, list[Tensor]] = {}
+        self._written: set[Tensor] = set()
+        self._own: dict[Tensor, Tensor] = {}  # of a tensor, the part that nodes may add to
+
+    def run(self, loss: Tensor, seed: Tensor) -> dict[Tensor, Tensor]:
+        """Record segment B and return the gradient of each tensor that has one."""
+        forward = list(self.tape.nodes)
+        self.tape.segment = "B"
+        self._parts[loss] = [seed]
+        makers = {node.outputs[0]: node for node in forward}
+        for block, nodes in groupby(reversed(forward), lambda node: node.block):
+            if block is not None and self._recompute:
+                self._again(list(nodes)[::-1])
+            else:
+                for node in nodes:
+                    self._sparing(node, makers)
+        gradients = {tensor: parts[0] for tensor, parts in self._parts.items()}
+        return gradients | {tensor: self._gradient_of(tensor) for tensor in self._written}
+
+    def _back(self, nodes: Iterable[tuple[Node, Node]]) -> None:
+        """Record the backward of nodes, each given with the one whose tensors it is to read."""
+        for node, read in nodes:
+            output = node.outputs[0]
+            if output in self._parts and output in self._active and node.op.gradient:
+                node.op.gradient(self, read, self._sum(output))
+
+    def _again(self, block: Sequence[Node]) -> None:
+        """Record the backward of a block, and before it what it reads of the block's forward."""
+        copies, originals = checkpointing.repeated(block)
+        self._back_from(copies, originals, zip(reversed(block), reversed(copies), strict=True))
+
+    def _sparing(self, node: Node, makers: Mapping[Tensor | None, Node]) -> None:
+        """Record the backward of a node, which reads copies of what is too cheap to be kept."""
+        roots = dict.fromkeys(t.root for t in node.inputs if t is not None and self.wants(t))
+        found = [makers[t] for t in roots if t in makers and t not in self._copies]
+        copies, originals = checkpointing.repeated(checkpointing.cheap(found, node))
+        fresh = self._copies | {tensor: copy for copy, tensor in originals.items()}
+        read = checkpointing.reading(node, fresh)
+        for copy in self._back_from(copies, originals, [(node, read)]):
+            (output,) = copy.outputs
+            assert output is not None
+            self._copies[originals[output]] = output
+
+    def _back_from(
+        self,
+        copies: Sequence[Node],
+        originals: Mapping[Tensor, Tensor],
+        nodes: Iterable[tuple[Node, Node]],
+    ) -> list[Node]:
+        """Record the backward of nodes, and before it the copies that it needs; return those."""
+        self._originals.update(originals)
+        self.tape.written.update(originals)
+        start = len(self.tape.nodes)
+        self._back(nodes)
+        needed = checkpointing.needed_by(self.tape.nodes[start:], copies)
+        self.tape.nodes[start:start] = needed
+        return needed
+
+    def wants(self, tensor: Tensor | None) -> bool:
+        """Whether a gradient must flow to this tensor: it is a parameter or depends on one."""
+        return tensor is not None and self._originals.get(tensor.root, tensor.root) in self._active
+
+    def new(self, tensor: Tensor) -> Tensor:
+        """Return an activation to hold a gradient of ``tensor``."""
+        return self.tape.new(f"d_{tensor.name}", tensor.shape, live=tensor.live)
+
+    def contribute(self, tensor: Tensor, gradient: Tensor) -> None:
+        """Add ``gradient`` to what flows to ``tensor``."""
+        tensor = self._meant(tensor)
+        if not self.wants(tensor):
+            return
+        if tensor.role is not Role.PARAMETER:
+            self._parts.setdefault(tensor, []).append(gradient)
+            return
+        self.tape.record(
+            self._accumulate,
+            {"g": self._gradient_of(tensor), "x": gradient},
+            {"n": tensor.size},
+            accumulate=self._policy([tensor]),
+        )
+        self._written.add(tensor)
+
+    def emit(
+        self,
+        op: Op,
+        wrt: Mapping[str, Tensor | None],
+        inputs: Mapping[str, Tensor | None],
+        sizes: Mapping[str, int],
+        options: Mapping[str, float] | None = None,
+    ) -> None:
+        """Record a backward node whose outputs are gradients: by name, ``wrt`` says of what.
+
+        No node at all if none of them is wanted. A kernel that can add its one gradient to what an
+        earlier node wrote for the same tensor does so. Gradients of parameters go straight to the
+        session's buffers where the kernel can accumulate, and by a detour elsewhere; the kernel
+        gets a null pointer for a frozen weight's.
+        """
+        wrt = {name: tensor and self._meant(tensor) for name, tensor in wrt.items()}
+        if not any(self.wants(tensor) for tensor in wrt.values()):
+            return
+        if op.adds:
+            (name, tensor), *_ = wrt.items()
+            if tensor in self._own:
+                tensors = {name: self._own[tensor], **inputs}
+                self.tape.record(op, tensors, sizes, options, accumulate=Accumulate.ALWAYS)
+                return
+        weights = [wrt[name] for name in op.weights]
+        parameters = [t for t in weights if t is not None and t.role is Role.PARAMETER]
+        first = sum(t not in self._written for t in parameters)
+        # One flag serves all outputs: so all are parameters, each is there once, and all were
+        # written before or none.
+        direct = len(set(parameters)) == len(parameters) == sum(
+            self.wants(t) for t in weights
+        ) and first in (0, len(parameters))
+        outputs: dict[str, Tensor | None] = {}
+        detours: list[tuple[Tensor, Tensor]] = []
+        for name, tensor in wrt.items():
+            weight = name in op.weights
+            if tensor is None or (weight and not self.wants(tensor)):
+                outputs[name] = None
+            elif weight and direct and tensor.role is Role.PARAMETER:
+                outputs[name] = self._gradient_of(tensor)
+            else:
+                outputs[name] = gradient = self.new(tensor)
+                detours.append((tensor, gradient))
+        policy = self._policy(parameters) if direct else Accumulate.NEVER
+        self.tape.record(op, {**outputs, **inputs}, sizes, options, accumulate=policy)
+        if direct:
+            self._written.update(parameters)
+        for tensor, gradient in detours:
+            self.contribute(tensor, gradient)
+            if op.adds and tensor.role is not Role.PARAMETER:
+                self._own[tensor] = gradient
+
+    def _meant(self, tensor: Tensor) -> Tensor:
+        """Return the tensor whose gradient a rule means when it names this one."""
+        tensor = self._originals.get(tensor, tensor)
+        return self._behind.get(tensor) or tensor
+
+    def _policy(self, parameters: Sequence[Tensor]) -> Accumulate:
+        if not parameters:
+            return Accumulate.NEVER
+        return Accumulate.ALWAYS if parameters[0] in self._written else Accumulate.MICRO_BATCH
+
+    def _sum(self, tensor: Tensor) -> Tensor:
+        """Add up the parts of a tensor's gradient; from here on it is one tensor."""
+        parts = self._parts[tensor]
+        total = parts[0]
+        for part in parts[1:]:
+            out = self.new(tensor)
+            self.tape.record(self._add, {"y": out, "a": total, "b": part}, {"n": tensor.size})
+            total = out
+        self._parts[tensor] = [total]
+        return total
+
+
+def _reached_by_parameters(tape: Tape) -> set[Tensor]:
+    """Return the parameters that the nodes read, and all that is computed from them."""
+    active: set[Tensor] = set()
+    for node in tape.nodes:
+        roots = [t.root for t in node.inputs if t is not None]
+        active.update(t for t in roots if t.role is Role.PARAMETER)
+        if any(t in active for t in roots):
+            active.update(t.root for t in node.outputs if t is not None)
+    return active

@@ -1,0 +1,91 @@
+"""Computing again what the backward reads, instead of keeping it.
+
+Activation checkpointing: a block's forward nodes run once more, right before its backward.
+
+So of a block only its input has to be kept from the forward pass on; all else that its backward
+reads is computed afresh, by the same kernels from the same numbers: to the same bits. The planner
+sees that the first copies die early. Source: Chen et al. 2016, arXiv:1604.06174.
+
+Without that too, what a norm or an activation gives is not kept for a product's backward, if the
+product is so much work that nobody notices (CHEAP). Source: Korthikanti et al. 2022, section 5,
+arXiv:2205.05198, on recomputing what is large and quickly made.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from toynn.graph.tape import Node, Tensor
+
+__all__ = ["cheap", "needed_by", "reading", "repeated"]
+
+#: Flops of a reader for each number that it reads, above which to compute the number again is
+#: cheap: a product with more than 512 outputs. A GELU then takes less than 1% of a step.
+CHEAP = 1024
+
+
+def repeated(nodes: Sequence[Node]) -> tuple[list[Node], dict[Tensor, Tensor]]:
+    """Return copies of nodes for segment B, and of each tensor that they write the original.
+
+    A copy's tensor has the name of the original, with a prime.
+    """
+    fresh: dict[Tensor, Tensor] = {}
+
+    def again(tensors: Iterable[Tensor | None]) -> tuple[Tensor | None, ...]:
+        return tuple(_part_of(fresh, tensor) for tensor in tensors)
+
+    copies = []
+    for node in nodes:
+        for root in _roots(node.outputs + node.saved):
+            fresh.setdefault(root, replace(root, name=f"{root.name}'"))
+        copies.append(
+            replace(
+                node,
+                segment="B",
+                outputs=again(node.outputs),
+                saved=again(node.saved),
+                inputs=again(node.inputs),
+            )
+        )
+    return copies, {copy: tensor for tensor, copy in fresh.items()}
+
+
+def cheap(makers: Iterable[Node], reader: Node) -> list[Node]:
+    """Return nodes that make for a reader, at little cost beside its own, what the makers made."""
+    again = [
+        maker.op.again(maker)
+        for maker in makers
+        if maker.op.again and reader.flops > CHEAP * max(t.size for t in maker.outputs if t)
+    ]
+    return [node for node in again if node is not None]
+
+
+def reading(node: Node, fresh: Mapping[Tensor, Tensor]) -> Node:
+    """Return a node that reads copies where there are any: itself, if there are none."""
+    inputs = tuple(_part_of(fresh, tensor) for tensor in node.inputs)
+    return node if inputs == node.inputs else replace(node, inputs=inputs)
+
+
+def _part_of(fresh: Mapping[Tensor, Tensor], tensor: Tensor | None) -> Tensor | None:
+    """Return the fresh copy of a tensor, or of the part that it is; itself if there is none."""
+    if tensor is None or tensor.root not in fresh:
+        return tensor
+    root = fresh[tensor.root]
+    if tensor.base is None:
+        return root
+    name = root.name + tensor.name.removeprefix(tensor.base.name)
+    return replace(tensor, name=name, base=root)
+
+
+def needed_by(readers: Iterable[Node], copies: Sequence[Node]) -> list[Node]:
+    """Return the copies whose results the readers read, themselves or through another copy."""
+    read = _roots(tensor for node in readers for tensor in node.tensors)
+    needed: list[Node] = []
+    for copy in reversed(copies):
+        if not read.isdisjoint(_roots(copy.outputs + copy.saved)):
+            needed.append(copy)
+            read |= _roots(copy.inputs)
+    return needed[::-1]
+
+
+def _roots(tensors: Iterable[Tensor | None]) -> set[Tensor]:
+    return {tensor.root for tensor in tensors if tensor is not None}

@@ -1,0 +1,117 @@
+"""From a recorded tape to what a backend runs: places for tensors, launches for nodes."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from toynn import dtypes
+from toynn.backends.protocol import Backend, Buffer, Launch, LiveRows, Place, Program, aligned
+from toynn.errors import ConfigError
+from toynn.graph.planner import plan
+from toynn.graph.tape import Node, Role, Tape, Tensor
+
+__all__ = ["CompiledTape", "compile_tape", "memory_of"]
+
+_FROM_OUTSIDE = (Role.PARAMETER, Role.CONSTANT, Role.INPUT)
+
+
+@dataclass(frozen=True)
+class CompiledTape:
+    """A tape that can run: its program, its arena, and where its tensors lie there."""
+
+    program: Program
+    arena: Buffer
+    offsets: Mapping[Tensor, int]  # bytes, of inputs and kept outputs
+    segments: Mapping[str, str]  # of which launches a run to each end consists
+    needed: Mapping[str, frozenset[Tensor]]  # what those read that must have been uploaded
+    written: Mapping[str, frozenset[Tensor]]  # what those compute
+    gradients: frozenset[Tensor]  # of the loss, with respect to anything
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arena and of the program's own memory."""
+        return self.arena.nbytes + self.program.scratch
+
+
+def memory_of(tape: Tape, places: Mapping[Tensor, Place], backend: Backend) -> int:
+    """Return the bytes that a tape will take when it is compiled.
+
+    Raises ConfigError for a tensor of another session.
+    """
+    layout = plan(tape)
+    return aligned(layout.nbytes) + backend.scratch(_lower(tape, places, layout.offsets))
+
+
+def compile_tape(
+    tape: Tape,
+    places: Mapping[Tensor, Place],
+    buffers: Mapping[str, Buffer],
+    backend: Backend,
+) -> CompiledTape:
+    """Plan the arena of a tape, allocate it, and turn the nodes into a program.
+
+    Raises ConfigError for a tensor of another session.
+    """
+    layout = plan(tape)
+    launches = _lower(tape, places, layout.offsets)
+    arena = backend.allocate(aligned(layout.nbytes))
+    program = backend.compile(launches, {**buffers, "arena": arena})
+    segments = {to: tape.segments(to) for to in ("loss", "grads", "update")}
+    nodes = {
+        to: [node for node in tape.nodes if node.segment in running]
+        for to, running in segments.items()
+    }
+    return CompiledTape(
+        program,
+        arena,
+        {t: layout.offsets[t] for t in (*tape.inputs.values(), *tape.kept)},
+        segments,
+        {to: _from_outside(running) for to, running in nodes.items()},
+        {to: _written(running) for to, running in nodes.items()},
+        frozenset((tape.gradients or {}).values()),
+    )
+
+
+def _from_outside(nodes: Iterable[Node]) -> frozenset[Tensor]:
+    read = {t.root for node in nodes for t in node.touched}
+    return frozenset(t for t in read if t.role in _FROM_OUTSIDE)
+
+
+def _written(nodes: Iterable[Node]) -> frozenset[Tensor]:
+    return frozenset(t.root for node in nodes for t in node.outputs + node.saved if t)
+
+
+def _lower(
+    tape: Tape, places: Mapping[Tensor, Place], offsets: Mapping[Tensor, int]
+) -> list[Launch]:
+    def place(tensor: Tensor | None) -> Place | None:
+        if tensor is None:
+            return None
+        root = tensor.root
+        if root not in offsets and root not in places:
+            raise ConfigError(f"{root.name} belongs to another session")
+        start = Place("arena", offsets[root]) if root in offsets else places[root]
+        return Place(start.buffer, start.offset + dtypes.nbytes(tensor.dtype, tensor.offset))
+
+    def launch(node: Node) -> Launch:
+        return Launch(
+            node.segment,
+            node.op.kernel,
+            {name: place(tensor) for name, tensor in node.named.items()},
+            node.sizes,
+            node.options,
+            node.accumulate,
+            node.flops,
+            node.nbytes,
+            live_rows(node),
+        )
+
+    def live_rows(node: Node) -> LiveRows | None:
+        leader = node.leader
+        live = leader.live_rows if leader is not None else None
+        if leader is None or live is None:
+            return None
+        count = place(live.count)
+        assert count is not None
+        return LiveRows(count, node.op.rows.partition(" ")[0], live.first, leader.shape[0])
+
+    return [launch(node) for node in tape.nodes]

@@ -1,0 +1,90 @@
+"""The planner: when each activation lives, and where.
+
+A tensor lives from the node that first touches it to the node that last does. Two tensors may share
+memory when their lives do not meet. One arena holds them all; its size is known before it exists.
+Larger tensors are placed first, each at the lowest free offset (greedy by size:
+Pisarchyk & Lee 2020, arXiv:2001.03288).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from toynn.backends.protocol import aligned
+from toynn.graph.tape import Role, Tape, Tensor
+
+__all__ = ["Plan", "plan"]
+
+_OWNED_BY_TAPE = (Role.ACTIVATION, Role.INPUT)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Byte offsets of a tape's tensors in its arena, and the arena's size."""
+
+    offsets: dict[Tensor, int]
+    nbytes: int
+
+
+@dataclass(eq=False)
+class _Slot:
+    """Memory that one tensor has, or several that take it over in place, one after another."""
+
+    nbytes: int
+    first: int
+    last: int
+    offset: int = -1
+
+    def meets(self, other: "_Slot") -> bool:
+        return self.first <= other.last and other.first <= self.last
+
+
+def plan(tape: Tape) -> Plan:
+    """Place every tensor that the tape owns."""
+    slots = _slots(tape)
+    placed: list[_Slot] = []
+    for slot in sorted(set(slots.values()), key=lambda slot: (-slot.nbytes, slot.first)):
+        slot.offset = _lowest_gap(slot, placed)
+        placed.append(slot)
+    nbytes = max((slot.offset + slot.nbytes for slot in placed), default=0)
+    return Plan({tensor: slot.offset for tensor, slot in slots.items()}, nbytes)
+
+
+def _slots(tape: Tape) -> dict[Tensor, _Slot]:
+    first: dict[Tensor, int] = {}
+    last: dict[Tensor, int] = {}
+    for i, node in enumerate(tape.nodes):
+        for touched in node.touched:
+            if touched.root.role in _OWNED_BY_TAPE:
+                first.setdefault(touched.root, i)
+                last[touched.root] = i
+    forever = len(tape.nodes)
+    for given in tape.inputs.values():  # uploaded before the first node, kept for the next run
+        first[given], last[given] = -1, forever
+    last.update(dict.fromkeys(tape.kept & first.keys(), forever))
+
+    slots: dict[Tensor, _Slot] = {}
+    for i, node in enumerate(tape.nodes):
+        named = node.named
+        for name, tensor in named.items():
+            if tensor is None or tensor.root not in first or tensor.root in slots:
+                continue
+            root = tensor.root
+            donor = named.get(node.op.inplace.get(name, ""))
+            if donor in slots and donor.nbytes == root.nbytes and slots[donor].last == i:
+                slots[root] = slots[donor]
+                slots[root].last = last[root]
+            else:
+                slots[root] = _Slot(aligned(root.nbytes), first[root], last[root])
+    for tensor in tape.inputs.values():
+        slots.setdefault(tensor, _Slot(aligned(tensor.nbytes), -1, forever))
+    return slots
+
+
+def _lowest_gap(slot: _Slot, placed: Iterable[_Slot]) -> int:
+    """Return the lowest offset at which ``slot`` overlaps none that lives when it does."""
+    offset = 0
+    for other in sorted((o for o in placed if o.meets(slot)), key=lambda o: o.offset):
+        if other.offset - offset >= slot.nbytes:
+            break
+        offset = max(offset, other.offset + other.nbytes)
+    return offset

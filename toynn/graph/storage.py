@@ -1,0 +1,152 @@
+"""Where the tensors that outlive a tape lie: weights, moments, gradients, scalars.
+
+Each region is one buffer. A tensor gets its place in a region when it is declared, and its memory
+when the region is allocated. A persistent tensor is a region of its own, allocated when it is
+declared. A mapped tensor lies in the caller's memory, of which all that belongs together, such as a
+file, is one buffer.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toynn import dtypes
+from toynn.backends.protocol import ELEMENTS, Backend, Buffer, Place, aligned
+from toynn.errors import LifecycleError
+from toynn.formats import quants
+from toynn.graph.tape import Role, Tensor
+
+__all__ = ["REGIONS", "Storage"]
+
+REGIONS = {
+    Role.PARAMETER: "weights",
+    Role.CONSTANT: "weights",
+    Role.MOMENT: "moments",
+    Role.GRADIENT: "gradients",
+    Role.STATE: "state",
+    Role.PERSISTENT: "persistent",
+}
+
+
+class Storage:
+    """Regions of a backend's memory, and the places of tensors in them."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self.buffers: dict[str, Buffer] = {}
+        self.nbytes = dict.fromkeys(REGIONS.values(), 0)
+        self.places: dict[Tensor, Place] = {}
+        self.held: dict[Tensor, tuple[Buffer, int]] = {}  # those that have memory: where
+        self.mapped: set[Tensor] = set()
+        self._memories: list[NDArray[np.uint8]] = []  # of the callers: their addresses are names
+
+    def declare(self, name: str, shape: tuple[int, ...], role: Role) -> Tensor:
+        """Return a new tensor with a place behind the last one of its region.
+
+        Raises LifecycleError once its region is allocated.
+        """
+        tensor, region = Tensor(name, shape, role), REGIONS[role]
+        if region in self.buffers:
+            raise LifecycleError(f"{name}: too late, the {region} of this session are allocated")
+        self.places[tensor] = Place(region, self.nbytes[region])
+        self.nbytes[region] += aligned(tensor.nbytes)
+        return tensor
+
+    def whole(self, role: Role) -> Tensor:
+        """Return a tensor that is all of a region, the zeros between its tensors included."""
+        region = REGIONS[role]
+        tensor = Tensor(region, (self.nbytes[region] // dtypes.DTYPES["f32"].nbytes,), role)
+        self.places[tensor] = Place(region, 0)
+        return tensor
+
+    def map(self, name: str, array: NDArray[Any], dtype: str, shape: tuple[int, ...]) -> Tensor:
+        """Return a frozen tensor that lies in the caller's array.
+
+        The backend is given all the memory that the array is a part of, once.
+        """
+        memory = _all_of(array)
+        buffer = f"mapped {memory.ctypes.data:#x}"
+        if buffer not in self.buffers:
+            self.buffers[buffer] = self._backend.wrap(memory)
+            self._memories.append(memory)
+        offset = array.ctypes.data - memory.ctypes.data
+        tensor = Tensor(name, shape, Role.CONSTANT, dtype)
+        self.places[tensor] = Place(buffer, offset)
+        self.hold(tensor, self.buffers[buffer], offset)
+        self.mapped.add(tensor)
+        return tensor
+
+    def keep(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """Return a persistent tensor, zeros in memory of its own."""
+        tensor = Tensor(name, shape, Role.PERSISTENT)
+        buffer = self._backend.allocate(tensor.nbytes)
+        self.places[tensor] = Place(f"persistent {name}", 0)
+        self.buffers[f"persistent {name}"] = buffer
+        self.nbytes[REGIONS[Role.PERSISTENT]] += tensor.nbytes
+        self.hold(tensor, buffer, 0)
+        return tensor
+
+    def allocate(self, *roles: Role) -> None:
+        """Bring the regions of these roles into being, those that are not there yet, or none."""
+        wanted = {REGIONS[role] for role in roles} - self.buffers.keys()
+        new = {
+            region: self._backend.allocate(self.nbytes[region])
+            for region in wanted
+            if self.nbytes[region]
+        }
+        self.buffers.update(new)
+        for tensor, place in self.places.items():
+            if place.buffer in new:
+                self.hold(tensor, self.buffers[place.buffer], place.offset)
+
+    def hold(self, tensor: Tensor, buffer: Buffer, offset: int) -> None:
+        """Note where the memory of a tensor is."""
+        self.held[tensor] = buffer, offset
+
+    def write(self, tensor: Tensor, values: NDArray[Any]) -> None:
+        """Copy values of a tensor's shape into its memory, converted to its type."""
+        buffer, offset = self.held[tensor]
+        kind = ELEMENTS[tensor.dtype]
+        if values.dtype != kind or not values.flags.c_contiguous:
+            values = np.ascontiguousarray(values, kind)
+        buffer.upload(offset, values)
+
+    def read(self, tensor: Tensor) -> NDArray[Any]:
+        """Return a copy of a tensor's values, blocks expanded to float32."""
+        buffer, offset = self.held[tensor]
+        if tensor.dtype in ELEMENTS:
+            return buffer.download(offset, tensor.shape, tensor.dtype)
+        raw = buffer.download(offset, (tensor.nbytes,), "u8")
+        return quants.dequantize(raw, tensor.dtype.upper(), tensor.shape)
+
+    def clear(self, tensors: Iterable[Tensor]) -> None:
+        """Fill the memory of tensors with zeros."""
+        for tensor in tensors:
+            buffer, offset = self.held[tensor]
+            buffer.fill(offset, tensor.nbytes)
+
+    def free(self) -> None:
+        """Let go of all memory."""
+        self.held.clear()
+        self.buffers.clear()
+        self._memories.clear()
+
+
+def _all_of(array: NDArray[Any]) -> NDArray[np.uint8]:
+    """Return the bytes of what an array is a part of: a mapped file, a larger array, or itself."""
+    whole: Any = array
+    while isinstance(whole, np.ndarray) and whole.base is not None:
+        whole = whole.base
+    try:
+        found: NDArray[np.uint8] = (
+            whole.reshape(-1).view(np.uint8)
+            if isinstance(whole, np.ndarray) and whole.flags.c_contiguous
+            else np.frombuffer(whole, np.uint8)
+        )
+    except (TypeError, ValueError, BufferError):  # nothing that shows all of its memory
+        return array.reshape(-1).view(np.uint8)
+    start, first = found.ctypes.data, array.ctypes.data
+    inside = start <= first and first + array.nbytes <= start + found.nbytes
+    return found if inside else array.reshape(-1).view(np.uint8)

@@ -1,0 +1,411 @@
+"""The tape: one training step, written down before it runs.
+
+A Node is one kernel call, with the tensors that it writes, saves and reads. The nodes stand in the
+order in which they run, in segments: F (forward), B (backward), U (update); and E (evaluation),
+what only a run that stops at the loss needs, because B does its work too. Nothing here computes;
+ops/ says what each kind of node means.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from toynn import checks, dtypes
+from toynn.backends.protocol import Accumulate
+from toynn.checks import Check
+from toynn.errors import ConfigError, LifecycleError, ShapeError
+from toynn.graph.tensor import Live, Role, Tensor
+from toynn.precision import PRECISIONS
+from toynn.signature import Signature
+
+__all__ = ["Live", "Node", "Op", "Role", "Tape", "Tensor"]
+
+
+#: What a printed tape says of each node; the shape is that of the first tensor that it writes.
+COLUMNS = ("", "", "op", "writes; saves", "shape", "reads", "MFLOP", "kB")
+FIGURES = (0, 6, 7)  # of the columns
+WIDTH = 120  # of its lines, if names need no more than 20 of it
+
+
+@dataclass(frozen=True)
+class Op:
+    """What a kind of node means. ops/ has one for each kernel entry.
+
+    ``tensors`` says what a node writes, saves and reads, by the kernel's names: "y; r <- x w", or
+    "y <- x w" if nothing is saved. One whose name ends in "?" may be None. ``sizes`` and
+    ``options`` are names too, with spaces between.
+    ``gradient(back, node, dy)`` records the backward nodes of ``node``; see autograd.py.
+    ``inplace`` maps an output to an input whose memory it may take over.
+    ``again(node)`` returns a node that computes the output of ``node`` once more, at little cost,
+    from what the backward of ``node`` reads anyway, or None: see checkpointing.py.
+    ``adds``: its one output is the gradient of an activation, and the kernel adds to it when told
+    to accumulate. ``weights`` names the outputs that are gradients of weights: the kernel adds to
+    them when told so, and leaves out one that is null. ``integers`` names the inputs that are i32,
+    ``blocks`` those that may be of a block type: the kernel is told which by a size, "type".
+    ``rows`` names a size and a tensor, "M x": the size grows with the tensor's rows. Where not all
+    of those are live, the kernel is given a smaller size, and what it writes has as many rows.
+    """
+
+    kernel: str  # module and entry of toynn._kernels: "rmsnorm.forward"
+    tensors: str
+    sizes: str
+    flops: Callable[[Mapping[str, int]], int]  # from the sizes
+    gradient: Callable[[Any, "Node", Tensor], None] | None = None
+    options: str = ""
+    inplace: Mapping[str, str] = field(default_factory=dict)
+    integers: tuple[str, ...] = ()
+    blocks: tuple[str, ...] = ()
+    updates: bool = False  # it belongs to segment U
+    weights: tuple[str, ...] = ()
+    adds: bool = False
+    nbytes: Callable[[Mapping[str, int]], int] | None = None  # default: each tensor once
+    straight_through: bool = False  # its output's gradient is taken for its input's
+    again: Callable[["Node"], "Node | None"] | None = None
+    rows: str = ""
+
+    @cached_property
+    def signature(self) -> Signature:
+        """The names of all that a node of this kind is given."""
+        names = self.tensors.replace(";", " ").replace("<-", " ")
+        return Signature.of(names, self.sizes, self.options)
+
+    @cached_property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the tensors that a node writes, for others to read."""
+        return self._names(self.tensors.partition("<-")[0].partition(";")[0])
+
+    @cached_property
+    def saved(self) -> tuple[str, ...]:
+        """Names of the tensors that a node writes for its backward."""
+        return self._names(self.tensors.partition("<-")[0].partition(";")[2])
+
+    @cached_property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the tensors that a node reads."""
+        return self._names(self.tensors.partition("<-")[2])
+
+    @staticmethod
+    def _names(part: str) -> tuple[str, ...]:
+        return Signature.of(part).tensors
+
+
+@dataclass(eq=False)
+class Node:
+    """One kernel call. Tensors in the order of the op's names; None is a null."""
+
+    op: Op
+    segment: str
+    outputs: tuple[Tensor | None, ...]
+    saved: tuple[Tensor | None, ...]
+    inputs: tuple[Tensor | None, ...]
+    sizes: dict[str, int]
+    options: dict[str, float]
+    accumulate: Accumulate
+    block: str | None = None  # of the model, to which it belongs
+
+    @property
+    def named(self) -> dict[str, Tensor | None]:
+        """All tensors by the names that the op has for them: outputs, saved, inputs."""
+        return dict(zip(self.op.signature.tensors, self.tensors, strict=True))
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Return the tensor of this name, which must not be a null."""
+        tensor = self.named[name]
+        assert tensor is not None, f"{self.op.kernel}: {name} is a null"
+        return tensor
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations: a multiply-add counts two."""
+        return self.op.flops(self.sizes)
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """All tensors: outputs, saved, inputs."""
+        return self.outputs + self.saved + self.inputs
+
+    @property
+    def leader(self) -> Tensor | None:
+        """The tensor whose live rows say how much there is to do; None: all of it."""
+        name = self.op.rows.partition(" ")[2]
+        tensor = self.named[name] if name else None
+        return None if tensor is None or tensor.root.live is None else tensor
+
+    @property
+    def touched(self) -> tuple[Tensor, ...]:
+        """All tensors that there are, and the count of the rows that are live."""
+        live = self.leader.live_rows if self.leader is not None else None
+        return tuple(t for t in self.tensors if t is not None) + ((live.count,) if live else ())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes moved if every tensor is read or written once, or as the op says."""
+        if self.op.nbytes is not None:
+            return self.op.nbytes(self.sizes)
+        touched: dict[Tensor, int] = {}  # of each root, by its parts; not more than there is
+        for tensor in filter(None, self.tensors):
+            nbytes = touched.get(tensor.root, 0) + tensor.nbytes
+            touched[tensor.root] = min(nbytes, tensor.root.nbytes)
+        return sum(touched.values())
+
+
+@dataclass(eq=False)
+class Tape:
+    """Nodes in order, with what the session must know of them."""
+
+    nodes: list[Node] = field(default_factory=list)
+    inputs: dict[str, Tensor] = field(default_factory=dict)
+    checks: dict[Tensor, list[Check]] = field(default_factory=dict)  # of uploads
+    kept: set[Tensor] = field(default_factory=set)  # outputs: they live until the next run
+    loss: Tensor | None = None
+    gradients: dict[Tensor, Tensor] | None = None  # of each tensor, once backward is recorded
+    written: set[Tensor] = field(default_factory=set)  # by the nodes so far
+    segment: str = "F"
+    current_block: str | None = None  # to which the next node will belong
+    sealed: bool = False  # compiled: nothing more can be recorded
+
+    def input(
+        self, name: str, shape: Sequence[int], dtype: str = "f32", count: Tensor | None = None
+    ) -> Tensor:
+        """Add an input; see Session.input. Raises ConfigError and ShapeError."""
+        if dtype not in ("f32", "i32"):
+            raise ConfigError(f"input {name}: dtype must be f32 or i32; got {dtype!r}")
+        if name in self.inputs:
+            raise ConfigError(f"input {name}: this tape has one already")
+        tensor = Tensor(name, checks.dimensions(name, shape), Role.INPUT, dtype)
+        if count is not None:
+            if count.shape or count.dtype != "i32" or not tensor.shape:
+                raise ShapeError(f"input {name}: needs rows, and a count () of i32; got {count!r}")
+            self.checks.setdefault(count, []).append(checks.count_within(tensor.shape[0]))
+            tensor.live = Live(count)
+        self.inputs[name] = tensor
+        return tensor
+
+    def record(
+        self,
+        op: Op,
+        tensors: Mapping[str, Tensor | None],
+        sizes: Mapping[str, int],
+        options: Mapping[str, float] | None = None,
+        *,
+        accumulate: Accumulate = Accumulate.NEVER,
+    ) -> Node:
+        """Append a node to the current segment; tensors, sizes and options by the op's names.
+
+        Raises ConfigError where a name is missing or unknown, or a tensor must not be None.
+        LifecycleError where nothing more is to be recorded; ShapeError for tensors that the op does
+        not take.
+        """
+        if self.sealed:
+            raise LifecycleError(f"recording {op.kernel} after realize(): the tape is compiled")
+        if self.segment == "U" and not op.updates:
+            raise LifecycleError(f"recording {op.kernel} after build_backward()")
+        op.signature.check(f"recording {op.kernel}", tensors, sizes, options or ())
+        for name in tensors.keys() - op.signature.nullable:
+            if tensors[name] is None:
+                raise ConfigError(f"recording {op.kernel}: {name} must not be None")
+        for name in op.inputs:
+            tensor = tensors[name]
+            if tensor is not None:
+                self._check_input(op, name, tensor)
+        outputs, saved, inputs = (
+            tuple(tensors[name] for name in names) for names in (op.outputs, op.saved, op.inputs)
+        )
+        node = Node(
+            op,
+            self.segment,
+            outputs,
+            saved,
+            inputs,
+            dict(sizes),
+            dict(options or {}),
+            accumulate,
+            self.current_block,
+        )
+        self._pass_on_rows(node)
+        self.nodes.append(node)
+        self.written.update(t.root for t in outputs + saved if t is not None)
+        return node
+
+    @contextmanager
+    def block(self, name: str) -> Iterator[None]:
+        """Mark the nodes recorded within as a block: with checkpointing, it is computed twice.
+
+        What goes in and comes out should be little, and what happens within much: a whole block of
+        a transformer.
+
+        Raises ConfigError for a name that was there, and within another block.
+        """
+        if self.current_block or any(node.block == name for node in self.nodes):
+            raise ConfigError(
+                f"block {name}: this tape has a block {self.current_block or name} already; blocks "
+                "have different names and do not contain each other"
+            )
+        self.current_block = name
+        try:
+            yield
+        finally:
+            self.current_block = None
+
+    def _check_input(self, op: Op, name: str, tensor: Tensor) -> None:
+        root = tensor.root
+        foreign = root not in self.written and root not in self.inputs.values()
+        if foreign and root.role in (Role.ACTIVATION, Role.INPUT):
+            raise ConfigError(f"{op.kernel}: {root.name} was recorded on another tape")
+        needed = "i32" if name in op.integers else "f32"
+        packed = name in op.blocks and tensor.dtype in dtypes.BLOCKS
+        if tensor.dtype != needed and not packed:
+            raise ShapeError(f"{op.kernel}: {root.name} must be {needed}; got {tensor.dtype}")
+
+    def _pass_on_rows(self, node: Node) -> None:
+        """Have what a node writes be as live as what it reads."""
+        leader = node.leader
+        if leader is None:
+            for tensor in node.inputs:
+                if tensor is not None and tensor.root.live is not None and not node.op.rows:
+                    raise ConfigError(
+                        f"recording {node.op.kernel}: it computes all rows, but not all of "
+                        f"{tensor.root.name} are there: {tensor.root.live.count.name} says how many"
+                    )
+            return
+        for name in node.op.outputs + node.op.saved:
+            tensor = node.named[name]
+            if tensor is None or tensor.base is not None or name in node.op.weights:
+                continue
+            if tensor.live is None and tensor.shape[:1] == leader.shape[:1]:
+                tensor.live = leader.live_rows
+
+    def supersede(self, nodes: Sequence[Node]) -> bool:
+        """Move nodes to segment E, the last of which computes the loss; say whether that was done.
+
+        Not where the loss is not the tape's, or a node of F reads it. If it was, segment B must
+        compute the loss too.
+        """
+        (loss,) = nodes[-1].outputs
+        if loss is not self.loss or any(
+            loss in node.inputs for node in self.nodes if node.segment == "F"
+        ):
+            return False
+        for node in nodes:
+            node.segment = "E"
+        return True
+
+    def new(
+        self, name: str, shape: tuple[int, ...], dtype: str = "f32", live: Live | None = None
+    ) -> Tensor:
+        """Return a new activation, with a number in its name that tells it from its like."""
+        return Tensor(f"{name}.{len(self.nodes)}", shape, Role.ACTIVATION, dtype, live=live)
+
+    def segments(self, to: str) -> str:
+        """Return which segments a run to ``to`` consists of: loss, grads or update."""
+        if self.gradients is None:
+            return "FE"
+        return {"loss": "FE", "grads": "FB", "update": "FBU"}[to]
+
+    # -- Showing the step ----------------------------------------------------------------------
+
+    def __str__(self) -> str:
+        rows = [COLUMNS, *(_cells(i, node) for i, node in enumerate(self.nodes))]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        # Names share what the other columns leave of a line.
+        writes, reads = COLUMNS.index("writes; saves"), COLUMNS.index("reads")
+        room = WIDTH + 2 - sum(width + 2 for width in widths) + widths[writes] + widths[reads]
+        half = max(room // 2, 20)
+        widths[writes] = min(widths[writes], max(half, room - widths[reads]))
+        widths[reads] = min(widths[reads], max(half, room - widths[writes]))
+        return "\n".join(_line(row, widths) for row in rows)
+
+    def to_json(self) -> str:
+        """Return the nodes as a JSON array, in order."""
+        return json.dumps([_as_json(node) for node in self.nodes], indent=1)
+
+    def to_mermaid(self) -> str:
+        """Return the step as a Mermaid flow chart: one box a node, one arrow a tensor."""
+        lines = ["flowchart TD"]
+        writer: dict[Tensor, int] = {}
+        for i, node in enumerate(self.nodes):
+            lines.append(f'  n{i}["{node.segment} {_called(node)}"]')
+            for tensor in node.saved + node.inputs:
+                if tensor is not None and tensor.root in writer:
+                    label = _quoted(tensor.root.name)
+                    lines.append(f'  n{writer[tensor.root]} -->|"{label}"| n{i}')
+            for tensor in node.outputs + node.saved:
+                if tensor is not None:
+                    writer[tensor.root] = i
+        return "\n".join(lines) + "\n"
+
+
+def _called(node: Node) -> str:
+    """Name a kernel, with the precision of a product that may be less exact than float32."""
+    exactness = PRECISIONS[node.sizes.get("precision", 0)]
+    return node.op.kernel if exactness == "highest" else f"{node.op.kernel} ({exactness})"
+
+
+def _quoted(name: str) -> str:
+    return name.replace('"', "#quot;")
+
+
+def _cells(number: int, node: Node) -> tuple[str, ...]:
+    """Return what the columns of a printed tape say of a node."""
+    shapes = [str(tensor.shape) for tensor in node.outputs if tensor is not None]
+    saved = _names(node.saved)
+    return (
+        str(number),
+        node.segment,
+        _called(node),
+        _names(node.outputs) + (saved and f"; {saved}"),
+        shapes[0] if shapes else "",
+        _names(node.inputs),
+        _figure(node.flops / 1e6, 3),
+        _figure(node.nbytes / 1e3, 1),
+    )
+
+
+def _figure(number: float, digits: int) -> str:
+    return f"{number:.{digits if number < 100 else 0}f}"
+
+
+def _line(row: Iterable[str], widths: Iterable[int]) -> str:
+    """Fill the cells of a row up to the widths of their columns; what is longer ends in dots."""
+    cells = []
+    for column, (cell, width) in enumerate(zip(row, widths, strict=True)):
+        cut = cell if len(cell) <= width else f"{cell[: width - 3]}..."
+        cells.append(cut.rjust(width) if column in FIGURES else cut.ljust(width))
+    return "  ".join(cells).rstrip()
+
+
+def _names(tensors: Iterable[Tensor | None]) -> str:
+    """Names of tensors; of a name that begins as the one in front of it, the rest."""
+    shown: list[str] = []
+    stem = None
+    for name in (tensor.name for tensor in tensors if tensor is not None):
+        rest = name.removeprefix(stem or "")
+        if stem is not None and rest.startswith(("+", ".")):
+            shown.append(rest)
+        else:
+            shown.append(name)
+            stem = name
+    return ", ".join(shown)
+
+
+def _as_json(node: Node) -> dict[str, Any]:
+    def listed(tensors: Iterable[Tensor | None]) -> list[dict[str, Any] | None]:
+        return [
+            None if t is None else {"name": t.name, "shape": t.shape, "role": t.role.value}
+            for t in tensors
+        ]
+
+    return {
+        "op": node.op.kernel,
+        "segment": node.segment,
+        "outputs": listed(node.outputs),
+        "saved": listed(node.saved),
+        "inputs": listed(node.inputs),
+        "sizes": node.sizes,
+        "options": node.options,
+        "flops": node.flops,
+        "bytes": node.nbytes,
+    }

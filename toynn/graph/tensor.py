@@ -1,0 +1,102 @@
+"""What a node of a tape reads and writes: handles, which know no memory."""
+
+from dataclasses import dataclass
+from enum import Enum
+from math import prod
+
+from toynn import dtypes
+from toynn.errors import ShapeError
+
+__all__ = ["Live", "Role", "Tensor"]
+
+
+class Role(Enum):
+    """What a tensor is for; decides who owns its memory and for how long."""
+
+    PARAMETER = "parameter"  # trained; owned by the session
+    CONSTANT = "constant"  # frozen; owned by the session
+    MOMENT = "moment"  # of AdamW; owned by the session
+    GRADIENT = "gradient"  # of a parameter; owned by the session
+    STATE = "state"  # scalars of the optimizer; owned by the session
+    PERSISTENT = "persistent"  # what one run leaves to the next; owned by the session
+    INPUT = "input"  # uploaded; lives as long as its tape
+    ACTIVATION = "activation"  # lives from its producer to its last reader
+
+
+@dataclass(frozen=True)
+class Live:
+    """How many rows of a tensor there are in a run: as many as ``count`` says, less ``first``.
+
+    The shape says how many there may be; what lies in the others has no meaning.
+    """
+
+    count: "Tensor"  # i32 (), known when the first kernel reads the rows
+    first: int = 0
+
+
+@dataclass(eq=False)
+class Tensor:
+    """A handle: a name, a shape and a role. The planner gives it a place in memory.
+
+    ``dtype`` is "f32", "i32" or, for frozen weights that are mapped, one of ``dtypes.BLOCKS``.
+    A tensor with a ``base`` is the part of that tensor which starts ``offset`` elements in.
+    ``live`` says how many of its rows a run computes; None: all.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    role: Role
+    dtype: str = "f32"
+    base: "Tensor | None" = None
+    offset: int = 0
+    live: Live | None = None
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return dtypes.nbytes(self.dtype, self.size)
+
+    @property
+    def root(self) -> "Tensor":
+        """The tensor that owns the memory: itself, or its base."""
+        return self.base or self
+
+    @property
+    def live_rows(self) -> Live | None:
+        """How many rows of this tensor, or of this part of one, there are in a run."""
+        live = self.root.live
+        if live is None or self.base is None or self.shape == self.base.shape:
+            return live
+        return Live(live.count, live.first + self.offset // prod(self.shape[1:]))
+
+    def rows(self, first: int, last: int) -> "Tensor":
+        """Return a handle on rows ``first`` to ``last - 1``; on itself, if those are all.
+
+        Raises ShapeError where this is a part already.
+        """
+        if (first, last) == (0, self.shape[0]):
+            return self
+        if self.base is not None:
+            raise ShapeError(f"{self.name} is a part already; take a part of {self.base.name}")
+        shape = (last - first, *self.shape[1:])
+        offset = first * prod(self.shape[1:])
+        return Tensor(f"{self.name}[{first}:{last}]", shape, self.role, self.dtype, self, offset)
+
+    def at(self, offset: int) -> "Tensor":
+        """Return a handle on the elements from ``offset`` on; shape and row stride stay its own.
+
+        Only for ops that are told how many columns to read, such as attention.
+
+        Raises ShapeError where this is a part already.
+        """
+        if self.base is not None:
+            raise ShapeError(f"{self.name} is a part already; take a part of {self.base.name}")
+        return Tensor(f"{self.name}+{offset}", self.shape, self.role, self.dtype, self, offset)
+
+    def __repr__(self) -> str:
+        return f"{self.name} {self.shape}"

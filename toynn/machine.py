@@ -1,0 +1,77 @@
+"""What this machine can give: memory that is free, for a process and its control groups."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+__all__ = ["free_memory"]
+
+_PROC, _GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+
+
+def free_memory() -> int | None:
+    """Return the bytes that can be taken without anything being thrown out; None if unknown.
+
+    That is what the system says is available, or less if a control group or a limit of the process
+    leaves less. What files have in memory counts as free: it goes when it is needed.
+    """
+    found = [each for each in (_available(), _address_space(), *_groups()) if each is not None]
+    return min(found) if found else None
+
+
+def _available() -> int | None:
+    for line in _lines(_PROC / "meminfo"):
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def _address_space() -> int | None:
+    """Return what `ulimit -v` leaves."""
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    used = [line.split()[1] for line in _lines(_PROC / "self" / "status") if "VmSize" in line]
+    if limit == resource.RLIM_INFINITY or not used:
+        return None
+    return max(0, int(limit) - int(used[0]) * 1024)
+
+
+def _groups() -> Iterator[int]:
+    """Yield what each control group of the process leaves, of version 2 and of version 1."""
+    for line in _lines(_PROC / "self" / "cgroup"):
+        _, controllers, name = line.split(":", 2)
+        if controllers == "":
+            root, names = _GROUPS, ("memory.max", "memory.current", "inactive_file")
+        elif "memory" in controllers.split(","):
+            root = _GROUPS / "memory"
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        else:
+            continue
+        folder = root / name.strip("/")
+        while True:
+            limit, used = (_number(folder / each) for each in names[:2])
+            if limit is not None and used is not None:
+                yield max(0, limit - used + _statistic(folder, names[2]))
+            if folder == root:
+                break
+            folder = folder.parent
+
+
+def _number(path: Path) -> int | None:
+    text = "".join(_lines(path))
+    return int(text) if text.isdigit() else None
+
+
+def _statistic(folder: Path, name: str) -> int:
+    found = [line.split()[1] for line in _lines(folder / "memory.stat") if line.startswith(name)]
+    return int(found[0]) if found else 0
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text("ascii", "replace").splitlines()
+    except OSError:
+        return []

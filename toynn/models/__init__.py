@@ -1,0 +1,44 @@
+"""Models: an architecture is one file, in which all stands that there is to know of it.
+
+What an architecture of GGUF files needs to work everywhere is that its file is imported, which
+``register``s it: `docs/adding-a-model.md` says how one is written.
+"""
+
+from toynn.models.checks import check_sizes
+from toynn.models.gpt2 import GPT2Config
+from toynn.models.granite import GraniteConfig
+from toynn.models.hyper import Hyper, Source, check_tensors, refuse
+from toynn.models.llama import LlamaConfig
+from toynn.models.model import Model
+from toynn.models.registry import ARCHITECTURES, architecture, register
+from toynn.models.sequence import Folder, SequenceConfig, SequenceModel
+from toynn.models.smollm3 import SmolLM3
+from toynn.models.table import Row, Shapes, Sizes, matrix, norm, table
+from toynn.models.vit import VIT, ViTConfig
+
+__all__ = [
+    "ARCHITECTURES",
+    "VIT",
+    "Folder",
+    "GPT2Config",
+    "GraniteConfig",
+    "Hyper",
+    "LlamaConfig",
+    "Model",
+    "Row",
+    "SequenceConfig",
+    "SequenceModel",
+    "Shapes",
+    "Sizes",
+    "SmolLM3",
+    "Source",
+    "ViTConfig",
+    "architecture",
+    "check_sizes",
+    "check_tensors",
+    "matrix",
+    "norm",
+    "refuse",
+    "register",
+    "table",
+]

@@ -1,0 +1,76 @@
+"""Checks of configurations, which those of all architectures share; each raises ConfigError."""
+
+from math import isfinite
+from numbers import Integral
+from typing import Any
+
+from toynn.errors import ConfigError
+
+__all__ = ["check_factors", "check_heads", "check_positive", "check_sizes"]
+
+
+def check_sizes(cfg: Any, *names: str, least: int = 1) -> None:
+    """Make these fields of a configuration plain ints: NumPy's integers are taken, bools are not.
+
+    Raises ConfigError unless they are whole numbers of at least ``least``.
+    """
+    for name in names:
+        value = getattr(cfg, name)
+        if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
+            raise ConfigError(
+                f"{type(cfg).__name__}: {name} must be a whole number >= {least}; got {value!r}"
+            )
+        object.__setattr__(cfg, name, int(value))  # the dataclass is frozen
+
+
+def check_positive(cfg: Any, *names: str) -> None:
+    """Check that fields are finite numbers above 0; raises ConfigError."""
+    for name in names:
+        value = getattr(cfg, name)
+        if not isinstance(value, int | float) or not (isfinite(value) and value > 0):
+            raise ConfigError(
+                f"{type(cfg).__name__}: {name} must be a number above 0; got {value!r}"
+            )
+
+
+def check_heads(cfg: Any) -> None:
+    """Check that heads fit d_model, and those of k and v those of q; raises ConfigError."""
+    kind = type(cfg).__name__
+    if cfg.head_dim is None and cfg.d_model % cfg.n_heads:
+        raise ConfigError(
+            f"{kind}: n_heads must divide d_model, unless head_dim is given; got "
+            f"{cfg.n_heads} and {cfg.d_model}"
+        )
+    if cfg.n_heads % cfg.n_kv_heads:
+        raise ConfigError(
+            f"{kind}: n_kv_heads must divide n_heads; got {cfg.n_kv_heads} and {cfg.n_heads}"
+        )
+    if cfg.d_head % 2:
+        raise ConfigError(f"{kind}: RoPE turns pairs: a head of {cfg.d_head} is odd")
+
+
+def check_factors(cfg: Any, scalings: tuple[str, ...]) -> None:
+    """Make rope_factors a tuple of floats, one for each pair of a head if rope_scaling needs any.
+
+    ``scalings`` are those that are known; all but "none" need factors. Raises ConfigError.
+    """
+    kind = type(cfg).__name__
+    try:
+        object.__setattr__(cfg, "rope_factors", tuple(map(float, cfg.rope_factors)))
+    except (TypeError, ValueError):
+        raise ConfigError(
+            f"{kind}: rope_factors must be numbers; got {cfg.rope_factors!r}"
+        ) from None
+    if cfg.rope_scaling not in scalings:
+        raise ConfigError(
+            f"{kind}: rope_scaling {cfg.rope_scaling!r} is not known; it must be one of "
+            f"{', '.join(scalings)}"
+        )
+    needed = 0 if cfg.rope_scaling == "none" else cfg.d_head // 2
+    if len(cfg.rope_factors) != needed:
+        raise ConfigError(
+            f"{kind}: rope_scaling {cfg.rope_scaling!r} needs {needed} rope_factors; got "
+            f"{len(cfg.rope_factors)}"
+        )
+    if not all(isfinite(factor) and factor > 0 for factor in cfg.rope_factors):
+        raise ConfigError(f"{kind}: every one of rope_factors must be a number above 0")

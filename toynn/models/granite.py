@@ -1,0 +1,125 @@
+"""Granite: a Llama with four numbers, of the embeddings, of what blocks add, of scores and logits.
+
+    x = embedding_scale * W_e[token]
+    x += residual_scale * W_o attention(...)            scores: attention_scale * q k^T
+    x += residual_scale * W_down (silu(W_gate n) * W_up n)
+    logits = W rmsnorm(x) / logit_scale
+
+Source: IBM 2024, "Granite 3.0 Language Models"; the scales are those of Yang et al. 2022,
+arXiv:2203.03466.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toynn.formats.hf.config import Config
+from toynn.graph.tape import Tensor
+from toynn.models.checks import check_positive
+from toynn.models.hyper import Hyper
+from toynn.models.llama import Llama, LlamaConfig
+from toynn.models.registry import register
+from toynn.nn import Layers
+
+__all__ = ["Granite", "GraniteConfig"]
+
+#: Fields of the configuration: GGUF's keys, and config.json's.
+_SCALES = {
+    "embedding_scale": ("embedding_scale", "embedding_multiplier"),
+    "residual_scale": ("residual_scale", "residual_multiplier"),
+    "attention_scale": ("attention.scale", "attention_multiplier"),
+    "logit_scale": ("logit_scale", "logits_scaling"),
+}
+
+
+@dataclass(frozen=True)
+class GraniteConfig(LlamaConfig):
+    """Shape of a Granite: that of a Llama, and four numbers above 0.
+
+    Attributes
+    ----------
+    embedding_scale, residual_scale
+        Embeddings, and what each half of a block adds, are multiplied by them.
+    attention_scale
+        Scores are multiplied by it; None means 1 / sqrt(d_head).
+    logit_scale
+        Logits are divided by it.
+    """
+
+    arch: str = "granite"
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    attention_scale: float | None = None
+    logit_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.attention_scale is None:
+            usual = float(str(np.float32(self.d_head**-0.5)))  # as files hold it
+            object.__setattr__(self, "attention_scale", usual)
+        check_positive(self, *_SCALES)
+
+
+class Granite(Llama):
+    """The architecture."""
+
+    config_type = GraniteConfig
+    hf = replace(
+        Llama.hf,
+        keys={**Llama.hf.keys, **dict(_SCALES.values())},
+        real=Llama.hf.real | dict(_SCALES.values()).keys(),
+        optional=Llama.hf.optional | dict(_SCALES.values()).keys(),
+    )
+
+    # -- Files ---------------------------------------------------------------------------------
+
+    def read(self, hyper: Hyper) -> tuple[GraniteConfig, dict[str, Any]]:
+        """Return the configuration of a file's model, and the options that it calls for."""
+        cfg, options = super().read(hyper)
+        assert isinstance(cfg, GraniteConfig)
+        found: dict[str, Any] = {
+            name: hyper.real(key, getattr(cfg, name)) for name, (key, _) in _SCALES.items()
+        }
+        return replace(cfg, **found), options
+
+    def write(self, cfg: LlamaConfig) -> dict[str, Any]:
+        """Return the hyper-parameters of a file."""
+        scales = {key: float(getattr(cfg, name)) for name, (key, _) in _SCALES.items()}
+        return super().write(cfg) | scales
+
+    def complete(self, config: Config, found: dict[str, Any]) -> dict[str, NDArray[np.float32]]:
+        """Give each number that config.json leaves out the value that it has there: 1."""
+        for key, _ in _SCALES.values():
+            found.setdefault(key, 1.0)
+        return super().complete(config, found)
+
+    # -- Forward -------------------------------------------------------------------------------
+
+    def scale(self, cfg: GraniteConfig) -> float | None:
+        """Return what scores are multiplied by."""
+        return cfg.attention_scale
+
+    def forward(
+        self, layers: Layers, cfg: LlamaConfig, tokens: Tensor, positions: Tensor
+    ) -> Tensor:
+        """Record the embeddings and the blocks."""
+        assert isinstance(cfg, GraniteConfig)
+        x = layers.scale(self.embed(layers, cfg, tokens), cfg.embedding_scale)
+        for block in layers.blocks(cfg.n_layers):
+            normed = block.rmsnorm(x, "attn_norm", cfg.rms_eps)
+            heads = self.attention(block, cfg, normed, positions)
+            x = block.add(x, block.scale(heads, cfg.residual_scale))
+            normed = block.rmsnorm(x, "ffn_norm", cfg.rms_eps)
+            wide = block.swiglu(normed, "ffn_gate", "ffn_up", "ffn_down")
+            x = block.add(x, block.scale(wide, cfg.residual_scale))
+        return x
+
+    def last(self, layers: Layers, cfg: LlamaConfig, x: Tensor) -> Tensor:
+        """Record the last norm, divided by what logits are divided by: the head has no bias."""
+        assert isinstance(cfg, GraniteConfig)
+        return layers.scale(super().last(layers, cfg, x), 1 / cfg.logit_scale)
+
+
+register(Granite("granite", "Granite", turns_neighbours=True))

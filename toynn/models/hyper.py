@@ -1,0 +1,166 @@
+"""What is read of a model's file: its hyper-parameters, each checked, and its table of tensors."""
+
+from collections.abc import Mapping
+from math import isfinite
+from pathlib import Path
+from reprlib import repr  # which shortens long arrays
+from typing import Any, NoReturn, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toynn.errors import ToynnError
+from toynn.formats.gguf import Strings, TensorInfo
+
+__all__ = ["Hyper", "Source", "check_tensors", "refuse"]
+
+#: Hyper-parameters that change no number, and those that change none at this value.
+_NEUTRAL = {
+    "vocab_size": None,  # see Hyper.vocabulary
+    "tensor_data_layout": None,
+    "rope.scaling.type": "none",
+    "rope.scaling.factor": 1.0,
+    "rope.scale_linear": 1.0,
+    "attention.causal": True,
+    "attention.sliding_window": 0,
+    "expert_count": 0,
+    "expert_used_count": 0,
+}
+
+
+class Source(Protocol):
+    """An open file with a model, by GGUF's keys and names: a GGUFFile, or a HFModel."""
+
+    path: Path
+    tensors: dict[str, TensorInfo]
+    types: dict[str, str]
+
+    @property
+    def error(self) -> type[ToynnError]:
+        """What to raise about the file."""
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """Hyper-parameters and what else is said of the model."""
+
+    @property
+    def architecture(self) -> str:
+        """The model's architecture, such as llama."""
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        """Return a tensor."""
+
+    def raw(self, name: str) -> NDArray[np.uint8]:
+        """Return the bytes of a tensor."""
+
+
+class Hyper:
+    """Hyper-parameters of a file's architecture, each checked as it is read."""
+
+    def __init__(self, file: Source) -> None:
+        self.file, self.tensors = file, file.tensors
+        self.prefix = f"{file.architecture}."
+        self._known: set[str] = set()
+
+    def _get(self, key: str, default: Any) -> Any:
+        self._known.add(key)
+        value = self.file.metadata.get(self.prefix + key, default)
+        if value is None:
+            refuse(self.file, f"key not found in model: {self.prefix}{key}")
+        return value
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of rows of the embedding; every count of tokens in the file must be that."""
+        metadata, rows = self.file.metadata, self.rows("token_embd.weight")
+        size, tokens = f"{self.prefix}vocab_size", "tokenizer.ggml.tokens"
+        listed = metadata.get(tokens)
+        counts = {
+            size: metadata.get(size, rows),
+            tokens: len(listed) if isinstance(listed, Strings) else rows,
+        }
+        for what, count in counts.items():
+            if not np.array_equal(count, rows):
+                refuse(
+                    self.file,
+                    f"{what} counts {repr(count)} tokens; token_embd.weight has {rows} rows",
+                )
+        for key, value in metadata.items():
+            if key.startswith("tokenizer.ggml.") and key.endswith("_token_id"):
+                known = isinstance(value, int) and 0 <= value < rows
+                if not known:
+                    refuse(self.file, f"{key} is {repr(value)}; there are {rows} tokens")
+        return rows
+
+    @property
+    def layers(self) -> int:
+        """Number of blocks; there are tensors for each, so a wrong number costs no time."""
+        count, tensors = self.whole("block_count"), len(self.tensors)
+        if count > tensors:
+            refuse(self.file, f"{self.prefix}block_count is {count}; there are {tensors} tensors")
+        return count
+
+    def rows(self, name: str) -> int:
+        """Return the number of rows of a tensor."""
+        if name not in self.tensors:
+            refuse(self.file, f"tensor {name} is missing")
+        return self.tensors[name].shape[0]
+
+    def whole(self, key: str, default: int | None = None) -> int:
+        """Return a whole number of at least 1."""
+        value = self._get(key, default)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            refuse(self.file, f"{self.prefix}{key} must be a whole number >= 1; got {repr(value)}")
+        return value
+
+    def real(self, key: str, default: float | None = None) -> float:
+        """Return a finite number above 0."""
+        value = self._get(key, default)
+        if not isinstance(value, float) or not isfinite(value) or value <= 0:
+            refuse(self.file, f"{self.prefix}{key} must be a number > 0; got {repr(value)}")
+        return float(str(np.float32(value)))  # 1e-05, not 9.999999747378752e-06
+
+    def expect(self, key: str, value: int) -> None:
+        """Refuse a file in which a key is there and is not this value."""
+        if not np.array_equal(found := self._get(key, value), value):
+            refuse(self.file, f"{self.prefix}{key} must be {value} here; got {repr(found)}")
+
+    def refuse_others(self) -> None:
+        """Refuse a file with a hyper-parameter that was not read and could change its numbers."""
+        for key, value in self.file.metadata.items():
+            name = key.removeprefix(self.prefix)
+            if not key.startswith(self.prefix) or name in self._known:
+                continue
+            if name not in _NEUTRAL:
+                refuse(self.file, f"hyper-parameter {key} = {repr(value)} is not known to toynn")
+            neutral = _NEUTRAL[name]
+            if neutral is not None and not np.array_equal(value, neutral):
+                refuse(self.file, f"{key} = {repr(value)} is not supported; only {neutral!r} is")
+
+
+def refuse(file: Source, what: str) -> NoReturn:
+    """Raise the error of a file's format."""
+    raise file.error(f"{file.path}: {what}")
+
+
+def check_tensors(file: Source, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Check that a file has exactly these tensors, in these shapes.
+
+    A model whose head is tied may come with an output.weight, if it equals token_embd.weight.
+    """
+    for name, shape in shapes.items():
+        if name not in file.tensors:
+            refuse(file, f"tensor {name} is missing")
+        found = tuple(file.tensors[name].shape)
+        if found != shape:
+            refuse(file, f"tensor {name} has the wrong shape: expected {shape}; got {found}")
+    unknown = file.tensors.keys() - shapes.keys()
+    if "output.weight" in unknown:
+        embedding, output = (file.tensors[name] for name in ("token_embd.weight", "output.weight"))
+        if (embedding.type, embedding.shape) != (output.type, output.shape) or not np.array_equal(
+            file.raw("token_embd.weight"), file.raw("output.weight")
+        ):
+            refuse(file, "output.weight differs from token_embd.weight, to which it is tied here")
+        unknown -= {"output.weight"}
+    if unknown:
+        refuse(file, f"unknown tensors: {', '.join(sorted(unknown))}")

@@ -1,0 +1,362 @@
+"""Llama and its kin, qwen2 and qwen3: RMSNorm, RoPE, grouped-query attention, SwiGLU.
+
+    x += W_o attention(turn(W_q n), turn(W_k n), W_v n)     n = rmsnorm(x)
+    x += W_down (silu(W_gate n) * W_up n)                   n = rmsnorm(x)
+
+What differs stands in three lines at the end of this file. llama: RoPE turns neighbouring channels,
+as GGUF orders the rows of W_q and W_k; in the others channels half a head apart. qwen2: its files
+always have biases of q, k and v. qwen3: each head of q and k is normalised before it is turned.
+Sources: Touvron et al. 2023, arXiv:2302.13971; Qwen Team 2024, arXiv:2407.10671, and 2025,
+arXiv:2505.09388; grouped-query attention: Ainslie et al. 2023, arXiv:2305.13245.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import sqrt
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toynn.errors import ConfigError
+from toynn.formats.hf.config import Config
+from toynn.graph.tape import Tensor
+from toynn.models.checks import check_factors, check_heads, check_positive, check_sizes
+from toynn.models.hyper import Hyper, refuse
+from toynn.models.registry import ARCHITECTURES, architecture, register
+from toynn.models.rope import factors_of
+from toynn.models.sequence import Folder, SequenceModel
+from toynn.models.table import Shapes, Sizes, matrix, norm, table
+from toynn.nn import Layers
+from toynn.options import RecipeOptions
+
+__all__ = ["Llama", "LlamaConfig"]
+
+Floats = NDArray[np.float32]
+
+_SCALINGS = ("none", "llama3")
+_STD = 0.02  # of embeddings and head
+
+
+@dataclass(frozen=True)
+class LlamaConfig:
+    """Shape of a Llama-like model.
+
+    Raises ConfigError for sizes that make no model.
+
+    Attributes
+    ----------
+    n_kv_heads
+        Heads of k and v; each serves n_heads / n_kv_heads heads of q.
+    rope_base
+        RoPE turns pair i of a head of D channels by position * rope_base^(-2i/D).
+    head_dim
+        Channels of a head, an even number; None means d_model / n_heads.
+    donor_d_in
+        Width of a donor's embedding table, which stays frozen and is seen through a trained lens
+        (d_model, donor_d_in); 0 means a trained table of the model's own.
+    arch
+        "llama", "qwen2" or "qwen3".
+    rope_scaling, rope_factors
+        "none", or "llama3": the frequency of pair i is divided by rope_factors[i].
+    """
+
+    vocab: int
+    d_model: int
+    n_heads: int
+    n_kv_heads: int
+    d_ff: int
+    n_layers: int
+    context: int
+    rope_base: float = 1e4
+    rms_eps: float = 1e-5
+    head_dim: int | None = None
+    donor_d_in: int = 0
+    arch: str = "llama"
+    rope_scaling: str = "none"
+    rope_factors: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        sizes = ("vocab", "d_model", "n_heads", "n_kv_heads", "d_ff", "n_layers", "context")
+        check_sizes(self, *sizes, *(("head_dim",) if self.head_dim is not None else ()))
+        check_sizes(self, "donor_d_in", least=0)
+        check_positive(self, "rope_base", "rms_eps")
+        known = [name for name, m in ARCHITECTURES.items() if m.config_type is type(self)]
+        if self.arch not in known:
+            raise ConfigError(
+                f"LlamaConfig: arch must be one of {', '.join(known)}; got {self.arch!r}"
+            )
+        check_heads(self)
+        check_factors(self, _SCALINGS)
+
+    @classmethod
+    def tiny(cls) -> Self:
+        """Return the seeds' smallest shape, 0.1 million parameters."""
+        return cls(627, 64, 4, 4, 128, 2, 32)
+
+    @classmethod
+    def mid(cls) -> Self:
+        """Return the seeds' middle shape, 9 million parameters."""
+        return cls(4096, 256, 8, 8, 1024, 8, 256)
+
+    @classmethod
+    def smollm2_135m(cls) -> Self:
+        """Return the shape of SmolLM2-135M, whose head is tied."""
+        return cls(49152, 576, 9, 3, 1536, 30, 8192, rope_base=1e5)
+
+    @property
+    def d_head(self) -> int:
+        """Width of one head."""
+        return self.d_model // self.n_heads if self.head_dim is None else self.head_dim
+
+    def shapes(self, *, untied: bool = False, qkv_bias: bool = False) -> Shapes:
+        """Return the shape of every weight by its GGUF name, in the order of the optimizer."""
+        opts = RecipeOptions(untied=untied, qkv_bias=qkv_bias)
+        return architecture(self.arch).shapes(self, opts)
+
+    def inverse_frequencies(self) -> Floats:
+        """Return by how much RoPE turns each pair of a head from one position to the next."""
+        exponents = np.arange(0, self.d_head, 2) / self.d_head
+        frequencies = float(self.rope_base) ** -exponents
+        return (frequencies / (self.rope_factors or 1.0)).astype(np.float32)
+
+
+def _by_width(cfg: Any, shape: tuple[int, ...]) -> float:
+    return 1 / sqrt(shape[1])
+
+
+_Q, _KV = "attention.head_count", "attention.head_count_kv"
+_LAYER = "model.layers.{n}"
+
+
+class Llama(SequenceModel[LlamaConfig]):
+    """An architecture of the kin."""
+
+    config_type = LlamaConfig
+
+    table = (
+        table("token_embd", "V E", "model.embed_tokens", std=_STD, frozen="donor"),
+        matrix("lens.proj", "C E", std=_by_width, when="donor"),
+        norm("blk.{n}.attn_norm", "C", f"{_LAYER}.input_layernorm"),
+        matrix(
+            "blk.{n}.attn_q", "Q C", f"{_LAYER}.self_attn.q_proj",
+            std=_by_width, bias="qkv_bias", pairs=(_Q,),
+        ),
+        matrix(
+            "blk.{n}.attn_k", "KV C", f"{_LAYER}.self_attn.k_proj",
+            std=_by_width, bias="qkv_bias", pairs=(_KV, _Q),
+        ),
+        matrix(
+            "blk.{n}.attn_v", "KV C", f"{_LAYER}.self_attn.v_proj", std=_by_width, bias="qkv_bias"
+        ),
+        norm("blk.{n}.attn_q_norm", "D", f"{_LAYER}.self_attn.q_norm", when="head_norms"),
+        norm("blk.{n}.attn_k_norm", "D", f"{_LAYER}.self_attn.k_norm", when="head_norms"),
+        matrix("blk.{n}.attn_output", "C Q", f"{_LAYER}.self_attn.o_proj", std=_by_width),
+        norm("blk.{n}.ffn_norm", "C", f"{_LAYER}.post_attention_layernorm"),
+        matrix("blk.{n}.ffn_gate", "F C", f"{_LAYER}.mlp.gate_proj", std=_by_width),
+        matrix("blk.{n}.ffn_up", "F C", f"{_LAYER}.mlp.up_proj", std=_by_width),
+        matrix("blk.{n}.ffn_down", "C F", f"{_LAYER}.mlp.down_proj", std=_by_width),
+        norm("output_norm", "C", "model.norm"),
+        matrix("output", "V C", "lm_head", std=_STD, when="untied"),
+    )  # fmt: skip
+    hf = Folder(
+        keys={
+            "vocab_size": "vocab_size",
+            "context_length": "max_position_embeddings",
+            "embedding_length": "hidden_size",
+            "feed_forward_length": "intermediate_size",
+            "block_count": "num_hidden_layers",
+            _Q: "num_attention_heads",
+            _KV: "num_key_value_heads",
+            "attention.key_length": "head_dim",
+            "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+            "rope.freq_base": "rope_theta",
+        },
+        real=frozenset(("attention.layer_norm_rms_epsilon", "rope.freq_base")),
+        optional=frozenset((_KV, "attention.key_length")),
+        fixed={"hidden_act": ("silu", "swish"), "use_sliding_window": (False,)},
+        shown={},  # see __init__
+        zero_biases=frozenset(("blk.{n}.attn_output",)),  # which attention_bias gives it, too
+    )
+
+    def __init__(
+        self,
+        name: str,
+        title: str,
+        *,
+        turns_neighbours: bool = False,
+        always_biased: bool = False,
+        head_norms: bool = False,
+    ) -> None:
+        self.architecture = name
+        shown = {"architectures": [f"{title}ForCausalLM"], "hidden_act": "silu"}
+        self.hf = replace(self.hf, shown=shown)
+        self.turns_neighbours = turns_neighbours
+        self.always_biased, self.head_norms = always_biased, head_norms
+
+    def sizes(self, cfg: LlamaConfig, opts: RecipeOptions, n: int | None) -> Sizes:
+        """Return what the table's letters and conditions mean."""
+        D, donor = cfg.d_head, cfg.donor_d_in
+        return {
+            "V": cfg.vocab, "E": donor or cfg.d_model, "C": cfg.d_model, "F": cfg.d_ff, "D": D,
+            "Q": cfg.n_heads * D, "KV": cfg.n_kv_heads * D, "donor": donor,
+            "qkv_bias": opts.qkv_bias, "untied": opts.untied, "head_norms": self.head_norms,
+        }  # fmt: skip
+
+    def check(self, cfg: LlamaConfig, opts: RecipeOptions) -> None:
+        """Refuse a donor's table as the head. Raises ConfigError."""
+        if cfg.donor_d_in and not opts.untied:
+            raise ConfigError(
+                "LlamaSeqEngine: donor_d_in > 0 needs untied=True: a donor's table, "
+                f"{cfg.donor_d_in} wide, cannot be the head of a model {cfg.d_model} wide"
+            )
+
+    # -- Files ---------------------------------------------------------------------------------
+
+    def read(self, hyper: Hyper) -> tuple[LlamaConfig, dict[str, Any]]:
+        """Return the configuration of a file's model, and the options that it calls for."""
+        d_model, n_heads = hyper.whole("embedding_length"), hyper.whole(_Q)
+        key_length = hyper.whole("attention.key_length", max(1, d_model // n_heads))
+        if key_length > hyper.rows("blk.0.attn_q.weight"):
+            refuse(hyper.file, f"heads of {key_length} channels do not fit blk.0.attn_q.weight")
+        stored = "rope_freqs.weight" in hyper.tensors
+        factors = np.ravel(hyper.file["rope_freqs.weight"]) if stored else ()
+        cfg = self.config_type(
+            vocab=hyper.vocabulary,
+            d_model=d_model,
+            n_heads=n_heads,
+            n_kv_heads=hyper.whole(_KV, n_heads),
+            d_ff=hyper.whole("feed_forward_length"),
+            n_layers=hyper.layers,
+            context=hyper.whole("context_length"),
+            rope_base=hyper.real("rope.freq_base", 1e4),
+            rms_eps=hyper.real("attention.layer_norm_rms_epsilon"),
+            head_dim=None if key_length * n_heads == d_model else key_length,
+            arch=self.architecture,
+            rope_scaling="llama3" if len(factors) else "none",
+            rope_factors=tuple(float(factor) for factor in factors),
+        )
+        hyper.expect("attention.value_length", cfg.d_head)
+        hyper.expect("rope.dimension_count", cfg.d_head)  # all channels of a head turn
+        bias = self.always_biased or "blk.0.attn_q.bias" in hyper.tensors
+        return cfg, {"untied": "output.weight" in hyper.tensors, "qkv_bias": bias}
+
+    def write(self, cfg: LlamaConfig) -> dict[str, Any]:
+        """Return the hyper-parameters of a file; ConfigError for what files have no place for."""
+        if not self.turns_neighbours and cfg.rope_scaling != "none":
+            raise ConfigError(f"export: files of {cfg.arch} have no place for RoPE factors")
+        if self.always_biased and cfg.d_head * cfg.n_heads != cfg.d_model:
+            raise ConfigError(
+                f"export: llama.cpp reads {cfg.arch} with heads of d_model / n_heads only; got "
+                f"{cfg.n_heads} heads of {cfg.d_head} in {cfg.d_model}"
+            )
+        return {
+            "context_length": cfg.context,
+            "embedding_length": cfg.d_model,
+            "feed_forward_length": cfg.d_ff,
+            "block_count": cfg.n_layers,
+            _Q: cfg.n_heads,
+            _KV: cfg.n_kv_heads,
+            "attention.key_length": cfg.d_head,
+            "attention.value_length": cfg.d_head,
+            "attention.layer_norm_rms_epsilon": float(cfg.rms_eps),
+            "rope.dimension_count": cfg.d_head,
+            "rope.freq_base": float(cfg.rope_base),
+        }
+
+    def beside(self, cfg: LlamaConfig) -> dict[str, Floats]:
+        """Return the factors of RoPE's frequencies."""
+        factors = np.array(cfg.rope_factors, np.float32)
+        return {"rope_freqs.weight": factors} if len(factors) else {}
+
+    def exported(self, cfg: LlamaConfig, weights: dict[str, Floats]) -> dict[str, Floats]:
+        """Return the weights; a donor's table E seen through the lens W becomes one, E W^T.
+
+        Where files always have biases of q, k and v, a model without any gets zeros.
+        """
+        if cfg.donor_d_in:
+            lens = weights.pop("lens.proj.weight")
+            weights["token_embd.weight"] = weights["token_embd.weight"] @ lens.T
+        if self.always_biased:
+            for name, shape in replace(cfg, donor_d_in=0).shapes(qkv_bias=True).items():
+                weights.setdefault(name, np.zeros(shape, np.float32))
+        return weights
+
+    def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
+        """Read what config.json says of RoPE; refuse attention of other kinds."""
+        factors = factors_of(config, found)
+        kinds = config.get("layer_types") or []
+        if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
+            config.refuse(f"layer_types must be full_attention; got {kinds!r}")
+        return {} if factors is None else {"rope_freqs.weight": factors}
+
+    def folder(
+        self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]
+    ) -> tuple[dict[str, Any], dict[str, Floats]]:
+        """Return attention_bias where q, k and v have biases: it gives the output one, too."""
+        if self.always_biased or "blk.0.attn_q.bias" not in tensors:
+            return {}, {}
+        zeros = np.zeros(hyper["embedding_length"], np.float32)
+        names = (f"blk.{n}.attn_output.bias" for n in range(hyper["block_count"]))
+        return {"attention_bias": True}, dict.fromkeys(names, zeros)
+
+    # -- Forward -------------------------------------------------------------------------------
+
+    def constants(self, cfg: LlamaConfig) -> dict[str, Floats]:
+        """Return RoPE's frequencies."""
+        return {"inverse_frequencies": cfg.inverse_frequencies()}
+
+    def forward(
+        self, layers: Layers, cfg: LlamaConfig, tokens: Tensor, positions: Tensor
+    ) -> Tensor:
+        """Record the embeddings and the blocks."""
+        x = self.embed(layers, cfg, tokens)
+        for n, block in enumerate(layers.blocks(cfg.n_layers)):
+            normed = block.rmsnorm(x, "attn_norm", cfg.rms_eps)
+            turned = positions if self.turns(n) else None
+            x = block.add(x, self.attention(block, cfg, normed, turned))
+            normed = block.rmsnorm(x, "ffn_norm", cfg.rms_eps)
+            x = block.add(x, block.swiglu(normed, "ffn_gate", "ffn_up", "ffn_down"))
+        return x
+
+    def turns(self, n: int) -> bool:
+        """Say whether block n has RoPE."""
+        return True
+
+    def scale(self, cfg: Any) -> float | None:
+        """Return what scores are multiplied by; None means 1 / sqrt(d_head)."""
+        return None
+
+    def embed(self, layers: Layers, cfg: LlamaConfig, tokens: Tensor) -> Tensor:
+        """Record the embeddings, seen through the lens if there is one."""
+        x = layers.embedding("token_embd", tokens)
+        return layers.linear(x, "lens.proj") if cfg.donor_d_in else x
+
+    def attention(
+        self, block: Layers, cfg: LlamaConfig, x: Tensor, positions: Tensor | None
+    ) -> Tensor:
+        """Record grouped-query attention of x (B T, C); without positions, without RoPE."""
+        q, k, v = (block.linear(x, f"attn_{part}") for part in "qkv")
+        if self.head_norms:
+            q = block.rmsnorm(q, "attn_q_norm", cfg.rms_eps)
+            k = block.rmsnorm(k, "attn_k_norm", cfg.rms_eps)
+        if positions is not None:
+            q = block.rope(q, positions, cfg.n_heads, neighbours=self.turns_neighbours)
+            k = block.rope(k, positions, cfg.n_kv_heads, neighbours=self.turns_neighbours)
+        heads = block.attention(
+            q, k, v, n_heads=cfg.n_heads, n_kv_heads=cfg.n_kv_heads, scale=self.scale(cfg)
+        )
+        return block.linear(heads, "attn_output")
+
+    def last(self, layers: Layers, cfg: LlamaConfig, x: Tensor) -> Tensor:
+        """Record the last norm."""
+        return layers.rmsnorm(x, "output_norm", cfg.rms_eps)
+
+    def head(self, cfg: LlamaConfig, opts: RecipeOptions) -> str:
+        """Return the output matrix, or the table to which it is tied."""
+        return "output" if opts.untied else "token_embd"
+
+
+register(Llama("llama", "Llama", turns_neighbours=True))
+register(Llama("qwen2", "Qwen2", always_biased=True))
+register(Llama("qwen3", "Qwen3", head_norms=True))

@@ -1,0 +1,157 @@
+"""What a model of token sequences says of itself: its keys, its names, its forward pass."""
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toynn.formats.hf.config import Config
+from toynn.formats.hf.spelling import Spelling, module_of
+from toynn.graph.tape import Tensor
+from toynn.models.hyper import Hyper
+from toynn.models.model import Blocks, Model
+from toynn.nn import Layers
+from toynn.options import RecipeOptions
+
+__all__ = ["Folder", "SequenceConfig", "SequenceModel"]
+
+Floats = NDArray[np.float32]
+
+
+class SequenceConfig(Blocks, Protocol):
+    """What the configurations of all architectures have."""
+
+    @property
+    def arch(self) -> str:
+        """The architecture, as GGUF files call it."""
+
+    @property
+    def vocab(self) -> int:
+        """Tokens that there are."""
+
+    @property
+    def context(self) -> int:
+        """Tokens that the model sees at most."""
+
+
+S = TypeVar("S", bound=SequenceConfig)
+
+
+@dataclass(frozen=True)
+class Folder:
+    """What Hugging Face's folders of an architecture say; see toynn.formats.hf.spelling.
+
+    Attributes
+    ----------
+    keys, real, optional
+        GGUF's hyper-parameters, without the architecture, by their names in config.json; those
+        that are real numbers; those that need not be there.
+    fixed, shown
+        Keys of config.json: the values that the model computes with, and what is written.
+    tied
+        Whether the head is tied where config.json does not say.
+    zero_biases
+        Modules that may have a bias, if it is zero.
+    """
+
+    keys: Mapping[str, str]
+    real: frozenset[str]
+    fixed: Mapping[str, tuple[object, ...]]
+    shown: Mapping[str, object]
+    optional: frozenset[str] = frozenset()
+    tied: bool = False
+    zero_biases: frozenset[str] = frozenset()
+
+
+class SequenceModel(Model[S]):
+    """An architecture of GGUF files.
+
+    Names, keys, shapes and the order of rows are GGUF's throughout; ``hf`` and the second names of
+    the table say what they are at Hugging Face.
+    """
+
+    architecture: str
+    hf: Folder
+    #: Whether RoPE turns neighbouring channels, so that the rows with ``pairs`` are in that order.
+    turns_neighbours: bool = False
+
+    # -- Files ---------------------------------------------------------------------------------
+
+    @abstractmethod
+    def read(self, hyper: Hyper) -> tuple[S, dict[str, Any]]:
+        """Return the configuration of a file's model, and the options that it calls for."""
+
+    @abstractmethod
+    def write(self, cfg: S) -> dict[str, Any]:
+        """Return the hyper-parameters of a file; ConfigError for what files have no place for."""
+
+    def beside(self, cfg: S) -> dict[str, Floats]:
+        """Return the tensors of a file that are no weights; they come from the configuration."""
+        return {}
+
+    def exported(self, cfg: S, weights: dict[str, Floats]) -> dict[str, Floats]:
+        """Return the weights as files of the architecture have them."""
+        return weights
+
+    def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
+        """Add what config.json says in other ways than by ``keys``; return tensors of it."""
+        return {}
+
+    def folder(
+        self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]
+    ) -> tuple[dict[str, Any], dict[str, Floats]]:
+        """Return what else a Hugging Face folder needs: keys of config.json, and tensors."""
+        return {}, {}
+
+    def spelling(self) -> Spelling:
+        """Return how Hugging Face spells the architecture."""
+        rows = [row for row in self.table if row.elsewhere]
+        return Spelling(
+            self.architecture,
+            **vars(self.hf),
+            modules={row.name: row.elsewhere for row in rows},
+            transposed=frozenset(row.name for row in rows if row.transposed),
+            pairs={row.name: row.pairs for row in rows if row.pairs and self.turns_neighbours},
+            complete=self.complete,
+            beside=self.folder,
+        )
+
+    def matrices(self, names: Iterable[str]) -> dict[str, str]:
+        """Return those weights that can have an adapter, and their names at Hugging Face."""
+        spelling, rows = self.spelling(), {row.name: row for row in self.table}
+        found = {}
+        for name in names:
+            row = rows.get(module_of(name))
+            if row and row.kind == "matrix" and row.elsewhere and name.endswith(".weight"):
+                found[name] = spelling.name(name)
+        return found
+
+    # -- Forward -------------------------------------------------------------------------------
+
+    @abstractmethod
+    def forward(self, layers: Layers, cfg: S, tokens: Tensor, positions: Tensor) -> Tensor:
+        """Record the blocks of the model for tokens (B T,) at positions (B T,); x (B T, C)."""
+
+    @abstractmethod
+    def last(self, layers: Layers, cfg: S, x: Tensor) -> Tensor:
+        """Record what the head reads of x (N, C), row by row: the last norm."""
+
+    @abstractmethod
+    def head(self, cfg: S, opts: RecipeOptions) -> str:
+        """Return the name of the matrix that makes logits, without ``.weight``."""
+
+    def logits(self, layers: Layers, cfg: S, opts: RecipeOptions, x: Tensor) -> Tensor:
+        """Record the logits (N, V) of what ``last`` returned."""
+        return layers.linear(x, self.head(cfg, opts))
+
+    def loss(
+        self, layers: Layers, cfg: S, opts: RecipeOptions, x: Tensor, labels: Tensor
+    ) -> tuple[Tensor | None, Tensor]:
+        """Record the loss of what ``last`` returned; return the logits too, if all exist at once.
+
+        A model whose ``logits`` are more than the head's product has to say this one too.
+        """
+        return layers.head(x, self.head(cfg, opts), labels)

@@ -1,0 +1,64 @@
+"""SmolLM3: a Llama in which every fourth block turns neither q nor k (NoPE).
+
+    x += W_o attention(W_q n, W_k n, W_v n)     in blocks 3, 7, 11, ...; else as in llama.py
+
+llama.cpp knows no other interval, and GGUF files have no key for it; a config.json with another is
+refused. Sources: Bakouch et al. 2025, https://huggingface.co/blog/smollm3; Yang et al. 2025,
+arXiv:2501.18795.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toynn.formats.hf.config import Config
+from toynn.models.llama import Llama
+from toynn.models.registry import register
+
+__all__ = ["SmolLM3"]
+
+Floats = NDArray[np.float32]
+
+_INTERVAL = 4  # of the blocks without RoPE
+
+
+def _kinds(n_layers: int) -> list[int]:
+    """Return of each block whether it has RoPE, as config.json says it."""
+    return [int((n + 1) % _INTERVAL != 0) for n in range(n_layers)]
+
+
+class SmolLM3(Llama):
+    """The architecture."""
+
+    hf = replace(Llama.hf, tied=True)
+
+    def turns(self, n: int) -> bool:
+        """Say whether block n has RoPE."""
+        return (n + 1) % _INTERVAL != 0
+
+    def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
+        """Refuse other blocks without RoPE than every fourth."""
+        interval, kinds = config.get("no_rope_layer_interval"), config.get("no_rope_layers")
+        if kinds is None and interval not in (None, _INTERVAL):
+            config.refuse(f"no_rope_layer_interval must be {_INTERVAL}; got {interval!r}")
+        expected = _kinds(len(kinds)) if isinstance(kinds, list) else []
+        if kinds is not None and (kinds != expected or len(kinds) < found.get("block_count", 0)):
+            config.refuse(f"no_rope_layers must be 0 in every fourth layer; got {kinds!r}")
+        rope = config.get("rope_parameters") or {}
+        if config.get("rope_theta") is None and "rope_theta" not in rope:
+            config.refuse("rope_theta is missing")
+        return super().complete(config, found)
+
+    def folder(
+        self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]
+    ) -> tuple[dict[str, Any], dict[str, Floats]]:
+        """Return which blocks have RoPE, and that no token is padding: its default is 128004."""
+        keys, more = super().folder(hyper, tensors)
+        kinds = _kinds(hyper["block_count"])
+        return keys | {"no_rope_layers": kinds, "pad_token_id": None}, more
+
+
+register(SmolLM3("smollm3", "SmolLM3", turns_neighbours=True))

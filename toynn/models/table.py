@@ -1,0 +1,129 @@
+"""A model's weights as a table: what each is called, here and elsewhere, its shape, its start.
+
+    matrix("blk.{n}.attn_q", "Q C", "model.layers.{n}.self_attn.q_proj", std=0.02, bias="qkv_bias")
+    norm("output_norm", "C", "model.norm")
+
+A row is a module, which has a weight and perhaps a bias. "{n}" is the number of a block: rows with
+it stand for as many weights as there are blocks. The letters of a shape are sizes, which the model
+gives for each block; so are the names of conditions, of which 0 means that there is no such weight.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toynn._kernels import random
+
+__all__ = ["Row", "Shapes", "Sizes", "Start", "Weight", "expand", "matrix", "norm", "table"]
+
+Shapes = dict[str, tuple[int, ...]]
+Sizes = Mapping[str, int]
+#: The standard deviation of a new matrix: a number, or what a configuration and a shape make it.
+Start = float | Callable[[Any, tuple[int, ...]], float]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A module with weights, in every block or once.
+
+    Attributes
+    ----------
+    name, elsewhere
+        GGUF's name (timm's, of a model of pictures), and Hugging Face's; empty: it has none there.
+    shape
+        Sizes of the weight, the rows of a matrix first.
+    kind
+        "matrix": x W^T is computed, and it can have an adapter. "table": rows are looked up.
+        "norm": a gain.
+    std
+        Of the normal distribution that it starts from. In blocks, times ``init_scale``.
+    bias, when, frozen
+        Whether there is a bias; whether it is there at all; whether it is not trained.
+    pairs
+        Keys of the number of heads, if its rows have the pairs that RoPE turns together here and
+        half a head apart at Hugging Face.
+    transposed
+        Whether its matrix is (in, out) at Hugging Face.
+    bare
+        Whether the name is that of the weight, without ``.weight``.
+    """
+
+    name: str
+    shape: str
+    elsewhere: str = ""
+    kind: str = "matrix"
+    std: Start = 0.0
+    bias: bool | str = False
+    when: bool | str = True
+    frozen: bool | str = False
+    pairs: tuple[str, ...] = ()
+    transposed: bool = False
+    bare: bool = False
+
+
+def matrix(name: str, shape: str, elsewhere: str = "", *, std: Start, **more: Any) -> Row:
+    """Return a row for what is multiplied by."""
+    return Row(name, shape, elsewhere, "matrix", std, **more)
+
+
+def table(name: str, shape: str, elsewhere: str = "", *, std: Start, **more: Any) -> Row:
+    """Return a row for what rows are looked up in."""
+    return Row(name, shape, elsewhere, "table", std, **more)
+
+
+def norm(name: str, shape: str, elsewhere: str = "", **more: Any) -> Row:
+    """Return a row for the gain of a norm, which starts at 1."""
+    return Row(name, shape, elsewhere, "norm", **more)
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One weight of a model: a row of the table, in a block or outside."""
+
+    name: str
+    shape: tuple[int, ...]
+    row: Row
+    is_bias: bool
+    is_frozen: bool
+
+    def start(self, cfg: Any, scale: float, seed: int, stream: int) -> NDArray[np.float32]:
+        """Return its first values: ones of a gain, zeros of a bias, else drawn from N(0, std)."""
+        if self.row.kind == "norm" and not self.is_bias:
+            return np.ones(self.shape, np.float32)
+        values = np.zeros(self.shape, np.float32)
+        if not self.is_bias and self.row.std:
+            std = self.row.std if isinstance(self.row.std, float) else self.row.std(cfg, self.shape)
+            random.normal(values.reshape(-1), seed, stream, std * scale)
+        return values
+
+
+def expand(
+    rows: Iterable[Row], n_layers: int, sizes: Callable[[int | None], Sizes]
+) -> Iterator[Weight]:
+    """Yield the weights of a table in its order, those of a block together.
+
+    sizes: those outside the blocks, of None, or of a block, of its number.
+    """
+    for in_blocks, group in groupby(rows, key=lambda row: "{n}" in row.name):
+        together = tuple(group)
+        for n in range(n_layers) if in_blocks else (None,):
+            known = sizes(n)
+            for row in together:
+                yield from _weights(row, n, known)
+
+
+def _weights(row: Row, n: int | None, sizes: Sizes) -> Iterator[Weight]:
+    def holds(condition: bool | str) -> bool:
+        return condition if isinstance(condition, bool) else bool(sizes[condition])
+
+    if not holds(row.when):
+        return
+    name = row.name.replace("{n}", str(n))
+    shape, frozen = tuple(sizes[letter] for letter in row.shape.split()), holds(row.frozen)
+    yield Weight(name if row.bare else f"{name}.weight", shape, row, False, frozen)
+    if holds(row.bias):
+        yield Weight(f"{name}.bias", shape[:1], row, True, frozen)

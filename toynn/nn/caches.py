@@ -1,0 +1,35 @@
+"""What a model remembers of a sequence from one run to the next."""
+
+from dataclasses import dataclass, field
+
+from toynn import ops
+from toynn.graph.tape import Tensor
+from toynn.session import Session
+
+__all__ = ["Caches"]
+
+
+@dataclass(frozen=True)
+class Caches:
+    """Keys and values that tapes of one session add to, by the name of their attention.
+
+    ``past`` (B,) of i32 says how many rows of each sequence are there; ``rows`` is the room. What
+    is ``kept`` is shared by all tapes: the first that asks for a name declares its memory.
+    """
+
+    session: Session
+    past: Tensor
+    rows: int
+    kept: dict[str, Tensor] = field(default_factory=dict)
+
+    def of(self, name: str, batch: int, n_kv_heads: int, d_head: int) -> ops.KVCache:
+        """Return the cache of an attention."""
+        keys, values = ops.KVCache.shapes(batch, n_kv_heads, d_head, self.rows)
+        return ops.KVCache(
+            self._kept(f"{name}keys", keys), self._kept(f"{name}values", values), self.past
+        )
+
+    def _kept(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        if name not in self.kept:
+            self.kept[name] = self.session.persistent(name, shape)
+        return self.kept[name]

@@ -1,0 +1,195 @@
+"""Layers: what a model's forward pass is written with.
+
+A forward pass names its weights, and says what is done with them. Whether they are trained, frozen,
+mapped or rounded, whether a matrix has an adapter, whether keys and values are kept for what comes
+next: all that the layers know, which are made for each pass that is recorded. So training, LoRA,
+evaluation and generation record the same forward pass.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from toynn import ops
+from toynn.graph.tape import Tensor
+from toynn.nn.caches import Caches
+from toynn.nn.lora import LoRA, linear
+from toynn.session import Session
+
+__all__ = ["Dropout", "Layers"]
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """What is left out of the inputs of adapters: each element with a probability."""
+
+    probability: float
+    control: Tensor  # i32 (2,): step, active; see ops.dropout
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layers:
+    """Layers over named weights, recorded on a session, for ``batch`` sequences laid flat (B T,).
+
+    Attributes
+    ----------
+    weights, constants
+        By name; what else a model reads, by name.
+    rounding
+        What matrices are rounded to before a product: "f32", "f16" or "bf16".
+    adapters, dropout
+        By the name of their matrix; what is dropped of their inputs, in a training step.
+    caches
+        Keys and values of the tokens before these, in generation.
+    segments
+        Of each token the first one of its segment, where sequences are made of several.
+    prefix
+        What the names of a block's weights begin with.
+    """
+
+    session: Session
+    weights: Mapping[str, Tensor]
+    constants: Mapping[str, Tensor] = field(default_factory=dict)
+    batch: int = 1
+    rounding: str = "f32"
+    adapters: Mapping[str, LoRA] = field(default_factory=dict)
+    dropout: Dropout | None = None
+    caches: Caches | None = None
+    segments: Tensor | None = None
+    prefix: str = ""
+
+    def blocks(self, count: int, name: str = "blk") -> Iterator["Layers"]:
+        """Yield the layers of each block, whose names are those within it: "attn_q"."""
+        for n in range(count):
+            with self.session.tape.block(f"{name}.{n}"):
+                yield replace(self, prefix=f"{name}.{n}.")
+
+    def weight(self, name: str) -> Tensor:
+        """Return a weight, by its whole name within the block."""
+        return self.weights[self.prefix + name]
+
+    def bias(self, name: str) -> Tensor | None:
+        """Return the bias of a module, if it has one."""
+        return self.weights.get(f"{self.prefix}{name}.bias")
+
+    # -- With weights --------------------------------------------------------------------------
+
+    def embedding(self, name: str, ids: Tensor) -> Tensor:
+        """Record the rows (N, C) of a table that ids (N,) name."""
+        return ops.embedding(self.session, self.weight(f"{name}.weight"), ids)
+
+    def linear(self, x: Tensor, name: str, activation: str | None = None) -> Tensor:
+        """Record f(W x + b), with what an adapter of W adds; every product with weights is here.
+
+        f is "gelu_tanh", "gelu_exact", "silu" or nothing; b is there or not.
+        """
+        s, adapter = self.session, self.adapters.get(f"{self.prefix}{name}.weight")
+        seen = x
+        if adapter is not None and self.dropout is not None:
+            site = list(self.adapters).index(f"{self.prefix}{name}.weight")
+            seen = ops.dropout(s, x, self.dropout.probability, self.dropout.control, site)
+        fused = None if activation == "silu" else activation
+        y = linear(s, x, self.matrix(name), self.bias(name), fused, adapter, seen)
+        return ops.silu(s, y) if activation == "silu" else y
+
+    def matrix(self, name: str) -> Tensor:
+        """Return a matrix as it is multiplied: rounded, if the weights' type is not float32."""
+        w = self.weight(f"{name}.weight")
+        return w if self.rounding == "f32" else ops.rounded(self.session, w, self.rounding)
+
+    def layernorm(self, x: Tensor, name: str, eps: float) -> Tensor:
+        """Record (x - mean) / sqrt(var + eps) * w + b of each row."""
+        gain, bias = self.weight(f"{name}.weight"), self.weight(f"{name}.bias")
+        return ops.layernorm(self.session, x, gain, bias, eps)
+
+    def rmsnorm(self, x: Tensor, name: str, eps: float) -> Tensor:
+        """Record x / sqrt(mean x^2 + eps) * w of each row, or of each head, if w is as short."""
+        return ops.rmsnorm(self.session, x, self.weight(f"{name}.weight"), eps)
+
+    def mlp(self, x: Tensor, up: str, down: str, activation: str) -> Tensor:
+        """Record down(f(up(x))); f as in ``linear``."""
+        return self.linear(self.linear(x, up, activation), down)
+
+    def swiglu(self, x: Tensor, gate: str, up: str, down: str) -> Tensor:
+        """Record down(silu(gate(x)) * up(x)). Source: Shazeer 2020, arXiv:2002.05202."""
+        gates, values = self.linear(x, gate), self.linear(x, up)
+        return self.linear(ops.swiglu(self.session, gates, values), down)
+
+    def head(self, x: Tensor, name: str, labels: Tensor) -> tuple[Tensor | None, Tensor]:
+        """Record the loss of x (N, C) by a matrix (V, C); return the logits too.
+
+        Where they would be many, and no adapter or dense labels ask for them, they are computed in
+        chunks of rows, and there are none to return.
+        """
+        (N, _), (V, _) = x.shape, self.weight(f"{name}.weight").shape
+        adapted = f"{self.prefix}{name}.weight" in self.adapters
+        if adapted or labels.dtype == "f32" or ops.chunk_rows(N, V) == N:
+            logits = self.linear(x, name)
+            return logits, ops.cross_entropy(self.session, logits, labels)
+        matrix, bias = self.matrix(name), self.bias(name)
+        return None, ops.linear_cross_entropy(self.session, x, matrix, labels, bias)
+
+    # -- Without -------------------------------------------------------------------------------
+
+    def add(self, x: Tensor, y: Tensor) -> Tensor:
+        """Record x + y."""
+        return ops.add(self.session, x, y)
+
+    def scale(self, x: Tensor, factor: float) -> Tensor:
+        """Record x times a number."""
+        return x if factor == 1 else ops.scale(self.session, x, factor)
+
+    def rows(self, x: Tensor, ids: Tensor) -> Tensor:
+        """Record the rows of x that ids (N,) name."""
+        return ops.embedding(self.session, x, ids)
+
+    def rope(
+        self,
+        x: Tensor,
+        positions: Tensor,
+        n_heads: int,
+        frequencies: str = "inverse_frequencies",
+        *,
+        neighbours: bool = False,
+    ) -> Tensor:
+        """Record x (B T, H D) with pairs of each head turned by position; see ops.rope.
+
+        ``frequencies`` names the constant that says by how much; ``neighbours`` whether the two of
+        a pair are neighbours, or half a head apart.
+        """
+        angles = self.constants[frequencies]
+        return ops.rope(self.session, x, positions, angles, n_heads, interleaved=neighbours)
+
+    def attention(
+        self,
+        q: Tensor,
+        k: Tensor | None = None,
+        v: Tensor | None = None,
+        *,
+        n_heads: int,
+        n_kv_heads: int | None = None,
+        causal: bool = True,
+        scale: float | None = None,
+    ) -> Tensor:
+        """Record softmax(scale q k^T) v of each sequence and head; see ops.attention.
+
+        q alone holds all three side by side; scale None is 1 / sqrt(D). With caches, the keys and
+        values of the tokens before these are seen, and those of these are kept; a block has one
+        attention then.
+        """
+        heads, cache = n_kv_heads or n_heads, None
+        if self.caches is not None:
+            d_head = q.shape[1] // (n_heads if k is not None else n_heads + 2 * heads)
+            cache = self.caches.of(self.prefix, self.batch, heads, d_head)
+        return ops.attention(
+            self.session,
+            q,
+            k,
+            v,
+            batch=self.batch,
+            n_heads=n_heads,
+            n_kv_heads=heads,
+            causal=causal,
+            first=self.segments,
+            scale=scale,
+            cache=cache,
+        )

@@ -1,0 +1,99 @@
+"""How many threads: the one place that decides it.
+
+In order: ``set_num_threads``, TOYNN_NUM_THREADS, OMP_NUM_THREADS, the physical cores that this
+process may use. A kernel gets fewer when its work is not worth waking a thread, and a program while
+other processes want the cores (backends/cpu/work.py and crew.pyx).
+"""
+
+import os
+from functools import cache
+
+from toynn._kernels import MAX_THREADS, has_openmp
+from toynn.errors import ConfigError
+
+__all__ = ["get_num_threads", "set_num_threads"]
+
+_chosen: int | None = None
+_forked = False
+
+
+def set_num_threads(n: int) -> None:
+    """Use at most ``n`` threads from now on, whatever the environment says.
+
+    Raises ConfigError for a number that is none.
+    """
+    global _chosen
+    if not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= MAX_THREADS:
+        raise ConfigError(
+            f"set_num_threads: n must be a whole number from 1 to {MAX_THREADS}; got {n!r}"
+        )
+    _chosen = n
+
+
+def get_num_threads() -> int:
+    """Return the number of threads that a run uses now.
+
+    Raises ConfigError for a TOYNN_NUM_THREADS that is no number.
+    """
+    if _forked or not has_openmp():
+        return 1
+    return _chosen or _from_environment() or _physical_cores()
+
+
+def _from_environment() -> int | None:
+    """Read the variables; a bad OMP_NUM_THREADS is ignored, as by the OpenMP runtime itself."""
+    own = os.environ.get("TOYNN_NUM_THREADS", "").strip()
+    if own:
+        if _number(own) is None:
+            raise ConfigError(
+                f"TOYNN_NUM_THREADS={own}: must be a whole number from 1 to {MAX_THREADS}"
+            )
+        return _number(own)
+    return _number(os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip())
+
+
+def _number(text: str) -> int | None:
+    if text.isascii() and text.isdigit() and 1 <= int(text) <= MAX_THREADS:
+        return int(text)
+    return None
+
+
+def _physical_cores() -> int:
+    """Cores of this process's affinity mask, hyper-threads counted once, within a CPU quota."""
+    if not hasattr(os, "sched_getaffinity"):
+        return os.cpu_count() or 1
+    return max(1, min(_cores(frozenset(os.sched_getaffinity(0))), _quota()))
+
+
+@cache
+def _cores(cpus: frozenset[int]) -> int:
+    """Count the physical cores among logical CPUs."""
+    cores = set()
+    for cpu in cpus:
+        try:
+            with open(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") as file:
+                cores.add(file.read().strip())
+        except OSError:
+            cores.add(str(cpu))
+    return len(cores)
+
+
+@cache
+def _quota() -> int:
+    """CPUs that the control group grants, rounded up."""
+    try:
+        with open("/sys/fs/cgroup/cpu.max") as file:
+            quota, period = file.read().split()
+        return -(-int(quota) // int(period))
+    except (OSError, ValueError):
+        return os.cpu_count() or 1
+
+
+def _after_fork() -> None:
+    """Stay on one thread in a forked child: the OpenMP runtime's pool did not come along."""
+    global _forked
+    _forked = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,235 @@
+"""checkpoint-<step>/: all that a run needs to go on with the same bits.
+
+    model.safetensors       the trained weights; of adapters, adapter.safetensors
+    optimizer.safetensors   both moments of each, and gradients of micro-batches that wait
+    trainer_state.json      where loop and data stand, counters, configuration, hashes
+    best/                   the best model so far, as it lay in the run's folder: hard links
+    complete.json           how long each file is, with a checksum; written last
+
+A checkpoint is filled under a temporary name, each file waited for, then the folder, and renamed:
+it is there as a whole or not at all. What is not as complete.json says is broken, and not used.
+"""
+
+import json
+import os
+import re
+import shutil
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from toynn.errors import CheckpointError
+from toynn.formats import disk, safetensors
+from toynn.formats.files import finish, open_new, unwritable
+from toynn.formats.folders import new_folder
+from toynn.recipes.snapshot import Snapshot
+
+__all__ = [
+    "Checkpoint",
+    "checkpoints",
+    "is_named",
+    "newest",
+    "prune",
+    "read",
+    "restore_best",
+    "save",
+    "sweep",
+]
+
+MARKER, STATE, BEST = "complete.json", "trainer_state.json", "best"
+OPTIMIZER = "optimizer.safetensors"
+WEIGHTS = ("model.safetensors", "adapter.safetensors")
+FORMAT = 1
+_NAME = re.compile(r"checkpoint-(\d+)")
+_CHUNK = 2**24  # bytes
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A complete checkpoint."""
+
+    path: Path
+    step: int
+    state: dict[str, Any]
+    snapshot: Snapshot
+
+
+def save(
+    folder: Path,
+    step: int,
+    found: Snapshot,
+    state: dict[str, Any],
+    best: Sequence[Path] = (),
+) -> Path:
+    """Write checkpoint-<step> in a run's folder; return its path. Raises CheckpointError."""
+    path, weights = folder / f"checkpoint-{step}", f"{found.kind}.safetensors"
+    text = json.dumps({"format": FORMAT, "step": step, **state, "recipe": found.counts}, indent=1)
+    with new_folder(path, CheckpointError, replace=True) as new:
+        files = {}
+        for name, shapes in ((weights, found.weights), (OPTIMIZER, found.optimizer)):
+            parts = safetensors.streamed(shapes, found.read)
+            files[name] = _write(new.path / name, parts, path / name)
+        files[STATE] = _write(new.path / STATE, [text.encode()], path / STATE)
+        if best:
+            (new.path / BEST).mkdir()
+        for each in best:
+            _link(each, new.path / BEST / each.name)
+            files[f"{BEST}/{each.name}"] = {"bytes": each.stat().st_size}
+        if best:
+            disk.sync_folder(new.path / BEST)
+        _write(new.path / MARKER, [json.dumps({"files": files}, indent=1).encode()], path / MARKER)
+    return path
+
+
+def _write(path: Path, parts: Iterable[bytes | memoryview], final: Path) -> dict[str, int]:
+    """Write a file to the disk; return its length and checksum."""
+    length = checksum = 0
+    try:
+        with open_new(path) as file:
+            for part in parts:
+                file.write(part)
+                length += memoryview(part).nbytes
+                checksum = zlib.crc32(part, checksum)
+            finish(file)
+    except OSError as failure:
+        what = f"more than {length:,} bytes"
+        raise unwritable(final, what, path.parent, failure, CheckpointError) from failure
+    return {"bytes": length, "crc32": checksum}
+
+
+def _link(source: Path, target: Path) -> None:
+    """Give a file another name; copy it where the file system has no links."""
+    try:
+        os.link(source, target)
+    except (PermissionError, NotImplementedError):
+        shutil.copyfile(source, target)
+
+
+def checkpoints(folder: Path) -> list[tuple[int, Path]]:
+    """Return the steps and paths of what is named as a checkpoint, the newest first."""
+    found = ((_NAME.fullmatch(path.name), path) for path in folder.iterdir() if path.is_dir())
+    return sorted(((int(match[1]), path) for match, path in found if match), reverse=True)
+
+
+def newest(folder: Path, tell: Callable[[str], object]) -> Checkpoint | None:
+    """Return the newest checkpoint that is whole; ``tell`` is told of those that are not."""
+    for _, path in checkpoints(folder):
+        try:
+            return read(path)
+        except CheckpointError as error:
+            tell(f"{error}; the one before it is tried")
+    return None
+
+
+def read(path: Path) -> Checkpoint:
+    """Open a checkpoint. Raises CheckpointError unless it is whole."""
+    marker = _object(path / MARKER)
+    files = marker.get("files")
+    if not isinstance(files, dict) or STATE not in files or OPTIMIZER not in files:
+        raise CheckpointError(f"{path / MARKER}: expected a table of files; got another object")
+    for name, entry in files.items():
+        _check(path / name, entry)
+    weights = next((name for name in WEIGHTS if name in files), WEIGHTS[0])
+    state = _object(path / STATE)
+    if state.get("format") != FORMAT:
+        raise CheckpointError(
+            f"{path / STATE}: expected format {FORMAT}; got {state.get('format')!r}: it is of "
+            "another version of toynn"
+        )
+    trained, kept = (_shapes(path / name) for name in (weights, OPTIMIZER))
+
+    def tensor(name: str) -> Any:
+        with safe_open(path / (weights if name in trained else OPTIMIZER), "numpy") as file:
+            return file.get_tensor(name)
+
+    try:
+        found = Snapshot(state["recipe"], trained, kept, tensor, Path(weights).stem)
+        return Checkpoint(path, state["step"], state, found)
+    except KeyError as error:
+        raise CheckpointError(f"{path / STATE}: {error} is missing") from error
+
+
+def _check(path: Path, entry: dict[str, int]) -> None:
+    """Raise CheckpointError unless a file is as the marker says."""
+    try:
+        length, checksum = path.stat().st_size, 0
+        if length == entry["bytes"] and "crc32" in entry:
+            with path.open("rb") as file:
+                while part := file.read(_CHUNK):
+                    checksum = zlib.crc32(part, checksum)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot read: {error.strerror}") from error
+    if length != entry["bytes"]:
+        raise CheckpointError(f"{path}: expected {entry['bytes']} bytes; got {length}")
+    if checksum != entry.get("crc32", 0):
+        raise CheckpointError(f"{path}: damaged: its checksum is not that of {MARKER}")
+
+
+def _object(path: Path) -> dict[str, Any]:
+    """Read a JSON object."""
+    try:
+        found = json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        why = f"not a complete checkpoint: no {path.name}"
+        raise CheckpointError(f"{path.parent}: {why}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: cannot read: {error}") from error
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path}: expected an object; got {type(found).__name__}")
+    return found
+
+
+def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    try:
+        with safe_open(path, "numpy") as file:
+            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path}: cannot read: {error}") from error
+
+
+def restore_best(found: Checkpoint, folder: Path) -> None:
+    """Put the best model of a checkpoint back into its run's folder."""
+    best = found.path / BEST
+    for path in sorted(best.iterdir()) if best.is_dir() else []:
+        target = folder / path.name
+        if target.exists() and os.path.samefile(path, target):
+            continue
+        temporary = disk.temporary_name(target)
+        try:
+            _link(path, temporary)
+            disk.rename(temporary, target)
+        except OSError as failure:
+            what = "the best model"
+            raise unwritable(target, what, folder, failure, CheckpointError) from failure
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def prune(folder: Path, step: int, limit: int) -> None:
+    """Remove checkpoints but for the newest ``limit`` up to a step: later ones were of another run.
+
+    The marker goes first: what a kill leaves of a checkpoint is no checkpoint.
+    """
+    kept = 0
+    for at, path in checkpoints(folder):
+        kept += at <= step
+        if at > step or (limit and kept > limit):
+            (path / MARKER).unlink(missing_ok=True)
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def sweep(folder: Path) -> None:
+    """Remove what a kill has left of checkpoints: temporaries, and those without the marker."""
+    disk.sweep(folder)
+    for _, path in checkpoints(folder):
+        if not (path / MARKER).exists():
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def is_named(path: Path) -> bool:
+    """Whether a path has the name of a checkpoint."""
+    return _NAME.fullmatch(path.name) is not None

@@ -1,0 +1,37 @@
+"""How well batches of examples fill the room that they have."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from toynn.data.batch import PackedBatch
+
+__all__ = ["Filling"]
+
+
+@dataclass
+class Filling:
+    """What packed batches had in them, added up."""
+
+    examples: int = 0
+    tokens: int = 0  # that were read
+    learned: int = 0  # that were asked for
+    room: int = 0  # tokens that there could have been
+
+    def add(self, batch: Any) -> None:
+        """Count a batch; one of windows, which are always full, counts nothing."""
+        if isinstance(batch, PackedBatch):
+            self.examples += batch.examples
+            self.tokens += batch.tokens
+            self.learned += batch.rows
+            self.room += batch.room
+
+    def figures(self) -> dict[str, Any]:
+        """Return the fields of a report; none, if there was no such batch."""
+        if not self.room:
+            return {}
+        return {
+            "examples": self.examples,
+            "tokens": self.tokens,
+            "learned_tokens": self.learned,
+            "filled": self.tokens / self.room,
+        }

@@ -1,0 +1,52 @@
+"""One run per folder: a lock that goes with its process, however that ends."""
+
+import contextlib
+import fcntl
+import os
+from pathlib import Path
+
+from toynn.errors import CheckpointError
+
+__all__ = ["Lock"]
+
+NAME = ".lock"
+
+
+class Lock:
+    """Held from the moment it is made until ``release``."""
+
+    def __init__(self, folder: Path) -> None:
+        """Take the lock of a folder. Raises CheckpointError if a living process has it."""
+        self._path = folder / NAME
+        try:
+            self._descriptor = self._take()
+        except BlockingIOError:
+            owner = self._path.read_text("ascii", "replace").strip() or "unknown"
+            raise CheckpointError(
+                f"{folder}: another run is writing there (process {owner}): wait for it, or stop it"
+            ) from None
+        except OSError as error:
+            raise CheckpointError(f"{folder}: cannot lock: {error.strerror or error}") from error
+
+    def _take(self) -> int:
+        while True:
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            descriptor = os.open(self._path, flags, 0o666)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # Another run may have ended, and removed its lock, since this file was opened.
+                with contextlib.suppress(FileNotFoundError):
+                    if os.path.samestat(os.fstat(descriptor), os.stat(self._path)):
+                        os.ftruncate(descriptor, 0)
+                        os.write(descriptor, f"{os.getpid()}\n".encode())
+                        return descriptor
+            except BaseException:
+                os.close(descriptor)
+                raise
+            os.close(descriptor)
+
+    def release(self) -> None:
+        """Let others in."""
+        with contextlib.suppress(OSError):
+            self._path.unlink()
+        os.close(self._descriptor)

@@ -1,0 +1,109 @@
+"""How long a run takes, how often it does what, and what it came to."""
+
+import math
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from toynn.errors import ConfigError
+from toynn.train.filling import Filling
+from toynn.train.metrics import Report
+
+__all__ = ["LoopOptions", "Result"]
+
+
+@dataclass(frozen=True)
+class LoopOptions:
+    """How long, and how often what; 0 of an ``..._every`` is never.
+
+    Raises ConfigError for a number that is out of range.
+    """
+
+    steps: int
+    grad_accum: int = 1
+    max_grad_norm: float | None = 1.0
+    log_every: int = 10
+    eval_every: int = 250
+    save_every: int = 0
+    early_stopping: int = 0  # evaluations in a row without a better loss that end the run; 0: none
+    batches: int | None = None  # of the data that are drawn at most; None: as many as there are
+    on_nonfinite: Literal["stop", "skip"] = "stop"
+    max_nonfinite: int = 10  # updates that "skip" may skip in one run
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "grad_accum", "log_every", "batches"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1; got {value}")
+        for name in ("eval_every", "save_every", "early_stopping"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} must be at least 0; got {getattr(self, name)}")
+        if self.max_grad_norm is not None and not self.max_grad_norm > 0:
+            raise ConfigError(f"max_grad_norm must be above 0, or None; got {self.max_grad_norm}")
+        if self.on_nonfinite not in ("stop", "skip"):
+            raise ConfigError(f'on_nonfinite must be "stop" or "skip"; got {self.on_nonfinite!r}')
+
+
+@dataclass
+class Window:
+    """What has gathered since the last report."""
+
+    loss: float = 0.0  # summed over tokens
+    tokens: int = 0
+    seconds: float = 0.0
+    rate: float | None = None  # of the last step, as is the norm
+    norm: float | None = None
+    filling: Filling = field(default_factory=Filling)
+
+
+@dataclass
+class Part:
+    """What has gathered for the next update."""
+
+    batches: int = 0
+    loss: float = 0.0  # summed over tokens
+    tokens: int = 0
+
+
+@dataclass
+class Result:
+    """What a run came to, and all that the loop remembers from step to step."""
+
+    iterations: int = 0
+    updates: int = 0  # iterations but for those that were skipped
+    trained_tokens: int = 0
+    seconds: float = 0.0
+    train_loss: float = math.nan  # mean over the steps of the last report
+    val_loss: float = math.inf  # the best one
+    best_iteration: int = 0
+    best_losses: list[float] = field(default_factory=list)  # of batches, each a sum over its rows
+    not_better: int = 0  # evaluations since the best one
+    empty_batches: int = 0  # drawn and skipped: no label counted
+    skipped_updates: int = 0  # a gradient was not finite
+    window: Window = field(default_factory=Window)
+    part: Part = field(default_factory=Part)
+    due: bool = True  # whether the report of this iteration is still to come
+    interrupted: bool = False
+    signal: int | None = None  # that asked to stop
+    stopped_early: bool = False
+    reports: list[Report] = field(default_factory=list)
+
+    def state(self) -> dict[str, Any]:
+        """Return what another run can go on from, in values that JSON holds."""
+        kept = asdict(self) | {"val_loss": self.val_loss if self.best_losses else None}
+        kept["train_loss"] = None if math.isnan(self.train_loss) else self.train_loss
+        for name in ("interrupted", "signal", "stopped_early", "reports"):
+            del kept[name]
+        return kept
+
+    @classmethod
+    def of(cls, state: dict[str, Any], reports: list[Report]) -> "Result":
+        """Return what ``state`` returned, with the reports until then."""
+        parts: dict[str, Any] = {
+            "window": Window(
+                **{**state["window"], "filling": Filling(**state["window"]["filling"])}
+            ),
+            "part": Part(**state["part"]),
+            "val_loss": math.inf if state["val_loss"] is None else state["val_loss"],
+            "train_loss": math.nan if state["train_loss"] is None else state["train_loss"],
+        }
+        return cls(**{**state, **parts, "reports": reports})

@@ -1,0 +1,80 @@
+"""What a Trainer is told, made into what the loop takes: batches, how long, at which rates."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
+from math import ceil
+from typing import Any
+
+from toynn.adamw import AdamW
+from toynn.data.jsonl import Dataset
+from toynn.errors import ConfigError
+from toynn.schedule import Schedule
+from toynn.train.feed import Cycle
+from toynn.train.options import LoopOptions
+from toynn.train.protocols import Batch
+
+__all__ = ["WARMUP", "described", "length_of", "rates", "source_of"]
+
+WARMUP = 100  # steps, or a tenth of a shorter run
+EVAL_BATCHES = 16
+
+
+def source_of(
+    recipe: Any,
+    data: Dataset | Iterator[Batch] | list[Any],
+    valid: Iterable[Batch] | None,
+    seed: int,
+) -> tuple[Iterator[Batch], Iterable[Batch]]:
+    """Return training batches, and those to evaluate on."""
+    if isinstance(data, Dataset):
+        batch = recipe.engine.t_batch
+        own: Iterable[Batch] = data.valid_batches(batch, EVAL_BATCHES)
+        return data.batches(batch, seed), own if valid is None else valid
+    if isinstance(data, list):
+        data = Cycle(data)
+    return data, () if valid is None else valid
+
+
+def length_of(
+    per_epoch: float | None, steps: int | None, epochs: float | None, grad_accum: int
+) -> tuple[int, int | None]:
+    """Return how many steps there are to be, and how many batches are drawn at most.
+
+    Raises ConfigError.
+    """
+    if (steps is None) == (epochs is None):
+        raise ConfigError("how long: give steps or epochs, one of the two")
+    if steps is not None:
+        return steps, None
+    if per_epoch is None or epochs is None:
+        raise ConfigError("epochs: the data do not say how many batches they are; give steps")
+    if not 0 < epochs < 2**31:
+        raise ConfigError(f"epochs must be above 0; got {epochs}")
+    batches = max(1, ceil(epochs * per_epoch - 1e-9))
+    return ceil(batches / grad_accum), batches
+
+
+def rates(
+    schedule: str | Callable[[int], float],
+    lr: float,
+    steps: int,
+    warmup: int | None,
+    min_lr_ratio: float,
+) -> Callable[[int], float]:
+    """Return the learning rate of each step."""
+    if not isinstance(schedule, str):
+        return schedule
+    rise = min(WARMUP, steps // 10) if warmup is None else warmup
+    return Schedule(schedule, lr, steps, rise, min_lr_ratio)
+
+
+def described(options: LoopOptions, optimizer: Any, schedule: Any) -> dict[str, Any]:
+    """Return what of a run changes its numbers, in values that JSON holds."""
+    own = {name: value for name, value in asdict(options).items() if not name.startswith("log")}
+    del own["save_every"]
+    return own | {
+        "optimizer": asdict(optimizer)
+        if isinstance(optimizer, AdamW)
+        else type(optimizer).__name__,
+        "schedule": asdict(schedule) if isinstance(schedule, Schedule) else "a function",
+    }

@@ -1,0 +1,69 @@
+"""What the loop needs of a recipe, its data and its optimizer: anything that has it will do."""
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Batch", "Optimizer", "Recipe"]
+
+Floats = NDArray[np.float32]
+Array = NDArray[Any]
+
+
+class Batch(Protocol):
+    """What one step is fed: arrays, which the recipe takes in this order."""
+
+    @property
+    def rows(self) -> int:
+        """How many labels count."""
+
+    def __iter__(self) -> Iterator[Array]:
+        """Return inputs, positions and labels, and the segments, if it is packed."""
+
+
+class Session(Protocol):
+    """The part of a session that the loop touches."""
+
+    max_grad_norm: float | None
+
+    @property
+    def grad_norm(self) -> float:
+        """Norm of the last update's gradient before clipping."""
+
+
+class Engine(Protocol):
+    """The part of an engine that the loop touches."""
+
+    @property
+    def session(self) -> Session:
+        """The session that holds the weights."""
+
+
+class Recipe(Protocol):
+    """A model with its training step, which takes a batch array by array."""
+
+    @property
+    def engine(self) -> Engine:
+        """The model that is trained."""
+
+    def step(self, *given: Any, **named: Any) -> float:
+        """Add this batch's gradients and update the weights; return its loss before that.
+
+        is_first zeroes the moments; gradients that ``accumulate`` has left are kept. Raises
+        NonFiniteError, with weights and moments untouched, when a gradient is not finite.
+        """
+
+    def accumulate(self, *batch: Any, **named: Any) -> float:
+        """Add this batch's gradients, times its labels, to the next step's; return its loss."""
+
+    def evaluate(self, *batch: Any, **named: Any) -> float:
+        """Return the batch's loss: the mean over the labels that count. Nothing changes."""
+
+
+class Optimizer(Protocol):
+    """What makes the hyper-parameter row."""
+
+    def hp_for_step(self, k: int, /) -> Floats:
+        """Return the seven slots for update k, counted from 0."""

@@ -1,0 +1,254 @@
+"""A run: the loop around a recipe, with what it leaves in a folder.
+
+    trainer = Trainer(recipe, data, steps=1000, lr=3e-4, folder="runs/mine", save_every=100)
+    result = trainer.fit()                      or: for report in trainer: ...
+
+The same is behind ``toynn train``. With a folder, reports go to metrics.jsonl, the best model so
+far to its files, and every ``save_every`` steps a checkpoint, from which ``resume`` goes on.
+"""
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import toynn
+from toynn.adamw import AdamW
+from toynn.data.jsonl import Dataset
+from toynn.errors import CheckpointError
+from toynn.train import checkpoint
+from toynn.train.checkpoint import Checkpoint
+from toynn.train.differences import check_alike
+from toynn.train.folder import RunFolder
+from toynn.train.loop import Loop, State
+from toynn.train.metrics import MetricsFile, Report, read_reports
+from toynn.train.options import LoopOptions, Result
+from toynn.train.plan import described, length_of, rates, source_of
+from toynn.train.progress import Progress
+from toynn.train.protocols import Batch
+
+__all__ = ["Trainer"]
+
+StrPath = str | PathLike[str]
+
+
+class Trainer:
+    """Trains a recipe that was realized.
+
+    Parameters
+    ----------
+    data
+        A ``Dataset``; an iterator of batches, with a ``state`` if the run is to be resumed; or a
+        list of batches, which is gone through again and again.
+    steps, epochs
+        How long: updates, or passes through the data.
+    valid
+        Batches to evaluate on; a Dataset has its own.
+    optimizer, lr, schedule
+        AdamW in the recipe's convention if it is not given; the largest rate, and "cosine",
+        "linear", "constant", "wsd", or a function of the step.
+    folder
+        A new folder for the run, or an open ``RunFolder``; None leaves no files.
+    resume
+        A run's folder, or a checkpoint in one, to go on with, or what ``find`` returned for one;
+        ``force`` although it differs.
+    identity
+        What must be alike when the run is resumed, by name: configuration, hashes of files.
+    measure, on_step, on_report, on_best
+        See ``Loop``; ``on_best`` is called behind the saving of the best model.
+    options
+        Those of ``LoopOptions``.
+    """
+
+    def __init__(
+        self,
+        recipe: Any,
+        data: Dataset | Iterator[Batch] | list[Any],
+        *,
+        steps: int | None = None,
+        epochs: float | None = None,
+        valid: Iterable[Batch] | None = None,
+        optimizer: AdamW | None = None,
+        lr: float = 1e-3,
+        schedule: str | Callable[[int], float] = "cosine",
+        warmup: int | None = None,
+        min_lr_ratio: float = 0.1,
+        seed: int = 0,
+        folder: StrPath | RunFolder | None = None,
+        resume: StrPath | Checkpoint | None = None,
+        force: bool = False,
+        save_total_limit: int = 2,
+        identity: Mapping[str, Any] | None = None,
+        measure: Callable[[Any], Mapping[str, float]] | None = None,
+        on_step: Callable[[Result], object] = lambda result: None,
+        on_report: Sequence[Callable[[Report], object]] = (),
+        on_best: Callable[[], object] = lambda: None,
+        unit: str = "tokens",
+        progress: bool = True,
+        **options: Any,
+    ) -> None:
+        source, valid = source_of(recipe, data, valid, seed)
+        steps, batches = length_of(
+            getattr(source, "per_epoch", None), steps, epochs, options.get("grad_accum", 1)
+        )
+        self.recipe, self.options = (
+            recipe,
+            LoopOptions(**{"steps": steps, "batches": batches, **options}),
+        )
+        optimizer = recipe.optimizer() if optimizer is None else optimizer
+        schedule = rates(schedule, lr, steps, warmup, min_lr_ratio)
+        own = {"training": described(self.options, optimizer, schedule)}
+        self.identity = dict(own if identity is None else identity)
+        self.folder = folder if isinstance(folder, RunFolder) else None
+        self.saved: Path | None = None  # the newest checkpoint
+        self._new = None if folder is None or self.folder else Path(str(folder))
+        self._resume = resume
+        self._force, self._limit = force, save_total_limit
+        self._unit, self._progress = unit, progress
+        self._on_step, self._on_report, self._on_best = on_step, list(on_report), on_best
+        self._metrics: MetricsFile | None = None
+        self._bar: Progress | None = None
+        self.loop = Loop(
+            recipe,
+            source,
+            optimizer,
+            schedule,
+            self.options,
+            valid=valid,
+            measure=measure,
+            check=recipe.check_unchanged,
+            on_step=self._step,
+            on_report=[self._report],
+            on_best=self._best,
+            on_save=self._save,
+        )
+
+    @property
+    def result(self) -> Result:
+        """What the run has come to so far."""
+        return self.loop.result
+
+    def fit(self) -> Result:
+        """Train to the end, or until a signal; with a folder, the recipe then has the best weights.
+
+        Raises what a step raises; CheckpointError where files cannot be written.
+        """
+        for _ in self:
+            pass
+        return self.result
+
+    def __iter__(self) -> Iterator[Report]:
+        """Train, and yield each report when it is made. Once only, as ``fit``."""
+        with ExitStack() as stack:
+            found = self._resume
+            if found is not None and not isinstance(found, Checkpoint):
+                found = find(Path(found))
+            if found is not None and self.folder is None:
+                self.folder = stack.enter_context(RunFolder.resume(found.path.parent))
+            elif self._new is not None:
+                self.folder = stack.enter_context(RunFolder(self._new))
+            keep = None if found is None else self._restore(found)
+            if self.folder is not None:
+                metrics = MetricsFile(self.folder.metrics, self._unit, keep)
+                self._metrics = stack.enter_context(metrics)
+            if self._progress:
+                done = self.result.iterations
+                bar = Progress(self.options.steps, unit=self._unit, done=done)
+                self._bar = stack.enter_context(bar)
+            yield from self.loop.reports()
+            if self.folder is not None and self.result.iterations:
+                self.recipe.read_run(self.folder.path)
+
+    # -- Resuming ------------------------------------------------------------------------------
+
+    def _restore(self, found: Checkpoint) -> int | None:
+        """Put recipe, loop, data and files where they were; return the length of metrics.jsonl."""
+        if not self._force:
+            check_alike(found.path, found.state["identity"], self.identity)
+        self.recipe.restore(found.snapshot)
+        reports: list[Report] = []
+        keep = found.state["metrics_bytes"]
+        if self.folder is not None:
+            checkpoint.restore_best(found, self.folder.path)
+            checkpoint.sweep(self.folder.path)
+            if keep is not None and self.folder.metrics.exists():
+                reports = read_reports(self.folder.metrics, self._unit, keep)
+        self.loop.resume(found.state, reports)
+        self.saved = found.path
+        return None if keep is None else int(keep)
+
+    # -- What the loop calls -------------------------------------------------------------------
+
+    def _step(self) -> None:
+        if self.folder is not None:
+            self.folder.trained = True
+        if self._bar is not None:
+            self._bar.step()
+        self._on_step(self.result)
+
+    def _report(self, report: Report) -> None:
+        if self._metrics is not None:
+            self._metrics.write(report)
+        if self._bar is not None:
+            self._bar(report)
+        for tell in self._on_report:
+            tell(report)
+
+    def _best(self) -> None:
+        if self.folder is not None:
+            self.recipe.write_run(self.folder.path)
+        self._on_best()
+
+    def _save(self, state: State) -> None:
+        """Save a checkpoint. One that the disk refuses is said, and tried again at the next.
+
+        That of a signal is the last: it raises.
+        """
+        if self.folder is None or self._metrics is None:
+            return
+        try:
+            self._metrics.sync()
+            self.saved = checkpoint.save(
+                self.folder.path,
+                self.result.iterations,
+                self.recipe.snapshot(),
+                {
+                    **state,
+                    "toynn": toynn.__version__,
+                    "identity": self.identity,
+                    "metrics_bytes": self._metrics.length,
+                },
+                self.folder.best_files(),
+            )
+            self.folder.trained = True
+            checkpoint.prune(self.folder.path, self.result.iterations, self._limit)
+        except CheckpointError as error:
+            if self.loop.stopping:
+                raise
+            say(f"{error}; the training goes on, and the next checkpoint will be tried")
+
+
+def find(path: Path) -> Checkpoint:
+    """Return the checkpoint that a path means: itself, or the newest whole one of a run's folder.
+
+    Raises CheckpointError. A broken one that is passed over is said on stderr.
+    """
+    if not path.is_dir():
+        raise CheckpointError(f"{path}: expected the folder of a run, or of a checkpoint in one")
+    if checkpoint.is_named(path):
+        return checkpoint.read(path)
+    found = checkpoint.newest(path, say)
+    if found is None:
+        raise CheckpointError(
+            f"{path}: no complete checkpoint in it: the run ended before its first; start again "
+            "with its configuration (--config DIR/config.toml)"
+        )
+    return found
+
+
+def say(message: str) -> None:
+    """Print a line on stderr, if there is one."""
+    if sys.stderr is not None:
+        print(f"toynn: {message}", file=sys.stderr, flush=True)
