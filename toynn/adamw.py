@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from toynn.errors import ConfigError
 
-__all__ = ["RANGES", "AdamW", "check_row"]
+__all__ = ["RANGES", "SLOTS", "AdamW", "check_row"]
 
 SLOTS = ("lr", "beta1", "beta2", "eps", "weight_decay", "c1", "c2")
 #: What each slot may be. A step moves a weight by about lr, and a weight is seldom above 1.

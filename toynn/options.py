@@ -7,10 +7,12 @@ from typing import Any
 
 from toynn.errors import ConfigError
 
-__all__ = ["WEIGHT_DTYPES", "RecipeOptions"]
+__all__ = ["DECAYS", "WEIGHT_DTYPES", "RecipeOptions"]
 
 #: Names of weight types, by ggml's number for each.
 WEIGHT_DTYPES = {0: "f32", 1: "f16", 30: "bf16"}
+#: Which weights decay.
+DECAYS = ("all", "matrices")
 
 
 @dataclass
@@ -41,6 +43,9 @@ class RecipeOptions:
     packed
         Whether batches are examples one behind another, in segments: up to t_batch * t_seq tokens,
         of which only those are computed that there are. See ``SequenceEngine.step``.
+    decay
+        Which weights AdamW's decay makes smaller: "all", or "matrices" alone, tables of embeddings
+        among them, and no gains, biases and other vectors.
 
     Raises
     ------
@@ -57,6 +62,7 @@ class RecipeOptions:
     init_scale: float = 1.0
     checkpointing: bool = False
     packed: bool = False
+    decay: str = "all"
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Check and set one option."""
@@ -92,6 +98,12 @@ def _weight_dtype(value: Any) -> str:
     return str(name)
 
 
+def _decay(value: Any) -> str:
+    if value not in DECAYS:
+        raise ValueError
+    return str(value)
+
+
 def _scale(value: Any) -> float:
     if isinstance(value, bool | str) or not (math.isfinite(value) and value >= 0):
         raise ValueError
@@ -111,4 +123,5 @@ _OPTIONS: dict[str, tuple[Any, str]] = {
     "init_scale": (_scale, "a finite number of at least 0"),
     "checkpointing": (_flag, "True or False"),
     "packed": (_flag, "True or False"),
+    "decay": (_decay, '"all" or "matrices"'),
 }

@@ -21,14 +21,25 @@ TEXT = "the cat sat on the mat and the rat sat on the cat " * 12
 RUN = ("--steps", "6", "--warmup", "1", "--lr", "0.01", "--batch", "2", "--grad-accum", "2")
 RUN += ("--log-every", "1", "--eval-every", "2", "--save-every", "2", "--max-grad-norm", "0.5")
 SHAPE = ("--d-model", "16", "--heads", "2", "--layers", "1")
+DECAY, SAMPLES = ("--decay", "matrices"), ("--sample-every", "1")
 TEXTS = ("--data", "text.txt", "--seq", "8")
 LINES = ("--data", "pairs.jsonl", "--seq", "24")
 COMMANDS = {
-    "gpt2": (*RUN, *TEXTS, *SHAPE),
-    "from-scratch": (*RUN, *LINES, "--init-from", "base.gguf", "--checkpointing"),
+    "gpt2": (*RUN, *TEXTS, *SHAPE, "--decay", "matrices", "--sample-every", "2"),
+    "from-scratch": (*RUN, *LINES, "--init-from", "base.gguf", "--checkpointing", *DECAY),
     "warm-start": (*RUN, *TEXTS, *SHAPE, "--donor", "base.gguf", "--lr-schedule", "wsd"),
-    "lora": (*RUN, *LINES, "--model", "base.gguf", "--dropout", "0.3", "--targets", "q,v"),
-    "vit": (*RUN, "--data", "pictures.npz", *SHAPE, "--flip", "--epochs", "0.6"),
+    "lora": (
+        *RUN,
+        *LINES,
+        "--model",
+        "base.gguf",
+        "--dropout",
+        "0.3",
+        "--targets",
+        "q,v",
+        *SAMPLES,
+    ),
+    "vit": (*RUN, "--data", "pictures.npz", *SHAPE, "--flip", "--epochs", "0.6", *DECAY),
 }
 VARYING = ("time", "tokens_per_second", "images_per_second", "peak_memory")
 
@@ -49,6 +60,7 @@ def files(tmp_path_factory):
 def here(files, monkeypatch):
     monkeypatch.chdir(files)
     monkeypatch.setattr("toynn.cli._text_training.SAMPLE_TOKENS", 2)
+    monkeypatch.setattr("toynn.cli._text_training.SAMPLE_ON_THE_WAY", 3)
     monkeypatch.setattr(train, "plot_losses", lambda *_: False)
     monkeypatch.setattr("toynn.train.classify.plot_confusion", lambda *_: False)
     return files
@@ -101,6 +113,19 @@ def test_a_config_repeats_a_run_and_a_killed_one_is_resumed(name, here, tmp_path
     assert main(["train", "--resume", str(tmp_path / "c")]) == 0
     assert f"run folder  {tmp_path / 'c'}, resumed from step 4" in capsys.readouterr().out
     assert contents(tmp_path / "c") == contents(tmp_path / "a")
+
+
+def test_samples_on_the_way(here, tmp_path, capsys):
+    """The same start goes on otherwise as the model learns; stderr has them, too."""
+    out = tmp_path / "out"
+    assert main(["train", "gpt2", *COMMANDS["gpt2"], "--out", str(out)]) == 0
+    lines = [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
+    assert [line["iteration"] for line in lines] == [2, 4, 6]
+    said = capsys.readouterr().err
+    for line in lines:
+        assert len(line["text"].encode()) >= 32 + 3
+        assert f"--- sample, step {line['iteration']} ---" in said
+    assert TEXT.find(lines[0]["text"][:32]) >= 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -52,6 +52,7 @@ LAYERS = (
         "data",
         "dtypes",
         "reading",
+        "printing",
     },
     {"signature"},
     {"errors"},

@@ -19,6 +19,7 @@ def test_defaults():
         "init_scale": 1.0,
         "checkpointing": False,
         "packed": False,
+        "decay": "all",
     }
 
 
@@ -54,6 +55,8 @@ REFUSED = [
     ("weight_dtype", 2, "weight_dtype must be"),
     ("weight_dtype", True, "weight_dtype must be"),
     ("weight_dtype", None, "weight_dtype must be"),
+    ("decay", "none", 'decay must be "all" or "matrices"'),
+    ("decay", None, "decay must be"),
     ("untied", 1, "untied must be True or False"),
     ("qkv_bias", "yes", "qkv_bias must be True or False"),
     ("seed", 0.5, "seed must be an integer"),

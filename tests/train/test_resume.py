@@ -104,6 +104,31 @@ def test_a_step_that_takes_too_long_is_saved_between_its_micro_batches(work, tmp
     assert_same(out, work / "lora")
 
 
+def test_a_sample_that_a_signal_cuts_short_is_made_again(work, tmp_path):
+    """The second one, after step 6: nothing is written of it; the run that goes on writes it."""
+    calls = []
+
+    def sample(cut=False):
+        calls.append(cut)
+        yield "once "
+        if cut and len(calls) == 2:
+            signal.raise_signal(signal.SIGTERM)
+        yield "upon \x1b"
+
+    every = {"sample_every": 3}
+    straight, out = tmp_path / "straight", tmp_path / "out"
+    runs.trainer("gpt2", work, folder=straight, sample=sample, **every).fit()
+    calls.clear()
+    cut = runs.trainer("gpt2", work, folder=out, sample=lambda: sample(True), **every).fit()
+    assert cut.interrupted and cut.iterations == 6 and cut.sample_due
+    assert len((out / "samples.jsonl").read_text().splitlines()) == 1
+    runs.trainer("gpt2", work, resume=out, sample=sample, **every).fit()
+    samples = (out / "samples.jsonl").read_text()
+    assert samples == (straight / "samples.jsonl").read_text()
+    assert json.loads(samples.splitlines()[3]) == {"iteration": 12, "text": "once upon \x1b"}
+    assert_same(out, straight)
+
+
 def test_kills_at_random_moments(work, tmp_path):
     """The long form: python -m tests.kills."""
     killed_at_moments("gpt2", work, tmp_path / "out", 4, seed=1)

@@ -350,6 +350,13 @@ def test_plain_lines_where_there_is_no_terminal():
     assert "ETA" not in lines[4]
 
 
+def test_a_sample_is_shown_without_what_a_terminal_would_obey():
+    stream = io.StringIO()
+    with Progress(20, stream) as progress:
+        progress.sample(5, "once\x1b[2J upon\u202e\na time")
+    assert stream.getvalue() == "--- sample, step 5 ---\nonce\ufffd[2J upon\ufffd\na time\n---\n"
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
 @pytest.mark.parametrize("columns", [100, 0])
 def test_bar_on_a_terminal_that_knows_its_width(columns):

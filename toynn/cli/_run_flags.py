@@ -5,16 +5,24 @@ from typing import Literal
 from toynn.adamw import RANGES, AdamW
 from toynn.cli._flags import Flag, with_defaults
 from toynn.cli._numbers import real, whole
-from toynn.options import RecipeOptions
+from toynn.options import DECAYS, RecipeOptions
 from toynn.precision import PRECISIONS
 from toynn.schedule import SCHEDULES, Schedule
 from toynn.train.options import LoopOptions
 
-__all__ = ["THREADS", "WARMUP", "run_flags", "shape_flags"]
+__all__ = ["DECAY", "THREADS", "WARMUP", "run_flags", "shape_flags"]
 
 WARMUP = 100  # steps, or a tenth of a shorter run
 THREADS = Flag(
     "threads", "use at most so many threads (default: one per core)", read=whole(1, 1024)
+)
+DECAY = Flag(
+    "decay",
+    "what --weight-decay is for: all weights, or matrices and no gains, biases and other vectors "
+    "(default {default})",
+    "all",
+    choices=DECAYS,
+    to={RecipeOptions: "decay"},
 )
 
 

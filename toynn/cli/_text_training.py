@@ -3,11 +3,13 @@
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 
 from toynn.cli._flags import Flag
+from toynn.cli._numbers import whole
 from toynn.cli._text import harmless
 from toynn.cli._training import Training
 from toynn.data import jsonl
@@ -18,16 +20,17 @@ from toynn.data.jsonl import Dataset
 from toynn.data.packing import PackedExamples
 from toynn.data.text import Corpus, RandomWindows
 from toynn.formats.tokenizer import Tokenizer
-from toynn.generate import sample
+from toynn.generate import generate
 from toynn.train.folder import RunFolder, Value
-from toynn.train.options import Result
+from toynn.train.options import LoopOptions, Result
 
-__all__ = ["DATA", "EXAMPLES", "TextTraining"]
+__all__ = ["DATA", "EXAMPLES", "SAMPLES", "TextTraining"]
 
 EVAL_BATCHES = 16
 SAMPLE_PROMPT = 32  # tokens of a text, which the sample continues; of an example that is all
 EXAMPLE_PROMPT = 8  # learned, its first ones
 SAMPLE_TOKENS = 256
+SAMPLE_ON_THE_WAY = 64
 DATA = (
     "a text in UTF-8; or lines of JSON (.jsonl), each with text, with prompt and completion, or "
     "with messages; or a folder with train.jsonl and, if you like, valid.jsonl and test.jsonl"
@@ -52,6 +55,14 @@ EXAMPLES = (
         "keep_start",
         choices=("keep_start", "keep_end"),
     ),
+)
+SAMPLES = Flag(
+    "sample_every",
+    f"steps between texts of {SAMPLE_ON_THE_WAY} tokens that the model writes into samples.jsonl; "
+    "0: it writes at the end alone (default {default})",
+    0,
+    whole(0),
+    to={LoopOptions: "sample_every"},
 )
 #: Endings that are not those of texts: such a file is read as lines of JSON, or refused.
 NO_TEXTS = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".gz", ".zip")
@@ -131,20 +142,25 @@ class TextTraining(Training):
         """Let the model continue the validation data; print and keep what it writes."""
         if not result.interrupted:
             prompt = self._prompt()
-            new = sample(
-                self.recipe.engine,
-                prompt,
-                SAMPLE_TOKENS,
-                seed=self.arguments.seed,
-                stop=self.tokenizer.eog,
-            )
-            text = self.tokenizer.decode([*prompt, *new], special=True)
+            text = self.tokenizer.decode([*prompt, *self._new(SAMPLE_TOKENS)], special=True)
             folder.write_sample(text)
             what = f"{len(prompt)} tokens of the validation data, then the model's own"
             print(f"--- sample: {what} ---")
             print(harmless(text))
             print("---")
         return self.said_of(result)
+
+    def sample(self) -> Iterator[str]:
+        """Yield a continuation of the validation data, as the model writes it now."""
+        stream = self.tokenizer.stream(special=True)
+        for id in chain(self._prompt(), self._new(SAMPLE_ON_THE_WAY)):
+            yield stream.push(id)
+        yield stream.end()
+
+    def _new(self, count: int) -> Iterator[int]:
+        """Yield the tokens by which the model continues the validation data."""
+        seed, stop = self.arguments.seed, self.tokenizer.eog
+        return generate(self.recipe.engine, self._prompt(), count, seed=seed, stop=stop)
 
     def _prompt(self) -> list[int]:
         """Return the beginning of the validation data: a prompt, where there are prompts."""

@@ -144,6 +144,10 @@ class Training(ABC):
         """Return the figures of a batch to evaluate on: its "loss", and others."""
         return {"loss": self.recipe.evaluate(*batch)}
 
+    def sample(self) -> Iterable[str]:
+        """Return a text that the model writes now, in pieces; none, where it writes none."""
+        return ()
+
     @abstractmethod
     def show(self, folder: RunFolder, result: Result) -> str:
         """Show what the model does, if the run was not interrupted; return what to say of it."""

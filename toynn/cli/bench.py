@@ -13,6 +13,7 @@ from toynn import _kernels
 from toynn.cli._numbers import whole
 from toynn.config import describe
 from toynn.errors import ConfigError
+from toynn.formats.files import write_atomically
 from toynn.precision import PRECISIONS
 
 if TYPE_CHECKING:  # the case table is imported when it is needed
@@ -96,7 +97,7 @@ def run(arguments: Namespace) -> int:
             print_row(row, row.shape, row.threads)
             report["kernels"].append(asdict(row))
     if arguments.json:
-        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+        write_atomically(arguments.json, (json.dumps(report, indent=1) + "\n").encode())
     return 0
 
 

@@ -8,7 +8,7 @@ from toynn.cli._flags import Flag
 from toynn.cli._numbers import real, whole
 from toynn.cli._paths import model_file
 from toynn.cli._run_flags import run_flags
-from toynn.cli._text_training import DATA, EXAMPLES, TextTraining
+from toynn.cli._text_training import DATA, EXAMPLES, SAMPLES, TextTraining
 from toynn.cli._training import MIB
 from toynn.engines import AdapterOptions, engine_for
 from toynn.formats import adapters, gguf
@@ -96,6 +96,7 @@ class LoRATraining(TextTraining):
             eval_every=50,
             save_every=50,
         ),
+        SAMPLES,
     )
     source = ("adapter", "adapter")
 

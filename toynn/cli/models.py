@@ -13,8 +13,8 @@ from toynn.adamw import AdamW
 from toynn.cli._flags import Flag
 from toynn.cli._numbers import real, whole
 from toynn.cli._paths import model_file
-from toynn.cli._run_flags import run_flags, shape_flags
-from toynn.cli._text_training import DATA, EXAMPLES, TextTraining
+from toynn.cli._run_flags import DECAY, run_flags, shape_flags
+from toynn.cli._text_training import DATA, EXAMPLES, SAMPLES, TextTraining
 from toynn.data.text import VOCAB, ByteBigram
 from toynn.engines.gpt2 import GPT2Config
 from toynn.engines.llama import LlamaConfig, LlamaSeqEngine
@@ -52,6 +52,8 @@ def _text_flags(recipe: str) -> tuple[Flag, ...]:
             whole(1),
         ),
         *run_flags(recipe, "windows of text"),
+        DECAY,
+        SAMPLES,
         *shape_flags(128),
     )
 
@@ -169,7 +171,7 @@ class ModelTraining(TextTraining):
         engine = type(self).make().engine
         if self.fine_tunes:
             found = self._declared()
-            own = ("t_seq", "t_batch", "checkpointing")
+            own = ("t_seq", "t_batch", "checkpointing", "decay")
             options = replace(found.options, **{name: getattr(options, name) for name in own})
             engine = type(found)()
         engine.declare(self.config, options)
@@ -187,6 +189,7 @@ class ModelTraining(TextTraining):
                 options.weight_dtype,
                 checkpointing=options.checkpointing,
                 packed=options.packed,
+                decay=options.decay,
             )
         else:
             self.start(recipe, options)

@@ -36,7 +36,7 @@ from toynn.train.trainer import Trainer, find
 __all__ = ["RECIPES", "add_parser", "words_of"]
 
 #: Flags that change no number of a run, or only how often it is reported and saved.
-HARMLESS = ("threads", "log_every", "save_every", "save_total_limit")
+HARMLESS = ("threads", "log_every", "save_every", "save_total_limit", "sample_every")
 
 RECIPES: dict[str, type[Training]] = {
     training.name: training
@@ -92,6 +92,7 @@ def train(arguments: Namespace) -> int:
             save_total_limit=arguments.save_total_limit,
             identity=_identity(run),
             measure=run.measure,
+            sample=run.sample,
             unit=run.unit,
             **run.loop_options() | {"batches": batches},
         )

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from toynn.cli._flags import Flag
 from toynn.cli._numbers import real, whole
-from toynn.cli._run_flags import run_flags, shape_flags
+from toynn.cli._run_flags import DECAY, run_flags, shape_flags
 from toynn.cli._text import harmless
 from toynn.cli._training import Training
 from toynn.data.augment import Augment
@@ -131,6 +131,7 @@ class ViTTraining(Training):
             metavar="PATH",
         ),
         *run_flags(name, "pictures", batch=64, lr=1e-3, steps=3000),
+        DECAY,
         *shape_flags(64, heads="may"),
         *_MODEL_FLAGS,
         *_PICTURE_FLAGS,

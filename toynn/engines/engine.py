@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from toynn import checks
+from toynn.adamw import SLOTS
 from toynn.checks import IGNORED
 from toynn.engines.weights import OwnWeights, Weights
 from toynn.errors import ConfigError, LifecycleError
@@ -26,6 +27,8 @@ from toynn.session import Session
 
 __all__ = ["Engine", "Recorded", "counted"]
 
+DECAY = SLOTS.index("weight_decay")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded:
@@ -35,6 +38,7 @@ class Recorded:
     logits: Tensor | None = None
     labels: Tensor | None = None
     hp: Tensor | None = None
+    hp_vectors: Tensor | None = None  # without decay, where only matrices are to have it
     loss: Tensor | None = None
 
 
@@ -191,7 +195,7 @@ class Engine(ABC, Generic[C, R]):
         """Record backward and AdamW, and compile: the second part of build_training_step."""
         if self._step is None:
             raise LifecycleError(f"{type(self).__name__}.build_update before build_forward()")
-        self._record_update(self._step)
+        self._step = self._record_update(self._step)
         self.session.realize()
 
     def step_memory(self) -> Memory:
@@ -207,13 +211,28 @@ class Engine(ABC, Generic[C, R]):
             raise LifecycleError(f"{type(self).__name__}.{call} before build_training_step()")
         return self._step
 
-    def _record_update(self, step: R) -> None:
-        """Record backward, and AdamW for every parameter."""
+    def _record_update(self, step: R) -> R:
+        """Record backward, and AdamW for every parameter; return the step with its inputs."""
         s = self.session
         s.build_backward()
         assert step.hp is not None
+        apart = self.options.decay == "matrices" and not all(
+            map(_is_matrix, self.parameters.values())
+        )
+        vectors = s.input("hp_vectors", (7,)) if apart else None
         for name, w in self.parameters.items():
-            self.moments[name] = s.opt_step_adamw(w, s.grad(w), step.hp)
+            hp = step.hp if vectors is None or _is_matrix(w) else vectors
+            self.moments[name] = s.opt_step_adamw(w, s.grad(w), hp)
+        return replace(step, hp_vectors=vectors)
+
+    def _upload_hp(self, step: R, row: ArrayLike) -> None:
+        """Upload the row of AdamW; without decay for what is not to have it."""
+        assert step.hp is not None
+        self.session.upload(step.hp, row)
+        if step.hp_vectors is not None:
+            bare = np.array(row, np.float32)
+            bare[DECAY] = 0.0
+            self.session.upload(step.hp_vectors, bare)
 
     # -- Running -------------------------------------------------------------------------------
 
@@ -271,6 +290,10 @@ class Engine(ABC, Generic[C, R]):
         }
         for name, w in tensors.items():
             self.session.upload(w, arrays[name])
+
+
+def _is_matrix(weight: Tensor) -> bool:
+    return len(weight.shape) > 1
 
 
 def counted(labels: NDArray[Any]) -> float:

@@ -151,8 +151,7 @@ class SequenceEngine(Engine[C, Pass], AdapterDoors, Generic[C]):
 
         def build() -> Pass:
             step = self._record_loss(batch, dense=dense, packed=packed)
-            self._record_update(step)
-            return step
+            return self._record_update(step)
 
         return self.session.record(("step", batch, dense, packed), build)
 
@@ -195,8 +194,7 @@ class SequenceEngine(Engine[C, Pass], AdapterDoors, Generic[C]):
         self.session.upload(step.positions, positions)
         self.session.upload(step.labels, labels)
         if hp is not None:
-            assert step.hp is not None
-            self.session.upload(step.hp, hp)
+            self._upload_hp(step, hp)
         if step.dropout is not None:
             self.session.upload(step.dropout, np.array([self.batches, train], np.int32))
         self.batches += train
@@ -341,6 +339,7 @@ class SequenceEngine(Engine[C, Pass], AdapterDoors, Generic[C]):
         weight_dtype: str = "f32",
         checkpointing: bool = False,
         packed: bool = False,
+        decay: str = "all",
         build: bool = True,
     ) -> Self:
         """Return an engine with a file's weights, quantized ones expanded, ready to train.
@@ -350,7 +349,8 @@ class SequenceEngine(Engine[C, Pass], AdapterDoors, Generic[C]):
         for one: that is all that logits and generation need. ``toynn.engines.frozen`` leaves the
         weights in the file, too.
         """
-        options = {"weight_dtype": weight_dtype, "checkpointing": checkpointing, "packed": packed}
+        options = {"weight_dtype": weight_dtype, "checkpointing": checkpointing}
+        options |= {"packed": packed, "decay": decay}
         with gguf.open(path, check=True) as file:
             return cls._read(file, t_seq, t_batch, backend, build=build, **options)
 
@@ -365,13 +365,15 @@ class SequenceEngine(Engine[C, Pass], AdapterDoors, Generic[C]):
         weight_dtype: str = "f32",
         checkpointing: bool = False,
         packed: bool = False,
+        decay: str = "all",
         build: bool = True,
     ) -> Self:
         """Return an engine with the weights of a Hugging Face folder, ready to train.
 
         The folder has config.json and model.safetensors. ``build`` as in from_gguf.
         """
-        options = {"weight_dtype": weight_dtype, "checkpointing": checkpointing, "packed": packed}
+        options = {"weight_dtype": weight_dtype, "checkpointing": checkpointing}
+        options |= {"packed": packed, "decay": decay}
         with hf.open(path) as model:
             return cls._read(model, t_seq, t_batch, backend, build=build, **options)
 

@@ -190,8 +190,7 @@ class ViTEngine(Widths, Engine[ViTConfig, Pass]):
 
         def build() -> Pass:
             step = self._record_loss(batch, dense=dense)
-            self._record_update(step)
-            return step
+            return self._record_update(step)
 
         return self.session.record(("step", batch, dense), build)
 
@@ -212,8 +211,7 @@ class ViTEngine(Widths, Engine[ViTConfig, Pass]):
         self._upload(step, patches, tokens)
         self.session.upload(step.labels, answers)
         if hp is not None:
-            assert step.hp is not None
-            self.session.upload(step.hp, hp)
+            self._upload_hp(step, hp)
         return step, counted(answers)
 
     def _upload(self, found: Pass, patches: NDArray[Any], tokens: NDArray[np.int64]) -> None:

@@ -79,6 +79,7 @@ class FullRecipe(SequenceRecipe[E]):
         *,
         checkpointing: bool = False,
         packed: bool = False,
+        decay: str = "all",
     ) -> None:
         """Start from the weights of a GGUF file or a Hugging Face folder; compile the step.
 
@@ -95,6 +96,7 @@ class FullRecipe(SequenceRecipe[E]):
             weight_dtype=weight_dtype,
             checkpointing=checkpointing,
             packed=packed,
+            decay=decay,
         )
         self._show()
 

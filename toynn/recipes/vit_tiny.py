@@ -19,7 +19,9 @@ class VitTiny(Recipe[ViTEngine]):
         super().__init__(ViTEngine(backend))
 
     def realize(self, cfg: ViTConfig, opts: RecipeOptions) -> None:
-        """Draw the weights and compile the step; consumes seed, init_scale, t_batch, checkpointing.
+        """Draw the weights and compile the step.
+
+        Consumes seed, init_scale, t_batch, checkpointing and decay.
 
         t_batch is the number of pictures planned for; steps can have any other.
         """
@@ -41,8 +43,8 @@ class VitTiny(Recipe[ViTEngine]):
     ) -> None:
         """Start from a safetensors file, toynn's or timm's; compile the step. See ViTEngine.load.
 
-        Consumes t_batch and checkpointing, and the seed where another number of ``classes`` needs a
-        new head.
+        Consumes t_batch, checkpointing and decay, and the seed where another number of ``classes``
+        needs a new head.
         """
         self._check_new("realize_from")
         self.engine = ViTEngine.load(

@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from toynn.train.metrics import save_figure
+
 __all__ = ["confusion", "confusion_text", "loss_and_accuracy", "plot_confusion"]
 
 Matrix = NDArray[np.int64]
@@ -84,5 +86,5 @@ def plot_confusion(matrix: Matrix, names: Sequence[str], path: Path) -> bool:
             axes.text(j, i, str(matrix[i, j]), ha="center", va="center", color=colour)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a box stands for what the font has no glyph for
-        figure.savefig(path)
+        save_figure(figure, path)
     return True

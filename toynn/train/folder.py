@@ -3,8 +3,9 @@
 A run folder holds config.toml (the resolved configuration), metrics.jsonl (one object per report),
 model.safetensors (the best weights by validation loss), model.gguf (the same, as llama.cpp reads
 them; not of a model of pictures), or the files of an adapter, checkpoint-<step>/ to go on from,
-sample.txt (text that the trained model wrote) and, where matplotlib is installed, loss.png (both
-losses) and confusion.png (of a classifier's mistakes). While a run writes there it is locked.
+sample.txt (text that the trained model wrote), samples.jsonl (what it wrote on the way) and, where
+matplotlib is installed, loss.png (both losses) and confusion.png (of a classifier's mistakes).
+While a run writes there it is locked.
 """
 
 import contextlib
@@ -85,6 +86,7 @@ class RunFolder:
         self.trained = False  # a step was taken: there is something to keep
         self._lock: Lock | None = Lock(path)
         self.metrics = path / "metrics.jsonl"
+        self.samples = path / "samples.jsonl"
         self.model = path / "model.safetensors"
         self.gguf = path / "model.gguf"
         self.adapter = path / "adapter.gguf"
@@ -108,7 +110,7 @@ class RunFolder:
         if error is not None and self.trained:
             error.add_note(f"(the run folder {self.path} has the best weights until then)")
         elif error is not None:
-            for path in (self.path / "config.toml", self.metrics, *self.best_files()):
+            for path in (self.path / "config.toml", self.metrics, self.samples, *self.best_files()):
                 path.unlink(missing_ok=True)
         self.close()
         if error is not None and not self.trained:

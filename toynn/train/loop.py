@@ -41,7 +41,8 @@ class Loop:
     ``measure`` returns the figures of a validation batch, means over its rows: "loss", by which the
     best weights are chosen, and "accuracy", if it has one. The default is ``recipe.evaluate``.
     ``check`` is called before each evaluation and saving: it raises if something has come to harm.
-    ``on_save`` gets the state of the loop, as ``resume`` takes it.
+    ``on_save`` gets the state of the loop, as ``resume`` takes it. ``on_sample`` says whether it is
+    done: a signal may have cut it short.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Loop:
         on_report: Sequence[Callable[[Report], object]] = (),
         on_best: Callable[[], object] = _nothing,
         on_save: Callable[[State], object] = _nothing,
+        on_sample: Callable[[], bool] = lambda: True,
     ) -> None:
         self.recipe, self.valid = recipe, valid
         self.feed = Feed(batches, options.batches)
@@ -66,6 +68,7 @@ class Loop:
         self.measure = measure or self._loss_only
         self.check, self.on_step = check, on_step
         self.on_report, self.on_best, self.on_save = on_report, on_best, on_save
+        self.on_sample = on_sample
         self.result = Result()
         self._interrupt = Interrupt()
         self._saved = False  # the state after this iteration, because of a signal
@@ -108,6 +111,7 @@ class Loop:
         with self._interrupt as interrupt:
             if result.due:
                 yield from self._scheduled(self._is_last())
+            self._sample()
             if not result.iterations and self.feed.ended():
                 raise DataError("the data end before the first batch: there is nothing to train on")
             while not (interrupt.requested or self._is_last()):
@@ -134,7 +138,16 @@ class Loop:
         if evaluate or done % options.log_every == 0:
             yield self._report(evaluate)
         self.result.due = False
+        self.result.sample_due = bool(
+            done and options.sample_every and done % options.sample_every == 0
+        )
+        self._sample()
         return evaluate
+
+    def _sample(self) -> None:
+        """Let the model write, if it is time; not while a signal waits: resumed, the run does."""
+        if self.result.sample_due and not self._interrupt.requested:
+            self.result.sample_due = not self.on_sample()
 
     def _after(self, whole: bool) -> Iterator[Report]:
         """Report, evaluate and save, as far as it is time after a step, or part of one."""

@@ -1,21 +1,18 @@
 """What a run reports about itself: one record per report, its file of JSON lines, its plot."""
 
-import errno
+import io
 import json
 import math
-import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from types import TracebackType
+from typing import Any
 
-from toynn.errors import CheckpointError
-from toynn.formats import disk
-from toynn.formats.files import free_space
+from toynn.formats.files import write_atomically
+from toynn.formats.logs import Log
 
-__all__ = ["MetricsFile", "Report", "peak_memory", "plot_losses", "read_reports"]
+__all__ = ["MetricsFile", "Report", "peak_memory", "plot_losses", "read_reports", "save_figure"]
 
 
 @dataclass(frozen=True)
@@ -45,72 +42,28 @@ class Report:
     filled: float | None = None  # the share of the room for tokens that was used, 0 to 1
 
 
-class MetricsFile:
-    """metrics.jsonl: one object per report, written out at once, so that it can be followed.
+class MetricsFile(Log):
+    """metrics.jsonl: one object per report; see `Log`.
 
-    ``unit`` takes the place of "tokens" in the names: trained_images, images_per_second. A file
-    that is there is gone on with: of its bytes the first ``keep``, or all. Raises CheckpointError.
+    ``unit`` takes the place of "tokens" in the names: trained_images, images_per_second.
     """
 
     def __init__(self, path: Path, unit: str = "tokens", keep: int | None = None) -> None:
-        self._path, self._unit = path, unit
-        with self._named():
-            self._file = path.open("ab", buffering=0)
-            if keep is not None and keep < self.length:
-                self._file.truncate(keep)
-
-    @property
-    def length(self) -> int:
-        """Bytes so far."""
-        return os.fstat(self._file.fileno()).st_size
+        super().__init__(path, keep)
+        self._unit = unit
 
     def write(self, report: Report) -> None:
         """Append the fields that are known. NaN and infinity, which JSON lacks, become null.
 
-        Raises CheckpointError, and leaves no part of a line, if the disk is full or the file gone.
+        Raises CheckpointError as `Log.append` does.
         """
         known = {name: value for name, value in asdict(report).items() if value is not None}
-        finite = {
-            name.replace("tokens", self._unit): value if math.isfinite(value) else None
-            for name, value in known.items()
-        }
-        line = json.dumps(finite, allow_nan=False).encode() + b"\n"
-        before = self.length
-        with self._named():
-            try:
-                if not os.path.samestat(os.fstat(self._file.fileno()), os.stat(self._path)):
-                    raise OSError(errno.ESTALE, "another file has its name")
-                while line:
-                    line = line[disk.write(self._file.fileno(), line) :]
-            except OSError:
-                self._file.truncate(before)
-                raise
-
-    def sync(self) -> None:
-        """Wait until all lines are on the disk. Raises CheckpointError."""
-        with self._named():
-            disk.sync(self._file.fileno())
-
-    @contextmanager
-    def _named(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise CheckpointError(
-                f"{self._path}: cannot write ({free_space(self._path.parent)}): "
-                f"{error.strerror or error}"
-            ) from error
-
-    def __enter__(self) -> "MetricsFile":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._file.close()
+        self.append(
+            {
+                name.replace("tokens", self._unit): value if math.isfinite(value) else None
+                for name, value in known.items()
+            }
+        )
 
 
 def read_reports(path: Path, unit: str = "tokens", length: int | None = None) -> list[Report]:
@@ -152,5 +105,12 @@ def plot_losses(
     for label, loss in baselines.items():
         axes.axhline(loss, color="grey", linestyle=":", label=label)
     axes.legend()
-    figure.savefig(path)
+    save_figure(figure, path)
     return True
+
+
+def save_figure(figure: Any, path: Path) -> None:
+    """Write a figure of matplotlib's, whole. Raises CheckpointError."""
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format=path.suffix.removeprefix("."))
+    write_atomically(path, drawn.getvalue())

@@ -28,13 +28,14 @@ class LoopOptions:
     batches: int | None = None  # of the data that are drawn at most; None: as many as there are
     on_nonfinite: Literal["stop", "skip"] = "stop"
     max_nonfinite: int = 10  # updates that "skip" may skip in one run
+    sample_every: int = 0
 
     def __post_init__(self) -> None:
         for name in ("steps", "grad_accum", "log_every", "batches"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1; got {value}")
-        for name in ("eval_every", "save_every", "early_stopping"):
+        for name in ("eval_every", "save_every", "early_stopping", "sample_every"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must be at least 0; got {getattr(self, name)}")
         if self.max_grad_norm is not None and not self.max_grad_norm > 0:
@@ -82,6 +83,7 @@ class Result:
     window: Window = field(default_factory=Window)
     part: Part = field(default_factory=Part)
     due: bool = True  # whether the report of this iteration is still to come
+    sample_due: bool = False  # whether a sample is
     interrupted: bool = False
     signal: int | None = None  # that asked to stop
     stopped_early: bool = False

@@ -71,7 +71,7 @@ def rates(
 def described(options: LoopOptions, optimizer: Any, schedule: Any) -> dict[str, Any]:
     """Return what of a run changes its numbers, in values that JSON holds."""
     own = {name: value for name, value in asdict(options).items() if not name.startswith("log")}
-    del own["save_every"]
+    del own["save_every"], own["sample_every"]
     return own | {
         "optimizer": asdict(optimizer)
         if isinstance(optimizer, AdamW)

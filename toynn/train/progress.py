@@ -9,6 +9,7 @@ from typing import TextIO
 
 from tqdm import tqdm
 
+from toynn.printing import harmless
 from toynn.train.metrics import Report
 
 __all__ = ["Progress", "duration"]
@@ -109,6 +110,18 @@ class Progress:
         """Count one step."""
         if self._bar is not None:
             self._bar.update()
+
+    def sample(self, iteration: int, text: str) -> None:
+        """Show what the model writes after so many steps."""
+        if self._bar is not None:
+            self._bar.clear()
+        print(
+            f"--- sample, step {iteration} ---\n{harmless(text)}\n---",
+            file=self._stream,
+            flush=True,
+        )
+        if self._bar is not None:
+            self._bar.refresh()
 
     def __call__(self, report: Report) -> None:
         """Show a report."""

@@ -18,6 +18,7 @@ import toynn
 from toynn.adamw import AdamW
 from toynn.data.jsonl import Dataset
 from toynn.errors import CheckpointError
+from toynn.formats.logs import Log
 from toynn.train import checkpoint
 from toynn.train.checkpoint import Checkpoint
 from toynn.train.differences import check_alike
@@ -58,6 +59,9 @@ class Trainer:
         What must be alike when the run is resumed, by name: configuration, hashes of files.
     measure, on_step, on_report, on_best
         See ``Loop``; ``on_best`` is called behind the saving of the best model.
+    sample
+        Yields a text, in pieces, that the model writes every ``sample_every`` steps. It goes to
+        samples.jsonl.
     options
         Those of ``LoopOptions``.
     """
@@ -85,6 +89,7 @@ class Trainer:
         on_step: Callable[[Result], object] = lambda result: None,
         on_report: Sequence[Callable[[Report], object]] = (),
         on_best: Callable[[], object] = lambda: None,
+        sample: Callable[[], Iterable[str]] = tuple,
         unit: str = "tokens",
         progress: bool = True,
         **options: Any,
@@ -108,7 +113,9 @@ class Trainer:
         self._force, self._limit = force, save_total_limit
         self._unit, self._progress = unit, progress
         self._on_step, self._on_report, self._on_best = on_step, list(on_report), on_best
+        self._sampler = sample
         self._metrics: MetricsFile | None = None
+        self._samples: Log | None = None
         self._bar: Progress | None = None
         self.loop = Loop(
             recipe,
@@ -123,6 +130,7 @@ class Trainer:
             on_report=[self._report],
             on_best=self._best,
             on_save=self._save,
+            on_sample=self._sample,
         )
 
     @property
@@ -149,10 +157,10 @@ class Trainer:
                 self.folder = stack.enter_context(RunFolder.resume(found.path.parent))
             elif self._new is not None:
                 self.folder = stack.enter_context(RunFolder(self._new))
-            keep = None if found is None else self._restore(found)
+            if found is not None:
+                self._restore(found)
             if self.folder is not None:
-                metrics = MetricsFile(self.folder.metrics, self._unit, keep)
-                self._metrics = stack.enter_context(metrics)
+                self._open_logs(self.folder, stack, found)
             if self._progress:
                 done = self.result.iterations
                 bar = Progress(self.options.steps, unit=self._unit, done=done)
@@ -163,8 +171,17 @@ class Trainer:
 
     # -- Resuming ------------------------------------------------------------------------------
 
-    def _restore(self, found: Checkpoint) -> int | None:
-        """Put recipe, loop, data and files where they were; return the length of metrics.jsonl."""
+    def _open_logs(self, folder: RunFolder, stack: ExitStack, found: Checkpoint | None) -> None:
+        """Open the logs of a folder; they lose what is behind a checkpoint."""
+        kept = {} if found is None else found.state
+        metrics = MetricsFile(folder.metrics, self._unit, kept.get("metrics_bytes"))
+        self._metrics = stack.enter_context(metrics)
+        if self.options.sample_every or folder.samples.exists():
+            log = Log(folder.samples, kept.get("samples_bytes"))
+            self._samples = stack.enter_context(log)
+
+    def _restore(self, found: Checkpoint) -> None:
+        """Put recipe, loop, data and files where they were."""
         if not self._force:
             check_alike(found.path, found.state["identity"], self.identity)
         self.recipe.restore(found.snapshot)
@@ -177,7 +194,6 @@ class Trainer:
                 reports = read_reports(self.folder.metrics, self._unit, keep)
         self.loop.resume(found.state, reports)
         self.saved = found.path
-        return None if keep is None else int(keep)
 
     # -- What the loop calls -------------------------------------------------------------------
 
@@ -201,6 +217,20 @@ class Trainer:
             self.recipe.write_run(self.folder.path)
         self._on_best()
 
+    def _sample(self) -> bool:
+        """Let the model write; say whether it came to its end before a signal."""
+        parts = []
+        for part in self._sampler():
+            if self.loop.stopping:
+                return False
+            parts.append(part)
+        text = "".join(parts)
+        if self._samples is not None:
+            self._samples.append({"iteration": self.result.iterations, "text": text})
+        if self._bar is not None:
+            self._bar.sample(self.result.iterations, text)
+        return True
+
     def _save(self, state: State) -> None:
         """Save a checkpoint. One that the disk refuses is said, and tried again at the next.
 
@@ -210,6 +240,8 @@ class Trainer:
             return
         try:
             self._metrics.sync()
+            if self._samples is not None:
+                self._samples.sync()
             self.saved = checkpoint.save(
                 self.folder.path,
                 self.result.iterations,
@@ -219,6 +251,7 @@ class Trainer:
                     "toynn": toynn.__version__,
                     "identity": self.identity,
                     "metrics_bytes": self._metrics.length,
+                    "samples_bytes": 0 if self._samples is None else self._samples.length,
                 },
                 self.folder.best_files(),
             )

@@ -1,0 +1,84 @@
+"""Files that grow line by line, and never end within one.
+
+    log = Log(path)
+    log.append({"iteration": 10, "train_loss": 2.5})      # one object of JSON on a line
+
+A line is written at once, so that it can be followed, and whole or not at all.
+"""
+
+import errno
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from toynn.errors import CheckpointError
+from toynn.formats import disk
+from toynn.formats.files import free_space
+
+__all__ = ["Log"]
+
+
+class Log:
+    """A file of lines of JSON that is gone on with: of its bytes the first ``keep``, or all.
+
+    Raises CheckpointError where it cannot be opened.
+    """
+
+    def __init__(self, path: Path, keep: int | None = None) -> None:
+        self._path = path
+        with self._named():
+            self._file = path.open("ab", buffering=0)
+            if keep is not None and keep < self.length:
+                self._file.truncate(keep)
+
+    @property
+    def length(self) -> int:
+        """Bytes so far."""
+        return os.fstat(self._file.fileno()).st_size
+
+    def append(self, entries: Mapping[str, Any]) -> None:
+        """Append a line.
+
+        Raises CheckpointError, and leaves no part of it, if the disk is full or the file gone.
+        """
+        line = json.dumps(entries, allow_nan=False).encode() + b"\n"
+        before = self.length
+        with self._named():
+            try:
+                if not os.path.samestat(os.fstat(self._file.fileno()), os.stat(self._path)):
+                    raise OSError(errno.ESTALE, "another file has its name")
+                while line:
+                    line = line[disk.write(self._file.fileno(), line) :]
+            except OSError:
+                self._file.truncate(before)
+                raise
+
+    def sync(self) -> None:
+        """Wait until all lines are on the disk. Raises CheckpointError."""
+        with self._named():
+            disk.sync(self._file.fileno())
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise CheckpointError(
+                f"{self._path}: cannot write ({free_space(self._path.parent)}): "
+                f"{error.strerror or error}"
+            ) from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._file.close()
