@@ -12,6 +12,7 @@ import growth
 import load as loading
 import lora as tuning
 import numpy as np
+import seeds as learning
 import steps
 from busy import mean_ms
 
@@ -381,6 +382,11 @@ def busy(n_threads: int, rounds: int, only: str) -> None:
         print(f"{name:28}{row}", flush=True)
 
 
+def seeds(n_threads: int, rounds: int, only: str) -> None:
+    """Validation losses of LoRA in highest and in medium, on three seeds."""
+    learning.table(n_threads)
+
+
 SECTIONS = {
     "matmul": matmul,
     "medium": medium,
@@ -397,6 +403,7 @@ SECTIONS = {
     "scaling": scaling,
     "memory": memory,
     "busy": busy,
+    "seeds": seeds,
 }
 
 

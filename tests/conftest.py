@@ -18,3 +18,11 @@ def same_toynn_in_child_processes(monkeypatch):
     # Run from the repository root, `python -m toynn` would find the sources, which may be unbuilt.
     monkeypatch.setenv("PYTHONPATH", str(Path(toynn.__file__).parents[1]))
     monkeypatch.setenv("PYTHONSAFEPATH", "1")
+
+
+@pytest.fixture(autouse=True)
+def the_precision_of_before():
+    # A run of the command line sets it for its process.
+    before = toynn.get_float32_matmul_precision()
+    yield
+    toynn.set_float32_matmul_precision(before)

@@ -21,7 +21,7 @@ except ImportError as error:  # none were built, or TOYNN_ISA asks for what ther
 
 from toynn import adamw, engines, errors, ops, recipes, schedule
 from toynn.adamw import AdamW
-from toynn.config import release, show_config
+from toynn.config import automatic_precision, release, show_config
 from toynn.engines import (
     GPT2Config,
     GPT2SeqEngine,
@@ -70,6 +70,7 @@ __all__ = [
     "ViTConfig",
     "ViTEngine",
     "adamw",
+    "automatic_precision",
     "engines",
     "errors",
     "get_float32_matmul_precision",

@@ -4,10 +4,11 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 
 from toynn import _kernels, backends
+from toynn._kernels import cpu
 from toynn.precision import get_float32_matmul_precision
 from toynn.threads import get_num_threads
 
-__all__ = ["describe", "release", "show_config"]
+__all__ = ["automatic_precision", "describe", "release", "show_config"]
 
 
 def release() -> str:
@@ -31,6 +32,7 @@ def describe() -> dict[str, str]:
         "OpenMP": "yes" if _kernels.has_openmp() else "no",
         "threads": str(get_num_threads()),
         "matmul precision": get_float32_matmul_precision(),
+        "precision auto": "{}: {}".format(*automatic_precision()),
         **{f"{precision} multiplies in": how for precision, how in _products().items()},
         "backends": ", ".join(backends.available()),
     }
@@ -46,10 +48,30 @@ def _products() -> dict[str, str]:
             "high": f"two parts of bfloat16, three products ({unit})",
             "medium": f"bfloat16 ({unit})",
         }
-    medium = "float32 (bfloat16 needs AVX512_BF16, the level avx512, a build by GCC 12 or clang)"
-    if matmul.multiplies_pairs():
-        medium = "bfloat16 (AVX512_BF16)"
+    medium = "bfloat16 (AVX512_BF16)" if matmul.multiplies_pairs() else f"float32 ({_no_pairs()})"
     return {"highest": "float32", "high": "float32", "medium": medium}
+
+
+def automatic_precision() -> tuple[str, str]:
+    """Return the precision that "auto" stands for on this CPU, and why.
+
+    "medium" where it multiplies bfloat16 at least as fast as "highest" its floats: with AMX, and
+    with AVX512_BF16 on CPUs that gain by it; else "highest". The kind of CPU decides, no clock.
+    """
+    matmul = _kernels.load("matmul", _kernels.level)
+    if matmul.multiplies_tiles():
+        return "medium", "bfloat16 in the tiles of AMX is the fastest that this CPU has"
+    if matmul.multiplies_pairs():
+        return "medium", "this CPU multiplies bfloat16 (AVX512_BF16) faster than float32"
+    return "highest", f"medium would not be faster: {_no_pairs()}"
+
+
+def _no_pairs() -> str:
+    """Return why no pairs of bfloat16 are multiplied."""
+    vendor, family = cpu.maker()
+    if cpu.has_avx512_bf16() and not cpu.gains_by_pairs():
+        return f"AVX512_BF16 is slower than float32 on a CPU of {vendor}, family {family}"
+    return "bfloat16 needs AVX512_BF16, the level avx512, a build by GCC 12 or clang"
 
 
 def show_config() -> None:

@@ -18,7 +18,8 @@ def set_float32_matmul_precision(precision: str) -> None:
     "highest" takes three parts, all bits of each factor, and six products; "high" two parts, 16
     bits, and three products, each result off by up to 2^-14 of its size, in the mean by far less.
     "medium" rounds the factors to bfloat16, with AMX or AVX512_BF16, and those of attention's
-    products where there is AVX512_BF16: each product is off by up to 2^-7 of its size.
+    products where there is AVX512_BF16: each product is off by up to 2^-7 of its size. Where that
+    would be slower than float32, as on Intel's CPUs without AMX, it does not count.
 
     float32 are, everywhere, products of at most 2^21 multiply-adds, thin ones (one side has up to
     14 rows or 16 columns), softmax, and attention but for medium over more than 32 rows; with AMX,

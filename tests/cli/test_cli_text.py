@@ -106,6 +106,19 @@ def test_an_adapter_is_trained_and_the_best_one_kept(folder, data, tmp_path, cap
             assert kept == pytest.approx(min(losses), rel=1e-5)
 
 
+def test_the_run_says_which_precision_it_chose_and_why(folder, tmp_path, capsys):
+    precision, why = toynn.automatic_precision()
+    for words in ([], ["--precision", "high"]):
+        out = tmp_path / str(len(words))
+        assert train_lora(folder, "text", out, "--steps", "1", *words) == 0
+        chosen = words[1] if words else precision
+        assert toynn.get_float32_matmul_precision() == chosen
+        config = tomllib.loads((out / "config.toml").read_text())
+        assert config["train"]["precision"] == chosen
+        told = f"precision   {precision}: {why}" in capsys.readouterr().out
+        assert told == (not words)
+
+
 def test_the_best_adapter_is_left_and_not_the_last(folder, tmp_path):
     out = tmp_path / "run"
     wild = ("--steps", "2", "--lr", "30", "--min-lr-ratio", "1", "--targets", "all-linear")

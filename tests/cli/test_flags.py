@@ -87,7 +87,7 @@ SEEN = {
     "--norm": "rmsnorm",
     "--out": "elsewhere",
     "--patch": "4",
-    "--precision": "medium",
+    "--precision": {"lora": "high", "": "medium"},
     "--qkv-bias": "",
     "--rank": "3",
     "--sample-every": "2",

@@ -37,7 +37,7 @@ from toynn._kernels.abi cimport KernelArgs
 import numpy as np
 
 from toynn._kernels._check import check, precision_index
-from toynn._kernels.cpu import has_avx512_bf16
+from toynn._kernels.cpu import gains_by_pairs
 from toynn.checks import segments_within
 
 cdef enum:
@@ -45,7 +45,7 @@ cdef enum:
     SHORT = 32       # rows of a sequence for which packing pairs costs what they save
     MEDIUM = 2       # in toynn.precision.PRECISIONS
 
-cdef bint _pairs = HAS_PAIRS and has_avx512_bf16()
+cdef bint _pairs = HAS_PAIRS and gains_by_pairs()
 
 
 cdef inline Sizes _sizes(const KernelArgs* a) noexcept nogil:

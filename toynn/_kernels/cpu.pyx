@@ -49,6 +49,25 @@ cdef extern from *:
     #define TN_SOFTWARE 0
     static int tn_ask_for_amx(void) { return 0; }
     #endif
+    /* Who made this CPU, 12 letters, and the family: bits 8 to 11 of EAX, and 20 to 27 with 15. */
+    #if defined(__GNUC__) && (defined(__x86_64__) || defined(__i386__))
+    #include <cpuid.h>
+    #include <string.h>
+    static int tn_family(char vendor[13]) {
+        unsigned a = 0, b = 0, c = 0, d = 0, most;
+        memset(vendor, 0, 13);
+        if (!__get_cpuid(0, &most, &b, &c, &d) || most < 1)
+            return 0;
+        memcpy(vendor, &b, 4);
+        memcpy(vendor + 4, &d, 4);
+        memcpy(vendor + 8, &c, 4);
+        __get_cpuid(1, &a, &b, &c, &d);
+        const int family = a >> 8 & 15;
+        return family == 15 ? family + (int)(a >> 20 & 255) : family;
+    }
+    #else
+    static int tn_family(char vendor[13]) { vendor[0] = 0; return 0; }
+    #endif
     #ifdef _OPENMP
     #define TN_OPENMP 1
     #else
@@ -59,6 +78,7 @@ cdef extern from *:
     bint tn_has_avx512() noexcept
     bint tn_has_avx512_bf16() noexcept
     bint tn_ask_for_amx() noexcept
+    int tn_family(char* vendor) noexcept
     int tn_amx_refusal
     bint TN_OPENMP
     bint TN_SOFTWARE
@@ -86,6 +106,28 @@ def amx_refusal():
 def has_avx512_bf16():
     """Whether this CPU multiplies pairs of bfloat16, beside having the level avx512."""
     return bool(tn_has_avx512() and tn_has_avx512_bf16())
+
+
+def maker():
+    """Who made this CPU, in its own 12 letters, and the number of its family; ("", 0) if unknown."""
+    cdef char vendor[13]
+    cdef int family = tn_family(vendor)
+    return vendor.decode("ascii", "replace"), family
+
+
+def pairs_pay(str vendor, int family):
+    """Whether CPUs of a family multiply pairs of bfloat16 at least as fast as floats.
+
+    AMD's do since Zen 4, family 25: an instruction takes as long as one of floats, and has twice
+    the terms. On Intel's it takes four times as long, half the rate of floats. Others were never
+    measured, and multiply floats. No clock decides: the bits of a result depend on it.
+    """
+    return vendor == "AuthenticAMD" and family >= 25
+
+
+def gains_by_pairs():
+    """Whether kernels multiply pairs of bfloat16 where they may: this CPU can, and gains by it."""
+    return has_avx512_bf16() and pairs_pay(*maker())
 
 
 def software_tiles():

@@ -32,7 +32,7 @@ from toynn._kernels.abi cimport KernelArgs, kernel_fn
 
 from toynn._kernels._check import check, precision_index, row_length
 from toynn.dtypes import GGUF_TYPES
-from toynn._kernels.cpu import has_avx512_bf16
+from toynn._kernels.cpu import gains_by_pairs
 
 cdef enum:
     MEDIUM = 2  # in toynn.precision.PRECISIONS
@@ -44,7 +44,7 @@ cdef enum Entry:
     BACKWARD_INPUT
     BACKWARD_WEIGHT
 
-cdef bint _pairs = HAS_PAIRS and has_avx512_bf16()
+cdef bint _pairs = HAS_PAIRS and gains_by_pairs()
 
 
 cdef Product _product(

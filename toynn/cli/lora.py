@@ -95,6 +95,7 @@ class LoRATraining(TextTraining):
             log_every=10,
             eval_every=50,
             save_every=50,
+            precision="auto",
         ),
         SAMPLES,
     )

@@ -149,6 +149,9 @@ def _apply_settings(arguments: Namespace) -> None:
     """Set what holds for the whole process."""
     if arguments.threads is not None:
         toynn.set_num_threads(arguments.threads)
+    if arguments.precision == "auto":
+        arguments.precision, why = toynn.automatic_precision()  # config.toml says which
+        print(f"precision   {arguments.precision}: {why}")
     toynn.set_float32_matmul_precision(arguments.precision)
 
 

@@ -1,0 +1,49 @@
+"""What precision "auto" stands for: the kind of CPU decides, and no clock."""
+
+from types import SimpleNamespace
+
+import pytest
+
+import toynn
+from toynn import _kernels, config
+from toynn._kernels import cpu
+
+
+@pytest.mark.parametrize(
+    ("vendor", "family", "pays"),
+    [
+        ("AuthenticAMD", 25, True),  # Zen 4
+        ("AuthenticAMD", 26, True),  # Zen 5
+        ("AuthenticAMD", 23, False),
+        ("GenuineIntel", 6, False),  # measured on Sapphire Rapids: half the rate of floats
+        ("", 0, False),
+    ],
+)
+def test_pairs_where_they_were_measured_to_be_faster(vendor, family, pays):
+    assert cpu.pairs_pay(vendor, family) == pays
+
+
+@pytest.mark.parametrize(
+    ("tiles", "pairs", "has", "chosen", "why"),
+    [
+        (True, False, True, "medium", "AMX"),
+        (False, True, True, "medium", "AVX512_BF16"),
+        (False, False, True, "highest", "slower than float32 on a CPU of GenuineIntel, family 6"),
+        (False, False, False, "highest", "needs AVX512_BF16"),
+    ],
+)
+def test_auto_by_the_kind_of_cpu(tiles, pairs, has, chosen, why, monkeypatch):
+    module = SimpleNamespace(multiplies_tiles=lambda: tiles, multiplies_pairs=lambda: pairs)
+    monkeypatch.setattr(_kernels, "load", lambda *_: module)
+    monkeypatch.setattr(cpu, "maker", lambda: ("GenuineIntel", 6))
+    monkeypatch.setattr(cpu, "has_avx512_bf16", lambda: has)
+    monkeypatch.setattr(cpu, "gains_by_pairs", lambda: pairs)
+    precision, reason = toynn.automatic_precision()
+    assert precision == chosen
+    assert why in reason
+    assert config.describe()["precision auto"] == f"{chosen}: {reason}"
+
+
+def test_what_is_chosen_is_a_precision_of_this_cpu():
+    told, chosen = config.describe(), toynn.automatic_precision()[0]
+    assert (chosen == "medium") == told["medium multiplies in"].startswith("bfloat16")
