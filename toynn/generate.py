@@ -1,23 +1,22 @@
 """Generation: a model continues a sequence of tokens, one token at a time.
 
-    p = softmax(logits / temperature)      over the tokens that top_k and top_p leave
-
-The model reads the prompt, and then each token that was drawn: what it read before is in its cache.
-When its context is full it reads the newer half of it again, as a new sequence, and goes on; so a
-generation ends at ``max_tokens`` or at a token of ``stop``, and not by itself.
+The model reads the prompt, and then each token that was drawn (toynn.sampling says how): what it
+read before is in its cache. When its context is full it reads the newer half of it again, as a new
+sequence, and goes on; so a generation ends at ``max_tokens`` or at a token of ``stop``, and not by
+itself.
 """
 
 from collections.abc import Collection, Iterator, Sequence
-from math import isfinite
 from numbers import Integral
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from toynn.errors import ConfigError, NonFiniteError
+from toynn.errors import ConfigError
+from toynn.sampling import Sampling, log_softmax
 
-__all__ = ["generate", "sample"]
+__all__ = ["Drawn", "Reader", "draw", "generate", "sample"]
 
 
 class Decoder(Protocol):
@@ -42,6 +41,45 @@ class Engine(Protocol):
         """Begin a sequence."""
 
 
+class Reader:
+    """What a model has read, from one generation to the next: a conversation is read once."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._decoder: Decoder | None = None
+        self._ids: list[int] = []  # that the decoder has read
+
+    def read(self, ids: Sequence[int]) -> NDArray[np.float32]:
+        """Return the logits (V,) of the token behind ids, of which only the new ones are read.
+
+        Where they do not begin with those that were read before, a new sequence is begun.
+        """
+        ids, done = list(ids), len(self._ids)
+        if self._decoder is None or done >= len(ids) or ids[:done] != self._ids:
+            self._decoder, self._ids, done = self._engine.decoder(), [], 0
+        logits = self._decoder.read(ids[done:])
+        self._ids = ids
+        return logits
+
+
+class Drawn(NamedTuple):
+    """A token that was drawn.
+
+    Attributes
+    ----------
+    id
+        The token.
+    log_probability
+        Its own among all tokens, in nats, as the model has it: before temperature and penalty.
+    likeliest
+        The tokens that the model found the likeliest, with theirs, as many as were asked for.
+    """
+
+    id: int
+    log_probability: float
+    likeliest: tuple[tuple[int, float], ...]
+
+
 def generate(
     engine: Engine,
     prompt_ids: Sequence[int],
@@ -50,51 +88,83 @@ def generate(
     temperature: float = 0.8,
     top_k: int = 0,
     top_p: float = 1.0,
+    min_p: float = 0.0,
+    repeat_penalty: float = 1.0,
+    repeat_last_n: int = 64,
     seed: int = 0,
     stop: Collection[int] = frozenset(),
+    reader: Reader | None = None,
 ) -> Iterator[int]:
     """Yield up to max_tokens new tokens that continue the prompt, as they come.
 
     A token of ``stop`` ends the generation and is not among them. A prompt longer than the context
-    is seen by its end alone. The same seed gives the same tokens. Raises ConfigError.
+    is seen by its end alone. The same seed gives the same tokens. For temperature to repeat_last_n
+    see ``toynn.sampling.Sampling``. With the ``reader`` of a generation before, what the two
+    prompts begin with is not read again.
 
-    temperature
-        0 takes the likeliest token; otherwise the logits are divided by it.
-    top_k
-        Only the k likeliest tokens take part; 0: all do.
-    top_p
-        Of those only the likeliest that together have a probability of at least top_p. The order
-        is that of transformers: temperature, top_k, top_p; llama.cpp applies temperature last.
+    Raises ConfigError for values out of range, NonFiniteError where the model's logits are not
+    finite.
+    """
+    sampling = Sampling(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repeat_penalty=repeat_penalty,
+        repeat_last_n=repeat_last_n,
+    )
+    drawn = draw(engine, prompt_ids, max_tokens, sampling, seed=seed, stop=stop, reader=reader)
+    return (each.id for each in drawn)
 
-    Raises NonFiniteError where the model's logits are not finite.
+
+def draw(
+    engine: Engine,
+    prompt_ids: Sequence[int],
+    max_tokens: int,
+    sampling: Sampling,
+    *,
+    seed: int = 0,
+    stop: Collection[int] = frozenset(),
+    log_probabilities: int | None = None,
+    reader: Reader | None = None,
+) -> Iterator[Drawn]:
+    """Yield what ``generate`` does, with what the model expected.
+
+    ``log_probabilities`` is how many of the likeliest tokens are told each time; without it nothing
+    is computed, and the token's own log probability is NaN.
+
+    Raises ConfigError for values out of range, NonFiniteError where the model's logits are not
+    finite.
     """
     if len(prompt_ids) == 0:
         raise ConfigError("generate: the prompt is empty; it needs at least one token")
-    for name, number in (("max_tokens", max_tokens), ("top_k", top_k), ("seed", seed)):
-        if not isinstance(number, Integral) or number < 0:
+    numbers = [("max_tokens", max_tokens), ("seed", seed), ("log_probabilities", log_probabilities)]
+    for name, number in numbers:
+        if number is not None and (not isinstance(number, Integral) or number < 0):
             raise ConfigError(f"generate: {name} must be a whole number, 0 or above; got {number}")
-    if not (isfinite(temperature) and temperature >= 0):
-        raise ConfigError(f"generate: temperature must be a number, 0 or above; got {temperature}")
-    if not 0 < top_p <= 1:
-        raise ConfigError(f"generate: top_p must be above 0 and at most 1; got {top_p}")
+    reader = Reader(engine) if reader is None else reader
 
-    def tokens() -> Iterator[int]:
-        random = np.random.default_rng(seed)
-        decoder = engine.decoder()
-        ids = list(prompt_ids)
-        unread = ids
+    def tokens() -> Iterator[Drawn]:
+        random, ids, begin = np.random.default_rng(seed), list(prompt_ids), 0
         for _ in range(max_tokens):
-            if decoder.past + len(unread) > engine.context:
-                decoder = engine.decoder()
-                unread = ids[-max(1, engine.context // 2) :]
-            token = _pick(decoder.read(unread), temperature, top_k, top_p, random)
+            if len(ids) - begin > engine.context:
+                begin = len(ids) - max(1, engine.context // 2)
+            logits = reader.read(ids[begin:])
+            token = sampling.pick(logits, ids, random)
             if token in stop:
                 return
-            yield token
+            yield _told(logits, token, log_probabilities)
             ids.append(token)
-            unread = [token]
 
     return tokens()
+
+
+def _told(logits: NDArray[np.float32], token: int, count: int | None) -> Drawn:
+    if count is None:
+        return Drawn(token, float("nan"), ())
+    expected = log_softmax(logits)
+    order = np.argsort(-expected, kind="stable")[:count].tolist()
+    return Drawn(token, float(expected[token]), tuple((id, float(expected[id])) for id in order))
 
 
 def sample(
@@ -105,10 +175,13 @@ def sample(
     temperature: float = 0.8,
     top_k: int = 0,
     top_p: float = 1.0,
+    min_p: float = 0.0,
+    repeat_penalty: float = 1.0,
+    repeat_last_n: int = 64,
     seed: int = 0,
     stop: Collection[int] = frozenset(),
 ) -> list[int]:
-    """Return as a list what ``generate`` yields."""
+    """Return as a list what ``generate`` yields. Raises what it raises."""
     return list(
         generate(
             engine,
@@ -117,46 +190,10 @@ def sample(
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
+            min_p=min_p,
+            repeat_penalty=repeat_penalty,
+            repeat_last_n=repeat_last_n,
             seed=seed,
             stop=stop,
         )
     )
-
-
-def _pick(
-    logits: NDArray[np.float32],
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    random: np.random.Generator,
-) -> int:
-    if not np.isfinite(logits).all():
-        raise NonFiniteError("generate: the model's logits are not finite: its weights may be bad")
-    if temperature == 0:
-        return int(logits.argmax())
-    ids, p = _distribution(logits, temperature, top_k, top_p)
-    return int(random.choice(ids, p=p))
-
-
-def _distribution(
-    logits: NDArray[np.float32], temperature: float, top_k: int, top_p: float
-) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
-    """Return the tokens that take part, and their probabilities.
-
-    Of equally likely ones at its edge top_k keeps all, top_p those of the lower ids.
-    """
-    ids = np.arange(len(logits))
-    if 0 < top_k < len(logits):
-        ids = np.flatnonzero(logits >= np.partition(logits, -top_k)[-top_k])
-    scores = logits[ids].astype(np.float64)
-    with np.errstate(over="ignore", under="ignore"):  # e^-infinity is 0
-        p = np.exp((scores - scores.max()) / temperature)
-    p /= p.sum()
-    if top_p < 1:
-        # Most tokens need no sorting: those below this bound have less than 1 - top_p together.
-        likely = np.flatnonzero(p >= (1 - top_p) / len(p))
-        order = likely[np.argsort(-p[likely], kind="stable")]
-        before = np.cumsum(p[order]) - p[order]  # of the tokens that are likelier
-        order = order[before < top_p]
-        ids, p = ids[order], p[order] / p[order].sum()
-    return ids, p

@@ -1,6 +1,8 @@
 """``toynn generate``: what it prints and returns, and one line for each bad input."""
 
 import io
+import json
+import math
 import subprocess
 import sys
 
@@ -11,12 +13,14 @@ from some_adapters import draw
 from vocabs import CONTROL, bpe_file
 
 import toynn
+from toynn import completion
 from toynn.cli import generate, main
 from toynn.engines import LlamaSeqEngine, frozen
 from toynn.engines.files import passed_on
 from toynn.formats import adapters, gguf
 from toynn.formats.tokenizer import Tokenizer
-from toynn.generate import sample
+from toynn.generate import Drawn, sample
+from toynn.sampling import Sampling
 
 BYTES = {"vocab": 256, "context": 48}
 TEMPLATE = "{% for m in messages %}<|user|>{{ m.content }}{% endfor %}<|model|>"
@@ -52,11 +56,11 @@ def says(monkeypatch):
     asked = {}
 
     def say(tokens):
-        def generator(engine, ids, max_tokens, **options):
-            asked.update(options, ids=ids, max_tokens=max_tokens)
-            return iter(tokens)
+        def drawn(engine, ids, max_tokens, sampling, **options):
+            asked.update(options, ids=ids, max_tokens=max_tokens, sampling=sampling)
+            return (Drawn(token, math.nan, ()) for token in tokens)
 
-        monkeypatch.setattr(generate, "generate", generator)
+        monkeypatch.setattr(completion, "draw", drawn)
         return asked
 
     return say
@@ -84,11 +88,11 @@ def test_what_is_not_given_has_defaults(model, says, capsys):
     assert asked == {
         "ids": list(b"one two"),
         "max_tokens": 256,
-        "temperature": 0.8,
-        "top_k": 0,
-        "top_p": 1.0,
+        "sampling": Sampling(),
         "seed": 0,
         "stop": frozenset(),
+        "log_probabilities": None,
+        "reader": None,
     }
     assert capsys.readouterr().out == "abc\n"
 
@@ -96,7 +100,10 @@ def test_what_is_not_given_has_defaults(model, says, capsys):
 def test_characters_come_whole_and_harmless(model, says, monkeypatch):
     writes = []
     monkeypatch.setattr(
-        generate, "print", lambda text, file=None, **_: file or writes.append(text), raising=False
+        generate,
+        "print",
+        lambda text="", file=None, **_: file or writes.append(text),
+        raising=False,
     )
     says("é\x1b[2J\x9b\ttab\u200d\n".encode() + b"\xe2\x82")
     assert run(model) == 0
@@ -221,3 +228,98 @@ def test_an_architecture_that_is_not_here(model, tmp_path, capsys):
         gguf.write(tmp_path / "mamba.gguf", metadata, {"w": (np.ones((1, 2), np.float32), "F32")})
     assert run(tmp_path / "mamba.gguf") == 2
     assert "its architecture is 'mamba'; toynn has gpt2, llama" in error_line(capsys)
+
+
+def objects(capsys):
+    """The lines of JSON that were printed."""
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_prompts_of_a_file_become_lines_of_json(chatty, tmp_path, capsys):
+    turns = [{"role": "user", "content": "hello"}]
+    (tmp_path / "prompts.jsonl").write_text(
+        json.dumps({"prompt": "the cat"}) + "\n\n" + json.dumps({"messages": turns}) + "\n"
+    )
+    (tmp_path / "prompts.txt").write_text("the cat\n  \nhello\n")
+    options = ["--temp", "0", "--max-tokens", "3"]
+    for name, flags in (("prompts.jsonl", []), ("prompts.txt", ["--chat"])):
+        given = ["generate", "--model", str(chatty), "--prompts", str(tmp_path / name)]
+        assert main([*given, *options, *flags, "--out", str(tmp_path / f"{name}.out")]) == 0
+        assert capsys.readouterr().out.endswith(".out: 2 completions\n")
+    tokenizer = Tokenizer.from_gguf(chatty / "model.gguf")
+    with gguf.open(chatty / "model.gguf") as file:
+        engine = frozen(file)
+
+    def expected(ids):
+        return tokenizer.decode(sample(engine, ids, 3, temperature=0, stop=tokenizer.eog))
+
+    first, second = map(json.loads, (tmp_path / "prompts.jsonl.out").read_text().splitlines())
+    assert first["prompt"] == "the cat" and second["messages"] == turns
+    assert first["completion"] == expected(tokenizer.encode("the cat"))
+    assert second["completion"] == expected(tokenizer.encode_chat(turns))
+    assert first["ended"] == ("length" if first["tokens"] == 3 else "token")
+    assert first["prompt_tokens"] == len(tokenizer.encode("the cat"))
+    third, fourth = map(json.loads, (tmp_path / "prompts.txt.out").read_text().splitlines())
+    assert fourth["completion"] == second["completion"]
+    assert third["prompt"] == "the cat"  # as a user's message
+
+
+def test_log_probabilities_are_the_models_own(model, capsys):
+    assert run(model, "--json", "--logprobs", "2", "--max-tokens", "4", "--temp", "1.5") == 0
+    (found,) = objects(capsys)
+    with gguf.open(model) as file:
+        engine = frozen(file)
+    ids = list(b"one two")
+    assert len(found["log_probabilities"]) == 4
+    for token in found["log_probabilities"]:
+        logits = engine.logits(ids)[-1].astype(np.float64)
+        expected = logits - np.log(np.exp(logits).sum())
+        assert token["log_probability"] == pytest.approx(expected[token["id"]], abs=1e-4)
+        best = [each["id"] for each in token["likeliest"]]
+        assert best == np.argsort(-logits)[:2].tolist()
+        ids.append(token["id"])
+
+
+def test_stop_texts_end_it(model, says, capsys):
+    says(b"one END two")
+    assert run(model, "--stop", "nothing", "--stop", "END", "--json") == 0
+    (found,) = objects(capsys)
+    assert found["completion"] == "one " and found["ended"] == "stop"
+    says(b"one EN")
+    assert run(model, "--stop", "END") == 0
+    assert capsys.readouterr().out == "one EN\n"
+
+
+def test_several_adapters_with_weights(model, tmp_path, capsys):
+    with gguf.open(model) as file:
+        some = [draw(file, size=0.5, seed=seed, ranks=(seed + 2,)) for seed in range(2)]
+        both = adapters.combine(some, [0.5, 1.0])
+        expected = sample(frozen(file, both), list(b"one two"), 30, temperature=0)
+    names = [str(tmp_path / f"{seed}.gguf") for seed in range(2)]
+    for name, adapter in zip(names, some, strict=True):
+        adapters.write_gguf(name, adapter)
+    options = ["--temp", "0", "--max-tokens", "30"]
+    assert run(model, *options, "--adapter", f"{names[0]}:0.5", names[1]) == 0
+    assert capsys.readouterr().out == shown(expected) + "\n"
+    assert run(model, *options, "--adapter", f"{names[0]}:0.5", "--adapter", names[1]) == 0
+    assert capsys.readouterr().out == shown(expected) + "\n"
+    assert run(model, *options, "--adapter", names[0]) == 0
+    assert capsys.readouterr().out != shown(expected) + "\n"
+
+
+def test_bad_prompts_are_named(model, tmp_path, capsys):
+    for name, content, message in (
+        ("a.jsonl", '{"prompt": "a"}\n{"text": "b"}', "a.jsonl:2: expected prompt, or messages"),
+        ("b.jsonl", '{"prompt": ""}', "b.jsonl:1: prompt: expected a text; got an empty one"),
+        ("c.txt", "\n \n", "c.txt: expected a prompt per line"),
+        ("d.txt", "a\n" + "x" * 49, "d.txt:2: it is 49 tokens long; the model sees at most 48"),
+    ):
+        (tmp_path / name).write_text(content)
+        assert main(["generate", "--model", model, "--prompts", str(tmp_path / name)]) == 2
+        assert message in error_line(capsys)
+    assert run(model, "--logprobs", "3") == 2
+    assert "--logprobs: it needs --json" in error_line(capsys)
+    assert run(model, "--json", "--out", model) == 2
+    assert "it is there already" in error_line(capsys)
+    assert run(model, "--stop", "") == 2
+    assert "stop texts must be texts" in error_line(capsys)

@@ -14,6 +14,7 @@ from toynn.errors import ConfigError, DataError, NonFiniteError
 from toynn.evaluation import accuracy, divergence, example_loss, log_likelihood, perplexity
 from toynn.evaluation.harness import Requests
 from toynn.evaluation.scores import read
+from toynn.generate import Drawn
 
 V = 5
 
@@ -248,12 +249,12 @@ def test_generation_ends_before_the_first_of_the_texts(monkeypatch):
 
     asked = []
 
-    def generated(engine, ids, room, **options):
-        asked.append((ids, room, options["temperature"]))
-        return iter([1, 2, 3, 4, 0, 1, 2])
+    def drawn(engine, ids, room, sampling, **options):
+        asked.append((ids, room, sampling.temperature))
+        return (Drawn(id, np.nan, ()) for id in (1, 2, 3, 4, 0, 1, 2))
 
     model = requests(Known(0.5))
-    monkeypatch.setattr("toynn.evaluation.harness.generate", generated)
+    monkeypatch.setattr("toynn.completion.draw", drawn)
     monkeypatch.setattr(Letters, "stream", lambda self: Stream(), raising=False)
     monkeypatch.setattr(Letters, "eog", frozenset(), raising=False)
     said = model.generate_until(

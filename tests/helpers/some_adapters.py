@@ -34,7 +34,7 @@ def merged(base, adapter):
     for weight, (a, b) in adapter.pairs.items():
         a, b = a.astype(np.float64), b.astype(np.float64)
         rank = b.shape[1]
-        scale = adapter.alpha / (rank**0.5 if adapter.use_rslora else rank)
+        scale = adapter.alpha / (rank**0.5 if adapter.use_rslora else rank) or 1.0
         delta = a @ b.T if weight == "token_embd.weight" else b @ a
         weights[weight] += scale * delta
     return weights

@@ -28,7 +28,9 @@ LAYERS = (
     {"cli"},
     {"testing"},
     {"evaluation"},
+    {"completion"},
     {"train", "generate"},
+    {"sampling"},
     {"toynn", "config"},  # the public names, show_config
     {"recipes"},
     {"engines"},

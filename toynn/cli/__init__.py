@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NoReturn, TextIO
 
 import toynn
-from toynn.cli import adapters, bench, config, evaluate, generate, info, predict, train
+from toynn.cli import adapters, bench, chat, config, evaluate, generate, info, predict, train
 from toynn.cli._text import plain_warnings, print_error, print_line
 from toynn.errors import ConfigError, ToynnError
 
@@ -105,6 +105,7 @@ def _parser() -> Parser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     train.add_parser(commands)
     generate.add_parser(commands)
+    chat.add_parser(commands)
     evaluate.add_parser(commands)
     adapters.add_parsers(commands)
     bench.add_parser(commands)

@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from toynn.cli._adapters import add_adapters, combined
 from toynn.cli._paths import model_file, text_model
 from toynn.cli._text import harmless
 from toynn.engines import engine_for
@@ -51,8 +52,12 @@ def _add_files(parser: ArgumentParser, kind: str, out: str, *, model: bool) -> N
     if not model:
         base += ", where --adapter is a folder, or q or k of a llama are adapted; or of the model"
     parser.add_argument("--model", type=model_file, required=model, metavar="FILE", help=base)
-    adapter = "an adapter: a .gguf file, or a folder that PEFT wrote"
-    parser.add_argument("--adapter", type=Path, required=model, metavar="PATH", help=adapter)
+    add_adapters(parser, required=model)
+    method = (
+        "how several become one: by their ranks side by side, which is exact, or linear, which "
+        "keeps the rank (default cat)"
+    )
+    parser.add_argument("--method", choices=adapters.METHODS, default="cat", help=method)
     parser.add_argument("--out", type=Path, required=True, metavar=kind, help=out)
     parser.add_argument("--overwrite", action="store_true", help="replace what --out names")
 
@@ -60,7 +65,8 @@ def _add_files(parser: ArgumentParser, kind: str, out: str, *, model: bool) -> N
 def run_fuse(arguments: Namespace) -> int:
     """Write the model; say what was merged, and what rounding took away."""
     with gguf.open(arguments.model) as base:
-        adapter = adapters.load(arguments.adapter, base)
+        adapter = combined(arguments.adapter, base, arguments.method)
+        assert adapter is not None  # which the parser asks for
         fused = fuse(
             base,
             adapter,
@@ -84,7 +90,8 @@ def run_export(arguments: Namespace) -> int:
         base: GGUFFile | None = None
         if arguments.model is not None:
             base = stack.enter_context(gguf.open(arguments.model, check=False))
-        adapter = adapters.load(arguments.adapter, base)
+        adapter = combined(arguments.adapter, base, arguments.method)
+        assert adapter is not None
         if arguments.to == "gguf":
             adapters.write_gguf(arguments.out, adapter, overwrite=arguments.overwrite)
         else:

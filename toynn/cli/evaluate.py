@@ -4,7 +4,7 @@ import json
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 import toynn
 from toynn import engines, evaluation
+from toynn.cli._adapters import Weighted, add_adapters, combined
 from toynn.cli._numbers import whole
 from toynn.cli._paths import text_model
 from toynn.cli._run_flags import THREADS
@@ -23,7 +24,7 @@ from toynn.data import jsonl
 from toynn.data.text import Corpus
 from toynn.engines import SequenceEngine
 from toynn.errors import ConfigError, DataError
-from toynn.formats import adapters, gguf
+from toynn.formats import gguf
 from toynn.formats.tokenizer import Tokenizer
 from toynn.reading import open_file
 
@@ -43,8 +44,7 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser("eval", help=help_, description=help_, allow_abbrev=False)
     model = "a .gguf file, or the folder of a run of `toynn train`"
     parser.add_argument("--model", type=Path, required=True, metavar="PATH", help=model)
-    adapter = "an adapter of the model: a .gguf file, or a folder that PEFT wrote"
-    parser.add_argument("--adapter", type=Path, metavar="PATH", help=adapter)
+    add_adapters(parser)
     parser.add_argument("--data", type=Path, metavar="PATH", help=DATA)
     against = "another model, or the same without its adapter: Kullback-Leibler divergence from it"
     parser.add_argument("--against", type=Path, metavar="PATH", help=against)
@@ -82,9 +82,11 @@ def run(arguments: Namespace) -> int:
     return 0
 
 
-def _opened(model: Path, adapter: Path | None) -> tuple[Tokenizer, SequenceEngine[Any]]:
+def _opened(
+    model: Path, adapter: Sequence[Weighted] | None
+) -> tuple[Tokenizer, SequenceEngine[Any]]:
     with gguf.open(text_model(model)) as file:
-        found = None if adapter is None else adapters.load(adapter, file)
+        found = combined(adapter, file)
         return Tokenizer.from_gguf(file), engines.frozen(file, found)
 
 

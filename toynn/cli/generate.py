@@ -1,85 +1,137 @@
-"""``toynn generate``: a model continues a text, or answers."""
+"""``toynn generate``: a model continues a text, or answers; or many, into lines of JSON."""
 
+import json
 import sys
-import time
 from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import toynn
-from toynn import engines
-from toynn.cli._numbers import real, whole
-from toynn.cli._paths import text_model
-from toynn.cli._run_flags import THREADS
+from toynn.cli._numbers import whole
 from toynn.cli._text import harmless
+from toynn.cli._writing import Clock, add_flags, opened, options
+from toynn.completion import Completion, complete, prompt_ids
+from toynn.data import jsonl
+from toynn.engines import SequenceEngine
 from toynn.errors import ConfigError, DataError
-from toynn.formats import adapters, gguf
+from toynn.formats.files import replacing
 from toynn.formats.tokenizer import Tokenizer
-from toynn.generate import generate
+from toynn.generate import Drawn
+from toynn.reading import read_bytes
 
 __all__ = ["add_parser"]
+
+Prompt = str | list[dict[str, Any]]
 
 
 def add_parser(commands: Any) -> None:
     """Add the command to the parser's commands."""
     help_ = "let a model continue a text, or answer"
     parser = commands.add_parser("generate", help=help_, description=help_, allow_abbrev=False)
-    model = "a .gguf file, or the folder of a run of `toynn train`"
-    parser.add_argument("--model", type=Path, required=True, metavar="PATH", help=model)
-    adapter = "an adapter of the model: a .gguf file, or a folder that PEFT wrote"
-    parser.add_argument("--adapter", type=Path, metavar="PATH", help=adapter)
+    add_flags(parser)
+    which = parser.add_mutually_exclusive_group(required=True)
     prompt = "the text to continue; - reads it from standard input, without its last line break"
-    parser.add_argument("--prompt", required=True, metavar="TEXT", help=prompt)
+    which.add_argument("-p", "--prompt", metavar="TEXT", help=prompt)
+    prompts = (
+        "a file of prompts: a text on each line, or .jsonl with prompt or messages on each; prints "
+        "a line of JSON for each"
+    )
+    which.add_argument("--prompts", type=Path, metavar="FILE", help=prompts)
     chat = "the prompt is a user's message: write it as the model's chat template does"
     parser.add_argument("--chat", action="store_true", help=chat)
-    for name, kind, default, meaning in (
-        ("--max-tokens", whole(1), 256, "end after so many new tokens"),
-        ("--temp", real(0), 0.8, "temperature; 0 takes the likeliest token"),
-        ("--top-k", whole(0), 0, "draw from the K likeliest tokens; 0: from all"),
-        ("--top-p", real(0, 1, above=True), 1.0, "draw from the likeliest that make up P"),
-        ("--seed", whole(0), 0, "of the draws"),
-    ):
-        help_ = f"{meaning} (default {default})"
-        parser.add_argument(name, type=kind, default=default, metavar="N", help=help_)
-    THREADS.add_to(parser)
+    as_json = "print a line of JSON: completion, what ended it, tokens"
+    parser.add_argument("--json", action="store_true", help=as_json)
+    logprobs = "in JSON, the log probability of each token, and those of the N likeliest instead"
+    parser.add_argument("--logprobs", type=whole(0), metavar="N", help=logprobs)
+    out = "write the lines of JSON to this new file"
+    parser.add_argument("--out", type=Path, metavar="FILE", help=out)
     parser.set_defaults(run=run)
 
 
 def run(arguments: Namespace) -> int:
     """Write what the model writes to stdout as it comes, and how fast it was to stderr."""
-    prompt = _prompt(arguments.prompt)
-    if arguments.threads is not None:
-        toynn.set_num_threads(arguments.threads)
-    with gguf.open(text_model(arguments.model)) as file:
-        tokenizer = Tokenizer.from_gguf(file)
-        ids = _ids(tokenizer, prompt, chat=arguments.chat)
-        adapter = None if arguments.adapter is None else adapters.load(arguments.adapter, file)
-        engine = engines.frozen(file, adapter)
-    if len(ids) > engine.context:
-        raise ConfigError(
-            f"--prompt: it is {len(ids)} tokens long; the model sees at most {engine.context}"
-        )
-    tokens = generate(
-        engine,
-        ids,
-        arguments.max_tokens,
-        temperature=arguments.temp,
-        top_k=arguments.top_k,
-        top_p=arguments.top_p,
-        seed=arguments.seed,
-        stop=tokenizer.eog,
+    as_json = arguments.json or arguments.prompts is not None or arguments.out is not None
+    if arguments.logprobs is not None and not as_json:
+        raise ConfigError("--logprobs: it needs --json (or --prompts), where they are printed")
+    if arguments.out is not None and arguments.out.exists():
+        raise ConfigError(f"--out {arguments.out}: it is there already; name a new file")
+    prompts: list[tuple[str, Prompt]]
+    if arguments.prompts is None:
+        prompts = [("--prompt", _prompt(arguments.prompt))]
+    else:
+        prompts = list(_prompts(arguments.prompts))
+    tokenizer, engine = opened(arguments)
+    read = [_ids(engine, tokenizer, where, prompt, arguments.chat) for where, prompt in prompts]
+    if as_json:
+        return _lines(arguments, tokenizer, engine, [prompt for _, prompt in prompts], read)
+    clock = Clock()
+
+    def show(text: str) -> None:
+        clock.tick()
+        print(harmless(text), end="", flush=True)
+
+    found = complete(
+        engine, tokenizer, read[0], **options(arguments), show=show, interruptible=True
     )
-    times, stream = [time.perf_counter()], tokenizer.stream()
-    stopped = False
-    try:
-        for token in tokens:
-            times.append(time.perf_counter())
-            print(harmless(stream.push(token)), end="", flush=True)
-    except KeyboardInterrupt:
-        stopped = True
-    print(harmless(stream.end()), flush=True)
-    print(_speed(len(ids), times), file=sys.stderr)
-    return 130 if stopped else 0
+    print(flush=True)
+    print(clock.speed(found.prompt_tokens, len(found.drawn)), file=sys.stderr)
+    return 130 if found.ended == "interrupt" else 0
+
+
+def _lines(
+    arguments: Namespace,
+    tokenizer: Tokenizer,
+    engine: SequenceEngine[Any],
+    prompts: Sequence[Prompt],
+    read: Sequence[list[int]],
+) -> int:
+    """Print a line of JSON for each prompt."""
+    with ExitStack() as stack:
+        file = None
+        if arguments.out is not None:
+            file = stack.enter_context(replacing(arguments.out, "completions", DataError))
+        for prompt, ids in zip(prompts, read, strict=True):
+            found = complete(
+                engine,
+                tokenizer,
+                ids,
+                **options(arguments),
+                log_probabilities=arguments.logprobs,
+                interruptible=True,
+            )
+            line = json.dumps(_object(tokenizer, prompt, found), ensure_ascii=False)
+            if file is None:
+                print(line, flush=True)
+            else:
+                file.write(f"{line}\n".encode())
+            if found.ended == "interrupt":
+                return 130
+    if arguments.out is not None:
+        print(f"{arguments.out}: {len(prompts)} completions")
+    return 0
+
+
+def _object(tokenizer: Tokenizer, prompt: Prompt, found: Completion) -> dict[str, Any]:
+    """Return what is told of a completion."""
+    line: dict[str, Any] = {
+        "prompt" if isinstance(prompt, str) else "messages": prompt,
+        "completion": found.text,
+        "ended": found.ended,
+        "prompt_tokens": found.prompt_tokens,
+        "tokens": len(found.drawn),
+    }
+    told = [_token(tokenizer, drawn) for drawn in found.drawn if drawn.log_probability <= 0]
+    return line | {"log_probabilities": told} if told else line
+
+
+def _token(tokenizer: Tokenizer, drawn: Drawn) -> dict[str, Any]:
+    def of(id: int, value: float) -> dict[str, Any]:
+        text = tokenizer.decode([id], special=True)
+        return {"id": id, "text": text, "log_probability": value}
+
+    told = of(drawn.id, drawn.log_probability)
+    return told | {"likeliest": [of(*each) for each in drawn.likeliest]}
 
 
 def _prompt(given: str) -> str:
@@ -97,20 +149,41 @@ def _prompt(given: str) -> str:
     return text
 
 
-def _ids(tokenizer: Tokenizer, prompt: str, *, chat: bool) -> list[int]:
+def _prompts(path: Path) -> Iterator[tuple[str, Prompt]]:
+    """Yield where each prompt of a file is, and the prompt. Raises DataError, with the line."""
+    if path.suffix in (".jsonl", ".json"):
+        found: Iterator[tuple[str, Prompt]] = jsonl.prompts(path)
+    else:
+        found = _texts(path)
+    empty = True
+    for each in found:
+        yield each
+        empty = False
+    if empty:
+        raise DataError(f"{path}: expected a prompt per line; got no line that is not blank")
+
+
+def _texts(path: Path) -> Iterator[tuple[str, Prompt]]:
+    for number, line in enumerate(read_bytes(path).split(b"\n"), 1):
+        try:
+            text = line.decode().removesuffix("\r")
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"{path}:{number}: not UTF-8 text: byte {error.object[error.start]:#04x}"
+            ) from None
+        if text.strip():
+            yield f"{path}:{number}", text
+
+
+def _ids(
+    engine: SequenceEngine[Any], tokenizer: Tokenizer, where: str, prompt: Prompt, chat: bool
+) -> list[int]:
     """Return the ids that the model is to read."""
-    if chat:
-        return tokenizer.encode_chat([{"role": "user", "content": prompt}])
-    ids = tokenizer.encode(prompt)
-    if tokenizer.add_eos and ids[-1] == tokenizer.eos:
-        ids.pop()  # the text goes on
+    if chat and isinstance(prompt, str):
+        prompt = [{"role": "user", "content": prompt}]
+    ids = prompt_ids(tokenizer, prompt)
+    if len(ids) > engine.context:
+        raise ConfigError(
+            f"{where}: it is {len(ids)} tokens long; the model sees at most {engine.context}"
+        )
     return ids
-
-
-def _speed(prompt: int, times: list[float]) -> str:
-    """Say how long the prompt took, and how fast tokens came after the first of them."""
-    if len(times) == 1:
-        return f"{prompt} tokens read, none written"
-    new = len(times) - 2
-    rate = f", {new / (times[-1] - times[1]):.1f} tokens/s" if new else ""
-    return f"{prompt} tokens read in {times[1] - times[0]:.2f} s, {len(times) - 1} written{rate}"

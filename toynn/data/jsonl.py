@@ -27,7 +27,7 @@ from toynn.data.text import BOM, Corpus, RandomWindows, spaced_windows
 from toynn.errors import DataError, ToynnError
 from toynn.reading import open_file
 
-__all__ = ["Dataset", "Encoder", "read", "read_all", "windows"]
+__all__ = ["Dataset", "Encoder", "prompts", "read", "read_all", "windows"]
 
 TRAIN, VALID, TEST = "train.jsonl", "valid.jsonl", "test.jsonl"
 FORMS = (("prompt", "completion"), ("messages",), ("text",))
@@ -164,6 +164,21 @@ def read_all(
     return reader.read(Path(path)), reader.notes
 
 
+def prompts(path: str | Path) -> Iterator[tuple[str, str | list[dict[str, Any]]]]:
+    """Yield where each prompt of a .jsonl file is, and the prompt: a text, or messages.
+
+    A line has the key "prompt", or "messages". Raises DataError, with file and line.
+    """
+    for line, row in _rows(Path(path)):
+        where = f"{path}:{line}"
+        if ("prompt" in row) == ("messages" in row):
+            raise DataError(f"{where}: expected prompt, or messages; got {_keys(row)}")
+        if "prompt" in row:
+            yield where, _string(where, row, "prompt")
+        else:
+            yield where, _checked_messages(where, row["messages"])
+
+
 def windows(corpus: Corpus, encoder: Encoder, seq: int, *, vocab_size: int) -> Dataset:
     """Return windows of seq tokens of a text, those of its last tenth for validation.
 
@@ -267,22 +282,7 @@ class _Reader:
         return [(self._begin(), False), (prompt, False), (answer, True), (self._end(), True)]
 
     def _messages(self, where: str, row: Mapping[str, Any]) -> Parts:
-        messages = row["messages"]
-        if not isinstance(messages, list) or not messages:
-            got = "an empty list" if messages == [] else _kind(messages)
-            raise DataError(f"{where}: messages: expected a list of messages; got {got}")
-        for index, message in enumerate(messages):
-            if not isinstance(message, dict):
-                raise DataError(
-                    f"{where}: message {index}: expected an object with role and content; "
-                    f"got {_kind(message)}"
-                )
-            for key in ("role", "content"):
-                if key not in message:
-                    raise DataError(
-                        f"{where}: message {index}: expected role and content; got {_keys(message)}"
-                    )
-                _string(f"{where}: message {index}", message, key, empty=key == "content")
+        messages = _checked_messages(where, row["messages"])
         self.roles.update(message["role"] for message in messages)
         try:
             return self.encoder.encode_turns(messages)
@@ -295,6 +295,26 @@ class _Reader:
 
     def _end(self) -> list[int]:
         return [] if self.encoder.eos is None else [self.encoder.eos]
+
+
+def _checked_messages(where: str, messages: Any) -> list[dict[str, Any]]:
+    """Return messages that each have a role and a content."""
+    if not isinstance(messages, list) or not messages:
+        got = "an empty list" if messages == [] else _kind(messages)
+        raise DataError(f"{where}: messages: expected a list of messages; got {got}")
+    for index, message in enumerate(messages):
+        if not isinstance(message, dict):
+            raise DataError(
+                f"{where}: message {index}: expected an object with role and content; "
+                f"got {_kind(message)}"
+            )
+        for key in ("role", "content"):
+            if key not in message:
+                raise DataError(
+                    f"{where}: message {index}: expected role and content; got {_keys(message)}"
+                )
+            _string(f"{where}: message {index}", message, key, empty=key == "content")
+    return messages
 
 
 def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from toynn import engines
+from toynn.completion import complete
 from toynn.errors import ConfigError
 from toynn.evaluation.choices import beginning, log_likelihood
 from toynn.evaluation.scores import losses, read
 from toynn.formats import adapters, gguf
 from toynn.formats.tokenizer import Tokenizer
-from toynn.generate import generate
 
 __all__ = ["Requests", "lm_class"]
 
@@ -72,21 +72,16 @@ class Requests:
         room = int(options.get("max_gen_toks", MAX_TOKENS))
         ids = self.tokenizer.encode(context) or [beginning(self.tokenizer)]
         ids = ids[-max(self.engine.context - room, self.engine.context // 2, 1) :]
-        tokens = generate(
+        found = complete(
             self.engine,
+            self.tokenizer,
             ids,
             room,
             temperature=float(options.get("temperature", 1.0)) if sampled else 0.0,
             top_p=float(options.get("top_p", 1.0)),
-            stop=self.tokenizer.eog,
+            stop=ends,
         )
-        stream, text = self.tokenizer.stream(), ""
-        for token in tokens:
-            text += stream.push(token)
-            if any(end in text for end in ends):
-                break
-        text += stream.end()
-        return text[: min((text.find(end) for end in ends if end in text), default=None)]
+        return found.text
 
 
 @cache

@@ -26,6 +26,7 @@ from toynn.formats.adapters.adapter import (
     check,
     is_embedding,
 )
+from toynn.formats.adapters.combine import METHODS, combine
 from toynn.formats.adapters.gguf_file import read_gguf, write_gguf
 from toynn.formats.adapters.peft import CONFIG, WEIGHTS, read_peft
 from toynn.formats.adapters.peft_writer import write_peft
@@ -33,10 +34,12 @@ from toynn.formats.adapters.peft_writer import write_peft
 __all__ = [
     "LORA_A",
     "LORA_B",
+    "METHODS",
     "Adapter",
     "Base",
     "base_metadata",
     "check",
+    "combine",
     "load",
     "merge",
     "write_gguf",

@@ -1,0 +1,124 @@
+"""``toynn chat``: turns by the template, what was read is not read again."""
+
+import io
+import sys
+
+import numpy as np
+import pytest
+from lora_bases import config
+from vocabs import CONTROL, bpe_file
+
+import toynn
+from toynn import completion
+from toynn.cli import main
+from toynn.engines import LlamaSeqEngine
+from toynn.engines.decoding import Decoder
+from toynn.engines.files import passed_on
+from toynn.formats import gguf
+from toynn.formats.tokenizer import Tokenizer
+from toynn.generate import Drawn
+from toynn.sampling import Sampling
+
+TEMPLATE = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+ROLES = ("system", "user", "assistant")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("chat")
+    specials = [(f"<|{name}|>", CONTROL) for name in (*ROLES, "im_end")]
+    bpe_file(folder / "vocab.gguf", specials=specials, keys={"tokenizer.chat_template": TEMPLATE})
+    with gguf.open(folder / "vocab.gguf", check=False) as file:
+        engine = LlamaSeqEngine()
+        sizes = config("llama", vocab=len(file.metadata["tokenizer.ggml.tokens"]), context=40)
+        engine.realize_for_random_init(sizes, toynn.RecipeOptions())
+        engine._carried = passed_on(file)
+    engine.export_gguf(folder / "model.gguf")
+    return str(folder / "model.gguf")
+
+
+@pytest.fixture
+def talk(model, monkeypatch, capsys):
+    """Say lines to a model that answers "ok"; return what it was asked, and what was printed."""
+    tokenizer = Tokenizer.from_gguf(model)
+    ok = tokenizer.encode("ok")
+
+    def talk(*said, flags=(), answers=True):
+        asked = []
+
+        def drawn(engine, ids, max_tokens, sampling, **options):
+            asked.append(tokenizer.decode(ids, special=True))
+            return (Drawn(token, np.nan, ()) for token in ok)
+
+        if answers:
+            monkeypatch.setattr(completion, "draw", drawn)
+        text = "".join(f"{line}\n" for line in said).encode()
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
+        assert main(["chat", "--model", model, *flags]) == 0
+        return asked, capsys.readouterr()
+
+    return talk
+
+
+def test_turns_are_written_by_the_template(talk):
+    asked, printed = talk("hi", "", "again", flags=["--system", "be kind"])
+    begin = "<|system|>be kind<|im_end|><|user|>hi<|im_end|><|assistant|>"
+    assert asked == [begin, f"{begin}ok<|im_end|><|user|>again<|im_end|><|assistant|>"]
+    assert printed.out == "ok\nok\n"
+
+
+def test_commands(talk, tmp_path):
+    (tmp_path / "system.txt").write_text("be kind\n")
+    asked, _ = talk("a", "b", "/undo", "c", "/clear", "d", "/exit", "e")
+    turn = "<|user|>{}<|im_end|><|assistant|>".format
+    assert asked == [
+        turn("a"),
+        turn("a") + "ok<|im_end|>" + turn("b"),
+        turn("a") + "ok<|im_end|>" + turn("c"),
+        turn("d"),
+    ]
+    asked, _ = talk("a", "/clear", "b", flags=["--system", f"@{tmp_path / 'system.txt'}"])
+    assert asked[1] == "<|system|>be kind<|im_end|>" + turn("b")
+
+
+def test_the_oldest_turns_are_forgotten_and_it_is_said(talk):
+    asked, printed = talk(*["one two three"] * 5, flags=["--system", "x"])
+    assert all(text.startswith("<|system|>x<|im_end|><|user|>one") for text in asked)
+    assert asked[-1].count("<|user|>") < 5
+    assert "messages are forgotten: the model sees 40 tokens" in printed.err
+
+
+def test_a_conversation_is_read_once(talk, model, monkeypatch):
+    read = []
+    whole = Decoder.read
+
+    def watched(self, ids):
+        read.append((self.past, len(list(ids))))
+        return whole(self, ids)
+
+    monkeypatch.setattr(Decoder, "read", watched)
+    x = Tokenizer.from_gguf(model).encode("x")
+    monkeypatch.setattr(Sampling, "pick", lambda *_: x[0])
+    _, printed = talk("a", "b", flags=["--max-tokens", "1"], answers=False)
+    assert printed.out == "x\nx\n"
+    (begin, first), (past, second) = read
+    # what is new: x <|im_end|> <|user|> b <|im_end|> <|assistant|>
+    assert (begin, first, past, second) == (0, 4, 4, 6)
+
+
+def test_what_cannot_be(talk, model, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"x" * 300 + b"\n")))
+    assert main(["chat", "--model", model]) == 2
+    assert "tokens long; the model sees at most 40" in capsys.readouterr().err
+    with gguf.open(model) as file:
+        metadata = {key: (value, file.types[key]) for key, value in file.metadata.items()}
+        metadata.pop("tokenizer.chat_template")
+        tensors = {name: (np.array(file[name]), "f32") for name in file}
+        gguf.write(tmp_path / "plain.gguf", metadata, tensors)
+    assert main(["chat", "--model", str(tmp_path / "plain.gguf")]) == 2
+    assert "tokenizer.chat_template: missing" in capsys.readouterr().err
+    assert main(["chat", "--model", model, "--system", f"@{tmp_path / 'none'}"]) == 2
+    assert "none: cannot read" in capsys.readouterr().err

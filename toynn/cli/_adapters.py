@@ -1,0 +1,65 @@
+"""``--adapter PATH[:WEIGHT] ...``: one adapter of a model, or several that are added up."""
+
+import math
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from toynn.errors import ConfigError
+from toynn.formats import adapters
+from toynn.formats.adapters import Adapter
+from toynn.formats.gguf import GGUFFile
+
+__all__ = ["Weighted", "add_adapters", "combined", "weighted"]
+
+HELP = (
+    "adapters of the model: .gguf files, or folders that PEFT wrote; of several the sum is used, "
+    "each as it is or, as a.gguf:0.5, times a number"
+)
+
+
+class Weighted(NamedTuple):
+    """An adapter's path, and what it counts."""
+
+    path: Path
+    weight: float
+
+
+def weighted(text: str) -> Weighted:
+    """Parse PATH or PATH:WEIGHT."""
+    path, colon, number = text.rpartition(":")
+    if not colon or Path(text).exists():
+        return Weighted(Path(text), 1.0)
+    try:
+        weight = float(number)
+    except ValueError:
+        return Weighted(Path(text), 1.0)
+    if not math.isfinite(weight):
+        raise ConfigError(f"--adapter {text}: expected a finite number behind the colon")
+    return Weighted(Path(path), weight)
+
+
+def add_adapters(parser: ArgumentParser, *, required: bool = False) -> None:
+    """Add --adapter, which takes several and may be given several times."""
+    parser.add_argument(
+        "--adapter",
+        type=weighted,
+        nargs="+",
+        action="extend",
+        required=required,
+        metavar="PATH[:WEIGHT]",
+        help=HELP,
+    )
+
+
+def combined(
+    given: Sequence[Weighted] | None, base: GGUFFile | None, method: str = "cat"
+) -> Adapter | None:
+    """Return the adapter that all together are; None where none is given."""
+    if not given:
+        return None
+    found = [adapters.load(each.path, base) for each in given]
+    if len(found) == 1 and given[0].weight == 1:
+        return found[0]
+    return adapters.combine(found, [each.weight for each in given], method)  # type: ignore[arg-type]

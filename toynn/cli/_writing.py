@@ -1,0 +1,84 @@
+"""What ``toynn generate`` and ``toynn chat`` share: the model, how tokens are drawn, the flags."""
+
+import time
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import Any
+
+import toynn
+from toynn import engines
+from toynn.cli._adapters import add_adapters, combined
+from toynn.cli._numbers import real, whole
+from toynn.cli._paths import text_model
+from toynn.cli._run_flags import THREADS
+from toynn.engines import SequenceEngine
+from toynn.formats import gguf
+from toynn.formats.tokenizer import Tokenizer
+
+__all__ = ["Clock", "add_flags", "opened", "options"]
+
+#: Flag, kind, default, meaning, name among the arguments of ``complete``.
+DRAWING = (
+    ("--max-tokens", whole(1), 256, "end after so many new tokens", "max_tokens"),
+    ("--temp", real(0), 0.8, "temperature; 0 takes the likeliest token", "temperature"),
+    ("--top-k", whole(0), 0, "draw from the K likeliest tokens; 0: from all", "top_k"),
+    ("--top-p", real(0, 1, above=True), 1.0, "draw from the likeliest that make up P", "top_p"),
+    ("--min-p", real(0, 1), 0.0, "only from those P times as likely as the likeliest", "min_p"),
+    (
+        "--repeat-penalty",
+        real(0, above=True),
+        1.0,
+        "divide the logits of tokens that came lately",
+        "repeat_penalty",
+    ),
+    ("--repeat-last-n", whole(0), 64, "how many tokens that are", "repeat_last_n"),
+    ("--seed", whole(0), 0, "of the draws", "seed"),
+)
+
+
+def add_flags(parser: ArgumentParser) -> None:
+    """Add the flags of a model, and of how it writes."""
+    model = "a .gguf file, or the folder of a run of `toynn train`"
+    parser.add_argument("-m", "--model", type=Path, required=True, metavar="PATH", help=model)
+    add_adapters(parser)
+    for name, kind, default, meaning, _ in DRAWING:
+        names = ("-n", name) if name == "--max-tokens" else (name,)
+        help_ = f"{meaning} (default {default})"
+        parser.add_argument(*names, type=kind, default=default, metavar="N", help=help_)
+    stop = "end where the model writes this text, and leave it out; may be given several times"
+    parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help=stop)
+    THREADS.add_to(parser)
+
+
+def options(arguments: Namespace) -> dict[str, Any]:
+    """Return the arguments of ``toynn.completion.complete`` that the flags are."""
+    given = {name: getattr(arguments, flag[2:].replace("-", "_")) for flag, *_, name in DRAWING}
+    return given | {"stop": arguments.stop}
+
+
+def opened(arguments: Namespace) -> tuple[Tokenizer, SequenceEngine[Any]]:
+    """Return the tokenizer and the model, with its adapters."""
+    if arguments.threads is not None:
+        toynn.set_num_threads(arguments.threads)
+    with gguf.open(text_model(arguments.model)) as file:
+        tokenizer = Tokenizer.from_gguf(file)
+        return tokenizer, engines.frozen(file, combined(arguments.adapter, file))
+
+
+class Clock:
+    """When pieces of a text came; ``tick`` says that one did."""
+
+    def __init__(self) -> None:
+        self._times = [time.perf_counter()]
+
+    def tick(self) -> None:
+        """Note the time."""
+        self._times.append(time.perf_counter())
+
+    def speed(self, prompt: int, tokens: int) -> str:
+        """Say how long the prompt took, and how fast tokens came after the first of them."""
+        times = self._times
+        if len(times) == 1 or not tokens:
+            return f"{prompt} tokens read, none written"
+        rate = f", {(tokens - 1) / (times[-1] - times[1]):.1f} tokens/s" if tokens > 1 else ""
+        return f"{prompt} tokens read in {times[1] - times[0]:.2f} s, {tokens} written{rate}"

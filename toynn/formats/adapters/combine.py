@@ -1,0 +1,104 @@
+"""Several adapters of one model as one.
+
+    cat:     sum_i w_i s_i B_i A_i = [B_1 ... B_n] [c_1 A_1; ...; c_n A_n],  c_i = w_i s_i r / alpha
+    linear:  (sum_i sqrt|w_i s_i| B_i) (sum_i +-sqrt|w_i s_i| A_i), which is not that sum
+
+Here w is what an adapter counts, s its own scale. "cat" is exact, and its rank the sum of ranks;
+"linear" keeps the rank, has products of one's A with another's B in it, and is what many call a
+merge. Source: PEFT's add_weighted_adapter, combination types cat and linear.
+"""
+
+import os
+from collections.abc import Sequence
+from math import copysign, isfinite, sqrt
+from typing import Literal, NamedTuple, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toynn.errors import AdapterError, ConfigError
+from toynn.formats.adapters.adapter import LORA_A, LORA_B, Adapter, is_embedding
+
+__all__ = ["METHODS", "Method", "combine"]
+
+Floats = NDArray[np.float32]
+Method = Literal["cat", "linear"]
+METHODS: tuple[str, ...] = get_args(Method)
+
+
+class _Pair(NamedTuple):
+    a: Floats  # (r, in)
+    b: Floats  # (out, r)
+    scale: float
+
+
+def combine(
+    adapters: Sequence[Adapter], weights: Sequence[float], method: Method = "cat"
+) -> Adapter:
+    """Return one adapter that adds what all add, each times its weight. See the module.
+
+    Raises AdapterError for adapters of different architectures, and, with "linear", of different
+    ranks; ConfigError for weights that are no numbers, or not as many.
+    """
+    if method not in METHODS:
+        raise ConfigError(f"combine: method must be one of {', '.join(METHODS)}; got {method!r}")
+    if not adapters or len(adapters) != len(weights) or not all(map(isfinite, weights)):
+        raise ConfigError(
+            f"combine: expected a finite weight for each of {len(adapters)} adapters, at least "
+            f"one; got {list(weights)}"
+        )
+    first = adapters[0]
+    for other in adapters[1:]:
+        if other.architecture != first.architecture:
+            raise AdapterError(
+                f"{os.fspath(other.path)}: expected an adapter of a {first.architecture}, as "
+                f"{os.fspath(first.path)} is; got one of a {other.architecture}"
+            )
+    names = list(dict.fromkeys(weight for adapter in adapters for weight in adapter.pairs))
+    join = _concatenated if method == "cat" else _linear
+    found = {name: join(name, _pairs(name, adapters, weights)) for name in names}
+    # One alpha must say all scales: that of the rank that most pairs have; B takes up the rest.
+    ranks = [pair.a.shape[0] for pair in found.values()]
+    alpha = float(max(set(ranks), key=lambda rank: (ranks.count(rank), rank)))
+    tensors: dict[str, Floats] = {}
+    for name, (a, b, scale) in found.items():
+        b = b * np.float32(scale * a.shape[0] / alpha)
+        turned = is_embedding(name)
+        tensors[name + LORA_A] = np.ascontiguousarray(a.T if turned else a, np.float32)
+        tensors[name + LORA_B] = np.ascontiguousarray(b, np.float32)
+    path = " + ".join(os.fspath(adapter.path) for adapter in adapters)
+    return Adapter(first.architecture, alpha, tensors, False, first.metadata, path)
+
+
+def _pairs(name: str, adapters: Sequence[Adapter], weights: Sequence[float]) -> list[_Pair]:
+    """Return A, B and scale of a matrix in each adapter that has it, all turned alike."""
+    found = []
+    for adapter, weight in zip(adapters, weights, strict=True):
+        if name in adapter.pairs:
+            a, b = adapter.pairs[name]
+            scale = weight * adapter.scale(name)
+            found.append(_Pair(a.T if is_embedding(name) else a, b, scale))
+    shapes = {(pair.a.shape[1], pair.b.shape[0]) for pair in found}
+    if len(shapes) > 1:
+        raise AdapterError(f"combine: {name}: expected adapters of one matrix; got {shapes}")
+    return found
+
+
+def _concatenated(name: str, pairs: Sequence[_Pair]) -> _Pair:
+    a = np.concatenate([pair.a * np.float32(pair.scale) for pair in pairs])
+    return _Pair(a, np.concatenate([pair.b for pair in pairs], axis=1), 1.0)
+
+
+def _linear(name: str, pairs: Sequence[_Pair]) -> _Pair:
+    ranks = sorted({pair.a.shape[0] for pair in pairs})
+    if len(ranks) > 1:
+        raise AdapterError(
+            f"combine: {name}: linear needs adapters of one rank; got {', '.join(map(str, ranks))}:"
+            f" combine them by cat"
+        )
+    roots = [sqrt(abs(pair.scale)) for pair in pairs]
+    a = sum(
+        pair.a * np.float32(copysign(r, pair.scale)) for pair, r in zip(pairs, roots, strict=True)
+    )
+    b = sum(pair.b * np.float32(root) for pair, root in zip(pairs, roots, strict=True))
+    return _Pair(np.asarray(a), np.asarray(b), 1.0)

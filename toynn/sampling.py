@@ -1,0 +1,138 @@
+"""Which token comes next: a draw from what a model expects, once some of it is left out.
+
+    penalty     logit <- logit / c where logit > 0, else logit c     for tokens that came lately
+    p = softmax(logits / temperature)    over the tokens that top_k, top_p and min_p leave
+
+The order is that of transformers: penalty, temperature, top_k, top_p, min_p; llama.cpp applies the
+temperature last. Sources: Keskar et al. 2019, arXiv:1909.05858 (penalty); Holtzman et al. 2019,
+arXiv:1904.09751 (top_p); Nguyen et al. 2024, arXiv:2407.01082 (min_p).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isfinite
+from numbers import Real
+from operator import index
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toynn.errors import ConfigError, NonFiniteError
+
+__all__ = ["Sampling", "log_softmax"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How tokens are drawn. Raises ConfigError for values out of range.
+
+    Attributes
+    ----------
+    temperature
+        0 takes the likeliest token; otherwise the logits are divided by it.
+    top_k
+        Only the k likeliest tokens take part; 0: all do.
+    top_p
+        Of those only the likeliest that together have a probability of at least top_p.
+    min_p
+        Of those only the ones that are at least min_p times as likely as the likeliest.
+    repeat_penalty
+        What logits of tokens that came lately are divided by; 1: nothing happens to them.
+    repeat_last_n
+        How many tokens of the sequence, the prompt's too, count as lately.
+    """
+
+    temperature: float = 0.8
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repeat_penalty: float = 1.0
+    repeat_last_n: int = 64
+
+    def __post_init__(self) -> None:
+        for name in ("top_k", "repeat_last_n"):
+            value = getattr(self, name)
+            _require(_is_whole(value) and value >= 0, name, "a whole number, 0 or above", value)
+        t, p = self.temperature, self.top_p
+        _require(_is_finite(t) and t >= 0, "temperature", "a number, 0 or above", t)
+        _require(_is_finite(p) and 0 < p <= 1, "top_p", "above 0 and at most 1", p)
+        p, c = self.min_p, self.repeat_penalty
+        _require(_is_finite(p) and 0 <= p <= 1, "min_p", "at least 0 and at most 1", p)
+        _require(_is_finite(c) and c > 0, "repeat_penalty", "a number above 0", c)
+
+    def pick(
+        self, logits: NDArray[np.float32], before: Sequence[int], random: np.random.Generator
+    ) -> int:
+        """Return the token drawn from logits (V,) behind the tokens before.
+
+        Raises NonFiniteError where the logits are not finite.
+        """
+        if not np.isfinite(logits).all():
+            raise NonFiniteError(
+                "generate: the model's logits are not finite: its weights may be bad"
+            )
+        logits = self._penalized(logits, before)
+        if self.temperature == 0:
+            return int(logits.argmax())
+        ids, p = self.distribution(logits)
+        return int(random.choice(ids, p=p))
+
+    def _penalized(self, logits: NDArray[np.float32], before: Sequence[int]) -> NDArray[np.float32]:
+        if self.repeat_penalty == 1 or not self.repeat_last_n or not before:
+            return logits
+        ids = np.unique(np.asarray(before[-self.repeat_last_n :]))
+        logits, penalty = logits.copy(), np.float32(self.repeat_penalty)
+        found = logits[ids]
+        logits[ids] = np.where(found > 0, found / penalty, found * penalty)
+        return logits
+
+    def distribution(
+        self, logits: NDArray[np.float32]
+    ) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+        """Return the tokens that take part, and their probabilities, at a temperature above 0.
+
+        Of equally likely ones at its edge top_k keeps all, top_p those of the lower ids.
+        """
+        ids = np.arange(len(logits))
+        if 0 < self.top_k < len(logits):
+            ids = np.flatnonzero(logits >= np.partition(logits, -self.top_k)[-self.top_k])
+        scores = logits[ids].astype(np.float64)
+        with np.errstate(over="ignore", under="ignore"):  # e^-infinity is 0
+            p = np.exp((scores - scores.max()) / self.temperature)
+        p /= p.sum()
+        if self.top_p < 1:
+            # Most tokens need no sorting: those below this bound have less than 1 - top_p together.
+            likely = np.flatnonzero(p >= (1 - self.top_p) / len(p))
+            order = likely[np.argsort(-p[likely], kind="stable")]
+            before = np.cumsum(p[order]) - p[order]  # of the tokens that are likelier
+            order = order[before < self.top_p]
+            ids, p = ids[order], p[order] / p[order].sum()
+        if self.min_p > 0:
+            kept = p >= self.min_p * p.max()
+            ids, p = ids[kept], p[kept] / p[kept].sum()
+        return ids, p
+
+
+def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Return log probabilities (V,) of logits (V,), in nats, at temperature 1."""
+    scores = logits.astype(np.float64)
+    scores -= scores.max()
+    scores -= np.log(np.exp(scores).sum())
+    return scores
+
+
+def _is_whole(value: object) -> bool:
+    try:
+        index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return False
+    return not isinstance(value, bool)
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, Real) and isfinite(value)
+
+
+def _require(holds: bool, name: str, needed: str, got: object) -> None:
+    if not holds:
+        raise ConfigError(f"generate: {name} must be {needed}; got {got}")
