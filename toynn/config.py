@@ -35,6 +35,7 @@ def describe() -> dict[str, str]:
         "precision auto": "{}: {}".format(*automatic_precision()),
         **{f"{precision} multiplies in": how for precision, how in _products().items()},
         "backends": ", ".join(backends.available()),
+        **{f"  not {name}": why for name, why in backends.unavailable().items()},
     }
 
 

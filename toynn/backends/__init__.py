@@ -1,7 +1,8 @@
 """Backends by name. Nothing outside this package asks which one is in use.
 
 A backend is a folder here, whose ``create(n_threads)`` returns one (see protocol.py), or raises
-BackendUnavailable and says why; or whatever ``register`` was told of.
+BackendUnavailable and says why; or whatever ``register`` was told of. A folder whose backend is not
+on every machine has ``missing()`` too, which says why it is not on this one, or None.
 """
 
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from pkgutil import iter_modules
 from toynn.backends.protocol import Backend
 from toynn.errors import BackendUnavailable, ConfigError
 
-__all__ = ["available", "get", "register"]
+__all__ = ["available", "get", "register", "unavailable"]
 
 _registered: dict[str, Callable[[int | None], Backend]] = {}
 _folders = sorted(module.name for module in iter_modules(__path__) if module.ispkg)
@@ -19,14 +20,24 @@ _folders = sorted(module.name for module in iter_modules(__path__) if module.isp
 
 def register(name: str, create: Callable[[int | None], Backend]) -> None:
     """Make a backend known by a name; ``create`` is told how many threads it may use, or None."""
-    if name in available():
+    if name in _folders or name in _registered:
         raise ConfigError(f"backend {name!r}: there is one of that name; give this another")
     _registered[name] = create
 
 
 def available() -> list[str]:
-    """Names of the backends that there are."""
-    return [*_folders, *_registered]
+    """Names of the backends that there are on this machine."""
+    return [*(name for name in _folders if name not in unavailable()), *_registered]
+
+
+def unavailable() -> dict[str, str]:
+    """Return why this machine lacks a backend that toynn has, by name."""
+    found = {}
+    for name in _folders:
+        missing = getattr(import_module(f"{__name__}.{name}"), "missing", None)
+        if missing is not None and (why := missing()) is not None:
+            found[name] = why
+    return found
 
 
 def get(name: str, n_threads: int | None = None) -> Backend:

@@ -1,0 +1,35 @@
+"""The text of the shaders: one library for each op, compiled when a program first needs it."""
+
+from importlib.resources import files
+
+from toynn.backends.metal.arguments import declaration, entries
+
+__all__ = ["has", "source"]
+
+_KERNELS = files(__package__) / "kernels"
+
+
+def has(op: str) -> bool:
+    """Whether there is a file of shaders for an op."""
+    return (_KERNELS / f"{op}.metal").is_file()
+
+
+def source(op: str, simdgroups: bool) -> str:
+    """Return what the device compiles for an op: helpers, structs of arguments, its file.
+
+    ``simdgroups``: the device has the functions of simdgroups, so the variants with them.
+    """
+    return "".join(
+        (
+            f"#define TOYNN_SIMDGROUPS {int(simdgroups)}\n",
+            _file("common"),
+            '#line 1 "arguments"\n',
+            *(declaration(op, entry) for entry in entries(op)),
+            _file(op),
+        )
+    )
+
+
+def _file(name: str) -> str:
+    text = (_KERNELS / f"{name}.metal").read_text(encoding="utf-8")
+    return f'#line 1 "{name}.metal"\n{text}\n'
