@@ -109,7 +109,7 @@ def has_avx512_bf16():
 
 
 def maker():
-    """Who made this CPU, in its own 12 letters, and the number of its family; ("", 0) if unknown."""
+    """Who made this CPU, in its own 12 letters, and its family number; ("", 0) if unknown."""
     cdef char vendor[13]
     cdef int family = tn_family(vendor)
     return vendor.decode("ascii", "replace"), family
