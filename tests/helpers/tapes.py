@@ -225,6 +225,12 @@ def separate(net, heads, kv_heads, causal):
     )  # fmt: skip
 
 
+def attention_with_limits(net):
+    q, k, v = (net.activation(n * 4) for n in (2, 1, 1))
+    limits = {"window": 2, "cap": 0.7, "scale": 2.0}
+    return ops.attention(net.s, q, k, v, batch=B, n_heads=2, n_kv_heads=1, **limits)
+
+
 def attention_of_one(net):
     x = net.activation()
     return ops.attention(net.s, x, x, x, batch=1, n_heads=2)
@@ -324,6 +330,7 @@ TAPES = {
     "class-token-on-computed-positions": (class_token_on_computed_positions,),
     "frozen-class-token": (frozen_class_token,),
     "attention-of-one": (attention_of_one,),
+    "attention-with-limits": (attention_with_limits,),
     "attention-of-parameters": (attention_of_parameters,),
     "attention-in-segments": (attention_in_segments,),
     "frozen-keys": (frozen_keys,),

@@ -166,16 +166,75 @@ def test_segments_are_checked_when_they_are_uploaded():
         s.upload(first, good)
 
 
+# -- Windows and caps ----------------------------------------------------------------------------
+
+
+def test_blocks_behind_a_window_are_not_looked_at():
+    """So time is linear in the length: what is not seen could be anything, even NaN."""
+    q, k, v, do = normal(4, 640, D)
+    last = slice(512, None)  # the queries that see no key before 512 - 64
+    k[:448] = v[:448] = np.nan
+    lse, delta = np.empty((2, 1, 1, 640), np.float32)
+    o, dq, dk, dv = np.empty((4, 640, D), np.float32)
+    attention.forward(o, lse, q, k, v, window=64)
+    attention.backward(dq, dk, dv, delta, do, o, lse, q, k, v, window=64)
+    for x in (o[last], dq[last], dk[last], dv[last]):
+        assert np.isfinite(x).all()
+
+
+def test_a_window_as_long_as_the_sequence_hides_nothing():
+    q, k, v, do = normal(4, B * T, H * D)
+    expected = backward(q, k, v, do, None, B)
+    for got, wanted in zip(backward(q, k, v, do, None, B, window=T), expected, strict=True):
+        assert got.tobytes() == wanted.tobytes()
+
+
+def test_a_cap_bounds_scores_of_any_size():
+    q, k, v = normal(3, B * T, H * D)
+    o, lse = np.empty_like(q), np.empty((B, H, T), np.float32)
+    attention.forward(o, lse, q, k, v, scale=1e6, cap=3.0)
+    assert np.abs(lse - np.log(np.arange(1, T + 1))).max() <= 3 + 1e-6
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        ({"window": -1}, "got -1"),
+        (
+            {"window": 3, "causal": False},
+            "window is how many keys a row sees, .* and causal; got 3",
+        ),
+        ({"cap": -1.0}, "cap must be a number above 0, or 0 for none; got -1.0"),
+        ({"cap": np.nan}, "got nan"),
+    ],
+)
+def test_windows_and_caps_that_mean_nothing_are_refused(limits, message):
+    q, k, v, o = normal(4, B * T, H * D)
+    with pytest.raises(ValueError, match=rf"attention\.forward: .*{message}"):
+        attention.forward(o, normal(B, H, T), q, k, v, **limits)
+    if "causal" in limits:
+        s = Session()
+        x = s.input("x", (B * T, H * D))
+        with pytest.raises(ShapeError, match="a causal window of keys"):
+            ops.attention(s, x, x, x, batch=B, n_heads=H, **limits)
+        return
+    rows = (normal(B * 2, H * D) for _ in range(4))
+    past = np.zeros(B, np.int32)
+    with pytest.raises(ValueError, match=rf"cached_attention\.forward: .*{message}"):
+        cached_attention.forward(next(rows), normal(*KC), normal(*VC), *rows, past, **limits)
+
+
 # -- Over a cache --------------------------------------------------------------------------------
 
 KC, VC = ops.KVCache.shapes(B, H, D, 100)  # rounded up to 128 rows
 
 
-def test_a_cache_that_is_filled_piece_by_piece():
+@pytest.mark.parametrize("limits", [{}, {"window": 5}, {"window": 30, "cap": 0.5}])
+def test_a_cache_that_is_filled_piece_by_piece(limits):
     """Any pieces give what attention over whole sequences gives."""
     q, k, v = normal(3, B, T, H * D)
     whole, lse = np.empty((B * T, H * D), np.float32), np.empty((B, H, T), np.float32)
-    attention.forward(whole, lse, *(x.reshape(B * T, H * D) for x in (q, k, v)))
+    attention.forward(whole, lse, *(x.reshape(B * T, H * D) for x in (q, k, v)), **limits)
     expected = whole.reshape(B, T, H * D)
     for pieces in ([T], [1] * T, [1, 63, 2, 1, 3], [30, 40]):
         kc, vc, start = np.full(KC, np.nan, np.float32), np.full(VC, np.nan, np.float32), 0
@@ -184,7 +243,7 @@ def test_a_cache_that_is_filled_piece_by_piece():
             o = np.empty((B * length, H * D), np.float32)
             new = [np.ascontiguousarray(x[:, rows]).reshape(o.shape) for x in (q, k, v)]
             past = np.full(B, start, np.int32)
-            cached_attention.forward(o, kc, vc, *new, past, n_threads=2)
+            cached_attention.forward(o, kc, vc, *new, past, n_threads=2, **limits)
             got = o.reshape(B, length, H * D)
             np.testing.assert_allclose(got, expected[:, rows], rtol=1e-5, atol=1e-6)
             start += length

@@ -60,10 +60,12 @@ def run(op, call, shape, accumulate=False):
     places, end = {}, 0
     for key, array in arrays.items():
         places[key], end = Place("arena", end), end + aligned(array.nbytes)
-    sizes = {"precision": 0, "type": 0} | shape | call.options | call.sizes
+    sizes = {"precision": 0, "type": 0, "window": 0, "cap": 0}
+    sizes |= shape | call.options | call.sizes
     if "attention" in op:
         H, KV, D = (sizes[key] for key in ("H", "KV", "D"))
-        sizes |= {"ldq": H * D, "ldk": KV * D, "ldv": KV * D, "scale": 1 / math.sqrt(max(D, 1))}
+        sizes |= {"ldq": H * D, "ldk": KV * D, "ldv": KV * D}
+        sizes["scale"] = call.options.get("scale", 1 / math.sqrt(max(D, 1)))
     sizes |= {"type": shape.get("type", 0), "activation": shape.get("activation", 0)}
     launch = Launch(
         *("F", name, {key: places.get(key) for key in signature.tensors}),

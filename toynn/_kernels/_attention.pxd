@@ -4,9 +4,10 @@ The formulas are at the top of attention.pyx. Pointers are at row 0 of the seque
 column of the head; i is the first query of a block and j its first key. Keys of a cache are
 transposed within blocks: cached_attention.pyx says how, and why.
 """
+from libc.float cimport FLT_MAX
 from libc.math cimport INFINITY, logf
 
-from toynn._kernels._common cimport LANES, exp_
+from toynn._kernels._common cimport LANES, exp_, tanh_
 from toynn._kernels._gemm cimport multiply, multiply_panels
 from toynn._kernels._panels cimport (
     KC, NR, Operand, V, aligned, blocks_of, floats_at, pack, panel_floats, panel_start, panels,
@@ -27,10 +28,13 @@ cdef struct Sizes:
     Py_ssize_t B, T, H, KV, D
     Py_ssize_t S     # keys
     Py_ssize_t past  # keys before that of the first query; causal only
+    Py_ssize_t window  # how many keys a query sees, its own the last; 0: all. causal only
+    Py_ssize_t hidden  # first keys that no query sees, fewer than BLOCK; not causal only
     Py_ssize_t ldq, ldk, ldv, ldo  # floats from one row to the next
     bint causal
     bint cached  # k[j,d] is at j // BLOCK * BLOCK * D + d * BLOCK + j % BLOCK, and ldk = D
     float scale
+    float cap    # of scaled scores; 0: none
     bint pairs   # factors of products are rounded to bfloat16, and packed in pairs
 
 
@@ -121,6 +125,19 @@ cdef inline Py_ssize_t _seen(
     return max(0, min(columns, s.past + query + 1 - j)) if s.causal else columns
 
 
+cdef inline Py_ssize_t _unseen(
+    const Sizes* s, Py_ssize_t query, Py_ssize_t j, Py_ssize_t columns
+) noexcept nogil:
+    """How many of the keys j .. j + columns - 1 lie before those that a query sees."""
+    cdef Py_ssize_t low = s.past + query + 1 - s.window if s.window > 0 else s.hidden
+    return max(0, min(columns, low - j))
+
+
+cdef inline Py_ssize_t first_key(const Sizes* s, Py_ssize_t query) noexcept nogil:
+    """Where the first block of keys begins that a query sees any of."""
+    return max(0, s.past + query + 1 - s.window) // BLOCK * BLOCK if s.window > 0 else 0
+
+
 cdef inline Py_ssize_t _reach(
     const Sizes* s, Py_ssize_t i, Py_ssize_t rows, Py_ssize_t r, Py_ssize_t j, Py_ssize_t columns
 ) noexcept nogil:
@@ -178,6 +195,28 @@ cdef inline void _add_columns(
         _multiply(y + first * ldy, ldy, s, a, b, rows - above, add)
 
 
+cdef inline void _cap_scores(float* p, float* slope, int n, float scale, float cap) noexcept nogil:
+    """p = cap tanh(scale p / cap) of n keys, to a whole register; slope: 1 - tanh^2."""
+    cdef int c
+    cdef float factor = scale / cap
+    for c in range(_whole(n)):
+        p[c] = cap * tanh_(factor * p[c], &slope[c])
+
+
+cdef inline void _multiply_rows(float* x, const float* y, int n) noexcept nogil:
+    """x = x y of n keys, to a whole register."""
+    cdef int c
+    for c in range(_whole(n)):
+        x[c] *= y[c]
+
+
+cdef inline void _hide(float* p, Py_ssize_t n, float value) noexcept nogil:
+    """Give the first n keys, which are not seen, a value."""
+    cdef Py_ssize_t c
+    for c in range(n):
+        p[c] = value
+
+
 cdef inline void _scale_scores(float* p, int seen, int n, float scale) noexcept nogil:
     """p = scale p for keys that are seen, -infinity for others of n, to a whole register."""
     cdef int c  # as wide as a float: a register of them is compared at once
@@ -219,19 +258,29 @@ cdef inline void forward_block(
     cdef float most[WIDTH]    # running maximum of the scaled scores of a row
     cdef float total[WIDTH]   # running sum of exp(score - most)
     cdef float factor[WIDTH]  # by which both shrink, and o, when the maximum grows
+    cdef float slope[WIDTH]   # not used
     cdef Py_ssize_t r, t, j, n, lane, columns, rows = block_size(s, i, s.T)
-    cdef Py_ssize_t keys = s.past + i + rows if s.causal else s.S
-    cdef float x
+    cdef Py_ssize_t keys = s.past + i + rows if s.causal else s.S, begin = first_key(s, i)
+    cdef bint masked = s.window > 0 or s.hidden > 0
+    cdef float x, scale
     for r in range(WIDTH):
-        most[r] = -INFINITY
+        # A row may see none of the first keys that others do: then nothing is a difference of two
+        # infinities, and what it has summed up by its first own key is multiplied by 0.
+        most[r] = -FLT_MAX if masked else <float>-INFINITY
         total[r] = 0
-    for t in range(block_count(s, keys)):
+    for t in range(begin // BLOCK, block_count(s, keys)):
         j = t * BLOCK
         columns = block_size(s, j, keys)
         _products_of_rows(p, s, q, s.ldq, k, s.ldk, i, rows, j, columns)
         for r in range(rows):
             n = _reach(s, i, rows, r, j, columns)
-            _scale_scores(p + r * WIDTH, _seen(s, i + r, j, columns), n, s.scale)
+            scale = s.scale
+            if s.cap > 0:
+                _cap_scores(p + r * WIDTH, slope, n, s.scale, s.cap)
+                scale = 1
+            _scale_scores(p + r * WIDTH, _seen(s, i + r, j, columns), n, scale)
+            if masked:
+                _hide(p + r * WIDTH, _unseen(s, i + r, j, columns), <float>-INFINITY)
             lanes_max(lanes + r * V, p + r * WIDTH, _whole(n))
         _by_lane(by_lane, lanes, rows)
         for r in range(_whole(rows)):
@@ -250,11 +299,11 @@ cdef inline void forward_block(
             for lane in range(V):
                 x += by_lane[lane * WIDTH + r]
             total[r] = total[r] * factor[r] + x
-        if t > 0:
+        if j > begin:
             for r in range(rows):
                 _scale_row(o + (i + r) * s.ldo, factor[r], s.D)
         _add_rows(
-            o + i * s.ldo, s.ldo, s, p, v + j * s.ldv, s.ldv, i, rows, j, columns, t > 0
+            o + i * s.ldo, s.ldo, s, p, v + j * s.ldv, s.ldv, i, rows, j, columns, j > begin
         )
     for r in range(rows):
         _scale_row(o + (i + r) * s.ldo, 1 / total[r], s.D)
@@ -269,15 +318,26 @@ cdef inline void backward_block(
     """What queries i .. and keys j .. give to dq, dk and dv; the first keys overwrite dq."""
     cdef float p[WIDTH * WIDTH]
     cdef float ds[WIDTH * WIDTH]
-    cdef Py_ssize_t r, n, seen, rows = block_size(s, i, s.T)
+    cdef float slope[WIDTH]
+    cdef Py_ssize_t r, n, seen, unseen, rows = block_size(s, i, s.T)
     cdef Py_ssize_t columns = block_size(s, j, s.T)
     _products_of_rows(p, s, q, s.ldq, k, s.ldk, i, rows, j, columns)
     _products_of_rows(ds, s, do, s.ldo, v, s.ldv, i, rows, j, columns)  # do . v, then ds
     for r in range(rows):
         seen = _seen(s, i + r, j, columns)
         n = _reach(s, i, rows, r, j, columns)
-        _weights(p + r * WIDTH, seen, n, s.scale, lse[i + r])
+        if s.cap > 0:
+            _cap_scores(p + r * WIDTH, slope, n, s.scale, s.cap)
+            _weights(p + r * WIDTH, seen, n, 1, lse[i + r])
+        else:
+            _weights(p + r * WIDTH, seen, n, s.scale, lse[i + r])
         _score_gradients(ds + r * WIDTH, p + r * WIDTH, seen, n, s.scale, delta[i + r])
+        if s.cap > 0:
+            _multiply_rows(ds + r * WIDTH, slope, n)
+        if s.window > 0:
+            unseen = _unseen(s, i + r, j, columns)
+            _hide(p + r * WIDTH, unseen, 0)
+            _hide(ds + r * WIDTH, unseen, 0)
     # dv += p^T do, dk += ds^T q, dq += ds k
     _add_columns(
         dv + j * s.ldv, s.ldv, s, p, do + i * s.ldo, s.ldo, i, rows, j, columns, add_to_keys
@@ -285,4 +345,6 @@ cdef inline void backward_block(
     _add_columns(
         dk + j * s.ldk, s.ldk, s, ds, q + i * s.ldq, s.ldq, i, rows, j, columns, add_to_keys
     )
-    _add_rows(dq + i * s.ldq, s.ldq, s, ds, k + j * s.ldk, s.ldk, i, rows, j, columns, j > 0)
+    _add_rows(
+        dq + i * s.ldq, s.ldq, s, ds, k + j * s.ldk, s.ldk, i, rows, j, columns, j > first_key(s, i)
+    )

@@ -1,12 +1,13 @@
 """The shape checks of the kernels' Python doors."""
 
 from collections.abc import Sequence
+from math import inf
 from typing import Any
 
 from toynn.dtypes import GGUF_BLOCKS
 from toynn.precision import PRECISIONS
 
-__all__ = ["MAX_THREADS", "check", "precision_index", "row_length"]
+__all__ = ["MAX_THREADS", "check", "check_limits", "precision_index", "row_length"]
 
 MAX_THREADS = 1024  # the OpenMP runtime ends the process when it cannot make a thread
 
@@ -27,6 +28,16 @@ def check(where: str, given: str, n_threads: int, /, **arrays: tuple[Any, Sequen
     got = {name: array.shape for name, (array, _) in arrays.items()}
     if any(tuple(got[name]) != tuple(needed[name]) for name in arrays):
         raise ValueError(f"{where}: {given} needs {_shown(needed)}; got {_shown(got)}")
+
+
+def check_limits(where: str, window: int, cap: float, *, causal: bool = True) -> None:
+    """Raise ValueError for a window or a cap of attention that means nothing; 0 is none."""
+    if window < 0 or (window and not causal):
+        raise ValueError(
+            f"{where}: window is how many keys a row sees, 0 for all, and causal; got {window}"
+        )
+    if not 0 <= cap < inf:
+        raise ValueError(f"{where}: cap must be a number above 0, or 0 for none; got {cap}")
 
 
 def row_length(where: str, type: str, elements: int) -> int:

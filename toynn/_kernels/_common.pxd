@@ -1,4 +1,4 @@
-"""What several kernels share: denormals, vectorisable exp, sigmoid, erf, sums in a fixed order.
+"""What several kernels share: denormals, exp, sigmoid, tanh and erf that vectorise, sums in order.
 
 All functions are inline and branch-free, so that the compiler turns a loop that calls them into
 vector code. NaN stays NaN in each of them, but for max_.
@@ -64,6 +64,28 @@ cdef inline float sigmoid_slope_(float x, float* slope) noexcept nogil:
     cdef float q = <float>1.0 / (<float>1.0 + e)
     slope[0] = e * q * q
     return q if x > 0 else e * q
+
+
+cdef inline float tanh_(float x, float* slope) noexcept nogil:
+    """tanh(x) within 2 units in the last place, and its slope 1 - tanh^2 without cancellation.
+
+    With e = e^(-2|x|): (1 - e) / (1 + e) and 4 e / (1 + e)^2; below 0.625, where 1 - e has lost
+    digits, x + x^3 p(x^2): the p of degree 4 whose largest relative error is least, 4.4e-9.
+    """
+    cdef float size = -x if x < 0 else x
+    cdef float e = exp_(<float>-2.0 * size)
+    cdef float q = <float>1.0 / (<float>1.0 + e)
+    cdef float far = (<float>1.0 - e) * q
+    cdef float t = x * x
+    cdef float p = <float>-5.7049962e-03
+    p = p * t + <float>2.0639095e-02
+    p = p * t - <float>5.3739717e-02
+    p = p * t + <float>1.3331442e-01
+    p = p * t - <float>3.3333282e-01
+    cdef float near = x + x * t * p
+    slope[0] = <float>4.0 * e * q * q
+    far = -far if x < 0 else far
+    return near if size < <float>0.625 else far
 
 
 cdef inline float erf_(float x) noexcept nogil:

@@ -17,6 +17,8 @@ def forward(
     first: NDArray[np.int32] | None = None,
     causal: bool = True,
     scale: float | None = None,
+    window: int = 0,
+    cap: float = 0.0,
     n_threads: int = 1,
     precision: str = "highest",
 ) -> None: ...
@@ -34,6 +36,8 @@ def backward(
     first: NDArray[np.int32] | None = None,
     causal: bool = True,
     scale: float | None = None,
+    window: int = 0,
+    cap: float = 0.0,
     n_threads: int = 1,
     precision: str = "highest",
 ) -> None: ...

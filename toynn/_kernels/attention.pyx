@@ -1,12 +1,14 @@
 """Scaled dot-product attention, causal or full, with grouped queries, without a T x T matrix.
 
-    s[i,j] = scale q[i] . k[j]                 j <= i if causal
+    s[i,j] = scale q[i] . k[j]                 j <= i if causal, i - window < j if there is one
     p[i,j] = exp(s[i,j] - lse[i])              lse[i] = log sum_j exp(s[i,j])
     o[i]   = sum_j p[i,j] v[j]
 
     delta[i] = do[i] . o[i]                    ds[i,j] = p[i,j] (do[i] . v[j] - delta[i])
     dq[i] = scale sum_j ds[i,j] k[j]           dk[j] = scale sum_i ds[i,j] q[i]
     dv[j] = sum_i p[i,j] do[i]
+
+    with a cap:  s[i,j] = cap tanh(scale q[i] . k[j] / cap),  and ds[i,j] times 1 - (s[i,j] / cap)^2
 
 for each of B sequences of T rows and each of H heads of D columns; KV heads of k and v serve
 H / KV query heads each. Scores live in blocks of BLOCK x BLOCK (_attention.pxd); forward keeps a
@@ -16,17 +18,19 @@ overwritten and alias nothing.
 
 Causal rows may come in segments, which do not see each other: first[i], an i32 per row, is the
 first row of row i's segment, counted over all rows. Blocks begin where segments do, so that a
-segment gives the same bits, and costs as much, as if it were a sequence of its own.
+segment gives the same bits, and costs as much, as if it were a sequence of its own. Blocks of keys
+that a window hides from all queries of a block are skipped: time is linear in T then.
 
 With precision "medium", for segments of more than SHORT rows and where the CPU multiplies pairs,
 both factors of each product, p and ds too, are rounded to bfloat16; sums, maxima and exp stay
 float32.
-Source: Dao 2023 (FlashAttention-2), arXiv:2307.08691, algorithms 1 and 2.
+Sources: Dao 2023 (FlashAttention-2), arXiv:2307.08691, algorithms 1 and 2; windows: Beltagy et al.
+2020, arXiv:2004.05150; the cap: Gemma Team 2024, arXiv:2408.00118, section 2.
 """
 from libc.math cimport sqrt
 
 from toynn._kernels._attention cimport (
-    BLOCK, Sizes, at_row, backward_block, block_count, forward_block, row_floats
+    BLOCK, Sizes, at_row, backward_block, block_count, first_key, forward_block, row_floats
 )
 from toynn._kernels._common cimport at2, at3, dot_, ids1
 from toynn._kernels._entry cimport entry
@@ -36,7 +40,7 @@ from toynn._kernels.abi cimport KernelArgs
 
 import numpy as np
 
-from toynn._kernels._check import check, precision_index
+from toynn._kernels._check import check, check_limits, precision_index
 from toynn._kernels.cpu import gains_by_pairs
 from toynn.checks import segments_within
 
@@ -50,12 +54,13 @@ cdef bint _pairs = HAS_PAIRS and gains_by_pairs()
 
 cdef inline Sizes _sizes(const KernelArgs* a) noexcept nogil:
     cdef Sizes s
-    cdef Py_ssize_t precision = a.n[9]
+    cdef Py_ssize_t precision = a.n[10]
     s.B, s.T, s.H, s.KV, s.D = a.n[0], a.n[1], a.n[2], a.n[3], a.n[4]
     s.ldq, s.ldk, s.ldv, s.causal = a.n[5], a.n[6], a.n[7], a.n[8] != 0
     s.S, s.past, s.cached = s.T, 0, False
+    s.window, s.hidden = a.n[9], 0
     s.ldo = s.H * s.D
-    s.scale = a.f[0]
+    s.scale, s.cap = a.f[0], a.f[1]
     s.pairs = _pairs and precision == MEDIUM and s.T > SHORT
     return s
 
@@ -114,6 +119,8 @@ cdef inline void _backward_head(
             at_o = row * s.ldo + h * s.D
             at_t = (batch * s.H + h) * s.T + start
             for i in range(i0, blocks):
+                if first_key(&one, i * BLOCK) > j * BLOCK:
+                    break  # nor do later queries see these keys
                 backward_block(
                     dq + at_q, dk + at_k, dv + at_v, delta + at_t, do + at_o, lse + at_t,
                     q + at_q, k + at_k, v + at_v,
@@ -193,8 +200,8 @@ cdef void _backward(KernelArgs* a) noexcept nogil:
 
 cdef _describe(
     KernelArgs* a, str where, const float[:, :] q, const float[:, :] k, const float[:, :] v,
-    const float[:, :, ::1] lse, const int[::1] first, bint causal, scale, int n_threads,
-    str precision, arrays,
+    const float[:, :, ::1] lse, const int[::1] first, bint causal, scale, Py_ssize_t window,
+    float cap, int n_threads, str precision, arrays,
 ):
     """Fill in the sizes, which follow from lse (B,H,T) and the columns of q and k; check shapes."""
     cdef Py_ssize_t B = lse.shape[0], H = lse.shape[1], T = lse.shape[2]
@@ -217,27 +224,30 @@ cdef _describe(
         if not causal:
             raise ValueError(f"{where}: first needs causal=True: segments are causal")
         segments_within(T)(f"{where}: first", np.asarray(first))
+    check_limits(where, window, cap, causal=causal)
     a.n[0], a.n[1], a.n[2], a.n[3], a.n[4] = B, T, H, KV, D
     a.n[5], a.n[6], a.n[7], a.n[8] = row_floats(q), row_floats(k), row_floats(v), causal
-    a.n[9] = precision_index(where, precision)
-    a.f[0] = 1 / sqrt(D) if scale is None else scale
+    a.n[9], a.n[10] = window, precision_index(where, precision)
+    a.f[0], a.f[1] = 1 / sqrt(D) if scale is None else scale, cap
     a.n_threads = n_threads
 
 
 def forward(
     float[:, ::1] o, float[:, :, ::1] lse, const float[:, :] q, const float[:, :] k,
     const float[:, :] v, const int[::1] first=None, bint causal=True, scale=None,
-    int n_threads=1, str precision="highest",
+    Py_ssize_t window=0, float cap=0, int n_threads=1, str precision="highest",
 ):
     """Overwrite o (B*T, H*D) and lse (B,H,T) from q (B*T, H*D), k and v (B*T, KV*D).
 
     B, H and T are read off lse. Rows of q, k, v may be apart: they may be columns of one array.
     ``first`` (B*T,): where causal rows come in segments, the first row of each one's.
-    ``scale`` is 1 / sqrt(D) if None.
+    ``scale`` is 1 / sqrt(D) if None. A row sees ``window`` keys, its own the last; 0: all before
+    it. ``cap`` bounds the scores; 0: they have no bound.
     """
     cdef KernelArgs a
     _describe(
-        &a, "attention.forward", q, k, v, lse, first, causal, scale, n_threads, precision,
+        &a, "attention.forward", q, k, v, lse, first, causal, scale, window, cap, n_threads,
+        precision,
         {"o": o},
     )
     a.t[0], a.t[1], a.t[2], a.t[3], a.t[4] = at2(o), at3(lse), at_row(q), at_row(k), at_row(v)
@@ -250,15 +260,17 @@ def backward(
     float[:, :] dq, float[:, :] dk, float[:, :] dv, float[:, :, ::1] delta,
     const float[:, ::1] do, const float[:, ::1] o, const float[:, :, ::1] lse,
     const float[:, :] q, const float[:, :] k, const float[:, :] v, const int[::1] first=None,
-    bint causal=True, scale=None, int n_threads=1, str precision="highest",
+    bint causal=True, scale=None, Py_ssize_t window=0, float cap=0, int n_threads=1,
+    str precision="highest",
 ):
     """Overwrite dq, dk, dv, shaped and strided like q, k, v, and delta (B,H,T).
 
-    do, o, lse and first are as in forward.
+    do, o, lse, and what follows v, are as in forward.
     """
     cdef KernelArgs a
     _describe(
-        &a, "attention.backward", q, k, v, lse, first, causal, scale, n_threads, precision,
+        &a, "attention.backward", q, k, v, lse, first, causal, scale, window, cap, n_threads,
+        precision,
         {"dq": dq, "dk": dk, "dv": dv, "delta": delta, "do": do, "o": o},
     )
     if (row_floats(dq), row_floats(dk), row_floats(dv)) != (a.n[5], a.n[6], a.n[7]):
@@ -271,11 +283,12 @@ def backward(
         _backward(&a)
 
 
-_SIZES = "B T H KV D ldq ldk ldv causal precision"
+_SIZES = "B T H KV D ldq ldk ldv causal window precision"
+_OPTIONS = "scale cap"
 
 entries = {
-    "forward": entry(_forward, "o lse q k v first?", sizes=_SIZES, options="scale"),
+    "forward": entry(_forward, "o lse q k v first?", sizes=_SIZES, options=_OPTIONS),
     "backward": entry(
-        _backward, "dq dk dv delta do o lse q k v first?", sizes=_SIZES, options="scale"
+        _backward, "dq dk dv delta do o lse q k v first?", sizes=_SIZES, options=_OPTIONS
     ),
 }

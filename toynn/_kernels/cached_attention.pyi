@@ -20,6 +20,7 @@ def workspace(
     ldq: int,
     ldk: int,
     ldv: int,
+    window: int,
     n_threads: int = 1,
 ) -> int: ...
 def forward(
@@ -31,5 +32,7 @@ def forward(
     v: _F32,
     past: _I32,
     scale: float | None = None,
+    window: int = 0,
+    cap: float = 0.0,
     n_threads: int = 1,
 ) -> None: ...

@@ -1,7 +1,7 @@
 """Causal attention of the newest T rows of a sequence over a cache of all its keys and values.
 
     kc[past + t] <- k[t],  vc[past + t] <- v[t]          t = 0 .. T - 1
-    s[t,j] = scale q[t] . kc[j]                          j <= past + t
+    s[t,j] = scale q[t] . kc[j]                          j <= past + t, past + t - window < j
     o[t]   = sum_j e^(s[t,j] - lse[t]) vc[j]             lse[t] = log sum_j e^(s[t,j])
 
 for each of B sequences and H heads of D columns; KV heads of k and v serve H / KV query heads each.
@@ -14,7 +14,8 @@ of their own,
 
     o = sum_n e^(lse_n - lse) o_n                        lse = log sum_n e^(lse_n)
 
-over the spans n. Outputs alias nothing; no gradient.
+over the spans n, which begin with the first block of keys that a window leaves. With a cap, s is
+cap tanh(scale q[t] . kc[j] / cap). Outputs alias nothing; no gradient.
 Source: Dao et al. 2023, Flash-Decoding, crfm.stanford.edu/2023/10/12/flashdecoding.html.
 """
 from cython.parallel cimport parallel, prange
@@ -22,13 +23,13 @@ from libc.math cimport INFINITY, sqrt
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
-from toynn._kernels._attention cimport BLOCK, Sizes, at_row, forward_block, row_floats
+from toynn._kernels._attention cimport BLOCK, Sizes, at_row, first_key, forward_block, row_floats
 from toynn._kernels._common cimport at2, exp_, flush_denormals, fpstate, ids1, restore_fpstate, team
 from toynn._kernels._entry cimport entry
 from toynn._kernels._panels cimport blocks_of
 from toynn._kernels.abi cimport KernelArgs
 
-from toynn._kernels._check import check
+from toynn._kernels._check import check, check_limits
 
 cdef enum:
     SPAN = 256       # keys per task if T = 1: four blocks, 64 KB each of k and v at D = 64
@@ -40,7 +41,8 @@ cdef inline Sizes _sizes(const KernelArgs* a) noexcept nogil:
     s.B, s.T, s.H, s.KV, s.D, s.S = a.n[0], a.n[1], a.n[2], a.n[3], a.n[4], a.n[5]
     s.ldq, s.ldk, s.ldv = a.n[6], a.n[7], a.n[8]
     s.ldo = s.H * s.D
-    s.past, s.causal, s.cached, s.scale = 0, True, True, a.f[0]
+    s.window, s.hidden = a.n[9], 0
+    s.past, s.causal, s.cached, s.scale, s.cap = 0, True, True, a.f[0], a.f[1]
     s.pairs = False
     return s
 
@@ -50,10 +52,16 @@ cdef inline Py_ssize_t _past(const KernelArgs* a, Py_ssize_t batch) noexcept nog
     return past[batch]
 
 
-cdef inline Py_ssize_t _longest(const KernelArgs* a, Py_ssize_t B) noexcept nogil:
+cdef inline Py_ssize_t _begin(const KernelArgs* a, const Sizes* s, Py_ssize_t batch) noexcept nogil:
+    """Where the first block of keys begins that the first new row of a sequence sees any of."""
+    return first_key(s, _past(a, batch))
+
+
+cdef inline Py_ssize_t _longest(const KernelArgs* a, const Sizes* s) noexcept nogil:
+    """The most keys that a sequence has, from its first block on to its first new row."""
     cdef Py_ssize_t batch, longest = 0
-    for batch in range(B):
-        longest = max(longest, _past(a, batch))
+    for batch in range(s.B):
+        longest = max(longest, _past(a, batch) - _begin(a, s, batch))
     return longest
 
 
@@ -94,7 +102,11 @@ cdef inline void _attend_span(
     const KernelArgs* a, const Sizes* s, float* o, float* lse, Py_ssize_t batch, Py_ssize_t kv,
     Py_ssize_t first,
 ) noexcept nogil:
-    """Overwrite o (G,D) and lse (G,) of G = H / KV heads, one query each, from keys first .. ."""
+    """Overwrite o (G,D) and lse (G,) of G = H / KV heads, one query each, from a span of keys.
+
+    The span is counted from the sequence's first block on.
+    """
+    first += _begin(a, s, batch)
     cdef Py_ssize_t at = ((batch * s.KV + kv) * s.S + first) * s.D, i
     cdef const float* kc = <const float*>a.t[1] + at
     cdef const float* vc = <const float*>a.t[2] + at
@@ -107,7 +119,9 @@ cdef inline void _attend_span(
             lse[i] = -INFINITY
         memset(o, 0, group.T * s.D * sizeof(float))
         return
-    group.causal = False
+    if s.window > 0:
+        group.hidden = max(0, _past(a, batch) + 1 - s.window - first)
+    group.causal, group.window = False, 0
     group.ldq = group.ldk = group.ldv = group.ldo = s.D
     for i in range(blocks_of(group.T, BLOCK)):
         forward_block(o, lse, q, kc, vc, &group, i * BLOCK)
@@ -135,7 +149,7 @@ cdef inline void _combine(
 cdef void _forward(KernelArgs* a) noexcept nogil:
     cdef Sizes s = _sizes(a)
     cdef float* o = <float*>a.t[0]
-    cdef Py_ssize_t longest = _longest(a, s.B) + s.T, G = s.H // s.KV
+    cdef Py_ssize_t longest = _longest(a, &s) + s.T, G = s.H // s.KV
     cdef Py_ssize_t spans = blocks_of(longest, SPAN), blocks = blocks_of(s.T, BLOCK)
     cdef Py_ssize_t task, batch = 0, h = 0, at = 0
     cdef float* lse = <float*>a.workspace
@@ -165,7 +179,8 @@ cdef void _forward(KernelArgs* a) noexcept nogil:
 
 def workspace(
     str name, Py_ssize_t B, Py_ssize_t T, Py_ssize_t H, Py_ssize_t KV, Py_ssize_t D,
-    Py_ssize_t S, Py_ssize_t ldq, Py_ssize_t ldk, Py_ssize_t ldv, int n_threads=1,
+    Py_ssize_t S, Py_ssize_t ldq, Py_ssize_t ldk, Py_ssize_t ldv, Py_ssize_t window,
+    int n_threads=1,
 ):
     """Bytes of scratch memory that an entry needs at these sizes: for any ``past``."""
     if T == 1:
@@ -175,12 +190,14 @@ def workspace(
 
 def forward(
     float[:, ::1] o, float[:, :, :, ::1] kc, float[:, :, :, ::1] vc, const float[:, :] q,
-    const float[:, :] k, const float[:, :] v, const int[::1] past, scale=None, int n_threads=1,
+    const float[:, :] k, const float[:, :] v, const int[::1] past, scale=None,
+    Py_ssize_t window=0, float cap=0, int n_threads=1,
 ):
     """Overwrite o (B*T, H*D), rows past .. past + T - 1 of kc and vc, from q, k, v and the caches.
 
     q (B*T, H*D), k and v (B*T, KV*D); kc and vc (B, KV, S, D), S a multiple of 64, past (B,). T
-    follows from the rows of o. ``scale`` is 1 / sqrt(D) if None.
+    follows from the rows of o. ``scale`` is 1 / sqrt(D) if None. A row sees ``window`` keys, its
+    own the last; 0: all. ``cap`` bounds the scores; 0: they have no bound.
     """
     cdef KernelArgs a
     cdef Py_ssize_t B = vc.shape[0], KV = vc.shape[1], D = vc.shape[3]
@@ -195,6 +212,7 @@ def forward(
         raise ValueError(
             f"cached_attention.forward: needs D >= 1 and KV that divides H; got {D}, {KV}, {H}"
         )
+    check_limits("cached_attention.forward", window, cap)
     for batch in range(B):
         if not 0 <= past[batch] <= S - T:
             raise ValueError(
@@ -207,9 +225,10 @@ def forward(
     a.t[3], a.t[4], a.t[5], a.t[6] = at_row(q), at_row(k), at_row(v), ids1(past)
     a.n[0], a.n[1], a.n[2], a.n[3], a.n[4], a.n[5] = B, T, H, KV, D, S
     a.n[6], a.n[7], a.n[8] = row_floats(q), row_floats(k), row_floats(v)
-    a.f[0] = 1 / sqrt(D) if scale is None else scale
+    a.n[9] = window
+    a.f[0], a.f[1] = 1 / sqrt(D) if scale is None else scale, cap
     a.n_threads = n_threads
-    nbytes = workspace("forward", B, T, H, KV, D, S, a.n[6], a.n[7], a.n[8])
+    nbytes = workspace("forward", B, T, H, KV, D, S, a.n[6], a.n[7], a.n[8], window)
     a.workspace = malloc(max(nbytes, 1))
     if a.workspace == NULL:
         raise MemoryError(f"cached_attention.forward: no {nbytes} bytes of scratch memory")
@@ -220,6 +239,7 @@ def forward(
 
 entries = {
     "forward": entry(
-        _forward, "o kc vc q k v past", sizes="B T H KV D S ldq ldk ldv", options="scale",
+        _forward, "o kc vc q k v past", sizes="B T H KV D S ldq ldk ldv window",
+        options="scale cap",
     ),
 }

@@ -169,10 +169,13 @@ class Layers:
         n_kv_heads: int | None = None,
         causal: bool = True,
         scale: float | None = None,
+        window: int = 0,
+        cap: float = 0.0,
     ) -> Tensor:
         """Record softmax(scale q k^T) v of each sequence and head; see ops.attention.
 
-        q alone holds all three side by side; scale None is 1 / sqrt(D). With caches, the keys and
+        q alone holds all three side by side; scale None is 1 / sqrt(D); a window or cap of 0 is
+        none. With caches, the keys and
         values of the tokens before these are seen, and those of these are kept; a block has one
         attention then.
         """
@@ -191,5 +194,7 @@ class Layers:
             causal=causal,
             first=self.segments,
             scale=scale,
+            window=window,
+            cap=cap,
             cache=cache,
         )

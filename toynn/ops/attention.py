@@ -48,18 +48,21 @@ def attention(
     causal: bool = True,
     first: Tensor | None = None,
     scale: float | None = None,
+    window: int = 0,
+    cap: float = 0.0,
     cache: KVCache | None = None,
 ) -> Tensor:
     """Record o (B T, H D) = softmax(scale q k^T) v, per sequence and head.
 
     q (B T, H D), k and v (B T, KV D); or q alone, holding all three side by side (B T, (H + 2 KV)
-    D). ``scale`` None is 1 / sqrt(D). Saves the log-sum-exp of each row of scores, never the
-    scores. The node and its gradient keep the session's ``matmul_precision`` of now. ``first`` (B
-    T,) of i32, where sequences are made of segments that do not see each other: of each row the
-    first row of its segment, among all B T. With a ``cache`` the rows are the next T of their
-    sequences: they see all that are in it, and are added to it. That is causal, exact to float32 in
-    any precision, and has no gradient; and there are no segments. Raises ConfigError where rows of
-    several sequences may be fewer.
+    D). ``scale`` None is 1 / sqrt(D). With a ``window`` a row sees so many keys, its own the last;
+    with a ``cap`` scores are cap tanh(score / cap). Saves the log-sum-exp of each row of scores,
+    never the scores. The node and its gradient keep the session's ``matmul_precision`` of now.
+    ``first`` (B T,) of i32, where sequences are made of segments that do not see each other: of
+    each row the first row of its segment, among all B T. With a ``cache`` the rows are the next T
+    of their sequences: they see all that are in it, and are added to it. That is causal, exact to
+    float32 in any precision, and has no gradient; and there are no segments. Raises ConfigError
+    where rows of several sequences may be fewer.
     """
     H, KV = n_heads, n_kv_heads or n_heads
     N, columns = matrix("attention", q)
@@ -72,6 +75,7 @@ def attention(
     else:
         fits = columns == H * D and k.shape == v.shape == (N, KV * D)
         require(fits, "attention", f"q ({N}, {H * D}), k and v ({N}, {KV * D})", q, k, v)
+    require(window >= 0 and (causal or not window), "attention", "a causal window of keys", q)
     T = N // batch
     if q.root.live is not None and batch != 1:
         raise ConfigError("attention: rows that may be fewer are one sequence, in segments")
@@ -80,9 +84,9 @@ def attention(
         require(fits, "attention", f"causal, without a cache, first ({N},) of i32", q, first)
         s.tape.checks.setdefault(first, []).append(checks.segments_within(T))
     o = s.tape.new("attention", (N, H * D))
-    sizes = {"B": batch, "T": T, "H": H, "KV": KV, "D": D}
+    sizes = {"B": batch, "T": T, "H": H, "KV": KV, "D": D, "window": window}
     strides = {"ldq": q.shape[1], "ldk": k.shape[1], "ldv": v.shape[1]}
-    options = {"scale": 1 / sqrt(D) if scale is None else scale}
+    options = {"scale": 1 / sqrt(D) if scale is None else scale, "cap": cap}
     read = {"q": q, "k": k, "v": v}
     if cache is None:
         lse = s.tape.new("lse", (batch, H, T))
@@ -121,18 +125,24 @@ def _no_gradient(back: Backward, node: Node, do: Tensor) -> None:
 
 
 def _products(products: int) -> Callable[[Sizes], int]:
-    """Count ``products`` products of T x T x D per head and nothing else; half when causal."""
+    """Count ``products`` products of T x T x D per head and nothing else; half when causal.
+
+    A causal window of W keys has T^2 / 2 - (T - W)^2 / 2 scores.
+    """
 
     def count(sizes: Sizes) -> int:
-        full = 2 * products * sizes["B"] * sizes["H"] * sizes["T"] ** 2 * sizes["D"]
-        return full // 2 if sizes["causal"] else full
+        T, W = sizes["T"], min(sizes.get("window", 0), sizes["T"])
+        full = 2 * products * sizes["B"] * sizes["H"] * (T**2 - (T - W) ** 2 if W else T**2)
+        return full * sizes["D"] // (2 if sizes["causal"] else 1)
 
     return count
 
 
 def _keys(sizes: Sizes) -> int:
     """Return how many keys a row meets. A tape does not know: then the cache is half full."""
-    return sizes["past"] + sizes["T"] if "past" in sizes else sizes["S"] // 2
+    keys = sizes["past"] + sizes["T"] if "past" in sizes else sizes["S"] // 2
+    window = sizes.get("window", 0)
+    return min(keys, window + sizes["T"]) if window else keys
 
 
 def _cached_flops(sizes: Sizes) -> int:
@@ -146,14 +156,14 @@ def _cached_bytes(sizes: Sizes) -> int:
     return 8 * B * D * (KV * _keys(sizes) + T * (H + KV))
 
 
-_SIZES = "B T H KV D ldq ldk ldv causal precision"
+_SIZES = "B T H KV D ldq ldk ldv causal window precision"
 
 ATTENTION_BACKWARD = Op(
     "attention.backward",
     "dq dk dv; delta <- do o lse q k v first?",
     _SIZES,
     _products(5),
-    options="scale",
+    options="scale cap",
     integers=("first",),
     rows="T do",
 )
@@ -163,17 +173,17 @@ ATTENTION = Op(
     _SIZES,
     _products(2),
     _attention_gradient,
-    options="scale",
+    options="scale cap",
     integers=("first",),
     rows="T q",
 )
 CACHED_ATTENTION = Op(
     "cached_attention.forward",
     "o kc vc <- q k v past",
-    "B T H KV D S ldq ldk ldv",
+    "B T H KV D S ldq ldk ldv window",
     _cached_flops,
     _no_gradient,
-    options="scale",
+    options="scale cap",
     integers=("past",),
     nbytes=_cached_bytes,
 )

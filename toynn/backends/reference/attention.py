@@ -29,15 +29,27 @@ def _shared(x: Array, B: int, T: int, KV: int, D: int, H: int) -> Array:
     return split_heads(x, B, T, D).repeat(H // KV, axis=1)
 
 
-def _softmax(
-    q: Array, k: Array, first: Array | None, scale: float, causal: int
-) -> tuple[Array, Array]:
+def _seen(rows: int, keys: int, past: int, window: int) -> Array:
+    """Return which keys each of the rows behind ``past`` keys sees: those before it, and its own.
+
+    With a window, so many of them only.
+    """
+    seen: Array = np.tri(rows, keys, past, dtype=bool)
+    return seen & ~np.tri(rows, keys, past - window, dtype=bool) if window else seen
+
+
+def _capped(scores: Array, cap: float) -> Array:
+    """Return cap tanh(scores / cap), if there is one."""
+    return cap * np.tanh(scores / cap) if cap else scores
+
+
+def _softmax(scores: Array, first: Array | None, causal: int, window: int) -> tuple[Array, Array]:
     """Return p (B, H, T, T) and lse (B, H, T); rows see those of their own segment."""
-    scores = q @ k.transpose(0, 1, 3, 2) * scale
+    B, _, T, _ = scores.shape
     if causal:
-        scores = np.where(np.tri(q.shape[2], dtype=bool), scores, -np.inf)
+        scores = np.where(_seen(T, T, 0, window), scores, -np.inf)
     if first is not None:
-        segments = first.reshape(len(q), 1, q.shape[2])
+        segments = first.reshape(B, 1, T)
         alike = segments.transpose(0, 2, 1) == segments
         scores = np.where(alike[:, None], scores, -np.inf)
     most = scores.max(axis=-1, keepdims=True, initial=-1e300)
@@ -61,11 +73,14 @@ def attention(
     causal: int,
     scale: float,
     first: Array | None = None,
+    window: int = 0,
+    cap: float = 0.0,
 ) -> Outputs:
     """Compute o = softmax(scale q k^T) v, lse the log-sum-exp of each row of scores."""
     heads = split_heads(q, B, T, D)
     keys, values = (_shared(x, B, T, KV, D, H) for x in (k, v))
-    p, lse = _softmax(heads, keys, first, scale, causal)
+    scores = _capped(heads @ keys.transpose(0, 1, 3, 2) * scale, cap)
+    p, lse = _softmax(scores, first, causal, window)
     return {"o": join_heads(p @ values), "lse": lse}
 
 
@@ -90,18 +105,22 @@ def attention_backward(
     causal: int,
     scale: float,
     first: Array | None = None,
+    window: int = 0,
+    cap: float = 0.0,
 ) -> Outputs:
     """Compute dq = scale ds k, dk = scale ds^T q, dv = p^T do, with ds = p (do v^T - delta).
 
-    delta = do o, of each row.
+    delta = do o, of each row. With a cap, ds is that times the slope of the capped scores.
     """
     heads = split_heads(q, B, T, D)
     keys, values = (_shared(x, B, T, KV, D, H) for x in (k, v))
-    p = _softmax(heads, keys, first, scale, causal)[0]
+    scores = _capped(heads @ keys.transpose(0, 1, 3, 2) * scale, cap)
+    p = _softmax(scores, first, causal, window)[0]
     d_o = split_heads(do, B, T, D)
     delta = (d_o * split_heads(o, B, T, D)).sum(axis=-1)
     dp = d_o @ values.transpose(0, 1, 3, 2)
     ds = p * (dp - delta[..., None]) * scale
+    ds *= 1 - (scores / cap) ** 2 if cap else 1
 
     def served(x: Array) -> Array:
         """Add up the query heads that share a head of k and v."""
@@ -131,6 +150,8 @@ def cached_attention(
     KV: int,
     D: int,
     scale: float,
+    window: int = 0,
+    cap: float = 0.0,
 ) -> Outputs:
     """Add k and v to the cache behind the past of each sequence; attend to all that is there."""
     keys, values, o = kc.copy(), vc.copy(), np.empty_like(q)
@@ -139,10 +160,11 @@ def cached_attention(
         new, end = slice(b * T, (b + 1) * T), before + T
         for cache, rows in ((keys, k), (values, v)):
             cache[b, :, before:end] = rows[new].reshape(T, KV, D).swapaxes(0, 1)
-        seen = np.tri(T, end, before, dtype=bool)
+        seen = _seen(T, end, int(before), window)
         heads = q[new].reshape(T, H, D)
         for h in range(H):
-            scores = np.where(seen, heads[:, h] @ keys[b, h // group, :end].T * scale, -np.inf)
+            scores = _capped(heads[:, h] @ keys[b, h // group, :end].T * scale, cap)
+            scores = np.where(seen, scores, -np.inf)
             p = np.exp(scores - scores.max(axis=1, keepdims=True, initial=-1e300))
             p /= p.sum(axis=1, keepdims=True)
             o[new, h * D : (h + 1) * D] = p @ values[b, h // group, :end]

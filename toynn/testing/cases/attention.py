@@ -38,7 +38,7 @@ def _first(B: int, T: int, segments: int) -> Array:
 
 def _scaled(sizes: Mapping[str, int]) -> dict[str, Any]:
     own = {name: size for name, size in sizes.items() if name != "segments"}
-    return {**own, "scale": 1 / math.sqrt(sizes["D"])}
+    return {**own, "scale": sizes.get("scale", 1) / math.sqrt(sizes["D"])}
 
 
 def _function(inputs: dict[str, Array], **sizes: int) -> Array:
@@ -60,15 +60,13 @@ def _calls(rng: np.random.Generator, **sizes: int) -> list[Call]:
     backward = attention.attention_backward(
         do=do.astype(np.float64), o=o, **exact, **_scaled(sizes)
     )
-    causal = bool(sizes["causal"])
+    options: dict[str, Any] = {"causal": bool(sizes["causal"])}
+    if "scale" in sizes:
+        options["scale"] = _scaled(sizes)["scale"]
+    options |= {name: sizes[name] for name in ("window", "cap") if name in sizes}
     return [
-        call("forward", {"o": o, "lse": lse}, inputs, causal=causal),
-        call(
-            "backward",
-            backward,
-            {"do": do, "o": o, "lse": lse, **inputs},
-            causal=causal,
-        ),
+        call("forward", {"o": o, "lse": lse}, inputs, **options),
+        call("backward", backward, {"do": do, "o": o, "lse": lse, **inputs}, **options),
     ]
 
 
@@ -88,6 +86,24 @@ CASE = OpCase(
         {"B": 2, "T": 200, "H": 4, "KV": 2, "D": 16, "causal": 1, "segments": 1},
         {"B": 1, "T": 290, "H": 2, "KV": 1, "D": 20, "causal": 1, "segments": 5},
         {"B": 3, "T": 7, "H": 1, "KV": 1, "D": 8, "causal": 1, "segments": 4},
+        {"B": 2, "T": 70, "H": 2, "KV": 1, "D": 8, "causal": 1, "window": 1},  # itself alone
+        {"B": 1, "T": 200, "H": 4, "KV": 2, "D": 16, "causal": 1, "window": 7},
+        {"B": 1, "T": 200, "H": 2, "KV": 2, "D": 33, "causal": 1, "window": 64},
+        {"B": 1, "T": 260, "H": 2, "KV": 1, "D": 8, "causal": 1, "window": 130},
+        {"B": 1, "T": 70, "H": 2, "KV": 1, "D": 8, "causal": 1, "window": 500},  # all
+        {"B": 1, "T": 290, "H": 2, "KV": 1, "D": 20, "causal": 1, "segments": 5, "window": 40},
+        {"B": 1, "T": 65, "H": 2, "KV": 1, "D": 8, "causal": 0, "cap": 2, "scale": 3},
+        {
+            "B": 2,
+            "T": 130,
+            "H": 4,
+            "KV": 2,
+            "D": 16,
+            "causal": 1,
+            "cap": 3,
+            "scale": 4,
+            "window": 9,
+        },
     ),
     bench={
         "gpt2_124m_t256": {"B": 4, "T": 256, "H": 12, "KV": 12, "D": 64, "causal": 1},

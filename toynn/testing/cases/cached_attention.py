@@ -23,9 +23,20 @@ def plain(blocks: Array) -> Array:
 
 
 def _calls(
-    rng: np.random.Generator, B: int, T: int, H: int, KV: int, D: int, S: int, past: int
+    rng: np.random.Generator,
+    B: int,
+    T: int,
+    H: int,
+    KV: int,
+    D: int,
+    S: int,
+    past: int,
+    **limits: int,
 ) -> list[Call]:
-    """Make the call; the second sequence has half the past of the first, and so on."""
+    """Make the call; the second sequence has half the past of the first, and so on.
+
+    ``limits``: a window, a cap.
+    """
 
     def normal(*shape: int) -> Array:
         return rng.standard_normal(shape).astype(np.float32).astype(np.float64)
@@ -35,7 +46,7 @@ def _calls(
     q, k, v = normal(B * T, H * D), normal(B * T, KV * D), normal(B * T, KV * D)
     initial = {"kc": blocked(keys), "vc": values}
     written = attention.cached_attention(
-        keys, values, q, k, v, pasts, T=T, H=H, KV=KV, D=D, scale=1 / math.sqrt(D)
+        keys, values, q, k, v, pasts, T=T, H=H, KV=KV, D=D, scale=1 / math.sqrt(D), **limits
     )
     return [
         call(
@@ -43,6 +54,7 @@ def _calls(
             written | {"kc": blocked(written["kc"])},
             {"q": q, "k": k, "v": v, "past": pasts},
             initial=initial,
+            **limits,
         )
     ]
 
@@ -61,6 +73,11 @@ CASE = OpCase(
         {"B": 2, "T": 65, "H": 4, "KV": 2, "D": 20, "S": 192, "past": 127},
         {"B": 1, "T": 64, "H": 3, "KV": 1, "D": 64, "S": 128, "past": 60},  # across a block's edge
         {"B": 2, "T": 5, "H": 2, "KV": 2, "D": 257, "S": 64, "past": 40},
+        {"B": 2, "T": 1, "H": 4, "KV": 2, "D": 16, "S": 640, "past": 600, "window": 330},  # spans
+        {"B": 2, "T": 1, "H": 4, "KV": 2, "D": 16, "S": 192, "past": 128, "window": 1},
+        {"B": 2, "T": 70, "H": 4, "KV": 2, "D": 8, "S": 320, "past": 200, "window": 67},
+        {"B": 2, "T": 3, "H": 4, "KV": 2, "D": 8, "S": 320, "past": 200, "window": 9, "cap": 1},
+        {"B": 1, "T": 1, "H": 2, "KV": 2, "D": 8, "S": 320, "past": 200, "cap": 2},
     ),
     bench={
         "decode_135m_past_1k": {"B": 1, "T": 1, "H": 9, "KV": 3, "D": 64, "S": 1088, "past": 1023},
