@@ -217,22 +217,6 @@ def test_a_switch_on_architectures_is_seen(code):
     assert list(switches(ast.parse(code), {"gpt2", "llama"}))
 
 
-def compiled_modules():
-    """Plain names of the compiled modules that have a source here."""
-    return [module_name(path) for path in CYTHON]
-
-
-@pytest.mark.slow
-def test_stubs_match_the_compiled_modules(tmp_path):
-    pytest.importorskip("mypy", reason="mypy, of the test extra, is not installed")
-    command = [sys.executable, "-m", "mypy.stubtest", *compiled_modules()]
-    environment = {"PYTHONPATH": str(PACKAGE.parent), "MYPY_CACHE_DIR": str(tmp_path)}
-    result = subprocess.run(
-        command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
-
-
 @pytest.mark.parametrize("path", CYTHON, ids=lambda path: path.stem)
 def test_a_compiled_module_has_a_stub_and_a_docstring(path):
     assert path.with_suffix(".pyi").exists()
