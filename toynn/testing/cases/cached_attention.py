@@ -1,6 +1,7 @@
 """cached_attention against softmax(scale q k^T) v over the whole past, in float64."""
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -31,7 +32,7 @@ def _calls(
     D: int,
     S: int,
     past: int,
-    **limits: int,
+    **limits: Any,
 ) -> list[Call]:
     """Make the call; the second sequence has half the past of the first, and so on.
 
