@@ -44,6 +44,7 @@ FLAGS = [
     *("-Wall", "-Wextra", "-Wno-unknown-attributes", "-Wno-unused-function"),
     *("-Wno-unused-parameter", "-Wno-duplicate-decl-specifier", "-Wno-ignored-qualifiers"),
     *("-Wno-unused-const-variable", "-Werror=return-type", "-Werror=uninitialized"),
+    "-fconvergent-functions",
     "-ferror-limit=20",
 ]
 CHECKED = [

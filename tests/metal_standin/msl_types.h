@@ -16,6 +16,19 @@ typedef uint uint32_t;
 typedef long int64_t;
 typedef ulong uint64_t;
 typedef _Float16 half;
+#ifdef SOFT_STRICT
+typedef __bf16 bfloat; // to look at types only: arithmetic would need a newer libgcc
+#else
+struct bfloat {
+    ushort bits;
+    bfloat() = default;
+    bfloat(float x) { // ties go to the even neighbour
+        uint u = __builtin_bit_cast(uint, x);
+        bits = x == x ? (u + 0x7FFF + (u >> 16 & 1)) >> 16 : u >> 16 | 64;
+    }
+    operator float() const { return __builtin_bit_cast(float, (uint)bits << 16); }
+};
+#endif
 
 #define SOFT_VECTORS(T) \
     typedef T T##2 __attribute__((ext_vector_type(2))); \

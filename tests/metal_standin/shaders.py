@@ -21,6 +21,7 @@ import msl
 import numpy as np
 
 import toynn._kernels as kernels
+from toynn import precision
 from toynn.backends.metal import arguments, grids, library
 
 __all__ = ["ROOM", "ShaderError", "available", "compiled", "run", "run_case", "runtime"]
@@ -183,11 +184,23 @@ def _dispatch(function: int, bound: list[np.ndarray], one: grids.Pass, seed: int
         raise ShaderError(message.value.decode(errors="replace"))
 
 
-def run_case(op: str, call, shape: Mapping[str, int], accumulate: bool = False, **how):
-    """Run a call of the op-case table; return its outputs by name, for ``doors.check``."""
+def run_case(
+    op: str,
+    call,
+    shape: Mapping[str, int],
+    accumulate: bool = False,
+    more: Mapping[str, int] | None = None,
+    replaced: Mapping[str, np.ndarray] | None = None,
+    **how,
+):
+    """Run a call of the op-case table; return its outputs by name, for ``doors.check``.
+
+    ``more``: by how much sizes were larger when the grid was planned. ``replaced``: other arrays.
+    """
     kernel = f"{op}.{call.entry}"
     signature = getattr(kernels, op).entries[call.entry].signature
     arrays = {name: np.array(array, order="C") for name, array in call.arrays.items()}
+    arrays |= replaced or {}
     if op == "cached_attention":
         from toynn.testing.cases import cached_attention
 
@@ -199,12 +212,16 @@ def run_case(op: str, call, shape: Mapping[str, int], accumulate: bool = False, 
         H, KV, D = (sizes[name] for name in ("H", "KV", "D"))
         sizes |= {"ldq": H * D, "ldk": KV * D, "ldv": KV * D, "scale": 1 / math.sqrt(max(D, 1))}
     sizes |= {"type": shape.get("type", 0), "activation": shape.get("activation", 0)}
+    if "precision" in call.options:
+        sizes["precision"] = precision.PRECISIONS.index(call.options["precision"])
+    given = {name: int(sizes[name]) for name in signature.sizes}
     run(
         kernel,
         {name: arrays.get(name) for name in signature.tensors},
-        {name: int(sizes[name]) for name in signature.sizes},
+        given,
         {name: float(sizes[name]) for name in signature.options},
         accumulate=accumulate,
+        planned={name: size + (more or {}).get(name, 0) for name, size in given.items()},
         **how,
     )
     if op == "cached_attention":

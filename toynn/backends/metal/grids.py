@@ -3,9 +3,18 @@
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-__all__ = ["PASSES", "SCRATCH", "Pass", "Sizes"]
+from toynn import precision
 
-GROUP = 256  # threads of a group; common.metal has the same number
+__all__ = ["PASSES", "SCRATCH", "SHARED", "TYPES", "Pass", "Sizes"]
+
+# The shaders have the same numbers, by the same names.
+GROUP = 256  # threads of a group
+LINE = 32  # columns that a group adds up; rows of attention
+RUN = 16  # elements of a row that a thread expands
+BLOCK = 16384  # squares that a group adds up
+TILE, PRODUCT, FEW = 64, 128, 4  # products: results of a group, its threads; what few rows are
+WIDE = 128  # attention: columns of a head that a group adds up
+MEDIUM = precision.PRECISIONS.index("medium")
 
 
 class Pass(NamedTuple):
@@ -27,13 +36,154 @@ def rows(function: str, n: int) -> Pass:
 
 def each(function: str, n: int) -> Pass:
     """Give a thread to each of n elements."""
-    return Pass(function, (-(-n // GROUP), 1, 1), (GROUP, 1, 1))
+    return Pass(function, (_over(n, GROUP), 1, 1), (GROUP, 1, 1))
+
+
+def columns(function: str, n: int) -> Pass:
+    """Give a group to each LINE of n columns, that it adds up."""
+    return Pass(function, (_over(n, LINE), 1, 1), (GROUP, 1, 1))
+
+
+def _over(n: int, by: int) -> int:
+    return -(-n // by)
+
+
+def _all(*names: str) -> Callable[[Sizes], int]:
+    """Return what counts the elements of a tensor of these extents."""
+
+    def count(s: Sizes) -> int:
+        n = 1
+        for name in names:
+            n *= s[name]
+        return n
+
+    return count
+
+
+def _each(function: str, *names: str) -> Callable[[Sizes], list[Pass]]:
+    count = _all(*names)
+    return lambda s: [each(function, count(s))]
+
+
+def _rows(function: str) -> Callable[[Sizes], list[Pass]]:
+    return lambda s: [rows(function, s["N"])]
+
+
+def _norm_backward(op: str) -> Callable[[Sizes], list[Pass]]:
+    def passes(s: Sizes) -> list[Pass]:
+        weights = columns(f"{op}_backward_w", s["C"])
+        wanted = s["has_dw"] or s.get("has_db", 0)
+        return [rows(f"{op}_backward_x", s["N"])] + [weights] * bool(wanted)
+
+    return passes
+
+
+def _one_loss(form: str) -> Callable[[Sizes], list[Pass]]:
+    function = f"cross_entropy_forward{form}"
+    return lambda s: [rows(f"{function}_rows", s["N"]), rows(function, 1)]
+
+
+def _product(entry: str, down: str, across: str) -> Callable[[Sizes], list[Pass]]:
+    def passes(s: Sizes) -> list[Pass]:
+        function = f"matmul_{entry}"
+        if entry == "forward" and s["M"] <= FEW:
+            few = _over(s["N"], GROUP // LINE) * min(1, s["M"])
+            return [Pass(f"{function}_few", (few, 1, 1), (GROUP, 1, 1))]
+        function += "_rough" * (s["precision"] == MEDIUM)
+        groups = (_over(s[across], TILE), _over(s[down], TILE), 1)
+        return [Pass(function, groups, (PRODUCT, 1, 1))]
+
+    return passes
+
+
+def _pairs(function: str) -> Callable[[Sizes], list[Pass]]:
+    return lambda s: [each(function, s["N"] * (s["D"] // 2))]
+
+
+def _heads(function: str, s: Sizes, n: int, heads: str) -> Pass:
+    """Give a group to each LINE of n rows of each head, and to each WIDE of its columns."""
+    groups = (_over(n, LINE), s["B"] * s[heads], _over(s["D"], WIDE))
+    return Pass(function, groups, (GROUP, 1, 1))
 
 
 #: The passes of each entry, in order.
 PASSES: dict[str, Callable[[Sizes], list[Pass]]] = {
-    "rmsnorm.forward": lambda s: [rows("rmsnorm_forward", s["N"])],
+    "adamw.step": _each("adamw_step", "n"),
+    "attention.backward": lambda s: [
+        rows("attention_backward_delta", _over(s["B"] * s["H"] * s["T"], GROUP // LINE)),
+        _heads("attention_backward_q", s, s["T"], "H"),
+        _heads("attention_backward_kv", s, s["T"], "KV"),
+    ],
+    "attention.forward": lambda s: [_heads("attention_forward", s, s["T"], "H")],
+    "cached_attention.forward": lambda s: [
+        each("cached_attention_forward_store", s["B"] * s["T"] * s["KV"] * s["D"]),
+        _heads("cached_attention_forward", s, s["T"] * LINE, "H"),
+    ],
+    "chunked_cross_entropy.backward": _rows("chunked_cross_entropy_backward"),
+    "chunked_cross_entropy.count": lambda s: [rows("chunked_cross_entropy_count", 1)],
+    "chunked_cross_entropy.forward": _rows("chunked_cross_entropy_forward"),
+    "chunked_cross_entropy.mean": lambda s: [rows("chunked_cross_entropy_mean", 1)],
+    "class_token.backward": lambda s: [
+        each("class_token_backward_x", s["B"] * (s["T"] - 1) * s["C"]),
+        each("class_token_backward_w", s["T"] * s["C"] * max(s["has_dcls"], s["has_dpos"])),
+    ],
+    "class_token.forward": _each("class_token_forward", "B", "T", "C"),
+    "counted.forward": lambda s: [rows("counted_forward", 1)],
+    "cross_entropy.backward": _rows("cross_entropy_backward"),
+    "cross_entropy.backward_dense": _rows("cross_entropy_backward_dense"),
+    "cross_entropy.forward": _one_loss(""),
+    "cross_entropy.forward_dense": _one_loss("_dense"),
+    "dropout.forward": lambda s: [each("dropout_forward", _over(s["n"], 32) * 16)],
+    "elementwise.accumulate": _each("elementwise_accumulate", "n"),
+    "elementwise.add": _each("elementwise_add", "n"),
+    "elementwise.bias_backward": lambda s: [columns("elementwise_bias_backward", s["C"])],
+    "elementwise.scale": _each("elementwise_scale", "n"),
+    "embedding.backward": lambda s: [
+        each("embedding_backward_clear", s["V"] * s["C"]),
+        rows("embedding_backward", s["N"]),
+    ],
+    "embedding.forward": lambda s: [each("embedding_forward", s["N"] * _over(s["C"], RUN))],
+    "gelu.backward": _each("gelu_backward", "n"),
+    "gelu.forward": _each("gelu_forward", "n"),
+    "grad_norm.forward": lambda s: [
+        rows("grad_norm_forward_blocks", _over(s["n"], BLOCK)),
+        rows("grad_norm_forward", 1),
+    ],
+    "layernorm.backward": _norm_backward("layernorm"),
+    "layernorm.forward": _rows("layernorm_forward"),
+    "matmul.backward_input": _product("backward_input", "M", "K"),
+    "matmul.backward_weight": _product("backward_weight", "N", "K"),
+    "matmul.forward": _product("forward", "M", "N"),
+    "rmsnorm.backward": _norm_backward("rmsnorm"),
+    "rmsnorm.forward": _rows("rmsnorm_forward"),
+    "rope.backward": _pairs("rope_backward"),
+    "rope.forward": _pairs("rope_forward"),
+    "rounding.forward": _each("rounding_forward", "n"),
+    "silu.backward": _each("silu_backward", "n"),
+    "silu.forward": _each("silu_forward", "n"),
+    "softmax.backward": _rows("softmax_backward"),
+    "softmax.forward": _rows("softmax_forward"),
+    "swiglu.backward": _each("swiglu_backward", "n"),
+    "swiglu.forward": _each("swiglu_forward", "n"),
 }
 
 #: Bytes of memory that a launch needs of its own until its last pass is done.
-SCRATCH: dict[str, Callable[[Sizes], int]] = {}
+SCRATCH: dict[str, Callable[[Sizes], int]] = {
+    "cross_entropy.forward": lambda s: 4 * s["N"],
+    "cross_entropy.forward_dense": lambda s: 8 * s["N"],
+    "grad_norm.forward": lambda s: 4 * _over(s["n"], BLOCK),
+}
+
+#: Files that the library of an op has in front of its own, besides common.metal.
+SHARED: dict[str, tuple[str, ...]] = {
+    "attention": ("heads",),
+    "cached_attention": ("heads",),
+    "chunked_cross_entropy": ("logits",),
+    "cross_entropy": ("logits",),
+    "embedding": ("blocks",),
+    "gelu": ("activations",),
+    "matmul": ("activations", "blocks", "products"),
+}
+
+#: The types of matrices that blocks.metal reads, by their numbers in GGUF.
+TYPES = frozenset((0, 1, 2, 3, 6, 7, 8, 10, 11, 12, 13, 14, 30))

@@ -3,6 +3,7 @@
 from importlib.resources import files
 
 from toynn.backends.metal.arguments import declaration, entries
+from toynn.backends.metal.grids import SHARED
 
 __all__ = ["has", "source"]
 
@@ -23,6 +24,7 @@ def source(op: str, simdgroups: bool) -> str:
         (
             f"#define TOYNN_SIMDGROUPS {int(simdgroups)}\n",
             _file("common"),
+            *(_file(name) for name in SHARED.get(op, ())),
             '#line 1 "arguments"\n',
             *(declaration(op, entry) for entry in entries(op)),
             _file(op),

@@ -24,6 +24,7 @@ CASE = OpCase(
         {"N": 100, "share": 40},
         {"N": 33, "share": 100},
         {"N": 7, "share": 0},
+        {"N": 700, "share": 50},  # more than a group of threads takes at a time
         {"N": 0, "share": 0},
     ),
     bench={"tokens_2048": {"N": 2048, "share": 40}},

@@ -1,0 +1,256 @@
+// Scaled dot-product attention, causal or full, with grouped queries, without a T x T matrix.
+//
+//   s[i,j] = scale q[i] . k[j]                 j <= i if causal
+//   p[i,j] = exp(s[i,j] - lse[i])              lse[i] = log sum_j exp(s[i,j])
+//   o[i]   = sum_j p[i,j] v[j]
+//
+//   delta[i] = do[i] . o[i]                    ds[i,j] = p[i,j] (do[i] . v[j] - delta[i])
+//   dq[i] = scale sum_j ds[i,j] k[j]           dk[j] = scale sum_i ds[i,j] q[i]
+//   dv[j] = sum_i p[i,j] do[i]
+//
+// for each of B sequences of T rows and each of H heads of D columns; KV heads of k and v serve H / KV query
+// heads each. Rows of q, k, v (and of dq, dk, dv) are ldq, ldk, ldv apart; o, do are (B*T, H*D). Scores live in
+// tiles of LINE x LINE (heads.metal). forward: a group for LINE queries of a head goes over the keys, with a
+// running maximum and sum per row. backward: delta, a line a row; dq, a group for LINE queries; dk and dv, a
+// group for LINE keys goes over the queries of all heads that they serve. A group holds the sums of WIDE columns;
+// where D is more, others compute the scores again for theirs. Saved: o, lse (B,H,T).
+//
+// Causal rows may come in segments, which do not see each other: first[i] is the first row of row i's segment,
+// counted over all rows. All products are float32, in every precision.
+// Source: Dao 2023 (FlashAttention-2), arXiv:2307.08691, algorithms 1 and 2.
+
+// Which keys the rows of a sequence see: those from `from` on that are below T and, if causal, not behind.
+static inline bool sees(uint i, uint j, uint from, uint T, bool causal) {
+    return j >= from && j < T && (!causal || j <= i);
+}
+
+kernel void attention_forward(device float*               o     [[buffer(0)]],
+                              device float*               lse   [[buffer(1)]],
+                              device const float*         q     [[buffer(2)]],
+                              device const float*         k     [[buffer(3)]],
+                              device const float*         v     [[buffer(4)]],
+                              device const int*           first [[buffer(5)]],
+                              constant AttentionForward&  args  [[buffer(6)]],
+                              uint3 group [[threadgroup_position_in_grid]],
+                              uint  tid   [[thread_index_in_threadgroup]])
+{
+    threadgroup float Q[LINE * SPAN], K[LINE * SPAN], P[LINE * SPAN], part[GROUP];
+    const uint T = args.T, D = args.D, H = args.H, start = group.x * LINE;
+    if (start >= T) return;
+    const uint h = group.y % H, b = group.y / H, c0 = group.z * WIDE, own = tid / LINE;
+    q += b * T * args.ldq + h * D;
+    k += b * T * args.ldk + h / (H / args.KV) * D;
+    v += b * T * args.ldv + h / (H / args.KV) * D;
+    uint from[OWN];
+    float most[OWN], sum[OWN], out[PARTS][OWN];
+    for (uint i = 0; i < OWN; ++i) {
+        const uint row = start + own + LINES * i;
+        from[i] = args.has_first && row < T ? uint(first[b * T + row]) - b * T : 0;
+        most[i] = -INFINITY;
+        sum[i] = 0.0f;
+        for (uint c = 0; c < PARTS; ++c) out[c][i] = 0.0f;
+    }
+    const uint begin = args.has_first ? uint(first[b * T + start]) - b * T : 0;
+    const uint end = args.causal ? min(T, start + LINE) : T;
+    for (uint j0 = begin; j0 < end; j0 += LINE) {
+        float s[OWN] = {0.0f, 0.0f, 0.0f, 0.0f};
+        for (uint d = 0; d < D; d += LINE) {
+            threadgroup_barrier(mem_flags::mem_threadgroup);
+            take(Q, q, args.ldq, T, D, start, d, tid);
+            take(K, k, args.ldk, T, D, j0, d, tid);
+            threadgroup_barrier(mem_flags::mem_threadgroup);
+            add_rows(s, Q, K, tid);
+        }
+        const uint j = j0 + tid % LINE;
+        for (uint i = 0; i < OWN; ++i) {
+            const uint row = start + own + LINES * i;
+            s[i] = sees(row, j, from[i], T, args.causal) ? s[i] * args.scale : -INFINITY;
+            const float top = max(most[i], line_max(s[i], part, tid));
+            const float p = top == -INFINITY ? (s[i] == top ? 0.0f : NAN) : precise::exp(s[i] - top);
+            const float shrunk = most[i] == -INFINITY ? 0.0f : precise::exp(most[i] - top);
+            sum[i] = sum[i] * shrunk + line_sum(p, part, tid);
+            most[i] = top;
+            for (uint c = 0; c < PARTS; ++c) out[c][i] *= shrunk;
+            P[(own + LINES * i) * SPAN + tid % LINE] = p;
+        }
+        for (uint c = 0; c < PARTS && c0 + c * LINE < D; ++c) {
+            threadgroup_barrier(mem_flags::mem_threadgroup);
+            take(K, v, args.ldv, T, D, j0, c0 + c * LINE, tid);
+            threadgroup_barrier(mem_flags::mem_threadgroup);
+            add_columns(out[c], P, K, tid);
+        }
+    }
+    for (uint i = 0; i < OWN; ++i) {
+        const uint row = start + own + LINES * i;
+        if (row >= T) continue;
+        for (uint c = 0; c < PARTS; ++c) {
+            const uint column = c0 + c * LINE + tid % LINE;
+            if (column < D) o[(b * T + row) * H * D + h * D + column] = out[c][i] / sum[i];
+        }
+        if (group.z == 0 && tid % LINE == 0) lse[group.y * T + row] = most[i] + precise::log(sum[i]);
+    }
+}
+
+kernel void attention_backward_delta(device float*                delta [[buffer(3)]],
+                                     device const float*          d_o   [[buffer(4)]],
+                                     device const float*          o     [[buffer(5)]],
+                                     constant AttentionBackward&  args  [[buffer(11)]],
+                                     uint group [[threadgroup_position_in_grid]],
+                                     uint tid   [[thread_index_in_threadgroup]])
+{
+    threadgroup float part[GROUP];
+    const uint T = args.T, D = args.D, H = args.H, at = group * LINES + tid / LINE;
+    float sum = 0.0f;
+    if (at < args.B * H * T) {
+        const uint row = at / T / H * T + at % T, h = at / T % H;
+        for (uint d = tid % LINE; d < D; d += LINE) {
+            sum += d_o[(row * H + h) * D + d] * o[(row * H + h) * D + d];
+        }
+    }
+    sum = line_sum(sum, part, tid);
+    if (at < args.B * H * T && tid % LINE == 0) delta[at] = sum;
+}
+
+kernel void attention_backward_q(device float*                dq    [[buffer(0)]],
+                                 device const float*          delta [[buffer(3)]],
+                                 device const float*          d_o   [[buffer(4)]],
+                                 device const float*          lse   [[buffer(6)]],
+                                 device const float*          q     [[buffer(7)]],
+                                 device const float*          k     [[buffer(8)]],
+                                 device const float*          v     [[buffer(9)]],
+                                 device const int*            first [[buffer(10)]],
+                                 constant AttentionBackward&  args  [[buffer(11)]],
+                                 uint3 group [[threadgroup_position_in_grid]],
+                                 uint  tid   [[thread_index_in_threadgroup]])
+{
+    threadgroup float Q[LINE * SPAN], K[LINE * SPAN], O[LINE * SPAN], V[LINE * SPAN], P[LINE * SPAN];
+    const uint T = args.T, D = args.D, H = args.H, start = group.x * LINE;
+    if (start >= T) return;
+    const uint h = group.y % H, b = group.y / H, c0 = group.z * WIDE, own = tid / LINE;
+    q += b * T * args.ldq + h * D;
+    k += b * T * args.ldk + h / (H / args.KV) * D;
+    v += b * T * args.ldv + h / (H / args.KV) * D;
+    d_o += b * T * H * D + h * D;
+    dq += b * T * args.ldq + h * D;
+    uint from[OWN];
+    float out[PARTS][OWN];
+    for (uint i = 0; i < OWN; ++i) {
+        const uint row = start + own + LINES * i;
+        from[i] = args.has_first && row < T ? uint(first[b * T + row]) - b * T : 0;
+        for (uint c = 0; c < PARTS; ++c) out[c][i] = 0.0f;
+    }
+    const uint begin = args.has_first ? uint(first[b * T + start]) - b * T : 0;
+    const uint end = args.causal ? min(T, start + LINE) : T;
+    for (uint j0 = begin; j0 < end; j0 += LINE) {
+        float s[OWN] = {0.0f, 0.0f, 0.0f, 0.0f}, dp[OWN] = {0.0f, 0.0f, 0.0f, 0.0f};
+        for (uint d = 0; d < D; d += LINE) {
+            threadgroup_barrier(mem_flags::mem_threadgroup);
+            take(Q, q, args.ldq, T, D, start, d, tid);
+            take(K, k, args.ldk, T, D, j0, d, tid);
+            take(O, d_o, H * D, T, D, start, d, tid);
+            take(V, v, args.ldv, T, D, j0, d, tid);
+            threadgroup_barrier(mem_flags::mem_threadgroup);
+            add_rows(s, Q, K, tid);
+            add_rows(dp, O, V, tid);
+        }
+        const uint j = j0 + tid % LINE;
+        for (uint i = 0; i < OWN; ++i) {
+            const uint row = start + own + LINES * i, at = group.y * T + row;
+            float ds = 0.0f;
+            if (row < T && sees(row, j, from[i], T, args.causal)) {
+                ds = precise::exp(s[i] * args.scale - lse[at]) * (dp[i] - delta[at]) * args.scale;
+            }
+            P[(own + LINES * i) * SPAN + tid % LINE] = ds;
+        }
+        for (uint c = 0; c < PARTS && c0 + c * LINE < D; ++c) {
+            threadgroup_barrier(mem_flags::mem_threadgroup);
+            take(K, k, args.ldk, T, D, j0, c0 + c * LINE, tid);
+            threadgroup_barrier(mem_flags::mem_threadgroup);
+            add_columns(out[c], P, K, tid);
+        }
+    }
+    for (uint i = 0; i < OWN; ++i) {
+        const uint row = start + own + LINES * i;
+        for (uint c = 0; c < PARTS; ++c) {
+            const uint column = c0 + c * LINE + tid % LINE;
+            if (row < T && column < D) dq[row * args.ldq + column] = out[c][i];
+        }
+    }
+}
+
+kernel void attention_backward_kv(device float*                dk    [[buffer(1)]],
+                                  device float*                dv    [[buffer(2)]],
+                                  device const float*          delta [[buffer(3)]],
+                                  device const float*          d_o   [[buffer(4)]],
+                                  device const float*          lse   [[buffer(6)]],
+                                  device const float*          q     [[buffer(7)]],
+                                  device const float*          k     [[buffer(8)]],
+                                  device const float*          v     [[buffer(9)]],
+                                  device const int*            first [[buffer(10)]],
+                                  constant AttentionBackward&  args  [[buffer(11)]],
+                                  uint3 group [[threadgroup_position_in_grid]],
+                                  uint  tid   [[thread_index_in_threadgroup]])
+{
+    threadgroup float Q[LINE * SPAN], K[LINE * SPAN], O[LINE * SPAN], V[LINE * SPAN], P[LINE * SPAN];
+    threadgroup float S[LINE * SPAN];
+    const uint T = args.T, D = args.D, H = args.H, KV = args.KV, start = group.x * LINE;
+    if (start >= T) return;
+    const uint served = H / KV, g = group.y % KV, b = group.y / KV, c0 = group.z * WIDE, own = tid / LINE;
+    k += b * T * args.ldk + g * D;
+    v += b * T * args.ldv + g * D;
+    dk += b * T * args.ldk + g * D;
+    dv += b * T * args.ldv + g * D;
+    float k_sum[PARTS][OWN], v_sum[PARTS][OWN];
+    for (uint c = 0; c < PARTS; ++c) {
+        for (uint i = 0; i < OWN; ++i) k_sum[c][i] = v_sum[c][i] = 0.0f;
+    }
+    const uint last = min(T, start + LINE) - 1, j = start + tid % LINE;
+    for (uint h = g * served; h < (g + 1) * served; ++h) {
+        device const float* q_h = q + b * T * args.ldq + h * D;
+        device const float* o_h = d_o + b * T * H * D + h * D;
+        for (uint i0 = args.causal ? start : 0; i0 < T; i0 += LINE) {
+            if (args.has_first && uint(first[b * T + i0]) - b * T > last) break;  // nor do later rows see these keys
+            float s[OWN] = {0.0f, 0.0f, 0.0f, 0.0f}, dp[OWN] = {0.0f, 0.0f, 0.0f, 0.0f};
+            for (uint d = 0; d < D; d += LINE) {
+                threadgroup_barrier(mem_flags::mem_threadgroup);
+                take(Q, q_h, args.ldq, T, D, i0, d, tid);
+                take(K, k, args.ldk, T, D, start, d, tid);
+                take(O, o_h, H * D, T, D, i0, d, tid);
+                take(V, v, args.ldv, T, D, start, d, tid);
+                threadgroup_barrier(mem_flags::mem_threadgroup);
+                add_rows(s, Q, K, tid);
+                add_rows(dp, O, V, tid);
+            }
+            for (uint i = 0; i < OWN; ++i) {
+                const uint row = i0 + own + LINES * i, at = (b * H + h) * T + row;
+                float p = 0.0f, ds = 0.0f;
+                if (row < T) {
+                    const uint from = args.has_first ? uint(first[b * T + row]) - b * T : 0;
+                    if (sees(row, j, from, T, args.causal)) {
+                        p = precise::exp(s[i] * args.scale - lse[at]);
+                        ds = p * (dp[i] - delta[at]) * args.scale;
+                    }
+                }
+                P[(own + LINES * i) * SPAN + tid % LINE] = p;
+                S[(own + LINES * i) * SPAN + tid % LINE] = ds;
+            }
+            for (uint c = 0; c < PARTS && c0 + c * LINE < D; ++c) {
+                threadgroup_barrier(mem_flags::mem_threadgroup);
+                take(Q, q_h, args.ldq, T, D, i0, c0 + c * LINE, tid);
+                take(O, o_h, H * D, T, D, i0, c0 + c * LINE, tid);
+                threadgroup_barrier(mem_flags::mem_threadgroup);
+                add_turned(k_sum[c], S, Q, tid);
+                add_turned(v_sum[c], P, O, tid);
+            }
+        }
+    }
+    for (uint i = 0; i < OWN; ++i) {
+        const uint row = start + own + LINES * i;
+        for (uint c = 0; c < PARTS; ++c) {
+            const uint column = c0 + c * LINE + tid % LINE;
+            if (row >= T || column >= D) continue;
+            dk[row * args.ldk + column] = k_sum[c][i];
+            dv[row * args.ldv + column] = v_sum[c][i];
+        }
+    }
+}

@@ -1,0 +1,167 @@
+// The types in which a row of a matrix may be stored, by their numbers in GGUF: bytes in, float32 out.
+//
+// A row is a whole number of blocks, one after another. d and m are float16, q[j] is the code of element j,
+// a[s] and b[s] small integers of sub-block s; all numbers are little-endian.
+//
+//   type      of bytes  in this order                            element j
+//   F32    0   1     4  a float32                                the same number
+//   F16    1   1     2  a float16                                the same number
+//   BF16  30   1     2  the upper half of a float32              the same number
+//   Q8_0   8  32    34  d, 32 int8                               y[j] = d q[j]
+//   Q4_0   2  32    18  d, 16 of low                             y[j] = d (q[j] - 8)
+//   Q4_1   3  32    20  d, m, 16 of low                          y[j] = d q[j] + m
+//   Q5_0   6  32    22  d, 4 of high, 16 of low                  y[j] = d (q[j] - 16)
+//   Q5_1   7  32    24  d, m, 4 of high, 16 of low               y[j] = d q[j] + m
+//   Q2_K  10 256    84  16 of b and a, 64 of pairs, d, m         y[j] = d a[s] q[j] - m b[s]
+//   Q3_K  11 256   110  32 high, 64 of pairs, 12 of scales, d    y[j] = d (a[s] - 32) (q[j] - 4)
+//   Q4_K  12 256   144  d, m, 12 of scales, 128 of low           y[j] = d a[s] q[j] - m b[s]
+//   Q5_K  13 256   176  d, m, 12 of scales, 32 high, 128 of low  y[j] = d a[s] q[j] - m b[s]
+//   Q6_K  14 256   210  128 of low, 64 of high, 16 int8 a, d     y[j] = d a[s] (q[j] - 32)
+//
+// Where the bits of a code lie is told in toynn/_kernels/_blocks.pxd and _superblocks.pxd. Elements come in
+// runs of RUN, which share a scale in every type. A run begins at a multiple of RUN; of F32, F16 and BF16,
+// whose rows may be of any length, elements behind a row's end are 0. Bytes are read one by one: blocks lie
+// at any address. No product rounds: 11 bits of a float16, 7 of a scale and 6 of a code fit into 24.
+// Source: ggml-common.h and ggml-quants.c in ggml; the GGUF specification.
+
+constant constexpr uint RUN = 16;
+
+static inline uint word(device const uchar* raw) { return uint(raw[0]) | uint(raw[1]) << 8; }
+
+// The float16 of these bits, as float32: a subnormal one too, whatever the device does with those.
+static inline float half_of(device const uchar* raw) {
+    const uint h = word(raw), a = h & 0x7FFF, sign = (h & 0x8000) << 16;
+    const float small = as_type<float>(a + (126u << 23)) - 0.5f;
+    const uint normal = (a << 13) + (112u << 23) + (a >= 0x7C00 ? 112u << 23 : 0u);
+    return as_type<float>((a < 0x0400 ? as_type<uint>(small) : normal) | sign);
+}
+
+// Scale a and least b of sub-block s of Q4_K and Q5_K: 6 bits each, of 12 bytes.
+static inline uint2 scales_k(device const uchar* raw, uint s) {
+    if (s < 4) return uint2(raw[s] & 63, raw[s + 4] & 63);
+    return uint2((raw[s + 4] & 15) | (raw[s - 4] >> 6) << 4, (raw[s + 4] >> 4) | (raw[s] >> 6) << 4);
+}
+
+// Scale of sub-block s of Q3_K, 6 bits of 12 bytes.
+static inline int scale_q3_k(device const uchar* raw, uint s) {
+    const uint low = s < 8 ? raw[s] & 15 : raw[s - 8] >> 4;
+    return int(low | (raw[8 + s % 4] >> s / 4 * 2 & 3) << 4) - 32;
+}
+
+// RUN codes, each of some bits of a byte of low, and one or two of a byte of high: y = scale (q - offset) + least.
+static inline void codes(thread float* y, device const uchar* low, uint shift, uint mask, float scale, int offset,
+                         float least) {
+    for (uint i = 0; i < RUN; ++i) y[i] = scale * float(int(low[i] >> shift & mask) - offset) + least;
+}
+
+static inline void codes(thread float* y, device const uchar* low, uint shift, uint mask, device const uchar* high,
+                         uint high_shift, uint high_mask, uint place, float scale, int offset, float least) {
+    for (uint i = 0; i < RUN; ++i) {
+        const uint q = (low[i] >> shift & mask) | (high[i] >> high_shift & high_mask) << place;
+        y[i] = scale * float(int(q) - offset) + least;
+    }
+}
+
+// Q5_0 and Q5_1: run r of a block; bit j of the four bytes of high is bit 4 of code j.
+static inline void codes_5(thread float* y, device const uchar* high, uint r, float scale, int offset, float least) {
+    const uint bits = word(high + 2 * r);
+    for (uint i = 0; i < RUN; ++i) {
+        const uint q = (high[4 + i] >> 4 * r & 15) | (bits >> i & 1) << 4;
+        y[i] = scale * float(int(q) - offset) + least;
+    }
+}
+
+// Elements j .. j + RUN - 1 of row `row` of a matrix w (., K), j a multiple of RUN.
+static inline void expand(thread float* y, device const uchar* w, uint type, uint row, uint K, uint j) {
+    const uint r = j / RUN;
+    switch (type) {
+    case 0: {
+        device const float* values = (device const float*)w + row * K;
+        for (uint i = 0; i < RUN; ++i) y[i] = j + i < K ? values[j + i] : 0.0f;
+        break;
+    }
+    case 1: {
+        for (uint i = 0; i < RUN; ++i) y[i] = j + i < K ? half_of(w + 2 * (row * K + j + i)) : 0.0f;
+        break;
+    }
+    case 30: {
+        for (uint i = 0; i < RUN; ++i) {
+            y[i] = j + i < K ? as_type<float>(word(w + 2 * (row * K + j + i)) << 16) : 0.0f;
+        }
+        break;
+    }
+    case 8: {
+        device const uchar* block = w + (row * (K / 32) + r / 2) * 34;
+        const float d = half_of(block);
+        for (uint i = 0; i < RUN; ++i) y[i] = d * float(int(block[2 + r % 2 * RUN + i] ^ 128) - 128);
+        break;
+    }
+    case 2: {
+        device const uchar* block = w + (row * (K / 32) + r / 2) * 18;
+        codes(y, block + 2, r % 2 * 4, 15, half_of(block), 8, 0.0f);
+        break;
+    }
+    case 3: {
+        device const uchar* block = w + (row * (K / 32) + r / 2) * 20;
+        codes(y, block + 4, r % 2 * 4, 15, half_of(block), 0, half_of(block + 2));
+        break;
+    }
+    case 6: {
+        device const uchar* block = w + (row * (K / 32) + r / 2) * 22;
+        codes_5(y, block + 2, r % 2, half_of(block), 16, 0.0f);
+        break;
+    }
+    case 7: {
+        device const uchar* block = w + (row * (K / 32) + r / 2) * 24;
+        codes_5(y, block + 4, r % 2, half_of(block), 0, half_of(block + 2));
+        break;
+    }
+    case 10: {
+        device const uchar* block = w + (row * (K / 256) + r / 16) * 84;
+        const uint s = r % 16, scales = block[s];
+        device const uchar* pairs = block + 16 + s / 8 * 32 + s % 2 * RUN;
+        const float least = -half_of(block + 82) * float(scales >> 4);
+        codes(y, pairs, s / 2 % 4 * 2, 3, half_of(block + 80) * float(scales & 15), 0, least);
+        break;
+    }
+    case 11: {
+        device const uchar* block = w + (row * (K / 256) + r / 16) * 110;
+        const uint s = r % 16;
+        device const uchar* pairs = block + 32 + s / 8 * 32 + s % 2 * RUN;
+        const float scale = half_of(block + 108) * float(scale_q3_k(block + 96, s));
+        codes(y, pairs, s / 2 % 4 * 2, 3, block + s % 2 * RUN, s / 2, 1, 2, scale, 4, 0.0f);
+        break;
+    }
+    case 12: {
+        device const uchar* block = w + (row * (K / 256) + r / 16) * 144;
+        const uint s = r % 16 / 2;
+        const uint2 scales = scales_k(block + 4, s);
+        device const uchar* low = block + 16 + s / 2 * 32 + r % 2 * RUN;
+        const float least = -half_of(block + 2) * float(scales.y);
+        codes(y, low, s % 2 * 4, 15, half_of(block) * float(scales.x), 0, least);
+        break;
+    }
+    case 13: {
+        device const uchar* block = w + (row * (K / 256) + r / 16) * 176;
+        const uint s = r % 16 / 2;
+        const uint2 scales = scales_k(block + 4, s);
+        device const uchar* low = block + 48 + s / 2 * 32 + r % 2 * RUN;
+        device const uchar* high = block + 16 + r % 2 * RUN;
+        const float least = -half_of(block + 2) * float(scales.y);
+        codes(y, low, s % 2 * 4, 15, high, s, 1, 4, half_of(block) * float(scales.x), 0, least);
+        break;
+    }
+    case 14: {
+        device const uchar* block = w + (row * (K / 256) + r / 16) * 210;
+        const uint s = r % 16, run = s / 2 % 4;  // of 32 elements, in a half block
+        device const uchar* low = block + s / 8 * 64 + run % 2 * 32 + s % 2 * RUN;
+        device const uchar* high = block + 128 + s / 8 * 32 + s % 2 * RUN;
+        const float scale = half_of(block + 208) * float(int(block[192 + s] ^ 128) - 128);
+        codes(y, low, run / 2 * 4, 15, high, run * 2, 3, 4, scale, 32, 0.0f);
+        break;
+    }
+    default: {
+        for (uint i = 0; i < RUN; ++i) y[i] = NAN;  // no such type: the backend has refused it
+    }
+    }
+}

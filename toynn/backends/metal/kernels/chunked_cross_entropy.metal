@@ -1,0 +1,77 @@
+// Cross-entropy where the logits come in chunks of rows, and no chunk outlives its turn.
+//
+//   count     rows         = number of labels that count
+//   forward   losses[n]    = log sum_v e^x[n,v] - x[n,labels[n]]
+//   backward  dlogits[n,v] = dloss/rows (e^x[n,v] / sum_k e^x[n,k] - [v = labels[n]]);  losses too
+//   mean      loss         = 1/rows sum_n losses[n]
+//
+// x are the logits of N rows, a group each, V classes. A row whose label is -100 does not count: its loss and
+// dlogits are 0. No row counts: loss is NaN. dlogits may be the logits. One group counts, one adds up.
+// Source: cross_entropy.metal; that losses need no logits beyond a chunk: Hsu et al. 2024, Liger Kernel,
+// arXiv:2410.10989, section 3.2.
+
+kernel void chunked_cross_entropy_count(device float*                        rows   [[buffer(0)]],
+                                        device const int*                    labels [[buffer(1)]],
+                                        constant ChunkedCrossEntropyCount&   args   [[buffer(2)]],
+                                        uint tid [[thread_index_in_threadgroup]])
+{
+    threadgroup float part[GROUP];
+    const float found = counting(labels, args.N, args.V, part, tid);
+    if (tid == 0) *rows = found;
+}
+
+kernel void chunked_cross_entropy_forward(device float*                         losses [[buffer(0)]],
+                                          device const float*                   logits [[buffer(1)]],
+                                          device const int*                     labels [[buffer(2)]],
+                                          constant ChunkedCrossEntropyForward&  args   [[buffer(3)]],
+                                          uint n   [[threadgroup_position_in_grid]],
+                                          uint tid [[thread_index_in_threadgroup]])
+{
+    threadgroup float part[GROUP];
+    if (n >= args.N) return;
+    const uint V = args.V;
+    const int label = labels[n];
+    device const float* x = logits + n * V;
+    const float most = row_max(x, V, part, tid);
+    const float log_sum = precise::log(exp_sum(x, most, V, part, tid));
+    if (tid == 0) losses[n] = counts(label, V) ? (most - x[label]) + log_sum : 0.0f;
+}
+
+kernel void chunked_cross_entropy_backward(device float*                          dlogits [[buffer(0)]],
+                                           device float*                          losses  [[buffer(1)]],
+                                           device const float*                    dloss   [[buffer(2)]],
+                                           device const float*                    logits  [[buffer(3)]],
+                                           device const int*                      labels  [[buffer(4)]],
+                                           device const float*                    rows    [[buffer(5)]],
+                                           constant ChunkedCrossEntropyBackward&  args    [[buffer(6)]],
+                                           uint n   [[threadgroup_position_in_grid]],
+                                           uint tid [[thread_index_in_threadgroup]])
+{
+    threadgroup float part[GROUP];
+    if (n >= args.N) return;
+    const uint V = args.V;
+    const int label = labels[n];
+    device const float* x = logits + n * V;
+    device float* dx = dlogits + n * V;
+    const bool counting = counts(label, V);
+    const float own = counting ? x[label] : 0.0f;  // before any thread writes
+    const float most = row_max(x, V, part, tid);
+    const float sum = exp_sum(x, most, V, part, tid);
+    const float scale = *dloss / *rows, factor = scale / sum;
+    for (uint v = tid; v < V; v += GROUP) {
+        const float p = precise::exp(x[v] - most) * factor - (v == uint(label) ? scale : 0.0f);
+        dx[v] = counting ? p : 0.0f;
+    }
+    if (tid == 0) losses[n] = counting ? (most - own) + precise::log(sum) : 0.0f;
+}
+
+kernel void chunked_cross_entropy_mean(device float*                      loss   [[buffer(0)]],
+                                       device const float*                losses [[buffer(1)]],
+                                       device const float*                rows   [[buffer(2)]],
+                                       constant ChunkedCrossEntropyMean&  args   [[buffer(3)]],
+                                       uint tid [[thread_index_in_threadgroup]])
+{
+    threadgroup float part[GROUP];
+    const float sum = careful_sum(losses, args.N, 1, part, tid);
+    if (tid == 0) *loss = *rows == 0.0f ? NAN : sum / *rows;
+}

@@ -1,0 +1,39 @@
+// Which rows count: those whose label is not -100, in order.
+//
+//   rows[k] = n of the k-th row that counts     picked[k] = labels[rows[k]]     count = how many
+//
+// Behind the first `count`, rows holds 0 and picked -100. One group: it takes GROUP labels at a time, and
+// each thread finds how many before its own count.
+
+kernel void counted_forward(device int*               rows   [[buffer(0)]],
+                            device int*               picked [[buffer(1)]],
+                            device int*               count  [[buffer(2)]],
+                            device const int*         labels [[buffer(3)]],
+                            constant CountedForward&  args   [[buffer(4)]],
+                            uint tid [[thread_index_in_threadgroup]])
+{
+    threadgroup uint counts[GROUP];
+    uint found = 0;  // in the groups before; the same in each thread
+    for (uint start = 0; start < args.N; start += GROUP) {
+        const uint n = start + tid;
+        const int label = n < args.N ? labels[n] : -100;
+        counts[tid] = label != -100 ? 1 : 0;
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        uint before = 0, all = 0;
+        for (uint i = 0; i < GROUP; ++i) {
+            before += i < tid ? counts[i] : 0;
+            all += counts[i];
+        }
+        if (label != -100) {
+            rows[found + before] = int(n);
+            picked[found + before] = label;
+        }
+        found += all;
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+    }
+    if (tid == 0) *count = int(found);
+    for (uint n = found + tid; n < args.N; n += GROUP) {
+        rows[n] = 0;
+        picked[n] = -100;
+    }
+}

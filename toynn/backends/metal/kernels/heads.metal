@@ -1,0 +1,45 @@
+// What the kernels of attention share: tiles of rows of one head in threadgroup memory, and their products.
+//
+// A group has GROUP threads: 8 lines of LINE. A tile is LINE x LINE numbers, rows SPAN apart. Of a product of two
+// tiles the thread of line l and place p holds four numbers: rows l, l + 8, l + 16, l + 24 of column p. So a row
+// of it lies across a line, and line_sum and line_max go along it.
+
+constant constexpr uint SPAN = LINE + 1;
+constant constexpr uint LINES = GROUP / LINE;
+constant constexpr uint OWN = LINE / LINES;  // rows of a thread
+constant constexpr uint WIDE = 128;          // columns of a head whose sums a group holds; grids.py knows it too
+constant constexpr uint PARTS = WIDE / LINE;
+
+// Rows `row` .. row + LINE - 1 and columns `column` .. column + LINE - 1 of x, whose rows are `stride` apart and
+// of which rows below `rows` and columns below `columns` are there; 0 elsewhere.
+static inline void take(threadgroup float* tile, device const float* x, uint stride, uint rows, uint columns,
+                        uint row, uint column, uint tid) {
+    for (uint i = tid / LINE; i < LINE; i += LINES) {
+        const uint n = row + i, c = column + tid % LINE;
+        tile[i * SPAN + tid % LINE] = n < rows && c < columns ? x[n * stride + c] : 0.0f;
+    }
+}
+
+// sums[i] += a[row i] . b[row of this place]: of a b^T.
+static inline void add_rows(thread float* sums, threadgroup const float* a, threadgroup const float* b, uint tid) {
+    for (uint d = 0; d < LINE; ++d) {
+        const float own = b[tid % LINE * SPAN + d];
+        for (uint i = 0; i < OWN; ++i) sums[i] = fma(a[(tid / LINE + LINES * i) * SPAN + d], own, sums[i]);
+    }
+}
+
+// sums[i] += sum_j p[row i, j] v[j, this place]: of p v.
+static inline void add_columns(thread float* sums, threadgroup const float* p, threadgroup const float* v, uint tid) {
+    for (uint j = 0; j < LINE; ++j) {
+        const float own = v[j * SPAN + tid % LINE];
+        for (uint i = 0; i < OWN; ++i) sums[i] = fma(p[(tid / LINE + LINES * i) * SPAN + j], own, sums[i]);
+    }
+}
+
+// sums[i] += sum_j p[j, row i] v[j, this place]: of p^T v.
+static inline void add_turned(thread float* sums, threadgroup const float* p, threadgroup const float* v, uint tid) {
+    for (uint j = 0; j < LINE; ++j) {
+        const float own = v[j * SPAN + tid % LINE];
+        for (uint i = 0; i < OWN; ++i) sums[i] = fma(p[j * SPAN + tid / LINE + LINES * i], own, sums[i]);
+    }
+}

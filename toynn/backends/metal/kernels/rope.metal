@@ -1,0 +1,75 @@
+// RoPE: turn each pair of channels by an angle that grows with the position.
+//
+//   angle[n,i] = positions[n] inverse_frequency[i]        c = cos(angle), s = sin(angle)
+//   y[n,h,j]   = x[n,h,j] c - x[n,h,k] s                  dx[n,h,j] =  dy[n,h,j] c + dy[n,h,k] s
+//   y[n,h,k]   = x[n,h,j] s + x[n,h,k] c                  dx[n,h,k] = -dy[n,h,j] s + dy[n,h,k] c
+//
+// Pair i of D/2 is the channels j, k = i, i + D/2 (half-split) or, when interleaved, 2i, 2i + 1. N rows, H
+// heads; one thread turns pair i of all heads of a row. In place: y may be x, dx may be dy.
+// Source: Su et al. 2021, arXiv:2104.09864, section 3.4.
+
+// cos and sin of position x frequency within 2e-7, positions below 2^24. Metal has no double, and in float32
+// the product would be off by 5e-4 at position 8192: so it is kept as hi + lo, exactly, and pi/2 in three
+// parts, whose sum is right to 2^-75: angle = k pi/2 + r with |r| <= pi/4, then Taylor.
+static inline float2 cos_sin(float position, float frequency) {
+    const float hi = position * frequency;
+    const float lo = fma(position, frequency, -hi);
+    const float k = rint(hi * 0.63661977f);
+    float r = fma(-k, 1.5707964f, hi);
+    r = fma(-k, -4.371139e-08f, r);
+    r = fma(-k, -1.7151245e-15f, r) + lo;
+    const float t = r * r;
+    float s = 1.0f / 362880.0f;
+    s = s * t - 1.0f / 5040.0f;
+    s = s * t + 1.0f / 120.0f;
+    s = s * t - 1.0f / 6.0f;
+    s = s * t * r + r;
+    float c = -1.0f / 3628800.0f;
+    c = c * t + 1.0f / 40320.0f;
+    c = c * t - 1.0f / 720.0f;
+    c = c * t + 1.0f / 24.0f;
+    c = c * t - 0.5f;
+    c = c * t + 1.0f;
+    const int quarter = int(k);
+    const float across = quarter & 1 ? s : c;
+    const float up = quarter & 1 ? c : s;
+    return float2((quarter + 1) & 2 ? -across : across, quarter & 2 ? -up : up);
+}
+
+static inline void turn(device float* y, device const float* x, float2 by, uint H, uint D, uint j, uint k) {
+    for (uint h = 0; h < H; ++h) {
+        const float a = x[h * D + j], b = x[h * D + k];
+        y[h * D + j] = a * by.x - b * by.y;
+        y[h * D + k] = a * by.y + b * by.x;
+    }
+}
+
+kernel void rope_forward(device float*          y                 [[buffer(0)]],
+                         device const float*    x                 [[buffer(1)]],
+                         device const int*      positions         [[buffer(2)]],
+                         device const float*    inverse_frequency [[buffer(3)]],
+                         constant RopeForward&  args              [[buffer(4)]],
+                         uint at [[thread_position_in_grid]])
+{
+    const uint half_d = args.D / 2;
+    if (at >= args.N * half_d) return;
+    const uint n = at / half_d, i = at % half_d, row = n * args.H * args.D;
+    const float2 by = cos_sin(float(positions[n]), inverse_frequency[i]);
+    const uint j = args.interleaved ? 2 * i : i, k = args.interleaved ? j + 1 : j + half_d;
+    turn(y + row, x + row, by, args.H, args.D, j, k);
+}
+
+kernel void rope_backward(device float*           dx                [[buffer(0)]],
+                          device const float*     dy                [[buffer(1)]],
+                          device const int*       positions         [[buffer(2)]],
+                          device const float*     inverse_frequency [[buffer(3)]],
+                          constant RopeBackward&  args              [[buffer(4)]],
+                          uint at [[thread_position_in_grid]])
+{
+    const uint half_d = args.D / 2;
+    if (at >= args.N * half_d) return;
+    const uint n = at / half_d, i = at % half_d, row = n * args.H * args.D;
+    const float2 by = cos_sin(-float(positions[n]), inverse_frequency[i]);
+    const uint j = args.interleaved ? 2 * i : i, k = args.interleaved ? j + 1 : j + half_d;
+    turn(dx + row, dy + row, by, args.H, args.D, j, k);
+}
