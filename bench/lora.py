@@ -49,7 +49,9 @@ OF_A_TYPE = Shape(768, 2, 12, 4, 2048, 1024, True, 512)
 ROWS = (1, 32, 256, 512)
 
 
-def write_file(path: Path, shape: Shape, type: str = "Q8_0") -> None:
+def write_file(
+    path: Path, shape: Shape, type: str = "Q8_0", tokenizer: dict[str, Any] | None = None
+) -> None:
     """Write a model of random blocks of a type, one tensor at a time."""
     from toynn.formats import gguf, quants
     from toynn.testing.cases.quants import blocks as random_blocks
@@ -85,8 +87,9 @@ def write_file(path: Path, shape: Shape, type: str = "Q8_0") -> None:
         "attention.layer_norm_rms_epsilon": 1e-5,
         "rope.freq_base": 1e4,
     }
-    metadata = {"general.architecture": "llama", "tokenizer.ggml.model": "no_vocab"}
-    gguf.write(path, metadata | {f"llama.{key}": value for key, value in hyper.items()}, tensors)
+    metadata = {f"llama.{key}": value for key, value in hyper.items()}
+    metadata |= {"general.architecture": "llama"}
+    gguf.write(path, metadata | (tokenizer or {"tokenizer.ggml.model": "no_vocab"}), tensors)
 
 
 def batch(shape: Shape) -> np.ndarray:
@@ -117,8 +120,11 @@ def toynn_calls(recipe: Any, shape: Shape) -> Contestants:
     return {"toynn": step, "forward": lambda: recipe.evaluate(ids, positions, labels)}
 
 
-def peft_step(shape: Shape, dtype: str, n_threads: int) -> Callable[[], object]:
-    """Make the same step in PyTorch: PEFT's adapters in float32, fused attention and AdamW."""
+def peft_model(shape: Shape, dtype: str, n_threads: int, nf4: bool = False) -> Any:
+    """Make the same model in PyTorch, with PEFT's adapters in float32.
+
+    With nf4, bitsandbytes keeps the weights of linear layers, but for the head, in 4 bits.
+    """
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -140,9 +146,38 @@ def peft_step(shape: Shape, dtype: str, n_threads: int) -> Callable[[], object]:
     torch.set_default_dtype(getattr(torch, dtype))
     model = LlamaForCausalLM(config)
     torch.set_default_dtype(torch.float32)
-    model = get_peft_model(
-        model, LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules="all-linear")
-    ).train()
+    if nf4:
+        _to_nf4(model.model)
+    adapters = LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules="all-linear")
+    return get_peft_model(model, adapters).train()
+
+
+def _to_nf4(model: Any) -> None:
+    """Put bitsandbytes' layers in place of the linear ones."""
+    import bitsandbytes
+    import torch
+
+    found = {name: m for name, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
+    for name, linear in found.items():
+        layer = bitsandbytes.nn.Linear4bit(
+            linear.in_features,
+            linear.out_features,
+            bias=False,
+            compute_dtype=torch.bfloat16,
+            quant_type="nf4",
+        )
+        layer.weight = bitsandbytes.nn.Params4bit(
+            linear.weight.data, requires_grad=False, quant_type="nf4"
+        )
+        parent, _, own = name.rpartition(".")
+        setattr(model.get_submodule(parent), own, layer.to("cpu"))
+
+
+def peft_step(shape: Shape, dtype: str, n_threads: int) -> Callable[[], object]:
+    """Make the same step in PyTorch: fused attention and AdamW."""
+    import torch
+
+    model = peft_model(shape, dtype, n_threads)
     trained = [p for p in model.parameters() if p.requires_grad]
     adamw = torch.optim.AdamW(trained, lr=1e-3, weight_decay=0.0, fused=True)
     ids, labels = (torch.from_numpy(row.astype(np.int64)) for row in batch(shape))

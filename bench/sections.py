@@ -12,6 +12,7 @@ import growth
 import load as loading
 import lora as tuning
 import numpy as np
+import real as natural
 import seeds as learning
 import steps
 from busy import mean_ms
@@ -299,6 +300,44 @@ def lora(n_threads: int, rounds: int, only: str) -> None:
         print(recipe.engine.session.profile(), flush=True)
 
 
+def real(n_threads: int, rounds: int, only: str) -> None:
+    """An epoch of LoRA on examples of natural lengths, against PEFT and bitsandbytes.
+
+    On one thread it is CPU time, so that a busy machine will do.
+    """
+    clock = time.process_time if n_threads == 1 else time.perf_counter
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "base.gguf")
+        tuning.write_file(path, natural.SHAPE, tokenizer=natural.tokenizer())
+        epochs, peaks = {}, {}
+        for who, make in natural.CONTESTANTS.items():
+            if why := natural.missing(who):
+                print(f"{who}: skipped ({why})", flush=True)
+            elif only in who:
+                peaks[who] = natural.peak(path, who, n_threads)
+                epochs[who] = make(path, n_threads)
+        taken = {
+            who: statistics.median(spent)
+            for who, spent in natural.seconds(epochs, rounds, clock).items()
+        }
+        rates = {who: natural.learned(who) / spent for who, spent in taken.items()}
+        ours = [who for who in rates if who.startswith("toynn")]
+        columns = "".join(f"{f'{who} / it':>20}" for who in ours)
+        print(f"{'an epoch, median':24}{'s':>8}{'learned/s':>11}{'filled':>8}{'GB':>7}{columns}")
+        for who, rate in rates.items():
+            ratios = "".join(f"{rates[one] / rate:20.2f}" for one in ours)
+            row = f"{taken[who]:8.2f}{rate:11.0f}{epochs[who].filled:8.1%}{peaks[who] / 1e9:7.2f}"
+            print(f"{who:24}{row}{ratios}", flush=True)
+        found = natural.through_the_command_line(path, Path(folder), n_threads)
+    learned, spent = found["learned_tokens"], found["seconds"]
+    print(f"toynn train lora --epochs 1, from start to adapter: {spent:.2f} s, {learned} tokens")
+    print(
+        f"learned ({learned / spent:.0f} a second; of the steps alone {found['time']:.2f} s),",
+        end=" ",
+    )
+    print(f"{found['peak_memory'] / 1e9:.2f} GB, the mapped file included")
+
+
 def types(n_threads: int, rounds: int, only: str) -> None:
     """LoRA steps over each type: their times over that over Q8_0, by minima/medians of turns.
 
@@ -398,6 +437,7 @@ SECTIONS = {
     "vit": vit,
     "decode": decode,
     "lora": lora,
+    "real": real,
     "types": types,
     "load": load,
     "scaling": scaling,

@@ -102,8 +102,8 @@ def make(path, rank=4, **changes):
     """A recipe over a base, with B away from zero."""
     recipe = toynn.recipes.LoRA()
     arguments = {"targets": "all-linear"} | changes
-    batch = arguments.pop("t_batch", 1)
-    opts = toynn.RecipeOptions(t_seq=T, t_batch=batch, seed=7, init_scale=0.1)
+    batch, packed = arguments.pop("t_batch", 1), arguments.pop("packed", False)
+    opts = toynn.RecipeOptions(t_seq=T, t_batch=batch, seed=7, init_scale=0.1, packed=packed)
     recipe.realize(path, None, rank, opts, **arguments)
     recipe.engine.session.n_threads = 1  # so small a model is no faster on two
     stir(recipe)

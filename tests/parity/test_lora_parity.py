@@ -97,6 +97,39 @@ def loss_of(model, ids, labels, batch):
     return torch.nn.functional.cross_entropy(logits.view(labels.numel(), -1), labels)
 
 
+def assert_same_gradients(recipe, model, folder, base):
+    """Those of all A and B, each within 1e-4 of the largest of its tensor."""
+    found = by_their_names(recipe.engine.gradients(), recipe, folder / "d", base)
+    grads = {n: p.grad.numpy() for n, p in model.named_parameters() if p.requires_grad}
+    grads = {name.replace(".default", ""): g for name, g in grads.items()}
+    assert found.keys() == grads.keys()
+    for name, gradient in grads.items():
+        error = np.abs(found[name] - gradient).max()
+        assert error < 1e-4 * np.abs(gradient).max(), name
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "smollm3", "granite", "gpt2", "llama-q4_k_m"])
+def test_a_packed_batch_gives_what_peft_gives_for_each_example_alone(kind, models, tmp_path):
+    """Four examples in two rows; of each only the second half is learned."""
+    base, folder = models(kind)
+    recipe = make(base, t_batch=2, packed=True)
+    model = theirs_for(folder, recipe, tmp_path / "start", base)
+    ids, labels = draw(2, seed=3)
+    starts = np.repeat([0, 5, 12, 13], [5, 7, 1, 11])
+    positions = np.arange(2 * T) - starts
+    labels[(positions < 3) & (starts != 12)] = -100
+    examples = [np.flatnonzero(starts == start) for start in np.unique(starts)]
+    total, count = 0.0, np.count_nonzero(labels != -100)
+    for rows in examples:
+        logits = model(input_ids=torch.tensor(ids[rows], dtype=torch.long)[None]).logits[0]
+        answers = torch.tensor(labels[rows], dtype=torch.long)
+        loss = torch.nn.functional.cross_entropy(logits, answers, reduction="sum") / count
+        loss.backward()  # adds to the gradients of the examples before
+        total += loss.item()
+    assert recipe.accumulate(ids, positions, labels, starts) == pytest.approx(total, rel=1e-5)
+    assert_same_gradients(recipe, model, tmp_path, base)
+
+
 @pytest.mark.parametrize(("kind", "setting"), PAIRS)
 def test_gradients_and_ten_losses(models, kind, setting, tmp_path):
     base, folder = models(kind)
@@ -119,13 +152,7 @@ def test_gradients_and_ten_losses(models, kind, setting, tmp_path):
         loss = loss_of(model, ids, labels, 2)
         loss.backward()
         if k == 0:
-            found = by_their_names(recipe.engine.gradients(), recipe, tmp_path / "d", base)
-            grads = {n: p.grad.numpy() for n, p in model.named_parameters() if p.requires_grad}
-            grads = {name.replace(".default", ""): g for name, g in grads.items()}
-            assert found.keys() == grads.keys()
-            for name, gradient in grads.items():
-                error = np.abs(found[name] - gradient).max()
-                assert error < 1e-4 * np.abs(gradient).max(), name
+            assert_same_gradients(recipe, model, tmp_path, base)
         theirs.step()
         expected.append(loss.item())
     assert losses == pytest.approx(expected, rel=1e-4)
