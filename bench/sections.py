@@ -329,13 +329,10 @@ def real(n_threads: int, rounds: int, only: str) -> None:
             row = f"{taken[who]:8.2f}{rate:11.0f}{epochs[who].filled:8.1%}{peaks[who] / 1e9:7.2f}"
             print(f"{who:24}{row}{ratios}", flush=True)
         found = natural.through_the_command_line(path, Path(folder), n_threads)
-    learned, spent = found["learned_tokens"], found["seconds"]
-    print(f"toynn train lora --epochs 1, from start to adapter: {spent:.2f} s, {learned} tokens")
-    print(
-        f"learned ({learned / spent:.0f} a second; of the steps alone {found['time']:.2f} s),",
-        end=" ",
-    )
-    print(f"{found['peak_memory'] / 1e9:.2f} GB, the mapped file included")
+    spent = found["seconds"]
+    rate = found["learned_tokens"] / spent
+    print(f"toynn train lora --epochs 1, from start to adapter: {spent:.2f} s,", end=" ")
+    print(f"of it {found['time']:.2f} s in steps; {rate:.0f} learned tokens a second")
 
 
 def types(n_threads: int, rounds: int, only: str) -> None:
