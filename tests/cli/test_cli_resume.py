@@ -1,5 +1,6 @@
 """`toynn train --resume` and `--config`: the same files, bit for bit; what differs is refused."""
 
+import hashlib
 import json
 import os
 import signal
@@ -24,22 +25,14 @@ SHAPE = ("--d-model", "16", "--heads", "2", "--layers", "1")
 DECAY, SAMPLES = ("--decay", "matrices"), ("--sample-every", "1")
 TEXTS = ("--data", "text.txt", "--seq", "8")
 LINES = ("--data", "pairs.jsonl", "--seq", "24")
+TOKENS = ("--data", "tokens.bin", "--seq", "8")
+BASE = ("--model", "base.gguf", "--dropout", "0.3", "--targets", "q,v", "--cache", "cached")
 COMMANDS = {
     "gpt2": (*RUN, *TEXTS, *SHAPE, "--decay", "matrices", "--sample-every", "2"),
     "from-scratch": (*RUN, *LINES, "--init-from", "base.gguf", "--checkpointing", *DECAY),
-    "warm-start": (*RUN, *TEXTS, *SHAPE, "--donor", "base.gguf", "--lr-schedule", "wsd"),
-    "lora": (
-        *RUN,
-        *LINES,
-        "--model",
-        "base.gguf",
-        "--dropout",
-        "0.3",
-        "--targets",
-        "q,v",
-        *SAMPLES,
-    ),
-    "vit": (*RUN, "--data", "pictures.npz", *SHAPE, "--flip", "--epochs", "0.6", *DECAY),
+    "warm-start": (*RUN, *TOKENS, *SHAPE, "--donor", "base.gguf", "--lr-schedule", "wsd"),
+    "lora": (*RUN, *LINES, *BASE, *SAMPLES),
+    "vit": (*RUN, "--data", "pictures.npz", *SHAPE, "--flip", "--epochs", "0.7", *DECAY),
 }
 VARYING = ("time", "tokens_per_second", "images_per_second", "peak_memory")
 
@@ -48,6 +41,7 @@ VARYING = ("time", "tokens_per_second", "images_per_second", "peak_memory")
 def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("files")
     (folder / "text.txt").write_text(TEXT)
+    np.frombuffer(TEXT.encode(), np.uint8).astype(np.uint16).tofile(folder / "tokens.bin")
     pairs = [{"prompt": f"say {n}: ", "completion": "abc" * (n % 3 + 1)} for n in range(20)]
     (folder / "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)))
     write_base(folder / "base.gguf", vocab=256, context=64)
@@ -108,7 +102,7 @@ def test_a_config_repeats_a_run_and_a_killed_one_is_resumed(name, here, tmp_path
     config = str(tmp_path / "a" / "config.toml")
     assert main(["train", "--config", config, "--out", str(tmp_path / "b")]) == 0
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
-    assert begun(name, tmp_path / "c") == "killed"
+    assert begun(name, tmp_path / "c", step=6) == "killed"
     capsys.readouterr()
     assert main(["train", "--resume", str(tmp_path / "c")]) == 0
     assert f"run folder  {tmp_path / 'c'}, resumed from step 4" in capsys.readouterr().out
@@ -170,6 +164,76 @@ def test_differences_are_refused_unless_forced(here, tmp_path, capsys):
         assert main([*words, "--force-resume"]) == 0
     finally:
         (here / "pairs.jsonl").write_bytes(lines)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "from-scratch"])
+def test_the_same_bits_with_tokens_on_the_disk(name, here, tmp_path, monkeypatch):
+    """Beside the folder of the run, where there is much data; as for a run that is resumed."""
+    assert main(["train", name, *COMMANDS[name], "--out", str(tmp_path / "a")]) == 0
+    assert not (tmp_path / "tokens").exists()
+    monkeypatch.setattr("toynn.cli._text_training.CACHED", 100)
+    below = tmp_path / "below"
+    assert main(["train", name, *COMMANDS[name], "--out", str(below / "a")]) == 0
+    assert contents(below / "a") == contents(tmp_path / "a")
+    assert begun(name, below / "c") == "killed"
+    monkeypatch.setattr("toynn.data.jsonl.rows", lambda *_: pytest.fail("made twice"))
+    assert main(["train", "--resume", str(below / "c" / "checkpoint-4")]) == 0
+    assert contents(below / "c") == contents(tmp_path / "a")
+    made = [each.name for each in (below / "tokens").glob("*")]
+    assert len(made) == (name == "from-scratch"), "bytes are mapped where they are"
+
+
+def test_tokens_are_those_of_the_text(here, tmp_path):
+    """A .bin of bytes, and the text: one model. The hash is that of the file."""
+    for name, data in (("a", "text.txt"), ("b", "tokens.bin")):
+        words = [*COMMANDS["gpt2"], "--data", data, "--out", str(tmp_path / name)]
+        assert main(["train", "gpt2", *words]) == 0
+    a, b = (contents(tmp_path / name) for name in "ab")
+    assert tomllib.loads(a.pop("config.toml").decode())["data"]["bytes"] == len(TEXT)
+    data = tomllib.loads(b.pop("config.toml").decode())["data"]
+    assert data["sha256"] == hashlib.sha256((here / "tokens.bin").read_bytes()).hexdigest()
+    assert data["train"] + data["valid"] == len(TEXT)
+    assert a == b
+
+
+def test_data_that_change_are_noticed(here, tmp_path, capsys):
+    """Mapped ones at the next evaluation, others when the run is resumed."""
+    tokens, before = here / "tokens.bin", (here / "tokens.bin").read_bytes()
+    words = [*COMMANDS["gpt2"], "--data", "tokens.bin", "--out", str(tmp_path / "out")]
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+
+            def on_step(self, on_step=Trainer._step):
+                on_step(self)
+                if self.result.iterations == 3:
+                    tokens.write_bytes(np.frombuffer(before, np.uint16)[::-1].tobytes())
+
+            patch.setattr(Trainer, "_step", on_step)
+            assert main(["train", "gpt2", *words]) == 2
+        assert "tokens.bin: changed since it was opened" in capsys.readouterr().err
+        assert not (tmp_path / "out" / "checkpoint-4").exists()
+        assert main(["train", "--resume", str(tmp_path / "out")]) == 2
+        assert "data.sha256: '" in capsys.readouterr().err
+    finally:
+        tokens.write_bytes(before)
+    assert main(["train", "--resume", str(tmp_path / "out")]) == 0
+
+
+@pytest.mark.parametrize("recipe", ["gpt2", "from-scratch", "warm-start", "lora"])
+def test_tokens_that_are_refused(recipe, here, tmp_path, capsys):
+    bad = tmp_path / "bad.bin"
+    source = {"lora": ["--model", "base.gguf"], "warm-start": ["--donor", "base.gguf"]}
+    words = [recipe, *source.get(recipe, []), "--data", str(bad), "--out", str(tmp_path / "out")]
+    for content, message in (
+        (bytes(7), "got 7 bytes, an odd number"),
+        (np.full(999, 256, np.uint16).tobytes(), "token 0: expected ids of 0..255; got 256"),
+        (b"PK\x03\x04" + bytes(999), "it is a zip archive, as PyTorch's checkpoints are"),
+    ):
+        bad.write_bytes(content)
+        assert main(["train", *words]) == 2
+        said = capsys.readouterr().err
+        assert f"toynn: error: {bad}: " in said and message in said
+    assert not (tmp_path / "out").exists()
 
 
 def test_another_base_is_refused(here, tmp_path, capsys):

@@ -52,6 +52,7 @@ SEEN = {
     "--arch": "qwen3",
     "--batch": "3",
     "--checkpointing": {"lora": "", "": ("", {"--layers": "2"})},
+    "--cache": ("tokens", {"--data": "pairs.jsonl", "--seq": "64"}),
     "--crop": "--no-crop",
     "--d-ff": "40",
     "--d-model": "8",

@@ -23,8 +23,13 @@ class Letters:
         assert not add_special
         return [ord(letter) for letter in (text if continues else f" {text}")]
 
-    def encode_array(self, text):
-        return np.array([ord(letter) for letter in text], np.int32)
+    of_bytes, fingerprint = False, "letters"
+
+    def encode_many(self, texts):
+        return [self.encode(text, False, continues=continues) for text, continues in texts]
+
+    def encode_blocks(self, blocks):
+        return [np.array([ord(letter) for letter in block], np.int32) for block in blocks]
 
     def encode_turns(self, messages):
         if messages[0]["role"] == "system":
@@ -156,9 +161,9 @@ def test_examples_take_a_few_bytes_per_token():
     examples = Examples(1000)
     for _ in range(200):
         examples.append([(range(500), False), (range(500), True)])
-    held = sum(memoryview(part).nbytes for part in (examples._ids, examples._learned))
+    held = sum(memoryview(part).nbytes for part in examples._columns[:2])
     assert held == 200 * 1000 * 5
-    assert not any(isinstance(value, list) for value in vars(examples).values())
+    assert not any(isinstance(value, list) for value in examples._columns)
 
 
 def test_an_index_beyond_the_end():

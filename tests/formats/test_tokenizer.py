@@ -1,5 +1,6 @@
 """Tokenizers: llama.cpp's vectors, naive references, round trips, special tokens, streams."""
 
+import dataclasses
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from vocabs import BYTE, CONTROL, NORMAL, UNUSED, USER_DEFINED, bpe_file, nasty_
 
 from toynn.errors import ConfigError, DataError, GGUFError
 from toynn.formats import gguf, tokenizer
-from toynn.formats.tokenizer import ByteTokenizer, Tokenizer, byte_letters
+from toynn.formats.tokenizer import ByteTokenizer, Tokenizer, byte_letters, pieces
 from toynn.formats.tokenizer.pre import KINDS
 
 pytest.importorskip("tokenizers", reason="tokenizers, of the text extra, is not installed")
@@ -164,20 +165,60 @@ def test_long_texts_are_encoded_in_pieces_with_the_same_ids(folder, spm, monkeyp
     text = "\n".join(TEXTS * 2)
     paths = {kind.regexes: bpe_file(folder / f"{pre}.gguf", pre) for pre, kind in KINDS.items()}
     for model in (spm, *map(Tokenizer.from_gguf, paths.values())):
-        monkeypatch.setattr(tokenizer, "CHUNK", 1 << 18)
+        monkeypatch.setattr(pieces, "PIECE", 1 << 18)
         whole = model.encode(text, add_special=False)
-        monkeypatch.setattr(tokenizer, "CHUNK", 30)
-        assert len(list(model._chunks(text))) > len(text) / 500
+        monkeypatch.setattr(pieces, "PIECE", 30)
+        monkeypatch.setattr(tokenizer, "CHUNK", 100)
+        assert len(list(model._cutter._chunks(text))) > len(text) / 500
         assert model.encode(text, add_special=False) == whole
         array = model.encode_array(text)
         assert array.dtype == np.int32
         assert array.tolist() == whole
+        for size in (7, 50):
+            blocks = [text[at : at + size] for at in range(0, len(text), size)]
+            found = list(model.encode_blocks(blocks))
+            assert np.concatenate(found).tolist() == whole
+            assert len(found) > len(text) / 500
+        assert model.encode_many([(text, False), ("", False), ("x", True)]) == [
+            whole,
+            [],
+            model.encode("x", add_special=False, continues=True),
+        ]
+
+
+def test_blocks_are_cut_beside_special_tokens_too(tmp_path):
+    """A line break that is a token of the user's own, and one that swallows what follows."""
+    specials = [("\n", USER_DEFINED), ("<you>", USER_DEFINED)]
+    model = Tokenizer.from_gguf(spm_file(tmp_path / "a.gguf", specials))
+    for text in ("ab\ncd<you>\nef\n\ngh", "<you>", "ab\n", "\nab\ncd\nef<you>gh"):
+        whole = model.encode(text, add_special=False)
+        for size in (1, 2, 3, 5):
+            blocks = [text[at : at + size] for at in range(0, len(text), size)]
+            assert np.concatenate(list(model.encode_blocks(blocks))).tolist() == whole
+
+
+def test_a_fingerprint_is_that_of_all_that_ids_depend_on(tmp_path, bpe, spm):
+    def of(**changes):
+        vocab = dataclasses.replace(spm._vocab, **changes)
+        return Tokenizer(vocab, spm._model, spm._source).fingerprint
+
+    scores = spm._vocab.scores.copy()
+    scores[-1] += 1
+    changed = [{"add_space_prefix": False}, {"scores": scores}, {"strips_right": frozenset({3})}]
+    changed += [{"tokens": [*spm._vocab.tokens[:-1], "other"]}, {"eos": 0}, {"add_bos": False}]
+    found = [of(), bpe.fingerprint, ByteTokenizer().fingerprint, *(of(**each) for each in changed)]
+    assert of() == spm.fingerprint == Tokenizer(spm._vocab, spm._model, None).fingerprint
+    assert len(set(found)) == len(found)
+    assert Tokenizer(spm._vocab, spm._model, "a template").fingerprint != spm.fingerprint
 
 
 def test_a_vocabulary_with_line_breaks_in_its_tokens_is_not_cut(tmp_path, monkeypatch):
-    monkeypatch.setattr(tokenizer, "CHUNK", 2)
+    monkeypatch.setattr(pieces, "PIECE", 2)
     model = Tokenizer.from_gguf(spm_file(tmp_path / "a.gguf", [(",\n", NORMAL), ("\nx", NORMAL)]))
     assert model.tokens[-1] in texts_of(model, model.encode("abc\nxyz"))
+    found = list(model.encode_blocks(["abc", "\n", "xyz\nx", "y"]))
+    whole = model.encode("abc\nxyz\nxy", add_special=False)
+    assert np.concatenate(found).tolist() == whole
 
 
 # --- and back ------------------------------------------------------------------------------------

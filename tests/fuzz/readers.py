@@ -101,6 +101,14 @@ class Letters:
     def encode(self, text, add_special, *, continues=False):
         return list(map(ord, text))
 
+    of_bytes, fingerprint = False, "letters"
+
+    def encode_many(self, texts):
+        return [self.encode(text, False, continues=continues) for text, continues in texts]
+
+    def encode_blocks(self, blocks):
+        return [np.array([ord(letter) for letter in block], np.int32) for block in blocks]
+
     def encode_turns(self, messages):
         return [(self.encode(m["content"], False), m["role"] == "assistant") for m in messages]
 

@@ -25,7 +25,7 @@ from toynn.train.interrupt import Interrupt
 from toynn.train.loop import Loop
 from toynn.train.metrics import MetricsFile, Report, plot_losses
 from toynn.train.options import LoopOptions
-from toynn.train.progress import Progress, duration
+from toynn.train.progress import Progress, Reading, duration
 
 TOKENS = np.frombuffer(b"the cat sat on the mat and the rat sat on the cat " * 20, np.uint8)
 
@@ -355,6 +355,20 @@ def test_a_sample_is_shown_without_what_a_terminal_would_obey():
     with Progress(20, stream) as progress:
         progress.sample(5, "once\x1b[2J upon\u202e\na time")
     assert stream.getvalue() == "--- sample, step 5 ---\nonce\ufffd[2J upon\ufffd\na time\n---\n"
+
+
+def test_reading_of_much_data_is_shown_by_tenths():
+    stream, little = io.StringIO(), io.StringIO()
+    size = 2**24
+    with Reading(stream) as reading:
+        for _ in range(2):  # of two files
+            for part in range(1, 21):
+                reading(part * size // 20, size)
+    with Reading(little) as reading:
+        reading(1000, 1000)
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 20 and lines[0] == "tokens      10 % of 16 MiB are read"
+    assert little.getvalue() == ""
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")

@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -10,21 +11,23 @@ import numpy as np
 
 from toynn.cli._flags import Flag
 from toynn.cli._numbers import whole
-from toynn.cli._text import harmless
-from toynn.cli._training import Training
+from toynn.cli._text import harmless, print_line
+from toynn.cli._training import MIB, Training
 from toynn.data import jsonl
 from toynn.data.batch import IGNORED, Batch, PackedBatch
 from toynn.data.digest import digest
 from toynn.data.examples import Examples, ShuffledExamples
 from toynn.data.jsonl import Dataset
 from toynn.data.packing import PackedExamples
-from toynn.data.text import Corpus, RandomWindows
+from toynn.data.text import RandomWindows
 from toynn.formats.tokenizer import Tokenizer
 from toynn.generate import generate
 from toynn.train.folder import RunFolder, Value
 from toynn.train.options import LoopOptions, Result
+from toynn.train.progress import Reading
+from toynn.train.token_cache import TokenCache
 
-__all__ = ["DATA", "EXAMPLES", "SAMPLES", "TextTraining"]
+__all__ = ["CACHE", "DATA", "EXAMPLES", "SAMPLES", "TextTraining"]
 
 EVAL_BATCHES = 16
 SAMPLE_PROMPT = 32  # tokens of a text, which the sample continues; of an example that is all
@@ -33,8 +36,12 @@ SAMPLE_TOKENS = 256
 SAMPLE_ON_THE_WAY = 64
 DATA = (
     "a text in UTF-8; or lines of JSON (.jsonl), each with text, with prompt and completion, or "
-    "with messages; or a folder with train.jsonl and, if you like, valid.jsonl and test.jsonl"
+    "with messages; or a folder with train.jsonl and, if you like, valid.jsonl and test.jsonl; or "
+    "tokens, as nanoGPT and llm.c write them: a .bin file, or a folder with train.bin and val.bin"
 )
+#: Bytes of data from which on tokens are kept on the disk, beside the folder of the run.
+CACHED = 2**26
+TOKENS = "tokens"
 EXAMPLES = (
     Flag(
         "no_mask_prompt",
@@ -64,8 +71,14 @@ SAMPLES = Flag(
     whole(0),
     to={LoopOptions: "sample_every"},
 )
+CACHE = Flag(
+    "cache",
+    "a folder for tokens: what a text became is mapped, not made again, and takes no memory "
+    f"(default: {TOKENS}, beside the run's folder, for data of {CACHED // MIB} MiB and more)",
+    metavar="DIR",
+)
 #: Endings that are not those of texts: such a file is read as lines of JSON, or refused.
-NO_TEXTS = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".gz", ".zip")
+NO_TEXTS = (".bin", ".jsonl", ".json", ".csv", ".tsv", ".parquet", ".gz", ".zip")
 
 
 class TextTraining(Training):
@@ -73,47 +86,67 @@ class TextTraining(Training):
 
     tokenizer: Tokenizer
     data: Dataset
-    corpus: Corpus | None  # if it is one text
 
     def read_text(self, seq: int) -> None:
         """Read what --data names, without it the embedded text; windows have at most seq tokens."""
-        arguments, corpus = self.arguments, None
-        path, vocab_size = arguments.data, self.tokenizer.vocab_size
-        if path is not None and (Path(path).is_dir() or Path(path).suffix in NO_TEXTS):
-            data = jsonl.read(
-                path,
-                self.tokenizer,
-                seq,
-                vocab_size=vocab_size,
-                seed=arguments.seed,
-                mask_prompt=not arguments.no_mask_prompt,
-                keep_end=arguments.truncation_mode == "keep_end",
-                packing=not arguments.no_packing,
-            )
-        else:
-            corpus = Corpus.embedded() if path is None else Corpus.read(path)
-            data = jsonl.windows(corpus, self.tokenizer, seq, vocab_size=vocab_size)
-            sha256 = corpus.sha256[:12]
-            name = harmless(corpus.name, "")
-            print(f"corpus      {name}: {len(corpus.text):,} bytes, sha256 {sha256}")
+        arguments, vocab_size = self.arguments, self.tokenizer.vocab_size
+        path = arguments.data
+        store = self._store()
+        with Reading() as reading:
+            if path is not None and (Path(path).is_dir() or Path(path).suffix in NO_TEXTS):
+                data = jsonl.read(
+                    path,
+                    self.tokenizer,
+                    seq,
+                    vocab_size=vocab_size,
+                    seed=arguments.seed,
+                    mask_prompt=not arguments.no_mask_prompt,
+                    keep_end=arguments.truncation_mode == "keep_end",
+                    packing=not arguments.no_packing,
+                    store=store,
+                    progress=reading,
+                )
+            else:
+                data = jsonl.long_text(
+                    path, self.tokenizer, seq, vocab_size=vocab_size, store=store, progress=reading
+                )
+        text = data.source
+        if text is not None and text.sha256 is not None:
+            name = harmless(text.name, "")
+            print(f"corpus      {name}: {text.bytes:,} bytes, sha256 {text.sha256[:12]}")
         for note in data.notes:
             print(harmless(f"data        {note}", ""))
-        self.data, self.corpus = data, corpus
+        self.data = data
         arguments.t_seq = data.seq
+
+    def _store(self) -> TokenCache | None:
+        """Return where tokens are kept: of much data, or where --cache says; None: in memory."""
+        arguments = self.arguments
+        folder = arguments.cache
+        if folder is None:
+            folder = arguments.beside / TOKENS
+            if arguments.data is None or _size(Path(arguments.data)) < CACHED:
+                return None
+        return TokenCache(folder, lambda word: print_line(f"toynn: {harmless(word, '')}"))
+
+    def check(self) -> None:
+        """Raise where a file that is mapped is no longer the one that was opened."""
+        super().check()
+        self.data.check_unchanged()
 
     def tables(self) -> dict[str, Mapping[str, Value]]:
         """Return what config.toml says of the data: the name, and tokens of a text or examples."""
-        data, corpus = self.data, self.corpus
+        data, text = self.data, self.data.source
         counts: dict[str, Value] = {"train": len(data.train), "valid": len(data.valid)}
-        if corpus is None:
+        if text is None or text.sha256 is None:
             test = None if data.test is None else len(data.test)
             sha256 = digest(self.arguments.data)
             named = {"name": self.arguments.data, "sha256": sha256}
             return {"data": {**named, **counts, "test": test}}
         whole: dict[str, Value] = {
-            "name": corpus.name,
-            "bytes": len(corpus.text),
-            "sha256": corpus.sha256,
+            "name": text.name,
+            "bytes": text.bytes,
+            "sha256": text.sha256,
         }
         return {"data": {**whole, **counts}}
 
@@ -183,3 +216,11 @@ class TextTraining(Training):
             rows += part.rows
         if rows:
             yield f"test        loss {total / rows:.4f}, over {rows:,} tokens"
+
+
+def _size(data: Path) -> int:
+    """Return the bytes of a file, or of those in a folder; 0 where there is none."""
+    with suppress(OSError, ValueError):
+        files = data.iterdir() if data.is_dir() else (data,)
+        return sum(file.stat().st_size for file in files if file.is_file())
+    return 0

@@ -144,6 +144,10 @@ class Training(ABC):
         """Return the figures of a batch to evaluate on: its "loss", and others."""
         return {"loss": self.recipe.evaluate(*batch)}
 
+    def check(self) -> None:
+        """Raise where a file that is mapped is no longer the one that was opened."""
+        self.recipe.check_unchanged()
+
     def sample(self) -> Iterable[str]:
         """Return a text that the model writes now, in pieces; none, where it writes none."""
         return ()

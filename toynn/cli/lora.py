@@ -8,7 +8,7 @@ from toynn.cli._flags import Flag
 from toynn.cli._numbers import real, whole
 from toynn.cli._paths import model_file
 from toynn.cli._run_flags import run_flags
-from toynn.cli._text_training import DATA, EXAMPLES, SAMPLES, TextTraining
+from toynn.cli._text_training import CACHE, DATA, EXAMPLES, SAMPLES, TextTraining
 from toynn.cli._training import MIB
 from toynn.engines import AdapterOptions, engine_for
 from toynn.formats import adapters, gguf
@@ -77,6 +77,7 @@ class LoRATraining(TextTraining):
         ),
         Flag("data", DATA, metavar="PATH", required=True),
         *EXAMPLES,
+        CACHE,
         Flag(
             "seq",
             "tokens of a row, and the most of an example; or those of a window of text "

@@ -14,7 +14,7 @@ from toynn.cli._flags import Flag
 from toynn.cli._numbers import real, whole
 from toynn.cli._paths import model_file
 from toynn.cli._run_flags import DECAY, run_flags, shape_flags
-from toynn.cli._text_training import DATA, EXAMPLES, SAMPLES, TextTraining
+from toynn.cli._text_training import CACHE, DATA, EXAMPLES, SAMPLES, TextTraining
 from toynn.data.text import VOCAB, ByteBigram
 from toynn.engines.gpt2 import GPT2Config
 from toynn.engines.llama import LlamaConfig, LlamaSeqEngine
@@ -45,6 +45,7 @@ def _text_flags(recipe: str) -> tuple[Flag, ...]:
             metavar="FILE",
         ),
         *EXAMPLES,
+        CACHE,
         Flag(
             "seq",
             "tokens per window, and the context of a new model (default {default})",

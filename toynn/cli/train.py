@@ -36,7 +36,7 @@ from toynn.train.trainer import Trainer, find
 __all__ = ["RECIPES", "add_parser", "words_of"]
 
 #: Flags that change no number of a run, or only how often it is reported and saved.
-HARMLESS = ("threads", "log_every", "save_every", "save_total_limit", "sample_every")
+HARMLESS = ("threads", "log_every", "save_every", "save_total_limit", "sample_every", "cache")
 
 RECIPES: dict[str, type[Training]] = {
     training.name: training
@@ -68,6 +68,7 @@ def train(arguments: Namespace) -> int:
     start = time.perf_counter()
     run = RECIPES[arguments.recipe](arguments)
     found = _resolve(arguments)
+    arguments.beside = Path(arguments.out or ".").parent if found is None else found.path.parents[1]
     run.resolve()
     if found is None:
         RunFolder.check_absent(Path(arguments.out))
@@ -93,6 +94,7 @@ def train(arguments: Namespace) -> int:
             identity=_identity(run),
             measure=run.measure,
             sample=run.sample,
+            check=run.check,
             unit=run.unit,
             **run.loop_options() | {"batches": batches},
         )

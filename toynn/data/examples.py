@@ -7,14 +7,22 @@ segments: so no example sees another, and there is nothing else but examples to 
 
 from array import array
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from toynn.data.batch import IGNORED, PackedBatch
 
-__all__ = ["Example", "Examples", "ShuffledExamples", "examples_in_order", "joined"]
+__all__ = [
+    "Columns",
+    "Example",
+    "Examples",
+    "Growing",
+    "ShuffledExamples",
+    "examples_in_order",
+    "joined",
+]
 
 
 class Example(NamedTuple):
@@ -24,18 +32,53 @@ class Example(NamedTuple):
     labels: NDArray[np.int32]
 
 
-class Examples:
-    """Many examples, in a few arrays: a gigabyte of text has millions of them."""
+class Growing(Protocol):
+    """Numbers that grow at the end."""
 
-    def __init__(self, seq: int, *, keep_end: bool = False) -> None:
+    def append(self, number: int, /) -> object:
+        """Add one."""
+
+    def extend(self, numbers: Any, /) -> object:
+        """Add some."""
+
+
+class Columns(NamedTuple):
+    """Examples in three rows of numbers, which may lie on the disk."""
+
+    ids: Any  # int32 (n,): all tokens, one example behind another
+    learned: Any  # uint8 (n,): 1 where a token is to be learned
+    begins: Any  # int64: where each example begins, and where the last one ends
+
+
+class Examples:
+    """Many examples, in a few arrays: a gigabyte of text has millions of them.
+
+    Parameters
+    ----------
+    columns
+        Where they are put; in memory, if nothing is said. With ``of``, where they are already.
+    """
+
+    def __init__(self, seq: int, *, keep_end: bool = False, columns: Columns | None = None) -> None:
         #: the most tokens that an example may have to read
         self.seq = seq
         #: whether what is longer loses its beginning, instead of its end
         self.keep_end = keep_end
-        #: how many were cut, how many dropped, and how many labels count
-        self.cut, self.dropped, self.labels = 0, 0, 0
-        self._ids, self._learned = array("i"), bytearray()
-        self._begins = array("q", [0])  # and where the last one ends
+        #: of all that were added, how many were cut, and how many dropped
+        self.cut, self.dropped = 0, 0
+        self._columns = columns or Columns(array("i"), bytearray(), array("q"))
+        self._order: NDArray[np.int64] | None = None  # of those that are here; None: all of them
+        self._end = self._count = 0
+        self._added: int | None = 0  # labels of those that were added, where that are all of them
+        if columns is None:
+            self._columns.begins.append(0)
+
+    @classmethod
+    def of(cls, columns: Columns, seq: int, *, keep_end: bool = False) -> Self:
+        """Return examples that are in such columns."""
+        examples = cls(seq, keep_end=keep_end, columns=columns)
+        examples._count, examples._added = len(columns.begins) - 1, None
+        return examples
 
     def append(self, parts: Iterable[tuple[Sequence[int], bool]]) -> None:
         """Add an example made of parts: ids, and whether they are to be learned.
@@ -53,16 +96,32 @@ class Examples:
         self.cut += len(ids) > room
         self.dropped += labels == 0
         if labels:
-            self.labels += labels
-            self._ids.extend(ids[begin : begin + room])
-            self._learned += learned[begin : begin + room]
-            self._begins.append(len(self._ids))
+            self._added = None if self._added is None else self._added + labels
+            self._columns.ids.extend(ids[begin : begin + room])
+            self._columns.learned.extend(learned[begin : begin + room])
+            self._end += min(len(ids), room)
+            self._columns.begins.append(self._end)
+            self._count += 1
 
     @property
     def lengths(self) -> NDArray[np.int64]:
         """The tokens that each of the examples has to read."""
-        begins = np.array(self._begins, np.int64)
-        return begins[1:] - begins[:-1] - 1
+        begins = np.array(self._columns.begins, np.int64)
+        lengths = begins[1:] - begins[:-1] - 1
+        return lengths if self._order is None else lengths[self._order]
+
+    @property
+    def labels(self) -> int:
+        """How many labels count in these examples, which are all looked at."""
+        if self._added is not None:
+            return self._added
+        begins, order = self._columns.begins, self._order
+        spans = range(self._count) if order is None else order
+        learned = self._columns.learned
+        return sum(
+            int(np.count_nonzero(np.asarray(learned[begins[at] + 1 : begins[at + 1]])))
+            for at in spans
+        )
 
     @property
     def longest(self) -> int:
@@ -70,26 +129,22 @@ class Examples:
         return int(self.lengths.max(initial=0))
 
     def __len__(self) -> int:
-        return len(self._begins) - 1
+        return self._count if self._order is None else len(self._order)
 
     def __getitem__(self, index: int) -> Example:
         if not 0 <= index < len(self):
             raise IndexError(f"expected an example of 0..{len(self) - 1}; got {index}")
-        begin, end = self._begins[index], self._begins[index + 1]
-        tokens = np.array(self._ids[begin:end], np.int32)
-        learned = np.frombuffer(self._learned[begin + 1 : end], np.bool_)
+        at = index if self._order is None else int(self._order[index])
+        begin, end = self._columns.begins[at], self._columns.begins[at + 1]
+        tokens = np.array(self._columns.ids[begin:end], np.int32)
+        learned = np.array(self._columns.learned[begin + 1 : end], np.bool_)
         return Example(tokens[:-1], np.where(learned, tokens[1:], np.int32(IGNORED)))
 
     def pick(self, indices: Iterable[int]) -> "Examples":
-        """Return these examples, in this order."""
-        picked = Examples(self.seq, keep_end=self.keep_end)
-        for index in indices:
-            begin, end = self._begins[index], self._begins[index + 1]
-            learned = self._learned[begin:end]
-            picked._ids.extend(self._ids[begin:end])
-            picked._learned += learned
-            picked._begins.append(len(picked._ids))
-            picked.labels += learned.count(1, 1)
+        """Return these examples, in this order; they stay where they are."""
+        picked = Examples.of(self._columns, self.seq, keep_end=self.keep_end)
+        order = np.fromiter(indices, np.int64)
+        picked._order = order if self._order is None else self._order[order]
         return picked
 
 

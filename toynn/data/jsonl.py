@@ -8,35 +8,46 @@ Every line of a .jsonl is an object, and all of a file have one form:
 
 Other keys are ignored, and blank lines. A text and a completion end with EOS; the names of special
 tokens in them are plain text. These are the forms and file names that mlx-lm reads, too. A .txt is
-one long text, read in windows.
+one long text, read in windows; a .bin is tokens already.
 """
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from toynn.data._rows import checked_messages, form_of, keys_of, rows, string_of
 from toynn.data.batch import Batch, PackedBatch
 from toynn.data.examples import Examples, ShuffledExamples, examples_in_order
 from toynn.data.packing import PackedExamples, packed_in_order
-from toynn.data.text import BOM, Corpus, RandomWindows, spaced_windows
+from toynn.data.store import InMemory, Store
+from toynn.data.stream import Progress, silent
+from toynn.data.text import RandomWindows, spaced_windows
+from toynn.data.windows import Source, check_ids, read_binary, read_windows
 from toynn.errors import DataError, ToynnError
-from toynn.reading import open_file
 
-__all__ = ["Dataset", "Encoder", "prompts", "read", "read_all", "windows"]
+__all__ = ["Dataset", "Encoder", "long_text", "prompts", "read", "read_all"]
 
 TRAIN, VALID, TEST = "train.jsonl", "valid.jsonl", "test.jsonl"
-FORMS = (("prompt", "completion"), ("messages",), ("text",))
 ASSISTANT = "assistant"
-ACCEPTED = "text, prompt and completion, or messages"
-KINDS = f"a folder with {TRAIN}, a .jsonl file (one JSON object per line), or a .txt file"
+KINDS = f"a folder with {TRAIN}, a .jsonl file (one JSON object per line), a .txt or .bin file"
 
-Tokens = NDArray[np.int32]
-Parts = Sequence[tuple[Sequence[int], bool]]
+Tokens = NDArray[np.integer[Any]]
+BATCH = 2**18  # characters that are encoded together
+
+
+class Said(NamedTuple):
+    """A part of an example: a text, or ids; to be learned or not; going on with the one before."""
+
+    what: str | Sequence[int]
+    learned: bool
+    continues: bool = False
+
+
+Parts = Sequence[Said]
 
 
 class Encoder(Protocol):
@@ -54,11 +65,19 @@ class Encoder(Protocol):
     def add_bos(self) -> bool:
         """Whether a text begins with BOS."""
 
-    def encode(self, text: str, add_special: bool, *, continues: bool = False) -> Sequence[int]:
-        """Return the ids of a text; with `continues`, of one that follows another."""
+    @property
+    def of_bytes(self) -> bool:
+        """Whether a token is a byte."""
 
-    def encode_array(self, text: str) -> Tokens:
-        """Return the ids of a long text."""
+    @property
+    def fingerprint(self) -> str:
+        """What tells it from another one."""
+
+    def encode_many(self, texts: Sequence[tuple[str, bool]]) -> Sequence[Sequence[int]]:
+        """Return the ids of texts, each with whether it follows another."""
+
+    def encode_blocks(self, blocks: Iterable[str]) -> Iterator[NDArray[np.int32]]:
+        """Yield the ids of a long text that comes in blocks."""
 
     def encode_turns(
         self, messages: Sequence[Mapping[str, Any]]
@@ -77,6 +96,13 @@ class Dataset:
     notes: list[str]  # lines to be told
     chats: bool = False  # whether the examples are conversations
     packing: bool = False  # whether a row of a batch is several examples
+    source: Source | None = None  # the long text
+
+    def check_unchanged(self) -> None:
+        """Raise DataError where a file that is mapped is no longer the one that was opened."""
+        if self.source is not None:
+            for file in self.source.mapped:
+                file.check()
 
     def batches(self, batch: int, seed: int) -> PackedExamples | ShuffledExamples | RandomWindows:
         """Return endless training batches, with a `state` to go on from."""
@@ -113,6 +139,8 @@ def read(
     mask_prompt: bool = True,
     keep_end: bool = False,
     packing: bool = False,
+    store: Store | None = None,
+    progress: Progress = silent,
 ) -> Dataset:
     """Read data for windows of seq tokens. Raises DataError, with file and line.
 
@@ -120,12 +148,14 @@ def read(
     share them (``packing``), as all together. Ids must be below vocab_size, the model's. Without a
     valid.jsonl a tenth of the training examples, drawn by the seed, becomes the validation part.
     mask_prompt=False learns all tokens. What is too long loses its end; with ``keep_end``, its
-    beginning.
+    beginning. Tokens go into a ``store``, or into memory; ``progress`` is told of the bytes read.
     """
     path = Path(path)
+    if (tokens := read_binary(path, seq, vocab_size=vocab_size)) is not None:
+        return Dataset(*tokens.parts, None, seq, tokens.notes, source=tokens.source)
     if path.suffix == ".txt" and not path.is_dir():
-        return windows(Corpus.read(path), encoder, seq, vocab_size=vocab_size)
-    reader = _Reader(encoder, seq, vocab_size, mask_prompt, keep_end)
+        return long_text(path, encoder, seq, vocab_size=vocab_size, store=store, progress=progress)
+    reader = _Reader(encoder, seq, vocab_size, mask_prompt, keep_end, store, progress)
     if path.is_dir():
         if not (path / TRAIN).is_file():
             names = sorted(entry.name for entry in path.iterdir())
@@ -169,32 +199,33 @@ def prompts(path: str | Path) -> Iterator[tuple[str, str | list[dict[str, Any]]]
 
     A line has the key "prompt", or "messages". Raises DataError, with file and line.
     """
-    for line, row in _rows(Path(path)):
+    for line, row in rows(Path(path), silent):
         where = f"{path}:{line}"
         if ("prompt" in row) == ("messages" in row):
-            raise DataError(f"{where}: expected prompt, or messages; got {_keys(row)}")
+            raise DataError(f"{where}: expected prompt, or messages; got {keys_of(row)}")
         if "prompt" in row:
-            yield where, _string(where, row, "prompt")
+            yield where, string_of(where, row, "prompt")
         else:
-            yield where, _checked_messages(where, row["messages"])
+            yield where, checked_messages(where, row["messages"])
 
 
-def windows(corpus: Corpus, encoder: Encoder, seq: int, *, vocab_size: int) -> Dataset:
+def long_text(
+    path: str | Path | None,
+    encoder: Encoder,
+    seq: int,
+    *,
+    vocab_size: int,
+    store: Store | None = None,
+    progress: Progress = silent,
+) -> Dataset:
     """Return windows of seq tokens of a text, those of its last tenth for validation.
 
-    Raises DataError if the text is too short, or an id is no token of the vocabulary.
+    Without a path, of the text that ships with Python. A text of bytes that has a ``store`` to go
+    to stays where it is, and is mapped. Raises DataError if the text is too short, or an id is no
+    token of the vocabulary.
     """
-    name, ids = corpus.name, encoder.encode_array(corpus.text.decode())
-    window = seq + 1
-    if len(ids) < 2 * window:
-        raise DataError(
-            f"{name}: {len(ids)} tokens are too few: training and validation each need a window "
-            f"of {window}; use a longer text or a shorter sequence"
-        )
-    _check_ids(name, ids, vocab_size)
-    tail = max(len(ids) // 10, window)
-    note = f"{name}: {len(ids):,} tokens, the last {tail:,} of them for validation"
-    return Dataset(ids[:-tail], ids[-tail:], None, seq, [note])
+    found = read_windows(path, encoder, seq, vocab_size, store, progress)
+    return Dataset(*found.parts, None, seq, found.notes, source=found.source)
 
 
 def _split(path: Path, examples: Examples, seed: int) -> tuple[Examples, Examples]:
@@ -222,7 +253,10 @@ class _Reader:
         vocab_size: int,
         mask_prompt: bool,
         keep_end: bool = False,
+        store: Store | None = None,
+        progress: Progress = silent,
     ) -> None:
+        self.store, self.progress = store or InMemory(), progress
         self.encoder, self.seq, self.vocab_size = encoder, seq, vocab_size
         self.mask_prompt, self.keep_end = mask_prompt, keep_end
         self.notes: list[str] = []
@@ -230,37 +264,20 @@ class _Reader:
 
     def read(self, path: Path) -> Examples:
         """Read a file; note what was cut and dropped."""
-        examples = Examples(self.seq, keep_end=self.keep_end)
-        forms: dict[tuple[str, ...], Callable[[str, Mapping[str, Any]], Parts]] = {
-            ("prompt", "completion"): self._completion,
-            ("messages",): self._messages,
-            ("text",): self._text,
-        }
-        first: tuple[tuple[str, ...], int] | None = None
-        for line, row in _rows(path):
-            where = f"{path}:{line}"
-            form = _form(where, row)
-            if first is None:
-                first = form, line
-            elif form != first[0]:
-                raise DataError(
-                    f"{where}: expected {' and '.join(first[0])}, as line {first[1]} has; "
-                    f"got {' and '.join(form)}"
-                )
-            parts = forms[form](where, row)
-            for ids, _ in parts:
-                _check_ids(where, ids, self.vocab_size)
-            examples.append(parts if self.mask_prompt else [(ids, True) for ids, _ in parts])
-        if first is None:
-            raise DataError(
-                f"{path}: expected a JSON object per line; got no line that is not blank"
-            )
-        said = f"{path}: {len(examples):,} examples, {examples.labels:,} tokens to learn"
-        if examples.cut:
+        empty = Examples(self.seq, keep_end=self.keep_end)
+        told = {"encoder": self.encoder.fingerprint, "vocab_size": self.vocab_size}
+        told |= {"seq": self.seq, "keep_end": self.keep_end, "mask_prompt": self.mask_prompt}
+        examples, facts = self.store.examples(
+            path, told, empty, lambda empty: self._fill(path, empty)
+        )
+        labels, cut, dropped = (facts[name] for name in ("labels", "cut", "dropped"))
+        self.roles.update(facts["roles"])
+        said = f"{path}: {len(examples):,} examples, {labels:,} tokens to learn"
+        if cut:
             end = "the last " if self.keep_end else ""
-            said += f"; {examples.cut:,} were cut to {end}{self.seq + 1:,} tokens"
-        if examples.dropped:
-            said += f"; {examples.dropped:,} were dropped: nothing to learn was left in them"
+            said += f"; {cut:,} were cut to {end}{self.seq + 1:,} tokens"
+        if dropped:
+            said += f"; {dropped:,} were dropped: nothing to learn was left in them"
         if not len(examples):
             if self.roles and ASSISTANT not in self.roles:
                 roles = ", ".join(sorted(self.roles))
@@ -272,20 +289,76 @@ class _Reader:
         self.notes.append(said)
         return examples
 
+    def _fill(self, path: Path, examples: Examples) -> dict[str, Any]:
+        """Read all lines of a file into examples."""
+        roles: set[str] = set()
+        forms: dict[tuple[str, ...], Callable[[str, Mapping[str, Any]], Parts]] = {
+            ("prompt", "completion"): self._completion,
+            ("messages",): lambda where, row: self._messages(where, row, roles),
+            ("text",): self._text,
+        }
+        first: tuple[tuple[str, ...], int] | None = None
+        waiting: list[tuple[str, Parts]] = []
+        length = 0
+        try:
+            for line, row in rows(path, self.progress):
+                where = f"{path}:{line}"
+                form = form_of(where, row)
+                if first is None:
+                    first = form, line
+                elif form != first[0]:
+                    raise DataError(
+                        f"{where}: expected {' and '.join(first[0])}, as line {first[1]} has; "
+                        f"got {' and '.join(form)}"
+                    )
+                parts = forms[form](where, row)
+                waiting.append((where, parts))
+                length += sum(len(part.what) for part in parts)
+                if length >= BATCH:
+                    self._append(waiting, examples)
+                    waiting, length = [], 0
+        except DataError:
+            self._append(waiting, examples)  # the first bad line is the one to be told of
+            raise
+        self._append(waiting, examples)
+        if first is None:
+            raise DataError(
+                f"{path}: expected a JSON object per line; got no line that is not blank"
+            )
+        counts = {name: getattr(examples, name) for name in ("labels", "cut", "dropped")}
+        return {**counts, "roles": sorted(roles)}
+
+    def _append(self, rows: Sequence[tuple[str, Parts]], examples: Examples) -> None:
+        """Encode the texts of some lines, all of them together."""
+        texts = [
+            (part.what, part.continues)
+            for _, parts in rows
+            for part in parts
+            if isinstance(part.what, str)
+        ]
+        encoded = iter(self.encoder.encode_many(texts) if texts else ())
+        for where, parts in rows:
+            made = []
+            for part in parts:
+                ids = next(encoded) if isinstance(part.what, str) else part.what
+                check_ids(where, ids, self.vocab_size)
+                made.append((ids, part.learned or not self.mask_prompt))
+            examples.append(made)
+
     def _text(self, where: str, row: Mapping[str, Any]) -> Parts:
-        ids = self.encoder.encode(_string(where, row, "text"), False)
-        return [(self._begin(), True), (ids, True), (self._end(), True)]
+        text = string_of(where, row, "text")
+        return [Said(self._begin(), True), Said(text, True), Said(self._end(), True)]
 
     def _completion(self, where: str, row: Mapping[str, Any]) -> Parts:
-        prompt = self.encoder.encode(_string(where, row, "prompt"), False)
-        answer = self.encoder.encode(_string(where, row, "completion"), False, continues=True)
-        return [(self._begin(), False), (prompt, False), (answer, True), (self._end(), True)]
+        prompt, answer = (string_of(where, row, key) for key in ("prompt", "completion"))
+        begin, end = Said(self._begin(), False), Said(self._end(), True)
+        return [begin, Said(prompt, False), Said(answer, True, True), end]
 
-    def _messages(self, where: str, row: Mapping[str, Any]) -> Parts:
-        messages = _checked_messages(where, row["messages"])
-        self.roles.update(message["role"] for message in messages)
+    def _messages(self, where: str, row: Mapping[str, Any], roles: set[str]) -> Parts:
+        messages = checked_messages(where, row["messages"])
+        roles.update(message["role"] for message in messages)
         try:
-            return self.encoder.encode_turns(messages)
+            return [Said(*turn) for turn in self.encoder.encode_turns(messages)]
         except ToynnError as error:  # the chat template's, most often
             raise DataError(f"{where}: {error}") from error
 
@@ -295,118 +368,3 @@ class _Reader:
 
     def _end(self) -> list[int]:
         return [] if self.encoder.eos is None else [self.encoder.eos]
-
-
-def _checked_messages(where: str, messages: Any) -> list[dict[str, Any]]:
-    """Return messages that each have a role and a content."""
-    if not isinstance(messages, list) or not messages:
-        got = "an empty list" if messages == [] else _kind(messages)
-        raise DataError(f"{where}: messages: expected a list of messages; got {got}")
-    for index, message in enumerate(messages):
-        if not isinstance(message, dict):
-            raise DataError(
-                f"{where}: message {index}: expected an object with role and content; "
-                f"got {_kind(message)}"
-            )
-        for key in ("role", "content"):
-            if key not in message:
-                raise DataError(
-                    f"{where}: message {index}: expected role and content; got {_keys(message)}"
-                )
-            _string(f"{where}: message {index}", message, key, empty=key == "content")
-    return messages
-
-
-def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Yield the number and the object of each line that is not blank."""
-    try:
-        with open_file(path) as file:
-            for line, raw in enumerate(file, 1):
-                if line == 1:
-                    raw = raw.removeprefix(BOM)
-                if raw.strip():
-                    yield line, _row(path, line, raw)
-    except OSError as error:
-        raise DataError(f"{path}: cannot read: {error.strerror or error}") from error
-
-
-def _row(path: Path, line: int, raw: bytes) -> Mapping[str, Any]:
-    where = f"{path}:{line}"
-    try:
-        row = json.loads(raw.decode().rstrip())
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{where}: not UTF-8 text: byte 0x{raw[error.start]:02x} at byte {error.start} of the "
-            f"line ({error.reason})"
-        ) from error
-    except json.JSONDecodeError as error:
-        if line == 1 and raw.lstrip().startswith(b"["):
-            _refuse_array(where)
-        raise DataError(f"{where}: not JSON: {error.msg} at column {error.colno}") from error
-    except RecursionError:
-        raise DataError(f"{where}: not JSON that can be read: nested too deep") from None
-    except ValueError:
-        raise DataError(f"{where}: not JSON that can be read: a number is too long") from None
-    if isinstance(row, dict):
-        return row
-    if isinstance(row, list) and line == 1:
-        _refuse_array(where)
-    raise DataError(f"{where}: expected an object with {ACCEPTED}; got {_kind(row)}")
-
-
-def _refuse_array(where: str) -> NoReturn:
-    raise DataError(
-        f"{where}: expected a JSON object on each line; got a JSON array: write its objects one "
-        f"per line, without the commas and brackets around them"
-    )
-
-
-def _form(where: str, row: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the keys by which a row is to be read."""
-    forms = [form for form in FORMS if all(key in row for key in form)]
-    if len(forms) == 1:
-        return forms[0]
-    got = _keys(row)
-    if forms:
-        got += ", which could be read in more than one way"
-    raise DataError(f"{where}: expected {ACCEPTED}; got {got}")
-
-
-def _keys(row: Mapping[str, Any]) -> str:
-    return ", ".join(map(repr, list(row)[:8])) or "an empty object"
-
-
-def _string(where: str, row: Mapping[str, Any], key: str, *, empty: bool = False) -> str:
-    """Return a text that a row must have."""
-    text = row[key]
-    if not isinstance(text, str):
-        raise DataError(f"{where}: {key}: expected a text; got {_kind(text)}")
-    if not text and not empty:
-        raise DataError(f"{where}: {key}: expected a text; got an empty one")
-    if not text.isascii():
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise DataError(
-                f"{where}: {key}: expected Unicode text; got half of a surrogate pair, "
-                f"{text[error.start]!a}, at character {error.start}"
-            ) from error
-    return text
-
-
-def _kind(value: object) -> str:
-    """Return what JSON calls a value."""
-    names = {dict: "an object", list: "an array", str: "a string", bool: "a boolean"}
-    return "null" if value is None else names.get(type(value), "a number")
-
-
-def _check_ids(where: str, ids: Sequence[int] | Tokens, vocab_size: int) -> None:
-    if not len(ids):
-        return
-    values = np.asarray(ids)
-    low, high = int(values.min()), int(values.max())
-    if low < 0 or high >= vocab_size:
-        raise DataError(
-            f"{where}: expected token ids of 0..{vocab_size - 1}; got {low if low < 0 else high}: "
-            f"the tokenizer is not the model's"
-        )

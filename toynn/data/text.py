@@ -17,13 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toynn.data.batch import IGNORED, Batch, PackedBatch
+from toynn.data.stream import BOM, decoded
 from toynn.errors import DataError
 from toynn.reading import read_bytes
 
-__all__ = ["BOM", "VOCAB", "ByteBigram", "Corpus", "RandomWindows", "spaced_windows"]
+__all__ = ["VOCAB", "ByteBigram", "Corpus", "RandomWindows", "spaced_windows"]
 
 VOCAB = 256
-BOM = b"\xef\xbb\xbf"
+BLOCK = 2**20  # tokens that are counted at a time
 
 Tokens = NDArray[np.integer[Any]]  # bytes, or the ids of any tokenizer
 
@@ -53,14 +54,8 @@ class Corpus:
         text = read_bytes(path).removeprefix(BOM)
         if not text:
             raise DataError(f"{path}: the file is empty")
-        try:
-            text.decode()
-        except UnicodeDecodeError as error:
-            line = text.count(b"\n", 0, error.start) + 1
-            raise DataError(
-                f"{path}:{line}: not UTF-8 text: byte 0x{text[error.start]:02x} "
-                f"at offset {error.start} ({error.reason})"
-            ) from error
+        for _ in decoded(path, [text]):
+            pass
         return cls(str(path), text)
 
     @cached_property
@@ -124,9 +119,13 @@ class ByteBigram:
     """The baseline: P(next byte | this byte), counted in a text, one added to every count."""
 
     def __init__(self, tokens: Tokens) -> None:
-        pairs = tokens[:-1].astype(np.int64) * VOCAB + tokens[1:]
-        counts = np.bincount(pairs, minlength=VOCAB * VOCAB).reshape(VOCAB, VOCAB) + 1.0
-        self._log_p = np.log(counts / counts.sum(axis=1, keepdims=True))
+        counts = np.ones(VOCAB * VOCAB)
+        for begin in range(0, len(tokens) - 1, BLOCK):
+            some = tokens[begin : begin + BLOCK + 1]
+            pairs = some[:-1].astype(np.int64) * VOCAB + some[1:]
+            counts += np.bincount(pairs, minlength=VOCAB * VOCAB)
+        table = counts.reshape(VOCAB, VOCAB)
+        self._log_p = np.log(table / table.sum(axis=1, keepdims=True))
 
     def loss(self, batches: Sequence[Batch | PackedBatch]) -> float:
         """Mean of -log P over the labels that count, in nats per byte."""

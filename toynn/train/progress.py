@@ -12,8 +12,9 @@ from tqdm import tqdm
 from toynn.printing import harmless
 from toynn.train.metrics import Report
 
-__all__ = ["Progress", "duration"]
+__all__ = ["Progress", "Reading", "duration"]
 
+SHOWN = 2**23  # bytes: less is read before anybody asks
 BAR = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 
 
@@ -141,3 +142,54 @@ class Progress:
         names = ("loss", "val", "accuracy", "lr", "norm", "speed", "examples", "filled", "skipped")
         words = _words(report, self._unit, *names)
         print(f"step {done:{width}}/{self._steps}  {words}{eta}", file=self._stream, flush=True)
+
+
+class Reading:
+    """Shows how far files are read: a bar; where there is no terminal, a line every tenth.
+
+    Enter it, then call it with the bytes that are done, and of how many. Little data is read in
+    silence.
+    """
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = _Lenient(sys.stderr if stream is None else stream)
+        self._bar: tqdm | None = None
+        self._tenths = 0
+
+    def __enter__(self) -> "Reading":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+        self._bar, self._tenths = None, 0
+
+    def __call__(self, done: int, of: int) -> None:
+        """Show that so many bytes are done."""
+        if of < SHOWN:
+            return
+        if self._stream.is_terminal():
+            if self._bar is None:
+                self._bar = tqdm(
+                    desc="tokens",
+                    total=of,
+                    file=self._stream,
+                    unit="B",
+                    unit_scale=True,
+                    leave=False,
+                )
+            self._bar.update(done - self._bar.n)
+        elif (tenths := 10 * done // of) > self._tenths:
+            self._tenths = tenths
+            word = f"tokens      {tenths}0 % of {of / 2**20:,.0f} MiB are read"
+            print(word, file=self._stream, flush=True)
+        if done == of:
+            self._close()

@@ -57,8 +57,9 @@ class Trainer:
         ``force`` although it differs.
     identity
         What must be alike when the run is resumed, by name: configuration, hashes of files.
-    measure, on_step, on_report, on_best
-        See ``Loop``; ``on_best`` is called behind the saving of the best model.
+    measure, on_step, on_report, on_best, check
+        See ``Loop``; ``on_best`` is called behind the saving of the best model. Without a
+        ``check``, files that are mapped must not change.
     sample
         Yields a text, in pieces, that the model writes every ``sample_every`` steps. It goes to
         samples.jsonl.
@@ -90,6 +91,7 @@ class Trainer:
         on_report: Sequence[Callable[[Report], object]] = (),
         on_best: Callable[[], object] = lambda: None,
         sample: Callable[[], Iterable[str]] = tuple,
+        check: Callable[[], object] | None = None,
         unit: str = "tokens",
         progress: bool = True,
         **options: Any,
@@ -125,7 +127,7 @@ class Trainer:
             self.options,
             valid=valid,
             measure=measure,
-            check=recipe.check_unchanged,
+            check=check or _checks(recipe, data),
             on_step=self._step,
             on_report=[self._report],
             on_best=self._best,
@@ -279,6 +281,17 @@ def find(path: Path) -> Checkpoint:
             "with its configuration (--config DIR/config.toml)"
         )
     return found
+
+
+def _checks(recipe: Any, data: Any) -> Callable[[], None]:
+    """Return what looks whether files are still those that were mapped."""
+
+    def check() -> None:
+        recipe.check_unchanged()
+        if isinstance(data, Dataset):
+            data.check_unchanged()
+
+    return check
 
 
 def say(message: str) -> None:

@@ -13,9 +13,11 @@ conversations find them where the chat template wrote them, not where a message 
 """
 
 import codecs
+import hashlib
+import json
 import re
-from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import chain
 from os import PathLike
 from pathlib import Path
@@ -29,6 +31,7 @@ from toynn.formats import gguf
 from toynn.formats.gguf import GGUFFile
 from toynn.formats.tokenizer.bpe import BPE, byte_letters
 from toynn.formats.tokenizer.chat import ChatTemplate, Message
+from toynn.formats.tokenizer.pieces import Pieces
 from toynn.formats.tokenizer.spm import SentencePiece
 from toynn.formats.tokenizer.vocab import TokenType, Vocab, read_vocab
 
@@ -36,7 +39,6 @@ __all__ = ["ByteTokenizer", "Message", "Stream", "Tokenizer", "Turn", "byte_lett
 
 BYTES = 256
 CHUNK = 1 << 18  # characters that a library gets at a time: it takes 100 bytes for each
-CUT = re.compile(r"(?<=\S\n)(?=\w)")  # no piece of any kind lies across, and seldom a token
 GUARDS = [chr(code) for code in range(0xFDD0, 0xFDF0)]  # never characters, so in no honest text
 
 
@@ -47,11 +49,15 @@ class Turn(NamedTuple):
     learned: bool
 
 
+#: A text, and whether it continues another one.
+Part = tuple[str, bool]
+
+
 class Model(Protocol):
     """What turns a text into ids."""
 
-    def encode(self, text: str, continues: bool) -> list[int]:
-        """Return the ids of a text without special tokens."""
+    def encode_all(self, texts: Sequence[Part]) -> list[list[int]]:
+        """Return the ids of each text, without special tokens; of many, on all cores."""
 
     def piece(self, id: int) -> bytes:
         """Return the bytes that a token stands for."""
@@ -60,11 +66,13 @@ class Model(Protocol):
 class Tokenizer:
     """Texts to ids and back."""
 
+    of_bytes = False  # whether a token is a byte
+
     def __init__(self, vocab: Vocab, model: Model, template: str | None = None) -> None:
         self._vocab, self._model, self._source = vocab, model, template
         self._template: ChatTemplate | None = None
         self._pieces: dict[int, bytes] = {}
-        self._cuttable: bool | None = None
+        self._cutter = Pieces(vocab)
         self._special_ids = frozenset(id for _, id in vocab.specials)
         shy = np.isin(vocab.declared, (TokenType.CONTROL, TokenType.UNKNOWN))
         self._hidden = frozenset(np.flatnonzero(shy).tolist())
@@ -109,7 +117,7 @@ class Tokenizer:
         them. parse_special finds CONTROL tokens in the text, too: for texts that are not a user's.
         continues: another text comes before this one, so SentencePiece puts no space before it.
         """
-        ids = list(chain.from_iterable(self._ids(text, parse_special, continues)))
+        ids = self._whole(text, parse_special, continues)
         if add_special and self.add_bos and self.bos is not None:
             ids.insert(0, self.bos)
         if add_special and self.add_eos and self.eos is not None:
@@ -121,10 +129,65 @@ class Tokenizer:
 
         Raises DataError for text that is not Unicode.
         """
-        ids = array("i")
-        for some in self._ids(text, parse_special=False, continues=False):
-            ids.extend(some)
-        return np.array(ids, np.int32)
+        return np.concatenate([np.empty(0, np.int32), *self.encode_blocks([text])])
+
+    def encode_many(self, texts: Sequence[Part]) -> list[list[int]]:
+        """Return the ids of many texts, each with whether it continues another; on all cores.
+
+        As ``encode`` without BOS, EOS and special tokens. Raises DataError for text that is not
+        Unicode.
+        """
+        ids: list[list[int]] = [[] for _ in texts]
+        asked: list[Part] = []
+        places: list[tuple[int, int]] = []  # of a text, where what was asked for belongs
+        found: list[list[list[int]]] = []
+        for index, (text, continues) in enumerate(texts):
+            parts: list[list[int]] = []
+            for piece, follows in self._cutter.of(text, False, continues):
+                if isinstance(piece, str):
+                    places.append((index, len(parts)))
+                    asked.append((piece, follows))
+                parts.append([piece] if isinstance(piece, int) else [])
+            found.append(parts)
+        for (index, place), some in zip(places, self._model.encode_all(asked), strict=True):
+            found[index][place] = some
+        for index, parts in enumerate(found):
+            ids[index] = list(chain.from_iterable(parts))
+        return ids
+
+    def encode_blocks(self, blocks: Iterable[str]) -> Iterator[NDArray[np.int32]]:
+        """Yield the ids of a long text that comes in blocks: those of encode_array, some at a time.
+
+        A block is cut, and the rest put before the next, where that changes no id; where a token
+        may lie across every cut, all of the text is gathered first. Raises DataError for text that
+        is not Unicode.
+        """
+        rest, continues, seen = "", False, 0
+        for block in chain(blocks, (None,)):
+            if block is None:
+                head, rest = rest, ""
+            else:
+                rest += block
+                cut = self._cutter.last_cut(rest, seen)
+                head, rest = rest[:cut], rest[cut:]
+                seen = max(0, len(rest) - 1)
+            waiting: list[Part] = []
+            length = 0
+            for piece, follows in self._cutter.of(head, False, continues):
+                continues = isinstance(piece, str)
+                if isinstance(piece, str):
+                    waiting.append((piece, follows))
+                    length += len(piece)
+                if length >= CHUNK or isinstance(piece, int):
+                    yield from self._encoded(waiting)
+                    waiting, length = [], 0
+                if isinstance(piece, int):
+                    yield np.array([piece], np.int32)
+            yield from self._encoded(waiting)
+
+    def _encoded(self, parts: list[Part]) -> Iterator[NDArray[np.int32]]:
+        for ids in self._model.encode_all(parts) if parts else ():
+            yield np.array(ids, np.int32)
 
     def decode(self, ids: Iterable[int], special: bool = False) -> str:
         """Return the text of ids; special shows CONTROL tokens, too.
@@ -247,73 +310,48 @@ class Tokenizer:
         for text in texts:
             last = next((ids[-1] for ids in reversed(parts) if ids), None)
             continues = last is not None and last not in self._special_ids
-            ids = chain.from_iterable(self._ids(text, True, continues, guard))
-            parts.append(list(ids))
+            parts.append(self._whole(text, True, continues, guard))
         return parts
 
-    def _ids(
-        self, text: str, parse_special: bool, continues: bool, guard: str = ""
-    ) -> Iterator[list[int]]:
-        """Yield the ids of a text, some at a time."""
-        _check_unicode(text)
-        for fragment in self._split(text, parse_special):
-            if isinstance(fragment, int):
-                yield [fragment]
-                continues = False
-                continue
-            for chunk in self._chunks(fragment.replace(guard, "") if guard else fragment):
-                yield self._model.encode(chunk, continues)
-                continues = True
+    def _whole(self, text: str, parse_special: bool, continues: bool, guard: str = "") -> list[int]:
+        """Return the ids of a text."""
+        ids: list[int] = []
+        for piece, follows in self._cutter.of(text, parse_special, continues, guard):
+            ids += (
+                [piece] if isinstance(piece, int) else self._model.encode_all([(piece, follows)])[0]
+            )
+        return ids
 
-    def _chunks(self, text: str) -> Iterator[str]:
-        """Cut a long text where that changes no id."""
-        if self._cuttable is None:  # a token that has a line break within may lie across a cut
-            inner = re.compile(r"\S\n|\n\S")
-            self._cuttable = not any(inner.search(token) for token in self.tokens)
-        begin = 0
-        while self._cuttable and len(text) - begin > CHUNK:
-            cut = CUT.search(text, begin + CHUNK)
-            if cut is None:
-                break
-            yield text[begin : cut.end()]
-            begin = cut.end()
-        if begin < len(text):
-            yield text[begin:]
-
-    def _split(self, text: str, parse_special: bool) -> list[str | int]:
-        """Split a text at its special tokens, the longest ones first; return texts and ids."""
-        fragments: list[str | int] = [text] if text else []
-        known = self._vocab.specials
-        types = self._vocab.types
-        for special, id in known:
-            if special not in text or not (parse_special or types[id] == TokenType.USER_DEFINED):
-                continue
-            strip = id in self._vocab.strips_right
-            split: list[str | int] = []
-            for fragment in fragments:
-                if isinstance(fragment, int):
-                    split.append(fragment)
-                    continue
-                for index, part in enumerate(fragment.split(special)):
-                    if index:
-                        split.append(id)
-                        part = part.lstrip(" \t\n\v\f\r") if strip else part
-                    if part:
-                        split.append(part)
-            fragments = split
-        return fragments
+    @cached_property
+    def fingerprint(self) -> str:
+        """A SHA-256 of all that ids depend on: two tokenizers that share it give the same ones."""
+        vocab = self._vocab
+        told: list[Any] = [
+            vocab.tokens,
+            list(vocab.merges),
+            vocab.kind and vocab.kind.regexes,
+            self._source,
+        ]
+        told += [vocab.kind and vocab.kind.whole_words, vocab.bos, vocab.eos, vocab.unknown]
+        told += [vocab.add_bos, vocab.add_eos, vocab.add_space_prefix, sorted(vocab.strips_right)]
+        whole = hashlib.sha256(json.dumps([type(self._model).__name__, *told]).encode())
+        for numbers in (vocab.types, vocab.declared, vocab.scores):
+            whole.update(np.ascontiguousarray(numbers).tobytes())
+        return whole.hexdigest()
 
 
 class ByteTokenizer(Tokenizer):
     """The tokenizer of models on bytes: a token's id is its byte."""
+
+    of_bytes = True
 
     def __init__(self, path: str | PathLike[str] = "a model on bytes") -> None:
         super().__init__(_byte_vocab(path), _Bytes())
 
 
 class _Bytes:
-    def encode(self, text: str, continues: bool) -> list[int]:
-        return list(text.encode())
+    def encode_all(self, texts: Sequence[Part]) -> list[list[int]]:
+        return [list(text.encode()) for text, _ in texts]
 
     def piece(self, id: int) -> bytes:
         return bytes((id,))
@@ -378,16 +416,6 @@ def _byte_vocab(path: str | PathLike[str]) -> Vocab:
         add_eos=False,
         add_space_prefix=False,
     )
-
-
-def _check_unicode(text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise DataError(
-            f"encode: expected Unicode text; got half of a surrogate pair, "
-            f"{text[error.start]!r}, at character {error.start}"
-        ) from error
 
 
 def _strings(value: Any) -> Iterator[str]:

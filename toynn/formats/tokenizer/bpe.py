@@ -7,7 +7,8 @@ none is left to merge.
 Source: Sennrich et al. 2016, arXiv:1508.07909; Radford et al. 2019 (GPT-2), section 2.2.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from toynn.errors import GGUFError
 from toynn.formats.tokenizer.chat import needed
@@ -58,11 +59,18 @@ class BPE:
             + [cut.ByteLevel(add_prefix_space=False, use_regex=False)]
         )
 
-    def encode(self, text: str, continues: bool) -> list[int]:
-        """Return the ids of a text. Bytes that no token spells are left out, as llama.cpp does."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+    def encode_all(self, texts: Sequence[tuple[str, bool]]) -> list[list[int]]:
+        """Return the ids of texts. Bytes that no token spells are left out, as llama.cpp does."""
+        given = [text for text, _ in texts]
+        many = len(given) > 1
+        encode = self._tokenizer.encode_batch if many else self._one
         missing = len(self._vocab.tokens)
-        return [id for id in ids if id != missing] if missing in ids else ids
+        found = [each.ids for each in encode(given, add_special_tokens=False)]
+        return [[id for id in ids if id != missing] if missing in ids else ids for ids in found]
+
+    def _one(self, texts: list[str], **how: bool) -> list[Any]:
+        """Encode here: what goes to the library's threads takes longer to get there."""
+        return [self._tokenizer.encode(text, **how) for text in texts]
 
     def piece(self, id: int) -> bytes:
         """Return the bytes that a token stands for."""

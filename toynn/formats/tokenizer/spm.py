@@ -12,6 +12,7 @@ github.com/google/sentencepiece; protobuf.dev/programming-guides/encoding.
 """
 
 import struct
+from collections.abc import Sequence
 
 from toynn.errors import GGUFError
 from toynn.formats.tokenizer.chat import needed
@@ -46,11 +47,11 @@ class SentencePiece:
                 f"{vocab.path}: tokenizer.ggml.tokens and .scores do not make a tokenizer: {error}"
             ) from error
 
-    def encode(self, text: str, continues: bool) -> list[int]:
-        """Return the ids of a text; a space comes before it unless it continues another."""
-        if self._vocab.add_space_prefix and not continues:
-            text = " " + text
-        ids: list[int] = self._processor.EncodeAsIds(text)
+    def encode_all(self, texts: Sequence[tuple[str, bool]]) -> list[list[int]]:
+        """Return the ids of texts; a space comes before each unless it continues another."""
+        prefix = " " if self._vocab.add_space_prefix else ""
+        given = [text if continues else prefix + text for text, continues in texts]
+        ids: list[list[int]] = self._processor.EncodeAsIds(given)
         return ids
 
     def piece(self, id: int) -> bytes:

@@ -1,0 +1,239 @@
+"""Tokens on the disk: the same bits as without, made once, never stale, and no memory for them."""
+
+import errno
+import json
+import resource
+
+import numpy as np
+import pytest
+from faults import Faults
+from killing import in_child, is_killed
+from vocabs import bpe_file, nasty_texts, spm_file
+
+from toynn.data import jsonl, stream
+from toynn.errors import CheckpointError, DataError
+from toynn.formats.tokenizer import ByteTokenizer, Tokenizer
+from toynn.train.token_cache import TokenCache
+
+pytest.importorskip("tokenizers", reason="tokenizers, of the text extra, is not installed")
+pytest.importorskip("sentencepiece", reason="sentencepiece, of the text extra, is not installed")
+
+TEXT = "\n".join(nasty_texts(120, seed=2)) + "the end"
+ROWS = {
+    "text": [{"text": text} for text in nasty_texts(40, seed=3) if text],
+    "pairs": [{"prompt": f"say {n}", "completion": f"caf\u00e9 {n}" * n} for n in range(1, 40)],
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizers(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("vocabs")
+    bpe, spm = bpe_file(folder / "bpe.gguf"), spm_file(folder / "spm.gguf")
+    return {
+        "bytes": ByteTokenizer(),
+        "bpe": Tokenizer.from_gguf(bpe),
+        "spm": Tokenizer.from_gguf(spm),
+    }
+
+
+@pytest.fixture
+def blocks(monkeypatch):
+    monkeypatch.setattr(stream, "BLOCK", 100)
+
+
+def cache(folder, told=None):
+    return TokenCache(folder / "tokens", (told if told is not None else []).append)
+
+
+def read(path, tokenizer, store, **more):
+    options = {"vocab_size": tokenizer.vocab_size, "store": store, "packing": True} | more
+    return jsonl.read(path, tokenizer, 24, **options)
+
+
+def seen(data):
+    """All that training sees of data, in its first batches and in those to evaluate on."""
+    batches = data.batches(3, seed=1)
+    every = [next(batches) for _ in range(30)] + list(data.valid_batches(2, 4))
+    return [array.tolist() for batch in every for array in batch], data.notes, data.seq
+
+
+def never(*_):
+    raise AssertionError("made twice")
+
+
+@pytest.mark.parametrize("name", ["bytes", "bpe", "spm"])
+def test_a_text_is_made_once_and_is_the_same(name, tokenizers, tmp_path, blocks, monkeypatch):
+    path, tokenizer = tmp_path / "a.txt", tokenizers[name]
+    path.write_bytes(b"\xef\xbb\xbf" + TEXT.encode())
+    plain = read(path, tokenizer, None)
+    first = read(path, tokenizer, cache(tmp_path))
+    assert seen(first) == seen(plain)
+    assert (first.source.sha256, first.source.bytes) == (plain.source.sha256, plain.source.bytes)
+    monkeypatch.setattr(type(tokenizer), "encode_blocks", never)
+    again = read(path, tokenizer, cache(tmp_path))
+    assert seen(again) == seen(plain)
+    assert isinstance(again.train, np.memmap) and not again.train.flags.writeable
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("name", ["bytes", "bpe", "spm"])
+@pytest.mark.parametrize("packing", [True, False])
+def test_examples_are_made_once_and_are_the_same(
+    rows, name, packing, tokenizers, tmp_path, monkeypatch
+):
+    path, tokenizer = tmp_path / "a.jsonl", tokenizers[name]
+    path.write_text("\n".join(map(json.dumps, ROWS[rows])))
+    plain = read(path, tokenizer, None, packing=packing)
+    assert seen(read(path, tokenizer, cache(tmp_path), packing=packing)) == seen(plain)
+    monkeypatch.setattr(type(tokenizer), "encode_many", never)
+    again = read(path, tokenizer, cache(tmp_path), packing=packing)
+    assert seen(again) == seen(plain)
+    assert isinstance(again.train._columns.ids, np.memmap)
+    assert again.train.labels == plain.train.labels
+
+
+def test_batches_of_lines_and_single_lines_give_the_same(tokenizers, tmp_path, monkeypatch):
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(map(json.dumps, ROWS["pairs"])))
+    whole = seen(read(path, tokenizers["bpe"], None))
+    monkeypatch.setattr(jsonl, "BATCH", 30)
+    assert seen(read(path, tokenizers["bpe"], None)) == whole
+
+
+def test_what_tokens_depend_on_is_in_the_key(tokenizers, tmp_path):
+    """Another file, tokenizer or flag makes others; the old ones stay for who wants them again."""
+    path, folder = tmp_path / "a.jsonl", tmp_path / "tokens"
+    path.write_text("\n".join(map(json.dumps, ROWS["pairs"])))
+    changes = [{}, {"mask_prompt": False}, {"keep_end": True}]
+    for count, more in enumerate(changes, 1):
+        assert seen(read(path, tokenizers["bpe"], cache(tmp_path), **more)) == seen(
+            read(path, tokenizers["bpe"], None, **more)
+        )
+        assert len(list(folder.iterdir())) == count
+    read(path, tokenizers["spm"], cache(tmp_path))
+    path.write_text("\n".join(map(json.dumps, ROWS["pairs"][::-1])))
+    reversed_rows = read(path, tokenizers["bpe"], cache(tmp_path))
+    assert seen(reversed_rows) == seen(read(path, tokenizers["bpe"], None))
+    assert len(list(folder.iterdir())) == 5
+
+
+def edit(folder, change):
+    table = json.loads((folder / "table.json").read_text())
+    change(table)
+    (folder / "table.json").write_text(json.dumps(table))
+
+
+HARMS = {
+    "no table": lambda folder: (folder / "table.json").unlink(),
+    "not JSON": lambda folder: (folder / "table.json").write_text("{"),
+    "other JSON": lambda folder: (folder / "table.json").write_text('{"counts": 3}'),
+    "other counts": lambda folder: edit(folder, lambda table: table["counts"].clear()),
+    "other facts": lambda folder: edit(folder, lambda table: table["facts"].update(labels=3)),
+    "another key": lambda folder: edit(folder, lambda table: table.update(vocab_size=3)),
+    "cut": lambda folder: (folder / "ids.bin").write_bytes(bytes(7)),
+    "gone": lambda folder: (folder / "ids.bin").unlink(),
+}
+
+
+@pytest.mark.parametrize("harm", HARMS.values(), ids=HARMS)
+def test_tokens_that_are_not_whole_are_made_again_with_a_word(harm, tokenizers, tmp_path):
+    path, told = tmp_path / "a.txt", []
+    path.write_text(TEXT)
+    plain = seen(read(path, tokenizers["bpe"], None))
+    read(path, tokenizers["bpe"], cache(tmp_path, told))
+    (folder,) = (tmp_path / "tokens").iterdir()
+    harm(folder)
+    assert not told
+    assert seen(read(path, tokenizers["bpe"], cache(tmp_path, told))) == plain
+    assert len(told) == 1 and str(folder) in told[0] and "it is made again" in told[0]
+    assert seen(read(path, tokenizers["bpe"], cache(tmp_path, told))) == plain and len(told) == 1
+
+
+def test_bad_lines_and_texts_leave_no_tokens(tokenizers, tmp_path, blocks):
+    (tmp_path / "a.txt").write_bytes(TEXT.encode() + b"\n\xff")
+    (tmp_path / "a.jsonl").write_text('{"text": "abc"}\n{"text": 3}\n')
+    lines = TEXT.count("\n") + 2
+    for name, message in (
+        ("a.txt", rf"a\.txt:{lines}: not UTF-8"),
+        ("a.jsonl", r":2: text: expect"),
+    ):
+        for store in (None, cache(tmp_path)):
+            with pytest.raises(DataError, match=message):
+                read(tmp_path / name, tokenizers["bpe"], store)
+    with pytest.raises(DataError, match=r"a\.txt: expected token ids of 0\.\.9; got"):
+        (tmp_path / "a.txt").write_text(TEXT)
+        read(tmp_path / "a.txt", tokenizers["bpe"], cache(tmp_path), vocab_size=10)
+    assert not list((tmp_path / "tokens").iterdir())
+
+
+def test_a_full_disk_is_named_and_leaves_nothing(tokenizers, tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(map(json.dumps, ROWS["pairs"])))
+    with pytest.MonkeyPatch.context() as patch:
+        counted = Faults(patch)
+        read(path, tokenizers["bpe"], TokenCache(tmp_path / "counted", print))
+    assert {"create", "write", "sync", "sync_folder", "rename", "make_folder"} <= set(counted.calls)
+    for at in range(len(counted.calls)):
+        with pytest.MonkeyPatch.context() as patch:
+            Faults(patch, at, errno.ENOSPC)
+            with pytest.raises(
+                CheckpointError, match=r"tokens/a\.jsonl-.*: cannot write .*No space"
+            ):
+                read(path, tokenizers["bpe"], cache(tmp_path))
+        left = [each for each in (tmp_path / "tokens").glob("*") if each.name.startswith(".")]
+        assert not left
+    plain = seen(read(path, tokenizers["bpe"], None))
+    assert seen(read(path, tokenizers["bpe"], cache(tmp_path))) == plain
+
+
+def test_a_text_that_changes_while_it_is_read(tokenizers, tmp_path, blocks):
+    path, calls = tmp_path / "a.txt", []
+
+    def change(done, of):
+        if not calls:
+            calls.append(path.write_text(TEXT[::-1]))
+
+    for name in ("bytes", "bpe"):
+        path.write_text(TEXT)
+        calls.clear()
+        with pytest.raises(DataError, match=r"a\.txt: changed since it was opened"):
+            read(path, tokenizers[name], cache(tmp_path), progress=change)
+    assert not list((tmp_path / "tokens").glob("*"))
+
+
+def limited(action, room):
+    """Run an action in a process that may take only so many bytes of its own more."""
+
+    def act():
+        with open("/proc/self/status") as file:
+            data = next(int(line.split()[1]) for line in file if line.startswith("VmData"))
+        limit = data * 1024 + room
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+        action()
+
+    return in_child(act)
+
+
+@pytest.mark.parametrize("kind", ["text", "tokens"])
+def test_data_of_300_mb_need_no_memory(kind, tmp_path):
+    """Files with holes, which take no disk either; the process may take 64 MiB."""
+    path, size = tmp_path / f"a.{'txt' if kind == 'text' else 'bin'}", 300_000_000
+    with path.open("wb") as file:
+        file.truncate(size)
+
+    def act():
+        data = jsonl.read(path, ByteTokenizer(), 256, vocab_size=256, store=cache(tmp_path))
+        assert len(data.train) + len(data.valid) == size // (1 + (kind == "tokens"))
+        batches = data.batches(4, seed=0)
+        for _ in range(100):
+            assert next(batches).rows == 4 * 256
+        data.valid_batches(4, 16)
+
+    assert not is_killed(limited(act, 2**26))
+
+    def without():
+        with pytest.raises(MemoryError):
+            jsonl.read(path, ByteTokenizer(), 256, vocab_size=256)
+
+    if kind == "text":
+        assert not is_killed(limited(without, 2**26))

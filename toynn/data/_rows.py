@@ -1,0 +1,125 @@
+"""Lines of JSON: each an object, in one of three forms; what is none is named by file and line."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from toynn.data.stream import BOM, Progress
+from toynn.errors import DataError
+from toynn.reading import open_file
+
+__all__ = ["checked_messages", "form_of", "keys_of", "rows", "string_of"]
+
+FORMS = (("prompt", "completion"), ("messages",), ("text",))
+ACCEPTED = "text, prompt and completion, or messages"
+LINES = 1000  # between two words of progress
+
+
+def checked_messages(where: str, messages: Any) -> list[dict[str, Any]]:
+    """Return messages that each have a role and a content."""
+    if not isinstance(messages, list) or not messages:
+        got = "an empty list" if messages == [] else _kind(messages)
+        raise DataError(f"{where}: messages: expected a list of messages; got {got}")
+    for index, message in enumerate(messages):
+        if not isinstance(message, dict):
+            raise DataError(
+                f"{where}: message {index}: expected an object with role and content; "
+                f"got {_kind(message)}"
+            )
+        for key in ("role", "content"):
+            if key not in message:
+                raise DataError(
+                    f"{where}: message {index}: expected role and content; got {keys_of(message)}"
+                )
+            string_of(f"{where}: message {index}", message, key, empty=key == "content")
+    return messages
+
+
+def rows(path: Path, progress: Progress) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Yield the number and the object of each line that is not blank."""
+    done = 0
+    try:
+        with open_file(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            for line, raw in enumerate(file, 1):
+                done += len(raw)
+                if line % LINES == 0 or done == size:
+                    progress(done, size)
+                if line == 1:
+                    raw = raw.removeprefix(BOM)
+                if raw.strip():
+                    yield line, _row(path, line, raw)
+    except OSError as error:
+        raise DataError(f"{path}: cannot read: {error.strerror or error}") from error
+
+
+def _row(path: Path, line: int, raw: bytes) -> Mapping[str, Any]:
+    where = f"{path}:{line}"
+    try:
+        row = json.loads(raw.decode().rstrip())
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{where}: not UTF-8 text: byte 0x{raw[error.start]:02x} at byte {error.start} of the "
+            f"line ({error.reason})"
+        ) from error
+    except json.JSONDecodeError as error:
+        if line == 1 and raw.lstrip().startswith(b"["):
+            _refuse_array(where)
+        raise DataError(f"{where}: not JSON: {error.msg} at column {error.colno}") from error
+    except RecursionError:
+        raise DataError(f"{where}: not JSON that can be read: nested too deep") from None
+    except ValueError:
+        raise DataError(f"{where}: not JSON that can be read: a number is too long") from None
+    if isinstance(row, dict):
+        return row
+    if isinstance(row, list) and line == 1:
+        _refuse_array(where)
+    raise DataError(f"{where}: expected an object with {ACCEPTED}; got {_kind(row)}")
+
+
+def _refuse_array(where: str) -> NoReturn:
+    raise DataError(
+        f"{where}: expected a JSON object on each line; got a JSON array: write its objects one "
+        f"per line, without the commas and brackets around them"
+    )
+
+
+def form_of(where: str, row: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the keys by which a row is to be read."""
+    forms = [form for form in FORMS if all(key in row for key in form)]
+    if len(forms) == 1:
+        return forms[0]
+    got = keys_of(row)
+    if forms:
+        got += ", which could be read in more than one way"
+    raise DataError(f"{where}: expected {ACCEPTED}; got {got}")
+
+
+def keys_of(row: Mapping[str, Any]) -> str:
+    return ", ".join(map(repr, list(row)[:8])) or "an empty object"
+
+
+def string_of(where: str, row: Mapping[str, Any], key: str, *, empty: bool = False) -> str:
+    """Return a text that a row must have."""
+    text = row[key]
+    if not isinstance(text, str):
+        raise DataError(f"{where}: {key}: expected a text; got {_kind(text)}")
+    if not text and not empty:
+        raise DataError(f"{where}: {key}: expected a text; got an empty one")
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise DataError(
+                f"{where}: {key}: expected Unicode text; got half of a surrogate pair, "
+                f"{text[error.start]!a}, at character {error.start}"
+            ) from error
+    return text
+
+
+def _kind(value: object) -> str:
+    """Return what JSON calls a value."""
+    names = {dict: "an object", list: "an array", str: "a string", bool: "a boolean"}
+    return "null" if value is None else names.get(type(value), "a number")

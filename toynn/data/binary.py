@@ -1,0 +1,128 @@
+"""Tokens in a .bin file, as nanoGPT and llm.c write them, mapped and never copied.
+
+    nanoGPT     uint16 ..., to the end of the file
+    llm.c       256 int32: magic, version, how many tokens, zeros; then the tokens
+                magic 20240520, version 1: uint16 (GPT-2); 20240801, version 7: uint32 (Llama 3)
+
+nanoGPT has a meta.pkl beside them, sometimes: a pickle, which can run anything, and is not opened.
+Sources: data/*/prepare.py of github.com/karpathy/nanoGPT; dev/data/data_common.py and
+llmc/dataloader.h of github.com/karpathy/llm.c.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toynn.errors import DataError
+from toynn.reading import open_file
+
+__all__ = ["Tokens", "find", "map_tokens"]
+
+Tokens = NDArray[np.uint16] | NDArray[np.uint32]
+
+HEADER = 256 * 4  # bytes
+#: By magic: version and type.
+FORMATS: dict[int, tuple[int, np.dtype[Any]]] = {
+    20240520: (1, np.dtype("<u2")),
+    20240801: (7, np.dtype("<u4")),
+}
+#: Beginnings of files that end with .bin, and are none of tokens.
+OTHERS = {
+    b"PK\x03\x04": "a zip archive, as PyTorch's checkpoints are",
+    b"\x80\x02": "a pickle, as PyTorch's old checkpoints are",
+    b"GGUF": "a GGUF file: a model",
+    b"ggml": "a model of an old llama.cpp",
+    np.int32(20240326).tobytes(): "a model of llm.c",
+    np.int32(20240327).tobytes(): "a state of llm.c, for its tests",
+}
+BLOCK = 2**22  # tokens
+
+
+def find(folder: Path) -> tuple[Path, Path | None] | None:
+    """Return the file to train on in a folder, and that to evaluate on; None where it has neither.
+
+    They are train.bin and val.bin, as nanoGPT names them, or end with _train.bin and _val.bin, as
+    llm.c's do. Raises DataError where several do.
+    """
+    train, valid = (
+        sorted(
+            path
+            for path in folder.iterdir()
+            if path.name == f"{kind}.bin" or path.name.endswith(f"_{kind}.bin")
+        )
+        for kind in ("train", "val")
+    )
+    if not train:
+        return None
+    for found in (train, valid):
+        if len(found) > 1:
+            names = ", ".join(path.name for path in found[:5])
+            raise DataError(f"{folder}: expected one file of tokens of a kind; got {names}")
+    return train[0], valid[0] if valid else None
+
+
+def map_tokens(path: Path, vocab_size: int) -> Tokens:
+    """Map a file of tokens, all of which are looked at. Raises DataError.
+
+    A file that is neither format's, is longer or shorter than its header says, or has an id of
+    ``vocab_size`` or more is refused.
+    """
+    with open_file(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        try:
+            head = file.read(HEADER)
+        except OSError as error:
+            raise DataError(f"{path}: cannot read: {error.strerror or error}") from error
+        if not size:
+            raise DataError(f"{path}: the file is empty")
+        offset, dtype, count = _layout(path, head, size)
+        tokens = np.memmap(file, dtype, "r", offset, (count,))
+    _check_ids(path, tokens, vocab_size)
+    return tokens
+
+
+def _layout(path: Path, head: bytes, size: int) -> tuple[int, np.dtype[Any], int]:
+    """Return where the tokens begin, of which type they are, and how many."""
+    for begin, kind in OTHERS.items():
+        if head.startswith(begin):
+            raise DataError(f"{path}: expected tokens of nanoGPT or llm.c; it is {kind}")
+    magic = int.from_bytes(head[:4], "little")
+    swapped = int.from_bytes(head[:4], "big")
+    if magic not in FORMATS:
+        if swapped in FORMATS:
+            raise DataError(f"{path}: llm.c's magic number in big-endian order: write it anew")
+        if size % 2:
+            raise DataError(
+                f"{path}: expected tokens of two bytes each, as nanoGPT writes them, or llm.c's "
+                f"header; got {size} bytes, an odd number"
+            )
+        return 0, np.dtype("<u2"), size // 2
+    if len(head) < HEADER:
+        raise DataError(f"{path}: expected a header of {HEADER} bytes; got {size} in all")
+    wanted, dtype = FORMATS[magic]
+    version, count = (int(each) for each in np.frombuffer(head, "<i4", 2, 4))
+    if version != wanted:
+        raise DataError(f"{path}: llm.c's version: expected {wanted}; got {version}")
+    if count < 1:
+        raise DataError(f"{path}: llm.c's number of tokens: expected at least 1; got {count}")
+    needed = HEADER + count * dtype.itemsize
+    if size != needed:
+        raise DataError(
+            f"{path}: expected {needed} bytes, a header and {count} tokens; got {size}: it is "
+            f"{'cut short' if size < needed else 'too long'}"
+        )
+    return HEADER, dtype, count
+
+
+def _check_ids(path: Path, tokens: Tokens, vocab_size: int) -> None:
+    for begin in range(0, len(tokens), BLOCK):
+        part = tokens[begin : begin + BLOCK]
+        if int(part.max()) >= vocab_size:
+            at = int(np.argmax(part >= vocab_size))
+            raise DataError(
+                f"{path}: token {begin + at}: expected ids of 0..{vocab_size - 1}; got "
+                f"{int(part[at])}: the tokenizer is not that of the file (--tokenizer)"
+            )

@@ -1,0 +1,99 @@
+"""A text in UTF-8, block by block, so that one as large as the disk takes no memory."""
+
+import codecs
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from toynn.errors import DataError
+from toynn.reading import open_file
+
+__all__ = ["BOM", "Progress", "Unchanged", "blocks", "decoded", "looked_at", "silent"]
+
+BOM = b"\xef\xbb\xbf"
+BLOCK = 2**22  # bytes
+
+#: Told how many bytes are done, of how many.
+Progress = Callable[[int, int], object]
+
+
+def silent(done: int, of: int) -> None:
+    """Tell nobody."""
+
+
+@dataclass(frozen=True)
+class Unchanged:
+    """Which file a path was, and in which state."""
+
+    path: Path
+    state: tuple[int, ...]
+
+    @classmethod
+    def of(cls, path: Path) -> "Unchanged":
+        """Look at a file. Raises DataError if there is none."""
+        try:
+            found = os.stat(path)
+        except OSError as error:
+            raise DataError(f"{path}: cannot read: {error.strerror}") from error
+        except ValueError as error:
+            raise DataError(f"{str(path)!r}: not a path: {error}") from error
+        return cls(path, (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns))
+
+    def check(self) -> None:
+        """Raise DataError where the file is another one, or was written to."""
+        if self.of(self.path) != self:
+            raise DataError(f"{self.path}: changed since it was opened")
+
+
+def raw_blocks(path: Path, progress: Progress = silent) -> Iterator[bytes]:
+    """Yield a file's bytes; of a text, without its byte order mark. Raises DataError."""
+    with open_file(path) as file:
+        size, done = os.fstat(file.fileno()).st_size, 0
+        try:
+            while part := file.read(BLOCK):
+                done += len(part)
+                yield part if done > len(part) else part.removeprefix(BOM)
+                progress(done, size)
+        except OSError as error:
+            raise DataError(f"{path}: cannot read: {error.strerror or error}") from error
+
+
+def blocks(path: Path, progress: Progress = silent) -> Iterator[str]:
+    """Yield a text file in UTF-8, without its byte order mark. Raises DataError."""
+    return decoded(path, raw_blocks(path, progress))
+
+
+def decoded(path: str | Path, parts: Iterable[bytes]) -> Iterator[str]:
+    """Yield a text from its bytes. Raises DataError, with line and offset, if it is none."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    before = lines = 0  # bytes and line breaks of the parts before
+    last = b""
+    try:
+        for part in parts:
+            waiting = len(decoder.getstate()[0])
+            last = part
+            yield decoder.decode(part)
+            before += len(part)
+            lines += part.count(b"\n")
+        waiting, last = len(decoder.getstate()[0]), b""
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError as error:
+        at = error.start - waiting  # in the last part; a character may begin before it
+        line = lines + last.count(b"\n", 0, max(at, 0)) + 1
+        raise DataError(
+            f"{path}:{line}: not UTF-8 text: byte 0x{error.object[error.start]:02x} "
+            f"at offset {before + at} ({error.reason})"
+        ) from error
+
+
+def looked_at(path: Path, progress: Progress = silent) -> tuple[str, int]:
+    """Return the SHA-256 of a text, and its bytes, both without the mark. Raises DataError."""
+    whole, size = hashlib.sha256(), 0
+    for part in raw_blocks(path, progress):
+        whole.update(part)
+        size += len(part)
+    if not size:
+        raise DataError(f"{path}: the file is empty")
+    return whole.hexdigest(), size

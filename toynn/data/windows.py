@@ -1,0 +1,151 @@
+"""A long text as tokens, in two parts: to train on, and its end, to evaluate on.
+
+It is read in blocks, and what it becomes goes into a store: a text as large as the disk takes no
+memory where the store is on the disk. A .bin file is tokens already, and is mapped.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toynn.data import binary
+from toynn.data.store import InMemory, Store
+from toynn.data.stream import BOM, Progress, Unchanged, blocks, looked_at, silent
+from toynn.data.text import Corpus
+from toynn.errors import DataError
+from toynn.reading import open_file
+
+__all__ = ["Source", "Windows", "check_ids", "read_binary", "read_windows"]
+
+Tokens = NDArray[np.integer[Any]]
+
+
+class Encoder(Protocol):
+    """What turns a text into ids."""
+
+    @property
+    def of_bytes(self) -> bool:
+        """Whether a token is a byte."""
+
+    @property
+    def fingerprint(self) -> str:
+        """What tells it from another one."""
+
+    def encode_blocks(self, blocks: Iterable[str]) -> Iterator[NDArray[np.int32]]:
+        """Yield the ids of a long text that comes in blocks."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Which text it is; of tokens in a .bin file, there are no bytes and no hash."""
+
+    name: str
+    bytes: int | None
+    sha256: str | None
+    mapped: tuple[Unchanged, ...] = ()  # files that must not change
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Tokens to train on and to evaluate on, and lines to be told."""
+
+    parts: tuple[Tokens, Tokens]
+    notes: list[str]
+    source: Source
+
+
+def read_windows(
+    path: str | Path | None,
+    encoder: Encoder,
+    seq: int,
+    vocab_size: int,
+    store: Store | None = None,
+    progress: Progress = silent,
+) -> Windows:
+    """Read a text; without a path, the one that ships with Python. Raises DataError."""
+    if path is None or store is None:
+        corpus = Corpus.embedded() if path is None else Corpus.read(path)
+        ids = InMemory().tokens(
+            Path(), {}, vocab_size, lambda: encoder.encode_blocks([corpus.text.decode()])
+        )
+        source = Source(corpus.name, len(corpus.text), corpus.sha256)
+        return _split(ids, seq, vocab_size, source)
+    path = Path(path)
+    before = Unchanged.of(path)
+    sha256, size = looked_at(path)
+    mapped: tuple[Unchanged, ...] = ()
+    if encoder.of_bytes:
+        for _ in blocks(path, progress):  # nothing but UTF-8
+            pass
+        ids, mapped = _mapped(path, size), (before,)
+    else:
+        told = {"encoder": encoder.fingerprint, "vocab_size": vocab_size}
+        fill: Callable[[], Iterable[NDArray[np.int32]]]
+        fill = lambda: encoder.encode_blocks(blocks(path, progress))  # noqa: E731
+        ids = store.tokens(path, told, vocab_size, fill)
+    before.check()
+    return _split(ids, seq, vocab_size, Source(str(path), size, sha256, mapped))
+
+
+def _mapped(path: Path, size: int) -> Tokens:
+    with open_file(path) as file:
+        return np.memmap(
+            file, np.uint8, "r", len(BOM) if file.read(len(BOM)) == BOM else 0, (size,)
+        )
+
+
+def read_binary(path: Path, seq: int, *, vocab_size: int) -> Windows | None:
+    """Map tokens in a .bin file, or in a folder with one; None for anything else.
+
+    Raises DataError.
+    """
+    single = (path, None) if path.suffix == ".bin" else None
+    files = binary.find(path) if path.is_dir() else single
+    if files is None:
+        return None
+    present = [each for each in files if each is not None]
+    watched = tuple(Unchanged.of(each) for each in present)
+    tokens = [binary.map_tokens(each, vocab_size) for each in present]
+    for file in watched:
+        file.check()
+    source = Source(str(path), None, None, watched)
+    if len(tokens) == 1:
+        return _split(tokens[0], seq, vocab_size, source)
+    for each, ids in zip(present, tokens, strict=True):
+        if len(ids) < seq + 1:
+            raise DataError(f"{each}: {len(ids)} tokens are too few for a window of {seq + 1}")
+    notes = [f"{each}: {len(ids):,} tokens" for each, ids in zip(present, tokens, strict=True)]
+    if (present[0].parent / "meta.pkl").exists():
+        notes.append("meta.pkl is not opened: a pickle can run anything; ids are taken as they are")
+    return Windows((tokens[0], tokens[1]), notes, source)
+
+
+def _split(ids: Tokens, seq: int, vocab_size: int, source: Source) -> Windows:
+    """Split off the last tenth, a window at the least."""
+    name, window = source.name, seq + 1
+    if len(ids) < 2 * window:
+        raise DataError(
+            f"{name}: {len(ids)} tokens are too few: training and validation each need a window "
+            f"of {window}; use a longer text or a shorter sequence"
+        )
+    check_ids(name, ids, vocab_size)
+    tail = max(len(ids) // 10, window)
+    note = f"{name}: {len(ids):,} tokens, the last {tail:,} of them for validation"
+    return Windows((ids[:-tail], ids[-tail:]), [note], source)
+
+
+def check_ids(where: str, ids: Sequence[int] | Tokens, vocab_size: int) -> None:
+    """Raise DataError unless all ids are of a vocabulary."""
+    if not len(ids):
+        return
+    values = np.asarray(ids)
+    low, high = int(values.min()), int(values.max())
+    if low < 0 or high >= vocab_size:
+        raise DataError(
+            f"{where}: expected token ids of 0..{vocab_size - 1}; got {low if low < 0 else high}: "
+            f"the tokenizer is not the model's"
+        )

@@ -1,0 +1,98 @@
+"""A text in pieces: cut at special tokens, and, where it is long, where that changes no id."""
+
+import re
+from collections.abc import Iterator
+
+from toynn.errors import DataError
+from toynn.formats.tokenizer.vocab import TokenType, Vocab
+
+__all__ = ["Pieces"]
+
+PIECE = 1 << 14  # characters that one core gets
+CUT = re.compile(r"(?<=\S\n)(?=\w)")  # no piece of any kind lies across, and seldom a token
+
+
+class Pieces:
+    """The pieces that texts are cut into, by a vocabulary."""
+
+    def __init__(self, vocab: Vocab) -> None:
+        self._vocab = vocab
+        self._cuttable: bool | None = None
+
+    def of(
+        self, text: str, parse_special: bool, continues: bool, guard: str = ""
+    ) -> Iterator[tuple[str | int, bool]]:
+        """Yield a text in pieces, and ids of special tokens; of pieces, if they continue others.
+
+        Raises DataError for text that is not Unicode.
+        """
+        _check_unicode(text)
+        for fragment in self._split(text, parse_special):
+            if isinstance(fragment, int):
+                yield fragment, False
+                continues = False
+                continue
+            for chunk in self._chunks(fragment.replace(guard, "") if guard else fragment):
+                yield chunk, continues
+                continues = True
+
+    @property
+    def _can_be_cut(self) -> bool:
+        """Whether no token has a line break within, and so none lies across a cut."""
+        if self._cuttable is None:
+            inner = re.compile(r"\S\n|\n\S")
+            self._cuttable = not any(inner.search(token) for token in self._vocab.tokens)
+        return self._cuttable
+
+    def _chunks(self, text: str) -> Iterator[str]:
+        """Cut a long text where that changes no id."""
+        begin = 0
+        while len(text) - begin > PIECE and self._can_be_cut:
+            cut = CUT.search(text, begin + PIECE)
+            if cut is None:
+                break
+            yield text[begin : cut.end()]
+            begin = cut.end()
+        if begin < len(text):
+            yield text[begin:]
+
+    def last_cut(self, text: str, begin: int) -> int:
+        """Return where a text can be cut last, behind its first characters; 0: nowhere."""
+        at = len(text)
+        while self._can_be_cut and (at := text.rfind("\n", begin, at)) >= 0:
+            if CUT.match(text, at + 1):
+                return at + 1
+        return 0
+
+    def _split(self, text: str, parse_special: bool) -> list[str | int]:
+        """Split a text at its special tokens, the longest ones first; return texts and ids."""
+        fragments: list[str | int] = [text] if text else []
+        known = self._vocab.specials
+        types = self._vocab.types
+        for special, id in known:
+            if special not in text or not (parse_special or types[id] == TokenType.USER_DEFINED):
+                continue
+            strip = id in self._vocab.strips_right
+            split: list[str | int] = []
+            for fragment in fragments:
+                if isinstance(fragment, int):
+                    split.append(fragment)
+                    continue
+                for index, part in enumerate(fragment.split(special)):
+                    if index:
+                        split.append(id)
+                        part = part.lstrip(" \t\n\v\f\r") if strip else part
+                    if part:
+                        split.append(part)
+            fragments = split
+        return fragments
+
+
+def _check_unicode(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"encode: expected Unicode text; got half of a surrogate pair, "
+            f"{text[error.start]!r}, at character {error.start}"
+        ) from error
