@@ -189,8 +189,8 @@ FAULTS = {
     "cached attention: keys that are not there": (
         "cached_attention",
         0,
-        "if (j < keys) {",
-        "if (true) {",
+        "? K[j * D + c] : 0.0f",
+        "? K[(j + 64) * D + c] : 0.0f",
     ),
     # Two threads and one number.
     "two threads write one": ("gelu", 0, "y[i] = args.exact", "y[i / 2] = args.exact"),
@@ -274,6 +274,26 @@ FAULTS = {
         "k += b * T * args.ldk + h % args.KV * D",
     ),
     "cached attention: not its own key": ("cached_attention", 0, "+ t + 1, head", "+ t, head"),
+    "cached attention: a span that another has": (
+        "cached_attention",
+        0,
+        "left = scratch + (group.y * spans + span)",
+        "left = scratch + (group.y * spans)",
+    ),
+    "cached attention: spans of one weight": (
+        "cached_attention",
+        0,
+        "const float weight = precise::exp(left[n * (D + 2) + D] - most);",
+        "const float weight = 1.0f;",
+    ),
+    "cached attention: a span that nobody wrote": (
+        "cached_attention",
+        0,
+        "first_key(i, 0, args.window) / KEYS",
+        "0",
+    ),
+    "attention: a key before the window": ("attention", 0, "i + 1 - window)", "i - window)"),
+    "attention: no slope of the cap": ("attention", 0, "slope * args.scale", "args.scale"),
     # What Metal refuses.
     "double": ("softmax", 0, "float sum = 0.0f", "double sum = 0.0f"),
     "std::": ("rmsnorm", 0, "precise::sqrt", "std::sqrt"),
@@ -304,7 +324,7 @@ FAULTS = {
     ),
 }
 #: Calls at more elements than this are left out, so that all faults take little time.
-LARGEST = 140_000
+LARGEST = 150_000
 
 
 def small_calls(op):

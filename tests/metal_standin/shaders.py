@@ -207,10 +207,16 @@ def run_case(
         arrays["kc"] = np.ascontiguousarray(cached_attention.plain(arrays["kc"]))
     if accumulate:
         arrays |= {name: np.ones_like(arrays[name]) for name in call.accumulates}
-    sizes = {"precision": 0, "type": 0} | dict(shape) | call.options | dict(call.sizes)
+    sizes = (
+        {"precision": 0, "type": 0, "window": 0, "cap": 0}
+        | dict(shape)
+        | call.options
+        | dict(call.sizes)
+    )
     if "attention" in op:
         H, KV, D = (sizes[name] for name in ("H", "KV", "D"))
-        sizes |= {"ldq": H * D, "ldk": KV * D, "ldv": KV * D, "scale": 1 / math.sqrt(max(D, 1))}
+        sizes |= {"ldq": H * D, "ldk": KV * D, "ldv": KV * D}
+        sizes["scale"] = call.options.get("scale", 1 / math.sqrt(max(D, 1)))
     sizes |= {"type": shape.get("type", 0), "activation": shape.get("activation", 0)}
     if "precision" in call.options:
         sizes["precision"] = precision.PRECISIONS.index(call.options["precision"])

@@ -13,6 +13,7 @@ LINE = 32  # columns that a group adds up; rows of attention
 RUN = 16  # elements of a row that a thread expands
 BLOCK = 16384  # squares that a group adds up
 TILE, PRODUCT, FEW = 64, 128, 4  # products: results of a group, its threads; what few rows are
+KEYS, CROWD = 1024, 128  # of a cache: keys of a span; groups from which on there is one span
 WIDE = 128  # attention: columns of a head that a group adds up
 MEDIUM = precision.PRECISIONS.index("medium")
 
@@ -106,6 +107,25 @@ def _heads(function: str, s: Sizes, n: int, heads: str) -> Pass:
     return Pass(function, groups, (GROUP, 1, 1))
 
 
+def _spans(s: Sizes) -> int:
+    """Return in how many spans a cache is read: one, where rows and heads alone are enough work."""
+    return 1 if s["B"] * s["T"] * s["H"] > CROWD else _over(s["S"], KEYS)
+
+
+def _cached(s: Sizes) -> list[Pass]:
+    across, numbers = _over(s["D"], WIDE), s["B"] * s["T"] * s["D"]
+    store = each("cached_attention_forward_store", numbers * s["KV"])
+    if _spans(s) == 1:
+        groups = (s["T"], s["B"] * s["H"], across)
+        return [store, Pass("cached_attention_forward", groups, (GROUP, 1, 1))]
+    groups = (_spans(s), s["B"] * s["T"] * s["H"], across)
+    return [
+        store,
+        Pass("cached_attention_forward_spans", groups, (GROUP, 1, 1)),
+        each("cached_attention_forward_merge", numbers * s["H"]),
+    ]
+
+
 #: The passes of each entry, in order.
 PASSES: dict[str, Callable[[Sizes], list[Pass]]] = {
     "adamw.step": _each("adamw_step", "n"),
@@ -115,10 +135,7 @@ PASSES: dict[str, Callable[[Sizes], list[Pass]]] = {
         _heads("attention_backward_kv", s, s["T"], "KV"),
     ],
     "attention.forward": lambda s: [_heads("attention_forward", s, s["T"], "H")],
-    "cached_attention.forward": lambda s: [
-        each("cached_attention_forward_store", s["B"] * s["T"] * s["KV"] * s["D"]),
-        _heads("cached_attention_forward", s, s["T"] * LINE, "H"),
-    ],
+    "cached_attention.forward": _cached,
     "chunked_cross_entropy.backward": _rows("chunked_cross_entropy_backward"),
     "chunked_cross_entropy.count": lambda s: [rows("chunked_cross_entropy_count", 1)],
     "chunked_cross_entropy.forward": _rows("chunked_cross_entropy_forward"),
@@ -169,6 +186,9 @@ PASSES: dict[str, Callable[[Sizes], list[Pass]]] = {
 
 #: Bytes of memory that a launch needs of its own until its last pass is done.
 SCRATCH: dict[str, Callable[[Sizes], int]] = {
+    "cached_attention.forward": lambda s: (
+        4 * s["B"] * s["T"] * s["H"] * _spans(s) * (s["D"] + 2) * (_spans(s) > 1)
+    ),
     "cross_entropy.forward": lambda s: 4 * s["N"],
     "cross_entropy.forward_dense": lambda s: 8 * s["N"],
     "grad_norm.forward": lambda s: 4 * _over(s["n"], BLOCK),

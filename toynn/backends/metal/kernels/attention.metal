@@ -1,6 +1,6 @@
 // Scaled dot-product attention, causal or full, with grouped queries, without a T x T matrix.
 //
-//   s[i,j] = scale q[i] . k[j]                 j <= i if causal
+//   s[i,j] = scale q[i] . k[j]                 j <= i if causal, and i - window < j
 //   p[i,j] = exp(s[i,j] - lse[i])              lse[i] = log sum_j exp(s[i,j])
 //   o[i]   = sum_j p[i,j] v[j]
 //
@@ -16,7 +16,8 @@
 // where D is more, others compute the scores again for theirs. Saved: o, lse (B,H,T).
 //
 // Causal rows may come in segments, which do not see each other: first[i] is the first row of row i's segment,
-// counted over all rows. All products are float32, in every precision.
+// counted over all rows. A window of 0 is none. With a cap, s[i,j] is cap tanh(s[i,j] / cap), and ds[i,j] has its
+// slope, 1 - (s[i,j] / cap)^2, as a factor. All products are float32, in every precision.
 // Source: Dao 2023 (FlashAttention-2), arXiv:2307.08691, algorithms 1 and 2.
 
 // Which keys the rows of a sequence see: those from `from` on that are below T and, if causal, not behind.
@@ -45,12 +46,12 @@ kernel void attention_forward(device float*               o     [[buffer(0)]],
     float most[OWN], sum[OWN], out[PARTS][OWN];
     for (uint i = 0; i < OWN; ++i) {
         const uint row = start + own + LINES * i;
-        from[i] = args.has_first && row < T ? uint(first[b * T + row]) - b * T : 0;
+        from[i] = first_key(row, args.has_first && row < T ? uint(first[b * T + row]) - b * T : 0, args.window);
         most[i] = -INFINITY;
         sum[i] = 0.0f;
         for (uint c = 0; c < PARTS; ++c) out[c][i] = 0.0f;
     }
-    const uint begin = args.has_first ? uint(first[b * T + start]) - b * T : 0;
+    const uint begin = first_key(start, args.has_first ? uint(first[b * T + start]) - b * T : 0, args.window);
     const uint end = args.causal ? min(T, start + LINE) : T;
     for (uint j0 = begin; j0 < end; j0 += LINE) {
         float s[OWN] = {0.0f, 0.0f, 0.0f, 0.0f};
@@ -64,7 +65,9 @@ kernel void attention_forward(device float*               o     [[buffer(0)]],
         const uint j = j0 + tid % LINE;
         for (uint i = 0; i < OWN; ++i) {
             const uint row = start + own + LINES * i;
-            s[i] = sees(row, j, from[i], T, args.causal) ? s[i] * args.scale : -INFINITY;
+            float slope;
+            s[i] = capped(s[i] * args.scale, args.cap, slope);
+            s[i] = sees(row, j, from[i], T, args.causal) ? s[i] : -INFINITY;
             const float top = max(most[i], line_max(s[i], part, tid));
             const float p = top == -INFINITY ? (s[i] == top ? 0.0f : NAN) : precise::exp(s[i] - top);
             const float shrunk = most[i] == -INFINITY ? 0.0f : precise::exp(most[i] - top);
@@ -73,7 +76,9 @@ kernel void attention_forward(device float*               o     [[buffer(0)]],
             for (uint c = 0; c < PARTS; ++c) out[c][i] *= shrunk;
             P[(own + LINES * i) * SPAN + tid % LINE] = p;
         }
-        for (uint c = 0; c < PARTS && c0 + c * LINE < D; ++c) {
+        #pragma unroll
+        for (uint c = 0; c < PARTS; ++c) {
+            if (c0 + c * LINE >= D) break;
             threadgroup_barrier(mem_flags::mem_threadgroup);
             take(K, v, args.ldv, T, D, j0, c0 + c * LINE, tid);
             threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -136,10 +141,10 @@ kernel void attention_backward_q(device float*                dq    [[buffer(0)]
     float out[PARTS][OWN];
     for (uint i = 0; i < OWN; ++i) {
         const uint row = start + own + LINES * i;
-        from[i] = args.has_first && row < T ? uint(first[b * T + row]) - b * T : 0;
+        from[i] = first_key(row, args.has_first && row < T ? uint(first[b * T + row]) - b * T : 0, args.window);
         for (uint c = 0; c < PARTS; ++c) out[c][i] = 0.0f;
     }
-    const uint begin = args.has_first ? uint(first[b * T + start]) - b * T : 0;
+    const uint begin = first_key(start, args.has_first ? uint(first[b * T + start]) - b * T : 0, args.window);
     const uint end = args.causal ? min(T, start + LINE) : T;
     for (uint j0 = begin; j0 < end; j0 += LINE) {
         float s[OWN] = {0.0f, 0.0f, 0.0f, 0.0f}, dp[OWN] = {0.0f, 0.0f, 0.0f, 0.0f};
@@ -158,11 +163,15 @@ kernel void attention_backward_q(device float*                dq    [[buffer(0)]
             const uint row = start + own + LINES * i, at = group.y * T + row;
             float ds = 0.0f;
             if (row < T && sees(row, j, from[i], T, args.causal)) {
-                ds = precise::exp(s[i] * args.scale - lse[at]) * (dp[i] - delta[at]) * args.scale;
+                float slope;
+                const float p = precise::exp(capped(s[i] * args.scale, args.cap, slope) - lse[at]);
+                ds = p * (dp[i] - delta[at]) * slope * args.scale;
             }
             P[(own + LINES * i) * SPAN + tid % LINE] = ds;
         }
-        for (uint c = 0; c < PARTS && c0 + c * LINE < D; ++c) {
+        #pragma unroll
+        for (uint c = 0; c < PARTS; ++c) {
+            if (c0 + c * LINE >= D) break;
             threadgroup_barrier(mem_flags::mem_threadgroup);
             take(K, k, args.ldk, T, D, j0, c0 + c * LINE, tid);
             threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -209,7 +218,8 @@ kernel void attention_backward_kv(device float*                dk    [[buffer(1)
         device const float* q_h = q + b * T * args.ldq + h * D;
         device const float* o_h = d_o + b * T * H * D + h * D;
         for (uint i0 = args.causal ? start : 0; i0 < T; i0 += LINE) {
-            if (args.has_first && uint(first[b * T + i0]) - b * T > last) break;  // nor do later rows see these keys
+            const uint segment = args.has_first ? uint(first[b * T + i0]) - b * T : 0;
+            if (first_key(i0, segment, args.window) > last) break;  // nor do later rows see these keys
             float s[OWN] = {0.0f, 0.0f, 0.0f, 0.0f}, dp[OWN] = {0.0f, 0.0f, 0.0f, 0.0f};
             for (uint d = 0; d < D; d += LINE) {
                 threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -225,16 +235,19 @@ kernel void attention_backward_kv(device float*                dk    [[buffer(1)
                 const uint row = i0 + own + LINES * i, at = (b * H + h) * T + row;
                 float p = 0.0f, ds = 0.0f;
                 if (row < T) {
-                    const uint from = args.has_first ? uint(first[b * T + row]) - b * T : 0;
-                    if (sees(row, j, from, T, args.causal)) {
-                        p = precise::exp(s[i] * args.scale - lse[at]);
-                        ds = p * (dp[i] - delta[at]) * args.scale;
+                    const uint segment = args.has_first ? uint(first[b * T + row]) - b * T : 0;
+                    if (sees(row, j, first_key(row, segment, args.window), T, args.causal)) {
+                        float slope;
+                        p = precise::exp(capped(s[i] * args.scale, args.cap, slope) - lse[at]);
+                        ds = p * (dp[i] - delta[at]) * slope * args.scale;
                     }
                 }
                 P[(own + LINES * i) * SPAN + tid % LINE] = p;
                 S[(own + LINES * i) * SPAN + tid % LINE] = ds;
             }
-            for (uint c = 0; c < PARTS && c0 + c * LINE < D; ++c) {
+            #pragma unroll
+            for (uint c = 0; c < PARTS; ++c) {
+                if (c0 + c * LINE >= D) break;
                 threadgroup_barrier(mem_flags::mem_threadgroup);
                 take(Q, q_h, args.ldq, T, D, i0, c0 + c * LINE, tid);
                 take(O, o_h, H * D, T, D, i0, c0 + c * LINE, tid);

@@ -1,7 +1,7 @@
 // Causal attention of the newest T rows of a sequence over a cache of all its keys and values.
 //
 //   kc[past + t] <- k[t],  vc[past + t] <- v[t]          t = 0 .. T - 1
-//   s[t,j] = scale q[t] . kc[j]                          j <= past + t
+//   s[t,j] = scale q[t] . kc[j]                          j <= past + t, and past + t - window < j
 //   o[t]   = sum_j e^(s[t,j] - lse[t]) vc[j]             lse[t] = log sum_j e^(s[t,j])
 //
 // for each of B sequences and H heads of D columns; KV heads of k and v serve H / KV query heads each. The caches
@@ -9,8 +9,18 @@
 // beyond past + T, written. First a thread for each number that is added to the caches. Then a group for each
 // row and head: it takes GROUP keys at a time, a thread each, and keeps a running maximum and sum; for the values
 // a line of threads takes LINE columns, of every so many keys, and lines that share columns add up at the end.
-// WIDE columns a group; where D is more, others compute the scores again for theirs. No gradient.
-// Source: Dao et al. 2023, Flash-Decoding, crfm.stanford.edu/2023/10/12/flashdecoding.html, without its spans.
+// WIDE columns a group; where D is more, others compute the scores again for theirs. Windows and caps are those of
+// attention.metal. No gradient.
+//
+// Where rows and heads are few and the caches long, groups go over spans of KEYS keys, and leave what they have
+// in scratch, for each row, head and span: D columns, then the maximum and the sum,
+//
+//   o = sum_n e^(most_n - most) o_n / sum_n e^(most_n - most) sum_n       most = max_n most_n
+//
+// Source: Dao et al. 2023, Flash-Decoding, crfm.stanford.edu/2023/10/12/flashdecoding.html.
+
+constant constexpr uint KEYS = 1024;  // grids.py knows it too
+constant constexpr uint DEEP = 16;    // columns of GROUP keys at a time
 
 kernel void cached_attention_forward_store(device float*                     kc   [[buffer(1)]],
                                            device float*                     vc   [[buffer(2)]],
@@ -28,6 +38,55 @@ kernel void cached_attention_forward_store(device float*                     kc 
     vc[to] = v[(b * T + t) * args.ldv + g * D + d];
 }
 
+// What a group has of some keys: the maximum and the sum are each thread's, out is that of the thread's column.
+struct Seen {
+    float most, sum, out;
+};
+
+// Keys `begin` .. `end` - 1 of a head (K, V) for one row q, columns from c0 on; `tile` has room for GROUP (DEEP + 1)
+// numbers, P and part for GROUP. out is whole in the threads of the first lines, one a column.
+static inline Seen attend(device const float* q, device const float* K, device const float* V, uint D, float scale,
+                          float cap, uint begin, uint end, uint c0, threadgroup float* tile,
+                          threadgroup float* P, threadgroup float* part, uint tid) {
+    const uint across = (min(WIDE, D - c0) + LINE - 1) / LINE, sharing = LINES / across;
+    const uint line = tid / LINE, column = c0 + line % across * LINE + tid % LINE;
+    const bool works = line < across * sharing && column < D;
+    Seen seen = {-INFINITY, 0.0f, 0.0f};
+    for (uint j0 = begin; j0 < end; j0 += GROUP) {
+        float dot = 0.0f;
+        for (uint d = 0; d < D; d += DEEP) {
+            threadgroup_barrier(mem_flags::mem_threadgroup);
+            for (uint at = tid; at < GROUP * DEEP; at += GROUP) {
+                const uint j = j0 + at / DEEP, c = d + at % DEEP;
+                tile[at / DEEP * (DEEP + 1) + at % DEEP] = j < end && c < D ? K[j * D + c] : 0.0f;
+            }
+            threadgroup_barrier(mem_flags::mem_threadgroup);
+            for (uint i = 0; i < min(DEEP, D - d); ++i) dot = fma(q[d + i], tile[tid * (DEEP + 1) + i], dot);
+        }
+        float slope;
+        const float s = j0 + tid < end ? capped(dot * scale, cap, slope) : -INFINITY;
+        const float top = max(seen.most, group_max(s, part, tid));
+        const float p = top == -INFINITY ? (s == top ? 0.0f : NAN) : precise::exp(s - top);
+        const float shrunk = seen.most == -INFINITY ? 0.0f : precise::exp(seen.most - top);
+        seen.sum = seen.sum * shrunk + group_sum(p, part, tid);
+        seen.most = top;
+        seen.out *= shrunk;
+        P[tid] = p;
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        if (works) {
+            const uint here = min(GROUP, end - j0);
+            for (uint i = line / across; i < here; i += sharing) {
+                seen.out = fma(P[i], V[(j0 + i) * D + column], seen.out);
+            }
+        }
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+    }
+    P[tid] = works ? seen.out : 0.0f;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (uint i = 1; i < sharing && line < across; ++i) seen.out += P[tid + i * across * LINE];
+    return seen;
+}
+
 kernel void cached_attention_forward(device float*                     o    [[buffer(0)]],
                                      device const float*               kc   [[buffer(1)]],
                                      device const float*               vc   [[buffer(2)]],
@@ -37,42 +96,63 @@ kernel void cached_attention_forward(device float*                     o    [[bu
                                      uint3 group [[threadgroup_position_in_grid]],
                                      uint  tid   [[thread_index_in_threadgroup]])
 {
-    threadgroup float part[GROUP], P[GROUP];
+    threadgroup float tile[GROUP * (DEEP + 1)], P[GROUP], part[GROUP];
     const uint T = args.T, H = args.H, D = args.D, t = group.x, h = group.y % H, b = group.y / H;
     if (t >= T || b >= args.B) return;
     const uint keys = uint(past[b]) + t + 1, head = (b * args.KV + h / (H / args.KV)) * args.S * D;
-    device const float* q_t = q + (b * T + t) * args.ldq + h * D;
-    device const float* K = kc + head;
-    device const float* V = vc + head;
-    const uint wide = min(WIDE, D - group.z * WIDE), across = (wide + LINE - 1) / LINE, sharing = LINES / across;
-    const uint line = tid / LINE, column = group.z * WIDE + line % across * LINE + tid % LINE;
-    const bool works = line < across * sharing && column < D;
-    float most = -INFINITY, sum = 0.0f, out = 0.0f;
-    for (uint j0 = 0; j0 < keys; j0 += GROUP) {
-        const uint j = j0 + tid;
-        float s = -INFINITY;
-        if (j < keys) {
-            float dot = 0.0f;
-            for (uint d = 0; d < D; ++d) dot = fma(q_t[d], K[j * D + d], dot);
-            s = dot * args.scale;
-        }
-        const float top = max(most, group_max(s, part, tid));
-        const float p = top == -INFINITY ? (s == top ? 0.0f : NAN) : precise::exp(s - top);
-        const float shrunk = most == -INFINITY ? 0.0f : precise::exp(most - top);
-        sum = sum * shrunk + group_sum(p, part, tid);
-        most = top;
-        out *= shrunk;
-        P[tid] = p;
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-        if (works) {
-            const uint here = min(GROUP, keys - j0);
-            for (uint i = line / across; i < here; i += sharing) out = fma(P[i], V[(j0 + i) * D + column], out);
-        }
-        threadgroup_barrier(mem_flags::mem_threadgroup);
+    device const float* own = q + (b * T + t) * args.ldq + h * D;
+    const uint begin = first_key(keys - 1, 0, args.window), c0 = group.z * WIDE, column = c0 + tid;
+    const Seen seen =
+        attend(own, kc + head, vc + head, D, args.scale, args.cap, begin, keys, c0, tile, P, part, tid);
+    if (tid < WIDE && column < D) o[(b * T + t) * H * D + h * D + column] = seen.out / seen.sum;
+}
+
+kernel void cached_attention_forward_spans(device const float*               kc      [[buffer(1)]],
+                                           device const float*               vc      [[buffer(2)]],
+                                           device const float*               q       [[buffer(3)]],
+                                           device const int*                 past    [[buffer(6)]],
+                                           constant CachedAttentionForward&  args    [[buffer(7)]],
+                                           device float*                     scratch [[buffer(8)]],
+                                           uint3 group [[threadgroup_position_in_grid]],
+                                           uint  tid   [[thread_index_in_threadgroup]])
+{
+    threadgroup float tile[GROUP * (DEEP + 1)], P[GROUP], part[GROUP];
+    const uint T = args.T, H = args.H, D = args.D, spans = (args.S + KEYS - 1) / KEYS;
+    const uint span = group.x, row = group.y / H, h = group.y % H, b = row / T, t = row % T;
+    if (row >= args.B * T) return;
+    const uint keys = uint(past[b]) + t + 1, end = min((span + 1) * KEYS, keys);
+    const uint begin = max(span * KEYS, first_key(keys - 1, 0, args.window));
+    if (begin >= end) return;
+    const uint head = (b * args.KV + h / (H / args.KV)) * args.S * D, c0 = group.z * WIDE, column = c0 + tid;
+    device const float* own = q + row * args.ldq + h * D;
+    device float* left = scratch + (group.y * spans + span) * (D + 2);
+    const Seen seen =
+        attend(own, kc + head, vc + head, D, args.scale, args.cap, begin, end, c0, tile, P, part, tid);
+    if (tid < WIDE && column < D) left[column] = seen.out;
+    if (tid == 0 && group.z == 0) {
+        left[D] = seen.most;
+        left[D + 1] = seen.sum;
     }
-    P[tid] = works ? out : 0.0f;
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    if (line >= across || column >= D) return;
-    for (uint i = 1; i < sharing; ++i) out += P[tid + i * across * LINE];
-    o[(b * T + t) * H * D + h * D + column] = out / sum;
+}
+
+kernel void cached_attention_forward_merge(device float*                     o       [[buffer(0)]],
+                                           device const int*                 past    [[buffer(6)]],
+                                           constant CachedAttentionForward&  args    [[buffer(7)]],
+                                           device const float*               scratch [[buffer(8)]],
+                                           uint at [[thread_position_in_grid]])
+{
+    const uint T = args.T, H = args.H, D = args.D, spans = (args.S + KEYS - 1) / KEYS;
+    if (at >= args.B * T * H * D) return;
+    const uint d = at % D, head = at / D, row = head / H;
+    const uint i = uint(past[row / T]) + row % T;
+    const uint begin = first_key(i, 0, args.window) / KEYS, end = i / KEYS + 1;
+    device const float* left = scratch + head * spans * (D + 2);
+    float most = -INFINITY, sum = 0.0f, out = 0.0f;
+    for (uint n = begin; n < end; ++n) most = max(most, left[n * (D + 2) + D]);
+    for (uint n = begin; n < end; ++n) {
+        const float weight = precise::exp(left[n * (D + 2) + D] - most);
+        sum += weight * left[n * (D + 2) + D + 1];
+        out += weight * left[n * (D + 2) + d];
+    }
+    o[at] = out / sum;
 }

@@ -1,4 +1,5 @@
-// What the kernels of attention share: tiles of rows of one head in threadgroup memory, and their products.
+// What the kernels of attention share: which keys a row sees, the cap of scores, tiles of rows of one head in
+// threadgroup memory, and their products.
 //
 // A group has GROUP threads: 8 lines of LINE. A tile is LINE x LINE numbers, rows SPAN apart. Of a product of two
 // tiles the thread of line l and place p holds four numbers: rows l, l + 8, l + 16, l + 24 of column p. So a row
@@ -9,6 +10,21 @@ constant constexpr uint LINES = GROUP / LINE;
 constant constexpr uint OWN = LINE / LINES;  // rows of a thread
 constant constexpr uint WIDE = 128;          // columns of a head whose sums a group holds; grids.py knows it too
 constant constexpr uint PARTS = WIDE / LINE;
+
+// The first key that row i sees, if its segment begins with row `from`: its window is the last of the keys up to
+// its own; 0 is no window.
+static inline uint first_key(uint i, uint from, uint window) {
+    return window != 0 && i + 1 > window ? max(from, i + 1 - window) : from;
+}
+
+// cap tanh(score / cap) and its slope; the score itself where cap is 0.
+static inline float capped(float score, float cap, thread float& slope) {
+    slope = 1.0f;
+    if (cap == 0.0f) return score;
+    const float t = precise::tanh(score / cap);
+    slope = 1.0f - t * t;
+    return cap * t;
+}
 
 // Rows `row` .. row + LINE - 1 and columns `column` .. column + LINE - 1 of x, whose rows are `stride` apart and
 // of which rows below `rows` and columns below `columns` are there; 0 elsewhere.

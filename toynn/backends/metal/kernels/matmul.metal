@@ -9,7 +9,8 @@
 // it is expanded on its way to threadgroup memory. Where x has a few rows (forward_few), there is nothing to
 // share: a line of threads makes one output, and reads its row of w once.
 // With precision "medium" (the functions called rough) both sides are rounded to bfloat16 on their way, if
-// Metal has that type; sums are float32.
+// Metal has that type; sums are float32: a result is off by some 2^-9 of its terms' size.
+// Source: products.metal.
 
 constant constexpr uint FEW = 4;  // grids.py knows it too
 
@@ -31,6 +32,7 @@ static inline void forward(threadgroup T* A, threadgroup T* B, threadgroup float
         threadgroup_barrier(mem_flags::mem_threadgroup);
         multiply<true, true>(sums, A, B, tid);
     }
+    #pragma unroll
     for (uint e = 0; e < OWN; ++e) {
         uint2 place;
         float sum = sum_of(sums, e, part, tid, place);
@@ -114,6 +116,7 @@ static inline void backward_input(threadgroup T* A, threadgroup T* B, threadgrou
         threadgroup_barrier(mem_flags::mem_threadgroup);
         multiply<true, false>(sums, A, B, tid);
     }
+    #pragma unroll
     for (uint e = 0; e < OWN; ++e) {
         uint2 place;
         const float sum = sum_of(sums, e, part, tid, place);
@@ -161,6 +164,7 @@ static inline void backward_weight(threadgroup T* A, threadgroup T* B, threadgro
         threadgroup_barrier(mem_flags::mem_threadgroup);
         multiply<false, false>(sums, A, B, tid);
     }
+    #pragma unroll
     for (uint e = 0; e < OWN; ++e) {
         uint2 place;
         const float sum = sum_of(sums, e, part, tid, place);

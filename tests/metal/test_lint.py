@@ -1,0 +1,143 @@
+"""What the text of the shaders keeps to, where Apple's compiler is not there to say so.
+
+The software device accepts what clang accepts. This holds the text to the rest: names of functions
+that Metal's library has, arguments as the signatures say, exact mathematics.
+"""
+
+import re
+from importlib.resources import files
+from itertools import product
+
+import pytest
+
+from toynn import ops
+from toynn.backends.metal import arguments, grids
+from toynn.testing.cases import CASES
+
+KERNELS = files("toynn.backends.metal") / "kernels"
+TEXTS = {
+    path.name.removesuffix(".metal"): path.read_text(encoding="utf-8")
+    for path in sorted(KERNELS.iterdir(), key=lambda path: path.name)
+}
+#: Without comments.
+CODE = {name: re.sub(r"//.*", "", text) for name, text in TEXTS.items()}
+
+#: Words of C++ that Metal's language has not, or not everywhere, or that have no place in a shader.
+LACKS = set(
+    re.findall(
+        r"\w+",
+        """
+        double long asm auto catch const_cast delete dynamic_cast explicit export extern friend goto
+        mutable new noexcept nullptr operator private protected reinterpret_cast throw try typeid
+        virtual volatile std wchar_t size_t int64_t printf assert malloc memcpy atomic texture
+        """,
+    )
+)
+#: Functions and types of Metal's library that the shaders call.
+LIBRARY = set(
+    re.findall(
+        r"\w+",
+        """
+        float float2 float4 int uint uint2 ulong ulong2 as_type fabs fma isinf isnan max min rint
+        threadgroup_barrier simd_sum simd_max simdgroup_barrier simdgroup_load simdgroup_store
+        simdgroup_multiply_accumulate
+        """,
+    )
+)
+#: Those that fast mathematics would replace: only as precise::.
+EXACT = ("exp", "exp2", "log", "log2", "sqrt", "rsqrt", "tanh", "sin", "cos", "pow", "divide")
+
+#: Outputs that are integers.
+INTEGERS = {"counted": ("rows", "picked", "count")}
+#: Ops whose formula is nobody's in particular.
+NOBODYS = ("counted", "elementwise", "softmax")
+
+FUNCTION = re.compile(r"kernel void (\w+)\((.*?)\)\n\{", re.DOTALL)
+BUFFER = re.compile(r"(\w[\w ]*[*&]) +(\w+) +\[\[buffer\((\d+)\)\]\]")
+FUNCTIONS = {
+    found[1]: (op, found[2]) for op, code in CODE.items() for found in FUNCTION.finditer(code)
+}
+
+
+@pytest.mark.parametrize("name", CODE)
+def test_words_that_metal_lacks(name):
+    assert not LACKS & set(re.findall(r"\w+", CODE[name]))
+
+
+@pytest.mark.parametrize("name", CODE)
+def test_what_is_called_is_defined_or_of_metals_library(name):
+    defined = set(
+        re.findall(r"^(?:static inline|kernel) \w+ (\w+)\(", "".join(CODE.values()), re.M)
+    )
+    called = set(re.findall(r"(?<![:\w.])(\w+)\(", CODE[name]))
+    keywords = {"if", "for", "while", "switch", "return", "buffer", "defined"}
+    assert called <= defined | LIBRARY | keywords | {"T"}
+
+
+@pytest.mark.parametrize("name", CODE)
+def test_mathematics_is_exact(name):
+    assert "fast::" not in CODE[name]
+    assert not re.findall(rf"(?<!precise::)\b(?:{'|'.join(EXACT)})\(", CODE[name])
+    assert not re.findall(r"(?<![\w.])\d+\.\d*(?:e[+-]?\d+)?(?![\w.])", CODE[name]), (
+        "no f behind it"
+    )
+
+
+@pytest.mark.parametrize("name", CODE)
+def test_simd_groups_stand_behind_their_switch(name):
+    for part in re.split(r"#if TOYNN_SIMDGROUPS.*?#(?:else|endif)", CODE[name], flags=re.DOTALL):
+        assert not re.search(r"\bsimd(?:group)?_", part)
+
+
+@pytest.mark.parametrize("name", CODE)
+def test_lines_and_heads(name):
+    assert max(map(len, TEXTS[name].splitlines())) <= 120
+    head = TEXTS[name].partition("\n\n")[0]
+    assert all(line.startswith(("//", "#", "using")) for line in head.splitlines())
+    assert "\t" not in TEXTS[name] and TEXTS[name].isascii()
+    if name in CASES:
+        assert re.search("Sources?: ", head) or name in NOBODYS, "where is it from?"
+
+
+def test_arguments_are_those_of_the_signatures():
+    """Each buffer has the name, the type and the direction that the op of the tape gives it."""
+    assert FUNCTIONS
+    for function, (op, declared) in FUNCTIONS.items():
+        entry = max((e for e in arguments.entries(op) if function.startswith(f"{op}_{e}")), key=len)
+        signature, known = arguments.entries(op)[entry], ops.TABLE[f"{op}.{entry}"]
+        n = len(signature.tensors)
+        for type_, name, index in BUFFER.findall(declared):
+            at, kind = int(index), " ".join(type_.split())
+            if at == n:
+                assert (kind, name) == (f"constant {arguments.struct_name(op, entry)}&", "args")
+            elif at == n + 1:
+                assert name == "scratch" and f"{op}.{entry}" in grids.SCRATCH
+            else:
+                assert name in (signature.tensors[at], signature.tensors[at].replace("do", "d_o"))
+                own = signature.tensors[at]
+                written = own in (*known.outputs, *known.saved)
+                assert written or kind.startswith("device const"), (function, name)
+                of = "int" if own in (*known.integers, *INTEGERS.get(op, ())) else "float"
+                of = "uchar" if own in known.blocks else of
+                assert kind.split()[-1] == f"{of}*", (function, name)
+
+
+def test_each_function_is_run_by_some_pass():
+    run = set()
+    for kernel, passes in grids.PASSES.items():
+        op, _, entry = kernel.partition(".")
+        signature = arguments.entries(op)[entry]
+        for shape, there, precision in product(CASES[op].shapes, (0, 1), range(3)):
+            sizes = dict.fromkeys(signature.sizes, 9) | shape | {"precision": precision}
+            sizes |= {f"has_{name}": there for name in signature.nullable}
+            run |= {one.function for one in passes(sizes)}
+            assert kernel not in grids.SCRATCH or grids.SCRATCH[kernel](sizes) >= 0
+    assert run == set(FUNCTIONS)
+
+
+def test_numbers_that_python_knows_too():
+    for name in ("GROUP", "LINE", "RUN", "BLOCK", "TILE", "PRODUCT", "FEW", "WIDE"):
+        said = {
+            int(n) for n in re.findall(rf"constexpr uint {name} = (\d+);", "".join(CODE.values()))
+        }
+        assert said == {getattr(grids, name)}, name
