@@ -59,6 +59,7 @@ SEEN = {
     "--data": {"vit": "other.npz", "": "other.txt"},
     "--decay": "matrices",
     "--donor": "other.gguf",
+    "--document-separator": " the ",
     "--dropout": "0.5",
     "--config": "flags.toml",
     "--early-stopping": ("1", {"--lr": "5", "--min-lr-ratio": "1", "--eval-every": "1"}),

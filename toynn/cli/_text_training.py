@@ -1,6 +1,7 @@
 """What the recipes of text share: data through a tokenizer, and what a model makes of it."""
 
 from abc import abstractmethod
+from argparse import ArgumentTypeError
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -42,6 +43,15 @@ DATA = (
 #: Bytes of data from which on tokens are kept on the disk, beside the folder of the run.
 CACHED = 2**26
 TOKENS = "tokens"
+
+
+def separator(text: str) -> str:
+    """Return a separator as it stands in a text; a line's end and a tab may be typed."""
+    if not text:
+        raise ArgumentTypeError("expected a text; got an empty one")
+    return text.replace("\\n", "\n").replace("\\t", "\t")
+
+
 EXAMPLES = (
     Flag(
         "no_mask_prompt",
@@ -61,6 +71,13 @@ EXAMPLES = (
         "(default {default})",
         "keep_start",
         choices=("keep_start", "keep_end"),
+    ),
+    Flag(
+        "document_separator",
+        "what stands between the documents of a text (\\n and \\t are read): then no window "
+        "looks from one document into another; by default a text is one document",
+        read=separator,
+        metavar="TEXT",
     ),
 )
 SAMPLES = Flag(
@@ -93,7 +110,15 @@ class TextTraining(Training):
         path = arguments.data
         store = self._store()
         with Reading() as reading:
-            if path is not None and (Path(path).is_dir() or Path(path).suffix in NO_TEXTS):
+            if arguments.document_separator is not None:
+                data = jsonl.documents(
+                    path,
+                    self.tokenizer,
+                    seq,
+                    vocab_size=vocab_size,
+                    separator=arguments.document_separator,
+                )
+            elif path is not None and (Path(path).is_dir() or Path(path).suffix in NO_TEXTS):
                 data = jsonl.read(
                     path,
                     self.tokenizer,
@@ -153,7 +178,7 @@ class TextTraining(Training):
     @property
     def packed(self) -> bool:
         """Whether batches are of examples, in segments."""
-        return isinstance(self.data.train, Examples)
+        return self.data.packed
 
     def batches(self) -> PackedExamples | ShuffledExamples | RandomWindows:
         """Return random windows, or examples in random order."""

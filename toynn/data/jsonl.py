@@ -21,15 +21,16 @@ from numpy.typing import NDArray
 
 from toynn.data._rows import checked_messages, form_of, keys_of, rows, string_of
 from toynn.data.batch import Batch, PackedBatch
+from toynn.data.documents import Documents, DocumentWindows, spaced_documents
 from toynn.data.examples import Examples, ShuffledExamples, examples_in_order
 from toynn.data.packing import PackedExamples, packed_in_order
 from toynn.data.store import InMemory, Store
 from toynn.data.stream import Progress, silent
-from toynn.data.text import RandomWindows, spaced_windows
-from toynn.data.windows import Source, check_ids, read_binary, read_windows
+from toynn.data.text import Corpus, RandomWindows, spaced_windows
+from toynn.data.windows import Source, check_ids, read_binary, read_windows, tail_of
 from toynn.errors import DataError, ToynnError
 
-__all__ = ["Dataset", "Encoder", "long_text", "prompts", "read", "read_all"]
+__all__ = ["Dataset", "Encoder", "documents", "long_text", "prompts", "read", "read_all"]
 
 TRAIN, VALID, TEST = "train.jsonl", "valid.jsonl", "test.jsonl"
 ASSISTANT = "assistant"
@@ -89,8 +90,8 @@ class Encoder(Protocol):
 class Dataset:
     """What there is to learn from: examples, or a long text; and what became of them on the way."""
 
-    train: Examples | Tokens
-    valid: Examples | Tokens
+    train: Examples | Documents | Tokens
+    valid: Examples | Documents | Tokens
     test: Examples | None
     seq: int
     notes: list[str]  # lines to be told
@@ -104,8 +105,15 @@ class Dataset:
             for file in self.source.mapped:
                 file.check()
 
+    @property
+    def packed(self) -> bool:
+        """Whether batches have segments: of examples, or of documents."""
+        return isinstance(self.train, Examples | Documents)
+
     def batches(self, batch: int, seed: int) -> PackedExamples | ShuffledExamples | RandomWindows:
         """Return endless training batches, with a `state` to go on from."""
+        if isinstance(self.train, Documents):
+            return DocumentWindows(self.train, batch, self.seq, seed)
         if not isinstance(self.train, Examples):
             return RandomWindows(self.train, batch, self.seq, seed)
         if self.packing:
@@ -116,6 +124,8 @@ class Dataset:
         """Return the same validation batches each time."""
         if isinstance(self.valid, Examples):
             return self._in_order(self.valid, batch, max_batches)
+        if isinstance(self.valid, Documents):
+            return spaced_documents(self.valid, batch, self.seq, max_batches)
         return spaced_windows(self.valid, batch, self.seq, max_batches)
 
     def test_batches(self, batch: int) -> list[PackedBatch]:
@@ -226,6 +236,38 @@ def long_text(
     """
     found = read_windows(path, encoder, seq, vocab_size, store, progress)
     return Dataset(*found.parts, None, seq, found.notes, source=found.source)
+
+
+def documents(
+    path: str | Path | None, encoder: Encoder, seq: int, *, vocab_size: int, separator: str
+) -> Dataset:
+    """Return windows of a text that is documents, with a separator between them.
+
+    Windows do not look from one document into another (``toynn.data.documents``). Each has BOS and
+    EOS as an example has them; where there is no EOS, it ends with the separator. The last tenth of
+    the tokens is for validation. The text is read as a whole. Raises DataError if it is no text,
+    has no such separator or too few tokens, or if an id is no token of the vocabulary.
+    """
+    if path is not None and (Path(path).is_dir() or Path(path).suffix in (".jsonl", ".bin")):
+        raise DataError(
+            f"{path}: a separator of documents is for a text; expected a .txt file: each line of a "
+            f".jsonl is a document already, packed with others, and a .bin file is one long text"
+        )
+    corpus = Corpus.embedded() if path is None else Corpus.read(path)
+    name, text = corpus.name, corpus.text.decode()
+    if not separator or separator not in text:
+        raise DataError(
+            f"{name}: expected documents with {separator!r} between them; it is not in the text: "
+            f"give what stands there, or none for a text that is one document"
+        )
+    begin = [encoder.bos] if encoder.add_bos and encoder.bos is not None else []
+    end, kept = ([], separator) if encoder.eos is None else ([encoder.eos], "")
+    parts = encoder.encode_many([(part + kept, False) for part in text.split(separator) if part])
+    found = Documents.joined([[*begin, *ids, *end] for ids in parts])
+    source = Source(name, len(corpus.text), corpus.sha256)
+    tail, note = tail_of(found.ids, seq, vocab_size, source)
+    note += f"; {len(found.begins):,} documents, between which windows do not look"
+    return Dataset(*found.parted(len(found) - tail), None, seq, [note], source=source)
 
 
 def _split(path: Path, examples: Examples, seed: int) -> tuple[Examples, Examples]:

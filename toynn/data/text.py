@@ -21,7 +21,7 @@ from toynn.data.stream import BOM, decoded
 from toynn.errors import DataError
 from toynn.reading import read_bytes
 
-__all__ = ["VOCAB", "ByteBigram", "Corpus", "RandomWindows", "spaced_windows"]
+__all__ = ["VOCAB", "ByteBigram", "Corpus", "RandomWindows", "spaced_starts", "spaced_windows"]
 
 VOCAB = 256
 BLOCK = 2**20  # tokens that are counted at a time
@@ -76,8 +76,11 @@ class RandomWindows:
     def __iter__(self) -> "RandomWindows":
         return self
 
-    def __next__(self) -> Batch:
+    def __next__(self) -> Batch | PackedBatch:
         starts = self._random.integers(0, len(self._tokens) - self._seq, self._batch)
+        return self._cut(starts)
+
+    def _cut(self, starts: NDArray[np.int64]) -> Batch | PackedBatch:
         return _windows(self._tokens, starts, self._seq)
 
     @property
@@ -90,15 +93,20 @@ class RandomWindows:
         self._random.bit_generator.state = state
 
 
+def spaced_starts(count: int, batch: int, seq: int, max_batches: int) -> NDArray[np.int64]:
+    """Where windows of so many tokens begin, evenly spaced and without overlap."""
+    n = min((count - 1) // seq, batch * max_batches)
+    return np.arange(n) * (count - 1 - seq) // max(n - 1, 1)
+
+
 def spaced_windows(tokens: Tokens, batch: int, seq: int, max_batches: int) -> list[Batch]:
     """At most max_batches of evenly spaced windows that do not overlap.
 
     Every batch has the full shape; rows that a short text cannot fill are ignored ones.
     """
-    count = min((len(tokens) - 1) // seq, batch * max_batches)
-    starts = np.arange(count) * (len(tokens) - 1 - seq) // max(count - 1, 1)
+    starts = spaced_starts(len(tokens), batch, seq, max_batches)
     batches = []
-    for first in range(0, count, batch):
+    for first in range(0, len(starts), batch):
         rows = starts[first : first + batch]
         missing = batch - len(rows)
         window = _windows(tokens, np.concatenate([rows, np.zeros(missing, rows.dtype)]), seq)

@@ -19,7 +19,7 @@ from toynn.data.text import Corpus
 from toynn.errors import DataError
 from toynn.reading import open_file
 
-__all__ = ["Source", "Windows", "check_ids", "read_binary", "read_windows"]
+__all__ = ["Source", "Windows", "check_ids", "read_binary", "read_windows", "tail_of"]
 
 Tokens = NDArray[np.integer[Any]]
 
@@ -126,6 +126,15 @@ def read_binary(path: Path, seq: int, *, vocab_size: int) -> Windows | None:
 
 def _split(ids: Tokens, seq: int, vocab_size: int, source: Source) -> Windows:
     """Split off the last tenth, a window at the least."""
+    tail, note = tail_of(ids, seq, vocab_size, source)
+    return Windows((ids[:-tail], ids[-tail:]), [note], source)
+
+
+def tail_of(ids: Tokens, seq: int, vocab_size: int, source: Source) -> tuple[int, str]:
+    """Return how many of the last tokens are to evaluate on, and a line that says so.
+
+    Raises DataError for too few tokens, and for an id that is no token of the vocabulary.
+    """
     name, window = source.name, seq + 1
     if len(ids) < 2 * window:
         raise DataError(
@@ -134,8 +143,7 @@ def _split(ids: Tokens, seq: int, vocab_size: int, source: Source) -> Windows:
         )
     check_ids(name, ids, vocab_size)
     tail = max(len(ids) // 10, window)
-    note = f"{name}: {len(ids):,} tokens, the last {tail:,} of them for validation"
-    return Windows((ids[:-tail], ids[-tail:]), [note], source)
+    return tail, f"{name}: {len(ids):,} tokens, the last {tail:,} of them for validation"
 
 
 def check_ids(where: str, ids: Sequence[int] | Tokens, vocab_size: int) -> None:

@@ -1,0 +1,93 @@
+"""A text of many documents, and windows of it that do not look from one into another.
+
+A window is T tokens of the text wherever it begins, as in text.py; but each document in it is a
+segment: attention stays within, positions count from 0, and the token after its last one is no
+answer, since the next document is no continuation. So a document that a window cuts is learned from
+the window's beginning on.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toynn.data.batch import IGNORED, PackedBatch
+from toynn.data.text import RandomWindows, spaced_starts
+
+__all__ = ["DocumentWindows", "Documents", "spaced_documents"]
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Documents one behind another.
+
+    Attributes
+    ----------
+    ids
+        Their tokens (n,).
+    begins
+        Where each of them begins, ascending; the first at 0.
+    """
+
+    ids: NDArray[np.int32]
+    begins: NDArray[np.int64]
+
+    @classmethod
+    def joined(cls, documents: Sequence[Sequence[int] | NDArray[np.integer[Any]]]) -> "Documents":
+        """Join the tokens of documents; those of none are left out."""
+        arrays = [np.asarray(ids, np.int32) for ids in documents if len(ids)]
+        lengths = np.array([len(ids) for ids in arrays], np.int64)
+        ids = np.concatenate(arrays) if arrays else np.empty(0, np.int32)
+        return cls(ids, np.cumsum(lengths) - lengths)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @overload
+    def __getitem__(self, at: int) -> int: ...
+    @overload
+    def __getitem__(self, at: slice) -> NDArray[np.int32]: ...
+    def __getitem__(self, at: int | slice) -> int | NDArray[np.int32]:
+        return self.ids[at]
+
+    def parted(self, at: int) -> "tuple[Documents, Documents]":
+        """Return the tokens before ``at`` and those from there on, where a document may be cut."""
+        later = self.begins[self.begins > at] - at
+        return (
+            Documents(self.ids[:at], self.begins[self.begins < at]),
+            Documents(self.ids[at:], np.concatenate([[0], later])),
+        )
+
+    def windows(self, starts: NDArray[np.int64], seq: int) -> PackedBatch:
+        """Return the windows of ``seq`` tokens that begin at ``starts``."""
+        at = starts[:, None] + np.arange(seq)
+        document = np.searchsorted(self.begins, at, side="right") - 1
+        first = np.maximum(self.begins[document], starts[:, None])  # of the segment, in the text
+        row = np.arange(len(starts))[:, None] * seq
+        last = np.isin(at + 1, self.begins, kind="sort")
+        labels = np.where(last, IGNORED, self.ids[at + 1])
+        arrays = (self.ids[at], at - first, labels, row + first - starts[:, None])
+        ids, positions, labels, segments = (each.astype(np.int32).ravel() for each in arrays)
+        return PackedBatch(ids, positions, labels, segments, len(starts) * seq)
+
+
+class DocumentWindows(RandomWindows):
+    """Endless training batches of windows drawn anywhere in the documents."""
+
+    def __init__(self, documents: Documents, batch: int, seq: int, seed: int) -> None:
+        super().__init__(documents.ids, batch, seq, seed)
+        self._documents = documents
+
+    def _cut(self, starts: NDArray[np.int64]) -> PackedBatch:
+        return self._documents.windows(starts, self._seq)
+
+
+def spaced_documents(
+    documents: Documents, batch: int, seq: int, max_batches: int
+) -> list[PackedBatch]:
+    """At most max_batches of evenly spaced windows that do not overlap."""
+    starts = spaced_starts(len(documents), batch, seq, max_batches)
+    rows = (starts[first : first + batch] for first in range(0, len(starts), batch))
+    return [documents.windows(some, seq) for some in rows]
