@@ -1,7 +1,7 @@
 """A LoRA step over a quantized file, toynn against PEFT: shapes, synthetic files, contestants.
 
-toynn maps a file of Q8_0; PEFT has the model in float32, and in bfloat16. Rank 8, all linear
-layers, one sequence. The weights are random: a step takes as long whatever they are.
+toynn maps a file of Q8_0; PEFT has the model in float32, and in bfloat16. One sequence; the files
+are those of toynn/testing/lora_step.py.
 Likewise toynn over files of each type against toynn over Q8_0.
 """
 
@@ -9,101 +9,31 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from toynn.testing.lora_step import ALPHA, RANK, SHAPES, Shape, batch, recipe_over, write_file
 from toynn.testing.race import Contestants
 
-RANK, ALPHA = 8, 16.0
-
-
-class Shape(NamedTuple):
-    """A Llama model."""
-
-    d_model: int
-    layers: int
-    heads: int
-    kv_heads: int
-    d_ff: int
-    vocab: int
-    untied: bool
-    T: int
-
-    @property
-    def config(self) -> Any:
-        import toynn
-
-        C, L, H, KV, F, V, _, T = self
-        return toynn.LlamaConfig(V, C, H, KV, F, L, T)
-
-
-SHAPES = {
-    "smollm2_135m_T256": Shape(576, 30, 9, 3, 1536, 49152, False, 256),
-    "tinyllama_1.1b_T256": Shape(2048, 22, 32, 4, 5632, 32000, True, 256),
-}
-
+__all__ = [
+    "ALPHA",
+    "OF_A_TYPE",
+    "RANK",
+    "ROWS",
+    "SHAPES",
+    "Shape",
+    "peft_model",
+    "peft_step",
+    "private_memory",
+    "recipe_over",
+    "toynn_calls",
+    "write_file",
+]
 
 #: A small model whose rows hold whole super-blocks, and lengths of sequences.
 OF_A_TYPE = Shape(768, 2, 12, 4, 2048, 1024, True, 512)
 ROWS = (1, 32, 256, 512)
-
-
-def write_file(
-    path: Path, shape: Shape, type: str = "Q8_0", tokenizer: dict[str, Any] | None = None
-) -> None:
-    """Write a model of random blocks of a type, one tensor at a time."""
-    from toynn.formats import gguf, quants
-    from toynn.testing.cases.quants import blocks as random_blocks
-
-    cfg, rng = shape.config, np.random.default_rng(0)
-    elements, nbytes = quants.BLOCKS[type]
-
-    def blocks(rows: int, columns: int) -> np.ndarray:
-        if type == "F32":
-            return rng.standard_normal((rows, columns), np.float32)
-        raw = random_blocks(rng, quants.TYPES[type], rows * columns // elements)
-        if type == "Q8_0":
-            raw[:, :2] = np.frombuffer(np.float16(1 / (73 * columns**0.5)).tobytes(), np.uint8)
-        return raw.reshape(rows, -1)
-
-    tensors: dict[str, Any] = {}
-    for name, dims in cfg.shapes(untied=shape.untied).items():
-        if len(dims) == 1:
-            tensors[name] = np.ones(dims, np.float32), "F32"
-        else:
-            rows, columns = dims
-            row = dims if type == "F32" else (rows, columns // elements * nbytes)
-            stored = np.dtype(np.float32 if type == "F32" else np.uint8)
-            make = lambda dims=dims: blocks(*dims)  # noqa: E731
-            tensors[name] = gguf.Deferred(row, stored, make), type
-    hyper = {
-        "context_length": cfg.context,
-        "embedding_length": cfg.d_model,
-        "feed_forward_length": cfg.d_ff,
-        "block_count": cfg.n_layers,
-        "attention.head_count": cfg.n_heads,
-        "attention.head_count_kv": cfg.n_kv_heads,
-        "attention.layer_norm_rms_epsilon": 1e-5,
-        "rope.freq_base": 1e4,
-    }
-    metadata = {f"llama.{key}": value for key, value in hyper.items()}
-    metadata |= {"general.architecture": "llama"}
-    gguf.write(path, metadata | (tokenizer or {"tokenizer.ggml.model": "no_vocab"}), tensors)
-
-
-def batch(shape: Shape) -> np.ndarray:
-    """Ids and labels (2, T)."""
-    return np.random.default_rng(0).integers(0, shape.vocab, (2, shape.T), np.int32)
-
-
-def toynn_recipe(path: Path, shape: Shape) -> Any:
-    import toynn
-
-    recipe = toynn.recipes.LoRA()
-    options = toynn.RecipeOptions(t_seq=shape.T)
-    recipe.realize(path, None, RANK, options, ALPHA, "all-linear", init="peft")
-    return recipe
 
 
 def toynn_calls(recipe: Any, shape: Shape) -> Contestants:
@@ -214,7 +144,7 @@ if __name__ == "__main__":  # see private_memory
     file, wanted = Path(sys.argv[1]), SHAPES[sys.argv[2]]
     toynn.set_num_threads(int(sys.argv[3]))
     before = anonymous()
-    tuned = toynn_recipe(file, wanted)
+    tuned = recipe_over(file, wanted)
     for _ in range(2):
         toynn_calls(tuned, wanted)["toynn"]()
     print(anonymous() - before, tuned.engine.session.memory().peak)

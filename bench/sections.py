@@ -283,7 +283,7 @@ def lora(n_threads: int, rounds: int, only: str) -> None:
             path = Path(folder) / "base.gguf"
             tuning.write_file(path, shape)
             taken, promised = tuning.private_memory(path, name, n_threads)
-            recipe = tuning.toynn_recipe(path, shape)
+            recipe = tuning.recipe_over(path, shape)
             contestants = tuning.toynn_calls(recipe, shape)
             for dtype in ("float32", "bfloat16"):
                 contestants[f"PEFT {dtype}"] = tuning.peft_step(shape, dtype, n_threads)
@@ -353,7 +353,7 @@ def types(n_threads: int, rounds: int, only: str) -> None:
             row = f"{name:8}{8 * nbytes / elements:6.2f}"
             for T in tuning.ROWS:
                 shape = tuning.OF_A_TYPE._replace(T=T)
-                recipes = {type: tuning.toynn_recipe(paths[type], shape) for type in ("Q8_0", name)}
+                recipes = {type: tuning.recipe_over(paths[type], shape) for type in ("Q8_0", name)}
                 calls = {
                     type: tuning.toynn_calls(recipe, shape)["toynn"]
                     for type, recipe in recipes.items()

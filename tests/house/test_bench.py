@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import toynn
+from toynn import Session, ops
 from toynn._kernels import limits as loops
 from toynn.cli import main
-from toynn.testing import limits, roofline, steps
+from toynn.testing import limits, lora_step, roofline, steps
 from toynn.testing.cases import CASES
 from toynn.testing.limits import Limits, Rates
 
@@ -208,17 +209,39 @@ def test_a_run_that_fails_leaves_the_figures_of_the_one_before(monkeypatch, tmp_
 def test_steps_by_kernel(machine, capsys, monkeypatch, tmp_path):
     monkeypatch.setattr("toynn.cli.bench.STEPS", ("d64_L2_T32_B1",))
     monkeypatch.setattr("toynn.cli.bench.ROUNDS", 1)
+    small = lora_step.Shape(64, 1, 2, 1, 64, 96, True, 16)
+    monkeypatch.setitem(lora_step.SHAPES, "smollm2_135m_T256", small)
     words = ["bench", "--steps", "--precision", "medium", "--json", str(tmp_path / "b.json")]
     assert main(words) == 0
     out = capsys.readouterr().out
     assert "d64_L2_T32_B1: toynn, ms a step" in out and "torch" not in out
-    (step,) = json.loads((tmp_path / "b.json").read_text())["steps"]
+    assert "smollm2_135m_T256: toynn, ms a step" in out and "the goal is 1.8 at most" in out
+    step, _ = json.loads((tmp_path / "b.json").read_text())["steps"]
     assert {"matmul.forward", "attention.backward", "adamw.step"} <= {
         row["kernel"] for row in step["kernels"]
     }
     work = sum(row["flops"] for row in step["kernels"])
     tape = steps.gpt2_recipe(steps.SHAPES["d64_L2_T32_B1"]).engine.session.tape
     assert work == sum(node.flops for node in tape.nodes)
+    assert step["goal"] is None and step["roofline"] > 0
+
+
+def test_a_roofline_is_the_sum_of_the_limits_of_nodes(machine):
+    session = Session()
+    x, w = session.input("x", (64, 96)), session.parameter("w", (32, 96))
+    y = ops.silu(session, ops.linear(session, x, w))
+    session.set_loss(ops.cross_entropy(session, y, session.input("labels", (64,), "i32")))
+    nodes = session.tape.nodes
+    for node in nodes:
+        assert node.nbytes < SMALL
+    expected = sum(max(node.flops / 200e9, node.nbytes / 180e9) for node in nodes)
+    assert roofline.least_seconds(session, machine) == pytest.approx(expected)
+    slow = replace(
+        machine, all=replace(machine.all, float32=1e9), one=Rates(1e9, 0, {1: {"r": 1e15}})
+    )
+    slow = replace(slow, n_threads=1)
+    flops = sum(node.flops for node in nodes)
+    assert roofline.least_seconds(session, slow) == pytest.approx(flops / 1e9)
 
 
 @pytest.mark.slow

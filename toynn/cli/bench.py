@@ -6,6 +6,7 @@ from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import toynn
@@ -18,11 +19,19 @@ from toynn.precision import PRECISIONS
 
 if TYPE_CHECKING:  # the case table is imported when it is needed
     from toynn.testing.limits import Limits
+    from toynn.testing.race import Contestants
     from toynn.testing.roofline import Row
 
 __all__ = ["add_parser"]
 
 STEPS = ("d64_L2_T32_B1", "d128_L4_T128_B8", "d256_L8_T256_B4", "gpt2_124m_T64_B4")
+LORA = "smollm2_135m_T256"  # of toynn/testing/lora_step.py
+#: How often its roofline a step may take, at most: in highest, and in medium.
+GOALS = {
+    "d128_L4_T128_B8": (1.8, 1.8),
+    "gpt2_124m_T64_B4": (1.6, 2.0),
+    LORA: (1.8, 1.8),
+}
 ROUNDS = 3  # turns of each contestant in a race of steps
 
 EPILOG = """\
@@ -35,8 +44,10 @@ fastest way that --precision allows) or its bytes take at those rates, whichever
 says which it is, and `share` is that least time over the measured one. Bytes are held against the
 memory or cache that arrays as large as the row's lie in.
 
-With --steps the rows are the kernels of whole training steps of GPT-2 models, per step; --compare
-runs the same steps in PyTorch, in turns. docs/performance.md says how to read all this."""
+With --steps the rows are the kernels of whole training steps, per step: of GPT-2 models, and of
+adapters over a file of Q8_0 of SmolLM2-135M's shape. A step's roofline is what all its nodes would
+take at their limits; beside it stands the goal, how often that a step may take. --compare runs the
+steps of GPT-2 in PyTorch too, in turns. docs/performance.md says how to read all this."""
 
 
 def add_parser(commands: Any) -> None:
@@ -89,6 +100,8 @@ def run(arguments: Namespace) -> int:
     report: dict[str, Any] = {"config": describe(), "limits": asdict(limits)}
     if steps:
         report["steps"] = [run_step(name, limits, arguments.compare) for name in STEPS]
+        if not arguments.compare:
+            report["steps"].append(run_lora_step(limits))
     else:
         ops = [arguments.only] if arguments.only else list(CASES)
         print_heading("kernel", "shape", "threads")
@@ -119,26 +132,52 @@ def print_limits(limits: "Limits") -> None:
 def run_step(name: str, limits: "Limits", compare: bool) -> dict[str, Any]:
     """Time a training step, against PyTorch's if asked for; print its time and its kernels."""
     from toynn.testing import steps
-    from toynn.testing.race import race
-    from toynn.testing.roofline import step_rows
 
     shape = steps.SHAPES[name]
     recipe = steps.gpt2_recipe(shape)
     contestants = steps.contestants(shape, limits.n_threads, recipe=recipe, torch=compare)
+    return time_step(name, contestants, recipe.engine.session, limits)
+
+
+def run_lora_step(limits: "Limits") -> dict[str, Any]:
+    """Time a step of adapters over a file, which is written for it."""
+    from toynn.testing import lora_step, steps
+
+    shape = lora_step.SHAPES[LORA]
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "base.gguf")
+        lora_step.write_file(path, shape)
+        recipe = lora_step.recipe_over(path, shape)
+        ids, labels = lora_step.batch(shape)
+        step = steps.toynn_step(recipe, ids, None, labels)
+        return time_step(LORA, {"toynn": step}, recipe.engine.session, limits)
+
+
+def time_step(
+    name: str, contestants: "Contestants", session: Any, limits: "Limits"
+) -> dict[str, Any]:
+    """Time a step, toynn's and others'; print its time, its roofline and its kernels."""
+    from toynn.testing.race import race
+    from toynn.testing.roofline import least_seconds, step_rows
+
     times = race(contestants, ROUNDS)
-    rows = step_rows(name, contestants["toynn"], recipe.engine.session, limits)
-    least = sum(row.share * row.seconds for row in rows)
+    rows = step_rows(name, contestants["toynn"], session, limits)
+    least = least_seconds(session, limits)
     print()
     for who, spent in times.items():
         told = f"{name}: {who}, ms a step, best/median"
         slower = [of(spent) / of(times["toynn"]) for of in (min, median)]
         tail = "" if who == "toynn" else "   {:.2f}/{:.2f} times as long".format(*slower)
         print(f"{told:54}{min(spent) * 1e3:10.3f}/{median(spent) * 1e3:.3f}{tail}")
-    print(f"{'its kernels at their limits would take':54}{least * 1e3:10.3f}")
+    goal = GOALS.get(name, (None, None))[session.matmul_precision == "medium"]
+    told = f"   a step takes {min(times['toynn']) / least:.2f} times as long"
+    told += f", the goal is {goal} at most" if goal else ""
+    print(f"{'its roofline: all nodes at their limits':54}{least * 1e3:10.3f}{told}")
     print_heading("kernel", "", "calls")
     for row in rows:
         print_row(row, "", row.calls)
-    return {"shape": name, "seconds": times, "kernels": [asdict(row) for row in rows]}
+    kernels = [asdict(row) for row in rows]
+    return {"shape": name, "seconds": times, "roofline": least, "goal": goal, "kernels": kernels}
 
 
 def print_heading(*names: str) -> None:

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 
 from toynn.backends.cpu.work import seconds, worth
+from toynn.precision import PRECISIONS
 from toynn.testing.cases import CASES, Call, Sizes
 from toynn.testing.doors import check, invoke, times
 from toynn.testing.limits import Limits
 
-__all__ = ["Row", "kernel_rows", "step_rows"]
+__all__ = ["Row", "kernel_rows", "least_seconds", "step_rows"]
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,22 @@ def step_rows(
         )
         for op, calls, ms, flops, nbytes in sorted(fastest, key=lambda row: -row[2])
     ]
+
+
+def least_seconds(session: Any, limits: Limits) -> float:
+    """Return the roofline of a session's training step: what its nodes take at their limits.
+
+    Each node takes its flops at the rate of its precision, or its bytes at the rate of the cache or
+    memory that so many lie in, whichever is longer.
+    """
+    tape, total = session.tape, 0.0
+    for node in tape.nodes:
+        if node.segment in tape.segments("update"):
+            index = node.sizes.get("precision")
+            exactness = None if index is None else PRECISIONS[index]
+            bound = limits.bound(node.flops, node.nbytes, limits.n_threads, precision=exactness)
+            total += bound.seconds
+    return total
 
 
 def _one_step(step: Callable[[], object], session: Any) -> list[tuple[str, int, float, int, int]]:
