@@ -19,7 +19,7 @@ except ImportError as error:  # none were built, or TOYNN_ISA asks for what ther
     print(f"toynn: error: {error}", file=sys.stderr)
     sys.exit(2)
 
-from toynn import adamw, engines, errors, ops, recipes, schedule
+from toynn import adamw, distributed, engines, errors, ops, recipes, schedule
 from toynn.adamw import AdamW
 from toynn.config import automatic_precision, release, show_config
 from toynn.engines import (
@@ -40,6 +40,7 @@ from toynn.errors import (
     LabelError,
     LifecycleError,
     NonFiniteError,
+    RankError,
     ShapeError,
     ToynnError,
 )
@@ -63,6 +64,7 @@ __all__ = [
     "LlamaConfig",
     "LlamaSeqEngine",
     "NonFiniteError",
+    "RankError",
     "RecipeOptions",
     "Session",
     "ShapeError",
@@ -71,6 +73,7 @@ __all__ = [
     "ViTEngine",
     "adamw",
     "automatic_precision",
+    "distributed",
     "engines",
     "errors",
     "get_float32_matmul_precision",

@@ -5,10 +5,11 @@ from importlib.metadata import PackageNotFoundError, version
 
 from toynn import _kernels, backends
 from toynn._kernels import cpu
+from toynn.distributed import mpi
 from toynn.precision import get_float32_matmul_precision
 from toynn.threads import get_num_threads
 
-__all__ = ["automatic_precision", "describe", "release", "show_config"]
+__all__ = ["alike", "automatic_precision", "describe", "release", "show_config"]
 
 
 def release() -> str:
@@ -17,6 +18,16 @@ def release() -> str:
         return version("toynn")
     except PackageNotFoundError:  # a source tree that was never installed
         return "unknown"
+
+
+def alike() -> dict[str, str]:
+    """Return what processes must have in common to get the same bits from the same work."""
+    return {
+        "toynn": release(),
+        "ISA level": _kernels.level,
+        "matmul precision": get_float32_matmul_precision(),
+        **{f"{precision} multiplies in": how for precision, how in _products().items()},
+    }
 
 
 def describe() -> dict[str, str]:
@@ -36,6 +47,7 @@ def describe() -> dict[str, str]:
         **{f"{precision} multiplies in": how for precision, how in _products().items()},
         "backends": ", ".join(backends.available()),
         **{f"  not {name}": why for name, why in backends.unavailable().items()},
+        "MPI": mpi.described(),
     }
 
 

@@ -10,6 +10,7 @@ __all__ = [
     "LabelError",
     "LifecycleError",
     "NonFiniteError",
+    "RankError",
     "ShapeError",
     "ToynnError",
 ]
@@ -57,3 +58,7 @@ class NonFiniteError(ToynnError, ArithmeticError):
 
 class BackendUnavailable(ToynnError, RuntimeError):
     """The backend was not built, or this machine lacks it."""
+
+
+class RankError(ToynnError, RuntimeError):
+    """Of the processes that train together another one failed, left, or does something else."""

@@ -9,7 +9,7 @@ LifecycleError, which names the call that is missing.
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from math import isfinite
 from typing import Any, NoReturn, TypeVar
 
@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from toynn import backends, checks, precision
 from toynn.errors import ConfigError, LifecycleError, NonFiniteError, ShapeError
+from toynn.gradients import GradientDoors
 from toynn.graph.lowering import CompiledTape, compile_tape, memory_of
 from toynn.graph.storage import Storage
 from toynn.graph.tape import Role, Tape, Tensor
@@ -45,7 +46,7 @@ class _Held:
         self._lock.release()
 
 
-class Session:
+class Session(GradientDoors):
     """Weights, tapes over them, and the order in which things may happen.
 
     With ``checkpointing`` the activations of each block of a tape (``s.tape.block``) are computed
@@ -325,19 +326,22 @@ class Session:
             self._updates.zero_moments()
 
     def run(self, to: str = "update", *, weight: float = 1.0, tape: Tape | None = None) -> None:
-        """Run the tape up to "loss", "grads" or "update".
+        """Run the tape up to "loss", "grads" or "update"; or "apply" what earlier runs have left.
 
         "loss" touches no gradient and no moment. "grads" adds this micro-batch's gradients, times
         ``weight``, to those since the last update. "update" does that too, divides by the sum of
-        the weights, clips to ``max_grad_norm``, and applies AdamW where it is recorded. Raises
-        NonFiniteError, weights and moments untouched, if the norm of the gradients is not finite.
+        the weights, clips to ``max_grad_norm``, and applies AdamW where it is recorded; "apply"
+        does only the latter, by what runs to "grads" have gathered. Raises NonFiniteError, weights
+        and moments untouched, if the norm of the gradients is not finite.
         """
         tape = tape or self.tape
         compiled = self._check_realized("run()", tape)
-        if to not in ("loss", "grads", "update"):
-            raise ConfigError(f"run: to must be loss, grads or update; got {to!r}")
-        if to == "grads" and tape.gradients is None:
-            _refuse("run(to='grads')", "before build_backward()")
+        if to not in compiled.segments:
+            raise ConfigError(f"run: to must be loss, grads, update or apply; got {to!r}")
+        if to in ("grads", "apply") and tape.gradients is None:
+            _refuse(f"run(to={to!r})", "before build_backward()")
+        if to == "apply" and not self.pending:
+            _refuse("run(to='apply')", "before run(to='grads')")
         if not (isfinite(weight) and weight > 0):
             raise ConfigError(f"run: weight must be a finite number above 0; got {weight}")
         if not compiled.needed[to] <= self._known:
@@ -346,44 +350,11 @@ class Session:
         with self._exclusively("run()"):
             accumulate = self.pending
             if to != "loss" and tape.gradients is not None:
-                self._updates.begin(weight, last=to == "update")
+                self._updates.begin(weight, to)
             compiled.program.run(compiled.segments[to], accumulate)
             self._known |= compiled.written[to]
             if self._updates.norm in compiled.written[to] and (why := self._updates.refused()):
                 raise NonFiniteError(f"{why}; weights and moments were left as they were")
-
-    @property
-    def max_grad_norm(self) -> float | None:
-        """The norm to which all gradients together are clipped; None: no clipping."""
-        return self._updates.max_grad_norm
-
-    @max_grad_norm.setter
-    def max_grad_norm(self, norm: float | None) -> None:
-        if norm is not None and not (isfinite(norm) and norm > 0):
-            raise ConfigError(f"max_grad_norm must be None or a finite number above 0; got {norm}")
-        self._updates.max_grad_norm = norm
-
-    @property
-    def pending(self) -> bool:
-        """Whether gradients of micro-batches wait for an update."""
-        return self._updates.pending > 0
-
-    def waiting(self) -> tuple[float, dict[str, NDArray[np.float32]]]:
-        """Return the weight of micro-batches that wait for an update, and sums of gradients."""
-        self._check_realized("waiting()", self.tape)
-        with self._exclusively("waiting()"):
-            return self._updates.pending, self._updates.sums() if self.pending else {}
-
-    def wait(self, weight: float, sums: Mapping[str, NDArray[np.float32]]) -> None:
-        """Go on with what ``waiting`` returned, as if these micro-batches had been run here."""
-        self._check_realized("wait()", self.tape)
-        with self._exclusively("wait()"):
-            self._known.update(self._updates.resume(weight, sums))
-
-    @property
-    def grad_norm(self) -> float:
-        """Norm of all gradients in the last update, before clipping."""
-        return float(self.download(self._updates.norm))
 
     def _exclusively(self, call: str) -> "_Held":
         self._check_open()

@@ -1,19 +1,22 @@
 """How many threads: the one place that decides it.
 
 In order: ``set_num_threads``, TOYNN_NUM_THREADS, OMP_NUM_THREADS, the physical cores that this
-process may use. A kernel gets fewer when its work is not worth waking a thread, and a program while
-other processes want the cores (backends/cpu/work.py and crew.pyx).
+process may use, or its share of those where several processes train together. A kernel gets fewer
+when its work is not worth waking a thread, and a program while other processes want the cores
+(backends/cpu/work.py and crew.pyx).
 """
 
 import os
+from collections.abc import Sequence
 from functools import cache
 
 from toynn._kernels import MAX_THREADS, has_openmp
 from toynn.errors import ConfigError
 
-__all__ = ["get_num_threads", "set_num_threads"]
+__all__ = ["get_num_threads", "set_num_threads", "share_cores"]
 
 _chosen: int | None = None
+_share: int | None = None  # of the cores, among processes that train together
 _forked = False
 
 
@@ -37,7 +40,19 @@ def get_num_threads() -> int:
     """
     if _forked or not has_openmp():
         return 1
-    return _chosen or _from_environment() or _physical_cores()
+    return _chosen or _from_environment() or _share or _physical_cores()
+
+
+def share_cores(processes: Sequence[frozenset[int]], own: int) -> None:
+    """Use a fair share of the cores where several processes of this machine may use the same.
+
+    ``processes`` are the logical CPUs that each may use, ``own`` says which of them this one is. A
+    CPU that k of them may use counts as one k-th. Numbers that were set go before it.
+    """
+    global _share
+    cpus = processes[own]
+    fair = sum(1 / sum(cpu in each for each in processes) for cpu in cpus)
+    _share = max(1, int(_physical_cores() * fair / len(cpus) + 1e-9))
 
 
 def _from_environment() -> int | None:

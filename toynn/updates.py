@@ -4,7 +4,7 @@ Each micro-batch is run with d_loss = its weight, so that its gradients are adde
 it as they are; the update divides by the sum of the weights, as it reads them.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from math import isfinite
 
 import numpy as np
@@ -88,12 +88,12 @@ class Updates:
 
     # -- Running -------------------------------------------------------------------------------
 
-    def begin(self, weight: float, *, last: bool) -> None:
+    def begin(self, weight: float, to: str) -> None:
         """Tell a run the weight of its micro-batch, and what the update divides by.
 
-        With ``last`` the run goes on to the update: no micro-batch waits for one after it.
+        One that goes on to the update leaves no micro-batch that waits; "apply" has none itself.
         """
-        self.pending += weight
+        self.pending += weight if to != "apply" else 0.0
         self.divisor = self.pending
         told = weight, self.max_grad_norm or 0.0, 1 / self.pending
         if told != self._told:  # in most runs, it is what it was
@@ -101,7 +101,7 @@ class Updates:
             self._storage.write(self._seed, np.array(weight))
             self._storage.write(self._control, np.array(told[1:]))
             self._told = told
-        if last:
+        if to != "grads":
             self.pending = 0.0
 
     def zero_gradients(self) -> Iterable[Tensor]:
@@ -118,6 +118,18 @@ class Updates:
         """Put such sums back, with the weight of their micro-batches; return the gradients."""
         for parameter, gradient in self._gradients.items():
             self._storage.write(gradient, sums[parameter.name])
+        self.pending = self.divisor = weight
+        return list(self._gradients.values())
+
+    def combine(
+        self, weight: float, change: Callable[[NDArray[np.float32]], object], block: int
+    ) -> list[Tensor]:
+        """Replace all sums, block by block, and their weight; return the gradients."""
+        if not self.pending:
+            self.zero_gradients()
+        for start, values in self._storage.blocks(Role.GRADIENT, block):
+            change(values)
+            self._storage.put(Role.GRADIENT, start, values)
         self.pending = self.divisor = weight
         return list(self._gradients.values())
 

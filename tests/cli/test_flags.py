@@ -111,8 +111,9 @@ SEEN = {
 }
 #: Recipes whose parser knows a flag only to say why it is none.
 REFUSED = {("warm-start", "--init-from")}
-#: What only changes a run that was begun before, or that goes wrong: tests/cli/test_cli_resume.py.
-ELSEWHERE = ("--resume", "--force-resume", "--on-nonfinite")
+#: What only changes a run that was begun before, or that goes wrong: tests/cli/test_cli_resume.py;
+#: or one of several processes: tests/train/test_ranks.py.
+ELSEWHERE = ("--resume", "--force-resume", "--on-nonfinite", "--allreduce")
 CASES = [
     (name, flag.option)
     for name, run in train.RECIPES.items()

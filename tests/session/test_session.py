@@ -109,7 +109,7 @@ def test_wrong_arguments():
     with pytest.raises(ConfigError, match="has one already"):
         s.input("x", (1,)) and s.input("x", (1,))
     tiny = Tiny()
-    with pytest.raises(ConfigError, match="loss, grads or update"):
+    with pytest.raises(ConfigError, match="loss, grads, update or apply"):
         tiny.s.run("backward")
     with pytest.raises(ShapeError, match=r"expected \(11, 6\); got \(6, 11\)"):
         tiny.s.upload(tiny.w, np.zeros((C, V)))
@@ -196,6 +196,46 @@ def test_micro_batches_add_weighted_gradients():
         tiny.feed()
         tiny.s.run("grads", weight=weight)
     np.testing.assert_allclose(tiny.s.download(tiny.s.grad(tiny.wte)), mean, rtol=1e-5, atol=1e-7)
+
+
+def test_an_update_apart_has_the_bits_of_one_in_a_run():
+    tiny, apart = Tiny(), Tiny()
+    with pytest.raises(LifecycleError, match=r"before run\(to='grads'\)"):
+        apart.s.run("apply")
+    for each in (tiny, apart):
+        each.feed()
+        each.s.run("grads", weight=3.0)
+        each.feed()
+    tiny.s.run("update", weight=2.0)
+    apart.s.run("grads", weight=2.0)
+    apart.s.run("apply")
+    assert not apart.s.pending
+    assert all(np.array_equal(a, b) for a, b in zip(tiny.state(), apart.state(), strict=True))
+
+
+def test_sums_of_gradients_are_replaced_block_by_block():
+    """As if three processes had the same micro-batch: tripled sums, and a tripled weight."""
+    tiny, tripled = Tiny(), Tiny()
+    seen = []
+
+    def triple(values):
+        seen.append(values.size)
+        values *= 3
+
+    for each in (tiny, tripled):
+        each.feed()
+        each.s.run("grads", weight=2.0)
+    tripled.s.combine(6.0, triple, 37)
+    assert max(seen) == 37 and 4 * sum(seen) == tripled.s.gradient_bytes
+    for weight in (tiny.w, tiny.wte):
+        np.testing.assert_allclose(
+            tripled.s.download(tripled.s.grad(tripled.w if weight is tiny.w else tripled.wte)),
+            tiny.s.download(tiny.s.grad(weight)),
+            rtol=1e-6,
+        )
+    tripled.s.run("apply")
+    tripled.s.combine(1.0, seen.append, 1 << 20)
+    assert not seen[-1].any()  # where nothing waits, there are zeros
 
 
 def test_reset_zeroes_gradients_and_moments():

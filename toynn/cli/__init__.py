@@ -7,11 +7,13 @@ SIGTERM or SIGHUP, 141 nobody reads the output any more.
 import io
 import os
 import sys
+import warnings
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from typing import NoReturn, TextIO
 
 import toynn
+from toynn import distributed
 from toynn.cli import adapters, bench, chat, config, evaluate, generate, info, predict, train
 from toynn.cli._text import plain_warnings, print_error, print_line
 from toynn.errors import ConfigError, ToynnError
@@ -36,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         argv = list(sys.argv[1:] if argv is None else argv)
         if argv[:1] == ["train"]:
+            _join()
             argv[1:] = train.words_of(argv[1:])
         arguments, unknown = _parser().parse_known_args(argv)
         if unknown:
@@ -60,7 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except MemoryError as error:
         return _fail(error, f"not enough memory: {error}{_hint(arguments)}")
     except KeyboardInterrupt as error:
-        print_line("toynn: stopped")
+        if distributed.current().fail(error) is not None:
+            print_line("toynn: stopped")
         return 128 + next((number for number in error.args if isinstance(number, int)), 2)
     return code
 
@@ -85,8 +89,19 @@ def _is_broken(stream: TextIO | None) -> bool:
 
 
 def _fail(error: BaseException, message: str) -> int:
-    print_error(" ".join([message, *getattr(error, "__notes__", ())]))
+    """Say an error; of several processes, the first one that has it does."""
+    message = " ".join([message, *getattr(error, "__notes__", ())])
+    said = distributed.current().fail(error, message)
+    if said is not None:
+        print_error(said)
     return 2
+
+
+def _join() -> None:
+    """Join the processes that mpiexec has started with this one: the first of them speaks."""
+    if distributed.init().rank:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until the end
+        warnings.simplefilter("ignore")
 
 
 def _hint(arguments: Namespace) -> str:

@@ -5,6 +5,7 @@ from typing import Literal
 from toynn.adamw import RANGES, AdamW
 from toynn.cli._flags import Flag, with_defaults
 from toynn.cli._numbers import real, whole
+from toynn.distributed import ORDERS
 from toynn.options import DECAYS, RecipeOptions
 from toynn.precision import PRECISIONS
 from toynn.schedule import SCHEDULES, Schedule
@@ -151,6 +152,14 @@ def run_flags(recipe: str, items: str, **own: float | str) -> tuple[Flag, ...]:
             to={Schedule: "warmup_steps"},
         ),
         THREADS,
+        Flag(
+            "allreduce",
+            "how the gradients of several processes (mpiexec -n 4 toynn train ...) are added: in "
+            "the order of the ranks, with the same bits on every run, or as MPI likes "
+            "(default {default})",
+            "ordered",
+            choices=ORDERS,
+        ),
         Flag(
             "precision",
             "of matrix products; auto is medium where the CPU multiplies bfloat16 faster than "

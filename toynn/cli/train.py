@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import toynn
+from toynn import distributed
 from toynn.adamw import AdamW
 from toynn.cli._config_file import expanded, flag_values
 from toynn.cli._memory import check_fits
@@ -28,7 +29,7 @@ from toynn.train.checkpoint import Checkpoint
 from toynn.train.folder import RunFolder, Value
 from toynn.train.metrics import plot_losses
 from toynn.train.options import Result
-from toynn.train.plan import length_of
+from toynn.train.plan import begun_with, length_of
 from toynn.train.progress import duration
 from toynn.train.protocols import Recipe
 from toynn.train.trainer import Trainer, find
@@ -66,21 +67,28 @@ def add_parser(commands: Any) -> None:
 def train(arguments: Namespace) -> int:
     """Train as the arguments say; return the exit code."""
     start = time.perf_counter()
-    run = RECIPES[arguments.recipe](arguments)
-    found = _resolve(arguments)
-    arguments.beside = Path(arguments.out or ".").parent if found is None else found.path.parents[1]
+    run, group = RECIPES[arguments.recipe](arguments), distributed.current()
+    if arguments.epochs is None:
+        _resolve_warmup(arguments)
+    found = _resolve(arguments) if group.rank == 0 else None
+    ranks = begun_with(group, found)
+    beside = Path(arguments.out or ".").parent if found is None else found.path.parents[1]
+    arguments.beside = group.tell(beside)
     run.resolve()
-    if found is None:
+    if found is None and group.rank == 0:
         RunFolder.check_absent(Path(arguments.out))
     _apply_settings(arguments)
     with run.files:
-        run.read()
-        batches = _resolve_length(run)
+        for turn in (True, False):  # the first process of each machine makes what others find
+            if (group.place == 0) is turn:
+                run.read()
+            group.meet("the data are read")
+        batches = _resolve_length(run, ranks)
         if (declared := run.declared()) is not None:
-            check_fits(*declared)
+            check_fits(*declared, ranks=max(1, len(group.neighbours)))
         run.recipe, optimizer, schedule = build(run)
     run.announce()
-    with _run_folder(run, found) as folder:
+    with _run_folder(run, found) if group.rank == 0 else nullcontext() as folder:
         trainer = Trainer(
             run.recipe,
             run.batches(),
@@ -96,9 +104,12 @@ def train(arguments: Namespace) -> int:
             sample=run.sample,
             check=run.check,
             unit=run.unit,
+            allreduce=arguments.allreduce,
             **run.loop_options() | {"batches": batches},
         )
         result = trainer.fit()
+        if folder is None:  # rank 0 has it
+            return 128 + result.signal if result.signal else 0
         if not result.iterations:  # stopped before there is anything to keep
             raise KeyboardInterrupt(result.signal)
         with suppress(OSError) if result.interrupted else nullcontext():  # its terminal may be gone
@@ -112,14 +123,20 @@ def build(run: Training) -> tuple[Recipe, AdamW, Schedule]:
 
 
 def words_of(words: Sequence[str]) -> list[str]:
-    """Return the words behind ``toynn train``, with those of a file that they name."""
-    return expanded(words, {name: training.flags for name, training in RECIPES.items()})
+    """Return the words behind ``toynn train``, with those of a file that they name.
+
+    Of several processes with the same words rank 0 reads the file: others may not have the folder.
+    """
+    words, group = list(words), distributed.current()
+    alike = all(each == words for each in group.gather(words))
+    if alike and group.rank:
+        return group.tell(words)
+    found = expanded(words, {name: training.flags for name, training in RECIPES.items()})
+    return group.tell(found) if alike else found
 
 
 def _resolve(arguments: Namespace) -> Checkpoint | None:
     """Fill in where the run goes to; return where it goes on from, if it is resumed."""
-    if arguments.epochs is None:
-        _resolve_warmup(arguments)
     if arguments.resume is not None:
         if arguments.out is not None:
             raise ConfigError("--out: a run that is resumed goes on in its own folder")
@@ -129,12 +146,15 @@ def _resolve(arguments: Namespace) -> Checkpoint | None:
     return None
 
 
-def _resolve_length(run: Training) -> int | None:
-    """Fill in the steps of so many epochs; return how many batches they are."""
+def _resolve_length(run: Training, ranks: int) -> int | None:
+    """Fill in the steps of so many epochs; return how many batches they are.
+
+    ``ranks`` are the processes that the run was begun with.
+    """
     arguments = run.arguments
     if arguments.epochs is None:
         return None
-    accum = arguments.grad_accum
+    accum = arguments.grad_accum * ranks
     arguments.steps, batches = length_of(run.per_epoch(), None, arguments.epochs, accum)
     _resolve_warmup(arguments)
     return batches
@@ -169,6 +189,8 @@ def _run_folder(run: Training, found: Checkpoint | None) -> Iterator[RunFolder]:
             yield folder
         return
     recipe: dict[str, Value] = {"recipe": run.name, "version": toynn.__version__}
+    if (ranks := distributed.current().size) > 1:
+        recipe["ranks"] = ranks
     with RunFolder(run.arguments.out) as folder:
         folder.write_config({"run": recipe, **run.tables(), "train": _flags(run)})
         print(f"run folder  {folder.path}", flush=True)

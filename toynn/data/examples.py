@@ -155,6 +155,7 @@ class ShuffledExamples:
         self._examples, self._batch = examples, batch
         self._seed, self._drawn = seed, 0
         self._epoch, self._order = -1, np.empty(0, np.int64)
+        self.examples = len(examples)
         #: batches that have every example once
         self.per_epoch = len(examples) / batch
 

@@ -90,6 +90,7 @@ class RandomImages:
         self._augment = augment or Augment()
         self._seed, self._position = seed, 0  # pictures drawn so far
         self._epoch, self._order = -1, np.zeros(0, np.int64)
+        self.examples = len(images)
         #: batches that have every picture once
         self.per_epoch = len(images) / batch
 

@@ -58,6 +58,7 @@ class PackedExamples:
         self._epoch, self._next = 0, 0  # the row that comes next
         self._packed, self._rows = -1, [[0]]  # the epoch that is packed
         self._pack(0)
+        self.examples = len(examples)
         #: batches that have every example once
         self.per_epoch = len(self._rows) / batch
 

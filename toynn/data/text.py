@@ -70,6 +70,7 @@ class RandomWindows:
     def __init__(self, tokens: Tokens, batch: int, seq: int, seed: int) -> None:
         self._tokens, self._batch, self._seq = tokens, batch, seq
         self._random = np.random.default_rng(seed)
+        self.examples = len(tokens) - seq  # windows that there are
         #: batches that have as many tokens as the text
         self.per_epoch = (len(tokens) - 1) / (batch * seq)
 

@@ -249,6 +249,18 @@ class Engine(ABC, Generic[C, R]):
         self.session.run("grads", weight=rows, tape=step.tape)
         return self._loss(step)
 
+    def update(self, hp: ArrayLike, is_first: bool) -> None:
+        """Update the weights by what ``accumulate`` has gathered, without a further batch.
+
+        hp and ``is_first`` as ``step`` takes them. Raises NonFiniteError, weights and moments
+        untouched, when a gradient is not finite.
+        """
+        step = self._check_built("update")
+        self._upload_hp(step, hp)
+        if is_first:
+            self.session.reset_moments()
+        self.session.run("apply", tape=step.tape)
+
     def _evaluate(self, step: R) -> float:
         """Run a fed step up to its loss; return that."""
         self.session.run("loss", tape=step.tape)

@@ -55,7 +55,7 @@ def compile_tape(
     launches = _lower(tape, places, layout.offsets)
     arena = backend.allocate(aligned(layout.nbytes))
     program = backend.compile(launches, {**buffers, "arena": arena})
-    segments = {to: tape.segments(to) for to in ("loss", "grads", "update")}
+    segments = {to: tape.segments(to) for to in ("loss", "grads", "update", "apply")}
     nodes = {
         to: [node for node in tape.nodes if node.segment in running]
         for to, running in segments.items()

@@ -6,7 +6,7 @@ declared. A mapped tensor lies in the caller's memory, of which all that belongs
 file, is one buffer.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -120,6 +120,19 @@ class Storage:
             return buffer.download(offset, tensor.shape, tensor.dtype)
         raw = buffer.download(offset, (tensor.nbytes,), "u8")
         return quants.dequantize(raw, tensor.dtype.upper(), tensor.shape)
+
+    def blocks(self, role: Role, count: int) -> Iterator[tuple[int, NDArray[np.float32]]]:
+        """Yield a region's float32 elements in copies of at most so many: (first, values)."""
+        region = REGIONS[role]
+        size = ELEMENTS["f32"].itemsize
+        whole = self.nbytes[region] // size
+        for start in range(0, whole, count):
+            shape = (min(count, whole - start),)
+            yield start, self.buffers[region].download(start * size, shape, "f32")
+
+    def put(self, role: Role, start: int, values: NDArray[np.float32]) -> None:
+        """Copy such a block back."""
+        self.buffers[REGIONS[role]].upload(start * ELEMENTS["f32"].itemsize, values)
 
     def clear(self, tensors: Iterable[Tensor]) -> None:
         """Fill the memory of tensors with zeros."""

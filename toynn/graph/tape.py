@@ -300,10 +300,13 @@ class Tape:
         return Tensor(f"{name}.{len(self.nodes)}", shape, Role.ACTIVATION, dtype, live=live)
 
     def segments(self, to: str) -> str:
-        """Return which segments a run to ``to`` consists of: loss, grads or update."""
+        """Return which segments a run to ``to`` consists of: loss, grads or update.
+
+        "apply" is an update by gradients that are there already.
+        """
         if self.gradients is None:
-            return "FE"
-        return {"loss": "FE", "grads": "FB", "update": "FBU"}[to]
+            return "" if to == "apply" else "FE"
+        return {"loss": "FE", "grads": "FB", "update": "FBU", "apply": "U"}[to]
 
     # -- Showing the step ----------------------------------------------------------------------
 

@@ -5,6 +5,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from numpy.typing import ArrayLike
+
 from toynn.adamw import AdamW
 from toynn.engines.engine import Engine
 from toynn.errors import LifecycleError
@@ -63,6 +65,15 @@ class Recipe(Generic[E]):
     def _check_new(self, call: str) -> None:
         if self.t_loss is not None:
             raise LifecycleError(f"{type(self).__name__}.{call}: once only; make a new recipe")
+
+    def update(self, hp: ArrayLike, is_first: bool) -> None:
+        """Update the weights by what ``accumulate`` has gathered: a step without a further batch.
+
+        See Engine.update.
+        """
+        self._check_built("update")
+        self.engine.update(hp, is_first)
+        self.step_index += 1
 
     def snapshot(self) -> Snapshot:
         """Return all that training has changed; see ``restore``."""

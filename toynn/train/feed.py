@@ -33,6 +33,13 @@ class Feed:
             self._state = None if self._ahead is None else state
         return self._ahead is None
 
+    def first(self) -> Batch | None:
+        """Return the next batch, which stays the next one; None where none is left.
+
+        Raises DataError as ``ended`` does.
+        """
+        return None if self.ended() else self._ahead
+
     def __next__(self) -> Batch:
         if self.ended():
             raise StopIteration
@@ -83,7 +90,7 @@ class Cycle:
         if not batches:
             raise DataError("expected at least one batch to train on; got none")
         self._batches, self._next = batches, 0
-        self.per_epoch = float(len(batches))
+        self.per_epoch, self.examples = float(len(batches)), len(batches)
 
     def __iter__(self) -> "Cycle":
         return self

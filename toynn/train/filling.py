@@ -20,10 +20,14 @@ class Filling:
     def add(self, batch: Any) -> None:
         """Count a batch; one of windows, which are always full, counts nothing."""
         if isinstance(batch, PackedBatch):
-            self.examples += batch.examples
-            self.tokens += batch.tokens
-            self.learned += batch.rows
-            self.room += batch.room
+            self.add_counts(batch.examples, batch.tokens, batch.rows, batch.room)
+
+    def add_counts(self, examples: int, tokens: int, learned: int, room: int) -> None:
+        """Count what other batches had in them."""
+        self.examples += examples
+        self.tokens += tokens
+        self.learned += learned
+        self.room += room
 
     def figures(self) -> dict[str, Any]:
         """Return the fields of a report; none, if there was no such batch."""

@@ -51,6 +51,9 @@ class Interrupt:
         for each in self._previous:
             hangs_up = each == getattr(signal, "SIGHUP", None)
             signal.signal(each, signal.SIG_IGN if hangs_up else signal.SIG_DFL)
+        self._say()
+
+    def _say(self) -> None:
         # Not print: the signal may have come in the middle of a write to the same stream.
         with contextlib.suppress(OSError):  # of SIGHUP, the terminal has gone
             os.write(2, b"\ntoynn: finishing the step, then saving; once more to stop at once\n")

@@ -16,6 +16,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from toynn.errors import DataError, NonFiniteError
 from toynn.train.feed import Feed
@@ -70,6 +71,7 @@ class Loop:
         self.on_report, self.on_best, self.on_save = on_report, on_best, on_save
         self.on_sample = on_sample
         self.result = Result()
+        self.ranks = 1  # processes with which the run was begun
         self._interrupt = Interrupt()
         self._saved = False  # the state after this iteration, because of a signal
         self._start = time.perf_counter()
@@ -82,12 +84,18 @@ class Loop:
     def resume(self, state: State, reports: Iterable[Report] = ()) -> None:
         """Go on where another loop was saved; the recipe has been restored."""
         self.feed.state = state["feed"]
+        self.ranks = state.get("ranks", 1)
         self.result = Result.of(state["loop"], list(reports))
 
     def state(self) -> State:
         """Return what ``resume`` takes."""
         self.result.seconds = time.perf_counter() - self._start
-        return {"loop": self.result.state(), "feed": self.feed.state}
+        return {"loop": self.result.state(), "feed": self.feed.state, "ranks": self.ranks}
+
+    @property
+    def per_update(self) -> int:
+        """How many batches make an update: the same on any number of processes."""
+        return self.options.grad_accum * self.ranks
 
     def run(self) -> Result:
         """Train; return early, with the best weights kept, when a signal asks for it.
@@ -184,12 +192,10 @@ class Loop:
         """
         begin = time.perf_counter()
         result, since, part = self.result, self.result.window, self.result.part
-        rate = self.schedule(result.iterations)
-        hp = np.array(self.optimizer.hp_for_step(result.updates), np.float32)
-        hp[0] = rate
+        rate, hp = self._row()
         while True:
             batch = next(self.feed)
-            if part.batches == self.options.grad_accum - 1 or self.feed.ended():
+            if part.batches == self.per_update - 1 or self.feed.ended():
                 break
             part.loss += self.recipe.accumulate(*batch) * batch.rows
             part.tokens += batch.rows
@@ -200,20 +206,38 @@ class Loop:
                 return False
         inputs, positions, labels, *segments = batch
         since.filling.add(batch)
+
+        def step() -> float:
+            is_first = result.updates == 0
+            loss = self.recipe.step(inputs, positions, labels, hp, is_first, *segments)
+            return part.loss + loss * batch.rows
+
+        self._take(step, part.tokens + batch.rows, rate)
+        since.seconds += time.perf_counter() - begin
+        return True
+
+    def _row(self) -> tuple[float, NDArray[np.float32]]:
+        """Return the learning rate of the next update, and its row of AdamW."""
+        rate = self.schedule(self.result.iterations)
+        hp = np.array(self.optimizer.hp_for_step(self.result.updates), np.float32)
+        hp[0] = rate
+        return rate, hp
+
+    def _take(self, step: Callable[[], float], tokens: int, rate: float) -> None:
+        """Take a step, which returns the loss of so many tokens, summed; or skip it."""
+        result, since = self.result, self.result.window
         result.iterations += 1
         result.part = Part()
         try:
-            loss = self.recipe.step(inputs, positions, labels, hp, result.updates == 0, *segments)
+            loss = step()
         except NonFiniteError as error:
             self._skip(error)
         else:
             result.updates += 1
-            result.trained_tokens += part.tokens + batch.rows
-            since.loss += part.loss + loss * batch.rows
-            since.tokens += part.tokens + batch.rows
+            result.trained_tokens += tokens
+            since.loss += loss
+            since.tokens += tokens
         since.rate, since.norm = rate, float(self.recipe.engine.session.grad_norm)
-        since.seconds += time.perf_counter() - begin
-        return True
 
     def _skip(self, error: NonFiniteError) -> None:
         result, options = self.result, self.options
@@ -269,16 +293,11 @@ class Loop:
         totals: dict[str, float] = defaultdict(float)
         losses: list[float] = []
         rows = 0
-        for batch in self.valid if self.options.eval_every else ():
-            if self._is_late(begin):
-                if result.iterations:
-                    self._save(before)
-                break
-            measured = self.measure(batch)
+        for measured, count in self._measured(begin, before):
             for name, figure in measured.items():
-                totals[name] += figure * batch.rows
-            losses.append(measured["loss"] * batch.rows)
-            rows += batch.rows
+                totals[name] += figure * count
+            losses.append(measured["loss"] * count)
+            rows += count
         figures = {name: total / rows for name, total in totals.items()}
         best = sum(result.best_losses[: len(losses)]) if result.best_losses else math.inf
         if not losses or sum(losses) < best:
@@ -289,6 +308,15 @@ class Loop:
         else:
             result.not_better += 1
         return figures
+
+    def _measured(self, begin: float, before: State) -> Iterator[tuple[Mapping[str, float], int]]:
+        """Yield figures and rows of the batches to evaluate on, as far as a signal lets it."""
+        for batch in self.valid if self.options.eval_every else ():
+            if self._is_late(begin):
+                if self.result.iterations:
+                    self._save(before)
+                return
+            yield self.measure(batch), batch.rows
 
     def _is_late(self, begin: float) -> bool:
         """Say whether a signal has been waiting too long for an evaluation begun at a time."""

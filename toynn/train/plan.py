@@ -7,13 +7,15 @@ from typing import Any
 
 from toynn.adamw import AdamW
 from toynn.data.jsonl import Dataset
+from toynn.distributed import Group
 from toynn.errors import ConfigError
 from toynn.schedule import Schedule
+from toynn.train.checkpoint import Checkpoint
 from toynn.train.feed import Cycle
 from toynn.train.options import LoopOptions
 from toynn.train.protocols import Batch
 
-__all__ = ["WARMUP", "described", "length_of", "rates", "source_of"]
+__all__ = ["WARMUP", "begun_with", "described", "length_of", "rates", "source_of"]
 
 WARMUP = 100  # steps, or a tenth of a shorter run
 EVAL_BATCHES = 16
@@ -33,6 +35,11 @@ def source_of(
     if isinstance(data, list):
         data = Cycle(data)
     return data, () if valid is None else valid
+
+
+def begun_with(group: Group, found: Checkpoint | None) -> int:
+    """Return with how many processes a run was begun, or is: so an update stays as large."""
+    return group.tell(group.size if found is None else int(found.state.get("ranks", 1)))
 
 
 def length_of(

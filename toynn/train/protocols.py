@@ -58,6 +58,9 @@ class Recipe(Protocol):
     def accumulate(self, *batch: Any, **named: Any) -> float:
         """Add this batch's gradients, times its labels, to the next step's; return its loss."""
 
+    def update(self, hp: Floats, is_first: bool, /) -> None:
+        """Update the weights by what ``accumulate`` has gathered; see ``step``."""
+
     def evaluate(self, *batch: Any, **named: Any) -> float:
         """Return the batch's loss: the mean over the labels that count. Nothing changes."""
 

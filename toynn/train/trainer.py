@@ -7,28 +7,42 @@ The same is behind ``toynn train``. With a folder, reports go to metrics.jsonl, 
 far to its files, and every ``save_every`` steps a checkpoint, from which ``resume`` goes on.
 """
 
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import toynn
+from toynn import distributed
 from toynn.adamw import AdamW
 from toynn.data.jsonl import Dataset
 from toynn.errors import CheckpointError
 from toynn.formats.logs import Log
+from toynn.threads import share_cores
 from toynn.train import checkpoint
 from toynn.train.checkpoint import Checkpoint
 from toynn.train.differences import check_alike
 from toynn.train.folder import RunFolder
+from toynn.train.joining import (
+    agree,
+    check_enough,
+    expected,
+    measured,
+    share_state,
+    share_weights,
+    took,
+)
 from toynn.train.loop import Loop, State
 from toynn.train.metrics import MetricsFile, Report, read_reports
 from toynn.train.options import LoopOptions, Result
-from toynn.train.plan import described, length_of, rates, source_of
+from toynn.train.plan import begun_with, described, length_of, rates, source_of
 from toynn.train.progress import Progress
 from toynn.train.protocols import Batch
+from toynn.train.ranks import RankLoop
 
 __all__ = ["Trainer"]
 
@@ -63,6 +77,10 @@ class Trainer:
     sample
         Yields a text, in pieces, that the model writes every ``sample_every`` steps. It goes to
         samples.jsonl.
+    allreduce
+        How the gradients of several processes are added, which ``mpiexec`` has started: "ordered",
+        with the same bits on every run, or "fast". Rank 0 of them writes, and tells what there is
+        to tell; the micro-batches of an update are dealt to all, see ranks.py.
     options
         Those of ``LoopOptions``.
     """
@@ -94,11 +112,19 @@ class Trainer:
         check: Callable[[], object] | None = None,
         unit: str = "tokens",
         progress: bool = True,
+        allreduce: str = "ordered",
         **options: Any,
     ) -> None:
+        group = self.group = distributed.init()
+        if group.rank:
+            folder = resume = None
+            progress, on_report, on_best = False, (), lambda: None
+        found = find(Path(resume)) if isinstance(resume, str | PathLike) else resume
+        ranks = begun_with(group, found)
         source, valid = source_of(recipe, data, valid, seed)
+        check_enough(group, source)
         steps, batches = length_of(
-            getattr(source, "per_epoch", None), steps, epochs, options.get("grad_accum", 1)
+            getattr(source, "per_epoch", None), steps, epochs, options.get("grad_accum", 1) * ranks
         )
         self.recipe, self.options = (
             recipe,
@@ -111,7 +137,7 @@ class Trainer:
         self.folder = folder if isinstance(folder, RunFolder) else None
         self.saved: Path | None = None  # the newest checkpoint
         self._new = None if folder is None or self.folder else Path(str(folder))
-        self._resume = resume
+        self._resume = found
         self._force, self._limit = force, save_total_limit
         self._unit, self._progress = unit, progress
         self._on_step, self._on_report, self._on_best = on_step, list(on_report), on_best
@@ -119,7 +145,9 @@ class Trainer:
         self._metrics: MetricsFile | None = None
         self._samples: Log | None = None
         self._bar: Progress | None = None
-        self.loop = Loop(
+        self._place: str | None = None  # the folder of several processes
+        alone = group.size == 1
+        self.loop = (Loop if alone else partial(RankLoop, group=group, order=allreduce))(
             recipe,
             source,
             optimizer,
@@ -134,6 +162,7 @@ class Trainer:
             on_save=self._save,
             on_sample=self._sample,
         )
+        self.loop.ranks = ranks
 
     @property
     def result(self) -> Result:
@@ -153,8 +182,6 @@ class Trainer:
         """Train, and yield each report when it is made. Once only, as ``fit``."""
         with ExitStack() as stack:
             found = self._resume
-            if found is not None and not isinstance(found, Checkpoint):
-                found = find(Path(found))
             if found is not None and self.folder is None:
                 self.folder = stack.enter_context(RunFolder.resume(found.path.parent))
             elif self._new is not None:
@@ -163,6 +190,8 @@ class Trainer:
                 self._restore(found)
             if self.folder is not None:
                 self._open_logs(self.folder, stack, found)
+            if isinstance(self.loop, RankLoop):
+                self._join(self.loop)
             if self._progress:
                 done = self.result.iterations
                 bar = Progress(self.options.steps, unit=self._unit, done=done)
@@ -170,6 +199,35 @@ class Trainer:
             yield from self.loop.reports()
             if self.folder is not None and self.result.iterations:
                 self.recipe.read_run(self.folder.path)
+            if isinstance(self.loop, RankLoop):
+                self._part(self.loop)
+
+    # -- Several processes ---------------------------------------------------------------------
+
+    def _join(self, loop: RankLoop) -> None:
+        """Make sure that all are alike, start from the state of rank 0, and say what it costs."""
+        group, found = self.group, self._resume
+        share_cores(group.neighbours, group.place)
+        self._place = group.tell(None if self.folder is None else str(self.folder.path))
+        state = group.tell(None if found is None else found.state)
+        if state is not None and group.rank:
+            loop.resume(state)
+        first = loop.feed.first()
+        agree(group, self.recipe, self.identity, first)
+        share_state(group, self.recipe)
+        if first is not None:
+            loop.cost = measured(loop, first)
+            self._tell(expected(loop))
+
+    def _part(self, loop: RankLoop) -> None:
+        """Give all the weights that rank 0 has, which may be the best ones."""
+        if self.group.tell(self.folder is not None and self.result.iterations > 0):
+            share_weights(self.group, self.recipe.engine)
+        self._tell(took(loop))
+
+    def _tell(self, lines: Iterable[str]) -> None:
+        if self._progress and sys.stderr is not None:
+            print(*lines, sep="\n", file=sys.stderr, flush=True)
 
     # -- Resuming ------------------------------------------------------------------------------
 
@@ -221,6 +279,8 @@ class Trainer:
 
     def _sample(self) -> bool:
         """Let the model write; say whether it came to its end before a signal."""
+        if self.group.rank:
+            return True
         parts = []
         for part in self._sampler():
             if self.loop.stopping:
@@ -238,6 +298,8 @@ class Trainer:
 
         That of a signal is the last: it raises.
         """
+        if self._place is not None:
+            self.group.hint(f"go on with: toynn train --resume {shlex.quote(self._place)}")
         if self.folder is None or self._metrics is None:
             return
         try:

@@ -1,0 +1,232 @@
+"""Several processes that train together, against one: the same numbers, and no silent end."""
+
+import re
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import ranked
+import runs
+
+pytestmark = pytest.mark.slow
+SIZES = (2, 3)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def mpi():
+    ranked.needs_mpi()
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
+    """Bases for all recipes, made before several processes want them."""
+    folder = tmp_path_factory.mktemp("ranks")
+    runs.trainer("lora", folder)
+    return folder
+
+
+@pytest.fixture(scope="module", params=SIZES)
+def learned(request, work):
+    """What every recipe has learned on so many ranks: by recipe, a list by rank."""
+    size = request.param
+    done = ranked.start(size, "learn", work, "ordered")
+    assert done.returncode == 0, done.stderr
+    return size, {
+        name: [dict(np.load(work / f"{name}-{size}-{rank}.npz")) for rank in range(size)]
+        for name in runs.RECIPES
+    }
+
+
+def in_turn(name, work, size):
+    """What one process learns that computes the gradients of all ranks, and adds them itself."""
+    trainer = runs.trainer(name, work, **ranked.options(grad_accum=2 * size))
+    recipe, loop = trainer.recipe, trainer.loop
+    engine, session, feed = recipe.engine, recipe.engine.session, loop.feed
+    session.max_grad_norm = loop.options.max_grad_norm
+    losses, norms = [], []
+    for k in range(ranked.STEPS):
+        batches = [next(feed) for _ in range(2 * size)]
+        before, total, rows, loss = getattr(engine, "batches", 0), {}, 0, 0.0
+        for rank in range(size):
+            session.reset(moments=False)
+            own = 0.0
+            for index in range(rank, 2 * size, size):
+                if hasattr(engine, "batches"):
+                    engine.batches = before + index
+                own += recipe.accumulate(*batches[index]) * batches[index].rows
+            weight, sums = session.waiting()
+            total = {n: total[n] + g for n, g in sums.items()} if total else sums
+            rows, loss = rows + weight, loss + own
+        session.wait(rows, total)
+        if hasattr(engine, "batches"):
+            engine.batches = before + 2 * size
+        hp = loop.optimizer.hp_for_step(k)
+        hp[0] = loop.schedule(k)
+        recipe.update(hp, k == 0)
+        losses.append(loss / rows)
+        norms.append(session.grad_norm)
+    return {**ranked.result(trainer), "losses": np.array(losses), "norms": np.array(norms)}
+
+
+@pytest.mark.parametrize("name", runs.RECIPES)
+def test_ranks_give_the_bits_of_one_process_that_adds_in_their_order(name, learned, work):
+    size, found = learned
+    expected = in_turn(name, work, size)
+    for rank, own in enumerate(found[name]):
+        for key, values in expected.items():
+            if key not in ("valid", "tokens"):  # which in_turn does not look at
+                np.testing.assert_array_equal(own[key], values, f"{key} of rank {rank}")
+
+
+@pytest.mark.parametrize("name", runs.RECIPES)
+def test_ranks_agree_with_micro_batches_of_one(name, learned, work):
+    size, found = learned
+    trainer = runs.trainer(name, work, **ranked.options(grad_accum=2 * size))
+    trainer.fit()
+    for key, values in ranked.result(trainer).items():
+        limit = 1e-5 if key.startswith("weights") else 1e-6
+        if key.startswith(("weights", "losses", "valid", "tokens")):
+            np.testing.assert_allclose(found[name][0][key], values, 0, limit, err_msg=key)
+
+
+def test_the_fast_order_agrees_to_rounding(work, tmp_path):
+    done = ranked.start(3, "learn", work, "fast")
+    assert done.returncode == 0, done.stderr
+    for name in runs.RECIPES:
+        trainer = runs.trainer(name, work, **ranked.options(grad_accum=6))
+        trainer.fit()
+        found = np.load(work / f"{name}-3-0.npz")
+        for key, values in ranked.result(trainer).items():
+            if key.startswith("weights"):
+                np.testing.assert_allclose(found[key], values, 0, 1e-5, err_msg=key)
+
+
+@pytest.fixture(scope="module")
+def whole(work):
+    """What a run of three ranks comes to that nothing happens to."""
+    done = ranked.start(3, "run", work, work / "whole", "whole")
+    assert done.returncode == 0, done.stderr
+    return dict(np.load(work / "whole.npz"))
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("killed", "is gone without a word: killed, or out of memory; all ranks stop; go on with"),
+        ("fails", "a disk of this rank is on fire"),
+        ("bad", "first bad gradient: "),
+        ("leaves", "has ended, while others go on"),
+    ],
+)
+def test_one_rank_ends_and_all_stop_and_the_others_go_on(what, words, work, whole, tmp_path):
+    begin = time.monotonic()
+    done = ranked.start(3, "run", work, tmp_path / "run", what)
+    assert done.returncode != 0
+    assert time.monotonic() - begin < 60  # and no hang: of 120 seconds
+    lines = ranked.said(done)
+    assert len(lines) == 1, done.stderr
+    assert re.search(r"rank 1 of 3 \(", lines[0]) and words in lines[0], lines[0]
+    assert (tmp_path / "run/checkpoint-6/complete.json").exists()
+    # The same update from what is left: two ranks, or one, with three times two micro-batches.
+    done = ranked.start(2, "run", work, tmp_path / "run", "resumed", "resumed")
+    assert done.returncode == 0, done.stderr
+    found = np.load(work / "resumed.npz")
+    for key, values in whole.items():
+        if key.startswith(("weights", "losses", "valid", "tokens")):
+            limit = 1e-5 if key.startswith("weights") else 1e-6
+            np.testing.assert_allclose(found[key][-len(values) :], values, 0, limit, err_msg=key)
+
+
+def test_one_process_goes_on_with_a_run_of_three(work, whole, tmp_path):
+    done = ranked.start(3, "run", work, tmp_path / "run", "killed")
+    trainer = runs.trainer("lora", work, resume=tmp_path / "run", **ranked.options(save_every=3))
+    assert trainer.loop.per_update == 6, done.stderr
+    trainer.fit()
+    for key, values in ranked.result(trainer).items():
+        if key.startswith("weights"):
+            np.testing.assert_allclose(whole[key], values, 0, 1e-5, err_msg=key)
+
+
+TRAIN = ("-P", "-m", "toynn", "train", "gpt2", "--steps", "3", "--d-model", "16", "--layers", "1")
+SMALL = ("--heads", "2", "--seq", "8", "--batch", "2", "--threads", "1")
+
+
+def train(ranks, folder, *words, **variables):
+    """A run of the command line, without a picture of it."""
+    return ranked.start(ranks, *SMALL, *words, "--out", folder, program=TRAIN, **variables)
+
+
+def test_the_command_line_says_what_it_costs_before_the_first_step(tmp_path):
+    done = train(2, tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    before, _, behind = done.stderr.partition("step 0/3")
+    assert re.search(r"^ranks +2: 2 on .+; here 1 thread each of \d+ CPU", before, re.MULTILINE)
+    assert re.search(r"^expected +[\d.]+ m?s a step, [\d.]+% of it the sum$", before, re.MULTILINE)
+    assert re.search(r"^ +10 Gbit/s( +[\d.]+){6}$", before, re.MULTILINE)
+    assert re.search(r"^ranks +a step took .+ \(expected .+\): sums", behind, re.MULTILINE)
+    assert done.stdout.count("run folder") == 2  # at the beginning and the end, by one rank
+    assert "ranks = 2" in (tmp_path / "run/config.toml").read_text()
+
+
+OTHER = (Path(__file__).parents[1] / "helpers" / "other_rank.py",)
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("version", "toynn: '.*' there, 'another' here"),
+        ("data", "data.sha256: .* there, .* here"),
+        ("config", "config.lr: 0.003 there, 0.004 here"),
+        ("base", "base.init_from: .* there, .* here"),
+        ("level", "ISA level: .* there, 'generic' here"),
+        ("missing", "rank 1 of 2.*: none.jsonl: "),
+        ("extra", r"rank 1 of 2: mpi4py .*: pip install"),
+    ],
+)
+def test_ranks_that_differ_are_refused_by_one_line(what, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        Path(f"{name}.txt").write_text(f"the cat sat on the mat {name} " * 20)
+    done = ranked.start(2, what, program=OTHER)
+    assert done.returncode != 0
+    lines = ranked.said(done)
+    assert len(lines) == 1 and re.search(words, lines[0]), done.stderr
+
+
+def test_fewer_examples_than_ranks_are_refused(tmp_path):
+    lines = '{"text": "one"}\n{"text": "two"}\n'
+    (tmp_path / "few.jsonl").write_text(lines)
+    (tmp_path / "valid.jsonl").write_text(lines)
+    (tmp_path / "few.jsonl").rename(tmp_path / "train.jsonl")
+    done = train(3, tmp_path / "run", "--data", tmp_path)
+    assert done.returncode == 2
+    (line,) = ranked.said(done)
+    assert "2 training examples for 3 ranks" in line and "mpiexec -n 2" in line
+
+
+def test_an_error_that_all_have_is_said_once(tmp_path):
+    done = train(3, tmp_path / "run", "--heads", "3")
+    assert done.returncode == 2
+    (line,) = ranked.said(done)
+    assert "rank" not in line and "heads" in line
+
+
+def test_the_mpiexec_of_another_mpi_is_refused(tmp_path):
+    """As Open MPI's would start a process: its variables, and nothing that MPICH finds."""
+    import os
+    import subprocess
+
+    variables = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}
+    done = subprocess.run(
+        [sys.executable, *TRAIN, *SMALL, "--out", str(tmp_path / "run")],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    (line,) = ranked.said(done)
+    assert "has started 2 processes, but mpi4py's MPI (" in line and ") sees 1: " in line
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,31 @@
+"""What started this process: mpiexec says it in environment variables, before any MPI is loaded."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+__all__ = ["Launch"]
+
+#: Rank and number of processes, as MPICH and Intel MPI, Open MPI, and MVAPICH2 name them.
+VARIABLES = (
+    ("PMI_RANK", "PMI_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Which of how many processes this one was started as."""
+
+    rank: int
+    size: int
+
+    @classmethod
+    def found(cls, variables: Mapping[str, str] = os.environ) -> "Launch | None":
+        """Return what the environment says; None where no mpiexec has started this process."""
+        for rank, size in VARIABLES:
+            texts = variables.get(rank, ""), variables.get(size, "")
+            if all(text.isascii() and text.isdigit() for text in texts):
+                return cls(int(texts[0]), int(texts[1]))
+        return None

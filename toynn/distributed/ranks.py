@@ -1,0 +1,234 @@
+"""Several ranks: the meetings, the errors of one that stop all, and the end.
+
+A meeting is an exchange of numbers, of which the first two say what a rank has come for, and how it
+is. A wait looks for signals, and sleeps when it takes long, so that it leaves the CPU to others.
+"""
+
+import os
+import sys
+import time
+import traceback
+import zlib
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, NoReturn, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toynn.distributed.group import Group
+from toynn.distributed.sums import ORDERS, Summing
+from toynn.distributed.watch import Watch
+from toynn.errors import ConfigError, LifecycleError, RankError
+
+__all__ = ["Ranks"]
+
+T = TypeVar("T")
+Floats = NDArray[np.float32]
+Table = NDArray[np.float64]
+
+FINE, FAILED, LEAVES = range(3)
+ROOM = 14  # numbers that a meeting exchanges, beside the two of its own
+GRACE = 3.0  # seconds that a rank which failed waits for the others to hear of it
+SPIN, NAP = 2e-3, 5e-3  # seconds: a wait that takes longer sleeps between looks, at most so long
+CHUNK = 2**26  # elements that are sent at once
+
+
+class Ranks(Group):
+    """The ranks of an MPI communicator.
+
+    What is collective raises RankError where another rank has failed, has left, or does something
+    else; and LifecycleError behind that.
+    """
+
+    def __init__(self, mpi: Any, watch: Watch) -> None:
+        self._mpi, self._watch = mpi, watch
+        self._comm = comm = mpi.COMM_WORLD.Dup()
+        self.rank, self.size = comm.rank, comm.size
+        self._ended = ""  # why there are no further meetings
+        self._speaker = 0  # the rank that says it
+        self._silent = False  # it has been said
+        self._kept: Any = None  # what is on its way while a signal ends the wait for it
+        self._sums = Summing(mpi, comm, self._wait)
+        self.host = mpi.Get_processor_name()
+        self.hosts = self.gather(self.host)
+        own = _cpus()
+        masks = self.gather((self.host, own))
+        self.neighbours = [cpus for host, cpus in masks if host == self.host]
+        self.place = [r for r in range(self.size) if self.hosts[r] == self.host].index(self.rank)
+        self._hook = sys.excepthook
+        sys.excepthook = self._uncaught
+
+    # -- Meetings ------------------------------------------------------------------------------
+
+    def _wait(self, request: Any) -> None:
+        """Wait for a request. Raises RankError where MPI has lost another rank."""
+        start, self._kept = time.perf_counter(), request
+        try:
+            while not request.Test():
+                passed = time.perf_counter() - start
+                time.sleep(0 if passed < SPIN else min(passed / 20, NAP))
+        except self._mpi.Exception as error:
+            self._ended, self._speaker = "a connection is lost", self.rank
+            raise RankError(f"{self.name(self.rank)}: MPI has lost another rank: {error}") from None
+        self._kept = None
+
+    def _meet(self, what: str, numbers: Sequence[float] = ()) -> Table:
+        """Exchange numbers among ranks that have all come for the same; see the class for errors.
+
+        Raises LifecycleError, RankError.
+        """
+        if self._ended:
+            raise LifecycleError(f"{what}: the ranks of this run have parted: {self._ended}")
+        table = self._said_by_all(FINE, what, numbers)
+        states, purposes = table[:, 0], table[:, 1]
+        if (states == FAILED).any():
+            self._hear(self._messages(None))
+        if (states == LEAVES).any():
+            gone = int(np.argmax(states == LEAVES))
+            self._part(f"{self.name(gone)} has ended", int(np.argmax(states == FINE)))
+        if (purposes != purposes[0]).any():
+            other = int(np.argmax(purposes != purposes[0]))
+            self._part(f"{self.name(other)} does not do what {self.name(0)} does", 0)
+        return table[:, 2 : 2 + len(numbers)]
+
+    def _said_by_all(self, state: int, what: str, numbers: Sequence[float] = ()) -> Table:
+        table, message = np.zeros((self.size, 2 + ROOM)), self._message(state, what, numbers)
+        self._wait(self._comm.Iallgather(message, table))
+        return table
+
+    @staticmethod
+    def _message(state: int, what: str, numbers: Sequence[float]) -> Table:
+        message = np.zeros(2 + ROOM)
+        message[:2] = state, zlib.crc32(what.encode())
+        message[2 : 2 + len(numbers)] = numbers
+        return message
+
+    def _part(self, why: str, speaker: int) -> NoReturn:
+        """Part: all ranks at the meeting have come to this together."""
+        self._ended, self._speaker = why, speaker
+        raise RankError(f"{why}, while others go on")
+
+    def exchange(self, numbers: Sequence[float]) -> Table:
+        """Return the numbers of all ranks; at most ROOM of them."""
+        return self._meet("exchange", numbers)
+
+    def gather(self, value: T) -> list[T]:
+        """Return the values of all ranks, which can be pickled."""
+        self._meet("gather")
+        return list(self._comm.allgather(value))
+
+    def tell(self, value: T) -> T:
+        """Return the value of rank 0, which can be pickled."""
+        self._meet("tell")
+        told: T = self._comm.bcast(value)
+        return told
+
+    def share(self, values: Floats) -> Floats:
+        """Overwrite C-contiguous values by those of rank 0; return them."""
+        self._meet("share")
+        flat = values.reshape(-1)
+        for start in range(0, flat.size, CHUNK):
+            self._wait(self._comm.Ibcast(flat[start : start + CHUNK]))
+        return values
+
+    def meet(self, what: str) -> None:
+        """Wait for all ranks."""
+        self._meet(what)
+
+    def summing(self, order: str) -> Callable[[Floats], None]:
+        """Return what adds arrays in an order; behind a meeting. Raises ConfigError for others."""
+        if order not in ORDERS:
+            raise ConfigError(f"allreduce must be {' or '.join(ORDERS)}; got {order!r}")
+        add: Callable[[Floats], None] = getattr(self._sums, order)
+        return add
+
+    def culprits(self) -> list[int]:
+        """Return the ranks whose parts of the last sums were not finite; those of ordered sums."""
+        found = self.gather(sorted(self._sums.culprits))
+        self._sums.culprits.clear()
+        return sorted(set().union(*found))
+
+    # -- Errors, and the end -------------------------------------------------------------------
+
+    def name(self, rank: int) -> str:
+        """Return how messages call a rank."""
+        return f"rank {rank} of {self.size} ({self.hosts[rank]})"
+
+    def hint(self, what: str) -> None:
+        """Say what helps, where this rank is killed."""
+        self._watch.say(f"toynn: error: {self._lost()}; {what}")
+
+    def watched(self) -> None:
+        """Have it said when this rank is killed."""
+        self._watch.say(f"toynn: error: {self._lost()}")
+
+    def _lost(self) -> str:
+        return (
+            f"{self.name(self.rank)}, process {os.getpid()}, is gone without a word: killed, or "
+            "out of memory; all ranks stop"
+        )
+
+    def fail(self, error: BaseException, text: str = "") -> str | None:
+        """Tell the others of an error; return what this rank is to say: the first of those has it.
+
+        They hear it when they come to a meeting; if one of them takes longer than GRACE seconds,
+        this rank says the error itself, and ends all processes.
+        """
+        text = text or str(error) or type(error).__name__
+        if not self._ended:
+            self._cry(text)
+            messages = self._messages(text)
+            first = next(rank for rank, each in enumerate(messages) if each is not None)
+            self._ended, self._speaker = f"{self.name(first)} failed", first
+            if any(each != text for each in messages):
+                text = f"{self.name(self.rank)}: {text}"
+        silent = self._silent or self.rank != self._speaker
+        self._silent = True
+        return None if silent else text
+
+    def _cry(self, text: str) -> None:
+        """Wait until all have heard that this rank failed, or end all processes."""
+        table, message = np.zeros((self.size, 2 + ROOM)), self._message(FAILED, "", ())
+        request = self._comm.Iallgather(message, table)
+        start = time.perf_counter()
+        while not request.Test():
+            if time.perf_counter() - start > GRACE:
+                print(f"toynn: error: {self.name(self.rank)}: {text}", file=sys.stderr, flush=True)
+                self._watch.end()
+                self._mpi.COMM_WORLD.Abort(2)
+            time.sleep(NAP)
+
+    def _messages(self, own: str | None) -> list[str | None]:
+        return list(self._comm.allgather(own))
+
+    def _hear(self, messages: list[str | None]) -> NoReturn:
+        """Raise the error of another rank, which says it itself."""
+        rank = next(rank for rank, each in enumerate(messages) if each is not None)
+        self._ended, self._speaker = f"{self.name(rank)} failed", rank
+        raise RankError(f"{self.name(rank)}: {messages[rank]}")
+
+    def _uncaught(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        """Say the error of a script once, with the rank that it is of."""
+        said = self.fail(error)
+        if said is not None:
+            traceback.print_exception(kind, error, trace)
+            print(f"toynn: error: {said}", file=sys.stderr, flush=True)
+
+    def leave(self) -> None:
+        """End with the others: behind this, no rank waits for another. An error is raised there."""
+        if not self._ended:
+            table = self._said_by_all(LEAVES, "")
+            self._ended = "the run has ended"
+            if (table[:, 0] == FAILED).any():
+                self._messages(None)
+        self._watch.end()
+
+
+def _cpus() -> frozenset[int]:
+    """Return the logical CPUs that this process may use, as mpiexec has bound it."""
+    if hasattr(os, "sched_getaffinity"):
+        return frozenset(os.sched_getaffinity(0))
+    return frozenset(range(os.cpu_count() or 1))

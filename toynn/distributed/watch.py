@@ -1,0 +1,45 @@
+"""The witness of this rank: a small process that says it when the rank is killed."""
+
+import contextlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+__all__ = ["Watch"]
+
+
+class Watch:
+    """A witness, from now on until ``end``, or the end of this process."""
+
+    def __init__(self) -> None:
+        """Start it. Without one nobody but mpiexec speaks of a rank that is killed."""
+        held = os.environ.get("PMI_FD", "")
+        witness = Path(__file__).with_name("witness.py")
+        self._process: subprocess.Popen[bytes] | None = None
+        with contextlib.suppress(OSError, ValueError):
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(witness)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                pass_fds=(int(held),) if held.isdigit() else (),
+            )
+
+    def say(self, line: str) -> None:
+        """Have a line said, in place of the one before, if this process ends without ``end``."""
+        self._write(" ".join(line.splitlines()))
+
+    def end(self) -> None:
+        """Let the witness go: this process ends by itself."""
+        self._write("bye")
+        if self._process is not None and self._process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
+            self._process.wait()
+            self._process = None
+
+    def _write(self, line: str) -> None:
+        if self._process is not None and self._process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._process.stdin.write(line.encode() + b"\n")
+                self._process.stdin.flush()

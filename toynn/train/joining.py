@@ -1,0 +1,197 @@
+"""Before the first step of several processes: they must be alike, and start from the same state.
+
+agree       version, instruction set, configuration, hashes of files, the first batch: all alike
+share       the weights and moments of rank 0, on all ranks
+measured    the time of a step, and that of a sum, from which the cost on other machines follows
+"""
+
+import hashlib
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toynn.config import alike
+from toynn.distributed import LINKS, Cost, Group
+from toynn.errors import ConfigError, DataError
+from toynn.recipes.snapshot import Snapshot
+from toynn.threads import get_num_threads
+from toynn.train.differences import differences
+from toynn.train.protocols import Batch
+from toynn.train.ranks import BLOCK, RankLoop
+
+__all__ = [
+    "agree",
+    "check_enough",
+    "expected",
+    "measured",
+    "share_state",
+    "share_weights",
+    "took",
+]
+
+T = TypeVar("T")
+
+MACHINES = (2, 4, 8, 16, 32, 64)
+MB = 1e6
+
+TIMES = 3  # a sum is measured so often
+
+
+def agree(group: Group, recipe: Any, identity: Mapping[str, Any], first: Batch | None) -> None:
+    """Raise ConfigError, on all ranks, unless all are to do the same; say what differs, and where.
+
+    Two hashes tell; what is behind them is sent only where they are not the same.
+    """
+    own = {
+        **alike(),
+        **identity,
+        "parameters": {name: w.shape for name, w in recipe.engine.parameters.items()},
+        "first batch": None if first is None else _digest(first),
+    }
+    text = json.dumps(own, sort_keys=True, default=str)
+    hashes = group.gather(hashlib.sha256(text.encode()).hexdigest())
+    if len(set(hashes)) == 1:
+        return
+    tables = [json.loads(each) for each in group.gather(text)]
+    rank = next(rank for rank, each in enumerate(hashes) if each != hashes[0])
+    found = differences(tables[0], tables[rank])
+    for words in (("then", "there"), ("now", "here")):
+        found = [line.replace(f" {words[0]}", f" {words[1]}") for line in found]
+    raise ConfigError(
+        f"the ranks would not do the same: {group.name(rank)} differs from {group.name(0)}: "
+        f"{'; '.join(found)}"
+    )
+
+
+def _digest(batch: Batch) -> str:
+    whole = hashlib.sha256()
+    for array in batch:
+        whole.update(repr((array.shape, str(array.dtype))).encode())
+        whole.update(np.ascontiguousarray(array).tobytes())
+    return whole.hexdigest()
+
+
+def check_enough(group: Group, source: Any) -> None:
+    """Raise DataError where there are fewer examples than ranks."""
+    examples = getattr(source, "examples", None)
+    if examples is not None and examples < group.size:
+        raise DataError(
+            f"{examples} training examples for {group.size} ranks: expected at least one for each; "
+            f"start fewer (mpiexec -n {max(1, examples)}), or bring more data"
+        )
+
+
+def share_state(group: Group, recipe: Any) -> None:
+    """Put all that training has changed on rank 0 on all ranks; but for what waits to be added."""
+    own: Snapshot = recipe.snapshot()
+    moments = {n: shape for n, shape in own.optimizer.items() if not n.endswith(".sum")}
+    counts = {**group.tell(own.counts), "waiting": 0.0}
+    if group.rank == 0:
+        for name in (*own.weights, *moments):
+            group.share(own.read(name))
+        return
+
+    def received(name: str) -> NDArray[np.float32]:
+        return group.share(np.empty({**own.weights, **moments}[name], np.float32))
+
+    recipe.restore(Snapshot(counts, own.weights, moments, received, own.kind))
+
+
+def share_weights(group: Group, engine: Any) -> None:
+    """Put the trained weights of rank 0 on all ranks."""
+    for tensor in engine.parameters.values():
+        engine.session.upload(tensor, group.share(engine.session.download(tensor)))
+
+
+def measured(loop: RankLoop, first: Batch) -> Cost:
+    """Return what a step costs, as far as it can be known before the first one.
+
+    A forward pass is timed, twice, and the operations of the tape say what the step is of it; a
+    sum of as many gradients is made, on zeros. Raises ConfigError where ranks with the same weights
+    get different losses of the same batch: they have other bases.
+    """
+    group, recipe = loop.group, loop.recipe
+    session: Any = recipe.engine.session
+    losses, times = zip(*(_timed(lambda: recipe.evaluate(*first)) for _ in range(2)), strict=True)
+    found = group.gather(losses[0].hex())
+    if len(set(found)) > 1:
+        rank = next(rank for rank, each in enumerate(found) if each != found[0])
+        raise ConfigError(
+            f"{group.name(rank)} gets another loss of the first batch than {group.name(0)}, with "
+            "the same weights: are its base and its build of toynn the same?"
+        )
+    flops = dict.fromkeys("FEBU", 1)
+    for node in session.tape.nodes:
+        flops[node.segment] += node.flops
+    whole = (flops["F"] + flops["B"] + flops["U"]) / (flops["F"] + flops["E"])
+    nbytes = session.gradient_bytes
+    values = np.zeros(max(1, min(BLOCK * group.size, nbytes // 4)), np.float32)
+    memory, sums = [], []
+    for _ in range(TIMES):
+        memory.append(_timed(lambda: np.add(values, values.copy(), out=values))[1])
+        group.meet("a sum")
+        sums.append(_timed(lambda: loop.add(values))[1])
+    own = [min(times), min(memory) / values.nbytes, min(sums) / values.nbytes]
+    forward, copying, here = group.exchange(own).max(axis=0).tolist()
+    return Cost(nbytes, forward * whole * loop.share, copying, here * nbytes)
+
+
+def _timed(call: Callable[[], T]) -> tuple[T, float]:
+    start = time.perf_counter()
+    result = call()
+    return result, time.perf_counter() - start
+
+
+def expected(loop: RankLoop) -> Iterator[str]:
+    """Yield what is to be said before the first step: who computes what, and what it will cost."""
+    group, cost = loop.group, loop.cost
+    places = ", ".join(f"{count} on {host}" for host, count in Counter(group.hosts).items())
+    threads, cpus = get_num_threads(), len(frozenset().union(*group.neighbours))
+    each = f"{counted(threads, 'thread')} each of {counted(cpus, 'CPU')}"
+    yield f"ranks       {group.size}: {places}; here {each}"
+    if len(group.neighbours) * threads > cpus:
+        yield f"            that is more than a thread a CPU: no more than {cpus} in all pay"
+    if loop.per_update % group.size:
+        yield (
+            f"            {loop.per_update} batches make an update, as the run was begun: dealt to "
+            f"{group.size} ranks, some have fewer"
+        )
+    share = cost.here / (cost.here + cost.work)
+    order = "in the order of the ranks" if loop.order == "ordered" else "in any order"
+    moved = f"{cost.moved(group.size) / MB:.2f} MB"
+    yield f"gradients   {cost.nbytes / MB:.2f} MB, added {order}"
+    yield f"            for which a rank sends {moved} a step, and receives as many"
+    yield f"expected    {seconds(cost.work + cost.here)} a step, {share:.1%} of it the sum"
+    if len(set(group.hosts)) == 1:
+        yield "            of one rank a machine, as many times the speed of one:"
+        yield f"            machines  {''.join(f'{n:7}' for n in MACHINES)}"
+        for name, link in LINKS.items():
+            row = "".join(f"{cost.faster(n, link):7.1f}" for n in MACHINES)
+            yield f"            {name:10}{row}"
+
+
+def took(loop: RankLoop) -> Iterator[str]:
+    """Yield what is to be said behind the last step: what of it has come true."""
+    spent, cost = loop.spent, loop.cost
+    if not spent.steps:
+        return
+    step, here = spent.whole / spent.steps, cost.work + cost.here
+    yield (
+        f"ranks       a step took {seconds(step)} (expected {seconds(here)}): sums "
+        f"{spent.sums / spent.whole:.1%}, waiting for other ranks {spent.waits / spent.whole:.1%}"
+    )
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def seconds(time: float) -> str:
+    """Return a time in seconds or milliseconds, with three digits or so."""
+    return f"{time:.2f} s" if time >= 1 else f"{time * 1e3:.3g} ms"
