@@ -100,6 +100,12 @@ FAULTS = {
         f"{WAIT}\n        multiply<false, false>",
         "multiply<false, false>",
     ),
+    "matmul: sums stored too early": (
+        "matmul",
+        1,
+        f"if (e % 2 == 0) {{\n        {SIMD}",
+        "if (e % 2 == 0) {",
+    ),
     "matmul: sums read too early": ("matmul", 1, f"patch, 8);\n        {SIMD}", "patch, 8);"),
     "attention: no barrier before keys are taken": (
         "attention",
@@ -171,8 +177,8 @@ FAULTS = {
     "matmul: half floats behind a row": (
         "matmul",
         0,
-        "y[i] = j + i < K ? half_of(w + 2 * (row * K + j + i)) : 0.0f",
-        "y[i] = half_of(w + 2 * (row * K + j + i))",
+        "y[i] = j + i < K ? half_of(w + 2 * (first + j + i)) : 0.0f",
+        "y[i] = half_of(w + 2 * (first + j + i))",
     ),
     "attention: keys of the next sequence": (
         "attention",

@@ -68,7 +68,7 @@ namespace fast { SOFT_AS_METAL }
 enum class mem_flags { mem_none = 0, mem_device = SOFT_DEVICE, mem_threadgroup = SOFT_THREADGROUP };
 SOFT_INLINE mem_flags operator|(mem_flags a, mem_flags b) { return (mem_flags)((int)a | (int)b); }
 SOFT_CALL void threadgroup_barrier(mem_flags memory) { soft_barrier((int)memory, SOFT_SITE); }
-SOFT_CALL void simdgroup_barrier(mem_flags) { soft_simd_barrier(SOFT_SITE); }
+SOFT_CALL void simdgroup_barrier(mem_flags memory) { soft_simd_barrier((int)memory, SOFT_SITE); }
 
 #if TOYNN_SIMDGROUPS  // unknown names where a shader is to do without
 #include "msl_simdgroups.h"

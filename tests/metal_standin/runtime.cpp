@@ -109,7 +109,7 @@ void run_group(const std::vector<unsigned> &order) {
         for (unsigned s = 0; s * SOFT_LANES < now.n_threads; s++) {
             unsigned first = s * SOFT_LANES, end = std::min(first + SOFT_LANES, now.n_threads);
             if (release(State::at_simd_barrier, first, end, "simdgroup operation")) {
-                now.epochs.simdgroup[s]++;
+                if (fibres[first].memory) now.epochs.simdgroup[s]++; // else lanes met, but did not wait for memory
                 released = true;
             }
         }
@@ -267,7 +267,7 @@ void *soft_threadgroup(int id, unsigned long nbytes) {
 }
 
 void soft_barrier(int memory, const void *site) { leave(State::at_barrier, site, memory); }
-void soft_simd_barrier(const void *site) { leave(State::at_simd_barrier, site); }
+void soft_simd_barrier(int memory, const void *site) { leave(State::at_simd_barrier, site, memory); }
 
 // Two rooms that take turns: a lane may be one exchange ahead of another, never two.
 unsigned soft_exchange(const void *mine, unsigned nbytes, void *all, const void *site) {

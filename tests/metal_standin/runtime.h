@@ -56,7 +56,7 @@ soft_size soft_number(int source);
 void *soft_buffer(int index, unsigned long element);
 void *soft_threadgroup(int id, unsigned long nbytes);
 void soft_barrier(int memory, const void *site);
-void soft_simd_barrier(const void *site);
+void soft_simd_barrier(int memory, const void *site);
 unsigned soft_exchange(const void *mine, unsigned nbytes, void *all, const void *site);
 unsigned soft_lane(void);
 #ifdef __cplusplus

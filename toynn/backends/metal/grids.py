@@ -206,4 +206,4 @@ SHARED: dict[str, tuple[str, ...]] = {
 }
 
 #: The types of matrices that blocks.metal reads, by their numbers in GGUF.
-TYPES = frozenset((0, 1, 2, 3, 6, 7, 8, 10, 11, 12, 13, 14, 30))
+TYPES = frozenset((0, 1, 2, 3, 6, 7, 8, 10, 11, 12, 13, 14, 20, 23, 30, 34, 35, 39, 40))

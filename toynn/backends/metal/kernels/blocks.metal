@@ -17,8 +17,15 @@
 //   Q4_K  12 256   144  d, m, 12 of scales, 128 of low           y[j] = d a[s] q[j] - m b[s]
 //   Q5_K  13 256   176  d, m, 12 of scales, 32 high, 128 of low  y[j] = d a[s] q[j] - m b[s]
 //   Q6_K  14 256   210  128 of low, 64 of high, 16 int8 a, d     y[j] = d a[s] (q[j] - 32)
+//   IQ4_NL 20 32    18  d, 16 of codes                           y[j] = d IQ4[q[j]]
+//   IQ4_XS 23 256  136  d, 2 of high, 4 of low, 128 of codes     y[j] = d (a[s] - 32) IQ4[q[j]]
+//   TQ1_0 34 256    54  48 of fives, 4 of fours, d               y[j] = d (q[j] - 1)
+//   TQ2_0 35 256    66  64 of pairs, d                           y[j] = d (q[j] - 1)
+//   MXFP4 39  32    17  e, 16 of codes                           y[j] = 2^(e - 128) FP4[q[j]]
+//   NVFP4 40  64    36  4 f, 32 of codes                         y[j] = f[s] / 2 FP4[q[j]]
 //
-// Where the bits of a code lie is told in toynn/_kernels/_blocks.pxd and _superblocks.pxd. Elements come in
+// Where the bits of a code lie is told in toynn/_kernels: _blocks.pxd, _superblocks.pxd, _tables.pxd, _ternary.pxd.
+// The types with codebooks (IQ1, IQ2, IQ3) are not among them. Elements come in
 // runs of RUN, which share a scale in every type. A run begins at a multiple of RUN; of F32, F16 and BF16,
 // whose rows may be of any length, elements behind a row's end are 0. Bytes are read one by one: blocks lie
 // at any address. No product rounds: 11 bits of a float16, 7 of a scale and 6 of a code fit into 24.
@@ -71,53 +78,77 @@ static inline void codes_5(thread float* y, device const uchar* high, uint r, fl
     }
 }
 
+constant constexpr int IQ4[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+constant constexpr int FP4[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
+// RUN codes of 4 bits that look numbers up in a table.
+static inline void looked_up(thread float* y, constant const int* table, device const uchar* low, uint shift,
+                             float scale) {
+    for (uint i = 0; i < RUN; ++i) y[i] = scale * float(table[low[i] >> shift & 15]);
+}
+
+// Half of a float of 4 bits of exponent, bias 7, and 3 of mantissa; 0 for what would be NaN.
+static inline float small_float(uint x) {
+    const uint exponent = x >> 3 & 15;
+    if (x == 0x7F) return 0.0f;
+    if (exponent == 0) return float(x & 7) * 0.0009765625f;
+    return as_type<float>((exponent + 119) << 23 | (x & 7) << 20);
+}
+
+// Digit n, the first is 0, of x / 256 to the base of 3.
+static inline int digit(uint x, uint n) {
+    for (uint i = 0; i < n; ++i) x = 3 * x & 255;
+    return int(3 * x >> 8);
+}
+
 // Elements j .. j + RUN - 1 of row `row` of a matrix w (., K), j a multiple of RUN.
 static inline void expand(thread float* y, device const uchar* w, uint type, uint row, uint K, uint j) {
+    const ulong first = ulong(row) * K;  // in bytes it may be over 2^32
     const uint r = j / RUN;
     switch (type) {
     case 0: {
-        device const float* values = (device const float*)w + row * K;
+        device const float* values = (device const float*)w + first;
         for (uint i = 0; i < RUN; ++i) y[i] = j + i < K ? values[j + i] : 0.0f;
         break;
     }
     case 1: {
-        for (uint i = 0; i < RUN; ++i) y[i] = j + i < K ? half_of(w + 2 * (row * K + j + i)) : 0.0f;
+        for (uint i = 0; i < RUN; ++i) y[i] = j + i < K ? half_of(w + 2 * (first + j + i)) : 0.0f;
         break;
     }
     case 30: {
         for (uint i = 0; i < RUN; ++i) {
-            y[i] = j + i < K ? as_type<float>(word(w + 2 * (row * K + j + i)) << 16) : 0.0f;
+            y[i] = j + i < K ? as_type<float>(word(w + 2 * (first + j + i)) << 16) : 0.0f;
         }
         break;
     }
     case 8: {
-        device const uchar* block = w + (row * (K / 32) + r / 2) * 34;
+        device const uchar* block = w + (first / 32 + r / 2) * 34;
         const float d = half_of(block);
         for (uint i = 0; i < RUN; ++i) y[i] = d * float(int(block[2 + r % 2 * RUN + i] ^ 128) - 128);
         break;
     }
     case 2: {
-        device const uchar* block = w + (row * (K / 32) + r / 2) * 18;
+        device const uchar* block = w + (first / 32 + r / 2) * 18;
         codes(y, block + 2, r % 2 * 4, 15, half_of(block), 8, 0.0f);
         break;
     }
     case 3: {
-        device const uchar* block = w + (row * (K / 32) + r / 2) * 20;
+        device const uchar* block = w + (first / 32 + r / 2) * 20;
         codes(y, block + 4, r % 2 * 4, 15, half_of(block), 0, half_of(block + 2));
         break;
     }
     case 6: {
-        device const uchar* block = w + (row * (K / 32) + r / 2) * 22;
+        device const uchar* block = w + (first / 32 + r / 2) * 22;
         codes_5(y, block + 2, r % 2, half_of(block), 16, 0.0f);
         break;
     }
     case 7: {
-        device const uchar* block = w + (row * (K / 32) + r / 2) * 24;
+        device const uchar* block = w + (first / 32 + r / 2) * 24;
         codes_5(y, block + 4, r % 2, half_of(block), 0, half_of(block + 2));
         break;
     }
     case 10: {
-        device const uchar* block = w + (row * (K / 256) + r / 16) * 84;
+        device const uchar* block = w + (first / 256 + r / 16) * 84;
         const uint s = r % 16, scales = block[s];
         device const uchar* pairs = block + 16 + s / 8 * 32 + s % 2 * RUN;
         const float least = -half_of(block + 82) * float(scales >> 4);
@@ -125,7 +156,7 @@ static inline void expand(thread float* y, device const uchar* w, uint type, uin
         break;
     }
     case 11: {
-        device const uchar* block = w + (row * (K / 256) + r / 16) * 110;
+        device const uchar* block = w + (first / 256 + r / 16) * 110;
         const uint s = r % 16;
         device const uchar* pairs = block + 32 + s / 8 * 32 + s % 2 * RUN;
         const float scale = half_of(block + 108) * float(scale_q3_k(block + 96, s));
@@ -133,7 +164,7 @@ static inline void expand(thread float* y, device const uchar* w, uint type, uin
         break;
     }
     case 12: {
-        device const uchar* block = w + (row * (K / 256) + r / 16) * 144;
+        device const uchar* block = w + (first / 256 + r / 16) * 144;
         const uint s = r % 16 / 2;
         const uint2 scales = scales_k(block + 4, s);
         device const uchar* low = block + 16 + s / 2 * 32 + r % 2 * RUN;
@@ -142,7 +173,7 @@ static inline void expand(thread float* y, device const uchar* w, uint type, uin
         break;
     }
     case 13: {
-        device const uchar* block = w + (row * (K / 256) + r / 16) * 176;
+        device const uchar* block = w + (first / 256 + r / 16) * 176;
         const uint s = r % 16 / 2;
         const uint2 scales = scales_k(block + 4, s);
         device const uchar* low = block + 48 + s / 2 * 32 + r % 2 * RUN;
@@ -152,12 +183,57 @@ static inline void expand(thread float* y, device const uchar* w, uint type, uin
         break;
     }
     case 14: {
-        device const uchar* block = w + (row * (K / 256) + r / 16) * 210;
+        device const uchar* block = w + (first / 256 + r / 16) * 210;
         const uint s = r % 16, run = s / 2 % 4;  // of 32 elements, in a half block
         device const uchar* low = block + s / 8 * 64 + run % 2 * 32 + s % 2 * RUN;
         device const uchar* high = block + 128 + s / 8 * 32 + s % 2 * RUN;
         const float scale = half_of(block + 208) * float(int(block[192 + s] ^ 128) - 128);
         codes(y, low, run / 2 * 4, 15, high, run * 2, 3, 4, scale, 32, 0.0f);
+        break;
+    }
+    case 20: {
+        device const uchar* block = w + (first / 32 + r / 2) * 18;
+        looked_up(y, IQ4, block + 2, r % 2 * 4, half_of(block));
+        break;
+    }
+    case 23: {
+        device const uchar* block = w + (first / 256 + r / 16) * 136;
+        const uint s = r % 16 / 2;
+        const uint a = (block[4 + s / 2] >> s % 2 * 4 & 15) | (word(block + 2) >> 2 * s & 3) << 4;
+        looked_up(y, IQ4, block + 8 + s * 16, r % 2 * 4, half_of(block) * float(int(a) - 32));
+        break;
+    }
+    case 34: {
+        device const uchar* block = w + (first / 256 + r / 16) * 54;
+        const uint at = j % 256;
+        const float d = half_of(block + 52);
+        for (uint i = 0; i < RUN; ++i) {
+            uint from = at % 32 + i, n = at / 32;
+            if (at >= 160) from = 32 + i, n = (at - 160) / 16;
+            if (at >= 240) from = 48 + i % 4, n = i / 4;
+            y[i] = d * float(digit(block[from], n) - 1);
+        }
+        break;
+    }
+    case 35: {
+        device const uchar* block = w + (first / 256 + r / 16) * 66;
+        const uint s = r % 16;
+        codes(y, block + s / 8 * 32 + s % 2 * RUN, s / 2 % 4 * 2, 3, half_of(block + 64), 1, 0.0f);
+        break;
+    }
+    case 39: {
+        device const uchar* block = w + (first / 32 + r / 2) * 17;
+        const uint e = block[0];  // below 2 the smallest normal number, less 1 or 2 bits
+        const float scale = as_type<float>(max(e, 2u) - 1 << 23) * (e == 0 ? 0.25f : (e == 1 ? 0.5f : 1.0f));
+        looked_up(y, FP4, block + 1, r % 2 * 4, scale);
+        break;
+    }
+    case 40: {
+        device const uchar* block = w + (first / 64 + r / 4) * 36;
+        const float scale = small_float(block[r % 4]);
+        for (uint i = 0; i < RUN; ++i) {
+            y[i] = scale * float(FP4[block[4 + r % 4 * 8 + i % 8] >> i / 8 * 4 & 15]);
+        }
         break;
     }
     default: {
