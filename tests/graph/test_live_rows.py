@@ -41,6 +41,10 @@ class Model:
                 s, q, k, v, batch=1, n_heads=2, n_kv_heads=1, first=self.first
             )  # fmt: skip
             x = ops.add(s, x, ops.linear(s, y, w(C, C)))
+        routes = ops.route(s, ops.softmax(s, ops.linear(s, x, w(5, C))), 2, normalized=True)
+        y = ops.silu(s, ops.experts(s, ops.dispatch(s, x, routes), w(5, 6, C), routes, w(5, 6)))
+        y = ops.experts(s, ops.weigh(s, y, routes), w(5, C, 6), routes)
+        x = ops.add(s, x, ops.combine(s, y, routes))
         y = ops.layernorm(s, ops.dropout(s, x, 0.3, control, 0), w(C), w(C))
         y = ops.linear(s, y, w(20, C), w(20), "gelu_tanh")
         y = ops.swiglu(s, ops.silu(s, y), ops.gelu(s, y))

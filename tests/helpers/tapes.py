@@ -280,6 +280,35 @@ def frozen_matrix(net):
     return ops.linear(s, x, net.constant(V, C), net.parameter(V))
 
 
+def mixture(net, k, normalized=False, bias=False, experts=5):
+    s, x = net.s, net.activation()
+    router = net.parameter(experts, C)
+    p = ops.softmax(s, ops.linear(s, x, router))
+    routes = ops.route(s, p, k, normalized=normalized, scale=1.5)
+    biases = [net.parameter(experts, n) if bias else None for n in (4, C)]
+    h = ops.experts(s, ops.dispatch(s, x, routes), net.parameter(experts, 4, C), routes, biases[0])
+    h = ops.weigh(s, ops.silu(s, h), routes)
+    h = ops.experts(s, h, net.parameter(experts, C, 4), routes, biases[1])
+    return ops.add(s, x, ops.combine(s, h, routes))
+
+
+def mixture_sharing_a_matrix(net):
+    s, x, w = net.s, net.activation(), net.parameter(3, C, C)
+    for _ in range(2):
+        p = ops.softmax(s, ops.linear(s, x, net.constant(3, C)))
+        routes = ops.route(s, p, 2)
+        h = ops.experts(s, ops.dispatch(s, x, routes), w, routes)
+        x = ops.combine(s, ops.weigh(s, ops.silu(s, h), routes), routes)
+    return x
+
+
+def frozen_experts(net):
+    s, x = net.s, net.activation()
+    routes = ops.route(s, ops.softmax(s, net.constant(N, 4)), 2)
+    h = ops.experts(s, ops.dispatch(s, x, routes), net.constant(4, C, C), routes)
+    return ops.combine(s, ops.weigh(s, h, routes), routes)
+
+
 TAPES = {
     **{
         f"linear{'-bias' * bias}-{activation}": (linear, bias, activation)
@@ -338,4 +367,10 @@ TAPES = {
     "norms-of-inputs": (norms_of_inputs,),
     "frozen-gate": (frozen_gate,),
     "frozen-matrix": (frozen_matrix,),
+    "mixture": (mixture, 2),
+    "mixture-normalized": (mixture, 3, True),
+    "mixture-bias": (mixture, 2, True, True),
+    "mixture-of-one": (mixture, 1, False, True, 1),
+    "mixture-sharing-a-matrix": (mixture_sharing_a_matrix,),
+    "frozen-experts": (frozen_experts,),
 }

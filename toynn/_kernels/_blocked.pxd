@@ -57,7 +57,7 @@ cdef struct Plan:
     Py_ssize_t most_own_floats  # the same for any number of threads: a run may use fewer
 
 
-cdef inline Plan _plan(const Product* p, int n_threads) noexcept nogil:
+cdef inline Plan plan_of(const Product* p, int n_threads) noexcept nogil:
     cdef Plan plan
     cdef bint a_is_smaller = p.a.size <= p.b.size
     cdef Py_ssize_t kc = min(p.K, terms_per_pass(&p.a))
@@ -91,7 +91,7 @@ cdef inline bint _is_shared(const Product* p) noexcept nogil:
     return is_thin(p) and in_place
 
 
-cdef inline bint _is_packed(const Product* p) noexcept nogil:
+cdef inline bint is_packed(const Product* p) noexcept nogil:
     return not (p.few or is_small(p) or _is_shared(p))
 
 
@@ -100,7 +100,7 @@ cdef inline Py_ssize_t scratch_floats(const Product* p, int n_threads) noexcept 
     cdef Plan plan
     if p.few or is_small(p):
         return 0
-    plan = _plan(p, n_threads)
+    plan = plan_of(p, n_threads)
     return plan.shared_floats + n_threads * plan.most_own_floats + LINE
 
 
@@ -172,7 +172,7 @@ cdef inline void _multiply_panels(
         _multiply_as_floats(p, a, b, k, kc)
 
 
-cdef inline void _pack_part(
+cdef inline void pack_part(
     const Plan* plan, float* shared, Py_ssize_t s0, Py_ssize_t s1, Py_ssize_t j, int parts,
     Py_ssize_t k, Py_ssize_t kc,
 ) noexcept nogil:
@@ -183,7 +183,7 @@ cdef inline void _pack_part(
     )
 
 
-cdef inline void _multiply_group(
+cdef inline void multiply_group(
     const Product* p, const Plan* plan, const float* shared, float* own,
     Py_ssize_t s0, Py_ssize_t s1, Py_ssize_t g, Py_ssize_t k, Py_ssize_t kc,
 ) noexcept nogil:
@@ -216,7 +216,7 @@ cdef inline void _multiply_group(
 
 cdef inline void _multiply_blocked(const Product* p, void* workspace, int n_threads) noexcept nogil:
     """The five loops. Every prange ends in a barrier: no panel is read before it is packed."""
-    cdef Plan plan = _plan(p, n_threads)
+    cdef Plan plan = plan_of(p, n_threads)
     cdef float* shared = aligned(workspace)
     cdef float* own = shared + plan.shared_floats
     cdef Py_ssize_t slices = blocks_of(panels(plan.shared), plan.slice)
@@ -236,10 +236,10 @@ cdef inline void _multiply_blocked(const Product* p, void* workspace, int n_thre
                 k = t * most
                 kc = min(most, p.K - k)
                 for j in prange(n_threads, schedule="static"):
-                    _pack_part(&plan, shared, s0, s1, j, n_threads, k, kc)
+                    pack_part(&plan, shared, s0, s1, j, n_threads, k, kc)
                 # LOOP 3 deals groups of the larger side's panels to the threads.
                 for g in prange(plan.groups, schedule="static"):
-                    _multiply_group(
+                    multiply_group(
                         p, &plan, shared, own + threadid() * plan.own_floats, s0, s1, g, k, kc
                     )
         if p.a.parts:
@@ -247,7 +247,7 @@ cdef inline void _multiply_blocked(const Product* p, void* workspace, int n_thre
         restore_fpstate(before)
 
 
-cdef inline void _multiply_share(const Product* p, Py_ssize_t i, int shares) noexcept nogil:
+cdef inline void multiply_share(const Product* p, Py_ssize_t i, int shares) noexcept nogil:
     """Unpacked, share i: rows of C, or columns if there are more of those."""
     cdef Operand a = p.a, b = p.b
     cdef Py_ssize_t row = 0, column = 0, N = b.size, last, r
@@ -269,17 +269,17 @@ cdef inline void _multiply_unpacked(const Product* p, int n_threads) noexcept no
     cdef fpstate before = 0
     if n_threads == 1 or not _is_shared(p):
         before = flush_denormals()
-        _multiply_share(p, 0, 1)
+        multiply_share(p, 0, 1)
         restore_fpstate(before)
         return
     with parallel(num_threads=team(n_threads)):
         before = flush_denormals()
         for i in prange(n_threads, schedule="static"):
-            _multiply_share(p, i, n_threads)
+            multiply_share(p, i, n_threads)
         restore_fpstate(before)
 
 
-cdef inline void _dot_rows(const Product* p, Py_ssize_t n0, Py_ssize_t n1) noexcept nogil:
+cdef inline void dot_rows(const Product* p, Py_ssize_t n0, Py_ssize_t n1) noexcept nogil:
     """Columns n0 .. n1 - 1 of a few rows of y: the dot products of rows of x with rows of w."""
     cdef float buffer[KC + LINE]
     cdef float sums[FEW][LANES]
@@ -306,7 +306,7 @@ cdef inline void _multiply_few(const Product* p, int n_threads) noexcept nogil:
     with parallel(num_threads=team(n_threads)):
         before = flush_denormals()
         for i in prange(blocks_of(p.b.size, OUTPUTS), schedule="static"):
-            _dot_rows(p, i * OUTPUTS, min((i + 1) * OUTPUTS, p.b.size))
+            dot_rows(p, i * OUTPUTS, min((i + 1) * OUTPUTS, p.b.size))
         restore_fpstate(before)
 
 
@@ -318,7 +318,7 @@ cdef inline void multiply_matrices(const Product* p, void* workspace, int n_thre
         memset(p.c, 0, p.a.size * p.b.size * sizeof(float))
     if p.few:
         _multiply_few(p, n_threads)
-    elif _is_packed(p):
+    elif is_packed(p):
         _multiply_blocked(p, workspace, n_threads)
     else:
         _multiply_unpacked(p, n_threads)

@@ -6,8 +6,9 @@
 
 M rows (B*T flattened), N outputs, K inputs. float32, C-contiguous; outputs never alias inputs.
 Saved for backward: pre (M,N), if there is an activation. y is overwritten; dx and dw are
-overwritten, or added to if accumulate is set. Here is which operand is read along which axis; the
-loops, after Van Zee & van de Geijn 2015 (BLIS), doi:10.1145/2764454, are in _blocked.pxd.
+overwritten, or added to if accumulate is set. Which operand is read along which axis is said in
+_products.pxd; the loops, after Van Zee & van de Geijn 2015 (BLIS), doi:10.1145/2764454, are in
+_blocked.pxd.
 
 For forward and backward_input w may be stored in blocks of any type of _format.pxd. It is expanded
 while it is packed; the results are, bit for bit, those of its float32 expansion. Where x has but a
@@ -21,62 +22,24 @@ parts of each float (gemm_amx.h), if the sums have 64 terms or more. All else is
 from libc.stdlib cimport free, malloc
 
 from toynn._kernels._blocked cimport (
-    FEW, GELU_EXACT, GELU_TANH, NONE, Activation, Product, is_small, is_thin, multiply_matrices,
-    scratch_floats,
+    GELU_EXACT, GELU_TANH, NONE, Activation, Product, multiply_matrices, scratch_floats,
 )
 from toynn._kernels._common cimport at1, at2
 from toynn._kernels._entry cimport entry
 from toynn._kernels._format cimport rows_at
-from toynn._kernels._panels cimport HAS_PAIRS, HAS_TILES, SIDE, floats_at, stored_as
+from toynn._kernels._panels cimport HAS_PAIRS, HAS_TILES
+from toynn._kernels._products cimport (
+    BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, MEDIUM, Entry, product_of,
+)
 from toynn._kernels.abi cimport KernelArgs, kernel_fn
 
 from toynn._kernels._check import check, precision_index, row_length
 from toynn.dtypes import GGUF_TYPES
 from toynn._kernels.cpu import gains_by_pairs
 
-cdef enum:
-    MEDIUM = 2  # in toynn.precision.PRECISIONS
-
 cdef double MOST = 2.0 ** 56  # elements of a matrix: their bytes can be counted
 
-cdef enum Entry:
-    FORWARD
-    BACKWARD_INPUT
-    BACKWARD_WEIGHT
-
 cdef bint _pairs = HAS_PAIRS and gains_by_pairs()
-
-
-cdef Product _product(
-    Entry which, float* c, const float* a, const void* b, Py_ssize_t M, Py_ssize_t N, Py_ssize_t K,
-    Py_ssize_t type, Py_ssize_t precision,
-) noexcept nogil:
-    """The product of an entry as C = A B: which of x, w and dy is read along which axis."""
-    cdef Product p
-    p.c = p.y = c
-    p.bias = NULL
-    p.activation = NONE
-    p.add = False
-    p.few = which == FORWARD and M <= FEW
-    if which == FORWARD:  # y = x w^T
-        p.a = floats_at(a, M, K, 1, True)
-        p.b = stored_as(type, b, N, K, True)
-        p.K = K
-    elif which == BACKWARD_INPUT:  # dx = dy w
-        p.a = floats_at(a, M, N, 1, True)
-        p.b = stored_as(type, b, K, K, False)
-        p.K = N
-    else:  # dw = dy^T x
-        p.a = floats_at(a, N, 1, N, True)
-        p.b = floats_at(<const float*>b, K, 1, K, False)
-        p.K = M
-    if p.few or is_small(&p) or is_thin(&p):
-        return p
-    if HAS_TILES and p.K >= 2 * SIDE:
-        p.a.parts = p.b.parts = 3 - precision  # highest 3, high 2, medium 1
-    else:
-        p.a.pairs = p.b.pairs = _pairs and precision == MEDIUM
-    return p
 
 
 cdef void _forward(KernelArgs* a) noexcept nogil:
@@ -87,7 +50,7 @@ cdef void _forward(KernelArgs* a) noexcept nogil:
     cdef const float* b = <const float*>a.t[4]
     cdef Py_ssize_t M = a.n[0], N = a.n[1], K = a.n[2], precision = a.n[3], type = a.n[5]
     cdef float* sums = y if pre == NULL else pre
-    cdef Product p = _product(FORWARD, sums, x, w, M, N, K, type, precision)
+    cdef Product p = product_of(FORWARD, sums, x, w, M, N, K, type, precision, _pairs)
     p.y = y
     p.bias = b
     p.activation = <Activation>a.n[4]
@@ -99,7 +62,7 @@ cdef void _backward_input(KernelArgs* a) noexcept nogil:
     cdef const float* dy = <const float*>a.t[1]
     cdef const void* w = a.t[2]
     cdef Py_ssize_t M = a.n[0], N = a.n[1], K = a.n[2], precision = a.n[3], type = a.n[4]
-    cdef Product p = _product(BACKWARD_INPUT, dx, dy, w, M, N, K, type, precision)
+    cdef Product p = product_of(BACKWARD_INPUT, dx, dy, w, M, N, K, type, precision, _pairs)
     p.add = a.accumulate
     multiply_matrices(&p, a.workspace, a.n_threads)
 
@@ -109,7 +72,7 @@ cdef void _backward_weight(KernelArgs* a) noexcept nogil:
     cdef const float* dy = <const float*>a.t[1]
     cdef const void* x = a.t[2]
     cdef Py_ssize_t M = a.n[0], N = a.n[1], K = a.n[2], precision = a.n[3]
-    cdef Product p = _product(BACKWARD_WEIGHT, dw, dy, x, M, N, K, 0, precision)
+    cdef Product p = product_of(BACKWARD_WEIGHT, dw, dy, x, M, N, K, 0, precision, _pairs)
     p.add = a.accumulate
     multiply_matrices(&p, a.workspace, a.n_threads)
 
@@ -154,7 +117,7 @@ def workspace(
             f"matmul.workspace: needs M, N, K >= 0, precision 0 to {MEDIUM} and n_threads >= 1; "
             f"got {M}, {N}, {K}, {precision} and {n_threads}"
         )
-    p = _product(which, NULL, NULL, NULL, M, N, K, 0, precision)
+    p = product_of(which, NULL, NULL, NULL, M, N, K, 0, precision, _pairs)
     return scratch_floats(&p, n_threads) * sizeof(float)
 
 

@@ -19,6 +19,7 @@ from toynn.ops._shape import Recorder
 from toynn.ops.attention import KVCache, attention
 from toynn.ops.dropout import dropout
 from toynn.ops.elementwise import ACCUMULATE, ADD, SCALE, add, gelu, rounded, scale, silu, swiglu
+from toynn.ops.experts import Routes, combine, dispatch, experts, route, weigh
 from toynn.ops.linear import embedding, linear
 from toynn.ops.loss import chunk_rows, counted, cross_entropy, linear_cross_entropy
 from toynn.ops.rows import class_token, layernorm, rmsnorm, rope, softmax
@@ -31,15 +32,19 @@ __all__ = [
     "TABLE",
     "KVCache",
     "Recorder",
+    "Routes",
     "adamw_step",
     "add",
     "attention",
     "chunk_rows",
     "class_token",
+    "combine",
     "counted",
     "cross_entropy",
+    "dispatch",
     "dropout",
     "embedding",
+    "experts",
     "gelu",
     "grad_norm",
     "layernorm",
@@ -48,10 +53,12 @@ __all__ = [
     "rmsnorm",
     "rope",
     "rounded",
+    "route",
     "scale",
     "silu",
     "softmax",
     "swiglu",
+    "weigh",
 ]
 
 #: Each op by its kernel: "rmsnorm.forward".

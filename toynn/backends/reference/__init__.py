@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from toynn import dtypes
 from toynn.backends.host import HostBuffer
 from toynn.backends.protocol import ELEMENTS, Accumulate, Backend, Buffer, Launch, Place, Program
-from toynn.backends.reference import attention, linear, losses, pointwise, rows, update
+from toynn.backends.reference import attention, experts, linear, losses, pointwise, rows, update
 from toynn.backends.reference.kernel import KERNELS, Array, Kernel, Layout
 from toynn.errors import BackendUnavailable
 from toynn.formats import quants
@@ -27,6 +27,7 @@ __all__ = [
     "Reference",
     "attention",
     "create",
+    "experts",
     "linear",
     "losses",
     "pointwise",

@@ -1,0 +1,51 @@
+"""The three products of a linear layer as C = A B: which operand is read along which axis.
+
+    FORWARD           y  = x w^T      rows of x by rows of w, which run along the sums
+    BACKWARD_INPUT    dx = dy w       rows of dy by columns of w
+    BACKWARD_WEIGHT   dw = dy^T x     columns of dy by columns of x
+
+w (N,K) may be stored in blocks. The numbers that are multiplied are floats, but for products that
+are neither small nor thin nor of a few rows: these use what bfloat16 the precision calls for.
+"""
+from toynn._kernels._blocked cimport FEW, NONE, Product, is_small, is_thin
+from toynn._kernels._panels cimport HAS_TILES, SIDE, floats_at, stored_as
+
+cdef enum:
+    MEDIUM = 2  # in toynn.precision.PRECISIONS
+
+cdef enum Entry:
+    FORWARD
+    BACKWARD_INPUT
+    BACKWARD_WEIGHT
+
+
+cdef inline Product product_of(
+    Entry which, float* c, const float* a, const void* b, Py_ssize_t M, Py_ssize_t N, Py_ssize_t K,
+    Py_ssize_t type, Py_ssize_t precision, bint pairs,
+) noexcept nogil:
+    """The product of an entry; ``pairs``: whether the CPU multiplies pairs of bfloat16."""
+    cdef Product p
+    p.c = p.y = c
+    p.bias = NULL
+    p.activation = NONE
+    p.add = False
+    p.few = which == FORWARD and M <= FEW
+    if which == FORWARD:
+        p.a = floats_at(a, M, K, 1, True)
+        p.b = stored_as(type, b, N, K, True)
+        p.K = K
+    elif which == BACKWARD_INPUT:
+        p.a = floats_at(a, M, N, 1, True)
+        p.b = stored_as(type, b, K, K, False)
+        p.K = N
+    else:
+        p.a = floats_at(a, N, 1, N, True)
+        p.b = floats_at(<const float*>b, K, 1, K, False)
+        p.K = M
+    if p.few or is_small(&p) or is_thin(&p):
+        return p
+    if HAS_TILES and p.K >= 2 * SIDE:
+        p.a.parts = p.b.parts = 3 - precision  # highest 3, high 2, medium 1
+    else:
+        p.a.pairs = p.b.pairs = pairs and precision == MEDIUM
+    return p

@@ -1,0 +1,67 @@
+"""A product as tasks that a thread does by itself: for many products at once, as of experts.
+
+A thread packs what it multiplies, both sides, in scratch memory of its own. How a product is cut
+depends on its shape alone, and each element of C is the sum that multiply_matrices makes, in the
+same order: so neither the threads nor who does which task change a bit.
+"""
+from libc.string cimport memset
+
+from toynn._kernels._blocked cimport (
+    OWN, OWN_TILES, Plan, Product, dot_rows, is_packed, is_small, multiply_group, multiply_share,
+    pack_part, plan_of,
+)
+from toynn._kernels._panels cimport (
+    LINE, aligned, blocks_of, panel_floats, panels, terms_per_pass,
+)
+
+cdef enum:
+    COLUMNS = 256  # of y per task, where x has but a few rows
+
+
+cdef inline Plan _plan_alone(const Product* p) noexcept nogil:
+    """A plan for one thread, which has no more of the smaller side at once than of the larger."""
+    cdef Plan plan = plan_of(p, 1)
+    cdef Py_ssize_t panel = panel_floats(plan.shared, min(p.K, terms_per_pass(&p.a)))
+    plan.slice = min(plan.slice, (OWN_TILES if p.a.parts else OWN) // panel)
+    plan.shared_floats = plan.slice * panel
+    return plan
+
+
+cdef inline Py_ssize_t task_floats(const Product* p) noexcept nogil:
+    """Floats of scratch memory for a thread: enough for any product of no larger sides."""
+    if is_small(p):
+        return 0
+    return 2 * OWN_TILES + LINE if p.a.parts else 2 * OWN + LINE
+
+
+cdef inline Py_ssize_t tasks_of(const Product* p) noexcept nogil:
+    """How many tasks a product is; none, if it has no element."""
+    if p.a.size == 0 or p.b.size == 0:
+        return 0
+    if p.few:
+        return blocks_of(p.b.size, COLUMNS)
+    return _plan_alone(p).groups if is_packed(p) else 1
+
+
+cdef inline void multiply_task(const Product* p, void* workspace, Py_ssize_t i) noexcept nogil:
+    """Task i, on a thread that has begun with tiles, if there are any."""
+    cdef Plan plan
+    cdef float* shared = aligned(workspace)
+    cdef Py_ssize_t s, s0, s1, t, k, kc, most = terms_per_pass(&p.a)
+    if p.few:
+        dot_rows(p, i * COLUMNS, min((i + 1) * COLUMNS, p.b.size))
+        return
+    if not is_packed(p):
+        if p.K == 0 and not p.add:
+            memset(p.c, 0, p.a.size * p.b.size * sizeof(float))
+        multiply_share(p, 0, 1)
+        return
+    plan = _plan_alone(p)
+    for s in range(blocks_of(panels(plan.shared), plan.slice)):
+        s0 = s * plan.slice
+        s1 = min(s0 + plan.slice, panels(plan.shared))
+        for t in range(blocks_of(p.K, most)):
+            k = t * most
+            kc = min(most, p.K - k)
+            pack_part(&plan, shared, s0, s1, 0, 1, k, kc)
+            multiply_group(p, &plan, shared, shared + plan.shared_floats, s0, s1, i, k, kc)

@@ -1,0 +1,59 @@
+import numpy as np
+from numpy.typing import NDArray
+
+from toynn.signature import Entry
+
+_F32 = NDArray[np.float32]
+_U8 = NDArray[np.uint8]
+_I32 = NDArray[np.int32]
+
+entries: dict[str, Entry]
+__test__: dict[str, str]
+GGUF_TYPES: dict[str, int]  # of toynn.dtypes
+
+def workspace(
+    name: str,
+    E: int,
+    M: int,
+    N: int,
+    K: int = 0,
+    precision: int = 0,
+    type: int = 0,
+    n_threads: int = 1,
+) -> int: ...
+def forward(
+    y: _F32,
+    x: _F32,
+    w: _F32 | _U8,
+    b: _F32 | None,
+    offsets: _I32,
+    type: str = "F32",
+    n_threads: int = 1,
+    precision: str = "highest",
+) -> None: ...
+def backward_input(
+    dx: _F32,
+    dy: _F32,
+    w: _F32 | _U8,
+    offsets: _I32,
+    type: str = "F32",
+    accumulate: bool = False,
+    n_threads: int = 1,
+    precision: str = "highest",
+) -> None: ...
+def backward_weight(
+    dw: _F32,
+    dy: _F32,
+    x: _F32,
+    offsets: _I32,
+    accumulate: bool = False,
+    n_threads: int = 1,
+    precision: str = "highest",
+) -> None: ...
+def backward_bias(
+    db: _F32,
+    dy: _F32,
+    offsets: _I32,
+    accumulate: bool = False,
+    n_threads: int = 1,
+) -> None: ...

@@ -1,0 +1,136 @@
+"""A mixture of experts: who goes where, and the product of each expert with its rows."""
+
+from itertools import pairwise
+
+import numpy as np
+
+from toynn.backends.reference.kernel import Array, Outputs, kernel
+
+__all__ = [
+    "backward_bias",
+    "backward_input",
+    "backward_weight",
+    "combine",
+    "dispatch",
+    "expert_rows",
+    "products",
+    "routing",
+    "routing_backward",
+    "weigh",
+    "weigh_backward",
+]
+
+
+@kernel("routing.forward", weights="N K", experts="i32 N K", p="N E")
+def routing(p: Array, K: int, normalized: int, scale: float) -> Outputs:
+    """Compute the K largest scores of each row, as shares of their sum if normalized."""
+    experts = np.argsort(-p, axis=1, kind="stable")[:, :K]
+    chosen = np.take_along_axis(p, experts, axis=1)
+    total = chosen.sum(axis=1, keepdims=True) if normalized else 1
+    return {"weights": scale * chosen / total, "experts": experts}
+
+
+@kernel(
+    "routing.backward",
+    **{"dp": "N E", "dweights": "N K", "p": "N E", "weights": "N K", "experts": "i32 N K"},
+)
+def routing_backward(
+    dweights: Array, p: Array, experts: Array, normalized: int, scale: float
+) -> Outputs:
+    """Compute dp: of c / sum(c) it is (g - <g, c> / sum(c)) / sum(c), for the chosen c."""
+    gradient = scale * dweights
+    if normalized:
+        chosen = np.take_along_axis(p, experts, axis=1)
+        total = chosen.sum(axis=1, keepdims=True)
+        common = (gradient * chosen).sum(axis=1, keepdims=True) / total
+        gradient = (gradient - common) / total
+    dp = np.zeros_like(p)
+    np.put_along_axis(dp, experts, gradient, axis=1)
+    return {"dp": dp}
+
+
+@kernel("expert_rows.forward", slots="i32 N K", offsets="i32 E+1", experts="i32 N K")
+def expert_rows(experts: Array, E: int) -> Outputs:
+    """Compute where each copy goes in a stable sort by expert, and where each expert begins."""
+    flat = experts.reshape(-1)
+    slots = np.empty(flat.size, np.int64)
+    slots[np.argsort(flat, kind="stable")] = np.arange(flat.size)
+    offsets = np.concatenate([[0], np.cumsum(np.bincount(flat, minlength=E))])
+    return {"slots": slots.reshape(experts.shape), "offsets": offsets}
+
+
+@kernel("dispatch.forward", y="N*K C", x="N C", slots="i32 N K")
+def dispatch(x: Array, slots: Array) -> Outputs:
+    """y[slots[n, j]] = x[n]."""
+    y = np.zeros((slots.size, x.shape[1]))
+    y[slots] = x[:, None]
+    return {"y": y}
+
+
+@kernel("dispatch.combine", y="N C", x="N*K C", slots="i32 N K")
+def combine(x: Array, slots: Array) -> Outputs:
+    """y[n] = sum_j x[slots[n, j]]."""
+    return {"y": x[slots].sum(axis=1)}
+
+
+@kernel("dispatch.weigh", y="N*K C", x="N*K C", w="N K", slots="i32 N K")
+def weigh(x: Array, w: Array, slots: Array) -> Outputs:
+    """y[slots[n, j]] = w[n, j] x[slots[n, j]]."""
+    y = np.zeros_like(x)
+    y[slots] = w[..., None] * x[slots]
+    return {"y": y}
+
+
+@kernel(
+    "dispatch.weigh_backward",
+    **{"dx": "N*K C", "dw": "N K", "dy": "N*K C", "x": "N*K C", "w": "N K", "slots": "i32 N K"},
+)
+def weigh_backward(dy: Array, x: Array, w: Array, slots: Array) -> Outputs:
+    """Compute dx = w dy and dw = <dy, x>, of each copy."""
+    return {**{"dx": weigh(dy, w, slots)["y"]}, "dw": (dy[slots] * x[slots]).sum(axis=2)}
+
+
+def _groups(offsets: Array) -> list[tuple[int, slice]]:
+    """Return the experts that have rows, and their rows."""
+    ends = [int(offset) for offset in offsets]
+    return [
+        (e, slice(first, last)) for e, (first, last) in enumerate(pairwise(ends)) if last > first
+    ]
+
+
+@kernel("experts.forward", y="M N", x="M K", w="blocks E N K", b="E N", offsets="i32 E+1")
+def products(x: Array, w: Array, b: Array | None, offsets: Array) -> Outputs:
+    """Compute y = x w[e]^T + b[e] for the rows of each expert."""
+    y = np.zeros((len(x), w.shape[1]))
+    for e, rows in _groups(offsets):
+        y[rows] = x[rows] @ w[e].T + (0 if b is None else b[e])
+    return {"y": y}
+
+
+@kernel(
+    "experts.backward_input", adds="dx", dx="M K", dy="M N", w="blocks E N K", offsets="i32 E+1"
+)
+def backward_input(dy: Array, w: Array, offsets: Array) -> Outputs:
+    """Compute dx = dy w[e]."""
+    dx = np.zeros((len(dy), w.shape[2]))
+    for e, rows in _groups(offsets):
+        dx[rows] = dy[rows] @ w[e]
+    return {"dx": dx}
+
+
+@kernel("experts.backward_weight", adds="dw", dw="E N K", dy="M N", x="M K", offsets="i32 E+1")
+def backward_weight(dy: Array, x: Array, offsets: Array) -> Outputs:
+    """Compute dw[e] = dy^T x over the rows of each expert."""
+    dw = np.zeros((len(offsets) - 1, dy.shape[1], x.shape[1]))
+    for e, rows in _groups(offsets):
+        dw[e] = dy[rows].T @ x[rows]
+    return {"dw": dw}
+
+
+@kernel("experts.backward_bias", adds="db", db="E N", dy="M N", offsets="i32 E+1")
+def backward_bias(dy: Array, offsets: Array) -> Outputs:
+    """Compute db[e] = sum of dy over the rows of each expert."""
+    db = np.zeros((len(offsets) - 1, dy.shape[1]))
+    for e, rows in _groups(offsets):
+        db[e] = dy[rows].sum(axis=0)
+    return {"db": db}

@@ -1,0 +1,255 @@
+"""A mixture of experts: each row goes to a few of many matrices, and comes back as a sum.
+
+    routes = route(s, softmax(s, linear(s, x, router)), 4, normalized=True)
+    h = experts(s, dispatch(s, x, routes), w, routes)          one row for each copy of a row of x
+    y = combine(s, weigh(s, h, routes), routes)
+
+Between dispatch and combine rows are sorted by expert. Their room is for all that there can be,
+N K; where not all rows of x are live, only the first ones are there.
+"""
+
+from dataclasses import dataclass
+
+from toynn import dtypes, precision
+from toynn.graph.autograd import Backward
+from toynn.graph.tape import Node, Op, Tensor
+from toynn.ops._shape import Recorder, Sizes, by_names, flops, itself, matrix, require
+
+__all__ = ["Routes", "combine", "dispatch", "experts", "route", "weigh"]
+
+MOST_ROWS = 2**31 - 1  # of all copies: their numbers are int32
+
+
+@dataclass(frozen=True)
+class Routes:
+    """Where rows go: K of E experts each.
+
+    ``weights`` (N, K) says what each copy counts; ``slots`` i32 (N, K) its row among the sorted
+    ones; ``offsets`` i32 (E + 1,) where the rows of each expert begin.
+    """
+
+    weights: Tensor
+    slots: Tensor
+    offsets: Tensor
+
+
+def route(
+    s: Recorder, p: Tensor, k: int, *, normalized: bool = False, scale: float = 1.0
+) -> Routes:
+    """Record which k experts each row goes to, the largest of its scores p (N, E).
+
+    p is a softmax or a sigmoid of a router's logits. What a copy counts is its score, times
+    ``scale``; with ``normalized``, its share in the sum of the k.
+    """
+    N, E = matrix("route", p)
+    fits = 1 <= k <= E and N * k <= MOST_ROWS
+    require(fits, "route", f"{k} of E experts, and at most {MOST_ROWS} copies of rows", p)
+    weights = s.tape.new("weights", (N, k))
+    chosen, slots = (s.tape.new(name, (N, k), "i32") for name in ("experts", "slots"))
+    offsets = s.tape.new("offsets", (E + 1,), "i32")
+    s.tape.record(
+        ROUTING,
+        {"weights": weights, "experts": chosen, "p": p},
+        {"N": N, "E": E, "K": k, "normalized": int(normalized)},
+        {"scale": scale},
+    )
+    tensors = {"slots": slots, "offsets": offsets, "experts": chosen}
+    s.tape.record(EXPERT_ROWS, tensors, {"N": N, "K": k, "E": E})
+    return Routes(weights, slots, offsets)
+
+
+def dispatch(s: Recorder, x: Tensor, routes: Routes) -> Tensor:
+    """Record y (N K, C): the copies of each row of x (N, C), sorted by expert."""
+    (N, C), (rows, K) = matrix("dispatch", x), routes.slots.shape
+    require(rows == N, "dispatch", f"x ({rows}, C)", x)
+    y = s.tape.new("dispatched", (N * K, C))
+    sizes = {"N": N, "K": K, "C": C}
+    s.tape.record(DISPATCH, {"y": y, "x": x, "slots": routes.slots}, sizes)
+    return y
+
+
+def combine(s: Recorder, x: Tensor, routes: Routes) -> Tensor:
+    """Record y (N, C): the sum of the copies of each row, from x (N K, C)."""
+    (M, C), (N, K) = matrix("combine", x), routes.slots.shape
+    require(M == N * K, "combine", f"x ({N * K}, C)", x)
+    y = s.tape.new("combined", (N, C))
+    sizes = {"N": N, "K": K, "C": C}
+    s.tape.record(COMBINE, {"y": y, "x": x, "slots": routes.slots}, sizes)
+    return y
+
+
+def weigh(s: Recorder, x: Tensor, routes: Routes) -> Tensor:
+    """Record y (N K, C): each row of x, a copy, times what it counts."""
+    (M, C), (N, K) = matrix("weigh", x), routes.slots.shape
+    require(M == N * K, "weigh", f"x ({N * K}, C)", x)
+    y = s.tape.new("weighed", (M, C))
+    tensors = {"y": y, "x": x, "w": routes.weights, "slots": routes.slots}
+    s.tape.record(WEIGH, tensors, {"N": N, "K": K, "C": C})
+    return y
+
+
+def experts(s: Recorder, x: Tensor, w: Tensor, routes: Routes, b: Tensor | None = None) -> Tensor:
+    """Record y (M, N) = x (M, K) w[e]^T + b[e], e the expert to whom a row of x was sent.
+
+    w (E, N, K), b (E, N). A frozen w may be of a block type (see Session.mapped); no expert is
+    expanded as a whole. The node and its gradients keep the session's ``matmul_precision`` of now.
+    """
+    M, K = matrix("experts", x)
+    E, copies = routes.offsets.size - 1, routes.slots.size
+    fits = len(w.shape) == 3 and w.shape[::2] == (E, K) and copies == M
+    require(fits, "experts", f"x ({copies}, K), w ({E}, N, {K})", x, w)
+    N = w.shape[1]
+    require(b is None or b.shape == (E, N), "experts", f"b ({E}, {N})", x, w, b)
+    y = s.tape.new("experts", (M, N))
+    sizes = {"E": E, "M": M, "N": N, "K": K, "type": dtypes.DTYPES[w.dtype].ggml}
+    sizes |= {"precision": precision.PRECISIONS.index(s.matmul_precision)}
+    s.tape.record(EXPERTS, {"y": y, "x": x, "w": w, "b": b, "offsets": routes.offsets}, sizes)
+    return y
+
+
+def _experts_gradient(back: Backward, node: Node, dy: Tensor) -> None:
+    x, w, b, offsets = node["x"], node["w"], node.named["b"], node["offsets"]
+    sizes = {name: node.sizes[name] for name in ("E", "M", "N", "K", "precision")}
+    rows = {"dy": dy, "offsets": offsets}
+    back.emit(EXPERTS_BACKWARD_WEIGHT, {"dw": w}, rows | {"x": x}, sizes)
+    counts = {name: sizes[name] for name in "EMN"}
+    back.emit(EXPERTS_BACKWARD_BIAS, {"db": b}, rows, counts)
+    sizes |= {"type": node.sizes["type"]}
+    back.emit(EXPERTS_BACKWARD_INPUT, {"dx": x}, rows | {"w": w}, sizes)
+
+
+def _dispatch_gradient(back: Backward, node: Node, dy: Tensor) -> None:
+    _transposed(back, COMBINE, node, dy)
+
+
+def _combine_gradient(back: Backward, node: Node, dy: Tensor) -> None:
+    _transposed(back, DISPATCH, node, dy)
+
+
+def _transposed(back: Backward, op: Op, node: Node, dy: Tensor) -> None:
+    """Record the gradient of an op of which another is the transpose."""
+    if not back.wants(node["x"]):
+        return
+    dx = back.new(node["x"])
+    back.tape.record(op, {"y": dx, "x": dy, "slots": node["slots"]}, node.sizes)
+    back.contribute(node["x"], dx)
+
+
+def _used(sizes: Sizes) -> int:
+    """Count the bytes of a product: those of as many experts as can have rows, and of the rows."""
+    E, M, N, K = (sizes[name] for name in "EMNK")
+    dtype = dtypes.NAMES[sizes.get("type", 0)]
+    return min(E, M) * dtypes.nbytes(dtype, N * K) + 4 * M * (N + K)
+
+
+_PRODUCT = flops(2, "M", "N", "K")
+
+ROUTING_BACKWARD = Op(
+    "routing.backward",
+    "dp <- dweights p weights experts",
+    "N E K normalized",
+    flops(5, "N", "K"),
+    options="scale",
+    integers=("experts",),
+    rows="N dweights",
+)
+
+
+def _routing_gradient(back: Backward, node: Node, dy: Tensor) -> None:
+    named = {name: node[name] for name in ("p", "weights", "experts")}
+    back.emit(
+        ROUTING_BACKWARD, {"dp": node["p"]}, {"dweights": dy, **named}, node.sizes, node.options
+    )
+
+
+ROUTING = Op(
+    "routing.forward",
+    "weights experts <- p",
+    "N E K normalized",
+    flops(1, "N", "E"),
+    _routing_gradient,
+    options="scale",
+    rows="N p",
+)
+EXPERT_ROWS = Op(
+    "expert_rows.forward",
+    "slots offsets <- experts",
+    "N K E",
+    flops(3, "N", "K"),
+    integers=("experts",),
+    rows="N experts",
+)
+DISPATCH = Op(
+    "dispatch.forward",
+    "y <- x slots",
+    "N K C",
+    flops(1, "N", "K", "C"),
+    _dispatch_gradient,
+    integers=("slots",),
+    again=itself,
+    rows="N slots",
+)
+COMBINE = Op(
+    "dispatch.combine",
+    "y <- x slots",
+    "N K C",
+    flops(1, "N", "K", "C"),
+    _combine_gradient,
+    integers=("slots",),
+    rows="N slots",
+)
+WEIGH_BACKWARD = Op(
+    "dispatch.weigh_backward",
+    "dx dw <- dy x w slots",
+    "N K C",
+    flops(3, "N", "K", "C"),
+    integers=("slots",),
+    inplace={"dx": "dy"},
+    rows="N slots",
+)
+WEIGH = Op(
+    "dispatch.weigh",
+    "y <- x w slots",
+    "N K C",
+    flops(1, "N", "K", "C"),
+    by_names(WEIGH_BACKWARD),
+    integers=("slots",),
+    again=itself,
+    rows="N slots",
+)
+EXPERTS_BACKWARD_BIAS = Op(
+    "experts.backward_bias",
+    "db <- dy offsets",
+    "E M N",
+    flops(1, "M", "N"),
+    weights=("db",),
+    integers=("offsets",),
+)
+EXPERTS_BACKWARD_INPUT = Op(
+    "experts.backward_input",
+    "dx <- dy w offsets",
+    "E M N K precision type",
+    _PRODUCT,
+    nbytes=_used,
+    adds=True,
+    integers=("offsets",),
+    blocks=("w",),
+)
+EXPERTS_BACKWARD_WEIGHT = Op(
+    "experts.backward_weight",
+    "dw <- dy x offsets",
+    "E M N K precision",
+    _PRODUCT,
+    weights=("dw",),
+    integers=("offsets",),
+)
+EXPERTS = Op(
+    "experts.forward",
+    "y <- x w b? offsets",
+    "E M N K precision type",
+    _PRODUCT,
+    _experts_gradient,
+    nbytes=_used,
+    integers=("offsets",),
+    blocks=("w",),
+)

@@ -1,0 +1,28 @@
+"""expert_rows against NumPy's stable argsort and bincount."""
+
+import numpy as np
+
+from toynn.backends.reference import experts
+from toynn.testing.cases._case import Call, OpCase, call
+
+
+def _calls(rng: np.random.Generator, N: int, K: int, E: int) -> list[Call]:
+    """Choose among every second expert, so that some have no rows."""
+    some = np.arange(0, E, 2)
+    chosen = some[rng.integers(0, some.size, (N, K))].astype(np.int32)
+    return [call("forward", experts.expert_rows(chosen, E), {"experts": chosen}, free=("offsets",))]
+
+
+CASE = OpCase(
+    op="expert_rows",
+    shapes=(
+        {"N": 37, "K": 3, "E": 11},
+        {"N": 65, "K": 4, "E": 128},
+        {"N": 5, "K": 1, "E": 1},
+        {"N": 0, "K": 2, "E": 4},
+    ),
+    bench={"qwen3_30b_a3b": {"N": 256, "K": 8, "E": 128}},
+    calls=_calls,
+    tolerance=1e-9,
+    reason="whole numbers",
+)

@@ -1,0 +1,123 @@
+"""experts against x w[e]^T + b[e] in float64, expert by expert, and the products of its gradient.
+
+Some experts have no rows, one has a few and one has most; the last rows belong to nobody. With a
+``type`` (its number in GGUF), w is random blocks.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from toynn.backends.reference import experts
+from toynn.testing.cases._case import Array, Call, OpCase, call
+from toynn.testing.cases.quants import SCALES, matrix
+
+_UNUSED = dict.fromkeys("wb", "an expert without rows is not read")
+_WEIGHTS = (0, 1, 3, 12, 0, 5, 2)  # of the experts, in turn
+
+
+def _offsets(E: int, M: int) -> Array:
+    """Return where the rows of each expert begin; all rows but one are somebody's."""
+    shares = np.array([_WEIGHTS[e % len(_WEIGHTS)] for e in range(E)], np.float64)
+    if not shares.any():
+        shares[:] = 1
+    ends = np.floor(np.cumsum(shares) / shares.sum() * max(M - 1, 0) + 1e-9)
+    return np.concatenate([[0], ends]).astype(np.int32)
+
+
+def _inputs(rng: np.random.Generator, E: int, M: int, N: int, K: int, **_: Any) -> dict[str, Array]:
+    return {
+        "x": rng.standard_normal((M, K)).astype(np.float32),
+        "w": (rng.standard_normal((E, N, K)) / math.sqrt(max(K, 1))).astype(np.float32),
+        "b": rng.standard_normal((E, N)).astype(np.float32),
+        "offsets": _offsets(E, M),
+    }
+
+
+def _function(inputs: dict[str, Array], **_: Any) -> Array:
+    return experts.products(**inputs)["y"]
+
+
+def _gradients(inputs: dict[str, Array], dy: Array, **_: Any) -> dict[str, Array]:
+    offsets = inputs["offsets"]
+    return {
+        **experts.backward_input(dy, inputs["w"], offsets),
+        **experts.backward_weight(dy, inputs["x"], offsets),
+        **experts.backward_bias(dy, offsets),
+    }
+
+
+def _calls(rng: np.random.Generator, E: int, M: int, N: int, K: int, type: int = 0) -> list[Call]:
+    """Make all rows somebody's: of the others a kernel says nothing."""
+    inputs = _inputs(rng, E, M, N, K)
+    there = int(inputs["offsets"][-1])
+    inputs["x"] = inputs["x"][:there]
+    exact = {
+        name: value.astype(np.float64) if value.dtype.kind == "f" else value
+        for name, value in inputs.items()
+    }
+    stored: dict[str, Any] = {}
+    if type:
+        stored["type"], raw, wide = matrix(rng, type, E * N, K)
+        inputs["w"] = raw.reshape(E, N, -1)
+        exact["w"] = wide.reshape(E, N, K)
+    dy = rng.standard_normal((there, N)).astype(np.float32)
+    offsets = {"offsets": inputs["offsets"]}
+    gradients = _gradients(exact, dy.astype(np.float64))
+    more: dict[str, Any] = {"sizes": {"M": there}, "free": ("offsets",)}
+    calls = [
+        call("forward", {"y": _function(exact)}, inputs, loses_nan=_UNUSED, **more, **stored),
+        call(
+            "backward_input",
+            {"dx": gradients["dx"]},
+            {"dy": dy, "w": inputs["w"], **offsets},
+            accumulates=("dx",),
+            loses_nan=_UNUSED,
+            **more,
+            **stored,
+        ),
+        call(
+            "backward_weight",
+            {"dw": gradients["dw"]},
+            {"dy": dy, "x": inputs["x"], **offsets},
+            accumulates=("dw",),
+            **more,
+        ),
+        call(
+            "backward_bias",
+            {"db": gradients["db"]},
+            {"dy": dy, **offsets},
+            accumulates=("db",),
+            **more,
+        ),
+    ]
+    return calls[:2] if type else calls  # blocks are frozen
+
+
+CASE = OpCase(
+    op="experts",
+    shapes=(
+        {"E": 5, "M": 38, "N": 19, "K": 33},
+        {"E": 1, "M": 2, "N": 1, "K": 1},
+        {"E": 7, "M": 140, "N": 130, "K": 257},  # packed, small and few rows, all at once
+        {"E": 3, "M": 400, "N": 40, "K": 300},  # more rows than columns
+        {"E": 4, "M": 40, "N": 700, "K": 96},
+        {"E": 9, "M": 1, "N": 3, "K": 5},  # no row is anybody's
+        {"E": 3, "M": 0, "N": 3, "K": 5},
+        {"E": 2, "M": 7, "N": 4, "K": 0},
+        *({"E": 3, "M": 24, "N": 17, "K": 256, "type": type} for type in SCALES),
+        {"E": 3, "M": 200, "N": 96, "K": 288, "type": 8},
+    ),
+    bench={
+        "gate_32_of_135m": {"E": 32, "M": 1024, "N": 384, "K": 576},
+        "gate_qwen3_30b_a3b_q4_k": {"E": 128, "M": 2048, "N": 768, "K": 2048, "type": 12},
+    },
+    calls=_calls,
+    tolerance=2e-6,
+    reason="float32 sums of up to 400 products, relative to the largest element; rough as matmul",
+    rough=8e-3,
+    inputs=_inputs,
+    function=_function,
+    gradients=_gradients,
+)
