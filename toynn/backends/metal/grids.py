@@ -150,6 +150,10 @@ PASSES: dict[str, Callable[[Sizes], list[Pass]]] = {
     "cross_entropy.backward_dense": _rows("cross_entropy_backward_dense"),
     "cross_entropy.forward": _one_loss(""),
     "cross_entropy.forward_dense": _one_loss("_dense"),
+    "dispatch.combine": _each("dispatch_combine", "N", "C"),
+    "dispatch.forward": _each("dispatch_forward", "N", "K", "C"),
+    "dispatch.weigh": _each("dispatch_weigh", "N", "K", "C"),
+    "dispatch.weigh_backward": lambda s: [rows("dispatch_weigh_backward", s["N"] * s["K"])],
     "dropout.forward": lambda s: [each("dropout_forward", _over(s["n"], 32) * 16)],
     "elementwise.accumulate": _each("elementwise_accumulate", "n"),
     "elementwise.add": _each("elementwise_add", "n"),
@@ -160,6 +164,13 @@ PASSES: dict[str, Callable[[Sizes], list[Pass]]] = {
         rows("embedding_backward", s["N"]),
     ],
     "embedding.forward": lambda s: [each("embedding_forward", s["N"] * _over(s["C"], RUN))],
+    "expert_rows.forward": lambda s: [each("expert_rows_forward", s["E"] + 1)],
+    "experts.backward_bias": _each("experts_backward_bias", "E", "N"),
+    "experts.backward_input": lambda s: [
+        each("experts_backward_input", s["M"] * _over(s["K"], RUN))
+    ],
+    "experts.backward_weight": _each("experts_backward_weight", "E", "N", "K"),
+    "experts.forward": _each("experts_forward", "M", "N"),
     "gelu.backward": _each("gelu_backward", "n"),
     "gelu.forward": _each("gelu_forward", "n"),
     "grad_norm.forward": lambda s: [
@@ -176,6 +187,8 @@ PASSES: dict[str, Callable[[Sizes], list[Pass]]] = {
     "rope.backward": _pairs("rope_backward"),
     "rope.forward": _pairs("rope_forward"),
     "rounding.forward": _each("rounding_forward", "n"),
+    "routing.backward": _each("routing_backward", "N"),
+    "routing.forward": _each("routing_forward", "N"),
     "silu.backward": _each("silu_backward", "n"),
     "silu.forward": _each("silu_forward", "n"),
     "softmax.backward": _rows("softmax_backward"),
@@ -201,6 +214,7 @@ SHARED: dict[str, tuple[str, ...]] = {
     "chunked_cross_entropy": ("logits",),
     "cross_entropy": ("logits",),
     "embedding": ("blocks",),
+    "experts": ("blocks",),
     "gelu": ("activations",),
     "matmul": ("activations", "blocks", "products"),
 }

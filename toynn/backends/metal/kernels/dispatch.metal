@@ -1,0 +1,70 @@
+// Dispatch: copies of rows, sorted by expert, and back: sums of the copies; weights of the copies.
+//
+//   forward            y[r,c]    = x[n,c]                      combine is its gradient
+//   combine            y[n,c]    = sum_j x[slots[n,j],c]       forward is its gradient
+//   weigh              y[r,c]    = w[n,j] x[r,c]
+//   weigh_backward     dx[r,c]   = w[n,j] dy[r,c]
+//                      dw[n,j]   = sum_c dy[r,c] x[r,c]        r = slots[n,j]
+//
+// N rows of C channels, K copies of each. A thread for each number that is written; for dw a group for each
+// copy. Source: Lepikhin et al. 2020, GShard, arXiv:2006.16668, section 3.2.
+
+kernel void dispatch_forward(device float*              y     [[buffer(0)]],
+                             device const float*        x     [[buffer(1)]],
+                             device const int*          slots [[buffer(2)]],
+                             constant DispatchForward&  args  [[buffer(3)]],
+                             uint at [[thread_position_in_grid]])
+{
+    const uint C = args.C;
+    if (at >= args.N * args.K * C) return;
+    const uint copy = at / C, c = at % C;
+    y[uint(slots[copy]) * C + c] = x[copy / args.K * C + c];
+}
+
+kernel void dispatch_combine(device float*              y     [[buffer(0)]],
+                             device const float*        x     [[buffer(1)]],
+                             device const int*          slots [[buffer(2)]],
+                             constant DispatchCombine&  args  [[buffer(3)]],
+                             uint at [[thread_position_in_grid]])
+{
+    const uint C = args.C, K = args.K;
+    if (at >= args.N * C) return;
+    const uint n = at / C, c = at % C;
+    float sum = 0.0f;
+    for (uint j = 0; j < K; ++j) sum += x[uint(slots[n * K + j]) * C + c];
+    y[at] = sum;
+}
+
+kernel void dispatch_weigh(device float*            y     [[buffer(0)]],
+                           device const float*      x     [[buffer(1)]],
+                           device const float*      w     [[buffer(2)]],
+                           device const int*        slots [[buffer(3)]],
+                           constant DispatchWeigh&  args  [[buffer(4)]],
+                           uint at [[thread_position_in_grid]])
+{
+    const uint C = args.C;
+    if (at >= args.N * args.K * C) return;
+    const uint copy = at / C, to = uint(slots[copy]) * C + at % C;
+    y[to] = w[copy] * x[to];
+}
+
+kernel void dispatch_weigh_backward(device float*                    dx    [[buffer(0)]],
+                                    device float*                    dw    [[buffer(1)]],
+                                    device const float*              dy    [[buffer(2)]],
+                                    device const float*              x     [[buffer(3)]],
+                                    device const float*              w     [[buffer(4)]],
+                                    device const int*                slots [[buffer(5)]],
+                                    constant DispatchWeighBackward&  args  [[buffer(6)]],
+                                    uint copy [[threadgroup_position_in_grid]],
+                                    uint tid  [[thread_index_in_threadgroup]])
+{
+    threadgroup float part[GROUP];
+    const uint C = args.C;
+    if (copy >= args.N * args.K) return;
+    const uint first = uint(slots[copy]) * C;
+    float dot = 0.0f;
+    for (uint c = tid; c < C; c += GROUP) dot += dy[first + c] * x[first + c];
+    dot = group_sum(dot, part, tid);
+    if (tid == 0) dw[copy] = dot;
+    for (uint c = tid; c < C; c += GROUP) dx[first + c] = w[copy] * dy[first + c];
+}

@@ -1,0 +1,24 @@
+// Where the copies of each row go when they are sorted by expert.
+//
+//   offsets[e]   = how many (n,j) have experts[n,j] < e                     e = 0..E
+//   slots[n,j]   = offsets[e] + how many (n',j') before (n,j) go to e       e = experts[n,j]
+//
+// N rows, each sent to K of E experts. A thread for each expert, and one for the end: it walks over all
+// copies to see where its own begin, and once more to say where each of them goes.
+
+kernel void expert_rows_forward(device int*                  slots   [[buffer(0)]],
+                                device int*                  offsets [[buffer(1)]],
+                                device const int*            experts [[buffer(2)]],
+                                constant ExpertRowsForward&  args    [[buffer(3)]],
+                                uint at [[thread_position_in_grid]])
+{
+    const uint copies = args.N * args.K;
+    const int e = int(at);
+    if (at > args.E) return;
+    int slot = 0;
+    for (uint i = 0; i < copies; ++i) slot += experts[i] < e ? 1 : 0;
+    offsets[at] = slot;
+    for (uint i = 0; i < copies; ++i) {
+        if (experts[i] == e) slots[i] = slot++;
+    }
+}

@@ -1,0 +1,65 @@
+// Routing: the experts that a row goes to, and what each of them counts.
+//
+//   experts[n,:]   = the K experts e with the largest p[n,e], largest first; of equals, the first
+//   weights[n,j]   = s p[n,e_j] / Z[n]      e_j = experts[n,j];  Z = sum_j p[n,e_j], or 1
+//   dp[n,e_j]      = s dw[n,j]                                   without Z
+//                    (s dw[n,j] - sum_i dw[n,i] w[n,i]) / Z[n]   with it (normalized)
+//   dp[n,e]        = 0                                           for the others
+//
+// N rows, a thread each; E experts, K of them chosen. NaN counts as larger than any number.
+// Source: Shazeer et al. 2017, arXiv:1701.06538, section 2.1; Jiang et al. 2024, arXiv:2401.04088.
+
+static inline bool is_larger(float x, float y) { return x > y || (isnan(x) && !isnan(y)); }
+
+static inline float total_of(device const float* p, device const int* experts, uint K) {
+    float total = 0.0f;
+    for (uint j = 0; j < K; ++j) total += p[experts[j]];
+    return total;
+}
+
+kernel void routing_forward(device float*             weights [[buffer(0)]],
+                            device int*               experts [[buffer(1)]],
+                            device const float*       p       [[buffer(2)]],
+                            constant RoutingForward&  args    [[buffer(3)]],
+                            uint n [[thread_position_in_grid]])
+{
+    const uint E = args.E, K = args.K;
+    if (n >= args.N) return;
+    weights += n * K;
+    experts += n * K;
+    p += n * E;
+    for (uint e = 0; e < E; ++e) {
+        uint j = min(e, K - 1);
+        if (e >= K && !is_larger(p[e], p[experts[j]])) continue;
+        while (j > 0 && is_larger(p[e], p[experts[j - 1]])) {
+            experts[j] = experts[j - 1];
+            --j;
+        }
+        experts[j] = int(e);
+    }
+    const float factor = args.normalized ? args.scale / total_of(p, experts, K) : args.scale;
+    for (uint j = 0; j < K; ++j) weights[j] = p[experts[j]] * factor;
+}
+
+kernel void routing_backward(device float*              dp       [[buffer(0)]],
+                             device const float*        dweights [[buffer(1)]],
+                             device const float*        p        [[buffer(2)]],
+                             device const float*        weights  [[buffer(3)]],
+                             device const int*          experts  [[buffer(4)]],
+                             constant RoutingBackward&  args     [[buffer(5)]],
+                             uint n [[thread_position_in_grid]])
+{
+    const uint E = args.E, K = args.K;
+    if (n >= args.N) return;
+    dp += n * E;
+    dweights += n * K;
+    weights += n * K;
+    experts += n * K;
+    float common = 0.0f, factor = 1.0f;
+    for (uint e = 0; e < E; ++e) dp[e] = 0.0f;
+    if (args.normalized) {
+        for (uint j = 0; j < K; ++j) common += dweights[j] * weights[j];
+        factor = 1.0f / total_of(p + n * E, experts, K);
+    }
+    for (uint j = 0; j < K; ++j) dp[experts[j]] = (args.scale * dweights[j] - common) * factor;
+}
