@@ -12,27 +12,19 @@ offsets[E] are neither read nor written.
 
 For forward and backward_input w may be stored in blocks of any type of _format.pxd. An expert
 without rows is not read, and none is expanded as a whole: threads take tasks, each some columns of
-one expert's product (_tasks.pxd), and expand what they pack. Precision counts as in matmul.pyx.
+one expert's product (_grouped.pxd), and expand what they pack. Precision counts as in matmul.pyx.
 Source: Gale et al. 2022, MegaBlocks, arXiv:2211.15841, section 4.
 """
-from cython.parallel cimport parallel, prange, threadid
 from libc.stdint cimport uint8_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memset
 
-from toynn._kernels._blocked cimport Product
-from toynn._kernels._common cimport (
-    at2, at3, flush_denormals, fpstate, ids1, restore_fpstate, team,
-)
+from toynn._kernels._common cimport at2, at3, ids1
 from toynn._kernels._entry cimport entry
-from toynn._kernels._format cimport Format, format_of, row_bytes
-from toynn._kernels._gemm cimport begin_tiles, end_tiles
-from toynn._kernels._panels cimport HAS_PAIRS, HAS_TILES
+from toynn._kernels._grouped cimport Experts, floats_for, multiply_experts
+from toynn._kernels._panels cimport HAS_PAIRS
 from toynn._kernels._parallel cimport parallel_for
-from toynn._kernels._products cimport (
-    BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, MEDIUM, Entry, product_of,
-)
-from toynn._kernels._tasks cimport multiply_task, task_floats, tasks_of
+from toynn._kernels._products cimport BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, MEDIUM
 from toynn._kernels.abi cimport KernelArgs, kernel_fn
 
 from toynn._kernels._check import check, precision_index, row_length
@@ -42,82 +34,6 @@ from toynn._kernels.cpu import gains_by_pairs
 cdef double MOST = 2.0 ** 56  # elements of a matrix: their bytes can be counted
 
 cdef bint _pairs = HAS_PAIRS and gains_by_pairs()
-
-cdef struct Experts:
-    Entry which
-    float* c              # what is written
-    const float* a        # x or dy
-    const void* b         # w or x
-    const float* bias
-    const int* offsets
-    Py_ssize_t E, N, K, type, precision
-    bint add
-
-
-cdef inline Product _product_of_expert(const Experts* x, Py_ssize_t e) noexcept nogil:
-    """The product of expert e with its rows."""
-    cdef Py_ssize_t first = x.offsets[e], M = x.offsets[e + 1] - first, N = x.N, K = x.K
-    cdef Format format = format_of(x.type)
-    cdef Product p
-    if x.which == FORWARD:
-        p = product_of(
-            FORWARD, x.c + first * N, x.a + first * K,
-            <const uint8_t*>x.b + e * N * row_bytes(&format, K), M, N, K, x.type, x.precision,
-            _pairs,
-        )
-        if x.bias != NULL:
-            p.bias = x.bias + e * N
-    elif x.which == BACKWARD_INPUT:
-        p = product_of(
-            BACKWARD_INPUT, x.c + first * K, x.a + first * N,
-            <const uint8_t*>x.b + e * N * row_bytes(&format, K), M, N, K, x.type, x.precision,
-            _pairs,
-        )
-    else:
-        p = product_of(
-            BACKWARD_WEIGHT, x.c + e * N * K, x.a + first * N, <const float*>x.b + first * K, M, N,
-            K, 0, x.precision, _pairs,
-        )
-    p.add = x.add
-    return p
-
-
-cdef inline void _task(
-    const Experts* x, Py_ssize_t i, Py_ssize_t most, void* workspace
-) noexcept nogil:
-    """Task i % most of expert i / most, which may have fewer."""
-    cdef Product p = _product_of_expert(x, i // most)
-    if i % most < tasks_of(&p):
-        multiply_task(&p, workspace, i % most)
-
-
-cdef void _multiply(
-    const Experts* x, float* workspace, Py_ssize_t floats, int n_threads
-) noexcept nogil:
-    """All products: tasks of unlike size, so a thread takes the next when it is done with one."""
-    cdef Product p
-    cdef Py_ssize_t e, i, most = 0
-    cdef fpstate before = 0
-    for e in range(x.E):
-        p = _product_of_expert(x, e)
-        most = max(most, tasks_of(&p))
-    with parallel(num_threads=team(n_threads)):
-        before = flush_denormals()
-        if HAS_TILES:
-            begin_tiles()
-        for i in prange(x.E * most, schedule="dynamic"):
-            _task(x, i, most, workspace + threadid() * floats)
-        if HAS_TILES:
-            end_tiles()
-        restore_fpstate(before)
-
-
-cdef inline Py_ssize_t _floats(
-    Entry which, Py_ssize_t M, Py_ssize_t N, Py_ssize_t K, Py_ssize_t precision
-) noexcept nogil:
-    """Floats of scratch memory for a thread: as many as if one expert had all rows, or more."""
-    cdef Product p = product_of(which, NULL, NULL, NULL, M, N, K, 0, precision, _pairs)
-    return task_floats(&p)
 
 
 cdef void _forward(KernelArgs* a) noexcept nogil:
@@ -129,9 +45,9 @@ cdef void _forward(KernelArgs* a) noexcept nogil:
     cdef Py_ssize_t E = a.n[0], M = a.n[1], N = a.n[2], K = a.n[3]
     cdef Py_ssize_t precision = a.n[4], type = a.n[5]
     cdef Experts all = Experts(
-        FORWARD, y, x, w, b, offsets, E, N, K, type, precision, False
+        FORWARD, y, x, w, b, offsets, E, M, N, K, type, precision, False, _pairs
     )
-    _multiply(&all, <float*>a.workspace, _floats(FORWARD, M, N, K, precision), a.n_threads)
+    multiply_experts(&all, a.workspace, a.n_threads)
 
 
 cdef void _backward_input(KernelArgs* a) noexcept nogil:
@@ -142,9 +58,9 @@ cdef void _backward_input(KernelArgs* a) noexcept nogil:
     cdef Py_ssize_t E = a.n[0], M = a.n[1], N = a.n[2], K = a.n[3]
     cdef Py_ssize_t precision = a.n[4], type = a.n[5]
     cdef Experts all = Experts(
-        BACKWARD_INPUT, dx, dy, w, NULL, offsets, E, N, K, type, precision, a.accumulate
+        BACKWARD_INPUT, dx, dy, w, NULL, offsets, E, M, N, K, type, precision, a.accumulate, _pairs
     )
-    _multiply(&all, <float*>a.workspace, _floats(BACKWARD_INPUT, M, N, K, precision), a.n_threads)
+    multiply_experts(&all, a.workspace, a.n_threads)
 
 
 cdef void _backward_weight(KernelArgs* a) noexcept nogil:
@@ -154,9 +70,9 @@ cdef void _backward_weight(KernelArgs* a) noexcept nogil:
     cdef const int* offsets = <const int*>a.t[3]
     cdef Py_ssize_t E = a.n[0], M = a.n[1], N = a.n[2], K = a.n[3], precision = a.n[4]
     cdef Experts all = Experts(
-        BACKWARD_WEIGHT, dw, dy, x, NULL, offsets, E, N, K, 0, precision, a.accumulate
+        BACKWARD_WEIGHT, dw, dy, x, NULL, offsets, E, M, N, K, 0, precision, a.accumulate, _pairs
     )
-    _multiply(&all, <float*>a.workspace, _floats(BACKWARD_WEIGHT, M, N, K, precision), a.n_threads)
+    multiply_experts(&all, a.workspace, a.n_threads)
 
 
 cdef void _bias_experts(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
@@ -185,6 +101,7 @@ def workspace(
     int type=0, int n_threads=1,
 ):
     """Bytes of scratch memory that an entry needs at these sizes; 0 where it needs none."""
+    cdef Experts all
     cdef double most = max(<double>M * N, <double>N * K * E, <double>M * K)
     if most > MOST:
         raise ValueError(
@@ -198,7 +115,10 @@ def workspace(
         )
     if name not in _ENTRIES:
         return 0
-    return n_threads * _floats(_ENTRIES[name], M, N, K, precision) * sizeof(float)
+    all = Experts(
+        _ENTRIES[name], NULL, NULL, NULL, NULL, NULL, E, M, N, K, 0, precision, False, _pairs
+    )
+    return n_threads * floats_for(&all) * sizeof(float)
 
 
 def _check_offsets(where, const int[::1] offsets, Py_ssize_t M):

@@ -1,0 +1,94 @@
+"""Products of many matrices, each with rows of its own, as tasks that threads share.
+
+The rows of an expert lie side by side: offsets say where. Which operand is read along which axis is
+said in _products.pxd, how a product is cut in _tasks.pxd.
+"""
+from cython.parallel cimport parallel, prange, threadid
+from libc.stdint cimport uint8_t
+
+from toynn._kernels._blocked cimport Product
+from toynn._kernels._common cimport flush_denormals, fpstate, restore_fpstate, team
+from toynn._kernels._format cimport Format, format_of, row_bytes
+from toynn._kernels._gemm cimport begin_tiles, end_tiles
+from toynn._kernels._panels cimport HAS_TILES
+from toynn._kernels._products cimport (
+    BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Entry, product_of,
+)
+from toynn._kernels._tasks cimport multiply_task, task_floats, tasks_of
+
+cdef struct Experts:
+    Entry which
+    float* c              # what is written
+    const float* a        # x or dy
+    const void* b         # w or x
+    const float* bias
+    const int* offsets
+    Py_ssize_t E, M, N, K, type, precision
+    bint add
+    bint pairs            # whether the CPU multiplies pairs of bfloat16
+
+
+cdef inline Product _product_of_expert(const Experts* x, Py_ssize_t e) noexcept nogil:
+    """The product of expert e with its rows."""
+    cdef Py_ssize_t first = x.offsets[e], M = x.offsets[e + 1] - first, N = x.N, K = x.K
+    cdef Format format = format_of(x.type)
+    cdef Product p
+    if x.which == FORWARD:
+        p = product_of(
+            FORWARD, x.c + first * N, x.a + first * K,
+            <const uint8_t*>x.b + e * N * row_bytes(&format, K), M, N, K, x.type, x.precision,
+            x.pairs,
+        )
+        if x.bias != NULL:
+            p.bias = x.bias + e * N
+    elif x.which == BACKWARD_INPUT:
+        p = product_of(
+            BACKWARD_INPUT, x.c + first * K, x.a + first * N,
+            <const uint8_t*>x.b + e * N * row_bytes(&format, K), M, N, K, x.type, x.precision,
+            x.pairs,
+        )
+    else:
+        p = product_of(
+            BACKWARD_WEIGHT, x.c + e * N * K, x.a + first * N, <const float*>x.b + first * K, M, N,
+            K, 0, x.precision, x.pairs,
+        )
+    p.add = x.add
+    return p
+
+
+cdef inline void _task(
+    const Experts* x, Py_ssize_t i, Py_ssize_t most, void* workspace
+) noexcept nogil:
+    """Task i % most of expert i / most, which may have fewer."""
+    cdef Product p = _product_of_expert(x, i // most)
+    if i % most < tasks_of(&p):
+        multiply_task(&p, workspace, i % most)
+
+
+cdef inline Py_ssize_t floats_for(const Experts* x) noexcept nogil:
+    """Floats of scratch memory for a thread: as if one expert had all M rows, or more."""
+    cdef Product p = product_of(
+        x.which, NULL, NULL, NULL, x.M, x.N, x.K, 0, x.precision, x.pairs
+    )
+    return task_floats(&p)
+
+
+cdef inline void multiply_experts(
+    const Experts* x, void* workspace, int n_threads
+) noexcept nogil:
+    """All products: tasks of unlike size, so a thread takes the next when it is done with one."""
+    cdef Product p
+    cdef Py_ssize_t e, i, most = 0, floats = floats_for(x)
+    cdef fpstate before = 0
+    for e in range(x.E):
+        p = _product_of_expert(x, e)
+        most = max(most, tasks_of(&p))
+    with parallel(num_threads=team(n_threads)):
+        before = flush_denormals()
+        if HAS_TILES:
+            begin_tiles()
+        for i in prange(x.E * most, schedule="dynamic"):
+            _task(x, i, most, <float*>workspace + threadid() * floats)
+        if HAS_TILES:
+            end_tiles()
+        restore_fpstate(before)
