@@ -48,6 +48,9 @@ __all__ = ["Trainer"]
 
 StrPath = str | PathLike[str]
 
+#: Above so many times the loss before training, and so much for chance, a run diverges.
+WORSE, NOISE = 1.5, 0.5
+
 
 class Trainer:
     """Trains a recipe that was realized.
@@ -142,6 +145,7 @@ class Trainer:
         self._unit, self._progress = unit, progress
         self._on_step, self._on_report, self._on_best = on_step, list(on_report), on_best
         self._sampler = sample
+        self._diverges = False  # which is said once
         self._metrics: MetricsFile | None = None
         self._samples: Log | None = None
         self._bar: Progress | None = None
@@ -271,6 +275,14 @@ class Trainer:
             self._bar(report)
         for tell in self._on_report:
             tell(report)
+        before, now = self.result.reports[0].val_loss, report.train_loss
+        if not self._diverges and before is not None and now is not None:
+            self._diverges = now > WORSE * before + NOISE
+            if self._diverges:
+                say(
+                    f"step {report.iteration}: the loss, {now:.4f}, is far above the {before:.4f} "
+                    "before training: the run diverges; try a lower learning rate"
+                )
 
     def _best(self) -> None:
         if self.folder is not None:
