@@ -9,9 +9,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from toynn.engines import GPT2Config, GPT2SeqEngine, LlamaSeqEngine, SequenceEngine
 from toynn.formats import adapters
 from toynn.formats.adapters import Adapter
 from toynn.formats.safetensors import SafeTensors, encode
+from toynn.models import architecture
+from toynn.options import RecipeOptions
 from toynn.train.folder import to_toml
 
 QUICK = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
@@ -97,3 +100,43 @@ def test_adapters(tmp_path_factory, adapter):
             np.testing.assert_array_equal(read.tensors[name], values)
         for name in names:
             assert np.isclose(read.scale(name), adapter.scale(name), rtol=1e-6)
+
+
+@st.composite
+def models(draw):
+    """An engine of a model of Hugging Face's, with any weights."""
+    arch = draw(st.sampled_from(["gpt2", "llama", "qwen2", "qwen3", "smollm3", "granite"]))
+    heads, half, blocks = (draw(st.integers(1, most)) for most in (3, 2, 2))
+    sizes = {"vocab": draw(st.integers(1, 6)), "n_heads": heads, "n_layers": blocks}
+    sizes |= {"d_model": heads * 2 * half, "d_ff": draw(st.integers(1, 5))}
+    sizes |= {"context": draw(st.integers(1, 9))}
+    if arch == "gpt2":
+        engine, cfg, options = GPT2SeqEngine(), GPT2Config(**sizes), {}
+    else:
+        engine = LlamaSeqEngine() if arch in LlamaSeqEngine.architectures else SequenceEngine()
+        kv_heads = draw(st.sampled_from([n for n in range(1, heads + 1) if heads % n == 0]))
+        base = float(draw(st.integers(1000, 10**6)))
+        cfg = architecture(arch).config_type(
+            **sizes, n_kv_heads=kv_heads, arch=arch, rope_base=base
+        )
+        options = {"untied": draw(st.booleans()), "qkv_bias": arch == "qwen2"}
+    engine.declare(cfg, RecipeOptions(**options))
+    engine.session.finalize_weights()
+    weights = {name: draw(matrices(*tensor.shape)) for name, tensor in engine.tensors.items()}
+    engine.load_weights(weights)
+    return engine, weights
+
+
+@settings(QUICK, max_examples=25)
+@given(models())
+def test_folders_of_hugging_face(tmp_path_factory, model):
+    """Names, rows that RoPE turns in another order there, and a head that is tied or not."""
+    engine, weights = model
+    folder = tmp_path_factory.mktemp("round") / "hf"
+    engine.export_hf(folder)
+    again = type(engine).from_hf(folder, t_seq=1, build=False)
+    assert again.config == engine.config
+    read = again.weights()
+    assert read.keys() == weights.keys()
+    for name, values in weights.items():
+        np.testing.assert_array_equal(read[name], values, err_msg=name)

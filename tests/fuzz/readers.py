@@ -5,8 +5,10 @@ A reader that is added is a row of READERS.
 
 import io
 import json
+import shutil
+import zlib
 from collections.abc import Callable
-from contextlib import closing, redirect_stderr, redirect_stdout
+from contextlib import closing, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,15 +20,20 @@ from pictures import write_mnist
 from some_adapters import draw
 from vocabs import bpe_file, spm_file
 
-from toynn.cli import main
-from toynn.data import jsonl
+from toynn import GPT2Config, RecipeOptions
+from toynn.cli import Parser, main, train
+from toynn.data import binary, jsonl
+from toynn.data.examples import Columns, Examples
 from toynn.data.images import ImageData, read_picture
+from toynn.data.text import RandomWindows
 from toynn.engines import LlamaSeqEngine, ViTEngine
 from toynn.errors import ToynnError
 from toynn.evaluation.choices import read_questions
 from toynn.formats import adapters, gguf
 from toynn.formats.safetensors import SafeTensors, encode
 from toynn.formats.tokenizer import Tokenizer
+from toynn.recipes import GPT2
+from toynn.train import TokenCache, Trainer, checkpoint, token_cache
 
 Files = dict[str, bytes]  # by name, of one folder
 
@@ -187,6 +194,119 @@ def read_run(folder):
     assert code == 0, code
 
 
+@cache
+def tiny():
+    """A recipe that a checkpoint is of, and its data."""
+    recipe = GPT2()
+    config = GPT2Config(vocab=11, d_model=8, n_heads=2, d_ff=8, n_layers=1, context=4)
+    recipe.realize(config, RecipeOptions(t_seq=4, t_batch=2))
+    return recipe
+
+
+def trainer(**more):
+    data = RandomWindows(np.arange(50) % 11, 2, 4, seed=0)
+    return Trainer(tiny(), data, steps=4, save_every=2, progress=False, **more)
+
+
+def write_checkpoint(folder):
+    trainer(folder=folder / "run").fit()
+    for path in (folder / "run" / "checkpoint-2").iterdir():
+        if path.is_file():
+            path.rename(folder / path.name)
+    shutil.rmtree(folder / "run")
+    marker = json.loads((folder / "complete.json").read_bytes())
+    marker["files"] = {name: each for name, each in marker["files"].items() if "/" not in name}
+    (folder / "complete.json").write_text(json.dumps(marker))
+
+
+def read_checkpoint(folder):
+    trainer()._restore(checkpoint.read(folder))
+
+
+def read_state(folder):
+    """A state whose checksum is right, whatever is in it."""
+    marker, content = folder / "complete.json", (folder / "trainer_state.json").read_bytes()
+    with suppress(ValueError, TypeError, KeyError, RecursionError):
+        files = json.loads(marker.read_bytes())
+        files["files"]["trainer_state.json"] = {"bytes": len(content), "crc32": zlib.crc32(content)}
+        marker.write_text(json.dumps(files))
+    read_checkpoint(folder)
+
+
+def write_state(folder):
+    write_checkpoint(folder)
+    for path in folder.iterdir():
+        if path.suffix == ".safetensors":
+            KEPT[path.name] = path.read_bytes()
+            path.unlink()
+
+
+KEPT = {}  # weights that are not what is damaged
+
+
+def read_kept(folder):
+    for name, content in KEPT.items():
+        (folder / name).write_bytes(content)
+    read_state(folder)
+
+
+def write_tokens(folder):
+    ids = np.arange(60) % 11
+    header = np.zeros(256, "<i4")
+    header[:3] = 20240520, 1, len(ids)
+    (folder / "llmc.bin").write_bytes(header.tobytes() + ids.astype("<u2").tobytes())
+    header[:2] = 20240801, 7
+    (folder / "llama.bin").write_bytes(header.tobytes() + ids.astype("<u4").tobytes())
+    (folder / "nano.bin").write_bytes(ids.astype("<u2").tobytes())
+
+
+def each(read, pattern):
+    """A function that reads all files of a kind, and raises what the first bad one does."""
+
+    def read_all(folder):
+        refused = []
+        for path in sorted(folder.glob(pattern)):
+            try:
+                read(path)
+            except ToynnError as error:
+                refused.append(error)
+        if refused:
+            raise refused[0]
+
+    return read_all
+
+
+def write_table(folder):
+    write_texts(folder)
+    store = TokenCache(folder / "tokens", print)
+    jsonl.read(folder / "a.jsonl", Letters(), 16, vocab_size=0x110000, store=store)
+    for path in folder.glob("*.jsonl"):
+        path.unlink()
+    for path in folder.glob("tokens/*/*"):
+        path.rename(folder / path.name)
+    shutil.rmtree(folder / "tokens")
+
+
+def read_table(folder):
+    columns, facts = token_cache._opened(folder, token_cache.EXAMPLES)
+    examples = Examples.of(Columns(*(columns[name] for name in token_cache.EXAMPLES)), 16)
+    examples.lengths, facts["labels"]
+
+
+def write_config(folder):
+    (folder / "config.toml").write_text(
+        '[run]\nrecipe = "vit"\n\n[data]\nclasses = ["a", "b"]\n\n'
+        "[train]\nsteps = 10\nlr = 1e-3\nflip = true\ncrop = false\nnorm = 'rmsnorm'\n"
+    )
+
+
+def read_config(folder):
+    """The words of a command, as a parser takes them."""
+    parser = Parser()
+    train.add_parser(parser.add_subparsers())
+    parser.parse_args(["train", *train.words_of(["--config", str(folder / "config.toml")])])
+
+
 READERS = [
     Reader(
         "gguf", lambda at: write_base(at / "a.gguf"), lambda at: all_of(gguf.open(at / "a.gguf"))
@@ -220,4 +340,9 @@ READERS = [
     Reader("bpe", lambda at: bpe_file(at / "a.gguf"), lambda at: read_tokenizer(at / "a.gguf")),
     Reader("spm", lambda at: spm_file(at / "a.gguf"), lambda at: read_tokenizer(at / "a.gguf")),
     Reader("run", write_run, read_run),
+    Reader("config", write_config, read_config),
+    Reader("checkpoint", write_checkpoint, read_checkpoint),
+    Reader("state", write_state, read_kept),
+    Reader("bin", write_tokens, each(lambda path: binary.map_tokens(path, 11), "*.bin")),
+    Reader("tokens", write_table, read_table),
 ]

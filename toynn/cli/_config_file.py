@@ -16,6 +16,7 @@ from typing import Any
 
 from toynn.cli._flags import Flag
 from toynn.errors import ConfigError
+from toynn.reading import read_bytes
 
 __all__ = ["NOT_KEPT", "expanded", "flag_values"]
 
@@ -85,10 +86,10 @@ def _config_of(folder: Path) -> Path:
 
 def _read(path: Path) -> dict[str, dict[str, Any]]:
     try:
-        found = tomllib.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot read: {error.strerror}") from error
-    except ValueError as error:
+        found = tomllib.loads(read_bytes(path, ConfigError).decode("utf-8"))
+    except ConfigError:
+        raise
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not TOML: {error}") from error
     for name, table in found.items():
         if name not in TABLES:

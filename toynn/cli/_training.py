@@ -97,11 +97,8 @@ class Training(ABC):
         """Read the data; what stays open until ``realize`` goes into ``files``."""
 
     @abstractmethod
-    def declared(self) -> tuple[Any, int] | None:
-        """Return an engine like the one to be trained, before it takes memory; rows of a batch.
-
-        None where the model that is started from is small, or is read as a whole anyway.
-        """
+    def declared(self) -> tuple[Any, int]:
+        """Return an engine like the one to be trained, before it takes memory; rows of a batch."""
 
     @abstractmethod
     def realize(self) -> Recipe:

@@ -122,7 +122,7 @@ class LoRATraining(TextTraining):
         else:
             found = adapters.load(arguments.adapter, self.file)
             engine.enable_lora(AdapterOptions.of(found, arguments.dropout))
-        options = self.options(t_seq=self.data.seq)
+        options = self.options(t_seq=self.data.seq, packed=self.packed)
         engine.declare_for_mmap(self.file, None, options)
         return engine, engine.t_batch * engine.t_seq
 

@@ -168,11 +168,11 @@ class ModelTraining(TextTraining):
 
     def declared(self) -> tuple[Any, int]:
         """Return an engine of the model, before it takes memory; rows of a batch."""
-        options = self.options(t_seq=self.data.seq)
+        options = self.options(t_seq=self.data.seq, packed=self.packed)
         engine = type(self).make().engine
         if self.fine_tunes:
             found = self._declared()
-            own = ("t_seq", "t_batch", "checkpointing", "decay")
+            own = ("t_seq", "t_batch", "checkpointing", "packed", "decay")
             options = replace(found.options, **{name: getattr(options, name) for name in own})
             engine = type(found)()
         engine.declare(self.config, options)

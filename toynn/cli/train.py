@@ -84,8 +84,7 @@ def train(arguments: Namespace) -> int:
                 run.read()
             group.meet("the data are read")
         batches = _resolve_length(run, ranks)
-        if (declared := run.declared()) is not None:
-            check_fits(*declared, ranks=max(1, len(group.neighbours)))
+        check_fits(*run.declared(), ranks=max(1, len(group.neighbours)))
         run.recipe, optimizer, schedule = build(run)
     run.announce()
     with _run_folder(run, found) if group.rank == 0 else nullcontext() as folder:

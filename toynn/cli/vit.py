@@ -21,7 +21,7 @@ from toynn.data.augment import Augment
 from toynn.data.digest import digest, listing
 from toynn.data.image_batches import Fitted, HeldOut, ImageBatch, RandomImages
 from toynn.data.images import ImageData, Part
-from toynn.engines import ViTConfig
+from toynn.engines import ViTConfig, ViTEngine
 from toynn.errors import ConfigError
 from toynn.options import RecipeOptions
 from toynn.recipes import VitTiny
@@ -151,13 +151,27 @@ class ViTTraining(Training):
             skip = arguments.skip_unreadable
             self.data = ImageData.read(arguments.data, arguments.seed, skip_unreadable=skip)
 
-    def declared(self) -> tuple[Any, int] | None:
-        """Return an engine of a new model, before it takes memory; rows of a batch."""
-        if self.arguments.init_from is not None:
-            return None
-        engine, config = VitTiny().engine, self._config()
-        engine.declare(config, self.options())
-        return engine, engine.t_batch * (config.n_patches + 1)
+    def declared(self) -> tuple[Any, int]:
+        """Return an engine of the model, before it takes memory; rows of a batch."""
+        arguments = self.arguments
+        if arguments.init_from is None:
+            engine = VitTiny().engine
+            engine.declare(self._config(), self.options())
+        else:
+            engine = ViTEngine.declared_from(
+                self._source(),
+                self.options(),
+                classes=len(self.data.classes),
+                image=arguments.image_size,
+                n_heads=arguments.heads,
+                act=arguments.act,
+            )
+        return engine, engine.t_batch * (engine.config.n_patches + 1)
+
+    def _source(self) -> Path:
+        """Return the file that --init-from means."""
+        path = Path(self.arguments.init_from)
+        return path / "model.safetensors" if path.is_dir() else path
 
     def realize(self) -> Recipe:
         """Return the recipe, ready to step."""
@@ -168,9 +182,8 @@ class ViTTraining(Training):
                 scale = INIT_SCALE / math.sqrt(arguments.d_model)
             recipe.realize(self._config(), self.options(init_scale=scale))
         else:
-            path = Path(arguments.init_from)
             recipe.realize_from(
-                path / "model.safetensors" if path.is_dir() else path,
+                self._source(),
                 self.options(),
                 classes=len(data.classes),
                 image=arguments.image_size,

@@ -103,21 +103,7 @@ class ViTEngine(Widths, Engine[ViTConfig, Pass]):
         """
         file = SafeTensors(Path(path))
         told = {"n_heads": n_heads, "act": act, "norm_eps": norm_eps}
-        found = described(file, list(asdict(ViTConfig())), told)
-        if found["classes"] is None and classes is None:
-            raise DataError(f"{path}: it has no head.weight: say how many classes there are to be")
-        try:
-            stored = ViTConfig(**(found | {"classes": found["classes"] or classes}))
-        except ConfigError as error:
-            raise DataError(f"{path}: {error}") from error
-        cfg = replace(
-            stored,
-            image=stored.image if image is None else image,
-            classes=stored.classes if classes is None else classes,
-        )
-        head = {name for name in cfg.shapes() if name.startswith("head.")}
-        new_head = head if cfg.classes != found["classes"] else set()
-        check_tensors(file, stored.shapes(), new_head)
+        stored, cfg, new_head = _shapes_of(file, classes, image, told)
         engine = cls(backend)
         engine.declare(cfg, opts or RecipeOptions())
         engine.session.finalize_weights()
@@ -128,6 +114,27 @@ class ViTEngine(Widths, Engine[ViTConfig, Pass]):
         )
         engine.class_names = () if new_head else class_names(file, cfg.classes)
         engine.build_training_step()
+        return engine
+
+    @classmethod
+    def declared_from(
+        cls,
+        path: StrPath,
+        opts: RecipeOptions | None = None,
+        *,
+        classes: int | None = None,
+        image: int | None = None,
+        n_heads: int | None = None,
+        act: str | None = None,
+    ) -> Self:
+        """Return an engine as ``load`` makes it, without its weights and before it takes memory.
+
+        Raises DataError for a file that is no such model.
+        """
+        told = {"n_heads": n_heads, "act": act, "norm_eps": None}
+        engine = cls()
+        cfg = _shapes_of(SafeTensors(Path(path)), classes, image, told)[1]
+        engine.declare(cfg, opts or RecipeOptions())
         return engine
 
     def save(self, path: StrPath, *, overwrite: bool = False) -> None:
@@ -290,3 +297,28 @@ class ViTEngine(Widths, Engine[ViTConfig, Pass]):
                 f"number {int(bad.argmax())}, are not finite: the model's weights may be bad"
             )
         return logits
+
+
+def _shapes_of(
+    file: SafeTensors, classes: int | None, image: int | None, told: dict[str, Any]
+) -> tuple[ViTConfig, ViTConfig, set[str]]:
+    """Return the model of a file, the one that it is to become, and the head's names if it is new.
+
+    Raises DataError for a file that is no such model.
+    """
+    found = described(file, list(asdict(ViTConfig())), told)
+    if found["classes"] is None and classes is None:
+        raise DataError(f"{file.path}: it has no head.weight: say how many classes there are to be")
+    try:
+        stored = ViTConfig(**(found | {"classes": found["classes"] or classes}))
+    except ConfigError as error:
+        raise DataError(f"{file.path}: {error}") from error
+    cfg = replace(
+        stored,
+        image=stored.image if image is None else image,
+        classes=stored.classes if classes is None else classes,
+    )
+    head = {name for name in cfg.shapes() if name.startswith("head.")}
+    new_head = head if cfg.classes != found["classes"] else set()
+    check_tensors(file, stored.shapes(), new_head)
+    return stored, cfg, new_head

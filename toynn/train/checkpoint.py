@@ -26,6 +26,7 @@ from toynn.errors import CheckpointError
 from toynn.formats import disk, safetensors
 from toynn.formats.files import finish, open_new, unwritable
 from toynn.formats.folders import new_folder
+from toynn.reading import open_file, read_bytes
 from toynn.recipes.snapshot import Snapshot
 
 __all__ = [
@@ -44,6 +45,17 @@ MARKER, STATE, BEST = "complete.json", "trainer_state.json", "best"
 OPTIMIZER = "optimizer.safetensors"
 WEIGHTS = ("model.safetensors", "adapter.safetensors")
 FORMAT = 1
+#: What trainer_state.json must have, beside what the loop reads.
+EXPECTED: dict[str, tuple[type, ...]] = {
+    "step": (int,),
+    "identity": (dict,),
+    "metrics_bytes": (int,),
+    "samples_bytes": (int,),
+    "loop": (dict,),
+    "feed": (dict,),
+    "recipe": (dict,),
+}
+COUNTS = ("steps", "batches", "waiting")
 _NAME = re.compile(r"checkpoint-(\d+)")
 _CHUNK = 2**24  # bytes
 
@@ -127,13 +139,10 @@ def newest(folder: Path, tell: Callable[[str], object]) -> Checkpoint | None:
 
 def read(path: Path) -> Checkpoint:
     """Open a checkpoint. Raises CheckpointError unless it is whole."""
-    marker = _object(path / MARKER)
-    files = marker.get("files")
-    if not isinstance(files, dict) or STATE not in files or OPTIMIZER not in files:
-        raise CheckpointError(f"{path / MARKER}: expected a table of files; got another object")
+    files = _files(path)
     for name, entry in files.items():
         _check(path / name, entry)
-    weights = next((name for name in WEIGHTS if name in files), WEIGHTS[0])
+    weights = next(name for name in WEIGHTS if name in files)
     state = _object(path / STATE)
     if state.get("format") != FORMAT:
         raise CheckpointError(
@@ -146,19 +155,44 @@ def read(path: Path) -> Checkpoint:
         with safe_open(path / (weights if name in trained else OPTIMIZER), "numpy") as file:
             return file.get_tensor(name)
 
-    try:
-        found = Snapshot(state["recipe"], trained, kept, tensor, Path(weights).stem)
-        return Checkpoint(path, state["step"], state, found)
-    except KeyError as error:
-        raise CheckpointError(f"{path / STATE}: {error} is missing") from error
+    for key, kinds in EXPECTED.items():
+        if not isinstance(state.get(key), kinds) or isinstance(state.get(key), bool):
+            got = type(state.get(key)).__name__ if key in state else "nothing"
+            expected = " or ".join(kind.__name__ for kind in kinds)
+            raise CheckpointError(f"{path / STATE}: {key}: expected {expected}; got {got}")
+    for name in COUNTS:
+        if not isinstance(state["recipe"].get(name), int | float):
+            raise CheckpointError(f"{path / STATE}: recipe.{name}: expected a number")
+    found = Snapshot(state["recipe"], trained, kept, tensor, Path(weights).stem)
+    return Checkpoint(path, state["step"], state, found)
+
+
+def _files(path: Path) -> dict[str, dict[str, int]]:
+    """Return the files that the marker names: those of a checkpoint, and none elsewhere."""
+    files = _object(path / MARKER).get("files")
+    if not isinstance(files, dict) or not {STATE, OPTIMIZER} <= files.keys():
+        raise CheckpointError(f"{path / MARKER}: expected a table of files; got another object")
+    if not any(name in files for name in WEIGHTS):
+        raise CheckpointError(f"{path / MARKER}: expected one of {', '.join(WEIGHTS)}; got none")
+    for name, entry in files.items():
+        best = name.startswith(f"{BEST}/")
+        if not (best or name in (STATE, OPTIMIZER, *WEIGHTS)) or Path(name).name in ("", ".."):
+            raise CheckpointError(f"{path / MARKER}: {name!r}: not a file of a checkpoint")
+        if best and name.count("/") > 1:
+            raise CheckpointError(f"{path / MARKER}: {name!r}: not a file of a checkpoint")
+        sums = ("bytes",) if best else ("bytes", "crc32")
+        if not isinstance(entry, dict) or any(type(entry.get(each)) is not int for each in sums):
+            raise CheckpointError(f"{path / MARKER}: {name}: expected {' and '.join(sums)}")
+    return files
 
 
 def _check(path: Path, entry: dict[str, int]) -> None:
     """Raise CheckpointError unless a file is as the marker says."""
+    checksum = 0
     try:
-        length, checksum = path.stat().st_size, 0
-        if length == entry["bytes"] and "crc32" in entry:
-            with path.open("rb") as file:
+        with open_file(path, CheckpointError) as file:
+            length = os.fstat(file.fileno()).st_size
+            if length == entry["bytes"] and "crc32" in entry:
                 while part := file.read(_CHUNK):
                     checksum = zlib.crc32(part, checksum)
     except OSError as error:
@@ -171,12 +205,13 @@ def _check(path: Path, entry: dict[str, int]) -> None:
 
 def _object(path: Path) -> dict[str, Any]:
     """Read a JSON object."""
+    if not path.exists():
+        raise CheckpointError(f"{path.parent}: not a complete checkpoint: no {path.name}")
     try:
-        found = json.loads(path.read_bytes())
-    except FileNotFoundError as error:
-        why = f"not a complete checkpoint: no {path.name}"
-        raise CheckpointError(f"{path.parent}: {why}") from error
-    except (OSError, ValueError, RecursionError) as error:
+        found = json.loads(read_bytes(path, CheckpointError))
+    except CheckpointError:
+        raise
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: cannot read: {error}") from error
     if not isinstance(found, dict):
         raise CheckpointError(f"{path}: expected an object; got {type(found).__name__}")

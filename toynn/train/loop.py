@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from toynn.errors import DataError, NonFiniteError
+from toynn.errors import CheckpointError, DataError, NonFiniteError
 from toynn.train.feed import Feed
 from toynn.train.interrupt import Interrupt
 from toynn.train.metrics import Report, peak_memory
@@ -82,10 +82,17 @@ class Loop:
         return self._interrupt.requested
 
     def resume(self, state: State, reports: Iterable[Report] = ()) -> None:
-        """Go on where another loop was saved; the recipe has been restored."""
-        self.feed.state = state["feed"]
-        self.ranks = state.get("ranks", 1)
-        self.result = Result.of(state["loop"], list(reports))
+        """Go on where another loop was saved; the recipe has been restored.
+
+        Raises CheckpointError for a state that is none.
+        """
+        try:
+            self.feed.state = state["feed"]
+            self.ranks = state.get("ranks", 1)
+            self.result = Result.of(state["loop"], list(reports))
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            why = f"the state that was saved is bad: {type(error).__name__}: {error}"
+            raise CheckpointError(f"cannot go on: {why}") from error
 
     def state(self) -> State:
         """Return what ``resume`` takes."""

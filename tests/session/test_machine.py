@@ -1,0 +1,89 @@
+"""What is free: the least of what the system, a limit and control groups leave."""
+
+import resource
+from pathlib import Path
+
+import pytest
+from killing import in_child, is_killed
+
+from toynn import machine
+
+GIB = 2**30
+
+
+@pytest.fixture
+def system(tmp_path, monkeypatch):
+    """A machine with 8 GiB available, as its files say; returns a function that writes one."""
+    monkeypatch.setattr(machine, "_PROC", tmp_path / "proc")
+    monkeypatch.setattr(machine, "_GROUPS", tmp_path / "cgroup")
+
+    def write(path, content):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(f"{content}\n")
+
+    write("proc/meminfo", f"MemTotal: 99999999 kB\nMemAvailable: {8 * GIB // 1024} kB")
+    write("proc/self/status", "VmPeak: 900 kB\nVmSize: 1024 kB\nVmRSS: 5 kB")
+    return write
+
+
+def test_what_is_available(system):
+    assert machine.free_memory() == 8 * GIB
+
+
+def test_nothing_is_known(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, "_PROC", tmp_path)
+    assert machine.free_memory() is None
+
+
+def test_a_group_of_version_2(system):
+    """What it may take, less what it has; what files have of that can be thrown out."""
+    system("proc/self/cgroup", "0::/a/b")
+    system("cgroup/a/b/memory.max", 4 * GIB)
+    system("cgroup/a/b/memory.current", 3 * GIB)
+    assert machine.free_memory() == GIB
+    system("cgroup/a/b/memory.stat", f"anon 5\nfile 7\ninactive_file {GIB // 2}\nactive_file 9")
+    assert machine.free_memory() == GIB + GIB // 2
+
+
+def test_a_group_above_leaves_less(system):
+    system("proc/self/cgroup", "0::/a/b")
+    system("cgroup/a/b/memory.max", "max")
+    system("cgroup/a/b/memory.current", GIB)
+    assert machine.free_memory() == 8 * GIB
+    system("cgroup/a/memory.max", 2 * GIB)
+    system("cgroup/a/memory.current", 2 * GIB + 1)
+    assert machine.free_memory() == 0
+
+
+def test_a_group_of_version_1(system):
+    system("proc/self/cgroup", "7:cpu,memory:/a\n5:freezer:/x\n0::/nothing")
+    system("cgroup/memory/a/memory.limit_in_bytes", 3 * GIB)
+    system("cgroup/memory/a/memory.usage_in_bytes", GIB)
+    assert machine.free_memory() == 2 * GIB
+    system("cgroup/memory/a/memory.stat", f"inactive_file 1\ntotal_inactive_file {GIB}")
+    assert machine.free_memory() == 3 * GIB
+
+
+def test_files_that_say_nothing(system):
+    system("proc/self/cgroup", "0::/a")
+    system("cgroup/a/memory.max", "many")
+    system("cgroup/a/memory.current", "")
+    assert machine.free_memory() == 8 * GIB
+
+
+def test_a_limit_of_the_process(system):
+    """`ulimit -v`, less what the process has: 1 MiB by the file above."""
+
+    def act():
+        resource.setrlimit(resource.RLIMIT_AS, (GIB * 64, GIB * 64))
+        assert machine.free_memory() == 8 * GIB
+        now = int(Path("/proc/self/status").read_text().split("VmSize:")[1].split()[0]) * 1024
+        resource.setrlimit(resource.RLIMIT_AS, (now + GIB, GIB * 64))
+        assert machine.free_memory() == min(8 * GIB, now + GIB - 2**20)
+
+    assert not is_killed(in_child(act))
+
+
+def test_this_machine_has_some():
+    free = machine.free_memory()
+    assert free is None or 0 < free < 2**50
