@@ -71,6 +71,7 @@ def test_what_is_called_is_defined_or_of_metals_library(name):
     )
     called = set(re.findall(r"(?<![:\w.])(\w+)\(", CODE[name]))
     keywords = {"if", "for", "while", "switch", "return", "buffer", "defined"}
+    keywords.add("max_total_threads_per_threadgroup")
     assert called <= defined | LIBRARY | keywords | {"T"}
 
 
@@ -123,16 +124,22 @@ def test_arguments_are_those_of_the_signatures():
 
 
 def test_each_function_is_run_by_some_pass():
-    run = set()
+    run = {}
     for kernel, passes in grids.PASSES.items():
         op, _, entry = kernel.partition(".")
         signature = arguments.entries(op)[entry]
         for shape, there, precision in product(CASES[op].shapes, (0, 1), range(3)):
             sizes = dict.fromkeys(signature.sizes, 9) | shape | {"precision": precision}
             sizes |= {f"has_{name}": there for name in signature.nullable}
-            run |= {one.function for one in passes(sizes)}
+            for one in passes(sizes):
+                run.setdefault(one.function, set()).add(one.threads)
             assert kernel not in grids.SCRATCH or grids.SCRATCH[kernel](sizes) >= 0
-    assert run == set(FUNCTIONS)
+    assert set(run) == set(FUNCTIONS)
+    for function, threads in run.items():
+        op = FUNCTIONS[function][0]
+        most = re.search(rf"threadgroup\((\w+)\)\]\]\nkernel void {function}\(", CODE[op])
+        assert len(threads) == 1
+        assert not most or (getattr(grids, most[1]), 1, 1) in threads, function
 
 
 def test_numbers_that_python_knows_too():

@@ -82,6 +82,16 @@ def test_a_grid_for_more_rows_than_there_are(op, simdgroups):
 
 
 @pytest.mark.parametrize("op", OPS)
+def test_in_place(op):
+    """An output that may lie where an input does: no thread reads what another has overwritten."""
+    for shape, call in list(calls(op, read=(0,)))[:12]:
+        for output, source in call.in_place.items():
+            shared = call.arrays[source].copy()
+            both = {output: shared, source: shared}
+            check(op, call, shaders.run_case(op, call, shape, replaced=both, checked=True))
+
+
+@pytest.mark.parametrize("op", OPS)
 def test_a_nan_is_not_lost(op):
     """Wherever a NaN in an input of the CPU's kernel shows in its outputs, it does so here."""
     rng = np.random.default_rng(5)

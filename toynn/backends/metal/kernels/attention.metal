@@ -25,6 +25,7 @@ static inline bool sees(uint i, uint j, uint from, uint T, bool causal) {
     return j >= from && j < T && (!causal || j <= i);
 }
 
+[[max_total_threads_per_threadgroup(GROUP)]]
 kernel void attention_forward(device float*               o     [[buffer(0)]],
                               device float*               lse   [[buffer(1)]],
                               device const float*         q     [[buffer(2)]],
@@ -116,6 +117,7 @@ kernel void attention_backward_delta(device float*                delta [[buffer
     if (at < args.B * H * T && tid % LINE == 0) delta[at] = sum;
 }
 
+[[max_total_threads_per_threadgroup(GROUP)]]
 kernel void attention_backward_q(device float*                dq    [[buffer(0)]],
                                  device const float*          delta [[buffer(3)]],
                                  device const float*          d_o   [[buffer(4)]],
@@ -187,6 +189,7 @@ kernel void attention_backward_q(device float*                dq    [[buffer(0)]
     }
 }
 
+[[max_total_threads_per_threadgroup(GROUP)]]
 kernel void attention_backward_kv(device float*                dk    [[buffer(1)]],
                                   device float*                dv    [[buffer(2)]],
                                   device const float*          delta [[buffer(3)]],

@@ -87,6 +87,7 @@ static inline Seen attend(device const float* q, device const float* K, device c
     return seen;
 }
 
+[[max_total_threads_per_threadgroup(GROUP)]]
 kernel void cached_attention_forward(device float*                     o    [[buffer(0)]],
                                      device const float*               kc   [[buffer(1)]],
                                      device const float*               vc   [[buffer(2)]],
@@ -107,6 +108,7 @@ kernel void cached_attention_forward(device float*                     o    [[bu
     if (tid < WIDE && column < D) o[(b * T + t) * H * D + h * D + column] = seen.out / seen.sum;
 }
 
+[[max_total_threads_per_threadgroup(GROUP)]]
 kernel void cached_attention_forward_spans(device const float*               kc      [[buffer(1)]],
                                            device const float*               vc      [[buffer(2)]],
                                            device const float*               q       [[buffer(3)]],

@@ -54,7 +54,8 @@ kernel void chunked_cross_entropy_backward(device float*                        
     device const float* x = logits + n * V;
     device float* dx = dlogits + n * V;
     const bool counting = counts(label, V);
-    const float own = counting ? x[label] : 0.0f;  // before any thread writes
+    const float own = counting ? x[label] : 0.0f;
+    threadgroup_barrier(mem_flags::mem_device);  // dlogits may lie where logits do
     const float most = row_max(x, V, part, tid);
     const float sum = exp_sum(x, most, V, part, tid);
     const float scale = *dloss / *rows, factor = scale / sum;

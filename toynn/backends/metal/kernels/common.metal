@@ -4,7 +4,13 @@
 // thread of a group calls a reduction, and every thread gets the result, to the same bits. Reductions end
 // with a barrier, so `part`, GROUP floats of threadgroup memory, is free again.
 // NaN stays NaN in all of these, but for the maxima, which pass over it, as the CPU's do.
+//
+// Kernels with many sums a thread say how many threads run them, so that the compiler finds registers for all.
 #include <metal_stdlib>
+#if TOYNN_SIMDGROUPS
+#include <metal_simdgroup>
+#include <metal_simdgroup_matrix>
+#endif
 using namespace metal;
 
 constant constexpr uint GROUP = 256;

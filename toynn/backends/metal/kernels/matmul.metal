@@ -44,6 +44,7 @@ static inline void forward(threadgroup T* A, threadgroup T* B, threadgroup float
     }
 }
 
+[[max_total_threads_per_threadgroup(PRODUCT)]]
 kernel void matmul_forward(device float*            y    [[buffer(0)]],
                            device float*            pre  [[buffer(1)]],
                            device const float*      x    [[buffer(2)]],
@@ -58,6 +59,7 @@ kernel void matmul_forward(device float*            y    [[buffer(0)]],
     forward(A, B, part, y, pre, x, w, b, args, tile, tid);
 }
 
+[[max_total_threads_per_threadgroup(PRODUCT)]]
 kernel void matmul_forward_rough(device float*            y    [[buffer(0)]],
                                  device float*            pre  [[buffer(1)]],
                                  device const float*      x    [[buffer(2)]],
@@ -125,6 +127,7 @@ static inline void backward_input(threadgroup T* A, threadgroup T* B, threadgrou
     }
 }
 
+[[max_total_threads_per_threadgroup(PRODUCT)]]
 kernel void matmul_backward_input(device float*                  dx   [[buffer(0)]],
                                   device const float*            dy   [[buffer(1)]],
                                   device const uchar*            w    [[buffer(2)]],
@@ -137,6 +140,7 @@ kernel void matmul_backward_input(device float*                  dx   [[buffer(0
     backward_input(A, B, part, dx, dy, w, args, tile, tid);
 }
 
+[[max_total_threads_per_threadgroup(PRODUCT)]]
 kernel void matmul_backward_input_rough(device float*                  dx   [[buffer(0)]],
                                         device const float*            dy   [[buffer(1)]],
                                         device const uchar*            w    [[buffer(2)]],
@@ -173,6 +177,7 @@ static inline void backward_weight(threadgroup T* A, threadgroup T* B, threadgro
     }
 }
 
+[[max_total_threads_per_threadgroup(PRODUCT)]]
 kernel void matmul_backward_weight(device float*                   dw   [[buffer(0)]],
                                    device const float*             dy   [[buffer(1)]],
                                    device const float*             x    [[buffer(2)]],
@@ -184,6 +189,7 @@ kernel void matmul_backward_weight(device float*                   dw   [[buffer
     backward_weight(A, B, part, dw, dy, x, args, tile, tid);
 }
 
+[[max_total_threads_per_threadgroup(PRODUCT)]]
 kernel void matmul_backward_weight_rough(device float*                   dw   [[buffer(0)]],
                                          device const float*             dy   [[buffer(1)]],
                                          device const float*             x    [[buffer(2)]],
