@@ -5,9 +5,11 @@ that Metal's library has, arguments as the signatures say, exact mathematics.
 """
 
 import re
+from functools import cache
 from importlib.resources import files
 from itertools import product
 
+import numpy as np
 import pytest
 
 from toynn import ops
@@ -47,10 +49,10 @@ LIBRARY = set(
 #: Those that fast mathematics would replace: only as precise::.
 EXACT = ("exp", "exp2", "log", "log2", "sqrt", "rsqrt", "tanh", "sin", "cos", "pow", "divide")
 
-#: Outputs that are integers.
-INTEGERS = {"counted": ("rows", "picked", "count")}
+#: Of what a buffer is, by the kind of the case's array.
+KINDS = {"f": "float", "i": "int", "u": "uchar"}
 #: Ops whose formula is nobody's in particular.
-NOBODYS = ("counted", "elementwise", "softmax")
+NOBODYS = ("counted", "elementwise", "expert_rows", "softmax")
 
 FUNCTION = re.compile(r"kernel void (\w+)\((.*?)\)\n\{", re.DOTALL)
 BUFFER = re.compile(r"(\w[\w ]*[*&]) +(\w+) +\[\[buffer\((\d+)\)\]\]")
@@ -100,12 +102,25 @@ def test_lines_and_heads(name):
         assert re.search("Sources?: ", head) or name in NOBODYS, "where is it from?"
 
 
+@cache
+def arrays_of(op, entry):
+    """Return an array for each tensor of an entry: its case has calls with all of them."""
+    arrays = {}
+    for shape in CASES[op].shapes:
+        for call in CASES[op].calls(np.random.default_rng(0), **shape):
+            arrays |= call.arrays if call.entry == entry else {}
+        if set(arguments.entries(op)[entry].tensors) <= set(arrays):
+            break
+    return arrays
+
+
 def test_arguments_are_those_of_the_signatures():
     """Each buffer has the name, the type and the direction that the op of the tape gives it."""
     assert FUNCTIONS
     for function, (op, declared) in FUNCTIONS.items():
         entry = max((e for e in arguments.entries(op) if function.startswith(f"{op}_{e}")), key=len)
         signature, known = arguments.entries(op)[entry], ops.TABLE[f"{op}.{entry}"]
+        arrays = arrays_of(op, entry)
         n = len(signature.tensors)
         for type_, name, index in BUFFER.findall(declared):
             at, kind = int(index), " ".join(type_.split())
@@ -118,8 +133,7 @@ def test_arguments_are_those_of_the_signatures():
                 own = signature.tensors[at]
                 written = own in (*known.outputs, *known.saved)
                 assert written or kind.startswith("device const"), (function, name)
-                of = "int" if own in (*known.integers, *INTEGERS.get(op, ())) else "float"
-                of = "uchar" if own in known.blocks else of
+                of = "uchar" if own in known.blocks else KINDS[arrays[own].dtype.kind]
                 assert kind.split()[-1] == f"{of}*", (function, name)
 
 
