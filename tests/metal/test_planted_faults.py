@@ -167,7 +167,7 @@ FAULTS = {
         "if (tid >= LINE) return",
     ),
     "embedding: the end of a row": ("embedding", 0, "i < min(RUN, C - first)", "i < RUN"),
-    "matmul: rows of x": ("matmul", 0, "if (row + i < rows && ", "if ("),
+    "matmul: rows of x": ("matmul", 0, "row + i < rows && ", ""),
     "matmul: results": (
         "matmul",
         0,
@@ -300,6 +300,22 @@ FAULTS = {
     ),
     "attention: a key before the window": ("attention", 0, "i + 1 - window)", "i - window)"),
     "attention: no slope of the cap": ("attention", 0, "slope * args.scale", "args.scale"),
+    "experts: rows of the expert before": ("experts", 0, "row + i >= from && ", ""),
+    "experts: one bias for all": ("experts", 0, "b[expert_of(offsets, E, r) * N + n]", "b[n]"),
+    "experts: no barrier after": (
+        "experts",
+        0,
+        f"{WAIT}\n        multiply<false, false>",
+        "multiply<false, false>",
+    ),
+    "routing: the smallest first": ("routing", 0, "return x > y", "return x < y"),
+    "dispatch: dw of some columns": ("dispatch", 0, "dot = group_sum(dot, part, tid);", ""),
+    "expert_rows: an expert's own before it": (
+        "expert_rows",
+        0,
+        "experts[i] < e",
+        "experts[i] <= e",
+    ),
     # What Metal refuses.
     "double": ("softmax", 0, "float sum = 0.0f", "double sum = 0.0f"),
     "std::": ("rmsnorm", 0, "precise::sqrt", "std::sqrt"),

@@ -13,6 +13,7 @@ LINE = 32  # columns that a group adds up; rows of attention
 RUN = 16  # elements of a row that a thread expands
 BLOCK = 16384  # squares that a group adds up
 TILE, PRODUCT, FEW = 64, 128, 4  # products: results of a group, its threads; what few rows are
+FEW_COPIES = 16  # of rows, sent to experts: from here on in tiles
 KEYS, CROWD = 1024, 128  # of a cache: keys of a span; groups from which on there is one span
 WIDE = 128  # attention: columns of a head that a group adds up
 MEDIUM = precision.PRECISIONS.index("medium")
@@ -84,15 +85,22 @@ def _one_loss(form: str) -> Callable[[Sizes], list[Pass]]:
     return lambda s: [rows(f"{function}_rows", s["N"]), rows(function, 1)]
 
 
+def _lines(function: str, n: int, m: int = 1) -> Pass:
+    """Give a line of threads to each of n outputs, of each of m rows."""
+    return Pass(function, (_over(n, GROUP // LINE), m, 1), (GROUP, 1, 1))
+
+
+def _tiles(function: str, s: Sizes, down: str, across: str, deep: int = 1) -> Pass:
+    """Give a group to each TILE x TILE results of a product."""
+    return Pass(function, (_over(s[across], TILE), _over(s[down], TILE), deep), (PRODUCT, 1, 1))
+
+
 def _product(entry: str, down: str, across: str) -> Callable[[Sizes], list[Pass]]:
     def passes(s: Sizes) -> list[Pass]:
-        function = f"matmul_{entry}"
         if entry == "forward" and s["M"] <= FEW:
-            few = _over(s["N"], GROUP // LINE) * min(1, s["M"])
-            return [Pass(f"{function}_few", (few, 1, 1), (GROUP, 1, 1))]
-        function += "_rough" * (s["precision"] == MEDIUM)
-        groups = (_over(s[across], TILE), _over(s[down], TILE), 1)
-        return [Pass(function, groups, (PRODUCT, 1, 1))]
+            return [_lines("matmul_forward_few", s["N"], min(1, s["M"]))]
+        rough = "_rough" * (s["precision"] == MEDIUM)
+        return [_tiles(f"matmul_{entry}{rough}", s, down, across)]
 
     return passes
 
@@ -166,11 +174,13 @@ PASSES: dict[str, Callable[[Sizes], list[Pass]]] = {
     "embedding.forward": lambda s: [each("embedding_forward", s["N"] * _over(s["C"], RUN))],
     "expert_rows.forward": lambda s: [each("expert_rows_forward", s["E"] + 1)],
     "experts.backward_bias": _each("experts_backward_bias", "E", "N"),
-    "experts.backward_input": lambda s: [
-        each("experts_backward_input", s["M"] * _over(s["K"], RUN))
+    "experts.backward_input": lambda s: [_tiles("experts_backward_input", s, "M", "K")],
+    "experts.backward_weight": lambda s: [_tiles("experts_backward_weight", s, "N", "K", s["E"])],
+    "experts.forward": lambda s: [
+        _lines("experts_forward_few", s["N"], s["M"])
+        if s["M"] <= FEW_COPIES
+        else _tiles("experts_forward", s, "M", "N")
     ],
-    "experts.backward_weight": _each("experts_backward_weight", "E", "N", "K"),
-    "experts.forward": _each("experts_forward", "M", "N"),
     "gelu.backward": _each("gelu_backward", "n"),
     "gelu.forward": _each("gelu_forward", "n"),
     "grad_norm.forward": lambda s: [
@@ -214,7 +224,7 @@ SHARED: dict[str, tuple[str, ...]] = {
     "chunked_cross_entropy": ("logits",),
     "cross_entropy": ("logits",),
     "embedding": ("blocks",),
-    "experts": ("blocks",),
+    "experts": ("blocks", "products"),
     "gelu": ("activations",),
     "matmul": ("activations", "blocks", "products"),
 }

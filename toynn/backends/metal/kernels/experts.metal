@@ -6,8 +6,10 @@
 //   backward_bias     db[e,n]   = sum_r dy[r,n]            offsets[e] <= r < offsets[e+1]
 //
 // M rows, sorted by expert, of which the first offsets[E] are there; E experts of N outputs and K inputs. w
-// may be stored in blocks of any type of blocks.metal, of which a thread expands RUN elements at a time. A
-// thread for each result, or for RUN of dx; all sums are float32, whatever the precision.
+// may be stored in blocks of any type of blocks.metal. A group makes TILE x TILE results (products.metal): of y
+// and dx for all experts that have rows among its own, one after another, the others' rows counting as 0; of dw
+// for one expert. Where there are few rows (forward_few), a line of threads makes one output. All sums are
+// float32, whatever the precision.
 // Source: Gale et al. 2022, MegaBlocks, arXiv:2211.15841, section 4.
 
 // The expert of row r; E if the row is nobody's.
@@ -17,66 +19,130 @@ static inline uint expert_of(device const int* offsets, uint E, uint r) {
     return e;
 }
 
+[[max_total_threads_per_threadgroup(PRODUCT)]]
 kernel void experts_forward(device float*             y       [[buffer(0)]],
                             device const float*       x       [[buffer(1)]],
                             device const uchar*       w       [[buffer(2)]],
                             device const float*       b       [[buffer(3)]],
                             device const int*         offsets [[buffer(4)]],
                             constant ExpertsForward&  args    [[buffer(5)]],
-                            uint at [[thread_position_in_grid]])
+                            uint2 tile [[threadgroup_position_in_grid]],
+                            uint  tid  [[thread_index_in_threadgroup]])
 {
-    const uint N = args.N, K = args.K;
-    if (at >= args.M * N) return;
-    const uint r = at / N, n = at % N, e = expert_of(offsets, args.E, r);
-    if (e == args.E) return;
-    float sum = 0.0f, run[RUN];
-    for (uint k = 0; k < K; k += RUN) {
-        float part = 0.0f;
-        expand(run, w, args.type, e * N + n, K, k);
-        for (uint i = 0; i < min(RUN, K - k); ++i) part = fma(x[r * K + k + i], run[i], part);
-        sum += part;
+    threadgroup float A[ROOM], B[ROOM], part[256];
+    const uint N = args.N, K = args.K, E = args.E, M = min(args.M, uint(offsets[E]));
+    const uint r0 = tile.y * TILE, n0 = tile.x * TILE;
+    if (r0 >= M) return;
+    Sums sums;
+    clear(sums);
+    for (uint e = expert_of(offsets, E, r0); e < E && uint(offsets[e]) < min(r0 + TILE, M); ++e) {
+        const uint from = uint(offsets[e]), end = min(uint(offsets[e + 1]), M);
+        if (from == end) continue;
+        for (uint k = 0; k < K; k += TERMS) {
+            threadgroup_barrier(mem_flags::mem_threadgroup);
+            fetch(A, (device const uchar*)x, 0, from, end, K, r0, k, TILE, TERMS, PITCH, tid);
+            fetch(B, w, args.type, 0, (e + 1) * N, K, e * N + n0, k, TILE, TERMS, PITCH, tid);
+            threadgroup_barrier(mem_flags::mem_threadgroup);
+            multiply<true, true>(sums, A, B, tid);
+        }
     }
-    y[at] = args.has_b ? sum + b[e * N + n] : sum;
+    #pragma unroll
+    for (uint i = 0; i < OWN; ++i) {
+        uint2 place;
+        const float sum = sum_of(sums, i, part, tid, place);
+        const uint r = r0 + place.x, n = n0 + place.y;
+        if (r >= M || n >= N) continue;
+        y[r * N + n] = args.has_b ? sum + b[expert_of(offsets, E, r) * N + n] : sum;
+    }
 }
 
+kernel void experts_forward_few(device float*             y       [[buffer(0)]],
+                                device const float*       x       [[buffer(1)]],
+                                device const uchar*       w       [[buffer(2)]],
+                                device const float*       b       [[buffer(3)]],
+                                device const int*         offsets [[buffer(4)]],
+                                constant ExpertsForward&  args    [[buffer(5)]],
+                                uint2 group [[threadgroup_position_in_grid]],
+                                uint  tid   [[thread_index_in_threadgroup]])
+{
+    threadgroup float part[GROUP];
+    const uint N = args.N, K = args.K, r = group.y, n = group.x * (GROUP / LINE) + tid / LINE;
+    if (r >= min(args.M, uint(offsets[args.E]))) return;
+    const uint e = expert_of(offsets, args.E, r);
+    float sum = 0.0f, run[RUN];
+    if (n < N) {
+        for (uint k = tid % LINE * RUN; k < K; k += LINE * RUN) {
+            expand(run, w, args.type, e * N + n, K, k);
+            for (uint i = 0; i < min(RUN, K - k); ++i) sum = fma(x[r * K + k + i], run[i], sum);
+        }
+    }
+    sum = line_sum(sum, part, tid);
+    if (tid % LINE == 0 && n < N) y[r * N + n] = args.has_b ? sum + b[e * N + n] : sum;
+}
+
+[[max_total_threads_per_threadgroup(PRODUCT)]]
 kernel void experts_backward_input(device float*                   dx      [[buffer(0)]],
                                    device const float*             dy      [[buffer(1)]],
                                    device const uchar*             w       [[buffer(2)]],
                                    device const int*               offsets [[buffer(3)]],
                                    constant ExpertsBackwardInput&  args    [[buffer(4)]],
-                                   uint at [[thread_position_in_grid]])
+                                   uint2 tile [[threadgroup_position_in_grid]],
+                                   uint  tid  [[thread_index_in_threadgroup]])
 {
-    const uint N = args.N, K = args.K, runs = (K + RUN - 1) / RUN;
-    if (at >= args.M * runs) return;
-    const uint r = at / runs, k = at % runs * RUN, e = expert_of(offsets, args.E, r);
-    if (e == args.E) return;
-    float sums[RUN], run[RUN];
-    for (uint i = 0; i < RUN; ++i) sums[i] = 0.0f;
-    for (uint n = 0; n < N; ++n) {
-        expand(run, w, args.type, e * N + n, K, k);
-        for (uint i = 0; i < RUN; ++i) sums[i] = fma(dy[r * N + n], run[i], sums[i]);
+    threadgroup float A[ROOM], B[ROOM], part[256];
+    const uint N = args.N, K = args.K, E = args.E, M = min(args.M, uint(offsets[E]));
+    const uint r0 = tile.y * TILE, k0 = tile.x * TILE;
+    if (r0 >= M) return;
+    Sums sums;
+    clear(sums);
+    for (uint e = expert_of(offsets, E, r0); e < E && uint(offsets[e]) < min(r0 + TILE, M); ++e) {
+        const uint from = uint(offsets[e]), end = min(uint(offsets[e + 1]), M);
+        if (from == end) continue;
+        for (uint n = 0; n < N; n += TERMS) {
+            threadgroup_barrier(mem_flags::mem_threadgroup);
+            fetch(A, (device const uchar*)dy, 0, from, end, N, r0, n, TILE, TERMS, PITCH, tid);
+            fetch(B, w, args.type, 0, (e + 1) * N, K, e * N + n, k0, TERMS, TILE, TILE_PITCH, tid);
+            threadgroup_barrier(mem_flags::mem_threadgroup);
+            multiply<true, false>(sums, A, B, tid);
+        }
     }
-    for (uint i = 0; i < min(RUN, K - k); ++i) {
-        const uint to = r * K + k + i;
-        dx[to] = args.accumulate ? dx[to] + sums[i] : sums[i];
+    #pragma unroll
+    for (uint i = 0; i < OWN; ++i) {
+        uint2 place;
+        const float sum = sum_of(sums, i, part, tid, place);
+        const uint r = r0 + place.x, k = k0 + place.y, to = r * K + k;
+        if (r < M && k < K) dx[to] = args.accumulate ? dx[to] + sum : sum;
     }
 }
 
+[[max_total_threads_per_threadgroup(PRODUCT)]]
 kernel void experts_backward_weight(device float*                    dw      [[buffer(0)]],
                                     device const float*              dy      [[buffer(1)]],
                                     device const float*              x       [[buffer(2)]],
                                     device const int*                offsets [[buffer(3)]],
                                     constant ExpertsBackwardWeight&  args    [[buffer(4)]],
-                                    uint at [[thread_position_in_grid]])
+                                    uint3 tile [[threadgroup_position_in_grid]],
+                                    uint  tid  [[thread_index_in_threadgroup]])
 {
-    const uint N = args.N, K = args.K;
-    if (at >= args.E * N * K) return;
-    const uint e = at / (N * K), n = at / K % N, k = at % K;
-    float sum = 0.0f;
-    for (uint r = uint(offsets[e]); r < min(uint(offsets[e + 1]), args.M); ++r) {
-        sum = fma(dy[r * N + n], x[r * K + k], sum);
+    threadgroup float A[ROOM], B[ROOM], part[256];
+    const uint N = args.N, K = args.K, e = tile.z, n0 = tile.y * TILE, k0 = tile.x * TILE;
+    const uint end = min(uint(offsets[e + 1]), args.M);
+    Sums sums;
+    clear(sums);
+    for (uint r = uint(offsets[e]); r < end; r += TERMS) {
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        fetch(A, (device const uchar*)dy, 0, 0, end, N, r, n0, TERMS, TILE, TILE_PITCH, tid);
+        fetch(B, (device const uchar*)x, 0, 0, end, K, r, k0, TERMS, TILE, TILE_PITCH, tid);
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        multiply<false, false>(sums, A, B, tid);
     }
-    dw[at] = args.accumulate ? dw[at] + sum : sum;
+    #pragma unroll
+    for (uint i = 0; i < OWN; ++i) {
+        uint2 place;
+        const float sum = sum_of(sums, i, part, tid, place);
+        const uint n = n0 + place.x, k = k0 + place.y, to = (e * N + n) * K + k;
+        if (n < N && k < K) dw[to] = args.accumulate ? dw[to] + sum : sum;
+    }
 }
 
 kernel void experts_backward_bias(device float*                  db      [[buffer(0)]],
