@@ -4,11 +4,13 @@ import json
 
 import numpy as np
 import pytest
+from hf_folders import edit_tensors
 from llamas import SCALES, config, make
 
 from toynn.engines import LlamaSeqEngine
 from toynn.errors import ConfigError, DataError, GGUFError
 from toynn.formats import gguf, hf
+from toynn.options import RecipeOptions
 
 FOLDERS = {
     "interval": ("smollm3", dict(no_rope_layers=None, no_rope_layer_interval=3), "interval must"),
@@ -21,6 +23,19 @@ FOLDERS = {
     "activation": ("granite", dict(hidden_act="gelu"), "hidden_act must be 'silu'; got 'gelu'"),
     "scale": ("granite", dict(residual_multiplier=0), "residual_multiplier must be a number > 0"),
     "text": ("granite", dict(logits_scaling="2"), "logits_scaling must be a number > 0"),
+    "plain weights": ("qwen3moe", dict(norm_topk_prob=False), "norm_topk_prob must be true"),
+    "default weights": ("qwen3moe", dict(norm_topk_prob=None), "norm_topk_prob must be true"),
+    "dense blocks": (
+        "qwen3moe",
+        dict(mlp_only_layers=[1]),
+        r"mlp_only_layers = \[1\] is not known",
+    ),
+    "sparse step": ("qwen3moe", dict(decoder_sparse_step=2), "decoder_sparse_step must be 1"),
+    "two counts": ("qwen3moe", dict(num_local_experts=4), "num_local_experts is 4; by its other"),
+    "balance": ("olmoe", dict(output_router_logits=True), "output_router_logits = True is not"),
+    "shares": ("olmoe", dict(norm_topk_prob=True), "norm_topk_prob must be False; got True"),
+    "clipped": ("olmoe", dict(clip_qkv=8.0), r"clip_qkv = 8\.0 is not known"),
+    "no experts": ("granitemoe", dict(num_local_experts=None), "num_local_experts is missing"),
     "soft cap": ("granite", dict(logit_softcapping=30.0), "logit_softcapping = 30.0 is not known"),
 }
 
@@ -38,6 +53,20 @@ def test_folders_are_refused_by_name(name, tmp_path):
 FILES = {
     "scale": ("granite", "granite.attention.scale", 0.0, r"attention\.scale must be a number > 0"),
     "kind": ("granite", "granite.logit_scale", 2, r"logit_scale must be a number > 0; got 2"),
+    "experts": ("qwen3moe", "qwen3moe.expert_count", 4, "is 4; blk.0.ffn_gate_exps.weight has 5"),
+    "many": ("olmoe", "olmoe.expert_count", 2**31, "is 2147483648; blk.0.ffn_gate_exps.weight has"),
+    "none": ("olmoe", "olmoe.expert_count", 0, "expert_count must be a whole number >= 1; got 0"),
+    "used": (
+        "granitemoe",
+        "granitemoe.expert_used_count",
+        6,
+        "must be at most n_experts; got 6 of",
+    ),
+    "width": ("qwen3moe", "qwen3moe.expert_feed_forward_length", 9, "the wrong shape: expected"),
+    "widths": ("qwen3moe", "qwen3moe.expert_feed_forward_length", 2**31, "wrong shape: expected"),
+    "gating": ("olmoe", "olmoe.expert_gating_func", 2, "expert_gating_func must be 1 here; got 2"),
+    "groups": ("olmoe", "olmoe.expert_group_count", 2, "expert_group_count = 2 is not known"),
+    "shared": ("granitemoe-shared", "granitemoe.expert_shared_feed_forward_length", 3, "the wrong"),
     "unknown": ("smollm3", "smollm3.residual_scale", 0.5, r"smollm3\.residual_scale = 0\.5 is not"),
 }
 
@@ -60,3 +89,40 @@ def test_scales_of_a_granite():
     assert config("granite", **SCALES).attention_scale == 0.3
     with pytest.raises(ConfigError, match="GraniteConfig: logit_scale must be a number above 0"):
         config("granite", logit_scale=0.0)
+
+
+def test_a_mixture_needs_as_many_experts_as_it_uses():
+    with pytest.raises(ConfigError, match="n_experts_used must be at most n_experts; got 3 of 2"):
+        config("olmoe", n_experts=2, n_experts_used=3)
+    with pytest.raises(ConfigError, match="n_experts must be a whole number >= 1; got 0"):
+        config("qwen3moe", n_experts=0)
+
+
+def test_a_missing_expert_is_named(tmp_path):
+    make("qwen3moe").engine.export_hf(tmp_path / "model")
+    name = "model.layers.1.mlp.experts.3.up_proj.weight"
+    edit_tensors(tmp_path / "model" / "model.safetensors", {name: None})
+    message = r"blk\.1\.ffn_up_exps\.weight: expected experts 0 to 3; got \[0, 1, 2, 4\]"
+    with pytest.raises(DataError, match=message):
+        hf.open(tmp_path / "model")
+
+
+def test_experts_of_unlike_shapes_are_named(tmp_path):
+    make("qwen3moe").engine.export_hf(tmp_path / "model")
+    name = "model.layers.1.mlp.experts.3.up_proj.weight"
+    edit_tensors(tmp_path / "model" / "model.safetensors", {name: np.zeros((3, 4), np.float32)})
+    with pytest.raises(DataError, match=r"ffn_up_exps\.weight: expected matrices of one shape"):
+        hf.open(tmp_path / "model")
+
+
+def test_what_files_have_no_place_for_is_not_written(tmp_path):
+    with pytest.raises(ConfigError, match=r"llama\.cpp reads olmoe with as many heads of k and v"):
+        build(config("olmoe")).export_gguf(tmp_path / "model.gguf")
+    with pytest.raises(ConfigError, match="granitemoe have no place for a shared expert"):
+        make("granitemoe-shared").engine.export_hf(tmp_path / "model")
+
+
+def build(cfg):
+    engine = LlamaSeqEngine()
+    engine.realize_for_random_init(cfg, RecipeOptions(t_seq=8))
+    return engine

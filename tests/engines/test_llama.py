@@ -121,7 +121,7 @@ def test_initial_weights(kind):
             assert not w.any(), name
         else:
             table = name in ("token_embd.weight", "output.weight")
-            std = 0.02 if table else w.shape[1] ** -0.5
+            std = 0.02 if table else w.shape[-1] ** -0.5
             assert abs(w.mean()) < 5 * std / w.size**0.5, name
             assert w.std() == pytest.approx(std, rel=5 / (2 * w.size) ** 0.5), name
     drawn = {w.tobytes() for w in weights.values() if w.ndim == 2}

@@ -11,6 +11,8 @@ SIZES |= {"context": 16}
 FACTORS = {"rope_scaling": "llama3", "rope_factors": (1.0, 4.0)}  # of the pairs of a head
 SCALES = {"embedding_scale": 3.0, "residual_scale": 0.4, "attention_scale": 0.3}
 SCALES |= {"logit_scale": 2.5}
+EXPERTS = {"n_experts": 5, "n_experts_used": 2}
+OLMOE = {"arch": "olmoe", "n_kv_heads": 6}
 T = 13
 
 # By name: what differs in the configuration, and the options.
@@ -28,6 +30,12 @@ KINDS = {
     "qwen3-untied-bias": ({"arch": "qwen3"}, {"untied": True, "qkv_bias": True}),
     "smollm3": ({"arch": "smollm3", "n_layers": 5}, {}),
     "granite": ({"arch": "granite"} | SCALES, {"untied": True}),
+    "qwen3moe": ({"arch": "qwen3moe", "head_dim": 6} | EXPERTS, {"untied": True}),
+    "olmoe-one": (OLMOE | {"n_experts": 3, "n_experts_used": 1}, {}),
+    "olmoe": (OLMOE | EXPERTS, {}),
+    "olmoe-all": (OLMOE | {"n_experts": 2, "n_experts_used": 2}, {"untied": True}),
+    "granitemoe": ({"arch": "granitemoe"} | EXPERTS | SCALES, {"untied": True}),
+    "granitemoe-shared": ({"arch": "granitemoe", "shared_d_ff": 20} | EXPERTS | SCALES, {}),
 }
 
 

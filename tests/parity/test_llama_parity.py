@@ -30,7 +30,8 @@ def assert_logits_agree(got, expected):
     np.testing.assert_allclose(got, expected, rtol=0, atol=3e-6 * np.abs(expected).max())
 
 
-OWN = [kind for kind in KINDS if kind.startswith(("llama", "qwen"))]  # what torch_llama computes
+#: What torch_llama computes.
+OWN = [kind for kind in KINDS if kind.startswith(("llama", "qwen")) and "moe" not in kind]
 
 
 @pytest.mark.parametrize("kind", OWN)

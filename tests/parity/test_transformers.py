@@ -13,12 +13,20 @@ from test_gpt2_parity import LOSS, assert_gradients_agree, hp
 from transformers import (
     GraniteConfig,
     GraniteForCausalLM,
+    GraniteMoeConfig,
+    GraniteMoeForCausalLM,
+    GraniteMoeSharedConfig,
+    GraniteMoeSharedForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    OlmoeConfig,
+    OlmoeForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
     SmolLM3Config,
     SmolLM3ForCausalLM,
 )
@@ -33,16 +41,25 @@ MODELS = {
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
     "smollm3": (SmolLM3Config, SmolLM3ForCausalLM),
     "granite": (GraniteConfig, GraniteForCausalLM),
+    "qwen3moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
+    "olmoe": (OlmoeConfig, OlmoeForCausalLM),
+    "granitemoe": (GraniteMoeConfig, GraniteMoeForCausalLM),
+    "granitemoe-shared": (GraniteMoeSharedConfig, GraniteMoeSharedForCausalLM),
+}
+GRANITE = {
+    "embedding_multiplier": SCALES["embedding_scale"],
+    "residual_multiplier": SCALES["residual_scale"],
+    "attention_multiplier": SCALES["attention_scale"],
+    "logits_scaling": SCALES["logit_scale"],
 }
 #: What else their configurations have.
 MORE = {
     "smollm3": {"pad_token_id": None},
-    "granite": {
-        "embedding_multiplier": SCALES["embedding_scale"],
-        "residual_multiplier": SCALES["residual_scale"],
-        "attention_multiplier": SCALES["attention_scale"],
-        "logits_scaling": SCALES["logit_scale"],
-    },
+    "granite": GRANITE,
+    "granitemoe": GRANITE,
+    "granitemoe-shared": GRANITE,
+    "qwen3moe": {"norm_topk_prob": True},
+    "olmoe": {"pad_token_id": None},
 }
 NAMES = {
     "token_embd": "model.embed_tokens",
@@ -59,15 +76,37 @@ NAMES = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.gate_up_proj",
+    "ffn_up_exps": "mlp.experts.gate_up_proj",
+    "ffn_down_exps": "mlp.experts.down_proj",
+    "ffn_gate_shexp": "shared_mlp.input_linear",
+    "ffn_up_shexp": "shared_mlp.input_linear",
+    "ffn_down_shexp": "shared_mlp.output_linear",
 }
 KINDS = ["llama", "llama-untied", "llama-wide-heads", "qwen2", "qwen3", "qwen3-untied-bias"]
-KINDS += ["smollm3", "granite"]
+KINDS += ["smollm3", "granite", "qwen3moe", "olmoe", "olmoe-one", "olmoe-all", "granitemoe"]
+KINDS += ["granitemoe-shared"]
 
 
 def their_name(name):
     """blk.0.attn_q.weight: model.layers.0.self_attn.q_proj.weight."""
     *block, part, kind = name.split(".")
-    return ".".join([*(["model.layers", block[1]] if block else []), NAMES[part], kind])
+    kinds = [] if part.endswith("_exps") else [kind]
+    return ".".join([*(["model.layers", block[1]] if block else []), NAMES[part], *kinds])
+
+
+def first_of(name):
+    """Gate and up of experts are one weight there: that of gate."""
+    return name.replace("ffn_up_exps", "ffn_gate_exps").replace("ffn_up_shexp", "ffn_gate_shexp")
+
+
+def half_of(name, w):
+    """What of their weight is ours."""
+    half = w.shape[-2] // 2 if w.ndim > 1 else 0
+    if "ffn_gate_exps" in name or "ffn_gate_shexp" in name:
+        return w[..., :half, :]
+    return w[..., half:, :] if name != first_of(name) else w
 
 
 def rows_apart(name, w, cfg):
@@ -84,9 +123,15 @@ class Theirs:
 
     def __init__(self, engine):
         cfg, opts = engine.config, engine.options
-        config, model = MODELS[cfg.arch]
+        shared = getattr(cfg, "shared_d_ff", 0)
+        kind = f"{cfg.arch}-shared" if shared else cfg.arch
+        config, model = MODELS[kind]
         self.cfg = cfg
-        bias = {} if cfg.arch == "qwen2" else {"attention_bias": opts.qkv_bias}
+        more = {} if cfg.arch == "qwen2" else {"attention_bias": opts.qkv_bias}
+        more |= MORE.get(kind, {})
+        if hasattr(cfg, "n_experts"):
+            more |= {"num_experts_per_tok": cfg.n_experts_used, "moe_intermediate_size": cfg.d_ff}
+            more |= {"num_local_experts": cfg.n_experts, "shared_intermediate_size": shared}
         self.model = model(
             config(
                 vocab_size=cfg.vocab,
@@ -101,18 +146,22 @@ class Theirs:
                 rope_parameters={"rope_type": "default", "rope_theta": cfg.rope_base},
                 tie_word_embeddings=not opts.untied,
                 attn_implementation="eager",
-                **bias,
-                **MORE.get(cfg.arch, {}),
+                **more,
             )
         ).double()
+        self.model.set_experts_implementation("eager")  # the others are for floats
         own = dict(self.model.named_parameters())
-        self.weights = {name: own.pop(their_name(name)) for name in engine.weights()}
+        own = {name.replace("block_sparse_moe.router", "mlp.gate"): w for name, w in own.items()}
+        own = {name.replace("block_sparse_moe", "mlp"): w for name, w in own.items()}
+        firsts = [name for name in engine.weights() if name == first_of(name)]
+        self.weights = {name: own.pop(their_name(name)) for name in firsts}
         for name, left in own.items():  # attention_bias gives the output a bias too
             assert name.endswith("o_proj.bias")
             torch.nn.init.zeros_(left)
         with torch.no_grad():
             for name, w in engine.weights().items():
-                self.weights[name].copy_(torch.tensor(rows_apart(name, w, cfg)))
+                theirs = half_of(name, self.weights[first_of(name)])
+                theirs.copy_(torch.tensor(rows_apart(name, w, cfg)))
         self.moments = {
             name: (torch.zeros_like(w), torch.zeros_like(w)) for name, w in self.weights.items()
         }
@@ -130,7 +179,8 @@ class Theirs:
 
     def gradient_of(self, name, ours):
         """Our gradient in their order, and theirs."""
-        return rows_apart(name, ours, self.cfg), self.weights[name].grad.numpy()
+        theirs = self.weights[first_of(name)].grad.numpy()
+        return rows_apart(name, ours, self.cfg), half_of(name, theirs)
 
     update = torch_gpt2.Model.update
 

@@ -7,13 +7,16 @@ What an architecture of GGUF files needs to work everywhere is that its file is 
 from toynn.models.checks import check_sizes
 from toynn.models.gpt2 import GPT2Config
 from toynn.models.granite import GraniteConfig
+from toynn.models.granitemoe import GraniteMoEConfig
 from toynn.models.hyper import Hyper, Source, check_tensors, refuse
 from toynn.models.llama import LlamaConfig
 from toynn.models.model import Model
+from toynn.models.olmoe import OLMoEConfig
+from toynn.models.qwen3moe import Qwen3MoEConfig
 from toynn.models.registry import ARCHITECTURES, architecture, register
 from toynn.models.sequence import Folder, SequenceConfig, SequenceModel
 from toynn.models.smollm3 import SmolLM3
-from toynn.models.table import Row, Shapes, Sizes, matrix, norm, table
+from toynn.models.table import Row, Shapes, Sizes, experts, matrix, norm, router, table
 from toynn.models.vit import VIT, ViTConfig
 
 __all__ = [
@@ -22,9 +25,12 @@ __all__ = [
     "Folder",
     "GPT2Config",
     "GraniteConfig",
+    "GraniteMoEConfig",
     "Hyper",
     "LlamaConfig",
     "Model",
+    "OLMoEConfig",
+    "Qwen3MoEConfig",
     "Row",
     "SequenceConfig",
     "SequenceModel",
@@ -36,9 +42,11 @@ __all__ = [
     "architecture",
     "check_sizes",
     "check_tensors",
+    "experts",
     "matrix",
     "norm",
     "refuse",
     "register",
+    "router",
     "table",
 ]

@@ -10,7 +10,7 @@ arXiv:2203.03466.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,7 +65,7 @@ class GraniteConfig(LlamaConfig):
 class Granite(Llama):
     """The architecture."""
 
-    config_type = GraniteConfig
+    config_type: ClassVar[type[Any]] = GraniteConfig
     hf = replace(
         Llama.hf,
         keys={**Llama.hf.keys, **dict(_SCALES.values())},
@@ -112,7 +112,7 @@ class Granite(Llama):
             heads = self.attention(block, cfg, normed, positions)
             x = block.add(x, block.scale(heads, cfg.residual_scale))
             normed = block.rmsnorm(x, "ffn_norm", cfg.rms_eps)
-            wide = block.swiglu(normed, "ffn_gate", "ffn_up", "ffn_down")
+            wide = self.feed_forward(block, cfg, normed)
             x = block.add(x, block.scale(wide, cfg.residual_scale))
         return x
 

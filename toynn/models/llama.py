@@ -12,8 +12,7 @@ arXiv:2505.09388; grouped-query attention: Ainslie et al. 2023, arXiv:2305.13245
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import sqrt
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +25,7 @@ from toynn.models.hyper import Hyper, refuse
 from toynn.models.registry import ARCHITECTURES, architecture, register
 from toynn.models.rope import factors_of
 from toynn.models.sequence import Folder, SequenceModel
-from toynn.models.table import Shapes, Sizes, matrix, norm, table
+from toynn.models.table import Row, Shapes, Sizes, by_width, matrix, norm, table
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 
@@ -121,10 +120,6 @@ class LlamaConfig:
         return (frequencies / (self.rope_factors or 1.0)).astype(np.float32)
 
 
-def _by_width(cfg: Any, shape: tuple[int, ...]) -> float:
-    return 1 / sqrt(shape[1])
-
-
 _Q, _KV = "attention.head_count", "attention.head_count_kv"
 _LAYER = "model.layers.{n}"
 
@@ -132,30 +127,30 @@ _LAYER = "model.layers.{n}"
 class Llama(SequenceModel[LlamaConfig]):
     """An architecture of the kin."""
 
-    config_type = LlamaConfig
+    config_type: ClassVar[type[Any]] = LlamaConfig
 
-    table = (
+    table: ClassVar[tuple[Row, ...]] = (
         table("token_embd", "V E", "model.embed_tokens", std=_STD, frozen="donor"),
-        matrix("lens.proj", "C E", std=_by_width, when="donor"),
+        matrix("lens.proj", "C E", std=by_width, when="donor"),
         norm("blk.{n}.attn_norm", "C", f"{_LAYER}.input_layernorm"),
         matrix(
             "blk.{n}.attn_q", "Q C", f"{_LAYER}.self_attn.q_proj",
-            std=_by_width, bias="qkv_bias", pairs=(_Q,),
+            std=by_width, bias="qkv_bias", pairs=(_Q,),
         ),
         matrix(
             "blk.{n}.attn_k", "KV C", f"{_LAYER}.self_attn.k_proj",
-            std=_by_width, bias="qkv_bias", pairs=(_KV, _Q),
+            std=by_width, bias="qkv_bias", pairs=(_KV, _Q),
         ),
         matrix(
-            "blk.{n}.attn_v", "KV C", f"{_LAYER}.self_attn.v_proj", std=_by_width, bias="qkv_bias"
+            "blk.{n}.attn_v", "KV C", f"{_LAYER}.self_attn.v_proj", std=by_width, bias="qkv_bias"
         ),
-        norm("blk.{n}.attn_q_norm", "D", f"{_LAYER}.self_attn.q_norm", when="head_norms"),
-        norm("blk.{n}.attn_k_norm", "D", f"{_LAYER}.self_attn.k_norm", when="head_norms"),
-        matrix("blk.{n}.attn_output", "C Q", f"{_LAYER}.self_attn.o_proj", std=_by_width),
+        norm("blk.{n}.attn_q_norm", "NQ", f"{_LAYER}.self_attn.q_norm", when="head_norms"),
+        norm("blk.{n}.attn_k_norm", "NK", f"{_LAYER}.self_attn.k_norm", when="head_norms"),
+        matrix("blk.{n}.attn_output", "C Q", f"{_LAYER}.self_attn.o_proj", std=by_width),
         norm("blk.{n}.ffn_norm", "C", f"{_LAYER}.post_attention_layernorm"),
-        matrix("blk.{n}.ffn_gate", "F C", f"{_LAYER}.mlp.gate_proj", std=_by_width),
-        matrix("blk.{n}.ffn_up", "F C", f"{_LAYER}.mlp.up_proj", std=_by_width),
-        matrix("blk.{n}.ffn_down", "C F", f"{_LAYER}.mlp.down_proj", std=_by_width),
+        matrix("blk.{n}.ffn_gate", "F C", f"{_LAYER}.mlp.gate_proj", std=by_width),
+        matrix("blk.{n}.ffn_up", "F C", f"{_LAYER}.mlp.up_proj", std=by_width),
+        matrix("blk.{n}.ffn_down", "C F", f"{_LAYER}.mlp.down_proj", std=by_width),
         norm("output_norm", "C", "model.norm"),
         matrix("output", "V C", "lm_head", std=_STD, when="untied"),
     )  # fmt: skip
@@ -179,6 +174,9 @@ class Llama(SequenceModel[LlamaConfig]):
         zero_biases=frozenset(("blk.{n}.attn_output",)),  # which attention_bias gives it, too
     )
 
+    #: Whether q and k are normalised over their whole width, and not head by head.
+    wide_norms = False
+
     def __init__(
         self,
         name: str,
@@ -200,6 +198,8 @@ class Llama(SequenceModel[LlamaConfig]):
         return {
             "V": cfg.vocab, "E": donor or cfg.d_model, "C": cfg.d_model, "F": cfg.d_ff, "D": D,
             "Q": cfg.n_heads * D, "KV": cfg.n_kv_heads * D, "donor": donor,
+            "NQ": cfg.n_heads * D if self.wide_norms else D,
+            "NK": cfg.n_kv_heads * D if self.wide_norms else D,
             "qkv_bias": opts.qkv_bias, "untied": opts.untied, "head_norms": self.head_norms,
         }  # fmt: skip
 
@@ -316,8 +316,12 @@ class Llama(SequenceModel[LlamaConfig]):
             turned = positions if self.turns(n) else None
             x = block.add(x, self.attention(block, cfg, normed, turned))
             normed = block.rmsnorm(x, "ffn_norm", cfg.rms_eps)
-            x = block.add(x, block.swiglu(normed, "ffn_gate", "ffn_up", "ffn_down"))
+            x = block.add(x, self.feed_forward(block, cfg, normed))
         return x
+
+    def feed_forward(self, block: Layers, cfg: Any, x: Tensor) -> Tensor:
+        """Record the MLP of x (B T, C)."""
+        return block.swiglu(x, "ffn_gate", "ffn_up", "ffn_down")
 
     def turns(self, n: int) -> bool:
         """Say whether block n has RoPE."""

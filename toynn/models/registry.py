@@ -8,7 +8,7 @@ from toynn.models.sequence import SequenceModel
 
 __all__ = ["ARCHITECTURES", "architecture", "register"]
 
-#: By general.architecture of GGUF files, which is model_type at Hugging Face.
+#: By general.architecture of GGUF files.
 ARCHITECTURES: dict[str, SequenceModel[Any]] = {}
 
 

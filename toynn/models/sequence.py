@@ -55,6 +55,8 @@ class Folder:
         Whether the head is tied where config.json does not say.
     zero_biases
         Modules that may have a bias, if it is zero.
+    model_type
+        The architecture's name there; empty: as GGUF has it.
     """
 
     keys: Mapping[str, str]
@@ -64,6 +66,7 @@ class Folder:
     optional: frozenset[str] = frozenset()
     tied: bool = False
     zero_biases: frozenset[str] = frozenset()
+    model_type: str = ""
 
 
 class SequenceModel(Model[S]):

@@ -11,6 +11,7 @@ gives for each block; so are the names of conditions, of which 0 means that ther
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
+from math import sqrt
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,20 @@ from numpy.typing import NDArray
 
 from toynn._kernels import random
 
-__all__ = ["Row", "Shapes", "Sizes", "Start", "Weight", "expand", "matrix", "norm", "table"]
+__all__ = [
+    "Row",
+    "Shapes",
+    "Sizes",
+    "Start",
+    "Weight",
+    "by_width",
+    "expand",
+    "experts",
+    "matrix",
+    "norm",
+    "router",
+    "table",
+]
 
 Shapes = dict[str, tuple[int, ...]]
 Sizes = Mapping[str, int]
@@ -34,11 +48,14 @@ class Row:
     ----------
     name, elsewhere
         GGUF's name (timm's, of a model of pictures), and Hugging Face's; empty: it has none there.
+        "{e}" in the latter is the number of an expert, whose matrix is a weight of its own there;
+        "[0/2]" at its end: it is the first half of what is one weight there.
     shape
         Sizes of the weight, the rows of a matrix first.
     kind
         "matrix": x W^T is computed, and it can have an adapter. "table": rows are looked up.
-        "norm": a gain.
+        "norm": a gain. "experts": a stack of matrices, which can have adapters, one for each.
+        "router": a matrix that chooses among them, and has none.
     std
         Of the normal distribution that it starts from. In blocks, times ``init_scale``.
     bias, when, frozen
@@ -73,6 +90,21 @@ def matrix(name: str, shape: str, elsewhere: str = "", *, std: Start, **more: An
 def table(name: str, shape: str, elsewhere: str = "", *, std: Start, **more: Any) -> Row:
     """Return a row for what rows are looked up in."""
     return Row(name, shape, elsewhere, "table", std, **more)
+
+
+def router(name: str, shape: str, elsewhere: str = "", **more: Any) -> Row:
+    """Return a row for the matrix that chooses experts."""
+    return Row(name, shape, elsewhere, "router", by_width, **more)
+
+
+def experts(name: str, shape: str, elsewhere: str = "", **more: Any) -> Row:
+    """Return a row for the matrices of all experts, as one weight."""
+    return Row(name, shape, elsewhere, "experts", by_width, **more)
+
+
+def by_width(cfg: Any, shape: tuple[int, ...]) -> float:
+    """Return the standard deviation of a matrix by which sums keep their size."""
+    return 1 / sqrt(shape[-1])
 
 
 def norm(name: str, shape: str, elsewhere: str = "", **more: Any) -> Row:

@@ -114,6 +114,34 @@ class Layers:
         gates, values = self.linear(x, gate), self.linear(x, up)
         return self.linear(ops.swiglu(self.session, gates, values), down)
 
+    def routes(self, x: Tensor, name: str, used: int, *, normalized: bool) -> ops.Routes:
+        """Record which experts each row of x (N, C) goes to, by the softmax of a router (E, C).
+
+        ``normalized``: the weights of those that are ``used`` add up to 1. The router's product is
+        as exact as float32.
+        """
+        s = self.session
+        precision, s.matmul_precision = s.matmul_precision, "highest"
+        try:
+            logits = self.linear(x, name)
+        finally:
+            s.matmul_precision = precision
+        return ops.route(s, ops.softmax(s, logits), used, normalized=normalized)
+
+    def mixture(self, x: Tensor, gate: str, up: str, down: str, routes: ops.Routes) -> Tensor:
+        """Record the sum of down(w silu(gate(x)) * up(x)) over the experts of each row of x.
+
+        w, what an expert counts, comes before down, which is linear: so no gradient asks for what
+        down gave.
+        """
+        s, copies = self.session, ops.dispatch(self.session, x, routes)
+        h = ops.swiglu(s, self.experts(copies, gate, routes), self.experts(copies, up, routes))
+        return ops.combine(s, self.experts(ops.weigh(s, h, routes), down, routes), routes)
+
+    def experts(self, x: Tensor, name: str, routes: ops.Routes) -> Tensor:
+        """Record W[e] x + b[e] for each row, e its expert."""
+        return ops.experts(self.session, x, self.matrix(name), routes, self.bias(name))
+
     def head(self, x: Tensor, name: str, labels: Tensor) -> tuple[Tensor | None, Tensor]:
         """Record the loss of x (N, C) by a matrix (V, C); return the logits too.
 

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from toynn.errors import DataError
 from toynn.formats.gguf.tensors import TensorInfo
 from toynn.formats.hf.config import CONFIG, WEIGHTS, Config
-from toynn.formats.hf.spelling import SPELLINGS, pairs_together
+from toynn.formats.hf.pieces import Piece, assembled, pieces_of
+from toynn.formats.hf.spelling import SPELLINGS, pairs_together, spelling_for
 from toynn.formats.hf.writer import write
 from toynn.formats.objects import read_object
 from toynn.formats.safetensors import SafeTensors
@@ -43,22 +44,25 @@ class HFModel:
 
     def __init__(self, path: Path, values: Mapping[str, Any]) -> None:
         self.path, self._config = path, Config(path, values)
-        architecture = self._config.get("model_type")
-        if not isinstance(architecture, str) or architecture not in SPELLINGS:
-            self._config.refuse(f"model_type must be {', '.join(SPELLINGS)}; got {architecture!r}")
-        self.architecture = architecture
-        self._spelling = SPELLINGS[architecture]
+        kind = self._config.get("model_type")
+        spelling = spelling_for(kind)
+        if spelling is None:
+            known = ", ".join(s.model_type or s.architecture for s in SPELLINGS.values())
+            self._config.refuse(f"model_type must be {known}; got {kind!r}")
+        self.architecture, self._spelling = spelling.architecture, spelling
+        self._pieces: dict[str, dict[Piece, str]] = {}  # of those that lie in pieces
         self._added: dict[str, Floats] = {}
         self.types: dict[str, str] = {}  # of metadata that is passed on: none is
-        self.metadata = {"general.architecture": architecture} | {
-            f"{architecture}.{key}": value for key, value in self._read_config().items()
+        self.metadata = {"general.architecture": self.architecture} | {
+            f"{self.architecture}.{key}": value for key, value in self._read_config().items()
         }
         weights, index = path / WEIGHTS, path / f"{WEIGHTS}.index.json"
         if not weights.exists() and index.exists():
             raise DataError(f"{index}: a model in several files is not supported; save it as one")
         self._stored = SafeTensors(weights, BUFFERS)
         self._sources = self._read_names()  # by GGUF name
-        self.tensors = {name: self._info(name) for name in (*self._sources, *self._added)}
+        names = (*self._sources, *self._pieces, *self._added)
+        self.tensors = {name: self._info(name) for name in names}
 
     def __enter__(self) -> "HFModel":
         return self
@@ -75,6 +79,8 @@ class HFModel:
         """Return a weight in float32, in GGUF's order."""
         if name in self._added:
             return self._added[name]
+        if name in self._pieces:
+            return assembled(self._pieces[name], self._stored.__getitem__)
         values = self._stored[self._sources[name]]
         if self._is_transposed(name):
             return np.ascontiguousarray(values.T)
@@ -105,6 +111,10 @@ class HFModel:
         """Return the name in the file of each weight, by its GGUF name."""
         sources, unknown = {}, []
         for name in self._stored.tensors:
+            if pieces := pieces_of(self._spelling.modules, name):
+                for piece in pieces:
+                    self._pieces.setdefault(piece.name, {})[piece] = name
+                continue
             gguf_name = self._spelling.gguf_name(name)
             if gguf_name is None or gguf_name in sources:
                 unknown += [] if name.endswith(BUFFERS) else [name]
@@ -128,9 +138,34 @@ class HFModel:
     def _info(self, name: str) -> TensorInfo:
         if name in self._added:
             return TensorInfo(name, "F32", self._added[name].shape, 0, self._added[name].nbytes)
+        if name in self._pieces:
+            return self._info_of_pieces(name)
         info = self._stored.tensors[self._sources[name]]
         shape = info.shape[::-1] if self._is_transposed(name) else info.shape
         return TensorInfo(name, info.type, shape, info.offset, info.nbytes)
+
+    def _info_of_pieces(self, name: str) -> TensorInfo:
+        """Describe a weight that lies in pieces, all of which must be there, and alike."""
+        pieces, path = self._pieces[name], self.path / WEIGHTS
+        infos = [self._stored.tensors[source] for source in pieces.values()]
+        first, piece = infos[0], next(iter(pieces))
+        numbers = sorted(p.expert for p in pieces if p.expert is not None)
+        if numbers != list(range(len(numbers))):
+            raise DataError(
+                f"{path}: {name}: expected experts 0 to {len(numbers) - 1}; got {numbers}"
+            )
+        if any(info.shape != first.shape for info in infos) or len(first.shape) < 2:
+            shapes = sorted({info.shape for info in infos})
+            raise DataError(f"{path}: {name}: expected matrices of one shape; got {shapes}")
+        shape = (*first.shape[:-2], first.shape[-2] // piece.parts, first.shape[-1])
+        if first.shape[-2] % piece.parts:
+            raise DataError(
+                f"{path}: {name}: expected {piece.parts} parts of as many rows; got {first.shape}"
+            )
+        nbytes = sum(info.nbytes for info in infos) // piece.parts
+        return TensorInfo(
+            name, first.type, (len(numbers), *shape) if numbers else shape, first.offset, nbytes
+        )
 
     def _is_transposed(self, name: str) -> bool:
         dimensions = len(self._stored.tensors[self._sources[name]].shape)

@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 
 from toynn.formats.hf.config import Config
 
-__all__ = ["SPELLINGS", "Spelling", "module_of", "pairs_apart", "pairs_together"]
+__all__ = ["SPELLINGS", "Spelling", "module_of", "pairs_apart", "pairs_together", "spelling_for"]
 
 Floats = NDArray[np.float32]
 Hyper = Mapping[str, Any]  # by GGUF's keys without the architecture
 Weights = Mapping[str, Floats]  # by GGUF name
 
 MAX_DIGITS = 10  # of the number of a block
-#: Of each architecture, by general.architecture, which is Hugging Face's model_type too.
+#: Of each architecture, by general.architecture.
 SPELLINGS: dict[str, "Spelling"] = {}
 
 
@@ -58,6 +58,8 @@ class Spelling:
         Reads what is no plain number: adds to what was found; returns tensors that come of it.
     beside
         Returns what else to write for a model: keys of config.json, and tensors by GGUF name.
+    model_type
+        The architecture's name at Hugging Face; empty: as GGUF has it.
     """
 
     architecture: str
@@ -73,6 +75,7 @@ class Spelling:
     zero_biases: frozenset[str] = frozenset()
     complete: Callable[[Config, dict[str, Any]], dict[str, Floats]] = _nothing_more
     beside: Callable[[Hyper, Weights], tuple[dict[str, Any], dict[str, Floats]]] = _nothing_beside
+    model_type: str = ""
 
     def name(self, gguf_name: str) -> str:
         """Return a weight's name at Hugging Face; KeyError for one that it has no name for."""
@@ -131,6 +134,12 @@ class Spelling:
             return 0
         found: int = metadata[next((key for key in keys if key in metadata), keys[-1])]
         return found
+
+
+def spelling_for(model_type: object) -> Spelling | None:
+    """Return the spelling of a model_type; None if it is not known."""
+    known = (s for s in SPELLINGS.values() if (s.model_type or s.architecture) == model_type)
+    return next(known, None)
 
 
 def module_of(gguf_name: str) -> str:

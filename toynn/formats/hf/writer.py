@@ -13,6 +13,7 @@ from toynn.errors import DataError
 from toynn.formats import safetensors
 from toynn.formats.folders import new_folder
 from toynn.formats.hf.config import CONFIG, WEIGHTS
+from toynn.formats.hf.pieces import cut, is_cut
 from toynn.formats.hf.spelling import SPELLINGS, pairs_apart
 
 __all__ = ["write"]
@@ -36,21 +37,33 @@ def write(
     if os.path.lexists(path):
         raise DataError(f"{path}: already exists; name a new folder")
     known = {key: spelled for key, spelled in spelling.keys.items() if key in hyper}
-    config = {"model_type": architecture, **spelling.shown, "torch_dtype": "float32"}
+    config = {
+        "model_type": spelling.model_type or architecture,
+        **spelling.shown,
+        "torch_dtype": "float32",
+    }
     config |= {"bos_token_id": None, "eos_token_id": None}  # there is no tokenizer beside it
     config |= {spelled: hyper[key] for key, spelled in known.items()}
     config["tie_word_embeddings"] = "output.weight" not in tensors
     more, added = spelling.beside(hyper, tensors)
     config |= more
-    arrays = {}
+    arrays: dict[str, Floats] = {}
+    parts: dict[tuple[str, int], Floats] = {}
     metadata = {f"{architecture}.{key}": value for key, value in hyper.items()}
     for name, values in {**tensors, **added}.items():
         heads = spelling.heads(metadata, name)
+        spelled = spelling.name(name)
+        if is_cut(spelled):
+            parts |= cut(spelled, values)
+            continue
         if spelling.is_transposed(name, values.ndim):
             values = values.T
         elif heads:
             values = pairs_apart(values, heads)
-        arrays[spelling.name(name)] = np.ascontiguousarray(values)
+        arrays[spelled] = np.ascontiguousarray(values)
+    for spelled in dict.fromkeys(name for name, _ in parts):  # parts of one weight: side by side
+        found = [values for (name, _), values in sorted(parts.items()) if name == spelled]
+        arrays[spelled] = np.concatenate(found, axis=-2)
     with new_folder(path, DataError) as folder:
         folder.write(CONFIG, (json.dumps(config, indent=2) + "\n").encode())
         folder.write(WEIGHTS, safetensors.parts(arrays, {"format": "pt"}))

@@ -1,0 +1,60 @@
+"""OLMoE: a Llama with experts, whose q and k are normalised over their whole width.
+
+    q = turn(rmsnorm(W_q n)), k = turn(rmsnorm(W_k n))      before they are cut into heads
+
+The weights of the experts are their probabilities among all, and do not add up to 1; RoPE turns
+channels half a head apart. A config.json that clips q, k and v, or has weights that add up to 1, is
+refused: GGUF files of the architecture have no place for it.
+Source: Muennighoff et al. 2024, arXiv:2409.02060.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from toynn.errors import ConfigError
+from toynn.models.llama import Llama
+from toynn.models.mixture import Mixture, MixtureConfig, with_experts
+from toynn.models.registry import register
+
+__all__ = ["OLMoE", "OLMoEConfig"]
+
+
+@dataclass(frozen=True)
+class OLMoEConfig(MixtureConfig):
+    """Shape of an OLMoE."""
+
+    arch: str = "olmoe"
+
+
+class OLMoE(Mixture):
+    """The architecture."""
+
+    config_type = OLMoEConfig
+    normalized = False
+    wide_norms = True
+    table = with_experts(
+        Llama.table,
+        "model.layers.{n}.mlp",
+        {
+            "router": "gate",
+            "gate": "experts.{e}.gate_proj",
+            "up": "experts.{e}.up_proj",
+            "down": "experts.{e}.down_proj",
+        },
+    )
+    hf = replace(Mixture.hf, fixed={**Mixture.hf.fixed, "norm_topk_prob": (False,)})
+
+    def write(self, cfg: Any) -> dict[str, Any]:
+        """Return the hyper-parameters of a file.
+
+        Raises ConfigError for fewer heads of k and v than of q.
+        """
+        if cfg.n_kv_heads != cfg.n_heads:
+            raise ConfigError(
+                f"export: llama.cpp reads olmoe with as many heads of k and v as of q; got "
+                f"{cfg.n_kv_heads} and {cfg.n_heads}"
+            )
+        return super().write(cfg)
+
+
+register(OLMoE("olmoe", "Olmoe", head_norms=True))
