@@ -18,9 +18,11 @@ __all__ = [
     "dense_labels",
     "dimensions",
     "fits_i32",
+    "groups_within",
     "held_by",
     "ids_below",
     "labels_below",
+    "rising_to",
     "segments_within",
     "step_and_switch",
     "still_finite",
@@ -187,6 +189,26 @@ def segments_within(length: int) -> Check:
         else:
             allowed = f"{first[row - 1]}, as in the row before, or {row}, where a segment begins"
         raise LabelError(f"{name}: row {row} is {first[row]}; must be {allowed}")
+
+    return check
+
+
+def rising_to(rows: int) -> Check:
+    """Return a check that bounds rise from at least 0 to at most ``rows``; it raises ShapeError."""
+
+    def check(name: str, bounds: NDArray[Any]) -> None:
+        if bounds[0] < 0 or bounds[-1] > rows or (np.diff(bounds) < 0).any():
+            raise ShapeError(f"{name}: must rise from 0 to at most {rows}; got {bounds}")
+
+    return check
+
+
+def groups_within(most: int, of: int) -> Check:
+    """Return a check that a count is a multiple of ``of``, up to most; it raises ShapeError."""
+
+    def check(name: str, count: NDArray[Any]) -> None:
+        if not of <= int(count) <= most or int(count) % of:
+            raise ShapeError(f"{name}: must be a multiple of {of} up to {most}; got {int(count)}")
 
     return check
 

@@ -51,6 +51,7 @@ SEEN = {
     "--alpha": "3",
     "--arch": "qwen3",
     "--batch": "3",
+    "--beta": ("0.5", {"--data": "prefer.jsonl", "--seq": "24", "--loss": "dpo"}),
     "--checkpointing": {"lora": "", "": ("", {"--layers": "2"})},
     "--cache": ("tokens", {"--data": "pairs.jsonl", "--seq": "64"}),
     "--crop": "--no-crop",
@@ -58,6 +59,7 @@ SEEN = {
     "--d-model": "8",
     "--data": {"vit": "other.npz", "": "other.txt"},
     "--decay": "matrices",
+    "--desirable-weight": ("2", {"--data": "prefer.jsonl", "--seq": "24", "--loss": "kto"}),
     "--donor": "other.gguf",
     "--document-separator": " the ",
     "--dropout": "0.5",
@@ -74,7 +76,11 @@ SEEN = {
     "--init-from": {"vit": ("vit", FRESH), "gpt2": ("gpt2.gguf", FRESH), "": ("base.gguf", FRESH)},
     "--init-scale": "3",
     "--kv-heads": "1",
-    "--label-smoothing": "0.3",
+    "--label-smoothing": {
+        "lora": ("0.3", {"--data": "prefer.jsonl", "--seq": "24", "--loss": "dpo"}),
+        "": "0.3",
+    },
+    "--loss": ("orpo", {"--data": "prefer.jsonl", "--seq": "24", "--loss": "dpo"}),
     "--layers": "2",
     "--log-every": "1",
     "--lr": "0.02",
@@ -104,6 +110,7 @@ SEEN = {
     "--threads": "3",
     "--tokenizer": {"warm-start": ("words.gguf", {"--init": "scratch"}), "": "words.gguf"},
     "--truncation-mode": ("keep_end", {"--data": "pairs.jsonl", "--seq": "10"}),
+    "--undesirable-weight": ("2", {"--data": "prefer.jsonl", "--seq": "24", "--loss": "kto"}),
     "--untied": "",
     "--warmup": "3",
     "--weight-decay": "0.9",
@@ -131,6 +138,8 @@ def files(tmp_path_factory):
     (folder / "flags.toml").write_text("[train]\nmax_grad_norm = 0.01\n")
     pairs = [{"prompt": f"say {n}: ", "completion": "abc" * (n % 3 + 1)} for n in range(20)]
     (folder / "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)))
+    prefer = [{"prompt": f"{n}: ", "chosen": "ab" * (n % 3 + 1), "rejected": "x"} for n in range(9)]
+    (folder / "prefer.jsonl").write_text("\n".join(map(json.dumps, prefer)))
     write_base(folder / "base.gguf", vocab=256, context=64)
     write_base(folder / "other.gguf", vocab=256, context=64, d_model=48)
     write_base(folder / "gpt2.gguf", "gpt2", vocab=256, context=64)

@@ -7,7 +7,7 @@ from typing import Any
 from toynn.dtypes import GGUF_BLOCKS
 from toynn.precision import PRECISIONS
 
-__all__ = ["MAX_THREADS", "check", "check_limits", "precision_index", "row_length"]
+__all__ = ["MAX_THREADS", "check", "check_limits", "precision_index", "row_length", "sequences"]
 
 MAX_THREADS = 1024  # the OpenMP runtime ends the process when it cannot make a thread
 
@@ -61,3 +61,10 @@ def precision_index(where: str, precision: str) -> int:
         known = ", ".join(PRECISIONS)
         raise ValueError(f"{where}: precision needs one of {known}; got {precision!r}")
     return PRECISIONS.index(precision)
+
+
+def sequences(where: str, count: int, room: int, *, of: int = 1) -> None:
+    """Raise ValueError unless there are so many sequences, in groups ``of`` so many."""
+    if not of <= count <= room or count % of:
+        what = f"a multiple of {of}, " if of > 1 else ""
+        raise ValueError(f"{where}: count needs {what}{of} to {room}; got {count}")

@@ -4,11 +4,13 @@
     forward   losses[n]    = log sum_v e^x[n,v] - x[n,labels[n]]
     backward  dlogits[n,v] = dloss/rows (e^x[n,v] / sum_k e^x[n,k] - [v = labels[n]]);  losses too
     mean      loss         = 1/rows sum_n losses[n]
+    each      dlogits[n,v] = dlosses[n] (e^x[n,v] / sum_k e^x[n,k] - [v = labels[n]])
 
 x are the logits of N rows, V classes each. A row whose label is -100 does not count: its loss and
 dlogits are 0. No row counts: loss is NaN. For one chunk of rows, backward is forward as well: it
 reads the row while it is in cache, and its losses are forward's to the bit. So rows must be known
-before. float32, labels int32; losses and dlogits are overwritten; dlogits may be the logits.
+before; each is the gradient of forward where losses are wanted one by one. float32, labels int32;
+losses and dlogits are overwritten; dlogits may be the logits.
 The Python doors refuse a label outside 0..V-1; the entries take such a row as ignored.
 Source: cross_entropy.pyx; that losses need no logits beyond a chunk: Hsu et al. 2024, Liger Kernel,
 arXiv:2410.10989, section 3.2.
@@ -87,6 +89,21 @@ cdef void _backward(KernelArgs* a) noexcept nogil:
     parallel_for(_backward_rows, a, N)
 
 
+cdef void _each_rows(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+    cdef float* dlogits = <float*>a.t[0]
+    cdef const float* dlosses = <const float*>a.t[1]
+    cdef const float* logits = <const float*>a.t[2]
+    cdef const int* labels = <const int*>a.t[3]
+    cdef Py_ssize_t n, V = a.n[1]
+    for n in range(first, last):
+        _row(dlogits + n * V, logits + n * V, labels[n], dlosses[n], V)
+
+
+cdef void _each(KernelArgs* a) noexcept nogil:
+    cdef Py_ssize_t N = a.n[0]
+    parallel_for(_each_rows, a, N)
+
+
 cdef void _mean(KernelArgs* a) noexcept nogil:
     """One sum, in double, in order."""
     cdef float* loss = <float*>a.t[0]
@@ -156,6 +173,26 @@ def backward(
         _backward(&a)
 
 
+def each(
+    float[:, ::1] dlogits, const float[::1] dlosses, const float[:, ::1] logits,
+    const int[::1] labels, int n_threads=1,
+):
+    """Overwrite dlogits (N,V), which may be logits, from the gradients of the losses (N,)."""
+    cdef KernelArgs a
+    cdef str where = "chunked_cross_entropy.each"
+    cdef Py_ssize_t N = logits.shape[0], V = logits.shape[1]
+    _check_labels(where, labels, V)
+    check(
+        where, f"logits ({N}, {V})", n_threads, dlogits=(dlogits, (N, V)),
+        dlosses=(dlosses, (N,)), labels=(labels, (N,)),
+    )
+    a.t[0], a.t[1], a.t[2], a.t[3] = at2(dlogits), at1(dlosses), at2(logits), ids1(labels)
+    a.n[0], a.n[1] = N, V
+    a.n_threads = n_threads
+    with nogil:
+        _each(&a)
+
+
 def mean(float[::1] loss, const float[::1] losses, const float[::1] rows, int n_threads=1):
     """Overwrite loss (1,) from losses (N,) and rows (1,), how many of them count."""
     cdef KernelArgs a
@@ -171,5 +208,6 @@ entries = {
     "count": entry(_count, "rows labels", sizes="N V"),
     "forward": entry(_forward, "losses logits labels", sizes="N V"),
     "backward": entry(_backward, "dlogits losses dloss logits labels rows", sizes="N V"),
+    "each": entry(_each, "dlogits dlosses logits labels", sizes="N V"),
     "mean": entry(_mean, "loss losses rows", sizes="N"),
 }

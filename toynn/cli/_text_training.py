@@ -7,6 +7,7 @@ from contextlib import suppress
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,11 +16,12 @@ from toynn.cli._numbers import whole
 from toynn.cli._text import harmless, print_line
 from toynn.cli._training import MIB, Training
 from toynn.data import jsonl
-from toynn.data.batch import IGNORED, Batch, PackedBatch
+from toynn.data.batch import IGNORED
 from toynn.data.digest import digest
 from toynn.data.examples import Examples, ShuffledExamples
 from toynn.data.jsonl import Dataset
 from toynn.data.packing import PackedExamples
+from toynn.data.preference import PackedPreferences, PreferenceData
 from toynn.data.text import RandomWindows
 from toynn.formats.tokenizer import Tokenizer
 from toynn.generate import generate
@@ -102,7 +104,7 @@ class TextTraining(Training):
     """A run on texts or examples."""
 
     tokenizer: Tokenizer
-    data: Dataset
+    data: Dataset | PreferenceData
 
     def read_text(self, seq: int) -> None:
         """Read what --data names, without it the embedded text; windows have at most seq tokens."""
@@ -180,7 +182,7 @@ class TextTraining(Training):
         """Whether batches are of examples, in segments."""
         return self.data.packed
 
-    def batches(self) -> PackedExamples | ShuffledExamples | RandomWindows:
+    def batches(self) -> PackedExamples | ShuffledExamples | RandomWindows | PackedPreferences:
         """Return random windows, or examples in random order."""
         return self.data.batches(self.arguments.batch, self.arguments.seed)
 
@@ -188,12 +190,12 @@ class TextTraining(Training):
         """Return how many batches have all examples once, or as many tokens as the text."""
         return self.batches().per_epoch
 
-    def valid(self) -> Sequence[Batch | PackedBatch]:
+    def valid(self) -> Sequence[Any]:
         """Return windows or examples that are held out."""
         return self._valid
 
     @cached_property
-    def _valid(self) -> Sequence[Batch | PackedBatch]:
+    def _valid(self) -> Sequence[Any]:
         return self.data.valid_batches(self.arguments.batch, EVAL_BATCHES)
 
     def show(self, folder: RunFolder, result: Result) -> str:
@@ -222,6 +224,8 @@ class TextTraining(Training):
 
     def _prompt(self) -> list[int]:
         """Return the beginning of the validation data: a prompt, where there are prompts."""
+        if isinstance(self.data, PreferenceData):
+            return self.data.prompt()
         valid = self.data.valid
         if not isinstance(valid, Examples):
             return [int(id) for id in valid[:SAMPLE_PROMPT]]

@@ -38,8 +38,8 @@ class Training(ABC):
     help: ClassVar[str]
     flags: ClassVar[tuple[Flag, ...]]
     source: ClassVar[tuple[str, str]] = ("init_from", "model")  # the flag that names one; a what
-    unit: ClassVar[str] = "tokens"  # of what is trained on, in metrics.jsonl
-    items: ClassVar[str] = "tokens"  # the same, in what is printed
+    unit: str = "tokens"  # of what is trained on, in metrics.jsonl
+    items: str = "tokens"  # the same, in what is printed
 
     recipe: Any  # once it is realized
 

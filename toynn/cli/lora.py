@@ -1,20 +1,25 @@
 """``toynn train lora``: from a GGUF file and data to an adapter of it in a run folder."""
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from toynn.cli._flags import Flag
 from toynn.cli._numbers import real, whole
 from toynn.cli._paths import model_file
 from toynn.cli._run_flags import run_flags
+from toynn.cli._text import harmless
 from toynn.cli._text_training import CACHE, DATA, EXAMPLES, SAMPLES, TextTraining
 from toynn.cli._training import MIB
-from toynn.engines import AdapterOptions, engine_for
+from toynn.data.preference import read_preferences
+from toynn.engines import AdapterOptions, PreferenceOptions, engine_for
+from toynn.engines.preference import KINDS
+from toynn.errors import ConfigError
 from toynn.formats import adapters, gguf
 from toynn.formats.tokenizer import ByteTokenizer, Tokenizer
 from toynn.models import ARCHITECTURES
-from toynn.recipes import LoRA
+from toynn.options import RecipeOptions
+from toynn.recipes import LoRA, Preference
 from toynn.train.folder import RunFolder
 from toynn.train.options import Result
 from toynn.train.protocols import Recipe
@@ -60,6 +65,37 @@ _ADAPTER_FLAGS = (
         metavar="PATH",
     ),
 )
+_SFT = "sft"
+_OPTIONS = ("beta", "label_smoothing", "desirable_weight", "undesirable_weight")
+_PREFERENCE_FLAGS = (
+    Flag(
+        "loss",
+        "sft learns what is in the data; dpo, orpo: the chosen rather than the rejected of lines "
+        "with prompt, chosen, rejected; kto: of lines with prompt, completion, label, what is "
+        "labelled true (default {default})",
+        _SFT,
+        choices=(_SFT, *KINDS),
+    ),
+    Flag("beta", "how much preferences count (default {default:g})", 0.1, real(0, above=True)),
+    Flag(
+        "label_smoothing",
+        "of dpo: the share of pairs that are the wrong way round (default {default:g})",
+        0.0,
+        real(0, 0.49),
+    ),
+    Flag(
+        "desirable_weight",
+        "of kto: the weight of completions labelled true (default {default:g})",
+        1.0,
+        real(0, above=True),
+    ),
+    Flag(
+        "undesirable_weight",
+        "of kto: the weight of the others (default {default:g})",
+        1.0,
+        real(0, above=True),
+    ),
+)
 
 
 class LoRATraining(TextTraining):
@@ -86,6 +122,7 @@ class LoRATraining(TextTraining):
             whole(1),
         ),
         *_ADAPTER_FLAGS,
+        *_PREFERENCE_FLAGS,
         *run_flags(
             name,
             "rows of --seq tokens",
@@ -101,10 +138,19 @@ class LoRATraining(TextTraining):
         SAMPLES,
     )
     source = ("adapter", "adapter")
+    preference: PreferenceOptions | None
 
     def resolve(self) -> None:
         """Fill in what was not given; refuse what contradicts itself."""
         self.starts_from_source()
+        arguments, self.preference = self.arguments, None
+        given = {name: getattr(arguments, name) for name in _OPTIONS}
+        if arguments.loss != _SFT:
+            self.preference = PreferenceOptions(arguments.loss, **given)
+            self.unit = self.items = "pairs" if self.preference.paired else "completions"
+        elif changed := [name for name in _OPTIONS if given[name] != self.default(name)]:
+            typed = f"--{changed[0].replace('_', '-')}"
+            raise ConfigError(f"{typed}: it is of --loss {', '.join(KINDS)}; the loss is {_SFT}")
 
     def read(self) -> None:
         """Open the model; read the data with its tokenizer."""
@@ -112,7 +158,28 @@ class LoRATraining(TextTraining):
         engine_for(file)  # before anything takes time
         self.tokenizer = Tokenizer.from_gguf(file)
         context = file.require(f"{file.architecture}.context_length", int)
-        self.read_text(min(self.arguments.seq, context))
+        seq = min(self.arguments.seq, context)
+        if self.preference is None:
+            self.read_text(seq)
+        else:
+            self._read_preferences(seq)
+
+    def _read_preferences(self, seq: int) -> None:
+        """Read pairs, or labelled completions."""
+        arguments = self.arguments
+        data = read_preferences(
+            arguments.data,
+            self.tokenizer,
+            seq,
+            vocab_size=self.tokenizer.vocab_size,
+            loss=arguments.loss,
+            seed=arguments.seed,
+            keep_end=arguments.truncation_mode == "keep_end",
+        )
+        for note in data.notes:
+            print(harmless(f"data        {note}", ""))
+        self.data = data
+        arguments.t_seq = data.seq
 
     def declared(self) -> tuple[Any, int]:
         """Return an engine of the model with adapters, before it takes memory; rows of a batch."""
@@ -122,9 +189,26 @@ class LoRATraining(TextTraining):
         else:
             found = adapters.load(arguments.adapter, self.file)
             engine.enable_lora(AdapterOptions.of(found, arguments.dropout))
-        options = self.options(t_seq=self.data.seq, packed=self.packed)
+        if self.preference is not None:
+            engine.enable_preference(self.preference)
+        options = self._recipe_options()
         engine.declare_for_mmap(self.file, None, options)
         return engine, engine.t_batch * engine.t_seq
+
+    def _recipe_options(self, **more: Any) -> RecipeOptions:
+        """Return the options; a row of pairs has room for two sequences."""
+        own = {"t_batch": 2 * self.arguments.batch} if self.unit == "pairs" else {}
+        return self.options(t_seq=self.data.seq, packed=self.packed, **more, **own)
+
+    def measure(self, batch: Any) -> Mapping[str, float]:
+        """Return the loss of a batch; of preferences, rewards too."""
+        found = dict(super().measure(batch))
+        if self.preference is not None:
+            figures = self.recipe.figures
+            found |= {name: total / count for name, (total, count) in figures.items() if count}
+            if "rewards/accuracies" in found:
+                found["accuracy"] = found["rewards/accuracies"]
+        return found
 
     def _adapter_options(self) -> AdapterOptions:
         arguments = self.arguments
@@ -135,8 +219,9 @@ class LoRATraining(TextTraining):
 
     def realize(self) -> Recipe:
         """Return the recipe, ready to step."""
-        arguments, recipe = self.arguments, LoRA()
-        options = self.options(t_seq=self.data.seq, init_scale=NORMAL_STD, packed=self.packed)
+        arguments = self.arguments
+        recipe = LoRA() if self.preference is None else Preference(self.preference)
+        options = self._recipe_options(init_scale=NORMAL_STD)
         if arguments.adapter is not None:
             recipe.realize_from_adapter(self.file, arguments.adapter, options, arguments.dropout)
             return recipe

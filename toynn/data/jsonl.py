@@ -371,7 +371,14 @@ class _Reader:
         return {**counts, "roles": sorted(roles)}
 
     def _append(self, rows: Sequence[tuple[str, Parts]], examples: Examples) -> None:
-        """Encode the texts of some lines, all of them together."""
+        """Encode the texts of some lines, all of them together, and add them to the examples."""
+        for made in self.encoded(rows):
+            examples.append(made)
+
+    def encoded(
+        self, rows: Sequence[tuple[str, Parts]]
+    ) -> Iterator[list[tuple[Sequence[int], bool]]]:
+        """Yield the parts of each of some lines as ids; all texts are encoded together."""
         texts = [
             (part.what, part.continues)
             for _, parts in rows
@@ -385,7 +392,7 @@ class _Reader:
                 ids = next(encoded) if isinstance(part.what, str) else part.what
                 check_ids(where, ids, self.vocab_size)
                 made.append((ids, part.learned or not self.mask_prompt))
-            examples.append(made)
+            yield made
 
     def _text(self, where: str, row: Mapping[str, Any]) -> Parts:
         text = string_of(where, row, "text")

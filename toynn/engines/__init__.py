@@ -6,6 +6,7 @@ from typing import Any, Protocol, TypeVar
 from toynn.engines.decoding import Decoder
 from toynn.engines.gpt2 import GPT2Config, GPT2SeqEngine
 from toynn.engines.llama import LlamaConfig, LlamaSeqEngine
+from toynn.engines.preference import PreferenceOptions, Sequences
 from toynn.engines.sequence import SequenceEngine
 from toynn.engines.targets import AdapterOptions
 from toynn.engines.vit import ViTConfig, ViTEngine
@@ -25,7 +26,9 @@ __all__ = [
     "LlamaConfig",
     "LlamaSeqEngine",
     "LoRAEngine",
+    "PreferenceOptions",
     "SequenceEngine",
+    "Sequences",
     "ViTConfig",
     "ViTEngine",
     "engine_for",

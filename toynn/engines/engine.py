@@ -127,9 +127,11 @@ class Engine(ABC, Generic[C, R]):
         dropout: Dropout | None = None,
         caches: Caches | None = None,
         segments: Tensor | None = None,
+        *,
+        adapted: bool = True,
     ) -> Layers:
-        """Return what a forward pass over the weights is recorded with."""
-        adapters = self._weights.adapters
+        """Return what a forward pass is recorded with: all weights, and, if asked, adapters."""
+        adapters = self._weights.adapters if adapted else None
         return Layers(
             session=self.session,
             weights=self.tensors,

@@ -11,7 +11,7 @@ from toynn.nn import Dropout, Layers
 from toynn.options import RecipeOptions
 from toynn.session import Session
 
-__all__ = ["Pass", "record_logits", "record_loss"]
+__all__ = ["Pass", "record_logits", "record_loss", "record_losses"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,12 @@ class Model(Protocol):
         """Its architecture."""
 
     def layers(
-        self, batch: int, dropout: Dropout | None = None, *, segments: Tensor | None = None
+        self,
+        batch: int,
+        dropout: Dropout | None = None,
+        *,
+        segments: Tensor | None = None,
+        adapted: bool = True,
     ) -> Layers:
         """Return what a forward pass over the weights is recorded with."""
 
@@ -94,3 +99,23 @@ def record_loss(
     logits, loss = model.loss(layers, cfg, engine.options, model.last(layers, cfg, x), target)
     s.set_loss(loss)
     return replace(found, logits=logits, labels=labels, hp=hp, loss=loss, dropout=control)
+
+
+def record_losses(
+    engine: Model, size: int, dropout: float, *, adapted: bool
+) -> tuple[Pass, Tensor]:
+    """Record the loss of each token that counts, in a packed batch of at most ``size`` tokens.
+
+    Without ``adapted`` it is that of the model without its adapters.
+    """
+    s, cfg, model = engine.session, engine.config, engine.model
+    control = s.input("dropout", (2,), "i32") if dropout else None
+    found = _inputs(s, size, packed=True)
+    given = Dropout(dropout, control) if control else None
+    layers = engine.layers(1, given, segments=found.segments, adapted=adapted)
+    x = model.forward(layers, cfg, found.tokens, found.positions)
+    labels = s.input("labels", (size,), "i32", found.count)
+    rows, target = ops.counted(s, labels, cfg.vocab)
+    x = model.last(layers, cfg, layers.rows(x, rows))
+    losses = ops.token_losses(s, model.logits(layers, cfg, engine.options, x), target)
+    return replace(found, labels=labels, dropout=control), losses

@@ -19,6 +19,7 @@ from toynn.engines.doors import AdapterDoors
 from toynn.engines.engine import Engine, counted
 from toynn.engines.files import StrPath
 from toynn.engines.packed import Packed
+from toynn.engines.preference import PreferenceDoors, PreferencePass
 from toynn.engines.recording import Pass, record_logits, record_loss
 from toynn.engines.weights import FileWeights
 from toynn.errors import ConfigError, LifecycleError, ShapeError
@@ -53,7 +54,7 @@ class _Architectures:
         )
 
 
-class SequenceEngine(Engine[C, Pass], AdapterDoors, Generic[C]):
+class SequenceEngine(Engine[C, Pass], AdapterDoors, PreferenceDoors, Generic[C]):
     """An engine that reads B sequences of T tokens, laid flat (B T,).
 
     Its weights are drawn (``realize_for_random_init``) or read (``from_gguf``, ``from_hf``), and
@@ -135,11 +136,21 @@ class SequenceEngine(Engine[C, Pass], AdapterDoors, Generic[C]):
     # -- Recording -----------------------------------------------------------------------------
 
     def _record_main(self) -> Pass:
+        if self.preference is not None:
+            return self._record_preference(self.t_batch)
         return self._record_loss(self.t_batch, dense=False, packed=self.options.packed)
 
     def _record_loss(self, batch: int, *, dense: bool, packed: bool) -> Pass:
-        dropout = self.lora.dropout if self.lora and self._trains_adapters else 0.0
+        dropout = self._dropout
         return record_loss(self, batch, self.t_seq, dropout, dense=dense, packed=packed)
+
+    def _record_preference(self, batch: int) -> PreferencePass:
+        assert self.preference is not None
+        return self.preference.record(batch, self._dropout)
+
+    @property
+    def _dropout(self) -> float:
+        return self.lora.dropout if self.lora and self._trains_adapters else 0.0
 
     def _step_for(self, tokens: int, *, dense: bool, packed: bool) -> Pass:
         """Return the training step with room for so many tokens, and for this form of labels."""

@@ -22,6 +22,7 @@ from toynn.ops.elementwise import ACCUMULATE, ADD, SCALE, add, gelu, rounded, sc
 from toynn.ops.experts import Routes, combine, dispatch, experts, route, weigh
 from toynn.ops.linear import embedding, linear
 from toynn.ops.loss import chunk_rows, counted, cross_entropy, linear_cross_entropy
+from toynn.ops.preference import dpo, kto, orpo, token_losses, token_sums
 from toynn.ops.rows import class_token, layernorm, rmsnorm, rope, softmax
 from toynn.ops.update import adamw_step, grad_norm
 
@@ -42,14 +43,17 @@ __all__ = [
     "counted",
     "cross_entropy",
     "dispatch",
+    "dpo",
     "dropout",
     "embedding",
     "experts",
     "gelu",
     "grad_norm",
+    "kto",
     "layernorm",
     "linear",
     "linear_cross_entropy",
+    "orpo",
     "rmsnorm",
     "rope",
     "rounded",
@@ -58,6 +62,8 @@ __all__ = [
     "silu",
     "softmax",
     "swiglu",
+    "token_losses",
+    "token_sums",
     "weigh",
 ]
 

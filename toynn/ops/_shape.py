@@ -64,7 +64,7 @@ def by_names(backward: Op) -> Rule:
     """Rule of an op whose backward kernel has the same names, with d in front of a gradient's.
 
     ``dy`` is that of the op's first output. The backward reads any of the op's own tensors, and
-    has its sizes; what it writes are gradients of the op's inputs.
+    has its sizes and options; what it writes are gradients of the op's inputs.
     """
 
     def rule(back: Backward, node: Node, dy: Tensor) -> None:
@@ -74,6 +74,7 @@ def by_names(backward: Op) -> Rule:
             {name: known[name.removeprefix("d")] for name in backward.outputs},
             {name: known[name] for name in backward.inputs},
             {name: node.sizes[name] for name in backward.signature.sizes},
+            {name: node.options[name] for name in backward.signature.options},
         )
 
     return rule

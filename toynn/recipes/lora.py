@@ -99,9 +99,13 @@ class LoRA(SequenceRecipe[SequenceEngine[Any]]):
             raise LifecycleError(f"LoRA.{call}: once only; make a new recipe")
         with _opened(gguf) as file:
             engine = engine_for(file)(self.engine.backend)
+            self._prepare(engine)
             yield engine, file
         self.engine = engine
         self._show()
+
+    def _prepare(self, engine: SequenceEngine[Any]) -> None:
+        """Ask a new engine for what its step is to be, before anything is declared."""
 
     # -- Adapters and files --------------------------------------------------------------------
 

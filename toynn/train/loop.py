@@ -205,6 +205,7 @@ class Loop:
             if part.batches == self.per_update - 1 or self.feed.ended():
                 break
             part.loss += self.recipe.accumulate(*batch) * batch.rows
+            since.add_figures(getattr(self.recipe, "figures", {}))
             part.tokens += batch.rows
             part.batches += 1
             since.filling.add(batch)
@@ -240,6 +241,7 @@ class Loop:
         except NonFiniteError as error:
             self._skip(error)
         else:
+            since.add_figures(getattr(self.recipe, "figures", {}))
             result.updates += 1
             result.trained_tokens += tokens
             since.loss += loss
@@ -277,6 +279,7 @@ class Loop:
             val_loss=figures.get("loss"),
             val_accuracy=figures.get("accuracy"),
             skipped_updates=result.skipped_updates or None,
+            figures=since.means() | {f"val_{k}": v for k, v in figures.items() if "/" in k} or None,
             **since.filling.figures(),
         )
         result.window = Window()

@@ -4,7 +4,7 @@ import io
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,8 @@ class Report:
     tokens: int | None = None  # read
     learned_tokens: int | None = None  # asked for
     filled: float | None = None  # the share of the room for tokens that was used, 0 to 1
+    #: more that a recipe tells of its batches, by names with a slash: rewards/margins
+    figures: Mapping[str, float] | None = None
 
 
 class MetricsFile(Log):
@@ -58,6 +60,7 @@ class MetricsFile(Log):
         Raises CheckpointError as `Log.append` does.
         """
         known = {name: value for name, value in asdict(report).items() if value is not None}
+        known |= known.pop("figures", {})
         self.append(
             {
                 name.replace("tokens", self._unit): value if math.isfinite(value) else None
@@ -73,6 +76,8 @@ def read_reports(path: Path, unit: str = "tokens", length: int | None = None) ->
         try:
             entries = json.loads(line).items()
             known = {name.replace(unit, "tokens"): value for name, value in entries}
+            if more := {name: value for name, value in known.items() if "/" in name}:
+                known["figures"] = more
             found.append(Report(**{name: known[name] for name in names & known.keys()}))
         except (ValueError, TypeError, AttributeError):
             continue

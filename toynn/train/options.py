@@ -1,6 +1,7 @@
 """How long a run takes, how often it does what, and what it came to."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -54,6 +55,17 @@ class Window:
     rate: float | None = None  # of the last step, as is the norm
     norm: float | None = None
     filling: Filling = field(default_factory=Filling)
+    figures: dict[str, list[float]] = field(default_factory=dict)  # of each: sum, how many
+
+    def add_figures(self, found: Mapping[str, tuple[float, float]]) -> None:
+        """Take down what a recipe tells of a batch."""
+        for name, (total, count) in found.items():
+            before = self.figures.setdefault(name, [0.0, 0.0])
+            self.figures[name] = [before[0] + total, before[1] + count]
+
+    def means(self) -> dict[str, float]:
+        """Return the means of what was taken down."""
+        return {name: total / count for name, (total, count) in self.figures.items() if count}
 
 
 @dataclass

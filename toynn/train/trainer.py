@@ -20,6 +20,7 @@ import toynn
 from toynn import distributed
 from toynn.adamw import AdamW
 from toynn.data.jsonl import Dataset
+from toynn.data.preference import PreferenceData
 from toynn.errors import CheckpointError
 from toynn.formats.logs import Log
 from toynn.threads import share_cores
@@ -58,8 +59,8 @@ class Trainer:
     Parameters
     ----------
     data
-        A ``Dataset``; an iterator of batches, with a ``state`` if the run is to be resumed; or a
-        list of batches, which is gone through again and again.
+        A ``Dataset``, or ``PreferenceData``; an iterator of batches, with a ``state`` if the run is
+        to be resumed; or a list of batches, which is gone through again and again.
     steps, epochs
         How long: updates, or passes through the data.
     valid
@@ -91,7 +92,7 @@ class Trainer:
     def __init__(
         self,
         recipe: Any,
-        data: Dataset | Iterator[Batch] | list[Any],
+        data: Dataset | PreferenceData | Iterator[Batch] | list[Any],
         *,
         steps: int | None = None,
         epochs: float | None = None,

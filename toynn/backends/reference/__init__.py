@@ -15,7 +15,16 @@ from numpy.typing import NDArray
 from toynn import dtypes
 from toynn.backends.host import HostBuffer
 from toynn.backends.protocol import ELEMENTS, Accumulate, Backend, Buffer, Launch, Place, Program
-from toynn.backends.reference import attention, experts, linear, losses, pointwise, rows, update
+from toynn.backends.reference import (
+    attention,
+    experts,
+    linear,
+    losses,
+    pointwise,
+    preferences,
+    rows,
+    update,
+)
 from toynn.backends.reference.kernel import KERNELS, Array, Kernel, Layout
 from toynn.errors import BackendUnavailable
 from toynn.formats import quants
@@ -31,6 +40,7 @@ __all__ = [
     "linear",
     "losses",
     "pointwise",
+    "preferences",
     "rows",
     "update",
 ]

@@ -8,8 +8,9 @@ The function takes what it names of the tensors, sizes and options of a call, fl
 and returns the tensors that it writes. It is plain NumPy, and of use without any tape.
 
 A shape is a row of extents: numbers, sizes by name, products of them ("B*T"), one less ("T-1"), one
-more ("E+1"), a half ("D/2"). In front of it may stand i32, or blocks: a matrix of the type that the
-size "type" says. Behind it, "@ldq": the rows lie ldq elements apart.
+more ("E+1"), a half ("D/2"), one more than twice as many ("S*2+1"). In front of it may stand i32,
+or blocks: a matrix of the type that the size "type" says. Behind it, "@ldq": the rows lie ldq
+elements apart.
 """
 
 from collections.abc import Callable, Mapping
@@ -98,6 +99,8 @@ def _extent(word: str, sizes: Mapping[str, int]) -> int:
             return sizes[text.removesuffix("+1")] + 1
         return sizes[text.removesuffix("/2")] // (2 if text.endswith("/2") else 1)
 
+    if word.endswith("*2+1"):
+        return 2 * term(word.removesuffix("*2+1")) + 1
     return prod(term(text) for text in word.split("*"))
 
 

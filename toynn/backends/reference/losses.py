@@ -13,6 +13,7 @@ __all__ = [
     "chunk",
     "chunk_backward",
     "count",
+    "each",
     "forward",
     "forward_dense",
     "mean",
@@ -106,6 +107,12 @@ def chunk_backward(dloss: Array, logits: Array, labels: Array, rows: Array) -> O
     """Dlogits as in ``backward``, rows being those of all chunks; losses as in ``chunk``."""
     gradient = _gradient(logits, labels, dloss / rows)
     return {"dlogits": gradient, "losses": _losses(logits, labels)}
+
+
+@kernel("chunked_cross_entropy.each", dlogits="N V", dlosses="N", **_INTEGERS)
+def each(dlosses: Array, logits: Array, labels: Array) -> Outputs:
+    """dlogits[n] = dlosses[n] (softmax - one-hot)."""
+    return {"dlogits": _gradient(logits, labels, dlosses[:, None])}
 
 
 @kernel("chunked_cross_entropy.mean", loss="1", losses="N", rows="1")

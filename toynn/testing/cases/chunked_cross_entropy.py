@@ -50,6 +50,12 @@ def _calls(rng: np.random.Generator, N: int, V: int) -> list[Call]:
             in_place={"dlogits": "logits"},
         ),
         call(
+            "each",
+            losses.each(each.astype(np.float32).astype(float), exact, labels),
+            {"dlosses": each, **given},
+            in_place={"dlogits": "logits"},
+        ),
+        call(
             "mean",
             losses.mean(each.astype(np.float32), rows),
             {"losses": each, "rows": rows},

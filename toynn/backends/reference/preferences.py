@@ -1,0 +1,144 @@
+"""Losses of preferences, and the sums of token losses that they are of."""
+
+import numpy as np
+
+from toynn.backends.reference.kernel import Array, Outputs, kernel
+
+__all__ = [
+    "dpo",
+    "dpo_backward",
+    "kto",
+    "kto_backward",
+    "orpo",
+    "orpo_backward",
+    "sums",
+    "sums_backward",
+]
+
+_SUMS = {"sums": "S 2", "count": "i32 1"}
+_BOUNDS = "i32 S*2+1"
+
+
+def _softplus(x: Array) -> Array:
+    return np.logaddexp(0, x)
+
+
+def _sigmoid(x: Array) -> Array:
+    return np.exp(-_softplus(-x))
+
+
+@kernel("token_sums.forward", sums="S 2", losses="N", bounds=_BOUNDS)
+def sums(losses: Array, bounds: Array) -> Outputs:
+    """Compute the sum of losses[bounds[k] .. bounds[k+1]-1], prompts and completions in turn."""
+    before = np.concatenate([[0.0], np.cumsum(losses)])
+    return {"sums": np.diff(before[bounds]).reshape(-1, 2)}
+
+
+@kernel("token_sums.backward", dlosses="N", dsums="S 2", bounds=_BOUNDS)
+def sums_backward(dsums: Array, bounds: Array, N: int) -> Outputs:
+    """Compute dlosses[n] = dsums of the part that n lies in."""
+    d = np.zeros(N)
+    d[bounds[0] : bounds[-1]] = np.repeat(dsums.ravel(), np.diff(bounds))
+    return {"dlosses": d}
+
+
+def _margin(sums: Array, reference: Array, count: Array, beta: float) -> Array:
+    gain = -sums[: count[0], 1] - reference[: count[0]]
+    m: Array = beta * (gain[0::2] - gain[1::2])
+    return m
+
+
+@kernel("dpo.forward", loss="1", reference="S", **_SUMS)
+def dpo(sums: Array, reference: Array, count: Array, beta: float, smoothing: float) -> Outputs:
+    """Compute loss = mean (1 - e) softplus(-m) + e softplus(m)."""
+    m = _margin(sums, reference, count, beta)
+    each = (1 - smoothing) * _softplus(-m) + smoothing * _softplus(m)
+    return {"loss": np.array([each.mean()])}
+
+
+@kernel("dpo.backward", dsums="S 2", dloss="1", reference="S", **_SUMS)
+def dpo_backward(
+    dloss: Array, sums: Array, reference: Array, count: Array, beta: float, smoothing: float
+) -> Outputs:
+    """Compute dsums of a chosen completion, minus that of a rejected one."""
+    m = _margin(sums, reference, count, beta)
+    d = dloss[0] * beta / len(m) * ((1 - smoothing) * _sigmoid(-m) - smoothing * _sigmoid(m))
+    out = np.zeros_like(sums)
+    out[0 : count[0] : 2, 1], out[1 : count[0] : 2, 1] = d, -d
+    return {"dsums": out}
+
+
+def _averages(sums: Array, bounds: Array, count: Array) -> tuple[Array, Array]:
+    """Return mean log p of each completion, and its length."""
+    length = np.diff(bounds)[1 : 2 * count[0] : 2]
+    return np.minimum(-sums[: count[0], 1] / length, -1e-12), length
+
+
+def _ratio(a: Array) -> Array:
+    odds = a - np.log(-np.expm1(a))
+    o: Array = odds[0::2] - odds[1::2]
+    return o
+
+
+@kernel("orpo.forward", loss="1", bounds=_BOUNDS, **_SUMS)
+def orpo(sums: Array, bounds: Array, count: Array, beta: float) -> Outputs:
+    """Compute loss = nll of the chosen + beta mean softplus(-o)."""
+    a, _ = _averages(sums, bounds, count)
+    tokens = np.diff(bounds).reshape(-1, 2)[0 : count[0] : 2].sum()
+    nll = sums[0 : count[0] : 2].sum() / tokens
+    return {"loss": np.array([nll + beta * _softplus(-_ratio(a)).mean()])}
+
+
+@kernel("orpo.backward", dsums="S 2", dloss="1", bounds=_BOUNDS, **_SUMS)
+def orpo_backward(dloss: Array, sums: Array, bounds: Array, count: Array, beta: float) -> Outputs:
+    """Compute dsums by the odds of both completions, and by the nll of the chosen sequence."""
+    a, length = _averages(sums, bounds, count)
+    o = _ratio(a)
+    d = dloss[0] * beta / len(o) * np.repeat(_sigmoid(-o), 2) / (-np.expm1(a) * length)
+    d[1::2] *= -1
+    out = np.zeros_like(sums)
+    out[: count[0], 1] = d
+    out[0 : count[0] : 2] += dloss[0] / np.diff(bounds).reshape(-1, 2)[0 : count[0] : 2].sum()
+    return {"dsums": out}
+
+
+def _gain(sums: Array, reference: Array, kl: Array, count: Array, beta: float) -> Array:
+    g: Array = beta * (-sums[: count[0], 1] - reference[: count[0]] - kl[0])
+    return g
+
+
+@kernel("kto.forward", loss="1", reference="S", kl="1", wanted="i32 S", **_SUMS)
+def kto(
+    sums: Array,
+    reference: Array,
+    kl: Array,
+    wanted: Array,
+    count: Array,
+    beta: float,
+    good: float,
+    bad: float,
+) -> Outputs:
+    """Compute loss = mean of good sigmoid(-g) where it is wanted, bad sigmoid(g) where not."""
+    g = _gain(sums, reference, kl, count, beta)
+    each = np.where(wanted[: count[0]] != 0, good * _sigmoid(-g), bad * _sigmoid(g))
+    return {"loss": np.array([each.mean()])}
+
+
+@kernel("kto.backward", dsums="S 2", dloss="1", reference="S", kl="1", wanted="i32 S", **_SUMS)
+def kto_backward(
+    dloss: Array,
+    sums: Array,
+    reference: Array,
+    kl: Array,
+    wanted: Array,
+    count: Array,
+    beta: float,
+    good: float,
+    bad: float,
+) -> Outputs:
+    """Compute dsums of completions; none flows to kl."""
+    g = _gain(sums, reference, kl, count, beta)
+    w = np.where(wanted[: count[0]] != 0, good, -bad)
+    out = np.zeros_like(sums)
+    out[: count[0], 1] = dloss[0] * beta / len(g) * w * _sigmoid(g) * _sigmoid(-g)
+    return {"dsums": out}

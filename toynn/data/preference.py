@@ -1,0 +1,361 @@
+"""Preferences as lines of JSON, with TRL's names, and packed batches of them.
+
+    {"prompt": "...", "chosen": "...", "rejected": "..."}          which completion is better
+    {"prompt": "...", "completion": "...", "label": true}          whether one is wanted (KTO)
+
+All three texts may be lists of messages; without a prompt, chosen and rejected are whole
+conversations that begin alike. Completions end as texts do; prompts are not learned.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toynn.data._rows import rows, string_of
+from toynn.data.batch import IGNORED
+from toynn.data.examples import Example, Examples, joined
+from toynn.data.jsonl import ASSISTANT, TRAIN, VALID, Encoder, Parts, _Reader
+from toynn.data.packing import pack
+from toynn.data.stream import silent
+from toynn.errors import DataError
+
+__all__ = [
+    "PackedPreferences",
+    "PreferenceBatch",
+    "PreferenceData",
+    "Preferences",
+    "read_preferences",
+]
+
+PAIR, LABELLED = ("chosen", "rejected"), ("prompt", "completion", "label")
+
+
+@dataclass(frozen=True)
+class PreferenceBatch:
+    """What a step on preferences is fed: int32 arrays; see ``toynn.engines.Sequences``."""
+
+    ids: NDArray[np.int32]
+    positions: NDArray[np.int32]
+    labels: NDArray[np.int32]
+    segments: NDArray[np.int32]
+    bounds: NDArray[np.int32]
+    wanted: NDArray[np.int32] | None
+    room: int
+
+    def __iter__(self) -> Iterator[NDArray[np.int32]]:
+        """Yield the arrays in the order in which a recipe takes them."""
+        yield from (self.ids, self.positions, self.labels, self.segments, self.bounds)
+        if self.wanted is not None:
+            yield self.wanted
+
+    @property
+    def rows(self) -> int:
+        """How many pairs there are, or single completions."""
+        count = len(self.bounds) // 2
+        return count // 2 if self.wanted is None else count
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens are read."""
+        return len(self.ids)
+
+    @property
+    def examples(self) -> int:
+        """How many sequences there are."""
+        return len(self.bounds) // 2
+
+
+class Preferences:
+    """Examples in groups: chosen and rejected in turn, or single ones that are wanted or not.
+
+    ``whole`` learns what is chosen from its prompt on, as ORPO does.
+    """
+
+    def __init__(
+        self, examples: Examples, wanted: Sequence[bool] | None, *, whole: bool = False
+    ) -> None:
+        self._examples, self._whole = examples, whole
+        self.wanted = None if wanted is None else np.array(wanted, np.int32)
+        self._of = 1 if wanted is not None else 2
+        #: the most tokens that a group may have to read
+        self.seq = examples.seq * self._of
+
+    def __len__(self) -> int:
+        return len(self._examples) // self._of
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """The tokens that each group has to read."""
+        lengths: NDArray[np.int64] = self._examples.lengths.reshape(-1, self._of).sum(axis=1)
+        return lengths
+
+    def pick(self, indices: Sequence[int]) -> "Preferences":
+        """Return these groups, in this order."""
+        members = [self._of * index + k for index in indices for k in range(self._of)]
+        wanted = None if self.wanted is None else self.wanted[list(indices)].tolist()
+        return Preferences(self._examples.pick(members), wanted, whole=self._whole)
+
+    def example(self, index: int) -> Example:
+        """Return the first example of a group."""
+        return self._examples[self._of * index]
+
+    def batch(self, indices: Sequence[int], room: int) -> PreferenceBatch:
+        """Return these groups as a batch."""
+        members = [self._of * index + k for index in indices for k in range(self._of)]
+        parts, bounds = [], [0]
+        for k, member in enumerate(members):
+            ids, labels = self._examples[member]
+            counting = np.flatnonzero(labels != IGNORED)
+            first, end = int(counting[0]), int(counting[-1]) + 1  # behind it nothing is learned
+            ids, labels, before = ids[:end], labels[:end], 0
+            if self._whole and self._of == 2 and k % 2 == 0:
+                labels[:first], before = ids[1 : first + 1], first
+            parts.append(Example(ids, labels))
+            bounds += [bounds[-1] + before, bounds[-1] + before + len(counting)]
+        whole = joined(parts, room)
+        wanted = None if self.wanted is None else self.wanted[list(indices)]
+        ids, positions, labels, segments = whole
+        at = np.array(bounds, np.int32)
+        return PreferenceBatch(ids, positions, labels, segments, at, wanted, room)
+
+
+class PackedPreferences:
+    """Endless training batches of ``batch`` rows, each with as many groups as fit."""
+
+    def __init__(self, data: Preferences, batch: int, seed: int) -> None:
+        self._data, self._batch, self._seed = data, batch, seed
+        self._epoch, self._next, self._packed = 0, 0, -1
+        self._rows: list[list[int]] = [[]]
+        self._pack()
+        #: batches that have every group once
+        self.per_epoch = len(self._rows) / batch
+
+    def __iter__(self) -> "PackedPreferences":
+        return self
+
+    def __next__(self) -> PreferenceBatch:
+        groups: list[int] = []
+        for _ in range(self._batch):
+            self._pack()
+            groups += self._rows[self._next]
+            self._next += 1
+            if self._next == len(self._rows):
+                self._epoch, self._next = self._epoch + 1, 0
+        return self._data.batch(groups, self._batch * self._data.seq)
+
+    def _pack(self) -> None:
+        """Pack all groups anew in each epoch, in rows whose order is drawn."""
+        if self._epoch != self._packed:
+            rng = np.random.default_rng([self._seed, self._epoch])
+            rows = pack(self._data.lengths, self._data.seq, rng.permutation(len(self._data)))
+            self._rows = [rows[index] for index in rng.permutation(len(rows))]
+            self._packed = self._epoch
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Where it stands: set it again, with the same data, and the same batches follow."""
+        return {"seed": self._seed, "epoch": self._epoch, "row": self._next}
+
+    @state.setter
+    def state(self, state: dict[str, Any]) -> None:
+        self._seed, self._epoch, self._next = state["seed"], state["epoch"], state["row"]
+        self._packed = -1
+
+
+@dataclass(frozen=True)
+class PreferenceData:
+    """What there is to learn from, and what became of it on the way."""
+
+    train: Preferences
+    valid: Preferences
+    seq: int
+    notes: list[str]
+    chats: bool = False
+    test: None = None  # no part of its own is read
+    source: None = None  # they are no long text
+    packed: bool = True  # batches are of examples, in segments
+
+    def check_unchanged(self) -> None:
+        """Do nothing: all is in memory."""
+
+    def batches(self, batch: int, seed: int) -> PackedPreferences:
+        """Return endless training batches, with a `state` to go on from."""
+        return PackedPreferences(self.train, batch, seed)
+
+    def valid_batches(self, batch: int, max_batches: int) -> list[PreferenceBatch]:
+        """Return the same validation batches each time."""
+        data = self.valid
+        rows = pack(data.lengths, data.seq, np.arange(len(data)))[: batch * max_batches]
+        return [
+            data.batch([group for row in rows[k : k + batch] for group in row], batch * data.seq)
+            for k in range(0, len(rows), batch)
+        ]
+
+    def test_batches(self, batch: int) -> list[PreferenceBatch]:
+        """Return none: there is no such part."""
+        return []
+
+    def prompt(self) -> list[int]:
+        """Return the first prompt of the validation part."""
+        ids, labels = self.valid.example(0)
+        return [int(id) for id in ids[: int(np.argmax(labels != IGNORED)) + 1]]
+
+
+def read_preferences(
+    path: str | Path,
+    encoder: Encoder,
+    seq: int,
+    *,
+    vocab_size: int,
+    loss: str = "dpo",
+    seed: int = 0,
+    keep_end: bool = False,
+) -> PreferenceData:
+    """Read pairs for "dpo" and "orpo", labelled completions for "kto".
+
+    ``path`` is a .jsonl file, or a folder with train.jsonl and perhaps valid.jsonl; without that a
+    tenth is held out. Pairs become labelled completions for "kto": chosen are wanted. A pair of
+    which nothing is left to learn, of either, is left out, and counted.
+
+    Raises DataError, with file and line.
+    """
+    path = Path(path)
+    reader = _PreferenceReader(_Reader(encoder, seq, vocab_size, True, keep_end), loss)
+    if path.is_dir():
+        train = reader.read(path / TRAIN)
+        valid = reader.read(path / VALID) if (path / VALID).exists() else None
+    else:
+        train, valid = reader.read(path), None
+    notes = reader.notes
+    if valid is None:
+        if len(train) < 2:
+            raise DataError(
+                f"{path}: expected at least 2 examples, one to learn from and one to validate "
+                f"with; got {len(train)}: add examples, or a folder with a {VALID}"
+            )
+        order, tail = np.random.default_rng(seed).permutation(len(train)), max(len(train) // 10, 1)
+        train, valid = (train.pick(sorted(some.tolist())) for some in (order[tail:], order[:tail]))
+        notes.append(
+            f"no {VALID}: {len(valid):,} of {len(train) + len(valid):,} examples of the training "
+            f"data became the validation part"
+        )
+    return PreferenceData(train, valid, seq, notes, bool(reader.reader.roles))
+
+
+class _PreferenceReader:
+    def __init__(self, reader: _Reader, loss: str) -> None:
+        self.reader, self.loss = reader, loss
+        self.notes: list[str] = []
+
+    def read(self, path: Path) -> Preferences:
+        """Read a file."""
+        reader, paired = self.reader, self.loss != "kto"
+        examples = Examples(reader.seq, keep_end=reader.keep_end)
+        wanted: list[bool] = []
+        first: tuple[str, int] | None = None
+        dropped = 0
+        for line, row in rows(path, silent):
+            where = f"{path}:{line}"
+            form = self._form(where, row)
+            if first is None:
+                first = form, line
+            elif form != first[0]:
+                raise DataError(f"{where}: expected {first[0]}, as line {first[1]} has; got {form}")
+            some = list(self._sequences(where, row))
+            fresh = Examples(reader.seq, keep_end=reader.keep_end)
+            encoded = list(reader.encoded([(where, parts) for parts, _ in some]))
+            for parts in encoded:
+                fresh.append(parts)
+            if len(fresh) < len(some):
+                dropped += 1
+                continue
+            for parts, (_, good) in zip(encoded, some, strict=True):
+                examples.append(parts)
+                wanted.append(good)
+        if first is None:
+            raise DataError(
+                f"{path}: expected a JSON object per line; got no line that is not blank"
+            )
+        count = len(examples) // (2 if paired else 1)
+        said = f"{path}: {count:,} {'pairs' if paired else 'completions'}, "
+        said += f"{examples.labels:,} tokens of completions"
+        if examples.cut:
+            said += f"; {examples.cut:,} were cut to {reader.seq + 1:,} tokens"
+        if dropped:
+            said += f"; {dropped:,} were dropped: nothing was left of a completion"
+        if not count:
+            raise DataError(f"{said}; use a longer sequence, or shorter prompts")
+        if not paired and len(set(wanted)) == 1:
+            which = "wanted" if wanted[0] else "not wanted"
+            raise DataError(f"{path}: label: expected both true and false; all are {which}")
+        self.notes.append(said)
+        return Preferences(examples, None if paired else wanted, whole=self.loss == "orpo")
+
+    def _form(self, where: str, row: Mapping[str, Any]) -> str:
+        """Return what a line is. Raises DataError for other keys."""
+        known = {"prompt", *PAIR, "completion", "label"}
+        unknown = [key for key in row if key not in known]
+        got = ", ".join(map(repr, list(row)[:8])) or "an empty object"
+        if unknown:
+            raise DataError(
+                f"{where}: unknown field {unknown[0]!r}: expected prompt, chosen and rejected, or "
+                f"prompt, completion and label; got {got}"
+            )
+        if all(key in row for key in PAIR) and not row.keys() & {"completion", "label"}:
+            return "chosen and rejected"
+        if row.keys() == set(LABELLED):
+            if self.loss == "kto":
+                return "completion and label"
+            raise DataError(f"{where}: {self.loss} is of chosen and rejected; got {got}")
+        raise DataError(
+            f"{where}: expected prompt, chosen and rejected, or prompt, completion and label; got "
+            f"{got}"
+        )
+
+    def _sequences(self, where: str, row: Mapping[str, Any]) -> Iterator[tuple[Parts, bool]]:
+        """Yield the parts of each sequence of a line, and whether it is wanted."""
+        if "label" in row:
+            if not isinstance(row["label"], bool):
+                raise DataError(f"{where}: label: expected true or false; got {row['label']!r}")
+            yield self._parts(where, row, "completion"), row["label"]
+            return
+        if row["chosen"] == row["rejected"]:
+            raise DataError(f"{where}: chosen and rejected are equal: nothing can be learned of it")
+        for key in PAIR:
+            yield self._parts(where, row, key), key == "chosen"
+
+    def _parts(self, where: str, row: Mapping[str, Any], key: str) -> Parts:
+        prompt, completion = row.get("prompt"), row[key]
+        if not isinstance(completion, list):
+            if "prompt" not in row:
+                raise DataError(f"{where}: expected a prompt; only messages can be without one")
+            if isinstance(prompt, list):
+                raise DataError(f"{where}: {key}: expected messages, as prompt is; got a text")
+            given = {"prompt": prompt, "completion": string_of(where, row, key)}
+            return self.reader._completion(where, given)
+        if prompt is not None and not isinstance(prompt, list):
+            raise DataError(f"{where}: prompt: expected messages, as {key} is; got a text")
+        before = len(prompt) if prompt is not None else self._common(row)
+        messages = [*(prompt or ()), *completion]
+        turns = self.reader._messages(where, {"messages": messages}, self.reader.roles)
+        skipped = sum(
+            isinstance(message, dict) and message.get("role") == ASSISTANT
+            for message in messages[:before]
+        )
+        parts = []
+        for part in turns:
+            parts.append(part._replace(learned=part.learned and not skipped))
+            skipped -= part.learned and skipped > 0
+        return parts
+
+    def _common(self, row: Mapping[str, Any]) -> int:
+        """Return with how many messages both conversations of a line begin."""
+        chosen, rejected = (row[key] for key in PAIR)
+        if not isinstance(chosen, list) or not isinstance(rejected, list):
+            return 0  # whoever reads the other one says what is wrong
+        alike = [a == b for a, b in zip(chosen, rejected, strict=False)]
+        return (*alike, False).index(False)

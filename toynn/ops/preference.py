@@ -1,0 +1,192 @@
+"""Losses of preferences: of each token, summed over completions, and what is made of the sums."""
+
+from dataclasses import replace
+
+from toynn import checks
+from toynn.errors import ConfigError
+from toynn.graph.tape import Op, Role, Tensor
+from toynn.ops._shape import EXP, Recorder, by_names, flops, matrix, require
+from toynn.ops.loss import CHUNK
+
+__all__ = ["dpo", "kto", "orpo", "token_losses", "token_sums"]
+
+
+def token_losses(s: Recorder, logits: Tensor, labels: Tensor) -> Tensor:
+    """Record -log softmax(logits)[label] of each row (N,); 0 where the label is -100.
+
+    logits (N, V), labels i32 (N,): an input, or what ``counted`` picked. Raises ConfigError for
+    labels that are neither.
+    """
+    N, V = matrix("token_losses", logits)
+    fits = labels.shape == (N,) and labels.dtype == "i32"
+    require(fits, "token_losses", f"labels ({N},) of i32", logits, labels)
+    if labels.role is Role.INPUT:
+        s.tape.checks.setdefault(labels, []).append(checks.labels_below(V))
+    elif labels.role is not Role.ACTIVATION:
+        raise ConfigError(f"token_losses: labels must be an input; got {labels!r}")
+    losses = s.tape.new("losses", (N,), live=logits.live_rows)
+    op = TOKEN_LOSSES
+    s.tape.record(op, {"losses": losses, "logits": logits, "labels": labels}, {"N": N, "V": V})
+    return losses
+
+
+def token_sums(s: Recorder, losses: Tensor, bounds: Tensor) -> Tensor:
+    """Record sums (S, 2) of losses (N,): over prompts, and over completions.
+
+    bounds, an input i32 (2 S + 1,): where each part begins, and the last one ends.
+    """
+    (N,), S = losses.shape, bounds.shape[0] // 2
+    fits = bounds.shape == (2 * S + 1,) and bounds.dtype == "i32" and bounds.role is Role.INPUT
+    require(fits, "token_sums", "bounds (2 S + 1,), an input of i32", losses, bounds)
+    s.tape.checks.setdefault(bounds, []).append(checks.rising_to(N))
+    sums = s.tape.new("sums", (S, 2))
+    s.tape.record(SUMS, {"sums": sums, "losses": losses, "bounds": bounds}, {"N": N, "S": S})
+    sums.live = None  # its rows are sequences
+    return sums
+
+
+def dpo(
+    s: Recorder,
+    sums: Tensor,
+    reference: Tensor,
+    count: Tensor,
+    beta: float = 0.1,
+    smoothing: float = 0.0,
+) -> Tensor:
+    """Record the loss () of pairs: rows 2i of sums (S, 2) are chosen, 2i + 1 rejected.
+
+    reference (S,): log p of the completions by the model that they are held against. count, an
+    input i32 (): how many sequences there are.
+    """
+    S = _sequences(s, "dpo", sums, count, 2)
+    require(reference.shape == (S,), "dpo", f"reference ({S},)", sums, reference)
+    loss = s.tape.new("loss", ())
+    tensors = {"loss": loss, "sums": sums, "reference": reference, "count": count}
+    s.tape.record(DPO, tensors, {"S": S}, {"beta": beta, "smoothing": smoothing})
+    return loss
+
+
+def orpo(s: Recorder, sums: Tensor, bounds: Tensor, count: Tensor, beta: float = 0.1) -> Tensor:
+    """Record the loss () of pairs, as in ``dpo``; bounds are those of ``token_sums``."""
+    S = _sequences(s, "orpo", sums, count, 2)
+    require(bounds.shape == (2 * S + 1,), "orpo", f"bounds ({2 * S + 1},)", sums, bounds)
+    loss = s.tape.new("loss", ())
+    tensors = {"loss": loss, "sums": sums, "bounds": bounds, "count": count}
+    s.tape.record(ORPO, tensors, {"S": S}, {"beta": beta})
+    return loss
+
+
+def kto(
+    s: Recorder,
+    sums: Tensor,
+    reference: Tensor,
+    kl: Tensor,
+    wanted: Tensor,
+    count: Tensor,
+    beta: float = 0.1,
+    weights: tuple[float, float] = (1.0, 1.0),
+) -> Tensor:
+    """Record the loss () of completions that are wanted (1) or not (0), wanted i32 (S,).
+
+    kl (): how far the model is from the reference. weights: of those that are wanted, and of the
+    others. The rest as in ``dpo``.
+    """
+    S = _sequences(s, "kto", sums, count, 1)
+    fits = reference.shape == wanted.shape == (S,) and kl.shape == () and wanted.dtype == "i32"
+    require(fits, "kto", f"reference ({S},), kl (), wanted ({S},)", sums, reference, kl, wanted)
+    loss = s.tape.new("loss", ())
+    tensors = {"loss": loss, "sums": sums, "reference": reference, "kl": kl}
+    tensors |= {"wanted": wanted, "count": count}
+    s.tape.record(KTO, tensors, {"S": S}, {"beta": beta, "good": weights[0], "bad": weights[1]})
+    return loss
+
+
+def _sequences(s: Recorder, op: str, sums: Tensor, count: Tensor, of: int) -> int:
+    """Return how many sequences there may be; have their count checked when it is uploaded."""
+    require(len(sums.shape) == 2 and sums.shape[1] == 2, op, "sums (S, 2)", sums)
+    S = sums.shape[0]
+    fits = count.role is Role.INPUT and count.dtype == "i32" and count.shape == ()
+    require(fits, op, "count, an input i32 ()", sums, count)
+    s.tape.checks.setdefault(count, []).append(checks.groups_within(S, of))
+    return S
+
+
+TOKEN_LOSSES_BACKWARD = Op(
+    "chunked_cross_entropy.each",
+    "dlogits <- dlosses logits labels",
+    "N V",
+    flops(EXP + 4, "N", "V"),
+    inplace={"dlogits": "logits"},
+    integers=("labels",),
+    rows="N logits",
+)
+TOKEN_LOSSES = replace(CHUNK, gradient=by_names(TOKEN_LOSSES_BACKWARD))
+SUMS_BACKWARD = Op(
+    "token_sums.backward",
+    "dlosses <- dsums bounds",
+    "N S",
+    flops(1, "N"),
+    integers=("bounds",),
+    rows="N dlosses",
+)
+SUMS = Op(
+    "token_sums.forward",
+    "sums <- losses bounds",
+    "N S",
+    flops(1, "N"),
+    by_names(SUMS_BACKWARD),
+    integers=("bounds",),
+    rows="N losses",
+)
+# Of a sequence: the margin, an exponential and a logarithm, and what is made of them.
+DPO_BACKWARD = Op(
+    "dpo.backward",
+    "dsums <- dloss sums reference count",
+    "S",
+    flops(EXP + 8, "S"),
+    options="beta smoothing",
+    integers=("count",),
+)
+DPO = Op(
+    "dpo.forward",
+    "loss <- sums reference count",
+    "S",
+    flops(2 * EXP + 6, "S"),
+    by_names(DPO_BACKWARD),
+    options="beta smoothing",
+    integers=("count",),
+)
+ORPO_BACKWARD = Op(
+    "orpo.backward",
+    "dsums <- dloss sums bounds count",
+    "S",
+    flops(4 * EXP + 12, "S"),
+    options="beta",
+    integers=("bounds", "count"),
+)
+ORPO = Op(
+    "orpo.forward",
+    "loss <- sums bounds count",
+    "S",
+    flops(4 * EXP + 12, "S"),
+    by_names(ORPO_BACKWARD),
+    options="beta",
+    integers=("bounds", "count"),
+)
+KTO_BACKWARD = Op(
+    "kto.backward",
+    "dsums <- dloss sums reference kl wanted count",
+    "S",
+    flops(2 * EXP + 8, "S"),
+    options="beta good bad",
+    integers=("wanted", "count"),
+)
+KTO = Op(
+    "kto.forward",
+    "loss <- sums reference kl wanted count",
+    "S",
+    flops(EXP + 6, "S"),
+    by_names(KTO_BACKWARD),
+    options="beta good bad",
+    integers=("wanted", "count"),
+)

@@ -1,0 +1,62 @@
+"""orpo against its formula in float64."""
+
+from typing import Any
+
+import numpy as np
+
+from toynn.backends.reference import preferences
+from toynn.testing.cases._case import Array, Call, OpCase, call
+
+OPTIONS: dict[str, Any] = {"beta": 0.25}
+UNREAD = {"sums": "of prompts, and behind count"}
+
+
+def _inputs(rng: np.random.Generator, S: int, count: int) -> dict[str, Array]:
+    return {
+        "sums": rng.uniform(0.1, 30, (S, 2)).astype(np.float32),
+        "bounds": np.cumsum(np.append(0, rng.integers(1, 9, 2 * S))).astype(np.int32),
+        "count": np.array([count], np.int32),
+    }
+
+
+def _function(inputs: dict[str, Array], **_: Any) -> Array:
+    return preferences.orpo(**inputs, **OPTIONS)["loss"]
+
+
+def _gradients(inputs: dict[str, Array], dy: Array, **_: Any) -> dict[str, Array]:
+    return preferences.orpo_backward(dy, **inputs, **OPTIONS)
+
+
+def _calls(rng: np.random.Generator, S: int, count: int) -> list[Call]:
+    given = _inputs(rng, S, count)
+    exact = {n: v.astype(np.float64) if v.dtype.kind == "f" else v for n, v in given.items()}
+    dloss = np.array([0.75])
+    return [
+        call(
+            "forward",
+            preferences.orpo(**exact, **OPTIONS),
+            given,
+            loses_nan=UNREAD,
+            **OPTIONS,
+        ),
+        call(
+            "backward",
+            preferences.orpo_backward(dloss, **exact, **OPTIONS),
+            {"dloss": dloss, **given},
+            loses_nan=UNREAD,
+            **OPTIONS,
+        ),
+    ]
+
+
+CASE = OpCase(
+    op="orpo",
+    shapes=({"S": 20, "count": 20}, {"S": 9, "count": 4}, {"S": 2, "count": 2}),
+    bench={"pairs_8": {"S": 16, "count": 16}},
+    calls=_calls,
+    tolerance=5e-7,
+    reason="all in double; options and results are float32",
+    inputs=_inputs,
+    function=_function,
+    gradients=_gradients,
+)
