@@ -280,7 +280,10 @@ class Preference:
 
 
 class PreferenceDoors:
-    """Doors of an engine to training on preferences; asked for before the step is recorded."""
+    """Doors of an engine to training on preferences; asked for before the step is recorded.
+
+    Raises LifecycleError without ``enable_preference``.
+    """
 
     preference: Preference | None = None
     batches: int

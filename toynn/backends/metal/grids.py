@@ -146,6 +146,7 @@ PASSES: dict[str, Callable[[Sizes], list[Pass]]] = {
     "cached_attention.forward": _cached,
     "chunked_cross_entropy.backward": _rows("chunked_cross_entropy_backward"),
     "chunked_cross_entropy.count": lambda s: [rows("chunked_cross_entropy_count", 1)],
+    "chunked_cross_entropy.each": _rows("chunked_cross_entropy_each"),
     "chunked_cross_entropy.forward": _rows("chunked_cross_entropy_forward"),
     "chunked_cross_entropy.mean": lambda s: [rows("chunked_cross_entropy_mean", 1)],
     "class_token.backward": lambda s: [
@@ -162,6 +163,8 @@ PASSES: dict[str, Callable[[Sizes], list[Pass]]] = {
     "dispatch.forward": _each("dispatch_forward", "N", "K", "C"),
     "dispatch.weigh": _each("dispatch_weigh", "N", "K", "C"),
     "dispatch.weigh_backward": lambda s: [rows("dispatch_weigh_backward", s["N"] * s["K"])],
+    "dpo.backward": _each("dpo_backward", "S"),
+    "dpo.forward": lambda s: [rows("dpo_forward", 1)],
     "dropout.forward": lambda s: [each("dropout_forward", _over(s["n"], 32) * 16)],
     "elementwise.accumulate": _each("elementwise_accumulate", "n"),
     "elementwise.add": _each("elementwise_add", "n"),
@@ -187,11 +190,15 @@ PASSES: dict[str, Callable[[Sizes], list[Pass]]] = {
         rows("grad_norm_forward_blocks", _over(s["n"], BLOCK)),
         rows("grad_norm_forward", 1),
     ],
+    "kto.backward": _each("kto_backward", "S"),
+    "kto.forward": lambda s: [rows("kto_forward", 1)],
     "layernorm.backward": _norm_backward("layernorm"),
     "layernorm.forward": _rows("layernorm_forward"),
     "matmul.backward_input": _product("backward_input", "M", "K"),
     "matmul.backward_weight": _product("backward_weight", "N", "K"),
     "matmul.forward": _product("forward", "M", "N"),
+    "orpo.backward": _each("orpo_backward", "S"),
+    "orpo.forward": lambda s: [rows("orpo_forward", 1)],
     "rmsnorm.backward": _norm_backward("rmsnorm"),
     "rmsnorm.forward": _rows("rmsnorm_forward"),
     "rope.backward": _pairs("rope_backward"),
@@ -205,6 +212,8 @@ PASSES: dict[str, Callable[[Sizes], list[Pass]]] = {
     "softmax.forward": _rows("softmax_forward"),
     "swiglu.backward": _each("swiglu_backward", "n"),
     "swiglu.forward": _each("swiglu_forward", "n"),
+    "token_sums.backward": _each("token_sums_backward", "N"),
+    "token_sums.forward": lambda s: [rows("token_sums_forward", 2 * s["S"])],
 }
 
 #: Bytes of memory that a launch needs of its own until its last pass is done.
@@ -223,10 +232,14 @@ SHARED: dict[str, tuple[str, ...]] = {
     "cached_attention": ("heads",),
     "chunked_cross_entropy": ("logits",),
     "cross_entropy": ("logits",),
+    "dpo": ("preference",),
     "embedding": ("blocks",),
     "experts": ("blocks", "products"),
     "gelu": ("activations",),
+    "kto": ("preference",),
     "matmul": ("activations", "blocks", "products"),
+    "orpo": ("preference",),
+    "token_sums": ("logits",),
 }
 
 #: The types of matrices that blocks.metal reads, by their numbers in GGUF.

@@ -11,13 +11,13 @@ OPTIONS: dict[str, Any] = {"beta": 0.25, "good": 1.0, "bad": 1.5}
 UNREAD = {"sums": "of prompts, and behind count", "reference": "behind count"}
 
 
-def _inputs(rng: np.random.Generator, S: int, count: int) -> dict[str, Array]:
+def _inputs(rng: np.random.Generator, S: int, n: int) -> dict[str, Array]:
     return {
         "sums": rng.uniform(0.1, 30, (S, 2)).astype(np.float32),
         "reference": -rng.uniform(0.1, 30, S).astype(np.float32),
         "kl": np.array([1.5], np.float32),
         "wanted": rng.integers(0, 2, S).astype(np.int32),
-        "count": np.array([count], np.int32),
+        "count": np.array([n], np.int32),
     }
 
 
@@ -29,8 +29,8 @@ def _gradients(inputs: dict[str, Array], dy: Array, **_: Any) -> dict[str, Array
     return preferences.kto_backward(dy, **inputs, **OPTIONS)
 
 
-def _calls(rng: np.random.Generator, S: int, count: int) -> list[Call]:
-    given = _inputs(rng, S, count)
+def _calls(rng: np.random.Generator, S: int, n: int) -> list[Call]:
+    given = _inputs(rng, S, n)
     exact = {n: v.astype(np.float64) if v.dtype.kind == "f" else v for n, v in given.items()}
     dloss = np.array([0.75])
     return [
@@ -53,8 +53,8 @@ def _calls(rng: np.random.Generator, S: int, count: int) -> list[Call]:
 
 CASE = OpCase(
     op="kto",
-    shapes=({"S": 20, "count": 20}, {"S": 9, "count": 4}, {"S": 2, "count": 2}),
-    bench={"pairs_8": {"S": 16, "count": 16}},
+    shapes=({"S": 20, "n": 20}, {"S": 9, "n": 4}, {"S": 2, "n": 2}),
+    bench={"pairs_8": {"S": 16, "n": 16}},
     calls=_calls,
     tolerance=5e-7,
     reason="all in double; options and results are float32",

@@ -76,3 +76,26 @@ kernel void chunked_cross_entropy_mean(device float*                      loss  
     const float sum = careful_sum(losses, args.N, 1, part, tid);
     if (tid == 0) *loss = *rows == 0.0f ? NAN : sum / *rows;
 }
+
+kernel void chunked_cross_entropy_each(device float*                      dlogits [[buffer(0)]],
+                                       device const float*                dlosses [[buffer(1)]],
+                                       device const float*                logits  [[buffer(2)]],
+                                       device const int*                  labels  [[buffer(3)]],
+                                       constant ChunkedCrossEntropyEach&  args    [[buffer(4)]],
+                                       uint n   [[threadgroup_position_in_grid]],
+                                       uint tid [[thread_index_in_threadgroup]])
+{
+    threadgroup float part[GROUP];
+    if (n >= args.N) return;
+    const uint V = args.V;
+    const int label = labels[n];
+    device const float* x = logits + n * V;
+    device float* dx = dlogits + n * V;
+    const bool counting = counts(label, V);
+    const float most = row_max(x, V, part, tid);
+    const float scale = dlosses[n], factor = scale / exp_sum(x, most, V, part, tid);
+    for (uint v = tid; v < V; v += GROUP) {
+        const float p = precise::exp(x[v] - most) * factor - (v == uint(label) ? scale : 0.0f);
+        dx[v] = counting ? p : 0.0f;
+    }
+}

@@ -1,0 +1,43 @@
+// DPO: of two completions of a prompt, the one that is chosen shall gain on the other. Formulas: dpo.pyx.
+
+static inline float margin(device const float* sums, device const float* reference, uint i, float beta) {
+    const float chosen = completion(sums, 2 * i) - reference[2 * i];
+    return beta * (chosen - (completion(sums, 2 * i + 1) - reference[2 * i + 1]));
+}
+
+kernel void dpo_forward(device float*        loss      [[buffer(0)]],
+                        device const float*  sums      [[buffer(1)]],
+                        device const float*  reference [[buffer(2)]],
+                        device const int*    count     [[buffer(3)]],
+                        constant DpoForward& args      [[buffer(4)]],
+                        uint tid [[thread_index_in_threadgroup]])
+{
+    if (tid != 0) return;
+    const uint pairs = min(uint(*count), uint(args.S)) / 2;
+    float total = 0.0f;
+    for (uint i = 0; i < pairs; ++i) {
+        const float m = margin(sums, reference, i, args.beta);
+        total += (1.0f - args.smoothing) * softplus(-m) + args.smoothing * softplus(m);
+    }
+    *loss = total / float(pairs);
+}
+
+kernel void dpo_backward(device float*         dsums     [[buffer(0)]],
+                         device const float*   dloss     [[buffer(1)]],
+                         device const float*   sums      [[buffer(2)]],
+                         device const float*   reference [[buffer(3)]],
+                         device const int*     count     [[buffer(4)]],
+                         constant DpoBackward& args      [[buffer(5)]],
+                         uint s [[thread_position_in_grid]])
+{
+    if (s >= args.S) return;
+    const uint pairs = min(uint(*count), uint(args.S)) / 2;
+    float d = 0.0f;
+    if (s / 2 < pairs) {
+        const float m = margin(sums, reference, s / 2, args.beta);
+        d = (1.0f - args.smoothing) * sigmoid(-m) - args.smoothing * sigmoid(m);
+        d *= *dloss * args.beta / float(pairs);
+    }
+    dsums[2 * s] = 0.0f;
+    dsums[2 * s + 1] = s % 2 == 0 ? d : -d;
+}

@@ -1,0 +1,34 @@
+// Sums of token losses: over the prompt of each sequence, and over its completion.
+//
+//   forward  sums[k]    = sum of losses[bounds[k] .. bounds[k+1]-1],   k = 2 s for prompts, 2 s + 1 for completions
+//   backward dlosses[n] = dsums[k] of the part that row n lies in; 0 where it lies in none
+//
+// A group adds up each part, with the digits that are rounded away; a thread of it finds the part of each row.
+
+kernel void token_sums_forward(device float*              sums   [[buffer(0)]],
+                               device const float*        losses [[buffer(1)]],
+                               device const int*          bounds [[buffer(2)]],
+                               constant TokenSumsForward& args   [[buffer(3)]],
+                               uint k   [[threadgroup_position_in_grid]],
+                               uint tid [[thread_index_in_threadgroup]])
+{
+    threadgroup float part[GROUP];
+    if (k >= 2 * args.S) return;
+    const uint first = uint(bounds[k]), end = min(uint(bounds[k + 1]), uint(args.N));
+    const float sum = careful_sum(losses + first, end > first ? end - first : 0, 1, part, tid);
+    if (tid == 0) sums[k] = sum;
+}
+
+kernel void token_sums_backward(device float*               dlosses [[buffer(0)]],
+                                device const float*         dsums   [[buffer(1)]],
+                                device const int*           bounds  [[buffer(2)]],
+                                constant TokenSumsBackward& args    [[buffer(3)]],
+                                uint n [[thread_position_in_grid]])
+{
+    if (n >= args.N) return;
+    float found = 0.0f;
+    for (uint k = 0; k < 2 * args.S; ++k) {
+        if (int(n) >= bounds[k] && int(n) < bounds[k + 1]) found = dsums[k];
+    }
+    dlosses[n] = found;
+}
