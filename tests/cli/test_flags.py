@@ -50,6 +50,7 @@ SEEN = {
     "--act": "silu",
     "--alpha": "3",
     "--arch": "qwen3",
+    "--b-rate": "16",
     "--batch": "3",
     "--beta": ("0.5", {"--data": "prefer.jsonl", "--seq": "24", "--loss": "dpo"}),
     "--checkpointing": {"lora": "", "": ("", {"--layers": "2"})},

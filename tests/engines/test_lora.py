@@ -381,3 +381,22 @@ def test_checkpointing_changes_memory_and_not_one_bit(bases, arch):
     opts = toynn.RecipeOptions(t_seq=T, t_batch=2)
     found = LoRA.memory_for(bases[arch], 4, opts, "all-linear", 0.3, checkpointing=True)
     assert found == again.engine.session.memory()
+
+
+def test_b_has_a_rate_of_its_own(tmp_path):
+    """LoRA+: a step with b_rate 4 moves A as one at the rate does, and B as one at 4 times it."""
+    path = write_base(tmp_path / "base.gguf")
+    ids, labels = draw()
+
+    def moved(rate, **options):
+        recipe = make(path, **options)
+        before = recipe.engine.adapter_weights()
+        hp = toynn.AdamW.for_lora().hp_for_step(0)
+        hp[0] = rate
+        recipe.step(ids, None, labels, hp, True)
+        after = recipe.engine.adapter_weights()
+        return {name: after[name] - before[name] for name in before}
+
+    plus, slow, fast = moved(1e-3, b_rate=4.0), moved(1e-3), moved(4e-3)
+    for name, values in plus.items():
+        np.testing.assert_array_equal(values, (fast if name.endswith(".lora_b") else slow)[name])

@@ -106,7 +106,7 @@ def test_adapters_are_matrices_all(tmp_path):
     for decay in ("all", "matrices"):
         recipe = LoRA()
         recipe.realize(base, None, 2, RecipeOptions(T, B, decay=decay))
-        assert recipe.engine._step.hp_vectors is None
+        assert not recipe.engine._step.hp_more
 
 
 def test_another_decay_is_refused():

@@ -60,6 +60,12 @@ _ADAPTER_FLAGS = (
         real(0, 0.99),
     ),
     Flag(
+        "b_rate",
+        "learning rate of B in terms of A's; LoRA+ has 16 (default {default:g})",
+        1.0,
+        real(0, above=True),
+    ),
+    Flag(
         "adapter",
         "go on with an adapter: a .gguf file, or a folder in PEFT's format",
         metavar="PATH",
@@ -188,7 +194,7 @@ class LoRATraining(TextTraining):
             engine.enable_lora(self._adapter_options())
         else:
             found = adapters.load(arguments.adapter, self.file)
-            engine.enable_lora(AdapterOptions.of(found, arguments.dropout))
+            engine.enable_lora(AdapterOptions.of(found, arguments.dropout, arguments.b_rate))
         if self.preference is not None:
             engine.enable_preference(self.preference)
         options = self._recipe_options()
@@ -214,7 +220,12 @@ class LoRATraining(TextTraining):
         arguments = self.arguments
         targets = [target.strip() for target in arguments.targets.split(",")]
         return AdapterOptions(
-            arguments.rank, arguments.alpha, targets, arguments.dropout, arguments.rslora
+            arguments.rank,
+            arguments.alpha,
+            targets,
+            arguments.dropout,
+            arguments.rslora,
+            b_rate=arguments.b_rate,
         )
 
     def realize(self) -> Recipe:
@@ -223,7 +234,13 @@ class LoRATraining(TextTraining):
         recipe = LoRA() if self.preference is None else Preference(self.preference)
         options = self._recipe_options(init_scale=NORMAL_STD)
         if arguments.adapter is not None:
-            recipe.realize_from_adapter(self.file, arguments.adapter, options, arguments.dropout)
+            recipe.realize_from_adapter(
+                self.file,
+                arguments.adapter,
+                options,
+                arguments.dropout,
+                b_rate=arguments.b_rate,
+            )
             return recipe
         own = self._adapter_options()
         recipe.realize(
@@ -236,6 +253,7 @@ class LoRATraining(TextTraining):
             own.dropout,
             own.use_rslora,
             init=arguments.init,
+            b_rate=own.b_rate,
         )
         return recipe
 

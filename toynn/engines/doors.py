@@ -91,6 +91,11 @@ class AdapterDoors:
         self._trains_adapters = True
 
     @property
+    def adapter_dropout(self) -> float:
+        """The share of their inputs that adapters do not see in a training step."""
+        return self.lora.dropout if self.lora and self._trains_adapters else 0.0
+
+    @property
     def file(self) -> GGUFFile | None:
         """The file that the weights lie in, if they do."""
         return self._weights.file

@@ -7,7 +7,7 @@ out by name.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -27,7 +27,7 @@ from toynn.session import Session
 
 __all__ = ["Engine", "Recorded", "counted"]
 
-DECAY = SLOTS.index("weight_decay")
+RATE, DECAY = SLOTS.index("lr"), SLOTS.index("weight_decay")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class Recorded:
     logits: Tensor | None = None
     labels: Tensor | None = None
     hp: Tensor | None = None
-    hp_vectors: Tensor | None = None  # without decay, where only matrices are to have it
+    hp_more: Mapping[tuple[bool, float], Tensor] = field(default_factory=dict)  # see _kind_of
     loss: Tensor | None = None
 
 
@@ -218,23 +218,27 @@ class Engine(ABC, Generic[C, R]):
         s = self.session
         s.build_backward()
         assert step.hp is not None
-        apart = self.options.decay == "matrices" and not all(
-            map(_is_matrix, self.parameters.values())
-        )
-        vectors = s.input("hp_vectors", (7,)) if apart else None
+        more: dict[tuple[bool, float], Tensor] = {}
         for name, w in self.parameters.items():
-            hp = step.hp if vectors is None or _is_matrix(w) else vectors
-            self.moments[name] = s.opt_step_adamw(w, s.grad(w), hp)
-        return replace(step, hp_vectors=vectors)
+            kind = self._kind_of(name, w)
+            if kind != (True, 1.0) and kind not in more:
+                more[kind] = s.input(f"hp_{len(more) + 2}", (7,))
+            self.moments[name] = s.opt_step_adamw(w, s.grad(w), more.get(kind, step.hp))
+        return replace(step, hp_more=more)
+
+    def _kind_of(self, name: str, w: Tensor) -> tuple[bool, float]:
+        """Return whether a parameter decays, and what its learning rate is multiplied by."""
+        return self.options.decay != "matrices" or _is_matrix(w), 1.0
 
     def _upload_hp(self, step: R, row: ArrayLike) -> None:
-        """Upload the row of AdamW; without decay for what is not to have it."""
+        """Upload the row of AdamW; a changed one for each other kind of parameters."""
         assert step.hp is not None
         self.session.upload(step.hp, row)
-        if step.hp_vectors is not None:
-            bare = np.array(row, np.float32)
-            bare[DECAY] = 0.0
-            self.session.upload(step.hp_vectors, bare)
+        for (decays, rate), hp in step.hp_more.items():
+            own = np.array(row, np.float32)
+            own[RATE] *= rate
+            own[DECAY] *= decays
+            self.session.upload(hp, own)
 
     # -- Running -------------------------------------------------------------------------------
 

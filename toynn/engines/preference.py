@@ -323,7 +323,7 @@ class PreferenceDoors:
         else:
             self.batches += 1
             if hp is not None:
-                engine.session.upload(tape.hp, hp)
+                engine._upload_hp(tape, hp)
                 loss = engine._train(tape, weight, is_first)
             else:
                 loss = engine._add_gradients(tape, weight)
@@ -336,8 +336,7 @@ class PreferenceDoors:
 
         def build() -> PreferencePass:
             step: PreferencePass = engine._record_preference(batch)
-            engine._record_update(step)
-            return step
+            return engine._record_update(step)  # type: ignore[no-any-return]
 
         found: PreferencePass = engine.session.record(("preference", batch), build)
         return found

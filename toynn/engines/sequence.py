@@ -24,6 +24,7 @@ from toynn.engines.recording import Pass, record_logits, record_loss
 from toynn.engines.weights import FileWeights
 from toynn.errors import ConfigError, LifecycleError, ShapeError
 from toynn.formats import gguf, hf
+from toynn.formats.adapters import LORA_B
 from toynn.formats.gguf import GGUFFile
 from toynn.graph.tape import Tensor
 from toynn.models import (
@@ -141,16 +142,12 @@ class SequenceEngine(Engine[C, Pass], AdapterDoors, PreferenceDoors, Generic[C])
         return self._record_loss(self.t_batch, dense=False, packed=self.options.packed)
 
     def _record_loss(self, batch: int, *, dense: bool, packed: bool) -> Pass:
-        dropout = self._dropout
+        dropout = self.adapter_dropout
         return record_loss(self, batch, self.t_seq, dropout, dense=dense, packed=packed)
 
     def _record_preference(self, batch: int) -> PreferencePass:
         assert self.preference is not None
-        return self.preference.record(batch, self._dropout)
-
-    @property
-    def _dropout(self) -> float:
-        return self.lora.dropout if self.lora and self._trains_adapters else 0.0
+        return self.preference.record(batch, self.adapter_dropout)
 
     def _step_for(self, tokens: int, *, dense: bool, packed: bool) -> Pass:
         """Return the training step with room for so many tokens, and for this form of labels."""
@@ -165,6 +162,10 @@ class SequenceEngine(Engine[C, Pass], AdapterDoors, PreferenceDoors, Generic[C])
             return self._record_update(step)
 
         return self.session.record(("step", batch, dense, packed), build)
+
+    def _kind_of(self, name: str, w: Tensor) -> tuple[bool, float]:
+        own = self.lora.b_rate if self.lora and name.endswith(LORA_B) else 1.0
+        return super()._kind_of(name, w)[0], own
 
     # -- Running -------------------------------------------------------------------------------
 

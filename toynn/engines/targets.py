@@ -48,6 +48,8 @@ class AdapterOptions:
         matrix, or the end of one from a dot on: attn_q, q_proj, mlp.c_proj, blk.0.attn_q.weight.
     dropout
         Probability with which an element of an adapter's input is left out of a training step.
+    b_rate
+        Learning rate of B in terms of A's: LoRA+ (arXiv:2402.12354) has 16; not stored with them.
     ranks
         Ranks of single matrices, by GGUF name, where it is not ``rank``.
     """
@@ -58,6 +60,7 @@ class AdapterOptions:
     dropout: float = 0.0
     use_rslora: bool = False
     ranks: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    b_rate: float = 1.0
 
     def __post_init__(self) -> None:
         targets = (self.targets,) if isinstance(self.targets, str) else self.targets
@@ -68,6 +71,8 @@ class AdapterOptions:
         _require(holds, "alpha", "a finite number above 0", self.alpha)
         holds = _is_number(self.dropout) and 0 <= self.dropout < 1
         _require(holds, "dropout", "a number of at least 0 and below 1", self.dropout)
+        holds = _is_number(self.b_rate) and isfinite(self.b_rate) and self.b_rate > 0
+        _require(holds, "b_rate", "a finite number above 0", self.b_rate)
         _require(isinstance(self.use_rslora, bool), "use_rslora", "True or False", self.use_rslora)
         named = isinstance(targets, Sequence) and all(isinstance(t, str) and t for t in targets)
         _require(named and bool(targets), "targets", "at least one name", self.targets)
@@ -76,7 +81,7 @@ class AdapterOptions:
         object.__setattr__(self, "targets", tuple(targets))
 
     @classmethod
-    def of(cls, adapter: Adapter, dropout: float = 0.0) -> Self:
+    def of(cls, adapter: Adapter, dropout: float = 0.0, b_rate: float = 1.0) -> Self:
         """Return the options by which an adapter that was read is trained on.
 
         Raises AdapterError where one alpha cannot say its scales.
@@ -94,6 +99,7 @@ class AdapterOptions:
             dropout,
             adapter.use_rslora and bool(adapter.alpha),
             ranks,
+            b_rate,
         )
 
     def rank_of(self, weight: str) -> int:

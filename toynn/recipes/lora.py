@@ -54,16 +54,17 @@ class LoRA(SequenceRecipe[SequenceEngine[Any]]):
         checkpointing: bool = False,
         *,
         init: str = "normal",
+        b_rate: float = 1.0,
     ) -> None:
         """Map a file's weights, draw the adapters, compile the step.
 
         ``cfg`` is the file's own if it is None, and must agree with it if not. For ``rank``,
-        ``alpha``, ``targets``, ``dropout`` and ``use_rslora`` see AdapterOptions. ``init``
+        ``alpha``, ``targets``, ``dropout``, ``use_rslora``, ``b_rate`` see AdapterOptions. ``init``
         "normal" draws A from N(0, opts.init_scale), "peft" from U(-1/sqrt(in), 1/sqrt(in)); B is
         zero. ``checkpointing`` may be given here or in ``opts``, of which t_seq, t_batch, seed and
         init_scale are consumed too; untied and qkv_bias, if True, must hold for the file.
         """
-        options = AdapterOptions(rank, alpha, targets, dropout, use_rslora)
+        options = AdapterOptions(rank, alpha, targets, dropout, use_rslora, b_rate=b_rate)
         with self._over("realize", gguf) as (engine, file):
             engine.enable_lora(options)
             engine.realize_for_mmap(file, cfg, _with(opts, checkpointing))
@@ -77,6 +78,7 @@ class LoRA(SequenceRecipe[SequenceEngine[Any]]):
         opts: RecipeOptions,
         dropout: float = 0.0,
         checkpointing: bool = False,
+        b_rate: float = 1.0,
     ) -> None:
         """Map a file's weights, go on with an adapter of it, compile the step.
 
@@ -85,7 +87,7 @@ class LoRA(SequenceRecipe[SequenceEngine[Any]]):
         """
         with self._over("realize_from_adapter", gguf) as (engine, file):
             found = _read(adapter, file)
-            engine.enable_lora(AdapterOptions.of(found, dropout))
+            engine.enable_lora(AdapterOptions.of(found, dropout, b_rate))
             engine.realize_for_mmap(file, None, _with(opts, checkpointing))
             engine.load_adapter(found)
             engine.build_training_step()
