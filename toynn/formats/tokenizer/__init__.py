@@ -232,35 +232,49 @@ class Tokenizer:
         (ids,) = self._encode([self.chat(messages, add_generation_prompt)], guard)
         return self._begun(ids)
 
-    def encode_turns(self, messages: Sequence[Message]) -> list[Turn]:
+    def encode_turns(
+        self, messages: Sequence[Message], tools: Sequence[Message] | None = None
+    ) -> list[Turn]:
         """Return the ids of a whole conversation in parts; what the assistant says is `learned`.
 
         An answer begins where the template, asked for an answer to the messages before, ends, and
-        goes on to where the conversation with the answer ends. Raises GGUFError for a template that
-        does not only append. Raises DataError for text that is not Unicode.
+        goes on to where the conversation with the answer ends; or, where the template writes that
+        otherwise once others follow (without its thoughts, say), to the token that ends a turn.
+        ``tools`` are descriptions of functions, for the template. Raises GGUFError for a template
+        that rewrites what came before an answer. Raises DataError for text that is not Unicode.
         """
         messages, guard = self._guarded(messages)
         ends, texts = [0], []
         answers = [i for i, message in enumerate(messages) if message.get("role") == "assistant"]
         borders = [side for i in answers for side in ((i, True), (i + 1, False))]
         whole, *begun = self._chat_template().render_beginnings(
-            messages, [(len(messages), False), *borders]
+            messages, [(len(messages), False), *borders], tools
         )
-        for index, *sides in zip(answers, begun[::2], begun[1::2], strict=True):
-            for text in sides:
-                if not whole.startswith(text) or len(text) < ends[-1]:
-                    raise GGUFError(
-                        f"{self._vocab.path}: tokenizer.chat_template: cannot tell which part "
-                        f"message {index} is: the template writes the messages up to it otherwise "
-                        f"when others follow; split the conversation after its first answer, or "
-                        f"train on text"
-                    )
-                texts.append(whole[ends[-1] : len(text)])
-                ends.append(len(text))
+        for index, begin, end in zip(answers, begun[::2], begun[1::2], strict=True):
+            upto = len(end) if whole.startswith(end) else self._turn_end(whole, len(begin))
+            if not whole.startswith(begin) or not ends[-1] <= len(begin) <= upto:
+                raise GGUFError(
+                    f"{self._vocab.path}: tokenizer.chat_template: cannot tell which part "
+                    f"message {index} is: the template writes the messages up to it otherwise "
+                    f"when others follow; split the conversation after its first answer, or "
+                    f"train on text"
+                )
+            for at in (len(begin), upto):
+                texts.append(whole[ends[-1] : at])
+                ends.append(at)
         texts.append(whole[ends[-1] :])
         parts = self._encode(texts, guard)
         parts[0] = self._begun(parts[0])
         return [Turn(ids, index % 2 == 1) for index, ids in enumerate(parts) if ids]
+
+    def _turn_end(self, text: str, begin: int) -> int:
+        """Return where the first token behind a place ends that ends a turn; -1: there is none."""
+        found = [
+            at + len(end)
+            for end in (self.tokens[id] for id in self.eog)
+            if (at := text.find(end, begin)) >= 0
+        ]
+        return min(found, default=-1)
 
     def piece(self, id: int) -> bytes:
         """Return the bytes that a token stands for. Raises DataError for an id that is no token."""

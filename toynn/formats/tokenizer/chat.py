@@ -63,22 +63,32 @@ class ChatTemplate:
         return self.render_beginnings(messages, [(len(messages), add_generation_prompt)])[0]
 
     def render_beginnings(
-        self, messages: Sequence[Message], beginnings: Sequence[tuple[int, bool]]
+        self,
+        messages: Sequence[Message],
+        beginnings: Sequence[tuple[int, bool]],
+        tools: Sequence[Message] | None = None,
     ) -> list[str]:
         """Return the texts of the first so many messages, each with a generation prompt or not.
 
-        Raises GGUFError with what the template says, and DataError for messages of other than plain
+        ``tools`` are descriptions of functions that the template may show the model. Raises
+        GGUFError with what the template says, and DataError for messages of other than plain
         values: texts, numbers, lists, mappings.
         """
         try:
-            return self._run([dict(message) for message in messages], beginnings)
+            return self._run([dict(message) for message in messages], beginnings, tools)
         except _Failed as error:
             raise GGUFError(
                 f"{self._path}: tokenizer.chat_template refuses the conversation: {error}"
             ) from None
 
-    def _run(self, messages: Sequence[Message], beginnings: object) -> list[str]:
-        request = {"source": self._source, "messages": messages, "beginnings": beginnings}
+    def _run(
+        self,
+        messages: Sequence[Message],
+        beginnings: object,
+        tools: Sequence[Message] | None = None,
+    ) -> list[str]:
+        request: dict[str, Any] = {"source": self._source, "messages": messages}
+        request |= {"beginnings": beginnings, "tools": tools}
         try:
             frame = json.dumps({**request, "tokens": self._tokens}).encode()
         except (TypeError, ValueError, RecursionError) as error:

@@ -17,8 +17,8 @@ from typing import Any, NoReturn
 
 __all__ = ["main"]
 
-#: What transformers gives a template that is asked for no tools.
-NOTHING = {"tools": None, "documents": None}
+#: What transformers gives a template that is asked for no documents.
+NOTHING = {"documents": None}
 Render = Callable[..., str]
 
 
@@ -51,12 +51,14 @@ def _render(
     beginnings: list[tuple[int, bool]],
     tokens: dict[str, str],
     characters: int,
+    tools: list[Any] | None = None,
 ) -> list[str]:
     """Return the texts of a conversation and of its beginnings."""
     render, texts = _compiled(source), []
     for count, prompt in beginnings:
         some = messages[:count]
-        text = render(messages=some, add_generation_prompt=prompt, **NOTHING, **tokens)
+        given = {"add_generation_prompt": prompt, "tools": tools, **NOTHING, **tokens}
+        text = render(messages=some, **given)
         if len(text) > characters:
             raise ValueError(f"its text has {len(text)} characters")
         texts.append(text)

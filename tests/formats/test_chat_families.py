@@ -1,0 +1,183 @@
+"""Masks of conversations by the templates of five families: what is learned is what was answered.
+
+The templates are the essential text of those that the models come with: roles, thoughts, the ends
+of turns. Qwen3 leaves out the thoughts of answers once another question follows.
+"""
+
+import pytest
+from vocabs import CONTROL, bpe_file
+
+from toynn.errors import GGUFError
+from toynn.formats.tokenizer import Tokenizer
+
+for library in ("tokenizers", "jinja2"):
+    pytest.importorskip(library, reason=f"{library}, of the text extra, is not installed")
+
+QWEN3 = """
+{%- set ns = namespace(last=messages|length - 1, seeking=true) %}
+{%- for message in messages[::-1] %}
+    {%- set index = (messages|length - 1) - loop.index0 %}
+    {%- if ns.seeking and message.role == "user" %}
+        {%- set ns.seeking = false %}{%- set ns.last = index %}
+    {%- endif %}
+{%- endfor %}
+{%- if tools %}
+    {{- '<|im_start|>system\\n# Tools\\n' }}
+    {%- for tool in tools %}{{- tool | tojson }}{%- endfor %}
+    {{- '<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == "user" or message.role == "system" %}
+        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+    {%- elif message.role == "tool" %}
+        {{- '<|im_start|>user\\n<tool_response>' + message.content + '<|im_end|>\\n' }}
+    {%- elif message.role == "assistant" %}
+        {%- set content = message.content or '' %}{%- set thought = '' %}
+        {%- if '</think>' in content %}
+            {%- set thought = content.split('</think>')[0].split('<think>')[-1].strip('\\n') %}
+            {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
+        {%- endif %}
+        {%- if loop.index0 > ns.last and (loop.last or thought) %}
+            {{- '<|im_start|>assistant\\n<think>\\n' + thought + '\\n</think>\\n\\n' + content }}
+        {%- else %}
+            {{- '<|im_start|>assistant\\n' + content }}
+        {%- endif %}
+        {%- for call in message.tool_calls or [] %}
+            {{- '<tool_call>' + call.function.name }}
+        {%- endfor %}
+        {{- '<|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
+"""
+LLAMA3 = (
+    "{{- bos_token }}{%- for message in messages %}"
+    "{{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' "
+    "+ message['content'] | trim + '<|eot_id|>' }}{%- endfor %}"
+    "{%- if add_generation_prompt %}"
+    "{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{%- endif %}"
+)
+GEMMA3 = (
+    "{{ bos_token }}{%- if messages[0]['role'] == 'system' -%}"
+    "{%- set first = messages[0]['content'] + '\\n\\n' -%}{%- set rest = messages[1:] -%}"
+    "{%- else -%}{%- set first = '' -%}{%- set rest = messages -%}{%- endif -%}"
+    "{%- for message in rest -%}"
+    "{%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) -%}"
+    "{{ raise_exception('Conversation roles must alternate') }}{%- endif -%}"
+    "{%- set role = 'model' if message['role'] == 'assistant' else message['role'] -%}"
+    "{{ '<start_of_turn>' + role + '\\n' + (first if loop.first else '') }}"
+    "{{ message['content'] | trim }}{{ '<end_of_turn>\\n' }}{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{ '<start_of_turn>model\\n' }}{%- endif -%}"
+)
+PHI3 = (
+    "{% for message in messages %}"
+    "{{ '<|' + message['role'] + '|>\\n' + message['content'] + '<|end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% else %}{{ eos_token }}{% endif %}"
+)
+SMOLLM2 = (
+    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
+    "{{ '<|im_start|>system\\nYou are SmolLM.<|im_end|>\\n' }}{% endif %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+#: Template, end of a turn, what may stand between it and the next turn.
+FAMILIES = {
+    "qwen3": (QWEN3, "<|im_end|>"),
+    "llama3": (LLAMA3, "<|eot_id|>"),
+    "gemma3": (GEMMA3, "<end_of_turn>"),
+    "phi3": (PHI3, "<|end|>"),
+    "smollm2": (SMOLLM2, "<|im_end|>"),
+}
+CONTROLS = ["<|im_start|>", "<|start_header_id|>", "<|end_header_id|>", "<start_of_turn>"]
+CONTROLS += [
+    "<|user|>",
+    "<|assistant|>",
+    "<|system|>",
+    *dict.fromkeys(e for _, e in FAMILIES.values()),
+]
+TALK = [
+    {"role": "user", "content": "Who are you?"},
+    {"role": "assistant", "content": "Zork."},
+    {"role": "user", "content": "And?"},
+    {"role": "assistant", "content": "A robot."},
+    {"role": "user", "content": "Of what?"},
+    {"role": "assistant", "content": "Of dust."},
+]
+
+
+@pytest.fixture
+def make(tmp_path):
+    def make(family):
+        keys = {"tokenizer.chat_template": FAMILIES[family][0]}
+        specials = [(text, CONTROL) for text in CONTROLS]
+        return Tokenizer.from_gguf(bpe_file(tmp_path / "chat.gguf", specials=specials, keys=keys))
+
+    return make
+
+
+def shown(tokenizer, turns, learned=True):
+    return [tokenizer.decode(ids, special=True) for ids, learn in turns if learn == learned]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("system", [False, True])
+def test_every_answer_is_learned_and_nothing_else(make, family, system):
+    tokenizer, end = make(family), FAMILIES[family][1]
+    talk = [{"role": "system", "content": "Be brief."}, *TALK] if system else TALK
+    turns = tokenizer.encode_turns(talk)
+    answers = [text.strip("\n") for text in shown(tokenizer, turns)]
+    thought = "<think>\n\n</think>\n\n" if family == "qwen3" else ""
+    eos = "\n<eos>" if family == "phi3" else ""  # behind the last turn
+    assert answers == [f"Zork.{end}", f"A robot.{end}", f"{thought}Of dust.{end}{eos}"]
+    whole = "".join(tokenizer.decode(ids, special=True) for ids, _ in turns)
+    assert whole.removeprefix("<bos>") == tokenizer.chat(talk).removeprefix("<bos>")
+    for asked in ("Who are you?", "And?", "Of what?"):
+        assert any(asked in text for text in shown(tokenizer, turns, learned=False))
+
+
+def test_thoughts_that_are_dropped_are_not_learned_and_the_last_ones_are(make):
+    tokenizer = make("qwen3")
+    talk = [dict(message) for message in TALK[:4]]
+    for message, thought in ((talk[1], "first"), (talk[3], "second")):
+        message["content"] = f"<think>\n{thought}\n</think>\n\n{message['content']}"
+    answers = shown(tokenizer, tokenizer.encode_turns(talk))
+    assert answers[0] == "Zork.<|im_end|>"
+    assert answers[1].strip("\n") == "<think>\nsecond\n</think>\n\nA robot.<|im_end|>"
+
+
+def test_thoughts_between_calls_that_are_rewritten_are_refused_by_number(make):
+    tokenizer = make("qwen3")
+    think = "<think>\nhm\n</think>\n\n"
+    talk = [
+        {"role": "user", "content": "Count."},
+        {"role": "assistant", "content": f"{think}One."},
+        {"role": "tool", "content": "1"},
+        {"role": "assistant", "content": f"{think}Two."},
+        {"role": "user", "content": "More."},
+        {"role": "assistant", "content": "Three."},
+    ]
+    with pytest.raises(GGUFError, match="cannot tell which part message 3 is"):
+        tokenizer.encode_turns(talk)
+    assert len(shown(tokenizer, tokenizer.encode_turns(talk[:4]))) == 2
+
+
+def test_an_end_of_turn_in_a_text_ends_no_turn(make):
+    tokenizer = make("phi3")
+    talk = [dict(message) for message in TALK]
+    talk[1]["content"] = "Zork<|end|> is my name."
+    assert shown(tokenizer, tokenizer.encode_turns(talk))[0] == "Zork<|end|> is my name.<|end|>"
+
+
+def test_tools_are_given_to_the_template(make):
+    tokenizer = make("qwen3")
+    tools = [{"type": "function", "function": {"name": "dust"}}]
+    call = {"type": "function", "function": {"name": "dust", "arguments": {}}}
+    talk = [
+        {"role": "user", "content": "Dust?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "much"},
+        {"role": "assistant", "content": "Much."},
+    ]
+    turns = tokenizer.encode_turns(talk, tools)
+    assert '"name": "dust"' in shown(tokenizer, turns, learned=False)[0]
+    assert shown(tokenizer, turns)[0].strip("\n").endswith("<tool_call>dust<|im_end|>")
