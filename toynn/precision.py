@@ -21,10 +21,11 @@ def set_float32_matmul_precision(precision: str) -> None:
     products where there is AVX512_BF16: each product is off by up to 2^-7 of its size. Where that
     would be slower than float32, as on Intel's CPUs without AMX, it does not count.
 
-    float32 are, everywhere, products of at most 2^21 multiply-adds, thin ones (one side has up to
-    14 rows or 16 columns), softmax, and attention but for medium over more than 32 rows; with AMX,
-    in "highest" and "high", also those whose sums have fewer than 64 terms and blocks with numbers
-    out of reach of the parts: all below 1.4e-20, or one above 8.5e37, infinite or NaN.
+    float32 are, everywhere, products of at most 2^21 multiply-adds (with AMX, in "medium", 2^14),
+    thin ones (one side has up to 14 rows or 16 columns), softmax, and attention but for medium over
+    more than 32 rows; with AMX, in "highest" and "high", also those whose sums have fewer than 64
+    terms and blocks with numbers out of reach of the parts: all below 1.4e-20, or one above 8.5e37,
+    infinite or NaN; and in "highest" those of M rows and N columns with M N below 32 (M + N).
     ``toynn.show_config()`` says what each precision multiplies in here.
 
     Against float64, ten losses and the first gradients of a GPT-2 (4 layers, d_model 128, T 128)

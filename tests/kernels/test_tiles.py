@@ -68,11 +68,19 @@ def rounded(x):
     return (bits + 0x7FFF + (bits >> 16 & 1) & 0xFFFF0000).view(np.float32)
 
 
+def rounded_away(x):
+    """float32 of the nearest bfloat16, ties away from 0."""
+    return (x.astype(np.float32).view(np.uint32) + 0x8000 & 0xFFFF0000).view(np.float32)
+
+
 def split(x, parts):
-    """Parts of x, largest first: each is what rounding left of the one before."""
+    """Parts of x, largest first: each is what rounding left of the one before.
+
+    Several parts are rounded with ties away from 0, a single one with ties to even.
+    """
     found = []
     for _ in range(parts):
-        found.append(rounded(x))
+        found.append(rounded(x) if parts == 1 else rounded_away(x))
         x = x - found[-1]
     return found
 
@@ -83,21 +91,27 @@ def multiply_add(sums, a, b):
 
 
 def by_the_manual(a, b, parts):
-    """What tiles make of A B: TDPBF16PS, 32 terms at a time, sums joining C after each pass."""
+    """What tiles make of A B: TDPBF16PS, 32 terms at a time, sums joining C after each pass.
+
+    A pair is terms 2 p and 2 p + 1 of a single part, p and p + 16 of several.
+    """
     K = a.shape[1]
+    pairs = (
+        [(t, t + 1) for t in range(0, 32, 2)] if parts == 1 else [(t, t + 16) for t in range(16)]
+    )
     a, b = np.pad(a, ((0, 0), (0, -K % 32))), np.pad(b, ((0, -K % 32), (0, 0)))
     a_parts, b_parts = split(a, parts), split(b, parts)
     c = np.zeros((len(a), b.shape[1]), np.float32)
-    for first in range(0, a.shape[1], 768 // parts):
+    for begin in range(0, a.shape[1], 768 // parts):
         sums = np.zeros_like(c)
-        for k in range(first, min(first + 768 // parts, a.shape[1]), 32):
+        for k in range(begin, min(begin + 768 // parts, a.shape[1]), 32):
             for i, j in ORDER[parts]:
                 even, odd = np.zeros_like(c), np.zeros_like(c)
-                for t in range(k, k + 32, 2):
-                    even = multiply_add(even, a_parts[i][:, t], b_parts[j][t])
-                    odd = multiply_add(odd, a_parts[i][:, t + 1], b_parts[j][t + 1])
+                for t, u in pairs:
+                    even = multiply_add(even, a_parts[i][:, k + t], b_parts[j][k + t])
+                    odd = multiply_add(odd, a_parts[i][:, k + u], b_parts[j][k + u])
                 sums += even + odd
-        c = sums if first == 0 else c + sums
+        c = sums if begin == 0 else c + sums
     return c
 
 
@@ -212,6 +226,50 @@ def test_sums_of_fewer_than_64_terms_stay_float32(entry, precision):
         a, b = normal(180, K), normal(K, 190, seed=4)
         got, as_floats = product(entry, a, b, precision), product(entry, a, b, module=floats)
         assert (got.tobytes() == as_floats.tobytes()) == stay
+
+
+def test_highest_leaves_narrow_products_to_floats():
+    """Where packing is most of the work: M N / (M + N) below 32."""
+    sizes = (33, 1056, False), (32, 1100, True), (1056, 33, False), (1100, 32, True)
+    for entry in ENTRIES:
+        for M, N, stay in sizes:
+            a, b = normal(M, 100), normal(100, N, seed=4)
+            got, as_floats = product(entry, a, b), product(entry, a, b, module=floats)
+            assert (got.tobytes() == as_floats.tobytes()) == stay
+            assert product(entry, a, b, "high").tobytes() != as_floats.tobytes()
+
+
+def test_medium_is_in_tiles_from_small_sizes_on():
+    for (M, N, K), stay in (((32, 32, 16), True), ((32, 33, 31), True), ((20, 26, 32), False)):
+        a, b = normal(M, K), normal(K, N, seed=4)
+        for entry in ENTRIES:
+            got, as_floats = product(entry, a, b, "medium"), product(entry, a, b, module=floats)
+            assert (got.tobytes() == as_floats.tobytes()) == stay
+            assert stay or got.tobytes() == by_the_manual(a, b, 1).tobytes()
+
+
+@pytest.mark.parametrize("shape", [(363, 380, 270), (380, 363, 270)], ids=str)
+def test_a_large_block_of_c_is_passed_over_once(shape):
+    """The smaller side is packed once, with all its terms: the same sums, in the same order."""
+    M, N, K = shape
+    a, b = normal(M, K), normal(K, N, seed=4)
+    expected = by_the_manual(a, b, 3)
+    start = normal(M, N, seed=5)
+    for entry in ENTRIES:
+        for n_threads in (1, 2, 3):
+            got = product(entry, a, b, n_threads=n_threads)
+            assert got.tobytes() == expected.tobytes()
+    a, b = normal(M, 1700), normal(1700, N, seed=4)
+    for precision in PARTS:
+        bare = product("forward", a, b, precision)
+        assert error(bare, a, b) <= {"highest": 2e-7, "high": 1e-5, "medium": 5e-3}[precision]
+        for entry in ENTRIES[1:]:
+            np.testing.assert_allclose(
+                product(entry, a, b, precision, c=start, n_threads=2), bare + start, atol=1e-3
+            )
+    bias, y = normal(N), np.empty_like(start)
+    matmul.forward(y, None, a, np.ascontiguousarray(b.T), bias)
+    assert y.tobytes() == (product("forward", a, b) + bias).tobytes()
 
 
 def test_medium_rounds_short_sums_too():

@@ -24,9 +24,13 @@ from toynn._kernels._panels cimport (
 
 cdef enum:
     SMALL = 1 << 21   # multiplications (20 us) for which threads and packing cost too much
+    SMALL_TILES = 1 << 14  # the same for tiles of one part: they are 16 times as fast
     SHARED = 3 << 18  # floats of the packed smaller operand (3 MB): it stays in L3
     OWN = 3 << 15     # floats of a thread's packed share (384 KB): it stays in L2
     OWN_TILES = 5 << 16  # the same for tiles (1.25 MB): CPUs that have them have 2 MB of L2
+    OWN_BESIDE_C = 5 << 15  # the same (640 KB) where a block of C is to stay in L2 beside it
+    LARGE_C = 1 << 17  # numbers of C (512 KB) that do not stay in L2 from one pass to the next
+    ALL_TERMS = 3 << 19  # floats of the packed smaller operand with all its terms (6 MB)
     FEW = 3           # rows of x for which packing w costs more time than it saves
     OUTPUTS = 16      # columns of y per task, for so few rows
 
@@ -55,29 +59,40 @@ cdef struct Plan:
     Py_ssize_t shared_floats  # room for a slice
     Py_ssize_t own_floats     # room for a group, per thread
     Py_ssize_t most_own_floats  # the same for any number of threads: a run may use fewer
+    bint once  # the smaller side is packed once, with all its terms: LOOP 4 goes inside
+    Py_ssize_t pass_floats  # then: room for one pass of it
 
 
 cdef inline Plan plan_of(const Product* p, int n_threads) noexcept nogil:
     cdef Plan plan
     cdef bint a_is_smaller = p.a.size <= p.b.size
     cdef Py_ssize_t kc = min(p.K, terms_per_pass(&p.a))
-    cdef Py_ssize_t room = OWN_TILES if p.a.parts else OWN
+    cdef Py_ssize_t room = OWN_TILES if p.a.parts else OWN, passes = blocks_of(p.K, max(kc, 1))
     plan.shared = &p.a if a_is_smaller else &p.b
     plan.own = &p.b if a_is_smaller else &p.a
     cdef Py_ssize_t shared_panel = panel_floats(plan.shared, kc)
     cdef Py_ssize_t own_panel = panel_floats(plan.own, kc)
-    plan.slice = min(panels(plan.shared), SHARED // shared_panel)
+    plan.pass_floats = panels(plan.shared) * shared_panel
+    plan.once = (
+        p.a.parts > 0 and passes > 1 and p.a.size * p.b.size > LARGE_C
+        and passes * plan.pass_floats <= ALL_TERMS
+    )
+    if plan.once:
+        room = OWN_BESIDE_C
+    plan.slice = panels(plan.shared)
+    if not plan.once:
+        plan.slice = min(plan.slice, SHARED // shared_panel)
     plan.most_own_floats = min(panels(plan.own), room // own_panel) * own_panel
     plan.groups = blocks_of(panels(plan.own), room // own_panel)
     plan.groups = blocks_of(plan.groups, n_threads) * n_threads  # each thread gets as many
     plan.groups = min(plan.groups, panels(plan.own))
-    plan.shared_floats = plan.slice * shared_panel
+    plan.shared_floats = plan.slice * shared_panel * (passes if plan.once else 1)
     plan.own_floats = blocks_of(panels(plan.own), plan.groups) * own_panel
     return plan
 
 
 cdef inline bint is_small(const Product* p) noexcept nogil:
-    return p.a.size * p.b.size * p.K <= SMALL
+    return p.a.size * p.b.size * p.K <= (SMALL_TILES if p.a.parts == 1 else SMALL)
 
 
 cdef inline bint is_thin(const Product* p) noexcept nogil:
@@ -196,6 +211,15 @@ cdef inline void multiply_group(
     cdef const float* at_s
     cdef const float* at_o
     pack(own, plan.own, o0, o1, k, kc)
+    if p.a.parts and not plan.shared.is_a:
+        # In tiles C is passed over along its rows: the shared panels, of B, in LOOP 1.
+        for o in range(o0, o1):
+            at_o = own + (o - o0) * own_step
+            for s in range(s0, s1):
+                _multiply_panels(p, o, at_o, s, shared + (s - s0) * shared_step, k, kc)
+            if k + kc == p.K:
+                _finish(p, o, o + 1, s0, s1)
+        return
     # LOOP 2 takes the shared panels one by one; each stays in L1 while
     # LOOP 1 runs over the thread's own panels, which stay in L2.
     for s in range(s0, s1):
@@ -214,12 +238,24 @@ cdef inline void multiply_group(
             _finish(p, o0, o1, s, s + 1)
 
 
+cdef inline void _multiply_group_once(
+    const Product* p, const Plan* plan, const float* shared, float* own, Py_ssize_t g
+) noexcept nogil:
+    """Group g with all terms of the shared side: its block of C stays in L2."""
+    cdef Py_ssize_t t, k, most = terms_per_pass(&p.a)
+    for t in range(blocks_of(p.K, most)):
+        k = t * most
+        multiply_group(
+            p, plan, shared + t * plan.pass_floats, own, 0, plan.slice, g, k, min(most, p.K - k)
+        )
+
+
 cdef inline void _multiply_blocked(const Product* p, void* workspace, int n_threads) noexcept nogil:
     """The five loops. Every prange ends in a barrier: no panel is read before it is packed."""
     cdef Plan plan = plan_of(p, n_threads)
     cdef float* shared = aligned(workspace)
     cdef float* own = shared + plan.shared_floats
-    cdef Py_ssize_t slices = blocks_of(panels(plan.shared), plan.slice)
+    cdef Py_ssize_t slices = 0 if plan.once else blocks_of(panels(plan.shared), plan.slice)
     cdef Py_ssize_t g, i = 0, j, t = 0, s0 = 0, s1 = 0, k = 0, kc = 0
     cdef Py_ssize_t most = terms_per_pass(&p.a)
     cdef fpstate before = 0
@@ -227,6 +263,16 @@ cdef inline void _multiply_blocked(const Product* p, void* workspace, int n_thre
         before = flush_denormals()
         if p.a.parts:
             begin_tiles()
+        if plan.once:
+            for t in range(blocks_of(p.K, most)):
+                k = t * most
+                kc = min(most, p.K - k)
+                for j in prange(n_threads, schedule="static"):
+                    pack_part(
+                        &plan, shared + t * plan.pass_floats, 0, plan.slice, j, n_threads, k, kc
+                    )
+            for g in prange(plan.groups, schedule="static"):
+                _multiply_group_once(p, &plan, shared, own + threadid() * plan.own_floats, g)
         # LOOP 5 cuts the smaller side, rows or columns, so that a packed slice stays in L3.
         for i in range(slices):
             s0 = i * plan.slice

@@ -7,16 +7,27 @@
 w (N,K) may be stored in blocks. The numbers that are multiplied are floats, but for products that
 are neither small nor thin nor of a few rows: these use what bfloat16 the precision calls for.
 """
-from toynn._kernels._blocked cimport FEW, NONE, Product, is_small, is_thin
+from toynn._kernels._blocked cimport FEW, NONE, SMALL_TILES, Product, is_small, is_thin
 from toynn._kernels._panels cimport HAS_TILES, SIDE, floats_at, stored_as
 
 cdef enum:
-    MEDIUM = 2  # in toynn.precision.PRECISIONS
+    HIGH = 1    # in toynn.precision.PRECISIONS
+    MEDIUM = 2
 
 cdef enum Entry:
     FORWARD
     BACKWARD_INPUT
     BACKWARD_WEIGHT
+
+
+cdef inline bint _suits_tiles(const Product* p, Py_ssize_t precision) noexcept nogil:
+    """Whether tiles are worth packing for: by the sizes alone, since bits depend on it."""
+    cdef Py_ssize_t M = p.a.size, N = p.b.size
+    if precision == MEDIUM:
+        return p.K >= SIDE and M * N * p.K > SMALL_TILES
+    if p.K < 2 * SIDE or is_small(p):
+        return False
+    return precision == HIGH or M * N >= SIDE * (M + N)
 
 
 cdef inline Product product_of(
@@ -42,10 +53,10 @@ cdef inline Product product_of(
         p.a = floats_at(a, N, 1, N, True)
         p.b = floats_at(<const float*>b, K, 1, K, False)
         p.K = M
-    if p.few or is_small(&p) or is_thin(&p):
+    if p.few or is_thin(&p):
         return p
-    if HAS_TILES and p.K >= 2 * SIDE:
+    if HAS_TILES and _suits_tiles(&p, precision):
         p.a.parts = p.b.parts = 3 - precision  # highest 3, high 2, medium 1
-    else:
+    elif not is_small(&p):
         p.a.pairs = p.b.pairs = pairs and precision == MEDIUM
     return p

@@ -17,7 +17,7 @@ few rows, w is not packed: y is then made of dot products of rows, and each row 
 Precision counts for products that are neither small nor thin (_blocked.pxd). With "medium", and if
 multiplies_pairs(), both sides are rounded to bfloat16 while they are packed, and products of pairs
 are added up in float32 (gemm_bf16.h). At the level amx, each precision packs one to three bfloat16
-parts of each float (gemm_amx.h), if the sums have 64 terms or more. All else is float32 throughout.
+parts of each float (gemm_amx.h), where that pays (_products.pxd). All else is float32 throughout.
 """
 from libc.stdlib cimport free, malloc
 

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
+from time import perf_counter, process_time
 from typing import TYPE_CHECKING, Any
 
 import toynn
@@ -47,7 +48,8 @@ memory or cache that arrays as large as the row's lie in.
 With --steps the rows are the kernels of whole training steps, per step: of GPT-2 models, and of
 adapters over a file of Q8_0 of SmolLM2-135M's shape. A step's roofline is what all its nodes would
 take at their limits; beside it stands the goal, how often that a step may take. --compare runs the
-steps of GPT-2 in PyTorch too, in turns. docs/performance.md says how to read all this."""
+steps of GPT-2 in PyTorch too, in turns. The time of a step on one thread is CPU time, so that a
+busy machine will do. docs/performance.md says how to read all this."""
 
 
 def add_parser(commands: Any) -> None:
@@ -160,7 +162,8 @@ def time_step(
     from toynn.testing.race import race
     from toynn.testing.roofline import least_seconds, step_rows
 
-    times = race(contestants, ROUNDS)
+    clock = process_time if limits.n_threads == 1 else perf_counter
+    times = race(contestants, ROUNDS, clock)
     rows = step_rows(name, contestants["toynn"], session, limits)
     least = least_seconds(session, limits)
     print()
