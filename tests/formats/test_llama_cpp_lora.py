@@ -24,6 +24,7 @@ LIMIT = 1e-10
 
 
 BASES = ["stories", "gpt2", "qwen2", "qwen3", "llama-untied", "smollm3", "granite"]
+BASES += ["qwen3moe", "olmoe", "granitemoe"]
 
 
 @pytest.fixture(scope="module", params=BASES)

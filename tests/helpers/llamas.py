@@ -12,7 +12,7 @@ FACTORS = {"rope_scaling": "llama3", "rope_factors": (1.0, 4.0)}  # of the pairs
 SCALES = {"embedding_scale": 3.0, "residual_scale": 0.4, "attention_scale": 0.3}
 SCALES |= {"logit_scale": 2.5}
 EXPERTS = {"n_experts": 5, "n_experts_used": 2}
-OLMOE = {"arch": "olmoe", "n_kv_heads": 6}
+OLMOE = {"n_kv_heads": 6}
 T = 13
 
 # By name: what differs in the configuration, and the options.
@@ -31,9 +31,12 @@ KINDS = {
     "smollm3": ({"arch": "smollm3", "n_layers": 5}, {}),
     "granite": ({"arch": "granite"} | SCALES, {"untied": True}),
     "qwen3moe": ({"arch": "qwen3moe", "head_dim": 6} | EXPERTS, {"untied": True}),
-    "olmoe-one": (OLMOE | {"n_experts": 3, "n_experts_used": 1}, {}),
-    "olmoe": (OLMOE | EXPERTS, {}),
-    "olmoe-all": (OLMOE | {"n_experts": 2, "n_experts_used": 2}, {"untied": True}),
+    "olmoe-one": ({"arch": "olmoe"} | OLMOE | {"n_experts": 3, "n_experts_used": 1}, {}),
+    "olmoe": ({"arch": "olmoe"} | OLMOE | EXPERTS, {}),
+    "olmoe-all": (
+        {"arch": "olmoe"} | OLMOE | {"n_experts": 2, "n_experts_used": 2},
+        {"untied": True},
+    ),
     "granitemoe": ({"arch": "granitemoe"} | EXPERTS | SCALES, {"untied": True}),
     "granitemoe-shared": ({"arch": "granitemoe", "shared_d_ff": 20} | EXPERTS | SCALES, {}),
 }

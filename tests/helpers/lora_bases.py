@@ -67,7 +67,7 @@ def retype(path, type_of):
         metadata = {key: (value, file.types[key]) for key, value in file.metadata.items()}
         tensors = {}
         for name, info in file.tensors.items():
-            type = type_of(name) if len(info.shape) == 2 else "F32"
+            type = type_of(name) if len(info.shape) > 1 else "F32"
             values = np.array(file[name])
             tensors[name] = (blocks(values, type, rng), type) if type != "F32" else (values, type)
     gguf.write(path, metadata, tensors, overwrite=True)
@@ -160,5 +160,5 @@ def assert_gradients(recipe, engine, tolerance=2e-5):
     for name, adapter in recipe.engine.adapters.items():
         a, b = adapters[f"{name}.lora_a"], adapters[f"{name}.lora_b"]
         dw = adapter.scale * dense[name].astype(np.float64)
-        assert_close(gradients[f"{name}.lora_a"], b.T @ dw, tolerance)
-        assert_close(gradients[f"{name}.lora_b"], dw @ a.T, tolerance)
+        assert_close(gradients[f"{name}.lora_a"], b.swapaxes(-1, -2) @ dw, tolerance)
+        assert_close(gradients[f"{name}.lora_b"], dw @ a.swapaxes(-1, -2), tolerance)

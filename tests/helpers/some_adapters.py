@@ -10,7 +10,8 @@ RANKS = (1, 3, 4, 4)  # of one tensor after the other
 
 def matrices(base):
     """The matrices of a model's blocks."""
-    return [n for n, info in base.tensors.items() if n.startswith("blk.") and len(info.shape) == 2]
+    own = [n for n, info in base.tensors.items() if n.startswith("blk.") and len(info.shape) > 1]
+    return [n for n in own if "ffn_gate_inp" not in n]
 
 
 def draw(base, weights=None, *, ranks=(4,), alpha=8.0, size=0.1, seed=0, **more):
@@ -18,8 +19,8 @@ def draw(base, weights=None, *, ranks=(4,), alpha=8.0, size=0.1, seed=0, **more)
     rng = np.random.default_rng(seed)
     tensors = {}
     for i, weight in enumerate(weights or matrices(base)):
-        (rows, columns), rank = base.tensors[weight].shape, ranks[i % len(ranks)]
-        shapes = ((rank, columns), (rows, rank))
+        (*experts, rows, columns), rank = base.tensors[weight].shape, ranks[i % len(ranks)]
+        shapes = ((*experts, rank, columns), (*experts, rows, rank))
         if weight == "token_embd.weight":
             shapes = ((rows, rank), (columns, rank))
         for suffix, shape in zip((LORA_A, LORA_B), shapes, strict=True):
@@ -33,7 +34,7 @@ def merged(base, adapter):
     weights = {name: base[name].astype(np.float64) for name in base.tensors}
     for weight, (a, b) in adapter.pairs.items():
         a, b = a.astype(np.float64), b.astype(np.float64)
-        rank = b.shape[1]
+        rank = b.shape[-1]
         scale = adapter.alpha / (rank**0.5 if adapter.use_rslora else rank) or 1.0
         delta = a @ b.T if weight == "token_embd.weight" else b @ a
         weights[weight] += scale * delta

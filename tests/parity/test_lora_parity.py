@@ -8,7 +8,7 @@ pytest.importorskip("transformers", reason="transformers, the parity extra, is n
 pytest.importorskip("peft", reason="PEFT, the parity extra, is not installed")
 
 import torch
-from llamas import SCALES
+from llamas import EXPERTS, OLMOE, SCALES
 from lora_bases import T, draw, make, mixed, write_base
 from peft import LoraConfig, PeftModel, TaskType, get_peft_model
 from safetensors.numpy import load_file
@@ -42,6 +42,9 @@ BASES = {
     "qwen3": ("qwen3", "F32", {}),
     "smollm3": ("smollm3", "F32", {"n_layers": 4}),
     "granite": ("granite", "F32", SCALES),
+    "qwen3moe": ("qwen3moe", "F32", EXPERTS),
+    "olmoe": ("olmoe", "F32", OLMOE | EXPERTS),
+    "granitemoe": ("granitemoe", "F32", EXPERTS | SCALES),
     "gpt2": ("gpt2", "F32", {}),
     "gpt2-q8_0": ("gpt2", "Q8_0", WIDE),
 }
@@ -54,7 +57,8 @@ SETTINGS = {
 
 PAIRS = [("llama", setting) for setting in SETTINGS]
 PAIRS += [("qwen2", "plain"), ("qwen3", "rslora"), ("gpt2", "plain"), ("gpt2", "attention")]
-PAIRS += [("smollm3", "rslora"), ("granite", "plain")]
+PAIRS += [("smollm3", "rslora"), ("granite", "plain"), ("qwen3moe", "plain")]
+PAIRS += [("olmoe", "rslora"), ("granitemoe", "attention")]
 PAIRS += [(kind, "plain") for kind, (_, type, _) in BASES.items() if type != "F32"]
 
 

@@ -94,7 +94,7 @@ def adapter(path: Path) -> Lines:
     """Describe an adapter in a GGUF file."""
     found = adapters.load(path)
     shapes = {
-        weight: (a.shape[0], b.shape[0]) if is_embedding(weight) else (b.shape[0], a.shape[1])
+        weight: (a.shape[0], b.shape[0]) if is_embedding(weight) else (*b.shape[:-1], a.shape[-1])
         for weight, (a, b) in found.pairs.items()
     }
     ranks = {weight: found.rank_of(weight) for weight in shapes}

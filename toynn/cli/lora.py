@@ -262,6 +262,10 @@ class LoRATraining(TextTraining):
         super().announce()
         mapped = self.recipe.engine.session.memory().mapped
         print(f"            beside {mapped / MIB:.1f} MiB of the model's file, which stay mapped")
+        if isinstance(self.recipe, LoRA) and self.recipe.adapts_experts:
+            print(
+                "            experts' adapters go to adapter.gguf; there is no PEFT folder of them"
+            )
 
     def said_of(self, result: Result) -> str:
         """Return the loss before training."""

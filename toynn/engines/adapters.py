@@ -1,6 +1,8 @@
 """Adapters beside the frozen matrices of a file.
 
 y = W x + b + s B A dropout(x)      W (out, in) in the file; A (r, in), B (out, r)
+
+Each expert of a stack W (E, out, in) has its own: A (E, r, in), B (E, out, r).
 """
 
 from collections.abc import Iterable
@@ -46,9 +48,9 @@ class Adapters:
         self.tensors: dict[str, Tensor] = {}
         declare = session.parameter if trained else session.constant
         for w in matrices:
-            (rows, columns), rank = w.shape, options.rank_of(w.name)
-            a = declare(f"{w.name}{LORA_A}", (rank, columns))
-            b = declare(f"{w.name}{LORA_B}", (rows, rank))
+            (*experts, rows, columns), rank = w.shape, options.rank_of(w.name)
+            a = declare(f"{w.name}{LORA_A}", (*experts, rank, columns))
+            b = declare(f"{w.name}{LORA_B}", (*experts, rows, rank))
             self.layers[w.name] = LoRA(a, b, options.scale(w.name))
             self.tensors |= {a.name: a, b.name: b}
 
@@ -65,12 +67,12 @@ class Adapters:
             if init == "normal":
                 random.normal(a, seed, stream, init_scale)
             else:
-                random.uniform(a, seed, stream, 1 / sqrt(layer.a.shape[1]))
+                random.uniform(a, seed, stream, 1 / sqrt(layer.a.shape[-1]))
             self._session.upload(layer.a, a.reshape(layer.a.shape))
             self._session.upload(layer.b, np.zeros(layer.b.shape, np.float32))
 
     def weights(self) -> dict[str, NDArray[np.float32]]:
-        """Return copies: `<weight>.lora_a` (r, in), `<weight>.lora_b` (out, r)."""
+        """Return copies: `<weight>.lora_a` (r, in), `<weight>.lora_b` (out, r); of each expert."""
         return {name: self._session.download(t) for name, t in self.tensors.items()}
 
     def copy(self) -> Adapter:
@@ -90,7 +92,7 @@ class Adapters:
                 "with the targets of the adapter (LoRA.realize_from_adapter)"
             )
         for name, layer in self.layers.items():
-            rank = layer.a.shape[0]
+            rank = layer.a.shape[-2]
             if (found := adapter.rank_of(name)) != rank:
                 raise AdapterError(f"{path}: {name}: expected rank {rank}, as here; got {found}")
             if not isclose(layer.scale, adapter.scale(name), rel_tol=1e-6):  # its alpha is float32

@@ -25,8 +25,10 @@ _SHORT = {
     "up": "ffn_up",
     "down": "ffn_down",
 }
-#: Names of several at once, by what their GGUF names in a block begin with.
+#: Names of several at once, by what their GGUF names in a block begin with. None of them means the
+#: matrices of experts, which have a name of their own.
 _GROUPS = {"attention": "attn_", "all-linear": ""}
+_EXPERTS, _STACKED = "experts", "_exps"
 _BLOCK = "blk."
 
 
@@ -44,8 +46,9 @@ class AdapterOptions:
         The scale is alpha / rank, or alpha / sqrt(rank) with ``use_rslora`` (arXiv:2312.03732).
         None means as much as the rank.
     targets
-        q, k, v, qkv, o, gate, up, down; "attention" or "all-linear"; names that GGUF or PEFT give a
-        matrix, or the end of one from a dot on: attn_q, q_proj, mlp.c_proj, blk.0.attn_q.weight.
+        q, k, v, qkv, o, gate, up, down; "attention" or "all-linear"; "experts", those matrices of a
+        mixture, which no other means; names that GGUF or PEFT give a matrix, or the end of one from
+        a dot on: attn_q, q_proj, mlp.c_proj, blk.0.attn_q.weight.
     dropout
         Probability with which an element of an adapter's input is left out of a training step.
     b_rate
@@ -124,7 +127,7 @@ class AdapterOptions:
             if not found:
                 raise ConfigError(
                     f"targets: this {architecture} has no {target!r}; it has "
-                    f"{', '.join(_listed(spelled))}, {', '.join(_GROUPS)}"
+                    f"{', '.join(_listed(spelled))}, {', '.join(_groups(spelled))}"
                 )
             chosen |= found
         return [name for name in spelled if name in chosen]
@@ -133,10 +136,19 @@ class AdapterOptions:
 def _is_meant(target: str, weight: str, module: str) -> bool:
     """Say whether a target means a weight, which Hugging Face calls by the name of its module."""
     part = weight.removesuffix(".weight")
+    if target == _EXPERTS:
+        return part.endswith(_STACKED)
     if target in _GROUPS:
-        return part.startswith(_BLOCK) and part.split(".")[2].startswith(_GROUPS[target])
+        inside = part.startswith(_BLOCK) and not part.endswith(_STACKED)
+        return inside and part.split(".")[2].startswith(_GROUPS[target])
     target = _SHORT.get(target, target).removesuffix(".weight")
     return any(f".{name}".endswith(f".{target}") for name in (part, module.removesuffix(".weight")))
+
+
+def _groups(spelled: Mapping[str, str]) -> list[str]:
+    """Return the names of several at once that a model has."""
+    stacked = any(_is_meant(_EXPERTS, name, name) for name in spelled)
+    return [*_GROUPS, *([_EXPERTS] if stacked else [])]
 
 
 def _listed(spelled: Mapping[str, str]) -> list[str]:

@@ -156,6 +156,8 @@ def _values(base: GGUFFile, name: str) -> Floats:
 
 def _distance(values: Floats, blocks: NDArray[np.uint8], type: str) -> float:
     """Return the sum of squares of what rounding changed."""
+    values = values.reshape(-1, values.shape[-1])
+    blocks = blocks.reshape(len(values), -1)
     rows = max(1, CHUNK // values.shape[1])
     squares = 0.0
     for begin in range(0, len(values), rows):

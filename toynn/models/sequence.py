@@ -128,8 +128,12 @@ class SequenceModel(Model[S]):
         found = {}
         for name in names:
             row = rows.get(module_of(name))
-            if row and row.kind == "matrix" and row.elsewhere and name.endswith(".weight"):
+            if row is None or not row.elsewhere or not name.endswith(".weight"):
+                continue
+            if row.kind == "matrix":
                 found[name] = spelling.name(name)
+            elif row.kind == "experts":  # which is several there, or a part of one
+                found[name] = name
         return found
 
     # -- Forward -------------------------------------------------------------------------------

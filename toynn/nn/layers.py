@@ -83,13 +83,17 @@ class Layers:
         f is "gelu_tanh", "gelu_exact", "silu" or nothing; b is there or not.
         """
         s, adapter = self.session, self.adapters.get(f"{self.prefix}{name}.weight")
-        seen = x
-        if adapter is not None and self.dropout is not None:
-            site = list(self.adapters).index(f"{self.prefix}{name}.weight")
-            seen = ops.dropout(s, x, self.dropout.probability, self.dropout.control, site)
+        seen = self._dropped(x, name) if adapter is not None else x
         fused = None if activation == "silu" else activation
         y = linear(s, x, self.matrix(name), self.bias(name), fused, adapter, seen)
         return ops.silu(s, y) if activation == "silu" else y
+
+    def _dropped(self, x: Tensor, name: str) -> Tensor:
+        """Record what the adapter of a matrix sees of x."""
+        if self.dropout is None:
+            return x
+        site = list(self.adapters).index(f"{self.prefix}{name}.weight")
+        return ops.dropout(self.session, x, self.dropout.probability, self.dropout.control, site)
 
     def matrix(self, name: str) -> Tensor:
         """Return a matrix as it is multiplied: rounded, if the weights' type is not float32."""
@@ -139,8 +143,13 @@ class Layers:
         return ops.combine(s, self.experts(ops.weigh(s, h, routes), down, routes), routes)
 
     def experts(self, x: Tensor, name: str, routes: ops.Routes) -> Tensor:
-        """Record W[e] x + b[e] for each row, e its expert."""
-        return ops.experts(self.session, x, self.matrix(name), routes, self.bias(name))
+        """Record W[e] x + b[e] for each row, e its expert, with what an adapter of W adds."""
+        s, adapter = self.session, self.adapters.get(f"{self.prefix}{name}.weight")
+        y = ops.experts(s, x, self.matrix(name), routes, self.bias(name))
+        if adapter is None:
+            return y
+        low = self.scale(ops.experts(s, self._dropped(x, name), adapter.a, routes), adapter.scale)
+        return ops.add(s, y, ops.experts(s, low, adapter.b, routes))
 
     def head(self, x: Tensor, name: str, labels: Tensor) -> tuple[Tensor | None, Tensor]:
         """Record the loss of x (N, C) by a matrix (V, C); return the logits too.

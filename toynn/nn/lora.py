@@ -16,10 +16,10 @@ __all__ = ["LoRA", "linear"]
 
 @dataclass(frozen=True)
 class LoRA:
-    """What is added to a matrix W (out, in): ``scale`` B A, of rank r."""
+    """What is added to a matrix W (out, in), or to each of a stack: ``scale`` B A, of rank r."""
 
-    a: Tensor  # (r, in)
-    b: Tensor  # (out, r)
+    a: Tensor  # (r, in), or (E, r, in)
+    b: Tensor  # (out, r), or (E, out, r)
     scale: float
 
 

@@ -132,9 +132,18 @@ class LoRA(SequenceRecipe[SequenceEngine[Any]]):
         adapters.write_peft(folder, self.engine.adapter(), base, overwrite=overwrite)
 
     def write_run(self, folder: Path) -> None:
-        """Write the adapters into the folder of a run: adapter.gguf, and PEFT's two files."""
+        """Write the adapters into the folder of a run: adapter.gguf, and PEFT's two files.
+
+        These not where experts are adapted, of which they have another form.
+        """
         self.export_adapter(folder / "adapter.gguf", overwrite=True)
-        self.export_peft(folder, overwrite=True)
+        if not self.adapts_experts:
+            self.export_peft(folder, overwrite=True)
+
+    @property
+    def adapts_experts(self) -> bool:
+        """Whether there are adapters of experts: GGUF files alone hold them."""
+        return any(adapters.is_stack(name) for name in self.engine.adapter_weights())
 
     def read_run(self, folder: Path) -> None:
         """Go back to the adapters that ``write_run`` wrote; AdamW starts anew."""

@@ -25,6 +25,7 @@ from toynn.formats.adapters.adapter import (
     base_metadata,
     check,
     is_embedding,
+    is_stack,
 )
 from toynn.formats.adapters.combine import METHODS, combine
 from toynn.formats.adapters.gguf_file import read_gguf, write_gguf
@@ -40,6 +41,7 @@ __all__ = [
     "base_metadata",
     "check",
     "combine",
+    "is_stack",
     "load",
     "merge",
     "write_gguf",
@@ -85,8 +87,15 @@ def merge(w: Floats, adapter: Adapter, weight: str) -> float:
     For token_embd.weight it is s A B^T. No second matrix of that size is made.
     """
     a, b = adapter.pairs[weight]
+    if w.ndim == 3:  # a stack of experts
+        scale = np.float32(adapter.scale(weight))
+        return sum(_add(w[e], scale * b[e], a[e]) for e in range(len(w)))
     left, right = (a, b.T) if is_embedding(weight) else (b, a)
-    left = np.float32(adapter.scale(weight)) * left
+    return _add(w, np.float32(adapter.scale(weight)) * left, right)
+
+
+def _add(w: Floats, left: Floats, right: Floats) -> float:
+    """Add left right to w; return the sum of the squares added."""
     rows = max(1, CHUNK // w.shape[1])
     squares = 0.0
     for begin in range(0, len(w), rows):

@@ -22,6 +22,7 @@ __all__ = [
     "base_metadata",
     "check",
     "is_embedding",
+    "is_stack",
     "text_of",
 ]
 
@@ -60,13 +61,19 @@ def is_embedding(weight: str) -> bool:
     return weight == "token_embd.weight"
 
 
+def is_stack(name: str) -> bool:
+    """Say whether a weight, or an adapter's tensor, is of the matrices of all experts."""
+    return "_exps.weight" in name
+
+
 @dataclass(frozen=True, eq=False)
 class Adapter:
     """A LoRA adapter: y = W x + s B A x, for some of the matrices W (out, in) of a model.
 
     ``tensors`` has `<weight>.lora_a` (r, in) and `<weight>.lora_b` (out, r), with names and order
-    of rows as in GGUF files; r may differ from weight to weight. For token_embd.weight (V, D), of
-    which rows are looked up, A is (V, r) and B (D, r): to row i comes s B A[i].
+    of rows as in GGUF files; r may differ from weight to weight. For the matrices of E experts they
+    are (E, r, in) and (E, out, r). For token_embd.weight (V, D), of which rows are looked up, A is
+    (V, r) and B (D, r): to row i comes s B A[i].
 
     s = alpha / r, or alpha / sqrt(r) with ``use_rslora``; where alpha is 0, s = 1, as in llama.cpp.
 
@@ -93,12 +100,12 @@ class Adapter:
             partner = weight + (LORA_B if suffix == LORA_A else LORA_A)
             if partner not in self.tensors:
                 self._refuse(f"tensor {name}", f"{partner} beside it", "no such tensor")
-            if values.dtype != np.float32 or values.ndim != 2 or not values.size:
+            if values.dtype != np.float32 or values.ndim not in (2, 3) or not values.size:
                 self._refuse(f"tensor {name}", "a float32 matrix", f"{values.dtype} {values.shape}")
             if not np.isfinite(values).all():
                 self._refuse(f"tensor {name}", "finite numbers", "NaN or infinity")
         for weight, (a, b) in self.pairs.items():
-            if self.rank_of(weight) != b.shape[1]:
+            if self.rank_of(weight) != b.shape[-1] or a.shape[:-2] != b.shape[:-2]:
                 shapes = "A (V, r), B (D, r)" if is_embedding(weight) else "A (r, in), B (out, r)"
                 self._refuse(weight, f"one rank r in {shapes}", f"{a.shape} and {b.shape}")
 
@@ -119,7 +126,7 @@ class Adapter:
     def rank_of(self, weight: str) -> int:
         """Return the rank of a weight's pair."""
         shape: tuple[int, ...] = self.tensors[weight + LORA_A].shape
-        return shape[1 if is_embedding(weight) else 0]
+        return shape[1 if is_embedding(weight) else -2]
 
     def scale(self, weight: str) -> float:
         """Return s of a weight's pair."""
@@ -147,14 +154,15 @@ def check(adapter: Adapter, base: Base) -> None:
                 f"which has {len(base.tensors)} tensors (is it the wrong base model?)"
             )
         shape, rank = tuple(base.tensors[weight].shape), adapter.rank_of(weight)
-        if len(shape) != 2 or weight == "position_embd.weight":
+        if len(shape) not in (2, 3) or weight == "position_embd.weight":
             raise AdapterError(
                 f"{path}: {weight}: expected a matrix that something is multiplied by; in the base "
                 f"it is {shape}"
             )
-        expected = ((shape[0], rank), (shape[1], rank))
+        expected: tuple[tuple[int, ...], ...] = ((shape[0], rank), (shape[1], rank))
         if not is_embedding(weight):
-            expected = ((rank, shape[1]), (shape[0], rank))
+            *experts, rows, columns = shape
+            expected = ((*experts, rank, columns), (*experts, rows, rank))
         for suffix, values, wanted in zip((LORA_A, LORA_B), (a, b), expected, strict=True):
             if values.shape != wanted:
                 raise AdapterError(

@@ -58,11 +58,11 @@ def combine(
     join = _concatenated if method == "cat" else _linear
     found = {name: join(name, _pairs(name, adapters, weights)) for name in names}
     # One alpha must say all scales: that of the rank that most pairs have; B takes up the rest.
-    ranks = [pair.a.shape[0] for pair in found.values()]
+    ranks = [pair.a.shape[-2] for pair in found.values()]
     alpha = float(max(set(ranks), key=lambda rank: (ranks.count(rank), rank)))
     tensors: dict[str, Floats] = {}
     for name, (a, b, scale) in found.items():
-        b = b * np.float32(scale * a.shape[0] / alpha)
+        b = b * np.float32(scale * a.shape[-2] / alpha)
         turned = is_embedding(name)
         tensors[name + LORA_A] = np.ascontiguousarray(a.T if turned else a, np.float32)
         tensors[name + LORA_B] = np.ascontiguousarray(b, np.float32)
@@ -78,19 +78,19 @@ def _pairs(name: str, adapters: Sequence[Adapter], weights: Sequence[float]) -> 
             a, b = adapter.pairs[name]
             scale = weight * adapter.scale(name)
             found.append(_Pair(a.T if is_embedding(name) else a, b, scale))
-    shapes = {(pair.a.shape[1], pair.b.shape[0]) for pair in found}
+    shapes = {(pair.a.shape[-1], pair.b.shape[-2]) for pair in found}
     if len(shapes) > 1:
         raise AdapterError(f"combine: {name}: expected adapters of one matrix; got {shapes}")
     return found
 
 
 def _concatenated(name: str, pairs: Sequence[_Pair]) -> _Pair:
-    a = np.concatenate([pair.a * np.float32(pair.scale) for pair in pairs])
-    return _Pair(a, np.concatenate([pair.b for pair in pairs], axis=1), 1.0)
+    a = np.concatenate([pair.a * np.float32(pair.scale) for pair in pairs], axis=-2)
+    return _Pair(a, np.concatenate([pair.b for pair in pairs], axis=-1), 1.0)
 
 
 def _linear(name: str, pairs: Sequence[_Pair]) -> _Pair:
-    ranks = sorted({pair.a.shape[0] for pair in pairs})
+    ranks = sorted({pair.a.shape[-2] for pair in pairs})
     if len(ranks) > 1:
         raise AdapterError(
             f"combine: {name}: linear needs adapters of one rank; got {', '.join(map(str, ranks))}:"

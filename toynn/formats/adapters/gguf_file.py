@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from toynn.errors import AdapterError
 from toynn.formats import gguf
-from toynn.formats.adapters.adapter import BASE_NAME, LORA_A, LORA_B, Adapter
+from toynn.formats.adapters.adapter import BASE_NAME, LORA_A, LORA_B, Adapter, is_stack
 from toynn.formats.gguf import GGUFFile
 
 __all__ = ["read_gguf", "write_gguf"]
@@ -66,6 +66,8 @@ def _tensors(file: GGUFFile) -> dict[str, Floats]:
         # Copies: the file may go. ggml leaves out trailing dimensions of 1, as A of rank 1 has.
         values = np.array(file[name], np.float32)
         tensors[name] = values[None] if values.ndim == 1 and name.endswith(LORA_A) else values
+        if values.ndim == 2 and is_stack(name):  # of one expert
+            tensors[name] = values[None]
     if norms:
         warnings.warn(
             f"{file.path}: {', '.join(norms[:3])}: weights of norms are ignored, as by llama.cpp",

@@ -10,7 +10,15 @@ import numpy as np
 
 from toynn.errors import AdapterError
 from toynn.formats import safetensors
-from toynn.formats.adapters.adapter import BASE_NAME, Adapter, Base, check, is_embedding, text_of
+from toynn.formats.adapters.adapter import (
+    BASE_NAME,
+    Adapter,
+    Base,
+    check,
+    is_embedding,
+    is_stack,
+    text_of,
+)
 from toynn.formats.adapters.peft import CONFIG, SUFFIXES, WEIGHTS, heads_in, spelling_of
 from toynn.formats.folders import write_together
 from toynn.formats.hf.spelling import Spelling, pairs_apart
@@ -56,6 +64,12 @@ def write_peft(
 
 def _module(adapter: Adapter, spelling: Spelling, weight: str) -> str:
     """Return a weight's module at Hugging Face."""
+    if is_stack(weight):
+        raise AdapterError(
+            f"{os.fspath(adapter.path)}: {weight}: expected a matrix that is a module of its own; "
+            "got those of experts: in transformers they are one parameter, gate and up together, "
+            "and toynn writes no PEFT folder of such; use a GGUF adapter"
+        )
     try:
         name = spelling.name(weight)
     except (KeyError, IndexError):

@@ -1,0 +1,144 @@
+"""Mixtures of experts over a mapped file: adapters of the experts, types, what is refused."""
+
+import numpy as np
+import pytest
+from llamas import EXPERTS, OLMOE
+from lora_bases import (
+    T,
+    assert_close,
+    assert_gradients,
+    draw,
+    expand,
+    make,
+    mixed,
+    whole,
+    write_base,
+)
+from some_adapters import draw as some_adapter
+
+import toynn
+from toynn.engines import frozen
+from toynn.errors import AdapterError, ConfigError
+from toynn.formats import adapters, gguf
+from toynn.formats.fuse import fuse
+from toynn.recipes import LoRA
+
+WIDE = {"d_model": 256, "n_heads": 8, "n_kv_heads": 4, "d_ff": 256, "n_layers": 1}
+BASES = {
+    "qwen3moe": ("F32", EXPERTS),
+    "olmoe": ("F32", OLMOE | EXPERTS),
+    "granitemoe": ("F32", EXPERTS | {"shared_d_ff": 16}),
+}
+SETTINGS = {
+    "experts": {"targets": "experts", "alpha": 9.0},
+    "all": {"targets": ["all-linear", "experts"], "rank": 1, "use_rslora": True},
+    "down": {"targets": ["ffn_down_exps"], "t_batch": 3},
+    "packed": {"targets": "experts", "t_batch": 2, "packed": True},
+    "checkpointing": {"targets": "experts", "checkpointing": True},
+}
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bases")
+    return {
+        arch: write_base(folder / f"{arch}.gguf", arch, type, **sizes)
+        for arch, (type, sizes) in BASES.items()
+    }
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("arch", BASES)
+def test_loss_and_gradients_are_those_of_the_merged_model(bases, arch, setting):
+    """The merged model's own are compared with those of transformers in tests/parity."""
+    recipe = make(bases[arch], **SETTINGS[setting])
+    batch = SETTINGS[setting].get("t_batch", 1)
+    engine = whole(bases[arch], recipe, t_batch=batch)
+    ids, labels = draw(batch)
+    expected = engine.accumulate(ids, None, labels)
+    assert recipe.accumulate(ids, None, labels) == pytest.approx(expected, rel=1e-5)
+    assert_gradients(recipe, engine)
+    assert_close(recipe.engine.logits(ids), engine.logits(ids))
+
+
+@pytest.mark.parametrize("type", ["Q8_0", "Q4_K", "MXFP4", "IQ4_XS", None])
+def test_blocks_give_what_their_floats_give(type, tmp_path):
+    """Bit for bit: nothing is rounded again, and no float32 copy is made."""
+    base = mixed(write_base(tmp_path / "base.gguf", "qwen3moe", **WIDE | EXPERTS), type)
+    recipe = make(base, targets=["attention", "experts"])
+    again = make(expand(base, tmp_path / "f32.gguf"), targets=["attention", "experts"])
+    ids, labels = draw()
+    assert recipe.accumulate(ids, None, labels) == again.accumulate(ids, None, labels)
+    ours, theirs = recipe.engine.gradients(), again.engine.gradients()
+    assert all(ours[name].tobytes() == theirs[name].tobytes() for name in theirs)
+    assert recipe.engine.session.memory().mapped < again.engine.session.memory().mapped / 1.8
+
+
+def test_the_router_is_frozen_and_experts_are_asked_for_by_name(bases):
+    def adapted(*targets):
+        names = make(bases["granitemoe"], targets=targets).engine.adapters
+        return {name.split(".")[2] for name in names}
+
+    attention = {"attn_q", "attn_k", "attn_v", "attn_output"}
+    assert adapted("attention") == attention == adapted("all-linear")
+    assert adapted("experts") == {"ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"}
+    assert adapted("blk.1.ffn_up_exps.weight") == {"ffn_up_exps"}
+    with pytest.raises(ConfigError, match=r"has no 'ffn_gate_inp'; it has .*all-linear, experts$"):
+        adapted("ffn_gate_inp")
+
+
+def test_a_model_without_experts_has_none(tmp_path):
+    with pytest.raises(ConfigError, match=r"has no 'experts'; it has .*attention, all-linear$"):
+        make(write_base(tmp_path / "llama.gguf"), targets="experts")
+
+
+def test_adapters_of_experts_come_back_from_a_file(bases, tmp_path):
+    recipe = make(bases["olmoe"], targets="experts")
+    recipe.export_adapter(tmp_path / "adapter.gguf")
+    again = LoRA()
+    opts = toynn.RecipeOptions(t_seq=T)
+    again.realize_from_adapter(bases["olmoe"], tmp_path / "adapter.gguf", opts)
+    ours, theirs = recipe.engine.adapter_weights(), again.engine.adapter_weights()
+    assert ours.keys() == theirs.keys()
+    assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
+    assert ours["blk.0.ffn_down_exps.weight.lora_b"].shape == (5, 24, 4)
+
+
+@pytest.mark.parametrize("method", ["cat", "linear"])
+def test_adapters_of_experts_are_combined(bases, method):
+    with gguf.open(bases["qwen3moe"]) as base:
+        one, other = (some_adapter(base, seed=seed) for seed in (1, 2))
+        both = adapters.combine([one, other], [1.0, 0.5 if method == "cat" else 0.0], method)
+        got, expected = base["blk.0.ffn_up_exps.weight"].copy(), base["blk.0.ffn_up_exps.weight"]
+    adapters.merge(got, both, "blk.0.ffn_up_exps.weight")
+    expected = expected.copy()
+    adapters.merge(expected, one, "blk.0.ffn_up_exps.weight")
+    if method == "cat":
+        half = np.zeros_like(expected)
+        adapters.merge(half, other, "blk.0.ffn_up_exps.weight")
+        expected += half / 2
+    np.testing.assert_allclose(got, expected, rtol=0, atol=1e-6)
+
+
+def test_a_fused_file_is_the_model_with_its_adapter(tmp_path):
+    """Q8_0 rounds once more: what that took is said, and is little."""
+    base = write_base(tmp_path / "base.gguf", "qwen3moe", "Q8_0", **WIDE | EXPERTS)
+    with gguf.open(base) as file:
+        adapter = some_adapter(file, size=0.2)
+        engine, exact = frozen(file, adapter), tmp_path / "exact.gguf"
+        fused = fuse(file, adapter, tmp_path / "fused.gguf")
+        fuse(file, adapter, exact, outtype="f32")
+        ids = np.arange(T)
+        expected = engine.logits(ids)
+    assert fused.types["blk.0.ffn_gate_exps.weight"] == ("Q8_0", "Q8_0")
+    assert 0 < fused.rounding("blk.0.ffn_gate_exps.weight") < 0.05
+    with gguf.open(exact) as file:
+        assert_close(frozen(file).logits(ids), expected)
+
+
+def test_peft_has_no_place_for_adapters_of_experts(bases, tmp_path):
+    recipe = make(bases["qwen3moe"], targets="experts")
+    with pytest.raises(AdapterError, match=r"ffn_gate_exps\.weight: .* use a GGUF adapter$"):
+        recipe.export_peft(tmp_path / "peft")
+    recipe.write_run(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter.gguf"]
