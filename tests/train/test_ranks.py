@@ -1,6 +1,9 @@
 """Several processes that train together, against one: the same numbers, and no silent end."""
 
+import os
 import re
+import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -170,6 +173,21 @@ def test_the_command_line_says_what_it_costs_before_the_first_step(tmp_path):
     assert "ranks = 2" in (tmp_path / "run/config.toml").read_text()
 
 
+def test_ctrl_c_ends_all_after_their_step(tmp_path):
+    command = ["-P", "-m", "toynn", "train", "gpt2", "--steps", "100000", *SMALL, *TRAIN[7:]]
+    words = [ranked.MPIEXEC, "-n", "2", sys.executable, *command, "--out", str(tmp_path / "run")]
+    run = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    for line in run.stderr:
+        if line.startswith("step    "):
+            break
+    run.send_signal(signal.SIGINT)
+    out, err = run.communicate(timeout=60)
+    assert err.count("toynn: finishing the step, then saving") == 1
+    assert run.returncode == 130, err
+    steps = int(re.search(r"stopped +after (\d+) steps", out)[1])
+    assert (tmp_path / f"run/checkpoint-{steps}/complete.json").exists()
+
+
 OTHER = (Path(__file__).parents[1] / "helpers" / "other_rank.py",)
 
 
@@ -215,9 +233,6 @@ def test_an_error_that_all_have_is_said_once(tmp_path):
 
 def test_the_mpiexec_of_another_mpi_is_refused(tmp_path):
     """As Open MPI's would start a process: its variables, and nothing that MPICH finds."""
-    import os
-    import subprocess
-
     variables = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}
     done = subprocess.run(
         [sys.executable, *TRAIN, *SMALL, "--out", str(tmp_path / "run")],

@@ -1,6 +1,7 @@
 """Batches of pictures: at the model's size, decoded when needed, in a seeded order."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ from toynn.data.batch import IGNORED
 from toynn.data.images import Part
 from toynn.errors import DataError
 
-__all__ = ["Fitted", "HeldOut", "ImageBatch", "RandomImages"]
+__all__ = ["Fitted", "HeldOut", "ImageBatch", "LaterBatch", "RandomImages"]
 
 CACHE_BYTES = 512 * 2**20
 ORDER, CHANGE = 0, 1  # what a random generator is for
@@ -35,6 +36,31 @@ class ImageBatch(NamedTuple):
         return int(np.count_nonzero(counts))
 
 
+class LaterBatch:
+    """A batch that is read when it is first looked at: never, where it is another process's."""
+
+    def __init__(self, rows: int, read: Callable[[], ImageBatch]) -> None:
+        self.rows, self._read = rows, read
+
+    @cached_property
+    def _batch(self) -> ImageBatch:
+        return self._read()
+
+    @property
+    def image(self) -> NDArray[np.uint8]:
+        """The pictures, as those of an ImageBatch."""
+        return self._batch.image
+
+    @property
+    def labels(self) -> NDArray[Any]:
+        """Their labels, as those of an ImageBatch."""
+        return self._batch.labels
+
+    def __iter__(self) -> Iterator[NDArray[Any]]:
+        """Yield the arrays in the order in which a recipe takes them."""
+        yield from self._batch
+
+
 def _batch(pictures: list[Picture], labels: NDArray[np.int32]) -> ImageBatch:
     return ImageBatch(np.stack(pictures), np.zeros(1, np.int32), labels)
 
@@ -55,6 +81,11 @@ class Fitted:
         self._bad: set[int] = set()
         self._kept: dict[int, Picture] = {}
         self._room = CACHE_BYTES // (side * side * channels)
+
+    @property
+    def skips(self) -> bool:
+        """Whether unreadable pictures are passed over."""
+        return self._unreadable is not None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -97,16 +128,18 @@ class RandomImages:
     def __iter__(self) -> "RandomImages":
         return self
 
-    def __next__(self) -> ImageBatch:
+    def __next__(self) -> LaterBatch:
+        """Draw a batch. Where unreadable pictures are skipped, it is read now: others follow."""
         random = np.random.default_rng((self._seed, CHANGE, self._position))
-        pictures: list[Picture] = []
         drawn: list[int] = []
         while len(drawn) < self._batch:
             index = self._draw()
-            picture = self._images.get(index)
-            if picture is not None:
-                pictures.append(picture)
+            if not self._images.skips or self._images.get(index) is not None:
                 drawn.append(index)
+        return LaterBatch(len(drawn), lambda: self._read(drawn, random))
+
+    def _read(self, drawn: list[int], random: np.random.Generator) -> ImageBatch:
+        pictures = [picture for each in drawn if (picture := self._images.get(each)) is not None]
         batch = _batch(pictures, self._images.labels[drawn])
         image, labels = self._augment(batch.image, batch.labels, self._classes, random)
         return ImageBatch(image, batch.cls_idx, labels)

@@ -48,7 +48,7 @@ def named(library: str) -> str:
     words = library.replace("\0", "").replace(":", " ").split()
     if words[:2] == ["MPICH", "Version"]:
         return f"MPICH {words[2]}"
-    return " ".join(words[:4]).rstrip(",")
+    return " ".join(words[:4]).partition(",")[0]
 
 
 def mpiexec() -> str | None:

@@ -49,7 +49,7 @@ class Ranks(Group):
         self._speaker = 0  # the rank that says it
         self._silent = False  # it has been said
         self._kept: Any = None  # what is on its way while a signal ends the wait for it
-        self._sums = Summing(mpi, comm, self._wait)
+        self._sums = Summing(mpi, comm)
         self.host = mpi.Get_processor_name()
         self.hosts = self.gather(self.host)
         own = _cpus()
@@ -129,7 +129,7 @@ class Ranks(Group):
         self._meet("share")
         flat = values.reshape(-1)
         for start in range(0, flat.size, CHUNK):
-            self._wait(self._comm.Ibcast(flat[start : start + CHUNK]))
+            self._comm.Bcast(flat[start : start + CHUNK])
         return values
 
     def meet(self, what: str) -> None:

@@ -9,7 +9,6 @@
 What is added has n pieces of one length, but for the last ones.
 """
 
-from collections.abc import Callable
 from math import isfinite
 from typing import Any
 
@@ -24,17 +23,17 @@ Floats = NDArray[np.float32]
 
 
 class Summing:
-    """Sums over a communicator; ``wait`` waits for a request. Memory for one array is kept."""
+    """Sums over a communicator, behind a meeting of all. Memory for one array is kept."""
 
-    def __init__(self, mpi: Any, comm: Any, wait: Callable[[Any], None]) -> None:
-        self._in_place, self._comm, self._wait = mpi.IN_PLACE, comm, wait
+    def __init__(self, mpi: Any, comm: Any) -> None:
+        self._in_place, self._comm = mpi.IN_PLACE, comm
         self._pieces = np.zeros(0, np.float32)
         #: ranks whose parts of sums were not finite, of the parts that this rank has seen
         self.culprits: set[int] = set()
 
     def fast(self, values: Floats) -> None:
         """Leave the order to MPI."""
-        self._wait(self._comm.Iallreduce(self._in_place, values))
+        self._comm.Allreduce(self._in_place, values)
 
     def ordered(self, values: Floats) -> None:
         """Add in the order of the ranks."""
@@ -46,18 +45,15 @@ class Summing:
         if self._pieces.size < size * own:
             self._pieces = np.empty(size * own, np.float32)
         pieces = self._pieces[: size * own]
-        self._wait(
-            self._comm.Ialltoallv(
-                [values, (counts, begins)], [pieces, ([own] * size, [own * r for r in range(size)])]
-            )
-        )
+        received = [own] * size, [own * r for r in range(size)]
+        self._comm.Alltoallv([values, (counts, begins)], [pieces, received])
         total, rows = values[begins[rank] : ends[rank]], pieces.reshape(size, own)
         with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is said later
             np.add(rows[0], rows[1], out=total)
             for row in rows[2:]:
                 np.add(total, row, out=total)
             self._look(rows, total)
-        self._wait(self._comm.Iallgatherv(self._in_place, [values, (counts, begins)]))
+        self._comm.Allgatherv(self._in_place, [values, (counts, begins)])
 
     def _look(self, rows: Floats, total: Floats) -> None:
         """Note whose part is not finite, if the sum is not."""

@@ -1,0 +1,107 @@
+"""What adding gradients costs: ``mpiexec -n 2 python bench/ranks.py``, one thread a rank.
+
+For each shape the time of a step as it is expected before the first one, what it then takes, and
+the parts of it: the sum of the gradients, and waiting for the other ranks. One machine shows
+whether the model holds, and what a sum costs in memory; not how several machines scale. Beside
+other load the medians of some runs say more than one (--rounds).
+"""
+
+import argparse
+import os
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+
+import toynn
+from toynn.data.text import RandomWindows
+from toynn.distributed import LINKS
+from toynn.testing.lora_step import SHAPES, recipe_over, write_file
+from toynn.train import Trainer
+from toynn.train.ranks import RankLoop
+
+
+def gpt2(width: int, layers: int, seq: int, batch: int, vocab: int) -> Any:
+    """Make GPT-2 of a shape."""
+    heads = max(1, width // 64)
+    config = toynn.GPT2Config(vocab, width, heads, 4 * width, layers, seq)
+    recipe = toynn.recipes.GPT2()
+    recipe.realize(config, toynn.RecipeOptions(t_seq=seq, t_batch=batch))
+    return recipe, RandomWindows(_text(vocab), batch, seq, seed=0)
+
+
+def lora(folder: Path) -> Any:
+    """Make adapters of rank 8, everywhere, over a Q8_0 file of SmolLM2-135M's shape."""
+    shape, path = SHAPES["smollm2_135m_T256"], folder / "base.gguf"
+    if toynn.distributed.rank() == 0 and not path.exists():
+        write_file(path, shape)
+    toynn.distributed.init().meet("the file is written")
+    recipe = recipe_over(path, shape)
+    return recipe, RandomWindows(_text(shape.V), 1, shape.T, seed=0)
+
+
+def _text(vocab: int) -> np.ndarray[Any, np.dtype[np.int32]]:
+    return np.random.default_rng(0).integers(0, vocab, 100_000).astype(np.int32)
+
+
+CASES: dict[str, tuple[int, Callable[[Path], Any]]] = {
+    "GPT-2 d128 L4 T128 B8 V256": (30, lambda _: gpt2(128, 4, 128, 8, 256)),
+    "GPT-2 d384 L6 T256 B4 V4096": (4, lambda _: gpt2(384, 6, 256, 4, 4096)),
+    "LoRA, SmolLM2-135M's shape, Q8_0, T256": (4, lora),
+}
+
+
+def rounds(make: Callable[[], Any], steps: int, count: int, order: str) -> Iterator[list[float]]:
+    """Yield expected and taken seconds of a step, its sum's and its wait's, for each round."""
+    recipe, data = make()
+    for _ in range(count):
+        trainer = Trainer(
+            recipe, data, steps=steps, eval_every=0, progress=False, allreduce=order, lr=1e-4
+        )
+        trainer.fit()
+        loop = trainer.loop
+        if not isinstance(loop, RankLoop):
+            raise SystemExit("start this under mpiexec: mpiexec -n 2 python bench/ranks.py")
+        cost, spent = loop.cost, loop.spent
+        parts = (spent.whole, spent.sums, spent.waits)
+        here = [cost.work + cost.here, *(part / spent.steps for part in parts)]
+        yield [*here, cost.here, cost.work, cost.moved(loop.group.size), cost.nbytes]
+
+
+def main() -> None:
+    """Run the cases asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="", help="part of a case's name")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--allreduce", default="ordered", choices=toynn.distributed.ORDERS)
+    options = parser.parse_args()
+    group = toynn.distributed.init()
+    folder = group.tell(tempfile.mkdtemp())
+    for name, (steps, make) in CASES.items():
+        if options.only not in name:
+            continue
+        found = [*rounds(lambda: make(Path(folder)), steps, options.rounds, options.allreduce)]  # noqa: B023
+        expected, took, sums, waits, alone, work, moved, nbytes = map(
+            statistics.median, zip(*found, strict=True)
+        )
+        if group.rank:
+            continue
+        print(f"{name}: gradients {nbytes / 1e6:.2f} MB, {moved / 1e6:.2f} MB out and in a step")
+        print(f"  expected {expected * 1e3:7.1f} ms a step, {alone * 1e3:.2f} of them the sum")
+        print(
+            f"  took     {took * 1e3:7.1f} ms, the sum {sums * 1e3:.2f} ({sums / took:.1%}), "
+            f"waiting {waits * 1e3:.2f} ({waits / took:.1%})"
+        )
+        cost = toynn.distributed.Cost(int(nbytes), work)
+        for link, rate in LINKS.items():
+            row = " ".join(f"{n}: {cost.faster(n, rate):.1f}" for n in (2, 4, 8, 16, 32, 64))
+            print(f"  {link:10} {row}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""What needs no second process: the environment, a group of one, the cost, the threads."""
+
+import numpy as np
+import pytest
+
+from toynn import config, distributed, threads
+from toynn.distributed import LINKS, Cost, Group, mpi
+from toynn.distributed.launcher import Launch
+from toynn.distributed.sums import Summing
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, None),
+        ({"PMI_RANK": "1", "PMI_SIZE": "3"}, Launch(1, 3)),
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}, Launch(0, 2)),
+        ({"PMI_RANK": "1"}, None),
+        ({"PMI_RANK": "-1", "PMI_SIZE": "many"}, None),
+    ],
+)
+def test_the_environment_says_who_started_a_process(variables, expected):
+    assert Launch.found(variables) == expected
+
+
+def test_a_group_of_one_does_nothing():
+    group = distributed.init()
+    assert (group.rank, group.size) == (distributed.rank(), distributed.size()) == (0, 1)
+    values = np.arange(3, dtype=np.float32)
+    group.summing("ordered")(values)
+    assert group.share(values) is values and values.tolist() == [0, 1, 2]
+    assert group.exchange([1.0, 2.0]).tolist() == [[1.0, 2.0]]
+    assert group.gather("x") == ["x"] and group.tell("x") == "x"
+    assert group.fail(ValueError("why")) == "why"
+    assert type(group) is Group
+
+
+class Wire:
+    """A communicator whose other ranks are arrays; what one rank sends itself is what it has."""
+
+    def __init__(self, rank, parts):
+        self.rank, self.size, self.parts = rank, len(parts), parts
+
+    def Alltoallv(self, sent, received):
+        into, (counts, begins) = received
+        first = sum(len(np.array_split(self.parts[0], self.size)[r]) for r in range(self.rank))
+        for rank, part in enumerate(self.parts):
+            own = part[first : first + counts[rank]]
+            into[begins[rank] : begins[rank] + counts[rank]] = own
+
+    def Allgatherv(self, _, received):
+        self.gathered = received[0]
+
+
+def test_a_sum_names_the_rank_whose_part_is_not_finite():
+    rng = np.random.default_rng(0)
+    parts = [rng.standard_normal(12).astype(np.float32) for _ in range(3)]
+    parts[1][5] = np.inf
+    wire = Wire(1, parts)
+    summing = Summing(type("MPI", (), {"IN_PLACE": None}), wire)
+    summing.ordered(parts[1].copy())
+    assert summing.culprits == {1}
+    np.testing.assert_array_equal(wire.gathered[4:8], ((parts[0] + parts[1]) + parts[2])[4:8])
+
+
+def test_the_cost_is_that_of_the_formula():
+    cost = Cost(nbytes=10**8, work=2.0, memory=1e-9)
+    rate = LINKS["1 Gbit/s"]
+    assert rate == pytest.approx(117.5e6)
+    expected = 2 * 7 / 8 * 1e8 / 117.5e6 + 14 * 50e-6 + 0.1
+    assert cost.summing(8, rate) == pytest.approx(expected)
+    assert cost.faster(8, rate) == pytest.approx(8 * 2 / (2 + expected))
+    assert cost.summing(1, rate) == 0 and cost.faster(1, rate) == 1
+    assert cost.moved(2) == 1e8
+
+
+@pytest.mark.parametrize(
+    ("processes", "own", "cores", "expected"),
+    [
+        ([{0, 1, 2, 3}], 0, 4, 4),
+        ([{0, 1, 2, 3}] * 2, 1, 4, 2),
+        ([{0, 1, 2, 3}] * 3, 0, 4, 1),
+        ([{0, 1, 2, 3}] * 8, 7, 4, 1),
+        ([{0, 1}, {2, 3}], 1, 2, 2),  # bound apart
+        ([{0, 1, 2, 3}, {2, 3}], 0, 4, 3),
+    ],
+)
+def test_processes_share_cores(processes, own, cores, expected, monkeypatch):
+    for name in ("OMP_NUM_THREADS", "TOYNN_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(threads, "_physical_cores", lambda: cores)
+    monkeypatch.setattr(threads, "_share", None)
+    monkeypatch.setattr(threads, "has_openmp", lambda: True)
+    monkeypatch.setattr(threads, "_chosen", None)
+    threads.share_cores([frozenset(each) for each in processes], own)
+    assert threads.get_num_threads() == expected
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    assert threads.get_num_threads() == 7
+
+
+def test_libraries_are_named_in_a_few_words():
+    assert mpi.named("MPICH Version:      5.0.2\nMPICH Release date: ...\n") == "MPICH 5.0.2"
+    assert mpi.named("Open MPI v4.1.4, package: Debian OpenMPI\0") == "Open MPI v4.1.4"
+
+
+def test_the_configuration_says_which_mpi_there_is(monkeypatch):
+    monkeypatch.setattr(mpi, "_version", lambda: None)
+    assert config.describe()["MPI"].startswith("none: pip install")
