@@ -4,6 +4,7 @@ Values against float64, in place, threads, accumulation, NaN, subnormal numbers,
 and refusals; then the float64 references themselves: gradients against finite differences.
 """
 
+from contextlib import suppress
 from functools import cache
 
 import numpy as np
@@ -134,9 +135,35 @@ def test_wrong_kinds_and_layouts_are_refused(op, call):
 
 
 @pytest.mark.parametrize(("op", "call"), CALLS)
-def test_no_threads_are_refused(op, call):
-    with pytest.raises(ValueError, match=rf"^{op}\.{call.entry}: n_threads .* got 0$"):
-        invoke(op, call, n_threads=0)
+def test_numbers_of_threads_that_are_refused(op, call):
+    for n in (0, -1, 1025, 2**31 - 1):
+        with pytest.raises(ValueError, match=rf"^{op}\.{call.entry}: n_threads .* got {n}$"):
+            invoke(op, call, n_threads=n)
+    for n in (2**31, 2**64, -(2**63) - 1):
+        with pytest.raises(OverflowError, match="too large to convert"):
+            invoke(op, call, n_threads=n)
+
+
+@pytest.mark.parametrize(("op", "call"), CALLS)
+def test_sizes_that_nothing_could_hold(op, call):
+    """Arrays of a side of 2^60, and nothing in them: refused, or nothing is done.
+
+    What would overflow is for UndefinedBehaviorSanitizer to find, under which .ci/run has this.
+    """
+    for large in (2**31, 2**60):
+        for axis in range(3):
+            arrays = {}
+            for name, array in call.arrays.items():
+                shape = [0] * array.ndim
+                if axis < array.ndim:
+                    shape[axis] = large if array.ndim > 1 else 0
+                arrays[name] = np.empty(shape, array.dtype)
+            with suppress(ValueError):
+                invoke(op, call, **arrays)
+            for name, array in call.arrays.items():
+                one = np.empty(arrays[name].shape, array.dtype)
+                with suppress(ValueError):
+                    invoke(op, call, **{name: one})
 
 
 @pytest.mark.parametrize(("op", "call"), CALLS)

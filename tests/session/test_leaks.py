@@ -1,6 +1,6 @@
 """Steps, and recipes that are made and dropped, leave memory as it was.
 
-By hand, for longer: python tests/session/test_leaks.py 20000 500
+By hand, for longer: PYTHONPATH=. python tests/session/test_leaks.py 20000 500
 """
 
 import gc

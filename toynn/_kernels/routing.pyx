@@ -109,7 +109,7 @@ cdef void _backward_rows(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexc
 
 
 cdef void _backward(KernelArgs* a) noexcept nogil:
-    cdef Py_ssize_t N = a.n[0]
+    cdef Py_ssize_t N = a.n[0] if a.n[1] else 0  # rows of nothing take no time
     parallel_for(_backward_rows, a, N)
 
 
