@@ -11,6 +11,7 @@ import decode as decoding
 import growth
 import load as loading
 import lora as tuning
+import mixture
 import numpy as np
 import real as natural
 import seeds as learning
@@ -300,6 +301,26 @@ def lora(n_threads: int, rounds: int, only: str) -> None:
         print(recipe.engine.session.profile(), flush=True)
 
 
+def experts(n_threads: int, rounds: int, only: str) -> None:
+    """A LoRA step over a mixture of experts, against the dense model of the active size and PEFT.
+
+    On one thread it is CPU time, so that a busy machine will do.
+    """
+    toynn.set_num_threads(n_threads)
+    clock = time.process_time if n_threads == 1 else time.perf_counter
+    with tempfile.TemporaryDirectory() as folder:
+        calls = mixture.contestants(Path(folder))
+        calls["PEFT float32"] = mixture.peft_step(n_threads)
+        calls = {who: call for who, call in calls.items() if only in who}
+        times = race(calls, rounds, clock)
+    best = {who: min(t) for who, t in times.items()}
+    usual = {who: statistics.median(t) for who, t in times.items()}
+    print(f"{'32 experts, 4 used, T 256':28}{'s, best/median':>18}{'mixture takes':>16}")
+    for who in times:
+        ratios = "/".join(f"{of['mixture'] / of[who]:.2f}" for of in (best, usual))
+        print(f"  {who:26}{best[who]:9.3f}/{usual[who]:8.3f}{ratios:>16}", flush=True)
+
+
 def real(n_threads: int, rounds: int, only: str) -> None:
     """An epoch of LoRA on examples of natural lengths, against PEFT and bitsandbytes.
 
@@ -434,6 +455,7 @@ SECTIONS = {
     "vit": vit,
     "decode": decode,
     "lora": lora,
+    "experts": experts,
     "real": real,
     "types": types,
     "load": load,

@@ -121,3 +121,19 @@ def test_what_holds_nothing(tmp_path, capsys):
         assert name in error(tmp_path / name, capsys)
         (tmp_path / name).unlink()
         assert "No such file" in error(tmp_path / name, capsys)
+
+
+@pytest.mark.parametrize("seq", [4, 16])
+def test_a_mixture_says_what_a_token_uses_and_what_its_adapters_take(seq, tmp_path, capsys):
+    path = write_base(tmp_path / "base.gguf", "qwen3moe", n_experts=5, n_experts_used=2)
+    found = told(path, capsys, "--seq", str(seq))
+    total = int(found["parameters"].split()[0].replace(",", ""))
+    expert = 3 * SIZES["d_model"] * SIZES["d_ff"]
+    unused = SIZES["n_layers"] * 3 * expert
+    assert found["active parameters"] == f"{total - unused:,} for each token"
+    assert found["training adapters"] == f"rank 8, all-linear, 1 x {seq} tokens"
+    assert found["mapped, not in memory"].endswith(" kB, read as it is used")
+
+
+def test_a_dense_model_has_no_line_of_active_parameters(base, capsys):
+    assert "active parameters" not in told(base, capsys)

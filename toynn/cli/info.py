@@ -77,12 +77,23 @@ def describe(file: GGUFFile, seq: int | None, batch: int) -> Lines:
         ("architecture", architecture),
         ("name", str(metadata.get("general.name", "none"))),
         *types(file.tensors),
+        *_active(file),
         ("tokenizer", _tokenizer(metadata)),
     ]
     for key, value in metadata.items():
         if key.startswith(f"{architecture}."):
             lines.append((key.removeprefix(f"{architecture}."), _value(value)))
     return lines + _training(file, seq, batch)
+
+
+def _active(file: GGUFFile) -> Lines:
+    """Return with how many parameters a token is computed, if there are experts."""
+    if not any(info.name.endswith("_exps.weight") for info in file.tensors.values()):
+        return []
+    try:
+        return [("active parameters", f"{engines.active_parameters(file):,} for each token")]
+    except ToynnError:
+        return []  # said of training: why it is not possible
 
 
 def _tokenizer(metadata: dict[str, Any]) -> str:
@@ -118,6 +129,7 @@ def _adapters(file: GGUFFile, opts: RecipeOptions) -> Lines:
         return [("training adapters", f"not possible: {error}")]
     return [
         ("training adapters", f"rank {RANK}, all-linear, {opts.t_batch} x {opts.t_seq} tokens"),
+        ("  mapped, not in memory", f"{size(file.nbytes)}, read as it is used"),
         ("  peak beside the file", size(plain)),
         ("  with checkpointing", size(again)),
     ]

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, TypeVar
 
+from toynn.engines import files
 from toynn.engines.decoding import Decoder
 from toynn.engines.gpt2 import GPT2Config, GPT2SeqEngine
 from toynn.engines.llama import LlamaConfig, LlamaSeqEngine
@@ -31,6 +32,7 @@ __all__ = [
     "Sequences",
     "ViTConfig",
     "ViTEngine",
+    "active_parameters",
     "engine_for",
     "frozen",
     "memory_for",
@@ -97,6 +99,16 @@ def engine_for(file: Source) -> type[SequenceEngine[Any]]:
     if file.architecture not in ENGINES:
         refuse(file, f"its architecture is {file.architecture!r}; toynn has {', '.join(ENGINES)}")
     return ENGINES[file.architecture]
+
+
+def active_parameters(file: Source) -> int:
+    """Return with how many parameters a token is computed: of experts, those that it uses.
+
+    Raises GGUFError for a file that is no model of an architecture.
+    """
+    engine = engine_for(file)
+    cfg, options = files.config_of(file, engine.architectures, engine.__name__)
+    return ARCHITECTURES[file.architecture].active(cfg, RecipeOptions(**options))
 
 
 def frozen(

@@ -110,9 +110,9 @@ class Mixture(Llama):
         """Return the hyper-parameters of a file."""
         return super().write(cfg) | {EXPERTS: cfg.n_experts, USED: cfg.n_experts_used}
 
-    def used(self, cfg: Any) -> dict[str, int]:
-        """Return the letter of the experts, and how many of them a token uses."""
-        return {"X": cfg.n_experts_used}
+    def used(self, cfg: Any) -> float:
+        """Return which part of its experts a token uses."""
+        return float(cfg.n_experts_used / cfg.n_experts)
 
     def complete(self, config: Config, found: dict[str, Any]) -> dict[str, NDArray[np.float32]]:
         """Read the number of experts, by either of its names.

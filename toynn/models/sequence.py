@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -135,6 +136,17 @@ class SequenceModel(Model[S]):
             elif row.kind == "experts":  # which is several there, or a part of one
                 found[name] = name
         return found
+
+    def used(self, cfg: S) -> float:
+        """Return which part of its experts a token uses; 1, if there are none."""
+        return 1.0
+
+    def active(self, cfg: S, opts: RecipeOptions) -> int:
+        """Return the number of parameters that a token is computed with."""
+        return sum(
+            round(prod(weight.shape) * (self.used(cfg) if weight.row.kind == "experts" else 1))
+            for weight in self.weights(cfg, opts).values()
+        )
 
     # -- Forward -------------------------------------------------------------------------------
 
