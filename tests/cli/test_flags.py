@@ -55,6 +55,7 @@ SEEN = {
     "--beta": ("0.5", {"--data": "prefer.jsonl", "--seq": "24", "--loss": "dpo"}),
     "--checkpointing": {"lora": "", "": ("", {"--layers": "2"})},
     "--cache": ("tokens", {"--data": "pairs.jsonl", "--seq": "64"}),
+    "--columns": ("text=other", {"--data": "columns.csv", "--seq": "64"}),
     "--crop": "--no-crop",
     "--d-ff": "40",
     "--d-model": "8",
@@ -139,6 +140,7 @@ def files(tmp_path_factory):
     (folder / "flags.toml").write_text("[train]\nmax_grad_norm = 0.01\n")
     pairs = [{"prompt": f"say {n}: ", "completion": "abc" * (n % 3 + 1)} for n in range(20)]
     (folder / "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)))
+    (folder / "columns.csv").write_text("text,other\n" + "the cat,a rat\na rat,a mat\n" * 4)
     prefer = [{"prompt": f"{n}: ", "chosen": "ab" * (n % 3 + 1), "rejected": "x"} for n in range(9)]
     (folder / "prefer.jsonl").write_text("\n".join(map(json.dumps, prefer)))
     write_base(folder / "base.gguf", vocab=256, context=64)

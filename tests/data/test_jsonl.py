@@ -372,16 +372,16 @@ def test_a_file_without_rows(tmp_path, content):
 def test_folders_and_files_that_hold_no_data(tmp_path):
     with pytest.raises(DataError, match=r"expected train\.jsonl in it; got an empty folder"):
         load(tmp_path)
-    for name in ("a.csv", "b.csv", "c.csv", "d.csv", "e.csv", "f.csv"):
+    for name in ("a.xml", "b.csv", "c.csv", "d.csv", "e.csv", "f.csv"):
         (tmp_path / name).write_text("a,b")
     with pytest.raises(
-        DataError, match=r"expected train\.jsonl in it; got a\.csv, .*e\.csv, \.\.\.$"
+        DataError, match=r"expected train\.jsonl in it; got a\.xml, .*e\.csv, \.\.\.$"
     ):
         load(tmp_path)
     with pytest.raises(
-        DataError, match=r"a\.csv: expected a folder with train\.jsonl, .*; got a \.csv"
+        DataError, match=r"a\.xml: expected a folder with train\.jsonl, .*; got a \.xml"
     ):
-        load(tmp_path / "a.csv")
+        load(tmp_path / "a.xml")
     with pytest.raises(DataError, match=r"none\.jsonl: cannot read: No such file"):
         load(tmp_path / "none.jsonl")
     with pytest.raises(DataError, match="not a path: embedded null byte"):

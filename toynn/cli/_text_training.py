@@ -54,6 +54,20 @@ def separator(text: str) -> str:
     return text.replace("\\n", "\n").replace("\\t", "\t")
 
 
+def columns_of(text: str | None) -> dict[str, str]:
+    """Return names of fields, each with the column that is meant: of NEW=OLD,..."""
+    pairs = [pair.partition("=") for pair in (text or "").split(",") if pair]
+    return {new.strip(): old.strip() for new, _, old in pairs}
+
+
+def column_names(text: str) -> str:
+    """Check what columns_of is to read. Raises ArgumentTypeError."""
+    found = columns_of(text)
+    if not found or not all(found) or not all(found.values()):
+        raise ArgumentTypeError(f"must be NEW=OLD, and others behind commas; got {text!r}")
+    return text
+
+
 EXAMPLES = (
     Flag(
         "no_mask_prompt",
@@ -66,6 +80,12 @@ EXAMPLES = (
         "one example a row; by default as many as fit share one, and do not see each other",
         False,
         action="store_true",
+    ),
+    Flag(
+        "columns",
+        "names of fields with those that the data have for them: prompt=question,completion=answer",
+        read=column_names,
+        metavar="NEW=OLD,...",
     ),
     Flag(
         "truncation_mode",
@@ -97,7 +117,21 @@ CACHE = Flag(
     metavar="DIR",
 )
 #: Endings that are not those of texts: such a file is read as lines of JSON, or refused.
-NO_TEXTS = (".bin", ".jsonl", ".json", ".csv", ".tsv", ".parquet", ".gz", ".zip")
+NO_TEXTS = frozenset(
+    [
+        ".bin",
+        ".jsonl",
+        ".json",
+        ".csv",
+        ".tsv",
+        ".parquet",
+        ".arrow",
+        ".feather",
+        ".gz",
+        ".zst",
+        ".zip",
+    ]
+)
 
 
 class TextTraining(Training):
@@ -132,6 +166,7 @@ class TextTraining(Training):
                     packing=not arguments.no_packing,
                     store=store,
                     progress=reading,
+                    columns=columns_of(arguments.columns),
                 )
             else:
                 data = jsonl.long_text(

@@ -1,20 +1,20 @@
 """Lines of JSON: each an object, in one of three forms; what is none is named by file and line."""
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn
 
-from toynn.data.stream import BOM, Progress
+from toynn.data._containers import LINES, TABLES, kind_of, lines_of, plain, table_rows
+from toynn.data._forms import FORMS, renamed
+from toynn.data.stream import Progress
 from toynn.errors import DataError
-from toynn.reading import open_file
 
 __all__ = ["checked_messages", "form_of", "keys_of", "rows", "string_of"]
 
-FORMS = (("prompt", "completion"), ("messages",), ("text",))
 ACCEPTED = "text, prompt and completion, or messages"
-LINES = 1000  # between two words of progress
+LISTS = ("messages", "conversations", "tools")  # which a table may have as a text of JSON
 
 
 def checked_messages(where: str, messages: Any) -> list[dict[str, Any]]:
@@ -37,22 +37,22 @@ def checked_messages(where: str, messages: Any) -> list[dict[str, Any]]:
     return messages
 
 
-def rows(path: Path, progress: Progress) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Yield the number and the object of each line that is not blank."""
-    done = 0
-    try:
-        with open_file(path) as file:
-            size = os.fstat(file.fileno()).st_size
-            for line, raw in enumerate(file, 1):
-                done += len(raw)
-                if line % LINES == 0 or done == size:
-                    progress(done, size)
-                if line == 1:
-                    raw = raw.removeprefix(BOM)
-                if raw.strip():
-                    yield line, _row(path, line, raw)
-    except OSError as error:
-        raise DataError(f"{path}: cannot read: {error.strerror or error}") from error
+def rows(
+    path: Path, progress: Progress, columns: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[tuple[int | str, Mapping[str, Any]]]:
+    """Yield the number and the object of each line that is not blank, or of each row of a table.
+
+    ``columns`` has new names, each with the old one: of those alone the objects are then made.
+    """
+    found: Iterator[tuple[int | str, Mapping[str, Any]]]
+    if kind_of(path) in TABLES or (path.is_dir() and kind_of(path) not in LINES):
+        found = table_rows(path, progress)
+    else:
+        found = ((line, _row(path, line, raw)) for line, raw in lines_of(path, progress))
+    for line, row in found:
+        row = renamed(f"{path}:{line}", row, columns) if columns else row
+        lists = {key: plain(row[key]) for key in LISTS if isinstance(row.get(key), str)}
+        yield line, {**row, **lists} if lists else row
 
 
 def _row(path: Path, line: int, raw: bytes) -> Mapping[str, Any]:

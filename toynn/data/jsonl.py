@@ -6,19 +6,24 @@ Every line of a .jsonl is an object, and all of a file have one form:
     {"prompt": "...", "completion": "..."}                      the completion is learned
     {"messages": [{"role": "user", "content": "..."}, ...]}     what the assistant says is learned
 
-Other keys are ignored, and blank lines. A text and a completion end with EOS; the names of special
-tokens in them are plain text. These are the forms and file names that mlx-lm reads, too. A .txt is
-one long text, read in windows; a .bin is tokens already.
+So are Alpaca's instruction, input, output and ShareGPT's conversations. Tables (.csv, .tsv;
+.parquet and .arrow by pyarrow) have them as rows, a folder of .txt and .md as texts; .gz and .zst
+are unpacked. Other keys are ignored, and blank lines. A text and a completion end with EOS; the
+names of special tokens in them are plain text. These are the forms and file names that mlx-lm
+reads, too. A .txt is one long text, read in windows; a .bin is tokens already.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from toynn.data._containers import PACKED, TABLES, is_container
+from toynn.data._forms import checked_calls, from_alpaca, from_sharegpt
 from toynn.data._rows import checked_messages, form_of, keys_of, rows, string_of
 from toynn.data.batch import Batch, PackedBatch
 from toynn.data.documents import Documents, DocumentWindows, spaced_documents
@@ -34,7 +39,10 @@ __all__ = ["Dataset", "Encoder", "documents", "long_text", "prompts", "read", "r
 
 TRAIN, VALID, TEST = "train.jsonl", "valid.jsonl", "test.jsonl"
 ASSISTANT = "assistant"
-KINDS = f"a folder with {TRAIN}, a .jsonl file (one JSON object per line), a .txt or .bin file"
+KINDS = (
+    f"a folder with {TRAIN}, a .jsonl file (one JSON object per line), a .txt or .bin file, a "
+    f"table ({', '.join(TABLES)}), one of them packed by gzip or zstd, or a folder of .txt and .md"
+)
 
 Tokens = NDArray[np.integer[Any]]
 BATCH = 2**18  # characters that are encoded together
@@ -81,7 +89,9 @@ class Encoder(Protocol):
         """Yield the ids of a long text that comes in blocks."""
 
     def encode_turns(
-        self, messages: Sequence[Mapping[str, Any]]
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> Sequence[tuple[list[int], bool]]:
         """Return the ids of a conversation in parts, and whether the assistant says them."""
 
@@ -151,6 +161,7 @@ def read(
     packing: bool = False,
     store: Store | None = None,
     progress: Progress = silent,
+    columns: Mapping[str, str] = MappingProxyType({}),
 ) -> Dataset:
     """Read data for windows of seq tokens. Raises DataError, with file and line.
 
@@ -159,23 +170,28 @@ def read(
     valid.jsonl a tenth of the training examples, drawn by the seed, becomes the validation part.
     mask_prompt=False learns all tokens. What is too long loses its end; with ``keep_end``, its
     beginning. Tokens go into a ``store``, or into memory; ``progress`` is told of the bytes read.
+    ``columns`` has names of fields, each with the one that the data have for it.
     """
     path = Path(path)
     if (tokens := read_binary(path, seq, vocab_size=vocab_size)) is not None:
         return Dataset(*tokens.parts, None, seq, tokens.notes, source=tokens.source)
     if path.suffix == ".txt" and not path.is_dir():
         return long_text(path, encoder, seq, vocab_size=vocab_size, store=store, progress=progress)
-    reader = _Reader(encoder, seq, vocab_size, mask_prompt, keep_end, store, progress)
-    if path.is_dir():
-        if not (path / TRAIN).is_file():
-            names = sorted(entry.name for entry in path.iterdir())
-            found = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-            raise DataError(f"{path}: expected {TRAIN} in it; got {found or 'an empty folder'}")
-        train = reader.read(path / TRAIN)
+    reader = _Reader(encoder, seq, vocab_size, mask_prompt, keep_end, store, progress, columns)
+    if path.is_dir() and (whole := _part(path, TRAIN)) is not None:
+        train = reader.read(whole)
         valid, test = (
-            reader.read(path / name) if (path / name).exists() else None for name in (VALID, TEST)
+            None if part is None else reader.read(part)
+            for part in (_part(path, VALID), _part(path, TEST))
         )
-    elif path.suffix in (".jsonl", ".json") or not path.exists():
+    elif path.is_dir() and not is_container(path):
+        names = sorted(entry.name for entry in path.iterdir())
+        found = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+        raise DataError(f"{path}: expected {TRAIN} in it; got {found or 'an empty folder'}")
+    elif path.is_dir():
+        reader.store = InMemory()
+        train, valid, test = reader.read(path), None, None
+    elif is_container(path) or not path.exists():
         train, valid, test = reader.read(path), None, None
     else:
         raise DataError(f"{path}: expected {KINDS}; got a {path.suffix or 'nameless'} file")
@@ -191,6 +207,14 @@ def read(
     for part in parts:
         part.seq = seq
     return Dataset(train, valid, test, seq, reader.notes, bool(reader.roles), packing)
+
+
+def _part(folder: Path, name: str) -> Path | None:
+    """Return a part of the data in a folder: train.jsonl, or train.parquet, train.csv.gz, ..."""
+    stem = name.removesuffix(".jsonl")
+    kinds = (".jsonl", *TABLES)
+    names = (f"{stem}{kind}{packed}" for packed in ("", *PACKED) for kind in kinds)
+    return next((folder / each for each in names if (folder / each).exists()), None)
 
 
 def read_all(
@@ -297,7 +321,9 @@ class _Reader:
         keep_end: bool = False,
         store: Store | None = None,
         progress: Progress = silent,
+        columns: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
+        self.columns = columns
         self.store, self.progress = store or InMemory(), progress
         self.encoder, self.seq, self.vocab_size = encoder, seq, vocab_size
         self.mask_prompt, self.keep_end = mask_prompt, keep_end
@@ -308,6 +334,7 @@ class _Reader:
         """Read a file; note what was cut and dropped."""
         empty = Examples(self.seq, keep_end=self.keep_end)
         told = {"encoder": self.encoder.fingerprint, "vocab_size": self.vocab_size}
+        told |= {"columns": dict(self.columns)} if self.columns else {}
         told |= {"seq": self.seq, "keep_end": self.keep_end, "mask_prompt": self.mask_prompt}
         examples, facts = self.store.examples(
             path, told, empty, lambda empty: self._fill(path, empty)
@@ -338,12 +365,18 @@ class _Reader:
             ("prompt", "completion"): self._completion,
             ("messages",): lambda where, row: self._messages(where, row, roles),
             ("text",): self._text,
+            ("conversations",): lambda where, row: self._messages(
+                where, from_sharegpt(where, row), roles
+            ),
+            ("instruction", "output"): lambda where, row: self._completion(
+                where, from_alpaca(where, row)
+            ),
         }
-        first: tuple[tuple[str, ...], int] | None = None
+        first: tuple[tuple[str, ...], int | str] | None = None
         waiting: list[tuple[str, Parts]] = []
         length = 0
         try:
-            for line, row in rows(path, self.progress):
+            for line, row in rows(path, self.progress, self.columns):
                 where = f"{path}:{line}"
                 form = form_of(where, row)
                 if first is None:
@@ -404,10 +437,14 @@ class _Reader:
         return [begin, Said(prompt, False), Said(answer, True, True), end]
 
     def _messages(self, where: str, row: Mapping[str, Any], roles: set[str]) -> Parts:
-        messages = checked_messages(where, row["messages"])
+        messages = checked_messages(where, checked_calls(where, row["messages"]))
         roles.update(message["role"] for message in messages)
+        tools = row.get("tools")
+        if tools is not None and not isinstance(tools, list):
+            raise DataError(f"{where}: tools: expected a list of tools; got {tools!r:.80}")
+        given = (messages, tools) if tools else (messages,)
         try:
-            return [Said(*turn) for turn in self.encoder.encode_turns(messages)]
+            return [Said(*turn) for turn in self.encoder.encode_turns(*given)]
         except ToynnError as error:  # the chat template's, most often
             raise DataError(f"{where}: {error}") from error
 

@@ -256,7 +256,7 @@ class _PreferenceReader:
         reader, paired = self.reader, self.loss != "kto"
         examples = Examples(reader.seq, keep_end=reader.keep_end)
         wanted: list[bool] = []
-        first: tuple[str, int] | None = None
+        first: tuple[str, int | str] | None = None
         dropped = 0
         for line, row in rows(path, silent):
             where = f"{path}:{line}"

@@ -1,0 +1,190 @@
+"""Data as it lies around: other programs' fields, tables, folders of texts, packed files."""
+
+import gzip
+import json
+
+import pytest
+
+from toynn.data import jsonl
+from toynn.errors import DataError
+from toynn.formats.tokenizer import ByteTokenizer
+
+
+class Chatty(ByteTokenizer):
+    """Writes <role>text; for each message, and the names of tools first."""
+
+    def encode_turns(self, messages, tools=None):
+        names = ",".join(tool["function"]["name"] for tool in tools or ())
+        parts = [(list(f"[{names}]".encode()), False)] if names else []
+        for message in messages:
+            calls = "".join(f"!{c['function']['name']}" for c in message.get("tool_calls", ()))
+            parts.append((list(f"<{message['role']}>".encode()), False))
+            said = f"{message['content']}{calls};"
+            parts.append((list(said.encode()), message["role"] == "assistant"))
+        return parts
+
+
+def read(path, **options):
+    data = jsonl.read(path, Chatty(), 600, vocab_size=256, **options)
+    found = []
+    for part in (data.train, data.valid):
+        for ids, labels in (part[k] for k in range(len(part))):
+            text = bytes([*ids.tolist(), 0])[:-1].decode()
+            found.append((text, bytes(labels[labels >= 0].tolist()).decode()))
+    return sorted(found)
+
+
+def lines(tmp_path, *rows, name="data.jsonl"):
+    path = tmp_path / name
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+    return path
+
+
+def test_alpaca(tmp_path):
+    rows = [
+        {"instruction": "Add.", "input": "1 1", "output": "two"},
+        {"instruction": "Sing.", "input": "", "output": "la"},
+    ]
+    (paired, one), (plain, two) = sorted(read(lines(tmp_path, *rows)), key=lambda pair: pair[1])[
+        ::-1
+    ]
+    assert (one, two) == ("two", "la")
+    assert paired.startswith("Below is an instruction that describes a task, paired with an input")
+    assert paired.endswith("### Instruction:\nAdd.\n\n### Input:\n1 1\n\n### Response:\ntw")
+    assert plain.endswith("the request.\n\n### Instruction:\nSing.\n\n### Response:\nl")
+
+
+def test_sharegpt(tmp_path):
+    turns = [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "yo"}]
+    rows = [{"conversations": turns, "system": "be"}, {"conversations": turns, "id": 7}]
+    assert read(lines(tmp_path, *rows)) == [
+        ("<system>be;<user>hi;<assistant>yo", "yo;"),
+        ("<user>hi;<assistant>yo", "yo;"),
+    ]
+
+
+def test_openai_messages_with_tools(tmp_path):
+    call = {"id": "1", "type": "function", "function": {"name": "dust", "arguments": "{}"}}
+    talk = [
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "much"},
+        {"role": "assistant", "content": "ok"},
+    ]
+    tools = [{"type": "function", "function": {"name": "dust"}}]
+    row = {"messages": talk, "tools": tools}
+    expected = "[dust]<user>ab;<assistant>!dust;<tool>much;<assistant>ok"
+    assert read(lines(tmp_path, row, row)) == [(expected, "!dust;ok;")] * 2
+    ends_with_a_call = {"messages": talk[:2]}
+    found = read(lines(tmp_path, ends_with_a_call, ends_with_a_call))
+    assert found == [("<user>ab;<assistant>!dust", "!dust;")] * 2
+
+
+def test_tables(tmp_path):
+    rows = [{"prompt": f'{n}, "x"\n', "completion": "y"} for n in range(3)]
+    expected = [(f'{n}, "x"\n', "y") for n in range(3)]
+    table = "prompt,completion\n" + "".join(f'"{n}, ""x""\n",y\n' for n in range(3))
+    (tmp_path / "a.csv").write_text(table)
+    (tmp_path / "a.tsv").write_text(table.replace("prompt,c", "prompt\tc").replace('",y', '"\ty'))
+    (tmp_path / "a.csv.gz").write_bytes(gzip.compress(table.encode()))
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress("\n".join(map(json.dumps, rows)).encode()))
+    for name in ("a.csv", "a.tsv", "a.csv.gz", "a.jsonl.gz"):
+        assert read(tmp_path / name) == expected, name
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    (folder / "train.csv").write_text(table)
+    (folder / "valid.jsonl").write_text(json.dumps(rows[0]))
+    assert len(read(folder)) == 4
+
+
+def test_arrow_and_zstd(tmp_path):
+    arrow = pytest.importorskip("pyarrow", reason="pyarrow, of the data extra, is not installed")
+    from pyarrow import feather, ipc, parquet
+
+    talk = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]
+    table = arrow.table({"messages": [talk, talk], "id": [1, 2]})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    feather.write_feather(table, str(tmp_path / "a.feather"))
+    with ipc.new_stream(str(tmp_path / "a.arrow"), table.schema) as writer:
+        writer.write_table(table)
+    text = "\n".join(json.dumps({"messages": talk}) for _ in range(2)).encode()
+    with arrow.CompressedOutputStream(str(tmp_path / "a.jsonl.zst"), "zstd") as stream:
+        stream.write(text)
+    for name in ("a.parquet", "a.feather", "a.arrow", "a.jsonl.zst"):
+        assert read(tmp_path / name) == [("<user>hi;<assistant>yo", "yo;")] * 2, name
+    with pytest.raises(
+        DataError, match=r"a\.parquet:1: there is no column 'text'; there are 'mess"
+    ):
+        read(tmp_path / "a.parquet", columns={"text": "text"})
+    (tmp_path / "a.parquet").write_bytes(b"PAR1 no")
+    with pytest.raises(DataError, match=r"a\.parquet: cannot read as parquet: "):
+        read(tmp_path / "a.parquet")
+
+
+def test_folders_of_texts(tmp_path):
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "a.txt").write_text("one")
+    (tmp_path / "deep" / "b.md").write_text("# two")
+    (tmp_path / "c.png").write_bytes(b"\xff")
+    (tmp_path / "empty.txt").write_text(" \n")
+    assert [text for text, _ in read(tmp_path)] == ["# tw", "on"]
+    (tmp_path / "deep" / "d.md").write_bytes(b"ab\xff")
+    with pytest.raises(DataError, match=r"d\.md: not UTF-8 text: byte 0xff at byte 2"):
+        read(tmp_path)
+
+
+def test_columns_by_name(tmp_path):
+    rows = [{"q": "a", "a": "b", "text": "t"}] * 2
+    path = lines(tmp_path, *rows)
+    assert read(path, columns={"prompt": "q", "completion": "a"}) == [("a", "b")] * 2
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"conversations": []}, "conversations: expected a list of turns"),
+        ({"conversations": [{"from": "human"}]}, "turn 0: expected from and value; got from"),
+        ({"conversations": [{"from": "bot", "value": "x"}]}, "turn 0: from: expected one of human"),
+        ({"instruction": 3, "output": "x"}, "instruction: expected a text; got 3"),
+        ({"instruction": "a", "output": "b", "text": "c"}, "could be read in more than one way"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "message 0: content: expected parts of the type text; got 'image_url'",
+        ),
+        (
+            {
+                "messages": [
+                    {"role": "assistant", "content": "", "tool_calls": [{"function": {}}]},
+                    {"role": "user", "content": "x"},
+                ]
+            },
+            "message 0: 1 tool calls: expected as many results",
+        ),
+        (
+            {"messages": [{"role": "assistant", "content": "x"}], "tools": 3},
+            "tools: expected a list",
+        ),
+    ],
+)
+def test_bad_rows_are_named(tmp_path, row, message):
+    with pytest.raises(DataError, match=r"data\.jsonl:1: ") as error:
+        read(lines(tmp_path, row))
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv", b"text,text\na,b", r"a\.csv:1: expected names of columns, each once"),
+        ("a.csv", b"", r"a\.csv:1: expected names of columns"),
+        ("a.csv", b"text\n\xff", r"a\.csv:2: not UTF-8 text: byte 0xff"),
+        ("a.csv", b"text,b\na,b\na,b,c", r"a\.csv:2: expected 2 columns, .* got 3"),
+        ("a.csv", b'text\n"a"b', r"a\.csv: not CSV: "),
+        ("a.jsonl.gz", b"no gzip", r"a\.jsonl\.gz: cannot read: Not a gzipped file"),
+        ("a.jsonl.gz", gzip.compress(b'{"text": "a"}')[:-9], r"cannot read: "),
+    ],
+)
+def test_bad_files_are_named(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        read(tmp_path / name)

@@ -1,0 +1,199 @@
+"""Files of objects: lines of JSON, tables, folders of texts; packed by gzip or zstd, too.
+
+    .jsonl .json       a JSON object per line            .csv .tsv     a header, then rows
+    .parquet .arrow .feather   by pyarrow                 a folder of .txt and .md    {"text": ...}
+
+Each object comes with the number of its line or row, or the name of its file. Rows of tables count
+from 1, without the header.
+"""
+
+import csv
+import gzip
+import io
+import json
+import os
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from toynn.data.stream import BOM, Progress
+from toynn.errors import ConfigError, DataError
+from toynn.reading import open_file, read_bytes
+
+__all__ = [
+    "PACKED",
+    "TABLES",
+    "TEXTS",
+    "is_container",
+    "kind_of",
+    "lines_of",
+    "plain",
+    "table_rows",
+]
+
+LINES = (".jsonl", ".json")
+TABLES = (".csv", ".tsv", ".parquet", ".arrow", ".feather")
+TEXTS = (".txt", ".md")
+PACKED = (".gz", ".zst")
+Where = int | str
+LONGEST = 2**26  # characters of a field of a table: some are whole books
+
+
+def kind_of(path: Path) -> str:
+    """Return the ending that says how a file is read, without that of its packing."""
+    return path.with_suffix("").suffix if path.suffix in PACKED else path.suffix
+
+
+def is_container(path: Path) -> bool:
+    """Say whether a path names objects: lines, a table, or a folder of texts."""
+    if path.is_dir():
+        return any(True for _ in _texts(path))
+    return kind_of(path) in LINES + TABLES
+
+
+def lines_of(path: Path, progress: Progress) -> Iterator[tuple[int, bytes]]:
+    """Yield the number and the bytes of each line that is not blank. Raises DataError."""
+    done = 0
+    try:
+        with open_file(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            for line, raw in enumerate(_unpacked(path, file), 1):
+                done += len(raw)
+                if line % 1000 == 0 or done == size:
+                    progress(file.tell() if path.suffix in PACKED else done, size)
+                if line == 1:
+                    raw = raw.removeprefix(BOM)
+                if raw.strip():
+                    yield line, raw
+    except OSError as error:
+        raise DataError(f"{path}: cannot read: {error.strerror or error}") from error
+    except EOFError as error:
+        raise DataError(f"{path}: cannot read: it ends within its packed data") from error
+
+
+def _unpacked(path: Path, file: BinaryIO) -> BinaryIO:
+    if path.suffix == ".gz":
+        return gzip.GzipFile(fileobj=file)  # type: ignore[return-value]
+    if path.suffix == ".zst":
+        stream = _pyarrow(path).CompressedInputStream(file, "zstd")
+        return io.BufferedReader(stream)
+    return file
+
+
+def table_rows(path: Path, progress: Progress) -> Iterator[tuple[Where, Mapping[str, Any]]]:
+    """Yield the rows of a table, or the texts of a folder, as objects.
+
+    Raises DataError for what is damaged, ConfigError where pyarrow is missing.
+    """
+    if path.is_dir():
+        yield from _folder(path)
+    elif kind_of(path) in (".csv", ".tsv"):
+        yield from _csv(path, progress)
+    else:
+        yield from _arrow(path, progress)
+
+
+def _texts(folder: Path) -> Iterator[Path]:
+    for path in sorted(folder.rglob("*")):
+        if path.suffix in TEXTS and path.is_file() and not path.name.startswith("."):
+            yield path
+
+
+def _folder(folder: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for path in _texts(folder):
+        name = str(path.relative_to(folder))
+        try:
+            text = read_bytes(path).removeprefix(BOM).decode()
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"{path}: not UTF-8 text: byte 0x{error.object[error.start]:02x} at byte "
+                f"{error.start}"
+            ) from None
+        if text.strip():
+            yield name, {"text": text}
+
+
+def _csv(path: Path, progress: Progress) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    raw = read_bytes(path)
+    try:
+        with _unpacked(path, io.BytesIO(raw)) as file:
+            text = file.read().removeprefix(BOM).decode()
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise DataError(
+            f"{path}:{line}: not UTF-8 text: byte 0x{error.object[error.start]:02x}"
+        ) from None
+    except (OSError, EOFError) as error:
+        raise DataError(f"{path}: cannot read: {error}") from error
+    before = csv.field_size_limit(LONGEST)
+    try:
+        reader = csv.reader(
+            io.StringIO(text, newline=""),
+            delimiter="\t" if kind_of(path) == ".tsv" else ",",
+            strict=True,
+        )
+        names = next(reader, None)
+        if not names or len(set(names)) < len(names):
+            raise DataError(f"{path}:1: expected names of columns, each once; got {names or []}")
+        for row, values in enumerate(reader, 1):
+            if len(values) not in (0, len(names)):
+                raise DataError(
+                    f"{path}:{row}: expected {len(names)} columns, as the header has; got "
+                    f"{len(values)} (row {row}, which ends on line {reader.line_num})"
+                )
+            if values:
+                yield row, dict(zip(names, values, strict=True))
+        progress(len(raw), len(raw))
+    except csv.Error as error:
+        raise DataError(f"{path}: not CSV: {error} (line {reader.line_num})") from None
+    finally:
+        csv.field_size_limit(before)
+
+
+def _arrow(path: Path, progress: Progress) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    arrow = _pyarrow(path)
+    size = os.path.getsize(path) if path.exists() else 0
+    with open_file(path) as file:
+        try:
+            batches: Any
+            if kind_of(path) == ".parquet":
+                batches = import_module("pyarrow.parquet").ParquetFile(file).iter_batches()
+            else:
+                ipc = import_module("pyarrow.ipc")
+                try:
+                    opened = ipc.open_file(file)
+                    batches = (opened.get_batch(k) for k in range(opened.num_record_batches))
+                except arrow.ArrowInvalid:
+                    file.seek(0)
+                    batches = ipc.open_stream(file)
+            row = 0
+            for batch in batches:
+                for found in batch.to_pylist():
+                    row += 1
+                    yield row, {name: value for name, value in found.items() if value is not None}
+            progress(size, size)
+        except (arrow.ArrowException, OSError) as error:
+            words = " ".join(str(error).split())[:200]
+            raise DataError(f"{path}: cannot read as {kind_of(path)[1:]}: {words}") from error
+
+
+def _pyarrow(path: Path) -> Any:
+    try:
+        return import_module("pyarrow")
+    except ImportError as error:
+        raise ConfigError(
+            f"{path}: this needs the pyarrow library, which is not installed: "
+            'pip install "toynn[data]"'
+        ) from error
+
+
+def plain(value: Any) -> Any:
+    """Return what a column of a table holds; a text that is JSON of a list is that list."""
+    if isinstance(value, str) and value[:1] == "[":
+        try:
+            found = json.loads(value)
+        except (ValueError, RecursionError):
+            return value
+        return found if isinstance(found, list) else value
+    return value

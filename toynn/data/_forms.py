@@ -1,0 +1,128 @@
+"""Forms of examples that other programs write, as those that toynn reads.
+
+    Alpaca     instruction, input, output                        prompt, completion
+    ShareGPT   conversations: [{from, value}, ...], system       messages
+    OpenAI     messages with parts, tools and tool calls         messages, tools
+
+Alpaca's prompt is the one that it was trained with. Source: Taori et al. 2023, Stanford Alpaca.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from toynn.errors import DataError
+
+__all__ = ["FORMS", "checked_calls", "from_alpaca", "from_sharegpt", "renamed"]
+
+#: Keys by which a row is known.
+FORMS = (
+    ("prompt", "completion"),
+    ("messages",),
+    ("conversations",),
+    ("instruction", "output"),
+    ("text",),
+)
+_INTRO = "Below is an instruction that describes a task"
+_PAIRED = ", paired with an input that provides further context"
+_ASK = ". Write a response that appropriately completes the request.\n\n"
+#: Of ShareGPT's "from", and of what others write there.
+ROLES = {
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "chatgpt": "assistant",
+    "system": "system",
+    "tool": "tool",
+    "observation": "tool",
+}
+
+
+def from_alpaca(where: str, row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return prompt and completion of an instruction, with its input if there is one.
+
+    Raises DataError for what are no texts.
+    """
+    for key in ("instruction", "input", "output"):
+        if not isinstance(row.get(key, ""), str | None):
+            raise DataError(f"{where}: {key}: expected a text; got {row[key]!r:.80}")
+    instruction, given = row["instruction"], row.get("input") or ""
+    prompt = f"{_INTRO}{_PAIRED if given else ''}{_ASK}### Instruction:\n{instruction}\n\n"
+    prompt += f"### Input:\n{given}\n\n" if given else ""
+    return {"prompt": f"{prompt}### Response:\n", "completion": row["output"]}
+
+
+def from_sharegpt(where: str, row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the messages of a conversation. Raises DataError for turns that are none."""
+    turns = row["conversations"]
+    if not isinstance(turns, list) or not turns:
+        raise DataError(f"{where}: conversations: expected a list of turns; got {turns!r:.80}")
+    messages = []
+    if row.get("system"):
+        messages.append({"role": "system", "content": row["system"]})
+    for index, turn in enumerate(turns):
+        if isinstance(turn, dict) and {"role", "content"} <= turn.keys():
+            messages.append(turn)
+            continue
+        if not isinstance(turn, dict) or not {"from", "value"} <= turn.keys():
+            raise DataError(
+                f"{where}: turn {index}: expected from and value; got "
+                f"{', '.join(turn) if isinstance(turn, dict) else type(turn).__name__}"
+            )
+        if turn["from"] not in ROLES:
+            raise DataError(
+                f"{where}: turn {index}: from: expected one of {', '.join(ROLES)}; got "
+                f"{turn['from']!r:.80}"
+            )
+        messages.append({"role": ROLES[turn["from"]], "content": turn["value"]})
+    return {"messages": messages}
+
+
+def checked_calls(where: str, messages: Any) -> Any:
+    """Return messages whose contents are texts, and whose tool calls have their results.
+
+    Content in parts becomes the text of these; none, beside tool calls, becomes an empty one.
+    Raises DataError for pictures, and for a call that another message than its result follows.
+    """
+    if not isinstance(messages, list) or not all(isinstance(m, dict) for m in messages):
+        return messages  # whoever reads them says what is wrong
+    found = []
+    for index, message in enumerate(messages):
+        at = f"{where}: message {index}"
+        own = {k: v for k, v in message.items() if v is not None or k == "content"}
+        calls = own.get("tool_calls")
+        if calls is not None and (not isinstance(calls, list) or not calls):
+            raise DataError(f"{at}: tool_calls: expected a list of calls; got {calls!r:.80}")
+        content = own.get("content")
+        if isinstance(content, list):
+            own["content"] = "".join(_text_of(at, part) for part in content)
+        elif content is None and calls:
+            own["content"] = ""
+        found.append(own)
+        behind = messages[index + 1 : index + 1 + len(calls or ())]
+        roles = [other.get("role") for other in behind if isinstance(other, dict)]
+        if calls and behind and (len(behind) < len(calls) or set(roles) != {"tool"}):
+            raise DataError(
+                f"{at}: {len(calls)} tool calls: expected as many results, messages of the role "
+                f"tool, behind it; got {', '.join(map(str, roles)) or 'nothing'}"
+            )
+    return found
+
+
+def _text_of(at: str, part: Any) -> str:
+    if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
+        return str(part["text"])
+    kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+    raise DataError(f"{at}: content: expected parts of the type text; got {kind!r}")
+
+
+def renamed(where: str, row: Mapping[str, Any], columns: Mapping[str, str]) -> Mapping[str, Any]:
+    """Return a row of these columns alone, under new names; all of it if there are none.
+
+    Raises DataError for a column that the row lacks.
+    """
+    for column in columns.values():
+        if column not in row:
+            names = ", ".join(map(repr, list(row)[:8])) or "none"
+            raise DataError(f"{where}: there is no column {column!r}; there are {names}")
+    return {new: row[old] for new, old in columns.items()} if columns else row
