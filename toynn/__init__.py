@@ -89,6 +89,11 @@ __all__ = [
 __version__ = release()
 
 
+def __dir__() -> list[str]:
+    """Name what is for users."""
+    return sorted([*__all__, "__version__", "testing"])
+
+
 def __getattr__(name: str) -> ModuleType:
     """Import ``toynn.testing`` when it is first asked for."""
     if name == "testing":

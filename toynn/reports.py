@@ -2,12 +2,20 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from html import escape
 
-__all__ = ["Memory", "Profile", "ProfileRow"]
+__all__ = ["Memory", "Profile", "ProfileRow", "Shown"]
+
+
+class Shown:
+    """What a notebook shows as it prints: lines of one width."""
+
+    def _repr_html_(self) -> str:
+        return f'<pre style="line-height: 1.2">{escape(str(self))}</pre>'
 
 
 @dataclass(frozen=True)
-class Memory:
+class Memory(Shown):
     """Bytes that a session's tapes take, by purpose."""
 
     weights: int
@@ -49,7 +57,7 @@ class ProfileRow:
 
 
 @dataclass(frozen=True)
-class Profile:
+class Profile(Shown):
     """Time per op over all runs since the tape was compiled, slowest first."""
 
     rows: tuple[ProfileRow, ...]

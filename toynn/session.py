@@ -406,6 +406,13 @@ class Session(GradientDoors):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def __repr__(self) -> str:
+        if self._closed:
+            return "Session(closed)"
+        memory = self.memory()
+        weights = f"{len(self._names)} weights, {memory.weights / 1e6:.1f} MB"
+        return f"Session({self.backend.name}, {weights}, {self.tape!r})"
+
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Session cannot be pickled: download its weights and save those")
 

@@ -384,6 +384,7 @@ def test_bar_on_a_terminal_that_knows_its_width(columns):
         with Progress(20, stream) as progress:
             progress.step()
             progress(Report(5, 40, 1.0, train_loss=3.5, val_loss=2.25, tokens_per_second=99.5))
+            progress.evaluating(2, 16)
             progress(Report(10, 80, 2.0, train_loss=2.5, tokens_per_second=1234.5))
         shown = b""
         while select.select([main], [], [], 0.1)[0]:
@@ -392,7 +393,7 @@ def test_bar_on_a_terminal_that_knows_its_width(columns):
     shown = shown.decode()
     if columns:
         assert "loss 2.5000  val 2.2500  1,234 tokens/s]" in shown
-        assert "5%|" in shown
+        assert "5%|" in shown and "evaluating 3/16" in shown
     else:
         assert shown.splitlines()[1] == "step 10/20  loss 2.5000  1,234 tokens/s  ETA 0:02"
 

@@ -8,9 +8,10 @@ import io
 import os
 import sys
 import warnings
-from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
-from typing import NoReturn, TextIO
+from argparse import ArgumentParser, Namespace, _SubParsersAction
+from collections.abc import Collection, Sequence
+from difflib import get_close_matches
+from typing import Any, NoReturn, TextIO
 
 import toynn
 from toynn import distributed
@@ -22,11 +23,41 @@ __all__ = ["main"]
 
 
 class Parser(ArgumentParser):
-    """An argument parser whose errors are raised, so that all errors look the same."""
+    """An argument parser whose errors are raised, so that all errors look the same.
+
+    They say which word is unknown, and what may have been meant.
+    """
+
+    _words: Sequence[str] = ()
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Keep the words, for errors to speak of."""
+        self._words = list(args or ())
+        return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         """Raise ConfigError."""
+        if "required" in message and (typed := meant(self._words, self._option_string_actions)):
+            message = f"unrecognized arguments: {typed}; and {message}"
         raise ConfigError(f"{message} (see `{self.prog} --help`)")
+
+    def known(self, words: Sequence[str]) -> Collection[str]:
+        """Return the options that there are behind these words: of the command that they name."""
+        for action in self._actions:
+            if isinstance(action, _SubParsersAction) and words and words[0] in action.choices:
+                return action.choices[words[0]].known(words[1:])  # type: ignore[no-any-return]
+        return self._option_string_actions
+
+
+def meant(words: Sequence[str], known: Collection[str]) -> str:
+    """Return the options among words that are unknown, each with the known one that is closest."""
+    found = []
+    for word in words:
+        name = word.partition("=")[0]
+        if name.startswith("--") and len(name) > 2 and name not in known:
+            close = get_close_matches(name.replace("_", "-"), list(known), 1, 0.6)
+            found.append(f"{name} (did you mean {close[0]}?)" if close else name)
+    return ", ".join(found)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,11 +71,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         if argv[:1] == ["train"]:
             _join()
             argv[1:] = train.words_of(argv[1:])
-        arguments, unknown = _parser().parse_known_args(argv)
+        parser = _parser()
+        arguments, unknown = parser.parse_known_args(argv)
         if unknown:
             command = " ".join(["toynn", *argv[: 2 if argv[0] == "train" else 1]])
+            hint = meant(unknown, parser.known(argv))
+            hint = f": {hint}" if "did you mean" in hint else ""
             raise ConfigError(
-                f"unrecognized arguments: {' '.join(unknown)} (see `{command} --help`)"
+                f"unrecognized arguments: {' '.join(unknown)}{hint} (see `{command} --help`)"
             )
         with plain_warnings():
             code: int = arguments.run(arguments)

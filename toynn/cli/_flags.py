@@ -5,14 +5,28 @@ value goes: ``to`` names the options that it is a field of, such as ``{LoopOptio
 and ``gathered`` fills them. What ``to`` does not name, the recipe reads from the arguments itself.
 """
 
-from argparse import ArgumentParser, Namespace
+from argparse import Action, ArgumentParser, Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from toynn.errors import ConfigError
 
-__all__ = ["Flag", "gathered", "resolve_source", "with_defaults"]
+__all__ = ["Flag", "Once", "gathered", "resolve_source", "with_defaults"]
+
+
+class Once(Action):
+    """Stores a value; a second one is refused, and does not take the first one's place."""
+
+    def __call__(
+        self, parser: ArgumentParser, namespace: Namespace, values: Any, option: str | None = None
+    ) -> None:
+        """Store it. Raises ConfigError if there is one."""
+        if getattr(namespace, self.dest, None) is not None:
+            raise ConfigError(
+                f"{option}: given twice; a run goes on with one (`toynn export` adds them up)"
+            )
+        setattr(namespace, self.dest, values)
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from toynn.models.timm import class_names, described
 from toynn.options import RecipeOptions
 from toynn.reading import read_bytes
 from toynn.reports import Memory
+from toynn.train.metrics import read_reports
 
 __all__ = [
     "Lines",
@@ -82,9 +83,38 @@ def run_of(folder: Path) -> Lines:
         run, train, data = tables["run"], tables["train"], tables["data"]
         steps = f"{train['steps']} steps, batch {train['batch']}, seed {train['seed']}"
         lines = [("run", f"toynn train {run['recipe']}, {steps}"), ("  data", str(data["name"]))]
-        return lines + ([("  model", str(train["model"]))] if "model" in train else [])
+        lines += [("  model", str(train["model"]))] if "model" in train else []
+        return lines + _reached(folder, int(train["steps"]))
     except (OSError, ValueError, LookupError, TypeError):
         return []
+
+
+def _reached(folder: Path, steps: int) -> Lines:
+    """Return how far a run came, its best and its last losses, and what can be done with it."""
+    path = folder / "metrics.jsonl"
+    reports = [
+        report
+        for unit in ("tokens", "images", "pairs", "completions")
+        for report in (read_reports(path, unit) if path.is_file() else [])
+    ]
+    if not reports:
+        return [("  state", "no report yet")]
+    last = max(reports, key=lambda report: report.iteration)
+    lines = [("  steps reached", f"{last.iteration} of {steps}")]
+    trained = [r for r in reports if r.train_loss is not None]
+    if trained:
+        newest = max(trained, key=lambda report: report.iteration)
+        lines.append(("  training loss", f"{newest.train_loss:.4f} at step {newest.iteration}"))
+    held_out = [r for r in reports if r.val_loss is not None]
+    if held_out:
+        best = min(held_out, key=lambda report: (report.val_loss or 0.0, report.iteration))
+        lines.append(
+            ("  validation loss", f"{best.val_loss:.4f} at step {best.iteration}, its best")
+        )
+    state = "done" if last.iteration >= steps else "running, or stopped before its end"
+    if last.iteration < steps and any(folder.glob("checkpoint-*")):
+        state += f": toynn train --resume {folder}"
+    return [*lines, ("  state", state)]
 
 
 # -- Adapters ----------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from toynn.cli._flags import Flag
+from toynn.cli._flags import Flag, Once
 from toynn.cli._numbers import real, whole
 from toynn.cli._paths import model_file
 from toynn.cli._run_flags import run_flags
@@ -69,6 +69,7 @@ _ADAPTER_FLAGS = (
         "adapter",
         "go on with an adapter: a .gguf file, or a folder in PEFT's format",
         metavar="PATH",
+        action=Once,
     ),
 )
 _SFT = "sft"
@@ -165,6 +166,9 @@ class LoRATraining(TextTraining):
         self.tokenizer = Tokenizer.from_gguf(file)
         context = file.require(f"{file.architecture}.context_length", int)
         seq = min(self.arguments.seq, context)
+        if seq < self.arguments.seq:
+            said = f"--seq {self.arguments.seq}: the model sees {context} tokens at most"
+            print(f"data        {said}: rows have {seq}")
         if self.preference is None:
             self.read_text(seq)
         else:
@@ -260,6 +264,14 @@ class LoRATraining(TextTraining):
     def announce(self) -> None:
         """Print the adapters, and how large the file beside them is."""
         super().announce()
+        for name, found in self.recipe.engine.adapters.items():
+            rank, (rows, columns) = found.a.shape[0], (found.b.shape[0], found.a.shape[1])
+            if rank > min(rows, columns):
+                print(
+                    f"            rank {rank} is more than {name} has rows or columns "
+                    f"({rows} x {columns}): a smaller one says as much"
+                )
+                break
         mapped = self.recipe.engine.session.memory().mapped
         print(f"            beside {mapped / MIB:.1f} MiB of the model's file, which stay mapped")
         if isinstance(self.recipe, LoRA) and self.recipe.adapts_experts:

@@ -13,7 +13,7 @@ from toynn.cli._run_flags import THREADS
 from toynn.cli._text import harmless, print_error
 from toynn.data.images import Picture, read_picture
 from toynn.engines import ViTConfig, ViTEngine
-from toynn.errors import DataError
+from toynn.errors import ConfigError, DataError
 
 __all__ = ["add_parser"]
 
@@ -38,6 +38,11 @@ def predict(arguments: Namespace) -> int:
     if arguments.threads is not None:
         toynn.set_num_threads(arguments.threads)
     path = arguments.model
+    if path.suffix == ".gguf" or (path.is_dir() and (path / "model.gguf").exists()):
+        raise ConfigError(
+            f"--model {path}: it is a model of text, and predict is for models of pictures, as "
+            "`toynn train vit` leaves them; `toynn generate` writes with this one"
+        )
     engine = ViTEngine.load(path / "model.safetensors" if path.is_dir() else path)
     names = engine.class_names or tuple(map(str, range(engine.config.classes)))
     code = 0

@@ -39,6 +39,9 @@ __all__ = ["RECIPES", "add_parser", "words_of"]
 #: Flags that change no number of a run, or only how often it is reported and saved.
 HARMLESS = ("threads", "log_every", "save_every", "save_total_limit", "sample_every", "cache")
 
+#: mlx-lm's and llama.cpp's names of flags.
+SPELLED = {"--iters": "--steps", "--batch-size": "--batch", "-m": "--model"}
+
 RECIPES: dict[str, type[Training]] = {
     training.name: training
     for training in (
@@ -75,7 +78,7 @@ def train(arguments: Namespace) -> int:
     beside = Path(arguments.out or ".").parent if found is None else found.path.parents[1]
     arguments.beside = group.tell(beside)
     run.resolve()
-    if found is None and group.rank == 0:
+    if found is None and group.rank == 0 and getattr(arguments, "named", True):
         RunFolder.check_absent(Path(arguments.out))
     _apply_settings(arguments)
     with run.files:
@@ -126,12 +129,18 @@ def words_of(words: Sequence[str]) -> list[str]:
 
     Of several processes with the same words rank 0 reads the file: others may not have the folder.
     """
-    words, group = list(words), distributed.current()
+    words, group = [_spelled(word) for word in words], distributed.current()
     alike = all(each == words for each in group.gather(words))
     if alike and group.rank:
         return group.tell(words)
     found = expanded(words, {name: training.flags for name, training in RECIPES.items()})
     return group.tell(found) if alike else found
+
+
+def _spelled(word: str) -> str:
+    """Return a word as it is called here: some flags are taken by the names of other programs."""
+    name, sign, value = word.partition("=")
+    return f"{SPELLED.get(name, name)}{sign}{value}"
 
 
 def _resolve(arguments: Namespace) -> Checkpoint | None:
@@ -142,6 +151,7 @@ def _resolve(arguments: Namespace) -> Checkpoint | None:
         return find(Path(arguments.resume))
     if arguments.out is None:
         arguments.out = f"runs/{arguments.recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
+        arguments.named = False
     return None
 
 
@@ -190,7 +200,9 @@ def _run_folder(run: Training, found: Checkpoint | None) -> Iterator[RunFolder]:
     recipe: dict[str, Value] = {"recipe": run.name, "version": toynn.__version__}
     if (ranks := distributed.current().size) > 1:
         recipe["ranks"] = ranks
-    with RunFolder(run.arguments.out) as folder:
+    make = RunFolder if getattr(run.arguments, "named", True) else RunFolder.fresh
+    with make(run.arguments.out) as folder:
+        run.arguments.out = str(folder.path)
         folder.write_config({"run": recipe, **run.tables(), "train": _flags(run)})
         print(f"run folder  {folder.path}", flush=True)
         yield folder

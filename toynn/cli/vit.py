@@ -149,6 +149,11 @@ class ViTTraining(Training):
             self.data = ImageData.digits(arguments.seed)
         else:
             skip = arguments.skip_unreadable
+            if Path(arguments.data).suffix in (".jsonl", ".json", ".txt", ".csv", ".parquet"):
+                raise ConfigError(
+                    f"--data {arguments.data}: these are texts, and vit learns pictures: a folder "
+                    "with one of them for each class, .npz, MNIST's or CIFAR-10's files"
+                )
             self.data = ImageData.read(arguments.data, arguments.seed, skip_unreadable=skip)
 
     def declared(self) -> tuple[Any, int]:

@@ -84,7 +84,9 @@ class _Scan:
             self.animated += check_file(path)
         except DataError as error:
             if self._unreadable is None:
-                raise DataError(f"{error} (skip_unreadable passes over such files)") from error
+                raise DataError(
+                    f"{error} (--skip-unreadable, or skip_unreadable=True, passes over such files)"
+                ) from error
             self._unreadable.append(str(error))
             return False
         return True

@@ -100,7 +100,9 @@ class Fitted:
             picture = self._pictures.fitted(index, self._side, self._channels)
         except DataError as error:
             if self._unreadable is None:
-                raise DataError(f"{error} (skip_unreadable passes over such files)") from error
+                raise DataError(
+                    f"{error} (--skip-unreadable, or skip_unreadable=True, passes over such files)"
+                ) from error
             self._unreadable.append(str(error))
             self._bad.add(index)
             if len(self._bad) == len(self):

@@ -96,6 +96,8 @@ ENGINES: Mapping[str, type[SequenceEngine[Any]]] = _Engines()
 
 def engine_for(file: Source) -> type[SequenceEngine[Any]]:
     """Return the engine of a file's architecture. Raises GGUFError if there is none."""
+    if not file.tensors:
+        refuse(file, "it has a vocabulary and no weights: a tokenizer (--tokenizer), and no model")
     if file.architecture not in ENGINES:
         refuse(file, f"its architecture is {file.architecture!r}; toynn has {', '.join(ENGINES)}")
     return ENGINES[file.architecture]

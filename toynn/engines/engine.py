@@ -72,6 +72,13 @@ class Engine(ABC, Generic[C, R]):
         self._constants: dict[str, Tensor] = {}
         self.moments = {}
 
+    def __repr__(self) -> str:
+        if self._session is None:
+            return f"{type(self).__name__}(not realized)"
+        sizes = sum(tensor.size for tensor in self.tensors.values())
+        trained = sum(tensor.size for tensor in self.parameters.values())
+        return f"{type(self).__name__}({sizes:,} parameters, {trained:,} trained)"
+
     @property
     def backend(self) -> str:
         """The name of the backend that the engine was made for."""

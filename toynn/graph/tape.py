@@ -7,6 +7,7 @@ ops/ says what each kind of node means.
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from toynn.checks import Check
 from toynn.errors import ConfigError, LifecycleError, ShapeError
 from toynn.graph.tensor import Live, Role, Tensor
 from toynn.precision import PRECISIONS
+from toynn.reports import Shown
 from toynn.signature import Signature
 
 __all__ = ["Live", "Node", "Op", "Role", "Tape", "Tensor"]
@@ -152,8 +154,8 @@ class Node:
         return sum(touched.values())
 
 
-@dataclass(eq=False)
-class Tape:
+@dataclass(eq=False, repr=False)
+class Tape(Shown):
     """Nodes in order, with what the session must know of them."""
 
     nodes: list[Node] = field(default_factory=list)
@@ -309,6 +311,11 @@ class Tape:
         return {"loss": "FE", "grads": "FB", "update": "FBU", "apply": "U"}[to]
 
     # -- Showing the step ----------------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        segments = Counter(node.segment for node in self.nodes)
+        counts = ", ".join(f"{name} {segments[name]}" for name in "FEBU" if segments[name])
+        return f"Tape({len(self.nodes)} nodes: {counts or 'empty'})"
 
     def __str__(self) -> str:
         rows = [COLUMNS, *(_cells(i, node) for i, node in enumerate(self.nodes))]

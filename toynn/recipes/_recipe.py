@@ -38,6 +38,9 @@ class Recipe(Generic[E]):
         self.t_loss = self.t_labels = self.t_hp = None
         self.step_index = 0  # steps taken
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.step_index} steps, {self.engine!r})"
+
     @contextmanager
     def _whole(self) -> Iterator[None]:
         """Start over when what is done with the engine fails, for want of memory say."""

@@ -13,6 +13,7 @@ import errno
 import json
 import os
 from collections.abc import Mapping
+from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -68,6 +69,20 @@ class RunFolder:
             self._remove()
             raise ConfigError(f"{path}: cannot make the run folder: {error.strerror}") from error
         self._open(path)
+
+    @classmethod
+    def fresh(cls, path: str | Path) -> Self:
+        """Make a folder of this name, or, where there is one, of it with -2, -3 and so on."""
+        for n in count(1):
+            named = Path(path if n == 1 else f"{path}-{n}")
+            if os.path.lexists(named):
+                continue
+            try:
+                return cls(named)
+            except ConfigError:
+                if not os.path.lexists(named):  # which another run has made meanwhile
+                    raise
+        raise AssertionError("numbers end nowhere")
 
     @classmethod
     def resume(cls, path: str | Path) -> Self:

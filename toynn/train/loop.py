@@ -12,7 +12,7 @@ to step is in ``result`` and ``feed``: with both, and the recipe, as they were, 
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any
 
 import numpy as np
@@ -62,6 +62,7 @@ class Loop:
         on_best: Callable[[], object] = _nothing,
         on_save: Callable[[State], object] = _nothing,
         on_sample: Callable[[], bool] = lambda: True,
+        on_evaluating: Callable[[int, int], object] = lambda done, of: None,
     ) -> None:
         self.recipe, self.valid = recipe, valid
         self.feed = Feed(batches, options.batches)
@@ -69,7 +70,7 @@ class Loop:
         self.measure = measure or self._loss_only
         self.check, self.on_step = check, on_step
         self.on_report, self.on_best, self.on_save = on_report, on_best, on_save
-        self.on_sample = on_sample
+        self.on_sample, self.on_evaluating = on_sample, on_evaluating
         self.result = Result()
         self.ranks = 1  # processes with which the run was begun
         self._interrupt = Interrupt()
@@ -321,11 +322,13 @@ class Loop:
 
     def _measured(self, begin: float, before: State) -> Iterator[tuple[Mapping[str, float], int]]:
         """Yield figures and rows of the batches to evaluate on, as far as a signal lets it."""
-        for batch in self.valid if self.options.eval_every else ():
+        count = len(self.valid) if isinstance(self.valid, Sized) else 0
+        for done, batch in enumerate(self.valid if self.options.eval_every else ()):
             if self._is_late(begin):
                 if self.result.iterations:
                     self._save(before)
                 return
+            self.on_evaluating(done, count)
             yield self.measure(batch), batch.rows
 
     def _is_late(self, begin: float) -> bool:

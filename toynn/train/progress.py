@@ -112,6 +112,11 @@ class Progress:
         if self._bar is not None:
             self._bar.update()
 
+    def evaluating(self, done: int, of: int) -> None:
+        """Say in the bar how far an evaluation is; the next report takes its place."""
+        if self._bar is not None:
+            self._bar.set_postfix_str(f"evaluating {done + 1}{f'/{of}' if of else ''}")
+
     def sample(self, iteration: int, text: str) -> None:
         """Show what the model writes after so many steps."""
         if self._bar is not None:

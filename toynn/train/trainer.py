@@ -166,6 +166,7 @@ class Trainer:
             on_best=self._best,
             on_save=self._save,
             on_sample=self._sample,
+            on_evaluating=self._evaluating,
         )
         self.loop.ranks = ranks
 
@@ -284,6 +285,10 @@ class Trainer:
                     f"step {report.iteration}: the loss, {now:.4f}, is far above the {before:.4f} "
                     "before training: the run diverges; try a lower learning rate"
                 )
+
+    def _evaluating(self, done: int, of: int) -> None:
+        if self._bar is not None:
+            self._bar.evaluating(done, of)
 
     def _best(self) -> None:
         if self.folder is not None:

@@ -99,6 +99,10 @@ class Tokenizer:
         key = "tokenizer.chat_template"
         return cls(vocab, model, file.require(key, str) if key in file.metadata else None)
 
+    def __repr__(self) -> str:
+        kind = type(self._model).__name__.strip("_")
+        return f"{type(self).__name__}({kind}, {self.vocab_size:,} tokens)"
+
     @property
     def vocab_size(self) -> int:
         """The number of tokens."""

@@ -38,7 +38,7 @@ def needed(library: str) -> Any:
         return import_module(library)
     except ImportError as error:
         raise ConfigError(
-            f'this needs the {library} library, which is not installed: pip install "toynn[text]"'
+            f"this needs the {library} library, which is not installed: pip install {library}"
         ) from error
 
 

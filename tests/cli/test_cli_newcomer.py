@@ -1,0 +1,136 @@
+"""What a new user met on the way: words nearly right, files of another kind, what is shown."""
+
+import json
+
+import numpy as np
+import pytest
+from lora_bases import write_base
+from some_adapters import draw
+from vocabs import bpe_file
+
+import toynn
+from toynn.cli import main, train
+from toynn.formats import adapters, gguf
+from toynn.formats.tokenizer import ByteTokenizer
+from toynn.recipes import LoRA
+from toynn.train.folder import RunFolder
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_base(tmp_path / "base.gguf", vocab=256, context=64)
+    (tmp_path / "text.txt").write_text("the cat sat on the mat and the rat sat on the cat " * 12)
+    return tmp_path
+
+
+SMALL = ["--steps", "4", "--warmup", "1", "--batch", "2", "--seq", "8", "--data", "text.txt"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["train", "lora", "--modle", "x"], "--modle (did you mean --model?); and the following"),
+        (["generate", "--model", "x", "--promt", "a"], "--promt (did you mean --prompt?); and"),
+        (["train", "vit", "--skip_unreadable"], "(did you mean --skip-unreadable?)"),
+        (["train", "gpt2", "--batchsize", "3"], "--batchsize (did you mean --batch?)"),
+        (["train", "gpt2", "--xyzzy"], "unrecognized arguments: --xyzzy (see"),
+    ],
+)
+def test_a_word_that_is_nearly_right(words, message, capsys):
+    assert main(words) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_words_of_other_programs(files, monkeypatch):
+    lora = ["train", "lora", "-m", "base.gguf", "--iters", "3", "--batch-size", "1", "--out", "run"]
+    assert main([*lora, "--data", "text.txt", "--seq", "8", "--warmup", "0"]) == 0
+    text = (files / "run" / "config.toml").read_text()
+    assert "steps = 3\n" in text and "batch = 1\n" in text
+    assert main(["generate", "-m", "base.gguf", "-p", "a", "-n", "2"]) == 0
+
+
+def test_files_of_another_kind(files, capsys):
+    (files / "some.jsonl").write_text(json.dumps({"text": "a"}))
+    bpe_file(files / "vocab.gguf")
+    lora = ["train", "lora", "--model", "base.gguf", "--data", "text.txt"]
+    for words, message in (
+        (["predict", "--model", "base.gguf", "x.png"], "base.gguf: it is a model of text, and"),
+        (["train", "vit", "--data", "some.jsonl"], "these are texts, and vit learns pictures"),
+        (["generate", "-m", "vocab.gguf", "-p", "a"], "it has a vocabulary and no weights"),
+        ([*lora, "--adapter", "a", "--adapter", "b"], "--adapter: given twice"),
+    ):
+        assert main(words) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_what_is_more_than_there_can_be_is_said(files, capsys):
+    lora = ["train", "lora", "--model", "base.gguf", "--data", "text.txt", "--steps", "2"]
+    assert main([*lora, "--warmup", "0", "--rank", "99", "--seq", "100", "--out", "run"]) == 0
+    out = capsys.readouterr().out
+    assert "rank 99 is more than blk.0.attn_q.weight has rows or columns" in out
+    assert "--seq 100: the model sees 64 tokens at most: rows have 64" in out
+
+
+def test_runs_of_one_second_have_folders_of_their_own(files, monkeypatch, capsys):
+    monkeypatch.setattr(train.time, "strftime", lambda _: "now")
+    for _ in range(2):
+        words = ["train", "gpt2", *SMALL, "--d-model", "16", "--heads", "2", "--layers", "1"]
+        assert main(words) == 0
+    assert sorted(path.name for path in (files / "runs").iterdir()) == ["gpt2-now", "gpt2-now-2"]
+    with RunFolder.fresh(files / "runs" / "gpt2-now") as folder:
+        assert folder.path.name == "gpt2-now-3"
+
+
+def test_info_says_how_far_a_run_came(files, capsys):
+    words = ["train", "gpt2", *SMALL, "--d-model", "16", "--heads", "2", "--layers", "1"]
+    assert main([*words, "--out", "run", "--save-every", "2", "--eval-every", "2"]) == 0
+    reports = [
+        json.loads(line) for line in (files / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
+    best = min((r for r in reports if "val_loss" in r), key=lambda r: r["val_loss"])
+    capsys.readouterr()
+    assert main(["info", "run"]) == 0
+    out = capsys.readouterr().out
+    assert "steps reached          4 of 4" in out and "state                  done" in out
+    assert f"{best['val_loss']:.4f} at step {best['iteration']}, its best" in out
+    kept = reports[: [r["iteration"] for r in reports].index(2) + 1]
+    (files / "run" / "metrics.jsonl").write_text("\n".join(map(json.dumps, kept)) + "\n")
+    assert main(["info", "run"]) == 0
+    out = capsys.readouterr().out
+    assert "2 of 4" in out and "stopped before its end: toynn train --resume run" in out
+
+
+def test_what_things_look_like(files):
+    recipe = LoRA()
+    assert repr(recipe) == "LoRA(0 steps, LlamaSeqEngine(not realized))"
+    recipe.realize("base.gguf", None, 2, toynn.RecipeOptions(t_seq=8))
+    session = recipe.engine.session
+    assert repr(session.tape).startswith("Tape(") and len(repr(session.tape)) < 60
+    assert "parameters, " in repr(recipe) and len(repr(recipe)) < 120
+    assert repr(session).startswith("Session(cpu, ") and len(repr(session)) < 140
+    assert repr(ByteTokenizer()) == "ByteTokenizer(Bytes, 256 tokens)"
+    ids = np.arange(8, dtype=np.int32)
+    recipe.step(ids, None, ids, toynn.AdamW.for_lora().hp_for_step(0), True)
+    for shown in (session.tape, session.profile(), session.memory()):
+        html = shown._repr_html_()
+        assert html.startswith("<pre") and html.endswith("</pre>") and "<" not in html[4:-6]
+    session.close()
+    assert repr(session) == "Session(closed)"
+    names = dir(toynn)
+    assert "Session" in names and "sys" not in names and "Path" not in names
+    assert all(hasattr(toynn, name) for name in names)
+
+
+def test_adapters_summed_by_export(files, capsys):
+    with gguf.open("base.gguf") as file:
+        for name, seed in (("a.gguf", 1), ("b.gguf", 2)):
+            adapters.write_gguf(name, draw(file, seed=seed))
+        words = ["export", "--to", "gguf", "--adapter", "a.gguf:0.5", "b.gguf", "--out", "c.gguf"]
+        assert main(words) == 0
+        some = [adapters.load(name, file) for name in ("a.gguf", "b.gguf")]
+        expected = adapters.combine(some, [0.5, 1.0])
+        found = adapters.load("c.gguf", file)
+    for name, values in expected.tensors.items():
+        np.testing.assert_allclose(found.tensors[name], values, rtol=1e-6)
+    assert main([*words[:-1], "d.gguf", "--method", "linear"]) == 0
