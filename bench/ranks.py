@@ -42,7 +42,7 @@ def lora(folder: Path) -> Any:
         write_file(path, shape)
     toynn.distributed.init().meet("the file is written")
     recipe = recipe_over(path, shape)
-    return recipe, RandomWindows(_text(shape.V), 1, shape.T, seed=0)
+    return recipe, RandomWindows(_text(shape.vocab), 1, shape.T, seed=0)
 
 
 def _text(vocab: int) -> np.ndarray[Any, np.dtype[np.int32]]:

@@ -85,6 +85,7 @@ def run(work, folder, what, *resumed):
 
     from toynn import distributed
 
+    toynn.show_config()  # which looks at MPI, and joins nobody
     group = distributed.init()
 
     def mischief(result):

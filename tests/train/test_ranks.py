@@ -152,6 +152,26 @@ def test_one_process_goes_on_with_a_run_of_three(work, whole, tmp_path):
             np.testing.assert_allclose(whole[key], values, 0, 1e-5, err_msg=key)
 
 
+def test_ranks_without_a_batch_add_nothing(work, tmp_path):
+    """A run of one process has two batches an update: of three ranks that go on, one has none."""
+    options = ranked.options(save_every=3)
+    whole = runs.trainer("lora", work, **options)
+    whole.fit()
+
+    def stop(result):
+        if result.iterations == 7:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        runs.trainer("lora", work, folder=tmp_path / "run", on_step=stop, **options).fit()
+    done = ranked.start(3, "run", work, tmp_path / "run", "fewer", "resumed")
+    assert done.returncode == 0, done.stderr
+    found = np.load(work / "fewer.npz")
+    for key, values in ranked.result(whole).items():
+        if key.startswith(("weights", "tokens")):
+            np.testing.assert_allclose(found[key], values, 0, 1e-5, err_msg=key)
+
+
 TRAIN = ("-P", "-m", "toynn", "train", "gpt2", "--steps", "3", "--d-model", "16", "--layers", "1")
 SMALL = ("--heads", "2", "--seq", "8", "--batch", "2", "--threads", "1")
 

@@ -1,5 +1,6 @@
 """mpi4py, which is an extra: loaded when there is a group to join, or something to say of it."""
 
+import atexit
 import shutil
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -28,6 +29,9 @@ def load(*, start: bool) -> Any:
         found = _version()
         what = f"mpi4py {found} cannot be used" if found else "mpi4py is not installed"
         raise BackendUnavailable(f"{what} ({error}): {INSTALL}") from error
+    if start and not MPI.Is_initialized():  # it was looked at before
+        MPI.Init_thread()
+        atexit.register(MPI.Finalize)
     return MPI
 
 
