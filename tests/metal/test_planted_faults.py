@@ -270,6 +270,14 @@ FAULTS = {
     "blocks: high bits of Q6_K": ("matmul", 0, "run * 2, 3, 4, scale", "run * 2, 3, 5, scale"),
     "blocks: scales of Q4_K": ("embedding", 0, "(raw[s] >> 6) << 4", "(raw[s] >> 5) << 4"),
     "blocks: half of a block of Q8_0": ("embedding", 0, "2 + r % 2 * RUN + i", "2 + i"),
+    "blocks: the eighth sign": ("embedding", 0, "seven | (odd & 1) << 7", "seven"),
+    "blocks: digits to the base of 2": ("embedding", 0, "x = 3 * x & 255", "x = 2 * x & 255"),
+    "blocks: the wrong codebook": (
+        "embedding",
+        0,
+        "constant const uchar* row = IQ2_XXS",
+        "constant const uchar* row = IQ2_S",
+    ),
     "attention: who sees whom": ("attention", 0, "(!causal || j <= i)", "(!causal || j < i)"),
     "attention: borders of segments": ("attention", 0, "return j >= from && j", "return j"),
     "attention: sums not shrunk": ("attention", 0, "out[c][i] *= shrunk", "out[c][i] *= 1.0f"),
@@ -353,7 +361,10 @@ def small_calls(op):
     for shape in CASES[op].shapes:
         calls = CASES[op].calls(np.random.default_rng(3), **shape)
         sizes = [array.size for call in calls for array in call.arrays.values()]
-        if shape.get("type", 0) in (0, 1, 8, 12, 14) and max(sizes, default=0) < LARGEST:
+        if (
+            shape.get("type", 0) in (0, 1, 8, 12, 14, 16, 34, 40)
+            and max(sizes, default=0) < LARGEST
+        ):
             for call in calls:
                 yield shape, call
 

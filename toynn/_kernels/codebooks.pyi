@@ -2,3 +2,5 @@ from typing import Any
 
 __pyx_capi__: dict[str, Any]
 __test__: dict[str, str]
+
+def rows() -> dict[str, bytes]: ...

@@ -66,6 +66,18 @@ def _fill():
     _take(_iq1, "IQ1_S", raw, 8, 7)  # it adds 1/8
 
 
+def rows():
+    """Return the bytes of each codebook by its name, row after row, for kernels elsewhere."""
+    return {
+        "IQ2_XXS": (<const uint8_t*>_iq2_xxs)[:sizeof(_iq2_xxs)],
+        "IQ2_XS": (<const uint8_t*>_iq2_xs)[:sizeof(_iq2_xs)],
+        "IQ2_S": (<const uint8_t*>_iq2_s)[:sizeof(_iq2_s)],
+        "IQ3_XXS": (<const uint8_t*>_iq3_xxs)[:sizeof(_iq3_xxs)],
+        "IQ3_S": (<const uint8_t*>_iq3_s)[:sizeof(_iq3_s)],
+        "IQ1": (<const uint8_t*>_iq1)[:sizeof(_iq1)],
+    }
+
+
 cdef void _fill_signs() noexcept:
     cdef uint64_t ones
     cdef uint32_t bits, k, count

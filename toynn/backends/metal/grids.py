@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from toynn import precision
+from toynn.dtypes import GGUF_TYPES
 
 __all__ = ["PASSES", "SCRATCH", "SHARED", "TYPES", "Pass", "Sizes"]
 
@@ -233,14 +234,14 @@ SHARED: dict[str, tuple[str, ...]] = {
     "chunked_cross_entropy": ("logits",),
     "cross_entropy": ("logits",),
     "dpo": ("preference",),
-    "embedding": ("blocks",),
-    "experts": ("blocks", "products"),
+    "embedding": ("codebooks", "blocks"),
+    "experts": ("codebooks", "blocks", "products"),
     "gelu": ("activations",),
     "kto": ("preference",),
-    "matmul": ("activations", "blocks", "products"),
+    "matmul": ("activations", "codebooks", "blocks", "products"),
     "orpo": ("preference",),
     "token_sums": ("logits",),
 }
 
-#: The types of matrices that blocks.metal reads, by their numbers in GGUF.
-TYPES = frozenset((0, 1, 2, 3, 6, 7, 8, 10, 11, 12, 13, 14, 20, 23, 30, 34, 35, 39, 40))
+#: The types of matrices that blocks.metal reads, by their numbers in GGUF: all that toynn knows.
+TYPES = frozenset(GGUF_TYPES.values())

@@ -2,6 +2,7 @@
 
 from importlib.resources import files
 
+from toynn.backends.metal import codebooks
 from toynn.backends.metal.arguments import declaration, entries
 from toynn.backends.metal.grids import SHARED
 
@@ -33,5 +34,7 @@ def source(op: str, simdgroups: bool) -> str:
 
 
 def _file(name: str) -> str:
+    if name == "codebooks":
+        return f'#line 1 "codebooks"\n{codebooks.text()}'
     text = (_KERNELS / f"{name}.metal").read_text(encoding="utf-8")
     return f'#line 1 "{name}.metal"\n{text}\n'

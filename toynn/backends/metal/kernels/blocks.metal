@@ -21,11 +21,19 @@
 //   IQ4_XS 23 256  136  d, 2 of high, 4 of low, 128 of codes     y[j] = d (a[s] - 32) IQ4[q[j]]
 //   TQ1_0 34 256    54  48 of fives, 4 of fours, d               y[j] = d (q[j] - 1)
 //   TQ2_0 35 256    66  64 of pairs, d                           y[j] = d (q[j] - 1)
+//   IQ1_S 19 256    50  d, 32 of low, 8 words of high and a      y[j] = d (2 a[s] + 1) (g[j] +- 1/8)
+//   IQ1_M 29 256    56  32 of low, 16 of high, 4 words of a      y[j] = d (2 a[s] + 1) (g[j] +- 1/8)
+//   IQ2_XXS 16 256  66  d, 8 times: 4 of low, 4 of seven         y[j] = d (a[s] + 1/2) / 4 g[j]
+//   IQ2_XS 17 256   74  d, 32 words of 9 bits and seven, 8 of a  y[j] = d (a[s] + 1/2) / 4 g[j]
+//   IQ2_S 22 256    82  d, 32 low, 32 signs, 8 of high, 8 of a   y[j] = d (a[s] + 1/2) / 4 g[j]
+//   IQ3_XXS 18 256  98  d, 64 of low, 8 times: 4 of seven        y[j] = d (a[s] + 1/2) / 2 g[j]
+//   IQ3_S 21 256   110  d, 64 low, 8 of high, 32 signs, 4 of a   y[j] = d (2 a[s] + 1) g[j]
 //   MXFP4 39  32    17  e, 16 of codes                           y[j] = 2^(e - 128) FP4[q[j]]
 //   NVFP4 40  64    36  4 f, 32 of codes                         y[j] = f[s] / 2 FP4[q[j]]
 //
-// Where the bits of a code lie is told in toynn/_kernels: _blocks.pxd, _superblocks.pxd, _tables.pxd, _ternary.pxd.
-// The types with codebooks (IQ1, IQ2, IQ3) are not among them. Elements come in
+// Where the bits of a code lie is told in toynn/_kernels: _blocks.pxd, _superblocks.pxd, _tables.pxd, _ternary.pxd,
+// _ones.pxd, _grids.pxd. g are numbers of the codebooks, IQ1 and so on, which the library has as constants
+// (codebooks.py): rows of 8 bytes, or of 4 (IQ3); in IQ1 eight times the number, plus 8. Elements come in
 // runs of RUN, which share a scale in every type. A run begins at a multiple of RUN; of F32, F16 and BF16,
 // whose rows may be of any length, elements behind a row's end are 0. Bytes are read one by one: blocks lie
 // at any address. No product rounds: 11 bits of a float16, 7 of a scale and 6 of a code fit into 24.
@@ -36,12 +44,14 @@ constant constexpr uint RUN = 16;
 static inline uint word(device const uchar* raw) { return uint(raw[0]) | uint(raw[1]) << 8; }
 
 // The float16 of these bits, as float32: a subnormal one too, whatever the device does with those.
-static inline float half_of(device const uchar* raw) {
-    const uint h = word(raw), a = h & 0x7FFF, sign = (h & 0x8000) << 16;
+static inline float half_bits(uint h) {
+    const uint a = h & 0x7FFF, sign = (h & 0x8000) << 16;
     const float small = as_type<float>(a + (126u << 23)) - 0.5f;
     const uint normal = (a << 13) + (112u << 23) + (a >= 0x7C00 ? 112u << 23 : 0u);
     return as_type<float>((a < 0x0400 ? as_type<uint>(small) : normal) | sign);
 }
+
+static inline float half_of(device const uchar* raw) { return half_bits(word(raw)); }
 
 // Scale a and least b of sub-block s of Q4_K and Q5_K: 6 bits each, of 12 bytes.
 static inline uint2 scales_k(device const uchar* raw, uint s) {
@@ -99,6 +109,28 @@ static inline float small_float(uint x) {
 static inline int digit(uint x, uint n) {
     for (uint i = 0; i < n; ++i) x = 3 * x & 255;
     return int(3 * x >> 8);
+}
+
+// Eight numbers of a codebook, or four and four; negative where the bit of the signs is set.
+static inline void signed_eight(thread float* y, constant const uchar* first, constant const uchar* second, uint signs,
+                                float scale) {
+    for (uint i = 0; i < 4; ++i) {
+        y[i] = scale * (signs >> i & 1 ? -float(first[i]) : float(first[i]));
+        y[4 + i] = scale * (signs >> (4 + i) & 1 ? -float(second[i]) : float(second[i]));
+    }
+}
+
+// Eight signs from seven bits: the eighth makes the number of minus signs even.
+static inline uint even_signs(uint seven) {
+    uint odd = seven ^ seven >> 4;
+    odd ^= odd >> 2;
+    odd ^= odd >> 1;
+    return seven | (odd & 1) << 7;
+}
+
+// Eight numbers of IQ1, 1/8 higher or lower.
+static inline void eighths(thread float* y, uint row, uint minus, float scale) {
+    for (uint i = 0; i < 8; ++i) y[i] = scale * float(int(IQ1[8 * row + i]) + (minus ? 0 : 2) - 9);
 }
 
 // Elements j .. j + RUN - 1 of row `row` of a matrix w (., K), j a multiple of RUN.
@@ -219,6 +251,86 @@ static inline void expand(thread float* y, device const uchar* w, uint type, uin
         device const uchar* block = w + (first / 256 + r / 16) * 66;
         const uint s = r % 16;
         codes(y, block + s / 8 * 32 + s % 2 * RUN, s / 2 % 4 * 2, 3, half_of(block + 64), 1, 0.0f);
+        break;
+    }
+    case 16: {
+        device const uchar* low = w + (first / 256 + r / 16) * 66 + 2 + r % 16 / 2 * 8;
+        const uint signs = word(low + 4) | word(low + 6) << 16;
+        const float scale = half_of(low - 2 - r % 16 / 2 * 8) * (0.5f + float(signs >> 28)) * 0.25f;
+        for (uint k = 0; k < 2; ++k) {
+            const uint at = r % 2 * 2 + k;
+            constant const uchar* row = IQ2_XXS + 8 * uint(low[at]);
+            signed_eight(y + 8 * k, row, row + 4, even_signs(signs >> 7 * at & 127), scale);
+        }
+        break;
+    }
+    case 17: {
+        device const uchar* block = w + (first / 256 + r / 16) * 74;
+        const uint s = r % 16 / 2, a = block[66 + s] >> r % 2 * 4 & 15;
+        const float scale = half_of(block) * (0.5f + float(a)) * 0.25f;
+        for (uint k = 0; k < 2; ++k) {
+            const uint code = word(block + 2 + 8 * s + 2 * (r % 2 * 2 + k));
+            constant const uchar* row = IQ2_XS + 8 * (code & 511);
+            signed_eight(y + 8 * k, row, row + 4, even_signs(code >> 9), scale);
+        }
+        break;
+    }
+    case 22: {
+        device const uchar* block = w + (first / 256 + r / 16) * 82;
+        const uint s = r % 16 / 2, a = block[74 + s] >> r % 2 * 4 & 15;
+        const float scale = half_of(block) * (0.5f + float(a)) * 0.25f;
+        for (uint k = 0; k < 2; ++k) {
+            const uint at = r % 2 * 2 + k, high = block[66 + s] >> 2 * at & 3;
+            constant const uchar* row = IQ2_S + 8 * (uint(block[2 + 4 * s + at]) | high << 8);
+            signed_eight(y + 8 * k, row, row + 4, block[34 + 4 * s + at], scale);
+        }
+        break;
+    }
+    case 18: {
+        device const uchar* block = w + (first / 256 + r / 16) * 98;
+        const uint s = r % 16 / 2, signs = word(block + 66 + 4 * s) | word(block + 68 + 4 * s) << 16;
+        const float scale = half_of(block) * (0.5f + float(signs >> 28)) * 0.5f;
+        for (uint k = 0; k < 2; ++k) {
+            const uint at = r % 2 * 2 + k;
+            device const uchar* low = block + 2 + 8 * s + 2 * at;
+            signed_eight(y + 8 * k, IQ3_XXS + 4 * uint(low[0]), IQ3_XXS + 4 * uint(low[1]),
+                         even_signs(signs >> 7 * at & 127), scale);
+        }
+        break;
+    }
+    case 21: {
+        device const uchar* block = w + (first / 256 + r / 16) * 110;
+        const uint s = r % 16 / 2, a = block[106 + s / 2] >> s % 2 * 4 & 15, high = block[66 + s];
+        const float scale = half_of(block) * float(2 * a + 1);
+        for (uint k = 0; k < 2; ++k) {
+            const uint at = r % 2 * 2 + k;
+            device const uchar* low = block + 2 + 8 * s + 2 * at;
+            const uint one = uint(low[0]) | (high >> 2 * at & 1) << 8;
+            const uint two = uint(low[1]) | (high >> (2 * at + 1) & 1) << 8;
+            signed_eight(y + 8 * k, IQ3_S + 4 * one, IQ3_S + 4 * two, block[74 + 4 * s + at], scale);
+        }
+        break;
+    }
+    case 19: {
+        device const uchar* block = w + (first / 256 + r / 16) * 50;
+        const uint s = r % 16 / 2, high = word(block + 34 + 2 * s);
+        const float scale = half_of(block) * float(2 * (high >> 12 & 7) + 1) * 0.125f;
+        for (uint k = 0; k < 2; ++k) {
+            const uint at = r % 2 * 2 + k;
+            eighths(y + 8 * k, uint(block[2 + 4 * s + at]) | (high >> 3 * at & 7) << 8, high >> 15, scale);
+        }
+        break;
+    }
+    case 29: {
+        device const uchar* block = w + (first / 256 + r / 16) * 56;
+        const uint s = r % 16 / 2, a = word(block + 48 + s / 2 * 2) >> (6 * (s % 2) + 3 * (r % 2)) & 7;
+        const uint d = uint(block[49]) >> 4 | (block[51] & 0xF0) | (block[53] & 0xF0) << 4 | (block[55] & 0xF0) << 8;
+        const float scale = half_bits(d) * float(2 * a + 1) * 0.125f;
+        const uint high = block[32 + 2 * s + r % 2];
+        for (uint k = 0; k < 2; ++k) {
+            const uint own = high >> 4 * k;
+            eighths(y + 8 * k, uint(block[4 * s + r % 2 * 2 + k]) | (own & 7) << 8, own >> 3 & 1, scale);
+        }
         break;
     }
     case 39: {
