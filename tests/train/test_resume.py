@@ -202,6 +202,11 @@ def test_another_recipe_does_not_take_the_weights(work, tmp_path):
         (lambda path: (path / "complete.json").write_text("[]"), "expected an object"),
         (lambda path: (path / "complete.json").write_text("{}"), "expected a table of files"),
         (lambda path: (path / "complete.json").write_text("{"), "cannot read"),
+        (lambda path: marked(path, "../base.gguf", {"bytes": 1}), "not a file of a checkpoint"),
+        (lambda path: marked(path, "/etc/passwd", {"bytes": 1}), "not a file of a checkpoint"),
+        (lambda path: marked(path, "best/../../x", {"bytes": 1}), "not a file of a checkpoint"),
+        (lambda path: marked(path, "model.safetensors", {"bytes": 1}), "expected bytes and crc32"),
+        (lambda path: marked(path, "best/x", 3), "best/x: expected bytes"),
         (lambda path: shutil.rmtree(path / "best"), "cannot read: No such file"),
     ],
 )
@@ -215,6 +220,13 @@ def test_a_broken_newest_checkpoint_is_passed_over_with_a_word(harm, why, work, 
     assert f"{out / 'checkpoint-12'}" in said and why in said and "the one before it" in said
     assert not list(out.glob(".*")), "strays, and the lock"
     assert_same(out, work / "gpt2")
+
+
+def marked(path, name, entry):
+    """Put a file into the table of a checkpoint's marker."""
+    marker = json.loads((path / "complete.json").read_text())
+    marker["files"][name] = entry
+    (path / "complete.json").write_text(json.dumps(marker))
 
 
 def flip(path):
