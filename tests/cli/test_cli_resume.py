@@ -376,6 +376,40 @@ def test_streams_that_cannot_be_written(closed, code, message, here, tmp_path):
         assert message in done.stderr and not (tmp_path / "out").exists()
 
 
+SLOW = """
+import sys, time
+from toynn.cli import main
+from toynn.recipes import GPT2
+
+def step(self, *given, step=GPT2.step):
+    if self.step_index == 4:
+        print("slow", flush=True)
+        time.sleep(60)
+    return step(self, *given)
+
+GPT2.step = step
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_second_signal_stops_at_once_and_costs_no_checkpoint(here, tmp_path):
+    """Within a step that takes a minute; the run goes on from the last checkpoint."""
+    out = tmp_path / "out"
+    words = [sys.executable, "-c", SLOW, "train", "gpt2", *COMMANDS["gpt2"], "--out", str(out)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        while b"slow" not in process.stdout.readline():
+            pass
+        process.send_signal(signal.SIGINT)
+        while b"finishing the step" not in process.stderr.readline():
+            pass
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == -signal.SIGINT
+    assert (out / "checkpoint-4" / "complete.json").exists()
+    assert main(["train", "--resume", str(out)]) == 0
+    assert main(["train", "gpt2", *COMMANDS["gpt2"], "--out", str(tmp_path / "straight")]) == 0
+    assert contents(out) == contents(tmp_path / "straight")
+
+
 def test_a_terminal_that_goes(here, tmp_path):
     """SIGHUP comes with a terminal that cannot be written any more."""
     import pty
