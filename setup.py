@@ -12,10 +12,13 @@ TOYNN_TILES=software   level amx computes what its tile instructions do in plain
 TOYNN_SANITIZE=address,undefined
                        GCC's or clang's sanitizers watch the C code; the first finding ends the
                        process. Python needs LD_PRELOAD=$(cc -print-file-name=libasan.so) then.
+TOYNN_METAL=auto       the bridge to Metal: on macOS (auto; the rest is built if it fails to build),
+                       nowhere (0), or over the software device of tests/metal_standin (standin)
 
 A tree that was built with other settings is built anew by build_ext --force.
 """
 
+import json
 import os
 import platform
 import shlex
@@ -35,6 +38,7 @@ JOBS = os.cpu_count() or 1
 DEBUG = os.environ.get("TOYNN_DEBUG", "0") == "1"
 SOFTWARE_TILES = ["-DTN_SOFTWARE_TILES"] if os.environ.get("TOYNN_TILES") == "software" else []
 SANITIZE = os.environ.get("TOYNN_SANITIZE", "")
+METAL = os.environ.get("TOYNN_METAL", "auto")
 BUILD = Path("build/cython")
 
 # Flags per level, worst first.
@@ -165,6 +169,40 @@ def per_level(
     return built
 
 
+def metal() -> list[Extension]:
+    """Return the bridge to Metal, if this machine can have one or the software device is wanted."""
+    if METAL not in ("auto", "0", "standin"):
+        sys.exit(f"TOYNN_METAL={METAL}: give auto, 0 or standin")
+    folder = Path("toynn/backends/metal")
+    bridge = Extension(
+        "toynn.backends.metal._bridge",
+        [(folder / "_bridge.pyx").as_posix()],
+        include_dirs=[folder.as_posix()],
+        depends=[(folder / name).as_posix() for name in ("bridge.h", "bridge.m")],
+    )
+    if METAL == "standin":
+        command = [sys.executable, "tests/metal_standin/standin.py"]
+        asked = subprocess.run(command, capture_output=True, text=True)
+        if asked.returncode:
+            sys.exit(f"TOYNN_METAL=standin: {asked.stderr}")
+        flags = json.loads(asked.stdout)
+        unlinked = BUILD / "bridge.o"
+        unlinked.parent.mkdir(parents=True, exist_ok=True)
+        compile_it = [flags["compiler"], *flags["compile"], "-Wall", "-Wextra", "-Werror", "-g"]
+        subprocess.run(
+            [*compile_it, "-O1", "-fPIC", "-c", folder / "bridge.m", "-o", unlinked], check=True
+        )
+        bridge.extra_objects, bridge.extra_link_args = [unlinked.as_posix()], flags["link"]
+        bridge.depends.append(unlinked.as_posix())
+    elif METAL == "auto" and sys.platform == "darwin":
+        bridge.sources.append((folder / "bridge.m").as_posix())
+        bridge.extra_compile_args = ["-fno-objc-arc"]
+        bridge.extra_link_args = ["-framework", "Metal", "-framework", "Foundation"]
+    else:
+        return []
+    return [bridge]
+
+
 def extensions() -> list[Extension]:
     """All extensions: kernels per level, the modules built once, Cython's shared utilities."""
     openmp = openmp_flags()
@@ -191,12 +229,14 @@ def extensions() -> list[Extension]:
         extension.extra_compile_args = [*COMPILE, *openmp, *SOFTWARE_TILES]
         extension.extra_link_args = [*LINK, *openmp]
     translated = cythonize(
-        [*kernels, *once],
+        [*kernels, *once, *metal()],
         build_dir=BUILD.as_posix(),
         compiler_directives=DIRECTIVES,
         nthreads=JOBS,
         shared_utility_qualified_name="toynn._cyutility",
     )
+    for extension in translated:  # cythonize keeps no note of it
+        extension.optional = sys.platform == "darwin" and extension.name.endswith(".metal._bridge")
     names = {kernel.name for kernel in kernels}
     built = [extension for extension in translated if extension.name not in names]
     for kernel in translated:

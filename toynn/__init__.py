@@ -32,6 +32,7 @@ from toynn.engines import (
 )
 from toynn.errors import (
     AdapterError,
+    BackendError,
     BackendUnavailable,
     CheckpointError,
     ConfigError,
@@ -52,6 +53,7 @@ from toynn.threads import get_num_threads, set_num_threads
 __all__ = [
     "AdamW",
     "AdapterError",
+    "BackendError",
     "BackendUnavailable",
     "CheckpointError",
     "ConfigError",

@@ -2,6 +2,7 @@
 
 __all__ = [
     "AdapterError",
+    "BackendError",
     "BackendUnavailable",
     "CheckpointError",
     "ConfigError",
@@ -62,3 +63,7 @@ class BackendUnavailable(ToynnError, RuntimeError):
 
 class RankError(ToynnError, RuntimeError):
     """Of the processes that train together another one failed, left, or does something else."""
+
+
+class BackendError(ToynnError, RuntimeError):
+    """The device failed: in the middle of a step, or in compiling; says so in its own words."""

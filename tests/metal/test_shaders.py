@@ -140,7 +140,7 @@ def test_a_struct_is_packed_as_the_compiler_lays_it_out():
             for member in arguments.members(signature):
                 at = arguments.offset(signature, member.name)
                 text += f'static_assert(__builtin_offsetof({name}, {member.name}) == {at}, "");\n'
-    shaders.compiled(text)
+    msl.compiled(text)
 
 
 def test_an_older_metal_has_no_bfloat():

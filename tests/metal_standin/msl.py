@@ -5,19 +5,26 @@ its lines. From that the arguments of kernels are read, attributes are taken awa
 refuses is refused: double, std::, positions of several widths, a buffer without an address space.
 Then with address spaces as clang's own, only to see that they agree; then without them, to run.
 
-    python msl.py SHADER.metal OBJECT.so [--checked] [--fast]
+    python msl.py SHADER.metal [--checked] [--fast]
+
+compiles it once and prints where the object is.
 """
 
+import fcntl
+import hashlib
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["COMPILER", "Refused", "compile"]
+__all__ = ["COMPILER", "ROOM", "Refused", "compile", "compiled", "headers", "once"]
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parent
+#: Where what is compiled stays, by a hash of what it was compiled from.
+ROOM = HERE.parents[1] / "build" / "metal_standin"
 COMPILER = os.environ.get("STANDIN_CXX", "clang++-19")
 
 #: Attributes that number a thread, and whether they are scalars always.
@@ -63,6 +70,39 @@ class Argument(NamedTuple):
     source: str
     index: int
     text: str
+
+
+def once(name: str, make: Callable[[Path], None], *inputs: bytes | str) -> Path:
+    """Return the file that ``make`` makes of these inputs, and make it if it is not there."""
+    digest = hashlib.sha256()
+    for data in inputs:
+        digest.update(data.encode() if isinstance(data, str) else data)
+    target = ROOM / digest.hexdigest()[:20] / name
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with (target.parent / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not target.exists():
+                part = target.with_name(f"part-{name}")
+                make(part)
+                part.rename(target)
+    return target
+
+
+def headers() -> bytes:
+    """Return the sources on which what is compiled depends."""
+    kinds = (".h", ".hpp", ".cpp", ".m")
+    paths = sorted(path for path in HERE.rglob("*") if path.suffix in kinds)
+    return b"".join(path.read_bytes() for path in [*paths, Path(__file__)])
+
+
+def compiled(text: str, checked: bool = False, fast: bool = False) -> Path:
+    """Compile the text of a shader once; return the shared object. Raises Refused."""
+
+    def make(target: Path) -> None:
+        compile(text, target, checked=checked, fast=fast)
+
+    return once("library.so", make, headers(), text, f"{checked}{fast}")
 
 
 def compile(text: str, target: Path, *, checked: bool = False, fast: bool = False) -> None:
@@ -198,11 +238,7 @@ def _table(kernels: dict[str, list[Argument]]) -> str:
 
 if __name__ == "__main__":
     try:
-        compile(
-            Path(sys.argv[1]).read_text(),
-            Path(sys.argv[2]),
-            checked="--checked" in sys.argv,
-            fast="--fast" in sys.argv,
-        )
+        text, flags = Path(sys.argv[1]).read_text(), sys.argv[2:]
+        print(compiled(text, checked="--checked" in flags, fast="--fast" in flags))
     except Refused as error:
         sys.exit(str(error))

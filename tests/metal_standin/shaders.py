@@ -7,28 +7,21 @@ checker knows the bounds of each tensor.
 """
 
 import ctypes
-import fcntl
-import hashlib
 import itertools
 import math
 import shutil
-import subprocess
 from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
 
 import msl
 import numpy as np
+import standin
 
 import toynn._kernels as kernels
 from toynn import precision
 from toynn.backends.metal import arguments, grids, library
 
-__all__ = ["ROOM", "ShaderError", "available", "compiled", "run", "run_case", "runtime"]
-
-HERE = Path(__file__).parent
-#: Where what is compiled stays, by a hash of what it was compiled from.
-ROOM = HERE.parents[1] / "build" / "metal_standin"
+__all__ = ["ShaderError", "available", "run", "run_case"]
 
 
 class ShaderError(Exception):
@@ -68,46 +61,9 @@ class Kernel(ctypes.Structure):
     ]
 
 
-def _once(name: str, *inputs: bytes | str):
-    """Return a path for what is made of these inputs, whether it is there, and a held lock."""
-    digest = hashlib.sha256()
-    for data in inputs:
-        digest.update(data.encode() if isinstance(data, str) else data)
-    target = ROOM / digest.hexdigest()[:20] / name
-    target.parent.mkdir(parents=True, exist_ok=True)
-    lock = (target.parent / f"{name}.lock").open("w")
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    return target, lock
-
-
-def _headers() -> bytes:
-    return b"".join(path.read_bytes() for path in sorted(HERE.glob("*.[hpc]*")))
-
-
-@cache
-def runtime() -> Path:
-    """Build the executor and the checker once; return the shared object."""
-    target, lock = _once("libsoft.so", _headers())
-    with lock:
-        if not target.exists():
-            sources = [HERE / "runtime.cpp", HERE / "checker.cpp"]
-            flags = ["-std=c++17", "-O2", "-g", "-fPIC", "-shared"]
-            subprocess.run([msl.COMPILER, *flags, *sources, "-o", target, "-ldl"], check=True)
-    return target
-
-
-def compiled(text: str, checked: bool = False, fast: bool = False) -> Path:
-    """Compile the text of a library once; return the shared object. Raises msl.Refused."""
-    target, lock = _once("library.so", _headers(), text, f"{checked}{fast}")
-    with lock:
-        if not target.exists():
-            msl.compile(text, target, checked=checked, fast=fast)
-    return target
-
-
 @cache
 def _loaded() -> ctypes.CDLL:
-    soft = ctypes.CDLL(str(runtime()), ctypes.RTLD_GLOBAL)
+    soft = ctypes.CDLL(str(standin.runtime()), ctypes.RTLD_GLOBAL)
     for name in ("soft_memory_add", "soft_memory_remove", "soft_library_add"):
         getattr(soft, name).restype = None
     soft.soft_memory_add.argtypes = [ctypes.c_void_p, ctypes.c_ulong, ctypes.c_int]
@@ -120,7 +76,7 @@ def _loaded() -> ctypes.CDLL:
 
 @cache
 def _functions(text: str, checked: bool) -> tuple[dict[str, int], ctypes.CDLL]:
-    soft, shared = _loaded(), ctypes.CDLL(str(compiled(text, checked)))
+    soft, shared = _loaded(), ctypes.CDLL(str(msl.compiled(text, checked)))
     start = ctypes.addressof(Kernel.in_dll(shared, "soft_kernels"))
     soft.soft_library_add(start)
     found = {}

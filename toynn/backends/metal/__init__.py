@@ -1,20 +1,41 @@
-"""The Metal backend: shaders on Apple's GPUs. It is not here yet; its shaders are being written."""
+"""The Metal backend: a planned tape as one command buffer on Apple's GPU. See docs/metal.md.
 
-import platform
+It is there where macOS has a device and the package was built with the bridge; elsewhere it
+imports, says why it is missing, and is refused by name. It never computes on the CPU instead.
+"""
+
+import sys
 
 from toynn.backends.protocol import Backend
-from toynn.errors import BackendUnavailable
+from toynn.errors import BackendError, BackendUnavailable
 
 __all__ = ["create", "missing"]
 
 
-def missing() -> str:
-    """Return why there is no such device here."""
-    return f"{platform.system()}: Metal is for macOS, and the backend is not complete yet"
+def missing() -> str | None:
+    """Return why this machine has no such backend, or None."""
+    try:
+        from toynn.backends.metal import _bridge
+    except ImportError as error:
+        if sys.platform != "darwin":
+            return f"Metal is Apple's, for macOS; this is {sys.platform}"
+        return (
+            f"this build has no bridge to it ({error}): it needs Apple's command-line tools "
+            "(xcode-select --install) and no TOYNN_METAL=0; pip install -v says what went wrong"
+        )
+    try:
+        _bridge.Device()
+    except BackendError as error:
+        return str(error)
+    return None
 
 
 def create(n_threads: int | None = None) -> Backend:
     """Return a new backend; raises BackendUnavailable where there is no device."""
-    raise BackendUnavailable(
-        f"backend 'metal': {missing()}; use another: backend=\"cpu\" runs everywhere"
-    )
+    if (why := missing()) is not None:
+        raise BackendUnavailable(
+            f"backend 'metal': {why}; use backend=\"cpu\" (--backend cpu), which runs everywhere"
+        )
+    from toynn.backends.metal.backend import Metal
+
+    return Metal(n_threads)

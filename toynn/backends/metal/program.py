@@ -1,0 +1,192 @@
+"""From launches to dispatches: where each tensor is bound, what the arguments say, which grid.
+
+The arguments of all launches lie in one buffer of the program, each as two structs, one for the
+first micro-batch and one for later ones. Where only some rows are live, which the device itself
+counts, a dispatch in front of the kernel's writes the size that is left into them (program.metal).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from toynn.backends.metal import _bridge
+from toynn.backends.metal.arguments import entries, offset, pack
+from toynn.backends.metal.grids import PASSES, SCRATCH, Pass
+from toynn.backends.protocol import Accumulate, Launch, aligned
+from toynn.errors import BackendError, BackendUnavailable
+from toynn.signature import Signature
+
+if TYPE_CHECKING:
+    from toynn.backends.metal.backend import Metal, MetalBuffer
+
+__all__ = ["MetalProgram", "scratch"]
+
+#: Bytes between two structs of arguments: where the address space of constants may begin.
+SLOT = 256
+#: What a dispatch, an operation and a byte may cost, in seconds: to share out a run's time.
+DISPATCH, FLOP, BYTE = 2e-6, 1e-12, 1e-11
+
+
+class Planned(NamedTuple):
+    """A launch with what its kernel needs on this device."""
+
+    op: str
+    launch: Launch
+    signature: Signature
+    given: dict[str, int]  # sizes, and has_X
+    passes: list[Pass]
+    scratch: int
+
+
+def _plan(launch: Launch) -> Planned:
+    op, _, entry = launch.kernel.partition(".")
+    signature = entries(op).get(entry)
+    if signature is None or launch.kernel not in PASSES:
+        raise BackendUnavailable(f"backend 'metal': has no kernel {launch.kernel}")
+    signature.check(f"the kernel {launch.kernel}", launch.tensors, launch.sizes, launch.options)
+    there = {f"has_{name}": int(launch.tensors[name] is not None) for name in signature.nullable}
+    given = {**launch.sizes, **there}
+    passes = [one for one in PASSES[launch.kernel](given) if 0 not in one.groups]
+    need = SCRATCH[launch.kernel](given) if launch.kernel in SCRATCH else 0
+    return Planned(op, launch, signature, given, passes, aligned(need))
+
+
+def scratch(launches: Sequence[Launch]) -> int:
+    """Return the bytes that a program of these launches has of its own.
+
+    Raises BackendUnavailable for a kernel that there is none of.
+    """
+    planned = [_plan(launch) for launch in launches]
+    return sum(_own(planned))
+
+
+def _own(planned: Sequence[Planned]) -> tuple[int, int]:
+    """Return the bytes of arguments, and of intermediate results, which all launches share."""
+    slots = 1 + sum(2 + (one.launch.live is not None) for one in planned)
+    return SLOT * slots, max((one.scratch for one in planned), default=0)
+
+
+def _structs(one: Planned) -> Iterator[bytes]:
+    """Return the arguments in the first micro-batch, and in later ones."""
+    policy = one.launch.accumulate
+    for later in (0, 1):
+        adds = later if policy is Accumulate.MICRO_BATCH else int(policy is Accumulate.ALWAYS)
+        try:
+            yield pack(one.signature, {**one.given, **one.launch.options, "accumulate": adds})
+        except OverflowError as error:
+            raise BackendError(f"backend 'metal': {one.launch.kernel}: {error}") from error
+
+
+class MetalProgram:
+    """Dispatches, the memory of their arguments, and the time that runs took."""
+
+    def __init__(
+        self, backend: "Metal", launches: Sequence[Launch], buffers: Mapping[str, "MetalBuffer"]
+    ) -> None:
+        self._backend, self._buffers = backend, buffers
+        planned = [_plan(launch) for launch in launches]
+        arguments, intermediate = _own(planned)
+        self._arguments = backend.allocate(arguments)
+        self._scratch = backend.allocate(intermediate)
+        self._next = SLOT  # the first is bound where a tensor is missing
+        self.scratch = arguments + intermediate
+        count = sum(len(one.passes) + (one.launch.live is not None) for one in planned)
+        self.dispatches = _bridge.Dispatches(backend.device, count)
+        for one in planned:
+            self._append(one)
+        self._launches = list(launches)
+        self._runs: dict[str, tuple[int, float]] = {}  # by segments: how often, seconds
+
+    def _append(self, one: Planned) -> None:
+        launch = one.launch
+        first, later = (self._write(data) for data in _structs(one))
+        if launch.live is not None:
+            self._limit(one, first, later)
+        places = [launch.tensors[name] for name in one.signature.tensors]
+        memories = [self._memory(place.buffer if place else None) for place in places]
+        offsets = [place.offset if place else 0 for place in places]
+        for i, memory in enumerate(memories):
+            if offsets[i] >= memory.nbytes:  # nothing lies there
+                memories[i], offsets[i] = self._arguments.memory, 0
+        memories += [self._arguments.memory, self._scratch.memory]
+        if launch.kernel not in SCRATCH:
+            memories.pop()
+        ends = ([first, 0], [later, 0])
+        n = len(memories)
+        for each in one.passes:
+            pipeline = self._backend.pipeline(one.op, each.function)
+            threads = int(np.prod(each.threads))
+            if threads > pipeline.threads:
+                raise BackendError(
+                    f"backend 'metal': {each.function} needs {threads} threads in a group, and "
+                    f"this device gives it {pipeline.threads}"
+                )
+            in_first, in_later = ([*offsets, *end][:n] for end in ends)
+            self.dispatches.append(
+                launch.segment, pipeline, memories, in_first, in_later, each.groups, each.threads
+            )
+
+    def _limit(self, one: Planned, first: int, later: int) -> None:
+        """Add the dispatch that says how many rows are live."""
+        live = one.launch.live
+        assert live is not None
+        word = offset(one.signature, live.size) // 4
+        per_row = one.launch.sizes[live.size] // live.rows
+        numbers = np.array([word, per_row, live.first, live.rows], np.uint32)
+        at = self._write(numbers.tobytes())
+        arguments, count = self._arguments.memory, self._memory(live.count.buffer)
+        offsets = [first, later, live.count.offset, at]
+        self.dispatches.append(
+            one.launch.segment,
+            self._backend.pipeline("program", "program_limit"),
+            [arguments, arguments, count, arguments],
+            offsets,
+            offsets,
+            (1, 1, 1),
+            (1, 1, 1),
+        )
+
+    def _memory(self, name: str | None) -> _bridge.Memory:
+        return (self._arguments if name is None else self._buffers[name]).memory
+
+    def _write(self, data: bytes) -> int:
+        """Put a struct into the next slot; return where it lies."""
+        assert len(data) <= SLOT
+        at, self._next = self._next, self._next + SLOT
+        self._arguments.upload(at, np.frombuffer(data, np.uint8))
+        return at
+
+    # -- Runs ----------------------------------------------------------------------------------
+
+    def run(self, segments: str, accumulate: bool) -> None:
+        """Submit the launches of these segments, as one command buffer."""
+        self._backend.commit(self, segments, accumulate)
+
+    def took(self, segments: str, seconds: float) -> None:
+        """Take down what a run of these segments took."""
+        runs, spent = self._runs.get(segments, (0, 0.0))
+        self._runs[segments] = runs + 1, spent + seconds
+
+    def failed(self, error: BackendError) -> BackendError:
+        """Return what is to be raised where a run failed."""
+        return BackendError(
+            f"backend 'metal': {self._backend.limits['name']} failed in the middle of a run: "
+            f'{error}; use a smaller batch (--batch, --seq), checkpointing, or backend="cpu"'
+        )
+
+    def times(self) -> list[tuple[int, int]]:
+        """Return (calls, nanoseconds) per launch: of each run's time a share by its work."""
+        self._backend.wait()
+        calls, spent = np.zeros(len(self._launches), int), np.zeros(len(self._launches))
+        work = [DISPATCH + FLOP * each.flops + BYTE * each.nbytes for each in self._launches]
+        for segments, (runs, seconds) in self._runs.items():
+            ran = np.array([each.segment in segments for each in self._launches])
+            share = np.where(ran, work, 0)
+            calls += runs * ran
+            spent += seconds * 1e9 * share / max(share.sum(), DISPATCH)
+        return [(int(n), int(ns)) for n, ns in zip(calls, spent, strict=True)]
+
+    def notes(self) -> Mapping[str, int]:
+        """Say how much of those nanoseconds is a share of a run's time, and not measured."""
+        return {"shared out by work": sum(spent for _, spent in self.times())}
