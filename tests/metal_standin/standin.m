@@ -338,6 +338,8 @@ COUNTED
 - (id<MTLLibrary>)newLibraryWithSource:(NSString *)source options:(MTLCompileOptions *)options error:(NSError **)error {
     char answer[8192];
     BOOL done = compile(source, !options || [options fastMathEnabled], answer, sizeof answer);
+    Dl_info executor;
+    if (dladdr((void *)soft_run, &executor)) dlopen(executor.dli_fname, RTLD_NOLOAD | RTLD_NOW | RTLD_GLOBAL); // shaders call it
     void *object = done ? dlopen(answer, RTLD_NOW | RTLD_LOCAL) : NULL;
     if (!object) {
         if (error) *error = failure(done ? dlerror() : answer);
