@@ -6,19 +6,17 @@ counts, a dispatch in front of the kernel's writes the size that is left into th
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from toynn.backends.metal import _bridge
 from toynn.backends.metal.arguments import entries, offset, pack
+from toynn.backends.metal.device import MetalBuffer, MetalDevice
 from toynn.backends.metal.grids import PASSES, SCRATCH, Pass
 from toynn.backends.protocol import Accumulate, Launch, aligned
 from toynn.errors import BackendError, BackendUnavailable
 from toynn.signature import Signature
-
-if TYPE_CHECKING:
-    from toynn.backends.metal.backend import Metal, MetalBuffer
 
 __all__ = ["MetalProgram", "scratch"]
 
@@ -82,17 +80,17 @@ class MetalProgram:
     """Dispatches, the memory of their arguments, and the time that runs took."""
 
     def __init__(
-        self, backend: "Metal", launches: Sequence[Launch], buffers: Mapping[str, "MetalBuffer"]
+        self, device: MetalDevice, launches: Sequence[Launch], buffers: Mapping[str, MetalBuffer]
     ) -> None:
-        self._backend, self._buffers = backend, buffers
+        self._device, self._buffers = device, buffers
         planned = [_plan(launch) for launch in launches]
         arguments, intermediate = _own(planned)
-        self._arguments = backend.allocate(arguments)
-        self._scratch = backend.allocate(intermediate)
+        self._arguments = device.allocate(arguments)
+        self._scratch = device.allocate(intermediate)
         self._next = SLOT  # the first is bound where a tensor is missing
         self.scratch = arguments + intermediate
         count = sum(len(one.passes) + (one.launch.live is not None) for one in planned)
-        self.dispatches = _bridge.Dispatches(backend.device, count)
+        self._dispatches = _bridge.Dispatches(device.bridge, count)
         for one in planned:
             self._append(one)
         self._launches = list(launches)
@@ -115,7 +113,7 @@ class MetalProgram:
         ends = ([first, 0], [later, 0])
         n = len(memories)
         for each in one.passes:
-            pipeline = self._backend.pipeline(one.op, each.function)
+            pipeline = self._device.pipeline(one.op, each.function)
             threads = int(np.prod(each.threads))
             if threads > pipeline.threads:
                 raise BackendError(
@@ -123,7 +121,7 @@ class MetalProgram:
                     f"this device gives it {pipeline.threads}"
                 )
             in_first, in_later = ([*offsets, *end][:n] for end in ends)
-            self.dispatches.append(
+            self._dispatches.append(
                 launch.segment, pipeline, memories, in_first, in_later, each.groups, each.threads
             )
 
@@ -137,9 +135,9 @@ class MetalProgram:
         at = self._write(numbers.tobytes())
         arguments, count = self._arguments.memory, self._memory(live.count.buffer)
         offsets = [first, later, live.count.offset, at]
-        self.dispatches.append(
+        self._dispatches.append(
             one.launch.segment,
-            self._backend.pipeline("program", "program_limit"),
+            self._device.pipeline("program", "program_limit"),
             [arguments, arguments, count, arguments],
             offsets,
             offsets,
@@ -161,23 +159,16 @@ class MetalProgram:
 
     def run(self, segments: str, accumulate: bool) -> None:
         """Submit the launches of these segments, as one command buffer."""
-        self._backend.commit(self, segments, accumulate)
 
-    def took(self, segments: str, seconds: float) -> None:
-        """Take down what a run of these segments took."""
-        runs, spent = self._runs.get(segments, (0, 0.0))
-        self._runs[segments] = runs + 1, spent + seconds
+        def done(seconds: float) -> None:
+            runs, spent = self._runs.get(segments, (0, 0.0))
+            self._runs[segments] = runs + 1, spent + seconds
 
-    def failed(self, error: BackendError) -> BackendError:
-        """Return what is to be raised where a run failed."""
-        return BackendError(
-            f"backend 'metal': {self._backend.limits['name']} failed in the middle of a run: "
-            f'{error}; use a smaller batch (--batch, --seq), checkpointing, or backend="cpu"'
-        )
+        self._device.commit(self._dispatches, segments, accumulate, done)
 
     def times(self) -> list[tuple[int, int]]:
         """Return (calls, nanoseconds) per launch: of each run's time a share by its work."""
-        self._backend.wait()
+        self._device.wait()
         calls, spent = np.zeros(len(self._launches), int), np.zeros(len(self._launches))
         work = [DISPATCH + FLOP * each.flops + BYTE * each.nbytes for each in self._launches]
         for segments, (runs, seconds) in self._runs.items():
