@@ -3,6 +3,7 @@
 An object holds the ones that it needs, so they may be dropped in any order. What goes wrong in the
 device is raised as BackendError, with its own words.
 """
+cimport cython
 from cpython.buffer cimport PyBuffer_FillInfo
 from libc.stdint cimport uint32_t
 from libc.stdlib cimport calloc, free
@@ -131,13 +132,17 @@ cdef class Pipeline:
         raise TypeError("a pipeline cannot be pickled")
 
 
+@cython.no_gc_clear  # what they use must be there until they are done
 cdef class Commands:
-    """What was submitted at once. Holds what it uses until it is dropped."""
+    """What was submitted at once. Holds what it uses; when it is dropped, it waits."""
 
     cdef toynn_metal_commands* _commands
     cdef object _held
 
     def __dealloc__(self):
+        cdef toynn_metal_error error
+        if self._commands != NULL:
+            toynn_metal_commands_wait(self._commands, &error)
         toynn_metal_commands_release(self._commands)
 
     def __reduce__(self):

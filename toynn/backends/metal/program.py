@@ -10,10 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from toynn import dtypes
 from toynn.backends.metal import _bridge
 from toynn.backends.metal.arguments import entries, offset, pack
 from toynn.backends.metal.device import MetalBuffer, MetalDevice
-from toynn.backends.metal.grids import PASSES, SCRATCH, Pass
+from toynn.backends.metal.grids import PASSES, SCRATCH, TYPES, Pass
 from toynn.backends.protocol import Accumulate, Launch, aligned
 from toynn.errors import BackendError, BackendUnavailable
 from toynn.signature import Signature
@@ -42,6 +43,12 @@ def _plan(launch: Launch) -> Planned:
     signature = entries(op).get(entry)
     if signature is None or launch.kernel not in PASSES:
         raise BackendUnavailable(f"backend 'metal': has no kernel {launch.kernel}")
+    if launch.sizes.get("type", 0) not in TYPES:
+        kind = next(n for n, t in dtypes.DTYPES.items() if t.ggml == launch.sizes["type"])
+        raise BackendUnavailable(
+            f"backend 'metal': {launch.kernel} does not read weights of type {kind}; use a base "
+            'of another type, or backend="cpu"'
+        )
     signature.check(f"the kernel {launch.kernel}", launch.tensors, launch.sizes, launch.options)
     there = {f"has_{name}": int(launch.tensors[name] is not None) for name in signature.nullable}
     given = {**launch.sizes, **there}

@@ -1,0 +1,289 @@
+"""The Metal backend end to end: from a session to the device, against the CPU and the reference."""
+
+import gc
+import mmap
+from dataclasses import replace
+
+import metal_device
+import numpy as np
+import pytest
+from launches import OPS, run
+from lora_bases import write_base
+from small_recipes import RECIPES, SIZES
+from tapes import TAPES, Net
+from tiny import HP, Tiny
+
+import toynn
+from toynn import backends, ops
+from toynn.backends.metal import grids
+from toynn.errors import BackendError, BackendUnavailable, NonFiniteError
+from toynn.session import Session
+from toynn.testing.cases import CASES
+from toynn.testing.doors import check
+
+pytestmark = pytest.mark.skipif(metal_device.SKIP is not None, reason=str(metal_device.SKIP))
+
+NMSE = 1e-9
+CLOSE = 1e-5  # losses
+
+#: How the software device runs; a real one runs in its own way.
+MODES = {
+    "plain": {},
+    "checked": {"checked": 1},
+    "no-simdgroups": {"simdgroups": 0, "checked": 1},
+    **{f"order-{seed}": {"seed": seed} for seed in (1, 2, 3)},
+}
+
+
+@pytest.fixture
+def device():
+    """The controls of the software device; afterwards nothing of it is left alive."""
+    controls = metal_device.software()
+    if controls is None:
+        pytest.skip("steers the software device; this one is real")
+    gc.collect()
+    before = controls.standin_live()
+    yield controls
+    controls.standin_reset()
+    gc.collect()
+    assert controls.standin_live() <= before, "objects of the device are not released"
+
+
+@pytest.fixture(params=MODES)
+def mode(request, device):
+    for name, value in MODES[request.param].items():
+        getattr(device, f"standin_{name}")(value)
+    return request.param
+
+
+def nmse(got, expected):
+    got, expected = np.asarray(got, float), np.asarray(expected, float)
+    return ((got - expected) ** 2).sum() / max((expected**2).sum(), 1e-30)
+
+
+# -- Ops, tapes, recipes ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_op(op, device):
+    device.standin_checked(1)
+    backend = backends.get("metal")
+    for shape in CASES[op].shapes:
+        if shape.get("type", 0) not in grids.TYPES:
+            continue
+        for call in CASES[op].calls(np.random.default_rng(3), **shape):
+            check(op, call, run(backend, op, call, shape))
+            if call.accumulates:
+                more = {key: call.expected[key] + 1 for key in call.accumulates}
+                got = run(backend, op, call, shape, accumulate=True)
+                check(op, replace(call, expected=more), got)
+
+
+@pytest.mark.parametrize("name", TAPES)
+def test_tape(name, device):
+    device.standin_checked(1)
+    make, *arguments = TAPES[name]
+    results = {}
+    for backend in ("reference", "metal"):
+        net = Net(backend=backend)
+        y = make(net, *arguments)
+        s = net.realize(net.loss(y))
+        s.max_grad_norm = 0.5
+        for _ in range(2):  # micro-batches
+            s.run("grads")
+        s.run()
+        results[backend] = [
+            *(s.download(s.tape.loss), s.grad_norm, *map(s.download, net.gradients))
+        ]
+    for got, expected in zip(results["metal"], results["reference"], strict=True):
+        assert nmse(got, expected) < NMSE
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Losses and first gradients of each recipe on the CPU, once."""
+    found = {}
+
+    def train(name):
+        if name not in found:
+            recipe, losses = RECIPES[name]("cpu", tmp_path_factory.mktemp("base"))
+            found[name] = losses, recipe.engine.gradients()
+        return found[name]
+
+    return train
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_trains_to_the_losses_of_the_cpu(name, mode, trained, tmp_path):
+    expected, gradients = trained(name)
+    recipe, losses = RECIPES[name]("metal", tmp_path)
+    assert losses[-1] != losses[0]
+    np.testing.assert_allclose(losses, expected, rtol=CLOSE)
+    found = recipe.engine.gradients()
+    all_of = [np.concatenate([g[key].ravel() for key in gradients]) for g in (found, gradients)]
+    assert nmse(*all_of) < NMSE
+    recipe.engine.session.close()
+
+
+def test_a_cache_is_read_and_written(mode):
+    read = {}
+    for backend in ("cpu", "metal"):
+        engine = toynn.LlamaSeqEngine(backend)
+        config = toynn.LlamaConfig(**SIZES | {"context": 80}, n_kv_heads=1)
+        engine.realize_for_random_init(config, toynn.RecipeOptions(seed=3))
+        decoder, ids = engine.decoder(), np.arange(75) % 61
+        read[backend] = [decoder.read(ids[:70]), *(decoder.read(ids[i : i + 1]) for i in (70, 71))]
+    for got, expected in zip(read["metal"], read["cpu"], strict=True):
+        assert nmse(got, expected) < NMSE
+
+
+def test_chunks_of_the_loss_and_live_rows(mode):
+    losses = []
+    for backend in ("cpu", "metal"):
+        s = Session(backend)
+        w, labels = s.parameter("w", (9, 4)), s.input("labels", (7,), "i32")
+        x, hp = s.input("x", (7, 4)), s.input("hp", (7,))
+        s.set_loss(ops.linear_cross_entropy(s, x, w, labels, rows=3))
+        s.build_backward()
+        s.opt_step_adamw(w, s.grad(w), hp)
+        s.finalize_weights()
+        s.upload(w, np.linspace(-1, 1, 36).reshape(9, 4))
+        s.realize()
+        s.upload(x, np.eye(7, 4))
+        s.upload(hp, HP)
+        for kept in ([0, -100, 3, 8, 1, 1, 2], [-100, -100, 3, -100, -100, -100, -100]):
+            s.upload(labels, kept)
+            for to in ("update", "update", "loss"):
+                s.run(to)
+                losses.append(float(s.download(s.tape.loss)))
+    np.testing.assert_allclose(losses[:6], losses[6:], rtol=CLOSE)
+
+
+# -- How a step is asked for -----------------------------------------------------------------------
+
+
+def test_a_step_is_one_commit(device):
+    recipe = toynn.recipes.GPT2(backend="metal")
+    recipe.realize(toynn.GPT2Config(11, 8, 2, 16, 1, 4), toynn.RecipeOptions())
+    ids = np.arange(4)
+    for step in range(2):
+        before = device.standin_commits()
+        recipe.step(ids, None, ids, HP, step == 0)
+        assert device.standin_commits() - before == 1
+    recipe.engine.session.close()
+
+
+def test_nothing_runs_until_somebody_looks(device):
+    tiny, eager = Tiny(backend="metal"), Tiny()
+    before = device.standin_dispatches()
+    for _ in range(40):  # more than a device takes at once
+        tiny.s.run("grads")
+        eager.s.run("grads")
+    assert device.standin_commits() >= 40 and device.standin_dispatches() > before
+    tiny.s.run()
+    eager.s.run()
+    for a, b in ((tiny.w, eager.w), (tiny.wte, eager.wte)):
+        assert nmse(tiny.s.download(a), eager.s.download(b)) < NMSE
+    assert "shared out by work" in str(tiny.s.profile())
+    rows = {row.op: row for row in tiny.s.profile().rows}
+    assert rows["adamw.step"].calls == 2 and rows["matmul.forward"].ms > 0
+
+
+def test_a_mapped_file_is_shared_and_an_array_is_copied(device, tmp_path):
+    path = tmp_path / "base.gguf"
+    write_base(path, "gpt2")
+    recipe = toynn.recipes.LoRA(backend="metal")
+    recipe.realize(path, None, 2, toynn.RecipeOptions(t_seq=8), targets="all-linear")
+    session = recipe.engine.session
+    assert session.backend.copied == 0
+    session.close()
+    s = Session("metal")
+    pages = mmap.mmap(-1, 3 * mmap.PAGESIZE)
+    for start, copied in ((0, 0), (64, 384)):
+        table = np.frombuffer(pages, np.uint8)[start : start + 384].view(np.float32).reshape(8, 12)
+        buffer = s.backend.wrap(table.reshape(-1).view(np.uint8))
+        assert np.array_equal(buffer.download(0, (8, 12), "f32"), table)
+        assert s.backend.copied == copied
+
+
+def test_memory_is_what_the_program_takes(device):
+    tiny = Tiny(backend="metal")
+    told = tiny.s.memory()
+    tiny.s.run()
+    assert tiny.s.memory().activations == told.activations > 0
+
+
+@pytest.mark.parametrize("backend", ["metal"])
+def test_a_buffer_keeps_to_its_bounds(backend):
+    buffer = backends.get(backend).allocate(64)
+    buffer.upload(56, np.array([1, 2], np.float32))
+    assert buffer.download(60, (), "f32") == 2
+    for offset, n in ((60, 2), (-4, 1), (64, 1), (0, 17)):
+        with pytest.raises(ValueError, match="is not within 64 bytes"):
+            buffer.upload(offset, np.zeros(n, np.float32))
+
+
+# -- What goes wrong -------------------------------------------------------------------------------
+
+
+def test_a_gradient_that_is_not_finite_leaves_everything_as_it_was(device):
+    tiny = Tiny(backend="metal")
+    tiny.s.run()
+    tiny.s.upload(tiny.w, np.full(tiny.w.shape, 1e38))
+    before = tiny.state()
+    with pytest.raises(NonFiniteError, match="first bad gradient"):
+        tiny.s.run()
+    assert all(np.array_equal(a, b) for a, b in zip(before, tiny.state(), strict=True))
+
+
+def test_memory_that_runs_out_in_a_step_leaves_the_weights_as_they_were(device):
+    tiny = Tiny(backend="metal")
+    tiny.s.run()
+    before = tiny.state()
+    updates = sum(node.op.kernel == "adamw.step" for node in tiny.s.tape.nodes)
+    start = device.standin_dispatches()
+    tiny.s.run("loss")
+    tiny.s.download(tiny.loss)
+    forward = device.standin_dispatches() - start
+    assert updates and forward
+    for failing in range(forward + 1):
+        device.standin_fail_after(failing)
+        with pytest.raises(BackendError, match=r"in the middle of a run: .*Insufficient Memory"):
+            tiny.s.run()
+        device.standin_fail_after(-1)
+        assert all(np.array_equal(a, b) for a, b in zip(before, tiny.state(), strict=True))
+    tiny.s.run()  # the session goes on
+    assert np.isfinite(tiny.s.download(tiny.loss))
+
+
+def test_a_buffer_that_is_too_long(device):
+    device.standin_limit(1 << 16)
+    with pytest.raises(BackendError, match=r"a buffer of 70016 bytes.* at most 65536 in one; use"):
+        backends.get("metal").allocate(70000)
+
+
+def test_a_shader_that_does_not_compile(device, monkeypatch):
+    from toynn.backends.metal import device as module
+
+    text = "kernel void gelu_forward(device float* y [[buffer(0)]]) { y[0] = 1 }"
+    monkeypatch.setattr(module, "source", lambda op, simdgroups: text)
+    call = CASES["gelu"].calls(np.random.default_rng(0), **CASES["gelu"].shapes[1])[0]
+    with pytest.raises(BackendError, match=r"newLibraryWithSource: .*expected ';'"):
+        run(backends.get("metal"), "gelu", call, CASES["gelu"].shapes[1])
+
+
+def test_blocks_that_no_shader_reads_are_refused_when_compiled(device):
+    s = Session("metal")
+    blocks = np.zeros(66, np.uint8)
+    w = s.mapped("w", blocks, "iq2_xxs", (1, 256))
+    s.output(ops.linear(s, s.input("x", (1, 256)), w))
+    s.finalize_weights()
+    with pytest.raises(BackendUnavailable, match=r"matmul\.forward.*iq2_xxs"):
+        s.realize()
+
+
+def test_without_a_device_it_says_so(device):
+    device.standin_absent(1)
+    assert "metal" not in backends.available()
+    with pytest.raises(BackendUnavailable, match=r"no Metal device.*--backend cpu"):
+        Session("metal")
