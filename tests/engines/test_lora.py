@@ -21,7 +21,7 @@ from lora_bases import (
 
 import toynn
 from toynn.engines import LlamaSeqEngine
-from toynn.errors import BackendUnavailable, ConfigError, GGUFError, LifecycleError, ShapeError
+from toynn.errors import ConfigError, GGUFError, LifecycleError, ShapeError
 from toynn.formats import gguf
 from toynn.recipes import LoRA
 
@@ -260,11 +260,6 @@ def test_calls_in_a_wrong_order_name_the_one_that_is_missing(llama):
     for call in (recipe.engine.export_gguf, recipe.engine.export_hf):
         with pytest.raises(ConfigError, match="export_adapter"):
             call("new")
-
-
-def test_the_metal_backend_is_not_there(llama):
-    with pytest.raises(BackendUnavailable):
-        LoRA(backend="metal").realize(llama, None, 2, OPTS)
 
 
 def test_an_engine_without_adapters_or_with_untrained_ones_computes_logits(llama):
