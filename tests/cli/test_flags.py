@@ -51,6 +51,7 @@ SEEN = {
     "--alpha": "3",
     "--arch": "qwen3",
     "--b-rate": "16",
+    "--backend": "reference",
     "--batch": "3",
     "--beta": ("0.5", {"--data": "prefer.jsonl", "--seq": "24", "--loss": "dpo"}),
     "--checkpointing": {"lora": "", "": ("", {"--layers": "2"})},

@@ -10,3 +10,4 @@ void standin_absent(int on);              /* no device */
 long standin_live(void);                  /* objects that were not released */
 long standin_commits(void);
 long standin_dispatches(void);
+int standin_fast(void);                   /* whether any library was compiled with fast math */

@@ -19,12 +19,14 @@ static const unsigned POISON = 0x7fc0dead;
 
 static struct { int checked, simdgroups, absent; unsigned long seed, limit; long fail_after; } set;
 static long live, commits, dispatches;
+static int fast;
 
 void standin_reset(void) {
     memset(&set, 0, sizeof set);
     set.simdgroups = 1, set.limit = 1ul << 34, set.fail_after = -1;
-    commits = dispatches = 0;
+    commits = dispatches = fast = 0;
 }
+__attribute__((constructor)) static void start(void) { standin_reset(); }
 void standin_checked(int on) { set.checked = on; }
 void standin_seed(unsigned long seed) { set.seed = seed; }
 void standin_simdgroups(int on) { set.simdgroups = on; }
@@ -34,6 +36,7 @@ void standin_absent(int on) { set.absent = on; }
 long standin_live(void) { return live; }
 long standin_commits(void) { return commits; }
 long standin_dispatches(void) { return dispatches; }
+int standin_fast(void) { return fast; }
 
 static void refuse(NSString *format, ...) {
     va_list arguments;
@@ -57,7 +60,12 @@ static NSError *failure(const char *text) {
 
 @implementation MTLCompileOptions
 @synthesize fastMathEnabled = _fast;
-COUNTED
+- (id)init {
+    self = [super init];
+    live++;
+    _fast = YES; // as Apple's
+    return self;
+}
 - (void)dealloc { live--; [super dealloc]; }
 @end
 
@@ -337,7 +345,9 @@ COUNTED
 }
 - (id<MTLLibrary>)newLibraryWithSource:(NSString *)source options:(MTLCompileOptions *)options error:(NSError **)error {
     char answer[8192];
-    BOOL done = compile(source, !options || [options fastMathEnabled], answer, sizeof answer);
+    BOOL quick = !options || [options fastMathEnabled];
+    fast |= quick;
+    BOOL done = compile(source, quick, answer, sizeof answer);
     Dl_info executor;
     if (dladdr((void *)soft_run, &executor)) dlopen(executor.dli_fname, RTLD_NOLOAD | RTLD_NOW | RTLD_GLOBAL); // shaders call it
     void *object = done ? dlopen(answer, RTLD_NOW | RTLD_LOCAL) : NULL;
@@ -359,8 +369,5 @@ COUNTED
 @end
 
 id<MTLDevice> MTLCreateSystemDefaultDevice(void) {
-    static BOOL started;
-    if (!started) standin_reset();
-    started = YES;
     return set.absent ? nil : [[SoftDevice alloc] init];
 }

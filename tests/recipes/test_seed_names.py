@@ -6,12 +6,10 @@ With TOYNN_SEEDS set to the folder of the seeds, the list of names here is compa
 import os
 import re
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-import toynn.recipes
 from toynn.engines.gpt2 import GPT2Config
 
 PAGE = Path(__file__).parents[2] / "docs" / "seed-names.md"
@@ -70,11 +68,10 @@ SEED_NAMES = {
     """,
 }
 
-# A row of the table, a path in it, the key of a weight, the part of toynn that is still to come.
+# A row of the table, a path in it, the key of a weight.
 ROW = re.compile(r"^\| `([^`]+)` \| (.+) \|$")
 PATH = re.compile(r"`(toynn\.[\w.]+)`( \(attribute\))?")
 KEY = re.compile(r"`((?:blk\.N\.)?\w+\.(?:weight|bias))`")
-LATER = re.compile(r"later: comes with the (\w+) (recipe|backend)")
 
 RUBY = {"new", "rb"}  # what the patterns below find beside names: Ruby's constructor, file names
 
@@ -143,15 +140,6 @@ def test_weights_are_called_what_the_engine_calls_them():
     shapes = GPT2Config(vocab=3, d_model=4, n_heads=2, d_ff=8, n_layers=1, context=5).shapes()
     named = {key for here in ROWS.values() if ".parameters`" in here for key in KEY.findall(here)}
     assert {key.replace("blk.N.", "blk.0.") for key in named} == set(shapes)
-
-
-@pytest.mark.parametrize("here", sorted({h for h in ROWS.values() if h.startswith("later: ")}))
-def test_what_comes_later_is_not_there_yet(here):
-    what, kind = LATER.match(here).groups()
-    if kind == "recipe":
-        assert not hasattr(toynn.recipes, what), "it is there now: the row should name it"
-    else:
-        assert find_spec(f"toynn.backends.{what.lower()}") is None, "it is there now: name it"
 
 
 @pytest.mark.skipif("TOYNN_SEEDS" not in os.environ, reason="TOYNN_SEEDS does not name a folder")

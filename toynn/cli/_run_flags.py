@@ -11,11 +11,18 @@ from toynn.precision import PRECISIONS
 from toynn.schedule import SCHEDULES, Schedule
 from toynn.train.options import LoopOptions
 
-__all__ = ["DECAY", "THREADS", "WARMUP", "run_flags", "shape_flags"]
+__all__ = ["BACKEND", "DECAY", "THREADS", "WARMUP", "run_flags", "shape_flags"]
 
 WARMUP = 100  # steps, or a tenth of a shorter run
 THREADS = Flag(
     "threads", "use at most so many threads (default: one per core)", read=whole(1, 1024)
+)
+BACKEND = Flag(
+    "backend",
+    "where to compute: cpu, metal (a Mac's GPU), or reference, in float64 and slowly (default "
+    "{default})",
+    "cpu",
+    metavar="NAME",
 )
 DECAY = Flag(
     "decay",
@@ -152,6 +159,7 @@ def run_flags(recipe: str, items: str, **own: float | str) -> tuple[Flag, ...]:
             to={Schedule: "warmup_steps"},
         ),
         THREADS,
+        BACKEND,
         Flag(
             "allreduce",
             "how the gradients of several processes (mpiexec -n 4 toynn train ...) are added: in "

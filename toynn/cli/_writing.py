@@ -10,7 +10,7 @@ from toynn import engines
 from toynn.cli._adapters import add_adapters, combined
 from toynn.cli._numbers import real, whole
 from toynn.cli._paths import text_model
-from toynn.cli._run_flags import THREADS
+from toynn.cli._run_flags import BACKEND, THREADS
 from toynn.engines import SequenceEngine
 from toynn.formats import gguf
 from toynn.formats.tokenizer import Tokenizer
@@ -48,6 +48,7 @@ def add_flags(parser: ArgumentParser) -> None:
     stop = "end where the model writes this text, and leave it out; may be given several times"
     parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help=stop)
     THREADS.add_to(parser)
+    BACKEND.add_to(parser)
 
 
 def options(arguments: Namespace) -> dict[str, Any]:
@@ -62,7 +63,8 @@ def opened(arguments: Namespace) -> tuple[Tokenizer, SequenceEngine[Any]]:
         toynn.set_num_threads(arguments.threads)
     with gguf.open(text_model(arguments.model)) as file:
         tokenizer = Tokenizer.from_gguf(file)
-        return tokenizer, engines.frozen(file, combined(arguments.adapter, file))
+        adapter = combined(arguments.adapter, file)
+        return tokenizer, engines.frozen(file, adapter, arguments.backend)
 
 
 class Clock:

@@ -18,7 +18,7 @@ from toynn import engines, evaluation
 from toynn.cli._adapters import Weighted, add_adapters, combined
 from toynn.cli._numbers import whole
 from toynn.cli._paths import text_model
-from toynn.cli._run_flags import THREADS
+from toynn.cli._run_flags import BACKEND, THREADS
 from toynn.cli._text import harmless
 from toynn.data import jsonl
 from toynn.data.text import Corpus
@@ -54,6 +54,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--no-mask-prompt", action="store_true", help=every)
     parser.add_argument("--json", action="store_true", help="print one JSON object, all in nats")
     THREADS.add_to(parser)
+    BACKEND.add_to(parser)
     parser.set_defaults(run=run)
 
 
@@ -61,7 +62,7 @@ def run(arguments: Namespace) -> int:
     """Print the figures."""
     if arguments.threads is not None:
         toynn.set_num_threads(arguments.threads)
-    tokenizer, engine = _opened(arguments.model, arguments.adapter)
+    tokenizer, engine = _opened(arguments.model, arguments.adapter, arguments.backend)
     seq = arguments.seq or min(SEQ, engine.context)
     if seq > engine.context:
         raise ConfigError(f"--seq {seq}: the model sees at most {engine.context} tokens")
@@ -83,11 +84,11 @@ def run(arguments: Namespace) -> int:
 
 
 def _opened(
-    model: Path, adapter: Sequence[Weighted] | None
+    model: Path, adapter: Sequence[Weighted] | None, backend: str
 ) -> tuple[Tokenizer, SequenceEngine[Any]]:
     with gguf.open(text_model(model)) as file:
         found = combined(adapter, file)
-        return Tokenizer.from_gguf(file), engines.frozen(file, found)
+        return Tokenizer.from_gguf(file), engines.frozen(file, found, backend)
 
 
 def _has_questions(path: Path) -> bool:
@@ -132,7 +133,7 @@ def _text(
             scores = evaluation.perplexity(engine, ids, seq, bos, progress=bar)
             found |= {"windows": len(ids) // seq, "tokens": len(ids) // seq * seq}
             return found | _score(scores.second_halves) | _score(scores.every, "_every")
-        base = _opened(arguments.against, None)[1]
+        base = _opened(arguments.against, None, arguments.backend)[1]
         beside = evaluation.divergence(engine, base, ids, seq, bos, progress=bar)
     found |= {"against": str(arguments.against), "windows": len(ids) // seq}
     found |= _score(beside.model) | _score(beside.base, "_base")

@@ -193,7 +193,8 @@ class LoRATraining(TextTraining):
 
     def declared(self) -> tuple[Any, int]:
         """Return an engine of the model with adapters, before it takes memory; rows of a batch."""
-        arguments, engine = self.arguments, engine_for(self.file)()
+        arguments = self.arguments
+        engine = engine_for(self.file)(arguments.backend)
         if arguments.adapter is None:
             engine.enable_lora(self._adapter_options())
         else:
@@ -235,7 +236,10 @@ class LoRATraining(TextTraining):
     def realize(self) -> Recipe:
         """Return the recipe, ready to step."""
         arguments = self.arguments
-        recipe = LoRA() if self.preference is None else Preference(self.preference)
+        backend = arguments.backend
+        recipe = (
+            LoRA(backend) if self.preference is None else Preference(self.preference, backend)
+        )
         options = self._recipe_options(init_scale=NORMAL_STD)
         if arguments.adapter is not None:
             recipe.realize_from_adapter(

@@ -114,7 +114,7 @@ _LLAMA_FLAGS = (
 class ModelTraining(TextTraining):
     """A run that trains all weights of a model of text."""
 
-    make: ClassVar[Callable[[], Any]]  # the recipe, new
+    make: ClassVar[Callable[[str], Any]]  # the recipe, new, on a backend
 
     @abstractmethod
     def new_config(self) -> Any:
@@ -152,7 +152,8 @@ class ModelTraining(TextTraining):
 
     def _declared(self) -> Any:
         """Return an engine of the shape that --init-from names, without weights."""
-        arguments, recipe = self.arguments, type(self).make()
+        arguments = self.arguments
+        recipe = type(self).make(arguments.backend)
         path, dtype = arguments.init_from, self.options().weight_dtype
         declared = recipe.declared_from(path, arguments.seq, dtype)
         if declared.vocab != arguments.vocab:
@@ -169,18 +170,18 @@ class ModelTraining(TextTraining):
     def declared(self) -> tuple[Any, int]:
         """Return an engine of the model, before it takes memory; rows of a batch."""
         options = self.options(t_seq=self.data.seq, packed=self.packed)
-        engine = type(self).make().engine
+        engine = type(self).make(self.arguments.backend).engine
         if self.fine_tunes:
             found = self._declared()
             own = ("t_seq", "t_batch", "checkpointing", "packed", "decay")
             options = replace(found.options, **{name: getattr(options, name) for name in own})
-            engine = type(found)()
+            engine = type(found)(self.arguments.backend)
         engine.declare(self.config, options)
         return engine, engine.t_batch * engine.t_seq
 
     def realize(self) -> Recipe:
         """Return the recipe, ready to step."""
-        arguments, recipe = self.arguments, type(self).make()
+        arguments, recipe = self.arguments, type(self).make(self.arguments.backend)
         options = self.options(t_seq=self.data.seq, packed=self.packed)
         if self.fine_tunes:
             recipe.realize_from(
@@ -258,7 +259,7 @@ class FromScratchTraining(ModelTraining):
             source="own",
         ),
     )
-    make: ClassVar[Callable[[], Any]] = FromScratch
+    make: ClassVar[Callable[[str], Any]] = FromScratch
 
     def _optimizer(self) -> AdamW:
         return AdamW.for_from_scratch()

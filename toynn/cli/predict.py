@@ -9,7 +9,7 @@ import numpy as np
 
 import toynn
 from toynn.cli._numbers import whole
-from toynn.cli._run_flags import THREADS
+from toynn.cli._run_flags import BACKEND, THREADS
 from toynn.cli._text import harmless, print_error
 from toynn.data.images import Picture, read_picture
 from toynn.engines import ViTConfig, ViTEngine
@@ -30,6 +30,7 @@ def add_parser(commands: Any) -> None:
     top = "how many classes to name (default 5)"
     parser.add_argument("--top", type=whole(1), default=5, metavar="N", help=top)
     THREADS.add_to(parser)
+    BACKEND.add_to(parser)
     parser.set_defaults(run=predict)
 
 
@@ -43,7 +44,8 @@ def predict(arguments: Namespace) -> int:
             f"--model {path}: it is a model of text, and predict is for models of pictures, as "
             "`toynn train vit` leaves them; `toynn generate` writes with this one"
         )
-    engine = ViTEngine.load(path / "model.safetensors" if path.is_dir() else path)
+    path = path / "model.safetensors" if path.is_dir() else path
+    engine = ViTEngine.load(path, backend=arguments.backend)
     names = engine.class_names or tuple(map(str, range(engine.config.classes)))
     code = 0
     for paths, pictures, errors in _batches(arguments.images, engine.config):

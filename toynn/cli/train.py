@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import toynn
-from toynn import distributed
+from toynn import backends, distributed
 from toynn.adamw import AdamW
 from toynn.cli._config_file import expanded, flag_values
 from toynn.cli._memory import check_fits
@@ -36,8 +36,11 @@ from toynn.train.trainer import Trainer, find
 
 __all__ = ["RECIPES", "add_parser", "words_of"]
 
-#: Flags that change no number of a run, or only how often it is reported and saved.
-HARMLESS = ("threads", "log_every", "save_every", "save_total_limit", "sample_every", "cache")
+#: Flags that change no number of a run but by rounding, or only how often it is reported and saved.
+HARMLESS = (
+    *("threads", "backend", "log_every", "save_every", "save_total_limit", "sample_every"),
+    "cache",
+)
 
 #: mlx-lm's and llama.cpp's names of flags.
 SPELLED = {"--iters": "--steps", "--batch-size": "--batch", "-m": "--model"}
@@ -177,7 +180,8 @@ def _resolve_warmup(arguments: Namespace) -> None:
 
 
 def _apply_settings(arguments: Namespace) -> None:
-    """Set what holds for the whole process."""
+    """Set what holds for the whole process; refuse a backend that it has not."""
+    backends.get(arguments.backend)
     if arguments.threads is not None:
         toynn.set_num_threads(arguments.threads)
     if arguments.precision == "auto":

@@ -160,7 +160,7 @@ class ViTTraining(Training):
         """Return an engine of the model, before it takes memory; rows of a batch."""
         arguments = self.arguments
         if arguments.init_from is None:
-            engine = VitTiny().engine
+            engine = VitTiny(arguments.backend).engine
             engine.declare(self._config(), self.options())
         else:
             engine = ViTEngine.declared_from(
@@ -170,6 +170,7 @@ class ViTTraining(Training):
                 image=arguments.image_size,
                 n_heads=arguments.heads,
                 act=arguments.act,
+                backend=arguments.backend,
             )
         return engine, engine.t_batch * (engine.config.n_patches + 1)
 
@@ -180,7 +181,8 @@ class ViTTraining(Training):
 
     def realize(self) -> Recipe:
         """Return the recipe, ready to step."""
-        arguments, data, recipe = self.arguments, self.data, VitTiny()
+        arguments, data = self.arguments, self.data
+        recipe = VitTiny(arguments.backend)
         if arguments.init_from is None:
             scale = arguments.init_scale
             if scale is None:

@@ -126,13 +126,14 @@ class ViTEngine(Widths, Engine[ViTConfig, Pass]):
         image: int | None = None,
         n_heads: int | None = None,
         act: str | None = None,
+        backend: str = "cpu",
     ) -> Self:
         """Return an engine as ``load`` makes it, without its weights and before it takes memory.
 
         Raises DataError for a file that is no such model.
         """
         told = {"n_heads": n_heads, "act": act, "norm_eps": None}
-        engine = cls()
+        engine = cls(backend)
         cfg = _shapes_of(SafeTensors(Path(path)), classes, image, told)[1]
         engine.declare(cfg, opts or RecipeOptions())
         return engine

@@ -3,8 +3,18 @@
 from toynn.recipes.from_scratch import FromScratch
 from toynn.recipes.gpt2 import GPT2
 from toynn.recipes.lora import LoRA
+from toynn.recipes.metal import LoRAMetal, WarmStartMetal
 from toynn.recipes.preference import Preference
 from toynn.recipes.vit_tiny import VitTiny
 from toynn.recipes.warm_start import WarmStart
 
-__all__ = ["GPT2", "FromScratch", "LoRA", "Preference", "VitTiny", "WarmStart"]
+__all__ = [
+    "GPT2",
+    "FromScratch",
+    "LoRA",
+    "LoRAMetal",
+    "Preference",
+    "VitTiny",
+    "WarmStart",
+    "WarmStartMetal",
+]

@@ -1,0 +1,2 @@
+#include <stddef.h>
+int snprintf(char *text, size_t room, const char *format, ...);

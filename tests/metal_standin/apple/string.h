@@ -1,0 +1,2 @@
+#include <stddef.h>
+void *memset(void *memory, int byte, size_t nbytes);

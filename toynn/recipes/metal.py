@@ -1,0 +1,20 @@
+"""The seeds' names for recipes on Apple's GPUs: the same recipes, with backend="metal"."""
+
+from toynn.recipes.lora import LoRA
+from toynn.recipes.warm_start import WarmStart
+
+__all__ = ["LoRAMetal", "WarmStartMetal"]
+
+
+class WarmStartMetal(WarmStart):
+    """WarmStart on the GPU; BackendUnavailable is raised where there is none."""
+
+    def __init__(self, backend: str = "metal") -> None:
+        super().__init__(backend)
+
+
+class LoRAMetal(LoRA):
+    """LoRA on the GPU; BackendUnavailable is raised where there is none."""
+
+    def __init__(self, backend: str = "metal") -> None:
+        super().__init__(backend)
