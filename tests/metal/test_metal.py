@@ -7,7 +7,6 @@ from dataclasses import replace
 import metal_device
 import numpy as np
 import pytest
-from launches import OPS, run
 from lora_bases import write_base
 from small_recipes import RECIPES, SIZES
 from tapes import TAPES, Net
@@ -20,6 +19,7 @@ from toynn.errors import BackendError, BackendUnavailable, NonFiniteError
 from toynn.session import Session
 from toynn.testing.cases import CASES
 from toynn.testing.doors import check
+from toynn.testing.launches import OPS, run
 
 pytestmark = pytest.mark.skipif(metal_device.SKIP is not None, reason=str(metal_device.SKIP))
 

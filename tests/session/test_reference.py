@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from launches import OPS, entries, run
 from small_recipes import RECIPES, SIZES
 from tapes import TAPES, Net
 from tiny import HP, Tiny
@@ -16,6 +15,7 @@ from toynn.session import Session
 from toynn.testing.cases import CASES
 from toynn.testing.cases.quants import blocks
 from toynn.testing.doors import check
+from toynn.testing.launches import OPS, entries, run
 
 #: Between kernels both round to float32, within them only the CPU does: a loss is off by a few
 #: units in its last place at first, and more as each step starts from what the last one left.

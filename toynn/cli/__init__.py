@@ -15,7 +15,18 @@ from typing import Any, NoReturn, TextIO
 
 import toynn
 from toynn import distributed
-from toynn.cli import adapters, bench, chat, config, evaluate, generate, info, predict, train
+from toynn.cli import (
+    adapters,
+    bench,
+    chat,
+    config,
+    evaluate,
+    generate,
+    info,
+    metal_selftest,
+    predict,
+    train,
+)
 from toynn.cli._text import plain_warnings, print_error, print_line
 from toynn.errors import ConfigError, ToynnError
 
@@ -161,4 +172,5 @@ def _parser() -> Parser:
     info.add_parser(commands)
     predict.add_parser(commands)
     config.add_parser(commands)
+    metal_selftest.add_parser(commands)
     return parser

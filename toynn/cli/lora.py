@@ -237,9 +237,7 @@ class LoRATraining(TextTraining):
         """Return the recipe, ready to step."""
         arguments = self.arguments
         backend = arguments.backend
-        recipe = (
-            LoRA(backend) if self.preference is None else Preference(self.preference, backend)
-        )
+        recipe = LoRA(backend) if self.preference is None else Preference(self.preference, backend)
         options = self._recipe_options(init_scale=NORMAL_STD)
         if arguments.adapter is not None:
             recipe.realize_from_adapter(

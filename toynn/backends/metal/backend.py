@@ -22,6 +22,7 @@ class Metal(Backend):
     def __init__(self, n_threads: int | None = None) -> None:
         self.n_threads = n_threads  # a wish that the device has no use for
         self.device = MetalDevice()
+        self.limits = self.device.limits  # what the device is called, what it can and how much
         self.copied = 0  # bytes of wrapped memory that could not be shared
 
     def allocate(self, nbytes: int) -> MetalBuffer:

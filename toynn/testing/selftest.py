@@ -1,0 +1,180 @@
+"""Does a backend compute what the CPU does on this machine: its kernels, a step of each recipe."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import toynn
+from toynn import backends, ops
+from toynn.errors import BackendError, BackendUnavailable
+from toynn.session import Session
+from toynn.testing import lora_step
+from toynn.testing.cases import CASES
+from toynn.testing.doors import check
+from toynn.testing.launches import OPS, run
+
+__all__ = ["STEPS", "Found", "kernels", "recipes", "speeds"]
+
+STEPS = 3
+CLOSE = 1e-5  # of losses, relative
+T = 16
+SIZES: dict[str, Any] = {
+    "vocab": 61,
+    "d_model": 32,
+    "n_heads": 4,
+    "d_ff": 48,
+    "n_layers": 2,
+    "context": T,
+}
+
+
+class Found(NamedTuple):
+    """What came of one check: whether it is right, and what is to be said of it."""
+
+    name: str
+    right: bool
+    said: str
+
+
+def kernels(name: str) -> Iterator[Found]:
+    """Run each call of the op-case table on a backend of this name; yield one line for each op."""
+    backend = backends.get(name)
+    for op in OPS:
+        calls, passed_over, wrong = 0, 0, ""
+        for shape in CASES[op].shapes:
+            for call in CASES[op].calls(np.random.default_rng(3), **shape):
+                try:
+                    check(op, call, run(backend, op, call, shape))
+                    calls += 1
+                except BackendUnavailable:  # blocks of a type that it does not read
+                    passed_over += 1
+                except (AssertionError, BackendError) as error:
+                    wrong = wrong or f"{shape}: {error}"
+        said = f"{calls} calls" + (f", {passed_over} of types not read" if passed_over else "")
+        yield Found(op, not wrong, wrong or said)
+
+
+def recipes(name: str) -> Iterator[Found]:
+    """Train each recipe a few steps on a backend and on the CPU; yield what their losses are."""
+    with TemporaryDirectory() as folder:
+        for recipe, train in _RECIPES.items():
+            try:
+                losses = train(name, Path(folder))
+            except BackendError as error:
+                yield Found(recipe, False, str(error))
+                continue
+            expected = train("cpu", Path(folder))
+            off = float(np.max(np.abs(np.divide(losses, expected) - 1)))
+            said = f"loss {losses[0]:.6f} to {losses[-1]:.6f}, off by {off:.1e}"
+            yield Found(recipe, off <= CLOSE, said)
+
+
+def _text(recipe: Any, first: int = 0) -> list[float]:
+    rng = np.random.default_rng(2)
+    adamw = toynn.AdamW.for_lora() if first else toynn.AdamW.for_from_scratch()
+    adamw.lr = 1e-6 if first else adamw.lr  # else rounding grows with each step of an adapter
+    losses = []
+    for k in range(first, first + STEPS):
+        ids, labels = rng.integers(0, SIZES["vocab"], (2, T), np.int32)
+        losses.append(float(recipe.step(ids, None, labels, adamw.hp_for_step(k), k == first)))
+    return losses
+
+
+def _gpt2(backend: str, folder: Path) -> list[float]:
+    recipe = toynn.recipes.GPT2(backend)
+    recipe.realize(toynn.GPT2Config(**SIZES), toynn.RecipeOptions(checkpointing=True))
+    return _text(recipe)
+
+
+def _from_scratch(backend: str, folder: Path) -> list[float]:
+    recipe = toynn.recipes.FromScratch(backend)
+    recipe.realize(toynn.LlamaConfig(**SIZES, n_kv_heads=2), toynn.RecipeOptions())
+    return _text(recipe)
+
+
+def _warm_start(backend: str, folder: Path) -> list[float]:
+    recipe = toynn.recipes.WarmStart(backend)
+    config = toynn.LlamaConfig(**SIZES, n_kv_heads=4, donor_d_in=12)
+    recipe.realize_scratch(config, toynn.RecipeOptions(untied=True))
+    recipe.upload_donor(np.random.default_rng(1).standard_normal((SIZES["vocab"], 12)))
+    recipe.build()
+    return _text(recipe)
+
+
+def _lora(backend: str, folder: Path) -> list[float]:
+    path = folder / f"{backend}.gguf"
+    shape = lora_step.Shape(256, 1, 4, 2, 256, SIZES["vocab"], False, T)
+    lora_step.write_file(path, shape, "Q4_K")
+    recipe = toynn.recipes.LoRA(backend)
+    recipe.realize(path, None, 4, toynn.RecipeOptions(t_seq=T), targets="all-linear", dropout=0.2)
+    return _text(recipe, first=1)
+
+
+def _vit(backend: str, folder: Path) -> list[float]:
+    recipe = toynn.recipes.VitTiny(backend)
+    config = toynn.ViTConfig(
+        image=16, patch=4, channels=3, d_model=32, n_heads=4, d_ff=48, n_layers=2, classes=5
+    )
+    recipe.realize(config, toynn.RecipeOptions(t_batch=2))
+    rng, adamw = np.random.default_rng(5), toynn.AdamW.for_from_scratch()
+    images = rng.random((2, 16, 16, 3), np.float32)
+    labels = np.array([1, 3])
+    hps = [adamw.hp_for_step(k) for k in range(STEPS)]
+    return [float(recipe.step(images, [0], labels, hp, k == 0)) for k, hp in enumerate(hps)]
+
+
+_RECIPES: dict[str, Callable[[str, Path], list[float]]] = {
+    "GPT2": _gpt2,
+    "FromScratch": _from_scratch,
+    "WarmStart": _warm_start,
+    "LoRA over Q4_K": _lora,
+    "VitTiny": _vit,
+}
+
+
+# -- How fast --------------------------------------------------------------------------------------
+
+
+def speeds(name: str, side: int = 1024, d_model: int = 256) -> Iterator[str]:
+    """Yield lines about a product of matrices, a copy, and a training step; medians of 5 runs."""
+    s = Session(name)
+    x, w = s.input("x", (side, side)), s.parameter("w", (side, side))
+    y = s.output(ops.linear(s, x, w))
+    seconds = _seconds(s, [x, w], y)
+    yield f"product of {side} x {side}: {2 * side**3 / seconds / 1e9:.1f} GFLOP/s"
+    s = Session(name)
+    x = s.input("x", (side * side,))
+    y = s.output(ops.scale(s, ops.add(s, x, x), 0.5))
+    seconds = _seconds(s, [x], y)
+    yield f"elementwise over {side * side} numbers: {20 * side**2 / seconds / 1e9:.1f} GB/s"
+    recipe = toynn.recipes.GPT2(name)
+    config = toynn.GPT2Config(256, d_model, 4, 4 * d_model, 4, 128)
+    recipe.realize(config, toynn.RecipeOptions(t_batch=4))
+    ids = np.arange(512, dtype=np.int32) % 256
+    hp = toynn.AdamW.for_from_scratch().hp_for_step(0)
+    spent = []
+    for k in range(6):
+        start = time.perf_counter()
+        recipe.step(ids, None, ids, hp, k == 0)
+        spent.append(time.perf_counter() - start)
+    yield f"GPT-2 of {d_model} x 4, 512 tokens a step: {512 / median(spent[1:]):.0f} tokens/s"
+
+
+def _seconds(s: Session, inputs: list[Any], output: Any) -> float:
+    """Return the median time of a run of a session, until its output is there."""
+    s.finalize_weights()
+    s.realize()
+    for tensor in inputs:
+        s.upload(tensor, np.ones(tensor.shape, np.float32))
+    spent = []
+    for _ in range(6):
+        start = time.perf_counter()
+        s.run()
+        s.download(output)
+        spent.append(time.perf_counter() - start)
+    return median(spent[1:])
