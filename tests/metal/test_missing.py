@@ -45,3 +45,8 @@ def test_recipes_refuse_it():
 def test_config_prints_it(capsys):
     assert main(["config"]) == 0
     assert "\n  not metal" in capsys.readouterr().out
+
+
+def test_the_selftest_needs_a_device(capsys):
+    assert main(["metal-selftest"]) == 2
+    assert "backend 'metal': " in capsys.readouterr().err

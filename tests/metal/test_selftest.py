@@ -1,0 +1,46 @@
+"""`toynn metal-selftest`: its report, and what is wrong in it."""
+
+import metal_device
+import numpy as np
+import pytest
+
+from toynn.cli import main
+from toynn.testing import selftest
+
+pytestmark = pytest.mark.skipif(metal_device.SKIP is not None, reason=str(metal_device.SKIP))
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    monkeypatch.setattr(selftest, "OPS", ["rmsnorm", "embedding"])
+    recipes = {name: selftest._RECIPES[name] for name in ("GPT2", "LoRA over Q4_K")}
+    monkeypatch.setattr(selftest, "_RECIPES", recipes)
+
+
+def test_a_report(monkeypatch, capsys):
+    speeds = selftest.speeds
+    monkeypatch.setattr(selftest, "speeds", lambda name: speeds(name, 32, 16))
+    assert main(["metal-selftest"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("```\ntoynn ") and out.endswith("\nall right\n```\n")
+    for line in ("device family ", "  rmsnorm ", "  embedding ", "  GPT2 ", "  LoRA over Q4_K "):
+        assert f"\n{line}" in out
+    assert " calls, 7 of types not read" in out
+    assert out.count(" GFLOP/s; cpu ") == out.count(" tokens/s; cpu ") == 1
+
+
+def test_what_is_wrong_is_said(monkeypatch, capsys):
+    run = selftest.run
+
+    def off(backend, op, call, shape):
+        found = run(backend, op, call, shape)
+        return {key: value + (op == "rmsnorm") for key, value in found.items()}
+
+    monkeypatch.setattr(selftest, "run", off)
+    train = selftest._RECIPES["GPT2"]
+    wrong = {"GPT2": lambda name, folder: list(np.multiply(train(name, folder), 2 - len(name) / 3))}
+    monkeypatch.setattr(selftest, "_RECIPES", wrong)
+    assert main(["metal-selftest", "--no-speeds"]) == 2
+    out = capsys.readouterr().out
+    assert "rmsnorm                  WRONG {'N': " in out and "GFLOP/s" not in out
+    assert "GPT2                     WRONG loss " in out and "\n2 wrong\n```\n" in out
