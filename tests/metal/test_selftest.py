@@ -25,7 +25,7 @@ def test_a_report(monkeypatch, capsys):
     assert out.startswith("```\ntoynn ") and out.endswith("\nall right\n```\n")
     for line in ("device family ", "  rmsnorm ", "  embedding ", "  GPT2 ", "  LoRA over Q4_K "):
         assert f"\n{line}" in out
-    assert " calls, 7 of types not read" in out
+    assert " calls" in out and "not read" not in out
     assert out.count(" GFLOP/s; cpu ") == out.count(" tokens/s; cpu ") == 1
 
 
