@@ -3,6 +3,7 @@
 It compiles for the Macs of Apple too, and names nothing that Metal lacks.
 """
 
+import json
 import re
 import subprocess
 import sys
@@ -181,6 +182,22 @@ def test_the_bridge_knows_apples_api_alone():
     allowed = {"Foundation/Foundation.h", "Metal/Metal.h", "bridge.h"}
     assert set(includes) <= allowed | {"stdio.h", "stdlib.h", "string.h"}
     assert not re.search(r"linux|gnustep|standin|__APPLE__|ifdef", SOURCE, re.IGNORECASE)
+
+
+def test_the_stand_in_says_what_apples_header_says():
+    """Selectors and constants, as PyObjC has them of Apple's own headers."""
+    apple = json.loads((Path(__file__).parents[1] / "fixtures" / "metal_api.json").read_text())
+    header = (HERE / "include" / "Metal" / "Metal.h").read_text()
+    methods = re.findall(r"^- \(.*?\)([\w(].*?);", header, re.MULTILINE | re.DOTALL)
+    selectors = {"".join(re.findall(r"\w+:(?=\()", m)) or m.strip() for m in methods}
+    selectors |= set(re.findall(r"@property \([^)]*\) .*?(\w+);", header))
+    assert len(selectors) > 20 and selectors == set(apple["selectors"])
+    constants = dict(re.findall(r"\b(MTL\w+) = (\d+(?: << \d+)?)", header))
+    numbers = {}
+    for name, text in constants.items():
+        number, _, shift = text.partition(" << ")
+        numbers[name] = int(number) << int(shift or 0)
+    assert numbers == apple["constants"]
 
 
 def test_every_function_of_the_header_is_there():
