@@ -25,6 +25,7 @@ from toynn.cli import (
     info,
     metal_selftest,
     predict,
+    runs,
     train,
 )
 from toynn.cli._text import plain_warnings, print_error, print_line
@@ -170,6 +171,7 @@ def _parser() -> Parser:
     adapters.add_parsers(commands)
     bench.add_parser(commands)
     info.add_parser(commands)
+    runs.add_parsers(commands)
     predict.add_parser(commands)
     config.add_parser(commands)
     metal_selftest.add_parser(commands)

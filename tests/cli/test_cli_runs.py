@@ -1,0 +1,83 @@
+"""``toynn runs`` and ``toynn plot``: what runs came to, in a table and in one picture."""
+
+import json
+
+import pytest
+
+from toynn.cli import main
+
+
+def write(folder, losses, vals=(), recipe="gpt2", steps=40, unit="tokens"):
+    """Write the folder of a run with these losses, every 10 steps."""
+    folder.mkdir(parents=True)
+    (folder / "config.toml").write_text(f'[run]\nrecipe = "{recipe}"\n[train]\nsteps = {steps}\n')
+    lines = []
+    for k, loss in enumerate(losses):
+        report = {"iteration": 10 * k, "time": 5.0 * k, "train_loss": loss}
+        report |= {"learning_rate": 1e-3, f"{unit}_per_second": 100.0 + k}
+        if k < len(vals):
+            report["val_loss"] = vals[k]
+        lines.append(json.dumps(report))
+    (folder / "metrics.jsonl").write_text("\n".join(lines) + '\n{"iteration": 9')  # killed
+    return folder
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "runs" / "one", [4.0, 3.0, 2.5, 2.0, 1.5], [4.1, 3.5, 2.75])
+    write(tmp_path / "runs" / "two", [5.0, 1.0, None], recipe="lora", unit="pairs")
+    (tmp_path / "runs" / "none").mkdir()
+    return tmp_path / "runs"
+
+
+def test_a_table(runs, capsys):
+    assert main(["runs"]) == 0
+    head, one, two = capsys.readouterr().out.splitlines()
+    assert head.split() == ["run", "recipe", "steps", "train", "loss", "val", "loss", "time"]
+    assert one.split() == ["runs/one", "gpt2", "40/40", "1.5000", "2.7500", "0:20"]
+    assert two.split() == ["runs/two", "lora", "20/40", "1.0000", "-", "0:10"]
+    assert main(["runs", "--sort", "train", "--json", str(runs)]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["train"] for row in rows] == [1.0, 1.5]
+    assert main(["runs", "--sort", "val", str(runs / "two"), str(runs / "one")]) == 0
+    assert capsys.readouterr().out.splitlines()[1].startswith(str(runs / "one"))
+
+
+def test_a_chart_in_the_terminal(runs, capsys):
+    assert main(["plot", "runs/one", "runs/two"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [line.strip() for line in lines[-3:]] == ["* one loss", "o one val", "+ two loss"]
+    top, bottom = lines[0], lines[17]
+    assert top.split()[0] == "5" and "+" in top  # where the second run begins
+    assert bottom.split()[0] == "1" and "+" in bottom
+    assert lines[19].split() == ["0", "40"]
+    assert lines[4].split()[:2] == ["4.059", "|ooo++"]  # 4.1, where the validation begins
+    assert main(["plot", "runs/two", "--what", "speed"]) == 0
+    assert "* two speed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", ["png", "svg"])
+def test_a_picture(runs, kind, capsys):
+    pytest.importorskip("matplotlib", reason="matplotlib, of the plot extra, is not installed")
+    assert main(["plot", "runs/one", "--what", "loss", "val", "lr", "--out", f"a.{kind}"]) == 0
+    assert capsys.readouterr().out == f"a.{kind}: 3 curves\n"
+    content = (runs.parent / f"a.{kind}").read_bytes()
+    assert content.startswith({"png": b"\x89PNG", "svg": b"<?xml"}[kind])
+
+
+def test_what_cannot_be_shown(runs, capsys):
+    (runs / "bad").mkdir()
+    (runs / "bad" / "metrics.jsonl").write_text("no JSON\n")
+    for words, message in (
+        (["runs", "nowhere"], "nowhere: expected a folder of runs; there is none"),
+        (["runs", "runs/none"], "runs/none: no folder of a run in it"),
+        (["plot", "runs/none"], "metrics.jsonl: cannot read"),
+        (["plot", "runs/bad"], "expected reports of a run, one on each line"),
+        (["plot", "runs/one", "--what", "accuracy"], "no run here has accuracy"),
+        (["plot", "runs/one", "--out", "a.gif"], "expected a .png, .svg or .pdf file"),
+        (["plot", "runs/one", "--what", "foo"], "invalid choice: 'foo'"),
+    ):
+        assert main(words) == 2
+        assert message in capsys.readouterr().err
