@@ -134,3 +134,21 @@ def test_adapters_summed_by_export(files, capsys):
     for name, values in expected.tensors.items():
         np.testing.assert_allclose(found.tensors[name], values, rtol=1e-6)
     assert main([*words[:-1], "d.gguf", "--method", "linear"]) == 0
+
+
+def test_an_adapter_is_shown_before_and_after(files, capsys):
+    rows = [{"prompt": f"{n}: ", "completion": "yes"} for n in range(12)]
+    (files / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (files / "valid").mkdir()
+    for name, part in (("train", rows[:8]), ("valid", rows[8:])):
+        (files / "valid" / f"{name}.jsonl").write_text("\n".join(map(json.dumps, part)))
+    words = ["train", "lora", "--model", "base.gguf", "--data", "valid", "--steps", "30"]
+    assert main([*words, "--warmup", "0", "--lr", "0.05", "--rank", "8", "--out", "run"]) == 0
+    out = capsys.readouterr().out
+    shown = out.partition("--- held-out prompts, greedy ---\n")[2].partition("\n---")[0]
+    lines = shown.splitlines()
+    assert len(lines) == 3 * 4
+    assert lines[0] == "prompt    8: " and lines[1] == "expected  yes"
+    assert lines[2].startswith("before    ") and lines[3].startswith("after     yes")
+    assert not lines[2].startswith("before    yes")
+    assert (files / "run" / "sample.txt").read_text().startswith("prompt    8: \n")

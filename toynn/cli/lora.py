@@ -2,8 +2,11 @@
 
 import shlex
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+from toynn.cli import _text_training
+from toynn.cli._before_after import before_and_after
 from toynn.cli._flags import Flag, Once
 from toynn.cli._numbers import real, whole
 from toynn.cli._paths import model_file
@@ -11,6 +14,7 @@ from toynn.cli._run_flags import run_flags
 from toynn.cli._text import harmless
 from toynn.cli._text_training import CACHE, DATA, EXAMPLES, SAMPLES, TextTraining
 from toynn.cli._training import MIB
+from toynn.data.examples import Examples
 from toynn.data.preference import read_preferences
 from toynn.engines import AdapterOptions, PreferenceOptions, engine_for
 from toynn.engines.preference import KINDS
@@ -280,6 +284,22 @@ class LoRATraining(TextTraining):
             print(
                 "            experts' adapters go to adapter.gguf; there is no PEFT folder of them"
             )
+
+    def show(self, folder: RunFolder, result: Result) -> str:
+        """Show what the adapter changes on held-out prompts; of texts, what the model writes."""
+        data, lines = self.data, []
+        if not result.interrupted and isinstance(data.valid, Examples):
+            given = self.recipe.engine, self.tokenizer, data.valid
+            count = _text_training.SAMPLE_TOKENS // 4
+            lines = list(before_and_after(Path(self.arguments.model), *given, count))
+        if not lines:
+            return super().show(folder, result)
+        folder.write_sample("\n".join(lines))
+        print("--- held-out prompts, greedy ---")
+        for line in lines:
+            print(harmless(line, ""))
+        print("---")
+        return self.said_of(result)
 
     def said_of(self, result: Result) -> str:
         """Return the loss before training."""
