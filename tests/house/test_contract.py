@@ -274,6 +274,10 @@ def test_public_names_exist():
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
         ]
         if listed and path.name != "__main__.py":
-            module = __import__(module_name(path), fromlist=["_"])
+            try:
+                module = __import__(module_name(path), fromlist=["_"])
+            except ImportError as error:
+                assert "'_bridge'" in str(error), path  # which is built on a Mac, or if asked
+                continue
             for name in listed[0]:
                 assert hasattr(module, name), f"{path}: __all__ names {name}"
