@@ -55,15 +55,17 @@ def tied(net):
 HEADS = (trained, parameters, frozen, frozen_input, computed, tied)
 
 
-def tape(build, labels="all", rows=2, *, whole=False, then=None, **session):
+def tape(build, labels="all", rows=2, *, whole=False, then=None, cap=0.0, **session):
     """A realized tape, its loss in chunks; or that of all logits at once."""
     net = Net(**session)
     x, w, b = build(net)
     given = net.declare(net.s.input("labels", (N,), "i32"), np.array(LABELS[labels]))
     if whole:
-        loss = ops.cross_entropy(net.s, ops.linear(net.s, x, w, b), given)
+        logits = ops.linear(net.s, x, w, b)
+        logits = ops.softcap(net.s, logits, cap) if cap else logits
+        loss = ops.cross_entropy(net.s, logits, given)
     else:
-        loss = ops.linear_cross_entropy(net.s, x, w, given, b, rows)
+        loss = ops.linear_cross_entropy(net.s, x, w, given, b, rows, cap)
     net.realize(loss if then is None else then(net.s, loss))
     return net
 
@@ -84,6 +86,17 @@ def test_loss_and_gradients(build, rows, labels):
         for got, expected in pairs:
             np.testing.assert_allclose(got, expected, rtol=2e-6, atol=2e-6)
     assert gradcheck(chunked.s)
+
+
+@pytest.mark.parametrize("build", HEADS)
+def test_logits_with_a_cap(build):
+    chunked, whole = (tape(build, rows=2, whole=whole, cap=0.8) for whole in (False, True))
+    for weights in ((1.0,), (3.0, 2.0)):
+        pairs = zip(result(chunked, weights=weights), result(whole, weights=weights), strict=True)
+        for got, expected in pairs:
+            np.testing.assert_allclose(got, expected, rtol=2e-6, atol=2e-6)
+    assert gradcheck(chunked.s)
+    assert result(chunked, "loss")[0] == result(chunked, "grads")[0]
 
 
 @pytest.mark.parametrize("labels", LABELS)

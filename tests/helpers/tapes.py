@@ -172,6 +172,31 @@ def rope(net, interleaved):
     return ops.silu(net.s, y)
 
 
+def rope_of_a_part(net):
+    positions, frequencies = net.integers(N, 50), net.constant(1)
+    turned = {"interleaved": False, "magnitude": 1.5}
+    y = ops.rope(net.s, net.activation(), positions, frequencies, 2, **turned)
+    return ops.silu(net.s, y)
+
+
+def swiglu_halves(net):
+    return ops.swiglu_halves(net.s, net.activation(2 * C))
+
+
+def rope_of_some_heads(net):
+    positions, frequencies = net.integers(N, 50), net.constant(1)
+    y = ops.rope(net.s, net.activation(), positions, frequencies, 4, interleaved=True, turned=3)
+    return ops.silu(net.s, y)
+
+
+def geglu(net):
+    return ops.geglu(net.s, net.activation(), net.activation())
+
+
+def softcap(net):
+    return ops.softcap(net.s, ops.scale(net.s, net.activation(), 2.0), 1.5)
+
+
 def embedding(net):
     return ops.embedding(net.s, net.parameter(4, C), net.integers(N, 4))
 
@@ -341,6 +366,11 @@ TAPES = {
     "rmsnorm-of-heads": (rmsnorm_of_heads,),
     "rope-interleaved": (rope, True),
     "rope-halves": (rope, False),
+    "rope-of-a-part": (rope_of_a_part,),
+    "rope-of-some-heads": (rope_of_some_heads,),
+    "swiglu-halves": (swiglu_halves,),
+    "geglu": (geglu,),
+    "softcap": (softcap,),
     "embedding": (embedding,),
     "embedding-of-a-computed-table": (embedding_of_a_computed_table,),
     "embedding-tied": (tied,),

@@ -15,6 +15,8 @@ def forward(
     positions: _I32,
     inverse_frequency: _F32,
     interleaved: bool = False,
+    magnitude: float = 1.0,
+    heads: int | None = None,
     n_threads: int = 1,
 ) -> None: ...
 def backward(
@@ -23,5 +25,7 @@ def backward(
     positions: _I32,
     inverse_frequency: _F32,
     interleaved: bool = False,
+    magnitude: float = 1.0,
+    heads: int | None = None,
     n_threads: int = 1,
 ) -> None: ...

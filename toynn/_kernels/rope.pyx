@@ -1,15 +1,21 @@
 """RoPE: turn each pair of channels by an angle that grows with the position.
 
-    angle[n,i] = positions[n] inverse_frequency[i]        c = cos(angle), s = sin(angle)
+    angle[n,i] = positions[n] inverse_frequency[i]        c = m cos(angle), s = m sin(angle)
     y[n,h,j]   = x[n,h,j] c - x[n,h,k] s                  dx[n,h,j] =  dy[n,h,j] c + dy[n,h,k] s
     y[n,h,k]   = x[n,h,j] s + x[n,h,k] c                  dx[n,h,k] = -dy[n,h,j] s + dy[n,h,k] c
 
-Pair i of D/2 is the channels j, k = i, i + D/2 (half-split: NeoX, Hugging Face's Llama) or, when
-interleaved, 2i, 2i + 1 (the paper, GGUF's llama). Usually inverse_frequency[i] = base^(-2i/D).
+Pair i of R/2 is the channels j, k = i, i + R/2 (half-split: NeoX, Hugging Face's Llama) or, when
+interleaved, 2i, 2i + 1 (the paper, GGUF's llama). Usually inverse_frequency[i] = base^(-2i/R).
+The magnitude m is 1 but where a model was stretched to a longer context. R = D, or less: the
+channels behind the first R of a head stay as they are, y = x and dx = dy; so do heads behind the
+first P, such as v where q, k and v lie side by side.
 N rows (B*T flattened), H heads, D channels per head. float32, C-contiguous; positions int32. In
 place: y may be x, dx may be dy. dx is overwritten. The angle is a double: in float32 it would be
-off by 5e-4 radians at position 8192. Source: Su et al. 2021, arXiv:2104.09864, section 3.4.
+off by 5e-4 radians at position 8192. Sources: Su et al. 2021, arXiv:2104.09864, section 3.4;
+magnitude: Ding et al. 2024 (LongRoPE), arXiv:2402.13753, section 3.
 """
+
+from libc.string cimport memcpy
 
 from toynn._kernels._common cimport at1, at3, ids1
 from toynn._kernels._entry cimport entry
@@ -70,22 +76,30 @@ cdef inline void _turn_neighbours(
 
 cdef inline void _row(
     float* y, const float* x, double position, const float* inverse_frequency,
-    Py_ssize_t H, Py_ssize_t D, bint interleaved,
+    Py_ssize_t H, Py_ssize_t D, Py_ssize_t R, Py_ssize_t P, bint interleaved, float magnitude,
 ) noexcept nogil:
     """All heads of one row; a negative position turns back."""
     cdef float c[PAIRS]
     cdef float s[PAIRS]
-    cdef Py_ssize_t b, i, p, h, width, half = D // 2
+    cdef Py_ssize_t b, i, p, h, width, half = R // 2
     for b in range((half + PAIRS - 1) // PAIRS):
         i = b * PAIRS
         width = min(PAIRS, half - i)
         for p in range(width):
             _cos_sin(position * inverse_frequency[i + p], &c[p], &s[p])
-        for h in range(H):
+            c[p] *= magnitude
+            s[p] *= magnitude
+        for h in range(P):
             if interleaved:
                 _turn_neighbours(y + h * D + 2 * i, x + h * D + 2 * i, c, s, width)
             else:
                 _turn_halves(y + h * D + i, x + h * D + i, c, s, half, width)
+    if y == x:
+        return
+    if R < D:
+        for h in range(P):
+            memcpy(y + h * D + R, x + h * D + R, (D - R) * sizeof(float))
+    memcpy(y + P * D, x + P * D, (H - P) * D * sizeof(float))
 
 
 cdef inline void _turn(
@@ -93,12 +107,13 @@ cdef inline void _turn(
 ) noexcept nogil:
     cdef const int* positions = <const int*>a.t[2]
     cdef const float* inverse_frequency = <const float*>a.t[3]
-    cdef Py_ssize_t n, H = a.n[1], D = a.n[2]
-    cdef bint interleaved = a.n[3] != 0
+    cdef Py_ssize_t n, H = a.n[1], D = a.n[2], R = a.n[3], P = a.n[4]
+    cdef bint interleaved = a.n[5] != 0
+    cdef float magnitude = a.f[0]
     for n in range(first, last):
         _row(
             y + n * H * D, x + n * H * D, <double>direction * positions[n],
-            inverse_frequency, H, D, interleaved,
+            inverse_frequency, H, D, R, P, interleaved, magnitude,
         )
 
 
@@ -114,6 +129,13 @@ cdef void _backward_rows(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexc
     _turn(a, dx, dy, -1, first, last)
 
 
+cdef Py_ssize_t _heads(str where, heads, Py_ssize_t H) except -1:
+    """P of a door: all of H heads if None."""
+    if heads is not None and not 0 <= heads <= H:
+        raise ValueError(f"{where}: heads that are turned must be 0 to {H}; got {heads}")
+    return H if heads is None else heads
+
+
 cdef void _forward(KernelArgs* a) noexcept nogil:
     cdef Py_ssize_t N = a.n[0]
     parallel_for(_forward_rows, a, N)
@@ -126,17 +148,24 @@ cdef void _backward(KernelArgs* a) noexcept nogil:
 
 def forward(
     float[:, :, ::1] y, const float[:, :, ::1] x, const int[::1] positions,
-    const float[::1] inverse_frequency, bint interleaved=False, int n_threads=1,
+    const float[::1] inverse_frequency, bint interleaved=False, float magnitude=1,
+    heads=None, int n_threads=1,
 ):
-    """Overwrite y (N,H,D) from x (N,H,D), positions (N,) and inverse_frequency (D/2,)."""
+    """Overwrite y (N,H,D) from x (N,H,D), positions (N,) and inverse_frequency (R/2,), R <= D.
+
+    ``heads`` is P: how many are turned; None: all.
+    """
     cdef KernelArgs a
-    cdef Py_ssize_t N = x.shape[0], H = x.shape[1], D = 2 * inverse_frequency.shape[0]
+    cdef Py_ssize_t R = 2 * inverse_frequency.shape[0]
+    cdef Py_ssize_t N = x.shape[0], H = x.shape[1], D = max(x.shape[2], R)
     check(
-        "rope.forward", f"inverse_frequency ({D // 2},)", n_threads, y=(y, (N, H, D)),
+        "rope.forward", f"inverse_frequency ({R // 2},)", n_threads, y=(y, (N, H, D)),
         x=(x, (N, H, D)), positions=(positions, (N,)),
     )
     a.t[0], a.t[1], a.t[2], a.t[3] = at3(y), at3(x), ids1(positions), at1(inverse_frequency)
-    a.n[0], a.n[1], a.n[2], a.n[3] = N, H, D, interleaved
+    a.n[0], a.n[1], a.n[2], a.n[3], a.n[5] = N, H, D, R, interleaved
+    a.n[4] = _heads("rope.forward", heads, H)
+    a.f[0] = magnitude
     a.n_threads = n_threads
     with nogil:
         _forward(&a)
@@ -144,23 +173,33 @@ def forward(
 
 def backward(
     float[:, :, ::1] dx, const float[:, :, ::1] dy, const int[::1] positions,
-    const float[::1] inverse_frequency, bint interleaved=False, int n_threads=1,
+    const float[::1] inverse_frequency, bint interleaved=False, float magnitude=1,
+    heads=None, int n_threads=1,
 ):
-    """Overwrite dx (N,H,D) from dy (N,H,D), positions (N,) and inverse_frequency (D/2,)."""
+    """Overwrite dx (N,H,D) from dy (N,H,D); the rest as in forward."""
     cdef KernelArgs a
-    cdef Py_ssize_t N = dy.shape[0], H = dy.shape[1], D = 2 * inverse_frequency.shape[0]
+    cdef Py_ssize_t R = 2 * inverse_frequency.shape[0]
+    cdef Py_ssize_t N = dy.shape[0], H = dy.shape[1], D = max(dy.shape[2], R)
     check(
-        "rope.backward", f"inverse_frequency ({D // 2},)", n_threads, dx=(dx, (N, H, D)),
+        "rope.backward", f"inverse_frequency ({R // 2},)", n_threads, dx=(dx, (N, H, D)),
         dy=(dy, (N, H, D)), positions=(positions, (N,)),
     )
     a.t[0], a.t[1], a.t[2], a.t[3] = at3(dx), at3(dy), ids1(positions), at1(inverse_frequency)
-    a.n[0], a.n[1], a.n[2], a.n[3] = N, H, D, interleaved
+    a.n[0], a.n[1], a.n[2], a.n[3], a.n[5] = N, H, D, R, interleaved
+    a.n[4] = _heads("rope.backward", heads, H)
+    a.f[0] = magnitude
     a.n_threads = n_threads
     with nogil:
         _backward(&a)
 
 
+_SIZES = "N H D R P interleaved"
+
 entries = {
-    "forward": entry(_forward, "y x positions inverse_frequency", sizes="N H D interleaved"),
-    "backward": entry(_backward, "dx dy positions inverse_frequency", sizes="N H D interleaved"),
+    "forward": entry(
+        _forward, "y x positions inverse_frequency", sizes=_SIZES, options="magnitude"
+    ),
+    "backward": entry(
+        _backward, "dx dy positions inverse_frequency", sizes=_SIZES, options="magnitude"
+    ),
 }

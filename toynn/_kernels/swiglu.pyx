@@ -6,10 +6,12 @@
 
 n elements; g is gate, u is up. float32, C-contiguous. dgate and dup are overwritten.
 In place: y, dgate and dup may each be one of the inputs, but not the same one.
+halves: N rows x of 2 F, of which the first F are gate and the others up; dx is overwritten, and may
+be x.
 Source: Shazeer 2020, arXiv:2002.05202, section 2.
 """
 
-from toynn._kernels._common cimport at1, sigmoid_, sigmoid_slope_
+from toynn._kernels._common cimport at1, at2, sigmoid_, sigmoid_slope_
 from toynn._kernels._entry cimport entry
 from toynn._kernels._parallel cimport parallel_for
 from toynn._kernels.abi cimport KernelArgs
@@ -74,6 +76,34 @@ cdef void _backward(KernelArgs* a) noexcept nogil:
     parallel_for(_backward_blocks, a, (n + BLOCK - 1) // BLOCK)
 
 
+cdef void _halves_forward_rows(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+    cdef float* y = <float*>a.t[0]
+    cdef const float* x = <const float*>a.t[1]
+    cdef Py_ssize_t n, F = a.n[1]
+    for n in range(first, last):
+        _block_forward(y + n * F, x + 2 * n * F, x + (2 * n + 1) * F, F)
+
+
+cdef void _halves_forward(KernelArgs* a) noexcept nogil:
+    cdef Py_ssize_t N = a.n[0]
+    parallel_for(_halves_forward_rows, a, N)
+
+
+cdef void _halves_backward_rows(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+    cdef float* dx = <float*>a.t[0]
+    cdef const float* dy = <const float*>a.t[1]
+    cdef const float* x = <const float*>a.t[2]
+    cdef Py_ssize_t n, gate, up, F = a.n[1]
+    for n in range(first, last):
+        gate, up = 2 * n * F, (2 * n + 1) * F
+        _block_backward(dx + gate, dx + up, dy + n * F, x + gate, x + up, F)
+
+
+cdef void _halves_backward(KernelArgs* a) noexcept nogil:
+    cdef Py_ssize_t N = a.n[0]
+    parallel_for(_halves_backward_rows, a, N)
+
+
 def forward(float[::1] y, const float[::1] gate, const float[::1] up, int n_threads=1):
     """Overwrite y (n,) from gate (n,) and up (n,)."""
     cdef KernelArgs a
@@ -104,7 +134,38 @@ def backward(
         _backward(&a)
 
 
+def halves_forward(float[:, ::1] y, const float[:, ::1] x, int n_threads=1):
+    """Overwrite y (N,F) from x (N,2F)."""
+    cdef KernelArgs a
+    cdef Py_ssize_t N = y.shape[0], F = y.shape[1]
+    check("swiglu.halves_forward", f"y ({N}, {F})", n_threads, x=(x, (N, 2 * F)))
+    a.t[0], a.t[1] = at2(y), at2(x)
+    a.n[0], a.n[1] = N, F
+    a.n_threads = n_threads
+    with nogil:
+        _halves_forward(&a)
+
+
+def halves_backward(
+    float[:, ::1] dx, const float[:, ::1] dy, const float[:, ::1] x, int n_threads=1
+):
+    """Overwrite dx (N,2F) from dy (N,F) and x (N,2F)."""
+    cdef KernelArgs a
+    cdef Py_ssize_t N = dy.shape[0], F = dy.shape[1]
+    check(
+        "swiglu.halves_backward", f"dy ({N}, {F})", n_threads, dx=(dx, (N, 2 * F)),
+        x=(x, (N, 2 * F)),
+    )
+    a.t[0], a.t[1], a.t[2] = at2(dx), at2(dy), at2(x)
+    a.n[0], a.n[1] = N, F
+    a.n_threads = n_threads
+    with nogil:
+        _halves_backward(&a)
+
+
 entries = {
     "forward": entry(_forward, "y gate up", sizes="n"),
     "backward": entry(_backward, "dgate dup dy gate up", sizes="n"),
+    "halves_forward": entry(_halves_forward, "y x", sizes="N F"),
+    "halves_backward": entry(_halves_backward, "dx dy x", sizes="N F"),
 }

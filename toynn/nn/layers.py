@@ -42,6 +42,9 @@ class Layers:
         Keys and values of the tokens before these, in generation.
     segments
         Of each token the first one of its segment, where sequences are made of several.
+    long
+        Whether sequences are longer than those that a model was first trained on, where it has
+        other constants for those.
     prefix
         What the names of a block's weights begin with.
     """
@@ -55,6 +58,7 @@ class Layers:
     dropout: Dropout | None = None
     caches: Caches | None = None
     segments: Tensor | None = None
+    long: bool = False
     prefix: str = ""
 
     def blocks(self, count: int, name: str = "blk") -> Iterator["Layers"]:
@@ -151,19 +155,31 @@ class Layers:
         low = self.scale(ops.experts(s, self._dropped(x, name), adapter.a, routes), adapter.scale)
         return ops.add(s, y, ops.experts(s, low, adapter.b, routes))
 
-    def head(self, x: Tensor, name: str, labels: Tensor) -> tuple[Tensor | None, Tensor]:
+    def swiglu_of(self, x: Tensor, both: str, down: str) -> Tensor:
+        """Record down(silu(gate) * up), gate and up being the halves of both(x)."""
+        return self.linear(ops.swiglu_halves(self.session, self.linear(x, both)), down)
+
+    def geglu(self, x: Tensor, gate: str, up: str, down: str) -> Tensor:
+        """Record down(gelu(gate(x)) * up(x)), in GELU's tanh form. Source: as of swiglu."""
+        gates, values = self.linear(x, gate), self.linear(x, up)
+        return self.linear(ops.geglu(self.session, gates, values), down)
+
+    def head(
+        self, x: Tensor, name: str, labels: Tensor, cap: float = 0.0
+    ) -> tuple[Tensor | None, Tensor]:
         """Record the loss of x (N, C) by a matrix (V, C); return the logits too.
 
-        Where they would be many, and no adapter or dense labels ask for them, they are computed in
-        chunks of rows, and there are none to return.
+        With a cap, logits are cap tanh(logits / cap). Where they would be many, and no adapter or
+        dense labels ask for them, they are computed in chunks of rows, and there are none to
+        return.
         """
         (N, _), (V, _) = x.shape, self.weight(f"{name}.weight").shape
         adapted = f"{self.prefix}{name}.weight" in self.adapters
         if adapted or labels.dtype == "f32" or ops.chunk_rows(N, V) == N:
-            logits = self.linear(x, name)
+            logits = self.softcap(self.linear(x, name), cap)
             return logits, ops.cross_entropy(self.session, logits, labels)
         matrix, bias = self.matrix(name), self.bias(name)
-        return None, ops.linear_cross_entropy(self.session, x, matrix, labels, bias)
+        return None, ops.linear_cross_entropy(self.session, x, matrix, labels, bias, cap=cap)
 
     # -- Without -------------------------------------------------------------------------------
 
@@ -174,6 +190,10 @@ class Layers:
     def scale(self, x: Tensor, factor: float) -> Tensor:
         """Record x times a number."""
         return x if factor == 1 else ops.scale(self.session, x, factor)
+
+    def softcap(self, x: Tensor, cap: float) -> Tensor:
+        """Record cap tanh(x / cap); x itself, where the cap is 0."""
+        return ops.softcap(self.session, x, cap) if cap else x
 
     def rows(self, x: Tensor, ids: Tensor) -> Tensor:
         """Record the rows of x that ids (N,) name."""
@@ -187,14 +207,24 @@ class Layers:
         frequencies: str = "inverse_frequencies",
         *,
         neighbours: bool = False,
+        magnitude: float = 1.0,
+        turned: int | None = None,
     ) -> Tensor:
         """Record x (B T, H D) with pairs of each head turned by position; see ops.rope.
 
-        ``frequencies`` names the constant that says by how much; ``neighbours`` whether the two of
-        a pair are neighbours, or half a head apart.
+        ``frequencies`` names the constant that says by how much, and of how many pairs;
+        ``neighbours`` whether the two of a pair are neighbours, or half of what is turned apart.
         """
-        angles = self.constants[frequencies]
-        return ops.rope(self.session, x, positions, angles, n_heads, interleaved=neighbours)
+        return ops.rope(
+            self.session,
+            x,
+            positions,
+            self.constants[frequencies],
+            n_heads,
+            interleaved=neighbours,
+            magnitude=magnitude,
+            turned=turned,
+        )
 
     def attention(
         self,

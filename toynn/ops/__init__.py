@@ -18,7 +18,20 @@ from toynn.graph.tape import Op
 from toynn.ops._shape import Recorder
 from toynn.ops.attention import KVCache, attention
 from toynn.ops.dropout import dropout
-from toynn.ops.elementwise import ACCUMULATE, ADD, SCALE, add, gelu, rounded, scale, silu, swiglu
+from toynn.ops.elementwise import (
+    ACCUMULATE,
+    ADD,
+    SCALE,
+    add,
+    geglu,
+    gelu,
+    rounded,
+    scale,
+    silu,
+    softcap,
+    swiglu,
+    swiglu_halves,
+)
 from toynn.ops.experts import Routes, combine, dispatch, experts, route, weigh
 from toynn.ops.linear import embedding, linear
 from toynn.ops.loss import chunk_rows, counted, cross_entropy, linear_cross_entropy
@@ -47,6 +60,7 @@ __all__ = [
     "dropout",
     "embedding",
     "experts",
+    "geglu",
     "gelu",
     "grad_norm",
     "kto",
@@ -60,8 +74,10 @@ __all__ = [
     "route",
     "scale",
     "silu",
+    "softcap",
     "softmax",
     "swiglu",
+    "swiglu_halves",
     "token_losses",
     "token_sums",
     "weigh",

@@ -23,11 +23,14 @@ __all__ = [
     "GELU_FORMS",
     "SCALE",
     "add",
+    "geglu",
     "gelu",
     "rounded",
     "scale",
     "silu",
+    "softcap",
     "swiglu",
+    "swiglu_halves",
 ]
 
 
@@ -99,6 +102,36 @@ def swiglu(s: Recorder, gate: Tensor, up: Tensor) -> Tensor:
     return y
 
 
+def geglu(s: Recorder, gate: Tensor, up: Tensor) -> Tensor:
+    """Record y = gelu_tanh(gate) * up."""
+    require(gate.shape == up.shape, "geglu", "gate and up of one shape", gate, up)
+    y = s.tape.new("geglu", gate.shape)
+    s.tape.record(GEGLU, {"y": y, "gate": gate, "up": up}, {"n": gate.size})
+    return y
+
+
+def softcap(s: Recorder, x: Tensor, cap: float) -> Tensor:
+    """Record y = cap tanh(x / cap); cap is a number above 0."""
+    require(cap > 0, "softcap", "a cap above 0", x)
+    y = s.tape.new("softcap", x.shape)
+    s.tape.record(SOFTCAP, {"y": y, "x": x}, {"n": x.size}, {"cap": cap})
+    return y
+
+
+def _softcap_gradient(back: Backward, node: Node, dy: Tensor) -> None:
+    read = {"dy": dy, "y": node["y"]}
+    back.emit(SOFTCAP_BACKWARD, {"dx": node["x"]}, read, node.sizes, node.options)
+
+
+def swiglu_halves(s: Recorder, x: Tensor) -> Tensor:
+    """Record y (N, F) = silu(gate) * up, which are the halves of the rows of x (N, 2 F)."""
+    require(len(x.shape) == 2 and x.shape[1] % 2 == 0, "swiglu", "a matrix (N, 2 F)", x)
+    N, F = x.shape[0], x.shape[1] // 2
+    y = s.tape.new("swiglu", (N, F))
+    s.tape.record(HALVES, {"y": y, "x": x}, {"N": N, "F": F})
+    return y
+
+
 def _gelu_flops(tanh: int, exact: int) -> Callable[[Sizes], int]:
     """Count either form by its own: one has an exponential, the other erf's two polynomials."""
     return lambda sizes: (exact if sizes["exact"] else tanh) * sizes["n"]
@@ -164,4 +197,51 @@ SWIGLU = Op(
     by_names(SWIGLU_BACKWARD),
     again=itself,
     rows="n gate",
+)
+HALVES_BACKWARD = Op(
+    "swiglu.halves_backward",
+    "dx <- dy x",
+    "N F",
+    flops(SIGMOID_SLOPE + 6, "N", "F"),
+    rows="N dy",
+)
+HALVES = Op(
+    "swiglu.halves_forward",
+    "y <- x",
+    "N F",
+    flops(EXP + 4, "N", "F"),
+    by_names(HALVES_BACKWARD),
+    again=itself,
+    rows="N x",
+)
+GEGLU_BACKWARD = Op(
+    "geglu.backward", "dgate dup <- dy gate up", "n", flops(EXP + 23, "n"), rows="n dy"
+)
+GEGLU = Op(
+    "geglu.forward",
+    "y <- gate up",
+    "n",
+    flops(EXP + 8, "n"),
+    by_names(GEGLU_BACKWARD),
+    again=itself,
+    rows="n gate",
+)
+SOFTCAP_BACKWARD = Op(
+    "softcap.backward",
+    "dx <- dy y",
+    "n",
+    flops(5, "n"),
+    options="cap",
+    inplace={"dx": "dy"},
+    rows="n dy",
+)
+SOFTCAP = Op(
+    "softcap.forward",
+    "y <- x",
+    "n",
+    flops(EXP + 18, "n"),
+    _softcap_gradient,
+    options="cap",
+    inplace={"y": "x"},
+    rows="n x",
 )

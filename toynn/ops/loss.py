@@ -9,6 +9,7 @@ from toynn.errors import ConfigError
 from toynn.graph.autograd import Backward
 from toynn.graph.tape import Live, Node, Op, Role, Tensor
 from toynn.ops._shape import EXP, Recorder, by_names, flops, matrix, require
+from toynn.ops.elementwise import SOFTCAP, SOFTCAP_BACKWARD, softcap
 from toynn.ops.linear import (
     BIAS_BACKWARD,
     LINEAR,
@@ -85,8 +86,11 @@ def linear_cross_entropy(
     labels: Tensor,
     b: Tensor | None = None,
     rows: int | None = None,
+    cap: float = 0.0,
 ) -> Tensor:
     """Record cross_entropy(linear(x, w, b), labels), at most ``rows`` rows of logits at a time.
+
+    With a ``cap``, of softcap(linear(x, w, b), cap).
 
     x (N, C), w (V, C), b (V,), labels i32 (N,), where -100 marks a row that does not count; x, w
     and b as in ``linear``; ``rows`` is ``chunk_rows(N, V)`` unless given. Where training goes on to
@@ -111,6 +115,7 @@ def linear_cross_entropy(
     for i in range(chunks):
         first, end = i * N // chunks, (i + 1) * N // chunks
         logits = linear(s, x.rows(first, end), w, b)
+        logits = softcap(s, logits, cap) if cap else logits
         part = {"losses": losses.rows(first, end), "labels": labels.rows(first, end)}
         s.tape.record(CHUNK, {**part, "logits": logits}, {"N": end - first, "V": V})
     # The rule is told the chunks, which the node does not read: so this op is of this loss alone.
@@ -127,15 +132,24 @@ def _chunked_gradient(chunks: Sequence[Node], back: Backward, node: Node, dy: Te
     """
     x = chunks[0]["x"].root
     d_x = back.new(x) if back.wants(x) else None
-    first = 0
-    for product, loss in zip(chunks[::2], chunks[1::2], strict=True):
+    first, capped = 0, chunks[1] if chunks[1].op is SOFTCAP else None
+    step = 3 if capped else 2
+    for product, loss in zip(chunks[::step], chunks[step - 1 :: step], strict=True):
         rows, w, b = product["x"], product["w"], product.named["b"]
-        old = loss["logits"]
+        old = product["y"]
         logits, d_logits = replace(old, name=f"{old.name}'"), back.new(old)
         back.tape.record(LINEAR, {**product.named, "y": logits}, product.sizes)
+        if capped:
+            plain, logits = logits, replace(logits, name=f"{old.name}''")
+            n = {"n": logits.size}
+            back.tape.record(SOFTCAP, {"y": logits, "x": plain}, n, capped.options)
         tensors = {**loss.named, "logits": logits, "rows": node["rows"]}
         gradients = {"dlogits": d_logits, "dloss": dy}
         back.tape.record(CHUNK_BACKWARD, {**tensors, **gradients}, loss.sizes)
+        if capped:
+            of_capped, d_logits = d_logits, back.new(old)
+            read = {"dy": of_capped, "y": logits}
+            back.tape.record(SOFTCAP_BACKWARD, {"dx": d_logits, **read}, n, capped.options)
         sizes = {name: product.sizes[name] for name in ("M", "N", "K", "precision")}
         back.emit(LINEAR_BACKWARD_WEIGHT, {"dw": w}, {"dy": d_logits, "x": rows}, sizes)
         back.emit(BIAS_BACKWARD, {"db": b}, {"dy": d_logits}, {"N": sizes["M"], "C": sizes["N"]})

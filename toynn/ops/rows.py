@@ -1,6 +1,7 @@
 """What looks at one row at a time: softmax, norms, RoPE, class tokens."""
 
-from toynn.graph.tape import Op, Tensor
+from toynn.graph.autograd import Backward
+from toynn.graph.tape import Node, Op, Tensor
 from toynn.ops._shape import EXP, Recorder, Sizes, by_names, flops, itself, matrix, require
 
 __all__ = ["class_token", "layernorm", "rmsnorm", "rope", "softmax"]
@@ -47,18 +48,30 @@ def rope(
     n_heads: int,
     *,
     interleaved: bool,
+    magnitude: float = 1.0,
+    turned: int | None = None,
 ) -> Tensor:
-    """Record y (N, H D): pairs of each head of x turned by position * inverse_frequency (D/2,)."""
+    """Record y (N, H D): pairs of each head of x turned by position * inverse_frequency (R/2,).
+
+    The first R channels of a head are turned, and multiplied by ``magnitude``; R = D, or less. Of
+    the heads, the first ``turned``; None: all.
+    """
     N, C = matrix("rope", x)
-    D = 2 * inverse_frequency.size
-    needed = f"positions ({N},), {n_heads} heads of {D}"
-    fits = positions.shape == (N,) and n_heads * D == C
+    D, R = C // n_heads, 2 * inverse_frequency.size
+    needed = f"positions ({N},), {n_heads} heads of {R} channels or more"
+    P = n_heads if turned is None else turned
+    fits = positions.shape == (N,) and n_heads * D == C and R <= D and 0 <= P <= n_heads
     require(fits, "rope", needed, x, positions, inverse_frequency)
     y = s.tape.new("rope", x.shape)
-    sizes = {"N": N, "H": n_heads, "D": D, "interleaved": int(interleaved)}
-    turned = {"y": y, "x": x, "positions": positions, "inverse_frequency": inverse_frequency}
-    s.tape.record(ROPE, turned, sizes)
+    sizes = {"N": N, "H": n_heads, "D": D, "R": R, "P": P, "interleaved": int(interleaved)}
+    given = {"x": x, "positions": positions, "inverse_frequency": inverse_frequency}
+    s.tape.record(ROPE, {"y": y, **given}, sizes, {"magnitude": magnitude})
     return y
+
+
+def _rope_gradient(back: Backward, node: Node, dy: Tensor) -> None:
+    read = {name: node[name] for name in ("positions", "inverse_frequency")}
+    back.emit(ROPE_BACKWARD, {"dx": node["x"]}, {"dy": dy, **read}, node.sizes, node.options)
 
 
 def class_token(s: Recorder, x: Tensor, cls: Tensor, pos: Tensor) -> Tensor:
@@ -73,8 +86,8 @@ def class_token(s: Recorder, x: Tensor, cls: Tensor, pos: Tensor) -> Tensor:
 
 
 def _turns(sizes: Sizes) -> int:
-    """Count 6 for each pair of each head, and for all heads 26: a cosine and a sine."""
-    return (6 * sizes["H"] + 26) * sizes["N"] * sizes["D"] // 2
+    """Count 6 for each pair of each head that turns, and for all heads 26: a cosine and a sine."""
+    return (6 * sizes["P"] + 26) * sizes["N"] * sizes["R"] // 2
 
 
 SOFTMAX_BACKWARD = Op(
@@ -127,17 +140,19 @@ RMSNORM = Op(
 ROPE_BACKWARD = Op(
     "rope.backward",
     "dx <- dy positions inverse_frequency",
-    "N H D interleaved",
+    "N H D R P interleaved",
     _turns,
+    options="magnitude",
     integers=("positions",),
     rows="N dy",
 )
 ROPE = Op(
     "rope.forward",
     "y <- x positions inverse_frequency",
-    "N H D interleaved",
+    "N H D R P interleaved",
     _turns,
-    by_names(ROPE_BACKWARD),
+    _rope_gradient,
+    options="magnitude",
     integers=("positions",),
     rows="N x",
 )

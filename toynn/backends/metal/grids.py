@@ -107,7 +107,7 @@ def _product(entry: str, down: str, across: str) -> Callable[[Sizes], list[Pass]
 
 
 def _pairs(function: str) -> Callable[[Sizes], list[Pass]]:
-    return lambda s: [each(function, s["N"] * (s["D"] // 2))]
+    return lambda s: [each(function, s["N"] * _over(s["D"], 2))]
 
 
 def _heads(function: str, s: Sizes, n: int, heads: str) -> Pass:
@@ -185,6 +185,8 @@ PASSES: dict[str, Callable[[Sizes], list[Pass]]] = {
         if s["M"] <= FEW_COPIES
         else _tiles("experts_forward", s, "M", "N")
     ],
+    "geglu.backward": _each("geglu_backward", "n"),
+    "geglu.forward": _each("geglu_forward", "n"),
     "gelu.backward": _each("gelu_backward", "n"),
     "gelu.forward": _each("gelu_forward", "n"),
     "grad_norm.forward": lambda s: [
@@ -209,10 +211,14 @@ PASSES: dict[str, Callable[[Sizes], list[Pass]]] = {
     "routing.forward": _each("routing_forward", "N"),
     "silu.backward": _each("silu_backward", "n"),
     "silu.forward": _each("silu_forward", "n"),
+    "softcap.backward": _each("softcap_backward", "n"),
+    "softcap.forward": _each("softcap_forward", "n"),
     "softmax.backward": _rows("softmax_backward"),
     "softmax.forward": _rows("softmax_forward"),
     "swiglu.backward": _each("swiglu_backward", "n"),
     "swiglu.forward": _each("swiglu_forward", "n"),
+    "swiglu.halves_backward": _each("swiglu_halves_backward", "N", "F"),
+    "swiglu.halves_forward": _each("swiglu_halves_forward", "N", "F"),
     "token_sums.backward": _each("token_sums_backward", "N"),
     "token_sums.forward": lambda s: [rows("token_sums_forward", 2 * s["S"])],
 }
@@ -236,6 +242,7 @@ SHARED: dict[str, tuple[str, ...]] = {
     "dpo": ("preference",),
     "embedding": ("codebooks", "blocks"),
     "experts": ("codebooks", "blocks", "products"),
+    "geglu": ("activations",),
     "gelu": ("activations",),
     "kto": ("preference",),
     "matmul": ("activations", "codebooks", "blocks", "products"),

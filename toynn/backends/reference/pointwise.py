@@ -122,6 +122,43 @@ def swiglu_backward(dy: Array, gate: Array, up: Array) -> Outputs:
     return {"dgate": dy * up * s * (1 + gate * (1 - s)), "dup": dy * gate * s}
 
 
+@kernel("swiglu.halves_forward", y="N F", x="N 2*F")
+def swiglu_halves(x: Array) -> Outputs:
+    """Compute y = silu(gate) up, the halves of each row."""
+    return swiglu(*np.split(x, 2, axis=1))
+
+
+@kernel("swiglu.halves_backward", dx="N 2*F", dy="N F", x="N 2*F")
+def swiglu_halves_backward(dy: Array, x: Array) -> Outputs:
+    """Compute dx, the gradients of both halves side by side."""
+    written = swiglu_backward(dy, *np.split(x, 2, axis=1))
+    return {"dx": np.hstack([written["dgate"], written["dup"]])}
+
+
+@kernel("geglu.forward", y="n", gate="n", up="n")
+def geglu(gate: Array, up: Array) -> Outputs:
+    """Compute y = gelu(gate) up, of the tanh form."""
+    return {"y": gelu_of(gate, 0) * up}
+
+
+@kernel("geglu.backward", dgate="n", dup="n", dy="n", gate="n", up="n")
+def geglu_backward(dy: Array, gate: Array, up: Array) -> Outputs:
+    """Compute dgate = dy up gelu'(gate), dup = dy gelu(gate)."""
+    return {"dgate": gelu_backward(dy * up, gate, 0)["dx"], "dup": dy * gelu_of(gate, 0)}
+
+
+@kernel("softcap.forward", y="n", x="n")
+def softcap(x: Array, cap: float) -> Outputs:
+    """Compute y = cap tanh(x / cap)."""
+    return {"y": cap * np.tanh(x / cap)}
+
+
+@kernel("softcap.backward", dx="n", dy="n", y="n")
+def softcap_backward(dy: Array, y: Array, cap: float) -> Outputs:
+    """Compute dx = dy (1 - (y / cap)^2)."""
+    return {"dx": dy * (1 - (y / cap) ** 2)}
+
+
 def _splitmix(x: Array) -> Array:
     """Mix bits as SplitMix64 does at its end; uint64 that wrap around."""
     x = x + np.uint64(0x9E3779B97F4A7C15)

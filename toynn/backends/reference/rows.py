@@ -80,31 +80,53 @@ def rmsnorm_backward(dy: Array, x: Array, w: Array, r: Array) -> Outputs:
 
 
 def _turned(
-    x: Array, positions: Array, inverse_frequency: Array, interleaved: int, direction: int
+    x: Array,
+    positions: Array,
+    inverse_frequency: Array,
+    interleaved: int,
+    factor: float,
+    heads: int | None,
 ) -> Array:
-    """Turn pairs of channels of x (N, H, D), as complex numbers, by the angles of their rows."""
-    angle = direction * np.outer(positions, inverse_frequency)
-    half = x.shape[2] // 2
-    first = slice(0, None, 2) if interleaved else slice(0, half)
-    second = slice(1, None, 2) if interleaved else slice(half, None)
-    z = (x[..., first] + 1j * x[..., second]) * np.exp(1j * angle)[:, None, :]
-    y = np.empty_like(x)
-    y[..., first], y[..., second] = z.real, z.imag
+    """Multiply the first pairs of channels of x (N, H, D), in the first heads, by e^(i angle).
+
+    And by a factor.
+    """
+    angle = np.outer(positions, inverse_frequency)
+    half, y = inverse_frequency.size, x.copy()
+    first = slice(0, 2 * half, 2) if interleaved else slice(0, half)
+    second = slice(1, 2 * half, 2) if interleaved else slice(half, 2 * half)
+    z = (x[..., first] + 1j * x[..., second]) * factor * np.exp(1j * angle)[:, None, :]
+    y[:, :heads, first], y[:, :heads, second] = z.real[:, :heads], z.imag[:, :heads]
     return y
 
 
-@kernel("rope.forward", y="N H D", x="N H D", positions="i32 N", inverse_frequency="D/2")
-def rope(x: Array, positions: Array, inverse_frequency: Array, interleaved: int) -> Outputs:
-    """y_j + i y_k = (x_j + i x_k) e^(i angle), angle = position inverse_frequency."""
-    return {"y": _turned(x, positions, inverse_frequency, interleaved, 1)}
+@kernel("rope.forward", y="N H D", x="N H D", positions="i32 N", inverse_frequency="R/2")
+def rope(
+    x: Array,
+    positions: Array,
+    inverse_frequency: Array,
+    interleaved: int,
+    magnitude: float = 1.0,
+    P: int | None = None,
+) -> Outputs:
+    """y_j + i y_k = magnitude (x_j + i x_k) e^(i angle), angle = position inverse_frequency.
+
+    Of the first P heads.
+    """
+    return {"y": _turned(x, positions, inverse_frequency, interleaved, magnitude, P)}
 
 
-@kernel("rope.backward", dx="N H D", dy="N H D", positions="i32 N", inverse_frequency="D/2")
+@kernel("rope.backward", dx="N H D", dy="N H D", positions="i32 N", inverse_frequency="R/2")
 def rope_backward(
-    dy: Array, positions: Array, inverse_frequency: Array, interleaved: int
+    dy: Array,
+    positions: Array,
+    inverse_frequency: Array,
+    interleaved: int,
+    magnitude: float = 1.0,
+    P: int | None = None,
 ) -> Outputs:
     """Turn dy back."""
-    return {"dx": _turned(dy, positions, inverse_frequency, interleaved, -1)}
+    return {"dx": _turned(dy, -positions, inverse_frequency, interleaved, magnitude, P)}
 
 
 @kernel("class_token.forward", y="B T C", x="B T-1 C", cls="C", pos="T C")

@@ -6,39 +6,54 @@ from toynn.backends.reference import pointwise
 from toynn.testing.cases._case import Array, Call, OpCase, call
 
 
-def _inputs(rng: np.random.Generator, n: int) -> dict[str, Array]:
-    gate, up = rng.standard_normal((2, n)).astype(np.float32)
+def _inputs(rng: np.random.Generator, N: int, F: int) -> dict[str, Array]:
+    gate, up = rng.standard_normal((2, N * F)).astype(np.float32)
     gate[::4] *= 16
     return {"gate": gate, "up": up}
 
 
-def _function(inputs: dict[str, Array], n: int) -> Array:
+def _function(inputs: dict[str, Array], **_: int) -> Array:
     return pointwise.swiglu(**inputs)["y"]
 
 
-def _gradients(inputs: dict[str, Array], dy: Array, n: int) -> dict[str, Array]:
+def _gradients(inputs: dict[str, Array], dy: Array, **_: int) -> dict[str, Array]:
     return pointwise.swiglu_backward(dy, **inputs)
 
 
-def _calls(rng: np.random.Generator, n: int) -> list[Call]:
-    inputs = _inputs(rng, n)
+def _calls(rng: np.random.Generator, N: int, F: int) -> list[Call]:
+    inputs = _inputs(rng, N, F)
     exact = {name: value.astype(np.float64) for name, value in inputs.items()}
-    dy = rng.standard_normal(n).astype(np.float32)
+    dy = rng.standard_normal(N * F).astype(np.float32)
+    y, sizes = _function(exact), {"n": N * F}
+    gradients = _gradients(exact, dy.astype(np.float64))
+    x = np.hstack([array.reshape(N, F) for array in inputs.values()])
+    dx = np.hstack([array.reshape(N, F) for array in gradients.values()])
+    rows = dy.reshape(N, F)
     return [
-        call("forward", {"y": _function(exact, n)}, inputs, in_place={"y": "gate"}),
+        call("forward", {"y": y}, inputs, in_place={"y": "gate"}, sizes=sizes),
         call(
             "backward",
-            _gradients(exact, dy.astype(np.float64), n),
+            gradients,
             {"dy": dy, **inputs},
             in_place={"dgate": "gate", "dup": "up"},
+            sizes=sizes,
         ),
+        call("halves_forward", {"y": y.reshape(N, F)}, {"x": x}),
+        call("halves_backward", {"dx": dx}, {"dy": rows, "x": x}, in_place={"dx": "x"}),
     ]
 
 
 CASE = OpCase(
     op="swiglu",
-    shapes=({"n": 1}, {"n": 37}, {"n": 0}, {"n": 4096}, {"n": 4097}),
-    bench={"llama_135m": {"n": 256 * 1536}},
+    shapes=(
+        {"N": 1, "F": 1},
+        {"N": 1, "F": 37},
+        {"N": 0, "F": 8},
+        {"N": 3, "F": 0},
+        {"N": 1, "F": 4096},
+        {"N": 17, "F": 241},
+    ),
+    bench={"llama_135m": {"N": 256, "F": 1536}},
     calls=_calls,
     tolerance=2e-7,
     reason="a few roundings; exp within 2 units in the last place",

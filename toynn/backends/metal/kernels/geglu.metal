@@ -1,0 +1,32 @@
+// GeGLU: gelu of the gate times up, the activation in the middle of a Gemma MLP; in GELU's tanh form.
+//
+//   y     = gelu(g) u
+//   dgate = dy u gelu'(g)
+//   dup   = dy gelu(g)
+//
+// n elements, one thread each; g is gate, u is up. In place: each output may be one of the inputs.
+// Source: Shazeer 2020, arXiv:2002.05202, section 2.
+
+kernel void geglu_forward(device float*           y    [[buffer(0)]],
+                          device const float*     gate [[buffer(1)]],
+                          device const float*     up   [[buffer(2)]],
+                          constant GegluForward&  args [[buffer(3)]],
+                          uint i [[thread_position_in_grid]])
+{
+    if (i >= args.n) return;
+    y[i] = gelu_tanh(gate[i]) * up[i];
+}
+
+kernel void geglu_backward(device float*            dgate [[buffer(0)]],
+                           device float*            dup   [[buffer(1)]],
+                           device const float*      dy    [[buffer(2)]],
+                           device const float*      gate  [[buffer(3)]],
+                           device const float*      up    [[buffer(4)]],
+                           constant GegluBackward&  args  [[buffer(5)]],
+                           uint i [[thread_position_in_grid]])
+{
+    if (i >= args.n) return;
+    const float g = gate[i], u = up[i], d = dy[i];
+    dgate[i] = d * u * gelu_tanh_slope(g);
+    dup[i] = d * gelu_tanh(g);
+}
