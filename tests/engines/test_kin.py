@@ -12,6 +12,7 @@ from toynn.errors import ConfigError, DataError, GGUFError
 from toynn.formats import gguf, hf
 from toynn.options import RecipeOptions
 
+LISTS = {"type": "longrope", "short_factor": [1.0, 1.5], "long_factor": [2.0, 7.0]}
 FOLDERS = {
     "interval": ("smollm3", dict(no_rope_layers=None, no_rope_layer_interval=3), "interval must"),
     "layers": ("smollm3", dict(no_rope_layers=[1, 1, 0, 1, 1]), "0 in every fourth layer"),
@@ -36,6 +37,71 @@ FOLDERS = {
     "shares": ("olmoe", dict(norm_topk_prob=True), "norm_topk_prob must be False; got True"),
     "clipped": ("olmoe", dict(clip_qkv=8.0), r"clip_qkv = 8\.0 is not known"),
     "no experts": ("granitemoe", dict(num_local_experts=None), "num_local_experts is missing"),
+    "phi3 window": ("phi3", dict(sliding_window=2.5), "sliding_window must be a whole number >= 1"),
+    "phi3 yarn": (
+        "phi3",
+        dict(rope_scaling={"type": "linear", "factor": 2.0}),
+        "default or longrope",
+    ),
+    "phi3 part": (
+        "phi3",
+        dict(partial_rotary_factor=0.01),
+        "partial_rotary_factor must be a whole",
+    ),
+    "phi3 lists": (
+        "phi3-long",
+        dict(rope_scaling=LISTS | {"long_factor": 3}),
+        "long_factor must be",
+    ),
+    "phi3 numbers": (
+        "phi3-long",
+        dict(rope_scaling=LISTS | {"long_factor": [1.0, -1.0]}),
+        "long_factor must be a number > 0; got -1.0",
+    ),
+    "phi3 unknown": (
+        "phi3-long",
+        dict(rope_scaling=LISTS | {"beta": 3}),
+        "not known to toynn: beta",
+    ),
+    "phi3 attention": ("phi3", dict(full_attn_mod=2), "full_attn_mod must be 1; got 2"),
+    "gemma2 cap": (
+        "gemma2",
+        dict(attn_logit_softcapping=0),
+        "attn_logit_softcapping must be a num",
+    ),
+    "gemma3 cap": ("gemma3", dict(attn_logit_softcapping=50.0), "softcapping must be None; got 50"),
+    "gemma scalar": (
+        "gemma3",
+        dict(query_pre_attn_scalar=7),
+        "query_pre_attn_scalar must be 6; got",
+    ),
+    "gemma kinds": (
+        "gemma2",
+        dict(layer_types=["full_attention"] * 3),
+        "layer_types must be a window",
+    ),
+    "gemma pattern": ("gemma3", dict(sliding_window_pattern=5), "sliding_window_pattern must be 6"),
+    "gemma ways": (
+        "gemma3",
+        dict(use_bidirectional_attention=True),
+        "bidirectional_attention must",
+    ),
+    "gemma act": (
+        "gemma2",
+        dict(hidden_activation="silu"),
+        "hidden_activation must be 'gelu_pytorch",
+    ),
+    "gemma window": ("gemma2", dict(sliding_window=None), "sliding_window is missing"),
+    "gemma rope": (
+        "gemma3",
+        dict(rope_parameters={"full_attention": {"rope_type": "yarn", "factor": 2.0}}),
+        "RoPE must be default or linear; got",
+    ),
+    "gemma2 rope": (
+        "gemma2",
+        dict(rope_scaling={"type": "linear", "factor": 2.0}),
+        "RoPE must be def",
+    ),
     "soft cap": ("granite", dict(logit_softcapping=30.0), "logit_softcapping = 30.0 is not known"),
 }
 
@@ -67,6 +133,56 @@ FILES = {
     "gating": ("olmoe", "olmoe.expert_gating_func", 2, "expert_gating_func must be 1 here; got 2"),
     "groups": ("olmoe", "olmoe.expert_group_count", 2, "expert_group_count = 2 is not known"),
     "shared": ("granitemoe-shared", "granitemoe.expert_shared_feed_forward_length", 3, "the wrong"),
+    "window": (
+        "phi3",
+        "phi3.attention.sliding_window",
+        2.5,
+        "sliding_window must be a whole number",
+    ),
+    "channels": (
+        "phi3",
+        "phi3.rope.dimension_count",
+        6,
+        "rope_channels must be even, and at most the 4",
+    ),
+    "huge": ("phi3", "phi3.rope.dimension_count", 2**31, "rope_channels must be even, and at most"),
+    "odd": ("phi3", "phi3.rope.dimension_count", 3, "rope_channels must be even"),
+    "factors": (
+        "phi3-long",
+        "phi3.rope.dimension_count",
+        2,
+        "short_factors must be 1 numbers above 0",
+    ),
+    "original": ("phi3-long", "phi3.rope.scaling.original_context_length", 0, "whole number >= 1"),
+    "magnitude": (
+        "phi3",
+        "phi3.rope.scaling.attn_factor",
+        1.5,
+        "rope_magnitude needs short_factors",
+    ),
+    "yarn": (
+        "phi3-long",
+        "phi3.rope.scaling.type",
+        7,
+        "scaling.type must be 'longrope' here; got 7",
+    ),
+    "heads": (
+        "phi3",
+        "phi3.attention.head_count",
+        2**31,
+        r"heads of \d+ channels|wrong shape|divide",
+    ),
+    "no window": ("gemma2", "gemma2.attention.sliding_window", 0, "sliding_window must be a whole"),
+    "pattern": ("gemma3", "gemma3.attention.sliding_window_pattern", 2, "must be 6 here; got 2"),
+    "caps": ("gemma2", "gemma2.attn_logit_softcapping", -1.0, "softcapping must be a number > 0"),
+    "no caps": ("gemma3", "gemma3.attn_logit_softcapping", 30.0, "softcapping = 30.0 is not known"),
+    "linear": ("gemma3", "gemma3.rope.scaling.type", 7, "must be 'linear' here; got 7"),
+    "base": (
+        "gemma3",
+        "gemma3.rope.freq_base_swa",
+        0.0,
+        "freq_base_swa must be a number > 0; got 0",
+    ),
     "unknown": ("smollm3", "smollm3.residual_scale", 0.5, r"smollm3\.residual_scale = 0\.5 is not"),
 }
 
@@ -126,3 +242,30 @@ def build(cfg):
     engine = LlamaSeqEngine()
     engine.realize_for_random_init(cfg, RecipeOptions(t_seq=8))
     return engine
+
+
+def test_what_a_phi3_or_gemma_cannot_be():
+    for sizes, message in (
+        ({"rope_channels": 3}, "rope_channels must be even"),
+        ({"long_factors": (1.0, 2.0)}, "short_factors must be 2 numbers above 0; got 0"),
+        ({"window": -1}, "window must be a whole number >= 0"),
+    ):
+        with pytest.raises(ConfigError, match=f"Phi3Config: {message}"):
+            config("phi3", **sizes)
+    with pytest.raises(ConfigError, match="GemmaConfig: gemma3 has no score_cap"):
+        config("gemma3", score_cap=50.0)
+    with pytest.raises(ConfigError, match="GemmaConfig: score_cap must be a number above 0"):
+        config("gemma2")
+    for kind in ("olmo2", "phi3", "gemma3"):
+        with pytest.raises(ConfigError, match=f"{kind}: q, k and v have no biases"):
+            make(kind, qkv_bias=True)
+    with pytest.raises(ConfigError, match="gemma2: the head is tied"):
+        make("gemma2", untied=True)
+
+
+def test_heads_that_llama_cpp_does_not_read_are_not_exported(tmp_path):
+    for kind in ("olmo2", "phi3"):
+        engine = LlamaSeqEngine()
+        engine.realize_for_random_init(config(kind, head_dim=10), RecipeOptions())
+        with pytest.raises(ConfigError, match=rf"llama\.cpp reads {kind} with heads of d_model"):
+            engine.export_gguf(tmp_path / "model.gguf")

@@ -53,10 +53,13 @@ def test_every_bit_comes_back(kind, tmp_path):
     assert (again.config, again.t_seq) == (engine.config, T)
     ours, theirs = engine.weights(), again.weights()
     assert ours.keys() == theirs.keys()
+    rounded = 1e-7 if kind.startswith("gemma") else 0  # gains, which are less by 1 there
     for name, w in ours.items():
-        np.testing.assert_array_equal(w, theirs[name], name)
+        atol = rounded if name.endswith("norm.weight") else 0
+        np.testing.assert_allclose(w, theirs[name], rtol=0, atol=atol, err_msg=name)
     ids, _ = draw(np.random.default_rng(3))
-    np.testing.assert_array_equal(engine.logits(ids), again.logits(ids))
+    logits = engine.logits(ids)
+    np.testing.assert_allclose(again.logits(ids), logits, rtol=0, atol=100 * rounded)
 
 
 def test_a_lens_is_folded(tmp_path):
@@ -117,7 +120,7 @@ REFUSED = {
     "another model": (
         dict(model_type="mamba"),
         {},
-        "must be gpt2, llama, .*; got 'mamba'",
+        "must be .*gpt2, .*; got 'mamba'",
     ),
     "no model": (dict(model_type=...), {}, "model_type must be .*; got None"),
     "missing size": (dict(hidden_size=...), {}, r"config\.json: hidden_size is missing"),

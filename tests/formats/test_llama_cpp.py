@@ -11,7 +11,14 @@ from toynn.engines.llama import LlamaConfig, LlamaSeqEngine
 from toynn.evaluation import perplexity
 from toynn.formats import gguf
 from toynn.generate import sample
-from toynn.models import GraniteConfig, GraniteMoEConfig, OLMoEConfig, Qwen3MoEConfig
+from toynn.models import (
+    GemmaConfig,
+    GraniteConfig,
+    GraniteMoEConfig,
+    OLMoEConfig,
+    Phi3Config,
+    Qwen3MoEConfig,
+)
 from toynn.options import RecipeOptions
 
 llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
@@ -25,6 +32,13 @@ SMALL = dict(vocab=96, d_model=64, n_heads=4, d_ff=160, n_layers=2, context=32)
 SCALES = dict(embedding_scale=3.0, residual_scale=0.4, attention_scale=0.3, logit_scale=2.5)
 EXPERTS = dict(n_experts=6, n_experts_used=2)
 GQA = SMALL | dict(n_kv_heads=2)
+GEMMA = GQA | dict(head_dim=32, window=9)
+CAPS = dict(score_cap=1.5, logit_cap=2.0)
+LONGROPE = dict(
+    rope_magnitude=1.2,
+    short_factors=(1, 1, 1, 1, 1.5, 1.5, 2, 2),
+    long_factors=(1, 1, 2, 2, 4, 8, 8, 16),
+)
 
 
 def judge(path, adapter=None):
@@ -107,6 +121,21 @@ MODELS = {
     "granitemoe-shared": lambda: trained(
         LlamaSeqEngine(), GraniteMoEConfig(**GQA, **EXPERTS, **SCALES, shared_d_ff=32)
     ),
+    "olmo2": lambda: trained(LlamaSeqEngine(), LlamaConfig(**GQA, arch="olmo2"), untied=True),
+    "phi3": lambda: trained(LlamaSeqEngine(), Phi3Config(**GQA), untied=True),
+    "phi3-part": lambda: trained(LlamaSeqEngine(), Phi3Config(**GQA, rope_channels=12)),
+    "phi3-long": lambda: trained(  # llama.cpp has a context of 512 here, and so long factors
+        LlamaSeqEngine(), Phi3Config(**GQA, **LONGROPE, original_context=31)
+    ),
+    "phi3-short": lambda: trained(
+        LlamaSeqEngine(), Phi3Config(**GQA, **LONGROPE, original_context=1000)
+    ),
+    "gemma2": lambda: trained(LlamaSeqEngine(), GemmaConfig(**GEMMA, **CAPS, arch="gemma2")),
+    "gemma3": lambda: trained(
+        LlamaSeqEngine(),
+        GemmaConfig(**GEMMA | {"n_layers": 7}, rope_base=500.0, local_base=50.0, rope_divisor=8.0),
+    ),
+    "gemma3-untied": lambda: trained(LlamaSeqEngine(), GemmaConfig(**GEMMA), untied=True),
     "granite-plain": lambda: trained(LlamaSeqEngine(), GraniteConfig(**GQA), untied=True),
 }
 
@@ -120,8 +149,9 @@ def test_float32_files_give_the_same_logits(model, tmp_path):
     path = tmp_path / "model.gguf"
     model.export_gguf(path)
     ids = np.random.default_rng(1).integers(0, model.vocab, model.context)
-    # llama.cpp looks GELU up in a table of float16.
+    # llama.cpp looks GELU up in a table of float16; Gemma is measured with up to seven blocks.
     limit = 1e-7 if isinstance(model, GPT2SeqEngine) else 1e-8
+    limit = 1e-6 if isinstance(model.config, GemmaConfig) else limit
     assert nmse(model.logits(ids), judged_logits(path, ids)) < limit
 
 

@@ -19,12 +19,17 @@ ADAPTERS = {
     "rslora-ranks": {"ranks": RANKS, "use_rslora": True},
     "no-alpha": {"ranks": RANKS, "alpha": 0.0},
 }
-LIMITS = {"gpt2": 1e-6}  # llama.cpp looks GELU up in a table of float16
+LIMITS = {
+    "gpt2": 1e-6,
+    "gemma2": 1e-6,
+    "gemma3": 1e-6,
+}  # llama.cpp looks GELU up in a table of float16
 LIMIT = 1e-10
 
 
 BASES = ["stories", "gpt2", "qwen2", "qwen3", "llama-untied", "smollm3", "granite"]
 BASES += ["qwen3moe", "olmoe", "granitemoe"]
+BASES += ["olmo2", "phi3", "phi3-short", "gemma2", "gemma3"]
 
 
 @pytest.fixture(scope="module", params=BASES)

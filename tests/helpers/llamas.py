@@ -13,6 +13,10 @@ SCALES = {"embedding_scale": 3.0, "residual_scale": 0.4, "attention_scale": 0.3}
 SCALES |= {"logit_scale": 2.5}
 EXPERTS = {"n_experts": 5, "n_experts_used": 2}
 OLMOE = {"n_kv_heads": 6}
+CAPS = {"window": 4, "score_cap": 1.5, "logit_cap": 2.0}
+LOCAL = {"window": 4, "rope_base": 500.0, "local_base": 50.0, "rope_divisor": 8.0}
+LONGROPE = {"rope_magnitude": 1.2}
+LONGROPE |= {"short_factors": (1.0, 1.5), "long_factors": (2.0, 7.0)}  # of the pairs of a head
 T = 13
 
 # By name: what differs in the configuration, and the options.
@@ -39,6 +43,14 @@ KINDS = {
     ),
     "granitemoe": ({"arch": "granitemoe"} | EXPERTS | SCALES, {"untied": True}),
     "granitemoe-shared": ({"arch": "granitemoe", "shared_d_ff": 20} | EXPERTS | SCALES, {}),
+    "olmo2": ({"arch": "olmo2"}, {"untied": True}),
+    "phi3": ({"arch": "phi3", "window": 5}, {"untied": True}),
+    "phi3-tied-part": ({"arch": "phi3", "n_heads": 2, "n_kv_heads": 1, "rope_channels": 8}, {}),
+    "phi3-short": ({"arch": "phi3", "original_context": 13} | LONGROPE, {}),
+    "phi3-long": ({"arch": "phi3", "original_context": 12} | LONGROPE, {}),
+    "gemma2": ({"arch": "gemma2", "n_layers": 3, "head_dim": 6} | CAPS, {}),
+    "gemma3": ({"arch": "gemma3", "n_layers": 7, "head_dim": 6} | LOCAL, {}),
+    "gemma3-untied-cap": ({"arch": "gemma3", "window": 3, "logit_cap": 2.0}, {"untied": True}),
 }
 
 

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from toynn import AdamW
 from toynn.engines import ENGINES
+from toynn.formats import hf
 
 pytestmark = [
     pytest.mark.parity,
@@ -32,6 +33,13 @@ GRANITE |= {"attention_multiplier": 0.3, "rms_norm_eps": 1e-3}
 MHA = {"num_key_value_heads": 6}
 EXPERTS = {"num_experts": 5, "num_local_experts": 5, "num_experts_per_tok": 2}
 QWEN = EXPERTS | {"moe_intermediate_size": 20, "norm_topk_prob": True, "head_dim": 6}
+PART = {"rope_theta": 50.0, "partial_rotary_factor": 0.5}
+LONGROPE = {"rope_type": "longrope", "short_factor": [1.0, 1.5], "long_factor": [2.0, 7.0]}
+LONGROPE = NO_PAD | {"rope_parameters": LONGROPE | {"rope_theta": 50.0}}
+GEMMA = LLAMA | {"pad_token_id": None, "head_dim": 6, "query_pre_attn_scalar": 6}
+GEMMA |= {"sliding_window": 5, "final_logit_softcapping": 2.0}
+TWO_ROPES = {"full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0}}
+TWO_ROPES |= {"sliding_attention": {"rope_type": "default", "rope_theta": 20.0}}
 GPT2 = SIZES | {"n_embd": 24, "n_layer": 2, "n_head": 4, "n_positions": 16}
 
 # By name: the class of the configuration, and what it is given.
@@ -53,6 +61,17 @@ MODELS = {
     "olmoe": ("OlmoeConfig", NO_PAD | MHA | EXPERTS),
     "olmoe-tied": ("OlmoeConfig", NO_PAD | MHA | EXPERTS | {"tie_word_embeddings": True}),
     "granitemoe": ("GraniteMoeConfig", LLAMA | GRANITE | EXPERTS),
+    "olmo2": ("Olmo2Config", NO_PAD),
+    "phi3": ("Phi3Config", NO_PAD | {"sliding_window": 4}),
+    "phi3-tied-part": (
+        "Phi3Config",
+        NO_PAD | {"rope_parameters": PART, "tie_word_embeddings": True},
+    ),
+    "phi3-longrope": ("Phi3Config", LONGROPE | {"original_max_position_embeddings": 8}),
+    "phi3-longrope-short": ("Phi3Config", LONGROPE | {"original_max_position_embeddings": 15}),
+    "gemma2": ("Gemma2Config", GEMMA | {"num_hidden_layers": 3}),
+    "gemma3": ("Gemma3TextConfig", GEMMA | {"num_hidden_layers": 7, "rope_parameters": TWO_ROPES}),
+    "gemma3-plain": ("Gemma3TextConfig", GEMMA | {"tie_word_embeddings": False}),
     "gpt2": ("GPT2Config", GPT2),
     "gpt2-inner": ("GPT2Config", GPT2 | {"n_inner": 40, "layer_norm_epsilon": 1e-3}),
 }
@@ -87,7 +106,8 @@ def test_there_and_back(kind, tmp_path):
     theirs = their_model(kind)
     theirs.save_pretrained(tmp_path / "theirs")
     expected = their_logits(theirs)
-    engine = ENGINES[kind.partition("-")[0]].from_hf(tmp_path / "theirs", t_seq=13)
+    with hf.open(tmp_path / "theirs") as source:
+        engine = ENGINES[source.architecture].from_hf(tmp_path / "theirs", t_seq=13)
     assert_logits_agree(engine.logits(IDS), expected)
     if kind == "llama-3":  # export_hf refuses it: see test_hf
         return
@@ -96,7 +116,9 @@ def test_there_and_back(kind, tmp_path):
     assert_logits_agree(engine.logits(IDS), their_logits(back))
     before, after = theirs.float().state_dict(), back.float().state_dict()
     assert before.keys() == after.keys()
-    assert all(torch.equal(before[name], after[name]) for name in before)
+    for name in before:  # a gain of Gemma's is w + 1 here, which rounds it
+        rounded = 1e-7 if "gemma" in kind and name.endswith("norm.weight") else 0
+        torch.testing.assert_close(after[name], before[name], rtol=0, atol=rounded)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

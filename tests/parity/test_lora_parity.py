@@ -8,7 +8,7 @@ pytest.importorskip("transformers", reason="transformers, the parity extra, is n
 pytest.importorskip("peft", reason="PEFT, the parity extra, is not installed")
 
 import torch
-from llamas import EXPERTS, OLMOE, SCALES
+from llamas import CAPS, EXPERTS, LOCAL, LONGROPE, OLMOE, SCALES
 from lora_bases import T, draw, make, mixed, write_base
 from peft import LoraConfig, PeftModel, TaskType, get_peft_model
 from safetensors.numpy import load_file
@@ -45,6 +45,10 @@ BASES = {
     "qwen3moe": ("qwen3moe", "F32", EXPERTS),
     "olmoe": ("olmoe", "F32", OLMOE | EXPERTS),
     "granitemoe": ("granitemoe", "F32", EXPERTS | SCALES),
+    "olmo2": ("olmo2", "F32", {}),
+    "phi3": ("phi3", "F32", LONGROPE | {"original_context": 8, "window": 7}),
+    "gemma2": ("gemma2", "F32", {"n_layers": 3, "head_dim": 6} | CAPS),
+    "gemma3": ("gemma3", "F32", {"n_layers": 7, "head_dim": 6} | LOCAL),
     "gpt2": ("gpt2", "F32", {}),
     "gpt2-q8_0": ("gpt2", "Q8_0", WIDE),
 }
@@ -59,6 +63,8 @@ PAIRS = [("llama", setting) for setting in SETTINGS]
 PAIRS += [("qwen2", "plain"), ("qwen3", "rslora"), ("gpt2", "plain"), ("gpt2", "attention")]
 PAIRS += [("smollm3", "rslora"), ("granite", "plain"), ("qwen3moe", "plain")]
 PAIRS += [("olmoe", "rslora"), ("granitemoe", "attention")]
+PAIRS += [("olmo2", "plain"), ("phi3", "plain")]
+PAIRS += [("gemma2", "plain"), ("gemma3", "rslora")]
 PAIRS += [(kind, "plain") for kind, (_, type, _) in BASES.items() if type != "F32"]
 
 

@@ -34,6 +34,7 @@ ADAPTERS = {
     "one-block": {"weights": 1},
 }
 KINDS = ("llama", "llama-wide", "qwen2", "qwen3", "smollm3", "granite", "gpt2")
+KINDS += ("olmo2", "phi3-longrope", "gemma2", "gemma3")
 
 
 def logits_of(model):
@@ -113,7 +114,9 @@ GPT2 = {
     },
 }
 READ = [(kind, name) for kind in ("llama", "gpt2") for name in (GPT2 if kind == "gpt2" else LLAMA)]
-READ += [("smollm3", "patterns"), ("granite", "head")]
+READ += [("smollm3", "patterns"), ("granite", "head"), ("olmo2", "patterns")]
+READ += [("gemma3", "patterns")]
+READ += [("phi3", "all-linear"), ("gemma2", "patterns")]
 READ += [("llama-wide", "patterns"), ("qwen2", "patterns"), ("qwen3", "all-linear")]
 
 

@@ -11,6 +11,10 @@ import torch_gpt2
 from llamas import SCALES, SIZES, draw, make, shake
 from test_gpt2_parity import LOSS, assert_gradients_agree, hp
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     GraniteConfig,
     GraniteForCausalLM,
     GraniteMoeConfig,
@@ -19,8 +23,12 @@ from transformers import (
     GraniteMoeSharedForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
     OlmoeConfig,
     OlmoeForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
@@ -45,6 +53,10 @@ MODELS = {
     "olmoe": (OlmoeConfig, OlmoeForCausalLM),
     "granitemoe": (GraniteMoeConfig, GraniteMoeForCausalLM),
     "granitemoe-shared": (GraniteMoeSharedConfig, GraniteMoeSharedForCausalLM),
+    "olmo2": (Olmo2Config, Olmo2ForCausalLM),
+    "phi3": (Phi3Config, Phi3ForCausalLM),
+    "gemma2": (Gemma2Config, Gemma2ForCausalLM),
+    "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM),
 }
 GRANITE = {
     "embedding_multiplier": SCALES["embedding_scale"],
@@ -60,6 +72,7 @@ MORE = {
     "granitemoe-shared": GRANITE,
     "qwen3moe": {"norm_topk_prob": True},
     "olmoe": {"pad_token_id": None},
+    "olmo2": {"pad_token_id": None},
 }
 NAMES = {
     "token_embd": "model.embed_tokens",
@@ -73,6 +86,9 @@ NAMES = {
     "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm",
     "ffn_norm": "post_attention_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+    "attn_qkv": "self_attn.qkv_proj",
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
@@ -87,13 +103,50 @@ NAMES = {
 KINDS = ["llama", "llama-untied", "llama-wide-heads", "qwen2", "qwen3", "qwen3-untied-bias"]
 KINDS += ["smollm3", "granite", "qwen3moe", "olmoe", "olmoe-one", "olmoe-all", "granitemoe"]
 KINDS += ["granitemoe-shared"]
+KINDS += ["smollm3", "granite", "olmo2", "phi3", "phi3-tied-part", "phi3-short", "phi3-long"]
+KINDS += ["gemma2", "gemma3", "gemma3-untied-cap"]
 
 
-def their_name(name):
+OTHER_NAMES = {
+    "phi3": {"ffn_up": "mlp.gate_up_proj"},
+    "gemma2": {"ffn_norm": "pre_feedforward_layernorm"},
+    "gemma3": {"ffn_norm": "pre_feedforward_layernorm"},
+}
+
+
+def more(kind, cfg):
+    """What else the configurations of an architecture have, or have in other ways."""
+    if cfg.arch == "phi3":
+        rope = {"rope_type": "default", "rope_theta": cfg.rope_base}
+        rope["partial_rotary_factor"] = cfg.rope_channels / cfg.d_head
+        if cfg.long_factors:
+            factors = {"short_factor": cfg.short_factors, "long_factor": cfg.long_factors}
+            rope |= {"rope_type": "longrope", "attention_factor": cfg.rope_magnitude}
+            rope |= {name: list(values) for name, values in factors.items()}
+        context = {"original_max_position_embeddings": cfg.original_context}
+        window = {"sliding_window": cfg.window or None, "pad_token_id": None}
+        return {"rope_parameters": rope} | context | window
+    if cfg.arch.startswith("gemma"):
+        rope = {"rope_type": "default", "rope_theta": cfg.rope_base}
+        if cfg.arch == "gemma3":
+            local = {"rope_type": "default", "rope_theta": cfg.local_base}
+            rope |= {"rope_type": "linear", "factor": cfg.rope_divisor}
+            rope = {"full_attention": rope, "sliding_attention": local}
+        caps = {"final_logit_softcapping": cfg.logit_cap or None}
+        if cfg.score_cap:
+            caps["attn_logit_softcapping"] = cfg.score_cap
+        scores = {"query_pre_attn_scalar": cfg.d_head, "sliding_window": cfg.window}
+        scores["pad_token_id"] = None
+        return {"rope_parameters": rope} | caps | scores
+    return MORE.get(kind, {})
+
+
+def their_name(name, arch):
     """blk.0.attn_q.weight: model.layers.0.self_attn.q_proj.weight."""
     *block, part, kind = name.split(".")
+    module = OTHER_NAMES.get(arch, {}).get(part) or NAMES[part]
     kinds = [] if part.endswith("_exps") else [kind]
-    return ".".join([*(["model.layers", block[1]] if block else []), NAMES[part], *kinds])
+    return ".".join([*(["model.layers", block[1]] if block else []), module, *kinds])
 
 
 def first_of(name):
@@ -107,6 +160,11 @@ def half_of(name, w):
     if "ffn_gate_exps" in name or "ffn_gate_shexp" in name:
         return w[..., :half, :]
     return w[..., half:, :] if name != first_of(name) else w
+
+
+def less(name, w, cfg):
+    """Gemma's gains are 1 + w there."""
+    return w - (cfg.arch.startswith("gemma") and name.endswith("norm.weight"))
 
 
 def rows_apart(name, w, cfg):
@@ -127,11 +185,12 @@ class Theirs:
         kind = f"{cfg.arch}-shared" if shared else cfg.arch
         config, model = MODELS[kind]
         self.cfg = cfg
-        more = {} if cfg.arch == "qwen2" else {"attention_bias": opts.qkv_bias}
-        more |= MORE.get(kind, {})
+        known = {"rope_parameters": {"rope_type": "default", "rope_theta": cfg.rope_base}}
+        known |= {} if cfg.arch == "qwen2" else {"attention_bias": opts.qkv_bias}
+        known |= more(kind, cfg)
         if hasattr(cfg, "n_experts"):
-            more |= {"num_experts_per_tok": cfg.n_experts_used, "moe_intermediate_size": cfg.d_ff}
-            more |= {"num_local_experts": cfg.n_experts, "shared_intermediate_size": shared}
+            known |= {"num_experts_per_tok": cfg.n_experts_used, "moe_intermediate_size": cfg.d_ff}
+            known |= {"num_local_experts": cfg.n_experts, "shared_intermediate_size": shared}
         self.model = model(
             config(
                 vocab_size=cfg.vocab,
@@ -143,10 +202,9 @@ class Theirs:
                 head_dim=cfg.d_head,
                 max_position_embeddings=cfg.context,
                 rms_norm_eps=cfg.rms_eps,
-                rope_parameters={"rope_type": "default", "rope_theta": cfg.rope_base},
                 tie_word_embeddings=not opts.untied,
                 attn_implementation="eager",
-                **more,
+                **known,
             )
         ).double()
         self.model.set_experts_implementation("eager")  # the others are for floats
@@ -154,14 +212,14 @@ class Theirs:
         own = {name.replace("block_sparse_moe.router", "mlp.gate"): w for name, w in own.items()}
         own = {name.replace("block_sparse_moe", "mlp"): w for name, w in own.items()}
         firsts = [name for name in engine.weights() if name == first_of(name)]
-        self.weights = {name: own.pop(their_name(name)) for name in firsts}
+        self.weights = {name: own.pop(their_name(name, cfg.arch)) for name in firsts}
         for name, left in own.items():  # attention_bias gives the output a bias too
             assert name.endswith("o_proj.bias")
             torch.nn.init.zeros_(left)
         with torch.no_grad():
             for name, w in engine.weights().items():
                 theirs = half_of(name, self.weights[first_of(name)])
-                theirs.copy_(torch.tensor(rows_apart(name, w, cfg)))
+                theirs.copy_(torch.tensor(less(name, rows_apart(name, w, cfg), cfg)))
         self.moments = {
             name: (torch.zeros_like(w), torch.zeros_like(w)) for name, w in self.weights.items()
         }
@@ -182,7 +240,11 @@ class Theirs:
         theirs = self.weights[first_of(name)].grad.numpy()
         return rows_apart(name, ours, self.cfg), half_of(name, theirs)
 
-    update = torch_gpt2.Model.update
+    def update(self, row):
+        torch_gpt2.Model.update(self, row)
+        with torch.no_grad():
+            for name, w in self.weights.items():  # ours decays to 0, which is -1 there
+                w += row[0] * row[4] * less(name, 0.0, self.cfg)
 
 
 @pytest.mark.parametrize("kind", KINDS)

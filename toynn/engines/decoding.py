@@ -52,7 +52,7 @@ class Model(Protocol):
     def model(self) -> SequenceModel[Any]:
         """Its architecture."""
 
-    def layers(self, batch: int, *, caches: Caches) -> Layers:
+    def layers(self, batch: int, *, caches: Caches, long: bool = False) -> Layers:
         """Return what a forward pass over the weights is recorded with."""
 
 
@@ -69,18 +69,18 @@ class Decoding:
         self.begun += 1
         return Decoder(self, self.begun)
 
-    def reading(self, length: int) -> Reading:
-        """Return the tape that reads ``length`` tokens."""
+    def reading(self, length: int, *, long: bool = False) -> Reading:
+        """Return the tape that reads ``length`` tokens, of a sequence that is ``long``."""
         record = self.engine.session.record
-        return record(("reading", length), lambda: self._record(length))
+        return record(("reading", length, long), lambda: self._record(length, long))
 
-    def _record(self, length: int) -> Reading:
+    def _record(self, length: int, long: bool) -> Reading:
         engine, s, cfg = self.engine, self.engine.session, self.engine.config
         past, last = s.input("past", (1,), "i32"), s.input("last", (1,), "i32")
         tokens = s.input("tokens", (length,), "i32")
         positions = s.input("positions", (length,), "i32")
         caches = Caches(s, past, cfg.context + CHUNK - 1, self._kept)
-        layers = engine.layers(1, caches=caches)
+        layers = engine.layers(1, caches=caches, long=long)
         x = layers.rows(engine.model.forward(layers, cfg, tokens, positions), last)
         x = engine.model.last(layers, cfg, x)
         logits = s.output(engine.model.logits(layers, cfg, engine.options, x))
@@ -93,12 +93,15 @@ class Decoder:
     def __init__(self, decoding: Decoding, number: int) -> None:
         self._decoding, self._engine, self._number = decoding, decoding.engine, number
         self.past = 0  # tokens read so far
+        self._ids: NDArray[Any] = np.empty(0, np.int32)  # which these are
+        self._long = False
 
     def read(self, ids: ArrayLike) -> NDArray[np.float32]:
         """Read the tokens that come next; return the logits (V,) of the one after them.
 
         What was read stays as it was read: a step of training between two calls does not change
-        it. Raises ShapeError if there are none, or more than the context has room for;
+        it. All of it is read again where a sequence becomes one that its model takes for a long
+        one. Raises ShapeError if there are none, or more than the context has room for;
         LifecycleError if another sequence was begun on the engine since.
         """
         ids, context = np.asarray(ids), self._engine.config.context
@@ -112,6 +115,10 @@ class Decoder:
                 f"Decoder.read: ids must be flat, 1 to {context - self.past} of them, as "
                 f"{self.past} of a context of {context} are read; got {ids.shape}"
             )
+        self._ids = np.append(self._ids, ids)
+        long = self._engine.model.is_long(self._engine.config, self._ids.size)
+        if long != self._long:
+            self._long, self.past, ids = long, 0, self._ids
         for start in range(0, ids.size, CHUNK):
             reading = self._run(ids[start : start + CHUNK])
         logits: NDArray[np.float32] = self._engine.session.download(reading.logits)[0]
@@ -119,7 +126,7 @@ class Decoder:
 
     def _run(self, ids: NDArray[Any]) -> Reading:
         s, length = self._engine.session, 1 if ids.size == 1 else CHUNK
-        reading = self._decoding.reading(length)
+        reading = self._decoding.reading(length, long=self._long)
         tokens = np.zeros(length, ids.dtype)
         tokens[: ids.size] = ids
         positions = np.minimum(

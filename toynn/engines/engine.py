@@ -136,6 +136,7 @@ class Engine(ABC, Generic[C, R]):
         segments: Tensor | None = None,
         *,
         adapted: bool = True,
+        long: bool = False,
     ) -> Layers:
         """Return what a forward pass is recorded with: all weights, and, if asked, adapters."""
         adapters = self._weights.adapters if adapted else None
@@ -149,6 +150,7 @@ class Engine(ABC, Generic[C, R]):
             dropout=dropout,
             caches=caches,
             segments=segments,
+            long=long,
         )
 
     # -- Life cycle ----------------------------------------------------------------------------

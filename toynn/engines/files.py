@@ -135,10 +135,11 @@ def write_hf(path: StrPath, engine: Writable) -> None:
     Raises ConfigError for what such a folder has no place for.
     """
     model, cfg = engine.model, engine.config
-    if beside := model.beside(cfg):
-        raise ConfigError(f"export_hf: config.json has no place for {', '.join(beside)}")
+    beside = model.beside(cfg)
+    if unsaid := beside.keys() - model.config_says:
+        raise ConfigError(f"export_hf: config.json has no place for {', '.join(sorted(unsaid))}")
     hyper = model.write(cfg) | {"vocab_size": cfg.vocab}
-    hf.write(path, model.architecture, hyper, model.exported(cfg, engine.weights()))
+    hf.write(path, model.architecture, hyper, model.exported(cfg, engine.weights()), beside)
 
 
 def check_options(file: Source, opts: RecipeOptions, found: Mapping[str, Any]) -> None:

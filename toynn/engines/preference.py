@@ -148,6 +148,7 @@ class Model(Protocol):
         *,
         segments: Tensor | None = None,
         adapted: bool = True,
+        long: bool = False,
     ) -> Layers:
         """Return what a forward pass over the weights is recorded with."""
 

@@ -31,6 +31,7 @@ class Model(Protocol):
 
     config: Any
     options: RecipeOptions
+    t_seq: int
 
     @property
     def session(self) -> Session:
@@ -47,6 +48,7 @@ class Model(Protocol):
         *,
         segments: Tensor | None = None,
         adapted: bool = True,
+        long: bool = False,
     ) -> Layers:
         """Return what a forward pass over the weights is recorded with."""
 
@@ -61,7 +63,8 @@ def _inputs(s: Session, size: int, *, packed: bool) -> Pass:
 def record_logits(engine: Model, batch: int, length: int, wanted: int) -> Pass:
     """Record the logits of all rows of a batch, or, if ``wanted``, of at most so many."""
     s, cfg, model, count = engine.session, engine.config, engine.model, None
-    found, layers = _inputs(s, batch * length, packed=False), engine.layers(batch)
+    found = _inputs(s, batch * length, packed=False)
+    layers = engine.layers(batch, long=model.is_long(cfg, length))
     x = model.forward(layers, cfg, found.tokens, found.positions)
     if wanted:
         count = s.input("count", (), "i32")
@@ -88,6 +91,7 @@ def record_loss(
         1 if packed else batch,
         Dropout(dropout, control) if control else None,
         segments=found.segments,
+        long=model.is_long(cfg, length),
     )
     x = model.forward(layers, cfg, found.tokens, found.positions)
     shape, dtype = ((N, vocab), "f32") if dense else ((N,), "i32")
@@ -112,7 +116,8 @@ def record_losses(
     control = s.input("dropout", (2,), "i32") if dropout else None
     found = _inputs(s, size, packed=True)
     given = Dropout(dropout, control) if control else None
-    layers = engine.layers(1, given, segments=found.segments, adapted=adapted)
+    long = model.is_long(cfg, engine.t_seq)
+    layers = engine.layers(1, given, segments=found.segments, adapted=adapted, long=long)
     x = model.forward(layers, cfg, found.tokens, found.positions)
     labels = s.input("labels", (size,), "i32", found.count)
     rows, target = ops.counted(s, labels, cfg.vocab)

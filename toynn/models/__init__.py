@@ -5,13 +5,16 @@ What an architecture of GGUF files needs to work everywhere is that its file is 
 """
 
 from toynn.models.checks import check_sizes
+from toynn.models.gemma import GemmaConfig
 from toynn.models.gpt2 import GPT2Config
 from toynn.models.granite import GraniteConfig
 from toynn.models.granitemoe import GraniteMoEConfig
 from toynn.models.hyper import Hyper, Source, check_tensors, refuse
 from toynn.models.llama import LlamaConfig
 from toynn.models.model import Model
+from toynn.models.olmo2 import Olmo2
 from toynn.models.olmoe import OLMoEConfig
+from toynn.models.phi3 import Phi3Config
 from toynn.models.qwen3moe import Qwen3MoEConfig
 from toynn.models.registry import ARCHITECTURES, architecture, register
 from toynn.models.sequence import Folder, SequenceConfig, SequenceModel
@@ -24,12 +27,15 @@ __all__ = [
     "VIT",
     "Folder",
     "GPT2Config",
+    "GemmaConfig",
     "GraniteConfig",
     "GraniteMoEConfig",
     "Hyper",
     "LlamaConfig",
     "Model",
     "OLMoEConfig",
+    "Olmo2",
+    "Phi3Config",
     "Qwen3MoEConfig",
     "Row",
     "SequenceConfig",

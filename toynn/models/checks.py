@@ -6,7 +6,7 @@ from typing import Any
 
 from toynn.errors import ConfigError
 
-__all__ = ["check_factors", "check_heads", "check_positive", "check_sizes"]
+__all__ = ["check_factors", "check_heads", "check_lists", "check_positive", "check_sizes"]
 
 
 def check_sizes(cfg: Any, *names: str, least: int = 1) -> None:
@@ -47,6 +47,24 @@ def check_heads(cfg: Any) -> None:
         )
     if cfg.d_head % 2:
         raise ConfigError(f"{kind}: RoPE turns pairs: a head of {cfg.d_head} is odd")
+
+
+def check_lists(cfg: Any, length: int, *names: str) -> None:
+    """Make fields tuples of so many floats; raises ConfigError for others, and for one <= 0."""
+    for name in names:
+        values = getattr(cfg, name)
+        try:
+            found = tuple(map(float, values))
+        except (TypeError, ValueError):
+            raise ConfigError(
+                f"{type(cfg).__name__}: {name} must be numbers; got {values!r}"
+            ) from None
+        if len(found) != length or not all(isfinite(x) and x > 0 for x in found):
+            raise ConfigError(
+                f"{type(cfg).__name__}: {name} must be {length} numbers above 0; got "
+                f"{len(found)}: {found[:4]}"
+            )
+        object.__setattr__(cfg, name, found)
 
 
 def check_factors(cfg: Any, scalings: tuple[str, ...]) -> None:

@@ -113,6 +113,14 @@ class Hyper:
             refuse(self.file, f"{self.prefix}{key} must be a whole number >= 1; got {repr(value)}")
         return value
 
+    def has(self, key: str) -> bool:
+        """Say whether a key is there."""
+        return self.prefix + key in self.file.metadata
+
+    def count(self, key: str, default: int = 0) -> int:
+        """Return a whole number of at least 0."""
+        return self.whole(key, default) if self._get(key, default) != 0 else 0
+
     def real(self, key: str, default: float | None = None) -> float:
         """Return a finite number above 0."""
         value = self._get(key, default)
@@ -120,10 +128,10 @@ class Hyper:
             refuse(self.file, f"{self.prefix}{key} must be a number > 0; got {repr(value)}")
         return float(str(np.float32(value)))  # 1e-05, not 9.999999747378752e-06
 
-    def expect(self, key: str, value: int) -> None:
+    def expect(self, key: str, value: int | str) -> None:
         """Refuse a file in which a key is there and is not this value."""
         if not np.array_equal(found := self._get(key, value), value):
-            refuse(self.file, f"{self.prefix}{key} must be {value} here; got {repr(found)}")
+            refuse(self.file, f"{self.prefix}{key} must be {value!r} here; got {repr(found)}")
 
     def refuse_others(self) -> None:
         """Refuse a file with a hyper-parameter that was not read and could change its numbers."""

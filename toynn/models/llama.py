@@ -29,7 +29,7 @@ from toynn.models.table import Row, Shapes, Sizes, by_width, matrix, norm, table
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 
-__all__ = ["Llama", "LlamaConfig"]
+__all__ = ["Llama", "LlamaConfig", "check_exported_heads", "shape_of"]
 
 Floats = NDArray[np.float32]
 
@@ -124,6 +124,39 @@ _Q, _KV = "attention.head_count", "attention.head_count_kv"
 _LAYER = "model.layers.{n}"
 
 
+def shape_of(hyper: Hyper, queries: str) -> tuple[dict[str, Any], int]:
+    """Return the sizes that a file says of a model, and the width of its heads.
+
+    ``queries`` names a tensor with a row for each channel of q, at least. A width of d_model /
+    n_heads is None among the sizes.
+    """
+    d_model, n_heads = hyper.whole("embedding_length"), hyper.whole(_Q)
+    d_head = hyper.whole("attention.key_length", max(1, d_model // n_heads))
+    if d_head > hyper.rows(queries):
+        refuse(hyper.file, f"heads of {d_head} channels do not fit {queries}")
+    sizes = {
+        "vocab": hyper.vocabulary,
+        "d_model": d_model,
+        "n_heads": n_heads,
+        "n_kv_heads": hyper.whole(_KV, n_heads),
+        "d_ff": hyper.whole("feed_forward_length"),
+        "n_layers": hyper.layers,
+        "context": hyper.whole("context_length"),
+        "rms_eps": hyper.real("attention.layer_norm_rms_epsilon"),
+        "head_dim": None if d_head * n_heads == d_model else d_head,
+    }
+    return sizes, d_head
+
+
+def check_exported_heads(cfg: LlamaConfig) -> None:
+    """Raise ConfigError for heads that llama.cpp does not read where it has no key for them."""
+    if cfg.d_head * cfg.n_heads != cfg.d_model:
+        raise ConfigError(
+            f"export: llama.cpp reads {cfg.arch} with heads of d_model / n_heads only; got "
+            f"{cfg.n_heads} heads of {cfg.d_head} in {cfg.d_model}"
+        )
+
+
 class Llama(SequenceModel[LlamaConfig]):
     """An architecture of the kin."""
 
@@ -215,29 +248,18 @@ class Llama(SequenceModel[LlamaConfig]):
 
     def read(self, hyper: Hyper) -> tuple[LlamaConfig, dict[str, Any]]:
         """Return the configuration of a file's model, and the options that it calls for."""
-        d_model, n_heads = hyper.whole("embedding_length"), hyper.whole(_Q)
-        key_length = hyper.whole("attention.key_length", max(1, d_model // n_heads))
-        if key_length > hyper.rows("blk.0.attn_q.weight"):
-            refuse(hyper.file, f"heads of {key_length} channels do not fit blk.0.attn_q.weight")
+        shape, d_head = shape_of(hyper, "blk.0.attn_q.weight")
         stored = "rope_freqs.weight" in hyper.tensors
         factors = np.ravel(hyper.file["rope_freqs.weight"]) if stored else ()
         cfg = self.config_type(
-            vocab=hyper.vocabulary,
-            d_model=d_model,
-            n_heads=n_heads,
-            n_kv_heads=hyper.whole(_KV, n_heads),
-            d_ff=hyper.whole("feed_forward_length"),
-            n_layers=hyper.layers,
-            context=hyper.whole("context_length"),
+            **shape,
             rope_base=hyper.real("rope.freq_base", 1e4),
-            rms_eps=hyper.real("attention.layer_norm_rms_epsilon"),
-            head_dim=None if key_length * n_heads == d_model else key_length,
             arch=self.architecture,
             rope_scaling="llama3" if len(factors) else "none",
             rope_factors=tuple(float(factor) for factor in factors),
         )
-        hyper.expect("attention.value_length", cfg.d_head)
-        hyper.expect("rope.dimension_count", cfg.d_head)  # all channels of a head turn
+        hyper.expect("attention.value_length", d_head)
+        hyper.expect("rope.dimension_count", d_head)  # all channels of a head turn
         bias = self.always_biased or "blk.0.attn_q.bias" in hyper.tensors
         return cfg, {"untied": "output.weight" in hyper.tensors, "qkv_bias": bias}
 
@@ -245,11 +267,8 @@ class Llama(SequenceModel[LlamaConfig]):
         """Return the hyper-parameters of a file; ConfigError for what files have no place for."""
         if not self.turns_neighbours and cfg.rope_scaling != "none":
             raise ConfigError(f"export: files of {cfg.arch} have no place for RoPE factors")
-        if self.always_biased and cfg.d_head * cfg.n_heads != cfg.d_model:
-            raise ConfigError(
-                f"export: llama.cpp reads {cfg.arch} with heads of d_model / n_heads only; got "
-                f"{cfg.n_heads} heads of {cfg.d_head} in {cfg.d_model}"
-            )
+        if self.always_biased:
+            check_exported_heads(cfg)
         return {
             "context_length": cfg.context,
             "embedding_length": cfg.d_model,

@@ -8,16 +8,13 @@ from numpy.typing import NDArray
 
 from toynn.formats.hf.config import Config
 
-__all__ = ["factors_of"]
+__all__ = ["base_of", "factors_of", "numbers"]
 
 BASE = 1e4  # where a file does not say
 
 
-def factors_of(config: Config, found: dict[str, Any]) -> NDArray[np.float32] | None:
-    """Set rope.freq_base; return what the frequencies are divided by, where they are.
-
-    Refuses every other kind of RoPE by its name.
-    """
+def base_of(config: Config, found: dict[str, Any]) -> dict[str, Any]:
+    """Set rope.freq_base; return what else config.json says of RoPE, the kind as rope_type."""
     rope: dict[str, Any] = {}
     for key in ("rope_scaling", "rope_parameters"):  # of old and of new versions
         value = config.get(key) or {}
@@ -26,8 +23,24 @@ def factors_of(config: Config, found: dict[str, Any]) -> NDArray[np.float32] | N
         rope |= value
     base = rope.pop("rope_theta", config.get("rope_theta", BASE))
     found["rope.freq_base"] = config.number("rope_theta", base, real=True)
-    kind = rope.pop("rope_type", rope.pop("type", "default"))
-    rope.pop("type", None)
+    old = rope.pop("type", "default")  # of old versions
+    return {"rope_type": old} | rope
+
+
+def numbers(config: Config, key: str, values: object) -> NDArray[np.float32]:
+    """Return a list of numbers above 0, by its key."""
+    if not isinstance(values, list):
+        config.refuse(f"{key} must be a list of numbers; got {values!r}")
+    return np.array([config.number(key, value, real=True) for value in values], np.float32)
+
+
+def factors_of(config: Config, found: dict[str, Any]) -> NDArray[np.float32] | None:
+    """Set rope.freq_base; return what the frequencies are divided by, where they are.
+
+    Refuses every other kind of RoPE by its name.
+    """
+    rope = base_of(config, found)
+    kind = rope.pop("rope_type")
     if kind == "default" and not any(rope.values()):
         return None
     keys = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")

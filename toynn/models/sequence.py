@@ -81,6 +81,8 @@ class SequenceModel(Model[S]):
     hf: Folder
     #: Whether RoPE turns neighbouring channels, so that the rows with ``pairs`` are in that order.
     turns_neighbours: bool = False
+    #: Tensors of ``beside`` that ``folder`` puts into config.json.
+    config_says: frozenset[str] = frozenset()
 
     # -- Files ---------------------------------------------------------------------------------
 
@@ -119,6 +121,7 @@ class SequenceModel(Model[S]):
             modules={row.name: row.elsewhere for row in rows},
             transposed=frozenset(row.name for row in rows if row.transposed),
             pairs={row.name: row.pairs for row in rows if row.pairs and self.turns_neighbours},
+            more={row.name: row.more for row in rows if row.more},
             complete=self.complete,
             beside=self.folder,
         )
@@ -149,6 +152,10 @@ class SequenceModel(Model[S]):
         )
 
     # -- Forward -------------------------------------------------------------------------------
+
+    def is_long(self, cfg: S, length: int) -> bool:
+        """Say whether sequences of so many tokens are long ones: see ``Layers.long``."""
+        return False
 
     @abstractmethod
     def forward(self, layers: Layers, cfg: S, tokens: Tensor, positions: Tensor) -> Tensor:

@@ -65,6 +65,8 @@ class Row:
         half a head apart at Hugging Face.
     transposed
         Whether its matrix is (in, out) at Hugging Face.
+    more
+        By how much its numbers are more than those at Hugging Face, where a gain is 1 + w.
     bare
         Whether the name is that of the weight, without ``.weight``.
     """
@@ -79,6 +81,7 @@ class Row:
     frozen: bool | str = False
     pairs: tuple[str, ...] = ()
     transposed: bool = False
+    more: float = 0.0
     bare: bool = False
 
 

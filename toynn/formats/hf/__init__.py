@@ -21,7 +21,7 @@ from toynn.errors import DataError
 from toynn.formats.gguf.tensors import TensorInfo
 from toynn.formats.hf.config import CONFIG, WEIGHTS, Config
 from toynn.formats.hf.pieces import Piece, assembled, pieces_of
-from toynn.formats.hf.spelling import SPELLINGS, pairs_together, spelling_for
+from toynn.formats.hf.spelling import SPELLINGS, module_of, pairs_together, spelling_for
 from toynn.formats.hf.writer import write
 from toynn.formats.objects import read_object
 from toynn.formats.safetensors import SafeTensors
@@ -85,6 +85,8 @@ class HFModel:
         if self._is_transposed(name):
             return np.ascontiguousarray(values.T)
         heads = self._spelling.heads(self.metadata, name)
+        more = self._spelling.more.get(module_of(name), 0.0)
+        values = values + np.float32(more) if more else values
         return pairs_together(values, heads) if heads else values
 
     def raw(self, name: str) -> NDArray[np.uint8]:

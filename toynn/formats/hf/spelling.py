@@ -52,6 +52,8 @@ class Spelling:
     pairs
         Modules whose rows have the pairs that RoPE turns together in GGUF files, and half a head
         apart at Hugging Face; with the keys of their number of heads, of which the first counts.
+    more
+        By how much the numbers of a module are more than those in a folder.
     zero_biases
         Modules that may have a bias in a folder, if it is zero: the model has none.
     complete
@@ -72,10 +74,11 @@ class Spelling:
     tied: bool = False
     transposed: frozenset[str] = frozenset()
     pairs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    more: Mapping[str, float] = field(default_factory=dict)
     zero_biases: frozenset[str] = frozenset()
+    model_type: str = ""
     complete: Callable[[Config, dict[str, Any]], dict[str, Floats]] = _nothing_more
     beside: Callable[[Hyper, Weights], tuple[dict[str, Any], dict[str, Floats]]] = _nothing_beside
-    model_type: str = ""
 
     def name(self, gguf_name: str) -> str:
         """Return a weight's name at Hugging Face; KeyError for one that it has no name for."""

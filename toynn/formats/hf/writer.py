@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from toynn.formats import safetensors
 from toynn.formats.folders import new_folder
 from toynn.formats.hf.config import CONFIG, WEIGHTS
 from toynn.formats.hf.pieces import cut, is_cut
-from toynn.formats.hf.spelling import SPELLINGS, pairs_apart
+from toynn.formats.hf.spelling import SPELLINGS, module_of, pairs_apart
 
 __all__ = ["write"]
 
@@ -26,10 +27,12 @@ def write(
     architecture: str,
     hyper: Mapping[str, Any],
     tensors: Mapping[str, Floats],
+    said: Mapping[str, Floats] = MappingProxyType({}),
 ) -> None:
     """Write a new folder: it is complete, or absent.
 
-    hyper: GGUF's keys without the architecture; tensors: by GGUF name, in GGUF's order.
+    hyper: GGUF's keys without the architecture; tensors: by GGUF name, in GGUF's order; said: those
+    that config.json says.
 
     Raises DataError if there is something in its place.
     """
@@ -45,7 +48,7 @@ def write(
     config |= {"bos_token_id": None, "eos_token_id": None}  # there is no tokenizer beside it
     config |= {spelled: hyper[key] for key, spelled in known.items()}
     config["tie_word_embeddings"] = "output.weight" not in tensors
-    more, added = spelling.beside(hyper, tensors)
+    more, added = spelling.beside(hyper, {**tensors, **said})
     config |= more
     arrays: dict[str, Floats] = {}
     parts: dict[tuple[str, int], Floats] = {}
@@ -56,6 +59,8 @@ def write(
         if is_cut(spelled):
             parts |= cut(spelled, values)
             continue
+        if less := spelling.more.get(module_of(name), 0.0):
+            values = values - np.float32(less)
         if spelling.is_transposed(name, values.ndim):
             values = values.T
         elif heads:

@@ -1,0 +1,341 @@
+"""Gemma 2 and 3: norms before and behind, GeGLU, windows, caps.
+
+    x = sqrt(C) W_e[token]
+    x += rmsnorm(W_o attention(W_q n, W_k n, W_v n))         n = rmsnorm(x)
+    x += rmsnorm(W_down (gelu(W_gate n) * W_up n))           n = rmsnorm(x)
+
+In most blocks a query sees the last ``window`` keys only: in gemma2 in every other one, in gemma3
+in all but every sixth. gemma2 bounds scores and logits by cap tanh(z / cap). gemma3 normalises the
+heads of q and k; blocks with a window turn by frequencies of their own, of base local_base, those
+of the others may be divided by rope_divisor. Scores are divided by sqrt(D), of the largest models
+by sqrt(C / H), which llama.cpp knows by their number of blocks. Hugging Face keeps gains less 1.
+Sources: Gemma Team 2024, arXiv:2408.00118, and 2025, arXiv:2503.19786.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from math import sqrt
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toynn.errors import ConfigError
+from toynn.formats.hf.config import Config
+from toynn.graph.tape import Tensor
+from toynn.models import table as rows
+from toynn.models.checks import check_positive, check_sizes
+from toynn.models.hyper import Hyper
+from toynn.models.llama import Llama, LlamaConfig, shape_of
+from toynn.models.registry import register
+from toynn.models.rope import base_of
+from toynn.models.table import by_width, matrix, table
+from toynn.nn import Layers
+from toynn.options import RecipeOptions
+
+__all__ = ["Gemma", "GemmaConfig"]
+
+Floats = NDArray[np.float32]
+
+_STD = 0.02  # of embeddings and head
+_LAYER = "model.layers.{n}"
+_LOCAL, _DIVISOR = "rope.freq_base_swa", "rope.scaling.factor"
+_WINDOW, _SCORES, _LOGITS = (
+    "attention.sliding_window",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+)
+_LARGEST = {"gemma2": 46, "gemma3": 62}  # blocks of the models of 27 billion weights
+
+norm = partial(rows.norm, more=1.0)
+
+
+@dataclass(frozen=True)
+class GemmaConfig(LlamaConfig):
+    """Shape of a Gemma. Raises ConfigError for sizes and caps that make no model.
+
+    Attributes
+    ----------
+    window
+        Keys that a query sees, its own among them, in blocks that have a window.
+    score_cap, logit_cap
+        Bounds of scores and of logits; 0: none. gemma2 has both, gemma3 no bound of scores.
+    local_base
+        rope_base of blocks with a window.
+    rope_divisor
+        What the frequencies of the others are divided by.
+    """
+
+    rms_eps: float = 1e-6
+    arch: str = "gemma3"
+    window: int = 512
+    score_cap: float = 0.0
+    logit_cap: float = 0.0
+    local_base: float = 1e4
+    rope_divisor: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_sizes(self, "window")
+        check_positive(self, "local_base", "rope_divisor")
+        own = self.arch == "gemma2"
+        for name, needed in (("score_cap", own), ("logit_cap", own or self.logit_cap != 0)):
+            if needed:
+                check_positive(self, name)
+            elif getattr(self, name) != 0:
+                raise ConfigError(f"GemmaConfig: {self.arch} has no {name}")
+
+    @property
+    def score_scale(self) -> float:
+        """What scores are multiplied by."""
+        largest = self.n_layers == _LARGEST[self.arch]
+        return float((self.d_model / self.n_heads if largest else self.d_head) ** -0.5)
+
+    def frequencies(self, base: float, divisor: float = 1.0) -> Floats:
+        """Return by how much each pair turns from one position to the next."""
+        exponents = np.arange(0, self.d_head, 2) / self.d_head
+        return (float(base) ** -exponents / divisor).astype(np.float32)
+
+
+class Gemma(Llama):
+    """The architecture, of both generations."""
+
+    config_type = GemmaConfig
+    table = (
+        table("token_embd", "V E", "model.embed_tokens", std=_STD, frozen="donor"),
+        matrix("lens.proj", "C E", std=by_width, when="donor"),
+        norm("blk.{n}.attn_norm", "C", f"{_LAYER}.input_layernorm"),
+        matrix("blk.{n}.attn_q", "Q C", f"{_LAYER}.self_attn.q_proj", std=by_width),
+        matrix("blk.{n}.attn_k", "KV C", f"{_LAYER}.self_attn.k_proj", std=by_width),
+        matrix("blk.{n}.attn_v", "KV C", f"{_LAYER}.self_attn.v_proj", std=by_width),
+        norm("blk.{n}.attn_q_norm", "D", f"{_LAYER}.self_attn.q_norm", when="head_norms"),
+        norm("blk.{n}.attn_k_norm", "D", f"{_LAYER}.self_attn.k_norm", when="head_norms"),
+        matrix("blk.{n}.attn_output", "C Q", f"{_LAYER}.self_attn.o_proj", std=by_width),
+        norm("blk.{n}.post_attention_norm", "C", f"{_LAYER}.post_attention_layernorm"),
+        norm("blk.{n}.ffn_norm", "C", f"{_LAYER}.pre_feedforward_layernorm"),
+        matrix("blk.{n}.ffn_gate", "F C", f"{_LAYER}.mlp.gate_proj", std=by_width),
+        matrix("blk.{n}.ffn_up", "F C", f"{_LAYER}.mlp.up_proj", std=by_width),
+        matrix("blk.{n}.ffn_down", "C F", f"{_LAYER}.mlp.down_proj", std=by_width),
+        norm("blk.{n}.post_ffw_norm", "C", f"{_LAYER}.post_feedforward_layernorm"),
+        norm("output_norm", "C", "model.norm"),
+        matrix("output", "V C", "lm_head", std=_STD, when="untied"),
+    )
+
+    def __init__(self, name: str, title: str, period: int, model_type: str = "") -> None:
+        super().__init__(name, title, head_norms=name == "gemma3")
+        self.period = period
+        activation = ("gelu_pytorch_tanh",)
+        extra = {_WINDOW: "sliding_window", _LOGITS: _LOGITS}
+        fixed: dict[str, tuple[object, ...]] = {
+            "hidden_activation": activation,
+            "hidden_act": (*activation, "gelu", None),  # which nothing reads
+            "use_bidirectional_attention": (False, None),
+        }
+        optional = {_LOGITS}
+        if name == "gemma2":
+            extra[_SCORES], optional = _SCORES, {_LOGITS, _SCORES}
+        else:
+            fixed[_SCORES] = (None,)
+        self.hf = replace(
+            self.hf,
+            keys={**self.hf.keys, **extra},
+            real=self.hf.real | {_LOGITS, _SCORES},
+            optional=self.hf.optional | optional,
+            fixed=fixed,
+            shown={"architectures": [f"{title}ForCausalLM"], "hidden_activation": activation[0]},
+            tied=True,
+            zero_biases=frozenset(),
+            model_type=model_type,
+        )
+
+    def check(self, cfg: LlamaConfig, opts: RecipeOptions) -> None:
+        """Refuse biases, and a head of gemma2's own. Raises ConfigError."""
+        super().check(cfg, opts)
+        if opts.qkv_bias:
+            raise ConfigError(f"{cfg.arch}: q, k and v have no biases; got qkv_bias=True")
+        if opts.untied and cfg.arch == "gemma2":
+            raise ConfigError("gemma2: the head is tied to token_embd.weight; got untied=True")
+
+    # -- Files ---------------------------------------------------------------------------------
+
+    def read(self, hyper: Hyper) -> tuple[LlamaConfig, dict[str, Any]]:
+        """Return the configuration of a file's model, and the options that it calls for."""
+        shape, d_head = shape_of(hyper, "blk.0.attn_q.weight")
+        second = self.architecture == "gemma2"
+        hyper.expect("attention.value_length", d_head)
+        hyper.expect("rope.dimension_count", d_head)
+        hyper.expect("attention.sliding_window_pattern", self.period)
+        divisor = 1.0 if second else hyper.real(_DIVISOR, 1.0)
+        if divisor != 1:
+            hyper.expect("rope.scaling.type", "linear")
+        cap = hyper.real(_LOGITS, 30.0) if second or hyper.has(_LOGITS) else 0.0
+        cfg = GemmaConfig(
+            **shape,
+            arch=self.architecture,
+            rope_base=hyper.real("rope.freq_base", 1e4),
+            window=hyper.whole(_WINDOW),
+            score_cap=hyper.real(_SCORES, 50.0) if second else 0.0,
+            logit_cap=cap,
+            local_base=1e4 if second else hyper.real(_LOCAL, 1e4),
+            rope_divisor=divisor,
+        )
+        return cfg, {"untied": "output.weight" in hyper.tensors}
+
+    def write(self, cfg: LlamaConfig) -> dict[str, Any]:
+        """Return the hyper-parameters of a file."""
+        assert isinstance(cfg, GemmaConfig)
+        more: dict[str, Any] = {_WINDOW: cfg.window}
+        if cfg.score_cap:
+            more[_SCORES] = float(cfg.score_cap)
+        if cfg.logit_cap:
+            more[_LOGITS] = float(cfg.logit_cap)
+        if self.architecture == "gemma3":
+            more[_LOCAL] = float(cfg.local_base)
+        if cfg.rope_divisor != 1:
+            more |= {"rope.scaling.type": "linear", _DIVISOR: float(cfg.rope_divisor)}
+        return super().write(cfg) | more
+
+    def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
+        """Read what config.json says of RoPE, windows and scores; refuse what is not computed."""
+        count = found.get("block_count", 0)
+        width = found.get("attention.key_length", 0)
+        if count == _LARGEST[self.architecture]:
+            width = found.get("embedding_length", 0) // found.get("attention.head_count", 1)
+        scalar = config.get("query_pre_attn_scalar", width)
+        if scalar != width:
+            config.refuse(f"query_pre_attn_scalar must be {width}; got {scalar!r}")
+        for key in ("sliding_window_pattern", "_sliding_window_pattern"):
+            config.expect(key, (self.period, None))
+        kinds = config.get("layer_types")
+        given = len(kinds) if isinstance(kinds, list) else 0
+        if kinds is not None and (
+            kinds != [_kind(n, self.period) for n in range(given)] or given < count
+        ):
+            config.refuse(
+                f"layer_types must be a window but in every {self.period}th; got {kinds!r}"
+            )
+        return self._read_rope(config, found)
+
+    def _read_rope(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
+        given = config.get("rope_parameters")
+        if self.architecture == "gemma2":
+            rope = base_of(config, found)
+            if rope.pop("rope_type") != "default" or any(rope.values()):
+                config.refuse(f"RoPE must be default; got {rope}")
+            return {}
+        local: dict[str, Any] = {}
+        if isinstance(given, dict) and given.keys() <= {"full_attention", "sliding_attention"}:
+            local = given.get("sliding_attention") or {}
+            whole: Any = given.get("full_attention") or {}
+        else:
+            whole = config.get("rope_scaling") or {}
+            if given:
+                config.refuse(f"rope_parameters must be those of two kinds of layers; got {given}")
+        if not isinstance(whole, dict) or not isinstance(local, dict):
+            config.refuse(f"rope_parameters must be objects; got {given!r}")
+        whole, local = dict(whole), dict(local)
+        base = whole.pop("rope_theta", config.get("rope_theta", 1e6))
+        found["rope.freq_base"] = config.number("rope_theta", base, real=True)
+        base = local.pop("rope_theta", config.get("rope_local_base_freq", 1e4))
+        found[_LOCAL] = config.number("rope_local_base_freq", base, real=True)
+        kind = whole.pop("rope_type", whole.pop("type", "default"))
+        if kind == "linear":
+            found[_DIVISOR] = config.number("factor", whole.pop("factor", None), real=True)
+            found["rope.scaling.type"] = "linear"
+        local_kind = local.pop("rope_type", "default")
+        if kind not in ("default", "linear") or local_kind != "default" or whole or local:
+            config.refuse(f"RoPE must be default or linear; got {given or kind!r}")
+        return {}
+
+    def folder(
+        self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]
+    ) -> tuple[dict[str, Any], dict[str, Floats]]:
+        """Return which blocks have a window, what scores are divided by, and RoPE."""
+        count, width = hyper["block_count"], hyper["attention.key_length"]
+        if count == _LARGEST[self.architecture]:
+            width = hyper["embedding_length"] // hyper["attention.head_count"]
+        keys: dict[str, Any] = {
+            "layer_types": [_kind(n, self.period) for n in range(count)],
+            "query_pre_attn_scalar": width,
+            "pad_token_id": None,
+            _LOGITS: hyper.get(_LOGITS),
+        }
+        if self.architecture == "gemma3":
+            whole: dict[str, Any] = {"rope_type": "default", "rope_theta": hyper["rope.freq_base"]}
+            if _DIVISOR in hyper:
+                whole |= {"rope_type": "linear", "factor": hyper[_DIVISOR]}
+            local = {"rope_type": "default", "rope_theta": hyper[_LOCAL]}
+            keys["rope_parameters"] = {"full_attention": whole, "sliding_attention": local}
+        return keys, {}
+
+    # -- Forward -------------------------------------------------------------------------------
+
+    def constants(self, cfg: LlamaConfig) -> dict[str, Floats]:
+        """Return RoPE's frequencies, of both kinds of blocks."""
+        assert isinstance(cfg, GemmaConfig)
+        own = self.architecture == "gemma3"
+        return {
+            "inverse_frequencies": cfg.frequencies(cfg.rope_base, cfg.rope_divisor),
+            "local_frequencies": cfg.frequencies(cfg.local_base if own else cfg.rope_base),
+        }
+
+    def forward(
+        self, layers: Layers, cfg: LlamaConfig, tokens: Tensor, positions: Tensor
+    ) -> Tensor:
+        """Record the embeddings and the blocks."""
+        assert isinstance(cfg, GemmaConfig)
+        x = layers.scale(self.embed(layers, cfg, tokens), sqrt(cfg.d_model))
+        for n, block in enumerate(layers.blocks(cfg.n_layers)):
+            normed = block.rmsnorm(x, "attn_norm", cfg.rms_eps)
+            heads = self._attention(block, cfg, normed, positions, _kind(n, self.period))
+            x = block.add(x, block.rmsnorm(heads, "post_attention_norm", cfg.rms_eps))
+            normed = block.rmsnorm(x, "ffn_norm", cfg.rms_eps)
+            wide = block.geglu(normed, "ffn_gate", "ffn_up", "ffn_down")
+            x = block.add(x, block.rmsnorm(wide, "post_ffw_norm", cfg.rms_eps))
+        return x
+
+    def _attention(
+        self, block: Layers, cfg: GemmaConfig, x: Tensor, positions: Tensor, kind: str
+    ) -> Tensor:
+        q, k, v = (block.linear(x, f"attn_{part}") for part in "qkv")
+        if self.head_norms:
+            q = block.rmsnorm(q, "attn_q_norm", cfg.rms_eps)
+            k = block.rmsnorm(k, "attn_k_norm", cfg.rms_eps)
+        local = kind == _SLIDING
+        frequencies = "local_frequencies" if local else "inverse_frequencies"
+        heads = block.attention(
+            block.rope(q, positions, cfg.n_heads, frequencies),
+            block.rope(k, positions, cfg.n_kv_heads, frequencies),
+            v,
+            n_heads=cfg.n_heads,
+            n_kv_heads=cfg.n_kv_heads,
+            scale=cfg.score_scale,
+            window=cfg.window if local else 0,
+            cap=cfg.score_cap,
+        )
+        return block.linear(heads, "attn_output")
+
+    def logits(self, layers: Layers, cfg: LlamaConfig, opts: RecipeOptions, x: Tensor) -> Tensor:
+        """Record the logits, bounded if there is a cap."""
+        assert isinstance(cfg, GemmaConfig)
+        return layers.softcap(super().logits(layers, cfg, opts, x), cfg.logit_cap)
+
+    def loss(
+        self, layers: Layers, cfg: LlamaConfig, opts: RecipeOptions, x: Tensor, labels: Tensor
+    ) -> tuple[Tensor | None, Tensor]:
+        """Record the loss of bounded logits."""
+        assert isinstance(cfg, GemmaConfig)
+        return layers.head(x, self.head(cfg, opts), labels, cfg.logit_cap)
+
+
+_SLIDING = "sliding_attention"
+
+
+def _kind(n: int, period: int) -> str:
+    """Return what config.json calls the attention of a block."""
+    return _SLIDING if (n + 1) % period else "full_attention"
+
+
+register(Gemma("gemma2", "Gemma2", 2))
+register(Gemma("gemma3", "Gemma3", 6, "gemma3_text"))

@@ -1,0 +1,265 @@
+"""Phi-3, 3.5 and 4-mini: fused matrices, RoPE on a part of each head, longer contexts by factors.
+
+    q, k, v = W_qkv n                         x += W_o attention(turn(q), turn(k), v)
+    g, u = W_gu n                             x += W_down (silu(g) * u)
+
+A head's first rope_channels are turned, pair i by position / (f[i] base^(2i/R)). Where a model was
+stretched to a longer context, f is one of two tables: short_factors for sequences within
+original_context, long_factors beyond; and what is turned is multiplied by rope_magnitude. Whoever
+generates across that border reads the sequence again. A query sees the last ``window`` keys.
+llama.cpp takes the window for none, and the factors by the context that it was given.
+Sources: Abdin et al. 2024, arXiv:2404.14219; Ding et al. 2024 (LongRoPE), arXiv:2402.13753.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import log, sqrt
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toynn.errors import ConfigError
+from toynn.formats.hf.config import Config
+from toynn.graph.tape import Tensor
+from toynn.models.checks import check_lists, check_positive, check_sizes
+from toynn.models.hyper import Hyper
+from toynn.models.llama import Llama, LlamaConfig, check_exported_heads, shape_of
+from toynn.models.registry import register
+from toynn.models.rope import base_of, numbers
+from toynn.models.table import Sizes, by_width, matrix, norm, table
+from toynn.nn import Layers
+from toynn.options import RecipeOptions
+
+__all__ = ["Phi3", "Phi3Config"]
+
+Floats = NDArray[np.float32]
+
+_STD = 0.02  # of embeddings and head
+_LAYER = "model.layers.{n}"
+_ORIGINAL, _MAGNITUDE = "rope.scaling.original_context_length", "rope.scaling.attn_factor"
+_LONG, _SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
+_TABLES = {_LONG: "long_factor", _SHORT: "short_factor"}
+_DEFAULT_ORIGINAL = 4096  # where config.json does not say
+_HEADS = "attention.head_count"
+_LONGROPE = ("longrope", "su", "yarn")  # config.json's names of one thing
+
+
+@dataclass(frozen=True)
+class Phi3Config(LlamaConfig):
+    """Shape of a Phi-3. Raises ConfigError for sizes and factors that make no model.
+
+    Attributes
+    ----------
+    rope_channels
+        Channels of a head that turn, an even number; None means all.
+    window
+        Keys that a query sees, its own among them; 0: all before it.
+    short_factors, long_factors
+        By what the frequencies of the pairs are divided; none, or as many as there are pairs.
+    original_context
+        Tokens up to which sequences are short; 0 means ``context``.
+    rope_magnitude
+        By what channels that turn are multiplied.
+    """
+
+    arch: str = "phi3"
+    rope_channels: int | None = None
+    window: int = 0
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
+    original_context: int = 0
+    rope_magnitude: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rope_channels is None:
+            object.__setattr__(self, "rope_channels", self.d_head)
+        check_sizes(self, "rope_channels")
+        check_sizes(self, "window", "original_context", least=0)
+        if not self.original_context:
+            object.__setattr__(self, "original_context", self.context)
+        check_positive(self, "rope_magnitude")
+        assert self.rope_channels is not None
+        if self.rope_channels % 2 or self.rope_channels > self.d_head:
+            raise ConfigError(
+                f"Phi3Config: rope_channels must be even, and at most the {self.d_head} of a head; "
+                f"got {self.rope_channels}"
+            )
+        longrope = bool(self.short_factors or self.long_factors)
+        pairs = self.rope_channels // 2 if longrope else 0
+        check_lists(self, pairs, "short_factors", "long_factors")
+        if self.rope_magnitude != 1 and not longrope:
+            raise ConfigError("Phi3Config: rope_magnitude needs short_factors and long_factors")
+
+    def frequencies(self, factors: tuple[float, ...]) -> Floats:
+        """Return by how much each pair turns from one position to the next."""
+        R = self.rope_channels
+        assert R is not None
+        plain = float(self.rope_base) ** -(np.arange(0, R, 2) / R)
+        return (plain / (factors or 1.0)).astype(np.float32)
+
+
+class Phi3(Llama):
+    """The architecture."""
+
+    config_type = Phi3Config
+    table = (
+        table("token_embd", "V E", "model.embed_tokens", std=_STD, frozen="donor"),
+        matrix("lens.proj", "C E", std=by_width, when="donor"),
+        norm("blk.{n}.attn_norm", "C", f"{_LAYER}.input_layernorm"),
+        matrix("blk.{n}.attn_qkv", "QKV C", f"{_LAYER}.self_attn.qkv_proj", std=by_width),
+        matrix("blk.{n}.attn_output", "C Q", f"{_LAYER}.self_attn.o_proj", std=by_width),
+        norm("blk.{n}.ffn_norm", "C", f"{_LAYER}.post_attention_layernorm"),
+        matrix("blk.{n}.ffn_up", "2F C", f"{_LAYER}.mlp.gate_up_proj", std=by_width),
+        matrix("blk.{n}.ffn_down", "C F", f"{_LAYER}.mlp.down_proj", std=by_width),
+        norm("output_norm", "C", "model.norm"),
+        matrix("output", "V C", "lm_head", std=_STD, when="untied"),
+    )
+    hf = replace(
+        Llama.hf,
+        keys={
+            **Llama.hf.keys,
+            "attention.sliding_window": "sliding_window",
+            _ORIGINAL: "original_max_position_embeddings",
+        },
+        optional=Llama.hf.optional | {"attention.sliding_window", _ORIGINAL},
+        zero_biases=frozenset(),
+        fixed={"hidden_act": ("silu", "swish"), "full_attn_mod": (1,), "interpolate_factor": (1,)},
+    )
+
+    def sizes(self, cfg: LlamaConfig, opts: RecipeOptions, n: int | None) -> Sizes:
+        """Return what the table's letters and conditions mean."""
+        known = super().sizes(cfg, opts, n)
+        return {**known, "QKV": known["Q"] + 2 * known["KV"], "2F": 2 * known["F"]}
+
+    def check(self, cfg: LlamaConfig, opts: RecipeOptions) -> None:
+        """Refuse biases, beside what Llama refuses. Raises ConfigError."""
+        super().check(cfg, opts)
+        if opts.qkv_bias:
+            raise ConfigError(f"{cfg.arch}: q, k and v have no biases; got qkv_bias=True")
+
+    config_says = frozenset((_LONG, _SHORT))
+
+    # -- Files ---------------------------------------------------------------------------------
+
+    def read(self, hyper: Hyper) -> tuple[LlamaConfig, dict[str, Any]]:
+        """Return the configuration of a file's model, and the options that it calls for."""
+        shape, d_head = shape_of(hyper, "blk.0.attn_qkv.weight")
+        long, short = (
+            tuple(map(float, np.ravel(hyper.file[name]))) if name in hyper.tensors else ()
+            for name in (_LONG, _SHORT)
+        )
+        hyper.expect("rope.scaling.type", "longrope" if long else "none")
+        cfg = Phi3Config(
+            **shape,
+            arch=self.architecture,
+            rope_base=hyper.real("rope.freq_base", 1e4),
+            rope_channels=hyper.whole("rope.dimension_count", d_head),
+            window=hyper.count("attention.sliding_window"),
+            short_factors=short,
+            long_factors=long,
+            original_context=hyper.whole(_ORIGINAL, shape["context"]),
+            rope_magnitude=hyper.real(_MAGNITUDE, 1.0),
+        )
+        hyper.expect("attention.value_length", d_head)
+        return cfg, {"untied": "output.weight" in hyper.tensors}
+
+    def write(self, cfg: LlamaConfig) -> dict[str, Any]:
+        """Return the hyper-parameters of a file; ConfigError for what files have no place for."""
+        assert isinstance(cfg, Phi3Config)
+        check_exported_heads(cfg)
+        return super().write(cfg) | {
+            "rope.dimension_count": cfg.rope_channels,
+            "attention.sliding_window": cfg.window,
+            _ORIGINAL: cfg.original_context,
+            _MAGNITUDE: float(cfg.rope_magnitude),
+        }
+
+    def beside(self, cfg: LlamaConfig) -> dict[str, Floats]:
+        """Return the factors of RoPE's frequencies."""
+        assert isinstance(cfg, Phi3Config)
+        both = {_LONG: cfg.long_factors, _SHORT: cfg.short_factors}
+        return {name: np.array(factors, np.float32) for name, factors in both.items() if factors}
+
+    def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
+        """Read what config.json says of RoPE."""
+        rope = base_of(config, found)
+        part = rope.pop("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+        d_head = found.get("attention.key_length") or (
+            found.get("embedding_length", 0) // found.get(_HEADS, 1)
+        )
+        part = config.number("partial_rotary_factor", part, real=True)
+        found["rope.dimension_count"] = config.number(
+            "partial_rotary_factor", int(d_head * part), real=False
+        )
+        kind = rope.pop("rope_type", "default")
+        original = found.pop(_ORIGINAL, _DEFAULT_ORIGINAL)
+        if kind == "default" and not any(rope.values()):
+            return {}
+        tables = {name: rope.pop(key, None) for name, key in _TABLES.items()}
+        if kind not in _LONGROPE or None in tables.values():
+            config.refuse(f"RoPE must be default or longrope; got {kind!r} with {rope}")
+        original = rope.pop("original_max_position_embeddings", original)
+        found[_ORIGINAL] = config.number("original_max_position_embeddings", original, real=False)
+        factor = rope.pop("factor", None) or found.get("context_length", 0) / original
+        magnitude = rope.pop("attention_factor", None)
+        if magnitude is None:
+            magnitude = sqrt(1 + log(factor) / log(original)) if factor > 1 else 1.0
+        found[_MAGNITUDE] = config.number("attention_factor", magnitude, real=True)
+        if any(rope.values()):
+            config.refuse(f"longrope has keys that are not known to toynn: {', '.join(rope)}")
+        return {name: numbers(config, _TABLES[name], values) for name, values in tables.items()}
+
+    def folder(
+        self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]
+    ) -> tuple[dict[str, Any], dict[str, Floats]]:
+        """Return what config.json says of RoPE."""
+        part, D = hyper["rope.dimension_count"], hyper["attention.key_length"]
+        keys: dict[str, Any] = {"partial_rotary_factor": part / D, "pad_token_id": None}
+        if not hyper["attention.sliding_window"]:
+            keys["sliding_window"] = None
+        if int(D * keys["partial_rotary_factor"]) != part:  # which is how it is read
+            keys["partial_rotary_factor"] = (part + 0.5) / D
+        if _LONG in tensors:
+            lists = {key: [float(f) for f in tensors[name]] for name, key in _TABLES.items()}
+            magnitude = {"attention_factor": hyper[_MAGNITUDE]}
+            keys["rope_scaling"] = {"type": "longrope", **lists, **magnitude}
+        return keys, {}
+
+    # -- Forward -------------------------------------------------------------------------------
+
+    def constants(self, cfg: LlamaConfig) -> dict[str, Floats]:
+        """Return RoPE's frequencies."""
+        assert isinstance(cfg, Phi3Config)
+        return {
+            "inverse_frequencies": cfg.frequencies(cfg.short_factors),
+            "long_frequencies": cfg.frequencies(cfg.long_factors),
+        }
+
+    def is_long(self, cfg: LlamaConfig, length: int) -> bool:
+        """Say whether a sequence has the frequencies of long ones."""
+        assert isinstance(cfg, Phi3Config)
+        return bool(cfg.long_factors) and length > cfg.original_context
+
+    def forward(
+        self, layers: Layers, cfg: LlamaConfig, tokens: Tensor, positions: Tensor
+    ) -> Tensor:
+        """Record the embeddings and the blocks."""
+        assert isinstance(cfg, Phi3Config)
+        H, KV = cfg.n_heads, cfg.n_kv_heads
+        frequencies = "long_frequencies" if layers.long else "inverse_frequencies"
+        x = self.embed(layers, cfg, tokens)
+        for block in layers.blocks(cfg.n_layers):
+            qkv = block.linear(block.rmsnorm(x, "attn_norm", cfg.rms_eps), "attn_qkv")
+            qkv = block.rope(
+                qkv, positions, H + 2 * KV, frequencies, magnitude=cfg.rope_magnitude, turned=H + KV
+            )
+            heads = block.attention(qkv, n_heads=H, n_kv_heads=KV, window=cfg.window)
+            x = block.add(x, block.linear(heads, "attn_output"))
+            normed = block.rmsnorm(x, "ffn_norm", cfg.rms_eps)
+            x = block.add(x, block.swiglu_of(normed, "ffn_up", "ffn_down"))
+        return x
+
+
+register(Phi3("phi3", "Phi3"))
