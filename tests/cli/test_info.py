@@ -54,6 +54,36 @@ def test_an_adapter(name, base, tmp_path, capsys):
         assert found[f"{width} x {width}"] == "model.layers.*.self_attn.q_proj, 2 of them"
 
 
+@pytest.mark.parametrize(
+    ("free", "verdict"),
+    [
+        (10**12, "1000.0 GB: enough"),
+        (1, "0.0 kB: too little, even with checkpointing"),
+        ("between", "enough with checkpointing"),
+        ("beside", "too little: parts of the file would be read again in every step"),
+        (None, None),
+    ],
+)
+def test_whether_adapters_can_be_trained_here(free, verdict, base, capsys, monkeypatch):
+    """The more tokens a sequence has, the more memory is needed beside the file."""
+    with gguf.open(base) as file:
+        opts = toynn.RecipeOptions(t_seq=16, t_batch=1)
+        plain, again = (
+            toynn.recipes.LoRA.memory_for(file, 8, opts, "all-linear", checkpointing=c).peak
+            for c in (False, True)
+        )
+        assert again < plain
+        known = {"between": file.nbytes + again, "beside": file.nbytes + again - 1}
+    monkeypatch.setattr("toynn.cli.info.free_memory", lambda: known.get(free, free))
+    found = told(base, capsys, "--seq", "16")
+    assert found["training adapters"] == "rank 8, all-linear, 1 x 16 tokens"
+    assert found.get("free here", "").endswith(verdict or "")
+    assert ("free here" in found) == (free is not None)
+    assert found["mapped, not in memory"]
+    shorter = told(base, capsys, "--seq", "4")
+    assert shorter["peak beside the file"] != found["peak beside the file"]
+
+
 def test_an_adapter_of_embeddings(tmp_path, capsys):
     ones = {f"token_embd.weight.lora_{side}": np.ones((n, 2), np.float32) for side, n in zip(
         "ab", (61, 24), strict=True)}  # fmt: skip

@@ -25,6 +25,70 @@ LLAMA2 = (
     "{{ bos_token + '[INST] ' + message['content'].strip() + ' [/INST]' }}"
     "{% else %}{{ ' ' + message['content'] + eos_token }}{% endif %}{% endfor %}"
 )
+#: As the files of the families have them, without what tools need.
+GEMMA = (
+    "{{ bos_token }}{% if messages[0]['role'] == 'system' %}"
+    "{{ raise_exception('System role not supported') }}{% endif %}"
+    "{% for message in messages %}"
+    "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Conversation roles must alternate user/assistant/user/...') }}{% endif %}"
+    "{% if (message['role'] == 'assistant') %}{% set role = 'model' %}"
+    "{% else %}{% set role = message['role'] %}{% endif %}"
+    "{{ '<start_of_turn>' + role + '\n' + message['content'] | trim + '<end_of_turn>\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{'<start_of_turn>model\n'}}{% endif %}"
+)
+GEMMA3 = (
+    "{{ bos_token }}{%- if messages[0]['role'] == 'system' -%}"
+    "{%- set first_user_prefix = messages[0]['content'] + '\n\n' -%}"
+    "{%- set loop_messages = messages[1:] -%}"
+    "{%- else -%}{%- set first_user_prefix = '' -%}{%- set loop_messages = messages -%}"
+    "{%- endif -%}"
+    "{%- for message in loop_messages -%}"
+    "{%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) -%}"
+    "{{ raise_exception('Conversation roles must alternate') }}{%- endif -%}"
+    "{%- set role = 'model' if message['role'] == 'assistant' else message['role'] -%}"
+    "{{ '<start_of_turn>' + role + '\n' + (first_user_prefix if loop.first else '') }}"
+    "{%- if message['content'] is string -%}{{ message['content'] | trim }}"
+    "{%- elif message['content'] is iterable -%}{%- for item in message['content'] -%}"
+    "{%- if item['type'] == 'text' -%}{{ item['text'] | trim }}{%- endif -%}{%- endfor -%}"
+    "{%- endif -%}{{ '<end_of_turn>\n' }}{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{'<start_of_turn>model\n'}}{%- endif -%}"
+)
+PHI3 = (
+    "{% for message in messages %}{% if message['role'] == 'system' %}"
+    "{{'<|system|>\n' + message['content'] + '<|end|>\n'}}{% elif message['role'] == 'user' %}"
+    "{{'<|user|>\n' + message['content'] + '<|end|>\n'}}{% elif message['role'] == 'assistant' %}"
+    "{{'<|assistant|>\n' + message['content'] + '<|end|>\n'}}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% else %}{{ eos_token }}{% endif %}"
+)
+GRANITE = (
+    "{%- if messages[0]['role'] == 'system' %}{%- set system_message = messages[0]['content'] %}"
+    "{%- set loop_messages = messages[1:] %}{%- else %}"
+    "{%- set system_message = 'Today is ' + strftime_now('%Y') + '.' %}"
+    "{%- set loop_messages = messages %}{%- endif %}"
+    "{{- '<|start_of_role|>system<|end_of_role|>' + system_message + '<|end_of_text|>\n' }}"
+    "{%- for message in loop_messages %}"
+    "{{- '<|start_of_role|>' + message['role'] + '<|end_of_role|>' + message['content'] }}"
+    "{{- '<|end_of_text|>\n' }}"
+    "{%- if loop.last and add_generation_prompt %}"
+    "{{- '<|start_of_role|>assistant<|end_of_role|>' }}{%- endif %}{%- endfor %}"
+)
+SMOLLM3 = (
+    "{%- if enable_thinking is not defined -%}{%- set enable_thinking = true -%}{%- endif -%}"
+    "{%- set mode = '/think' if enable_thinking else '/no_think' -%}"
+    "{{- '<|im_start|>system\n## Metadata\n\nReasoning Mode: ' + mode + '\n\n' -}}"
+    "{%- if messages[0].role == 'system' -%}{{- messages[0].content -}}{%- endif -%}"
+    "{{- '<|im_end|>\n' -}}"
+    "{%- for message in messages -%}{%- set content = message.content if message.content is string "
+    "else '' -%}{%- if message.role == 'user' -%}"
+    "{{ '<|im_start|>' + message.role + '\n' + content + '<|im_end|>\n' }}"
+    "{%- elif message.role == 'assistant' -%}{%- generation -%}{%- if mode == '/think' -%}"
+    "{{ '<|im_start|>assistant\n' + content.lstrip('\n') + '<|im_end|>\n' }}"
+    "{%- endif -%}{%- endgeneration -%}{%- endif -%}{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\n' }}{%- endif -%}"
+)
+FAMILIES = {"gemma": GEMMA, "gemma3": GEMMA3, "phi3": PHI3, "granite": GRANITE, "smollm3": SMOLLM3}
 SPECIALS = [("<|im_start|>", CONTROL), ("<|im_end|>", CONTROL), ("<you>", USER_DEFINED)]
 TALK = [
     {"role": "system", "content": "Be brief."},
@@ -86,6 +150,34 @@ def test_it_renders_as_transformers_does(make):
                 eos_token="<eos>",
             )
             assert make(template).chat(TALK[1:], prompt) == expected
+
+
+@pytest.mark.parametrize("prompt", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_templates_of_families(make, family, prompt):
+    """The text that transformers makes; and the turns' own special tokens, whole."""
+    pytest.importorskip(
+        "transformers", reason="transformers, of the parity extra, is not installed"
+    )
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    template = FAMILIES[family]
+    talk = TALK[1:] if family == "gemma" else TALK
+    if prompt:
+        talk = talk[:-1]
+    (expected,), _ = render_jinja_template(
+        conversations=[talk],
+        chat_template=template,
+        add_generation_prompt=prompt,
+        bos_token="<bos>",
+        eos_token="<eos>",
+    )
+    assert make(template).chat(talk, prompt) == expected
+
+
+def test_gemma_has_no_system(make):
+    with pytest.raises(GGUFError, match="refuses the conversation: System role not supported"):
+        make(GEMMA).chat(TALK)
 
 
 @pytest.mark.parametrize(

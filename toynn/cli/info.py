@@ -16,6 +16,7 @@ from toynn.formats import gguf
 from toynn.formats.adapters import peft
 from toynn.formats.gguf import GGUFFile, Strings
 from toynn.formats.hf.config import CONFIG, WEIGHTS
+from toynn.machine import free_memory
 from toynn.options import RecipeOptions
 from toynn.recipes import LoRA, WarmStart
 
@@ -132,7 +133,22 @@ def _adapters(file: GGUFFile, opts: RecipeOptions) -> Lines:
         ("  mapped, not in memory", f"{size(file.nbytes)}, read as it is used"),
         ("  peak beside the file", size(plain)),
         ("  with checkpointing", size(again)),
+        *_room(file.nbytes, plain, again),
     ]
+
+
+def _room(mapped: int, plain: int, again: int) -> Lines:
+    """Return whether a file and what is beside it fit into what is free here."""
+    free = free_memory()
+    if free is None:
+        return []
+    if mapped + again > free:
+        fits = "too little: parts of the file would be read again in every step"
+        if again > free:
+            fits = "too little, even with checkpointing"
+    else:
+        fits = "enough" if mapped + plain <= free else "enough with checkpointing"
+    return [("  free here", f"{size(free)}: {fits}")]
 
 
 def _new_model(file: GGUFFile, length: int, batch: int) -> Lines:

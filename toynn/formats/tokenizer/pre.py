@@ -25,6 +25,10 @@ TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*"
     rf"|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{SPACES}"
 )
+GPT4O = (  # the words keep a suffix
+    rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+{SUFFIX}?|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*{SUFFIX}?"
+    rf"|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{SPACES}"
+)
 CJK = r"[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff&&\S]+"
 #: Letters that have a case, as the tokenizer.json of deepseek-llm lists them.
 CASED = (
@@ -95,6 +99,7 @@ KINDS: dict[str, Kind] = {
         ("deepseek-v3", "hunyuan-dense"),
         Kind((r"\p{N}{1,3}", r"[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+", DEEPSEEK_V3)),
     ),
+    **dict.fromkeys(("gpt-4o", "llama4"), Kind((GPT4O,))),
     "tekken": Kind((TEKKEN,), whole_words=True, add_bos=True),
     "seed-coder": Kind((rf"{SUFFIX}|{WORDS}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{SPACES}",)),
     **dict.fromkeys(("poro-chat", "bloom", "gpt3-finnish"), _BLOOM),
