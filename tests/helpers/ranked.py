@@ -39,11 +39,16 @@ def needs_mpi():
 def start(ranks, *words, program=(__file__,), timeout=120, **variables):
     """Run a Python program as so many processes, one thread each; return what became of it."""
     command = [MPIEXEC, "-n", str(ranks), sys.executable, *program, *map(str, words)]
-    package = Path(toynn.__file__).parents[1]
-    own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(package), "PYTHONSAFEPATH": "1", **variables}
     return subprocess.run(
-        command, env={**os.environ, **own}, capture_output=True, text=True, timeout=timeout
+        command, env=environment(**variables), capture_output=True, text=True, timeout=timeout
     )
+
+
+def environment(**more):
+    """The variables of such a process: one thread, and the toynn of this one."""
+    package = str(Path(toynn.__file__).parents[1])
+    own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": package, "PYTHONSAFEPATH": "1", **more}
+    return {**os.environ, **own}
 
 
 def said(done):

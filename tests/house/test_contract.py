@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -266,7 +267,10 @@ def test_testing_is_a_name_of_the_package():
 
 
 def test_public_names_exist():
+    bridged = find_spec("toynn.backends.metal._bridge") is not None  # where Metal was built
     for path in PYTHON:
+        if path.parent.name == "metal" and not bridged:
+            continue
         tree = ast.parse(path.read_text())
         listed = [
             ast.literal_eval(node.value)

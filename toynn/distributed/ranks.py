@@ -157,17 +157,7 @@ class Ranks(Group):
 
     def hint(self, what: str) -> None:
         """Say what helps, where this rank is killed."""
-        self._watch.say(f"toynn: error: {self._lost()}; {what}")
-
-    def watched(self) -> None:
-        """Have it said when this rank is killed."""
-        self._watch.say(f"toynn: error: {self._lost()}")
-
-    def _lost(self) -> str:
-        return (
-            f"{self.name(self.rank)}, process {os.getpid()}, is gone without a word: killed, or "
-            "out of memory; all ranks stop"
-        )
+        self._watch.hint(what)
 
     def fail(self, error: BaseException, text: str = "") -> str | None:
         """Tell the others of an error; return what this rank is to say: the first of those has it.

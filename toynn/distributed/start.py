@@ -2,6 +2,7 @@
 
 import atexit
 import os
+import socket
 import sys
 import time
 from typing import NoReturn
@@ -43,7 +44,7 @@ def init() -> Group:
 
 
 def _joined(launch: Launch) -> Ranks:
-    watch = Watch()
+    watch = Watch(f"rank {launch.rank} of {launch.size} ({socket.gethostname()})")
     try:
         found = mpi.load(start=True)
     except BackendUnavailable as error:
@@ -58,7 +59,6 @@ def _joined(launch: Launch) -> Ranks:
             f"({own or 'which is not found'}), or install mpi4py for the other",
         )
     group = Ranks(found, watch)
-    group.watched()
     atexit.register(group.leave)
     return group
 

@@ -12,8 +12,12 @@ __all__ = ["Watch"]
 class Watch:
     """A witness, from now on until ``end``, or the end of this process."""
 
-    def __init__(self) -> None:
-        """Start it. Without one nobody but mpiexec speaks of a rank that is killed."""
+    def __init__(self, rank: str) -> None:
+        """Start that of a rank. Without one nobody but mpiexec speaks of one that is killed."""
+        self._lost = (
+            f"toynn: error: {rank}, process {os.getpid()}, is gone without a word: killed, or out "
+            "of memory; all ranks stop"
+        )
         held = os.environ.get("PMI_FD", "")
         witness = Path(__file__).with_name("witness.py")
         self._process: subprocess.Popen[bytes] | None = None
@@ -25,9 +29,11 @@ class Watch:
                 pass_fds=(int(held),) if held.isdigit() else (),
             )
 
-    def say(self, line: str) -> None:
-        """Have a line said, in place of the one before, if this process ends without ``end``."""
-        self._write(" ".join(line.splitlines()))
+        self._write(self._lost)
+
+    def hint(self, what: str) -> None:
+        """Have said with it what helps."""
+        self._write(" ".join(f"{self._lost}; {what}".splitlines()))
 
     def end(self) -> None:
         """Let the witness go: this process ends by itself."""
