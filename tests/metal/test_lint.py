@@ -52,7 +52,7 @@ EXACT = ("exp", "exp2", "log", "log2", "sqrt", "rsqrt", "tanh", "sin", "cos", "p
 #: Of what a buffer is, by the kind of the case's array.
 KINDS = {"f": "float", "i": "int", "u": "uchar"}
 #: Ops whose formula is nobody's in particular.
-NOBODYS = ("counted", "elementwise", "expert_rows", "softmax")
+NOBODYS = ("counted", "elementwise", "expert_rows", "softmax", "token_sums")
 
 FUNCTION = re.compile(r"kernel void (\w+)\((.*?)\)\n\{", re.DOTALL)
 BUFFER = re.compile(r"(\w[\w ]*[*&]) +(\w+) +\[\[buffer\((\d+)\)\]\]")
@@ -99,7 +99,7 @@ def test_lines_and_heads(name):
     assert all(line.startswith(("//", "#", "using")) for line in head.splitlines())
     assert "\t" not in TEXTS[name] and TEXTS[name].isascii()
     if name in CASES:
-        assert re.search("Sources?: ", head) or name in NOBODYS, "where is it from?"
+        assert re.search("(?:Sources?|Formulas): ", head) or name in NOBODYS, "where is it from?"
 
 
 @cache

@@ -1,7 +1,7 @@
 // What the losses of preferences share. All of them are a few numbers a pair, and the work of one thread.
 
 // log(1 + e^x).
-static inline float softplus(float x) { return max(x, 0.0f) + precise::log(1.0f + precise::exp(-abs(x))); }
+static inline float softplus(float x) { return max(x, 0.0f) + precise::log(1.0f + precise::exp(-fabs(x))); }
 
 // e^x - 1 with all digits (Kahan).
 static inline float exp_minus_one(float x) {
