@@ -40,9 +40,9 @@ LIBRARY = set(
     re.findall(
         r"\w+",
         """
-        float float2 float4 int uint uint2 ulong ulong2 as_type fabs fma isinf isnan max min rint
-        threadgroup_barrier simd_sum simd_max simdgroup_barrier simdgroup_load simdgroup_store
-        simdgroup_multiply_accumulate
+        float float2 float4 int uint uint2 ulong ulong2 as_type clamp fabs fma isinf isnan max min
+        rint threadgroup_barrier simd_sum simd_max simdgroup_barrier simdgroup_load
+        simdgroup_store simdgroup_multiply_accumulate
         """,
     )
 )
@@ -57,7 +57,10 @@ NOBODYS = ("counted", "elementwise", "expert_rows", "softmax", "token_sums")
 FUNCTION = re.compile(r"kernel void (\w+)\((.*?)\)\n\{", re.DOTALL)
 BUFFER = re.compile(r"(\w[\w ]*[*&]) +(\w+) +\[\[buffer\((\d+)\)\]\]")
 FUNCTIONS = {
-    found[1]: (op, found[2]) for op, code in CODE.items() for found in FUNCTION.finditer(code)
+    found[1]: (op, found[2])
+    for op, code in CODE.items()
+    if op in CASES  # program.metal is of no op
+    for found in FUNCTION.finditer(code)
 }
 
 
