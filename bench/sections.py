@@ -7,6 +7,7 @@ import time
 from functools import partial
 from pathlib import Path
 
+import beside_llama_cpp
 import decode as decoding
 import growth
 import load as loading
@@ -439,6 +440,27 @@ def busy(n_threads: int, rounds: int, only: str) -> None:
         print(f"{name:28}{row}", flush=True)
 
 
+def generation(n_threads: int, rounds: int, only: str) -> None:
+    """Tokens per second of prompts and of generation over quantized files, beside llama.cpp.
+
+    On one thread it is CPU time, so that a busy machine will do.
+    """
+    clock = time.process_time if n_threads == 1 else time.perf_counter
+    columns = "".join(f"{who:>16}" for who in ("toynn", "toynn medium", "llama.cpp"))
+    print(f"{'tokens/s, median':18}{columns}   toynn, medium / llama.cpp", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        for name in (name for name in beside_llama_cpp.TYPES if only.upper() in name):
+            path = Path(folder, f"{name}.gguf")
+            beside_llama_cpp.write(path, name)
+            for what, contestants in beside_llama_cpp.contestants(path, n_threads).items():
+                times = race(contestants, rounds, clock)
+                usual = {who: statistics.median(t) for who, t in times.items()}
+                count = beside_llama_cpp.COUNTS[what]
+                row = "".join(f"{count / seconds:16.1f}" for seconds in usual.values())
+                ratios = [usual["llama.cpp"] / usual[who] for who in ("toynn", "toynn medium")]
+                print(f"{f'{name} {what}':18}{row}{ratios[0]:10.2f}{ratios[1]:8.2f}", flush=True)
+
+
 def seeds(n_threads: int, rounds: int, only: str) -> None:
     """Validation losses of LoRA in highest and in medium, on three seeds."""
     learning.table(n_threads)
@@ -463,6 +485,7 @@ SECTIONS = {
     "memory": memory,
     "busy": busy,
     "seeds": seeds,
+    "generation": generation,
 }
 
 

@@ -2,6 +2,7 @@
 
 import platform
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 from toynn import _kernels, backends
 from toynn._kernels import cpu
@@ -59,10 +60,15 @@ def _products() -> dict[str, str]:
         return {
             "highest": f"three parts of bfloat16, six products ({unit})",
             "high": f"two parts of bfloat16, three products ({unit})",
-            "medium": f"bfloat16 ({unit})",
+            "medium": f"bfloat16 ({unit})" + _few_rows(matmul),
         }
     medium = "bfloat16 (AVX512_BF16)" if matmul.multiplies_pairs() else f"float32 ({_no_pairs()})"
-    return {"highest": "float32", "high": "float32", "medium": medium}
+    return {"highest": "float32", "high": "float32", "medium": medium + _few_rows(matmul)}
+
+
+def _few_rows(matmul: Any) -> str:
+    """Return what medium makes of a few rows by blocks."""
+    return "; a few rows by blocks: 8 bits (AVX512_VNNI)" if matmul.multiplies_int8() else ""
 
 
 def automatic_precision() -> tuple[str, str]:

@@ -34,6 +34,7 @@ def test_pairs_where_they_were_measured_to_be_faster(vendor, family, pays):
 )
 def test_auto_by_the_kind_of_cpu(tiles, pairs, has, chosen, why, monkeypatch):
     module = SimpleNamespace(multiplies_tiles=lambda: tiles, multiplies_pairs=lambda: pairs)
+    module.multiplies_int8 = lambda: False
     monkeypatch.setattr(_kernels, "load", lambda *_: module)
     monkeypatch.setattr(cpu, "maker", lambda: ("GenuineIntel", 6))
     monkeypatch.setattr(cpu, "has_avx512_bf16", lambda: has)

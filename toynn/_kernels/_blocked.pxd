@@ -17,6 +17,7 @@ from toynn._kernels._gemm cimport (
     begin_tiles, end_tiles, multiply, multiply_panels, multiply_panels_in_tiles, multiply_rows,
     splits_exactly,
 )
+from toynn._kernels._int8 cimport multiply_in_int8
 from toynn._kernels._panels cimport (
     KC, LINE, MR, NR, V, Operand, aligned, blocks_of, floats_at, pack, panel_floats, panel_start,
     panels, steps, stretch, terms_per_pass,
@@ -46,6 +47,8 @@ cdef struct Product:
     float* c
     bint add
     bint few      # so few rows of x that w is not packed
+    bint int8     # and its blocks are multiplied as they are, by x in 8 bits
+    int type      # then: of w, as GGUF numbers it
     # What happens to a finished element: y = act(c += bias). y may be c.
     const float* bias
     float* y
@@ -358,11 +361,16 @@ cdef inline void _multiply_few(const Product* p, int n_threads) noexcept nogil:
 
 cdef inline void multiply_matrices(const Product* p, void* workspace, int n_threads) noexcept nogil:
     """The shape alone chooses the way, so that every thread count gives the same bits."""
+    cdef Py_ssize_t m
     if p.a.size == 0 or p.b.size == 0:
         return
     if p.K == 0 and not p.add:
         memset(p.c, 0, p.a.size * p.b.size * sizeof(float))
-    if p.few:
+    if p.int8:
+        multiply_in_int8(p.c, p.a.x, &p.b, p.type, p.a.size, p.K, workspace, n_threads)
+        for m in range(p.a.size):
+            _finish_row(p, m * p.b.size, 0, p.b.size)
+    elif p.few:
         _multiply_few(p, n_threads)
     elif is_packed(p):
         _multiply_blocked(p, workspace, n_threads)

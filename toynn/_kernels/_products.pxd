@@ -41,6 +41,8 @@ cdef inline Product product_of(
     p.activation = NONE
     p.add = False
     p.few = which == FORWARD and M <= FEW
+    p.int8 = False
+    p.type = type
     if which == FORWARD:
         p.a = floats_at(a, M, K, 1, True)
         p.b = stored_as(type, b, N, K, True)

@@ -18,8 +18,10 @@ cdef extern from *:
     #if (defined(__x86_64__) || defined(__i386__)) && \\
         (defined(__clang__) || (defined(__GNUC__) && __GNUC__ >= 11))
     static int tn_has_avx512_bf16(void) { return __builtin_cpu_supports("avx512bf16"); }
+    static int tn_has_vnni(void) { return __builtin_cpu_supports("avx512vnni"); }
     #else
     static int tn_has_avx512_bf16(void) { return 0; }
+    static int tn_has_vnni(void) { return 0; }
     #endif
     /* AMX: the CPU has it, bits 22 (bfloat16) and 24 (tiles) of EDX; and Linux keeps room for 8 KB
        of tiles of each thread, which it does for a process that asked for it, its later threads
@@ -77,6 +79,7 @@ cdef extern from *:
     bint tn_has_avx2() noexcept
     bint tn_has_avx512() noexcept
     bint tn_has_avx512_bf16() noexcept
+    bint tn_has_vnni() noexcept
     bint tn_ask_for_amx() noexcept
     int tn_family(char* vendor) noexcept
     int tn_amx_refusal
@@ -106,6 +109,11 @@ def amx_refusal():
 def has_avx512_bf16():
     """Whether this CPU multiplies pairs of bfloat16, beside having the level avx512."""
     return bool(tn_has_avx512() and tn_has_avx512_bf16())
+
+
+def has_vnni():
+    """Whether this CPU multiplies 8-bit integers (AVX512_VNNI), beside having the level avx512."""
+    return bool(tn_has_avx512() and tn_has_vnni())
 
 
 def maker():

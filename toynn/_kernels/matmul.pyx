@@ -13,6 +13,8 @@ _blocked.pxd.
 For forward and backward_input w may be stored in blocks of any type of _format.pxd. It is expanded
 while it is packed; the results are, bit for bit, those of its float32 expansion. Where x has but a
 few rows, w is not packed: y is then made of dot products of rows, and each row of w is read once.
+In "medium", and if multiplies_int8(), blocks of Q4_0, Q8_0, Q4_K and Q6_K are then multiplied as
+they are, by x in 8 bits (dot_int8.h).
 
 Precision counts for products that are neither small nor thin (_blocked.pxd). With "medium", and if
 multiplies_pairs(), both sides are rounded to bfloat16 while they are packed, and products of pairs
@@ -22,11 +24,12 @@ parts of each float (gemm_amx.h), where that pays (_products.pxd). All else is f
 from libc.stdlib cimport free, malloc
 
 from toynn._kernels._blocked cimport (
-    GELU_EXACT, GELU_TANH, NONE, Activation, Product, multiply_matrices, scratch_floats,
+    FEW, GELU_EXACT, GELU_TANH, NONE, Activation, Product, multiply_matrices, scratch_floats,
 )
 from toynn._kernels._common cimport at1, at2
 from toynn._kernels._entry cimport entry
 from toynn._kernels._format cimport rows_at
+from toynn._kernels._int8 cimport HAS_INT8, in_int8, int8_floats
 from toynn._kernels._panels cimport HAS_PAIRS, HAS_TILES
 from toynn._kernels._products cimport (
     BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, MEDIUM, Entry, product_of,
@@ -35,11 +38,12 @@ from toynn._kernels.abi cimport KernelArgs, kernel_fn
 
 from toynn._kernels._check import check, precision_index, row_length
 from toynn.dtypes import GGUF_TYPES
-from toynn._kernels.cpu import gains_by_pairs
+from toynn._kernels.cpu import gains_by_pairs, has_vnni
 
 cdef double MOST = 2.0 ** 56  # elements of a matrix: their bytes can be counted
 
 cdef bint _pairs = HAS_PAIRS and gains_by_pairs()
+cdef bint _int8 = HAS_INT8 and has_vnni()
 
 
 cdef void _forward(KernelArgs* a) noexcept nogil:
@@ -51,6 +55,7 @@ cdef void _forward(KernelArgs* a) noexcept nogil:
     cdef Py_ssize_t M = a.n[0], N = a.n[1], K = a.n[2], precision = a.n[3], type = a.n[5]
     cdef float* sums = y if pre == NULL else pre
     cdef Product p = product_of(FORWARD, sums, x, w, M, N, K, type, precision, _pairs)
+    p.int8 = _int8 and p.few and precision == MEDIUM and in_int8(type)
     p.y = y
     p.bias = b
     p.activation = <Activation>a.n[4]
@@ -92,6 +97,11 @@ def multiplies_pairs():
     return _pairs
 
 
+def multiplies_int8():
+    """Whether "medium" multiplies a few rows by blocks in 8 bits at this level on this CPU."""
+    return _int8
+
+
 def multiplies_tiles():
     """Whether this level multiplies bfloat16 parts of floats in the tiles of AMX."""
     return bool(HAS_TILES)
@@ -103,11 +113,12 @@ def workspace(
 ):
     """Bytes of scratch memory that an entry needs at these sizes; 0 where it needs none.
 
-    Neither activation nor type of w matters: scratch memory is for floats.
+    The activation does not matter, and the type of w only where a few rows are rounded to 8 bits.
     """
     cdef Entry which = _known("matmul.workspace", name, _ENTRIES)
     cdef double most = max(<double>M * N, <double>N * K, <double>M * K)
     cdef Product p
+    cdef Py_ssize_t floats
     if most > MOST:
         raise ValueError(
             f"matmul.workspace: matrices of at most 2^56 elements; got M, N, K = {M}, {N}, {K}"
@@ -118,13 +129,20 @@ def workspace(
             f"got {M}, {N}, {K}, {precision} and {n_threads}"
         )
     p = product_of(which, NULL, NULL, NULL, M, N, K, 0, precision, _pairs)
-    return scratch_floats(&p, n_threads) * sizeof(float)
+    floats = scratch_floats(&p, n_threads)
+    if _int8 and which == FORWARD and precision == MEDIUM and in_int8(type):
+        floats = max(floats, int8_floats(min(M, FEW), K))  # a run may have fewer rows
+    return floats * sizeof(float)
 
 
-cdef int _run(str name, kernel_fn kernel, KernelArgs* a, str precision) except -1:
+cdef int _run(
+    str name, kernel_fn kernel, KernelArgs* a, str precision, int type=0
+) except -1:
     """Run a kernel in a precision, with scratch memory of its own."""
     cdef int kind = precision_index(f"matmul.{name}", precision)
-    cdef Py_ssize_t nbytes = workspace(name, a.n[0], a.n[1], a.n[2], kind, n_threads=a.n_threads)
+    cdef Py_ssize_t nbytes = workspace(
+        name, a.n[0], a.n[1], a.n[2], kind, type=type, n_threads=a.n_threads
+    )
     a.n[3] = kind
     a.workspace = malloc(nbytes) if nbytes else NULL
     if nbytes and a.workspace == NULL:
@@ -158,7 +176,7 @@ def forward(
     a.t[4] = NULL if b is None else at1(b)
     a.n[0], a.n[1], a.n[2], a.n[4], a.n[5] = M, N, K, kind, GGUF_TYPES[type]
     a.n_threads = n_threads
-    _run("forward", _forward, &a, precision)
+    _run("forward", _forward, &a, precision, GGUF_TYPES[type])
 
 
 def backward_input(

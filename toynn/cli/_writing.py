@@ -14,6 +14,7 @@ from toynn.cli._run_flags import BACKEND, THREADS
 from toynn.engines import SequenceEngine
 from toynn.formats import gguf
 from toynn.formats.tokenizer import Tokenizer
+from toynn.precision import PRECISIONS
 
 __all__ = ["Clock", "add_flags", "opened", "options"]
 
@@ -49,6 +50,11 @@ def add_flags(parser: ArgumentParser) -> None:
     parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help=stop)
     THREADS.add_to(parser)
     BACKEND.add_to(parser)
+    exact = (
+        "of matrix products; medium multiplies prompts in bfloat16, and the blocks of Q4_0, Q8_0, "
+        "Q4_K and Q6_K as they are by rows in 8 bits, where the CPU can (default highest)"
+    )
+    parser.add_argument("--precision", choices=PRECISIONS, default="highest", help=exact)
 
 
 def options(arguments: Namespace) -> dict[str, Any]:
@@ -61,6 +67,7 @@ def opened(arguments: Namespace) -> tuple[Tokenizer, SequenceEngine[Any]]:
     """Return the tokenizer and the model, with its adapters."""
     if arguments.threads is not None:
         toynn.set_num_threads(arguments.threads)
+    toynn.set_float32_matmul_precision(arguments.precision)
     with gguf.open(text_model(arguments.model)) as file:
         tokenizer = Tokenizer.from_gguf(file)
         adapter = combined(arguments.adapter, file)

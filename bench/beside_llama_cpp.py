@@ -1,0 +1,104 @@
+"""Generation over a quantized file, toynn against llama.cpp on the same file and threads.
+
+The file is of random blocks of a type: a token takes as long whatever the weights are. A prompt of
+PROMPT tokens is read at once, then NEW tokens one by one behind it.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from toynn.testing.lora_step import Shape, write_file
+from toynn.testing.race import Contestants
+
+TYPES = ("Q8_0", "Q4_0", "Q4_K", "Q6_K")
+SHAPE = Shape(768, 12, 12, 4, 2048, 49152, False, 512)
+PROMPT, NEW = 256, 16
+COUNTS = {"prompt": PROMPT, "tokens": NEW}
+
+
+def write(path: Path, type: str) -> None:
+    """Write a model whose matrices are of a type."""
+    write_file(path, SHAPE, type, tokenizer())
+
+
+def tokenizer() -> dict[str, Any]:
+    """Return metadata of a tokenizer of bytes that llama.cpp loads; no text is read with it."""
+    from toynn.formats.tokenizer import byte_letters
+
+    tokens = [*byte_letters(), "ab"]
+    tokens += [f"<unused {n}>" for n in range(SHAPE.vocab - len(tokens))]
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [1] * 257 + [3] * (SHAPE.vocab - 257),
+        "tokenizer.ggml.merges": ["a b"],
+        "tokenizer.ggml.bos_token_id": SHAPE.vocab - 1,
+        "tokenizer.ggml.eos_token_id": SHAPE.vocab - 1,
+    }
+
+
+def contestants(path: Path, n_threads: int) -> dict[str, Contestants]:
+    """Reading a prompt, and the tokens behind it, by each: calls by what they do and by whom."""
+    ids = np.random.default_rng(0).integers(0, SHAPE.vocab - 1, PROMPT + NEW).tolist()
+    by = {
+        "toynn": of_toynn(path, ids, n_threads, "highest"),
+        "toynn medium": of_toynn(path, ids, n_threads, "medium"),
+        "llama.cpp": of_llama_cpp(path, ids, n_threads),
+    }
+    return {what: {who: calls[what] for who, calls in by.items()} for what in ("prompt", "tokens")}
+
+
+def of_toynn(
+    path: Path, ids: list[int], n_threads: int, precision: str
+) -> dict[str, Callable[[], object]]:
+    """Read with toynn in a precision."""
+    import toynn
+    from toynn import engines
+    from toynn.formats import gguf
+
+    toynn.set_num_threads(n_threads)
+    toynn.set_float32_matmul_precision(precision)
+    engine = engines.frozen(gguf.open(path))
+    decoder = engine.decoder()
+
+    def prompt() -> None:
+        decoder.past = 0
+        decoder.read(ids[:PROMPT])
+
+    def tokens() -> None:
+        decoder.past = PROMPT
+        for token in ids[PROMPT:]:
+            decoder.read([token])
+
+    prompt()
+    return {"prompt": prompt, "tokens": tokens}
+
+
+def of_llama_cpp(path: Path, ids: list[int], n_threads: int) -> dict[str, Callable[[], object]]:
+    """Read with llama.cpp."""
+    from llama_cpp import Llama
+
+    model = Llama(
+        str(path),
+        n_ctx=PROMPT + NEW,
+        n_batch=PROMPT,
+        n_threads=n_threads,
+        n_threads_batch=n_threads,
+        verbose=False,
+    )
+
+    def prompt() -> None:
+        model.reset()
+        model.eval(ids[:PROMPT])
+
+    def tokens() -> None:
+        model.n_tokens = PROMPT  # eval drops what the cache holds behind it
+        for token in ids[PROMPT:]:
+            model.eval([token])
+
+    prompt()
+    return {"prompt": prompt, "tokens": tokens}

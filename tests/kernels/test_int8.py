@@ -1,0 +1,112 @@
+"""A few rows by blocks in "medium": codes are multiplied as they are, by x in 8 bits.
+
+The reference rounds x in NumPy, block by block, and multiplies by the exact blocks in float64: what
+is left is the error of adding up in float32.
+"""
+
+import numpy as np
+import pytest
+
+from toynn import Session, ops
+from toynn._kernels import matmul
+from toynn.formats import quants
+from toynn.formats.quants import TYPES
+from toynn.testing.cases.quants import matrix
+
+INT8 = ("Q4_0", "Q8_0", "Q4_K", "Q6_K")
+
+pytestmark = [
+    pytest.mark.kernels,
+    pytest.mark.skipif(
+        not matmul.multiplies_int8(),
+        reason="this CPU, or the ISA level in use, has no AVX512_VNNI: blocks are expanded",
+    ),
+]
+
+
+def normal(*shape, seed=3):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def forward(x, raw, type, precision="medium", bias=None, n_threads=1):
+    y = np.empty((len(x), len(raw)), np.float32)
+    matmul.forward(y, None, x, raw, bias, type=type, precision=precision, n_threads=n_threads)
+    return y
+
+
+def rounded(x):
+    """float64 of x in 8 bits: blocks of 32, the largest of each is 127 steps."""
+    blocks = x.reshape(-1, 32)
+    scale = np.abs(blocks).max(axis=1, keepdims=True) / np.float32(127)
+    steps = np.rint(blocks.astype(np.float64) / np.where(scale > 0, scale, 1))
+    return (steps * scale).reshape(x.shape)
+
+
+@pytest.mark.parametrize("M", [1, 2, 3])
+@pytest.mark.parametrize("shape", [(70, 256), (33, 768), (1, 2048)], ids=str)
+@pytest.mark.parametrize("type", INT8)
+def test_products_are_those_of_rounded_rows(type, shape, M):
+    N, K = shape
+    _, raw, exact = matrix(np.random.default_rng(5), TYPES[type], N, K)
+    x = normal(M, K) * (10.0 ** np.arange(M)).astype(np.float32)[:, None]
+    x[:, 32:64] = 0
+    y, expected = forward(x, raw, type), rounded(x) @ exact.T
+    scale = np.abs(rounded(x)) @ np.abs(exact).T
+    # A quotient that lies on half a step may go either way in float32: one step of one number.
+    assert np.abs(y - expected).max(initial=0) <= 1e-3 * scale.max()
+    assert np.linalg.norm(y - expected) <= 1e-4 * np.linalg.norm(scale)
+    whole = x @ exact.T
+    assert 1e-5 * np.linalg.norm(scale) <= np.linalg.norm(y - whole) + 1e-5
+    assert np.linalg.norm(y - whole) <= 1e-2 * np.linalg.norm(scale)
+
+
+@pytest.mark.parametrize("type", INT8)
+def test_only_medium_rounds_and_threads_agree(type):
+    _, raw, exact = matrix(np.random.default_rng(5), TYPES[type], 100, 512)
+    x, bias = normal(2, 512), normal(100)
+    exact_y = forward(x, raw, type, "highest")
+    np.testing.assert_allclose(exact_y, x @ exact.T, atol=1e-4 * np.abs(x @ exact.T).max())
+    y = forward(x, raw, type)
+    assert y.tobytes() != exact_y.tobytes()
+    for n_threads in (2, 3):
+        assert forward(x, raw, type, n_threads=n_threads).tobytes() == y.tobytes()
+    assert forward(x[:1], raw, type).tobytes() == y[:1].tobytes()
+    assert forward(x, raw, type, bias=bias).tobytes() == (y + bias).tobytes()
+
+
+@pytest.mark.parametrize("type", [name for name in TYPES if name not in (*INT8, "F32")])
+def test_other_types_stay_float32(type):
+    _, raw, _ = matrix(np.random.default_rng(5), TYPES[type], 40, 512)
+    x = normal(2, 512)
+    assert forward(x, raw, type).tobytes() == forward(x, raw, type, "highest").tobytes()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("type", INT8)
+def test_what_is_not_finite_gives_nan_in_its_row(type, value):
+    _, raw, _ = matrix(np.random.default_rng(5), TYPES[type], 40, 256)
+    x = normal(2, 256)
+    ordinary = forward(x, raw, type)
+    x[1, 200] = value
+    y = forward(x, raw, type)
+    assert np.isnan(y[1]).all() and y[0].tobytes() == ordinary[0].tobytes()
+
+
+def test_a_program_has_room_for_rows_that_are_fewer_than_planned():
+    """Few of many rows: scratch memory is planned for either way."""
+    for M in (1, 3, 4, 500):
+        needed = matmul.workspace("forward", M, 64, 2048, 2, type=TYPES["Q8_0"])
+        assert needed >= min(M, 3) * (2048 + 2 * 4 * 64)
+    assert matmul.workspace("forward", 1, 64, 2048, 0, type=TYPES["Q8_0"]) == 0
+
+
+def test_a_tape_in_medium_multiplies_so():
+    raw = quants.quantize(normal(48, 256), "Q8_0")
+    s = Session(matmul_precision="medium")
+    x, w = s.input("x", (1, 256)), s.mapped("w", raw, "q8_0", (48, 256))
+    y = s.output(ops.linear(s, x, w))
+    s.finalize_weights()
+    s.realize()
+    s.upload(x, normal(1, 256))
+    s.run("loss")
+    assert s.download(y).tobytes() == forward(normal(1, 256), raw, "Q8_0").tobytes()
