@@ -347,7 +347,13 @@ COUNTED
     char answer[8192];
     BOOL quick = !options || [options fastMathEnabled];
     fast |= quick;
-    BOOL done = compile(source, quick, answer, sizeof answer);
+    static NSMutableDictionary *compiled; // paths of objects, by what they were compiled from
+    if (!compiled) compiled = [[NSMutableDictionary alloc] init];
+    NSString *key = [NSString stringWithFormat:@"%d %d %@", set.checked, quick, source];
+    NSString *known = [compiled objectForKey:key];
+    if (known) snprintf(answer, sizeof answer, "%s", [known UTF8String]);
+    BOOL done = known || compile(source, quick, answer, sizeof answer);
+    if (done && !known) [compiled setObject:[NSString stringWithUTF8String:answer] forKey:key];
     Dl_info executor;
     if (dladdr((void *)soft_run, &executor)) dlopen(executor.dli_fname, RTLD_NOLOAD | RTLD_NOW | RTLD_GLOBAL); // shaders call it
     void *object = done ? dlopen(answer, RTLD_NOW | RTLD_LOCAL) : NULL;
