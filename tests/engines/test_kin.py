@@ -70,6 +70,15 @@ FOLDERS = {
         "attn_logit_softcapping must be a num",
     ),
     "gemma3 cap": ("gemma3", dict(attn_logit_softcapping=50.0), "softcapping must be None; got 50"),
+    "lfm2 bias": ("lfm2", dict(conv_bias=True), "conv_bias must be False; got True"),
+    "lfm2 kinds": (
+        "lfm2",
+        dict(layer_types=["conv", "mamba", "conv"]),
+        "full_attention or conv; got",
+    ),
+    "lfm2 count": ("lfm2", dict(layer_types=["conv"]), "layer_types must be 3 kinds; got 1"),
+    "lfm2 taps": ("lfm2", dict(conv_L_cache=0), "conv_L_cache must be a whole number >= 1; got 0"),
+    "lfm2 rope": ("lfm2", dict(rope_theta=None), "rope_theta is missing"),
     "gemma scalar": (
         "gemma3",
         dict(query_pre_attn_scalar=7),
@@ -172,6 +181,19 @@ FILES = {
         2**31,
         r"heads of \d+ channels|wrong shape|divide",
     ),
+    "taps": ("lfm2", "lfm2.shortconv.l_cache", 2**31, "conv_taps must be at most 16; got"),
+    "kv heads": (
+        "lfm2",
+        "lfm2.attention.head_count_kv",
+        0,
+        "head_count_kv must be 0, or one number",
+    ),
+    "all attend": (
+        "lfm2",
+        "lfm2.attention.head_count_kv",
+        2,
+        "attn_q|attn_k|missing|unknown tensors",
+    ),
     "no window": ("gemma2", "gemma2.attention.sliding_window", 0, "sliding_window must be a whole"),
     "pattern": ("gemma3", "gemma3.attention.sliding_window_pattern", 2, "must be 6 here; got 2"),
     "caps": ("gemma2", "gemma2.attn_logit_softcapping", -1.0, "softcapping must be a number > 0"),
@@ -256,7 +278,10 @@ def test_what_a_phi3_or_gemma_cannot_be():
         config("gemma3", score_cap=50.0)
     with pytest.raises(ConfigError, match="GemmaConfig: score_cap must be a number above 0"):
         config("gemma2")
-    for kind in ("olmo2", "phi3", "gemma3"):
+    for blocks in ((), (3,), (1, 0)):
+        with pytest.raises(ConfigError, match="LFM2Config: attention_blocks must be numbers of"):
+            config("lfm2", attention_blocks=blocks)
+    for kind in ("olmo2", "phi3", "gemma3", "lfm2"):
         with pytest.raises(ConfigError, match=f"{kind}: q, k and v have no biases"):
             make(kind, qkv_bias=True)
     with pytest.raises(ConfigError, match="gemma2: the head is tied"):

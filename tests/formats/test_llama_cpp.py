@@ -15,6 +15,7 @@ from toynn.models import (
     GemmaConfig,
     GraniteConfig,
     GraniteMoEConfig,
+    LFM2Config,
     OLMoEConfig,
     Phi3Config,
     Qwen3MoEConfig,
@@ -129,6 +130,12 @@ MODELS = {
     ),
     "phi3-short": lambda: trained(
         LlamaSeqEngine(), Phi3Config(**GQA, **LONGROPE, original_context=1000)
+    ),
+    "lfm2": lambda: trained(
+        LlamaSeqEngine(), LFM2Config(**GQA | {"n_layers": 4}, attention_blocks=(1, 3))
+    ),
+    "lfm2-taps": lambda: trained(
+        LlamaSeqEngine(), LFM2Config(**GQA, attention_blocks=(1,), conv_taps=4)
     ),
     "gemma2": lambda: trained(LlamaSeqEngine(), GemmaConfig(**GEMMA, **CAPS, arch="gemma2")),
     "gemma3": lambda: trained(

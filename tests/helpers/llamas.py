@@ -48,6 +48,8 @@ KINDS = {
     "phi3-tied-part": ({"arch": "phi3", "n_heads": 2, "n_kv_heads": 1, "rope_channels": 8}, {}),
     "phi3-short": ({"arch": "phi3", "original_context": 13} | LONGROPE, {}),
     "phi3-long": ({"arch": "phi3", "original_context": 12} | LONGROPE, {}),
+    "lfm2": ({"arch": "lfm2", "n_layers": 3, "attention_blocks": (1,)}, {}),
+    "lfm2-taps": ({"arch": "lfm2", "attention_blocks": (0,), "conv_taps": 5}, {"untied": True}),
     "gemma2": ({"arch": "gemma2", "n_layers": 3, "head_dim": 6} | CAPS, {}),
     "gemma3": ({"arch": "gemma3", "n_layers": 7, "head_dim": 6} | LOCAL, {}),
     "gemma3-untied-cap": ({"arch": "gemma3", "window": 3, "logit_cap": 2.0}, {"untied": True}),

@@ -189,6 +189,18 @@ def rope_of_some_heads(net):
     return ops.silu(net.s, y)
 
 
+def shortconv(net, segments):
+    first = None
+    if segments:
+        first = net.declare(net.s.input("first", (N,), "i32"), np.array([0, 0, 2, 3, 3, 3]))
+    x, w = net.activation(3 * C), net.parameter(C, 3)
+    return ops.shortconv(net.s, x, w, batch=B, first=first)
+
+
+def frozen_taps(net):
+    return ops.shortconv(net.s, net.activation(3 * C), net.constant(C, 4), batch=1)
+
+
 def geglu(net):
     return ops.geglu(net.s, net.activation(), net.activation())
 
@@ -369,6 +381,9 @@ TAPES = {
     "rope-of-a-part": (rope_of_a_part,),
     "rope-of-some-heads": (rope_of_some_heads,),
     "swiglu-halves": (swiglu_halves,),
+    "shortconv": (shortconv, False),
+    "shortconv-in-segments": (shortconv, True),
+    "frozen-taps": (frozen_taps,),
     "geglu": (geglu,),
     "softcap": (softcap,),
     "embedding": (embedding,),

@@ -40,6 +40,9 @@ GEMMA = LLAMA | {"pad_token_id": None, "head_dim": 6, "query_pre_attn_scalar": 6
 GEMMA |= {"sliding_window": 5, "final_logit_softcapping": 2.0}
 TWO_ROPES = {"full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0}}
 TWO_ROPES |= {"sliding_attention": {"rope_type": "default", "rope_theta": 20.0}}
+LFM2 = NO_PAD | {"num_hidden_layers": 3, "conv_L_cache": 4, "norm_eps": 1e-3}
+LFM2 |= {"layer_types": ["conv", "full_attention", "conv"], "block_auto_adjust_ff_dim": False}
+LFM2 |= {"block_multiple_of": 8, "block_ffn_dim_multiplier": 1.5}
 GPT2 = SIZES | {"n_embd": 24, "n_layer": 2, "n_head": 4, "n_positions": 16}
 
 # By name: the class of the configuration, and what it is given.
@@ -69,6 +72,8 @@ MODELS = {
     ),
     "phi3-longrope": ("Phi3Config", LONGROPE | {"original_max_position_embeddings": 8}),
     "phi3-longrope-short": ("Phi3Config", LONGROPE | {"original_max_position_embeddings": 15}),
+    "lfm2": ("Lfm2Config", LFM2),
+    "lfm2-adjusted": ("Lfm2Config", LFM2 | {"block_auto_adjust_ff_dim": True}),
     "gemma2": ("Gemma2Config", GEMMA | {"num_hidden_layers": 3}),
     "gemma3": ("Gemma3TextConfig", GEMMA | {"num_hidden_layers": 7, "rope_parameters": TWO_ROPES}),
     "gemma3-plain": ("Gemma3TextConfig", GEMMA | {"tie_word_embeddings": False}),

@@ -47,6 +47,7 @@ BASES = {
     "granitemoe": ("granitemoe", "F32", EXPERTS | SCALES),
     "olmo2": ("olmo2", "F32", {}),
     "phi3": ("phi3", "F32", LONGROPE | {"original_context": 8, "window": 7}),
+    "lfm2": ("lfm2", "F32", {"n_layers": 3, "attention_blocks": (1,)}),
     "gemma2": ("gemma2", "F32", {"n_layers": 3, "head_dim": 6} | CAPS),
     "gemma3": ("gemma3", "F32", {"n_layers": 7, "head_dim": 6} | LOCAL),
     "gpt2": ("gpt2", "F32", {}),
@@ -64,7 +65,7 @@ PAIRS += [("qwen2", "plain"), ("qwen3", "rslora"), ("gpt2", "plain"), ("gpt2", "
 PAIRS += [("smollm3", "rslora"), ("granite", "plain"), ("qwen3moe", "plain")]
 PAIRS += [("olmoe", "rslora"), ("granitemoe", "attention")]
 PAIRS += [("olmo2", "plain"), ("phi3", "plain")]
-PAIRS += [("gemma2", "plain"), ("gemma3", "rslora")]
+PAIRS += [("lfm2", "plain"), ("gemma2", "plain"), ("gemma3", "rslora")]
 PAIRS += [(kind, "plain") for kind, (_, type, _) in BASES.items() if type != "F32"]
 
 

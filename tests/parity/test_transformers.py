@@ -21,6 +21,8 @@ from transformers import (
     GraniteMoeForCausalLM,
     GraniteMoeSharedConfig,
     GraniteMoeSharedForCausalLM,
+    Lfm2Config,
+    Lfm2ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     Olmo2Config,
@@ -55,6 +57,7 @@ MODELS = {
     "granitemoe-shared": (GraniteMoeSharedConfig, GraniteMoeSharedForCausalLM),
     "olmo2": (Olmo2Config, Olmo2ForCausalLM),
     "phi3": (Phi3Config, Phi3ForCausalLM),
+    "lfm2": (Lfm2Config, Lfm2ForCausalLM),
     "gemma2": (Gemma2Config, Gemma2ForCausalLM),
     "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM),
 }
@@ -104,11 +107,25 @@ KINDS = ["llama", "llama-untied", "llama-wide-heads", "qwen2", "qwen3", "qwen3-u
 KINDS += ["smollm3", "granite", "qwen3moe", "olmoe", "olmoe-one", "olmoe-all", "granitemoe"]
 KINDS += ["granitemoe-shared"]
 KINDS += ["smollm3", "granite", "olmo2", "phi3", "phi3-tied-part", "phi3-short", "phi3-long"]
-KINDS += ["gemma2", "gemma3", "gemma3-untied-cap"]
+KINDS += ["lfm2", "lfm2-taps", "gemma2", "gemma3", "gemma3-untied-cap"]
 
 
 OTHER_NAMES = {
     "phi3": {"ffn_up": "mlp.gate_up_proj"},
+    "lfm2": {
+        "attn_norm": "operator_norm",
+        "shortconv.in_proj": "conv.in_proj",
+        "shortconv.conv": "conv.conv",
+        "shortconv.out_proj": "conv.out_proj",
+        "attn_output": "self_attn.out_proj",
+        "attn_q_norm": "self_attn.q_layernorm",
+        "attn_k_norm": "self_attn.k_layernorm",
+        "ffn_norm": "ffn_norm",
+        "ffn_gate": "feed_forward.w1",
+        "ffn_up": "feed_forward.w3",
+        "ffn_down": "feed_forward.w2",
+        "token_embd_norm": "model.embedding_norm",
+    },
     "gemma2": {"ffn_norm": "pre_feedforward_layernorm"},
     "gemma3": {"ffn_norm": "pre_feedforward_layernorm"},
 }
@@ -126,6 +143,12 @@ def more(kind, cfg):
         context = {"original_max_position_embeddings": cfg.original_context}
         window = {"sliding_window": cfg.window or None, "pad_token_id": None}
         return {"rope_parameters": rope} | context | window
+    if cfg.arch == "lfm2":
+        kinds = [
+            "full_attention" if n in cfg.attention_blocks else "conv" for n in range(cfg.n_layers)
+        ]
+        width = {"block_auto_adjust_ff_dim": False, "pad_token_id": None, "norm_eps": cfg.rms_eps}
+        return {"layer_types": kinds, "conv_L_cache": cfg.conv_taps} | width
     if cfg.arch.startswith("gemma"):
         rope = {"rope_type": "default", "rope_theta": cfg.rope_base}
         if cfg.arch == "gemma3":
@@ -143,7 +166,9 @@ def more(kind, cfg):
 
 def their_name(name, arch):
     """blk.0.attn_q.weight: model.layers.0.self_attn.q_proj.weight."""
-    *block, part, kind = name.split(".")
+    part, _, kind = name.rpartition(".")
+    block = part.split(".")[:2] if part.startswith("blk.") else []
+    part = ".".join(part.split(".")[len(block) :])
     module = OTHER_NAMES.get(arch, {}).get(part) or NAMES[part]
     kinds = [] if part.endswith("_exps") else [kind]
     return ".".join([*(["model.layers", block[1]] if block else []), module, *kinds])
@@ -219,7 +244,8 @@ class Theirs:
         with torch.no_grad():
             for name, w in engine.weights().items():
                 theirs = half_of(name, self.weights[first_of(name)])
-                theirs.copy_(torch.tensor(less(name, rows_apart(name, w, cfg), cfg)))
+                ours = less(name, rows_apart(name, w, cfg), cfg)
+                theirs.copy_(torch.tensor(ours).view_as(theirs))
         self.moments = {
             name: (torch.zeros_like(w), torch.zeros_like(w)) for name, w in self.weights.items()
         }
@@ -237,8 +263,8 @@ class Theirs:
 
     def gradient_of(self, name, ours):
         """Our gradient in their order, and theirs."""
-        theirs = self.weights[first_of(name)].grad.numpy()
-        return rows_apart(name, ours, self.cfg), half_of(name, theirs)
+        theirs = half_of(name, self.weights[first_of(name)].grad.numpy())
+        return rows_apart(name, ours, self.cfg).reshape(theirs.shape), theirs
 
     def update(self, row):
         torch_gpt2.Model.update(self, row)

@@ -89,8 +89,8 @@ class FileWeights(Weights):
         """
         shapes = {name: weight.shape for name, weight in weights.items()}
         check_tensors(self.file, shapes | beside)
-        for name, shape in shapes.items():
-            self.tensors[name] = self._declare_frozen(session, name, shape)
+        for name, weight in weights.items():
+            self.tensors[name] = self._declare_frozen(session, name, weight)
         if self._options is not None:
             chosen = self._options.resolve(self.file.architecture, shapes)
             matrices = [self.tensors[name] for name in chosen]
@@ -99,12 +99,12 @@ class FileWeights(Weights):
             self.tensors |= found.tensors
             self.parameters |= found.tensors if self._trained else {}
 
-    def _declare_frozen(self, s: Session, name: str, shape: tuple[int, ...]) -> Tensor:
+    def _declare_frozen(self, s: Session, name: str, weight: Weight) -> Tensor:
         """Declare a weight of the file: mapped if a matrix or float32, else expanded later."""
-        type = self.file.tensors[name].type
+        type, shape = self.file.tensors[name].type, weight.shape
         if type == "F32":
             return s.mapped(name, self.file[name])
-        if len(shape) == 1:
+        if len(shape) == 1 or weight.row.kind == "taps":
             self._expanded.append(name)
             return s.constant(name, shape)
         if type not in quants.BLOCKS:

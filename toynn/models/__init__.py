@@ -10,6 +10,7 @@ from toynn.models.gpt2 import GPT2Config
 from toynn.models.granite import GraniteConfig
 from toynn.models.granitemoe import GraniteMoEConfig
 from toynn.models.hyper import Hyper, Source, check_tensors, refuse
+from toynn.models.lfm2 import LFM2Config
 from toynn.models.llama import LlamaConfig
 from toynn.models.model import Model
 from toynn.models.olmo2 import Olmo2
@@ -31,6 +32,7 @@ __all__ = [
     "GraniteConfig",
     "GraniteMoEConfig",
     "Hyper",
+    "LFM2Config",
     "LlamaConfig",
     "Model",
     "OLMoEConfig",

@@ -121,6 +121,17 @@ class Hyper:
         """Return a whole number of at least 0."""
         return self.whole(key, default) if self._get(key, default) != 0 else 0
 
+    def counts(self, key: str, length: int) -> list[int]:
+        """Return so many whole numbers of at least 0, of the blocks; one stands for all."""
+        value = self._get(key, None)
+        found = [value] * length if isinstance(value, int) else value
+        found = found.tolist() if isinstance(found, np.ndarray) else found
+        if not isinstance(found, list) or len(found) != length:
+            refuse(self.file, f"{self.prefix}{key} must be {length} numbers; got {repr(value)}")
+        if not all(isinstance(n, int) and 0 <= n < 1 << 31 for n in found):
+            refuse(self.file, f"{self.prefix}{key} must be whole numbers >= 0; got {repr(value)}")
+        return found
+
     def real(self, key: str, default: float | None = None) -> float:
         """Return a finite number above 0."""
         value = self._get(key, default)

@@ -124,11 +124,13 @@ _Q, _KV = "attention.head_count", "attention.head_count_kv"
 _LAYER = "model.layers.{n}"
 
 
-def shape_of(hyper: Hyper, queries: str) -> tuple[dict[str, Any], int]:
+def shape_of(
+    hyper: Hyper, queries: str, n_kv_heads: int | None = None
+) -> tuple[dict[str, Any], int]:
     """Return the sizes that a file says of a model, and the width of its heads.
 
-    ``queries`` names a tensor with a row for each channel of q, at least. A width of d_model /
-    n_heads is None among the sizes.
+    ``queries`` names a tensor with a row for each channel of q, at least; heads of k and v are read
+    unless given. A width of d_model / n_heads is None among the sizes.
     """
     d_model, n_heads = hyper.whole("embedding_length"), hyper.whole(_Q)
     d_head = hyper.whole("attention.key_length", max(1, d_model // n_heads))
@@ -138,7 +140,7 @@ def shape_of(hyper: Hyper, queries: str) -> tuple[dict[str, Any], int]:
         "vocab": hyper.vocabulary,
         "d_model": d_model,
         "n_heads": n_heads,
-        "n_kv_heads": hyper.whole(_KV, n_heads),
+        "n_kv_heads": hyper.whole(_KV, n_heads) if n_kv_heads is None else n_kv_heads,
         "d_ff": hyper.whole("feed_forward_length"),
         "n_layers": hyper.layers,
         "context": hyper.whole("context_length"),

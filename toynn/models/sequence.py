@@ -121,6 +121,7 @@ class SequenceModel(Model[S]):
             modules={row.name: row.elsewhere for row in rows},
             transposed=frozenset(row.name for row in rows if row.transposed),
             pairs={row.name: row.pairs for row in rows if row.pairs and self.turns_neighbours},
+            spread=frozenset(row.name for row in rows if row.spread),
             more={row.name: row.more for row in rows if row.more},
             complete=self.complete,
             beside=self.folder,

@@ -32,6 +32,7 @@ __all__ = [
     "norm",
     "router",
     "table",
+    "taps",
 ]
 
 Shapes = dict[str, tuple[int, ...]]
@@ -56,6 +57,7 @@ class Row:
         "matrix": x W^T is computed, and it can have an adapter. "table": rows are looked up.
         "norm": a gain. "experts": a stack of matrices, which can have adapters, one for each.
         "router": a matrix that chooses among them, and has none.
+        "taps": a convolution's (C, L).
     std
         Of the normal distribution that it starts from. In blocks, times ``init_scale``.
     bias, when, frozen
@@ -65,6 +67,8 @@ class Row:
         half a head apart at Hugging Face.
     transposed
         Whether its matrix is (in, out) at Hugging Face.
+    spread
+        Whether its matrix has an axis of one more in the middle at Hugging Face.
     more
         By how much its numbers are more than those at Hugging Face, where a gain is 1 + w.
     bare
@@ -81,6 +85,7 @@ class Row:
     frozen: bool | str = False
     pairs: tuple[str, ...] = ()
     transposed: bool = False
+    spread: bool = False
     more: float = 0.0
     bare: bool = False
 
@@ -108,6 +113,11 @@ def experts(name: str, shape: str, elsewhere: str = "", **more: Any) -> Row:
 def by_width(cfg: Any, shape: tuple[int, ...]) -> float:
     """Return the standard deviation of a matrix by which sums keep their size."""
     return 1 / sqrt(shape[-1])
+
+
+def taps(name: str, shape: str, elsewhere: str = "", *, std: Start, **more: Any) -> Row:
+    """Return a row for what a convolution of each channel sums by: (C, 1, L) at Hugging Face."""
+    return Row(name, shape, elsewhere, "taps", std, spread=True, **more)
 
 
 def norm(name: str, shape: str, elsewhere: str = "", **more: Any) -> Row:

@@ -29,6 +29,10 @@ class Caches:
             self._kept(f"{name}keys", keys), self._kept(f"{name}values", values), self.past
         )
 
+    def ring(self, name: str, batch: int, width: int) -> Tensor:
+        """Return the last rows (B, RING, C) of what a convolution sums."""
+        return self._kept(f"{name}ring", (batch, ops.RING, width))
+
     def _kept(self, name: str, shape: tuple[int, ...]) -> Tensor:
         if name not in self.kept:
             self.kept[name] = self.session.persistent(name, shape)

@@ -164,6 +164,26 @@ class Layers:
         gates, values = self.linear(x, gate), self.linear(x, up)
         return self.linear(ops.geglu(self.session, gates, values), down)
 
+    def shortconv(self, x: Tensor, into: str, taps: str, out: str) -> Tensor:
+        """Record out(g * conv(b * v)), b, g and v being the thirds of into(x); see ops.shortconv.
+
+        With caches, the rows before these are seen, and these are kept.
+        """
+        w, ring, past = self.weight(f"{taps}.weight"), None, None
+        if self.caches is not None:
+            ring = self.caches.ring(self.prefix, self.batch, w.shape[0])
+            past = self.caches.past
+        y = ops.shortconv(
+            self.session,
+            self.linear(x, into),
+            w,
+            batch=self.batch,
+            first=self.segments,
+            ring=ring,
+            past=past,
+        )
+        return self.linear(y, out)
+
     def head(
         self, x: Tensor, name: str, labels: Tensor, cap: float = 0.0
     ) -> tuple[Tensor | None, Tensor]:

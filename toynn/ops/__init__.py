@@ -37,11 +37,13 @@ from toynn.ops.linear import embedding, linear
 from toynn.ops.loss import chunk_rows, counted, cross_entropy, linear_cross_entropy
 from toynn.ops.preference import dpo, kto, orpo, token_losses, token_sums
 from toynn.ops.rows import class_token, layernorm, rmsnorm, rope, softmax
+from toynn.ops.shortconv import RING, shortconv
 from toynn.ops.update import adamw_step, grad_norm
 
 __all__ = [
     "ACCUMULATE",
     "ADD",
+    "RING",
     "SCALE",
     "TABLE",
     "KVCache",
@@ -73,6 +75,7 @@ __all__ = [
     "rounded",
     "route",
     "scale",
+    "shortconv",
     "silu",
     "softcap",
     "softmax",

@@ -209,6 +209,12 @@ PASSES: dict[str, Callable[[Sizes], list[Pass]]] = {
     "rounding.forward": _each("rounding_forward", "n"),
     "routing.backward": _each("routing_backward", "N"),
     "routing.forward": _each("routing_forward", "N"),
+    "shortconv.backward": lambda s: [
+        each("shortconv_backward_x", s["B"] * s["T"] * s["C"]),
+        each("shortconv_backward_w", s["C"] * s["L"] * s["has_dw"]),
+    ],
+    "shortconv.cached": _each("shortconv_cached", "B", "C"),
+    "shortconv.forward": _each("shortconv_forward", "B", "T", "C"),
     "silu.backward": _each("silu_backward", "n"),
     "silu.forward": _each("silu_forward", "n"),
     "softcap.backward": _each("softcap_backward", "n"),

@@ -13,6 +13,9 @@ __all__ = [
     "rmsnorm_backward",
     "rope",
     "rope_backward",
+    "shortconv",
+    "shortconv_backward",
+    "shortconv_cached",
     "softmax",
     "softmax_backward",
 ]
@@ -127,6 +130,61 @@ def rope_backward(
 ) -> Outputs:
     """Turn dy back."""
     return {"dx": _turned(dy, -positions, inverse_frequency, interleaved, magnitude, P)}
+
+
+def _shifted(u: Array, k: int, B: int, T: int, first: Array | None) -> Array:
+    """Return in each row the one k rows before it, where that is of its sequence, else 0."""
+    rows = np.arange(B * T)
+    starts = rows // max(T, 1) * T if first is None else first
+    seen = rows - k >= starts
+    return np.where(seen[:, None], u[np.maximum(rows - k, 0)], 0)
+
+
+_SEQUENCES = {"x": "B*T 3*C", "w": "C L", "first": "i32 B*T"}
+
+
+@kernel("shortconv.forward", y="B*T C", **_SEQUENCES)
+def shortconv(x: Array, w: Array, B: int, T: int, first: Array | None = None) -> Outputs:
+    """Compute y = g sum_k w[L-1-k] (b v)[t-k], with b, g, v the thirds of x."""
+    b, g, v = np.split(x, 3, axis=1)
+    taps = enumerate(w.T[::-1])
+    return {"y": g * sum(tap * _shifted(b * v, k, B, T, first) for k, tap in taps)}
+
+
+@kernel("shortconv.backward", adds="dw", dx="B*T 3*C", dw="C L", dy="B*T C", **_SEQUENCES)
+def shortconv_backward(
+    dy: Array, x: Array, w: Array, B: int, T: int, first: Array | None = None
+) -> Outputs:
+    """Compute dw = sum_t dz[t] u[t-k], and du by adding each dz to where its u came from."""
+    b, g, v = np.split(x, 3, axis=1)
+    z, du, dw = np.zeros_like(g), np.zeros_like(g), np.zeros_like(w)
+    rows = np.arange(B * T)
+    starts = rows // max(T, 1) * T if first is None else first
+    for k, tap in enumerate(w.T[::-1]):
+        u = _shifted(b * v, k, B, T, first)
+        z += tap * u
+        dw[:, w.shape[1] - 1 - k] = (dy * g * u).sum(axis=0)
+        seen = rows - k >= starts
+        du[rows[seen] - k] += tap * (dy * g)[seen]
+    return {"dx": np.hstack([du * v, dy * z, du * b]), "dw": dw}
+
+
+@kernel(
+    "shortconv.cached",
+    **{"y": "B*T C", "ring": "B R C", "x": "B*T 3*C", "w": "C L", "past": "i32 B"},
+)
+def shortconv_cached(ring: Array, x: Array, w: Array, past: Array, T: int) -> Outputs:
+    """Put u = b v into the ring by position; compute y from what is there."""
+    b, g, v = np.split(x, 3, axis=1)
+    kept, y = ring.copy(), np.zeros_like(g)
+    for n, row in enumerate(b * v):
+        sequence = kept[n // T]
+        position = int(past[n // T]) + n % T
+        sequence[position % len(sequence)] = row
+        for k, tap in enumerate(w.T[::-1]):
+            if k <= position:
+                y[n] += tap * sequence[(position - k) % len(sequence)]
+    return {"y": g * y, "ring": kept}
 
 
 @kernel("class_token.forward", y="B T C", x="B T-1 C", cls="C", pos="T C")

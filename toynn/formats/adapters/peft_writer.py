@@ -21,7 +21,7 @@ from toynn.formats.adapters.adapter import (
 )
 from toynn.formats.adapters.peft import CONFIG, SUFFIXES, WEIGHTS, heads_in, spelling_of
 from toynn.formats.folders import write_together
-from toynn.formats.hf.spelling import Spelling, pairs_apart
+from toynn.formats.hf.spelling import Spelling, module_of, pairs_apart
 
 __all__ = ["write_peft"]
 
@@ -138,9 +138,13 @@ def _targets(spelling: Spelling, modules: Mapping[str, str], base: Base | None) 
     spelled = list(spelling.parts.values())
     targets = set()
     for weight, module in modules.items():
-        *block, part, kind = weight.split(".")
-        places = [n for n in base.tensors if n.endswith(f".{part}.{kind}")] if base else []
-        if not block or not places or any(place not in modules for place in places):
+        part = module_of(weight).removeprefix("blk.{n}.")
+        places = [n for n in base.tensors if n.endswith(f".{part}.weight")] if base else []
+        if (
+            not weight.startswith("blk.")
+            or not places
+            or any(place not in modules for place in places)
+        ):
             targets.add(module)
             continue
         last = spelling.parts[part].rpartition(".")[2]

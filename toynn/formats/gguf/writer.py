@@ -56,10 +56,11 @@ Tensors = Mapping[str, tuple[Array, str]]
 def stored_as(name: str, shape: tuple[int, ...], outtype: str) -> str:
     """Return the type of one tensor of a model: ``outtype``, or f32 where that does not fit.
 
-    Norms, biases, routers and learned positions stay float32, as in llama.cpp's own converter; so
-    do, in q8_0, matrices whose rows are no whole number of blocks.
+    Norms, biases, routers, convolutions and learned positions stay float32, as in llama.cpp's own
+    converter; so do, in q8_0, matrices whose rows are no whole number of blocks.
     """
-    if len(shape) < 2 or name == "position_embd.weight" or name.endswith(".ffn_gate_inp.weight"):
+    exact = ("position_embd.weight", ".ffn_gate_inp.weight", ".conv.weight")
+    if len(shape) < 2 or name.endswith(exact):
         return "f32"
     return "f32" if shape[-1] % BLOCKS[outtype.upper()][0] else outtype
 

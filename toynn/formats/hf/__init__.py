@@ -84,6 +84,7 @@ class HFModel:
         values = self._stored[self._sources[name]]
         if self._is_transposed(name):
             return np.ascontiguousarray(values.T)
+        values = values.reshape(self._whole(name, values.shape))
         heads = self._spelling.heads(self.metadata, name)
         more = self._spelling.more.get(module_of(name), 0.0)
         values = values + np.float32(more) if more else values
@@ -143,7 +144,7 @@ class HFModel:
         if name in self._pieces:
             return self._info_of_pieces(name)
         info = self._stored.tensors[self._sources[name]]
-        shape = info.shape[::-1] if self._is_transposed(name) else info.shape
+        shape = info.shape[::-1] if self._is_transposed(name) else self._whole(name, info.shape)
         return TensorInfo(name, info.type, shape, info.offset, info.nbytes)
 
     def _info_of_pieces(self, name: str) -> TensorInfo:
@@ -168,6 +169,11 @@ class HFModel:
         return TensorInfo(
             name, first.type, (len(numbers), *shape) if numbers else shape, first.offset, nbytes
         )
+
+    def _whole(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return a shape without an axis that only folders have."""
+        spread = module_of(name) in self._spelling.spread and len(shape) == 3 and shape[1] == 1
+        return (shape[0], shape[2]) if spread else shape
 
     def _is_transposed(self, name: str) -> bool:
         dimensions = len(self._stored.tensors[self._sources[name]].shape)

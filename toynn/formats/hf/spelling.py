@@ -52,6 +52,8 @@ class Spelling:
     pairs
         Modules whose rows have the pairs that RoPE turns together in GGUF files, and half a head
         apart at Hugging Face; with the keys of their number of heads, of which the first counts.
+    spread
+        Modules whose matrices have an axis of one in the middle there.
     more
         By how much the numbers of a module are more than those in a folder.
     zero_biases
@@ -74,6 +76,7 @@ class Spelling:
     tied: bool = False
     transposed: frozenset[str] = frozenset()
     pairs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    spread: frozenset[str] = frozenset()
     more: Mapping[str, float] = field(default_factory=dict)
     zero_biases: frozenset[str] = frozenset()
     model_type: str = ""

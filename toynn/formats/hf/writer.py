@@ -65,6 +65,8 @@ def write(
             values = values.T
         elif heads:
             values = pairs_apart(values, heads)
+        if module_of(name) in spelling.spread:
+            values = values[:, None]
         arrays[spelled] = np.ascontiguousarray(values)
     for spelled in dict.fromkeys(name for name, _ in parts):  # parts of one weight: side by side
         found = [values for (name, _), values in sorted(parts.items()) if name == spelled]

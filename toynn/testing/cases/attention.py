@@ -21,10 +21,10 @@ def _inputs(
         "k": rng.standard_normal((B * T, KV * D)).astype(np.float32),
         "v": rng.standard_normal((B * T, KV * D)).astype(np.float32),
     }
-    return arrays | {"first": _first(B, T, segments)} if segments else arrays
+    return arrays | {"first": segment_starts(B, T, segments)} if segments else arrays
 
 
-def _first(B: int, T: int, segments: int) -> Array:
+def segment_starts(B: int, T: int, segments: int) -> Array:
     """Return the first row of each row's segment; ``segments`` says with which length to begin."""
     first = np.empty((B, T), np.int32)
     for b in range(B):

@@ -1,0 +1,238 @@
+"""LFM2: short convolutions between gates, and grouped attention in a few blocks.
+
+    x += W_out (g * conv(b * v))                                b, g, v = W_in n
+    x += W_o attention(turn(rmsnorm(W_q n)), turn(rmsnorm(W_k n)), W_v n)      in attention_blocks
+    x += W_down (silu(W_gate n) * W_up n)                       n = rmsnorm(x), each time
+
+conv sums conv_taps rows of each channel, its own the last. Heads of q and k are normalised. GGUF
+files say by heads of k and v which blocks have attention: those of the others are 0.
+Source: Liquid AI 2025, arXiv:2511.23404.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toynn.errors import ConfigError
+from toynn.formats.hf.config import Config
+from toynn.graph.tape import Tensor
+from toynn.models.checks import check_sizes
+from toynn.models.hyper import Hyper, refuse
+from toynn.models.llama import Llama, LlamaConfig, check_exported_heads, shape_of
+from toynn.models.registry import register
+from toynn.models.rope import factors_of
+from toynn.models.table import Sizes, by_width, matrix, norm, table, taps
+from toynn.nn import Layers
+from toynn.options import RecipeOptions
+
+__all__ = ["LFM2", "LFM2Config"]
+
+Floats = NDArray[np.float32]
+
+_STD = 0.02  # of embeddings and head
+_LAYER = "model.layers.{n}"
+_KV, _TAPS = "attention.head_count_kv", "shortconv.l_cache"
+_MOST_TAPS = 16
+#: Keys of config.json that transformers does not read, or that only MLPs of adjusted width have.
+_UNUSED = (
+    "block_dim", "block_ffn_dim_multiplier", "block_mlp_init_scale", "block_multiple_of",
+    "block_norm_eps", "block_out_init_scale", "block_use_swiglu", "block_use_xavier_init",
+    "conv_dim", "conv_dim_out", "conv_use_xavier_init", "num_heads", "theta", "use_pos_enc",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LFM2Config(LlamaConfig):
+    """Shape of an LFM2. Raises ConfigError for sizes and blocks that make no model.
+
+    Attributes
+    ----------
+    attention_blocks
+        Numbers of the blocks with attention, in order; the others have a convolution.
+    conv_taps
+        Rows that a convolution sums, 1 to 16.
+    """
+
+    arch: str = "lfm2"
+    attention_blocks: tuple[int, ...] = ()
+    conv_taps: int = 3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_sizes(self, "conv_taps")
+        blocks = tuple(self.attention_blocks)
+        known = all(isinstance(n, int) and 0 <= n < self.n_layers for n in blocks)
+        if not known or list(blocks) != sorted(set(blocks)) or not blocks:
+            raise ConfigError(
+                "LFM2Config: attention_blocks must be numbers of blocks, at least one, in order; "
+                f"got {self.attention_blocks!r}"
+            )
+        if self.conv_taps > _MOST_TAPS:
+            raise ConfigError(f"LFM2Config: conv_taps must be at most 16; got {self.conv_taps}")
+        object.__setattr__(self, "attention_blocks", blocks)
+
+
+class LFM2(Llama):
+    """The architecture."""
+
+    config_type = LFM2Config
+    table = (
+        table("token_embd", "V E", "model.embed_tokens", std=_STD, frozen="donor"),
+        matrix("lens.proj", "C E", std=by_width, when="donor"),
+        norm("blk.{n}.attn_norm", "C", f"{_LAYER}.operator_norm"),
+        matrix(
+            "blk.{n}.shortconv.in_proj", "3C C", f"{_LAYER}.conv.in_proj",
+            std=by_width, when="convolves",
+        ),
+        taps(
+            "blk.{n}.shortconv.conv", "C L", f"{_LAYER}.conv.conv", std=by_width, when="convolves"
+        ),
+        matrix(
+            "blk.{n}.shortconv.out_proj", "C C", f"{_LAYER}.conv.out_proj",
+            std=by_width, when="convolves",
+        ),
+        matrix(
+            "blk.{n}.attn_q", "Q C", f"{_LAYER}.self_attn.q_proj", std=by_width, when="attends"
+        ),
+        matrix(
+            "blk.{n}.attn_k", "KV C", f"{_LAYER}.self_attn.k_proj", std=by_width, when="attends"
+        ),
+        matrix(
+            "blk.{n}.attn_v", "KV C", f"{_LAYER}.self_attn.v_proj", std=by_width, when="attends"
+        ),
+        norm("blk.{n}.attn_q_norm", "D", f"{_LAYER}.self_attn.q_layernorm", when="attends"),
+        norm("blk.{n}.attn_k_norm", "D", f"{_LAYER}.self_attn.k_layernorm", when="attends"),
+        matrix(
+            "blk.{n}.attn_output", "C Q", f"{_LAYER}.self_attn.out_proj",
+            std=by_width, when="attends",
+        ),
+        norm("blk.{n}.ffn_norm", "C", f"{_LAYER}.ffn_norm"),
+        matrix("blk.{n}.ffn_gate", "F C", f"{_LAYER}.feed_forward.w1", std=by_width),
+        matrix("blk.{n}.ffn_up", "F C", f"{_LAYER}.feed_forward.w3", std=by_width),
+        matrix("blk.{n}.ffn_down", "C F", f"{_LAYER}.feed_forward.w2", std=by_width),
+        norm("token_embd_norm", "C", "model.embedding_norm"),  # behind the last block
+        matrix("output", "V C", "lm_head", std=_STD, when="untied"),
+    )  # fmt: skip
+    hf = replace(
+        Llama.hf,
+        keys={
+            **{key: spelled for key, spelled in Llama.hf.keys.items() if "rms" not in key},
+            "attention.layer_norm_rms_epsilon": "norm_eps",
+            _TAPS: "conv_L_cache",
+        },
+        fixed={"conv_bias": (False,), "hidden_act": ("silu",)},
+        zero_biases=frozenset(),
+        tied=True,
+    )
+
+    def sizes(self, cfg: LlamaConfig, opts: RecipeOptions, n: int | None) -> Sizes:
+        """Return what the table's letters and conditions mean."""
+        assert isinstance(cfg, LFM2Config)
+        attends = n in cfg.attention_blocks
+        own = {"attends": attends, "convolves": not attends, "L": cfg.conv_taps}
+        return {**super().sizes(cfg, opts, n), **own, "3C": 3 * cfg.d_model}
+
+    def check(self, cfg: LlamaConfig, opts: RecipeOptions) -> None:
+        """Refuse biases, beside what Llama refuses. Raises ConfigError."""
+        super().check(cfg, opts)
+        if opts.qkv_bias:
+            raise ConfigError(f"{cfg.arch}: q, k and v have no biases; got qkv_bias=True")
+
+    # -- Files ---------------------------------------------------------------------------------
+
+    def read(self, hyper: Hyper) -> tuple[LlamaConfig, dict[str, Any]]:
+        """Return the configuration of a file's model, and the options that it calls for."""
+        counts = hyper.counts(_KV, hyper.layers)
+        attends = [n for n, heads in enumerate(counts) if heads]
+        if len({counts[n] for n in attends}) != 1:
+            refuse(hyper.file, f"lfm2.{_KV} must be 0, or one number; got {counts}")
+        queries = f"blk.{attends[0]}.attn_q.weight"
+        shape, d_head = shape_of(hyper, queries, counts[attends[0]])
+        cfg = LFM2Config(
+            **shape,
+            arch=self.architecture,
+            rope_base=hyper.real("rope.freq_base", 1e4),
+            attention_blocks=tuple(attends),
+            conv_taps=hyper.whole(_TAPS),
+        )
+        hyper.expect("attention.value_length", d_head)
+        hyper.expect("rope.dimension_count", d_head)
+        return cfg, {"untied": "output.weight" in hyper.tensors}
+
+    def write(self, cfg: LlamaConfig) -> dict[str, Any]:
+        """Return the hyper-parameters of a file; ConfigError for what files have no place for."""
+        assert isinstance(cfg, LFM2Config)
+        check_exported_heads(cfg)
+        heads = [cfg.n_kv_heads * (n in cfg.attention_blocks) for n in range(cfg.n_layers)]
+        return super().write(cfg) | {_KV: heads, _TAPS: cfg.conv_taps}
+
+    def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
+        """Read which blocks attend, and how wide the MLP is."""
+        kinds, count = config.get("layer_types"), found.get("block_count", 0)
+        at = config.get("full_attn_idxs")
+        if kinds is None and isinstance(at, list) and count < 1 << 16:
+            kinds = ["full_attention" if n in at else "conv" for n in range(count)]
+        if not isinstance(kinds, list) or not set(kinds) <= {"full_attention", "conv"}:
+            config.refuse(f"layer_types must be full_attention or conv; got {kinds!r}")
+        if len(kinds) != count:
+            config.refuse(f"layer_types must be {count} kinds; got {len(kinds)}")
+        heads = found.get(_KV, found.get("attention.head_count", 0))
+        found[_KV] = [heads * (kind != "conv") for kind in kinds]
+        width = config.get("block_ff_dim") or found.get("feed_forward_length", 0)
+        width = config.number("block_ff_dim", width, real=False)
+        if config.get("block_auto_adjust_ff_dim", True):
+            factor = config.get("block_ffn_dim_multiplier", 1.0)
+            of = config.get("block_multiple_of", 256)
+            of = int(config.number("block_multiple_of", of, real=False))
+            width = int(2 * width / 3)
+            if factor is not None:
+                factor = config.number("block_ffn_dim_multiplier", factor, real=True)
+                width = -(-int(factor * width) // of) * of
+        found["feed_forward_length"] = width
+        for unused in _UNUSED:
+            config.get(unused)
+        rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+        if config.get("rope_theta") is None and "rope_theta" not in rope:
+            config.refuse("rope_theta is missing")
+        if factors_of(config, found) is not None:
+            config.refuse(f"RoPE must be default; got {rope}")
+        return {}
+
+    def folder(
+        self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]
+    ) -> tuple[dict[str, Any], dict[str, Floats]]:
+        """Return which blocks attend, and that the MLP is as wide as it says."""
+        kinds = ["full_attention" if heads else "conv" for heads in hyper[_KV]]
+        keys = {"layer_types": kinds, "num_key_value_heads": max(hyper[_KV])}
+        return keys | {"block_auto_adjust_ff_dim": False, "pad_token_id": None}, {}
+
+    # -- Forward -------------------------------------------------------------------------------
+
+    def forward(
+        self, layers: Layers, cfg: LlamaConfig, tokens: Tensor, positions: Tensor
+    ) -> Tensor:
+        """Record the embeddings and the blocks."""
+        assert isinstance(cfg, LFM2Config)
+        x = self.embed(layers, cfg, tokens)
+        for n, block in enumerate(layers.blocks(cfg.n_layers)):
+            normed = block.rmsnorm(x, "attn_norm", cfg.rms_eps)
+            if n in cfg.attention_blocks:
+                mixed = self.attention(block, cfg, normed, positions)
+            else:
+                mixed = block.shortconv(
+                    normed, "shortconv.in_proj", "shortconv.conv", "shortconv.out_proj"
+                )
+            x = block.add(x, mixed)
+            normed = block.rmsnorm(x, "ffn_norm", cfg.rms_eps)
+            x = block.add(x, block.swiglu(normed, "ffn_gate", "ffn_up", "ffn_down"))
+        return x
+
+    def last(self, layers: Layers, cfg: LlamaConfig, x: Tensor) -> Tensor:
+        """Record the last norm."""
+        return layers.rmsnorm(x, "token_embd_norm", cfg.rms_eps)
+
+
+register(LFM2("lfm2", "Lfm2", head_norms=True))

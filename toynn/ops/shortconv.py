@@ -1,0 +1,93 @@
+"""A short convolution between two gates."""
+
+from toynn import checks
+from toynn.errors import ConfigError
+from toynn.graph.autograd import Backward
+from toynn.graph.tape import Node, Op, Tensor
+from toynn.ops._shape import Recorder, Sizes, by_names, matrix, require
+
+__all__ = ["RING", "shortconv"]
+
+RING = 128  # rows that are kept of each sequence: those of a run, and as many as there are taps
+
+
+def shortconv(
+    s: Recorder,
+    x: Tensor,
+    w: Tensor,
+    *,
+    batch: int,
+    first: Tensor | None = None,
+    ring: Tensor | None = None,
+    past: Tensor | None = None,
+) -> Tensor:
+    """Record y (B T, C) = g conv(b v) for x (B T, 3 C), whose thirds are b, g and v; w (C, L).
+
+    conv sums L rows of a channel, of w; see the kernel. ``first`` as in ``attention``. With a
+    ``ring`` (B, RING, C) and ``past`` (B,) of i32 the rows are the next T of their sequences; that
+    has no gradient, and there are no segments. Raises ConfigError where rows of several sequences
+    may be fewer.
+    """
+    N, columns = matrix("shortconv", x)
+    C, L = matrix("shortconv", w)
+    fits = columns == 3 * C and N % batch == 0
+    require(fits, "shortconv", f"x (B T, {3 * C}), {batch} sequences", x, w)
+    T = N // batch
+    if x.root.live is not None and batch != 1:
+        raise ConfigError("shortconv: rows that may be fewer are one sequence, in segments")
+    y = s.tape.new("shortconv", (N, C))
+    sizes = {"B": batch, "T": T, "C": C, "L": L}
+    if ring is None or past is None:
+        if first is not None:
+            fits = first.shape == (N,) and first.dtype == "i32"
+            require(fits, "shortconv", f"first ({N},) of i32", x, first)
+            s.tape.checks.setdefault(first, []).append(checks.segments_within(T))
+        s.tape.record(SHORTCONV, {"y": y, "x": x, "w": w, "first": first}, sizes)
+        return y
+    fits = first is None and ring.shape == (batch, RING, C) and past.shape == (batch,)
+    require(fits and T + L - 1 <= RING, "shortconv", f"a ring ({batch}, {RING}, {C})", ring, x)
+    tensors = {"y": y, "ring": ring, "x": x, "w": w, "past": past}
+    s.tape.record(CACHED, tensors, sizes | {"R": RING})
+    return y
+
+
+def _no_gradient(back: Backward, node: Node, dy: Tensor) -> None:
+    raise ConfigError("a convolution over a ring has no gradient: record it without one to train")
+
+
+def _forward(sizes: Sizes) -> int:
+    """Count 2 for each tap and its product, and two gates."""
+    return (2 * sizes["L"] + 1) * sizes["B"] * sizes["T"] * sizes["C"]
+
+
+def _backward(sizes: Sizes) -> int:
+    """Count z again, du, dw, and the gates."""
+    return (8 * sizes["L"] + 6) * sizes["B"] * sizes["T"] * sizes["C"]
+
+
+SHORTCONV_BACKWARD = Op(
+    "shortconv.backward",
+    "dx dw? <- dy x w first?",
+    "B T C L",
+    _backward,
+    weights=("dw",),
+    integers=("first",),
+    rows="T dy",
+)
+SHORTCONV = Op(
+    "shortconv.forward",
+    "y <- x w first?",
+    "B T C L",
+    _forward,
+    by_names(SHORTCONV_BACKWARD),
+    integers=("first",),
+    rows="T x",
+)
+CACHED = Op(
+    "shortconv.cached",
+    "y ring <- x w past",
+    "B T C L R",
+    _forward,
+    _no_gradient,
+    integers=("past",),
+)
