@@ -103,22 +103,26 @@ TN_VNNI static inline float tn_dot_q4_0(const uint8_t* w, const int8_t* q, const
 TN_VNNI static inline float tn_dot_q4_k(const uint8_t* w, const int8_t* q, const float* scale,
                                         const float* sum, ptrdiff_t n) {
     const __m256i low = _mm256_set1_epi8(15);
-    __m256 acc = _mm256_setzero_ps();
-    float least = 0;
+    __m256 acc = _mm256_setzero_ps(), least = acc;
     for (; n > 0; n -= 256, w += 144, scale += 8, sum += 8) {
-        const float d = tn_float16(w), m = tn_float16(w + 2);
-        const uint8_t* s = w + 4;
+        uint32_t s[3]; /* 4 of a, 4 of b, in 6 bits, then halves of 4 of each; upper bits in the first */
+        memcpy(s, w + 4, sizeof s);
+        const uint64_t halves = 0x0F0F0F0F, pairs = 0x30303030, six = 0x3F3F3F3F;
+        const uint64_t a = (s[0] & six) | ((s[2] & halves) | (s[0] >> 2 & pairs)) << 32;
+        const uint64_t b = (s[1] & six) | ((s[2] >> 4 & halves) | (s[1] >> 2 & pairs)) << 32;
+        const __m256 as = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128((int64_t)a)));
+        const __m256 bs = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128((int64_t)b)));
+        float by[8];
+        _mm256_storeu_ps(by, as * _mm256_set1_ps(tn_float16(w)) * _mm256_loadu_ps(scale));
+        least += bs * _mm256_set1_ps(tn_float16(w + 2)) * _mm256_loadu_ps(sum);
         for (int j = 0; j < 8; j++, q += 32) {
-            const int a = j < 4 ? s[j] & 63 : (s[j + 4] & 15) | (s[j - 4] >> 6) << 4;
-            const int b = j < 4 ? s[j + 4] & 63 : s[j + 4] >> 4 | (s[j] >> 6) << 4;
             __m256i codes = tn_bytes(w + 16 + 32 * (j / 2));
             if (j & 1) codes = _mm256_srli_epi16(codes, 4);
             codes = _mm256_and_si256(codes, low);
-            acc = tn_add_scaled(acc, tn_dot_unsigned(codes, tn_bytes(q)), d * a * scale[j]);
-            least += m * b * sum[j];
+            acc = tn_add_scaled(acc, tn_dot_unsigned(codes, tn_bytes(q)), by[j]);
         }
     }
-    return tn_sum8(acc) - least;
+    return tn_sum8(acc - least);
 }
 
 /* Q6_K: 128 bytes of lower halves, 64 of pairs of upper bits, 16 signed a, d; w = d a (c - 32). */
