@@ -109,8 +109,8 @@ cdef void _backward_rows(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexc
 
 
 cdef void _backward(KernelArgs* a) noexcept nogil:
-    cdef Py_ssize_t N = a.n[0] if a.n[1] else 0  # rows of nothing take no time
-    parallel_for(_backward_rows, a, N)
+    cdef Py_ssize_t N = a.n[0], E = a.n[1]
+    parallel_for(_backward_rows, a, N if E else 0)  # rows of nothing take no time
 
 
 cdef inline void* _ids2(const int[:, ::1] x) noexcept:

@@ -44,8 +44,8 @@ cdef void _forward_rows(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexce
 
 
 cdef void _forward(KernelArgs* a) noexcept nogil:
-    cdef Py_ssize_t N = a.n[0] if a.n[1] else 0  # rows of nothing take no time
-    parallel_for(_forward_rows, a, N)
+    cdef Py_ssize_t N = a.n[0], C = a.n[1]
+    parallel_for(_forward_rows, a, N if C else 0)  # rows of nothing take no time
 
 
 cdef void _backward_rows(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
@@ -58,8 +58,8 @@ cdef void _backward_rows(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexc
 
 
 cdef void _backward(KernelArgs* a) noexcept nogil:
-    cdef Py_ssize_t N = a.n[0] if a.n[1] else 0  # rows of nothing take no time
-    parallel_for(_backward_rows, a, N)
+    cdef Py_ssize_t N = a.n[0], C = a.n[1]
+    parallel_for(_backward_rows, a, N if C else 0)  # rows of nothing take no time
 
 
 def forward(float[:, ::1] y, const float[:, ::1] x, int n_threads=1):
