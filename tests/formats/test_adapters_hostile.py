@@ -123,7 +123,11 @@ GGUF = {
     ),
     "3-d": (
         {"dims": ((2, 2, 4), (4, 4))},
-        r"tensor w\.lora_a: expected a float32 matrix; got float32 \(4, 2, 2\)",
+        r"w: expected one rank r in A \(r, in\), B \(out, r\); got \(4, 2, 2\) and \(4, 4\)",
+    ),
+    "4-d": (
+        {"dims": ((2, 2, 2, 2), (4, 4))},
+        r"tensor w\.lora_a: expected a float32 matrix.*; got float32 \(2, 2, 2, 2\)",
     ),
     "nan": (
         {"data": np.full(32, np.nan, np.float32).tobytes()},

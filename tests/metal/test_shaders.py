@@ -147,6 +147,6 @@ def test_an_older_metal_has_no_bfloat():
     """Then products of precision "medium" are float32: the text compiles without the type."""
     text = library.source("matmul", simdgroups=False).replace("__METAL_VERSION__ >= 310", "0")
     assert "typedef float rough" in text
-    shaders.compiled(text)
+    msl.compiled(text)
     with pytest.raises(msl.Refused):
-        shaders.compiled(text.replace("typedef float rough", "typedef float other"))
+        msl.compiled(text.replace("typedef float rough", "typedef float other"))
