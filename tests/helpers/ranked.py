@@ -102,7 +102,7 @@ def run(work, folder, what, *resumed):
             raise ValueError("a disk of this rank is on fire")
         if what == "leaves":
             sys.exit(0)
-        if what == "bad":
+        if what in ("bad", "bad-fast"):
             engine = trainer.recipe.engine
             accumulate = engine.accumulate
 
@@ -116,7 +116,9 @@ def run(work, folder, what, *resumed):
             engine.accumulate = spoil
 
     place = {"resume": folder} if resumed else {"folder": folder}
-    trainer = runs.trainer("lora", work, on_step=mischief, **options(save_every=3), **place)
+    order = "fast" if what == "bad-fast" else "ordered"
+    given = options(save_every=3, allreduce=order)
+    trainer = runs.trainer("lora", work, on_step=mischief, **given, **place)
     trainer.fit()
     if group.rank == 0:
         np.savez(Path(work) / f"{what}.npz", **result(trainer))

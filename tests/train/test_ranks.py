@@ -142,6 +142,13 @@ def test_one_rank_ends_and_all_stop_and_the_others_go_on(what, words, work, whol
             np.testing.assert_allclose(found[key][-len(values) :], values, 0, limit, err_msg=key)
 
 
+def test_a_bad_gradient_is_named_in_the_fast_order_too(work, tmp_path):
+    done = ranked.start(3, "run", work, tmp_path / "run", "bad-fast")
+    assert done.returncode != 0
+    (line,) = ranked.said(done)
+    assert "first bad gradient: " in line and "it is that of rank 1 of 3 (" in line
+
+
 def test_one_process_goes_on_with_a_run_of_three(work, whole, tmp_path):
     done = ranked.start(3, "run", work, tmp_path / "run", "killed")
     trainer = runs.trainer("lora", work, resume=tmp_path / "run", **ranked.options(save_every=3))

@@ -144,7 +144,7 @@ class Ranks(Group):
         return add
 
     def culprits(self) -> list[int]:
-        """Return the ranks whose parts of the last sums were not finite; those of ordered sums."""
+        """Return the ranks whose parts of the last sums were not finite."""
         found = self.gather(sorted(self._sums.culprits))
         self._sums.culprits.clear()
         return sorted(set().union(*found))

@@ -33,6 +33,9 @@ class Summing:
 
     def fast(self, values: Floats) -> None:
         """Leave the order to MPI."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            if not isfinite(float(values.sum())) and not np.isfinite(values).all():
+                self.culprits.add(self._comm.rank)
         self._comm.Allreduce(self._in_place, values)
 
     def ordered(self, values: Floats) -> None:
