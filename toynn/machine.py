@@ -1,10 +1,10 @@
-"""What this machine can give: memory that is free, for a process and its control groups."""
+"""Memory: what this machine can give a process and its control groups, what one has held."""
 
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["free_memory"]
+__all__ = ["free_memory", "peak_memory"]
 
 _PROC, _GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
@@ -17,6 +17,22 @@ def free_memory() -> int | None:
     """
     found = [each for each in (_available(), _address_space(), *_groups()) if each is not None]
     return min(found) if found else None
+
+
+def peak_memory() -> int | None:
+    """Return the most memory that this program has held so far, in bytes; None on Windows.
+
+    Linux says it of the program: ru_maxrss begins with what the one that started it held.
+    """
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    for line in _lines(_PROC / "self" / "status"):
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def _available() -> int | None:

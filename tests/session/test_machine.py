@@ -1,6 +1,8 @@
 """What is free: the least of what the system, a limit and control groups leave."""
 
 import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -87,3 +89,11 @@ def test_a_limit_of_the_process(system):
 def test_this_machine_has_some():
     free = machine.free_memory()
     assert free is None or 0 < free < 2**50
+
+
+def test_peak_memory_is_that_of_the_program_itself():
+    held = bytearray(600 << 20)  # by the one that starts it
+    held[:: 1 << 12] = b"1" * len(held[:: 1 << 12])
+    ask = "from toynn.machine import peak_memory; print(peak_memory())"
+    done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True)
+    assert 5 << 20 < int(done.stdout) < 300 << 20 < machine.peak_memory()

@@ -19,9 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toynn.errors import CheckpointError, DataError, NonFiniteError
+from toynn.machine import peak_memory
 from toynn.train.feed import Feed
 from toynn.train.interrupt import Interrupt
-from toynn.train.metrics import Report, peak_memory
+from toynn.train.metrics import Report
 from toynn.train.options import LoopOptions, Part, Result, Window
 from toynn.train.protocols import Batch, Optimizer, Recipe
 

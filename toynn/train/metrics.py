@@ -3,7 +3,6 @@
 import io
 import json
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 from toynn.formats.files import write_atomically
 from toynn.formats.logs import Log
 
-__all__ = ["MetricsFile", "Report", "peak_memory", "plot_losses", "read_reports", "save_figure"]
+__all__ = ["MetricsFile", "Report", "plot_losses", "read_reports", "save_figure"]
 
 
 @dataclass(frozen=True)
@@ -82,16 +81,6 @@ def read_reports(path: Path, unit: str = "tokens", length: int | None = None) ->
         except (ValueError, TypeError, AttributeError):
             continue
     return found
-
-
-def peak_memory() -> int | None:
-    """Return the most memory that this process has held so far, in bytes; None on Windows."""
-    if sys.platform == "win32":
-        return None
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def plot_losses(
