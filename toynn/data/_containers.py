@@ -30,6 +30,7 @@ __all__ = [
     "lines_of",
     "plain",
     "table_rows",
+    "texts",
 ]
 
 LINES = (".jsonl", ".json")
@@ -48,7 +49,7 @@ def kind_of(path: Path) -> str:
 def is_container(path: Path) -> bool:
     """Say whether a path names objects: lines, a table, or a folder of texts."""
     if path.is_dir():
-        return any(True for _ in _texts(path))
+        return any(True for _ in texts(path))
     return kind_of(path) in LINES + TABLES
 
 
@@ -94,14 +95,15 @@ def table_rows(path: Path, progress: Progress) -> Iterator[tuple[Where, Mapping[
         yield from _arrow(path, progress)
 
 
-def _texts(folder: Path) -> Iterator[Path]:
+def texts(folder: Path) -> Iterator[Path]:
+    """Yield the texts below a folder, in order."""
     for path in sorted(folder.rglob("*")):
         if path.suffix in TEXTS and path.is_file() and not path.name.startswith("."):
             yield path
 
 
 def _folder(folder: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for path in _texts(folder):
+    for path in texts(folder):
         name = str(path.relative_to(folder))
         try:
             text = read_bytes(path).removeprefix(BOM).decode()

@@ -4,6 +4,7 @@ import hashlib
 import os
 from pathlib import Path
 
+from toynn.data._containers import texts
 from toynn.errors import DataError
 
 __all__ = ["digest", "listing"]
@@ -12,6 +13,7 @@ __all__ = ["digest", "listing"]
 def digest(path: str | os.PathLike[str]) -> str:
     """Return the SHA-256 of a file; of a folder, that of its files' names and bytes.
 
+    A folder without a train.jsonl or its like is data as a tree of texts: those below count, too.
     Raises DataError if one cannot be read.
     """
     path = Path(path)
@@ -19,9 +21,9 @@ def digest(path: str | os.PathLike[str]) -> str:
         if not path.is_dir():
             return _of_file(path)
         whole = hashlib.sha256()
-        for each in sorted(path.iterdir()):
-            if each.is_file() and not each.name.startswith("."):
-                whole.update(os.fsencode(each.name) + b"\0" + _of_file(each).encode())
+        for each in sorted({*_shown(path), *_texts_below(path)}):
+            name = os.fsencode(each.relative_to(path))
+            whole.update(name + b"\0" + _of_file(each).encode())
         return whole.hexdigest()
     except OSError as error:
         raise DataError(f"{path}: cannot read: {error.strerror or error}") from error
@@ -41,6 +43,16 @@ def listing(folder: str | os.PathLike[str]) -> str:
     except OSError as error:
         raise DataError(f"{folder}: cannot read: {error.strerror or error}") from error
     return whole.hexdigest()
+
+
+def _shown(folder: Path) -> list[Path]:
+    return [each for each in folder.iterdir() if each.is_file() and each.name[0] != "."]
+
+
+def _texts_below(folder: Path) -> list[Path]:
+    if any(each.name.startswith("train.") for each in _shown(folder)):
+        return []
+    return list(texts(folder))
 
 
 def _of_file(path: Path) -> str:
