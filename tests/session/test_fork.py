@@ -1,5 +1,6 @@
 """Forked and spawned children, and threads: they compute, and none waits for ever."""
 
+import multiprocessing
 import os
 import signal
 import threading
@@ -78,3 +79,15 @@ def test_doors_on_several_threads_at_once():
     for thread in threads:
         thread.join()
     assert found == [expected] * 4
+
+
+def test_a_spawned_child_computes_the_same():
+    expected = doors()
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.apply_async(doors).get(timeout=60) == expected
+
+
+def test_a_session_stays_in_its_process():
+    with multiprocessing.get_context("spawn").Pool(1) as pool, pytest.raises(TypeError) as caught:
+        pool.apply_async(id, [Tiny().s]).get(timeout=60)
+    assert "Session" in str(caught.value)
