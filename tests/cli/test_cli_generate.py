@@ -323,3 +323,21 @@ def test_bad_prompts_are_named(model, tmp_path, capsys):
     assert "it is there already" in error_line(capsys)
     assert run(model, "--stop", "") == 2
     assert "stop texts must be texts" in error_line(capsys)
+
+
+@pytest.mark.parametrize("precision", ["highest", "medium"])
+def test_products_are_as_exact_as_asked_for(model, monkeypatch, precision):
+    """What medium means for a few rows over blocks is tested in tests/kernels/test_int8.py."""
+    seen = []
+
+    def drawn(engine, *arguments, **options):
+        seen.append(engine.session.matmul_precision)
+        return iter([Drawn(65, math.nan, ())])
+
+    monkeypatch.setattr(completion, "draw", drawn)
+    before = toynn.get_float32_matmul_precision()
+    try:
+        assert run(model, "--precision", precision) == 0
+    finally:
+        toynn.set_float32_matmul_precision(before)
+    assert seen == [precision]
