@@ -5,12 +5,20 @@ import pytest
 
 from toynn.testing.cases import CASES
 
+
+def entries(case, shape):
+    """Names of the entries at a shape, by a small one of the same sizes: options choose entries."""
+    sizes = case.bench[shape]
+    like = next((each for each in case.shapes if each.keys() == sizes.keys()), case.shapes[0])
+    return [call.entry for call in case.calls(np.random.default_rng(7), **like)]
+
+
 ENTRIES = [
-    (op, shape, call.entry)
+    (op, shape, entry)
     for op, case in CASES.items()
     if op not in ("matmul", "attention", "quants")  # they have files of their own
     for shape in case.bench
-    for call in case.calls(np.random.default_rng(7), **case.shapes[0])
+    for entry in entries(case, shape)
 ]
 
 
