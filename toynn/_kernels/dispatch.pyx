@@ -33,8 +33,9 @@ cdef void _forward_rows(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexce
 
 
 cdef void _forward(KernelArgs* a) noexcept nogil:
-    cdef Py_ssize_t N = a.n[0]
-    parallel_for(_forward_rows, a, N)
+    cdef Py_ssize_t N = a.n[0], C = a.n[2]
+    if C:
+        parallel_for(_forward_rows, a, N)
 
 
 cdef void _combine_rows(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
@@ -54,8 +55,9 @@ cdef void _combine_rows(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexce
 
 
 cdef void _combine(KernelArgs* a) noexcept nogil:
-    cdef Py_ssize_t N = a.n[0]
-    parallel_for(_combine_rows, a, N)
+    cdef Py_ssize_t N = a.n[0], C = a.n[2]
+    if C:
+        parallel_for(_combine_rows, a, N)
 
 
 cdef void _weigh_rows(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:

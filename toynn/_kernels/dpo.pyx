@@ -49,7 +49,8 @@ cdef void _backward(KernelArgs* a) noexcept nogil:
     cdef float beta = a.f[0], smoothing = a.f[1]
     cdef Py_ssize_t i, S = a.n[0], pairs = min(count[0], S) // 2
     cdef double m, d, scale = dloss[0] * <double>beta / pairs
-    memset(dsums, 0, 2 * S * sizeof(float))
+    if S:
+        memset(dsums, 0, 2 * S * sizeof(float))
     for i in range(pairs):
         m = _margin(sums, reference, i, beta)
         d = scale * ((1 - smoothing) * sigmoid(-m) - smoothing * sigmoid(m))

@@ -81,7 +81,7 @@ cdef void _bias_experts(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexce
     cdef const int* offsets = <const int*>a.t[2]
     cdef Py_ssize_t e, r, n, M = a.n[1], N = a.n[2]
     for e in range(first, last):
-        if not a.accumulate:
+        if N and not a.accumulate:
             memset(db + e * N, 0, N * sizeof(float))
         for r in range(offsets[e], min(offsets[e + 1], M)):
             for n in range(N):

@@ -48,7 +48,8 @@ cdef void _backward(KernelArgs* a) noexcept nogil:
     cdef float beta = a.f[0], good = a.f[1], bad = a.f[2]
     cdef Py_ssize_t s, S = a.n[0]
     cdef double g, w, scale = dloss[0] * <double>beta / count[0]
-    memset(dsums, 0, 2 * S * sizeof(float))
+    if S:
+        memset(dsums, 0, 2 * S * sizeof(float))
     for s in range(min(count[0], S)):
         g = beta * (completion(sums, s) - reference[s] - kl[0])
         w = good if wanted[s] else -bad

@@ -75,7 +75,8 @@ cdef void _backward(KernelArgs* a) noexcept nogil:
     cdef float beta = a.f[0]
     cdef Py_ssize_t i, s, S = a.n[0], pairs = min(count[0], S) // 2
     cdef double d, each = <double>dloss[0] / _tokens(bounds, pairs)
-    memset(dsums, 0, 2 * S * sizeof(float))
+    if S:
+        memset(dsums, 0, 2 * S * sizeof(float))
     for i in range(pairs):
         d = dloss[0] * <double>beta / pairs * sigmoid(-_ratio(sums, bounds, i))
         for s in range(2 * i, 2 * i + 2):

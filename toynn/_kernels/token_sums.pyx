@@ -36,7 +36,8 @@ cdef void _backward(KernelArgs* a) noexcept nogil:
     cdef const float* dsums = <const float*>a.t[1]
     cdef const int* bounds = <const int*>a.t[2]
     cdef Py_ssize_t k, n, N = a.n[0], S = a.n[1]
-    memset(dlosses, 0, N * sizeof(float))
+    if N:
+        memset(dlosses, 0, N * sizeof(float))
     for k in range(2 * S):
         for n in range(bounds[k], min(bounds[k + 1], N)):
             dlosses[n] = dsums[k]
