@@ -100,7 +100,7 @@ cdef void _weigh_backward(KernelArgs* a) noexcept nogil:
 cdef void* _slots_at(where, const int[:, ::1] slots) except? NULL:
     """The address of the slots, all of which are within 0..N K - 1."""
     cdef Py_ssize_t n, j, M = slots.shape[0] * slots.shape[1]
-    for n in range(slots.shape[0]):
+    for n in range(slots.shape[0] if slots.shape[1] else 0):
         for j in range(slots.shape[1]):
             if not 0 <= slots[n, j] < M:
                 raise ValueError(f"{where}: row {n}: slot {slots[n, j]} is outside 0..{M - 1}")

@@ -151,7 +151,7 @@ def backward(
         "routing.backward", f"p ({N}, {E}), {K} of them", n_threads, dp=(dp, (N, E)), p=(p, (N, E)),
         dweights=(dweights, (N, K)), weights=(weights, (N, K)), experts=(experts, (N, K)),
     )
-    for n in range(N):
+    for n in range(N if K else 0):
         for j in range(K):
             if not 0 <= experts[n, j] < E:
                 raise ValueError(
