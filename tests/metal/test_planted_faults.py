@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import shaders
 
-from toynn.backends.metal import library
+from toynn.backends.metal import sources
 from toynn.testing.cases import CASES
 from toynn.testing.doors import check
 
@@ -397,7 +397,7 @@ def _first_error(text):
 
 def plant(name):
     op, simdgroups, old, new = FAULTS[name]
-    text = library.source(op, bool(simdgroups))
+    text = sources.source(op, bool(simdgroups))
     assert old in text, f"{name}: not in the text of {op}"
     return op, text.replace(old, new), simdgroups
 
@@ -409,7 +409,7 @@ def test_a_planted_fault_is_caught(name):
 
 @pytest.mark.parametrize("op", sorted({fault[0] for fault in FAULTS.values()}))
 def test_without_a_fault_nothing_is_caught(op):
-    assert caught(op, library.source(op, simdgroups=False), simdgroups=False) is None
+    assert caught(op, sources.source(op, simdgroups=False), simdgroups=False) is None
 
 
 if __name__ == "__main__":

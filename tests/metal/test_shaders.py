@@ -6,7 +6,7 @@ import pytest
 import shaders
 
 from toynn import ops
-from toynn.backends.metal import arguments, grids, library
+from toynn.backends.metal import arguments, grids, sources
 from toynn.testing.cases import CASES
 from toynn.testing.doors import check
 
@@ -128,7 +128,7 @@ def test_rough_products(simdgroups):
 
 def test_a_struct_is_packed_as_the_compiler_lays_it_out():
     """Sizes and offsets of each struct, asserted in the shaders' own language."""
-    text = library.source("rmsnorm", simdgroups=False)
+    text = sources.source("rmsnorm", simdgroups=False)
     for op in OPS:
         for entry, signature in arguments.entries(op).items():
             name = arguments.struct_name(op, entry)
@@ -145,7 +145,7 @@ def test_a_struct_is_packed_as_the_compiler_lays_it_out():
 
 def test_an_older_metal_has_no_bfloat():
     """Then products of precision "medium" are float32: the text compiles without the type."""
-    text = library.source("matmul", simdgroups=False).replace("__METAL_VERSION__ >= 310", "0")
+    text = sources.source("matmul", simdgroups=False).replace("__METAL_VERSION__ >= 310", "0")
     assert "typedef float rough" in text
     msl.compiled(text)
     with pytest.raises(msl.Refused):

@@ -19,7 +19,7 @@ import standin
 
 import toynn._kernels as kernels
 from toynn import precision
-from toynn.backends.metal import arguments, grids, library
+from toynn.backends.metal import arguments, grids, sources
 
 __all__ = ["ShaderError", "available", "run", "run_case"]
 
@@ -111,7 +111,7 @@ def run(
     """
     op, _, entry = kernel.partition(".")
     signature = arguments.entries(op)[entry]
-    text = library.source(op, simdgroups) if text is None else text
+    text = sources.source(op, simdgroups) if text is None else text
     functions, _held = _functions(text, checked)
     there = {f"has_{name}": int(arrays.get(name) is not None) for name in signature.nullable}
     values = {**sizes, **(options or {}), **there, "accumulate": int(accumulate)}

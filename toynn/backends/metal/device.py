@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from toynn.backends.host import HostBuffer
 from toynn.backends.metal import _bridge
-from toynn.backends.metal.library import source
+from toynn.backends.metal.sources import source
 from toynn.backends.protocol import aligned
 from toynn.errors import BackendError
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from toynn.backends.reference import preferences
-from toynn.testing.cases._case import Array, Call, OpCase, call
+from toynn.testing.cases._case import Array
+from toynn.testing.cases._preference import preference_case
 
 OPTIONS: dict[str, Any] = {"beta": 0.25, "good": 1.0, "bad": 1.5}
 UNREAD = {"sums": "of prompts, and behind count", "reference": "behind count"}
@@ -21,44 +21,4 @@ def _inputs(rng: np.random.Generator, S: int, n: int) -> dict[str, Array]:
     }
 
 
-def _function(inputs: dict[str, Array], **_: Any) -> Array:
-    return preferences.kto(**inputs, **OPTIONS)["loss"]
-
-
-def _gradients(inputs: dict[str, Array], dy: Array, **_: Any) -> dict[str, Array]:
-    return preferences.kto_backward(dy, **inputs, **OPTIONS)
-
-
-def _calls(rng: np.random.Generator, S: int, n: int) -> list[Call]:
-    given = _inputs(rng, S, n)
-    exact = {n: v.astype(np.float64) if v.dtype.kind == "f" else v for n, v in given.items()}
-    dloss = np.array([0.75])
-    return [
-        call(
-            "forward",
-            preferences.kto(**exact, **OPTIONS),
-            given,
-            loses_nan=UNREAD,
-            **OPTIONS,
-        ),
-        call(
-            "backward",
-            preferences.kto_backward(dloss, **exact, **OPTIONS),
-            {"dloss": dloss, **given},
-            loses_nan=UNREAD,
-            **OPTIONS,
-        ),
-    ]
-
-
-CASE = OpCase(
-    op="kto",
-    shapes=({"S": 20, "n": 20}, {"S": 9, "n": 4}, {"S": 2, "n": 2}),
-    bench={"pairs_8": {"S": 16, "n": 16}},
-    calls=_calls,
-    tolerance=5e-7,
-    reason="all in double; options and results are float32",
-    inputs=_inputs,
-    function=_function,
-    gradients=_gradients,
-)
+CASE = preference_case("kto", _inputs, OPTIONS, UNREAD)
