@@ -1,8 +1,13 @@
 """Masks of conversations by the templates of five families: what is learned is what was answered.
 
-The templates are the essential text of those that the models come with: roles, thoughts, the ends
-of turns. Qwen3 leaves out the thoughts of answers once another question follows.
+Where TRL is installed the templates are those that the models come with, as it ships them (in
+trl/chat_templates; SmolLM2's is not among them). Beside them, and where it is not, the essential
+text of them: roles, thoughts, the ends of turns. Qwen3 leaves out the thoughts of answers once
+another question follows.
 """
+
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 from vocabs import CONTROL, bpe_file
@@ -43,7 +48,8 @@ QWEN3 = """
             {{- '<|im_start|>assistant\\n' + content }}
         {%- endif %}
         {%- for call in message.tool_calls or [] %}
-            {{- '<tool_call>' + call.function.name }}
+            {{- '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' }}
+            {{- call.function.arguments | tojson + '}\\n</tool_call>' }}
         {%- endfor %}
         {{- '<|im_end|>\\n' }}
     {%- endif %}
@@ -105,10 +111,28 @@ TALK = [
 ]
 
 
-@pytest.fixture
-def make(tmp_path):
+#: Of the models themselves, in TRL.
+SHIPPED = {name: f"{name}.jinja" for name in ("qwen3", "llama3", "gemma3", "phi3")}
+
+
+def shipped(name):
+    """The text of a template that TRL has."""
+    found = find_spec("trl")
+    path = found and Path(found.origin).parent / "chat_templates" / name
+    if not path or not path.is_file():
+        pytest.skip(f"TRL, which has {name}, is not installed")
+    return path.read_text()
+
+
+@pytest.fixture(params=["essential", "shipped"])
+def make(tmp_path, request):
     def make(family):
-        keys = {"tokenizer.chat_template": FAMILIES[family][0]}
+        text = FAMILIES[family][0]
+        if request.param == "shipped":
+            if family not in SHIPPED:
+                pytest.skip(f"TRL has no template of {family}")
+            text = shipped(SHIPPED[family])
+        keys = {"tokenizer.chat_template": text}
         specials = [(text, CONTROL) for text in CONTROLS]
         return Tokenizer.from_gguf(bpe_file(tmp_path / "chat.gguf", specials=specials, keys=keys))
 
@@ -180,4 +204,5 @@ def test_tools_are_given_to_the_template(make):
     ]
     turns = tokenizer.encode_turns(talk, tools)
     assert '"name": "dust"' in shown(tokenizer, turns, learned=False)[0]
-    assert shown(tokenizer, turns)[0].strip("\n").endswith("<tool_call>dust<|im_end|>")
+    called = '<tool_call>\n{"name": "dust", "arguments": {}}\n</tool_call><|im_end|>'
+    assert shown(tokenizer, turns)[0].strip("\n").endswith(called)
