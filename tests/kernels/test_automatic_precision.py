@@ -7,6 +7,8 @@ import pytest
 import toynn
 from toynn import _kernels, config
 from toynn._kernels import cpu
+from toynn.cli import main
+from toynn.errors import BackendUnavailable
 
 
 @pytest.mark.parametrize(
@@ -48,3 +50,23 @@ def test_auto_by_the_kind_of_cpu(tiles, pairs, has, chosen, why, monkeypatch):
 def test_what_is_chosen_is_a_precision_of_this_cpu():
     told, chosen = config.describe(), toynn.automatic_precision()[0]
     assert (chosen == "medium") == told["medium multiplies in"].startswith("bfloat16")
+
+
+def test_the_backend_that_runs_decides(monkeypatch, tmp_path, capsys):
+    """Whatever this CPU is: another backend does not multiply on it in the CPU's way."""
+    monkeypatch.setattr("toynn.backends.cpu.automatic", lambda: ("medium", "of the CPU"))
+    assert (
+        toynn.automatic_precision() == toynn.automatic_precision("cpu") == ("medium", "of the CPU")
+    )
+    precision, why = toynn.automatic_precision("reference")
+    assert precision == "highest" and "float64" in why
+    assert config.describe()["  auto on reference"] == f"highest: {why}"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_text("the cat sat on the mat " * 20)
+    flags = "--d-model 8 --heads 2 --layers 1 --seq 8 --batch 2 --steps 1 --warmup 0 --out run"
+    words = ["--data", "text.txt", "--precision", "auto", "--backend", "reference", *flags.split()]
+    assert main(["train", "gpt2", *words]) == 0
+    assert f"precision   highest: {why}" in capsys.readouterr().out
+    assert 'precision = "highest"' in (tmp_path / "run" / "config.toml").read_text()
+    with pytest.raises(BackendUnavailable, match="nowhere"):
+        toynn.automatic_precision("nowhere")

@@ -213,6 +213,11 @@ def test_memory_is_what_the_program_takes(device):
     assert tiny.s.memory().activations == told.activations > 0
 
 
+def test_the_device_decides_on_the_precision_of_auto(device):
+    chosen, why = toynn.automatic_precision("metal")
+    assert chosen == "highest" and backends.get("metal").limits["name"] in why
+
+
 @pytest.mark.parametrize("backend", ["metal"])
 def test_a_buffer_keeps_to_its_bounds(backend):
     buffer = backends.get(backend).allocate(64)

@@ -308,8 +308,8 @@ FAULTS = {
     ),
     "attention: a key before the window": ("attention", 0, "i + 1 - window)", "i - window)"),
     "attention: no slope of the cap": ("attention", 0, "slope * args.scale", "args.scale"),
-    "experts: rows of the expert before": ("experts", 0, "row + i >= from && ", ""),
-    "experts: one bias for all": ("experts", 0, "b[expert_of(offsets, E, r) * N + n]", "b[n]"),
+    "experts: rows of the expert before": ("experts", 0, "r >= from && ", ""),
+    "experts: one bias for all": ("experts", 0, "b[e * N + n]", "b[n]"),
     "experts: no barrier after": (
         "experts",
         0,

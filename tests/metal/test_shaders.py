@@ -111,19 +111,39 @@ def smallest(call):
 
 
 @pytest.mark.parametrize("simdgroups", [False, True])
-def test_rough_products(simdgroups):
+@pytest.mark.parametrize(("op", "rows"), [("matmul", grids.FEW), ("experts", grids.FEW_COPIES)])
+def test_rough_products(op, rows, simdgroups):
     """With precision "medium" the bound of the case holds; and the products are rougher for it."""
-    for shape, call in calls("matmul", read=(0, 8)):
-        if shape["M"] > 200:
+    for shape, call in calls(op, read=(0, 8)):
+        if shape["M"] > 200 or call.entry == "backward_bias":
             continue
         call.options["precision"] = "medium"
         how = {"simdgroups": simdgroups, "checked": simdgroups}
-        got = shaders.run_case("matmul", call, shape, **how)
-        check("matmul", call, got)
-        if shape["M"] > grids.FEW and min(shape.values()) > 16:
+        got = shaders.run_case(op, call, shape, **how)
+        check(op, call, got)
+        if shape["M"] > rows and min(shape[name] for name in "MNK") > 16:
             key = next(iter(call.expected))
             error = np.abs(got[key] - call.expected[key]).max()
-            assert error > CASES["matmul"].tolerance * np.abs(call.expected[key]).max()
+            assert error > CASES[op].tolerance * np.abs(call.expected[key]).max()
+
+
+@pytest.mark.parametrize("simdgroups", [False, True])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_an_expert_that_is_not_finite_spoils_its_own_rows_alone(simdgroups, bad):
+    """Rows of several experts are in one tile of the products: it holds them all."""
+    shape = {"E": 7, "M": 40, "N": 20, "K": 33}
+    for call in CASES["experts"].calls(np.random.default_rng(3), **shape):
+        if "w" not in call.arrays:
+            continue
+        (key, expected), offsets = next(iter(call.expected.items())), call.arrays["offsets"]
+        w = call.arrays["w"].copy()
+        w[3] = bad
+        own = np.zeros(len(expected), bool)
+        own[offsets[3] : offsets[4]] = True
+        assert 0 < own.sum() < len(own) <= grids.TILE
+        got = shaders.run_case("experts", call, shape, replaced={"w": w}, simdgroups=simdgroups)
+        assert not np.isfinite(got[key][own]).any()
+        within("experts", got[key][~own], expected[~own])
 
 
 def test_a_struct_is_packed_as_the_compiler_lays_it_out():

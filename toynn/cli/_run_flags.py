@@ -170,8 +170,8 @@ def run_flags(recipe: str, items: str, **own: float | str) -> tuple[Flag, ...]:
         ),
         Flag(
             "precision",
-            "of matrix products; auto is medium where the CPU multiplies bfloat16 faster than "
-            "float32, else highest (default {default})",
+            "of matrix products; auto is medium where --backend is known to multiply bfloat16 "
+            "faster than float32 on this machine, else highest (default {default})",
             "highest",
             choices=(*PRECISIONS, "auto"),
         ),

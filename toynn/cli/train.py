@@ -185,7 +185,8 @@ def _apply_settings(arguments: Namespace) -> None:
     if arguments.threads is not None:
         toynn.set_num_threads(arguments.threads)
     if arguments.precision == "auto":
-        arguments.precision, why = toynn.automatic_precision()  # config.toml says which
+        # config.toml says which
+        arguments.precision, why = toynn.automatic_precision(arguments.backend)
         print(f"precision   {arguments.precision}: {why}")
     toynn.set_float32_matmul_precision(arguments.precision)
 

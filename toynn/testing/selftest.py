@@ -142,11 +142,12 @@ _RECIPES: dict[str, Callable[[str, Path], list[float]]] = {
 
 def speeds(name: str, side: int = 1024, d_model: int = 256) -> Iterator[str]:
     """Yield lines about a product of matrices, a copy, and a training step; medians of 5 runs."""
-    s = Session(name)
-    x, w = s.input("x", (side, side)), s.parameter("w", (side, side))
-    y = s.output(ops.linear(s, x, w))
-    seconds = _seconds(s, [x, w], y)
-    yield f"product of {side} x {side}: {2 * side**3 / seconds / 1e9:.1f} GFLOP/s"
+    for precision in ("highest", "medium"):
+        s = Session(name, matmul_precision=precision)
+        x, w = s.input("x", (side, side)), s.parameter("w", (side, side))
+        y = s.output(ops.linear(s, x, w))
+        rate = 2 * side**3 / _seconds(s, [x, w], y) / 1e9
+        yield f"product of {side} x {side}, {precision}: {rate:.1f} GFLOP/s"
     s = Session(name)
     x = s.input("x", (side * side,))
     y = s.output(ops.scale(s, ops.add(s, x, x), 0.5))

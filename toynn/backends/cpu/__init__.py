@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import toynn._kernels as kernels
+from toynn.backends.cpu.precision import automatic
 from toynn.backends.cpu.program import CompiledProgram
 from toynn.backends.cpu.work import seconds, worth
 from toynn.backends.host import HostBuffer
@@ -107,6 +108,10 @@ class CPU(Backend):
 
     def wait(self) -> None:
         """Do nothing: a run is done when it returns."""
+
+    def automatic_precision(self) -> tuple[str, str]:
+        """Return medium where this CPU multiplies bfloat16 faster than float32, else highest."""
+        return automatic()
 
 
 def _entry(launch: Launch) -> Entry:

@@ -96,12 +96,16 @@ def _tiles(function: str, s: Sizes, down: str, across: str, deep: int = 1) -> Pa
     return Pass(function, (_over(s[across], TILE), _over(s[down], TILE), deep), (PRODUCT, 1, 1))
 
 
+def _rough(s: Sizes) -> str:
+    """Return the end of the name of the function that a product takes in its precision."""
+    return "_rough" * (s["precision"] == MEDIUM)
+
+
 def _product(entry: str, down: str, across: str) -> Callable[[Sizes], list[Pass]]:
     def passes(s: Sizes) -> list[Pass]:
         if entry == "forward" and s["M"] <= FEW:
             return [_lines("matmul_forward_few", s["N"], min(1, s["M"]))]
-        rough = "_rough" * (s["precision"] == MEDIUM)
-        return [_tiles(f"matmul_{entry}{rough}", s, down, across)]
+        return [_tiles(f"matmul_{entry}{_rough(s)}", s, down, across)]
 
     return passes
 
@@ -178,12 +182,14 @@ PASSES: dict[str, Callable[[Sizes], list[Pass]]] = {
     "embedding.forward": lambda s: [each("embedding_forward", s["N"] * _over(s["C"], RUN))],
     "expert_rows.forward": lambda s: [each("expert_rows_forward", s["E"] + 1)],
     "experts.backward_bias": _each("experts_backward_bias", "E", "N"),
-    "experts.backward_input": lambda s: [_tiles("experts_backward_input", s, "M", "K")],
-    "experts.backward_weight": lambda s: [_tiles("experts_backward_weight", s, "N", "K", s["E"])],
+    "experts.backward_input": lambda s: [_tiles(f"experts_backward_input{_rough(s)}", s, "M", "K")],
+    "experts.backward_weight": lambda s: [
+        _tiles(f"experts_backward_weight{_rough(s)}", s, "N", "K", s["E"])
+    ],
     "experts.forward": lambda s: [
         _lines("experts_forward_few", s["N"], s["M"])
         if s["M"] <= FEW_COPIES
-        else _tiles("experts_forward", s, "M", "N")
+        else _tiles(f"experts_forward{_rough(s)}", s, "M", "N")
     ],
     "geglu.backward": _each("geglu_backward", "n"),
     "geglu.forward": _each("geglu_forward", "n"),

@@ -126,5 +126,9 @@ class Reference(Backend):
     def wait(self) -> None:
         """Do nothing: a run is done when it returns."""
 
+    def automatic_precision(self) -> tuple[str, str]:
+        """Return highest: they are all one here."""
+        return "highest", "all precisions are float64 within a kernel of the backend reference"
+
 
 create = Reference

@@ -7,9 +7,9 @@
 //
 // M rows, sorted by expert, of which the first offsets[E] are there; E experts of N outputs and K inputs. w
 // may be stored in blocks of any type of blocks.metal. A group makes TILE x TILE results (products.metal): of y
-// and dx for all experts that have rows among its own, one after another, the others' rows counting as 0; of dw
-// for one expert. Where there are few rows (forward_few), a line of threads makes one output. All sums are
-// float32, whatever the precision.
+// and dx for all experts that have rows among its own, one after another, each its own rows alone: what is not
+// finite in the others' matrices does not reach them; of dw for one expert. Where there are few rows
+// (forward_few), a line of threads makes one output. Precision "medium" (rough) is as in matmul.metal.
 // Source: Gale et al. 2022, MegaBlocks, arXiv:2211.15841, section 4.
 
 // The expert of row r; E if the row is nobody's.
@@ -17,6 +17,35 @@ static inline uint expert_of(device const int* offsets, uint E, uint r) {
     uint e = 0;
     while (e < E && uint(offsets[e + 1]) <= r) ++e;
     return e;
+}
+
+template <typename T>
+static inline void forward(threadgroup T* A, threadgroup T* B, threadgroup float* part, device float* y,
+                           device const float* x, device const uchar* w, device const float* b,
+                           device const int* offsets, constant ExpertsForward& args, uint2 tile, uint tid) {
+    const uint N = args.N, K = args.K, E = args.E, M = min(args.M, uint(offsets[E]));
+    const uint r0 = tile.y * TILE, n0 = tile.x * TILE;
+    if (r0 >= M) return;
+    for (uint e = expert_of(offsets, E, r0); e < E && uint(offsets[e]) < min(r0 + TILE, M); ++e) {
+        const uint from = uint(offsets[e]), end = min(uint(offsets[e + 1]), M);
+        if (from == end) continue;
+        Sums sums;
+        clear(sums);
+        for (uint k = 0; k < K; k += TERMS) {
+            threadgroup_barrier(mem_flags::mem_threadgroup);
+            fetch(A, (device const uchar*)x, 0, end, K, r0, k, TILE, TERMS, PITCH, tid);
+            fetch(B, w, args.type, (e + 1) * N, K, e * N + n0, k, TILE, TERMS, PITCH, tid);
+            threadgroup_barrier(mem_flags::mem_threadgroup);
+            multiply<true, true>(sums, A, B, tid);
+        }
+        #pragma unroll
+        for (uint i = 0; i < OWN; ++i) {
+            uint2 place;
+            const float sum = sum_of(sums, i, part, tid, place);
+            const uint r = r0 + place.x, n = n0 + place.y;
+            if (r >= from && r < end && n < N) y[r * N + n] = args.has_b ? sum + b[e * N + n] : sum;
+        }
+    }
 }
 
 [[max_total_threads_per_threadgroup(PRODUCT)]]
@@ -30,30 +59,22 @@ kernel void experts_forward(device float*             y       [[buffer(0)]],
                             uint  tid  [[thread_index_in_threadgroup]])
 {
     threadgroup float A[ROOM], B[ROOM], part[256];
-    const uint N = args.N, K = args.K, E = args.E, M = min(args.M, uint(offsets[E]));
-    const uint r0 = tile.y * TILE, n0 = tile.x * TILE;
-    if (r0 >= M) return;
-    Sums sums;
-    clear(sums);
-    for (uint e = expert_of(offsets, E, r0); e < E && uint(offsets[e]) < min(r0 + TILE, M); ++e) {
-        const uint from = uint(offsets[e]), end = min(uint(offsets[e + 1]), M);
-        if (from == end) continue;
-        for (uint k = 0; k < K; k += TERMS) {
-            threadgroup_barrier(mem_flags::mem_threadgroup);
-            fetch(A, (device const uchar*)x, 0, from, end, K, r0, k, TILE, TERMS, PITCH, tid);
-            fetch(B, w, args.type, 0, (e + 1) * N, K, e * N + n0, k, TILE, TERMS, PITCH, tid);
-            threadgroup_barrier(mem_flags::mem_threadgroup);
-            multiply<true, true>(sums, A, B, tid);
-        }
-    }
-    #pragma unroll
-    for (uint i = 0; i < OWN; ++i) {
-        uint2 place;
-        const float sum = sum_of(sums, i, part, tid, place);
-        const uint r = r0 + place.x, n = n0 + place.y;
-        if (r >= M || n >= N) continue;
-        y[r * N + n] = args.has_b ? sum + b[expert_of(offsets, E, r) * N + n] : sum;
-    }
+    forward(A, B, part, y, x, w, b, offsets, args, tile, tid);
+}
+
+[[max_total_threads_per_threadgroup(PRODUCT)]]
+kernel void experts_forward_rough(device float*             y       [[buffer(0)]],
+                                  device const float*       x       [[buffer(1)]],
+                                  device const uchar*       w       [[buffer(2)]],
+                                  device const float*       b       [[buffer(3)]],
+                                  device const int*         offsets [[buffer(4)]],
+                                  constant ExpertsForward&  args    [[buffer(5)]],
+                                  uint2 tile [[threadgroup_position_in_grid]],
+                                  uint  tid  [[thread_index_in_threadgroup]])
+{
+    threadgroup rough A[ROOM], B[ROOM];
+    threadgroup float part[256];
+    forward(A, B, part, y, x, w, b, offsets, args, tile, tid);
 }
 
 kernel void experts_forward_few(device float*             y       [[buffer(0)]],
@@ -80,6 +101,35 @@ kernel void experts_forward_few(device float*             y       [[buffer(0)]],
     if (tid % LINE == 0 && n < N) y[r * N + n] = args.has_b ? sum + b[e * N + n] : sum;
 }
 
+template <typename T>
+static inline void backward_input(threadgroup T* A, threadgroup T* B, threadgroup float* part, device float* dx,
+                                  device const float* dy, device const uchar* w, device const int* offsets,
+                                  constant ExpertsBackwardInput& args, uint2 tile, uint tid) {
+    const uint N = args.N, K = args.K, E = args.E, M = min(args.M, uint(offsets[E]));
+    const uint r0 = tile.y * TILE, k0 = tile.x * TILE;
+    if (r0 >= M) return;
+    for (uint e = expert_of(offsets, E, r0); e < E && uint(offsets[e]) < min(r0 + TILE, M); ++e) {
+        const uint from = uint(offsets[e]), end = min(uint(offsets[e + 1]), M);
+        if (from == end) continue;
+        Sums sums;
+        clear(sums);
+        for (uint n = 0; n < N; n += TERMS) {
+            threadgroup_barrier(mem_flags::mem_threadgroup);
+            fetch(A, (device const uchar*)dy, 0, end, N, r0, n, TILE, TERMS, PITCH, tid);
+            fetch(B, w, args.type, (e + 1) * N, K, e * N + n, k0, TERMS, TILE, TILE_PITCH, tid);
+            threadgroup_barrier(mem_flags::mem_threadgroup);
+            multiply<true, false>(sums, A, B, tid);
+        }
+        #pragma unroll
+        for (uint i = 0; i < OWN; ++i) {
+            uint2 place;
+            const float sum = sum_of(sums, i, part, tid, place);
+            const uint r = r0 + place.x, k = k0 + place.y, to = r * K + k;
+            if (r >= from && r < end && k < K) dx[to] = args.accumulate ? dx[to] + sum : sum;
+        }
+    }
+}
+
 [[max_total_threads_per_threadgroup(PRODUCT)]]
 kernel void experts_backward_input(device float*                   dx      [[buffer(0)]],
                                    device const float*             dy      [[buffer(1)]],
@@ -90,28 +140,44 @@ kernel void experts_backward_input(device float*                   dx      [[buf
                                    uint  tid  [[thread_index_in_threadgroup]])
 {
     threadgroup float A[ROOM], B[ROOM], part[256];
-    const uint N = args.N, K = args.K, E = args.E, M = min(args.M, uint(offsets[E]));
-    const uint r0 = tile.y * TILE, k0 = tile.x * TILE;
-    if (r0 >= M) return;
+    backward_input(A, B, part, dx, dy, w, offsets, args, tile, tid);
+}
+
+[[max_total_threads_per_threadgroup(PRODUCT)]]
+kernel void experts_backward_input_rough(device float*                   dx      [[buffer(0)]],
+                                         device const float*             dy      [[buffer(1)]],
+                                         device const uchar*             w       [[buffer(2)]],
+                                         device const int*               offsets [[buffer(3)]],
+                                         constant ExpertsBackwardInput&  args    [[buffer(4)]],
+                                         uint2 tile [[threadgroup_position_in_grid]],
+                                         uint  tid  [[thread_index_in_threadgroup]])
+{
+    threadgroup rough A[ROOM], B[ROOM];
+    threadgroup float part[256];
+    backward_input(A, B, part, dx, dy, w, offsets, args, tile, tid);
+}
+
+template <typename T>
+static inline void backward_weight(threadgroup T* A, threadgroup T* B, threadgroup float* part, device float* dw,
+                                   device const float* dy, device const float* x, device const int* offsets,
+                                   constant ExpertsBackwardWeight& args, uint3 tile, uint tid) {
+    const uint N = args.N, K = args.K, e = tile.z, n0 = tile.y * TILE, k0 = tile.x * TILE;
+    const uint end = min(uint(offsets[e + 1]), args.M);
     Sums sums;
     clear(sums);
-    for (uint e = expert_of(offsets, E, r0); e < E && uint(offsets[e]) < min(r0 + TILE, M); ++e) {
-        const uint from = uint(offsets[e]), end = min(uint(offsets[e + 1]), M);
-        if (from == end) continue;
-        for (uint n = 0; n < N; n += TERMS) {
-            threadgroup_barrier(mem_flags::mem_threadgroup);
-            fetch(A, (device const uchar*)dy, 0, from, end, N, r0, n, TILE, TERMS, PITCH, tid);
-            fetch(B, w, args.type, 0, (e + 1) * N, K, e * N + n, k0, TERMS, TILE, TILE_PITCH, tid);
-            threadgroup_barrier(mem_flags::mem_threadgroup);
-            multiply<true, false>(sums, A, B, tid);
-        }
+    for (uint r = uint(offsets[e]); r < end; r += TERMS) {
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        fetch(A, (device const uchar*)dy, 0, end, N, r, n0, TERMS, TILE, TILE_PITCH, tid);
+        fetch(B, (device const uchar*)x, 0, end, K, r, k0, TERMS, TILE, TILE_PITCH, tid);
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        multiply<false, false>(sums, A, B, tid);
     }
     #pragma unroll
     for (uint i = 0; i < OWN; ++i) {
         uint2 place;
         const float sum = sum_of(sums, i, part, tid, place);
-        const uint r = r0 + place.x, k = k0 + place.y, to = r * K + k;
-        if (r < M && k < K) dx[to] = args.accumulate ? dx[to] + sum : sum;
+        const uint n = n0 + place.x, k = k0 + place.y, to = (e * N + n) * K + k;
+        if (n < N && k < K) dw[to] = args.accumulate ? dw[to] + sum : sum;
     }
 }
 
@@ -125,24 +191,21 @@ kernel void experts_backward_weight(device float*                    dw      [[b
                                     uint  tid  [[thread_index_in_threadgroup]])
 {
     threadgroup float A[ROOM], B[ROOM], part[256];
-    const uint N = args.N, K = args.K, e = tile.z, n0 = tile.y * TILE, k0 = tile.x * TILE;
-    const uint end = min(uint(offsets[e + 1]), args.M);
-    Sums sums;
-    clear(sums);
-    for (uint r = uint(offsets[e]); r < end; r += TERMS) {
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-        fetch(A, (device const uchar*)dy, 0, 0, end, N, r, n0, TERMS, TILE, TILE_PITCH, tid);
-        fetch(B, (device const uchar*)x, 0, 0, end, K, r, k0, TERMS, TILE, TILE_PITCH, tid);
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-        multiply<false, false>(sums, A, B, tid);
-    }
-    #pragma unroll
-    for (uint i = 0; i < OWN; ++i) {
-        uint2 place;
-        const float sum = sum_of(sums, i, part, tid, place);
-        const uint n = n0 + place.x, k = k0 + place.y, to = (e * N + n) * K + k;
-        if (n < N && k < K) dw[to] = args.accumulate ? dw[to] + sum : sum;
-    }
+    backward_weight(A, B, part, dw, dy, x, offsets, args, tile, tid);
+}
+
+[[max_total_threads_per_threadgroup(PRODUCT)]]
+kernel void experts_backward_weight_rough(device float*                    dw      [[buffer(0)]],
+                                          device const float*              dy      [[buffer(1)]],
+                                          device const float*              x       [[buffer(2)]],
+                                          device const int*                offsets [[buffer(3)]],
+                                          constant ExpertsBackwardWeight&  args    [[buffer(4)]],
+                                          uint3 tile [[threadgroup_position_in_grid]],
+                                          uint  tid  [[thread_index_in_threadgroup]])
+{
+    threadgroup rough A[ROOM], B[ROOM];
+    threadgroup float part[256];
+    backward_weight(A, B, part, dw, dy, x, offsets, args, tile, tid);
 }
 
 kernel void experts_backward_bias(device float*                  db      [[buffer(0)]],

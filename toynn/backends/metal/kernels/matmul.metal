@@ -27,8 +27,8 @@ static inline void forward(threadgroup T* A, threadgroup T* B, threadgroup float
     clear(sums);
     for (uint k = 0; k < args.K; k += TERMS) {
         threadgroup_barrier(mem_flags::mem_threadgroup);
-        fetch(A, (device const uchar*)x, 0, 0, args.M, args.K, m0, k, TILE, TERMS, PITCH, tid);
-        fetch(B, w, args.type, 0, args.N, args.K, n0, k, TILE, TERMS, PITCH, tid);
+        fetch(A, (device const uchar*)x, 0, args.M, args.K, m0, k, TILE, TERMS, PITCH, tid);
+        fetch(B, w, args.type, args.N, args.K, n0, k, TILE, TERMS, PITCH, tid);
         threadgroup_barrier(mem_flags::mem_threadgroup);
         multiply<true, true>(sums, A, B, tid);
     }
@@ -113,8 +113,8 @@ static inline void backward_input(threadgroup T* A, threadgroup T* B, threadgrou
     clear(sums);
     for (uint n = 0; n < args.N; n += TERMS) {
         threadgroup_barrier(mem_flags::mem_threadgroup);
-        fetch(A, (device const uchar*)dy, 0, 0, args.M, args.N, m0, n, TILE, TERMS, PITCH, tid);
-        fetch(B, w, args.type, 0, args.N, args.K, n, k0, TERMS, TILE, TILE_PITCH, tid);
+        fetch(A, (device const uchar*)dy, 0, args.M, args.N, m0, n, TILE, TERMS, PITCH, tid);
+        fetch(B, w, args.type, args.N, args.K, n, k0, TERMS, TILE, TILE_PITCH, tid);
         threadgroup_barrier(mem_flags::mem_threadgroup);
         multiply<true, false>(sums, A, B, tid);
     }
@@ -163,8 +163,8 @@ static inline void backward_weight(threadgroup T* A, threadgroup T* B, threadgro
     clear(sums);
     for (uint m = 0; m < args.M; m += TERMS) {
         threadgroup_barrier(mem_flags::mem_threadgroup);
-        fetch(A, (device const uchar*)dy, 0, 0, args.M, args.N, m, n0, TERMS, TILE, TILE_PITCH, tid);
-        fetch(B, (device const uchar*)x, 0, 0, args.M, args.K, m, k0, TERMS, TILE, TILE_PITCH, tid);
+        fetch(A, (device const uchar*)dy, 0, args.M, args.N, m, n0, TERMS, TILE, TILE_PITCH, tid);
+        fetch(B, (device const uchar*)x, 0, args.M, args.K, m, k0, TERMS, TILE, TILE_PITCH, tid);
         threadgroup_barrier(mem_flags::mem_threadgroup);
         multiply<false, false>(sums, A, B, tid);
     }

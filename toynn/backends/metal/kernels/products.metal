@@ -23,15 +23,15 @@ typedef float rough;  // an older Metal: as exact as ever
 #endif
 
 // A part of a matrix (., columns), from row `row` and column `column` on, a multiple of RUN: `width` columns of
-// `height` rows. What is not there is 0: rows below `from`, and those from `rows` on.
+// `height` rows. What is not there is 0: rows from `rows` on.
 template <typename T>
-static inline void fetch(threadgroup T* tile, device const uchar* w, uint type, uint from, uint rows, uint columns,
+static inline void fetch(threadgroup T* tile, device const uchar* w, uint type, uint rows, uint columns,
                          uint row, uint column, uint height, uint width, uint pitch, uint tid) {
     float run[RUN];
     const uint runs = width / RUN;
     for (uint at = tid; at < height * runs; at += PRODUCT) {
         const uint i = at / runs, j = at % runs * RUN;
-        if (row + i >= from && row + i < rows && column + j < columns) {
+        if (row + i < rows && column + j < columns) {
             expand(run, w, type, row + i, columns, column + j);
         } else {
             for (uint k = 0; k < RUN; ++k) run[k] = 0.0f;

@@ -1,0 +1,49 @@
+"""What each precision of matrix products multiplies in on this CPU, and which "auto" stands for."""
+
+from typing import Any
+
+import toynn._kernels as kernels
+from toynn._kernels import cpu
+
+__all__ = ["automatic", "multiplies_in"]
+
+
+def multiplies_in() -> dict[str, str]:
+    """Return what the products of each precision are made of."""
+    matmul = kernels.load("matmul", kernels.level)
+    if matmul.multiplies_tiles():
+        unit = "AMX in software" if kernels.software_tiles() else "AMX"
+        return {
+            "highest": f"three parts of bfloat16, six products ({unit})",
+            "high": f"two parts of bfloat16, three products ({unit})",
+            "medium": f"bfloat16 ({unit})" + _few_rows(matmul),
+        }
+    medium = "bfloat16 (AVX512_BF16)" if matmul.multiplies_pairs() else f"float32 ({_no_pairs()})"
+    return {"highest": "float32", "high": "float32", "medium": medium + _few_rows(matmul)}
+
+
+def _few_rows(matmul: Any) -> str:
+    """Return what medium makes of a few rows by blocks."""
+    return "; a few rows by blocks: 8 bits (AVX512_VNNI)" if matmul.multiplies_int8() else ""
+
+
+def automatic() -> tuple[str, str]:
+    """Return the precision that "auto" stands for on this CPU, and why.
+
+    "medium" where it multiplies bfloat16 at least as fast as "highest" its floats: with AMX, and
+    with AVX512_BF16 on CPUs that gain by it; else "highest". The kind of CPU decides, no clock.
+    """
+    matmul = kernels.load("matmul", kernels.level)
+    if matmul.multiplies_tiles():
+        return "medium", "bfloat16 in the tiles of AMX is the fastest that this CPU has"
+    if matmul.multiplies_pairs():
+        return "medium", "this CPU multiplies bfloat16 (AVX512_BF16) faster than float32"
+    return "highest", f"medium would not be faster: {_no_pairs()}"
+
+
+def _no_pairs() -> str:
+    """Return why no pairs of bfloat16 are multiplied."""
+    vendor, family = cpu.maker()
+    if cpu.has_avx512_bf16() and not cpu.gains_by_pairs():
+        return f"AVX512_BF16 is slower than float32 on a CPU of {vendor}, family {family}"
+    return "bfloat16 needs AVX512_BF16, the level avx512, a build by GCC 12 or clang"
