@@ -66,11 +66,11 @@ def of_toynn(
     decoder = engine.decoder()
 
     def prompt() -> None:
-        decoder.past = 0
+        decoder.rewind()
         decoder.read(ids[:PROMPT])
 
     def tokens() -> None:
-        decoder.past = PROMPT
+        decoder.rewind(PROMPT)
         for token in ids[PROMPT:]:
             decoder.read([token])
 

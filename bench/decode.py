@@ -55,7 +55,8 @@ def toynn_decode(shape: Decoding, ids: list[int], n_threads: int) -> Callable[[]
     first = int(decoder.read(ids).argmax())
 
     def decode() -> list[int]:
-        decoder.past, token, tokens = past, first, []
+        decoder.rewind(past)
+        token, tokens = first, []
         for _ in range(TOKENS):
             token = int(decoder.read([token]).argmax())
             tokens.append(token)

@@ -2,19 +2,24 @@
 
 complete(engine, tokenizer, "Once upon a time", max_tokens=50, stop=["The end"]).text
 complete(engine, tokenizer, [{"role": "user", "content": "Hello"}]).text
+for found in complete_all(engine, tokenizer, prompts, batch=8): print(found.text)
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from toynn.errors import ConfigError
-from toynn.generate import Drawn, Engine, Reader, draw
+from toynn.generate import BatchEngine, BatchReader, Drawing, Drawn, Engine, Reader, draw
 from toynn.sampling import Sampling
 
-__all__ = ["Completion", "Stops", "complete", "prompt_ids"]
+__all__ = ["Completion", "Stops", "complete", "complete_all", "prompt_ids"]
 
 Prompt = str | Sequence[Mapping[str, Any]]
+Ended = Literal["token", "stop", "length", "interrupt"]
 
 
 class Stream(Protocol):
@@ -97,7 +102,7 @@ class Completion:
     """
 
     text: str
-    ended: Literal["token", "stop", "length", "interrupt"]
+    ended: Ended
     drawn: tuple[Drawn, ...]
     prompt_tokens: int
 
@@ -115,6 +120,53 @@ def prompt_ids(tokenizer: Tokenizer, prompt: Prompt) -> list[int]:
     if not ids:
         raise ConfigError("generate: the prompt is empty; it needs at least one token")
     return ids
+
+
+class _Written:
+    """The text of a completion that grows by a token at a time."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_tokens: int,
+        max_tokens: int,
+        stop: Sequence[str],
+        show: Callable[[str], object] | None = None,
+    ) -> None:
+        self._stops, self._stream, self._show = Stops(stop), tokenizer.stream(), show
+        self._prompt_tokens, self._most = prompt_tokens, max_tokens
+        self._texts: list[str] = []
+        self._drawn: list[Drawn] = []
+
+    def add(self, token: Drawn) -> bool:
+        """Add a token; return whether a stop text came."""
+        self._drawn.append(token)
+        self._tell(self._stops.push(self._stream.push(token.id)))
+        return self._stops.found
+
+    def end(self, by: Ended = "token") -> Completion:
+        """Return what was written. What ended it is plain, but for an interrupt."""
+        if not self._stops.found:
+            self._tell(self._stops.push(self._stream.end()))
+        if not self._stops.found:
+            self._tell(self._stops.end())
+        if self._stops.found:
+            by = "stop"
+        elif by == "token" and len(self._drawn) == self._most:
+            by = "length"
+        return Completion("".join(self._texts), by, tuple(self._drawn), self._prompt_tokens)
+
+    def _tell(self, text: str) -> None:
+        self._texts.append(text)
+        if self._show is not None:
+            self._show(text)
+
+
+def _given(tokenizer: Tokenizer, prompt: Prompt | Sequence[int]) -> list[int]:
+    """Return the ids of a text or a conversation; ids as they are."""
+    if isinstance(prompt, str) or any(isinstance(part, Mapping) for part in prompt):
+        return prompt_ids(tokenizer, prompt)  # type: ignore[arg-type]
+    return list(prompt)  # type: ignore[arg-type]
 
 
 def complete(
@@ -153,18 +205,8 @@ def complete(
         repeat_penalty=repeat_penalty,
         repeat_last_n=repeat_last_n,
     )
-    given = isinstance(prompt, str) or any(isinstance(part, Mapping) for part in prompt)
-    ids: Any = prompt_ids(tokenizer, prompt) if given else list(prompt)  # type: ignore[arg-type]
-    stops, stream = Stops(stop), tokenizer.stream()
-    texts: list[str] = []
-    drawn: list[Drawn] = []
-    ended: Literal["token", "stop", "length", "interrupt"] = "token"
-
-    def tell(text: str) -> None:
-        texts.append(text)
-        if show is not None:
-            show(text)
-
+    ids = _given(tokenizer, prompt)
+    written = _Written(tokenizer, len(ids), max_tokens, stop, show)
     tokens = draw(
         engine,
         ids,
@@ -177,20 +219,113 @@ def complete(
     )
     try:
         for token in tokens:
-            drawn.append(token)
-            tell(stops.push(stream.push(token.id)))
-            if stops.found:
+            if written.add(token):
                 break
     except KeyboardInterrupt:
         if not interruptible:
             raise
-        ended = "interrupt"
-    if not stops.found:
-        tell(stops.push(stream.end()))
-    if not stops.found:
-        tell(stops.end())
-    if stops.found:
-        ended = "stop"
-    elif ended == "token" and len(drawn) == max_tokens:
-        ended = "length"
-    return Completion("".join(texts), ended, tuple(drawn), len(ids))
+        return written.end("interrupt")
+    return written.end()
+
+
+def complete_all(
+    engine: BatchEngine,
+    tokenizer: Tokenizer,
+    prompts: Sequence[Prompt | Sequence[int]],
+    max_tokens: int = 256,
+    *,
+    batch: int = 8,
+    temperature: float = 0.8,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    repeat_penalty: float = 1.0,
+    repeat_last_n: int = 64,
+    seed: int = 0,
+    stop: Sequence[str] = (),
+    log_probabilities: int | None = None,
+    interruptible: bool = False,
+) -> Iterator[Completion]:
+    """Yield what a model writes behind each of many prompts, in their order.
+
+    ``batch`` of them are written at a time: where one ends, the next begins. Each is drawn by a
+    generator of its own from the same seed, as ``complete`` would draw it; but a product of several
+    rows is summed in another order than one of a single row, so that a token may come out otherwise
+    where two are about as likely. If ``interruptible``, Ctrl-C ends those that have begun, and
+    there are no further ones. Otherwise as ``complete``.
+
+    Raises ConfigError for a batch below 1, an empty prompt, and values out of range.
+    """
+    if batch < 1:
+        raise ConfigError(f"generate: batch must be 1 or more; got {batch}")
+    sampling = Sampling(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repeat_penalty=repeat_penalty,
+        repeat_last_n=repeat_last_n,
+    )
+    texts = [_given(tokenizer, prompt) for prompt in prompts]
+    begun = [
+        _Answer(
+            Drawing(
+                ids,
+                max_tokens,
+                sampling,
+                context=engine.context,
+                seed=seed,
+                stop=tokenizer.eog,
+                log_probabilities=log_probabilities,
+            ),
+            _Written(tokenizer, len(ids), max_tokens, stop),
+        )
+        for ids in texts
+    ]
+    if not begun:
+        return iter(())
+    room = min(engine.context, max(map(len, texts)) + max_tokens)
+    reader = BatchReader(engine, min(batch, len(begun)), room)
+    return _together(reader, begun, interruptible)
+
+
+class _Answer:
+    """One of many completions."""
+
+    def __init__(self, drawing: Drawing, written: _Written) -> None:
+        self.drawing, self.written, self._stopped = drawing, written, False
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether there is a next token."""
+        return not self.drawing.ended and not self._stopped
+
+    def take(self, logits: NDArray[np.float32]) -> None:
+        """Draw the next token."""
+        token = self.drawing.take(logits)
+        self._stopped = token is not None and self.written.add(token)
+
+
+def _together(
+    reader: BatchReader, answers: Sequence[_Answer], interruptible: bool
+) -> Iterator[Completion]:
+    """Write answers, as many at a time as are read together; yield them in their order."""
+    places: dict[int, _Answer] = {}
+    begun = told = 0
+    try:
+        while told < len(answers):
+            for place in range(reader.batch):
+                while begun < len(answers) and (place not in places or not places[place].goes_on):
+                    places[place] = answers[begun]
+                    begun += 1
+            wanted = {n: each.drawing.seen for n, each in places.items() if each.goes_on}
+            for place, logits in reader.read(wanted).items():
+                places[place].take(logits)
+            while told < begun and not answers[told].goes_on:
+                yield answers[told].written.end()
+                told += 1
+    except KeyboardInterrupt:
+        if not interruptible:
+            raise
+        for answer in answers[told:begun]:
+            yield answer.written.end("interrupt" if answer.goes_on else "token")

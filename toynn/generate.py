@@ -6,7 +6,7 @@ sequence, and goes on; so a generation ends at ``max_tokens`` or at a token of `
 itself.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from numbers import Integral
 from typing import NamedTuple, Protocol
 
@@ -16,7 +16,16 @@ from numpy.typing import NDArray
 from toynn.errors import ConfigError
 from toynn.sampling import Sampling, log_softmax
 
-__all__ = ["Drawn", "Reader", "draw", "generate", "sample"]
+__all__ = [
+    "BatchEngine",
+    "BatchReader",
+    "Drawing",
+    "Drawn",
+    "Reader",
+    "draw",
+    "generate",
+    "sample",
+]
 
 
 class Decoder(Protocol):
@@ -30,6 +39,18 @@ class Decoder(Protocol):
         """Read the tokens that come next; return the logits (V,) of the one after them."""
 
 
+class BatchDecoder(Protocol):
+    """Several sequences that a model reads together, by their numbers."""
+
+    chunk: int  # tokens of a sequence that are read at once
+
+    def rewind(self, number: int) -> None:
+        """Begin a sequence anew."""
+
+    def read(self, pieces: Mapping[int, Sequence[int]]) -> dict[int, NDArray[np.float32]]:
+        """Read what comes next in some of them; return the logits (V,) of what follows each."""
+
+
 class Engine(Protocol):
     """A causal model."""
 
@@ -39,6 +60,18 @@ class Engine(Protocol):
 
     def decoder(self) -> Decoder:
         """Begin a sequence."""
+
+
+class BatchEngine(Engine, Protocol):
+    """A causal model that reads several sequences together."""
+
+    def batch_decoder(self, batch: int, room: int) -> BatchDecoder:
+        """Begin so many sequences, of at most so many tokens."""
+
+
+def _known(read: Sequence[int], ids: Sequence[int]) -> int:
+    """Return how many of ids need not be read again: all that were, or none."""
+    return len(read) if len(read) < len(ids) and ids[: len(read)] == read else 0
 
 
 class Reader:
@@ -54,12 +87,38 @@ class Reader:
 
         Where they do not begin with those that were read before, a new sequence is begun.
         """
-        ids, done = list(ids), len(self._ids)
-        if self._decoder is None or done >= len(ids) or ids[:done] != self._ids:
-            self._decoder, self._ids, done = self._engine.decoder(), [], 0
-        logits = self._decoder.read(ids[done:])
+        ids = list(ids)
+        known = _known(self._ids, ids)
+        if self._decoder is None or not known:
+            self._decoder, self._ids, known = self._engine.decoder(), [], 0
+        logits = self._decoder.read(ids[known:])
         self._ids = ids
         return logits
+
+
+class BatchReader:
+    """What a model has read of several sequences, a chunk of each at a time."""
+
+    def __init__(self, engine: BatchEngine, batch: int, room: int) -> None:
+        self._decoder, self.batch = engine.batch_decoder(batch, room), batch
+        self._ids: list[list[int]] = [[] for _ in range(batch)]
+
+    def read(self, wanted: Mapping[int, Sequence[int]]) -> dict[int, NDArray[np.float32]]:
+        """Read on in the sequences that are wanted; return logits of those read to their end.
+
+        Call it again for the others: so a long prompt keeps nobody waiting.
+        """
+        pieces = {}
+        for number, ids in wanted.items():
+            known = _known(self._ids[number], list(ids))
+            if not known:
+                self._decoder.rewind(number)
+                self._ids[number] = []
+            pieces[number] = ids[known : known + self._decoder.chunk]
+        found = self._decoder.read(pieces) if pieces else {}
+        for number, piece in pieces.items():
+            self._ids[number] += piece
+        return {n: found[n] for n, ids in wanted.items() if len(self._ids[n]) == len(ids)}
 
 
 class Drawn(NamedTuple):
@@ -78,6 +137,62 @@ class Drawn(NamedTuple):
     id: int
     log_probability: float
     likeliest: tuple[tuple[int, float], ...]
+
+
+class Drawing:
+    """A sequence that is being continued: what the model is to see, and what is drawn from that.
+
+    For its arguments see ``draw``. ``seen`` are the tokens to be read before the next is drawn;
+    ``ended`` says that there is no next.
+
+    Raises ConfigError for values out of range.
+    """
+
+    def __init__(
+        self,
+        prompt_ids: Sequence[int],
+        max_tokens: int,
+        sampling: Sampling,
+        *,
+        context: int,
+        seed: int = 0,
+        stop: Collection[int] = frozenset(),
+        log_probabilities: int | None = None,
+    ) -> None:
+        if len(prompt_ids) == 0:
+            raise ConfigError("generate: the prompt is empty; it needs at least one token")
+        numbers = {"max_tokens": max_tokens, "seed": seed, "log_probabilities": log_probabilities}
+        for name, number in numbers.items():
+            if number is not None and (not isinstance(number, Integral) or number < 0):
+                raise ConfigError(
+                    f"generate: {name} must be a whole number, 0 or above; got {number}"
+                )
+        self._sampling, self._stop, self._told = sampling, stop, log_probabilities
+        self._random, self._context = np.random.default_rng(seed), context
+        self._ids, self._begin, self._left = list(prompt_ids), 0, max_tokens
+        self.ended = max_tokens == 0
+        self._fit()
+
+    @property
+    def seen(self) -> list[int]:
+        """The tokens that the model sees: all, or, where its context was full, the newer ones."""
+        return self._ids[self._begin :]
+
+    def take(self, logits: NDArray[np.float32]) -> Drawn | None:
+        """Draw the next token from logits (V,); return None where it is one that ends it."""
+        token = self._sampling.pick(logits, self._ids, self._random)
+        self._left -= 1
+        self.ended = token in self._stop or not self._left
+        if token in self._stop:
+            return None
+        drawn = _told(logits, token, self._told)
+        self._ids.append(token)
+        self._fit()
+        return drawn
+
+    def _fit(self) -> None:
+        if len(self._ids) - self._begin > self._context:
+            self._begin = len(self._ids) - max(1, self._context // 2)
 
 
 def generate(
@@ -136,25 +251,22 @@ def draw(
     Raises ConfigError for values out of range, NonFiniteError where the model's logits are not
     finite.
     """
-    if len(prompt_ids) == 0:
-        raise ConfigError("generate: the prompt is empty; it needs at least one token")
-    numbers = [("max_tokens", max_tokens), ("seed", seed), ("log_probabilities", log_probabilities)]
-    for name, number in numbers:
-        if number is not None and (not isinstance(number, Integral) or number < 0):
-            raise ConfigError(f"generate: {name} must be a whole number, 0 or above; got {number}")
+    drawing = Drawing(
+        prompt_ids,
+        max_tokens,
+        sampling,
+        context=engine.context,
+        seed=seed,
+        stop=stop,
+        log_probabilities=log_probabilities,
+    )
     reader = Reader(engine) if reader is None else reader
 
     def tokens() -> Iterator[Drawn]:
-        random, ids, begin = np.random.default_rng(seed), list(prompt_ids), 0
-        for _ in range(max_tokens):
-            if len(ids) - begin > engine.context:
-                begin = len(ids) - max(1, engine.context // 2)
-            logits = reader.read(ids[begin:])
-            token = sampling.pick(logits, ids, random)
-            if token in stop:
-                return
-            yield _told(logits, token, log_probabilities)
-            ids.append(token)
+        while not drawing.ended:
+            drawn = drawing.take(reader.read(drawing.seen))
+            if drawn is not None:
+                yield drawn
 
     return tokens()
 

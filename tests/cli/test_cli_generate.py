@@ -246,6 +246,8 @@ def test_prompts_of_a_file_become_lines_of_json(chatty, tmp_path, capsys):
         given = ["generate", "--model", str(chatty), "--prompts", str(tmp_path / name)]
         assert main([*given, *options, *flags, "--out", str(tmp_path / f"{name}.out")]) == 0
         assert capsys.readouterr().out.endswith(".out: 2 completions\n")
+        assert main([*given, *options, *flags, "--batch", "1"]) == 0
+        assert capsys.readouterr().out == (tmp_path / f"{name}.out").read_text()
     tokenizer = Tokenizer.from_gguf(chatty / "model.gguf")
     with gguf.open(chatty / "model.gguf") as file:
         engine = frozen(file)

@@ -3,7 +3,7 @@
 import pytest
 from fake_recipe import FakeDecoder, FakeEngine
 
-from toynn.completion import Stops, complete
+from toynn.completion import Stops, complete, complete_all
 from toynn.errors import ConfigError
 from toynn.formats.tokenizer import ByteTokenizer
 from toynn.generate import Reader, generate
@@ -88,3 +88,76 @@ def test_a_reader_reads_what_is_new(engine):
     assert list(generate(engine, [1, 2, 5], 1, temperature=0, reader=reader)) == [6]
     assert list(generate(engine, [1, 2, 5], 1, temperature=0, reader=reader)) == [6]
     assert reads == [(0, [1, 2]), (2, [3]), (3, [4, 9]), (0, [1, 2, 5]), (0, [1, 2, 5])]
+
+
+class FakeBatch:
+    """Several decoders that read two tokens at a time."""
+
+    chunk = 2
+
+    def __init__(self, engine, batch):
+        self.engine = engine
+        self.decoders = [FakeDecoder(engine) for _ in range(batch)]
+        self.most = 0
+
+    def rewind(self, number):
+        self.decoders[number] = FakeDecoder(self.engine)
+
+    def read(self, pieces):
+        self.most = max(self.most, len(pieces))
+        assert all(0 < len(ids) <= self.chunk for ids in pieces.values())
+        return {number: self.decoders[number].read(ids) for number, ids in pieces.items()}
+
+
+@pytest.fixture
+def together(engine):
+    """An engine that reads several sequences; its batches so far."""
+    batches = []
+
+    def batch_decoder(batch, room):
+        batches.append(FakeBatch(engine, batch))
+        return batches[-1]
+
+    engine.batch_decoder = batch_decoder
+    return batches
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3, 9])
+def test_many_are_what_each_alone_is_in_their_order(engine, together, batch):
+    prompts = ["ab", "abcde", "f", "abcdefgh", "zzzzzz", [120]]
+    options = {"temperature": 1.3, "seed": 3, "stop": ["q"], "log_probabilities": 1}
+    alone = [complete(engine, ByteTokenizer(), ids, 11, **options) for ids in prompts]
+    assert list(complete_all(engine, ByteTokenizer(), prompts, 11, batch=batch, **options)) == alone
+    assert together[0].most == min(batch, len(prompts))
+    assert list(complete_all(engine, ByteTokenizer(), [])) == []
+    nothing = complete_all(engine, ByteTokenizer(), ["a", "b"], 0)
+    assert [(found.text, found.ended) for found in nothing] == [("", "length")] * 2
+
+
+def test_bad_batches_are_refused_before_anything_is_read(engine, together):
+    for prompts, options, message in (
+        (["a"], {"batch": 0}, "batch must be 1 or more; got 0"),
+        (["a", ""], {}, "the prompt is empty"),
+        (["a"], {"temperature": -1}, "temperature"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            complete_all(engine, ByteTokenizer(), prompts, **options)
+    assert not together
+
+
+def test_ctrl_c_ends_those_that_have_begun(engine, together, monkeypatch):
+    reads = []
+
+    def read(self, pieces, whole=FakeBatch.read):
+        reads.append(pieces)
+        if len(reads) == 3:
+            raise KeyboardInterrupt
+        return whole(self, pieces)
+
+    monkeypatch.setattr(FakeBatch, "read", read)
+    given = {"temperature": 0, "batch": 2, "max_tokens": 5}
+    with pytest.raises(KeyboardInterrupt):
+        list(complete_all(engine, ByteTokenizer(), ["a", "b", "c"], **given))
+    reads.clear()
+    found = complete_all(engine, ByteTokenizer(), ["a", "b", "c"], interruptible=True, **given)
+    assert [(each.text, each.ended) for each in found] == [("bc", "interrupt"), ("cd", "interrupt")]

@@ -8,7 +8,7 @@ from lora_bases import ARCHS, write_base
 import toynn
 from toynn.engines import ENGINES, LlamaSeqEngine, frozen
 from toynn.engines.decoding import CHUNK
-from toynn.errors import LabelError, LifecycleError, ShapeError
+from toynn.errors import ConfigError, LabelError, LifecycleError, ShapeError
 from toynn.formats import gguf
 from toynn.generate import sample
 
@@ -59,6 +59,43 @@ def test_cached_logits_are_those_of_a_full_forward(kind):
             logits = decoder.read(ids[start : start + piece])
             assert decoder.past == start + piece
             assert nmse(logits, expected[decoder.past - 1]) < SAME
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_sequences_that_are_read_together_do_not_see_each_other(kind):
+    """Pieces of any lengths, of some of them, and one that begins anew: as each alone."""
+    engine, ids = realized(kind)
+    batch = engine.batch_decoder(3, CONTEXT - 8)
+    texts: dict[int, list[int]] = {0: [], 1: [], 2: []}
+    for pieces in ({0: 5, 1: 1}, {1: 30, 2: 90}, {0: 1, 1: 1, 2: 1}, {0: 40}, {0: 60, 2: 1}):
+        if texts[1] and 1 not in pieces:
+            batch.rewind(1)
+            texts[1] = []
+        new = {n: ids[n + len(texts[n]) :][:count].tolist() for n, count in pieces.items()}
+        logits = batch.read(new)
+        for number, piece in new.items():
+            texts[number] += piece
+            assert batch.past(number) == len(texts[number])
+            expected = engine.decoder().read(texts[number])
+            assert nmse(logits[number], expected) < SAME
+
+
+def test_a_sequence_is_turned_back():
+    engine, ids = realized("llama")
+    decoder = engine.decoder()
+    decoder.read(ids[:20])
+    decoder.rewind(12)
+    assert decoder.past == 12
+    assert nmse(decoder.read(ids[30:33]), engine.logits(np.r_[ids[:12], ids[30:33]])[-1]) < SAME
+    with pytest.raises(ConfigError, match="expected 0 to 15 tokens, which were read; got 16"):
+        decoder.rewind(16)
+    engine, ids = realized("lfm2")
+    decoder = engine.decoder()
+    decoder.read(ids[:20])
+    with pytest.raises(ConfigError, match="remembers more than keys and values"):
+        decoder.rewind(12)
+    decoder.rewind()
+    assert nmse(decoder.read(ids[:3]), engine.logits(ids[:3])[-1]) < SAME
 
 
 def test_batches_before_leave_nothing_in_the_cache():
@@ -165,6 +202,9 @@ def test_one_sequence_at_a_time():
     for wrong in (ids[:0], ids[:4].reshape(2, 2), np.zeros(CONTEXT + 1, int)):
         with pytest.raises(ShapeError, match=f"1 to {CONTEXT} of them"):
             second.read(wrong)
+    for batch, room in ((0, 4), (2, CONTEXT + 1), (2, -1)):
+        with pytest.raises(ConfigError, match=f"1 to {CONTEXT} tokens, the context; got {batch}"):
+            engine.batch_decoder(batch, room)
     with pytest.raises(LabelError, match=r"tokens: row 1 is 61; must be 0\.\.60"):
         second.read([1, 61])
     assert second.past == 0

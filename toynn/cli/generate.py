@@ -11,7 +11,7 @@ from typing import Any
 from toynn.cli._numbers import whole
 from toynn.cli._text import harmless
 from toynn.cli._writing import Clock, add_flags, opened, options
-from toynn.completion import Completion, complete, prompt_ids
+from toynn.completion import Completion, complete, complete_all, prompt_ids
 from toynn.data import jsonl
 from toynn.engines import SequenceEngine
 from toynn.errors import ConfigError, DataError
@@ -38,6 +38,8 @@ def add_parser(commands: Any) -> None:
         "a line of JSON for each"
     )
     which.add_argument("--prompts", type=Path, metavar="FILE", help=prompts)
+    batch = "of --prompts, continue so many at a time (default 8)"
+    parser.add_argument("--batch", type=whole(1), default=8, metavar="N", help=batch)
     chat = "the prompt is a user's message: write it as the model's chat template does"
     parser.add_argument("--chat", action="store_true", help=chat)
     as_json = "print a line of JSON: completion, what ended it, tokens"
@@ -87,29 +89,45 @@ def _lines(
     read: Sequence[list[int]],
 ) -> int:
     """Print a line of JSON for each prompt."""
+    interrupted = False
     with ExitStack() as stack:
         file = None
         if arguments.out is not None:
             file = stack.enter_context(replacing(arguments.out, "completions", DataError))
-        for prompt, ids in zip(prompts, read, strict=True):
-            found = complete(
-                engine,
-                tokenizer,
-                ids,
-                **options(arguments),
-                log_probabilities=arguments.logprobs,
-                interruptible=True,
-            )
+        completions = _completions(arguments, tokenizer, engine, read)
+        for prompt, found in zip(prompts, completions, strict=False):  # fewer, if interrupted
             line = json.dumps(_object(tokenizer, prompt, found), ensure_ascii=False)
             if file is None:
                 print(line, flush=True)
             else:
                 file.write(f"{line}\n".encode())
-            if found.ended == "interrupt":
-                return 130
+            interrupted = interrupted or found.ended == "interrupt"
+    if interrupted:
+        return 130
     if arguments.out is not None:
         print(f"{arguments.out}: {len(prompts)} completions")
     return 0
+
+
+def _completions(
+    arguments: Namespace,
+    tokenizer: Tokenizer,
+    engine: SequenceEngine[Any],
+    read: Sequence[list[int]],
+) -> Iterator[Completion]:
+    """Yield the completion of each prompt, up to one that is interrupted."""
+    given = options(arguments) | {
+        "log_probabilities": arguments.logprobs,
+        "interruptible": True,
+    }
+    if arguments.batch > 1 < len(read):
+        yield from complete_all(engine, tokenizer, read, batch=arguments.batch, **given)
+        return
+    for ids in read:
+        found = complete(engine, tokenizer, ids, **given)
+        yield found
+        if found.ended == "interrupt":
+            return
 
 
 def _object(tokenizer: Tokenizer, prompt: Prompt, found: Completion) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, TypeVar
 
 from toynn.engines import files
-from toynn.engines.decoding import Decoder
+from toynn.engines.decoding import BatchDecoder, Decoder
 from toynn.engines.gpt2 import GPT2Config, GPT2SeqEngine
 from toynn.engines.llama import LlamaConfig, LlamaSeqEngine
 from toynn.engines.preference import PreferenceOptions, Sequences
@@ -53,6 +53,9 @@ class DecodingEngine(Protocol[C_co]):
 
     def decoder(self) -> Decoder:
         """Begin a sequence, to be read piece by piece."""
+
+    def batch_decoder(self, batch: int, room: int = 0) -> BatchDecoder:
+        """Begin several sequences, to be read together."""
 
 
 class LoRAEngine(DecodingEngine[C_co], Protocol[C_co]):

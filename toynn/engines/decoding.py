@@ -1,41 +1,48 @@
-"""Reading a sequence piece by piece: the tapes of generation, over a cache of keys and values.
+"""Reading sequences piece by piece: the tapes of generation, over a cache of keys and values.
 
-    prefill: CHUNK tokens of a prompt a run        the forward pass of training, but attention
+    prefill: a chunk of a prompt a run             the forward pass of training, but attention
     decode:  one token a run                       adds to a cache, and sees what is in it
 
 The last chunk of a prompt is filled up on the right. What is computed for the filling goes into the
 cache behind the tokens' own rows, and is written over before anything sees it; so the cache has
-room for CHUNK - 1 rows beyond the context. The head works on the last token's row alone.
+room for a chunk beyond the longest sequence. The head works on the last token's row alone.
+
+Several sequences are read together, each with a past of its own: a step of B sequences multiplies
+B rows, and takes much less than B times as long as one of a single row, since both read all
+weights. While some read chunks of their prompts, others read a token, and the filling; so chunks
+are the shorter, the more sequences there are.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from toynn.errors import LifecycleError, ShapeError
+from toynn.errors import ConfigError, LifecycleError, ShapeError
 from toynn.graph.tape import Tape, Tensor
 from toynn.models import SequenceModel
 from toynn.nn import Caches, Layers
 from toynn.options import RecipeOptions
 from toynn.session import Session
 
-__all__ = ["CHUNK", "Decoder", "Decoding"]
+__all__ = ["CHUNK", "BatchDecoder", "Decoder", "Decoding"]
 
-CHUNK = 64  # tokens of a prompt a run: enough to multiply at full speed
+CHUNK = 64  # rows of a run that reads prompts: enough to multiply at full speed
+LEAST = 4  # tokens of each sequence among them
 
 
 @dataclass(frozen=True)
 class Reading:
-    """Handles of a tape that reads the tokens which come next in a sequence."""
+    """Handles of a tape that reads the tokens which come next in B sequences."""
 
     tape: Tape
     tokens: Tensor
     positions: Tensor
-    past: Tensor
-    last: Tensor  # the row whose logits are wanted
-    logits: Tensor  # (1, V)
+    past: Tensor  # (B,)
+    last: Tensor  # (B,): the rows whose logits are wanted
+    logits: Tensor  # (B, V)
 
 
 class Model(Protocol):
@@ -56,86 +63,180 @@ class Model(Protocol):
         """Return what a forward pass over the weights is recorded with."""
 
 
+def chunk(batch: int) -> int:
+    """Return how many tokens of each of so many sequences a run reads at most."""
+    return max(LEAST, CHUNK // batch)
+
+
 class Decoding:
-    """The tapes by which an engine reads sequences, one at a time, and what they remember."""
+    """The tapes by which an engine reads sequences, and what they remember.
+
+    Those that are read together, so many, with so much room each, share tapes and memory with all
+    that were read so before.
+    """
 
     def __init__(self, engine: Model) -> None:
         self.engine = engine
-        self.begun = 0  # sequences so far
-        self._kept: dict[str, Tensor] = {}  # keys and values, which all tapes share
+        self.begun: dict[tuple[int, int], int] = {}  # decoders so far, by batch and room
+        self._kept: dict[tuple[int, int], dict[str, Tensor]] = {}  # keys and values of the tapes
 
-    def begin(self) -> "Decoder":
-        """Begin a sequence; the one begun before ends with that."""
-        self.begun += 1
-        return Decoder(self, self.begun)
+    def begin(self, batch: int, room: int) -> "BatchDecoder":
+        """Begin so many sequences of up to ``room`` tokens; those before them end with that.
 
-    def reading(self, length: int, *, long: bool = False) -> Reading:
-        """Return the tape that reads ``length`` tokens, of a sequence that is ``long``."""
-        record = self.engine.session.record
-        return record(("reading", length, long), lambda: self._record(length, long))
+        Raises ConfigError for a number or a room out of range.
+        """
+        context = self.engine.config.context
+        if batch < 1 or not 0 < room <= context:
+            raise ConfigError(
+                f"batch_decoder: expected 1 or more sequences, with room for 1 to {context} "
+                f"tokens, the context; got {batch} and {room}"
+            )
+        self.begun[batch, room] = self.begun.get((batch, room), 0) + 1
+        return BatchDecoder(self, batch, room)
 
-    def _record(self, length: int, long: bool) -> Reading:
+    def rewinds(self, key: tuple[int, int]) -> bool:
+        """Say whether sequences that were read so have left keys and values only."""
+        return all(name.endswith(("keys", "values")) for name in self._kept.get(key, ()))
+
+    def reading(self, batch: int, room: int, length: int, *, long: bool) -> Reading:
+        """Return the tape that reads ``length`` tokens of each sequence; these may be ``long``."""
+        key = ("reading", batch, room, length, long)
+        return self.engine.session.record(key, lambda: self._record(batch, room, length, long))
+
+    def _record(self, batch: int, room: int, length: int, long: bool) -> Reading:
         engine, s, cfg = self.engine, self.engine.session, self.engine.config
-        past, last = s.input("past", (1,), "i32"), s.input("last", (1,), "i32")
-        tokens = s.input("tokens", (length,), "i32")
-        positions = s.input("positions", (length,), "i32")
-        caches = Caches(s, past, cfg.context + CHUNK - 1, self._kept)
-        layers = engine.layers(1, caches=caches, long=long)
+        past, last = s.input("past", (batch,), "i32"), s.input("last", (batch,), "i32")
+        tokens = s.input("tokens", (batch * length,), "i32")
+        positions = s.input("positions", (batch * length,), "i32")
+        kept = self._kept.setdefault((batch, room), {})
+        caches = Caches(s, past, room + chunk(batch), f"{batch} x {room}: ", kept)
+        layers = engine.layers(batch, caches=caches, long=long)
         x = layers.rows(engine.model.forward(layers, cfg, tokens, positions), last)
         x = engine.model.last(layers, cfg, x)
         logits = s.output(engine.model.logits(layers, cfg, engine.options, x))
         return Reading(s.tape, tokens, positions, past, last, logits)
 
 
+@dataclass
+class _Sequence:
+    """What was read of a sequence, and whether as one that its model takes for a long one."""
+
+    ids: list[Any] = field(default_factory=list)
+    long: bool = False
+
+
+class BatchDecoder:
+    """Several sequences that an engine reads together, piece by piece, by their numbers."""
+
+    def __init__(self, decoding: Decoding, batch: int, room: int) -> None:
+        self._decoding, self._engine = decoding, decoding.engine
+        self._key, self._number = (batch, room), decoding.begun[batch, room]
+        self.chunk = chunk(batch)  # so many tokens of a piece a run
+        self._sequences = [_Sequence() for _ in range(batch)]
+
+    def past(self, number: int) -> int:
+        """Return how many tokens of a sequence were read so far."""
+        return len(self._sequences[number].ids)
+
+    def rewind(self, number: int, past: int = 0) -> None:
+        """Forget all but the first tokens of a sequence; without ``past``, begin it anew.
+
+        Raises ConfigError for more than were read, and, unless it is begun anew, for a model that
+        remembers more than keys and values: a state cannot be turned back.
+        """
+        sequence = self._sequences[number]
+        if not 0 <= past <= len(sequence.ids):
+            raise ConfigError(
+                f"Decoder.rewind: expected 0 to {len(sequence.ids)} tokens, which were read; got "
+                f"{past}"
+            )
+        if past and not self._decoding.rewinds(self._key):
+            raise ConfigError(
+                "Decoder.rewind: this model remembers more than keys and values, which cannot be "
+                "turned back: begin anew"
+            )
+        self._sequences[number] = _Sequence(sequence.ids[:past], sequence.long and past > 0)
+
+    def read(self, pieces: Mapping[int, ArrayLike]) -> dict[int, NDArray[np.float32]]:
+        """Read what comes next in some of the sequences; return logits (V,) of what follows each.
+
+        What was read stays as it was read: a step of training between two calls does not change
+        it. All of a sequence is read again where it becomes one that its model takes for a long
+        one. Raises ShapeError if a piece has no tokens, or more than there is room for;
+        LifecycleError if other sequences, as many, were begun on the engine since.
+        """
+        if self._decoding.begun[self._key] != self._number:
+            raise LifecycleError(
+                "Decoder.read after another decoder() of the same engine, which reads one sequence "
+                "at a time, or one batch: begin again, or make a second engine"
+            )
+        waiting = {number: self._checked(number, ids) for number, ids in pieces.items()}
+        for number, ids in waiting.items():
+            sequence = self._sequences[number]
+            length = len(sequence.ids) + ids.size
+            if self._engine.model.is_long(self._engine.config, length) != sequence.long:
+                waiting[number] = np.append(np.array(sequence.ids, ids.dtype), ids)
+                self._sequences[number] = _Sequence(long=not sequence.long)
+        found: dict[int, NDArray[np.float32]] = {}
+        for long in (False, True):
+            alike = {n: ids for n, ids in waiting.items() if self._sequences[n].long is long}
+            while alike:
+                found |= self._run({n: ids[: self.chunk] for n, ids in alike.items()}, long=long)
+                alike = {n: ids[self.chunk :] for n, ids in alike.items() if ids.size > self.chunk}
+        return found
+
+    def _checked(self, number: int, piece: ArrayLike) -> NDArray[Any]:
+        ids, past, (_, room) = np.asarray(piece), self.past(number), self._key
+        if ids.ndim != 1 or not 0 < ids.size <= room - past:
+            raise ShapeError(
+                f"Decoder.read: ids must be flat, 1 to {room - past} of them, as {past} of a "
+                f"context of {room} are read; got {ids.shape}"
+            )
+        return ids
+
+    def _run(
+        self, pieces: Mapping[int, NDArray[Any]], *, long: bool
+    ) -> dict[int, NDArray[np.float32]]:
+        """Read at most a chunk of some sequences of a kind; return their logits."""
+        s, (batch, room) = self._engine.session, self._key
+        length = 1 if all(ids.size == 1 for ids in pieces.values()) else self.chunk
+        reading = self._decoding.reading(batch, room, length, long=long)
+        past = np.array([self.past(number) for number in range(batch)])
+        tokens = np.zeros((batch, length), np.result_type(*pieces.values()))
+        last = np.arange(batch) * length
+        for number, ids in pieces.items():
+            tokens[number, : ids.size] = ids
+            last[number] += ids.size - 1
+        positions = np.minimum(past[:, None] + np.arange(length), self._engine.config.context - 1)
+        s.upload(reading.tokens, tokens.reshape(-1))
+        s.upload(reading.positions, positions.reshape(-1))
+        s.upload(reading.past, past)
+        s.upload(reading.last, last)
+        s.run("loss", tape=reading.tape)
+        for number, ids in pieces.items():
+            self._sequences[number].ids += ids.tolist()
+        logits = s.download(reading.logits)
+        return {number: logits[number] for number in pieces}
+
+
 class Decoder:
     """One sequence that an engine reads piece by piece."""
 
-    def __init__(self, decoding: Decoding, number: int) -> None:
-        self._decoding, self._engine, self._number = decoding, decoding.engine, number
-        self.past = 0  # tokens read so far
-        self._ids: NDArray[Any] = np.empty(0, np.int32)  # which these are
-        self._long = False
+    def __init__(self, batch: BatchDecoder) -> None:
+        self._batch = batch
+
+    @property
+    def past(self) -> int:
+        """Tokens read so far."""
+        return self._batch.past(0)
+
+    def rewind(self, past: int = 0) -> None:
+        """Forget all but the first tokens. Raises ConfigError as ``BatchDecoder.rewind``."""
+        self._batch.rewind(0, past)
 
     def read(self, ids: ArrayLike) -> NDArray[np.float32]:
         """Read the tokens that come next; return the logits (V,) of the one after them.
 
-        What was read stays as it was read: a step of training between two calls does not change
-        it. All of it is read again where a sequence becomes one that its model takes for a long
-        one. Raises ShapeError if there are none, or more than the context has room for;
-        LifecycleError if another sequence was begun on the engine since.
+        As ``BatchDecoder.read``: raises ShapeError and LifecycleError as that does.
         """
-        ids, context = np.asarray(ids), self._engine.config.context
-        if self._decoding.begun != self._number:
-            raise LifecycleError(
-                "Decoder.read after another decoder() of the same engine, which reads one sequence "
-                "at a time: begin again, or make a second engine"
-            )
-        if ids.ndim != 1 or not 0 < ids.size <= context - self.past:
-            raise ShapeError(
-                f"Decoder.read: ids must be flat, 1 to {context - self.past} of them, as "
-                f"{self.past} of a context of {context} are read; got {ids.shape}"
-            )
-        self._ids = np.append(self._ids, ids)
-        long = self._engine.model.is_long(self._engine.config, self._ids.size)
-        if long != self._long:
-            self._long, self.past, ids = long, 0, self._ids
-        for start in range(0, ids.size, CHUNK):
-            reading = self._run(ids[start : start + CHUNK])
-        logits: NDArray[np.float32] = self._engine.session.download(reading.logits)[0]
-        return logits
-
-    def _run(self, ids: NDArray[Any]) -> Reading:
-        s, length = self._engine.session, 1 if ids.size == 1 else CHUNK
-        reading = self._decoding.reading(length, long=self._long)
-        tokens = np.zeros(length, ids.dtype)
-        tokens[: ids.size] = ids
-        positions = np.minimum(
-            np.arange(self.past, self.past + length), self._engine.config.context - 1
-        )
-        s.upload(reading.tokens, tokens)
-        s.upload(reading.positions, positions)
-        s.upload(reading.past, [self.past])
-        s.upload(reading.last, [ids.size - 1])
-        s.run("loss", tape=reading.tape)
-        self.past += ids.size
-        return reading
+        return self._batch.read({0: ids})[0]

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from toynn.engines.adapters import Adapters, check_init
+from toynn.engines.decoding import BatchDecoder, Decoder, Decoding
 from toynn.engines.targets import AdapterOptions
 from toynn.engines.weights import Weights
 from toynn.errors import LifecycleError
@@ -16,7 +17,7 @@ from toynn.formats.gguf import GGUFFile
 from toynn.nn import LoRA
 from toynn.session import Session
 
-__all__ = ["AdapterDoors", "Widths"]
+__all__ = ["AdapterDoors", "DecoderDoors", "Widths"]
 
 
 class Widths:
@@ -48,6 +49,35 @@ class Widths:
     def n_layers(self) -> int:
         """Number of blocks."""
         return int(self.config.n_layers)
+
+
+class DecoderDoors:
+    """Reading on where one stopped."""
+
+    context: int
+    _decoding: Decoding
+
+    @abstractmethod
+    def _session_for(self, call: str) -> Session:
+        """Return the session; LifecycleError before there are weights."""
+
+    def decoder(self) -> Decoder:
+        """Begin a sequence, to be read piece by piece; the one begun before ends with that.
+
+        The keys and values of ``context`` tokens get their memory when the first token is read,
+        and keep it.
+        """
+        self._session_for("decoder()")
+        return Decoder(self._decoding.begin(1, self.context))
+
+    def batch_decoder(self, batch: int, room: int = 0) -> BatchDecoder:
+        """Begin several sequences, to be read together piece by piece; see ``decoder``.
+
+        Each has room for so many tokens; 0: the context. Those begun before, as many with as much
+        room, end with that. Raises ConfigError for a number or a room out of range.
+        """
+        self._session_for("batch_decoder()")
+        return self._decoding.begin(batch, room or self.context)
 
 
 class AdapterDoors:

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from toynn.engines import files
-from toynn.engines.decoding import Decoder, Decoding
-from toynn.engines.doors import AdapterDoors
+from toynn.engines.decoding import Decoding
+from toynn.engines.doors import AdapterDoors, DecoderDoors
 from toynn.engines.engine import Engine, counted
 from toynn.engines.files import StrPath
 from toynn.engines.packed import Packed
@@ -55,7 +55,7 @@ class _Architectures:
         )
 
 
-class SequenceEngine(Engine[C, Pass], AdapterDoors, PreferenceDoors, Generic[C]):
+class SequenceEngine(Engine[C, Pass], AdapterDoors, DecoderDoors, PreferenceDoors, Generic[C]):
     """An engine that reads B sequences of T tokens, laid flat (B T,).
 
     Its weights are drawn (``realize_for_random_init``) or read (``from_gguf``, ``from_hf``), and
@@ -118,15 +118,6 @@ class SequenceEngine(Engine[C, Pass], AdapterDoors, PreferenceDoors, Generic[C])
 
     def _beside(self) -> Shapes:
         return {name: array.shape for name, array in self.model.beside(self.config).items()}
-
-    def decoder(self) -> Decoder:
-        """Begin a sequence, to be read piece by piece; the one begun before ends with that.
-
-        The keys and values of ``context`` tokens get their memory when the first token is read,
-        and keep it.
-        """
-        self._session_for("decoder()")
-        return self._decoding.begin()
 
     def build_forward(self) -> None:
         """Record the forward pass, up to the loss: the first part of build_training_step."""

@@ -14,12 +14,14 @@ class Caches:
     """Keys and values that tapes of one session add to, by the name of their attention.
 
     ``past`` (B,) of i32 says how many rows of each sequence are there; ``rows`` is the room. What
-    is ``kept`` is shared by all tapes: the first that asks for a name declares its memory.
+    is ``kept`` is shared by all tapes: the first that asks for a name declares its memory, under
+    that name behind ``label``, which is the session's own for this batch and room.
     """
 
     session: Session
     past: Tensor
     rows: int
+    label: str = ""
     kept: dict[str, Tensor] = field(default_factory=dict)
 
     def of(self, name: str, batch: int, n_kv_heads: int, d_head: int) -> ops.KVCache:
@@ -35,5 +37,5 @@ class Caches:
 
     def _kept(self, name: str, shape: tuple[int, ...]) -> Tensor:
         if name not in self.kept:
-            self.kept[name] = self.session.persistent(name, shape)
+            self.kept[name] = self.session.persistent(self.label + name, shape)
         return self.kept[name]
