@@ -1,12 +1,11 @@
 """``--adapter PATH[:WEIGHT] ...``: one adapter of a model, or several that are added up."""
 
-import math
 from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from toynn.errors import ConfigError
+from toynn.cli._weighted import path_and_weight
 from toynn.formats import adapters
 from toynn.formats.adapters import Adapter
 from toynn.formats.gguf import GGUFFile
@@ -28,16 +27,8 @@ class Weighted(NamedTuple):
 
 def weighted(text: str) -> Weighted:
     """Parse PATH or PATH:WEIGHT."""
-    path, colon, number = text.rpartition(":")
-    if not colon or Path(text).exists():
-        return Weighted(Path(text), 1.0)
-    try:
-        weight = float(number)
-    except ValueError:
-        return Weighted(Path(text), 1.0)
-    if not math.isfinite(weight):
-        raise ConfigError(f"--adapter {text}: expected a finite number behind the colon")
-    return Weighted(Path(path), weight)
+    path, weight = path_and_weight(text, "--adapter")
+    return Weighted(path, 1.0 if weight is None else weight)
 
 
 def add_adapters(parser: ArgumentParser, *, required: bool = False) -> None:

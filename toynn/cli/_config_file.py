@@ -113,6 +113,8 @@ def _listed(names: Iterable[str]) -> str:
 def _typed(path: Path, flag: Flag, value: Any) -> list[str]:
     """Return a flag as it would be typed."""
     switch = flag.action is BooleanOptionalAction or flag.action == "store_true"
+    if flag.nargs and isinstance(value, list) and all(isinstance(each, str) for each in value):
+        return [flag.option, *value]
     if switch != isinstance(value, bool) or isinstance(value, list | dict):
         expected = "true or false" if switch else "a number or a text"
         raise ConfigError(f"{path}: train.{flag.name}: expected {expected}; got {value!r}")

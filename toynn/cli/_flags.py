@@ -43,7 +43,7 @@ class Flag:
         What holds where it is not given.
     read
         What makes a value of what is typed: argparse's ``type``.
-    choices, metavar, required, action
+    choices, metavar, required, action, nargs
         As argparse takes them; what ``read`` reads is called "N" if nothing else is said.
     to
         Types of options, each with the name of the field that the value fills.
@@ -61,6 +61,7 @@ class Flag:
     metavar: str | None = None
     required: bool = False
     action: Any = None
+    nargs: str | None = None
     to: Mapping[type, str] = field(default_factory=dict)
     source: Literal["same", "own", "may"] = "same"
 
@@ -77,6 +78,7 @@ class Flag:
             "metavar": self.metavar or ("N" if self.read else None),
             "required": self.required or None,
             "action": self.action,
+            "nargs": self.nargs,
         }
         parser.add_argument(
             self.option,

@@ -15,14 +15,15 @@ from toynn.cli._flags import Flag
 from toynn.cli._numbers import whole
 from toynn.cli._text import harmless, print_line
 from toynn.cli._training import MIB, Training
+from toynn.cli._weighted import Sources, path_and_weight, source_names
 from toynn.data import jsonl
 from toynn.data.batch import IGNORED
 from toynn.data.digest import digest
-from toynn.data.examples import Examples, ShuffledExamples
+from toynn.data.examples import Examples
 from toynn.data.jsonl import Dataset
-from toynn.data.packing import PackedExamples
-from toynn.data.preference import PackedPreferences, PreferenceData
-from toynn.data.text import RandomWindows
+from toynn.data.mixture import Mixture
+from toynn.data.preference import PreferenceData
+from toynn.data.stream import Progress
 from toynn.formats.tokenizer import Tokenizer
 from toynn.generate import generate
 from toynn.train.folder import RunFolder, Value
@@ -37,10 +38,16 @@ SAMPLE_PROMPT = 32  # tokens of a text, which the sample continues; of an exampl
 EXAMPLE_PROMPT = 8  # learned, its first ones
 SAMPLE_TOKENS = 256
 SAMPLE_ON_THE_WAY = 64
-DATA = (
+DATA = Flag(
+    "data",
     "a text in UTF-8; or lines of JSON (.jsonl), each with text, with prompt and completion, or "
-    "with messages; or a folder with train.jsonl and, if you like, valid.jsonl and test.jsonl; or "
-    "tokens, as nanoGPT and llm.c write them: a .bin file, or a folder with train.bin and val.bin"
+    "with messages; or a table, or a folder of texts (docs/data.md); or a folder with train.jsonl "
+    "and, if you like, valid.jsonl and test.jsonl; or tokens, as nanoGPT and llm.c write them: a "
+    ".bin file, or a folder with train.bin and val.bin. Several are mixed, each with its share of "
+    "the rows: a.jsonl:0.7 b.parquet:0.3; without weights, as much as it has",
+    metavar="PATH[:WEIGHT]",
+    action=Sources,
+    nargs="+",
 )
 #: Bytes of data from which on tokens are kept on the disk, beside the folder of the run.
 CACHED = 2**26
@@ -138,48 +145,65 @@ class TextTraining(Training):
     """A run on texts or examples."""
 
     tokenizer: Tokenizer
-    data: Dataset | PreferenceData
+    data: Dataset | PreferenceData | Mixture
 
     def read_text(self, seq: int) -> None:
         """Read what --data names, without it the embedded text; windows have at most seq tokens."""
-        arguments, vocab_size = self.arguments, self.tokenizer.vocab_size
-        path = arguments.data
-        store = self._store()
+        sources, store = self._sources(), self._store()
         with Reading() as reading:
-            if arguments.document_separator is not None:
-                data = jsonl.documents(
-                    path,
-                    self.tokenizer,
-                    seq,
-                    vocab_size=vocab_size,
-                    separator=arguments.document_separator,
-                )
-            elif path is not None and (Path(path).is_dir() or Path(path).suffix in NO_TEXTS):
-                data = jsonl.read(
-                    path,
-                    self.tokenizer,
-                    seq,
-                    vocab_size=vocab_size,
-                    seed=arguments.seed,
-                    mask_prompt=not arguments.no_mask_prompt,
-                    keep_end=arguments.truncation_mode == "keep_end",
-                    packing=not arguments.no_packing,
-                    store=store,
-                    progress=reading,
-                    columns=columns_of(arguments.columns),
-                )
-            else:
-                data = jsonl.long_text(
-                    path, self.tokenizer, seq, vocab_size=vocab_size, store=store, progress=reading
-                )
-        text = data.source
-        if text is not None and text.sha256 is not None:
-            name = harmless(text.name, "")
-            print(f"corpus      {name}: {text.bytes:,} bytes, sha256 {text.sha256[:12]}")
-        for note in data.notes:
+            found = [self.read_source(path, seq, store, reading) for path, _ in sources]
+        for text in (each.source for each in found):
+            if text is not None and text.sha256 is not None:
+                name = harmless(text.name, "")
+                print(f"corpus      {name}: {text.bytes:,} bytes, sha256 {text.sha256[:12]}")
+        if len(found) == 1:
+            self.data = found[0]
+        else:
+            names = source_names([Path(str(path)) for path, _ in sources])
+            weights = [weight for _, weight in sources if weight is not None]
+            self.data = Mixture.of(dict(zip(names, found, strict=True)), weights or None)
+        for note in self.data.notes:
             print(harmless(f"data        {note}", ""))
-        self.data = data
-        arguments.t_seq = data.seq
+        self.arguments.t_seq = self.data.seq
+
+    def _sources(self) -> list[tuple[str | None, float | None]]:
+        """Return the path of each source of data, with its weight, where it is given one."""
+        given = self.arguments.data
+        if not isinstance(given, tuple):
+            return [(given, None)]
+        found = (path_and_weight(word, "--data") for word in given)
+        return [(str(path), weight) for path, weight in found]
+
+    def read_source(
+        self, path: str | None, seq: int, store: TokenCache | None, progress: Progress
+    ) -> Dataset | PreferenceData:
+        """Read one source of data."""
+        arguments, vocab_size = self.arguments, self.tokenizer.vocab_size
+        if arguments.document_separator is not None:
+            return jsonl.documents(
+                path,
+                self.tokenizer,
+                seq,
+                vocab_size=vocab_size,
+                separator=arguments.document_separator,
+            )
+        if path is not None and (Path(path).is_dir() or Path(path).suffix in NO_TEXTS):
+            return jsonl.read(
+                path,
+                self.tokenizer,
+                seq,
+                vocab_size=vocab_size,
+                seed=arguments.seed,
+                mask_prompt=not arguments.no_mask_prompt,
+                keep_end=arguments.truncation_mode == "keep_end",
+                packing=not arguments.no_packing,
+                store=store,
+                progress=progress,
+                columns=columns_of(arguments.columns),
+            )
+        return jsonl.long_text(
+            path, self.tokenizer, seq, vocab_size=vocab_size, store=store, progress=progress
+        )
 
     def _store(self) -> TokenCache | None:
         """Return where tokens are kept: of much data, or where --cache says; None: in memory."""
@@ -187,7 +211,7 @@ class TextTraining(Training):
         folder = arguments.cache
         if folder is None:
             folder = arguments.beside / TOKENS
-            if arguments.data is None or _size(Path(arguments.data)) < CACHED:
+            if sum(_size(Path(path)) for path, _ in self._sources() if path) < CACHED:
                 return None
         return TokenCache(folder, lambda word: print_line(f"toynn: {harmless(word, '')}"))
 
@@ -198,7 +222,10 @@ class TextTraining(Training):
 
     def tables(self) -> dict[str, Mapping[str, Value]]:
         """Return what config.toml says of the data: the name, and tokens of a text or examples."""
-        data, text = self.data, self.data.source
+        data = self.data
+        if isinstance(data, Mixture):
+            return {"data": self._mixed(data)}
+        text = data.source
         counts: dict[str, Value] = {"train": len(data.train), "valid": len(data.valid)}
         if text is None or text.sha256 is None:
             test = None if data.test is None else len(data.test)
@@ -212,18 +239,35 @@ class TextTraining(Training):
         }
         return {"data": {**whole, **counts}}
 
+    def _mixed(self, data: Mixture) -> dict[str, Value]:
+        """Return what config.toml says of each of several sources, in lists."""
+        parts = data.sources
+        return {
+            "name": ", ".join(data.names),
+            "sources": data.names,
+            "shares": data.weights,
+            "sha256": tuple(digest(str(path)) for path, _ in self._sources()),
+            "train": tuple(len(part.train) for part in parts),
+            "valid": tuple(len(part.valid) for part in parts),
+        }
+
+    @property
+    def shown(self) -> Dataset | PreferenceData:
+        """The data that samples are from: of several sources, the first."""
+        return self.data.sources[0] if isinstance(self.data, Mixture) else self.data
+
     @property
     def packed(self) -> bool:
         """Whether batches are of examples, in segments."""
         return self.data.packed
 
-    def batches(self) -> PackedExamples | ShuffledExamples | RandomWindows | PackedPreferences:
+    def batches(self) -> Any:
         """Return random windows, or examples in random order."""
         return self.data.batches(self.arguments.batch, self.arguments.seed)
 
     def per_epoch(self) -> float:
         """Return how many batches have all examples once, or as many tokens as the text."""
-        return self.batches().per_epoch
+        return float(self.batches().per_epoch)
 
     def valid(self) -> Sequence[Any]:
         """Return windows or examples that are held out."""
@@ -259,9 +303,9 @@ class TextTraining(Training):
 
     def _prompt(self) -> list[int]:
         """Return the beginning of the validation data: a prompt, where there are prompts."""
-        if isinstance(self.data, PreferenceData):
-            return self.data.prompt()
-        valid = self.data.valid
+        if isinstance(self.shown, PreferenceData):
+            return self.shown.prompt()
+        valid = self.shown.valid
         if not isinstance(valid, Examples):
             return [int(id) for id in valid[:SAMPLE_PROMPT]]
         ids, labels = valid[0]

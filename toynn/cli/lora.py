@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,19 @@ from toynn.cli._numbers import real, whole
 from toynn.cli._paths import model_file
 from toynn.cli._run_flags import run_flags
 from toynn.cli._text import harmless
-from toynn.cli._text_training import CACHE, DATA, EXAMPLES, SAMPLES, TextTraining
+from toynn.cli._text_training import (
+    CACHE,
+    DATA,
+    EXAMPLES,
+    SAMPLES,
+    TextTraining,
+    columns_of,
+)
 from toynn.cli._training import MIB
 from toynn.data.examples import Examples
-from toynn.data.preference import read_preferences
+from toynn.data.jsonl import Dataset
+from toynn.data.preference import PreferenceData, read_preferences
+from toynn.data.stream import Progress
 from toynn.engines import AdapterOptions, PreferenceOptions, engine_for
 from toynn.engines.preference import KINDS
 from toynn.errors import ConfigError
@@ -122,7 +132,7 @@ class LoRATraining(TextTraining):
             metavar="FILE",
             required=True,
         ),
-        Flag("data", DATA, metavar="PATH", required=True),
+        replace(DATA, required=True),
         *EXAMPLES,
         CACHE,
         Flag(
@@ -173,27 +183,25 @@ class LoRATraining(TextTraining):
         if seq < self.arguments.seq:
             said = f"--seq {self.arguments.seq}: the model sees {context} tokens at most"
             print(f"data        {said}: rows have {seq}")
-        if self.preference is None:
-            self.read_text(seq)
-        else:
-            self._read_preferences(seq)
+        self.read_text(seq)
 
-    def _read_preferences(self, seq: int) -> None:
-        """Read pairs, or labelled completions."""
+    def read_source(
+        self, path: str | None, seq: int, store: Any, progress: Progress
+    ) -> Dataset | PreferenceData:
+        """Read texts or examples; or pairs, or labelled completions."""
+        if self.preference is None or path is None:
+            return super().read_source(path, seq, store, progress)
         arguments = self.arguments
-        data = read_preferences(
-            arguments.data,
+        return read_preferences(
+            path,
             self.tokenizer,
             seq,
             vocab_size=self.tokenizer.vocab_size,
             loss=arguments.loss,
             seed=arguments.seed,
             keep_end=arguments.truncation_mode == "keep_end",
+            columns=columns_of(arguments.columns),
         )
-        for note in data.notes:
-            print(harmless(f"data        {note}", ""))
-        self.data = data
-        arguments.t_seq = data.seq
 
     def declared(self) -> tuple[Any, int]:
         """Return an engine of the model with adapters, before it takes memory; rows of a batch."""
@@ -287,9 +295,9 @@ class LoRATraining(TextTraining):
 
     def show(self, folder: RunFolder, result: Result) -> str:
         """Show what the adapter changes on held-out prompts; of texts, what the model writes."""
-        data, lines = self.data, []
-        if not result.interrupted and isinstance(data.valid, Examples):
-            given = self.recipe.engine, self.tokenizer, data.valid
+        valid, lines = self.shown.valid, []
+        if not result.interrupted and isinstance(valid, Examples):
+            given = self.recipe.engine, self.tokenizer, valid
             count = _text_training.SAMPLE_TOKENS // 4
             lines = list(before_and_after(Path(self.arguments.model), *given, count))
         if not lines:

@@ -15,6 +15,7 @@ from toynn.cli._numbers import real, whole
 from toynn.cli._paths import model_file
 from toynn.cli._run_flags import DECAY, run_flags, shape_flags
 from toynn.cli._text_training import CACHE, DATA, EXAMPLES, SAMPLES, TextTraining
+from toynn.data.mixture import Mixture
 from toynn.data.text import VOCAB, ByteBigram
 from toynn.engines.gpt2 import GPT2Config
 from toynn.engines.llama import LlamaConfig, LlamaSeqEngine
@@ -33,10 +34,8 @@ __all__ = ["FromScratchTraining", "GPT2Training", "WarmStartTraining", "default_
 def _text_flags(recipe: str) -> tuple[Flag, ...]:
     """Return what all recipes here take."""
     return (
-        Flag(
-            "data",
-            f"{DATA}; without it, the language reference that ships with Python",
-            metavar="PATH",
+        replace(
+            DATA, help=f"{DATA.help}; without it, the language reference that ships with Python"
         ),
         Flag(
             "tokenizer",
@@ -202,8 +201,9 @@ class ModelTraining(TextTraining):
     def announce(self) -> None:
         """Print the model, and how well bytes are told from the one before alone."""
         super().announce()
-        if isinstance(self.data.train, np.ndarray) and self.tokenizer.vocab_size == VOCAB:
-            loss = self.baselines["byte bigram"] = ByteBigram(self.data.train).loss(self.valid())
+        train = None if isinstance(self.data, Mixture) else self.data.train
+        if isinstance(train, np.ndarray) and self.tokenizer.vocab_size == VOCAB:
+            loss = self.baselines["byte bigram"] = ByteBigram(train).loss(self.valid())
             print(f"baseline    a byte bigram model: validation loss {loss:.4f}")
 
     def tables(self) -> dict[str, Mapping[str, Value]]:

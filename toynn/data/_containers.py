@@ -28,6 +28,7 @@ __all__ = [
     "is_container",
     "kind_of",
     "lines_of",
+    "part_of",
     "plain",
     "table_rows",
     "texts",
@@ -51,6 +52,14 @@ def is_container(path: Path) -> bool:
     if path.is_dir():
         return any(True for _ in texts(path))
     return kind_of(path) in LINES + TABLES
+
+
+def part_of(folder: Path, name: str) -> Path | None:
+    """Return a part of the data in a folder: train.jsonl, or train.parquet, train.csv.gz, ..."""
+    stem = name.removesuffix(".jsonl")
+    kinds = (".jsonl", *TABLES)
+    names = (f"{stem}{kind}{packed}" for packed in ("", *PACKED) for kind in kinds)
+    return next((folder / each for each in names if (folder / each).exists()), None)
 
 
 def lines_of(path: Path, progress: Progress) -> Iterator[tuple[int, bytes]]:

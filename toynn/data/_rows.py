@@ -94,6 +94,8 @@ def form_of(where: str, row: Mapping[str, Any]) -> tuple[str, ...]:
     got = keys_of(row)
     if forms:
         got += ", which could be read in more than one way"
+    if {"chosen", "rejected"} <= row.keys() or {"prompt", "label"} <= row.keys():
+        got += ": these are preferences, for --loss dpo, orpo or kto"
     raise DataError(f"{where}: expected {ACCEPTED}; got {got}")
 
 

@@ -67,7 +67,7 @@ class Documents:
         first = np.maximum(self.begins[document], starts[:, None])  # of the segment, in the text
         row = np.arange(len(starts))[:, None] * seq
         last = np.isin(at + 1, self.begins, kind="sort")
-        labels = np.where(last, IGNORED, self.ids[at + 1])
+        labels = np.where(last, np.int32(IGNORED), self.ids[at + 1])  # of any type of ids
         arrays = (self.ids[at], at - first, labels, row + first - starts[:, None])
         ids, positions, labels, segments = (each.astype(np.int32).ravel() for each in arrays)
         return PackedBatch(ids, positions, labels, segments, len(starts) * seq)

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from toynn.data._containers import PACKED, TABLES, is_container
+from toynn.data._containers import TABLES, is_container, part_of
 from toynn.data._forms import checked_calls, from_alpaca, from_sharegpt
 from toynn.data._rows import checked_messages, form_of, keys_of, rows, string_of
 from toynn.data.batch import Batch, PackedBatch
@@ -120,6 +120,10 @@ class Dataset:
         """Whether batches have segments: of examples, or of documents."""
         return isinstance(self.train, Examples | Documents)
 
+    def rows_for(self, t_batch: int, t_seq: int) -> int:
+        """Return how many rows a batch of t_batch x t_seq tokens has."""
+        return t_batch
+
     def batches(self, batch: int, seed: int) -> PackedExamples | ShuffledExamples | RandomWindows:
         """Return endless training batches, with a `state` to go on from."""
         if isinstance(self.train, Documents):
@@ -178,11 +182,11 @@ def read(
     if path.suffix == ".txt" and not path.is_dir():
         return long_text(path, encoder, seq, vocab_size=vocab_size, store=store, progress=progress)
     reader = _Reader(encoder, seq, vocab_size, mask_prompt, keep_end, store, progress, columns)
-    if path.is_dir() and (whole := _part(path, TRAIN)) is not None:
+    if path.is_dir() and (whole := part_of(path, TRAIN)) is not None:
         train = reader.read(whole)
         valid, test = (
             None if part is None else reader.read(part)
-            for part in (_part(path, VALID), _part(path, TEST))
+            for part in (part_of(path, VALID), part_of(path, TEST))
         )
     elif path.is_dir() and not is_container(path):
         names = sorted(entry.name for entry in path.iterdir())
@@ -207,14 +211,6 @@ def read(
     for part in parts:
         part.seq = seq
     return Dataset(train, valid, test, seq, reader.notes, bool(reader.roles), packing)
-
-
-def _part(folder: Path, name: str) -> Path | None:
-    """Return a part of the data in a folder: train.jsonl, or train.parquet, train.csv.gz, ..."""
-    stem = name.removesuffix(".jsonl")
-    kinds = (".jsonl", *TABLES)
-    names = (f"{stem}{kind}{packed}" for packed in ("", *PACKED) for kind in kinds)
-    return next((folder / each for each in names if (folder / each).exists()), None)
 
 
 def read_all(

@@ -10,11 +10,13 @@ conversations that begin alike. Completions end as texts do; prompts are not lea
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from toynn.data._containers import part_of
 from toynn.data._rows import rows, string_of
 from toynn.data.batch import IGNORED
 from toynn.data.examples import Example, Examples, joined
@@ -182,6 +184,10 @@ class PreferenceData:
     def check_unchanged(self) -> None:
         """Do nothing: all is in memory."""
 
+    def rows_for(self, t_batch: int, t_seq: int) -> int:
+        """Return how many rows a batch of t_batch x t_seq tokens has."""
+        return max(1, t_batch * t_seq // self.train.seq)
+
     def batches(self, batch: int, seed: int) -> PackedPreferences:
         """Return endless training batches, with a `state` to go on from."""
         return PackedPreferences(self.train, batch, seed)
@@ -214,20 +220,24 @@ def read_preferences(
     loss: str = "dpo",
     seed: int = 0,
     keep_end: bool = False,
+    columns: Mapping[str, str] = MappingProxyType({}),
 ) -> PreferenceData:
     """Read pairs for "dpo" and "orpo", labelled completions for "kto".
 
-    ``path`` is a .jsonl file, or a folder with train.jsonl and perhaps valid.jsonl; without that a
-    tenth is held out. Pairs become labelled completions for "kto": chosen are wanted. A pair of
-    which nothing is left to learn, of either, is left out, and counted.
+    ``path`` is a file of rows, as ``jsonl.read`` takes it, or a folder with train.jsonl (or
+    train.parquet, ...) and perhaps valid.jsonl; without that a tenth is held out. Pairs become
+    labelled completions for "kto": chosen are wanted. A pair of which nothing is left to learn, of
+    either, is left out, and counted. ``columns`` has names of fields, each with the data's.
 
     Raises DataError, with file and line.
     """
     path = Path(path)
-    reader = _PreferenceReader(_Reader(encoder, seq, vocab_size, True, keep_end), loss)
+    own = _Reader(encoder, seq, vocab_size, True, keep_end, columns=columns)
+    reader = _PreferenceReader(own, loss)
     if path.is_dir():
-        train = reader.read(path / TRAIN)
-        valid = reader.read(path / VALID) if (path / VALID).exists() else None
+        train = reader.read(part_of(path, TRAIN) or path / TRAIN)
+        held_out = part_of(path, VALID)
+        valid = None if held_out is None else reader.read(held_out)
     else:
         train, valid = reader.read(path), None
     notes = reader.notes
@@ -258,7 +268,7 @@ class _PreferenceReader:
         wanted: list[bool] = []
         first: tuple[str, int | str] | None = None
         dropped = 0
-        for line, row in rows(path, silent):
+        for line, row in rows(path, silent, reader.columns):
             where = f"{path}:{line}"
             form = self._form(where, row)
             if first is None:

@@ -303,14 +303,14 @@ class Loop:
         self.check()
         result, begin, before = self.result, time.perf_counter(), self.state()
         totals: dict[str, float] = defaultdict(float)
+        rows: dict[str, int] = defaultdict(int)
         losses: list[float] = []
-        rows = 0
         for measured, count in self._measured(begin, before):
             for name, figure in measured.items():
                 totals[name] += figure * count
+                rows[name] += count
             losses.append(measured["loss"] * count)
-            rows += count
-        figures = {name: total / rows for name, total in totals.items()}
+        figures = {name: total / rows[name] for name, total in totals.items()}
         best = sum(result.best_losses[: len(losses)]) if result.best_losses else math.inf
         if not losses or sum(losses) < best:
             result.best_iteration, result.not_better = result.iterations, 0
@@ -330,7 +330,12 @@ class Loop:
                     self._save(before)
                 return
             self.on_evaluating(done, count)
-            yield self.measure(batch), batch.rows
+            yield self._figures(batch), batch.rows
+
+    def _figures(self, batch: Batch) -> Mapping[str, float]:
+        """Return the figures of a batch; of one of several sources, its loss once more by name."""
+        found, source = self.measure(batch), getattr(batch, "source", None)
+        return found if source is None else {**found, f"loss/{source}": found["loss"]}
 
     def _is_late(self, begin: float) -> bool:
         """Say whether a signal has been waiting too long for an evaluation begun at a time."""

@@ -62,10 +62,13 @@ class MetricsFile(Log):
         known |= known.pop("figures", {})
         self.append(
             {
-                name.replace("tokens", self._unit): value if math.isfinite(value) else None
+                self._called(name): value if math.isfinite(value) else None
                 for name, value in known.items()
             }
         )
+
+    def _called(self, name: str) -> str:
+        return name if "/" in name else name.replace("tokens", self._unit)
 
 
 def read_reports(path: Path, unit: str = "tokens", length: int | None = None) -> list[Report]:
@@ -74,7 +77,7 @@ def read_reports(path: Path, unit: str = "tokens", length: int | None = None) ->
     for line in path.read_bytes()[:length].splitlines():
         try:
             entries = json.loads(line).items()
-            known = {name.replace(unit, "tokens"): value for name, value in entries}
+            known = {k if "/" in k else k.replace(unit, "tokens"): v for k, v in entries}
             if more := {name: value for name, value in known.items() if "/" in name}:
                 known["figures"] = more
             found.append(Report(**{name: known[name] for name in names & known.keys()}))

@@ -7,6 +7,7 @@ from typing import Any
 
 from toynn.adamw import AdamW
 from toynn.data.jsonl import Dataset
+from toynn.data.mixture import Mixture
 from toynn.data.preference import PreferenceData
 from toynn.distributed import Group
 from toynn.errors import ConfigError
@@ -24,19 +25,15 @@ EVAL_BATCHES = 16
 
 def source_of(
     recipe: Any,
-    data: Dataset | PreferenceData | Iterator[Batch] | list[Any],
+    data: Dataset | PreferenceData | Mixture | Iterator[Batch] | list[Any],
     valid: Iterable[Batch] | None,
     seed: int,
 ) -> tuple[Iterator[Batch], Iterable[Batch]]:
     """Return training batches, and those to evaluate on."""
-    if isinstance(data, Dataset):
-        batch = recipe.engine.t_batch
-        own: Iterable[Batch] = data.valid_batches(batch, EVAL_BATCHES)
-        return data.batches(batch, seed), own if valid is None else valid
-    if isinstance(data, PreferenceData):
-        rows = max(1, recipe.engine.t_batch * recipe.engine.t_seq // data.train.seq)
-        held_out: Iterable[Batch] = data.valid_batches(rows, EVAL_BATCHES)
-        return data.batches(rows, seed), held_out if valid is None else valid
+    if isinstance(data, Dataset | PreferenceData | Mixture):
+        rows = data.rows_for(recipe.engine.t_batch, recipe.engine.t_seq)
+        own: Iterable[Batch] = data.valid_batches(rows, EVAL_BATCHES)
+        return data.batches(rows, seed), own if valid is None else valid
     if isinstance(data, list):
         data = Cycle(data)
     return data, () if valid is None else valid

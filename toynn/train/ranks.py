@@ -143,7 +143,7 @@ class RankLoop(Loop):
                     self._save(before)
                 return
             if turn == group.rank:
-                own = self.measure(batch), batch.rows
+                own = self._figures(batch), batch.rows
             if turn == group.size - 1:
                 yield from (each for each in group.gather(own) if each is not None)
                 own = None

@@ -20,6 +20,7 @@ import toynn
 from toynn import distributed
 from toynn.adamw import AdamW
 from toynn.data.jsonl import Dataset
+from toynn.data.mixture import Mixture
 from toynn.data.preference import PreferenceData
 from toynn.errors import CheckpointError
 from toynn.formats.logs import Log
@@ -59,8 +60,8 @@ class Trainer:
     Parameters
     ----------
     data
-        A ``Dataset``, or ``PreferenceData``; an iterator of batches, with a ``state`` if the run is
-        to be resumed; or a list of batches, which is gone through again and again.
+        A ``Dataset``, ``PreferenceData``, or a ``Mixture`` of them; an iterator of batches, with a
+        ``state`` if the run is to be resumed; or a list, which is gone through again and again.
     steps, epochs
         How long: updates, or passes through the data.
     valid
@@ -92,7 +93,7 @@ class Trainer:
     def __init__(
         self,
         recipe: Any,
-        data: Dataset | PreferenceData | Iterator[Batch] | list[Any],
+        data: Dataset | PreferenceData | Mixture | Iterator[Batch] | list[Any],
         *,
         steps: int | None = None,
         epochs: float | None = None,
@@ -368,7 +369,7 @@ def _checks(recipe: Any, data: Any) -> Callable[[], None]:
 
     def check() -> None:
         recipe.check_unchanged()
-        if isinstance(data, Dataset):
+        if isinstance(data, Dataset | Mixture):
             data.check_unchanged()
 
     return check

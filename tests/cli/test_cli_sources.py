@@ -1,0 +1,76 @@
+"""``toynn train --data a.jsonl:0.7 b.txt:0.3``: what a run of several sources says and keeps."""
+
+import json
+import tomllib
+
+import pytest
+from lora_bases import write_base
+
+from toynn.cli import _text_training, main, train
+
+LORA = ["train", "lora", "--model", "base.gguf", "--warmup", "0", "--steps", "4", "--seq", "32"]
+LORA += ["--batch", "2", "--lr", "0.01", "--eval-every", "2", "--save-every", "2"]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(_text_training, "SAMPLE_TOKENS", 4)
+    monkeypatch.setattr(train, "plot_losses", lambda *_: False)
+    write_base(tmp_path / "base.gguf", vocab=256, context=64)
+    rows = [{"prompt": f"say {n}: ", "completion": "ab" * (n % 3 + 1)} for n in range(20)]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "b.txt").write_text("the cat sat on the mat and the rat sat on the cat " * 9)
+    pairs = [{"prompt": f"{n}: ", "chosen": "ab" * (n % 3 + 1), "rejected": "x"} for n in range(9)]
+    (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, pairs)))
+    return tmp_path
+
+
+def test_a_run_of_two_sources(here, capsys):
+    assert main([*LORA, "--data", "a.jsonl:0.75", "b.txt:0.25", "--out", "run"]) == 0
+    out = capsys.readouterr().out
+    assert "data        a.jsonl: 75.0% of the rows; an epoch goes through it" in out
+    tables = tomllib.loads((here / "run" / "config.toml").read_text())
+    assert tables["train"]["data"] == ["a.jsonl:0.75", "b.txt:0.25"]
+    data = tables["data"]
+    assert data["sources"] == ["a.jsonl", "b.txt"] and data["shares"] == [0.75, 0.25]
+    assert [len(each) for each in data["sha256"]] == [64, 64] and data["train"][0] == 18
+    last = json.loads((here / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    losses = last["val_loss"], last["val_loss/a.jsonl"], last["val_loss/b.txt"]
+    assert min(losses[1:]) < losses[0] < max(losses[1:])
+    assert main(["train", "--config", "run/config.toml", "--out", "again"]) == 0
+    adapters = [(here / run / "adapter.gguf").read_bytes() for run in ("run", "again")]
+    assert adapters[0] == adapters[1]
+
+
+def test_a_run_of_two_sources_goes_on_with_the_same_bits(here, capsys):
+    assert main([*LORA, "--data", "b.txt:2", "a.jsonl:1", "--out", "run"]) == 0
+    whole = (here / "run" / "adapter.gguf").read_bytes()
+    assert main(["train", "--resume", "run/checkpoint-2"]) == 0
+    assert "resumed from step 2" in capsys.readouterr().out
+    assert (here / "run" / "adapter.gguf").read_bytes() == whole
+
+
+def test_preferences_of_two_sources(here, capsys):
+    (here / "x:y.jsonl").write_bytes((here / "p.jsonl").read_bytes())
+    assert main([*LORA, "--data", "p.jsonl", "x:y.jsonl", "--loss", "dpo", "--out", "run"]) == 0
+    last = json.loads((here / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert {"val_loss/p.jsonl", "val_loss/x:y.jsonl"} <= last.keys()
+    assert "50.0% of the rows; an epoch goes through it 1.00 x" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ("a.jsonl:0.5 b.txt", "b.txt: it has no weight, and others have"),
+        ("a.jsonl:0 b.txt:1", "--data a.jsonl:0: expected a weight above 0"),
+        ("a.jsonl:nan b.txt:1", "expected a finite number behind the colon"),
+        ("a.jsonl a.jsonl", "--data a.jsonl: named twice"),
+        ("a.jsonl p.jsonl", "p.jsonl:1: expected text, prompt and completion, or messages; got"),
+        ("a.jsonl:1 none.jsonl:1", "none.jsonl: cannot read: No such file"),
+    ],
+)
+def test_sources_that_make_no_mixture(here, data, message, capsys):
+    assert main([*LORA, "--data", *data.split(), "--out", "run"]) == 2
+    assert message in capsys.readouterr().err
+    assert not (here / "run").exists()

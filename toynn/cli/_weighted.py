@@ -1,0 +1,58 @@
+"""PATH:WEIGHT on the command line: of adapters that are added up, of data that are mixed."""
+
+import math
+from argparse import Action, ArgumentParser, Namespace
+from pathlib import Path
+from typing import Any
+
+from toynn.errors import ConfigError
+
+__all__ = ["Sources", "path_and_weight", "source_names"]
+
+
+def path_and_weight(text: str, option: str) -> tuple[Path, float | None]:
+    """Parse PATH or PATH:WEIGHT. What is a file or a folder as a whole is a path.
+
+    Raises ConfigError for a weight that is infinite or no number, "nan".
+    """
+    path, colon, number = text.rpartition(":")
+    if not colon or not path or Path(text).exists():
+        return Path(text), None
+    try:
+        weight = float(number)
+    except ValueError:
+        return Path(text), None
+    if not math.isfinite(weight):
+        raise ConfigError(f"{option} {text}: expected a finite number behind the colon")
+    return Path(path), weight
+
+
+def source_names(paths: list[Path]) -> list[str]:
+    """Return what paths are called: by their last part, where that tells them apart."""
+    names = [path.name for path in paths]
+    return names if len(set(names)) == len(names) else [str(path) for path in paths]
+
+
+class Sources(Action):
+    """Stores a path; of several words, all of them as they were typed, in a tuple."""
+
+    def __call__(
+        self, parser: ArgumentParser, namespace: Namespace, values: Any, option: str | None = None
+    ) -> None:
+        """Store it. Raises ConfigError for weights that are none, or not of all."""
+        name, words = option or "--data", tuple(values)
+        found = [path_and_weight(word, name) for word in words]
+        paths, weights = [path for path, _ in found], [weight for _, weight in found]
+        for word, weight in zip(words, weights, strict=True):
+            if weight is not None and weight <= 0:
+                raise ConfigError(f"{name} {word}: expected a weight above 0")
+        if None in weights and any(weight is not None for weight in weights):
+            bare = words[weights.index(None)]
+            raise ConfigError(
+                f"{name} {bare}: it has no weight, and others have: give one to each "
+                f"({bare}:0.5), or to none for shares as large as the data"
+            )
+        if len(set(paths)) < len(paths):
+            twice = next(path for k, path in enumerate(paths) if path in paths[:k])
+            raise ConfigError(f"{name} {twice}: named twice")
+        setattr(namespace, self.dest, str(paths[0]) if len(paths) == 1 else words)

@@ -1,0 +1,250 @@
+"""Several sources of data in one run, each with its share of the rows.
+
+A row of a batch is of one source: examples packed into --seq tokens, or a window of text. Of n rows
+a source of the weight w (all weights add up to 1) has had n w, and is never a whole row off: which
+source is next is no matter of chance. Within a source the order is drawn, as it is without others.
+
+An epoch is as many rows as all sources have together. With weights that are not given, each has its
+share of these, and an epoch has all once. With weights that are, a source that comes up short in an
+epoch is gone on with in the next, and one that is used up begins anew: `passes` says how often.
+
+Each source has a validation part of its own, and a validation loss: `val_loss/<name>`.
+
+Source: Tijdeman 1980, The chairman assignment problem, doi:10.1016/0012-365X(80)90269-1: no source
+of k is more than 1 - 1 / (2 k - 2) rows off.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toynn.data.batch import Batch, PackedBatch
+from toynn.data.documents import Documents
+from toynn.data.examples import Examples
+from toynn.data.jsonl import Dataset
+from toynn.data.preference import PreferenceBatch, PreferenceData
+from toynn.errors import ConfigError
+
+__all__ = ["MixedBatches", "Mixture", "OfSource", "next_source"]
+
+AnyBatch = Batch | PackedBatch | PreferenceBatch
+
+
+@dataclass(frozen=True)
+class OfSource:
+    """A validation batch, and the name of the source that it is of."""
+
+    batch: AnyBatch
+    source: str
+
+    def __iter__(self) -> Iterator[NDArray[np.int32]]:
+        """Yield the arrays in the order in which a recipe takes them."""
+        yield from self.batch
+
+    @property
+    def rows(self) -> int:
+        """How many labels count; of preferences, how many there are."""
+        return self.batch.rows
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """What there is to learn from, in several sources. See ``of``."""
+
+    names: tuple[str, ...]
+    sources: tuple[Dataset | PreferenceData, ...]
+    weights: tuple[float, ...]  # which add up to 1
+    given: bool  # whether they were, or are the sizes
+
+    @classmethod
+    def of(
+        cls,
+        sources: Mapping[str, Dataset | PreferenceData],
+        weights: Sequence[float] | None = None,
+    ) -> "Mixture":
+        """Mix sources, by their names: texts and examples, or preferences.
+
+        ``weights`` are shares of the rows, and need not add up to 1; without them each source has
+        a share as large as it is. Windows of a text are then as long as rows of examples. Raises
+        ConfigError for weights that are not above 0, or not as many as sources, and for
+        preferences beside what is none.
+        """
+        if len(sources) < 2:
+            raise ConfigError(f"a mixture needs two sources or more; got {len(sources)}")
+        if weights is not None:
+            if len(weights) != len(sources):
+                raise ConfigError(f"expected {len(sources)} weights; got {len(weights)}")
+            if not all(0 < weight < float("inf") for weight in weights):
+                raise ConfigError(f"weights must be above 0; got {', '.join(map(str, weights))}")
+        alike = _alike(list(sources.values()))
+        rows = [source.batches(1, 0).per_epoch for source in alike]
+        shares = rows if weights is None else weights
+        total = sum(shares)
+        found = tuple(share / total for share in shares)
+        return cls(tuple(sources), alike, found, weights is not None)
+
+    @property
+    def seq(self) -> int:
+        """The tokens of a row."""
+        return max(source.seq for source in self.sources)
+
+    @property
+    def chats(self) -> bool:
+        """Whether there are conversations."""
+        return any(source.chats for source in self.sources)
+
+    @property
+    def packed(self) -> bool:
+        """Whether batches have segments."""
+        return self.sources[0].packed
+
+    @cached_property
+    def rows(self) -> tuple[float, ...]:
+        """How many rows each source has."""
+        return tuple(source.batches(1, 0).per_epoch for source in self.sources)
+
+    @property
+    def passes(self) -> tuple[float, ...]:
+        """How often an epoch goes through each source."""
+        total = sum(self.rows)
+        return tuple(w * total / rows for w, rows in zip(self.weights, self.rows, strict=True))
+
+    @property
+    def notes(self) -> list[str]:
+        """Lines to be told: those of the sources, and how they are mixed."""
+        lines = [note for source in self.sources for note in source.notes]
+        for name, share, times in zip(self.names, self.weights, self.passes, strict=True):
+            lines.append(f"{name}: {share:.1%} of the rows; an epoch goes through it {times:.2f} x")
+        lines.append(f"an epoch is {sum(self.rows):,.0f} rows, as many as all sources have")
+        return lines
+
+    def check_unchanged(self) -> None:
+        """Raise DataError where a file that is mapped is no longer the one that was opened."""
+        for source in self.sources:
+            source.check_unchanged()
+
+    def rows_for(self, t_batch: int, t_seq: int) -> int:
+        """Return how many rows a batch of t_batch x t_seq tokens has."""
+        return self.sources[0].rows_for(t_batch, t_seq)
+
+    def batches(self, batch: int, seed: int) -> "MixedBatches":
+        """Return endless training batches, with a `state` to go on from."""
+        return MixedBatches(self, batch, seed)
+
+    def valid_batches(self, batch: int, max_batches: int) -> list[OfSource]:
+        """Return the same validation batches each time, of each source as many as its share."""
+        return [
+            OfSource(part, name)
+            for name, source, share in zip(self.names, self.sources, self.weights, strict=True)
+            for part in source.valid_batches(batch, max(1, round(share * max_batches)))
+        ]
+
+    def test_batches(self, batch: int) -> list[Any]:
+        """Return all of the test parts that there are."""
+        return [part for source in self.sources for part in source.test_batches(batch)]
+
+
+class MixedBatches:
+    """Endless training batches of ``batch`` rows, each row of the source that is next."""
+
+    def __init__(self, data: Mixture, batch: int, seed: int) -> None:
+        seeds = np.random.SeedSequence(seed).generate_state(len(data.sources))
+        self._sources = [
+            source.batches(1, int(own)) for source, own in zip(data.sources, seeds, strict=True)
+        ]
+        self._weights, self._batch = data.weights, batch
+        self._drawn = [0] * len(self._sources)  # rows of each
+        self.examples = sum(getattr(source, "examples", 1) for source in self._sources)
+        #: batches that have as many rows as all sources together
+        self.per_epoch = sum(data.rows) / batch
+
+    def __iter__(self) -> "MixedBatches":
+        return self
+
+    def __next__(self) -> AnyBatch:
+        rows: list[Any] = []
+        for _ in range(self._batch):
+            source = next_source(self._weights, self._drawn)
+            self._drawn[source] += 1
+            rows.append(next(self._sources[source]))
+        return _joined(rows)
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Where it stands: set it again, with the same data, and the same batches follow."""
+        return {"drawn": list(self._drawn), "sources": [each.state for each in self._sources]}
+
+    @state.setter
+    def state(self, state: dict[str, Any]) -> None:
+        self._drawn = list(state["drawn"])
+        for source, own in zip(self._sources, state["sources"], strict=True):
+            source.state = own
+
+
+def next_source(weights: Sequence[float], drawn: Sequence[int]) -> int:
+    """Return which source is next, where so many rows of each were drawn.
+
+    Of those that may have one more, the one that would first be too late.
+    """
+    slack = 1 / (2 * len(weights) - 2)
+    n = sum(drawn) + 1
+    # Rounding must not keep all of them back: the one that is furthest behind always may.
+    most = max(weight * n - count for weight, count in zip(weights, drawn, strict=True))
+    may = [k for k, w in enumerate(weights) if w * n - drawn[k] >= min(slack, most)]
+    return min(may, key=lambda k: (drawn[k] + 1 - slack) / weights[k])
+
+
+def _alike(
+    sources: Sequence[Dataset | PreferenceData],
+) -> tuple[Dataset | PreferenceData, ...]:
+    """Return sources whose rows have one form and one length. Raises ConfigError."""
+    kinds = {type(source) for source in sources}
+    if len(kinds) > 1:
+        raise ConfigError("preferences can be mixed with preferences alone")
+    seq = max(source.seq for source in sources)
+    packed = any(source.packed for source in sources)
+    found = []
+    for source in sources:
+        if isinstance(source, Dataset):
+            for part in (source.train, source.valid, source.test):
+                if isinstance(part, Examples):
+                    part.seq = seq
+            if packed and not source.packed:
+                parts = [_document(part) for part in (source.train, source.valid)]
+                source = replace(source, train=parts[0], valid=parts[1])
+            source = replace(source, seq=seq)
+        found.append(source)
+    return tuple(found)
+
+
+def _document(ids: Any) -> Documents:
+    """Return a text as one document, whose windows are segments."""
+    return Documents(ids, np.zeros(1, np.int64))
+
+
+def _joined(rows: Sequence[Any]) -> AnyBatch:
+    """Return rows as one batch."""
+    ids, positions, labels = (
+        np.concatenate(arrays) for arrays in zip(*map(_first, rows), strict=True)
+    )
+    if isinstance(rows[0], Batch):
+        return Batch(ids, positions, labels)
+    starts = np.cumsum([0, *(len(row.ids) for row in rows[:-1])])
+    moved = [row.segments + start for row, start in zip(rows, starts, strict=True)]
+    segments, room = np.concatenate(moved).astype(np.int32), sum(row.room for row in rows)
+    if isinstance(rows[0], PackedBatch):
+        return PackedBatch(ids, positions, labels, segments, room)
+    bounds = [np.zeros(1, np.int32)]
+    for row in rows:
+        bounds.append(row.bounds[1:] + bounds[-1][-1])
+    wanted = None if rows[0].wanted is None else np.concatenate([row.wanted for row in rows])
+    whole = np.concatenate(bounds).astype(np.int32)
+    return PreferenceBatch(ids, positions, labels, segments, whole, wanted, room)
+
+
+def _first(row: Any) -> tuple[Any, Any, Any]:
+    return row.ids, row.positions, row.labels
