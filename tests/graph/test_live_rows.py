@@ -38,7 +38,7 @@ class Model:
             q, k, v = (ops.linear(s, y, w(columns, C), w(columns)) for columns in (C, 4, 4))
             q = ops.rope(s, ops.rmsnorm(s, q, w(4)), positions, frequencies, 2, interleaved=True)
             y = ops.attention(
-                s, q, k, v, batch=1, n_heads=2, n_kv_heads=1, first=self.first
+                s, q, k, v, batch=1, n_heads=2, n_kv_heads=1, first=self.first, sinks=w(2)
             )  # fmt: skip
             x = ops.add(s, x, ops.linear(s, y, w(C, C)))
         routes = ops.route(s, ops.softmax(s, ops.linear(s, x, w(5, C))), 2, normalized=True)

@@ -268,6 +268,13 @@ def attention_with_limits(net):
     return ops.attention(net.s, q, k, v, batch=B, n_heads=2, n_kv_heads=1, **limits)
 
 
+def attention_with_sinks(net, trained):
+    q, k, v = (net.activation(n * 4) for n in (2, 1, 1))
+    sinks = net.parameter(2) if trained else net.constant(2)
+    limits = {"window": 2, "sinks": sinks}
+    return ops.attention(net.s, q, k, v, batch=B, n_heads=2, n_kv_heads=1, **limits)
+
+
 def attention_of_one(net):
     x = net.activation()
     return ops.attention(net.s, x, x, x, batch=1, n_heads=2)
@@ -405,6 +412,8 @@ TAPES = {
     "frozen-class-token": (frozen_class_token,),
     "attention-of-one": (attention_of_one,),
     "attention-with-limits": (attention_with_limits,),
+    "attention-with-sinks": (attention_with_sinks, True),
+    "attention-with-frozen-sinks": (attention_with_sinks, False),
     "attention-of-parameters": (attention_of_parameters,),
     "attention-in-segments": (attention_in_segments,),
     "frozen-keys": (frozen_keys,),

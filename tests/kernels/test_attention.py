@@ -229,7 +229,12 @@ def test_windows_and_caps_that_mean_nothing_are_refused(limits, message):
 KC, VC = ops.KVCache.shapes(B, H, D, 100)  # rounded up to 128 rows
 
 
-@pytest.mark.parametrize("limits", [{}, {"window": 5}, {"window": 30, "cap": 0.5}])
+SINKS = np.array([0.5, -1, 3][:H], np.float32)
+
+
+@pytest.mark.parametrize(
+    "limits", [{}, {"window": 5}, {"window": 30, "cap": 0.5}, {"window": 5, "sinks": SINKS}]
+)
 def test_a_cache_that_is_filled_piece_by_piece(limits):
     """Any pieces give what attention over whole sequences gives."""
     q, k, v = normal(3, B, T, H * D)
@@ -268,9 +273,9 @@ def test_large_scores_over_a_cache(scale):
     rows = normal(3, past + 1, D)
     kc, vc = np.full(kc_shape, np.nan, np.float32), np.full(vc_shape, np.nan, np.float32)
     o = np.empty((past, D), np.float32)
-    cached_attention.forward(o, kc, vc, *rows[:, :past], np.zeros(1, np.int32), scale)
+    cached_attention.forward(o, kc, vc, *rows[:, :past], np.zeros(1, np.int32), scale=scale)
     o = np.empty((1, D), np.float32)
-    cached_attention.forward(o, kc, vc, *rows[:, past:], np.array([past], np.int32), scale)
+    cached_attention.forward(o, kc, vc, *rows[:, past:], np.array([past], np.int32), scale=scale)
     q, k, v = rows.astype(np.float64)
     scores = scale * k @ q[past]
     p = np.exp(scores - scores.max())

@@ -119,7 +119,7 @@ def test_threads_agree_bit_for_bit(shape):
 def test_the_error_is_that_of_bfloat16():
     """Within 1 % of the norm at the shapes that are timed, and not zero."""
     for sizes in CASES["attention"].bench.values():
-        shape = tuple(sizes.values())
+        shape = tuple(sizes.values())[:6]
         B, T, H, KV, D, _ = shape
         if T <= 32:
             continue

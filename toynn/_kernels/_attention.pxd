@@ -35,6 +35,8 @@ cdef struct Sizes:
     bint cached  # k[j,d] is at j // BLOCK * BLOCK * D + d * BLOCK + j % BLOCK, and ldk = D
     float scale
     float cap    # of scaled scores; 0: none
+    bint sunk    # whether there is a sink
+    float sink   # one more score, of a key that has no value
     bint pairs   # factors of products are rounded to bfloat16, and packed in pairs
 
 
@@ -268,6 +270,9 @@ cdef inline void forward_block(
         # infinities, and what it has summed up by its first own key is multiplied by 0.
         most[r] = -FLT_MAX if masked else <float>-INFINITY
         total[r] = 0
+        if s.sunk:
+            most[r] = s.sink
+            total[r] = 1
     for t in range(begin // BLOCK, block_count(s, keys)):
         j = t * BLOCK
         columns = block_size(s, j, keys)

@@ -9,12 +9,15 @@
     dv[j] = sum_i p[i,j] do[i]
 
     with a cap:  s[i,j] = cap tanh(scale q[i] . k[j] / cap),  and ds[i,j] times 1 - (s[i,j] / cap)^2
+    with sinks:  lse[i] = log (exp(z[h]) + sum_j exp(s[i,j])),
+                 dz[h] = - sum_bi exp(z[h] - lse[i]) delta[i]      (backward_sinks)
 
 for each of B sequences of T rows and each of H heads of D columns; KV heads of k and v serve
 H / KV query heads each. Scores live in blocks of BLOCK x BLOCK (_attention.pxd); forward keeps a
 running maximum and sum per row, backward recomputes p from lse. q, k, v may be columns of one fused
 array, and dq, dk, dv of another; o, do are (B*T, H*D). Saved: o, lse (B,H,T). All outputs are
-overwritten and alias nothing.
+overwritten (dz: or added to) and alias nothing. A sink, z (H,), is the score of a key without a
+value, which every row sees: what it draws is lost. The gradients by lse and o hold with it, too.
 
 Causal rows may come in segments, which do not see each other: first[i], an i32 per row, is the
 first row of row i's segment, counted over all rows. Blocks begin where segments do, so that a
@@ -25,14 +28,15 @@ With precision "medium", for segments of more than SHORT rows and where the CPU 
 both factors of each product, p and ds too, are rounded to bfloat16; sums, maxima and exp stay
 float32.
 Sources: Dao 2023 (FlashAttention-2), arXiv:2307.08691, algorithms 1 and 2; windows: Beltagy et al.
-2020, arXiv:2004.05150; the cap: Gemma Team 2024, arXiv:2408.00118, section 2.
+2020, arXiv:2004.05150; the cap: Gemma Team 2024, arXiv:2408.00118, section 2; sinks: Xiao et al.
+2023, arXiv:2309.17453, and OpenAI 2025, arXiv:2508.10925, section 2.
 """
 from libc.math cimport sqrt
 
 from toynn._kernels._attention cimport (
     BLOCK, Sizes, at_row, backward_block, block_count, first_key, forward_block, row_floats
 )
-from toynn._kernels._common cimport at2, at3, dot_, ids1
+from toynn._kernels._common cimport at1, at2, at3, dot_, exp_, ids1
 from toynn._kernels._entry cimport entry
 from toynn._kernels._panels cimport HAS_PAIRS
 from toynn._kernels._parallel cimport parallel_for
@@ -61,6 +65,7 @@ cdef inline Sizes _sizes(const KernelArgs* a) noexcept nogil:
     s.window, s.hidden = a.n[9], 0
     s.ldo = s.H * s.D
     s.scale, s.cap = a.f[0], a.f[1]
+    s.sunk, s.sink = False, 0
     s.pairs = _pairs and precision == MEDIUM and s.T > SHORT
     return s
 
@@ -138,9 +143,12 @@ cdef inline void _forward_block(
     cdef const float* k = <const float*>a.t[3]
     cdef const float* v = <const float*>a.t[4]
     cdef const int* first = <const int*>a.t[5]
+    cdef const float* sinks = <const float*>a.t[6]
     cdef Py_ssize_t kv = h * s.KV // s.H, start = _start(first, batch * s.T, i)
     cdef Py_ssize_t row = batch * s.T + start
     cdef Sizes one = _segment(s, first, batch * s.T, i, i + BLOCK)
+    if sinks != NULL:
+        one.sunk, one.sink = True, sinks[h]
     forward_block(
         o + row * s.ldo + h * s.D, lse + (batch * s.H + h) * s.T + start, q + row * s.ldq + h * s.D,
         k + row * s.ldk + kv * s.D, v + row * s.ldv + kv * s.D, &one, i - start,
@@ -198,6 +206,28 @@ cdef void _backward(KernelArgs* a) noexcept nogil:
     parallel_for(_backward_windows, &few, s.B * s.KV * block_count(&s, s.T))
 
 
+cdef void _sink_heads(KernelArgs* a, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
+    cdef float* dsinks = <float*>a.t[0]
+    cdef const float* do = <const float*>a.t[1]
+    cdef const float* o = <const float*>a.t[2]
+    cdef const float* lse = <const float*>a.t[3]
+    cdef const float* sinks = <const float*>a.t[4]
+    cdef Py_ssize_t B = a.n[0], T = a.n[1], H = a.n[2], D = a.n[3], batch, h, i, at
+    cdef float total
+    for h in range(begin, end):
+        total = 0
+        for batch in range(B):
+            for i in range(T):
+                at = ((batch * T + i) * H + h) * D
+                total -= exp_(sinks[h] - lse[(batch * H + h) * T + i]) * dot_(do + at, o + at, D)
+        dsinks[h] = dsinks[h] + total if a.accumulate else total
+
+
+cdef void _backward_sinks(KernelArgs* a) noexcept nogil:
+    cdef Py_ssize_t H = a.n[2]
+    parallel_for(_sink_heads, a, H)
+
+
 cdef _describe(
     KernelArgs* a, str where, const float[:, :] q, const float[:, :] k, const float[:, :] v,
     const float[:, :, ::1] lse, const int[::1] first, bint causal, scale, Py_ssize_t window,
@@ -214,7 +244,7 @@ cdef _describe(
         )
     shapes = {"q": (B * T, H * D), "k": (B * T, KV * D), "v": (B * T, KV * D)}
     shapes |= {"dq": shapes["q"], "dk": shapes["k"], "dv": shapes["v"]}
-    shapes |= {"o": shapes["q"], "do": shapes["q"], "delta": (B, H, T)}
+    shapes |= {"o": shapes["q"], "do": shapes["q"], "delta": (B, H, T), "sinks": (H,)}
     check(
         where, f"lse ({B}, {H}, {T}), {D} columns per head", n_threads, q=(q, shapes["q"]),
         k=(k, shapes["k"]), v=(v, shapes["v"]), **{n: (x, shapes[n]) for n, x in arrays.items()},
@@ -234,24 +264,26 @@ cdef _describe(
 
 def forward(
     float[:, ::1] o, float[:, :, ::1] lse, const float[:, :] q, const float[:, :] k,
-    const float[:, :] v, const int[::1] first=None, bint causal=True, scale=None,
-    Py_ssize_t window=0, float cap=0, int n_threads=1, str precision="highest",
+    const float[:, :] v, const int[::1] first=None, const float[::1] sinks=None, bint causal=True,
+    scale=None, Py_ssize_t window=0, float cap=0, int n_threads=1, str precision="highest",
 ):
     """Overwrite o (B*T, H*D) and lse (B,H,T) from q (B*T, H*D), k and v (B*T, KV*D).
 
     B, H and T are read off lse. Rows of q, k, v may be apart: they may be columns of one array.
-    ``first`` (B*T,): where causal rows come in segments, the first row of each one's.
-    ``scale`` is 1 / sqrt(D) if None. A row sees ``window`` keys, its own the last; 0: all before
-    it. ``cap`` bounds the scores; 0: they have no bound.
+    ``first`` (B*T,): where causal rows come in segments, the first row of each one's. ``sinks``
+    (H,): of each head the score of a key without a value. ``scale`` is 1 / sqrt(D) if None. A row
+    sees ``window`` keys, its own the last; 0: all before it. ``cap`` bounds the scores; 0: they
+    have no bound.
     """
     cdef KernelArgs a
     _describe(
         &a, "attention.forward", q, k, v, lse, first, causal, scale, window, cap, n_threads,
         precision,
-        {"o": o},
+        {"o": o} if sinks is None else {"o": o, "sinks": sinks},
     )
     a.t[0], a.t[1], a.t[2], a.t[3], a.t[4] = at2(o), at3(lse), at_row(q), at_row(k), at_row(v)
     a.t[5] = ids1(first) if first is not None else NULL
+    a.t[6] = at1(sinks) if sinks is not None else NULL
     with nogil:
         _forward(&a)
 
@@ -283,12 +315,32 @@ def backward(
         _backward(&a)
 
 
+def backward_sinks(
+    float[::1] dsinks, const float[:, ::1] do, const float[:, ::1] o, const float[:, :, ::1] lse,
+    const float[::1] sinks, bint accumulate=False, int n_threads=1,
+):
+    """Overwrite dsinks (H,), or add to it, from do, o (B*T, H*D), lse (B,H,T) and sinks."""
+    cdef KernelArgs a
+    cdef Py_ssize_t B = lse.shape[0], H = lse.shape[1], T = lse.shape[2]
+    cdef Py_ssize_t D = o.shape[1] // max(H, 1)
+    check(
+        "attention.backward_sinks", f"lse ({B}, {H}, {T}), {D} columns per head", n_threads,
+        dsinks=(dsinks, (H,)), do=(do, (B * T, H * D)), o=(o, (B * T, H * D)), sinks=(sinks, (H,)),
+    )
+    a.t[0], a.t[1], a.t[2], a.t[3], a.t[4] = at1(dsinks), at2(do), at2(o), at3(lse), at1(sinks)
+    a.n[0], a.n[1], a.n[2], a.n[3] = B, T, H, D
+    a.accumulate, a.n_threads = accumulate, n_threads
+    with nogil:
+        _backward_sinks(&a)
+
+
 _SIZES = "B T H KV D ldq ldk ldv causal window precision"
 _OPTIONS = "scale cap"
 
 entries = {
-    "forward": entry(_forward, "o lse q k v first?", sizes=_SIZES, options=_OPTIONS),
+    "forward": entry(_forward, "o lse q k v first? sinks?", sizes=_SIZES, options=_OPTIONS),
     "backward": entry(
         _backward, "dq dk dv delta do o lse q k v first?", sizes=_SIZES, options=_OPTIONS
     ),
+    "backward_sinks": entry(_backward_sinks, "dsinks do o lse sinks", sizes="B T H D"),
 }

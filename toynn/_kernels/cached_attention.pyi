@@ -31,6 +31,7 @@ def forward(
     k: _F32,
     v: _F32,
     past: _I32,
+    sinks: _F32 | None = None,
     scale: float | None = None,
     window: int = 0,
     cap: float = 0.0,

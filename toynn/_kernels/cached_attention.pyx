@@ -15,7 +15,8 @@ of their own,
     o = sum_n e^(lse_n - lse) o_n                        lse = log sum_n e^(lse_n)
 
 over the spans n, which begin with the first block of keys that a window leaves. With a cap, s is
-cap tanh(scale q[t] . kc[j] / cap). Outputs alias nothing; no gradient.
+cap tanh(scale q[t] . kc[j] / cap); with sinks z (H,), lse[t] = log (e^z[h] + sum_j e^s[t,j]).
+Outputs alias nothing; no gradient.
 Source: Dao et al. 2023, Flash-Decoding, crfm.stanford.edu/2023/10/12/flashdecoding.html.
 """
 from cython.parallel cimport parallel, prange
@@ -24,7 +25,9 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
 from toynn._kernels._attention cimport BLOCK, Sizes, at_row, first_key, forward_block, row_floats
-from toynn._kernels._common cimport at2, exp_, flush_denormals, fpstate, ids1, restore_fpstate, team
+from toynn._kernels._common cimport (
+    at1, at2, exp_, flush_denormals, fpstate, ids1, restore_fpstate, team
+)
 from toynn._kernels._entry cimport entry
 from toynn._kernels._panels cimport blocks_of
 from toynn._kernels.abi cimport KernelArgs
@@ -43,6 +46,7 @@ cdef inline Sizes _sizes(const KernelArgs* a) noexcept nogil:
     s.ldo = s.H * s.D
     s.window, s.hidden = a.n[9], 0
     s.past, s.causal, s.cached, s.scale, s.cap = 0, True, True, a.f[0], a.f[1]
+    s.sunk, s.sink = False, 0
     s.pairs = False
     return s
 
@@ -92,7 +96,10 @@ cdef inline void _attend_rows(
     cdef const float* kc = <const float*>a.t[1] + head
     cdef const float* vc = <const float*>a.t[2] + head
     cdef const float* q = <const float*>a.t[3] + row * s.ldq + h * s.D
+    cdef const float* sinks = <const float*>a.t[7]
     cdef Sizes own = s[0]
+    if sinks != NULL:
+        own.sunk, own.sink = True, sinks[h]
     own.past = _past(a, batch)
     own.ldk = own.ldv = s.D
     forward_block(o, lse + row * s.H + h * s.T, q, kc, vc, &own, i)
@@ -128,15 +135,18 @@ cdef inline void _attend_span(
 
 
 cdef inline void _combine(
-    float* o, const float* parts, const float* lse, Py_ssize_t spans, Py_ssize_t G, Py_ssize_t D
+    float* o, const float* parts, const float* lse, const float* sink, Py_ssize_t spans,
+    Py_ssize_t G, Py_ssize_t D,
 ) noexcept nogil:
     """Overwrite o (D,) of one head from what its spans gave; they are G heads apart."""
     cdef Py_ssize_t n, c
-    cdef float most = -INFINITY, total = 0, weight
+    cdef float most = -INFINITY if sink == NULL else sink[0], total = 0, weight
     for n in range(spans):
         most = max(most, lse[n * G])
     for c in range(D):
         o[c] = 0
+    if sink != NULL:
+        total = exp_(sink[0] - most)
     for n in range(spans):
         weight = exp_(lse[n * G] - most)
         total += weight
@@ -149,6 +159,8 @@ cdef inline void _combine(
 cdef void _forward(KernelArgs* a) noexcept nogil:
     cdef Sizes s = _sizes(a)
     cdef float* o = <float*>a.t[0]
+    cdef const float* sinks = <const float*>a.t[7]
+    cdef const float* sink = NULL
     cdef Py_ssize_t longest = _longest(a, &s) + s.T, G = s.H // s.KV
     cdef Py_ssize_t spans = blocks_of(longest, SPAN), blocks = blocks_of(s.T, BLOCK)
     cdef Py_ssize_t task, batch = 0, h = 0, at = 0
@@ -168,7 +180,8 @@ cdef void _forward(KernelArgs* a) noexcept nogil:
                 )
             for task in prange(s.B * s.H, schedule="static"):
                 at = task // G * spans * G + task % G
-                _combine(o + task * s.D, parts + at * s.D, lse + at, spans, G, s.D)
+                sink = sinks + task % s.H if sinks != NULL else NULL
+                _combine(o + task * s.D, parts + at * s.D, lse + at, sink, spans, G, s.D)
         else:
             for task in prange(s.B * s.H * blocks, schedule="static"):
                 h = task // blocks % s.H
@@ -190,14 +203,15 @@ def workspace(
 
 def forward(
     float[:, ::1] o, float[:, :, :, ::1] kc, float[:, :, :, ::1] vc, const float[:, :] q,
-    const float[:, :] k, const float[:, :] v, const int[::1] past, scale=None,
-    Py_ssize_t window=0, float cap=0, int n_threads=1,
+    const float[:, :] k, const float[:, :] v, const int[::1] past, const float[::1] sinks=None,
+    scale=None, Py_ssize_t window=0, float cap=0, int n_threads=1,
 ):
     """Overwrite o (B*T, H*D), rows past .. past + T - 1 of kc and vc, from q, k, v and the caches.
 
     q (B*T, H*D), k and v (B*T, KV*D); kc and vc (B, KV, S, D), S a multiple of 64, past (B,). T
     follows from the rows of o. ``scale`` is 1 / sqrt(D) if None. A row sees ``window`` keys, its
-    own the last; 0: all. ``cap`` bounds the scores; 0: they have no bound.
+    own the last; 0: all. ``cap`` bounds the scores; 0: they have no bound. ``sinks`` (H,): of each
+    head the score of a key without a value.
     """
     cdef KernelArgs a
     cdef Py_ssize_t B = vc.shape[0], KV = vc.shape[1], D = vc.shape[3]
@@ -212,6 +226,8 @@ def forward(
         raise ValueError(
             f"cached_attention.forward: needs D >= 1 and KV that divides H; got {D}, {KV}, {H}"
         )
+    if sinks is not None:
+        check("cached_attention.forward", f"{H} heads of q", n_threads, sinks=(sinks, (H,)))
     check_limits("cached_attention.forward", window, cap)
     for batch in range(B):
         if not 0 <= past[batch] <= S - T:
@@ -223,6 +239,7 @@ def forward(
     a.t[1] = <void*>&kc[0, 0, 0, 0] if B * S else NULL
     a.t[2] = <void*>&vc[0, 0, 0, 0] if B * S else NULL
     a.t[3], a.t[4], a.t[5], a.t[6] = at_row(q), at_row(k), at_row(v), ids1(past)
+    a.t[7] = at1(sinks) if sinks is not None else NULL
     a.n[0], a.n[1], a.n[2], a.n[3], a.n[4], a.n[5] = B, T, H, KV, D, S
     a.n[6], a.n[7], a.n[8] = row_floats(q), row_floats(k), row_floats(v)
     a.n[9] = window
@@ -239,7 +256,7 @@ def forward(
 
 entries = {
     "forward": entry(
-        _forward, "o kc vc q k v past", sizes="B T H KV D S ldq ldk ldv window",
+        _forward, "o kc vc q k v past sinks?", sizes="B T H KV D S ldq ldk ldv window",
         options="scale cap",
     ),
 }

@@ -258,13 +258,13 @@ class Layers:
         scale: float | None = None,
         window: int = 0,
         cap: float = 0.0,
+        sinks: str | None = None,
     ) -> Tensor:
         """Record softmax(scale q k^T) v of each sequence and head; see ops.attention.
 
         q alone holds all three side by side; scale None is 1 / sqrt(D); a window or cap of 0 is
-        none. With caches, the keys and
-        values of the tokens before these are seen, and those of these are kept; a block has one
-        attention then.
+        none; ``sinks`` names weights. With caches, the keys and values of the tokens before these
+        are seen, and those of these are kept; a block has one attention then.
         """
         heads, cache = n_kv_heads or n_heads, None
         if self.caches is not None:
@@ -283,5 +283,6 @@ class Layers:
             scale=scale,
             window=window,
             cap=cap,
+            sinks=None if sinks is None else self.weight(f"{sinks}.weight"),
             cache=cache,
         )

@@ -8,7 +8,7 @@ from toynn import checks, precision
 from toynn.errors import ConfigError
 from toynn.graph.autograd import Backward
 from toynn.graph.tape import Node, Op, Tensor
-from toynn.ops._shape import Recorder, Sizes, matrix, require
+from toynn.ops._shape import EXP, Recorder, Sizes, matrix, require
 
 __all__ = ["KVCache", "attention"]
 
@@ -50,13 +50,15 @@ def attention(
     scale: float | None = None,
     window: int = 0,
     cap: float = 0.0,
+    sinks: Tensor | None = None,
     cache: KVCache | None = None,
 ) -> Tensor:
     """Record o (B T, H D) = softmax(scale q k^T) v, per sequence and head.
 
     q (B T, H D), k and v (B T, KV D); or q alone, holding all three side by side (B T, (H + 2 KV)
     D). ``scale`` None is 1 / sqrt(D). With a ``window`` a row sees so many keys, its own the last;
-    with a ``cap`` scores are cap tanh(score / cap). Saves the log-sum-exp of each row of scores,
+    with a ``cap`` scores are cap tanh(score / cap); with ``sinks`` (H,) every row of a head sees
+    one more score, of a key without a value. Saves the log-sum-exp of each row of scores,
     never the scores. The node and its gradient keep the session's ``matmul_precision`` of now.
     ``first`` (B T,) of i32, where sequences are made of segments that do not see each other: of
     each row the first row of its segment, among all B T. With a ``cache`` the rows are the next T
@@ -76,6 +78,7 @@ def attention(
         fits = columns == H * D and k.shape == v.shape == (N, KV * D)
         require(fits, "attention", f"q ({N}, {H * D}), k and v ({N}, {KV * D})", q, k, v)
     require(window >= 0 and (causal or not window), "attention", "a causal window of keys", q)
+    require(sinks is None or sinks.shape == (H,), "attention", f"sinks ({H},)", q, sinks)
     T = N // batch
     if q.root.live is not None and batch != 1:
         raise ConfigError("attention: rows that may be fewer are one sequence, in segments")
@@ -92,7 +95,10 @@ def attention(
         lse = s.tape.new("lse", (batch, H, T))
         sizes |= strides | {"causal": int(causal)}
         sizes["precision"] = precision.PRECISIONS.index(s.matmul_precision)
-        s.tape.record(ATTENTION, {"o": o, "lse": lse, "first": first, **read}, sizes, options)
+        written = {"o": o, "lse": lse}
+        s.tape.record(
+            ATTENTION, {**written, **read, "first": first, "sinks": sinks}, sizes, options
+        )
         return o
     S = cache.v.shape[2]
     shapes = cache.k.shape, cache.v.shape
@@ -100,7 +106,7 @@ def attention(
     require(fits, "attention", f"a cache of {batch} x {KV} heads of {D}", cache.k, cache.v)
     s.tape.checks.setdefault(cache.past, []).append(checks.ids_below(S - T + 1))
     sizes |= {"S": S} | strides
-    remembered = {"kc": cache.k, "vc": cache.v, "past": cache.past}
+    remembered = {"kc": cache.k, "vc": cache.v, "past": cache.past, "sinks": sinks}
     s.tape.record(CACHED_ATTENTION, {"o": o, **read, **remembered}, sizes, options)
     return o
 
@@ -112,9 +118,11 @@ def _attention_gradient(back: Backward, node: Node, do: Tensor) -> None:
     dv = dq.at(v.offset) if v.base else back.new(v)
     delta = back.tape.new("delta", node["lse"].shape)
     written = {"dq": dq, "dk": dk, "dv": dv, "delta": delta}
-    back.tape.record(
-        ATTENTION_BACKWARD, {**written, "do": do, **node.named}, node.sizes, node.options
-    )
+    read = {name: x for name, x in node.named.items() if name != "sinks"}
+    back.tape.record(ATTENTION_BACKWARD, {**written, "do": do, **read}, node.sizes, node.options)
+    sinks, sizes = node.named["sinks"], {name: node.sizes[name] for name in "BTHD"}
+    given = {"do": do, "o": node["o"], "lse": node["lse"], "sinks": sinks}
+    back.emit(ATTENTION_BACKWARD_SINKS, {"dsinks": sinks}, given, sizes)
     for x, dx in ((q, dq), (k, dk), (v, dv)):
         if not x.base:
             back.contribute(x, dx)
@@ -167,9 +175,17 @@ ATTENTION_BACKWARD = Op(
     integers=("first",),
     rows="T do",
 )
+ATTENTION_BACKWARD_SINKS = Op(
+    "attention.backward_sinks",
+    "dsinks <- do o lse sinks",
+    "B T H D",
+    lambda sizes: (EXP + 3 + 2 * sizes["D"]) * sizes["B"] * sizes["T"] * sizes["H"],
+    weights=("dsinks",),
+    rows="T do",
+)
 ATTENTION = Op(
     "attention.forward",
-    "o; lse <- q k v first?",
+    "o; lse <- q k v first? sinks?",
     _SIZES,
     _products(2),
     _attention_gradient,
@@ -179,7 +195,7 @@ ATTENTION = Op(
 )
 CACHED_ATTENTION = Op(
     "cached_attention.forward",
-    "o kc vc <- q k v past",
+    "o kc vc <- q k v past sinks?",
     "B T H KV D S ldq ldk ldv window",
     _cached_flops,
     _no_gradient,

@@ -17,7 +17,7 @@ def invoke(
 ) -> dict[str, Array]:
     """Call a door on copies, or on the arrays in ``replaced`` themselves; return its outputs."""
     arrays = {name: array.copy() for name, array in call.arrays.items()} | replaced
-    _door(op, call)(*arrays.values(), **_options(call, accumulate), n_threads=n_threads)
+    _door(op, call)(**arrays, **_options(call, accumulate), n_threads=n_threads)
     return {name: arrays[name] for name in call.expected}
 
 
@@ -34,13 +34,13 @@ def check(op: str, call: Call, outputs: dict[str, Array]) -> None:
 
 def times(op: str, call: Call, n_threads: int, least: float = 0.1) -> list[float]:
     """Return the seconds of each of five calls or more, which together take ``least`` or more."""
-    arrays = [array.copy() for array in call.arrays.values()]
+    arrays = {name: array.copy() for name, array in call.arrays.items()}
     door, options = _door(op, call), _options(call, accumulate=False)
     spent: list[float] = []
-    door(*arrays, **options, n_threads=n_threads)
+    door(**arrays, **options, n_threads=n_threads)
     while sum(spent) < least or len(spent) < 5:
         start = time.perf_counter()
-        door(*arrays, **options, n_threads=n_threads)
+        door(**arrays, **options, n_threads=n_threads)
         spent.append(time.perf_counter() - start)
     return spent
 

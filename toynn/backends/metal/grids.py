@@ -147,6 +147,7 @@ PASSES: dict[str, Callable[[Sizes], list[Pass]]] = {
         _heads("attention_backward_q", s, s["T"], "H"),
         _heads("attention_backward_kv", s, s["T"], "KV"),
     ],
+    "attention.backward_sinks": lambda s: [rows("attention_backward_sinks", s["H"])],
     "attention.forward": lambda s: [_heads("attention_forward", s, s["T"], "H")],
     "cached_attention.forward": _cached,
     "chunked_cross_entropy.backward": _rows("chunked_cross_entropy_backward"),

@@ -7,6 +7,7 @@ from toynn.backends.reference.kernel import Array, Outputs, kernel
 __all__ = [
     "attention",
     "attention_backward",
+    "attention_backward_sinks",
     "cached_attention",
     "join_heads",
     "split_heads",
@@ -43,8 +44,8 @@ def _capped(scores: Array, cap: float) -> Array:
     return cap * np.tanh(scores / cap) if cap else scores
 
 
-def _softmax(scores: Array, first: Array | None, causal: int, window: int) -> tuple[Array, Array]:
-    """Return p (B, H, T, T) and lse (B, H, T); rows see those of their own segment."""
+def _masked(scores: Array, first: Array | None, causal: int, window: int) -> Array:
+    """Return scores (B, H, T, T), -infinity for what a row does not see."""
     B, _, T, _ = scores.shape
     if causal:
         scores = np.where(_seen(T, T, 0, window), scores, -np.inf)
@@ -52,15 +53,13 @@ def _softmax(scores: Array, first: Array | None, causal: int, window: int) -> tu
         segments = first.reshape(B, 1, T)
         alike = segments.transpose(0, 2, 1) == segments
         scores = np.where(alike[:, None], scores, -np.inf)
-    most = scores.max(axis=-1, keepdims=True, initial=-1e300)
-    lse = np.log(np.exp(scores - most).sum(axis=-1)) + most[..., 0]
-    return np.exp(scores - lse[..., None]), lse
+    return scores
 
 
 _GIVEN = {"q": "B*T H*D @ldq", "k": "B*T KV*D @ldk", "v": "B*T KV*D @ldv"}
 
 
-@kernel("attention.forward", o="B*T H*D", lse="B H T", **_GIVEN, first="i32 B*T")
+@kernel("attention.forward", o="B*T H*D", lse="B H T", **_GIVEN, first="i32 B*T", sinks="H")
 def attention(
     q: Array,
     k: Array,
@@ -75,13 +74,21 @@ def attention(
     first: Array | None = None,
     window: int = 0,
     cap: float = 0.0,
+    sinks: Array | None = None,
 ) -> Outputs:
-    """Compute o = softmax(scale q k^T) v, lse the log-sum-exp of each row of scores."""
+    """Compute o = softmax(scale q k^T) v, lse the log-sum-exp of each row of scores.
+
+    With sinks, a row has one more score, that of its head, and no value for it.
+    """
     heads = split_heads(q, B, T, D)
     keys, values = (_shared(x, B, T, KV, D, H) for x in (k, v))
     scores = _capped(heads @ keys.transpose(0, 1, 3, 2) * scale, cap)
-    p, lse = _softmax(scores, first, causal, window)
-    return {"o": join_heads(p @ values), "lse": lse}
+    scores = _masked(scores, first, causal, window)
+    most = scores.max(axis=-1, keepdims=True, initial=-1e300)
+    lse = np.log(np.exp(scores - most).sum(axis=-1)) + most[..., 0]
+    if sinks is not None:
+        lse = np.logaddexp(lse, sinks[:, None])
+    return {"o": join_heads(np.exp(scores - lse[..., None]) @ values), "lse": lse}
 
 
 @kernel(
@@ -94,6 +101,7 @@ def attention(
 def attention_backward(
     do: Array,
     o: Array,
+    lse: Array,
     q: Array,
     k: Array,
     v: Array,
@@ -115,7 +123,7 @@ def attention_backward(
     heads = split_heads(q, B, T, D)
     keys, values = (_shared(x, B, T, KV, D, H) for x in (k, v))
     scores = _capped(heads @ keys.transpose(0, 1, 3, 2) * scale, cap)
-    p = _softmax(scores, first, causal, window)[0]
+    p = np.exp(_masked(scores, first, causal, window) - lse[..., None])
     d_o = split_heads(do, B, T, D)
     delta = (d_o * split_heads(o, B, T, D)).sum(axis=-1)
     dp = d_o @ values.transpose(0, 1, 3, 2)
@@ -135,8 +143,26 @@ def attention_backward(
 
 
 @kernel(
+    "attention.backward_sinks",
+    adds="dsinks",
+    dsinks="H",
+    do="B*T H*D",
+    o="B*T H*D",
+    lse="B H T",
+    sinks="H",
+)
+def attention_backward_sinks(
+    do: Array, o: Array, lse: Array, sinks: Array, B: int, T: int, D: int
+) -> Outputs:
+    """Compute dsinks = - sum p (do o), p what a row gives to the sink of its head."""
+    delta = (split_heads(do, B, T, D) * split_heads(o, B, T, D)).sum(axis=-1)
+    return {"dsinks": -(np.exp(sinks[:, None] - lse) * delta).sum(axis=(0, 2))}
+
+
+@kernel(
     "cached_attention.forward",
     **{"o": "B*T H*D", "kc": "B KV S D", "vc": "B KV S D", **_GIVEN, "past": "i32 B"},
+    sinks="H",
 )
 def cached_attention(
     kc: Array,
@@ -152,6 +178,7 @@ def cached_attention(
     scale: float,
     window: int = 0,
     cap: float = 0.0,
+    sinks: Array | None = None,
 ) -> Outputs:
     """Add k and v to the cache behind the past of each sequence; attend to all that is there."""
     keys, values, o = kc.copy(), vc.copy(), np.empty_like(q)
@@ -165,7 +192,9 @@ def cached_attention(
         for h in range(H):
             scores = _capped(heads[:, h] @ keys[b, h // group, :end].T * scale, cap)
             scores = np.where(seen, scores, -np.inf)
+            if sinks is not None:  # the score of one more key, whose value is 0
+                scores = np.append(scores, np.full((T, 1), sinks[h]), axis=1)
             p = np.exp(scores - scores.max(axis=1, keepdims=True, initial=-1e300))
-            p /= p.sum(axis=1, keepdims=True)
+            p = (p / p.sum(axis=1, keepdims=True))[:, :end]
             o[new, h * D : (h + 1) * D] = p @ values[b, h // group, :end]
     return {"o": o, "kc": keys, "vc": values}

@@ -14,14 +14,26 @@ LENGTHS = (1, 33, 64, 2, 70, 32, 128, 5, 145)
 
 
 def _inputs(
-    rng: np.random.Generator, B: int, T: int, H: int, KV: int, D: int, segments: int = 0, **_: Any
+    rng: np.random.Generator,
+    B: int,
+    T: int,
+    H: int,
+    KV: int,
+    D: int,
+    segments: int = 0,
+    sinks: int = 0,
+    **_: Any,
 ) -> dict[str, Array]:
     arrays: dict[str, Array] = {
         "q": rng.standard_normal((B * T, H * D)).astype(np.float32),
         "k": rng.standard_normal((B * T, KV * D)).astype(np.float32),
         "v": rng.standard_normal((B * T, KV * D)).astype(np.float32),
     }
-    return arrays | {"first": segment_starts(B, T, segments)} if segments else arrays
+    if segments:
+        arrays["first"] = segment_starts(B, T, segments)
+    if sinks:
+        arrays["sinks"] = (sinks * rng.standard_normal(H)).astype(np.float32)
+    return arrays
 
 
 def segment_starts(B: int, T: int, segments: int) -> Array:
@@ -37,7 +49,7 @@ def segment_starts(B: int, T: int, segments: int) -> Array:
 
 
 def _scaled(sizes: Mapping[str, int]) -> dict[str, Any]:
-    own = {name: size for name, size in sizes.items() if name != "segments"}
+    own = {name: size for name, size in sizes.items() if name not in ("segments", "sinks")}
     return {**own, "scale": sizes.get("scale", 1) / math.sqrt(sizes["D"])}
 
 
@@ -46,36 +58,56 @@ def _function(inputs: dict[str, Array], **sizes: int) -> Array:
 
 
 def _gradients(inputs: dict[str, Array], dy: Array, **sizes: int) -> dict[str, Array]:
-    o = _function(inputs, **sizes)
-    written = attention.attention_backward(do=dy, o=o, **inputs, **_scaled(sizes))
-    return {name: written[name] for name in ("dq", "dk", "dv")}
+    saved, scaled = attention.attention(**inputs, **_scaled(sizes)), _scaled(sizes)
+    return {
+        name: value
+        for name, value in _backward(inputs, dy, saved, scaled).items()
+        if name != "delta"
+    }
+
+
+def _backward(
+    inputs: dict[str, Array], do: Array, saved: dict[str, Array], scaled: dict[str, Any]
+) -> dict[str, Array]:
+    """Return what backward writes and, where there are sinks, backward_sinks."""
+    read = {name: x for name, x in inputs.items() if name != "sinks"}
+    written = attention.attention_backward(do=do, **saved, **read, **scaled)
+    if "sinks" in inputs:
+        given, sizes = {"do": do, **saved}, {name: scaled[name] for name in "BTD"}
+        written |= attention.attention_backward_sinks(**given, sinks=inputs["sinks"], **sizes)
+    return written
 
 
 def _calls(rng: np.random.Generator, **sizes: int) -> list[Call]:
     inputs = _inputs(rng, **sizes)
     exact = {name: x if name == "first" else x.astype(np.float64) for name, x in inputs.items()}
     written = attention.attention(**exact, **_scaled(sizes))
-    o, lse = written["o"], written["lse"]
-    do = rng.standard_normal(o.shape).astype(np.float32)
-    backward = attention.attention_backward(
-        do=do.astype(np.float64), o=o, **exact, **_scaled(sizes)
-    )
+    do = rng.standard_normal(written["o"].shape).astype(np.float32)
+    backward = _backward(exact, do.astype(np.float64), written, _scaled(sizes))
+    dsinks, sinks = backward.pop("dsinks", None), inputs.get("sinks")
     options: dict[str, Any] = {"causal": bool(sizes["causal"])}
     if "scale" in sizes:
         options["scale"] = _scaled(sizes)["scale"]
     options |= {name: sizes[name] for name in ("window", "cap") if name in sizes}
-    return [
-        call("forward", {"o": o, "lse": lse}, inputs, **options),
-        call("backward", backward, {"do": do, "o": o, "lse": lse, **inputs}, **options),
+    read = {name: x for name, x in inputs.items() if name != "sinks"}
+    calls = [
+        call("forward", written, inputs, **options),
+        call("backward", backward, {"do": do, **written, **read}, **options),
     ]
+    if dsinks is None or sinks is None:
+        return calls
+    given, sums = {"do": do, **written, "sinks": sinks}, {"dsinks": dsinks}
+    return [*calls, call("backward_sinks", sums, given, accumulates=("dsinks",))]
 
 
 CASE = OpCase(
     op="attention",
     shapes=(
+        {"B": 1, "T": 1, "H": 1, "KV": 1, "D": 1, "causal": 1, "sinks": 1},
         {"B": 1, "T": 1, "H": 1, "KV": 1, "D": 1, "causal": 1},
         {"B": 0, "T": 4, "H": 2, "KV": 1, "D": 8, "causal": 1},
         {"B": 2, "T": 0, "H": 2, "KV": 1, "D": 8, "causal": 0},
+        {"B": 2, "T": 65, "H": 4, "KV": 2, "D": 5, "causal": 1, "sinks": 3},
         {"B": 2, "T": 65, "H": 4, "KV": 2, "D": 33, "causal": 1},  # one past a block
         {"B": 2, "T": 65, "H": 4, "KV": 2, "D": 33, "causal": 0},
         {"B": 1, "T": 130, "H": 3, "KV": 1, "D": 16, "causal": 1},
@@ -91,8 +123,11 @@ CASE = OpCase(
         {"B": 1, "T": 200, "H": 2, "KV": 2, "D": 33, "causal": 1, "window": 64},
         {"B": 1, "T": 260, "H": 2, "KV": 1, "D": 8, "causal": 1, "window": 130},
         {"B": 1, "T": 70, "H": 2, "KV": 1, "D": 8, "causal": 1, "window": 500},  # all
-        {"B": 1, "T": 290, "H": 2, "KV": 1, "D": 20, "causal": 1, "segments": 5, "window": 40},
-        {"B": 1, "T": 65, "H": 2, "KV": 1, "D": 8, "causal": 0, "cap": 2, "scale": 3},
+        {
+            **{"B": 1, "T": 290, "H": 2, "KV": 1, "D": 20, "causal": 1},
+            **{"segments": 5, "window": 40, "sinks": 2},
+        },
+        {"B": 1, "T": 65, "H": 2, "KV": 1, "D": 8, "causal": 0, "cap": 2, "scale": 3, "sinks": 9},
         {
             "B": 2,
             "T": 130,
@@ -110,6 +145,10 @@ CASE = OpCase(
         "gpt2_124m_t64": {"B": 4, "T": 64, "H": 12, "KV": 12, "D": 64, "causal": 1},
         "llama_135m": {"B": 1, "T": 256, "H": 9, "KV": 3, "D": 64, "causal": 1},
         "vit_tiny": {"B": 1, "T": 197, "H": 3, "KV": 3, "D": 64, "causal": 0},
+        "sinks": {
+            **{"B": 1, "T": 256, "H": 64, "KV": 8, "D": 64},
+            **{"causal": 1, "window": 128, "sinks": 1},
+        },
         "tiny": {"B": 1, "T": 32, "H": 4, "KV": 4, "D": 16, "causal": 1},
     },
     calls=_calls,

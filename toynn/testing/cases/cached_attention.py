@@ -36,24 +36,25 @@ def _calls(
 ) -> list[Call]:
     """Make the call; the second sequence has half the past of the first, and so on.
 
-    ``limits``: a window, a cap.
+    ``limits``: a window, a cap; whether there are sinks.
     """
 
     def normal(*shape: int) -> Array:
         return rng.standard_normal(shape).astype(np.float32).astype(np.float64)
 
+    given = {"sinks": 2 * normal(H)} if limits.pop("sinks", 0) else {}
     pasts = past // np.arange(1, B + 1)
     keys, values = normal(2, B, KV, S, D)
     q, k, v = normal(B * T, H * D), normal(B * T, KV * D), normal(B * T, KV * D)
     initial = {"kc": blocked(keys), "vc": values}
     written = attention.cached_attention(
-        keys, values, q, k, v, pasts, T=T, H=H, KV=KV, D=D, scale=1 / math.sqrt(D), **limits
+        keys, values, q, k, v, pasts, T, H, KV, D, 1 / math.sqrt(D), **limits, **given
     )
     return [
         call(
             "forward",
             written | {"kc": blocked(written["kc"])},
-            {"q": q, "k": k, "v": v, "past": pasts},
+            {"q": q, "k": k, "v": v, "past": pasts, **given},
             initial=initial,
             **limits,
         )
@@ -66,6 +67,7 @@ CASE = OpCase(
         {"B": 1, "T": 1, "H": 1, "KV": 1, "D": 1, "S": 64, "past": 0},
         {"B": 0, "T": 1, "H": 2, "KV": 1, "D": 8, "S": 64, "past": 0},
         {"B": 2, "T": 0, "H": 2, "KV": 1, "D": 8, "S": 64, "past": 9},
+        {"B": 2, "T": 1, "H": 4, "KV": 2, "D": 16, "S": 640, "past": 600, "sinks": 1},
         {"B": 2, "T": 1, "H": 4, "KV": 2, "D": 33, "S": 192, "past": 128},  # one past a block
         {"B": 2, "T": 1, "H": 6, "KV": 2, "D": 16, "S": 640, "past": 512},  # one past two spans
         {"B": 2, "T": 1, "H": 2, "KV": 1, "D": 8, "S": 512, "past": 511},  # one ends with a span
@@ -81,6 +83,8 @@ CASE = OpCase(
         {"B": 1, "T": 1, "H": 2, "KV": 2, "D": 8, "S": 320, "past": 200, "cap": 2},
         {"B": 2, "T": 1, "H": 2, "KV": 1, "D": 20, "S": 2112, "past": 2070},  # spans of a device
         {"B": 1, "T": 3, "H": 2, "KV": 1, "D": 130, "S": 1088, "past": 1060, "window": 30},
+        {"B": 2, "T": 1, "H": 4, "KV": 2, "D": 16, "S": 2112, "past": 2070, "sinks": 1},
+        {"B": 2, "T": 3, "H": 4, "KV": 2, "D": 8, "S": 1088, "past": 1060, "sinks": 1, "window": 9},
     ),
     bench={
         "decode_135m_past_1k": {"B": 1, "T": 1, "H": 9, "KV": 3, "D": 64, "S": 1088, "past": 1023},

@@ -17,7 +17,8 @@
 //
 // Causal rows may come in segments, which do not see each other: first[i] is the first row of row i's segment,
 // counted over all rows. A window of 0 is none. With a cap, s[i,j] is cap tanh(s[i,j] / cap), and ds[i,j] has its
-// slope, 1 - (s[i,j] / cap)^2, as a factor. All products are float32, in every precision.
+// slope, 1 - (s[i,j] / cap)^2, as a factor. A sink is one more score of each row of a head, of a key without a
+// value: its gradient is - sum_i e^(sink - lse[i]) delta[i]. All products are float32, in every precision.
 // Source: Dao 2023 (FlashAttention-2), arXiv:2307.08691, algorithms 1 and 2.
 
 // Which keys the rows of a sequence see: those from `from` on that are below T and, if causal, not behind.
@@ -32,7 +33,8 @@ kernel void attention_forward(device float*               o     [[buffer(0)]],
                               device const float*         k     [[buffer(3)]],
                               device const float*         v     [[buffer(4)]],
                               device const int*           first [[buffer(5)]],
-                              constant AttentionForward&  args  [[buffer(6)]],
+                              device const float*         sinks [[buffer(6)]],
+                              constant AttentionForward&  args  [[buffer(7)]],
                               uint3 group [[threadgroup_position_in_grid]],
                               uint  tid   [[thread_index_in_threadgroup]])
 {
@@ -48,8 +50,8 @@ kernel void attention_forward(device float*               o     [[buffer(0)]],
     for (uint i = 0; i < OWN; ++i) {
         const uint row = start + own + LINES * i;
         from[i] = first_key(row, args.has_first && row < T ? uint(first[b * T + row]) - b * T : 0, args.window);
-        most[i] = -INFINITY;
-        sum[i] = 0.0f;
+        most[i] = args.has_sinks ? sinks[h] : -INFINITY;
+        sum[i] = args.has_sinks ? 1.0f : 0.0f;
         for (uint c = 0; c < PARTS; ++c) out[c][i] = 0.0f;
     }
     const uint begin = first_key(start, args.has_first ? uint(first[b * T + start]) - b * T : 0, args.window);
@@ -269,4 +271,26 @@ kernel void attention_backward_kv(device float*                dk    [[buffer(1)
             dv[row * args.ldv + column] = v_sum[c][i];
         }
     }
+}
+
+kernel void attention_backward_sinks(device float*                     dsinks [[buffer(0)]],
+                                     device const float*               d_o    [[buffer(1)]],
+                                     device const float*               o      [[buffer(2)]],
+                                     device const float*               lse    [[buffer(3)]],
+                                     device const float*               sinks  [[buffer(4)]],
+                                     constant AttentionBackwardSinks&  args   [[buffer(5)]],
+                                     uint h   [[threadgroup_position_in_grid]],
+                                     uint tid [[thread_index_in_threadgroup]])
+{
+    threadgroup float part[GROUP];
+    const uint T = args.T, D = args.D, H = args.H;
+    if (h >= H) return;
+    float sum = 0.0f;
+    for (uint i = tid; i < args.B * T; i += GROUP) {
+        float delta = 0.0f;
+        for (uint d = (i * H + h) * D; d < (i * H + h + 1) * D; ++d) delta = fma(d_o[d], o[d], delta);
+        sum -= precise::exp(sinks[h] - lse[(i / T * H + h) * T + i % T]) * delta;
+    }
+    sum = group_sum(sum, part, tid);
+    if (tid == 0) dsinks[h] = args.accumulate ? dsinks[h] + sum : sum;
 }

@@ -9,8 +9,8 @@
 // beyond past + T, written. First a thread for each number that is added to the caches. Then a group for each
 // row and head: it takes GROUP keys at a time, a thread each, and keeps a running maximum and sum; for the values
 // a line of threads takes LINE columns, of every so many keys, and lines that share columns add up at the end.
-// WIDE columns a group; where D is more, others compute the scores again for theirs. Windows and caps are those of
-// attention.metal. No gradient.
+// WIDE columns a group; where D is more, others compute the scores again for theirs. Windows, caps and sinks are
+// those of attention.metal. No gradient.
 //
 // Where rows and heads are few and the caches long, groups go over spans of KEYS keys, and leave what they have
 // in scratch, for each row, head and span: D columns, then the maximum and the sum,
@@ -27,7 +27,7 @@ kernel void cached_attention_forward_store(device float*                     kc 
                                            device const float*               k    [[buffer(4)]],
                                            device const float*               v    [[buffer(5)]],
                                            device const int*                 past [[buffer(6)]],
-                                           constant CachedAttentionForward&  args [[buffer(7)]],
+                                           constant CachedAttentionForward&  args [[buffer(8)]],
                                            uint at [[thread_position_in_grid]])
 {
     const uint T = args.T, KV = args.KV, D = args.D;
@@ -36,6 +36,14 @@ kernel void cached_attention_forward_store(device float*                     kc 
     const uint to = ((b * KV + g) * args.S + uint(past[b]) + t) * D + d;
     kc[to] = k[(b * T + t) * args.ldk + g * D + d];
     vc[to] = v[(b * T + t) * args.ldv + g * D + d];
+}
+
+// One more score of a row, with no value behind it.
+static inline void sink(thread float& most, thread float& sum, thread float& out, float score) {
+    const float top = max(most, score), shrunk = precise::exp(most - top);
+    sum = sum * shrunk + precise::exp(score - top);
+    out *= shrunk;
+    most = top;
 }
 
 // What a group has of some keys: the maximum and the sum are each thread's, out is that of the thread's column.
@@ -88,12 +96,13 @@ static inline Seen attend(device const float* q, device const float* K, device c
 }
 
 [[max_total_threads_per_threadgroup(GROUP)]]
-kernel void cached_attention_forward(device float*                     o    [[buffer(0)]],
-                                     device const float*               kc   [[buffer(1)]],
-                                     device const float*               vc   [[buffer(2)]],
-                                     device const float*               q    [[buffer(3)]],
-                                     device const int*                 past [[buffer(6)]],
-                                     constant CachedAttentionForward&  args [[buffer(7)]],
+kernel void cached_attention_forward(device float*                     o     [[buffer(0)]],
+                                     device const float*               kc    [[buffer(1)]],
+                                     device const float*               vc    [[buffer(2)]],
+                                     device const float*               q     [[buffer(3)]],
+                                     device const int*                 past  [[buffer(6)]],
+                                     device const float*               sinks [[buffer(7)]],
+                                     constant CachedAttentionForward&  args  [[buffer(8)]],
                                      uint3 group [[threadgroup_position_in_grid]],
                                      uint  tid   [[thread_index_in_threadgroup]])
 {
@@ -103,8 +112,8 @@ kernel void cached_attention_forward(device float*                     o    [[bu
     const uint keys = uint(past[b]) + t + 1, head = (b * args.KV + h / (H / args.KV)) * args.S * D;
     device const float* own = q + (b * T + t) * args.ldq + h * D;
     const uint begin = first_key(keys - 1, 0, args.window), c0 = group.z * WIDE, column = c0 + tid;
-    const Seen seen =
-        attend(own, kc + head, vc + head, D, args.scale, args.cap, begin, keys, c0, tile, P, part, tid);
+    Seen seen = attend(own, kc + head, vc + head, D, args.scale, args.cap, begin, keys, c0, tile, P, part, tid);
+    if (args.has_sinks) sink(seen.most, seen.sum, seen.out, sinks[h]);
     if (tid < WIDE && column < D) o[(b * T + t) * H * D + h * D + column] = seen.out / seen.sum;
 }
 
@@ -113,8 +122,8 @@ kernel void cached_attention_forward_spans(device const float*               kc 
                                            device const float*               vc      [[buffer(2)]],
                                            device const float*               q       [[buffer(3)]],
                                            device const int*                 past    [[buffer(6)]],
-                                           constant CachedAttentionForward&  args    [[buffer(7)]],
-                                           device float*                     scratch [[buffer(8)]],
+                                           constant CachedAttentionForward&  args    [[buffer(8)]],
+                                           device float*                     scratch [[buffer(9)]],
                                            uint3 group [[threadgroup_position_in_grid]],
                                            uint  tid   [[thread_index_in_threadgroup]])
 {
@@ -139,8 +148,9 @@ kernel void cached_attention_forward_spans(device const float*               kc 
 
 kernel void cached_attention_forward_merge(device float*                     o       [[buffer(0)]],
                                            device const int*                 past    [[buffer(6)]],
-                                           constant CachedAttentionForward&  args    [[buffer(7)]],
-                                           device const float*               scratch [[buffer(8)]],
+                                           device const float*               sinks   [[buffer(7)]],
+                                           constant CachedAttentionForward&  args    [[buffer(8)]],
+                                           device const float*               scratch [[buffer(9)]],
                                            uint at [[thread_position_in_grid]])
 {
     const uint T = args.T, H = args.H, D = args.D, spans = (args.S + KEYS - 1) / KEYS;
@@ -156,5 +166,6 @@ kernel void cached_attention_forward_merge(device float*                     o  
         sum += weight * left[n * (D + 2) + D + 1];
         out += weight * left[n * (D + 2) + d];
     }
+    if (args.has_sinks) sink(most, sum, out, sinks[head % H]);
     o[at] = out / sum;
 }
