@@ -117,6 +117,24 @@ def test_a_run_goes_on_from_a_run_and_from_its_file(run, folder, tmp_path):
         assert reports(tmp_path / str(i))[0]["val_loss"] == pytest.approx(best, rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("classes", "said"),
+    [
+        (("dark", "grey", "white"), "the head is kept: the model has classes of the same names"),
+        (("red", "grey", "dark"), "the head keeps 2 of 3 classes, by their names; new: red"),
+        (("x", "y", "z"), "the head is new: the model has no class of these names"),
+    ],
+)
+def test_a_run_says_what_becomes_of_the_head(run, tmp_path, classes, said, capsys):
+    data = class_folders(tmp_path / "data", dict.fromkeys(classes, 4))
+    words = ["--data", str(data), "--init-from", str(run), "--batch", "2", "--warmup", "0"]
+    assert main(["train", "vit", *words, "--steps", "1", "--out", str(tmp_path / "a")]) == 0
+    assert f"            {said}\n" in capsys.readouterr().out
+    assert ViTEngine.load(tmp_path / "a" / "model.safetensors").class_names == tuple(
+        sorted(classes)
+    )
+
+
 def test_a_run_goes_on_with_other_classes_and_larger_pictures(run, tmp_path):
     data = class_folders(tmp_path / "data", {"x": 10, "y": 10}, side=16)
     words = ["--data", str(data), "--init-from", str(run), "--image-size", "16", "--batch", "8"]

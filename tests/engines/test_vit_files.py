@@ -112,6 +112,31 @@ def test_other_classes_bring_a_new_head(path):
     assert same.class_names == tuple("abcde")
 
 
+@pytest.mark.parametrize("names", ["abcde", "edcba", "axcye", "vwxyz", "ba", "abcdefg"])
+def test_a_head_stays_with_the_names_of_its_classes(path, names):
+    old = saved(path, names=tuple("abcde")).weights()
+    engine = ViTEngine.load(path, RecipeOptions(seed=3), class_names=tuple(names))
+    fresh = ViTEngine.load(path, RecipeOptions(seed=3), classes=len(names)).weights()
+    new = engine.weights()
+    assert engine.class_names == tuple(names)
+    assert engine.kept_classes == tuple(name for name in names if name in "abcde")
+    for part in ("head.weight", "head.bias"):
+        for k, name in enumerate(names):
+            if name in "abcde":
+                np.testing.assert_array_equal(new[part][k], old[part]["abcde".index(name)])
+            elif len(names) != 5:  # otherwise it is drawn, too, but here the file's stays
+                np.testing.assert_array_equal(new[part][k], fresh[part][k])
+            else:
+                assert not np.array_equal(new[part][k], old[part][k])
+
+
+def test_a_file_that_does_not_name_its_classes_gives_no_head(path):
+    old = saved(path).weights()
+    engine = ViTEngine.load(path, class_names=tuple("abcde"))
+    assert engine.kept_classes == () and engine.class_names == tuple("abcde")
+    assert not np.array_equal(engine.weights()["head.weight"], old["head.weight"])
+
+
 def test_a_file_without_a_head(path):
     weights = as_timm(path)
     save_file({name: w for name, w in weights.items() if "head" not in name}, path)

@@ -192,7 +192,7 @@ class ViTTraining(Training):
             recipe.realize_from(
                 self._source(),
                 self.options(),
-                classes=len(data.classes),
+                class_names=data.classes,
                 image=arguments.image_size,
                 n_heads=arguments.heads,
                 act=arguments.act,
@@ -227,6 +227,8 @@ class ViTTraining(Training):
         print(f"            {len(data.train):,} to train on, {len(data.valid):,} held out")
         if data.animated:
             print(f"            {data.animated} files have several frames: the first is used")
+        if self.arguments.init_from is not None:
+            print(harmless(f"            {_head_said(self.recipe.engine)}", ""))
         side, grid = config.image, config.image // config.patch
         print(f"            as {side} x {side} x {config.channels}, in {grid} x {grid} patches")
         commonest = Counter(data.valid.labels.tolist()).most_common(1)[0][1]
@@ -296,6 +298,21 @@ class ViTTraining(Training):
             count, first = len(data.unreadable), data.unreadable[0]
             print(harmless(f"skipped     {count} unreadable files; first: {first}", ""))
         return f"accuracy {right / shown:.2%}, {right:,} of {shown:,} right"
+
+
+def _head_said(engine: ViTEngine) -> str:
+    """Say what became of the head of the model that is started from."""
+    kept, names = engine.kept_classes, engine.class_names
+    if len(kept) == len(names):
+        return "the head is kept: the model has classes of the same names"
+    if not kept:
+        return "the head is new: the model has no class of these names"
+    new = [name for name in names if name not in kept]
+    more = f" and {len(new) - 3} more" if len(new) > 3 else ""
+    return (
+        f"the head keeps {len(kept)} of {len(names)} classes, by their names; new: "
+        f"{', '.join(new[:3])}{more}"
+    )
 
 
 def _default_patch(image: int) -> int:

@@ -1,7 +1,7 @@
 """The engine around the vision transformer of toynn/models/vit.py: pictures in, classes out."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -18,8 +18,8 @@ from toynn.formats import safetensors
 from toynn.formats.files import write_atomically
 from toynn.formats.safetensors import SafeTensors
 from toynn.graph.tape import Tensor
-from toynn.models import VIT, Model, ViTConfig
-from toynn.models.timm import check_tensors, class_names, described, metadata_of, resampled
+from toynn.models import VIT, Model, ViTConfig, timm
+from toynn.models.timm import check_tensors, described, metadata_of, resampled
 from toynn.options import RecipeOptions
 
 __all__ = ["ViTConfig", "ViTEngine"]
@@ -50,6 +50,7 @@ class ViTEngine(Widths, Engine[ViTConfig, Pass]):
     """
 
     class_names: tuple[str, ...] = ()  # what the classes are called, where that is known
+    kept_classes: tuple[str, ...] = ()  # of these, those whose rows of the head were loaded by name
     t_image: Tensor
     t_cls_idx: Tensor
 
@@ -91,28 +92,45 @@ class ViTEngine(Widths, Engine[ViTConfig, Pass]):
         n_heads: int | None = None,
         act: str | None = None,
         norm_eps: float | None = None,
+        class_names: Sequence[str] | None = None,
         backend: str = "cpu",
     ) -> Self:
         """Return an engine with the weights of a safetensors file, ready to train.
 
         The file is one of ``save``, or of timm's: then n_heads is d_model / 64, act "gelu" and
         norm_eps 1e-6 where they are not given. Another ``image`` size resizes the position table;
-        another number of ``classes`` brings a new head, drawn with opts.seed.
+        another number of ``classes`` brings a new head, drawn with opts.seed. Where the classes
+        have names, ``class_names``, a row of the head stays with the class of its name in the file,
+        wherever that stood; all others are new, those of a file that does not name its classes too.
 
         Raises DataError for a file that is no such model.
         """
         file = SafeTensors(Path(path))
         told = {"n_heads": n_heads, "act": act, "norm_eps": norm_eps}
-        stored, cfg, new_head = _shapes_of(file, classes, image, told)
+        count = classes if class_names is None else len(class_names)
+        stored, cfg, new_head = _shapes_of(file, count, image, told)
+        if class_names is not None:
+            names = timm.class_names(file, stored.classes) if "head.weight" in file.tensors else ()
+            rows = {k: names.index(name) for k, name in enumerate(class_names) if name in names}
+            if rows:
+                check_tensors(file, stored.shapes())
+            head = {name: file[name] for name in cfg.shapes() if name.startswith("head.") and rows}
+            new_head = {name for name in cfg.shapes() if name.startswith("head.")}
         engine = cls(backend)
         engine.declare(cfg, opts or RecipeOptions())
         engine.session.finalize_weights()
         weights = {name: file[name] for name in stored.shapes() if name not in new_head}
         weights["pos_embed"] = resampled(weights["pos_embed"], cfg.image // cfg.patch)
-        engine.load_weights(
-            weights | {k: v for k, v in VIT.start(cfg, engine.options) if k in new_head}
-        )
-        engine.class_names = () if new_head else class_names(file, cfg.classes)
+        weights |= {k: v for k, v in VIT.start(cfg, engine.options) if k in new_head}
+        if class_names is None:
+            engine.class_names = () if new_head else timm.class_names(file, cfg.classes)
+        else:
+            for name, values in head.items():
+                weights[name] = np.array(weights[name])
+                weights[name][list(rows)] = values[list(rows.values())]
+            engine.class_names = tuple(class_names)
+            engine.kept_classes = tuple(engine.class_names[k] for k in rows)
+        engine.load_weights(weights)
         engine.build_training_step()
         return engine
 

@@ -1,5 +1,6 @@
 """A vision transformer, by default ViT-Tiny, from random weights or from those of a file."""
 
+from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
 
@@ -40,11 +41,12 @@ class VitTiny(Recipe[ViTEngine]):
         n_heads: int | None = None,
         act: str | None = None,
         norm_eps: float | None = None,
+        class_names: Sequence[str] | None = None,
     ) -> None:
         """Start from a safetensors file, toynn's or timm's; compile the step. See ViTEngine.load.
 
-        Consumes t_batch, checkpointing and decay, and the seed where another number of ``classes``
-        needs a new head.
+        Consumes t_batch, checkpointing and decay, and the seed where another number of ``classes``,
+        or ``class_names`` that are not the file's, need a new head.
         """
         self._check_new("realize_from")
         self.engine = ViTEngine.load(
@@ -55,6 +57,7 @@ class VitTiny(Recipe[ViTEngine]):
             n_heads=n_heads,
             act=act,
             norm_eps=norm_eps,
+            class_names=class_names,
             backend=self.engine.backend,
         )
         self._show()
