@@ -1,6 +1,8 @@
 """What a new user met on the way: words nearly right, files of another kind, what is shown."""
 
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -35,6 +37,9 @@ SMALL = ["--steps", "4", "--warmup", "1", "--batch", "2", "--seq", "8", "--data"
         (["train", "vit", "--skip_unreadable"], "(did you mean --skip-unreadable?)"),
         (["train", "gpt2", "--batchsize", "3"], "--batchsize (did you mean --batch?)"),
         (["train", "gpt2", "--xyzzy"], "unrecognized arguments: --xyzzy (see"),
+        (["trian", "lora"], "; did you mean train?"),
+        (["train", "loar"], "; did you mean lora?"),
+        (["train", "gpt2", "--lr-schedule", "cosin"], "; did you mean cosine?"),
     ],
 )
 def test_a_word_that_is_nearly_right(words, message, capsys):
@@ -44,9 +49,11 @@ def test_a_word_that_is_nearly_right(words, message, capsys):
 
 def test_words_of_other_programs(files, monkeypatch):
     lora = ["train", "lora", "-m", "base.gguf", "--iters", "3", "--batch-size", "1", "--out", "run"]
-    assert main([*lora, "--data", "text.txt", "--seq", "8", "--warmup", "0"]) == 0
+    lora += ["--learning-rate", "0.01", "--max-seq-length", "8", "--steps-per-eval", "2"]
+    assert main([*lora, "--data", "text.txt", "--warmup", "0"]) == 0
     text = (files / "run" / "config.toml").read_text()
-    assert "steps = 3\n" in text and "batch = 1\n" in text
+    assert "steps = 3\n" in text and "batch = 1\n" in text and "seq = 8\n" in text
+    assert "lr = 0.01\n" in text and "eval_every = 2\n" in text
     assert main(["generate", "-m", "base.gguf", "-p", "a", "-n", "2"]) == 0
 
 
@@ -62,6 +69,12 @@ def test_files_of_another_kind(files, capsys):
     ):
         assert main(words) == 2
         assert message in capsys.readouterr().err
+
+
+def test_what_to_install_is_on_the_index():
+    """Messages name libraries: toynn itself, with its extras, may be a checkout alone."""
+    for path in Path(toynn.__file__).parent.rglob("*.py"):
+        assert not re.search(r"install ['\"]?toynn\[", path.read_text()), path
 
 
 def test_what_is_more_than_there_can_be_is_said(files, capsys):

@@ -1,5 +1,6 @@
 """``toynn train vit`` and ``toynn predict``: from pictures to a classifier and what it says."""
 
+import csv
 import itertools
 import json
 import re
@@ -277,7 +278,7 @@ def test_digits_without_scikit_learn(tmp_path, capsys, monkeypatch):
 
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     assert main(["train", "vit", "--out", str(tmp_path / "a")]) == 2
-    assert 'pip install "toynn[images]", or name other pictures (--data)' in error_line(capsys)
+    assert "pip install scikit-learn, or name other pictures (--data)" in error_line(capsys)
 
 
 def said(output):
@@ -340,6 +341,33 @@ def test_predict_goes_on_after_a_bad_picture(run, tmp_path, capsys):
     ]
 
 
+def test_predict_on_folders_as_json_and_csv(run, folder, tmp_path, capsys):
+    some = class_folders(tmp_path / "some", {"dark": 2, "white": 20})
+    (some / "README.md").write_text("no picture")
+    (some / ".hidden").mkdir()
+    save(of_class(0), some / ".hidden" / "a.png")
+    assert main(["predict", "-m", str(run), str(some), "--top", "2"]) == 0
+    printed = capsys.readouterr()
+    expected = said(printed.out)
+    assert list(expected) == [str(path) for path in sorted(some.glob("[!.]*/*.png"))]
+    assert printed.err.startswith("toynn: 1 other files passed over; the first: ")
+    assert main(["predict", "-m", str(run), str(some), "--top", "2", "--json"]) == 0
+    objects = list(map(json.loads, capsys.readouterr().out.splitlines()))
+    assert [each["path"] for each in objects] == list(expected)
+    for each in objects:
+        shares = [found["probability"] for found in each["classes"]]
+        assert len(shares) == 2 and shares == sorted(shares, reverse=True)
+        assert each["classes"][0]["class"] == expected[each["path"]][0][1]
+    assert main(["predict", "-m", str(run), str(some), "--top", "2", "--csv"]) == 0
+    head, *rows = csv.reader(capsys.readouterr().out.splitlines())
+    assert head == ["path", "class_1", "probability_1", "class_2", "probability_2"]
+    assert [row[:2] for row in rows] == [[k, v[0][1]] for k, v in expected.items()]
+    assert float(rows[0][2]) == pytest.approx(objects[0]["classes"][0]["probability"], abs=1e-6)
+    (tmp_path / "empty").mkdir()
+    assert main(["predict", "-m", str(run), str(tmp_path / "empty")]) == 2
+    assert "expected pictures in it; it is empty" in error_line(capsys)
+
+
 def test_predict_with_weights_that_overflow(run, tmp_path, capsys):
     model = ViTEngine.load(run / "model.safetensors")
     model.load_weights({name: np.full(w.shape, 3e38) for name, w in model.weights().items()})
@@ -355,7 +383,7 @@ def test_predict_without_a_model(model, run, tmp_path, capsys, monkeypatch):
     assert main(["predict", "--model", model, "a.png"]) == 2
     assert "cannot read: No such file" in error_line(capsys)
     assert main(["predict", "--model", str(run)]) == 2
-    assert "the following arguments are required: IMAGE" in error_line(capsys)
+    assert "the following arguments are required: PICTURE" in error_line(capsys)
 
 
 def test_predict_with_a_model_that_has_no_names(run, tmp_path, capsys):

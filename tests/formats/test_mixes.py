@@ -125,7 +125,7 @@ def test_without_the_quantizer_one_line_says_what_to_do(base, monkeypatch, tmp_p
     with pytest.raises(ConfigError) as caught:
         fuse(base, draw(base, WEIGHTS), tmp_path / "fused.gguf", outtype="q4_k_m")
     said = str(caught.value)
-    assert "pip install 'toynn[llama-cpp]'" in said and "\n" not in said
+    assert "pip install llama-cpp-python" in said and "\n" not in said
     assert (
         f"toynn fuse --model {base.path} --adapter" in said and "--outtype f32 --out whole" in said
     )

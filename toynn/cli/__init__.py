@@ -6,6 +6,7 @@ SIGTERM or SIGHUP, 141 nobody reads the output any more.
 
 import io
 import os
+import re
 import sys
 import warnings
 from argparse import ArgumentParser, Namespace, _SubParsersAction
@@ -19,6 +20,7 @@ from toynn.cli import (
     adapters,
     bench,
     chat,
+    completion,
     config,
     evaluate,
     generate,
@@ -51,6 +53,9 @@ class Parser(ArgumentParser):
         """Raise ConfigError."""
         if "required" in message and (typed := meant(self._words, self._option_string_actions)):
             message = f"unrecognized arguments: {typed}; and {message}"
+        if found := re.search(r"invalid choice: '([^']+)' \(choose from (.*)\)", message):
+            close = get_close_matches(found[1], re.findall(r"[\w-]+", found[2]), 1, 0.5)
+            message += f"; did you mean {close[0]}?" if close else ""
         raise ConfigError(f"{message} (see `{self.prog} --help`)")
 
     def known(self, words: Sequence[str]) -> Collection[str]:
@@ -175,4 +180,5 @@ def _parser() -> Parser:
     predict.add_parser(commands)
     config.add_parser(commands)
     metal_selftest.add_parser(commands)
+    completion.add_parser(commands, parser)
     return parser

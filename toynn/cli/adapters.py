@@ -35,7 +35,7 @@ def add_parsers(commands: Any) -> None:
         "Merged matrices of a type that toynn reads and does not write (all quantized types but "
         "q8_0 and q4_0) are stored as q8_0. Quantizing a merged matrix again rounds a part of the "
         "adapter away: the command says how much. --outtype f16 or f32 keeps more. Mixes take "
-        "llama-cpp-python (pip install 'toynn[llama-cpp]'), and room for the model in float32."
+        "llama-cpp-python (pip install llama-cpp-python), and room for the model in float32."
     )
     parser.set_defaults(run=run_fuse)
 
@@ -51,7 +51,7 @@ def _add_files(parser: ArgumentParser, kind: str, out: str, *, model: bool) -> N
     base = "the .gguf file that the adapter is for"
     if not model:
         base += ", where --adapter is a folder, or q or k of a llama are adapted; or of the model"
-    parser.add_argument("--model", type=model_file, required=model, metavar="FILE", help=base)
+    parser.add_argument("-m", "--model", type=model_file, required=model, metavar="FILE", help=base)
     add_adapters(parser, required=model)
     method = (
         "how several become one: by their ranks side by side, which is exact, or linear, which "

@@ -43,7 +43,7 @@ def add_parser(commands: Any) -> None:
     help_ = "measure a model: perplexity, loss, accuracy, distance from another"
     parser = commands.add_parser("eval", help=help_, description=help_, allow_abbrev=False)
     model = "a .gguf file, or the folder of a run of `toynn train`"
-    parser.add_argument("--model", type=Path, required=True, metavar="PATH", help=model)
+    parser.add_argument("-m", "--model", type=Path, required=True, metavar="PATH", help=model)
     add_adapters(parser)
     parser.add_argument("--data", type=Path, metavar="PATH", help=DATA)
     against = "another model, or the same without its adapter: Kullback-Leibler divergence from it"

@@ -1,7 +1,10 @@
-"""``toynn predict --model RUN IMAGE...``: the classes of pictures, with their probabilities."""
+"""``toynn predict --model RUN PICTURE...``: the classes of pictures, with their probabilities."""
 
+import csv
+import json
+import sys
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,7 @@ import numpy as np
 import toynn
 from toynn.cli._numbers import whole
 from toynn.cli._run_flags import BACKEND, THREADS
-from toynn.cli._text import harmless, print_error
+from toynn.cli._text import harmless, print_error, print_line
 from toynn.data.images import Picture, read_picture
 from toynn.engines import ViTConfig, ViTEngine
 from toynn.errors import ConfigError, DataError
@@ -19,16 +22,24 @@ __all__ = ["add_parser"]
 
 BATCH = 16
 
+#: A picture's path, and its likeliest classes with their probabilities.
+Row = tuple[str, Sequence[tuple[str, float]]]
+
 
 def add_parser(commands: Any) -> None:
     """Add the command to the parser's commands."""
     help_ = "say what is on pictures"
     parser = commands.add_parser("predict", help=help_, description=help_, allow_abbrev=False)
     model = "the folder of a run of `toynn train vit`, or a .safetensors file with timm's names"
-    parser.add_argument("--model", required=True, type=Path, metavar="RUN", help=model)
-    parser.add_argument("images", nargs="+", metavar="IMAGE", help="a file with a picture")
+    parser.add_argument("-m", "--model", required=True, type=Path, metavar="RUN", help=model)
+    images = "files with pictures, or folders: of these all pictures below, other files are counted"
+    parser.add_argument("images", nargs="+", metavar="PICTURE", help=images)
     top = "how many classes to name (default 5)"
     parser.add_argument("--top", type=whole(1), default=5, metavar="N", help=top)
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print a JSON object for each picture")
+    table = "print CSV: a row for each picture, its path, then each class and its probability"
+    form.add_argument("--csv", action="store_true", help=table)
     THREADS.add_to(parser)
     BACKEND.add_to(parser)
     parser.set_defaults(run=predict)
@@ -46,35 +57,84 @@ def predict(arguments: Namespace) -> int:
         )
     path = path / "model.safetensors" if path.is_dir() else path
     engine = ViTEngine.load(path, backend=arguments.backend)
+    top = min(arguments.top, engine.config.classes)
+    if arguments.csv:
+        head = [f"{name}_{k}" for k in range(1, top + 1) for name in ("class", "probability")]
+        csv.writer(sys.stdout, lineterminator="\n").writerow(["path", *head])
+    tell = _as_json if arguments.json else _as_csv if arguments.csv else _as_text
+    pictures = _Pictures(arguments.images, engine.config)
+    for paths, pixels in pictures.batches():
+        rows = engine.probabilities(np.stack(pixels))
+        for name, row in zip(paths, rows, strict=True):
+            tell((name, _likeliest(engine, row, top)))
+    if pictures.others:
+        count, first = len(pictures.others), pictures.others[0]
+        print_line(harmless(f"toynn: {count} other files passed over; the first: {first}", ""))
+    return pictures.code
+
+
+def _likeliest(engine: ViTEngine, row: Any, top: int) -> list[tuple[str, float]]:
     names = engine.class_names or tuple(map(str, range(engine.config.classes)))
-    code = 0
-    for paths, pictures, errors in _batches(arguments.images, engine.config):
-        for error in errors:
-            print_error(str(error))
-            code = 2
-        if not pictures:
-            continue
-        rows = engine.probabilities(np.stack(pictures))
-        for path, row in zip(paths, rows, strict=True):
-            print(harmless(path, ""))
-            for label in np.argsort(-row, kind="stable")[: arguments.top].tolist():
-                print(harmless(f"  {row[label]:7.2%}  {names[label]}", ""))
-    return code
+    return [(names[k], float(row[k])) for k in np.argsort(-row, kind="stable")[:top].tolist()]
 
 
-def _batches(
-    paths: list[str], config: ViTConfig
-) -> Iterator[tuple[list[str], list[Picture], list[DataError]]]:
-    """Yield paths, their pictures, and the errors of the paths without one."""
-    for first in range(0, len(paths), BATCH):
-        good: list[str] = []
+def _as_text(row: Row) -> None:
+    print(harmless(row[0], ""))
+    for name, share in row[1]:
+        print(harmless(f"  {share:7.2%}  {name}", ""))
+
+
+def _as_json(row: Row) -> None:
+    found = [{"class": name, "probability": share} for name, share in row[1]]
+    print(json.dumps({"path": row[0], "classes": found}))
+
+
+def _as_csv(row: Row) -> None:
+    cells = [cell for name, share in row[1] for cell in (name, f"{share:.6f}")]
+    csv.writer(sys.stdout, lineterminator="\n").writerow([row[0], *cells])
+
+
+class _Pictures:
+    """Reads the pictures that are named, and those in folders that are."""
+
+    def __init__(self, paths: Sequence[str], config: ViTConfig) -> None:
+        self._paths, self._config = paths, config
+        self.others: list[str] = []  # files in folders that are no pictures, and why
+        self.code = 0
+
+    def batches(self) -> Iterator[tuple[list[str], list[Picture]]]:
+        """Yield paths and their pictures, some at a time. What is named and is none is said."""
+        names: list[str] = []
         pictures: list[Picture] = []
-        errors: list[DataError] = []
-        for path in paths[first : first + BATCH]:
+        for path, named in self._files():
             try:
-                pictures.append(read_picture(path, config.image, config.channels))
+                pictures.append(read_picture(path, self._config.image, self._config.channels))
+                names.append(path)
             except DataError as error:
-                errors.append(error)
-            else:
-                good.append(path)
-        yield good, pictures, errors
+                if named:
+                    print_error(str(error))
+                    self.code = 2
+                else:
+                    self.others.append(str(error))
+            if len(names) == BATCH:
+                yield names, pictures
+                names, pictures = [], []
+        if names:
+            yield names, pictures
+
+    def _files(self) -> Iterator[tuple[str, bool]]:
+        """Yield files, and whether they were named. Raises DataError for an empty folder."""
+        for path in self._paths:
+            if not Path(path).is_dir():
+                yield path, True
+                continue
+            below = ((each, each.relative_to(path)) for each in Path(path).rglob("*"))
+            found = sorted(
+                each
+                for each, name in below
+                if each.is_file() and not any(part.startswith(".") for part in name.parts)
+            )
+            if not found:
+                raise DataError(f"{path}: expected pictures in it; it is empty")
+            for each in found:
+                yield str(each), False

@@ -43,7 +43,16 @@ HARMLESS = (
 )
 
 #: mlx-lm's and llama.cpp's names of flags.
-SPELLED = {"--iters": "--steps", "--batch-size": "--batch", "-m": "--model"}
+SPELLED = {
+    "--iters": "--steps",
+    "--batch-size": "--batch",
+    "--learning-rate": "--lr",
+    "--max-seq-length": "--seq",
+    "--steps-per-report": "--log-every",
+    "--steps-per-eval": "--eval-every",
+    "--grad-accumulation-steps": "--grad-accum",
+    "-m": "--model",
+}
 
 RECIPES: dict[str, type[Training]] = {
     training.name: training

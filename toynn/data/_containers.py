@@ -194,8 +194,7 @@ def _pyarrow(path: Path) -> Any:
         return import_module("pyarrow")
     except ImportError as error:
         raise ConfigError(
-            f"{path}: this needs the pyarrow library, which is not installed: "
-            'pip install "toynn[data]"'
+            f"{path}: this needs the pyarrow library, which is not installed: pip install pyarrow"
         ) from error
 
 

@@ -32,7 +32,7 @@ def _pillow() -> ModuleType:
     try:
         from PIL import Image
     except ImportError as error:
-        raise ConfigError('pictures need Pillow: pip install "toynn[images]"') from error
+        raise ConfigError("pictures need Pillow: pip install pillow") from error
     Image.init()
     return Image
 

@@ -61,7 +61,7 @@ class ImageData:
         except ImportError as error:
             raise ConfigError(
                 "the handwritten digits come with scikit-learn, which is not installed: pip "
-                'install "toynn[images]", or name other pictures (--data)'
+                "install scikit-learn, or name other pictures (--data)"
             ) from error
         bunch = load_digits()
         images = np.rint(bunch.images * (255 / 16)).astype(np.uint8)

@@ -11,7 +11,7 @@ from toynn.errors import BackendUnavailable
 
 __all__ = ["INSTALL", "described", "load", "mpiexec"]
 
-INSTALL = 'pip install "toynn[mpi]", or mpi4py beside an MPI of your own'
+INSTALL = "pip install mpi4py mpich, or mpi4py beside an MPI of your own"
 
 
 def load(*, start: bool) -> Any:

@@ -108,7 +108,7 @@ def _fuse_as_mix(base: GGUFFile, adapter: Adapter, out: Path, mix: str, overwrit
     if library is None:
         raise ConfigError(
             f"fuse: {mix} is made by llama.cpp's quantizer, and llama-cpp-python is not installed: "
-            f"pip install 'toynn[llama-cpp]'; or run `toynn fuse --model {base.path} --adapter "
+            f"pip install llama-cpp-python; or run `toynn fuse --model {base.path} --adapter "
             f"{adapter.path} --outtype f32 --out whole.gguf`, then `llama-quantize whole.gguf "
             f"{out} {mix.upper()}`"
         )

@@ -1,0 +1,89 @@
+"""``toynn completion bash``: what the Tab key finishes, as a script that the shell reads once.
+
+    eval "$(toynn completion bash)"          in ~/.bashrc; zsh in ~/.zshrc
+
+The script has all commands, flags and choices in it: no Python runs when Tab is pressed. Where a
+flag or a command takes a path, the shell completes files.
+"""
+
+import shlex
+from argparse import ArgumentParser, Namespace, _SubParsersAction
+from collections.abc import Iterator
+from typing import Any
+
+__all__ = ["add_parser"]
+
+SHELLS = ("bash", "zsh")
+#: Takes the words of a command line; the command is what of them names one, the rest is its flags.
+SCRIPT = """\
+_toynn() {{
+    local cur="${{COMP_WORDS[COMP_CWORD]}}" prev="${{COMP_WORDS[COMP_CWORD-1]}}"
+    local command="toynn" word
+    for word in "${{COMP_WORDS[@]:1:COMP_CWORD-1}}"; do
+        case "$command $word" in
+{commands}) command="$command $word" ;;
+            *) break ;;
+        esac
+    done
+    COMPREPLY=()
+    case "$command $prev" in
+{choices}
+    esac
+    case "$command" in
+{words}
+    esac
+}}
+complete -o default -F _toynn toynn
+"""
+ZSH = "autoload -U +X compinit && compinit\nautoload -U +X bashcompinit && bashcompinit\n"
+
+
+def add_parser(commands: Any, whole: ArgumentParser) -> None:
+    """Add the command to the parser's commands; ``whole`` is the parser of all of them."""
+    help_ = 'print what the shell completes: eval "$(toynn completion bash)"'
+    parser = commands.add_parser("completion", help=help_, description=help_, allow_abbrev=False)
+    parser.add_argument("shell", choices=SHELLS, help="for which shell")
+    parser.set_defaults(run=lambda arguments: run(arguments, whole))
+
+
+def run(arguments: Namespace, whole: ArgumentParser) -> int:
+    """Print the script."""
+    found = dict(_parsers(whole, "toynn"))
+    names = [name for name in found if name != "toynn"]
+    choices, words = [], []
+    for name, parser in found.items():
+        subcommands: list[str] = []
+        for action in parser._actions:
+            if isinstance(action, _SubParsersAction):
+                subcommands += action.choices
+            elif action.choices and action.option_strings:
+                own = "|".join(shlex.quote(f"{name} {each}") for each in action.option_strings)
+                reply = _reply(map(str, action.choices))
+                choices.append(f"        {own}) {reply}; return ;;")
+            elif action.choices:
+                subcommands += map(str, action.choices)
+        flags = [option for option in parser._option_string_actions if option.startswith("--")]
+        reply = _reply([*subcommands, *flags])
+        dashed = reply if subcommands else f'[[ "$cur" == -* ]] && {reply}'
+        words.append(f"        {shlex.quote(name)}) {dashed} ;;")
+    script = SCRIPT.format(
+        commands="            " + "|".join(map(shlex.quote, names)),
+        choices="\n".join(choices),
+        words="\n".join(words),
+    )
+    print((ZSH if arguments.shell == "zsh" else "") + script, end="")
+    return 0
+
+
+def _reply(words: Any) -> str:
+    """Return the shell's command that offers words."""
+    return f'COMPREPLY=($(compgen -W {shlex.quote(" ".join(words))} -- "$cur"))'
+
+
+def _parsers(parser: ArgumentParser, name: str) -> Iterator[tuple[str, ArgumentParser]]:
+    """Yield all commands, each with its parser."""
+    yield name, parser
+    for action in parser._actions:
+        if isinstance(action, _SubParsersAction):
+            for word, inner in action.choices.items():
+                yield from _parsers(inner, f"{name} {word}")
