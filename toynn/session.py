@@ -17,7 +17,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from toynn import backends, checks, precision
-from toynn.errors import ConfigError, LifecycleError, NonFiniteError, ShapeError
+from toynn.errors import (
+    BackendError,
+    ConfigError,
+    LifecycleError,
+    NonFiniteError,
+    ShapeError,
+)
 from toynn.gradients import GradientDoors
 from toynn.graph.lowering import CompiledTape, compile_tape, memory_of
 from toynn.graph.storage import Storage
@@ -35,14 +41,19 @@ T = TypeVar("T")
 
 
 class _Held:
-    """A lock that has been acquired, for a with statement to release."""
+    """A lock that has been acquired, for a with statement to release.
 
-    def __init__(self, lock: threading.Lock) -> None:
-        self._lock = lock
+    Where that ends with a BackendError, ``failed`` is called first.
+    """
+
+    def __init__(self, lock: threading.Lock, failed: Callable[[], None]) -> None:
+        self._lock, self._failed = lock, failed
 
     def __enter__(self) -> None: ...
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and issubclass(kind, BackendError):
+            self._failed()
         self._lock.release()
 
 
@@ -332,7 +343,9 @@ class Session(GradientDoors):
         ``weight``, to those since the last update. "update" does that too, divides by the sum of
         the weights, clips to ``max_grad_norm``, and applies AdamW where it is recorded; "apply"
         does only the latter, by what runs to "grads" have gathered. Raises NonFiniteError, weights
-        and moments untouched, if the norm of the gradients is not finite.
+        and moments untouched, if the norm of the gradients is not finite; BackendError, now or
+        from the next call that waits for the device, where that fails: weights and moments are
+        those before the step then, and its micro-batches are forgotten.
         """
         tape = tape or self.tape
         compiled = self._check_realized("run()", tape)
@@ -360,7 +373,15 @@ class Session(GradientDoors):
         self._check_open()
         if not self._busy.acquire(blocking=False):
             _refuse(call, "while another thread uses this session: wait for it")
-        return _Held(self._busy)
+        return _Held(self._busy, self._forget)
+
+    def _forget(self) -> None:
+        """Go back to before the step in which the device failed: nothing that it computed counts.
+
+        The backend has put weights and moments back; gradients may be anything.
+        """
+        self._updates.forget()
+        self._known = {tensor for tensor in self._known if tensor.role not in _COMPUTED}
 
     # -- Looking -------------------------------------------------------------------------------
 

@@ -104,6 +104,10 @@ class Updates:
         if to != "grads":
             self.pending = 0.0
 
+    def forget(self) -> None:
+        """Forget the micro-batches: the next one overwrites the gradients. Tell the device anew."""
+        self.pending, self.divisor, self._told = 0.0, 1.0, ()
+
     def zero_gradients(self) -> Iterable[Tensor]:
         """Zero and return all gradients; forget the micro-batches."""
         self.pending, self.divisor = 0.0, 1.0

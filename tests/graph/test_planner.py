@@ -4,7 +4,8 @@ import numpy as np
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from toynn.backends.protocol import ALIGNMENT
+import toynn
+from toynn.backends.protocol import ALIGNMENT, aligned
 from toynn.graph.planner import plan
 from toynn.graph.tape import Op, Role, Tape, Tensor
 
@@ -88,3 +89,21 @@ def test_no_tensor_is_written_over_while_it_lives(tape):
     for tensor, offset in layout.offsets.items():
         assert offset % ALIGNMENT == 0 and 0 <= offset <= layout.nbytes - tensor.nbytes
     run(tape, layout)
+
+
+def test_a_journal_lies_where_nothing_lives_when_updates_run():
+    recipe = toynn.recipes.GPT2()
+    recipe.realize(toynn.GPT2Config(31, 8, 2, 16, 2, 8), toynn.RecipeOptions(t_batch=2))
+    tape = recipe.engine.session.tape
+    update = next(i for i, node in enumerate(tape.nodes) if node.segment == "U")
+    late = {*tape.inputs.values(), *tape.kept}
+    late |= {t.root for node in tape.nodes[update:] for t in node.touched}
+    without = plan(tape)
+    most = without.nbytes - sum(aligned(t.nbytes) for t in late if t in without.offsets)
+    for nbytes, free in ((most // 4, True), (2 * without.nbytes, False)):
+        layout = plan(tape, aligned(nbytes))
+        end = layout.journal + aligned(nbytes)
+        for tensor in late & layout.offsets.keys():
+            start = layout.offsets[tensor]
+            assert start >= end or start + tensor.nbytes <= layout.journal
+        assert end <= layout.nbytes and (layout.nbytes == without.nbytes) == free

@@ -10,6 +10,7 @@ class Lazy:
     """The CPU's kernels behind a queue, as a device has one."""
 
     name = "lazy"
+    journals = False
 
     def __init__(self, n_threads=None):
         self.inner = CPU(n_threads)
@@ -35,10 +36,10 @@ class Lazy:
         self.calls.append(("wrap", array.nbytes))
         return LazyBuffer(self, self.inner.wrap(array))
 
-    def scratch(self, launches):
+    def scratch(self, launches, journal):
         return self.inner.scratch(launches)
 
-    def compile(self, launches, buffers):
+    def compile(self, launches, buffers, journal):
         inner = {name: buffer.inner for name, buffer in buffers.items()}
         return LazyProgram(self, self.inner.compile(launches, inner))
 

@@ -21,7 +21,8 @@ def software():
             controls.standin_reset()
             for name in ("live", "commits", "dispatches"):
                 getattr(controls, f"standin_{name}").restype = ctypes.c_long
-            controls.standin_fail_after.argtypes = [ctypes.c_long]
+            for name in ("fail_after", "fail_inside"):
+                getattr(controls, f"standin_{name}").argtypes = [ctypes.c_long]
             for name in ("seed", "limit"):
                 getattr(controls, f"standin_{name}").argtypes = [ctypes.c_ulong]
             return controls

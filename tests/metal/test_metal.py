@@ -15,7 +15,7 @@ from tiny import HP, Tiny
 import toynn
 from toynn import backends, ops
 from toynn.backends.metal import grids
-from toynn.errors import BackendError, BackendUnavailable, NonFiniteError
+from toynn.errors import BackendError, BackendUnavailable, LifecycleError, NonFiniteError
 from toynn.session import Session
 from toynn.testing.cases import CASES
 from toynn.testing.doors import check
@@ -241,24 +241,97 @@ def test_a_gradient_that_is_not_finite_leaves_everything_as_it_was(device):
     assert all(np.array_equal(a, b) for a, b in zip(before, tiny.state(), strict=True))
 
 
-def test_memory_that_runs_out_in_a_step_leaves_the_weights_as_they_were(device):
+def updated(session):
+    """Copies of the weights and moments that a step of a session overwrites."""
+    nodes = [node for node in session.tape.nodes if node.op.kernel == "adamw.step"]
+    return [session.download(node[name]) for node in nodes for name in "wmv"]
+
+
+def same(before, after):
+    return all(a.tobytes() == b.tobytes() for a, b in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2, 3])
+def test_a_device_that_fails_in_a_step_leaves_the_weights_as_they_were(device, seed):
+    """Before any of the step's dispatches, and with some threads of it done; in four orders."""
+    device.standin_seed(seed)
+    tiny, twin = Tiny(backend="metal"), Tiny(backend="metal")
+    for net in (tiny, twin):
+        start = device.standin_dispatches()
+        net.s.run()
+    in_a_step = device.standin_dispatches() - start
+    before = updated(tiny.s)
+    assert in_a_step > 10 and len(before) == 6
+    for failing in range(in_a_step):
+        for threads in (0, 1, 40, 70):
+            device.standin_fail_after(failing)
+            device.standin_fail_inside(threads)
+            with pytest.raises(BackendError, match=r"middle of a run: .*Insufficient Memory"):
+                tiny.s.run()
+            assert same(before, updated(tiny.s)), (failing, threads)
+            with pytest.raises(LifecycleError, match=r"before run\(\)"):
+                tiny.s.download(tiny.loss)
+    for net in (tiny, twin):
+        net.s.run()  # the session goes on, to the same bits
+    assert same(updated(twin.s), updated(tiny.s)) and not same(before, updated(tiny.s))
+
+
+def test_an_update_behind_a_run_that_failed_is_put_back(device):
+    """It is on the queue when the other one fails, and runs on gradients that are none."""
     tiny = Tiny(backend="metal")
     tiny.s.run()
-    before = tiny.state()
-    updates = sum(node.op.kernel == "adamw.step" for node in tiny.s.tape.nodes)
+    before = updated(tiny.s)
+    program = tiny.s._compiled[tiny.s.tape].program
+    device.standin_fail_after(3)
+    program.run("FB", False)
+    program.run("FBU", True)
+    with pytest.raises(BackendError, match="middle of a run"):
+        tiny.s.backend.wait()
+    assert same(before, updated(tiny.s))
+
+
+def test_there_is_one_journal_for_one_update(device):
+    """A second update waits for the first: it would copy what that has left half done."""
+    tiny = Tiny(backend="metal")
     start = device.standin_dispatches()
-    tiny.s.run("loss")
-    tiny.s.download(tiny.loss)
-    forward = device.standin_dispatches() - start
-    assert updates and forward
-    for failing in range(forward + 1):
-        device.standin_fail_after(failing)
-        with pytest.raises(BackendError, match=r"in the middle of a run: .*Insufficient Memory"):
-            tiny.s.run()
-        device.standin_fail_after(-1)
-        assert all(np.array_equal(a, b) for a, b in zip(before, tiny.state(), strict=True))
-    tiny.s.run()  # the session goes on
-    assert np.isfinite(tiny.s.download(tiny.loss))
+    tiny.s.run()
+    before, program = updated(tiny.s), tiny.s._compiled[tiny.s.tape].program
+    device.standin_fail_after(device.standin_dispatches() - start - 1)
+    device.standin_fail_inside(40)
+    with pytest.raises(BackendError, match="middle of a run"):
+        for _ in range(2):
+            program.run("FBU", False)
+    assert same(before, updated(tiny.s))
+
+
+def test_micro_batches_of_a_step_that_failed_are_forgotten(device):
+    tiny, twin = Tiny(backend="metal"), Tiny(backend="metal")
+    device.standin_fail_after(4)
+    tiny.s.run("grads")
+    with pytest.raises(BackendError, match="middle of a run"):
+        tiny.s.download(tiny.w)
+    assert not tiny.s.pending
+    for net in (tiny, twin):
+        net.s.run()
+    assert same(updated(twin.s), updated(tiny.s))
+
+
+def test_what_a_journal_costs(device, monkeypatch):
+    """Three dispatches in a step's one commit; no memory: it lies where activations lay."""
+    costs = []
+    for journals in (False, True):
+        monkeypatch.setattr("toynn.backends.metal.backend.Metal.journals", journals)
+        recipe = toynn.recipes.GPT2(backend="metal")
+        recipe.realize(toynn.GPT2Config(61, 16, 2, 32, 2, 32), toynn.RecipeOptions(t_batch=16))
+        session, ids = recipe.engine.session, np.arange(512) % 61
+        commits, dispatches = device.standin_commits(), device.standin_dispatches()
+        recipe.step(ids, None, ids, HP, True)
+        assert device.standin_commits() - commits == 1
+        memory, own = session.memory(), session._compiled[session.tape].program.scratch
+        costs.append((memory.activations - own, device.standin_dispatches() - dispatches))
+        session.close()
+    (arena, without), (with_journal, dispatches) = costs
+    assert arena == with_journal > 1.5 * memory.moments and dispatches == without + 3
 
 
 def test_a_buffer_that_is_too_long(device):

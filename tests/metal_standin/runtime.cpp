@@ -40,6 +40,8 @@ struct { size_t offset, nbytes; } variables[64]; // threadgroup variables, by id
 alignas(16) char exchanged[SOFT_THREADS / SOFT_LANES][2][SOFT_LANES][64];
 unsigned lanes[SOFT_THREADS / SOFT_LANES]; // of each simdgroup: a bit for each that is there
 
+long left = -1; // threads that may still end before the dispatch fails; < 0: all
+
 uint64_t random_state;
 uint32_t random_below(uint32_t n) {
     random_state = random_state * 6364136223846793005ull + 1442695040888963407ull;
@@ -100,8 +102,11 @@ void run_group(const std::vector<unsigned> &order) {
         bool ran = false;
         for (unsigned i : order)
             if (fibres[i].state == State::fresh || fibres[i].state == State::ready) {
+                if (!left && fibres[i].state == State::fresh) fault("it fails here");
+                if (now.stopping) return;
                 enter(fibres[i]);
                 if (now.stopping) return;
+                if (left > 0 && fibres[i].state == State::done) left--;
                 ran = true;
             }
         if (ran) continue;
@@ -213,10 +218,13 @@ int soft_run(const soft_dispatch *dispatch, unsigned long seed, char *message, u
         if (seed) shuffle(order);
         run_group(order);
     }
+    left = -1;
     if (now.fault.empty()) return 0;
     std::snprintf(message, room, "%s: %s", dispatch->kernel->name, now.fault.c_str());
     return 1;
 }
+
+void soft_stop_after(long threads) { left = threads; }
 
 unsigned soft_lane() { return now.fibre->index % SOFT_LANES; }
 

@@ -44,6 +44,7 @@ typedef struct {
 
 /* Run; 0, or 1 and a message of what the kernel did wrong. `seed` != 0 shuffles groups, threads. */
 int soft_run(const soft_dispatch *dispatch, unsigned long seed, char *message, unsigned long room);
+void soft_stop_after(long threads); /* the next run: it fails when so many have ended; < 0: none does */
 
 /* Memory that checked kernels may touch where it is bound (a buffer), or read at any time. */
 void soft_memory_add(const void *start, unsigned long nbytes, int read_only);

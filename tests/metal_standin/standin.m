@@ -17,7 +17,7 @@
 enum { PAGE = 4096, MOST_COMMANDS = 64 };
 static const unsigned POISON = 0x7fc0dead;
 
-static struct { int checked, simdgroups, absent; unsigned long seed, limit; long fail_after; } set;
+static struct { int checked, simdgroups, absent; unsigned long seed, limit; long fail_after, fail_inside; } set;
 static long live, commits, dispatches;
 static int fast;
 
@@ -32,6 +32,7 @@ void standin_seed(unsigned long seed) { set.seed = seed; }
 void standin_simdgroups(int on) { set.simdgroups = on; }
 void standin_limit(unsigned long nbytes) { set.limit = nbytes; }
 void standin_fail_after(long n) { set.fail_after = n; }
+void standin_fail_inside(long threads) { set.fail_inside = threads; }
 void standin_absent(int on) { set.absent = on; }
 long standin_live(void) { return live; }
 long standin_commits(void) { return commits; }
@@ -246,9 +247,10 @@ COUNTED
     status = MTLCommandBufferStatusCompleted;
     for (NSUInteger i = 0; i < [calls count] && !error; i++) {
         SoftCall *call = [calls objectAtIndex:i];
-        if (set.fail_after >= 0 && set.fail_after-- == 0)
+        if (set.fail_after >= 0 && set.fail_after-- == 0) {
+            if (set.fail_inside) soft_stop_after(set.fail_inside), soft_run(&call->dispatch, set.seed, text, sizeof text);
             error = [failure("Insufficient Memory (00000008:kIOGPUCommandBufferCallbackErrorOutOfMemory)") retain];
-        else if (soft_run(&call->dispatch, set.seed, text, sizeof text)) error = [failure(text) retain];
+        } else if (soft_run(&call->dispatch, set.seed, text, sizeof text)) error = [failure(text) retain];
         dispatches++;
     }
     if (error) status = MTLCommandBufferStatusError;

@@ -26,6 +26,7 @@ __all__ = [
     "Accumulate",
     "Backend",
     "Buffer",
+    "Journal",
     "Launch",
     "LiveRows",
     "Place",
@@ -97,6 +98,19 @@ class Launch:
     live: LiveRows | None = None  # None: all
 
 
+@dataclass(frozen=True)
+class Journal:
+    """What the launches of segment U overwrite, and where a copy of it may lie.
+
+    ``spare`` is memory that nothing else uses from the first of these launches until the run is
+    done: as many bytes as ``overwritten``, places with their lengths, takes. All are multiples of
+    ALIGNMENT.
+    """
+
+    spare: Place
+    overwritten: tuple[tuple[Place, int], ...]
+
+
 class Buffer(Protocol):
     """Memory of a backend. Nobody else sees it: what goes in and comes out is copied.
 
@@ -147,6 +161,9 @@ class Backend(Protocol):
 
     name: str
     n_threads: int | None  # of the host, which a run may use; None: as many as it likes
+    #: A run may fail half way, on a device that is not this process; then it leaves what is in its
+    #: journal as it was before. Where a run cannot, there are no journals.
+    journals: bool = False
 
     def allocate(self, nbytes: int) -> Buffer:
         """Return zero-filled memory. Raises MemoryError."""
@@ -154,10 +171,15 @@ class Backend(Protocol):
     def wrap(self, array: NDArray[np.uint8]) -> Buffer:
         """Return read-only bytes, such as a mapped file, as a buffer: in place, if that can be."""
 
-    def scratch(self, launches: Sequence[Launch]) -> int:
+    def scratch(self, launches: Sequence[Launch], journal: Journal | None = None) -> int:
         """Return how much memory of its own a program of these launches would have."""
 
-    def compile(self, launches: Sequence[Launch], buffers: Mapping[str, Buffer]) -> Program:
+    def compile(
+        self,
+        launches: Sequence[Launch],
+        buffers: Mapping[str, Buffer],
+        journal: Journal | None = None,
+    ) -> Program:
         """Turn launches into a program that runs without Python. Raises MemoryError."""
 
     def wait(self) -> None:

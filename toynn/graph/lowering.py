@@ -4,13 +4,23 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from toynn import dtypes
-from toynn.backends.protocol import Backend, Buffer, Launch, LiveRows, Place, Program, aligned
+from toynn.backends.protocol import (
+    Backend,
+    Buffer,
+    Journal,
+    Launch,
+    LiveRows,
+    Place,
+    Program,
+    aligned,
+)
 from toynn.errors import ConfigError
-from toynn.graph.planner import plan
+from toynn.graph.planner import Plan, plan
 from toynn.graph.tape import Node, Role, Tape, Tensor
 
 __all__ = ["CompiledTape", "compile_tape", "memory_of"]
 
+_UPDATED = (Role.PARAMETER, Role.MOMENT)
 _FROM_OUTSIDE = (Role.PARAMETER, Role.CONSTANT, Role.INPUT)
 
 
@@ -37,8 +47,9 @@ def memory_of(tape: Tape, places: Mapping[Tensor, Place], backend: Backend) -> i
 
     Raises ConfigError for a tensor of another session.
     """
-    layout = plan(tape)
-    return aligned(layout.nbytes) + backend.scratch(_lower(tape, places, layout.offsets))
+    layout, journal = _planned(tape, places, backend)
+    launches = _lower(tape, places, layout.offsets)
+    return aligned(layout.nbytes) + backend.scratch(launches, journal)
 
 
 def compile_tape(
@@ -51,10 +62,10 @@ def compile_tape(
 
     Raises ConfigError for a tensor of another session.
     """
-    layout = plan(tape)
+    layout, journal = _planned(tape, places, backend)
     launches = _lower(tape, places, layout.offsets)
     arena = backend.allocate(aligned(layout.nbytes))
-    program = backend.compile(launches, {**buffers, "arena": arena})
+    program = backend.compile(launches, {**buffers, "arena": arena}, journal)
     segments = {to: tape.segments(to) for to in ("loss", "grads", "update", "apply")}
     nodes = {
         to: [node for node in tape.nodes if node.segment in running]
@@ -69,6 +80,26 @@ def compile_tape(
         {to: _written(running) for to, running in nodes.items()},
         frozenset((tape.gradients or {}).values()),
     )
+
+
+def _planned(
+    tape: Tape, places: Mapping[Tensor, Place], backend: Backend
+) -> tuple[Plan, Journal | None]:
+    """Plan the arena, with room for a journal of what an update overwrites, if there is one."""
+    updated = {t.root for node in tape.nodes if node.segment == "U" for t in node.outputs if t}
+    owned = [t for t in updated if t.role in _UPDATED and t in places] if backend.journals else []
+    overwritten: list[tuple[Place, int]] = []
+    for tensor in sorted(owned, key=lambda t: (places[t].buffer, places[t].offset)):
+        place, nbytes = places[tensor], aligned(tensor.nbytes)
+        if overwritten:
+            before, length = overwritten[-1]
+            if place == Place(before.buffer, before.offset + length):  # they lie side by side
+                overwritten[-1] = before, length + nbytes
+                continue
+        overwritten.append((place, nbytes))
+    layout = plan(tape, sum(nbytes for _, nbytes in overwritten))
+    journal = Journal(Place("arena", layout.journal), tuple(overwritten)) if overwritten else None
+    return layout, journal
 
 
 def _from_outside(nodes: Iterable[Node]) -> frozenset[Tensor]:

@@ -1,9 +1,10 @@
 """The planner: when each activation lives, and where.
 
 A tensor lives from the node that first touches it to the node that last does. Two tensors may share
-memory when their lives do not meet. One arena holds them all; its size is known before it exists.
-Larger tensors are placed first, each at the lowest free offset (greedy by size:
-Pisarchyk & Lee 2020, arXiv:2001.03288).
+memory when their lives do not meet. A journal, which a backend may want for updates, lives when
+activations are no more: it takes memory only where it is larger than they. One arena holds them
+all; its size is known before it exists. Larger tensors are placed first, each at the lowest free
+offset (greedy by size: Pisarchyk & Lee 2020, arXiv:2001.03288).
 """
 
 from collections.abc import Iterable
@@ -19,10 +20,11 @@ _OWNED_BY_TAPE = (Role.ACTIVATION, Role.INPUT)
 
 @dataclass(frozen=True)
 class Plan:
-    """Byte offsets of a tape's tensors in its arena, and the arena's size."""
+    """Byte offsets of a tape's tensors and of its journal in its arena, and the arena's size."""
 
     offsets: dict[Tensor, int]
     nbytes: int
+    journal: int = 0
 
 
 @dataclass(eq=False)
@@ -38,15 +40,17 @@ class _Slot:
         return self.first <= other.last and other.first <= self.last
 
 
-def plan(tape: Tape) -> Plan:
-    """Place every tensor that the tape owns."""
+def plan(tape: Tape, journal: int = 0) -> Plan:
+    """Place every tensor that the tape owns, and so many bytes that segment U has for itself."""
     slots = _slots(tape)
+    first = next((i for i, node in enumerate(tape.nodes) if node.segment == "U"), len(tape.nodes))
+    spare = _Slot(journal, first, len(tape.nodes))
     placed: list[_Slot] = []
-    for slot in sorted(set(slots.values()), key=lambda slot: (-slot.nbytes, slot.first)):
+    for slot in sorted({*slots.values(), spare}, key=lambda slot: (-slot.nbytes, slot.first)):
         slot.offset = _lowest_gap(slot, placed)
         placed.append(slot)
     nbytes = max((slot.offset + slot.nbytes for slot in placed), default=0)
-    return Plan({tensor: slot.offset for tensor, slot in slots.items()}, nbytes)
+    return Plan({tensor: slot.offset for tensor, slot in slots.items()}, nbytes, spare.offset)
 
 
 def _slots(tape: Tape) -> dict[Tensor, _Slot]:

@@ -10,7 +10,7 @@ from toynn.backends.cpu.precision import automatic
 from toynn.backends.cpu.program import CompiledProgram
 from toynn.backends.cpu.work import seconds, worth
 from toynn.backends.host import HostBuffer
-from toynn.backends.protocol import Backend, Buffer, Launch, Place, Program, aligned
+from toynn.backends.protocol import Backend, Buffer, Journal, Launch, Place, Program, aligned
 from toynn.signature import Entry
 from toynn.threads import get_num_threads
 
@@ -61,7 +61,7 @@ class CPU(Backend):
         """Return the memory of an array as a buffer, without a copy."""
         return HostBuffer(array)
 
-    def scratch(self, launches: Sequence[Launch]) -> int:
+    def scratch(self, launches: Sequence[Launch], journal: Journal | None = None) -> int:
         """Return the bytes of scratch memory of the kernel that needs the most."""
         return aligned(max((self._scratch(launch) for launch in launches), default=0))
 
@@ -72,7 +72,12 @@ class CPU(Backend):
             return 0
         return int(need(entry, **launch.sizes, n_threads=self._worth(launch)))
 
-    def compile(self, launches: Sequence[Launch], buffers: Mapping[str, Buffer]) -> Program:
+    def compile(
+        self,
+        launches: Sequence[Launch],
+        buffers: Mapping[str, Buffer],
+        journal: Journal | None = None,
+    ) -> Program:
         """Turn launches into a program: addresses resolved, threads chosen by the work."""
 
         def address(place: Place | None) -> int:

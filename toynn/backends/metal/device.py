@@ -54,7 +54,7 @@ class MetalDevice:
         self.limits: dict[str, Any] = self.bridge.limits()
         self._libraries: dict[str, _bridge.Library] = {}
         self._pipelines: dict[str, _bridge.Pipeline] = {}
-        self._flying: list[tuple[_bridge.Commands, Callable[[float], None]]] = []
+        self._flying: list[tuple[_bridge.Commands, Callable[[float | None], None]]] = []
 
     def allocate(self, nbytes: int) -> MetalBuffer:
         """Return a zero-filled buffer. Raises MemoryError, and BackendError for one too long."""
@@ -90,9 +90,13 @@ class MetalDevice:
         dispatches: _bridge.Dispatches,
         segments: str,
         accumulate: bool,
-        done: Callable[[float], None],
+        done: Callable[[float | None], None],
     ) -> None:
-        """Submit the dispatches of these segments at once; ``done`` is told what they took."""
+        """Submit the dispatches of these segments at once.
+
+        ``done`` is called when nothing is on its way, with the seconds that they took; or with
+        None, if they failed, or others before them, on whose results they may have built.
+        """
         if len(self._flying) == MOST_RUNS:
             self.wait()
         self._flying.append((dispatches.commit(segments, accumulate), done))
@@ -100,12 +104,16 @@ class MetalDevice:
     def wait(self) -> None:
         """Return when all runs are done. Raises BackendError with what the first bad one says."""
         flying, self._flying = self._flying, []
+        ended: list[tuple[Callable[[float | None], None], float | None]] = []
         errors = []
         for commands, done in flying:
             try:
-                done(commands.wait())
+                seconds: float | None = commands.wait()
             except BackendError as error:
                 errors.append(error)
+            ended.append((done, None if errors else seconds))
+        for done, seconds in reversed(ended):
+            done(seconds)
         if errors:
             raise BackendError(
                 f"backend 'metal': {self.limits['name']} failed in the middle of a run: "

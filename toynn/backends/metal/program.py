@@ -15,7 +15,8 @@ from toynn.backends.metal import _bridge
 from toynn.backends.metal.arguments import entries, offset, pack
 from toynn.backends.metal.device import MetalBuffer, MetalDevice
 from toynn.backends.metal.grids import PASSES, SCRATCH, TYPES, Pass
-from toynn.backends.protocol import Accumulate, Launch, aligned
+from toynn.backends.metal.journal import MetalJournal
+from toynn.backends.protocol import Accumulate, Journal, Launch, aligned
 from toynn.errors import BackendError, BackendUnavailable
 from toynn.signature import Signature
 
@@ -23,6 +24,7 @@ __all__ = ["MetalProgram", "scratch"]
 
 #: Bytes between two structs of arguments: where the address space of constants may begin.
 SLOT = 256
+UPDATE = "U"  # the segment that overwrites weights
 #: What a dispatch, an operation and a byte may cost, in seconds: to share out a run's time.
 DISPATCH, FLOP, BYTE = 2e-6, 1e-12, 1e-11
 
@@ -57,18 +59,19 @@ def _plan(launch: Launch) -> Planned:
     return Planned(op, launch, signature, given, passes, aligned(need))
 
 
-def scratch(launches: Sequence[Launch]) -> int:
+def scratch(launches: Sequence[Launch], journal: Journal | None = None) -> int:
     """Return the bytes that a program of these launches has of its own.
 
     Raises BackendUnavailable for a kernel that there is none of.
     """
     planned = [_plan(launch) for launch in launches]
-    return sum(_own(planned))
+    return sum(_own(planned, journal))
 
 
-def _own(planned: Sequence[Planned]) -> tuple[int, int]:
+def _own(planned: Sequence[Planned], journal: Journal | None) -> tuple[int, int]:
     """Return the bytes of arguments, and of intermediate results, which all launches share."""
     slots = 1 + sum(2 + (one.launch.live is not None) for one in planned)
+    slots += MetalJournal.structs(journal)
     return SLOT * slots, max((one.scratch for one in planned), default=0)
 
 
@@ -87,21 +90,31 @@ class MetalProgram:
     """Dispatches, the memory of their arguments, and the time that runs took."""
 
     def __init__(
-        self, device: MetalDevice, launches: Sequence[Launch], buffers: Mapping[str, MetalBuffer]
+        self,
+        device: MetalDevice,
+        launches: Sequence[Launch],
+        buffers: Mapping[str, MetalBuffer],
+        journal: Journal | None = None,
     ) -> None:
         self._device, self._buffers = device, buffers
         planned = [_plan(launch) for launch in launches]
-        arguments, intermediate = _own(planned)
+        arguments, intermediate = _own(planned, journal)
         self._arguments = device.allocate(arguments)
         self._scratch = device.allocate(intermediate)
         self._next = SLOT  # the first is bound where a tensor is missing
         self.scratch = arguments + intermediate
         count = sum(len(one.passes) + (one.launch.live is not None) for one in planned)
+        count += MetalJournal.structs(journal)
         self._dispatches = _bridge.Dispatches(device.bridge, count)
+        self._journal: MetalJournal | None = None
         for one in planned:
+            if journal is not None and self._journal is None and one.launch.segment == UPDATE:
+                self._journal = MetalJournal(device, journal, buffers, self._arguments, self._write)
+                self._journal.append(self._dispatches, UPDATE)
             self._append(one)
         self._launches = list(launches)
         self._runs: dict[str, tuple[int, float]] = {}  # by segments: how often, seconds
+        self._updating = False  # a run on its way writes the journal
 
     def _append(self, one: Planned) -> None:
         launch = one.launch
@@ -166,12 +179,20 @@ class MetalProgram:
 
     def run(self, segments: str, accumulate: bool) -> None:
         """Submit the launches of these segments, as one command buffer."""
+        journal = self._journal if UPDATE in segments else None
+        if journal is not None and self._updating:
+            self._device.wait()  # there is one journal
 
-        def done(seconds: float) -> None:
-            runs, spent = self._runs.get(segments, (0, 0.0))
-            self._runs[segments] = runs + 1, spent + seconds
+        def done(seconds: float | None) -> None:
+            if journal is not None:
+                journal.close(undo=seconds is None)
+                self._updating = False
+            if seconds is not None:
+                runs, spent = self._runs.get(segments, (0, 0.0))
+                self._runs[segments] = runs + 1, spent + seconds
 
         self._device.commit(self._dispatches, segments, accumulate, done)
+        self._updating |= journal is not None
 
     def times(self) -> list[tuple[int, int]]:
         """Return (calls, nanoseconds) per launch: of each run's time a share by its work."""

@@ -14,7 +14,16 @@ from numpy.typing import NDArray
 
 from toynn import dtypes
 from toynn.backends.host import HostBuffer
-from toynn.backends.protocol import ELEMENTS, Accumulate, Backend, Buffer, Launch, Place, Program
+from toynn.backends.protocol import (
+    ELEMENTS,
+    Accumulate,
+    Backend,
+    Buffer,
+    Journal,
+    Launch,
+    Place,
+    Program,
+)
 from toynn.backends.reference import (
     attention,
     experts,
@@ -114,11 +123,16 @@ class Reference(Backend):
         """Return the memory of an array as a buffer, without a copy."""
         return HostBuffer(array)
 
-    def scratch(self, launches: Sequence[Launch]) -> int:
+    def scratch(self, launches: Sequence[Launch], journal: Journal | None = None) -> int:
         """Return 0: NumPy's own arrays are not counted."""
         return 0
 
-    def compile(self, launches: Sequence[Launch], buffers: Mapping[str, Buffer]) -> Program:
+    def compile(
+        self,
+        launches: Sequence[Launch],
+        buffers: Mapping[str, Buffer],
+        journal: Journal | None = None,
+    ) -> Program:
         """Turn launches into a program."""
         own = {name: buffer for name, buffer in buffers.items() if isinstance(buffer, HostBuffer)}
         return ReferenceProgram(launches, own)

@@ -15,3 +15,18 @@ kernel void program_limit(device uint*       first [[buffer(0)]],
     first[limit.word] = limit.per_row * live;
     later[limit.word] = limit.per_row * live;
 }
+
+// A journal (journal.py): n pieces of 16 bytes are copied, a thread each.
+kernel void program_copy(device uint4*        to   [[buffer(0)]],
+                         device const uint4*  from [[buffer(1)]],
+                         constant uint&       n    [[buffer(2)]],
+                         uint i [[thread_position_in_grid]])
+{
+    if (i < n) to[i] = from[i];
+}
+
+// It is whole.
+kernel void program_mark(device uint*  mark [[buffer(0)]])
+{
+    *mark = 1;
+}
