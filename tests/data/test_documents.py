@@ -8,7 +8,8 @@ import pytest
 from toynn import GPT2Config, RecipeOptions
 from toynn.data import jsonl
 from toynn.data.batch import IGNORED
-from toynn.data.documents import Documents, DocumentWindows, spaced_documents
+from toynn.data.documents import DocumentWindows, parted, spaced_documents
+from toynn.data.store import InMemory
 from toynn.errors import DataError
 from toynn.formats.tokenizer import ByteTokenizer
 from toynn.recipes import GPT2
@@ -25,9 +26,13 @@ def text(tmp_path):
     return path
 
 
+def stored(parts):
+    return InMemory().documents(None, {}, 0, lambda: (part.astype(np.int32) for part in parts))
+
+
 def documents():
     """Tokens 100 d + k: the k-th of document d."""
-    return Documents.joined([100 * d + np.arange(n) for d, n in enumerate(LENGTHS)])
+    return stored(100 * d + np.arange(n) for d, n in enumerate(LENGTHS))
 
 
 def whole(batch, seq, count):
@@ -103,11 +108,19 @@ def test_lines_of_json_have_no_separator(tmp_path):
         jsonl.documents(path, ByteTokenizer(), 5, vocab_size=256, separator="|")
 
 
+@pytest.mark.parametrize("separator", ["\n--\n", "--", "a", "aa", "\n-", "nowhere"])
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
+def test_a_text_in_blocks_is_parted_as_a_whole_one_is(separator, size):
+    text = TEXT + "aaa\n--\n--\n-"
+    blocks = (text[at : at + size] for at in range(0, len(text), size))
+    assert list(parted(blocks, separator)) == text.split(separator)
+
+
 def test_what_stands_before_a_document_changes_nothing():
     """A window that begins in one document and goes on in the next: the loss of both alone."""
     recipe = GPT2()
     recipe.realize(GPT2Config(256, 16, 2, 32, 1, 16), RecipeOptions(t_seq=12, packed=True))
-    found = Documents.joined([np.arange(7), np.arange(50, 70)])
+    found = stored([np.arange(7), np.arange(50, 70)])
     both = found.windows(np.array([0]), 12)
     total = 0.0
     for rows in (slice(0, 7), slice(7, 12)):

@@ -13,6 +13,9 @@ from toynn.formats.tokenizer import ByteTokenizer
 class Chatty(ByteTokenizer):
     """Writes <role>text; for each message, and the names of tools first."""
 
+    def encode_talks(self, talks):
+        return (self.encode_turns(*talk) for talk in talks)
+
     def encode_turns(self, messages, tools=None):
         names = ",".join(tool["function"]["name"] for tool in tools or ())
         parts = [(list(f"[{names}]".encode()), False)] if names else []

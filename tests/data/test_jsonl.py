@@ -31,7 +31,10 @@ class Letters:
     def encode_blocks(self, blocks):
         return [np.array([ord(letter) for letter in block], np.int32) for block in blocks]
 
-    def encode_turns(self, messages):
+    def encode_talks(self, talks):
+        return (self.encode_turns(*talk) for talk in talks)
+
+    def encode_turns(self, messages, tools=None):
         if messages[0]["role"] == "system":
             raise GGUFError("the template knows no system")
         return [

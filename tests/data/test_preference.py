@@ -14,7 +14,10 @@ from toynn.formats.tokenizer import ByteTokenizer
 class Chatty(ByteTokenizer):
     """Writes <role>text; for each message; what the assistant says is learned."""
 
-    def encode_turns(self, messages):
+    def encode_talks(self, talks):
+        return (self.encode_turns(*talk) for talk in talks)
+
+    def encode_turns(self, messages, tools=None):
         parts = []
         for message in messages:
             parts.append((list(f"<{message['role']}>".encode()), False))

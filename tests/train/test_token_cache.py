@@ -10,7 +10,7 @@ from faults import Faults
 from killing import in_child, is_killed
 from vocabs import bpe_file, nasty_texts, spm_file
 
-from toynn.data import jsonl, stream
+from toynn.data import jsonl, reader, stream
 from toynn.errors import CheckpointError, DataError
 from toynn.formats.tokenizer import ByteTokenizer, Tokenizer
 from toynn.train.token_cache import TokenCache
@@ -62,6 +62,28 @@ def never(*_):
 
 
 @pytest.mark.parametrize("name", ["bytes", "bpe", "spm"])
+def test_documents_are_made_once_and_are_the_same(name, tokenizers, tmp_path, blocks, monkeypatch):
+    path, tokenizer = tmp_path / "a.txt", tokenizers[name]
+    path.write_bytes(b"\xef\xbb\xbf" + TEXT.encode())
+
+    def read(store, separator="\n"):
+        options = {"vocab_size": tokenizer.vocab_size, "separator": separator, "store": store}
+        return jsonl.documents(path, tokenizer, 24, **options)
+
+    plain = read(None)
+    assert seen(read(cache(tmp_path))) == seen(plain)
+    with pytest.raises(DataError, match="with 'nowhere' between them; it is not in the text"):
+        read(cache(tmp_path), "nowhere")
+    assert len(list((tmp_path / "tokens").iterdir())) == 1
+    other = seen(read(cache(tmp_path), "e"))
+    assert other != seen(plain)
+    monkeypatch.setattr(type(tokenizer), "encode_many", never)
+    again = read(cache(tmp_path))
+    assert seen(again) == seen(plain)
+    assert isinstance(again.train.ids, np.memmap) and isinstance(again.train.begins, np.ndarray)
+
+
+@pytest.mark.parametrize("name", ["bytes", "bpe", "spm"])
 def test_a_text_is_made_once_and_is_the_same(name, tokenizers, tmp_path, blocks, monkeypatch):
     path, tokenizer = tmp_path / "a.txt", tokenizers[name]
     path.write_bytes(b"\xef\xbb\xbf" + TEXT.encode())
@@ -96,7 +118,7 @@ def test_batches_of_lines_and_single_lines_give_the_same(tokenizers, tmp_path, m
     path = tmp_path / "a.jsonl"
     path.write_text("\n".join(map(json.dumps, ROWS["pairs"])))
     whole = seen(read(path, tokenizers["bpe"], None))
-    monkeypatch.setattr(jsonl, "BATCH", 30)
+    monkeypatch.setattr(reader, "TOGETHER", 30)
     assert seen(read(path, tokenizers["bpe"], None)) == whole
 
 

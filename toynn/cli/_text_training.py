@@ -186,6 +186,8 @@ class TextTraining(Training):
                 seq,
                 vocab_size=vocab_size,
                 separator=arguments.document_separator,
+                store=store,
+                progress=progress,
             )
         if path is not None and (Path(path).is_dir() or Path(path).suffix in NO_TEXTS):
             return jsonl.read(

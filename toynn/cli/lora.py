@@ -201,6 +201,7 @@ class LoRATraining(TextTraining):
             seed=arguments.seed,
             keep_end=arguments.truncation_mode == "keep_end",
             columns=columns_of(arguments.columns),
+            progress=progress,
         )
 
     def declared(self) -> tuple[Any, int]:

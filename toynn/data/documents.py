@@ -6,7 +6,7 @@ answer, since the next document is no continuation. So a document that a window 
 the window's beginning on.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, overload
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from toynn.data.batch import IGNORED, PackedBatch
 from toynn.data.text import RandomWindows, spaced_starts
 
-__all__ = ["DocumentWindows", "Documents", "spaced_documents"]
+__all__ = ["DocumentWindows", "Documents", "parted", "spaced_documents"]
 
 
 @dataclass(frozen=True)
@@ -31,16 +31,8 @@ class Documents:
         Where each of them begins, ascending; the first at 0.
     """
 
-    ids: NDArray[np.int32]
+    ids: NDArray[np.integer[Any]]
     begins: NDArray[np.int64]
-
-    @classmethod
-    def joined(cls, documents: Sequence[Sequence[int] | NDArray[np.integer[Any]]]) -> "Documents":
-        """Join the tokens of documents; those of none are left out."""
-        arrays = [np.asarray(ids, np.int32) for ids in documents if len(ids)]
-        lengths = np.array([len(ids) for ids in arrays], np.int64)
-        ids = np.concatenate(arrays) if arrays else np.empty(0, np.int32)
-        return cls(ids, np.cumsum(lengths) - lengths)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -48,8 +40,8 @@ class Documents:
     @overload
     def __getitem__(self, at: int) -> int: ...
     @overload
-    def __getitem__(self, at: slice) -> NDArray[np.int32]: ...
-    def __getitem__(self, at: int | slice) -> int | NDArray[np.int32]:
+    def __getitem__(self, at: slice) -> NDArray[np.integer[Any]]: ...
+    def __getitem__(self, at: int | slice) -> int | NDArray[np.integer[Any]]:
         return self.ids[at]
 
     def parted(self, at: int) -> "tuple[Documents, Documents]":
@@ -66,11 +58,25 @@ class Documents:
         document = np.searchsorted(self.begins, at, side="right") - 1
         first = np.maximum(self.begins[document], starts[:, None])  # of the segment, in the text
         row = np.arange(len(starts))[:, None] * seq
-        last = np.isin(at + 1, self.begins, kind="sort")
+        last = self.begins[np.searchsorted(self.begins, at + 1, side="right") - 1] == at + 1
         labels = np.where(last, np.int32(IGNORED), self.ids[at + 1])  # of any type of ids
         arrays = (self.ids[at], at - first, labels, row + first - starts[:, None])
         ids, positions, labels, segments = (each.astype(np.int32).ravel() for each in arrays)
         return PackedBatch(ids, positions, labels, segments, len(starts) * seq)
+
+
+def parted(blocks: Iterable[str], separator: str) -> Iterator[str]:
+    """Yield what stands between separators in a text that comes in blocks; empty texts, too."""
+    rest, seen = "", 0
+    for block in blocks:
+        rest += block
+        begin = 0
+        while (at := rest.find(separator, max(begin, seen))) >= 0:
+            yield rest[begin:at]
+            begin = at + len(separator)
+        rest = rest[begin:]
+        seen = max(0, len(rest) - len(separator) + 1)
+    yield rest
 
 
 class DocumentWindows(RandomWindows):

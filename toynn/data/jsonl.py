@@ -13,87 +13,38 @@ names of special tokens in them are plain text. These are the forms and file nam
 reads, too. A .txt is one long text, read in windows; a .bin is tokens already.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from toynn.data._containers import TABLES, is_container, part_of
-from toynn.data._forms import checked_calls, from_alpaca, from_sharegpt
-from toynn.data._rows import checked_messages, form_of, keys_of, rows, string_of
+from toynn.data._rows import checked_messages, keys_of, rows, string_of
 from toynn.data.batch import Batch, PackedBatch
-from toynn.data.documents import Documents, DocumentWindows, spaced_documents
+from toynn.data.documents import Documents, DocumentWindows, parted, spaced_documents
 from toynn.data.examples import Examples, ShuffledExamples, examples_in_order
 from toynn.data.packing import PackedExamples, packed_in_order
+from toynn.data.reader import TOGETHER, Encoder, Reader
 from toynn.data.store import InMemory, Store
-from toynn.data.stream import Progress, silent
+from toynn.data.stream import Progress, Unchanged, blocks, looked_at, silent
 from toynn.data.text import Corpus, RandomWindows, spaced_windows
-from toynn.data.windows import Source, check_ids, read_binary, read_windows, tail_of
-from toynn.errors import DataError, ToynnError
+from toynn.data.windows import Source, read_binary, read_windows, tail_of
+from toynn.errors import DataError
 
 __all__ = ["Dataset", "Encoder", "documents", "long_text", "prompts", "read", "read_all"]
 
 TRAIN, VALID, TEST = "train.jsonl", "valid.jsonl", "test.jsonl"
-ASSISTANT = "assistant"
 KINDS = (
     f"a folder with {TRAIN}, a .jsonl file (one JSON object per line), a .txt or .bin file, a "
     f"table ({', '.join(TABLES)}), one of them packed by gzip or zstd, or a folder of .txt and .md"
 )
 
 Tokens = NDArray[np.integer[Any]]
-BATCH = 2**18  # characters that are encoded together
-
-
-class Said(NamedTuple):
-    """A part of an example: a text, or ids; to be learned or not; going on with the one before."""
-
-    what: str | Sequence[int]
-    learned: bool
-    continues: bool = False
-
-
-Parts = Sequence[Said]
-
-
-class Encoder(Protocol):
-    """What turns texts into ids: a tokenizer."""
-
-    @property
-    def bos(self) -> int | None:
-        """The token that begins a text."""
-
-    @property
-    def eos(self) -> int | None:
-        """The token that ends a text."""
-
-    @property
-    def add_bos(self) -> bool:
-        """Whether a text begins with BOS."""
-
-    @property
-    def of_bytes(self) -> bool:
-        """Whether a token is a byte."""
-
-    @property
-    def fingerprint(self) -> str:
-        """What tells it from another one."""
-
-    def encode_many(self, texts: Sequence[tuple[str, bool]]) -> Sequence[Sequence[int]]:
-        """Return the ids of texts, each with whether it follows another."""
-
-    def encode_blocks(self, blocks: Iterable[str]) -> Iterator[NDArray[np.int32]]:
-        """Yield the ids of a long text that comes in blocks."""
-
-    def encode_turns(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-    ) -> Sequence[tuple[list[int], bool]]:
-        """Return the ids of a conversation in parts, and whether the assistant says them."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +132,7 @@ def read(
         return Dataset(*tokens.parts, None, seq, tokens.notes, source=tokens.source)
     if path.suffix == ".txt" and not path.is_dir():
         return long_text(path, encoder, seq, vocab_size=vocab_size, store=store, progress=progress)
-    reader = _Reader(encoder, seq, vocab_size, mask_prompt, keep_end, store, progress, columns)
+    reader = Reader(encoder, seq, vocab_size, mask_prompt, keep_end, store, progress, columns)
     if path.is_dir() and (whole := part_of(path, TRAIN)) is not None:
         train = reader.read(whole)
         valid, test = (
@@ -220,7 +171,7 @@ def read_all(
 
     Raises DataError as ``read`` does.
     """
-    reader = _Reader(encoder, seq, vocab_size, mask_prompt)
+    reader = Reader(encoder, seq, vocab_size, mask_prompt)
     return reader.read(Path(path)), reader.notes
 
 
@@ -259,35 +210,72 @@ def long_text(
 
 
 def documents(
-    path: str | Path | None, encoder: Encoder, seq: int, *, vocab_size: int, separator: str
+    path: str | Path | None,
+    encoder: Encoder,
+    seq: int,
+    *,
+    vocab_size: int,
+    separator: str,
+    store: Store | None = None,
+    progress: Progress = silent,
 ) -> Dataset:
     """Return windows of a text that is documents, with a separator between them.
 
     Windows do not look from one document into another (``toynn.data.documents``). Each has BOS and
     EOS as an example has them; where there is no EOS, it ends with the separator. The last tenth of
-    the tokens is for validation. The text is read as a whole. Raises DataError if it is no text,
-    has no such separator or too few tokens, or if an id is no token of the vocabulary.
+    the tokens is for validation. ``store`` and ``progress`` are those of ``read``. Raises DataError
+    if it is no text, has no such separator or too few tokens, or if an id is no token of the
+    vocabulary.
     """
     if path is not None and (Path(path).is_dir() or Path(path).suffix in (".jsonl", ".bin")):
         raise DataError(
             f"{path}: a separator of documents is for a text; expected a .txt file: each line of a "
             f".jsonl is a document already, packed with others, and a .bin file is one long text"
         )
-    corpus = Corpus.embedded() if path is None else Corpus.read(path)
-    name, text = corpus.name, corpus.text.decode()
-    if not separator or separator not in text:
+    if path is None:
+        corpus = Corpus.embedded()
+        source = Source(corpus.name, len(corpus.text), corpus.sha256)
+        text: Iterable[str] = [corpus.text.decode()]
+        path, store = Path(), None
+    else:
+        path = Path(path)
+        before = Unchanged.of(path)
+        sha256, size = looked_at(path)
+        before.check()
+        source = Source(str(path), size, sha256)
+        text = blocks(path, progress)
+    told = {"encoder": encoder.fingerprint, "vocab_size": vocab_size, "separator": separator}
+    found = (store or InMemory()).documents(
+        path, told, vocab_size, lambda: _parted(source.name, text, encoder, separator)
+    )
+    tail, note = tail_of(found.ids, seq, vocab_size, source)
+    note += f"; {len(found.begins):,} documents, between which windows do not look"
+    return Dataset(*found.parted(len(found) - tail), None, seq, [note], source=source)
+
+
+def _parted(
+    name: str, text: Iterable[str], encoder: Encoder, separator: str
+) -> Iterator[NDArray[np.int32]]:
+    """Yield the tokens of documents, many of which are encoded together."""
+    begin = [encoder.bos] if encoder.add_bos and encoder.bos is not None else []
+    end, kept = ([], separator) if encoder.eos is None else ([encoder.eos], "")
+    waiting: list[tuple[str, bool]] = []
+    count = length = 0
+    for part in chain(parted(text, separator) if separator else [""], (None,)):
+        if part:
+            waiting.append((part + kept, False))
+            length += len(part)
+        count += part is not None
+        if (length >= TOGETHER or part is None) and waiting:
+            for ids in encoder.encode_many(waiting):
+                if document := [*begin, *ids, *end]:
+                    yield np.array(document, np.int32)
+            waiting, length = [], 0
+    if count < 2:
         raise DataError(
             f"{name}: expected documents with {separator!r} between them; it is not in the text: "
             f"give what stands there, or none for a text that is one document"
         )
-    begin = [encoder.bos] if encoder.add_bos and encoder.bos is not None else []
-    end, kept = ([], separator) if encoder.eos is None else ([encoder.eos], "")
-    parts = encoder.encode_many([(part + kept, False) for part in text.split(separator) if part])
-    found = Documents.joined([[*begin, *ids, *end] for ids in parts])
-    source = Source(name, len(corpus.text), corpus.sha256)
-    tail, note = tail_of(found.ids, seq, vocab_size, source)
-    note += f"; {len(found.begins):,} documents, between which windows do not look"
-    return Dataset(*found.parted(len(found) - tail), None, seq, [note], source=source)
 
 
 def _split(path: Path, examples: Examples, seed: int) -> tuple[Examples, Examples]:
@@ -303,150 +291,3 @@ def _split(path: Path, examples: Examples, seed: int) -> tuple[Examples, Example
     return examples.pick(sorted(order[tail:].tolist())), examples.pick(
         sorted(order[:tail].tolist())
     )
-
-
-class _Reader:
-    """Reads files of one data set."""
-
-    def __init__(
-        self,
-        encoder: Encoder,
-        seq: int,
-        vocab_size: int,
-        mask_prompt: bool,
-        keep_end: bool = False,
-        store: Store | None = None,
-        progress: Progress = silent,
-        columns: Mapping[str, str] = MappingProxyType({}),
-    ) -> None:
-        self.columns = columns
-        self.store, self.progress = store or InMemory(), progress
-        self.encoder, self.seq, self.vocab_size = encoder, seq, vocab_size
-        self.mask_prompt, self.keep_end = mask_prompt, keep_end
-        self.notes: list[str] = []
-        self.roles: set[str] = set()  # in conversations
-
-    def read(self, path: Path) -> Examples:
-        """Read a file; note what was cut and dropped."""
-        empty = Examples(self.seq, keep_end=self.keep_end)
-        told = {"encoder": self.encoder.fingerprint, "vocab_size": self.vocab_size}
-        told |= {"columns": dict(self.columns)} if self.columns else {}
-        told |= {"seq": self.seq, "keep_end": self.keep_end, "mask_prompt": self.mask_prompt}
-        examples, facts = self.store.examples(
-            path, told, empty, lambda empty: self._fill(path, empty)
-        )
-        labels, cut, dropped = (facts[name] for name in ("labels", "cut", "dropped"))
-        self.roles.update(facts["roles"])
-        said = f"{path}: {len(examples):,} examples, {labels:,} tokens to learn"
-        if cut:
-            end = "the last " if self.keep_end else ""
-            said += f"; {cut:,} were cut to {end}{self.seq + 1:,} tokens"
-        if dropped:
-            said += f"; {dropped:,} were dropped: nothing to learn was left in them"
-        if not len(examples):
-            if self.roles and ASSISTANT not in self.roles:
-                roles = ", ".join(sorted(self.roles))
-                raise DataError(
-                    f"{said}; expected messages of the role {ASSISTANT}, whose words are learned; "
-                    f"got those of {roles}"
-                )
-            raise DataError(f"{said}; use a longer sequence, or shorter prompts")
-        self.notes.append(said)
-        return examples
-
-    def _fill(self, path: Path, examples: Examples) -> dict[str, Any]:
-        """Read all lines of a file into examples."""
-        roles: set[str] = set()
-        forms: dict[tuple[str, ...], Callable[[str, Mapping[str, Any]], Parts]] = {
-            ("prompt", "completion"): self._completion,
-            ("messages",): lambda where, row: self._messages(where, row, roles),
-            ("text",): self._text,
-            ("conversations",): lambda where, row: self._messages(
-                where, from_sharegpt(where, row), roles
-            ),
-            ("instruction", "output"): lambda where, row: self._completion(
-                where, from_alpaca(where, row)
-            ),
-        }
-        first: tuple[tuple[str, ...], int | str] | None = None
-        waiting: list[tuple[str, Parts]] = []
-        length = 0
-        try:
-            for line, row in rows(path, self.progress, self.columns):
-                where = f"{path}:{line}"
-                form = form_of(where, row)
-                if first is None:
-                    first = form, line
-                elif form != first[0]:
-                    raise DataError(
-                        f"{where}: expected {' and '.join(first[0])}, as line {first[1]} has; "
-                        f"got {' and '.join(form)}"
-                    )
-                parts = forms[form](where, row)
-                waiting.append((where, parts))
-                length += sum(len(part.what) for part in parts)
-                if length >= BATCH:
-                    self._append(waiting, examples)
-                    waiting, length = [], 0
-        except DataError:
-            self._append(waiting, examples)  # the first bad line is the one to be told of
-            raise
-        self._append(waiting, examples)
-        if first is None:
-            raise DataError(
-                f"{path}: expected a JSON object per line; got no line that is not blank"
-            )
-        counts = {name: getattr(examples, name) for name in ("labels", "cut", "dropped")}
-        return {**counts, "roles": sorted(roles)}
-
-    def _append(self, rows: Sequence[tuple[str, Parts]], examples: Examples) -> None:
-        """Encode the texts of some lines, all of them together, and add them to the examples."""
-        for made in self.encoded(rows):
-            examples.append(made)
-
-    def encoded(
-        self, rows: Sequence[tuple[str, Parts]]
-    ) -> Iterator[list[tuple[Sequence[int], bool]]]:
-        """Yield the parts of each of some lines as ids; all texts are encoded together."""
-        texts = [
-            (part.what, part.continues)
-            for _, parts in rows
-            for part in parts
-            if isinstance(part.what, str)
-        ]
-        encoded = iter(self.encoder.encode_many(texts) if texts else ())
-        for where, parts in rows:
-            made = []
-            for part in parts:
-                ids = next(encoded) if isinstance(part.what, str) else part.what
-                check_ids(where, ids, self.vocab_size)
-                made.append((ids, part.learned or not self.mask_prompt))
-            yield made
-
-    def _text(self, where: str, row: Mapping[str, Any]) -> Parts:
-        text = string_of(where, row, "text")
-        return [Said(self._begin(), True), Said(text, True), Said(self._end(), True)]
-
-    def _completion(self, where: str, row: Mapping[str, Any]) -> Parts:
-        prompt, answer = (string_of(where, row, key) for key in ("prompt", "completion"))
-        begin, end = Said(self._begin(), False), Said(self._end(), True)
-        return [begin, Said(prompt, False), Said(answer, True, True), end]
-
-    def _messages(self, where: str, row: Mapping[str, Any], roles: set[str]) -> Parts:
-        messages = checked_messages(where, checked_calls(where, row["messages"]))
-        roles.update(message["role"] for message in messages)
-        tools = row.get("tools")
-        if tools is not None and not isinstance(tools, list):
-            raise DataError(f"{where}: tools: expected a list of tools; got {tools!r:.80}")
-        given = (messages, tools) if tools else (messages,)
-        try:
-            return [Said(*turn) for turn in self.encoder.encode_turns(*given)]
-        except ToynnError as error:  # the chat template's, most often
-            raise DataError(f"{where}: {error}") from error
-
-    def _begin(self) -> list[int]:
-        encoder = self.encoder
-        return [encoder.bos] if encoder.add_bos and encoder.bos is not None else []
-
-    def _end(self) -> list[int]:
-        return [] if self.encoder.eos is None else [self.encoder.eos]

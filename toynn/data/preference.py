@@ -7,11 +7,13 @@ All three texts may be lists of messages; without a prompt, chosen and rejected 
 conversations that begin alike. Completions end as texts do; prompts are not learned.
 """
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +22,10 @@ from toynn.data._containers import part_of
 from toynn.data._rows import rows, string_of
 from toynn.data.batch import IGNORED
 from toynn.data.examples import Example, Examples, joined
-from toynn.data.jsonl import ASSISTANT, TRAIN, VALID, Encoder, Parts, _Reader
+from toynn.data.jsonl import TRAIN, VALID
 from toynn.data.packing import pack
-from toynn.data.stream import silent
+from toynn.data.reader import ASSISTANT, Encoder, Made, Parts, Reader, Talk
+from toynn.data.stream import Progress, silent
 from toynn.errors import DataError
 
 __all__ = [
@@ -221,18 +224,20 @@ def read_preferences(
     seed: int = 0,
     keep_end: bool = False,
     columns: Mapping[str, str] = MappingProxyType({}),
+    progress: Progress = silent,
 ) -> PreferenceData:
     """Read pairs for "dpo" and "orpo", labelled completions for "kto".
 
     ``path`` is a file of rows, as ``jsonl.read`` takes it, or a folder with train.jsonl (or
     train.parquet, ...) and perhaps valid.jsonl; without that a tenth is held out. Pairs become
     labelled completions for "kto": chosen are wanted. A pair of which nothing is left to learn, of
-    either, is left out, and counted. ``columns`` has names of fields, each with the data's.
+    either, is left out, and counted. ``columns`` has names of fields, each with the data's;
+    ``progress`` is told of the bytes read.
 
     Raises DataError, with file and line.
     """
     path = Path(path)
-    own = _Reader(encoder, seq, vocab_size, True, keep_end, columns=columns)
+    own = Reader(encoder, seq, vocab_size, True, keep_end, progress=progress, columns=columns)
     reader = _PreferenceReader(own, loss)
     if path.is_dir():
         train = reader.read(part_of(path, TRAIN) or path / TRAIN)
@@ -257,7 +262,7 @@ def read_preferences(
 
 
 class _PreferenceReader:
-    def __init__(self, reader: _Reader, loss: str) -> None:
+    def __init__(self, reader: Reader, loss: str) -> None:
         self.reader, self.loss = reader, loss
         self.notes: list[str] = []
 
@@ -266,30 +271,25 @@ class _PreferenceReader:
         reader, paired = self.reader, self.loss != "kto"
         examples = Examples(reader.seq, keep_end=reader.keep_end)
         wanted: list[bool] = []
-        first: tuple[str, int | str] | None = None
         dropped = 0
-        for line, row in rows(path, silent, reader.columns):
-            where = f"{path}:{line}"
-            form = self._form(where, row)
-            if first is None:
-                first = form, line
-            elif form != first[0]:
-                raise DataError(f"{where}: expected {first[0]}, as line {first[1]} has; got {form}")
-            some = list(self._sequences(where, row))
-            fresh = Examples(reader.seq, keep_end=reader.keep_end)
-            encoded = list(reader.encoded([(where, parts) for parts, _ in some]))
-            for parts in encoded:
-                fresh.append(parts)
-            if len(fresh) < len(some):
-                dropped += 1
-                continue
-            for parts, (_, good) in zip(encoded, some, strict=True):
-                examples.append(parts)
-                wanted.append(good)
-        if first is None:
-            raise DataError(
-                f"{path}: expected a JSON object per line; got no line that is not blank"
-            )
+        sequences: deque[_Sequence] = deque()  # of which the ids are still to come
+        group: list[tuple[Made, bool]] = []
+        with closing(reader.encoded(self._said(path, sequences))) as encoded:
+            for made in encoded:
+                sequence = sequences.popleft()
+                group.append((_unlearned(made, sequence.skipped), sequence.wanted))
+                if not sequence.last:
+                    continue
+                fresh = Examples(reader.seq, keep_end=reader.keep_end)
+                for parts, _ in group:
+                    fresh.append(parts)
+                if len(fresh) < len(group):
+                    dropped += 1
+                else:
+                    for parts, good in group:
+                        examples.append(parts)
+                        wanted.append(good)
+                group = []
         count = len(examples) // (2 if paired else 1)
         said = f"{path}: {count:,} {'pairs' if paired else 'completions'}, "
         said += f"{examples.labels:,} tokens of completions"
@@ -304,6 +304,26 @@ class _PreferenceReader:
             raise DataError(f"{path}: label: expected both true and false; all are {which}")
         self.notes.append(said)
         return Preferences(examples, None if paired else wanted, whole=self.loss == "orpo")
+
+    def _said(
+        self, path: Path, sequences: "deque[_Sequence]"
+    ) -> Iterator[tuple[str, Parts | Talk]]:
+        """Yield where each sequence is, and what it says; note what it is."""
+        first: tuple[str, int | str] | None = None
+        for line, row in rows(path, self.reader.progress, self.reader.columns):
+            where = f"{path}:{line}"
+            form = self._form(where, row)
+            if first is None:
+                first = form, line
+            elif form != first[0]:
+                raise DataError(f"{where}: expected {first[0]}, as line {first[1]} has; got {form}")
+            for said, sequence in self._sequences(where, row):
+                sequences.append(sequence)
+                yield where, said
+        if first is None:
+            raise DataError(
+                f"{path}: expected a JSON object per line; got no line that is not blank"
+            )
 
     def _form(self, where: str, row: Mapping[str, Any]) -> str:
         """Return what a line is. Raises DataError for other keys."""
@@ -326,19 +346,24 @@ class _PreferenceReader:
             f"{got}"
         )
 
-    def _sequences(self, where: str, row: Mapping[str, Any]) -> Iterator[tuple[Parts, bool]]:
-        """Yield the parts of each sequence of a line, and whether it is wanted."""
+    def _sequences(
+        self, where: str, row: Mapping[str, Any]
+    ) -> "Iterator[tuple[Parts | Talk, _Sequence]]":
+        """Yield what each sequence of a line says, and what it is."""
         if "label" in row:
             if not isinstance(row["label"], bool):
                 raise DataError(f"{where}: label: expected true or false; got {row['label']!r}")
-            yield self._parts(where, row, "completion"), row["label"]
+            said, skipped = self._parts(where, row, "completion")
+            yield said, _Sequence(row["label"], skipped, last=True)
             return
         if row["chosen"] == row["rejected"]:
             raise DataError(f"{where}: chosen and rejected are equal: nothing can be learned of it")
         for key in PAIR:
-            yield self._parts(where, row, key), key == "chosen"
+            said, skipped = self._parts(where, row, key)
+            yield said, _Sequence(key == "chosen", skipped, last=key == "rejected")
 
-    def _parts(self, where: str, row: Mapping[str, Any], key: str) -> Parts:
+    def _parts(self, where: str, row: Mapping[str, Any], key: str) -> tuple[Parts | Talk, int]:
+        """Return what a sequence says, and how many of the assistant's turns are its prompt's."""
         prompt, completion = row.get("prompt"), row[key]
         if not isinstance(completion, list):
             if "prompt" not in row:
@@ -346,21 +371,13 @@ class _PreferenceReader:
             if isinstance(prompt, list):
                 raise DataError(f"{where}: {key}: expected messages, as prompt is; got a text")
             given = {"prompt": prompt, "completion": string_of(where, row, key)}
-            return self.reader._completion(where, given)
+            return self.reader._completion(where, given), 0
         if prompt is not None and not isinstance(prompt, list):
             raise DataError(f"{where}: prompt: expected messages, as {key} is; got a text")
         before = len(prompt) if prompt is not None else self._common(row)
         messages = [*(prompt or ()), *completion]
-        turns = self.reader._messages(where, {"messages": messages}, self.reader.roles)
-        skipped = sum(
-            isinstance(message, dict) and message.get("role") == ASSISTANT
-            for message in messages[:before]
-        )
-        parts = []
-        for part in turns:
-            parts.append(part._replace(learned=part.learned and not skipped))
-            skipped -= part.learned and skipped > 0
-        return parts
+        talk = self.reader._messages(where, {"messages": messages}, self.reader.roles)
+        return talk, sum(m["role"] == ASSISTANT for m in talk.messages[:before])
 
     def _common(self, row: Mapping[str, Any]) -> int:
         """Return with how many messages both conversations of a line begin."""
@@ -369,3 +386,20 @@ class _PreferenceReader:
             return 0  # whoever reads the other one says what is wrong
         alike = [a == b for a, b in zip(chosen, rejected, strict=False)]
         return (*alike, False).index(False)
+
+
+class _Sequence(NamedTuple):
+    """What is known of a sequence while its ids are still to come."""
+
+    wanted: bool
+    skipped: int  # turns of the assistant that are its prompt's
+    last: bool  # of its line
+
+
+def _unlearned(made: Made, turns: int) -> Made:
+    """Return the parts of a sequence, of which the first so many learned ones are not learned."""
+    parts = []
+    for ids, learned in made:
+        parts.append((ids, learned and not turns))
+        turns -= learned and turns > 0
+    return parts

@@ -3,6 +3,7 @@
 A store is asked for what a file becomes: it calls ``fill`` to make it, unless it has it.
 """
 
+from array import array
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol
@@ -10,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from toynn.data.documents import Documents
 from toynn.data.examples import Examples
 
 __all__ = ["FillExamples", "FillTokens", "InMemory", "Store"]
@@ -33,6 +35,11 @@ class Store(Protocol):
     ) -> NDArray[np.integer[Any]]:
         """Return the tokens of a file."""
 
+    def documents(
+        self, path: Path, told: dict[str, Any], vocab_size: int, fill: FillTokens
+    ) -> Documents:
+        """Return the documents of a file; ``fill`` yields the tokens of each, some at least."""
+
 
 class InMemory:
     """Keeps nothing for later."""
@@ -48,3 +55,15 @@ class InMemory:
     ) -> NDArray[np.integer[Any]]:
         """Return new tokens."""
         return np.concatenate([np.empty(0, np.int32), *fill()])
+
+    def documents(
+        self, path: Path, told: dict[str, Any], vocab_size: int, fill: FillTokens
+    ) -> Documents:
+        """Return new documents."""
+        lengths = array("q")
+        ids = array("i")
+        for some in fill():
+            lengths.append(len(some))
+            ids.frombytes(some.tobytes())
+        ends = np.cumsum(lengths, dtype=np.int64)
+        return Documents(np.array(ids, np.int32), ends - np.array(lengths, np.int64))

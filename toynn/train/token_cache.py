@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toynn.data.digest import digest
+from toynn.data.documents import Documents
 from toynn.data.examples import Columns, Examples
 from toynn.data.store import FillExamples, FillTokens
 from toynn.data.stream import Unchanged
@@ -79,15 +80,29 @@ class TokenCache:
 
         Raises DataError for ids that are not of the vocabulary, and as the class does.
         """
-        dtype = "<u2" if vocab_size <= 2**16 else "<i4"
 
         def make(columns: Mapping[str, "_Column"]) -> Facts:
             for ids in fill():
                 columns["ids"].extend(_fitting(path, ids, vocab_size))
             return {}
 
-        table, _ = self._table(path, {"kind": "tokens", **told}, {"ids": dtype}, make)
+        table, _ = self._table(path, {"kind": "tokens", **told}, {"ids": _token(vocab_size)}, make)
         return table["ids"]
+
+    def documents(
+        self, path: Path, told: dict[str, Any], vocab_size: int, fill: FillTokens
+    ) -> Documents:
+        """Return the documents of a file. Raises what ``tokens`` does."""
+        types = {"ids": _token(vocab_size), "begins": "<i8"}
+
+        def make(columns: Mapping[str, "_Column"]) -> Facts:
+            for ids in fill():
+                columns["begins"].append(columns["ids"].count)
+                columns["ids"].extend(_fitting(path, ids, vocab_size))
+            return {}
+
+        table, _ = self._table(path, {"kind": "documents", **told}, types, make)
+        return Documents(table["ids"], table["begins"])
 
     def _table(
         self,
@@ -161,6 +176,10 @@ def _opened(folder: Path, types: Mapping[str, str]) -> tuple[Table, Facts]:
 
 def _sum(table: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
+
+
+def _token(vocab_size: int) -> str:
+    return "<u2" if vocab_size <= 2**16 else "<i4"
 
 
 def _fitting(path: Path, ids: NDArray[np.int32], vocab_size: int) -> NDArray[np.int32]:

@@ -15,13 +15,12 @@ conversations find them where the chat template wrote them, not where a message 
 import codecs
 import hashlib
 import json
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import chain
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,36 +30,15 @@ from toynn.formats import gguf
 from toynn.formats.gguf import GGUFFile
 from toynn.formats.tokenizer.bpe import BPE, byte_letters
 from toynn.formats.tokenizer.chat import ChatTemplate, Message
-from toynn.formats.tokenizer.pieces import Pieces
+from toynn.formats.tokenizer.conversations import Conversations, Talk, Turn
+from toynn.formats.tokenizer.pieces import Model, Part, Pieces
 from toynn.formats.tokenizer.spm import SentencePiece
 from toynn.formats.tokenizer.vocab import TokenType, Vocab, read_vocab
 
-__all__ = ["ByteTokenizer", "Message", "Stream", "Tokenizer", "Turn", "byte_letters"]
+__all__ = ["ByteTokenizer", "Message", "Stream", "Talk", "Tokenizer", "Turn", "byte_letters"]
 
 BYTES = 256
 CHUNK = 1 << 18  # characters that a library gets at a time: it takes 100 bytes for each
-GUARDS = [chr(code) for code in range(0xFDD0, 0xFDF0)]  # never characters, so in no honest text
-
-
-class Turn(NamedTuple):
-    """A part of a conversation: its ids, and whether they are the model's to learn."""
-
-    ids: list[int]
-    learned: bool
-
-
-#: A text, and whether it continues another one.
-Part = tuple[str, bool]
-
-
-class Model(Protocol):
-    """What turns a text into ids."""
-
-    def encode_all(self, texts: Sequence[Part]) -> list[list[int]]:
-        """Return the ids of each text, without special tokens; of many, on all cores."""
-
-    def piece(self, id: int) -> bytes:
-        """Return the bytes that a token stands for."""
 
 
 class Tokenizer:
@@ -121,7 +99,7 @@ class Tokenizer:
         them. parse_special finds CONTROL tokens in the text, too: for texts that are not a user's.
         continues: another text comes before this one, so SentencePiece puts no space before it.
         """
-        ids = self._whole(text, parse_special, continues)
+        ids = self._cutter.encoded(self._model, text, parse_special, continues)
         if add_special and self.add_bos and self.bos is not None:
             ids.insert(0, self.bos)
         if add_special and self.add_eos and self.eos is not None:
@@ -225,6 +203,10 @@ class Tokenizer:
             self._template = ChatTemplate(self._vocab.path, self._source, *names)
         return self._template
 
+    @cached_property
+    def _conversations(self) -> Conversations:
+        return Conversations(self._vocab, self._cutter, self._model, self._chat_template)
+
     def encode_chat(
         self, messages: Sequence[Message], add_generation_prompt: bool = True
     ) -> list[int]:
@@ -232,9 +214,7 @@ class Tokenizer:
 
         Raises DataError for text that is not Unicode.
         """
-        messages, guard = self._guarded(messages)
-        (ids,) = self._encode([self.chat(messages, add_generation_prompt)], guard)
-        return self._begun(ids)
+        return self._conversations.prompt(messages, add_generation_prompt)
 
     def encode_turns(
         self, messages: Sequence[Message], tools: Sequence[Message] | None = None
@@ -247,38 +227,15 @@ class Tokenizer:
         ``tools`` are descriptions of functions, for the template. Raises GGUFError for a template
         that rewrites what came before an answer. Raises DataError for text that is not Unicode.
         """
-        messages, guard = self._guarded(messages)
-        ends, texts = [0], []
-        answers = [i for i, message in enumerate(messages) if message.get("role") == "assistant"]
-        borders = [side for i in answers for side in ((i, True), (i + 1, False))]
-        whole, *begun = self._chat_template().render_beginnings(
-            messages, [(len(messages), False), *borders], tools
-        )
-        for index, begin, end in zip(answers, begun[::2], begun[1::2], strict=True):
-            upto = len(end) if whole.startswith(end) else self._turn_end(whole, len(begin))
-            if not whole.startswith(begin) or not ends[-1] <= len(begin) <= upto:
-                raise GGUFError(
-                    f"{self._vocab.path}: tokenizer.chat_template: cannot tell which part "
-                    f"message {index} is: the template writes the messages up to it otherwise "
-                    f"when others follow; split the conversation after its first answer, or "
-                    f"train on text"
-                )
-            for at in (len(begin), upto):
-                texts.append(whole[ends[-1] : at])
-                ends.append(at)
-        texts.append(whole[ends[-1] :])
-        parts = self._encode(texts, guard)
-        parts[0] = self._begun(parts[0])
-        return [Turn(ids, index % 2 == 1) for index, ids in enumerate(parts) if ids]
+        return self._conversations.turns((messages, tools))
 
-    def _turn_end(self, text: str, begin: int) -> int:
-        """Return where the first token behind a place ends that ends a turn; -1: there is none."""
-        found = [
-            at + len(end)
-            for end in (self.tokens[id] for id in self.eog)
-            if (at := text.find(end, begin)) >= 0
-        ]
-        return min(found, default=-1)
+    def encode_talks(self, talks: Iterable[Talk]) -> Iterator[list[Turn]]:
+        """Yield the ids of many conversations, as ``encode_turns`` returns them; on all cores.
+
+        A talk is messages, and tools or None. Raises what ``encode_turns`` does, and what the
+        iterator raises, after the conversations before it.
+        """
+        return self._conversations.all_turns(talks)
 
     def piece(self, id: int) -> bytes:
         """Return the bytes that a token stands for. Raises DataError for an id that is no token."""
@@ -288,57 +245,6 @@ class Tokenizer:
                 raise DataError(f"decode: expected ids of 0..{len(self.tokens) - 1}; got {id}")
             piece = self._pieces[id] = self._model.piece(id)
         return piece
-
-    def _begun(self, ids: list[int]) -> list[int]:
-        """Return ids with one BOS in front, where there should be one: templates often write it."""
-        wanted = self.add_bos and self.bos is not None and ids[:1] != [self.bos]
-        return [self.bos, *ids] if wanted and self.bos is not None else ids
-
-    def _guarded(self, messages: Sequence[Message]) -> tuple[list[Message], str]:
-        """Break, by a guard, each text of a control token that a message contains.
-
-        The template sees the guard, which it has no reason to touch; encoding drops it once the
-        special tokens are found. So the ids are those of the text as it was.
-        """
-        said = "\n".join(_strings(messages))
-        texts = [text for text, _ in self._control() if text in said]
-        if not texts:
-            return list(messages), ""
-        guard = next((guard for guard in GUARDS if guard not in said), None)
-        if guard is None:
-            raise DataError("a conversation contains every one of U+FDD0 to U+FDEF")
-        longest_first = re.compile("|".join(re.escape(text) for text in texts))
-
-        def broken(value: Any) -> Any:
-            if isinstance(value, str):
-                return longest_first.sub(lambda found: guard.join(found[0]) + guard, value)
-            if isinstance(value, Mapping):
-                return {key: broken(part) for key, part in value.items()}
-            return [broken(part) for part in value] if isinstance(value, list) else value
-
-        return [broken(message) for message in messages], guard
-
-    def _control(self) -> Iterator[tuple[str, int]]:
-        types = self._vocab.types
-        return ((t, id) for t, id in self._vocab.specials if types[id] != TokenType.USER_DEFINED)
-
-    def _encode(self, texts: list[str], guard: str) -> list[list[int]]:
-        """Return the ids of texts that follow one another, with their special tokens."""
-        parts: list[list[int]] = []
-        for text in texts:
-            last = next((ids[-1] for ids in reversed(parts) if ids), None)
-            continues = last is not None and last not in self._special_ids
-            parts.append(self._whole(text, True, continues, guard))
-        return parts
-
-    def _whole(self, text: str, parse_special: bool, continues: bool, guard: str = "") -> list[int]:
-        """Return the ids of a text."""
-        ids: list[int] = []
-        for piece, follows in self._cutter.of(text, parse_special, continues, guard):
-            ids += (
-                [piece] if isinstance(piece, int) else self._model.encode_all([(piece, follows)])[0]
-            )
-        return ids
 
     @cached_property
     def fingerprint(self) -> str:
@@ -434,15 +340,3 @@ def _byte_vocab(path: str | PathLike[str]) -> Vocab:
         add_eos=False,
         add_space_prefix=False,
     )
-
-
-def _strings(value: Any) -> Iterator[str]:
-    """Yield all texts in a value made of lists and dictionaries."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for part in value.values():
-            yield from _strings(part)
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from _strings(part)

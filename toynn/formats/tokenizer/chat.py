@@ -23,7 +23,7 @@ from typing import Any
 
 from toynn.errors import ConfigError, DataError, GGUFError
 
-__all__ = ["ChatTemplate", "Message", "needed"]
+__all__ = ["ChatTemplate", "Message", "Renderers", "needed"]
 
 Message = Mapping[str, Any]  # role and content at least
 
@@ -67,26 +67,28 @@ class ChatTemplate:
         messages: Sequence[Message],
         beginnings: Sequence[tuple[int, bool]],
         tools: Sequence[Message] | None = None,
-    ) -> list[str]:
-        """Return the texts of the first so many messages, each with a generation prompt or not.
+    ) -> tuple[str, list[tuple[int, bool]]]:
+        """Return the text of the first so many messages, with a generation prompt or not.
 
-        ``tools`` are descriptions of functions that the template may show the model. Raises
-        GGUFError with what the template says, and DataError for messages of other than plain
-        values: texts, numbers, lists, mappings.
+        And, of each of the other ``beginnings``, how long its text is, and whether the first text
+        begins with it. ``tools`` are descriptions of functions that the template may show the
+        model. Raises GGUFError with what the template says, and DataError for messages of other
+        than plain values: texts, numbers, lists, mappings.
         """
         try:
-            return self._run([dict(message) for message in messages], beginnings, tools)
+            text, *others = self._run([dict(message) for message in messages], beginnings, tools)
         except _Failed as error:
             raise GGUFError(
                 f"{self._path}: tokenizer.chat_template refuses the conversation: {error}"
             ) from None
+        return text, [(length, begins) for length, begins in others]
 
     def _run(
         self,
         messages: Sequence[Message],
         beginnings: object,
         tools: Sequence[Message] | None = None,
-    ) -> list[str]:
+    ) -> list[Any]:
         request: dict[str, Any] = {"source": self._source, "messages": messages}
         request |= {"beginnings": beginnings, "tools": tools}
         try:
@@ -114,8 +116,8 @@ class _Renderer:
         self._child: subprocess.Popen[bytes] | None = None
         self._limits: dict[str, int] = {}
 
-    def ask(self, request: bytes) -> list[str]:
-        """Return a template's texts. Raises _Failed."""
+    def ask(self, request: bytes) -> list[Any]:
+        """Return a template's text, and what is to be known of others. Raises _Failed."""
         limits = {"seconds": SECONDS, "memory": MEMORY, "characters": CHARACTERS}
         with self._lock:
             child = self._running(limits)
@@ -133,7 +135,13 @@ class _Renderer:
         texts, why, line = json.loads(answer)
         if texts is None:
             raise _Failed(why, line)
-        return [str(text) for text in texts]
+        return list(texts)
+
+    def kill(self) -> None:
+        """End the process while another thread waits for its answer."""
+        child = self._child
+        if child is not None and self.owner == os.getpid():
+            child.kill()
 
     def close(self) -> None:
         """End the process."""
@@ -172,11 +180,39 @@ def _ending(status: int) -> str:
     return f"its process ended (exit status {status})"
 
 
+class Renderers:
+    """Renderers for threads: each that begins has one for itself; the first, everybody's."""
+
+    def __init__(self) -> None:
+        self._made: list[_Renderer] = []
+
+    def begin(self) -> None:
+        """Give this thread its renderer."""
+        self._made.append(_Renderer() if self._made else _renderer())
+        _own.renderer = self._made[-1]
+
+    def kill(self) -> None:
+        """Let nobody wait any longer for what is rendered now."""
+        for each in self._made:
+            each.kill()
+
+    def close(self) -> None:
+        """End those that are nobody's any more; their threads have ended."""
+        for each in self._made[1:]:
+            each.kill()
+        for each in self._made[1:]:
+            each.close()
+
+
 _the_renderer: _Renderer | None = None
+_own = threading.local()  # renderer: of a thread that has one for itself
 
 
 def _renderer() -> _Renderer:
-    """Return this process's renderer: after a fork the child has one of its own."""
+    """Return this thread's renderer, or this process's: after a fork the child has its own."""
+    own: _Renderer | None = getattr(_own, "renderer", None)
+    if own is not None and own.owner == os.getpid():
+        return own
     global _the_renderer
     if _the_renderer is None or _the_renderer.owner != os.getpid():
         _the_renderer = _Renderer(_the_renderer)

@@ -27,7 +27,8 @@ def main() -> None:
 
     The first names limits and where modules are; the others a template's source, messages, and
     which of their beginnings to render: [how many, add_generation_prompt] each. An answer is
-    [texts, None, None], or [None, why, line].
+    [texts, None, None], or [None, why, line]; of texts there is the first, and of each other its
+    length and whether the first begins with it: whole, they would be the square of a conversation.
     """
     limits = _read()
     sys.path[:] = limits["path"]
@@ -52,16 +53,16 @@ def _render(
     tokens: dict[str, str],
     characters: int,
     tools: list[Any] | None = None,
-) -> list[str]:
-    """Return the texts of a conversation and of its beginnings."""
-    render, texts = _compiled(source), []
+) -> list[Any]:
+    """Return the text of a conversation, and what is to be known of its beginnings."""
+    render, texts = _compiled(source), list[Any]()
     for count, prompt in beginnings:
         some = messages[:count]
         given = {"add_generation_prompt": prompt, "tools": tools, **NOTHING, **tokens}
         text = render(messages=some, **given)
         if len(text) > characters:
             raise ValueError(f"its text has {len(text)} characters")
-        texts.append(text)
+        texts.append([len(text), texts[0].startswith(text)] if texts else text)
     return texts
 
 

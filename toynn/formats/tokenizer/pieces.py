@@ -1,15 +1,28 @@
 """A text in pieces: cut at special tokens, and, where it is long, where that changes no id."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 from toynn.errors import DataError
 from toynn.formats.tokenizer.vocab import TokenType, Vocab
 
-__all__ = ["Pieces"]
+__all__ = ["Model", "Part", "Pieces"]
 
 PIECE = 1 << 14  # characters that one core gets
+#: A text, and whether it continues another one.
+Part = tuple[str, bool]
 CUT = re.compile(r"(?<=\S\n)(?=\w)")  # no piece of any kind lies across, and seldom a token
+
+
+class Model(Protocol):
+    """What turns a text into ids."""
+
+    def encode_all(self, texts: Sequence[Part]) -> list[list[int]]:
+        """Return the ids of each text, without special tokens; of many, on all cores."""
+
+    def piece(self, id: int) -> bytes:
+        """Return the bytes that a token stands for."""
 
 
 class Pieces:
@@ -35,6 +48,15 @@ class Pieces:
             for chunk in self._chunks(fragment.replace(guard, "") if guard else fragment):
                 yield chunk, continues
                 continues = True
+
+    def encoded(
+        self, model: Model, text: str, parse_special: bool, continues: bool, guard: str = ""
+    ) -> list[int]:
+        """Return the ids of a text, its pieces encoded one by one. Raises what ``of`` does."""
+        ids: list[int] = []
+        for piece, follows in self.of(text, parse_special, continues, guard):
+            ids += [piece] if isinstance(piece, int) else model.encode_all([(piece, follows)])[0]
+        return ids
 
     @property
     def _can_be_cut(self) -> bool:

@@ -1,0 +1,264 @@
+"""Rows of a file as tokens: what is learned of each, in which parts, on all cores."""
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from itertools import groupby
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toynn.data._forms import checked_calls, from_alpaca, from_sharegpt
+from toynn.data._rows import checked_messages, form_of, rows, string_of
+from toynn.data.examples import Examples
+from toynn.data.store import InMemory, Store
+from toynn.data.stream import Progress, silent
+from toynn.data.windows import check_ids
+from toynn.errors import DataError, ToynnError
+
+__all__ = ["ASSISTANT", "TOGETHER", "Encoder", "Made", "Parts", "Reader", "Said", "Talk"]
+
+ASSISTANT = "assistant"
+TOGETHER = 2**18  # characters that are encoded together
+
+
+class Said(NamedTuple):
+    """A part of an example: a text, or ids; to be learned or not; going on with the one before."""
+
+    what: str | Sequence[int]
+    learned: bool
+    continues: bool = False
+
+
+Parts = Sequence[Said]
+
+
+class Talk(NamedTuple):
+    """A conversation: messages, and descriptions of tools, or None."""
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] | None = None
+
+
+Made = list[tuple[Sequence[int], bool]]  # ids of parts, and whether they are learned
+
+
+class Encoder(Protocol):
+    """What turns texts into ids: a tokenizer."""
+
+    @property
+    def bos(self) -> int | None:
+        """The token that begins a text."""
+
+    @property
+    def eos(self) -> int | None:
+        """The token that ends a text."""
+
+    @property
+    def add_bos(self) -> bool:
+        """Whether a text begins with BOS."""
+
+    @property
+    def of_bytes(self) -> bool:
+        """Whether a token is a byte."""
+
+    @property
+    def fingerprint(self) -> str:
+        """What tells it from another one."""
+
+    def encode_many(self, texts: Sequence[tuple[str, bool]]) -> Sequence[Sequence[int]]:
+        """Return the ids of texts, each with whether it follows another."""
+
+    def encode_blocks(self, blocks: Iterable[str]) -> Iterator[NDArray[np.int32]]:
+        """Yield the ids of a long text that comes in blocks."""
+
+    def encode_talks(self, talks: Iterable["Talk"]) -> Iterator[Sequence[tuple[list[int], bool]]]:
+        """Yield the ids of each conversation in parts, and whether the assistant says them."""
+
+
+class Reader:
+    """Reads files of one data set."""
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        seq: int,
+        vocab_size: int,
+        mask_prompt: bool,
+        keep_end: bool = False,
+        store: Store | None = None,
+        progress: Progress = silent,
+        columns: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self.columns = columns
+        self.store, self.progress = store or InMemory(), progress
+        self.encoder, self.seq, self.vocab_size = encoder, seq, vocab_size
+        self.mask_prompt, self.keep_end = mask_prompt, keep_end
+        self.notes: list[str] = []
+        self.roles: set[str] = set()  # in conversations
+
+    def read(self, path: Path) -> Examples:
+        """Read a file; note what was cut and dropped. Raises DataError."""
+        empty = Examples(self.seq, keep_end=self.keep_end)
+        told = {"encoder": self.encoder.fingerprint, "vocab_size": self.vocab_size}
+        told |= {"columns": dict(self.columns)} if self.columns else {}
+        told |= {"seq": self.seq, "keep_end": self.keep_end, "mask_prompt": self.mask_prompt}
+        examples, facts = self.store.examples(
+            path, told, empty, lambda empty: self._fill(path, empty)
+        )
+        labels, cut, dropped = (facts[name] for name in ("labels", "cut", "dropped"))
+        self.roles.update(facts["roles"])
+        said = f"{path}: {len(examples):,} examples, {labels:,} tokens to learn"
+        if cut:
+            end = "the last " if self.keep_end else ""
+            said += f"; {cut:,} were cut to {end}{self.seq + 1:,} tokens"
+        if dropped:
+            said += f"; {dropped:,} were dropped: nothing to learn was left in them"
+        if not len(examples):
+            if self.roles and ASSISTANT not in self.roles:
+                roles = ", ".join(sorted(self.roles))
+                raise DataError(
+                    f"{said}; expected messages of the role {ASSISTANT}, whose words are learned; "
+                    f"got those of {roles}"
+                )
+            raise DataError(f"{said}; use a longer sequence, or shorter prompts")
+        self.notes.append(said)
+        return examples
+
+    def _fill(self, path: Path, examples: Examples) -> dict[str, Any]:
+        """Read all lines of a file into examples."""
+        roles: set[str] = set()
+        with closing(self.encoded(self._said(path, roles))) as encoded:
+            for made in encoded:
+                examples.append(made)
+        counts = {name: getattr(examples, name) for name in ("labels", "cut", "dropped")}
+        return {**counts, "roles": sorted(roles)}
+
+    def _said(self, path: Path, roles: set[str]) -> Iterator[tuple[str, Parts | Talk]]:
+        """Yield where each line of a file is, and what is said in it."""
+        forms: dict[tuple[str, ...], Callable[[str, Mapping[str, Any]], Parts | Talk]] = {
+            ("prompt", "completion"): self._completion,
+            ("messages",): lambda where, row: self._messages(where, row, roles),
+            ("text",): self._text,
+            ("conversations",): lambda where, row: self._messages(
+                where, from_sharegpt(where, row), roles
+            ),
+            ("instruction", "output"): lambda where, row: self._completion(
+                where, from_alpaca(where, row)
+            ),
+        }
+        first: tuple[tuple[str, ...], int | str] | None = None
+        for line, row in rows(path, self.progress, self.columns):
+            where = f"{path}:{line}"
+            form = form_of(where, row)
+            if first is None:
+                first = form, line
+            elif form != first[0]:
+                raise DataError(
+                    f"{where}: expected {' and '.join(first[0])}, as line {first[1]} has; "
+                    f"got {' and '.join(form)}"
+                )
+            yield where, forms[form](where, row)
+        if first is None:
+            raise DataError(
+                f"{path}: expected a JSON object per line; got no line that is not blank"
+            )
+
+    def encoded(self, said: Iterable[tuple[str, Parts | Talk]]) -> Generator[Made, None, None]:
+        """Yield the ids of each line in parts, on all cores, and whether they are learned.
+
+        The first line that is wrong is the one to be told of: those before it come, then its error.
+        Raises DataError, and what ``said`` raises.
+        """
+        for are_talks, some in groupby(said, lambda each: isinstance(each[1], Talk)):
+            if are_talks:
+                yield from self._talks(some)
+            else:
+                yield from self._texts(some)
+
+    def _talks(self, said: Iterable[tuple[str, Any]]) -> Iterator[Made]:
+        """Yield the ids of conversations."""
+        asked: deque[str] = deque()  # where those are whose ids are still to come
+
+        def talks() -> Iterator[Talk]:
+            for where, talk in said:
+                asked.append(where)
+                yield talk
+
+        many = iter(self.encoder.encode_talks(talks()))
+        while True:
+            try:
+                turns = next(many, None)
+            except ToynnError as error:  # the chat template's, most often; or of what is said
+                if asked:
+                    raise DataError(f"{asked[0]}: {error}") from error
+                raise
+            if turns is None:
+                return
+            where = asked.popleft()
+            yield [self._checked(where, ids, learned) for ids, learned in turns]
+
+    def _texts(self, said: Iterable[tuple[str, Any]]) -> Iterator[Made]:
+        """Yield the ids of texts, many of which are encoded together."""
+        waiting: list[tuple[str, Parts]] = []
+        length = 0
+        try:
+            for where, parts in said:
+                waiting.append((where, parts))
+                length += sum(len(part.what) for part in parts)
+                if length >= TOGETHER:
+                    yield from self._together(waiting)
+                    waiting, length = [], 0
+        except DataError:
+            yield from self._together(waiting)
+            raise
+        yield from self._together(waiting)
+
+    def _together(self, said: Sequence[tuple[str, Parts]]) -> Iterator[Made]:
+        texts = [
+            (part.what, part.continues)
+            for _, parts in said
+            for part in parts
+            if isinstance(part.what, str)
+        ]
+        encoded = iter(self.encoder.encode_many(texts) if texts else ())
+        for where, parts in said:
+            yield [
+                self._checked(
+                    where,
+                    next(encoded) if isinstance(part.what, str) else part.what,
+                    part.learned,
+                )
+                for part in parts
+            ]
+
+    def _checked(self, where: str, ids: Sequence[int], learned: bool) -> tuple[Sequence[int], bool]:
+        check_ids(where, ids, self.vocab_size)
+        return ids, learned or not self.mask_prompt
+
+    def _text(self, where: str, row: Mapping[str, Any]) -> Parts:
+        text = string_of(where, row, "text")
+        return [Said(self._begin(), True), Said(text, True), Said(self._end(), True)]
+
+    def _completion(self, where: str, row: Mapping[str, Any]) -> Parts:
+        prompt, answer = (string_of(where, row, key) for key in ("prompt", "completion"))
+        begin, end = Said(self._begin(), False), Said(self._end(), True)
+        return [begin, Said(prompt, False), Said(answer, True, True), end]
+
+    def _messages(self, where: str, row: Mapping[str, Any], roles: set[str]) -> Talk:
+        messages = checked_messages(where, checked_calls(where, row["messages"]))
+        roles.update(message["role"] for message in messages)
+        tools = row.get("tools")
+        if tools is not None and not isinstance(tools, list):
+            raise DataError(f"{where}: tools: expected a list of tools; got {tools!r:.80}")
+        return Talk(messages, tools or None)
+
+    def _begin(self) -> list[int]:
+        encoder = self.encoder
+        return [encoder.bos] if encoder.add_bos and encoder.bos is not None else []
+
+    def _end(self) -> list[int]:
+        return [] if self.encoder.eos is None else [self.encoder.eos]

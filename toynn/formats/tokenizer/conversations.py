@@ -1,0 +1,200 @@
+"""Conversations as ids, in parts: what the assistant says is learned, the rest is not.
+
+The text is the chat template's; special tokens count where it wrote them, and not where a message
+did. Of many conversations, one on each core is rendered, and what they become is encoded together.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from toynn.errors import DataError, GGUFError
+from toynn.formats.tokenizer.ahead import in_order
+from toynn.formats.tokenizer.chat import ChatTemplate, Message
+from toynn.formats.tokenizer.pieces import Model, Pieces
+from toynn.formats.tokenizer.vocab import TokenType, Vocab
+
+__all__ = ["Conversations", "Talk", "Turn"]
+
+GUARDS = [chr(code) for code in range(0xFDD0, 0xFDF0)]  # never characters, so in no honest text
+TOGETHER = 2**18  # characters that are encoded together
+
+#: Messages, and tools for the template, or None.
+Talk = tuple[Sequence[Message], Sequence[Message] | None]
+
+
+class Turn(NamedTuple):
+    """A part of a conversation: its ids, and whether they are the model's to learn."""
+
+    ids: list[int]
+    learned: bool
+
+
+class _Rendered(NamedTuple):
+    texts: list[str]  # in turn: not learned, learned, ...
+    guard: str
+
+
+class Conversations:
+    """Ids of conversations, by the vocabulary and the template of a file."""
+
+    def __init__(
+        self, vocab: Vocab, cutter: Pieces, model: Model, template: Callable[[], ChatTemplate]
+    ) -> None:
+        self._vocab, self._cutter, self._model = vocab, cutter, model
+        self._template = template
+        self._special_ids = frozenset(id for _, id in vocab.specials)
+
+    def prompt(self, messages: Sequence[Message], add_generation_prompt: bool) -> list[int]:
+        """Return the ids of messages. Raises GGUFError, and DataError for text of no Unicode."""
+        messages, guard = self._guarded(messages)
+        text = self._template().render(messages, add_generation_prompt)
+        return self._begun(self._cutter.encoded(self._model, text, True, False, guard))
+
+    def turns(self, talk: Talk) -> list[Turn]:
+        """Return the ids of a conversation in parts. Raises GGUFError and DataError."""
+        return self._encoded([self._rendered(talk)])[0]
+
+    def all_turns(self, talks: Iterable[Talk]) -> Iterator[list[Turn]]:
+        """Yield what ``turns`` returns of many. Raises what it does, and what ``talks`` raises."""
+        waiting: list[_Rendered] = []
+        length = 0
+        try:
+            for rendered in in_order(self._rendered, talks):
+                waiting.append(rendered)
+                length += sum(map(len, rendered.texts))
+                if length >= TOGETHER:
+                    yield from self._encoded(waiting)
+                    waiting, length = [], 0
+        except Exception:
+            yield from self._encoded(waiting)  # the first that is wrong is to be told of
+            raise
+        yield from self._encoded(waiting)
+
+    def _rendered(self, talk: Talk) -> _Rendered:
+        """Return a conversation as texts, of which every second is the assistant's."""
+        messages, guard = self._guarded(talk[0])
+        ends, texts = [0], []
+        answers = [i for i, message in enumerate(messages) if message.get("role") == "assistant"]
+        borders = [side for i in answers for side in ((i, True), (i + 1, False))]
+        whole, begun = self._template().render_beginnings(
+            messages, [(len(messages), False), *borders], talk[1]
+        )
+        for index, begin, end in zip(answers, begun[::2], begun[1::2], strict=True):
+            upto = end[0] if end[1] else self._turn_end(whole, begin[0])
+            if not begin[1] or not ends[-1] <= begin[0] <= upto:
+                raise GGUFError(
+                    f"{self._vocab.path}: tokenizer.chat_template: cannot tell which part "
+                    f"message {index} is: the template writes the messages up to it otherwise "
+                    f"when others follow; split the conversation after its first answer, or "
+                    f"train on text"
+                )
+            for at in (begin[0], upto):
+                texts.append(whole[ends[-1] : at])
+                ends.append(at)
+        return _Rendered([*texts, whole[ends[-1] :]], guard)
+
+    def _turn_end(self, text: str, begin: int) -> int:
+        """Return where the first token behind a place ends that ends a turn; -1: there is none."""
+        found = [
+            at + len(end)
+            for end in (self._vocab.tokens[id] for id in self._vocab.eog)
+            if (at := text.find(end, begin)) >= 0
+        ]
+        return min(found, default=-1)
+
+    def _encoded(self, many: Sequence[_Rendered]) -> list[list[Turn]]:
+        """Return the turns of conversations, all of which are encoded together.
+
+        A text continues the one before unless that ends with a special token. It is taken for one
+        that does where the piece before is a text; where the ids of that say otherwise, those of
+        the conversation are found one text after another.
+        """
+        cut = [self._cut(*rendered) for rendered in many]
+        asked = [part for texts in cut for pieces in texts for part in pieces if _is_text(part)]
+        encoded = iter(self._model.encode_all(asked) if asked else ())
+        found = []
+        for rendered, texts in zip(many, cut, strict=True):
+            parts: list[list[int]] = []
+            as_taken = True
+            for pieces in texts:
+                if pieces and _is_text(pieces[0]):
+                    as_taken &= pieces[0][1] == self._continued(parts)
+                parts.append([])
+                for part in pieces:
+                    parts[-1] += next(encoded) if _is_text(part) else [part[0]]
+            if not as_taken:
+                parts = self._one_by_one(*rendered)
+            parts[0] = self._begun(parts[0])
+            found.append([Turn(ids, k % 2 == 1) for k, ids in enumerate(parts) if ids])
+        return found
+
+    def _cut(self, texts: list[str], guard: str) -> list[list[tuple[Any, bool]]]:
+        continues, cut = False, []
+        for text in texts:
+            cut.append(list(self._cutter.of(text, True, continues, guard)))
+            continues = _is_text(cut[-1][-1]) if cut[-1] else continues
+        return cut
+
+    def _one_by_one(self, texts: list[str], guard: str) -> list[list[int]]:
+        parts: list[list[int]] = []
+        for text in texts:
+            continued = self._continued(parts)
+            parts.append(self._cutter.encoded(self._model, text, True, continued, guard))
+        return parts
+
+    def _continued(self, parts: Sequence[list[int]]) -> bool:
+        """Say whether a text continues these: they do not end with a special token."""
+        last = next((ids[-1] for ids in reversed(parts) if ids), None)
+        return last is not None and last not in self._special_ids
+
+    def _begun(self, ids: list[int]) -> list[int]:
+        """Return ids with one BOS in front, where there should be one: templates often write it."""
+        bos = self._vocab.bos
+        return [bos, *ids] if self._vocab.add_bos and bos is not None and ids[:1] != [bos] else ids
+
+    def _guarded(self, messages: Sequence[Message]) -> tuple[list[Message], str]:
+        """Break, by a guard, each text of a control token that a message contains.
+
+        The template sees the guard, which it has no reason to touch; encoding drops it once the
+        special tokens are found. So the ids are those of the text as it was.
+        """
+        said = "\n".join(_strings(messages))
+        types = self._vocab.types
+        texts = [
+            text
+            for text, id in self._vocab.specials
+            if types[id] != TokenType.USER_DEFINED and text in said
+        ]
+        if not texts:
+            return list(messages), ""
+        guard = next((guard for guard in GUARDS if guard not in said), None)
+        if guard is None:
+            raise DataError("a conversation contains every one of U+FDD0 to U+FDEF")
+        longest_first = re.compile("|".join(re.escape(text) for text in texts))
+
+        def broken(value: Any) -> Any:
+            if isinstance(value, str):
+                return longest_first.sub(lambda found: guard.join(found[0]) + guard, value)
+            if isinstance(value, Mapping):
+                return {key: broken(part) for key, part in value.items()}
+            return [broken(part) for part in value] if isinstance(value, list) else value
+
+        return [broken(message) for message in messages], guard
+
+
+def _is_text(part: tuple[Any, bool]) -> bool:
+    """Say whether a piece is a text, and not the id of a special token."""
+    return isinstance(part[0], str)
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """Yield all texts in a value made of lists and dictionaries."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from _strings(part)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _strings(part)
