@@ -125,6 +125,10 @@ def swiglu(net):
     return ops.swiglu(net.s, net.activation(), net.activation())
 
 
+def swiglu_within_a_limit(net):
+    return ops.swiglu(net.s, net.activation(), net.activation(), limit=1.0, alpha=1.7)
+
+
 def swiglu_of_one(net):
     x = net.activation()
     return ops.swiglu(net.s, x, x)
@@ -372,6 +376,7 @@ TAPES = {
     "gelu-exact": (gelu, "gelu_exact"),
     "silu": (silu,),
     "swiglu": (swiglu,),
+    "swiglu-within-a-limit": (swiglu_within_a_limit,),
     "swiglu-of-one": (swiglu_of_one,),
     "swiglu-of-parameters": (swiglu_of_parameters,),
     "softmax": (softmax,),

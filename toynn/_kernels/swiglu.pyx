@@ -4,11 +4,17 @@
     dgate = dy u (s + g s (1 - s))
     dup   = dy g s
 
+    with a limit m:  h = min(g, m), v = u within [-m, m], s = 1 / (1 + e^(-alpha h))
+    y     = h s (v + 1)
+    dgate = dy (v + 1) (s + alpha h s (1 - s)), 0 where g > m
+    dup   = dy h s, 0 where |u| > m
+
 n elements; g is gate, u is up. float32, C-contiguous. dgate and dup are overwritten.
 In place: y, dgate and dup may each be one of the inputs, but not the same one.
+Without a limit (0) alpha is not read.
 halves: N rows x of 2 F, of which the first F are gate and the others up; dx is overwritten, and may
 be x.
-Source: Shazeer 2020, arXiv:2002.05202, section 2.
+Sources: Shazeer 2020, arXiv:2002.05202, section 2; with a limit: OpenAI 2025, arXiv:2508.10925.
 """
 
 from toynn._kernels._common cimport at1, at2, sigmoid_, sigmoid_slope_
@@ -42,14 +48,47 @@ cdef inline void _block_backward(
         dup[i] = d * g * s
 
 
+cdef inline float _within(float x, float low, float high) noexcept nogil:
+    """x itself, or the bound that it is beyond; NaN stays NaN."""
+    return low if x < low else (high if x > high else x)
+
+
+cdef inline void _clamped_forward(
+    float* y, const float* gate, const float* up, float alpha, float limit, Py_ssize_t n
+) noexcept nogil:
+    cdef Py_ssize_t i
+    cdef float g
+    for i in range(n):
+        g = limit if gate[i] > limit else gate[i]
+        y[i] = g * sigmoid_(alpha * g) * (_within(up[i], -limit, limit) + 1)
+
+
+cdef inline void _clamped_backward(
+    float* dgate, float* dup, const float* dy, const float* gate, const float* up, float alpha,
+    float limit, Py_ssize_t n,
+) noexcept nogil:
+    cdef Py_ssize_t i
+    cdef float d, g, h, u, s, ds = 0
+    for i in range(n):
+        d, g, u = dy[i], gate[i], up[i]
+        h = limit if g > limit else g
+        s = sigmoid_slope_(alpha * h, &ds)
+        dgate[i] = 0 if g > limit else d * (_within(u, -limit, limit) + 1) * (s + alpha * h * ds)
+        dup[i] = 0 if u > limit or u < -limit else d * h * s
+
+
 cdef void _forward_blocks(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
     cdef float* y = <float*>a.t[0]
     cdef const float* gate = <const float*>a.t[1]
     cdef const float* up = <const float*>a.t[2]
     cdef Py_ssize_t b, i, n = a.n[0]
+    cdef float alpha = a.f[0], limit = a.f[1]
     for b in range(first, last):
         i = b * BLOCK
-        _block_forward(y + i, gate + i, up + i, min(BLOCK, n - i))
+        if limit > 0:
+            _clamped_forward(y + i, gate + i, up + i, alpha, limit, min(BLOCK, n - i))
+        else:
+            _block_forward(y + i, gate + i, up + i, min(BLOCK, n - i))
 
 
 cdef void _forward(KernelArgs* a) noexcept nogil:
@@ -63,12 +102,17 @@ cdef void _backward_blocks(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noe
     cdef const float* dy = <const float*>a.t[2]
     cdef const float* gate = <const float*>a.t[3]
     cdef const float* up = <const float*>a.t[4]
-    cdef Py_ssize_t b, i, n = a.n[0]
+    cdef Py_ssize_t b, i, n = a.n[0], count
+    cdef float alpha = a.f[0], limit = a.f[1]
     for b in range(first, last):
         i = b * BLOCK
-        _block_backward(
-            dgate + i, dup + i, dy + i, gate + i, up + i, min(BLOCK, n - i)
-        )
+        count = min(BLOCK, n - i)
+        if limit > 0:
+            _clamped_backward(
+                dgate + i, dup + i, dy + i, gate + i, up + i, alpha, limit, count
+            )
+        else:
+            _block_backward(dgate + i, dup + i, dy + i, gate + i, up + i, count)
 
 
 cdef void _backward(KernelArgs* a) noexcept nogil:
@@ -104,13 +148,17 @@ cdef void _halves_backward(KernelArgs* a) noexcept nogil:
     parallel_for(_halves_backward_rows, a, N)
 
 
-def forward(float[::1] y, const float[::1] gate, const float[::1] up, int n_threads=1):
-    """Overwrite y (n,) from gate (n,) and up (n,)."""
+def forward(
+    float[::1] y, const float[::1] gate, const float[::1] up, float alpha=1, float limit=0,
+    int n_threads=1,
+):
+    """Overwrite y (n,) from gate (n,) and up (n,); a limit of 0 is none."""
     cdef KernelArgs a
     cdef Py_ssize_t n = gate.shape[0]
     check("swiglu.forward", f"gate ({n},)", n_threads, y=(y, (n,)), up=(up, (n,)))
     a.t[0], a.t[1], a.t[2] = at1(y), at1(gate), at1(up)
     a.n[0] = n
+    a.f[0], a.f[1] = alpha, limit
     a.n_threads = n_threads
     with nogil:
         _forward(&a)
@@ -118,7 +166,7 @@ def forward(float[::1] y, const float[::1] gate, const float[::1] up, int n_thre
 
 def backward(
     float[::1] dgate, float[::1] dup, const float[::1] dy, const float[::1] gate,
-    const float[::1] up, int n_threads=1,
+    const float[::1] up, float alpha=1, float limit=0, int n_threads=1,
 ):
     """Overwrite dgate (n,) and dup (n,) from dy, gate and up (n,)."""
     cdef KernelArgs a
@@ -129,6 +177,7 @@ def backward(
     )
     a.t[0], a.t[1], a.t[2], a.t[3], a.t[4] = at1(dgate), at1(dup), at1(dy), at1(gate), at1(up)
     a.n[0] = n
+    a.f[0], a.f[1] = alpha, limit
     a.n_threads = n_threads
     with nogil:
         _backward(&a)
@@ -164,8 +213,8 @@ def halves_backward(
 
 
 entries = {
-    "forward": entry(_forward, "y gate up", sizes="n"),
-    "backward": entry(_backward, "dgate dup dy gate up", sizes="n"),
+    "forward": entry(_forward, "y gate up", sizes="n", options="alpha limit"),
+    "backward": entry(_backward, "dgate dup dy gate up", sizes="n", options="alpha limit"),
     "halves_forward": entry(_halves_forward, "y x", sizes="N F"),
     "halves_backward": entry(_halves_backward, "dx dy x", sizes="N F"),
 }

@@ -136,15 +136,28 @@ class Layers:
             s.matmul_precision = precision
         return ops.route(s, ops.softmax(s, logits), used, normalized=normalized)
 
-    def mixture(self, x: Tensor, gate: str, up: str, down: str, routes: ops.Routes) -> Tensor:
-        """Record the sum of down(w silu(gate(x)) * up(x)) over the experts of each row of x.
+    def mixture(
+        self,
+        x: Tensor,
+        gate: str,
+        up: str,
+        down: str,
+        routes: ops.Routes,
+        *,
+        limit: float = 0.0,
+        alpha: float = 1.0,
+    ) -> Tensor:
+        """Record the sum of w down(silu(gate(x)) * up(x)) over the experts of each row of x.
 
-        w, what an expert counts, comes before down, which is linear: so no gradient asks for what
-        down gave.
+        w, what an expert counts, comes before down, if that is linear: so no gradient asks for what
+        down gave. ``limit`` and ``alpha`` are those of ops.swiglu.
         """
         s, copies = self.session, ops.dispatch(self.session, x, routes)
-        h = ops.swiglu(s, self.experts(copies, gate, routes), self.experts(copies, up, routes))
-        return ops.combine(s, self.experts(ops.weigh(s, h, routes), down, routes), routes)
+        gates, values = (self.experts(copies, name, routes) for name in (gate, up))
+        h = ops.swiglu(s, gates, values, limit=limit, alpha=alpha)
+        if self.bias(down) is None:
+            return ops.combine(s, self.experts(ops.weigh(s, h, routes), down, routes), routes)
+        return ops.combine(s, ops.weigh(s, self.experts(h, down, routes), routes), routes)
 
     def experts(self, x: Tensor, name: str, routes: ops.Routes) -> Tensor:
         """Record W[e] x + b[e] for each row, e its expert, with what an adapter of W adds."""

@@ -94,11 +94,18 @@ def silu(s: Recorder, x: Tensor) -> Tensor:
     return y
 
 
-def swiglu(s: Recorder, gate: Tensor, up: Tensor) -> Tensor:
-    """Record y = silu(gate) * up."""
+def swiglu(
+    s: Recorder, gate: Tensor, up: Tensor, *, limit: float = 0.0, alpha: float = 1.0
+) -> Tensor:
+    """Record y = silu(gate) * up.
+
+    With a ``limit``, y = g sigmoid(alpha g) (u + 1): g the gate, at most the limit; u up, between
+    its negative and itself.
+    """
     require(gate.shape == up.shape, "swiglu", "gate and up of one shape", gate, up)
-    y = s.tape.new("swiglu", gate.shape)
-    s.tape.record(SWIGLU, {"y": y, "gate": gate, "up": up}, {"n": gate.size})
+    require(limit >= 0 and alpha > 0, "swiglu", "limit >= 0 and alpha > 0", gate)
+    y, options = s.tape.new("swiglu", gate.shape), {"alpha": alpha, "limit": limit}
+    s.tape.record(SWIGLU, {"y": y, "gate": gate, "up": up}, {"n": gate.size}, options)
     return y
 
 
@@ -187,7 +194,12 @@ SILU = Op(
     rows="n x",
 )
 SWIGLU_BACKWARD = Op(
-    "swiglu.backward", "dgate dup <- dy gate up", "n", flops(SIGMOID_SLOPE + 6, "n"), rows="n dy"
+    "swiglu.backward",
+    "dgate dup <- dy gate up",
+    "n",
+    flops(SIGMOID_SLOPE + 6, "n"),
+    options="alpha limit",
+    rows="n dy",
 )
 SWIGLU = Op(
     "swiglu.forward",
@@ -195,6 +207,7 @@ SWIGLU = Op(
     "n",
     flops(EXP + 4, "n"),
     by_names(SWIGLU_BACKWARD),
+    options="alpha limit",
     again=itself,
     rows="n gate",
 )

@@ -110,14 +110,24 @@ def silu_backward(dy: Array, x: Array) -> Outputs:
 
 
 @kernel("swiglu.forward", y="n", gate="n", up="n")
-def swiglu(gate: Array, up: Array) -> Outputs:
-    """Compute y = silu(gate) up."""
+def swiglu(gate: Array, up: Array, alpha: float = 1.0, limit: float = 0.0) -> Outputs:
+    """Compute y = silu(gate) up; with a limit, of both within it, y = g s(alpha g) (u + 1)."""
+    if limit:
+        g = np.minimum(gate, limit)
+        return {"y": g / (1 + np.exp(-alpha * g)) * (np.clip(up, -limit, limit) + 1)}
     return {"y": gate / (1 + np.exp(-gate)) * up}
 
 
 @kernel("swiglu.backward", dgate="n", dup="n", dy="n", gate="n", up="n")
-def swiglu_backward(dy: Array, gate: Array, up: Array) -> Outputs:
-    """Compute dgate = dy up silu'(gate), dup = dy silu(gate)."""
+def swiglu_backward(
+    dy: Array, gate: Array, up: Array, alpha: float = 1.0, limit: float = 0.0
+) -> Outputs:
+    """Compute dgate = dy up silu'(gate), dup = dy silu(gate); with a limit, 0 beyond it."""
+    if limit:
+        g, u = np.minimum(gate, limit), np.clip(up, -limit, limit)
+        s = 1 / (1 + np.exp(-alpha * g))
+        dgate = dy * (u + 1) * s * (1 + alpha * g * (1 - s))
+        return {"dgate": dgate * (gate <= limit), "dup": dy * g * s * (np.abs(up) <= limit)}
     s = 1 / (1 + np.exp(-gate))
     return {"dgate": dy * up * s * (1 + gate * (1 - s)), "dup": dy * gate * s}
 

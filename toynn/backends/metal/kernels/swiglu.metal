@@ -4,9 +4,13 @@
 //   dgate = dy u (s + g s (1 - s))
 //   dup   = dy g s
 //
+// With a limit m (0: none), y = g' s (u' + 1), g' = min(g, m), u' = u within -m .. m, s = 1 / (1 + e^(-alpha g')).
 // n elements, one thread each; g is gate, u is up. In place: each output may be one of the inputs. halves: N rows
 // x of 2 F, of which the first F are gate and the others up; dx may be x.
 // Source: Shazeer 2020, arXiv:2002.05202, section 2.
+
+// The smaller one; NaN stays NaN.
+static inline float at_most(float x, float limit) { return x > limit ? limit : x; }
 
 kernel void swiglu_forward(device float*            y    [[buffer(0)]],
                            device const float*      gate [[buffer(1)]],
@@ -15,6 +19,11 @@ kernel void swiglu_forward(device float*            y    [[buffer(0)]],
                            uint i [[thread_position_in_grid]])
 {
     if (i >= args.n) return;
+    if (args.limit > 0.0f) {
+        const float g = at_most(gate[i], args.limit);
+        y[i] = g * sigmoid(args.alpha * g) * (-at_most(-at_most(up[i], args.limit), args.limit) + 1.0f);
+        return;
+    }
     y[i] = gate[i] * sigmoid(gate[i]) * up[i];
 }
 
@@ -29,6 +38,13 @@ kernel void swiglu_backward(device float*             dgate [[buffer(0)]],
     if (i >= args.n) return;
     const float g = gate[i], u = up[i], d = dy[i];
     float ds;
+    if (args.limit > 0.0f) {
+        const float h = at_most(g, args.limit), v = -at_most(-at_most(u, args.limit), args.limit);
+        const float s = sigmoid_slope(args.alpha * h, ds);
+        dgate[i] = g > args.limit ? 0.0f : d * (v + 1.0f) * (s + args.alpha * h * ds);
+        dup[i] = fabs(u) > args.limit ? 0.0f : d * (h * s);
+        return;
+    }
     const float s = sigmoid_slope(g, ds);
     dgate[i] = d * u * (s + g * ds);
     dup[i] = d * (g * s);
