@@ -11,7 +11,7 @@ from toynn.data._forms import FORMS, renamed
 from toynn.data.stream import Progress
 from toynn.errors import DataError
 
-__all__ = ["checked_messages", "form_of", "keys_of", "rows", "string_of"]
+__all__ = ["attempts", "checked_messages", "form_of", "keys_of", "rows", "string_of"]
 
 ACCEPTED = "text, prompt and completion, or messages"
 LISTS = ("messages", "conversations", "tools")  # which a table may have as a text of JSON
@@ -44,13 +44,28 @@ def rows(
 
     ``columns`` has new names, each with the old one: of those alone the objects are then made.
     """
-    found: Iterator[tuple[int | str, Mapping[str, Any]]]
+    for line, row in attempts(path, progress, columns):
+        if isinstance(row, DataError):
+            raise row
+        yield line, row
+
+
+def attempts(
+    path: Path, progress: Progress, columns: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[tuple[int | str, Mapping[str, Any] | DataError]]:
+    """Yield what ``rows`` does; for what is no object, why, and go on with the next."""
+    found: Iterator[tuple[int | str, Mapping[str, Any] | bytes]]
     if kind_of(path) in TABLES or (path.is_dir() and kind_of(path) not in LINES):
         found = table_rows(path, progress)
     else:
-        found = ((line, _row(path, line, raw)) for line, raw in lines_of(path, progress))
-    for line, row in found:
-        row = renamed(f"{path}:{line}", row, columns) if columns else row
+        found = lines_of(path, progress)
+    for line, given in found:
+        try:
+            row = _row(path, int(line), given) if isinstance(given, bytes) else given
+            row = renamed(f"{path}:{line}", row, columns) if columns else row
+        except DataError as error:
+            yield line, error
+            continue
         lists = {key: plain(row[key]) for key in LISTS if isinstance(row.get(key), str)}
         yield line, {**row, **lists} if lists else row
 

@@ -21,6 +21,7 @@ __all__ = [
     "Growing",
     "ShuffledExamples",
     "examples_in_order",
+    "held_out",
     "joined",
 ]
 
@@ -198,6 +199,15 @@ def examples_in_order(
         joined([examples[index] for index in chosen[first : first + batch]], batch * examples.seq)
         for first in range(0, count, batch)
     ]
+
+
+def held_out(count: int, seed: int) -> tuple[list[int], list[int]]:
+    """Return which of so many examples are trained on, and the tenth that is not, each in order.
+
+    One example at least is held out.
+    """
+    order, tail = np.random.default_rng(seed).permutation(count), max(count // 10, 1)
+    return sorted(order[tail:].tolist()), sorted(order[:tail].tolist())
 
 
 def joined(examples: Iterable[Example], room: int) -> PackedBatch:

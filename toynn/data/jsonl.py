@@ -27,7 +27,7 @@ from toynn.data._containers import TABLES, is_container, part_of
 from toynn.data._rows import checked_messages, keys_of, rows, string_of
 from toynn.data.batch import Batch, PackedBatch
 from toynn.data.documents import Documents, DocumentWindows, parted, spaced_documents
-from toynn.data.examples import Examples, ShuffledExamples, examples_in_order
+from toynn.data.examples import Examples, ShuffledExamples, examples_in_order, held_out
 from toynn.data.packing import PackedExamples, packed_in_order
 from toynn.data.reader import TOGETHER, Encoder, Reader
 from toynn.data.store import InMemory, Store
@@ -286,8 +286,5 @@ def _split(path: Path, examples: Examples, seed: int) -> tuple[Examples, Example
             f"{path}: expected at least 2 examples, one to learn from and one to validate with; "
             f"got {count}: add examples, or a folder with a {VALID}"
         )
-    order = np.random.default_rng(seed).permutation(count)
-    tail = max(count // 10, 1)
-    return examples.pick(sorted(order[tail:].tolist())), examples.pick(
-        sorted(order[:tail].tolist())
-    )
+    kept, held = held_out(count, seed)
+    return examples.pick(kept), examples.pick(held)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from toynn.data._containers import part_of
 from toynn.data._rows import rows, string_of
 from toynn.data.batch import IGNORED
-from toynn.data.examples import Example, Examples, joined
+from toynn.data.examples import Example, Examples, held_out, joined
 from toynn.data.jsonl import TRAIN, VALID
 from toynn.data.packing import pack
 from toynn.data.reader import ASSISTANT, Encoder, Made, Parts, Reader, Talk
@@ -32,8 +32,10 @@ __all__ = [
     "PackedPreferences",
     "PreferenceBatch",
     "PreferenceData",
+    "PreferenceReader",
     "Preferences",
     "read_preferences",
+    "unlearned",
 ]
 
 PAIR, LABELLED = ("chosen", "rejected"), ("prompt", "completion", "label")
@@ -238,11 +240,11 @@ def read_preferences(
     """
     path = Path(path)
     own = Reader(encoder, seq, vocab_size, True, keep_end, progress=progress, columns=columns)
-    reader = _PreferenceReader(own, loss)
+    reader = PreferenceReader(own, loss)
     if path.is_dir():
         train = reader.read(part_of(path, TRAIN) or path / TRAIN)
-        held_out = part_of(path, VALID)
-        valid = None if held_out is None else reader.read(held_out)
+        beside = part_of(path, VALID)
+        valid = None if beside is None else reader.read(beside)
     else:
         train, valid = reader.read(path), None
     notes = reader.notes
@@ -252,8 +254,8 @@ def read_preferences(
                 f"{path}: expected at least 2 examples, one to learn from and one to validate "
                 f"with; got {len(train)}: add examples, or a folder with a {VALID}"
             )
-        order, tail = np.random.default_rng(seed).permutation(len(train)), max(len(train) // 10, 1)
-        train, valid = (train.pick(sorted(some.tolist())) for some in (order[tail:], order[:tail]))
+        kept, held = held_out(len(train), seed)
+        train, valid = train.pick(kept), train.pick(held)
         notes.append(
             f"no {VALID}: {len(valid):,} of {len(train) + len(valid):,} examples of the training "
             f"data became the validation part"
@@ -261,13 +263,15 @@ def read_preferences(
     return PreferenceData(train, valid, seq, notes, bool(reader.reader.roles))
 
 
-class _PreferenceReader:
+class PreferenceReader:
+    """Reads files of preferences."""
+
     def __init__(self, reader: Reader, loss: str) -> None:
         self.reader, self.loss = reader, loss
         self.notes: list[str] = []
 
     def read(self, path: Path) -> Preferences:
-        """Read a file."""
+        """Read a file. Raises DataError."""
         reader, paired = self.reader, self.loss != "kto"
         examples = Examples(reader.seq, keep_end=reader.keep_end)
         wanted: list[bool] = []
@@ -277,7 +281,7 @@ class _PreferenceReader:
         with closing(reader.encoded(self._said(path, sequences))) as encoded:
             for made in encoded:
                 sequence = sequences.popleft()
-                group.append((_unlearned(made, sequence.skipped), sequence.wanted))
+                group.append((unlearned(made, sequence.skipped), sequence.wanted))
                 if not sequence.last:
                     continue
                 fresh = Examples(reader.seq, keep_end=reader.keep_end)
@@ -312,12 +316,12 @@ class _PreferenceReader:
         first: tuple[str, int | str] | None = None
         for line, row in rows(path, self.reader.progress, self.reader.columns):
             where = f"{path}:{line}"
-            form = self._form(where, row)
+            form = self.form(where, row)
             if first is None:
                 first = form, line
             elif form != first[0]:
                 raise DataError(f"{where}: expected {first[0]}, as line {first[1]} has; got {form}")
-            for said, sequence in self._sequences(where, row):
+            for said, sequence in self.sequences(where, row):
                 sequences.append(sequence)
                 yield where, said
         if first is None:
@@ -325,7 +329,7 @@ class _PreferenceReader:
                 f"{path}: expected a JSON object per line; got no line that is not blank"
             )
 
-    def _form(self, where: str, row: Mapping[str, Any]) -> str:
+    def form(self, where: str, row: Mapping[str, Any]) -> str:
         """Return what a line is. Raises DataError for other keys."""
         known = {"prompt", *PAIR, "completion", "label"}
         unknown = [key for key in row if key not in known]
@@ -346,10 +350,10 @@ class _PreferenceReader:
             f"{got}"
         )
 
-    def _sequences(
+    def sequences(
         self, where: str, row: Mapping[str, Any]
     ) -> "Iterator[tuple[Parts | Talk, _Sequence]]":
-        """Yield what each sequence of a line says, and what it is."""
+        """Yield what each sequence of a line says, and what it is. Raises DataError."""
         if "label" in row:
             if not isinstance(row["label"], bool):
                 raise DataError(f"{where}: label: expected true or false; got {row['label']!r}")
@@ -396,7 +400,7 @@ class _Sequence(NamedTuple):
     last: bool  # of its line
 
 
-def _unlearned(made: Made, turns: int) -> Made:
+def unlearned(made: Made, turns: int) -> Made:
     """Return the parts of a sequence, of which the first so many learned ones are not learned."""
     parts = []
     for ids, learned in made:

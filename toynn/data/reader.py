@@ -19,7 +19,7 @@ from toynn.data.stream import Progress, silent
 from toynn.data.windows import check_ids
 from toynn.errors import DataError, ToynnError
 
-__all__ = ["ASSISTANT", "TOGETHER", "Encoder", "Made", "Parts", "Reader", "Said", "Talk"]
+__all__ = ["ASSISTANT", "TOGETHER", "Encoder", "Made", "Maker", "Parts", "Reader", "Said", "Talk"]
 
 ASSISTANT = "assistant"
 TOGETHER = 2**18  # characters that are encoded together
@@ -42,6 +42,9 @@ class Talk(NamedTuple):
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] | None = None
 
+
+#: What is said in a row, at a place.
+Maker = Callable[[str, Mapping[str, Any]], Parts | Talk]
 
 Made = list[tuple[Sequence[int], bool]]  # ids of parts, and whether they are learned
 
@@ -139,17 +142,7 @@ class Reader:
 
     def _said(self, path: Path, roles: set[str]) -> Iterator[tuple[str, Parts | Talk]]:
         """Yield where each line of a file is, and what is said in it."""
-        forms: dict[tuple[str, ...], Callable[[str, Mapping[str, Any]], Parts | Talk]] = {
-            ("prompt", "completion"): self._completion,
-            ("messages",): lambda where, row: self._messages(where, row, roles),
-            ("text",): self._text,
-            ("conversations",): lambda where, row: self._messages(
-                where, from_sharegpt(where, row), roles
-            ),
-            ("instruction", "output"): lambda where, row: self._completion(
-                where, from_alpaca(where, row)
-            ),
-        }
+        forms = self.forms(roles)
         first: tuple[tuple[str, ...], int | str] | None = None
         for line, row in rows(path, self.progress, self.columns):
             where = f"{path}:{line}"
@@ -166,6 +159,23 @@ class Reader:
             raise DataError(
                 f"{path}: expected a JSON object per line; got no line that is not blank"
             )
+
+    def forms(self, roles: set[str]) -> dict[tuple[str, ...], Maker]:
+        """Return what says a row of each form; roles of messages are added to ``roles``.
+
+        What is returned raises DataError for rows that are none.
+        """
+        return {
+            ("prompt", "completion"): self._completion,
+            ("messages",): lambda where, row: self._messages(where, row, roles),
+            ("text",): self._text,
+            ("conversations",): lambda where, row: self._messages(
+                where, from_sharegpt(where, row), roles
+            ),
+            ("instruction", "output"): lambda where, row: self._completion(
+                where, from_alpaca(where, row)
+            ),
+        }
 
     def encoded(self, said: Iterable[tuple[str, Parts | Talk]]) -> Generator[Made, None, None]:
         """Yield the ids of each line in parts, on all cores, and whether they are learned.
