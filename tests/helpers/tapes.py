@@ -201,6 +201,29 @@ def shortconv(net, segments):
     return ops.shortconv(net.s, x, w, batch=B, first=first)
 
 
+def taps_alone(net):
+    return ops.shortconv(net.s, net.activation(), net.parameter(C, 3), batch=B)
+
+
+def delta(net, segments):
+    first = None
+    if segments:
+        first = net.declare(net.s.input("first", (N,), "i32"), np.array([0, 0, 2, 3, 3, 3]))
+    g = ops.decay(net.s, net.activation(4), net.declare(*negative(net, 4)), net.parameter(4))
+    x = net.activation(2 * 2 * 3 + 4 * 2)
+    return ops.delta(net.s, x, g, net.activation(4), batch=B, n_k_heads=2, d_k=3, first=first)
+
+
+def negative(net, *shape):
+    """A parameter, and values of it below 0."""
+    return net.s.parameter(f"w{len(net.values)}", shape), -net.rng.uniform(0.1, 1, shape)
+
+
+def gated(net):
+    x = net.activation(2 * C)
+    return ops.gated(net.s, ops.silu(net.s, ops.queries(net.s, x, 2)), x, 2)
+
+
 def frozen_taps(net):
     return ops.shortconv(net.s, net.activation(3 * C), net.constant(C, 4), batch=1)
 
@@ -396,6 +419,10 @@ TAPES = {
     "shortconv": (shortconv, False),
     "shortconv-in-segments": (shortconv, True),
     "frozen-taps": (frozen_taps,),
+    "taps-alone": (taps_alone,),
+    "delta": (delta, False),
+    "delta-in-segments": (delta, True),
+    "gated": (gated,),
     "geglu": (geglu,),
     "softcap": (softcap,),
     "embedding": (embedding,),

@@ -68,6 +68,8 @@ LONG = {
     "attention": 450,
     "cross_entropy": 300,
     "cached_attention": 280,
+    "delta": 370,
+    "shortconv": 280,
 }  # others: 250
 
 

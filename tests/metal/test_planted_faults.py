@@ -27,6 +27,26 @@ SIMD = "simdgroup_barrier(mem_flags::mem_threadgroup);"
 
 #: Name: op, which of its texts (0: for any device, 1: with SIMD groups), what is replaced, by what.
 FAULTS = {
+    # States, of rows and of columns in turn.
+    "delta: no barrier before columns are read as rows": (
+        "delta",
+        0,
+        f"db = group_sum(db, part, tid);\n                {DEVICE}",
+        "db = group_sum(db, part, tid);",
+    ),
+    "delta: no barrier behind q and k": (
+        "delta",
+        0,
+        f"k[tid] = own_k * of_k;\n                {WAIT}",
+        "k[tid] = own_k * of_k;",
+    ),
+    "delta: a segment sees the one before": (
+        "delta",
+        0,
+        "R[tid * E + e] = fresh ? 0.0f : forget * grown;",
+        "R[tid * E + e] = forget * grown;",
+    ),
+    "delta: a row beyond the last is written": ("delta", 0, "t > uint(last[b])", "t > T"),
     # Barriers.
     "group_sum: no barrier after partial sums": (
         "rmsnorm",

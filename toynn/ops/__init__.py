@@ -36,6 +36,7 @@ from toynn.ops.experts import Routes, combine, dispatch, experts, route, weigh
 from toynn.ops.linear import embedding, linear
 from toynn.ops.loss import chunk_rows, counted, cross_entropy, linear_cross_entropy
 from toynn.ops.preference import dpo, kto, orpo, token_losses, token_sums
+from toynn.ops.recurrent import decay, delta, gated, queries
 from toynn.ops.rows import class_token, layernorm, rmsnorm, rope, softmax
 from toynn.ops.shortconv import RING, shortconv
 from toynn.ops.update import adamw_step, grad_norm
@@ -57,11 +58,14 @@ __all__ = [
     "combine",
     "counted",
     "cross_entropy",
+    "decay",
+    "delta",
     "dispatch",
     "dpo",
     "dropout",
     "embedding",
     "experts",
+    "gated",
     "geglu",
     "gelu",
     "grad_norm",
@@ -70,6 +74,7 @@ __all__ = [
     "linear",
     "linear_cross_entropy",
     "orpo",
+    "queries",
     "rmsnorm",
     "rope",
     "rounded",

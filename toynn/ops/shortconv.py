@@ -1,4 +1,4 @@
-"""A short convolution between two gates."""
+"""A short convolution, alone or between two gates."""
 
 from toynn import checks
 from toynn.errors import ConfigError
@@ -23,20 +23,20 @@ def shortconv(
 ) -> Tensor:
     """Record y (B T, C) = g conv(b v) for x (B T, 3 C), whose thirds are b, g and v; w (C, L).
 
-    conv sums L rows of a channel, of w; see the kernel. ``first`` as in ``attention``. With a
-    ``ring`` (B, RING, C) and ``past`` (B,) of i32 the rows are the next T of their sequences; that
-    has no gradient, and there are no segments. Raises ConfigError where rows of several sequences
-    may be fewer.
+    Of an x (B T, C) it is conv(x). conv sums L rows of a channel, of w; see the kernel. ``first``
+    as in ``attention``. With a ``ring`` (B, RING, C) and ``past`` (B,) of i32 the rows are the next
+    T of their sequences; that has no gradient, and there are no segments. Raises ConfigError where
+    rows of several sequences may be fewer.
     """
     N, columns = matrix("shortconv", x)
     C, L = matrix("shortconv", w)
-    fits = columns == 3 * C and N % batch == 0
-    require(fits, "shortconv", f"x (B T, {3 * C}), {batch} sequences", x, w)
+    fits = columns in (C, 3 * C) and N % batch == 0
+    require(fits, "shortconv", f"x (B T, {C}) or (B T, {3 * C}), {batch} sequences", x, w)
     T = N // batch
     if x.root.live is not None and batch != 1:
         raise ConfigError("shortconv: rows that may be fewer are one sequence, in segments")
     y = s.tape.new("shortconv", (N, C))
-    sizes = {"B": batch, "T": T, "C": C, "L": L}
+    sizes = {"B": batch, "T": T, "C": C, "L": L, "P": columns // C}
     if ring is None or past is None:
         if first is not None:
             fits = first.shape == (N,) and first.dtype == "i32"
@@ -56,19 +56,21 @@ def _no_gradient(back: Backward, node: Node, dy: Tensor) -> None:
 
 
 def _forward(sizes: Sizes) -> int:
-    """Count 2 for each tap and its product, and two gates."""
-    return (2 * sizes["L"] + 1) * sizes["B"] * sizes["T"] * sizes["C"]
+    """Count 2 for each tap, and the products with two gates."""
+    gates = sizes["L"] + 1 if sizes["P"] == 3 else 0
+    return (2 * sizes["L"] + gates) * sizes["B"] * sizes["T"] * sizes["C"]
 
 
 def _backward(sizes: Sizes) -> int:
-    """Count z again, du, dw, and the gates."""
-    return (8 * sizes["L"] + 6) * sizes["B"] * sizes["T"] * sizes["C"]
+    """Count du and dw; with gates z again, and those."""
+    each = 9 * sizes["L"] + 3 if sizes["P"] == 3 else 4 * sizes["L"]
+    return each * sizes["B"] * sizes["T"] * sizes["C"]
 
 
 SHORTCONV_BACKWARD = Op(
     "shortconv.backward",
     "dx dw? <- dy x w first?",
-    "B T C L",
+    "B T C L P",
     _backward,
     weights=("dw",),
     integers=("first",),
@@ -77,7 +79,7 @@ SHORTCONV_BACKWARD = Op(
 SHORTCONV = Op(
     "shortconv.forward",
     "y <- x w first?",
-    "B T C L",
+    "B T C L P",
     _forward,
     by_names(SHORTCONV_BACKWARD),
     integers=("first",),
@@ -86,7 +88,7 @@ SHORTCONV = Op(
 CACHED = Op(
     "shortconv.cached",
     "y ring <- x w past",
-    "B T C L R",
+    "B T C L P R",
     _forward,
     _no_gradient,
     integers=("past",),

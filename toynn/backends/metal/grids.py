@@ -165,6 +165,14 @@ PASSES: dict[str, Callable[[Sizes], list[Pass]]] = {
     "cross_entropy.backward_dense": _rows("cross_entropy_backward_dense"),
     "cross_entropy.forward": _one_loss(""),
     "cross_entropy.forward_dense": _one_loss("_dense"),
+    "decay.backward": lambda s: [
+        each("decay_backward_x", s["N"] * s["V"]),
+        each("decay_backward_w", s["V"] * max(s["has_dw"], s["has_db"])),
+    ],
+    "decay.forward": _each("decay_forward", "N", "V"),
+    "delta.backward": lambda s: [rows("delta_backward", s["B"] * s["K"])],
+    "delta.cached": _each("delta_cached", "B", "V", "E"),
+    "delta.forward": _each("delta_forward", "B", "V", "E"),
     "dispatch.combine": _each("dispatch_combine", "N", "C"),
     "dispatch.forward": _each("dispatch_forward", "N", "K", "C"),
     "dispatch.weigh": _each("dispatch_weigh", "N", "K", "C"),
@@ -192,6 +200,10 @@ PASSES: dict[str, Callable[[Sizes], list[Pass]]] = {
         if s["M"] <= FEW_COPIES
         else _tiles(f"experts_forward{_rough(s)}", s, "M", "N")
     ],
+    "gated.backward": _each("gated_backward", "N", "H", "D"),
+    "gated.forward": _each("gated_forward", "N", "H", "D"),
+    "gated.queries": _each("gated_queries", "N", "H", "D"),
+    "gated.queries_backward": _each("gated_queries_backward", "N", "H", "D"),
     "geglu.backward": _each("geglu_backward", "n"),
     "geglu.forward": _each("geglu_forward", "n"),
     "gelu.backward": _each("gelu_backward", "n"),
@@ -243,6 +255,8 @@ SCRATCH: dict[str, Callable[[Sizes], int]] = {
     ),
     "cross_entropy.forward": lambda s: 4 * s["N"],
     "cross_entropy.forward_dense": lambda s: 8 * s["N"],
+    "delta.backward": lambda s: 4 * s["B"] * s["K"] * s["E"] * ((s["L"] + 2) * s["D"] + 2),
+    "delta.forward": lambda s: 4 * s["B"] * s["V"] * s["D"] * s["E"],
     "grad_norm.forward": lambda s: 4 * _over(s["n"], BLOCK),
 }
 

@@ -31,6 +31,7 @@ from toynn.backends.reference import (
     losses,
     pointwise,
     preferences,
+    recurrent,
     rows,
     update,
 )
@@ -50,6 +51,7 @@ __all__ = [
     "losses",
     "pointwise",
     "preferences",
+    "recurrent",
     "rows",
     "update",
 ]

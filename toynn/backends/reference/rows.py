@@ -140,23 +140,29 @@ def _shifted(u: Array, k: int, B: int, T: int, first: Array | None) -> Array:
     return np.where(seen[:, None], u[np.maximum(rows - k, 0)], 0)
 
 
-_SEQUENCES = {"x": "B*T 3*C", "w": "C L", "first": "i32 B*T"}
+def _gates(x: Array, P: int) -> list[Array]:
+    return np.split(x, 3, axis=1) if P == 3 else [x, np.ones_like(x), np.ones_like(x)]
+
+
+_SEQUENCES = {"x": "B*T P*C", "w": "C L", "first": "i32 B*T"}
 
 
 @kernel("shortconv.forward", y="B*T C", **_SEQUENCES)
-def shortconv(x: Array, w: Array, B: int, T: int, first: Array | None = None) -> Outputs:
-    """Compute y = g sum_k w[L-1-k] (b v)[t-k], with b, g, v the thirds of x."""
-    b, g, v = np.split(x, 3, axis=1)
+def shortconv(
+    x: Array, w: Array, B: int, T: int, first: Array | None = None, P: int = 3
+) -> Outputs:
+    """Compute y = g sum_k w[L-1-k] (b v)[t-k], with b, g, v the thirds of x, or x, 1 and 1."""
+    b, g, v = _gates(x, P)
     taps = enumerate(w.T[::-1])
     return {"y": g * sum(tap * _shifted(b * v, k, B, T, first) for k, tap in taps)}
 
 
-@kernel("shortconv.backward", adds="dw", dx="B*T 3*C", dw="C L", dy="B*T C", **_SEQUENCES)
+@kernel("shortconv.backward", adds="dw", dx="B*T P*C", dw="C L", dy="B*T C", **_SEQUENCES)
 def shortconv_backward(
-    dy: Array, x: Array, w: Array, B: int, T: int, first: Array | None = None
+    dy: Array, x: Array, w: Array, B: int, T: int, first: Array | None = None, P: int = 3
 ) -> Outputs:
     """Compute dw = sum_t dz[t] u[t-k], and du by adding each dz to where its u came from."""
-    b, g, v = np.split(x, 3, axis=1)
+    b, g, v = _gates(x, P)
     z, du, dw = np.zeros_like(g), np.zeros_like(g), np.zeros_like(w)
     rows = np.arange(B * T)
     starts = rows // max(T, 1) * T if first is None else first
@@ -166,16 +172,16 @@ def shortconv_backward(
         dw[:, w.shape[1] - 1 - k] = (dy * g * u).sum(axis=0)
         seen = rows - k >= starts
         du[rows[seen] - k] += tap * (dy * g)[seen]
-    return {"dx": np.hstack([du * v, dy * z, du * b]), "dw": dw}
+    return {"dx": np.hstack([du * v, dy * z, du * b]) if P == 3 else du, "dw": dw}
 
 
 @kernel(
     "shortconv.cached",
-    **{"y": "B*T C", "ring": "B R C", "x": "B*T 3*C", "w": "C L", "past": "i32 B"},
+    **{"y": "B*T C", "ring": "B R C", "x": "B*T P*C", "w": "C L", "past": "i32 B"},
 )
-def shortconv_cached(ring: Array, x: Array, w: Array, past: Array, T: int) -> Outputs:
+def shortconv_cached(ring: Array, x: Array, w: Array, past: Array, T: int, P: int = 3) -> Outputs:
     """Put u = b v into the ring by position; compute y from what is there."""
-    b, g, v = np.split(x, 3, axis=1)
+    b, g, v = _gates(x, P)
     kept, y = ring.copy(), np.zeros_like(g)
     for n, row in enumerate(b * v):
         sequence = kept[n // T]

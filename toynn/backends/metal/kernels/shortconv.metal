@@ -1,4 +1,4 @@
-// A short convolution between two gates.
+// A short convolution, alone or between two gates.
 //
 //   u[t,c] = b[t,c] v[t,c]                              b, g, v: the thirds of row t of x (N,3C)
 //   z[t,c] = sum_k w[c,L-1-k] u[t-k,c]                  k = 0 .. L-1, as far as the sequence begins
@@ -7,6 +7,7 @@
 //   dg = dy z        dz = dy g        du[t,c] = sum_k w[c,L-1-k] dz[t+k,c]      db = du v, dv = du b
 //   dw[c,L-1-k] = sum_t dz[t,c] u[t-k,c]
 //
+// Without gates u = x (N,C) and y = z; P = 3 or 1 parts of C channels are a row of x.
 // A thread for each channel of a row; dw: a thread for each tap of a channel, over all rows. cached: a thread for
 // each channel of a sequence, over its T rows; u are in a ring of R rows. Formulas: shortconv.pyx.
 // Source: Liquid AI 2025, arXiv:2511.23404, section 2.
@@ -17,6 +18,11 @@ static inline uint taps(device const int* first, bool has_first, uint row, uint 
     return min(L, row - start + 1);
 }
 
+// u of a channel of a row, of which r is the first part.
+static inline float summed(device const float* r, uint C, uint P) {
+    return P == 1 ? r[0] : r[0] * r[2 * C];
+}
+
 kernel void shortconv_forward(device float*               y     [[buffer(0)]],
                               device const float*         x     [[buffer(1)]],
                               device const float*         w     [[buffer(2)]],
@@ -24,15 +30,14 @@ kernel void shortconv_forward(device float*               y     [[buffer(0)]],
                               constant ShortconvForward&  args  [[buffer(4)]],
                               uint at [[thread_position_in_grid]])
 {
-    const uint C = args.C, L = args.L;
+    const uint C = args.C, L = args.L, P = args.P;
     if (at >= args.B * args.T * C) return;
     const uint n = at / C, c = at % C, seen = taps(first, args.has_first, n, args.T, L);
     float z = 0.0f;
     for (uint k = 0; k < seen; ++k) {
-        device const float* r = x + (n - k) * 3 * C + c;
-        z += w[c * L + L - 1 - k] * (r[0] * r[2 * C]);
+        z += w[c * L + L - 1 - k] * summed(x + (n - k) * P * C + c, C, P);
     }
-    y[at] = z * x[n * 3 * C + C + c];
+    y[at] = P == 1 ? z : z * x[n * P * C + C + c];
 }
 
 kernel void shortconv_backward_x(device float*                dx    [[buffer(0)]],
@@ -43,20 +48,22 @@ kernel void shortconv_backward_x(device float*                dx    [[buffer(0)]
                                  constant ShortconvBackward&  args  [[buffer(6)]],
                                  uint at [[thread_position_in_grid]])
 {
-    const uint C = args.C, L = args.L, N = args.B * args.T;
+    const uint C = args.C, L = args.L, P = args.P, N = args.B * args.T;
     if (at >= N * C) return;
     const uint n = at / C, c = at % C, seen = taps(first, args.has_first, n, args.T, L);
-    device const float* r = x + n * 3 * C + c;
+    device const float* r = x + n * P * C + c;
     float z = 0.0f, du = 0.0f;
-    for (uint k = 0; k < seen; ++k) {
-        device const float* past = r - k * 3 * C;
-        z += w[c * L + L - 1 - k] * (past[0] * past[2 * C]);
-    }
+    for (uint k = 0; k < seen; ++k) z += w[c * L + L - 1 - k] * summed(r - k * P * C, C, P);
     for (uint k = 0; k < L && n + k < N; ++k) {
         if (taps(first, args.has_first, n + k, args.T, L) <= k) break;
-        du += w[c * L + L - 1 - k] * (dy[(n + k) * C + c] * x[(n + k) * 3 * C + C + c]);
+        const float gate = P == 1 ? 1.0f : x[(n + k) * P * C + C + c];
+        du += w[c * L + L - 1 - k] * (dy[(n + k) * C + c] * gate);
     }
-    device float* d = dx + n * 3 * C + c;
+    device float* d = dx + n * P * C + c;
+    if (P == 1) {
+        d[0] = du;
+        return;
+    }
     d[0] = du * r[2 * C];
     d[C] = z * dy[at];
     d[2 * C] = du * r[0];
@@ -69,15 +76,14 @@ kernel void shortconv_backward_w(device float*                dw    [[buffer(1)]
                                  constant ShortconvBackward&  args  [[buffer(6)]],
                                  uint at [[thread_position_in_grid]])
 {
-    const uint C = args.C, L = args.L;
+    const uint C = args.C, L = args.L, P = args.P;
     if (at >= C * L) return;
     const uint c = at / L, k = L - 1 - at % L;
     float sum = args.accumulate ? dw[at] : 0.0f;
     for (uint n = 0; n < args.B * args.T; ++n) {
         if (taps(first, args.has_first, n, args.T, L) <= k) continue;
-        device const float* r = x + n * 3 * C + c;
-        device const float* past = r - k * 3 * C;
-        sum += dy[n * C + c] * r[C] * (past[0] * past[2 * C]);
+        device const float* r = x + n * P * C + c;
+        sum += dy[n * C + c] * (P == 1 ? 1.0f : r[C]) * summed(r - k * P * C, C, P);
     }
     dw[at] = sum;
 }
@@ -90,16 +96,16 @@ kernel void shortconv_cached(device float*              y    [[buffer(0)]],
                              constant ShortconvCached&  args [[buffer(5)]],
                              uint at [[thread_position_in_grid]])
 {
-    const uint C = args.C, L = args.L, R = args.R, T = args.T;
+    const uint C = args.C, L = args.L, P = args.P, R = args.R, T = args.T;
     if (at >= args.B * C) return;
     const uint b = at / C, c = at % C;
     ring += b * R * C + c;
     for (uint t = 0; t < T; ++t) {
         const uint p = uint(past[b]) + t, n = b * T + t;
-        device const float* r = x + n * 3 * C + c;
-        ring[p % R * C] = r[0] * r[2 * C];
+        device const float* r = x + n * P * C + c;
+        ring[p % R * C] = summed(r, C, P);
         float z = 0.0f;
         for (uint k = 0; k < L && k <= p; ++k) z += w[c * L + L - 1 - k] * ring[(p - k) % R * C];
-        y[n * C + c] = z * r[C];
+        y[n * C + c] = P == 1 ? z : z * r[C];
     }
 }

@@ -1,0 +1,22 @@
+import numpy as np
+from numpy.typing import NDArray
+
+from toynn.signature import Entry
+
+_F32 = NDArray[np.float32]
+
+entries: dict[str, Entry]
+__test__: dict[str, str]
+
+def forward(y: _F32, x: _F32, w: _F32, b: _F32, n_threads: int = 1) -> None: ...
+def backward(
+    dx: _F32,
+    dw: _F32,
+    db: _F32,
+    dy: _F32,
+    x: _F32,
+    w: _F32,
+    b: _F32,
+    accumulate: bool = False,
+    n_threads: int = 1,
+) -> None: ...

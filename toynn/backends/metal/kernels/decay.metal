@@ -1,0 +1,62 @@
+// How much a head's state forgets in a row, as a logarithm: see delta.metal.
+//
+//   y[n,v]  = w[v] p                     p = log(1 + e^(x[n,v] + b[v])),  w < 0
+//
+//   dx[n,v] = dy w[v] s                  s = 1 / (1 + e^-(x[n,v] + b[v]))
+//   dw[v]   = sum_n dy[n,v] p            db[v] = sum_n dx[n,v]
+//
+// A thread for each number of N rows of V heads; for dw and db one for each head, over all rows.
+// Source: Dao & Gu 2024, Mamba-2, arXiv:2405.21060.
+
+// log(1 + e^x); of a small e^-|x|, the digits that 1 + e^-|x| rounds away are put back.
+static inline float softplus(float x) {
+    const float e = precise::exp(-fabs(x)), sum = 1.0f + e;
+    const float rest = sum == 1.0f ? e : precise::log(sum) * (e / (sum - 1.0f));
+    return x > 0.0f ? x + rest : rest;
+}
+
+kernel void decay_forward(device float*           y    [[buffer(0)]],
+                          device const float*     x    [[buffer(1)]],
+                          device const float*     w    [[buffer(2)]],
+                          device const float*     b    [[buffer(3)]],
+                          constant DecayForward&  args [[buffer(4)]],
+                          uint at [[thread_position_in_grid]])
+{
+    if (at >= args.N * args.V) return;
+    const uint v = at % args.V;
+    y[at] = w[v] * softplus(x[at] + b[v]);
+}
+
+kernel void decay_backward_x(device float*            dx   [[buffer(0)]],
+                             device const float*      dy   [[buffer(3)]],
+                             device const float*      x    [[buffer(4)]],
+                             device const float*      w    [[buffer(5)]],
+                             device const float*      b    [[buffer(6)]],
+                             constant DecayBackward&  args [[buffer(7)]],
+                             uint at [[thread_position_in_grid]])
+{
+    if (at >= args.N * args.V) return;
+    const uint v = at % args.V;
+    dx[at] = dy[at] * w[v] * sigmoid(x[at] + b[v]);
+}
+
+kernel void decay_backward_w(device const float*      dx   [[buffer(0)]],
+                             device float*            dw   [[buffer(1)]],
+                             device float*            db   [[buffer(2)]],
+                             device const float*      dy   [[buffer(3)]],
+                             device const float*      x    [[buffer(4)]],
+                             device const float*      b    [[buffer(6)]],
+                             constant DecayBackward&  args [[buffer(7)]],
+                             uint v [[thread_position_in_grid]])
+{
+    if (v >= args.V) return;
+    float of_w = args.has_dw && args.accumulate ? dw[v] : 0.0f;
+    float of_b = args.has_db && args.accumulate ? db[v] : 0.0f;
+    for (uint n = 0; n < args.N; ++n) {
+        const uint at = n * args.V + v;
+        of_b += dx[at];
+        of_w += dy[at] * softplus(x[at] + b[v]);
+    }
+    if (args.has_dw) dw[v] = of_w;
+    if (args.has_db) db[v] = of_b;
+}

@@ -1,0 +1,186 @@
+"""Gated delta rule: states that are written row by row, and heads with gates."""
+
+import numpy as np
+
+from toynn.backends.reference.kernel import Array, Outputs, kernel
+
+__all__ = [
+    "decay",
+    "decay_backward",
+    "delta",
+    "delta_backward",
+    "delta_cached",
+    "gated",
+    "gated_backward",
+    "queries",
+    "queries_backward",
+]
+
+_EPS = 1e-6
+
+
+def _sigmoid(x: Array) -> Array:
+    """Compute 1 / (1 + e^-x), which loses nothing where it is small."""
+    return np.exp(-np.logaddexp(0, -x))
+
+
+@kernel("decay.forward", y="N V", x="N V", w="V", b="V")
+def decay(x: Array, w: Array, b: Array) -> Outputs:
+    """Compute y = w log(1 + e^(x + b))."""
+    return {"y": w * np.logaddexp(0, x + b)}
+
+
+@kernel(
+    "decay.backward",
+    adds="dw db",
+    **{"dx": "N V", "dw": "V", "db": "V", "dy": "N V", "x": "N V", "w": "V", "b": "V"},
+)
+def decay_backward(dy: Array, x: Array, w: Array, b: Array) -> Outputs:
+    """Compute dx = dy w sigmoid(x + b), db its sums, dw those of dy log(1 + e^(x + b))."""
+    dx = dy * w * _sigmoid(x + b)
+    return {"dx": dx, "dw": (dy * np.logaddexp(0, x + b)).sum(axis=0), "db": dx.sum(axis=0)}
+
+
+def _halves(x: Array) -> tuple[Array, Array]:
+    return x[:, :, 0], x[:, :, 1]
+
+
+@kernel("gated.queries", q="N H D", x="N H 2 D")
+def queries(x: Array) -> Outputs:
+    """Take the first half of each head."""
+    return {"q": _halves(x)[0]}
+
+
+@kernel("gated.queries_backward", dx="N H 2 D", dq="N H D")
+def queries_backward(dq: Array) -> Outputs:
+    """Put dq where q came from, zeros beside it."""
+    return {"dx": np.stack([dq, np.zeros_like(dq)], axis=2)}
+
+
+@kernel("gated.forward", y="N H D", o="N H D", x="N H 2 D")
+def gated(o: Array, x: Array) -> Outputs:
+    """Compute y = o sigmoid(gate), the second half of each head of x."""
+    return {"y": o * _sigmoid(_halves(x)[1])}
+
+
+@kernel("gated.backward", do="N H D", dx="N H 2 D", dy="N H D", o="N H D", x="N H 2 D")
+def gated_backward(dy: Array, o: Array, x: Array) -> Outputs:
+    """Compute do = dy s, and dy o s (1 - s) beside zeros."""
+    s = _sigmoid(_halves(x)[1])
+    dgate = dy * o * s * (1 - s)
+    return {"do": dy * s, "dx": np.stack([np.zeros_like(dgate), dgate], axis=2)}
+
+
+def _heads(x: Array, K: int, V: int, D: int, E: int) -> tuple[Array, Array, Array]:
+    """Return q (N, V, D), k and v of each head, as they are in rows of x."""
+    N, each = len(x), np.arange(V) % K
+    q = x[:, : K * D].reshape(N, K, D)
+    k = x[:, K * D : 2 * K * D].reshape(N, K, D)
+    return q[:, each], k[:, each], x[:, 2 * K * D :].reshape(N, V, E)
+
+
+def _unit(x: Array, scale: float = 1.0) -> Array:
+    return np.asarray(scale * x / np.sqrt((x * x).sum(axis=-1, keepdims=True) + _EPS))
+
+
+def _unit_backward(d: Array, x: Array, scale: float = 1.0) -> Array:
+    r = 1 / np.sqrt((x * x).sum(axis=-1, keepdims=True) + _EPS)
+    return np.asarray(scale * r * (d - x * r * r * (x * d).sum(axis=-1, keepdims=True)))
+
+
+def _seen(T: int, rows: int, first: Array | None) -> Array:
+    """Whether each row has another of its sequence before it."""
+    starts = np.arange(rows) // max(T, 1) * T if first is None else first
+    return np.asarray(starts != np.arange(rows))
+
+
+_ROWS = {"x": "B*T X", "g": "B*T V", "c": "B*T V", "first": "i32 B*T"}
+
+
+@kernel("delta.forward", y="B*T V E", states="B V S D E", **_ROWS)
+def delta(
+    x: Array, g: Array, c: Array, B: int, T: int, K: int, V: int, D: int, E: int,
+    L: int, first: Array | None = None, S: int = 0,
+) -> Outputs:  # fmt: skip
+    """S <- e^g S, then S <- S + k (b (v - S^T k))^T; y = S^T q."""
+    q, k, v = _heads(x, K, V, D, E)
+    q, k, b = _unit(q, D**-0.5), _unit(k), _sigmoid(c)
+    seen, y = _seen(T, B * T, first), np.zeros((B * T, V, E))
+    states, state = np.zeros((B, V, S, D, E)), np.zeros((V, D, E))
+    for n in range(B * T):
+        state = state * seen[n]
+        if n % T % L == 0:
+            states[n // T, :, n % T // L] = state
+        state = state * np.exp(g[n])[:, None, None]
+        u = b[n][:, None] * (v[n] - np.einsum("vde,vd->ve", state, k[n]))
+        state = state + k[n][:, :, None] * u[:, None]
+        y[n] = np.einsum("vde,vd->ve", state, q[n])
+    return {"y": y, "states": states}
+
+
+@kernel(
+    "delta.backward",
+    **{"dx": "B*T X", "dg": "B*T V", "dc": "B*T V", "dy": "B*T V E", "states": "B V S D E"},
+    **_ROWS,
+)
+def delta_backward(
+    dy: Array, x: Array, g: Array, c: Array, states: Array,
+    B: int, T: int, K: int, V: int, D: int, E: int, L: int, first: Array | None = None,
+) -> Outputs:  # fmt: skip
+    """Go back row by row, with R the gradient of the state behind each."""
+    raw_q, raw_k, v = _heads(x, K, V, D, E)
+    q, k, b = _unit(raw_q, D**-0.5), _unit(raw_k), _sigmoid(c)
+    seen, before = _seen(T, B * T, first), np.zeros((B * T, V, D, E))
+    forgets = np.exp(g)[:, :, None, None]
+    state = np.zeros((V, D, E))
+    for n in range(B * T):  # every L-th row from the states that were saved
+        state = states[n // T, :, n % T // L] if n % T % L == 0 else state * seen[n]
+        before[n] = state * forgets[n]
+        u = b[n][:, None] * (v[n] - np.einsum("vde,vd->ve", before[n], k[n]))
+        state = before[n] + k[n][:, :, None] * u[:, None]
+    dq, dk, dv = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
+    dg, db, R = np.zeros_like(g), np.zeros_like(c), np.zeros((V, D, E))
+    for n in reversed(range(B * T)):
+        rest = v[n] - np.einsum("vde,vd->ve", before[n], k[n])
+        u = b[n][:, None] * rest
+        after = before[n] + k[n][:, :, None] * u[:, None]
+        R = R + q[n][:, :, None] * dy[n][:, None]
+        du = np.einsum("vde,vd->ve", R, k[n])
+        dv[n], db[n] = b[n][:, None] * du, (du * rest).sum(axis=1)
+        dq[n] = np.einsum("vde,ve->vd", after, dy[n])
+        dk[n] = np.einsum("vde,ve->vd", R, u) - np.einsum("vde,ve->vd", before[n], dv[n])
+        R = R - k[n][:, :, None] * dv[n][:, None]
+        dg[n] = (R * before[n]).sum(axis=(1, 2))
+        R = R * forgets[n] * seen[n]
+    dx, each = np.zeros_like(x), np.arange(V) % K
+    for h in range(V):
+        columns = slice(each[h] * D, (each[h] + 1) * D)
+        dx[:, : K * D][:, columns] += _unit_backward(dq[:, h], raw_q[:, h], D**-0.5)
+        dx[:, K * D : 2 * K * D][:, columns] += _unit_backward(dk[:, h], raw_k[:, h])
+    dx[:, 2 * K * D :] = dv.reshape(B * T, V * E)
+    return {"dx": dx, "dg": dg, "dc": db * b * (1 - b)}
+
+
+@kernel(
+    "delta.cached",
+    **{"y": "B*T V E", "state": "B V D E", "x": "B*T X", "g": "B*T V", "c": "B*T V"},
+    **{"past": "i32 B", "last": "i32 B"},
+)
+def delta_cached(
+    state: Array, x: Array, g: Array, c: Array, past: Array, last: Array,
+    T: int, K: int, V: int, D: int, E: int,
+) -> Outputs:  # fmt: skip
+    """Go on from the state of each sequence, over the rows up to its last."""
+    state, y = state.copy(), np.zeros((len(x), V, E))
+    for i in range(len(state)):
+        rows = slice(i * T, i * T + int(last[i]) + 1)
+        q, k, v = _heads(x[rows], K, V, D, E)
+        q, k, b, forgets = _unit(q, D**-0.5), _unit(k), _sigmoid(c[rows]), np.exp(g[rows])
+        now = state[i] if past[i] else np.zeros((V, D, E))
+        for n in range(len(v)):
+            now = now * forgets[n][:, None, None]
+            u = b[n][:, None] * (v[n] - np.einsum("vde,vd->ve", now, k[n]))
+            now = now + k[n][:, :, None] * u[:, None]
+            y[i * T + n] = np.einsum("vde,vd->ve", now, q[n])
+        state[i] = now
+    return {"y": y, "state": state}
