@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-SECONDS = 3.0  # of steps that are measured
+SECONDS = 10.0  # of steps that are measured
 LIMIT = 60  # seconds after which a busy process ends by itself
 BUSY = f"import time\nend = time.time() + {LIMIT}\nwhile time.time() < end: pass"
 

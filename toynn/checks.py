@@ -1,6 +1,7 @@
 """Checks of what is declared and uploaded: no kernel meets a bad shape, id or label."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -12,6 +13,7 @@ from toynn.errors import ConfigError, LabelError, ShapeError
 
 __all__ = [
     "IGNORED",
+    "Below",
     "Check",
     "converted",
     "count_within",
@@ -123,33 +125,42 @@ def fits_i32(name: str, values: NDArray[Any]) -> None:
         raise ShapeError(f"upload {name}: some {values.dtype} values do not fit into 32 bits")
 
 
-def ids_below(size: int) -> Check:
-    """Return a check that every id is in 0..size-1. The check raises LabelError."""
-
-    def check(name: str, ids: NDArray[Any]) -> None:
-        if not _all_below(size, ids):
-            _refuse(name, ids, (ids < 0) | (ids >= size), f"0..{size - 1}")
-
-    return check
-
-
-def labels_below(size: int) -> Check:
-    """Return a check that every label is in 0..size-1 or ignored, and not all are ignored.
+@dataclass(frozen=True)
+class Below:
+    """A check that every integer is in 0..size-1, or, if ``ignorable``, ignored, but not all.
 
     The check raises LabelError.
     """
 
-    def check(name: str, labels: NDArray[Any]) -> None:
-        if _all_below(size, labels):
-            return
-        outside = (labels < 0) | (labels >= size)
-        ignored = labels == IGNORED
-        if ignored.all():
-            raise LabelError(f"{name}: all {labels.size} rows are ignored ({IGNORED})")
-        if (outside & ~ignored).any():
-            _refuse(name, labels, outside & ~ignored, f"0..{size - 1}, or {IGNORED} to ignore it")
+    size: int
+    ignorable: bool = False
 
-    return check
+    def __call__(self, name: str, values: NDArray[Any]) -> None:
+        """Check an array. Raises LabelError."""
+        if _all_below(self.size, values):
+            return
+        outside, ignored = (values < 0) | (values >= self.size), values == IGNORED
+        allowed = f"0..{self.size - 1}"
+        if self.ignorable:
+            if ignored.all():
+                raise LabelError(f"{name}: all {values.size} rows are ignored ({IGNORED})")
+            outside &= ~ignored
+            allowed += f", or {IGNORED} to ignore it"
+        if outside.any():
+            _refuse(name, values, outside, allowed)
+
+
+def ids_below(size: int) -> Below:
+    """Return a check that every id is in 0..size-1. The check raises LabelError."""
+    return Below(size)
+
+
+def labels_below(size: int) -> Below:
+    """Return a check that every label is in 0..size-1 or ignored, and not all are ignored.
+
+    The check raises LabelError.
+    """
+    return Below(size, ignorable=True)
 
 
 def _all_below(size: int, values: NDArray[Any]) -> bool:

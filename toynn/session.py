@@ -24,6 +24,7 @@ from toynn.errors import (
     NonFiniteError,
     ShapeError,
 )
+from toynn.feeding import FeedDoors
 from toynn.gradients import GradientDoors
 from toynn.graph.lowering import CompiledTape, compile_tape, memory_of
 from toynn.graph.storage import Storage
@@ -57,7 +58,7 @@ class _Held:
         self._lock.release()
 
 
-class Session(GradientDoors):
+class Session(FeedDoors, GradientDoors):
     """Weights, tapes over them, and the order in which things may happen.
 
     With ``checkpointing`` the activations of each block of a tape (``s.tape.block``) are computed

@@ -24,6 +24,9 @@ class Lazy:
         self.calls.append(call)
         self.queue.append(arguments)
 
+    def automatic_precision(self):
+        return self.inner.automatic_precision()
+
     def wait(self):
         queue, self.queue = self.queue, []
         for function, *arguments in queue:

@@ -37,7 +37,7 @@ LAYERS = (
     {"engines"},
     {"models"},
     {"nn"},
-    {"session", "gradients", "updates"},
+    {"session", "feeding", "gradients", "updates"},
     {"ops"},
     {"graph"},
     {"backends"},

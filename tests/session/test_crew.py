@@ -74,13 +74,13 @@ def test_beside_one_process_two_threads_become_one():
     machine.cost = crowded(1)
     machine.work(1)
     assert machine.crew.size == 1
-    assert machine.work(20) < 1.3 * quiet(1)
+    assert machine.work(20) < 1.15 * quiet(1)
 
 
 def test_a_process_that_was_there_before_is_noticed():
     machine = Machine(2, crowded(1))
     machine.work(2)
-    assert machine.work(20) < 1.3 * quiet(1)
+    assert machine.work(20) < 1.15 * quiet(1)
 
 
 def test_all_threads_come_back_when_the_machine_is_quiet_again():

@@ -15,7 +15,7 @@ reference, is done when it returns.)
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,9 @@ __all__ = [
     "Accumulate",
     "Backend",
     "Buffer",
+    "Feed",
+    "FeedInput",
+    "Feeds",
     "Journal",
     "Launch",
     "LiveRows",
@@ -154,6 +157,35 @@ class Program(Protocol):
 
     def notes(self) -> Mapping[str, int]:
         """Return what is to be said of those nanoseconds: so many of them went by so."""
+
+
+class FeedInput(NamedTuple):
+    """One of the inputs of a step: where it is, and what may be in it.
+
+    ``size``: every number is in 0..size-1, or, if ``ignorable``, IGNORED, but not all of them.
+    """
+
+    buffer: Buffer
+    offset: int
+    shape: tuple[int, ...]
+    dtype: str
+    size: int | None = None
+    ignorable: bool = False
+
+
+class Feed(Protocol):
+    """The way in for all inputs of a step at once."""
+
+    def put(self, arrays: Sequence[Any]) -> bool:
+        """Copy an array to each; return False, and copy none, unless all are plainly right."""
+
+
+@runtime_checkable
+class Feeds(Protocol):
+    """What a backend may offer beside: inputs of tiny steps go in without NumPy."""
+
+    def feed(self, inputs: Sequence[FeedInput]) -> Feed | None:
+        """Return what takes all inputs of a step in one call; None where it would not help."""
 
 
 class Backend(Protocol):

@@ -239,15 +239,16 @@ class Engine(ABC, Generic[C, R]):
         """Return whether a parameter decays, and what its learning rate is multiplied by."""
         return self.options.decay != "matrices" or _is_matrix(w), 1.0
 
-    def _upload_hp(self, step: R, row: ArrayLike) -> None:
-        """Upload the row of AdamW; a changed one for each other kind of parameters."""
+    def _rows_of_adamw(self, step: R, row: ArrayLike) -> dict[Tensor, ArrayLike]:
+        """Return the row of AdamW, and a changed one for each other kind of parameters."""
         assert step.hp is not None
-        self.session.upload(step.hp, row)
+        rows: dict[Tensor, ArrayLike] = {step.hp: row}
         for (decays, rate), hp in step.hp_more.items():
             own = np.array(row, np.float32)
             own[RATE] *= rate
             own[DECAY] *= decays
-            self.session.upload(hp, own)
+            rows[hp] = own
+        return rows
 
     # -- Running -------------------------------------------------------------------------------
 
@@ -271,7 +272,7 @@ class Engine(ABC, Generic[C, R]):
         untouched, when a gradient is not finite.
         """
         step = self._check_built("update")
-        self._upload_hp(step, hp)
+        self.session.feed(self._rows_of_adamw(step, hp), step.tape)
         if is_first:
             self.session.reset_moments()
         self.session.run("apply", tape=step.tape)

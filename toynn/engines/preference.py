@@ -324,7 +324,7 @@ class PreferenceDoors:
         else:
             self.batches += 1
             if hp is not None:
-                engine._upload_hp(tape, hp)
+                engine.session.feed(engine._rows_of_adamw(tape, hp), tape.tape)
                 loss = engine._train(tape, weight, is_first)
             else:
                 loss = engine._add_gradients(tape, weight)

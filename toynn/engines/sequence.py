@@ -176,7 +176,9 @@ class SequenceEngine(Engine[C, Pass], AdapterDoors, DecoderDoors, PreferenceDoor
         """
         self._check_built("step")
         ids, labels = np.asarray(ids), np.asarray(labels)
-        dense, count, given = labels.ndim == 2, counted(labels), None
+        dense, given = labels.ndim == 2, None
+        alone = hp is not None and not self.session.pending  # then nobody asks for a count
+        count = 1.0 if alone else counted(labels)
         packed = segments is not None or (self.options.packed and not dense)
         if ids.ndim != 1 or ids.size == 0 or (segments is None and ids.size % self.t_seq):
             raise ShapeError(
@@ -187,19 +189,18 @@ class SequenceEngine(Engine[C, Pass], AdapterDoors, DecoderDoors, PreferenceDoor
         elif positions is None:
             positions = np.tile(np.arange(self.t_seq, dtype=np.int32), ids.size // self.t_seq)
         step = self._step_for(ids.size, dense=dense, packed=packed)
+        inputs: dict[Tensor, ArrayLike] = {}
         if given is not None:
             assert step.segments is not None and step.count is not None
-            self.session.upload(step.count, ids.size)
-            ids, positions, labels, segments = given.padded(step.tokens.shape[0])
-            self.session.upload(step.segments, segments)
+            inputs[step.count] = np.array(ids.size)
+            ids, positions, labels, inputs[step.segments] = given.padded(step.tokens.shape[0])
         assert positions is not None and step.labels is not None
-        self.session.upload(step.tokens, ids)
-        self.session.upload(step.positions, positions)
-        self.session.upload(step.labels, labels)
+        inputs |= {step.tokens: ids, step.positions: positions, step.labels: labels}
         if hp is not None:
-            self._upload_hp(step, hp)
+            inputs |= self._rows_of_adamw(step, hp)
         if step.dropout is not None:
-            self.session.upload(step.dropout, np.array([self.batches, train], np.int32))
+            inputs[step.dropout] = np.array([self.batches, train], np.int32)
+        self.session.feed(inputs, step.tape)
         self.batches += train
         return step, count
 

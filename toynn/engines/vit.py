@@ -234,17 +234,18 @@ class ViTEngine(Widths, Engine[ViTConfig, Pass]):
         answers = as_labels(self.config, labels, len(patches))
         step = self._step_for(len(patches), dense=answers.ndim == 2)
         assert step.labels is not None
-        self._upload(step, patches, tokens)
-        self.session.upload(step.labels, answers)
+        inputs = self._inputs(step, patches, tokens) | {step.labels: answers}
         if hp is not None:
-            self._upload_hp(step, hp)
+            inputs |= self._rows_of_adamw(step, hp)
+        self.session.feed(inputs, step.tape)
         return step, counted(answers)
 
-    def _upload(self, found: Pass, patches: NDArray[Any], tokens: NDArray[np.int64]) -> None:
-        """Upload patches, and the rows of the batch that the tokens of its pictures are."""
+    def _inputs(
+        self, found: Pass, patches: NDArray[Any], tokens: NDArray[np.int64]
+    ) -> dict[Tensor, ArrayLike]:
+        """Return what is fed: patches, and the rows of the batch that its pictures' tokens are."""
         first = np.arange(len(patches)) * (self.config.n_patches + 1)
-        self.session.upload(found.image, patches.reshape(found.image.shape))
-        self.session.upload(found.rows, first + tokens)
+        return {found.image: patches.reshape(found.image.shape), found.rows: first + tokens}
 
     def step(
         self,
@@ -285,7 +286,7 @@ class ViTEngine(Widths, Engine[ViTConfig, Pass]):
     def _logits(self, patches: NDArray[Any], tokens: NDArray[np.int64]) -> NDArray[np.float32]:
         s, batch = self.session, len(patches)
         found = s.record(("logits", batch), lambda: self._record_logits(batch))
-        self._upload(found, patches, tokens)
+        s.feed(self._inputs(found, patches, tokens), found.tape)
         s.run("loss", tape=found.tape)
         assert found.logits is not None
         return s.download(found.logits)

@@ -1,12 +1,13 @@
 """From a recorded tape to what a backend runs: places for tensors, launches for nodes."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from toynn import dtypes
 from toynn.backends.protocol import (
     Backend,
     Buffer,
+    Feed,
     Journal,
     Launch,
     LiveRows,
@@ -35,6 +36,7 @@ class CompiledTape:
     needed: Mapping[str, frozenset[Tensor]]  # what those read that must have been uploaded
     written: Mapping[str, frozenset[Tensor]]  # what those compute
     gradients: frozenset[Tensor]  # of the loss, with respect to anything
+    feeds: dict[tuple[Tensor, ...], Feed | None] = field(default_factory=dict)  # by their inputs
 
     @property
     def nbytes(self) -> int:

@@ -6,11 +6,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 import toynn._kernels as kernels
+from toynn.backends.cpu.feed import Feed as CompiledFeed
 from toynn.backends.cpu.precision import automatic
 from toynn.backends.cpu.program import CompiledProgram
 from toynn.backends.cpu.work import seconds, worth
 from toynn.backends.host import HostBuffer
-from toynn.backends.protocol import Backend, Buffer, Journal, Launch, Place, Program, aligned
+from toynn.backends.protocol import (
+    Backend,
+    Buffer,
+    Feed,
+    FeedInput,
+    Journal,
+    Launch,
+    Place,
+    Program,
+    aligned,
+)
 from toynn.signature import Entry
 from toynn.threads import get_num_threads
 
@@ -110,6 +121,18 @@ class CPU(Backend):
 
     def _worth(self, launch: Launch) -> int:
         return min(self.threads(), worth(seconds(launch.flops, launch.nbytes)))
+
+    def feed(self, inputs: Sequence[FeedInput]) -> Feed | None:
+        """Return a compiled feed; None where inputs have more than two axes."""
+        if any(len(each.shape) > 2 for each in inputs):
+            return None
+        slots, kept = [], []
+        for each in inputs:
+            assert isinstance(each.buffer, HostBuffer)
+            kept.append(each.buffer)
+            address, whole = each.buffer.address + each.offset, each.dtype == "i32"
+            slots.append((address, each.shape, whole, each.size, each.ignorable))
+        return CompiledFeed(slots, kept)
 
     def wait(self) -> None:
         """Do nothing: a run is done when it returns."""

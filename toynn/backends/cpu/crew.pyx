@@ -9,10 +9,10 @@ cimport cython
 
 cdef enum:
     WINDOW = 20_000_000      # nanoseconds of work by which a size is judged: several time slices
-    SHORTEST = 100_000_000   # nanoseconds of slow work before the next trial; doubled after each
-    LONGEST = 1_000_000_000  # that was of no use, up to this
+    SHORTEST = 100_000_000   # nanoseconds of slow work before the next trial; doubled each time
     RARELY = 16              # times as many if all threads together are as fast as usual
 
+cdef double LONGEST = 3e9  # that it was of no use, up to this
 cdef double USUAL = 1.25  # times as long as usual: still as usual
 cdef double BETTER = 0.95  # of the time: enough to stay with another size
 
@@ -56,7 +56,7 @@ cdef class Crew:
         else:
             self.size = self._settled
             self._waited = 0
-            self._pause = min(2 * self._pause, <double>LONGEST)
+            self._pause = min(2 * self._pause, LONGEST)
 
     cdef void _try_another(self) noexcept nogil:
         """A quarter more; or half or a quarter as many; by turns."""
