@@ -43,8 +43,9 @@ DATA = Flag(
     "a text in UTF-8; or lines of JSON (.jsonl), each with text, with prompt and completion, or "
     "with messages; or a table, or a folder of texts (docs/data.md); or a folder with train.jsonl "
     "and, if you like, valid.jsonl and test.jsonl; or tokens, as nanoGPT and llm.c write them: a "
-    ".bin file, or a folder with train.bin and val.bin. Several are mixed, each with its share of "
-    "the rows: a.jsonl:0.7 b.parquet:0.3; without weights, as much as it has",
+    ".bin file, or a folder with train.bin and val.bin, or with shards of them. Several are mixed, "
+    "each with its share of the rows: a.jsonl:0.7 b.parquet:0.3; without weights, as much as it "
+    "has",
     metavar="PATH[:WEIGHT]",
     action=Sources,
     nargs="+",

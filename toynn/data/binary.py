@@ -10,8 +10,9 @@ llmc/dataloader.h of github.com/karpathy/llm.c.
 """
 
 import os
+import re
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,27 +42,29 @@ OTHERS = {
 BLOCK = 2**22  # tokens
 
 
-def find(folder: Path) -> tuple[Path, Path | None] | None:
-    """Return the file to train on in a folder, and that to evaluate on; None where it has neither.
+def find(folder: Path) -> tuple[list[Path], list[Path]] | None:
+    """Return the files to train on in a folder, and those to evaluate on; None: it has neither.
 
     They are train.bin and val.bin, as nanoGPT names them, or end with _train.bin and _val.bin, as
-    llm.c's do. Raises DataError where several do.
+    llm.c's do; or shards of a series, in the order of their numbers: x_train_000001.bin, and so on.
+    Raises DataError for files of several series.
     """
-    train, valid = (
-        sorted(
-            path
-            for path in folder.iterdir()
-            if path.name == f"{kind}.bin" or path.name.endswith(f"_{kind}.bin")
+    train, valid = (_series(folder, kind) for kind in ("train", "val"))
+    return (train, valid) if train else None
+
+
+def _series(folder: Path, kind: str) -> list[Path]:
+    """Return the shards of a kind, in order; two of one number cannot be: their names are equal."""
+    named = re.compile(rf"((?:.*_)?{kind})(?:_(\d+))?\.bin", re.DOTALL)
+    found = {path: match for path in folder.iterdir() if (match := named.fullmatch(path.name))}
+    numbers = {path: (match[1], match[2] is not None) for path, match in found.items()}
+    order = sorted(found, key=lambda path: (int(found[path][2] or 0), path.name))
+    if len(set(numbers.values())) > 1:
+        names = ", ".join(path.name for path in sorted(found)[:5])
+        raise DataError(
+            f"{folder}: expected one file of tokens of a kind, or shards of one series; got {names}"
         )
-        for kind in ("train", "val")
-    )
-    if not train:
-        return None
-    for found in (train, valid):
-        if len(found) > 1:
-            names = ", ".join(path.name for path in found[:5])
-            raise DataError(f"{folder}: expected one file of tokens of a kind; got {names}")
-    return train[0], valid[0] if valid else None
+    return order
 
 
 def map_tokens(path: Path, vocab_size: int) -> Tokens:
@@ -79,9 +82,11 @@ def map_tokens(path: Path, vocab_size: int) -> Tokens:
         if not size:
             raise DataError(f"{path}: the file is empty")
         offset, dtype, count = _layout(path, head, size)
-        tokens = np.memmap(file, dtype, "r", offset, (count,))
-    _check_ids(path, tokens, vocab_size)
-    return tokens
+        _check_ids(path, file, offset, dtype, vocab_size)
+        try:
+            return np.memmap(file, dtype, "r", offset, (count,))
+        except OSError as error:
+            raise DataError(f"{path}: cannot map: {error.strerror or error}") from error
 
 
 def _layout(path: Path, head: bytes, size: int) -> tuple[int, np.dtype[Any], int]:
@@ -117,12 +122,18 @@ def _layout(path: Path, head: bytes, size: int) -> tuple[int, np.dtype[Any], int
     return HEADER, dtype, count
 
 
-def _check_ids(path: Path, tokens: Tokens, vocab_size: int) -> None:
-    for begin in range(0, len(tokens), BLOCK):
-        part = tokens[begin : begin + BLOCK]
+def _check_ids(
+    path: Path, file: BinaryIO, offset: int, dtype: np.dtype[Any], vocab_size: int
+) -> None:
+    """Look at all ids, which are read for it: mapped, they would count as memory."""
+    begin = 0
+    file.seek(offset)
+    while raw := file.read(BLOCK * dtype.itemsize):
+        part = np.frombuffer(raw, dtype)
         if int(part.max()) >= vocab_size:
             at = int(np.argmax(part >= vocab_size))
             raise DataError(
                 f"{path}: token {begin + at}: expected ids of 0..{vocab_size - 1}; got "
                 f"{int(part[at])}: the tokenizer is not that of the file (--tokenizer)"
             )
+        begin += len(part)

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from functools import lru_cache
 from pathlib import Path
 
 from toynn.data._containers import texts
@@ -56,5 +57,12 @@ def _texts_below(folder: Path) -> list[Path]:
 
 
 def _of_file(path: Path) -> str:
+    """Return the SHA-256 of a file, which is read again where it is not in the same state."""
+    found = os.stat(path)
+    return _sha256(path, (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns))
+
+
+@lru_cache(maxsize=4096)
+def _sha256(path: Path, state: tuple[int, ...]) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

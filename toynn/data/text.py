@@ -130,7 +130,7 @@ class ByteBigram:
     def __init__(self, tokens: Tokens) -> None:
         counts = np.ones(VOCAB * VOCAB)
         for begin in range(0, len(tokens) - 1, BLOCK):
-            some = tokens[begin : begin + BLOCK + 1]
+            some = np.asarray(tokens[begin : begin + BLOCK + 1])
             pairs = some[:-1].astype(np.int64) * VOCAB + some[1:]
             counts += np.bincount(pairs, minlength=VOCAB * VOCAB)
         table = counts.reshape(VOCAB, VOCAB)

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toynn.data import binary
+from toynn.data.shards import chained
 from toynn.data.store import InMemory, Store
 from toynn.data.stream import BOM, Progress, Unchanged, blocks, looked_at, silent
 from toynn.data.text import Corpus
@@ -99,41 +100,51 @@ def _mapped(path: Path, size: int) -> Tokens:
 
 
 def read_binary(path: Path, seq: int, *, vocab_size: int) -> Windows | None:
-    """Map tokens in a .bin file, or in a folder with one; None for anything else.
+    """Map tokens in a .bin file, or in a folder with some; None for anything else.
 
-    Raises DataError.
+    Shards are one text: a window that begins in one goes on in the next. Raises DataError.
     """
-    single = (path, None) if path.suffix == ".bin" else None
+    single = ([path], list[Path]()) if path.suffix == ".bin" else None
     files = binary.find(path) if path.is_dir() else single
     if files is None:
         return None
-    present = [each for each in files if each is not None]
-    watched = tuple(Unchanged.of(each) for each in present)
-    tokens = [binary.map_tokens(each, vocab_size) for each in present]
+    watched = tuple(Unchanged.of(each) for part in files for each in part)
+    parts = [[binary.map_tokens(each, vocab_size) for each in part] for part in files]
     for file in watched:
         file.check()
     source = Source(str(path), None, None, watched)
-    if len(tokens) == 1:
-        return _split(tokens[0], seq, vocab_size, source)
-    for each, ids in zip(present, tokens, strict=True):
+    train = chained(parts[0])
+    if not parts[1]:
+        found = _split(train, seq, None, source)
+        if len(parts[0]) > 1:
+            found.notes[0] += f"; {_shards(files[0])}"
+        return found
+    tokens, notes = (train, chained(parts[1])), []
+    for each, ids in zip(files, tokens, strict=True):
+        name = f"{each[0]}" if len(each) == 1 else f"{path}: {_shards(each)}"
         if len(ids) < seq + 1:
-            raise DataError(f"{each}: {len(ids)} tokens are too few for a window of {seq + 1}")
-    notes = [f"{each}: {len(ids):,} tokens" for each, ids in zip(present, tokens, strict=True)]
-    if (present[0].parent / "meta.pkl").exists():
+            raise DataError(f"{name}: {len(ids)} tokens are too few for a window of {seq + 1}")
+        notes.append(f"{name}: {len(ids):,} tokens")
+    if (files[0][0].parent / "meta.pkl").exists():
         notes.append("meta.pkl is not opened: a pickle can run anything; ids are taken as they are")
-    return Windows((tokens[0], tokens[1]), notes, source)
+    return Windows(tokens, notes, source)
 
 
-def _split(ids: Tokens, seq: int, vocab_size: int, source: Source) -> Windows:
+def _shards(files: Sequence[Path]) -> str:
+    return f"{len(files):,} shards, {files[0].name} to {files[-1].name}"
+
+
+def _split(ids: Tokens, seq: int, vocab_size: int | None, source: Source) -> Windows:
     """Split off the last tenth, a window at the least."""
     tail, note = tail_of(ids, seq, vocab_size, source)
     return Windows((ids[:-tail], ids[-tail:]), [note], source)
 
 
-def tail_of(ids: Tokens, seq: int, vocab_size: int, source: Source) -> tuple[int, str]:
+def tail_of(ids: Tokens, seq: int, vocab_size: int | None, source: Source) -> tuple[int, str]:
     """Return how many of the last tokens are to evaluate on, and a line that says so.
 
-    Raises DataError for too few tokens, and for an id that is no token of the vocabulary.
+    Raises DataError for too few tokens, and for an id that is no token of the vocabulary; without
+    vocab_size, ids have been looked at.
     """
     name, window = source.name, seq + 1
     if len(ids) < 2 * window:
@@ -141,7 +152,8 @@ def tail_of(ids: Tokens, seq: int, vocab_size: int, source: Source) -> tuple[int
             f"{name}: {len(ids)} tokens are too few: training and validation each need a window "
             f"of {window}; use a longer text or a shorter sequence"
         )
-    check_ids(name, ids, vocab_size)
+    if vocab_size is not None:
+        check_ids(name, ids, vocab_size)
     tail = max(len(ids) // 10, window)
     return tail, f"{name}: {len(ids):,} tokens, the last {tail:,} of them for validation"
 
