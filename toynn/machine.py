@@ -1,10 +1,12 @@
-"""Memory: what this machine can give a process and its control groups, what one has held."""
+"""The machine: its processor; its memory, what a process can have of it, and has held."""
 
+import os
+import platform
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["free_memory", "peak_memory"]
+__all__ = ["free_memory", "peak_memory", "processor", "total_memory"]
 
 _PROC, _GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
@@ -17,6 +19,23 @@ def free_memory() -> int | None:
     """
     found = [each for each in (_available(), _address_space(), *_groups()) if each is not None]
     return min(found) if found else None
+
+
+def processor() -> str:
+    """Return the name of the processor, and how many of its cores are for this process."""
+    names = [line for line in _lines(_PROC / "cpuinfo") if line.startswith("model name")]
+    name = names[0].partition(":")[2].strip() if names else platform.processor()
+    own = getattr(os, "sched_getaffinity", None)  # Linux alone has it
+    count = len(own(0)) if own else os.cpu_count() or 1
+    return f"{name or platform.machine()}, {count} core{'s' if count > 1 else ''}"
+
+
+def total_memory() -> int | None:
+    """Return the bytes of memory that the machine has; None if unknown."""
+    for line in _lines(_PROC / "meminfo"):
+        if line.startswith("MemTotal:"):
+            return int(line.split()[1]) * 1024
+    return None
 
 
 def peak_memory() -> int | None:

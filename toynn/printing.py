@@ -1,8 +1,8 @@
-"""Texts from models and files, made safe to print."""
+"""What is printed: texts from models and files made safe, times and sizes in short."""
 
 from unicodedata import category
 
-__all__ = ["harmless"]
+__all__ = ["duration", "harmless", "size"]
 
 #: What turns the order of characters on a line: a name with them reads as another.
 TURNING = frozenset(map(chr, [*range(0x202A, 0x202F), *range(0x2066, 0x206A)]))
@@ -20,3 +20,18 @@ def harmless(text: str, kept: str = "\n\t") -> str:
         else c
         for c in text
     )
+
+
+def duration(seconds: float) -> str:
+    """Return seconds as minutes:seconds, or hours:minutes:seconds."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def size(nbytes: float) -> str:
+    """Return a size with its unit."""
+    for unit, one in (("GB", 10**9), ("MB", 10**6)):
+        if nbytes >= one:
+            return f"{nbytes / one:.1f} {unit}"
+    return f"{nbytes / 1000:.1f} kB"

@@ -77,7 +77,8 @@ def test_train_fills_the_run_folder(recipe, text, tmp_path, capsys):
 
     names = {path.name for path in out.iterdir()}
     assert names - {"loss.png"} == {
-        "config.toml", "metrics.jsonl", "model.gguf", "model.safetensors", "sample.txt"
+        "config.toml", "metrics.jsonl", "model.gguf", "model.safetensors", "report.html",
+        "run.json", "sample.txt"
     }  # fmt: skip
     config = tomllib.loads((out / "config.toml").read_text())
     assert config["model"]["vocab"] == 256
@@ -108,8 +109,10 @@ def test_a_signal_saves_and_exits_130(recipe, text, tmp_path, capfd):
     assert train_fake(text, tmp_path / "a") == 130
     printed = capfd.readouterr()
     assert "stopped     after 12 steps; the best weights are saved" in printed.out
-    names = {path.name for path in (tmp_path / "a").iterdir()} - {"checkpoint-12"}
-    assert names == {"config.toml", "metrics.jsonl", "model.gguf", "model.safetensors"}
+    names = {path.name for path in (tmp_path / "a").iterdir()} - {"checkpoint-12", "loss.png"}
+    kept = {"config.toml", "metrics.jsonl", "model.gguf", "model.safetensors"}
+    assert names == {*kept, "report.html", "run.json", "sample.txt"}
+    assert "stopped: by SIGINT" in (tmp_path / "a" / "report.html").read_text()
     reports = (tmp_path / "a" / "metrics.jsonl").read_text().splitlines()
     assert json.loads(reports[-1])["iteration"] == 12
 

@@ -34,6 +34,8 @@ COMMANDS = {
     "lora": (*RUN, *LINES, *BASE, *SAMPLES),
     "vit": (*RUN, "--data", "pictures.npz", *SHAPE, "--flip", "--epochs", "0.7", *DECAY),
 }
+#: Files that say when it was, and how long it took.
+TIMED = ("complete.json", "trainer_state.json", "run.json", "report.html")
 VARYING = ("time", "tokens_per_second", "images_per_second", "peak_memory")
 
 
@@ -68,7 +70,7 @@ def contents(folder):
         if path.name == "metrics.jsonl":
             lines = [json.loads(line) for line in path.read_text().splitlines()]
             found[name] = [{k: v for k, v in x.items() if k not in VARYING} for x in lines]
-        elif path.name not in ("complete.json", "trainer_state.json"):
+        elif path.name not in TIMED:
             found[name] = path.read_bytes()
     return found
 

@@ -53,7 +53,8 @@ def reports(out):
 def test_a_run_learns_and_fills_its_folder(run):
     names = {path.name for path in run.iterdir()}
     pictures = {"loss.png", "confusion.png"}
-    assert names - pictures == {"config.toml", "metrics.jsonl", "model.safetensors"}
+    told = {"run.json", "report.html"}
+    assert names - pictures == {"config.toml", "metrics.jsonl", "model.safetensors", *told}
     first, *_, last = reports(run)
     assert [r["iteration"] for r in reports(run)] == [0, 10, 20, 30, 40]
     assert last["val_loss"] < 0.5 * first["val_loss"]
@@ -227,7 +228,9 @@ def test_a_signal_saves_and_exits_130(folder, tmp_path, monkeypatch, capfd):
     out = train(folder, tmp_path / "a", "--image-size", "8", code=130)
     assert "stopped     after 12 steps; the best weights are saved" in capfd.readouterr().out
     names = {path.name for path in out.iterdir()}
-    assert names - {"checkpoint-12"} == {"config.toml", "metrics.jsonl", "model.safetensors"}
+    told = {"run.json", "report.html", "loss.png", "confusion.png"}
+    kept = {"config.toml", "metrics.jsonl", "model.safetensors"}
+    assert names - {"checkpoint-12"} - told == kept
     ViTEngine.load(out / "model.safetensors")
 
 

@@ -1,7 +1,7 @@
 """Flags of ``toynn train``: every one of every recipe changes something that can be seen.
 
 Each run is made twice, once with the flag and once without; what is seen is what is printed, the
-files but config.toml (which repeats the flags), the memory of a step, and the process's settings.
+files but those that repeat the flags, the memory of a step, and the process's settings.
 """
 
 import argparse
@@ -104,6 +104,7 @@ SEEN = {
     "--sample-every": "2",
     "--save-every": "2",
     "--save-total-limit": ("1", {"--save-every": "1"}),
+    "--report": "none",
     "--rslora": "",
     "--seed": "7",
     "--seq": "6",
@@ -119,6 +120,8 @@ SEEN = {
     "--weight-decay": "0.9",
     "--weight-dtype": "bf16",
 }
+#: Files that repeat the flags, and say how long it took.
+TOLD = ("config.toml", "run.json", "report.html")
 #: Recipes whose parser knows a flag only to say why it is none.
 REFUSED = {("warm-start", "--init-from")}
 #: What only changes a run that was begun before, or that goes wrong: tests/cli/test_cli_resume.py;
@@ -199,7 +202,7 @@ class See:
         seen["files"] = {
             str(path.relative_to(here)): self.content(path)
             for path in sorted(here.glob("*/*"))
-            if not path.parent.is_symlink() and path.suffix != ".toml"
+            if not path.parent.is_symlink()
         }
         if built:
             seen["memory"] = built[0][0].engine.session.memory()
@@ -210,7 +213,7 @@ class See:
     @staticmethod
     def content(path):
         if path.name != "metrics.jsonl":
-            return path.is_dir() or path.read_bytes()
+            return path.is_dir() or path.name in TOLD or path.read_bytes()
         timed = ("time", "tokens_per_second", "images_per_second", "peak_memory")
         reports = [json.loads(line) for line in path.read_text().splitlines()]
         return [{k: v for k, v in report.items() if k not in timed} for report in reports]

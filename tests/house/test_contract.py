@@ -42,6 +42,7 @@ LAYERS = (
     {"graph"},
     {"backends"},
     {"threads"},
+    {"runs"},
     {"formats"},
     {"_kernels"},
     {

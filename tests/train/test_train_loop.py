@@ -20,12 +20,13 @@ from fake_recipe import FakeRecipe
 from toynn.data.batch import IGNORED, Batch
 from toynn.data.text import RandomWindows, spaced_windows
 from toynn.errors import CheckpointError, ConfigError, DataError, NonFiniteError
+from toynn.printing import duration
 from toynn.train.folder import RunFolder, to_toml, write_atomically
 from toynn.train.interrupt import Interrupt
 from toynn.train.loop import Loop
 from toynn.train.metrics import MetricsFile, Report, plot_losses
 from toynn.train.options import LoopOptions
-from toynn.train.progress import Progress, Reading, duration
+from toynn.train.progress import Progress, Reading
 
 TOKENS = np.frombuffer(b"the cat sat on the mat and the rat sat on the cat " * 20, np.uint8)
 

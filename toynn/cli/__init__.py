@@ -7,6 +7,7 @@ SIGTERM or SIGHUP, 141 nobody reads the output any more.
 import io
 import os
 import re
+import shlex
 import sys
 import warnings
 from argparse import ArgumentParser, Namespace, _SubParsersAction
@@ -85,6 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")  # print any path, any text
     try:
         argv = list(sys.argv[1:] if argv is None else argv)
+        typed = shlex.join(["toynn", *argv])
         if argv[:1] == ["train"]:
             _join()
             argv[1:] = train.words_of(argv[1:])
@@ -97,6 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise ConfigError(
                 f"unrecognized arguments: {' '.join(unknown)}{hint} (see `{command} --help`)"
             )
+        arguments.typed = typed
         with plain_warnings():
             code: int = arguments.run(arguments)
         if sys.stdout is not None:  # which it is where the shell has closed it

@@ -20,6 +20,7 @@ from toynn.formats.objects import read_object
 from toynn.formats.safetensors import SafeTensors
 from toynn.models.timm import class_names, described
 from toynn.options import RecipeOptions
+from toynn.printing import size
 from toynn.reading import read_bytes
 from toynn.reports import Memory
 from toynn.train.metrics import read_reports
@@ -32,21 +33,12 @@ __all__ = [
     "peft",
     "run_of",
     "safetensors",
-    "size",
     "types",
 ]
 
 Lines = list[tuple[str, str]]
 
 SHOWN = 8  # names of classes
-
-
-def size(nbytes: int) -> str:
-    """Return a size with its unit."""
-    for unit, one in (("GB", 10**9), ("MB", 10**6)):
-        if nbytes >= one:
-            return f"{nbytes / one:.1f} {unit}"
-    return f"{nbytes / 1000:.1f} kB"
 
 
 def types(tensors: Mapping[str, TensorInfo]) -> Lines:

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from toynn.cli._info_lines import size
 from toynn.machine import free_memory
+from toynn.printing import size
 
 __all__ = ["check_fits"]
 

@@ -1,5 +1,6 @@
 """The flags that all recipes take."""
 
+from argparse import ArgumentTypeError
 from typing import Literal
 
 from toynn.adamw import RANGES, AdamW
@@ -13,6 +14,7 @@ from toynn.train.options import LoopOptions
 
 __all__ = ["BACKEND", "DECAY", "THREADS", "WARMUP", "run_flags", "shape_flags"]
 
+REPORTS, NO_REPORT = ("html", "tensorboard"), "none"
 WARMUP = 100  # steps, or a tenth of a shorter run
 THREADS = Flag(
     "threads", "use at most so many threads (default: one per core)", read=whole(1, 1024)
@@ -32,6 +34,14 @@ DECAY = Flag(
     choices=DECAYS,
     to={RecipeOptions: "decay"},
 )
+
+
+def reports(text: str) -> str:
+    """Check the names of reports. Raises ArgumentTypeError."""
+    names = text.split(",")
+    if text != NO_REPORT and any(name not in REPORTS for name in names):
+        raise ArgumentTypeError(f"must be of {', '.join(REPORTS)}, or {NO_REPORT}; got {text!r}")
+    return text
 
 
 def run_flags(recipe: str, items: str, **own: float | str) -> tuple[Flag, ...]:
@@ -181,6 +191,14 @@ def run_flags(recipe: str, items: str, **own: float | str) -> tuple[Flag, ...]:
             False,
             action="store_true",
             to={RecipeOptions: "checkpointing"},
+        ),
+        Flag(
+            "report",
+            "what is written of the run beside metrics.jsonl, separated by commas: html, a page "
+            "report.html; tensorboard, event files in tensorboard/; or none (default {default})",
+            "html",
+            read=reports,
+            metavar="NAMES",
         ),
         Flag(
             "out",

@@ -5,7 +5,7 @@ from argparse import ArgumentTypeError
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
-from itertools import chain
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 from toynn.cli._flags import Flag
 from toynn.cli._numbers import whole
 from toynn.cli._text import harmless, print_line
-from toynn.cli._training import MIB, Training
+from toynn.cli._training import MIB, Training, late
 from toynn.cli._weighted import Sources, path_and_weight, source_names
 from toynn.data import jsonl
 from toynn.data.batch import IGNORED
@@ -208,6 +208,10 @@ class TextTraining(Training):
             path, self.tokenizer, seq, vocab_size=vocab_size, store=store, progress=progress
         )
 
+    def notes(self) -> dict[str, Any]:
+        """Return what was said of the data, too."""
+        return {**super().notes(), "said": list(self.data.notes)}
+
     def _store(self) -> TokenCache | None:
         """Return where tokens are kept: of much data, or where --cache says; None: in memory."""
         arguments = self.arguments
@@ -282,14 +286,14 @@ class TextTraining(Training):
 
     def show(self, folder: RunFolder, result: Result) -> str:
         """Let the model continue the validation data; print and keep what it writes."""
-        if not result.interrupted:
-            prompt = self._prompt()
-            text = self.tokenizer.decode([*prompt, *self._new(SAMPLE_TOKENS)], special=True)
-            folder.write_sample(text)
-            what = f"{len(prompt)} tokens of the validation data, then the model's own"
-            print(f"--- sample: {what} ---")
-            print(harmless(text))
-            print("---")
+        prompt, is_late = self._prompt(), late(result)
+        own = takewhile(lambda _: not is_late(), self._new(SAMPLE_TOKENS))
+        text = self.tokenizer.decode([*prompt, *own], special=True)
+        folder.write_sample(text)
+        what = f"{len(prompt)} tokens of the validation data, then the model's own"
+        print(f"--- sample: {what} ---")
+        print(harmless(text))
+        print("---")
         return self.said_of(result)
 
     def sample(self) -> Iterator[str]:

@@ -10,9 +10,10 @@ batches, per_epoch, valid, measure      for the loop
 show        what the best weights do; print what else there is to say
 """
 
+import time
 from abc import ABC, abstractmethod
 from argparse import Namespace
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any, ClassVar
 
@@ -25,10 +26,17 @@ from toynn.train.folder import RunFolder, Value
 from toynn.train.options import LoopOptions, Result
 from toynn.train.protocols import Batch, Recipe
 
-__all__ = ["MIB", "Training"]
+__all__ = ["MIB", "Training", "late"]
 
 MIB = 2**20
+PATIENCE = 5.0  # seconds that a run which was stopped may still take to show what it came to
 SOURCES = ("model", "donor", "init_from", "adapter", "tokenizer")  # flags that name files
+
+
+def late(result: Result) -> Callable[[], bool]:
+    """Return what says that no more is to be shown: of a run that was stopped, after PATIENCE."""
+    end = time.monotonic() + PATIENCE
+    return lambda: result.interrupted and time.monotonic() > end
 
 
 class Training(ABC):
@@ -40,6 +48,7 @@ class Training(ABC):
     source: ClassVar[tuple[str, str]] = ("init_from", "model")  # the flag that names one; a what
     unit: str = "tokens"  # of what is trained on, in metrics.jsonl
     items: str = "tokens"  # the same, in what is printed
+    mixes: bool = False  # training batches are harder than those that are held out
 
     recipe: Any  # once it is realized
 
@@ -121,6 +130,10 @@ class Training(ABC):
         given = ((flag.name, vars(self.arguments).get(flag.name)) for flag in self.flags)
         return {name: digest(path) for name, path in given if path and name in SOURCES}
 
+    def notes(self) -> dict[str, Any]:
+        """Return what a report tells beside config.toml."""
+        return {"baselines": self.baselines}
+
     @abstractmethod
     def tables(self) -> dict[str, Mapping[str, Value]]:
         """Return the tables of config.toml beside those of the run and its flags."""
@@ -151,7 +164,10 @@ class Training(ABC):
 
     @abstractmethod
     def show(self, folder: RunFolder, result: Result) -> str:
-        """Show what the model does, if the run was not interrupted; return what to say of it."""
+        """Show what the model does, in short if it was interrupted; return what to say of it.
+
+        What a report tells of it goes to the folder's notes.
+        """
 
     def epilogue(self, folder: RunFolder) -> Iterable[str]:
         """Return the lines that are printed last."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from toynn import engines
 from toynn.cli import _info_lines
-from toynn.cli._info_lines import Lines, size, types
+from toynn.cli._info_lines import Lines, types
 from toynn.cli._numbers import whole
 from toynn.cli.models import WarmStartTraining, default_d_ff
 from toynn.engines import LlamaConfig
@@ -18,6 +18,7 @@ from toynn.formats.gguf import GGUFFile, Strings
 from toynn.formats.hf.config import CONFIG, WEIGHTS
 from toynn.machine import free_memory
 from toynn.options import RecipeOptions
+from toynn.printing import size
 from toynn.recipes import LoRA, WarmStart
 
 __all__ = ["add_parser"]

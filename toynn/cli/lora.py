@@ -21,7 +21,7 @@ from toynn.cli._text_training import (
     TextTraining,
     columns_of,
 )
-from toynn.cli._training import MIB
+from toynn.cli._training import MIB, late
 from toynn.data.examples import Examples
 from toynn.data.jsonl import Dataset
 from toynn.data.preference import PreferenceData, read_preferences
@@ -296,13 +296,19 @@ class LoRATraining(TextTraining):
 
     def show(self, folder: RunFolder, result: Result) -> str:
         """Show what the adapter changes on held-out prompts; of texts, what the model writes."""
-        valid, lines = self.shown.valid, []
-        if not result.interrupted and isinstance(valid, Examples):
+        valid, shown = self.shown.valid, []
+        if isinstance(valid, Examples):
             given = self.recipe.engine, self.tokenizer, valid
-            count = _text_training.SAMPLE_TOKENS // 4
-            lines = list(before_and_after(Path(self.arguments.model), *given, count))
-        if not lines:
+            count, model = _text_training.SAMPLE_TOKENS // 4, Path(self.arguments.model)
+            shown = list(before_and_after(model, *given, count, late(result)))
+        if not shown:
             return super().show(folder, result)
+        folder.notes["prompts"] = shown
+        lines = [
+            f"{name:9} " + text.replace("\n", "\\n")
+            for each in shown
+            for name, text in each.items()
+        ]
         folder.write_sample("\n".join(lines))
         print("--- held-out prompts, greedy ---")
         for line in lines:

@@ -1,8 +1,6 @@
-"""``toynn runs`` and ``toynn plot``: a table of run folders, and their curves."""
+"""``toynn runs``, ``plot`` and ``report``: a table of run folders, their curves, their pages."""
 
 import json
-import math
-import tomllib
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -11,13 +9,13 @@ from typing import Any
 
 from toynn.cli._text import harmless
 from toynn.errors import ConfigError, DataError
-from toynn.reading import read_bytes
+from toynn.printing import duration
+from toynn.runs import Record, write_report
+from toynn.runs.record import METRICS
 from toynn.train.metrics import save_figure
-from toynn.train.progress import duration
 
 __all__ = ["add_parsers"]
 
-METRICS, CONFIG = "metrics.jsonl", "config.toml"
 SORTS = ("name", "recipe", "steps", "train", "val", "time")
 #: What can be drawn, by the name of its field; of speed the unit differs.
 CURVES = {
@@ -34,7 +32,7 @@ MARKS = "*o+x#@%&"
 
 
 def add_parsers(commands: Any) -> None:
-    """Add both commands to the parser's commands."""
+    """Add the commands to the parser's commands."""
     help_ = "a table of run folders"
     parser = commands.add_parser("runs", help=help_, description=help_, allow_abbrev=False)
     where = "folders of runs, or folders that have some in them (default runs)"
@@ -51,6 +49,11 @@ def add_parsers(commands: Any) -> None:
     out = "write a picture, .png, .svg or .pdf; without it, a chart goes to the terminal"
     parser.add_argument("--out", type=Path, metavar="FILE", help=out)
     parser.set_defaults(run=run_plot)
+
+    help_ = "the page of a run, report.html, made again: of one that was killed, too"
+    parser = commands.add_parser("report", help=help_, description=help_, allow_abbrev=False)
+    parser.add_argument("folders", nargs="+", type=Path, metavar="RUN", help="folders of runs")
+    parser.set_defaults(run=run_report)
 
 
 def run_runs(arguments: Namespace) -> int:
@@ -105,63 +108,35 @@ def _found(folders: Sequence[Path]) -> Iterator[Path]:
         yield from sorted(each for each in folder.iterdir() if (each / METRICS).is_file())
 
 
-def _reports(folder: Path) -> list[dict[str, Any]]:
-    """Return the reports of a run; a line that is none, as of a run that was killed, is left out.
-
-    Raises DataError where there are none.
-    """
-    found = []
-    for line in read_bytes(folder / METRICS).splitlines():
-        try:
-            report = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(report, dict) and isinstance(report.get("iteration"), int):
-            found.append(report)
-    if not found:
-        raise DataError(f"{folder / METRICS}: expected reports of a run, one on each line")
-    return found
-
-
-def _numbers(reports: Sequence[dict[str, Any]], name: str) -> list[tuple[int, float]]:
-    """Return (iteration, value) of a field, where it is a finite number."""
-    points = []
-    for report in reports:
-        for key, value in report.items():
-            alike = key.endswith(name) if name.startswith("_") else key == name
-            if alike and isinstance(value, int | float) and math.isfinite(value):
-                points.append((report["iteration"], float(value)))
-    return points
-
-
 def _row(folder: Path) -> dict[str, Any]:
     """Return what the table says of a run."""
-    reports = _reports(folder)
-    try:
-        tables = tomllib.loads(read_bytes(folder / CONFIG).decode())
-        recipe, of = tables["run"]["recipe"], tables["train"]["steps"]
-    except (DataError, ValueError, LookupError, TypeError):
-        recipe, of = "?", None
-    train, val = _numbers(reports, "train_loss"), _numbers(reports, "val_loss")
-    seconds = _numbers(reports, "time")
+    record = Record.read(folder)
+    train, best = record.numbers("train_loss"), record.best()
     return {
         "name": str(folder),
-        "recipe": recipe,
-        "steps": max(report["iteration"] for report in reports),
-        "of": of,
+        "recipe": record.recipe or "?",
+        "steps": record.steps,
+        "of": record.planned,
         "train": train[-1][1] if train else None,
-        "val": min((value for _, value in val), default=None),
-        "time": seconds[-1][1] if seconds else None,
+        "val": best[1] if best else None,
+        "time": record.seconds,
     }
+
+
+def run_report(arguments: Namespace) -> int:
+    """Write the pages; print where they are."""
+    for folder in arguments.folders:
+        print(harmless(str(write_report(folder)), ""))
+    return 0
 
 
 def run_plot(arguments: Namespace) -> int:
     """Draw the curves: into a file, or into the terminal."""
     curves = {}
     for folder in arguments.folders:
-        reports = _reports(folder)
+        record = Record.read(folder)
         for what in arguments.what:
-            if points := _numbers(reports, CURVES[what]):
+            if points := record.numbers(CURVES[what]):
                 curves[f"{folder.name or folder} {what}"] = points
     if not curves:
         raise DataError(f"no run here has {' or '.join(arguments.what)} in its {METRICS}")

@@ -18,19 +18,19 @@ from toynn import backends, distributed
 from toynn.adamw import AdamW
 from toynn.cli._config_file import expanded, flag_values
 from toynn.cli._memory import check_fits
-from toynn.cli._run_flags import WARMUP
+from toynn.cli._run_flags import NO_REPORT, WARMUP
 from toynn.cli._training import Training
 from toynn.cli.lora import LoRATraining
 from toynn.cli.models import FromScratchTraining, GPT2Training, WarmStartTraining
 from toynn.cli.vit import ViTTraining
 from toynn.errors import ConfigError
+from toynn.printing import duration
 from toynn.schedule import Schedule
 from toynn.train.checkpoint import Checkpoint
 from toynn.train.folder import RunFolder, Value
 from toynn.train.metrics import plot_losses
 from toynn.train.options import Result
 from toynn.train.plan import begun_with, length_of
-from toynn.train.progress import duration
 from toynn.train.protocols import Recipe
 from toynn.train.trainer import Trainer, find
 
@@ -39,7 +39,7 @@ __all__ = ["RECIPES", "add_parser", "words_of"]
 #: Flags that change no number of a run but by rounding, or only how often it is reported and saved.
 HARMLESS = (
     *("threads", "backend", "log_every", "save_every", "save_total_limit", "sample_every"),
-    "cache",
+    *("cache", "report"),
 )
 
 #: mlx-lm's and llama.cpp's names of flags.
@@ -118,6 +118,8 @@ def train(arguments: Namespace) -> int:
             sample=run.sample,
             check=run.check,
             unit=run.unit,
+            command=arguments.typed,
+            report=tuple(name for name in arguments.report.split(",") if name != NO_REPORT),
             allreduce=arguments.allreduce,
             **run.loop_options() | {"batches": batches},
         )
@@ -240,8 +242,10 @@ def _identity(run: Training) -> dict[str, Any]:
 
 def _finish(run: Training, result: Result, folder: RunFolder, seconds: float) -> None:
     """Draw and print what a run came to; its best weights are the recipe's by now."""
-    if not result.interrupted:
-        plot_losses(result.reports, folder.plot, run.baselines, run.items.removesuffix("s"))
+    folder.notes |= run.notes()
+    unit = run.items.removesuffix("s")
+    if not plot_losses(result.reports, folder.plot, run.baselines, unit, run.mixes):
+        print(f'no picture  {folder.plot.name} needs matplotlib: pip install "toynn[plot]"')
     more = run.show(folder, result)
     _print_result(result, more, folder, seconds, run.items)
     for line in run.epilogue(folder):

@@ -2,6 +2,7 @@
 
 import math
 from argparse import BooleanOptionalAction
+from base64 import b64encode
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -21,6 +22,7 @@ from toynn.data.augment import Augment
 from toynn.data.digest import digest, listing
 from toynn.data.image_batches import Fitted, HeldOut, ImageBatch, RandomImages
 from toynn.data.images import ImageData, Part
+from toynn.data.png import png
 from toynn.engines import ViTConfig, ViTEngine
 from toynn.errors import ConfigError
 from toynn.options import RecipeOptions
@@ -35,6 +37,8 @@ __all__ = ["ViTTraining"]
 FOLDER_SIDE = 64  # pixels; pictures of a folder are scaled anyway
 INIT_SCALE = 50  # over the root of the width: blocks then start with a std of 1 / that root
 EVAL_BATCH = 64
+SHOWN = 12  # pictures of a report
+SHOWN_SIDE = 64  # their largest side, in pixels
 
 _MODEL_FLAGS = (
     Flag(
@@ -137,6 +141,12 @@ class ViTTraining(Training):
         *_PICTURE_FLAGS,
     )
     unit, items = "images", "pictures"
+    _commonest = 0.0  # accuracy of who always says the commonest class
+
+    @property
+    def mixes(self) -> bool:  # type: ignore[override]
+        """Whether pictures or labels are mixed while training."""
+        return bool(self.arguments.mixup or self.arguments.label_smoothing)
 
     def resolve(self) -> None:
         """Fill in what was not given; refuse what contradicts itself."""
@@ -232,7 +242,7 @@ class ViTTraining(Training):
         side, grid = config.image, config.image // config.patch
         print(f"            as {side} x {side} x {config.channels}, in {grid} x {grid} patches")
         commonest = Counter(data.valid.labels.tolist()).most_common(1)[0][1]
-        share = commonest / len(data.valid)
+        share = self._commonest = commonest / len(data.valid)
         print(f"baseline    always the commonest class: accuracy {share:.2%}")
         super().announce()
 
@@ -249,6 +259,10 @@ class ViTTraining(Training):
             "classes": data.classes,
         }
         return {"data": pictures, "model": asdict(self.recipe.engine.config)}
+
+    def notes(self) -> dict[str, Any]:
+        """Return the accuracy to compare with, too."""
+        return {**super().notes(), "commonest": self._commonest}
 
     def _digest(self) -> str | None:
         """Return what tells one file or folder of pictures from another: of these, the listing."""
@@ -290,10 +304,11 @@ class ViTTraining(Training):
     def show(self, folder: RunFolder, result: Result) -> str:
         """Show which classes are taken for which; return how many pictures are right."""
         data = self.data
-        matrix = _confusion(self.recipe.engine, self.valid(), len(data.classes))
+        matrix, pictures = _judged(self.recipe.engine, self.valid(), data.classes)
         right, shown = int(np.trace(matrix)), int(matrix.sum())
-        if not result.interrupted:
-            _show_confusion(matrix, data.classes, folder)
+        folder.notes["confusion"] = {"classes": list(data.classes), "counts": matrix.tolist()}
+        folder.notes["pictures"] = pictures
+        _show_confusion(matrix, data.classes, folder)
         if data.unreadable:
             count, first = len(data.unreadable), data.unreadable[0]
             print(harmless(f"skipped     {count} unreadable files; first: {first}", ""))
@@ -327,11 +342,34 @@ def _default_patch(image: int) -> int:
     return patch
 
 
-def _confusion(engine: Any, valid: HeldOut, classes: int) -> NDArray[np.int64]:
-    """Return the confusion matrix of the pictures held out."""
-    pairs = [(batch.labels, engine.predict(batch.image)) for batch in valid]
-    labels, predicted = (np.concatenate(arrays) for arrays in zip(*pairs, strict=True))
-    return classify.confusion(labels, predicted, classes)
+def _judged(
+    engine: Any, valid: HeldOut, classes: tuple[str, ...]
+) -> tuple[NDArray[np.int64], list[dict[str, str]]]:
+    """Return the confusion matrix of the pictures held out, and some of them, judged.
+
+    Half of those are the first mistakes, if there are so many.
+    """
+    labels, predicted = [], []
+    wrong: list[dict[str, str]] = []
+    right: list[dict[str, str]] = []
+    for batch in valid:
+        found = engine.predict(batch.image)
+        labels.append(batch.labels)
+        predicted.append(found)
+        for picture, label, taken in zip(batch.image, batch.labels, found, strict=True):
+            shown = right if label == taken else wrong
+            if len(shown) < SHOWN:
+                names = {"class": classes[label], "taken_for": classes[taken]}
+                shown.append({"png": b64encode(_small(picture)).decode(), **names})
+    matrix = classify.confusion(np.concatenate(labels), np.concatenate(predicted), len(classes))
+    kept = wrong[: max(SHOWN // 2, SHOWN - len(right))]
+    return matrix, [*kept, *right[: SHOWN - len(kept)]]
+
+
+def _small(picture: NDArray[np.uint8]) -> bytes:
+    """Return the PNG of a picture, of each pixel so many that its side is at most SHOWN_SIDE."""
+    step = -(-picture.shape[0] // SHOWN_SIDE)
+    return png(picture[::step, ::step])
 
 
 def _show_confusion(matrix: NDArray[np.int64], classes: tuple[str, ...], folder: RunFolder) -> None:
@@ -339,6 +377,7 @@ def _show_confusion(matrix: NDArray[np.int64], classes: tuple[str, ...], folder:
     if classify.plot_confusion(matrix, classes, folder.confusion):
         print(f"confusion   {folder.confusion}")
         return
+    print(f'no picture  {folder.confusion.name} needs matplotlib: pip install "toynn[plot]"')
     print("--- confusion: a row for each class ---")
     print(harmless(classify.confusion_text(matrix, classes)))
     print("---")

@@ -177,7 +177,8 @@ class HeldOut:
         self._indices = np.arange(count) * len(images) // count
 
     def __len__(self) -> int:
-        return len(self._indices)
+        """Return how many batches there are at most: unreadable pictures may be passed over."""
+        return -(-len(self._indices) // self._batch)
 
     def __iter__(self) -> Iterator[ImageBatch]:
         pictures: list[Picture] = []

@@ -4,7 +4,8 @@ A run folder holds config.toml (the resolved configuration), metrics.jsonl (one 
 model.safetensors (the best weights by validation loss), model.gguf (the same, as llama.cpp reads
 them; not of a model of pictures), or the files of an adapter, checkpoint-<step>/ to go on from,
 sample.txt (text that the trained model wrote), samples.jsonl (what it wrote on the way) and, where
-matplotlib is installed, loss.png (both losses) and confusion.png (of a classifier's mistakes).
+matplotlib is installed, loss.png (both losses) and confusion.png (of a classifier's mistakes);
+run.json (what it ran on, what it took, how it ended) and report.html, a page of all of it.
 While a run writes there it is locked.
 """
 
@@ -12,16 +13,20 @@ import contextlib
 import errno
 import json
 import os
+import sys
 from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from toynn.errors import ConfigError
+from toynn.errors import CheckpointError, ConfigError, DataError
 from toynn.formats import disk
 from toynn.formats.files import write_atomically
+from toynn.runs import write_report
+from toynn.runs.record import NOTES
 from toynn.train.lock import Lock
+from toynn.train.notes import Notes
 
 __all__ = ["RunFolder", "to_toml", "write_atomically"]
 
@@ -107,6 +112,8 @@ class RunFolder:
         self.adapter = path / "adapter.gguf"
         self.plot = path / "loss.png"
         self.confusion = path / "confusion.png"
+        self.notes = Notes(path / NOTES)
+        self.reports = True  # whether report.html is written when it ends
 
     def best_files(self) -> list[Path]:
         """Return the files that hold the best model so far."""
@@ -122,14 +129,32 @@ class RunFolder:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if self.trained:
+            self._end(error)
         if error is not None and self.trained:
             error.add_note(f"(the run folder {self.path} has the best weights until then)")
         elif error is not None:
-            for path in (self.path / "config.toml", self.metrics, self.samples, *self.best_files()):
+            own = (self.path / "config.toml", self.path / NOTES, self.metrics, self.samples)
+            for path in (*own, *self.best_files()):
                 path.unlink(missing_ok=True)
         self.close()
         if error is not None and not self.trained:
             self._remove()
+
+    def _end(self, error: BaseException | None) -> None:
+        """Write run.json and the report; what the disk refuses is said, and harms no run."""
+        if "sessions" not in self.notes:  # no run was begun here
+            return
+        if error is not None:
+            self.notes.failed(error)
+        try:
+            self.notes.write()
+            if self.reports:
+                write_report(self.path)
+        except (CheckpointError, DataError) as refused:
+            if sys.stderr is not None:
+                again = f"`toynn report {self.path}` writes it, once there is room"
+                print(f"toynn: no report: {refused}; {again}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Let other runs into the folder."""

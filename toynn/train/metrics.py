@@ -87,23 +87,41 @@ def read_reports(path: Path, unit: str = "tokens", length: int | None = None) ->
 
 
 def plot_losses(
-    reports: Sequence[Report], path: Path, baselines: dict[str, float], unit: str = "token"
+    reports: Sequence[Report],
+    path: Path,
+    baselines: dict[str, float],
+    unit: str = "token",
+    mixes: bool = False,
 ) -> bool:
-    """Draw both losses over the iterations; False where matplotlib is not installed."""
+    """Draw both losses over the iterations, and the accuracy, where there is one.
+
+    Where training ``mixes`` pictures, their curve says so: it stays above the other. False where
+    matplotlib is not installed.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError:
         return False
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    axes = figure.add_subplot(xlabel="iteration", ylabel=f"loss, nats per {unit}")
-    for name, label in (("train_loss", "training"), ("val_loss", "validation")):
-        points = [(r.iteration, y) for r in reports if (y := getattr(r, name)) is not None]
-        axes.plot([x for x, _ in points], [y for _, y in points], label=label)
+    panels = 2 if any(report.val_accuracy is not None for report in reports) else 1
+    figure = Figure(figsize=(7, 4.5 if panels == 1 else 7), layout="constrained")
+    axes = figure.add_subplot(panels, 1, 1, xlabel="iteration", ylabel=f"loss, nats per {unit}")
+    of = f", of mixed {unit}s" if mixes else ""
+    for name, label in (("train_loss", f"training{of}"), ("val_loss", "validation")):
+        _draw(axes, reports, name, label)
     for label, loss in baselines.items():
         axes.axhline(loss, color="grey", linestyle=":", label=label)
     axes.legend()
+    if panels == 2:
+        below = figure.add_subplot(panels, 1, 2, xlabel="iteration", ylabel="accuracy, held out")
+        _draw(below, reports, "val_accuracy", "accuracy")
+        below.set_ylim(0, 1.02)
     save_figure(figure, path)
     return True
+
+
+def _draw(axes: Any, reports: Sequence[Report], name: str, label: str) -> None:
+    points = [(r.iteration, y) for r in reports if (y := getattr(r, name)) is not None]
+    axes.plot([x for x, _ in points], [y for _, y in points], label=label)
 
 
 def save_figure(figure: Any, path: Path) -> None:

@@ -9,20 +9,13 @@ from typing import TextIO
 
 from tqdm import tqdm
 
-from toynn.printing import harmless
+from toynn.printing import duration, harmless
 from toynn.train.metrics import Report
 
-__all__ = ["Progress", "Reading", "duration"]
+__all__ = ["Progress", "Reading"]
 
 SHOWN = 2**23  # bytes: less is read before anybody asks
 BAR = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
-
-
-def duration(seconds: float) -> str:
-    """Return seconds as minutes:seconds, or hours:minutes:seconds."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def _words(report: Report, unit: str, *names: str) -> str:

@@ -9,7 +9,7 @@ far to its files, and every ``save_every`` steps a checkpoint, from which ``resu
 
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from os import PathLike
@@ -82,6 +82,10 @@ class Trainer:
     sample
         Yields a text, in pieces, that the model writes every ``sample_every`` steps. It goes to
         samples.jsonl.
+    command
+        What the run was started by, for its report.
+    report
+        What is written of it: "html", a page, report.html, when it ends.
     allreduce
         How the gradients of several processes are added, which ``mpiexec`` has started: "ordered",
         with the same bits on every run, or "fast". Rank 0 of them writes, and tells what there is
@@ -117,6 +121,8 @@ class Trainer:
         check: Callable[[], object] | None = None,
         unit: str = "tokens",
         progress: bool = True,
+        command: str | None = None,
+        report: Collection[str] = ("html",),
         allreduce: str = "ordered",
         **options: Any,
     ) -> None:
@@ -145,6 +151,7 @@ class Trainer:
         self._resume = found
         self._force, self._limit = force, save_total_limit
         self._unit, self._progress = unit, progress
+        self._command, self._told = command, report
         self._on_step, self._on_report, self._on_best = on_step, list(on_report), on_best
         self._sampler = sample
         self._diverges = False  # which is said once
@@ -203,7 +210,11 @@ class Trainer:
                 done = self.result.iterations
                 bar = Progress(self.options.steps, unit=self._unit, done=done)
                 self._bar = stack.enter_context(bar)
-            yield from self.loop.reports()
+            try:
+                yield from self.loop.reports()
+            finally:
+                if self.folder is not None:
+                    self.folder.notes.ended(self.recipe, self.result)
             if self.folder is not None and self.result.iterations:
                 self.recipe.read_run(self.folder.path)
             if isinstance(self.loop, RankLoop):
@@ -241,6 +252,10 @@ class Trainer:
     def _open_logs(self, folder: RunFolder, stack: ExitStack, found: Checkpoint | None) -> None:
         """Open the logs of a folder; they lose what is behind a checkpoint."""
         kept = {} if found is None else found.state
+        folder.reports = "html" in self._told
+        done, sources = self.result.iterations, self.identity.get("base")
+        folder.notes.began(self._command, done, self.options.steps, sources)
+        folder.notes.write()
         metrics = MetricsFile(folder.metrics, self._unit, kept.get("metrics_bytes"))
         self._metrics = stack.enter_context(metrics)
         if self.options.sample_every or folder.samples.exists():

@@ -1,0 +1,273 @@
+"""report.html: well-formed, of any run, with nothing in it that a browser would load or run."""
+
+import json
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import tomllib
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from fake_recipe import FakeRecipe
+
+from toynn.cli import _parser, main
+from toynn.data.png import png
+from toynn.data.text import RandomWindows, spaced_windows
+from toynn.errors import DataError, NonFiniteError
+from toynn.runs import Record, write_report
+from toynn.runs.chart import chart, short, thinned, ticks
+from toynn.runs.commands import commands
+from toynn.runs.html import tag
+from toynn.train.folder import to_toml
+from toynn.train.trainer import Trainer
+
+TEXT = np.frombuffer(b"the cat sat on the mat and the rat sat on the hat " * 20, np.uint8)
+EVIL = '</pre><script src="http://evil/x.js">alert(1)</script>\x1b[31m\u202e"\'&\x00\ud800'
+EMPTY = {"meta", "img", "line", "rect", "circle", "polyline", "br"}
+
+
+class Page(HTMLParser):
+    """A page that is taken apart: its tags must close in order."""
+
+    def __init__(self, text):
+        super().__init__(convert_charrefs=True)
+        self.open, self.tags, self.words, self.styles = [], [], [], []
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, name, attributes):
+        self.tags.append((name, dict(attributes)))
+        if name not in EMPTY:
+            self.open.append(name)
+
+    def handle_startendtag(self, name, attributes):
+        self.tags.append((name, dict(attributes)))
+
+    def handle_endtag(self, name):
+        assert name == self.open.pop()
+
+    def handle_data(self, data):
+        (self.styles if self.open[-1:] == ["style"] else self.words).append(data)
+
+    @property
+    def text(self):
+        return "".join(self.words)
+
+    @property
+    def sections(self):
+        return [given["id"] for name, given in self.tags if name == "section"]
+
+    def check_alone(self):
+        """It loads nothing and runs nothing."""
+        names = {name for name, _ in self.tags}
+        assert not names & {"script", "link", "iframe", "object", "base", "form", "a"}
+        for name, given in self.tags:
+            assert not [key for key in given if key.startswith("on")], name
+            assert "href" not in given
+            if "src" in given:
+                assert given["src"].startswith("data:image/png;base64,")
+        assert "url(" not in "".join(self.styles) and "@import" not in "".join(self.styles)
+        policy = next(g["content"] for _, g in self.tags if "http-equiv" in g)
+        assert policy.startswith("default-src 'none';")
+
+
+def read(folder):
+    found = Page((folder / "report.html").read_text("utf-8"))
+    found.check_alone()
+    return found
+
+
+@pytest.fixture
+def hostile(tmp_path):
+    """A folder of a run in which every name and text is hostile."""
+    folder = tmp_path / "<b>&run"
+    folder.mkdir()
+    plain = EVIL.replace("\ud800", "")
+    tables = {
+        "run": {"recipe": "vit", "version": "1"},
+        "data": {"name": plain, "sha256": "ab", "classes": (plain, "b")},
+        "model": {"d_model": 8},
+        "train": {"steps": 20, "mixup": 0.2, "label_smoothing": 0.0, "model": plain},
+    }
+    (folder / "config.toml").write_text(to_toml(tables), "utf-8")
+    reports = [{"iteration": 10 * k, "train_loss": 3.0 - k, "val_loss": 3.1 - k} for k in range(3)]
+    reports[1] |= {"val_accuracy": 0.5, "learning_rate": 1e-3, "grad_norm": 2.0, EVIL: 1.5}
+    reports[2] |= {"images_per_second": 12.5, "peak_memory": 10**8, "time": 61.0}
+    lines = [json.dumps(report) for report in reports]
+    (folder / "metrics.jsonl").write_text("\n".join(lines) + '\n{"iterat')
+    (folder / "samples.jsonl").write_text(json.dumps({"iteration": 10, "text": EVIL}) + "\n")
+    (folder / "sample.txt").write_bytes(b"\xff<script>" + EVIL.encode("utf-8", "replace"))
+    (folder / "adapter.gguf").write_bytes(b"")
+    row = {"op": EVIL, "calls": 3, "ms": 1.5, "share": 1.0}
+    notes = {
+        "state": "failed",
+        "why": EVIL,
+        "sessions": [{"command": EVIL, "started": EVIL, "from": 0}],
+        "machine": {EVIL: EVIL},
+        "sources": {"model": EVIL},
+        "memory": {"weights": 10**6, "mapped": 10**9},
+        "profile": [row] * 30,
+        "said": [EVIL],
+        "baselines": {EVIL: 2.0},
+        "commonest": 0.5,
+        "confusion": {"classes": [EVIL, "b"], "counts": [[3, 1], [0, 4]]},
+        "pictures": [{"png": EVIL, "class": EVIL, "taken_for": "b"}],
+        "prompts": [{"prompt": EVIL, "expected": EVIL, "before": EVIL, "after": EVIL}],
+    }
+    (folder / "run.json").write_text(json.dumps(notes) + "\n")
+    return folder
+
+
+def test_hostile_texts_stay_texts(hostile):
+    assert write_report(hostile) == hostile / "report.html"
+    page = read(hostile)
+    assert page.sections == [
+        *("curves", "what-it-wrote", "pictures-held-out", "what-was-taken-for-what"),
+        *("how-to-go-on", "what-was-run", "memory", "time-by-op", "all-reports"),
+    ]
+    assert page.text.count('<script src="http://evil/x.js">') > 20
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\u202e]", page.text)
+    for words in ("<b>&run", "failed: ", "1.1000", "50.0%", "1:01", "mixup", "6 others", "1.0 MB"):
+        assert words in page.text
+    assert {"loss", "accuracy", "learning rate", "norm of the gradient", "speed"} <= {
+        given["aria-label"].partition(":")[0] for name, given in page.tags if name == "svg"
+    }
+
+
+def test_notes_that_no_run_has_written(hostile):
+    (hostile / "run.json").write_text('{"profile": [3], "sessions": "x"}')
+    with pytest.raises(DataError, match=r"run\.json: expected what a run writes there; got"):
+        write_report(hostile)
+    (hostile / "metrics.jsonl").write_text("")
+    with pytest.raises(DataError, match="expected reports of a run, one on each line"):
+        write_report(hostile)
+
+
+def trainer(folder, **more):
+    data, valid = RandomWindows(TEXT, 2, 8, seed=0), spaced_windows(TEXT, 2, 8, 3)
+    recipe = more.pop("recipe", None) or FakeRecipe(128)
+    given = {"steps": 6, "log_every": 2, "eval_every": 2, "save_every": 3, "progress": False}
+    return Trainer(recipe, data, valid=valid, lr=0.1, folder=folder, **given | more)
+
+
+def test_each_end_of_a_run_has_its_report(tmp_path, capsys):
+    trainer(tmp_path / "done").fit()
+    assert "done" in read(tmp_path / "done").text
+
+    def act(result):
+        if result.iterations == 3:
+            signal.raise_signal(signal.SIGTERM)
+
+    trainer(tmp_path / "stopped", on_step=act).fit()
+    assert "stopped: by SIGTERM" in read(tmp_path / "stopped").text
+    trainer(None, resume=tmp_path / "stopped", command="go on").fit()
+    again = read(tmp_path / "stopped")
+    assert "go on" in again.text and again.text.count("from step") == 2
+    assert ", from step 0" in again.text and ", from step 3" in again.text
+    recipe = FakeRecipe(128)
+
+    def fail(recipe):
+        if recipe.steps == 4:
+            raise NonFiniteError("a <NaN>")
+
+    recipe.on_step = fail
+    with pytest.raises(NonFiniteError):
+        trainer(tmp_path / "failed", recipe=recipe).fit()
+    assert "failed: NonFiniteError: step 4: a <NaN>" in read(tmp_path / "failed").text
+    for report in trainer(tmp_path / "left"):
+        if report.iteration == 4:
+            break
+    trainer(tmp_path / "none", report=()).fit()
+    assert not (tmp_path / "none" / "report.html").exists()
+    assert main(["report", str(tmp_path / "none")]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'none' / 'report.html'}\n"
+    assert "done" in read(tmp_path / "none").text
+
+
+def test_the_report_of_a_run_that_was_killed(hostile):
+    (hostile / "run.json").unlink()
+    (hostile / "config.toml").unlink()
+    write_report(hostile)
+    page = read(hostile)
+    assert "a script's run" in page.text and "not ended, or killed" in page.text
+    assert "memory" not in page.sections
+
+
+@pytest.mark.parametrize("files", [("adapter.gguf",), ("model.gguf",), ("model.safetensors",)])
+def test_commands_are_those_that_there_are(files, hostile):
+    (hostile / "adapter.gguf").unlink()
+    (hostile / "checkpoint-3").mkdir()
+    for name in (*files, "checkpoint-3/complete.json"):
+        (hostile / name).write_bytes(b"")
+    tables = tomllib.loads((hostile / "config.toml").read_text())
+    tables["train"] |= {"steps": 40, "model": "a base.gguf"}
+    (hostile / "config.toml").write_text(to_toml({k: tables[k] for k in ("run", "train")}))
+    found = [command for _, command in commands(Record.read(hostile))]
+    assert found[0] == f"toynn train --resume {shlex.quote(str(hostile))}"
+    for command in found:
+        program, *words = shlex.split(command)
+        if program == "toynn" and words[0] != "train":  # whose words a file is read for
+            _parser().parse_args(words)
+    assert len(found) == {"adapter.gguf": 8, "model.gguf": 6, "model.safetensors": 4}[files[0]]
+
+
+def test_ticks_are_round_and_reach_both_ends():
+    assert ticks(0, 6) == [0, 2, 4, 6]
+    assert ticks(2.3, 5.4) == [2, 3, 4, 5, 6]
+    assert ticks(0.0001, 0.0031) == [0, 0.001, 0.002, 0.003, 0.004]
+    assert len(ticks(7.0, 7.0)) > 1 and ticks(0, 0)
+    assert [short(x) for x in (0, 3e-5, 0.25, 12000, 2.5e6, 2.5e7)] == [
+        *("0", "3e-05", "0.25", "12k", "2500k", "25M")
+    ]
+
+
+def test_a_curve_is_drawn_to_scale_and_keeps_its_peaks():
+    drawn = str(chart("loss", {"a": [(0, 0.0), (50, 4.0), (100, 1.0)]}))
+    (points,) = re.findall(r'points="([^"]*)"', drawn)
+    at = [tuple(map(float, pair.split(","))) for pair in points.split()]
+    (x0, y0), (x1, y1), (x2, y2) = at
+    assert x1 - x0 == pytest.approx(x2 - x1, abs=0.2)
+    assert (y0 - y2) / (y0 - y1) == pytest.approx(1 / 4, abs=0.01)
+    curve = [(k, 1.0) for k in range(10_000)]
+    curve[1234], curve[8765] = (1234, 9.0), (8765, -9.0)
+    kept = thinned(curve)
+    assert len(kept) <= 400 and {(1234, 9.0), (8765, -9.0)} <= set(kept) and kept == sorted(kept)
+
+
+def test_a_png_is_what_pillow_reads(tmp_path):
+    image = pytest.importorskip("PIL.Image", reason="Pillow, of the images extra, is missing")
+    for channels in (1, 3):
+        pixels = np.arange(5 * 7 * channels, dtype=np.uint8).reshape(5, 7, channels)
+        (tmp_path / "a.png").write_bytes(png(pixels))
+        found = np.asarray(image.open(tmp_path / "a.png")).reshape(pixels.shape)
+        np.testing.assert_array_equal(found, pixels)
+
+
+def test_attributes_cannot_be_left():
+    assert tag("td", title='"><b>') == '<td title="&quot;&gt;&lt;b&gt;"></td>'
+
+
+@pytest.mark.slow
+def test_a_browser_shows_it_and_asks_nobody(hostile, tmp_path):
+    """Its page is laid out, and the browser's log has no address but its own."""
+    browser = shutil.which("chromium") or shutil.which("chromium-browser")
+    if browser is None:
+        pytest.skip("chromium is not installed")
+    write_report(hostile)
+    log, picture = tmp_path / "net.json", tmp_path / "page.png"
+    words = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+    words += [f"--user-data-dir={tmp_path / 'profile'}", f"--log-net-log={log}"]
+    words += ["--window-size=800,1200", f"--screenshot={picture}"]
+    url = (hostile / "report.html").as_uri()
+    ran = subprocess.run([browser, *words, url], capture_output=True, timeout=60, check=False)
+    if ran.returncode or not picture.exists():
+        pytest.skip(f"chromium does not run here: {ran.stderr[-200:]!r}")
+    assert "evil" not in log.read_text("utf-8", "replace")
+    image = pytest.importorskip("PIL.Image", reason="Pillow, of the images extra, is missing")
+    pixels = np.asarray(image.open(picture).convert("L"))
+    assert pixels.shape == (1200, 800)
+    assert 0.01 < (np.abs(pixels.astype(int) - np.median(pixels)) > 60).mean() < 0.5  # letters
