@@ -6,8 +6,11 @@ import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import tomllib
 from html.parser import HTMLParser
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -271,3 +274,55 @@ def test_a_browser_shows_it_and_asks_nobody(hostile, tmp_path):
     pixels = np.asarray(image.open(picture).convert("L"))
     assert pixels.shape == (1200, 800)
     assert 0.01 < (np.abs(pixels.astype(int) - np.median(pixels)) > 60).mean() < 0.5  # letters
+
+
+def test_what_tensorboard_reads(tmp_path):
+    """A run that is left behind its checkpoint, and goes on, has each step once."""
+    accumulator = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator",
+        reason="tensorboard, of the extra of that name, is not installed",
+    )
+    for report in trainer(tmp_path / "a", report=("tensorboard",)):
+        if report.iteration == 4:  # the checkpoint is that of step 3
+            break
+    trainer(None, resume=tmp_path / "a", report=("tensorboard",)).fit()
+    assert not (tmp_path / "a" / "report.html").exists()
+    events = accumulator.EventAccumulator(str(tmp_path / "a" / "tensorboard"))
+    events.Reload()
+    record = Record.read(tmp_path / "a")
+    names = [name for name in record.names() if name != "iteration"]
+    assert sorted(events.Tags()["scalars"]) == sorted(names)
+    for name in names:
+        found = [(event.step, event.value) for event in events.Scalars(name)]
+        expected = [(step, pytest.approx(value)) for step, value in record.numbers(name)]
+        assert found == expected, name
+    assert [step for step, _ in record.numbers("train_loss")] == [2, 4, 6]
+
+
+def test_tensorboard_that_is_missing_is_said_before_the_data(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "tensorboard.summary.writer.event_file_writer", None)
+    assert main(["train", "gpt2", "--data", "none.txt", "--report", "html,tensorboard"]) == 2
+    assert 'not installed: pip install "toynn[tensorboard]"' in capsys.readouterr().err
+    assert main(["train", "gpt2", "--report", "htm"]) == 2
+    assert "must be of html, tensorboard, or none; got 'htm'" in capsys.readouterr().err
+
+
+def test_the_callback_of_the_docs(monkeypatch):
+    """The block in docs/looking.md, on a small recipe and a fake of the library."""
+    calls = []
+    fake = SimpleNamespace(
+        init=lambda **given: calls.append(("init", given)),
+        log=lambda figures, step: calls.append((step, figures)),
+        finish=lambda: calls.append(("finish", None)),
+    )
+    monkeypatch.setitem(sys.modules, "trackio", fake)
+    page = (Path(__file__).parents[2] / "docs" / "looking.md").read_text("utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len([line for line in code.splitlines() if line.strip()]) <= 10
+    names = {}
+    exec(code, names)
+    data = RandomWindows(TEXT, 2, 8, seed=0)
+    names["logged"](FakeRecipe(128), data, steps=4, log_every=2, progress=False)
+    assert [call[0] for call in calls] == ["init", 0, 2, 4, "finish"]
+    assert calls[0][1]["config"]["steps"] == 4
+    assert calls[2][1]["train_loss"] > calls[3][1]["train_loss"] > 0

@@ -26,6 +26,7 @@ from toynn.cli.vit import ViTTraining
 from toynn.errors import ConfigError
 from toynn.printing import duration
 from toynn.schedule import Schedule
+from toynn.train import tensorboard
 from toynn.train.checkpoint import Checkpoint
 from toynn.train.folder import RunFolder, Value
 from toynn.train.metrics import plot_losses
@@ -193,6 +194,8 @@ def _resolve_warmup(arguments: Namespace) -> None:
 def _apply_settings(arguments: Namespace) -> None:
     """Set what holds for the whole process; refuse a backend that it has not."""
     backends.get(arguments.backend)
+    if "tensorboard" in arguments.report:
+        tensorboard.check_installed()
     if arguments.threads is not None:
         toynn.set_num_threads(arguments.threads)
     if arguments.precision == "auto":

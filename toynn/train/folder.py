@@ -13,6 +13,7 @@ import contextlib
 import errno
 import json
 import os
+import shutil
 import sys
 from collections.abc import Mapping
 from itertools import count
@@ -110,6 +111,7 @@ class RunFolder:
         self.model = path / "model.safetensors"
         self.gguf = path / "model.gguf"
         self.adapter = path / "adapter.gguf"
+        self.events = path / "tensorboard"
         self.plot = path / "loss.png"
         self.confusion = path / "confusion.png"
         self.notes = Notes(path / NOTES)
@@ -137,6 +139,7 @@ class RunFolder:
             own = (self.path / "config.toml", self.path / NOTES, self.metrics, self.samples)
             for path in (*own, *self.best_files()):
                 path.unlink(missing_ok=True)
+            shutil.rmtree(self.events, ignore_errors=True)
         self.close()
         if error is not None and not self.trained:
             self._remove()

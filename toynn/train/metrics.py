@@ -11,7 +11,7 @@ from typing import Any
 from toynn.formats.files import write_atomically
 from toynn.formats.logs import Log
 
-__all__ = ["MetricsFile", "Report", "plot_losses", "read_reports", "save_figure"]
+__all__ = ["MetricsFile", "Report", "figures_of", "plot_losses", "read_reports", "save_figure"]
 
 
 @dataclass(frozen=True)
@@ -58,17 +58,15 @@ class MetricsFile(Log):
 
         Raises CheckpointError as `Log.append` does.
         """
-        known = {name: value for name, value in asdict(report).items() if value is not None}
-        known |= known.pop("figures", {})
-        self.append(
-            {
-                self._called(name): value if math.isfinite(value) else None
-                for name, value in known.items()
-            }
-        )
+        figures = figures_of(report, self._unit)
+        self.append({k: value if math.isfinite(value) else None for k, value in figures.items()})
 
-    def _called(self, name: str) -> str:
-        return name if "/" in name else name.replace("tokens", self._unit)
+
+def figures_of(report: Report, unit: str = "tokens") -> dict[str, Any]:
+    """Return the fields that are known, by their names in metrics.jsonl."""
+    known = {name: value for name, value in asdict(report).items() if value is not None}
+    known |= known.pop("figures", {})
+    return {k if "/" in k else k.replace("tokens", unit): v for k, v in known.items()}
 
 
 def read_reports(path: Path, unit: str = "tokens", length: int | None = None) -> list[Report]:

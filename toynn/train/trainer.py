@@ -25,7 +25,7 @@ from toynn.data.preference import PreferenceData
 from toynn.errors import CheckpointError
 from toynn.formats.logs import Log
 from toynn.threads import share_cores
-from toynn.train import checkpoint
+from toynn.train import checkpoint, tensorboard
 from toynn.train.checkpoint import Checkpoint
 from toynn.train.differences import check_alike
 from toynn.train.folder import RunFolder
@@ -39,12 +39,13 @@ from toynn.train.joining import (
     took,
 )
 from toynn.train.loop import Loop, State
-from toynn.train.metrics import MetricsFile, Report, read_reports
+from toynn.train.metrics import MetricsFile, Report, figures_of, read_reports
 from toynn.train.options import LoopOptions, Result
 from toynn.train.plan import begun_with, described, length_of, rates, source_of
 from toynn.train.progress import Progress
 from toynn.train.protocols import Batch
 from toynn.train.ranks import RankLoop
+from toynn.train.tensorboard import EventFile
 
 __all__ = ["Trainer"]
 
@@ -85,7 +86,8 @@ class Trainer:
     command
         What the run was started by, for its report.
     report
-        What is written of it: "html", a page, report.html, when it ends.
+        What is written of it: "html", a page, report.html, when it ends; "tensorboard", event
+        files in tensorboard/.
     allreduce
         How the gradients of several processes are added, which ``mpiexec`` has started: "ordered",
         with the same bits on every run, or "fast". Rank 0 of them writes, and tells what there is
@@ -152,11 +154,14 @@ class Trainer:
         self._force, self._limit = force, save_total_limit
         self._unit, self._progress = unit, progress
         self._command, self._told = command, report
+        if "tensorboard" in report:
+            tensorboard.check_installed()
         self._on_step, self._on_report, self._on_best = on_step, list(on_report), on_best
         self._sampler = sample
         self._diverges = False  # which is said once
         self._metrics: MetricsFile | None = None
         self._samples: Log | None = None
+        self._events: EventFile | None = None
         self._bar: Progress | None = None
         self._place: str | None = None  # the folder of several processes
         alone = group.size == 1
@@ -256,6 +261,9 @@ class Trainer:
         done, sources = self.result.iterations, self.identity.get("base")
         folder.notes.began(self._command, done, self.options.steps, sources)
         folder.notes.write()
+        if "tensorboard" in self._told:
+            last = self.result.reports[-1].iteration + 1 if self.result.reports else 0
+            self._events = stack.enter_context(EventFile(folder.events, last))
         metrics = MetricsFile(folder.metrics, self._unit, kept.get("metrics_bytes"))
         self._metrics = stack.enter_context(metrics)
         if self.options.sample_every or folder.samples.exists():
@@ -289,6 +297,8 @@ class Trainer:
     def _report(self, report: Report) -> None:
         if self._metrics is not None:
             self._metrics.write(report)
+        if self._events is not None:
+            self._events.write(report.iteration, figures_of(report, self._unit))
         if self._bar is not None:
             self._bar(report)
         for tell in self._on_report:
