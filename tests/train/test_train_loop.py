@@ -6,12 +6,14 @@ import itertools
 import json
 import math
 import os
+import re
 import select
 import signal
 import struct
 import sys
 import threading
 import tomllib
+from itertools import count
 
 import numpy as np
 import pytest
@@ -341,7 +343,9 @@ def test_plot(tmp_path):
 def test_plain_lines_where_there_is_no_terminal():
     stream = io.StringIO()
     with Progress(20, stream) as progress:
-        make_loop(on_report=[progress]).run()
+        loop = make_loop(on_report=[progress])
+        loop.on_step = progress.step
+        loop.run()
     lines = stream.getvalue().splitlines()
     assert len(lines) == 5
     assert lines[0] == "step  0/20  val 5.5452"
@@ -349,6 +353,25 @@ def test_plain_lines_where_there_is_no_terminal():
     assert "tokens/s  ETA 0:0" in lines[1]
     assert "val" in lines[2]
     assert "ETA" not in lines[4]
+
+
+def test_what_does_not_fit_is_left_out():
+    """A line has 80 columns; the time that is left is of steps, and of evaluations to come."""
+    stream = io.StringIO()
+    times = iter([0, 5, 11, 13, 14, 15, 25, 25])  # begin; evaluate, report; 3 steps; report
+    full = {"train_loss": 2.0, "val_loss": 2.5, "learning_rate": 1e-3, "grad_norm": 1.5}
+    full |= {"tokens_per_second": 12345.0, "examples": 1234, "filled": 0.9, "skipped_updates": 2}
+    with Progress(1500, stream, "tokens", 0, 8.0, 500, times.__next__) as progress:
+        progress.evaluating(0, 16)
+        progress(Report(0, 0, 11.0, val_loss=5.5))
+        for _ in range(3):
+            progress.step()
+        progress.evaluating(0, 16)
+        progress(Report(500, 9, 15.0, **full))
+    first, second = stream.getvalue().splitlines()
+    assert first == "step    0/1500  val 5.5000"
+    # 1000 steps of 4/3 seconds, and two evaluations of (6 + 0) / 2
+    assert second == ("step  500/1500  loss 2.0000  val 2.5000  lr 1.0e-03  skipped 2  ETA 22:19")
 
 
 def test_a_sample_is_shown_without_what_a_terminal_would_obey():
@@ -382,7 +405,8 @@ def test_bar_on_a_terminal_that_knows_its_width(columns):
     main, other = pty.openpty()
     fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
     with open(other, "w") as stream:
-        with Progress(20, stream) as progress:
+        given = {"per_epoch": 8, "eval_every": 5, "clock": count(0, 0.25).__next__}
+        with Progress(20, stream, **given) as progress:
             progress.step()
             progress(Report(5, 40, 1.0, train_loss=3.5, val_loss=2.25, tokens_per_second=99.5))
             progress.evaluating(2, 16)
@@ -393,10 +417,12 @@ def test_bar_on_a_terminal_that_knows_its_width(columns):
     os.close(main)
     shown = shown.decode()
     if columns:
-        assert "loss 2.5000  val 2.2500  1,234 tokens/s]" in shown
+        assert "loss 2.5000  val 2.2500  1,234 tokens/s  epoch 1.25  ETA 0:03]" in shown
         assert "5%|" in shown and "evaluating 3/16" in shown
+        assert max(map(len, re.split(r"[\r\n]+", shown))) <= columns
     else:
-        assert shown.splitlines()[1] == "step 10/20  loss 2.5000  1,234 tokens/s  ETA 0:02"
+        line = "step 10/20  loss 2.5000  1,234 tokens/s  epoch 1.25  ETA 0:03"
+        assert shown.splitlines()[1] == line
 
 
 @pytest.mark.parametrize(

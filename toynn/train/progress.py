@@ -3,6 +3,8 @@
 import contextlib
 import os
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from types import TracebackType
 from typing import TextIO
@@ -15,11 +17,18 @@ from toynn.train.metrics import Report
 __all__ = ["Progress", "Reading"]
 
 SHOWN = 2**23  # bytes: less is read before anybody asks
-BAR = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
+BAR = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]"
+LEAST_BAR = 24  # columns of that without the numbers of steps: percentage, bar, time, brackets
+COLUMNS = 80  # of a plain line
+#: What a line is without, where it would be too long: this first. metrics.jsonl has it all.
+DROPPED = ("filled", "examples", "norm", "epoch", "speed", "lr", "accuracy", "ETA")
 
 
-def _words(report: Report, unit: str, *names: str) -> str:
-    """Return the figures of a report that are known, of those named."""
+def _words(report: Report, unit: str, epochs: float | None, eta: float | None, room: int) -> str:
+    """Return the figures of a report that are known, of these as many as fit into so many letters.
+
+    ``epochs`` are the passes through the data, ``eta`` the seconds that are left.
+    """
     forms = {
         "loss": ("loss {:.4f}", report.train_loss),
         "val": ("val {:.4f}", report.val_loss),
@@ -27,12 +36,57 @@ def _words(report: Report, unit: str, *names: str) -> str:
         "lr": ("lr {:.1e}", report.learning_rate),
         "norm": ("norm {:.2f}", report.grad_norm),
         "speed": ("{:,.0f} " + f"{unit}/s", report.tokens_per_second),
+        "epoch": ("epoch {:.2f}", epochs),
         "examples": ("{:,} examples", report.examples),
         "filled": ("filled {:.0%}", report.filled),
         "skipped": ("skipped {}", report.skipped_updates),
+        "ETA": ("ETA {}", duration(eta) if eta else None),
     }
-    known = (forms[name] for name in names)
-    return "  ".join(form.format(figure) for form, figure in known if figure is not None)
+    known = {name: form.format(value) for name, (form, value) in forms.items() if value is not None}
+    for name in DROPPED:
+        if len("  ".join(known.values())) > room:
+            known.pop(name, None)
+    return "  ".join(known.values())
+
+
+class _Pace:
+    """How long steps and evaluations of this process take, and so the rest of a run."""
+
+    def __init__(self, steps: int, eval_every: int, clock: Callable[[], float]) -> None:
+        self._steps, self._every, self._clock = steps, eval_every, clock
+        self._last = clock()
+        self._begun: float | None = None  # an evaluation
+        self._in_steps = self._in_evaluations = 0.0
+        self._taken = self._evaluated = 0
+
+    def step(self) -> None:
+        """Count a step, which ends now."""
+        now = self._clock()
+        self._in_steps, self._taken = self._in_steps + now - self._last, self._taken + 1
+        self._last = now
+
+    def evaluating(self) -> None:
+        """Say that an evaluation goes on."""
+        if self._begun is None:
+            self._begun = self._clock()
+
+    def reported(self) -> None:
+        """Say that an evaluation, if there was one, has come to its end."""
+        now = self._clock()
+        if self._begun is not None:
+            self._in_evaluations += now - self._begun
+            self._evaluated += 1
+        self._begun, self._last = None, now
+
+    def left(self, done: int) -> float | None:
+        """Return the seconds until the end; None while nothing is known."""
+        if not self._taken or done >= self._steps:
+            return None
+        evaluations = 0
+        if self._every and self._evaluated:
+            evaluations = -(-self._steps // self._every) - done // self._every
+        each = self._in_evaluations / max(self._evaluated, 1)
+        return self._in_steps / self._taken * (self._steps - done) + each * evaluations
 
 
 class _Lenient:
@@ -63,22 +117,39 @@ class _Lenient:
 
     def is_terminal(self) -> bool:
         """Whether a bar can be drawn: some terminals, as in containers, do not know their width."""
+        return self.columns() > 0
+
+    def columns(self) -> int:
+        """Return the width of the terminal; 0 where there is none."""
         try:
-            return os.get_terminal_size(self.fileno()).columns > 0
+            return os.get_terminal_size(self.fileno()).columns
         except (OSError, ValueError):
-            return False
+            return 0
 
 
 class Progress:
-    """Shows a run of so many steps on a stream; enter it, then call it with each report."""
+    """Shows a run of so many steps on a stream; enter it, then call it with each report.
+
+    ``per_epoch`` steps are a pass through the data; every ``eval_every`` steps the model is
+    evaluated. Lines are at most as wide as the terminal, and plain ones have 80 columns.
+    """
 
     def __init__(
-        self, steps: int, stream: TextIO | None = None, unit: str = "tokens", done: int = 0
+        self,
+        steps: int,
+        stream: TextIO | None = None,
+        unit: str = "tokens",
+        done: int = 0,
+        per_epoch: float | None = None,
+        eval_every: int = 0,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._steps, self._unit, self._done = steps, unit, done
+        self._per_epoch = per_epoch
         self._stream = _Lenient(sys.stderr if stream is None else stream)
         self._bar: tqdm | None = None
         self._evaluated: Report | None = None  # the last one with an evaluation
+        self._pace = _Pace(steps, eval_every, clock)
 
     def __enter__(self) -> "Progress":
         if self._stream.is_terminal():
@@ -102,11 +173,13 @@ class Progress:
 
     def step(self) -> None:
         """Count one step."""
+        self._pace.step()
         if self._bar is not None:
             self._bar.update()
 
     def evaluating(self, done: int, of: int) -> None:
         """Say in the bar how far an evaluation is; the next report takes its place."""
+        self._pace.evaluating()
         if self._bar is not None:
             self._bar.set_postfix_str(f"evaluating {done + 1}{f'/{of}' if of else ''}")
 
@@ -124,22 +197,23 @@ class Progress:
 
     def __call__(self, report: Report) -> None:
         """Show a report."""
+        self._pace.reported()
+        done = report.iteration
+        epochs = done / self._per_epoch if self._per_epoch and done else None
+        eta = self._pace.left(done)
         if report.val_loss is not None:
             self._evaluated = report
         if self._bar is not None:
             newest = report
             if (last := self._evaluated) is not None:
                 newest = replace(report, val_loss=last.val_loss, val_accuracy=last.val_accuracy)
-            words = _words(newest, self._unit, "loss", "val", "accuracy", "speed", "filled")
-            self._bar.set_postfix_str(words)
+            room = self._stream.columns() - LEAST_BAR - 2 * len(str(self._steps))
+            self._bar.set_postfix_str(_words(newest, self._unit, epochs, eta, room))
             return
-        done = report.iteration
-        left = report.time * (self._steps - done) / done if done else None
-        eta = f"  ETA {duration(left)}" if left else ""
         width = len(str(self._steps))
-        names = ("loss", "val", "accuracy", "lr", "norm", "speed", "examples", "filled", "skipped")
-        words = _words(report, self._unit, *names)
-        print(f"step {done:{width}}/{self._steps}  {words}{eta}", file=self._stream, flush=True)
+        head = f"step {done:{width}}/{self._steps}  "
+        words = _words(report, self._unit, epochs, eta, COLUMNS - len(head))
+        print(head + words, file=self._stream, flush=True)
 
 
 class Reading:

@@ -136,9 +136,12 @@ class Trainer:
         ranks = begun_with(group, found)
         source, valid = source_of(recipe, data, valid, seed)
         check_enough(group, source)
-        steps, batches = length_of(
-            getattr(source, "per_epoch", None), steps, epochs, options.get("grad_accum", 1) * ranks
+        per_update, per_epoch = (
+            options.get("grad_accum", 1) * ranks,
+            getattr(source, "per_epoch", None),
         )
+        self._per_epoch = per_epoch and per_epoch / per_update  # steps of a pass through the data
+        steps, batches = length_of(per_epoch, steps, epochs, per_update)
         self.recipe, self.options = (
             recipe,
             LoopOptions(**{"steps": steps, "batches": batches, **options}),
@@ -212,8 +215,13 @@ class Trainer:
             if isinstance(self.loop, RankLoop):
                 self._join(self.loop)
             if self._progress:
-                done = self.result.iterations
-                bar = Progress(self.options.steps, unit=self._unit, done=done)
+                bar = Progress(
+                    self.options.steps,
+                    unit=self._unit,
+                    done=self.result.iterations,
+                    per_epoch=self._per_epoch,
+                    eval_every=self.options.eval_every,
+                )
                 self._bar = stack.enter_context(bar)
             try:
                 yield from self.loop.reports()
