@@ -1,5 +1,7 @@
 """Folders in Hugging Face's format: what comes back, and what is refused by its name."""
 
+import json
+
 import numpy as np
 import pytest
 from hf_folders import edit_object, edit_tensors
@@ -195,9 +197,6 @@ def test_folders_that_cannot_be_read(folder):
     weights.unlink()
     with pytest.raises(DataError, match=r"model\.safetensors: cannot read"):
         hf.open(folder)
-    (folder / "model.safetensors.index.json").write_text("{}")
-    with pytest.raises(DataError, match="in several files"):
-        hf.open(folder)
     for text, message in (("{", "not JSON"), ("[]", "expected an object; got list")):
         config.write_text(text)
         with pytest.raises(DataError, match=message):
@@ -205,6 +204,91 @@ def test_folders_that_cannot_be_read(folder):
     config.unlink()
     with pytest.raises(DataError, match=r"config\.json: cannot read: No such file"):
         hf.open(folder)
+
+
+def shard(folder, **changes):
+    """Cut the weights of a folder in two files, with an index of them."""
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names, files = sorted(weights), [f"model-0000{n}-of-00002.safetensors" for n in (1, 2)]
+    for n, file in enumerate(files):
+        save_file({name: weights[name] for name in names[n::2]}, folder / file)
+    placed = {name: files[n % 2] for n, name in enumerate(names)} | changes
+    index = {"metadata": {}, "weight_map": {k: f for k, f in placed.items() if f}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return files
+
+
+def test_shards_are_one_model(folder):
+    whole = LlamaSeqEngine.from_hf(folder).weights()
+    shard(folder)
+    again = LlamaSeqEngine.from_hf(folder).weights()
+    assert again.keys() == whole.keys()
+    for name, values in whole.items():
+        np.testing.assert_array_equal(again[name], values)
+
+
+OUTSIDE = "expected a file beside the index; got"
+SHARDS = {
+    "outside": ({"model.norm.weight": "../model.safetensors"}, OUTSIDE),
+    "absolute": ({"model.norm.weight": "/etc/model.safetensors"}, OUTSIDE),
+    "of another system": ({"model.norm.weight": "..\\model.safetensors"}, OUTSIDE),
+    "pickled": ({"model.norm.weight": "pytorch_model.bin"}, r"expected a \.safetensors file"),
+    "no file": ({"model.norm.weight": 3}, r"expected a \.safetensors file; got 3"),
+    "missing": (
+        {"model.norm.weight": "model-00003-of-00003.safetensors"},
+        "expected 3 files beside it; missing: model-00003-of-00003.safetensors; complete",
+    ),
+    "not there": (
+        {"model.layers.9.mlp.up_proj.weight": "model-00001-of-00002.safetensors"},
+        "model.layers.9.mlp.up_proj.weight is to be in model-00001.*, and is not",
+    ),
+    "elsewhere": (
+        {"model.norm.weight": "model-00001-of-00002.safetensors"},
+        "model.norm.weight is to be in model-00001.*; it is in model-00002",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SHARDS)
+def test_an_index_that_is_wrong_is_refused(case, folder):
+    changes, message = SHARDS[case]
+    (folder.parent / "model.safetensors").write_bytes(b"never read")
+    shard(folder, **changes)
+    with pytest.raises(DataError, match=message) as error:
+        hf.open(folder)
+    assert "index.json" in str(error.value)
+
+
+def test_weights_in_other_forms_say_what_to_do(folder):
+    weights = folder / "model.safetensors"
+    files = shard(folder)
+    (folder / files[1]).write_bytes((folder / files[0]).read_bytes())
+    with pytest.raises(DataError, match=r"is in model-00001-of-00002\.safetensors, too"):
+        hf.open(folder)
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {}}')
+    with pytest.raises(DataError, match="weight_map: expected the file of each tensor"):
+        hf.open(folder)
+    (folder / "model.safetensors.index.json").unlink()
+    (folder / "model.gguf").write_bytes(b"GGUF")
+    with pytest.raises(DataError, match=r"no model\.safetensors; name a file in it: .*model\.gguf"):
+        hf.open(folder)
+    (folder / "pytorch_model.bin").write_bytes(b"\x80\x04.")
+    with pytest.raises(DataError, match=r"pytorch_model\.bin: pickled weights can run any code"):
+        hf.open(folder)
+    assert not weights.exists()
+
+
+def test_a_mapped_folder_that_changes_is_noticed(folder):
+    with hf.open(folder, check=True) as model:
+        assert model.stored("blk.0.attn_q.weight").base is not None
+        model.check_unchanged()
+        (folder / "model.safetensors").touch()
+        with pytest.raises(ToynnError, match="changed since it was opened"):
+            model.check_unchanged()
+    replace(folder, {"model.norm.weight": np.full(24, np.nan, np.float32)})
+    with pytest.raises(DataError, match=r"model\.norm\.weight has weights that are NaN"):
+        hf.open(folder, check=True)
 
 
 def test_a_damaged_folder_is_refused_or_harmless(folder):

@@ -13,7 +13,7 @@ import transformers
 from transformers import AutoModelForCausalLM
 
 from toynn import AdamW
-from toynn.engines import ENGINES
+from toynn.engines import ENGINES, frozen
 from toynn.formats import hf
 
 pytestmark = [
@@ -113,7 +113,9 @@ def test_there_and_back(kind, tmp_path):
     expected = their_logits(theirs)
     with hf.open(tmp_path / "theirs") as source:
         engine = ENGINES[source.architecture].from_hf(tmp_path / "theirs", t_seq=13)
+        mapped = frozen(source)
     assert_logits_agree(engine.logits(IDS), expected)
+    assert_logits_agree(mapped.logits(IDS), expected)
     if kind == "llama-3":  # export_hf refuses it: see test_hf
         return
     engine.export_hf(tmp_path / "ours")
@@ -131,7 +133,10 @@ def test_half_precision(dtype, tmp_path):
     their_model("llama").to(dtype).save_pretrained(tmp_path / "theirs")
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "theirs", dtype=torch.float32)
     engine = ENGINES["llama"].from_hf(tmp_path / "theirs", t_seq=13)
-    assert_logits_agree(engine.logits(IDS), their_logits(theirs))
+    expected = their_logits(theirs)
+    assert_logits_agree(engine.logits(IDS), expected)
+    with hf.open(tmp_path / "theirs") as source:
+        assert_logits_agree(frozen(source).logits(IDS), expected)
 
 
 @pytest.mark.parametrize("kind", ["llama-tied", "gpt2"])

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from toynn.cli._weighted import path_and_weight
 from toynn.formats import adapters
 from toynn.formats.adapters import Adapter
-from toynn.formats.gguf import GGUFFile
+from toynn.models import Source
 
 __all__ = ["Weighted", "add_adapters", "combined", "weighted"]
 
@@ -45,7 +45,7 @@ def add_adapters(parser: ArgumentParser, *, required: bool = False) -> None:
 
 
 def combined(
-    given: Sequence[Weighted] | None, base: GGUFFile | None, method: str = "cat"
+    given: Sequence[Weighted] | None, base: Source | None, method: str = "cat"
 ) -> Adapter | None:
     """Return the adapter that all together are; None where none is given."""
     if not given:

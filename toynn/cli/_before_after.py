@@ -9,7 +9,7 @@ import numpy as np
 from toynn import engines
 from toynn.data.batch import IGNORED
 from toynn.data.examples import Examples
-from toynn.formats import gguf
+from toynn.formats import bases
 from toynn.formats.tokenizer import Tokenizer
 from toynn.generate import sample
 
@@ -34,7 +34,7 @@ def before_and_after(
     shown = [valid[k] for k in range(min(PROMPTS, len(valid)))]
     if not shown or any(labels[0] != IGNORED for _, labels in shown):
         return
-    with gguf.open(model, check=False) as file:
+    with bases.open(model, check=False) as file:
         base = engines.frozen(file)
     for ids, labels in shown:
         if late():

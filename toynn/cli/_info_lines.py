@@ -10,9 +10,9 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from toynn.engines import ViTConfig, ViTEngine, engine_for
+from toynn.engines import ViTConfig, ViTEngine
 from toynn.errors import ToynnError
-from toynn.formats import adapters, hf
+from toynn.formats import adapters
 from toynn.formats.adapters import peft as peft_folder
 from toynn.formats.adapters.adapter import BASE_NAME, is_embedding, text_of
 from toynn.formats.gguf.tensors import TensorInfo
@@ -28,7 +28,6 @@ from toynn.train.metrics import read_reports
 __all__ = [
     "Lines",
     "adapter",
-    "hf_folder",
     "memory",
     "peft",
     "run_of",
@@ -177,22 +176,6 @@ def _matrices(shapes: Mapping[str, tuple[int, int]]) -> Lines:
 
 
 # -- Models ------------------------------------------------------------------------------------
-
-
-def hf_folder(folder: Path, seq: int | None, batch: int) -> Lines:
-    """Describe a model in Hugging Face's format."""
-    with hf.open(folder) as model:
-        kind, prefix = model.architecture, f"{model.architecture}."
-        lines = [("folder", f"{folder}, in Hugging Face's format"), ("architecture", kind)]
-        lines += types(model.tensors)
-        hyper = {k: v for k, v in model.metadata.items() if k.startswith(prefix)}
-        lines += [(key.removeprefix(prefix), str(value)) for key, value in hyper.items()]
-        length = seq or min(512, hyper[f"{prefix}context_length"])
-        try:
-            needed = engine_for(model).memory_for(model, length, batch)
-        except ToynnError as error:
-            return [*lines, ("training", f"not possible: {error}")]
-        return [*lines, *memory(needed, f"{batch} x {length} tokens")]
 
 
 def safetensors(path: Path, batch: int) -> Lines:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from toynn.errors import ConfigError
+from toynn.formats.hf.config import CONFIG
 
 __all__ = ["model_file", "text_model"]
 
@@ -14,7 +15,7 @@ def model_file(path: str) -> str:
 
 
 def text_model(path: Path) -> Path:
-    """Return the file that --model means where it must be a model, and not one of pictures."""
+    """Return the file, or Hugging Face folder, that --model means where it must be of text."""
     if not path.is_dir():
         return path
     if (path / "adapter.gguf").exists():
@@ -22,9 +23,11 @@ def text_model(path: Path) -> Path:
             f"--model {path}: it has an adapter; name the model that this is for, and the folder "
             f"as --adapter {path}"
         )
-    if not (path / "model.gguf").exists():
+    if (path / "model.gguf").exists():
+        return path / "model.gguf"
+    if not (path / CONFIG).exists():
         raise ConfigError(
             f"--model {path}: expected a .gguf file, or a folder with model.gguf, as `toynn train` "
-            "leaves it; got a folder without"
+            f"leaves it, or with {CONFIG}, as Hugging Face's have; got a folder without"
         )
-    return path / "model.gguf"
+    return path

@@ -12,7 +12,7 @@ from toynn.cli._numbers import real, whole
 from toynn.cli._paths import text_model
 from toynn.cli._run_flags import BACKEND, THREADS
 from toynn.engines import SequenceEngine
-from toynn.formats import gguf
+from toynn.formats import bases
 from toynn.formats.tokenizer import Tokenizer
 from toynn.precision import PRECISIONS
 
@@ -39,7 +39,7 @@ DRAWING = (
 
 def add_flags(parser: ArgumentParser) -> None:
     """Add the flags of a model, and of how it writes."""
-    model = "a .gguf file, or the folder of a run of `toynn train`"
+    model = "a .gguf file, or a folder: of a run of `toynn train`, or in Hugging Face's format"
     parser.add_argument("-m", "--model", type=Path, required=True, metavar="PATH", help=model)
     add_adapters(parser)
     for name, kind, default, meaning, _ in DRAWING:
@@ -68,8 +68,8 @@ def opened(arguments: Namespace) -> tuple[Tokenizer, SequenceEngine[Any]]:
     if arguments.threads is not None:
         toynn.set_num_threads(arguments.threads)
     toynn.set_float32_matmul_precision(arguments.precision)
-    with gguf.open(text_model(arguments.model)) as file:
-        tokenizer = Tokenizer.from_gguf(file)
+    with bases.open(text_model(arguments.model)) as file:
+        tokenizer = Tokenizer.of(file)
         adapter = combined(arguments.adapter, file)
         return tokenizer, engines.frozen(file, adapter, arguments.backend)
 

@@ -24,7 +24,7 @@ from toynn.data import jsonl
 from toynn.data.text import Corpus
 from toynn.engines import SequenceEngine
 from toynn.errors import ConfigError, DataError
-from toynn.formats import gguf
+from toynn.formats import bases
 from toynn.formats.tokenizer import Tokenizer
 from toynn.reading import open_file
 
@@ -42,7 +42,7 @@ def add_parser(commands: Any) -> None:
     """Add the command to the parser's commands."""
     help_ = "measure a model: perplexity, loss, accuracy, distance from another"
     parser = commands.add_parser("eval", help=help_, description=help_, allow_abbrev=False)
-    model = "a .gguf file, or the folder of a run of `toynn train`"
+    model = "a .gguf file, or a folder: of a run of `toynn train`, or in Hugging Face's format"
     parser.add_argument("-m", "--model", type=Path, required=True, metavar="PATH", help=model)
     add_adapters(parser)
     parser.add_argument("--data", type=Path, metavar="PATH", help=DATA)
@@ -86,9 +86,9 @@ def run(arguments: Namespace) -> int:
 def _opened(
     model: Path, adapter: Sequence[Weighted] | None, backend: str
 ) -> tuple[Tokenizer, SequenceEngine[Any]]:
-    with gguf.open(text_model(model)) as file:
+    with bases.open(text_model(model)) as file:
         found = combined(adapter, file)
-        return Tokenizer.from_gguf(file), engines.frozen(file, found, backend)
+        return Tokenizer.of(file), engines.frozen(file, found, backend)
 
 
 def _has_questions(path: Path) -> bool:

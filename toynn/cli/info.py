@@ -12,11 +12,14 @@ from toynn.cli._numbers import whole
 from toynn.cli.models import WarmStartTraining, default_d_ff
 from toynn.engines import LlamaConfig
 from toynn.errors import DataError, ToynnError
-from toynn.formats import gguf
+from toynn.formats import gguf, hf
 from toynn.formats.adapters import peft
-from toynn.formats.gguf import GGUFFile, Strings
+from toynn.formats.gguf import Strings
+from toynn.formats.hf import HFModel
 from toynn.formats.hf.config import CONFIG, WEIGHTS
+from toynn.formats.tokenizer.folder import FolderKeys, has_tokenizer
 from toynn.machine import free_memory
+from toynn.models import Source
 from toynn.options import RecipeOptions
 from toynn.printing import size
 from toynn.recipes import LoRA, WarmStart
@@ -63,7 +66,8 @@ def _lines(path: Path, seq: int | None, batch: int) -> Lines:
         return _info_lines.peft(path.parent)
     of_hf = path.name == WEIGHTS and path.with_name(CONFIG).is_file()
     if path.name == CONFIG or of_hf:
-        return _info_lines.hf_folder(path.parent, seq, batch)
+        with hf.open(path.parent) as model:
+            return describe(model, seq, batch)
     if path.suffix == ".safetensors":
         return _info_lines.safetensors(path, batch)
     with gguf.open(path) as file:
@@ -71,24 +75,28 @@ def _lines(path: Path, seq: int | None, batch: int) -> Lines:
         return _info_lines.adapter(path) if is_adapter else describe(file, seq, batch)
 
 
-def describe(file: GGUFFile, seq: int | None, batch: int) -> Lines:
-    """Return what there is to say about a file, as text by name."""
+def describe(file: Source, seq: int | None, batch: int) -> Lines:
+    """Return what there is to say about a model's file or folder, as text by name."""
     metadata, architecture = file.metadata, file.architecture
     lines = [
         ("file", f"{file.path}, {size(file.nbytes)}"),
         ("architecture", architecture),
         ("name", str(metadata.get("general.name", "none"))),
-        *types(file.tensors),
-        *_active(file),
-        ("tokenizer", _tokenizer(metadata)),
     ]
+    if isinstance(file, HFModel):
+        lines = [
+            ("folder", f"{file.path}, in Hugging Face's format"),
+            ("architecture", architecture),
+            ("weights", f"{size(file.nbytes)} in {file.files}"),
+        ]
+    lines += [*types(file.tensors), *_active(file), ("tokenizer", _tokenizer(file))]
     for key, value in metadata.items():
         if key.startswith(f"{architecture}."):
             lines.append((key.removeprefix(f"{architecture}."), _value(value)))
     return lines + _training(file, seq, batch)
 
 
-def _active(file: GGUFFile) -> Lines:
+def _active(file: Source) -> Lines:
     """Return with how many parameters a token is computed, if there are experts."""
     if not any(info.name.endswith("_exps.weight") for info in file.tensors.values()):
         return []
@@ -98,16 +106,24 @@ def _active(file: GGUFFile) -> Lines:
         return []  # said of training: why it is not possible
 
 
-def _tokenizer(metadata: dict[str, Any]) -> str:
+def _tokenizer(file: Source) -> str:
     """Return the kind of a tokenizer and the number of its tokens."""
+    metadata = file.metadata
+    if isinstance(file, HFModel):
+        if not has_tokenizer(file.path):
+            return "none"
+        try:
+            metadata = FolderKeys(file.path, file.tensors["token_embd.weight"].shape[0]).metadata
+        except ToynnError as error:
+            return f"not readable: {error}"
     kind, tokens = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.tokens")
-    if kind is None or not isinstance(tokens, Strings):
+    if kind is None or not isinstance(tokens, Strings | list):
         return "none"
     pre = metadata.get("tokenizer.ggml.pre")
     return f"{kind}{f' ({pre})' if isinstance(pre, str) else ''}, {len(tokens):,} tokens"
 
 
-def _training(file: GGUFFile, seq: int | None, batch: int) -> Lines:
+def _training(file: Source, seq: int | None, batch: int) -> Lines:
     """Return the memory of a training step, or why there is none."""
     try:
         memory, length = engines.memory_for(file, seq, batch)
@@ -116,11 +132,11 @@ def _training(file: GGUFFile, seq: int | None, batch: int) -> Lines:
     return [
         *_info_lines.memory(memory, f"{batch} x {length} tokens"),
         *_adapters(file, RecipeOptions(t_seq=length, t_batch=batch)),
-        *_new_model(file, length, batch),
+        *([] if isinstance(file, HFModel) else _new_model(file, length, batch)),
     ]
 
 
-def _adapters(file: GGUFFile, opts: RecipeOptions) -> Lines:
+def _adapters(file: Source, opts: RecipeOptions) -> Lines:
     """Return the memory of training adapters over the file, which stays as it is."""
     try:
         plain, again = (
@@ -152,7 +168,7 @@ def _room(mapped: int, plain: int, again: int) -> Lines:
     return [("  free here", f"{size(free)}: {fits}")]
 
 
-def _new_model(file: GGUFFile, length: int, batch: int) -> Lines:
+def _new_model(file: Source, length: int, batch: int) -> Lines:
     """Return the memory of what ``toynn train warm-start`` makes with the file as donor."""
     vocab, width = file.tensors["token_embd.weight"].shape
     d_model, heads, layers = map(WarmStartTraining.default, ("d_model", "heads", "layers"))

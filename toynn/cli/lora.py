@@ -1,4 +1,4 @@
-"""``toynn train lora``: from a GGUF file and data to an adapter of it in a run folder."""
+"""``toynn train lora``: from a model's file or folder and data to an adapter of it in a run."""
 
 import shlex
 from collections.abc import Iterator, Mapping
@@ -29,7 +29,7 @@ from toynn.data.stream import Progress
 from toynn.engines import AdapterOptions, PreferenceOptions, engine_for
 from toynn.engines.preference import KINDS
 from toynn.errors import ConfigError
-from toynn.formats import adapters, gguf
+from toynn.formats import adapters, bases
 from toynn.formats.tokenizer import ByteTokenizer, Tokenizer
 from toynn.models import ARCHITECTURES
 from toynn.options import RecipeOptions
@@ -123,13 +123,13 @@ class LoRATraining(TextTraining):
     """``toynn train lora``."""
 
     name = "lora"
-    help = "an adapter of a model in a GGUF file, quantized or not, which is only read"
+    help = "an adapter of a model in a GGUF file or Hugging Face folder, which is only read"
     flags = (
         Flag(
             "model",
-            f"a .gguf file: {', '.join(ARCHITECTURES)}",
+            f"a .gguf file, or a folder in Hugging Face's format: {', '.join(ARCHITECTURES)}",
             read=model_file,
-            metavar="FILE",
+            metavar="PATH",
             required=True,
         ),
         replace(DATA, required=True),
@@ -175,9 +175,10 @@ class LoRATraining(TextTraining):
 
     def read(self) -> None:
         """Open the model; read the data with its tokenizer."""
-        file = self.file = self.files.enter_context(gguf.open(self.arguments.model))
+        file = self.file = bases.open(self.arguments.model)
+        self.files.callback(file.close)
         engine_for(file)  # before anything takes time
-        self.tokenizer = Tokenizer.from_gguf(file)
+        self.tokenizer = Tokenizer.of(file)
         context = file.require(f"{file.architecture}.context_length", int)
         seq = min(self.arguments.seq, context)
         if seq < self.arguments.seq:
@@ -327,5 +328,9 @@ class LoRATraining(TextTraining):
         model, adapter = (shlex.quote(str(path)) for path in (self.arguments.model, folder.adapter))
         chat = " --chat" if self.data.chats else ""
         yield f"try it      toynn generate --model {model} --adapter {adapter}{chat} --prompt ..."
-        if not isinstance(self.tokenizer, ByteTokenizer):  # which llama.cpp does not have
-            yield f"            llama-cli -m {model} --lora {adapter}"
+        if isinstance(self.tokenizer, ByteTokenizer):  # which llama.cpp does not have
+            return
+        if Path(self.arguments.model).is_dir():
+            yield f"            toynn convert {model} --out model.gguf     # for llama.cpp"
+            model = "model.gguf"
+        yield f"            llama-cli -m {model} --lora {adapter}"

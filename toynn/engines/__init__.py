@@ -12,7 +12,6 @@ from toynn.engines.sequence import SequenceEngine
 from toynn.engines.targets import AdapterOptions
 from toynn.engines.vit import ViTConfig, ViTEngine
 from toynn.formats.adapters import Adapter
-from toynn.formats.gguf import GGUFFile
 from toynn.models import ARCHITECTURES, Source, refuse
 from toynn.nn import LoRA
 from toynn.options import RecipeOptions
@@ -62,7 +61,7 @@ class LoRAEngine(DecodingEngine[C_co], Protocol[C_co]):
     """An engine over the frozen weights of a file, with adapters beside them."""
 
     @property
-    def file(self) -> GGUFFile | None:
+    def file(self) -> Source | None:
         """The file that the weights lie in."""
 
     @property
@@ -117,7 +116,7 @@ def active_parameters(file: Source) -> int:
 
 
 def frozen(
-    file: GGUFFile, adapter: Adapter | None = None, backend: str = "cpu"
+    file: Source, adapter: Adapter | None = None, backend: str = "cpu"
 ) -> SequenceEngine[Any]:
     """Return an engine over the weights of a file as they lie there, with an adapter if given.
 
@@ -133,7 +132,7 @@ def frozen(
     return engine
 
 
-def memory_for(file: GGUFFile, t_seq: int | None = None, t_batch: int = 1) -> tuple[Memory, int]:
+def memory_for(file: Source, t_seq: int | None = None, t_batch: int = 1) -> tuple[Memory, int]:
     """Return the memory that training a file's model would need, and its sequence length.
 
     The default length is the model's context, but at most 512. No memory is taken.

@@ -5,7 +5,7 @@ y = W x + b + s B A dropout(x)      W (out, in) in the file; A (r, in), B (out, 
 Each expert of a stack W (E, out, in) has its own: A (E, r, in), B (E, out, r).
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from math import isclose, sqrt
 from os import fspath
 
@@ -17,12 +17,16 @@ from toynn.engines.targets import AdapterOptions
 from toynn.errors import AdapterError, ConfigError
 from toynn.formats import adapters
 from toynn.formats.adapters import LORA_A, LORA_B, Adapter
-from toynn.formats.gguf import GGUFFile
+from toynn.formats.adapters.peft import heads_in
+from toynn.formats.hf.spelling import pairs_apart, pairs_together
 from toynn.graph.tape import Tensor
+from toynn.models import Source
 from toynn.nn import LoRA
 from toynn.session import Session
 
 __all__ = ["INITS", "Adapters"]
+
+Floats = NDArray[np.float32]
 
 #: How A can be drawn: from N(0, init_scale); from U(-1/sqrt(in), 1/sqrt(in)), as PEFT does.
 INITS = ("normal", "peft")
@@ -37,7 +41,7 @@ class Adapters:
     def __init__(
         self,
         session: Session,
-        file: GGUFFile,
+        file: Source,
         options: AdapterOptions,
         matrices: Iterable[Tensor],
         *,
@@ -71,16 +75,35 @@ class Adapters:
             self._session.upload(layer.a, a.reshape(layer.a.shape))
             self._session.upload(layer.b, np.zeros(layer.b.shape, np.float32))
 
-    def weights(self) -> dict[str, NDArray[np.float32]]:
-        """Return copies: `<weight>.lora_a` (r, in), `<weight>.lora_b` (out, r); of each expert."""
+    def weights(self) -> dict[str, Floats]:
+        """Return copies: `<weight>.lora_a` (r, in), `<weight>.lora_b` (out, r); of each expert.
+
+        Rows are in the order of the file.
+        """
         return {name: self._session.download(t) for name, t in self.tensors.items()}
 
     def copy(self) -> Adapter:
-        """Return what ``toynn.formats.adapters`` writes."""
+        """Return what ``toynn.formats.adapters`` writes: rows are in GGUF's order."""
         alpha, rslora = self.options.alpha, self.options.use_rslora
         assert alpha is not None
         metadata = adapters.base_metadata(self._file)
-        return Adapter(self._file.architecture, alpha, self.weights(), rslora, metadata)
+        tensors = self._with_rows(self.weights(), pairs_together)
+        return Adapter(self._file.architecture, alpha, tensors, rslora, metadata)
+
+    def rows_here(self, adapter: Adapter) -> dict[str, Floats]:
+        """Return the tensors of one that was read, with rows in the order of the file."""
+        return self._with_rows(adapter.tensors, pairs_apart)
+
+    def _with_rows(
+        self, tensors: Mapping[str, Floats], move: Callable[[Floats, int], Floats]
+    ) -> dict[str, Floats]:
+        """Move the rows of B where the file has those of its matrix in another order than GGUF."""
+        found = dict(tensors)
+        for name, values in tensors.items() if self._file.pairs_apart else ():
+            if name.endswith(LORA_B):
+                heads = heads_in(self._file, name.removesuffix(LORA_B))
+                found[name] = np.ascontiguousarray(move(values, heads)) if heads else values
+        return found
 
     def check_alike(self, adapter: Adapter) -> None:
         """Raise AdapterError unless one that was read has these targets, ranks and scales."""

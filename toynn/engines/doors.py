@@ -13,7 +13,7 @@ from toynn.engines.targets import AdapterOptions
 from toynn.engines.weights import Weights
 from toynn.errors import LifecycleError
 from toynn.formats.adapters import Adapter
-from toynn.formats.gguf import GGUFFile
+from toynn.models import Source
 from toynn.nn import LoRA
 from toynn.session import Session
 
@@ -126,7 +126,7 @@ class AdapterDoors:
         return self.lora.dropout if self.lora and self._trains_adapters else 0.0
 
     @property
-    def file(self) -> GGUFFile | None:
+    def file(self) -> Source | None:
         """The file that the weights lie in, if they do."""
         return self._weights.file
 
@@ -160,11 +160,15 @@ class AdapterDoors:
 
         Raises LifecycleError where there are none.
         """
-        self._adapted("load_adapter").check_alike(adapter)
-        self.load_weights(adapter.tensors)
+        adapters = self._adapted("load_adapter")
+        adapters.check_alike(adapter)
+        self.load_weights(adapters.rows_here(adapter))
 
     def adapter_weights(self) -> dict[str, NDArray[np.float32]]:
-        """Return copies of the adapters: `<weight>.lora_a` (r, in), `<weight>.lora_b` (out, r)."""
+        """Return copies of the adapters: `<weight>.lora_a` (r, in), `<weight>.lora_b` (out, r).
+
+        Rows are those of the file that the weights lie in; ``adapter`` has GGUF's.
+        """
         found = self._weights.adapters
         return {} if found is None else found.weights()
 

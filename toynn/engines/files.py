@@ -5,10 +5,8 @@ is refused by its name.
 """
 
 from collections.abc import Collection, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import fields
 from os import PathLike
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,8 +14,7 @@ from numpy.typing import NDArray
 
 from toynn.errors import ConfigError
 from toynn.formats import gguf, hf
-from toynn.formats.gguf import OUTTYPES, GGUFFile, stored_as
-from toynn.formats.hf import HFModel
+from toynn.formats.gguf import OUTTYPES, stored_as
 from toynn.models import ARCHITECTURES, Hyper, SequenceModel, Source, refuse
 from toynn.options import RecipeOptions
 
@@ -27,7 +24,6 @@ __all__ = [
     "check_agrees",
     "check_options",
     "config_of",
-    "opened",
     "passed_on",
     "tokenizer_of",
     "write_gguf",
@@ -43,13 +39,6 @@ _OWN_KEYS = tuple(
     f"general.{key}"
     for key in ("architecture", "alignment", "file_type", "quantization_version", "type")
 )
-
-
-def opened(
-    path: StrPath, *, check: bool = True
-) -> AbstractContextManager[GGUFFile] | AbstractContextManager[HFModel]:
-    """Open a GGUF file, or a Hugging Face folder."""
-    return hf.open(path) if Path(path).is_dir() else gguf.open(path, check=check)
 
 
 def passed_on(file: Source) -> dict[str, tuple[Any, str]]:

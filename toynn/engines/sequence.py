@@ -23,9 +23,8 @@ from toynn.engines.preference import PreferenceDoors, PreferencePass
 from toynn.engines.recording import Pass, record_logits, record_loss
 from toynn.engines.weights import FileWeights
 from toynn.errors import ConfigError, LifecycleError, ShapeError
-from toynn.formats import gguf, hf
+from toynn.formats import bases, gguf, hf
 from toynn.formats.adapters import LORA_B
-from toynn.formats.gguf import GGUFFile
 from toynn.graph.tape import Tensor
 from toynn.models import (
     ARCHITECTURES,
@@ -89,7 +88,7 @@ class SequenceEngine(Engine[C, Pass], AdapterDoors, DecoderDoors, PreferenceDoor
                 f"{type(self).__name__}: expected the configuration of "
                 f"{', '.join(self.architectures)}; got one of {cfg.arch}"
             )
-        return model
+        return model.apart() if self._weights.pairs_apart else model
 
     @property
     def model(self) -> SequenceModel[Any]:
@@ -303,15 +302,16 @@ class SequenceEngine(Engine[C, Pass], AdapterDoors, DecoderDoors, PreferenceDoor
                 f"{type(self).__name__}.{call} after the weights were declared: make a new engine"
             )
 
-    def declare_for_mmap(self, file: GGUFFile, cfg: C | None, opts: RecipeOptions) -> None:
+    def declare_for_mmap(self, file: Source, cfg: C | None, opts: RecipeOptions) -> None:
         """Declare a file's weights, frozen, where they lie, and the adapters; takes no memory.
 
+        ``file`` is a GGUF file or a Hugging Face folder, open.
         ``cfg``, ``opts.untied`` and ``opts.qkv_bias`` come from the file: what is given must agree
         with it. The file stays mapped as long as the session lives, and is never written.
         """
         self._map(file, cfg, opts)
 
-    def _map(self, file: GGUFFile, cfg: C | None, opts: RecipeOptions) -> FileWeights:
+    def _map(self, file: Source, cfg: C | None, opts: RecipeOptions) -> FileWeights:
         self._check_undeclared("realize_for_mmap")
         found, options = files.config_of(file, self.architectures, type(self).__name__)
         if cfg is not None:
@@ -321,7 +321,7 @@ class SequenceEngine(Engine[C, Pass], AdapterDoors, DecoderDoors, PreferenceDoor
         self.declare(found, replace(opts, **options))
         return weights
 
-    def realize_for_mmap(self, file: GGUFFile, cfg: C | None, opts: RecipeOptions) -> None:
+    def realize_for_mmap(self, file: Source, cfg: C | None, opts: RecipeOptions) -> None:
         """Take a file's weights as they lie there, frozen; all adapters are zero yet.
 
         See ``declare_for_mmap``. Norms and biases of another type than F32 are expanded.
@@ -400,7 +400,7 @@ class SequenceEngine(Engine[C, Pass], AdapterDoors, DecoderDoors, PreferenceDoor
 
         Whatever is wrong with the file and needs no look at its weights is an error here already.
         """
-        with files.opened(path) as file:
+        with bases.open(path, check=True) as file:
             return cls._declared(file, t_seq, 1, weight_dtype=weight_dtype)
 
     @classmethod

@@ -12,11 +12,10 @@ import numpy as np
 
 from toynn.engines.adapters import Adapters
 from toynn.engines.targets import AdapterOptions
-from toynn.errors import ConfigError, GGUFError, LifecycleError
+from toynn.errors import ConfigError, LifecycleError
 from toynn.formats import quants
-from toynn.formats.gguf import GGUFFile
 from toynn.graph.tape import Tensor
-from toynn.models import Shapes, check_tensors
+from toynn.models import Shapes, Source, check_tensors, refuse
 from toynn.models.table import Weight
 from toynn.session import Session
 
@@ -26,8 +25,10 @@ __all__ = ["FileWeights", "OwnWeights", "Weights"]
 class Weights(ABC):
     """Weights by name: all ``tensors``, and of those the ``parameters``, which are trained."""
 
-    file: GGUFFile | None = None  # that they lie in
+    file: Source | None = None  # that they lie in
     adapters: Adapters | None = None  # what stands beside them
+    #: Whether rows of q and k that RoPE turns together are half a head apart.
+    pairs_apart = False
 
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
@@ -74,11 +75,12 @@ class OwnWeights(Weights):
 
 
 class FileWeights(Weights):
-    """The weights of a mapped file, and the adapters that are asked for, zero at first."""
+    """The weights of a mapped file or folder, and the adapters asked for, zero at first."""
 
-    def __init__(self, file: GGUFFile, options: AdapterOptions | None, *, trained: bool) -> None:
+    def __init__(self, file: Source, options: AdapterOptions | None, *, trained: bool) -> None:
         super().__init__()
-        self.file: GGUFFile = file
+        self.file: Source = file
+        self.pairs_apart = file.pairs_apart
         self._options, self._trained = options, trained
         self._expanded: list[str] = []  # those that are not mapped
 
@@ -103,16 +105,16 @@ class FileWeights(Weights):
         """Declare a weight of the file: mapped if a matrix or float32, else expanded later."""
         type, shape = self.file.tensors[name].type, weight.shape
         if type == "F32":
-            return s.mapped(name, self.file[name])
+            return s.mapped(name, self.file.stored(name))
         if len(shape) == 1 or weight.row.kind == "taps":
             self._expanded.append(name)
             return s.constant(name, shape)
         if type not in quants.BLOCKS:
-            raise GGUFError(
-                f"{self.file.path}: {name}: expected a type of {', '.join(quants.BLOCKS)}; "
-                f"got {type}"
+            refuse(
+                self.file,
+                f"{name}: expected a type of {', '.join(quants.BLOCKS)}; got {type}",
             )
-        return s.mapped(name, self.file.raw(name), type.lower(), shape)
+        return s.mapped(name, self.file.stored(name), type.lower(), shape)
 
     def fill(self, session: Session) -> None:
         """Expand norms and biases of another type than F32; make the adapters zero."""

@@ -17,7 +17,7 @@ from toynn.completion import complete
 from toynn.errors import ConfigError
 from toynn.evaluation.choices import beginning, log_likelihood
 from toynn.evaluation.scores import losses, read
-from toynn.formats import adapters, gguf
+from toynn.formats import adapters, bases
 from toynn.formats.tokenizer import Tokenizer
 
 __all__ = ["Requests", "lm_class"]
@@ -32,8 +32,8 @@ class Requests:
         self, model: str | PathLike[str], adapter: str | PathLike[str] | None = None
     ) -> None:
         super().__init__()
-        with gguf.open(model) as file:
-            self.tokenizer = Tokenizer.from_gguf(file)
+        with bases.open(model) as file:
+            self.tokenizer = Tokenizer.of(file)
             found = None if adapter is None else adapters.load(adapter, file)
             self.engine = engines.frozen(file, found)
 

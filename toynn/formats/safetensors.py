@@ -10,6 +10,7 @@ without metadata the bytes are the same. Source: https://github.com/huggingface/
 """
 
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping
 from math import prod
 from pathlib import Path
@@ -79,6 +80,7 @@ class SafeTensors:
             with open_file(path) as file, safe_open(path, "numpy"):  # which finds it sound
                 size = int.from_bytes(file.read(8), "little")
                 table = json.loads(file.read(size))
+                status = os.fstat(file.fileno())
         except (OSError, SafetensorError) as error:
             raise DataError(f"{path}: cannot read: {error}") from error
         self.metadata: dict[str, str] = table.pop(METADATA, None) or {}
@@ -92,13 +94,19 @@ class SafeTensors:
             shape = tuple(entry["shape"])
             info = TensorInfo(name, entry["dtype"], shape, 8 + size + begin, end - begin)
             self.tensors[name] = info
+        #: size and time of the last change
+        self.state = (status.st_size, status.st_mtime_ns)
         self._raw = np.memmap(path, np.uint8, "r")
+
+    def raw(self, name: str) -> NDArray[np.uint8]:
+        """Return the bytes of a tensor as they lie there: a read-only view."""
+        info = self.tensors[name]
+        return np.asarray(self._raw[info.offset : info.offset + info.nbytes])
 
     def __getitem__(self, name: str) -> NDArray[np.float32]:
         """Return a tensor in float32; it must be finite."""
         info = self.tensors[name]
-        raw = np.asarray(self._raw[info.offset : info.offset + info.nbytes])
-        values = quants.dequantize(raw, info.type, info.shape)
+        values = quants.dequantize(self.raw(name), info.type, info.shape)
         if not np.isfinite(values).all():
             raise DataError(f"{self.path}: {name} has weights that are NaN or infinite")
         return values

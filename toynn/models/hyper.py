@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from math import isfinite
 from pathlib import Path
 from reprlib import repr  # which shortens long arrays
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,8 @@ from toynn.errors import ToynnError
 from toynn.formats.gguf import Strings, TensorInfo
 
 __all__ = ["Hyper", "Source", "check_tensors", "refuse"]
+
+Scalar = TypeVar("Scalar", bool, int, float, str)
 
 #: Hyper-parameters that change no number, and those that change none at this value.
 _NEUTRAL = {
@@ -34,6 +36,9 @@ class Source(Protocol):
     path: Path
     tensors: dict[str, TensorInfo]
     types: dict[str, str]
+    nbytes: int
+    #: whether ``stored`` has the pairs of rows of q and k that RoPE turns half a head apart
+    pairs_apart: bool
 
     @property
     def error(self) -> type[ToynnError]:
@@ -51,7 +56,19 @@ class Source(Protocol):
         """Return a tensor."""
 
     def raw(self, name: str) -> NDArray[np.uint8]:
-        """Return the bytes of a tensor."""
+        """Return the bytes of a tensor, in GGUF's order."""
+
+    def stored(self, name: str) -> NDArray[Any]:
+        """Return a tensor as it lies there: float32, or the bytes of another type."""
+
+    def require(self, key: str, kind: type[Scalar]) -> Scalar:
+        """Return the value of a key, which must be there and of a kind."""
+
+    def check_unchanged(self) -> None:
+        """Raise GGUFError if the file is no longer the one that was opened."""
+
+    def close(self) -> None:
+        """Let go of the file; what was mapped stays mapped."""
 
 
 class Hyper:

@@ -2,9 +2,10 @@
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
+from copy import copy
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -111,6 +112,15 @@ class SequenceModel(Model[S]):
     ) -> tuple[dict[str, Any], dict[str, Floats]]:
         """Return what else a Hugging Face folder needs: keys of config.json, and tensors."""
         return {}, {}
+
+    def apart(self) -> Self:
+        """Return the model for rows of q and k as Hugging Face has them: pairs half a head apart.
+
+        RoPE turns those then, and the numbers are the same.
+        """
+        model = copy(self)
+        model.turns_neighbours = False
+        return model
 
     def spelling(self) -> Spelling:
         """Return how Hugging Face spells the architecture."""

@@ -5,7 +5,7 @@ from typing import Any
 
 from toynn.adamw import AdamW
 from toynn.engines import ENGINES, LlamaConfig, LlamaSeqEngine, SequenceEngine
-from toynn.engines.files import opened
+from toynn.formats import bases
 from toynn.options import RecipeOptions
 from toynn.recipes._sequence import FullRecipe
 
@@ -24,7 +24,7 @@ class FromScratch(FullRecipe[SequenceEngine[Any]]):
         super().__init__(LlamaSeqEngine(backend))
 
     def _reader(self, path: str | PathLike[str]) -> type[SequenceEngine[Any]]:
-        with opened(path, check=False) as file:
+        with bases.open(path, check=False) as file:
             kind = ENGINES.get(file.architecture)
         return SequenceEngine if kind is SequenceEngine else LlamaSeqEngine
 

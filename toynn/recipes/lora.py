@@ -1,4 +1,4 @@
-"""LoRA over the frozen weights of a GGUF file, quantized or not.
+"""LoRA over the frozen weights of a GGUF file, quantized or not, or of a Hugging Face folder.
 
     y = W x + b + s B A dropout(x)      W (out, in) in the file; A (r, in), B (out, r) trained
 
@@ -16,11 +16,11 @@ from typing import Any
 
 from toynn.engines import AdapterOptions, LlamaSeqEngine, SequenceEngine, engine_for
 from toynn.errors import LifecycleError
-from toynn.formats import adapters
+from toynn.formats import adapters, bases
 from toynn.formats import gguf as gguf_format
 from toynn.formats.adapters import Adapter
 from toynn.formats.fuse import fuse
-from toynn.formats.gguf import GGUFFile
+from toynn.models import Source
 from toynn.options import RecipeOptions
 from toynn.recipes._sequence import SequenceRecipe
 from toynn.reports import Memory
@@ -31,7 +31,7 @@ StrPath = str | PathLike[str]
 
 
 class LoRA(SequenceRecipe[SequenceEngine[Any]]):
-    """Train low-rank adapters of the projections of a model in a GGUF file.
+    """Train low-rank adapters of the projections of a model in a GGUF file or HF folder.
 
     Its hp rows are AdamW.for_lora()'s: the update with bias correction.
 
@@ -43,7 +43,7 @@ class LoRA(SequenceRecipe[SequenceEngine[Any]]):
 
     def realize(
         self,
-        gguf: StrPath | GGUFFile,
+        gguf: StrPath | Source,
         cfg: Any,
         rank: int,
         opts: RecipeOptions,
@@ -73,7 +73,7 @@ class LoRA(SequenceRecipe[SequenceEngine[Any]]):
 
     def realize_from_adapter(
         self,
-        gguf: StrPath | GGUFFile,
+        gguf: StrPath | Source,
         adapter: StrPath | Adapter,
         opts: RecipeOptions,
         dropout: float = 0.0,
@@ -94,8 +94,8 @@ class LoRA(SequenceRecipe[SequenceEngine[Any]]):
 
     @contextmanager
     def _over(
-        self, call: str, gguf: StrPath | GGUFFile
-    ) -> Iterator[tuple[SequenceEngine[Any], GGUFFile]]:
+        self, call: str, gguf: StrPath | Source
+    ) -> Iterator[tuple[SequenceEngine[Any], Source]]:
         """Make an engine for a file; it becomes the recipe's if all that is done with it works."""
         if self.t_loss is not None:
             raise LifecycleError(f"LoRA.{call}: once only; make a new recipe")
@@ -167,14 +167,14 @@ class LoRA(SequenceRecipe[SequenceEngine[Any]]):
         with gguf_format.open(self._base("save").path, check=False) as base:
             fuse(base, self.engine.adapter(), path, outtype=outtype, overwrite=overwrite)
 
-    def _base(self, call: str) -> GGUFFile:
+    def _base(self, call: str) -> Source:
         self._check_built(call)
         assert self.engine.file is not None
         return self.engine.file
 
     @staticmethod
     def memory_for(
-        gguf: StrPath | GGUFFile,
+        gguf: StrPath | Source,
         rank: int,
         opts: RecipeOptions,
         targets: Sequence[str] | str = ("q",),
@@ -193,7 +193,7 @@ def _with(opts: RecipeOptions, checkpointing: bool) -> RecipeOptions:
     return replace(opts, checkpointing=checkpointing or opts.checkpointing)
 
 
-def _read(adapter: StrPath | Adapter, base: GGUFFile) -> Adapter:
+def _read(adapter: StrPath | Adapter, base: Source) -> Adapter:
     if not isinstance(adapter, Adapter):
         return adapters.load(adapter, base)
     adapters.check(adapter, base)
@@ -201,10 +201,10 @@ def _read(adapter: StrPath | Adapter, base: GGUFFile) -> Adapter:
 
 
 @contextmanager
-def _opened(gguf: StrPath | GGUFFile, check: bool = True) -> Iterator[GGUFFile]:
-    """Open a file, unless it is open. A session over it keeps its mapping when it is closed."""
-    if isinstance(gguf, GGUFFile):
-        yield gguf
-    else:
-        with gguf_format.open(gguf, check=check) as file:
+def _opened(gguf: StrPath | Source, check: bool = True) -> Iterator[Source]:
+    """Open a file or folder, unless it is open. A session keeps its mapping when it is closed."""
+    if isinstance(gguf, str | PathLike):
+        with bases.open(gguf, check=check) as file:
             yield file
+    else:
+        yield gguf

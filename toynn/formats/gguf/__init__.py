@@ -70,6 +70,7 @@ class GGUFFile:
     """
 
     error = GGUFError
+    pairs_apart = False  # the rows that RoPE turns together are as GGUF has them
 
     def __init__(self, parts: list[Part]) -> None:
         header = parts[0].header
@@ -155,6 +156,14 @@ class GGUFFile:
             )
         flat = np.frombuffer(self._mappings[path], np.uint8, info.nbytes, info.offset)
         return flat.reshape(*info.shape[:-1], -1)
+
+    def stored(self, name: str) -> NDArray[Any]:
+        """Return a tensor as it lies there: float32, or the bytes of another type.
+
+        Raises GGUFError as ``raw`` does.
+        """
+        raw = self.raw(name)
+        return self[name] if self.tensors[name].type == "F32" else raw
 
     @property
     def architecture(self) -> str:

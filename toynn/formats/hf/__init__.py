@@ -1,37 +1,50 @@
-"""Models in Hugging Face's format: a folder with config.json and model.safetensors.
+"""Models in Hugging Face's format: a folder with config.json and weights, in one file or shards.
 
     with hf.open("folder") as model:
         model.metadata["llama.block_count"], model["blk.0.attn_q.weight"]
     hf.write("new", "llama", {"block_count": 2, ...}, {"token_embd.weight": array, ...})
 
-Keys, names, shapes and the order of rows are GGUF's, so that what reads one reads the other.
+Keys, names, shapes and the order of rows are GGUF's, so that what reads one reads the other; only
+`stored` gives the rows of q and k as they lie there, which is where they can be mapped.
 Nothing is ignored in silence: what could change a number and is not known is refused by its name.
 """
 
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from toynn.errors import DataError
+from toynn.formats import quants
+from toynn.formats.gguf.finite import find_nonfinite
 from toynn.formats.gguf.tensors import TensorInfo
-from toynn.formats.hf.config import CONFIG, WEIGHTS, Config
+from toynn.formats.hf.config import CONFIG, Config
 from toynn.formats.hf.pieces import Piece, assembled, pieces_of
+from toynn.formats.hf.shards import Shards
 from toynn.formats.hf.spelling import SPELLINGS, module_of, pairs_together, spelling_for
 from toynn.formats.hf.writer import write
 from toynn.formats.objects import read_object
-from toynn.formats.safetensors import SafeTensors
 
 __all__ = ["HFModel", "open", "write"]
 
+Array = NDArray[Any]
 Floats = NDArray[np.float32]
+Scalar = TypeVar("Scalar", bool, int, float, str)
 
 #: Weights of old files that are constants, or an input's: of no use.
 BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
+CHECK_BELOW = 1 << 28  # bytes: so many are looked through in a tenth of a second
+#: How numbers are looked at when they are only moved.
+_VIEWS: dict[str, np.dtype[Any]] = {
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<u2"),
+    "BF16": np.dtype("<u2"),
+}
 
 
 class HFModel:
@@ -56,13 +69,17 @@ class HFModel:
         self.metadata = {"general.architecture": self.architecture} | {
             f"{self.architecture}.{key}": value for key, value in self._read_config().items()
         }
-        weights, index = path / WEIGHTS, path / f"{WEIGHTS}.index.json"
-        if not weights.exists() and index.exists():
-            raise DataError(f"{index}: a model in several files is not supported; save it as one")
-        self._stored = SafeTensors(weights, BUFFERS)
-        self._sources = self._read_names()  # by GGUF name
-        names = (*self._sources, *self._pieces, *self._added)
-        self.tensors = {name: self._info(name) for name in names}
+        #: whether the rows of q and k that RoPE turns together are half a head apart in ``stored``
+        self.pairs_apart = bool(spelling.pairs)
+        self._stored = Shards(path, BUFFERS)
+        try:
+            self._sources = self._read_names()  # by GGUF name
+            names = (*self._sources, *self._pieces, *self._added)
+            self.tensors = {name: self._info(name) for name in names}
+        except DataError:
+            self.close()
+            raise
+        self.nbytes, self.files = self._stored.nbytes, str(self._stored)
 
     def __enter__(self) -> "HFModel":
         return self
@@ -73,26 +90,99 @@ class HFModel:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the files. Arrays that ``stored`` gave stay valid."""
         self._stored.close()
 
+    def __contains__(self, name: object) -> bool:
+        return name in self.tensors
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
     def __getitem__(self, name: str) -> Floats:
-        """Return a weight in float32, in GGUF's order."""
+        """Return a weight in float32, in GGUF's order; it must be finite."""
         if name in self._added:
             return self._added[name]
-        if name in self._pieces:
-            return assembled(self._pieces[name], self._stored.__getitem__)
-        values = self._stored[self._sources[name]]
-        if self._is_transposed(name):
-            return np.ascontiguousarray(values.T)
-        values = values.reshape(self._whole(name, values.shape))
-        heads = self._spelling.heads(self.metadata, name)
-        more = self._spelling.more.get(module_of(name), 0.0)
-        values = values + np.float32(more) if more else values
+        values = self._floats(name)
+        if not np.isfinite(values).all():
+            where = self._sources.get(name, name)
+            raise DataError(f"{self._path_of(name)}: {where} has weights that are NaN or infinite")
+        heads = self._heads(name)
         return pairs_together(values, heads) if heads else values
 
     def raw(self, name: str) -> NDArray[np.uint8]:
-        """Return the bytes of a weight, as float32."""
-        return np.ascontiguousarray(self[name]).reshape(-1).view(np.uint8)
+        """Return the bytes of a weight in the type that it has, in GGUF's order."""
+        values, heads = self._as_it_lies(name), self._heads(name)
+        return _bytes(pairs_together(values, heads) if heads else values)
+
+    def stored(self, name: str) -> Array:
+        """Return a weight as it lies there: float32, or the bytes of another type.
+
+        It is a view of the mapped file, unless the file has it in pieces or transposed: then a copy
+        in the same type. The rows of q and k are in the folder's order: see ``pairs_apart``.
+        """
+        values = self._as_it_lies(name)
+        return np.require(values, requirements="A") if self._is_f32(name) else _bytes(values)
+
+    def _as_it_lies(self, name: str) -> Array:
+        """Return a weight by GGUF's name and shape, not expanded, rows in the folder's order."""
+        if name in self._added:
+            return self._added[name]
+        if module_of(name) in self._spelling.more:
+            return self._floats(name)
+        if name in self._pieces:
+            return assembled(self._pieces[name], self._view)
+        values = self._view(self._sources[name])
+        if self._is_transposed(name):
+            return np.ascontiguousarray(values.T)
+        return values.reshape(self._whole(name, values.shape))
+
+    def _floats(self, name: str) -> Floats:
+        """Return the same in float32, with what a folder leaves out."""
+        more = self._spelling.more.get(module_of(name), 0.0)
+        if more:
+            return self._stored[self._sources[name]] + np.float32(more)
+        info = self.tensors[name]
+        return quants.dequantize(_bytes(self._as_it_lies(name)), info.type, info.shape)
+
+    def _view(self, source: str) -> Array:
+        """Return a tensor of the files; numbers of 16 bits as they are spelled."""
+        info = self._stored.tensors[source]
+        view: Array = self._stored.raw(source).view(_VIEWS[info.type])
+        return view.reshape(info.shape)
+
+    def _is_f32(self, name: str) -> bool:
+        return self.tensors[name].type == "F32"
+
+    def _heads(self, name: str) -> int:
+        """Return the heads of a weight whose rows GGUF has in another order, else 0."""
+        return self._spelling.heads(self.metadata, name)
+
+    def _path_of(self, name: str) -> Path:
+        source = self._sources.get(name) or next(iter(self._pieces[name].values()))
+        return self._stored.path_of(source)
+
+    def require(self, key: str, kind: type[Scalar]) -> Scalar:
+        """Return the value of a key that must be there and be of a kind. Raises DataError."""
+        value = self.metadata.get(key)
+        if type(value) is kind:
+            return value
+        raise DataError(f"{self.path / CONFIG}: {key}: expected {kind.__name__}; got {value!r}")
+
+    def check_finite(self) -> None:
+        """Raise DataError for a weight that is NaN or infinite."""
+        for name, info in self._stored.tensors.items():
+            if info.nbytes and find_nonfinite(self._stored.raw(name), info.type):
+                raise DataError(
+                    f"{self._stored.path_of(name)}: {name} has weights that are NaN or infinite"
+                )
+
+    def check_unchanged(self) -> None:
+        """Raise GGUFError if a file is no longer the one that was opened."""
+        self._stored.check_unchanged()
 
     def _read_config(self) -> dict[str, Any]:
         """Return the hyper-parameters by GGUF's keys; refuse what is not known."""
@@ -108,7 +198,7 @@ class HFModel:
                 config.refuse(f"{spelled} is missing")
         return found
 
-    # -- model.safetensors ---------------------------------------------------------------------
+    # -- Weights ---------------------------------------------------------------------------------
 
     def _read_names(self) -> dict[str, str]:
         """Return the name in the file of each weight, by its GGUF name."""
@@ -124,15 +214,22 @@ class HFModel:
             elif not self._is_zero_bias(gguf_name, name):
                 sources[gguf_name] = name
         if unknown:
-            raise DataError(f"{self.path / WEIGHTS}: unknown tensors: {', '.join(unknown[:5])}")
+            where = self._stored.path_of(unknown[0])
+            raise DataError(f"{where}: unknown tensors: {', '.join(unknown[:5])}")
         if self._spelling.tied if self._is_tied is None else self._is_tied:
             head = sources.pop("output.weight", None)
             table = sources.get("token_embd.weight")
-            if head and table and not np.array_equal(self._stored[head], self._stored[table]):
-                raise DataError(f"{self.path / WEIGHTS}: {head} is tied, and differs from {table}")
+            if head and table and not self._are_alike(head, table):
+                where = self._stored.path_of(head)
+                raise DataError(f"{where}: {head} is tied, and differs from {table}")
         elif "output.weight" not in sources:
-            raise DataError(f"{self.path / WEIGHTS}: tensor lm_head.weight is missing")
+            raise DataError(f"{self.path}: tensor lm_head.weight is missing")
         return sources
+
+    def _are_alike(self, *names: str) -> bool:
+        mixed = len({self._stored.tensors[name].type for name in names}) > 1
+        one, other = (self._stored[name] if mixed else self._view(name) for name in names)
+        return np.array_equal(one, other)
 
     def _is_zero_bias(self, gguf_name: str, name: str) -> bool:
         """Whether this is a bias that the model does not have, and does nothing."""
@@ -144,12 +241,14 @@ class HFModel:
         if name in self._pieces:
             return self._info_of_pieces(name)
         info = self._stored.tensors[self._sources[name]]
+        if module_of(name) in self._spelling.more:  # expanded when it is read
+            return TensorInfo(name, "F32", info.shape, info.offset, 4 * math.prod(info.shape))
         shape = info.shape[::-1] if self._is_transposed(name) else self._whole(name, info.shape)
         return TensorInfo(name, info.type, shape, info.offset, info.nbytes)
 
     def _info_of_pieces(self, name: str) -> TensorInfo:
         """Describe a weight that lies in pieces, all of which must be there, and alike."""
-        pieces, path = self._pieces[name], self.path / WEIGHTS
+        pieces, path = self._pieces[name], self._path_of(name)
         infos = [self._stored.tensors[source] for source in pieces.values()]
         first, piece = infos[0], next(iter(pieces))
         numbers = sorted(p.expert for p in pieces if p.expert is not None)
@@ -157,9 +256,9 @@ class HFModel:
             raise DataError(
                 f"{path}: {name}: expected experts 0 to {len(numbers) - 1}; got {numbers}"
             )
-        if any(info.shape != first.shape for info in infos) or len(first.shape) < 2:
-            shapes = sorted({info.shape for info in infos})
-            raise DataError(f"{path}: {name}: expected matrices of one shape; got {shapes}")
+        kinds = {(info.shape, info.type) for info in infos}
+        if len(kinds) > 1 or len(first.shape) < 2:
+            raise DataError(f"{path}: {name}: expected matrices of one shape; got {sorted(kinds)}")
         shape = (*first.shape[:-2], first.shape[-2] // piece.parts, first.shape[-1])
         if first.shape[-2] % piece.parts:
             raise DataError(
@@ -180,7 +279,23 @@ class HFModel:
         return self._spelling.is_transposed(name, dimensions)
 
 
-def open(path: str | os.PathLike[str]) -> HFModel:
-    """Open a folder. Raises DataError for whatever is wrong with it."""
+def _bytes(values: Array) -> NDArray[np.uint8]:
+    """Return the bytes of an array, row by row."""
+    flat = np.ascontiguousarray(values)
+    return flat.view(np.uint8).reshape(*flat.shape[:-1], -1)
+
+
+def open(path: str | os.PathLike[str], *, check: bool | None = False) -> HFModel:
+    """Open a folder. Raises DataError for whatever is wrong with it.
+
+    `check` looks through the weights for NaN and infinity; None: if they are few.
+    """
     path = Path(path)
-    return HFModel(path, read_object(path / CONFIG))
+    model = HFModel(path, read_object(path / CONFIG))
+    if check or (check is None and model.nbytes < CHECK_BELOW):
+        try:
+            model.check_finite()
+        except DataError:
+            model.close()
+            raise
+    return model

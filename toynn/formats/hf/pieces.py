@@ -9,13 +9,14 @@ What begins in "{e}" is a stack, what ends in "[i/k]" is part i of k, along the 
 
 import re
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 __all__ = ["Piece", "assembled", "cut", "is_cut", "pieces_of"]
 
+Array = NDArray[Any]
 Floats = NDArray[np.float32]
 
 _PART = re.compile(r"\[(\d+)/(\d+)\]")
@@ -61,14 +62,14 @@ def pieces_of(modules: Mapping[str, str], name: str) -> list[Piece]:
     return found
 
 
-def assembled(pieces: Mapping[Piece, str], read: Callable[[str], Floats]) -> Floats:
+def assembled(pieces: Mapping[Piece, str], read: Callable[[str], Array]) -> Array:
     """Return a weight from its pieces, by the names by which they are read."""
     ordered = sorted(pieces, key=lambda piece: piece.expert or 0)
     values = [_part(read(pieces[piece]), piece) for piece in ordered]
     return np.stack(values) if ordered[0].expert is not None else values[0]
 
 
-def _part(values: Floats, piece: Piece) -> Floats:
+def _part(values: Array, piece: Piece) -> Array:
     if piece.parts == 1:
         return values
     rows = values.shape[-2] // piece.parts

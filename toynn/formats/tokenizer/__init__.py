@@ -16,6 +16,7 @@ import codecs
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import chain
 from os import PathLike
@@ -27,11 +28,16 @@ from numpy.typing import NDArray
 
 from toynn.errors import DataError, GGUFError
 from toynn.formats import gguf
+from toynn.formats.bases import Base
 from toynn.formats.gguf import GGUFFile
+from toynn.formats.hf import HFModel
 from toynn.formats.tokenizer.bpe import BPE, byte_letters
 from toynn.formats.tokenizer.chat import ChatTemplate, Message
 from toynn.formats.tokenizer.conversations import Conversations, Talk, Turn
+from toynn.formats.tokenizer.folder import FolderKeys
 from toynn.formats.tokenizer.pieces import Model, Part, Pieces
+from toynn.formats.tokenizer.pipeline import Pipeline
+from toynn.formats.tokenizer.pre import Kind
 from toynn.formats.tokenizer.spm import SentencePiece
 from toynn.formats.tokenizer.vocab import TokenType, Vocab, read_vocab
 
@@ -46,11 +52,14 @@ class Tokenizer:
 
     of_bytes = False  # whether a token is a byte
 
-    def __init__(self, vocab: Vocab, model: Model, template: str | None = None) -> None:
+    def __init__(
+        self, vocab: Vocab, model: Model, template: str | None = None, *, whole: bool = False
+    ) -> None:
+        """Take what a file has; ``whole``: its texts are never cut to be shared by cores."""
         self._vocab, self._model, self._source = vocab, model, template
         self._template: ChatTemplate | None = None
         self._pieces: dict[int, bytes] = {}
-        self._cutter = Pieces(vocab)
+        self._cutter = Pieces(vocab, whole=whole)
         self._special_ids = frozenset(id for _, id in vocab.specials)
         shy = np.isin(vocab.declared, (TokenType.CONTROL, TokenType.UNKNOWN))
         self._hidden = frozenset(np.flatnonzero(shy).tolist())
@@ -76,6 +85,39 @@ class Tokenizer:
         model = BPE(vocab, vocab.kind) if vocab.kind else SentencePiece(vocab)
         key = "tokenizer.chat_template"
         return cls(vocab, model, file.require(key, str) if key in file.metadata else None)
+
+    @classmethod
+    def of(cls, file: str | PathLike[str] | Base) -> "Tokenizer":
+        """Build the tokenizer of a GGUF file or a Hugging Face folder, from its path or open.
+
+        Raises GGUFError, DataError, ConfigError.
+        """
+        if isinstance(file, HFModel):
+            return cls.from_folder(file.path, file.tensors["token_embd.weight"].shape[0])
+        if not isinstance(file, GGUFFile) and Path(file).is_dir():
+            return cls.from_folder(file)
+        return cls.from_gguf(file)
+
+    @classmethod
+    def from_folder(cls, folder: str | PathLike[str], rows: int | None = None) -> "Tokenizer":
+        """Build the tokenizer of a folder: that of its tokenizer.json, or tokenizer.model.
+
+        Ids are those of transformers' AutoTokenizer. ``rows`` are the ids that the model has; some
+        may be no token's. Raises DataError, GGUFError, ConfigError.
+        """
+        keys = FolderKeys(Path(folder), rows)
+        vocab = read_vocab(keys, Kind(()) if keys.of_bytes else None)
+        vocab = replace(
+            vocab,
+            eog=vocab.eog | keys.ends,
+            strips_right=frozenset(token.id for token in keys.added if token.rstrip),
+            strips_left=frozenset(token.id for token in keys.added if token.lstrip),
+            prefix_once=keys.prefix_once,
+        )
+        template = keys.metadata.get("tokenizer.chat_template")
+        if keys.data is None:
+            return cls(vocab, SentencePiece(vocab), template)
+        return cls(vocab, Pipeline(vocab, keys), template, whole=keys.of_bytes and not keys.pre)
 
     def __repr__(self) -> str:
         kind = type(self._model).__name__.strip("_")
@@ -258,6 +300,8 @@ class Tokenizer:
         ]
         told += [vocab.kind and vocab.kind.whole_words, vocab.bos, vocab.eos, vocab.unknown]
         told += [vocab.add_bos, vocab.add_eos, vocab.add_space_prefix, sorted(vocab.strips_right)]
+        if isinstance(self._model, Pipeline):
+            told += [self._model.told, *sorted(vocab.strips_left)]
         whole = hashlib.sha256(json.dumps([type(self._model).__name__, *told]).encode())
         for numbers in (vocab.types, vocab.declared, vocab.scores):
             whole.update(np.ascontiguousarray(numbers).tobytes())
@@ -303,11 +347,12 @@ class Stream:
 
         A text begins at the start, and after each special token.
         """
-        piece = self._tokenizer.piece(id)
+        piece, vocab = self._tokenizer.piece(id), self._tokenizer._vocab
         special = id in self._tokenizer._special_ids
         if self._drop_space and not special:
             piece = piece.removeprefix(b" ")
-        self._drop_space = special and self._tokenizer._vocab.add_space_prefix
+        begins = self._drop_space if vocab.prefix_once else vocab.add_space_prefix
+        self._drop_space = special and begins
         return b"" if id in self._hidden else piece
 
 

@@ -8,6 +8,7 @@ Source: Sennrich et al. 2016, arXiv:1508.07909; Radford et al. 2019 (GPT-2), sec
 """
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any
 
 from toynn.errors import GGUFError
@@ -15,7 +16,7 @@ from toynn.formats.tokenizer.chat import needed
 from toynn.formats.tokenizer.pre import Kind
 from toynn.formats.tokenizer.vocab import TokenType, Vocab
 
-__all__ = ["BPE", "byte_letters"]
+__all__ = ["BPE", "byte_letters", "cutter", "piece_of"]
 
 MISSING = "\ufdd0"  # not a character: stands for a byte without a token, so that none merge over it
 
@@ -30,6 +31,16 @@ def byte_letters() -> list[str]:
     return [chr(byte) if byte in seen else chr(256 + others.index(byte)) for byte in range(256)]
 
 
+def cutter(kind: Kind) -> Any:
+    """Return what cuts a text into pieces, and spells them as bytes."""
+    library = needed("tokenizers")
+    cut = library.pre_tokenizers
+    return cut.Sequence(
+        [cut.Split(library.Regex(regex), "isolated") for regex in kind.regexes]
+        + [cut.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+
+
 class BPE:
     """Ids of a text without special tokens, and the bytes of an id.
 
@@ -39,7 +50,6 @@ class BPE:
     def __init__(self, vocab: Vocab, kind: Kind) -> None:
         library = needed("tokenizers")
         self._vocab = vocab
-        self._bytes = {letter: byte for byte, letter in enumerate(byte_letters())}
         ids = {text: id for id, text in enumerate((*vocab.tokens, MISSING))}
         try:
             model = library.models.BPE(
@@ -53,11 +63,7 @@ class BPE:
                 f"{vocab.path}: tokenizer.ggml.tokens and .merges do not make a tokenizer: {error}"
             ) from error
         self._tokenizer = library.Tokenizer(model)
-        cut = library.pre_tokenizers
-        self._tokenizer.pre_tokenizer = cut.Sequence(
-            [cut.Split(library.Regex(regex), "isolated") for regex in kind.regexes]
-            + [cut.ByteLevel(add_prefix_space=False, use_regex=False)]
-        )
+        self._tokenizer.pre_tokenizer = cutter(kind)
 
     def encode_all(self, texts: Sequence[tuple[str, bool]]) -> list[list[int]]:
         """Return the ids of texts. Bytes that no token spells are left out, as llama.cpp does."""
@@ -74,13 +80,23 @@ class BPE:
 
     def piece(self, id: int) -> bytes:
         """Return the bytes that a token stands for."""
-        text = self._vocab.tokens[id]
-        if self._vocab.declared[id] != TokenType.NORMAL:
-            return text.encode()
-        spelled = self._bytes
-        return b"".join(
-            bytes((spelled[letter],)) if letter in spelled else letter.encode() for letter in text
-        )
+        return piece_of(self._vocab, id)
+
+
+def piece_of(vocab: Vocab, id: int) -> bytes:
+    """Return the bytes that a token stands for."""
+    text = vocab.tokens[id]
+    if vocab.declared[id] != TokenType.NORMAL:
+        return text.encode()
+    spelled = _spelled()
+    return b"".join(
+        bytes((spelled[letter],)) if letter in spelled else letter.encode() for letter in text
+    )
+
+
+@cache
+def _spelled() -> dict[str, int]:
+    return {letter: byte for byte, letter in enumerate(byte_letters())}
 
 
 def _pairs(vocab: Vocab) -> Iterator[tuple[str, str]]:

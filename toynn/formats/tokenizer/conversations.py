@@ -133,7 +133,8 @@ class Conversations:
         continues, cut = False, []
         for text in texts:
             cut.append(list(self._cutter.of(text, True, continues, guard)))
-            continues = _is_text(cut[-1][-1]) if cut[-1] else continues
+            if cut[-1]:
+                continues = _is_text(cut[-1][-1]) or self._vocab.prefix_once
         return cut
 
     def _one_by_one(self, texts: list[str], guard: str) -> list[list[int]]:
@@ -144,9 +145,13 @@ class Conversations:
         return parts
 
     def _continued(self, parts: Sequence[list[int]]) -> bool:
-        """Say whether a text continues these: they do not end with a special token."""
+        """Say whether a text continues these: they do not end with a special token.
+
+        Or with one, where a space comes before the first text only.
+        """
         last = next((ids[-1] for ids in reversed(parts) if ids), None)
-        return last is not None and last not in self._special_ids
+        ended = last in self._special_ids and not self._vocab.prefix_once
+        return last is not None and not ended
 
     def _begun(self, ids: list[int]) -> list[int]:
         """Return ids with one BOS in front, where there should be one: templates often write it."""

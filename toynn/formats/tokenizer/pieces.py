@@ -12,6 +12,7 @@ __all__ = ["Model", "Part", "Pieces"]
 PIECE = 1 << 14  # characters that one core gets
 #: A text, and whether it continues another one.
 Part = tuple[str, bool]
+_WHITE = " \t\n\v\f\r"
 CUT = re.compile(r"(?<=\S\n)(?=\w)")  # no piece of any kind lies across, and seldom a token
 
 
@@ -28,9 +29,10 @@ class Model(Protocol):
 class Pieces:
     """The pieces that texts are cut into, by a vocabulary."""
 
-    def __init__(self, vocab: Vocab) -> None:
+    def __init__(self, vocab: Vocab, *, whole: bool = False) -> None:
+        """Take a vocabulary; ``whole``: nobody knows where its texts can be cut."""
         self._vocab = vocab
-        self._cuttable: bool | None = None
+        self._cuttable: bool | None = False if whole else None
 
     def of(
         self, text: str, parse_special: bool, continues: bool, guard: str = ""
@@ -43,7 +45,7 @@ class Pieces:
         for fragment in self._split(text, parse_special):
             if isinstance(fragment, int):
                 yield fragment, False
-                continues = False
+                continues = self._vocab.prefix_once
                 continue
             for chunk in self._chunks(fragment.replace(guard, "") if guard else fragment):
                 yield chunk, continues
@@ -94,16 +96,19 @@ class Pieces:
         for special, id in known:
             if special not in text or not (parse_special or types[id] == TokenType.USER_DEFINED):
                 continue
-            strip = id in self._vocab.strips_right
+            strip, before = id in self._vocab.strips_right, id in self._vocab.strips_left
             split: list[str | int] = []
             for fragment in fragments:
                 if isinstance(fragment, int):
                     split.append(fragment)
                     continue
-                for index, part in enumerate(fragment.split(special)):
+                parts = fragment.split(special)
+                for index, part in enumerate(parts):
                     if index:
                         split.append(id)
-                        part = part.lstrip(" \t\n\v\f\r") if strip else part
+                        part = part.lstrip(_WHITE) if strip else part
+                    if before and index < len(parts) - 1:
+                        part = part.rstrip(_WHITE)
                     if part:
                         split.append(part)
             fragments = split

@@ -18,7 +18,7 @@ from toynn.errors import GGUFError
 from toynn.formats.tokenizer.chat import needed
 from toynn.formats.tokenizer.vocab import TokenType, Vocab
 
-__all__ = ["SPACE", "SentencePiece"]
+__all__ = ["BPE", "SPACE", "SPELLED", "SentencePiece", "piece_of"]
 
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 BPE = 2  # TrainerSpec.ModelType
@@ -56,12 +56,17 @@ class SentencePiece:
 
     def piece(self, id: int) -> bytes:
         """Return the bytes that a token stands for."""
-        text, type = self._vocab.tokens[id], self._vocab.declared[id]
-        if type == TokenType.BYTE and text in SPELLED:
-            return bytes((SPELLED[text],))
-        if type == TokenType.NORMAL:
-            text = text.replace(SPACE, " ")
-        return text.encode("utf-8", "surrogateescape")
+        return piece_of(self._vocab, id)
+
+
+def piece_of(vocab: Vocab, id: int) -> bytes:
+    """Return the bytes that a token stands for."""
+    text, type = vocab.tokens[id], vocab.declared[id]
+    if type == TokenType.BYTE and text in SPELLED:
+        return bytes((SPELLED[text],))
+    if type == TokenType.NORMAL:
+        text = text.replace(SPACE, " ")
+    return text.encode("utf-8", "surrogateescape")
 
 
 def _model(vocab: Vocab) -> bytes:

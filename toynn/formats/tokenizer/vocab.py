@@ -1,24 +1,40 @@
 """The vocabulary of a GGUF file: its `tokenizer.ggml.*`, checked, with llama.cpp's defaults."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from toynn.errors import GGUFError
-from toynn.formats.gguf import GGUFFile, Strings
+from toynn.formats.gguf import Strings
 from toynn.formats.tokenizer.pre import KINDS, Kind
 
-__all__ = ["TokenType", "Vocab", "read_vocab"]
+__all__ = ["PREFIX", "Keys", "TokenType", "Vocab", "read_vocab"]
+
+Scalar = TypeVar("Scalar", bool, int, float, str)
 
 PREFIX = "tokenizer.ggml."
 MODELS = {"gpt2": "byte-level BPE", "llama": "SentencePiece"}
+
+
+class Keys(Protocol):
+    """What is read: an open GGUF file, or a folder's tokenizer by the same keys."""
+
+    path: Path
+    types: dict[str, str]
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """Values by key."""
+
+    def require(self, key: str, kind: type[Scalar]) -> Scalar:
+        """Return the value of a key, which must be there and of a kind."""
 
 
 class TokenType(IntEnum):
@@ -77,6 +93,8 @@ class Vocab:
     add_eos: bool
     add_space_prefix: bool
     strips_right: frozenset[int] = field(default=frozenset())  # these swallow spaces after them
+    strips_left: frozenset[int] = field(default=frozenset())  # and these, before them
+    prefix_once: bool = False  # the space before a text comes at its start, not behind each token
 
     @cached_property
     def specials(self) -> list[tuple[str, int]]:
@@ -87,14 +105,17 @@ class Vocab:
         return [(self.tokens[id], id) for id in ids]
 
 
-def read_vocab(file: GGUFFile) -> Vocab:
-    """Read the vocabulary of a file. Raises GGUFError."""
+def read_vocab(file: Keys, kind: Kind | None = None) -> Vocab:
+    """Read the vocabulary of a file. Raises GGUFError.
+
+    ``kind`` is how byte-level BPE cuts texts where something else than the file says it.
+    """
     model = file.require(f"{PREFIX}model", str)
     if model not in MODELS:
         known = ", ".join(f"{name} ({what})" for name, what in MODELS.items())
         raise GGUFError(f"{file.path}: {PREFIX}model: expected one of {known}; got {model!r}")
     bpe = model == "gpt2"
-    kind = _kind(file) if bpe else None
+    kind = (kind or _kind(file)) if bpe else None
     texts = _texts(file, "tokens")
     tokens = [text or f"[EMPTY_{id}]" for id, text in enumerate(texts)]
     ids = {text: id for id, text in enumerate(tokens)}
@@ -137,7 +158,7 @@ def read_vocab(file: GGUFFile) -> Vocab:
     )
 
 
-def _kind(file: GGUFFile) -> Kind:
+def _kind(file: Keys) -> Kind:
     key = f"{PREFIX}pre"
     if key not in file.metadata:
         warnings.warn(
@@ -155,16 +176,16 @@ def _kind(file: GGUFFile) -> Kind:
     return KINDS[name]
 
 
-def _texts(file: GGUFFile, name: str) -> Strings:
+def _texts(file: Keys, name: str) -> Sequence[str]:
     key = f"{PREFIX}{name}"
     texts = file.metadata.get(key)
-    if not isinstance(texts, Strings) or (name == "tokens" and not texts):
+    if not isinstance(texts, Strings | list) or (name == "tokens" and not texts):
         got = file.types.get(key, "nothing")
         raise GGUFError(f"{file.path}: {key}: expected [STRING] with an entry at least; got {got}")
     return texts
 
 
-def _numbers(file: GGUFFile, name: str, kinds: str, count: int, default: int) -> NDArray[Any]:
+def _numbers(file: Keys, name: str, kinds: str, count: int, default: int) -> NDArray[Any]:
     """Return the numbers of a key, one for each token."""
     key = f"{PREFIX}{name}"
     if key not in file.metadata:
@@ -178,7 +199,7 @@ def _numbers(file: GGUFFile, name: str, kinds: str, count: int, default: int) ->
     return values[:count]
 
 
-def _id(file: GGUFFile, name: str, count: int, default: int | None) -> int | None:
+def _id(file: Keys, name: str, count: int, default: int | None) -> int | None:
     """Return a token's id; one that is no token's is as if it were missing."""
     key = f"{PREFIX}{name}_token_id"
     id = file.require(key, int) if key in file.metadata else default
@@ -187,13 +208,13 @@ def _id(file: GGUFFile, name: str, count: int, default: int | None) -> int | Non
     return id if id is not None and id < count else None
 
 
-def _flag(file: GGUFFile, name: str, default: bool) -> bool:
+def _flag(file: Keys, name: str, default: bool) -> bool:
     key = f"{PREFIX}{name}"
     return file.require(key, bool) if key in file.metadata else default
 
 
 def _mark_specials(
-    file: GGUFFile, ids: dict[str, int], types: NDArray[np.int32], eos: int | None
+    file: Keys, ids: dict[str, int], types: NDArray[np.int32], eos: int | None
 ) -> frozenset[int]:
     """Mark as CONTROL the tokens that are so by their texts; return those that end a generation.
 
@@ -210,7 +231,7 @@ def _mark_specials(
     return frozenset(ends | {id for id in (eos, *named) if id is not None})
 
 
-def _strips_right(file: GGUFFile, ids: dict[str, int], types: NDArray[np.int32]) -> frozenset[int]:
+def _strips_right(file: Keys, ids: dict[str, int], types: NDArray[np.int32]) -> frozenset[int]:
     """Return the tokens that swallow white space after them: Phi-3 alone has such, known by name.
 
     Its chat template writes a line break after each of them, which the model never saw.

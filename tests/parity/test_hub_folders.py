@@ -1,0 +1,157 @@
+"""Folders as they are downloaded, as bases: mapped, trained over, and their tokenizers.
+
+transformers and PEFT write them, load what comes out, and say which ids and logits are right.
+"""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="PyTorch, the parity extra, is not installed")
+pytest.importorskip("transformers", reason="transformers, the parity extra, is not installed")
+pytest.importorskip("tokenizers", reason="tokenizers, of the text extra, is not installed")
+
+import torch
+from hub_folders import CORPUS, SPECIALS, TOKENIZERS, save_model, save_tokenizer
+from peft import PeftModel
+from safetensors.numpy import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from vocabs import nasty_texts
+
+from toynn import AdamW, RecipeOptions
+from toynn.engines import frozen
+from toynn.formats import adapters, bases, hf
+from toynn.formats.tokenizer import Tokenizer
+from toynn.recipes import LoRA
+
+pytestmark = [
+    pytest.mark.parity,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+SIZES = dict(hidden_size=48, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4)
+SIZES |= dict(num_key_value_heads=2, max_position_embeddings=64, rms_norm_eps=1e-3)
+#: By tokenizer: the model that it goes with, and the type of its weights.
+MODELS = {
+    "smollm": ("LlamaConfig", torch.bfloat16, {"tie_word_embeddings": True}),
+    "llama3": ("LlamaConfig", torch.float32, {}),
+    "sentences": ("Phi3Config", torch.float16, {"pad_token_id": None}),
+    "first": ("Qwen2Config", torch.float16, {}),
+}
+
+
+@pytest.fixture(scope="module", params=TOKENIZERS)
+def folder(request, tmp_path_factory):
+    """A folder, and transformers' tokenizer and model of it."""
+    path = tmp_path_factory.mktemp("hub") / request.param
+    tokenizer = save_tokenizer(path, request.param)
+    name, dtype, more = MODELS[request.param]
+    ids = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
+    rows = -(-len(tokenizer) // 8) * 8  # more rows than tokens, as many models have
+    model = save_model(path, name, SIZES | ids | more | {"vocab_size": rows}, dtype)
+    assert len(list(path.glob("model-*.safetensors"))) > 1
+    return path, tokenizer, model
+
+
+def logits_of(model, ids):
+    with torch.no_grad():
+        return model(input_ids=torch.tensor(ids)[None]).logits[0].double().numpy()
+
+
+def assert_near(got, expected, tolerance=1e-5):
+    np.testing.assert_allclose(got, expected, rtol=0, atol=tolerance * np.abs(expected).max())
+
+
+def test_ids_are_those_of_autotokenizer(folder):
+    path, theirs, _ = folder
+    with hf.open(path) as model:
+        ours = Tokenizer.of(model)
+    specials = [*SPECIALS, "<tool>", "<s>", "</s>"]
+    for text in (*CORPUS[:4], *nasty_texts(100, 1, specials)):
+        for added in (True, False):
+            assert ours.encode(text, added, True) == theirs.encode(
+                text, add_special_tokens=added
+            ), text
+        plain = theirs.encode(text, add_special_tokens=False, split_special_tokens=True)
+        assert ours.encode(text, False) == plain, text
+    for text in CORPUS[:4]:
+        assert ours.decode(ours.encode(text)) == text
+    assert (ours.bos, ours.eos) == (theirs.bos_token_id, theirs.eos_token_id)
+    assert ours.vocab_size > len(theirs)
+    talk = [{"role": "user", "content": "Who is Zork?"}]
+    rendered = theirs.apply_chat_template(talk, add_generation_prompt=True, tokenize=False)
+    assert ours.chat(talk, add_generation_prompt=True) == rendered
+    ids = theirs.encode(rendered, add_special_tokens=False)
+    begun = ours.add_bos and ids[0] != ours.bos  # which llama.cpp puts in front, too
+    assert ours.encode_chat(talk) == [ours.bos] * begun + ids
+
+
+def test_shards_are_mapped_and_multiplied_by(folder):
+    path, _, theirs = folder
+    ids = np.random.default_rng(0).integers(0, 300, 40)
+    with bases.open(path) as model:
+        engine = frozen(model)
+        assert model.nbytes > engine.session.memory().mapped > 0.9 * model.nbytes - 2**15
+    assert_near(engine.logits(ids), logits_of(theirs, ids))
+
+
+def test_an_adapter_over_a_folder_is_pefts_and_comes_back(folder, tmp_path):
+    path, _, theirs = folder
+    rng = np.random.default_rng(0)
+    ids, labels = rng.integers(0, 300, (2, 24))
+    recipe = LoRA()
+    recipe.realize(path, None, 4, RecipeOptions(t_seq=24, seed=1), 8.0, "all-linear", init="peft")
+    optimizer = AdamW.for_lora()
+    optimizer.lr = 1e-2
+    for k in range(3):
+        recipe.step(ids, None, labels, optimizer.hp_for_step(k), k == 0)
+    recipe.export_peft(tmp_path / "peft")
+    recipe.export_adapter(tmp_path / "adapter.gguf")
+    expected = recipe.engine.logits(ids)
+    assert np.abs(expected - logits_of(theirs, ids)).max() > 0.1
+    again = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    peft = PeftModel.from_pretrained(again, tmp_path / "peft").eval()
+    assert_near(expected, logits_of(peft, ids), 2e-5)
+    with bases.open(path) as model:
+        for saved in ("peft", "adapter.gguf"):
+            engine = frozen(model, adapters.load(tmp_path / saved, model))
+            assert_near(engine.logits(ids), expected, 1e-6)
+
+
+def test_gradients_over_a_folder_are_pefts(folder):
+    """Of the first step, where B is zero: B's own, in the order of the folder's rows."""
+    from peft import LoraConfig, get_peft_model
+
+    path, _, _ = folder
+    ids, labels = np.random.default_rng(3).integers(0, 300, (2, 16))
+    recipe = LoRA()
+    recipe.realize(path, None, 4, RecipeOptions(t_seq=16, seed=1), 8.0, "attention")
+    optimizer = AdamW.for_lora()
+    optimizer.lr = 0.0
+    recipe.step(ids, None, labels, optimizer.hp_for_step(0), True)
+    recipe.export_peft(path / "start", overwrite=True)
+    found = load_file(path / "start" / "adapter_model.safetensors")
+    again = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    targets = sorted({name.split(".")[-3] for name in found})
+    model = get_peft_model(again, LoraConfig(r=4, lora_alpha=8, target_modules=targets))
+    names = {name.replace(".default", ""): w for name, w in model.named_parameters()}
+    with torch.no_grad():
+        for name, values in found.items():
+            names[name].copy_(torch.tensor(values))
+    logits = model(input_ids=torch.tensor(ids)[None]).logits[0]
+    torch.nn.functional.cross_entropy(logits, torch.tensor(labels)).backward()
+    spelled = recipe.engine.model.matrices(recipe.engine.adapters)
+    for name, gradient in recipe.engine.gradients().items():
+        if name.endswith("lora_b"):
+            module = spelled[name.removesuffix(".lora_b")].removesuffix(".weight")
+            theirs = names[f"base_model.model.{module}.lora_B.weight"].grad.numpy()
+            assert_near(gradient, theirs, 1e-4)
+
+
+def test_a_template_in_tokenizer_config(folder):
+    path, theirs, _ = folder
+    with hf.open(path) as model:
+        before = Tokenizer.of(model).chat([{"role": "user", "content": "x"}])
+    again = AutoTokenizer.from_pretrained(path)
+    assert before == again.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False)
+    assert theirs.chat_template == again.chat_template

@@ -1,0 +1,152 @@
+"""The safetensors files of a folder: one, or several that an index names.
+
+    model.safetensors                           all weights; it goes before the others
+    model.safetensors.index.json                {"weight_map": {name: file, ...}}
+
+Only files that lie beside the index are opened, and none that is pickled.
+"""
+
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toynn.errors import DataError
+from toynn.formats.gguf.mapping import check_unchanged
+from toynn.formats.gguf.tensors import TensorInfo
+from toynn.formats.hf.config import WEIGHTS
+from toynn.formats.objects import read_object
+from toynn.formats.safetensors import SafeTensors
+
+__all__ = ["INDEX", "Shards"]
+
+INDEX = f"{WEIGHTS}.index.json"
+_SHOWN = 3
+_PICKLED = (".bin", ".pt", ".pth", ".ckpt")
+
+
+class Shards:
+    """Open files of weights, by the names there: `tensors`, and the bytes of each, mapped.
+
+    Raises DataError for what is missing, damaged, outside of the folder, or not as the index says.
+    """
+
+    def __init__(self, folder: Path, passed_over: tuple[str, ...]) -> None:
+        index = folder / INDEX
+        if (folder / WEIGHTS).exists() or not index.exists():
+            _refuse_others(folder)
+            paths, placed = [folder / WEIGHTS], None
+        else:
+            placed = _weight_map(index)
+            paths = _files(index, placed)
+        self._files: list[SafeTensors] = []
+        self._places: dict[str, SafeTensors] = {}
+        self.tensors: dict[str, TensorInfo] = {}
+        try:
+            for path in paths:
+                self._add(SafeTensors(path, passed_over))
+            if placed is not None:
+                self._check_placed(index, placed, passed_over)
+        except DataError:
+            self.close()
+            raise
+        self.nbytes = sum(file.state[0] for file in self._files)
+
+    def _add(self, file: SafeTensors) -> None:
+        self._files.append(file)
+        for name, info in file.tensors.items():
+            if name in self._places:
+                raise DataError(f"{file.path}: {name} is in {self._places[name].path.name}, too")
+            self._places[name], self.tensors[name] = file, info
+
+    def _check_placed(
+        self, index: Path, placed: Mapping[str, str], passed_over: tuple[str, ...]
+    ) -> None:
+        """Refuse an index that does not say where the tensors are."""
+        for name, file in placed.items():
+            found = self._places.get(name)
+            if found is None and not name.endswith(passed_over):
+                raise DataError(f"{index}: {name} is to be in {file}, and is not")
+            if found is not None and found.path.name != file:
+                raise DataError(f"{index}: {name} is to be in {file}; it is in {found.path.name}")
+
+    def __str__(self) -> str:
+        count = len(self._files)
+        return self._files[0].path.name if count == 1 else f"{count} files"
+
+    def path_of(self, name: str) -> Path:
+        """Return the file that a tensor lies in."""
+        return self._places[name].path
+
+    def raw(self, name: str) -> NDArray[np.uint8]:
+        """Return the bytes of a tensor as they lie there: a read-only view."""
+        return self._places[name].raw(name)
+
+    def __getitem__(self, name: str) -> NDArray[np.float32]:
+        """Return a tensor in float32; it must be finite."""
+        return self._places[name][name]
+
+    def check_unchanged(self) -> None:
+        """Raise GGUFError if a file of these names is no longer the one that was opened."""
+        for file in self._files:
+            check_unchanged(file.path, file.state)
+
+    def close(self) -> None:
+        """Let go of the files. Views that were taken stay valid."""
+        for file in self._files:
+            with closing(file):
+                pass
+        self._files, self._places = [], {}
+
+
+def _refuse_others(folder: Path) -> None:
+    """Refuse a folder with weights in another form; say what to do."""
+    if (folder / WEIGHTS).exists():
+        return
+    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    if pickled := [name for name in names if name.endswith(_PICKLED)]:
+        raise DataError(
+            f"{folder / pickled[0]}: pickled weights can run any code when they are opened, so "
+            f"toynn does not; take a download with {WEIGHTS}, or write one where you trust the "
+            "file: transformers' AutoModelForCausalLM.from_pretrained(...).save_pretrained(...)"
+        )
+    if ggufs := [name for name in names if name.endswith(".gguf")]:
+        raise DataError(f"{folder}: no {WEIGHTS}; name a file in it: {folder / ggufs[0]}")
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    """Return the file of each tensor by its name."""
+    found: Any = read_object(index).get("weight_map")
+    if not isinstance(found, dict) or not found:
+        _refuse(index, f"weight_map: expected the file of each tensor by its name; got {found!r}")
+    for name, file in found.items():
+        if not isinstance(file, str) or not file.endswith(".safetensors"):
+            _refuse(index, f"weight_map: {name}: expected a .safetensors file; got {file!r:.80}")
+        if Path(file).name != file or "\\" in file:
+            _refuse(
+                index,
+                f"weight_map: {name}: expected a file beside the index; got {file!r:.80}, which "
+                "leads elsewhere",
+            )
+    return found
+
+
+def _files(index: Path, placed: Mapping[str, str]) -> list[Path]:
+    """Return the paths of the files, all of which must be there."""
+    names = sorted(set(placed.values()))
+    missing = [name for name in names if not (index.parent / name).exists()]
+    if missing:
+        others = f" and {len(missing) - _SHOWN} others" if len(missing) > _SHOWN else ""
+        _refuse(
+            index,
+            f"expected {len(names)} files beside it; missing: {', '.join(missing[:_SHOWN])}"
+            f"{others}; complete the download",
+        )
+    return [index.parent / name for name in names]
+
+
+def _refuse(index: Path, what: str) -> NoReturn:
+    raise DataError(f"{index}: {what}")

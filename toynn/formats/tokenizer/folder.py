@@ -1,0 +1,292 @@
+"""The tokenizer of a Hugging Face folder, by GGUF's keys: tokens, types, merges, how texts begin.
+
+    tokenizer.json              tokens, merges, how a text is cut, what is put before and behind it
+    tokenizer.model             SentencePiece's tokens and scores, where there is no tokenizer.json
+    tokenizer_config.json       which tokens begin and end a text; the chat template
+    chat_template.jinja         that, in a file of its own
+    generation_config.json      which tokens end an answer
+
+Keys are those that llama.cpp's converter writes for such a folder. Source: github.com/huggingface/
+tokenizers and transformers, whose files these are; convert_hf_to_gguf.py of ggml-org/llama.cpp.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import numpy as np
+
+from toynn.errors import DataError
+from toynn.formats.objects import read_object
+from toynn.formats.tokenizer.recognized import name_of_cut
+from toynn.formats.tokenizer.sentences import read_model
+from toynn.formats.tokenizer.spm import SPELLED
+from toynn.formats.tokenizer.steps import added_of, parts_of, put_around
+from toynn.formats.tokenizer.vocab import PREFIX, TokenType
+from toynn.reading import read_bytes
+
+__all__ = ["JSON", "MODEL", "FolderKeys", "has_tokenizer"]
+
+JSON, MODEL = "tokenizer.json", "tokenizer.model"
+_CONFIG, _MAP, _TEMPLATE = "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"
+_GENERATION = ("generation_config.json", "config.json")
+#: Named tokens: by the key of GGUF, the key at Hugging Face.
+_NAMED = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
+#: Added tokens that llama.cpp's converter takes for control tokens by their texts.
+_SPECIAL = re.compile(
+    r"<\|.*\|>|<\uff5c.*\uff5c>|<pad>|<mask>|<2mass>|\[@BOS@\]|<start_of_.*", re.S
+)
+
+Scalar = TypeVar("Scalar", bool, int, float, str)
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Say whether a folder has a tokenizer, of whatever kind."""
+    return (folder / JSON).exists() or (folder / MODEL).exists()
+
+
+class FolderKeys:
+    """What a folder says of its tokenizer: `metadata` and `types`, as those of a GGUF file.
+
+    `data` is what tokenizer.json has; None, where tokenizer.model alone is there. `pre` is how
+    llama.cpp calls the way in which texts are cut; None: it has no name for it. `added` are the
+    tokens that are found in a text before it is cut. `ends` are ids that end an answer.
+
+    Raises DataError for what toynn does not know, or is not whole.
+    """
+
+    def __init__(self, folder: Path, rows: int | None = None) -> None:
+        self.path = folder
+        self._config = _object(folder / _CONFIG)
+        self.data = read_object(folder / JSON) if (folder / JSON).exists() else None
+        self.pre: str | None = None
+        self.types: dict[str, str] = {}
+        self.metadata: dict[str, Any] = {}
+        if self.data is not None:
+            ids, scores = self._read_json(folder / JSON, self.data)
+        elif (folder / MODEL).exists():
+            ids, scores = self._read_model(folder / MODEL)
+        else:
+            names = sorted(path.name for path in folder.iterdir())
+            raise DataError(
+                f"{folder}: expected {JSON} or {MODEL}, the tokenizer; got "
+                f"{', '.join(names) or 'an empty folder'}"
+            )
+        self._ids = ids | {token.text: token.id for token in self.added}
+        self._set_tokens(ids, scores, rows)
+        self._set_named()
+        self.ends = frozenset(self._ends())
+        template = self._template()
+        if template is not None:
+            self._set({"tokenizer.chat_template": (template, "STRING")})
+
+    def require(self, key: str, kind: type[Scalar]) -> Scalar:
+        """Return the value of a key, which must be there and of a kind. Raises DataError."""
+        value = self.metadata.get(key)
+        if type(value) is kind:
+            return value
+        raise DataError(f"{self.path}: {key}: expected {kind.__name__}; got {value!r}")
+
+    def typed(self) -> dict[str, tuple[Any, str]]:
+        """Return the keys for a GGUF file. Raises DataError where llama.cpp could not cut texts."""
+        if self.of_bytes and self.pre is None:
+            raise DataError(
+                f"{self.path / JSON}: llama.cpp has no name for the way in which it cuts texts, "
+                "so a GGUF file would give other ids; the folder itself can be used"
+            )
+        return {key: (value, self.types[key]) for key, value in self.metadata.items()}
+
+    def _set(self, typed: Mapping[str, tuple[Any, str]]) -> None:
+        self.metadata |= {key: value for key, (value, _) in typed.items()}
+        self.types |= {key: type for key, (_, type) in typed.items()}
+
+    # -- Tokens --------------------------------------------------------------------------------
+
+    def _read_json(self, path: Path, data: Mapping[str, Any]) -> tuple[dict[str, int], Any]:
+        """Read tokenizer.json; return ids by text, and scores where there are any."""
+        model = data.get("model")
+        if not isinstance(model, dict) or model.get("type", "BPE") != "BPE":
+            kind = model.get("type") if isinstance(model, dict) else model
+            raise DataError(
+                f"{path}: model: expected BPE, as language models have it; got {kind!r}"
+            )
+        ids, merges = model.get("vocab"), model.get("merges")
+        if not isinstance(ids, dict) or not all(type(id) is int and id >= 0 for id in ids.values()):
+            raise DataError(f"{path}: model.vocab: expected ids by the texts of tokens")
+        pairs = [merge.split(" ", 1) if isinstance(merge, str) else merge for merge in merges or []]
+        if not all(
+            isinstance(p, list) and len(p) == 2 and isinstance(p[0] + p[1], str) for p in pairs
+        ):
+            raise DataError(f"{path}: model.merges: expected pairs of texts")
+        self.added = added_of(path, data, self._config)
+        kinds = {
+            part["type"] for part in (*parts_of(data, "pre_tokenizer"), *parts_of(data, "decoder"))
+        }
+        self.of_bytes = "ByteLevel" in kinds
+        prefixed = [part for part in parts_of(data, "normalizer") if part["type"] == "Prepend"]
+        spaced = [part for part in parts_of(data, "pre_tokenizer") if part["type"] == "Metaspace"]
+        schemes = [part.get("prepend_scheme", "always") for part in spaced]
+        self.prefix_once = "first" in schemes
+        self.pairs = pairs
+        if self.of_bytes:
+            self.pre = name_of_cut(data)
+            return ids, None
+        if not prefixed and not spaced and not model.get("byte_fallback"):
+            raise DataError(
+                f"{path}: expected GPT-2's kind (ByteLevel) or SentencePiece's (Metaspace, or "
+                f"byte_fallback); got {', '.join(sorted(kinds)) or 'neither'}"
+            )
+        prefix = bool(prefixed) or any(scheme != "never" for scheme in schemes)
+        self._set({f"{PREFIX}add_space_prefix": (prefix, "BOOL")})
+        sentences = path.with_name(MODEL)
+        given = read_model(sentences) if sentences.exists() else None
+        return ids, _scores(ids, pairs, given.scores if given else {})
+
+    def _read_model(self, path: Path) -> tuple[dict[str, int], Any]:
+        """Read tokenizer.model; return ids by text, and scores."""
+        found = read_model(path)
+        self.added = added_of(path, {}, self._config, found.ids)
+        self.of_bytes, self.prefix_once, self.pairs = False, False, []
+        self._set({f"{PREFIX}add_space_prefix": (found.prefix, "BOOL")})
+        return found.ids, found.scores
+
+    def _set_tokens(self, ids: Mapping[str, int], scores: Any, rows: int | None) -> None:
+        """Set the tokens, as many as the model has rows, their types, and merges or scores."""
+        texts = {id: text for text, id in ids.items()} | {
+            token.id: token.text for token in self.added
+        }
+        count = max(texts, default=-1) + 1
+        if rows is not None and count > rows:
+            raise DataError(
+                f"{self.path}: the tokenizer has ids up to {count - 1}, the model {rows} rows; it "
+                "is another model's, or tokens were added and the model not resized"
+            )
+        count = count if rows is None else rows
+        tokens = [texts.get(id, f"[PAD{id}]") for id in range(count)]
+        types = np.full(count, TokenType.NORMAL, np.int32)
+        types[[id for id in range(count) if id not in texts]] = TokenType.UNUSED
+        if not self.of_bytes:
+            types[[ids[text] for text in SPELLED if text in ids]] = TokenType.BYTE
+        for token in self.added:
+            special = token.special or _SPECIAL.fullmatch(token.text)
+            types[token.id] = TokenType.CONTROL if special else TokenType.USER_DEFINED
+        unknown = self._id_of("unk", ids)
+        if not self.of_bytes and unknown is not None:
+            types[unknown] = TokenType.UNKNOWN
+        self._set(
+            {
+                f"{PREFIX}model": ("gpt2" if self.of_bytes else "llama", "STRING"),
+                f"{PREFIX}tokens": (tokens, "[STRING]"),
+                f"{PREFIX}token_type": (types, "[INT32]"),
+            }
+        )
+        if self.of_bytes:
+            if self.pre is not None:
+                self._set({f"{PREFIX}pre": (self.pre, "STRING")})
+            if self.pairs:
+                merges = [f"{left} {right}" for left, right in self.pairs]
+                self._set({f"{PREFIX}merges": (merges, "[STRING]")})
+        else:
+            numbers = np.zeros(count, np.float32)
+            for text, score in scores.items():
+                numbers[self._ids[text]] = score
+            self._set({f"{PREFIX}pre": ("default", "STRING")})
+            self._set({f"{PREFIX}scores": (numbers, "[FLOAT32]")})
+
+    # -- How texts begin and end ---------------------------------------------------------------
+
+    def _set_named(self) -> None:
+        """Set the ids of named tokens, and which of them are put around a text."""
+        before, behind = put_around(self.path / JSON, self.data or {})
+        for key, spelled in _NAMED.items():
+            id = self._id_of(spelled, self._ids)
+            if id is None and key in ("bos", "eos"):
+                given = [id for name in _GENERATION for id in self._ids_in(name, f"{key}_token_id")]
+                put = before if key == "bos" else behind
+                id = next(iter((*put, *given)), None)
+            if id is not None:
+                self._set({f"{PREFIX}{key}_token_id": (id, "UINT32")})
+        told = {key: self._config.get(f"add_{key}_token") for key in ("bos", "eos")}
+        if any(value is not None for value in told.values()) or self.data is None:
+            usual = self.data is None  # SentencePiece's: BOS, and no EOS
+            adds = {"bos": bool(told["bos"] if told["bos"] is not None else usual)}
+            adds["eos"] = bool(told["eos"])
+        else:
+            self._expect_known("before", before, "bos")
+            self._expect_known("behind", behind, "eos")
+            adds = {"bos": bool(before), "eos": bool(behind)}
+        for key, add in adds.items():
+            has = f"{PREFIX}{key}_token_id" in self.metadata
+            self._set({f"{PREFIX}add_{key}_token": (add and has, "BOOL")})
+
+    def _expect_known(self, where: str, put: list[int], name: str) -> None:
+        known = self.metadata.get(f"{PREFIX}{name}_token_id")
+        if put not in ([], [known]):
+            raise DataError(
+                f"{self.path / JSON}: post_processor: expected {name}_token {where} a text, or "
+                f"nothing; got the tokens {put}"
+            )
+
+    def _id_of(self, name: str, ids: Mapping[str, int]) -> int | None:
+        """Return the id of a named token, such as bos."""
+        key = f"{name}_token"
+        value = self._config.get(key) or _object(self.path / _MAP).get(key)
+        text = value.get("content") if isinstance(value, dict) else value
+        model = self.data.get("model") if self.data else None
+        if text is None and name == "unk" and isinstance(model, dict):
+            text = model.get("unk_token")
+        if text is None and name == "unk" and self.data is None:
+            text = "<unk>"
+        if text is not None and not isinstance(text, str):
+            self._refuse(f"{key}: expected a text; got {text!r:.80}")
+        return ids.get(text) if text is not None else None
+
+    def _ids_in(self, name: str, key: str) -> list[int]:
+        """Return the ids that a file says under a key: none, one, or a list."""
+        value = _object(self.path / name).get(key)
+        found = value if isinstance(value, list) else [value]
+        count = len(self.metadata[f"{PREFIX}tokens"])
+        return [id for id in found if type(id) is int and 0 <= id < count]
+
+    def _ends(self) -> list[int]:
+        return [id for name in _GENERATION for id in self._ids_in(name, "eos_token_id")]
+
+    def _template(self) -> str | None:
+        """Return the chat template, if there is one; of several the one called default."""
+        path = self.path / _TEMPLATE
+        if path.exists():
+            try:
+                return read_bytes(path).decode()
+            except UnicodeDecodeError as error:
+                raise DataError(f"{path}: expected UTF-8; byte {error.start} is none") from None
+        found = self._config.get("chat_template")
+        if isinstance(found, list):
+            named = {
+                each.get("name"): each.get("template") for each in found if isinstance(each, dict)
+            }
+            found = named.get("default")
+        if found is not None and not isinstance(found, str):
+            self._refuse(f"chat_template: expected a text; got {type(found).__name__}")
+        return found
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise DataError(f"{self.path / _CONFIG}: {what}")
+
+
+def _object(path: Path) -> dict[str, Any]:
+    """Read a JSON object; an empty one, if there is no such file."""
+    return read_object(path) if path.exists() else {}
+
+
+def _scores(
+    ids: Mapping[str, int], pairs: list[list[str]], given: Mapping[str, float]
+) -> dict[str, float]:
+    """Return scores by which SentencePiece merges in the order of the pairs.
+
+    Those of tokenizer.model, where it has the tokens; else less for each token that comes later.
+    """
+    if given and all(left + right in given for left, right in pairs):
+        return {text: given[text] for text in ids if text in given}
+    order = dict.fromkeys(left + right for left, right in pairs)
+    return {text: -float(rank) for rank, text in enumerate(order) if text in ids}

@@ -1,0 +1,72 @@
+"""A tokenizer.json as it stands, by the tokenizers library: how a folder's texts become ids.
+
+Added tokens are found before (`pieces`), and what is put around a text comes after; between the two
+is what the file says: it normalizes, cuts and merges.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from toynn.errors import DataError
+from toynn.formats.tokenizer import bpe, spm
+from toynn.formats.tokenizer.chat import needed
+from toynn.formats.tokenizer.folder import JSON, FolderKeys
+from toynn.formats.tokenizer.steps import without_prefix
+from toynn.formats.tokenizer.vocab import Vocab
+
+__all__ = ["Pipeline"]
+
+
+class Pipeline:
+    """Ids of a text without special tokens, and the bytes of an id.
+
+    Raises DataError for a file that makes no tokenizer.
+    """
+
+    def __init__(self, vocab: Vocab, keys: FolderKeys) -> None:
+        assert keys.data is not None
+        library, data = needed("tokenizers"), keys.data
+        plain: dict[str, Any] = {"version": "1.0", "added_tokens": []}
+        plain |= {key: data.get(key) for key in ("normalizer", "pre_tokenizer", "model")}
+        small = {
+            **plain,
+            "model": {"type": "BPE", "vocab": {}, "merges": []},
+            **without_prefix(data),
+        }
+        whole = json.dumps(plain)
+        try:
+            self._begins = self._continues = library.Tokenizer.from_str(whole)
+            if any(small[step] != plain[step] for step in ("normalizer", "pre_tokenizer")):
+                steps = library.Tokenizer.from_str(json.dumps(small))
+                self._continues = library.Tokenizer(self._begins.model)
+                for step in ("normalizer", "pre_tokenizer"):
+                    if getattr(steps, step) is not None:
+                        setattr(self._continues, step, getattr(steps, step))
+        except Exception as error:  # the library raises no narrower one
+            raise DataError(f"{keys.path / JSON}: does not make a tokenizer: {error}") from error
+        self._vocab = vocab
+        self._piece: Callable[[Vocab, int], bytes] = bpe.piece_of if keys.of_bytes else spm.piece_of
+        #: a SHA-256 of all that ids depend on
+        self.told = hashlib.sha256(whole.encode()).hexdigest()
+
+    def encode_all(self, texts: Sequence[tuple[str, bool]]) -> list[list[int]]:
+        """Return the ids of texts; what comes before a first word only where none is continued."""
+        found: list[list[int]] = [[] for _ in texts]
+        for wanted, by in ((False, self._begins), (True, self._continues)):
+            places = [index for index, (_, continues) in enumerate(texts) if continues is wanted]
+            encoded = _encoded(by, [texts[index][0] for index in places])
+            for place, ids in zip(places, encoded, strict=True):
+                found[place] = ids
+        return found
+
+    def piece(self, id: int) -> bytes:
+        """Return the bytes that a token stands for."""
+        return self._piece(self._vocab, id)
+
+
+def _encoded(tokenizer: Any, texts: list[str]) -> list[list[int]]:
+    if len(texts) == 1:  # what goes to the library's threads takes longer to get there
+        return [tokenizer.encode(texts[0], add_special_tokens=False).ids]
+    return [each.ids for each in tokenizer.encode_batch(texts, add_special_tokens=False)]

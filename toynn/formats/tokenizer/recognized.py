@@ -1,0 +1,47 @@
+"""Which of llama.cpp's names is that of the way in which a tokenizer.json cuts texts.
+
+The pieces of a text decide, not the spelling of expressions: of the kinds that toynn knows, that
+which cuts a text of all sorts of characters into the same pieces.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from toynn.formats.tokenizer.bpe import cutter
+from toynn.formats.tokenizer.chat import needed
+from toynn.formats.tokenizer.pre import KINDS
+
+__all__ = ["name_of_cut"]
+
+#: Names that are tried first: of several for one kind these are the ones that models have.
+_USUAL = ("gpt-2", "llama-bpe", "smaug-bpe", "qwen2", "smollm", "default", "gpt-4o", "tekken")
+#: What the kinds cut in different ways.
+PROBE = (
+    "Hello, World! it's IT'S we'Re I'LL don't ca\xf1on CamelCase HTTPServer aB Ab\u01c5x e"
+    "\u0301l 1 12 123 1234 12345 1234567 3.14 0x1F \u2460\u2461\u2462 \u0968\u0969 x2y 20,000"
+    ".50 \n\n\n a\n b\r\n\tc \t\t d  e   f    g\n  \n!!! ?.. //\n/ \n/x $5 += ~ ` | @# _ x_y "
+    "(a) [b]{c} <|d|> \u2014 \u2026 '''''' ```` \"\" ...... ====== \u4e2d\u6587\u5b57 \u65e5"
+    "\u672c\u8a9e\u306e\u30ab\u30bf \ud55c\uad6d\uc5b4 \u043d\u0435\u0449\u043e \u0411\u044a"
+    "\u043b \u0e20\u0e32\u0e29\u0e32 \u0627\u0644\u0639\u0631\u0628 \u0939\u093f\u0928\u094d"
+    "\u0926\u0940 \u1780\u17b6\u1793 \U0001f680\U0001f469\u200d\U0001f467 \u3000x\xa0y\u200bz"
+    " \u3002\uff0c\uff01 \u20ac\xa3\xae2\xb2 def f(x):\n    return x\n   "
+)
+
+
+def name_of_cut(data: Mapping[str, Any]) -> str | None:
+    """Return the name for a tokenizer.json of bytes; None: there is none."""
+    library = needed("tokenizers")
+    bare = {"model": {"type": "BPE", "vocab": {}, "merges": []}, "added_tokens": []}
+    step = data.get("pre_tokenizer")
+    try:
+        own = library.Tokenizer.from_str(json.dumps({**bare, "pre_tokenizer": step})).pre_tokenizer
+        pieces = own.pre_tokenize_str(PROBE)
+    except Exception:  # the library raises no narrower one: it is another version's
+        return None
+    whole_words = bool(data["model"].get("ignore_merges"))
+    for name in (*_USUAL, *KINDS):
+        kind = KINDS[name]
+        if kind.whole_words == whole_words and cutter(kind).pre_tokenize_str(PROBE) == pieces:
+            return name
+    return None

@@ -1,0 +1,113 @@
+"""tokenizer.json, part by part: steps, added tokens, what is put around a text."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from toynn.errors import DataError
+
+__all__ = ["Added", "added_of", "parts_of", "put_around", "without_prefix"]
+
+#: The lists that a step of type Sequence has, by the name of the step.
+_LISTS = {
+    "normalizer": "normalizers",
+    "pre_tokenizer": "pretokenizers",
+    "decoder": "decoders",
+    "post_processor": "processors",
+}
+
+
+class Added(NamedTuple):
+    """A token that is found in a text as it stands; whether it swallows white space beside it."""
+
+    id: int
+    text: str
+    special: bool
+    lstrip: bool
+    rstrip: bool
+
+
+def parts_of(data: Mapping[str, Any], step: str) -> Iterator[dict[str, Any]]:
+    """Yield the parts of a step; those of a sequence one by one."""
+    waiting = [data.get(step)]
+    while waiting:
+        part = waiting.pop(0)
+        if isinstance(part, dict) and isinstance(part.get("type"), str):
+            if part["type"] == "Sequence":
+                more = part.get(_LISTS[step])
+                waiting = [*(more if isinstance(more, list) else ()), *waiting]
+            else:
+                yield part
+
+
+def added_of(
+    path: Path, data: Mapping[str, Any], config: Mapping[str, Any], ids: Mapping[str, int] = {}
+) -> list[Added]:
+    """Return the added tokens of tokenizer.json, or, without one, of tokenizer_config.json.
+
+    ``ids``: those of the tokens that there are, of which some are said to be added, too.
+    Raises DataError for entries that make no token.
+    """
+    found = data.get("added_tokens") or []
+    if not data:
+        table = config.get("added_tokens_decoder") or {}
+        found = [{"id": int(id), **entry} for id, entry in table.items() if str(id).isdecimal()]
+    added = []
+    for entry in found if isinstance(found, list) else [found]:
+        told = entry if isinstance(entry, dict) else {}
+        text, id = told.get("content"), told.get("id")
+        if not isinstance(text, str) or not text or type(id) is not int or not 0 <= id < 1 << 31:
+            raise DataError(f"{path}: added_tokens: expected id and content; got {entry!r:.80}")
+        if told.get("single_word"):
+            raise DataError(f"{path}: added_tokens: {text!r}: single_word is not supported")
+        added.append(
+            Added(
+                id,
+                text,
+                bool(told.get("special")),
+                bool(told.get("lstrip")),
+                bool(told.get("rstrip")),
+            )
+        )
+    return added
+
+
+def put_around(path: Path, data: Mapping[str, Any]) -> tuple[list[int], list[int]]:
+    """Return the ids that tokenizer.json puts before a text, and behind it.
+
+    Raises DataError for a step that toynn does not know.
+    """
+    before: list[int] = []
+    behind: list[int] = []
+    for part in parts_of(data, "post_processor"):
+        kind = part["type"]
+        if kind == "TemplateProcessing":
+            ids = {name: each["ids"] for name, each in (part.get("special_tokens") or {}).items()}
+            seen = False
+            for each in part.get("single") or ():
+                seen = seen or "Sequence" in each
+                if "SpecialToken" in each:
+                    (behind if seen else before).extend(ids[each["SpecialToken"]["id"]])
+        elif kind != "ByteLevel":
+            raise DataError(f"{path}: post_processor: {kind} is not known to toynn")
+    return before, behind
+
+
+def without_prefix(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the normalizer and pre_tokenizer for a text that continues another one.
+
+    No space is put before that.
+    """
+    return {step: _bare(data.get(step), _LISTS[step]) for step in ("normalizer", "pre_tokenizer")}
+
+
+def _bare(part: Any, parts: str) -> Any:
+    if not isinstance(part, dict) or part.get("type") == "Prepend":
+        return None
+    if part.get("type") == "Sequence":
+        inner = [_bare(each, parts) for each in part.get(parts) or ()]
+        return {**part, parts: [each for each in inner if each is not None]}
+    if part.get("type") == "Metaspace":
+        own = {key: value for key, value in part.items() if key != "add_prefix_space"}
+        return {**own, "prepend_scheme": "never"}
+    return {**part, "add_prefix_space": False} if part.get("type") == "ByteLevel" else part
