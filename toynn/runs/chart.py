@@ -1,0 +1,115 @@
+"""Curves as SVG that stands in a page: readable in light and dark, by lines of style.py's colours.
+
+chart("loss", {"training": points, "validation": points}, {"byte bigram": 2.46})
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from toynn.runs.html import Markup, tag
+
+__all__ = ["chart", "short"]
+
+WIDTH, HEIGHT = 560, 250
+LEFT, RIGHT, TOP, BOTTOM = 58, 12, 30, 30  # room around the curves
+POINTS = 400  # of a curve that are drawn; of more, the least and the greatest of each stretch
+DOTTED = 40  # a curve of no more points shows each of them
+LETTER = 6.6  # width of a letter of a legend
+
+Point = tuple[float, float]
+
+
+def short(value: float) -> str:
+    """Return a number in few letters: 12k, 2.5, 3e-05."""
+    if value != 0 and not 1e-3 <= abs(value) < 1e9:
+        return f"{value:.3g}"
+    for unit, one in (("M", 1e6), ("k", 1e3)):
+        if abs(value) >= 10 * one:
+            return f"{value / one:.4g}{unit}"
+    return f"{value:.4g}"
+
+
+def chart(
+    title: str,
+    curves: Mapping[str, Sequence[Point]],
+    levels: Mapping[str, float] | None = None,
+) -> Markup:
+    """Return curves over the iterations; ``levels`` are lines across, dotted. One has points."""
+    levels = levels or {}
+    points = [point for curve in curves.values() for point in curve]
+    ys = [y for _, y in points] + list(levels.values())
+    left, right = min(0, *(x for x, _ in points)), max(x for x, _ in points)
+    y_ticks = ticks(min(ys), max(ys))
+    low, high = min(*ys, y_ticks[0]), max(*ys, y_ticks[-1])
+    inner_w, inner_h = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        return (
+            round(LEFT + (x - left) / ((right - left) or 1) * inner_w, 1),
+            round(TOP + (high - y) / ((high - low) or 1) * inner_h, 1),
+        )
+
+    parts: list[Markup] = []
+    for value in y_ticks:
+        _, y = place(left, value)
+        parts.append(tag("line", x1=LEFT, y1=y, x2=WIDTH - RIGHT, y2=y, class_="grid"))
+        parts.append(tag("text", short(value), x=LEFT - 6, y=y + 4, class_="tick end"))
+    for value in ticks(left, right, 6):
+        if left <= value <= right and value == int(value):
+            x, _ = place(value, low)
+            kind = "tick end" if x > WIDTH - 40 else "tick middle"
+            parts.append(tag("text", short(value), x=x, y=HEIGHT - 10, class_=kind))
+    for value in levels.values():
+        _, y = place(left, value)
+        parts.append(tag("line", x1=LEFT, y1=y, x2=WIDTH - RIGHT, y2=y, class_="level"))
+    for k, (name, curve) in enumerate(curves.items()):
+        drawn = " ".join(f"{x},{y}" for x, y in (place(*point) for point in thinned(curve)))
+        parts.append(tag("polyline", points=drawn, class_=f"curve c{k % 4}"))
+        if len(curve) <= DOTTED:
+            parts += [_dot(place(*point), k, name, point) for point in curve]
+    parts += _legend([*curves, *levels], len(curves))
+    label = f"{title}: {', '.join(curves)}"
+    box = f"0 0 {WIDTH} {HEIGHT}"
+    drawing = tag("svg", *parts, viewBox=box, role="img", aria_label=label)
+    return tag("figure", tag("figcaption", title), drawing)
+
+
+def _dot(at: Point, k: int, name: str, point: Point) -> Markup:
+    said = tag("title", f"{name} {point[1]:.6g} at step {point[0]:.0f}")
+    # A circle of its own element, for what is said when the mouse is over it.
+    return tag("g", said, tag("circle", cx=at[0], cy=at[1], r=3, class_=f"dot c{k % 4}"))
+
+
+def _legend(names: Sequence[str], curves: int) -> list[Markup]:
+    parts, x = [], float(LEFT)
+    for k, name in enumerate(names):
+        kind = f"curve c{k % 4}" if k < curves else "level"
+        parts.append(tag("line", x1=round(x), y1=14, x2=round(x + 18), y2=14, class_=kind))
+        parts.append(tag("text", name, x=round(x + 23), y=18, class_="legend"))
+        x += 23 + LETTER * len(name) + 16
+    return parts
+
+
+def ticks(low: float, high: float, most: int = 5) -> list[float]:
+    """Return round numbers, about so many, with both ends between the first and the last."""
+    span = high - low
+    if span <= 0 or not math.isfinite(span):
+        span = abs(high) or 1.0
+        low, high = low - span / 2, high + span / 2
+    step = 10.0 ** math.floor(math.log10(span / most))
+    step *= next(by for by in (1, 2, 5, 10, 20) if span / (step * by) <= most)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [round(k * step, 12) for k in range(first, last + 1)]
+
+
+def thinned(curve: Sequence[Point], most: int = POINTS) -> list[Point]:
+    """Return a curve of no more than so many points, with its peaks."""
+    if len(curve) <= most:
+        return list(curve)
+    size = math.ceil(len(curve) / (most // 2))
+    kept = []
+    for begin in range(0, len(curve), size):
+        part = range(begin, min(begin + size, len(curve)))
+        ends = {min(part, key=lambda k: curve[k][1]), max(part, key=lambda k: curve[k][1])}
+        kept += [curve[k] for k in sorted(ends)]
+    return kept

@@ -1,0 +1,54 @@
+"""How to go on with a run: commands for its folder, by what is in it."""
+
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+from toynn.runs.record import CONFIG, METRICS, Record
+
+__all__ = ["commands"]
+
+
+def commands(record: Record) -> Iterator[tuple[str, str]]:
+    """Yield what can be done next, and the command for it."""
+    folder = record.path
+    run, train = _quoted(folder), record.table("train")
+    by_command = record.recipe is not None and (folder / CONFIG).is_file()
+    if by_command and _goes_on(record):
+        yield "go on from the newest checkpoint", f"toynn train --resume {run}"
+    model = train.get("model")
+    if (folder / "adapter.gguf").exists():
+        base = _quoted(model) if isinstance(model, str) else "base.gguf"
+        yield from _with_adapter(base, run, folder)
+    elif (folder / "model.gguf").exists():
+        yield "let it write", f'toynn generate --model {run} --prompt "..."'
+        yield "measure it", f"toynn eval --model {run} --data FILE"
+        yield "write it for transformers", f"toynn export --model {run} --to hf --out FOLDER"
+    elif (folder / "model.safetensors").exists():
+        yield "ask it about a picture", f"toynn predict --model {run} picture.png"
+    if by_command:
+        again = f"toynn train --config {_quoted(folder / CONFIG)} --out NEW"
+        yield "run it once more; flags that are typed go before the file's", again
+    if (folder / METRICS).exists():
+        yield "lay its curves beside another run's", f"toynn plot {run} OTHER"
+
+
+def _with_adapter(base: str, run: str, folder: Path) -> Iterator[tuple[str, str]]:
+    adapter = _quoted(folder / "adapter.gguf")
+    both = f"--model {base} --adapter {run}"
+    yield "let it write", f'toynn generate {both} --prompt "..."'
+    yield "the same in llama.cpp", f'llama-cli -m {base} --lora {adapter} -p "..."'
+    yield "compare it with its base", f"toynn eval {both} --against {base} --data FILE"
+    yield "write it for PEFT", f"toynn export {both} --to peft --out FOLDER"
+    yield "put it into the model", f"toynn fuse {both} --out merged.gguf"
+
+
+def _goes_on(record: Record) -> bool:
+    """Whether a run can be resumed, and has steps to take."""
+    if record.planned is not None and record.steps >= record.planned:
+        return False
+    return any(record.path.glob("checkpoint-*/complete.json"))
+
+
+def _quoted(path: object) -> str:
+    return shlex.quote(str(path))

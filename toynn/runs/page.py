@@ -1,0 +1,202 @@
+"""report.html: what was run, its curves, what it wrote, what it took, and how to go on.
+
+One page, which opens from the disk: its style and pictures are in it, it has no scripts, and its
+policy forbids it to load anything.
+"""
+
+from collections.abc import Iterator, Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from toynn.errors import DataError
+from toynn.formats.files import write_atomically
+from toynn.printing import duration, size
+from toynn.runs import tables
+from toynn.runs.chart import chart, short
+from toynn.runs.commands import commands
+from toynn.runs.html import Markup, join, table, tag
+from toynn.runs.record import NOTES, Record
+from toynn.runs.style import STYLE
+
+__all__ = ["REPORT", "page", "write_report"]
+
+REPORT = "report.html"
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+MIXED = (
+    "The training loss is that of mixed pictures with mixed labels (mixup, label smoothing), which "
+    "no model brings to 0; the validation loss is that of pictures as they are. So the first stays "
+    "above the second, also where nothing is wrong."
+)
+DROPPED = "The training loss is taken with dropout, the validation loss without."
+STATES = {
+    "done": ("good", "done"),
+    "early": ("good", "ended early: nothing got better"),
+    "stopped": ("bad", "stopped"),
+    "failed": ("bad", "failed"),
+}
+
+
+def write_report(folder: str | PathLike[str]) -> Path:
+    """Write the page of a run into its folder; return where it is.
+
+    Raises DataError for a folder of no run, CheckpointError where it cannot be written.
+    """
+    record = Record.read(folder)
+    try:
+        content = page(record)
+    except (TypeError, ValueError, LookupError, AttributeError) as error:
+        raise DataError(
+            f"{record.path / NOTES}: expected what a run writes there; got something else "
+            f"({type(error).__name__}: {error})"
+        ) from error
+    path = record.path / REPORT
+    write_atomically(path, content.encode())
+    return path
+
+
+def page(record: Record) -> str:
+    """Return the page. Raises what comes of notes that no run has written."""
+    name = record.path.absolute().name or "run"
+    sections = [
+        ("Curves", _curves(record)),
+        ("What it wrote", _written(record)),
+        ("Pictures held out", tables.pictures(record)),
+        ("What was taken for what", tables.confusion(record)),
+        ("How to go on", _next(record)),
+        ("What was run", tables.what_was_run(record)),
+        ("Memory", tables.memory(record)),
+        ("Time by op", tables.profile(record)),
+        ("All reports", _reports(record)),
+    ]
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", http_equiv="Content-Security-Policy", content=POLICY),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("title", f"{name}: a run of toynn"),
+        tag("style", Markup(STYLE)),
+    )
+    body = tag(
+        "body",
+        _top(record, name),
+        *(
+            tag("section", tag("h2", title), inside, id=title.lower().replace(" ", "-"))
+            for title, inside in sections
+            if inside
+        ),
+    )
+    return f'<!DOCTYPE html>\n<html lang="en">{head}\n{body}</html>\n'
+
+
+def _top(record: Record, name: str) -> Markup:
+    kind, state = STATES.get(str(record.notes.get("state")), ("bad", "not ended, or killed"))
+    if why := record.notes.get("why"):
+        state += f": {why}"
+    what = f"toynn train {record.recipe}" if record.recipe else "a script's run"
+    sessions = record.notes.get("sessions") or [{}]
+    started = f", begun {sessions[0]['started']}" if "started" in sessions[0] else ""
+    of = f" of {record.planned:,}" if record.planned is not None else ""
+    told = tag("p", f"{what}{started}. {record.steps:,}{of} steps. ", class_="soft")
+    return join(
+        tag("h1", name),
+        told,
+        tag("p", tag("span", state, class_=f"state {kind}")),
+        tag("div", *_tiles(record), class_="tiles"),
+    )
+
+
+def _tiles(record: Record) -> Iterator[Markup]:
+    """Yield the figures that say most."""
+
+    def tile(value: str, what: str) -> Markup:
+        return tag("div", tag("b", value), tag("span", what), class_="tile")
+
+    if best := record.best():
+        yield tile(f"{best[1]:.4f}", f"validation loss, best, at step {best[0]:,}")
+    if accuracies := dict(record.numbers("val_accuracy")):
+        at = best[0] if best and best[0] in accuracies else max(accuracies)
+        yield tile(f"{accuracies[at]:.1%}", f"accuracy, at step {at:,}")
+    if losses := record.numbers("train_loss"):
+        yield tile(f"{losses[-1][1]:.4f}", "training loss, last")
+    if speeds := record.numbers("_per_second"):
+        unit = next(key for key in record.names() if key.endswith("_per_second"))
+        middle = sorted(value for _, value in speeds)[len(speeds) // 2]
+        yield tile(f"{middle:,.0f}", f"{unit.removesuffix('_per_second')}/s, median")
+    if record.seconds is not None:
+        yield tile(duration(record.seconds), "time")
+    if peaks := record.numbers("peak_memory"):
+        yield tile(size(max(value for _, value in peaks)), "memory of the process, peak")
+
+
+def _curves(record: Record) -> Markup | None:
+    """Return the charts: losses, what else was measured, rate, norm, speed."""
+    charts, levels = [], record.table("baselines")
+    both = {"training": "train_loss", "validation": "val_loss"}
+    groups: dict[str, tuple[Mapping[str, str], Mapping[str, float]]] = {"loss": (both, levels)}
+    for name in record.names():
+        plain = name.removeprefix("val_")
+        if name == "val_accuracy":
+            commonest = record.notes.get("commonest")
+            level = {} if commonest is None else {"always the commonest class": commonest}
+            groups["accuracy"] = ({"validation": name}, level)
+        elif "/" in name:
+            groups[plain] = ({"training": plain, "validation": f"val_{plain}"}, {})
+        elif name.startswith("val_") and name != "val_loss":
+            groups[plain] = ({"validation": name}, {})
+    groups["learning rate"] = ({"of the step": "learning_rate"}, {})
+    groups["norm of the gradient"] = ({"before clipping": "grad_norm"}, {})
+    groups["speed"] = ({"while training, a second": "_per_second"}, {})
+    for title, (names, lines) in groups.items():
+        found = {label: record.numbers(field) for label, field in names.items()}
+        curves = {label: points for label, points in found.items() if points}
+        if curves:
+            charts.append(chart(title, curves, lines))
+    return join(tag("div", *charts, class_="charts"), *_explained(record))
+
+
+def _explained(record: Record) -> Iterator[Markup]:
+    train = record.table("train")
+    if train.get("mixup") or (train.get("label_smoothing") and "eval_pictures" in train):
+        yield tag("p", MIXED, class_="soft")
+    if train.get("dropout"):
+        yield tag("p", DROPPED, class_="soft")
+
+
+def _written(record: Record) -> Markup | None:
+    """Return samples in the order of steps; prompts with what was expected; the last text."""
+    parts: list[Markup] = []
+    for prompt in record.notes.get("prompts") or ():
+        parts.append(tag("h3", prompt["prompt"]))
+        rows = [(name, tag("pre", prompt[name])) for name in ("expected", "before", "after")]
+        parts.append(table((), rows, words=2))
+    for step, written in record.samples:
+        parts += [tag("h3", f"step {step:,}"), tag("pre", written)]
+    if record.sample and "prompts" not in record.notes:
+        parts += [tag("h3", "the best weights, at the end"), tag("pre", record.sample)]
+    if parts and not record.samples and "sample_every" in record.table("train"):
+        hint = "With --sample-every N a run writes on its way, too, and this page shows it."
+        parts.append(tag("p", hint, class_="soft"))
+    return join(*parts) if parts else None
+
+
+def _next(record: Record) -> Markup | None:
+    rows = [tag("div", tag("p", what), tag("pre", command)) for what, command in commands(record)]
+    return join(*rows) if rows else None
+
+
+def _reports(record: Record) -> Markup:
+    names = record.names()
+    rows: list[tuple[object, ...]] = [
+        tuple(_cell(report.get(name)) for name in names) for report in record.reports
+    ]
+    head = tuple(name.replace("_", " ") for name in names)
+    return tag(
+        "details", tag("summary", f"{len(rows)} of metrics.jsonl"), table(head, rows, words=0)
+    )
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:,}" if isinstance(value, int) else short(value)

@@ -1,0 +1,156 @@
+"""A run's folder, read: what any run leaves there, whole or not."""
+
+import json
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from toynn.errors import DataError
+from toynn.reading import read_bytes
+
+__all__ = ["CONFIG", "METRICS", "NOTES", "Record", "lines_of"]
+
+CONFIG, METRICS, NOTES = "config.toml", "metrics.jsonl", "run.json"
+SAMPLES, SAMPLE = "samples.jsonl", "sample.txt"
+
+Points = list[tuple[int, float]]
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a folder says of its run; what is missing or broken there is empty here.
+
+    Attributes
+    ----------
+    reports
+        The lines of metrics.jsonl, in their order.
+    config
+        The tables of config.toml.
+    notes
+        run.json: the commands, the machine, memory, time by op, how it ended.
+    samples
+        (iteration, text) of samples.jsonl.
+    sample
+        sample.txt.
+    """
+
+    path: Path
+    reports: tuple[Mapping[str, Any], ...]
+    config: Mapping[str, Any]
+    notes: Mapping[str, Any]
+    samples: tuple[tuple[int, str], ...]
+    sample: str
+
+    @classmethod
+    def read(cls, path: str | PathLike[str]) -> "Record":
+        """Read a folder. Raises DataError where no run has reported anything."""
+        folder = Path(path)
+        reports = [
+            line
+            for line in lines_of(read_bytes(folder / METRICS))
+            if isinstance(line.get("iteration"), int)
+        ]
+        if not reports:
+            raise DataError(f"{folder / METRICS}: expected reports of a run, one on each line")
+        samples = [
+            (line["iteration"], line["text"])
+            for line in lines_of(_bytes(folder / SAMPLES))
+            if isinstance(line.get("iteration"), int) and isinstance(line.get("text"), str)
+        ]
+        notes = next(iter(lines_of(_bytes(folder / NOTES).replace(b"\n", b" "))), {})
+        return cls(
+            folder,
+            tuple(reports),
+            _tables(_bytes(folder / CONFIG)),
+            notes,
+            tuple(samples),
+            _bytes(folder / SAMPLE).decode(errors="replace"),
+        )
+
+    def numbers(self, name: str) -> Points:
+        """Return (iteration, value) of a field, where it is a finite number.
+
+        A name that begins with "_" is an ending: of speed, the unit differs.
+        """
+        points = []
+        for report in self.reports:
+            for key, value in report.items():
+                alike = key.endswith(name) if name.startswith("_") else key == name
+                if alike and _is_number(value):
+                    points.append((report["iteration"], float(value)))
+        return points
+
+    def names(self) -> list[str]:
+        """Return the fields that are numbers somewhere, in the order in which they came."""
+        found: dict[str, None] = {}
+        for report in self.reports:
+            found |= {key: None for key, value in report.items() if _is_number(value)}
+        return list(found)
+
+    def table(self, name: str) -> dict[str, Any]:
+        """Return a table of config.toml, or an object of run.json; empty if it is none."""
+        found = self.config.get(name, self.notes.get(name))
+        return dict(found) if isinstance(found, Mapping) else {}
+
+    @property
+    def recipe(self) -> str | None:
+        """What was trained, by the name of ``toynn train``; None of a script's run."""
+        name = self.table("run").get("recipe")
+        return name if isinstance(name, str) else None
+
+    @property
+    def steps(self) -> int:
+        """How many steps were taken."""
+        return max(int(report["iteration"]) for report in self.reports)
+
+    @property
+    def planned(self) -> int | None:
+        """How many there were to be; None where no one says."""
+        found = self.table("train").get("steps", self.notes.get("steps"))
+        return found if isinstance(found, int) else None
+
+    @property
+    def seconds(self) -> float | None:
+        """How long it took until the last report."""
+        times = self.numbers("time")
+        return times[-1][1] if times else None
+
+    def best(self, name: str = "val_loss") -> tuple[int, float] | None:
+        """Return (iteration, value) where a field was least, for the first time."""
+        return min(self.numbers(name), key=lambda point: (point[1], point[0]), default=None)
+
+
+def lines_of(content: bytes) -> list[dict[str, Any]]:
+    """Return the objects among lines of JSON; a line that is none is left out."""
+    found = []
+    for line in content.splitlines():
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(value, dict):
+            found.append(value)
+    return found
+
+
+def _bytes(path: Path) -> bytes:
+    """Return what is in a file, which need not be there."""
+    try:
+        return read_bytes(path)
+    except DataError:
+        return b""
+
+
+def _tables(content: bytes) -> dict[str, Any]:
+    try:
+        return tomllib.loads(content.decode())
+    except (ValueError, RecursionError):
+        return {}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
