@@ -197,7 +197,9 @@ def metal() -> list[Extension]:
     elif METAL == "auto" and sys.platform == "darwin":
         bridge.sources.append((folder / "bridge.m").as_posix())
         bridge.extra_compile_args = ["-fno-objc-arc"]
-        bridge.extra_link_args = ["-framework", "Metal", "-framework", "Foundation"]
+        # Without CoreGraphics a program of the command line is given no default device.
+        frameworks = ("Metal", "Foundation", "CoreGraphics")
+        bridge.extra_link_args = [part for name in frameworks for part in ("-framework", name)]
     else:
         return []
     return [bridge]
