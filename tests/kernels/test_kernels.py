@@ -148,8 +148,8 @@ def test_numbers_of_threads_that_are_refused(op, call):
 def test_sizes_that_nothing_could_hold(op, call):
     """Arrays of a side of 2^60, and nothing in them: refused, or nothing is done.
 
-    An optimizing compiler leaves out loops over rows of nothing; a build for sanitizers walks
-    through all 2^60 of some, so .ci/run does not have this there.
+    An optimizing compiler leaves out a loop over rows of nothing; .ci/run's build for sanitizers
+    does not, and would never come to the end of one.
     """
     for large in (2**31, 2**60):
         for axis in range(3):

@@ -129,8 +129,8 @@ cdef void _halves_forward_rows(KernelArgs* a, Py_ssize_t first, Py_ssize_t last)
 
 
 cdef void _halves_forward(KernelArgs* a) noexcept nogil:
-    cdef Py_ssize_t N = a.n[0]
-    parallel_for(_halves_forward_rows, a, N)
+    cdef Py_ssize_t N = a.n[0], F = a.n[1]
+    parallel_for(_halves_forward_rows, a, N if F else 0)
 
 
 cdef void _halves_backward_rows(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
@@ -144,8 +144,8 @@ cdef void _halves_backward_rows(KernelArgs* a, Py_ssize_t first, Py_ssize_t last
 
 
 cdef void _halves_backward(KernelArgs* a) noexcept nogil:
-    cdef Py_ssize_t N = a.n[0]
-    parallel_for(_halves_backward_rows, a, N)
+    cdef Py_ssize_t N = a.n[0], F = a.n[1]
+    parallel_for(_halves_backward_rows, a, N if F else 0)
 
 
 def forward(
