@@ -205,6 +205,12 @@ FILES = {
         0.0,
         "freq_base_swa must be a number > 0; got 0",
     ),
+    "scaling": ("llama-yarn", "llama.rope.scaling.type", "su", "one of none, linear, yarn here"),
+    "no word": ("llama-yarn", "llama.rope.scaling.type", 2, "scaling.type must be a text; got 2"),
+    "yarn factor": ("llama-yarn", "llama.rope.scaling.factor", 0.5, "rope_factor of at least 1"),
+    "yarn beta": ("llama-yarn", "llama.rope.scaling.yarn_beta_slow", 9.0, "beta_fast > beta_slow"),
+    "yarn ext": ("qwen3-yarn", "qwen3.rope.scaling.yarn_ext_factor", 0.5, "factor must be 1 here"),
+    "yarn log": ("llama-yarn", "llama.rope.scaling.yarn_log_multiplier", 0.1, "is not known to"),
     "unknown": ("smollm3", "smollm3.residual_scale", 0.5, r"smollm3\.residual_scale = 0\.5 is not"),
 }
 
@@ -216,7 +222,8 @@ def test_files_are_refused_by_name(name, tmp_path):
     with gguf.open(tmp_path / "model.gguf") as file:
         metadata = {k: (v, file.types[k]) for k, v in file.metadata.items()}
         tensors = {k: (np.array(file[k]), "f32") for k in file}
-    metadata[key] = (value, "FLOAT32" if isinstance(value, float) else "UINT32")
+    kinds = {float: "FLOAT32", int: "UINT32", str: "STRING"}
+    metadata[key] = (value, kinds[type(value)])
     gguf.write(tmp_path / "bad.gguf", metadata, tensors)
     with pytest.raises(GGUFError, match=message):
         LlamaSeqEngine.from_gguf(tmp_path / "bad.gguf")

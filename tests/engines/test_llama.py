@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from llamas import FACTORS, KINDS, SIZES, T, draw, make, shake
+from llamas import FACTORS, KINDS, LINEAR, SIZES, YARN, T, draw, make, shake
 
 import toynn
 from toynn import AdamW, LlamaConfig, LlamaSeqEngine, RecipeOptions
@@ -37,8 +37,17 @@ def kernels(engine):
         ({"n_kv_heads": 4}, "n_kv_heads must divide n_heads; got 4 and 6"),
         ({"head_dim": 5}, "RoPE turns pairs: a head of 5 is odd"),
         ({"d_model": 18}, "RoPE turns pairs: a head of 3 is odd"),
-        ({"rope_scaling": "linear"}, "rope_scaling 'linear' is not known; it must be one of none"),
-        ({"rope_scaling": "yarn"}, "rope_scaling 'yarn' is not known"),
+        (
+            {"rope_scaling": "dynamic"},
+            "rope_scaling 'dynamic' is not known; it must be one of none",
+        ),
+        ({"rope_factor": 2.0}, "rope_factor needs rope_scaling 'linear' or 'yarn'; got 'none'"),
+        (LINEAR | {"rope_factor": -1.0}, "rope_factor must be a number above 0; got -1.0"),
+        (LINEAR | {"beta_slow": 2.0}, "beta_fast, beta_slow, yarn_magnitude and yarn_cut are"),
+        (YARN | {"rope_factor": 0.5}, "yarn needs a rope_factor of at least 1, and beta"),
+        (YARN | {"beta_slow": 1.5}, "yarn needs a rope_factor of at least 1, and beta_fast"),
+        (YARN | {"original_context": 1}, "yarn needs a rope_factor of at least 1, and beta_f"),
+        (YARN | {"yarn_cut": 1}, "yarn_cut must be True or False; got 1"),
         ({"rope_scaling": "llama3"}, "rope_scaling 'llama3' needs 2 rope_factors; got 0"),
         ({"rope_factors": (1.0, 2.0)}, "rope_scaling 'none' needs 0 rope_factors; got 2"),
         ({"rope_factors": "ab"}, "rope_factors must be numbers; got 'ab'"),

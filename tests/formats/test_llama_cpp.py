@@ -35,6 +35,8 @@ EXPERTS = dict(n_experts=6, n_experts_used=2)
 GQA = SMALL | dict(n_kv_heads=2)
 GEMMA = GQA | dict(head_dim=32, window=9)
 CAPS = dict(score_cap=1.5, logit_cap=2.0)
+YARN = dict(rope_scaling="yarn", rope_factor=4.0, original_context=512, rope_base=50.0)
+YARN |= dict(yarn_magnitude=1.3)
 LONGROPE = dict(
     rope_magnitude=1.2,
     short_factors=(1, 1, 1, 1, 1.5, 1.5, 2, 2),
@@ -42,7 +44,7 @@ LONGROPE = dict(
 )
 
 
-def judge(path, adapter=None):
+def judge(path, adapter=None, **how):
     return llama_cpp.Llama(
         str(path),
         lora_path=adapter and str(adapter),
@@ -53,12 +55,13 @@ def judge(path, adapter=None):
         type_k=F32,
         type_v=F32,
         flash_attn=False,
+        **how,
         verbose=False,
     )
 
 
-def judged_logits(path, ids, adapter=None):
-    model = judge(path, adapter)
+def judged_logits(path, ids, adapter=None, **how):
+    model = judge(path, adapter, **how)
     model.eval([int(i) for i in ids])
     logits = np.array(model.scores[: len(ids)], np.float64)
     model.close()
@@ -104,6 +107,11 @@ MODELS = {
         LlamaSeqEngine(),
         LlamaConfig(**GQA, rope_scaling="llama3", rope_factors=(1, 1, 1, 2, 4, 8, 8, 8)),
     ),
+    "llama-linear": lambda: trained(
+        LlamaSeqEngine(), LlamaConfig(**GQA, rope_scaling="linear", rope_factor=2.5)
+    ),
+    "llama-yarn": lambda: trained(LlamaSeqEngine(), LlamaConfig(**GQA, **YARN)),
+    "qwen3-yarn": lambda: trained(LlamaSeqEngine(), LlamaConfig(**GQA, **YARN, arch="qwen3")),
     "llama-lens": lambda: trained(LlamaSeqEngine(), LlamaConfig(**GQA, donor_d_in=24), untied=True),
     "qwen2": lambda: trained(LlamaSeqEngine(), LlamaConfig(**GQA, arch="qwen2"), qkv_bias=True),
     "qwen2-unbiased": lambda: trained(LlamaSeqEngine(), LlamaConfig(**GQA, arch="qwen2")),
@@ -160,6 +168,19 @@ def test_float32_files_give_the_same_logits(model, tmp_path):
     limit = 1e-7 if isinstance(model, GPT2SeqEngine) else 1e-8
     limit = 1e-6 if isinstance(model.config, GemmaConfig) else limit
     assert nmse(model.logits(ids), judged_logits(path, ids)) < limit
+
+
+def test_betas_of_yarn(tmp_path):
+    """llama.cpp does not read those of a llama's file: they are given to it."""
+    betas = {"beta_fast": 1.5, "beta_slow": 0.5}
+    model = trained(
+        LlamaSeqEngine(), LlamaConfig(**GQA, **YARN | {"original_context": 40}, **betas)
+    )
+    model.export_gguf(tmp_path / "model.gguf")
+    ids = np.random.default_rng(1).integers(0, model.vocab, model.context)
+    flags = {f"yarn_{name}": beta for name, beta in betas.items()}
+    expected = judged_logits(tmp_path / "model.gguf", ids, **flags)
+    assert nmse(LlamaSeqEngine.from_gguf(tmp_path / "model.gguf").logits(ids), expected) < 1e-8
 
 
 @pytest.mark.parametrize(("outtype", "limit"), [("f16", 1e-5), ("bf16", 1e-3), ("q8_0", 5e-3)])

@@ -98,7 +98,7 @@ REFUSED = {
         with_key("llama.attention.key_length", 2**40),
         "heads of 1099511627776",
     ),
-    "yarn": ("llama", with_key("llama.rope.scaling.type", "yarn"), "rope.scaling.type = 'yarn'"),
+    "yarn": ("llama", with_key("llama.rope.scaling.type", "longrope"), "yarn here; got 'longrope'"),
     "linear": ("llama", with_key("llama.rope.scaling.factor", 4.0), "rope.scaling.factor = 4"),
     "part of a head": ("llama", with_key("llama.rope.dimension_count", 4), "must be 8 here; got 4"),
     "values of another size": ("qwen3", with_key("qwen3.attention.value_length", 8), "must be 16"),

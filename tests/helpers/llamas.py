@@ -9,6 +9,10 @@ from toynn.recipes import FromScratch
 SIZES = {"vocab": 61, "d_model": 24, "n_heads": 6, "n_kv_heads": 2, "d_ff": 40, "n_layers": 2}
 SIZES |= {"context": 16}
 FACTORS = {"rope_scaling": "llama3", "rope_factors": (1.0, 4.0)}  # of the pairs of a head
+LINEAR = {"rope_scaling": "linear", "rope_factor": 2.5}
+YARN = {"rope_scaling": "yarn", "rope_factor": 4.0, "original_context": 40, "rope_base": 50.0}
+YARN |= {"beta_fast": 1.5, "beta_slow": 0.5, "head_dim": 12}  # a ramp from pair 2 to 4 of 6
+YARN_UNCUT = YARN | {"yarn_magnitude": 1.3, "yarn_cut": False}
 SCALES = {"embedding_scale": 3.0, "residual_scale": 0.4, "attention_scale": 0.3}
 SCALES |= {"logit_scale": 2.5}
 EXPERTS = {"n_experts": 5, "n_experts_used": 2}
@@ -28,6 +32,10 @@ KINDS = {
     "llama-all-kv-heads": ({"n_kv_heads": 6}, {}),
     "llama-wide-heads": ({"head_dim": 10}, {}),
     "llama-llama3": (FACTORS, {}),
+    "llama-linear": (LINEAR, {}),
+    "llama-yarn": (YARN, {}),
+    "llama-yarn-uncut": (YARN_UNCUT, {"untied": True}),
+    "qwen3-yarn": ({"arch": "qwen3"} | YARN, {}),
     "llama-lens": ({"donor_d_in": 30}, {"untied": True}),
     "qwen2": ({"arch": "qwen2"}, {"qkv_bias": True}),
     "qwen3": ({"arch": "qwen3", "head_dim": 6}, {}),

@@ -107,6 +107,7 @@ KINDS = ["llama", "llama-untied", "llama-wide-heads", "qwen2", "qwen3", "qwen3-u
 KINDS += ["smollm3", "granite", "qwen3moe", "olmoe", "olmoe-one", "olmoe-all", "granitemoe"]
 KINDS += ["granitemoe-shared"]
 KINDS += ["smollm3", "granite", "olmo2", "phi3", "phi3-tied-part", "phi3-short", "phi3-long"]
+KINDS += ["llama-linear", "llama-yarn", "llama-yarn-uncut", "qwen3-yarn"]
 KINDS += ["lfm2", "lfm2-taps", "gemma2", "gemma3", "gemma3-untied-cap"]
 
 
@@ -161,7 +162,21 @@ def more(kind, cfg):
         scores = {"query_pre_attn_scalar": cfg.d_head, "sliding_window": cfg.window}
         scores["pad_token_id"] = None
         return {"rope_parameters": rope} | caps | scores
-    return MORE.get(kind, {})
+    return MORE.get(kind, {}) | stretch(cfg)
+
+
+def stretch(cfg):
+    """rope_parameters of linear and of yarn."""
+    if cfg.rope_scaling not in ("linear", "yarn"):
+        return {}
+    rope = {"rope_type": cfg.rope_scaling, "rope_theta": cfg.rope_base, "factor": cfg.rope_factor}
+    if cfg.rope_scaling == "yarn":
+        rope |= {"original_max_position_embeddings": cfg.original_context}
+        rope |= {"beta_fast": cfg.beta_fast, "beta_slow": cfg.beta_slow, "truncate": cfg.yarn_cut}
+        if cfg.yarn_magnitude != 1:
+            usual = 1 + 0.1 * np.log(cfg.rope_factor)
+            rope["attention_factor"] = float(usual * cfg.yarn_magnitude)
+    return {"rope_parameters": rope}
 
 
 def their_name(name, arch):

@@ -70,7 +70,7 @@ def check_lists(cfg: Any, length: int, *names: str) -> None:
 def check_factors(cfg: Any, scalings: tuple[str, ...]) -> None:
     """Make rope_factors a tuple of floats, one for each pair of a head if rope_scaling needs any.
 
-    ``scalings`` are those that are known; all but "none" need factors. Raises ConfigError.
+    ``scalings`` are those that are known; "llama3" needs factors. Raises ConfigError.
     """
     kind = type(cfg).__name__
     try:
@@ -84,7 +84,7 @@ def check_factors(cfg: Any, scalings: tuple[str, ...]) -> None:
             f"{kind}: rope_scaling {cfg.rope_scaling!r} is not known; it must be one of "
             f"{', '.join(scalings)}"
         )
-    needed = 0 if cfg.rope_scaling == "none" else cfg.d_head // 2
+    needed = cfg.d_head // 2 if cfg.rope_scaling == "llama3" else 0
     if len(cfg.rope_factors) != needed:
         raise ConfigError(
             f"{kind}: rope_scaling {cfg.rope_scaling!r} needs {needed} rope_factors; got "

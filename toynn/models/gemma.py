@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from math import sqrt
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,6 +66,8 @@ class GemmaConfig(LlamaConfig):
     rope_divisor
         What the frequencies of the others are divided by.
     """
+
+    scalings: ClassVar[tuple[str, ...]] = ("none",)
 
     rms_eps: float = 1e-6
     arch: str = "gemma3"

@@ -22,6 +22,7 @@ _NEUTRAL = {
     "tensor_data_layout": None,
     "rope.scaling.type": "none",
     "rope.scaling.factor": 1.0,
+    "rope.scaling.finetuned": None,
     "rope.scale_linear": 1.0,
     "attention.causal": True,
     "attention.sliding_window": 0,
@@ -155,6 +156,20 @@ class Hyper:
         if not isinstance(value, float) or not isfinite(value) or value <= 0:
             refuse(self.file, f"{self.prefix}{key} must be a number > 0; got {repr(value)}")
         return float(str(np.float32(value)))  # 1e-05, not 9.999999747378752e-06
+
+    def word(self, key: str, default: str) -> str:
+        """Return a text."""
+        value = self._get(key, default)
+        if not isinstance(value, str):
+            refuse(self.file, f"{self.prefix}{key} must be a text; got {repr(value)}")
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        """Return whether something is so."""
+        value = self._get(key, default)
+        if not isinstance(value, bool):
+            refuse(self.file, f"{self.prefix}{key} must be true or false; got {repr(value)}")
+        return value
 
     def expect(self, key: str, value: int | str) -> None:
         """Refuse a file in which a key is there and is not this value."""

@@ -11,7 +11,7 @@ Source: Liquid AI 2025, arXiv:2511.23404.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,6 +55,8 @@ class LFM2Config(LlamaConfig):
     conv_taps
         Rows that a convolution sums, 1 to 16.
     """
+
+    scalings: ClassVar[tuple[str, ...]] = ("none",)
 
     arch: str = "lfm2"
     attention_blocks: tuple[int, ...] = ()
@@ -197,7 +199,7 @@ class LFM2(Llama):
         rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
         if config.get("rope_theta") is None and "rope_theta" not in rope:
             config.refuse("rope_theta is missing")
-        if factors_of(config, found) is not None:
+        if factors_of(config, found) is not None or "rope.scaling.type" in found:
             config.refuse(f"RoPE must be default; got {rope}")
         return {}
 

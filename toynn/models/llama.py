@@ -23,7 +23,15 @@ from toynn.graph.tape import Tensor
 from toynn.models.checks import check_factors, check_heads, check_positive, check_sizes
 from toynn.models.hyper import Hyper, refuse
 from toynn.models.registry import ARCHITECTURES, architecture, register
-from toynn.models.rope import factors_of
+from toynn.models.rope import (
+    check_stretch,
+    factors_of,
+    frequencies,
+    magnitude,
+    rope_scaling,
+    stretch_of,
+    written,
+)
 from toynn.models.sequence import Folder, SequenceModel
 from toynn.models.table import Row, Shapes, Sizes, by_width, matrix, norm, table
 from toynn.nn import Layers
@@ -33,7 +41,6 @@ __all__ = ["Llama", "LlamaConfig", "check_exported_heads", "shape_of"]
 
 Floats = NDArray[np.float32]
 
-_SCALINGS = ("none", "llama3")
 _STD = 0.02  # of embeddings and head
 
 
@@ -57,8 +64,16 @@ class LlamaConfig:
     arch
         "llama", "qwen2" or "qwen3".
     rope_scaling, rope_factors
-        "none", or "llama3": the frequency of pair i is divided by rope_factors[i].
+        "none"; "llama3": the frequency of pair i is divided by rope_factors[i]; "linear", "yarn".
+    rope_factor
+        How often longer the context is than it was, by linear and by yarn.
+    original_context, beta_fast, beta_slow, yarn_magnitude, yarn_cut
+        Of yarn: the context that was (0 means ``context``); pairs that turn so often in it keep
+        their frequencies, or have them divided; by what its own magnitude is multiplied; whether
+        the ramp between is cut to whole pairs.
     """
+
+    scalings: ClassVar[tuple[str, ...]] = ("none", "llama3", "linear", "yarn")
 
     vocab: int
     d_model: int
@@ -74,6 +89,12 @@ class LlamaConfig:
     arch: str = "llama"
     rope_scaling: str = "none"
     rope_factors: tuple[float, ...] = ()
+    rope_factor: float = 1.0
+    original_context: int = 0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    yarn_magnitude: float = 1.0
+    yarn_cut: bool = True
 
     def __post_init__(self) -> None:
         sizes = ("vocab", "d_model", "n_heads", "n_kv_heads", "d_ff", "n_layers", "context")
@@ -86,7 +107,8 @@ class LlamaConfig:
                 f"LlamaConfig: arch must be one of {', '.join(known)}; got {self.arch!r}"
             )
         check_heads(self)
-        check_factors(self, _SCALINGS)
+        check_factors(self, self.scalings)
+        check_stretch(self)
 
     @classmethod
     def tiny(cls) -> Self:
@@ -115,9 +137,7 @@ class LlamaConfig:
 
     def inverse_frequencies(self) -> Floats:
         """Return by how much RoPE turns each pair of a head from one position to the next."""
-        exponents = np.arange(0, self.d_head, 2) / self.d_head
-        frequencies = float(self.rope_base) ** -exponents
-        return (frequencies / (self.rope_factors or 1.0)).astype(np.float32)
+        return frequencies(self)
 
 
 _Q, _KV = "attention.head_count", "attention.head_count_kv"
@@ -253,11 +273,14 @@ class Llama(SequenceModel[LlamaConfig]):
         shape, d_head = shape_of(hyper, "blk.0.attn_q.weight")
         stored = "rope_freqs.weight" in hyper.tensors
         factors = np.ravel(hyper.file["rope_freqs.weight"]) if stored else ()
+        stretch = stretch_of(hyper)
+        if stored and stretch:
+            refuse(hyper.file, f"RoPE is {stretch['rope_scaling']}, and has rope_freqs.weight")
         cfg = self.config_type(
             **shape,
             rope_base=hyper.real("rope.freq_base", 1e4),
             arch=self.architecture,
-            rope_scaling="llama3" if len(factors) else "none",
+            **{"rope_scaling": "llama3" if len(factors) else "none"} | stretch,
             rope_factors=tuple(float(factor) for factor in factors),
         )
         hyper.expect("attention.value_length", d_head)
@@ -267,7 +290,7 @@ class Llama(SequenceModel[LlamaConfig]):
 
     def write(self, cfg: LlamaConfig) -> dict[str, Any]:
         """Return the hyper-parameters of a file; ConfigError for what files have no place for."""
-        if not self.turns_neighbours and cfg.rope_scaling != "none":
+        if not self.turns_neighbours and cfg.rope_scaling == "llama3":
             raise ConfigError(f"export: files of {cfg.arch} have no place for RoPE factors")
         if self.always_biased:
             check_exported_heads(cfg)
@@ -283,6 +306,7 @@ class Llama(SequenceModel[LlamaConfig]):
             "attention.layer_norm_rms_epsilon": float(cfg.rms_eps),
             "rope.dimension_count": cfg.d_head,
             "rope.freq_base": float(cfg.rope_base),
+            **written(cfg),
         }
 
     def beside(self, cfg: LlamaConfig) -> dict[str, Floats]:
@@ -314,12 +338,16 @@ class Llama(SequenceModel[LlamaConfig]):
     def folder(
         self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]
     ) -> tuple[dict[str, Any], dict[str, Floats]]:
-        """Return attention_bias where q, k and v have biases: it gives the output one, too."""
+        """Return RoPE's stretching; attention_bias where q, k and v have biases.
+
+        It gives the output one, too.
+        """
+        keys = rope_scaling(hyper)
         if self.always_biased or "blk.0.attn_q.bias" not in tensors:
-            return {}, {}
+            return keys, {}
         zeros = np.zeros(hyper["embedding_length"], np.float32)
         names = (f"blk.{n}.attn_output.bias" for n in range(hyper["block_count"]))
-        return {"attention_bias": True}, dict.fromkeys(names, zeros)
+        return keys | {"attention_bias": True}, dict.fromkeys(names, zeros)
 
     # -- Forward -------------------------------------------------------------------------------
 
@@ -366,8 +394,12 @@ class Llama(SequenceModel[LlamaConfig]):
             q = block.rmsnorm(q, "attn_q_norm", cfg.rms_eps)
             k = block.rmsnorm(k, "attn_k_norm", cfg.rms_eps)
         if positions is not None:
-            q = block.rope(q, positions, cfg.n_heads, neighbours=self.turns_neighbours)
-            k = block.rope(k, positions, cfg.n_kv_heads, neighbours=self.turns_neighbours)
+            turned: dict[str, Any] = {
+                "neighbours": self.turns_neighbours,
+                "magnitude": magnitude(cfg),
+            }
+            q = block.rope(q, positions, cfg.n_heads, **turned)
+            k = block.rope(k, positions, cfg.n_kv_heads, **turned)
         heads = block.attention(
             q, k, v, n_heads=cfg.n_heads, n_kv_heads=cfg.n_kv_heads, scale=self.scale(cfg)
         )

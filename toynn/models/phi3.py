@@ -14,7 +14,7 @@ Sources: Abdin et al. 2024, arXiv:2404.14219; Ding et al. 2024 (LongRoPE), arXiv
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import log, sqrt
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,6 +62,8 @@ class Phi3Config(LlamaConfig):
     rope_magnitude
         By what channels that turn are multiplied.
     """
+
+    scalings: ClassVar[tuple[str, ...]] = ("none",)
 
     arch: str = "phi3"
     rope_channels: int | None = None

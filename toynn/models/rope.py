@@ -1,19 +1,177 @@
-"""What config.json says of RoPE: the base of its frequencies, and Llama 3.1's factors of them."""
+"""RoPE's frequencies, and what files say of them: their base, and how they are stretched.
 
-from math import pi
+    f[i] = base^(-2i/R)                       a head of R channels turns pair i by position f[i]
+    llama3:  f[i] / factors[i]                one for each pair
+    linear:  f[i] / s                         positions s times as far apart are as one was
+    yarn:    f[i] (r[i] / s + 1 - r[i])       r[i] = (i - low) / (high - low), within 0 .. 1
+             low, high = d(beta_fast), d(beta_slow);  d(n) = R ln(C / (2 pi n)) / (2 ln base)
+
+d(n) is the pair that turns n times over the C tokens of the original context. low and high are cut
+to whole pairs, down and up, but where config.json has truncate false, as gpt-oss's has; files have
+a key of toynn's own for that, which llama.cpp does not know: it cuts. Of most architectures it does
+not read the betas either, and takes those of its flags. What yarn turns is multiplied by
+m (1 + ln(s) / 10). Source: Peng et al. 2023 (YaRN), arXiv:2309.00071, section 3.
+"""
+
+from collections.abc import Mapping
+from math import ceil, floor, log, pi
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from toynn.errors import ConfigError
 from toynn.formats.hf.config import Config
+from toynn.models.checks import check_positive, check_sizes
+from toynn.models.hyper import Hyper, refuse
 
-__all__ = ["base_of", "factors_of", "numbers"]
+__all__ = [
+    "base_of",
+    "check_stretch",
+    "factors_of",
+    "frequencies",
+    "magnitude",
+    "numbers",
+    "rope_scaling",
+    "stretch_of",
+    "written",
+]
+
+Floats = NDArray[np.float32]
 
 BASE = 1e4  # where a file does not say
+_TYPE, _FACTOR = "rope.scaling.type", "rope.scaling.factor"
+_ORIGINAL, _CUT = "rope.scaling.original_context_length", "rope.scaling.yarn_truncate"
+_MAGNITUDE = "rope.scaling.attn_factor"
+_FAST, _SLOW = "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"
+_ONE = ("rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor")
+_BETAS = {"beta_fast": (_FAST, 32.0), "beta_slow": (_SLOW, 1.0)}
 
 
-def base_of(config: Config, found: dict[str, Any]) -> dict[str, Any]:
+def check_stretch(cfg: Any) -> None:
+    """Check what a configuration says of linear and of yarn; give yarn its original context.
+
+    Raises ConfigError for what is out of range, and for what its rope_scaling does not have.
+    """
+    kind = type(cfg).__name__
+    check_positive(cfg, "rope_factor", "beta_fast", "beta_slow", "yarn_magnitude")
+    check_sizes(cfg, "original_context", least=0)
+    if cfg.rope_scaling != "yarn":
+        betas = (cfg.beta_fast, cfg.beta_slow, cfg.yarn_magnitude, cfg.yarn_cut)
+        if betas != (32.0, 1.0, 1.0, True):
+            raise ConfigError(
+                f"{kind}: beta_fast, beta_slow, yarn_magnitude and yarn_cut are yarn's; got "
+                f"rope_scaling {cfg.rope_scaling!r}"
+            )
+        if cfg.rope_scaling != "linear" and cfg.rope_factor != 1:
+            raise ConfigError(
+                f"{kind}: rope_factor needs rope_scaling 'linear' or 'yarn'; got "
+                f"{cfg.rope_scaling!r}"
+            )
+        return
+    if not cfg.original_context:
+        object.__setattr__(cfg, "original_context", cfg.context)
+    if not isinstance(cfg.yarn_cut, bool):
+        raise ConfigError(f"{kind}: yarn_cut must be True or False; got {cfg.yarn_cut!r}")
+    low, high = _ramp(cfg)
+    if cfg.rope_factor < 1 or cfg.beta_fast <= cfg.beta_slow or low > high:
+        raise ConfigError(
+            f"{kind}: yarn needs a rope_factor of at least 1, and beta_fast > beta_slow that some "
+            f"pairs reach in original_context; got {cfg.rope_factor:g}, {cfg.beta_fast:g}, "
+            f"{cfg.beta_slow:g} and {cfg.original_context}"
+        )
+
+
+def _ramp(cfg: Any) -> tuple[float, float]:
+    """Return where yarn's ramp begins and ends."""
+    if cfg.rope_base == 1:
+        return 1.0, 0.0  # all pairs turn alike: no ramp
+
+    def pair(turns: float) -> float:
+        waves = cfg.original_context / (2 * pi * turns)
+        return float(cfg.d_head * log(waves) / (2 * log(cfg.rope_base)))
+
+    low, high = pair(cfg.beta_fast), pair(cfg.beta_slow)
+    if cfg.yarn_cut:
+        low, high = floor(low), ceil(high)
+    return float(max(low, 0)), float(min(high, cfg.d_head - 1))
+
+
+def frequencies(cfg: Any) -> Floats:
+    """Return by how much each pair of a head turns from one position to the next."""
+    plain = float(cfg.rope_base) ** -(np.arange(0, cfg.d_head, 2) / cfg.d_head)
+    if cfg.rope_scaling == "yarn":
+        low, high = _ramp(cfg)
+        r = np.clip((np.arange(cfg.d_head // 2) - low) / max(high - low, 1e-3), 0, 1)
+        plain *= r / cfg.rope_factor + 1 - r
+    else:
+        plain /= cfg.rope_factor
+    stretched: Floats = (plain / (cfg.rope_factors or 1.0)).astype(np.float32)
+    return stretched
+
+
+def magnitude(cfg: Any) -> float:
+    """Return by what channels that turn are multiplied."""
+    return (
+        float(cfg.yarn_magnitude * _usual(cfg.rope_factor)) if cfg.rope_scaling == "yarn" else 1.0
+    )
+
+
+def _usual(factor: float) -> float:
+    return 1 + 0.1 * log(factor)
+
+
+# -- GGUF files ------------------------------------------------------------------------------------
+
+
+def stretch_of(hyper: Hyper) -> dict[str, Any]:
+    """Return what a file says, as fields of a configuration.
+
+    Refuses a kind that is neither none, linear nor yarn, which llama.cpp takes for linear.
+    """
+    kind = hyper.word(_TYPE, "linear")
+    if kind not in ("none", "linear", "yarn"):
+        refuse(
+            hyper.file,
+            f"{hyper.prefix}{_TYPE} must be one of none, linear, yarn here; got {kind!r}",
+        )
+    factor = hyper.real(_FACTOR, 1.0)
+    if kind == "none" or (kind == "linear" and factor == 1):
+        return {}
+    if kind == "linear":
+        return {"rope_scaling": kind, "rope_factor": factor}
+    original = hyper.whole(_ORIGINAL, hyper.whole("context_length"))
+    betas = {name: hyper.real(key, usual) for name, (key, usual) in _BETAS.items()}
+    for key in _ONE:
+        if hyper.real(key, 1.0) != 1:
+            refuse(hyper.file, f"{hyper.prefix}{key} must be 1 here; got {hyper.real(key):g}")
+    return {
+        "rope_scaling": kind,
+        "rope_factor": factor,
+        "original_context": original,
+        **betas,
+        "yarn_magnitude": hyper.real(_MAGNITUDE, 1.0),
+        "yarn_cut": hyper.flag(_CUT, True),
+    }
+
+
+def written(cfg: Any) -> dict[str, Any]:
+    """Return the hyper-parameters of a file."""
+    if cfg.rope_scaling not in ("linear", "yarn"):
+        return {}
+    found: dict[str, Any] = {_TYPE: cfg.rope_scaling, _FACTOR: float(cfg.rope_factor)}
+    if cfg.rope_scaling == "linear":
+        return found
+    betas = {key: (float(getattr(cfg, name)), usual) for name, (key, usual) in _BETAS.items()}
+    found |= {key: beta for key, (beta, usual) in betas.items() if beta != usual}
+    found |= {_ORIGINAL: cfg.original_context, _MAGNITUDE: float(cfg.yarn_magnitude)}
+    return found if cfg.yarn_cut else found | {_CUT: False}
+
+
+# -- Hugging Face ----------------------------------------------------------------------------------
+
+
+def base_of(config: Config, found: dict[str, Any], base: float = BASE) -> dict[str, Any]:
     """Set rope.freq_base; return what else config.json says of RoPE, the kind as rope_type."""
     rope: dict[str, Any] = {}
     for key in ("rope_scaling", "rope_parameters"):  # of old and of new versions
@@ -21,31 +179,34 @@ def base_of(config: Config, found: dict[str, Any]) -> dict[str, Any]:
         if not isinstance(value, dict):
             config.refuse(f"{key} must be an object; got {value!r}")
         rope |= value
-    base = rope.pop("rope_theta", config.get("rope_theta", BASE))
+    base = rope.pop("rope_theta", config.get("rope_theta", base))
     found["rope.freq_base"] = config.number("rope_theta", base, real=True)
     old = rope.pop("type", "default")  # of old versions
     return {"rope_type": old} | rope
 
 
-def numbers(config: Config, key: str, values: object) -> NDArray[np.float32]:
+def numbers(config: Config, key: str, values: object) -> Floats:
     """Return a list of numbers above 0, by its key."""
     if not isinstance(values, list):
         config.refuse(f"{key} must be a list of numbers; got {values!r}")
     return np.array([config.number(key, value, real=True) for value in values], np.float32)
 
 
-def factors_of(config: Config, found: dict[str, Any]) -> NDArray[np.float32] | None:
-    """Set rope.freq_base; return what the frequencies are divided by, where they are.
+def factors_of(config: Config, found: dict[str, Any], base: float = BASE) -> Floats | None:
+    """Set rope.freq_base, and what linear and yarn have; return llama3's factors, where there are.
 
     Refuses every other kind of RoPE by its name.
     """
-    rope = base_of(config, found)
+    rope = base_of(config, found, base)
     kind = rope.pop("rope_type")
+    if kind in ("linear", "yarn"):
+        _stretch(config, found, kind, rope)
+        return None
     if kind == "default" and not any(rope.values()):
         return None
     keys = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
     if kind != "llama3" or rope.keys() != set(keys):
-        config.refuse(f"RoPE must be default or llama3; got {kind!r} with {rope}")
+        config.refuse(f"RoPE must be default, linear, yarn or llama3; got {kind!r} with {rope}")
     factor, low, high, context = (config.number(key, rope[key], real=True) for key in keys)
     width, heads = found.get("embedding_length", 0), found.get("attention.head_count", 1)
     size = found.get("attention.key_length", width // heads)
@@ -55,3 +216,53 @@ def factors_of(config: Config, found: dict[str, Any]) -> NDArray[np.float32] | N
     smooth = np.clip((context / waves - low) / (high - low), 0, 1)
     factors = 1 / ((1 - smooth) / factor + smooth)
     return np.asarray(factors, np.float32)
+
+
+def _stretch(config: Config, found: dict[str, Any], kind: str, rope: dict[str, Any]) -> None:
+    """Set what a file would say of linear or yarn."""
+
+    def number(key: str, value: object) -> float:
+        return config.number(key, value, real=True)
+
+    context = found.get("context_length")
+    factor = rope.pop("factor", None)
+    found[_TYPE] = kind
+    if kind == "yarn":
+        original = rope.pop("original_max_position_embeddings", None) or context
+        original = int(config.number("original_max_position_embeddings", original, real=False))
+        if factor is None:
+            factor = (context or 0) / original
+    found[_FACTOR] = factor = number("factor", factor)
+    if kind == "yarn":
+        found[_ORIGINAL] = original
+        for name, (key, usual) in _BETAS.items():
+            found[key] = number(name, rope.pop(name, None) or usual)
+        given, scales = (
+            rope.pop("attention_factor", None),
+            [rope.pop(key, None) for key in ("mscale", "mscale_all_dim")],
+        )
+        usual = _usual(factor) if factor > 1 else 1.0
+        if given is None and all(scales):
+            m, n = (number("mscale", scale) for scale in scales)
+            given = (1 + m * (usual - 1)) / (1 + n * (usual - 1))
+        found[_MAGNITUDE] = number("attention_factor", usual if given is None else given) / usual
+        if (cut := rope.pop("truncate", True)) not in (True, False):
+            config.refuse(f"truncate must be true or false; got {cut!r}")
+        if not cut:
+            found[_CUT] = False
+    if any(rope.values()):
+        config.refuse(f"RoPE of kind {kind} has keys that are not known: {', '.join(rope)}")
+
+
+def rope_scaling(hyper: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what config.json says of linear and yarn."""
+    kind, factor = hyper.get(_TYPE, "none"), hyper.get(_FACTOR, 1.0)
+    if kind == "none":
+        return {}
+    scaling = {"rope_type": kind, "factor": factor}
+    if kind == "yarn":
+        scaling |= {name: hyper.get(key, usual) for name, (key, usual) in _BETAS.items()}
+        scaling["original_max_position_embeddings"] = hyper[_ORIGINAL]
+        scaling["attention_factor"] = float(hyper[_MAGNITUDE] * _usual(factor))
+        scaling["truncate"] = hyper.get(_CUT, True)
+    return {"rope_scaling": scaling}
