@@ -9,6 +9,7 @@ from lora_bases import write_base
 import toynn
 from toynn import AdamW, GPT2Config, RecipeOptions
 from toynn.errors import LabelError, ShapeError
+from toynn.models.llama import Llama
 from toynn.recipes import GPT2
 from toynn.testing import gradcheck
 
@@ -148,23 +149,38 @@ def test_micro_batches_weigh_by_the_tokens_that_they_learn():
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-7)
 
 
-def test_the_head_looks_at_the_rows_that_count():
-    recipe = llamas.make(batch=2, packed=True)
-    nodes = recipe.engine.session.tape.nodes
+@pytest.mark.parametrize("kind", llamas.KINDS)
+def test_behind_the_last_attention_only_rows_that_count_are_computed(kind):
+    """Those of the last block: what its attention gave, what that is added to, MLP, norm, head."""
+    recipe = llamas.make(kind, batch=2, packed=True)
+    nodes = [node for node in recipe.engine.session.tape.nodes if node.segment == "F"]
     kernels = [node.op.kernel for node in nodes]
-    first = kernels.index("counted.forward")
-    after = [kernel for kernel, node in zip(kernels, nodes, strict=True) if node.segment == "F"]
-    assert after[after.index("counted.forward") :] == [
-        "counted.forward",
+    count = nodes[kernels.index("counted.forward")].outputs[2]
+    mixers = {"attention.forward", "shortconv.forward"}
+    last = max(i for i, kernel in enumerate(kernels) if kernel in mixers)
+    behind = nodes[last + 1 :]
+    assert kernels[last + 1] == "embedding.forward"  # the rows of what it gave
+    assert kernels[-1] == "cross_entropy.forward" and len(behind) > 8
+    for node in behind:
+        sorted_by_expert = node.leader is None or node.leader.name.startswith("dispatched")
+        assert sorted_by_expert or node.leader.root.live.count is count, node.op.kernel
+
+
+def test_a_forward_pass_that_says_nothing_of_rows_computes_all(monkeypatch):
+    expected = llamas.make(batch=2).engine
+    ids = np.arange(26) % VOCAB
+    monkeypatch.setattr(Llama, "narrows", False)
+    engine = llamas.make(batch=2).engine
+    kernels = [n.op.kernel for n in engine.session.tape.nodes if n.segment == "F"]
+    assert kernels[-4:] == [
         "embedding.forward",
         "rmsnorm.forward",
         "matmul.forward",
         "cross_entropy.forward",
     ]
-    count = nodes[first].outputs[2]
-    for node in nodes[first + 2 :]:
-        if node.segment == "F":
-            assert node.leader.root.live.count is count, node.op.kernel
+    labels = np.where(ids % 3, ids, -100)
+    got, want = (each.evaluate(ids, None, labels) for each in (engine, expected))
+    assert abs(got - want) < 1e-6
 
 
 def test_logits_of_some_rows():
@@ -237,7 +253,6 @@ def test_nothing_is_computed_below_the_lowest_adapter(tmp_path):
         "cross_entropy.backward",
         "matmul.backward_input",  # of the head
         "rmsnorm.backward",
-        "embedding.backward",
         "matmul.backward_weight",  # of B
         "matmul.backward_input",
         "matmul.backward_weight",  # of A

@@ -111,7 +111,7 @@ class Decoding:
         kept = self._kept.setdefault((batch, room), {})
         caches = Caches(s, past, room + chunk(batch), f"{batch} x {room}: ", kept)
         layers = engine.layers(batch, caches=caches, long=long)
-        x = layers.rows(engine.model.forward(layers, cfg, tokens, positions), last)
+        x = engine.model.rows(layers, cfg, tokens, positions, last)
         x = engine.model.last(layers, cfg, x)
         logits = s.output(engine.model.logits(layers, cfg, engine.options, x))
         return Reading(s.tape, tokens, positions, past, last, logits)

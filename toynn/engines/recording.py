@@ -60,17 +60,24 @@ def _inputs(s: Session, size: int, *, packed: bool) -> Pass:
     return Pass(tape=s.tape, tokens=tokens, positions=positions, segments=segments, count=count)
 
 
+def _through(
+    model: SequenceModel[Any], layers: Layers, cfg: Any, found: Pass, rows: Tensor | None
+) -> Tensor:
+    """Record the blocks over a batch's tokens, of which the head reads all rows, or these."""
+    if rows is None:
+        return model.forward(layers, cfg, found.tokens, found.positions)
+    return model.rows(layers, cfg, found.tokens, found.positions, rows)
+
+
 def record_logits(engine: Model, batch: int, length: int, wanted: int) -> Pass:
     """Record the logits of all rows of a batch, or, if ``wanted``, of at most so many."""
     s, cfg, model, count = engine.session, engine.config, engine.model, None
     found = _inputs(s, batch * length, packed=False)
     layers = engine.layers(batch, long=model.is_long(cfg, length))
-    x = model.forward(layers, cfg, found.tokens, found.positions)
     if wanted:
         count = s.input("count", (), "i32")
         found = replace(found, count=count, rows=s.input("rows", (wanted,), "i32", count))
-        assert found.rows is not None
-        x = layers.rows(x, found.rows)
+    x = _through(model, layers, cfg, found, found.rows)
     logits = s.output(model.logits(layers, cfg, engine.options, model.last(layers, cfg, x)))
     return replace(found, logits=logits)
 
@@ -93,13 +100,12 @@ def record_loss(
         segments=found.segments,
         long=model.is_long(cfg, length),
     )
-    x = model.forward(layers, cfg, found.tokens, found.positions)
     shape, dtype = ((N, vocab), "f32") if dense else ((N,), "i32")
     labels = target = s.input("labels", shape, dtype, found.count)
-    hp = s.input("hp", (7,))
+    hp, rows = s.input("hp", (7,)), None
     if not dense:
         rows, target = ops.counted(s, labels, vocab)
-        x = layers.rows(x, rows)
+    x = _through(model, layers, cfg, found, rows)
     logits, loss = model.loss(layers, cfg, engine.options, model.last(layers, cfg, x), target)
     s.set_loss(loss)
     return replace(found, logits=logits, labels=labels, hp=hp, loss=loss, dropout=control)
@@ -118,9 +124,8 @@ def record_losses(
     given = Dropout(dropout, control) if control else None
     long = model.is_long(cfg, engine.t_seq)
     layers = engine.layers(1, given, segments=found.segments, adapted=adapted, long=long)
-    x = model.forward(layers, cfg, found.tokens, found.positions)
     labels = s.input("labels", (size,), "i32", found.count)
     rows, target = ops.counted(s, labels, cfg.vocab)
-    x = model.last(layers, cfg, layers.rows(x, rows))
+    x = model.last(layers, cfg, _through(model, layers, cfg, found, rows))
     losses = ops.token_losses(s, model.logits(layers, cfg, engine.options, x), target)
     return replace(found, labels=labels, dropout=control), losses

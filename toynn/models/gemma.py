@@ -123,6 +123,7 @@ class Gemma(Llama):
         norm("output_norm", "C", "model.norm"),
         matrix("output", "V C", "lm_head", std=_STD, when="untied"),
     )
+    narrows = True
 
     def __init__(self, name: str, title: str, period: int, model_type: str = "") -> None:
         super().__init__(name, title, head_norms=name == "gemma3")
@@ -291,7 +292,7 @@ class Gemma(Llama):
         for n, block in enumerate(layers.blocks(cfg.n_layers)):
             normed = block.rmsnorm(x, "attn_norm", cfg.rms_eps)
             heads = self._attention(block, cfg, normed, positions, _kind(n, self.period))
-            x = block.add(x, block.rmsnorm(heads, "post_attention_norm", cfg.rms_eps))
+            x = block.residual(x, block.rmsnorm(heads, "post_attention_norm", cfg.rms_eps))
             normed = block.rmsnorm(x, "ffn_norm", cfg.rms_eps)
             wide = block.geglu(normed, "ffn_gate", "ffn_up", "ffn_down")
             x = block.add(x, block.rmsnorm(wide, "post_ffw_norm", cfg.rms_eps))

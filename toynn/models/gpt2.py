@@ -133,6 +133,7 @@ class GPT2(SequenceModel[GPT2Config]):
         shown={"architectures": ["GPT2LMHeadModel"], "activation_function": "gelu_new"},
         tied=True,
     )
+    narrows = True
 
     def sizes(self, cfg: GPT2Config, opts: RecipeOptions, n: int | None) -> Sizes:
         """Return what the table's letters mean."""
@@ -191,7 +192,7 @@ class GPT2(SequenceModel[GPT2Config]):
         for block in layers.blocks(cfg.n_layers):
             qkv = block.linear(block.layernorm(x, "attn_norm", cfg.norm_eps), "attn_qkv")
             heads = block.attention(qkv, n_heads=cfg.n_heads)  # (B T, C)
-            x = block.add(x, block.linear(heads, "attn_output"))
+            x = block.residual(x, block.linear(heads, "attn_output"))
             normed = block.layernorm(x, "ffn_norm", cfg.norm_eps)
             x = block.add(x, block.mlp(normed, "ffn_up", "ffn_down", "gelu_tanh"))
         return x

@@ -72,6 +72,7 @@ class Granite(Llama):
         real=Llama.hf.real | dict(_SCALES.values()).keys(),
         optional=Llama.hf.optional | dict(_SCALES.values()).keys(),
     )
+    narrows = True
 
     # -- Files ---------------------------------------------------------------------------------
 
@@ -110,7 +111,7 @@ class Granite(Llama):
         for block in layers.blocks(cfg.n_layers):
             normed = block.rmsnorm(x, "attn_norm", cfg.rms_eps)
             heads = self.attention(block, cfg, normed, positions)
-            x = block.add(x, block.scale(heads, cfg.residual_scale))
+            x = block.residual(x, block.scale(heads, cfg.residual_scale))
             normed = block.rmsnorm(x, "ffn_norm", cfg.rms_eps)
             wide = self.feed_forward(block, cfg, normed)
             x = block.add(x, block.scale(wide, cfg.residual_scale))

@@ -129,6 +129,7 @@ class LFM2(Llama):
         zero_biases=frozenset(),
         tied=True,
     )
+    narrows = True
 
     def sizes(self, cfg: LlamaConfig, opts: RecipeOptions, n: int | None) -> Sizes:
         """Return what the table's letters and conditions mean."""
@@ -227,7 +228,7 @@ class LFM2(Llama):
                 mixed = block.shortconv(
                     normed, "shortconv.in_proj", "shortconv.conv", "shortconv.out_proj"
                 )
-            x = block.add(x, mixed)
+            x = block.residual(x, mixed)
             normed = block.rmsnorm(x, "ffn_norm", cfg.rms_eps)
             x = block.add(x, block.swiglu(normed, "ffn_gate", "ffn_up", "ffn_down"))
         return x

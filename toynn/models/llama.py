@@ -231,6 +231,7 @@ class Llama(SequenceModel[LlamaConfig]):
 
     #: Whether q and k are normalised over their whole width, and not head by head.
     wide_norms = False
+    narrows = True
 
     def __init__(
         self,
@@ -363,7 +364,7 @@ class Llama(SequenceModel[LlamaConfig]):
         for n, block in enumerate(layers.blocks(cfg.n_layers)):
             normed = block.rmsnorm(x, "attn_norm", cfg.rms_eps)
             turned = positions if self.turns(n) else None
-            x = block.add(x, self.attention(block, cfg, normed, turned))
+            x = block.residual(x, self.attention(block, cfg, normed, turned))
             normed = block.rmsnorm(x, "ffn_norm", cfg.rms_eps)
             x = block.add(x, self.feed_forward(block, cfg, normed))
         return x

@@ -43,6 +43,7 @@ class Olmo2(Llama):
         norm("output_norm", "C", "model.norm"),
         matrix("output", "V C", "lm_head", std=_STD, when="untied"),
     )
+    narrows = True
 
     def check(self, cfg: LlamaConfig, opts: RecipeOptions) -> None:
         """Refuse biases, beside what Llama refuses. Raises ConfigError."""
@@ -62,7 +63,7 @@ class Olmo2(Llama):
         x = self.embed(layers, cfg, tokens)
         for block in layers.blocks(cfg.n_layers):
             heads = self.attention(block, cfg, x, positions)
-            x = block.add(x, block.rmsnorm(heads, "post_attention_norm", cfg.rms_eps))
+            x = block.residual(x, block.rmsnorm(heads, "post_attention_norm", cfg.rms_eps))
             wide = block.swiglu(x, "ffn_gate", "ffn_up", "ffn_down")
             x = block.add(x, block.rmsnorm(wide, "post_ffw_norm", cfg.rms_eps))
         return x

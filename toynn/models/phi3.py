@@ -129,6 +129,7 @@ class Phi3(Llama):
         zero_biases=frozenset(),
         fixed={"hidden_act": ("silu", "swish"), "full_attn_mod": (1,), "interpolate_factor": (1,)},
     )
+    narrows = True
 
     def sizes(self, cfg: LlamaConfig, opts: RecipeOptions, n: int | None) -> Sizes:
         """Return what the table's letters and conditions mean."""
@@ -258,7 +259,7 @@ class Phi3(Llama):
                 qkv, positions, H + 2 * KV, frequencies, magnitude=cfg.rope_magnitude, turned=H + KV
             )
             heads = block.attention(qkv, n_heads=H, n_kv_heads=KV, window=cfg.window)
-            x = block.add(x, block.linear(heads, "attn_output"))
+            x = block.residual(x, block.linear(heads, "attn_output"))
             normed = block.rmsnorm(x, "ffn_norm", cfg.rms_eps)
             x = block.add(x, block.swiglu_of(normed, "ffn_up", "ffn_down"))
         return x

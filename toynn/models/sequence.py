@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Protocol, Self, TypeVar
 
@@ -82,6 +82,9 @@ class SequenceModel(Model[S]):
     hf: Folder
     #: Whether RoPE turns neighbouring channels, so that the rows with ``pairs`` are in that order.
     turns_neighbours: bool = False
+    #: Whether ``forward`` leaves out rows that nobody wants: its first sum of a block, of what
+    #: came of attention, is ``Layers.residual``. Said by the class that has ``forward``.
+    narrows: bool = False
     #: Tensors of ``beside`` that ``folder`` puts into config.json.
     config_says: frozenset[str] = frozenset()
 
@@ -171,6 +174,15 @@ class SequenceModel(Model[S]):
     @abstractmethod
     def forward(self, layers: Layers, cfg: S, tokens: Tensor, positions: Tensor) -> Tensor:
         """Record the blocks of the model for tokens (B T,) at positions (B T,); x (B T, C)."""
+
+    def rows(
+        self, layers: Layers, cfg: S, tokens: Tensor, positions: Tensor, wanted: Tensor
+    ) -> Tensor:
+        """Record the rows (R, C) of ``forward`` that wanted (R,) names."""
+        owner = next(kind for kind in type(self).__mro__ if "forward" in vars(kind))
+        if vars(owner).get("narrows", False):
+            return self.forward(replace(layers, wanted=wanted), cfg, tokens, positions)
+        return layers.rows(self.forward(layers, cfg, tokens, positions), wanted)
 
     @abstractmethod
     def last(self, layers: Layers, cfg: S, x: Tensor) -> Tensor:

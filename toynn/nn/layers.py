@@ -42,6 +42,9 @@ class Layers:
         Keys and values of the tokens before these, in generation.
     segments
         Of each token the first one of its segment, where sequences are made of several.
+    wanted
+        Numbers (R,) of the rows that are read of what the blocks give, if not of all: the last
+        block computes others only as far as its attention needs them.
     long
         Whether sequences are longer than those that a model was first trained on, where it has
         other constants for those.
@@ -58,6 +61,7 @@ class Layers:
     dropout: Dropout | None = None
     caches: Caches | None = None
     segments: Tensor | None = None
+    wanted: Tensor | None = None
     long: bool = False
     prefix: str = ""
 
@@ -65,7 +69,8 @@ class Layers:
         """Yield the layers of each block, whose names are those within it: "attn_q"."""
         for n in range(count):
             with self.session.tape.block(f"{name}.{n}"):
-                yield replace(self, prefix=f"{name}.{n}.")
+                wanted = self.wanted if n == count - 1 else None
+                yield replace(self, prefix=f"{name}.{n}.", wanted=wanted)
 
     def weight(self, name: str) -> Tensor:
         """Return a weight, by its whole name within the block."""
@@ -195,7 +200,7 @@ class Layers:
             ring=ring,
             past=past,
         )
-        return self.linear(y, out)
+        return self.linear(self._narrowed(y), out)
 
     def head(
         self, x: Tensor, name: str, labels: Tensor, cap: float = 0.0
@@ -219,6 +224,14 @@ class Layers:
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         """Record x + y."""
         return ops.add(self.session, x, y)
+
+    def residual(self, x: Tensor, y: Tensor) -> Tensor:
+        """Record x + y, y being what came of attention: of the last block, the rows wanted."""
+        return ops.add(self.session, self._narrowed(x), y)
+
+    def _narrowed(self, x: Tensor) -> Tensor:
+        """Record the rows of x (B T, C) that are wanted of the last block."""
+        return x if self.wanted is None else self.rows(x, self.wanted)
 
     def scale(self, x: Tensor, factor: float) -> Tensor:
         """Record x times a number."""
@@ -283,7 +296,7 @@ class Layers:
         if self.caches is not None:
             d_head = q.shape[1] // (n_heads if k is not None else n_heads + 2 * heads)
             cache = self.caches.of(self.prefix, self.batch, heads, d_head)
-        return ops.attention(
+        all_rows = ops.attention(
             self.session,
             q,
             k,
@@ -299,3 +312,4 @@ class Layers:
             sinks=None if sinks is None else self.weight(f"{sinks}.weight"),
             cache=cache,
         )
+        return self._narrowed(all_rows)

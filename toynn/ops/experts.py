@@ -224,6 +224,7 @@ EXPERTS_BACKWARD_BIAS = Op(
     flops(1, "M", "N"),
     weights=("db",),
     integers=("offsets",),
+    rows="M dy",
 )
 EXPERTS_BACKWARD_INPUT = Op(
     "experts.backward_input",
@@ -234,6 +235,7 @@ EXPERTS_BACKWARD_INPUT = Op(
     adds=True,
     integers=("offsets",),
     blocks=("w",),
+    rows="M dy",
 )
 EXPERTS_BACKWARD_WEIGHT = Op(
     "experts.backward_weight",
@@ -242,6 +244,7 @@ EXPERTS_BACKWARD_WEIGHT = Op(
     _PRODUCT,
     weights=("dw",),
     integers=("offsets",),
+    rows="M dy",
 )
 EXPERTS = Op(
     "experts.forward",
@@ -252,4 +255,5 @@ EXPERTS = Op(
     nbytes=_used,
     integers=("offsets",),
     blocks=("w",),
+    rows="M x",
 )
