@@ -130,13 +130,17 @@ def write(path, metadata, keys=None):
     return path
 
 
+_quiet = []
+
+
 class Judge:
     """llama.cpp's tokenizer of a file."""
 
     def __init__(self, llama_cpp, path):
         self.lib = llama_cpp
-        self.quiet = llama_cpp.llama_log_callback(lambda *_: None)
-        llama_cpp.llama_log_set(self.quiet, ctypes.c_void_p())
+        if not _quiet:  # llama.cpp calls it for as long as it is loaded
+            _quiet.append(llama_cpp.llama_log_callback(lambda *_: None))
+        llama_cpp.llama_log_set(_quiet[0], ctypes.c_void_p())
         parameters = llama_cpp.llama_model_default_params()
         parameters.vocab_only = True
         self.model = llama_cpp.llama_model_load_from_file(str(path).encode(), parameters)

@@ -14,7 +14,8 @@ from transformers import AutoModelForCausalLM
 
 from toynn import AdamW
 from toynn.engines import ENGINES, frozen
-from toynn.formats import hf
+from toynn.engines.converting import convert
+from toynn.formats import gguf, hf
 
 pytestmark = [
     pytest.mark.parity,
@@ -116,6 +117,9 @@ def test_there_and_back(kind, tmp_path):
         mapped = frozen(source)
     assert_logits_agree(engine.logits(IDS), expected)
     assert_logits_agree(mapped.logits(IDS), expected)
+    convert(tmp_path / "theirs", tmp_path / "model.gguf", "f32")
+    with gguf.open(tmp_path / "model.gguf") as file:
+        assert_logits_agree(frozen(file).logits(IDS), expected)
     if kind == "llama-3":  # export_hf refuses it: see test_hf
         return
     engine.export_hf(tmp_path / "ours")

@@ -15,11 +15,13 @@ from hub_folders import CORPUS, SPECIALS, TOKENIZERS, save_model, save_tokenizer
 from peft import PeftModel
 from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from vocabs import nasty_texts
+from vocabs import Judge, nasty_texts
 
 from toynn import AdamW, RecipeOptions
+from toynn.cli import main
 from toynn.engines import frozen
-from toynn.formats import adapters, bases, hf
+from toynn.engines.converting import convert
+from toynn.formats import adapters, bases, gguf, hf
 from toynn.formats.tokenizer import Tokenizer
 from toynn.recipes import LoRA
 
@@ -29,7 +31,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),
 ]
 
-SIZES = dict(hidden_size=48, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4)
+SIZES = dict(hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4)
 SIZES |= dict(num_key_value_heads=2, max_position_embeddings=64, rms_norm_eps=1e-3)
 #: By tokenizer: the model that it goes with, and the type of its weights.
 MODELS = {
@@ -155,3 +157,72 @@ def test_a_template_in_tokenizer_config(folder):
     again = AutoTokenizer.from_pretrained(path)
     assert before == again.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False)
     assert theirs.chat_template == again.chat_template
+
+
+def judged(library, path, ids, adapter=None):
+    """llama.cpp's logits."""
+    model = library.Llama(
+        str(path), lora_path=adapter and str(adapter), n_ctx=64, n_threads=1, n_threads_batch=1,
+        logits_all=True, type_k=0, type_v=0, flash_attn=False, verbose=False,
+    )  # fmt: skip
+    model.eval([int(id) for id in ids])
+    logits = np.array(model.scores[: len(ids)], np.float64)
+    model.close()
+    return logits
+
+
+def nmse(got, expected):
+    return ((got - expected) ** 2).sum() / (expected**2).sum()
+
+
+@pytest.mark.llama_cpp
+def test_llama_cpp_has_the_same_model_of_a_converted_folder(folder, tmp_path):
+    library = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
+    path, tokenizer, theirs = folder
+    convert(path, tmp_path / "model.gguf", "f32")
+    ids = np.random.default_rng(0).integers(0, 300, 24)
+    assert nmse(judged(library, tmp_path / "model.gguf", ids), logits_of(theirs, ids)) < 1e-10
+    recipe = LoRA()
+    recipe.realize(path, None, 4, RecipeOptions(t_seq=24, seed=1), 8.0, "all-linear", init="peft")
+    optimizer = AdamW.for_lora()
+    optimizer.lr = 1e-2
+    for k in range(2):
+        recipe.step(ids, None, np.roll(ids, -1), optimizer.hp_for_step(k), k == 0)
+    recipe.export_adapter(tmp_path / "adapter.gguf")
+    adapted = judged(library, tmp_path / "model.gguf", ids, tmp_path / "adapter.gguf")
+    assert nmse(adapted, recipe.engine.logits(ids)) < 1e-9
+    recipe.save(tmp_path / "fused.gguf", "f32")
+    assert nmse(judged(library, tmp_path / "fused.gguf", ids), adapted) < 1e-9
+    judge = Judge(library, tmp_path / "model.gguf")
+    try:
+        for text in (*CORPUS[:4], *nasty_texts(60, 5)):
+            # Metaspace puts no space before a text that begins with one; llama.cpp does.
+            text = text.lstrip(" \u2581") if path.name == "first" else text
+            assert judge.encode(text, True, False) == tokenizer.encode(
+                text, split_special_tokens=True
+            ), text
+    finally:
+        judge.close()
+
+
+@pytest.mark.parametrize("outtype", ["f16", "bf16", "q8_0"])
+def test_types_of_a_converted_folder(folder, outtype, tmp_path, capsys):
+    path, theirs, _ = folder
+    with bases.open(path) as model:
+        before = frozen(model).logits(np.arange(20))
+        names = set(model.tensors)
+    command = ["convert", str(path), "--outtype", outtype, "--out", str(tmp_path / "m.gguf")]
+    assert main(command) == 0
+    assert f"{len(names)} tensors" in capsys.readouterr().out
+    with gguf.open(tmp_path / "m.gguf") as file:
+        assert set(file.tensors) == names
+        for name, info in file.tensors.items():
+            assert info.type == ("F32" if len(info.shape) == 1 else outtype.upper()), name
+        limit = {"f16": 1e-6, "bf16": 1e-4, "q8_0": 1e-3}[outtype]
+        assert nmse(frozen(file).logits(np.arange(20)), before) < limit
+        ours = Tokenizer.of(file)
+        assert file.metadata["tokenizer.chat_template"] == theirs.chat_template
+    for text in CORPUS[:4]:
+        assert ours.encode(text) == theirs.encode(text)
+    assert main(command) == 2
+    assert "m.gguf: " in capsys.readouterr().err  # already exists, or is mapped still

@@ -23,6 +23,7 @@ from toynn.cli import (
     chat,
     completion,
     config,
+    convert,
     evaluate,
     generate,
     info,
@@ -177,6 +178,7 @@ def _parser() -> Parser:
     chat.add_parser(commands)
     evaluate.add_parser(commands)
     adapters.add_parsers(commands)
+    convert.add_parser(commands)
     bench.add_parser(commands)
     info.add_parser(commands)
     runs.add_parsers(commands)

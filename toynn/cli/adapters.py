@@ -10,11 +10,13 @@ from toynn.cli._adapters import add_adapters, combined
 from toynn.cli._paths import model_file, text_model
 from toynn.cli._text import harmless
 from toynn.engines import engine_for
+from toynn.engines.converting import fuse_into
 from toynn.errors import ConfigError
-from toynn.formats import adapters, gguf
+from toynn.formats import adapters, bases, gguf
 from toynn.formats.adapters import Adapter
-from toynn.formats.fuse import Fused, fuse
-from toynn.formats.gguf import OUTTYPES, GGUFFile
+from toynn.formats.bases import Base
+from toynn.formats.fuse import Fused
+from toynn.formats.gguf import OUTTYPES
 from toynn.formats.mixes import MIXES
 
 __all__ = ["add_parsers"]
@@ -48,7 +50,7 @@ def add_parsers(commands: Any) -> None:
 
 
 def _add_files(parser: ArgumentParser, kind: str, out: str, *, model: bool) -> None:
-    base = "the .gguf file that the adapter is for"
+    base = "the .gguf file or Hugging Face folder that the adapter is for"
     if not model:
         base += ", where --adapter is a folder, or q or k of a llama are adapted; or of the model"
     parser.add_argument("-m", "--model", type=model_file, required=model, metavar="FILE", help=base)
@@ -64,10 +66,10 @@ def _add_files(parser: ArgumentParser, kind: str, out: str, *, model: bool) -> N
 
 def run_fuse(arguments: Namespace) -> int:
     """Write the model; say what was merged, and what rounding took away."""
-    with gguf.open(arguments.model) as base:
+    with bases.open(arguments.model) as base:
         adapter = combined(arguments.adapter, base, arguments.method)
         assert adapter is not None  # which the parser asks for
-        fused = fuse(
+        fused = fuse_into(
             base,
             adapter,
             arguments.out,
@@ -87,9 +89,10 @@ def run_export(arguments: Namespace) -> int:
     if arguments.adapter is None:
         raise ConfigError(f"--to {arguments.to}: name the adapter (--adapter)")
     with ExitStack() as stack:
-        base: GGUFFile | None = None
+        base: Base | None = None
         if arguments.model is not None:
-            base = stack.enter_context(gguf.open(arguments.model, check=False))
+            base = bases.open(arguments.model, check=False)
+            stack.callback(base.close)
         adapter = combined(arguments.adapter, base, arguments.method)
         assert adapter is not None
         if arguments.to == "gguf":
@@ -109,6 +112,8 @@ def _export_model(arguments: Namespace) -> int:
     if arguments.overwrite:
         raise ConfigError("--to hf: a folder is not replaced (--overwrite): name a new one")
     path = text_model(Path(arguments.model))
+    if path.is_dir():
+        raise ConfigError(f"--to hf: {path} is a folder in that format already")
     with gguf.open(path, check=False) as file:
         engine = engine_for(file).from_gguf(path, build=False)
     engine.export_hf(arguments.out)

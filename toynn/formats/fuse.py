@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from toynn.errors import AdapterError, ConfigError, GGUFError
 from toynn.formats import adapters, gguf, mixes, quants
 from toynn.formats.adapters import Adapter
+from toynn.formats.bases import Base
 from toynn.formats.files import replacing
 from toynn.formats.folders import temporary_folder
-from toynn.formats.gguf import OUTTYPES, Deferred, GGUFFile, TensorInfo
+from toynn.formats.gguf import OUTTYPES, Deferred, TensorInfo
 
 __all__ = ["Fused", "fuse"]
 
@@ -55,14 +56,17 @@ class Fused:
 
 
 def fuse(
-    base: GGUFFile,
+    base: Base,
     adapter: Adapter,
     out: str | os.PathLike[str],
     *,
     outtype: str | None = None,
     overwrite: bool = False,
+    metadata: Mapping[str, Any] | None = None,
 ) -> Fused:
     """Write base with its weights W + s B A in place of W; metadata and tokenizer stay.
+
+    ``metadata`` are those of the file; without them, those of the base, which is a GGUF file then.
 
     Each tensor keeps its type. Merged ones of a type that toynn cannot write (all quantized types
     but Q8_0 and Q4_0) become Q8_0. With ``outtype`` (f32, f16, bf16, q8_0) all matrices get that
@@ -76,7 +80,7 @@ def fuse(
     """
     adapters.check(adapter, base)
     if outtype in mixes.MIXES:
-        return _fuse_as_mix(base, adapter, Path(out), outtype, overwrite)
+        return _fuse_as_mix(base, adapter, Path(out), outtype, overwrite, metadata)
     if outtype is not None and outtype not in OUTTYPES:
         known = ", ".join((*OUTTYPES, *mixes.MIXES))
         raise ConfigError(f"fuse: outtype must be {known}; got {outtype!r}")
@@ -98,11 +102,19 @@ def fuse(
             tensors[name] = _deferred(base, adapter, info, type, fused), type
         else:
             tensors[name] = base.raw(name), type
-    gguf.write(out, _metadata(base, tensors, outtype), tensors, overwrite=overwrite)
+    told = _metadata(base, tensors, outtype) if metadata is None else metadata
+    gguf.write(out, told, tensors, overwrite=overwrite)
     return fused
 
 
-def _fuse_as_mix(base: GGUFFile, adapter: Adapter, out: Path, mix: str, overwrite: bool) -> Fused:
+def _fuse_as_mix(
+    base: Base,
+    adapter: Adapter,
+    out: Path,
+    mix: str,
+    overwrite: bool,
+    metadata: Mapping[str, Any] | None,
+) -> Fused:
     """Write the whole model in float32, let llama.cpp quantize that, and compare the two."""
     library = mixes.quantizer()
     if library is None:
@@ -115,7 +127,7 @@ def _fuse_as_mix(base: GGUFFile, adapter: Adapter, out: Path, mix: str, overwrit
     gguf.check_target(out, overwrite=overwrite)
     with replacing(out, f"a {mix} file", GGUFError) as file, temporary_folder(out) as folder:
         whole = folder / "whole.gguf"
-        fused = fuse(base, adapter, whole, outtype="f32")
+        fused = fuse(base, adapter, whole, outtype="f32", metadata=metadata)
         mixes.quantize(library, whole, Path(file.name), mix)
         with gguf.open(whole, check=False) as exact, gguf.open(file.name) as stored:
             for name, added in fused.added.items():
@@ -126,9 +138,7 @@ def _fuse_as_mix(base: GGUFFile, adapter: Adapter, out: Path, mix: str, overwrit
     return fused
 
 
-def _deferred(
-    base: GGUFFile, adapter: Adapter, info: TensorInfo, type: str, fused: Fused
-) -> Deferred:
+def _deferred(base: Base, adapter: Adapter, info: TensorInfo, type: str, fused: Fused) -> Deferred:
     """Return the blocks of a tensor that is merged, or has another type than before."""
     elements, nbytes = quants.BLOCKS[type]
     *rows, columns = info.shape
@@ -147,7 +157,7 @@ def _deferred(
     return Deferred(shape, np.dtype(np.uint8), make)
 
 
-def _values(base: GGUFFile, name: str) -> Floats:
+def _values(base: Base, name: str) -> Floats:
     """Return a tensor in float32 that may be written to, and is not copied twice."""
     values = base[name]
     own = values.flags.writeable and values.dtype == np.float32
@@ -168,7 +178,7 @@ def _distance(values: Floats, blocks: NDArray[np.uint8], type: str) -> float:
 
 
 def _metadata(
-    base: GGUFFile, tensors: Mapping[str, tuple[object, str]], outtype: str | None
+    base: Base, tensors: Mapping[str, tuple[object, str]], outtype: str | None
 ) -> dict[str, Any]:
     """Return the base's metadata, and a type of the file that is true."""
     metadata: dict[str, Any] = gguf.typed_metadata(base.metadata, base.types)
@@ -179,7 +189,7 @@ def _metadata(
     return metadata
 
 
-def _most(base: GGUFFile, type_of: Callable[[str], str]) -> str:
+def _most(base: Base, type_of: Callable[[str], str]) -> str:
     """Return the type that most elements have."""
     counts: Counter[str] = Counter()
     for name, info in base.tensors.items():

@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from toynn.engines import AdapterOptions, LlamaSeqEngine, SequenceEngine, engine_for
+from toynn.engines.converting import fuse_into
 from toynn.errors import LifecycleError
 from toynn.formats import adapters, bases
-from toynn.formats import gguf as gguf_format
 from toynn.formats.adapters import Adapter
-from toynn.formats.fuse import fuse
 from toynn.models import Source
 from toynn.options import RecipeOptions
 from toynn.recipes._sequence import SequenceRecipe
@@ -164,8 +163,8 @@ class LoRA(SequenceRecipe[SequenceEngine[Any]]):
         rounds a part of the adapter away.
         """
         self._base("save").check_unchanged()
-        with gguf_format.open(self._base("save").path, check=False) as base:
-            fuse(base, self.engine.adapter(), path, outtype=outtype, overwrite=overwrite)
+        with bases.open(self._base("save").path, check=False) as base:
+            fuse_into(base, self.engine.adapter(), path, outtype=outtype, overwrite=overwrite)
 
     def _base(self, call: str) -> Source:
         self._check_built(call)

@@ -1,0 +1,58 @@
+"""``toynn convert FOLDER --out m.gguf``: a Hugging Face folder as a GGUF file."""
+
+import sys
+from argparse import Namespace
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from toynn.cli._text import harmless
+from toynn.engines.converting import convert
+from toynn.formats.gguf import OUTTYPES
+from toynn.formats.tokenizer.folder import has_tokenizer
+
+__all__ = ["add_parser"]
+
+_WIDTH = 79
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command to the parser's commands."""
+    help_ = "write a folder in Hugging Face's format as a GGUF file, for llama.cpp"
+    parser = commands.add_parser("convert", help=help_, description=help_, allow_abbrev=False)
+    folder = "a folder with config.json, safetensors files, tokenizer.json or tokenizer.model"
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help=folder)
+    outtype = "the type of matrices (default f16); norms and biases are f32"
+    parser.add_argument("--outtype", choices=OUTTYPES, default="f16", help=outtype)
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="FILE", help="the new .gguf file"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace what --out names")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: Namespace) -> int:
+    """Write the file; say what is in it."""
+    shown = sys.stderr is not None and sys.stderr.isatty()
+    types = convert(
+        arguments.folder,
+        arguments.out,
+        arguments.outtype,
+        overwrite=arguments.overwrite,
+        progress=_show if shown else None,
+    )
+    if shown:
+        print(f"\r{'':{_WIDTH}}\r", end="", file=sys.stderr)
+    counts = Counter(types.values())
+    said = ", ".join(f"{count} {type}" for type, count in counts.most_common())
+    megabytes = arguments.out.stat().st_size / 1e6
+    print(harmless(f"{arguments.out}: {len(types)} tensors ({said}), {megabytes:.1f} MB", ""))
+    if not has_tokenizer(arguments.folder):
+        print("the folder has no tokenizer, so the file has none: llama.cpp takes ids only")
+    return 0
+
+
+def _show(number: int, count: int, name: str) -> None:
+    """Say on one line which tensor is written."""
+    line = f"converting {number + 1}/{count} {name}"
+    print(f"\r{line[:_WIDTH]:{_WIDTH}}", end="", file=sys.stderr, flush=True)

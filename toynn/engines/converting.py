@@ -1,0 +1,122 @@
+"""A Hugging Face folder as a GGUF file, as llama.cpp's converter writes it.
+
+Names, shapes, types and the order of rows are GGUF's: matrices get the type that is asked for,
+norms and biases stay float32. The tokenizer goes with it, and the chat template. One tensor at a
+time is in memory.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toynn.engines.files import config_of
+from toynn.errors import ConfigError
+from toynn.formats import gguf, hf
+from toynn.formats.adapters import Adapter
+from toynn.formats.bases import Base
+from toynn.formats.fuse import Fused, fuse
+from toynn.formats.gguf import OUTTYPES, Deferred, stored_as
+from toynn.formats.hf import HFModel
+from toynn.formats.tokenizer.folder import FolderKeys, has_tokenizer
+from toynn.models import architecture, check_tensors
+from toynn.options import RecipeOptions
+
+__all__ = ["convert", "fuse_into"]
+
+Floats = NDArray[np.float32]
+#: Of how many tensors how many are written, and the name of the next one.
+Progress = Callable[[int, int, str], None]
+
+
+def convert(
+    folder: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    outtype: str = "f16",
+    *,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> dict[str, str]:
+    """Write a folder as a GGUF file; return the type of each tensor by its name.
+
+    ``outtype`` (f32, f16, bf16, q8_0) is that of the matrices. The file is whole, or absent.
+
+    Raises ConfigError for another outtype, and for what GGUF files have no place for; DataError for
+    a folder that cannot be read, or whose tokenizer llama.cpp does not have; GGUFError if ``out``
+    exists or cannot be written.
+    """
+    if outtype not in OUTTYPES:
+        raise ConfigError(f"convert: outtype must be {', '.join(OUTTYPES)}; got {outtype!r}")
+    gguf.check_target(Path(out), overwrite=overwrite)
+    with hf.open(folder) as model:
+        metadata = _metadata(model, outtype)
+        types = {name: stored_as(name, info.shape, outtype) for name, info in model.tensors.items()}
+        names = list(types)
+
+        def read(number: int) -> Floats:
+            if progress is not None:
+                progress(number, len(names), names[number])
+            return model[names[number]]
+
+        tensors = {
+            name: (_deferred(model.tensors[name].shape, read, number), types[name])
+            for number, name in enumerate(names)
+        }
+        gguf.write(out, metadata, tensors, overwrite=overwrite)
+        model.check_unchanged()
+    return types
+
+
+def fuse_into(
+    base: Base,
+    adapter: Adapter,
+    out: str | os.PathLike[str],
+    *,
+    outtype: str | None = None,
+    overwrite: bool = False,
+) -> Fused:
+    """Write a model and its adapter as one GGUF file: see ``toynn.formats.fuse``.
+
+    The base may be a folder; without ``outtype`` its matrices keep the type that most have.
+
+    Raises what ``fuse`` does, and ConfigError, DataError as ``convert``.
+    """
+    if not isinstance(base, HFModel):
+        return fuse(base, adapter, out, outtype=outtype, overwrite=overwrite)
+    counts: Counter[str] = Counter()
+    for info in base.tensors.values():
+        counts[info.type.lower()] += prod(info.shape)
+    outtype = counts.most_common(1)[0][0] if outtype is None else outtype
+    metadata = _metadata(base, outtype if outtype in OUTTYPES else "f32")
+    return fuse(base, adapter, out, outtype=outtype, overwrite=overwrite, metadata=metadata)
+
+
+def _deferred(shape: tuple[int, ...], read: Callable[[int], Floats], number: int) -> Deferred:
+    return Deferred(shape, np.dtype(np.float32), lambda: read(number))
+
+
+def _metadata(model: HFModel, outtype: str) -> dict[str, Any]:
+    """Return the keys of a file: of the model, of its tokenizer."""
+    name = model.architecture
+    own = architecture(name)
+    cfg, options = config_of(model, (name,), "convert")
+    shapes = own.shapes(cfg, RecipeOptions(**options))
+    beside = {key: array.shape for key, array in own.beside(cfg).items()}
+    check_tensors(model, shapes | beside)
+    metadata: dict[str, Any] = {
+        "general.architecture": name,
+        "general.type": "model",
+        "general.name": model.path.resolve().name,
+        "general.file_type": OUTTYPES[outtype],
+        "general.quantization_version": 2,
+        f"{name}.vocab_size": cfg.vocab,
+    }
+    metadata |= {f"{name}.{key}": value for key, value in own.write(cfg).items()}
+    if has_tokenizer(model.path):
+        return metadata | FolderKeys(model.path, cfg.vocab).typed()
+    return metadata | {"tokenizer.ggml.model": "no_vocab"}
