@@ -21,6 +21,7 @@ from toynn.cli import (
     adapters,
     bench,
     chat,
+    check,
     completion,
     config,
     convert,
@@ -177,6 +178,7 @@ def _parser() -> Parser:
     generate.add_parser(commands)
     chat.add_parser(commands)
     evaluate.add_parser(commands)
+    check.add_parser(commands)
     adapters.add_parsers(commands)
     convert.add_parser(commands)
     bench.add_parser(commands)

@@ -108,7 +108,8 @@ def form_of(where: str, row: Mapping[str, Any]) -> tuple[str, ...]:
         return forms[0]
     got = keys_of(row)
     if forms:
-        got += ", which could be read in more than one way"
+        got += ", which could be read in more than one way: name what is meant, and no others, by "
+        got += f"--columns {','.join(f'{key}={key}' for key in forms[0])}"
     if {"chosen", "rejected"} <= row.keys() or {"prompt", "label"} <= row.keys():
         got += ": these are preferences, for --loss dpo, orpo or kto"
     raise DataError(f"{where}: expected {ACCEPTED}; got {got}")

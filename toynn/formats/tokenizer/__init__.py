@@ -124,6 +124,11 @@ class Tokenizer:
         return f"{type(self).__name__}({kind}, {self.vocab_size:,} tokens)"
 
     @property
+    def unknown(self) -> int | None:
+        """The id that stands for what no token spells; None where there is none."""
+        return self._vocab.unknown
+
+    @property
     def vocab_size(self) -> int:
         """The number of tokens."""
         return len(self.tokens)

@@ -1,0 +1,150 @@
+"""``toynn check``: what is said of data, as a run would take them; exit codes; JSON."""
+
+import json
+
+import pytest
+from vocabs import CONTROL, bpe_file
+
+from toynn.cli import _check_lines, main
+from toynn.data import jsonl
+from toynn.data.survey import Shown
+from toynn.formats.tokenizer import Tokenizer
+
+for library in ("tokenizers", "jinja2"):
+    pytest.importorskip(library, reason=f"{library}, of the text extra, is not installed")
+
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] "
+    "+ '<|im_end|>' + '\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    specials = [("<|im_start|>", CONTROL), ("<|im_end|>", CONTROL)]
+    bpe_file(tmp_path / "m.gguf", specials=specials, keys={"tokenizer.chat_template": CHATML})
+    talks = [
+        [
+            {"role": "user", "content": f"Who is {k}?"},
+            {"role": "assistant", "content": "Zork\nit is."},
+        ]
+        for k in range(40)
+    ]
+    rows = [{"messages": talk, "id": k} for k, talk in enumerate(talks)]
+    (tmp_path / "chat.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return tmp_path
+
+
+def test_what_is_said_of_conversations(here, capsys):
+    tokenizer = Tokenizer.from_gguf("m.gguf")
+    given = {"vocab_size": tokenizer.vocab_size, "packing": True}
+    longest = jsonl.read_all("chat.jsonl", tokenizer, 999, vocab_size=999)[0].longest
+    data = jsonl.read("chat.jsonl", tokenizer, longest - 1, **given)
+    cut = int(data.notes[0].split("; ")[1].split()[0])
+    assert 20 < cut < 40
+    words = ["--data", "chat.jsonl", "-m", "m.gguf", "--seq", str(longest - 1)]
+    assert main(["check", *words]) == 0
+    out = capsys.readouterr().out
+    assert "file                 lines of JSON, " in out
+    assert "rows                 40 of messages (OpenAI's)\n" in out
+    assert (
+        "  passed over        id (40)\n" in out and "roles                assistant, user\n" in out
+    )
+    assert "repeats              none\n" in out
+    assert f"--seq {longest - 1:<15}cuts {cut} of 40 (" in out
+    shown = out.partition("-- chat.jsonl:1: ")[2].splitlines()
+    assert shown[1:4] == [
+        "  <|im_start|>user\\nWho is 0?<|im_end|>\\n<|im_start|>assistant\\n",
+        "+ Zork\\nit is.<|im_end|>\\n",
+        shown[3],
+    ]
+    assert "\x1b" not in out and out.count("\n-- chat.jsonl:") == 3
+
+
+def test_leaks_are_those_of_the_split_that_a_run_makes(here, capsys):
+    rows = [json.loads(line) for line in (here / "chat.jsonl").read_text().splitlines()]
+    rows[17]["messages"] = rows[5]["messages"]
+    for seed in range(12):
+        (here / "chat.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        tokenizer = Tokenizer.from_gguf("m.gguf")
+        data = jsonl.read("chat.jsonl", tokenizer, 99, vocab_size=10**4, seed=seed)
+        parts = [
+            {data_part[k].ids.tobytes() for k in range(len(data_part))}
+            for data_part in (data.train, data.valid)
+        ]
+        words = ["check", "--data", "chat.jsonl", "-m", "m.gguf", "--seed", str(seed), "--json"]
+        assert main(words) == 0
+        (source,) = json.loads(capsys.readouterr().out)["sources"]
+        assert source["parts"]["train"]["repeated"] == 1
+        assert source["leaks"]["held out"]["rows"] == len(parts[0] & parts[1])
+        if parts[0] & parts[1]:
+            return
+    raise AssertionError("no seed parted the two rows")
+
+
+def test_leaks_between_files(here, capsys):
+    rows = (here / "chat.jsonl").read_text().splitlines()
+    (here / "data").mkdir()
+    (here / "data" / "train.jsonl").write_text("\n".join(rows[:30]))
+    (here / "data" / "valid.jsonl").write_text("\n".join(rows[28:]))
+    assert main(["check", "--data", "data"]) == 0
+    out = capsys.readouterr().out
+    assert "2 rows of valid are in training, too: data/valid.jsonl:1 is data/train.jsonl:29" in out
+    assert main(["check", "--data", "data", "--strict"]) == 1
+
+
+def test_errors_and_their_exit_code(here, capsys):
+    with (here / "chat.jsonl").open("a") as file:
+        file.write('\n{"messages": []}\n{')
+    assert main(["check", "--data", "chat.jsonl"]) == 2
+    out = capsys.readouterr().out
+    assert "refused              2 rows, which training stops at; the first:\n" in out
+    assert "chat.jsonl:41: messages: expected a list of messages; got an empty list" in out
+    for words, message in (
+        (["--data", "none.jsonl"], "none.jsonl: cannot read: No such file"),
+        (["--data", "chat.jsonl", "--seq", "9"], "--seq: tokens are those of a model"),
+        (["--data", "m.gguf"], "m.gguf: expected a folder with train.jsonl, a .jsonl file"),
+    ):
+        assert main(["check", *words]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_a_text_without_a_model(here, capsys):
+    (here / "a.txt").write_text("the cat sat on the mat and the rat sat on the cat\n" * 40)
+    assert main(["check", "--data", "a.txt", "--strict"]) == 1
+    out = capsys.readouterr().out
+    assert "39 lines of 32 and more characters come again; the first: a.txt:2 is 1" in out
+    assert "rows of the last tenth, held out are in training, too" in out
+
+
+def test_colour_and_none(monkeypatch):
+    class Terminal:
+        def isatty(self):
+            return True
+
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert _check_lines.colours(Terminal())
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not _check_lines.colours(Terminal())
+    shown = Shown("a:1", [97, 98, 99], [False, True, True])
+    decode = bytes.decode
+    plain = list(_check_lines.example(shown, lambda ids: decode(bytes(ids)), False))
+    assert plain == ["  a", "+ bc"]
+    colour = list(_check_lines.example(shown, lambda ids: decode(bytes(ids)), True))
+    assert colour == ["\x1b[2m  a\x1b[0m", "\x1b[32m+ bc\x1b[0m"]
+
+
+def test_a_histogram_has_every_length_once():
+    lengths = [3] * 50 + list(range(100, 300)) + [9000]
+    rows = list(_check_lines.histogram(lengths, seq=250))
+    counts = [
+        int(row.partition("#")[2].lstrip("#").split()[0].replace(",", ""))
+        for row in rows
+        if "#" in row
+    ]
+    assert sum(counts) == len(lengths) and max(map(len, rows)) <= 78 and len(rows) <= 12
+    assert "9,000" in rows[-1] and rows[-1].endswith("cut by --seq")
+    assert not rows[0].endswith("cut by --seq")

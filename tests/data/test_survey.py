@@ -1,0 +1,169 @@
+"""What a survey of data says is what training does: rows, cuts, packing, repeats, leaks."""
+
+import gzip
+import json
+
+import numpy as np
+import pytest
+
+from toynn.data import jsonl
+from toynn.data.preference import read_preferences
+from toynn.data.repeats import common, cut_at, repeated
+from toynn.data.survey import Characters, Vocabulary, survey
+from toynn.data.survey_text import held_lines, survey_text
+from toynn.errors import DataError, GGUFError
+from toynn.formats.tokenizer import ByteTokenizer
+
+WORDS = ["moon", "dust", "robot", "zork", "eats", "sees", "and", "the", "of", "big"]
+
+
+def said(rng, count):
+    return " ".join(rng.choice(WORDS, count))
+
+
+def lines(path, rows):
+    path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows))
+    return path
+
+
+def looked_at(path, **options):
+    return survey(path, Characters(), Characters.vocab_size, **options)
+
+
+@pytest.fixture
+def completions(tmp_path):
+    rng = np.random.default_rng(0)
+    rows = [
+        {"prompt": said(rng, k % 9 + 1), "completion": said(rng, k % 13 + 1), "id": k}
+        for k in range(80)
+    ]
+    rows[3]["prompt"] = "x" * 21  # as much as a row of 20 has room for
+    return lines(tmp_path / "rows.jsonl", rows)
+
+
+@pytest.mark.parametrize("seq", [20, 45, 80, 500])
+def test_cuts_and_rows_are_those_of_training(completions, seq):
+    found = survey(completions, ByteTokenizer(), 256)
+    cut = cut_at(found.lengths, found.learned, found.prompts, seq)
+    data = jsonl.read(completions, ByteTokenizer(), seq, vocab_size=256, packing=True)
+    note = data.notes[0]
+    assert (f"; {cut.cut:,} were cut" in note) == (cut.cut > 0)
+    assert (f"; {cut.dropped:,} were dropped" in note) == (cut.dropped > 0)
+    whole, _ = jsonl.read_all(completions, ByteTokenizer(), seq, vocab_size=256)
+    assert len(whole) == found.rows - cut.dropped
+    packed = jsonl.Dataset(whole, whole, None, seq, [], packing=True).batches(1, 0)
+    assert cut.rows == packed.per_epoch
+    assert cut.filled == pytest.approx(whole.lengths.sum() / (packed.per_epoch * seq))
+    kept = (whole.lengths + 1).sum()
+    assert cut.lost == pytest.approx(1 - kept / found.tokens)
+
+
+def test_fields_forms_and_lengths(completions):
+    found = looked_at(completions)
+    assert found.kind == "lines of JSON" and found.packed is None
+    assert found.forms == {"prompt and completion": 80} and found.fields["id"] == 80
+    assert found.read == {"prompt", "completion"}
+    rows = [json.loads(line) for line in completions.read_text().splitlines()]
+    assert list(found.lengths) == [len(r["prompt"] + r["completion"]) for r in rows]
+    assert list(found.learned) == [len(r["completion"]) for r in rows]
+    packed = completions.with_name("rows.jsonl.gz")
+    packed.write_bytes(gzip.compress(completions.read_bytes()))
+    again = looked_at(packed)
+    assert again.packed == "gzip" and list(again.exact) == list(found.exact)
+
+
+def test_rows_that_training_refuses_are_counted_and_the_next_ones_follow(tmp_path):
+    good = {"prompt": "a", "completion": "b"}
+    bad = [{"prompt": 3, "completion": "x"}, "{", {"text": "x"}, {"prompt": "a"}, "[1]"]
+    path = lines(tmp_path / "rows.jsonl", [good, *bad, good])
+    found = looked_at(path)
+    assert found.rows == 2 and found.refused == 5 and list(found.places) == [1, 7]
+    for k, message in enumerate(found.errors, 2):
+        assert message.startswith(f"{path}:{k}: ")
+        with pytest.raises(DataError) as raised:
+            jsonl.read(
+                lines(tmp_path / "one.jsonl", [good, bad[k - 2]]),
+                ByteTokenizer(),
+                9,
+                vocab_size=256,
+            )
+        assert str(raised.value).split(": ", 1)[1] == message.split(": ", 1)[1]
+
+
+class Strict(Characters):
+    """Refuses conversations that begin with another role than user, as some templates do."""
+
+    def encode_talks(self, talks):
+        for talk in talks:
+            if talk.messages[0]["role"] != "user":
+                raise GGUFError("the template refuses the conversation")
+            yield from super().encode_talks([talk])
+
+
+def test_conversations_that_a_template_refuses_do_not_end_it(tmp_path):
+    def talk(role, text):
+        return {
+            "messages": [{"role": role, "content": text}, {"role": "assistant", "content": "b"}]
+        }
+
+    rows = [talk("system" if k in (0, 4, 5, 9) else "user", str(k)) for k in range(10)]
+    path = lines(tmp_path / "rows.jsonl", rows)
+    found = survey(path, Strict(), Characters.vocab_size)
+    assert found.refused == 4 and list(found.places) == [2, 3, 4, 7, 8, 9]
+    assert found.errors[1] == f"{path}:5: the template refuses the conversation"
+    pairs = [
+        {
+            "prompt": row["messages"][:1],
+            "chosen": row["messages"][1:],
+            "rejected": [{"role": "assistant", "content": "c"}],
+        }
+        for row in rows
+    ]
+    found = survey(lines(path, pairs), Strict(), Characters.vocab_size)
+    assert found.rows == 6 and len(found.lengths) == 12 and found.refused == 4
+
+
+def test_pairs_are_rows_of_two_sequences(tmp_path):
+    rows = [{"prompt": "?", "chosen": "x" * k, "rejected": "y"} for k in (2, 3, 2)]
+    path = lines(tmp_path / "p.jsonl", [*rows, {"prompt": "?", "chosen": "y", "rejected": "y"}])
+    found = looked_at(path)
+    assert found.rows == 3 and list(found.lengths) == [3, 2, 4, 2, 3, 2]
+    assert repeated(found.exact) == (1, (2, 0))
+    assert "chosen and rejected are equal" in found.errors[0]
+    lines(path, rows)
+    assert len(read_preferences(path, ByteTokenizer(), 9, vocab_size=256).train) == 2
+
+
+def test_repeats_by_the_letter_and_by_words(tmp_path):
+    texts = ["The moon, it eats.", "the  moon it eats", "THE MOON", "The moon, it eats.", "b"]
+    found = looked_at(lines(tmp_path / "t.jsonl", [{"text": text} for text in texts]))
+    assert repeated(found.exact) == (1, (3, 0))
+    assert repeated(found.alike) == (2, (1, 0))
+    assert repeated([]) == (0, None)
+
+
+def test_common_rows_and_prompts():
+    assert common([5, 0, 7, 9], [9, 0, 7]) == (2, (2, 2))
+    assert common([0], [0]) == (0, None)
+
+
+def test_parts_of_characters_and_unknown_tokens(tmp_path):
+    path = lines(tmp_path / "t.jsonl", [{"text": "aé🙂b"}, {"text": "é?"}])
+    fragments = np.arange(256) >= 128
+    vocabulary = Vocabulary(ord("?"), fragments, {k: bytes([k]) for k in range(128, 256)})
+    found = survey(path, ByteTokenizer(), 256, vocabulary=vocabulary)
+    assert (found.tokens, found.unknown, found.fragments) == (11, 1, 8)
+    assert found.odd == {"é": 2, "🙂": 1}
+
+
+def test_a_text_s_long_lines(tmp_path):
+    path = tmp_path / "t.txt"
+    rows = [f"line {k} of the text, which is long enough to count" for k in range(50)]
+    path.write_text("\n".join(["short", *rows, "short", rows[3], "\n"]))
+    found = survey_text(path, Characters())
+    assert found.rows == 51 and found.tokens == len(path.read_text())
+    before, held = held_lines(found)
+    assert before == list(range(len(before))) and 4 <= len(held) <= 6
+    alike = np.array(found.alike)
+    assert common(alike[held], alike[before]) == (1, (len(held) - 1, 3))
+    assert found.where(50) == f"{path}:53"

@@ -1,0 +1,64 @@
+"""How ``toynn check`` shows what it found: lengths as bars, and what is learned, in colour."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from typing import TextIO
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from toynn.cli._text import harmless
+from toynn.data.survey import Shown
+
+__all__ = ["colours", "example", "histogram"]
+
+BINS, BAR, WIDTH = 12, 36, 78
+LONGEST = 480  # characters of a part that are shown: of more, its begin and its end
+GREEN, DIM, PLAIN = "\x1b[32m", "\x1b[2m", "\x1b[0m"
+
+
+def colours(stream: TextIO) -> bool:
+    """Say whether to use colour: on a terminal, unless NO_COLOR is set (no-color.org)."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def histogram(lengths: ArrayLike, seq: int | None = None) -> Iterator[str]:
+    """Yield a line for each range of lengths, the last one up to the longest.
+
+    Ranges beyond seq + 1 tokens, whose examples are cut, are marked.
+    """
+    values = np.asarray(lengths, np.int64)
+    least, most = int(values.min()), float(np.quantile(values, 0.98))
+    step = _round(max(1, (most - least) / (BINS - 1)))
+    base = least // step * step
+    bins = np.minimum((values - base) // step, BINS - 1)
+    counts = np.bincount(bins)
+    for k, count in enumerate(counts.tolist()):
+        low = base + k * step
+        high = low + step - 1 if k < BINS - 1 else max(int(values.max()), low)
+        bar = "#" * -(-count * BAR // int(counts.max()))
+        mark = "  cut by --seq" if seq is not None and high > seq + 1 and count else ""
+        yield f"  {low:>7,} - {high:>7,}  {bar:{BAR}} {count:,}{mark}"
+
+
+def _round(value: float) -> int:
+    """Return the next of 1, 2, 4, 5, 8 times a power of ten."""
+    ten: int = 10 ** int(np.log10(value))
+    return next(int(k * ten) for k in (1, 2, 4, 5, 8, 10) if k * ten >= value)
+
+
+def example(shown: Shown, decode: Callable[[Sequence[int]], str], colour: bool) -> Iterator[str]:
+    """Yield an example in lines: behind a + what is learned, in green where there is colour."""
+    at = 0
+    for learned, some in groupby(shown.learned):
+        count = len(list(some))
+        text = harmless(decode(shown.ids[at : at + count]), "\n\t")
+        text = text.replace("\\", "\\\\").replace("\n", "\\n").replace("\t", "\\t")
+        at += count
+        if len(text) > LONGEST:
+            half = LONGEST // 2
+            text = f"{text[:half]} ... {len(text) - LONGEST:,} more ... {text[-half:]}"
+        for begin in range(0, len(text), WIDTH - 2):
+            line = f"{'+' if learned else ' '} {text[begin : begin + WIDTH - 2]}"
+            yield f"{GREEN if learned else DIM}{line}{PLAIN}" if colour else line

@@ -1,0 +1,348 @@
+"""``toynn check --data D --model M``: what training would make of data, before it is started."""
+
+import json
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from toynn.cli._check_lines import colours, example, histogram
+from toynn.cli._numbers import whole
+from toynn.cli._paths import text_model
+from toynn.cli._text import harmless
+from toynn.cli._text_training import column_names, columns_of
+from toynn.cli._weighted import path_and_weight
+from toynn.data.examples import held_out
+from toynn.data.repeats import Cut, Repeats, common, cut_at, repeated
+from toynn.data.survey import Characters, Survey, Vocabulary, parts_of, survey
+from toynn.data.survey_text import held_lines, survey_text
+from toynn.errors import ConfigError
+from toynn.formats.tokenizer import Tokenizer
+from toynn.printing import size
+from toynn.train.progress import Reading
+
+__all__ = ["add_parser"]
+
+SEQ = 512  # as of `toynn train lora`
+ODD = 5  # characters that are named
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command to the parser's commands."""
+    help_ = "say what training would make of data: forms, lengths, masks, repeats, leaks"
+    parser = commands.add_parser("check", help=help_, description=help_, allow_abbrev=False)
+    data = "files or folders, as `toynn train --data` takes them; each is told of by itself"
+    parser.add_argument("--data", nargs="+", required=True, metavar="PATH", help=data)
+    model = "whose tokenizer and chat template are used (a .gguf file, a folder); without it, "
+    model += "lengths are in characters"
+    parser.add_argument("-m", "--model", type=Path, metavar="PATH", help=model)
+    seq = f"tokens of a row: what is cut, how full rows are (default {SEQ}, with a model)"
+    parser.add_argument("--seq", type=whole(1), metavar="N", help=seq)
+    columns = "names of fields with those that the data have for them"
+    parser.add_argument("--columns", type=column_names, metavar="NEW=OLD,...", help=columns)
+    every = "as if prompts were learned, too"
+    parser.add_argument("--no-mask-prompt", action="store_true", help=every)
+    seed = "of the run, which draws what is held out (default 0)"
+    parser.add_argument("--seed", type=whole(0), default=0, metavar="N", help=seed)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    strict = "exit with 1 where rows come again, leak, are cut, or have no tokens"
+    parser.add_argument("--strict", action="store_true", help=strict)
+    parser.set_defaults(run=run)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A source of data, looked at."""
+
+    path: Path
+    parts: dict[str, Survey]
+    repeats: dict[str, tuple[Repeats, Repeats]]  # by part: the same rows, the same words
+    leaks: dict[str, tuple[Repeats, Repeats]]  # by held-out part: whole rows, prompts
+    cuts: dict[str, Cut]
+
+    @property
+    def refused(self) -> int:
+        return sum(part.refused for part in self.parts.values())
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether there is something that --strict does not let pass."""
+        rows = [
+            pair[k].rows for pair in (*self.repeats.values(), *self.leaks.values()) for k in (0, 1)
+        ]
+        cut = any(each.cut or each.dropped for each in self.cuts.values())
+        return any(rows) or cut or any(part.unknown for part in self.parts.values())
+
+
+def run(arguments: Namespace) -> int:
+    """Print what was found; return 2 where rows are refused, 1 where --strict has a doubt."""
+    tokenizer = None
+    if arguments.model is not None:
+        tokenizer = Tokenizer.of(text_model(arguments.model))
+    elif arguments.seq is not None:
+        raise ConfigError("--seq: tokens are those of a model: name it by --model")
+    seq = None if tokenizer is None else arguments.seq or SEQ
+    found = []
+    for word in arguments.data:
+        path, _ = path_and_weight(word, "--data")
+        found.append(_looked_at(path, tokenizer, seq, arguments))
+        if not arguments.json:
+            for line in _lines(found[-1], tokenizer, seq):
+                print(line)
+    if arguments.json:
+        print(json.dumps({"sources": [_object(each, seq) for each in found]}))
+    if any(each.refused for each in found):
+        return 2
+    return 1 if arguments.strict and any(each.doubtful for each in found) else 0
+
+
+# -- Looking -----------------------------------------------------------------------------------
+
+
+def _looked_at(
+    path: Path, tokenizer: Tokenizer | None, seq: int | None, arguments: Namespace
+) -> _Found:
+    """Go through a source. Raises DataError for one that is none."""
+    encoder: Any = tokenizer or Characters()
+    vocabulary = None if tokenizer is None or tokenizer.of_bytes else _vocabulary(tokenizer)
+    given: dict[str, Any] = {"vocabulary": vocabulary}
+    with ExitStack() as stack:
+        given["progress"] = stack.enter_context(Reading())
+        if path.suffix == ".txt" and not path.is_dir():
+            text = survey_text(path, encoder, **given)
+            return _text(path, text)
+        given |= {"mask_prompt": not arguments.no_mask_prompt}
+        given |= {"columns": columns_of(arguments.columns)}
+        parts = {
+            name: survey(file, encoder, encoder.vocab_size, **given)
+            for name, file in parts_of(path).items()
+        }
+    cuts = {}
+    if seq is not None:
+        cuts = {
+            name: cut_at(part.lengths, part.learned, part.prompts, seq)
+            for name, part in parts.items()
+            if part.rows
+        }
+    repeats = {name: (repeated(p.exact), repeated(p.alike)) for name, p in parts.items()}
+    return _Found(path, parts, repeats, _leaks(parts, seq, arguments.seed), cuts)
+
+
+def _vocabulary(tokenizer: Tokenizer) -> Vocabulary:
+    """Return which tokens are no whole characters."""
+    pieces: dict[int, bytes] = {}
+    for id in range(tokenizer.vocab_size):
+        piece = tokenizer.piece(id)
+        try:
+            piece.decode()
+        except UnicodeDecodeError:
+            pieces[id] = piece
+    fragments = np.zeros(tokenizer.vocab_size, np.bool_)
+    fragments[list(pieces)] = True
+    return Vocabulary(tokenizer.unknown, fragments, pieces)
+
+
+def _leaks(
+    parts: dict[str, Survey], seq: int | None, seed: int
+) -> dict[str, tuple[Repeats, Repeats]]:
+    """Return how many held-out rows stand in the training part; numbers are those of the files."""
+    train = parts["train"]
+    if len(parts) > 1:
+        return {
+            name: (common(part.alike, train.alike), common(part.asked, train.asked))
+            for name, part in parts.items()
+            if name != "train"
+        }
+    rows = _kept(train, seq)
+    if len(rows) < 2:
+        return {}
+    chosen, held = (rows[part] for part in held_out(len(rows), seed))
+    return {"held out": _between(train, held, chosen)}
+
+
+def _between(part: Survey, held: Any, chosen: Any) -> tuple[Repeats, Repeats]:
+    found = []
+    for hashes in (np.array(part.alike), np.array(part.asked)):
+        rows, first = common(hashes[held], hashes[chosen])
+        found.append(Repeats(rows, first and (int(held[first[0]]), int(chosen[first[1]]))))
+    return found[0], found[1]
+
+
+def _kept(part: Survey, seq: int | None) -> Any:
+    """Return the rows of which something is left to learn: others are not drawn from."""
+    room = np.inf if seq is None else seq + 1
+    good = (np.array(part.learned) > 0) & (np.array(part.prompts) < room)
+    if not part.rows:
+        return np.empty(0, np.int64)
+    return np.flatnonzero(good.reshape(part.rows, -1).all(axis=1))
+
+
+def _text(path: Path, text: Survey) -> _Found:
+    """Return what there is to say of a text: its rows are lines."""
+    before, held = (np.array(rows, np.int64) for rows in held_lines(text))
+    leaks = {"last tenth": _between(text, held, before)} if text.rows else {}
+    repeats = {"text": (repeated(text.exact), repeated(text.alike))}
+    return _Found(path, {"text": text}, repeats, leaks, {})
+
+
+# -- Telling -----------------------------------------------------------------------------------
+
+
+def _lines(found: _Found, tokenizer: Tokenizer | None, seq: int | None) -> Iterator[str]:
+    """Yield what is printed of a source."""
+    unit = "characters" if tokenizer is None else "tokens"
+    for name, part in found.parts.items():
+        yield harmless(f"== {part.path} ==", "")
+        for what, value in _of_part(found, name, part, unit, seq):
+            yield harmless(f"{what:20} {value}", "")
+        if name != "text" and part.rows:
+            yield f"lengths in {unit}"
+            yield from histogram(part.lengths, seq)
+    for what, pair in found.leaks.items():
+        yield harmless(f"{'leaks':20} {_leaked(found, what, pair)}", "")
+    first = next(iter(found.parts.values()))
+    decode = _characters if tokenizer is None else _decoder(tokenizer)
+    for shown in first.shown:
+        learned = sum(shown.learned)
+        yield harmless(f"-- {shown.where}: {len(shown.ids)} {unit}, + {learned} learned --", "")
+        yield from example(shown, decode, colours(sys.stdout))
+
+
+def _of_part(
+    found: _Found, name: str, part: Survey, unit: str, seq: int | None
+) -> Iterator[tuple[str, str]]:
+    """Yield names and values of what is known of a part."""
+    packed = f", {part.packed}" if part.packed else ""
+    yield "file", f"{part.kind}{packed}, {size(part.bytes)}"
+    if name == "text":
+        yield "length", f"{part.tokens:,} {unit}"
+        if seq is not None:
+            yield f"--seq {seq}", f"{max(part.tokens - 1, 0) // seq:,} windows, none is cut"
+    else:
+        forms = ", ".join(f"{count:,} of {form}" for form, count in part.forms.items())
+        yield "rows", forms or "none that can be read"
+        others = [key for key in part.fields if key not in part.read]
+        yield "fields", ", ".join(f"{key} ({part.fields[key]:,})" for key in sorted(part.read))
+        if others:
+            yield "  passed over", ", ".join(f"{key} ({part.fields[key]:,})" for key in others)
+        if part.roles:
+            yield "roles", ", ".join(sorted(part.roles))
+    if part.refused:
+        yield "refused", f"{part.refused:,} rows, which training stops at; the first:"
+        for error in part.errors:
+            yield "", error
+    if name != "text" and part.rows:
+        yield "lengths", _measures(part)
+    if name in found.cuts:
+        yield from _cut(found.cuts[name], part, seq or 0)
+    what = "lines of 32 and more characters" if name == "text" else "rows"
+    same, alike = found.repeats[name]
+    yield "repeats", _repeated(part, same, alike, what)
+    if unit == "tokens":
+        yield "no token", _unknown(part)
+
+
+def _measures(part: Survey) -> str:
+    values = np.array(part.lengths)
+    share = sum(part.learned) / max(1, part.tokens)
+    return (
+        f"median {int(np.median(values)):,}, mean {values.mean():,.0f}, 95% up to "
+        f"{int(np.quantile(values, 0.95)):,}, longest {values.max():,}; {share:.1%} is learned"
+    )
+
+
+def _cut(cut: Cut, part: Survey, seq: int) -> Iterator[tuple[str, str]]:
+    count = len(part.lengths)
+    what = f"cuts {cut.cut:,} of {count:,} ({cut.cut / count:.1%}), {cut.lost:.1%} of the tokens"
+    if cut.dropped:
+        what += f"; {cut.dropped:,} are left out: nothing to learn is left of them"
+    yield f"--seq {seq}", what if cut.cut or cut.dropped else "cuts nothing"
+    about = f", by {cut.sampled:,} of them" if cut.sampled else ""
+    yield (
+        "packing",
+        f"{cut.rows:,} rows in place of {count - cut.dropped:,}, filled {cut.filled:.1%}{about}",
+    )
+
+
+def _repeated(part: Survey, same: Repeats, alike: Repeats, what: str) -> str:
+    if not alike.rows:
+        return "none"
+    text = f"{same.rows:,} {what} come again"
+    if alike.rows > same.rows:
+        text += f"; {alike.rows:,} but for case, spaces and punctuation"
+    at, of = same.first or alike.first or (0, 0)
+    return f"{text}; the first: {part.where(at)} is {part.places[of]}"
+
+
+def _leaked(found: _Found, what: str, pair: tuple[Repeats, Repeats]) -> str:
+    held = found.parts.get(what, next(iter(found.parts.values())))
+    train = next(iter(found.parts.values()))
+    named = {"held out": "what a run would hold out", "last tenth": "the last tenth, held out"}
+    parts = []
+    for repeats, kind in zip(pair, ("rows", "prompts"), strict=True):
+        if repeats.first is not None:
+            at, of = repeats.first
+            parts.append(
+                f"{repeats.rows:,} {kind} of {named.get(what, what)} are in training, too: "
+                f"{held.where(at)} is {train.where(of)}"
+            )
+    return "; ".join(parts) or f"none from {named.get(what, what)}"
+
+
+def _unknown(part: Survey) -> str:
+    total = max(1, part.tokens)
+    text = f"{part.unknown / total:.2%} unknown, {part.fragments / total:.2%} parts of characters"
+    if part.odd:
+        often = ", ".join(f"{each!r} {count:,}" for each, count in part.odd.most_common(ODD))
+        text += f": {often}"
+    return text
+
+
+def _decoder(tokenizer: Tokenizer) -> Callable[[Sequence[int]], str]:
+    def decode(ids: Sequence[int]) -> str:
+        stream = tokenizer.stream(special=True)
+        return "".join([*map(stream.push, ids), stream.end()])
+
+    return decode
+
+
+def _characters(ids: Sequence[int]) -> str:
+    return "".join(map(chr, ids))
+
+
+def _object(found: _Found, seq: int | None) -> dict[str, Any]:
+    """Return what JSON says of a source."""
+    parts = {}
+    for name, part in found.parts.items():
+        same, alike = found.repeats[name]
+        parts[name] = {
+            "path": str(part.path),
+            "kind": part.kind,
+            "compression": part.packed,
+            "bytes": part.bytes,
+            "rows": part.rows,
+            "forms": dict(part.forms),
+            "fields": dict(part.fields),
+            "refused": part.refused,
+            "errors": part.errors,
+            "tokens": part.tokens,
+            "learned": sum(part.learned),
+            "repeated": same.rows,
+            "repeated_words": alike.rows,
+            "unknown": part.unknown,
+            "fragments": part.fragments,
+        }
+        if name != "text" and part.rows:
+            quantiles = np.quantile(np.array(part.lengths), (0.5, 0.95, 1))
+            parts[name]["lengths"] = dict(
+                zip(("median", "p95", "longest"), map(float, quantiles), strict=True)
+            )
+        if name in found.cuts:
+            parts[name]["seq"] = {"seq": seq, **found.cuts[name]._asdict()}
+    leaks = {k: {"rows": a.rows, "prompts": b.rows} for k, (a, b) in found.leaks.items()}
+    return {"path": str(found.path), "parts": parts, "leaks": leaks}

@@ -1,0 +1,82 @@
+"""Rows that come again: within data, and in both of two parts; and how --seq cuts and packs."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from toynn.data.packing import pack
+
+__all__ = ["Cut", "Repeats", "common", "cut_at", "repeated"]
+
+PACKED = 50_000  # examples that are packed to see how full rows are; of more, so many
+
+
+class Repeats(NamedTuple):
+    """How many rows there are more than there need be; the first of them, and whose copy it is."""
+
+    rows: int
+    first: tuple[int, int] | None
+
+
+def repeated(hashes: ArrayLike) -> Repeats:
+    """Return how many rows have the hash of one before."""
+    values = np.asarray(hashes, np.uint64)
+    _, first, inverse = np.unique(values, return_index=True, return_inverse=True)
+    again = np.flatnonzero(first[inverse] != np.arange(len(values)))
+    if not len(again):
+        return Repeats(0, None)
+    at = int(again[0])
+    return Repeats(len(again), (at, int(first[inverse[at]])))
+
+
+def common(held: ArrayLike, trained: ArrayLike) -> Repeats:
+    """Return how many held-out rows stand among those that are trained on, too.
+
+    The first is given by its number among the held-out ones, with that of a row like it. A hash of
+    0 is that of nothing.
+    """
+    some, others = np.asarray(held, np.uint64), np.asarray(trained, np.uint64)
+    found = np.flatnonzero(np.isin(some, others) & (some != 0))
+    if not len(found):
+        return Repeats(0, None)
+    at = int(found[0])
+    return Repeats(len(found), (at, int(np.flatnonzero(others == some[at])[0])))
+
+
+class Cut(NamedTuple):
+    """What --seq does to examples."""
+
+    cut: int  # examples that are longer
+    dropped: int  # of which nothing is left to learn
+    lost: float  # the share of all tokens that is cut off
+    rows: int  # of --seq tokens that all are packed into
+    filled: float  # the share of these that is tokens
+    sampled: int | None  # examples that were packed, where that are not all
+
+
+def cut_at(lengths: Any, learned: Any, prompts: Any, seq: int, seed: int = 0) -> Cut:
+    """Return what becomes of examples of so many tokens in rows of seq tokens.
+
+    What is longer than seq + 1 loses its end; where its prompt is as long, nothing is left.
+    """
+    long, counts, before = (np.asarray(each, np.int64) for each in (lengths, learned, prompts))
+    room = seq + 1
+    cut = long > room
+    dropped = (counts == 0) | (cut & (before >= room))
+    kept = np.minimum(long, room)[~dropped] - 1
+    total = int(long.sum())
+    lost = 1 - int(np.minimum(long, room)[~dropped].sum()) / total if total else 0.0
+    rng = np.random.default_rng(seed)
+    some = kept if len(kept) <= PACKED else rng.choice(kept, PACKED, replace=False)
+    rows = _rows(some, seq)
+    filled = float(some.sum()) / (rows * seq) if rows else 0.0
+    sampled = None if len(some) == len(kept) else len(some)
+    whole = rows if sampled is None else round(float(kept.sum()) / (seq * filled))
+    return Cut(int(cut.sum()), int(dropped.sum()), lost, whole, filled, sampled)
+
+
+def _rows(lengths: NDArray[np.int64], seq: int) -> int:
+    counted: Sequence[int] | NDArray[np.int64] = lengths
+    return len(pack(counted, seq, np.arange(len(lengths)))) if len(lengths) else 0

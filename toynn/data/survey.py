@@ -1,0 +1,357 @@
+"""What is in a file of rows: forms, fields, lengths, hashes of what is said, rows that are none.
+
+A file is gone through once, row by row; 40 bytes of each row are kept. Rows are read and become
+tokens as training reads them; one that training would refuse is counted, and the next one follows.
+Without a tokenizer a token is a character (`Characters`).
+"""
+
+import json
+import re
+from array import array
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from itertools import chain
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toynn.data._containers import PACKED, is_container, kind_of, part_of
+from toynn.data._rows import attempts, form_of
+from toynn.data.jsonl import KINDS, TEST, TRAIN, VALID
+from toynn.data.preference import LABELLED, PAIR, PreferenceReader, unlearned
+from toynn.data.reader import ASSISTANT, Encoder, Made, Parts, Reader, Talk
+from toynn.data.stream import Progress, silent
+from toynn.errors import DataError, ToynnError
+
+__all__ = [
+    "Characters",
+    "Shown",
+    "Survey",
+    "Vocabulary",
+    "hash_of",
+    "parts_of",
+    "survey",
+    "words_of",
+]
+
+SHOWN = 3  # examples
+REFUSED = 5  # rows whose error is kept
+CHARACTERS = 2000  # different ones without a token of their own that are told apart
+NO_PROMPT = 0
+FORMS = {
+    ("text",): "text",
+    ("prompt", "completion"): "prompt and completion",
+    ("messages",): "messages (OpenAI's)",
+    ("conversations",): "conversations (ShareGPT's)",
+    ("instruction", "output"): "instruction and output (Alpaca's)",
+}
+NAMES = {
+    ".jsonl": "lines of JSON",
+    ".json": "lines of JSON",
+    ".csv": "CSV",
+    ".tsv": "tab-separated values",
+    ".parquet": "Parquet",
+    ".arrow": "Arrow",
+    ".feather": "Feather (Arrow)",
+}
+#: Fields that are read beside those of the form.
+MORE = {"messages": ("tools",), "conversations": ("system",), "instruction": ("input",)}
+
+
+class Characters:
+    """An encoder whose tokens are characters, for data without a model."""
+
+    bos = eos = None
+    add_bos = of_bytes = False
+    fingerprint = "characters"
+    vocab_size = 0x110000
+
+    def encode_many(self, texts: Sequence[tuple[str, bool]]) -> list[list[int]]:
+        """Return the characters of texts."""
+        return [list(map(ord, text)) for text, _ in texts]
+
+    def encode_blocks(self, blocks: Iterable[str]) -> Iterator[NDArray[np.int32]]:
+        """Yield the characters of a text."""
+        for block in blocks:
+            yield np.array(list(map(ord, block)), np.int32)
+
+    def encode_talks(self, talks: Iterable[Talk]) -> Iterator[list[tuple[list[int], bool]]]:
+        """Yield the characters of conversations: roles, and what they say or call."""
+        for messages, _ in talks:
+            turns = []
+            for message in messages:
+                calls = message.get("tool_calls")
+                said = f"{message['content']}{json.dumps(calls) if calls else ''}\n"
+                turns.append((list(map(ord, f"{message['role']}: ")), False))
+                turns.append((list(map(ord, said)), message["role"] == ASSISTANT))
+            yield turns
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What of the ids of a tokenizer is no whole character.
+
+    Attributes
+    ----------
+    unknown
+        The id that stands for what has no token; None if there is no such.
+    fragments
+        Of each id whether it is a part of a character, bool (vocab,).
+    pieces
+        The bytes of each id that is.
+    """
+
+    unknown: int | None
+    fragments: NDArray[np.bool_]
+    pieces: Mapping[int, bytes]
+
+    def look(self, ids: NDArray[Any], found: "Survey") -> None:
+        """Count tokens that are no whole characters."""
+        if self.unknown is not None:
+            found.unknown += int(np.count_nonzero(ids == self.unknown))
+        at = np.flatnonzero(self.fragments[ids])
+        found.fragments += len(at)
+        if len(at) and len(found.odd) < CHARACTERS:
+            for run in np.split(ids[at], np.flatnonzero(np.diff(at) > 1) + 1):
+                text = b"".join(self.pieces[int(id)] for id in run).decode(errors="replace")
+                found.odd.update(text)
+
+
+class Shown(NamedTuple):
+    """A row to be shown: where it is, its ids, which of them are learned."""
+
+    where: str
+    ids: list[int]
+    learned: list[bool]
+
+
+@dataclass
+class Survey:
+    """What was found in a file. A row is a sequence of tokens, a pair of preferences is two."""
+
+    path: Path
+    kind: str
+    packed: str | None
+    bytes: int
+    forms: Counter[str] = field(default_factory=Counter)
+    fields: Counter[str] = field(default_factory=Counter)
+    read: set[str] = field(default_factory=set)  # fields that are
+    roles: set[str] = field(default_factory=set)
+    refused: int = 0
+    errors: list[str] = field(default_factory=list)  # the first of them
+    lengths: Any = field(default_factory=lambda: array("i"))  # tokens
+    learned: Any = field(default_factory=lambda: array("i"))
+    prompts: Any = field(default_factory=lambda: array("i"))  # tokens before the first learned one
+    exact: Any = field(default_factory=lambda: array("Q"))  # hashes of rows
+    alike: Any = field(default_factory=lambda: array("Q"))  # but for case, spaces, punctuation
+    asked: Any = field(default_factory=lambda: array("Q"))  # hashes of prompts alone
+    places: Any = field(default_factory=lambda: array("q"))  # lines; or names of files, a list
+    shown: list[Shown] = field(default_factory=list)
+    tokens: int = 0
+    unknown: int = 0
+    fragments: int = 0
+    odd: Counter[str] = field(default_factory=Counter)  # characters that are several tokens
+
+    @property
+    def rows(self) -> int:
+        """How many rows are good."""
+        return len(self.places)
+
+    def where(self, index: int) -> str:
+        """Return where a row is."""
+        return f"{self.path}:{self.places[index]}"
+
+
+def parts_of(path: Path) -> dict[str, Path]:
+    """Return the file of each part of the data; without parts, all is "train".
+
+    Raises DataError for what is no data of rows.
+    """
+    if path.is_dir():
+        found = {name.removesuffix(".jsonl"): part_of(path, name) for name in (TRAIN, VALID, TEST)}
+        if found["train"] is not None:
+            return {name: file for name, file in found.items() if file is not None}
+    if path.suffix == ".bin" or (path.is_dir() and any(path.glob("*.bin"))):
+        raise DataError(f"{path}: it is tokens already: `toynn train` looks at all of them")
+    if path.exists() and not is_container(path):
+        raise DataError(f"{path}: expected {KINDS}, or a text (.txt)")
+    return {"train": path}
+
+
+def survey(
+    path: Path,
+    encoder: Encoder,
+    vocab_size: int,
+    *,
+    vocabulary: Vocabulary | None = None,
+    mask_prompt: bool = True,
+    columns: Mapping[str, str] = MappingProxyType({}),
+    progress: Progress = silent,
+) -> Survey:
+    """Go through a file, or a folder of texts. Raises DataError for one that cannot be read."""
+    kind = "a folder of texts" if path.is_dir() else NAMES.get(kind_of(path), "unknown")
+    packed = {".gz": "gzip", ".zst": "zstd"}[path.suffix] if path.suffix in PACKED else None
+    files = (each for each in path.rglob("*") if each.is_file()) if path.is_dir() else (path,)
+    try:
+        size = sum(each.stat().st_size for each in files)
+    except OSError as error:
+        raise DataError(f"{path}: cannot read: {error.strerror}") from error
+    found = Survey(path, kind, packed, size)
+    if path.is_dir():
+        found.places = []
+    reader = Reader(encoder, 2**31 - 2, vocab_size, mask_prompt, columns=columns)
+    _Surveyor(found, reader, vocabulary).go(attempts(path, progress, columns))
+    return found
+
+
+class _Waiting(NamedTuple):
+    """A sequence whose ids are still to come."""
+
+    place: int | str
+    hashes: tuple[int, int, int]
+    skipped: int = 0  # turns of the assistant that are its prompt's
+    last: bool = True  # of its row
+
+
+class _Surveyor:
+    def __init__(self, found: Survey, reader: Reader, vocabulary: Vocabulary | None) -> None:
+        self.found, self.reader, self.vocabulary = found, reader, vocabulary
+        self.first: tuple[str, int | str] | None = None
+        self.waiting: deque[tuple[_Waiting, tuple[str, Parts | Talk]]] = deque()
+        self.group: list[tuple[list[int], list[bool]]] = []  # sequences of a row, so far
+        self.forms = reader.forms(found.roles)
+        self.passed_over: int | str | None = None  # a row that was refused, of which more may come
+
+    def go(self, rows: Iterator[tuple[int | str, Mapping[str, Any] | DataError]]) -> None:
+        """Go through rows; behind one that the template refuses with those after it."""
+        source = self._said(rows)
+        again: list[tuple[_Waiting, tuple[str, Parts | Talk]]] = []
+        while True:
+            self.waiting.clear()
+            given = chain(again, source)
+            try:
+                with closing(self.reader.encoded(self._noted(given))) as encoded:
+                    for made in encoded:
+                        self._add(self.waiting.popleft()[0], made)
+                return
+            except ToynnError as error:
+                if not self.waiting:
+                    raise
+                self._refuse(error)
+                self.group, self.passed_over = [], self.waiting[0][0].place
+                again = list(self.waiting)
+
+    def _noted(
+        self, given: Iterable[tuple[_Waiting, tuple[str, Parts | Talk]]]
+    ) -> Iterator[tuple[str, Parts | Talk]]:
+        for each in given:
+            if each[0].place != self.passed_over:
+                self.waiting.append(each)
+                yield each[1]
+
+    def _said(
+        self, rows: Iterator[tuple[int | str, Mapping[str, Any] | DataError]]
+    ) -> Iterator[tuple[_Waiting, tuple[str, Parts | Talk]]]:
+        """Yield what is said in each row that is good; count the others."""
+        for place, row in rows:
+            try:
+                if isinstance(row, DataError):
+                    raise row
+                self.found.fields.update(row.keys())
+                yield from list(self._of_row(place, row))
+            except DataError as error:
+                self._refuse(error)
+
+    def _of_row(
+        self, place: int | str, row: Mapping[str, Any]
+    ) -> Iterator[tuple[_Waiting, tuple[str, Parts | Talk]]]:
+        where = f"{self.found.path}:{place}"
+        preference = row.keys() == set(LABELLED) or all(key in row for key in PAIR)
+        if preference:
+            own = PreferenceReader(self.reader, "kto" if "label" in row else "dpo")
+            form, keys = own.form(where, row), tuple(row)
+        else:
+            known = form_of(where, row)
+            form, keys = FORMS[known], (*known, *MORE.get(known[0], ()))
+        if self.first is None:
+            self.first = form, place
+        elif form != self.first[0]:
+            raise DataError(
+                f"{where}: expected {self.first[0]}, as line {self.first[1]} has; got {form}"
+            )
+        hashes = _hashes(row, keys)
+        if preference:
+            for said, sequence in own.sequences(where, row):
+                yield _Waiting(place, hashes, sequence.skipped, sequence.last), (where, said)
+        else:
+            yield _Waiting(place, hashes), (where, self.forms[known](where, row))
+        self.found.read.update(key for key in keys if key in row)
+
+    def _refuse(self, error: ToynnError) -> None:
+        self.found.refused += 1
+        if len(self.found.errors) < REFUSED:
+            self.found.errors.append(str(error))
+
+    def _add(self, row: _Waiting, made: Made) -> None:
+        found = self.found
+        whole: tuple[list[int], list[bool]] = ([], [])
+        for some, learn in unlearned(made, row.skipped):
+            whole[0].extend(some)
+            whole[1].extend([learn] * len(some))
+        self.group.append(whole)
+        if not row.last:
+            return
+        for ids, learned in self.group:
+            found.lengths.append(len(ids))
+            found.learned.append(sum(learned[1:]))
+            found.prompts.append(learned.index(True) if True in learned else len(ids))
+            if len(found.shown) < SHOWN:
+                found.shown.append(Shown(f"{found.path}:{row.place}", ids, learned))
+            found.tokens += len(ids)
+            if self.vocabulary is not None and ids:
+                self.vocabulary.look(np.array(ids), found)
+        for column, number in zip((found.exact, found.alike, found.asked), row.hashes, strict=True):
+            column.append(number)
+        found.places.append(row.place)
+        found.forms[self.first[0] if self.first else ""] += 1
+        self.group = []
+
+
+def _hashes(row: Mapping[str, Any], keys: Iterable[str]) -> tuple[int, int, int]:
+    """Return hashes of what a row says, of its words alone, and of its prompt's words."""
+    said = {key: row[key] for key in keys if row.get(key)}
+    prompt = {k: v for k, v in said.items() if k in ("prompt", "instruction", "input")}
+    for key in ("messages", "conversations"):
+        if isinstance(said.get(key), list):
+            prompt = {key: said[key][:-1]}
+    text = json.dumps(said, sort_keys=True, default=str)
+    asked = words_of(prompt) if prompt else ""
+    return hash_of(text), hash_of(words_of(said)), hash_of(asked) if asked else NO_PROMPT
+
+
+def words_of(value: Any) -> str:
+    """Return the words of all texts in a value, in small letters."""
+    return " ".join(re.findall(r"\w+", " ".join(_texts(value)).casefold()))
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from _texts(part)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _texts(part)
+
+
+def hash_of(text: str) -> int:
+    """Return a hash of 64 bits."""
+    raw = text.encode(errors="surrogatepass")
+    return int.from_bytes(blake2b(raw, digest_size=8).digest(), "little")

@@ -1,0 +1,60 @@
+"""What is in one long text: its tokens, and lines that come again."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from toynn.data.reader import Encoder
+from toynn.data.stream import Progress, blocks, silent
+from toynn.data.survey import Survey, Vocabulary, hash_of, words_of
+
+__all__ = ["LINE", "held_lines", "survey_text"]
+
+LINE = 32  # characters: shorter lines come again in any text
+ENDING = 0.9  # from here on a text is held out
+
+
+def survey_text(
+    path: Path,
+    encoder: Encoder,
+    *,
+    vocabulary: Vocabulary | None = None,
+    progress: Progress = silent,
+) -> Survey:
+    """Go through a text in UTF-8; its rows are its longer lines. Raises DataError."""
+    found = Survey(path, "one text, in windows", None, 0)
+
+    def lines() -> Iterator[str]:
+        number, rest = 0, ""
+        for block in blocks(path, progress):
+            found.bytes += len(block.encode())
+            yield block
+            *whole, rest = (rest + block).split("\n")
+            for line in whole:
+                number += 1
+                _note(found, number, line)
+        _note(found, number + 1, rest)
+
+    for ids in encoder.encode_blocks(lines()):
+        found.tokens += len(ids)
+        if vocabulary is not None and len(ids):
+            vocabulary.look(ids, found)
+    return found
+
+
+def held_lines(found: Survey) -> tuple[list[int], list[int]]:
+    """Return which lines stand before the last tenth of the text, and which in it, about."""
+    ends = int(found.lengths[-1] * ENDING) if found.rows else 0  # lengths: where each line ends
+    cut = next((k for k, end in enumerate(found.lengths) if end > ends), found.rows)
+    return list(range(cut)), list(range(cut, found.rows))
+
+
+def _note(found: Survey, number: int, line: str) -> None:
+    """Take down a line that is long enough, and how many characters stand before its end."""
+    line = line.strip()
+    if len(line) >= LINE:
+        before = found.lengths[-1] if found.rows else 0
+        found.lengths.append(before + len(line))
+        found.exact.append(hash_of(line))
+        found.alike.append(hash_of(words_of(line)))
+        found.asked.append(0)
+        found.places.append(number)
