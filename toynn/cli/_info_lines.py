@@ -76,7 +76,7 @@ def run_of(folder: Path) -> Lines:
         lines = [("run", f"toynn train {run['recipe']}, {steps}"), ("  data", str(data["name"]))]
         lines += [("  model", str(train["model"]))] if "model" in train else []
         return lines + _reached(folder, int(train["steps"]))
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return []
 
 
