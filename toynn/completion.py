@@ -7,14 +7,14 @@ for found in complete_all(engine, tokenizer, prompts, batch=8): print(found.text
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from toynn.errors import ConfigError
 from toynn.generate import BatchEngine, BatchReader, Drawing, Drawn, Engine, Reader, draw
-from toynn.sampling import Sampling
+from toynn.sampling import Sampling, SamplingOptions
 
 __all__ = ["Completion", "Stops", "complete", "complete_all", "prompt_ids"]
 
@@ -175,36 +175,24 @@ def complete(
     prompt: Prompt | Sequence[int],
     max_tokens: int = 256,
     *,
-    temperature: float = 0.8,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    min_p: float = 0.0,
-    repeat_penalty: float = 1.0,
-    repeat_last_n: int = 64,
     seed: int = 0,
     stop: Sequence[str] = (),
     log_probabilities: int | None = None,
     reader: Reader | None = None,
     show: Callable[[str], object] | None = None,
     interruptible: bool = False,
+    **how: Unpack[SamplingOptions],
 ) -> Completion:
     """Return what a model writes behind a text, a conversation, or ids.
 
     ``stop`` are texts that end it and are left out; so are the tokenizer's own tokens for that. For
-    temperature to repeat_last_n see ``toynn.sampling.Sampling``; for log_probabilities and reader
-    ``toynn.generate.draw``. ``show`` is told the text as it comes. If ``interruptible``,
+    temperature, top_k and the like see ``toynn.sampling.Sampling``; for log_probabilities and
+    reader ``toynn.generate.draw``. ``show`` is told the text as it comes. If ``interruptible``,
     Ctrl-C ends the completion and is no error.
 
     Raises ConfigError for an empty prompt, and values out of range.
     """
-    sampling = Sampling(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repeat_penalty=repeat_penalty,
-        repeat_last_n=repeat_last_n,
-    )
+    sampling = Sampling(**how)
     ids = _given(tokenizer, prompt)
     written = _Written(tokenizer, len(ids), max_tokens, stop, show)
     tokens = draw(
@@ -235,16 +223,11 @@ def complete_all(
     max_tokens: int = 256,
     *,
     batch: int = 8,
-    temperature: float = 0.8,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    min_p: float = 0.0,
-    repeat_penalty: float = 1.0,
-    repeat_last_n: int = 64,
     seed: int = 0,
     stop: Sequence[str] = (),
     log_probabilities: int | None = None,
     interruptible: bool = False,
+    **how: Unpack[SamplingOptions],
 ) -> Iterator[Completion]:
     """Yield what a model writes behind each of many prompts, in their order.
 
@@ -258,14 +241,7 @@ def complete_all(
     """
     if batch < 1:
         raise ConfigError(f"generate: batch must be 1 or more; got {batch}")
-    sampling = Sampling(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repeat_penalty=repeat_penalty,
-        repeat_last_n=repeat_last_n,
-    )
+    sampling = Sampling(**how)
     texts = [_given(tokenizer, prompt) for prompt in prompts]
     begun = [
         _Answer(

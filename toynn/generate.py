@@ -8,13 +8,13 @@ itself.
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from numbers import Integral
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from toynn.errors import ConfigError
-from toynn.sampling import Sampling, log_softmax
+from toynn.sampling import Sampling, SamplingOptions, log_softmax
 
 __all__ = [
     "BatchEngine",
@@ -200,34 +200,22 @@ def generate(
     prompt_ids: Sequence[int],
     max_tokens: int,
     *,
-    temperature: float = 0.8,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    min_p: float = 0.0,
-    repeat_penalty: float = 1.0,
-    repeat_last_n: int = 64,
     seed: int = 0,
     stop: Collection[int] = frozenset(),
     reader: Reader | None = None,
+    **how: Unpack[SamplingOptions],
 ) -> Iterator[int]:
     """Yield up to max_tokens new tokens that continue the prompt, as they come.
 
     A token of ``stop`` ends the generation and is not among them. A prompt longer than the context
-    is seen by its end alone. The same seed gives the same tokens. For temperature to repeat_last_n
-    see ``toynn.sampling.Sampling``. With the ``reader`` of a generation before, what the two
+    is seen by its end alone. The same seed gives the same tokens. For temperature, top_k and
+    the like see ``toynn.sampling.Sampling``. With the ``reader`` of a generation before, what both
     prompts begin with is not read again.
 
     Raises ConfigError for values out of range, NonFiniteError where the model's logits are not
     finite.
     """
-    sampling = Sampling(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repeat_penalty=repeat_penalty,
-        repeat_last_n=repeat_last_n,
-    )
+    sampling = Sampling(**how)
     drawn = draw(engine, prompt_ids, max_tokens, sampling, seed=seed, stop=stop, reader=reader)
     return (each.id for each in drawn)
 
@@ -284,14 +272,9 @@ def sample(
     prompt_ids: Sequence[int],
     max_tokens: int,
     *,
-    temperature: float = 0.8,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    min_p: float = 0.0,
-    repeat_penalty: float = 1.0,
-    repeat_last_n: int = 64,
     seed: int = 0,
     stop: Collection[int] = frozenset(),
+    **how: Unpack[SamplingOptions],
 ) -> list[int]:
     """Return as a list what ``generate`` yields. Raises what it raises."""
     return list(
@@ -299,13 +282,8 @@ def sample(
             engine,
             prompt_ids,
             max_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            repeat_penalty=repeat_penalty,
-            repeat_last_n=repeat_last_n,
             seed=seed,
             stop=stop,
+            **how,
         )
     )

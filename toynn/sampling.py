@@ -13,13 +13,25 @@ from dataclasses import dataclass
 from math import isfinite
 from numbers import Real
 from operator import index
+from typing import TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
 from toynn.errors import ConfigError, NonFiniteError
 
-__all__ = ["Sampling", "log_softmax"]
+__all__ = ["Sampling", "SamplingOptions", "log_softmax"]
+
+
+class SamplingOptions(TypedDict, total=False):
+    """The arguments of ``Sampling``, as functions that draw tokens pass them on."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repeat_penalty: float
+    repeat_last_n: int
 
 
 @dataclass(frozen=True, kw_only=True)
