@@ -7,7 +7,7 @@ compiled; after that a step uploads a few small inputs, runs one program and rea
 import sys
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 try:
     import_module("toynn._kernels")
@@ -93,11 +93,13 @@ __version__ = release()
 
 def __dir__() -> list[str]:
     """Name what is for users."""
-    return sorted([*__all__, "__version__", "testing"])
+    return sorted([*__all__, "Run", "__version__", "finetune", "testing"])
 
 
-def __getattr__(name: str) -> ModuleType:
-    """Import ``toynn.testing`` when it is first asked for."""
+def __getattr__(name: str) -> Any:
+    """Import ``toynn.testing``, or ``toynn.finetune``, when it is first asked for."""
     if name == "testing":
         return import_module("toynn.testing")
+    if name in ("finetune", "Run"):
+        return getattr(import_module("toynn.finetuning"), name)
     raise AttributeError(f"module 'toynn' has no attribute {name!r}")

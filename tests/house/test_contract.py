@@ -26,6 +26,7 @@ OPS = sorted(
 #: which has `bench`, imports testing.
 LAYERS = (
     {"__main__"},
+    {"finetuning"},
     {"cli"},
     {"testing"},
     {"evaluation"},

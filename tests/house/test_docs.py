@@ -78,6 +78,17 @@ def test_examples_of_readme_run(number, most, tmp_path):
     assert float(done.stdout.split()[0]) < most, done.stdout[:100]  # the loss comes first
 
 
+def test_the_example_of_fine_tuning_runs(tmp_path):
+    code = python_blocks(ROOT / "README.md")[2]
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    run, said, perplexity, rank = done.stdout.splitlines()[-4:]
+    assert run.startswith("Run('runs/robots', 60 steps") and said == "A robot."
+    assert float(perplexity) < 100 and rank == "8"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_blocks_of_python_compile(page):
     for code in python_blocks(page):

@@ -36,7 +36,7 @@ from toynn.cli import (
 from toynn.cli._text import plain_warnings, print_error, print_line
 from toynn.errors import ConfigError, ToynnError
 
-__all__ = ["main"]
+__all__ = ["main", "parsed"]
 
 
 class Parser(ArgumentParser):
@@ -88,20 +88,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")  # print any path, any text
     try:
         argv = list(sys.argv[1:] if argv is None else argv)
-        typed = shlex.join(["toynn", *argv])
         if argv[:1] == ["train"]:
             _join()
-            argv[1:] = train.words_of(argv[1:])
-        parser = _parser()
-        arguments, unknown = parser.parse_known_args(argv)
-        if unknown:
-            command = " ".join(["toynn", *argv[: 2 if argv[0] == "train" else 1]])
-            hint = meant(unknown, parser.known(argv))
-            hint = f": {hint}" if "did you mean" in hint else ""
-            raise ConfigError(
-                f"unrecognized arguments: {' '.join(unknown)}{hint} (see `{command} --help`)"
-            )
-        arguments.typed = typed
+        arguments = parsed(argv)
         with plain_warnings():
             code: int = arguments.run(arguments)
         if sys.stdout is not None:  # which it is where the shell has closed it
@@ -123,6 +112,24 @@ def main(argv: Sequence[str] | None = None) -> int:
             print_line("toynn: stopped")
         return 128 + next((number for number in error.args if isinstance(number, int)), 2)
     return code
+
+
+def parsed(argv: Sequence[str]) -> Namespace:
+    """Return the arguments that words are. Raises ConfigError for others than there are."""
+    argv, typed = list(argv), shlex.join(["toynn", *argv])
+    if argv[:1] == ["train"]:
+        argv[1:] = train.words_of(argv[1:])
+    parser = _parser()
+    arguments, unknown = parser.parse_known_args(argv)
+    if unknown:
+        command = " ".join(["toynn", *argv[: 2 if argv[0] == "train" else 1]])
+        hint = meant(unknown, parser.known(argv))
+        hint = f": {hint}" if "did you mean" in hint else ""
+        raise ConfigError(
+            f"unrecognized arguments: {' '.join(unknown)}{hint} (see `{command} --help`)"
+        )
+    arguments.typed = typed
+    return arguments  # type: ignore[no-any-return]
 
 
 def _open_streams() -> None:

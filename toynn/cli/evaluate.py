@@ -58,29 +58,46 @@ def add_parser(commands: Any) -> None:
     parser.set_defaults(run=run)
 
 
+def figures(
+    engine: SequenceEngine[Any], tokenizer: Tokenizer, data: Path, seq: int | None = None
+) -> dict[str, Any]:
+    """Return what the command measures of a model on a file, by name.
+
+    Raises ConfigError for a seq beyond the context, DataError for data that cannot be read.
+    """
+    given = Namespace(data=data, seq=seq, against=None, no_mask_prompt=False)
+    return _figures(given, tokenizer, engine)
+
+
 def run(arguments: Namespace) -> int:
     """Print the figures."""
     if arguments.threads is not None:
         toynn.set_num_threads(arguments.threads)
     tokenizer, engine = _opened(arguments.model, arguments.adapter, arguments.backend)
+    start = time.perf_counter()
+    found = _figures(arguments, tokenizer, engine)
+    seconds = time.perf_counter() - start
+    if "tokens" in found:
+        found["tokens_per_second"] = found["tokens"] / seconds
+    print(json.dumps(found) if arguments.json else _lines(found, seconds))
+    return 0
+
+
+def _figures(
+    arguments: Namespace, tokenizer: Tokenizer, engine: SequenceEngine[Any]
+) -> dict[str, Any]:
+    """Return perplexity, loss or accuracy, as the data are."""
     seq = arguments.seq or min(SEQ, engine.context)
     if seq > engine.context:
         raise ConfigError(f"--seq {seq}: the model sees at most {engine.context} tokens")
     is_json = arguments.data is not None and arguments.data.suffix in (".jsonl", ".json")
     if arguments.against is not None and is_json:
         raise ConfigError(f"--against: expected a text as --data; got {arguments.data}")
-    start = time.perf_counter()
     if is_json and _has_questions(arguments.data):
-        found = _accuracy(arguments, tokenizer, engine)
-    elif is_json:
-        found = _examples(arguments, tokenizer, engine, seq)
-    else:
-        found = _text(arguments, tokenizer, engine, seq)
-    seconds = time.perf_counter() - start
-    if "tokens" in found:
-        found["tokens_per_second"] = found["tokens"] / seconds
-    print(json.dumps(found) if arguments.json else _lines(found, seconds))
-    return 0
+        return _accuracy(arguments, tokenizer, engine)
+    if is_json:
+        return _examples(arguments, tokenizer, engine, seq)
+    return _text(arguments, tokenizer, engine, seq)
 
 
 def _opened(

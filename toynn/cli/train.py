@@ -9,6 +9,7 @@ import time
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ from toynn.train.plan import begun_with, length_of
 from toynn.train.protocols import Recipe
 from toynn.train.trainer import Trainer, find
 
-__all__ = ["RECIPES", "add_parser", "words_of"]
+__all__ = ["RECIPES", "Outcome", "add_parser", "carried_out", "words_of"]
 
 #: Flags that change no number of a run but by rounding, or only how often it is reported and saved.
 HARMLESS = (
@@ -80,8 +81,27 @@ def add_parser(commands: Any) -> None:
         own.set_defaults(run=train)
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """What a run came to, and where; its recipe has the best weights."""
+
+    run: Training
+    result: Result
+    path: Path
+
+    @property
+    def code(self) -> int:
+        """The exit code: that of the signal which stopped it, if one did."""
+        return 128 + self.result.signal if self.result.signal else 0
+
+
 def train(arguments: Namespace) -> int:
     """Train as the arguments say; return the exit code."""
+    return carried_out(arguments).code
+
+
+def carried_out(arguments: Namespace) -> Outcome:
+    """Train as the arguments say; return what came of it."""
     start = time.perf_counter()
     run, group = RECIPES[arguments.recipe](arguments), distributed.current()
     if arguments.epochs is None:
@@ -126,12 +146,12 @@ def train(arguments: Namespace) -> int:
         )
         result = trainer.fit()
         if folder is None:  # rank 0 has it
-            return 128 + result.signal if result.signal else 0
+            return Outcome(run, result, Path(arguments.out or "."))
         if not result.iterations:  # stopped before there is anything to keep
             raise KeyboardInterrupt(result.signal)
         with suppress(OSError) if result.interrupted else nullcontext():  # its terminal may be gone
             _finish(run, result, folder, time.perf_counter() - start)
-    return 128 + result.signal if result.signal else 0
+    return Outcome(run, result, folder.path)
 
 
 def build(run: Training) -> tuple[Recipe, AdamW, Schedule]:

@@ -1,0 +1,187 @@
+"""``toynn.finetune``: `toynn train lora` as one call, for scripts and notebooks.
+
+    run = toynn.finetune("model.gguf", "chats.jsonl", rank=16, steps=100)
+    run.generate("Who lives on the moon? "), run.evaluate("held-out.jsonl"), run.path
+
+What follows is the command itself: its flags by their names, its defaults, its checks, its folder.
+"""
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any
+
+import toynn
+from toynn.cli import parsed
+from toynn.cli.evaluate import figures
+from toynn.cli.lora import LoRATraining
+from toynn.cli.train import Outcome, carried_out
+from toynn.completion import complete
+from toynn.engines import SequenceEngine
+from toynn.errors import ConfigError
+from toynn.formats.adapters import Adapter
+from toynn.formats.tokenizer import Tokenizer
+from toynn.train.options import Result
+
+__all__ = ["Run", "finetune"]
+
+StrPath = str | PathLike[str]
+
+
+class Run:
+    """What ``toynn.finetune`` came to: the best adapter, over the model that it is of.
+
+    Attributes
+    ----------
+    path
+        The run's folder, as `toynn train lora` leaves it: adapter.gguf, PEFT's two files,
+        metrics.jsonl, config.toml, checkpoints.
+    result
+        Losses, steps, tokens and seconds; whether it was interrupted.
+    tokenizer, engine
+        The model's tokenizer, and the model with the adapter.
+    """
+
+    def __init__(self, outcome: Outcome) -> None:
+        assert isinstance(outcome.run, LoRATraining)
+        self.path: Path = outcome.path
+        self.result: Result = outcome.result
+        self.tokenizer: Tokenizer = outcome.run.tokenizer
+        self.engine: SequenceEngine[Any] = outcome.run.recipe.engine
+        self._model = Path(outcome.run.arguments.model)
+
+    @property
+    def report(self) -> Path:
+        """The page of the run: report.html in its folder, which opens from disk."""
+        return self.path / "report.html"
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl: iteration, train_loss, val_loss, learning_rate, ..."""
+        lines = (self.path / "metrics.jsonl").read_text("utf-8").splitlines()
+        return [json.loads(line) for line in lines]
+
+    @property
+    def adapter(self) -> Adapter:
+        """A copy of the adapter, for ``toynn.formats.adapters`` to write, combine or fuse."""
+        return self.engine.adapter()
+
+    def generate(self, prompt: str | Sequence[Mapping[str, Any]], **options: Any) -> str:
+        """Return what the model writes behind a prompt, a text or messages.
+
+        Options are those of ``toynn.completion.complete``: max_tokens, temperature, top_p, seed, ..
+
+        Raises ConfigError for options that make no sense, and prompts that do not fit.
+        """
+        return complete(self.engine, self.tokenizer, prompt, **options).text
+
+    def evaluate(self, data: StrPath | None = None, seq: int | None = None) -> dict[str, Any]:
+        """Return what `toynn eval` measures: loss and perplexity, or accuracy of questions.
+
+        data: a .jsonl file or a text; without one, the loss of the held-out part in training.
+        seq: tokens of a window or of an example at most (512, or the model's context).
+
+        Raises DataError for data that cannot be read, ConfigError for a seq beyond the context.
+        """
+        if data is None:
+            return {"loss": self.result.val_loss, "iteration": self.result.best_iteration}
+        return figures(self.engine, self.tokenizer, Path(data), seq)
+
+    def __repr__(self) -> str:
+        found = self.result
+        return (
+            f"Run({fspath(self.path)!r}, {found.iterations} steps, loss {found.train_loss:.4f}, "
+            f"validation {found.val_loss:.4f})"
+        )
+
+    def _repr_html_(self) -> str:
+        """Return a table, which notebooks show."""
+        found = self.result
+        rows = {
+            "run folder": fspath(self.path),
+            "model": fspath(self._model),
+            "steps": f"{found.iterations}{' (interrupted)' if found.interrupted else ''}",
+            "training loss": f"{found.train_loss:.4f}",
+            "validation loss": f"{found.val_loss:.4f}, at step {found.best_iteration}",
+            "tokens": f"{found.trained_tokens:,} in {found.seconds:.1f} s",
+        }
+        cells = (f"<tr><th>{k}</th><td>{escape(v)}</td></tr>" for k, v in rows.items())
+        return f"<table>{''.join(cells)}</table>"
+
+
+def finetune(
+    model: StrPath,
+    data: StrPath,
+    out: StrPath | None = None,
+    *,
+    quiet: bool = False,
+    **flags: Any,
+) -> Run:
+    """Train an adapter of a model on data; return the run, with its best weights.
+
+    Parameters
+    ----------
+    model
+        A GGUF file, or a folder in Hugging Face's format.
+    data
+        A .jsonl file, a folder with train.jsonl, a table or a text: what `--data` takes.
+    out
+        The run's folder, a new one; by default runs/lora-<date>-<time>.
+    quiet
+        Print nothing.
+    **flags
+        Flags of `toynn train lora` by their names: rank=16, targets="all-linear" (or a list),
+        steps=100, lr=1e-4, batch=2, seq=256, loss="dpo", rslora=True. The defaults are those of the
+        command. Precision and number of threads are what they were when it returns.
+
+    Raises ConfigError for flags that there are not or that contradict one another, and whatever the
+    command calls an error: DataError, GGUFError, AdapterError, NonFiniteError, KeyboardInterrupt
+    where it was stopped before the first step.
+    """
+    words = ["train", "lora", "--model", fspath(model), "--data", fspath(data)]
+    words += ["--out", fspath(out)] if out is not None else []
+    words += [word for name, value in flags.items() for word in _words(name, value)]
+    with _silence() if quiet else contextlib.nullcontext(), _settings():
+        return Run(carried_out(parsed(words)))
+
+
+def _words(name: str, value: Any) -> list[str]:
+    """Return a flag as it is typed. Raises ConfigError for one that there is not."""
+    flag = next((flag for flag in LoRATraining.flags if flag.name == name), None)
+    if flag is None:
+        known = ", ".join(sorted(flag.name for flag in LoRATraining.flags))
+        raise ConfigError(f"finetune: there is no {name!r}; toynn train lora has {known}")
+    if value is None:
+        return []
+    if isinstance(value, bool):
+        if value:
+            return [flag.option]
+        return [flag.option.replace("--", "--no-", 1)] if flag.default is True else []
+    many = isinstance(value, list | tuple)
+    return [f"{flag.option}={','.join(map(str, value)) if many else value}"]
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """Print nothing, meanwhile."""
+    with (
+        open(os.devnull, "w", encoding="utf-8") as nowhere,
+        contextlib.redirect_stdout(nowhere),
+        contextlib.redirect_stderr(nowhere),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _settings() -> Iterator[None]:
+    """Put back, at the end, what a run sets for the whole process."""
+    precision, threads = toynn.get_float32_matmul_precision(), toynn.get_num_threads()
+    try:
+        yield
+    finally:
+        toynn.set_float32_matmul_precision(precision)
+        toynn.set_num_threads(threads)
