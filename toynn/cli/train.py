@@ -268,7 +268,7 @@ def _finish(run: Training, result: Result, folder: RunFolder, seconds: float) ->
     folder.notes |= run.notes()
     unit = run.items.removesuffix("s")
     if not plot_losses(result.reports, folder.plot, run.baselines, unit, run.mixes):
-        print(f'no picture  {folder.plot.name} needs matplotlib: pip install "toynn[plot]"')
+        print(f"no picture  {folder.plot.name} needs matplotlib: pip install matplotlib")
     more = run.show(folder, result)
     _print_result(result, more, folder, seconds, run.items)
     for line in run.epilogue(folder):

@@ -377,7 +377,7 @@ def _show_confusion(matrix: NDArray[np.int64], classes: tuple[str, ...], folder:
     if classify.plot_confusion(matrix, classes, folder.confusion):
         print(f"confusion   {folder.confusion}")
         return
-    print(f'no picture  {folder.confusion.name} needs matplotlib: pip install "toynn[plot]"')
+    print(f"no picture  {folder.confusion.name} needs matplotlib: pip install matplotlib")
     print("--- confusion: a row for each class ---")
     print(harmless(classify.confusion_text(matrix, classes)))
     print("---")

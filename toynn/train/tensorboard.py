@@ -24,7 +24,7 @@ def check_installed() -> None:
     except ImportError as error:
         raise ConfigError(
             "a report for TensorBoard needs its library, which is not installed: pip install "
-            '"toynn[tensorboard]"'
+            "tensorboard"
         ) from error
 
 
