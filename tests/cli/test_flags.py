@@ -89,6 +89,7 @@ SEEN = {
     "--lr": "0.02",
     "--lr-schedule": "linear",
     "--max-grad-norm": "0.01",
+    "--measure": {"vit": "accuracy", "": "loss,perplexity"},
     "--min-lr-ratio": "0.5",
     "--mixup": "0",
     "--model": "other.gguf",
@@ -104,6 +105,7 @@ SEEN = {
     "--sample-every": "2",
     "--save-every": "2",
     "--save-total-limit": ("1", {"--save-every": "1"}),
+    "--questions": "asked.jsonl",
     "--report": "none",
     "--rslora": "",
     "--seed": "7",
@@ -145,6 +147,8 @@ def files(tmp_path_factory):
     pairs = [{"prompt": f"say {n}: ", "completion": "abc" * (n % 3 + 1)} for n in range(20)]
     (folder / "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)))
     (folder / "columns.csv").write_text("text,other\n" + "the cat,a rat\na rat,a mat\n" * 4)
+    asked = {"question": "the cat", "choices": ["sat", "x"], "answer": 0}
+    (folder / "asked.jsonl").write_text(json.dumps(asked) + "\n")
     prefer = [{"prompt": f"{n}: ", "chosen": "ab" * (n % 3 + 1), "rejected": "x"} for n in range(9)]
     (folder / "prefer.jsonl").write_text("\n".join(map(json.dumps, prefer)))
     write_base(folder / "base.gguf", vocab=256, context=64)

@@ -304,7 +304,7 @@ def test_tensorboard_that_is_missing_is_said_before_the_data(monkeypatch, capsys
     assert main(["train", "gpt2", "--data", "none.txt", "--report", "html,tensorboard"]) == 2
     assert "not installed: pip install tensorboard" in capsys.readouterr().err
     assert main(["train", "gpt2", "--report", "htm"]) == 2
-    assert "must be of html, tensorboard, or none; got 'htm'" in capsys.readouterr().err
+    assert "must be of html, tensorboard, or none, once each; got 'htm'" in capsys.readouterr().err
 
 
 def test_the_callback_of_the_docs(monkeypatch):

@@ -466,3 +466,28 @@ def test_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
         write_atomically(path, b"new")
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(("best_by", "best"), [("loss", 10), ("accuracy", 20), ("kl,loss", 0)])
+def test_the_best_is_chosen_by_the_first_measure(best_by, best):
+    figures = iter([(3.0, 0.1, 1.0), (1.0, 0.2, 2.0), (2.0, 0.9, 3.0)])
+
+    def measure(batch):
+        if batch is loop.valid[0]:
+            measure.now = next(figures)
+        return dict(zip(("loss", "accuracy", "base/kl"), measure.now, strict=True))
+
+    loop = make_loop(measure=measure, best_by=best_by, early_stopping=2)
+    result = loop.run()
+    assert (result.best_iteration, result.stopped_early) == (best, best == 0)
+    assert result.val_loss == pytest.approx({10: 1.0, 20: 2.0, 0: 3.0}[best])
+    assert result.reports[0].figures == {"val_base/kl": 1.0}
+
+
+def test_a_measure_that_an_evaluation_lacks_is_named():
+    with pytest.raises(
+        ConfigError, match="best_by loss,kl: an evaluation has no base/kl; it has l"
+    ):
+        make_loop(best_by="loss,kl").run()
+    with pytest.raises(ConfigError, match=r"best_by must be of loss, perplexity, .*; got 'bleu'"):
+        LoopOptions(1, best_by="bleu")

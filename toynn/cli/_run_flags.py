@@ -1,6 +1,7 @@
 """The flags that all recipes take."""
 
 from argparse import ArgumentTypeError
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from toynn.adamw import RANGES, AdamW
@@ -36,18 +37,25 @@ DECAY = Flag(
 )
 
 
-def reports(text: str) -> str:
-    """Check the names of reports. Raises ArgumentTypeError."""
-    names = text.split(",")
-    if text != NO_REPORT and any(name not in REPORTS for name in names):
-        raise ArgumentTypeError(f"must be of {', '.join(REPORTS)}, or {NO_REPORT}; got {text!r}")
-    return text
+def names_of(known: Sequence[str], none: str | None = None) -> Callable[[str], str]:
+    """Return a parser of names between commas, of those known; or ``none`` alone."""
+
+    def parse(text: str) -> str:
+        names = text.split(",")
+        if text != none and (set(names) - set(known) or len(set(names)) < len(names)):
+            may = f", or {none}" if none else ""
+            raise ArgumentTypeError(f"must be of {', '.join(known)}{may}, once each; got {text!r}")
+        return text
+
+    return parse
 
 
-def run_flags(recipe: str, items: str, **own: float | str) -> tuple[Flag, ...]:
+def run_flags(
+    recipe: str, items: str, measures: tuple[str, ...], **own: float | str
+) -> tuple[Flag, ...]:
     """Return what all recipes take; ``own`` are defaults that differ from those here.
 
-    ``items`` is what a batch is made of.
+    ``items`` is what a batch is made of; ``measures``, by what the best weights can be chosen.
     """
     flags = (
         Flag(
@@ -136,11 +144,20 @@ def run_flags(recipe: str, items: str, **own: float | str) -> tuple[Flag, ...]:
         ),
         Flag(
             "early_stopping",
-            "end after so many evaluations in a row without a better loss; 0 does not (default "
-            "{default:g})",
+            "end after so many evaluations in a row that are no better, by --measure; 0 does not "
+            "(default {default:g})",
             0,
             whole(0),
             to={LoopOptions: "early_stopping"},
+        ),
+        Flag(
+            "measure",
+            "what the best weights are chosen by, on what is held out; others, behind commas, are "
+            f"measured, too: {', '.join(measures)} (default {{default}})",
+            "loss",
+            read=names_of(measures),
+            metavar="NAMES",
+            to={LoopOptions: "best_by"},
         ),
         Flag(
             "on_nonfinite",
@@ -197,7 +214,7 @@ def run_flags(recipe: str, items: str, **own: float | str) -> tuple[Flag, ...]:
             "what is written of the run beside metrics.jsonl, separated by commas: html, a page "
             "report.html; tensorboard, event files in tensorboard/; or none (default {default})",
             "html",
-            read=reports,
+            read=names_of(REPORTS, NO_REPORT),
             metavar="NAMES",
         ),
         Flag(

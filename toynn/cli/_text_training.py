@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from toynn.cli._flags import Flag
+from toynn.cli._measures import Asked, measured
 from toynn.cli._numbers import whole
 from toynn.cli._text import harmless, print_line
 from toynn.cli._training import MIB, Training, late
@@ -24,6 +25,8 @@ from toynn.data.jsonl import Dataset
 from toynn.data.mixture import Mixture
 from toynn.data.preference import PreferenceData
 from toynn.data.stream import Progress
+from toynn.errors import ConfigError
+from toynn.evaluation import read_questions
 from toynn.formats.tokenizer import Tokenizer
 from toynn.generate import generate
 from toynn.train.folder import RunFolder, Value
@@ -31,7 +34,7 @@ from toynn.train.options import LoopOptions, Result
 from toynn.train.progress import Reading
 from toynn.train.token_cache import TokenCache
 
-__all__ = ["CACHE", "DATA", "EXAMPLES", "SAMPLES", "TextTraining"]
+__all__ = ["CACHE", "DATA", "EXAMPLES", "MEASURES", "QUESTIONS", "SAMPLES", "TextTraining"]
 
 EVAL_BATCHES = 16
 SAMPLE_PROMPT = 32  # tokens of a text, which the sample continues; of an example that is all
@@ -118,6 +121,13 @@ SAMPLES = Flag(
     whole(0),
     to={LoopOptions: "sample_every"},
 )
+QUESTIONS = Flag(
+    "questions",
+    "lines of JSON with question, choices, answer, which each evaluation asks: accuracy",
+    metavar="FILE",
+)
+OF_QUESTIONS = frozenset(["accuracy", "accuracy-normalized"])
+MEASURES = ("loss", "perplexity", *sorted(OF_QUESTIONS))
 CACHE = Flag(
     "cache",
     "a folder for tokens: what a text became is mapped, not made again, and takes no memory "
@@ -146,6 +156,8 @@ class TextTraining(Training):
     """A run on texts or examples."""
 
     tokenizer: Tokenizer
+    asked: Sequence[Asked] = ()
+    of_questions: frozenset[str] = OF_QUESTIONS  # measures that need some
     data: Dataset | PreferenceData | Mixture
 
     def read_text(self, seq: int) -> None:
@@ -207,6 +219,27 @@ class TextTraining(Training):
         return jsonl.long_text(
             path, self.tokenizer, seq, vocab_size=vocab_size, store=store, progress=progress
         )
+
+    def check_measure(self) -> None:
+        """Read --questions. Raises ConfigError where --measure wants some, and there are none."""
+        arguments = self.arguments
+        if arguments.questions is not None:
+            questions = read_questions(arguments.questions)
+            self.asked = [Asked(question, self.tokenizer) for question in questions]
+        elif lacking := set(arguments.measure.split(",")) & self.of_questions:
+            raise ConfigError(
+                f"--measure {lacking.pop()}: of what? Name lines of JSON with question, choices, "
+                "answer by --questions"
+            )
+
+    def extras(self) -> Sequence[Any]:
+        """Return what the model is measured by beside the data held out: the questions."""
+        return self.asked
+
+    def measure(self, batch: Any) -> Mapping[str, float]:
+        """Return the figures of a batch, or of something else to be measured by."""
+        found = measured(batch, self.recipe.engine)
+        return super().measure(batch) if found is None else found
 
     def notes(self) -> dict[str, Any]:
         """Return what was said of the data, too."""

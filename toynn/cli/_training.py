@@ -13,7 +13,7 @@ show        what the best weights do; print what else there is to say
 import time
 from abc import ABC, abstractmethod
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, ClassVar
 
@@ -30,7 +30,14 @@ __all__ = ["MIB", "Training", "late"]
 
 MIB = 2**20
 PATIENCE = 5.0  # seconds that a run which was stopped may still take to show what it came to
-SOURCES = ("model", "donor", "init_from", "adapter", "tokenizer")  # flags that name files
+SOURCES = (
+    "model",
+    "donor",
+    "init_from",
+    "adapter",
+    "tokenizer",
+    "questions",
+)  # flags that name files
 
 
 def late(result: Result) -> Callable[[], bool]:
@@ -149,6 +156,10 @@ class Training(ABC):
     @abstractmethod
     def valid(self) -> Iterable[Batch]:
         """Return the batches to evaluate on."""
+
+    def extras(self) -> Sequence[Any]:
+        """Return what is measured behind the batches to evaluate on: none, if nothing is asked."""
+        return ()
 
     def measure(self, batch: Any) -> Mapping[str, float]:
         """Return the figures of a batch to evaluate on: its "loss", and others."""

@@ -1,14 +1,16 @@
 """``toynn train lora``: from a model's file or folder and data to an adapter of it in a run."""
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from toynn import engines
 from toynn.cli import _text_training
 from toynn.cli._before_after import before_and_after
 from toynn.cli._flags import Flag, Once
+from toynn.cli._measures import beside
 from toynn.cli._numbers import real, whole
 from toynn.cli._paths import model_file
 from toynn.cli._run_flags import run_flags
@@ -17,6 +19,8 @@ from toynn.cli._text_training import (
     CACHE,
     DATA,
     EXAMPLES,
+    MEASURES,
+    QUESTIONS,
     SAMPLES,
     TextTraining,
     columns_of,
@@ -147,6 +151,7 @@ class LoRATraining(TextTraining):
         *run_flags(
             name,
             "rows of --seq tokens",
+            (*MEASURES, "kl", "margins"),
             steps=200,
             batch=1,
             lr=2e-4,
@@ -157,6 +162,7 @@ class LoRATraining(TextTraining):
             precision="auto",
         ),
         SAMPLES,
+        QUESTIONS,
     )
     source = ("adapter", "adapter")
     preference: PreferenceOptions | None
@@ -179,6 +185,7 @@ class LoRATraining(TextTraining):
         self.files.callback(file.close)
         engine_for(file)  # before anything takes time
         self.tokenizer = Tokenizer.of(file)
+        self.check_measure()
         context = file.require(f"{file.architecture}.context_length", int)
         seq = min(self.arguments.seq, context)
         if seq < self.arguments.seq:
@@ -228,12 +235,31 @@ class LoRATraining(TextTraining):
     def measure(self, batch: Any) -> Mapping[str, float]:
         """Return the loss of a batch; of preferences, rewards too."""
         found = dict(super().measure(batch))
-        if self.preference is not None:
+        if self.preference is not None and "loss" in found:
             figures = self.recipe.figures
             found |= {name: total / count for name, (total, count) in figures.items() if count}
-            if "rewards/accuracies" in found:
+            if "rewards/accuracies" in found and not self.asked:
                 found["accuracy"] = found["rewards/accuracies"]
         return found
+
+    def check_measure(self) -> None:
+        """Read --questions, if there are any. Raises ConfigError for a measure it lacks."""
+        names, paired = self.arguments.measure.split(","), self.preference is not None
+        if "margins" in names and not paired:
+            raise ConfigError(f"--measure margins: they are of --loss {', '.join(KINDS)}")
+        if paired:  # which has an accuracy of its own
+            self.of_questions = self.of_questions - {"accuracy"}
+        super().check_measure()
+
+    def extras(self) -> Sequence[Any]:
+        """Return the questions; for --measure kl, texts that the model and its base read."""
+        if "kl" not in self.arguments.measure.split(","):
+            return super().extras()
+        if not isinstance(self.shown, Dataset):
+            raise ConfigError("--measure kl: it is of texts and examples, not of preferences")
+        with bases.open(self.arguments.model, check=False) as file:
+            base = engines.frozen(file)
+        return [*super().extras(), *beside(self.shown.valid, self.shown.seq, base)]
 
     def _adapter_options(self) -> AdapterOptions:
         arguments = self.arguments

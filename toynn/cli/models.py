@@ -14,7 +14,15 @@ from toynn.cli._flags import Flag
 from toynn.cli._numbers import real, whole
 from toynn.cli._paths import model_file
 from toynn.cli._run_flags import DECAY, run_flags, shape_flags
-from toynn.cli._text_training import CACHE, DATA, EXAMPLES, SAMPLES, TextTraining
+from toynn.cli._text_training import (
+    CACHE,
+    DATA,
+    EXAMPLES,
+    MEASURES,
+    QUESTIONS,
+    SAMPLES,
+    TextTraining,
+)
 from toynn.data.mixture import Mixture
 from toynn.data.text import VOCAB, ByteBigram
 from toynn.engines.gpt2 import GPT2Config
@@ -51,9 +59,10 @@ def _text_flags(recipe: str) -> tuple[Flag, ...]:
             128,
             whole(1),
         ),
-        *run_flags(recipe, "windows of text"),
+        *run_flags(recipe, "windows of text", MEASURES),
         DECAY,
         SAMPLES,
+        QUESTIONS,
         *shape_flags(128),
     )
 
@@ -164,6 +173,7 @@ class ModelTraining(TextTraining):
 
     def read(self) -> None:
         """Read the texts or examples."""
+        self.check_measure()
         self.read_text(self.arguments.seq)
 
     def declared(self) -> tuple[Any, int]:

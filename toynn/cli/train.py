@@ -127,7 +127,7 @@ def carried_out(arguments: Namespace) -> Outcome:
         trainer = Trainer(
             run.recipe,
             run.batches(),
-            valid=run.valid(),
+            valid=[*run.valid(), *extras] if (extras := run.extras()) else run.valid(),
             optimizer=optimizer,
             schedule=schedule,
             folder=folder,
@@ -270,15 +270,18 @@ def _finish(run: Training, result: Result, folder: RunFolder, seconds: float) ->
     if not plot_losses(result.reports, folder.plot, run.baselines, unit, run.mixes):
         print(f"no picture  {folder.plot.name} needs matplotlib: pip install matplotlib")
     more = run.show(folder, result)
-    _print_result(result, more, folder, seconds, run.items)
+    by = run.arguments.measure.partition(",")[0]
+    _print_result(result, more, folder, seconds, run.items, "" if by == "loss" else f" by {by}")
     for line in run.epilogue(folder):
         print(line)
     if sys.stdout is not None:
         sys.stdout.flush()
 
 
-def _print_result(result: Result, more: str, folder: RunFolder, seconds: float, items: str) -> None:
-    """Print what a run came to; ``more`` is said of its best weights."""
+def _print_result(
+    result: Result, more: str, folder: RunFolder, seconds: float, items: str, by: str
+) -> None:
+    """Print what a run came to; ``more`` is said of its best weights, which were chosen ``by``."""
     if result.interrupted:
         print(f"stopped     after {result.iterations} steps; the best weights are saved")
         print(f"            go on with: toynn train --resume {shlex.quote(str(folder.path))}")
@@ -288,7 +291,7 @@ def _print_result(result: Result, more: str, folder: RunFolder, seconds: float, 
         print(f"skipped     {result.empty_batches} batches in which no label counted")
     held_out = "" if result.val_loss == inf else f", validation {result.val_loss:.4f}"
     print(f"loss        training {result.train_loss:.4f}{held_out}")
-    which = "best" if held_out else "newest"
+    which = f"best{by}" if held_out else "newest"
     print(f"            (the {which}, at step {result.best_iteration}){more and f'; {more}'}")
     print(f"time        {duration(seconds)}, {result.trained_tokens:,} {items} trained")
     print(f"run folder  {folder.path}")

@@ -134,7 +134,7 @@ class ViTTraining(Training):
             "binary files; without it, the handwritten digits of scikit-learn",
             metavar="PATH",
         ),
-        *run_flags(name, "pictures", batch=64, lr=1e-3, steps=3000),
+        *run_flags(name, "pictures", ("loss", "accuracy"), batch=64, lr=1e-3, steps=3000),
         DECAY,
         *shape_flags(64, heads="may"),
         *_MODEL_FLAGS,

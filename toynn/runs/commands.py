@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from toynn.runs.record import CONFIG, METRICS, Record
 
@@ -18,8 +19,7 @@ def commands(record: Record) -> Iterator[tuple[str, str]]:
         yield "go on from the newest checkpoint", f"toynn train --resume {run}"
     model = train.get("model")
     if (folder / "adapter.gguf").exists():
-        base = _quoted(model) if isinstance(model, str) else "base.gguf"
-        yield from _with_adapter(base, run, folder)
+        yield from _with_adapter(model, run, folder)
     elif (folder / "model.gguf").exists():
         yield "let it write", f'toynn generate --model {run} --prompt "..."'
         yield "measure it", f"toynn eval --model {run} --data FILE"
@@ -33,11 +33,16 @@ def commands(record: Record) -> Iterator[tuple[str, str]]:
         yield "lay its curves beside another run's", f"toynn plot {run} OTHER"
 
 
-def _with_adapter(base: str, run: str, folder: Path) -> Iterator[tuple[str, str]]:
+def _with_adapter(model: Any, run: str, folder: Path) -> Iterator[tuple[str, str]]:
+    base = _quoted(model) if isinstance(model, str) else "base.gguf"
     adapter = _quoted(folder / "adapter.gguf")
     both = f"--model {base} --adapter {run}"
     yield "let it write", f'toynn generate {both} --prompt "..."'
-    yield "the same in llama.cpp", f'llama-cli -m {base} --lora {adapter} -p "..."'
+    file = base
+    if isinstance(model, str) and Path(model).is_dir():
+        file = "model.gguf"
+        yield "write the base for llama.cpp", f"toynn convert {base} --out {file}"
+    yield "the same in llama.cpp", f'llama-cli -m {file} --lora {adapter} -p "..."'
     yield "compare it with its base", f"toynn eval {both} --against {base} --data FILE"
     yield "write it for PEFT", f"toynn export {both} --to peft --out FOLDER"
     yield "put it into the model", f"toynn fuse {both} --out merged.gguf"

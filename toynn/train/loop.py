@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from toynn.errors import CheckpointError, DataError, NonFiniteError
+from toynn.errors import CheckpointError, ConfigError, DataError, NonFiniteError
 from toynn.machine import peak_memory
 from toynn.train.feed import Feed
 from toynn.train.interrupt import Interrupt
 from toynn.train.metrics import Report
-from toynn.train.options import LoopOptions, Part, Result, Window
+from toynn.train.options import MEASURES, LoopOptions, Part, Result, Window
 from toynn.train.protocols import Batch, Optimizer, Recipe
 
 __all__ = ["Loop"]
@@ -40,8 +40,9 @@ def _nothing(_: Any = None) -> None:
 class Loop:
     """One run of training; ``run``, or ``reports``, may be called once.
 
-    ``measure`` returns the figures of a validation batch, means over its rows: "loss", by which the
-    best weights are chosen, and "accuracy", if it has one. The default is ``recipe.evaluate``.
+    ``measure`` returns the figures of a validation batch, means over its rows: "loss", "accuracy"
+    and others, if it has them; the best weights are chosen by that of ``options.best_by``. The
+    default is ``recipe.evaluate``.
     ``check`` is called before each evaluation and saving: it raises if something has come to harm.
     ``on_save`` gets the state of the loop, as ``resume`` takes it. ``on_sample`` says whether it is
     done: a signal may have cut it short.
@@ -305,21 +306,36 @@ class Loop:
         totals: dict[str, float] = defaultdict(float)
         rows: dict[str, int] = defaultdict(int)
         losses: list[float] = []
+        name_of_best, more_is_better = MEASURES[self.options.measures[0]]
         for measured, count in self._measured(begin, before):
             for name, figure in measured.items():
                 totals[name] += figure * count
                 rows[name] += count
-            losses.append(measured["loss"] * count)
+            if name_of_best in measured:
+                losses.append(measured[name_of_best] * (-count if more_is_better else count))
         figures = {name: total / rows[name] for name, total in totals.items()}
         best = sum(result.best_losses[: len(losses)]) if result.best_losses else math.inf
-        if not losses or sum(losses) < best:
+        if figures and not self._interrupt.requested:
+            self._check_measured(figures)
+        if not figures or (losses and sum(losses) < best):
             result.best_iteration, result.not_better = result.iterations, 0
             if losses:
                 result.val_loss, result.best_losses = figures["loss"], losses
             self.on_best()
         else:
             result.not_better += 1
+        if "perplexity" in self.options.measures and figures:
+            figures["text/perplexity"] = math.exp(min(figures["loss"], 700.0))
         return figures
+
+    def _check_measured(self, figures: Mapping[str, float]) -> None:
+        """Raise ConfigError where an evaluation lacks what is asked of it."""
+        for name in self.options.measures:
+            if MEASURES[name][0] not in figures:
+                raise ConfigError(
+                    f"best_by {self.options.best_by}: an evaluation has no {MEASURES[name][0]}; it "
+                    f"has {', '.join(figures)}"
+                )
 
     def _measured(self, begin: float, before: State) -> Iterator[tuple[Mapping[str, float], int]]:
         """Yield figures and rows of the batches to evaluate on, as far as a signal lets it."""

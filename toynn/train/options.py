@@ -9,7 +9,17 @@ from toynn.errors import ConfigError
 from toynn.train.filling import Filling
 from toynn.train.metrics import Report
 
-__all__ = ["LoopOptions", "Result"]
+__all__ = ["MEASURES", "LoopOptions", "Result"]
+
+#: What the best weights may be chosen by: the figure, and whether more of it is better.
+MEASURES = {
+    "loss": ("loss", False),
+    "perplexity": ("loss", False),
+    "accuracy": ("accuracy", True),
+    "accuracy-normalized": ("accuracy/normalized", True),
+    "kl": ("base/kl", False),
+    "margins": ("rewards/margins", True),
+}
 
 
 @dataclass(frozen=True)
@@ -25,11 +35,12 @@ class LoopOptions:
     log_every: int = 10
     eval_every: int = 250
     save_every: int = 0
-    early_stopping: int = 0  # evaluations in a row without a better loss that end the run; 0: none
+    early_stopping: int = 0  # evaluations in a row, none better, that end the run; 0: none
     batches: int | None = None  # of the data that are drawn at most; None: as many as there are
     on_nonfinite: Literal["stop", "skip"] = "stop"
     max_nonfinite: int = 10  # updates that "skip" may skip in one run
     sample_every: int = 0
+    best_by: str = "loss"  # of MEASURES; behind a comma, others that are measured, too
 
     def __post_init__(self) -> None:
         for name in ("steps", "grad_accum", "log_every", "batches"):
@@ -41,8 +52,15 @@ class LoopOptions:
                 raise ConfigError(f"{name} must be at least 0; got {getattr(self, name)}")
         if self.max_grad_norm is not None and not self.max_grad_norm > 0:
             raise ConfigError(f"max_grad_norm must be above 0, or None; got {self.max_grad_norm}")
+        if any(name not in MEASURES for name in self.measures):
+            raise ConfigError(f"best_by must be of {', '.join(MEASURES)}; got {self.best_by!r}")
         if self.on_nonfinite not in ("stop", "skip"):
             raise ConfigError(f'on_nonfinite must be "stop" or "skip"; got {self.on_nonfinite!r}')
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """The names of what is measured; by the first of them an evaluation is better."""
+        return tuple(self.best_by.split(","))
 
 
 @dataclass
@@ -86,9 +104,10 @@ class Result:
     trained_tokens: int = 0
     seconds: float = 0.0
     train_loss: float = math.nan  # mean over the steps of the last report
-    val_loss: float = math.inf  # the best one
+    val_loss: float = math.inf  # of the best weights
     best_iteration: int = 0
-    best_losses: list[float] = field(default_factory=list)  # of batches, each a sum over its rows
+    #: of batches, what they were measured by, each a sum over its rows; less is better
+    best_losses: list[float] = field(default_factory=list)
     not_better: int = 0  # evaluations since the best one
     empty_batches: int = 0  # drawn and skipped: no label counted
     skipped_updates: int = 0  # a gradient was not finite

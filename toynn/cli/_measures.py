@@ -1,0 +1,76 @@
+"""What a model of text is measured by while it is trained, beside its loss: an item of each.
+
+An item stands behind the batches to evaluate on, and counts as so many rows.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toynn.data.batch import IGNORED
+from toynn.data.examples import Examples
+from toynn.evaluation import Question, accuracy
+from toynn.evaluation.choices import Encoder
+from toynn.evaluation.scores import Causal, log_probabilities, read
+
+__all__ = ["Asked", "Beside", "beside", "measured"]
+
+TEXTS = 16  # held out, that a model and its base are compared on
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question with choices: its accuracy by both of lm-eval's scores."""
+
+    question: Question
+    tokenizer: Encoder
+    rows: ClassVar[int] = 1
+
+    def figures(self, engine: Causal) -> Mapping[str, float]:
+        """Return 1 where the right answer scores best, else 0."""
+        found = accuracy(engine, self.tokenizer, [self.question])
+        return {"accuracy": found.summed, "accuracy/normalized": found.normalized}
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A text that is read by a model and its base: how far their expectations are apart."""
+
+    ids: NDArray[np.int32]
+    learned: NDArray[np.bool_]  # the rows that count
+    base: Causal
+
+    @property
+    def rows(self) -> int:
+        """How many rows count."""
+        return int(self.learned.sum())
+
+    def figures(self, engine: Causal) -> Mapping[str, float]:
+        """Return the mean KL divergence of the model from its base, and their same top tokens."""
+        own, others = (read(each, self.ids)[self.learned] for each in (engine, self.base))
+        pairs = zip(log_probabilities(own), log_probabilities(others), strict=True)
+        divergence, same = 0.0, 0
+        for (_, log_q), (_, log_p) in pairs:
+            divergence += float((np.exp(log_p) * (log_p - log_q)).sum())
+            same += int((log_q.argmax(axis=1) == log_p.argmax(axis=1)).sum())
+        return {"base/kl": divergence / self.rows, "base/same_top": same / self.rows}
+
+
+def beside(valid: Any, seq: int, base: Causal) -> Iterator[Beside]:
+    """Yield texts that are held out, the first ones: examples, or windows of a long text."""
+    if isinstance(valid, Examples):
+        for k in range(min(TEXTS, len(valid))):
+            ids, labels = valid[k]
+            yield Beside(np.asarray(ids, np.int32), labels != IGNORED, base)
+        return
+    for begin in range(0, min(TEXTS * seq, len(valid) - seq + 1), seq):
+        ids = np.asarray(valid[begin : begin + seq], np.int32)
+        yield Beside(ids, np.ones(len(ids), np.bool_), base)
+
+
+def measured(item: Any, engine: Causal) -> Mapping[str, float] | None:
+    """Return the figures of an item; None for a batch, which is none."""
+    return item.figures(engine) if isinstance(item, Asked | Beside) else None
