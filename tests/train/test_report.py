@@ -326,3 +326,18 @@ def test_the_callback_of_the_docs(monkeypatch):
     assert [call[0] for call in calls] == ["init", 0, 2, 4, "finish"]
     assert calls[0][1]["config"]["steps"] == 4
     assert calls[2][1]["train_loss"] > calls[3][1]["train_loss"] > 0
+
+
+def test_what_a_notebook_shows(tmp_path):
+    ran = trainer(tmp_path / "<i>")
+    assert repr(ran).startswith("Trainer(") and repr(ran).endswith(", 0 of 6 steps)")
+    result = ran.fit()
+    assert re.fullmatch(
+        r"Result\(6 steps, training [\d.]+, validation [\d.]+, best at step 6\)", repr(result)
+    )
+    shown = Page(result._repr_html_())
+    assert [name for name, _ in shown.tags].count("tr") == 5 and "val_loss" in shown.text
+    report = result.reports[-1]
+    assert repr(report).startswith("Report(iteration=6, trained_tokens=96, time=")
+    assert "None" not in repr(report)
+    assert "val_loss" in Page(report._repr_html_()).text

@@ -121,7 +121,8 @@ class Loop:
     def reports(self) -> Iterator[Report]:
         """Train as ``run`` does, and yield each report when it is made.
 
-        Raises NonFiniteError as the options say, DataError where no batch or no label counts.
+        Raises NonFiniteError as the options say, DataError where no batch or no label counts,
+        ConfigError where an evaluation lacks what the options want measured.
         """
         options, result = self.options, self.result
         self.recipe.engine.session.max_grad_norm = options.max_grad_norm

@@ -10,12 +10,13 @@ from typing import Any
 
 from toynn.formats.files import write_atomically
 from toynn.formats.logs import Log
+from toynn.reports import Shown
 
 __all__ = ["MetricsFile", "Report", "figures_of", "plot_losses", "read_reports", "save_figure"]
 
 
-@dataclass(frozen=True)
-class Report:
+@dataclass(frozen=True, repr=False)
+class Report(Shown):
     """The state of a run after an iteration; the names are those of mlx-lm.
 
     A field is None where there is nothing to say: before the first step there is no training loss,
@@ -41,6 +42,17 @@ class Report:
     filled: float | None = None  # the share of the room for tokens that was used, 0 to 1
     #: more that a recipe tells of its batches, by names with a slash: rewards/margins
     figures: Mapping[str, float] | None = None
+
+    def __repr__(self) -> str:
+        known = (f"{name}={_short(value)}" for name, value in figures_of(self).items())
+        return f"Report({', '.join(known)})"
+
+    def __str__(self) -> str:
+        return "\n".join(f"{name:24} {_short(value)}" for name, value in figures_of(self).items())
+
+
+def _short(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.6g}"
 
 
 class MetricsFile(Log):

@@ -6,8 +6,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from toynn.errors import ConfigError
+from toynn.runs.chart import short
+from toynn.runs.html import join, table, tag
 from toynn.train.filling import Filling
-from toynn.train.metrics import Report
+from toynn.train.metrics import Report, figures_of
 
 __all__ = ["MEASURES", "LoopOptions", "Result"]
 
@@ -95,9 +97,12 @@ class Part:
     tokens: int = 0
 
 
-@dataclass
+@dataclass(repr=False)
 class Result:
-    """What a run came to, and all that the loop remembers from step to step."""
+    """What a run came to, and all that the loop remembers from step to step.
+
+    A notebook shows its reports.
+    """
 
     iterations: int = 0
     updates: int = 0  # iterations but for those that were skipped
@@ -119,6 +124,19 @@ class Result:
     signal: int | None = None  # that asked to stop
     stopped_early: bool = False
     reports: list[Report] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        held_out = f", validation {self.val_loss:.4f}" if self.best_losses else ""
+        best = f", best at step {self.best_iteration}" if self.best_losses else ""
+        return f"Result({self.iterations} steps, training {self.train_loss:.4f}{held_out}{best})"
+
+    def _repr_html_(self) -> str:
+        rows = [figures_of(report) for report in self.reports]
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        cells = [
+            tuple("" if name not in row else short(row[name]) for name in names) for row in rows
+        ]
+        return join(tag("p", repr(self)), table(tuple(names), cells, words=0))
 
     def state(self) -> dict[str, Any]:
         """Return what another run can go on from, in values that JSON holds."""

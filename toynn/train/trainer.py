@@ -186,6 +186,9 @@ class Trainer:
         )
         self.loop.ranks = ranks
 
+    def __repr__(self) -> str:
+        return f"Trainer({self.recipe!r}, {self.result.iterations} of {self.options.steps} steps)"
+
     @property
     def result(self) -> Result:
         """What the run has come to so far."""
