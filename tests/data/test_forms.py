@@ -27,6 +27,9 @@ class Chatty(ByteTokenizer):
         return parts
 
 
+CALL = {"function": {"name": "f", "arguments": {}}}
+
+
 def read(path, **options):
     data = jsonl.read(path, Chatty(), 600, vocab_size=256, **options)
     found = []
@@ -150,6 +153,12 @@ def test_columns_by_name(tmp_path):
         ({"conversations": [{"from": "bot", "value": "x"}]}, "turn 0: from: expected one of human"),
         ({"instruction": 3, "output": "x"}, "instruction: expected a text; got 3"),
         ({"instruction": "a", "output": "b", "text": "c"}, "could be read in more than one way"),
+        ({"prompt": "a", "chosen": "b", "rejected": "c"}, "these are preferences, for --loss dpo"),
+        ({"messages": [{"role": "assistant", "tool_calls": ["f"]}]}, "tool call 0: expected"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [CALL, {"name": "f"}]}]},
+            """tool call 1: expected {"function": {"name": ..., "arguments": ...}}; got {'name'""",
+        ),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
             "message 0: content: expected parts of the type text; got 'image_url'",
@@ -157,7 +166,7 @@ def test_columns_by_name(tmp_path):
         (
             {
                 "messages": [
-                    {"role": "assistant", "content": "", "tool_calls": [{"function": {}}]},
+                    {"role": "assistant", "content": "", "tool_calls": [CALL]},
                     {"role": "user", "content": "x"},
                 ]
             },

@@ -298,7 +298,10 @@ def test_validation_is_in_order():
         ("null", "got null"),
         ('["a"]', "got an array"),
         ("{}", "expected text, prompt and completion, or messages; got an empty object"),
-        ('{"txt": "a", "label": 1}', "got 'txt', 'label'$"),
+        (
+            '{"txt": "a", "label": 1}',
+            "got 'txt', 'label'; if they are called otherwise, .*--columns",
+        ),
         ('{"prompt": "a"}', "expected text, .*; got 'prompt'"),
         ('{"text": "a", "messages": []}', "got 'text', 'messages', which could be read in more"),
         ('{"text": 3}', "text: expected a text; got a number"),

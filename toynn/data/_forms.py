@@ -93,6 +93,8 @@ def checked_calls(where: str, messages: Any) -> Any:
         calls = own.get("tool_calls")
         if calls is not None and (not isinstance(calls, list) or not calls):
             raise DataError(f"{at}: tool_calls: expected a list of calls; got {calls!r:.80}")
+        for number, call in enumerate(calls or ()):
+            _check_call(f"{at}: tool call {number}", call)
         content = own.get("content")
         if isinstance(content, list):
             own["content"] = "".join(_text_of(at, part) for part in content)
@@ -107,6 +109,15 @@ def checked_calls(where: str, messages: Any) -> Any:
                 f"tool, behind it; got {', '.join(map(str, roles)) or 'nothing'}"
             )
     return found
+
+
+def _check_call(at: str, call: Any) -> None:
+    """Refuse a call that names no function, as OpenAI's have it or alone."""
+    function = call.get("function", call) if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not {"name", "arguments"} <= function.keys():
+        raise DataError(
+            f'{at}: expected {{"function": {{"name": ..., "arguments": ...}}}}; got {call!r:.80}'
+        )
 
 
 def _text_of(at: str, part: Any) -> str:

@@ -107,11 +107,13 @@ def form_of(where: str, row: Mapping[str, Any]) -> tuple[str, ...]:
     if len(forms) == 1:
         return forms[0]
     got = keys_of(row)
-    if forms:
-        got += ", which could be read in more than one way: name what is meant, and no others, by "
-        got += f"--columns {','.join(f'{key}={key}' for key in forms[0])}"
     if {"chosen", "rejected"} <= row.keys() or {"prompt", "label"} <= row.keys():
         got += ": these are preferences, for --loss dpo, orpo or kto"
+    elif forms:
+        got += ", which could be read in more than one way: name what is meant, and no others, by "
+        got += f"--columns {','.join(f'{key}={key}' for key in forms[0])}"
+    else:
+        got += "; if they are called otherwise, say so: --columns prompt=...,completion=..."
     raise DataError(f"{where}: expected {ACCEPTED}; got {got}")
 
 
