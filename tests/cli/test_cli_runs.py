@@ -81,3 +81,22 @@ def test_what_cannot_be_shown(runs, capsys):
     ):
         assert main(words) == 2
         assert message in capsys.readouterr().err
+
+
+def test_each_quantity_has_a_panel_of_its_own(runs, capsys):
+    assert main(["plot", "runs/one", "--what", "loss", "val", "lr"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    begins = [k for k, line in enumerate(lines) if "|" in line[:12] and line[:9].strip()]
+    assert lines[begins[0]].split()[0] == "4.1" and "0.001 |" in "".join(lines[20:])
+    assert [line.strip() for line in lines if line.strip()[:1] in "*o"][-1] == "* one lr"
+
+
+def test_plotext_draws_on_a_terminal(runs, capsys, monkeypatch):
+    pytest.importorskip(
+        "plotext", minversion="6", reason="plotext 6, of the plot extra, is missing"
+    )
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    (runs / "one").rename(runs / "o\x1b[31mne")
+    assert main(["plot", "runs/o\x1b[31mne", "--what", "loss"]) == 0
+    out = capsys.readouterr().out
+    assert "o\ufffd[31mne loss" in out and "\u2524" in out and "* one" not in out

@@ -1,6 +1,7 @@
 """``toynn runs``, ``plot`` and ``report``: a table of run folders, their curves, their pages."""
 
 import json
+import sys
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -29,6 +30,8 @@ CURVES = {
 }
 WIDTH, HEIGHT = 72, 18  # characters of a chart in the terminal
 MARKS = "*o+x#@%&"
+
+Curves = dict[str, list[tuple[int, float]]]
 
 
 def add_parsers(commands: Any) -> None:
@@ -132,23 +135,44 @@ def run_report(arguments: Namespace) -> int:
 
 def run_plot(arguments: Namespace) -> int:
     """Draw the curves: into a file, or into the terminal."""
-    curves = {}
+    panels: dict[str, Curves] = {}
     for folder in arguments.folders:
         record = Record.read(folder)
         for what in arguments.what:
             if points := record.numbers(CURVES[what]):
-                curves[f"{folder.name or folder} {what}"] = points
-    if not curves:
+                panel = panels.setdefault("loss" if what == "val" else what, {})
+                panel[f"{folder.name or folder} {what}"] = points
+    if not panels:
         raise DataError(f"no run here has {' or '.join(arguments.what)} in its {METRICS}")
     if arguments.out is None:
-        print(harmless(chart(curves)))
+        for curves in panels.values():
+            print(_coloured(curves) or harmless(chart(curves)))
         return 0
-    _picture(curves, arguments.out)
-    print(f"{arguments.out}: {len(curves)} curves")
+    _picture(panels, arguments.out)
+    print(f"{arguments.out}: {sum(map(len, panels.values()))} curves")
     return 0
 
 
-def _picture(curves: dict[str, list[tuple[int, float]]], out: Path) -> None:
+def _coloured(curves: Curves) -> str | None:
+    """Return curves as plotext draws them on a terminal; None where either is not there."""
+    if sys.stdout is None or not sys.stdout.isatty():
+        return None
+    try:
+        from plotext import figure
+    except ImportError:  # which plotext before 6 raises, too
+        return None
+    figure.clear()
+    figure.theme("simple")
+    figure.plot_size(WIDTH, HEIGHT + 2)
+    for name, points in curves.items():
+        line = figure.signal([x for x, _ in points], [y for _, y in points])
+        line.label(harmless(name, ""))
+        line.lines()
+        figure.draw(line)
+    return str(figure.build())
+
+
+def _picture(panels: dict[str, Curves], out: Path) -> None:
     if out.suffix not in (".png", ".svg", ".pdf"):
         raise ConfigError(f"--out {out}: expected a .png, .svg or .pdf file")
     try:
@@ -158,15 +182,16 @@ def _picture(curves: dict[str, list[tuple[int, float]]], out: Path) -> None:
             "--out: a picture needs matplotlib, which is not installed: pip install matplotlib; "
             "without --out, a chart goes to the terminal"
         ) from error
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    axes = figure.add_subplot(xlabel="iteration")
-    for name, points in curves.items():
-        axes.plot([x for x, _ in points], [y for _, y in points], label=name)
-    axes.legend()
+    figure = Figure(figsize=(8, 1 + 4 * len(panels)), layout="constrained")
+    for place, (what, curves) in enumerate(panels.items(), 1):
+        axes = figure.add_subplot(len(panels), 1, place, xlabel="iteration", ylabel=what)
+        for name, points in curves.items():
+            axes.plot([x for x, _ in points], [y for _, y in points], label=name)
+        axes.legend()
     save_figure(figure, out)
 
 
-def chart(curves: dict[str, list[tuple[int, float]]], width: int = WIDTH) -> str:
+def chart(curves: Curves, width: int = WIDTH) -> str:
     """Return curves as lines of text: a mark a curve, between the least and the greatest value."""
     points = [point for curve in curves.values() for point in curve]
     left, right = min(x for x, _ in points), max(x for x, _ in points)
