@@ -3,6 +3,9 @@
 transformers and PEFT write them, load what comes out, and say which ids and logits are right.
 """
 
+import io
+import json
+
 import numpy as np
 import pytest
 
@@ -21,6 +24,7 @@ from toynn import AdamW, RecipeOptions
 from toynn.cli import main
 from toynn.engines import frozen
 from toynn.engines.converting import convert
+from toynn.errors import ConfigError, DataError
 from toynn.formats import adapters, bases, gguf, hf
 from toynn.formats.tokenizer import Tokenizer
 from toynn.recipes import LoRA
@@ -226,3 +230,116 @@ def test_types_of_a_converted_folder(folder, outtype, tmp_path, capsys):
         assert ours.encode(text) == theirs.encode(text)
     assert main(command) == 2
     assert "m.gguf: " in capsys.readouterr().err  # already exists, or is mapped still
+
+
+@pytest.mark.parametrize("folder", ["smollm"], indirect=True)
+def test_the_command_line_takes_folders(folder, tmp_path, capsys, monkeypatch):
+    path, _, _ = folder
+    monkeypatch.chdir(tmp_path)
+    row = {
+        "messages": [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Zork."}]
+    }
+    (tmp_path / "talk.jsonl").write_text("\n".join([json.dumps(row)] * 4))
+    model = ["--model", str(path)]
+    flags = ["--steps", "2", "--seq", "32", "--warmup", "0", "--out", "run", "--threads", "1"]
+    assert main(["train", "lora", *model, "--data", "talk.jsonl", *flags]) == 0
+    said = capsys.readouterr().out
+    assert f"toynn convert {path} --out model.gguf" in said and "expected  Zork." in said
+    adapted = [*model, "--adapter", "run", "--threads", "1"]
+    assert main(["generate", *adapted, "--chat", "--prompt", "Who?", "--max-tokens", "3"]) == 0
+    assert main(["eval", *adapted, "--data", "talk.jsonl"]) == 0
+    assert main(["fuse", *model, "--adapter", "run", "--out", "fused.gguf"]) == 0
+    assert "and are BF16 now" not in capsys.readouterr().out
+    assert main(["info", str(path)]) == 0
+    assert "gpt2 (smollm), " in capsys.readouterr().out
+    own = [
+        "train",
+        "from-scratch",
+        "--init-from",
+        str(path),
+        "--data",
+        "talk.jsonl",
+        "--out",
+        "own",
+    ]
+    assert main([*own, "--steps", "1", "--warmup", "0", "--seq", "32", "--batch", "1"]) == 0
+    with gguf.open("own/model.gguf") as file:
+        assert file.metadata["tokenizer.ggml.pre"] == "smollm"
+
+
+def test_sentencepiece_without_tokenizer_json(tmp_path):
+    """tokenizer.model alone: the ids of SentencePiece's own library, BOS in front."""
+    library = pytest.importorskip("sentencepiece", reason="sentencepiece, of the text extra")
+    model = io.BytesIO()
+    library.SentencePieceTrainer.train(
+        sentence_iterator=iter(CORPUS * 4), model_writer=model, model_type="bpe", vocab_size=420,
+        byte_fallback=True, normalization_rule_name="identity", minloglevel=2,
+        remove_extra_whitespaces=False, hard_vocab_limit=False, num_threads=1,
+    )  # fmt: skip
+    (tmp_path / "tokenizer.model").write_bytes(model.getvalue())
+    config = {"added_tokens_decoder": {"420": {"content": "<|im_end|>", "special": True}}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | {"bos_token": "<s>"}))
+    ours = Tokenizer.from_folder(tmp_path, 424)
+    theirs = library.SentencePieceProcessor(model_proto=model.getvalue())
+    for text in (*CORPUS[:4], *nasty_texts(60, 2)):
+        text = text.replace("\0", "")
+        assert ours.encode(text, add_special=False) == theirs.EncodeAsIds(text), text
+    assert ours.encode("Zork<|im_end|>", parse_special=True)[0::99] == [theirs.bos_id()]
+    assert ours.encode("Zork<|im_end|>", parse_special=True)[-1] == 420
+    unigram = model.getvalue().replace(b"\x18\x02", b"\x18\x01")
+    (tmp_path / "tokenizer.model").write_bytes(unigram)
+    with pytest.raises(DataError, match="expected a model of BPE"):
+        Tokenizer.from_folder(tmp_path)
+    (tmp_path / "tokenizer.model").write_bytes(b"pickled")
+    with pytest.raises(DataError, match="not a SentencePiece model"):
+        Tokenizer.from_folder(tmp_path)
+    (tmp_path / "tokenizer.model").unlink()
+    with pytest.raises(DataError, match=r"expected tokenizer\.json or tokenizer\.model"):
+        Tokenizer.from_folder(tmp_path)
+
+
+WRONG = {
+    "unigram": ({"model": {"type": "Unigram"}}, "model: expected BPE.*; got 'Unigram'"),
+    "no vocabulary": ({"model": {"type": "BPE", "vocab": [1]}}, "model.vocab: expected ids"),
+    "merges": ({"model": {"vocab": {"a": 0}, "merges": [["a"]]}}, "model.merges: expected pairs"),
+    "added": ({"added_tokens": [{"id": -1, "content": "x"}]}, "added_tokens: expected id"),
+    "far": ({"added_tokens": [{"id": 2**30, "content": "x"}]}, "ids up to 1073741824, the model"),
+    "around": ({"post_processor": {"type": "BertProcessing"}}, "BertProcessing is not known"),
+    "step": ({"pre_tokenizer": {"type": "Nobody"}}, "does not make a tokenizer|expected GPT-2"),
+    "words": ({"pre_tokenizer": None, "decoder": None}, "expected GPT-2's kind"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_tokenizer_that_is_wrong_is_refused(case, tmp_path):
+    changes, message = WRONG[case]
+    data = json.loads(TOKENIZERS["smollm"][0]().to_str())
+    (tmp_path / "tokenizer.json").write_text(json.dumps(data | changes))
+    with pytest.raises(DataError, match=message) as error:
+        Tokenizer.from_folder(tmp_path, 408)
+    assert str(tmp_path) in str(error.value)
+
+
+@pytest.mark.parametrize("folder", ["smollm"], indirect=True)
+def test_a_cut_without_a_name_is_used_and_not_converted(folder, tmp_path):
+    """Ids are right all the same; a GGUF file would give others."""
+    path, _, _ = folder
+    for file in path.iterdir():
+        if file.is_file():
+            (tmp_path / file.name).symlink_to(file)
+    data = json.loads((path / "tokenizer.json").read_text())
+    data["pre_tokenizer"]["pretokenizers"].insert(
+        0, {"type": "Punctuation", "behavior": "Isolated"}
+    )
+    (tmp_path / "tokenizer.json").unlink()
+    (tmp_path / "tokenizer.json").write_text(json.dumps(data))
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    with hf.open(tmp_path) as model:
+        ours = Tokenizer.of(model)
+    for text in CORPUS[:4]:
+        assert ours.encode(text) == theirs.encode(text)
+    with pytest.raises(DataError, match=r"llama\.cpp has no name for the way in which it cuts"):
+        convert(tmp_path, tmp_path / "m.gguf")
+    assert not (tmp_path / "m.gguf").exists()
+    with pytest.raises(ConfigError, match="outtype must be f32"):
+        convert(path, tmp_path / "m.gguf", "q4_0")

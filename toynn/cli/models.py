@@ -27,8 +27,10 @@ from toynn.data.mixture import Mixture
 from toynn.data.text import VOCAB, ByteBigram
 from toynn.engines.gpt2 import GPT2Config
 from toynn.engines.llama import LlamaConfig, LlamaSeqEngine
-from toynn.errors import ConfigError
+from toynn.errors import ConfigError, DataError
+from toynn.formats import bases
 from toynn.formats.tokenizer import ByteTokenizer, Tokenizer
+from toynn.formats.tokenizer.folder import has_tokenizer
 from toynn.models import ARCHITECTURES, architecture
 from toynn.options import WEIGHT_DTYPES, RecipeOptions
 from toynn.recipes import GPT2, FromScratch, WarmStart
@@ -47,7 +49,8 @@ def _text_flags(recipe: str) -> tuple[Flag, ...]:
         ),
         Flag(
             "tokenizer",
-            "a GGUF file whose tokenizer is used (default: bytes, or that of --init-from)",
+            "a GGUF file or a Hugging Face folder whose tokenizer is used (default: bytes, or that "
+            "of --init-from)",
             read=model_file,
             metavar="FILE",
         ),
@@ -153,10 +156,13 @@ class ModelTraining(TextTraining):
 
     def _tokenizer(self) -> Tokenizer:
         """Return the tokenizer that is asked for, or that of the source; else a token is a byte."""
-        path, source = self.arguments.tokenizer, self.arguments.init_from
-        if path is None and source is not None and not Path(source).is_dir():
-            path = source
-        return ByteTokenizer() if path is None else Tokenizer.from_gguf(path)
+        if self.arguments.tokenizer is not None:
+            return Tokenizer.of(self.arguments.tokenizer)
+        source = self.arguments.init_from
+        if source is None or (Path(source).is_dir() and not has_tokenizer(Path(source))):
+            return ByteTokenizer()
+        with bases.open(source, check=False) as file:
+            return Tokenizer.of(file)
 
     def _declared(self) -> Any:
         """Return an engine of the shape that --init-from names, without weights."""
@@ -167,7 +173,7 @@ class ModelTraining(TextTraining):
         if declared.vocab != arguments.vocab:
             raise ConfigError(
                 f"--init-from {path}: the model has {declared.vocab} tokens, the tokenizer "
-                f"{arguments.vocab}: name a GGUF file that has the model's own by --tokenizer"
+                f"{arguments.vocab}: name a file or folder that has the model's own by --tokenizer"
             )
         return declared
 
@@ -204,9 +210,18 @@ class ModelTraining(TextTraining):
             )
         else:
             self.start(recipe, options)
-        if arguments.tokenizer is not None:
-            recipe.engine.carry_tokenizer(arguments.tokenizer)
+        carried = arguments.tokenizer or arguments.init_from
+        if carried is not None and (carried == arguments.tokenizer or Path(carried).is_dir()):
+            self._carry(recipe, carried)
         return recipe  # type: ignore[no-any-return]
+
+    def _carry(self, recipe: Any, path: str) -> None:
+        """Let model.gguf have the tokenizer; of a folder it may be one that such files cannot."""
+        try:
+            if not Path(path).is_dir() or has_tokenizer(Path(path)):
+                recipe.engine.carry_tokenizer(path)
+        except DataError as error:
+            print(f"tokenizer   model.gguf will have none: {error}")
 
     def announce(self) -> None:
         """Print the model, and how well bytes are told from the one before alone."""
@@ -352,7 +367,7 @@ class WarmStartTraining(FromScratchTraining):
         recipe.realize_scratch(config, options)
         if arguments.init != "scratch":
             own, donor = arguments.tokenizer, arguments.donor
-            tokens = Tokenizer.from_gguf(own).tokens if own else WarmStart.byte_tokens(donor)
+            tokens = Tokenizer.of(own).tokens if own else WarmStart.byte_tokens(donor)
             recipe.realize_warm(donor, config, tokens)
         if arguments.init == "pca":
             recipe.upload_lens(WarmStart.pca_lens(arguments.donor, config.d_model))

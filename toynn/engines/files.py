@@ -7,6 +7,7 @@ is refused by its name.
 from collections.abc import Collection, Mapping
 from dataclasses import fields
 from os import PathLike
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from toynn.errors import ConfigError
 from toynn.formats import gguf, hf
 from toynn.formats.gguf import OUTTYPES, stored_as
+from toynn.formats.tokenizer.folder import FolderKeys
 from toynn.models import ARCHITECTURES, Hyper, SequenceModel, Source, refuse
 from toynn.options import RecipeOptions
 
@@ -51,7 +53,12 @@ def passed_on(file: Source) -> dict[str, tuple[Any, str]]:
 
 
 def tokenizer_of(path: StrPath, vocab: int) -> dict[str, tuple[Any, str]]:
-    """Return the tokenizer that a GGUF file has; it must have this many tokens."""
+    """Return the tokenizer of a GGUF file or a folder; it must have this many tokens.
+
+    Raises DataError for a folder whose tokenizer GGUF files have no name for.
+    """
+    if Path(path).is_dir():
+        return FolderKeys(Path(path), vocab).typed()
     with gguf.open(path, check=False) as file:
         texts = file.metadata.get("tokenizer.ggml.tokens")
         if isinstance(texts, gguf.Strings) and len(texts) != vocab:

@@ -427,7 +427,10 @@ class SequenceEngine(Engine[C, Pass], AdapterDoors, DecoderDoors, PreferenceDoor
         return engine
 
     def carry_tokenizer(self, path: StrPath) -> None:
-        """Let exports carry the tokenizer that a GGUF file has; it must have the model's tokens."""
+        """Let exports carry the tokenizer of a file or folder; it must have the model's tokens.
+
+        Raises DataError for one of a folder that GGUF files have no name for.
+        """
         own = {k: v for k, v in self._carried.items() if not k.startswith("tokenizer.")}
         self._carried = own | files.tokenizer_of(path, self.vocab)
 
