@@ -115,7 +115,7 @@ class Run:
 
 def finetune(
     model: StrPath,
-    data: StrPath,
+    data: StrPath | Sequence[StrPath] | Mapping[StrPath, float],
     out: StrPath | None = None,
     *,
     quiet: bool = False,
@@ -128,7 +128,8 @@ def finetune(
     model
         A GGUF file, or a folder in Hugging Face's format.
     data
-        A .jsonl file, a folder with train.jsonl, a table or a text: what `--data` takes.
+        A .jsonl file, a folder with train.jsonl, a table or a text: what `--data` takes. Several
+        in a list, or in a mapping to their weights: shares of the rows.
     out
         The run's folder, a new one; by default runs/lora-<date>-<time>.
     quiet
@@ -142,11 +143,20 @@ def finetune(
     command calls an error: DataError, GGUFError, AdapterError, NonFiniteError, KeyboardInterrupt
     where it was stopped before the first step.
     """
-    words = ["train", "lora", "--model", fspath(model), "--data", fspath(data)]
+    words = ["train", "lora", "--model", fspath(model), "--data", *_sources(data)]
     words += ["--out", fspath(out)] if out is not None else []
     words += [word for name, value in flags.items() for word in _words(name, value)]
     with _silence() if quiet else contextlib.nullcontext(), _settings():
         return Run(carried_out(parsed(words)))
+
+
+def _sources(data: StrPath | Sequence[StrPath] | Mapping[StrPath, float]) -> list[str]:
+    """Return data as they are typed."""
+    if isinstance(data, str | PathLike):
+        return [fspath(data)]
+    if isinstance(data, Mapping):
+        return [f"{fspath(path)}:{weight}" for path, weight in data.items()]
+    return [fspath(path) for path in data]
 
 
 def _words(name: str, value: Any) -> list[str]:

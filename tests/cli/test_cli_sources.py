@@ -2,10 +2,12 @@
 
 import json
 import tomllib
+from pathlib import Path
 
 import pytest
 from lora_bases import write_base
 
+import toynn
 from toynn.cli import _text_training, main, train
 
 LORA = ["train", "lora", "--model", "base.gguf", "--warmup", "0", "--steps", "4", "--seq", "32"]
@@ -41,6 +43,15 @@ def test_a_run_of_two_sources(here, capsys):
     assert main(["train", "--config", "run/config.toml", "--out", "again"]) == 0
     adapters = [(here / run / "adapter.gguf").read_bytes() for run in ("run", "again")]
     assert adapters[0] == adapters[1]
+
+
+@pytest.mark.parametrize("data", [{"a.jsonl": 3, "b.txt": 0.5}, ["a.jsonl", Path("b.txt")]])
+def test_finetune_takes_several_sources(here, data):
+    options = {"steps": 1, "warmup": 0, "seq": 32, "quiet": True}
+    run = toynn.finetune("base.gguf", data, "run", **options)
+    typed = tomllib.loads((run.path / "config.toml").read_text())["train"]["data"]
+    assert typed == (["a.jsonl:3", "b.txt:0.5"] if isinstance(data, dict) else ["a.jsonl", "b.txt"])
+    assert {"val_loss/a.jsonl", "val_loss/b.txt"} <= run.metrics[-1].keys()
 
 
 def test_a_run_of_two_sources_goes_on_with_the_same_bits(here, capsys):

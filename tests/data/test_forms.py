@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from toynn.data import jsonl
+from toynn.data import _arrays, jsonl
 from toynn.errors import DataError
 from toynn.formats.tokenizer import ByteTokenizer
 
@@ -200,3 +200,46 @@ def test_bad_files_are_named(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=message):
         read(tmp_path / name)
+
+
+@pytest.mark.parametrize("block", [1, 7, 2**20])
+@pytest.mark.parametrize("indent", [None, 2])
+def test_a_json_file_of_one_array(tmp_path, monkeypatch, block, indent):
+    monkeypatch.setattr(_arrays, "BLOCK", block)
+    rows = [
+        {"instruction": f'Add {k}, ["{{é🙂"].', "input": "", "output": "x" * k + "\\"}
+        for k in range(1, 9)
+    ]
+    path = tmp_path / "data.json"
+    path.write_text("\ufeff \n" + json.dumps(rows, indent=indent, ensure_ascii=False) + " \n")
+    found = read(path)
+    assert found == read(lines(tmp_path, *rows))
+    packed = tmp_path / "data.json.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    assert read(packed) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[{"text": "a"}, 3]', r":2: expected an object with text, .*; got a number"),
+        ('[{"text": "a"}, {"text": }]', r":2: not JSON: Expecting value"),
+        ('[{"text": "a"}, {"text": "b"', r":2: not JSON: Expecting ',' delimiter"),
+        ('[{"text": "a"}, {"text": "b"}', r":2: not JSON: expected ']'; got ''"),
+        ('[{"text": "a"} {"text": "b"}]', r":1: not JSON: expected ']'; got '{'"),
+        ('[{"text": "a"},]', r":2: not JSON: Expecting value"),
+        ('[{"text": "a"}] {"text": "b"}', r":1: not JSON: more behind the array, '{"),
+        ('[{"text": "a"}, {"text": ' + "1" * 5000 + "}]", r":2: not JSON: a number is too long"),
+        ('[{"text": "a"}, ' + "[" * 10**5, r":2: not JSON that can be read: too deep"),
+        ('[{"txt": "a"}]', r":1: expected text, .*; got 'txt'"),
+        ("[]", "expected a JSON object per line; got no line"),
+    ],
+)
+def test_arrays_that_are_none(tmp_path, text, message):
+    path = tmp_path / "data.json"
+    path.write_text(text)
+    with pytest.raises(DataError, match=message):
+        read(path)
+    path.write_bytes(b'[{"text": "a"}, {"text": "\xff"}]')
+    with pytest.raises(DataError, match="not UTF-8 text: byte 0xff"):
+        read(path)

@@ -1,6 +1,7 @@
 """Files of objects: lines of JSON, tables, folders of texts; packed by gzip or zstd, too.
 
     .jsonl .json       a JSON object per line            .csv .tsv     a header, then rows
+    .json              or one array of objects
     .parquet .arrow .feather   by pyarrow                 a folder of .txt and .md    {"text": ...}
 
 Each object comes with the number of its line or row, or the name of its file. Rows of tables count
@@ -13,10 +14,12 @@ import io
 import json
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from toynn.data._arrays import array_items, begins_an_array
 from toynn.data.stream import BOM, Progress
 from toynn.errors import ConfigError, DataError
 from toynn.reading import open_file, read_bytes
@@ -25,7 +28,9 @@ __all__ = [
     "PACKED",
     "TABLES",
     "TEXTS",
+    "is_array",
     "is_container",
+    "items_of",
     "kind_of",
     "lines_of",
     "part_of",
@@ -76,6 +81,32 @@ def lines_of(path: Path, progress: Progress) -> Iterator[tuple[int, bytes]]:
                     raw = raw.removeprefix(BOM)
                 if raw.strip():
                     yield line, raw
+    except OSError as error:
+        raise DataError(f"{path}: cannot read: {error.strerror or error}") from error
+    except EOFError as error:
+        raise DataError(f"{path}: cannot read: it ends within its packed data") from error
+
+
+def is_array(path: Path) -> bool:
+    """Say whether a .json file is one array, and not an object on each line. Raises DataError."""
+    if kind_of(path) != ".json" or path.is_dir():
+        return False
+    with _reading(path) as file:
+        return begins_an_array(file)
+
+
+def items_of(path: Path, progress: Progress) -> Iterator[tuple[int, Any]]:
+    """Yield the number and the value of each item of an array. Raises DataError."""
+    with _reading(path) as file:
+        yield from array_items(path, file, progress)
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[BinaryIO]:
+    """Open a file, unpacked."""
+    try:
+        with open_file(path) as file:
+            yield _unpacked(path, file)
     except OSError as error:
         raise DataError(f"{path}: cannot read: {error.strerror or error}") from error
     except EOFError as error:

@@ -6,7 +6,16 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
 
-from toynn.data._containers import LINES, TABLES, kind_of, lines_of, plain, table_rows
+from toynn.data._containers import (
+    LINES,
+    TABLES,
+    is_array,
+    items_of,
+    kind_of,
+    lines_of,
+    plain,
+    table_rows,
+)
 from toynn.data._forms import FORMS, renamed
 from toynn.data.stream import Progress
 from toynn.errors import DataError
@@ -54,14 +63,18 @@ def attempts(
     path: Path, progress: Progress, columns: Mapping[str, str] = MappingProxyType({})
 ) -> Iterator[tuple[int | str, Mapping[str, Any] | DataError]]:
     """Yield what ``rows`` does; for what is no object, why, and go on with the next."""
-    found: Iterator[tuple[int | str, Mapping[str, Any] | bytes]]
+    found: Iterator[tuple[int | str, Any]]
     if kind_of(path) in TABLES or (path.is_dir() and kind_of(path) not in LINES):
         found = table_rows(path, progress)
+    elif is_array(path):
+        found = items_of(path, progress)
     else:
         found = lines_of(path, progress)
     for line, given in found:
         try:
             row = _row(path, int(line), given) if isinstance(given, bytes) else given
+            if not isinstance(row, Mapping):
+                raise _no_object(f"{path}:{line}", row)
             row = renamed(f"{path}:{line}", row, columns) if columns else row
         except DataError as error:
             yield line, error
@@ -91,13 +104,17 @@ def _row(path: Path, line: int, raw: bytes) -> Mapping[str, Any]:
         return row
     if isinstance(row, list) and line == 1:
         _refuse_array(where)
-    raise DataError(f"{where}: expected an object with {ACCEPTED}; got {_kind(row)}")
+    raise _no_object(where, row)
+
+
+def _no_object(where: str, row: object) -> DataError:
+    return DataError(f"{where}: expected an object with {ACCEPTED}; got {_kind(row)}")
 
 
 def _refuse_array(where: str) -> NoReturn:
     raise DataError(
         f"{where}: expected a JSON object on each line; got a JSON array: write its objects one "
-        f"per line, without the commas and brackets around them"
+        f"per line, without the commas and brackets around them, or name the file .json"
     )
 
 

@@ -1,0 +1,91 @@
+"""A .json file that is one array of objects, item by item: it may be larger than the memory."""
+
+import codecs
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from toynn.data.stream import BOM, Progress
+from toynn.errors import DataError
+
+__all__ = ["array_items", "begins_an_array"]
+
+BLOCK = 2**20  # bytes
+SPACE = " \t\r\n"
+
+
+def begins_an_array(file: BinaryIO) -> bool:
+    """Say whether the first character is a bracket."""
+    return file.read(4096).removeprefix(BOM).lstrip()[:1] == b"["
+
+
+def array_items(path: Path, file: BinaryIO, progress: Progress) -> Iterator[tuple[int, Any]]:
+    """Yield the number and the value of each item of an array. Raises DataError."""
+    text = _Text(path, file, progress)
+    text.expect("[")
+    number = 0
+    while text.peek() != "]" or number:
+        number += 1
+        text.where = f"{path}:{number}"
+        yield number, text.value()
+        if text.peek() != ",":
+            break
+        text.expect(",")
+    text.expect("]")
+    if text.peek():
+        rest = text.rest[text.at :][:20]
+        raise DataError(f"{text.where}: not JSON: more behind the array, {rest!r}")
+
+
+class _Text:
+    """A text that is read as far as it is needed."""
+
+    def __init__(self, path: Path, file: BinaryIO, progress: Progress) -> None:
+        self.where, self.rest, self.at = str(path), "", 0
+        self._file, self._progress, self._done = file, progress, 0
+        self._decoder, self._json = codecs.getincrementaldecoder("utf-8-sig")(), json.JSONDecoder()
+
+    def _more(self, count: int = BLOCK) -> bool:
+        """Read on; say whether there was something."""
+        raw = self._file.read(count)
+        self._done += len(raw)
+        try:
+            more = self._decoder.decode(raw, final=not raw)
+        except UnicodeDecodeError as error:
+            byte = error.object[error.start]
+            raise DataError(f"{self.where}: not UTF-8 text: byte 0x{byte:02x}") from error
+        self.rest, self.at = self.rest[self.at :] + more, 0
+        self._progress(self._done, self._done)
+        return bool(raw)
+
+    def peek(self) -> str:
+        """Return the next character that is no space; at the end, an empty text."""
+        while True:
+            while self.at < len(self.rest) and self.rest[self.at] in SPACE:
+                self.at += 1
+            if self.at < len(self.rest) or not self._more():
+                return self.rest[self.at : self.at + 1]
+
+    def expect(self, character: str) -> None:
+        """Pass over a character. Raises DataError for another one."""
+        if (found := self.peek()) != character:
+            raise DataError(f"{self.where}: not JSON: expected {character!r}; got {found!r}")
+        self.at += 1
+
+    def value(self) -> Any:
+        """Return the next value. Raises DataError."""
+        self.peek()
+        count = BLOCK
+        while True:
+            try:
+                found, self.at = self._json.raw_decode(self.rest, self.at)
+                return found
+            except json.JSONDecodeError as error:
+                if not self._more(count):
+                    raise DataError(f"{self.where}: not JSON: {error.msg}") from error
+                count *= 2  # an item that is longer than a block is not read ever anew
+            except RecursionError:
+                raise DataError(f"{self.where}: not JSON that can be read: too deep") from None
+            except ValueError:
+                raise DataError(f"{self.where}: not JSON: a number is too long") from None
