@@ -378,6 +378,16 @@ def test_streams_that_cannot_be_written(closed, code, message, here, tmp_path):
         assert message in done.stderr and not (tmp_path / "out").exists()
 
 
+def test_no_file_gets_the_number_of_a_closed_stream():
+    """What is said on stderr by its number, as a signal's handler does, would land in that file."""
+    code = (
+        "import os; from toynn.cli import main; main(['config']); "
+        "assert os.path.samestat(os.fstat(2), os.stat(os.devnull))"
+    )
+    command = f'exec {sys.executable} -c "{code}" > /dev/null 2>&-'
+    assert subprocess.run(["sh", "-c", command], check=False).returncode == 0
+
+
 SLOW = """
 import sys, time
 from toynn.cli import main

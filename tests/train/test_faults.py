@@ -22,6 +22,7 @@ from toynn.errors import CheckpointError, GGUFError
 from toynn.formats import disk
 from toynn.train import Trainer
 from toynn.train.folder import RunFolder
+from toynn.train.interrupt import Interrupt
 from toynn.train.lock import Lock
 from toynn.train.metrics import MetricsFile, Report
 
@@ -126,6 +127,19 @@ def test_the_checkpoint_of_a_signal_is_the_last_and_raises(tmp_path, monkeypatch
     assert (tmp_path / "out" / "checkpoint-3" / "complete.json").exists()
 
 
+def test_a_second_hangup_is_passed_over_and_a_second_term_is_not():
+    """A shell that ends may send SIGHUP once more after its terminal has."""
+
+    def signalled(second):
+        with Interrupt() as interrupt:
+            os.kill(os.getpid(), signal.SIGHUP)
+            os.kill(os.getpid(), second)
+            assert interrupt.number == signal.SIGHUP
+
+    assert not is_killed(in_child(lambda: signalled(signal.SIGHUP)))
+    assert is_killed(in_child(lambda: signalled(signal.SIGTERM)))
+
+
 def test_a_folder_that_is_removed_while_running(tmp_path):
     out, recipe = tmp_path / "out", FakeRecipe(48)
     recipe.on_step = lambda recipe: recipe.steps == 3 and shutil.rmtree(out)
@@ -217,6 +231,21 @@ def test_a_base_that_changes_is_noticed_at_the_next_saving(how, tmp_path):
     again = runs.trainer("lora", tmp_path, resume=out).fit()
     assert again.val_loss == first.val_loss
     assert runs.learned(out) == runs.learned(tmp_path / "straight")
+
+
+def test_a_base_that_changes_is_noticed_at_the_next_evaluation(tmp_path):
+    """A run that saves nothing on its way does not go on to its end."""
+    seen = []
+
+    def change(result):
+        seen.append(result.iterations)
+        if result.iterations == 3:
+            os.utime(tmp_path / "base.gguf", (1, 1))
+
+    trainer = runs.trainer("lora", tmp_path, save_every=0, eval_every=4, on_step=change)
+    with pytest.raises(GGUFError, match=r"base\.gguf: changed since it was opened"):
+        trainer.fit()
+    assert seen[-1] == 4
 
 
 def test_no_export_over_a_base_that_has_changed(tmp_path):
