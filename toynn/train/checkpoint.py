@@ -11,6 +11,7 @@ it is there as a whole or not at all. What is not as complete.json says is broke
 """
 
 import json
+import math
 import os
 import re
 import shutil
@@ -161,7 +162,8 @@ def read(path: Path) -> Checkpoint:
             expected = " or ".join(kind.__name__ for kind in kinds)
             raise CheckpointError(f"{path / STATE}: {key}: expected {expected}; got {got}")
     for name in COUNTS:
-        if not isinstance(state["recipe"].get(name), int | float):
+        count = state["recipe"].get(name)
+        if not isinstance(count, int | float) or not math.isfinite(count):
             raise CheckpointError(f"{path / STATE}: recipe.{name}: expected a number")
     found = Snapshot(state["recipe"], trained, kept, tensor, Path(weights).stem)
     return Checkpoint(path, state["step"], state, found)
