@@ -70,6 +70,10 @@ def test_fields_forms_and_lengths(completions):
     packed.write_bytes(gzip.compress(completions.read_bytes()))
     again = looked_at(packed)
     assert again.packed == "gzip" and list(again.exact) == list(found.exact)
+    array = completions.with_name("rows.json")
+    array.write_text(json.dumps(rows, indent=1))
+    again = looked_at(array)
+    assert again.kind == "one JSON array" and list(again.exact) == list(found.exact)
 
 
 def test_rows_that_training_refuses_are_counted_and_the_next_ones_follow(tmp_path):

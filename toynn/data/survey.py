@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from toynn.data._containers import PACKED, is_container, kind_of, part_of
+from toynn.data._containers import PACKED, is_array, is_container, kind_of, part_of
 from toynn.data._rows import attempts, form_of
 from toynn.data.jsonl import KINDS, TEST, TRAIN, VALID
 from toynn.data.preference import LABELLED, PAIR, PreferenceReader, unlearned
@@ -205,6 +205,8 @@ def survey(
     found = Survey(path, kind, packed, size)
     if path.is_dir():
         found.places = []
+    elif is_array(path):
+        found.kind = "one JSON array"
     reader = Reader(encoder, 2**31 - 2, vocab_size, mask_prompt, columns=columns)
     _Surveyor(found, reader, vocabulary).go(attempts(path, progress, columns))
     return found
