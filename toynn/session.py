@@ -96,7 +96,7 @@ class Session(FeedDoors, GradientDoors):
         self._compiled: dict[Tape, CompiledTape] = {}
         self._recorded: OrderedDict[Any, tuple[Tape, Any]] = OrderedDict()  # last used, last
         self._names: set[str] = set()  # of weights
-        self._finalized = self._closed = False
+        self._finalized, self._closed, self.changes = False, False, 0  # of weights so far
         self._busy, self._recording = threading.Lock(), threading.Lock()
 
     @property
@@ -292,6 +292,7 @@ class Session(FeedDoors, GradientDoors):
             checks.still_finite(tensor.name, array, values)
             self._storage.write(tensor, values)
             self._known.add(tensor)
+            self.changes += tensor.role in (Role.PARAMETER, Role.CONSTANT)
 
     def download(self, tensor: Tensor) -> NDArray[Any]:
         """Return a copy of a weight, moment, gradient, input or kept output.
@@ -366,6 +367,7 @@ class Session(FeedDoors, GradientDoors):
             if to != "loss" and tape.gradients is not None:
                 self._updates.begin(weight, to)
             compiled.program.run(compiled.segments[to], accumulate)
+            self.changes += to in ("update", "apply")
             self._known |= compiled.written[to]
             if self._updates.norm in compiled.written[to] and (why := self._updates.refused()):
                 raise NonFiniteError(f"{why}; weights and moments were left as they were")
@@ -401,8 +403,7 @@ class Session(FeedDoors, GradientDoors):
 
     def profile(self, tape: Tape | None = None) -> Profile:
         """Return the time per op over all runs of a tape so far."""
-        tape = tape or self.tape
-        program = self._check_realized("profile()", tape).program
+        program = self._check_realized("profile()", tape := tape or self.tape).program
         rows = (
             (node.op.kernel, calls, spent, node.flops, node.nbytes)
             for node, (calls, spent) in zip(tape.nodes, program.times(), strict=True)

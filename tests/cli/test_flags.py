@@ -64,6 +64,7 @@ SEEN = {
     "--decay": "matrices",
     "--desirable-weight": ("2", {"--data": "prefer.jsonl", "--seq": "24", "--loss": "kto"}),
     "--donor": "other.gguf",
+    "--dora": "",
     "--document-separator": " the ",
     "--dropout": "0.5",
     "--config": "flags.toml",

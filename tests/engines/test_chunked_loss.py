@@ -308,14 +308,14 @@ def test_dense_labels_have_all_logits_at_once(chunks):
     assert recipe.evaluate(ids, None, dense) == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.parametrize("targets", ["q", ["q", "output"]])
+@pytest.mark.parametrize("targets", ["q", ["q", "head"]])
 def test_a_frozen_head_and_one_with_an_adapter(targets, tmp_path, monkeypatch, chunks):
     write_base(tmp_path / "base.gguf", "llama", "Q8_0", untied=True, d_model=32, d_ff=64, n_heads=4)
     recipes = [make_lora(tmp_path / "base.gguf", targets=targets, dropout=0.2)]
     monkeypatch.undo()
     recipes.append(make_lora(tmp_path / "base.gguf", targets=targets, dropout=0.2))
     kernels = {node.op.kernel for node in recipes[0].engine.session.tape.nodes}
-    assert ("chunked_cross_entropy.backward" in kernels) == (targets == "q")
+    assert "chunked_cross_entropy.backward" in kernels
     ids, labels = draw_lora()
     first, second = (
         [recipe.step(ids, None, labels, AdamW.for_lora().hp_for_step(k), k == 0) for k in range(3)]

@@ -1,5 +1,6 @@
 """Which matrices get an adapter, by every name that they have; what is no name, rank or alpha."""
 
+import llamas
 import numpy as np
 import pytest
 from lora_bases import ARCHS, config
@@ -53,6 +54,9 @@ def test_targets_by_name(arch, targets, parts):
         ("qwen3", "lm_head", ["output.weight"]),
         ("llama", "1.attn_q", ["blk.1.attn_q.weight"]),  # the end of a name, from a dot on
         ("qwen3", "output", ["output.weight"]),
+        ("llama", "lm_head", ["output.weight"]),  # which is the table, and has its own adapter
+        ("gpt2", ("head", "embed"), ["token_embd.weight", "output.weight"]),
+        ("llama", "embed_tokens", ["token_embd.weight"]),
     ],
 )
 def test_single_matrices(arch, target, expected):
@@ -62,9 +66,9 @@ def test_single_matrices(arch, target, expected):
 @pytest.mark.parametrize(
     ("arch", "target"),
     [
-        *((arch, t) for arch in ARCHS for t in ("x", "proj", "attn_norm", "token_embd", "blk")),
+        *((arch, t) for arch in ARCHS for t in ("x", "proj", "attn_norm", "blk")),
         *(("gpt2", t) for t in ("q", "k", "v", "gate", "q_proj", "attn_q", "position_embd")),
-        *(("llama", t) for t in ("qkv", "c_attn", "c_fc", "c_proj", "lm_head", "output", "Q")),
+        *(("llama", t) for t in ("qkv", "c_attn", "c_fc", "c_proj", "wte", "Q")),
         ("qwen3", "attn_q_norm"),
         ("llama", "blk.2.attn_q.weight"),
     ],
@@ -96,11 +100,28 @@ def test_what_does_not_exist_is_refused_with_what_does(arch, target):
         ({"targets": ""}, "targets must be"),
         ({"targets": (1,)}, "targets must be"),
         ({"targets": None}, "targets must be"),
+        ({"use_dora": 1}, "use_dora must be True or False; got 1"),
+        ({"init": "pissa_niter_"}, "init must be one of normal, peft, pissa, pissa_niter_N; got"),
+        ({"init": "pissa", "use_dora": True}, "use_dora: its magnitudes are those of the matrix"),
     ],
 )
 def test_options_out_of_range_are_refused_by_name(wrong, message):
     with pytest.raises(ConfigError, match=f"LoRA: {message}"):
         AdapterOptions(**{"rank": 2} | wrong)
+
+
+@pytest.mark.parametrize(
+    ("more", "targets", "message"),
+    [
+        ({"use_dora": True}, "embed", "token_embd.weight: DoRA is not for the table of embeddings"),
+        ({"use_dora": True}, "experts", "DoRA is not for the matrices of experts"),
+        ({"init": "pissa"}, "experts", "init 'pissa' is not for the matrices of experts"),
+    ],
+)
+def test_what_a_kind_of_adapter_is_not_for(more, targets, message):
+    names = llamas.config("qwen3moe", **llamas.EXPERTS).shapes(untied=True)
+    with pytest.raises(ConfigError, match=message):
+        AdapterOptions(2, targets=targets, **more).resolve("qwen3moe", names)
 
 
 def test_scales():

@@ -198,7 +198,8 @@ CONFIGS = {
     "alpha-nan": ({"lora_alpha": float("nan")}, "lora_alpha: expected a number above 0; got 'nan'"),
     "alpha-large": ({"lora_alpha": 10**400}, "lora_alpha: expected a number above 0; got '1000"),
     "rslora": ({"use_rslora": "yes"}, "use_rslora: expected true or false; got 'yes'"),
-    "dora": ({"use_dora": True}, "use_dora: expected nothing: toynn does not support it; got 'Tru"),
+    "dora": ({"use_dora": True}, "lora_magnitude_vector: adapter_config.json has use_dora True"),
+    "dora-word": ({"use_dora": "yes"}, "use_dora: expected true or false; got 'yes'"),
     "bias": ({"bias": "lora_only"}, "bias: expected 'none'; got 'lora_only'"),
     "saved": ({"modules_to_save": ["lm_head"]}, "modules_to_save: expected nothing"),
     "unknown": ({"new_method": 1}, "new_method: expected nothing: toynn does not support it"),
@@ -248,7 +249,7 @@ TENSORS = {
     "half": ({f"{PREFIX}lora_A.weight": None}, r"q\.weight\.lora_b: expected .*lora_a beside it"),
     "magnitude": (
         {f"{PREFIX}lora_magnitude_vector": ONES[0]},
-        r"tensor \S+vector: expected base_mo",
+        r"attn_k\.weight: expected A, B and a magnitude",
     ),
     "bias": (
         {f"{PREFIX}lora_B.bias": ONES[0]},
@@ -264,7 +265,7 @@ TENSORS = {
     ),
     "embedding": (
         {"base_model.model.model.embed_tokens.lora_embedding_A": ONES},
-        r"tensor \S+lora_embedding_A: expected",
+        r"token_embd\.weight\.lora_b beside it",
     ),
     "table": (
         {f"base_model.model.model.embed_tokens.lora_{s}.weight": ONES for s in "AB"},

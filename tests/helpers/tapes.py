@@ -236,6 +236,12 @@ def softcap(net):
     return ops.softcap(net.s, ops.scale(net.s, net.activation(), 2.0), 1.5)
 
 
+def dora(net):
+    x, r = net.activation(), net.constant(C)
+    y = ops.dora(net.s, x, net.parameter(C), r, net.parameter(C))
+    return ops.add(net.s, y, ops.dora(net.s, x, net.constant(C), r))
+
+
 def embedding(net):
     return ops.embedding(net.s, net.parameter(4, C), net.integers(N, 4))
 
@@ -425,6 +431,7 @@ TAPES = {
     "gated": (gated,),
     "geglu": (geglu,),
     "softcap": (softcap,),
+    "dora": (dora,),
     "embedding": (embedding,),
     "embedding-of-a-computed-table": (embedding_of_a_computed_table,),
     "embedding-tied": (tied,),

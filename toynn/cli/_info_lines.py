@@ -13,6 +13,7 @@ from typing import Any
 from toynn.engines import ViTConfig, ViTEngine
 from toynn.errors import ToynnError
 from toynn.formats import adapters
+from toynn.formats.adapters import LORA_A, LORA_B, LORA_M
 from toynn.formats.adapters import peft as peft_folder
 from toynn.formats.adapters.adapter import BASE_NAME, is_embedding, text_of
 from toynn.formats.gguf.tensors import TensorInfo
@@ -137,16 +138,22 @@ def peft(folder: Path) -> Lines:
     with closing(SafeTensors(folder / peft_folder.WEIGHTS)) as file:
         tensors = file.tensors
     sides: dict[str, dict[str, tuple[int, ...]]] = defaultdict(dict)
+    kinds = peft_folder.SUFFIXES | peft_folder.TABLES
     for name, info in tensors.items():
         if found := peft_folder.TENSOR.fullmatch(name):
-            sides[found[1]][found[2]] = info.shape
-    whole = {module: pair for module, pair in sides.items() if pair.keys() == {"A", "B"}}
-    ranks = {module: pair["A"][0] for module, pair in whole.items()}
-    shapes = {module: (pair["B"][0], pair["A"][-1]) for module, pair in whole.items()}
+            sides[found[1]][kinds[found[2]]] = info.shape
+    whole = {module: pair for module, pair in sides.items() if {LORA_A, LORA_B} <= pair.keys()}
+    ranks = {module: pair[LORA_A][0] for module, pair in whole.items()}
+    shapes = {module: (pair[LORA_B][0], pair[LORA_A][-1]) for module, pair in whole.items()}
+    magnitudes = any(LORA_M in pair for pair in whole.values())
     alpha, targets = config.get("lora_alpha"), config.get("target_modules")
     return [
         ("folder", f"{folder}, {size(sum(info.nbytes for info in tensors.values()))}"),
-        ("adapter", f"{config.get('peft_type', 'of no type')}, in PEFT's format"),
+        (
+            "adapter",
+            f"{config.get('peft_type', 'of no type')}{' with magnitudes (DoRA)' * magnitudes}, in "
+            "PEFT's format",
+        ),
         ("base model", str(config.get("base_model_name_or_path") or "not named")),
         *_scales(ranks, alpha, config.get("use_rslora") is True),
         ("targets", ", ".join(map(str, targets)) if isinstance(targets, list) else str(targets)),

@@ -96,7 +96,7 @@ def run_export(arguments: Namespace) -> int:
         adapter = combined(arguments.adapter, base, arguments.method)
         assert adapter is not None
         if arguments.to == "gguf":
-            adapters.write_gguf(arguments.out, adapter, overwrite=arguments.overwrite)
+            adapters.write_gguf(arguments.out, adapter, base, overwrite=arguments.overwrite)
         else:
             adapters.write_peft(arguments.out, adapter, base, overwrite=arguments.overwrite)
     print(f"{arguments.out}: {len(adapter.pairs)} tensors adapted, {_say(adapter)}")
@@ -126,6 +126,7 @@ def _export_model(arguments: Namespace) -> int:
 def _say(adapter: Adapter) -> str:
     ranks = sorted({adapter.rank_of(weight) for weight in adapter.pairs})
     kind = " (rsLoRA)" if adapter.use_rslora else ""
+    kind += " (DoRA)" if adapter.use_dora else ""
     return (
         f"rank {'-'.join(map(str, ranks[:: len(ranks) - 1 or 1]))}, alpha {adapter.alpha:g}{kind}"
     )

@@ -1,6 +1,7 @@
 """``toynn train lora``: from a model's file or folder and data to an adapter of it in a run."""
 
 import shlex
+from argparse import ArgumentTypeError
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +33,7 @@ from toynn.data.preference import PreferenceData, read_preferences
 from toynn.data.stream import Progress
 from toynn.engines import AdapterOptions, PreferenceOptions, engine_for
 from toynn.engines.preference import KINDS
+from toynn.engines.targets import INITS
 from toynn.errors import ConfigError
 from toynn.formats import adapters, bases
 from toynn.formats.tokenizer import ByteTokenizer, Tokenizer
@@ -46,6 +48,15 @@ __all__ = ["LoRATraining"]
 
 NORMAL_STD = 0.02  # of A with --init normal, as of other weights
 
+
+def _init(text: str) -> str:
+    """Parse --init."""
+    try:
+        return AdapterOptions(1, init=text).init
+    except ConfigError:
+        raise ArgumentTypeError(f"must be one of {', '.join(INITS)}; got {text!r}") from None
+
+
 _ADAPTER_FLAGS = (
     Flag("rank", "rank of the adapters (default {default})", 8, whole(1), source="own"),
     Flag(
@@ -57,18 +68,28 @@ _ADAPTER_FLAGS = (
     ),
     Flag(
         "targets",
-        "which projections get one, separated by commas: q, k, v, o, gate, up, down, attention, "
-        "all-linear, or names as in GGUF or PEFT (default {default})",
+        "which matrices get one, separated by commas: q, k, v, o, gate, up, down, embed, head, "
+        "attention, all-linear, or names as in GGUF or PEFT (default {default})",
         "attention",
         metavar="NAMES",
         source="own",
     ),
     Flag("rslora", "scale by alpha / sqrt(rank) instead", False, action="store_true", source="own"),
     Flag(
+        "dora",
+        "train magnitudes of the outputs too; PEFT loads such adapters, llama.cpp does not",
+        False,
+        action="store_true",
+        source="own",
+    ),
+    Flag(
         "init",
-        "what A starts from: a uniform distribution, as PEFT's (the default), or a normal one",
+        "what A starts from: peft, a uniform distribution as PEFT's (the default), or normal; or A "
+        "and B from the principal part of each matrix: pissa, or quicker, by N passes, "
+        "pissa_niter_N; the adapter is written with twice the rank",
         "peft",
-        choices=("peft", "normal"),
+        read=_init,
+        metavar="START",
         source="own",
     ),
     Flag(
@@ -271,6 +292,8 @@ class LoRATraining(TextTraining):
             arguments.dropout,
             arguments.rslora,
             b_rate=arguments.b_rate,
+            use_dora=arguments.dora,
+            init=arguments.init,
         )
 
     def realize(self) -> Recipe:
@@ -298,16 +321,19 @@ class LoRATraining(TextTraining):
             own.targets,
             own.dropout,
             own.use_rslora,
-            init=arguments.init,
+            init=own.init,
             b_rate=own.b_rate,
+            use_dora=own.use_dora,
         )
         return recipe
 
     def announce(self) -> None:
         """Print the adapters, and how large the file beside them is."""
         super().announce()
-        for name, found in self.recipe.engine.adapters.items():
-            rank, (rows, columns) = found.a.shape[0], (found.b.shape[0], found.a.shape[1])
+        engine = self.recipe.engine
+        for name, found in engine.adapters.items():
+            rank, rows = found.b.shape[-1], found.b.shape[-2]
+            columns = found.a.size // (found.b.size // rows)
             if rank > min(rows, columns):
                 print(
                     f"            rank {rank} is more than {name} has rows or columns "
@@ -316,10 +342,10 @@ class LoRATraining(TextTraining):
                 break
         mapped = self.recipe.engine.session.memory().mapped
         print(f"            beside {mapped / MIB:.1f} MiB of the model's file, which stay mapped")
-        if isinstance(self.recipe, LoRA) and self.recipe.adapts_experts:
-            print(
-                "            experts' adapters go to adapter.gguf; there is no PEFT folder of them"
-            )
+        for form, why in engine.unwritten.items():
+            if why:
+                what = "adapter.gguf" if form == "gguf" else "PEFT folder"
+                print(harmless(f"            there will be no {what}: {why}", ""))
 
     def show(self, folder: RunFolder, result: Result) -> str:
         """Show what the adapter changes on held-out prompts; of texts, what the model writes."""
@@ -351,10 +377,12 @@ class LoRATraining(TextTraining):
     def epilogue(self, folder: RunFolder) -> Iterator[str]:
         """Yield the loss of the test examples, and how to try the adapter."""
         yield from super().epilogue(folder)
-        model, adapter = (shlex.quote(str(path)) for path in (self.arguments.model, folder.adapter))
+        in_llama = folder.adapter.exists()
+        paths = self.arguments.model, folder.adapter if in_llama else folder.path
+        model, adapter = (shlex.quote(str(path)) for path in paths)
         chat = " --chat" if self.data.chats else ""
         yield f"try it      toynn generate --model {model} --adapter {adapter}{chat} --prompt ..."
-        if isinstance(self.tokenizer, ByteTokenizer):  # which llama.cpp does not have
+        if not in_llama or isinstance(self.tokenizer, ByteTokenizer):  # which llama.cpp lacks
             return
         if Path(self.arguments.model).is_dir():
             yield f"            toynn convert {model} --out model.gguf     # for llama.cpp"

@@ -1,11 +1,11 @@
-"""Adapters beside the frozen matrices of a file.
+"""Adapters beside the frozen matrices of a file: see toynn/nn/lora.py for what they compute.
 
-y = W x + b + s B A dropout(x)      W (out, in) in the file; A (r, in), B (out, r)
-
-Each expert of a stack W (E, out, in) has its own: A (E, r, in), B (E, out, r).
+A has the shape (r, in), B (out, r), DoRA's magnitudes (out,). Each expert of a stack W (E, out, in)
+has its own: A (E, r, in), B (E, out, r). Of the table of embeddings (V, C) rows are looked up:
+A (V, r), B (C, r).
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from math import isclose, sqrt
 from os import fspath
 
@@ -13,29 +13,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toynn._kernels import random
-from toynn.engines.targets import AdapterOptions
+from toynn.engines.principal import principal
+from toynn.engines.targets import AdapterOptions, principal_passes
 from toynn.errors import AdapterError, ConfigError
-from toynn.formats import adapters
-from toynn.formats.adapters import LORA_A, LORA_B, Adapter
+from toynn.formats import adapters, quants
+from toynn.formats.adapters import LORA_A, LORA_B, LORA_M, Adapter, is_embedding
 from toynn.formats.adapters.peft import heads_in
 from toynn.formats.hf.spelling import pairs_apart, pairs_together
-from toynn.graph.tape import Tensor
+from toynn.graph.tape import Tape, Tensor
 from toynn.models import Source
-from toynn.nn import LoRA
+from toynn.nn import LoRA, Magnitude
 from toynn.session import Session
 
-__all__ = ["INITS", "Adapters"]
+__all__ = ["Adapters"]
 
 Floats = NDArray[np.float32]
-
-#: How A can be drawn: from N(0, init_scale); from U(-1/sqrt(in), 1/sqrt(in)), as PEFT does.
-INITS = ("normal", "peft")
+CHUNK = 1 << 20  # elements of a matrix that are expanded at a time
 
 
 class Adapters:
     """Adapters of some matrices: ``layers`` by the name of their matrix, ``tensors`` by their own.
 
-    Untrained ones only add to y.
+    Untrained ones only add to y. ``starts`` are the frozen tensors of what A and B began with,
+    where that is taken away. Raises ConfigError where no file could hold the adapters.
     """
 
     def __init__(
@@ -43,69 +43,208 @@ class Adapters:
         session: Session,
         file: Source,
         options: AdapterOptions,
-        matrices: Iterable[Tensor],
+        matrices: Mapping[str, Tensor],
         *,
         trained: bool,
     ) -> None:
         self.options, self._session, self._file = options, session, file
+        self._matrices = matrices
+        self._measured = -1  # session.changes when norms were taken
         self.layers: dict[str, LoRA] = {}
         self.tensors: dict[str, Tensor] = {}
+        self.starts: dict[str, Tensor] = {}
         declare = session.parameter if trained else session.constant
-        for w in matrices:
-            (*experts, rows, columns), rank = w.shape, options.rank_of(w.name)
-            a = declare(f"{w.name}{LORA_A}", (*experts, rank, columns))
-            b = declare(f"{w.name}{LORA_B}", (*experts, rows, rank))
-            self.layers[w.name] = LoRA(a, b, options.scale(w.name))
+        for name, w in matrices.items():
+            (*experts, rows, columns), rank = w.shape, options.rank_of(name)
+            shapes = (*experts, rank, columns), (*experts, rows, rank)
+            if is_embedding(name):
+                shapes = (rows, rank), (columns, rank)
+            a, b = (
+                declare(f"{name}{suffix}", shape)
+                for suffix, shape in zip((LORA_A, LORA_B), shapes, strict=True)
+            )
             self.tensors |= {a.name: a, b.name: b}
+            start = magnitude = None
+            if options.is_principal and not is_embedding(name):
+                start = (
+                    session.constant(f"{a.name}0", a.shape),
+                    session.constant(f"{b.name}0", b.shape),
+                )
+                self.starts |= {tensor.name: tensor for tensor in start}
+            if options.use_dora:
+                m = self.tensors[f"{name}{LORA_M}"] = declare(f"{name}{LORA_M}", (rows,))
+                squares = session.constant(f"{name}.squares", (rows,))
+                inverse = session.constant(f"{name}.inverse_norms", (rows,))
+                magnitude = Magnitude(m, squares, inverse)
+            self.layers[name] = LoRA(a, b, options.scale(name), start, magnitude)
+
+        if all(self.unwritten.values()):
+            raise ConfigError(
+                f"targets: no file could hold these adapters; {'; '.join(self.unwritten.values())}"
+            )
+
+    @property
+    def unwritten(self) -> dict[str, str]:
+        """Why they cannot be written as "gguf" and as "peft"; empty where they can be."""
+        gguf = adapters.no_gguf(self.layers, self._file, use_dora=self.options.use_dora)
+        return {"gguf": gguf, "peft": adapters.no_peft(self.layers)}
+
+    # -- Values --------------------------------------------------------------------------------
 
     def zero(self) -> None:
-        """Make all adapters zero."""
-        for tensor in self.tensors.values():
+        """Make all adapters such that they change nothing: zero, and magnitudes the norms."""
+        for tensor in (*self.tensors.values(), *self.starts.values()):
             self._session.upload(tensor, np.zeros(tensor.shape, np.float32))
+        for name, layer in self.layers.items():
+            if layer.magnitude is not None:
+                squares = self._squares(self._matrices[name].name)
+                self._session.upload(layer.magnitude.squares, squares)
+                self._session.upload(layer.magnitude.m, np.sqrt(squares))
+
+    def _rows(self, weight: str, first: int, end: int) -> Floats:
+        """Return rows of a matrix, in the order of the file."""
+        info, stored = self._file.tensors[weight], self._file.stored(weight)
+        if info.type == "F32":
+            return np.asarray(stored[first:end], np.float32)
+        blocks = stored.reshape(info.shape[0], -1)[first:end]
+        return quants.dequantize(blocks, info.type, (len(blocks), info.shape[1]))
+
+    def _squares(self, weight: str) -> NDArray[np.float64]:
+        """Return the squares of the norms of a matrix's rows, of which few exist at a time."""
+        rows, columns = self._file.tensors[weight].shape
+        step, found = max(1, CHUNK // columns), np.empty(rows)
+        for first in range(0, rows, step):
+            values = self._rows(weight, first, first + step)
+            found[first : first + step] = np.einsum("ij,ij->i", values, values, dtype=np.float64)
+        return found
 
     def start(self, init: str, seed: int, init_scale: float) -> None:
-        """Draw every A, each with a stream of its own, as ``init`` says; set every B to zero."""
-        check_init(init)
-        for stream, layer in enumerate(self.layers.values()):
-            a = np.empty(layer.a.size, np.float32)
+        """Draw every A, each with a stream of its own, as ``init`` says; set every B to zero.
+
+        Of the table, of which A is looked up, B is drawn, and A zero. Raises ConfigError for an
+        ``init`` that there is not, or that was not asked for with the options.
+        """
+        passes = principal_passes(init)
+        if (passes is None) != (not self.options.is_principal):
+            raise ConfigError(
+                f"init_adapters: expected init {self.options.init!r}, as the options have it; got "
+                f"{init!r}"
+            )
+        self.zero()
+        for stream, (name, layer) in enumerate(self.layers.items()):
+            if layer.start is not None and passes is not None:
+                w = self._rows(self._matrices[name].name, 0, layer.b.shape[0])
+                found = principal(w, layer.b.shape[-1], layer.scale, passes, seed, stream)
+                for own, first, values in zip((layer.a, layer.b), layer.start, found, strict=True):
+                    self._session.upload(own, values)
+                    self._session.upload(first, values)
+                continue
+            drawn = layer.b if is_embedding(name) else layer.a
+            values = np.empty(drawn.size, np.float32)
             if init == "normal":
-                random.normal(a, seed, stream, init_scale)
+                random.normal(values, seed, stream, init_scale)
+            elif is_embedding(name):
+                random.normal(values, seed, stream, 1.0)
             else:
-                random.uniform(a, seed, stream, 1 / sqrt(layer.a.shape[-1]))
-            self._session.upload(layer.a, a.reshape(layer.a.shape))
-            self._session.upload(layer.b, np.zeros(layer.b.shape, np.float32))
+                random.uniform(values, seed, stream, 1 / sqrt(drawn.shape[-1]))
+            self._session.upload(drawn, values.reshape(drawn.shape))
+
+    def measure(self) -> None:
+        """Take the norms that magnitudes stand in place of, for tapes that read them as they are.
+
+        Not again before a weight changes.
+        """
+        own = {name: layer for name, layer in self.layers.items() if layer.magnitude is not None}
+        s = self._session
+        if not own or self._measured == s.changes:
+            return
+
+        def build() -> tuple[Tape, list[Tensor]]:
+            found = (layer.inverse_norms(s, self._matrices[name]) for name, layer in own.items())
+            return s.tape, [s.output(r) for r in found]
+
+        tape, found = s.record("norms", build)
+        s.run("loss", tape=tape)
+        for layer, r in zip(own.values(), found, strict=True):
+            assert layer.magnitude is not None
+            s.upload(layer.magnitude.inverse, s.download(r))
+        self._measured = s.changes
 
     def weights(self) -> dict[str, Floats]:
         """Return copies: `<weight>.lora_a` (r, in), `<weight>.lora_b` (out, r); of each expert.
 
-        Rows are in the order of the file.
+        With magnitudes, `<weight>.lora_magnitude` (out,), too. Rows are in the order of the file.
         """
         return {name: self._session.download(t) for name, t in self.tensors.items()}
 
+    # -- Files ---------------------------------------------------------------------------------
+
     def copy(self) -> Adapter:
-        """Return what ``toynn.formats.adapters`` writes: rows are in GGUF's order."""
+        """Return what ``toynn.formats.adapters`` writes: rows are in GGUF's order.
+
+        Where a start is taken away, it is a part of the adapter, which has twice the rank:
+        s (B A - B0 A0) = s [B, -B0] [A; A0].
+        """
         alpha, rslora = self.options.alpha, self.options.use_rslora
         assert alpha is not None
         metadata = adapters.base_metadata(self._file)
-        tensors = self._with_rows(self.weights(), pairs_together)
-        return Adapter(self._file.architecture, alpha, tensors, rslora, metadata)
-
-    def rows_here(self, adapter: Adapter) -> dict[str, Floats]:
-        """Return the tensors of one that was read, with rows in the order of the file."""
-        return self._with_rows(adapter.tensors, pairs_apart)
+        tensors = self.weights()
+        if self.starts:
+            alpha *= sqrt(2) if rslora else 2
+        for name, layer in self.layers.items():
+            a, b = tensors[name + LORA_A], tensors[name + LORA_B]
+            if layer.start is not None:
+                first_a, first_b = (self._session.download(t) for t in layer.start)
+                tensors[name + LORA_A] = np.concatenate([a, first_a])
+                tensors[name + LORA_B] = np.concatenate([b, -first_b], axis=1)
+        tensors = self._with_rows(tensors, pairs_together)
+        found = Adapter(self._file.architecture, alpha, tensors, rslora, metadata)
+        for name, layer in self.layers.items():  # of the table, which has no start
+            if self.starts and layer.start is None:
+                tensors[name + LORA_B] *= np.float32(layer.scale / found.scale(name))
+        return found
 
     def _with_rows(
         self, tensors: Mapping[str, Floats], move: Callable[[Floats, int], Floats]
     ) -> dict[str, Floats]:
-        """Move the rows of B where the file has those of its matrix in another order than GGUF."""
+        """Move what has a row for each output where the file has those in another order than GGUF.
+
+        That is B, and magnitudes.
+        """
         found = dict(tensors)
         for name, values in tensors.items() if self._file.pairs_apart else ():
-            if name.endswith(LORA_B):
-                heads = heads_in(self._file, name.removesuffix(LORA_B))
+            weight, _, kind = name.rpartition(".")
+            if f".{kind}" != LORA_A and not is_embedding(weight):
+                heads = heads_in(self._file, weight)
                 found[name] = np.ascontiguousarray(move(values, heads)) if heads else values
         return found
 
-    def check_alike(self, adapter: Adapter) -> None:
+    def taken(self, adapter: Adapter) -> dict[str, Floats]:
+        """Return the values of ``tensors`` in an adapter that was read, in the order of the file.
+
+        Raises AdapterError unless it has these targets, ranks, scales and, where one is taken away,
+        this start.
+        """
+        self._check_alike(adapter)
+        tensors = self._with_rows(adapter.tensors, pairs_apart)
+        for name, layer in self.layers.items() if self.starts else ():
+            a, b = tensors[name + LORA_A], tensors[name + LORA_B]
+            rank = layer.b.shape[-1]
+            if layer.start is None:
+                tensors[name + LORA_B] = b * np.float32(adapter.scale(name) / layer.scale)
+                continue
+            first = (self._session.download(tensor) for tensor in layer.start)
+            for own, found in zip(first, (a[rank:], -b[:, rank:]), strict=True):
+                if not np.allclose(own, found, rtol=1e-4, atol=1e-5 * np.abs(own).max()):
+                    raise AdapterError(
+                        f"{fspath(adapter.path)}: {name}: expected the start of these adapters as "
+                        "its second half; got another: go on with it as it is "
+                        "(LoRA.realize_from_adapter)"
+                    )
+            tensors[name + LORA_A], tensors[name + LORA_B] = a[:rank], b[:, :rank]
+        return tensors
+
+    def _check_alike(self, adapter: Adapter) -> None:
         """Raise AdapterError unless one that was read has these targets, ranks and scales."""
         adapters.check(adapter, self._file)
         path, pairs = fspath(adapter.path), adapter.pairs
@@ -114,18 +253,19 @@ class Adapters:
                 f"{path}: {name} is adapted {'there' if name in pairs else 'here'} only; realize "
                 "with the targets of the adapter (LoRA.realize_from_adapter)"
             )
+        if adapter.use_dora != self.options.use_dora:
+            which = ("without", "with")
+            raise AdapterError(
+                f"{path}: expected an adapter {which[self.options.use_dora]} magnitudes (DoRA), as "
+                f"here; got one {which[adapter.use_dora]}"
+            )
         for name, layer in self.layers.items():
-            rank = layer.a.shape[-2]
+            rank = layer.b.shape[-1] * (1 if layer.start is None else 2)
             if (found := adapter.rank_of(name)) != rank:
                 raise AdapterError(f"{path}: {name}: expected rank {rank}, as here; got {found}")
-            if not isclose(layer.scale, adapter.scale(name), rel_tol=1e-6):  # its alpha is float32
+            alike = isclose(layer.scale, adapter.scale(name), rel_tol=1e-6)  # alpha is float32
+            if not alike and not (self.starts and layer.start is None):
                 raise AdapterError(
                     f"{path}: {name}: expected a scale of {layer.scale:g}, as here; got "
                     f"{adapter.scale(name):g} (alpha {adapter.alpha:g})"
                 )
-
-
-def check_init(init: str) -> None:
-    """Raise ConfigError for an ``init`` that there is not."""
-    if init not in INITS:
-        raise ConfigError(f"init must be one of {', '.join(INITS)}; got {init!r}")

@@ -62,6 +62,9 @@ class Model(Protocol):
     def layers(self, batch: int, *, caches: Caches, long: bool = False) -> Layers:
         """Return what a forward pass over the weights is recorded with."""
 
+    def measure_norms(self) -> None:
+        """Take norms of adapted matrices anew, if weights have changed."""
+
 
 def chunk(batch: int) -> int:
     """Return how many tokens of each of so many sequences a run reads at most."""
@@ -212,6 +215,7 @@ class BatchDecoder:
         s.upload(reading.positions, positions.reshape(-1))
         s.upload(reading.past, past)
         s.upload(reading.last, last)
+        self._engine.measure_norms()
         s.run("loss", tape=reading.tape)
         for number, ids in pieces.items():
             self._sequences[number].ids += ids.tolist()

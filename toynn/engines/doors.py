@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from toynn.engines.adapters import Adapters, check_init
+from toynn.engines.adapters import Adapters
 from toynn.engines.decoding import BatchDecoder, Decoder, Decoding
 from toynn.engines.targets import AdapterOptions
 from toynn.engines.weights import Weights
 from toynn.errors import LifecycleError
 from toynn.formats.adapters import Adapter
+from toynn.graph.tape import Tensor
 from toynn.models import Source
 from toynn.nn import LoRA
 from toynn.session import Session
@@ -137,9 +138,12 @@ class AdapterDoors:
         return {} if found is None else found.layers
 
     def init_adapters(self, init: str, seed: int, init_scale: float) -> None:
-        """Draw every A, each with a stream of its own, as ``init`` says; set every B to zero."""
+        """Draw every A, each with a stream of its own, as ``init`` says; set every B to zero.
+
+        ``init`` as in AdapterOptions; one that is principal must be asked for there, too.
+        """
         self._session_for("init_adapters()")
-        check_init(init)
+        AdapterOptions(1, init=init)  # refuses what there is not
         if self._weights.adapters is not None:
             self._weights.adapters.start(init, seed, init_scale)
 
@@ -160,17 +164,33 @@ class AdapterDoors:
 
         Raises LifecycleError where there are none.
         """
-        adapters = self._adapted("load_adapter")
-        adapters.check_alike(adapter)
-        self.load_weights(adapters.rows_here(adapter))
+        self.load_weights(self._adapted("load_adapter").taken(adapter))
 
     def adapter_weights(self) -> dict[str, NDArray[np.float32]]:
         """Return copies of the adapters: `<weight>.lora_a` (r, in), `<weight>.lora_b` (out, r).
 
-        Rows are those of the file that the weights lie in; ``adapter`` has GGUF's.
+        Of DoRA `<weight>.lora_magnitude` (out,), too. Rows are those of the file that the weights
+        lie in; ``adapter`` has GGUF's.
         """
         found = self._weights.adapters
         return {} if found is None else found.weights()
+
+    @property
+    def unwritten(self) -> Mapping[str, str]:
+        """Why the adapters cannot be written as "gguf" and as "peft"; empty where they can be."""
+        found = self._weights.adapters
+        return {"gguf": "", "peft": ""} if found is None else found.unwritten
+
+    @property
+    def starts(self) -> Mapping[str, Tensor]:
+        """What A and B began with, where that is taken away from them: frozen, by name."""
+        found = self._weights.adapters
+        return {} if found is None else found.starts
+
+    def measure_norms(self) -> None:
+        """Take the norms that DoRA's magnitudes stand in place of, if weights have changed."""
+        if self._weights.adapters is not None:
+            self._weights.adapters.measure()
 
     def _adapted(self, call: str) -> Adapters:
         if self._weights.adapters is None:

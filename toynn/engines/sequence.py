@@ -24,7 +24,6 @@ from toynn.engines.recording import Pass, record_logits, record_loss
 from toynn.engines.weights import FileWeights
 from toynn.errors import ConfigError, LifecycleError, ShapeError
 from toynn.formats import bases, gguf, hf
-from toynn.formats.adapters import LORA_B
 from toynn.graph.tape import Tensor
 from toynn.models import (
     ARCHITECTURES,
@@ -154,8 +153,7 @@ class SequenceEngine(Engine[C, Pass], AdapterDoors, DecoderDoors, PreferenceDoor
         return self.session.record(("step", batch, dense, packed), build)
 
     def _kind_of(self, name: str, w: Tensor) -> tuple[bool, float]:
-        own = self.lora.b_rate if self.lora and name.endswith(LORA_B) else 1.0
-        return super()._kind_of(name, w)[0], own
+        return super()._kind_of(name, w)[0], self.lora.rate_of(name) if self.lora else 1.0
 
     # -- Running -------------------------------------------------------------------------------
 

@@ -1,5 +1,6 @@
 """Which matrices of a model get an adapter, and what each adapter is like."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite, sqrt
@@ -9,10 +10,16 @@ from types import MappingProxyType
 from typing import Any, Self
 
 from toynn.errors import AdapterError, ConfigError
-from toynn.formats.adapters import Adapter
+from toynn.formats.adapters import LORA_B, LORA_M, Adapter, is_embedding, is_stack
 from toynn.models import architecture as model_of
 
-__all__ = ["AdapterOptions"]
+__all__ = ["INITS", "AdapterOptions", "principal_passes"]
+
+#: How A can be drawn: from N(0, init_scale); from U(-1/sqrt(in), 1/sqrt(in)), as PEFT does. Or what
+#: A and B can begin with: the principal singular vectors of the matrix, found exactly, or by so
+#: many passes of a randomized search.
+INITS = ("normal", "peft", "pissa", "pissa_niter_N")
+_PISSA = re.compile(r"pissa(?:_niter_(\d{1,3}))?")
 
 #: Short names of projections; those of GGUF and of Hugging Face, which PEFT takes, serve too.
 _SHORT = {
@@ -24,6 +31,8 @@ _SHORT = {
     "gate": "ffn_gate",
     "up": "ffn_up",
     "down": "ffn_down",
+    "embed": "token_embd",
+    "head": "output",
 }
 #: Names of several at once, by what their GGUF names in a block begin with. None of them means the
 #: matrices of experts, which have a name of their own.
@@ -46,15 +55,22 @@ class AdapterOptions:
         The scale is alpha / rank, or alpha / sqrt(rank) with ``use_rslora`` (arXiv:2312.03732).
         None means as much as the rank.
     targets
-        q, k, v, qkv, o, gate, up, down; "attention" or "all-linear"; "experts", those matrices of a
-        mixture, which no other means; names that GGUF or PEFT give a matrix, or the end of one from
-        a dot on: attn_q, q_proj, mlp.c_proj, blk.0.attn_q.weight.
+        q, k, v, qkv, o, gate, up, down; embed and head, the table of embeddings and what makes
+        logits, also where these are one matrix; "attention" or "all-linear", in blocks; "experts",
+        those matrices of a mixture, which no other means; names that GGUF or PEFT give a matrix, or
+        the end of one from a dot on: attn_q, q_proj, mlp.c_proj, blk.0.attn_q.weight.
     dropout
         Probability with which an element of an adapter's input is left out of a training step.
     b_rate
-        Learning rate of B in terms of A's: LoRA+ (arXiv:2402.12354) has 16; not stored with them.
+        Learning rate of B and magnitudes in terms of A's: LoRA+ (arXiv:2402.12354) has 16. That of
+        the table's adapter is A's, as PEFT has it apart. Not stored with them.
     ranks
         Ranks of single matrices, by GGUF name, where it is not ``rank``.
+    use_dora
+        Whether each output has a magnitude that is trained, too (arXiv:2402.09353).
+    init
+        What A and B start from, one of INITS; the principal ones (arXiv:2404.02948) stay beside A
+        and B, frozen, and are taken away from them. They are of no table.
     """
 
     rank: int
@@ -64,6 +80,8 @@ class AdapterOptions:
     use_rslora: bool = False
     ranks: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     b_rate: float = 1.0
+    use_dora: bool = False
+    init: str = "normal"
 
     def __post_init__(self) -> None:
         targets = (self.targets,) if isinstance(self.targets, str) else self.targets
@@ -77,6 +95,14 @@ class AdapterOptions:
         holds = _is_number(self.b_rate) and isfinite(self.b_rate) and self.b_rate > 0
         _require(holds, "b_rate", "a finite number above 0", self.b_rate)
         _require(isinstance(self.use_rslora, bool), "use_rslora", "True or False", self.use_rslora)
+        _require(isinstance(self.use_dora, bool), "use_dora", "True or False", self.use_dora)
+        known = self.init in INITS[:2] or self.is_principal
+        _require(known, "init", f"one of {', '.join(INITS)}", self.init)
+        if self.use_dora and self.is_principal:
+            raise ConfigError(
+                "LoRA: use_dora: its magnitudes are those of the matrix as it is; got init "
+                f"{self.init!r}, which takes a part of that away: use one of both"
+            )
         named = isinstance(targets, Sequence) and all(isinstance(t, str) and t for t in targets)
         _require(named and bool(targets), "targets", "at least one name", self.targets)
         object.__setattr__(self, "rank", int(self.rank))
@@ -103,11 +129,23 @@ class AdapterOptions:
             adapter.use_rslora and bool(adapter.alpha),
             ranks,
             b_rate,
+            adapter.use_dora,
         )
+
+    @property
+    def is_principal(self) -> bool:
+        """Whether A and B begin with a part of the matrix, which is then taken away."""
+        return principal_passes(self.init) is not None
 
     def rank_of(self, weight: str) -> int:
         """Return the rank of a matrix's adapter."""
         return self.ranks.get(weight, self.rank)
+
+    def rate_of(self, tensor: str) -> float:
+        """Return by what the learning rate of an adapter's tensor is multiplied."""
+        weight = tensor.rpartition(".")[0]
+        faster = tensor.endswith((LORA_B, LORA_M)) and not is_embedding(weight)
+        return self.b_rate if faster else 1.0
 
     def scale(self, weight: str) -> float:
         """Return the factor of B A for a matrix."""
@@ -118,7 +156,7 @@ class AdapterOptions:
     def resolve(self, architecture: str, names: Iterable[str]) -> list[str]:
         """Return which of a model's weights the targets are, in the model's order.
 
-        Raises ConfigError for a target that is none of them.
+        Raises ConfigError for a target that is none of them, or cannot have what is asked for.
         """
         spelled = model_of(architecture).matrices(names)
         chosen: set[str] = set()
@@ -130,7 +168,27 @@ class AdapterOptions:
                     f"{', '.join(_listed(spelled))}, {', '.join(_groups(spelled))}"
                 )
             chosen |= found
+        self._check_kinds(chosen)
         return [name for name in spelled if name in chosen]
+
+    def _check_kinds(self, chosen: Iterable[str]) -> None:
+        """Refuse experts, and the table, where adapters are of a kind that is not for them."""
+        for name in sorted(chosen):
+            if is_stack(name) and (self.use_dora or self.is_principal):
+                kind = "DoRA" if self.use_dora else f"init {self.init!r}"
+                raise ConfigError(f"targets: {name}: {kind} is not for the matrices of experts")
+            if is_embedding(name) and self.use_dora:
+                raise ConfigError(
+                    f"targets: {name}: DoRA is not for the table of embeddings: its magnitudes are "
+                    "those of columns, for which each step would read the whole table; leave "
+                    "embed out, or use_dora"
+                )
+
+
+def principal_passes(init: object) -> int | None:
+    """Return by how many passes principal vectors are to be found, 0: exactly; None: by none."""
+    found = _PISSA.fullmatch(init) if isinstance(init, str) else None
+    return int(found[1] or 0) if found else None
 
 
 def _is_meant(target: str, weight: str, module: str) -> bool:
@@ -152,12 +210,15 @@ def _groups(spelled: Mapping[str, str]) -> list[str]:
 
 
 def _listed(spelled: Mapping[str, str]) -> list[str]:
-    """Return what there is: short name, GGUF's name, Hugging Face's; the same in every block."""
+    """Return what there is: short name, GGUF's name, Hugging Face's; the same in every block.
+
+    What is in blocks comes first.
+    """
     short = {part: name for name, part in _SHORT.items()}
     parts: dict[str, str] = {}
-    for weight, module in spelled.items():
+    for weight in sorted(spelled, key=lambda name: not name.startswith(_BLOCK)):
         part = weight.split(".")[-2]
-        names = (short.get(part), part, module.split(".")[-2])
+        names = (short.get(part), part, spelled[weight].split(".")[-2])
         parts[part] = " = ".join(dict.fromkeys(name for name in names if name))
     return list(parts.values())
 

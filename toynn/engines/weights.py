@@ -16,6 +16,7 @@ from toynn.errors import ConfigError, LifecycleError
 from toynn.formats import quants
 from toynn.graph.tape import Tensor
 from toynn.models import Shapes, Source, check_tensors, refuse
+from toynn.models.sequence import TABLE
 from toynn.models.table import Weight
 from toynn.session import Session
 
@@ -95,7 +96,8 @@ class FileWeights(Weights):
             self.tensors[name] = self._declare_frozen(session, name, weight)
         if self._options is not None:
             chosen = self._options.resolve(self.file.architecture, shapes)
-            matrices = [self.tensors[name] for name in chosen]
+            # The head of a model that has none of its own is the table.
+            matrices = {name: self.tensors.get(name, self.tensors[TABLE]) for name in chosen}
             found = Adapters(session, self.file, self._options, matrices, trained=self._trained)
             self.adapters = found
             self.tensors |= found.tensors
@@ -117,7 +119,7 @@ class FileWeights(Weights):
         return s.mapped(name, self.file.stored(name), type.lower(), shape)
 
     def fill(self, session: Session) -> None:
-        """Expand norms and biases of another type than F32; make the adapters zero."""
+        """Expand norms and biases of another type than F32; have adapters change nothing."""
         for name in self._expanded:
             session.upload(self.tensors[name], np.asarray(self.file[name], np.float32))
         if self.adapters is not None:

@@ -6,7 +6,7 @@ Tensor by tensor: one matrix at a time is in memory as float32, beside the block
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod, sqrt
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from toynn.formats.bases import Base
 from toynn.formats.files import replacing
 from toynn.formats.folders import temporary_folder
 from toynn.formats.gguf import OUTTYPES, Deferred, TensorInfo
+from toynn.formats.hf.spelling import SPELLINGS
 
 __all__ = ["Fused", "fuse"]
 
@@ -28,6 +29,7 @@ Floats = NDArray[np.float32]
 
 #: What becomes of a merged tensor of a type that toynn reads and does not write: at least as fine.
 REPLACEMENT = "Q8_0"
+TABLE, HEAD = "token_embd.weight", "output.weight"
 #: llama.cpp's numbers for files that are mostly of a type.
 FILE_TYPES = {name.upper(): number for name, number in OUTTYPES.items()} | {"Q4_0": 2}
 CHUNK = 1 << 18  # elements that are expanded at a time, to compare
@@ -84,14 +86,18 @@ def fuse(
     if outtype is not None and outtype not in OUTTYPES:
         known = ", ".join((*OUTTYPES, *mixes.MIXES))
         raise ConfigError(f"fuse: outtype must be {known}; got {outtype!r}")
-    if "token_embd.weight" in adapter.pairs and "output.weight" not in base:
+    parted = {TABLE, HEAD} & adapter.pairs.keys() if adapters.is_tied(base) else set()
+    if parted and not SPELLINGS[base.architecture].has_head:
         raise AdapterError(
-            f"{os.fspath(adapter.path)}: token_embd.weight: the base model has no output.weight "
-            f"but computes its logits by token_embd.weight too, which the adapter does not change"
+            f"{os.fspath(adapter.path)}: {min(parted)}: a {base.architecture} has no head apart "
+            "from its table of embeddings, and the adapter is of one of them"
         )
+    infos = dict(base.tensors)
+    if parted:  # table and head are no longer the same
+        infos[HEAD] = replace(infos[TABLE], name=HEAD)
     fused = Fused()
     tensors: dict[str, tuple[NDArray[np.uint8] | Deferred, str]] = {}
-    for name, info in base.tensors.items():
+    for name, info in infos.items():
         merged = name in adapter.pairs
         type = gguf.stored_as(name, info.shape, outtype).upper() if outtype else info.type
         if merged and type not in gguf.WRITABLE:
@@ -101,7 +107,7 @@ def fuse(
         if merged or type != info.type:
             tensors[name] = _deferred(base, adapter, info, type, fused), type
         else:
-            tensors[name] = base.raw(name), type
+            tensors[name] = base.raw(adapters.matrix_of(name, base)), type
     told = _metadata(base, tensors, outtype) if metadata is None else metadata
     gguf.write(out, told, tensors, overwrite=overwrite)
     return fused
@@ -132,7 +138,7 @@ def _fuse_as_mix(
         with gguf.open(whole, check=False) as exact, gguf.open(file.name) as stored:
             for name, added in fused.added.items():
                 type = stored.tensors[name].type
-                fused.types[name] = base.tensors[name].type, type
+                fused.types[name] = base.tensors[adapters.matrix_of(name, base)].type, type
                 if type != "F32":
                     fused.squares[name] = _distance(exact[name], stored.raw(name), type), added
     return fused
@@ -145,7 +151,7 @@ def _deferred(base: Base, adapter: Adapter, info: TensorInfo, type: str, fused: 
     shape = (*rows, columns // elements * nbytes)
 
     def make() -> NDArray[np.uint8]:
-        values = _values(base, info.name)
+        values = _values(base, adapters.matrix_of(info.name, base))
         added = adapters.merge(values, adapter, info.name) if info.name in adapter.pairs else None
         blocks = gguf.encode(f"{base.path}: {info.name}", values, type)
         if added is not None:

@@ -18,7 +18,7 @@ from toynn.models.model import Blocks, Model
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 
-__all__ = ["Folder", "SequenceConfig", "SequenceModel"]
+__all__ = ["HEAD", "TABLE", "Folder", "SequenceConfig", "SequenceModel"]
 
 Floats = NDArray[np.float32]
 
@@ -40,6 +40,7 @@ class SequenceConfig(Blocks, Protocol):
 
 
 S = TypeVar("S", bound=SequenceConfig)
+TABLE, HEAD = "token_embd.weight", "output.weight"
 
 
 @dataclass(frozen=True)
@@ -136,19 +137,26 @@ class SequenceModel(Model[S]):
             pairs={row.name: row.pairs for row in rows if row.pairs and self.turns_neighbours},
             spread=frozenset(row.name for row in rows if row.spread),
             more={row.name: row.more for row in rows if row.more},
+            has_head=any(row.name == "output" and row.when is not False for row in rows),
             complete=self.complete,
             beside=self.folder,
         )
 
     def matrices(self, names: Iterable[str]) -> dict[str, str]:
-        """Return those weights that can have an adapter, and their names at Hugging Face."""
+        """Return those weights that can have an adapter, and their names at Hugging Face.
+
+        A model whose head is tied has the head's all the same: adapters tell the two apart.
+        """
         spelling, rows = self.spelling(), {row.name: row for row in self.table}
         found = {}
+        names = dict.fromkeys(names)
+        if {TABLE, HEAD} & names.keys() and "output" in rows:
+            names[HEAD] = None
         for name in names:
             row = rows.get(module_of(name))
             if row is None or not row.elsewhere or not name.endswith(".weight"):
                 continue
-            if row.kind == "matrix":
+            if row.kind == "matrix" or name == TABLE:
                 found[name] = spelling.name(name)
             elif row.kind == "experts":  # which is several there, or a part of one
                 found[name] = name

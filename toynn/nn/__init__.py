@@ -2,6 +2,6 @@
 
 from toynn.nn.caches import Caches
 from toynn.nn.layers import Dropout, Layers
-from toynn.nn.lora import LoRA, linear
+from toynn.nn.lora import LoRA, Magnitude, linear
 
-__all__ = ["Caches", "Dropout", "Layers", "LoRA", "linear"]
+__all__ = ["Caches", "Dropout", "Layers", "LoRA", "Magnitude", "linear"]

@@ -17,6 +17,8 @@ from toynn.session import Session
 
 __all__ = ["Dropout", "Layers"]
 
+_TABLE, _HEAD = "token_embd.weight", "output.weight"
+
 
 @dataclass(frozen=True)
 class Dropout:
@@ -83,25 +85,43 @@ class Layers:
     # -- With weights --------------------------------------------------------------------------
 
     def embedding(self, name: str, ids: Tensor) -> Tensor:
-        """Record the rows (N, C) of a table that ids (N,) name."""
-        return ops.embedding(self.session, self.weight(f"{name}.weight"), ids)
+        """Record the rows (N, C) of a table that ids (N,) name, with what an adapter adds to them.
+
+        That is s A[id] B^T, with A (V, r) and B (C, r); nothing of it is dropped.
+        """
+        s, adapter = self.session, self.adapters.get(f"{self.prefix}{name}.weight")
+        y = ops.embedding(s, self.weight(f"{name}.weight"), ids)
+        if adapter is None:
+            return y
+        low = self.scale(ops.embedding(s, adapter.a, ids), adapter.scale)
+        return ops.add(s, y, ops.linear(s, low, adapter.b))
 
     def linear(self, x: Tensor, name: str, activation: str | None = None) -> Tensor:
         """Record f(W x + b), with what an adapter of W adds; every product with weights is here.
 
         f is "gelu_tanh", "gelu_exact", "silu" or nothing; b is there or not.
         """
-        s, adapter = self.session, self.adapters.get(f"{self.prefix}{name}.weight")
+        s, adapter = self.session, self._adapter(name)
         seen = self._dropped(x, name) if adapter is not None else x
         fused = None if activation == "silu" else activation
-        y = linear(s, x, self.matrix(name), self.bias(name), fused, adapter, seen)
+        matrix, bias, measured = self.matrix(name), self.bias(name), self.caches is not None
+        y = linear(s, x, matrix, bias, fused, adapter, seen, measured=measured)
         return ops.silu(s, y) if activation == "silu" else y
+
+    def _adapted(self, name: str) -> str:
+        """Return by which name a matrix has its adapter: as the head, the table has the head's."""
+        weight = f"{self.prefix}{name}.weight"
+        return _HEAD if weight == _TABLE else weight
+
+    def _adapter(self, name: str) -> LoRA | None:
+        """Return the adapter of what is multiplied by, if it has one."""
+        return self.adapters.get(self._adapted(name))
 
     def _dropped(self, x: Tensor, name: str) -> Tensor:
         """Record what the adapter of a matrix sees of x."""
         if self.dropout is None:
             return x
-        site = list(self.adapters).index(f"{self.prefix}{name}.weight")
+        site = list(self.adapters).index(self._adapted(name))
         return ops.dropout(self.session, x, self.dropout.probability, self.dropout.control, site)
 
     def matrix(self, name: str) -> Tensor:
@@ -166,7 +186,7 @@ class Layers:
 
     def experts(self, x: Tensor, name: str, routes: ops.Routes) -> Tensor:
         """Record W[e] x + b[e] for each row, e its expert, with what an adapter of W adds."""
-        s, adapter = self.session, self.adapters.get(f"{self.prefix}{name}.weight")
+        s, adapter = self.session, self._adapter(name)
         y = ops.experts(s, x, self.matrix(name), routes, self.bias(name))
         if adapter is None:
             return y
@@ -207,17 +227,19 @@ class Layers:
     ) -> tuple[Tensor | None, Tensor]:
         """Record the loss of x (N, C) by a matrix (V, C); return the logits too.
 
-        With a cap, logits are cap tanh(logits / cap). Where they would be many, and no adapter or
-        dense labels ask for them, they are computed in chunks of rows, and there are none to
-        return.
+        With a cap, logits are cap tanh(logits / cap). Where they would be many, and neither dense
+        labels nor magnitudes ask for them, they are computed in chunks of rows, and there are none
+        to return.
         """
+        s, adapter = self.session, self._adapter(name)
         (N, _), (V, _) = x.shape, self.weight(f"{name}.weight").shape
-        adapted = f"{self.prefix}{name}.weight" in self.adapters
-        if adapted or labels.dtype == "f32" or ops.chunk_rows(N, V) == N:
+        whole = adapter is not None and adapter.magnitude is not None
+        if whole or labels.dtype == "f32" or ops.chunk_rows(N, V) == N:
             logits = self.softcap(self.linear(x, name), cap)
-            return logits, ops.cross_entropy(self.session, logits, labels)
+            return logits, ops.cross_entropy(s, logits, labels)
+        added = list(adapter.products(s, self._dropped(x, name))) if adapter is not None else []
         matrix, bias = self.matrix(name), self.bias(name)
-        return None, ops.linear_cross_entropy(self.session, x, matrix, labels, bias, cap=cap)
+        return None, ops.linear_cross_entropy(s, x, matrix, labels, bias, cap=cap, added=added)
 
     # -- Without -------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from pkgutil import iter_modules
 from toynn.graph.tape import Op
 from toynn.ops._shape import Recorder
 from toynn.ops.attention import KVCache, attention
+from toynn.ops.dora import dora, dora_norms
 from toynn.ops.dropout import dropout
 from toynn.ops.elementwise import (
     ACCUMULATE,
@@ -61,6 +62,8 @@ __all__ = [
     "decay",
     "delta",
     "dispatch",
+    "dora",
+    "dora_norms",
     "dpo",
     "dropout",
     "embedding",

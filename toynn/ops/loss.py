@@ -1,15 +1,16 @@
 """The loss: of logits, or of what the head makes logits of, a chunk of rows at a time."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 
 from toynn import checks
 from toynn.errors import ConfigError
 from toynn.graph.autograd import Backward
 from toynn.graph.tape import Live, Node, Op, Role, Tensor
 from toynn.ops._shape import EXP, Recorder, by_names, flops, matrix, require
-from toynn.ops.elementwise import SOFTCAP, SOFTCAP_BACKWARD, softcap
+from toynn.ops.elementwise import SOFTCAP, SOFTCAP_BACKWARD, add, softcap
 from toynn.ops.linear import (
     BIAS_BACKWARD,
     LINEAR,
@@ -87,10 +88,12 @@ def linear_cross_entropy(
     b: Tensor | None = None,
     rows: int | None = None,
     cap: float = 0.0,
+    added: Sequence[tuple[Tensor, Tensor]] = (),
 ) -> Tensor:
     """Record cross_entropy(linear(x, w, b), labels), at most ``rows`` rows of logits at a time.
 
-    With a ``cap``, of softcap(linear(x, w, b), cap).
+    With a ``cap``, of softcap(linear(x, w, b), cap). Of each pair (x', w') that is ``added``, with
+    x' (N, R) and w' (V, R), linear(x', w') counts too, before the cap.
 
     x (N, C), w (V, C), b (V,), labels i32 (N,), where -100 marks a row that does not count; x, w
     and b as in ``linear``; ``rows`` is ``chunk_rows(N, V)`` unless given. Where training goes on to
@@ -104,6 +107,10 @@ def linear_cross_entropy(
     require(b is None or b.shape == (V,), "linear_cross_entropy", f"b ({V},)", x, w, b)
     fits = labels.shape == (N,) and labels.dtype == "i32"
     require(fits, "linear_cross_entropy", f"labels ({N},) of i32", x, labels)
+    for low, right in added:
+        R = low.shape[-1]
+        fits = low.shape == (N, R) and right.shape == (V, R)
+        require(fits, "linear_cross_entropy", f"added ({N}, R) and ({V}, R)", x, w, low, right)
     if rows is not None and rows < 1:
         raise ConfigError(f"linear_cross_entropy: rows must be at least 1; got {rows}")
     _check_labels(s, "linear_cross_entropy", labels, V)
@@ -111,57 +118,71 @@ def linear_cross_entropy(
     count, loss = s.tape.new("rows", ()), s.tape.new("loss", ())
     losses = s.tape.new("losses", (N,), live=x.live_rows)
     s.tape.record(COUNT, {"rows": count, "labels": labels}, {"N": N, "V": V})
-    start = len(s.tape.nodes)
+    recorded = []
     for i in range(chunks):
-        first, end = i * N // chunks, (i + 1) * N // chunks
+        start, first, end = len(s.tape.nodes), i * N // chunks, (i + 1) * N // chunks
         logits = linear(s, x.rows(first, end), w, b)
+        for low, right in added:
+            logits = add(s, logits, linear(s, low.rows(first, end), right))
         logits = softcap(s, logits, cap) if cap else logits
         part = {"losses": losses.rows(first, end), "labels": labels.rows(first, end)}
         s.tape.record(CHUNK, {**part, "logits": logits}, {"N": end - first, "V": V})
+        recorded.append(s.tape.nodes[start:])
     # The rule is told the chunks, which the node does not read: so this op is of this loss alone.
-    op = replace(MEAN, gradient=partial(_chunked_gradient, s.tape.nodes[start:]))
+    op = replace(MEAN, gradient=partial(_chunked_gradient, recorded))
     s.tape.record(op, {"loss": loss, "losses": losses, "rows": count}, {"N": N})
     return loss
 
 
-def _chunked_gradient(chunks: Sequence[Node], back: Backward, node: Node, dy: Tensor) -> None:
+def _chunked_gradient(
+    chunks: Sequence[Sequence[Node]], back: Backward, node: Node, dy: Tensor
+) -> None:
     """Compute each chunk's logits again, and from them its losses and gradients at once.
 
     So where nothing but the end of a run hangs on the loss, the forward's chunks serve evaluation
     alone. Products write the rows of dx side by side, and add to dw one after another.
     """
-    x = chunks[0]["x"].root
-    d_x = back.new(x) if back.wants(x) else None
-    first, capped = 0, chunks[1] if chunks[1].op is SOFTCAP else None
-    step = 3 if capped else 2
-    for product, loss in zip(chunks[::step], chunks[step - 1 :: step], strict=True):
-        rows, w, b = product["x"], product["w"], product.named["b"]
-        old = product["y"]
-        logits, d_logits = replace(old, name=f"{old.name}'"), back.new(old)
-        back.tape.record(LINEAR, {**product.named, "y": logits}, product.sizes)
-        if capped:
-            plain, logits = logits, replace(logits, name=f"{old.name}''")
-            n = {"n": logits.size}
-            back.tape.record(SOFTCAP, {"y": logits, "x": plain}, n, capped.options)
+    inputs = [step["x"].root for step in chunks[0] if step.op is LINEAR]
+    d_inputs = {x: back.new(x) for x in inputs if back.wants(x)}
+    first = 0
+    for chunk in chunks:
+        again: dict[Tensor | None, Tensor] = {}
+        for step in chunk[:-1]:
+            y = step["y"]
+            again[y] = replace(y, name=f"{y.name}'")
+            tensors = {name: again.get(t, t) for name, t in step.named.items()}
+            back.tape.record(step.op, tensors, step.sizes, step.options)
+        loss, last, product = chunk[-1], chunk[-2], chunk[0]
+        logits, d_logits = again[last["y"]], back.new(product["y"])
         tensors = {**loss.named, "logits": logits, "rows": node["rows"]}
         gradients = {"dlogits": d_logits, "dloss": dy}
         back.tape.record(CHUNK_BACKWARD, {**tensors, **gradients}, loss.sizes)
-        if capped:
-            of_capped, d_logits = d_logits, back.new(old)
+        if last.op is SOFTCAP:
+            of_capped, d_logits = d_logits, back.new(product["y"])
             read = {"dy": of_capped, "y": logits}
-            back.tape.record(SOFTCAP_BACKWARD, {"dx": d_logits, **read}, n, capped.options)
-        sizes = {name: product.sizes[name] for name in ("M", "N", "K", "precision")}
-        back.emit(LINEAR_BACKWARD_WEIGHT, {"dw": w}, {"dy": d_logits, "x": rows}, sizes)
-        back.emit(BIAS_BACKWARD, {"db": b}, {"dy": d_logits}, {"N": sizes["M"], "C": sizes["N"]})
-        if d_x is not None:
-            part = d_x.rows(first, first + sizes["M"])
-            sizes |= {"type": product.sizes["type"]}
-            back.tape.record(LINEAR_BACKWARD_INPUT, {"dx": part, "dy": d_logits, "w": w}, sizes)
-        first += sizes["M"]
-    if d_x is not None:
+            back.tape.record(SOFTCAP_BACKWARD, {"dx": d_logits, **read}, last.sizes, last.options)
+        for step in chunk:
+            if step.op is LINEAR:
+                _product_gradient(back, step, d_logits, d_inputs, first)
+        first += product.sizes["M"]
+    for x, d_x in d_inputs.items():
         back.contribute(x, d_x)
-    if back.tape.supersede([*chunks, node]):
+    if back.tape.supersede([*chain.from_iterable(chunks), node]):
         back.tape.record(MEAN, node.named, node.sizes)
+
+
+def _product_gradient(
+    back: Backward, step: Node, dy: Tensor, d_inputs: Mapping[Tensor, Tensor], first: int
+) -> None:
+    """Record the backward of a product of rows from ``first`` on."""
+    rows, w, b = step["x"], step["w"], step.named["b"]
+    sizes = {name: step.sizes[name] for name in ("M", "N", "K", "precision")}
+    back.emit(LINEAR_BACKWARD_WEIGHT, {"dw": w}, {"dy": dy, "x": rows}, sizes)
+    back.emit(BIAS_BACKWARD, {"db": b}, {"dy": dy}, {"N": sizes["M"], "C": sizes["N"]})
+    if rows.root in d_inputs:
+        part = d_inputs[rows.root].rows(first, first + sizes["M"])
+        sizes |= {"type": step.sizes["type"]}
+        back.tape.record(LINEAR_BACKWARD_INPUT, {"dx": part, "dy": dy, "w": w}, sizes)
 
 
 # Of a logit, forward: maximum, difference, exponential, sum.

@@ -2,12 +2,14 @@
 
     y = W x + b + s B A dropout(x)      W (out, in) in the file; A (r, in), B (out, r) trained
 
+or with magnitudes (DoRA), or from the principal part of W on (PiSSA): see toynn/nn/lora.py.
+
 The file is mapped and multiplied by as it is: a step computes forward and the gradients of A and B,
 and memory is needed for those, their moments and the activations alone.
 Source: Hu et al. 2021, arXiv:2106.09685.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from os import PathLike
@@ -54,16 +56,29 @@ class LoRA(SequenceRecipe[SequenceEngine[Any]]):
         *,
         init: str = "normal",
         b_rate: float = 1.0,
+        use_dora: bool = False,
     ) -> None:
         """Map a file's weights, draw the adapters, compile the step.
 
         ``cfg`` is the file's own if it is None, and must agree with it if not. For ``rank``,
-        ``alpha``, ``targets``, ``dropout``, ``use_rslora``, ``b_rate`` see AdapterOptions. ``init``
-        "normal" draws A from N(0, opts.init_scale), "peft" from U(-1/sqrt(in), 1/sqrt(in)); B is
-        zero. ``checkpointing`` may be given here or in ``opts``, of which t_seq, t_batch, seed and
-        init_scale are consumed too; untied and qkv_bias, if True, must hold for the file.
+        ``alpha``, ``targets``, ``dropout``, ``use_rslora``, ``b_rate``, ``use_dora`` see
+        AdapterOptions. ``init`` "normal" draws A from N(0, opts.init_scale), "peft" from
+        U(-1/sqrt(in), 1/sqrt(in)); B is zero. "pissa" and "pissa_niter_N" begin with the principal
+        part of each matrix (N: by so many passes of a quicker search), which is taken away; what is
+        written is an adapter of twice the rank, of the model as it is. ``checkpointing`` may be
+        given here or in ``opts``, of which t_seq, t_batch, seed and init_scale are consumed too;
+        untied and qkv_bias, if True, must hold for the file.
         """
-        options = AdapterOptions(rank, alpha, targets, dropout, use_rslora, b_rate=b_rate)
+        options = AdapterOptions(
+            rank,
+            alpha,
+            targets,
+            dropout,
+            use_rslora,
+            b_rate=b_rate,
+            use_dora=use_dora,
+            init=init,
+        )
         with self._over("realize", gguf) as (engine, file):
             engine.enable_lora(options)
             engine.realize_for_mmap(file, cfg, _with(opts, checkpointing))
@@ -121,8 +136,9 @@ class LoRA(SequenceRecipe[SequenceEngine[Any]]):
 
     def export_adapter(self, path: StrPath, *, overwrite: bool = False) -> None:
         """Write the adapters as a GGUF file, which llama.cpp loads with --lora."""
-        self._base("export_adapter").check_unchanged()
-        adapters.write_gguf(path, self.engine.adapter(), overwrite=overwrite)
+        base = self._base("export_adapter")
+        base.check_unchanged()
+        adapters.write_gguf(path, self.engine.adapter(), base, overwrite=overwrite)
 
     def export_peft(self, folder: StrPath, *, overwrite: bool = False) -> None:
         """Write the adapters as a folder, which PEFT loads on the same model."""
@@ -133,20 +149,21 @@ class LoRA(SequenceRecipe[SequenceEngine[Any]]):
     def write_run(self, folder: Path) -> None:
         """Write the adapters into the folder of a run: adapter.gguf, and PEFT's two files.
 
-        These not where experts are adapted, of which they have another form.
+        Without the one that has no place for them: see ``unwritten``.
         """
-        self.export_adapter(folder / "adapter.gguf", overwrite=True)
-        if not self.adapts_experts:
+        if not self.unwritten["gguf"]:
+            self.export_adapter(folder / "adapter.gguf", overwrite=True)
+        if not self.unwritten["peft"]:
             self.export_peft(folder, overwrite=True)
 
     @property
-    def adapts_experts(self) -> bool:
-        """Whether there are adapters of experts: GGUF files alone hold them."""
-        return any(adapters.is_stack(name) for name in self.engine.adapter_weights())
+    def unwritten(self) -> Mapping[str, str]:
+        """Why the adapters cannot be written as "gguf" and as "peft"; empty where they can be."""
+        return self.engine.unwritten
 
     def read_run(self, folder: Path) -> None:
         """Go back to the adapters that ``write_run`` wrote; AdamW starts anew."""
-        self.load_adapter(folder / "adapter.gguf")
+        self.load_adapter(folder if self.unwritten["gguf"] else folder / "adapter.gguf")
 
     def check_unchanged(self) -> None:
         """Raise GGUFError where the base is no longer the file that was opened.
@@ -179,11 +196,17 @@ class LoRA(SequenceRecipe[SequenceEngine[Any]]):
         targets: Sequence[str] | str = ("q",),
         dropout: float = 0.0,
         checkpointing: bool = False,
+        *,
+        use_dora: bool = False,
+        init: str = "normal",
     ) -> Memory:
         """Return the memory that training such adapters would need, the mapped file left out."""
+        options = AdapterOptions(
+            rank, targets=targets, dropout=dropout, use_dora=use_dora, init=init
+        )
         with _opened(gguf, check=False) as file:
             engine = engine_for(file)()
-            engine.enable_lora(AdapterOptions(rank, targets=targets, dropout=dropout))
+            engine.enable_lora(options)
             engine.declare_for_mmap(file, None, _with(opts, checkpointing))
             return engine.step_memory()
 

@@ -25,7 +25,8 @@ class Snapshot:
     counts
         Numbers: steps, batches that had dropout masks, the weight of micro-batches that wait.
     weights, optimizer
-        The shapes of the trained weights by name; those of both moments (`<name>.m`, `<name>.v`)
+        The shapes of the trained weights by name; those of both moments (`<name>.m`, `<name>.v`),
+        of what PiSSA's adapters began with,
         and, where micro-batches wait for an update, of their gradients' sums (`<name>.sum`).
     kind
         What the weights are those of: a "model", or an "adapter" of a file's.
@@ -79,7 +80,7 @@ def _optimizer(engine: Engine[Any, Any]) -> dict[str, Tensor]:
     moments: dict[str, Tensor] = {}
     for name, (m, v) in engine.moments.items():
         moments |= {f"{name}.m": m, f"{name}.v": v}
-    return moments
+    return moments | dict(getattr(engine, "starts", {}))
 
 
 def _shapes(tensors: Mapping[str, Tensor]) -> Shapes:

@@ -177,6 +177,12 @@ PASSES: dict[str, Callable[[Sizes], list[Pass]]] = {
     "dispatch.forward": _each("dispatch_forward", "N", "K", "C"),
     "dispatch.weigh": _each("dispatch_weigh", "N", "K", "C"),
     "dispatch.weigh_backward": lambda s: [rows("dispatch_weigh_backward", s["N"] * s["K"])],
+    "dora.backward": lambda s: [
+        each("dora_backward_x", s["N"] * s["C"]),
+        *[columns("dora_backward_m", s["C"])] * bool(s["has_dm"]),
+    ],
+    "dora.forward": _each("dora_forward", "N", "C"),
+    "dora.norms": _each("dora_norms", "C"),
     "dpo.backward": _each("dpo_backward", "S"),
     "dpo.forward": lambda s: [rows("dpo_forward", 1)],
     "dropout.forward": lambda s: [each("dropout_forward", _over(s["n"], 32) * 16)],

@@ -1,4 +1,4 @@
-"""One row at a time: softmax, norms, RoPE, class tokens."""
+"""One row at a time: softmax, norms, RoPE, class tokens, magnitudes."""
 
 import numpy as np
 
@@ -7,6 +7,9 @@ from toynn.backends.reference.kernel import Array, Outputs, kernel
 __all__ = [
     "class_token",
     "class_token_backward",
+    "dora",
+    "dora_backward",
+    "dora_norms",
     "layernorm",
     "layernorm_backward",
     "rmsnorm",
@@ -208,3 +211,23 @@ def class_token(x: Array, cls: Array, pos: Array) -> Outputs:
 def class_token_backward(dy: Array) -> Outputs:
     """Compute dx = dy but for its first rows, dcls their sum, dpos = sum_b dy[b]."""
     return {"dx": dy[:, 1:], "dcls": dy[:, 0].sum(axis=0), "dpos": dy.sum(axis=0)}
+
+
+@kernel("dora.norms", r="C", squares="C", p="R C", g="R R", b="C R")
+def dora_norms(squares: Array, p: Array, g: Array, b: Array, scale: float) -> Outputs:
+    """Compute r = 1 / |W + scale b a| of each row, p being a W^T and g a a^T; 0 of a norm of 0."""
+    cross, own = (b * p.T).sum(axis=1), ((b @ g) * b).sum(axis=1)
+    norms = squares + 2 * scale * cross + scale * scale * own
+    return {"r": np.where(norms <= 0, 0, 1 / np.sqrt(norms))}
+
+
+@kernel("dora.forward", y="N C", x="N C", m="C", r="C", bias="C")
+def dora(x: Array, m: Array, r: Array, bias: Array | None) -> Outputs:
+    """Compute y = x m r + bias."""
+    return {"y": x * m * r if bias is None else x * m * r + bias}
+
+
+@kernel("dora.backward", adds="dm", dx="N C", dm="C", dy="N C", x="N C", m="C", r="C")
+def dora_backward(dy: Array, x: Array, m: Array, r: Array) -> Outputs:
+    """Compute dx = dy m r, dm = sum dy x r, as if r did not hang on anything."""
+    return {"dx": dy * m * r, "dm": (dy * x * r).sum(axis=0)}

@@ -20,14 +20,18 @@ from toynn.errors import AdapterError
 from toynn.formats.adapters.adapter import (
     LORA_A,
     LORA_B,
+    LORA_M,
     Adapter,
     Base,
     base_metadata,
     check,
     is_embedding,
     is_stack,
+    is_tied,
+    matrix_of,
 )
 from toynn.formats.adapters.combine import METHODS, combine
+from toynn.formats.adapters.forms import no_gguf, no_peft
 from toynn.formats.adapters.gguf_file import read_gguf, write_gguf
 from toynn.formats.adapters.peft import CONFIG, WEIGHTS, read_peft
 from toynn.formats.adapters.peft_writer import write_peft
@@ -35,15 +39,21 @@ from toynn.formats.adapters.peft_writer import write_peft
 __all__ = [
     "LORA_A",
     "LORA_B",
+    "LORA_M",
     "METHODS",
     "Adapter",
     "Base",
     "base_metadata",
     "check",
     "combine",
+    "is_embedding",
     "is_stack",
+    "is_tied",
     "load",
+    "matrix_of",
     "merge",
+    "no_gguf",
+    "no_peft",
     "write_gguf",
     "write_peft",
 ]
@@ -58,7 +68,7 @@ def load(path: str | os.PathLike[str], base: Base | None = None) -> Adapter:
 
     A PEFT folder needs ``base``, an open GGUFFile or HFModel. Its alpha_pattern goes into B, whose
     rows are scaled by it, so that one alpha is left. What another program would compute and toynn
-    does not (DoRA, modules_to_save, biases, embeddings) is refused by its name.
+    does not (modules_to_save, biases) is refused by its name.
 
     Raises AdapterError for what is no adapter, or not for this base; GGUFError and DataError for
     damaged files.
@@ -84,22 +94,30 @@ def load(path: str | os.PathLike[str], base: Base | None = None) -> Adapter:
 def merge(w: Floats, adapter: Adapter, weight: str) -> float:
     """Add s B A to w (out, in), the values of a weight; return the sum of the squares added.
 
-    For token_embd.weight it is s A B^T. No second matrix of that size is made.
+    For token_embd.weight it is s A B^T. With magnitudes, rows get these as their norms then. No
+    second matrix of that size is made.
     """
     a, b = adapter.pairs[weight]
     if w.ndim == 3:  # a stack of experts
         scale = np.float32(adapter.scale(weight))
         return sum(_add(w[e], scale * b[e], a[e]) for e in range(len(w)))
     left, right = (a, b.T) if is_embedding(weight) else (b, a)
-    return _add(w, np.float32(adapter.scale(weight)) * left, right)
+    magnitude = adapter.magnitudes.get(weight)
+    return _add(w, np.float32(adapter.scale(weight)) * left, right, magnitude)
 
 
-def _add(w: Floats, left: Floats, right: Floats) -> float:
-    """Add left right to w; return the sum of the squares added."""
+def _add(w: Floats, left: Floats, right: Floats, magnitude: Floats | None = None) -> float:
+    """Add left right to w, and give its rows their norms; return the sum of the squares added."""
     rows = max(1, CHUNK // w.shape[1])
     squares = 0.0
     for begin in range(0, len(w), rows):
+        part = w[begin : begin + rows]
         delta = left[begin : begin + rows] @ right
-        w[begin : begin + rows] += delta
+        if magnitude is not None:
+            merged = part + delta
+            norms = np.linalg.norm(merged.astype(np.float64), axis=1)
+            factors = magnitude[begin : begin + rows] / np.where(norms > 0, norms, 1)
+            delta = (merged * factors[:, None]).astype(np.float32) - part
+        part += delta
         squares += float(np.vdot(delta, delta))
     return squares

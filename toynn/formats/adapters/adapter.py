@@ -15,20 +15,26 @@ from toynn.errors import AdapterError
 
 __all__ = [
     "BASE_NAME",
+    "HEAD",
     "LORA_A",
     "LORA_B",
+    "LORA_M",
+    "TABLE",
     "Adapter",
     "Base",
     "base_metadata",
     "check",
     "is_embedding",
     "is_stack",
+    "is_tied",
+    "matrix_of",
     "text_of",
 ]
 
 Floats = NDArray[np.float32]
 
-LORA_A, LORA_B = ".lora_a", ".lora_b"
+LORA_A, LORA_B, LORA_M = ".lora_a", ".lora_b", ".lora_magnitude"
+TABLE, HEAD = "token_embd.weight", "output.weight"
 BASE_NAME = "general.base_model.0.name"
 
 
@@ -58,7 +64,7 @@ class Base(Protocol):
 
 def is_embedding(weight: str) -> bool:
     """Say whether the rows of a weight are looked up by id; it has its own shapes of A and B."""
-    return weight == "token_embd.weight"
+    return weight == TABLE
 
 
 def is_stack(name: str) -> bool:
@@ -74,6 +80,9 @@ class Adapter:
     of rows as in GGUF files; r may differ from weight to weight. For the matrices of E experts they
     are (E, r, in) and (E, out, r). For token_embd.weight (V, D), of which rows are looked up, A is
     (V, r) and B (D, r): to row i comes s B A[i].
+
+    With `<weight>.lora_magnitude` m (out,), of all weights or of none, it is DoRA's: y = m (W + s B
+    A) x / norms of the rows of W + s B A.
 
     s = alpha / r, or alpha / sqrt(r) with ``use_rslora``; where alpha is 0, s = 1, as in llama.cpp.
 
@@ -94,6 +103,8 @@ class Adapter:
         if not self.tensors:
             self._refuse("tensors", "<weight>.lora_a and <weight>.lora_b", "none")
         for name, values in self.tensors.items():
+            if name.endswith(LORA_M):
+                continue
             weight, suffix = name[: -len(LORA_A)], name[-len(LORA_A) :]
             if suffix not in (LORA_A, LORA_B) or not weight:
                 self._refuse(f"tensor {name}", "a name that ends in .lora_a or .lora_b", repr(name))
@@ -109,6 +120,21 @@ class Adapter:
                 shapes = "A (V, r), B (D, r)" if is_embedding(weight) else "A (r, in), B (out, r)"
                 self._refuse(weight, f"one rank r in {shapes}", f"{a.shape} and {b.shape}")
 
+        self._check_magnitudes()
+
+    def _check_magnitudes(self) -> None:
+        """Refuse magnitudes of some weights only, and such as fit none."""
+        pairs, found = self.pairs, self.magnitudes
+        if found.keys() - pairs.keys() or (found and pairs.keys() - found.keys()):
+            odd = min(found.keys() ^ pairs.keys())
+            self._refuse(odd, "A, B and a magnitude, as of the others", "some of these only")
+        for weight, m in found.items():
+            shape = (pairs[weight][1].shape[0],)
+            if is_embedding(weight) or is_stack(weight):
+                self._refuse(weight, "no magnitudes (DoRA) of the table, nor of experts", "one")
+            if m.dtype != np.float32 or m.shape != shape or not np.isfinite(m).all():
+                self._refuse(f"{weight}{LORA_M}", f"{shape} finite float32", f"{m.dtype} {m.shape}")
+
     def _refuse(self, what: str, expected: str, got: object) -> None:
         raise AdapterError(f"{os.fspath(self.path)}: {what}: expected {expected}; got {got}")
 
@@ -117,6 +143,16 @@ class Adapter:
         """A and B by the name of their weight."""
         weights = (name.removesuffix(LORA_A) for name in self.tensors if name.endswith(LORA_A))
         return {w: (self.tensors[w + LORA_A], self.tensors[w + LORA_B]) for w in weights}
+
+    @property
+    def magnitudes(self) -> dict[str, Floats]:
+        """DoRA's magnitudes (out,) by the name of their weight."""
+        return {n.removesuffix(LORA_M): m for n, m in self.tensors.items() if n.endswith(LORA_M)}
+
+    @property
+    def use_dora(self) -> bool:
+        """Whether there are magnitudes."""
+        return bool(self.magnitudes)
 
     @property
     def rank(self) -> int:
@@ -148,12 +184,13 @@ def check(adapter: Adapter, base: Base) -> None:
             f"got {adapter.architecture!r}"
         )
     for weight, (a, b) in adapter.pairs.items():
-        if weight not in base.tensors:
+        place = matrix_of(weight, base)
+        if place not in base.tensors:
             raise AdapterError(
                 f"{path}: tensor {weight}{LORA_A}: {weight} does not exist in the base model, "
                 f"which has {len(base.tensors)} tensors (is it the wrong base model?)"
             )
-        shape, rank = tuple(base.tensors[weight].shape), adapter.rank_of(weight)
+        shape, rank = tuple(base.tensors[place].shape), adapter.rank_of(weight)
         if len(shape) not in (2, 3) or weight == "position_embd.weight":
             raise AdapterError(
                 f"{path}: {weight}: expected a matrix that something is multiplied by; in the base "
@@ -172,6 +209,16 @@ def check(adapter: Adapter, base: Base) -> None:
     name, own = text_of(adapter.metadata, BASE_NAME), text_of(base.metadata, "general.name")
     if name and own and name != own:
         warnings.warn(f"{path}: made for {name!r}; the base model is {own!r}", stacklevel=2)
+
+
+def matrix_of(weight: str, base: Base) -> str:
+    """Return the tensor of a base that an adapted weight is: the table, if the head is tied."""
+    return TABLE if weight == HEAD and is_tied(base) else weight
+
+
+def is_tied(base: Base) -> bool:
+    """Say whether a model makes its logits by the table of embeddings."""
+    return HEAD not in base.tensors and TABLE in base.tensors
 
 
 def base_metadata(base: Base) -> dict[str, Any]:

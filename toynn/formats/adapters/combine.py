@@ -37,8 +37,8 @@ def combine(
 ) -> Adapter:
     """Return one adapter that adds what all add, each times its weight. See the module.
 
-    Raises AdapterError for adapters of different architectures, and, with "linear", of different
-    ranks; ConfigError for weights that are no numbers, or not as many.
+    Raises AdapterError for adapters of different architectures or with magnitudes (DoRA), and, with
+    "linear", of different ranks; ConfigError for weights that are no numbers, or not as many.
     """
     if method not in METHODS:
         raise ConfigError(f"combine: method must be one of {', '.join(METHODS)}; got {method!r}")
@@ -53,6 +53,13 @@ def combine(
             raise AdapterError(
                 f"{os.fspath(other.path)}: expected an adapter of a {first.architecture}, as "
                 f"{os.fspath(first.path)} is; got one of a {other.architecture}"
+            )
+    for adapter in adapters:
+        if adapter.use_dora:
+            raise AdapterError(
+                f"{os.fspath(adapter.path)}: its magnitudes (DoRA) are of its own norms, and can "
+                "neither be weighted nor added to others': merge it into the model (toynn fuse) "
+                "and use the others with that"
             )
     names = list(dict.fromkeys(weight for adapter in adapters for weight in adapter.pairs))
     join = _concatenated if method == "cat" else _linear

@@ -13,7 +13,15 @@ from numpy.typing import NDArray
 
 from toynn.errors import AdapterError
 from toynn.formats import gguf
-from toynn.formats.adapters.adapter import BASE_NAME, LORA_A, LORA_B, Adapter, is_stack
+from toynn.formats.adapters.adapter import (
+    BASE_NAME,
+    LORA_A,
+    LORA_B,
+    Adapter,
+    Base,
+    is_stack,
+)
+from toynn.formats.adapters.forms import no_gguf
 from toynn.formats.gguf import GGUFFile
 
 __all__ = ["read_gguf", "write_gguf"]
@@ -76,12 +84,22 @@ def _tensors(file: GGUFFile) -> dict[str, Floats]:
     return tensors
 
 
-def write_gguf(path: str | os.PathLike[str], adapter: Adapter, *, overwrite: bool = False) -> None:
+def write_gguf(
+    path: str | os.PathLike[str],
+    adapter: Adapter,
+    base: Base | None = None,
+    *,
+    overwrite: bool = False,
+) -> None:
     """Write an adapter for llama.cpp's --lora. Raises GGUFError, as `gguf.write` does.
 
-    The file has one alpha, and s = alpha / r: rsLoRA becomes alpha sqrt(r). Where ranks differ
-    too, that is r of most pairs, and B of the others takes up the rest of their s.
+    Raises AdapterError for what llama.cpp has no place for, as far as ``base``, the model that it
+    is for, tells: see ``no_gguf``. The file has one alpha, and s = alpha / r: rsLoRA becomes
+    alpha sqrt(r). Where ranks differ too, that is r of most pairs, and B of the others takes up the
+    rest of their s.
     """
+    if why := no_gguf(adapter.pairs, base, use_dora=adapter.use_dora):
+        raise AdapterError(f"{os.fspath(path)}: {why}")
     tensors = dict(adapter.tensors)
     alpha = adapter.alpha
     if adapter.use_rslora:

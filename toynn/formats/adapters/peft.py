@@ -16,18 +16,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toynn.errors import AdapterError
-from toynn.formats.adapters.adapter import LORA_A, LORA_B, Adapter, Base, check, is_embedding
+from toynn.formats.adapters.adapter import (
+    LORA_A,
+    LORA_B,
+    LORA_M,
+    Adapter,
+    Base,
+    check,
+    is_embedding,
+    matrix_of,
+)
 from toynn.formats.hf.spelling import SPELLINGS, Spelling, pairs_together
 from toynn.formats.objects import read_object
 from toynn.formats.safetensors import SafeTensors
 
-__all__ = ["CONFIG", "SUFFIXES", "WEIGHTS", "heads_in", "read_peft", "spelling_of"]
+__all__ = ["CONFIG", "SUFFIXES", "TABLES", "WEIGHTS", "heads_in", "read_peft", "spelling_of"]
 
 Floats = NDArray[np.float32]
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-TENSOR = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
-SUFFIXES = {"A": LORA_A, "B": LORA_B}
+TENSOR = re.compile(
+    r"base_model\.model\.(.+)\.(lora_[AB]\.weight|lora_embedding_[AB]|lora_magnitude_vector)"
+)
+#: What PEFT calls A, B and magnitudes; A and B of a table, which lie transposed in A's case.
+SUFFIXES = {"lora_A.weight": LORA_A, "lora_B.weight": LORA_B, "lora_magnitude_vector": LORA_M}
+TABLES = {"lora_embedding_A": LORA_A, "lora_embedding_B": LORA_B}
 #: What other files of weights beside adapter_config.json mean.
 STRANGERS = {
     "adapters.safetensors": "an adapter of mlx-lm, which is not PEFT's format",
@@ -35,6 +48,7 @@ STRANGERS = {
 }
 #: Keys of adapter_config.json that are read.
 READ_KEYS = {"peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "bias"}
+READ_KEYS |= {"use_dora"}
 #: Keys that change no number: of training, of other programs, and which modules there are, which
 #: the tensors say.
 IGNORED_KEYS = {
@@ -76,19 +90,32 @@ def read_peft(folder: Path, base: Base) -> Adapter:
         for name in sorted(file.tensors):
             found = TENSOR.fullmatch(name)
             weight = spelling.gguf_name(f"{found[1]}.weight") if found else None
-            tensor = f"{weight}{SUFFIXES[found[2]]}" if found else ""
-            if not found or weight is None or is_embedding(weight) or tensor in tensors:
+            kinds = TABLES if weight and is_embedding(weight) else SUFFIXES
+            tensor = f"{weight}{kinds[found[2]]}" if found and found[2] in kinds else ""
+            if (found and ".base_layer" in found[1]) or name.endswith(".base_layer.weight"):
+                raise AdapterError(
+                    f"{file.path}: tensor {name}: it is of the base model, which toynn takes from "
+                    "its own file: save with save_embedding_layers=False"
+                )
+            if not tensor or weight is None or tensor in tensors:
                 raise AdapterError(
                     f"{file.path}: tensor {name}: expected base_model.model.<module>.lora_A.weight "
                     f"or .lora_B.weight, of a matrix of arch {base.architecture}"
                 )
-            tensors[tensor] = file[name]
+            turned = found is not None and found[2] == "lora_embedding_A"
+            tensors[tensor] = np.ascontiguousarray(file[name].T) if turned else file[name]
         described = {
             k: v for k, v in file.metadata.items() if k.startswith(("general.", "adapter."))
         }
     adapter = Adapter(
         base.architecture, config.alpha, tensors, config.use_rslora, described, file.path
     )
+    if adapter.use_dora != config.use_dora:
+        which = "some" if adapter.use_dora else "none"
+        raise AdapterError(
+            f"{file.path}: lora_magnitude_vector: {CONFIG} has use_dora {config.use_dora}; got "
+            f"{which}"
+        )
     check(adapter, base)
     for weight in adapter.pairs:
         module = spelling.name(weight).removesuffix(".weight")
@@ -100,6 +127,8 @@ def read_peft(folder: Path, base: Base) -> Adapter:
         b = tensors[weight + LORA_B] * np.float32(config.alpha_of(module) / config.alpha)
         if heads := heads_in(base, weight):
             b = pairs_together(b, heads)
+            if config.use_dora:
+                tensors[weight + LORA_M] = pairs_together(tensors[weight + LORA_M], heads)
         tensors[weight + LORA_B] = np.ascontiguousarray(b)
     return replace(adapter, tensors=tensors, path=folder)
 
@@ -124,6 +153,8 @@ class _Config:
         self._expect(
             "use_rslora", "true or false", self.use_rslora, self.use_rslora in (True, False)
         )
+        self.use_dora = config.get("use_dora") or False
+        self._expect("use_dora", "true or false", self.use_dora, self.use_dora in (True, False))
         self._rank = self._number("r", config.get("r"))
         self.alpha = self._number("lora_alpha", config.get("lora_alpha"))
         self._ranks = self._patterns("rank_pattern", config)
@@ -187,7 +218,7 @@ def heads_in(base: Base, weight: str) -> int:
     Raises AdapterError where they do not divide the rows.
     """
     heads = spelling_of(Path(), base.architecture).heads(base.metadata, weight)
-    rows = base.tensors[weight].shape[0]
+    rows = base.tensors[matrix_of(weight, base)].shape[0]
     if type(heads) is not int or heads < 0 or (heads and rows % (2 * heads)):
         raise AdapterError(f"{weight}: the base model has {heads!r:.80} heads for {rows} rows")
     return heads

@@ -12,14 +12,17 @@ from toynn.errors import AdapterError
 from toynn.formats import safetensors
 from toynn.formats.adapters.adapter import (
     BASE_NAME,
+    LORA_A,
+    LORA_B,
+    LORA_M,
     Adapter,
     Base,
     check,
     is_embedding,
-    is_stack,
     text_of,
 )
-from toynn.formats.adapters.peft import CONFIG, SUFFIXES, WEIGHTS, heads_in, spelling_of
+from toynn.formats.adapters.forms import no_peft
+from toynn.formats.adapters.peft import CONFIG, SUFFIXES, TABLES, WEIGHTS, heads_in, spelling_of
 from toynn.formats.folders import write_together
 from toynn.formats.hf.spelling import Spelling, module_of, pairs_apart
 
@@ -52,11 +55,17 @@ def write_peft(
     modules = {weight: _module(adapter, spelling, weight) for weight in adapter.pairs}
     arrays = {}
     for weight, (a, b) in adapter.pairs.items():
+        own, kinds = {LORA_A: a, LORA_B: b}, SUFFIXES
+        if weight in adapter.magnitudes:
+            own[LORA_M] = adapter.magnitudes[weight]
         if heads := _heads(adapter, spelling, base, weight):
-            b = pairs_apart(b, heads)
-        for side, values in zip(SUFFIXES, (a, b), strict=True):
-            name = f"base_model.model.{modules[weight]}.lora_{side}.weight"
-            arrays[name] = np.ascontiguousarray(values)
+            own |= {k: pairs_apart(values, heads) for k, values in own.items() if k != LORA_A}
+        if is_embedding(weight):
+            own, kinds = {LORA_A: a.T, LORA_B: b}, TABLES
+        for side, suffix in kinds.items():
+            if suffix in own:
+                name = f"base_model.model.{modules[weight]}.{side}"
+                arrays[name] = np.ascontiguousarray(own[suffix])
     weights = safetensors.parts(arrays, {"format": "pt", **_texts(adapter.metadata)})
     config = json.dumps(_configuration(spelling, adapter, modules, base), indent=2) + "\n"
     write_together(folder, {WEIGHTS: weights, CONFIG: config.encode()}, AdapterError)
@@ -64,17 +73,13 @@ def write_peft(
 
 def _module(adapter: Adapter, spelling: Spelling, weight: str) -> str:
     """Return a weight's module at Hugging Face."""
-    if is_stack(weight):
-        raise AdapterError(
-            f"{os.fspath(adapter.path)}: {weight}: expected a matrix that is a module of its own; "
-            "got those of experts: in transformers they are one parameter, gate and up together, "
-            "and toynn writes no PEFT folder of such; use a GGUF adapter"
-        )
+    if why := no_peft((weight,)):
+        raise AdapterError(f"{os.fspath(adapter.path)}: {why}")
     try:
         name = spelling.name(weight)
     except (KeyError, IndexError):
         name = ""
-    if not name.endswith(".weight") or is_embedding(weight):
+    if not name.endswith(".weight"):
         raise AdapterError(
             f"{os.fspath(adapter.path)}: {weight}: expected a matrix of arch "
             f"{adapter.architecture} that PEFT has a lora_A and lora_B for"
@@ -124,7 +129,7 @@ def _configuration(
         "bias": "none",
         "inference_mode": True,
         "init_lora_weights": True,
-        "use_dora": False,
+        "use_dora": adapter.use_dora,
         "modules_to_save": None,
         "layers_to_transform": None,
         "layers_pattern": None,

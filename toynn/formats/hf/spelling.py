@@ -64,6 +64,8 @@ class Spelling:
         Returns what else to write for a model: keys of config.json, and tensors by GGUF name.
     model_type
         The architecture's name at Hugging Face; empty: as GGUF has it.
+    has_head
+        Whether a model can have a head that is not its table of embeddings.
     """
 
     architecture: str
@@ -80,6 +82,7 @@ class Spelling:
     more: Mapping[str, float] = field(default_factory=dict)
     zero_biases: frozenset[str] = frozenset()
     model_type: str = ""
+    has_head: bool = True
     complete: Callable[[Config, dict[str, Any]], dict[str, Floats]] = _nothing_more
     beside: Callable[[Hyper, Weights], tuple[dict[str, Any], dict[str, Floats]]] = _nothing_beside
 
