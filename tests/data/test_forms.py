@@ -243,3 +243,9 @@ def test_arrays_that_are_none(tmp_path, text, message):
     path.write_bytes(b'[{"text": "a"}, {"text": "\xff"}]')
     with pytest.raises(DataError, match="not UTF-8 text: byte 0xff"):
         read(path)
+
+
+def test_a_folder_of_arrays(tmp_path):
+    for name in ("train", "valid"):
+        (tmp_path / f"{name}.json").write_text(json.dumps([{"text": name}, {"text": "both"}]))
+    assert [text for text, _ in read(tmp_path)] == ["bot", "bot", "trai", "vali"]

@@ -10,8 +10,12 @@ from toynn.data import jsonl
 from toynn.data.batch import IGNORED, Batch, PackedBatch
 from toynn.data.mixture import Mixture, next_source
 from toynn.data.preference import read_preferences
+from toynn.engines.gpt2 import GPT2Config
 from toynn.errors import ConfigError
 from toynn.formats.tokenizer import ByteTokenizer
+from toynn.options import RecipeOptions
+from toynn.recipes import GPT2
+from toynn.train.trainer import Trainer
 
 SEQ = 24
 
@@ -148,6 +152,24 @@ def test_preferences_are_joined_as_if_they_were_one_batch(tmp_path):
     kto = [pairs(tmp_path, f"{n}.jsonl", 4, n, loss="kto") for n in "cd"]
     batch = next(Mixture.of(dict(zip("cd", kto, strict=True))).batches(2, 0))
     assert len(batch.wanted) == batch.rows
+
+
+def test_the_trainer_takes_a_mixture_for_so_many_epochs(tmp_path):
+    mixed = Mixture.of(
+        {"a": examples(tmp_path, "a.jsonl", 10, "a"), "b": examples(tmp_path, "b.jsonl", 6, "b")},
+        [1, 3],
+    )
+    recipe = GPT2()
+    options = RecipeOptions(t_seq=mixed.seq, t_batch=2, packed=True)
+    recipe.realize(GPT2Config(256, 16, 2, 32, 1, 32), options)
+    kept = {"epochs": 2, "lr": 0.05, "eval_every": 7, "log_every": 99, "progress": False}
+    result = Trainer(recipe, mixed, **kept).fit()
+    assert result.iterations == 14  # 9 + 5 rows, two in a batch, twice
+    first, last = (result.reports[k].figures for k in (0, -1))
+    assert first.keys() == {"val_loss/a", "val_loss/b"}
+    assert all(last[name] < first[name] for name in first)
+    report = result.reports[-1]  # a row of each is held out
+    assert min(last.values()) < report.val_loss < max(last.values())
 
 
 def test_what_cannot_be_mixed(tmp_path):

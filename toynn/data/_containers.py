@@ -62,7 +62,7 @@ def is_container(path: Path) -> bool:
 def part_of(folder: Path, name: str) -> Path | None:
     """Return a part of the data in a folder: train.jsonl, or train.parquet, train.csv.gz, ..."""
     stem = name.removesuffix(".jsonl")
-    kinds = (".jsonl", *TABLES)
+    kinds = (*LINES, *TABLES)
     names = (f"{stem}{kind}{packed}" for packed in ("", *PACKED) for kind in kinds)
     return next((folder / each for each in names if (folder / each).exists()), None)
 
