@@ -66,7 +66,7 @@ def nmse(got, expected):
 
 @pytest.mark.parametrize("op", OPS)
 def test_op(op, device):
-    device.standin_checked(1)
+    """From a launch on: the checker looks at the same calls in test_shaders.py."""
     backend = backends.get("metal")
     for shape in CASES[op].shapes:
         if shape.get("type", 0) not in grids.TYPES:

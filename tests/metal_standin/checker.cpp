@@ -27,7 +27,7 @@ struct Region {
 
 std::map<const char *, Region> regions;
 Region group_region{threadgroup_memory, threadgroup_memory + SOFT_THREADGROUP_BYTES, false, true, {}};
-std::vector<bool> group_written(SOFT_THREADGROUP_BYTES);
+unsigned char group_written[SOFT_THREADGROUP_BYTES ]; // of each byte: 1, if some thread has
 std::vector<Region *> reachable; // of the dispatch that runs
 uint32_t groups_run;             // in all: threadgroup memory begins anew with each
 
@@ -108,9 +108,14 @@ bool uninitialised(const char *p, size_t n, bool write, const void *site) {
               source_line(site).c_str(), offset, now.threadgroup_used);
         return true;
     }
+    static const unsigned char all[4] = {1, 1, 1, 1};
+    if (write) {
+        std::memset(group_written + offset, 1, n);
+        return false;
+    }
+    if (n == 4 && !std::memcmp(group_written + offset, all, 4)) return false;
     for (size_t i = offset; i < offset + n; i++) {
-        if (write) group_written[i] = true;
-        else if (!group_written[i]) {
+        if (!group_written[i]) {
             fault("threadgroup memory read before it is written at %s: byte %zu", source_line(site).c_str(), i);
             return true;
         }
@@ -159,7 +164,7 @@ void checker_new_dispatch() {
 }
 
 void checker_new_group() {
-    std::fill(group_written.begin(), group_written.end(), false);
+    std::memset(group_written, 0, sizeof group_written);
     groups_run++;
 }
 

@@ -64,6 +64,7 @@ namespace fast { SOFT_AS_METAL }
 // Not inlined: the address to which a call returns tells one barrier from another. So the compiler
 // may not make two calls of one either.
 #define SOFT_CALL static __attribute__((noinline, convergent, noduplicate))
+#define SOFT_OWN SOFT_CALL __attribute__((no_sanitize("thread"))) // looks at what is the thread's own alone
 #define SOFT_SITE __builtin_return_address(0)
 enum class mem_flags { mem_none = 0, mem_device = SOFT_DEVICE, mem_threadgroup = SOFT_THREADGROUP };
 SOFT_INLINE mem_flags operator|(mem_flags a, mem_flags b) { return (mem_flags)((int)a | (int)b); }

@@ -1,7 +1,7 @@
 // Simdgroup functions: lanes exchange what they have in groups of 32. Included within metal.
 
 #define SOFT_REDUCE(name, T, start, step) \
-    SOFT_CALL T name(T mine) { \
+    SOFT_OWN T name(T mine) { \
         T all[SOFT_LANES], r = start; \
         const uint there = soft_exchange(&mine, sizeof mine, all, SOFT_SITE); \
         for (uint i = 0; i < SOFT_LANES; i++) \
@@ -15,23 +15,23 @@ SOFT_REDUCE(simd_max, float, -INFINITY, (a > r ? a : r))
 SOFT_REDUCE(simd_min, float, INFINITY, (a < r ? a : r))
 
 #define SOFT_SHUFFLE(T) \
-    SOFT_CALL T simd_shuffle(T mine, ushort lane) { \
+    SOFT_OWN T simd_shuffle(T mine, ushort lane) { \
         T all[SOFT_LANES]; \
         soft_exchange(&mine, sizeof mine, all, SOFT_SITE); \
         return all[lane % SOFT_LANES]; \
     } \
-    SOFT_CALL T simd_broadcast(T mine, ushort lane) { \
+    SOFT_OWN T simd_broadcast(T mine, ushort lane) { \
         T all[SOFT_LANES]; \
         soft_exchange(&mine, sizeof mine, all, SOFT_SITE); \
         return all[lane % SOFT_LANES]; \
     } \
-    SOFT_CALL T simd_shuffle_down(T mine, ushort delta) { \
+    SOFT_OWN T simd_shuffle_down(T mine, ushort delta) { \
         T all[SOFT_LANES]; \
         soft_exchange(&mine, sizeof mine, all, SOFT_SITE); \
         const uint lane = soft_lane() + delta; \
         return lane < SOFT_LANES ? all[lane] : mine; \
     } \
-    SOFT_CALL T simd_shuffle_xor(T mine, ushort mask) { \
+    SOFT_OWN T simd_shuffle_xor(T mine, ushort mask) { \
         T all[SOFT_LANES]; \
         soft_exchange(&mine, sizeof mine, all, SOFT_SITE); \
         return all[(soft_lane() ^ mask) % SOFT_LANES]; \
@@ -54,6 +54,7 @@ template <class T, int R, int C> struct simdgroup_matrix {
         r = (quad & 4) + lane / 2 % 4;
         c = (quad & 2) * 2 + lane % 2 * 2;
     }
+    static __attribute__((always_inline)) uint lane_of(uint r, uint c) { return (r & 4) * 4 + (c & 4) * 2 + r % 4 * 2 + c / 2 % 2; }
 };
 typedef simdgroup_matrix<float, 8, 8> simdgroup_float8x8;
 typedef simdgroup_matrix<half, 8, 8> simdgroup_half8x8;
@@ -83,24 +84,17 @@ SOFT_CALL void simdgroup_store(const simdgroup_matrix<T, 8, 8> &m, P p, ulong ro
 }
 
 template <class D, class A, class B, class C>
-SOFT_CALL void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8> &d, const simdgroup_matrix<A, 8, 8> &a,
-                                             const simdgroup_matrix<B, 8, 8> &b, const simdgroup_matrix<C, 8, 8> &c) {
+SOFT_OWN void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8> &d, const simdgroup_matrix<A, 8, 8> &a,
+                                            const simdgroup_matrix<B, 8, 8> &b, const simdgroup_matrix<C, 8, 8> &c) {
     struct Pair { float a[2], b[2]; };
     Pair mine = {{(float)a.v[0], (float)a.v[1]}, {(float)b.v[0], (float)b.v[1]}}, all[SOFT_LANES];
     soft_exchange(&mine, sizeof mine, all, SOFT_SITE);
-    float left[8][8], right[8][8];
     uint row, column;
-    for (uint lane = 0; lane < SOFT_LANES; lane++) {
-        d.place(lane, row, column);
-        for (uint i = 0; i < 2; i++) {
-            left[row][column + i] = all[lane].a[i];
-            right[row][column + i] = all[lane].b[i];
-        }
-    }
     d.place(soft_lane(), row, column);
     for (uint i = 0; i < 2; i++) {
         float sum = (float)c.v[i];
-        for (uint k = 0; k < 8; k++) sum = __builtin_fmaf(left[row][k], right[k][column + i], sum);
+        for (uint k = 0; k < 8; k++)
+            sum = __builtin_fmaf(all[d.lane_of(row, k)].a[k % 2], all[d.lane_of(k, column)].b[i], sum);
         d.v[i] = (D)sum;
     }
 }

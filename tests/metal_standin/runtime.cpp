@@ -37,7 +37,7 @@ constexpr uint32_t POISON = 0x7fc0dead; // a NaN: nothing may rely on what threa
 Fibre fibres[SOFT_THREADS];
 void *scheduler;
 struct { size_t offset, nbytes; } variables[64]; // threadgroup variables, by id
-alignas(16) char exchanged[SOFT_THREADS / SOFT_LANES][2][SOFT_LANES][64];
+alignas(16) char exchanged[SOFT_THREADS / SOFT_LANES][2][SOFT_LANES * 64];
 unsigned lanes[SOFT_THREADS / SOFT_LANES]; // of each simdgroup: a bit for each that is there
 
 long left = -1; // threads that may still end before the dispatch fails; < 0: all
@@ -280,10 +280,9 @@ void soft_simd_barrier(int memory, const void *site) { leave(State::at_simd_barr
 // Two rooms that take turns: a lane may be one exchange ahead of another, never two.
 unsigned soft_exchange(const void *mine, unsigned nbytes, void *all, const void *site) {
     const unsigned s = now.fibre->index / SOFT_LANES, turn = now.fibre->exchanges++ % 2;
-    std::memcpy(exchanged[s][turn][soft_lane()], mine, nbytes);
+    std::memcpy(exchanged[s][turn] + soft_lane() * nbytes, mine, nbytes);
     leave(State::at_simd_barrier, site);
-    for (unsigned i = 0; i < SOFT_LANES; i++)
-        std::memcpy(static_cast<char *>(all) + i * nbytes, exchanged[s][turn][i], nbytes);
+    std::memcpy(all, exchanged[s][turn], SOFT_LANES * nbytes);
     return lanes[s];
 }
 
