@@ -119,8 +119,8 @@ def compile(text: str, target: Path, *, checked: bool = False, fast: bool = Fals
     _run(*flags, "-fsyntax-only", "-DSOFT_STRICT", cpp)
     cpp.write_text(body + table)
     flags += ["-fPIC", "-fvisibility=hidden", "-g1", *(CHECKED if checked else ["-O2"])]
-    # As Metal does it, a product and a sum are one operation; but not where the checker looks on, so
-    # that kernels are right in both ways.
+    # As Metal does it, a product and a sum are one operation; but not where the checker looks on:
+    # kernels are right in both ways.
     exact = f"-ffp-contract={'off' if checked else 'fast'}"
     _run(*flags, *FUSED, "-ffast-math" if fast else exact, "-c", cpp, "-o", unlinked)
     _run("-shared", "-Wl,--allow-shlib-undefined", unlinked, "-o", target, "-lm")
