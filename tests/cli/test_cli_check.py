@@ -95,6 +95,22 @@ def test_leaks_between_files(here, capsys):
     assert main(["check", "--data", "data", "--strict"]) == 1
 
 
+def test_rows_that_two_sources_share(here, capsys):
+    rows = (here / "chat.jsonl").read_text().splitlines()
+    (here / "b.jsonl").write_text("\n".join(row.replace("Who is", "WHO is") for row in rows[10:13]))
+    (here / "c.jsonl").write_text('{"text": "a"}')
+    words = ["check", "--data", "chat.jsonl", "b.jsonl", "c.jsonl"]
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert out.endswith("shared               3 rows of b.jsonl are in chat.jsonl, too\n")
+    assert main([*words, "--json"]) == 0
+    shared = json.loads(capsys.readouterr().out)["shared"]
+    assert shared == [{"path": "b.jsonl", "in": "chat.jsonl", "rows": 3}]
+    assert main(["check", "--data", "b.jsonl", "c.jsonl", "--strict"]) == 0
+    assert "no row is in two sources" in capsys.readouterr().out
+    assert main([*words, "--strict"]) == 1
+
+
 def test_errors_and_their_exit_code(here, capsys):
     with (here / "chat.jsonl").open("a") as file:
         file.write('\n{"messages": []}\n{')

@@ -94,11 +94,17 @@ def run(arguments: Namespace) -> int:
         if not arguments.json:
             for line in _lines(found[-1], tokenizer, seq):
                 print(line)
+    shared = list(_shared(found))
     if arguments.json:
-        print(json.dumps({"sources": [_object(each, seq) for each in found]}))
+        rows = [{"path": a, "in": b, "rows": repeats.rows} for a, b, repeats in shared]
+        print(json.dumps({"sources": [_object(each, seq) for each in found], "shared": rows}))
+    elif len(found) > 1:
+        lines = (f"{r.rows:,} rows of {a} are in {b}, too" for a, b, r in shared)
+        print(harmless(f"{'shared':20} {'; '.join(lines) or 'no row is in two sources'}", ""))
     if any(each.refused for each in found):
         return 2
-    return 1 if arguments.strict and any(each.doubtful for each in found) else 0
+    doubtful = shared or any(each.doubtful for each in found)
+    return 1 if arguments.strict and doubtful else 0
 
 
 # -- Looking -----------------------------------------------------------------------------------
@@ -180,6 +186,16 @@ def _kept(part: Survey, seq: int | None) -> Any:
     if not part.rows:
         return np.empty(0, np.int64)
     return np.flatnonzero(good.reshape(part.rows, -1).all(axis=1))
+
+
+def _shared(found: Sequence[_Found]) -> Iterator[tuple[str, str, Repeats]]:
+    """Yield which parts of different sources have rows of the same words, and how many."""
+    parts = [(source, part) for source in found for part in source.parts.values()]
+    for k, (source, part) in enumerate(parts):
+        for other, before in parts[:k]:
+            repeats = common(part.alike, before.alike)
+            if source is not other and repeats.rows:
+                yield str(part.path), str(before.path), repeats
 
 
 def _text(path: Path, text: Survey) -> _Found:
