@@ -36,6 +36,11 @@ FOLDERS = {
     "balance": ("olmoe", dict(output_router_logits=True), "output_router_logits = True is not"),
     "shares": ("olmoe", dict(norm_topk_prob=True), "norm_topk_prob must be False; got True"),
     "clipped": ("olmoe", dict(clip_qkv=8.0), r"clip_qkv = 8\.0 is not known"),
+    "oss alpha": ("gpt-oss", dict(swiglu_alpha=1.5), "swiglu_alpha must be 1.702; got 1.5"),
+    "oss limit": ("gpt-oss", dict(swiglu_limit=5.0), "swiglu_limit must be 7.0; got 5.0"),
+    "oss kinds": ("gpt-oss", dict(layer_types=["full_attention"] * 3), "in every other layer"),
+    "oss window": ("gpt-oss", dict(sliding_window=None), "sliding_window is missing"),
+    "oss packed": ("gpt-oss", dict(quantization_config={"quant_method": "gptq"}), "of mxfp4; got"),
     "no experts": ("granitemoe", dict(num_local_experts=None), "num_local_experts is missing"),
     "phi3 window": ("phi3", dict(sliding_window=2.5), "sliding_window must be a whole number >= 1"),
     "phi3 yarn": (
@@ -211,6 +216,9 @@ FILES = {
     "yarn beta": ("llama-yarn", "llama.rope.scaling.yarn_beta_slow", 9.0, "beta_fast > beta_slow"),
     "yarn ext": ("qwen3-yarn", "qwen3.rope.scaling.yarn_ext_factor", 0.5, "factor must be 1 here"),
     "yarn log": ("llama-yarn", "llama.rope.scaling.yarn_log_multiplier", 0.1, "is not known to"),
+    "oss no window": ("gpt-oss", "gpt-oss.attention.sliding_window", 0, "number >= 1; got 0"),
+    "oss pattern": ("gpt-oss", "gpt-oss.attention.sliding_window_pattern", 4, "must be 2 here"),
+    "oss width": ("gpt-oss", "gpt-oss.expert_feed_forward_length", 9, "ffn_gate_exps.weight has"),
     "unknown": ("smollm3", "smollm3.residual_scale", 0.5, r"smollm3\.residual_scale = 0\.5 is not"),
 }
 

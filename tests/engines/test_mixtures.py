@@ -28,6 +28,7 @@ BASES = {
     "qwen3moe": ("F32", EXPERTS),
     "olmoe": ("F32", OLMOE | EXPERTS),
     "granitemoe": ("F32", EXPERTS | {"shared_d_ff": 16}),
+    "gpt-oss": ("F32", EXPERTS | {"window": 4}),
 }
 SETTINGS = {
     "experts": {"targets": "experts", "alpha": 9.0},

@@ -13,6 +13,7 @@ from toynn.formats import gguf
 from toynn.generate import sample
 from toynn.models import (
     GemmaConfig,
+    GptOssConfig,
     GraniteConfig,
     GraniteMoEConfig,
     LFM2Config,
@@ -129,6 +130,11 @@ MODELS = {
     "granitemoe": lambda: trained(LlamaSeqEngine(), GraniteMoEConfig(**GQA, **EXPERTS, **SCALES)),
     "granitemoe-shared": lambda: trained(
         LlamaSeqEngine(), GraniteMoEConfig(**GQA, **EXPERTS, **SCALES, shared_d_ff=32)
+    ),
+    "gpt-oss": lambda: trained(
+        LlamaSeqEngine(),
+        GptOssConfig(**GQA | {"n_layers": 3, "d_ff": 64}, **EXPERTS, **YARN, head_dim=32, window=9),
+        untied=True,
     ),
     "olmo2": lambda: trained(LlamaSeqEngine(), LlamaConfig(**GQA, arch="olmo2"), untied=True),
     "phi3": lambda: trained(LlamaSeqEngine(), Phi3Config(**GQA), untied=True),

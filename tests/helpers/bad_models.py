@@ -99,7 +99,7 @@ REFUSED = {
         "heads of 1099511627776",
     ),
     "yarn": ("llama", with_key("llama.rope.scaling.type", "longrope"), "yarn here; got 'longrope'"),
-    "linear": ("llama", with_key("llama.rope.scaling.factor", 4.0), "rope.scaling.factor = 4"),
+    "linear": ("llama", with_key("llama.rope.scaling.factor", -4.0), "factor must be a number > 0"),
     "part of a head": ("llama", with_key("llama.rope.dimension_count", 4), "must be 8 here; got 4"),
     "values of another size": ("qwen3", with_key("qwen3.attention.value_length", 8), "must be 16"),
     "experts": ("llama", with_key("llama.expert_count", 8), "expert_count = 8"),

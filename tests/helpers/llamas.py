@@ -51,6 +51,10 @@ KINDS = {
     ),
     "granitemoe": ({"arch": "granitemoe"} | EXPERTS | SCALES, {"untied": True}),
     "granitemoe-shared": ({"arch": "granitemoe", "shared_d_ff": 20} | EXPERTS | SCALES, {}),
+    "gpt-oss": (
+        {"arch": "gpt-oss", "n_layers": 3, "window": 4} | EXPERTS | YARN_UNCUT,
+        {"untied": True},
+    ),
     "olmo2": ({"arch": "olmo2"}, {"untied": True}),
     "phi3": ({"arch": "phi3", "window": 5}, {"untied": True}),
     "phi3-tied-part": ({"arch": "phi3", "n_heads": 2, "n_kv_heads": 1, "rope_channels": 8}, {}),

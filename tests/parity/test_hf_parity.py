@@ -34,6 +34,10 @@ GRANITE |= {"attention_multiplier": 0.3, "rms_norm_eps": 1e-3}
 MHA = {"num_key_value_heads": 6}
 EXPERTS = {"num_experts": 5, "num_local_experts": 5, "num_experts_per_tok": 2}
 QWEN = EXPERTS | {"moe_intermediate_size": 20, "norm_topk_prob": True, "head_dim": 6}
+YARN = {"rope_type": "yarn", "rope_theta": 50.0, "factor": 4.0, "truncate": False}
+YARN |= {"original_max_position_embeddings": 40, "beta_fast": 1.5, "beta_slow": 0.5}
+GPT_OSS = NO_PAD | EXPERTS | {"rope_parameters": YARN, "head_dim": 12, "sliding_window": 4}
+GPT_OSS = {name: value for name, value in GPT_OSS.items() if name != "num_experts"}
 PART = {"rope_theta": 50.0, "partial_rotary_factor": 0.5}
 LONGROPE = {"rope_type": "longrope", "short_factor": [1.0, 1.5], "long_factor": [2.0, 7.0]}
 LONGROPE = NO_PAD | {"rope_parameters": LONGROPE | {"rope_theta": 50.0}}
@@ -65,6 +69,8 @@ MODELS = {
     "olmoe": ("OlmoeConfig", NO_PAD | MHA | EXPERTS),
     "olmoe-tied": ("OlmoeConfig", NO_PAD | MHA | EXPERTS | {"tie_word_embeddings": True}),
     "granitemoe": ("GraniteMoeConfig", LLAMA | GRANITE | EXPERTS),
+    "gpt-oss": ("GptOssConfig", GPT_OSS),
+    "gpt-oss-plain": ("GptOssConfig", GPT_OSS | {"rope_parameters": {"rope_theta": 50.0}}),
     "olmo2": ("Olmo2Config", NO_PAD),
     "phi3": ("Phi3Config", NO_PAD | {"sliding_window": 4}),
     "phi3-tied-part": (

@@ -15,6 +15,8 @@ from transformers import (
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    GptOssConfig,
+    GptOssForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
     GraniteMoeConfig,
@@ -55,6 +57,7 @@ MODELS = {
     "olmoe": (OlmoeConfig, OlmoeForCausalLM),
     "granitemoe": (GraniteMoeConfig, GraniteMoeForCausalLM),
     "granitemoe-shared": (GraniteMoeSharedConfig, GraniteMoeSharedForCausalLM),
+    "gpt-oss": (GptOssConfig, GptOssForCausalLM),
     "olmo2": (Olmo2Config, Olmo2ForCausalLM),
     "phi3": (Phi3Config, Phi3ForCausalLM),
     "lfm2": (Lfm2Config, Lfm2ForCausalLM),
@@ -105,7 +108,7 @@ NAMES = {
 }
 KINDS = ["llama", "llama-untied", "llama-wide-heads", "qwen2", "qwen3", "qwen3-untied-bias"]
 KINDS += ["smollm3", "granite", "qwen3moe", "olmoe", "olmoe-one", "olmoe-all", "granitemoe"]
-KINDS += ["granitemoe-shared"]
+KINDS += ["granitemoe-shared", "gpt-oss"]
 KINDS += ["smollm3", "granite", "olmo2", "phi3", "phi3-tied-part", "phi3-short", "phi3-long"]
 KINDS += ["llama-linear", "llama-yarn", "llama-yarn-uncut", "qwen3-yarn"]
 KINDS += ["lfm2", "lfm2-taps", "gemma2", "gemma3", "gemma3-untied-cap"]
@@ -127,6 +130,7 @@ OTHER_NAMES = {
         "ffn_down": "feed_forward.w2",
         "token_embd_norm": "model.embedding_norm",
     },
+    "gpt-oss": {"ffn_gate_inp": "mlp.router", "attn_sinks": "self_attn.sinks"},
     "gemma2": {"ffn_norm": "pre_feedforward_layernorm"},
     "gemma3": {"ffn_norm": "pre_feedforward_layernorm"},
 }
@@ -162,6 +166,8 @@ def more(kind, cfg):
         scores = {"query_pre_attn_scalar": cfg.d_head, "sliding_window": cfg.window}
         scores["pad_token_id"] = None
         return {"rope_parameters": rope} | caps | scores
+    if cfg.arch == "gpt-oss":
+        return {"sliding_window": cfg.window, "attention_bias": True} | stretch(cfg)
     return MORE.get(kind, {}) | stretch(cfg)
 
 
@@ -185,7 +191,9 @@ def their_name(name, arch):
     block = part.split(".")[:2] if part.startswith("blk.") else []
     part = ".".join(part.split(".")[len(block) :])
     module = OTHER_NAMES.get(arch, {}).get(part) or NAMES[part]
-    kinds = [] if part.endswith("_exps") else [kind]
+    if part.endswith(("_exps", "_sinks")):
+        module, kind = module + "_bias" * (kind == "bias"), ""
+    kinds = [kind] if kind else []
     return ".".join([*(["model.layers", block[1]] if block else []), module, *kinds])
 
 
@@ -194,8 +202,11 @@ def first_of(name):
     return name.replace("ffn_up_exps", "ffn_gate_exps").replace("ffn_up_shexp", "ffn_gate_shexp")
 
 
-def half_of(name, w):
+def half_of(name, w, arch):
     """What of their weight is ours."""
+    if arch == "gpt-oss" and "_exps" in name:  # columns by turns, and matrices the other way round
+        ours = w[..., int("ffn_up" in name) :: 2] if "ffn_down" not in name else w
+        return ours if name.endswith("bias") else ours.swapaxes(-1, -2)
     half = w.shape[-2] // 2 if w.ndim > 1 else 0
     if "ffn_gate_exps" in name or "ffn_gate_shexp" in name:
         return w[..., :half, :]
@@ -258,7 +269,7 @@ class Theirs:
             torch.nn.init.zeros_(left)
         with torch.no_grad():
             for name, w in engine.weights().items():
-                theirs = half_of(name, self.weights[first_of(name)])
+                theirs = half_of(name, self.weights[first_of(name)], cfg.arch)
                 ours = less(name, rows_apart(name, w, cfg), cfg)
                 theirs.copy_(torch.tensor(ours).view_as(theirs))
         self.moments = {
@@ -278,7 +289,7 @@ class Theirs:
 
     def gradient_of(self, name, ours):
         """Our gradient in their order, and theirs."""
-        theirs = half_of(name, self.weights[first_of(name)].grad.numpy())
+        theirs = half_of(name, self.weights[first_of(name)].grad.numpy(), self.cfg.arch)
         return rows_apart(name, ours, self.cfg).reshape(theirs.shape), theirs
 
     def update(self, row):

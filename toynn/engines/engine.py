@@ -321,7 +321,7 @@ class Engine(ABC, Generic[C, R]):
 
 
 def _is_matrix(weight: Tensor) -> bool:
-    return len(weight.shape) > 1
+    return len(weight.shape) > 1 and not weight.name.endswith(".bias")
 
 
 def counted(labels: NDArray[Any]) -> float:

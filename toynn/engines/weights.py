@@ -108,7 +108,7 @@ class FileWeights(Weights):
         type, shape = self.file.tensors[name].type, weight.shape
         if type == "F32":
             return s.mapped(name, self.file.stored(name))
-        if len(shape) == 1 or weight.row.kind == "taps":
+        if len(shape) == 1 or weight.is_bias or weight.row.kind == "taps":
             self._expanded.append(name)
             return s.constant(name, shape)
         if type not in quants.BLOCKS:

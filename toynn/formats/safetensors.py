@@ -69,12 +69,15 @@ def streamed(
 class SafeTensors:
     """An open safetensors file: `tensors` by name, file[name] is an array, `metadata` is text.
 
-    Tensors whose names end in one of `passed_over` may be of any type; they are not there.
+    Tensors whose names end in one of `passed_over` may be of any type; they are not there. Those
+    that end in one of `packed` may be bytes, U8, of which there are only the `raw` ones.
 
     Raises DataError for a file that cannot be read, other types, and weights that are not finite.
     """
 
-    def __init__(self, path: Path, passed_over: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, path: Path, passed_over: tuple[str, ...] = (), packed: tuple[str, ...] = ()
+    ) -> None:
         self.path = path
         try:
             with open_file(path) as file, safe_open(path, "numpy"):  # which finds it sound
@@ -87,7 +90,8 @@ class SafeTensors:
         self.tensors: dict[str, TensorInfo] = {}
         for name, entry in table.items():
             begin, end = entry["data_offsets"]
-            if entry["dtype"] not in ("F32", "F16", "BF16"):
+            is_packed = entry["dtype"] == "U8" and name.endswith(packed)
+            if entry["dtype"] not in ("F32", "F16", "BF16") and not is_packed:
                 if name.endswith(passed_over):
                     continue
                 raise DataError(f"{path}: {name} must be F32, F16 or BF16; got {entry['dtype']}")

@@ -7,6 +7,7 @@ What an architecture of GGUF files needs to work everywhere is that its file is 
 from toynn.models.checks import check_sizes
 from toynn.models.gemma import GemmaConfig
 from toynn.models.gpt2 import GPT2Config
+from toynn.models.gptoss import GptOssConfig
 from toynn.models.granite import GraniteConfig
 from toynn.models.granitemoe import GraniteMoEConfig
 from toynn.models.hyper import Hyper, Source, check_tensors, refuse
@@ -29,6 +30,7 @@ __all__ = [
     "Folder",
     "GPT2Config",
     "GemmaConfig",
+    "GptOssConfig",
     "GraniteConfig",
     "GraniteMoEConfig",
     "Hyper",

@@ -387,9 +387,12 @@ class Llama(SequenceModel[LlamaConfig]):
         return layers.linear(x, "lens.proj") if cfg.donor_d_in else x
 
     def attention(
-        self, block: Layers, cfg: LlamaConfig, x: Tensor, positions: Tensor | None
+        self, block: Layers, cfg: LlamaConfig, x: Tensor, positions: Tensor | None, **limits: Any
     ) -> Tensor:
-        """Record grouped-query attention of x (B T, C); without positions, without RoPE."""
+        """Record grouped-query attention of x (B T, C); without positions, without RoPE.
+
+        ``limits`` are those of Layers.attention: a window, sinks.
+        """
         q, k, v = (block.linear(x, f"attn_{part}") for part in "qkv")
         if self.head_norms:
             q = block.rmsnorm(q, "attn_q_norm", cfg.rms_eps)
@@ -402,7 +405,13 @@ class Llama(SequenceModel[LlamaConfig]):
             q = block.rope(q, positions, cfg.n_heads, **turned)
             k = block.rope(k, positions, cfg.n_kv_heads, **turned)
         heads = block.attention(
-            q, k, v, n_heads=cfg.n_heads, n_kv_heads=cfg.n_kv_heads, scale=self.scale(cfg)
+            q,
+            k,
+            v,
+            n_heads=cfg.n_heads,
+            n_kv_heads=cfg.n_kv_heads,
+            scale=self.scale(cfg),
+            **limits,
         )
         return block.linear(heads, "attn_output")
 

@@ -58,6 +58,8 @@ class Folder:
         Whether the head is tied where config.json does not say.
     zero_biases
         Modules that may have a bias, if it is zero.
+    bare
+        What the names of modules end in that are the names of their weights there.
     model_type
         The architecture's name there; empty: as GGUF has it.
     """
@@ -69,6 +71,7 @@ class Folder:
     optional: frozenset[str] = frozenset()
     tied: bool = False
     zero_biases: frozenset[str] = frozenset()
+    bare: frozenset[str] = frozenset()
     model_type: str = ""
 
 

@@ -56,7 +56,7 @@ class Row:
     kind
         "matrix": x W^T is computed, and it can have an adapter. "table": rows are looked up.
         "norm": a gain. "experts": a stack of matrices, which can have adapters, one for each.
-        "router": a matrix that chooses among them, and has none.
+        "router": a matrix that chooses among them, and has none. "sinks": scores of heads.
         "taps": a convolution's (C, L).
     std
         Of the normal distribution that it starts from. In blocks, times ``init_scale``.
@@ -171,4 +171,5 @@ def _weights(row: Row, n: int | None, sizes: Sizes) -> Iterator[Weight]:
     shape, frozen = tuple(sizes[letter] for letter in row.shape.split()), holds(row.frozen)
     yield Weight(name if row.bare else f"{name}.weight", shape, row, False, frozen)
     if holds(row.bias):
-        yield Weight(f"{name}.bias", shape[:1], row, True, frozen)
+        rows = shape[:2] if row.kind == "experts" else shape[:1]
+        yield Weight(f"{name}.bias", rows, row, True, frozen)

@@ -24,6 +24,7 @@ from toynn.formats import quants
 from toynn.formats.gguf.finite import find_nonfinite
 from toynn.formats.gguf.tensors import TensorInfo
 from toynn.formats.hf.config import CONFIG, Config
+from toynn.formats.hf.mxfp4 import BLOCKS, BYTES, ELEMENTS, SCALES, interleaved
 from toynn.formats.hf.pieces import Piece, assembled, pieces_of
 from toynn.formats.hf.shards import Shards
 from toynn.formats.hf.spelling import SPELLINGS, module_of, pairs_together, spelling_for
@@ -71,7 +72,7 @@ class HFModel:
         }
         #: whether the rows of q and k that RoPE turns together are half a head apart in ``stored``
         self.pairs_apart = bool(spelling.pairs)
-        self._stored = Shards(path, BUFFERS)
+        self._stored = Shards(path, BUFFERS, (BLOCKS, SCALES) if spelling.bare else ())
         try:
             self._sources = self._read_names()  # by GGUF name
             names = (*self._sources, *self._pieces, *self._added)
@@ -151,6 +152,11 @@ class HFModel:
     def _view(self, source: str) -> Array:
         """Return a tensor of the files; numbers of 16 bits as they are spelled."""
         info = self._stored.tensors[source]
+        if info.type == "U8":
+            scales = source.removesuffix(BLOCKS) + SCALES
+            whole, parts = info.shape, self._stored.tensors[scales].shape
+            blocks, exponents = self._stored.raw(source), self._stored.raw(scales)
+            return interleaved(blocks.reshape(whole), exponents.reshape(parts))
         view: Array = self._stored.raw(source).view(_VIEWS[info.type])
         return view.reshape(info.shape)
 
@@ -175,7 +181,8 @@ class HFModel:
     def check_finite(self) -> None:
         """Raise DataError for a weight that is NaN or infinite."""
         for name, info in self._stored.tensors.items():
-            if info.nbytes and find_nonfinite(self._stored.raw(name), info.type):
+            packed = info.type == "U8"
+            if info.nbytes and not packed and find_nonfinite(self._stored.raw(name), info.type):
                 raise DataError(
                     f"{self._stored.path_of(name)}: {name} has weights that are NaN or infinite"
                 )
@@ -203,12 +210,16 @@ class HFModel:
     def _read_names(self) -> dict[str, str]:
         """Return the name in the file of each weight, by its GGUF name."""
         sources, unknown = {}, []
-        for name in self._stored.tensors:
-            if pieces := pieces_of(self._spelling.modules, name):
-                for piece in pieces:
-                    self._pieces.setdefault(piece.name, {})[piece] = name
+        for name, info in self._stored.tensors.items():
+            if name.endswith(SCALES) and name.removesuffix(SCALES) + BLOCKS in self._stored.tensors:
                 continue
-            gguf_name = self._spelling.gguf_name(name)
+            spelled = self._spelling.plain_name(name)
+            if pieces := pieces_of(self._spelling.modules, spelled):
+                for piece in pieces:
+                    part = piece._replace(turned=False) if info.type == "U8" else piece
+                    self._pieces.setdefault(piece.name, {})[part] = name
+                continue
+            gguf_name = self._spelling.gguf_name(spelled)
             if gguf_name is None or gguf_name in sources:
                 unknown += [] if name.endswith(BUFFERS) else [name]
             elif not self._is_zero_bias(gguf_name, name):
@@ -259,15 +270,33 @@ class HFModel:
         kinds = {(info.shape, info.type) for info in infos}
         if len(kinds) > 1 or len(first.shape) < 2:
             raise DataError(f"{path}: {name}: expected matrices of one shape; got {sorted(kinds)}")
-        shape = (*first.shape[:-2], first.shape[-2] // piece.parts, first.shape[-1])
-        if first.shape[-2] % piece.parts:
+        type, whole, size = first.type, first.shape, sum(info.nbytes for info in infos)
+        if type == "U8":
+            type, whole = "MXFP4", self._whole_of_blocks(next(iter(pieces.values())))
+            size = math.prod(whole) // ELEMENTS * BYTES
+        shape = piece.shape(whole)
+        if math.prod(shape) * piece.parts != math.prod(whole):
             raise DataError(
                 f"{path}: {name}: expected {piece.parts} parts of as many rows; got {first.shape}"
             )
-        nbytes = sum(info.nbytes for info in infos) // piece.parts
         return TensorInfo(
-            name, first.type, (len(numbers), *shape) if numbers else shape, first.offset, nbytes
+            name,
+            type,
+            (len(numbers), *shape) if numbers else shape,
+            first.offset,
+            size // piece.parts,
         )
+
+    def _whole_of_blocks(self, source: str) -> tuple[int, ...]:
+        """Return the shape of the matrices that blocks and scales are."""
+        shape, name = self._stored.tensors[source].shape, source.removesuffix(BLOCKS)
+        scales = self._stored.tensors.get(name + SCALES)
+        if scales is None or len(shape) < 3 or (shape[:-1], 16) != (scales.shape, shape[-1]):
+            raise DataError(
+                f"{self._stored.path_of(source)}: {name}: expected blocks (.., G, 16) and scales "
+                f"(.., G); got {shape} and {scales and scales.shape}"
+            )
+        return (*shape[:-2], shape[-2] * ELEMENTS)
 
     def _whole(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return a shape without an axis that only folders have."""

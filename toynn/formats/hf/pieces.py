@@ -4,7 +4,10 @@
     model.layers.{n}.mlp.experts.{e}.gate_proj                     E weights (F, C), or
     model.layers.{n}.block_sparse_moe.input_linear[0/2]            the first half of one (E, 2 F, C)
 
-What begins in "{e}" is a stack, what ends in "[i/k]" is part i of k, along the rows.
+    model.layers.{n}.mlp.experts.gate_up_proj[0:2T]                every other column of (E, C, 2 F)
+
+What begins in "{e}" is a stack, what ends in "[i/k]" is part i of k, along the rows; "[i:k]": its
+rows are i, i + k, ...; "T": the matrices are (in, out) there.
 """
 
 import re
@@ -14,12 +17,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Piece", "assembled", "cut", "is_cut", "pieces_of"]
+__all__ = ["Piece", "assembled", "cut", "is_cut", "joined", "pieces_of"]
 
 Array = NDArray[Any]
 Floats = NDArray[np.float32]
 
-_PART = re.compile(r"\[(\d+)/(\d+)\]")
+_PART = re.compile(r"\[(\d+)([/:])(\d+)(T?)\]")
 _NUMBER = "(0|[1-9][0-9]{0,8})"
 
 
@@ -30,6 +33,21 @@ class Piece(NamedTuple):
     expert: int | None
     part: int = 0
     parts: int = 1
+    by_turns: bool = False  # rows i, i + k, ..., or the i-th stretch of them
+    turned: bool = False  # its matrices are (in, out) there
+
+    @property
+    def rows(self) -> int:
+        """The axis of its rows, counted from the end."""
+        return -1 if self.name.endswith(".bias") else -2
+
+    def shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of the piece, of that of the whole. The parts must fit."""
+        shape = list(stored)
+        if self.turned:
+            shape[-2:] = shape[:-3:-1]
+        shape[self.rows] //= self.parts
+        return tuple(shape)
 
 
 def is_cut(spelled: str) -> bool:
@@ -56,7 +74,7 @@ def pieces_of(modules: Mapping[str, str], name: str) -> list[Piece]:
             Piece(
                 f"{module.replace('{n}', groups['n'])}.{groups['kind']}",
                 None if expert is None else int(expert),
-                *((int(part[1]), int(part[2])) if part else ()),
+                *_how(part, groups["kind"] == "weight"),
             )
         )
     return found
@@ -70,11 +88,35 @@ def assembled(pieces: Mapping[Piece, str], read: Callable[[str], Array]) -> Arra
 
 
 def _part(values: Array, piece: Piece) -> Array:
+    values = values.swapaxes(-1, -2) if piece.turned else values
     if piece.parts == 1:
-        return values
-    rows = values.shape[-2] // piece.parts
+        return np.ascontiguousarray(values)
+    rows = values.shape[piece.rows] // piece.parts
     begin = piece.part * rows
-    return np.ascontiguousarray(values[..., begin : begin + rows, :])
+    kept = slice(piece.part, None, piece.parts) if piece.by_turns else slice(begin, begin + rows)
+    part = values[..., kept] if piece.rows == -1 else values[..., kept, :]
+    return np.ascontiguousarray(part)
+
+
+def _how(part: re.Match[str] | None, is_weight: bool) -> tuple[Any, ...]:
+    """Return the last fields of a piece."""
+    if part is None:
+        return ()
+    return int(part[1]), int(part[3]), part[2] == ":", part[4] == "T" and is_weight
+
+
+def joined(spelled: str, values: list[Floats]) -> Floats:
+    """Return the weight of a folder from its parts, in order; the inverse of ``assembled``."""
+    part, is_weight = _PART.search(spelled), spelled.endswith(".weight")
+    _, _, by_turns, turned = _how(part, is_weight) or (0, 1, False, False)
+    axis = -2 if is_weight else -1
+    if by_turns:
+        shape = list(values[0].shape)
+        shape[axis] *= len(values)
+        whole = np.stack(values, axis=len(shape) + axis + 1).reshape(shape)
+    else:
+        whole = np.concatenate(values, axis=axis)
+    return np.ascontiguousarray(whole.swapaxes(-1, -2) if turned else whole)
 
 
 def cut(spelled: str, values: Floats) -> dict[tuple[str, int], Floats]:

@@ -34,7 +34,9 @@ class Shards:
     Raises DataError for what is missing, damaged, outside of the folder, or not as the index says.
     """
 
-    def __init__(self, folder: Path, passed_over: tuple[str, ...]) -> None:
+    def __init__(
+        self, folder: Path, passed_over: tuple[str, ...], packed: tuple[str, ...] = ()
+    ) -> None:
         index = folder / INDEX
         if (folder / WEIGHTS).exists() or not index.exists():
             _refuse_others(folder)
@@ -47,7 +49,7 @@ class Shards:
         self.tensors: dict[str, TensorInfo] = {}
         try:
             for path in paths:
-                self._add(SafeTensors(path, passed_over))
+                self._add(SafeTensors(path, passed_over, packed))
             if placed is not None:
                 self._check_placed(index, placed, passed_over)
         except DataError:

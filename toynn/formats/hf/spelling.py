@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toynn.formats.hf.config import Config
+from toynn.formats.hf.mxfp4 import BLOCKS
 
 __all__ = ["SPELLINGS", "Spelling", "module_of", "pairs_apart", "pairs_together", "spelling_for"]
 
@@ -58,6 +59,9 @@ class Spelling:
         By how much the numbers of a module are more than those in a folder.
     zero_biases
         Modules that may have a bias in a folder, if it is zero: the model has none.
+    bare
+        What the names of modules end in whose weight has the name of the module in a folder, and
+        whose bias that and ``_bias``.
     complete
         Reads what is no plain number: adds to what was found; returns tensors that come of it.
     beside
@@ -81,6 +85,7 @@ class Spelling:
     spread: frozenset[str] = frozenset()
     more: Mapping[str, float] = field(default_factory=dict)
     zero_biases: frozenset[str] = frozenset()
+    bare: frozenset[str] = frozenset()
     model_type: str = ""
     has_head: bool = True
     complete: Callable[[Config, dict[str, Any]], dict[str, Floats]] = _nothing_more
@@ -108,6 +113,21 @@ class Spelling:
             if spelled == known and ("{n}" in module) == in_block:
                 return f"{module.replace('{n}', str(int(number)) if in_block else '')}.{kind}"
         return None
+
+    def bare_name(self, name: str) -> str:
+        """Return the name in a folder of what would be called so."""
+        module, _, kind = name.rpartition(".")
+        if not module.endswith(tuple(self.bare)):
+            return name
+        return module if kind == "weight" else f"{module}_{kind}"
+
+    def plain_name(self, name: str) -> str:
+        """Undo ``bare_name``; blocks of MXFP4 are weights."""
+        for ending, kind in (("", "weight"), ("_bias", "bias"), (BLOCKS, "weight")):
+            module = name.removesuffix(ending)
+            if name.endswith(ending) and self.bare and module.endswith(tuple(self.bare)):
+                return f"{module}.{kind}"
+        return name
 
     @property
     def _block(self) -> str:

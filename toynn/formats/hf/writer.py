@@ -14,7 +14,7 @@ from toynn.errors import DataError
 from toynn.formats import safetensors
 from toynn.formats.folders import new_folder
 from toynn.formats.hf.config import CONFIG, WEIGHTS
-from toynn.formats.hf.pieces import cut, is_cut
+from toynn.formats.hf.pieces import cut, is_cut, joined
 from toynn.formats.hf.spelling import SPELLINGS, module_of, pairs_apart
 
 __all__ = ["write"]
@@ -52,12 +52,15 @@ def write(
     config |= more
     arrays: dict[str, Floats] = {}
     parts: dict[tuple[str, int], Floats] = {}
+    how: dict[str, str] = {}  # the parts of a weight are put together
     metadata = {f"{architecture}.{key}": value for key, value in hyper.items()}
     for name, values in {**tensors, **added}.items():
         heads = spelling.heads(metadata, name)
         spelled = spelling.name(name)
         if is_cut(spelled):
-            parts |= cut(spelled, values)
+            pieces = cut(spelled, values)
+            parts |= pieces
+            how |= dict.fromkeys((name for name, _ in pieces), spelled)
             continue
         if less := spelling.more.get(module_of(name), 0.0):
             values = values - np.float32(less)
@@ -67,10 +70,10 @@ def write(
             values = pairs_apart(values, heads)
         if module_of(name) in spelling.spread:
             values = values[:, None]
-        arrays[spelled] = np.ascontiguousarray(values)
-    for spelled in dict.fromkeys(name for name, _ in parts):  # parts of one weight: side by side
+        arrays[spelling.bare_name(spelled)] = np.ascontiguousarray(values)
+    for spelled, whole in how.items():
         found = [values for (name, _), values in sorted(parts.items()) if name == spelled]
-        arrays[spelled] = np.concatenate(found, axis=-2)
+        arrays[spelling.bare_name(spelled)] = joined(whole, found)
     with new_folder(path, DataError) as folder:
         folder.write(CONFIG, (json.dumps(config, indent=2) + "\n").encode())
         folder.write(WEIGHTS, safetensors.parts(arrays, {"format": "pt"}))

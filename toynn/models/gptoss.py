@@ -1,0 +1,185 @@
+"""gpt-oss: a mixture of experts with biases, attention with sinks, windows in every other block.
+
+    x += W_o attention(turn(W_q n), turn(W_k n), W_v n) + b_o        n = rmsnorm(x)
+    x += sum_j w_j (W_down,e_j h_j + b_down,e_j)                     n = rmsnorm(x)
+    h_j = g s(1.702 g) (u + 1)     g = min(W_gate,e_j n + b, 7),  u = W_up,e_j n + b within -7 .. 7
+
+Everything that multiplies has a bias. Each head has a sink, one more score, of a key without a
+value. Queries of even blocks see the last ``window`` keys. w is the softmax of the scores of the
+experts that are chosen, which is their share in the softmax of all. RoPE, of halves, is stretched
+by YaRN. At Hugging Face gate and up are the even and odd columns of one matrix, and matrices of
+experts are (in, out); or they are blocks and scales of MXFP4.
+Source: OpenAI 2025, arXiv:2508.10925, section 2.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toynn.errors import ConfigError
+from toynn.formats.hf.config import Config
+from toynn.graph.tape import Tensor
+from toynn.models.checks import check_sizes
+from toynn.models.hyper import Hyper
+from toynn.models.llama import LlamaConfig
+from toynn.models.mixture import EXPERTS, USED, Mixture, MixtureConfig
+from toynn.models.registry import register
+from toynn.models.rope import factors_of, rope_scaling
+from toynn.models.table import Row, by_width, experts, matrix, norm, router, table
+from toynn.nn import Layers
+from toynn.options import RecipeOptions
+
+__all__ = ["GptOss", "GptOssConfig"]
+
+Floats = NDArray[np.float32]
+
+ALPHA, LIMIT = 1.702, 7.0  # llama.cpp has no others, and files no keys for them
+_STD = 0.02  # of embeddings and head
+_LAYER = "model.layers.{n}"
+_MLP = f"{_LAYER}.mlp.experts"
+_WINDOW, _EXPERT_WIDTH = "attention.sliding_window", "expert_feed_forward_length"
+_WIDTH = "feed_forward_length"
+_PERIOD = 2  # blocks, of which the first has a window
+_BASE = 150000.0  # of RoPE, where config.json does not say
+
+
+@dataclass(frozen=True)
+class GptOssConfig(MixtureConfig):
+    """Shape of a gpt-oss. Raises ConfigError for sizes that make no model.
+
+    Attributes
+    ----------
+    window
+        Keys that a query sees, its own among them, in even blocks.
+    """
+
+    arch: str = "gpt-oss"
+    window: int = 128
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_sizes(self, "window")
+
+
+def _kinds(n_layers: int) -> list[str]:
+    """Return of each block whether it has a window, as config.json says it."""
+    return ["full_attention" if n % _PERIOD else "sliding_attention" for n in range(n_layers)]
+
+
+class GptOss(Mixture):
+    """The architecture."""
+
+    config_type = GptOssConfig
+    table = (
+        table("token_embd", "V E", "model.embed_tokens", std=_STD, frozen="donor"),
+        matrix("lens.proj", "C E", std=by_width, when="donor"),
+        norm("blk.{n}.attn_norm", "C", f"{_LAYER}.input_layernorm"),
+        matrix("blk.{n}.attn_q", "Q C", f"{_LAYER}.self_attn.q_proj", std=by_width, bias=True),
+        matrix("blk.{n}.attn_k", "KV C", f"{_LAYER}.self_attn.k_proj", std=by_width, bias=True),
+        matrix("blk.{n}.attn_v", "KV C", f"{_LAYER}.self_attn.v_proj", std=by_width, bias=True),
+        matrix("blk.{n}.attn_output", "C Q", f"{_LAYER}.self_attn.o_proj", std=by_width, bias=True),
+        Row("blk.{n}.attn_sinks", "H", f"{_LAYER}.self_attn.sinks", "sinks"),
+        norm("blk.{n}.post_attention_norm", "C", f"{_LAYER}.post_attention_layernorm"),
+        router("blk.{n}.ffn_gate_inp", "X C", f"{_LAYER}.mlp.router", bias=True),
+        experts("blk.{n}.ffn_gate_exps", "X F C", f"{_MLP}.gate_up_proj[0:2T]", bias=True),
+        experts("blk.{n}.ffn_up_exps", "X F C", f"{_MLP}.gate_up_proj[1:2T]", bias=True),
+        experts("blk.{n}.ffn_down_exps", "X C F", f"{_MLP}.down_proj[0:1T]", bias=True),
+        norm("output_norm", "C", "model.norm"),
+        matrix("output", "V C", "lm_head", std=_STD, when="untied"),
+    )
+    hf = replace(
+        Mixture.hf,
+        model_type="gpt_oss",
+        keys={
+            **Mixture.hf.keys,
+            EXPERTS: "num_local_experts",
+            USED: "num_experts_per_tok",
+            _WINDOW: "sliding_window",
+        },
+        fixed={
+            **Mixture.hf.fixed,
+            "swiglu_alpha": (ALPHA,),
+            "swiglu_limit": (LIMIT,),
+        },
+        zero_biases=frozenset(),
+        bare=frozenset(("self_attn.sinks", "experts.gate_up_proj", "experts.down_proj")),
+    )
+
+    def sizes(self, cfg: Any, opts: RecipeOptions, n: int | None) -> Mapping[str, int]:
+        """Return what the table's letters and conditions mean."""
+        return {**super().sizes(cfg, opts, n), "H": cfg.n_heads}
+
+    def check(self, cfg: LlamaConfig, opts: RecipeOptions) -> None:
+        """Refuse biases as an option: they are always there. Raises ConfigError."""
+        super().check(cfg, opts)
+        if opts.qkv_bias:
+            raise ConfigError(f"{cfg.arch}: q, k and v always have biases; got qkv_bias=True")
+
+    # -- Files ---------------------------------------------------------------------------------
+
+    def read(self, hyper: Hyper) -> tuple[Any, dict[str, Any]]:
+        """Return the configuration of a file's model, and the options that it calls for."""
+        cfg, options = super().read(hyper)
+        hyper.expect("attention.sliding_window_pattern", _PERIOD)
+        width, window = hyper.whole(_EXPERT_WIDTH, cfg.d_ff), hyper.whole(_WINDOW)
+        return replace(cfg, d_ff=width, window=window), options | {"qkv_bias": False}
+
+    def write(self, cfg: Any) -> dict[str, Any]:
+        """Return the hyper-parameters of a file."""
+        return super().write(cfg) | {_EXPERT_WIDTH: cfg.d_ff, _WINDOW: cfg.window}
+
+    def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
+        """Read what config.json says of RoPE and of windows."""
+        for repeated in ("initial_context_length", "experts_per_token", "router_aux_loss_coef"):
+            config.get(repeated)
+        factors = factors_of(config, found, _BASE)
+        if factors is not None:
+            config.refuse("RoPE must be default, linear or yarn; got llama3")
+        kinds, count = config.get("layer_types"), found.get("block_count", 0)
+        given = kinds if isinstance(kinds, list) else []
+        if kinds is not None and (given != _kinds(len(given)) or len(given) < count):
+            config.refuse(f"layer_types must be a window in every other layer; got {kinds!r}")
+        found.setdefault(_EXPERT_WIDTH, found.get(_WIDTH, 1))
+        quantized = config.get("quantization_config") or {}
+        if quantized and quantized.get("quant_method") != "mxfp4":
+            config.refuse(f"quantization_config must be of mxfp4; got {quantized!r}")
+        return {}
+
+    def folder(
+        self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]
+    ) -> tuple[dict[str, Any], dict[str, Floats]]:
+        """Return RoPE's stretching, and which blocks have a window."""
+        rope = rope_scaling(hyper) or {"rope_scaling": {"rope_type": "default"}}
+        kinds = _kinds(hyper["block_count"])
+        return rope | {"layer_types": kinds, "attention_bias": True, "pad_token_id": None}, {}
+
+    # -- Forward -------------------------------------------------------------------------------
+
+    narrows = True
+
+    def forward(
+        self, layers: Layers, cfg: LlamaConfig, tokens: Tensor, positions: Tensor
+    ) -> Tensor:
+        """Record the embeddings and the blocks."""
+        assert isinstance(cfg, GptOssConfig)
+        x = self.embed(layers, cfg, tokens)
+        for n, block in enumerate(layers.blocks(cfg.n_layers)):
+            normed = block.rmsnorm(x, "attn_norm", cfg.rms_eps)
+            window = 0 if n % _PERIOD else cfg.window
+            heads = self.attention(block, cfg, normed, positions, window=window, sinks="attn_sinks")
+            x = block.residual(x, heads)
+            normed = block.rmsnorm(x, "post_attention_norm", cfg.rms_eps)
+            x = block.add(x, self.feed_forward(block, cfg, normed))
+        return x
+
+    def feed_forward(self, block: Layers, cfg: Any, x: Tensor) -> Tensor:
+        """Record the mixture of x (B T, C)."""
+        routes = block.routes(x, "ffn_gate_inp", cfg.n_experts_used, normalized=True)
+        names = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
+        return block.mixture(x, *names, routes, limit=LIMIT, alpha=ALPHA)
+
+
+register(GptOss("gpt-oss", "GptOss"))
