@@ -6,6 +6,7 @@ from some_adapters import RANKS, draw, matrices
 from test_llama_cpp import DATA, MODELS, judge, judged_logits, judged_text, nmse
 
 from toynn.engines import ENGINES, frozen
+from toynn.evaluation import divergence
 from toynn.formats import adapters, gguf
 from toynn.formats.fuse import fuse
 from toynn.generate import sample
@@ -42,6 +43,29 @@ def base(request, tmp_path_factory):
         pytest.skip("stories260K.gguf is not at ../shared/data")
     with gguf.open(path) as file:
         yield file
+
+
+def test_the_divergence_of_its_logits_is_ours(tmp_path):
+    """llama-perplexity --kl-divergence: an adapter beside its base, over llama.cpp's own logits."""
+    path, length = DATA / "stories260K.gguf", 64
+    if not path.exists():
+        pytest.skip("stories260K.gguf is not at ../shared/data")
+    with gguf.open(path) as file:
+        adapter = draw(file)
+        adapters.write_gguf(tmp_path / "adapter.gguf", adapter)
+        base, engine = frozen(file), frozen(file, adapter)
+    ids = np.random.default_rng(3).integers(3, engine.vocab, 2 * length).astype(np.int32)
+    found = divergence(engine, base, ids, length)
+    logs = []
+    for lora in (tmp_path / "adapter.gguf", None):
+        parts = [judged_logits(path, window, lora) for window in ids.reshape(2, length)]
+        rows = np.concatenate([part[length // 2 : -1] for part in parts])
+        logs.append(rows - np.log(np.exp(rows).sum(1, keepdims=True)))
+    log_q, log_p = logs
+    kl = (np.exp(log_p) * (log_p - log_q)).sum(1)
+    assert found.mean == pytest.approx(kl.mean(), rel=1e-4) and found.mean > 0.01
+    assert found.largest == pytest.approx(kl.max(), rel=1e-4)
+    assert found.same_top == (log_q.argmax(1) == log_p.argmax(1)).mean()
 
 
 @pytest.mark.parametrize("kind", ADAPTERS)
