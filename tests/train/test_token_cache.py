@@ -11,6 +11,7 @@ from killing import in_child, is_killed
 from vocabs import bpe_file, nasty_texts, spm_file
 
 from toynn.data import jsonl, reader, stream
+from toynn.data.preference import read_preferences
 from toynn.errors import CheckpointError, DataError
 from toynn.formats.tokenizer import ByteTokenizer, Tokenizer
 from toynn.train.token_cache import TokenCache
@@ -59,6 +60,30 @@ def seen(data):
 
 def never(*_):
     raise AssertionError("made twice")
+
+
+@pytest.mark.parametrize("loss", ["dpo", "orpo", "kto"])
+def test_preferences_are_made_once_and_are_the_same(loss, tokenizers, tmp_path, monkeypatch):
+    tokenizer, path = tokenizers["bpe"], tmp_path / "a.jsonl"
+    rows = [{"prompt": f"say {n}", "chosen": "a" * n, "rejected": "b" * 9} for n in range(1, 40)]
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+
+    def read(store, loss=loss):
+        options = {"vocab_size": tokenizer.vocab_size, "loss": loss, "store": store}
+        return read_preferences(path, tokenizer, 24, **options)
+
+    def bits(data):
+        batches = data.batches(3, seed=1)
+        every = [next(batches) for _ in range(30)] + list(data.valid_batches(2, 4))
+        return [array.tolist() for batch in every for array in (*batch, batch.bounds)], data.notes
+
+    plain = bits(read(None))
+    assert "were cut to 25 tokens" in plain[1][0]
+    assert bits(read(cache(tmp_path))) == plain
+    other = read(cache(tmp_path), "kto" if loss != "kto" else "dpo")
+    assert bits(other) != plain
+    monkeypatch.setattr(type(tokenizer), "encode_many", never)
+    assert bits(read(cache(tmp_path))) == plain
 
 
 @pytest.mark.parametrize("name", ["bytes", "bpe", "spm"])

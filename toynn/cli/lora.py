@@ -230,6 +230,7 @@ class LoRATraining(TextTraining):
             seed=arguments.seed,
             keep_end=arguments.truncation_mode == "keep_end",
             columns=columns_of(arguments.columns),
+            store=store,
             progress=progress,
         )
 

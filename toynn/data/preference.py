@@ -25,6 +25,7 @@ from toynn.data.examples import Example, Examples, held_out, joined
 from toynn.data.jsonl import TRAIN, VALID
 from toynn.data.packing import pack
 from toynn.data.reader import ASSISTANT, Encoder, Made, Parts, Reader, Talk
+from toynn.data.store import Store
 from toynn.data.stream import Progress, silent
 from toynn.errors import DataError
 
@@ -226,6 +227,7 @@ def read_preferences(
     seed: int = 0,
     keep_end: bool = False,
     columns: Mapping[str, str] = MappingProxyType({}),
+    store: Store | None = None,
     progress: Progress = silent,
 ) -> PreferenceData:
     """Read pairs for "dpo" and "orpo", labelled completions for "kto".
@@ -234,12 +236,14 @@ def read_preferences(
     train.parquet, ...) and perhaps valid.jsonl; without that a tenth is held out. Pairs become
     labelled completions for "kto": chosen are wanted. A pair of which nothing is left to learn, of
     either, is left out, and counted. ``columns`` has names of fields, each with the data's;
-    ``progress`` is told of the bytes read.
+    tokens go into a ``store``, or into memory; ``progress`` is told of the bytes read.
 
     Raises DataError, with file and line.
     """
     path = Path(path)
-    own = Reader(encoder, seq, vocab_size, True, keep_end, progress=progress, columns=columns)
+    own = Reader(
+        encoder, seq, vocab_size, True, keep_end, store=store, progress=progress, columns=columns
+    )
     reader = PreferenceReader(own, loss)
     if path.is_dir():
         train = reader.read(part_of(path, TRAIN) or path / TRAIN)
@@ -272,10 +276,31 @@ class PreferenceReader:
 
     def read(self, path: Path) -> Preferences:
         """Read a file. Raises DataError."""
-        reader, paired = self.reader, self.loss != "kto"
-        examples = Examples(reader.seq, keep_end=reader.keep_end)
-        wanted: list[bool] = []
-        dropped = 0
+        paired = self.loss != "kto"
+        examples, facts = self.reader.stored(
+            path, {"preferences": "pairs" if paired else "kto"}, lambda new: self._fill(path, new)
+        )
+        self.reader.roles.update(facts["roles"])
+        wanted = [letter == "1" for letter in facts["wanted"]]
+        count = len(wanted) // (2 if paired else 1)
+        said = f"{path}: {count:,} {'pairs' if paired else 'completions'}, "
+        said += f"{facts['labels']:,} tokens of completions"
+        if facts["cut"]:
+            said += f"; {facts['cut']:,} were cut to {self.reader.seq + 1:,} tokens"
+        if facts["dropped"]:
+            said += f"; {facts['dropped']:,} were dropped: nothing was left of a completion"
+        if not count:
+            raise DataError(f"{said}; use a longer sequence, or shorter prompts")
+        if not paired and len(set(wanted)) == 1:
+            which = "wanted" if wanted[0] else "not wanted"
+            raise DataError(f"{path}: label: expected both true and false; all are {which}")
+        self.notes.append(said)
+        return Preferences(examples, None if paired else wanted, whole=self.loss == "orpo")
+
+    def _fill(self, path: Path, examples: Examples) -> dict[str, Any]:
+        """Read all lines of a file into examples: those of a line together, or none of them."""
+        reader, dropped = self.reader, 0
+        wanted: list[str] = []
         sequences: deque[_Sequence] = deque()  # of which the ids are still to come
         group: list[tuple[Made, bool]] = []
         with closing(reader.encoded(self._said(path, sequences))) as encoded:
@@ -292,22 +317,10 @@ class PreferenceReader:
                 else:
                     for parts, good in group:
                         examples.append(parts)
-                        wanted.append(good)
+                        wanted.append("01"[good])
                 group = []
-        count = len(examples) // (2 if paired else 1)
-        said = f"{path}: {count:,} {'pairs' if paired else 'completions'}, "
-        said += f"{examples.labels:,} tokens of completions"
-        if examples.cut:
-            said += f"; {examples.cut:,} were cut to {reader.seq + 1:,} tokens"
-        if dropped:
-            said += f"; {dropped:,} were dropped: nothing was left of a completion"
-        if not count:
-            raise DataError(f"{said}; use a longer sequence, or shorter prompts")
-        if not paired and len(set(wanted)) == 1:
-            which = "wanted" if wanted[0] else "not wanted"
-            raise DataError(f"{path}: label: expected both true and false; all are {which}")
-        self.notes.append(said)
-        return Preferences(examples, None if paired else wanted, whole=self.loss == "orpo")
+        facts = {"labels": examples.labels, "cut": examples.cut, "dropped": dropped}
+        return {**facts, "wanted": "".join(wanted), "roles": sorted(reader.roles)}
 
     def _said(
         self, path: Path, sequences: "deque[_Sequence]"

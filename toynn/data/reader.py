@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from toynn.data._forms import checked_calls, from_alpaca, from_sharegpt
 from toynn.data._rows import checked_messages, form_of, rows, string_of
 from toynn.data.examples import Examples
-from toynn.data.store import InMemory, Store
+from toynn.data.store import FillExamples, InMemory, Store
 from toynn.data.stream import Progress, silent
 from toynn.data.windows import check_ids
 from toynn.errors import DataError, ToynnError
@@ -105,13 +105,7 @@ class Reader:
 
     def read(self, path: Path) -> Examples:
         """Read a file; note what was cut and dropped. Raises DataError."""
-        empty = Examples(self.seq, keep_end=self.keep_end)
-        told = {"encoder": self.encoder.fingerprint, "vocab_size": self.vocab_size}
-        told |= {"columns": dict(self.columns)} if self.columns else {}
-        told |= {"seq": self.seq, "keep_end": self.keep_end, "mask_prompt": self.mask_prompt}
-        examples, facts = self.store.examples(
-            path, told, empty, lambda empty: self._fill(path, empty)
-        )
+        examples, facts = self.stored(path, {}, lambda empty: self._fill(path, empty))
         labels, cut, dropped = (facts[name] for name in ("labels", "cut", "dropped"))
         self.roles.update(facts["roles"])
         said = f"{path}: {len(examples):,} examples, {labels:,} tokens to learn"
@@ -130,6 +124,16 @@ class Reader:
             raise DataError(f"{said}; use a longer sequence, or shorter prompts")
         self.notes.append(said)
         return examples
+
+    def stored(
+        self, path: Path, told: dict[str, Any], fill: FillExamples
+    ) -> tuple[Examples, dict[str, Any]]:
+        """Return the examples of a file by the store, ``told`` beside what this reader knows."""
+        told = told | {"encoder": self.encoder.fingerprint, "vocab_size": self.vocab_size}
+        told |= {"columns": dict(self.columns)} if self.columns else {}
+        told |= {"seq": self.seq, "keep_end": self.keep_end, "mask_prompt": self.mask_prompt}
+        empty = Examples(self.seq, keep_end=self.keep_end)
+        return self.store.examples(path, told, empty, fill)
 
     def _fill(self, path: Path, examples: Examples) -> dict[str, Any]:
         """Read all lines of a file into examples."""
