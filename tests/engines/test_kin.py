@@ -75,6 +75,21 @@ FOLDERS = {
         "attn_logit_softcapping must be a num",
     ),
     "gemma3 cap": ("gemma3", dict(attn_logit_softcapping=50.0), "softcapping must be None; got 50"),
+    "qwen35 kinds": (
+        "qwen35",
+        dict(layer_types=["full_attention", "linear_attention", "linear_attention"]),
+        "layer_types must be 3 of linear_attention, every n-th full_attention; got",
+    ),
+    "qwen35 rope": (
+        "qwen35",
+        dict(rope_parameters={"rope_theta": 1e4, "rope_type": "yarn", "factor": 2.0}),
+        "RoPE must be default; got",
+    ),
+    "qwen35 width": (
+        "qwen35",
+        dict(linear_value_head_dim=None),
+        "linear_value_head_dim must be a whole number",
+    ),
     "lfm2 bias": ("lfm2", dict(conv_bias=True), "conv_bias must be False; got True"),
     "lfm2 kinds": (
         "lfm2",
@@ -186,6 +201,14 @@ FILES = {
         2**31,
         r"heads of \d+ channels|wrong shape|divide",
     ),
+    "delta heads": ("qwen35", "qwen35.ssm.group_count", 5, "delta_heads must divide"),
+    "many delta heads": ("qwen35", "qwen35.ssm.group_count", 2**31, "delta_heads must divide"),
+    "delta inner": ("qwen35", "qwen35.ssm.inner_size", 19, "must be a multiple of the 6 heads"),
+    "state": ("qwen35", "qwen35.ssm.state_size", 2**31, "of at most 256 channels"),
+    "delta taps": ("qwen35", "qwen35.ssm.conv_kernel", 2**31, "conv_taps must be at most 16"),
+    "every": ("qwen35", "qwen35.full_attention_interval", 3, "missing|unknown tensors|wrong shape"),
+    "sections": ("qwen35", "qwen35.rope.dimension_sections", 3.5, "must be 4 numbers"),
+    "next tokens": ("qwen35", "qwen35.nextn_predict_layers", 1, "is not known to toynn"),
     "taps": ("lfm2", "lfm2.shortconv.l_cache", 2**31, "conv_taps must be at most 16; got"),
     "kv heads": (
         "lfm2",
@@ -296,7 +319,16 @@ def test_what_a_phi3_or_gemma_cannot_be():
     for blocks in ((), (3,), (1, 0)):
         with pytest.raises(ConfigError, match="LFM2Config: attention_blocks must be numbers of"):
             config("lfm2", attention_blocks=blocks)
-    for kind in ("olmo2", "phi3", "gemma3", "lfm2"):
+    for sizes, message in (
+        ({"delta_heads": 4}, "delta_heads must divide delta_value_heads"),
+        ({"delta_dim": 257}, "of at most 256 channels"),
+        ({"rope_channels": 3}, "rope_channels must be even"),
+        ({"conv_taps": 17}, "conv_taps must be at most 16"),
+        ({"attention_every": 0}, "attention_every must be a whole number >= 1"),
+    ):
+        with pytest.raises(ConfigError, match=f"Qwen35Config: .*{message}"):
+            config("qwen35", **{"delta_value_heads": 6} | sizes)
+    for kind in ("olmo2", "phi3", "gemma3", "lfm2", "qwen35"):
         with pytest.raises(ConfigError, match=f"{kind}: q, k and v have no biases"):
             make(kind, qkv_bias=True)
     with pytest.raises(ConfigError, match="gemma2: the head is tied"):

@@ -30,7 +30,7 @@ LIMIT = 1e-10
 
 BASES = ["stories", "gpt2", "qwen2", "qwen3", "llama-untied", "smollm3", "granite"]
 BASES += ["qwen3moe", "olmoe", "granitemoe", "gpt-oss"]
-BASES += ["olmo2", "phi3", "phi3-short", "lfm2", "gemma2", "gemma3"]
+BASES += ["olmo2", "phi3", "phi3-short", "lfm2", "qwen35", "gemma2", "gemma3"]
 
 
 @pytest.fixture(scope="module", params=BASES)

@@ -21,6 +21,14 @@ CAPS = {"window": 4, "score_cap": 1.5, "logit_cap": 2.0}
 LOCAL = {"window": 4, "rope_base": 500.0, "local_base": 50.0, "rope_divisor": 8.0}
 LONGROPE = {"rope_magnitude": 1.2}
 LONGROPE |= {"short_factors": (1.0, 1.5), "long_factors": (2.0, 7.0)}  # of the pairs of a head
+# What states give is normalised, small as it may be: eps keeps float32 from being all there is.
+DELTA = {
+    "rms_eps": 0.03,
+    "delta_heads": 2,
+    "delta_value_heads": 6,
+    "delta_dim": 5,
+    "delta_value_dim": 3,
+}
 T = 13
 
 # By name: what differs in the configuration, and the options.
@@ -62,6 +70,13 @@ KINDS = {
     "phi3-long": ({"arch": "phi3", "original_context": 12} | LONGROPE, {}),
     "lfm2": ({"arch": "lfm2", "n_layers": 3, "attention_blocks": (1,)}, {}),
     "lfm2-taps": ({"arch": "lfm2", "attention_blocks": (0,), "conv_taps": 5}, {"untied": True}),
+    "qwen35": (
+        {"arch": "qwen35", "n_layers": 3, "attention_every": 2, "rope_channels": 4, "head_dim": 6}
+        | DELTA,
+        {"untied": True},
+    ),
+    "qwen35-tied": ({"arch": "qwen35", "attention_every": 1, "conv_taps": 2}, {}),
+    "qwen35-usual": ({"arch": "qwen35", "n_layers": 3, "attention_every": 3, "rms_eps": 0.1}, {}),
     "gemma2": ({"arch": "gemma2", "n_layers": 3, "head_dim": 6} | CAPS, {}),
     "gemma3": ({"arch": "gemma3", "n_layers": 7, "head_dim": 6} | LOCAL, {}),
     "gemma3-untied-cap": ({"arch": "gemma3", "window": 3, "logit_cap": 2.0}, {"untied": True}),
@@ -88,6 +103,8 @@ def shake(engine, rng):
         name: (name.endswith("norm.weight") + 0.3 * rng.standard_normal(w.shape)).astype(np.float32)
         for name, w in engine.weights().items()
     }
+    for name in (name for name in weights if name.endswith("ssm_a")):  # by which states forget
+        weights[name] = -np.abs(weights[name])
     engine.load_weights(weights)
     return weights
 

@@ -11,7 +11,8 @@ RANKS = (1, 3, 4, 4)  # of one tensor after the other
 def matrices(base):
     """The matrices of a model's blocks."""
     own = [n for n, info in base.tensors.items() if n.startswith("blk.") and len(info.shape) > 1]
-    return [n for n in own if "ffn_gate_inp" not in n and not n.endswith(("conv.weight", ".bias"))]
+    none = ("conv.weight", "conv1d.weight", ".bias")
+    return [n for n in own if "ffn_gate_inp" not in n and not n.endswith(none)]
 
 
 def draw(base, weights=None, *, ranks=(4,), alpha=8.0, size=0.1, seed=0, **more):

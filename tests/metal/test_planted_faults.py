@@ -46,7 +46,7 @@ FAULTS = {
         "R[tid * E + e] = fresh ? 0.0f : forget * grown;",
         "R[tid * E + e] = forget * grown;",
     ),
-    "delta: a row beyond the last is written": ("delta", 0, "t > uint(last[b])", "t > T"),
+    "delta: a row beyond the count is written": ("delta", 0, "t >= uint(count[b])", "t > T"),
     # Barriers.
     "group_sum: no barrier after partial sums": (
         "rmsnorm",

@@ -8,7 +8,7 @@ pytest.importorskip("transformers", reason="transformers, the parity extra, is n
 pytest.importorskip("peft", reason="PEFT, the parity extra, is not installed")
 
 import torch
-from llamas import CAPS, EXPERTS, LOCAL, LONGROPE, OLMOE, SCALES
+from llamas import CAPS, DELTA, EXPERTS, LOCAL, LONGROPE, OLMOE, SCALES
 from lora_bases import T, draw, make, mixed, write_base
 from peft import LoraConfig, PeftModel, TaskType, get_peft_model
 from safetensors.numpy import load_file
@@ -48,6 +48,7 @@ BASES = {
     "olmo2": ("olmo2", "F32", {}),
     "phi3": ("phi3", "F32", LONGROPE | {"original_context": 8, "window": 7}),
     "lfm2": ("lfm2", "F32", {"n_layers": 3, "attention_blocks": (1,)}),
+    "qwen35": ("qwen35", "F32", {"n_layers": 3, "attention_every": 2} | DELTA),
     "gemma2": ("gemma2", "F32", {"n_layers": 3, "head_dim": 6} | CAPS),
     "gemma3": ("gemma3", "F32", {"n_layers": 7, "head_dim": 6} | LOCAL),
     "gpt2": ("gpt2", "F32", {}),
@@ -65,7 +66,7 @@ PAIRS += [("qwen2", "plain"), ("qwen3", "rslora"), ("gpt2", "plain"), ("gpt2", "
 PAIRS += [("smollm3", "rslora"), ("granite", "plain"), ("qwen3moe", "plain")]
 PAIRS += [("olmoe", "rslora"), ("granitemoe", "attention")]
 PAIRS += [("olmo2", "plain"), ("phi3", "plain")]
-PAIRS += [("lfm2", "plain"), ("gemma2", "plain"), ("gemma3", "rslora")]
+PAIRS += [("qwen35", "plain"), ("lfm2", "plain"), ("gemma2", "plain"), ("gemma3", "rslora")]
 PAIRS += [(kind, "plain") for kind, (_, type, _) in BASES.items() if type != "F32"]
 
 

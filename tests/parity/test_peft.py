@@ -34,7 +34,7 @@ ADAPTERS = {
     "one-block": {"weights": 1},
 }
 KINDS = ("llama", "llama-wide", "qwen2", "qwen3", "smollm3", "granite", "gpt2")
-KINDS += ("olmo2", "phi3-longrope", "lfm2", "gemma2", "gemma3")
+KINDS += ("olmo2", "phi3-longrope", "lfm2", "qwen35", "gemma2", "gemma3")
 
 
 def logits_of(model):

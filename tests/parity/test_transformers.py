@@ -1,5 +1,7 @@
 """Llama and its kin against transformers in float64: the same weights under its names."""
 
+from contextlib import contextmanager
+
 import numpy as np
 import pytest
 
@@ -35,6 +37,8 @@ from transformers import (
     Phi3ForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
@@ -42,6 +46,7 @@ from transformers import (
     SmolLM3Config,
     SmolLM3ForCausalLM,
 )
+from transformers.models.qwen3_5 import modeling_qwen3_5
 
 from toynn.models import architecture
 
@@ -61,6 +66,7 @@ MODELS = {
     "olmo2": (Olmo2Config, Olmo2ForCausalLM),
     "phi3": (Phi3Config, Phi3ForCausalLM),
     "lfm2": (Lfm2Config, Lfm2ForCausalLM),
+    "qwen35": (Qwen3_5TextConfig, Qwen3_5ForCausalLM),
     "gemma2": (Gemma2Config, Gemma2ForCausalLM),
     "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM),
 }
@@ -111,6 +117,7 @@ KINDS += ["smollm3", "granite", "qwen3moe", "olmoe", "olmoe-one", "olmoe-all", "
 KINDS += ["granitemoe-shared", "gpt-oss"]
 KINDS += ["smollm3", "granite", "olmo2", "phi3", "phi3-tied-part", "phi3-short", "phi3-long"]
 KINDS += ["llama-linear", "llama-yarn", "llama-yarn-uncut", "qwen3-yarn"]
+KINDS += ["qwen35", "qwen35-tied", "qwen35-usual"]
 KINDS += ["lfm2", "lfm2-taps", "gemma2", "gemma3", "gemma3-untied-cap"]
 
 
@@ -131,6 +138,15 @@ OTHER_NAMES = {
         "token_embd_norm": "model.embedding_norm",
     },
     "gpt-oss": {"ffn_gate_inp": "mlp.router", "attn_sinks": "self_attn.sinks"},
+    "qwen35": {
+        "attn_qkv": "linear_attn.in_proj_qkv",
+        "attn_gate": "linear_attn.in_proj_z",
+        "ssm_beta": "linear_attn.in_proj_b",
+        "ssm_alpha": "linear_attn.in_proj_a",
+        "ssm_conv1d": "linear_attn.conv1d",
+        "ssm_norm": "linear_attn.norm",
+        "ssm_out": "linear_attn.out_proj",
+    },
     "gemma2": {"ffn_norm": "pre_feedforward_layernorm"},
     "gemma3": {"ffn_norm": "pre_feedforward_layernorm"},
 }
@@ -154,6 +170,13 @@ def more(kind, cfg):
         ]
         width = {"block_auto_adjust_ff_dim": False, "pad_token_id": None, "norm_eps": cfg.rms_eps}
         return {"layer_types": kinds, "conv_L_cache": cfg.conv_taps} | width
+    if cfg.arch == "qwen35":
+        rope = {"rope_type": "default", "rope_theta": cfg.rope_base, "mrope_section": [2, 1, 1]}
+        rope["partial_rotary_factor"] = cfg.rope_channels / cfg.d_head
+        every = {"layer_types": None, "full_attention_interval": cfg.attention_every}
+        names = ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim")
+        sizes = {f"linear_{name}": size for name, size in zip(names, cfg.delta, strict=True)}
+        return {"rope_parameters": rope, "linear_conv_kernel_dim": cfg.conv_taps} | every | sizes
     if cfg.arch.startswith("gemma"):
         rope = {"rope_type": "default", "rope_theta": cfg.rope_base}
         if cfg.arch == "gemma3":
@@ -185,8 +208,27 @@ def stretch(cfg):
     return {"rope_parameters": rope}
 
 
+@contextmanager
+def in_float64(module):
+    """What a module computes in float32 whatever it is given, in float64."""
+
+    class Wide:
+        float32 = torch.float64
+
+        def __getattr__(self, name):
+            return getattr(torch, name)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "torch", Wide())
+        patch.setattr(torch.Tensor, "float", torch.Tensor.double)
+        yield
+
+
 def their_name(name, arch):
     """blk.0.attn_q.weight: model.layers.0.self_attn.q_proj.weight."""
+    for whole, theirs in (("ssm_a", "A_log"), ("ssm_dt.bias", "dt_bias")):
+        if name.endswith(f".{whole}"):
+            return f"model.layers.{name.split('.')[1]}.linear_attn.{theirs}"
     part, _, kind = name.rpartition(".")
     block = part.split(".")[:2] if part.startswith("blk.") else []
     part = ".".join(part.split(".")[len(block) :])
@@ -214,12 +256,26 @@ def half_of(name, w, arch):
 
 
 def less(name, w, cfg):
-    """Gemma's gains are 1 + w there."""
-    return w - (cfg.arch.startswith("gemma") and name.endswith("norm.weight"))
+    """Gemma's gains are 1 + w there, and most of Qwen3.5's."""
+    shifted = cfg.arch.startswith(("gemma", "qwen35")) and "ssm_" not in name
+    return w - (shifted and name.endswith("norm.weight"))
 
 
 def rows_apart(name, w, cfg):
-    """Rows of q and k from GGUF's order, where pairs are neighbours, to halves."""
+    """Rows of q and k from GGUF's order, where pairs are neighbours, to halves.
+
+    Heads of v of a delta rule: from those that read one of q and k after the other, to together.
+    """
+    if cfg.arch == "qwen35":
+        K, V, D, _ = cfg.delta
+        parts = ("attn_gate", "attn_qkv", "ssm_alpha", "ssm_beta", "ssm_a", "ssm_dt", "ssm_conv1d")
+        if "ssm_out" in name:
+            return w.reshape(len(w), V // K, K, -1).swapaxes(1, 2).reshape(w.shape)
+        if not any(f".{part}" in name for part in parts):
+            return w
+        before = 2 * K * D if "qkv" in name or "conv" in name else 0
+        heads = w[before:].reshape(V // K, K, -1, *w.shape[1:]).swapaxes(0, 1)
+        return np.concatenate([w[:before], heads.reshape(w[before:].shape)])
     turns = architecture(cfg.arch).turns_neighbours
     if not turns or not name.rpartition(".")[0].endswith(("attn_q", "attn_k")):
         return w
@@ -259,7 +315,7 @@ class Theirs:
             )
         ).double()
         self.model.set_experts_implementation("eager")  # the others are for floats
-        own = dict(self.model.named_parameters())
+        own = dict(self.model.named_parameters()) | dict(self._decays())
         own = {name.replace("block_sparse_moe.router", "mlp.gate"): w for name, w in own.items()}
         own = {name.replace("block_sparse_moe", "mlp"): w for name, w in own.items()}
         firsts = [name for name in engine.weights() if name == first_of(name)]
@@ -276,9 +332,23 @@ class Theirs:
             name: (torch.zeros_like(w), torch.zeros_like(w)) for name, w in self.weights.items()
         }
 
+    def _decays(self):
+        """What A_log is the logarithm of, which is what we train, in its place."""
+        for name, module in self.model.named_modules():
+            if hasattr(module, "A_log"):
+                decay = module.decay = torch.nn.Parameter(torch.empty_like(module.A_log))
+                del module.A_log
+                module.register_forward_pre_hook(
+                    lambda module, _: setattr(module, "A_log", torch.log(-module.decay))
+                )
+                yield f"{name}.A_log", decay
+
     def logits(self, ids, batch):
         ids = torch.tensor(ids.astype(np.int64)).reshape(batch, -1)
-        return self.model(input_ids=ids).logits.flatten(0, 1)
+        if self.cfg.arch != "qwen35":
+            return self.model(input_ids=ids).logits.flatten(0, 1)
+        with in_float64(modeling_qwen3_5):
+            return self.model(input_ids=ids).logits.flatten(0, 1)
 
     def backward(self, ids, labels, batch):
         self.model.zero_grad()

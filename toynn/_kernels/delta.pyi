@@ -52,6 +52,6 @@ def cached(
     g: _F32,
     c: _F32,
     past: _I32,
-    last: _I32,
+    count: _I32,
     n_threads: int = 1,
 ) -> None: ...

@@ -15,8 +15,8 @@ and dc = db b (1 - b); dq' = r (dq - q^ (q^ . dq)) of q = r q', q^ = q without 1
 N = B T rows of X numbers; g, c (N,V); y (N, V E). first[i] is the first row of row i's segment,
 over all rows. Saved: states (B,V,S,D,E), what every L-th row sees, so that backward computes L
 states again at a time. D at most 256. float32, C-contiguous; dx, dg and dc are overwritten.
-cached: the T rows come behind past[b] others, after which the state (B,V,D,E) is; rows beyond
-last[b] are none: y is 0 there, and the state does not know them. No gradient.
+cached: the T rows come behind past[b] others, after which the state (B,V,D,E) is; those from
+count[b] on are none: y is 0 there, and the state does not know them. No gradient.
 Source: Yang, Kautz & Hatamizadeh 2024, Gated Delta Networks, arXiv:2412.06464, section 3.
 """
 from libc.math cimport expf, sqrtf
@@ -181,7 +181,7 @@ cdef void _cached_blocks(KernelArgs* a, Py_ssize_t begin, Py_ssize_t end) noexce
     cdef const float* g = <const float*>a.t[3]
     cdef const float* c = <const float*>a.t[4]
     cdef const int* past = <const int*>a.t[5]
-    cdef const int* last = <const int*>a.t[6]
+    cdef const int* count = <const int*>a.t[6]
     cdef Py_ssize_t T = a.n[1], K = a.n[2], V = a.n[3], D = a.n[4], E = a.n[5], X = a.n[6]
     cdef Py_ssize_t blocks = (E + WIDE - 1) // WIDE, task, b, h, n, t, e0, width
     cdef float now[MOST * WIDE]
@@ -201,7 +201,7 @@ cdef void _cached_blocks(KernelArgs* a, Py_ssize_t begin, Py_ssize_t end) noexce
             load(now, state + task // blocks * D * E + e0, D, E, width)
         for t in range(T):
             n = b * T + t
-            if t > last[b]:
+            if t >= count[b]:
                 memset(y + n * V * E + h * E + e0, 0, width * sizeof(float))
                 continue
             r = x + n * X
@@ -318,28 +318,28 @@ def backward(
 
 def cached(
     float[:, ::1] y, float[:, :, :, ::1] state, const float[:, ::1] x, const float[:, ::1] g,
-    const float[:, ::1] c, const int[::1] past, const int[::1] last, int n_threads=1,
+    const float[:, ::1] c, const int[::1] past, const int[::1] count, int n_threads=1,
 ):
-    """Overwrite y (B*T, V*E) and state (B,V,D,E) from x, g and c (B*T,V), past and last (B,)."""
+    """Overwrite y (B*T, V*E) and state (B,V,D,E) from x, g and c (B*T,V), past and count (B,)."""
     cdef KernelArgs a
     cdef Py_ssize_t N = x.shape[0], B = state.shape[0], V = state.shape[1], D = state.shape[2]
     cdef Py_ssize_t E = state.shape[3], T = N // max(B, 1), b
     check(
         "delta.cached", f"{N} rows, state of {V} heads ({D}, {E})", n_threads, y=(y, (N, V * E)),
-        g=(g, (N, V)), c=(c, (N, V)), past=(past, (B,)), last=(last, (B,)),
+        g=(g, (N, V)), c=(c, (N, V)), past=(past, (B,)), count=(count, (B,)),
         x=(x, (B * T, x.shape[1])),
         state=(state, np.shape(state)),
     )
     a.n[2] = _heads("delta.cached", x.shape[1], V, D, E)
     for b in range(B):
-        if past[b] < 0 or not 0 <= last[b] < T:
+        if past[b] < 0 or not 0 <= count[b] <= T:
             raise ValueError(
-                f"delta.cached: {T} rows need a past >= 0 and a last of them; got {past[b]}, "
-                f"{last[b]}"
+                f"delta.cached: {T} rows need a past >= 0 and a count of them; got {past[b]}, "
+                f"{count[b]}"
             )
     a.t[0], a.t[2], a.t[3], a.t[4] = at2(y), at2(x), at2(g), at2(c)
     a.t[1] = <void*>&state[0, 0, 0, 0] if B else NULL
-    a.t[5], a.t[6] = ids1(past), ids1(last)
+    a.t[5], a.t[6] = ids1(past), ids1(count)
     a.n[0], a.n[1], a.n[3], a.n[4], a.n[5] = B, T, V, D, E
     a.n[6] = x.shape[1]
     a.n_threads = n_threads
@@ -352,5 +352,5 @@ entries = {
     "backward": entry(
         _backward, "dx dg dc dy x g c states first?", sizes="B T S K V D E L X"
     ),
-    "cached": entry(_cached, "y state x g c past last", sizes="B T K V D E X"),
+    "cached": entry(_cached, "y state x g c past count", sizes="B T K V D E X"),
 }

@@ -5,7 +5,8 @@
 
 The last chunk of a prompt is filled up on the right. What is computed for the filling goes into the
 cache behind the tokens' own rows, and is written over before anything sees it; so the cache has
-room for a chunk beyond the longest sequence. The head works on the last token's row alone.
+room for a chunk beyond the longest sequence. A state, which nothing writes over, is told how many
+tokens count. The head works on the last token's row alone.
 
 Several sequences are read together, each with a past of its own: a step of B sequences multiplies
 B rows, and takes much less than B times as long as one of a single row, since both read all
@@ -42,6 +43,7 @@ class Reading:
     positions: Tensor
     past: Tensor  # (B,)
     last: Tensor  # (B,): the rows whose logits are wanted
+    counts: Tensor  # (B,): tokens of each sequence; what is behind them fills up
     logits: Tensor  # (B, V)
 
 
@@ -112,12 +114,13 @@ class Decoding:
         tokens = s.input("tokens", (batch * length,), "i32")
         positions = s.input("positions", (batch * length,), "i32")
         kept = self._kept.setdefault((batch, room), {})
-        caches = Caches(s, past, room + chunk(batch), f"{batch} x {room}: ", kept)
+        counts = s.input("counts", (batch,), "i32")
+        caches = Caches(s, past, counts, room + chunk(batch), f"{batch} x {room}: ", kept)
         layers = engine.layers(batch, caches=caches, long=long)
         x = engine.model.rows(layers, cfg, tokens, positions, last)
         x = engine.model.last(layers, cfg, x)
         logits = s.output(engine.model.logits(layers, cfg, engine.options, x))
-        return Reading(s.tape, tokens, positions, past, last, logits)
+        return Reading(s.tape, tokens, positions, past, last, counts, logits)
 
 
 @dataclass
@@ -206,15 +209,17 @@ class BatchDecoder:
         reading = self._decoding.reading(batch, room, length, long=long)
         past = np.array([self.past(number) for number in range(batch)])
         tokens = np.zeros((batch, length), np.result_type(*pieces.values()))
-        last = np.arange(batch) * length
+        last, counts = np.arange(batch) * length, np.zeros(batch, np.int32)
         for number, ids in pieces.items():
             tokens[number, : ids.size] = ids
             last[number] += ids.size - 1
+            counts[number] = ids.size
         positions = np.minimum(past[:, None] + np.arange(length), self._engine.config.context - 1)
         s.upload(reading.tokens, tokens.reshape(-1))
         s.upload(reading.positions, positions.reshape(-1))
         s.upload(reading.past, past)
         s.upload(reading.last, last)
+        s.upload(reading.counts, counts)
         self._engine.measure_norms()
         s.run("loss", tape=reading.tape)
         for number, ids in pieces.items():

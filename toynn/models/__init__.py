@@ -18,6 +18,7 @@ from toynn.models.olmo2 import Olmo2
 from toynn.models.olmoe import OLMoEConfig
 from toynn.models.phi3 import Phi3Config
 from toynn.models.qwen3moe import Qwen3MoEConfig
+from toynn.models.qwen35 import Qwen35Config
 from toynn.models.registry import ARCHITECTURES, architecture, register
 from toynn.models.sequence import Folder, SequenceConfig, SequenceModel
 from toynn.models.smollm3 import SmolLM3
@@ -41,6 +42,7 @@ __all__ = [
     "Olmo2",
     "Phi3Config",
     "Qwen3MoEConfig",
+    "Qwen35Config",
     "Row",
     "SequenceConfig",
     "SequenceModel",

@@ -141,6 +141,9 @@ class SequenceModel(Model[S]):
             spread=frozenset(row.name for row in rows if row.spread),
             more={row.name: row.more for row in rows if row.more},
             has_head=any(row.name == "output" and row.when is not False for row in rows),
+            logarithms=frozenset(row.name for row in rows if row.logarithm),
+            whole=frozenset(row.name for row in rows if row.bare),
+            orders={row.name: row.order for row in rows if row.order},
             complete=self.complete,
             beside=self.folder,
         )

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toynn._kernels import random
+from toynn.formats.hf.spelling import Order
 
 __all__ = [
     "Row",
@@ -57,7 +58,7 @@ class Row:
         "matrix": x W^T is computed, and it can have an adapter. "table": rows are looked up.
         "norm": a gain. "experts": a stack of matrices, which can have adapters, one for each.
         "router": a matrix that chooses among them, and has none. "sinks": scores of heads.
-        "taps": a convolution's (C, L).
+        "taps": a convolution's (C, L). "decays": numbers below 0, by which states forget.
     std
         Of the normal distribution that it starts from. In blocks, times ``init_scale``.
     bias, when, frozen
@@ -72,7 +73,11 @@ class Row:
     more
         By how much its numbers are more than those at Hugging Face, where a gain is 1 + w.
     bare
-        Whether the name is that of the weight, without ``.weight``.
+        Whether the names, here and there, are that of the weight, without ``.weight``.
+    logarithm
+        Whether the numbers are -e^x of those at Hugging Face.
+    order
+        Another order of its rows or columns there.
     """
 
     name: str
@@ -88,6 +93,8 @@ class Row:
     spread: bool = False
     more: float = 0.0
     bare: bool = False
+    logarithm: bool = False
+    order: Order | None = None
 
 
 def matrix(name: str, shape: str, elsewhere: str = "", *, std: Start, **more: Any) -> Row:
@@ -136,9 +143,14 @@ class Weight:
     is_frozen: bool
 
     def start(self, cfg: Any, scale: float, seed: int, stream: int) -> NDArray[np.float32]:
-        """Return its first values: ones of a gain, zeros of a bias, else drawn from N(0, std)."""
+        """Return its first values: ones of a gain, zeros of a bias, else drawn from N(0, std).
+
+        Of decays: -1 to -16, as Mamba-2 has them.
+        """
         if self.row.kind == "norm" and not self.is_bias:
             return np.ones(self.shape, np.float32)
+        if self.row.kind == "decays":
+            return np.linspace(-1, -16, self.shape[0], dtype=np.float32)
         values = np.zeros(self.shape, np.float32)
         if not self.is_bias and self.row.std:
             std = self.row.std if isinstance(self.row.std, float) else self.row.std(cfg, self.shape)

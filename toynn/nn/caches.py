@@ -13,13 +13,15 @@ __all__ = ["Caches"]
 class Caches:
     """Keys and values that tapes of one session add to, by the name of their attention.
 
-    ``past`` (B,) of i32 says how many rows of each sequence are there; ``rows`` is the room. What
-    is ``kept`` is shared by all tapes: the first that asks for a name declares its memory, under
-    that name behind ``label``, which is the session's own for this batch and room.
+    ``past`` (B,) of i32 says how many rows of each sequence are there, ``counts`` (B,) how many
+    come now, before what only fills up; ``rows`` is the room. What is ``kept`` is shared by all
+    tapes: the first that asks for a name declares its memory, under that name behind ``label``,
+    which is the session's own for this batch and room.
     """
 
     session: Session
     past: Tensor
+    counts: Tensor
     rows: int
     label: str = ""
     kept: dict[str, Tensor] = field(default_factory=dict)
@@ -34,6 +36,10 @@ class Caches:
     def ring(self, name: str, batch: int, width: int) -> Tensor:
         """Return the last rows (B, RING, C) of what a convolution sums."""
         return self._kept(f"{name}ring", (batch, ops.RING, width))
+
+    def state(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """Return what a delta rule writes to, (B, V, D, E)."""
+        return self._kept(f"{name}state", shape)
 
     def _kept(self, name: str, shape: tuple[int, ...]) -> Tensor:
         if name not in self.kept:

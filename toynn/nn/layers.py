@@ -207,20 +207,50 @@ class Layers:
 
         With caches, the rows before these are seen, and these are kept.
         """
+        return self.linear(self._narrowed(self.convolution(self.linear(x, into), taps)), out)
+
+    def convolution(self, x: Tensor, taps: str) -> Tensor:
+        """Record conv(x) of each channel, or g * conv(b * v) where x has those; see ops.shortconv.
+
+        With caches as ``shortconv``.
+        """
         w, ring, past = self.weight(f"{taps}.weight"), None, None
         if self.caches is not None:
             ring = self.caches.ring(self.prefix, self.batch, w.shape[0])
             past = self.caches.past
-        y = ops.shortconv(
-            self.session,
-            self.linear(x, into),
-            w,
-            batch=self.batch,
-            first=self.segments,
-            ring=ring,
-            past=past,
+        return ops.shortconv(
+            self.session, x, w, batch=self.batch, first=self.segments, ring=ring, past=past
         )
-        return self.linear(self._narrowed(y), out)
+
+    def delta(self, x: Tensor, g: Tensor, c: Tensor, n_k_heads: int, d_k: int) -> Tensor:
+        """Record what the gated delta rule reads of its states, by q, k and v in x; see ops.delta.
+
+        With caches the states go on from where they were, and are kept.
+        """
+        caches, V = self.caches, g.shape[1]
+        state = past = counts = None
+        if caches is not None:
+            E = (x.shape[1] - 2 * n_k_heads * d_k) // V
+            state = caches.state(self.prefix, (self.batch, V, d_k, E))
+            past, counts = caches.past, caches.counts
+        y = ops.delta(
+            self.session,
+            x,
+            g,
+            c,
+            batch=self.batch,
+            n_k_heads=n_k_heads,
+            d_k=d_k,
+            first=self.segments,
+            state=state,
+            past=past,
+            count=counts,
+        )
+        return self._narrowed(y)
+
+    def decay(self, x: Tensor, gain: str, bias: str) -> Tensor:
+        """Record gain * log(1 + e^(x + bias)), by whole names of weights; see ops.decay."""
+        return ops.decay(self.session, x, self.weight(gain), self.weight(bias))
 
     def head(
         self, x: Tensor, name: str, labels: Tensor, cap: float = 0.0
@@ -258,6 +288,25 @@ class Layers:
     def scale(self, x: Tensor, factor: float) -> Tensor:
         """Record x times a number."""
         return x if factor == 1 else ops.scale(self.session, x, factor)
+
+    def silu(self, x: Tensor) -> Tensor:
+        """Record x / (1 + e^-x)."""
+        return ops.silu(self.session, x)
+
+    def gate(self, x: Tensor, gate: Tensor) -> Tensor:
+        """Record x silu(gate), x having the rows that are wanted."""
+        return ops.swiglu(self.session, self._narrowed(gate), x)
+
+    def queries(self, x: Tensor, n_heads: int) -> Tensor:
+        """Record the first halves of the heads of x, of which the others are gates."""
+        return ops.queries(self.session, x, n_heads)
+
+    def gated(self, x: Tensor, gates: Tensor, n_heads: int) -> Tensor:
+        """Record x sigmoid(gate), by the gates beside the queries; see ops.gated.
+
+        x has the rows that are wanted.
+        """
+        return ops.gated(self.session, x, self._narrowed(gates), n_heads)
 
     def softcap(self, x: Tensor, cap: float) -> Tensor:
         """Record cap tanh(x / cap); x itself, where the cap is 0."""

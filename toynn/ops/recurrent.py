@@ -54,14 +54,14 @@ def delta(
     first: Tensor | None = None,
     state: Tensor | None = None,
     past: Tensor | None = None,
-    last: Tensor | None = None,
+    count: Tensor | None = None,
 ) -> Tensor:
     """Record y (B T, V E), what the gated delta rule reads of its states; see the kernel.
 
     x (B T, 2 K D + V E) holds q and k of K heads and v of V; e^g and sigmoid(c), g and c (B T, V),
     say how much is kept and how much is written. ``first`` as in ``attention``. With a ``state``
-    (B, V, D, E), ``past`` and ``last`` (B,) of i32 the rows up to the last are the next of their
-    sequences; that has no gradient, and there are no segments. Raises ConfigError where rows of
+    (B, V, D, E), ``past`` and ``count`` (B,) of i32 so many rows are the next of their sequences;
+    that has no gradient, and there are no segments. Raises ConfigError where rows of
     several sequences may be fewer.
     """
     N, X = matrix("delta", x)
@@ -77,12 +77,12 @@ def delta(
     y = s.tape.new("delta", (N, V * E))
     sizes = {"B": batch, "T": T, "K": K, "V": V, "D": D, "E": E, "X": X}
     read = {"x": x, "g": g, "c": c}
-    if state is not None and past is not None and last is not None:
+    if state is not None and past is not None and count is not None:
         fits = first is None and state.shape == (batch, V, D, E)
-        fits = fits and past.shape == last.shape == (batch,)
-        require(fits, "delta", f"a state ({batch}, {V}, {D}, {E})", state, past, last)
-        s.tape.checks.setdefault(last, []).append(checks.ids_below(T))
-        kept = {"state": state, "past": past, "last": last}
+        fits = fits and past.shape == count.shape == (batch,)
+        require(fits, "delta", f"a state ({batch}, {V}, {D}, {E})", state, past, count)
+        s.tape.checks.setdefault(count, []).append(checks.ids_below(T + 1))
+        kept = {"state": state, "past": past, "count": count}
         s.tape.record(DELTA_CACHED, {"y": y, **read, **kept}, sizes)
         return y
     if first is not None:
@@ -176,9 +176,9 @@ DELTA = Op(
 )
 DELTA_CACHED = Op(
     "delta.cached",
-    "y state <- x g c past last",
+    "y state <- x g c past count",
     "B T K V D E X",
     _forward,
     _no_gradient,
-    integers=("past", "last"),
+    integers=("past", "count"),
 )

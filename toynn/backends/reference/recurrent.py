@@ -164,16 +164,16 @@ def delta_backward(
 @kernel(
     "delta.cached",
     **{"y": "B*T V E", "state": "B V D E", "x": "B*T X", "g": "B*T V", "c": "B*T V"},
-    **{"past": "i32 B", "last": "i32 B"},
+    **{"past": "i32 B", "count": "i32 B"},
 )
 def delta_cached(
-    state: Array, x: Array, g: Array, c: Array, past: Array, last: Array,
+    state: Array, x: Array, g: Array, c: Array, past: Array, count: Array,
     T: int, K: int, V: int, D: int, E: int,
 ) -> Outputs:  # fmt: skip
-    """Go on from the state of each sequence, over the rows up to its last."""
+    """Go on from the state of each sequence, over as many rows as count."""
     state, y = state.copy(), np.zeros((len(x), V, E))
     for i in range(len(state)):
-        rows = slice(i * T, i * T + int(last[i]) + 1)
+        rows = slice(i * T, i * T + int(count[i]))
         q, k, v = _heads(x[rows], K, V, D, E)
         q, k, b, forgets = _unit(q, D**-0.5), _unit(k), _sigmoid(c[rows]), np.exp(g[rows])
         now = state[i] if past[i] else np.zeros((V, D, E))

@@ -130,6 +130,11 @@ def read_peft(folder: Path, base: Base) -> Adapter:
             if config.use_dora:
                 tensors[weight + LORA_M] = pairs_together(tensors[weight + LORA_M], heads)
         tensors[weight + LORA_B] = np.ascontiguousarray(b)
+        if order := order_in(base, weight):
+            axis, index = order
+            for side in (LORA_A,) if axis else (LORA_B, LORA_M):
+                if weight + side in tensors:
+                    tensors[weight + side] = np.take(tensors[weight + side], index, axis)
     return replace(adapter, tensors=tensors, path=folder)
 
 
@@ -210,6 +215,18 @@ def spelling_of(path: Path, architecture: str) -> Spelling:
             f"Face toynn knows; got {architecture!r}"
         )
     return SPELLINGS[architecture]
+
+
+def order_in(base: Base, weight: str) -> tuple[int, NDArray[np.intp]] | None:
+    """Return the axis of a weight that PEFT has in another order, and which; or None.
+
+    Raises AdapterError where the base model's counts do not fit.
+    """
+    shape = base.tensors[weight].shape
+    try:
+        return spelling_of(Path(), base.architecture).order(base.metadata, weight, shape)
+    except (KeyError, ValueError) as error:
+        raise AdapterError(f"{weight}: the base model's {error} does not fit {shape}") from error
 
 
 def heads_in(base: Base, weight: str) -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from toynn.errors import AdapterError
 from toynn.formats import safetensors
@@ -22,7 +23,15 @@ from toynn.formats.adapters.adapter import (
     text_of,
 )
 from toynn.formats.adapters.forms import no_peft
-from toynn.formats.adapters.peft import CONFIG, SUFFIXES, TABLES, WEIGHTS, heads_in, spelling_of
+from toynn.formats.adapters.peft import (
+    CONFIG,
+    SUFFIXES,
+    TABLES,
+    WEIGHTS,
+    heads_in,
+    order_in,
+    spelling_of,
+)
 from toynn.formats.folders import write_together
 from toynn.formats.hf.spelling import Spelling, module_of, pairs_apart
 
@@ -60,6 +69,10 @@ def write_peft(
             own[LORA_M] = adapter.magnitudes[weight]
         if heads := _heads(adapter, spelling, base, weight):
             own |= {k: pairs_apart(values, heads) for k, values in own.items() if k != LORA_A}
+        if order := _order(adapter, spelling, base, weight):
+            axis, back = order[0], np.argsort(order[1])
+            for side in (LORA_A,) if axis else own.keys() - {LORA_A}:
+                own[side] = np.take(own[side], back, axis)
         if is_embedding(weight):
             own, kinds = {LORA_A: a.T, LORA_B: b}, TABLES
         for side, suffix in kinds.items():
@@ -94,10 +107,25 @@ def _heads(adapter: Adapter, spelling: Spelling, base: Base | None, weight: str)
     try:
         return spelling.heads({}, weight)
     except KeyError as error:
-        raise AdapterError(
-            f"{os.fspath(adapter.path)}: {weight}: PEFT has its rows in an order that hangs on the "
-            f"number of heads; name the base model (base=, or --model)"
-        ) from error
+        raise _needs_base(adapter, weight) from error
+
+
+def _order(
+    adapter: Adapter, spelling: Spelling, base: Base | None, weight: str
+) -> tuple[int, NDArray[np.intp]] | None:
+    """Return the axis of a weight that PEFT has in another order, and which; or None."""
+    if base is not None:
+        return order_in(base, weight)
+    if module_of(weight) in spelling.orders:
+        raise _needs_base(adapter, weight)
+    return None
+
+
+def _needs_base(adapter: Adapter, weight: str) -> AdapterError:
+    return AdapterError(
+        f"{os.fspath(adapter.path)}: {weight}: PEFT has its rows in an order that hangs on the "
+        f"number of heads; name the base model (base=, or --model)"
+    )
 
 
 def _texts(metadata: Mapping[str, Any]) -> dict[str, str]:

@@ -114,6 +114,13 @@ class HFModel:
         heads = self._heads(name)
         return pairs_together(values, heads) if heads else values
 
+    def _order(self, name: str, shape: tuple[int, ...]) -> tuple[int, NDArray[np.intp]] | None:
+        """Return another order of a weight's rows or columns than GGUF's, if it has one."""
+        try:
+            return self._spelling.order(self.metadata, name, shape)
+        except (KeyError, ValueError) as error:
+            raise DataError(f"{self.path}: {name}: {shape} does not fit: {error}") from error
+
     def raw(self, name: str) -> NDArray[np.uint8]:
         """Return the bytes of a weight in the type that it has, in GGUF's order."""
         values, heads = self._as_it_lies(name), self._heads(name)
@@ -122,30 +129,44 @@ class HFModel:
     def stored(self, name: str) -> Array:
         """Return a weight as it lies there: float32, or the bytes of another type.
 
-        It is a view of the mapped file, unless the file has it in pieces or transposed: then a copy
-        in the same type. The rows of q and k are in the folder's order: see ``pairs_apart``.
+        It is a view of the mapped file, unless the file has it in pieces, transposed or in another
+        order: then a copy in the same type. The rows of q and k are in the folder's order: see
+        ``pairs_apart``.
         """
         values = self._as_it_lies(name)
         return np.require(values, requirements="A") if self._is_f32(name) else _bytes(values)
 
     def _as_it_lies(self, name: str) -> Array:
-        """Return a weight by GGUF's name and shape, not expanded, rows in the folder's order."""
+        """Return a weight by GGUF's name and shape, not expanded; q and k in the folder's order."""
         if name in self._added:
             return self._added[name]
-        if module_of(name) in self._spelling.more:
+        if self._is_changed(name):
             return self._floats(name)
         if name in self._pieces:
             return assembled(self._pieces[name], self._view)
         values = self._view(self._sources[name])
         if self._is_transposed(name):
             return np.ascontiguousarray(values.T)
-        return values.reshape(self._whole(name, values.shape))
+        return self._ordered(name, values.reshape(self._whole(name, values.shape)))
+
+    def _ordered(self, name: str, values: Array) -> Array:
+        """Return a weight with its rows or columns in GGUF's order, but for those of q and k."""
+        order = self._order(name, values.shape)
+        return values if order is None else np.take(values, order[1], order[0])
+
+    def _is_changed(self, name: str) -> bool:
+        """Whether the numbers are others than a folder's: expanded when they are read."""
+        module = module_of(name)
+        return module in self._spelling.more or module in self._spelling.logarithms
 
     def _floats(self, name: str) -> Floats:
         """Return the same in float32, with what a folder leaves out."""
         more = self._spelling.more.get(module_of(name), 0.0)
         if more:
             return self._stored[self._sources[name]] + np.float32(more)
+        if module_of(name) in self._spelling.logarithms:
+            with np.errstate(over="ignore"):
+                return self._ordered(name, -np.exp(self._stored[self._sources[name]]))
         info = self.tensors[name]
         return quants.dequantize(_bytes(self._as_it_lies(name)), info.type, info.shape)
 
@@ -252,7 +273,7 @@ class HFModel:
         if name in self._pieces:
             return self._info_of_pieces(name)
         info = self._stored.tensors[self._sources[name]]
-        if module_of(name) in self._spelling.more:  # expanded when it is read
+        if self._is_changed(name):
             return TensorInfo(name, "F32", info.shape, info.offset, 4 * math.prod(info.shape))
         shape = info.shape[::-1] if self._is_transposed(name) else self._whole(name, info.shape)
         return TensorInfo(name, info.type, shape, info.offset, info.nbytes)

@@ -14,7 +14,15 @@ from numpy.typing import NDArray
 from toynn.formats.hf.config import Config
 from toynn.formats.hf.mxfp4 import BLOCKS
 
-__all__ = ["SPELLINGS", "Spelling", "module_of", "pairs_apart", "pairs_together", "spelling_for"]
+__all__ = [
+    "SPELLINGS",
+    "Order",
+    "Spelling",
+    "module_of",
+    "pairs_apart",
+    "pairs_together",
+    "spelling_for",
+]
 
 Floats = NDArray[np.float32]
 Hyper = Mapping[str, Any]  # by GGUF's keys without the architecture
@@ -31,6 +39,19 @@ def _nothing_more(config: Config, found: dict[str, Any]) -> dict[str, Floats]:
 
 def _nothing_beside(hyper: Hyper, tensors: Weights) -> tuple[dict[str, Any], dict[str, Floats]]:
     return {}, {}
+
+
+@dataclass(frozen=True)
+class Order:
+    """Another order of the rows (axis 0) or columns (axis 1) of a weight.
+
+    ``index`` says, by hyper-parameters and how many there are, which one of Hugging Face's each of
+    GGUF's is. It raises KeyError for a hyper-parameter that is missing, ValueError where they do
+    not fit.
+    """
+
+    axis: int
+    index: Callable[[Hyper, int], NDArray[np.intp]]
 
 
 @dataclass(frozen=True)
@@ -57,6 +78,12 @@ class Spelling:
         Modules whose matrices have an axis of one in the middle there.
     more
         By how much the numbers of a module are more than those in a folder.
+    logarithms
+        Modules whose numbers are -e^x of those in a folder.
+    whole
+        Weights among the modules, by their whole names here and there.
+    orders
+        Modules whose rows or columns have another order in a folder.
     zero_biases
         Modules that may have a bias in a folder, if it is zero: the model has none.
     bare
@@ -84,6 +111,9 @@ class Spelling:
     pairs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     spread: frozenset[str] = frozenset()
     more: Mapping[str, float] = field(default_factory=dict)
+    logarithms: frozenset[str] = frozenset()
+    whole: frozenset[str] = frozenset()
+    orders: Mapping[str, Order] = field(default_factory=dict)
     zero_biases: frozenset[str] = frozenset()
     bare: frozenset[str] = frozenset()
     model_type: str = ""
@@ -94,6 +124,8 @@ class Spelling:
     def name(self, gguf_name: str) -> str:
         """Return a weight's name at Hugging Face; KeyError for one that it has no name for."""
         module, number, kind = _parted(gguf_name)
+        if (whole := self._whole(gguf_name)) in self.whole:
+            return self.modules[whole].replace("{n}", number)
         return f"{self.modules[module].replace('{n}', number)}.{kind}"
 
     def gguf_name(self, name: str) -> str | None:
@@ -109,8 +141,11 @@ class Spelling:
         in_block = spelled.startswith(self._block) and number.isdecimal()
         if in_block and len(number) < MAX_DIGITS:
             spelled = f"{self._block}{{n}}.{part}"
+            for module in self.whole:
+                if self.modules[module] == f"{spelled}.{kind}":
+                    return module.replace("{n}", str(int(number)))
         for module, known in self.modules.items():
-            if spelled == known and ("{n}" in module) == in_block:
+            if spelled == known and module not in self.whole and ("{n}" in module) == in_block:
                 return f"{module.replace('{n}', str(int(number)) if in_block else '')}.{kind}"
         return None
 
@@ -128,6 +163,12 @@ class Spelling:
             if name.endswith(ending) and self.bare and module.endswith(tuple(self.bare)):
                 return f"{module}.{kind}"
         return name
+
+    @staticmethod
+    def _whole(gguf_name: str) -> str:
+        """Return the name of a weight, "{n}" in place of the number of its block."""
+        module, _, kind = _parted(gguf_name)
+        return f"{module}.{kind}" if kind else module
 
     @property
     def _block(self) -> str:
@@ -152,6 +193,22 @@ class Spelling:
         """Say whether a weight is a bias that the model does not have, and a folder may."""
         module, _, kind = _parted(gguf_name)
         return kind == "bias" and module in self.zero_biases
+
+    def order(
+        self, metadata: Mapping[str, Any], gguf_name: str, shape: tuple[int, ...]
+    ) -> tuple[int, NDArray[np.intp]] | None:
+        """Return the axis of a weight that has another order in a folder, and which; else None.
+
+        KeyError if the metadata do not say it, ValueError if they do not fit.
+        """
+        whole = self._whole(gguf_name)
+        found = self.orders.get(whole if whole in self.whole else module_of(gguf_name))
+        if found is None:
+            return None
+        prefix = f"{self.architecture}."
+        hyper = {key.removeprefix(prefix): value for key, value in metadata.items()}
+        index = found.index(hyper, shape[found.axis])
+        return None if (np.diff(index) == 1).all() else (found.axis, index)
 
     def heads(self, metadata: Mapping[str, Any], gguf_name: str) -> int:
         """Return the number of heads of a weight whose rows are in another order, else 0.
@@ -183,6 +240,8 @@ def _parted(gguf_name: str) -> tuple[str, str, str]:
     number, _, part = rest.partition(".")
     if first == "blk" and part:
         return f"blk.{{n}}.{part}", number, kind
+    if first == "blk":  # a weight without a module, by its whole name
+        return f"blk.{{n}}.{kind}", number, ""
     return module, "", kind
 
 

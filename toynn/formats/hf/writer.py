@@ -34,7 +34,7 @@ def write(
     hyper: GGUF's keys without the architecture; tensors: by GGUF name, in GGUF's order; said: those
     that config.json says.
 
-    Raises DataError if there is something in its place.
+    Raises DataError if there is something in its place, or a weight cannot be said there.
     """
     path, spelling = Path(path), SPELLINGS[architecture]
     if os.path.lexists(path):
@@ -64,6 +64,12 @@ def write(
             continue
         if less := spelling.more.get(module_of(name), 0.0):
             values = values - np.float32(less)
+        if module_of(name) in spelling.logarithms:
+            if not (values < 0).all():
+                raise DataError(f"{path}: {name}: has numbers that are not below 0: no logarithm")
+            values = np.log(-values)
+        if order := spelling.order(metadata, name, values.shape):
+            values = np.take(values, np.argsort(order[1]), order[0])
         if spelling.is_transposed(name, values.ndim):
             values = values.T
         elif heads:

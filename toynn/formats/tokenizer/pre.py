@@ -18,6 +18,10 @@ GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
 WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 SIGNS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
 QWEN2 = rf"{SUFFIX}|{WORDS}|\p{{N}}|{SIGNS}|{SPACES}"
+QWEN35 = (  # a mark belongs to its letter
+    rf"{SUFFIX}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
+    rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{SPACES}"
+)
 LLAMA3 = rf"{SUFFIX}|{WORDS}|\p{{N}}{{1,3}}|{SIGNS}|{SPACES}"
 # Words of capitals and small letters; letters that are neither count as both.
 UPPER, LOWER = r"(?:(?=\p{L})[^a-z])", r"(?:(?=\p{L})[^A-Z])"
@@ -83,6 +87,7 @@ KINDS: dict[str, Kind] = {
     **dict.fromkeys(("glm4", "glm5"), Kind((LLAMA3,), whole_words=True)),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez", "stablelm2", "hunyuan"), _QWEN2),
     **dict.fromkeys(("grok-2", "solar-open", "kormo"), _QWEN2),
+    "qwen35": Kind((QWEN35,)),
     "falcon": Kind((r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]")),
     "deepseek-llm": Kind(
         (

@@ -63,10 +63,10 @@ def _calls(rng: np.random.Generator, **sizes: int) -> list[Call]:
     if "past" not in sizes:
         return calls
     past = sizes["past"] // np.arange(1, sizes["B"] + 1)
-    last = sizes["T"] - 1 - np.arange(sizes["B"]) % sizes["T"]
+    count = np.maximum(sizes.get("count", sizes["T"]) - 5 * np.arange(sizes["B"]), 0)
     shape = (sizes["B"], sizes["V"], sizes["D"], sizes["E"])
     state = rng.standard_normal(shape).astype(np.float32)
-    next_to = {"past": past.astype(np.int32), "last": last.astype(np.int32)}
+    next_to = {"past": past.astype(np.int32), "count": count.astype(np.int32)}
     wide = {name: read[name].astype(np.float64) for name in read}
     counts = {name: sizes[name] for name in ("T", "K", "V", "D", "E")}
     kept = recurrent.delta_cached(state.astype(np.float64), **wide, **next_to, **counts)
@@ -83,7 +83,8 @@ CASE = OpCase(
         {"B": 1, "T": 5, "K": 2, "V": 4, "D": 6, "E": 5, "L": 2, "past": 3},
         {"B": 1, "T": 1, "K": 1, "V": 1, "D": 1, "E": 1, "L": 1, "past": 0},
         {"B": 2, "T": 9, "K": 1, "V": 3, "D": 17, "E": 33, "L": 4, "past": 1},
-        {"B": 1, "T": 3, "K": 2, "V": 2, "D": 256, "E": 64, "L": 32, "past": 7},
+        {"B": 1, "T": 3, "K": 2, "V": 2, "D": 256, "E": 64, "L": 32, "past": 7, "count": 2},
+        {"B": 2, "T": 4, "K": 1, "V": 1, "D": 3, "E": 2, "L": 3, "past": 6},
         {"B": 2, "T": 0, "K": 1, "V": 2, "D": 4, "E": 4, "L": 4},
         {"B": 2, "T": 20, "K": 2, "V": 2, "D": 5, "E": 6, "L": 8, "segments": 4},
     ),

@@ -83,7 +83,7 @@ kernel void delta_cached(device float*          y     [[buffer(0)]],
                          device const float*    g     [[buffer(3)]],
                          device const float*    c     [[buffer(4)]],
                          device const int*      past  [[buffer(5)]],
-                         device const int*      last  [[buffer(6)]],
+                         device const int*      count [[buffer(6)]],
                          constant DeltaCached&  args  [[buffer(7)]],
                          uint at [[thread_position_in_grid]])
 {
@@ -94,7 +94,7 @@ kernel void delta_cached(device float*          y     [[buffer(0)]],
     for (uint t = 0; t < T; ++t) {
         const uint n = b * T + t;
         device float* out = y + n * V * E + h * E + e;
-        if (t > uint(last[b])) {
+        if (t >= uint(count[b])) {
             out[0] = 0.0f;
             continue;
         }

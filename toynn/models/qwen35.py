@@ -1,0 +1,368 @@
+"""Qwen3.5, the part for text: a gated delta rule in most blocks, gated attention in every n-th.
+
+    x += W_o (rmsnorm(delta(silu(conv(W_qkv n)), g, W_b n)) * silu(W_z n))      n = rmsnorm(x)
+    g  = a log(1 + e^(W_a n + dt)),  a < 0
+    x += W_o (attention(turn(rmsnorm(q)), turn(rmsnorm(W_k n)), W_v n) * sigmoid(gate))
+                                                        q, gate = W_q n, side by side in each head
+    x += W_down (silu(W_gate n) * W_up n)                                       n = rmsnorm(x)
+
+delta, see its kernel, has a state for each head of v. RoPE turns a part of each head; its three
+kinds of positions, of pictures, are one for text. At Hugging Face gains are 1 + w, a is -e^w, and
+heads of v that share one of q and k are neighbours: in GGUF files head h reads head h mod K.
+Sources: Qwen Team 2025, qwen3_5 of transformers and qwen35 of llama.cpp; the delta rule: Yang,
+Kautz & Hatamizadeh 2024, arXiv:2412.06464.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toynn.errors import ConfigError
+from toynn.formats.hf.config import Config
+from toynn.formats.hf.spelling import Order
+from toynn.graph.tape import Tensor
+from toynn.models import table as rows
+from toynn.models.checks import check_sizes
+from toynn.models.hyper import Hyper, refuse
+from toynn.models.llama import Llama, LlamaConfig, shape_of
+from toynn.models.registry import register
+from toynn.models.rope import base_of
+from toynn.models.table import Row, Sizes, by_width, matrix, table, taps
+from toynn.nn import Layers
+from toynn.options import RecipeOptions
+
+__all__ = ["Qwen35", "Qwen35Config"]
+
+Floats = NDArray[np.float32]
+
+_STD = 0.02  # of embeddings and head
+_LAYER, _DELTA = "model.layers.{n}", "model.layers.{n}.linear_attn"
+_MOST = 256  # rows of a state
+_MOST_TAPS = 16
+_TAPS, _D, _K, _V = "ssm.conv_kernel", "ssm.state_size", "ssm.group_count", "ssm.time_step_rank"
+_INNER, _EVERY, _TURNED = "ssm.inner_size", "full_attention_interval", "rope.dimension_count"
+_SECTIONS = "rope.dimension_sections"
+
+norm = partial(rows.norm, more=1.0)
+
+
+@dataclass(frozen=True)
+class Qwen35Config(LlamaConfig):
+    """Shape of a Qwen3.5. Raises ConfigError for sizes that make no model.
+
+    Attributes
+    ----------
+    attention_every
+        Every so many-th block has attention, the others a delta rule.
+    rope_channels
+        Channels of a head that RoPE turns; None: a quarter.
+    conv_taps
+        Rows that a convolution sums, 1 to 16.
+    delta_heads, delta_value_heads
+        Heads of q and k, and of v, of a delta rule; None: n_heads.
+    delta_dim, delta_value_dim
+        Channels of each, of q and k at most 256; None: as a head of attention.
+    """
+
+    rms_eps: float = 1e-6
+    arch: str = "qwen35"
+    attention_every: int = 4
+    rope_channels: int | None = None
+    conv_taps: int = 4
+    delta_heads: int | None = None
+    delta_value_heads: int | None = None
+    delta_dim: int | None = None
+    delta_value_dim: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        usual = {
+            "rope_channels": max(self.d_head // 8 * 2, 2),
+            "delta_heads": self.n_heads,
+            "delta_value_heads": self.delta_heads or self.n_heads,
+            "delta_dim": min(self.d_head, _MOST),
+            "delta_value_dim": self.d_head,
+        }
+        for name, value in usual.items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
+        check_sizes(self, "attention_every", "conv_taps", *usual)
+        K, V, D, R = self.delta_heads, self.delta_value_heads, self.delta_dim, self.rope_channels
+        assert K is not None and V is not None and D is not None and R is not None
+        if V % K or D > _MOST:
+            raise ConfigError(
+                f"Qwen35Config: delta_heads must divide delta_value_heads, of at most {_MOST} "
+                f"channels; got {K} of {D}, and {V}"
+            )
+        if R % 2 or self.d_head < R:
+            raise ConfigError(
+                f"Qwen35Config: rope_channels must be even, and at most the {self.d_head} of a "
+                f"head; got {R}"
+            )
+        if self.conv_taps > _MOST_TAPS:
+            raise ConfigError(f"Qwen35Config: conv_taps must be at most 16; got {self.conv_taps}")
+
+    def attends(self, n: int) -> bool:
+        """Say whether block n has attention."""
+        return (n + 1) % self.attention_every == 0
+
+    @property
+    def delta(self) -> tuple[int, int, int, int]:
+        """Heads of q and k, heads of v, channels of each."""
+        sizes = (self.delta_heads, self.delta_value_heads, self.delta_dim, self.delta_value_dim)
+        K, V, D, E = (size or 0 for size in sizes)
+        return K, V, D, E
+
+    def inverse_frequencies(self) -> Floats:
+        """Return by how much RoPE turns each pair from one position to the next."""
+        R = self.rope_channels or 0
+        return (float(self.rope_base) ** -(np.arange(0, R, 2) / R)).astype(np.float32)
+
+
+def _tiled(hyper: Mapping[str, Any], size: int, *, behind: bool = False) -> NDArray[np.intp]:
+    """Return where at Hugging Face each row of heads of v is, perhaps behind those of q and k."""
+    K, V = (hyper[key] for key in (_K, _V))
+    before = 2 * K * hyper[_D] if behind else 0
+    if not 0 <= before < size or V < 1 or K < 1 or V % K or (size - before) % V:
+        raise ValueError(f"{K} and {V} heads")
+    each = np.arange(before, size).reshape(K, V // K, -1).swapaxes(0, 1).reshape(-1)
+    return np.append(np.arange(before), each)
+
+
+_ROWS, _COLUMNS = Order(0, _tiled), Order(1, _tiled)
+_QKV = Order(0, partial(_tiled, behind=True))
+
+
+class Qwen35(Llama):
+    """The architecture."""
+
+    config_type = Qwen35Config
+    table = (
+        table("token_embd", "V E", "model.embed_tokens", std=_STD, frozen="donor"),
+        matrix("lens.proj", "C E", std=by_width, when="donor"),
+        norm("blk.{n}.attn_norm", "C", f"{_LAYER}.input_layernorm"),
+        matrix(
+            "blk.{n}.attn_q", "2Q C", f"{_LAYER}.self_attn.q_proj", std=by_width, when="attends"
+        ),
+        matrix(
+            "blk.{n}.attn_k", "KV C", f"{_LAYER}.self_attn.k_proj", std=by_width, when="attends"
+        ),
+        matrix(
+            "blk.{n}.attn_v", "KV C", f"{_LAYER}.self_attn.v_proj", std=by_width, when="attends"
+        ),
+        norm("blk.{n}.attn_q_norm", "D", f"{_LAYER}.self_attn.q_norm", when="attends"),
+        norm("blk.{n}.attn_k_norm", "D", f"{_LAYER}.self_attn.k_norm", when="attends"),
+        matrix(
+            "blk.{n}.attn_output", "C Q", f"{_LAYER}.self_attn.o_proj",
+            std=by_width, when="attends",
+        ),
+        matrix(
+            "blk.{n}.attn_qkv", "X C", f"{_DELTA}.in_proj_qkv",
+            std=by_width, when="delta", order=_QKV,
+        ),
+        matrix(
+            "blk.{n}.attn_gate", "I C", f"{_DELTA}.in_proj_z",
+            std=by_width, when="delta", order=_ROWS,
+        ),
+        matrix(
+            "blk.{n}.ssm_beta", "H C", f"{_DELTA}.in_proj_b",
+            std=by_width, when="delta", order=_ROWS,
+        ),
+        matrix(
+            "blk.{n}.ssm_alpha", "H C", f"{_DELTA}.in_proj_a",
+            std=by_width, when="delta", order=_ROWS,
+        ),
+        taps(
+            "blk.{n}.ssm_conv1d", "X L", f"{_DELTA}.conv1d",
+            std=by_width, when="delta", order=_QKV,
+        ),
+        Row(
+            "blk.{n}.ssm_a", "H", f"{_DELTA}.A_log", "decays",
+            bare=True, when="delta", logarithm=True, order=_ROWS,
+        ),
+        rows.norm(
+            "blk.{n}.ssm_dt.bias", "H", f"{_DELTA}.dt_bias", bare=True, when="delta", order=_ROWS
+        ),
+        rows.norm("blk.{n}.ssm_norm", "DV", f"{_DELTA}.norm", when="delta"),
+        matrix(
+            "blk.{n}.ssm_out", "C I", f"{_DELTA}.out_proj",
+            std=by_width, when="delta", order=_COLUMNS,
+        ),
+        norm("blk.{n}.post_attention_norm", "C", f"{_LAYER}.post_attention_layernorm"),
+        matrix("blk.{n}.ffn_gate", "F C", f"{_LAYER}.mlp.gate_proj", std=by_width),
+        matrix("blk.{n}.ffn_up", "F C", f"{_LAYER}.mlp.up_proj", std=by_width),
+        matrix("blk.{n}.ffn_down", "C F", f"{_LAYER}.mlp.down_proj", std=by_width),
+        norm("output_norm", "C", "model.norm"),
+        matrix("output", "V C", "lm_head", std=_STD, when="untied"),
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        super().__init__("qwen35", "Qwen3_5", head_norms=True)
+        own = {
+            _TAPS: "linear_conv_kernel_dim",
+            _D: "linear_key_head_dim",
+            _K: "linear_num_key_heads",
+            _V: "linear_num_value_heads",
+        }
+        self.hf = replace(
+            self.hf,
+            keys={**self.hf.keys, **own},
+            optional=frozenset(),
+            fixed={"hidden_act": ("silu",)},
+            zero_biases=frozenset(),
+            model_type="qwen3_5_text",
+        )
+
+    def sizes(self, cfg: LlamaConfig, opts: RecipeOptions, n: int | None) -> Sizes:
+        """Return what the table's letters and conditions mean."""
+        assert isinstance(cfg, Qwen35Config)
+        (K, V, D, E), attends = cfg.delta, n is not None and cfg.attends(n)
+        own = {"attends": attends, "delta": not attends, "L": cfg.conv_taps, "H": V, "DV": E}
+        own |= {"X": 2 * K * D + V * E, "I": V * E, "2Q": 2 * cfg.n_heads * cfg.d_head}
+        return {**super().sizes(cfg, opts, n), **own}
+
+    def check(self, cfg: LlamaConfig, opts: RecipeOptions) -> None:
+        """Refuse biases, beside what Llama refuses. Raises ConfigError."""
+        super().check(cfg, opts)
+        if opts.qkv_bias:
+            raise ConfigError(f"{cfg.arch}: q, k and v have no biases; got qkv_bias=True")
+
+    # -- Files ---------------------------------------------------------------------------------
+
+    def read(self, hyper: Hyper) -> tuple[LlamaConfig, dict[str, Any]]:
+        """Return the configuration of a file's model, and the options that it calls for."""
+        every = hyper.whole(_EVERY, 4)
+        attends = every <= hyper.layers
+        known = f"blk.{every - 1}.attn_q.weight" if attends else "token_embd.weight"
+        shape, d_head = shape_of(hyper, known)
+        V, inner = hyper.whole(_V), hyper.whole(_INNER)
+        if inner % V:
+            refuse(hyper.file, f"qwen35.{_INNER} must be a multiple of the {V} heads; got {inner}")
+        if hyper.has(_SECTIONS):  # of positions in pictures
+            hyper.counts(_SECTIONS, 4)
+        cfg = Qwen35Config(
+            **shape,
+            arch=self.architecture,
+            rope_base=hyper.real("rope.freq_base", 1e4),
+            attention_every=every,
+            rope_channels=hyper.whole(_TURNED, d_head),
+            conv_taps=hyper.whole(_TAPS),
+            delta_heads=hyper.whole(_K),
+            delta_value_heads=V,
+            delta_dim=hyper.whole(_D),
+            delta_value_dim=inner // V,
+        )
+        hyper.expect("attention.value_length", d_head)
+        return cfg, {"untied": "output.weight" in hyper.tensors}
+
+    def write(self, cfg: LlamaConfig) -> dict[str, Any]:
+        """Return the hyper-parameters of a file; ConfigError for what files have no place for."""
+        assert isinstance(cfg, Qwen35Config)
+        (K, V, D, E), pairs = cfg.delta, (cfg.rope_channels or 0) // 2
+        own = {_TAPS: cfg.conv_taps, _D: D, _K: K, _V: V, _INNER: V * E}
+        third = [-(-pairs // 3), -(-(pairs - -(-pairs // 3)) // 2)]  # 11, 11, 10 of 32
+        own |= {_EVERY: cfg.attention_every, _TURNED: cfg.rope_channels or 0}
+        return super().write(cfg) | own | {_SECTIONS: [*third, pairs - sum(third), 0]}
+
+    def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
+        """Read which blocks attend, how wide heads are, and RoPE; refuse what is not computed."""
+        kinds, count = config.get("layer_types"), found.get("block_count", 0)
+        every = config.get(_EVERY, 4)
+        if kinds is not None:
+            full = [n for n, kind in enumerate(kinds) if kind == "full_attention"]
+            every = full[0] + 1 if full else max(count, 1) + 1
+            usual = [_kind(n, every) for n in range(len(kinds))]
+            if kinds != usual or len(kinds) != count:
+                config.refuse(
+                    f"layer_types must be {count} of linear_attention, every n-th full_attention; "
+                    f"got {kinds!r}"
+                )
+        found[_EVERY] = int(config.number(_EVERY, every, real=False))
+        width = config.number(
+            "linear_value_head_dim", config.get("linear_value_head_dim"), real=False
+        )
+        found[_INNER] = int(width) * found.get(_V, 0)
+        rope = base_of(config, found)
+        part = rope.pop("partial_rotary_factor", config.get("partial_rotary_factor", 0.25))
+        part = config.number("partial_rotary_factor", part, real=True)
+        found[_TURNED] = int(found.get("attention.key_length", 0) * part)
+        for key in ("mrope_section", "mrope_interleaved"):  # of positions in pictures
+            rope.pop(key, None)
+        if rope.pop("rope_type") != "default" or any(rope.values()):
+            config.refuse(f"RoPE must be default; got {config.get('rope_parameters')}")
+        return {}
+
+    def folder(
+        self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]
+    ) -> tuple[dict[str, Any], dict[str, Floats]]:
+        """Return which blocks attend, how wide heads of v are, and RoPE."""
+        rope = {
+            "rope_type": "default",
+            "rope_theta": hyper["rope.freq_base"],
+            "partial_rotary_factor": hyper[_TURNED] / hyper["attention.key_length"],
+            "mrope_section": hyper[_SECTIONS][:3],
+        }
+        return {
+            "layer_types": [_kind(n, hyper[_EVERY]) for n in range(hyper["block_count"])],
+            "linear_value_head_dim": hyper[_INNER] // hyper[_V],
+            "rope_parameters": rope,
+            "pad_token_id": None,
+        }, {}
+
+    # -- Forward -------------------------------------------------------------------------------
+
+    def forward(
+        self, layers: Layers, cfg: LlamaConfig, tokens: Tensor, positions: Tensor
+    ) -> Tensor:
+        """Record the embeddings and the blocks."""
+        assert isinstance(cfg, Qwen35Config)
+        x = self.embed(layers, cfg, tokens)
+        for n, block in enumerate(layers.blocks(cfg.n_layers)):
+            normed = block.rmsnorm(x, "attn_norm", cfg.rms_eps)
+            if cfg.attends(n):
+                mixed = self.attention(block, cfg, normed, positions)
+            else:
+                mixed = self._delta(block, cfg, normed)
+            x = block.residual(x, mixed)
+            normed = block.rmsnorm(x, "post_attention_norm", cfg.rms_eps)
+            x = block.add(x, block.swiglu(normed, "ffn_gate", "ffn_up", "ffn_down"))
+        return x
+
+    def attention(
+        self, block: Layers, cfg: LlamaConfig, x: Tensor, positions: Tensor | None, **limits: Any
+    ) -> Tensor:
+        """Record attention of x (B T, C), let through by gates."""
+        assert positions is not None
+        both, H, KV = block.linear(x, "attn_q"), cfg.n_heads, cfg.n_kv_heads
+        q = block.rmsnorm(block.queries(both, H), "attn_q_norm", cfg.rms_eps)
+        k = block.rmsnorm(block.linear(x, "attn_k"), "attn_k_norm", cfg.rms_eps)
+        heads = block.attention(
+            block.rope(q, positions, H),
+            block.rope(k, positions, KV),
+            block.linear(x, "attn_v"),
+            n_heads=H,
+            n_kv_heads=KV,
+            **limits,
+        )
+        return block.linear(block.gated(heads, both, H), "attn_output")
+
+    def _delta(self, block: Layers, cfg: Qwen35Config, x: Tensor) -> Tensor:
+        """Record a gated delta rule of x (B T, C)."""
+        K, _, D, _ = cfg.delta
+        qkv = block.silu(block.convolution(block.linear(x, "attn_qkv"), "ssm_conv1d"))
+        g = block.decay(block.linear(x, "ssm_alpha"), "ssm_a", "ssm_dt.bias")
+        heads = block.delta(qkv, g, block.linear(x, "ssm_beta"), K, D)
+        normed = block.rmsnorm(heads, "ssm_norm", cfg.rms_eps)
+        return block.linear(block.gate(normed, block.linear(x, "attn_gate")), "ssm_out")
+
+
+def _kind(n: int, every: int) -> str:
+    """Return what config.json calls a block."""
+    return "linear_attention" if (n + 1) % every else "full_attention"
+
+
+register(Qwen35())
