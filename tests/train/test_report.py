@@ -196,7 +196,7 @@ def test_the_report_of_a_run_that_was_killed(hostile):
     (hostile / "config.toml").unlink()
     write_report(hostile)
     page = read(hostile)
-    assert "a script's run" in page.text and "not ended, or killed" in page.text
+    assert "a script's run" in page.text and "running, or stopped before its end" in page.text
     assert "memory" not in page.sections
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from toynn.engines import ViTConfig, ViTEngine
-from toynn.errors import ToynnError
+from toynn.errors import DataError, ToynnError
 from toynn.formats import adapters
 from toynn.formats.adapters import LORA_A, LORA_B, LORA_M
 from toynn.formats.adapters import peft as peft_folder
@@ -24,7 +24,7 @@ from toynn.options import RecipeOptions
 from toynn.printing import size
 from toynn.reading import read_bytes
 from toynn.reports import Memory
-from toynn.train.metrics import read_reports
+from toynn.runs import Record
 
 __all__ = [
     "Lines",
@@ -83,28 +83,17 @@ def run_of(folder: Path) -> Lines:
 
 def _reached(folder: Path, steps: int) -> Lines:
     """Return how far a run came, its best and its last losses, and what can be done with it."""
-    path = folder / "metrics.jsonl"
-    reports = [
-        report
-        for unit in ("tokens", "images", "pairs", "completions")
-        for report in (read_reports(path, unit) if path.is_file() else [])
-    ]
-    if not reports:
+    try:
+        record = Record.read(folder)
+    except DataError:
         return [("  state", "no report yet")]
-    last = max(reports, key=lambda report: report.iteration)
-    lines = [("  steps reached", f"{last.iteration} of {steps}")]
-    trained = [r for r in reports if r.train_loss is not None]
-    if trained:
-        newest = max(trained, key=lambda report: report.iteration)
-        lines.append(("  training loss", f"{newest.train_loss:.4f} at step {newest.iteration}"))
-    held_out = [r for r in reports if r.val_loss is not None]
-    if held_out:
-        best = min(held_out, key=lambda report: (report.val_loss or 0.0, report.iteration))
-        lines.append(
-            ("  validation loss", f"{best.val_loss:.4f} at step {best.iteration}, its best")
-        )
-    state = "done" if last.iteration >= steps else "running, or stopped before its end"
-    if last.iteration < steps and any(folder.glob("checkpoint-*")):
+    lines = [("  steps reached", f"{record.steps} of {steps}")]
+    if trained := record.numbers("train_loss"):
+        lines.append(("  training loss", f"{trained[-1][1]:.4f} at step {trained[-1][0]}"))
+    if best := record.best():
+        lines.append(("  validation loss", f"{best[1]:.4f} at step {best[0]}, its best"))
+    state = record.state[1]
+    if record.steps < steps and any(folder.glob("checkpoint-*")):
         state += f": toynn train --resume {folder}"
     return [*lines, ("  state", state)]
 

@@ -26,6 +26,7 @@ from toynn.cli.models import FromScratchTraining, GPT2Training, WarmStartTrainin
 from toynn.cli.vit import ViTTraining
 from toynn.errors import ConfigError
 from toynn.printing import duration
+from toynn.runs.page import REPORT
 from toynn.schedule import Schedule
 from toynn.train import tensorboard
 from toynn.train.checkpoint import Checkpoint
@@ -294,4 +295,6 @@ def _print_result(
     which = f"best{by}" if held_out else "newest"
     print(f"            (the {which}, at step {result.best_iteration}){more and f'; {more}'}")
     print(f"time        {duration(seconds)}, {result.trained_tokens:,} {items} trained")
+    if folder.reports:
+        print(f"report      {folder.path / REPORT}")
     print(f"run folder  {folder.path}")

@@ -29,12 +29,6 @@ MIXED = (
     "above the second, also where nothing is wrong."
 )
 DROPPED = "The training loss is taken with dropout, the validation loss without."
-STATES = {
-    "done": ("good", "done"),
-    "early": ("good", "ended early: nothing got better"),
-    "stopped": ("bad", "stopped"),
-    "failed": ("bad", "failed"),
-}
 
 
 def write_report(folder: str | PathLike[str]) -> Path:
@@ -90,9 +84,8 @@ def page(record: Record) -> str:
 
 
 def _top(record: Record, name: str) -> Markup:
-    kind, state = STATES.get(str(record.notes.get("state")), ("bad", "not ended, or killed"))
-    if why := record.notes.get("why"):
-        state += f": {why}"
+    is_well, state = record.state
+    kind = "good" if is_well else "bad"
     what = f"toynn train {record.recipe}" if record.recipe else "a script's run"
     sessions = record.notes.get("sessions") or [{}]
     started = f", begun {sessions[0]['started']}" if "started" in sessions[0] else ""

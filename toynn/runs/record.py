@@ -15,6 +15,12 @@ from toynn.reading import read_bytes
 __all__ = ["CONFIG", "METRICS", "NOTES", "Record", "lines_of"]
 
 CONFIG, METRICS, NOTES = "config.toml", "metrics.jsonl", "run.json"
+STATES = {
+    "done": "done",
+    "early": "ended early: nothing got better",
+    "stopped": "stopped",
+    "failed": "failed",
+}
 SAMPLES, SAMPLE = "samples.jsonl", "sample.txt"
 
 Points = list[tuple[int, float]]
@@ -118,6 +124,16 @@ class Record:
         """How long it took until the last report."""
         times = self.numbers("time")
         return times[-1][1] if times else None
+
+    @property
+    def state(self) -> tuple[bool, str]:
+        """Whether all is well, and how the run ended, as far as its folder tells."""
+        said = str(self.notes.get("state"))
+        if said not in STATES:  # of a run without notes, or that had no time to write them
+            is_whole = self.planned is not None and self.steps >= self.planned
+            return (True, "done") if is_whole else (False, "running, or stopped before its end")
+        why = self.notes.get("why")
+        return said in ("done", "early"), STATES[said] + (f": {why}" if why else "")
 
     def best(self, name: str = "val_loss") -> tuple[int, float] | None:
         """Return (iteration, value) where a field was least, for the first time."""
