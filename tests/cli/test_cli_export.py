@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import vits
-from lora_bases import ARCHS, retype, write_base
+from lora_bases import ARCHS, make, retype, write_base
 from some_adapters import draw
 
 from toynn.cli import main
@@ -62,6 +62,21 @@ def test_what_cannot_be_exported(words, message, files, capsys):
     assert main(["export", *(files.get(word, word) for word in words.split())]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
+
+
+def test_an_adapter_that_one_form_alone_can_hold(files, tmp_path, capsys):
+    recipe = make(files["base.gguf"], targets=("embed", "head", "q"))
+    recipe.write_run(tmp_path / "run")
+    (tmp_path / "run" / "adapter.gguf").unlink()
+    assert main(["info", files["run"]]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["61", "x", "24", "model.embed_tokens"] in lines
+    assert ["61", "x", "24", "lm_head"] in lines
+    words = ["export", "--model", files["base.gguf"], "--adapter", files["run"], "--out"]
+    assert main([*words, files["new"], "--to", "gguf"]) == 2
+    assert "write a PEFT folder, or merge it" in capsys.readouterr().err
+    assert main(["generate", "--model", files["run"], "--prompt", "x"]) == 2
+    assert "it has an adapter; name the model" in capsys.readouterr().err
 
 
 def test_a_warm_start_says_what_goes_on_instead(files, capsys):

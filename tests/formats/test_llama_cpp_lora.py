@@ -8,6 +8,7 @@ from test_llama_cpp import DATA, MODELS, judge, judged_logits, judged_text, nmse
 from toynn.engines import ENGINES, frozen
 from toynn.evaluation import divergence
 from toynn.formats import adapters, gguf
+from toynn.formats.adapters import LORA_A, LORA_B, Adapter
 from toynn.formats.fuse import fuse
 from toynn.generate import sample
 
@@ -98,6 +99,31 @@ def test_adapters_of_the_table_and_the_head(tmp_path):
     ids = np.random.default_rng(1).integers(0, engine.vocab, 32)
     expected = judged_logits(tmp_path / "base.gguf", ids, tmp_path / "adapter.gguf")
     assert nmse(engine.logits(ids), expected) < LIMIT
+    with gguf.open(tmp_path / "base.gguf") as base:
+        assert nmse(frozen(base, adapter).logits(ids), expected) < LIMIT
+
+
+def test_a_table_and_a_head_that_are_one_are_two_when_they_are_fused(tmp_path):
+    MODELS["llama"]().export_gguf(tmp_path / "base.gguf")
+    with gguf.open(tmp_path / "base.gguf") as base:
+        assert "output.weight" not in base
+        parts = {}
+        for seed, part in enumerate(("token_embd.weight", "output.weight")):
+            a, b = np.random.default_rng(seed).normal(0, 0.1, (2, 4, 1024)).astype(np.float32)
+            rows, columns = base.tensors["token_embd.weight"].shape
+            sides = (a[:, :columns], b[:, :rows].T)
+            if part == "token_embd.weight":
+                sides = (a[:, :rows].T, b[:, :columns].T)
+            parts |= {
+                f"{part}{suffix}": np.ascontiguousarray(side)
+                for suffix, side in zip((LORA_A, LORA_B), sides, strict=True)
+            }
+        adapter = Adapter("llama", 8.0, parts)
+        fuse(base, adapter, tmp_path / "fused.gguf")
+        engine = frozen(base, adapter)
+        ids = np.random.default_rng(1).integers(0, engine.vocab, 32)
+        assert nmse(engine.logits(ids), judged_logits(tmp_path / "fused.gguf", ids)) < LIMIT
+        assert nmse(engine.logits(ids), frozen(base).logits(ids)) > 0.01
 
 
 def test_quantized_bases(tmp_path):

@@ -134,6 +134,11 @@ def peft(folder: Path) -> Lines:
     whole = {module: pair for module, pair in sides.items() if {LORA_A, LORA_B} <= pair.keys()}
     ranks = {module: pair[LORA_A][0] for module, pair in whole.items()}
     shapes = {module: (pair[LORA_B][0], pair[LORA_A][-1]) for module, pair in whole.items()}
+    for name in tensors:
+        found = peft_folder.TENSOR.fullmatch(name)
+        if found and found[2] in peft_folder.TABLES and found[1] in shapes:
+            pair = whole[found[1]]  # A (r, vocabulary), B (width, r)
+            shapes[found[1]] = pair[LORA_A][1], pair[LORA_B][0]
     magnitudes = any(LORA_M in pair for pair in whole.values())
     alpha, targets = config.get("lora_alpha"), config.get("target_modules")
     return [

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from toynn.errors import ConfigError
+from toynn.formats.adapters.peft import CONFIG as PEFT_CONFIG
 from toynn.formats.hf.config import CONFIG
 
 __all__ = ["model_file", "text_model"]
@@ -18,7 +19,7 @@ def text_model(path: Path) -> Path:
     """Return the file, or Hugging Face folder, that --model means where it must be of text."""
     if not path.is_dir():
         return path
-    if (path / "adapter.gguf").exists():
+    if any((path / name).exists() for name in ("adapter.gguf", PEFT_CONFIG)):
         raise ConfigError(
             f"--model {path}: it has an adapter; name the model that this is for, and the folder "
             f"as --adapter {path}"
