@@ -10,6 +10,7 @@ from pathlib import Path
 import beside_llama_cpp
 import decode as decoding
 import growth
+import lengths as growing
 import load as loading
 import lora as tuning
 import mixture
@@ -388,6 +389,19 @@ def types(n_threads: int, rounds: int, only: str) -> None:
             print(row, flush=True)
 
 
+def lengths(n_threads: int, rounds: int, only: str) -> None:
+    """What reads a sequence: microseconds of CPU time a row, as the sequence grows."""
+    print(f"{'us a row, best/median':24}" + "".join(f"{f'{T} rows':>18}" for T in growing.LENGTHS))
+    rows: dict[str, str] = {}
+    for T in growing.LENGTHS:
+        calls = {who: call for who, call in growing.steps(T).items() if only in who}
+        for who, spent in race(calls, rounds, time.process_time).items():
+            best, usual = (1e6 * of(spent) / T for of in (min, statistics.median))
+            rows[who] = rows.get(who, "") + f"{best:11.2f}/{usual:6.2f}"
+    for who, row in rows.items():
+        print(f"{who:24}{row}", flush=True)
+
+
 def load(n_threads: int, rounds: int, only: str) -> None:
     """Print how long a model in a file of a gigabyte takes to open, and to its first logits."""
     toynn.set_num_threads(n_threads)
@@ -480,6 +494,7 @@ SECTIONS = {
     "experts": experts,
     "real": real,
     "types": types,
+    "lengths": lengths,
     "load": load,
     "scaling": scaling,
     "memory": memory,

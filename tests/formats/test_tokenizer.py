@@ -101,6 +101,15 @@ def test_each_kind_cuts_in_its_way(tmp_path, pre):
     assert [bytes(map(bytes_.get, piece)).decode() for piece, _ in pieces] == CUTS[pre].split("|")
 
 
+def test_a_mark_stays_with_its_letter_where_the_kind_says_so(tmp_path):
+    cut = {}
+    for pre in ("qwen2", "qwen35"):
+        model = Tokenizer.from_gguf(bpe_file(tmp_path / f"{pre}.gguf", pre))
+        found = model._model._tokenizer.pre_tokenizer.pre_tokenize_str("e\u0301a")
+        cut[pre] = len(found)
+    assert cut == {"qwen2": 2, "qwen35": 1}
+
+
 def naive_spm(model, text):
     """The two neighbours that make the token of the highest score, the leftmost such, merge."""
     scores = dict(zip(model.tokens, model._vocab.scores.tolist(), strict=True))
