@@ -101,6 +101,7 @@ def test_shards_are_mapped_and_multiplied_by(folder):
     assert_near(engine.logits(ids), logits_of(theirs, ids))
 
 
+@pytest.mark.parametrize("folder", ["smollm", "sentences"], indirect=True)
 def test_an_adapter_over_a_folder_is_pefts_and_comes_back(folder, tmp_path):
     path, _, theirs = folder
     rng = np.random.default_rng(0)
@@ -124,6 +125,7 @@ def test_an_adapter_over_a_folder_is_pefts_and_comes_back(folder, tmp_path):
             assert_near(engine.logits(ids), expected, 1e-6)
 
 
+@pytest.mark.parametrize("folder", ["smollm", "first"], indirect=True)
 def test_gradients_over_a_folder_are_pefts(folder):
     """Of the first step, where B is zero: B's own, in the order of the folder's rows."""
     from peft import LoraConfig, get_peft_model
@@ -154,6 +156,7 @@ def test_gradients_over_a_folder_are_pefts(folder):
             assert_near(gradient, theirs, 1e-4)
 
 
+@pytest.mark.parametrize("folder", ["smollm"], indirect=True)
 def test_a_template_in_tokenizer_config(folder):
     path, theirs, _ = folder
     with hf.open(path) as model:
@@ -210,6 +213,7 @@ def test_llama_cpp_has_the_same_model_of_a_converted_folder(folder, tmp_path):
 
 
 @pytest.mark.parametrize("outtype", ["f16", "bf16", "q8_0"])
+@pytest.mark.parametrize("folder", ["smollm", "sentences"], indirect=True)
 def test_types_of_a_converted_folder(folder, outtype, tmp_path, capsys):
     path, theirs, _ = folder
     with bases.open(path) as model:
