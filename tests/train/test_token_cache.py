@@ -80,10 +80,19 @@ def test_preferences_are_made_once_and_are_the_same(loss, tokenizers, tmp_path, 
     plain = bits(read(None))
     assert "were cut to 25 tokens" in plain[1][0]
     assert bits(read(cache(tmp_path))) == plain
-    other = read(cache(tmp_path), "kto" if loss != "kto" else "dpo")
-    assert bits(other) != plain
     monkeypatch.setattr(type(tokenizer), "encode_many", never)
     assert bits(read(cache(tmp_path))) == plain
+
+
+def test_what_one_loss_takes_another_refuses_from_the_cache_too(tokenizers, tmp_path):
+    tokenizer, path = tokenizers["bytes"], tmp_path / "a.jsonl"
+    rows = [{"prompt": f"say {n}", "completion": "a", "label": n % 2 == 0} for n in range(40)]
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+    options = {"vocab_size": 256, "store": cache(tmp_path)}
+    assert len(jsonl.read(path, tokenizer, 24, **options).train) == 36
+    assert len(read_preferences(path, tokenizer, 24, loss="kto", **options).train) == 36
+    with pytest.raises(DataError, match="dpo is of chosen and rejected"):
+        read_preferences(path, tokenizer, 24, loss="dpo", **options)
 
 
 @pytest.mark.parametrize("name", ["bytes", "bpe", "spm"])
