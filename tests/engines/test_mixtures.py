@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from hf_folders import edit_tensors
 from llamas import EXPERTS, OLMOE
 from lora_bases import (
     T,
@@ -137,9 +138,14 @@ def test_a_fused_file_is_the_model_with_its_adapter(tmp_path):
         assert_close(frozen(file).logits(ids), expected)
 
 
-def test_peft_has_no_place_for_adapters_of_experts(bases, tmp_path):
-    recipe = make(bases["qwen3moe"], targets="experts")
-    with pytest.raises(AdapterError, match=r"ffn_gate_exps\.weight: .* use a GGUF adapter$"):
-        recipe.export_peft(tmp_path / "peft")
-    recipe.write_run(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter.gguf"]
+def test_peft_tensors_of_experts_that_do_not_fit_are_named(bases, tmp_path):
+    make(bases["gpt-oss"], targets="experts").export_peft(tmp_path / "peft")
+    path = tmp_path / "peft" / "adapter_model.safetensors"
+    module = "base_model.model.model.layers.1.mlp.experts"
+    for name, values, message in (
+        ("lora_B.weight", np.ones((24, 19), np.float32), r"down_proj: expected lora_A \(R 5, 40\)"),
+        ("base_layer.lora_A.weight", None, r"base_layer.lora_A.weight is missing, of .*gate_up_pr"),
+    ):
+        edit_tensors(path, {f"{module}.{name}": values})
+        with gguf.open(bases["gpt-oss"]) as file, pytest.raises(AdapterError, match=message):
+            adapters.load(tmp_path / "peft", file)

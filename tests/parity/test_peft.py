@@ -23,6 +23,8 @@ pytestmark = [
     pytest.mark.parity,
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
+    # which is not so of target_parameters: PEFT obeys their patterns, and looks for modules only
+    pytest.mark.filterwarnings("ignore:The following (rank|alpha)_pattern keys did not match"),
 ]
 
 ADAPTERS = {
@@ -74,6 +76,7 @@ def fused_logits(base, adapter, tmp_path):
 
 
 WRITTEN = [(kind, name) for kind in KINDS for name in ("all", "rslora-ranks")]
+WRITTEN += [("gpt-oss", "all"), ("qwen3moe", "rslora-ranks"), ("granitemoe", "ranks")]
 WRITTEN += [("llama", name) for name in ("rslora", "ranks", "no-alpha", "one-block")]
 
 
@@ -103,6 +106,13 @@ LLAMA = {
         "use_rslora": True,
     },
     "head": {"target_modules": ["lm_head", "v_proj"]},
+    "experts": {
+        "target_modules": ["q_proj"],
+        "target_parameters": ["experts.gate_up_proj", "experts.down_proj"],
+        "rank_pattern": {"experts.down_proj": 2},
+        "alpha_pattern": {"gate_up_proj": 3},
+    },
+    "down": {"target_modules": [], "target_parameters": ["mlp.experts.down_proj"]},
     "table": {"target_modules": ["embed_tokens", "q_proj"]},
     "dora": {"target_modules": "all-linear", "use_dora": True},
 }
@@ -115,9 +125,14 @@ GPT2 = {
         "alpha_pattern": {r"h.\d.attn.c_attn": 30},
     },
 }
-READ = [(kind, name) for kind in ("llama", "gpt2") for name in (GPT2 if kind == "gpt2" else LLAMA)]
+READ = [
+    (kind, name)
+    for kind in ("llama", "gpt2")
+    for name in (GPT2 if kind == "gpt2" else LLAMA)
+    if name not in ("experts", "down")
+]
 READ += [("smollm3", "patterns"), ("granite", "head"), ("olmo2", "patterns")]
-READ += [("gemma3", "patterns")]
+READ += [("gemma3", "patterns"), ("gpt-oss", "experts"), ("qwen3moe", "down")]
 READ += [("phi3", "all-linear"), ("gemma2", "patterns")]
 READ += [("llama-wide", "patterns"), ("qwen2", "patterns"), ("qwen3", "all-linear")]
 

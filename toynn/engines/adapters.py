@@ -87,7 +87,7 @@ class Adapters:
     def unwritten(self) -> dict[str, str]:
         """Why they cannot be written as "gguf" and as "peft"; empty where they can be."""
         gguf = adapters.no_gguf(self.layers, self._file, use_dora=self.options.use_dora)
-        return {"gguf": gguf, "peft": adapters.no_peft(self.layers)}
+        return {"gguf": gguf, "peft": adapters.no_peft(self.layers, use_dora=self.options.use_dora)}
 
     # -- Values --------------------------------------------------------------------------------
 

@@ -30,14 +30,12 @@ def no_gguf(weights: Iterable[str], base: Base | None = None, *, use_dora: bool 
     return ""
 
 
-def no_peft(weights: Iterable[str]) -> str:
+def no_peft(weights: Iterable[str], *, use_dora: bool = False) -> str:
     """Return why no PEFT folder can hold an adapter of these weights; empty where one can."""
-    stacks = sorted(filter(is_stack, weights))
+    stacks = sorted(filter(is_stack, weights)) if use_dora else []
+    if not stacks:
+        return ""
     return (
-        stacks
-        and (
-            f"{stacks[0]}: expected a matrix that is a module of its own; got those of experts: in "
-            "transformers they are one parameter, gate and up together, and toynn writes no PEFT "
-            "folder of such; use a GGUF adapter"
-        )
-    ) or ""
+        f"{stacks[0]}: expected A and B alone; got DoRA: in transformers the matrices of experts "
+        "are one parameter, for which PEFT has no magnitudes"
+    )

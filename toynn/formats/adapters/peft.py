@@ -26,6 +26,7 @@ from toynn.formats.adapters.adapter import (
     is_embedding,
     matrix_of,
 )
+from toynn.formats.adapters.stacks import unwrapped
 from toynn.formats.hf.spelling import SPELLINGS, Spelling, pairs_together
 from toynn.formats.objects import read_object
 from toynn.formats.safetensors import SafeTensors
@@ -48,7 +49,7 @@ STRANGERS = {
 }
 #: Keys of adapter_config.json that are read.
 READ_KEYS = {"peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "bias"}
-READ_KEYS |= {"use_dora"}
+READ_KEYS |= {"use_dora", "target_parameters"}
 #: Keys that change no number: of training, of other programs, and which modules there are, which
 #: the tensors say.
 IGNORED_KEYS = {
@@ -85,9 +86,11 @@ def read_peft(folder: Path, base: Base) -> Adapter:
             raise AdapterError(f"{folder / name}: {meaning}; expected {WEIGHTS}")
     config = _Config(folder / CONFIG)
     spelling = spelling_of(folder, base.architecture)
-    tensors: dict[str, Floats] = {}
     with closing(SafeTensors(folder / WEIGHTS)) as file:
-        for name in sorted(file.tensors):
+        tensors, stacks, seen = unwrapped(
+            f"{file.path}", spelling, base, config.parameters, file.tensors, file.__getitem__
+        )
+        for name in sorted(file.tensors.keys() - seen):
             found = TENSOR.fullmatch(name)
             weight = spelling.gguf_name(f"{found[1]}.weight") if found else None
             kinds = TABLES if weight and is_embedding(weight) else SUFFIXES
@@ -118,14 +121,14 @@ def read_peft(folder: Path, base: Base) -> Adapter:
         )
     check(adapter, base)
     for weight in adapter.pairs:
-        module = spelling.name(weight).removesuffix(".weight")
+        module = stacks.get(weight) or spelling.name(weight).removesuffix(".weight")
         rank = adapter.rank_of(weight)
         if rank != (expected := config.rank_of(module)):
             raise AdapterError(
                 f"{file.path}: {module}: expected rank {expected}, as {CONFIG} says; got {rank}"
             )
         b = tensors[weight + LORA_B] * np.float32(config.alpha_of(module) / config.alpha)
-        if heads := heads_in(base, weight):
+        if weight not in stacks and (heads := heads_in(base, weight)):
             b = pairs_together(b, heads)
             if config.use_dora:
                 tensors[weight + LORA_M] = pairs_together(tensors[weight + LORA_M], heads)
@@ -160,6 +163,11 @@ class _Config:
         )
         self.use_dora = config.get("use_dora") or False
         self._expect("use_dora", "true or false", self.use_dora, self.use_dora in (True, False))
+        self.parameters: list[str] = config.get("target_parameters") or []
+        texts = isinstance(self.parameters, list) and all(
+            isinstance(name, str) for name in self.parameters
+        )
+        self._expect("target_parameters", "a list of names", self.parameters, texts)
         self._rank = self._number("r", config.get("r"))
         self.alpha = self._number("lora_alpha", config.get("lora_alpha"))
         self._ranks = self._patterns("rank_pattern", config)

@@ -20,6 +20,7 @@ from toynn.formats.adapters.adapter import (
     Base,
     check,
     is_embedding,
+    is_stack,
     text_of,
 )
 from toynn.formats.adapters.forms import no_peft
@@ -32,6 +33,7 @@ from toynn.formats.adapters.peft import (
     order_in,
     spelling_of,
 )
+from toynn.formats.adapters.stacks import wrapped
 from toynn.formats.folders import write_together
 from toynn.formats.hf.spelling import Spelling, module_of, pairs_apart
 
@@ -61,9 +63,14 @@ def write_peft(
     spelling = spelling_of(folder, adapter.architecture)
     if base is not None:
         check(adapter, base)
-    modules = {weight: _module(adapter, spelling, weight) for weight in adapter.pairs}
-    arrays = {}
-    for weight, (a, b) in adapter.pairs.items():
+    if why := no_peft(adapter.pairs, use_dora=adapter.use_dora):
+        raise AdapterError(f"{os.fspath(adapter.path)}: {why}")
+    stacks = wrapped(adapter, spelling)
+    plain = [weight for weight in adapter.pairs if not is_stack(weight)]
+    modules = {weight: _module(adapter, spelling, weight) for weight in plain}
+    arrays = {name: x for own in stacks for name, x in zip(own.names, (own.a, own.b), strict=True)}
+    for weight in plain:
+        a, b = adapter.pairs[weight]
         own, kinds = {LORA_A: a, LORA_B: b}, SUFFIXES
         if weight in adapter.magnitudes:
             own[LORA_M] = adapter.magnitudes[weight]
@@ -80,14 +87,17 @@ def write_peft(
                 name = f"base_model.model.{modules[weight]}.{side}"
                 arrays[name] = np.ascontiguousarray(own[suffix])
     weights = safetensors.parts(arrays, {"format": "pt", **_texts(adapter.metadata)})
-    config = json.dumps(_configuration(spelling, adapter, modules, base), indent=2) + "\n"
+    settings = _configuration(spelling, adapter, modules, base)
+    if stacks:
+        settings["target_parameters"] = [own.parameter for own in stacks]
+        settings["rank_pattern"] |= {own.parameter: own.rank for own in stacks}
+        settings["alpha_pattern"] |= {own.parameter: own.alpha for own in stacks}
+    config = json.dumps(settings, indent=2) + "\n"
     write_together(folder, {WEIGHTS: weights, CONFIG: config.encode()}, AdapterError)
 
 
 def _module(adapter: Adapter, spelling: Spelling, weight: str) -> str:
     """Return a weight's module at Hugging Face."""
-    if why := no_peft((weight,)):
-        raise AdapterError(f"{os.fspath(adapter.path)}: {why}")
     try:
         name = spelling.name(weight)
     except (KeyError, IndexError):

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Piece", "assembled", "cut", "is_cut", "joined", "pieces_of"]
+__all__ = ["Piece", "assembled", "cut", "is_cut", "joined", "layout_of", "pieces_of"]
 
 Array = NDArray[Any]
 Floats = NDArray[np.float32]
@@ -103,6 +103,13 @@ def _how(part: re.Match[str] | None, is_weight: bool) -> tuple[Any, ...]:
     if part is None:
         return ()
     return int(part[1]), int(part[3]), part[2] == ":", part[4] == "T" and is_weight
+
+
+def layout_of(spelled: str) -> tuple[str, int, int, bool]:
+    """Return the name of what is there, which part of how many this is, and whether by turns."""
+    part = _PART.search(spelled)
+    i, k, by_turns, _ = _how(part, True) or (0, 1, False, False)
+    return _PART.sub("", spelled), i, k, by_turns
 
 
 def joined(spelled: str, values: list[Floats]) -> Floats:

@@ -1,0 +1,181 @@
+"""Adapters of experts in PEFT's form: one of a parameter of transformers, gate and up together.
+
+    toynn, GGUF    gate: A_g (E, r, in), B_g (E, F, r)          up: A_u, B_u
+    PEFT           A = [A_g; A_u]  (E R, in), expert by expert  R = 2 r
+                   B = [B_g, 0; 0, B_u]  (2 F, R E), rank by rank, of each all experts
+
+F rows of gate, then F of up; by turns, where the parameter has them so. The adapter is the same
+matrix, of twice the rank. Where two parameters of a module are adapted, PEFT wraps the module
+twice: the second one's names are the module's, the first one's those of its base_layer. Ranks and
+alphas are in its patterns, which PEFT 0.21 obeys, though it warns that they match no module.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from math import sqrt
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toynn.errors import AdapterError
+from toynn.formats.adapters.adapter import LORA_A, LORA_B, Adapter, Base, is_stack
+from toynn.formats.hf.pieces import layout_of
+from toynn.formats.hf.spelling import Spelling, module_of
+
+__all__ = ["Parameter", "Wrapped", "unwrapped", "wrapped"]
+
+Floats = NDArray[np.float32]
+
+#: What modules of a folder are parts of in transformers, where that is one parameter of experts.
+_FUSED = {"gate_proj": ("gate_up_proj", 0, 2), "up_proj": ("gate_up_proj", 1, 2)}
+_LINEAR = {"input_linear": "gate_up_proj", "output_linear": "down_proj"}
+_ORDER = ("gate_up_proj", "down_proj")  # of the parameters of a module
+
+
+class Parameter(NamedTuple):
+    """Where a stack of matrices is in transformers: a part of the rows of a parameter."""
+
+    module: str
+    name: str
+    part: int = 0
+    parts: int = 1
+    by_turns: bool = False
+
+    @property
+    def whole(self) -> str:
+        """The name of the parameter, with that of its module."""
+        return f"{self.module}.{self.name}"
+
+
+class Wrapped(NamedTuple):
+    """An adapter of a parameter as PEFT has it: by what names, of which rank and alpha."""
+
+    parameter: str
+    names: tuple[str, str]  # of lora_A and lora_B
+    a: Floats
+    b: Floats
+    rank: int
+    alpha: float
+
+
+def parameter_of(spelling: Spelling, weight: str) -> Parameter:
+    """Return where a stack is in transformers."""
+    number = weight.split(".")[1]
+    spelled = spelling.modules[module_of(weight)].replace("{n}", number)
+    if "{e}" in spelled:  # folders have a matrix of each expert, transformers one parameter
+        module, _, last = spelled.partition(".{e}.")
+        return Parameter(module, *_FUSED.get(last, (last, 0, 1)))
+    name, part, parts, by_turns = layout_of(spelled)
+    module, _, last = name.rpartition(".")
+    if last in _LINEAR:
+        module, last = f"{module}.experts", _LINEAR[last]
+    return Parameter(module, last, part, parts, by_turns)
+
+
+def parameters(spelling: Spelling, weights: Iterable[str]) -> dict[str, Parameter]:
+    """Return where those of the weights that are stacks are in transformers."""
+    return {weight: parameter_of(spelling, weight) for weight in weights if is_stack(weight)}
+
+
+def wrapped(adapter: Adapter, spelling: Spelling) -> list[Wrapped]:
+    """Return the adapters of stacks as PEFT has them."""
+    groups: dict[str, dict[str, Parameter]] = {}
+    for weight, parameter in parameters(spelling, adapter.pairs).items():
+        groups.setdefault(parameter.whole, {})[weight] = parameter
+    modules: dict[str, list[str]] = {}
+    for whole, group in groups.items():
+        modules.setdefault(next(iter(group.values())).module, []).append(whole)
+    found = []
+    for whole, group in groups.items():
+        parameter = next(iter(group.values()))
+        inner = len(modules[parameter.module]) > 1 and parameter.name == _ORDER[0]
+        place = f"base_model.model.{parameter.module}{'.base_layer' * inner}"
+        a, b, scale = _together(adapter, group)
+        rank = a.shape[1]
+        alpha = scale * (sqrt(rank) if adapter.use_rslora and adapter.alpha else rank)
+        names = (f"{place}.lora_A.weight", f"{place}.lora_B.weight")
+        columns = np.ascontiguousarray(b.transpose(1, 2, 0)).reshape(b.shape[1], -1)
+        found.append(Wrapped(whole, names, a.reshape(-1, a.shape[-1]), columns, rank, alpha))
+    return found
+
+
+def _together(adapter: Adapter, group: Mapping[str, Parameter]) -> tuple[Floats, Floats, float]:
+    """Return A (E, R, in) and B (E, out, R) of a whole parameter, and the scale of B A."""
+    pairs: dict[str, Any] = {weight: adapter.pairs[weight] for weight in group}
+    scale = adapter.scale(next(iter(group)))
+    a = np.concatenate([pair[0] for pair in pairs.values()], axis=1)
+    experts, rows = next(iter(pairs.values()))[1].shape[:2]
+    parts = next(iter(group.values())).parts
+    b = np.zeros((experts, rows * parts, a.shape[1]), np.float32)
+    column = 0
+    for weight, parameter in group.items():
+        own = pairs[weight][1] * np.float32(adapter.scale(weight) / scale)
+        first, end = column, column + own.shape[-1]
+        b[:, parameter_rows(parameter, rows), first:end] = own
+        column = end
+    return a, b, scale
+
+
+def parameter_rows(parameter: Parameter, rows: int) -> slice:
+    """Return which rows of a parameter a part of so many is."""
+    if parameter.by_turns:
+        return slice(parameter.part, None, parameter.parts)
+    return slice(parameter.part * rows, (parameter.part + 1) * rows)
+
+
+# -- Reading -------------------------------------------------------------------------------------
+
+
+def unwrapped(
+    where: str,
+    spelling: Spelling,
+    base: Base,
+    targets: Collection[str],
+    names: Collection[str],
+    read: Callable[[str], Floats],
+) -> tuple[dict[str, Floats], dict[str, str], set[str]]:
+    """Return A and B of stacks, of each stack its parameter, and the names that were read.
+
+    ``targets`` are PEFT's target_parameters. Raises AdapterError, with ``where`` it is, for tensors
+    of parameters that are missing, or of other sizes than the base model's.
+    """
+    groups: dict[str, dict[str, Parameter]] = {}
+    for weight, parameter in parameters(spelling, base.tensors).items():
+        whole = parameter.whole
+        if any(f".{whole}".endswith(f".{target}") for target in targets):
+            groups.setdefault(whole, {})[weight] = parameter
+    modules = {next(iter(group.values())).module for group in groups.values()}
+    tensors: dict[str, Floats] = {}
+    found: dict[str, str] = {}
+    seen: set[str] = set()
+    for module in sorted(modules):
+        own = [f"{module}.{name}" for name in _ORDER if f"{module}.{name}" in groups]
+        for whole, inner in zip(own, (".base_layer", "") if len(own) > 1 else ("",), strict=True):
+            pair = [f"base_model.model.{module}{inner}.lora_{side}.weight" for side in "AB"]
+            if missing := [name for name in pair if name not in names]:
+                raise AdapterError(f"{where}: tensor {missing[0]} is missing, of {whole}")
+            tensors |= _apart(where, base, groups[whole], *(read(name) for name in pair))
+            found |= dict.fromkeys(groups[whole], whole)
+            seen |= set(pair)
+    return tensors, found, seen
+
+
+def _apart(
+    where: str, base: Base, group: Mapping[str, Parameter], a: Floats, b: Floats
+) -> dict[str, Floats]:
+    """Return A and B of the stacks that are parts of a parameter; all have the same A."""
+    weight, parameter = next(iter(group.items()))
+    experts, rows, columns = base.tensors[weight].shape
+    shapes = (a.shape[0] // experts * experts, columns), (rows * parameter.parts, a.shape[0])
+    if (a.shape, b.shape) != shapes or not a.size:
+        raise AdapterError(
+            f"{where}: {parameter.whole}: expected lora_A (R {experts}, {columns}) and lora_B "
+            f"({shapes[1][0]}, R {experts}); got {a.shape} and {b.shape}"
+        )
+    whole = b.reshape(b.shape[0], -1, experts).transpose(2, 0, 1)
+    stacked = a.reshape(experts, -1, columns)
+    tensors: dict[str, Floats] = {}
+    for name, part in group.items():
+        tensors[name + LORA_A] = stacked
+        tensors[name + LORA_B] = np.ascontiguousarray(whole[:, parameter_rows(part, rows)])
+    return tensors
