@@ -32,7 +32,9 @@ def llama(kind):
     return make
 
 
-MODELS = {"gpt2": gpt2} | {kind: llama(kind) for kind in ("llama", "qwen2", "qwen3", "llama-lens")}
+MODELS = {"gpt2": gpt2} | {
+    kind: llama(kind) for kind in ("llama", "qwen2", "qwen3", "llama-lens", "qwen35")
+}
 
 
 def examples(lengths=LENGTHS, seed=0):
@@ -156,7 +158,7 @@ def test_behind_the_last_attention_only_rows_that_count_are_computed(kind):
     nodes = [node for node in recipe.engine.session.tape.nodes if node.segment == "F"]
     kernels = [node.op.kernel for node in nodes]
     count = nodes[kernels.index("counted.forward")].outputs[2]
-    mixers = {"attention.forward", "shortconv.forward"}
+    mixers = {"attention.forward", "shortconv.forward", "delta.forward"}
     last = max(i for i, kernel in enumerate(kernels) if kernel in mixers)
     behind = nodes[last + 1 :]
     assert kernels[last + 1] == "embedding.forward"  # the rows of what it gave

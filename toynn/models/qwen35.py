@@ -141,6 +141,7 @@ class Qwen35(Llama):
     """The architecture."""
 
     config_type = Qwen35Config
+    narrows = True
     table = (
         table("token_embd", "V E", "model.embed_tokens", std=_STD, frozen="donor"),
         matrix("lens.proj", "C E", std=by_width, when="donor"),
@@ -357,7 +358,8 @@ class Qwen35(Llama):
         g = block.decay(block.linear(x, "ssm_alpha"), "ssm_a", "ssm_dt.bias")
         heads = block.delta(qkv, g, block.linear(x, "ssm_beta"), K, D)
         normed = block.rmsnorm(heads, "ssm_norm", cfg.rms_eps)
-        return block.linear(block.gate(normed, block.linear(x, "attn_gate")), "ssm_out")
+        gate = block.linear(block.narrowed(x), "attn_gate")
+        return block.linear(block.gate(normed, gate), "ssm_out")
 
 
 def _kind(n: int, every: int) -> str:

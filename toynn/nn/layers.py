@@ -207,7 +207,7 @@ class Layers:
 
         With caches, the rows before these are seen, and these are kept.
         """
-        return self.linear(self._narrowed(self.convolution(self.linear(x, into), taps)), out)
+        return self.linear(self.narrowed(self.convolution(self.linear(x, into), taps)), out)
 
     def convolution(self, x: Tensor, taps: str) -> Tensor:
         """Record conv(x) of each channel, or g * conv(b * v) where x has those; see ops.shortconv.
@@ -246,7 +246,7 @@ class Layers:
             past=past,
             count=counts,
         )
-        return self._narrowed(y)
+        return self.narrowed(y)
 
     def decay(self, x: Tensor, gain: str, bias: str) -> Tensor:
         """Record gain * log(1 + e^(x + bias)), by whole names of weights; see ops.decay."""
@@ -279,9 +279,9 @@ class Layers:
 
     def residual(self, x: Tensor, y: Tensor) -> Tensor:
         """Record x + y, y being what came of attention: of the last block, the rows wanted."""
-        return ops.add(self.session, self._narrowed(x), y)
+        return ops.add(self.session, self.narrowed(x), y)
 
-    def _narrowed(self, x: Tensor) -> Tensor:
+    def narrowed(self, x: Tensor) -> Tensor:
         """Record the rows of x (B T, C) that are wanted of the last block."""
         return x if self.wanted is None else self.rows(x, self.wanted)
 
@@ -294,8 +294,8 @@ class Layers:
         return ops.silu(self.session, x)
 
     def gate(self, x: Tensor, gate: Tensor) -> Tensor:
-        """Record x silu(gate), x having the rows that are wanted."""
-        return ops.swiglu(self.session, self._narrowed(gate), x)
+        """Record x silu(gate)."""
+        return ops.swiglu(self.session, gate, x)
 
     def queries(self, x: Tensor, n_heads: int) -> Tensor:
         """Record the first halves of the heads of x, of which the others are gates."""
@@ -306,7 +306,7 @@ class Layers:
 
         x has the rows that are wanted.
         """
-        return ops.gated(self.session, x, self._narrowed(gates), n_heads)
+        return ops.gated(self.session, x, self.narrowed(gates), n_heads)
 
     def softcap(self, x: Tensor, cap: float) -> Tensor:
         """Record cap tanh(x / cap); x itself, where the cap is 0."""
@@ -383,4 +383,4 @@ class Layers:
             sinks=None if sinks is None else self.weight(f"{sinks}.weight"),
             cache=cache,
         )
-        return self._narrowed(all_rows)
+        return self.narrowed(all_rows)
