@@ -55,9 +55,10 @@ def test_every_bit_comes_back(kind, tmp_path):
     assert (again.config, again.t_seq) == (engine.config, T)
     ours, theirs = engine.weights(), again.weights()
     assert ours.keys() == theirs.keys()
-    rounded = 1e-7 if kind.startswith("gemma") else 0  # gains, which are less by 1 there
+    less = any(row.more for row in engine.model.table)
+    rounded = 1e-7 if less else 0  # gains are less by 1 there, and of ssm_a it is the logarithm
     for name, w in ours.items():
-        atol = rounded if name.endswith("norm.weight") else 0
+        atol = rounded if name.endswith(("norm.weight", "ssm_a")) else 0
         np.testing.assert_allclose(w, theirs[name], rtol=0, atol=atol, err_msg=name)
     ids, _ = draw(np.random.default_rng(3))
     logits = engine.logits(ids)
