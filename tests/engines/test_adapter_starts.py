@@ -111,6 +111,15 @@ def test_a_snapshot_goes_on_with_the_same_bits(base, settings):
         make(base, rank=3, targets="q").restore(one.snapshot())
 
 
+def test_what_is_read_on_sees_the_norms_of_now(base):
+    recipe = make(base, use_dora=True)
+    ids, labels = draw()
+    for k in range(2):
+        reader = recipe.engine.decoder()
+        assert_close(reader.read(ids[:5]), recipe.engine.logits(ids[:5])[-1])
+        recipe.step(ids, None, labels, HP.hp(k + 1), k == 0)
+
+
 def test_a_start_is_asked_for_with_the_options(base):
     recipe = make(base, targets="q")
     with pytest.raises(ConfigError, match="expected init 'normal', as the options have it"):

@@ -28,7 +28,7 @@ pytestmark = [
 torch.set_num_threads(1)  # the models are tiny
 
 WIDE = {"d_model": 256, "n_heads": 8, "n_kv_heads": 4, "d_ff": 256, "n_layers": 1}
-DORA, TIED = {"use_dora": True}, {"targets": ["q", "embed", "head"]}
+DORA, TIED = {"use_dora": True, "alpha": 6.0}, {"targets": ["q", "embed", "head"], "alpha": 6.0}
 #: The base, what it is made of, and how it is adapted.
 KINDS = {
     "dora": ("llama", {}, DORA),

@@ -230,7 +230,7 @@ def order_in(base: Base, weight: str) -> tuple[int, NDArray[np.intp]] | None:
 
     Raises AdapterError where the base model's counts do not fit.
     """
-    shape = base.tensors[weight].shape
+    shape = base.tensors[matrix_of(weight, base)].shape
     try:
         return spelling_of(Path(), base.architecture).order(base.metadata, weight, shape)
     except (KeyError, ValueError) as error:
