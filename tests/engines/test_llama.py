@@ -126,6 +126,10 @@ def test_initial_weights(kind):
     for name, w in weights.items():
         if name.endswith("norm.weight"):
             assert (w == 1).all(), name
+        elif name.endswith("ssm_a"):  # by which states forget, each head at its own pace
+            assert (w[0], w[-1]) == (-1, -16) and (np.diff(w) < 0).all()
+        elif name.endswith("ssm_dt.bias"):
+            assert (w == 1).all(), name
         elif name.endswith("bias"):
             assert not w.any(), name
         else:
