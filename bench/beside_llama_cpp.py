@@ -1,7 +1,8 @@
 """Generation over a quantized file, toynn against llama.cpp on the same file and threads.
 
 The file is of random blocks of a type: a token takes as long whatever the weights are. A prompt of
-PROMPT tokens is read at once, then NEW tokens one by one behind it.
+PROMPT tokens is read at once, then NEW tokens one by one behind it; toynn also reads TOGETHER
+sequences at a time, a token of each a run.
 """
 
 from collections.abc import Callable
@@ -15,8 +16,8 @@ from toynn.testing.race import Contestants
 
 TYPES = ("Q8_0", "Q4_0", "Q4_K", "Q6_K")
 SHAPE = Shape(768, 12, 12, 4, 2048, 49152, False, 512)
-PROMPT, NEW = 256, 16
-COUNTS = {"prompt": PROMPT, "tokens": NEW}
+PROMPT, NEW, TOGETHER = 256, 16, 8
+COUNTS = {"prompt": PROMPT, "tokens": NEW, "together": NEW * TOGETHER}
 
 
 def write(path: Path, type: str) -> None:
@@ -49,7 +50,9 @@ def contestants(path: Path, n_threads: int) -> dict[str, Contestants]:
         "toynn medium": of_toynn(path, ids, n_threads, "medium"),
         "llama.cpp": of_llama_cpp(path, ids, n_threads),
     }
-    return {what: {who: calls[what] for who, calls in by.items()} for what in ("prompt", "tokens")}
+    return {
+        what: {who: calls[what] for who, calls in by.items() if what in calls} for what in COUNTS
+    }
 
 
 def of_toynn(
@@ -74,8 +77,17 @@ def of_toynn(
         for token in ids[PROMPT:]:
             decoder.read([token])
 
+    batch = engine.batch_decoder(TOGETHER, PROMPT + NEW)
+    batch.read({number: ids[:PROMPT] for number in range(TOGETHER)})
+
+    def together() -> None:
+        for number in range(TOGETHER):
+            batch.rewind(number, PROMPT)
+        for token in ids[PROMPT:]:
+            batch.read({number: [token] for number in range(TOGETHER)})
+
     prompt()
-    return {"prompt": prompt, "tokens": tokens}
+    return {"prompt": prompt, "tokens": tokens, "together": together}
 
 
 def of_llama_cpp(path: Path, ids: list[int], n_threads: int) -> dict[str, Callable[[], object]]:

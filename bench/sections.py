@@ -471,8 +471,10 @@ def generation(n_threads: int, rounds: int, only: str) -> None:
                 usual = {who: statistics.median(t) for who, t in times.items()}
                 count = beside_llama_cpp.COUNTS[what]
                 row = "".join(f"{count / seconds:16.1f}" for seconds in usual.values())
-                ratios = [usual["llama.cpp"] / usual[who] for who in ("toynn", "toynn medium")]
-                print(f"{f'{name} {what}':18}{row}{ratios[0]:10.2f}{ratios[1]:8.2f}", flush=True)
+                if "llama.cpp" in usual:  # it is not asked for several sequences
+                    ratios = [usual["llama.cpp"] / usual[who] for who in ("toynn", "toynn medium")]
+                    row += f"{ratios[0]:10.2f}{ratios[1]:8.2f}"
+                print(f"{f'{name} {what}':18}{row}", flush=True)
 
 
 def seeds(n_threads: int, rounds: int, only: str) -> None:
