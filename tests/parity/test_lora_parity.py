@@ -8,7 +8,7 @@ pytest.importorskip("transformers", reason="transformers, the parity extra, is n
 pytest.importorskip("peft", reason="PEFT, the parity extra, is not installed")
 
 import torch
-from llamas import CAPS, DELTA, EXPERTS, LOCAL, LONGROPE, OLMOE, SCALES
+from llamas import CAPS, DELTA, EXPERTS, LOCAL, LONGROPE, OLMOE, SCALES, YARN_UNCUT
 from lora_bases import T, draw, make, mixed, write_base
 from peft import LoraConfig, PeftModel, TaskType, get_peft_model
 from safetensors.numpy import load_file
@@ -45,6 +45,7 @@ BASES = {
     "qwen3moe": ("qwen3moe", "F32", EXPERTS),
     "olmoe": ("olmoe", "F32", OLMOE | EXPERTS),
     "granitemoe": ("granitemoe", "F32", EXPERTS | SCALES),
+    "gpt-oss": ("gpt-oss", "F32", {"window": 4} | EXPERTS | YARN_UNCUT),
     "olmo2": ("olmo2", "F32", {}),
     "phi3": ("phi3", "F32", LONGROPE | {"original_context": 8, "window": 7}),
     "lfm2": ("lfm2", "F32", {"n_layers": 3, "attention_blocks": (1,)}),
@@ -65,6 +66,7 @@ PAIRS = [("llama", setting) for setting in SETTINGS]
 PAIRS += [("qwen2", "plain"), ("qwen3", "rslora"), ("gpt2", "plain"), ("gpt2", "attention")]
 PAIRS += [("smollm3", "rslora"), ("granite", "plain"), ("qwen3moe", "plain")]
 PAIRS += [("olmoe", "rslora"), ("granitemoe", "attention")]
+PAIRS += [("gpt-oss", "attention"), ("gpt-oss", "plain")]
 PAIRS += [("olmo2", "plain"), ("phi3", "plain")]
 PAIRS += [("qwen35", "plain"), ("lfm2", "plain"), ("gemma2", "plain"), ("gemma3", "rslora")]
 PAIRS += [(kind, "plain") for kind, (_, type, _) in BASES.items() if type != "F32"]

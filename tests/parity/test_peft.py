@@ -77,6 +77,7 @@ def fused_logits(base, adapter, tmp_path):
 
 WRITTEN = [(kind, name) for kind in KINDS for name in ("all", "rslora-ranks")]
 WRITTEN += [("gpt-oss", "all"), ("qwen3moe", "rslora-ranks"), ("granitemoe", "ranks")]
+WRITTEN += [("olmoe", "all")]
 WRITTEN += [("llama", name) for name in ("rslora", "ranks", "no-alpha", "one-block")]
 
 
