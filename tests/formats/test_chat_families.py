@@ -3,9 +3,10 @@
 Where TRL is installed the templates are those that the models come with, as it ships them (in
 trl/chat_templates; SmolLM2's is not among them). Beside them, and where it is not, the essential
 text of them: roles, thoughts, the ends of turns. Qwen3 leaves out the thoughts of answers once
-another question follows.
+another question follows. Of gpt-oss and Qwen3.5 there is only what TRL ships.
 """
 
+import re
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -113,6 +114,10 @@ TALK = [
 
 #: Of the models themselves, in TRL.
 SHIPPED = {name: f"{name}.jinja" for name in ("qwen3", "llama3", "gemma3", "phi3")}
+#: And those of which there is no essential text here.
+ALONE = {"gpt-oss": "gptoss.jinja"}
+ALONE |= {"qwen3.5": "qwen3_5_think.jinja", "qwen3.5-brief": "qwen3_5_nothink.jinja"}
+HARMONY = ["<|start|>", "<|message|>", "<|channel|>", "<|return|>", "<|call|>"]
 
 
 def shipped(name):
@@ -132,11 +137,16 @@ def make(tmp_path, request):
             if family not in SHIPPED:
                 pytest.skip(f"TRL has no template of {family}")
             text = shipped(SHIPPED[family])
-        keys = {"tokenizer.chat_template": text}
-        specials = [(text, CONTROL) for text in CONTROLS]
-        return Tokenizer.from_gguf(bpe_file(tmp_path / "chat.gguf", specials=specials, keys=keys))
+        return of_template(tmp_path, text)
 
     return make
+
+
+def of_template(tmp_path, text):
+    """A tokenizer of a file with this template and every family's control tokens."""
+    keys = {"tokenizer.chat_template": text}
+    specials = [(token, CONTROL) for token in (*CONTROLS, *HARMONY)]
+    return Tokenizer.from_gguf(bpe_file(tmp_path / "chat.gguf", specials=specials, keys=keys))
 
 
 def shown(tokenizer, turns, learned=True):
@@ -206,3 +216,81 @@ def test_tools_are_given_to_the_template(make):
     assert '"name": "dust"' in shown(tokenizer, turns, learned=False)[0]
     called = '<tool_call>\n{"name": "dust", "arguments": {}}\n</tool_call><|im_end|>'
     assert shown(tokenizer, turns)[0].strip("\n").endswith(called)
+
+
+SYSTEM = {"role": "system", "content": "Be brief."}
+CALL = {"type": "function", "function": {"name": "dust", "arguments": {"of": ["a", 1]}}}
+CALLED = [
+    {"role": "user", "content": "Dust?"},
+    {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    {"role": "tool", "content": "much"},
+    {"role": "assistant", "content": "Much."},
+]
+
+
+@pytest.mark.parametrize("family", [*SHIPPED, *ALONE])
+def test_shipped_templates_render_as_in_transformers(tmp_path, family):
+    pytest.importorskip("transformers", reason="transformers, the parity extra, is not installed")
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    def undated(text):  # gpt-oss has today's date, which two processes may not agree on
+        return re.sub(r"\d{4}-\d\d-\d\d", "a day", text)
+
+    template = shipped((SHIPPED | ALONE)[family])
+    tokenizer = of_template(tmp_path, template)
+    talks = [TALK, [SYSTEM, *TALK[:3]]] + ([CALLED] if "tool_calls" in template else [])
+    for talk in talks:
+        prompt = talk[-1]["role"] == "user"
+        (expected,), _ = render_jinja_template(
+            conversations=[talk],
+            chat_template=template,
+            add_generation_prompt=prompt,
+            bos_token="<bos>",
+            eos_token="<eos>",
+        )
+        assert undated(tokenizer.chat(talk, prompt)) == undated(expected)
+
+
+@pytest.mark.parametrize("system", [False, True])
+def test_answers_of_gpt_oss_are_learned_with_their_channel(tmp_path, system):
+    """The last ends with <|return|>, which ends generation; those before it with <|end|>."""
+    tokenizer = of_template(tmp_path, shipped(ALONE["gpt-oss"]))
+    talk = [SYSTEM, *TALK] if system else TALK
+    turns = tokenizer.encode_turns(talk)
+    final = "<|channel|>final<|message|>"
+    ended = ["Zork.<|end|>", "A robot.<|end|>", "Of dust.<|return|>"]
+    assert shown(tokenizer, turns) == [final + text for text in ended]
+    asked = shown(tokenizer, turns, learned=False)
+    assert all(text.endswith("<|end|><|start|>assistant") for text in asked)
+    assert [text.count("<|start|>user<|message|>") for text in asked] == [1, 1, 1]
+    assert ("<|start|>developer<|message|># Instructions\n\nBe brief." in asked[0]) == system
+
+
+def test_thoughts_and_calls_of_gpt_oss(tmp_path):
+    """A thought is learned before the last answer; a call, with whom it is to, and its channel."""
+    tokenizer = of_template(tmp_path, shipped(ALONE["gpt-oss"]))
+    talk = [*TALK[:3], TALK[3] | {"thinking": "Hm."}]
+    answers = shown(tokenizer, tokenizer.encode_turns(talk))
+    thought = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+    assert answers[-1] == f"{thought}<|channel|>final<|message|>A robot.<|return|>"
+    called, answer = shown(tokenizer, tokenizer.encode_turns(CALLED))
+    arguments = '{"of": ["a", 1]}<|call|>'
+    assert called == f" to=functions.dust<|channel|>commentary json<|message|>{arguments}"
+    assert answer == "<|channel|>final<|message|>Much.<|return|>"
+
+
+@pytest.mark.parametrize("family", ["qwen3.5", "qwen3.5-brief"])
+def test_qwen35_learns_one_answer_and_refuses_rewritten_ones_by_number(tmp_path, family):
+    """Its prompt opens a thought, which answers before the last question are written without."""
+    tokenizer = of_template(tmp_path, shipped(ALONE[family]))
+    (asked,), (answer,) = (
+        shown(tokenizer, tokenizer.encode_turns(TALK[:2]), learned) for learned in (False, True)
+    )
+    opened, rest = "<think>\n", "\n</think>\n\n"
+    if family == "qwen3.5-brief":
+        opened, rest = opened + rest, ""
+    assert asked.endswith(f"<|im_start|>assistant\n{opened}")
+    assert answer == f"{rest}Zork.<|im_end|>\n"
+    for talk, number in ((TALK, 1), ([SYSTEM, *TALK], 2)):
+        with pytest.raises(GGUFError, match=f"cannot tell which part message {number} is"):
+            tokenizer.encode_turns(talk)
