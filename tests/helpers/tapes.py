@@ -117,6 +117,10 @@ def gelu(net, form):
     return ops.gelu(net.s, net.activation(), form)
 
 
+def sigmoid(net):
+    return ops.sigmoid(net.s, net.activation())
+
+
 def silu(net):
     return ops.silu(net.s, net.activation())
 
@@ -357,10 +361,10 @@ def frozen_matrix(net):
     return ops.linear(s, x, net.constant(V, C), net.parameter(V))
 
 
-def mixture(net, k, normalized=False, bias=False, experts=5):
+def mixture(net, k, normalized=False, bias=False, experts=5, score=ops.softmax):
     s, x = net.s, net.activation()
     router = net.parameter(experts, C)
-    p = ops.softmax(s, ops.linear(s, x, router))
+    p = score(s, ops.linear(s, x, router))
     routes = ops.route(s, p, k, normalized=normalized, scale=1.5)
     biases = [net.parameter(experts, n) if bias else None for n in (4, C)]
     h = ops.experts(s, ops.dispatch(s, x, routes), net.parameter(experts, 4, C), routes, biases[0])
@@ -403,6 +407,7 @@ TAPES = {
     "dropout-inactive": (dropout, 0),
     "gelu-tanh": (gelu, "gelu_tanh"),
     "gelu-exact": (gelu, "gelu_exact"),
+    "sigmoid": (sigmoid,),
     "silu": (silu,),
     "swiglu": (swiglu,),
     "swiglu-within-a-limit": (swiglu_within_a_limit,),
@@ -464,6 +469,7 @@ TAPES = {
     "mixture-normalized": (mixture, 3, True),
     "mixture-bias": (mixture, 2, True, True),
     "mixture-of-one": (mixture, 1, False, True, 1),
+    "mixture-sigmoid": (mixture, 2, True, False, 5, ops.sigmoid),
     "mixture-sharing-a-matrix": (mixture_sharing_a_matrix,),
     "frozen-experts": (frozen_experts,),
 }

@@ -63,6 +63,7 @@ def test_the_order_of_threads_does_not_change_a_bit(op):
 LIVE = [
     *("rmsnorm", "layernorm", "softmax", "gelu", "silu", "swiglu", "dropout", "rope", "embedding"),
     *("matmul", "cross_entropy", "chunked_cross_entropy", "elementwise", "geglu", "softcap"),
+    "sigmoid",
 ]
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from toynn import ops
+from toynn.errors import ConfigError
 from toynn.graph.tape import Tensor
 from toynn.nn.caches import Caches
 from toynn.nn.lora import LoRA, linear
@@ -18,6 +19,7 @@ from toynn.session import Session
 __all__ = ["Dropout", "Layers"]
 
 _TABLE, _HEAD = "token_embd.weight", "output.weight"
+_SCORES = {"softmax": ops.softmax, "sigmoid": ops.sigmoid}  # of experts, from a router's logits
 
 
 @dataclass(frozen=True)
@@ -147,19 +149,32 @@ class Layers:
         gates, values = self.linear(x, gate), self.linear(x, up)
         return self.linear(ops.swiglu(self.session, gates, values), down)
 
-    def routes(self, x: Tensor, name: str, used: int, *, normalized: bool) -> ops.Routes:
-        """Record which experts each row of x (N, C) goes to, by the softmax of a router (E, C).
+    def routes(
+        self,
+        x: Tensor,
+        name: str,
+        used: int,
+        *,
+        normalized: bool,
+        score: str = "softmax",
+        scale: float = 1.0,
+    ) -> ops.Routes:
+        """Record which experts each row of x (N, C) goes to, by the scores of a router (E, C).
 
-        ``normalized``: the weights of those that are ``used`` add up to 1. The router's product is
-        as exact as float32.
+        Scores are the "softmax" of its logits or the "sigmoid" of each. ``normalized``: the weights
+        of those that are ``used`` add up to ``scale``, else they are scores times it. The router's
+        product is as exact as float32. Raises ConfigError for another score.
         """
         s = self.session
+        if score not in _SCORES:
+            raise ConfigError(f"score must be one of {', '.join(_SCORES)}; got {score!r}")
         precision, s.matmul_precision = s.matmul_precision, "highest"
         try:
             logits = self.linear(x, name)
         finally:
             s.matmul_precision = precision
-        return ops.route(s, ops.softmax(s, logits), used, normalized=normalized)
+        scores = _SCORES[score](s, logits)
+        return ops.route(s, scores, used, normalized=normalized, scale=scale)
 
     def mixture(
         self,

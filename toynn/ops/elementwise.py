@@ -27,6 +27,7 @@ __all__ = [
     "gelu",
     "rounded",
     "scale",
+    "sigmoid",
     "silu",
     "softcap",
     "swiglu",
@@ -84,6 +85,13 @@ def gelu(s: Recorder, x: Tensor, form: str = "gelu_tanh") -> Tensor:
         raise ConfigError(f"gelu: form must be one of {', '.join(GELU_FORMS)}; got {form!r}")
     y = s.tape.new("gelu", x.shape)
     s.tape.record(GELU, {"y": y, "x": x}, {"n": x.size, "exact": GELU_FORMS[form]})
+    return y
+
+
+def sigmoid(s: Recorder, x: Tensor) -> Tensor:
+    """Record y = 1 / (1 + e^-x)."""
+    y = s.tape.new("sigmoid", x.shape)
+    s.tape.record(SIGMOID, {"y": y, "x": x}, {"n": x.size})
     return y
 
 
@@ -173,6 +181,23 @@ GELU = Op(
     "n exact",
     _gelu_flops(EXP + 7, 27),
     by_names(GELU_BACKWARD),
+    again=itself,
+    rows="n x",
+)
+SIGMOID_BACKWARD = Op(
+    "sigmoid.backward",
+    "dx <- dy x",
+    "n",
+    flops(SIGMOID_SLOPE + 1, "n"),
+    inplace={"dx": "dy"},
+    rows="n dy",
+)
+SIGMOID = Op(
+    "sigmoid.forward",
+    "y <- x",
+    "n",
+    flops(EXP + 2, "n"),
+    by_names(SIGMOID_BACKWARD),
     again=itself,
     rows="n x",
 )

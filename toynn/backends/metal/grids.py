@@ -240,6 +240,8 @@ PASSES: dict[str, Callable[[Sizes], list[Pass]]] = {
     ],
     "shortconv.cached": _each("shortconv_cached", "B", "C"),
     "shortconv.forward": _each("shortconv_forward", "B", "T", "C"),
+    "sigmoid.backward": _each("sigmoid_backward", "n"),
+    "sigmoid.forward": _each("sigmoid_forward", "n"),
     "silu.backward": _each("silu_backward", "n"),
     "silu.forward": _each("silu_forward", "n"),
     "softcap.backward": _each("softcap_backward", "n"),

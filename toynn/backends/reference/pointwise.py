@@ -18,6 +18,8 @@ __all__ = [
     "gelu_backward",
     "rounding",
     "scale",
+    "sigmoid",
+    "sigmoid_backward",
     "silu",
     "silu_backward",
     "swiglu",
@@ -94,6 +96,18 @@ def gelu_backward(dy: Array, x: Array, exact: int) -> Outputs:
         return {"dx": dy * ((1 + _erf(x / math.sqrt(2))) / 2 + x * density)}
     t = np.tanh(_ROOT * (x + 0.044715 * x**3))
     return {"dx": dy * ((1 + t) / 2 + x * (1 - t * t) / 2 * _ROOT * (1 + 0.134145 * x * x))}
+
+
+@kernel("sigmoid.forward", y="n", x="n")
+def sigmoid(x: Array) -> Outputs:
+    """Compute y = 1 / (1 + exp(-x))."""
+    return {"y": 1 / (1 + np.exp(-x))}
+
+
+@kernel("sigmoid.backward", dx="n", dy="n", x="n")
+def sigmoid_backward(dy: Array, x: Array) -> Outputs:
+    """Compute dx = dy s (1 - s), s = 1 / (1 + exp(-x)); 1 - s is the sigmoid of -x."""
+    return {"dx": dy / (1 + np.exp(-x)) / (1 + np.exp(x))}
 
 
 @kernel("silu.forward", y="n", x="n")

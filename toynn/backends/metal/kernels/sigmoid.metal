@@ -1,0 +1,28 @@
+// Sigmoid: a score between 0 and 1, each by itself; a router's, where it is not a softmax.
+//
+//   y  = s                      s = 1 / (1 + e^-x)
+//   dx = dy s (1 - s)
+//
+// n elements, one thread each. In place: y may be x, dx may be dy.
+// Source: DeepSeek-AI 2024, arXiv:2412.19437, section 2.1.2.
+
+kernel void sigmoid_forward(device float*             y    [[buffer(0)]],
+                            device const float*       x    [[buffer(1)]],
+                            constant SigmoidForward&  args [[buffer(2)]],
+                            uint i [[thread_position_in_grid]])
+{
+    if (i >= args.n) return;
+    y[i] = sigmoid(x[i]);
+}
+
+kernel void sigmoid_backward(device float*              dx   [[buffer(0)]],
+                             device const float*        dy   [[buffer(1)]],
+                             device const float*        x    [[buffer(2)]],
+                             constant SigmoidBackward&  args [[buffer(3)]],
+                             uint i [[thread_position_in_grid]])
+{
+    if (i >= args.n) return;
+    float slope;
+    sigmoid_slope(x[i], slope);
+    dx[i] = dy[i] * slope;
+}
