@@ -44,6 +44,9 @@ class BatchDecoder(Protocol):
 
     chunk: int  # tokens of a sequence that are read at once
 
+    def past(self, number: int) -> int:
+        """Return how many tokens of a sequence were read so far."""
+
     def rewind(self, number: int) -> None:
         """Begin a sequence anew."""
 
@@ -85,11 +88,12 @@ class Reader:
     def read(self, ids: Sequence[int]) -> NDArray[np.float32]:
         """Return the logits (V,) of the token behind ids, of which only the new ones are read.
 
-        Where they do not begin with those that were read before, a new sequence is begun.
+        Where they do not begin with those that were read before, a new sequence is begun; so it is
+        where a read was interrupted, and the decoder is elsewhere than was noted.
         """
         ids = list(ids)
         known = _known(self._ids, ids)
-        if self._decoder is None or not known:
+        if self._decoder is None or not known or self._decoder.past != known:
             self._decoder, self._ids, known = self._engine.decoder(), [], 0
         logits = self._decoder.read(ids[known:])
         self._ids = ids
@@ -106,14 +110,15 @@ class BatchReader:
     def read(self, wanted: Mapping[int, Sequence[int]]) -> dict[int, NDArray[np.float32]]:
         """Read on in the sequences that are wanted; return logits of those read to their end.
 
-        Call it again for the others: so a long prompt keeps nobody waiting.
+        Call it again for the others: so a long prompt keeps nobody waiting. As ``Reader.read`` it
+        begins a sequence anew whose read was interrupted.
         """
         pieces = {}
         for number, ids in wanted.items():
             known = _known(self._ids[number], list(ids))
-            if not known:
+            if not known or self._decoder.past(number) != known:
                 self._decoder.rewind(number)
-                self._ids[number] = []
+                self._ids[number], known = [], 0
             pieces[number] = ids[known : known + self._decoder.chunk]
         found = self._decoder.read(pieces) if pieces else {}
         for number, piece in pieces.items():

@@ -100,6 +100,9 @@ class FakeBatch:
         self.decoders = [FakeDecoder(engine) for _ in range(batch)]
         self.most = 0
 
+    def past(self, number):
+        return self.decoders[number].past
+
     def rewind(self, number):
         self.decoders[number] = FakeDecoder(self.engine)
 

@@ -10,7 +10,7 @@ from toynn.engines import ENGINES, LlamaSeqEngine, frozen
 from toynn.engines.decoding import CHUNK
 from toynn.errors import ConfigError, LabelError, LifecycleError, ShapeError
 from toynn.formats import gguf
-from toynn.generate import sample
+from toynn.generate import BatchReader, Reader, sample
 
 #: Sums of float32 in different orders (a product is summed otherwise when its rows are few): either
 #: comes within 2e-11 of the same model in float64.
@@ -96,6 +96,72 @@ def test_a_sequence_is_turned_back():
         decoder.rewind(12)
     decoder.rewind()
     assert nmse(decoder.read(ids[:3]), engine.logits(ids[:3])[-1]) < SAME
+
+
+INTERRUPTED = [
+    ("llama", 2, True),
+    ("phi3-long", 2, False),
+    ("lfm2", 1, False),
+    ("qwen35", 2, False),
+]
+
+
+@pytest.mark.parametrize(("kind", "run", "stays"), INTERRUPTED)
+@pytest.mark.parametrize("late", [False, True])
+def test_an_interrupted_read_is_read_again(kind, run, stays, late, monkeypatch):
+    """By the run, before or behind its kernels: what comes next is right all the same."""
+    engine, ids = realized(kind)
+    turn, more, new = ids[:12].tolist(), ids[20:110].tolist(), ids[50:62].tolist()
+    reader, together = Reader(engine), BatchReader(engine, 2, CONTEXT)
+    decoder = engine.batch_decoder(3, CONTEXT)
+    reader.read(turn)
+    together.read({0: turn, 1: new})
+    decoder.read({0: turn, 1: new})
+    whole, runs = engine.session.run, []
+
+    def interrupted(*args, **options):
+        runs.append(args)
+        stops = len(runs) == run
+        if not stops or late:
+            whole(*args, **options)
+        if stops:
+            raise KeyboardInterrupt
+
+    for read in (
+        lambda: reader.read(turn + more),
+        lambda: [together.read({0: turn + more}) for _ in range(2)],
+        lambda: decoder.read({0: more}),
+    ):
+        runs.clear()
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(engine.session, "run", interrupted)
+            read()
+    assert [decoder.past(number) for number in range(3)] == [12 if stays else 0, 12, 0]
+    rest = new if stays else turn + new
+    expected = engine.logits(np.array(turn + new))[-1]
+    assert nmse(reader.read(turn + new), expected) < SAME
+    assert nmse(together.read({0: turn + new})[0], expected) < SAME
+    logits = decoder.read({0: rest, 1: more[:3]})
+    assert nmse(logits[0], expected) < SAME
+    assert nmse(logits[1], engine.logits(np.array(new + more[:3]))[-1]) < SAME
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen35", "phi3-long"])
+def test_a_refused_read_changes_nothing(kind):
+    """A bad id in a later chunk, or where the sequence would become a long one."""
+    engine, ids = realized(kind)
+    decoder, read = engine.decoder(), ids[:11].tolist()
+    decoder.read(read)
+    for bad, error, message in (
+        ([1] * 70 + [61], LabelError, r"tokens: row 70 is 61; must be 0\.\.60"),
+        ([1, -1], LabelError, r"tokens: row 1 is -1; must be 0\.\.60"),
+        ([1.5] * 70, ShapeError, "tokens: expected i32; got float64"),
+    ):
+        with pytest.raises(error, match=message):
+            decoder.read(bad)
+        assert decoder.past == 11
+    expected = engine.logits(np.array([*read, 5]))[-1]
+    assert nmse(decoder.read([5]), expected) < SAME
 
 
 def test_batches_before_leave_nothing_in_the_cache():

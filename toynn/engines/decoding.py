@@ -14,13 +14,14 @@ weights. While some read chunks of their prompts, others read a token, and the f
 are the shorter, the more sequences there are.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from toynn import checks
 from toynn.errors import ConfigError, LifecycleError, ShapeError
 from toynn.graph.tape import Tape, Tensor
 from toynn.models import SequenceModel
@@ -168,27 +169,43 @@ class BatchDecoder:
 
         What was read stays as it was read: a step of training between two calls does not change
         it. All of a sequence is read again where it becomes one that its model takes for a long
-        one. Raises ShapeError if a piece has no tokens, or more than there is room for;
-        LifecycleError if other sequences, as many, were begun on the engine since.
+        one. Where a read fails halfway, or is interrupted, its sequences are as they were before
+        it; but those that it has changed beyond that, a state or a sequence that becomes a long
+        one, are begun anew: ``past`` tells.
+
+        Raises ShapeError if a piece has no tokens, or more than there is room for, or other than
+        whole numbers; LabelError for a token that the model does not have; LifecycleError if other
+        sequences, as many, were begun on the engine since. Nothing is read then.
         """
         if self._decoding.begun[self._key] != self._number:
             raise LifecycleError(
                 "Decoder.read after another decoder() of the same engine, which reads one sequence "
                 "at a time, or one batch: begin again, or make a second engine"
             )
-        waiting = {number: self._checked(number, ids) for number, ids in pieces.items()}
-        for number, ids in waiting.items():
-            sequence = self._sequences[number]
-            length = len(sequence.ids) + ids.size
-            if self._engine.model.is_long(self._engine.config, length) != sequence.long:
-                waiting[number] = np.append(np.array(sequence.ids, ids.dtype), ids)
-                self._sequences[number] = _Sequence(long=not sequence.long)
+        new = {number: self._checked(number, ids) for number, ids in pieces.items()}
+        before = {number: self._sequences[number] for number in new}
+        waiting, long = dict(new), dict.fromkeys(new, False)
+        past = [self.past(number) for number in range(len(self._sequences))]
+        for number, ids in new.items():
+            read = before[number].ids
+            model, cfg = self._engine.model, self._engine.config
+            long[number] = model.is_long(cfg, len(read) + ids.size)
+            again = long[number] != before[number].long
+            if again:
+                waiting[number], past[number] = np.append(np.array(read, ids.dtype), ids), 0
+            if again or not self._decoding.rewinds(self._key):
+                self._sequences[number] = _Sequence()  # until all is read
         found: dict[int, NDArray[np.float32]] = {}
-        for long in (False, True):
-            alike = {n: ids for n, ids in waiting.items() if self._sequences[n].long is long}
+        for kind in (False, True):
+            alike = {number: ids for number, ids in waiting.items() if long[number] is kind}
             while alike:
-                found |= self._run({n: ids[: self.chunk] for n, ids in alike.items()}, long=long)
+                chunks = {number: ids[: self.chunk] for number, ids in alike.items()}
+                found |= self._run(chunks, past, long=kind)
+                for number, ids in chunks.items():
+                    past[number] += ids.size
                 alike = {n: ids[self.chunk :] for n, ids in alike.items() if ids.size > self.chunk}
+        for number, ids in new.items():
+            self._sequences[number] = _Sequence(before[number].ids + ids.tolist(), long[number])
         return found
 
     def _checked(self, number: int, piece: ArrayLike) -> NDArray[Any]:
@@ -198,32 +215,32 @@ class BatchDecoder:
                 f"Decoder.read: ids must be flat, 1 to {room - past} of them, as {past} of a "
                 f"context of {room} are read; got {ids.shape}"
             )
-        return ids
+        checks.converted("tokens", ids, ids.shape, "i32")
+        checks.ids_below(self._engine.config.vocab)("tokens", ids)
+        return ids.astype(np.int32)
 
     def _run(
-        self, pieces: Mapping[int, NDArray[Any]], *, long: bool
+        self, pieces: Mapping[int, NDArray[Any]], past: Sequence[int], *, long: bool
     ) -> dict[int, NDArray[np.float32]]:
-        """Read at most a chunk of some sequences of a kind; return their logits."""
+        """Read at most a chunk of some sequences of a kind, behind their past; return logits."""
         s, (batch, room) = self._engine.session, self._key
         length = 1 if all(ids.size == 1 for ids in pieces.values()) else self.chunk
         reading = self._decoding.reading(batch, room, length, long=long)
-        past = np.array([self.past(number) for number in range(batch)])
-        tokens = np.zeros((batch, length), np.result_type(*pieces.values()))
+        tokens = np.zeros((batch, length), np.int32)
         last, counts = np.arange(batch) * length, np.zeros(batch, np.int32)
         for number, ids in pieces.items():
             tokens[number, : ids.size] = ids
             last[number] += ids.size - 1
             counts[number] = ids.size
-        positions = np.minimum(past[:, None] + np.arange(length), self._engine.config.context - 1)
+        positions = np.array(past)[:, None] + np.arange(length)
+        positions = np.minimum(positions, self._engine.config.context - 1)
         s.upload(reading.tokens, tokens.reshape(-1))
         s.upload(reading.positions, positions.reshape(-1))
-        s.upload(reading.past, past)
+        s.upload(reading.past, np.array(past))
         s.upload(reading.last, last)
         s.upload(reading.counts, counts)
         self._engine.measure_norms()
         s.run("loss", tape=reading.tape)
-        for number, ids in pieces.items():
-            self._sequences[number].ids += ids.tolist()
         logits = s.download(reading.logits)
         return {number: logits[number] for number in pieces}
 
@@ -246,6 +263,6 @@ class Decoder:
     def read(self, ids: ArrayLike) -> NDArray[np.float32]:
         """Read the tokens that come next; return the logits (V,) of the one after them.
 
-        As ``BatchDecoder.read``: raises ShapeError and LifecycleError as that does.
+        As ``BatchDecoder.read``: raises ShapeError, LabelError and LifecycleError as that does.
         """
         return self._batch.read({0: ids})[0]
