@@ -8,7 +8,7 @@ import pytest
 from lora_bases import write_base
 
 import toynn
-from toynn.cli import _text_training, main, train
+from toynn.cli import _text_training, main, parsed, train
 
 LORA = ["train", "lora", "--model", "base.gguf", "--warmup", "0", "--steps", "4", "--seq", "32"]
 LORA += ["--batch", "2", "--lr", "0.01", "--eval-every", "2", "--save-every", "2"]
@@ -43,6 +43,8 @@ def test_a_run_of_two_sources(here, capsys):
     assert main(["train", "--config", "run/config.toml", "--out", "again"]) == 0
     adapters = [(here / run / "adapter.gguf").read_bytes() for run in ("run", "again")]
     assert adapters[0] == adapters[1]
+    words = ["train", "--config", "run/config.toml", "--out", "other"]
+    assert parsed([*words, "--data", "b.txt"]).data == "b.txt"  # in the place of the file's
 
 
 @pytest.mark.parametrize("data", [{"a.jsonl": 3, "b.txt": 0.5}, ["a.jsonl", Path("b.txt")]])
@@ -77,6 +79,7 @@ def test_preferences_of_two_sources(here, capsys):
         ("a.jsonl:0 b.txt:1", "--data a.jsonl:0: expected a weight above 0"),
         ("a.jsonl:nan b.txt:1", "expected a finite number behind the colon"),
         ("a.jsonl a.jsonl", "--data a.jsonl: named twice"),
+        ("a.jsonl --data b.txt", "--data: given twice; several stand behind one: --data a.jsonl b"),
         ("a.jsonl p.jsonl", "p.jsonl:1: expected text, prompt and completion, or messages; got"),
         ("a.jsonl:1 none.jsonl:1", "none.jsonl: cannot read: No such file"),
     ],

@@ -63,7 +63,9 @@ def expanded(words: Sequence[str], recipes: Mapping[str, Sequence[Flag]]) -> lis
     for name, value in tables.get("train", {}).items():
         if name not in flags:
             _refuse(path, f"train.{name}", name, flags)
-        more += _typed(path, flags[name], value)
+        kept = _typed(path, flags[name], value)
+        if flags[name].nargs is None or _value_of(words, flags[name].option) is None:
+            more += kept  # else those that are typed stand in its place
     return [recipe, *more, *words]
 
 

@@ -18,14 +18,14 @@ __all__ = ["Flag", "Once", "gathered", "resolve_source", "with_defaults"]
 class Once(Action):
     """Stores a value; a second one is refused, and does not take the first one's place."""
 
+    advice = "a run goes on with one (`toynn export` adds them up)"
+
     def __call__(
         self, parser: ArgumentParser, namespace: Namespace, values: Any, option: str | None = None
     ) -> None:
         """Store it. Raises ConfigError if there is one."""
         if getattr(namespace, self.dest, None) is not None:
-            raise ConfigError(
-                f"{option}: given twice; a run goes on with one (`toynn export` adds them up)"
-            )
+            raise ConfigError(f"{option}: given twice; {self.advice}")
         setattr(namespace, self.dest, values)
 
 

@@ -1,13 +1,14 @@
 """PATH:WEIGHT on the command line: of adapters that are added up, of data that are mixed."""
 
 import math
-from argparse import Action, ArgumentParser, Namespace
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
+from toynn.cli._flags import Once
 from toynn.errors import ConfigError
 
-__all__ = ["Sources", "path_and_weight", "source_names"]
+__all__ = ["Several", "Sources", "path_and_weight", "source_names"]
 
 
 def path_and_weight(text: str, option: str) -> tuple[Path, float | None]:
@@ -33,13 +34,19 @@ def source_names(paths: list[Path]) -> list[str]:
     return names if len(set(names)) == len(names) else [str(path) for path in paths]
 
 
-class Sources(Action):
+class Several(Once):
+    """Stores words that stand behind one option."""
+
+    advice = "several stand behind one: --data a.jsonl b.jsonl"
+
+
+class Sources(Several):
     """Stores a path; of several words, all of them as they were typed, in a tuple."""
 
     def __call__(
         self, parser: ArgumentParser, namespace: Namespace, values: Any, option: str | None = None
     ) -> None:
-        """Store it. Raises ConfigError for weights that are none, or not of all."""
+        """Store it. Raises ConfigError for a second, and weights that are none, or not of all."""
         name, words = option or "--data", tuple(values)
         found = [path_and_weight(word, name) for word in words]
         paths, weights = [path for path, _ in found], [weight for _, weight in found]
@@ -55,4 +62,4 @@ class Sources(Action):
         if len(set(paths)) < len(paths):
             twice = next(path for k, path in enumerate(paths) if path in paths[:k])
             raise ConfigError(f"{name} {twice}: named twice")
-        setattr(namespace, self.dest, str(paths[0]) if len(paths) == 1 else words)
+        super().__call__(parser, namespace, str(paths[0]) if len(paths) == 1 else words, option)

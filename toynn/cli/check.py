@@ -16,7 +16,7 @@ from toynn.cli._numbers import whole
 from toynn.cli._paths import text_model
 from toynn.cli._text import harmless
 from toynn.cli._text_training import column_names, columns_of
-from toynn.cli._weighted import path_and_weight
+from toynn.cli._weighted import Several, path_and_weight
 from toynn.data.examples import held_out
 from toynn.data.repeats import Cut, Repeats, common, cut_at, repeated
 from toynn.data.survey import Characters, Survey, Vocabulary, parts_of, survey
@@ -37,7 +37,9 @@ def add_parser(commands: Any) -> None:
     help_ = "say what training would make of data: forms, lengths, masks, repeats, leaks"
     parser = commands.add_parser("check", help=help_, description=help_, allow_abbrev=False)
     data = "files or folders, as `toynn train --data` takes them; each is told of by itself"
-    parser.add_argument("--data", nargs="+", required=True, metavar="PATH", help=data)
+    parser.add_argument(
+        "--data", nargs="+", required=True, metavar="PATH", action=Several, help=data
+    )
     model = "whose tokenizer and chat template are used (a .gguf file, a folder); without it, "
     model += "lengths are in characters"
     parser.add_argument("-m", "--model", type=Path, metavar="PATH", help=model)
