@@ -248,6 +248,7 @@ cdef _describe(
     cdef Py_ssize_t B = states.shape[0], V = states.shape[1], S = states.shape[2]
     cdef Py_ssize_t D = states.shape[3], E = states.shape[4], T = rows // max(B, 1)
     a.n[3] = _heads(where, columns, V, D, E)
+    length = min(length, max(T, 1))  # longer ones are the same, and their sums overflow
     if B * T != rows or length < 1 or (T + length - 1) // length > S:
         raise ValueError(
             f"{where}: needs whole sequences, and states of each {length} (>= 1) rows; got {rows} "
@@ -306,7 +307,7 @@ def backward(
     a.t[8] = ids1(first) if first is not None else NULL
     a.n_threads = n_threads
     nbytes = workspace(
-        "backward", a.n[0], a.n[1], a.n[3], V, a.n[5], E, a.n[8], a.n[2], length, n_threads
+        "backward", a.n[0], a.n[1], a.n[3], V, a.n[5], E, a.n[8], a.n[2], a.n[7], n_threads
     )
     a.workspace = malloc(nbytes)
     if a.workspace == NULL:
