@@ -34,11 +34,11 @@ def text(folder, letter, count=600):
     return jsonl.long_text(path, ByteTokenizer(), SEQ, vocab_size=256)
 
 
-def pairs(folder, name, count, letter, **options):
+def pairs(folder, name, count, letter, seq=SEQ, **options):
     path = folder / name
     rows = ({"prompt": "?", "chosen": letter * (k + 2), "rejected": "x"} for k in range(count))
     path.write_text("\n".join(map(json.dumps, rows)))
-    return read_preferences(path, ByteTokenizer(), SEQ, vocab_size=256, **options)
+    return read_preferences(path, ByteTokenizer(), seq, vocab_size=256, **options)
 
 
 @pytest.mark.parametrize("count", [2, 3, 7])
@@ -174,9 +174,14 @@ def test_the_trainer_takes_a_mixture_for_so_many_epochs(tmp_path):
 
 def test_what_cannot_be_mixed(tmp_path):
     a, b = examples(tmp_path, "a.jsonl", 20, "a"), pairs(tmp_path, "b.jsonl", 6, "b")
+    kto = pairs(tmp_path, "kto.jsonl", 4, "k", loss="kto")
+    longer = pairs(tmp_path, "longer.jsonl", 4, "l", seq=SEQ + 1)
     for sources, weights, message in (
         ({"a": a}, None, "needs two sources or more; got 1"),
         ({"a": a, "b": b}, None, "preferences can be mixed with preferences alone"),
+        ({"b": b, "kto": kto}, None, "pairs can be mixed with pairs alone"),
+        ({"kto": kto, "b": b}, None, "pairs can be mixed with pairs alone"),
+        ({"b": b, "longer": longer}, None, f"one seq; got rows of {2 * SEQ}, {2 * SEQ + 2} tokens"),
         ({"a": a, "c": a}, [1], "expected 2 weights; got 1"),
         ({"a": a, "c": a}, [1, 0], "weights must be above 0; got 1, 0"),
     ):

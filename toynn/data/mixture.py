@@ -71,7 +71,7 @@ class Mixture:
         ``weights`` are shares of the rows, and need not add up to 1; without them each source has
         a share as large as it is. Windows of a text are then as long as rows of examples. Raises
         ConfigError for weights that are not above 0, or not as many as sources, and for
-        preferences beside what is none.
+        preferences beside what is none, of another form, or of rows of another length.
         """
         if len(sources) < 2:
             raise ConfigError(f"a mixture needs two sources or more; got {len(sources)}")
@@ -205,6 +205,16 @@ def _alike(
     kinds = {type(source) for source in sources}
     if len(kinds) > 1:
         raise ConfigError("preferences can be mixed with preferences alone")
+    paired = [each.train for each in sources if isinstance(each, PreferenceData)]
+    if len({part.wanted is None for part in paired}) > 1:
+        raise ConfigError(
+            "pairs can be mixed with pairs alone, and labelled completions with such; got both"
+        )
+    if len(rooms := {part.seq for part in paired}) > 1:
+        raise ConfigError(
+            f"preferences to be mixed must be read with one seq; got rows of "
+            f"{', '.join(map(str, sorted(rooms)))} tokens"
+        )
     seq = max(source.seq for source in sources)
     packed = any(source.packed for source in sources)
     found = []
