@@ -30,6 +30,12 @@ class Chatty(ByteTokenizer):
 CALL = {"function": {"name": "f", "arguments": {}}}
 
 
+KINDS = (".jsonl", ".json", ".csv")
+CUT = gzip.compress(b'{"text": "a"}', mtime=0)[:-9]
+DAMAGED = bytearray(gzip.compress(b'{"text": "a"}', mtime=0))
+DAMAGED[10] |= 6  # a block of no kind
+
+
 def read(path, **options):
     data = jsonl.read(path, Chatty(), 600, vocab_size=256, **options)
     found = []
@@ -193,7 +199,9 @@ def test_bad_rows_are_named(tmp_path, row, message):
         ("a.csv", b"text,b\na,b\na,b,c", r"a\.csv:2: expected 2 columns, .* got 3"),
         ("a.csv", b'text\n"a"b', r"a\.csv: not CSV: "),
         ("a.jsonl.gz", b"no gzip", r"a\.jsonl\.gz: cannot read: Not a gzipped file"),
-        ("a.jsonl.gz", gzip.compress(b'{"text": "a"}')[:-9], r"cannot read: "),
+        ("a.jsonl.gz", CUT, r"cannot read: it ends within"),
+        ("a.csv.gz", CUT, r"a\.csv\.gz: cannot read: it ends within"),
+        *((f"a{kind}.gz", DAMAGED, rf"a\{kind}\.gz: cannot read: .* damaged") for kind in KINDS),
     ],
 )
 def test_bad_files_are_named(tmp_path, name, content, message):

@@ -3,6 +3,7 @@
 A reader that is added is a row of READERS.
 """
 
+import gzip
 import io
 import json
 import shutil
@@ -100,6 +101,14 @@ def write_texts(folder):
     (folder / "c.jsonl").write_text("".join(json.dumps(rows[2]) + "\n" for _ in range(4)))
 
 
+def write_packed(folder):
+    write_texts(folder)
+    for path in folder.glob("*.jsonl"):
+        packed = gzip.compress(path.read_bytes(), mtime=0)
+        path.with_name(f"{path.name}.gz").write_bytes(packed)
+        path.unlink()
+
+
 class Letters:
     """An encoder that needs no file: a character is its number."""
 
@@ -125,7 +134,7 @@ class Letters:
 
 def read_texts(folder):
     refused = []
-    for path in sorted(folder.glob("*.jsonl")):
+    for path in sorted(folder.glob("*.jsonl*")):
         try:
             jsonl.read(path, Letters(), 16, vocab_size=0x110000)
         except ToynnError as error:
@@ -336,6 +345,7 @@ READERS = [
     ),
     Reader("vit", write_vit, lambda at: ViTEngine.load(at / "model.safetensors")),
     Reader("jsonl", write_texts, read_texts),
+    Reader("packed", write_packed, read_texts),
     Reader("questions", write_questions, lambda at: read_questions(at / "a.jsonl")),
     Reader("npz", write_npz, lambda at: ImageData.read(at / "a.npz")),
     Reader("idx", lambda at: write_mnist(at, {"train": 6, "t10k": 3}), ImageData.read),

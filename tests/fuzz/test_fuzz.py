@@ -10,6 +10,7 @@ from run import case, little_room, read
 
 CASES = {
     "jsonl": 60,
+    "packed": 60,
     "vit": 80,
     "pictures": 60,
     "run": 60,

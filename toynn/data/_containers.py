@@ -13,6 +13,7 @@ import gzip
 import io
 import json
 import os
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
@@ -70,21 +71,16 @@ def part_of(folder: Path, name: str) -> Path | None:
 def lines_of(path: Path, progress: Progress) -> Iterator[tuple[int, bytes]]:
     """Yield the number and the bytes of each line that is not blank. Raises DataError."""
     done = 0
-    try:
-        with open_file(path) as file:
-            size = os.fstat(file.fileno()).st_size
-            for line, raw in enumerate(_unpacked(path, file), 1):
-                done += len(raw)
-                if line % 1000 == 0 or done == size:
-                    progress(file.tell() if path.suffix in PACKED else done, size)
-                if line == 1:
-                    raw = raw.removeprefix(BOM)
-                if raw.strip():
-                    yield line, raw
-    except OSError as error:
-        raise DataError(f"{path}: cannot read: {error.strerror or error}") from error
-    except EOFError as error:
-        raise DataError(f"{path}: cannot read: it ends within its packed data") from error
+    with _whole(path), open_file(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        for line, raw in enumerate(_unpacked(path, file), 1):
+            done += len(raw)
+            if line % 1000 == 0 or done == size:
+                progress(file.tell() if path.suffix in PACKED else done, size)
+            if line == 1:
+                raw = raw.removeprefix(BOM)
+            if raw.strip():
+                yield line, raw
 
 
 def is_array(path: Path) -> bool:
@@ -104,13 +100,21 @@ def items_of(path: Path, progress: Progress) -> Iterator[tuple[int, Any]]:
 @contextmanager
 def _reading(path: Path) -> Iterator[BinaryIO]:
     """Open a file, unpacked."""
+    with _whole(path), open_file(path) as file:
+        yield _unpacked(path, file)
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[None]:
+    """Raise DataError where a file cannot be read, or what is packed in it is damaged."""
     try:
-        with open_file(path) as file:
-            yield _unpacked(path, file)
-    except OSError as error:
-        raise DataError(f"{path}: cannot read: {error.strerror or error}") from error
+        yield
     except EOFError as error:
         raise DataError(f"{path}: cannot read: it ends within its packed data") from error
+    except zlib.error as error:
+        raise DataError(f"{path}: cannot read: its packed data is damaged ({error})") from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot read: {error.strerror or error}") from error
 
 
 def _unpacked(path: Path, file: BinaryIO) -> BinaryIO:
@@ -159,15 +163,13 @@ def _folder(folder: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
 def _csv(path: Path, progress: Progress) -> Iterator[tuple[int, Mapping[str, Any]]]:
     raw = read_bytes(path)
     try:
-        with _unpacked(path, io.BytesIO(raw)) as file:
+        with _whole(path), _unpacked(path, io.BytesIO(raw)) as file:
             text = file.read().removeprefix(BOM).decode()
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise DataError(
             f"{path}:{line}: not UTF-8 text: byte 0x{error.object[error.start]:02x}"
         ) from None
-    except (OSError, EOFError) as error:
-        raise DataError(f"{path}: cannot read: {error}") from error
     before = csv.field_size_limit(LONGEST)
     try:
         reader = csv.reader(
