@@ -5,6 +5,7 @@ import json
 import pytest
 
 from toynn.cli import main
+from toynn.runs.record import Record
 
 
 def write(folder, losses, vals=(), recipe="gpt2", steps=40, unit="tokens"):
@@ -65,6 +66,14 @@ def test_a_picture(runs, kind, capsys):
     assert capsys.readouterr().out == f"a.{kind}: 3 curves\n"
     content = (runs.parent / f"a.{kind}").read_bytes()
     assert content.startswith({"png": b"\x89PNG", "svg": b"<?xml"}[kind])
+
+
+def test_a_number_that_no_float_is_near_is_none(runs):
+    path = runs / "one" / "metrics.jsonl"
+    lines = path.read_text() + f'\n{{"iteration": 99, "train_loss": 1{"0" * 400}}}\n'
+    path.write_text(lines)
+    points = Record.read(runs / "one").numbers("train_loss")
+    assert points and 99 not in dict(points)
 
 
 def test_what_cannot_be_shown(runs, capsys):

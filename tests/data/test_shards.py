@@ -65,6 +65,8 @@ def test_what_is_used_of_an_array():
             tokens[bad]
     with pytest.raises(IndexError, match="a step of 2"):
         tokens[::2]
+    nothing = tokens[9:9]
+    assert len(nothing[0:0]) == 0 and np.array(nothing[0:0]).dtype == tokens.dtype
 
 
 @pytest.mark.parametrize("other", ["train.bin", "big_train_000.bin", "tiny_train.bin"])

@@ -23,10 +23,12 @@ def chained(parts: Sequence[Tokens]) -> Tokens:
 class Shards:
     """What readers of tokens use of an array: its length, an element, a stretch, many elements."""
 
-    def __init__(self, parts: Sequence[Tokens]) -> None:
+    def __init__(self, parts: Sequence[Tokens], dtype: Any = None) -> None:
         self._parts = tuple(part for part in parts if len(part))
         self._ends = np.cumsum([len(part) for part in self._parts], dtype=np.int64)
-        self.dtype = np.result_type(*(part.dtype for part in parts))
+        self.dtype = (
+            np.result_type(*(part.dtype for part in parts)) if dtype is None else np.dtype(dtype)
+        )
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
@@ -54,7 +56,7 @@ class Shards:
             part[max(first - begin, 0) : max(end - begin, 0)]
             for part, begin in zip(self._parts, begins.tolist(), strict=True)
         ]
-        return Shards(cut)
+        return Shards(cut, self.dtype)
 
     def _elements(self, at: NDArray[np.int64]) -> Tokens:
         which = np.searchsorted(self._ends, at, side="right")
