@@ -171,3 +171,5 @@ def test_a_text_s_long_lines(tmp_path):
     alike = np.array(found.alike)
     assert common(alike[held], alike[before]) == (1, (len(held) - 1, 3))
     assert found.where(50) == f"{path}:53"
+    found.lengths.append(2**31)  # where a line ends in a text of more than 2 GB
+    assert found.lengths[-1] == 2**31

@@ -57,6 +57,7 @@ def run_flags(
 
     ``items`` is what a batch is made of; ``measures``, by what the best weights can be chosen.
     """
+    of_first = "; kl of several sources is on the first alone" if "kl" in measures else ""
     flags = (
         Flag(
             "steps",
@@ -153,7 +154,7 @@ def run_flags(
         Flag(
             "measure",
             "what the best weights are chosen by, on what is held out; others, behind commas, are "
-            f"measured, too: {', '.join(measures)} (default {{default}})",
+            f"measured, too: {', '.join(measures)}{of_first} (default {{default}})",
             "loss",
             read=names_of(measures),
             metavar="NAMES",

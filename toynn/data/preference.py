@@ -188,7 +188,7 @@ class PreferenceData:
     packed: bool = True  # batches are of examples, in segments
 
     def check_unchanged(self) -> None:
-        """Do nothing: all is in memory."""
+        """Do nothing: tokens are in memory, or in a store: the file is not read again."""
 
     def rows_for(self, t_batch: int, t_seq: int) -> int:
         """Return how many rows a batch of t_batch x t_seq tokens has."""

@@ -1,7 +1,8 @@
 """What is in a file of rows: forms, fields, lengths, hashes of what is said, rows that are none.
 
-A file is gone through once, row by row; 40 bytes of each row are kept. Rows are read and become
-tokens as training reads them; one that training would refuse is counted, and the next one follows.
+A file is gone through once, row by row; 48 bytes of each row are kept, 64 of a pair. Rows are read
+and become tokens as training reads them; one that training would refuse is counted, and the next
+one follows.
 Without a tokenizer a token is a character (`Characters`).
 """
 
@@ -145,7 +146,7 @@ class Survey:
     roles: set[str] = field(default_factory=set)
     refused: int = 0
     errors: list[str] = field(default_factory=list)  # the first of them
-    lengths: Any = field(default_factory=lambda: array("i"))  # tokens
+    lengths: Any = field(default_factory=lambda: array("q"))  # tokens; of a text, all before
     learned: Any = field(default_factory=lambda: array("i"))
     prompts: Any = field(default_factory=lambda: array("i"))  # tokens before the first learned one
     exact: Any = field(default_factory=lambda: array("Q"))  # hashes of rows
