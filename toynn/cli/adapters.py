@@ -134,6 +134,8 @@ def _say(adapter: Adapter) -> str:
 
 def _notes(fused: Fused) -> Iterator[str]:
     """Say which types changed, and what rounding took away, type by type."""
+    if fused.chosen is not None:
+        yield f"all matrices are {fused.chosen.upper()} now; --outtype chooses another type"
     for old, new in sorted(set(fused.types.values())):
         names = [name for name, types in fused.types.items() if types == (old, new)]
         if old != new:

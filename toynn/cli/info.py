@@ -113,7 +113,7 @@ def _tokenizer(file: Source) -> str:
         if not has_tokenizer(file.path):
             return "none"
         try:
-            metadata = FolderKeys(file.path, file.tensors["token_embd.weight"].shape[0]).metadata
+            metadata = FolderKeys(file.path, file.rows).metadata
         except ToynnError as error:
             return f"not readable: {error}"
     kind, tokens = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.tokens")

@@ -82,18 +82,27 @@ def fuse_into(
 ) -> Fused:
     """Write a model and its adapter as one GGUF file: see ``toynn.formats.fuse``.
 
-    The base may be a folder; without ``outtype`` its matrices keep the type that most have.
+    The base may be a folder; without ``outtype`` its matrices get the type that most have of those
+    that can be asked for, or q8_0: a folder in MXFP4 becomes what its other matrices are.
 
     Raises what ``fuse`` does, and ConfigError, DataError as ``convert``.
     """
     if not isinstance(base, HFModel):
         return fuse(base, adapter, out, outtype=outtype, overwrite=overwrite)
+    chosen = _most(base) if outtype is None else outtype
+    metadata = _metadata(base, chosen if chosen in OUTTYPES else "f32")
+    fused = fuse(base, adapter, out, outtype=chosen, overwrite=overwrite, metadata=metadata)
+    others = {info.type.lower() for info in base.tensors.values()} - OUTTYPES.keys()
+    fused.chosen = chosen if outtype is None and others else None
+    return fused
+
+
+def _most(folder: HFModel) -> str:
+    """Return the type that most elements have, of those that can be written; else q8_0."""
     counts: Counter[str] = Counter()
-    for info in base.tensors.values():
+    for info in folder.tensors.values():
         counts[info.type.lower()] += prod(info.shape)
-    outtype = counts.most_common(1)[0][0] if outtype is None else outtype
-    metadata = _metadata(base, outtype if outtype in OUTTYPES else "f32")
-    return fuse(base, adapter, out, outtype=outtype, overwrite=overwrite, metadata=metadata)
+    return next((type for type, _ in counts.most_common() if type in OUTTYPES), "q8_0")
 
 
 def _deferred(shape: tuple[int, ...], read: Callable[[int], Floats], number: int) -> Deferred:

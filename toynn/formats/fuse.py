@@ -45,6 +45,8 @@ class Fused:
     squares: dict[str, tuple[float, float]] = field(default_factory=dict)
     #: By merged tensor: the sum of squares of s B A.
     added: dict[str, float] = field(default_factory=dict)
+    #: The type of all matrices of a folder that had some of a type that could not be kept.
+    chosen: str | None = None
 
     def rounding(self, *names: str) -> float:
         """Return what rounding changed in these tensors, or in all, as a part of s B A.

@@ -144,7 +144,8 @@ class GptOss(Mixture):
             config.refuse(f"layer_types must be a window in every other layer; got {kinds!r}")
         found.setdefault(_EXPERT_WIDTH, found.get(_WIDTH, 1))
         quantized = config.get("quantization_config") or {}
-        if quantized and quantized.get("quant_method") != "mxfp4":
+        method = quantized.get("quant_method") if isinstance(quantized, dict) else None
+        if quantized and method != "mxfp4":
             config.refuse(f"quantization_config must be of mxfp4; got {quantized!r}")
         return {}
 

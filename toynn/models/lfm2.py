@@ -178,7 +178,9 @@ class LFM2(Llama):
         at = config.get("full_attn_idxs")
         if kinds is None and isinstance(at, list) and count < 1 << 16:
             kinds = ["full_attention" if n in at else "conv" for n in range(count)]
-        if not isinstance(kinds, list) or not set(kinds) <= {"full_attention", "conv"}:
+        if not isinstance(kinds, list) or any(
+            kind not in ("full_attention", "conv") for kind in kinds
+        ):
             config.refuse(f"layer_types must be full_attention or conv; got {kinds!r}")
         if len(kinds) != count:
             config.refuse(f"layer_types must be {count} kinds; got {len(kinds)}")

@@ -274,9 +274,10 @@ class Qwen35(Llama):
         kinds, count = config.get("layer_types"), found.get("block_count", 0)
         every = config.get(_EVERY, 4)
         if kinds is not None:
-            full = [n for n, kind in enumerate(kinds) if kind == "full_attention"]
+            given = kinds if isinstance(kinds, list) else []
+            full = [n for n, kind in enumerate(given) if kind == "full_attention"]
             every = full[0] + 1 if full else max(count, 1) + 1
-            usual = [_kind(n, every) for n in range(len(kinds))]
+            usual = [_kind(n, every) for n in range(len(given))]
             if kinds != usual or len(kinds) != count:
                 config.refuse(
                     f"layer_types must be {count} of linear_attention, every n-th full_attention; "

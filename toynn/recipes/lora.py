@@ -177,7 +177,8 @@ class LoRA(SequenceRecipe[SequenceEngine[Any]]):
         """Write the model with its adapters merged in, as a GGUF file. See toynn.formats.fuse.
 
         ``outtype`` None keeps the types of the tensors: a quantized one is quantized again, which
-        rounds a part of the adapter away.
+        rounds a part of the adapter away. Matrices of a folder all get the type that most have,
+        of those that can be written (not MXFP4), or q8_0.
         """
         self._base("save").check_unchanged()
         with bases.open(self._base("save").path, check=False) as base:

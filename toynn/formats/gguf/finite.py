@@ -11,18 +11,20 @@ from numpy.typing import NDArray
 
 from toynn.formats.gguf.tensors import BLOCKS
 
-__all__ = ["find_nonfinite"]
+__all__ = ["E8M0_LIMIT", "find_nonfinite"]
 
 Float = tuple[np.dtype[Any], int, int]
 
+#: The scale of MXFP4 from which on a number is not finite: it is up to 12 times 2^(scale - 128).
+E8M0_LIMIT = 253
 HALF: Float = (np.dtype("<u2"), 0x7C00, 0x7C00)
 #: By type, where not HALF: the unsigned integer of a float's size, the bits of its exponent, and
-#: from what exponent on it is not finite. (A number of MXFP4 is up to 12 times 2^(exponent - 128).
-#: The scale of IQ1_M is the upper 4 bits of each of four words: its exponent is in the last two.)
+#: from what exponent on it is not finite. (The scale of IQ1_M is the upper 4 bits of each of four
+#: words: its exponent is in the last two.)
 FLOATS: dict[str, Float] = {
     "F32": (np.dtype("<u4"), 0x7F800000, 0x7F800000),
     "BF16": (np.dtype("<u2"), 0x7F80, 0x7F80),
-    "MXFP4": (np.dtype("u1"), 0xFF, 253),
+    "MXFP4": (np.dtype("u1"), 0xFF, E8M0_LIMIT),
     "IQ1_M": (np.dtype("<u4"), 0x7000C000, 0x7000C000),
 }
 #: By type: where the scales stand in a block.

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from toynn.errors import DataError
 from toynn.formats import quants
-from toynn.formats.gguf.finite import find_nonfinite
+from toynn.formats.gguf.finite import E8M0_LIMIT, find_nonfinite
 from toynn.formats.gguf.tensors import TensorInfo
 from toynn.formats.hf.config import CONFIG, Config
 from toynn.formats.hf.mxfp4 import BLOCKS, BYTES, ELEMENTS, SCALES, interleaved
@@ -39,6 +39,7 @@ Scalar = TypeVar("Scalar", bool, int, float, str)
 
 #: Weights of old files that are constants, or an input's: of no use.
 BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
+TABLE = "token_embd.weight"
 CHECK_BELOW = 1 << 28  # bytes: so many are looked through in a tenth of a second
 #: How numbers are looked at when they are only moved.
 _VIEWS: dict[str, np.dtype[Any]] = {
@@ -192,6 +193,13 @@ class HFModel:
         source = self._sources.get(name) or next(iter(self._pieces[name].values()))
         return self._stored.path_of(source)
 
+    @property
+    def rows(self) -> int:
+        """The number of ids: of rows of the table of embeddings. Raises DataError without one."""
+        if TABLE not in self.tensors:
+            raise DataError(f"{self.path}: tensor {TABLE} is missing")
+        return self.tensors[TABLE].shape[0]
+
     def require(self, key: str, kind: type[Scalar]) -> Scalar:
         """Return the value of a key that must be there and be of a kind. Raises DataError."""
         value = self.metadata.get(key)
@@ -202,11 +210,17 @@ class HFModel:
     def check_finite(self) -> None:
         """Raise DataError for a weight that is NaN or infinite."""
         for name, info in self._stored.tensors.items():
-            packed = info.type == "U8"
-            if info.nbytes and not packed and find_nonfinite(self._stored.raw(name), info.type):
+            if info.nbytes and self._is_nonfinite(name, info):
                 raise DataError(
                     f"{self._stored.path_of(name)}: {name} has weights that are NaN or infinite"
                 )
+
+    def _is_nonfinite(self, name: str, info: TensorInfo) -> bool:
+        """Whether a tensor of the files has NaN or infinity; of blocks, the scales say so."""
+        raw = self._stored.raw(name)
+        if info.type != "U8":
+            return find_nonfinite(raw, info.type) is not None
+        return name.endswith(SCALES) and int(raw.max()) >= E8M0_LIMIT
 
     def check_unchanged(self) -> None:
         """Raise GGUFError if a file is no longer the one that was opened."""
@@ -316,6 +330,10 @@ class HFModel:
             raise DataError(
                 f"{self._stored.path_of(source)}: {name}: expected blocks (.., G, 16) and scales "
                 f"(.., G); got {shape} and {scales and scales.shape}"
+            )
+        if scales.type != "U8":
+            raise DataError(
+                f"{self._stored.path_of(source)}: {name + SCALES} must be U8; got {scales.type}"
             )
         return (*shape[:-2], shape[-2] * ELEMENTS)
 

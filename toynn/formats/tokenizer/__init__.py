@@ -93,7 +93,7 @@ class Tokenizer:
         Raises GGUFError, DataError, ConfigError.
         """
         if isinstance(file, HFModel):
-            return cls.from_folder(file.path, file.tensors["token_embd.weight"].shape[0])
+            return cls.from_folder(file.path, file.rows)
         if not isinstance(file, GGUFFile) and Path(file).is_dir():
             return cls.from_folder(file)
         return cls.from_gguf(file)

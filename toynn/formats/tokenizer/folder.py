@@ -31,6 +31,7 @@ __all__ = ["JSON", "MODEL", "FolderKeys", "has_tokenizer"]
 JSON, MODEL = "tokenizer.json", "tokenizer.model"
 _CONFIG, _MAP, _TEMPLATE = "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"
 _GENERATION = ("generation_config.json", "config.json")
+MAX_IDS = 1 << 24  # of a folder without a model: those between that are no token's get names
 #: Named tokens: by the key of GGUF, the key at Hugging Face.
 _NAMED = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
 #: Added tokens that llama.cpp's converter takes for control tokens by their texts.
@@ -114,9 +115,10 @@ class FolderKeys:
         ids, merges = model.get("vocab"), model.get("merges")
         if not isinstance(ids, dict) or not all(type(id) is int and id >= 0 for id in ids.values()):
             raise DataError(f"{path}: model.vocab: expected ids by the texts of tokens")
-        pairs = [merge.split(" ", 1) if isinstance(merge, str) else merge for merge in merges or []]
+        listed = (merges or []) if isinstance(merges, list | None) else [merges]
+        pairs = [merge.split(" ", 1) if isinstance(merge, str) else merge for merge in listed]
         if not all(
-            isinstance(p, list) and len(p) == 2 and isinstance(p[0] + p[1], str) for p in pairs
+            isinstance(pair, list) and [type(text) for text in pair] == [str, str] for pair in pairs
         ):
             raise DataError(f"{path}: model.merges: expected pairs of texts")
         self.added = added_of(path, data, self._config)
@@ -161,6 +163,11 @@ class FolderKeys:
             raise DataError(
                 f"{self.path}: the tokenizer has ids up to {count - 1}, the model {rows} rows; it "
                 "is another model's, or tokens were added and the model not resized"
+            )
+        if rows is None and count > MAX_IDS:
+            raise DataError(
+                f"{self.path}: expected ids below {MAX_IDS:,}, as no vocabulary has more; got "
+                f"{count - 1}"
             )
         count = count if rows is None else rows
         tokens = [texts.get(id, f"[PAD{id}]") for id in range(count)]
@@ -262,10 +269,9 @@ class FolderKeys:
                 raise DataError(f"{path}: expected UTF-8; byte {error.start} is none") from None
         found = self._config.get("chat_template")
         if isinstance(found, list):
-            named = {
-                each.get("name"): each.get("template") for each in found if isinstance(each, dict)
-            }
-            found = named.get("default")
+            if not all(isinstance(e, dict) and isinstance(e.get("name"), str) for e in found):
+                self._refuse(f"chat_template: expected templates by name; got {found!r:.80}")
+            found = {each["name"]: each.get("template") for each in found}.get("default")
         if found is not None and not isinstance(found, str):
             self._refuse(f"chat_template: expected a text; got {type(found).__name__}")
         return found

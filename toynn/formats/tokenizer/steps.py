@@ -51,6 +51,10 @@ def added_of(
     found = data.get("added_tokens") or []
     if not data:
         table = config.get("added_tokens_decoder") or {}
+        if not isinstance(table, dict) or not all(isinstance(e, dict) for e in table.values()):
+            raise DataError(
+                f"{path}: added_tokens_decoder: expected tokens by id; got {table!r:.80}"
+            )
         found = [{"id": int(id), **entry} for id, entry in table.items() if str(id).isdecimal()]
     added = []
     for entry in found if isinstance(found, list) else [found]:
@@ -82,15 +86,35 @@ def put_around(path: Path, data: Mapping[str, Any]) -> tuple[list[int], list[int
     for part in parts_of(data, "post_processor"):
         kind = part["type"]
         if kind == "TemplateProcessing":
-            ids = {name: each["ids"] for name, each in (part.get("special_tokens") or {}).items()}
             seen = False
-            for each in part.get("single") or ():
+            for each in _objects(path, part, "single"):
                 seen = seen or "Sequence" in each
                 if "SpecialToken" in each:
-                    (behind if seen else before).extend(ids[each["SpecialToken"]["id"]])
+                    (behind if seen else before).extend(_put(path, part, each["SpecialToken"]))
         elif kind != "ByteLevel":
             raise DataError(f"{path}: post_processor: {kind} is not known to toynn")
     return before, behind
+
+
+def _objects(path: Path, part: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
+    """Return the objects that a part lists under a key. Raises DataError for others."""
+    found = part.get(key) or []
+    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+        raise DataError(f"{path}: post_processor.{key}: expected objects; got {found!r:.80}")
+    return found
+
+
+def _put(path: Path, part: Mapping[str, Any], token: Any) -> list[int]:
+    """Return the ids of a token that is put around a text. Raises DataError for none."""
+    name, table = token.get("id") if isinstance(token, dict) else None, part.get("special_tokens")
+    told = table.get(name) if isinstance(table, dict) and isinstance(name, str) else None
+    ids = told.get("ids") if isinstance(told, dict) else None
+    if not isinstance(ids, list) or not all(type(id) is int for id in ids):
+        raise DataError(
+            f"{path}: post_processor.special_tokens: expected ids of {token!r:.80}; got "
+            f"{(told or table)!r:.80}"
+        )
+    return ids
 
 
 def without_prefix(data: Mapping[str, Any]) -> dict[str, Any]:
