@@ -25,9 +25,9 @@ def timed(benchmark):
         call = replace(call, options=call.options | options)
         check(op, call, invoke(op, call, n_threads))
         benchmark.group = f"{op} {shape}"
-        arrays = [array.copy() for array in call.arrays.values()]
+        arrays = {name: array.copy() for name, array in call.arrays.items()}
         door = getattr(getattr(kernels, op), entry)
-        benchmark(door, *arrays, **call.options, n_threads=n_threads)
+        benchmark(door, **arrays, **call.options, n_threads=n_threads)
         if benchmark.stats:  # not with --benchmark-disable
             seconds = benchmark.stats.stats.median
             flops, nbytes = CASES[op].work(call, CASES[op].bench[shape])

@@ -134,20 +134,18 @@ def test_the_type_of_the_file_is_what_most_of_it_is(open_base, tmp_path):
             assert fused.metadata["general.file_type"] == number
 
 
-def test_an_embedding_is_merged_where_no_head_is_tied_to_it(open_base, tmp_path):
-    base = open_base("F32")
+@pytest.mark.parametrize("tied", [True, False])
+def test_an_embedding_is_merged_and_the_head_stays(open_base, tmp_path, tied):
+    """A head that was the table is a matrix of its own then: the adapter is of the table alone."""
+    head = np.ones((4, COLUMNS), np.float32)
+    base = open_base("F32", **({} if tied else {"output.weight": (head, "f32")}))
     adapter = draw(base, ["token_embd.weight"])
-    with pytest.raises(
-        AdapterError, match=r"token_embd\.weight: the base model has no output\.wei"
-    ):
-        fuse(base, adapter, tmp_path / "fused.gguf")
-    base.close()
-    os.unlink(base.path)
-    base = open_base("F32", **{"output.weight": (np.ones((4, COLUMNS), np.float32), "f32")})
     fuse(base, adapter, tmp_path / "fused.gguf")
     with gguf.open(tmp_path / "fused.gguf") as fused:
         expected = merged(base, adapter)["token_embd.weight"]
         np.testing.assert_allclose(fused["token_embd.weight"], expected, rtol=0, atol=1e-6)
+        want = base["token_embd.weight"] if tied else head
+        np.testing.assert_array_equal(fused["output.weight"], want)
 
 
 def test_refused(open_base, tmp_path):
