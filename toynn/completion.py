@@ -260,7 +260,8 @@ def complete_all(
     ]
     if not begun:
         return iter(())
-    room = min(engine.context, max(map(len, texts)) + max_tokens)
+    longest = max(map(len, texts)) + max_tokens
+    room = min(engine.context, 1 << (longest - 1).bit_length())  # few sizes: memory is used again
     reader = BatchReader(engine, min(batch, len(begun)), room)
     return _together(reader, begun, interruptible)
 

@@ -29,6 +29,7 @@ from toynn.gradients import GradientDoors
 from toynn.graph.lowering import CompiledTape, compile_tape, memory_of
 from toynn.graph.storage import Storage
 from toynn.graph.tape import Role, Tape, Tensor
+from toynn.persistent import PersistentDoors
 from toynn.reports import Memory, Profile
 from toynn.updates import Updates
 
@@ -58,7 +59,7 @@ class _Held:
         self._lock.release()
 
 
-class Session(FeedDoors, GradientDoors):
+class Session(FeedDoors, GradientDoors, PersistentDoors):
     """Weights, tapes over them, and the order in which things may happen.
 
     With ``checkpointing`` the activations of each block of a tape (``s.tape.block``) are computed
@@ -136,14 +137,6 @@ class Session(FeedDoors, GradientDoors):
         tensor = self._storage.map(name, array, dtype, dimensions)
         self._names.add(name)
         self._known.add(tensor)
-        return tensor
-
-    def persistent(self, name: str, shape: Sequence[int]) -> Tensor:
-        """Declare, at any time, what runs of any tape leave to later runs; zeros at first."""
-        dimensions = checks.dimensions(name, shape)
-        self._check_new(name)
-        tensor = self._storage.keep(name, dimensions)
-        self._names.add(name)
         return tensor
 
     def input(

@@ -115,9 +115,10 @@ class FakeBatch:
 @pytest.fixture
 def together(engine):
     """An engine that reads several sequences; its batches so far."""
-    batches = []
+    batches, engine.rooms = [], (rooms := [])
 
     def batch_decoder(batch, room):
+        rooms.append(room)
         batches.append(FakeBatch(engine, batch))
         return batches[-1]
 
@@ -135,6 +136,13 @@ def test_many_are_what_each_alone_is_in_their_order(engine, together, batch):
     assert list(complete_all(engine, ByteTokenizer(), [])) == []
     nothing = complete_all(engine, ByteTokenizer(), ["a", "b"], 0)
     assert [(found.text, found.ended) for found in nothing] == [("", "length")] * 2
+
+
+def test_calls_of_about_a_length_need_the_same_room(engine, together):
+    engine.context = 100
+    for length, most in ((3, 3), (4, 4), (5, 5), (5, 15), (40, 20), (60, 30), (90, 90)):
+        complete_all(engine, ByteTokenizer(), ["a", "a" * length], most)
+    assert engine.rooms == [8, 8, 16, 32, 64, 100, 100]
 
 
 def test_bad_batches_are_refused_before_anything_is_read(engine, together):

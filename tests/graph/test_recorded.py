@@ -55,6 +55,41 @@ def test_generation_needs_two_tapes(alive):
     assert alive() == before
 
 
+def test_batches_of_many_sizes_need_the_memory_of_a_few(alive):
+    """Whatever was recorded while they were there."""
+    engine = GPT2SeqEngine()
+    engine.realize_for_random_init(GPT2Config(11, 8, 2, 16, 1, CONTEXT), RecipeOptions(t_seq=4))
+    ids = np.arange(9)
+    used, counts = [], []
+    first = engine.batch_decoder(2, 100)
+    first.read({0: ids})
+    lasting = engine.batch_decoder(3, 20)
+    for room in range(101, 121):
+        engine.batch_decoder(2, room).read({1: ids})
+        engine.logits(ids[: room % 2 + 1])
+        lasting.read({0: [1]})
+        used.append(engine.session.memory().activations)
+        counts.append(len(alive()))
+    assert max(used[10:]) < 1.2 * used[9]
+    assert max(counts[10:]) <= counts[9]
+    with pytest.raises(LifecycleError, match="and of 4 sizes"):
+        first.read({0: ids})
+    assert lasting.past(0) == 20
+    again = engine.batch_decoder(2, 100).read({0: ids, 1: ids[:2]})
+    for number, length in ((0, 9), (1, 2)):
+        np.testing.assert_allclose(again[number], engine.logits(ids[:length])[-1], atol=1e-5)
+
+
+def test_what_is_released_is_free_whatever_was_recorded_beside_it(alive):
+    tiny = Tiny()
+    s = tiny.s
+    kept = s.persistent("kept", (1000,))
+    s.record("beside it", lambda: s.output(ops.scale(s, tiny.wte, 3.0)))
+    assert kept.nbytes in alive()
+    s.release([kept])
+    assert kept.nbytes not in alive()
+
+
 def test_steps_of_many_shapes_go_too(alive):
     recipe = vits.make()
     before = len(alive())

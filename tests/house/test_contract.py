@@ -38,7 +38,7 @@ LAYERS = (
     {"engines"},
     {"models"},
     {"nn"},
-    {"session", "feeding", "gradients", "updates"},
+    {"session", "feeding", "gradients", "persistent", "updates"},
     {"ops"},
     {"graph"},
     {"backends"},

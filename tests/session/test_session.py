@@ -351,6 +351,44 @@ def test_a_persistent_tensor_outlives_runs_and_tapes():
     assert (s.download(y) == 80).all()
 
 
+def test_a_persistent_tensor_is_released_with_the_tapes_that_use_it():
+    tiny = Tiny()
+    s = tiny.s
+    before = s.memory()
+    kept = [s.persistent(name, (N, C)) for name in "ab"]
+    other = s.record("other", lambda: (s.tape, s.output(ops.scale(s, tiny.wte, 3.0))))
+    with_other = s.memory().activations - 2 * kept[0].nbytes
+
+    def build():
+        return s.tape, s.output(ops.scale(s, kept[0], 10.0))
+
+    def within():
+        build()
+        s.release(kept)
+
+    with pytest.raises(LifecycleError, match="another tape is being recorded"):
+        s.record("within", within)
+    tape, _ = s.record("key", build)
+    for wrong in (tiny.wte, Tiny().s.persistent("a", (N, C))):
+        with pytest.raises(ConfigError, match="is no persistent tensor of this session"):
+            s.release([kept[1], wrong])
+    s.release(kept)
+    s.release([])
+    assert s.memory().activations == with_other > before.activations
+    with pytest.raises(LifecycleError, match=r"record\(\)"):
+        s.run(tape=tape)
+    with pytest.raises(ConfigError, match="no persistent tensor"):
+        s.release(kept[:1])
+    s.run(tape=other[0])
+    assert np.array_equal(s.download(other[1]), 3 * s.download(tiny.wte))
+    assert not s.download(s.persistent("a", (2,))).any()
+    own = Session()
+    mine = own.persistent("mine", (4,))
+    ops.scale(own, mine, 2.0)
+    with pytest.raises(LifecycleError, match="of what the session's own tape uses"):
+        own.release([mine])
+
+
 def test_a_further_tape_shares_the_weights():
     tiny = Tiny()
     s = tiny.s

@@ -14,6 +14,7 @@ weights. While some read chunks of their prompts, others read a token, and the f
 are the shorter, the more sequences there are.
 """
 
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -33,6 +34,7 @@ __all__ = ["CHUNK", "BatchDecoder", "Decoder", "Decoding"]
 
 CHUNK = 64  # rows of a run that reads prompts: enough to multiply at full speed
 LEAST = 4  # tokens of each sequence among them
+MOST_KEPT = 4  # numbers of sequences and rooms whose keys and values stay in memory
 
 
 @dataclass(frozen=True)
@@ -78,16 +80,18 @@ class Decoding:
     """The tapes by which an engine reads sequences, and what they remember.
 
     Those that are read together, so many, with so much room each, share tapes and memory with all
-    that were read so before.
+    that were read so before. Of more than MOST_KEPT such pairs the one that was not used for the
+    longest is let go: its memory is free, its sequences have ended.
     """
 
     def __init__(self, engine: Model) -> None:
         self.engine = engine
         self.begun: dict[tuple[int, int], int] = {}  # decoders so far, by batch and room
-        self._kept: dict[tuple[int, int], dict[str, Tensor]] = {}  # keys and values of the tapes
+        #: keys and values of the tapes, by batch and room: last used, last
+        self._kept: OrderedDict[tuple[int, int], dict[str, Tensor]] = OrderedDict()
 
     def begin(self, batch: int, room: int) -> "BatchDecoder":
-        """Begin so many sequences of up to ``room`` tokens; those before them end with that.
+        """Begin so many sequences of up to ``room`` tokens; those of that kind before end with it.
 
         Raises ConfigError for a number or a room out of range.
         """
@@ -98,7 +102,18 @@ class Decoding:
                 f"tokens, the context; got {batch} and {room}"
             )
         self.begun[batch, room] = self.begun.get((batch, room), 0) + 1
+        self.use((batch, room))
         return BatchDecoder(self, batch, room)
+
+    def use(self, key: tuple[int, int]) -> None:
+        """Note that sequences are read so; let go of what was not used for the longest."""
+        self._kept.setdefault(key, {})
+        self._kept.move_to_end(key)
+        while len(self._kept) > MOST_KEPT:
+            oldest = next(iter(self._kept))
+            self.begun[oldest] += 1
+            self.engine.session.release(self._kept[oldest].values())
+            del self._kept[oldest]
 
     def rewinds(self, key: tuple[int, int]) -> bool:
         """Say whether sequences that were read so have left keys and values only."""
@@ -114,7 +129,7 @@ class Decoding:
         past, last = s.input("past", (batch,), "i32"), s.input("last", (batch,), "i32")
         tokens = s.input("tokens", (batch * length,), "i32")
         positions = s.input("positions", (batch * length,), "i32")
-        kept = self._kept.setdefault((batch, room), {})
+        kept = self._kept[batch, room]
         counts = s.input("counts", (batch,), "i32")
         caches = Caches(s, past, counts, room + chunk(batch), f"{batch} x {room}: ", kept)
         layers = engine.layers(batch, caches=caches, long=long)
@@ -175,13 +190,16 @@ class BatchDecoder:
 
         Raises ShapeError if a piece has no tokens, or more than there is room for, or other than
         whole numbers; LabelError for a token that the model does not have; LifecycleError if other
-        sequences, as many, were begun on the engine since. Nothing is read then.
+        sequences, as many, were begun on the engine since, or some of MOST_KEPT other sizes were
+        read. Nothing is read then.
         """
         if self._decoding.begun[self._key] != self._number:
             raise LifecycleError(
                 "Decoder.read after another decoder() of the same engine, which reads one sequence "
-                "at a time, or one batch: begin again, or make a second engine"
+                f"at a time, or one batch of a size, and of {MOST_KEPT} sizes: begin again, or "
+                "make a second engine"
             )
+        self._decoding.use(self._key)
         new = {number: self._checked(number, ids) for number, ids in pieces.items()}
         before = {number: self._sequences[number] for number in new}
         waiting, long = dict(new), dict.fromkeys(new, False)

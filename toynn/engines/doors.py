@@ -75,7 +75,8 @@ class DecoderDoors:
         """Begin several sequences, to be read together piece by piece; see ``decoder``.
 
         Each has room for so many tokens; 0: the context. Those begun before, as many with as much
-        room, end with that. Raises ConfigError for a number or a room out of range.
+        room, end with that; so do those that were not read while batches of four other sizes were,
+        whose memory is freed. Raises ConfigError for a number or a room out of range.
         """
         self._session_for("batch_decoder()")
         return self._decoding.begin(batch, room or self.context)

@@ -1,6 +1,6 @@
 """From a recorded tape to what a backend runs: places for tensors, launches for nodes."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from toynn import dtypes
@@ -67,7 +67,9 @@ def compile_tape(
     layout, journal = _planned(tape, places, backend)
     launches = _lower(tape, places, layout.offsets)
     arena = backend.allocate(aligned(layout.nbytes))
-    program = backend.compile(launches, {**buffers, "arena": arena}, journal)
+    used = {"arena", *_buffers_of(launches, journal)}  # a program keeps alive what it is given
+    at_hand = {name: buffer for name, buffer in buffers.items() if name in used}
+    program = backend.compile(launches, {**at_hand, "arena": arena}, journal)
     segments = {to: tape.segments(to) for to in ("loss", "grads", "update", "apply")}
     nodes = {
         to: [node for node in tape.nodes if node.segment in running]
@@ -82,6 +84,16 @@ def compile_tape(
         {to: _written(running) for to, running in nodes.items()},
         frozenset((tape.gradients or {}).values()),
     )
+
+
+def _buffers_of(launches: Iterable[Launch], journal: Journal | None) -> Iterator[str]:
+    """Yield the name of each buffer that is read or written."""
+    for launch in launches:
+        yield from (place.buffer for place in launch.tensors.values() if place is not None)
+        if launch.live is not None:
+            yield launch.live.count.buffer
+    if journal is not None:
+        yield from (place.buffer for place, _ in journal.overwritten)
 
 
 def _planned(

@@ -88,6 +88,12 @@ class Storage:
         self.hold(tensor, buffer, 0)
         return tensor
 
+    def release(self, tensor: Tensor) -> None:
+        """Let go of a persistent tensor and its memory."""
+        del self.held[tensor]
+        del self.buffers[self.places.pop(tensor).buffer]
+        self.nbytes[REGIONS[Role.PERSISTENT]] -= tensor.nbytes
+
     def allocate(self, *roles: Role) -> None:
         """Bring the regions of these roles into being, those that are not there yet, or none."""
         wanted = {REGIONS[role] for role in roles} - self.buffers.keys()

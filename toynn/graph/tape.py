@@ -301,6 +301,11 @@ class Tape(Shown):
         """Return a new activation, with a number in its name that tells it from its like."""
         return Tensor(f"{name}.{len(self.nodes)}", shape, Role.ACTIVATION, dtype, live=live)
 
+    @property
+    def roots(self) -> set[Tensor]:
+        """All tensors that the nodes so far write, save and read."""
+        return {tensor.root for node in self.nodes for tensor in node.touched}
+
     def segments(self, to: str) -> str:
         """Return which segments a run to ``to`` consists of: loss, grads or update.
 
