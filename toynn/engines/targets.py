@@ -3,9 +3,10 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite, sqrt
+from math import sqrt
 from numbers import Integral, Real
 from os import fspath
+from sys import float_info
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -88,11 +89,11 @@ class AdapterOptions:
         whole = isinstance(self.rank, Integral) and not isinstance(self.rank, bool)
         _require(whole and self.rank >= 1, "rank", "a whole number of at least 1", self.rank)
         alpha = self.rank if self.alpha is None else self.alpha
-        holds = _is_number(alpha) and isfinite(alpha) and alpha > 0
+        holds = _is_number(alpha) and 0 < alpha <= float_info.max
         _require(holds, "alpha", "a finite number above 0", self.alpha)
         holds = _is_number(self.dropout) and 0 <= self.dropout < 1
         _require(holds, "dropout", "a number of at least 0 and below 1", self.dropout)
-        holds = _is_number(self.b_rate) and isfinite(self.b_rate) and self.b_rate > 0
+        holds = _is_number(self.b_rate) and 0 < self.b_rate <= float_info.max
         _require(holds, "b_rate", "a finite number above 0", self.b_rate)
         _require(isinstance(self.use_rslora, bool), "use_rslora", "True or False", self.use_rslora)
         _require(isinstance(self.use_dora, bool), "use_dora", "True or False", self.use_dora)
