@@ -128,6 +128,12 @@ def test_arrow_and_zstd(tmp_path):
         DataError, match=r"a\.parquet:1: there is no column 'text'; there are 'mess"
     ):
         read(tmp_path / "a.parquet", columns={"text": "text"})
+    packed = (tmp_path / "a.jsonl.zst").read_bytes()
+    for damaged in (packed[:-9], packed[:9] + b"\xff" * 9 + packed[18:]):
+        for name in ("a.jsonl.zst", "a.json.zst", "a.csv.zst"):
+            (tmp_path / name).write_bytes(damaged)
+            with pytest.raises(DataError, match=rf"{name}: cannot read: "):
+                read(tmp_path / name)
     (tmp_path / "a.parquet").write_bytes(b"PAR1 no")
     with pytest.raises(DataError, match=r"a\.parquet: cannot read as parquet: "):
         read(tmp_path / "a.parquet")

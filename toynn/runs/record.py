@@ -1,12 +1,12 @@
 """A run's folder, read: what any run leaves there, whole or not."""
 
 import json
-import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
+from sys import float_info
 from typing import Any
 
 from toynn.errors import DataError
@@ -58,14 +58,14 @@ class Record:
         reports = [
             line
             for line in lines_of(read_bytes(folder / METRICS))
-            if isinstance(line.get("iteration"), int)
+            if _is_step(line.get("iteration"))
         ]
         if not reports:
             raise DataError(f"{folder / METRICS}: expected reports of a run, one on each line")
         samples = [
             (line["iteration"], line["text"])
             for line in lines_of(_bytes(folder / SAMPLES))
-            if isinstance(line.get("iteration"), int) and isinstance(line.get("text"), str)
+            if _is_step(line.get("iteration")) and isinstance(line.get("text"), str)
         ]
         notes = next(iter(lines_of(_bytes(folder / NOTES).replace(b"\n", b" "))), {})
         return cls(
@@ -168,10 +168,10 @@ def _tables(content: bytes) -> dict[str, Any]:
         return {}
 
 
+def _is_step(value: Any) -> bool:
+    return isinstance(value, int) and _is_number(value)
+
+
 def _is_number(value: Any) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # an integer that no float is near
-        return False
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and abs(value) <= float_info.max  # an integer may be beyond all floats
