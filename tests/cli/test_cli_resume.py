@@ -23,12 +23,12 @@ RUN = ("--steps", "6", "--warmup", "1", "--lr", "0.01", "--batch", "2", "--grad-
 RUN += ("--log-every", "1", "--eval-every", "2", "--save-every", "2", "--max-grad-norm", "0.5")
 SHAPE = ("--d-model", "16", "--heads", "2", "--layers", "1")
 DECAY, SAMPLES = ("--decay", "matrices"), ("--sample-every", "1")
-TEXTS = ("--data", "text.txt", "--seq", "8")
 LINES = ("--data", "pairs.jsonl", "--seq", "24")
 TOKENS = ("--data", "tokens.bin", "--seq", "8")
 BASE = ("--model", "base.gguf", "--dropout", "0.3", "--targets", "q,v", "--cache", "cached")
+GPT2 = (*RUN, *SHAPE, "--seq", "8", "--decay", "matrices", "--sample-every", "2")
 COMMANDS = {
-    "gpt2": (*RUN, *TEXTS, *SHAPE, "--decay", "matrices", "--sample-every", "2"),
+    "gpt2": (*GPT2, "--data", "text.txt"),
     "from-scratch": (*RUN, *LINES, "--init-from", "base.gguf", "--checkpointing", *DECAY),
     "warm-start": (*RUN, *TOKENS, *SHAPE, "--donor", "base.gguf", "--lr-schedule", "wsd"),
     "lora": (*RUN, *LINES, *BASE, *SAMPLES),
@@ -188,7 +188,7 @@ def test_the_same_bits_with_tokens_on_the_disk(name, here, tmp_path, monkeypatch
 def test_tokens_are_those_of_the_text(here, tmp_path):
     """A .bin of bytes, and the text: one model. The hash is that of the file."""
     for name, data in (("a", "text.txt"), ("b", "tokens.bin")):
-        words = [*COMMANDS["gpt2"], "--data", data, "--out", str(tmp_path / name)]
+        words = [*GPT2, "--data", data, "--out", str(tmp_path / name)]
         assert main(["train", "gpt2", *words]) == 0
     a, b = (contents(tmp_path / name) for name in "ab")
     assert tomllib.loads(a.pop("config.toml").decode())["data"]["bytes"] == len(TEXT)
@@ -201,7 +201,7 @@ def test_tokens_are_those_of_the_text(here, tmp_path):
 def test_data_that_change_are_noticed(here, tmp_path, capsys):
     """Mapped ones at the next evaluation, others when the run is resumed."""
     tokens, before = here / "tokens.bin", (here / "tokens.bin").read_bytes()
-    words = [*COMMANDS["gpt2"], "--data", "tokens.bin", "--out", str(tmp_path / "out")]
+    words = [*GPT2, "--data", "tokens.bin", "--out", str(tmp_path / "out")]
     try:
         with pytest.MonkeyPatch.context() as patch:
 
