@@ -55,6 +55,14 @@ def converted(name: str, array: ArrayLike, shape: tuple[int, ...], dtype: str) -
     Raises ShapeError for another shape or kind of numbers.
     """
     values = np.asarray(array)
+    if dtype in dtypes.BLOCKS:
+        nbytes = dtypes.nbytes(dtype, prod(shape))
+        if values.dtype != np.uint8 or values.nbytes != nbytes:
+            raise ShapeError(
+                f"upload {name}: {dtype} of shape {shape} needs {nbytes} bytes, uint8; got "
+                f"{values.nbytes}, {values.dtype}"
+            )
+        return values.reshape(-1)
     if values.shape != shape:
         raise ShapeError(f"upload {name}: expected {shape}; got {values.shape}")
     if values.dtype.kind not in ("iu" if dtype == "i32" else "fiu"):
@@ -91,10 +99,7 @@ def held_by(
 
     Raises ShapeError for an array that does not, ConfigError for a dtype that is none.
     """
-    if dtype != "f32" and dtype not in dtypes.BLOCKS:
-        raise ConfigError(
-            f"mapped {name}: dtype must be one of f32, {', '.join(dtypes.BLOCKS)}; got {dtype!r}"
-        )
+    _known(f"mapped {name}", dtype)
     element = np.dtype(np.float32 if dtype == "f32" else np.uint8)
     if array.dtype != element or not array.flags.c_contiguous:
         raise ShapeError(
@@ -104,17 +109,34 @@ def held_by(
     if shape is None and dtype != "f32":
         raise ShapeError(f"mapped {name}: bytes of {dtype} do not tell a shape: give one")
     sizes = dimensions(f"mapped {name}", array.shape if shape is None else shape)
-    if not dtypes.row_fits(dtype, sizes):
-        raise ShapeError(
-            f"mapped {name}: {dtype} needs rows of a multiple of {dtypes.DTYPES[dtype].elements} "
-            f"elements; got shape {sizes}"
-        )
+    stored_as(f"mapped {name}", dtype, sizes)
     nbytes = dtypes.nbytes(dtype, prod(sizes))
     if array.nbytes != nbytes:
         raise ShapeError(
             f"mapped {name}: {dtype} of shape {sizes} needs {nbytes} bytes; got {array.nbytes}"
         )
     return sizes
+
+
+def stored_as(name: str, dtype: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of a weight, of which a type must be able to hold rows.
+
+    Raises ShapeError for one that does not fit, ConfigError for a dtype that is none.
+    """
+    _known(name, dtype)
+    if not dtypes.row_fits(dtype, shape):
+        raise ShapeError(
+            f"{name}: {dtype} needs rows of a multiple of {dtypes.DTYPES[dtype].elements} "
+            f"elements; got shape {shape}"
+        )
+    return shape
+
+
+def _known(name: str, dtype: str) -> None:
+    if dtype != "f32" and dtype not in dtypes.BLOCKS:
+        raise ConfigError(
+            f"{name}: dtype must be one of f32, {', '.join(dtypes.BLOCKS)}; got {dtype!r}"
+        )
 
 
 def fits_i32(name: str, values: NDArray[Any]) -> None:

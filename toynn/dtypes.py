@@ -59,7 +59,7 @@ DTYPES: dict[str, DType] = {
     "nvfp4": DType(40, 64, 36),
 }
 
-#: The types that only frozen, mapped weights have.
+#: The types that only frozen weights have.
 BLOCKS = tuple(name for name in DTYPES if name not in ("f32", "i32"))
 
 #: The name of each type by its number.

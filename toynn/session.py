@@ -115,9 +115,13 @@ class Session(FeedDoors, GradientDoors, PersistentDoors):
         """Declare a trained weight."""
         return self._weight(name, shape, Role.PARAMETER)
 
-    def constant(self, name: str, shape: Sequence[int]) -> Tensor:
-        """Declare a frozen weight: it gets no gradient, and no work is done for one."""
-        return self._weight(name, shape, Role.CONSTANT)
+    def constant(self, name: str, shape: Sequence[int], dtype: str = "f32") -> Tensor:
+        """Declare a frozen weight: it gets no gradient, and no work is done for one.
+
+        Of a block type (see ``toynn.dtypes``) the bytes of the blocks are uploaded, and
+        ``download`` expands them. Raises ConfigError for a dtype that is none.
+        """
+        return self._weight(name, shape, Role.CONSTANT, dtype)
 
     def mapped(
         self,
@@ -164,16 +168,16 @@ class Session(FeedDoors, GradientDoors, PersistentDoors):
         if name in self._names:
             raise ConfigError(f"{name}: this session has a weight of that name already")
 
-    def _weight(self, name: str, shape: Sequence[int], role: Role) -> Tensor:
+    def _weight(self, name: str, shape: Sequence[int], role: Role, dtype: str = "f32") -> Tensor:
         self._check_open()
         if self._finalized:
             _refuse(
                 f"{role.value}({name!r})", "after finalize_weights(): declare weights before it"
             )
-        dimensions = checks.dimensions(name, shape)
+        dimensions = checks.stored_as(name, dtype, checks.dimensions(name, shape))
         self._check_new(name)
         self._names.add(name)
-        return self._storage.declare(name, dimensions, role)
+        return self._storage.declare(name, dimensions, role, dtype)
 
     def finalize_weights(self) -> None:
         """Allocate the weights: from here on they can be uploaded, and no more are declared."""

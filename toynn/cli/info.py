@@ -145,12 +145,16 @@ def _adapters(file: Source, opts: RecipeOptions) -> Lines:
         )
     except ToynnError as error:
         return [("training adapters", f"not possible: {error}")]
+    copied = sum(info.nbytes for name, info in file.tensors.items() if file.is_copied(name))
+    mapped = max(0, file.nbytes - copied)
+    form = f"{size(copied)}, in another form there: a part of the peak"
     return [
         ("training adapters", f"rank {RANK}, all-linear, {opts.t_batch} x {opts.t_seq} tokens"),
-        ("  mapped, not in memory", f"{size(file.nbytes)}, read as it is used"),
+        ("  mapped, not in memory", f"{size(mapped)}, read as it is used"),
+        *([("  copied into memory", form)] if copied else []),
         ("  peak beside the file", size(plain)),
         ("  with checkpointing", size(again)),
-        *_room(file.nbytes, plain, again),
+        *_room(mapped, plain, again),
     ]
 
 

@@ -8,6 +8,7 @@ A (V, r), B (C, r).
 from collections.abc import Callable, Mapping
 from math import isclose, sqrt
 from os import fspath
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -103,7 +104,11 @@ class Adapters:
 
     def _rows(self, weight: str, first: int, end: int) -> Floats:
         """Return rows of a matrix, in the order of the file."""
-        info, stored = self._file.tensors[weight], self._file.stored(weight)
+        return self._expanded(weight, self._file.stored(weight), first, end)
+
+    def _expanded(self, weight: str, stored: NDArray[Any], first: int, end: int) -> Floats:
+        """Return rows of a matrix in float32, of all of it as the file has it."""
+        info = self._file.tensors[weight]
         if info.type == "F32":
             return np.asarray(stored[first:end], np.float32)
         blocks = stored.reshape(info.shape[0], -1)[first:end]
@@ -113,8 +118,9 @@ class Adapters:
         """Return the squares of the norms of a matrix's rows, of which few exist at a time."""
         rows, columns = self._file.tensors[weight].shape
         step, found = max(1, CHUNK // columns), np.empty(rows)
+        stored = self._file.stored(weight)  # which may be a copy
         for first in range(0, rows, step):
-            values = self._rows(weight, first, first + step)
+            values = self._expanded(weight, stored, first, first + step)
             found[first : first + step] = np.einsum("ij,ij->i", values, values, dtype=np.float64)
         return found
 

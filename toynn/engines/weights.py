@@ -83,7 +83,8 @@ class FileWeights(Weights):
         self.file: Source = file
         self.pairs_apart = file.pairs_apart
         self._options, self._trained = options, trained
-        self._expanded: list[str] = []  # those that are not mapped
+        self._expanded: list[str] = []  # those in memory, of which no blocks are kept
+        self._copied: list[str] = []  # those in memory in the type that they have
 
     def declare(self, session: Session, weights: Mapping[str, Weight], beside: Shapes) -> None:
         """Map the file's weights, which must be the model's; declare the adapters.
@@ -104,13 +105,20 @@ class FileWeights(Weights):
             self.parameters |= found.tensors if self._trained else {}
 
     def _declare_frozen(self, s: Session, name: str, weight: Weight) -> Tensor:
-        """Declare a weight of the file: mapped if a matrix or float32, else expanded later."""
+        """Declare a weight of the file: mapped if a matrix or float32, else expanded later.
+
+        What does not lie there as it is multiplied by is copied later.
+        """
         type, shape = self.file.tensors[name].type, weight.shape
-        if type == "F32":
+        is_copied = self.file.is_copied(name)
+        if type == "F32" and not is_copied:
             return s.mapped(name, self.file.stored(name))
-        if len(shape) == 1 or weight.is_bias or weight.row.kind == "taps":
+        if type != "F32" and (len(shape) == 1 or weight.is_bias or weight.row.kind == "taps"):
             self._expanded.append(name)
             return s.constant(name, shape)
+        if is_copied and type in quants.BLOCKS:
+            self._copied.append(name)
+            return s.constant(name, shape, type.lower())
         if type not in quants.BLOCKS:
             refuse(
                 self.file,
@@ -119,7 +127,9 @@ class FileWeights(Weights):
         return s.mapped(name, self.file.stored(name), type.lower(), shape)
 
     def fill(self, session: Session) -> None:
-        """Expand norms and biases of another type than F32; have adapters change nothing."""
+        """Copy and expand what is not mapped; have adapters change nothing."""
+        for name in self._copied:
+            session.upload(self.tensors[name], self.file.stored(name))
         for name in self._expanded:
             session.upload(self.tensors[name], np.asarray(self.file[name], np.float32))
         if self.adapters is not None:

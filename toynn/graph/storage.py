@@ -42,12 +42,12 @@ class Storage:
         self.mapped: set[Tensor] = set()
         self._memories: list[NDArray[np.uint8]] = []  # of the callers: their addresses are names
 
-    def declare(self, name: str, shape: tuple[int, ...], role: Role) -> Tensor:
+    def declare(self, name: str, shape: tuple[int, ...], role: Role, dtype: str = "f32") -> Tensor:
         """Return a new tensor with a place behind the last one of its region.
 
         Raises LifecycleError once its region is allocated.
         """
-        tensor, region = Tensor(name, shape, role), REGIONS[role]
+        tensor, region = Tensor(name, shape, role, dtype), REGIONS[role]
         if region in self.buffers:
             raise LifecycleError(f"{name}: too late, the {region} of this session are allocated")
         self.places[tensor] = Place(region, self.nbytes[region])
@@ -112,9 +112,9 @@ class Storage:
         self.held[tensor] = buffer, offset
 
     def write(self, tensor: Tensor, values: NDArray[Any]) -> None:
-        """Copy values of a tensor's shape into its memory, converted to its type."""
+        """Copy values of a tensor's shape, or its blocks, into its memory, as its type has them."""
         buffer, offset = self.held[tensor]
-        kind = ELEMENTS[tensor.dtype]
+        kind = ELEMENTS.get(tensor.dtype, ELEMENTS["u8"])
         if values.dtype != kind or not values.flags.c_contiguous:
             values = np.ascontiguousarray(values, kind)
         buffer.upload(offset, values)

@@ -62,6 +62,9 @@ class Source(Protocol):
     def stored(self, name: str) -> NDArray[Any]:
         """Return a tensor as it lies there: float32, or the bytes of another type."""
 
+    def is_copied(self, name: str) -> bool:
+        """Whether ``stored`` copies a tensor, which does not lie there as it returns it."""
+
     def require(self, key: str, kind: type[Scalar]) -> Scalar:
         """Return the value of a key, which must be there and of a kind."""
 

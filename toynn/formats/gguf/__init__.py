@@ -157,6 +157,10 @@ class GGUFFile:
         flat = np.frombuffer(self._mappings[path], np.uint8, info.nbytes, info.offset)
         return flat.reshape(*info.shape[:-1], -1)
 
+    def is_copied(self, name: str) -> bool:
+        """Whether ``stored`` copies a tensor: it never does."""
+        return False
+
     def stored(self, name: str) -> NDArray[Any]:
         """Return a tensor as it lies there: float32, or the bytes of another type.
 

@@ -137,6 +137,19 @@ class HFModel:
         values = self._as_it_lies(name)
         return np.require(values, requirements="A") if self._is_f32(name) else _bytes(values)
 
+    def is_copied(self, name: str) -> bool:
+        """Whether ``stored`` copies a weight: it is in pieces, transposed, in another order, ...
+
+        ... other numbers than the file has, or float32 at an odd address.
+        """
+        if name in self._added:
+            return False
+        if name in self._pieces or self._is_changed(name) or self._is_transposed(name):
+            return True
+        info = self.tensors[name]
+        odd = info.type == "F32" and info.offset % _VIEWS["F32"].itemsize != 0
+        return odd or self._order(name, info.shape) is not None
+
     def _as_it_lies(self, name: str) -> Array:
         """Return a weight by GGUF's name and shape, not expanded; q and k in the folder's order."""
         if name in self._added:
