@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -446,3 +447,14 @@ def test_a_terminal_that_goes(here, tmp_path):
     assert process.wait(60) == 129
     assert main(["train", "--resume", str(tmp_path / "out"), "--steps", "1"]) == 2
     assert len(list((tmp_path / "out").glob("checkpoint-*/complete.json"))) == 2
+
+
+def test_what_cannot_be_written_at_last_is_dropped(tmp_path, monkeypatch):
+    """Or Python, flushing at exit, would end with 120 whatever a run's own exit code is."""
+    stream = (tmp_path / "log").open("w")
+    stream.write("pending")
+    with Path("/dev/full").open("wb", buffering=0) as full:
+        os.dup2(full.fileno(), stream.fileno())
+    monkeypatch.setattr(sys, "stderr", stream)
+    assert main(["config"]) == 0
+    stream.close()  # flushes, and no longer into what is full

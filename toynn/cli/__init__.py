@@ -12,6 +12,7 @@ import sys
 import warnings
 from argparse import ArgumentParser, Namespace, _SubParsersAction
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from typing import Any, NoReturn, TextIO
 
@@ -111,7 +112,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         if distributed.current().fail(error) is not None:
             print_line("toynn: stopped")
         return 128 + next((number for number in error.args if isinstance(number, int)), 2)
+    finally:
+        _let_go(sys.stderr)
     return code
+
+
+def _let_go(stream: TextIO | None) -> None:
+    """Drop what cannot be written: the flush at exit would make 120 of the exit code."""
+    if stream is None:
+        return
+    try:
+        stream.flush()
+    except (OSError, ValueError):  # its terminal has gone, its disk is full, or it is closed
+        with suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def parsed(argv: Sequence[str]) -> Namespace:
