@@ -94,6 +94,22 @@ def test_factors_of_llama3_are_read_and_not_written(folder, tmp_path):
     assert not (tmp_path / "again").exists()
 
 
+def test_keys_that_change_no_number_are_harmless(folder):
+    configure(folder, unsloth_version="2025.1", unsloth_fixed=True, _flash_attn_2_enabled=True)
+    configure(folder, _attn_implementation_autoset=True, _model_name_or_path="a/b")
+    assert len(LlamaSeqEngine.from_hf(folder, t_seq=T).weights()) > 3
+
+
+@pytest.mark.parametrize("window", [None, 16])
+def test_a_mistral_without_a_window_is_a_llama(window, folder):
+    expected = LlamaSeqEngine.from_hf(folder, t_seq=T)
+    configure(folder, model_type="mistral", sliding_window=window)
+    got = LlamaSeqEngine.from_hf(folder, t_seq=T)
+    assert got.config == expected.config
+    for name, w in expected.weights().items():
+        np.testing.assert_array_equal(got.weights()[name], w)
+
+
 def test_names_of_old_files_are_known(tmp_path):
     """Without a prefix, and with the buffers of old versions."""
     engine = build("gpt2")
@@ -135,7 +151,22 @@ REFUSED = {
     "NaN": (dict(rms_norm_eps=float("nan")), {}, "rms_norm_eps must be a number > 0; got nan"),
     "activation": (dict(hidden_act="relu"), {}, "hidden_act must be 'silu'; got 'relu'"),
     "unknown": (dict(logit_scale=2.0), {}, "logit_scale = 2.0 is not known to toynn"),
-    "quantized": (dict(quantization_config={"bits": 4}), {}, "quantization_config = "),
+    "quantized": (dict(quantization_config={"bits": 4}), {}, "quantized .*4.*take the"),
+    "gptq": (
+        dict(quantization_config={"quant_method": "gptq", "bits": 4}),
+        {},
+        r"quantization_config: this folder is quantized \(gptq\): take the original",
+    ),
+    "mistral": (
+        dict(model_type="mistral", sliding_window=8),
+        {},
+        "sliding_window must be null, or no less than max_position_embeddings, 16; got 8",
+    ),
+    "old mistral": (
+        dict(model_type="mistral", sliding_window=..., max_position_embeddings=32768),
+        {},
+        "sliding_window must be null, .*, 32768; got 4096",
+    ),
     "endless": (dict(rms_norm_eps=10**400), {}, "rms_norm_eps must be a number > 0; got 1000"),
     "too many": (dict(vocab_size=10**400), {}, "vocab_size must be a whole number >= 1; got 1000"),
     "no list": (dict(layer_types=[["full_attention"]]), {}, "layer_types must be full_attention"),

@@ -61,6 +61,7 @@ MODELS = {
     "llama-wide": ("LlamaConfig", LLAMA | {"head_dim": 10}),
     "llama-base": ("LlamaConfig", LLAMA | {"rope_parameters": {"rope_theta": 50.0}}),
     "llama-3": ("LlamaConfig", LLAMA | {"rope_parameters": LLAMA3}),
+    "mistral": ("MistralConfig", LLAMA | {"sliding_window": None}),
     "qwen2": ("Qwen2Config", LLAMA),
     "qwen2-tied": ("Qwen2Config", LLAMA | {"tie_word_embeddings": True}),
     "qwen3": ("Qwen3Config", LLAMA | {"head_dim": 6}),

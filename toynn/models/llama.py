@@ -142,6 +142,8 @@ class LlamaConfig:
 
 _Q, _KV = "attention.head_count", "attention.head_count_kv"
 _LAYER = "model.layers.{n}"
+#: A llama of another name, whose blocks look back so far where its config.json does not say.
+_MISTRAL, _WINDOW = "mistral", 4096
 
 
 def shape_of(
@@ -241,10 +243,11 @@ class Llama(SequenceModel[LlamaConfig]):
         turns_neighbours: bool = False,
         always_biased: bool = False,
         head_norms: bool = False,
+        also: tuple[str, ...] = (),
     ) -> None:
         self.architecture = name
         shown = {"architectures": [f"{title}ForCausalLM"], "hidden_act": "silu"}
-        self.hf = replace(self.hf, shown=shown)
+        self.hf = replace(self.hf, shown=shown, also=also)
         self.turns_neighbours = turns_neighbours
         self.always_biased, self.head_norms = always_biased, head_norms
 
@@ -334,6 +337,14 @@ class Llama(SequenceModel[LlamaConfig]):
         kinds = config.get("layer_types") or []
         if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
             config.refuse(f"layer_types must be full_attention; got {kinds!r}")
+        if config.get("model_type") == _MISTRAL:
+            window = config.get("sliding_window", _WINDOW)
+            context = found.get("context_length", 0)
+            if window is not None and config.number("sliding_window", window, real=False) < context:
+                config.refuse(
+                    f"sliding_window must be null, or no less than max_position_embeddings, "
+                    f"{context}; got {window} (where it is missing it is {_WINDOW})"
+                )
         return {} if factors is None else {"rope_freqs.weight": factors}
 
     def folder(
@@ -424,6 +435,6 @@ class Llama(SequenceModel[LlamaConfig]):
         return "output" if opts.untied else "token_embd"
 
 
-register(Llama("llama", "Llama", turns_neighbours=True))
+register(Llama("llama", "Llama", turns_neighbours=True, also=(_MISTRAL,)))
 register(Llama("qwen2", "Qwen2", always_biased=True))
 register(Llama("qwen3", "Qwen3", head_norms=True))

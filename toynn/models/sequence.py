@@ -62,6 +62,8 @@ class Folder:
         What the names of modules end in that are the names of their weights there.
     model_type
         The architecture's name there; empty: as GGUF has it.
+    also
+        Other names of what computes the same.
     """
 
     keys: Mapping[str, str]
@@ -73,6 +75,7 @@ class Folder:
     zero_biases: frozenset[str] = frozenset()
     bare: frozenset[str] = frozenset()
     model_type: str = ""
+    also: tuple[str, ...] = ()
 
 
 class SequenceModel(Model[S]):

@@ -62,7 +62,7 @@ class HFModel:
         kind = self._config.get("model_type")
         spelling = spelling_for(kind)
         if spelling is None:
-            known = ", ".join(s.model_type or s.architecture for s in SPELLINGS.values())
+            known = ", ".join(name for s in SPELLINGS.values() for name in s.model_types)
             self._config.refuse(f"model_type must be {known}; got {kind!r}")
         self.architecture, self._spelling = spelling.architecture, spelling
         self._pieces: dict[str, dict[Piece, str]] = {}  # of those that lie in pieces

@@ -14,6 +14,9 @@ MAX_WHOLE, MAX_REAL = 1 << 63, 1e38
 #: Keys of config.json that change no number of a model that is evaluated or trained here.
 IGNORED_KEYS = frozenset(
     (
+        "_attn_implementation_autoset",
+        "_flash_attn_2_enabled",
+        "_model_name_or_path",
         "_name_or_path",
         "architectures",
         "attention_bias",
@@ -47,6 +50,8 @@ IGNORED_KEYS = frozenset(
         "transformers.js_config",
         "transformers_version",
         "unk_token_id",
+        "unsloth_fixed",
+        "unsloth_version",
         "use_cache",
     )
 )
@@ -99,4 +104,14 @@ class Config:
         """Refuse a file with a key that was not read and could change its numbers."""
         for key, value in self._values.items():
             if key not in self._known and value not in (None, False, [], {}):
+                if key == "quantization_config":
+                    self.refuse_quantized(value)
                 self.refuse(f"{key} = {value!r} is not known to toynn")
+
+    def refuse_quantized(self, found: object) -> NoReturn:
+        """Refuse a folder whose weights are quantized in a way that toynn does not read."""
+        method = found.get("quant_method") if isinstance(found, Mapping) else None
+        self.refuse(
+            f"quantization_config: this folder is quantized ({method or found!s:.80}): take the "
+            "original"
+        )

@@ -95,6 +95,8 @@ class Spelling:
         Returns what else to write for a model: keys of config.json, and tensors by GGUF name.
     model_type
         The architecture's name at Hugging Face; empty: as GGUF has it.
+    also
+        Other names there of what computes the same.
     has_head
         Whether a model can have a head that is not its table of embeddings.
     """
@@ -117,9 +119,15 @@ class Spelling:
     zero_biases: frozenset[str] = frozenset()
     bare: frozenset[str] = frozenset()
     model_type: str = ""
+    also: tuple[str, ...] = ()
     has_head: bool = True
     complete: Callable[[Config, dict[str, Any]], dict[str, Floats]] = _nothing_more
     beside: Callable[[Hyper, Weights], tuple[dict[str, Any], dict[str, Floats]]] = _nothing_beside
+
+    @property
+    def model_types(self) -> tuple[str, ...]:
+        """The names of the architecture at Hugging Face; the first is written."""
+        return (self.model_type or self.architecture, *self.also)
 
     def name(self, gguf_name: str) -> str:
         """Return a weight's name at Hugging Face; KeyError for one that it has no name for."""
@@ -224,8 +232,7 @@ class Spelling:
 
 def spelling_for(model_type: object) -> Spelling | None:
     """Return the spelling of a model_type; None if it is not known."""
-    known = (s for s in SPELLINGS.values() if (s.model_type or s.architecture) == model_type)
-    return next(known, None)
+    return next((s for s in SPELLINGS.values() if model_type in s.model_types), None)
 
 
 def module_of(gguf_name: str) -> str:

@@ -41,7 +41,7 @@ def write(
         raise DataError(f"{path}: already exists; name a new folder")
     known = {key: spelled for key, spelled in spelling.keys.items() if key in hyper}
     config = {
-        "model_type": spelling.model_type or architecture,
+        "model_type": spelling.model_types[0],
         **spelling.shown,
         "torch_dtype": "float32",
     }
