@@ -9,7 +9,7 @@ What follows is the command itself: its flags by their names, its defaults, its 
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from os import PathLike, fspath
 from pathlib import Path
@@ -151,12 +151,18 @@ def finetune(
 
 
 def _sources(data: StrPath | Sequence[StrPath] | Mapping[StrPath, float]) -> list[str]:
-    """Return data as they are typed."""
+    """Return data as they are typed. Raises ConfigError for what is no path."""
     if isinstance(data, str | PathLike):
         return [fspath(data)]
-    if isinstance(data, Mapping):
-        return [f"{fspath(path)}:{weight}" for path, weight in data.items()]
-    return [fspath(path) for path in data]
+    weights = data if isinstance(data, Mapping) else {}
+    paths = list(data) if isinstance(data, Iterable) else [data]
+    for path in paths:
+        if not isinstance(path, str | PathLike):
+            raise ConfigError(
+                "finetune: data: expected a path, several in a list, or a mapping of paths to "
+                f"weights; got {type(path).__name__}: {path!r:.60} (write rows as a .jsonl file)"
+            )
+    return [f"{fspath(path)}:{weights[path]}" if weights else fspath(path) for path in paths]
 
 
 def _words(name: str, value: Any) -> list[str]:

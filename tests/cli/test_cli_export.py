@@ -84,3 +84,10 @@ def test_a_warm_start_says_what_goes_on_instead(files, capsys):
     assert main(words) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "`toynn train from-scratch --init-from old.gguf` goes on with all weights" in line
+
+
+def test_convert_says_what_it_takes(files, tmp_path, capsys):
+    base, out = files["base.gguf"], tmp_path / "out.gguf"
+    assert main(["convert", str(base), "--out", str(out), "--outtype", "Q8_0"]) == 2
+    said = capsys.readouterr().err
+    assert f"{base}: expected a folder; it is a GGUF file already" in said and not out.exists()

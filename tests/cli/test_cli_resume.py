@@ -15,7 +15,7 @@ import pytest
 from lora_bases import write_base
 
 import toynn
-from toynn.cli import main, train
+from toynn.cli import main, parsed, train
 from toynn.errors import NonFiniteError
 from toynn.train import Trainer
 
@@ -308,6 +308,13 @@ def test_typed_flags_go_before_those_of_the_file(here, tmp_path):
     assert len((tmp_path / "out" / "metrics.jsonl").read_text().splitlines()) == 2
 
 
+@pytest.mark.parametrize(("warmup", "kept"), [(100, None), (50, 50)])
+def test_a_warmup_that_was_derived_is_derived_anew(warmup, kept, tmp_path):
+    path = tmp_path / "flags.toml"
+    path.write_text(f"[run]\nrecipe = 'gpt2'\n[train]\nsteps = 1500\nwarmup = {warmup}\n")
+    assert parsed(["train", f"--config={path}", "--steps", "40"]).warmup == kept
+
+
 def test_resume_has_its_own_folder_and_needs_a_checkpoint(here, tmp_path, capsys):
     out = tmp_path / "out"
     begun("gpt2", out, step=1)
@@ -316,7 +323,7 @@ def test_resume_has_its_own_folder_and_needs_a_checkpoint(here, tmp_path, capsys
     assert main(["train", "--resume", str(out), "--out", "x"]) == 2
     assert "--out: a run that is resumed goes on in its own folder" in capsys.readouterr().err
     assert main(["train", "--resume", str(tmp_path / "none")]) == 2
-    assert "config.toml: cannot read: No such file" in capsys.readouterr().err
+    assert f"--resume {tmp_path / 'none'}: there is no such folder" in capsys.readouterr().err
 
 
 def test_no_evaluations(here, tmp_path, capsys):

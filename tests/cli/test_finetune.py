@@ -88,5 +88,8 @@ def test_what_is_refused(files, tmp_path):
     ):
         with pytest.raises((ConfigError, DataError), match=message):
             toynn.finetune(model, data, tmp_path / "run", quiet=True, **flags)
+    for rows in ([{"prompt": "a"}], {3: 0.5}, 7):
+        with pytest.raises(ConfigError, match="data: expected a path, several in a list, or a m"):
+            toynn.finetune(model, rows, tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()
     assert "finetune" in dir(toynn) and toynn.Run

@@ -17,6 +17,7 @@ from typing import Any
 from toynn.cli._flags import Flag
 from toynn.errors import ConfigError
 from toynn.reading import read_bytes
+from toynn.train.plan import usual_warmup
 
 __all__ = ["NOT_KEPT", "expanded", "flag_values"]
 
@@ -60,13 +61,22 @@ def expanded(words: Sequence[str], recipes: Mapping[str, Sequence[Flag]]) -> lis
         raise ConfigError(f"{path}: it is of a run of {recipe}, not of {typed}")
     flags = {flag.name: flag for flag in recipes[recipe] if flag.name not in NOT_KEPT}
     more: list[str] = []
-    for name, value in tables.get("train", {}).items():
+    kept_flags = dict(tables.get("train", {}))
+    if resumed is None and _is_derived(kept_flags):
+        del kept_flags["warmup"]  # of as many steps it is the same, and of others it fits
+    for name, value in kept_flags.items():
         if name not in flags:
             _refuse(path, f"train.{name}", name, flags)
         kept = _typed(path, flags[name], value)
         if flags[name].nargs is None or _value_of(words, flags[name].option) is None:
             more += kept  # else those that are typed stand in its place
     return [recipe, *more, *words]
+
+
+def _is_derived(values: Mapping[str, Any]) -> bool:
+    """Whether a warmup is that of so many steps where none is typed."""
+    steps, warmup = values.get("steps"), values.get("warmup")
+    return type(steps) is int and type(warmup) is int and warmup == usual_warmup(steps)
 
 
 def _value_of(words: Sequence[str], option: str) -> str | None:
@@ -82,6 +92,8 @@ def _value_of(words: Sequence[str], option: str) -> str | None:
 
 def _config_of(folder: Path) -> Path:
     """Return the config.toml of a run's folder, or of the run that a checkpoint lies in."""
+    if not folder.exists():
+        raise ConfigError(f"--resume {folder}: there is no such folder of a run")
     inside = folder / "config.toml"
     return inside if inside.is_file() else folder.absolute().parent / "config.toml"
 

@@ -12,11 +12,11 @@ from toynn.options import DECAYS, RecipeOptions
 from toynn.precision import PRECISIONS
 from toynn.schedule import SCHEDULES, Schedule
 from toynn.train.options import LoopOptions
+from toynn.train.plan import WARMUP
 
-__all__ = ["BACKEND", "DECAY", "THREADS", "WARMUP", "run_flags", "shape_flags"]
+__all__ = ["BACKEND", "DECAY", "THREADS", "run_flags", "shape_flags"]
 
 REPORTS, NO_REPORT = ("html", "tensorboard"), "none"
-WARMUP = 100  # steps, or a tenth of a shorter run
 THREADS = Flag(
     "threads", "use at most so many threads (default: one per core)", read=whole(1, 1024)
 )

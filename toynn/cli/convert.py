@@ -23,7 +23,7 @@ def add_parser(commands: Any) -> None:
     folder = "a folder with config.json, safetensors files, tokenizer.json or tokenizer.model"
     parser.add_argument("folder", type=Path, metavar="FOLDER", help=folder)
     outtype = "the type of matrices (default f16); norms and biases are f32"
-    parser.add_argument("--outtype", choices=OUTTYPES, default="f16", help=outtype)
+    parser.add_argument("--outtype", type=str.lower, choices=OUTTYPES, default="f16", help=outtype)
     parser.add_argument(
         "--out", type=Path, required=True, metavar="FILE", help="the new .gguf file"
     )

@@ -19,7 +19,7 @@ from toynn import backends, distributed
 from toynn.adamw import AdamW
 from toynn.cli._config_file import expanded, flag_values
 from toynn.cli._memory import check_fits
-from toynn.cli._run_flags import NO_REPORT, WARMUP
+from toynn.cli._run_flags import NO_REPORT
 from toynn.cli._training import Training
 from toynn.cli.lora import LoRATraining
 from toynn.cli.models import FromScratchTraining, GPT2Training, WarmStartTraining
@@ -33,7 +33,7 @@ from toynn.train.checkpoint import Checkpoint
 from toynn.train.folder import RunFolder, Value
 from toynn.train.metrics import plot_losses
 from toynn.train.options import Result
-from toynn.train.plan import begun_with, length_of
+from toynn.train.plan import begun_with, length_of, usual_warmup
 from toynn.train.protocols import Recipe
 from toynn.train.trainer import Trainer, find
 
@@ -207,7 +207,7 @@ def _resolve_length(run: Training, ranks: int) -> int | None:
 
 def _resolve_warmup(arguments: Namespace) -> None:
     if arguments.warmup is None:
-        arguments.warmup = min(WARMUP, arguments.steps // 10)
+        arguments.warmup = usual_warmup(arguments.steps)
     if arguments.warmup > arguments.steps:
         raise ConfigError(f"--warmup {arguments.warmup} is more than --steps {arguments.steps}")
 

@@ -46,12 +46,16 @@ def convert(
 
     ``outtype`` (f32, f16, bf16, q8_0) is that of the matrices. The file is whole, or absent.
 
-    Raises ConfigError for another outtype, and for what GGUF files have no place for; DataError for
-    a folder that cannot be read, or whose tokenizer llama.cpp does not have; GGUFError if ``out``
-    exists or cannot be written.
+    Raises ConfigError for another outtype, a file in a folder's place, and for what GGUF files have
+    no place for; DataError for a folder that cannot be read, or whose tokenizer llama.cpp does not
+    have; GGUFError if ``out`` exists or cannot be written.
     """
     if outtype not in OUTTYPES:
         raise ConfigError(f"convert: outtype must be {', '.join(OUTTYPES)}; got {outtype!r}")
+    if Path(folder).is_file():
+        is_gguf = Path(folder).suffix.lower() == ".gguf"
+        got = "it is a GGUF file already" if is_gguf else "got a file"
+        raise ConfigError(f"convert: {os.fspath(folder)}: expected a folder; {got}")
     gguf.check_target(Path(out), overwrite=overwrite)
     with hf.open(folder) as model:
         metadata = _metadata(model, outtype)

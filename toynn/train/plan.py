@@ -17,7 +17,7 @@ from toynn.train.feed import Cycle
 from toynn.train.options import LoopOptions
 from toynn.train.protocols import Batch
 
-__all__ = ["WARMUP", "begun_with", "described", "length_of", "rates", "source_of"]
+__all__ = ["WARMUP", "begun_with", "described", "length_of", "rates", "source_of", "usual_warmup"]
 
 WARMUP = 100  # steps, or a tenth of a shorter run
 EVAL_BATCHES = 16
@@ -63,6 +63,11 @@ def length_of(
     return ceil(batches / grad_accum), batches
 
 
+def usual_warmup(steps: int) -> int:
+    """Return the steps of the rise, where nobody says how many."""
+    return min(WARMUP, steps // 10)
+
+
 def rates(
     schedule: str | Callable[[int], float],
     lr: float,
@@ -73,7 +78,7 @@ def rates(
     """Return the learning rate of each step."""
     if not isinstance(schedule, str):
         return schedule
-    rise = min(WARMUP, steps // 10) if warmup is None else warmup
+    rise = usual_warmup(steps) if warmup is None else warmup
     return Schedule(schedule, lr, steps, rise, min_lr_ratio)
 
 
