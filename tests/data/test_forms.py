@@ -152,9 +152,13 @@ def test_folders_of_texts(tmp_path):
 
 
 def test_columns_by_name(tmp_path):
-    rows = [{"q": "a", "a": "b", "text": "t"}] * 2
+    rows = [{"q": "a", "completion": "b", "id": 3}] * 2
     path = lines(tmp_path, *rows)
-    assert read(path, columns={"prompt": "q", "completion": "a"}) == [("a", "b")] * 2
+    assert read(path, columns={"prompt": "q"}) == [("a", "b")] * 2
+    swapped = {"prompt": "completion", "completion": "q"}
+    assert read(path, columns=swapped) == [("b", "a")] * 2
+    with pytest.raises(DataError, match="column 'q' cannot be called 'completion': another column"):
+        read(path, columns={"completion": "q"})
 
 
 @pytest.mark.parametrize(

@@ -128,12 +128,18 @@ def _text_of(at: str, part: Any) -> str:
 
 
 def renamed(where: str, row: Mapping[str, Any], columns: Mapping[str, str]) -> Mapping[str, Any]:
-    """Return a row of these columns alone, under new names; all of it if there are none.
+    """Return a row with these columns under new names; the others keep theirs.
 
-    Raises DataError for a column that the row lacks.
+    Raises DataError for a column that the row lacks, and for a new name that another has.
     """
     for column in columns.values():
         if column not in row:
             names = ", ".join(map(repr, list(row)[:8])) or "none"
             raise DataError(f"{where}: there is no column {column!r}; there are {names}")
-    return {new: row[old] for new, old in columns.items()} if columns else row
+    others = {name: value for name, value in row.items() if name not in columns.values()}
+    if taken := [new for new in columns if new in others]:
+        raise DataError(
+            f"{where}: column {columns[taken[0]]!r} cannot be called {taken[0]!r}: another column "
+            "has that name; give that one a name of its own"
+        )
+    return {new: row[old] for new, old in columns.items()} | others
