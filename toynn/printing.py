@@ -2,7 +2,7 @@
 
 from unicodedata import category
 
-__all__ = ["duration", "harmless", "size"]
+__all__ = ["counted", "duration", "harmless", "size"]
 
 #: What turns the order of characters on a line: a name with them reads as another.
 TURNING = frozenset(map(chr, [*range(0x202A, 0x202F), *range(0x2066, 0x206A)]))
@@ -20,6 +20,11 @@ def harmless(text: str, kept: str = "\n\t") -> str:
         else c
         for c in text
     )
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: 1 row, 1,000 rows."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def duration(seconds: float) -> str:

@@ -23,7 +23,7 @@ from toynn.data.survey import Characters, Survey, Vocabulary, parts_of, survey
 from toynn.data.survey_text import held_lines, survey_text
 from toynn.errors import ConfigError
 from toynn.formats.tokenizer import Tokenizer
-from toynn.printing import size
+from toynn.printing import counted, size
 from toynn.train.progress import Reading
 
 __all__ = ["add_parser"]
@@ -101,7 +101,10 @@ def run(arguments: Namespace) -> int:
         rows = [{"path": a, "in": b, "rows": repeats.rows} for a, b, repeats in shared]
         print(json.dumps({"sources": [_object(each, seq) for each in found], "shared": rows}))
     elif len(found) > 1:
-        lines = (f"{r.rows:,} rows of {a} are in {b}, too" for a, b, r in shared)
+        lines = (
+            f"{counted(r.rows, 'row')} of {a} {'is' if r.rows == 1 else 'are'} in {b}, too"
+            for a, b, r in shared
+        )
         print(harmless(f"{'shared':20} {'; '.join(lines) or 'no row is in two sources'}", ""))
     if any(each.refused for each in found):
         return 2
@@ -251,16 +254,16 @@ def _of_part(
         if part.roles:
             yield "roles", ", ".join(sorted(part.roles))
     if part.refused:
-        yield "refused", f"{part.refused:,} rows, which training stops at; the first:"
+        yield "refused", f"{counted(part.refused, 'row')}, which training stops at; the first:"
         for error in part.errors:
             yield "", error
     if name != "text" and part.rows:
         yield "lengths", _measures(part)
     if name in found.cuts:
         yield from _cut(found.cuts[name], part, seq or 0)
-    what = "lines of 32 and more characters" if name == "text" else "rows"
+    what, behind = ("line", " of 32 and more characters") if name == "text" else ("row", "")
     same, alike = found.repeats[name]
-    yield "repeats", _repeated(part, same, alike, what)
+    yield "repeats", _repeated(part, same, alike, what, behind)
     if unit == "tokens":
         yield "no token", _unknown(part)
 
@@ -283,14 +286,15 @@ def _cut(cut: Cut, part: Survey, seq: int) -> Iterator[tuple[str, str]]:
     about = f", by {cut.sampled:,} of them" if cut.sampled else ""
     yield (
         "packing",
-        f"{cut.rows:,} rows in place of {count - cut.dropped:,}, filled {cut.filled:.1%}{about}",
+        f"{counted(cut.rows, 'row')} in place of {count - cut.dropped:,}, "
+        f"filled {cut.filled:.1%}{about}",
     )
 
 
-def _repeated(part: Survey, same: Repeats, alike: Repeats, what: str) -> str:
+def _repeated(part: Survey, same: Repeats, alike: Repeats, what: str, behind: str) -> str:
     if not alike.rows:
         return "none"
-    text = f"{same.rows:,} {what} come again"
+    text = f"{counted(same.rows, what)}{behind} come{'s' if same.rows == 1 else ''} again"
     if alike.rows > same.rows:
         text += f"; {alike.rows:,} but for case, spaces and punctuation"
     at, of = same.first or alike.first or (0, 0)
@@ -302,11 +306,12 @@ def _leaked(found: _Found, what: str, pair: tuple[Repeats, Repeats]) -> str:
     train = next(iter(found.parts.values()))
     named = {"held out": "what a run would hold out", "last tenth": "the last tenth, held out"}
     parts = []
-    for repeats, kind in zip(pair, ("rows", "prompts"), strict=True):
+    for repeats, kind in zip(pair, ("row", "prompt"), strict=True):
         if repeats.first is not None:
             at, of = repeats.first
             parts.append(
-                f"{repeats.rows:,} {kind} of {named.get(what, what)} are in training, too: "
+                f"{counted(repeats.rows, kind)} of {named.get(what, what)} "
+                f"{'is' if repeats.rows == 1 else 'are'} in training, too: "
                 f"{held.where(at)} is {train.where(of)}"
             )
     return "; ".join(parts) or f"none from {named.get(what, what)}"

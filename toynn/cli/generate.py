@@ -18,6 +18,7 @@ from toynn.errors import ConfigError, DataError
 from toynn.formats.files import replacing
 from toynn.formats.tokenizer import Tokenizer
 from toynn.generate import Drawn
+from toynn.printing import counted
 from toynn.reading import read_bytes
 
 __all__ = ["add_parser"]
@@ -105,7 +106,7 @@ def _lines(
     if interrupted:
         return 130
     if arguments.out is not None:
-        print(f"{arguments.out}: {len(prompts)} completions")
+        print(f"{arguments.out}: {counted(len(prompts), 'completion')}")
     return 0
 
 

@@ -17,6 +17,7 @@ from toynn.cli._text import harmless, print_error, print_line
 from toynn.data.images import Picture, read_picture
 from toynn.engines import ViTConfig, ViTEngine
 from toynn.errors import ConfigError, DataError
+from toynn.printing import counted
 
 __all__ = ["add_parser"]
 
@@ -68,8 +69,8 @@ def predict(arguments: Namespace) -> int:
         for name, row in zip(paths, rows, strict=True):
             tell((name, _likeliest(engine, row, top)))
     if pictures.others:
-        count, first = len(pictures.others), pictures.others[0]
-        print_line(harmless(f"toynn: {count} other files passed over; the first: {first}", ""))
+        others, first = counted(len(pictures.others), "other file"), pictures.others[0]
+        print_line(harmless(f"toynn: {others} passed over; the first: {first}", ""))
     return pictures.code
 
 

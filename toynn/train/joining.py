@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from toynn.config import alike
 from toynn.distributed import LINKS, Cost, Group
 from toynn.errors import ConfigError, DataError
+from toynn.printing import counted
 from toynn.recipes.snapshot import Snapshot
 from toynn.threads import get_num_threads
 from toynn.train.differences import differences
@@ -185,11 +186,6 @@ def took(loop: RankLoop) -> Iterator[str]:
         f"ranks       a step took {seconds(step)} (expected {seconds(here)}): sums "
         f"{spent.sums / spent.whole:.1%}, waiting for other ranks {spent.waits / spent.whole:.1%}"
     )
-
-
-def counted(number: int, noun: str) -> str:
-    """Return a number with its noun."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def seconds(time: float) -> str:
