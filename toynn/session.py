@@ -91,6 +91,7 @@ class Session(FeedDoors, GradientDoors, PersistentDoors):
             matmul_precision or precision.get_float32_matmul_precision()
         )
         self.tape = Tape()
+        self.trained: Tape | None = None  # the tape of the last step, or micro-batch
         self._storage = Storage(self.backend)
         self._updates = Updates(self._storage, checkpointing=checkpointing)
         self._known: set[Tensor] = set()  # uploaded, or computed by a run
@@ -361,6 +362,8 @@ class Session(FeedDoors, GradientDoors, PersistentDoors):
             _refuse("run()", f"before upload({missing[0]})")
         with self._exclusively("run()"):
             accumulate = self.pending
+            if to in ("grads", "update"):
+                self.trained = tape
             if to != "loss" and tape.gradients is not None:
                 self._updates.begin(weight, to)
             compiled.program.run(compiled.segments[to], accumulate)

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from toynn.cli import main
-from toynn.runs.record import Record
+from toynn.cli._info_lines import _reached
+from toynn.runs import Record, write_report
 
 
 def write(folder, losses, vals=(), recipe="gpt2", steps=40, unit="tokens"):
@@ -35,14 +36,42 @@ def runs(tmp_path, monkeypatch):
 def test_a_table(runs, capsys):
     assert main(["runs"]) == 0
     head, one, two = capsys.readouterr().out.splitlines()
-    assert head.split() == ["run", "recipe", "steps", "train", "loss", "val", "loss", "time"]
-    assert one.split() == ["runs/one", "gpt2", "40/40", "1.5000", "2.7500", "0:20"]
-    assert two.split() == ["runs/two", "lora", "20/40", "1.0000", "-", "0:10"]
+    assert head.split() == [
+        "run",
+        "recipe",
+        "steps",
+        "train",
+        "loss",
+        "val",
+        "loss",
+        "best",
+        "at",
+        "time",
+    ]
+    assert one.split() == ["runs/one", "gpt2", "40/40", "1.5000", "2.7500", "20", "0:20"]
+    assert two.split() == ["runs/two", "lora", "20/40", "1.0000", "-", "-", "0:10"]
     assert main(["runs", "--sort", "train", "--json", str(runs)]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["train"] for row in rows] == [1.0, 1.5]
     assert main(["runs", "--sort", "val", str(runs / "two"), str(runs / "one")]) == 0
     assert capsys.readouterr().out.splitlines()[1].startswith(str(runs / "one"))
+
+
+def test_the_best_is_told_by_what_chose_the_weights(runs, capsys):
+    folder = runs / "one"
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()[:-1]]
+    for report, accuracy in zip(lines, (0.5, 0.75, 0.75), strict=False):
+        report["val_accuracy"] = accuracy
+    (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    by = {"measure": "accuracy", "figure": "val_accuracy", "more": True}
+    for noted, step, loss in ((by, 10, 3.5), (by | {"step": 0}, 0, 4.1)):
+        (folder / "run.json").write_text(json.dumps({"best_by": noted}))
+        assert Record.read(folder).best() == (step, loss)
+        assert main(["runs", str(folder)]) == 0
+        assert f"{loss:.4f}  {step} by accuracy  0:20" in capsys.readouterr().out
+        page = write_report(folder).read_text()
+        assert f"validation loss, best by accuracy, at step {step}" in page
+    assert ("  validation loss", "4.1000 at step 0, the best by accuracy") in _reached(folder, 40)
 
 
 def test_a_chart_in_the_terminal(runs, capsys):

@@ -60,6 +60,10 @@ def test_a_run_learns_and_fills_its_folder(run):
     assert last["val_loss"] < 0.5 * first["val_loss"]
     assert last["val_accuracy"] == 1
     assert last["trained_images"] == 320
+    notes = json.loads((run / "run.json").read_text())
+    steps = {row["op"]: row for row in notes["profile"]}
+    assert steps["adamw.step"]["calls"] == 40 * 20 and steps["adamw.step"]["ms"] > 0, notes
+    assert notes["memory"]["moments"] and notes["memory"]["activations"]
     config = tomllib.loads((run / "config.toml").read_text())
     assert config["data"]["classes"] == ["dark", "grey", "white"]
     assert (config["data"]["train"], config["data"]["held_out"]) == (32, 8)

@@ -10,7 +10,7 @@ from typing import Any
 
 from toynn.cli._text import harmless
 from toynn.errors import ConfigError, DataError
-from toynn.printing import duration
+from toynn.printing import counted, duration
 from toynn.runs import Record, write_report
 from toynn.runs.record import METRICS
 from toynn.train.metrics import save_figure
@@ -70,7 +70,7 @@ def run_runs(arguments: Namespace) -> int:
         for row in rows:
             print(json.dumps(row))
         return 0
-    cells = [("run", "recipe", "steps", "train loss", "val loss", "time")]
+    cells = [("run", "recipe", "steps", "train loss", "val loss", "best at", "time")]
     cells += [
         (
             str(row["name"]),
@@ -78,6 +78,7 @@ def run_runs(arguments: Namespace) -> int:
             f"{row['steps']}/{row['of']}" if row["of"] else str(row["steps"]),
             _shown(row["train"]),
             _shown(row["val"]),
+            _best_at(row),
             duration(row["time"] or 0.0),
         )
         for row in rows
@@ -94,6 +95,14 @@ def run_runs(arguments: Namespace) -> int:
 
 def _shown(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"
+
+
+def _best_at(row: dict[str, Any]) -> str:
+    """Return the step whose weights are kept, and what they were chosen by, if not the loss."""
+    if row["best_step"] is None:
+        return "-"
+    by = "" if row["measure"] == "loss" else f" by {row['measure']}"
+    return f"{row['best_step']}{by}"
 
 
 def _order(value: Any) -> tuple[bool, Any]:
@@ -122,6 +131,8 @@ def _row(folder: Path) -> dict[str, Any]:
         "of": record.planned,
         "train": train[-1][1] if train else None,
         "val": best[1] if best else None,
+        "best_step": best[0] if best else None,
+        "measure": record.measure,
         "time": record.seconds,
     }
 
@@ -149,7 +160,7 @@ def run_plot(arguments: Namespace) -> int:
             print(_coloured(curves) or harmless(chart(curves)))
         return 0
     _picture(panels, arguments.out)
-    print(f"{arguments.out}: {sum(map(len, panels.values()))} curves")
+    print(f"{arguments.out}: {counted(sum(map(len, panels.values())), 'curve')}")
     return 0
 
 

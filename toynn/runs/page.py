@@ -106,7 +106,8 @@ def _tiles(record: Record) -> Iterator[Markup]:
         return tag("div", tag("b", value), tag("span", what), class_="tile")
 
     if best := record.best():
-        yield tile(f"{best[1]:.4f}", f"validation loss, best, at step {best[0]:,}")
+        by = "" if record.measure == "loss" else f" by {record.measure}"
+        yield tile(f"{best[1]:.4f}", f"validation loss, best{by}, at step {best[0]:,}")
     if accuracies := dict(record.numbers("val_accuracy")):
         at = best[0] if best and best[0] in accuracies else max(accuracies)
         yield tile(f"{accuracies[at]:.1%}", f"accuracy, at step {at:,}")

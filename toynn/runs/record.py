@@ -135,9 +135,22 @@ class Record:
         why = self.notes.get("why")
         return said in ("done", "early"), STATES[said] + (f": {why}" if why else "")
 
-    def best(self, name: str = "val_loss") -> tuple[int, float] | None:
-        """Return (iteration, value) where a field was least, for the first time."""
-        return min(self.numbers(name), key=lambda point: (point[1], point[0]), default=None)
+    @property
+    def measure(self) -> str:
+        """What the best weights are chosen by: "loss", where no one says."""
+        name = self.table("best_by").get("measure")
+        return name if isinstance(name, str) else "loss"
+
+    def best(self) -> tuple[int, float] | None:
+        """Return (iteration, validation loss) of the weights that are kept, by ``measure``."""
+        losses, by = dict(self.numbers("val_loss")), self.table("best_by")
+        step, figure = by.get("step"), by.get("figure")
+        if not isinstance(step, int) or step not in losses:  # of a run that has not ended
+            points = self.numbers(figure) if isinstance(figure, str) else []
+            sign = -1 if points and by.get("more") is True else 1
+            points = [point for point in points or losses.items() if point[0] in losses]
+            step = min(points, key=lambda point: (sign * point[1], point[0]), default=(None,))[0]
+        return None if step is None else (step, losses[step])
 
 
 def lines_of(content: bytes) -> list[dict[str, Any]]:

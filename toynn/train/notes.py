@@ -17,7 +17,7 @@ from toynn.formats.files import write_atomically
 from toynn.machine import processor, total_memory
 from toynn.printing import size
 from toynn.runs.record import lines_of
-from toynn.train.options import Result
+from toynn.train.options import MEASURES, LoopOptions, Result
 
 __all__ = ["Notes"]
 
@@ -34,14 +34,17 @@ class Notes(dict[str, Any]):
         if path.exists():  # of a run that is resumed
             self.update(next(iter(lines_of(path.read_bytes())), {}))
 
-    def began(self, command: str | None, step: int, planned: int, sources: Any) -> None:
+    def began(self, command: str | None, step: int, options: LoopOptions, sources: Any) -> None:
         """Note that a run begins, or goes on, behind a step."""
         started = datetime.now().astimezone().isoformat(" ", "seconds")
         session = {"command": command, "started": started, "from": step}
         known = self.get("sessions")
         self["sessions"] = [*(known if isinstance(known, list) else ()), session]
         self["machine"] = _machine()
-        self["steps"], self["state"] = planned, "running"
+        self["steps"], self["state"] = options.steps, "running"
+        name = options.measures[0]
+        figure, more = MEASURES[name]
+        self["best_by"] = {"measure": name, "figure": f"val_{figure}", "more": more}
         self.pop("why", None)
         if sources:
             self["sources"] = dict(sources)
@@ -54,8 +57,9 @@ class Notes(dict[str, Any]):
             names = ("weights", "moments", "gradients", "activations", "mapped")
             self["memory"] = {name: getattr(memory, name) for name in names}
             kept = ("op", "calls", "ms", "share")
-            rows = session.profile().rows
+            rows = session.profile(session.trained).rows
             self["profile"] = [{name: getattr(row, name) for name in kept} for row in rows]
+        self["best_by"]["step"] = result.best_iteration
         self["state"] = "early" if result.stopped_early else "done"
         if result.interrupted:
             self["state"] = "stopped"

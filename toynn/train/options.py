@@ -56,6 +56,11 @@ class LoopOptions:
             raise ConfigError(f"max_grad_norm must be above 0, or None; got {self.max_grad_norm}")
         if any(name not in MEASURES for name in self.measures):
             raise ConfigError(f"best_by must be of {', '.join(MEASURES)}; got {self.best_by!r}")
+        if self.measures[0] == "kl":
+            raise ConfigError(
+                f"best_by (--measure) {self.best_by}: kl is how far the model is from its base: "
+                "least at step 0, whose weights would be kept; put it second, as in loss,kl"
+            )
         if self.on_nonfinite not in ("stop", "skip"):
             raise ConfigError(f'on_nonfinite must be "stop" or "skip"; got {self.on_nonfinite!r}')
 

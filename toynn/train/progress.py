@@ -21,7 +21,10 @@ BAR = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]"
 LEAST_BAR = 24  # columns of that without the numbers of steps: percentage, bar, time, brackets
 COLUMNS = 80  # of a plain line
 #: What a line is without, where it would be too long: this first. metrics.jsonl has it all.
-DROPPED = ("filled", "examples", "norm", "epoch", "speed", "lr", "accuracy", "ETA")
+DROPPED = (
+    *("filled", "examples", "norm", "epoch", "speed", "lr"),
+    *("top", "perplexity", "kl", "accuracy", "ETA"),
+)
 
 
 def _words(report: Report, unit: str, epochs: float | None, eta: float | None, room: int) -> str:
@@ -29,10 +32,14 @@ def _words(report: Report, unit: str, epochs: float | None, eta: float | None, r
 
     ``epochs`` are the passes through the data, ``eta`` the seconds that are left.
     """
+    figures = report.figures or {}
     forms = {
         "loss": ("loss {:.4f}", report.train_loss),
         "val": ("val {:.4f}", report.val_loss),
         "accuracy": ("accuracy {:.1%}", report.val_accuracy),
+        "perplexity": ("perplexity {:.2f}", figures.get("val_text/perplexity")),
+        "kl": ("kl {:.4f}", figures.get("val_base/kl")),
+        "top": ("same top {:.1%}", figures.get("val_base/same_top")),
         "lr": ("lr {:.1e}", report.learning_rate),
         "norm": ("norm {:.2f}", report.grad_norm),
         "speed": ("{:,.0f} " + f"{unit}/s", report.tokens_per_second),

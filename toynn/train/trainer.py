@@ -270,7 +270,7 @@ class Trainer:
         kept = {} if found is None else found.state
         folder.reports = "html" in self._told
         done, sources = self.result.iterations, self.identity.get("base")
-        folder.notes.began(self._command, done, self.options.steps, sources)
+        folder.notes.began(self._command, done, self.options, sources)
         folder.notes.write()
         if "tensorboard" in self._told:
             last = self.result.reports[-1].iteration + 1 if self.result.reports else 0
