@@ -127,6 +127,28 @@ def test_errors_and_their_exit_code(here, capsys):
         assert message in capsys.readouterr().err
 
 
+def test_pairs_are_shown_cut_and_by_what_becomes_of_them(here, capsys):
+    pairs = [{"prompt": f"Who is {k}?", "chosen": "Zork", "rejected": "I am."} for k in range(3)]
+    (here / "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)))
+    assert main(["check", "--data", "pairs.jsonl"]) == 0
+    out = capsys.readouterr().out
+    assert "-- pairs.jsonl:1, chosen: 13 characters, + 4 made likelier --\n" in out
+    assert "-- pairs.jsonl:2, rejected: 14 characters, + 5 made less likely --\n" in out
+    assert "learned --" not in out
+    assert main(["check", "--data", "chat.jsonl", "-m", "m.gguf", "--seq", "5"]) == 0
+    first = capsys.readouterr().out.partition("-- chat.jsonl:1: ")[2].splitlines()
+    assert first[0].startswith("6 of ") and "+ 0 learned" in first[0]
+    assert first[2].startswith("-- chat.jsonl:2")
+
+
+def test_a_fault_of_the_model_is_said_once(here, capsys):
+    bpe_file(here / "bare.gguf")
+    assert main(["check", "--data", "chat.jsonl", "-m", "bare.gguf"]) == 2
+    out = capsys.readouterr().out
+    assert "40 rows, which training stops at" in out
+    assert out.count("tokenizer.chat_template: missing") == 1
+
+
 def test_a_text_without_a_model(here, capsys):
     (here / "a.txt").write_text("the cat sat on the mat and the rat sat on the cat\n" * 40)
     assert main(["check", "--data", "a.txt", "--strict"]) == 1

@@ -29,6 +29,9 @@ from toynn.train.progress import Reading
 __all__ = ["add_parser"]
 
 SEQ = 512  # as of `toynn train lora`
+#: What becomes of the tokens of an example that count, by what it is of a preference.
+AIMS = {"": "learned"} | dict.fromkeys(("chosen", "wanted"), "made likelier")
+AIMS |= dict.fromkeys(("rejected", "unwanted"), "made less likely")
 ODD = 5  # characters that are named
 
 
@@ -228,9 +231,12 @@ def _lines(found: _Found, tokenizer: Tokenizer | None, seq: int | None) -> Itera
         yield harmless(f"{'leaks':20} {_leaked(found, what, pair)}", "")
     first = next(iter(found.parts.values()))
     decode = _characters if tokenizer is None else _decoder(tokenizer)
-    for shown in first.shown:
-        learned = sum(shown.learned)
-        yield harmless(f"-- {shown.where}: {len(shown.ids)} {unit}, + {learned} learned --", "")
+    for full in first.shown:
+        shown = full.cut(seq)
+        of = f", {full.name}" if full.name else ""
+        cut = f" of {len(full.ids)}" if len(shown.ids) < len(full.ids) else ""
+        what = f"{len(shown.ids)}{cut} {unit}, + {sum(shown.learned)} {AIMS[full.name]}"
+        yield harmless(f"-- {shown.where}{of}: {what} --", "")
         yield from example(shown, decode, colours(sys.stdout))
 
 

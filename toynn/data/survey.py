@@ -28,7 +28,7 @@ from toynn.data.jsonl import KINDS, TEST, TRAIN, VALID
 from toynn.data.preference import LABELLED, PAIR, PreferenceReader, unlearned
 from toynn.data.reader import ASSISTANT, Encoder, Made, Parts, Reader, Talk
 from toynn.data.stream import Progress, silent
-from toynn.errors import DataError, ToynnError
+from toynn.errors import DataError, GGUFError, ToynnError
 
 __all__ = [
     "Characters",
@@ -125,11 +125,20 @@ class Vocabulary:
 
 
 class Shown(NamedTuple):
-    """A row to be shown: where it is, its ids, which of them are learned."""
+    """A sequence to be shown: where it is, its ids, which of them are learned.
+
+    ``name`` says what it is of a preference: chosen or rejected, wanted or unwanted.
+    """
 
     where: str
     ids: list[int]
     learned: list[bool]
+    name: str = ""
+
+    def cut(self, seq: int | None) -> "Shown":
+        """Return it as a row of seq tokens takes it: without what is behind seq + 1 tokens."""
+        end = len(self.ids) if seq is None else seq + 1
+        return self._replace(ids=self.ids[:end], learned=self.learned[:end])
 
 
 @dataclass
@@ -220,6 +229,7 @@ class _Waiting(NamedTuple):
     hashes: tuple[int, int, int]
     skipped: int = 0  # turns of the assistant that are its prompt's
     last: bool = True  # of its row
+    name: str = ""  # what it is of a preference
 
 
 class _Surveyor:
@@ -227,7 +237,8 @@ class _Surveyor:
         self.found, self.reader, self.vocabulary = found, reader, vocabulary
         self.first: tuple[str, int | str] | None = None
         self.waiting: deque[tuple[_Waiting, tuple[str, Parts | Talk]]] = deque()
-        self.group: list[tuple[list[int], list[bool]]] = []  # sequences of a row, so far
+        self.group: list[Shown] = []  # sequences of a row, so far
+        self.faults: set[str] = set()  # of all rows so far, that have been said
         self.forms = reader.forms(found.roles)
         self.passed_over: int | str | None = None  # a row that was refused, of which more may come
 
@@ -290,32 +301,40 @@ class _Surveyor:
             )
         hashes = _hashes(row, keys)
         if preference:
+            names = ("unwanted", "wanted") if "label" in row else ("rejected", "chosen")
             for said, sequence in own.sequences(where, row):
-                yield _Waiting(place, hashes, sequence.skipped, sequence.last), (where, said)
+                name = names[sequence.wanted]
+                waiting = _Waiting(place, hashes, sequence.skipped, sequence.last, name)
+                yield waiting, (where, said)
         else:
             yield _Waiting(place, hashes), (where, self.forms[known](where, row))
         self.found.read.update(key for key in keys if key in row)
 
     def _refuse(self, error: ToynnError) -> None:
         self.found.refused += 1
+        fault = error.__cause__
+        if isinstance(fault, GGUFError) and not self.found.rows:  # of the model, if of every row
+            if str(fault) in self.faults:
+                return
+            self.faults.add(str(fault))
         if len(self.found.errors) < REFUSED:
             self.found.errors.append(str(error))
 
     def _add(self, row: _Waiting, made: Made) -> None:
         found = self.found
-        whole: tuple[list[int], list[bool]] = ([], [])
+        whole = Shown(f"{found.path}:{row.place}", [], [], row.name)
         for some, learn in unlearned(made, row.skipped):
-            whole[0].extend(some)
-            whole[1].extend([learn] * len(some))
+            whole.ids.extend(some)
+            whole.learned.extend([learn] * len(some))
         self.group.append(whole)
         if not row.last:
             return
-        for ids, learned in self.group:
+        if len(found.shown) < SHOWN:  # a pair is shown whole
+            found.shown += self.group
+        for _, ids, learned, _ in self.group:
             found.lengths.append(len(ids))
             found.learned.append(sum(learned[1:]))
             found.prompts.append(learned.index(True) if True in learned else len(ids))
-            if len(found.shown) < SHOWN:
-                found.shown.append(Shown(f"{found.path}:{row.place}", ids, learned))
             found.tokens += len(ids)
             if self.vocabulary is not None and ids:
                 self.vocabulary.look(np.array(ids), found)
