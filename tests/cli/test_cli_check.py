@@ -139,6 +139,11 @@ def test_pairs_are_shown_cut_and_by_what_becomes_of_them(here, capsys):
     first = capsys.readouterr().out.partition("-- chat.jsonl:1: ")[2].splitlines()
     assert first[0].startswith("6 of ") and "+ 0 learned" in first[0]
     assert first[2].startswith("-- chat.jsonl:2")
+    text = (here / "chat.jsonl").read_text().split("\n")[0]
+    (here / "two.jsonl").write_text(f"{text}\n{text}")
+    assert main(["check", "--data", "two.jsonl", "-m", "m.gguf", "--seq", "99"]) == 0
+    out = capsys.readouterr().out
+    assert "1 row in place of 2, filled" in out and "1 row comes again; the first" in out
 
 
 def test_a_fault_of_the_model_is_said_once(here, capsys):

@@ -6,6 +6,7 @@ import json
 import pytest
 
 from toynn.data import _arrays, jsonl
+from toynn.data._forms import renamed
 from toynn.errors import DataError
 from toynn.formats.tokenizer import ByteTokenizer
 
@@ -157,6 +158,8 @@ def test_columns_by_name(tmp_path):
     assert read(path, columns={"prompt": "q"}) == [("a", "b")] * 2
     swapped = {"prompt": "completion", "completion": "q"}
     assert read(path, columns=swapped) == [("b", "a")] * 2
+    pair = {"q": "a", "chosen": "b", "rejected": "c", "score": 1}
+    assert list(renamed("x:1", pair, {"prompt": "q"})) == ["prompt", "chosen", "rejected"]
     with pytest.raises(DataError, match="column 'q' cannot be called 'completion': another column"):
         read(path, columns={"completion": "q"})
 

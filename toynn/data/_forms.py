@@ -22,6 +22,9 @@ FORMS = (
     ("instruction", "output"),
     ("text",),
 )
+#: All keys that are read of a row, of whatever form.
+_READ = {key for form in FORMS for key in form}
+_READ |= {"tools", "system", "input", "chosen", "rejected", "label"}
 _INTRO = "Below is an instruction that describes a task"
 _PAIRED = ", paired with an input that provides further context"
 _ASK = ". Write a response that appropriately completes the request.\n\n"
@@ -128,7 +131,7 @@ def _text_of(at: str, part: Any) -> str:
 
 
 def renamed(where: str, row: Mapping[str, Any], columns: Mapping[str, str]) -> Mapping[str, Any]:
-    """Return a row with these columns under new names; the others keep theirs.
+    """Return a row with these columns under new names; others that are read keep theirs.
 
     Raises DataError for a column that the row lacks, and for a new name that another has.
     """
@@ -142,4 +145,5 @@ def renamed(where: str, row: Mapping[str, Any], columns: Mapping[str, str]) -> M
             f"{where}: column {columns[taken[0]]!r} cannot be called {taken[0]!r}: another column "
             "has that name; give that one a name of its own"
         )
-    return {new: row[old] for new, old in columns.items()} | others
+    read = {name: value for name, value in others.items() if name in _READ}
+    return {new: row[old] for new, old in columns.items()} | read
