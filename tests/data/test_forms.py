@@ -159,9 +159,12 @@ def test_columns_by_name(tmp_path):
     swapped = {"prompt": "completion", "completion": "q"}
     assert read(path, columns=swapped) == [("b", "a")] * 2
     pair = {"q": "a", "chosen": "b", "rejected": "c", "score": 1}
-    assert list(renamed("x:1", pair, {"prompt": "q"})) == ["prompt", "chosen", "rejected"]
-    with pytest.raises(DataError, match="column 'q' cannot be called 'completion': another column"):
-        read(path, columns={"completion": "q"})
+    assert renamed("x:1", pair, {"prompt": "q"}) == {"prompt": "a", "chosen": "b", "rejected": "c"}
+    both = {"prompt": "a", "completion": "b", "better": "c"}
+    assert renamed("x:1", both, {"completion": "better"}) == {"prompt": "a", "completion": "c"}
+    alpaca = {"instruction": "a", "input": "b", "output": "c", "text": "abc"}
+    found = renamed("x:1", alpaca, {"instruction": "instruction", "output": "output"})
+    assert found == {"instruction": "a", "input": "b", "output": "c"}
 
 
 @pytest.mark.parametrize(

@@ -133,17 +133,15 @@ def _text_of(at: str, part: Any) -> str:
 def renamed(where: str, row: Mapping[str, Any], columns: Mapping[str, str]) -> Mapping[str, Any]:
     """Return a row with these columns under new names; others that are read keep theirs.
 
-    Raises DataError for a column that the row lacks, and for a new name that another has.
+    Not where a new name is theirs, nor those of other forms, once the named ones make up a form.
+    Raises DataError for a column that the row lacks.
     """
     for column in columns.values():
         if column not in row:
             names = ", ".join(map(repr, list(row)[:8])) or "none"
             raise DataError(f"{where}: there is no column {column!r}; there are {names}")
-    others = {name: value for name, value in row.items() if name not in columns.values()}
-    if taken := [new for new in columns if new in others]:
-        raise DataError(
-            f"{where}: column {columns[taken[0]]!r} cannot be called {taken[0]!r}: another column "
-            "has that name; give that one a name of its own"
-        )
-    read = {name: value for name, value in others.items() if name in _READ}
-    return {new: row[old] for new, old in columns.items()} | read
+    named = {new: row[old] for new, old in columns.items()}
+    whole = any(named.keys() >= set(form) for form in FORMS)
+    hidden = {key for form in FORMS for key in form} if whole else set()
+    others = row.keys() - set(columns.values()) - hidden
+    return {name: row[name] for name in row if name in others & _READ} | named
