@@ -87,9 +87,8 @@ class Session(FeedDoors, GradientDoors, PersistentDoors):
         checks.thread_count("Session", n_threads)
         self.backend = backends.get(backend, n_threads)
         self.seed = seed
-        self.matmul_precision = precision.checked(
-            matmul_precision or precision.get_float32_matmul_precision()
-        )
+        chosen = matmul_precision or precision.get_float32_matmul_precision()
+        self.matmul_precision = precision.checked(chosen)
         self.tape = Tape()
         self.trained: Tape | None = None  # the tape of the last step, or micro-batch
         self._storage = Storage(self.backend)
@@ -276,7 +275,8 @@ class Session(FeedDoors, GradientDoors, PersistentDoors):
 
     def upload(self, tensor: Tensor, array: ArrayLike) -> None:
         """Copy values into a weight, moment or input; ids and labels are checked."""
-        values = checks.converted(tensor.name, array, tensor.shape, tensor.dtype)
+        kind = "f32" if tensor in self._storage.mapped else tensor.dtype  # the former are refused
+        values = checks.converted(tensor.name, array, tensor.shape, kind)
         with self._exclusively(f"upload({tensor.name})"):
             self._check_held(tensor, "upload")
             if tensor in self._storage.mapped or tensor.role in _COMPUTED:

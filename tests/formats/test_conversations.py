@@ -132,8 +132,8 @@ def test_whoever_stops_leaves_no_process_behind(make, monkeypatch):
     made = tokenizer.encode_talks((talk(number), None) for number in range(10**6))
     assert len(list(islice(made, MANY))) == MANY
     made.close()
-    assert len(started) >= 2
-    assert all(child.poll() is not None for child in started[-2:])
+    assert started  # one at least, as many as there are cores at most
+    assert all(child.poll() is not None for child in started)
 
 
 def test_forked_children_encode_many(make):
