@@ -1,0 +1,61 @@
+"""Models in files: opening one, prompts, and generation one token at a time."""
+
+import tempfile
+from pathlib import Path
+
+import beside_llama_cpp
+import decode as decoding
+import load as loading
+from rows import best_and_usual, clock_of
+
+import toynn
+from toynn.testing.race import race
+
+
+def decode(n_threads: int, rounds: int, only: str) -> None:
+    """Tokens per second of generation, one at a time over a cache of keys and values."""
+    print(f"{'tokens/s, best/median':28}{'toynn':>18}{'torch':>18}   toynn/torch", flush=True)
+    for name, shape in decoding.SHAPES.items():
+        if only not in name:
+            continue
+        times = race(decoding.contestants(shape, n_threads), rounds)
+        best, usual = (
+            {who: decoding.TOKENS / seconds for who, seconds in of.items()}
+            for of in best_and_usual(times)
+        )
+        row = "".join(f"{best[who]:9.1f}/{usual[who]:8.1f}" for who in times)
+        ratios = [rate["toynn"] / rate["torch"] for rate in (best, usual)]
+        print(f"{name:28}{row}{ratios[0]:8.2f}/{ratios[1]:.2f}", flush=True)
+
+
+def generation(n_threads: int, rounds: int, only: str) -> None:
+    """Tokens per second of prompts and of generation over quantized files, beside llama.cpp.
+
+    On one thread it is CPU time, so that a busy machine will do.
+    """
+    clock = clock_of(n_threads)
+    columns = "".join(f"{who:>16}" for who in ("toynn", "toynn medium", "llama.cpp"))
+    print(f"{'tokens/s, median':18}{columns}   toynn, medium / llama.cpp", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        for name in (name for name in beside_llama_cpp.TYPES if only.upper() in name):
+            path = Path(folder, f"{name}.gguf")
+            beside_llama_cpp.write(path, name)
+            for what, contestants in beside_llama_cpp.contestants(path, n_threads).items():
+                times = race(contestants, rounds, clock)
+                _, usual = best_and_usual(times)
+                count = beside_llama_cpp.COUNTS[what]
+                row = "".join(f"{count / seconds:16.1f}" for seconds in usual.values())
+                if "llama.cpp" in usual:  # it is not asked for several sequences
+                    ratios = [usual["llama.cpp"] / usual[who] for who in ("toynn", "toynn medium")]
+                    row += f"{ratios[0]:10.2f}{ratios[1]:8.2f}"
+                print(f"{f'{name} {what}':18}{row}", flush=True)
+
+
+def load(n_threads: int, rounds: int, only: str) -> None:
+    """Print how long a model in a file of a gigabyte takes to open, and to its first logits."""
+    toynn.set_num_threads(n_threads)
+    with tempfile.TemporaryDirectory() as folder:
+        for name, show in loading.loads(Path(folder)).items():
+            for _ in range(rounds if only in name else 0):
+                print(name)
+                show()

@@ -1,0 +1,131 @@
+"""Fine-tuning over quantized files: steps, an epoch, each type, what precision costs."""
+
+import statistics
+import tempfile
+from pathlib import Path
+
+import lora as tuning
+import mixture
+import real as natural
+import seeds as learning
+from rows import best_and_usual, clock_of
+
+import toynn
+from toynn.formats.quants import BLOCKS, TYPES
+from toynn.testing.race import race
+
+
+def lora(n_threads: int, rounds: int, only: str) -> None:
+    """A LoRA step over a Q8_0 file, against PEFT in float32 and bfloat16."""
+    toynn.set_num_threads(n_threads)
+    for name, shape in tuning.SHAPES.items():
+        if only not in name:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "base.gguf"
+            tuning.write_file(path, shape)
+            taken, promised = tuning.private_memory(path, name, n_threads)
+            recipe = tuning.recipe_over(path, shape)
+            contestants = tuning.toynn_calls(recipe, shape)
+            for dtype in ("float32", "bfloat16"):
+                contestants[f"PEFT {dtype}"] = tuning.peft_step(shape, dtype, n_threads)
+            times = race(contestants, rounds)
+        best, usual = best_and_usual(times)
+        print(f"{name:28}{'s, best/median':>18}{'tokens/s':>10}{'time / toynn':>16}")
+        for who in times:
+            ratios = (of[who] / of["toynn"] for of in (best, usual))
+            row = f"  {who:26}{best[who]:9.3f}/{usual[who]:8.3f}{shape.T / best[who]:10.0f}"
+            print(row + " {:7.2f}/{:.2f}".format(*ratios), flush=True)
+        print(f"  step / forward: {best['toynn'] / best['forward']:.2f}")
+        print(f"  private memory {taken / 1e9:.3f} GB, promised {promised / 1e9:.3f} GB")
+        print(recipe.engine.session.profile(), flush=True)
+
+
+def experts(n_threads: int, rounds: int, only: str) -> None:
+    """A LoRA step over a mixture of experts, against the dense model of the active size and PEFT.
+
+    On one thread it is CPU time, so that a busy machine will do.
+    """
+    toynn.set_num_threads(n_threads)
+    clock = clock_of(n_threads)
+    with tempfile.TemporaryDirectory() as folder:
+        calls = mixture.contestants(Path(folder))
+        calls["PEFT float32"] = mixture.peft_step(n_threads)
+        calls = {who: call for who, call in calls.items() if only in who}
+        times = race(calls, rounds, clock)
+    best, usual = best_and_usual(times)
+    print(f"{'32 experts, 4 used, T 256':28}{'s, best/median':>18}{'mixture takes':>16}")
+    for who in times:
+        ratios = "/".join(f"{of['mixture'] / of[who]:.2f}" for of in (best, usual))
+        print(f"  {who:26}{best[who]:9.3f}/{usual[who]:8.3f}{ratios:>16}", flush=True)
+
+
+def real(n_threads: int, rounds: int, only: str) -> None:
+    """An epoch of LoRA on examples of natural lengths, against PEFT and bitsandbytes.
+
+    On one thread it is CPU time, so that a busy machine will do.
+    """
+    clock = clock_of(n_threads)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "base.gguf")
+        tuning.write_file(path, natural.SHAPE, tokenizer=natural.tokenizer())
+        epochs, peaks = {}, {}
+        for who, make in natural.CONTESTANTS.items():
+            if why := natural.missing(who):
+                print(f"{who}: skipped ({why})", flush=True)
+            elif only in who:
+                peaks[who] = natural.peak(path, who, n_threads)
+                epochs[who] = make(path, n_threads)
+        taken = {
+            who: statistics.median(spent)
+            for who, spent in natural.seconds(epochs, rounds, clock).items()
+        }
+        rates = {who: natural.learned(who) / spent for who, spent in taken.items()}
+        ours = [who for who in rates if who.startswith("toynn")]
+        columns = "".join(f"{f'{who} / it':>20}" for who in ours)
+        print(f"{'an epoch, median':24}{'s':>8}{'learned/s':>11}{'filled':>8}{'GB':>7}{columns}")
+        for who, rate in rates.items():
+            ratios = "".join(f"{rates[one] / rate:20.2f}" for one in ours)
+            row = f"{taken[who]:8.2f}{rate:11.0f}{epochs[who].filled:8.1%}{peaks[who] / 1e9:7.2f}"
+            print(f"{who:24}{row}{ratios}", flush=True)
+        found = natural.through_the_command_line(path, Path(folder), n_threads)
+    spent = found["seconds"]
+    rate = found["learned_tokens"] / spent
+    print(f"toynn train lora --epochs 1, from start to adapter: {spent:.2f} s,", end=" ")
+    print(f"of it {found['time']:.2f} s in steps; {rate:.0f} learned tokens a second")
+
+
+def types(n_threads: int, rounds: int, only: str) -> None:
+    """LoRA steps over each type: their times over that over Q8_0, by minima/medians of turns.
+
+    On one thread it is CPU time, so that a busy machine will do.
+    """
+    toynn.set_num_threads(n_threads)
+    clock = clock_of(n_threads)
+    columns = "".join(f"{f'{T} rows':>13}" for T in tuning.ROWS)
+    print(f"{'':8}{'bits':>6}{columns}", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        paths = {name: Path(folder, f"{name}.gguf") for name in TYPES}
+        for name, path in paths.items():
+            tuning.write_file(path, tuning.OF_A_TYPE, name)
+        for name in (name for name in TYPES if only.upper() in name and name != "Q8_0"):
+            elements, nbytes = BLOCKS[name]
+            row = f"{name:8}{8 * nbytes / elements:6.2f}"
+            for T in tuning.ROWS:
+                shape = tuning.OF_A_TYPE._replace(T=T)
+                recipes = {type: tuning.recipe_over(paths[type], shape) for type in ("Q8_0", name)}
+                calls = {
+                    type: tuning.toynn_calls(recipe, shape)["toynn"]
+                    for type, recipe in recipes.items()
+                }
+                times = race(calls, rounds, clock)
+                best, usual = (
+                    of(times[name]) / of(times["Q8_0"]) for of in (min, statistics.median)
+                )
+                row += f"{best:8.2f}/{usual:.2f}"
+            print(row, flush=True)
+
+
+def seeds(n_threads: int, rounds: int, only: str) -> None:
+    """Validation losses of LoRA in highest and in medium, on three seeds."""
+    learning.table(n_threads)
