@@ -13,11 +13,18 @@ ctypedef void (*part_fn)(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexc
 
 
 cdef inline void parallel_for(part_fn part, KernelArgs* a, Py_ssize_t n) noexcept nogil:
-    """Have a.n_threads threads compute all of 0 .. n - 1; return when they have.
+    """Have a.n_threads threads compute all of 0 .. n - 1; return when they have."""
+    parallel_blocks(part, a, n, 1)
+
+
+cdef inline void parallel_blocks(
+    part_fn part, KernelArgs* a, Py_ssize_t n, Py_ssize_t block
+) noexcept nogil:
+    """The same, where stretches begin at multiples of ``block`` only.
 
     One thread does so without a parallel region: entering one takes longer than a small kernel.
     """
-    cdef Py_ssize_t i
+    cdef Py_ssize_t i, blocks = (n + block - 1) // block
     cdef fpstate before = 0
     if a.n_threads == 1:
         before = flush_denormals()
@@ -27,5 +34,8 @@ cdef inline void parallel_for(part_fn part, KernelArgs* a, Py_ssize_t n) noexcep
     with parallel(num_threads=team(a.n_threads)):
         before = flush_denormals()
         for i in prange(a.n_threads, schedule="static"):
-            part(a, i * n // a.n_threads, (i + 1) * n // a.n_threads)
+            part(
+                a, i * blocks // a.n_threads * block,
+                min((i + 1) * blocks // a.n_threads * block, n),
+            )
         restore_fpstate(before)

@@ -21,13 +21,12 @@ from libc.string cimport memcpy, memset
 from toynn._kernels._common cimport LANES, at1, ids1
 from toynn._kernels._entry cimport entry
 from toynn._kernels._hash cimport hashed, splitmix
-from toynn._kernels._parallel cimport parallel_for
+from toynn._kernels._pointwise cimport parallel_elements
 from toynn._kernels.abi cimport KernelArgs
 
 from toynn._kernels._check import check
 
 cdef enum:
-    BLOCK = 4096  # elements per task: whole groups
     GROUP = 32  # elements that share LANES hashes, two a hash: so a vector of hashes serves two
 
 cdef struct Mask:
@@ -63,34 +62,26 @@ cdef inline void _group(float* y, const float* x, const Mask* m, uint64_t first)
         y[LANES + j] = x[LANES + j] * (scale if high[j] >= least else 0)
 
 
-cdef inline void _block(
-    float* y, const float* x, const Mask* m, Py_ssize_t first, Py_ssize_t n
-) noexcept nogil:
+cdef void _forward_elements(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
     """Elements from the first of a group on; those of the last group by way of a whole one."""
-    cdef float last[GROUP]
-    cdef Py_ssize_t g, whole = n // GROUP, rest = n % GROUP
-    for g in range(whole):
-        _group(y + g * GROUP, x + g * GROUP, m, (first + g * GROUP) // 2)
-    if rest:
-        memset(last, 0, sizeof(last))
-        memcpy(last, x + n - rest, rest * sizeof(float))
-        _group(last, last, m, (first + n - rest) // 2)
-        memcpy(y + n - rest, last, rest * sizeof(float))
-
-
-cdef void _forward_blocks(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
     cdef float* y = <float*>a.t[0]
     cdef const float* x = <const float*>a.t[1]
     cdef Mask m = _mask(a)
-    cdef Py_ssize_t b, i, n = a.n[0]
-    for b in range(first, last):
-        i = b * BLOCK
-        _block(y + i, x + i, &m, i, min(BLOCK, n - i))
+    cdef float few[GROUP]
+    cdef Py_ssize_t g, i, rest = (last - first) % GROUP
+    for g in range((last - first) // GROUP):
+        i = first + g * GROUP
+        _group(y + i, x + i, &m, i // 2)
+    if rest:
+        memset(few, 0, sizeof(few))
+        memcpy(few, x + last - rest, rest * sizeof(float))
+        _group(few, few, &m, (last - rest) // 2)
+        memcpy(y + last - rest, few, rest * sizeof(float))
 
 
 cdef void _forward(KernelArgs* a) noexcept nogil:
     cdef Py_ssize_t n = a.n[0]
-    parallel_for(_forward_blocks, a, (n + BLOCK - 1) // BLOCK)
+    parallel_elements(_forward_elements, a, n)
 
 
 def forward(

@@ -13,25 +13,13 @@ y is overwritten; db is overwritten, or added to if accumulate is set.
 from toynn._kernels._common cimport at1, at2
 from toynn._kernels._entry cimport entry
 from toynn._kernels._parallel cimport parallel_for
+from toynn._kernels._pointwise cimport parallel_elements, unary_forward
 from toynn._kernels.abi cimport KernelArgs
 
 from toynn._kernels._check import check
 
 cdef enum:
-    BLOCK = 4096  # elements per task: 16 KiB of each array
-    COLS = 64     # columns of db per task: fixed, so db is the same for any thread count
-
-
-cdef inline void _sum(float* y, const float* a, const float* b, Py_ssize_t n) noexcept nogil:
-    cdef Py_ssize_t i
-    for i in range(n):
-        y[i] = a[i] + b[i]
-
-
-cdef inline void _multiple(float* y, const float* x, float alpha, Py_ssize_t n) noexcept nogil:
-    cdef Py_ssize_t i
-    for i in range(n):
-        y[i] = alpha * x[i]
+    COLS = 64  # columns of db per task: fixed, so db is the same for any thread count
 
 
 cdef inline void _columns_db(
@@ -49,53 +37,49 @@ cdef inline void _columns_db(
         db[c] = acc[c]
 
 
-cdef inline Py_ssize_t _blocks(const KernelArgs* a) noexcept nogil:
-    cdef Py_ssize_t n = a.n[0]
-    return (n + BLOCK - 1) // BLOCK
-
-
-cdef void _add_blocks(KernelArgs* k, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+cdef void _add_elements(KernelArgs* k, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
     cdef float* y = <float*>k.t[0]
     cdef const float* a = <const float*>k.t[1]
     cdef const float* b = <const float*>k.t[2]
-    cdef Py_ssize_t block, i, n = k.n[0]
-    for block in range(first, last):
-        i = block * BLOCK
-        _sum(y + i, a + i, b + i, min(BLOCK, n - i))
+    cdef Py_ssize_t i
+    for i in range(first, last):
+        y[i] = a[i] + b[i]
 
 
 cdef void _add(KernelArgs* a) noexcept nogil:
-    parallel_for(_add_blocks, a, _blocks(a))
+    cdef Py_ssize_t n = a.n[0]
+    parallel_elements(_add_elements, a, n)
 
 
-cdef void _accumulate_blocks(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+cdef void _accumulate_elements(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
     cdef float* g = <float*>a.t[0]
     cdef const float* x = <const float*>a.t[1]
-    cdef Py_ssize_t b, i, n = a.n[0]
-    for b in range(first, last):
-        i = b * BLOCK
-        if a.accumulate:
-            _sum(g + i, g + i, x + i, min(BLOCK, n - i))
-        else:
-            _multiple(g + i, x + i, 1, min(BLOCK, n - i))
+    cdef Py_ssize_t i
+    if a.accumulate:
+        for i in range(first, last):
+            g[i] += x[i]
+    else:
+        for i in range(first, last):
+            g[i] = x[i]
 
 
 cdef void _accumulate(KernelArgs* a) noexcept nogil:
-    parallel_for(_accumulate_blocks, a, _blocks(a))
+    cdef Py_ssize_t n = a.n[0]
+    parallel_elements(_accumulate_elements, a, n)
 
 
-cdef void _scale_blocks(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+cdef void _scale_elements(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
     cdef float* y = <float*>a.t[0]
     cdef const float* x = <const float*>a.t[1]
     cdef float alpha = a.f[0]
-    cdef Py_ssize_t b, i, n = a.n[0]
-    for b in range(first, last):
-        i = b * BLOCK
-        _multiple(y + i, x + i, alpha, min(BLOCK, n - i))
+    cdef Py_ssize_t i
+    for i in range(first, last):
+        y[i] = alpha * x[i]
 
 
 cdef void _scale(KernelArgs* a) noexcept nogil:
-    parallel_for(_scale_blocks, a, _blocks(a))
+    cdef Py_ssize_t n = a.n[0]
+    parallel_elements(_scale_elements, a, n)
 
 
 cdef void _bias_backward_blocks(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
@@ -140,14 +124,8 @@ def accumulate(float[::1] g, const float[::1] x, bint accumulate=False, int n_th
 def scale(float[::1] y, const float[::1] x, float alpha, int n_threads=1):
     """Overwrite y (n,) with alpha x."""
     cdef KernelArgs k
-    cdef Py_ssize_t n = x.shape[0]
-    check("elementwise.scale", f"x ({n},)", n_threads, y=(y, (n,)))
-    k.t[0], k.t[1] = at1(y), at1(x)
-    k.n[0] = n
     k.f[0] = alpha
-    k.n_threads = n_threads
-    with nogil:
-        _scale(&k)
+    unary_forward("elementwise.scale", _scale, &k, y, x, n_threads)
 
 
 def bias_backward(

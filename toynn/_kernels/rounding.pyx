@@ -12,15 +12,9 @@ cimport cython
 from libc.math cimport INFINITY, fabsf
 from libc.string cimport memcpy
 
-from toynn._kernels._common cimport at1
 from toynn._kernels._entry cimport entry
-from toynn._kernels._parallel cimport parallel_for
+from toynn._kernels._pointwise cimport parallel_elements, unary_forward
 from toynn._kernels.abi cimport KernelArgs
-
-from toynn._kernels._check import check
-
-cdef enum:
-    BLOCK = 4096  # elements per task: 16 KiB of each array
 
 
 @cython.overflowcheck(False)  # of infinities and NaN, whose bits no one uses
@@ -49,41 +43,29 @@ cdef inline float _bfloat16(float x) noexcept nogil:
     return wide if x == x else x
 
 
-cdef inline void _block(float* y, const float* x, bint brain, Py_ssize_t n) noexcept nogil:
-    cdef Py_ssize_t i
-    if brain:
-        for i in range(n):
-            y[i] = _bfloat16(x[i])
-    else:
-        for i in range(n):
-            y[i] = _float16(x[i])
-
-
-cdef void _forward_blocks(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+cdef void _forward_elements(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
     cdef float* y = <float*>a.t[0]
     cdef const float* x = <const float*>a.t[1]
-    cdef Py_ssize_t b, i, n = a.n[0]
+    cdef Py_ssize_t i
     cdef bint brain = a.n[1] != 0
-    for b in range(first, last):
-        i = b * BLOCK
-        _block(y + i, x + i, brain, min(BLOCK, n - i))
+    if brain:
+        for i in range(first, last):
+            y[i] = _bfloat16(x[i])
+    else:
+        for i in range(first, last):
+            y[i] = _float16(x[i])
 
 
 cdef void _forward(KernelArgs* a) noexcept nogil:
     cdef Py_ssize_t n = a.n[0]
-    parallel_for(_forward_blocks, a, (n + BLOCK - 1) // BLOCK)
+    parallel_elements(_forward_elements, a, n)
 
 
 def forward(float[::1] y, const float[::1] x, bint brain=False, int n_threads=1):
     """Overwrite y (n,) with x, rounded to float16 or, with ``brain``, to bfloat16."""
     cdef KernelArgs a
-    cdef Py_ssize_t n = x.shape[0]
-    check("rounding.forward", f"x ({n},)", n_threads, y=(y, (n,)))
-    a.t[0], a.t[1] = at1(y), at1(x)
-    a.n[0], a.n[1] = n, brain
-    a.n_threads = n_threads
-    with nogil:
-        _forward(&a)
+    a.n[1] = brain
+    unary_forward("rounding.forward", _forward, &a, y, x, n_threads)
 
 
 entries = {

@@ -17,18 +17,16 @@ be x.
 Sources: Shazeer 2020, arXiv:2002.05202, section 2; with a limit: OpenAI 2025, arXiv:2508.10925.
 """
 
-from toynn._kernels._common cimport at1, at2, sigmoid_, sigmoid_slope_
+from toynn._kernels._common cimport at2, sigmoid_, sigmoid_slope_
 from toynn._kernels._entry cimport entry
 from toynn._kernels._parallel cimport parallel_for
+from toynn._kernels._pointwise cimport gated_backward, gated_forward, parallel_elements
 from toynn._kernels.abi cimport KernelArgs
 
 from toynn._kernels._check import check
 
-cdef enum:
-    BLOCK = 4096  # elements per task: 16 KiB of each array
 
-
-cdef inline void _block_forward(
+cdef inline void _row_forward(
     float* y, const float* gate, const float* up, Py_ssize_t n
 ) noexcept nogil:
     cdef Py_ssize_t i
@@ -36,7 +34,7 @@ cdef inline void _block_forward(
         y[i] = gate[i] * sigmoid_(gate[i]) * up[i]
 
 
-cdef inline void _block_backward(
+cdef inline void _row_backward(
     float* dgate, float* dup, const float* dy, const float* gate, const float* up, Py_ssize_t n
 ) noexcept nogil:
     cdef Py_ssize_t i
@@ -77,47 +75,40 @@ cdef inline void _clamped_backward(
         dup[i] = 0 if u > limit or u < -limit else d * h * s
 
 
-cdef void _forward_blocks(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+cdef void _forward_elements(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
     cdef float* y = <float*>a.t[0]
     cdef const float* gate = <const float*>a.t[1]
     cdef const float* up = <const float*>a.t[2]
-    cdef Py_ssize_t b, i, n = a.n[0]
+    cdef Py_ssize_t i = first, n = last - first
     cdef float alpha = a.f[0], limit = a.f[1]
-    for b in range(first, last):
-        i = b * BLOCK
-        if limit > 0:
-            _clamped_forward(y + i, gate + i, up + i, alpha, limit, min(BLOCK, n - i))
-        else:
-            _block_forward(y + i, gate + i, up + i, min(BLOCK, n - i))
+    if limit > 0:
+        _clamped_forward(y + i, gate + i, up + i, alpha, limit, n)
+    else:
+        _row_forward(y + i, gate + i, up + i, n)
 
 
 cdef void _forward(KernelArgs* a) noexcept nogil:
     cdef Py_ssize_t n = a.n[0]
-    parallel_for(_forward_blocks, a, (n + BLOCK - 1) // BLOCK)
+    parallel_elements(_forward_elements, a, n)
 
 
-cdef void _backward_blocks(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+cdef void _backward_elements(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
     cdef float* dgate = <float*>a.t[0]
     cdef float* dup = <float*>a.t[1]
     cdef const float* dy = <const float*>a.t[2]
     cdef const float* gate = <const float*>a.t[3]
     cdef const float* up = <const float*>a.t[4]
-    cdef Py_ssize_t b, i, n = a.n[0], count
+    cdef Py_ssize_t i = first, n = last - first
     cdef float alpha = a.f[0], limit = a.f[1]
-    for b in range(first, last):
-        i = b * BLOCK
-        count = min(BLOCK, n - i)
-        if limit > 0:
-            _clamped_backward(
-                dgate + i, dup + i, dy + i, gate + i, up + i, alpha, limit, count
-            )
-        else:
-            _block_backward(dgate + i, dup + i, dy + i, gate + i, up + i, count)
+    if limit > 0:
+        _clamped_backward(dgate + i, dup + i, dy + i, gate + i, up + i, alpha, limit, n)
+    else:
+        _row_backward(dgate + i, dup + i, dy + i, gate + i, up + i, n)
 
 
 cdef void _backward(KernelArgs* a) noexcept nogil:
     cdef Py_ssize_t n = a.n[0]
-    parallel_for(_backward_blocks, a, (n + BLOCK - 1) // BLOCK)
+    parallel_elements(_backward_elements, a, n)
 
 
 cdef void _halves_forward_rows(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
@@ -125,7 +116,7 @@ cdef void _halves_forward_rows(KernelArgs* a, Py_ssize_t first, Py_ssize_t last)
     cdef const float* x = <const float*>a.t[1]
     cdef Py_ssize_t n, F = a.n[1]
     for n in range(first, last):
-        _block_forward(y + n * F, x + 2 * n * F, x + (2 * n + 1) * F, F)
+        _row_forward(y + n * F, x + 2 * n * F, x + (2 * n + 1) * F, F)
 
 
 cdef void _halves_forward(KernelArgs* a) noexcept nogil:
@@ -140,7 +131,7 @@ cdef void _halves_backward_rows(KernelArgs* a, Py_ssize_t first, Py_ssize_t last
     cdef Py_ssize_t n, gate, up, F = a.n[1]
     for n in range(first, last):
         gate, up = 2 * n * F, (2 * n + 1) * F
-        _block_backward(dx + gate, dx + up, dy + n * F, x + gate, x + up, F)
+        _row_backward(dx + gate, dx + up, dy + n * F, x + gate, x + up, F)
 
 
 cdef void _halves_backward(KernelArgs* a) noexcept nogil:
@@ -154,14 +145,8 @@ def forward(
 ):
     """Overwrite y (n,) from gate (n,) and up (n,); a limit of 0 is none."""
     cdef KernelArgs a
-    cdef Py_ssize_t n = gate.shape[0]
-    check("swiglu.forward", f"gate ({n},)", n_threads, y=(y, (n,)), up=(up, (n,)))
-    a.t[0], a.t[1], a.t[2] = at1(y), at1(gate), at1(up)
-    a.n[0] = n
     a.f[0], a.f[1] = alpha, limit
-    a.n_threads = n_threads
-    with nogil:
-        _forward(&a)
+    gated_forward("swiglu.forward", _forward, &a, y, gate, up, n_threads)
 
 
 def backward(
@@ -170,17 +155,8 @@ def backward(
 ):
     """Overwrite dgate (n,) and dup (n,) from dy, gate and up (n,)."""
     cdef KernelArgs a
-    cdef Py_ssize_t n = gate.shape[0]
-    check(
-        "swiglu.backward", f"gate ({n},)", n_threads, dgate=(dgate, (n,)), dup=(dup, (n,)),
-        dy=(dy, (n,)), up=(up, (n,)),
-    )
-    a.t[0], a.t[1], a.t[2], a.t[3], a.t[4] = at1(dgate), at1(dup), at1(dy), at1(gate), at1(up)
-    a.n[0] = n
     a.f[0], a.f[1] = alpha, limit
-    a.n_threads = n_threads
-    with nogil:
-        _backward(&a)
+    gated_backward("swiglu.backward", _backward, &a, dgate, dup, dy, gate, up, n_threads)
 
 
 def halves_forward(float[:, ::1] y, const float[:, ::1] x, int n_threads=1):
