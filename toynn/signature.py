@@ -5,7 +5,7 @@ them in the order in which the kernel reads them. So an op of the tape and a ker
 are held against each other by their names, and neither knows the other's order.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from toynn.errors import ConfigError
@@ -55,6 +55,10 @@ class Signature(NamedTuple):
                     f"{what}: its {kind} are {', '.join(needed) or 'none'}; got "
                     f"{', '.join(got) or 'none'}: {', '.join(wrong)}"
                 )
+
+    def there(self, tensors: Mapping[str, object]) -> dict[str, int]:
+        """Return has_X of each tensor that may be missing: 1 if it is among these, 0 if not."""
+        return {f"has_{name}": int(tensors.get(name) is not None) for name in self.nullable}
 
     def agrees(self, other: "Signature") -> bool:
         """Whether another has the same names, in whatever order, and the same may be missing."""

@@ -12,8 +12,8 @@ from toynn.testing import gradcheck
 LAYERS, RANK = 4, 2
 
 
-def adapted(layer, *, mapped, checkpointing=False):
-    """Blocks of frozen weights; one has an adapter beside its projection to q."""
+def adapted(layer, *, mapped, checkpointing=False, beside="q"):
+    """Blocks of frozen weights; one has adapters beside its projections to q, k or v."""
     net = Net(checkpointing=checkpointing)
     s, numbers = net.s, count()
 
@@ -27,12 +27,13 @@ def adapted(layer, *, mapped, checkpointing=False):
     for n in range(LAYERS):
         with s.tape.block(f"blk.{n}"):
             normed = ops.rmsnorm(s, x, frozen(C))
-            adapter = None
-            if n == layer:
-                adapter = nn.LoRA(net.parameter(RANK, C), net.parameter(C, RANK), 0.5)
-            q = nn.linear(s, normed, frozen(C, C), frozen(C), adapter=adapter)
-            k, v = (ops.linear(s, normed, frozen(C, C), frozen(C)) for _ in range(2))
-            heads = ops.attention(s, q, k, v, batch=2, n_heads=2)
+            heads = []
+            for name in "qkv":
+                adapter = None
+                if n == layer and name in beside:
+                    adapter = nn.LoRA(net.parameter(RANK, C), net.parameter(C, RANK), 0.5)
+                heads.append(nn.linear(s, normed, frozen(C, C), frozen(C), adapter=adapter))
+            heads = ops.attention(s, *heads, batch=2, n_heads=2)
             x = ops.add(s, x, ops.linear(s, heads, frozen(C, C)))
             normed = ops.layernorm(s, x, frozen(C), frozen(C))
             up = ops.linear(s, normed, frozen(2 * C, C), frozen(2 * C), "gelu_tanh")
@@ -62,6 +63,24 @@ def test_only_the_way_to_the_adapters_is_computed(layer, mapped):
         if node.block is not None and node.block < f"blk.{layer}":
             assert not any(t in s.tape.gradients for t in node.outputs)
     assert not [t for t in s.tape.gradients if t.role.value == "constant"]
+    assert gradcheck(s)
+
+
+@pytest.mark.parametrize("beside", ["q", "k", "v", "qk", "qv", "kv", "qkv"])
+def test_the_lowest_attention_gives_gradients_to_what_is_adapted_alone(beside):
+    _, s = adapted(1, mapped=False, beside=beside)
+    *above, lowest = (n for n in s.tape.nodes if n.op.kernel == "attention.backward")
+    assert [n.outputs.count(None) for n in above] == [0] * (LAYERS - 2)
+    there = {name for name, x in lowest.named.items() if x is not None}
+    assert there & {"dq", "dk", "dv"} == {f"d{name}" for name in beside}
+    assert ("delta" in there) == (beside != "v")  # a weight's gradient needs no score's
+    products = 1 + (beside != "v") + len(beside)
+    assert lowest.flops * 5 == above[0].flops * products
+    assert lowest.nbytes < above[0].nbytes or beside == "qkv"
+    for i, node in enumerate(s.tape.nodes):  # each of them, and all else, is read
+        read = {t.root for later in s.tape.nodes[i + 1 :] for t in later.touched}
+        for tensor in node.outputs if node.segment == "B" else ():
+            assert tensor is None or tensor.role.value == "gradient" or tensor.root in read
     assert gradcheck(s)
 
 

@@ -9,6 +9,7 @@ from toynn import ops
 from toynn._kernels import attention, cached_attention
 from toynn.errors import ConfigError, LabelError, ShapeError
 from toynn.session import Session
+from toynn.testing.cases.attention import WANTED
 
 pytestmark = pytest.mark.kernels
 
@@ -74,6 +75,33 @@ def test_refusals_say_what_was_needed():
     with pytest.raises(ValueError, match="dq, dk, dv need the row strides of q, k, v"):
         wide = normal(B * T, 2 * H * D)
         attention.backward(wide[:, : H * D], k, v, lse, o, o, lse, q, k, v)
+
+
+@pytest.mark.parametrize("precision", ["highest", "medium"])
+@pytest.mark.parametrize("limits", [{}, {"window": 40, "cap": 2.0}, {"causal": False}])
+@pytest.mark.parametrize("wanted", WANTED[1:])
+def test_a_gradient_has_the_same_bits_whichever_others_are_wanted(wanted, limits, precision):
+    q, do = normal(2, B * T, H * D)
+    k, v = normal(2, B * T, D)  # one head, for all that ask
+    o, lse = np.empty_like(q), np.empty((B, H, T), np.float32)
+    given = {"precision": precision, "n_threads": 2, **limits}
+    attention.forward(o, lse, q, k, v, **given)
+
+    def gradients(names):
+        like = {"dq": q, "dk": k, "dv": v, "delta": lse}
+        into = {n: np.full_like(x, np.nan) if n in names else None for n, x in like.items()}
+        attention.backward(**into, do=do, o=o, lse=lse, q=q, k=k, v=v, **given)
+        return into
+
+    every, some = gradients(WANTED[0].split()), gradients(wanted.split())
+    for name in wanted.split():
+        assert some[name].tobytes() == every[name].tobytes()
+
+
+def test_scores_have_no_gradient_without_delta():
+    q, k, v, o = normal(4, B * T, H * D)
+    with pytest.raises(ValueError, match="dq and dk need delta; got None"):
+        attention.backward(q, None, None, None, o, o, normal(B, H, T), q, k, v)
 
 
 # -- In segments ---------------------------------------------------------------------------------

@@ -113,7 +113,7 @@ def run(
     signature = arguments.entries(op)[entry]
     text = sources.source(op, simdgroups) if text is None else text
     functions, _held = _functions(text, checked)
-    there = {f"has_{name}": int(arrays.get(name) is not None) for name in signature.nullable}
+    there = signature.there(arrays)
     values = {**sizes, **(options or {}), **there, "accumulate": int(accumulate)}
     given = {**(planned or sizes), **there}
     bound = [arrays.get(name) for name in signature.tensors]

@@ -320,14 +320,19 @@ cdef inline void backward_block(
     const float* q, const float* k, const float* v, const Sizes* s,
     Py_ssize_t i, Py_ssize_t j, bint add_to_keys,
 ) noexcept nogil:
-    """What queries i .. and keys j .. give to dq, dk and dv; the first keys overwrite dq."""
+    """What queries i .. and keys j .. give to dq, dk and dv; the first keys overwrite dq.
+
+    Of dq, dk and dv any may be NULL: what only they need is not computed.
+    """
     cdef float p[WIDTH * WIDTH]
     cdef float ds[WIDTH * WIDTH]
     cdef float slope[WIDTH]
     cdef Py_ssize_t r, n, seen, unseen, rows = block_size(s, i, s.T)
     cdef Py_ssize_t columns = block_size(s, j, s.T)
+    cdef bint scored = dq != NULL or dk != NULL  # dv needs the weights alone
     _products_of_rows(p, s, q, s.ldq, k, s.ldk, i, rows, j, columns)
-    _products_of_rows(ds, s, do, s.ldo, v, s.ldv, i, rows, j, columns)  # do . v, then ds
+    if scored:
+        _products_of_rows(ds, s, do, s.ldo, v, s.ldv, i, rows, j, columns)  # do . v, then ds
     for r in range(rows):
         seen = _seen(s, i + r, j, columns)
         n = _reach(s, i, rows, r, j, columns)
@@ -336,20 +341,23 @@ cdef inline void backward_block(
             _weights(p + r * WIDTH, seen, n, 1, lse[i + r])
         else:
             _weights(p + r * WIDTH, seen, n, s.scale, lse[i + r])
-        _score_gradients(ds + r * WIDTH, p + r * WIDTH, seen, n, s.scale, delta[i + r])
-        if s.cap > 0:
-            _multiply_rows(ds + r * WIDTH, slope, n)
-        if s.window > 0:
-            unseen = _unseen(s, i + r, j, columns)
-            _hide(p + r * WIDTH, unseen, 0)
+        unseen = _unseen(s, i + r, j, columns) if s.window > 0 else 0
+        _hide(p + r * WIDTH, unseen, 0)
+        if scored:
+            _score_gradients(ds + r * WIDTH, p + r * WIDTH, seen, n, s.scale, delta[i + r])
+            if s.cap > 0:
+                _multiply_rows(ds + r * WIDTH, slope, n)
             _hide(ds + r * WIDTH, unseen, 0)
-    # dv += p^T do, dk += ds^T q, dq += ds k
-    _add_columns(
-        dv + j * s.ldv, s.ldv, s, p, do + i * s.ldo, s.ldo, i, rows, j, columns, add_to_keys
-    )
-    _add_columns(
-        dk + j * s.ldk, s.ldk, s, ds, q + i * s.ldq, s.ldq, i, rows, j, columns, add_to_keys
-    )
-    _add_rows(
-        dq + i * s.ldq, s.ldq, s, ds, k + j * s.ldk, s.ldk, i, rows, j, columns, j > first_key(s, i)
-    )
+    if dv != NULL:  # dv += p^T do
+        _add_columns(
+            dv + j * s.ldv, s.ldv, s, p, do + i * s.ldo, s.ldo, i, rows, j, columns, add_to_keys
+        )
+    if dk != NULL:  # dk += ds^T q
+        _add_columns(
+            dk + j * s.ldk, s.ldk, s, ds, q + i * s.ldq, s.ldq, i, rows, j, columns, add_to_keys
+        )
+    if dq != NULL:  # dq += ds k
+        _add_rows(
+            dq + i * s.ldq, s.ldq, s, ds, k + j * s.ldk, s.ldk, i, rows, j, columns,
+            j > first_key(s, i),
+        )

@@ -33,10 +33,10 @@ def backward_sinks(
     n_threads: int = 1,
 ) -> None: ...
 def backward(
-    dq: _F32,
-    dk: _F32,
-    dv: _F32,
-    delta: _F32,
+    dq: _F32 | None,
+    dk: _F32 | None,
+    dv: _F32 | None,
+    delta: _F32 | None,
     do: _F32,
     o: _F32,
     lse: _F32,

@@ -6,7 +6,7 @@
 
     delta[i] = do[i] . o[i]                    ds[i,j] = p[i,j] (do[i] . v[j] - delta[i])
     dq[i] = scale sum_j ds[i,j] k[j]           dk[j] = scale sum_i ds[i,j] q[i]
-    dv[j] = sum_i p[i,j] do[i]
+    dv[j] = sum_i p[i,j] do[i]                 each of dq, dk, dv only if it is wanted
 
     with a cap:  s[i,j] = cap tanh(scale q[i] . k[j] / cap),  and ds[i,j] times 1 - (s[i,j] / cap)^2
     with sinks:  lse[i] = log (exp(z[h]) + sum_j exp(s[i,j])),
@@ -98,6 +98,11 @@ cdef inline Sizes _segment(
     return one
 
 
+cdef inline float* _from(float* x, Py_ssize_t offset) noexcept nogil:
+    """The part of a gradient from ``offset`` on; NULL if it is not wanted."""
+    return x + offset if x != NULL else NULL
+
+
 cdef inline void _backward_head(
     KernelArgs* a, const Sizes* s, Py_ssize_t batch, Py_ssize_t kv, Py_ssize_t start
 ) noexcept nogil:
@@ -105,7 +110,7 @@ cdef inline void _backward_head(
     cdef float* dq = <float*>a.t[0]
     cdef float* dk = <float*>a.t[1]
     cdef float* dv = <float*>a.t[2]
-    cdef const float* delta = <const float*>a.t[3]
+    cdef float* delta = <float*>a.t[3]
     cdef const float* do = <const float*>a.t[4]
     cdef const float* lse = <const float*>a.t[6]
     cdef const float* q = <const float*>a.t[7]
@@ -127,8 +132,8 @@ cdef inline void _backward_head(
                 if first_key(&one, i * BLOCK) > j * BLOCK:
                     break  # nor do later queries see these keys
                 backward_block(
-                    dq + at_q, dk + at_k, dv + at_v, delta + at_t, do + at_o, lse + at_t,
-                    q + at_q, k + at_k, v + at_v,
+                    _from(dq, at_q), _from(dk, at_k), _from(dv, at_v), _from(delta, at_t),
+                    do + at_o, lse + at_t, q + at_q, k + at_k, v + at_v,
                     &one, i * BLOCK, j * BLOCK, g > 0 or i > i0,
                 )
 
@@ -202,7 +207,9 @@ cdef void _backward_windows(KernelArgs* a, Py_ssize_t begin, Py_ssize_t end) noe
 cdef void _backward(KernelArgs* a) noexcept nogil:
     cdef Sizes s = _sizes(a)
     cdef KernelArgs few = _on_few_threads(a, &s)
-    parallel_for(_deltas, &few, s.B * s.H * s.T)
+    cdef const float* delta = <const float*>a.t[3]
+    if delta != NULL:
+        parallel_for(_deltas, &few, s.B * s.H * s.T)
     parallel_for(_backward_windows, &few, s.B * s.KV * block_count(&s, s.T))
 
 
@@ -297,17 +304,26 @@ def backward(
 ):
     """Overwrite dq, dk, dv, shaped and strided like q, k, v, and delta (B,H,T).
 
-    do, o, lse, and what follows v, are as in forward.
+    Those that are None are not computed; dq and dk need delta. do, o, lse, and what follows v, are
+    as in forward.
     """
     cdef KernelArgs a
+    written = {"dq": dq, "dk": dk, "dv": dv, "delta": delta}
+    wanted = {name: x for name, x in written.items() if x is not None}
     _describe(
         &a, "attention.backward", q, k, v, lse, first, causal, scale, window, cap, n_threads,
         precision,
-        {"dq": dq, "dk": dk, "dv": dv, "delta": delta, "do": do, "o": o},
+        {**wanted, "do": do, "o": o},
     )
-    if (row_floats(dq), row_floats(dk), row_floats(dv)) != (a.n[5], a.n[6], a.n[7]):
+    if delta is None and (dq is not None or dk is not None):
+        raise ValueError("attention.backward: dq and dk need delta; got None")
+    rows = {"dq": a.n[5], "dk": a.n[6], "dv": a.n[7]}
+    if any(row_floats(wanted[name]) != rows[name] for name in rows.keys() & wanted.keys()):
         raise ValueError("attention.backward: dq, dk, dv need the row strides of q, k, v")
-    a.t[0], a.t[1], a.t[2], a.t[3] = at_row(dq), at_row(dk), at_row(dv), at3(delta)
+    a.t[0] = at_row(dq) if dq is not None else NULL
+    a.t[1] = at_row(dk) if dk is not None else NULL
+    a.t[2] = at_row(dv) if dv is not None else NULL
+    a.t[3] = at3(delta) if delta is not None else NULL
     a.t[4], a.t[5], a.t[6] = at2(do), at2(o), at3(lse)
     a.t[7], a.t[8], a.t[9] = at_row(q), at_row(k), at_row(v)
     a.t[10] = ids1(first) if first is not None else NULL
@@ -340,7 +356,7 @@ _OPTIONS = "scale cap"
 entries = {
     "forward": entry(_forward, "o lse q k v first? sinks?", sizes=_SIZES, options=_OPTIONS),
     "backward": entry(
-        _backward, "dq dk dv delta do o lse q k v first?", sizes=_SIZES, options=_OPTIONS
+        _backward, "dq? dk? dv? delta? do o lse q k v first?", sizes=_SIZES, options=_OPTIONS
     ),
     "backward_sinks": entry(_backward_sinks, "dsinks do o lse sinks", sizes="B T H D"),
 }

@@ -54,7 +54,7 @@ class Op:
     kernel: str  # module and entry of toynn._kernels: "rmsnorm.forward"
     tensors: str
     sizes: str
-    flops: Callable[[Mapping[str, int]], int]  # from the sizes
+    flops: Callable[[Mapping[str, int]], int]  # from the sizes, and has_X of what may be None
     gradient: Callable[[Any, "Node", Tensor], None] | None = None
     options: str = ""
     inplace: Mapping[str, str] = field(default_factory=dict)
@@ -122,7 +122,9 @@ class Node:
     @property
     def flops(self) -> int:
         """Floating-point operations: a multiply-add counts two."""
-        return self.op.flops(self.sizes)
+        signature = self.op.signature
+        there = signature.there(self.named) if signature.nullable else {}
+        return self.op.flops({**self.sizes, **there})
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:

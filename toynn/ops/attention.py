@@ -1,6 +1,5 @@
 """Scaled dot-product attention."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from math import sqrt
 
@@ -113,37 +112,47 @@ def attention(
 
 def _attention_gradient(back: Backward, node: Node, do: Tensor) -> None:
     q, k, v = node["q"], node["k"], node["v"]
-    dq = back.new(q.root)
-    dk = dq.at(k.offset) if k.base else back.new(k)
-    dv = dq.at(v.offset) if v.base else back.new(v)
-    delta = back.tape.new("delta", node["lse"].shape)
-    written = {"dq": dq, "dk": dk, "dv": dv, "delta": delta}
-    read = {name: x for name, x in node.named.items() if name != "sinks"}
-    back.tape.record(ATTENTION_BACKWARD, {**written, "do": do, **read}, node.sizes, node.options)
+    dq = back.new(q.root) if back.wants(q) else None
+    dk, dv = (_gradient_of_keys(back, x, dq) for x in (k, v))
+    delta = back.tape.new("delta", node["lse"].shape) if dq or dk else None
+    if dq or dk or dv:
+        written = {"dq": dq, "dk": dk, "dv": dv, "delta": delta}
+        read = {name: x for name, x in node.named.items() if name != "sinks"}
+        tensors = {**written, "do": do, **read}
+        back.tape.record(ATTENTION_BACKWARD, tensors, node.sizes, node.options)
     sinks, sizes = node.named["sinks"], {name: node.sizes[name] for name in "BTHD"}
     given = {"do": do, "o": node["o"], "lse": node["lse"], "sinks": sinks}
     back.emit(ATTENTION_BACKWARD_SINKS, {"dsinks": sinks}, given, sizes)
     for x, dx in ((q, dq), (k, dk), (v, dv)):
-        if not x.base:
+        if dx and not x.base:
             back.contribute(x, dx)
+
+
+def _gradient_of_keys(back: Backward, x: Tensor, dq: Tensor | None) -> Tensor | None:
+    """Return where the gradient of k or v goes, which may be columns of q's; None: nowhere."""
+    if x.base:
+        return dq and dq.at(x.offset)
+    return back.new(x) if back.wants(x) else None
 
 
 def _no_gradient(back: Backward, node: Node, do: Tensor) -> None:
     raise ConfigError("attention over a cache has no gradient: record it without one to train")
 
 
-def _products(products: int) -> Callable[[Sizes], int]:
+def _products(sizes: Sizes, products: int = 2) -> int:
     """Count ``products`` products of T x T x D per head and nothing else; half when causal.
 
     A causal window of W keys has T^2 / 2 - (T - W)^2 / 2 scores.
     """
+    T, W = sizes["T"], min(sizes.get("window", 0), sizes["T"])
+    full = 2 * products * sizes["B"] * sizes["H"] * (T**2 - (T - W) ** 2 if W else T**2)
+    return full * sizes["D"] // (2 if sizes["causal"] else 1)
 
-    def count(sizes: Sizes) -> int:
-        T, W = sizes["T"], min(sizes.get("window", 0), sizes["T"])
-        full = 2 * products * sizes["B"] * sizes["H"] * (T**2 - (T - W) ** 2 if W else T**2)
-        return full * sizes["D"] // (2 if sizes["causal"] else 1)
 
-    return count
+def _backward_products(sizes: Sizes) -> int:
+    """Count the scores, do v^T where dq or dk needs it, and one for each of dq, dk, dv."""
+    wanted = [sizes[name] for name in ("has_dq", "has_dk", "has_dv")]
+    return _products(sizes, 1 + max(wanted[:2]) + sum(wanted))
 
 
 def _keys(sizes: Sizes) -> int:
@@ -168,9 +177,9 @@ _SIZES = "B T H KV D ldq ldk ldv causal window precision"
 
 ATTENTION_BACKWARD = Op(
     "attention.backward",
-    "dq dk dv; delta <- do o lse q k v first?",
+    "dq? dk? dv?; delta? <- do o lse q k v first?",
     _SIZES,
-    _products(5),
+    _backward_products,
     options="scale cap",
     integers=("first",),
     rows="T do",
@@ -187,7 +196,7 @@ ATTENTION = Op(
     "attention.forward",
     "o; lse <- q k v first? sinks?",
     _SIZES,
-    _products(2),
+    _products,
     _attention_gradient,
     options="scale cap",
     integers=("first",),

@@ -51,4 +51,5 @@ def _door(op: str, call: Call) -> Any:
 
 
 def _options(call: Call, accumulate: bool) -> dict[str, Any]:
-    return call.options | ({"accumulate": accumulate} if call.accumulates else {})
+    flag = {"accumulate": accumulate} if call.accumulates else {}
+    return call.options | flag | dict.fromkeys(call.without)

@@ -120,6 +120,15 @@ def _heads(function: str, s: Sizes, n: int, heads: str) -> Pass:
     return Pass(function, groups, (GROUP, 1, 1))
 
 
+def _attention_backward(s: Sizes) -> list[Pass]:
+    delta = rows("attention_backward_delta", _over(s["B"] * s["H"] * s["T"], GROUP // LINE))
+    queries = _heads("attention_backward_q", s, s["T"], "H")
+    keys = _heads("attention_backward_kv", s, s["T"], "KV")
+    wanted = [(delta, s["has_delta"]), (queries, s["has_dq"])]
+    wanted.append((keys, max(s["has_dk"], s["has_dv"])))
+    return [one for one, there in wanted if there]
+
+
 def _spans(s: Sizes) -> int:
     """Return in how many spans a cache is read: one, where rows and heads alone are enough work."""
     return 1 if s["B"] * s["T"] * s["H"] > CROWD else _over(s["S"], KEYS)
@@ -142,11 +151,7 @@ def _cached(s: Sizes) -> list[Pass]:
 #: The passes of each entry, in order.
 PASSES: dict[str, Callable[[Sizes], list[Pass]]] = {
     "adamw.step": _each("adamw_step", "n"),
-    "attention.backward": lambda s: [
-        rows("attention_backward_delta", _over(s["B"] * s["H"] * s["T"], GROUP // LINE)),
-        _heads("attention_backward_q", s, s["T"], "H"),
-        _heads("attention_backward_kv", s, s["T"], "KV"),
-    ],
+    "attention.backward": _attention_backward,
     "attention.backward_sinks": lambda s: [rows("attention_backward_sinks", s["H"])],
     "attention.forward": lambda s: [_heads("attention_forward", s, s["T"], "H")],
     "cached_attention.forward": _cached,

@@ -52,8 +52,7 @@ def _plan(launch: Launch) -> Planned:
             'of another type, or backend="cpu"'
         )
     signature.check(f"the kernel {launch.kernel}", launch.tensors, launch.sizes, launch.options)
-    there = {f"has_{name}": int(launch.tensors[name] is not None) for name in signature.nullable}
-    given = {**launch.sizes, **there}
+    given = {**launch.sizes, **signature.there(launch.tensors)}
     passes = [one for one in PASSES[launch.kernel](given) if 0 not in one.groups]
     need = SCRATCH[launch.kernel](given) if launch.kernel in SCRATCH else 0
     return Planned(op, launch, signature, given, passes, aligned(need))

@@ -34,6 +34,7 @@ class Call:
     loses_nan: Mapping[str, str] = field(default_factory=dict)  # input: why its NaN may get lost
     free: tuple[str, ...] = ()  # arrays whose length no other argument fixes
     sizes: Sizes = field(default_factory=dict)  # by the op's names, where the shape has others
+    without: tuple[str, ...] = ()  # outputs that are None: nobody wants them
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -77,7 +78,7 @@ class OpCase:
         op = ops.TABLE.get(f"{self.op}.{call.entry}")
         if op is None:
             return 0, call.nbytes
-        sizes = {**shape, **call.sizes}
+        sizes = {**shape, **call.sizes, **op.signature.there(call.arrays)}
         return op.flops(sizes), op.nbytes(sizes) if op.nbytes else call.nbytes
 
 
@@ -92,6 +93,7 @@ def call(
     loses_nan: Mapping[str, str] | None = None,
     free: tuple[str, ...] = (),
     sizes: Sizes | None = None,
+    without: tuple[str, ...] = (),
     **options: Any,
 ) -> Call:
     """Make a Call: outputs like ``expected`` but NaN (or as in ``initial``), then the inputs.
@@ -117,6 +119,7 @@ def call(
         loses_nan or {},
         free,
         sizes or {},
+        without,
     )
 
 

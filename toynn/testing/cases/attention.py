@@ -9,8 +9,22 @@ import numpy as np
 from toynn.backends.reference import attention
 from toynn.testing.cases._case import Array, Call, OpCase, call
 
+#: What backward writes where only some gradients are wanted: "wanted" says which of these.
+WANTED = (
+    "dq dk dv delta",
+    "dq delta",
+    "dk delta",
+    "dv",
+    "dq dk delta",
+    "dq dv delta",
+    "dk dv delta",
+)
+
 #: Of segments: one row, less than a block and as few rows as bfloat16 takes, whole blocks, more.
 LENGTHS = (1, 33, 64, 2, 70, 32, 128, 5, 145)
+
+#: What a shape says that is no size of the op.
+_OURS = ("segments", "sinks", "wanted")
 
 
 def _inputs(
@@ -49,7 +63,7 @@ def segment_starts(B: int, T: int, segments: int) -> Array:
 
 
 def _scaled(sizes: Mapping[str, int]) -> dict[str, Any]:
-    own = {name: size for name, size in sizes.items() if name not in ("segments", "sinks")}
+    own = {name: size for name, size in sizes.items() if name not in _OURS}
     return {**own, "scale": sizes.get("scale", 1) / math.sqrt(sizes["D"])}
 
 
@@ -85,6 +99,9 @@ def _calls(rng: np.random.Generator, **sizes: int) -> list[Call]:
     do = rng.standard_normal(written["o"].shape).astype(np.float32)
     backward = _backward(exact, do.astype(np.float64), written, _scaled(sizes))
     dsinks, sinks = backward.pop("dsinks", None), inputs.get("sinks")
+    wanted = WANTED[sizes.get("wanted", 0)].split()
+    without = tuple(name for name in backward if name not in wanted)
+    backward = {name: backward[name] for name in wanted}
     options: dict[str, Any] = {"causal": bool(sizes["causal"])}
     if "scale" in sizes:
         options["scale"] = _scaled(sizes)["scale"]
@@ -92,7 +109,7 @@ def _calls(rng: np.random.Generator, **sizes: int) -> list[Call]:
     read = {name: x for name, x in inputs.items() if name != "sinks"}
     calls = [
         call("forward", written, inputs, **options),
-        call("backward", backward, {"do": do, **written, **read}, **options),
+        call("backward", backward, {"do": do, **written, **read}, without=without, **options),
     ]
     if dsinks is None or sinks is None:
         return calls
@@ -109,18 +126,27 @@ CASE = OpCase(
         {"B": 2, "T": 0, "H": 2, "KV": 1, "D": 8, "causal": 0},
         {"B": 2, "T": 65, "H": 4, "KV": 2, "D": 5, "causal": 1, "sinks": 3},
         {"B": 2, "T": 65, "H": 4, "KV": 2, "D": 33, "causal": 1},  # one past a block
-        {"B": 2, "T": 65, "H": 4, "KV": 2, "D": 33, "causal": 0},
-        {"B": 1, "T": 130, "H": 3, "KV": 1, "D": 16, "causal": 1},
+        {"B": 2, "T": 65, "H": 4, "KV": 2, "D": 33, "causal": 0, "wanted": 1},
+        {"B": 1, "T": 130, "H": 3, "KV": 1, "D": 16, "causal": 1, "wanted": 2},
         {"B": 1, "T": 144, "H": 2, "KV": 1, "D": 8, "causal": 0},  # the longest last block
         {"B": 1, "T": 145, "H": 2, "KV": 1, "D": 8, "causal": 0},  # one past it
         {"B": 1, "T": 64, "H": 2, "KV": 2, "D": 257, "causal": 1},  # one past a block of terms
-        {"B": 2, "T": 37, "H": 2, "KV": 2, "D": 64, "causal": 0},
+        {"B": 2, "T": 37, "H": 2, "KV": 2, "D": 64, "causal": 0, "wanted": 3},
         {"B": 2, "T": 200, "H": 4, "KV": 2, "D": 16, "causal": 1, "segments": 1},
-        {"B": 1, "T": 290, "H": 2, "KV": 1, "D": 20, "causal": 1, "segments": 5},
+        {"B": 1, "T": 290, "H": 2, "KV": 1, "D": 20, "causal": 1, "segments": 5, "wanted": 4},
         {"B": 3, "T": 7, "H": 1, "KV": 1, "D": 8, "causal": 1, "segments": 4},
-        {"B": 2, "T": 70, "H": 2, "KV": 1, "D": 8, "causal": 1, "window": 1},  # itself alone
-        {"B": 1, "T": 200, "H": 4, "KV": 2, "D": 16, "causal": 1, "window": 7},
-        {"B": 1, "T": 200, "H": 2, "KV": 2, "D": 33, "causal": 1, "window": 64},
+        {
+            "B": 2,
+            "T": 70,
+            "H": 2,
+            "KV": 1,
+            "D": 8,
+            "causal": 1,
+            "window": 1,
+            "wanted": 5,
+        },  # itself alone
+        {"B": 1, "T": 200, "H": 4, "KV": 2, "D": 16, "causal": 1, "window": 7, "wanted": 6},
+        {"B": 1, "T": 200, "H": 2, "KV": 2, "D": 33, "causal": 1, "window": 64, "wanted": 3},
         {"B": 1, "T": 260, "H": 2, "KV": 1, "D": 8, "causal": 1, "window": 130},
         {"B": 1, "T": 70, "H": 2, "KV": 1, "D": 8, "causal": 1, "window": 500},  # all
         {

@@ -12,8 +12,8 @@
 // heads each. Rows of q, k, v (and of dq, dk, dv) are ldq, ldk, ldv apart; o, do are (B*T, H*D). Scores live in
 // tiles of LINE x LINE (heads.metal). forward: a group for LINE queries of a head goes over the keys, with a
 // running maximum and sum per row. backward: delta, a line a row; dq, a group for LINE queries; dk and dv, a
-// group for LINE keys goes over the queries of all heads that they serve. A group holds the sums of WIDE columns;
-// where D is more, others compute the scores again for theirs. Saved: o, lse (B,H,T).
+// group for LINE keys goes over the queries of all heads that they serve; none that is not wanted. A group holds
+// the sums of WIDE columns; where D is more, others compute the scores again for theirs. Saved: o, lse (B,H,T).
 //
 // Causal rows may come in segments, which do not see each other: first[i] is the first row of row i's segment,
 // counted over all rows. A window of 0 is none. With a cap, s[i,j] is cap tanh(s[i,j] / cap), and ds[i,j] has its
@@ -230,11 +230,11 @@ kernel void attention_backward_kv(device float*                dk    [[buffer(1)
                 threadgroup_barrier(mem_flags::mem_threadgroup);
                 take(Q, q_h, args.ldq, T, D, i0, d, tid);
                 take(K, k, args.ldk, T, D, start, d, tid);
-                take(O, o_h, H * D, T, D, i0, d, tid);
-                take(V, v, args.ldv, T, D, start, d, tid);
+                if (args.has_dk) take(O, o_h, H * D, T, D, i0, d, tid);
+                if (args.has_dk) take(V, v, args.ldv, T, D, start, d, tid);
                 threadgroup_barrier(mem_flags::mem_threadgroup);
                 add_rows(s, Q, K, tid);
-                add_rows(dp, O, V, tid);
+                if (args.has_dk) add_rows(dp, O, V, tid);
             }
             for (uint i = 0; i < OWN; ++i) {
                 const uint row = i0 + own + LINES * i, at = (b * H + h) * T + row;
@@ -244,7 +244,7 @@ kernel void attention_backward_kv(device float*                dk    [[buffer(1)
                     if (sees(row, j, first_key(row, segment, args.window), T, args.causal)) {
                         float slope;
                         p = precise::exp(capped(s[i] * args.scale, args.cap, slope) - lse[at]);
-                        ds = p * (dp[i] - delta[at]) * slope * args.scale;
+                        if (args.has_dk) ds = p * (dp[i] - delta[at]) * slope * args.scale;
                     }
                 }
                 P[(own + LINES * i) * SPAN + tid % LINE] = p;
@@ -254,11 +254,11 @@ kernel void attention_backward_kv(device float*                dk    [[buffer(1)
             for (uint c = 0; c < PARTS; ++c) {
                 if (c0 + c * LINE >= D) break;
                 threadgroup_barrier(mem_flags::mem_threadgroup);
-                take(Q, q_h, args.ldq, T, D, i0, c0 + c * LINE, tid);
-                take(O, o_h, H * D, T, D, i0, c0 + c * LINE, tid);
+                if (args.has_dk) take(Q, q_h, args.ldq, T, D, i0, c0 + c * LINE, tid);
+                if (args.has_dv) take(O, o_h, H * D, T, D, i0, c0 + c * LINE, tid);
                 threadgroup_barrier(mem_flags::mem_threadgroup);
-                add_turned(k_sum[c], S, Q, tid);
-                add_turned(v_sum[c], P, O, tid);
+                if (args.has_dk) add_turned(k_sum[c], S, Q, tid);
+                if (args.has_dv) add_turned(v_sum[c], P, O, tid);
             }
         }
     }
@@ -267,8 +267,8 @@ kernel void attention_backward_kv(device float*                dk    [[buffer(1)
         for (uint c = 0; c < PARTS; ++c) {
             const uint column = c0 + c * LINE + tid % LINE;
             if (row >= T || column >= D) continue;
-            dk[row * args.ldk + column] = k_sum[c][i];
-            dv[row * args.ldv + column] = v_sum[c][i];
+            if (args.has_dk) dk[row * args.ldk + column] = k_sum[c][i];
+            if (args.has_dv) dv[row * args.ldv + column] = v_sum[c][i];
         }
     }
 }
