@@ -26,11 +26,13 @@ from toynn.errors import (
 )
 from toynn.feeding import FeedDoors
 from toynn.gradients import GradientDoors
-from toynn.graph.lowering import CompiledTape, compile_tape, memory_of
+from toynn.graph.lowering import CompiledTape, compile_tape, lower
 from toynn.graph.storage import Storage
 from toynn.graph.tape import Role, Tape, Tensor
+from toynn.memory import MemoryDoors
+from toynn.options import checked_packing
 from toynn.persistent import PersistentDoors
-from toynn.reports import Memory, Profile
+from toynn.reports import Profile
 from toynn.updates import Updates
 
 __all__ = ["Session"]
@@ -59,14 +61,16 @@ class _Held:
         self._lock.release()
 
 
-class Session(FeedDoors, GradientDoors, PersistentDoors):
+class Session(FeedDoors, GradientDoors, MemoryDoors, PersistentDoors):
     """Weights, tapes over them, and the order in which things may happen.
 
     With ``checkpointing`` the activations of each block of a tape (``s.tape.block``) are computed
     again in the backward pass, not kept: less memory, the same bits, about a forward pass more.
     ``matmul_precision`` is that of the linear layers recorded from now on (default: the global
-    one, see ``toynn.set_float32_matmul_precision``). ``backend`` is "cpu", or another one of
-    ``toynn.backends.available()``, such as "reference", which computes in float64 NumPy, slowly.
+    one, see ``toynn.set_float32_matmul_precision``). ``pack_base`` says whether frozen weights are
+    kept packed as products read them (see ``toynn.RecipeOptions``). ``backend`` is "cpu", or
+    another one of ``toynn.backends.available()``, such as "reference", which computes in float64
+    NumPy, slowly.
     Use it as a context manager, or ``close()`` it, to free its memory at a certain point;
     otherwise it is freed when the last reference goes.
 
@@ -83,12 +87,14 @@ class Session(FeedDoors, GradientDoors, PersistentDoors):
         matmul_precision: str | None = None,
         *,
         checkpointing: bool = False,
+        pack_base: str = "never",
     ) -> None:
         checks.thread_count("Session", n_threads)
         self.backend = backends.get(backend, n_threads)
         self.seed = seed
         chosen = matmul_precision or precision.get_float32_matmul_precision()
         self.matmul_precision = precision.checked(chosen)
+        self.pack_base = checked_packing(pack_base)
         self.tape = Tape()
         self.trained: Tape | None = None  # the tape of the last step, or micro-batch
         self._storage = Storage(self.backend)
@@ -233,7 +239,9 @@ class Session(FeedDoors, GradientDoors, PersistentDoors):
             _refuse("realize()", "of an empty tape: record an op first")
         self._storage.allocate(Role.GRADIENT, Role.MOMENT)
         storage = self._storage
-        compiled = compile_tape(self.tape, storage.places, storage.buffers, self.backend)
+        lowered = lower(self.tape, storage.places, self.backend)
+        self.backend.packs = self._packs(lowered)
+        compiled = compile_tape(lowered, storage.buffers, self.backend)
         for tensor, offset in compiled.offsets.items():
             storage.hold(tensor, compiled.arena, offset)
         self.tape.sealed = True
@@ -387,19 +395,6 @@ class Session(FeedDoors, GradientDoors, PersistentDoors):
         self._known = {tensor for tensor in self._known if tensor.role not in _COMPUTED}
 
     # -- Looking -------------------------------------------------------------------------------
-
-    def memory(self) -> Memory:
-        """Return the bytes that the tapes recorded so far need; valid before any buffer exists."""
-        self._check_open()
-        places, nbytes = self._storage.places, self._storage.nbytes
-        activations = sum(compiled.nbytes for compiled in self._compiled.values())
-        activations += nbytes["state"] + nbytes["persistent"]
-        if self.tape not in self._compiled:
-            activations += memory_of(self.tape, places, self.backend)
-        mapped = sum(tensor.nbytes for tensor in self._storage.mapped)
-        return Memory(
-            nbytes["weights"], nbytes["moments"], nbytes["gradients"], activations, mapped
-        )
 
     def profile(self, tape: Tape | None = None) -> Profile:
         """Return the time per op over all runs of a tape so far."""

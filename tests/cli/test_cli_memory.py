@@ -21,6 +21,7 @@ RUNS = {
     "lora lines": ("--model", "base.gguf", "--data", "pairs.jsonl", "--dropout", "0.1"),
     "warm-start": (*TEXTS, *SHAPE, "--donor", "base.gguf"),
     "lora": ("--model", "base.gguf", *TEXTS),
+    "lora packed": ("--model", "wide.gguf", "--pack-base", "always", *TEXTS, "--batch", "4"),
     "lora on": ("--model", "base.gguf", "--adapter", "adapted", *TEXTS),
     "vit": ("--data", "pictures.npz", *SHAPE),
     "vit fine": ("--data", "pictures.npz", "--init-from", "pictured"),
@@ -36,6 +37,8 @@ def files(tmp_path_factory):
     (folder / "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)))
     write_base(folder / "base.gguf", vocab=256, context=64)
     write_base(folder / "gpt2.gguf", "gpt2", vocab=256, context=64)
+    wide = {"d_model": 256, "n_heads": 4, "n_kv_heads": 2, "d_ff": 512, "n_layers": 1}
+    write_base(folder / "wide.gguf", vocab=256, context=64, **wide)
     images = np.random.default_rng(1).integers(0, 256, (40, 8, 8), np.uint8)
     np.savez(folder / "pictures.npz", images=images, labels=np.arange(40) % 2)
     with pytest.MonkeyPatch.context() as patch:
@@ -93,3 +96,17 @@ def test_where_nobody_knows_what_is_free_nothing_is_refused(files, tmp_path, mon
     monkeypatch.chdir(files)
     monkeypatch.setattr("toynn.cli._memory.free_memory", lambda: None)
     assert main(words("gpt2", "--out", str(tmp_path / "a"))) == 0
+
+
+def test_a_base_is_kept_packed_where_that_is_asked_for(files, tmp_path, monkeypatch, capsys):
+    """It says so, and the adapter is the same."""
+    monkeypatch.chdir(files)
+    adapters, said = {}, {}
+    for pack in ("never", "auto", "always"):
+        run = words("lora packed", "--pack-base", pack, "--out", str(tmp_path / pack))
+        assert main(run) == 0
+        adapters[pack] = (tmp_path / pack / "adapter.gguf").read_bytes()
+        said[pack] = next(line for line in capsys.readouterr().out.splitlines() if "memory" in line)
+    assert len(set(adapters.values())) == 1
+    assert "packed" in said["always"] and "packed" in said["auto"]  # of 64 rows
+    assert "packed" not in said["never"]

@@ -18,9 +18,8 @@ PACKAGE = Path(toynn.__file__).parent
 PYTHON = sorted(PACKAGE.rglob("*.py"))
 CYTHON = sorted(PACKAGE.rglob("*.pyx"))
 SHARED = sorted(PACKAGE.rglob("*.pxd"))  # what kernels share
-OPS = sorted(
-    {path.stem for path in (PACKAGE / "_kernels").glob("*.pyx")} - {"codebooks", "cpu", "limits"}
-)
+NO_OPS = {"codebooks", "copies", "cpu", "limits"}
+OPS = sorted({path.stem for path in (PACKAGE / "_kernels").glob("*.pyx")} - NO_OPS)
 
 #: Top to bottom. A module imports from its own row or from rows below: so only the command line,
 #: which has `bench`, imports testing.
@@ -38,7 +37,7 @@ LAYERS = (
     {"engines"},
     {"models"},
     {"nn"},
-    {"session", "feeding", "gradients", "persistent", "updates"},
+    {"session", "feeding", "gradients", "memory", "persistent", "updates"},
     {"ops"},
     {"graph"},
     {"backends"},
@@ -71,6 +70,7 @@ LONG = {
     "cross_entropy": 300,
     "cached_attention": 280,
     "delta": 370,
+    "experts": 270,
     "shortconv": 280,
 }  # others: 250
 

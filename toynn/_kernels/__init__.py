@@ -3,8 +3,8 @@
 Each op is one Cython file here, compiled once per level (setup.py) as
 ``toynn._kernels.<level>.<op>``. This module chooses a level, once, at import, and gives its modules
 the plain names: ``toynn._kernels.rmsnorm`` is the rmsnorm of the chosen level. What a level has no
-module of its own for, it takes from the one below. ``TOYNN_ISA=avx2`` forces a level. ``limits`` is
-compiled likewise, but no op: what the CPU could do at best.
+module of its own for, it takes from the one below. ``TOYNN_ISA=avx2`` forces a level. ``limits``
+and ``copies`` are compiled likewise, but no ops: what the CPU could do at best; packed weights.
 """
 
 import errno
@@ -41,7 +41,7 @@ __all__ = [
 _built = {module.name for module in iter_modules([str(Path(__file__).parent / "generic")])}
 
 #: Names of all ops: whatever was built, the same at every level.
-OPS = tuple(sorted(_built - {"limits"}))
+OPS = tuple(sorted(_built - {"limits", "copies"}))
 
 
 def built_levels() -> list[str]:

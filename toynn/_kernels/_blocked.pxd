@@ -19,8 +19,8 @@ from toynn._kernels._gemm cimport (
 )
 from toynn._kernels._int8 cimport multiply_in_int8
 from toynn._kernels._panels cimport (
-    KC, LINE, MR, NR, V, Operand, aligned, blocks_of, floats_at, pack, panel_floats, panel_start,
-    panels, steps, stretch, terms_per_pass,
+    KC, LINE, MR, NR, V, Operand, aligned, blocks_of, floats_at, kept_start, pack, packed_panels,
+    panel_floats, panel_start, panels, steps, stretch, terms_per_pass,
 )
 
 cdef enum:
@@ -194,8 +194,10 @@ cdef inline void pack_part(
     const Plan* plan, float* shared, Py_ssize_t s0, Py_ssize_t s1, Py_ssize_t j, int parts,
     Py_ssize_t k, Py_ssize_t kc,
 ) noexcept nogil:
-    """Part j of shared panels s0 .. s1 - 1, for terms k .. k + kc - 1."""
+    """Part j of shared panels s0 .. s1 - 1, for terms k .. k + kc - 1, unless they are kept."""
     cdef Py_ssize_t first = j * (s1 - s0) // parts, last = (j + 1) * (s1 - s0) // parts
+    if plan.shared.packed != NULL:
+        return
     pack(
         shared + first * panel_floats(plan.shared, kc), plan.shared, s0 + first, s0 + last, k, kc
     )
@@ -213,22 +215,25 @@ cdef inline void multiply_group(
     cdef Py_ssize_t own_step = panel_floats(plan.own, kc)
     cdef const float* at_s
     cdef const float* at_o
-    pack(own, plan.own, o0, o1, k, kc)
+    cdef const float* own_panels = packed_panels(own, plan.own, o0, o1, k, kc)
+    cdef const float* shared_panels = shared
+    if plan.shared.packed != NULL:
+        shared_panels = plan.shared.packed + kept_start(plan.shared, s0, k, kc)
     if p.a.parts and not plan.shared.is_a:
         # In tiles C is passed over along its rows: the shared panels, of B, in LOOP 1.
         for o in range(o0, o1):
-            at_o = own + (o - o0) * own_step
+            at_o = own_panels + (o - o0) * own_step
             for s in range(s0, s1):
-                _multiply_panels(p, o, at_o, s, shared + (s - s0) * shared_step, k, kc)
+                _multiply_panels(p, o, at_o, s, shared_panels + (s - s0) * shared_step, k, kc)
             if k + kc == p.K:
                 _finish(p, o, o + 1, s0, s1)
         return
     # LOOP 2 takes the shared panels one by one; each stays in L1 while
     # LOOP 1 runs over the thread's own panels, which stay in L2.
     for s in range(s0, s1):
-        at_s = shared + (s - s0) * shared_step
+        at_s = shared_panels + (s - s0) * shared_step
         for o in range(o0, o1):
-            at_o = own + (o - o0) * own_step
+            at_o = own_panels + (o - o0) * own_step
             if plan.shared.is_a:
                 _multiply_panels(p, s, at_s, o, at_o, k, kc)
             else:

@@ -8,9 +8,10 @@ from libc.stdint cimport uint8_t
 
 from toynn._kernels._blocked cimport Product
 from toynn._kernels._common cimport flush_denormals, fpstate, restore_fpstate, team
+from toynn._kernels._copies cimport read_copy
 from toynn._kernels._format cimport Format, format_of, row_bytes
 from toynn._kernels._gemm cimport begin_tiles, end_tiles
-from toynn._kernels._panels cimport HAS_TILES
+from toynn._kernels._panels cimport HAS_TILES, kept_floats
 from toynn._kernels._products cimport (
     BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Entry, product_of,
 )
@@ -26,6 +27,7 @@ cdef struct Experts:
     Py_ssize_t E, M, N, K, type, precision
     bint add
     bint pairs            # whether the CPU multiplies pairs of bfloat16
+    const void* kept      # a copy of each matrix in panels, one behind another; NULL: none
 
 
 cdef inline Product _product_of_expert(const Experts* x, Py_ssize_t e) noexcept nogil:
@@ -53,6 +55,9 @@ cdef inline Product _product_of_expert(const Experts* x, Py_ssize_t e) noexcept 
             K, 0, x.precision, x.pairs,
         )
     p.add = x.add
+    read_copy(&p, x.kept)
+    if p.b.packed != NULL:
+        p.b.packed += e * kept_floats(&p.b, p.K)
     return p
 
 

@@ -12,6 +12,8 @@ are split here (gemm_amx.h).
 B may also be a matrix stored in blocks (_format.pxd), whose rows run along k or across it. It is
 expanded while it is packed, a stretch of a row at a time, so that of its floats there is no more
 than the panels in use; panels that share a block are packed together, so that it is expanded once.
+
+A side that does not change may be kept packed (copies.pyx): then its panels are read where they are.
 """
 from libc.stddef cimport ptrdiff_t
 from libc.stdint cimport uint8_t
@@ -66,12 +68,13 @@ cdef struct Operand:
     expand_fn expand  # NULL: floats
     Py_ssize_t row_bytes
     bint along_k      # a row is one column of B; otherwise, the elements of one k
+    const float* packed  # all of it in panels, as kept_at finds them; NULL: it is packed when used
 
 
 cdef inline Operand floats_at(
     const float* x, Py_ssize_t size, Py_ssize_t stride, Py_ssize_t k_stride, bint is_a
 ) noexcept nogil:
-    return Operand(x, size, stride, k_stride, is_a, False, 0, NULL, 0, False)
+    return Operand(x, size, stride, k_stride, is_a, False, 0, NULL, 0, False, NULL)
 
 
 cdef inline Operand stored_as(
@@ -265,3 +268,27 @@ cdef inline void pack(
                 at, side, side.x + start * side.stride + (k + first) * side.k_stride,
                 min(_width(side), side.size - start), side.stride, side.k_stride, n,
             )
+
+
+cdef inline Py_ssize_t kept_floats(const Operand* side, Py_ssize_t K) noexcept nogil:
+    """Floats of all of a side in panels, of K terms."""
+    cdef Py_ssize_t most = terms_per_pass(side)
+    return panels(side) * (K // most * panel_floats(side, most) + panel_floats(side, K % most))
+
+
+cdef inline Py_ssize_t kept_start(
+    const Operand* side, Py_ssize_t p, Py_ssize_t k, Py_ssize_t kc
+) noexcept nogil:
+    """Where panel p of a pass of kc terms from k on begins: pass after pass, panel after panel."""
+    cdef Py_ssize_t most = terms_per_pass(side)
+    return k // most * panels(side) * panel_floats(side, most) + p * panel_floats(side, kc)
+
+
+cdef inline const float* packed_panels(
+    float* room, const Operand* side, Py_ssize_t p0, Py_ssize_t p1, Py_ssize_t k, Py_ssize_t kc
+) noexcept nogil:
+    """Panels p0 .. p1 - 1 of a pass: where they are kept, or packed now, in ``room``."""
+    if side.packed != NULL:
+        return side.packed + kept_start(side, p0, k, kc)
+    pack(room, side, p0, p1, k, kc)
+    return room

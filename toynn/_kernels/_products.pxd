@@ -8,7 +8,7 @@ w (N,K) may be stored in blocks. The numbers that are multiplied are floats, but
 are neither small nor thin nor of a few rows: these use what bfloat16 the precision calls for.
 """
 from toynn._kernels._blocked cimport FEW, NONE, SMALL_TILES, Product, is_small, is_thin
-from toynn._kernels._panels cimport HAS_TILES, SIDE, floats_at, stored_as
+from toynn._kernels._panels cimport HAS_TILES, SIDE, Operand, floats_at, stored_as
 
 cdef enum:
     HIGH = 1    # in toynn.precision.PRECISIONS
@@ -30,6 +30,15 @@ cdef inline bint _suits_tiles(const Product* p, Py_ssize_t precision) noexcept n
     return precision == HIGH or M * N >= SIDE * (M + N)
 
 
+cdef inline Operand weights_of(
+    Entry which, const void* w, Py_ssize_t N, Py_ssize_t K, Py_ssize_t type
+) noexcept nogil:
+    """w (N,K) as operand B of FORWARD or BACKWARD_INPUT."""
+    if which == FORWARD:
+        return stored_as(type, w, N, K, True)
+    return stored_as(type, w, K, K, False)
+
+
 cdef inline Product product_of(
     Entry which, float* c, const float* a, const void* b, Py_ssize_t M, Py_ssize_t N, Py_ssize_t K,
     Py_ssize_t type, Py_ssize_t precision, bint pairs,
@@ -45,11 +54,11 @@ cdef inline Product product_of(
     p.type = type
     if which == FORWARD:
         p.a = floats_at(a, M, K, 1, True)
-        p.b = stored_as(type, b, N, K, True)
+        p.b = weights_of(which, b, N, K, type)
         p.K = K
     elif which == BACKWARD_INPUT:
         p.a = floats_at(a, M, N, 1, True)
-        p.b = stored_as(type, b, K, K, False)
+        p.b = weights_of(which, b, N, K, type)
         p.K = N
     else:
         p.a = floats_at(a, N, 1, N, True)

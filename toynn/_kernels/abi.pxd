@@ -12,5 +12,6 @@ cdef struct KernelArgs:
     void* workspace            # scratch memory, 64-byte aligned, as many bytes as the op asked for
     int accumulate             # 0: parameter gradients are overwritten, 1: added to
     int n_threads
+    const void* kept           # what the program keeps for this call from run to run, or NULL
 
 ctypedef void (*kernel_fn)(KernelArgs*) noexcept nogil

@@ -45,7 +45,7 @@ cdef void _forward(KernelArgs* a) noexcept nogil:
     cdef Py_ssize_t E = a.n[0], M = a.n[1], N = a.n[2], K = a.n[3]
     cdef Py_ssize_t precision = a.n[4], type = a.n[5]
     cdef Experts all = Experts(
-        FORWARD, y, x, w, b, offsets, E, M, N, K, type, precision, False, _pairs
+        FORWARD, y, x, w, b, offsets, E, M, N, K, type, precision, False, _pairs, a.kept
     )
     multiply_experts(&all, a.workspace, a.n_threads)
 
@@ -58,7 +58,8 @@ cdef void _backward_input(KernelArgs* a) noexcept nogil:
     cdef Py_ssize_t E = a.n[0], M = a.n[1], N = a.n[2], K = a.n[3]
     cdef Py_ssize_t precision = a.n[4], type = a.n[5]
     cdef Experts all = Experts(
-        BACKWARD_INPUT, dx, dy, w, NULL, offsets, E, M, N, K, type, precision, a.accumulate, _pairs
+        BACKWARD_INPUT, dx, dy, w, NULL, offsets, E, M, N, K, type, precision, a.accumulate, _pairs,
+        a.kept,
     )
     multiply_experts(&all, a.workspace, a.n_threads)
 
@@ -70,7 +71,8 @@ cdef void _backward_weight(KernelArgs* a) noexcept nogil:
     cdef const int* offsets = <const int*>a.t[3]
     cdef Py_ssize_t E = a.n[0], M = a.n[1], N = a.n[2], K = a.n[3], precision = a.n[4]
     cdef Experts all = Experts(
-        BACKWARD_WEIGHT, dw, dy, x, NULL, offsets, E, M, N, K, 0, precision, a.accumulate, _pairs
+        BACKWARD_WEIGHT, dw, dy, x, NULL, offsets, E, M, N, K, 0, precision, a.accumulate, _pairs,
+        NULL,
     )
     multiply_experts(&all, a.workspace, a.n_threads)
 
@@ -116,7 +118,7 @@ def workspace(
     if name not in _ENTRIES:
         return 0
     all = Experts(
-        _ENTRIES[name], NULL, NULL, NULL, NULL, NULL, E, M, N, K, 0, precision, False, _pairs
+        _ENTRIES[name], NULL, NULL, NULL, NULL, NULL, E, M, N, K, 0, precision, False, _pairs, NULL
     )
     return n_threads * floats_for(&all) * sizeof(float)
 
@@ -140,6 +142,7 @@ cdef int _run(str name, kernel_fn kernel, KernelArgs* a, str precision) except -
         name, a.n[0], a.n[1], a.n[2], a.n[3], kind, n_threads=a.n_threads
     )
     a.n[4] = kind
+    a.kept = NULL
     a.workspace = malloc(nbytes) if nbytes else NULL
     if nbytes and a.workspace == NULL:
         raise MemoryError(f"experts.{name}: no {nbytes} bytes of scratch memory")

@@ -14,7 +14,7 @@ For forward and backward_input w may be stored in blocks of any type of _format.
 while it is packed; the results are, bit for bit, those of its float32 expansion. Where x has but a
 few rows, w is not packed: y is then made of dot products of rows, and each row of w is read once.
 In "medium", and if multiplies_int8(), blocks of Q4_0, Q8_0, Q4_K and Q6_K are then multiplied as
-they are, by x in 8 bits (dot_int8.h).
+they are, by x in 8 bits (dot_int8.h). A program may keep w packed (copies.pyx); bits are the same.
 
 Precision counts for products that are neither small nor thin (_blocked.pxd). With "medium", and if
 multiplies_pairs(), both sides are rounded to bfloat16 while they are packed, and products of pairs
@@ -27,6 +27,7 @@ from toynn._kernels._blocked cimport (
     FEW, GELU_EXACT, GELU_TANH, NONE, Activation, Product, multiply_matrices, scratch_floats,
 )
 from toynn._kernels._common cimport at1, at2
+from toynn._kernels._copies cimport read_copy
 from toynn._kernels._entry cimport entry
 from toynn._kernels._format cimport rows_at
 from toynn._kernels._int8 cimport HAS_INT8, in_int8, int8_floats
@@ -59,6 +60,7 @@ cdef void _forward(KernelArgs* a) noexcept nogil:
     p.y = y
     p.bias = b
     p.activation = <Activation>a.n[4]
+    read_copy(&p, a.kept)
     multiply_matrices(&p, a.workspace, a.n_threads)
 
 
@@ -69,6 +71,7 @@ cdef void _backward_input(KernelArgs* a) noexcept nogil:
     cdef Py_ssize_t M = a.n[0], N = a.n[1], K = a.n[2], precision = a.n[3], type = a.n[4]
     cdef Product p = product_of(BACKWARD_INPUT, dx, dy, w, M, N, K, type, precision, _pairs)
     p.add = a.accumulate
+    read_copy(&p, a.kept)
     multiply_matrices(&p, a.workspace, a.n_threads)
 
 
@@ -144,6 +147,7 @@ cdef int _run(
         name, a.n[0], a.n[1], a.n[2], kind, type=type, n_threads=a.n_threads
     )
     a.n[3] = kind
+    a.kept = NULL
     a.workspace = malloc(nbytes) if nbytes else NULL
     if nbytes and a.workspace == NULL:
         raise MemoryError(f"matmul.{name}: no {nbytes} bytes of scratch memory")

@@ -20,6 +20,7 @@ class HostBuffer:
 
     def __init__(self, memory: NDArray[np.uint8]) -> None:
         self._bytes = memory
+        self.changes = 0  # how often bytes were put in from outside: no run of a program counts
 
     @classmethod
     def zeros(cls, nbytes: int) -> "HostBuffer":
@@ -41,6 +42,7 @@ class HostBuffer:
     def upload(self, offset: int, array: NDArray[Any]) -> None:
         """Copy an array to the bytes from ``offset`` on."""
         self.view(offset, array.shape, array.dtype)[...] = array
+        self.changes += 1
 
     def download(self, offset: int, shape: Sequence[int], dtype: str) -> NDArray[Any]:
         """Return a copy of what lies there."""
@@ -49,6 +51,7 @@ class HostBuffer:
     def fill(self, offset: int, nbytes: int) -> None:
         """Fill bytes with zeros."""
         self.view(offset, (nbytes,), ELEMENTS["u8"]).fill(0)
+        self.changes += 1
 
     def view(
         self,

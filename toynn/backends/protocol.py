@@ -99,6 +99,7 @@ class Launch:
     flops: int
     nbytes: int
     live: LiveRows | None = None  # None: all
+    frozen: frozenset[str] = frozenset()  # of the tensors: weights that no run writes
 
 
 @dataclass(frozen=True)
@@ -196,6 +197,9 @@ class Backend(Protocol):
     #: A run may fail half way, on a device that is not this process; then it leaves what is in its
     #: journal as it was before. Where a run cannot, there are no journals.
     journals: bool = False
+    #: Which frozen weights programs that are compiled from now on read from packed copies: "never"
+    #: any, "always" all, "auto": those where that gains some percent.
+    packs: str = "never"
 
     def allocate(self, nbytes: int) -> Buffer:
         """Return zero-filled memory. Raises MemoryError."""
@@ -205,6 +209,15 @@ class Backend(Protocol):
 
     def scratch(self, launches: Sequence[Launch], journal: Journal | None = None) -> int:
         """Return how much memory of its own a program of these launches would have."""
+
+    def packed(self, launches: Sequence[Launch] = (), packs: str = "never") -> int:
+        """Return the bytes of all packed copies of frozen weights, with those for these launches.
+
+        ``packs`` says which these would read. A copy has a weight in the order in which products
+        read it, so that they need not pack it in every run. Programs share copies. Backends whose
+        products pack nothing have none.
+        """
+        return 0
 
     def compile(
         self,

@@ -188,6 +188,7 @@ def _hint(arguments: Namespace) -> str:
     *most, last = [f"--{name.replace('_', '-')}" for name in sizes] or [""]
     ways = [f"a smaller {', '.join(most)}{' or ' if most else ''}{last}"] if last else []
     ways += ["--checkpointing"] if given.get("checkpointing") is False else []
+    ways += ["--pack-base never"] if given.get("pack_base") == "always" else []
     return f"; try {', or '.join(ways)}" if ways else ""
 
 

@@ -126,7 +126,8 @@ class Training(ABC):
         count = sum(tensor.size for tensor in engine.tensors.values())
         trained = sum(tensor.size for tensor in engine.parameters.values())
         memory = engine.session.memory()
-        parts = ("weights", "moments", "gradients", "activations", "peak")
+        own = ("weights", "moments", "gradients", "activations")
+        parts = (*own, "packed", "peak") if memory.packed else (*own, "peak")
         sizes = ", ".join(f"{part} {getattr(memory, part) / MIB:.1f}" for part in parts)
         only = f", {trained:,} of them trained" if trained < count else ""
         print(f"model       {count:,} parameters{only}")

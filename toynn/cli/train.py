@@ -42,7 +42,7 @@ __all__ = ["RECIPES", "Outcome", "add_parser", "carried_out", "words_of"]
 #: Flags that change no number of a run but by rounding, or only how often it is reported and saved.
 HARMLESS = (
     *("threads", "backend", "log_every", "save_every", "save_total_limit", "sample_every"),
-    *("cache", "report"),
+    *("cache", "report", "pack_base"),
 )
 
 #: mlx-lm's and llama.cpp's names of flags.

@@ -168,7 +168,12 @@ class Engine(ABC, Generic[C, R]):
         # Whoever rounds weights to bfloat16 wants products of bfloat16; else the global setting.
         precision = "medium" if opts.weight_dtype == "bf16" else None
         self._session = Session(
-            self._backend, opts.seed, self._n_threads, precision, checkpointing=opts.checkpointing
+            self._backend,
+            opts.seed,
+            self._n_threads,
+            precision,
+            checkpointing=opts.checkpointing,
+            pack_base=opts.pack_base,
         )
         weights = self.model.weights(cfg, self.options)
         self._weights.declare(self._session, weights, self._beside())

@@ -19,7 +19,7 @@ from toynn.errors import ConfigError
 from toynn.graph.planner import Plan, plan
 from toynn.graph.tape import Node, Role, Tape, Tensor
 
-__all__ = ["CompiledTape", "compile_tape", "memory_of"]
+__all__ = ["CompiledTape", "Lowered", "compile_tape", "lower"]
 
 _UPDATED = (Role.PARAMETER, Role.MOMENT)
 _FROM_OUTSIDE = (Role.PARAMETER, Role.CONSTANT, Role.INPUT)
@@ -44,32 +44,36 @@ class CompiledTape:
         return self.arena.nbytes + self.program.scratch
 
 
-def memory_of(tape: Tape, places: Mapping[Tensor, Place], backend: Backend) -> int:
-    """Return the bytes that a tape will take when it is compiled.
+@dataclass(frozen=True)
+class Lowered:
+    """A tape with its arena planned, and what it asks of the backend."""
+
+    tape: Tape
+    layout: Plan
+    journal: Journal | None
+    launches: list[Launch]
+
+    def nbytes(self, backend: Backend) -> int:
+        """Return the bytes that the tape will take when it is compiled."""
+        return aligned(self.layout.nbytes) + backend.scratch(self.launches, self.journal)
+
+
+def lower(tape: Tape, places: Mapping[Tensor, Place], backend: Backend) -> Lowered:
+    """Plan the arena of a tape, and turn its nodes into launches.
 
     Raises ConfigError for a tensor of another session.
     """
     layout, journal = _planned(tape, places, backend)
-    launches = _lower(tape, places, layout.offsets)
-    return aligned(layout.nbytes) + backend.scratch(launches, journal)
+    return Lowered(tape, layout, journal, _launches(tape, places, layout.offsets))
 
 
-def compile_tape(
-    tape: Tape,
-    places: Mapping[Tensor, Place],
-    buffers: Mapping[str, Buffer],
-    backend: Backend,
-) -> CompiledTape:
-    """Plan the arena of a tape, allocate it, and turn the nodes into a program.
-
-    Raises ConfigError for a tensor of another session.
-    """
-    layout, journal = _planned(tape, places, backend)
-    launches = _lower(tape, places, layout.offsets)
+def compile_tape(lowered: Lowered, buffers: Mapping[str, Buffer], backend: Backend) -> CompiledTape:
+    """Allocate the arena of a tape, and turn the launches into a program."""
+    tape, layout, journal = lowered.tape, lowered.layout, lowered.journal
     arena = backend.allocate(aligned(layout.nbytes))
-    used = {"arena", *_buffers_of(launches, journal)}  # a program keeps alive what it is given
+    used = {"arena", *_buffers_of(lowered.launches, journal)}  # a program keeps these alive
     at_hand = {name: buffer for name, buffer in buffers.items() if name in used}
-    program = backend.compile(launches, {**at_hand, "arena": arena}, journal)
+    program = backend.compile(lowered.launches, {**at_hand, "arena": arena}, journal)
     segments = {to: tape.segments(to) for to in ("loss", "grads", "update", "apply")}
     nodes = {
         to: [node for node in tape.nodes if node.segment in running]
@@ -125,7 +129,7 @@ def _written(nodes: Iterable[Node]) -> frozenset[Tensor]:
     return frozenset(t.root for node in nodes for t in node.outputs + node.saved if t)
 
 
-def _lower(
+def _launches(
     tape: Tape, places: Mapping[Tensor, Place], offsets: Mapping[Tensor, int]
 ) -> list[Launch]:
     def place(tensor: Tensor | None) -> Place | None:
@@ -148,6 +152,7 @@ def _lower(
             node.flops,
             node.nbytes,
             live_rows(node),
+            frozenset(name for name, t in node.named.items() if t and t.root.role is Role.CONSTANT),
         )
 
     def live_rows(node: Node) -> LiveRows | None:

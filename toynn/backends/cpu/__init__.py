@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import toynn._kernels as kernels
+from toynn.backends.cpu.copies import Copies, Copy
 from toynn.backends.cpu.feed import Feed as CompiledFeed
 from toynn.backends.cpu.precision import automatic
 from toynn.backends.cpu.program import CompiledProgram
@@ -31,8 +32,15 @@ __all__ = ["CPU", "create"]
 class CPUProgram:
     """Kernel calls with resolved addresses, and the scratch memory that they share."""
 
-    def __init__(self, backend: "CPU", compiled: CompiledProgram, workspace: HostBuffer) -> None:
+    def __init__(
+        self,
+        backend: "CPU",
+        compiled: CompiledProgram,
+        workspace: HostBuffer,
+        copies: Sequence[Copy],
+    ) -> None:
         self._backend, self._compiled, self.workspace = backend, compiled, workspace
+        self._copies = copies
 
     @property
     def scratch(self) -> int:
@@ -41,7 +49,10 @@ class CPUProgram:
 
     def run(self, segments: str, accumulate: bool) -> None:
         """Run the launches of these segments; they are done when this returns."""
-        self._compiled.run(segments, accumulate, self._backend.threads())
+        threads = self._backend.threads()
+        for copy in self._copies:
+            copy.refresh(threads)
+        self._compiled.run(segments, accumulate, threads)
 
     def times(self) -> list[tuple[int, int]]:
         """Return (calls, nanoseconds) per launch since the program was compiled."""
@@ -59,6 +70,7 @@ class CPU(Backend):
 
     def __init__(self, n_threads: int | None = None) -> None:
         self.n_threads = n_threads
+        self._copies = Copies()
 
     def threads(self) -> int:
         """Return how many threads a run may use now."""
@@ -83,6 +95,10 @@ class CPU(Backend):
             return 0
         return int(need(entry, **launch.sizes, n_threads=self._worth(launch)))
 
+    def packed(self, launches: Sequence[Launch] = (), packs: str = "never") -> int:
+        """Return the bytes of packed copies of frozen weights, with those for these launches."""
+        return self._copies.nbytes + self._copies.missing(launches, packs)
+
     def compile(
         self,
         launches: Sequence[Launch],
@@ -99,9 +115,10 @@ class CPU(Backend):
             return buffer.address + place.offset
 
         workspace = HostBuffer.zeros(self.scratch(launches))
-        held = [workspace, *buffers.values()]
+        copies = self._copies.of(launches, self.packs, buffers)
+        held = [workspace, *buffers.values(), *copies.values()]
         program = CompiledProgram(len(launches), workspace.address, held)
-        for launch in launches:
+        for i, launch in enumerate(launches):
             kernel, names = _entry(launch)
             live = launch.live
             program.append(
@@ -113,11 +130,12 @@ class CPU(Backend):
                 int(launch.accumulate),
                 self._worth(launch),
                 seconds(launch.flops, launch.nbytes),
+                copies[i].address if i in copies else 0,
             )
             if live is not None:
                 place, size = address(live.count), names.sizes.index(live.size)
                 program.limit(place, size, live.first, live.rows)
-        return CPUProgram(self, program, workspace)
+        return CPUProgram(self, program, workspace, list(dict.fromkeys(copies.values())))
 
     def _worth(self, launch: Launch) -> int:
         return min(self.threads(), worth(seconds(launch.flops, launch.nbytes)))

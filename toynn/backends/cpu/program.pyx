@@ -58,10 +58,10 @@ cdef class CompiledProgram:
         raise TypeError("a compiled program holds addresses and cannot be pickled")
 
     def append(self, str segment, kernel, list addresses, tuple sizes, tuple options, int policy,
-               int max_threads, double seconds):
+               int max_threads, double seconds, size_t kept=0):
         """Add one kernel call: the kernel's capsule, the addresses of its tensors (0: none).
 
-        Its work is worth ``max_threads`` threads, and takes one about so many ``seconds``.
+        ``kept`` is the address of what it finds in KernelArgs.kept. Its work is worth ``max_threads`` threads, and takes one about so many ``seconds``.
         """
         if self._size == self._capacity:
             raise IndexError(f"program is full at {self._capacity} kernel calls")
@@ -83,6 +83,7 @@ cdef class CompiledProgram:
         for i in range(len(options)):
             step.args.f[i] = options[i]
         step.args.workspace = self._workspace
+        step.args.kept = <const void*>kept
         step.policy = policy
         step.max_threads = max_threads
         step.usual = 1e9 * seconds / max_threads

@@ -1,0 +1,151 @@
+"""Frozen weights that are kept packed: the same bits; when they are packed, and what they take."""
+
+import numpy as np
+import pytest
+
+import toynn
+from toynn import memory, ops
+from toynn.backends.cpu.copies import Copy
+from toynn.errors import ConfigError
+from toynn.formats import quants
+
+N, K = 288, 544  # outputs, inputs: no multiples of what a pass or a stretch takes
+LARGE = N * K * 8  # bytes of both copies in float32, at least
+
+
+def drawn(seed, dtype="F32"):
+    w = np.random.default_rng(seed).standard_normal((N, K), np.float32)
+    return w if dtype == "F32" else quants.quantize(w, dtype)
+
+
+class Net:
+    """Rows of x times w, frozen, and a loss: products by w there and back."""
+
+    def __init__(self, rows, dtype="F32", *, uploaded=False, **session):
+        self.s = s = toynn.Session(seed=1, **session)
+        self.rows, kind = rows, dtype.lower()
+        if uploaded:
+            self.w = s.constant("w", (N, K), kind)
+        else:
+            self.w = s.mapped(
+                "w", drawn(1, dtype).reshape(-1 if kind != "f32" else (N, K)), kind, (N, K)
+            )
+        self.x, self.labels = s.parameter("x", (rows, K)), s.input("labels", (rows,), "i32")
+        self.y = s.output(ops.linear(s, self.x, self.w))
+        s.set_loss(ops.cross_entropy(s, self.y, self.labels))
+        s.build_backward()
+        s.finalize_weights()
+
+    def realize(self):
+        rng = np.random.default_rng(3)
+        self.s.realize()
+        self.s.upload(self.x, rng.standard_normal((self.rows, K)))
+        self.s.upload(self.labels, rng.integers(0, N, self.rows))
+        return self
+
+    def run(self):
+        self.s.run(to="grads")
+        values = [self.s.download(t) for t in (self.y, self.s.grad(self.x))]
+        self.s.reset(moments=False)
+        return values
+
+
+def same(a, b):
+    return all(np.array_equal(one, other) for one, other in zip(a, b, strict=True))
+
+
+@pytest.fixture
+def packings(monkeypatch):
+    """The copies that are packed, in order."""
+    done, refresh = [], Copy.refresh
+
+    def noted(copy, threads):
+        before = copy.version
+        refresh(copy, threads)
+        if copy.version != before:
+            done.append(copy.key.entry)
+
+    monkeypatch.setattr(Copy, "refresh", noted)
+    return done
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
+@pytest.mark.parametrize("dtype", ["F32", "Q8_0", "Q4_0"])
+@pytest.mark.parametrize("rows", [3, 33, 100])
+def test_bits_are_the_same(rows, dtype, precision, threads, packings):
+    session = {"matmul_precision": precision, "n_threads": threads}
+    plain = Net(rows, dtype, **session).realize().run()
+    assert not packings
+    packed = Net(rows, dtype, pack_base="always", **session).realize()
+    assert same(packed.run(), plain)
+    assert same(packed.run(), plain)
+    assert packings == ([] if rows == 3 else ["forward", "backward_input"])
+
+
+def test_they_are_packed_again_after_an_upload(packings):
+    plain, packed = (Net(40, uploaded=True, pack_base=p) for p in ("never", "always"))
+    for net in (plain, packed):
+        net.s.upload(net.w, drawn(1))
+        net.realize()
+    first = packed.run()
+    assert same(first, plain.run())
+    for net in (plain, packed):
+        net.s.upload(net.w, drawn(2))
+    second = packed.run()
+    assert same(second, plain.run())
+    assert not same(second, first)
+    assert same(packed.run(), second)
+    assert packings == 2 * ["forward", "backward_input"]
+
+
+def test_tapes_share_them(packings):
+    net = Net(40, pack_base="always").realize()
+    before = net.s.memory()
+
+    def build():
+        s = net.s
+        labels = s.input("labels", (40,), "i32")
+        s.output(ops.linear(s, net.x, net.w))
+        return labels
+
+    net.s.record("evaluation", build)
+    assert net.s.memory().packed == before.packed
+    net.run()
+    assert packings == ["forward", "backward_input"]
+
+
+def test_memory_says_what_they_take_before_they_are_there_and_after():
+    net = Net(40, pack_base="always")
+    promised = net.s.memory()
+    net.realize()
+    assert net.s.memory() == promised
+    assert LARGE <= promised.packed < 1.2 * LARGE
+    plain = Net(40).s.memory()
+    assert promised.peak == plain.peak + promised.packed
+    assert "packed" in str(promised)
+    assert "packed" not in str(plain)
+
+
+@pytest.mark.parametrize("free, kept", [(2**40, True), (2**20, False), (None, True)])
+def test_auto_keeps_what_fits(free, kept, monkeypatch):
+    monkeypatch.setattr(memory, "free_memory", lambda: free)
+    net = Net(40, "Q8_0", pack_base="auto")
+    assert (net.s.memory().packed > 0) == kept
+    assert (net.realize().s.memory().packed > 0) == kept
+    assert same(net.run(), Net(40, "Q8_0").realize().run())
+
+
+def test_auto_keeps_none_where_many_rows_are_multiplied():
+    assert Net(1100, pack_base="auto").s.memory().packed == 0
+    assert Net(1100, pack_base="always").s.memory().packed > 0
+
+
+def test_a_wrong_word_is_refused():
+    with pytest.raises(
+        ConfigError, match=r"pack_base must be one of auto, always, never; got 'on'"
+    ):
+        toynn.Session(pack_base="on")
+    with pytest.raises(ConfigError, match=r"pack_base must be .*always.* got 1"):
+        toynn.RecipeOptions(pack_base=1)

@@ -1,0 +1,144 @@
+"""Copies of weights in the order in which products read them, kept from run to run.
+
+A product packs a matrix of weights before it multiplies by it, and expands it if it is stored in
+blocks. Weights that do not change can be packed once: that is a copy for each of the two products
+that read them, in float32 or, in medium, in bfloat16. Bits are the same with copies and without.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+import toynn._kernels as kernels
+from toynn import dtypes
+from toynn.backends.cpu.program import CompiledProgram
+from toynn.backends.cpu.work import seconds, worth
+from toynn.backends.host import HostBuffer
+from toynn.backends.protocol import Buffer, Launch, Place, aligned
+
+__all__ = ["Copies", "Copy"]
+
+READERS = ("matmul", "experts")
+
+_packing = kernels.load("copies", kernels.level)
+
+
+class Key(NamedTuple):
+    """Which matrices, side by side, and how they are packed."""
+
+    place: Place
+    entry: str  # that multiplies by them
+    form: int  # see toynn/_kernels/copies.pyx
+    matrices: int
+    N: int
+    K: int
+    type: int  # GGUF's number
+
+    @property
+    def each(self) -> int:
+        """Bytes of the copy of one matrix."""
+        return int(_packing.nbytes(self.entry, self.form, self.N, self.K))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the copy."""
+        return aligned(self.matrices * self.each)
+
+
+def key_of(launch: Launch, packs: str) -> Key | None:
+    """Return the copy from which a launch is to read w; None if it does not read w packed."""
+    op, _, entry = launch.kernel.partition(".")
+    if op not in READERS or entry not in _packing.ENTRIES:
+        return None
+    place, sizes = launch.tensors["w"], launch.sizes
+    matrices = sizes.get("E", 1)  # of experts: each has its share of the rows
+    rows = -(-sizes["M"] // matrices)
+    form = _packing.form(entry, rows, sizes["N"], sizes["K"], sizes["precision"])
+    if form is None or (packs == "auto" and rows > _rows_that_gain(form)):
+        return None
+    assert place is not None
+    return Key(place, entry, form, matrices, sizes["N"], sizes["K"], sizes["type"])
+
+
+def _rows_that_gain(form: int) -> int:
+    """Return up to how many rows of x a copy saves some 5 % of a product, or more.
+
+    Packing is work for each weight, a product for each weight and row: the faster it multiplies,
+    the more rows (docs/performance.md, 5).
+    """
+    floats, pairs, tiles = 128, 256, 1024
+    return floats if form == 0 else pairs if form == 1 else tiles
+
+
+class Copy:
+    """One matrix, packed, and when that was."""
+
+    def __init__(self, key: Key, source: HostBuffer) -> None:
+        self.key, self.nbytes, self._source = key, key.nbytes, source
+        self._panels = HostBuffer.zeros(self.nbytes)
+        self.version = -1  # of the source, when it was packed: how often that had been changed
+        entry = _packing.ENTRIES.index(key.entry)
+        # One, and its fields: see Copies in toynn/_kernels/_copies.pxd.
+        fields = [1, self._panels.address, entry, key.form, key.N, key.K]
+        self._fields = np.array(fields, np.int64)
+        self._program = CompiledProgram(key.matrices, 0, [self._panels, source])
+        for i in range(key.matrices):
+            panels = self._panels.address + i * key.each
+            w = (
+                source.address
+                + key.place.offset
+                + i * dtypes.nbytes(dtypes.NAMES[key.type], key.N * key.K)
+            )
+            sizes = (entry, key.form, key.N, key.K, key.type)
+            kernel, work = _packing.entries["pack"].capsule, seconds(0, key.each)
+            self._program.append("P", kernel, [panels, w], sizes, (), 0, worth(work), work)
+
+    @property
+    def address(self) -> int:
+        """Where kernels find what they need to know of it."""
+        return int(self._fields.ctypes.data)
+
+    def refresh(self, threads: int) -> None:
+        """Pack the matrix again if it has been uploaded since."""
+        if self.version != self._source.changes:
+            self._program.run("P", False, threads)
+            self.version = self._source.changes
+
+
+class Copies:
+    """The copies of a backend's weights, which its programs share."""
+
+    def __init__(self) -> None:
+        self._made: WeakValueDictionary[Key, Copy] = WeakValueDictionary()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all copies that a program reads."""
+        return sum(copy.nbytes for copy in self._made.values())
+
+    def missing(self, launches: Iterable[Launch], packs: str) -> int:
+        """Return the bytes of the copies of frozen weights that there are not yet."""
+        wanted = set(_frozen(launches, packs).values()).difference(self._made)
+        return sum(key.nbytes for key in wanted)
+
+    def of(
+        self, launches: Iterable[Launch], packs: str, buffers: Mapping[str, Buffer]
+    ) -> dict[int, Copy]:
+        """Return the copy from which a launch, by its number, reads its frozen weights."""
+        return {i: self._copy(key, buffers) for i, key in _frozen(launches, packs).items()}
+
+    def _copy(self, key: Key, buffers: Mapping[str, Buffer]) -> Copy:
+        if (copy := self._made.get(key)) is None:
+            source = buffers[key.place.buffer]
+            assert isinstance(source, HostBuffer)
+            copy = self._made[key] = Copy(key, source)
+        return copy
+
+
+def _frozen(launches: Iterable[Launch], packs: str) -> dict[int, Key]:
+    if packs == "never":
+        return {}
+    keys = {i: key_of(each, packs) for i, each in enumerate(launches) if "w" in each.frozen}
+    return {i: key for i, key in keys.items() if key is not None}
