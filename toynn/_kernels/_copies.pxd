@@ -1,4 +1,4 @@
-"""Copies of a matrix w (N,K) in panels: as operand B of an entry of matmul, packed once for many runs.
+"""Copies of a matrix w (N,K) in panels: operand B of an entry of matmul, packed for many runs.
 
 A program keeps them, and hands them to a call by KernelArgs.kept. A copy has the form in which its
 entry packs w for rows as many as it was made for: floats, pairs or parts of bfloat16. A product

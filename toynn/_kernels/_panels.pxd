@@ -13,7 +13,7 @@ B may also be a matrix stored in blocks (_format.pxd), whose rows run along k or
 expanded while it is packed, a stretch of a row at a time, so that of its floats there is no more
 than the panels in use; panels that share a block are packed together, so that it is expanded once.
 
-A side that does not change may be kept packed (copies.pyx): then its panels are read where they are.
+A side that does not change may be kept packed (copies.pyx): its panels are read where they are.
 """
 from libc.stddef cimport ptrdiff_t
 from libc.stdint cimport uint8_t

@@ -1,4 +1,4 @@
-"""Copies of a matrix w (N,K) that does not change, or seldom, in panels: packed once for many runs.
+"""Copies of a matrix w (N,K) that seldom changes, in panels: packed once for many runs.
 
     pack    panels = w, as matmul.forward or matmul.backward_input packs it
 
@@ -8,16 +8,14 @@ bit, so that nothing depends on whether there is a copy. How panels look is said
 which order they lie in _copies.pxd.
 Source: packing ahead of time, as in Khudia et al. 2021, FBGEMM, arXiv:2101.05615, section 3.
 """
-from libc.stdint cimport uint8_t
-
 from toynn._kernels._blocked cimport Product, is_packed
 from toynn._kernels._common cimport at1
 from toynn._kernels._copies cimport Copy, copied_operand, form_of, terms_of
 from toynn._kernels._entry cimport entry
 from toynn._kernels._format cimport rows_at
 from toynn._kernels._panels cimport (
-    HAS_PAIRS, NR, STRETCH, Operand, blocks_of, kept_floats, kept_start, pack as pack_panels, panels,
-    terms_per_pass,
+    HAS_PAIRS, NR, STRETCH, Operand, blocks_of, kept_floats, kept_start, pack as pack_panels,
+    panels as panels_of, terms_per_pass,
 )
 from toynn._kernels._parallel cimport parallel_for
 from toynn._kernels._products cimport BACKWARD_INPUT, FORWARD, MEDIUM, Entry, product_of
@@ -39,10 +37,10 @@ cdef void _pack_groups(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcep
     cdef Copy copy = Copy(y, a.n[0], a.n[1], a.n[2], a.n[3])
     cdef Operand b = copied_operand(&copy, a.t[1], a.n[4])
     cdef Py_ssize_t i, p0, p1, k, kc, most = terms_per_pass(&b), K = terms_of(&copy)
-    cdef Py_ssize_t groups = blocks_of(panels(&b), TOGETHER)
+    cdef Py_ssize_t groups = blocks_of(panels_of(&b), TOGETHER)
     for i in range(first, last):
         p0 = i % groups * TOGETHER
-        p1 = min(p0 + TOGETHER, panels(&b))
+        p1 = min(p0 + TOGETHER, panels_of(&b))
         k = i // groups * most
         kc = min(most, K - k)
         pack_panels(y + kept_start(&b, p0, k, kc), &b, p0, p1, k, kc)
@@ -52,7 +50,7 @@ cdef void _pack(KernelArgs* a) noexcept nogil:
     cdef Copy copy = Copy(NULL, a.n[0], a.n[1], a.n[2], a.n[3])
     cdef Operand b = copied_operand(&copy, NULL, a.n[4])
     cdef Py_ssize_t passes = blocks_of(terms_of(&copy), terms_per_pass(&b))
-    parallel_for(_pack_groups, a, passes * blocks_of(panels(&b), TOGETHER))
+    parallel_for(_pack_groups, a, passes * blocks_of(panels_of(&b), TOGETHER))
 
 
 def form(str name, Py_ssize_t M, Py_ssize_t N, Py_ssize_t K, int precision):

@@ -61,7 +61,8 @@ cdef class CompiledProgram:
                int max_threads, double seconds, size_t kept=0):
         """Add one kernel call: the kernel's capsule, the addresses of its tensors (0: none).
 
-        ``kept`` is the address of what it finds in KernelArgs.kept. Its work is worth ``max_threads`` threads, and takes one about so many ``seconds``.
+        Its work is worth ``max_threads`` threads, and takes one about so many ``seconds``. ``kept``
+        is the address of what it finds in KernelArgs.kept.
         """
         if self._size == self._capacity:
             raise IndexError(f"program is full at {self._capacity} kernel calls")
