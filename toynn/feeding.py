@@ -11,9 +11,11 @@ from toynn import checks
 from toynn.backends.protocol import Backend, FeedInput, Feeds
 from toynn.graph.lowering import CompiledTape
 from toynn.graph.storage import Storage
-from toynn.graph.tape import Tape, Tensor
+from toynn.graph.tape import Role, Tape, Tensor
 
 __all__ = ["FeedDoors"]
+
+WEIGHTS = (Role.PARAMETER, Role.CONSTANT)  # backends note their uploads: of these there are copies
 
 
 class FeedDoors:
@@ -49,7 +51,8 @@ class FeedDoors:
         feeds, key = self._check_realized("feed()", tape).feeds, tuple(inputs)
         if key not in feeds:
             made = [self._feed_input(tape, tensor) for tensor in key]
-            feeds[key] = self.backend.feed(made) if isinstance(self.backend, Feeds) else None
+            backend, plain = self.backend, not any(t.role in WEIGHTS for t in key)
+            feeds[key] = backend.feed(made) if isinstance(backend, Feeds) and plain else None
         feed = feeds[key]
         if feed is not None:
             with self._exclusively("feed()"):

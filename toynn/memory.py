@@ -1,9 +1,8 @@
 """The doors of a session to its memory: what its tapes need, and what there is room for beside."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
 
-from toynn.backends.protocol import Backend, Launch
+from toynn.backends.protocol import Backend, Packs
 from toynn.graph.lowering import CompiledTape, Lowered, lower
 from toynn.graph.storage import Storage
 from toynn.graph.tape import Tape
@@ -14,7 +13,7 @@ __all__ = ["MemoryDoors"]
 
 
 class MemoryDoors:
-    """What a session says of its memory, and whether frozen weights are kept packed in it."""
+    """What a session says of its memory, and which weights are kept packed in it."""
 
     tape: Tape
     backend: Backend
@@ -30,9 +29,9 @@ class MemoryDoors:
         """Return the bytes that the tapes recorded so far need; valid before any buffer exists."""
         self._check_open()
         if self.tape in self._compiled:
-            return self._memory(0, self._packed())
+            return self._memory(0, self.backend.packed())
         lowered = lower(self.tape, self._storage.places, self.backend)
-        packed = self._packed(lowered.launches, self._packs(lowered))
+        packed = self.backend.packed(lowered.launches, self._packs(lowered))
         return self._memory(lowered.nbytes(self.backend), packed)
 
     def _memory(self, recorded: int, packed: int) -> Memory:
@@ -45,19 +44,26 @@ class MemoryDoors:
             nbytes["weights"], nbytes["moments"], nbytes["gradients"], activations, mapped, packed
         )
 
-    def _packed(self, launches: Sequence[Launch] = (), packs: str = "never") -> int:
-        return 0 if self.pack_base == "never" else self.backend.packed(launches, packs)
+    def _packs(self, lowered: Lowered) -> Packs:
+        """Return which weights a tape is to read packed; where "auto" would be tight, none.
 
-    def _packs(self, lowered: Lowered) -> str:
-        """Return which frozen weights a tape is to read packed; "auto" is "never" if it is tight.
-
-        The first tape decides for those that follow.
+        The first tape decides for those that follow, of trained weights the first that trains.
         """
-        if self._compiled:
-            return self.backend.packs
-        if self.pack_base == "auto" and (free := free_memory()) is not None:
-            packed = self._packed(lowered.launches, "auto")
-            needed = self._memory(lowered.nbytes(self.backend), packed)
-            if needed.peak + needed.mapped > free:
-                return "never"
-        return self.pack_base
+        packs = self.backend.packs
+        if not self._compiled:
+            frozen = self.pack_base
+            if frozen == "auto" and not self._fits(lowered, Packs(frozen)):
+                frozen = "never"
+            packs = Packs(frozen)
+        if packs.trained is None and any(node.segment == "U" for node in lowered.tape.nodes):
+            fits = self._fits(lowered, packs._replace(trained=True))
+            packs = packs._replace(trained=fits)
+        return packs
+
+    def _fits(self, lowered: Lowered, packs: Packs) -> bool:
+        """Return whether these copies fit into memory beside everything else, if that is known."""
+        if (free := free_memory()) is None:
+            return True
+        packed = self.backend.packed(lowered.launches, packs)
+        needed = self._memory(lowered.nbytes(self.backend), packed)
+        return needed.peak + needed.mapped <= free

@@ -23,7 +23,7 @@ class Memory(Shown):
     gradients: int
     activations: int  # inputs, and scratch memory of kernels, included
     mapped: int = 0  # frozen weights that stay in the caller's arrays, such as a mapped file
-    packed: int = 0  # copies of frozen weights, as products read them
+    packed: int = 0  # copies of weights, as products read them
 
     @property
     def peak(self) -> int:

@@ -7,6 +7,7 @@ _F32 = NDArray[np.float32]
 _U8 = NDArray[np.uint8]
 
 ENTRIES: tuple[str, ...]
+MOST: int
 entries: dict[str, Entry]
 __test__: dict[str, str]
 GGUF_TYPES: dict[str, int]  # of toynn.dtypes

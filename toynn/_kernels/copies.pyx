@@ -10,7 +10,7 @@ Source: packing ahead of time, as in Khudia et al. 2021, FBGEMM, arXiv:2101.0561
 """
 from toynn._kernels._blocked cimport Product, is_packed
 from toynn._kernels._common cimport at1
-from toynn._kernels._copies cimport Copy, copied_operand, form_of, terms_of
+from toynn._kernels._copies cimport MOST_COPIES, Copy, copied_operand, form_of, terms_of
 from toynn._kernels._entry cimport entry
 from toynn._kernels._format cimport rows_at
 from toynn._kernels._panels cimport (
@@ -26,6 +26,7 @@ from toynn.dtypes import GGUF_TYPES
 from toynn._kernels.cpu import gains_by_pairs
 
 ENTRIES = ("forward", "backward_input")  # of matmul and experts, as _products.pxd numbers them
+MOST = MOST_COPIES  # of a matrix, that an update keeps as the matrix is
 
 cdef enum:
     TOGETHER = STRETCH // NR  # panels that are packed at once: a run of blocks is expanded once

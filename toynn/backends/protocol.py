@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 __all__ = [
     "ALIGNMENT",
     "ELEMENTS",
+    "UNPACKED",
     "Accumulate",
     "Backend",
     "Buffer",
@@ -32,6 +33,7 @@ __all__ = [
     "Journal",
     "Launch",
     "LiveRows",
+    "Packs",
     "Place",
     "Program",
     "aligned",
@@ -100,6 +102,21 @@ class Launch:
     nbytes: int
     live: LiveRows | None = None  # None: all
     frozen: frozenset[str] = frozenset()  # of the tensors: weights that no run writes
+
+
+class Packs(NamedTuple):
+    """Which weights programs read from packed copies.
+
+    Of those frozen "never" any, "always" all, "auto": those where that gains some percent. Of those
+    trained, if ``trained``, the ones where that gains; updates keep these copies as the weights
+    are. None: there has been nothing to update.
+    """
+
+    frozen: str = "never"
+    trained: bool | None = None
+
+
+UNPACKED = Packs()
 
 
 @dataclass(frozen=True)
@@ -197,9 +214,8 @@ class Backend(Protocol):
     #: A run may fail half way, on a device that is not this process; then it leaves what is in its
     #: journal as it was before. Where a run cannot, there are no journals.
     journals: bool = False
-    #: Which frozen weights programs that are compiled from now on read from packed copies: "never"
-    #: any, "always" all, "auto": those where that gains some percent.
-    packs: str = "never"
+    #: Which weights programs that are compiled from now on read from packed copies.
+    packs: Packs = UNPACKED
 
     def allocate(self, nbytes: int) -> Buffer:
         """Return zero-filled memory. Raises MemoryError."""
@@ -210,8 +226,8 @@ class Backend(Protocol):
     def scratch(self, launches: Sequence[Launch], journal: Journal | None = None) -> int:
         """Return how much memory of its own a program of these launches would have."""
 
-    def packed(self, launches: Sequence[Launch] = (), packs: str = "never") -> int:
-        """Return the bytes of all packed copies of frozen weights, with those for these launches.
+    def packed(self, launches: Sequence[Launch] = (), packs: Packs = UNPACKED) -> int:
+        """Return the bytes of all packed copies of weights, with those for these launches.
 
         ``packs`` says which these would read. A copy has a weight in the order in which products
         read it, so that they need not pack it in every run. Programs share copies. Backends whose

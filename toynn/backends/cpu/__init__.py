@@ -13,12 +13,14 @@ from toynn.backends.cpu.program import CompiledProgram
 from toynn.backends.cpu.work import seconds, worth
 from toynn.backends.host import HostBuffer
 from toynn.backends.protocol import (
+    UNPACKED,
     Backend,
     Buffer,
     Feed,
     FeedInput,
     Journal,
     Launch,
+    Packs,
     Place,
     Program,
     aligned,
@@ -95,8 +97,8 @@ class CPU(Backend):
             return 0
         return int(need(entry, **launch.sizes, n_threads=self._worth(launch)))
 
-    def packed(self, launches: Sequence[Launch] = (), packs: str = "never") -> int:
-        """Return the bytes of packed copies of frozen weights, with those for these launches."""
+    def packed(self, launches: Sequence[Launch] = (), packs: Packs = UNPACKED) -> int:
+        """Return the bytes of packed copies of weights, with those for these launches."""
         return self._copies.nbytes + self._copies.missing(launches, packs)
 
     def compile(
@@ -116,7 +118,10 @@ class CPU(Backend):
 
         workspace = HostBuffer.zeros(self.scratch(launches))
         copies = self._copies.of(launches, self.packs, buffers)
-        held = [workspace, *buffers.values(), *copies.values()]
+        updated = self._copies.updated_by(launches, self.packs)
+        kept = {i: copy.address for i, copy in copies.items()}
+        kept |= {i: trained.address for i, trained in updated.items()}
+        held = [workspace, *buffers.values(), *copies.values(), *updated.values()]
         program = CompiledProgram(len(launches), workspace.address, held)
         for i, launch in enumerate(launches):
             kernel, names = _entry(launch)
@@ -130,7 +135,7 @@ class CPU(Backend):
                 int(launch.accumulate),
                 self._worth(launch),
                 seconds(launch.flops, launch.nbytes),
-                copies[i].address if i in copies else 0,
+                kept.get(i, 0),
             )
             if live is not None:
                 place, size = address(live.count), names.sizes.index(live.size)
