@@ -1,5 +1,8 @@
 """What needs no second process: the environment, a group of one, the cost, the threads."""
 
+import sys
+import types
+
 import numpy as np
 import pytest
 
@@ -106,3 +109,22 @@ def test_libraries_are_named_in_a_few_words():
 def test_the_configuration_says_which_mpi_there_is(monkeypatch):
     monkeypatch.setattr(mpi, "_version", lambda: None)
     assert config.describe()["MPI"].startswith("none: pip install")
+
+
+def test_mpi4py_without_a_library_is_said(monkeypatch):
+    """mpi4py's wheels raise RuntimeError, a line for each place where they looked."""
+
+    class Lacking:
+        def find_spec(self, name, path=None, target=None):
+            if name == "mpi4py.MPI":
+                raise RuntimeError("cannot load MPI library\nlibmpi.so: no such file")
+
+    package = types.ModuleType("mpi4py")
+    package.rc, package.__path__ = types.SimpleNamespace(initialize=True), []
+    monkeypatch.setitem(sys.modules, "mpi4py", package)
+    monkeypatch.delitem(sys.modules, "mpi4py.MPI", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Lacking(), *sys.meta_path])
+    monkeypatch.setattr(mpi, "_version", lambda: "4.1.2")
+    assert mpi.described() == (
+        f"none: mpi4py 4.1.2 cannot be used (cannot load MPI library): {mpi.INSTALL}"
+    )

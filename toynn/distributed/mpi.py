@@ -25,10 +25,11 @@ def load(*, start: bool) -> Any:
         if not start:
             mpi4py.rc.initialize = False
         from mpi4py import MPI
-    except ImportError as error:
+    except (ImportError, RuntimeError) as error:  # RuntimeError: its wheel finds no library of MPI
         found = _version()
         what = f"mpi4py {found} cannot be used" if found else "mpi4py is not installed"
-        raise BackendUnavailable(f"{what} ({error}): {INSTALL}") from error
+        why = str(error).partition("\n")[0]  # of each place where it looked there is a line
+        raise BackendUnavailable(f"{what} ({why}): {INSTALL}") from error
     if start and not MPI.Is_initialized():  # it was looked at before
         MPI.Init_thread()
         atexit.register(MPI.Finalize)
