@@ -66,6 +66,7 @@ def test_files_of_another_kind(files, capsys):
         (["train", "vit", "--data", "some.jsonl"], "these are texts, and vit learns pictures"),
         (["generate", "-m", "vocab.gguf", "-p", "a"], "it has a vocabulary and no weights"),
         ([*lora, "--adapter", "a", "--adapter", "b"], "--adapter: given twice"),
+        (["train", "vit", "--data", "a", "--data", "b"], "--data: given twice; a run learns from"),
     ):
         assert main(words) == 2
         assert message in capsys.readouterr().err
@@ -166,3 +167,64 @@ def test_an_adapter_is_shown_before_and_after(files, capsys):
     assert lines[2].startswith("before    ") and lines[3].startswith("after     yes")
     assert not lines[2].startswith("before    yes")
     assert (files / "run" / "sample.txt").read_text().startswith("prompt    8: \n")
+
+
+def test_lines_fit_into_a_terminal(files, capsys):
+    """All but commands, which are there to be copied, and what models write."""
+    (files / "rows.jsonl").write_text('{"prompt": "a ", "completion": "b"}\n' * 9)
+    lora = ["train", "lora", "--model", "base.gguf", "--data", "rows.jsonl", "--steps", "2"]
+    lora += ["--warmup", "0", "--rank", "99", "--seq", "900", "--dora", "--targets", "q,embed"]
+    assert main([*lora[:-2], "--out", "run"]) == 0
+    fuse = ["fuse", "--model", "base.gguf", "--adapter", "run", "--out", "new.gguf"]
+    assert main([*fuse, "--outtype", "Q8_0"]) == 0
+    assert main(["eval", "--model", "base.gguf", "--data", "text.txt"]) == 0
+    printed = capsys.readouterr()
+    lines = [*printed.out.splitlines(), *printed.err.splitlines()]
+    assert any(line.startswith("precision ") for line in lines)
+    assert any("there will be no adapter.gguf" in line for line in lines)
+    shown = ("prompt ", "expected ", "before ", "after ", "try it ")
+    assert [line for line in lines if len(line) > 80 and not line.startswith(shown)] == []
+    assert "MiB" not in printed.out and " MB" in printed.out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["lora", "--model", "base.gguf", "--targets", "x"], "--targets: this llama has no 'x'"),
+        (["lora", "--model", "base.gguf", "--adapter", "none.gguf"], "none.gguf: cannot read"),
+        (["lora", "--model", "empty"], "--model empty: expected a .gguf file, or a folder"),
+        (
+            ["lora", "--model", "base.gguf", "--loss", "dpo", "--measure", "kl"],
+            "--measure kl: it is of texts",
+        ),
+        (["gpt2", "--init-from", "base.gguf"], "this is llama: `toynn train from-scratch --init-"),
+        (["gpt2", "--init-from", "empty"], "--init-from empty: expected a .gguf file, or"),
+    ],
+)
+def test_what_cannot_be_is_said_before_data_are_read(files, words, message, capsys):
+    (files / "empty").mkdir()
+    assert main(["train", *words, "--data", "none.jsonl"]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_refusals_name_flags_not_fields(files, capsys):
+    for words, message in (
+        (["--patch", "3"], "error: --patch must divide --image-size; got --patch 3, --image-size"),
+        (["--heads", "3"], "error: --heads must divide --d-model; got 3 and 64"),
+    ):
+        assert main(["train", "vit", *words]) == 2
+        assert message in capsys.readouterr().err
+    assert (
+        main(["train", "from-scratch", "--data", "text.txt", "--arch", "phi3", "--qkv-bias"]) == 2
+    )
+    assert "got --qkv-bias\n" in capsys.readouterr().err
+
+
+def test_what_is_typed_goes_before_an_adapter_of_a_file(files, capsys):
+    with gguf.open("base.gguf") as file:
+        adapters.write_gguf("a.gguf", draw(file))
+    lora = ["train", "lora", "--model", "base.gguf", *SMALL, "--adapter", "a.gguf"]
+    assert main([*lora, "--out", "run"]) == 0
+    again = ["train", "--config", "run/config.toml", "--adapter", "run", "--out", "again"]
+    assert main(again) == 0, capsys.readouterr().err
+    assert 'adapter = "run"' in (files / "again" / "config.toml").read_text()

@@ -396,7 +396,7 @@ def test_reading_of_much_data_is_shown_by_tenths():
     with Reading(little) as reading:
         reading(1000, 1000)
     lines = stream.getvalue().splitlines()
-    assert len(lines) == 20 and lines[0] == "tokens      10 % of 16 MiB are read"
+    assert len(lines) == 20 and lines[0] == "tokens      10 % of 16.8 MB are read"
     assert little.getvalue() == ""
 
 

@@ -68,8 +68,8 @@ def expanded(words: Sequence[str], recipes: Mapping[str, Sequence[Flag]]) -> lis
         if name not in flags:
             _refuse(path, f"train.{name}", name, flags)
         kept = _typed(path, flags[name], value)
-        if flags[name].nargs is None or _value_of(words, flags[name].option) is None:
-            more += kept  # else those that are typed stand in its place
+        if _value_of(words, flags[name].option) is None:
+            more += kept  # else what is typed stands in its place
     return [recipe, *more, *words]
 
 

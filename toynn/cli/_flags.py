@@ -5,6 +5,7 @@ value goes: ``to`` names the options that it is a field of, such as ``{LoopOptio
 and ``gathered`` fills them. What ``to`` does not name, the recipe reads from the arguments itself.
 """
 
+import re
 from argparse import Action, ArgumentParser, Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,7 +13,11 @@ from typing import Any, Literal
 
 from toynn.errors import ConfigError
 
-__all__ = ["Flag", "Once", "gathered", "resolve_source", "with_defaults"]
+__all__ = ["Flag", "Once", "as_typed", "gathered", "resolve_source", "with_defaults"]
+
+#: Fields of configurations and options that flags have other names for.
+FIELDS = {"n_heads": "heads", "n_kv_heads": "kv_heads", "n_layers": "layers", "context": "seq"}
+FIELDS |= {"t_seq": "seq", "t_batch": "batch", "image": "image_size"}
 
 
 class Once(Action):
@@ -111,6 +116,21 @@ def resolve_source(flags: Iterable[Flag], arguments: Namespace, source: str, wha
             typed = f"--{source.replace('_', '-')}"
             raise ConfigError(f"{flag.option}: the {what} that {typed} names has its own")
     return found.get(source) is not None
+
+
+def as_typed(message: str, flags: Iterable[Flag]) -> str:
+    """Return what Python says of a value with the names of the flags that it comes from.
+
+    "GPT2Config: n_heads must divide d_model" says so of --heads and --d-model.
+    """
+    options = {flag.name: flag.option for flag in flags}
+    options |= {field: options[name] for field, name in FIELDS.items() if name in options}
+    begin, colon, rest = message.partition(": ")
+    if begin in options:
+        return f"{options[begin]}{colon}{rest}"
+    if re.fullmatch(r"\w+(Config|Options)", begin):
+        return re.sub(r"\w+", lambda word: options.get(word[0], word[0]), rest)
+    return re.sub(r"(\w+)=True", lambda word: options.get(word[1], word[0]), message)
 
 
 def gathered(kind: type, flags: Iterable[Flag], arguments: Namespace) -> dict[str, Any]:

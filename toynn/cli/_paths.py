@@ -15,20 +15,23 @@ def model_file(path: str) -> str:
     return str(inside) if inside.is_file() else path
 
 
-def text_model(path: Path) -> Path:
-    """Return the file, or Hugging Face folder, that --model means where it must be of text."""
+def text_model(path: Path, option: str = "--model") -> Path:
+    """Return the file, or Hugging Face folder, that an option means where it must be of text.
+
+    Raises ConfigError for a folder without a model of text.
+    """
     if not path.is_dir():
         return path
     if any((path / name).exists() for name in ("adapter.gguf", PEFT_CONFIG)):
         raise ConfigError(
-            f"--model {path}: it has an adapter; name the model that this is for, and the folder "
+            f"{option} {path}: it has an adapter; name the model that this is for, and the folder "
             f"as --adapter {path}"
         )
     if (path / "model.gguf").exists():
         return path / "model.gguf"
     if not (path / CONFIG).exists():
         raise ConfigError(
-            f"--model {path}: expected a .gguf file, or a folder with model.gguf, as `toynn train` "
-            f"leaves it, or with {CONFIG}, as Hugging Face's have; got a folder without"
+            f"{option} {path}: expected a .gguf file, or a folder with model.gguf, as `toynn "
+            f"train` leaves it, or with {CONFIG}, as Hugging Face's have; got a folder without"
         )
     return path

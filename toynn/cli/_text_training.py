@@ -14,8 +14,8 @@ import numpy as np
 from toynn.cli._flags import Flag
 from toynn.cli._measures import Asked, measured
 from toynn.cli._numbers import whole
-from toynn.cli._text import harmless, print_line
-from toynn.cli._training import MIB, Training, late
+from toynn.cli._text import fact, harmless, print_line
+from toynn.cli._training import Training, late
 from toynn.cli._weighted import Sources, path_and_weight, source_names
 from toynn.data import jsonl
 from toynn.data.batch import IGNORED
@@ -34,7 +34,16 @@ from toynn.train.options import LoopOptions, Result
 from toynn.train.progress import Reading
 from toynn.train.token_cache import TokenCache
 
-__all__ = ["CACHE", "DATA", "EXAMPLES", "MEASURES", "QUESTIONS", "SAMPLES", "TextTraining"]
+__all__ = [
+    "CACHE",
+    "DATA",
+    "EXAMPLES",
+    "MEASURES",
+    "NO_TEXTS",
+    "QUESTIONS",
+    "SAMPLES",
+    "TextTraining",
+]
 
 EVAL_BATCHES = 16
 SAMPLE_PROMPT = 32  # tokens of a text, which the sample continues; of an example that is all
@@ -54,7 +63,7 @@ DATA = Flag(
     nargs="+",
 )
 #: Bytes of data from which on tokens are kept on the disk, beside the folder of the run.
-CACHED = 2**26
+CACHED = 64_000_000
 TOKENS = "tokens"
 
 
@@ -131,7 +140,7 @@ MEASURES = ("loss", "perplexity", *sorted(OF_QUESTIONS))
 CACHE = Flag(
     "cache",
     "a folder for tokens: what a text became is mapped, not made again, and takes no memory "
-    f"(default: {TOKENS}, beside the run's folder, for data of {CACHED // MIB} MiB and more)",
+    f"(default: {TOKENS}, beside the run's folder, for data of {CACHED // 10**6} MB and more)",
     metavar="DIR",
 )
 #: Endings that are not those of texts: such a file is read as lines of JSON, or refused.
@@ -167,8 +176,8 @@ class TextTraining(Training):
             found = [self.read_source(path, seq, store, reading) for path, _ in sources]
         for text in (each.source for each in found):
             if text is not None and text.sha256 is not None:
-                name = harmless(text.name, "")
-                print(f"corpus      {name}: {text.bytes:,} bytes, sha256 {text.sha256[:12]}")
+                said = f"{text.name}: {text.bytes:,} bytes, sha256 {text.sha256[:12]}"
+                print(fact("corpus", said))
         if len(found) == 1:
             self.data = found[0]
         else:
@@ -176,7 +185,7 @@ class TextTraining(Training):
             weights = [weight for _, weight in sources if weight is not None]
             self.data = Mixture.of(dict(zip(names, found, strict=True)), weights or None)
         for note in self.data.notes:
-            print(harmless(f"data        {note}", ""))
+            print(fact("data", note))
         self.arguments.t_seq = self.data.seq
 
     def _sources(self) -> list[tuple[str | None, float | None]]:

@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 
 from toynn.adamw import AdamW
 from toynn.cli._flags import Flag, gathered, resolve_source
+from toynn.cli._text import fact
 from toynn.data.digest import digest
 from toynn.options import RecipeOptions
 from toynn.schedule import Schedule
@@ -26,9 +27,8 @@ from toynn.train.folder import RunFolder, Value
 from toynn.train.options import LoopOptions, Result
 from toynn.train.protocols import Batch, Recipe
 
-__all__ = ["MIB", "Training", "late"]
+__all__ = ["Training", "late"]
 
-MIB = 2**20
 PATIENCE = 5.0  # seconds that a run which was stopped may still take to show what it came to
 SOURCES = (
     "model",
@@ -128,10 +128,10 @@ class Training(ABC):
         memory = engine.session.memory()
         own = ("weights", "moments", "gradients", "activations")
         parts = (*own, "packed", "peak") if memory.packed else (*own, "peak")
-        sizes = ", ".join(f"{part} {getattr(memory, part) / MIB:.1f}" for part in parts)
+        sizes = ", ".join(f"{part} {getattr(memory, part) / 1e6:.1f}" for part in parts)
         only = f", {trained:,} of them trained" if trained < count else ""
         print(f"model       {count:,} parameters{only}")
-        print(f"memory      {sizes} MiB")
+        print(fact("memory", f"{sizes} MB"))
 
     def sources(self) -> dict[str, str]:
         """Return the SHA-256 of each file or folder that the run starts from, by its flag."""

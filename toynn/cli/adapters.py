@@ -8,7 +8,7 @@ from typing import Any
 
 from toynn.cli._adapters import add_adapters, combined
 from toynn.cli._paths import model_file, text_model
-from toynn.cli._text import harmless
+from toynn.cli._text import wrapped
 from toynn.engines import engine_for
 from toynn.engines.converting import fuse_into
 from toynn.errors import ConfigError
@@ -26,13 +26,15 @@ WRITERS = ("gguf", "peft", "hf")
 
 def add_parsers(commands: Any) -> None:
     """Add both commands to the parser's commands."""
-    parser = commands.add_parser("fuse", help="write a model and its adapter as one GGUF file")
+    help_ = "write a model and its adapter as one GGUF file"
+    parser = commands.add_parser("fuse", help=help_, description=help_, allow_abbrev=False)
     _add_files(parser, "FILE", "the new .gguf file", model=True)
     outtype = (
         f"store all matrices as this type ({', '.join(OUTTYPES)}; default: each keeps its own; see "
         f"below), or the model as a mix of types by llama.cpp's quantizer: {', '.join(MIXES)}"
     )
-    parser.add_argument("--outtype", choices=(*OUTTYPES, *MIXES), metavar="TYPE", help=outtype)
+    kinds = (*OUTTYPES, *MIXES)
+    parser.add_argument("--outtype", type=str.lower, choices=kinds, metavar="TYPE", help=outtype)
     parser.epilog = (
         "Merged matrices of a type that toynn reads and does not write (all quantized types but "
         "q8_0 and q4_0) are stored as q8_0. Quantizing a merged matrix again rounds a part of the "
@@ -42,7 +44,7 @@ def add_parsers(commands: Any) -> None:
     parser.set_defaults(run=run_fuse)
 
     help_ = "write an adapter for llama.cpp or for PEFT, or a model for transformers"
-    parser = commands.add_parser("export", help=help_)
+    parser = commands.add_parser("export", help=help_, description=help_, allow_abbrev=False)
     forms = "gguf, peft: the adapter so; hf: the model as a folder in Hugging Face's format"
     parser.add_argument("--to", choices=WRITERS, required=True, help=forms)
     _add_files(parser, "PATH", "the new .gguf file, or the new folder", model=False)
@@ -78,7 +80,7 @@ def run_fuse(arguments: Namespace) -> int:
         )
         print(f"{arguments.out}: merged {len(fused.types)} of {len(base)} tensors, {_say(adapter)}")
     for line in _notes(fused):
-        print(harmless(line, ""))
+        print(wrapped(line))
     return 0
 
 

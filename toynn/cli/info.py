@@ -33,16 +33,17 @@ INSIDE = ("model.gguf", "adapter.gguf", peft.CONFIG, CONFIG, WEIGHTS)
 
 def add_parser(commands: Any) -> None:
     """Add the command to the parser's commands."""
-    parser = commands.add_parser("info", help="say what a file or a folder holds")
+    help_ = "say what a file or a folder holds, and the memory that training it takes"
+    parser = commands.add_parser("info", help=help_, description=help_, allow_abbrev=False)
     kinds = (
         "a .gguf file with a model or an adapter, a .safetensors file, the folder of a run, or one "
         "in Hugging Face's or PEFT's format"
     )
     parser.add_argument("path", type=Path, metavar="PATH", help=kinds)
-    parser.add_argument("--batch", type=whole(1), default=1, help="sequences a step (%(default)s)")
-    parser.add_argument(
-        "--seq", type=whole(1), help="tokens a sequence (the model's context, but at most 512)"
-    )
+    batch = "sequences of a step (default 1)"
+    parser.add_argument("--batch", type=whole(1), default=1, metavar="N", help=batch)
+    seq = "tokens of a sequence (default: the model's context, but at most 512)"
+    parser.add_argument("--seq", type=whole(1), metavar="N", help=seq)
     parser.set_defaults(run=run)
 
 

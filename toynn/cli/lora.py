@@ -13,9 +13,9 @@ from toynn.cli._before_after import before_and_after
 from toynn.cli._flags import Flag, Once
 from toynn.cli._measures import beside
 from toynn.cli._numbers import real, whole
-from toynn.cli._paths import model_file
+from toynn.cli._paths import model_file, text_model
 from toynn.cli._run_flags import run_flags
-from toynn.cli._text import harmless
+from toynn.cli._text import fact, harmless
 from toynn.cli._text_training import (
     CACHE,
     DATA,
@@ -26,7 +26,7 @@ from toynn.cli._text_training import (
     TextTraining,
     columns_of,
 )
-from toynn.cli._training import MIB, late
+from toynn.cli._training import late
 from toynn.data.examples import Examples
 from toynn.data.jsonl import Dataset
 from toynn.data.preference import PreferenceData, read_preferences
@@ -203,6 +203,7 @@ class LoRATraining(TextTraining):
         """Fill in what was not given; refuse what contradicts itself."""
         self.starts_from_source()
         arguments, self.preference = self.arguments, None
+        text_model(Path(arguments.model))
         given = {name: getattr(arguments, name) for name in _OPTIONS}
         if arguments.loss != _SFT:
             self.preference = PreferenceOptions(arguments.loss, **given)
@@ -215,14 +216,14 @@ class LoRATraining(TextTraining):
         """Open the model; read the data with its tokenizer."""
         file = self.file = bases.open(self.arguments.model)
         self.files.callback(file.close)
-        engine_for(file)  # before anything takes time
+        self._declared(RecipeOptions(t_seq=1))  # what adapters it cannot have, before data are read
         self.tokenizer = Tokenizer.of(file)
         self.check_measure()
         context = file.require(f"{file.architecture}.context_length", int)
         seq = min(self.arguments.seq, context)
         if seq < self.arguments.seq:
             said = f"--seq {self.arguments.seq}: the model sees {context} tokens at most"
-            print(f"data        {said}: rows have {seq}")
+            print(fact("data", f"{said}: rows have {seq}"))
         self.read_text(seq)
 
     def read_source(
@@ -247,6 +248,11 @@ class LoRATraining(TextTraining):
 
     def declared(self) -> tuple[Any, int]:
         """Return an engine of the model with adapters, before it takes memory; rows of a batch."""
+        engine = self._declared(self._recipe_options())
+        return engine, engine.t_batch * engine.t_seq
+
+    def _declared(self, options: RecipeOptions) -> Any:
+        """Return an engine of the model with adapters, which is declared and no more."""
         arguments = self.arguments
         engine = engine_for(self.file)(arguments.backend)
         if arguments.adapter is None:
@@ -256,9 +262,8 @@ class LoRATraining(TextTraining):
             engine.enable_lora(AdapterOptions.of(found, arguments.dropout, arguments.b_rate))
         if self.preference is not None:
             engine.enable_preference(self.preference)
-        options = self._recipe_options()
         engine.declare_for_mmap(self.file, None, options)
-        return engine, engine.t_batch * engine.t_seq
+        return engine
 
     def _recipe_options(self, **more: Any) -> RecipeOptions:
         """Return the options; a row of pairs has room for two sequences."""
@@ -278,6 +283,8 @@ class LoRATraining(TextTraining):
     def check_measure(self) -> None:
         """Read --questions, if there are any. Raises ConfigError for a measure it lacks."""
         names, paired = self.arguments.measure.split(","), self.preference is not None
+        if "kl" in names and paired:
+            raise ConfigError("--measure kl: it is of texts and examples, not of preferences")
         if "margins" in names and not paired:
             raise ConfigError(f"--measure margins: they are of --loss {', '.join(KINDS)}")
         if paired:  # which has an accuracy of its own
@@ -288,8 +295,7 @@ class LoRATraining(TextTraining):
         """Return the questions; for --measure kl, texts that the model and its base read."""
         if "kl" not in self.arguments.measure.split(","):
             return super().extras()
-        if not isinstance(self.shown, Dataset):
-            raise ConfigError("--measure kl: it is of texts and examples, not of preferences")
+        assert isinstance(self.shown, Dataset)  # by check_measure
         with bases.open(self.arguments.model, check=False) as file:
             base = engines.frozen(file)
         return [*super().extras(), *beside(self.shown.valid, self.shown.seq, base)]
@@ -347,17 +353,15 @@ class LoRATraining(TextTraining):
             rank, rows = found.b.shape[-1], found.b.shape[-2]
             columns = found.a.size // (found.b.size // rows)
             if rank > min(rows, columns):
-                print(
-                    f"            rank {rank} is more than {name} has rows or columns "
-                    f"({rows} x {columns}): a smaller one says as much"
-                )
+                said = f"rank {rank} is more than {name} has rows or columns ({rows} x {columns})"
+                print(fact("", f"{said}: a smaller one says as much"))
                 break
         mapped = engine.session.memory().mapped
-        print(f"            beside {mapped / MIB:.1f} MiB of the model's file, which stay mapped")
+        print(fact("", f"beside {mapped / 1e6:.1f} MB of the model's file, which stay mapped"))
         for form, why in engine.unwritten.items():
             if why:
                 what = "adapter.gguf" if form == "gguf" else "PEFT folder"
-                print(harmless(f"            there will be no {what}: {why}", ""))
+                print(fact("", f"there will be no {what}: {why}"))
 
     def show(self, folder: RunFolder, result: Result) -> str:
         """Show what the adapter changes on held-out prompts; of texts, what the model writes."""

@@ -12,8 +12,9 @@ import numpy as np
 from toynn.adamw import AdamW
 from toynn.cli._flags import Flag
 from toynn.cli._numbers import real, whole
-from toynn.cli._paths import model_file
+from toynn.cli._paths import model_file, text_model
 from toynn.cli._run_flags import DECAY, run_flags, shape_flags
+from toynn.cli._text import fact
 from toynn.cli._text_training import (
     CACHE,
     DATA,
@@ -138,6 +139,8 @@ class ModelTraining(TextTraining):
     def resolve(self) -> None:
         """Fill in what was not given; refuse what contradicts itself."""
         arguments = self.arguments
+        if arguments.init_from is not None:
+            self._check_source(Path(arguments.init_from))
         self.tokenizer = self._tokenizer()
         arguments.vocab = self.tokenizer.vocab_size
         self.fine_tunes = self.starts_from_source()
@@ -153,6 +156,17 @@ class ModelTraining(TextTraining):
         for flag in self.flags:
             if flag.source == "own" and RecipeOptions in flag.to:
                 setattr(arguments, flag.name, getattr(declared.options, flag.to[RecipeOptions]))
+
+    def _check_source(self, path: Path) -> None:
+        """Raise ConfigError where --init-from names no model, or one of another recipe."""
+        with bases.open(text_model(path, "--init-from"), check=False) as file:
+            own = type(type(self).make(self.arguments.backend).engine).architectures
+            other = GPT2Training if file.architecture == "gpt2" else FromScratchTraining
+            if file.architecture in ARCHITECTURES and file.architecture not in own:
+                raise ConfigError(
+                    f"--init-from {path}: `toynn train {self.name}` goes on with {', '.join(own)}; "
+                    f"this is {file.architecture}: `toynn train {other.name} --init-from {path}`"
+                )
 
     def _tokenizer(self) -> Tokenizer:
         """Return the tokenizer that is asked for, or that of the source; else a token is a byte."""
@@ -221,7 +235,7 @@ class ModelTraining(TextTraining):
             if not Path(path).is_dir() or has_tokenizer(Path(path)):
                 recipe.engine.carry_tokenizer(path)
         except DataError as error:
-            print(f"tokenizer   model.gguf will have none: {error}")
+            print(fact("tokenizer", f"model.gguf will have none: {error}"))
 
     def announce(self) -> None:
         """Print the model, and how well bytes are told from the one before alone."""

@@ -18,8 +18,10 @@ import toynn
 from toynn import backends, distributed
 from toynn.adamw import AdamW
 from toynn.cli._config_file import expanded, flag_values
+from toynn.cli._flags import as_typed
 from toynn.cli._memory import check_fits
 from toynn.cli._run_flags import NO_REPORT
+from toynn.cli._text import fact
 from toynn.cli._training import Training
 from toynn.cli.lora import LoRATraining
 from toynn.cli.models import FromScratchTraining, GPT2Training, WarmStartTraining
@@ -98,7 +100,11 @@ class Outcome:
 
 def train(arguments: Namespace) -> int:
     """Train as the arguments say; return the exit code."""
-    return carried_out(arguments).code
+    try:
+        return carried_out(arguments).code
+    except ConfigError as error:
+        error.args = (as_typed(str(error), RECIPES[arguments.recipe].flags),)
+        raise
 
 
 def carried_out(arguments: Namespace) -> Outcome:
@@ -222,7 +228,7 @@ def _apply_settings(arguments: Namespace) -> None:
     if arguments.precision == "auto":
         # config.toml says which
         arguments.precision, why = toynn.automatic_precision(arguments.backend)
-        print(f"precision   {arguments.precision}: {why}")
+        print(fact("precision", f"{arguments.precision}: {why}"))
     toynn.set_float32_matmul_precision(arguments.precision)
 
 

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from toynn.cli._flags import Flag
+from toynn.cli._flags import Flag, Once
 from toynn.cli._numbers import real, whole
 from toynn.cli._run_flags import DECAY, run_flags, shape_flags
-from toynn.cli._text import harmless
+from toynn.cli._text import fact, harmless
 from toynn.cli._training import Training
 from toynn.data.augment import Augment
 from toynn.data.digest import digest, listing
@@ -121,6 +121,12 @@ _PICTURE_FLAGS = (
 )
 
 
+class OneFolder(Once):
+    """Stores where the pictures are."""
+
+    advice = "a run learns from one: put the pictures of both below one folder"
+
+
 class ViTTraining(Training):
     """``toynn train vit``."""
 
@@ -133,6 +139,7 @@ class ViTTraining(Training):
             "such; or a .npz file of images and labels; or a folder of MNIST's or CIFAR-10's "
             "binary files; without it, the handwritten digits of scikit-learn",
             metavar="PATH",
+            action=OneFolder,
         ),
         *run_flags(name, "pictures", ("loss", "accuracy"), batch=64, lr=1e-3, steps=3000),
         DECAY,
@@ -232,13 +239,12 @@ class ViTTraining(Training):
         """Print the pictures and the model."""
         data, config = self.data, self.recipe.engine.config
         count = len(data.train) + len(data.valid)
-        name = harmless(data.name, "")
-        print(f"pictures    {name}: {count:,} of {len(data.classes)} classes")
+        print(fact("pictures", f"{data.name}: {count:,} of {len(data.classes)} classes"))
         print(f"            {len(data.train):,} to train on, {len(data.valid):,} held out")
         if data.animated:
             print(f"            {data.animated} files have several frames: the first is used")
         if self.arguments.init_from is not None:
-            print(harmless(f"            {_head_said(self.recipe.engine)}", ""))
+            print(fact("", _head_said(self.recipe.engine)))
         side, grid = config.image, config.image // config.patch
         print(f"            as {side} x {side} x {config.channels}, in {grid} x {grid} patches")
         commonest = Counter(data.valid.labels.tolist()).most_common(1)[0][1]
@@ -311,7 +317,7 @@ class ViTTraining(Training):
         _show_confusion(matrix, data.classes, folder)
         if data.unreadable:
             count, first = len(data.unreadable), data.unreadable[0]
-            print(harmless(f"skipped     {count} unreadable files; first: {first}", ""))
+            print(fact("skipped", f"{count} unreadable files; first: {first}"))
         return f"accuracy {right / shown:.2%}, {right:,} of {shown:,} right"
 
 

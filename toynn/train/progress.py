@@ -11,7 +11,7 @@ from typing import TextIO
 
 from tqdm import tqdm
 
-from toynn.printing import duration, harmless
+from toynn.printing import duration, harmless, size
 from toynn.train.metrics import Report
 
 __all__ = ["Progress", "Reading"]
@@ -268,7 +268,7 @@ class Reading:
             self._bar.update(done - self._bar.n)
         elif (tenths := 10 * done // of) > self._tenths:
             self._tenths = tenths
-            word = f"tokens      {tenths}0 % of {of / 2**20:,.0f} MiB are read"
+            word = f"tokens      {tenths}0 % of {size(of)} are read"
             print(word, file=self._stream, flush=True)
         if done == of:
             self._close()
