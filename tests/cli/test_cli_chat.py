@@ -72,7 +72,8 @@ def test_turns_are_written_by_the_template(talk):
 
 def test_commands(talk, tmp_path):
     (tmp_path / "system.txt").write_text("be kind\n")
-    asked, _ = talk("a", "b", "/undo", "c", "/clear", "d", "/exit", "e")
+    asked, printed = talk("a", "b", "/undo", "/help", "c", "/clear", "d", "/exit", "e")
+    assert "/undo takes the last turn back, /help says this" in printed.err
     turn = "<|user|>{}<|im_end|><|assistant|>".format
     assert asked == [
         turn("a"),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from lora_bases import config, write_base
 from some_adapters import draw
-from vocabs import CONTROL, bpe_file
+from vocabs import CONTROL, bpe_file, spm_file
 
 import toynn
 from toynn import completion
@@ -280,6 +280,15 @@ def test_log_probabilities_are_the_models_own(model, capsys):
         best = [each["id"] for each in token["likeliest"]]
         assert best == np.argsort(-logits)[:2].tolist()
         ids.append(token["id"])
+
+
+def test_tokens_of_log_probabilities_keep_their_spaces(tmp_path):
+    tokenizer = Tokenizer.from_gguf(spm_file(tmp_path / "spm.gguf"))
+    ids = [id for id, text in enumerate(tokenizer.tokens) if text.startswith("\u2581")][:3]
+    for id in ids:
+        told = generate._token(tokenizer, Drawn(id, -1.0, ((id, -1.0),)))
+        assert told["text"] == told["likeliest"][0]["text"] == tokenizer.piece(id).decode()
+        assert told["text"].startswith(" ")
 
 
 def test_stop_texts_end_it(model, says, capsys):

@@ -6,7 +6,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from toynn.cli._text import harmless
+from toynn.cli._text import harmless, print_line, wrapped
 from toynn.cli._writing import Clock, add_flags, opened, options
 from toynn.completion import complete
 from toynn.errors import ConfigError, DataError
@@ -16,7 +16,10 @@ from toynn.reading import read_bytes
 
 __all__ = ["add_parser"]
 
-HELP = "/clear begins anew, /undo takes the last turn back, /exit or Ctrl-D ends; Ctrl-C an answer"
+HELP = (
+    "/clear begins anew, /undo takes the last turn back, /help says this, /exit or Ctrl-D ends; "
+    "Ctrl-C ends an answer"
+)
 Messages = list[dict[str, Any]]
 
 
@@ -41,11 +44,13 @@ def run(arguments: Namespace) -> int:
     tokenizer.encode_chat([*messages, {"role": "user", "content": "?"}])  # is there a template
     asks = sys.stdin.isatty()
     if asks:
-        print(HELP, file=sys.stderr)
+        print_line(wrapped(HELP))
     while (said := _ask("> " if asks else "")) is not None:
         if said == "/exit":
             break
-        if said in ("/clear", "/undo"):
+        if said == "/help":
+            print_line(wrapped(HELP))
+        elif said in ("/clear", "/undo"):
             keep = len(beginning) if said == "/clear" else max(len(messages) - 2, len(beginning))
             del messages[keep:]
         elif said.strip():

@@ -146,8 +146,8 @@ def _object(tokenizer: Tokenizer, prompt: Prompt, found: Completion) -> dict[str
 
 def _token(tokenizer: Tokenizer, drawn: Drawn) -> dict[str, Any]:
     def of(id: int, value: float) -> dict[str, Any]:
-        text = tokenizer.decode([id], special=True)
-        return {"id": id, "text": text, "log_probability": value}
+        stream = tokenizer.stream(special=True)  # of a token that continues a text: with its space
+        return {"id": id, "text": stream.push(id) + stream.end(), "log_probability": value}
 
     told = of(drawn.id, drawn.log_probability)
     return told | {"likeliest": [of(*each) for each in drawn.likeliest]}
