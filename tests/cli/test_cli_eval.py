@@ -50,7 +50,7 @@ def test_a_text(folder, capsys):
     assert found["windows"] == len(TEXT) // 32 and found["tokens_per_second"] > 0
     assert run(folder) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1].startswith("perplexity  ") and lines[1].endswith("26 windows of 48")
+    assert lines[1].startswith("perplexity  ") and lines[2].endswith("26 windows of 48")
 
 
 def test_an_adapter_against_its_base(folder, capsys):
@@ -75,6 +75,44 @@ def test_examples_and_questions(folder, capsys):
     assert "of 1 questions" in capsys.readouterr().out
 
 
+def test_examples_against_a_base(folder, capsys):
+    """Beside float64: over the learned tokens alone, each example by itself."""
+    adapter = ["--adapter", str(folder / "adapter.gguf")]
+    base = str(folder / "model.gguf")
+    found = figures(folder, capsys, *adapter, "--against", base, data="rows.jsonl")
+    with gguf.open(folder / "model.gguf") as file:
+        engines = [frozen(file, adapters.load(folder / "adapter.gguf", file)), frozen(file)]
+    kl, losses = [], []
+    for prompt, completion in (("a b ", "c d e"), ("f", "ghi")):
+        ids = np.frombuffer((prompt + completion).encode(), np.uint8).astype(np.int32)
+        rows = slice(len(prompt) - 1, len(ids) - 1)
+        z = [engine.logits(ids, batch=1)[rows].astype(np.float64) for engine in engines]
+        log_q, log_p = (each - np.log(np.exp(each).sum(axis=1, keepdims=True)) for each in z)
+        kl += (np.exp(log_p) * (log_p - log_q)).sum(axis=1).tolist()
+        losses += [-row[id] for row, id in zip(log_q, ids[len(prompt) :], strict=True)]
+    assert found["counted"] == len(kl) == 8
+    assert found["kl_mean"] == pytest.approx(np.mean(kl), rel=1e-5)
+    assert found["kl_largest"] == pytest.approx(max(kl), rel=1e-5)
+    assert found["loss"] == pytest.approx(np.mean(losses), rel=1e-6)
+    assert found["loss"] == figures(folder, capsys, *adapter, data="rows.jsonl")["loss"]
+
+
+def test_a_folder_is_measured_by_its_test_part(folder, capsys):
+    data = folder / "parts"
+    data.mkdir()
+    rows = (folder / "rows.jsonl").read_text().splitlines()
+    for name, text in (("train", "{}"), ("valid", rows[0]), ("test", rows[1])):
+        (data / f"{name}.jsonl").write_text(text)
+    assert figures(folder, capsys, data="parts")["counted"] == len("ghi")
+    (data / "test.jsonl").unlink()
+    assert figures(folder, capsys, data="parts")["counted"] == len("c d e")
+    (data / "texts").mkdir()
+    (data / "texts" / "a.md").write_text("some words")
+    assert figures(folder, capsys, data="parts/texts")["counted"] == len("some words") - 1
+    (data / "rows.csv").write_text("prompt,completion\na,bc\n")
+    assert figures(folder, capsys, data="parts/rows.csv")["counted"] == 2
+
+
 def test_without_data_the_embedded_text(folder, capsys, monkeypatch):
     score = evaluation.Score(1.0, 0.1, 2)
     lengths = []
@@ -93,7 +131,11 @@ def test_without_data_the_embedded_text(folder, capsys, monkeypatch):
     [
         (["--seq", "49"], "text.txt", "--seq 49: the model sees at most 48 tokens"),
         (["--seq", "3"], "text.txt", "whole number from 4"),
-        (["--against", "x.gguf"], "rows.jsonl", "--against: expected a text as --data"),
+        (["--against", "x.gguf"], "quiz.jsonl", "--against: expected a text or examples as --data"),
+        (["--against", "x.gguf"], "rows.jsonl", "x.gguf: cannot read"),
+        ([], "only", "only: expected test.jsonl or valid.jsonl in it, or texts"),
+        ([], "x.bin", "x.bin: expected a text, or rows; got tokens"),
+        (["--data", "again"], "text.txt", "--data: given twice"),
         (["--against", "x.gguf"], "text.txt", "x.gguf: cannot read"),
         ([], "none.jsonl", "none.jsonl: cannot read"),
         ([], "none.txt", "none.txt"),
@@ -106,9 +148,12 @@ def test_bad_input_is_one_line(folder, capsys, more, data, said):
     (folder / "bad.jsonl").write_text('{"question": "a", "choices": ["b", "c"], "answer": 0}\n{}')
     (folder / "torn.jsonl").write_text('{"text": ')
     (folder / "short.txt").write_text("short")
+    (folder / "only").mkdir(exist_ok=True)
+    (folder / "only" / "train.jsonl").write_text('{"text": "a"}')
     assert run(folder, *more, data=data) == 2
     captured = capsys.readouterr()
-    assert said in captured.err and captured.err.count("\n") == 1 and not captured.out
+    errors = [line for line in captured.err.splitlines() if not line.startswith("data ")]
+    assert len(errors) == 1 and said in errors[0] and not captured.out
 
 
 def test_weights_that_are_not_finite(folder, capsys, monkeypatch):

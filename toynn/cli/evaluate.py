@@ -16,10 +16,12 @@ from tqdm import tqdm
 import toynn
 from toynn import engines, evaluation
 from toynn.cli._adapters import Weighted, add_adapters, combined
+from toynn.cli._flags import Once
 from toynn.cli._numbers import whole
 from toynn.cli._paths import text_model
 from toynn.cli._run_flags import BACKEND, THREADS
-from toynn.cli._text import harmless
+from toynn.cli._text import fact
+from toynn.cli._text_training import NO_TEXTS
 from toynn.data import jsonl
 from toynn.data.text import Corpus
 from toynn.engines import SequenceEngine
@@ -33,9 +35,16 @@ __all__ = ["add_parser"]
 SEQ = 512  # tokens of a window, as at llama-perplexity
 QUESTION = "question"  # the key that tells questions from examples
 DATA = (
-    "a text in UTF-8: perplexity; lines of JSON (.jsonl) as for training: loss of what is learned; "
-    "or with question, choices, answer: accuracy (default: the text that ships with CPython)"
+    "a text in UTF-8: perplexity; lines of JSON (.jsonl), a table or a folder of texts, as for "
+    "training: loss of what is learned; or lines with question, choices, answer: accuracy. Of a "
+    "folder with test.jsonl or valid.jsonl that part (default: the text that ships with CPython)"
 )
+
+
+class OneText(Once):
+    """Stores what a model is measured on."""
+
+    advice = "a model is measured on one"
 
 
 def add_parser(commands: Any) -> None:
@@ -45,7 +54,7 @@ def add_parser(commands: Any) -> None:
     model = "a .gguf file, or a folder: of a run of `toynn train`, or in Hugging Face's format"
     parser.add_argument("-m", "--model", type=Path, required=True, metavar="PATH", help=model)
     add_adapters(parser)
-    parser.add_argument("--data", type=Path, metavar="PATH", help=DATA)
+    parser.add_argument("--data", type=Path, metavar="PATH", action=OneText, help=DATA)
     against = "another model, or the same without its adapter: Kullback-Leibler divergence from it"
     parser.add_argument("--against", type=Path, metavar="PATH", help=against)
     seq = f"tokens of a window, or of an example at most (default {SEQ}, or the model's context)"
@@ -90,14 +99,22 @@ def _figures(
     seq = arguments.seq or min(SEQ, engine.context)
     if seq > engine.context:
         raise ConfigError(f"--seq {seq}: the model sees at most {engine.context} tokens")
-    is_json = arguments.data is not None and arguments.data.suffix in (".jsonl", ".json")
-    if arguments.against is not None and is_json:
-        raise ConfigError(f"--against: expected a text as --data; got {arguments.data}")
-    if is_json and _has_questions(arguments.data):
-        return _accuracy(arguments, tokenizer, engine)
-    if is_json:
-        return _examples(arguments, tokenizer, engine, seq)
-    return _text(arguments, tokenizer, engine, seq)
+    data = None if arguments.data is None else jsonl.measured_part(arguments.data)
+    has_rows = data is not None and (data.is_dir() or data.suffix in NO_TEXTS)
+    if data is not None and data.suffix == ".bin":
+        raise ConfigError(f"--data {data}: expected a text, or rows; got tokens")
+    if data is not None and has_rows and not data.is_dir() and _has_questions(data):
+        if arguments.against is not None:
+            raise ConfigError(f"--against: expected a text or examples as --data; got {data}")
+        return _accuracy(data, tokenizer, engine)
+    base = None
+    if arguments.against is not None:
+        base = _opened(arguments.against, None, arguments.backend)[1]
+    if data is None or not has_rows:
+        found = _text(data, tokenizer, engine, base, seq)
+    else:
+        found = _examples(data, tokenizer, engine, base, seq, not arguments.no_mask_prompt)
+    return found if base is None else found | {"against": str(arguments.against)}
 
 
 def _opened(
@@ -136,9 +153,13 @@ class _Bar:
 
 
 def _text(
-    arguments: Namespace, tokenizer: Tokenizer, engine: SequenceEngine[Any], seq: int
+    data: Path | None,
+    tokenizer: Tokenizer,
+    engine: SequenceEngine[Any],
+    base: SequenceEngine[Any] | None,
+    seq: int,
 ) -> dict[str, Any]:
-    corpus = Corpus.embedded() if arguments.data is None else Corpus.read(str(arguments.data))
+    corpus = Corpus.embedded() if data is None else Corpus.read(str(data))
     text = corpus.text.decode().removesuffix("\n")  # as llama-perplexity reads its file
     ids = tokenizer.encode_array(text)
     bos = tokenizer.bos if tokenizer.add_bos else None
@@ -146,16 +167,20 @@ def _text(
         ids = np.concatenate([np.array([bos], np.int32), ids])
     found: dict[str, Any] = {"data": corpus.name, "window": seq}
     with closing(_Bar("window")) as bar:
-        if arguments.against is None:
+        if base is None:
             scores = evaluation.perplexity(engine, ids, seq, bos, progress=bar)
             found |= {"windows": len(ids) // seq, "tokens": len(ids) // seq * seq}
             return found | _score(scores.second_halves) | _score(scores.every, "_every")
-        base = _opened(arguments.against, None, arguments.backend)[1]
         beside = evaluation.divergence(engine, base, ids, seq, bos, progress=bar)
-    found |= {"against": str(arguments.against), "windows": len(ids) // seq}
-    found |= _score(beside.model) | _score(beside.base, "_base")
-    own = {k: v for k, v in asdict(beside).items() if k not in ("model", "base")}
-    return found | {f"kl_{k}" if k in ("mean", "error", "largest") else k: own[k] for k in own}
+    return found | {"windows": len(ids) // seq} | _beside(beside)
+
+
+def _beside(found: evaluation.Divergence) -> dict[str, Any]:
+    """Return the figures of a model beside another."""
+    scores = _score(found.model) | _score(found.base, "_base")
+    own = {k: v for k, v in asdict(found).items() if k not in ("model", "base")}
+    far = {f"kl_{k}" if k in ("mean", "error", "largest") else k: own[k] for k in own}
+    return scores | far
 
 
 def _score(score: evaluation.Score, behind: str = "") -> dict[str, float]:
@@ -168,32 +193,38 @@ def _score(score: evaluation.Score, behind: str = "") -> dict[str, float]:
 
 
 def _examples(
-    arguments: Namespace, tokenizer: Tokenizer, engine: SequenceEngine[Any], seq: int
+    data: Path,
+    tokenizer: Tokenizer,
+    engine: SequenceEngine[Any],
+    base: SequenceEngine[Any] | None,
+    seq: int,
+    mask_prompt: bool,
 ) -> dict[str, Any]:
     examples, notes = jsonl.read_all(
-        arguments.data,
+        data,
         tokenizer,
         seq,
         vocab_size=engine.vocab,
-        mask_prompt=not arguments.no_mask_prompt,
+        mask_prompt=mask_prompt,
     )
     for note in notes:
-        print(f"data        {note}", file=sys.stderr)
-    with closing(_Bar("example")) as bar:
-        score = evaluation.example_loss(engine, examples, progress=bar)
+        print(fact("data", note), file=sys.stderr)
     tokens = sum(len(examples[k].ids) for k in range(len(examples)))
-    found = {"data": str(arguments.data), "examples": len(examples), "tokens": tokens}
-    return found | _score(score)
+    found = {"data": str(data), "examples": len(examples)}
+    with closing(_Bar("example")) as bar:
+        if base is None:
+            score = evaluation.example_loss(engine, examples, progress=bar)
+            return found | {"tokens": tokens} | _score(score)
+        beside = evaluation.example_divergence(engine, base, examples, progress=bar)
+    return found | _beside(beside)
 
 
-def _accuracy(
-    arguments: Namespace, tokenizer: Tokenizer, engine: SequenceEngine[Any]
-) -> dict[str, Any]:
-    questions = evaluation.read_questions(arguments.data)
+def _accuracy(data: Path, tokenizer: Tokenizer, engine: SequenceEngine[Any]) -> dict[str, Any]:
+    questions = evaluation.read_questions(data)
     with closing(_Bar("question")) as bar:
         found = evaluation.accuracy(engine, tokenizer, questions, progress=bar)
     return {
-        "data": str(arguments.data),
+        "data": str(data),
         "questions": found.questions,
         "accuracy": found.summed,
         "accuracy_normalized": found.normalized,
@@ -202,35 +233,31 @@ def _accuracy(
 
 def _lines(found: Mapping[str, Any], seconds: float) -> str:
     """Return the figures as lines for people."""
-    lines = [f"data        {harmless(str(found['data']), '')}"]
+    lines = [fact("data", str(found["data"]))]
     if "questions" in found:
-        lines.append(
-            f"accuracy    {100 * found['accuracy']:.1f} % of {found['questions']:,} questions; by "
+        said = (
+            f"{100 * found['accuracy']:.1f} % of {found['questions']:,} questions; by "
             f"length-normalized scores {100 * found['accuracy_normalized']:.1f} %"
         )
-        return "\n".join([*lines, f"time        {seconds:.1f} s"])
+        return "\n".join([*lines, fact("accuracy", said), f"time        {seconds:.1f} s"])
     what = f"{found['counted']:,} tokens"
     if "windows" in found:
         what += f", in the second halves of {found['windows']:,} windows of {found['window']}"
-    lines.append(
-        f"perplexity  {found['perplexity']:.4f} +/- {found['perplexity_error']:.5f}, loss "
-        f"{found['loss']:.4f} nats, over {what}"
-    )
+    said = f"{found['perplexity']:.4f} +/- {found['perplexity_error']:.5f}"
+    lines.append(fact("perplexity", f"{said}, loss {found['loss']:.4f} nats, over {what}"))
     if "perplexity_every" in found:
-        lines.append(
-            f"            {found['perplexity_every']:.4f} +/- "
-            f"{found['perplexity_error_every']:.5f}, loss {found['loss_every']:.4f}, over all "
-            f"{found['counted_every']:,}"
-        )
+        said = f"{found['perplexity_every']:.4f} +/- {found['perplexity_error_every']:.5f}"
+        said += f", loss {found['loss_every']:.4f}, over all {found['counted_every']:,}"
+        lines.append(fact("", said))
     if "kl_mean" in found:
+        base = f"{found['perplexity_base']:.4f} +/- {found['perplexity_error_base']:.5f}"
+        kl = f"{found['kl_mean']:.6f} +/- {found['kl_error']:.6f} nats"
+        same = f"{100 * found['same_top']:.3f} +/- {100 * found['same_top_error']:.3f} %"
         lines += [
-            f"against     {harmless(found['against'], '')}: perplexity "
-            f"{found['perplexity_base']:.4f} +/- {found['perplexity_error_base']:.5f}",
-            f"divergence  {found['kl_mean']:.6f} +/- {found['kl_error']:.6f} nats, at most "
-            f"{found['kl_largest']:.4f}",
-            f"same top    {100 * found['same_top']:.3f} +/- {100 * found['same_top_error']:.3f} % "
-            "of the tokens",
-            f"rms dp      {100 * found['rms_delta_p']:.3f} %",
+            fact("against", f"{found['against']}: perplexity {base}"),
+            fact("divergence", f"{kl}, at most {found['kl_largest']:.4f}"),
+            fact("same top", f"{same} of the tokens"),
+            fact("rms dp", f"{100 * found['rms_delta_p']:.3f} %"),
         ]
     rate = f", {found['tokens_per_second']:,.0f} tokens/s" if "tokens" in found else ""
     return "\n".join([*lines, f"time        {seconds:.1f} s{rate}"])

@@ -36,7 +36,16 @@ from toynn.data.text import Corpus, RandomWindows, spaced_windows
 from toynn.data.windows import Source, read_binary, read_windows, tail_of
 from toynn.errors import DataError
 
-__all__ = ["Dataset", "Encoder", "documents", "long_text", "prompts", "read", "read_all"]
+__all__ = [
+    "Dataset",
+    "Encoder",
+    "documents",
+    "long_text",
+    "measured_part",
+    "prompts",
+    "read",
+    "read_all",
+]
 
 TRAIN, VALID, TEST = "train.jsonl", "valid.jsonl", "test.jsonl"
 KINDS = (
@@ -167,12 +176,30 @@ def read(
 def read_all(
     path: str | Path, encoder: Encoder, seq: int, *, vocab_size: int, mask_prompt: bool = True
 ) -> tuple[Examples, list[str]]:
-    """Read all examples of one .jsonl file, none held out; and what became of them on the way.
+    """Read all examples of a file, or of a folder of texts; and what became of them on the way.
+
+    None are held out.
 
     Raises DataError as ``read`` does.
     """
     reader = Reader(encoder, seq, vocab_size, mask_prompt)
     return reader.read(Path(path)), reader.notes
+
+
+def measured_part(path: Path) -> Path:
+    """Return the file of a folder that a model is measured on: its test part, or its valid part.
+
+    A file is itself, and so is a folder of texts. Raises DataError for a folder without either.
+    """
+    if not path.is_dir():
+        return path
+    found = part_of(path, TEST) or part_of(path, VALID)
+    if found is None and (part_of(path, TRAIN) is not None or not is_container(path)):
+        raise DataError(
+            f"{path}: expected {TEST} or {VALID} in it, or texts (.txt, .md): there are none; or "
+            f"name the file"
+        )
+    return found or path
 
 
 def prompts(path: str | Path) -> Iterator[tuple[str, str | list[dict[str, Any]]]]:

@@ -12,7 +12,7 @@ Figures are in nats. An engine is any for sequences, trained or frozen.
 from typing import Any
 
 from toynn.evaluation.choices import Accuracy, Question, accuracy, log_likelihood, read_questions
-from toynn.evaluation.divergence import Divergence, divergence
+from toynn.evaluation.divergence import Divergence, divergence, example_divergence
 from toynn.evaluation.perplexity import Score, TextScore, example_loss, perplexity
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "TextScore",
     "accuracy",
     "divergence",
+    "example_divergence",
     "example_loss",
     "log_likelihood",
     "perplexity",

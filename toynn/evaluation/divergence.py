@@ -2,21 +2,25 @@
 
     KL = sum_v p(v) (log p(v) - log q(v))      p: the base's probabilities, q: the model's
 
-Over the same rows of the same windows as the perplexity. Source: llama.cpp, tools/perplexity,
---kl-divergence; Kullback & Leibler 1951, doi:10.1214/aoms/1177729694.
+Over the same rows of the same windows as the perplexity, or over what is learned of examples.
+Source: llama.cpp, tools/perplexity, --kl-divergence; Kullback & Leibler 1951,
+doi:10.1214/aoms/1177729694.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import sqrt
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from toynn.data.batch import IGNORED
 from toynn.errors import ConfigError
 from toynn.evaluation.perplexity import Progress, Score, score, silent, text_windows
 from toynn.evaluation.scores import Causal, Floats, log_probabilities, read
 
-__all__ = ["Divergence", "divergence"]
+__all__ = ["Divergence", "divergence", "example_divergence"]
 
 
 @dataclass(frozen=True)
@@ -55,21 +59,47 @@ def divergence(
     progress: Progress = silent,
 ) -> Divergence:
     """Compare a model with a base over a text. Raises ConfigError for models of other tokens."""
+    first = length // 2
+    windows = text_windows(ids, length, bos)
+    rows = ((window, slice(first, -1), answers[first:]) for window, answers in windows)
     count = len(ids) // length if length > 0 else 0
+    return _compared(engine, base, rows, count, progress)
+
+
+def example_divergence(
+    engine: Causal, base: Causal, examples: Any, *, progress: Progress = silent
+) -> Divergence:
+    """Compare a model with a base over the learned tokens of ``toynn.data.examples.Examples``.
+
+    Raises ConfigError for models of other tokens.
+    """
+    order = np.argsort([len(examples[k].ids) for k in range(len(examples))], kind="stable")
+    some = (examples[int(index)] for index in order)
+    rows = ((ids, labels != IGNORED, labels[labels != IGNORED]) for ids, labels in some)
+    return _compared(engine, base, rows, len(examples), progress)
+
+
+def _compared(
+    engine: Causal,
+    base: Causal,
+    texts: Iterable[tuple[NDArray[np.int32], slice | NDArray[np.bool_], NDArray[np.int32]]],
+    count: int,
+    progress: Progress,
+) -> Divergence:
+    """Compare models over texts: of each its ids, the rows that count, and what comes behind."""
     kl: list[Floats] = []
     own: list[Floats] = []
     others: list[Floats] = []
     same: list[NDArray[np.bool_]] = []
-    first = length // 2
-    for done, (window, answers) in enumerate(text_windows(ids, length, bos), 1):
-        logits, expected = read(engine, window)[first:-1], read(base, window)[first:-1]
+    for done, (ids, counts, answers) in enumerate(texts, 1):
+        logits, expected = read(engine, ids)[counts], read(base, ids)[counts]
         if logits.shape != expected.shape:
             raise ConfigError(
                 f"divergence: the model has {logits.shape[1]} tokens, the base {expected.shape[1]}"
             )
         pairs = zip(log_probabilities(logits), log_probabilities(expected), strict=True)
         for (rows, log_q), (_, log_p) in pairs:
-            wanted = answers[first:][rows]
+            wanted = answers[rows]
             at = np.arange(len(wanted))
             kl.append((np.exp(log_p) * (log_p - log_q)).sum(axis=1))
             own.append(-log_q[at, wanted])
