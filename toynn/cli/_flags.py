@@ -52,6 +52,8 @@ class Flag:
         As argparse takes them; what ``read`` reads is called "N" if nothing else is said.
     to
         Types of options, each with the name of the field that the value fills.
+    words
+        What the shell completes where there are no choices: of values that may be others, too.
     source
         What a model (an adapter) that the run starts from means for it. "same": nothing. "own": the
         source has a value of its own, and giving another is refused. "may": the default is the
@@ -68,6 +70,7 @@ class Flag:
     action: Any = None
     nargs: str | None = None
     to: Mapping[type, str] = field(default_factory=dict)
+    words: Sequence[str] = ()
     source: Literal["same", "own", "may"] = "same"
 
     @property
@@ -85,12 +88,13 @@ class Flag:
             "action": self.action,
             "nargs": self.nargs,
         }
-        parser.add_argument(
+        action: Any = parser.add_argument(
             self.option,
             help=self.help.format(default=self.default),
             default=self.default if self.source == "same" else None,
             **{name: value for name, value in settings.items() if value is not None},
         )
+        action.words = self.words
 
 
 def with_defaults(flags: Iterable[Flag], **defaults: Any) -> tuple[Flag, ...]:

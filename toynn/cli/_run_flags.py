@@ -26,6 +26,7 @@ BACKEND = Flag(
     "{default})",
     "cpu",
     metavar="NAME",
+    words=("cpu", "metal", "reference"),
 )
 DECAY = Flag(
     "decay",
@@ -158,6 +159,7 @@ def run_flags(
             "loss",
             read=names_of(measures),
             metavar="NAMES",
+            words=measures,
             to={LoopOptions: "best_by"},
         ),
         Flag(
@@ -217,6 +219,7 @@ def run_flags(
             "html",
             read=names_of(REPORTS, NO_REPORT),
             metavar="NAMES",
+            words=(*REPORTS, NO_REPORT),
         ),
         Flag(
             "out",

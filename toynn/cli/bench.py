@@ -62,9 +62,9 @@ def add_parser(commands: Any) -> None:
         formatter_class=RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "--only", metavar="OP", help=f"one kernel: {', '.join(_kernels.OPS)} (default: all)"
-    )
+    kernels = f"one kernel: {', '.join(_kernels.OPS)} (default: all)"
+    only: Any = parser.add_argument("--only", metavar="OP", help=kernels)
+    only.words = tuple(_kernels.OPS)
     parser.add_argument("--steps", action="store_true", help="training steps instead, by kernel")
     parser.add_argument(
         "--compare", action="store_true", help="the steps, in turns with PyTorch (which it needs)"

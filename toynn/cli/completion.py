@@ -56,9 +56,9 @@ def run(arguments: Namespace, whole: ArgumentParser) -> int:
         for action in parser._actions:
             if isinstance(action, _SubParsersAction):
                 subcommands += action.choices
-            elif action.choices and action.option_strings:
+            elif action.option_strings and (values := _values(action)):
                 own = "|".join(shlex.quote(f"{name} {each}") for each in action.option_strings)
-                reply = _reply(map(str, action.choices))
+                reply = _reply(values)
                 choices.append(f"        {own}) {reply}; return ;;")
             elif action.choices:
                 subcommands += map(str, action.choices)
@@ -73,6 +73,11 @@ def run(arguments: Namespace, whole: ArgumentParser) -> int:
     )
     print((ZSH if arguments.shell == "zsh" else "") + script, end="")
     return 0
+
+
+def _values(action: Any) -> list[str]:
+    """Return what may follow an option: its choices, or the words that are told of it."""
+    return [str(each) for each in action.choices or getattr(action, "words", ())]
 
 
 def _reply(words: Any) -> str:

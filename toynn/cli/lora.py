@@ -72,6 +72,7 @@ _ADAPTER_FLAGS = (
         "attention, all-linear, or names as in GGUF or PEFT (default {default})",
         "attention",
         metavar="NAMES",
+        words=("attention", "all-linear", "experts", "q", "k", "v", "o", "gate", "up", "down"),
         source="own",
     ),
     Flag("rslora", "scale by alpha / sqrt(rank) instead", False, action="store_true", source="own"),
@@ -90,6 +91,7 @@ _ADAPTER_FLAGS = (
         "peft",
         read=_init,
         metavar="START",
+        words=("peft", "normal", "pissa"),
         source="own",
     ),
     Flag(
