@@ -72,7 +72,7 @@ def test_train_fills_the_run_folder(recipe, text, tmp_path, capsys):
         "480 tokens trained",
         str(out),
     ):
-        assert words in printed.out
+        assert words in " ".join(printed.out.split())  # a long path ends its line
     assert printed.err.count("\n") == 4  # a line for each report
 
     names = {path.name for path in out.iterdir()}
@@ -272,10 +272,10 @@ def test_a_run_starts_from_a_model(recipe, name, form, models, text, tmp_path):
     [
         (["gpt2", "--init-from", "gpt2-words.gguf"], "no vocabulary and 300 tokens"),
         (["gpt2", "--init-from", "gpt2-words"], "the model has 300 tokens, the tokenizer 256"),
-        (["gpt2", "--init-from", "qwen2-bytes.gguf"], "'qwen2'; GPT2SeqEngine reads gpt2"),
-        (["from-scratch", "--init-from", "gpt2-bytes"], "'gpt2'; LlamaSeqEngine reads llama"),
+        (["gpt2", "--init-from", "qwen2-bytes.gguf"], "this is qwen2: `toynn train from-s"),
+        (["from-scratch", "--init-from", "gpt2-bytes"], "this is gpt2: `toynn train gpt2 --"),
         (["from-scratch", "--init-from", "nothing"], "nothing: cannot read: No such file"),
-        (["from-scratch", "--init-from", "."], "config.json: cannot read: No such file"),
+        (["from-scratch", "--init-from", "."], "--init-from .: expected a .gguf file, or a folder"),
         (["gpt2", "--init-from", "gpt2-bytes", "--seq", "17"], "17 is longer than the context 16"),
         (["gpt2", "--init-from", "gpt2-bytes", "--heads", "2"], "--heads: the model that --init"),
         (["from-scratch", "--init-from", "qwen2-bytes", "--init-scale", "0"], "--init-scale: the"),

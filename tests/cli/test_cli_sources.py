@@ -1,6 +1,7 @@
 """``toynn train --data a.jsonl:0.7 b.txt:0.3``: what a run of several sources says and keeps."""
 
 import json
+import re
 import tomllib
 from pathlib import Path
 
@@ -62,6 +63,21 @@ def test_a_run_of_two_sources_goes_on_with_the_same_bits(here, capsys):
     assert main(["train", "--resume", "run/checkpoint-2"]) == 0
     assert "resumed from step 2" in capsys.readouterr().out
     assert (here / "run" / "adapter.gguf").read_bytes() == whole
+
+
+def test_what_is_written_at_the_end_is_of_each_source(here, capsys):
+    rows = [{"prompt": f"ask {n}: ", "completion": "c"} for n in range(40)]
+    (here / "c.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert main([*LORA, "--data", "b.txt", "a.jsonl", "c.jsonl", "--out", "run"]) == 0
+    asked = re.findall(r"^prompt +(\w+) \d+: $", capsys.readouterr().out, re.MULTILINE)
+    assert asked == ["say", "ask", "say"]
+    words = ["train", "gpt2", "--steps", "1", "--warmup", "0", "--seq", "8", "--d-model", "16"]
+    assert main([*words, "--data", "b.txt", "a.jsonl", "--out", "new"]) == 0
+    out = capsys.readouterr().out
+    assert "--- sample: 32 tokens of the validation data of b.txt, then the model's own ---" in out
+    assert "tokens of the validation data of a.jsonl, then the model's own ---\nsay " in out
+    written = (here / "new" / "sample.txt").read_text()
+    assert "sat" in written.partition("\n---\n")[0] and "say" in written.partition("\n---\n")[2]
 
 
 def test_preferences_of_two_sources(here, capsys):

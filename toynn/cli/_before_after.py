@@ -1,6 +1,6 @@
 """What an adapter changes, on held-out prompts: expected, before and after, greedy."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +22,20 @@ def before_and_after(
     model: Path,
     engine: Any,
     tokenizer: Tokenizer,
-    valid: Examples,
+    valid: Sequence[Examples],
     count: int,
     late: Callable[[], bool] = lambda: False,
 ) -> Iterator[dict[str, str]]:
     """Yield the first prompts that are held out, if they have prompts, with what is said to them.
 
-    ``count`` is how many tokens are written at most; none are begun once it is ``late``. The model
-    without adapters is the file itself, mapped once more.
+    Of several sources one of each in turn, and of each one at least. ``count`` is how many tokens
+    are written at most; none are begun once it is ``late``. The model without adapters is the file
+    itself, mapped once more.
     """
-    shown = [valid[k] for k in range(min(PROMPTS, len(valid)))]
-    if not shown or any(labels[0] != IGNORED for _, labels in shown):
+    first = [part[k] for k in range(PROMPTS) for part in valid if k < len(part)]
+    asked = [(ids, labels) for ids, labels in first if labels[0] == IGNORED]
+    shown = asked[: max(PROMPTS, len(valid))]
+    if not shown:
         return
     with bases.open(model, check=False) as file:
         base = engines.frozen(file)

@@ -302,8 +302,15 @@ class TextTraining(Training):
 
     @property
     def shown(self) -> Dataset | PreferenceData:
-        """The data that samples are from: of several sources, the first."""
-        return self.data.sources[0] if isinstance(self.data, Mixture) else self.data
+        """The data that samples on the way are from: of several sources, the first."""
+        return self.parts[0][1]
+
+    @property
+    def parts(self) -> Sequence[tuple[str, Dataset | PreferenceData]]:
+        """The sources of the data, each with its name; a single one needs none."""
+        if isinstance(self.data, Mixture):
+            return list(zip(self.data.names, self.data.sources, strict=True))
+        return [("", self.data)]
 
     @property
     def packed(self) -> bool:
@@ -328,33 +335,37 @@ class TextTraining(Training):
 
     def show(self, folder: RunFolder, result: Result) -> str:
         """Let the model continue the validation data; print and keep what it writes."""
-        prompt, is_late = self._prompt(), late(result)
-        own = takewhile(lambda _: not is_late(), self._new(SAMPLE_TOKENS))
-        text = self.tokenizer.decode([*prompt, *own], special=True)
-        folder.write_sample(text)
-        what = f"{len(prompt)} tokens of the validation data, then the model's own"
-        print(f"--- sample: {what} ---")
-        print(harmless(text))
-        print("---")
+        is_late, texts = late(result), []
+        for name, part in self.parts:
+            prompt = self._prompt(part)
+            own = takewhile(lambda _: not is_late(), self._new(prompt, SAMPLE_TOKENS))
+            texts.append(self.tokenizer.decode([*prompt, *own], special=True))
+            of = f" of {harmless(name, '')}" if name else ""
+            what = f"{len(prompt)} tokens of the validation data{of}, then the model's own"
+            print(f"--- sample: {what} ---")
+            print(harmless(texts[-1]))
+            print("---")
+        folder.write_sample("\n---\n".join(texts))
         return self.said_of(result)
 
     def sample(self) -> Iterator[str]:
         """Yield a continuation of the validation data, as the model writes it now."""
         stream = self.tokenizer.stream(special=True)
-        for id in chain(self._prompt(), self._new(SAMPLE_ON_THE_WAY)):
+        prompt = self._prompt(self.shown)
+        for id in chain(prompt, self._new(prompt, SAMPLE_ON_THE_WAY)):
             yield stream.push(id)
         yield stream.end()
 
-    def _new(self, count: int) -> Iterator[int]:
-        """Yield the tokens by which the model continues the validation data."""
+    def _new(self, prompt: Sequence[int], count: int) -> Iterator[int]:
+        """Yield the tokens by which the model continues a prompt."""
         seed, stop = self.arguments.seed, self.tokenizer.eog
-        return generate(self.recipe.engine, self._prompt(), count, seed=seed, stop=stop)
+        return generate(self.recipe.engine, prompt, count, seed=seed, stop=stop)
 
-    def _prompt(self) -> list[int]:
+    def _prompt(self, data: Dataset | PreferenceData) -> list[int]:
         """Return the beginning of the validation data: a prompt, where there are prompts."""
-        if isinstance(self.shown, PreferenceData):
-            return self.shown.prompt()
-        valid = self.shown.valid
+        if isinstance(data, PreferenceData):
+            return data.prompt()
+        valid = data.valid
         if not isinstance(valid, Examples):
             return [int(id) for id in valid[:SAMPLE_PROMPT]]
         ids, labels = valid[0]

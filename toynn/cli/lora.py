@@ -218,7 +218,7 @@ class LoRATraining(TextTraining):
         """Open the model; read the data with its tokenizer."""
         file = self.file = bases.open(self.arguments.model)
         self.files.callback(file.close)
-        self._declared(RecipeOptions(t_seq=1))  # what adapters it cannot have, before data are read
+        engine_for(file)  # before anything takes time
         self.tokenizer = Tokenizer.of(file)
         self.check_measure()
         context = file.require(f"{file.architecture}.context_length", int)
@@ -226,6 +226,7 @@ class LoRATraining(TextTraining):
         if seq < self.arguments.seq:
             said = f"--seq {self.arguments.seq}: the model sees {context} tokens at most"
             print(fact("data", f"{said}: rows have {seq}"))
+        self._declared(RecipeOptions(t_seq=1))  # what adapters it cannot have
         self.read_text(seq)
 
     def read_source(
@@ -367,9 +368,9 @@ class LoRATraining(TextTraining):
 
     def show(self, folder: RunFolder, result: Result) -> str:
         """Show what the adapter changes on held-out prompts; of texts, what the model writes."""
-        valid, shown = self.shown.valid, []
-        if isinstance(valid, Examples):
-            given = self.recipe.engine, self.tokenizer, valid
+        valid, shown = [part.valid for _, part in self.parts], []
+        if examples := [part for part in valid if isinstance(part, Examples)]:
+            given = self.recipe.engine, self.tokenizer, examples
             count, model = _text_training.SAMPLE_TOKENS // 4, Path(self.arguments.model)
             shown = list(before_and_after(model, *given, count, late(result)))
         if not shown:
