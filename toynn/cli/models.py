@@ -157,16 +157,21 @@ class ModelTraining(TextTraining):
             if flag.source == "own" and RecipeOptions in flag.to:
                 setattr(arguments, flag.name, getattr(declared.options, flag.to[RecipeOptions]))
 
+    @classmethod
+    def reads(cls) -> tuple[str, ...]:
+        """Return the architectures of models that the recipe goes on with."""
+        return tuple(type(cls.make("cpu").engine).architectures)
+
     def _check_source(self, path: Path) -> None:
         """Raise ConfigError where --init-from names no model, or one of another recipe."""
         with bases.open(text_model(path, "--init-from"), check=False) as file:
-            own = type(type(self).make(self.arguments.backend).engine).architectures
-            other = GPT2Training if file.architecture == "gpt2" else FromScratchTraining
-            if file.architecture in ARCHITECTURES and file.architecture not in own:
-                raise ConfigError(
-                    f"--init-from {path}: `toynn train {self.name}` goes on with {', '.join(own)}; "
-                    f"this is {file.architecture}: `toynn train {other.name} --init-from {path}`"
-                )
+            own, arch = self.reads(), file.architecture
+        others = [each for each in (GPT2Training, FromScratchTraining) if arch in each.reads()]
+        if arch not in own and others:
+            raise ConfigError(
+                f"--init-from {path}: `toynn train {self.name}` goes on with {', '.join(own)}; "
+                f"this is {arch}: `toynn train {others[0].name} --init-from {path}`"
+            )
 
     def _tokenizer(self) -> Tokenizer:
         """Return the tokenizer that is asked for, or that of the source; else a token is a byte."""
