@@ -47,6 +47,7 @@ class ProfileRow:
     flops: int
     nbytes: int
     share: float  # of the time of all ops
+    at_most: bool = False  # flops are those of one segment, and rows may have come in several
 
     @property
     def gflops(self) -> float:
@@ -59,6 +60,10 @@ class ProfileRow:
         return self.nbytes / self.ms / 1e6 if self.ms else 0.0
 
 
+def _most(row: ProfileRow) -> str:
+    return "<" if row.at_most else ""
+
+
 @dataclass(frozen=True)
 class Profile(Shown):
     """Time per op over all runs since the tape was compiled, slowest first."""
@@ -69,22 +74,22 @@ class Profile(Shown):
     @classmethod
     def of(
         cls,
-        calls: Iterable[tuple[str, int, int, int, int]],
+        calls: Iterable[tuple[str, int, int, int, int, bool]],
         notes: Mapping[str, int] | None = None,
     ) -> "Profile":
-        """Add up (op, calls, nanoseconds, flops, bytes) per op; work is that of one call.
+        """Add up (op, calls, nanoseconds, flops, bytes, at most) per op; work is that of one call.
 
         ``notes`` are the backend's: of those nanoseconds, so many went by so.
         """
         totals: dict[str, list[int]] = {}
-        for op, count, spent, flops, nbytes in calls:
-            total = totals.setdefault(op, [0, 0, 0, 0])
-            for i, part in enumerate((count, spent, flops * count, nbytes * count)):
+        for op, count, spent, flops, nbytes, at_most in calls:
+            total = totals.setdefault(op, [0, 0, 0, 0, 0])
+            for i, part in enumerate((count, spent, flops * count, nbytes * count, at_most)):
                 total[i] += part
         time = sum(total[1] for total in totals.values()) or 1
         rows = [
-            ProfileRow(op, count, spent / 1e6, flops, nbytes, spent / time)
-            for op, (count, spent, flops, nbytes) in totals.items()
+            ProfileRow(op, count, spent / 1e6, flops, nbytes, spent / time, at_most > 0)
+            for op, (count, spent, flops, nbytes, at_most) in totals.items()
         ]
         said = {note: spent / 1e6 for note, spent in (notes or {}).items() if spent}
         return cls(tuple(sorted(rows, key=lambda row: -row.ms)), said)
@@ -102,10 +107,12 @@ class Profile(Shown):
     def __str__(self) -> str:
         lines = [f"{'op':28} {'calls':>8} {'ms':>11} {'GFLOP/s':>9} {'GB/s':>8} {'share':>7}"]
         lines += [
-            f"{row.op:28} {row.calls:8d} {row.ms:11.3f} {row.gflops:9.1f} {row.gbytes:8.1f} "
-            f"{row.share:7.1%}"
+            f"{row.op:28} {row.calls:8d} {row.ms:11.3f} {_most(row) + f'{row.gflops:.1f}':>9} "
+            f"{row.gbytes:8.1f} {row.share:7.1%}"
             for row in self.rows
         ]
         lines.append(f"{'all':28} {sum(row.calls for row in self.rows):8d} {self.ms:11.3f}")
         lines += [f"{note:28} {'':8} {ms:11.3f}" for note, ms in self.notes.items()]
+        if any(row.at_most for row in self.rows):
+            lines.append("<: as if each row saw all before it, which in segments it does not")
         return "\n".join(lines)

@@ -400,7 +400,7 @@ class Session(FeedDoors, GradientDoors, MemoryDoors, PersistentDoors):
         """Return the time per op over all runs of a tape so far."""
         program = self._check_realized("profile()", tape := tape or self.tape).program
         rows = (
-            (node.op.kernel, calls, spent, node.flops, node.nbytes)
+            (node.op.kernel, calls, spent, node.flops, node.nbytes, node.at_most)
             for node, (calls, spent) in zip(tape.nodes, program.times(), strict=True)
         )
         return Profile.of(rows, program.notes())

@@ -12,6 +12,7 @@ from toynn.errors import LabelError, ShapeError
 from toynn.models.llama import Llama
 from toynn.recipes import GPT2
 from toynn.testing import gradcheck
+from toynn.testing.roofline import least_seconds
 
 VOCAB = llamas.SIZES["vocab"]
 LENGTHS = 7, 13, 1, 5
@@ -226,6 +227,24 @@ def test_bad_batches_are_refused(change, message):
     given = good | {"segments": [0, 0, 0, 3, 3, 3]} | change
     with pytest.raises((ShapeError, LabelError), match=message):
         recipe.evaluate(*(given[name] for name in ("ids", "positions", "labels", "segments")))
+
+
+def test_work_of_attention_in_segments_is_said_to_be_the_most_that_it_may_be():
+    recipe, plain = llamas.make(batch=2, packed=True), llamas.make(batch=2)
+    batch, segments = packed(examples())
+    recipe.step(*batch, STILL, True, segments)
+    session = recipe.engine.session
+    marked = {row.op for row in session.profile().rows if row.at_most}
+    assert marked == {"attention.forward", "attention.backward"}
+    *lines, _, note = str(session.profile()).splitlines()
+    assert {line.split()[0] for line in lines if " <" in line} == marked
+    assert note.startswith("<: as if each row saw all before it")
+    for node, line in zip(session.tape.nodes, str(session.tape).splitlines()[1:], strict=True):
+        assert line.count(" <") == node.at_most == (node.op.kernel in marked)
+    for shown in (plain.engine.session.tape, plain.engine.session.profile()):
+        assert "<" not in str(shown)
+    with pytest.raises(ValueError, match="packed rows has no roofline"):
+        least_seconds(session, None)
 
 
 def test_an_example_longer_than_the_context_is_refused():

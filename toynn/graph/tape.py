@@ -49,6 +49,8 @@ class Op:
     ``blocks`` those that may be of a block type: the kernel is told which by a size, "type".
     ``rows`` names a size and a tensor, "M x": the size grows with the tensor's rows. Where not all
     of those are live, the kernel is given a smaller size, and what it writes has as many rows.
+    ``segments`` names a tensor that parts rows into segments: with it ``flops`` is the most that
+    it may be, of one segment. Both count all rows that there is room for.
     """
 
     kernel: str  # module and entry of toynn._kernels: "rmsnorm.forward"
@@ -67,6 +69,7 @@ class Op:
     straight_through: bool = False  # its output's gradient is taken for its input's
     again: Callable[["Node"], "Node | None"] | None = None
     rows: str = ""
+    segments: str = ""
 
     @cached_property
     def signature(self) -> Signature:
@@ -125,6 +128,11 @@ class Node:
         signature = self.op.signature
         there = signature.there(self.named) if signature.nullable else {}
         return self.op.flops({**self.sizes, **there})
+
+    @property
+    def at_most(self) -> bool:
+        """Whether a run may take fewer flops, as rows come in segments that are fed."""
+        return bool(self.op.segments) and self.named[self.op.segments] is not None
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
@@ -376,7 +384,7 @@ def _cells(number: int, node: Node) -> tuple[str, ...]:
         _names(node.outputs) + (saved and f"; {saved}"),
         shapes[0] if shapes else "",
         _names(node.inputs),
-        _figure(node.flops / 1e6, 3),
+        "<" * node.at_most + _figure(node.flops / 1e6, 3),
         _figure(node.nbytes / 1e3, 1),
     )
 

@@ -183,6 +183,7 @@ ATTENTION_BACKWARD = Op(
     options="scale cap",
     integers=("first",),
     rows="T do",
+    segments="first",
 )
 ATTENTION_BACKWARD_SINKS = Op(
     "attention.backward_sinks",
@@ -201,6 +202,7 @@ ATTENTION = Op(
     options="scale cap",
     integers=("first",),
     rows="T q",
+    segments="first",
 )
 CACHED_ATTENTION = Op(
     "cached_attention.forward",

@@ -87,9 +87,12 @@ def least_seconds(session: Any, limits: Limits) -> float:
     """Return the roofline of a session's training step: what its nodes take at their limits.
 
     Each node takes its flops at the rate of its precision, or its bytes at the rate of the cache or
-    memory that so many lie in, whichever is longer.
+    memory that so many lie in, whichever is longer. Raises ValueError where rows come in segments:
+    what attention takes then depends on what is fed.
     """
     tape, total = session.tape, 0.0
+    if any(node.at_most for node in tape.nodes):
+        raise ValueError("least_seconds: a step of packed rows has no roofline before it is fed")
     for node in tape.nodes:
         if node.segment in tape.segments("update"):
             index = node.sizes.get("precision")
