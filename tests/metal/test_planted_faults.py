@@ -142,8 +142,8 @@ FAULTS = {
     "attention: no barrier before dk": (
         "attention",
         0,
-        f"{WAIT}\n                add_turned",
-        "add_turned",
+        f"{WAIT}\n                if (args.has_dk) add_turned",
+        "if (args.has_dk) add_turned",
     ),
     "cached attention: no barrier before values": (
         "cached_attention",
@@ -301,6 +301,12 @@ FAULTS = {
     "attention: who sees whom": ("attention", 0, "(!causal || j <= i)", "(!causal || j < i)"),
     "attention: borders of segments": ("attention", 0, "return j >= from && j", "return j"),
     "attention: sums not shrunk": ("attention", 0, "out[c][i] *= shrunk", "out[c][i] *= 1.0f"),
+    "attention: keys as if dv were theirs": (
+        "attention",
+        0,
+        "if (args.has_dk) take(V, v",
+        "if (args.has_dv) take(V, v",
+    ),
     "attention: the wrong head of keys": (
         "attention",
         0,
