@@ -16,15 +16,13 @@ Source: Liu et al. 2024, DoRA, arXiv:2402.09353, equations 5 and 11.
 """
 from libc.math cimport sqrt
 
+from toynn._kernels._columns cimport COLS, begin_sums, parallel_columns
 from toynn._kernels._common cimport at1, at2
 from toynn._kernels._entry cimport entry
 from toynn._kernels._parallel cimport parallel_for
 from toynn._kernels.abi cimport KernelArgs
 
 from toynn._kernels._check import check
-
-cdef enum:
-    COLS = 64  # columns of dm per task: fixed, so dm is the same for any thread count
 
 
 cdef inline float _inverse_norm(
@@ -63,8 +61,7 @@ cdef inline void _columns_dm(
     """dm[:width] for the columns at which dm, dy, x and r already point."""
     cdef float acc[COLS]
     cdef Py_ssize_t n, c
-    for c in range(width):
-        acc[c] = 0
+    begin_sums(acc, NULL, width, False)
     for n in range(N):
         for c in range(width):
             acc[c] += dy[n * C + c] * x[n * C + c]
@@ -133,7 +130,7 @@ cdef void _backward(KernelArgs* a) noexcept nogil:
     if C:
         parallel_for(_backward_rows, a, N)
     if dm != NULL:
-        parallel_for(_backward_blocks, a, (C + COLS - 1) // COLS)
+        parallel_columns(_backward_blocks, a, C)
 
 
 def norms(

@@ -10,16 +10,13 @@ n elements; N rows, C channels. float32, C-contiguous. In place: y may be a, b o
 y is overwritten; db is overwritten, or added to if accumulate is set.
 """
 
+from toynn._kernels._columns cimport COLS, begin_sums, end_sums, parallel_columns
 from toynn._kernels._common cimport at1, at2
 from toynn._kernels._entry cimport entry
-from toynn._kernels._parallel cimport parallel_for
 from toynn._kernels._pointwise cimport parallel_elements, unary_forward
 from toynn._kernels.abi cimport KernelArgs
 
 from toynn._kernels._check import check
-
-cdef enum:
-    COLS = 64  # columns of db per task: fixed, so db is the same for any thread count
 
 
 cdef inline void _columns_db(
@@ -28,13 +25,11 @@ cdef inline void _columns_db(
     """db[:width] for the columns at which db and dy already point."""
     cdef float acc[COLS]
     cdef Py_ssize_t n, c
-    for c in range(width):
-        acc[c] = db[c] if accumulate else 0
+    begin_sums(acc, db, width, accumulate)
     for n in range(N):
         for c in range(width):
             acc[c] += dy[n * C + c]
-    for c in range(width):
-        db[c] = acc[c]
+    end_sums(db, acc, width)
 
 
 cdef void _add_elements(KernelArgs* k, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
@@ -93,7 +88,7 @@ cdef void _bias_backward_blocks(KernelArgs* a, Py_ssize_t first, Py_ssize_t last
 
 cdef void _bias_backward(KernelArgs* a) noexcept nogil:
     cdef Py_ssize_t C = a.n[1]
-    parallel_for(_bias_backward_blocks, a, (C + COLS - 1) // COLS)
+    parallel_columns(_bias_backward_blocks, a, C)
 
 
 def add(float[::1] y, const float[::1] a, const float[::1] b, int n_threads=1):

@@ -13,6 +13,7 @@ Source: the lookup table of Bengio et al. 2003, A Neural Probabilistic Language 
 from libc.stdint cimport uint8_t
 from libc.string cimport memcpy, memset
 
+from toynn._kernels._columns cimport COLS, parallel_columns
 from toynn._kernels._common cimport at2, ids1
 from toynn._kernels._entry cimport entry
 from toynn._kernels._format cimport Format, format_of, row_bytes, rows_at
@@ -21,9 +22,6 @@ from toynn._kernels.abi cimport KernelArgs
 
 from toynn._kernels._check import check, row_length
 from toynn.dtypes import GGUF_TYPES
-
-cdef enum:
-    COLS = 64  # columns of dw per task: fixed, so dw is the same for any thread count
 
 
 cdef inline void _gather(
@@ -90,7 +88,7 @@ cdef void _backward(KernelArgs* a) noexcept nogil:
         return
     if not a.accumulate:
         parallel_for(_zero_rows, a, V)
-    parallel_for(_backward_blocks, a, (C + COLS - 1) // COLS)
+    parallel_columns(_backward_blocks, a, C)
 
 
 def _check_ids(where, const int[::1] ids, Py_ssize_t V):

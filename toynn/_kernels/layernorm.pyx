@@ -15,15 +15,13 @@ accumulate is set. Source: Ba, Kiros & Hinton 2016, arXiv:1607.06450, section 3.
 """
 from libc.math cimport sqrtf
 
+from toynn._kernels._columns cimport COLS, begin_sums, end_sums, parallel_columns
 from toynn._kernels._common cimport at1, at2, dot_, sum_
 from toynn._kernels._entry cimport entry
 from toynn._kernels._parallel cimport parallel_for
 from toynn._kernels.abi cimport KernelArgs
 
 from toynn._kernels._check import check
-
-cdef enum:
-    COLS = 64  # columns of dw and db per task: fixed, so they are the same for any thread count
 
 
 cdef inline void _row_forward(
@@ -63,18 +61,14 @@ cdef inline void _columns_dw_db(
     cdef float acc_w[COLS]
     cdef float acc_b[COLS]
     cdef Py_ssize_t n, c
-    for c in range(width):
-        acc_w[c] = dw[c] if accumulate and dw != NULL else 0
-        acc_b[c] = db[c] if accumulate and db != NULL else 0
+    begin_sums(acc_w, dw, width, accumulate)
+    begin_sums(acc_b, db, width, accumulate)
     for n in range(N):
         for c in range(width):
             acc_w[c] += dy[n * C + c] * (x[n * C + c] - mean[n]) * r[n]
             acc_b[c] += dy[n * C + c]
-    for c in range(width):
-        if dw != NULL:
-            dw[c] = acc_w[c]
-        if db != NULL:
-            db[c] = acc_b[c]
+    end_sums(dw, acc_w, width)
+    end_sums(db, acc_b, width)
 
 
 cdef void _forward_rows(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
@@ -129,7 +123,7 @@ cdef void _backward(KernelArgs* a) noexcept nogil:
     cdef Py_ssize_t N = a.n[0], C = a.n[1]
     parallel_for(_backward_rows, a, N)
     if dw != NULL or db != NULL:
-        parallel_for(_backward_blocks, a, (C + COLS - 1) // COLS)
+        parallel_columns(_backward_blocks, a, C)
 
 
 def forward(

@@ -12,15 +12,13 @@ Source: Zhang & Sennrich 2019, arXiv:1910.07467.
 """
 from libc.math cimport sqrtf
 
+from toynn._kernels._columns cimport COLS, begin_sums, end_sums, parallel_columns
 from toynn._kernels._common cimport at1, at2, dot_
 from toynn._kernels._entry cimport entry
 from toynn._kernels._parallel cimport parallel_for
 from toynn._kernels.abi cimport KernelArgs
 
 from toynn._kernels._check import check
-
-cdef enum:
-    COLS = 64  # columns of dw per task: fixed, so dw is the same for any thread count
 
 
 cdef inline void _row_forward(
@@ -53,13 +51,11 @@ cdef inline void _columns_dw(
     """dw[:width] for the columns at which dw, dy and x already point."""
     cdef float acc[COLS]
     cdef Py_ssize_t n, c
-    for c in range(width):
-        acc[c] = dw[c] if accumulate else 0
+    begin_sums(acc, dw, width, accumulate)
     for n in range(N):
         for c in range(width):
             acc[c] += dy[n * C + c] * x[n * C + c] * r[n]
-    for c in range(width):
-        dw[c] = acc[c]
+    end_sums(dw, acc, width)
 
 
 cdef void _forward_rows(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
@@ -105,7 +101,7 @@ cdef void _backward(KernelArgs* a) noexcept nogil:
     cdef Py_ssize_t N = a.n[0], C = a.n[1]
     parallel_for(_backward_rows, a, N)
     if dw != NULL:
-        parallel_for(_backward_blocks, a, (C + COLS - 1) // COLS)
+        parallel_columns(_backward_blocks, a, C)
 
 
 def forward(

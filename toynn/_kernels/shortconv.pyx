@@ -16,6 +16,7 @@ that of position p in row p mod R; those of the T rows are added. No gradient.
 Source: Liquid AI 2025, arXiv:2511.23404, section 2; the convolution: Poli et al. 2023,
 arXiv:2302.10866.
 """
+from toynn._kernels._columns cimport COLS, parallel_columns
 from toynn._kernels._common cimport at2, ids1
 from toynn._kernels._entry cimport entry
 from toynn._kernels._parallel cimport parallel_for
@@ -25,9 +26,6 @@ import numpy as np
 
 from toynn._kernels._check import check
 from toynn.checks import segments_within
-
-cdef enum:
-    COLS = 64  # channels of a task that goes over rows: fixed, so bits do not depend on threads
 
 
 cdef inline Py_ssize_t _taps(
@@ -145,7 +143,7 @@ cdef void _backward(KernelArgs* a) noexcept nogil:
     cdef Py_ssize_t B = a.n[0], T = a.n[1], C = a.n[2]
     parallel_for(_backward_rows, a, B * T)
     if dw != NULL:
-        parallel_for(_backward_columns, a, (C + COLS - 1) // COLS)
+        parallel_columns(_backward_columns, a, C)
 
 
 cdef void _cached_columns(KernelArgs* a, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:

@@ -1,0 +1,31 @@
+"""Sums over the rows of an array, for each of its columns: COLS columns are one task.
+
+So many at any number of threads, each over all rows in order: the sums are the same.
+"""
+from toynn._kernels._parallel cimport parallel_for, part_fn
+from toynn._kernels.abi cimport KernelArgs
+
+cdef enum:
+    COLS = 64
+
+
+cdef inline void parallel_columns(part_fn part, KernelArgs* a, Py_ssize_t C) noexcept nogil:
+    """Have a.n_threads threads compute all blocks of C columns, which begin COLS apart."""
+    parallel_for(part, a, (C + COLS - 1) // COLS)
+
+
+cdef inline void begin_sums(
+    float* acc, const float* sums, Py_ssize_t width, bint accumulate
+) noexcept nogil:
+    """Begin sums of width columns (<= COLS) at 0, or at what they are if they accumulate."""
+    cdef Py_ssize_t c
+    for c in range(width):
+        acc[c] = sums[c] if accumulate and sums != NULL else 0
+
+
+cdef inline void end_sums(float* sums, const float* acc, Py_ssize_t width) noexcept nogil:
+    """Store the sums of width columns, if they are wanted."""
+    cdef Py_ssize_t c
+    if sums != NULL:
+        for c in range(width):
+            sums[c] = acc[c]
