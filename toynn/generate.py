@@ -282,13 +282,4 @@ def sample(
     **how: Unpack[SamplingOptions],
 ) -> list[int]:
     """Return as a list what ``generate`` yields. Raises what it raises."""
-    return list(
-        generate(
-            engine,
-            prompt_ids,
-            max_tokens,
-            seed=seed,
-            stop=stop,
-            **how,
-        )
-    )
+    return list(generate(engine, prompt_ids, max_tokens, seed=seed, stop=stop, **how))

@@ -15,14 +15,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from toynn import ops
 from toynn.checks import IGNORED
+from toynn.engines import recording
 from toynn.engines.packed import Packed
 from toynn.engines.recording import Pass, record_losses
 from toynn.errors import ConfigError, LifecycleError, ShapeError
 from toynn.graph.tape import Tensor
-from toynn.models import SequenceModel
-from toynn.nn import Dropout, Layers
-from toynn.options import RecipeOptions
-from toynn.session import Session
 
 __all__ = [
     "KINDS",
@@ -124,33 +121,11 @@ class Sequences:
         return len(self.bounds) // 2
 
 
-class Model(Protocol):
+class Model(recording.Model, Protocol):
     """What is asked of an engine."""
 
-    config: Any
-    options: RecipeOptions
-    t_seq: int
     t_batch: int
     context: int
-
-    @property
-    def session(self) -> Session:
-        """What owns its weights."""
-
-    @property
-    def model(self) -> SequenceModel[Any]:
-        """Its architecture."""
-
-    def layers(
-        self,
-        batch: int,
-        dropout: Dropout | None = None,
-        *,
-        segments: Tensor | None = None,
-        adapted: bool = True,
-        long: bool = False,
-    ) -> Layers:
-        """Return what a forward pass over the weights is recorded with."""
 
 
 class Preference:

@@ -1,0 +1,244 @@
+"""An engine whose weights come from a file, and go into one.
+
+They are read from it, expanded and trained (``from_gguf``, ``from_hf``); or they stay in it, frozen
+and mapped, with adapters beside them (weights.py, adapters.py). What a file says of its model is
+checked before any memory is taken. files.py writes.
+"""
+
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any, Generic, Self, TypeVar
+
+from toynn.engines import files
+from toynn.engines.doors import AdapterDoors
+from toynn.engines.engine import Engine
+from toynn.engines.files import StrPath
+from toynn.engines.recording import Pass
+from toynn.engines.weights import FileWeights
+from toynn.errors import ConfigError, LifecycleError, ShapeError
+from toynn.formats import bases, gguf, hf
+from toynn.models import (
+    ARCHITECTURES,
+    SequenceConfig,
+    SequenceModel,
+    Shapes,
+    Source,
+    architecture,
+    check_tensors,
+    refuse,
+)
+from toynn.options import RecipeOptions
+from toynn.reports import Memory
+
+__all__ = ["FileEngine"]
+
+C = TypeVar("C", bound=SequenceConfig)
+
+
+class _Architectures:
+    """The architectures whose configurations are an engine's; of all kinds, if it names none."""
+
+    def __get__(self, engine: Any, kind: "type[FileEngine[Any]]") -> tuple[str, ...]:
+        own = kind.config_type
+        return tuple(
+            name for name, model in ARCHITECTURES.items() if issubclass(model.config_type, own)
+        )
+
+
+class FileEngine(Engine[C, Pass], AdapterDoors, Generic[C]):
+    """An engine of the architectures in ``toynn.models``, by the files of such models.
+
+    Calls in another order raise LifecycleError.
+    """
+
+    config_type: type[Any] = object  # of the models that it is for
+    architectures = _Architectures()  # general.architecture of the files that it reads
+
+    vocab: int
+
+    def __init__(self, backend: str = "cpu", n_threads: int | None = None) -> None:
+        super().__init__(backend, n_threads)
+        self._carried: files.Carried = MappingProxyType({})
+
+    # -- The model -----------------------------------------------------------------------------
+
+    def _model_of(self, cfg: C) -> SequenceModel[Any]:
+        model = architecture(cfg.arch)
+        if cfg.arch not in self.architectures:
+            raise ConfigError(
+                f"{type(self).__name__}: expected the configuration of "
+                f"{', '.join(self.architectures)}; got one of {cfg.arch}"
+            )
+        return model.apart() if self._weights.pairs_apart else model
+
+    @property
+    def model(self) -> SequenceModel[Any]:
+        """The architecture of the configuration.
+
+        Raises ConfigError where the engine is for others.
+        """
+        return self._model_of(self.config)
+
+    def _beside(self) -> Shapes:
+        return {name: array.shape for name, array in self.model.beside(self.config).items()}
+
+    # -- Weights as they lie in a file ----------------------------------------------------------
+
+    def _check_undeclared(self, call: str) -> None:
+        if self._session is not None:
+            raise LifecycleError(
+                f"{type(self).__name__}.{call} after the weights were declared: make a new engine"
+            )
+
+    def declare_for_mmap(self, file: Source, cfg: C | None, opts: RecipeOptions) -> None:
+        """Declare a file's weights, frozen, where they lie, and the adapters; takes no memory.
+
+        ``file`` is a GGUF file or a Hugging Face folder, open.
+        ``cfg``, ``opts.untied`` and ``opts.qkv_bias`` come from the file: what is given must agree
+        with it. The file stays mapped as long as the session lives, and is never written.
+        """
+        self._map(file, cfg, opts)
+
+    def _map(self, file: Source, cfg: C | None, opts: RecipeOptions) -> FileWeights:
+        self._check_undeclared("realize_for_mmap")
+        found, options = files.config_of(file, self.architectures, type(self).__name__)
+        if cfg is not None:
+            files.check_agrees(file, cfg, found)
+        files.check_options(file, opts, options)
+        weights = self._weights = FileWeights(file, self.lora, trained=self._trains_adapters)
+        self.declare(found, replace(opts, **options))
+        return weights
+
+    def realize_for_mmap(self, file: Source, cfg: C | None, opts: RecipeOptions) -> None:
+        """Take a file's weights as they lie there, frozen; all adapters are zero yet.
+
+        See ``declare_for_mmap``. Norms and biases of another type than F32 are expanded.
+        """
+        weights = self._map(file, cfg, opts)
+        self.session.finalize_weights()
+        weights.fill(self.session)
+
+    # -- Reading -------------------------------------------------------------------------------
+
+    @classmethod
+    def from_gguf(
+        cls,
+        path: StrPath,
+        t_seq: int = 0,
+        t_batch: int = 1,
+        backend: str = "cpu",
+        *,
+        weight_dtype: str = "f32",
+        checkpointing: bool = False,
+        packed: bool = False,
+        decay: str = "all",
+        build: bool = True,
+    ) -> Self:
+        """Return an engine with a file's weights, quantized ones expanded, ready to train.
+
+        ``t_seq`` 0 means the context length that the file names, which may be long. Without
+        ``build`` there is no training step before ``build_training_step``, and no memory is taken
+        for one: that is all that logits and generation need. ``toynn.engines.frozen`` leaves the
+        weights in the file, too.
+        """
+        options = {"weight_dtype": weight_dtype, "checkpointing": checkpointing}
+        options |= {"packed": packed, "decay": decay}
+        with gguf.open(path, check=True) as file:
+            return cls._read(file, t_seq, t_batch, backend, build=build, **options)
+
+    @classmethod
+    def from_hf(
+        cls,
+        path: StrPath,
+        t_seq: int = 0,
+        t_batch: int = 1,
+        backend: str = "cpu",
+        *,
+        weight_dtype: str = "f32",
+        checkpointing: bool = False,
+        packed: bool = False,
+        decay: str = "all",
+        build: bool = True,
+    ) -> Self:
+        """Return an engine with the weights of a Hugging Face folder, ready to train.
+
+        The folder has config.json and model.safetensors. ``build`` as in from_gguf.
+        """
+        options = {"weight_dtype": weight_dtype, "checkpointing": checkpointing}
+        options |= {"packed": packed, "decay": decay}
+        with hf.open(path) as model:
+            return cls._read(model, t_seq, t_batch, backend, build=build, **options)
+
+    @classmethod
+    def _read(
+        cls, file: Source, t_seq: int, t_batch: int, backend: str, *, build: bool, **more: Any
+    ) -> Self:
+        engine = cls._declared(file, t_seq, t_batch, backend, **more)
+        engine.session.finalize_weights()
+        for name, tensor in engine.tensors.items():
+            engine.session.upload(tensor, file[name])
+        engine._carried = files.passed_on(file)
+        if build:
+            engine.build_training_step()
+        return engine
+
+    @classmethod
+    def declared_from(cls, path: StrPath, t_seq: int = 0, *, weight_dtype: str = "f32") -> Self:
+        """Return an engine with the shape of a GGUF file or Hugging Face folder, and no weights.
+
+        Whatever is wrong with the file and needs no look at its weights is an error here already.
+        """
+        with bases.open(path, check=True) as file:
+            return cls._declared(file, t_seq, 1, weight_dtype=weight_dtype)
+
+    @classmethod
+    def memory_for(
+        cls, file: Source, t_seq: int = 0, t_batch: int = 1, backend: str = "cpu"
+    ) -> Memory:
+        """Return the memory that training a file's model would need; none of it is taken."""
+        return cls._declared(file, t_seq, t_batch, backend).step_memory()
+
+    @classmethod
+    def _declared(
+        cls, file: Source, t_seq: int, t_batch: int, backend: str = "cpu", **more: Any
+    ) -> Self:
+        """Return an engine for a file's model, before it takes any memory."""
+        cfg, options = files.config_of(file, cls.architectures, cls.__name__)
+        engine = cls(backend)
+        opts = RecipeOptions(t_seq=t_seq, t_batch=t_batch, **options, **more)
+        try:
+            engine.declare(cfg, opts)
+        except ShapeError as error:  # sizes that no memory could hold
+            refuse(file, str(error))
+        shapes = {name: tensor.shape for name, tensor in engine.tensors.items()}
+        check_tensors(file, shapes | engine._beside())
+        return engine
+
+    # -- Writing -------------------------------------------------------------------------------
+
+    def carry_tokenizer(self, path: StrPath) -> None:
+        """Let exports carry the tokenizer of a file or folder; it must have the model's tokens.
+
+        Raises DataError for one of a folder that GGUF files have no name for.
+        """
+        own = {k: v for k, v in self._carried.items() if not k.startswith("tokenizer.")}
+        self._carried = own | files.tokenizer_of(path, self.vocab)
+
+    def export_gguf(self, path: StrPath, outtype: str = "f32", *, overwrite: bool = False) -> None:
+        """Write the model; ``outtype`` is that of its matrices: f32, f16, bf16 or q8_0.
+
+        The tokenizer is that of the file that the engine came from. Without one the file says so
+        ("no_vocab"), and llama.cpp takes token ids. Refused over a mapped file, which is there.
+        """
+        self._weights.check_exported(f"{type(self).__name__}.export_gguf")
+        self._session_for("export_gguf()")
+        files.write_gguf(path, self, outtype, overwrite=overwrite)
+
+    def export_hf(self, path: StrPath) -> None:
+        """Write the model as a new Hugging Face folder: config.json and model.safetensors.
+
+        Refused over a mapped file.
+        """
+        self._weights.check_exported(f"{type(self).__name__}.export_hf")
+        self._session_for("export_hf()")
+        files.write_hf(path, self)
