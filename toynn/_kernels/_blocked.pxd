@@ -19,9 +19,10 @@ from toynn._kernels._gemm cimport (
 )
 from toynn._kernels._int8 cimport multiply_in_int8
 from toynn._kernels._panels cimport (
-    KC, LINE, MR, NR, V, Operand, aligned, blocks_of, floats_at, kept_start, pack, packed_panels,
-    panel_floats, panel_start, panels, steps, stretch, terms_per_pass,
+    HAS_TILES, KC, LINE, MR, NR, V, Operand, aligned, blocks_of, floats_at, kept_start, pack,
+    packed_panels, panel_floats, panel_start, panels, steps, stretch, terms_per_pass,
 )
+from toynn._kernels._squares cimport sum_tiles
 
 cdef enum:
     SMALL = 1 << 21   # multiplications (20 us) for which threads and packing cost too much
@@ -53,6 +54,7 @@ cdef struct Product:
     const float* bias
     float* y
     Activation activation
+    float* squares  # of the finished tiles, summed by tile; NULL: no one asks
 
 cdef struct Plan:
     const Operand* shared  # the smaller side, and in how many panels a slice of it is packed
@@ -113,6 +115,11 @@ cdef inline bint is_packed(const Product* p) noexcept nogil:
     return not (p.few or is_small(p) or _is_shared(p))
 
 
+cdef inline bint can_sum_squares(const Product* p) noexcept nogil:
+    """Whether its tiles are those of _squares.pxd."""
+    return is_packed(p) and (p.a.parts > 0) == HAS_TILES
+
+
 cdef inline Py_ssize_t scratch_floats(const Product* p, int n_threads) noexcept nogil:
     """Floats of scratch memory that a product needs on up to n_threads threads, in any type."""
     cdef Plan plan
@@ -145,9 +152,11 @@ cdef inline void _finish_row(
 cdef inline void _finish(
     const Product* p, Py_ssize_t a0, Py_ssize_t a1, Py_ssize_t b0, Py_ssize_t b1
 ) noexcept nogil:
-    """Bias and activation for panels a0 .. a1 - 1 by b0 .. b1 - 1."""
+    """Bias, activation and squares for panels a0 .. a1 - 1 by b0 .. b1 - 1."""
     cdef Py_ssize_t i
     cdef Py_ssize_t column = panel_start(&p.b, b0), columns = panel_start(&p.b, b1) - column
+    if p.squares != NULL:
+        sum_tiles(p.squares, p.c, &p.a, &p.b, a0, a1, b0, b1)
     if p.bias == NULL and p.y == p.c and p.activation == NONE:
         return
     for i in range(panel_start(&p.a, a0), panel_start(&p.a, a1)):

@@ -46,7 +46,7 @@ cdef inline Product product_of(
     """The product of an entry; ``pairs``: whether the CPU multiplies pairs of bfloat16."""
     cdef Product p
     p.c = p.y = c
-    p.bias = NULL
+    p.bias = p.squares = NULL
     p.activation = NONE
     p.add = False
     p.few = which == FORWARD and M <= FEW

@@ -50,4 +50,5 @@ def backward_weight(
     accumulate: bool = False,
     n_threads: int = 1,
     precision: str = "highest",
+    kept: int = 0,
 ) -> None: ...

@@ -8,7 +8,7 @@ M rows (B*T flattened), N outputs, K inputs. float32, C-contiguous; outputs neve
 Saved for backward: pre (M,N), if there is an activation. y is overwritten; dx and dw are
 overwritten, or added to if accumulate is set. Which operand is read along which axis is said in
 _products.pxd; the loops, after Van Zee & van de Geijn 2015 (BLIS), doi:10.1145/2764454, are in
-_blocked.pxd.
+_blocked.pxd. A program may have backward_weight sum the squares of dw by tile (_squares.pxd).
 
 For forward and backward_input w may be stored in blocks of any type of _format.pxd. It is expanded
 while it is packed; the results are, bit for bit, those of its float32 expansion. Where x has but a
@@ -24,7 +24,8 @@ parts of each float (gemm_amx.h), where that pays (_products.pxd). All else is f
 from libc.stdlib cimport free, malloc
 
 from toynn._kernels._blocked cimport (
-    FEW, GELU_EXACT, GELU_TANH, NONE, Activation, Product, multiply_matrices, scratch_floats,
+    FEW, GELU_EXACT, GELU_TANH, NONE, Activation, Product, can_sum_squares, multiply_matrices,
+    scratch_floats,
 )
 from toynn._kernels._common cimport at1, at2
 from toynn._kernels._copies cimport read_copy
@@ -35,6 +36,7 @@ from toynn._kernels._panels cimport HAS_PAIRS, HAS_TILES
 from toynn._kernels._products cimport (
     BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, MEDIUM, Entry, product_of,
 )
+from toynn._kernels._squares cimport Squares
 from toynn._kernels.abi cimport KernelArgs, kernel_fn
 
 from toynn._kernels._check import check, precision_index, row_length
@@ -80,8 +82,12 @@ cdef void _backward_weight(KernelArgs* a) noexcept nogil:
     cdef const float* dy = <const float*>a.t[1]
     cdef const void* x = a.t[2]
     cdef Py_ssize_t M = a.n[0], N = a.n[1], K = a.n[2], precision = a.n[3]
+    cdef Squares* squares = <Squares*>a.kept
     cdef Product p = product_of(BACKWARD_WEIGHT, dw, dy, x, M, N, K, 0, precision, _pairs)
     p.add = a.accumulate
+    if squares != NULL:
+        squares.valid = can_sum_squares(&p)
+        p.squares = squares.sums if squares.valid else NULL
     multiply_matrices(&p, a.workspace, a.n_threads)
 
 
@@ -139,7 +145,7 @@ def workspace(
 
 
 cdef int _run(
-    str name, kernel_fn kernel, KernelArgs* a, str precision, int type=0
+    str name, kernel_fn kernel, KernelArgs* a, str precision, int type=0, size_t kept=0
 ) except -1:
     """Run a kernel in a precision, with scratch memory of its own."""
     cdef int kind = precision_index(f"matmul.{name}", precision)
@@ -147,7 +153,7 @@ cdef int _run(
         name, a.n[0], a.n[1], a.n[2], kind, type=type, n_threads=a.n_threads
     )
     a.n[3] = kind
-    a.kept = NULL
+    a.kept = <void*>kept
     a.workspace = malloc(nbytes) if nbytes else NULL
     if nbytes and a.workspace == NULL:
         raise MemoryError(f"matmul.{name}: no {nbytes} bytes of scratch memory")
@@ -203,9 +209,12 @@ def backward_input(
 
 def backward_weight(
     float[:, ::1] dw, const float[:, ::1] dy, const float[:, ::1] x, bint accumulate=False,
-    int n_threads=1, str precision="highest",
+    int n_threads=1, str precision="highest", size_t kept=0,
 ):
-    """Overwrite dw (N,K), or add to it when ``accumulate`` is set, from dy (M,N) and x (M,K)."""
+    """Overwrite dw (N,K), or add to it when ``accumulate`` is set, from dy (M,N) and x (M,K).
+
+    ``kept`` is the address of where it is to leave the sums of its squares (_squares.pxd), if any.
+    """
     cdef KernelArgs a
     cdef Py_ssize_t M = dy.shape[0], N = dy.shape[1], K = x.shape[1]
     check(
@@ -216,7 +225,7 @@ def backward_weight(
     a.n[0], a.n[1], a.n[2] = M, N, K
     a.accumulate = accumulate
     a.n_threads = n_threads
-    _run("backward_weight", _backward_weight, &a, precision)
+    _run("backward_weight", _backward_weight, &a, precision, 0, kept)
 
 
 entries = {

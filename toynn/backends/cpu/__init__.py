@@ -10,10 +10,12 @@ from toynn.backends.cpu.copies import Copies, Copy
 from toynn.backends.cpu.feed import Feed as CompiledFeed
 from toynn.backends.cpu.precision import automatic
 from toynn.backends.cpu.program import CompiledProgram
+from toynn.backends.cpu.squares import Squares
 from toynn.backends.cpu.work import seconds, worth
 from toynn.backends.host import HostBuffer
 from toynn.backends.protocol import (
     UNPACKED,
+    Accumulate,
     Backend,
     Buffer,
     Feed,
@@ -40,21 +42,27 @@ class CPUProgram:
         compiled: CompiledProgram,
         workspace: HostBuffer,
         copies: Sequence[Copy],
+        squares: Squares,
+        computing: frozenset[str],
     ) -> None:
         self._backend, self._compiled, self.workspace = backend, compiled, workspace
-        self._copies = copies
+        self._copies, self._squares = copies, squares
+        self._computing = computing  # the segments that compute gradients of parameters
 
     @property
     def scratch(self) -> int:
         """Bytes of the scratch memory."""
-        return self.workspace.nbytes
+        return self.workspace.nbytes + self._squares.nbytes
 
     def run(self, segments: str, accumulate: bool) -> None:
         """Run the launches of these segments; they are done when this returns."""
         threads = self._backend.threads()
         for copy in self._copies:
             copy.refresh(threads)
+        self._squares.before(self._backend.computed)
         self._compiled.run(segments, accumulate, threads)
+        self._backend.computed += not self._computing.isdisjoint(segments)
+        self._squares.after(self._backend.computed)
 
     def times(self) -> list[tuple[int, int]]:
         """Return (calls, nanoseconds) per launch since the program was compiled."""
@@ -72,6 +80,7 @@ class CPU(Backend):
 
     def __init__(self, n_threads: int | None = None) -> None:
         self.n_threads = n_threads
+        self.computed = 0  # how often programs have computed gradients of parameters
         self._copies = Copies()
 
     def threads(self) -> int:
@@ -87,7 +96,10 @@ class CPU(Backend):
         return HostBuffer(array)
 
     def scratch(self, launches: Sequence[Launch], journal: Journal | None = None) -> int:
-        """Return the bytes of scratch memory of the kernel that needs the most."""
+        """Return the bytes of what the neediest kernel takes, and of sums that wait for another."""
+        return self._most(launches) + Squares(launches).nbytes
+
+    def _most(self, launches: Sequence[Launch]) -> int:
         return aligned(max((self._scratch(launch) for launch in launches), default=0))
 
     def _scratch(self, launch: Launch) -> int:
@@ -116,12 +128,13 @@ class CPU(Backend):
             assert isinstance(buffer, HostBuffer)
             return buffer.address + place.offset
 
-        workspace = HostBuffer.zeros(self.scratch(launches))
+        workspace = HostBuffer.zeros(self._most(launches))
         copies = self._copies.of(launches, self.packs, buffers)
-        updated = self._copies.updated_by(launches, self.packs)
+        updated, squares = self._copies.updated_by(launches, self.packs), Squares(launches)
         kept = {i: copy.address for i, copy in copies.items()}
         kept |= {i: trained.address for i, trained in updated.items()}
-        held = [workspace, *buffers.values(), *copies.values(), *updated.values()]
+        kept |= squares.kept(launches, buffers)
+        held = [workspace, *buffers.values(), *copies.values(), *updated.values(), squares]
         program = CompiledProgram(len(launches), workspace.address, held)
         for i, launch in enumerate(launches):
             kernel, names = _entry(launch)
@@ -140,7 +153,11 @@ class CPU(Backend):
             if live is not None:
                 place, size = address(live.count), names.sizes.index(live.size)
                 program.limit(place, size, live.first, live.rows)
-        return CPUProgram(self, program, workspace, list(dict.fromkeys(copies.values())))
+        computing = frozenset(
+            launch.segment for launch in launches if launch.accumulate is not Accumulate.NEVER
+        )
+        each = list(dict.fromkeys(copies.values()))
+        return CPUProgram(self, program, workspace, each, squares, computing)
 
     def _worth(self, launch: Launch) -> int:
         return min(self.threads(), worth(seconds(launch.flops, launch.nbytes)))

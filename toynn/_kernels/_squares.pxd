@@ -1,0 +1,60 @@
+"""Sums of the squares of a gradient dw (N,K), one for each of its tiles, for the norm of all.
+
+The product that stores the last of a tile has it in cache, and sums its squares (_blocked.pxd);
+where dw has changed since, they are summed anew (grad_norm.pyx). A tile is a panel by a panel, of
+floats, or 32 by 32 at a level that has the tiles of AMX. So the cut depends on N, K and the level
+alone, and bits do not depend on who sums a tile, nor on how many rows dy has.
+"""
+cdef extern from "squares.h" nogil:
+    float sum_squares "tn_sum_squares" (
+        const float* c, Py_ssize_t ldc, Py_ssize_t rows, Py_ssize_t columns
+    ) noexcept
+
+from toynn._kernels._panels cimport HAS_TILES, MR, NR, V, Operand, floats_at, panel_start, panels
+
+# All fields are as wide as a pointer: the program writes them as an array of int64.
+cdef struct Squares:
+    Py_ssize_t first  # element of g with which dw begins
+    Py_ssize_t N
+    Py_ssize_t K
+    float* sums       # of the tiles, row by row of panels
+    Py_ssize_t valid  # whether they are those of what is in dw
+    double total      # of the sums
+
+cdef struct AllSquares:
+    Py_ssize_t count
+    Squares* each     # in the order in which they lie in g
+
+
+cdef inline Operand rows_of(Py_ssize_t N) noexcept nogil:
+    """dw's rows, in panels."""
+    cdef Operand side = floats_at(NULL, N, 1, 1, True)
+    side.parts = HAS_TILES
+    return side
+
+
+cdef inline Operand columns_of(Py_ssize_t K) noexcept nogil:
+    cdef Operand side = floats_at(NULL, K, 1, 1, False)
+    side.parts = HAS_TILES
+    return side
+
+
+cdef inline bint has_tiles(Py_ssize_t N, Py_ssize_t K) noexcept nogil:
+    """Whether dw (N,K) is more than one panel wide and high: else its product has no tiles."""
+    return N > MR and K > V
+
+
+cdef inline void sum_tiles(
+    float* sums, const float* dw, const Operand* a, const Operand* b, Py_ssize_t a0, Py_ssize_t a1,
+    Py_ssize_t b0, Py_ssize_t b1,
+) noexcept nogil:
+    """Overwrite the sums of panels a0 .. a1 - 1 by b0 .. b1 - 1 of dw."""
+    cdef Py_ssize_t i, j, row, column, rows
+    for i in range(a0, a1):
+        row = panel_start(a, i)
+        rows = panel_start(a, i + 1) - row
+        for j in range(b0, b1):
+            column = panel_start(b, j)
+            sums[i * panels(b) + j] = sum_squares(
+                dw + row * b.size + column, b.size, rows, panel_start(b, j + 1) - column
+            )

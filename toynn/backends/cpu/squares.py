@@ -1,0 +1,98 @@
+"""Squares of gradients, summed where a product stores them, for the norm of all.
+
+The norm would read each gradient from memory once more. What a product has summed counts as long as
+nobody has changed the gradients since: neither the host (ranks, a checkpoint, a reset) nor another
+program. Otherwise the norm sums the same tiles anew: the same bits (see grad_norm.pyx).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from toynn import dtypes
+from toynn._kernels import grad_norm
+from toynn.backends.host import HostBuffer
+from toynn.backends.protocol import Buffer, Launch, aligned
+
+__all__ = ["Squares"]
+
+NORM, PRODUCT = "grad_norm.forward", "matmul.backward_weight"
+LEAST = 1 << 16  # elements of a gradient: smaller ones may still be in cache
+FLOAT = dtypes.nbytes("f32", 1)
+
+
+class Part(NamedTuple):
+    """A gradient whose squares the last product that writes it sums."""
+
+    launch: int  # the product, by its number
+    first: int  # of all gradients, the element with which it begins
+    N: int
+    K: int
+
+    @property
+    def tiles(self) -> int:
+        """How many sums there are: 0 where its product leaves none."""
+        return grad_norm.tiles(self.N, self.K)
+
+
+class Squares:
+    """The sums that the products of a program leave to its norm, and whether they still count."""
+
+    def __init__(self, launches: Sequence[Launch]) -> None:
+        norms = [i for i, launch in enumerate(launches) if launch.kernel == NORM]
+        self._norm = norms[0] if norms else 0
+        self._parts = _parts(launches, self._norm) if norms else []
+        self.nbytes = aligned(sum(FLOAT * part.tiles for part in self._parts))
+
+    def kept(self, launches: Sequence[Launch], buffers: Mapping[str, Buffer]) -> dict[int, int]:
+        """Make room; return the address of what a launch, by its number, finds as kept."""
+        if not self._parts:
+            return {}
+        place = launches[self._norm].tensors["g"]
+        assert place is not None
+        gradients = buffers[place.buffer]
+        assert isinstance(gradients, HostBuffer)
+        self._gradients, self._seen = gradients, (-1, -1)
+        self._sums = HostBuffer.zeros(self.nbytes)
+        # Squares and AllSquares in toynn/_kernels/_squares.pxd.
+        self._rows = np.zeros((len(self._parts), 6), np.int64)
+        sums = self._sums.address
+        for row, part in zip(self._rows, self._parts, strict=True):
+            row[:4] = part.first, part.N, part.K, sums
+            sums += FLOAT * part.tiles
+        self._all = np.array([len(self._parts), self._rows.ctypes.data], np.int64)
+        addresses = [row.ctypes.data for row in self._rows]
+        products = [part.launch for part in self._parts]
+        return dict(zip(products, addresses, strict=True)) | {self._norm: self._all.ctypes.data}
+
+    def before(self, computed: int) -> None:
+        """Forget the sums if the host or another program has changed the gradients."""
+        if self._parts and self._seen != (self._gradients.changes, computed):
+            self._rows[:, 4] = False
+
+    def after(self, computed: int) -> None:
+        """Note that the sums are those of the gradients as they are."""
+        if self._parts:
+            self._seen = self._gradients.changes, computed
+
+
+def _parts(launches: Sequence[Launch], norm: int) -> list[Part]:
+    """Return the parts in the order in which they lie: by the sizes alone, since bits depend on it.
+
+    A gradient is written as a whole, by one launch or by several of which each adds to it.
+    """
+    start, n = launches[norm].tensors["g"], launches[norm].sizes["n"]
+    assert start is not None
+    parts: dict[int, Part | None] = {}  # by the first element: of the last launch that touches it
+    for i in range(norm):
+        launch = launches[i]
+        for name, place in launch.tensors.items():
+            if place is None or place.buffer != start.buffer:
+                continue
+            first = (place.offset - start.offset) // FLOAT
+            N, K = launch.sizes.get("N", 0), launch.sizes.get("K", 0)
+            fits = launch.kernel == PRODUCT and name == "dw" and 0 <= first <= n - N * K
+            parts[first] = Part(i, first, N, K) if fits and N * K >= LEAST else None
+    found = [part for part in parts.values() if part is not None and part.tiles]
+    return sorted(found, key=lambda part: part.first)
