@@ -21,9 +21,10 @@ def set_float32_matmul_precision(precision: str) -> None:
     products where there is AVX512_BF16: each product is off by up to 2^-7 of its size. Where that
     would be slower than float32, as on Intel's CPUs without AMX, it does not count.
 
-    In "medium", products of up to 3 rows by blocks of Q4_0, Q8_0, Q4_K or Q6_K multiply the codes
-    as they are, where there is AVX512_VNNI: the rows are rounded to 8 bits, by half a 127th of the
-    largest of 32 numbers at most. That is generation, a token at a time.
+    In "medium", products of up to 16 rows by blocks of Q4_0, Q8_0, Q4_K or Q6_K, those of experts
+    too, multiply the codes as they are, where there is AVX2 (with F16C): the rows are rounded to 8
+    bits, by half a 127th of the largest of 32 numbers at most. That is generation, a token at a
+    time, of up to 16 texts.
 
     float32 are, everywhere, products of at most 2^21 multiply-adds (with AMX, in "medium", 2^14),
     thin ones (one side has up to 14 rows or 16 columns), softmax, and attention but for medium over

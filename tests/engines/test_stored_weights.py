@@ -13,7 +13,7 @@ from toynn.testing.cases.quants import matrix
 pytestmark = pytest.mark.kernels
 
 STORED = [name for name in TYPES if name != "F32"]
-IN_8_BITS = ("Q4_0", "Q8_0", "Q4_K", "Q6_K")  # of up to 3 rows, in medium: test_int8.py
+IN_8_BITS = ("Q4_0", "Q8_0", "Q4_K", "Q6_K")  # of up to 16 rows, in medium: test_int8.py
 SHAPES = [  # M, N, and K in units of 256; rows of x 3, 4, 5, 14: where ways of computing change
     *[(M, 37, 2) for M in (1, 3, 4, 5, 14)],
     (8, 1100, 3),  # thin: floats are read in place, blocks packed
@@ -41,7 +41,7 @@ def products(x, dy, w, b, type, n_threads, precision="highest"):
 def assert_same_products(name, M, N, K):
     _, raw, exact = matrix(np.random.default_rng(5), TYPES[name], N, K)
     x, dy, b = normal(M, K), normal(M, N), normal(N)
-    in_8_bits = M <= 3 and name in IN_8_BITS and matmul.multiplies_int8()
+    in_8_bits = M <= 16 and name in IN_8_BITS and matmul.multiplies_int8()
     for precision in ("highest",) if in_8_bits else ("highest", "medium"):
         expected = products(x, dy, exact.astype(np.float32), b, "F32", 1, precision)
         for n_threads in (1, 3):

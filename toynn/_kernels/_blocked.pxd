@@ -17,10 +17,10 @@ from toynn._kernels._gemm cimport (
     begin_tiles, end_tiles, multiply, multiply_panels, multiply_panels_in_tiles, multiply_rows,
     splits_exactly,
 )
-from toynn._kernels._int8 cimport multiply_in_int8
+from toynn._kernels._int8 cimport dot_fn, round_rows, rounded_row
 from toynn._kernels._panels cimport (
     HAS_TILES, KC, LINE, MR, NR, V, Operand, aligned, blocks_of, floats_at, kept_start, pack,
-    packed_panels, panel_floats, panel_start, panels, steps, stretch, terms_per_pass,
+    packed_panels, panel_floats, panel_start, panels, row_of, steps, stretch, terms_per_pass,
 )
 from toynn._kernels._squares cimport sum_tiles
 
@@ -34,6 +34,7 @@ cdef enum:
     LARGE_C = 1 << 17  # numbers of C (512 KB) that do not stay in L2 from one pass to the next
     ALL_TERMS = 3 << 19  # floats of the packed smaller operand with all its terms (6 MB)
     FEW = 3           # rows of x for which packing w costs more time than it saves
+    FEW_IN_INT8 = 16  # the same where they are rounded to 8 bits
     OUTPUTS = 16      # columns of y per task, for so few rows
 
 cdef enum Activation:
@@ -48,8 +49,7 @@ cdef struct Product:
     float* c
     bint add
     bint few      # so few rows of x that w is not packed
-    bint int8     # and its blocks are multiplied as they are, by x in 8 bits
-    int type      # then: of w, as GGUF numbers it
+    dot_fn int8   # and what multiplies its blocks as they are, by x in 8 bits; NULL: nothing
     # What happens to a finished element: y = act(c += bias). y may be c.
     const float* bias
     float* y
@@ -362,30 +362,45 @@ cdef inline void dot_rows(const Product* p, Py_ssize_t n0, Py_ssize_t n1) noexce
         _finish_row(p, m * N + n0, n0, n1 - n0)
 
 
-cdef inline void _multiply_few(const Product* p, int n_threads) noexcept nogil:
+cdef inline void dot_rows_in_int8(
+    const Product* p, const float* rounded, Py_ssize_t n0, Py_ssize_t n1
+) noexcept nogil:
+    """The same of rows of x in 8 bits with rows of w as they are."""
+    cdef Py_ssize_t m, M = p.a.size, N = p.b.size
+    p.int8(
+        p.c + n0, N, row_of(&p.b, n0), p.b.row_bytes, n1 - n0, rounded, rounded_row(p.K), M, p.K
+    )
+    for m in range(M):
+        _finish_row(p, m * N + n0, n0, n1 - n0)
+
+
+cdef inline void _multiply_few(const Product* p, void* workspace, int n_threads) noexcept nogil:
     """y = x w^T for so few rows of x that time goes into reading w: once, in order, as it is."""
-    cdef Py_ssize_t i
+    cdef Py_ssize_t i, n0, n1
+    cdef float* rounded = aligned(workspace)
     cdef fpstate before = 0
+    if p.int8 != NULL:
+        round_rows(rounded, p.a.x, p.a.size, p.K)
     with parallel(num_threads=team(n_threads)):
         before = flush_denormals()
         for i in prange(blocks_of(p.b.size, OUTPUTS), schedule="static"):
-            dot_rows(p, i * OUTPUTS, min((i + 1) * OUTPUTS, p.b.size))
+            n0 = i * OUTPUTS
+            n1 = min(n0 + OUTPUTS, p.b.size)
+            if p.int8 != NULL:
+                dot_rows_in_int8(p, rounded, n0, n1)
+            else:
+                dot_rows(p, n0, n1)
         restore_fpstate(before)
 
 
 cdef inline void multiply_matrices(const Product* p, void* workspace, int n_threads) noexcept nogil:
     """The shape alone chooses the way, so that every thread count gives the same bits."""
-    cdef Py_ssize_t m
     if p.a.size == 0 or p.b.size == 0:
         return
     if p.K == 0 and not p.add:
         memset(p.c, 0, p.a.size * p.b.size * sizeof(float))
-    if p.int8:
-        multiply_in_int8(p.c, p.a.x, &p.b, p.type, p.a.size, p.K, workspace, n_threads)
-        for m in range(p.a.size):
-            _finish_row(p, m * p.b.size, 0, p.b.size)
-    elif p.few:
-        _multiply_few(p, n_threads)
+    if p.few:
+        _multiply_few(p, workspace, n_threads)
     elif is_packed(p):
         _multiply_blocked(p, workspace, n_threads)
     else:

@@ -6,14 +6,15 @@ said in _products.pxd, how a product is cut in _tasks.pxd.
 from cython.parallel cimport parallel, prange, threadid
 from libc.stdint cimport uint8_t
 
-from toynn._kernels._blocked cimport Product
+from toynn._kernels._blocked cimport FEW_IN_INT8, Product
 from toynn._kernels._common cimport flush_denormals, fpstate, restore_fpstate, team
 from toynn._kernels._copies cimport read_copy
 from toynn._kernels._format cimport Format, format_of, row_bytes
 from toynn._kernels._gemm cimport begin_tiles, end_tiles
+from toynn._kernels._int8 cimport int8_floats
 from toynn._kernels._panels cimport HAS_TILES, kept_floats
 from toynn._kernels._products cimport (
-    BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Entry, product_of,
+    BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Entry, product_of, rounds_few,
 )
 from toynn._kernels._tasks cimport multiply_task, task_floats, tasks_of
 
@@ -26,7 +27,7 @@ cdef struct Experts:
     const int* offsets
     Py_ssize_t E, M, N, K, type, precision
     bint add
-    bint pairs            # whether the CPU multiplies pairs of bfloat16
+    int units             # of this CPU, beside its level: enum Unit
     const void* kept      # a copy of each matrix in panels, one behind another; NULL: none
 
 
@@ -39,7 +40,7 @@ cdef inline Product _product_of_expert(const Experts* x, Py_ssize_t e) noexcept 
         p = product_of(
             FORWARD, x.c + first * N, x.a + first * K,
             <const uint8_t*>x.b + e * N * row_bytes(&format, K), M, N, K, x.type, x.precision,
-            x.pairs,
+            x.units,
         )
         if x.bias != NULL:
             p.bias = x.bias + e * N
@@ -47,12 +48,12 @@ cdef inline Product _product_of_expert(const Experts* x, Py_ssize_t e) noexcept 
         p = product_of(
             BACKWARD_INPUT, x.c + first * K, x.a + first * N,
             <const uint8_t*>x.b + e * N * row_bytes(&format, K), M, N, K, x.type, x.precision,
-            x.pairs,
+            x.units,
         )
     else:
         p = product_of(
             BACKWARD_WEIGHT, x.c + e * N * K, x.a + first * N, <const float*>x.b + first * K, M, N,
-            K, 0, x.precision, x.pairs,
+            K, 0, x.precision, x.units,
         )
     p.add = x.add
     read_copy(&p, x.kept)
@@ -73,9 +74,12 @@ cdef inline void _task(
 cdef inline Py_ssize_t floats_for(const Experts* x) noexcept nogil:
     """Floats of scratch memory for a thread: as if one expert had all M rows, or more."""
     cdef Product p = product_of(
-        x.which, NULL, NULL, NULL, x.M, x.N, x.K, 0, x.precision, x.pairs
+        x.which, NULL, NULL, NULL, x.M, x.N, x.K, 0, x.precision, x.units
     )
-    return task_floats(&p)
+    cdef Py_ssize_t floats = task_floats(&p)
+    if rounds_few(x.which, x.type, x.precision, x.units):
+        floats = max(floats, int8_floats(min(x.M, FEW_IN_INT8), x.K))
+    return floats
 
 
 cdef inline void multiply_experts(

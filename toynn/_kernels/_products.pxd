@@ -7,17 +7,37 @@
 w (N,K) may be stored in blocks. The numbers that are multiplied are floats, but for products that
 are neither small nor thin nor of a few rows: these use what bfloat16 the precision calls for.
 """
-from toynn._kernels._blocked cimport FEW, NONE, SMALL_TILES, Product, is_small, is_thin
+from toynn._kernels._blocked cimport (
+    FEW, FEW_IN_INT8, NONE, SMALL_TILES, Product, is_small, is_thin,
+)
+from toynn._kernels._int8 cimport dot_int8_of, in_int8
 from toynn._kernels._panels cimport HAS_TILES, SIDE, Operand, floats_at, stored_as
 
 cdef enum:
     HIGH = 1    # in toynn.precision.PRECISIONS
     MEDIUM = 2
 
+cdef enum Unit:
+    PAIRS = 1   # of bfloat16, and multiplying them pays
+    INT8 = 2    # 8-bit integers
+    VNNI = 4    # and by vpdpbusd
+
 cdef enum Entry:
     FORWARD
     BACKWARD_INPUT
     BACKWARD_WEIGHT
+
+
+cdef inline int units_of(bint pairs, str int8):
+    """The units of this CPU: whether pairs pay, and which it has for 8 bits (cpu.int8_unit)."""
+    return (PAIRS if pairs else 0) | (INT8 if int8 else 0) | (VNNI if "VNNI" in int8 else 0)
+
+
+cdef inline bint rounds_few(
+    Entry which, Py_ssize_t type, Py_ssize_t precision, int units
+) noexcept nogil:
+    """Whether up to FEW_IN_INT8 rows are rounded to 8 bits."""
+    return which == FORWARD and precision == MEDIUM and units & INT8 and in_int8(type)
 
 
 cdef inline bint _suits_tiles(const Product* p, Py_ssize_t precision) noexcept nogil:
@@ -41,17 +61,18 @@ cdef inline Operand weights_of(
 
 cdef inline Product product_of(
     Entry which, float* c, const float* a, const void* b, Py_ssize_t M, Py_ssize_t N, Py_ssize_t K,
-    Py_ssize_t type, Py_ssize_t precision, bint pairs,
+    Py_ssize_t type, Py_ssize_t precision, int units,
 ) noexcept nogil:
-    """The product of an entry; ``pairs``: whether the CPU multiplies pairs of bfloat16."""
+    """The product of an entry; ``units``: what this CPU has beside its level, of enum Unit."""
     cdef Product p
     p.c = p.y = c
     p.bias = p.squares = NULL
     p.activation = NONE
     p.add = False
-    p.few = which == FORWARD and M <= FEW
-    p.int8 = False
-    p.type = type
+    p.int8 = NULL
+    if M <= FEW_IN_INT8 and rounds_few(which, type, precision, units):
+        p.int8 = dot_int8_of(type, units & VNNI != 0)
+    p.few = which == FORWARD and (M <= FEW or p.int8 != NULL)
     if which == FORWARD:
         p.a = floats_at(a, M, K, 1, True)
         p.b = weights_of(which, b, N, K, type)
@@ -69,5 +90,5 @@ cdef inline Product product_of(
     if HAS_TILES and _suits_tiles(&p, precision):
         p.a.parts = p.b.parts = 3 - precision  # highest 3, high 2, medium 1
     elif not is_small(&p):
-        p.a.pairs = p.b.pairs = pairs and precision == MEDIUM
+        p.a.pairs = p.b.pairs = units & PAIRS and precision == MEDIUM
     return p

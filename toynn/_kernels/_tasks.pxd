@@ -7,9 +7,10 @@ same order: so neither the threads nor who does which task change a bit.
 from libc.string cimport memset
 
 from toynn._kernels._blocked cimport (
-    OWN, OWN_TILES, Plan, Product, dot_rows, is_packed, is_small, multiply_group, multiply_share,
-    pack_part, plan_of,
+    OWN, OWN_TILES, Plan, Product, dot_rows, dot_rows_in_int8, is_packed, is_small, multiply_group,
+    multiply_share, pack_part, plan_of,
 )
+from toynn._kernels._int8 cimport round_rows
 from toynn._kernels._panels cimport (
     LINE, aligned, blocks_of, panel_floats, panels, terms_per_pass,
 )
@@ -48,8 +49,13 @@ cdef inline void multiply_task(const Product* p, void* workspace, Py_ssize_t i) 
     cdef Plan plan
     cdef float* shared = aligned(workspace)
     cdef Py_ssize_t s, s0, s1, t, k, kc, most = terms_per_pass(&p.a)
+    cdef Py_ssize_t n0 = i * COLUMNS, n1 = min(n0 + COLUMNS, p.b.size)
+    if p.int8 != NULL:
+        round_rows(shared, p.a.x, p.a.size, p.K)  # by each task: little beside so many columns
+        dot_rows_in_int8(p, shared, n0, n1)
+        return
     if p.few:
-        dot_rows(p, i * COLUMNS, min((i + 1) * COLUMNS, p.b.size))
+        dot_rows(p, n0, n1)
         return
     if not is_packed(p):
         if p.K == 0 and not p.add:

@@ -18,7 +18,9 @@ from toynn._kernels._panels cimport (
     panels as panels_of, terms_per_pass,
 )
 from toynn._kernels._parallel cimport parallel_for
-from toynn._kernels._products cimport BACKWARD_INPUT, FORWARD, MEDIUM, Entry, product_of
+from toynn._kernels._products cimport (
+    BACKWARD_INPUT, FORWARD, MEDIUM, Entry, product_of, units_of,
+)
 from toynn._kernels.abi cimport KernelArgs
 
 from toynn._kernels._check import check, row_length
@@ -62,7 +64,7 @@ def form(str name, Py_ssize_t M, Py_ssize_t N, Py_ssize_t K, int precision):
     cdef Entry which = FORWARD if name == "forward" else BACKWARD_INPUT
     cdef Product p = product_of(
         which, NULL, NULL, NULL, M, N, K, 0, min(precision, MEDIUM),
-        HAS_PAIRS and gains_by_pairs(),
+        units_of(HAS_PAIRS and gains_by_pairs(), ""),
     )
     return form_of(&p.b) if is_packed(&p) else None
 

@@ -18,10 +18,25 @@ cdef extern from *:
     #if (defined(__x86_64__) || defined(__i386__)) && \\
         (defined(__clang__) || (defined(__GNUC__) && __GNUC__ >= 11))
     static int tn_has_avx512_bf16(void) { return __builtin_cpu_supports("avx512bf16"); }
-    static int tn_has_vnni(void) { return __builtin_cpu_supports("avx512vnni"); }
+    static int tn_has_avx512_vnni(void) { return __builtin_cpu_supports("avx512vnni"); }
     #else
     static int tn_has_avx512_bf16(void) { return 0; }
-    static int tn_has_vnni(void) { return 0; }
+    static int tn_has_avx512_vnni(void) { return 0; }
+    #endif
+    /* Two that not all compilers know by name. F16C: bit 29 of ECX; AVX_VNNI: bit 4 of EAX. */
+    #if defined(__GNUC__) && (defined(__x86_64__) || defined(__i386__))
+    #include <cpuid.h>
+    static int tn_has_f16c(void) {
+        unsigned a, b, c, d;
+        return tn_has_avx2() && __get_cpuid(1, &a, &b, &c, &d) && (c >> 29 & 1);
+    }
+    static int tn_has_avx_vnni(void) {
+        unsigned a, b, c, d;
+        return tn_has_f16c() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
+    }
+    #else
+    static int tn_has_f16c(void) { return 0; }
+    static int tn_has_avx_vnni(void) { return 0; }
     #endif
     /* AMX: the CPU has it, bits 22 (bfloat16) and 24 (tiles) of EDX; and Linux keeps room for 8 KB
        of tiles of each thread, which it does for a process that asked for it, its later threads
@@ -79,7 +94,9 @@ cdef extern from *:
     bint tn_has_avx2() noexcept
     bint tn_has_avx512() noexcept
     bint tn_has_avx512_bf16() noexcept
-    bint tn_has_vnni() noexcept
+    bint tn_has_avx512_vnni() noexcept
+    bint tn_has_f16c() noexcept
+    bint tn_has_avx_vnni() noexcept
     bint tn_ask_for_amx() noexcept
     int tn_family(char* vendor) noexcept
     int tn_amx_refusal
@@ -111,9 +128,16 @@ def has_avx512_bf16():
     return bool(tn_has_avx512() and tn_has_avx512_bf16())
 
 
-def has_vnni():
-    """Whether this CPU multiplies 8-bit integers (AVX512_VNNI), beside having the level avx512."""
-    return bool(tn_has_avx512() and tn_has_vnni())
+def int8_unit(int vnni):
+    """What multiplies 8-bit integers on this CPU, in a build for AVX2; "" if nothing does.
+
+    ``vnni`` says what else the build has, of dot_int8.h: 1 AVX_VNNI, 2 AVX512_VNNI, 0 neither.
+    """
+    if not tn_has_f16c():
+        return ""
+    if vnni == 2 and tn_has_avx512() and tn_has_avx512_vnni():
+        return "AVX512_VNNI"
+    return "AVX_VNNI" if vnni == 1 and tn_has_avx_vnni() else "AVX2"
 
 
 def maker():

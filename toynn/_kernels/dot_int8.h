@@ -1,175 +1,227 @@
-/* Dot products of a row of x with rows of blocks, whose codes are multiplied as they are: in 8 bits.
+/* Dot products of rows of x with rows of blocks, whose codes are multiplied as they are: in 8 bits.
 
-   x is rounded by blocks of 32: x[j] = s q[j], q from -127 to 127, s = max |x| / 127; then for a block
-   of w = d c, of codes c,
+   x is rounded by blocks of 32: x[j] = s q[j], q from -127 to 127, s = max |x| / 127; then for 32
+   codes c of w = d c - m, d and m theirs,
 
-       sum_j x[j] w[j] = s d sum_j q[j] c[j]
+       sum_j x[j] w[j] = s d sum_j q[j] c[j] - m s sum_j q[j]
 
-   whose sum vpdpbusd makes of integers, exactly, 32 terms an instruction; it takes unsigned codes by
-   signed ones, so that signs of w go over to x. Where w = d c - m, the sum of q is needed too. What is
-   lost is at most s / 2 of each x. A block of x with NaN or infinity gives NaN.
-   AVX512_VNNI is asked for by these functions alone, not by the module.
-   The layouts of blocks are those of _blocks.pxd and _superblocks.pxd. */
+   whose sums are of integers, exactly. What is lost is at most s / 2 of each x. A block of x with
+   NaN or infinity gives NaN.
+
+   Codes of up to 8 blocks of 32 are taken at a time: their factors d side by side, and each block's
+   products with one instruction or two (dot_int8_rows.h, which is here twice: with vpdpbusd where
+   the CPU has it, and with what AVX2 has). The integers are the same and the floats in the same
+   order, so that every CPU gives the same bits. Instructions that not all CPUs of a level have are
+   asked for by these functions alone, not by the module: whoever calls them has made sure of them
+   (cpu.pyx). The layouts of blocks are those of _blocks.pxd and _superblocks.pxd. */
 #ifndef TOYNN_DOT_INT8_H
 #define TOYNN_DOT_INT8_H
 
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#include "gemm.h"
 
-#if defined(__AVX512F__) && defined(__AVX512VL__) && defined(__AVX512BW__)
+/* y[m * y_row + i], for N rows of w by M rows of x, of n terms. */
+typedef void (*tn_dot_fn)(float* y, ptrdiff_t y_row, const uint8_t* w, ptrdiff_t w_row, ptrdiff_t N,
+                          const float* x, ptrdiff_t x_row, ptrdiff_t M, ptrdiff_t n);
+
+/* What TN_VNNI may be: which vpdpbusd this build has beside what AVX2 has. */
+#define TN_AVX_VNNI 1
+#define TN_AVX512_VNNI 2
+
+enum {
+    TN_RUN = 32,     /* terms of a block of x */
+    TN_RUNS = 8,     /* blocks that are taken at a time */
+    TN_ROWS = 4,     /* rows of x that are taken at a time, at most */
+    TN_AHEAD = 4096  /* bytes ahead at which w is fetched: CPUs stop at the end of a page */
+};
+
+/* Scales of a row of n terms: one for each block, then zeros. */
+static inline ptrdiff_t tn_scales(ptrdiff_t n) {
+    return (n / TN_RUN + TN_RUNS - 1) / TN_RUNS * TN_RUNS;
+}
+
+/* Floats of a rounded row: its codes, the scales, and the scales times the sums of codes. */
+static inline ptrdiff_t tn_int8_floats(ptrdiff_t n) { return n / 4 + 2 * tn_scales(n); }
+
+#if defined(__AVX2__) && defined(__GNUC__)
 #include <immintrin.h>
 #define TN_INT8 1
-#define TN_VNNI __attribute__((target("avx512vnni,f16c")))
-#define TN_RUN 32 /* terms of a block of x */
+#define TN_F16C __attribute__((target("f16c")))
 
-/* Round n terms of x, whole blocks: codes q, and of each block its scale, and the scale times the sum
-   of its codes. */
-TN_VNNI static inline void tn_round_to_int8(int8_t* q, float* scale, float* sum, const float* x,
-                                            ptrdiff_t n) {
+static inline int tn_most(__m256i x) {
+    __m128i most = _mm_max_epu32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+    most = _mm_max_epu32(most, _mm_shuffle_epi32(most, 0x4E));
+    return _mm_cvtsi128_si32(_mm_max_epu32(most, _mm_shuffle_epi32(most, 0xB1)));
+}
+
+static inline int tn_total(__m256i x) {
+    __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+    sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4E));
+    return _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xB1)));
+}
+
+/* Round n terms of x, whole blocks. */
+static inline void tn_round_to_int8(float* row, const float* x, ptrdiff_t n) {
+    int8_t* q = (int8_t*)row;
+    float* scale = row + n / 4;
+    float* sum = scale + tn_scales(n);
+    const __m256i size = _mm256_set1_epi32(0x7FFFFFFF);
+    memset(scale, 0, 2 * tn_scales(n) * sizeof *scale);
     for (ptrdiff_t b = 0; b < n / TN_RUN; b++, x += TN_RUN, q += TN_RUN) {
-        const __m512 x0 = _mm512_loadu_ps(x), x1 = _mm512_loadu_ps(x + 16);
-        const uint32_t bits = _mm512_reduce_max_epu32(_mm512_max_epu32(
-            (__m512i)_mm512_abs_ps(x0), (__m512i)_mm512_abs_ps(x1)));
+        __m256i all[4], bits = _mm256_setzero_si256(), total = bits;
+        TN_UNROLL for (int i = 0; i < 4; i++) {
+            const __m256i one = _mm256_castps_si256(_mm256_loadu_ps(x + 8 * i));
+            bits = _mm256_max_epu32(bits, _mm256_and_si256(one, size)); /* NaN is the largest */
+        }
+        const int most_bits = tn_most(bits);
         float most;
-        memcpy(&most, &bits, sizeof most);
+        memcpy(&most, &most_bits, sizeof most);
         const int none = !(most > 1e-30f && most < 3e38f);
-        const __m512 up = _mm512_set1_ps(none ? 0 : 127 / most);
-        const __m512i q0 = _mm512_cvtps_epi32(x0 * up), q1 = _mm512_cvtps_epi32(x1 * up);
-        _mm_storeu_si128((__m128i*)q, _mm512_cvtsepi32_epi8(q0));
-        _mm_storeu_si128((__m128i*)(q + 16), _mm512_cvtsepi32_epi8(q1));
+        const __m256 up = _mm256_set1_ps(none ? 0 : 127 / most);
+        TN_UNROLL for (int i = 0; i < 4; i++) {
+            all[i] = _mm256_cvtps_epi32(_mm256_loadu_ps(x + 8 * i) * up);
+            total = _mm256_add_epi32(total, all[i]);
+        }
+        const __m256i halves = _mm256_packs_epi32(all[0], all[1]);
+        const __m256i bytes = _mm256_packs_epi16(halves, _mm256_packs_epi32(all[2], all[3]));
+        const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+        _mm256_storeu_si256((__m256i*)q, _mm256_permutevar8x32_epi32(bytes, order));
         scale[b] = most <= 1e-30f ? 0 : none ? __builtin_nanf("") : most / 127;
-        sum[b] = scale[b] * (float)_mm512_reduce_add_epi32(_mm512_add_epi32(q0, q1));
+        sum[b] = scale[b] * (float)tn_total(total);
     }
 }
 
-TN_VNNI static inline float tn_float16(const uint8_t* at) {
-    uint16_t h;
-    memcpy(&h, at, sizeof h);
-    return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(h)));
+/* The float16 in front of each of so many blocks, as floats. */
+TN_INLINE TN_F16C __m256 tn_factors(const uint8_t* w, ptrdiff_t nbytes, int blocks) {
+    uint16_t d[TN_RUNS] = {0};
+    TN_UNROLL for (int i = 0; i < TN_RUNS; i++) {
+        if (i < blocks) memcpy(d + i, w + i * nbytes, sizeof *d);
+    }
+    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)d));
 }
 
-TN_VNNI static inline __m256i tn_bytes(const void* at) {
-    return _mm256_loadu_si256((const __m256i*)at);
+TN_INLINE TN_F16C __m256 tn_factor(const uint8_t* w) {
+    uint16_t d;
+    memcpy(&d, w, sizeof d);
+    return _mm256_cvtph_ps(_mm_set1_epi16((short)d));
 }
 
-/* Eight sums of four products: unsigned codes, and signed ones. */
-TN_VNNI static inline __m256i tn_dot_unsigned(__m256i w, __m256i x) {
-    return _mm256_dpbusd_epi32(_mm256_setzero_si256(), w, x);
+TN_INLINE __m256i tn_bytes(const void* at) { return _mm256_loadu_si256((const __m256i*)at); }
+
+TN_INLINE __m256 tn_8_bytes(uint64_t x) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128((int64_t)x)));
 }
 
-TN_VNNI static inline __m256i tn_dot_signed(__m256i w, __m256i x) {
-    return tn_dot_unsigned(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
-}
-
-TN_VNNI static inline __m256 tn_add_scaled(__m256 acc, __m256i sums, float scale) {
-    return _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums), _mm256_set1_ps(scale), acc);
-}
-
-TN_VNNI static inline float tn_sum8(__m256 x) {
+TN_INLINE float tn_sum8(__m256 x) {
     const __m128 four = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
     const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
 
-/* Q8_0: d, 32 signed codes. */
-TN_VNNI static inline float tn_dot_q8_0(const uint8_t* w, const int8_t* q, const float* scale,
-                                        const float* sum, ptrdiff_t n) {
-    __m256 acc = _mm256_setzero_ps();
-    for (ptrdiff_t b = 0; b < n / 32; b++, w += 34, q += 32)
-        acc = tn_add_scaled(acc, tn_dot_signed(tn_bytes(w + 2), tn_bytes(q)),
-                            tn_float16(w) * scale[b]);
-    return tn_sum8(acc);
+/* The four types, as GGUF numbers them, and the bytes of 256 terms of each.
+     Q4_0   8 times d, 16 bytes, whose lower halves come first           w = d c - 8 d
+     Q8_0   8 times d, 32 signed codes                                   w = d c
+     Q4_K   d, m, 12 bytes of a and b, 128 bytes of halves               w = d a c - m b
+     Q6_K   128 bytes of lower halves, 64 of upper bits, 16 signed a, d  w = d a (c - 32) */
+enum { TN_Q4_0 = 2, TN_Q8_0 = 8, TN_Q4_K = 12, TN_Q6_K = 14 };
+
+TN_INLINE ptrdiff_t tn_bytes_of_256(int type) {
+    return type == TN_Q4_0 ? 8 * 18 : type == TN_Q8_0 ? 8 * 34 : type == TN_Q4_K ? 144 : 210;
 }
 
-/* Q4_0: d, 16 bytes, whose lower halves come first; w = d (c - 8). */
-TN_VNNI static inline float tn_dot_q4_0(const uint8_t* w, const int8_t* q, const float* scale,
-                                        const float* sum, ptrdiff_t n) {
-    const __m256i low = _mm256_set1_epi8(15);
-    __m256 acc = _mm256_setzero_ps();
-    float eights = 0;
-    for (ptrdiff_t b = 0; b < n / 32; b++, w += 18, q += 32) {
-        const __m128i bytes = _mm_loadu_si128((const __m128i*)(w + 2));
-        const __m256i both = _mm256_set_m128i(_mm_srli_epi16(bytes, 4), bytes);
-        const float d = tn_float16(w);
-        const __m256i codes = _mm256_and_si256(both, low);
-        acc = tn_add_scaled(acc, tn_dot_unsigned(codes, tn_bytes(q)), d * scale[b]);
-        eights += d * sum[b];
+/* d of up to 8 blocks of 32, but for what Q6_K has in integers; and m, where there is one. */
+TN_INLINE TN_F16C __m256 tn_d_and_m(int type, const uint8_t* w, int runs, __m256* m) {
+    *m = _mm256_setzero_ps();
+    if (type == TN_Q8_0) return tn_factors(w, 34, runs);
+    if (type == TN_Q6_K) return tn_factor(w + 208);
+    if (type == TN_Q4_0) {
+        const __m256 d = tn_factors(w, 18, runs);
+        *m = d * _mm256_set1_ps(8);
+        return d;
     }
-    return tn_sum8(acc) - 8 * eights;
+    uint32_t s[3]; /* 4 of a, 4 of b, in 6 bits, then halves of 4 of each; upper bits in the first */
+    memcpy(s, w + 4, sizeof s);
+    const uint64_t halves = 0x0F0F0F0F, pairs = 0x30303030, six = 0x3F3F3F3F;
+    const uint64_t a = (s[0] & six) | ((s[2] & halves) | (s[0] >> 2 & pairs)) << 32;
+    const uint64_t b = (s[1] & six) | ((s[2] >> 4 & halves) | (s[1] >> 2 & pairs)) << 32;
+    *m = tn_8_bytes(b) * tn_factor(w + 2);
+    return tn_8_bytes(a) * tn_factor(w);
 }
 
-/* Q4_K: d, m, 12 bytes of a and b, 128 bytes of halves; w = d a c - m b for each 32. */
-TN_VNNI static inline float tn_dot_q4_k(const uint8_t* w, const int8_t* q, const float* scale,
-                                        const float* sum, ptrdiff_t n) {
-    const __m256i low = _mm256_set1_epi8(15);
-    __m256 acc = _mm256_setzero_ps(), least = acc;
-    for (; n > 0; n -= 256, w += 144, scale += 8, sum += 8) {
-        uint32_t s[3]; /* 4 of a, 4 of b, in 6 bits, then halves of 4 of each; upper bits in the first */
-        memcpy(s, w + 4, sizeof s);
-        const uint64_t halves = 0x0F0F0F0F, pairs = 0x30303030, six = 0x3F3F3F3F;
-        const uint64_t a = (s[0] & six) | ((s[2] & halves) | (s[0] >> 2 & pairs)) << 32;
-        const uint64_t b = (s[1] & six) | ((s[2] >> 4 & halves) | (s[1] >> 2 & pairs)) << 32;
-        const __m256 as = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128((int64_t)a)));
-        const __m256 bs = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128((int64_t)b)));
-        float by[8];
-        _mm256_storeu_ps(by, as * _mm256_set1_ps(tn_float16(w)) * _mm256_loadu_ps(scale));
-        least += bs * _mm256_set1_ps(tn_float16(w + 2)) * _mm256_loadu_ps(sum);
-        for (int j = 0; j < 8; j++, q += 32) {
-            __m256i codes = tn_bytes(w + 16 + 32 * (j / 2));
-            if (j & 1) codes = _mm256_srli_epi16(codes, 4);
-            codes = _mm256_and_si256(codes, low);
-            acc = tn_add_scaled(acc, tn_dot_unsigned(codes, tn_bytes(q)), by[j]);
-        }
-    }
-    return tn_sum8(acc - least);
-}
-
-/* Q6_K: 128 bytes of lower halves, 64 of pairs of upper bits, 16 signed a, d; w = d a (c - 32). */
-TN_VNNI static inline float tn_dot_q6_k(const uint8_t* w, const int8_t* q, const float* scale,
-                                        const float* sum, ptrdiff_t n) {
+/* Codes 32 j .. 32 j + 31: signed ones of Q8_0, else unsigned. */
+TN_INLINE __m256i tn_codes(int type, const uint8_t* w, int j) {
     const __m256i low = _mm256_set1_epi8(15), pair = _mm256_set1_epi8(48);
-    __m256 acc = _mm256_setzero_ps();
-    for (; n > 0; n -= 256, w += 210, scale += 8) {
-        const int8_t* a = (const int8_t*)(w + 192);
-        const float d = tn_float16(w + 208);
-        for (int j = 0; j < 8; j++, q += 32) {
-            __m256i codes = tn_bytes(w + 64 * (j / 4) + 32 * (j % 2));
-            const __m256i bits = tn_bytes(w + 128 + 32 * (j / 4));
-            if (j % 4 >= 2) codes = _mm256_srli_epi16(codes, 4);
-            const __m256i upper = j % 4 == 0 ? _mm256_slli_epi16(bits, 4)
-                : j % 4 == 1 ? _mm256_slli_epi16(bits, 2)
-                : j % 4 == 2 ? bits : _mm256_srli_epi16(bits, 2);
-            codes = _mm256_or_si256(_mm256_and_si256(codes, low), _mm256_and_si256(upper, pair));
-            codes = _mm256_sub_epi8(codes, _mm256_set1_epi8(32));
-            const __m256i by = _mm256_set_m128i(_mm_set1_epi32(a[2 * j + 1]), _mm_set1_epi32(a[2 * j]));
-            const __m256i sums = _mm256_mullo_epi32(tn_dot_signed(codes, tn_bytes(q)), by);
-            acc = tn_add_scaled(acc, sums, d * scale[j]);
-        }
+    if (type == TN_Q8_0) return tn_bytes(w + 34 * j + 2);
+    if (type == TN_Q4_0) {
+        const __m128i bytes = _mm_loadu_si128((const __m128i*)(w + 18 * j + 2));
+        return _mm256_and_si256(_mm256_set_m128i(_mm_srli_epi16(bytes, 4), bytes), low);
     }
-    return tn_sum8(acc);
+    if (type == TN_Q4_K) {
+        const __m256i bytes = tn_bytes(w + 16 + 32 * (j / 2));
+        return _mm256_and_si256(j & 1 ? _mm256_srli_epi16(bytes, 4) : bytes, low);
+    }
+    const __m256i bytes = tn_bytes(w + 64 * (j / 4) + 32 * (j % 2));
+    const __m256i bits = tn_bytes(w + 128 + 32 * (j / 4));
+    const __m256i upper = j % 4 == 0 ? _mm256_slli_epi16(bits, 4)
+        : j % 4 == 1 ? _mm256_slli_epi16(bits, 2)
+        : j % 4 == 2 ? bits : _mm256_srli_epi16(bits, 2);
+    return _mm256_or_si256(_mm256_and_si256(j % 4 < 2 ? bytes : _mm256_srli_epi16(bytes, 4), low),
+                           _mm256_and_si256(upper, pair));
 }
 
-/* Row w of a type that GGUF numbers, n terms. */
-TN_VNNI static inline float tn_dot_int8(int type, const uint8_t* w, const int8_t* q,
-                                        const float* scale, const float* sum, ptrdiff_t n) {
-    switch (type) {
-    case 2: return tn_dot_q4_0(w, q, scale, sum, n);
-    case 8: return tn_dot_q8_0(w, q, scale, sum, n);
-    case 12: return tn_dot_q4_k(w, q, scale, sum, n);
-    default: return tn_dot_q6_k(w, q, scale, sum, n);
-    }
+/* The 16 a of Q6_K as shorts: those of the first halves of blocks, then those of the second. */
+TN_INLINE __m256i tn_a(const uint8_t* w) {
+    const __m128i order = _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
+    const __m128i a = _mm_loadu_si128((const __m128i*)(w + 192));
+    return _mm256_cvtepi8_epi16(_mm_shuffle_epi8(a, order));
+}
+
+/* With AVX2: 16 sums of two products, shorts, which cannot overflow: 2 * 128 * 127 at most. */
+#define TN_UNIT(name) name##_avx2
+#define TN_ASKED TN_F16C
+#define TN_PRODUCTS(w, x) _mm256_maddubs_epi16(w, x)
+#define TN_FOURS(products) _mm256_madd_epi16(products, _mm256_set1_epi16(1))
+#define TN_LESS(a, b) _mm256_sub_epi16(a, b)
+#define TN_FACTOR(j) _mm256_set1_epi16(0x0100 + 0x0202 * (j))
+#include "dot_int8_rows.h"
+
+/* With vpdpbusd: 8 sums of four products. Known to GCC 11, clang 12 and their successors. */
+#if defined(__AVX512VL__)
+#define TN_VNNI TN_AVX512_VNNI
+#define TN_DPBUSD _mm256_dpbusd_epi32
+#define TN_ASKED __attribute__((target("f16c,avx512vnni")))
+#elif defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11
+#define TN_VNNI TN_AVX_VNNI
+#define TN_DPBUSD _mm256_dpbusd_avx_epi32
+#define TN_ASKED __attribute__((target("f16c,avxvnni")))
+#else
+#define TN_VNNI 0
+#endif
+
+#if TN_VNNI
+#define TN_UNIT(name) name##_vnni
+#define TN_PRODUCTS(w, x) TN_DPBUSD(_mm256_setzero_si256(), w, x)
+#define TN_FOURS(products) (products)
+#define TN_LESS(a, b) _mm256_sub_epi32(a, b)
+#define TN_FACTOR(j) _mm256_set1_epi32((int)0x80800100 + 0x0202 * (j))
+#include "dot_int8_rows.h"
+#else
+#define tn_dot_int8_of_vnni tn_dot_int8_of_avx2
+#endif
+
+/* What multiplies a type that GGUF numbers. */
+static inline tn_dot_fn tn_dot_int8_of(int type, int vnni) {
+    return vnni ? tn_dot_int8_of_vnni(type) : tn_dot_int8_of_avx2(type);
 }
 
 #else
-/* Never called: nothing is multiplied in 8 bits where there is no AVX512_VNNI. */
+/* Never called: nothing is multiplied in 8 bits where there is no AVX2. */
 #define TN_INT8 0
-static inline void tn_round_to_int8(int8_t* q, float* scale, float* sum, const float* x,
-                                    ptrdiff_t n) {}
-static inline float tn_dot_int8(int type, const uint8_t* w, const int8_t* q, const float* scale,
-                                const float* sum, ptrdiff_t n) {
-    return 0;
-}
+#define TN_VNNI 0
+static inline void tn_round_to_int8(float* row, const float* x, ptrdiff_t n) {}
+static inline tn_dot_fn tn_dot_int8_of(int type, int vnni) { return NULL; }
 #endif
 
 #endif

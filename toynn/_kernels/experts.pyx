@@ -12,7 +12,8 @@ offsets[E] are neither read nor written.
 
 For forward and backward_input w may be stored in blocks of any type of _format.pxd. An expert
 without rows is not read, and none is expanded as a whole: threads take tasks, each some columns of
-one expert's product (_grouped.pxd), and expand what they pack. Precision counts as in matmul.pyx.
+one expert's product (_grouped.pxd), and expand what they pack. Precision counts as in matmul.pyx,
+that of an expert's few rows too.
 Source: Gale et al. 2022, MegaBlocks, arXiv:2211.15841, section 4.
 """
 from libc.stdint cimport uint8_t
@@ -22,18 +23,21 @@ from libc.string cimport memset
 from toynn._kernels._common cimport at2, at3, ids1
 from toynn._kernels._entry cimport entry
 from toynn._kernels._grouped cimport Experts, floats_for, multiply_experts
+from toynn._kernels._int8 cimport HAS_INT8, VNNI_OF_BUILD
 from toynn._kernels._panels cimport HAS_PAIRS
 from toynn._kernels._parallel cimport parallel_for
-from toynn._kernels._products cimport BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, MEDIUM
+from toynn._kernels._products cimport BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, MEDIUM, units_of
 from toynn._kernels.abi cimport KernelArgs, kernel_fn
 
 from toynn._kernels._check import check, precision_index, row_length
 from toynn.dtypes import GGUF_TYPES
-from toynn._kernels.cpu import gains_by_pairs
+from toynn._kernels.cpu import gains_by_pairs, int8_unit
 
 cdef double MOST = 2.0 ** 56  # elements of a matrix: their bytes can be counted
 
-cdef bint _pairs = HAS_PAIRS and gains_by_pairs()
+cdef int _units = units_of(
+    HAS_PAIRS and gains_by_pairs(), int8_unit(VNNI_OF_BUILD) if HAS_INT8 else ""
+)
 
 
 cdef void _forward(KernelArgs* a) noexcept nogil:
@@ -45,7 +49,7 @@ cdef void _forward(KernelArgs* a) noexcept nogil:
     cdef Py_ssize_t E = a.n[0], M = a.n[1], N = a.n[2], K = a.n[3]
     cdef Py_ssize_t precision = a.n[4], type = a.n[5]
     cdef Experts all = Experts(
-        FORWARD, y, x, w, b, offsets, E, M, N, K, type, precision, False, _pairs, a.kept
+        FORWARD, y, x, w, b, offsets, E, M, N, K, type, precision, False, _units, a.kept
     )
     multiply_experts(&all, a.workspace, a.n_threads)
 
@@ -58,7 +62,7 @@ cdef void _backward_input(KernelArgs* a) noexcept nogil:
     cdef Py_ssize_t E = a.n[0], M = a.n[1], N = a.n[2], K = a.n[3]
     cdef Py_ssize_t precision = a.n[4], type = a.n[5]
     cdef Experts all = Experts(
-        BACKWARD_INPUT, dx, dy, w, NULL, offsets, E, M, N, K, type, precision, a.accumulate, _pairs,
+        BACKWARD_INPUT, dx, dy, w, NULL, offsets, E, M, N, K, type, precision, a.accumulate, _units,
         a.kept,
     )
     multiply_experts(&all, a.workspace, a.n_threads)
@@ -71,7 +75,7 @@ cdef void _backward_weight(KernelArgs* a) noexcept nogil:
     cdef const int* offsets = <const int*>a.t[3]
     cdef Py_ssize_t E = a.n[0], M = a.n[1], N = a.n[2], K = a.n[3], precision = a.n[4]
     cdef Experts all = Experts(
-        BACKWARD_WEIGHT, dw, dy, x, NULL, offsets, E, M, N, K, 0, precision, a.accumulate, _pairs,
+        BACKWARD_WEIGHT, dw, dy, x, NULL, offsets, E, M, N, K, 0, precision, a.accumulate, _units,
         NULL,
     )
     multiply_experts(&all, a.workspace, a.n_threads)
@@ -118,7 +122,8 @@ def workspace(
     if name not in _ENTRIES:
         return 0
     all = Experts(
-        _ENTRIES[name], NULL, NULL, NULL, NULL, NULL, E, M, N, K, 0, precision, False, _pairs, NULL
+        _ENTRIES[name], NULL, NULL, NULL, NULL, NULL, E, M, N, K, type, precision, False,
+        _units, NULL,
     )
     return n_threads * floats_for(&all) * sizeof(float)
 
@@ -135,11 +140,13 @@ def _check_offsets(where, const int[::1] offsets, Py_ssize_t M):
         raise ValueError(f"{where}: offsets end at {offsets[E]}; there are {M} rows")
 
 
-cdef int _run(str name, kernel_fn kernel, KernelArgs* a, str precision) except -1:
+cdef int _run(
+    str name, kernel_fn kernel, KernelArgs* a, str precision, int type=0
+) except -1:
     """Run a kernel in a precision, with scratch memory of its own."""
     cdef int kind = precision_index(f"experts.{name}", precision)
     cdef Py_ssize_t nbytes = workspace(
-        name, a.n[0], a.n[1], a.n[2], a.n[3], kind, n_threads=a.n_threads
+        name, a.n[0], a.n[1], a.n[2], a.n[3], kind, type, n_threads=a.n_threads
     )
     a.n[4] = kind
     a.kept = NULL
@@ -183,7 +190,7 @@ def forward(
     a.t[3] = NULL if b is None else at2(b)
     a.n[0], a.n[1], a.n[2], a.n[3], a.n[5] = E, M, N, K, GGUF_TYPES[type]
     a.n_threads = n_threads
-    _run("forward", _forward, &a, precision)
+    _run("forward", _forward, &a, precision, GGUF_TYPES[type])
 
 
 def backward_input(

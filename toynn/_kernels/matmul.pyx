@@ -13,8 +13,9 @@ _blocked.pxd. A program may have backward_weight sum the squares of dw by tile (
 For forward and backward_input w may be stored in blocks of any type of _format.pxd. It is expanded
 while it is packed; the results are, bit for bit, those of its float32 expansion. Where x has but a
 few rows, w is not packed: y is then made of dot products of rows, and each row of w is read once.
-In "medium", and if multiplies_int8(), blocks of Q4_0, Q8_0, Q4_K and Q6_K are then multiplied as
-they are, by x in 8 bits (dot_int8.h). A program may keep w packed (copies.pyx); bits are the same.
+In "medium", and if multiplies_int8(), up to 16 rows are rounded to 8 bits, and blocks of Q4_0,
+Q8_0, Q4_K and Q6_K multiplied as they are (dot_int8.h). A program may keep w packed (copies.pyx);
+bits are the same.
 
 Precision counts for products that are neither small nor thin (_blocked.pxd). With "medium", and if
 multiplies_pairs(), both sides are rounded to bfloat16 while they are packed, and products of pairs
@@ -24,29 +25,30 @@ parts of each float (gemm_amx.h), where that pays (_products.pxd). All else is f
 from libc.stdlib cimport free, malloc
 
 from toynn._kernels._blocked cimport (
-    FEW, GELU_EXACT, GELU_TANH, NONE, Activation, Product, can_sum_squares, multiply_matrices,
-    scratch_floats,
+    FEW_IN_INT8, GELU_EXACT, GELU_TANH, NONE, Activation, Product, can_sum_squares,
+    multiply_matrices, scratch_floats,
 )
 from toynn._kernels._common cimport at1, at2
 from toynn._kernels._copies cimport read_copy
 from toynn._kernels._entry cimport entry
 from toynn._kernels._format cimport rows_at
-from toynn._kernels._int8 cimport HAS_INT8, in_int8, int8_floats
+from toynn._kernels._int8 cimport HAS_INT8, VNNI_OF_BUILD, int8_floats
 from toynn._kernels._panels cimport HAS_PAIRS, HAS_TILES
 from toynn._kernels._products cimport (
-    BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, MEDIUM, Entry, product_of,
+    BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, MEDIUM, PAIRS, Entry, product_of, rounds_few,
+    units_of,
 )
 from toynn._kernels._squares cimport Squares
 from toynn._kernels.abi cimport KernelArgs, kernel_fn
 
 from toynn._kernels._check import check, precision_index, row_length
 from toynn.dtypes import GGUF_TYPES
-from toynn._kernels.cpu import gains_by_pairs, has_vnni
+from toynn._kernels.cpu import gains_by_pairs, int8_unit
 
 cdef double MOST = 2.0 ** 56  # elements of a matrix: their bytes can be counted
 
-cdef bint _pairs = HAS_PAIRS and gains_by_pairs()
-cdef bint _int8 = HAS_INT8 and has_vnni()
+cdef str _int8 = int8_unit(VNNI_OF_BUILD) if HAS_INT8 else ""
+cdef int _units = units_of(HAS_PAIRS and gains_by_pairs(), _int8)
 
 
 cdef void _forward(KernelArgs* a) noexcept nogil:
@@ -57,8 +59,7 @@ cdef void _forward(KernelArgs* a) noexcept nogil:
     cdef const float* b = <const float*>a.t[4]
     cdef Py_ssize_t M = a.n[0], N = a.n[1], K = a.n[2], precision = a.n[3], type = a.n[5]
     cdef float* sums = y if pre == NULL else pre
-    cdef Product p = product_of(FORWARD, sums, x, w, M, N, K, type, precision, _pairs)
-    p.int8 = _int8 and p.few and precision == MEDIUM and in_int8(type)
+    cdef Product p = product_of(FORWARD, sums, x, w, M, N, K, type, precision, _units)
     p.y = y
     p.bias = b
     p.activation = <Activation>a.n[4]
@@ -71,7 +72,7 @@ cdef void _backward_input(KernelArgs* a) noexcept nogil:
     cdef const float* dy = <const float*>a.t[1]
     cdef const void* w = a.t[2]
     cdef Py_ssize_t M = a.n[0], N = a.n[1], K = a.n[2], precision = a.n[3], type = a.n[4]
-    cdef Product p = product_of(BACKWARD_INPUT, dx, dy, w, M, N, K, type, precision, _pairs)
+    cdef Product p = product_of(BACKWARD_INPUT, dx, dy, w, M, N, K, type, precision, _units)
     p.add = a.accumulate
     read_copy(&p, a.kept)
     multiply_matrices(&p, a.workspace, a.n_threads)
@@ -83,7 +84,7 @@ cdef void _backward_weight(KernelArgs* a) noexcept nogil:
     cdef const void* x = a.t[2]
     cdef Py_ssize_t M = a.n[0], N = a.n[1], K = a.n[2], precision = a.n[3]
     cdef Squares* squares = <Squares*>a.kept
-    cdef Product p = product_of(BACKWARD_WEIGHT, dw, dy, x, M, N, K, 0, precision, _pairs)
+    cdef Product p = product_of(BACKWARD_WEIGHT, dw, dy, x, M, N, K, 0, precision, _units)
     p.add = a.accumulate
     if squares != NULL:
         squares.valid = can_sum_squares(&p)
@@ -103,11 +104,11 @@ def _known(where, value, values):
 
 def multiplies_pairs():
     """Whether "medium" multiplies bfloat16 pairs at this level on this CPU, and not floats."""
-    return _pairs
+    return bool(_units & PAIRS)
 
 
 def multiplies_int8():
-    """Whether "medium" multiplies a few rows by blocks in 8 bits at this level on this CPU."""
+    """With what "medium" multiplies a few rows by blocks in 8 bits: "AVX2", ..; "": it does not."""
     return _int8
 
 
@@ -137,10 +138,10 @@ def workspace(
             f"matmul.workspace: needs M, N, K >= 0, precision 0 to {MEDIUM} and n_threads >= 1; "
             f"got {M}, {N}, {K}, {precision} and {n_threads}"
         )
-    p = product_of(which, NULL, NULL, NULL, M, N, K, 0, precision, _pairs)
+    p = product_of(which, NULL, NULL, NULL, M, N, K, 0, precision, _units)
     floats = scratch_floats(&p, n_threads)
-    if _int8 and which == FORWARD and precision == MEDIUM and in_int8(type):
-        floats = max(floats, int8_floats(min(M, FEW), K))  # a run may have fewer rows
+    if rounds_few(which, type, precision, _units):
+        floats = max(floats, int8_floats(min(M, FEW_IN_INT8), K))  # a run may have fewer rows
     return floats * sizeof(float)
 
 

@@ -24,7 +24,8 @@ def multiplies_in() -> dict[str, str]:
 
 def _few_rows(matmul: Any) -> str:
     """Return what medium makes of a few rows by blocks."""
-    return "; a few rows by blocks: 8 bits (AVX512_VNNI)" if matmul.multiplies_int8() else ""
+    unit = matmul.multiplies_int8()
+    return f"; a few rows by blocks: 8 bits ({unit})" if unit else ""
 
 
 def automatic() -> tuple[str, str]:
