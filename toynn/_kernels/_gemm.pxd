@@ -5,8 +5,12 @@ the panels, the buffers and the threads around it. How a packed panel looks and 
 multiplies it is known here, in _panels.pxd, gemm.h, gemm_bf16.h and gemm_amx.h only.
 """
 from toynn._kernels._panels cimport (
-    KC, LINE, MR, NR, SIDE, V, Operand, aligned, blocks_of, pack, panel_start, panels,
+    KC, LINE, MR, NR, SIDE, V, Operand, aligned, blocks_of, pack, panel_floats, panel_start, panels,
 )
+
+cdef enum:
+    PACKED = 1 << 14  # floats of A that a thread packs on its stack (64 KB): they stay in L2
+    USES = 3          # panels of B that each of them is to serve, or it is read where it is
 
 cdef extern from "gemm.h" nogil:
     void tile_in_place "tn_tile" (
@@ -77,13 +81,13 @@ cdef inline void multiply_panels_in_tiles(
 
 
 cdef inline void multiply_rows(
-    float* c, Py_ssize_t ldc, const Operand* a, const Operand* b, Py_ssize_t q, Py_ssize_t k,
-    Py_ssize_t kc, bint add,
+    float* c, Py_ssize_t ldc, const Operand* a, const float* a_packed, const Operand* b,
+    Py_ssize_t q, Py_ssize_t k, Py_ssize_t kc, bint add,
 ) noexcept nogil:
     """Rows of A times panel q of B, for up to KC terms from k on: float32 sums of floats.
 
-    A is read where it is, and so is B where a tile's columns lie side by side; else they are
-    packed.
+    A is read where it is, if these terms of it are not packed already. So is B where a tile's
+    columns lie side by side; else they are packed.
     """
     cdef float buffer[NR * KC + LINE]
     cdef float* packed = aligned(buffer)
@@ -91,6 +95,8 @@ cdef inline void multiply_rows(
     cdef Py_ssize_t p, row, b_k = NR, columns = min(NR, b.size - q * NR)
     cdef const float* b_panel = packed
     cdef const float* a_panel
+    cdef Py_ssize_t a_row = a.stride if a_packed == NULL else 1
+    cdef Py_ssize_t a_k = a.k_stride if a_packed == NULL else MR
     cdef int rows, width = V if columns <= V else NR
     if b.expand == NULL and b.stride == 1 and columns == width:
         b_panel = b.x + q * NR + k * b.k_stride
@@ -101,15 +107,14 @@ cdef inline void multiply_rows(
         row = panel_start(a, p)
         rows = panel_start(a, p + 1) - row
         a_panel = a.x + row * a.stride + k * a.k_stride
+        if a_packed != NULL:
+            a_panel = a_packed + p * panel_floats(a, kc)
         if columns == width:
             tile_in_place(
-                rows, width, kc, a_panel, a.stride, a.k_stride, b_panel, b_k, c + row * ldc, ldc,
-                add,
+                rows, width, kc, a_panel, a_row, a_k, b_panel, b_k, c + row * ldc, ldc, add
             )
         else:
-            tile_in_place(
-                rows, width, kc, a_panel, a.stride, a.k_stride, b_panel, b_k, tile, NR, False
-            )
+            tile_in_place(rows, width, kc, a_panel, a_row, a_k, b_panel, b_k, tile, NR, False)
             copy_tile(c + row * ldc, ldc, tile, rows, columns, add)
 
 
@@ -117,7 +122,15 @@ cdef inline void multiply(
     float* c, Py_ssize_t ldc, const Operand* a, const Operand* b, Py_ssize_t K, bint add
 ) noexcept nogil:
     """C (+)= A B on one thread, for blocks that stay in cache."""
-    cdef Py_ssize_t q, t
-    for q in range(panels(b)):
-        for t in range(blocks_of(K, KC)):
-            multiply_rows(c + q * NR, ldc, a, b, q, t * KC, min(KC, K - t * KC), add or t > 0)
+    cdef float buffer[PACKED + LINE]
+    cdef float* packed = aligned(buffer)
+    cdef Py_ssize_t q, t, kc, longest = panel_floats(a, min(K, KC))
+    cdef bint packs = a.stride != 1 and panels(b) >= USES and panels(a) * longest <= PACKED
+    for t in range(blocks_of(K, KC)):
+        kc = min(KC, K - t * KC)
+        if packs:
+            pack(packed, a, 0, panels(a), t * KC, kc)
+        for q in range(panels(b)):
+            multiply_rows(
+                c + q * NR, ldc, a, packed if packs else NULL, b, q, t * KC, kc, add or t > 0
+            )

@@ -32,6 +32,7 @@
 #define TN_INLINE static inline __attribute__((always_inline))
 #define TN_PREFETCH(address) __builtin_prefetch(address, 1)
 #define TN_UNROLL _Pragma("GCC unroll 16")
+#define TN_TWICE _Pragma("GCC unroll 2")
 
 typedef float tn_vec __attribute__((vector_size(4 * TN_V)));
 /* The same, anywhere in an array of float. */
@@ -42,15 +43,15 @@ TN_INLINE void tn_store(float* x, tn_vec v) { *(tn_vec_u*)x = v; }
 
 TN_INLINE void tn_tile_body(int h, int w, ptrdiff_t kc, const float* a, ptrdiff_t a_row,
                             ptrdiff_t a_k, const float* b, ptrdiff_t b_k, float* c, ptrdiff_t ldc,
-                            int add) {
+                            int add, int ahead) {
     tn_vec sum[TN_MR][2];
     TN_UNROLL for (int i = 0; i < h; i++) {
         TN_UNROLL for (int v = 0; v < w; v++) {
             sum[i][v] = (tn_vec){0};
-            TN_PREFETCH(c + i * ldc + v * TN_V);
+            if (ahead) TN_PREFETCH(c + i * ldc + v * TN_V);
         }
     }
-    for (ptrdiff_t k = 0; k < kc; k++) {
+    TN_TWICE for (ptrdiff_t k = 0; k < kc; k++) {
         tn_vec row[2];
         TN_UNROLL for (int v = 0; v < w; v++) row[v] = tn_load(b + k * b_k + v * TN_V);
         TN_UNROLL for (int i = 0; i < h; i++) {
@@ -71,8 +72,9 @@ TN_INLINE void tn_tile_body(int h, int w, ptrdiff_t kc, const float* a, ptrdiff_
 
 TN_INLINE void tn_tile_body(int h, int w, ptrdiff_t kc, const float* a, ptrdiff_t a_row,
                             ptrdiff_t a_k, const float* b, ptrdiff_t b_k, float* c, ptrdiff_t ldc,
-                            int add) {
+                            int add, int ahead) {
     float sum[TN_MR][TN_NR] = {{0}};
+    (void)ahead;
     for (ptrdiff_t k = 0; k < kc; k++)
         for (int i = 0; i < h; i++)
             for (int j = 0; j < w * TN_V; j++)
@@ -94,19 +96,25 @@ TN_INLINE void tn_tile_body(int h, int w, ptrdiff_t kc, const float* a, ptrdiff_
         TN_HEIGHT(13, __VA_ARGS__) TN_HEIGHT(14, __VA_ARGS__) \
     }
 
-/* Operands where they are: h rows of A, and of B `width` columns, TN_NR or TN_V, side by side. */
+/* Operands where they are, of which C stays in cache: h rows of A, and of B `width` columns, TN_NR
+   or TN_V, side by side. Rows of A that lie side by side, too, are at addresses that the compiler
+   knows: numbers from one line, while those of rows far apart contend for a bank of the cache. */
 static inline void tn_tile(int h, int width, ptrdiff_t kc, const float* a, ptrdiff_t a_row,
                            ptrdiff_t a_k, const float* b, ptrdiff_t b_k, float* c, ptrdiff_t ldc,
                            int add) {
-    if (width == TN_NR) TN_ALL_HEIGHTS(tn_tile_body, 2, kc, a, a_row, a_k, b, b_k, c, ldc, add)
-    else TN_ALL_HEIGHTS(tn_tile_body, 1, kc, a, a_row, a_k, b, b_k, c, ldc, add)
+    if (a_row == 1 && width == TN_NR)
+        TN_ALL_HEIGHTS(tn_tile_body, 2, kc, a, 1, a_k, b, b_k, c, ldc, add, 0)
+    else if (width == TN_NR)
+        TN_ALL_HEIGHTS(tn_tile_body, 2, kc, a, a_row, a_k, b, b_k, c, ldc, add, 0)
+    else
+        TN_ALL_HEIGHTS(tn_tile_body, 1, kc, a, a_row, a_k, b, b_k, c, ldc, add, 0)
 }
 
-/* Packed operands: for each k, TN_MR numbers of A (h of them used) and TN_NR of B. */
+/* Packed operands: for each k, TN_MR numbers of A (h of them used) and TN_NR of B. C may be far. */
 static inline void tn_tile_packed(int h, ptrdiff_t kc, const float* a, const float* b, float* c,
                                   ptrdiff_t ldc, int add) {
     const ptrdiff_t a_row = 1, a_k = TN_MR, b_k = TN_NR;
-    TN_ALL_HEIGHTS(tn_tile_body, 2, kc, a, a_row, a_k, b, b_k, c, ldc, add)
+    TN_ALL_HEIGHTS(tn_tile_body, 2, kc, a, a_row, a_k, b, b_k, c, ldc, add, 1)
 }
 
 /* Ask for bytes that will be read soon; they need not exist. */
@@ -123,13 +131,31 @@ static inline void tn_prefetch(const void* x, ptrdiff_t nbytes) {
 #endif
 
 #ifdef TN_SHUFFLES
+#if TN_V == 8
+/* Exchange row and lane of V registers: within halves of registers by two rounds of interleaving,
+   as this takes one instruction each, then whole halves. */
+TN_INLINE void tn_exchange(tn_vec r[TN_V]) {
+    tn_vec s[TN_V];
+    TN_UNROLL for (int i = 0; i < 8; i += 2) {
+        s[i] = __builtin_shufflevector(r[i], r[i + 1], 0, 8, 1, 9, 4, 12, 5, 13);
+        s[i + 1] = __builtin_shufflevector(r[i], r[i + 1], 2, 10, 3, 11, 6, 14, 7, 15);
+    }
+    TN_UNROLL for (int i = 0; i < 8; i++) {
+        const tn_vec x = s[i / 4 * 4 + i / 2 % 2], y = s[i / 4 * 4 + i / 2 % 2 + 2];
+        r[i] = i % 2 ? __builtin_shufflevector(x, y, 2, 3, 10, 11, 6, 7, 14, 15)
+                     : __builtin_shufflevector(x, y, 0, 1, 8, 9, 4, 5, 12, 13);
+    }
+    TN_UNROLL for (int i = 0; i < 4; i++) {
+        s[i] = __builtin_shufflevector(r[i], r[i + 4], 0, 1, 2, 3, 8, 9, 10, 11);
+        s[i + 4] = __builtin_shufflevector(r[i], r[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+    }
+    TN_UNROLL for (int i = 0; i < 8; i++) r[i] = s[i];
+}
+#else
 /* Which lanes of (x, y) make x0 y0 x1 y1 ..: the lower halves interleaved, and the upper ones. */
 #if TN_V == 16
 #define TN_LOWER 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
 #define TN_UPPER 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
-#elif TN_V == 8
-#define TN_LOWER 0, 8, 1, 9, 2, 10, 3, 11
-#define TN_UPPER 4, 12, 5, 13, 6, 14, 7, 15
 #else
 #define TN_LOWER 0, 4, 1, 5
 #define TN_UPPER 2, 6, 3, 7
@@ -147,6 +173,7 @@ TN_INLINE void tn_exchange(tn_vec r[TN_V]) {
         TN_UNROLL for (int i = 0; i < TN_V; i++) r[i] = s[i];
     }
 }
+#endif
 
 /* y[k * y_k + i] = x[i * x_row + k] for TN_V values of k and of i; rows of x from `rows` on count
    as 0. */
