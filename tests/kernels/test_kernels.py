@@ -195,6 +195,18 @@ def test_activations_far_from_zero(op, options):
     np.testing.assert_allclose(dx, x > 0, rtol=0, atol=1e-20)
 
 
+def test_exp_near_its_ends():
+    x = np.array([[0, -80, -86.9, -86.98, -87.6, -104, -1e9, -np.inf]], np.float32)
+    y = np.empty_like(x)
+    kernels.softmax.forward(y, x)
+    exact = np.where(x > -87, np.exp(x.astype(np.float64)), 0)
+    np.testing.assert_allclose(y, exact, rtol=3e-7, atol=0)
+    x = np.array([88, 88.7, 88.8, 1e9, np.inf], np.float32)
+    y = np.empty_like(x)
+    kernels.sigmoid.forward(y, -x)  # 1 / (1 + e^x)
+    np.testing.assert_allclose(y, [6.05e-39, 3.01e-39, 0, 0, 0], rtol=0, atol=6.1e-39)
+
+
 @pytest.mark.parametrize("sign", [1, -1])
 def test_rounding_at_the_edges(sign):
     edges = {  # x: (float16, bfloat16)

@@ -229,8 +229,10 @@ cdef inline void _scale_scores(float* p, int seen, int n, float scale) noexcept 
 cdef inline void _weights(float* p, int seen, int n, float scale, float shift) noexcept nogil:
     """p = exp(scale p - shift) for keys that are seen, 0 for others of n, to a whole register."""
     cdef int c
+    cdef float weight
     for c in range(_whole(n)):
-        p[c] = exp_(scale * p[c] - shift) if c < seen else <float>0.0
+        weight = exp_(scale * p[c] - shift)
+        p[c] = weight if c < seen else <float>0.0
 
 
 cdef inline void _score_gradients(

@@ -3,7 +3,6 @@
 All functions are inline and branch-free, so that the compiler turns a loop that calls them into
 vector code. NaN stays NaN in each of them, but for max_.
 """
-cimport cython
 from libc.math cimport INFINITY
 
 cdef extern from "fpstate.h" nogil:
@@ -14,43 +13,40 @@ cdef extern from "fpstate.h" nogil:
 cdef extern from "team.h" nogil:
     int team "tn_team" (int n_threads) noexcept
 
+cdef extern from "unknown.h" nogil:
+    float unknown "tn_unknown" (float x) noexcept
+
 cdef enum:
     LANES = 16  # partial sums of a reduction: one AVX-512 register, two of AVX2, four of SSE
 
 cdef union _Bits:
     float f
-    int i
+    unsigned int i
 
 
-@cython.overflowcheck(False)  # a NaN of exp_ comes here as an arbitrary integer, to no effect
-cdef inline float _power_of_two(int n) noexcept nogil:
-    """2^n for n in -126..127, by writing the exponent bits."""
-    cdef _Bits bits
-    bits.i = <int>(<unsigned int>(n + 127) << 23)
-    return bits.f
-
-
-@cython.overflowcheck(False)
 cdef inline float exp_(float x) noexcept nogil:
-    """e^x within 2 units in the last place; subnormal results flushed, infinity above 88.72.
+    """e^x within 2 units in the last place; 0 below -86.99, infinity above 88.72.
 
     x = n ln 2 + r with |r| <= ln 2 / 2; e^r by its Taylor series to r^7: the rest is under 1e-8.
+    p is twice e^r and the power 2^(n-1): so no power is infinite, and the least is 0.
     """
     cdef float magic = 12582912.0  # 1.5 * 2^23: adding it rounds to the nearest integer
-    cdef float low = -104.0, high = 89.0  # from here on 2^n itself under- and overflows
-    cdef float clamped = high if x > high else (low if x < low else x)
-    cdef float n = (clamped * <float>1.44269504 + magic) - magic
+    cdef float low = unknown(-87.5), high = unknown(89.0)  # from here on it is 0, or infinite
+    cdef float clamped = high if high < x else x
+    clamped = low if low > clamped else clamped
+    cdef _Bits power
+    power.f = clamped * <float>1.44269504 + magic
+    cdef float n = power.f - magic
     cdef float r = (clamped - n * <float>0.693359375) - n * <float>-2.12194440e-4
-    cdef float p = <float>(1.0 / 5040.0)
-    p = p * r + <float>(1.0 / 720.0)
-    p = p * r + <float>(1.0 / 120.0)
-    p = p * r + <float>(1.0 / 24.0)
-    p = p * r + <float>(1.0 / 6.0)
-    p = p * r + <float>0.5
-    p = p * (r * r) + r + <float>1.0
-    cdef int k = <int>n
-    cdef int half = k >> 1
-    return p * _power_of_two(half) * _power_of_two(k - half)
+    cdef float p = <float>(2.0 / 5040.0)
+    p = p * r + <float>(2.0 / 720.0)
+    p = p * r + <float>(2.0 / 120.0)
+    p = p * r + <float>(2.0 / 24.0)
+    p = p * r + <float>(2.0 / 6.0)
+    p = p * r + <float>1.0
+    p = p * (r * r) + (r + r) + <float>2.0
+    power.i = (power.i << 23) + (<unsigned int>126 << 23)  # n is in the last bits of the sum
+    return p * power.f
 
 
 cdef inline float sigmoid_(float x) noexcept nogil:
@@ -114,15 +110,11 @@ cdef inline float erf_(float x) noexcept nogil:
 
 cdef inline float sum_lanes(const float* acc) noexcept nogil:
     """Add LANES partial sums pairwise: the order is fixed, whatever the ISA."""
-    cdef float s[LANES]
-    cdef int k, width = LANES // 2
-    for k in range(LANES):
-        s[k] = acc[k]
-    while width > 0:
-        for k in range(width):
-            s[k] += s[k + width]
-        width = width // 2
-    return s[0]
+    cdef float s[4]
+    cdef int k
+    for k in range(4):
+        s[k] = (acc[k] + acc[k + 8]) + (acc[k + 4] + acc[k + 12])
+    return (s[0] + s[2]) + (s[1] + s[3])
 
 
 cdef inline float sum_(const float* x, Py_ssize_t C) noexcept nogil:
