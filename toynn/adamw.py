@@ -142,21 +142,21 @@ def check_row(name: str, row: Sequence[float] | NDArray[np.float32]) -> None:
     Each slot has its range. Decay takes at most all of a weight, and in both conventions neither
     correction is more than 1 / (1 - beta), which it is at the first step.
     """
-    values = dict(zip(SLOTS, map(float, row), strict=True))
-    for slot, value in values.items():
-        least, most = RANGES[slot]
-        if not (math.isfinite(value) and least <= value <= most):
+    values = row.tolist() if isinstance(row, np.ndarray) else row
+    for value, (slot, (least, most)) in zip(values, RANGES.items(), strict=True):
+        if not (least <= value <= most and value < math.inf):
             bounds = f"at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
             raise ConfigError(f"{name}: {slot} must be a finite number, {bounds}; got {value:g}")
-    decay = values["lr"] * values["weight_decay"]
+    lr, beta1, beta2, _, weight_decay, c1, c2 = values
+    decay = lr * weight_decay
     if decay > _SLACK:
         raise ConfigError(
             f"{name}: lr * weight_decay must be at most 1, a weight's whole; got {decay:g}"
         )
-    for slot, beta in (("c1", "beta1"), ("c2", "beta2")):
-        left = 1 - values[beta]
-        if values[slot] * (left - _ROUNDING) > _SLACK:
+    for slot, correction, beta in (("1", c1, beta1), ("2", c2, beta2)):
+        left = 1 - beta
+        if correction * (left - _ROUNDING) > _SLACK:
             raise ConfigError(
-                f"{name}: {slot} must be at most 1 / (1 - {beta}) = {1 / left:g}; got "
-                f"{values[slot]:g}"
+                f"{name}: c{slot} must be at most 1 / (1 - beta{slot}) = {1 / left:g}; got "
+                f"{correction:g}"
             )
