@@ -22,7 +22,8 @@ class FakeSession:
         self.grad_norm = 0.0
 
     def memory(self):
-        return SimpleNamespace(weights=4, moments=8, gradients=4, activations=16, peak=32, mapped=0)
+        sizes = {"weights": 4, "moments": 8, "gradients": 4, "activations": 16, "peak": 32}
+        return SimpleNamespace(**sizes, mapped=0, packed=0)
 
 
 class FakeEngine:
