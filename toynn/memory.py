@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 
-from toynn.backends.protocol import Backend, Packs
+from toynn.backends.protocol import UNPACKED, Backend, Packing, Packs
 from toynn.graph.lowering import CompiledTape, Lowered, lower
 from toynn.graph.storage import Storage
 from toynn.graph.tape import Tape
@@ -29,10 +29,21 @@ class MemoryDoors:
         """Return the bytes that the tapes recorded so far need; valid before any buffer exists."""
         self._check_open()
         if self.tape in self._compiled:
-            return self._memory(0, self.backend.packed())
+            return self._memory(0, self._packed())
         lowered = lower(self.tape, self._storage.places, self.backend)
-        packed = self.backend.packed(lowered.launches, self._packs(lowered))
+        packed = self._packed(lowered, self._packs(lowered))
         return self._memory(lowered.nbytes(self.backend), packed)
+
+    def _packed(self, lowered: Lowered | None = None, packs: Packs = UNPACKED) -> int:
+        """Return the bytes of packed copies, with those that a tape would read."""
+        launches = lowered.launches if lowered is not None else ()
+        backend = self.backend
+        return backend.packed(launches, packs) if isinstance(backend, Packing) else 0
+
+    def _decide_packing(self, lowered: Lowered) -> None:
+        """Tell the backend which weights the tape that is compiled next is to read packed."""
+        if isinstance(self.backend, Packing):
+            self.backend.packs = self._packs(lowered)
 
     def _memory(self, recorded: int, packed: int) -> Memory:
         """Add up, with so many bytes for the tape that is recorded now, and for packed copies."""
@@ -49,7 +60,7 @@ class MemoryDoors:
 
         The first tape decides for those that follow, of trained weights the first that trains.
         """
-        packs = self.backend.packs
+        packs = self.backend.packs if isinstance(self.backend, Packing) else UNPACKED
         if not self._compiled:
             frozen = self.pack_base
             if frozen == "auto" and not self._fits(lowered, Packs(frozen)):
@@ -64,6 +75,5 @@ class MemoryDoors:
         """Return whether these copies fit into memory beside everything else, if that is known."""
         if (free := free_memory()) is None:
             return True
-        packed = self.backend.packed(lowered.launches, packs)
-        needed = self._memory(lowered.nbytes(self.backend), packed)
+        needed = self._memory(lowered.nbytes(self.backend), self._packed(lowered, packs))
         return needed.peak + needed.mapped <= free

@@ -240,7 +240,7 @@ class Session(FeedDoors, GradientDoors, MemoryDoors, PersistentDoors):
         self._storage.allocate(Role.GRADIENT, Role.MOMENT)
         storage = self._storage
         lowered = lower(self.tape, storage.places, self.backend)
-        self.backend.packs = self._packs(lowered)
+        self._decide_packing(lowered)
         compiled = compile_tape(lowered, storage.buffers, self.backend)
         for tensor, offset in compiled.offsets.items():
             storage.hold(tensor, compiled.arena, offset)

@@ -33,6 +33,7 @@ __all__ = [
     "Journal",
     "Launch",
     "LiveRows",
+    "Packing",
     "Packs",
     "Place",
     "Program",
@@ -206,6 +207,23 @@ class Feeds(Protocol):
         """Return what takes all inputs of a step in one call; None where it would not help."""
 
 
+@runtime_checkable
+class Packing(Protocol):
+    """What a backend may offer beside: weights are kept in the order in which products read them.
+
+    So they need not be packed in every run. Programs share such copies.
+    """
+
+    #: Which weights programs that are compiled from now on read from packed copies.
+    packs: Packs
+
+    def packed(self, launches: Sequence[Launch] = (), packs: Packs = UNPACKED) -> int:
+        """Return the bytes of all packed copies of weights, with those for these launches.
+
+        ``packs`` says which these would read.
+        """
+
+
 class Backend(Protocol):
     """Memory and programs on one kind of device."""
 
@@ -214,8 +232,6 @@ class Backend(Protocol):
     #: A run may fail half way, on a device that is not this process; then it leaves what is in its
     #: journal as it was before. Where a run cannot, there are no journals.
     journals: bool = False
-    #: Which weights programs that are compiled from now on read from packed copies.
-    packs: Packs = UNPACKED
 
     def allocate(self, nbytes: int) -> Buffer:
         """Return zero-filled memory. Raises MemoryError."""
@@ -225,15 +241,6 @@ class Backend(Protocol):
 
     def scratch(self, launches: Sequence[Launch], journal: Journal | None = None) -> int:
         """Return how much memory of its own a program of these launches would have."""
-
-    def packed(self, launches: Sequence[Launch] = (), packs: Packs = UNPACKED) -> int:
-        """Return the bytes of all packed copies of weights, with those for these launches.
-
-        ``packs`` says which these would read. A copy has a weight in the order in which products
-        read it, so that they need not pack it in every run. Programs share copies. Backends whose
-        products pack nothing have none.
-        """
-        return 0
 
     def compile(
         self,

@@ -81,7 +81,7 @@ class CPU(Backend):
     def __init__(self, n_threads: int | None = None) -> None:
         self.n_threads = n_threads
         self.computed = 0  # how often programs have computed gradients of parameters
-        self._copies = Copies()
+        self.packs, self._copies = UNPACKED, Copies()
 
     def threads(self) -> int:
         """Return how many threads a run may use now."""
