@@ -59,7 +59,7 @@ if X86 and not MSVC:
 ONCE = ("codebooks", "cpu")
 
 # What a level has of its own, unless that is all; it takes the rest from the level below.
-ONLY = {"amx": ["adamw", "copies", "experts", "limits", "matmul"]}
+ONLY = {"amx": ["adamw", "copies", "experts", "grad_norm", "limits", "matmul"]}
 
 # Never -ffast-math: NaN must stay NaN. These only drop errno and floating-point traps.
 COMPILE = ["-O3", "-g0", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
