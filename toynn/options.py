@@ -53,7 +53,7 @@ class RecipeOptions:
         them, so that they are decoded and packed once and not in every step: "always", "never", or
         "auto": where a step has so few rows that it gains some percent, if the copies fit into
         memory beside everything else. Each weight takes 8 bytes, or 4 where products are of
-        bfloat16. Results are the same.
+        bfloat16, or 12 where they are of three parts. Results are the same.
 
     Raises
     ------

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import toynn
+from toynn import _kernels as kernels
 from toynn import memory, ops
 from toynn.backends.cpu.copies import Copy
 from toynn.errors import ConfigError
@@ -121,7 +122,8 @@ def test_memory_says_what_they_take_before_they_are_there_and_after():
     promised = net.s.memory()
     net.realize()
     assert net.s.memory() == promised
-    assert LARGE <= promised.packed < 1.2 * LARGE
+    parts = 1.5 if kernels.matmul.multiplies_tiles() else 1  # three of bfloat16 for a float
+    assert parts * LARGE <= promised.packed < 1.2 * parts * LARGE
     plain = Net(40).s.memory()
     assert promised.peak == plain.peak + promised.packed
     assert "packed" in str(promised)
