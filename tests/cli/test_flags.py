@@ -102,6 +102,7 @@ SEEN = {
     "--patch": "4",
     "--precision": {"lora": "high", "": "medium"},
     "--qkv-bias": "",
+    "--pack-base": ("never", {"--model": "wide.gguf", "--seq": "64"}),
     "--rank": "3",
     "--sample-every": "2",
     "--save-every": "2",
@@ -155,6 +156,8 @@ def files(tmp_path_factory):
     write_base(folder / "base.gguf", vocab=256, context=64)
     write_base(folder / "other.gguf", vocab=256, context=64, d_model=48)
     write_base(folder / "gpt2.gguf", "gpt2", vocab=256, context=64)
+    wide = {"d_model": 256, "n_heads": 4, "n_kv_heads": 2, "d_ff": 512, "n_layers": 1}
+    write_base(folder / "wide.gguf", vocab=256, context=64, **wide)
     with gguf.open(folder / "base.gguf") as file:
         adapters.write_gguf(folder / "adapter.gguf", draw(file))
     rng = np.random.default_rng(1)

@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
-from toynn import Session, ops
+from toynn import Session, backends, ops, threads
+from toynn import _kernels as kernels
+from toynn.backends.protocol import Accumulate, Launch, LiveRows, Place
 from toynn.errors import ConfigError, LifecycleError, ShapeError
 
 ROOM, C, V = 150, 8, 11
@@ -153,3 +155,22 @@ def test_what_computes_all_rows_refuses_fewer():
         ops.class_token(s, x, s.input("cls", (2,)), s.input("pos", (3, 2)))
     with pytest.raises(ConfigError, match="attention: rows that may be fewer are one sequence"):
         ops.attention(s, x, x, x, batch=2, n_heads=1)
+
+
+@pytest.mark.parametrize("precision", [0, 1, 2])
+@pytest.mark.parametrize("shape", [(1024, 768, 384), (512, 2304, 768), (512, 768, 3072)])
+@pytest.mark.parametrize("entry", ["forward", "backward_input", "backward_weight"])
+def test_scratch_memory_serves_any_fewer_rows(entry, shape, precision, monkeypatch):
+    """A product of fewer rows may be cut otherwise, and need more."""
+    monkeypatch.setattr(threads, "_chosen", 2)
+    rows, N, K = shape
+    sizes = {"N": N, "K": K, "precision": precision}
+    live = LiveRows(Place("inputs", 0), "M", 0, rows)
+    flops = 2 * rows * N * K
+    launch = Launch(
+        "F", f"matmul.{entry}", {}, {"M": rows, **sizes}, {}, Accumulate.NEVER, flops, 0, live
+    )
+    needed = [
+        kernels.matmul.workspace(entry, M=m, n_threads=2, **sizes) for m in range(1, rows + 1)
+    ]
+    assert backends.get("cpu").scratch([launch]) >= max(needed)

@@ -265,7 +265,7 @@ def test_files_stay_short():
     for path in CYTHON:
         assert len(path.read_text().splitlines()) < LONG.get(path.stem, 250), path
     for path in PACKAGE.rglob("*.h"):
-        assert len(path.read_text().splitlines()) < 200, path
+        assert len(path.read_text().splitlines()) < 230, path
 
 
 def test_testing_is_a_name_of_the_package():

@@ -66,7 +66,9 @@ def test_the_backend_that_runs_decides(monkeypatch, tmp_path, capsys):
     flags = "--d-model 8 --heads 2 --layers 1 --seq 8 --batch 2 --steps 1 --warmup 0 --out run"
     words = ["--data", "text.txt", "--precision", "auto", "--backend", "reference", *flags.split()]
     assert main(["train", "gpt2", *words]) == 0
-    assert f"precision   highest: {why}" in capsys.readouterr().out
+    assert f"precision   highest: {why}" in " ".join(
+        capsys.readouterr().out.split("\n            ")
+    )
     assert 'precision = "highest"' in (tmp_path / "run" / "config.toml").read_text()
     with pytest.raises(BackendUnavailable, match="nowhere"):
         toynn.automatic_precision("nowhere")

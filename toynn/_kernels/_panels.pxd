@@ -68,7 +68,7 @@ cdef struct Operand:
     expand_fn expand  # NULL: floats
     Py_ssize_t row_bytes
     bint along_k      # a row is one column of B; otherwise, the elements of one k
-    const float* packed  # all of it in panels, as kept_at finds them; NULL: it is packed when used
+    const float* packed  # all of it in panels, from kept_start on; NULL: it is packed when used
 
 
 cdef inline Operand floats_at(

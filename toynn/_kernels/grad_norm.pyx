@@ -89,8 +89,8 @@ cdef void _sum_panels(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept
     """The tiles of one gradient again, as its product would sum them."""
     cdef const Squares* its = <const Squares*>a.kept
     cdef Operand rows = rows_of(its.N), columns = columns_of(its.K)
-    cdef const float* dw = <const float*>a.t[2] + its.first
-    sum_tiles(its.sums, dw, &rows, &columns, first, last, 0, panels(&columns))
+    cdef const float* g = <const float*>a.t[2]
+    sum_tiles(its.sums, g + its.first, &rows, &columns, first, last, 0, panels(&columns))
 
 
 cdef void _add_tiles(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:

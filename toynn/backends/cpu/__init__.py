@@ -1,6 +1,7 @@
 """The CPU backend: aligned memory, and programs of Cython kernels."""
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,7 @@ from toynn.backends.protocol import (
     FeedInput,
     Journal,
     Launch,
+    LiveRows,
     Packs,
     Place,
     Program,
@@ -103,11 +105,8 @@ class CPU(Backend):
         return aligned(max((self._scratch(launch) for launch in launches), default=0))
 
     def _scratch(self, launch: Launch) -> int:
-        op, _, entry = launch.kernel.partition(".")
-        need = getattr(getattr(kernels, op), "workspace", None)
-        if need is None:
-            return 0
-        return int(need(entry, **launch.sizes, n_threads=self._worth(launch)))
+        sizes = tuple(launch.sizes.items())
+        return _scratch_of(launch.kernel, sizes, self._worth(launch), launch.live)
 
     def packed(self, launches: Sequence[Launch] = (), packs: Packs = UNPACKED) -> int:
         """Return the bytes of packed copies of weights, with those for these launches."""
@@ -180,6 +179,22 @@ class CPU(Backend):
     def automatic_precision(self) -> tuple[str, str]:
         """Return medium where this CPU multiplies bfloat16 faster than float32, else highest."""
         return automatic()
+
+
+@lru_cache(4096)
+def _scratch_of(
+    kernel: str, sizes: tuple[tuple[str, int], ...], n_threads: int, live: LiveRows | None
+) -> int:
+    """Return the bytes that a kernel needs, for as many rows as there may be, or any fewer."""
+    op, _, entry = kernel.partition(".")
+    need = getattr(getattr(kernels, op), "workspace", None)
+    if need is None:
+        return 0
+    each = [dict(sizes)]
+    if live is not None:  # with fewer rows a product may be cut otherwise, and need more
+        counts = range(live.first + 1, live.first + live.rows)
+        each += [live.sizes(each[0], count) for count in counts]
+    return max(int(need(entry, **these, n_threads=n_threads)) for these in each)
 
 
 def _entry(launch: Launch) -> Entry:
