@@ -151,3 +151,11 @@ def test_a_wrong_word_is_refused():
         toynn.Session(pack_base="on")
     with pytest.raises(ConfigError, match=r"pack_base must be .*always.* got 1"):
         toynn.RecipeOptions(pack_base=1)
+
+
+def test_none_is_kept_for_rows_that_are_multiplied_in_8_bits():
+    if not kernels.matmul.multiplies_int8():
+        pytest.skip("this CPU has no products in 8 bits")
+    kept = [Net(16, "Q8_0", pack_base="always", matmul_precision=p) for p in ("medium", "highest")]
+    few, all_ = (net.s.memory().packed for net in kept)
+    assert 0 < few < 0.6 * all_  # for the way back alone

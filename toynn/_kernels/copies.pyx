@@ -13,6 +13,7 @@ from toynn._kernels._common cimport at1
 from toynn._kernels._copies cimport MOST_COPIES, Copy, copied_operand, form_of, terms_of
 from toynn._kernels._entry cimport entry
 from toynn._kernels._format cimport rows_at
+from toynn._kernels._int8 cimport HAS_INT8, VNNI_OF_BUILD
 from toynn._kernels._panels cimport (
     HAS_PAIRS, NR, STRETCH, Operand, blocks_of, kept_floats, kept_start, pack as pack_panels,
     panels as panels_of, terms_per_pass,
@@ -25,7 +26,7 @@ from toynn._kernels.abi cimport KernelArgs
 
 from toynn._kernels._check import check, row_length
 from toynn.dtypes import GGUF_TYPES
-from toynn._kernels.cpu import gains_by_pairs
+from toynn._kernels.cpu import gains_by_pairs, int8_unit
 
 ENTRIES = ("forward", "backward_input")  # of matmul and experts, as _products.pxd numbers them
 MOST = MOST_COPIES  # of a matrix, that an update keeps as the matrix is
@@ -56,15 +57,17 @@ cdef void _pack(KernelArgs* a) noexcept nogil:
     parallel_for(_pack_groups, a, passes * blocks_of(panels_of(&b), TOGETHER))
 
 
-def form(str name, Py_ssize_t M, Py_ssize_t N, Py_ssize_t K, int precision):
+def form(str name, Py_ssize_t M, Py_ssize_t N, Py_ssize_t K, int precision, int type=0):
     """In which form an entry packs w (N,K) for M rows in a precision; None where it does not.
 
     0 are floats, 1 pairs of bfloat16, 2, 4 and 6 one to three parts of bfloat16 for tiles.
     """
     cdef Entry which = FORWARD if name == "forward" else BACKWARD_INPUT
     cdef Product p = product_of(
-        which, NULL, NULL, NULL, M, N, K, 0, min(precision, MEDIUM),
-        units_of(HAS_PAIRS and gains_by_pairs(), ""),
+        which, NULL, NULL, NULL, M, N, K, type, min(precision, MEDIUM),
+        units_of(
+            HAS_PAIRS and gains_by_pairs(), int8_unit(VNNI_OF_BUILD) if HAS_INT8 else ""
+        ),
     )
     return form_of(&p.b) if is_packed(&p) else None
 

@@ -58,11 +58,12 @@ def key_of(launch: Launch, packs: str = "always") -> Key | None:
     place, sizes = launch.tensors["w"], launch.sizes
     matrices = sizes.get("E", 1)  # of experts: each has its share of the rows
     rows = -(-sizes["M"] // matrices)
-    form = _packing.form(entry, rows, sizes["N"], sizes["K"], sizes["precision"])
+    N, K, type = sizes["N"], sizes["K"], sizes["type"]
+    form = _packing.form(entry, rows, N, K, sizes["precision"], type)
     if form is None or (packs == "auto" and rows > _rows_that_gain(form)):
         return None
     assert place is not None
-    return Key(place, entry, form, matrices, sizes["N"], sizes["K"], sizes["type"])
+    return Key(place, entry, form, matrices, N, K, type)
 
 
 def _rows_that_gain(form: int) -> int:
