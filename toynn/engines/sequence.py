@@ -19,9 +19,7 @@ from toynn.engines.preference import PreferenceDoors, PreferencePass
 from toynn.engines.recording import Pass, record_logits, record_loss
 from toynn.errors import ConfigError, ShapeError
 from toynn.graph.tape import Tensor
-from toynn.models import (
-    SequenceConfig,
-)
+from toynn.models import SequenceConfig
 from toynn.options import RecipeOptions
 
 __all__ = ["SequenceEngine"]
