@@ -1,30 +1,104 @@
-"""Opening what is to be read: files that end, and nothing that would wait or never stop."""
+"""Opening what is to be read: files that end, and nothing that would wait or never stop.
+
+What stays mapped is also watched: see ``Unchanged``.
+"""
 
 import errno
+import io
 import os
 import stat
-from typing import BinaryIO
+from dataclasses import dataclass
+from pathlib import Path
 
 from toynn.errors import DataError, ToynnError
 
-__all__ = ["open_file", "read_bytes"]
+__all__ = ["Unchanged", "open_file", "read_bytes"]
 
 _KINDS = {
     stat.S_IFIFO: "a pipe; write what comes from it to a file first",
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
     stat.S_IFSOCK: "a socket",
+    stat.S_IFLNK: "a symbolic link",
 }
 
 
-def open_file(path: str | os.PathLike[str], error: type[ToynnError] = DataError) -> BinaryIO:
+@dataclass(frozen=True)
+class Unchanged:
+    """Which file a path was, and in which state. ``error`` is raised where that is no longer so.
+
+    Size and time of the last change tell, not the bytes.
+    """
+
+    path: Path
+    identity: tuple[int, int]  # device and inode
+    size: int
+    time: int  # of the last change, in nanoseconds
+    error: type[ToynnError] = DataError
+
+    @classmethod
+    def of(
+        cls,
+        path: str | os.PathLike[str],
+        error: type[ToynnError] = DataError,
+        *,
+        file: io.BufferedReader | None = None,
+    ) -> "Unchanged":
+        """Look at the file of a path, or at an open ``file``. Raises ``error`` if there is none."""
+        try:
+            found = os.stat(path) if file is None else os.fstat(file.fileno())
+        except OSError as failure:
+            raise error(f"{path}: cannot read: {failure.strerror or failure}") from failure
+        except ValueError as failure:
+            raise error(f"{str(path)!r}: not a path: {failure}") from failure
+        identity = (found.st_dev, found.st_ino)
+        return cls(Path(path), identity, found.st_size, found.st_mtime_ns, error)
+
+    def check(self) -> None:
+        """Raise ``error`` where the path is another file now, or none, or was written to."""
+        self._check(replaced=False)
+
+    def check_written(self) -> None:
+        """Raise ``error`` where the file was written to.
+
+        Another file in its place does no harm to a mapping, which keeps the old one.
+        """
+        self._check(replaced=True)
+
+    def _check(self, *, replaced: bool) -> None:
+        try:
+            found = os.stat(self.path)
+        except OSError as failure:
+            if replaced:
+                return
+            raise self.error(
+                f"{self.path}: changed since it was opened: {failure.strerror or failure}"
+            ) from failure
+        if (found.st_dev, found.st_ino) != self.identity:
+            if replaced:
+                return
+            raise self.error(
+                f"{self.path}: changed since it was opened: another file is in its place"
+            )
+        if (found.st_size, found.st_mtime_ns) != (self.size, self.time):
+            raise self.error(
+                f"{self.path}: changed since it was opened: expected {self.size} bytes and its old "
+                f"time, got {found.st_size} bytes"
+            )
+
+
+def open_file(
+    path: str | os.PathLike[str], error: type[ToynnError] = DataError, *, links: bool = True
+) -> io.BufferedReader:
     """Open a regular file. Raises ``error``: for others before they are opened, for that may wait.
 
-    What comes of reading it is the caller's to catch: OSError.
+    Without ``links`` a symbolic link is refused, too. What comes of reading the file is the
+    caller's to catch: OSError.
     """
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if links else os.O_NOFOLLOW)
     try:
-        _expect_regular(path, os.stat(path).st_mode, error)
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        _expect_regular(path, os.stat(path, follow_symlinks=links).st_mode, error)
+        descriptor = os.open(path, flags)
         file = os.fdopen(descriptor, "rb")
         try:
             _expect_regular(path, os.fstat(descriptor).st_mode, error)  # replaced in between
@@ -40,9 +114,11 @@ def open_file(path: str | os.PathLike[str], error: type[ToynnError] = DataError)
     return file
 
 
-def read_bytes(path: str | os.PathLike[str], error: type[ToynnError] = DataError) -> bytes:
-    """Return what is in a regular file. Raises ``error``."""
-    with open_file(path, error) as file:
+def read_bytes(
+    path: str | os.PathLike[str], error: type[ToynnError] = DataError, *, links: bool = True
+) -> bytes:
+    """Return what is in a regular file, as `open_file` opens it. Raises ``error``."""
+    with open_file(path, error, links=links) as file:
         try:
             return file.read()
         except OSError as failure:

@@ -64,6 +64,9 @@ class LoRAEngine(DecodingEngine[C_co], Protocol[C_co]):
     def file(self) -> Source | None:
         """The file that the weights lie in."""
 
+    def check_unchanged(self) -> None:
+        """Raise the file's error where it is no longer the one that was opened."""
+
     @property
     def adapters(self) -> Mapping[str, LoRA]:
         """The adapters, by the GGUF name of their matrix."""

@@ -71,8 +71,7 @@ def convert(
             name: (_deferred(model.tensors[name].shape, read, number), types[name])
             for number, name in enumerate(names)
         }
-        gguf.write(out, metadata, tensors, overwrite=overwrite)
-        model.check_unchanged()
+        gguf.write(out, metadata, tensors, overwrite=overwrite, check=model.check_unchanged)
     return types
 
 

@@ -132,6 +132,11 @@ class AdapterDoors:
         """The file that the weights lie in, if they do."""
         return self._weights.file
 
+    def check_unchanged(self) -> None:
+        """Raise the file's error where it is mapped and no longer the one that was opened."""
+        if self.file is not None:
+            self.file.check_unchanged()
+
     @property
     def adapters(self) -> Mapping[str, LoRA]:
         """The adapters, by the GGUF name of their matrix."""

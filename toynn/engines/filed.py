@@ -177,6 +177,7 @@ class FileEngine(Engine[C, Pass], AdapterDoors, Generic[C]):
         engine.session.finalize_weights()
         for name, tensor in engine.tensors.items():
             engine.session.upload(tensor, file[name])
+        file.check_unchanged()
         engine._carried = files.passed_on(file)
         if build:
             engine.build_training_step()

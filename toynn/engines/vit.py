@@ -131,6 +131,7 @@ class ViTEngine(Widths, Engine[ViTConfig, Pass]):
             engine.class_names = tuple(class_names)
             engine.kept_classes = tuple(engine.class_names[k] for k in rows)
         engine.load_weights(weights)
+        file.watched.check()
         engine.build_training_step()
         return engine
 

@@ -32,11 +32,14 @@ class Causal(Protocol):
     def logits(self, ids: ArrayLike, batch: int | None = None) -> NDArray[np.float32]:
         """Return logits (len(ids), V) of flat ids."""
 
+    def check_unchanged(self) -> None:
+        """Raise where a file that is mapped is no longer the one that was opened."""
+
 
 def read(engine: Causal, ids: Sequence[int] | NDArray[Any]) -> NDArray[np.float32]:
     """Return logits (len(ids), V) of one sequence. Raises ConfigError for one beyond the context.
 
-    Raises NonFiniteError where they are NaN or infinite.
+    Raises NonFiniteError where they are NaN or infinite, and what ``check_unchanged`` raises.
     """
     tokens = np.asarray(ids, np.int32)
     if not 0 < len(tokens) <= engine.context:
@@ -50,6 +53,7 @@ def read(engine: Causal, ids: Sequence[int] | NDArray[Any]) -> NDArray[np.float3
     filled = np.full(min(length, engine.context), FILLER, np.int32)
     filled[: len(tokens)] = tokens
     logits = engine.logits(filled, batch=1)[: len(tokens)]
+    engine.check_unchanged()
     if not np.isfinite(logits).all():
         raise NonFiniteError(
             "evaluation: the model's logits are not finite: its weights may be bad"

@@ -79,8 +79,8 @@ def fuse(
     What is not float32 is rounded, which can undo much of an adapter: the result says how much.
 
     Raises AdapterError if the adapter does not fit, GGUFError if ``out`` exists (unless
-    ``overwrite``), is the base, or cannot be written; ConfigError if ``outtype`` is none of these,
-    or a mix where llama-cpp-python is not installed.
+    ``overwrite``), is the base, or cannot be written, and the base's error if it changes meanwhile;
+    ConfigError if ``outtype`` is none of these, or a mix where llama-cpp-python is not installed.
     """
     adapters.check(adapter, base)
     if outtype in mixes.MIXES:
@@ -111,7 +111,7 @@ def fuse(
         else:
             tensors[name] = base.raw(adapters.matrix_of(name, base)), type
     told = _metadata(base, tensors, outtype) if metadata is None else metadata
-    gguf.write(out, told, tensors, overwrite=overwrite)
+    gguf.write(out, told, tensors, overwrite=overwrite, check=base.check_unchanged)
     return fused
 
 

@@ -10,10 +10,10 @@ from toynn.reading import read_bytes
 __all__ = ["read_object"]
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """Read a JSON object. Raises DataError."""
+def read_object(path: Path, *, links: bool = True) -> dict[str, Any]:
+    """Read a JSON object; without ``links``, none behind a symbolic link. Raises DataError."""
     try:
-        found = json.loads(read_bytes(path).decode("utf-8"))
+        found = json.loads(read_bytes(path, links=links).decode("utf-8"))
     except DataError:
         raise
     except (ValueError, RecursionError) as error:

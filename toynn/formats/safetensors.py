@@ -10,7 +10,6 @@ without metadata the bytes are the same. Source: https://github.com/huggingface/
 """
 
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping
 from math import prod
 from pathlib import Path
@@ -22,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from toynn.errors import DataError
 from toynn.formats import quants
 from toynn.formats.gguf.tensors import TensorInfo
-from toynn.reading import open_file
+from toynn.reading import Unchanged, open_file
 
 __all__ = ["METADATA", "SafeTensors", "encode", "parts", "streamed"]
 
@@ -83,7 +82,9 @@ class SafeTensors:
             with open_file(path) as file, safe_open(path, "numpy"):  # which finds it sound
                 size = int.from_bytes(file.read(8), "little")
                 table = json.loads(file.read(size))
-                status = os.fstat(file.fileno())
+                #: the file, which must stay as it is while it is mapped
+                self.watched = Unchanged.of(path, file=file)
+                self._raw = np.memmap(file, np.uint8, "r")
         except (OSError, SafetensorError) as error:
             raise DataError(f"{path}: cannot read: {error}") from error
         self.metadata: dict[str, str] = table.pop(METADATA, None) or {}
@@ -98,9 +99,6 @@ class SafeTensors:
             shape = tuple(entry["shape"])
             info = TensorInfo(name, entry["dtype"], shape, 8 + size + begin, end - begin)
             self.tensors[name] = info
-        #: size and time of the last change
-        self.state = (status.st_size, status.st_mtime_ns)
-        self._raw = np.memmap(path, np.uint8, "r")
 
     def raw(self, name: str) -> NDArray[np.uint8]:
         """Return the bytes of a tensor as they lie there: a read-only view."""

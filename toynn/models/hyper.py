@@ -69,7 +69,7 @@ class Source(Protocol):
         """Return the value of a key, which must be there and of a kind."""
 
     def check_unchanged(self) -> None:
-        """Raise GGUFError if the file is no longer the one that was opened."""
+        """Raise ``error`` if the file is no longer the one that was opened."""
 
     def close(self) -> None:
         """Let go of the file; what was mapped stays mapped."""

@@ -108,5 +108,6 @@ def open_donor(call: str, path: str | PathLike[str]) -> Iterator[Donor]:
     try:
         with gguf.open(path, check=False) as file:
             yield Donor(file)
+            file.check_unchanged()
     except GGUFError as error:
         raise GGUFError(f"{call}: {error}") from error

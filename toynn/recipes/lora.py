@@ -166,10 +166,10 @@ class LoRA(SequenceRecipe[SequenceEngine[Any]]):
         self.load_adapter(folder if self.unwritten["gguf"] else folder / "adapter.gguf")
 
     def check_unchanged(self) -> None:
-        """Raise GGUFError where the base is no longer the file that was opened.
+        """Raise GGUFError, or DataError of a folder, where the base is no longer what was opened.
 
-        Its size and its time tell, not its bytes. Bytes that are no longer there when the model is
-        computed (a file cut short in place) end the process: the system sends SIGBUS.
+        The size and the time of each file tell, not the bytes. Bytes that are no longer there when
+        the model is computed (a file cut short in place) end the process: the system sends SIGBUS.
         """
         self._base("check_unchanged").check_unchanged()
 

@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 from toynn.errors import GGUFError, LifecycleError
 from toynn.formats.gguf.finite import find_nonfinite
 from toynn.formats.gguf.header import Value
-from toynn.formats.gguf.mapping import check_unchanged
 from toynn.formats.gguf.parts import Part, open_parts
 from toynn.formats.gguf.strings import Strings
 from toynn.formats.gguf.tensors import READABLE, TensorInfo
@@ -86,7 +85,7 @@ class GGUFFile:
         self.nbytes = sum(len(part.mapping) for part in parts)
         self._offsets = {k: entry.offset for k, entry in entries.items()}
         self._mappings = {part.path: part.mapping for part in parts}  # none after close()
-        self._states = {part.path: part.mapping.state for part in parts}
+        self._watched = [part.mapping.watched for part in parts]  # after close(), too
         self._paths: dict[str, Path] = {}  # by tensor
         for part in parts:
             self.tensors |= part.header.tensors
@@ -202,8 +201,8 @@ class GGUFFile:
 
     def check_unchanged(self) -> None:
         """Raise GGUFError if a file of this name is no longer the one that was opened."""
-        for path, state in self._states.items():
-            check_unchanged(path, state)
+        for file in self._watched:
+            file.check()
 
 
 def _utf8(text: str) -> bool:

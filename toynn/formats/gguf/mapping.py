@@ -1,21 +1,20 @@
 """Mapped files, and which files are mapped now."""
 
 import mmap
-import os
 import stat
 import weakref
 from pathlib import Path
 
 from toynn.errors import GGUFError
+from toynn.reading import Unchanged
 
-__all__ = ["Mapping", "check_unchanged", "is_mapped", "map_file"]
+__all__ = ["Mapping", "is_mapped", "map_file"]
 
 
 class Mapping(mmap.mmap):
     """A mapped file that knows which file it is."""
 
-    identity: tuple[int, int]  # device and inode
-    state: tuple[int, int]  # size and time of the last change
+    watched: Unchanged
 
 
 _mapped: "weakref.WeakSet[Mapping]" = weakref.WeakSet()
@@ -28,8 +27,8 @@ def map_file(path: Path) -> Mapping:
         if not stat.S_ISREG(path.stat().st_mode):
             raise GGUFError(f"{path}: not a GGUF file: not a regular file")
         with path.open("rb") as file:
-            status = os.fstat(file.fileno())
-            if not status.st_size:
+            watched = Unchanged.of(path, GGUFError, file=file)
+            if not watched.size:
                 raise GGUFError(f"{path}: not a GGUF file (0 bytes)")
             mapping = Mapping(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
@@ -38,8 +37,7 @@ def map_file(path: Path) -> Mapping:
         raise
     except ValueError as error:
         raise GGUFError(f"{str(path)!r}: not a path: {error}") from error
-    mapping.identity = (status.st_dev, status.st_ino)
-    mapping.state = (status.st_size, status.st_mtime_ns)
+    mapping.watched = watched
     _mapped.add(mapping)
     return mapping
 
@@ -51,17 +49,4 @@ def is_mapped(path: Path) -> bool:
     except OSError:
         return False
     identity = (status.st_dev, status.st_ino)
-    return any(mapping.identity == identity for mapping in _mapped if not mapping.closed)
-
-
-def check_unchanged(path: Path, state: tuple[int, int]) -> None:
-    """Raise GGUFError if the file of this name is no longer the one that was mapped."""
-    try:
-        status = path.stat()
-    except OSError as error:
-        raise GGUFError(f"{path}: changed since it was opened: {error.strerror}") from error
-    if (status.st_size, status.st_mtime_ns) != state:
-        raise GGUFError(
-            f"{path}: changed since it was opened: expected {state[0]} bytes and its old time, got "
-            f"{status.st_size} bytes"
-        )
+    return any(mapping.watched.identity == identity for mapping in _mapped if not mapping.closed)

@@ -72,6 +72,7 @@ def write(
     tensors: Tensors,
     *,
     overwrite: bool = False,
+    check: Callable[[], object] | None = None,
 ) -> None:
     """Write a file. Raises GGUFError, and then leaves at path what was there.
 
@@ -80,7 +81,8 @@ def write(
     metadata: key -> value, or (value, type) with a type as in `GGUFFile.types`. Without one, a
     number is a UINT32 (INT32 if negative, of 64 bits if large), FLOAT32 or BOOL, a list of integers
     [INT32]. tensors: name -> (floats, "f32" | "f16" | "bf16" | "q8_0" | "q4_0"), or (uint8 blocks
-    as `GGUFFile.raw` returns them, their type). Either can be Deferred.
+    as `GGUFFile.raw` returns them, their type). Either can be Deferred. ``check`` is called when
+    all is written: what it raises leaves at path what was there, too.
     """
     path = Path(path)
     check_target(path, overwrite=overwrite)
@@ -102,6 +104,8 @@ def write(
         _write_all(writer, file, path, tensors)
         with map_file(Path(file.name)) as mapping:
             read_header(path, mapping)  # refuses what the library let pass
+        if check is not None:
+            check()
 
 
 def check_target(path: Path, *, overwrite: bool) -> None:

@@ -11,7 +11,6 @@ Nothing is ignored in silence: what could change a number and is not known is re
 
 import math
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -30,6 +29,7 @@ from toynn.formats.hf.shards import Shards
 from toynn.formats.hf.spelling import SPELLINGS, module_of, pairs_together, spelling_for
 from toynn.formats.hf.writer import write
 from toynn.formats.objects import read_object
+from toynn.reading import Unchanged
 
 __all__ = ["HFModel", "open", "write"]
 
@@ -57,8 +57,9 @@ class HFModel:
 
     error = DataError
 
-    def __init__(self, path: Path, values: Mapping[str, Any]) -> None:
-        self.path, self._config = path, Config(path, values)
+    def __init__(self, path: Path) -> None:
+        self._watched = Unchanged.of(path / CONFIG)
+        self.path, self._config = path, Config(path, read_object(path / CONFIG))
         kind = self._config.get("model_type")
         spelling = spelling_for(kind)
         if spelling is None:
@@ -236,7 +237,11 @@ class HFModel:
         return name.endswith(SCALES) and int(raw.max()) >= E8M0_LIMIT
 
     def check_unchanged(self) -> None:
-        """Raise GGUFError if a file is no longer the one that was opened."""
+        """Raise DataError if a file is no longer the one that was opened.
+
+        Files of weights, their index and config.json are looked at, after ``close`` too.
+        """
+        self._watched.check()
         self._stored.check_unchanged()
 
     def _read_config(self) -> dict[str, Any]:
@@ -372,7 +377,7 @@ def open(path: str | os.PathLike[str], *, check: bool | None = False) -> HFModel
     `check` looks through the weights for NaN and infinity; None: if they are few.
     """
     path = Path(path)
-    model = HFModel(path, read_object(path / CONFIG))
+    model = HFModel(path)
     if check or (check is None and model.nbytes < CHECK_BELOW):
         try:
             model.check_finite()

@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toynn.errors import DataError
-from toynn.formats.gguf.mapping import check_unchanged
 from toynn.formats.gguf.tensors import TensorInfo
 from toynn.formats.hf.config import WEIGHTS
 from toynn.formats.objects import read_object
 from toynn.formats.safetensors import SafeTensors
+from toynn.reading import Unchanged
 
 __all__ = ["INDEX", "Shards"]
 
@@ -38,10 +38,12 @@ class Shards:
         self, folder: Path, passed_over: tuple[str, ...], packed: tuple[str, ...] = ()
     ) -> None:
         index = folder / INDEX
+        self._watched: list[Unchanged] = []  # after close(), too: views stay mapped
         if (folder / WEIGHTS).exists() or not index.exists():
             _refuse_others(folder)
             paths, placed = [folder / WEIGHTS], None
         else:
+            self._watched.append(Unchanged.of(index))
             placed = _weight_map(index)
             paths = _files(index, placed)
         self._files: list[SafeTensors] = []
@@ -55,10 +57,11 @@ class Shards:
         except DataError:
             self.close()
             raise
-        self.nbytes = sum(file.state[0] for file in self._files)
+        self.nbytes = sum(file.watched.size for file in self._files)
 
     def _add(self, file: SafeTensors) -> None:
         self._files.append(file)
+        self._watched.append(file.watched)
         for name, info in file.tensors.items():
             if name in self._places:
                 raise DataError(f"{file.path}: {name} is in {self._places[name].path.name}, too")
@@ -92,9 +95,9 @@ class Shards:
         return self._places[name][name]
 
     def check_unchanged(self) -> None:
-        """Raise GGUFError if a file of these names is no longer the one that was opened."""
-        for file in self._files:
-            check_unchanged(file.path, file.state)
+        """Raise DataError if a file of these names is no longer the one that was opened."""
+        for file in self._watched:
+            file.check()
 
     def close(self) -> None:
         """Let go of the files. Views that were taken stay valid."""

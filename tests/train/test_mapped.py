@@ -1,0 +1,281 @@
+"""Every mapped file is watched: bases, data and caches that are overwritten in place are noticed.
+
+Which files are mapped, the system says: /proc/self/maps. Whatever is mapped below the test's folder
+is overwritten, one file after another, and each must be noticed by its name.
+"""
+
+import gc
+import json
+import os
+import re
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import runs
+from lora_bases import write_base
+from safetensors.numpy import load_file, save_file
+
+import toynn
+from toynn.engines import LlamaSeqEngine, ViTEngine, frozen
+from toynn.engines.converting import convert, fuse_into
+from toynn.errors import ToynnError
+from toynn.evaluation import perplexity
+from toynn.formats import adapters, bases, gguf, quants
+from toynn.train import Trainer
+
+pytest.importorskip("tokenizers", reason="tokenizers, of the text extra, is not installed")
+
+MAPS = Path("/proc/self/maps")
+mapped_only = pytest.mark.skipif(not MAPS.exists(), reason="the system does not say what is mapped")
+PACKAGE = Path(toynn.__file__).parent
+#: Where files are mapped. A new place needs a row of BASES or DATA below, which maps by it.
+PLACES = {
+    "data/binary.py",
+    "data/windows.py",
+    "formats/gguf/mapping.py",
+    "formats/safetensors.py",
+    "train/token_cache.py",
+}
+MAPPING = re.compile(r"\bmemmap\(|\(mmap\.mmap\)|\bmmap\(|mmap_mode|memory_map")
+
+
+def mapped_below(folder):
+    """The files of a folder that are mapped by this process, by the word of the system."""
+    lines = [line.split(maxsplit=5) for line in MAPS.read_text().splitlines()]
+    paths = {Path(line[5]) for line in lines if len(line) == 6}
+    return sorted(path for path in paths if path.is_relative_to(folder.resolve()))
+
+
+@contextmanager
+def overwritten(path):
+    """Give a file other bytes, in place, and its own again, at the old time."""
+    before, state = path.read_bytes(), path.stat()
+    try:
+        with path.open("r+b") as file:
+            file.write(bytes(byte ^ 1 for byte in before))
+        # However coarse the clock is.
+        os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns + 1))
+        yield
+    finally:
+        with path.open("r+b") as file:
+            file.write(before)
+        os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
+
+
+def noticed(path):
+    return pytest.raises(ToynnError, match=rf"{re.escape(str(path))}: changed since it was opened")
+
+
+def test_every_place_that_maps_files_is_known():
+    """So that whoever adds one adds a row here."""
+    found = {
+        path.relative_to(PACKAGE).as_posix()
+        for path in PACKAGE.rglob("*.py")
+        if MAPPING.search(path.read_text())
+    }
+    assert found == PLACES
+
+
+# -- Bases -----------------------------------------------------------------------------------------
+
+
+def one_gguf(folder):
+    return write_base(folder / "base.gguf", "llama", vocab=runs.VOCAB, context=runs.T)
+
+
+def two_ggufs(folder):
+    whole, paths = one_gguf(folder), []
+    with gguf.open(whole) as file:
+        metadata, names = gguf.typed_metadata(file.metadata, file.types), list(file.tensors)
+        for n in (0, 1):
+            paths.append(folder / f"m-0000{n + 1}-of-00002.gguf")
+            split = {"split.no": n, "split.count": 2, "split.tensors.count": len(names)}
+            told = metadata | {key: (value, "UINT16") for key, value in split.items()}
+            gguf.write(paths[-1], told, {name: (file[name], "f32") for name in names[n::2]})
+    whole.unlink()
+    return paths[0]
+
+
+def one_safetensors(folder):
+    LlamaSeqEngine.from_gguf(one_gguf(folder), t_seq=1).export_hf(folder / "hf")
+    return folder / "hf"
+
+
+def two_safetensors(folder):
+    path = one_safetensors(folder)
+    weights, placed = load_file(path / "model.safetensors"), {}
+    (path / "model.safetensors").unlink()
+    for n in (0, 1):
+        name = f"model-0000{n + 1}-of-00002.safetensors"
+        part = {key: weights[key] for key in sorted(weights)[n::2]}
+        save_file(part, path / name)
+        placed |= dict.fromkeys(part, name)
+    index = {"metadata": {}, "weight_map": placed}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+    return path
+
+
+BASES = [one_gguf, two_ggufs, one_safetensors, two_safetensors]
+every_base = pytest.mark.parametrize("kind", BASES, ids=lambda kind: kind.__name__)
+
+
+def last_file(base):
+    """The file of a base that is the last of its weights."""
+    return max(base.glob("*.safetensors") if base.is_dir() else base.parent.glob("*.gguf"))
+
+
+@mapped_only
+@every_base
+def test_a_base_is_watched_where_it_is_looked_at_and_written_from(kind, tmp_path):
+    """Recipes close a base that they opened: it stays mapped, and watched."""
+    base = kind(tmp_path)
+    recipe, _, _ = runs.lora(base)
+    outs = iter(tmp_path / f"out{n}" for n in range(100))
+    mapped = mapped_below(tmp_path)
+    assert len(mapped) == (2 if "two" in kind.__name__ else 1)
+    for path in mapped:
+        with overwritten(path):
+            for call in (
+                recipe.check_unchanged,
+                lambda: recipe.export_adapter(next(outs)),
+                lambda: recipe.export_peft(next(outs)),
+                lambda: recipe.save(next(outs)),
+                lambda: perplexity(recipe.engine, np.arange(11, dtype=np.int32), 5),
+            ):
+                with noticed(path):
+                    call()
+        recipe.check_unchanged()
+    assert not list(tmp_path.glob("out*"))
+
+
+@every_base
+def test_a_base_that_is_overwritten_ends_the_training_before_anything_is_saved(kind, tmp_path):
+    base, out, steps = kind(tmp_path), tmp_path / "out", []
+    recipe, data, valid = runs.lora(base)
+    path = last_file(base)
+    before, state = path.read_bytes(), path.stat()
+
+    def overwrite(result):
+        steps.append(result.iterations)
+        if result.iterations == 1:
+            path.write_bytes(before[:-4] + bytes(4))
+            os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns + 1))
+
+    options = runs.OPTIONS | {"folder": out, "on_step": overwrite}
+    with noticed(path):
+        Trainer(recipe, data, valid=valid, **options | {"save_every": 2}).fit()
+    assert steps == [1, 2] and not list(out.glob("checkpoint-*"))
+    path.write_bytes(before)
+    recipe, data, valid = runs.lora(base)
+    steps.clear()
+    options |= {"folder": tmp_path / "again", "save_every": 0, "eval_every": 3}
+    with noticed(path):
+        Trainer(recipe, data, valid=valid, **options).fit()
+    assert steps == [1, 2, 3]
+
+
+@pytest.mark.parametrize("kind", [one_safetensors, two_safetensors], ids=lambda kind: kind.__name__)
+def test_what_a_folder_says_of_its_weights_is_watched(kind, tmp_path):
+    """Another config.json makes another model of the same weights, and fuse reads it again."""
+    recipe, _, _ = runs.lora(kind(tmp_path))
+    for path in sorted((tmp_path / "hf").glob("*.json")):
+        if not path.name.startswith(("config", "model")):
+            continue
+        with overwritten(path), noticed(path):
+            recipe.check_unchanged()
+        recipe.check_unchanged()
+
+
+@every_base
+def test_a_base_in_whose_place_another_file_stands(kind, tmp_path):
+    """Of the same size and time, as `cp -p` leaves it: what is written next would be of that."""
+    base = kind(tmp_path)
+    recipe, _, _ = runs.lora(base)
+    path = last_file(base)
+    state = path.stat()
+    (tmp_path / "other").write_bytes(path.read_bytes())
+    os.utime(tmp_path / "other", ns=(state.st_atime_ns, state.st_mtime_ns))
+    (tmp_path / "other").replace(path)
+    with noticed(path):
+        recipe.check_unchanged()
+    path.unlink()
+    with noticed(path):
+        recipe.check_unchanged()
+
+
+MADE = [(kind, make) for kind in BASES for make in ("fuse", "read")]
+MADE += [(kind, "convert") for kind in (one_safetensors, two_safetensors)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "make"), MADE, ids=[f"{make}-{kind.__name__}" for kind, make in MADE]
+)
+def test_a_base_that_is_overwritten_while_a_model_is_made_of_it(kind, make, tmp_path, monkeypatch):
+    """It is noticed when all is read, and no file is left of what was read of two models."""
+    base, out = kind(tmp_path), tmp_path / "out.gguf"
+    adapter = runs.lora(base)[0].engine.adapter()
+    path, state = last_file(base), last_file(base).stat()
+    with bases.open(base) as file:
+        read = type(file).__getitem__
+
+        def late(self, name):
+            found = read(self, name)
+            os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns + 1))
+            return found
+
+        monkeypatch.setattr(type(file), "__getitem__", late)
+        with noticed(path):
+            if make == "fuse":
+                fuse_into(file, adapter, out)
+            elif make == "convert":
+                convert(base, out)
+            else:
+                LlamaSeqEngine._read(file, 1, 1, "cpu", build=False)
+    assert not out.exists()
+
+
+@every_base
+def test_a_model_that_is_only_read_is_watched_too(kind, tmp_path):
+    base = kind(tmp_path)
+    with bases.open(base) as file:
+        engine = frozen(file)
+    ids = np.arange(11, dtype=np.int32)
+    perplexity(engine, ids, 5)
+    path = last_file(base)
+    with overwritten(path), noticed(path):
+        perplexity(engine, ids, 5)
+
+
+@mapped_only
+def test_what_is_read_into_memory_maps_nothing(tmp_path):
+    """So adapters, checkpoints and models that are trained as a whole need no watch."""
+    base, out = one_safetensors(tmp_path), tmp_path / "run"
+    recipe, data, valid = runs.lora(base)
+    Trainer(recipe, data, valid=valid, **runs.OPTIONS | {"folder": out, "steps": 2}).fit()
+    runs.vit(None)[0].save(tmp_path / "vit.safetensors")
+    engines = [LlamaSeqEngine.from_hf(base, t_seq=1), ViTEngine.load(tmp_path / "vit.safetensors")]
+    with bases.open(base) as file:
+        read = [adapters.load(path, file) for path in (out, out / "adapter.gguf")]
+    assert {path.parent for path in mapped_below(tmp_path)} == {base}
+    del recipe, file
+    gc.collect()
+    assert mapped_below(tmp_path) == [] and engines and read
+
+
+@pytest.mark.parametrize("kind", ["donor", "vit"])
+def test_a_file_that_is_overwritten_while_it_is_read(kind, tmp_path, monkeypatch):
+    """All numbers of a new model are of one file."""
+    path = one_gguf(tmp_path) if kind == "donor" else tmp_path / "vit.safetensors"
+    if kind == "vit":
+        runs.vit(None)[0].save(path)
+    state = path.stat()
+
+    def late(*given, dequantize=quants.dequantize):
+        os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns + 1))
+        return dequantize(*given)
+
+    monkeypatch.setattr(quants, "dequantize", late)
+    with pytest.raises(ToynnError, match=r"changed since it was opened"):
+        runs.warm_start(path) if kind == "donor" else ViTEngine.load(path)
