@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import tomllib
 
 import numpy as np
@@ -15,6 +16,7 @@ from toynn.engines import ENGINES, frozen
 from toynn.formats import adapters, gguf
 from toynn.formats.tokenizer import Tokenizer
 from toynn.recipes import FromScratch, WarmStart
+from toynn.train import Trainer
 
 TEMPLATE = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}<|assistant|>"
 MARKS = [("<|user|>", CONTROL), ("<|assistant|>", CONTROL)]
@@ -219,3 +221,33 @@ def test_a_donor_gives_rows_to_tokens_of_the_same_text(folder, tmp_path):
         table = np.array(file["token_embd.weight"])
     np.testing.assert_array_equal(recipe.engine.weights()["token_embd.weight"], table)
     assert min(losses_of(tmp_path / "r")) < losses_of(tmp_path / "r")[0]
+
+
+@pytest.mark.parametrize("harmed", ["before", "while the model is tested"])
+def test_tokens_in_a_cache_that_are_damaged(harmed, folder, tmp_path, monkeypatch, capsys):
+    """Junk of the same length, before the run or at its end: the run says so, and learns none."""
+    monkeypatch.chdir(tmp_path)
+    words = ["train", "lora", "--model", str(folder / "base.gguf"), "--data", str(folder / "text")]
+    words += ["--cache", "tokens", *RUN]
+    assert main([*words, "--out", "plain"]) == 0
+
+    def harm():
+        for path in tmp_path.glob("tokens/*/ids.bin"):
+            state = path.stat()
+            path.write_bytes(bytes(state.st_size))
+            os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns + 1))
+
+    capsys.readouterr()
+    if harmed == "before":
+        harm()
+        assert main([*words, "--out", "again"]) == 0
+        assert capsys.readouterr().err.count("ids.bin: damaged") == 3
+    else:
+        fit = Trainer.fit
+        monkeypatch.setattr(Trainer, "fit", lambda self: (fit(self), harm())[0])
+        assert main([*words, "--out", "again"]) == 2
+        said = capsys.readouterr()
+        assert "ids.bin: changed since it was opened" in said.err
+        assert "the tokens are made again" in said.err and "test   " not in said.out
+    learned = [(tmp_path / out / "adapter.gguf").read_bytes() for out in ("plain", "again")]
+    assert learned[0] == learned[1]

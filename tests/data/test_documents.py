@@ -1,6 +1,7 @@
 """Windows over documents: no border is crossed, whatever a window cuts."""
 
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,7 +28,8 @@ def text(tmp_path):
 
 
 def stored(parts):
-    return InMemory().documents(None, {}, 0, lambda: (part.astype(np.int32) for part in parts))
+    fill = lambda: (part.astype(np.int32) for part in parts)  # noqa: E731
+    return InMemory().documents(Path("a.txt"), {}, 1000, fill)[0]
 
 
 def documents():

@@ -300,9 +300,9 @@ def write_table(folder):
 
 
 def read_table(folder):
-    columns, facts = token_cache._opened(folder, token_cache.EXAMPLES)
-    examples = Examples.of(Columns(*(columns[name] for name in token_cache.EXAMPLES)), 16)
-    examples.lengths, facts["labels"]
+    found = token_cache._opened(folder, token_cache.EXAMPLES, {})
+    examples = Examples.of(Columns(*(found.columns[name] for name in token_cache.EXAMPLES)), 16)
+    examples.lengths, examples[0], found.facts["labels"]
 
 
 def write_config(folder):

@@ -14,16 +14,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 import runs
+from fake_recipe import FakeRecipe
 from lora_bases import write_base
 from safetensors.numpy import load_file, save_file
+from vocabs import bpe_file
 
 import toynn
+from toynn.data import jsonl
+from toynn.data.mixture import Mixture
+from toynn.data.preference import read_preferences
 from toynn.engines import LlamaSeqEngine, ViTEngine, frozen
 from toynn.engines.converting import convert, fuse_into
 from toynn.errors import ToynnError
 from toynn.evaluation import perplexity
 from toynn.formats import adapters, bases, gguf, quants
-from toynn.train import Trainer
+from toynn.formats.tokenizer import ByteTokenizer, Tokenizer
+from toynn.train import TokenCache, Trainer, trainer
 
 pytest.importorskip("tokenizers", reason="tokenizers, of the text extra, is not installed")
 
@@ -279,3 +285,107 @@ def test_a_file_that_is_overwritten_while_it_is_read(kind, tmp_path, monkeypatch
     monkeypatch.setattr(quants, "dequantize", late)
     with pytest.raises(ToynnError, match=r"changed since it was opened"):
         runs.warm_start(path) if kind == "donor" else ViTEngine.load(path)
+
+
+# -- Data and caches -------------------------------------------------------------------------------
+
+SEQ = 8
+
+
+@pytest.fixture(scope="module")
+def bpe(tmp_path_factory):
+    return Tokenizer.from_gguf(bpe_file(tmp_path_factory.mktemp("vocab") / "bpe.gguf"))
+
+
+def rows(path, of):
+    path.write_text("\n".join(json.dumps(of(n)) for n in range(1, 40)))
+    return path
+
+
+def read(path, tokenizer, **more):
+    return jsonl.read(path, tokenizer, SEQ, vocab_size=tokenizer.vocab_size, **more)
+
+
+def text(folder, bpe):
+    (folder / "a.txt").write_text("some words of a text. " * 40)
+    return read(folder / "a.txt", ByteTokenizer(), store=TokenCache(folder / "tokens"))
+
+
+def tokens(folder, bpe):
+    np.arange(300, dtype="<u2").tofile(folder / "a.bin")
+    return read(folder / "a.bin", bpe)
+
+
+def shards(folder, bpe):
+    for name in ("train_0", "train_1", "val_0"):
+        np.arange(200, dtype="<u2").tofile(folder / f"{name}.bin")
+    return read(folder, bpe)
+
+
+def cached_text(folder, bpe):
+    (folder / "a.txt").write_text("some words of a text. " * 40)
+    return read(folder / "a.txt", bpe, store=TokenCache(folder / "tokens"))
+
+
+def cached_documents(folder, bpe):
+    (folder / "a.txt").write_text("some words of a text.\n" * 40)
+    return jsonl.documents(
+        folder / "a.txt",
+        bpe,
+        SEQ,
+        vocab_size=bpe.vocab_size,
+        separator="\n",
+        store=TokenCache(folder / "tokens"),
+    )
+
+
+def cached_examples(folder, bpe):
+    for name in ("train", "valid", "test"):
+        rows(folder / f"{name}.jsonl", lambda n, name=name: {"text": f"{name} {n}"})
+    return read(folder, bpe, store=TokenCache(folder / "tokens"))
+
+
+def cached_preferences(folder, bpe):
+    for name in ("train", "valid"):
+        rows(
+            folder / f"{name}.jsonl",
+            lambda n, name=name: {"prompt": f"{name} {n}", "chosen": "ab", "rejected": "bc"},
+        )
+    store = TokenCache(folder / "tokens")
+    return read_preferences(folder, bpe, 2 * SEQ, vocab_size=bpe.vocab_size, store=store)
+
+
+def mixture(folder, bpe):
+    parts = {"text": cached_text, "tokens": tokens}
+    for name in parts:
+        (folder / name).mkdir(exist_ok=True)
+    return Mixture.of({name: make(folder / name, bpe) for name, make in parts.items()})
+
+
+DATA = {
+    text: 1,
+    tokens: 1,
+    shards: 3,
+    cached_text: 1,
+    cached_documents: 1,
+    cached_examples: 9,
+    cached_preferences: 6,
+    mixture: 2,
+}
+
+
+@mapped_only
+@pytest.mark.parametrize("kind", DATA, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("cached", [False, True], ids=["made", "found"])
+def test_data_that_are_mapped_are_watched(kind, cached, bpe, tmp_path):
+    if cached:
+        kind(tmp_path, bpe)
+    data = kind(tmp_path, bpe)
+    check = trainer._checks(FakeRecipe(), data)
+    mapped = mapped_below(tmp_path)
+    assert len(mapped) == DATA[kind]
+    for path in mapped:
+        check()
+        with overwritten(path), noticed(path):
+            check()
+    check()

@@ -2,7 +2,11 @@
 
 import errno
 import json
+import os
+import re
 import resource
+import shutil
+import threading
 
 import numpy as np
 import pytest
@@ -14,6 +18,7 @@ from toynn.data import jsonl, reader, stream
 from toynn.data.preference import read_preferences
 from toynn.errors import CheckpointError, DataError
 from toynn.formats.tokenizer import ByteTokenizer, Tokenizer
+from toynn.train import token_cache
 from toynn.train.token_cache import TokenCache
 
 pytest.importorskip("tokenizers", reason="tokenizers, of the text extra, is not installed")
@@ -179,6 +184,202 @@ def edit(folder, change):
     (folder / "table.json").write_text(json.dumps(table))
 
 
+def other_column(name, change):
+    """Give a column other numbers, as many as before."""
+
+    def harm(folder):
+        path = folder / f"{name}.bin"
+        numbers = np.fromfile(path, token_cache.EXAMPLES[name])
+        change(numbers)
+        assert len(numbers.tobytes()) == path.stat().st_size
+        numbers.tofile(path)
+
+    return harm
+
+
+def put_aside(name, place):
+    """Put something else in a column's place; what was there is beside the folder."""
+
+    def harm(folder):
+        path = folder / name
+        path.replace(folder.parent / f"aside-{name}")
+        place(path)
+
+    return harm
+
+
+def linked(path):
+    path.symlink_to(path.parent.parent / f"aside-{path.name}")
+
+
+def sum_anew(folder, change):
+    """Change a table, and let its sum be right."""
+
+    def new(table):
+        table.pop("sum")
+        change(table)
+        table["sum"] = token_cache._sum(table)
+
+    edit(folder, new)
+
+
+def junk(numbers):
+    numbers[:] = np.random.default_rng(0).integers(0, 5, len(numbers))
+
+
+def swap(numbers):
+    numbers[[1, -2]] = numbers[[-2, 1]]
+
+
+def raise_last(numbers):
+    numbers[-1] += 10**6
+
+
+#: What each does to a folder of examples, and what is said of it.
+HARMS_OF_COLUMNS = {
+    "junk ids": (other_column("ids", junk), r"ids\.bin: damaged: expected contents with the SHA"),
+    "ids beyond the vocabulary": (other_column("ids", raise_last), r"ids\.bin: damaged"),
+    "one bit": (other_column("ids", lambda ids: ids.__setitem__(3, ids[3] ^ 1)), r"ids\.bin: dama"),
+    "nothing learned": (
+        other_column("learned", lambda bits: bits.fill(0)),
+        r"learned\.bin: damaged",
+    ),
+    "disordered begins": (other_column("begins", swap), r"begins\.bin: damaged"),
+    "begins beyond the end": (other_column("begins", raise_last), r"begins\.bin: damaged"),
+    "a link to a column": (put_aside("ids.bin", linked), r"ids\.bin: .* it is a symbolic link"),
+    "a link to the table": (put_aside("table.json", linked), r"table\.json: .* a symbolic link"),
+    "a link in a circle": (
+        put_aside("begins.bin", lambda path: path.symlink_to(path)),
+        r"begins\.bin: .* it is a symbolic link",
+    ),
+    "a pipe": (put_aside("ids.bin", os.mkfifo), r"ids\.bin: .* it is a pipe"),
+    "a folder": (put_aside("ids.bin", os.mkdir), r"ids\.bin: cannot read: Is a directory"),
+    "an older table": (
+        lambda folder: sum_anew(folder, lambda table: table.pop("sums")),
+        r"table\.json: an older toynn wrote it, without the sums of the columns",
+    ),
+    "another file's": (
+        lambda folder: sum_anew(folder, lambda table: table.update(sha256="0" * 64)),
+        r"table\.json: it is of another file, tokenizer or setting",
+    ),
+}
+
+
+@pytest.mark.parametrize("harm", HARMS_OF_COLUMNS)
+def test_columns_that_are_damaged_are_made_again_with_a_word(harm, tokenizers, tmp_path):
+    """The cache is to blame: neither the data nor the tokenizer."""
+    path, told = tmp_path / "a.jsonl", []
+    path.write_text("\n".join(map(json.dumps, ROWS["pairs"])))
+    plain = seen(read(path, tokenizers["bpe"], None))
+    read(path, tokenizers["bpe"], cache(tmp_path, told))
+    (folder,) = (tmp_path / "tokens").iterdir()
+    do, said = HARMS_OF_COLUMNS[harm]
+    do(folder)
+    assert seen(read(path, tokenizers["bpe"], cache(tmp_path, told))) == plain
+    assert len(told) == 1 and re.search(said, told[0]), told
+    assert told[0].startswith(str(folder)) and "are made again" in told[0]
+    assert seen(read(path, tokenizers["bpe"], cache(tmp_path, told))) == plain and len(told) == 1
+
+
+@pytest.mark.parametrize("kind", ["text", "documents"])
+def test_ids_beyond_the_vocabulary_are_not_the_tokenizers(kind, tokenizers, tmp_path):
+    path, tokenizer, told = tmp_path / "a.txt", tokenizers["bpe"], []
+    path.write_text(TEXT)
+
+    def open_data(store):
+        if kind == "text":
+            return read(path, tokenizer, store)
+        more = {"vocab_size": tokenizer.vocab_size, "separator": "\n", "store": store}
+        return jsonl.documents(path, tokenizer, 24, **more)
+
+    plain = seen(open_data(cache(tmp_path, told)))
+    (folder,) = (tmp_path / "tokens").iterdir()
+    (folder / "ids.bin").write_bytes(b"\xff" * (folder / "ids.bin").stat().st_size)
+    assert seen(open_data(cache(tmp_path, told))) == plain
+    assert len(told) == 1 and "ids.bin: damaged" in told[0]
+
+
+def test_a_folder_of_tokens_behind_a_link_is_taken(tokenizers, tmp_path):
+    """Who needs the room moves one to another disk. Its contents are compared there."""
+    path, told = tmp_path / "a.txt", []
+    path.write_text(TEXT)
+    plain = seen(read(path, tokenizers["bpe"], cache(tmp_path, told)))
+    (folder,) = (tmp_path / "tokens").iterdir()
+    moved = tmp_path / "elsewhere"
+    folder.replace(moved)
+    folder.symlink_to(moved)
+    assert seen(read(path, tokenizers["bpe"], cache(tmp_path, told))) == plain and not told
+    (moved / "ids.bin").write_bytes(bytes((moved / "ids.bin").stat().st_size))
+    assert seen(read(path, tokenizers["bpe"], cache(tmp_path, told))) == plain and len(told) == 1
+    assert folder.is_symlink() and any((moved / "ids.bin").read_bytes())
+
+
+def test_a_large_column_is_compared_behind_the_opening(tokenizers, tmp_path, monkeypatch):
+    """In the background, as it is for ids of 1 GiB: the first check waits and says what to do."""
+    monkeypatch.setattr(token_cache, "LARGE", 1)
+    path, told = tmp_path / "a.jsonl", []
+    path.write_text("\n".join(map(json.dumps, ROWS["pairs"])))
+    first = read(path, tokenizers["bpe"], cache(tmp_path, told))
+    first.check_unchanged()
+    plain = seen(first)
+    (folder,) = (tmp_path / "tokens").iterdir()
+    going, compare = threading.Event(), token_cache._File.compare
+
+    def later(column):
+        if column.state.path.name == "ids.bin":
+            assert going.wait(60)
+        compare(column)
+
+    monkeypatch.setattr(token_cache._File, "compare", later)
+    other_column("ids", junk)(folder)
+    data = read(path, tokenizers["bpe"], cache(tmp_path, told))  # does not wait
+    going.set()
+    todo = rf"remove {folder} and start again: the tokens are made again"
+    for _ in range(2):
+        with pytest.raises(DataError, match=rf"ids\.bin: damaged: .*; {todo}"):
+            data.check_unchanged()
+    assert not told
+    shutil.rmtree(folder)
+    again = read(path, tokenizers["bpe"], cache(tmp_path, told))
+    again.check_unchanged()
+    assert seen(again) == plain and not told
+    other_column("begins", swap)(folder)  # which is read at once
+    assert seen(read(path, tokenizers["bpe"], cache(tmp_path, told))) == plain
+    assert len(told) == 1 and "begins.bin: damaged" in told[0]
+
+
+def test_what_cannot_be_compared_is_not_taken(tokenizers, tmp_path, monkeypatch):
+    monkeypatch.setattr(token_cache, "LARGE", 1)
+    path = tmp_path / "a.txt"
+    path.write_text(TEXT)
+    read(path, tokenizers["bpe"], cache(tmp_path)).check_unchanged()
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+
+    def fail(column):
+        raise MemoryError
+
+    monkeypatch.setattr(token_cache._File, "compare", fail)
+    with pytest.raises(DataError, match=r"ids\.bin: its contents were not compared; remove"):
+        read(path, tokenizers["bpe"], cache(tmp_path)).check_unchanged()
+
+
+@pytest.mark.parametrize("how", ["replaced", "removed"])
+def test_tokens_that_another_process_replaces_stay_as_they_are_here(how, tokenizers, tmp_path):
+    """Two runs may make the same tokens at once: the mapping keeps the files that it has."""
+    path = tmp_path / "a.txt"
+    path.write_text(TEXT)
+    data = read(path, tokenizers["bpe"], cache(tmp_path))
+    plain = seen(data)
+    (folder,) = (tmp_path / "tokens").iterdir()
+    if how == "replaced":
+        (folder / "table.json").unlink()
+        read(path, tokenizers["bpe"], cache(tmp_path))
+    else:
+        shutil.rmtree(folder)
+    data.check_unchanged()
+    assert seen(data) == plain
+
+
 HARMS = {
     "no table": lambda folder: (folder / "table.json").unlink(),
     "not JSON": lambda folder: (folder / "table.json").write_text("{"),
@@ -201,7 +402,11 @@ def test_tokens_that_are_not_whole_are_made_again_with_a_word(harm, tokenizers, 
     harm(folder)
     assert not told
     assert seen(read(path, tokenizers["bpe"], cache(tmp_path, told))) == plain
-    assert len(told) == 1 and str(folder) in told[0] and "it is made again" in told[0]
+    assert (
+        len(told) == 1
+        and str(folder) in told[0]
+        and f"the tokens of {path} are made again" in told[0]
+    )
     assert seen(read(path, tokenizers["bpe"], cache(tmp_path, told))) == plain and len(told) == 1
 
 

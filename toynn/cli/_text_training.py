@@ -383,6 +383,7 @@ class TextTraining(Training):
             total += self.recipe.evaluate(*part) * part.rows
             rows += part.rows
         if rows:
+            self.check()
             yield f"test        loss {total / rows:.4f}, over {rows:,} tokens"
 
 

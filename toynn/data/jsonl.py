@@ -30,11 +30,12 @@ from toynn.data.documents import Documents, DocumentWindows, parted, spaced_docu
 from toynn.data.examples import Examples, ShuffledExamples, examples_in_order, held_out
 from toynn.data.packing import PackedExamples, packed_in_order
 from toynn.data.reader import TOGETHER, Encoder, Reader
-from toynn.data.store import InMemory, Store
-from toynn.data.stream import Progress, Unchanged, blocks, looked_at, silent
+from toynn.data.store import InMemory, Mapped, Store
+from toynn.data.stream import Progress, blocks, looked_at, silent
 from toynn.data.text import Corpus, RandomWindows, spaced_windows
-from toynn.data.windows import Source, read_binary, read_windows, tail_of
+from toynn.data.windows import Source, Windows, read_binary, read_windows, tail_of
 from toynn.errors import DataError
+from toynn.reading import Unchanged
 
 __all__ = [
     "Dataset",
@@ -68,12 +69,12 @@ class Dataset:
     chats: bool = False  # whether the examples are conversations
     packing: bool = False  # whether a row of a batch is several examples
     source: Source | None = None  # the long text
+    mapped: Mapped = ()
 
     def check_unchanged(self) -> None:
         """Raise DataError where a file that is mapped is no longer the one that was opened."""
-        if self.source is not None:
-            for file in self.source.mapped:
-                file.check()
+        for file in self.mapped:
+            file.check()
 
     @property
     def packed(self) -> bool:
@@ -138,7 +139,7 @@ def read(
     """
     path = Path(path)
     if (tokens := read_binary(path, seq, vocab_size=vocab_size)) is not None:
-        return Dataset(*tokens.parts, None, seq, tokens.notes, source=tokens.source)
+        return _of_windows(tokens, seq)
     if path.suffix == ".txt" and not path.is_dir():
         return long_text(path, encoder, seq, vocab_size=vocab_size, store=store, progress=progress)
     reader = Reader(encoder, seq, vocab_size, mask_prompt, keep_end, store, progress, columns)
@@ -170,7 +171,8 @@ def read(
     seq = min(seq, needed)
     for part in parts:
         part.seq = seq
-    return Dataset(train, valid, test, seq, reader.notes, bool(reader.roles), packing)
+    chats, mapped = bool(reader.roles), tuple(reader.mapped)
+    return Dataset(train, valid, test, seq, reader.notes, chats, packing, mapped=mapped)
 
 
 def read_all(
@@ -232,8 +234,11 @@ def long_text(
     to stays where it is, and is mapped. Raises DataError if the text is too short, or an id is no
     token of the vocabulary.
     """
-    found = read_windows(path, encoder, seq, vocab_size, store, progress)
-    return Dataset(*found.parts, None, seq, found.notes, source=found.source)
+    return _of_windows(read_windows(path, encoder, seq, vocab_size, store, progress), seq)
+
+
+def _of_windows(found: Windows, seq: int) -> Dataset:
+    return Dataset(*found.parts, None, seq, found.notes, source=found.source, mapped=found.mapped)
 
 
 def documents(
@@ -263,7 +268,7 @@ def documents(
         corpus = Corpus.embedded()
         source = Source(corpus.name, len(corpus.text), corpus.sha256)
         text: Iterable[str] = [corpus.text.decode()]
-        path, store = Path(), None
+        path, store = Path(corpus.name), None
     else:
         path = Path(path)
         before = Unchanged.of(path)
@@ -272,12 +277,13 @@ def documents(
         source = Source(str(path), size, sha256)
         text = blocks(path, progress)
     told = {"encoder": encoder.fingerprint, "vocab_size": vocab_size, "separator": separator}
-    found = (store or InMemory()).documents(
+    found, mapped = (store or InMemory()).documents(
         path, told, vocab_size, lambda: _parted(source.name, text, encoder, separator)
     )
-    tail, note = tail_of(found.ids, seq, vocab_size, source)
+    tail, note = tail_of(found.ids, seq, source)
     note += f"; {len(found.begins):,} documents, between which windows do not look"
-    return Dataset(*found.parted(len(found) - tail), None, seq, [note], source=source)
+    parts = found.parted(len(found) - tail)
+    return Dataset(*parts, None, seq, [note], source=source, mapped=mapped)
 
 
 def _parted(

@@ -25,7 +25,7 @@ from toynn.data.examples import Example, Examples, held_out, joined
 from toynn.data.jsonl import TRAIN, VALID
 from toynn.data.packing import pack
 from toynn.data.reader import ASSISTANT, Encoder, Made, Parts, Reader, Talk
-from toynn.data.store import Store
+from toynn.data.store import Mapped, Store
 from toynn.data.stream import Progress, silent
 from toynn.errors import DataError
 
@@ -186,9 +186,12 @@ class PreferenceData:
     test: None = None  # no part of its own is read
     source: None = None  # they are no long text
     packed: bool = True  # batches are of examples, in segments
+    mapped: Mapped = ()
 
     def check_unchanged(self) -> None:
-        """Do nothing: tokens are in memory, or in a store: the file is not read again."""
+        """Raise DataError where a file that is mapped is no longer the one that was opened."""
+        for file in self.mapped:
+            file.check()
 
     def rows_for(self, t_batch: int, t_seq: int) -> int:
         """Return how many rows a batch of t_batch x t_seq tokens has."""
@@ -264,7 +267,8 @@ def read_preferences(
             f"no {VALID}: {len(valid):,} of {len(train) + len(valid):,} examples of the training "
             f"data became the validation part"
         )
-    return PreferenceData(train, valid, seq, notes, bool(reader.reader.roles))
+    chats = bool(reader.reader.roles)
+    return PreferenceData(train, valid, seq, notes, chats, mapped=tuple(reader.reader.mapped))
 
 
 class PreferenceReader:

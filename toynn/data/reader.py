@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from toynn.data._forms import checked_calls, from_alpaca, from_sharegpt
 from toynn.data._rows import checked_messages, form_of, rows, string_of
 from toynn.data.examples import Examples
-from toynn.data.store import FillExamples, InMemory, Store
+from toynn.data.store import FillExamples, InMemory, Store, Watched, check_ids
 from toynn.data.stream import Progress, silent
-from toynn.data.windows import check_ids
 from toynn.errors import DataError, ToynnError
 
 __all__ = ["ASSISTANT", "TOGETHER", "Encoder", "Made", "Maker", "Parts", "Reader", "Said", "Talk"]
@@ -102,6 +101,7 @@ class Reader:
         self.mask_prompt, self.keep_end = mask_prompt, keep_end
         self.notes: list[str] = []
         self.roles: set[str] = set()  # in conversations
+        self.mapped: list[Watched] = []  # of what the store has returned
 
     def read(self, path: Path) -> Examples:
         """Read a file; note what was cut and dropped. Raises DataError."""
@@ -133,7 +133,9 @@ class Reader:
         told |= {"columns": dict(self.columns)} if self.columns else {}
         told |= {"seq": self.seq, "keep_end": self.keep_end, "mask_prompt": self.mask_prompt}
         empty = Examples(self.seq, keep_end=self.keep_end)
-        return self.store.examples(path, told, empty, fill)
+        examples, facts, mapped = self.store.examples(path, told, empty, fill)
+        self.mapped += mapped
+        return examples, facts
 
     def _fill(self, path: Path, examples: Examples) -> dict[str, Any]:
         """Read all lines of a file into examples."""

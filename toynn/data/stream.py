@@ -4,13 +4,12 @@ import codecs
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from toynn.errors import DataError
 from toynn.reading import open_file
 
-__all__ = ["BOM", "Progress", "Unchanged", "blocks", "decoded", "looked_at", "silent"]
+__all__ = ["BOM", "Progress", "blocks", "decoded", "looked_at", "silent"]
 
 BOM = b"\xef\xbb\xbf"
 BLOCK = 2**22  # bytes
@@ -21,30 +20,6 @@ Progress = Callable[[int, int], object]
 
 def silent(done: int, of: int) -> None:
     """Tell nobody."""
-
-
-@dataclass(frozen=True)
-class Unchanged:
-    """Which file a path was, and in which state."""
-
-    path: Path
-    state: tuple[int, ...]
-
-    @classmethod
-    def of(cls, path: Path) -> "Unchanged":
-        """Look at a file. Raises DataError if there is none."""
-        try:
-            found = os.stat(path)
-        except OSError as error:
-            raise DataError(f"{path}: cannot read: {error.strerror}") from error
-        except ValueError as error:
-            raise DataError(f"{str(path)!r}: not a path: {error}") from error
-        return cls(path, (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns))
-
-    def check(self) -> None:
-        """Raise DataError where the file is another one, or was written to."""
-        if self.of(self.path) != self:
-            raise DataError(f"{self.path}: changed since it was opened")
 
 
 def raw_blocks(path: Path, progress: Progress = silent) -> Iterator[bytes]:

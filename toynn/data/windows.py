@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from toynn.data import binary
 from toynn.data.shards import chained
-from toynn.data.store import InMemory, Store
-from toynn.data.stream import BOM, Progress, Unchanged, blocks, looked_at, silent
+from toynn.data.store import InMemory, Mapped, Store, check_ids
+from toynn.data.stream import BOM, Progress, blocks, looked_at, silent
 from toynn.data.text import Corpus
 from toynn.errors import DataError
-from toynn.reading import open_file
+from toynn.reading import Unchanged, open_file
 
-__all__ = ["Source", "Windows", "check_ids", "read_binary", "read_windows", "tail_of"]
+__all__ = ["Source", "Windows", "read_binary", "read_windows", "tail_of"]
 
 Tokens = NDArray[np.integer[Any]]
 
@@ -47,7 +47,6 @@ class Source:
     name: str
     bytes: int | None
     sha256: str | None
-    mapped: tuple[Unchanged, ...] = ()  # files that must not change
 
 
 @dataclass(frozen=True)
@@ -57,6 +56,7 @@ class Windows:
     parts: tuple[Tokens, Tokens]
     notes: list[str]
     source: Source
+    mapped: Mapped = ()
 
 
 def read_windows(
@@ -70,26 +70,28 @@ def read_windows(
     """Read a text; without a path, the one that ships with Python. Raises DataError."""
     if path is None or store is None:
         corpus = Corpus.embedded() if path is None else Corpus.read(path)
-        ids = InMemory().tokens(
-            Path(), {}, vocab_size, lambda: encoder.encode_blocks([corpus.text.decode()])
+        ids, mapped = InMemory().tokens(
+            Path(corpus.name),
+            {},
+            vocab_size,
+            lambda: encoder.encode_blocks([corpus.text.decode()]),
         )
-        source = Source(corpus.name, len(corpus.text), corpus.sha256)
-        return _split(ids, seq, vocab_size, source)
+        return _split(ids, seq, Source(corpus.name, len(corpus.text), corpus.sha256), mapped)
     path = Path(path)
     before = Unchanged.of(path)
     sha256, size = looked_at(path)
-    mapped: tuple[Unchanged, ...] = ()
     if encoder.of_bytes:
         for _ in blocks(path, progress):  # nothing but UTF-8
             pass
         ids, mapped = _mapped(path, size), (before,)
+        check_ids(f"{path}", ids, vocab_size)
     else:
         told = {"encoder": encoder.fingerprint, "vocab_size": vocab_size}
         fill: Callable[[], Iterable[NDArray[np.int32]]]
         fill = lambda: encoder.encode_blocks(blocks(path, progress))  # noqa: E731
-        ids = store.tokens(path, told, vocab_size, fill)
+        ids, mapped = store.tokens(path, told, vocab_size, fill)
     before.check()
-    return _split(ids, seq, vocab_size, Source(str(path), size, sha256, mapped))
+    return _split(ids, seq, Source(str(path), size, sha256), mapped)
 
 
 def _mapped(path: Path, size: int) -> Tokens:
@@ -112,10 +114,10 @@ def read_binary(path: Path, seq: int, *, vocab_size: int) -> Windows | None:
     parts = [[binary.map_tokens(each, vocab_size) for each in part] for part in files]
     for file in watched:
         file.check()
-    source = Source(str(path), None, None, watched)
+    source = Source(str(path), None, None)
     train = chained(parts[0])
     if not parts[1]:
-        found = _split(train, seq, None, source)
+        found = _split(train, seq, source, watched)
         if len(parts[0]) > 1:
             found.notes[0] += f"; {_shards(files[0])}"
         return found
@@ -127,24 +129,23 @@ def read_binary(path: Path, seq: int, *, vocab_size: int) -> Windows | None:
         notes.append(f"{name}: {len(ids):,} tokens")
     if (files[0][0].parent / "meta.pkl").exists():
         notes.append("meta.pkl is not opened: a pickle can run anything; ids are taken as they are")
-    return Windows(tokens, notes, source)
+    return Windows(tokens, notes, source, watched)
 
 
 def _shards(files: Sequence[Path]) -> str:
     return f"{len(files):,} shards, {files[0].name} to {files[-1].name}"
 
 
-def _split(ids: Tokens, seq: int, vocab_size: int | None, source: Source) -> Windows:
+def _split(ids: Tokens, seq: int, source: Source, mapped: Mapped) -> Windows:
     """Split off the last tenth, a window at the least."""
-    tail, note = tail_of(ids, seq, vocab_size, source)
-    return Windows((ids[:-tail], ids[-tail:]), [note], source)
+    tail, note = tail_of(ids, seq, source)
+    return Windows((ids[:-tail], ids[-tail:]), [note], source, mapped)
 
 
-def tail_of(ids: Tokens, seq: int, vocab_size: int | None, source: Source) -> tuple[int, str]:
+def tail_of(ids: Tokens, seq: int, source: Source) -> tuple[int, str]:
     """Return how many of the last tokens are to evaluate on, and a line that says so.
 
-    Raises DataError for too few tokens, and for an id that is no token of the vocabulary; without
-    vocab_size, ids have been looked at.
+    Raises DataError for too few tokens.
     """
     name, window = source.name, seq + 1
     if len(ids) < 2 * window:
@@ -152,20 +153,5 @@ def tail_of(ids: Tokens, seq: int, vocab_size: int | None, source: Source) -> tu
             f"{name}: {len(ids)} tokens are too few: training and validation each need a window "
             f"of {window}; use a longer text or a shorter sequence"
         )
-    if vocab_size is not None:
-        check_ids(name, ids, vocab_size)
     tail = max(len(ids) // 10, window)
     return tail, f"{name}: {len(ids):,} tokens, the last {tail:,} of them for validation"
-
-
-def check_ids(where: str, ids: Sequence[int] | Tokens, vocab_size: int) -> None:
-    """Raise DataError unless all ids are of a vocabulary."""
-    if not len(ids):
-        return
-    values = np.asarray(ids)
-    low, high = int(values.min()), int(values.max())
-    if low < 0 or high >= vocab_size:
-        raise DataError(
-            f"{where}: expected token ids of 0..{vocab_size - 1}; got {low if low < 0 else high}: "
-            f"the tokenizer is not the model's"
-        )

@@ -1,12 +1,17 @@
 """Tokens on the disk, made once: what a text became with a tokenizer, mapped by every run after.
 
     tokens/<name>-<key>/
-        table.json      what it was made of, how many numbers each column has
+        table.json      what it was made of, how many numbers each column has, and its SHA-256
         ids.bin, ...    the columns, little-endian, one number behind another
 
 The key is a hash of the file's bytes and of all that its tokens depend on, so that a file or a
 tokenizer that has changed finds nothing. A folder is filled under a temporary name: it is there as
 a whole, or not at all. Nobody removes one: that is for whoever needs the room.
+
+Every column is compared with its SHA-256 when it is opened. A damaged folder is made again, and
+that is said. A column ``ids`` of LARGE bytes and more is compared by a thread: the first check of
+the data waits for it, which comes before the first evaluation. Damage is then an error, since
+batches may have been drawn already. Later checks tell whether a file was written to.
 """
 
 import hashlib
@@ -14,8 +19,11 @@ import json
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
+from io import BufferedReader
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -24,19 +32,21 @@ from numpy.typing import NDArray
 from toynn.data.digest import digest
 from toynn.data.documents import Documents
 from toynn.data.examples import Columns, Examples
-from toynn.data.store import FillExamples, FillTokens
-from toynn.data.stream import Unchanged
+from toynn.data.store import FillExamples, FillTokens, Mapped, check_ids
 from toynn.errors import CheckpointError, DataError
 from toynn.formats.files import Writer, finish, open_new
 from toynn.formats.folders import new_folder
 from toynn.formats.objects import read_object
+from toynn.reading import Unchanged, open_file
 
 __all__ = ["TokenCache"]
 
 FORMAT = 1
 TABLE = "table.json"
-EXAMPLES = {"ids": "<i4", "learned": "|u1", "begins": "<i8"}
+IDS, BEGINS = "ids", "begins"
+EXAMPLES = {IDS: "<i4", "learned": "|u1", BEGINS: "<i8"}
 KEY = 24  # digits
+LARGE = 2**30  # bytes of ids: SHA-256 takes a second or two
 
 Facts = dict[str, Any]
 Table = dict[str, NDArray[Any]]
@@ -45,7 +55,7 @@ Table = dict[str, NDArray[Any]]
 class TokenCache:
     """A folder of tokens, for ``store`` of `toynn.data.jsonl.read`: see `toynn.data.store`.
 
-    ``tell`` is told of tokens that are not whole, and are made again. Raises CheckpointError where
+    ``tell`` is told of tokens that are damaged, and are made again. Raises CheckpointError where
     they cannot be written, DataError for a file that cannot be read or changes meanwhile.
     """
 
@@ -54,7 +64,7 @@ class TokenCache:
 
     def examples(
         self, path: Path, told: dict[str, Any], empty: Examples, fill: FillExamples
-    ) -> tuple[Examples, dict[str, Any]]:
+    ) -> tuple[Examples, dict[str, Any], Mapped]:
         """Return the examples of a file, like ``empty``, and what else is to be known of them.
 
         Raises CheckpointError and DataError as the class does.
@@ -66,16 +76,17 @@ class TokenCache:
                 keep_end=empty.keep_end,
                 columns=Columns(*(columns[name] for name in EXAMPLES)),
             )
-            columns["begins"].append(0)
+            columns[BEGINS].append(0)
             return fill(made)
 
-        table, facts = self._table(path, {"kind": "examples", **told}, EXAMPLES, make)
-        columns = Columns(*(table[name] for name in EXAMPLES))
-        return Examples.of(columns, empty.seq, keep_end=empty.keep_end), facts
+        found = self._found(path, {"kind": "examples", **told}, EXAMPLES, make)
+        columns = Columns(*(found.columns[name] for name in EXAMPLES))
+        examples = Examples.of(columns, empty.seq, keep_end=empty.keep_end)
+        return examples, found.facts, (found.watched,)
 
     def tokens(
         self, path: Path, told: dict[str, Any], vocab_size: int, fill: FillTokens
-    ) -> NDArray[np.integer[Any]]:
+    ) -> tuple[NDArray[np.integer[Any]], Mapped]:
         """Return the tokens of a file, two bytes each where the vocabulary allows.
 
         Raises DataError for ids that are not of the vocabulary, and as the class does.
@@ -83,34 +94,36 @@ class TokenCache:
 
         def make(columns: Mapping[str, "_Column"]) -> Facts:
             for ids in fill():
-                columns["ids"].extend(_fitting(path, ids, vocab_size))
+                check_ids(f"{path}", ids, vocab_size)  # others would be cut to two bytes
+                columns[IDS].extend(ids)
             return {}
 
-        table, _ = self._table(path, {"kind": "tokens", **told}, {"ids": _token(vocab_size)}, make)
-        return table["ids"]
+        found = self._found(path, {"kind": "tokens", **told}, {IDS: _token(vocab_size)}, make)
+        return found.columns[IDS], (found.watched,)
 
     def documents(
         self, path: Path, told: dict[str, Any], vocab_size: int, fill: FillTokens
-    ) -> Documents:
+    ) -> tuple[Documents, Mapped]:
         """Return the documents of a file. Raises what ``tokens`` does."""
-        types = {"ids": _token(vocab_size), "begins": "<i8"}
+        types = {IDS: _token(vocab_size), BEGINS: "<i8"}
 
         def make(columns: Mapping[str, "_Column"]) -> Facts:
             for ids in fill():
-                columns["begins"].append(columns["ids"].count)
-                columns["ids"].extend(_fitting(path, ids, vocab_size))
+                check_ids(f"{path}", ids, vocab_size)
+                columns[BEGINS].append(columns[IDS].count)
+                columns[IDS].extend(ids)
             return {}
 
-        table, _ = self._table(path, {"kind": "documents", **told}, types, make)
-        return Documents(table["ids"], table["begins"])
+        found = self._found(path, {"kind": "documents", **told}, types, make)
+        return Documents(found.columns[IDS], found.columns[BEGINS]), (found.watched,)
 
-    def _table(
+    def _found(
         self,
         path: Path,
         told: dict[str, Any],
         types: Mapping[str, str],
         make: Callable[[Mapping[str, "_Column"]], Facts],
-    ) -> tuple[Table, Facts]:
+    ) -> "_Found":
         """Return columns, and what is to be known of them: those that are here, or new ones."""
         before = Unchanged.of(path)
         made_of = {"format": FORMAT, "sha256": digest(path), "types": dict(types), **told}
@@ -119,9 +132,9 @@ class TokenCache:
         folder = self._folder / f"{path.name[:100]}-{key}"
         if folder.is_dir():
             try:
-                return _opened(folder, types)
+                return _opened(folder, types, json.loads(text))
             except DataError as error:
-                self._tell(f"{error}; it is made again")
+                self._tell(f"{error}; the tokens of {path} are made again")
         with new_folder(folder, CheckpointError, replace=True) as new, ExitStack() as stack:
             columns = {
                 name: _Column(stack.enter_context(open_new(new.path / f"{name}.bin")), dtype)
@@ -131,18 +144,19 @@ class TokenCache:
             before.check()
             for column in columns.values():
                 finish(column.file)
-            counts = {name: column.count for name, column in columns.items()}
-            table = {"source": str(path), **made_of, "counts": counts, "facts": facts}
+            table = {"source": str(path), **made_of, "facts": facts}
+            table["counts"] = {name: column.count for name, column in columns.items()}
+            table["sums"] = {name: column.sum.hexdigest() for name, column in columns.items()}
             table["sum"] = _sum(table)
             new.write(TABLE, json.dumps(table, indent=1).encode())
-        return _opened(folder, types)
+        return _opened(folder, types, json.loads(text))
 
 
 class _Column:
     """Numbers that are written to a file."""
 
     def __init__(self, file: Writer, dtype: str) -> None:
-        self.file, self.count = file, 0
+        self.file, self.count, self.sum = file, 0, hashlib.sha256()
         self._as_array = partial(np.asarray, dtype=dtype)
 
     def append(self, number: int) -> None:
@@ -152,26 +166,115 @@ class _Column:
     def extend(self, numbers: Any) -> None:
         """Add some."""
         array = self._as_array(numbers)
-        self.file.write(array.tobytes())
+        data = array.tobytes()
+        self.file.write(data)
+        self.sum.update(data)
         self.count += array.size
 
 
-def _opened(folder: Path, types: Mapping[str, str]) -> tuple[Table, Facts]:
-    """Map the columns of a folder. Raises DataError where one is not as its table says."""
-    table = read_object(folder / TABLE)
-    if table.pop("sum", None) != _sum(table):
-        raise DataError(f"{folder / TABLE}: damaged: its sum is another one")
-    columns: Table = {}
-    for name, dtype in types.items():
-        path, count = folder / f"{name}.bin", table["counts"][name]
+@dataclass(frozen=True)
+class _Found:
+    """A folder of tokens that is open."""
+
+    columns: Table
+    facts: Facts
+    watched: "_Contents"
+
+
+@dataclass(frozen=True)
+class _File:
+    """A column's file, open, and the SHA-256 that it must have."""
+
+    state: Unchanged
+    file: BufferedReader
+    sum: str
+
+    def compare(self) -> None:
+        """Raise DataError where the contents are others than those that were written."""
+        path = self.state.path
         try:
-            size = path.stat().st_size
+            self.file.seek(0)
+            found = hashlib.file_digest(self.file, "sha256").hexdigest()
         except OSError as error:
-            raise DataError(f"{path}: cannot read: {error.strerror}") from error
-        if size != count * np.dtype(dtype).itemsize:
-            raise DataError(f"{path}: expected {count} numbers; got {size} bytes")
-        columns[name] = np.memmap(path, dtype, "r") if size else np.empty(0, dtype)
-    return columns, table["facts"]
+            raise DataError(f"{path}: cannot read: {error.strerror or error}") from error
+        if found != self.sum:
+            raise DataError(
+                f"{path}: damaged: expected contents with the SHA-256 {self.sum[:12]}..., as "
+                f"{TABLE} says; got {found[:12]}..."
+            )
+
+
+class _Contents:
+    """The columns of a folder, which are mapped."""
+
+    def __init__(self, folder: Path, states: list[Unchanged]) -> None:
+        self._folder, self._states = folder, states
+        self._thread: Thread | None = None
+        self._damage: DataError | None = None
+
+    def compare_later(self, column: _File, files: ExitStack) -> None:
+        """Compare a column in a thread, then close all ``files``."""
+
+        def compare() -> None:
+            with files:
+                try:
+                    column.compare()
+                    self._damage = None
+                except DataError as error:
+                    self._damage = error
+
+        path = column.state.path
+        self._damage = DataError(f"{path}: its contents were not compared")  # unless they are
+        self._thread = Thread(target=compare, name=f"SHA-256 of {path}", daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raise DataError where a column is damaged, or was written to since it was opened.
+
+        Waits for what is still being compared.
+        """
+        if self._thread is not None:
+            self._thread.join()
+        todo = f"; remove {self._folder} and start again: the tokens are made again"
+        try:
+            for state in self._states:
+                state.check_written()
+        except DataError as error:
+            raise DataError(f"{error}{todo}") from error
+        if self._damage is not None:
+            raise DataError(f"{self._damage}{todo}") from self._damage
+
+
+def _opened(folder: Path, types: Mapping[str, str], made_of: Mapping[str, Any]) -> _Found:
+    """Map the columns of a folder. Raises DataError where one is not as its table says."""
+    path = folder / TABLE
+    table = read_object(path, links=False)
+    if table.pop("sum", None) != _sum(table):
+        raise DataError(f"{path}: damaged: its sum is another one")
+    if "sums" not in table:
+        raise DataError(f"{path}: an older toynn wrote it, without the sums of the columns")
+    if any(table.get(name) != value for name, value in made_of.items()):
+        raise DataError(f"{path}: it is of another file, tokenizer or setting")
+    columns: Table = {}
+    with ExitStack() as stack:
+        files: dict[str, _File] = {}
+        for name, dtype in types.items():
+            path, count = folder / f"{name}.bin", table["counts"][name]
+            file = stack.enter_context(open_file(path, links=False))
+            state = Unchanged.of(path, file=file)
+            if state.size != count * np.dtype(dtype).itemsize:
+                raise DataError(f"{path}: expected {count} numbers; got {state.size} bytes")
+            empty = np.empty(0, dtype)
+            columns[name] = np.memmap(file, dtype, "r", shape=(count,)) if count else empty
+            files[name] = _File(state, file, table["sums"][name])
+        contents = _Contents(folder, [file.state for file in files.values()])
+        ids = files[IDS]
+        for each in files.values():
+            if each is not ids or ids.state.size < LARGE:
+                each.compare()
+        if ids.state.size >= LARGE:
+            contents.compare_later(ids, stack.pop_all())
+    return _Found(columns, table["facts"], contents)
 
 
 def _sum(table: Mapping[str, Any]) -> str:
@@ -180,13 +283,3 @@ def _sum(table: Mapping[str, Any]) -> str:
 
 def _token(vocab_size: int) -> str:
     return "<u2" if vocab_size <= 2**16 else "<i4"
-
-
-def _fitting(path: Path, ids: NDArray[np.int32], vocab_size: int) -> NDArray[np.int32]:
-    """Return ids, which must be of the vocabulary: others would be cut to two bytes."""
-    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
-        raise DataError(
-            f"{path}: expected token ids of 0..{vocab_size - 1}; got {int(ids.max())}: the "
-            "tokenizer is not the model's"
-        )
-    return ids

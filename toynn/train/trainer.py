@@ -405,7 +405,7 @@ def _checks(recipe: Any, data: Any) -> Callable[[], None]:
 
     def check() -> None:
         recipe.check_unchanged()
-        if isinstance(data, Dataset | Mixture):
+        if isinstance(data, Dataset | Mixture | PreferenceData):
             data.check_unchanged()
 
     return check
