@@ -1,9 +1,11 @@
-"""Child processes of the tests import the same toynn as the tests do."""
+"""What holds for all tests: one toynn, in child processes too, and no clock that decides."""
 
+import math
 import signal
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 import toynn
 
@@ -11,6 +13,25 @@ import toynn
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if hasattr(signal, "SIGHUP"):
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+# How long an example takes says how busy the machine is.
+settings.register_profile("toynn", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("toynn")
+
+
+@pytest.fixture(autouse=True)
+def hangups_end_processes():
+    # Behind a run that a hangup has stopped, they are ignored.
+    yield
+    if hasattr(signal, "SIGHUP"):
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    # A run that a signal has stopped evaluates and shows as much on any machine.
+    monkeypatch.setattr("toynn.train.loop.PATIENCE", math.inf)
+    monkeypatch.setattr("toynn.cli._training.PATIENCE", math.inf)
 
 
 @pytest.fixture(autouse=True)

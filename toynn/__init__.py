@@ -4,7 +4,9 @@ A recipe (``toynn.recipes.GPT2``) records one training step on a tape, once; the
 compiled; after that a step uploads a few small inputs, runs one program and reads one float.
 """
 
+import os
 import sys
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,9 @@ except ImportError as error:  # none were built, or TOYNN_ISA asks for what ther
     program = "".join(sys.orig_argv[-len(sys.argv) :][:1])
     if Path(program).stem not in ("toynn", "-mtoynn"):
         raise
-    print(f"toynn: error: {error}", file=sys.stderr)
+    if sys.stderr is not None:
+        with suppress(OSError):  # behind Python's buffer: its flush at exit can fail no more
+            os.write(2, f"toynn: error: {error}\n".encode(errors="backslashreplace"))
     sys.exit(2)
 
 from toynn import adamw, distributed, engines, errors, ops, recipes, schedule

@@ -25,6 +25,7 @@ from toynn.engines import SequenceEngine
 from toynn.errors import ConfigError
 from toynn.formats.adapters import Adapter
 from toynn.formats.tokenizer import Tokenizer
+from toynn.printing import lenient
 from toynn.train.options import Result
 
 __all__ = ["Run", "finetune"]
@@ -146,7 +147,7 @@ def finetune(
     words = ["train", "lora", "--model", fspath(model), "--data", *_sources(data)]
     words += ["--out", fspath(out)] if out is not None else []
     words += [word for name, value in flags.items() for word in _words(name, value)]
-    with _silence() if quiet else contextlib.nullcontext(), _settings():
+    with _silence() if quiet else lenient(), _settings():
         return Run(carried_out(parsed(words)))
 
 

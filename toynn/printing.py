@@ -1,8 +1,13 @@
-"""What is printed: texts from models and files made safe, times and sizes in short."""
+"""What is printed: texts made safe, times and sizes in short, streams that may be lost."""
 
+import contextlib
+import io
+import sys
+from collections.abc import Iterator
+from typing import Any, TextIO
 from unicodedata import category
 
-__all__ = ["counted", "duration", "harmless", "size"]
+__all__ = ["Lenient", "counted", "duration", "harmless", "lenient", "print_line", "size"]
 
 #: What turns the order of characters on a line: a name with them reads as another.
 TURNING = frozenset(map(chr, [*range(0x202A, 0x202F), *range(0x2066, 0x206A)]))
@@ -40,3 +45,68 @@ def size(nbytes: float) -> str:
         if nbytes >= one:
             return f"{nbytes / one:.1f} {unit}"
     return f"{nbytes / 1000:.1f} kB"
+
+
+class _Nowhere(io.TextIOBase):
+    """The stream of a process that was started without one."""
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+
+class Lenient:
+    """A text stream that drops what it cannot write, so that a run goes on without it.
+
+    Its terminal may hang up, its reader end, its disk be full, or it may be closed, at any time.
+    ``stream`` is None where the process was started without one. All else is the stream's own.
+    """
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream: Any = _Nowhere() if stream is None else stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write a text, or drop it; return its length."""
+        with self._forgiving():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Write what is buffered, if that can be written."""
+        with self._forgiving():
+            self._stream.flush()
+
+    def isatty(self) -> bool:
+        """Whether the stream is a terminal that is still there."""
+        try:
+            return bool(self._stream.isatty())
+        except (OSError, ValueError):
+            return False
+
+    @contextlib.contextmanager
+    def _forgiving(self) -> Iterator[None]:
+        try:
+            yield
+        except UnicodeError:
+            raise
+        except (OSError, ValueError) as error:  # a closed file is a ValueError
+            self._lost(error)
+
+    def _lost(self, error: OSError | ValueError) -> None:
+        """Note that something was dropped."""
+
+
+@contextlib.contextmanager
+def lenient() -> Iterator[None]:
+    """Let prints that cannot be written harm nothing, meanwhile."""
+    out: Any = Lenient(sys.stdout)
+    error: Any = Lenient(sys.stderr)
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
+        yield
+
+
+def print_line(line: str) -> None:
+    """Print a line on stderr, if there is somebody to read it."""
+    print(line, file=Lenient(sys.stderr), flush=True)

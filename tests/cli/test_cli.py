@@ -10,6 +10,7 @@ import tomllib
 import numpy as np
 import pytest
 from fake_recipe import FakeRecipe
+from hang import HANG
 from safetensors.numpy import load_file
 from shared import STORIES
 
@@ -401,7 +402,7 @@ def test_a_signal_from_outside(number, text, tmp_path):
         seen = [process.stderr.readline() for _ in range(4)]
         process.send_signal(number)
         try:
-            stdout, stderr = process.communicate(timeout=60)
+            stdout, stderr = process.communicate(timeout=HANG)
         finally:
             process.kill()  # or the end of the block would wait for it
     assert process.returncode == 128 + number, stderr

@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+from hang import HANG
 from lora_bases import write_base
 from some_adapters import draw
 
@@ -113,7 +114,7 @@ def test_config(capsys):
 
 def test_module_runs():
     command = [sys.executable, "-m", "toynn", "train", "gpt2", "--steps", "0"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("toynn: error: argument --steps: must be a whole number")
     assert "Traceback" not in done.stderr
@@ -133,7 +134,7 @@ def test_a_level_that_there_is_not(way, tmp_path):
     }[way]
     environment = {**os.environ, "TOYNN_ISA": "avx1024"}
     done = subprocess.run(
-        [sys.executable, *words], capture_output=True, text=True, env=environment, timeout=60
+        [sys.executable, *words], capture_output=True, text=True, env=environment, timeout=HANG
     )
     *before, line = done.stderr.splitlines()
     assert "TOYNN_ISA=avx1024: this build lacks it; usable here: generic" in line

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 
 import pytest
+from hang import HANG
 
 from toynn.cli import main
 
@@ -50,7 +51,7 @@ def test_what_tab_offers(script, tmp_path):
     path = tmp_path / "ask.sh"
     asked = "\n".join("ask " + " ".join(f"'{word}'" for word in words) for words in LINES)
     path.write_text(script + ASK + asked + "\n")
-    done = subprocess.run([bash, "--norc", path], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([bash, "--norc", path], capture_output=True, text=True, timeout=HANG)
     assert done.stderr == ""
     assert dict(zip(LINES, done.stdout.split("\n"), strict=False)) == LINES
 

@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+from hang import HANG
 from lora_bases import config, write_base
 from some_adapters import draw
 from vocabs import CONTROL, bpe_file, spm_file
@@ -178,7 +179,7 @@ def test_a_reader_that_leaves_is_no_error(model):
     assert process.stdout is not None and process.stderr is not None
     process.stdout.read(1)
     process.stdout.close()
-    assert process.wait(timeout=60) == 141
+    assert process.wait(timeout=HANG) == 141
     assert process.stderr.read() == b""
     process.stderr.close()
 

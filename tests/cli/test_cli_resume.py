@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hang import HANG
 from lora_bases import write_base
 
 import toynn
@@ -37,7 +38,8 @@ COMMANDS = {
 }
 #: Files that say when it was, and how long it took.
 TIMED = ("complete.json", "trainer_state.json", "run.json", "report.html")
-VARYING = ("time", "tokens_per_second", "images_per_second", "peak_memory")
+VARYING = ("time", "peak_memory")
+VARYING += ("tokens_per_second", "images_per_second", "pairs_per_second")
 
 
 @pytest.fixture(scope="module")
@@ -369,7 +371,7 @@ def test_updates_that_are_not_finite_are_skipped_when_asked(here, tmp_path, monk
 @pytest.mark.parametrize(
     ("closed", "code", "message"),
     [
-        ("> /dev/full", 2, "standard output: cannot write: No space left on device"),
+        ("> /dev/full", 0, None),
         ("2>&-", 0, None),
         (">&- 2>&- <&-", 0, None),
         ("2> /dev/full", 0, None),
@@ -404,7 +406,7 @@ from toynn.recipes import GPT2
 def step(self, *given, step=GPT2.step):
     if self.step_index == 4:
         print("slow", flush=True)
-        time.sleep(60)
+        time.sleep(3600)
     return step(self, *given)
 
 GPT2.step = step
@@ -413,7 +415,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 def test_a_second_signal_stops_at_once_and_costs_no_checkpoint(here, tmp_path):
-    """Within a step that takes a minute; the run goes on from the last checkpoint."""
+    """Within a step that takes an hour; the run goes on from the last checkpoint."""
     out, run = tmp_path / "out", ["train", "gpt2", *COMMANDS["gpt2"], "--sample-every", "0"]
     words = [sys.executable, "-c", SLOW, *run, "--out", str(out)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -423,7 +425,7 @@ def test_a_second_signal_stops_at_once_and_costs_no_checkpoint(here, tmp_path):
         while b"finishing the step" not in process.stderr.readline():
             pass
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == -signal.SIGINT
+        assert process.wait(HANG) == -signal.SIGINT
     assert (out / "checkpoint-4" / "complete.json").exists()
     assert main(["train", "--resume", str(out)]) == 0
     assert main([*run, "--out", str(tmp_path / "straight")]) == 0
@@ -451,7 +453,7 @@ def test_a_terminal_that_goes(here, tmp_path):
         seen += os.read(main_end, 10_000)
     os.close(main_end)
     process.send_signal(signal.SIGHUP)
-    assert process.wait(60) == 129
+    assert process.wait(HANG) == 129
     assert main(["train", "--resume", str(tmp_path / "out"), "--steps", "1"]) == 2
     assert len(list((tmp_path / "out").glob("checkpoint-*/complete.json"))) == 2
 

@@ -128,16 +128,28 @@ def test_the_checkpoint_of_a_signal_is_the_last_and_raises(tmp_path, monkeypatch
 
 
 def test_a_second_hangup_is_passed_over_and_a_second_term_is_not():
-    """A shell that ends may send SIGHUP once more after its terminal has."""
+    """A shell that ends may send SIGHUP once more after its terminal has: at any time."""
 
-    def signalled(second):
+    def signalled(second, third=0):
         with Interrupt() as interrupt:
             os.kill(os.getpid(), signal.SIGHUP)
             os.kill(os.getpid(), second)
             assert interrupt.number == signal.SIGHUP
+        os.kill(os.getpid(), third)
 
     assert not is_killed(in_child(lambda: signalled(signal.SIGHUP)))
+    assert not is_killed(in_child(lambda: signalled(signal.SIGHUP, signal.SIGHUP)))
+    assert is_killed(in_child(lambda: signalled(signal.SIGHUP, signal.SIGTERM)))
     assert is_killed(in_child(lambda: signalled(signal.SIGTERM)))
+
+
+def test_a_hangup_ends_a_process_that_has_not_heard_of_one():
+    def signalled():
+        with Interrupt():
+            os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGHUP)
+
+    assert is_killed(in_child(signalled))
 
 
 def test_a_folder_that_is_removed_while_running(tmp_path):

@@ -2,9 +2,14 @@
 
 Exit codes: 0 done, 2 an error (one line on stderr says what), 130, 143 or 129 stopped by Ctrl-C,
 SIGTERM or SIGHUP, 141 nobody reads the output any more.
+
+A command that writes files (train, convert, fuse, export, report; generate and plot with --out,
+bench with --json) goes on where stdout cannot be written, and its exit code stays the same. All
+other commands end there: quietly with 141 where the reader has gone, with 2 and one line where a
+disk is full. Every command drops what it cannot write on stderr.
 """
 
-import io
+import errno
 import os
 import re
 import shlex
@@ -12,9 +17,8 @@ import sys
 import warnings
 from argparse import ArgumentParser, Namespace, _SubParsersAction
 from collections.abc import Collection, Sequence
-from contextlib import suppress
 from difflib import get_close_matches
-from typing import Any, NoReturn, TextIO
+from typing import Any, NoReturn
 
 import toynn
 from toynn import distributed
@@ -34,6 +38,7 @@ from toynn.cli import (
     runs,
     train,
 )
+from toynn.cli._streams import Output, Unwritten, streams
 from toynn.cli._text import plain_warnings, print_error, print_line
 from toynn.errors import ConfigError, ToynnError
 
@@ -83,49 +88,46 @@ def meant(words: Sequence[str], known: Collection[str]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return the exit code. Only --help and --version raise SystemExit."""
+    with streams() as output:
+        return _run(list(sys.argv[1:] if argv is None else argv), output)
+
+
+def _run(argv: list[str], output: Output) -> int:
     arguments = Namespace()
-    _open_streams()
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # print any path, any text
     try:
-        argv = list(sys.argv[1:] if argv is None else argv)
         if argv[:1] == ["train"]:
             _join()
-        arguments = parsed(argv)
-        with plain_warnings():
-            code: int = arguments.run(arguments)
-        if sys.stdout is not None:  # which it is where the shell has closed it
-            sys.stdout.flush()
-    except BrokenPipeError:  # the reader of our output has gone, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
-        return 141
-    except ToynnError as error:
+        try:
+            arguments = parsed(argv)
+            output.matters = not _saves(arguments)
+            with plain_warnings():
+                code: int = arguments.run(arguments)
+        except SystemExit:
+            output.flush()
+            raise
+        output.flush()
+    except Unwritten as error:
+        if error.code == errno.EPIPE:  # the reader of our output has gone, as `head` does
+            return 141
+        return _fail(error, f"standard output: cannot write: {error}")
+    except (ToynnError, OSError) as error:
         return _fail(error, str(error))
-    except OSError as error:
-        if error.filename is not None or not _is_broken(sys.stdout):
-            return _fail(error, str(error))
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
-        return _fail(error, f"standard output: cannot write: {error.strerror or error}")
     except MemoryError as error:
         return _fail(error, f"not enough memory: {error}{_hint(arguments)}")
     except KeyboardInterrupt as error:
         if distributed.current().fail(error) is not None:
             print_line("toynn: stopped")
         return 128 + next((number for number in error.args if isinstance(number, int)), 2)
-    finally:
-        _let_go(sys.stderr)
     return code
 
 
-def _let_go(stream: TextIO | None) -> None:
-    """Drop what cannot be written: the flush at exit would make 120 of the exit code."""
-    if stream is None:
-        return
-    try:
-        stream.flush()
-    except (OSError, ValueError):  # its terminal has gone, its disk is full, or it is closed
-        with suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+def _saves(arguments: Namespace) -> bool:
+    """Whether a command is there for files that it writes, and not for what it prints.
+
+    Its parser's default of ``saves`` says so: True, or the name of the argument with the file.
+    """
+    saves: bool | str = getattr(arguments, "saves", False)
+    return getattr(arguments, saves) is not None if isinstance(saves, str) else saves
 
 
 def parsed(argv: Sequence[str]) -> Namespace:
@@ -144,25 +146,6 @@ def parsed(argv: Sequence[str]) -> Namespace:
         )
     arguments.typed = typed
     return arguments  # type: ignore[no-any-return]
-
-
-def _open_streams() -> None:
-    """Keep the numbers of closed streams from the files that are opened next."""
-    for descriptor in range(3):
-        try:
-            os.fstat(descriptor)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)
-
-
-def _is_broken(stream: TextIO | None) -> bool:
-    """Whether what has been printed cannot be written."""
-    try:
-        if stream is not None:
-            print(file=stream, flush=True)
-    except OSError:
-        return True
-    return False
 
 
 def _fail(error: BaseException, message: str) -> int:

@@ -1,12 +1,11 @@
 """Lines that are printed: facts, errors, warnings, with nothing that a terminal would obey."""
 
-import sys
 import textwrap
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
-from toynn.printing import harmless
+from toynn.printing import harmless, print_line
 
 __all__ = ["fact", "harmless", "plain_warnings", "print_error", "print_line", "wrapped"]
 
@@ -36,13 +35,6 @@ def wrapped(text: str, first: str = "", others: str = "") -> str:
 def print_error(message: str) -> None:
     """Print what went wrong, in one line; names from hostile files can be in it."""
     print_line(f"toynn: error: {harmless(' '.join(message.splitlines()), '')}")
-
-
-def print_line(line: str) -> None:
-    """Print a line on stderr, if there is somebody to read it."""
-    with suppress(OSError, ValueError):
-        if sys.stderr is not None:
-            print(line, file=sys.stderr, flush=True)
 
 
 @contextmanager

@@ -41,14 +41,14 @@ def add_parsers(commands: Any) -> None:
         "adapter away: the command says how much. --outtype f16 or f32 keeps more. Mixes take "
         "llama-cpp-python (pip install llama-cpp-python), and room for the model in float32."
     )
-    parser.set_defaults(run=run_fuse)
+    parser.set_defaults(run=run_fuse, saves=True)
 
     help_ = "write an adapter for llama.cpp or for PEFT, or a model for transformers"
     parser = commands.add_parser("export", help=help_, description=help_, allow_abbrev=False)
     forms = "gguf, peft: the adapter so; hf: the model as a folder in Hugging Face's format"
     parser.add_argument("--to", choices=WRITERS, required=True, help=forms)
     _add_files(parser, "PATH", "the new .gguf file, or the new folder", model=False)
-    parser.set_defaults(run=run_export)
+    parser.set_defaults(run=run_export, saves=True)
 
 
 def _add_files(parser: ArgumentParser, kind: str, out: str, *, model: bool) -> None:

@@ -74,7 +74,7 @@ def add_parser(commands: Any) -> None:
         "--precision", choices=PRECISIONS, default="highest", help="of products (default: highest)"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to a file too")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, saves="json")
 
 
 def run(arguments: Namespace) -> int:

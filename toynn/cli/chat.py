@@ -74,7 +74,7 @@ def run(arguments: Namespace) -> int:
             print(flush=True)
             messages.append({"role": "assistant", "content": found.text})
             if asks:
-                print(clock.speed(found.prompt_tokens, len(found.drawn)), file=sys.stderr)
+                print_line(clock.speed(found.prompt_tokens, len(found.drawn)))
     return 0
 
 
@@ -95,7 +95,7 @@ def _ask(prompt: str) -> str | None:
             import readline  # noqa: F401  # history and editing, where they are to be had
     try:
         return input(prompt)
-    except (EOFError, KeyboardInterrupt):
+    except (EOFError, KeyboardInterrupt, OSError):  # OSError: the terminal has gone
         return None
     except UnicodeDecodeError:
         raise DataError("standard input: expected UTF-8") from None
@@ -112,8 +112,7 @@ def _fitting(tokenizer: Tokenizer, messages: Messages, kept: int, context: int) 
         del messages[kept : kept + 2]
         forgotten += 2
     if forgotten:
-        print(
-            f"toynn: the first {forgotten} messages are forgotten: the model sees {context} tokens",
-            file=sys.stderr,
+        print_line(
+            f"toynn: the first {forgotten} messages are forgotten: the model sees {context} tokens"
         )
     return ids

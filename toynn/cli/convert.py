@@ -28,12 +28,12 @@ def add_parser(commands: Any) -> None:
         "--out", type=Path, required=True, metavar="FILE", help="the new .gguf file"
     )
     parser.add_argument("--overwrite", action="store_true", help="replace what --out names")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, saves=True)
 
 
 def run(arguments: Namespace) -> int:
     """Write the file; say what is in it."""
-    shown = sys.stderr is not None and sys.stderr.isatty()
+    shown = sys.stderr.isatty()
     types = convert(
         arguments.folder,
         arguments.out,

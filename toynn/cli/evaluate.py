@@ -20,7 +20,7 @@ from toynn.cli._flags import Once
 from toynn.cli._numbers import whole
 from toynn.cli._paths import text_model
 from toynn.cli._run_flags import BACKEND, THREADS
-from toynn.cli._text import fact
+from toynn.cli._text import fact, print_line
 from toynn.cli._text_training import NO_TEXTS
 from toynn.data import jsonl
 from toynn.data.text import Corpus
@@ -28,6 +28,7 @@ from toynn.engines import SequenceEngine
 from toynn.errors import ConfigError, DataError
 from toynn.formats import bases
 from toynn.formats.tokenizer import Tokenizer
+from toynn.printing import Lenient
 from toynn.reading import open_file
 
 __all__ = ["add_parser"]
@@ -142,7 +143,8 @@ class _Bar:
     """A bar on a terminal: a function to be told how far it is."""
 
     def __init__(self, unit: str) -> None:
-        self._unit, self._bar = unit, tqdm(disable=not sys.stderr.isatty(), leave=False, unit=unit)
+        stream = Lenient(sys.stderr)
+        self._bar = tqdm(file=stream, disable=not stream.isatty(), leave=False, unit=unit)
 
     def __call__(self, done: int, of: int) -> None:
         self._bar.total = of
@@ -208,7 +210,7 @@ def _examples(
         mask_prompt=mask_prompt,
     )
     for note in notes:
-        print(fact("data", note), file=sys.stderr)
+        print_line(fact("data", note))
     tokens = sum(len(examples[k].ids) for k in range(len(examples)))
     found = {"data": str(data), "examples": len(examples)}
     with closing(_Bar("example")) as bar:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from toynn.cli._numbers import whole
-from toynn.cli._text import harmless
+from toynn.cli._text import harmless, print_line
 from toynn.cli._writing import Clock, add_flags, opened, options
 from toynn.completion import Completion, complete, complete_all, prompt_ids
 from toynn.data import jsonl
@@ -49,7 +49,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--logprobs", type=whole(0), metavar="N", help=logprobs)
     out = "write the lines of JSON to this new file"
     parser.add_argument("--out", type=Path, metavar="FILE", help=out)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, saves="out")
 
 
 def run(arguments: Namespace) -> int:
@@ -78,7 +78,7 @@ def run(arguments: Namespace) -> int:
         engine, tokenizer, read[0], **options(arguments), show=show, interruptible=True
     )
     print(flush=True)
-    print(clock.speed(found.prompt_tokens, len(found.drawn)), file=sys.stderr)
+    print_line(clock.speed(found.prompt_tokens, len(found.drawn)))
     return 130 if found.ended == "interrupt" else 0
 
 

@@ -51,12 +51,12 @@ def add_parsers(commands: Any) -> None:
     parser.add_argument("--what", choices=CURVES, nargs="+", default=["loss", "val"], help=what)
     out = "write a picture, .png, .svg or .pdf; without it, a chart goes to the terminal"
     parser.add_argument("--out", type=Path, metavar="FILE", help=out)
-    parser.set_defaults(run=run_plot)
+    parser.set_defaults(run=run_plot, saves="out")
 
     help_ = "the page of a run, report.html, made again: of one that was killed, too"
     parser = commands.add_parser("report", help=help_, description=help_, allow_abbrev=False)
     parser.add_argument("folders", nargs="+", type=Path, metavar="RUN", help="folders of runs")
-    parser.set_defaults(run=run_report)
+    parser.set_defaults(run=run_report, saves=True)
 
 
 def run_runs(arguments: Namespace) -> int:
@@ -166,7 +166,7 @@ def run_plot(arguments: Namespace) -> int:
 
 def _coloured(curves: Curves) -> str | None:
     """Return curves as plotext draws them on a terminal; None where either is not there."""
-    if sys.stdout is None or not sys.stdout.isatty():
+    if not sys.stdout.isatty():
         return None
     try:
         from plotext import figure

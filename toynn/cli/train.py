@@ -4,11 +4,10 @@ A recipe is a Training: of text (models.py), of adapters (lora.py) or of picture
 """
 
 import shlex
-import sys
 import time
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -81,7 +80,7 @@ def add_parser(commands: Any) -> None:
         )
         for flag in training.flags:
             flag.add_to(own)
-        own.set_defaults(run=train)
+        own.set_defaults(run=train, saves=True)
 
 
 @dataclass(frozen=True)
@@ -156,8 +155,7 @@ def carried_out(arguments: Namespace) -> Outcome:
             return Outcome(run, result, Path(arguments.out or "."))
         if not result.iterations:  # stopped before there is anything to keep
             raise KeyboardInterrupt(result.signal)
-        with suppress(OSError) if result.interrupted else nullcontext():  # its terminal may be gone
-            _finish(run, result, folder, time.perf_counter() - start)
+        _finish(run, result, folder, time.perf_counter() - start)
     return Outcome(run, result, folder.path)
 
 
@@ -281,8 +279,6 @@ def _finish(run: Training, result: Result, folder: RunFolder, seconds: float) ->
     _print_result(result, more, folder, seconds, run.items, "" if by == "loss" else f" by {by}")
     for line in run.epilogue(folder):
         print(line)
-    if sys.stdout is not None:
-        sys.stdout.flush()
 
 
 def _print_result(

@@ -14,7 +14,6 @@ import errno
 import json
 import os
 import shutil
-import sys
 from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
@@ -24,6 +23,7 @@ from typing import Self
 from toynn.errors import CheckpointError, ConfigError, DataError
 from toynn.formats import disk
 from toynn.formats.files import write_atomically
+from toynn.printing import print_line
 from toynn.runs import write_report
 from toynn.runs.record import NOTES
 from toynn.train.lock import Lock
@@ -155,9 +155,8 @@ class RunFolder:
             if self.reports:
                 write_report(self.path)
         except (CheckpointError, DataError) as refused:
-            if sys.stderr is not None:
-                again = f"`toynn report {self.path}` writes it, once there is room"
-                print(f"toynn: no report: {refused}; {again}", file=sys.stderr, flush=True)
+            again = f"`toynn report {self.path}` writes it, once there is room"
+            print_line(f"toynn: no report: {refused}; {again}")
 
     def close(self) -> None:
         """Let other runs into the folder."""

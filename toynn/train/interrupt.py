@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import sys
 import threading
 import time
 from types import FrameType
@@ -12,12 +13,15 @@ __all__ = ["Interrupt"]
 SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 )
+HANGUP = getattr(signal, "SIGHUP", None)
 
 
 class Interrupt:
     """While entered, a first SIGINT, SIGTERM or SIGHUP sets ``requested``; the next kills.
 
-    SIGHUP does not: a shell that ends may send it once more after the terminal has.
+    SIGHUP does not: a shell that ends may send it once more after the terminal has. So behind a
+    SIGHUP that would have killed the process, it stays ignored at the end: what a run writes behind
+    its last step comes whole.
     For the second signal the system's own handler is put back, because one in Python would have
     to wait until a running program returns. In a thread other than the main one, where Python
     allows no handlers, nothing is installed. A signal that the parent chose to ignore stays so.
@@ -27,6 +31,7 @@ class Interrupt:
         self.requested = False
         self.number: int | None = None  # of the signal
         self._since = 0.0
+        self._hung_up = False
         self._previous: dict[int, signal._HANDLER] = {}
 
     def __enter__(self) -> "Interrupt":
@@ -38,7 +43,8 @@ class Interrupt:
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._previous.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+            if not (number == HANGUP and self._hung_up and handler == signal.SIG_DFL):
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
         self._previous.clear()
 
     @property
@@ -48,12 +54,14 @@ class Interrupt:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.requested, self._since, self.number = True, time.perf_counter(), number
+        self._hung_up = number == HANGUP
         for each in self._previous:
-            hangs_up = each == getattr(signal, "SIGHUP", None)
-            signal.signal(each, signal.SIG_IGN if hangs_up else signal.SIG_DFL)
+            signal.signal(each, signal.SIG_IGN if each == HANGUP else signal.SIG_DFL)
         self._say()
 
     def _say(self) -> None:
         # Not print: the signal may have come in the middle of a write to the same stream.
+        if sys.stderr is None:  # descriptor 2 may be a file's
+            return
         with contextlib.suppress(OSError):  # of SIGHUP, the terminal has gone
             os.write(2, b"\ntoynn: finishing the step, then saving; once more to stop at once\n")

@@ -1,6 +1,5 @@
 """A progress bar on a terminal; elsewhere, one plain line per report."""
 
-import contextlib
 import os
 import sys
 import time
@@ -11,7 +10,7 @@ from typing import TextIO
 
 from tqdm import tqdm
 
-from toynn.printing import duration, harmless, size
+from toynn.printing import Lenient, duration, harmless, size
 from toynn.train.metrics import Report
 
 __all__ = ["Progress", "Reading"]
@@ -96,28 +95,8 @@ class _Pace:
         return self._in_steps / self._taken * (self._steps - done) + each * evaluations
 
 
-class _Lenient:
-    """A stream for what may be lost: a run goes on where nobody can be told of it any more."""
-
-    def __init__(self, stream: TextIO | None) -> None:
-        self._stream = stream  # None: the process was started without
-        self.encoding = getattr(stream, "encoding", None)
-
-    def write(self, text: str) -> int:
-        if self._stream is not None:
-            with contextlib.suppress(OSError, ValueError):  # a closed file is a ValueError
-                self._stream.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        if self._stream is not None:
-            with contextlib.suppress(OSError, ValueError):
-                self._stream.flush()
-
-    def fileno(self) -> int:
-        if self._stream is None:
-            raise OSError("no stream")
-        return self._stream.fileno()
+class _Screen(Lenient):
+    """A stream on which a bar is drawn, where it is a terminal."""
 
     def isatty(self) -> bool:
         return True  # asked by what draws the bar, which is made for a terminal alone
@@ -153,7 +132,7 @@ class Progress:
     ) -> None:
         self._steps, self._unit, self._done = steps, unit, done
         self._per_epoch = per_epoch
-        self._stream = _Lenient(sys.stderr if stream is None else stream)
+        self._stream = _Screen(sys.stderr if stream is None else stream)
         self._bar: tqdm | None = None
         self._evaluated: Report | None = None  # the last one with an evaluation
         self._pace = _Pace(steps, eval_every, clock)
@@ -231,7 +210,7 @@ class Reading:
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
-        self._stream = _Lenient(sys.stderr if stream is None else stream)
+        self._stream = _Screen(sys.stderr if stream is None else stream)
         self._bar: tqdm | None = None
         self._tenths = 0
 

@@ -8,7 +8,6 @@ far to its files, and every ``save_every`` steps a checkpoint, from which ``resu
 """
 
 import shlex
-import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -24,6 +23,7 @@ from toynn.data.mixture import Mixture
 from toynn.data.preference import PreferenceData
 from toynn.errors import CheckpointError
 from toynn.formats.logs import Log
+from toynn.printing import print_line
 from toynn.threads import share_cores
 from toynn.train import checkpoint, tensorboard
 from toynn.train.checkpoint import Checkpoint
@@ -260,8 +260,8 @@ class Trainer:
         self._tell(took(loop))
 
     def _tell(self, lines: Iterable[str]) -> None:
-        if self._progress and sys.stderr is not None:
-            print(*lines, sep="\n", file=sys.stderr, flush=True)
+        if self._progress:
+            print_line("\n".join(lines))
 
     # -- Resuming ------------------------------------------------------------------------------
 
@@ -412,6 +412,5 @@ def _checks(recipe: Any, data: Any) -> Callable[[], None]:
 
 
 def say(message: str) -> None:
-    """Print a line on stderr, if there is one."""
-    if sys.stderr is not None:
-        print(f"toynn: {message}", file=sys.stderr, flush=True)
+    """Print a line on stderr, if there is somebody to read it."""
+    print_line(f"toynn: {message}")

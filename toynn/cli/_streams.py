@@ -1,0 +1,95 @@
+"""Standard input, output and error while a command runs: any of them may be closed or lost."""
+
+import atexit
+import contextlib
+import functools
+import io
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, TextIO
+
+from toynn.printing import Lenient
+
+__all__ = ["Output", "Unwritten", "streams"]
+
+
+class Unwritten(Exception):
+    """What a command prints cannot be written; ``code`` is the system's error number."""
+
+    def __init__(self, error: OSError | ValueError) -> None:
+        self.code = error.errno if isinstance(error, OSError) else None
+        super().__init__((error.strerror if isinstance(error, OSError) else None) or str(error))
+
+
+class Output(Lenient):
+    """Standard output of a command.
+
+    Where ``matters`` is True, what is printed is what the command is for: what cannot be written
+    raises Unwritten. Where it is False, the command writes files, and goes on without its output.
+    """
+
+    matters = True
+
+    def _lost(self, error: OSError | ValueError) -> None:
+        if self.matters:
+            raise Unwritten(error) from error
+
+
+@contextmanager
+def streams() -> Iterator[Output]:
+    """Make the three streams such that there is always one; yield standard output.
+
+    Standard error drops what it cannot write. At the end, all streams are what they were.
+    """
+    _open_descriptors()
+    _drop_at_exit()
+    before = sys.stdin, sys.stdout, sys.stderr
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        with suppress(OSError, ValueError):  # it is lost already
+            sys.stdout.reconfigure(errors="backslashreplace")  # print any path, any text
+    if sys.stdin is None:
+        sys.stdin = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    output = Output(sys.stdout)
+    error: Any = Lenient(sys.stderr)
+    out: Any = output
+    sys.stdout, sys.stderr = out, error
+    try:
+        yield output
+    finally:
+        sys.stdin, sys.stdout, sys.stderr = before
+        _drop()
+
+
+def _open_descriptors() -> None:
+    """Keep the numbers of closed streams from the files that are opened next."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+
+
+@functools.cache
+def _drop_at_exit() -> None:
+    """Have dropped at exit what Python itself prints last, such as a traceback."""
+    atexit.register(_drop)
+
+
+def _drop() -> None:
+    """Drop what cannot be written: the flush at exit would make 120 of the exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None and not _flushes(stream):
+            with suppress(OSError, ValueError):
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                with contextlib.closing(open(nowhere, "wb", buffering=0)):
+                    os.dup2(nowhere, stream.fileno())
+
+
+def _flushes(stream: TextIO) -> bool:
+    try:
+        stream.flush()
+    except (OSError, ValueError):  # its terminal has gone, its disk is full, or it is closed
+        return False
+    return True
