@@ -101,6 +101,9 @@ int main(void) { return 0; }
 """
 
 
+HANG = 600  # seconds: a busy machine builds what another one does
+
+
 def probe(text: str, *flags: str, run: bool) -> Exception | None:
     """Compile and link a program, and run it if told to; return what went wrong, if anything."""
     compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
@@ -109,7 +112,7 @@ def probe(text: str, *flags: str, run: bool) -> Exception | None:
         source.write_text(text)
         try:
             for command in ([*compiler, *flags, source, "-o", program], [program])[: 1 + run]:
-                subprocess.run(command, check=True, capture_output=True, timeout=60)
+                subprocess.run(command, check=True, capture_output=True, timeout=HANG)
         except (OSError, subprocess.SubprocessError) as error:
             return error
     return None

@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent / "helpers"))
 import numpy as np
 import ranked
 import runs
+from hang import HANG
 
 KILLS = 3
 
@@ -58,7 +59,7 @@ def attempt(work, out, rng, kill):
                 victim, process = rng.choice(found)
                 os.kill(process, 9)
         time.sleep(0.02)
-    said = [line for line in run.communicate(timeout=60)[1].splitlines() if "toynn:" in line]
+    said = [line for line in run.communicate(timeout=HANG)[1].splitlines() if "toynn:" in line]
     return run.returncode, len(said) == 1 and f"rank {victim} of {size}" in said[0]
 
 

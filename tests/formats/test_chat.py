@@ -1,7 +1,10 @@
 """Chat templates: what they are given, what goes wrong in them, whose words are whose."""
 
+import itertools
 import os
+import signal
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -25,6 +28,7 @@ LLAMA2 = (
     "{{ bos_token + '[INST] ' + message['content'].strip() + ' [/INST]' }}"
     "{% else %}{{ ' ' + message['content'] + eos_token }}{% endif %}{% endfor %}"
 )
+FOREVER = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 #: As the files of the families have them, without what tools need.
 GEMMA = (
     "{{ bos_token }}{% if messages[0]['role'] == 'system' %}"
@@ -208,7 +212,7 @@ def test_templates_that_fail(make, template, message):
     ("template", "message"),
     [
         (
-            "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+            FOREVER,
             "refuses the conversation: it takes more than 0 seconds of the CPU",
         ),
         (
@@ -237,12 +241,31 @@ def test_templates_that_fail(make, template, message):
 )
 def test_templates_that_never_end_or_fill_the_memory(make, monkeypatch, template, message):
     """They are refused, and the process goes on to render others."""
-    monkeypatch.setattr(chat, "SECONDS", 0)  # and up to one, that the system counts in
+    if "seconds" in message:
+        monkeypatch.setattr(chat, "SECONDS", 0)  # and up to one, that the system counts in
     monkeypatch.setattr(chat, "MEMORY", 200 * 2**20)
     monkeypatch.setattr(chat, "CHARACTERS", 8999)
     with pytest.raises(GGUFError, match=rf"chat\.gguf: .*{message}"):
         make(template).chat(TALK)
+    monkeypatch.undo()
     assert make(CHATML).chat(TALK[:1]) == "<|im_start|>system\nBe brief.<|im_end|>\n"
+
+
+def test_the_time_of_a_template_is_that_of_the_cpu(make, monkeypatch):
+    """A busy machine takes any time by the clock; whoever ignores the signal has the limit, too."""
+    model, forever = make(CHATML), make(FOREVER)
+    expected = model.chat(TALK)
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "monotonic", itertools.count(0, 1000).__next__)
+        assert model.chat(TALK) == expected
+    monkeypatch.setattr(chat, "SECONDS", 0)
+    before = signal.signal(signal.SIGXCPU, signal.SIG_IGN)
+    try:
+        chat._the_renderer.close()
+        with pytest.raises(GGUFError, match="it takes more than 0 seconds of the CPU"):
+            forever.chat(TALK)
+    finally:
+        signal.signal(signal.SIGXCPU, before)
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,13 @@
 """Many conversations at once: the ids, the order and the errors of one after another."""
 
+import itertools
 import json
 import os
+import threading
 from itertools import islice
 
 import pytest
+from hang import HANG
 from test_chat import CHATML, LLAMA2, SPECIALS
 from vocabs import bpe_file, spm_file
 
@@ -43,6 +46,21 @@ def talk(number, role="user"):
     return messages
 
 
+def together(monkeypatch, threads=3):
+    """From the 19th on, which may be three at once, so many are rendered at once, or none is."""
+    ask, waiting, met = chat._Renderer.ask, itertools.count(1), threading.Event()
+
+    def ask_together(self, request):
+        number = int(json.loads(request)["messages"][0]["content"].split()[-1])
+        if number >= 18 and not met.is_set():
+            if next(waiting) == threads:
+                met.set()
+            assert met.wait(HANG)
+        return ask(self, request)
+
+    monkeypatch.setattr(chat._Renderer, "ask", ask_together)
+
+
 def processes(monkeypatch):
     """What is started from now on."""
     started, start = [], chat.subprocess.Popen
@@ -64,6 +82,7 @@ def test_many_have_the_ids_of_one_after_another(make, template, write, monkeypat
     many = [talk(number) for number in range(MANY)]
     alone = [tokenizer.encode_turns(messages) for messages in many]
     own = len(started)
+    together(monkeypatch)
     assert list(tokenizer.encode_talks((messages, None) for messages in many)) == alone
     assert 2 <= len(started) - own <= 3  # the first is there already, or it was never needed
     assert all(child.poll() is not None for child in started[own:][-2:])  # and they have ended
@@ -102,6 +121,18 @@ def test_the_first_that_is_wrong_is_told_of_in_its_turn(make, at):
         next(made)
 
 
+def test_an_error_leaves_everybodys_renderer_as_it_is(make):
+    """Whoever asks next, in this thread or in another, would be told that it was killed."""
+    tokenizer = make(LLAMA2, spm_file)
+    talks = [(talk(number, "user" if number < 20 else "system"), None) for number in range(MANY)]
+    tokenizer.chat(talk(0))
+    child = chat._the_renderer._child
+    for _ in range(3):
+        with pytest.raises(GGUFError, match="no system here"):
+            list(tokenizer.encode_talks(talks))
+        assert chat._the_renderer._child is child and child.poll() is None
+
+
 def test_lines_are_named(make, tmp_path):
     tokenizer = make(LLAMA2, spm_file)
 
@@ -127,8 +158,11 @@ def test_lines_are_named(make, tmp_path):
 
 
 def test_whoever_stops_leaves_no_process_behind(make, monkeypatch):
-    tokenizer, started = make(CHATML), processes(monkeypatch)
+    tokenizer = make(CHATML)
+    tokenizer.chat(talk(0))  # everybody's renderer stays
+    started = processes(monkeypatch)
     monkeypatch.setattr(conversations, "TOGETHER", 1)
+    together(monkeypatch)
     made = tokenizer.encode_talks((talk(number), None) for number in range(10**6))
     assert len(list(islice(made, MANY))) == MANY
     made.close()

@@ -168,9 +168,9 @@ def test_a_large_vocabulary_takes_less_than_half_a_second(tmp_path):
     path = File(keys).write(tmp_path)
     seconds = []
     for _ in range(3):
-        begin = time.perf_counter()
+        begin = time.thread_time()  # of the CPU: a busy machine changes it little
         with gguf.open(path) as file:
-            seconds.append(time.perf_counter() - begin)
+            seconds.append(time.thread_time() - begin)
             assert file.metadata["tokenizer.ggml.tokens"] == names
     assert min(seconds) < 0.5
 
@@ -207,10 +207,10 @@ def test_a_large_file_is_mapped_not_read(tmp_path):
     path = with_tensors(tensor("a", [2**28])).write(tmp_path)  # 1 GiB of zeros, a sparse file
     os.truncate(path, path.stat().st_size + 2**30)
     tracemalloc.start()
-    begin = time.perf_counter()
+    begin = time.thread_time()
     with gguf.open(path) as file:
         assert file["a"][-1] == 0
-        seconds = time.perf_counter() - begin
+        seconds = time.thread_time() - begin
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert seconds < 0.5 and peak < 2**20

@@ -34,14 +34,14 @@ from toynn.formats import gguf
 
 
 def refused(folder, file, *parts):
-    """The file is refused, in under a second, by a message that has the parts."""
+    """The file is refused, in under a second of the CPU, by a message that has the parts."""
     path = Path(folder) / "model.gguf"
     path.write_bytes(file if isinstance(file, bytes) else bytes(file))
     tracemalloc.start()
-    begin = time.perf_counter()
+    begin = time.thread_time()
     with pytest.raises(GGUFError) as caught:
         gguf.open(path)
-    seconds = time.perf_counter() - begin
+    seconds = time.thread_time() - begin
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert seconds < 1

@@ -5,7 +5,7 @@ import os
 import gguf as library
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -336,7 +336,7 @@ TENSOR = arrays.arrays(
 )
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60)
 @given(st.dictionaries(KEY, SINGLE, max_size=6), st.dictionaries(NAME, TENSOR, max_size=4))
 def test_round_trip(tmp_path_factory, metadata, tensors):
     path = tmp_path_factory.mktemp("round") / "m.gguf"

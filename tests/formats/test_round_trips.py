@@ -5,7 +5,7 @@ from contextlib import closing
 from types import SimpleNamespace
 
 import numpy as np
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -17,7 +17,7 @@ from toynn.models import architecture
 from toynn.options import RecipeOptions
 from toynn.train.folder import to_toml
 
-QUICK = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+QUICK = settings(max_examples=40)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
 

@@ -233,7 +233,7 @@ def test_a_vocabulary_with_line_breaks_in_its_tokens_is_not_cut(tmp_path, monkey
 # --- and back ------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(st.text() | st.lists(st.sampled_from(TEXTS)).map("".join))
 @example(" ")
 @example("  a")

@@ -1,13 +1,16 @@
 """python -m tests.fuzz --minutes 30 [--reader gguf] [--seed 1]: damaged files, until time is up.
 
-Each reader has its turns, in a process of its own: one that dies, or takes longer than a minute for
-a turn of a second, is a find, too. Finds are kept in tests/fuzz/finds and read again by the suite.
+Each reader has its turns, in a process of its own: one that dies, or takes more than a minute of
+the CPU for a turn of two seconds, is a find, too. Finds are kept in tests/fuzz/finds and read again
+by the suite.
 """
 
 import argparse
 import faulthandler
 import itertools
 import multiprocessing
+import resource
+import signal
 import sys
 import time
 from pathlib import Path
@@ -17,15 +20,17 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "helpers"), str(ROOT / "tests" / "fuzz")]
 
 from finds import keep  # noqa: E402
+from hang import HANG  # noqa: E402
 from readers import READERS  # noqa: E402
 from run import case, described, little_room, read  # noqa: E402
 
-TURN, PATIENCE = 2.0, 60.0  # seconds
+TURN, PATIENCE = 2.0, 60  # seconds: of the clock, and, of what hangs, of the CPU
 
 
 def turn(reader, seed, begin, number, finds):
     """Read cases for some seconds; number says at which one the process is."""
     faulthandler.enable()
+    resource.setrlimit(resource.RLIMIT_CPU, (PATIENCE, PATIENCE + 5))
     with TemporaryDirectory() as folder, little_room():
         until = time.monotonic() + TURN
         for number.value in itertools.count(begin):
@@ -56,9 +61,10 @@ def main():
         given = (reader, arguments.seed, counts[reader.name], number, finds)
         process = context.Process(target=turn, args=given)
         process.start()
-        process.join(PATIENCE)
+        process.join(HANG)
         if process.is_alive() or process.exitcode:
-            end = "hangs" if process.is_alive() else f"ends with {process.exitcode}"
+            hangs = process.is_alive() or process.exitcode == -signal.SIGXCPU
+            end = "hangs" if hangs else f"ends with {process.exitcode}"
             process.kill()
             process.join()
             finds.put((number.value, f"the process {end}"))

@@ -79,7 +79,7 @@ def run(tape, layout):
         assert intact(tensor), f"{tensor} did not last"
 
 
-@settings(max_examples=300, deadline=None, derandomize=True, phases=[Phase.generate])
+@settings(max_examples=300, derandomize=True, phases=[Phase.generate])
 @given(tapes())
 def test_no_tensor_is_written_over_while_it_lives(tape):
     layout = plan(tape)

@@ -20,6 +20,9 @@ def main(what):
         os.environ["TOYNN_ISA"] = "generic"
     import toynn.cli.train
     import toynn.config
+    from toynn.distributed import start
+
+    start.TURN = 0.0  # what is wrong is wrong with one rank
 
     if what == "base":
         import lora_bases

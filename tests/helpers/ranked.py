@@ -18,6 +18,8 @@ import toynn
 
 sys.path.insert(0, str(Path(__file__).parent))  # which PYTHONSAFEPATH leaves out
 
+from hang import HANG
+
 STEPS = 20
 BESIDE = Path(sys.executable).with_name("mpiexec")
 MPIEXEC = str(BESIDE) if BESIDE.exists() else shutil.which("mpiexec")
@@ -36,11 +38,11 @@ def needs_mpi():
         pytest.skip(str(error))
 
 
-def start(ranks, *words, program=(__file__,), timeout=120, **variables):
+def start(ranks, *words, program=(__file__,), **variables):
     """Run a Python program as so many processes, one thread each; return what became of it."""
     command = [MPIEXEC, "-n", str(ranks), sys.executable, *program, *map(str, words)]
     return subprocess.run(
-        command, env=environment(**variables), capture_output=True, text=True, timeout=timeout
+        command, env=environment(**variables), capture_output=True, text=True, timeout=HANG
     )
 
 

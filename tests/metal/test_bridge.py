@@ -12,6 +12,7 @@ from pathlib import Path
 import msl
 import pytest
 import standin
+from hang import HANG
 
 from toynn.backends import metal
 
@@ -41,7 +42,7 @@ def built(text):
 def drive(text):
     """Use every function of a bridge, in a process of its own; say what came of it."""
     command = [sys.executable, str(HERE / "drive.py"), str(built(text))]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG)
     return done.stdout.strip() if done.returncode == 0 else f"{done.returncode} {done.stderr}"
 
 

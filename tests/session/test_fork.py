@@ -7,6 +7,7 @@ import threading
 
 import numpy as np
 import pytest
+from hang import HANG
 from tiny import Tiny
 
 from toynn._kernels import matmul, random, silu
@@ -84,10 +85,10 @@ def test_doors_on_several_threads_at_once():
 def test_a_spawned_child_computes_the_same():
     expected = doors()
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        assert pool.apply_async(doors).get(timeout=60) == expected
+        assert pool.apply_async(doors).get(timeout=HANG) == expected
 
 
 def test_a_session_stays_in_its_process():
     with multiprocessing.get_context("spawn").Pool(1) as pool, pytest.raises(TypeError) as caught:
-        pool.apply_async(id, [Tiny().s]).get(timeout=60)
+        pool.apply_async(id, [Tiny().s]).get(timeout=HANG)
     assert "Session" in str(caught.value)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from gguf_bytes import ARCHITECTURE, File, key, scalar, tensor
+from hang import HANG
 
 import toynn
 from toynn.formats.gguf import CHECK_BELOW
@@ -76,7 +77,7 @@ def test_a_frozen_engine_reads_no_weight_before_it_needs_it(tmp_path):
     path = File([ARCHITECTURE, *keys], rows).write(tmp_path)
     os.truncate(path, path.stat().st_size + end)  # zeros that take no room on the disk
     done = subprocess.run(
-        [sys.executable, "-c", FROZEN, str(path)], capture_output=True, check=True, timeout=60
+        [sys.executable, "-c", FROZEN, str(path)], capture_output=True, check=True, timeout=HANG
     )
     opened, used = map(int, done.stdout.split())
     assert end > CHECK_BELOW  # smaller files are looked through for NaN

@@ -5,13 +5,13 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import ranked
 import runs
+from hang import HANG
 
 pytestmark = pytest.mark.slow
 SIZES = (2, 3)
@@ -124,10 +124,8 @@ def whole(work):
     ],
 )
 def test_one_rank_ends_and_all_stop_and_the_others_go_on(what, words, work, whole, tmp_path):
-    begin = time.monotonic()
     done = ranked.start(3, "run", work, tmp_path / "run", what)
     assert done.returncode != 0
-    assert time.monotonic() - begin < 60  # and no hang: of 120 seconds
     lines = ranked.said(done)
     assert len(lines) == 1, done.stderr
     assert re.search(r"rank 1 of 3 \(", lines[0]) and words in lines[0], lines[0]
@@ -208,7 +206,7 @@ def test_ctrl_c_ends_all_after_their_step(tmp_path):
         if line.startswith("step    "):
             break
     run.send_signal(signal.SIGINT)
-    out, err = run.communicate(timeout=60)
+    out, err = run.communicate(timeout=HANG)
     assert err.count("toynn: finishing the step, then saving") == 1
     assert run.returncode == 130, err
     steps = int(re.search(r"stopped +after (\d+) steps", out)[1])
@@ -266,7 +264,7 @@ def test_the_mpiexec_of_another_mpi_is_refused(tmp_path):
         env={**os.environ, **variables},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG,
     )
     assert done.returncode == 2
     (line,) = ranked.said(done)

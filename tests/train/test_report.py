@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from fake_recipe import FakeRecipe
+from hang import HANG
 
 from toynn.cli import _parser, main
 from toynn.data.png import png
@@ -266,7 +267,7 @@ def test_a_browser_shows_it_and_asks_nobody(hostile, tmp_path):
     words += [f"--user-data-dir={tmp_path / 'profile'}", f"--log-net-log={log}"]
     words += ["--window-size=800,1200", f"--screenshot={picture}"]
     url = (hostile / "report.html").as_uri()
-    ran = subprocess.run([browser, *words, url], capture_output=True, timeout=60, check=False)
+    ran = subprocess.run([browser, *words, url], capture_output=True, timeout=HANG, check=False)
     if ran.returncode or not picture.exists():
         pytest.skip(f"chromium does not run here: {ran.stderr[-200:]!r}")
     assert "evil" not in log.read_text("utf-8", "replace")

@@ -282,6 +282,22 @@ def test_a_long_evaluation_is_cut_short_after_a_signal(better, monkeypatch):
     assert result.val_loss == pytest.approx(0.5 if better else (1 + 10 + 100) / 3, rel=0.1)
 
 
+def test_an_evaluation_has_a_batch_however_late_it_begins(monkeypatch):
+    """As on a machine that is so busy that its patience is over at once."""
+    recipe = FakeRecipe()
+
+    def stop(recipe):
+        if recipe.steps == 7:
+            signal.raise_signal(signal.SIGINT)
+            monkeypatch.setattr("toynn.train.loop.PATIENCE", -1.0)
+
+    recipe.on_step = stop
+    result = make_loop(recipe, eval_every=7).run()
+    assert (result.iterations, result.interrupted) == (7, True)
+    assert result.reports[-1].val_loss == pytest.approx(result.val_loss)
+    assert len(result.best_losses) == 1 and result.best_iteration == 7
+
+
 def test_a_signal_within_a_short_evaluation_lets_it_end_and_takes_no_further_step():
     recipe, kept = FakeRecipe(), []
 

@@ -20,6 +20,7 @@ from toynn.distributed.group import Group
 from toynn.distributed.sums import ORDERS, Summing
 from toynn.distributed.watch import Watch
 from toynn.errors import ConfigError, LifecycleError, RankError
+from toynn.printing import print_line
 
 __all__ = ["Ranks"]
 
@@ -29,7 +30,7 @@ Table = NDArray[np.float64]
 
 FINE, FAILED, LEAVES = range(3)
 ROOM = 14  # numbers that a meeting exchanges, beside the two of its own
-GRACE = 3.0  # seconds that a rank which failed waits for the others to hear of it
+GRACE = 60.0  # seconds that a rank which failed waits for others, which may be in a long step
 SPIN, NAP = 2e-3, 5e-3  # seconds: a wait that takes longer sleeps between looks, at most so long
 CHUNK = 2**26  # elements that are sent at once
 
@@ -184,7 +185,7 @@ class Ranks(Group):
         start = time.perf_counter()
         while not request.Test():
             if time.perf_counter() - start > GRACE:
-                print(f"toynn: error: {self.name(self.rank)}: {text}", file=sys.stderr, flush=True)
+                print_line(f"toynn: error: {self.name(self.rank)}: {text}")
                 self._watch.end()
                 self._mpi.COMM_WORLD.Abort(2)
             time.sleep(NAP)
@@ -204,8 +205,8 @@ class Ranks(Group):
         """Say the error of a script once, with the rank that it is of."""
         said = self.fail(error)
         if said is not None:
-            traceback.print_exception(kind, error, trace)
-            print(f"toynn: error: {said}", file=sys.stderr, flush=True)
+            lines = "".join(traceback.format_exception(kind, error, trace))
+            print_line(f"{lines}toynn: error: {said}")
 
     def leave(self) -> None:
         """End with the others: behind this, no rank waits for another. An error is raised there."""

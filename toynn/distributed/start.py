@@ -13,14 +13,15 @@ from toynn.distributed.launcher import Launch
 from toynn.distributed.ranks import Ranks
 from toynn.distributed.watch import Watch
 from toynn.errors import BackendUnavailable
+from toynn.printing import print_line
 
 __all__ = ["current", "init"]
 
 #: Seconds that ranks but the first wait before they speak: what is wrong with all, it has said by
 #: then, and mpiexec has ended the others.
-TURN = 2.0
+TURN = 10.0
 
-FLUSH = 0.2  # seconds in which mpiexec passes on what was said, before it ends all
+FLUSH = 2.0  # seconds in which mpiexec passes on what was said, before it ends all
 
 _group: Group | None = None
 
@@ -67,8 +68,7 @@ def _end(launch: Launch, watch: Watch, why: str) -> NoReturn:
     """End this process, and with it all, before there is a group that could do so."""
     if launch.rank:
         time.sleep(TURN)
-    message = f"toynn: error: rank {launch.rank} of {launch.size}: {why}"
-    print(message, file=sys.stderr, flush=True)
+    print_line(f"toynn: error: rank {launch.rank} of {launch.size}: {why}")
     watch.end()
     pmi = os.environ.get("PMI_FD", "")
     if pmi.isdigit():  # MPICH's mpiexec waits for ranks that never joined: this tells it

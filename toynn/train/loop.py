@@ -342,7 +342,7 @@ class Loop:
         """Yield figures and rows of the batches to evaluate on, as far as a signal lets it."""
         count = len(self.valid) if isinstance(self.valid, Sized) else 0
         for done, batch in enumerate(self.valid if self.options.eval_every else ()):
-            if self._is_late(begin):
+            if self._is_late(begin, done):
                 if self.result.iterations:
                     self._save(before)
                 return
@@ -354,8 +354,11 @@ class Loop:
         found, source = self.measure(batch), getattr(batch, "source", None)
         return found if source is None else {**found, f"loss/{source}": found["loss"]}
 
-    def _is_late(self, begin: float) -> bool:
-        """Say whether a signal has been waiting too long for an evaluation begun at a time."""
+    def _is_late(self, begin: float, done: int) -> bool:
+        """Say whether a signal has been waiting too long for an evaluation begun at a time.
+
+        One that has trained weights to measure has one batch at least, however busy the machine is.
+        """
         if self.result.iterations == 0:  # nothing is trained yet: nobody waits for the figures
             return self._interrupt.requested
-        return min(self._interrupt.waited, time.perf_counter() - begin) > PATIENCE
+        return done > 0 and min(self._interrupt.waited, time.perf_counter() - begin) > PATIENCE

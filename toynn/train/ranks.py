@@ -138,7 +138,7 @@ class RankLoop(Loop):
         group, own, index = self.group, None, 0
         for index, batch in enumerate(self.valid if self.options.eval_every else (), 1):
             turn = (index - 1) % group.size
-            if turn == 0 and self._all_late(begin):
+            if turn == 0 and self._all_late(begin, index - 1):
                 if self.result.iterations:
                     self._save(before)
                 return
@@ -150,7 +150,7 @@ class RankLoop(Loop):
         if index % group.size:
             yield from (each for each in group.gather(own) if each is not None)
 
-    def _all_late(self, begin: float) -> bool:
-        table = self.group.exchange([self._interrupt.heard, self._is_late(begin)])
+    def _all_late(self, begin: float, done: int) -> bool:
+        table = self.group.exchange([self._interrupt.heard, self._is_late(begin, done)])
         self._interrupt.agree(int(table[:, 0].max()))
         return bool(table[:, 1].any())

@@ -1,21 +1,19 @@
 """Chat templates: a conversation as the text that a model was trained with.
 
 A template is a program in Jinja that came with a file from elsewhere. It runs in Jinja's sandbox,
-in a process of its own with bounds of time and memory, with what transformers gives it: messages,
-add_generation_prompt, bos_token, eos_token, raise_exception(message), strftime_now(format), and the
-loop controls.
+in a process of its own with bounds of CPU time and memory. It sees what transformers gives it:
+messages, add_generation_prompt, bos_token, eos_token, raise_exception(message),
+strftime_now(format), and the loop controls.
 """
 
 import atexit
 import contextlib
 import json
 import os
-import selectors
 import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -27,9 +25,10 @@ __all__ = ["ChatTemplate", "Message", "Renderers", "needed"]
 
 Message = Mapping[str, Any]  # role and content at least
 
-#: What rendering one conversation may take: seconds of the CPU, of the clock beside busy processes,
-#: bytes of the process, characters of the text.
-SECONDS, PATIENCE, MEMORY, CHARACTERS = 5, 60, 2**29, 2**25
+#: What rendering one conversation may take: seconds of the CPU, bytes of the process, characters of
+#: the text. No clock decides: a busy machine would refuse what another one renders. The sandbox has
+#: nothing to wait for, so a template that does not end uses the CPU.
+SECONDS, MEMORY, CHARACTERS = 5, 2**29, 2**25
 
 
 def needed(library: str) -> Any:
@@ -123,10 +122,11 @@ class _Renderer:
             child = self._running(limits)
             answer = None
             try:
-                _send(child, request)
-                answer = _receive(child)
-            except BrokenPipeError:
-                pass
+                with contextlib.suppress(BrokenPipeError):
+                    _send(child, request)
+                    answer = _receive(child)
+                if answer is None:
+                    child.wait()  # it is ending by itself: its own exit status says why
             finally:  # also where the one who waits is interrupted
                 if answer is None:
                     self.close()
@@ -147,8 +147,6 @@ class _Renderer:
         """End the process."""
         child, self._child = self._child, None
         if child is not None and self.owner == os.getpid():
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(0.1)  # where it ended by itself, its own exit status says why
             child.kill()
             child.communicate()
 
@@ -176,12 +174,16 @@ def _ending(status: int) -> str:
     if status == -signal.SIGXCPU:
         return f"it takes more than {SECONDS} seconds of the CPU"
     if status == -signal.SIGKILL:
-        return f"it takes more than {PATIENCE} seconds, or its process was killed"
+        return "its process was killed, as the system does where memory runs out"
     return f"its process ended (exit status {status})"
 
 
 class Renderers:
-    """Renderers for threads: each that begins has one for itself; the first, everybody's."""
+    """Renderers for threads: each that begins has one for itself; the first, everybody's.
+
+    Everybody's is never killed: another thread may wait for it, and who asks next would be told of
+    a process that was killed.
+    """
 
     def __init__(self) -> None:
         self._made: list[_Renderer] = []
@@ -192,8 +194,8 @@ class Renderers:
         _own.renderer = self._made[-1]
 
     def kill(self) -> None:
-        """Let nobody wait any longer for what is rendered now."""
-        for each in self._made:
+        """Let nobody wait any longer for what is rendered now, but by everybody's renderer."""
+        for each in self._made[1:]:
             each.kill()
 
     def close(self) -> None:
@@ -228,18 +230,14 @@ def _send(child: "subprocess.Popen[bytes]", frame: bytes) -> None:
 
 
 def _receive(child: "subprocess.Popen[bytes]") -> bytes | None:
-    """Return the next frame; None if the process ends, or takes too long by the clock."""
+    """Return the next frame; None if the process ends."""
     assert child.stdout is not None
-    until, received, length = time.monotonic() + PATIENCE, bytearray(), 8
-    with selectors.DefaultSelector() as selector:
-        selector.register(child.stdout, selectors.EVENT_READ)
-        while len(received) < length:
-            if not selector.select(until - time.monotonic()):
-                return None
-            part = os.read(child.stdout.fileno(), 2**20)
-            received += part
-            if not part:
-                return None
-            if length == 8 and len(received) >= 8:
-                length += int.from_bytes(received[:8], "little")
+    received, length = bytearray(), 8
+    while len(received) < length:
+        part = os.read(child.stdout.fileno(), 2**20)
+        received += part
+        if not part:
+            return None
+        if length == 8 and len(received) >= 8:
+            length += int.from_bytes(received[:8], "little")
     return bytes(received[8:])

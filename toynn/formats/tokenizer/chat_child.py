@@ -9,6 +9,7 @@ import functools
 import json
 import os
 import resource
+import signal
 import sys
 from collections.abc import Callable
 from datetime import datetime
@@ -30,6 +31,8 @@ def main() -> None:
     [texts, None, None], or [None, why, line]; of texts there is the first, and of each other its
     length and whether the first begins with it: whole, they would be the square of a conversation.
     """
+    signal.signal(signal.SIGXCPU, signal.SIG_DFL)  # nobody but the limit ends an endless template
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGXCPU})
     limits = _read()
     sys.path[:] = limits["path"]
     import_module("jinja2.ext")
