@@ -8,6 +8,7 @@ import pytest
 from toynn.data import _arrays, jsonl
 from toynn.data._forms import renamed
 from toynn.errors import DataError
+from toynn.evaluation.choices import read_questions
 from toynn.formats.tokenizer import ByteTokenizer
 
 
@@ -273,3 +274,23 @@ def test_a_folder_of_arrays(tmp_path):
     for name in ("train", "valid"):
         (tmp_path / f"{name}.json").write_text(json.dumps([{"text": name}, {"text": "both"}]))
     assert [text for text, _ in read(tmp_path)] == ["bot", "bot", "trai", "vali"]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        '{"text": "a", "text": "b"}',
+        '{"messages": [{"role": "user", "content": "a", "content": "b"}], "text": "x"}',
+    ],
+)
+@pytest.mark.parametrize(
+    ("name", "whole"),
+    [("a.jsonl", "{}"), ("a.json", "[{}]"), ("a.json", '[{{"text": "c"}}, {}]'), ("q.jsonl", "{}")],
+)
+def test_a_key_that_comes_twice_is_refused(tmp_path, name, whole, row):
+    """Of two values the json library keeps the last, and nobody knows which is meant."""
+    path = tmp_path / name
+    path.write_text(whole.format(row))
+    key = "text" if row.startswith('{"text') else "content"
+    with pytest.raises(DataError, match=rf"{name}:\d: .*the key '{key}' comes twice"):
+        read_questions(path) if name[0] == "q" else read(path)

@@ -179,6 +179,16 @@ def test_bad_npz(tmp_path, content, words):
     assert str(tmp_path / "a.npz") in str(caught.value)
 
 
+def test_two_arrays_of_one_name_are_refused(tmp_path):
+    """Of which numpy, and the zip file, would give the last."""
+    path = tmp_path / "a.npz"
+    np.savez(path, images=IMAGES, labels=LABELS)
+    with zipfile.ZipFile(path, "a") as archive, pytest.warns(UserWarning, match="Duplicate name"):
+        archive.writestr("labels.npy", archive.read("labels.npy"))
+    with pytest.raises(DataError, match=r"a\.npz: expected arrays of different names; 'labels' co"):
+        ImageData.read(path)
+
+
 def test_damaged_npz(tmp_path):
     path = tmp_path / "a.npz"
     np.savez(path, images=IMAGES, labels=LABELS)

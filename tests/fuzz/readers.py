@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import closing, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -132,15 +133,23 @@ class Letters:
         return [(self.encode(m["content"], False), m["role"] == "assistant") for m in messages]
 
 
-def read_texts(folder):
-    refused = []
-    for path in sorted(folder.glob("*.jsonl*")):
-        try:
-            jsonl.read(path, Letters(), 16, vocab_size=0x110000)
-        except ToynnError as error:
-            refused.append(error)
-    if refused:
-        raise refused[0]
+def read_texts(path):
+    jsonl.read(path, Letters(), 16, vocab_size=0x110000)
+
+
+def write_arrow(folder):
+    import pyarrow
+    from pyarrow import ipc, parquet
+
+    talk = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]
+    table = pyarrow.table({"messages": [talk] * 4, "kind": ["a", None, "ü", "a"]})
+    parquet.write_table(table, folder / "a.parquet")
+    for name, compression in (("a", None), ("b", "zstd")):
+        options = ipc.IpcWriteOptions(compression=compression)
+        coded = table.set_column(1, "kind", table["kind"].dictionary_encode())
+        for new, kind in ((ipc.new_file, "feather"), (ipc.new_stream, "arrow")):
+            with new(str(folder / f"{name}.{kind}"), coded.schema, options=options) as file:
+                file.write_table(coded)
 
 
 def write_npz(folder):
@@ -344,8 +353,8 @@ READERS = [
         lambda at: all_of(SafeTensors(at / "a.safetensors")),
     ),
     Reader("vit", write_vit, lambda at: ViTEngine.load(at / "model.safetensors")),
-    Reader("jsonl", write_texts, read_texts),
-    Reader("packed", write_packed, read_texts),
+    Reader("jsonl", write_texts, each(read_texts, "*.jsonl")),
+    Reader("packed", write_packed, each(read_texts, "*.jsonl.gz")),
     Reader("questions", write_questions, lambda at: read_questions(at / "a.jsonl")),
     Reader("npz", write_npz, lambda at: ImageData.read(at / "a.npz")),
     Reader("idx", lambda at: write_mnist(at, {"train": 6, "t10k": 3}), ImageData.read),
@@ -359,3 +368,5 @@ READERS = [
     Reader("bin", write_tokens, each(lambda path: binary.map_tokens(path, 11), "*.bin")),
     Reader("tokens", write_table, read_table),
 ]
+if find_spec("pyarrow"):
+    READERS.append(Reader("arrow", write_arrow, each(read_texts, "*.*")))

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from toynn.data.objects import ROWS, RepeatedKey
 from toynn.data.stream import BOM, Progress
 from toynn.errors import DataError
 
@@ -44,7 +45,7 @@ class _Text:
     def __init__(self, path: Path, file: BinaryIO, progress: Progress) -> None:
         self.where, self.rest, self.at = str(path), "", 0
         self._file, self._progress, self._done = file, progress, 0
-        self._decoder, self._json = codecs.getincrementaldecoder("utf-8-sig")(), json.JSONDecoder()
+        self._decoder = codecs.getincrementaldecoder("utf-8-sig")()
 
     def _more(self, count: int = BLOCK) -> bool:
         """Read on; say whether there was something."""
@@ -79,12 +80,16 @@ class _Text:
         count = BLOCK
         while True:
             try:
-                found, self.at = self._json.raw_decode(self.rest, self.at)
+                found, self.at = ROWS.raw_decode(self.rest, self.at)
                 return found
             except json.JSONDecodeError as error:
                 if not self._more(count):
                     raise DataError(f"{self.where}: not JSON: {error.msg}") from error
                 count *= 2  # an item that is longer than a block is not read ever anew
+            except RepeatedKey as error:
+                raise DataError(
+                    f"{self.where}: expected each key of an object once; {error}"
+                ) from None
             except RecursionError:
                 raise DataError(f"{self.where}: not JSON that can be read: too deep") from None
             except ValueError:

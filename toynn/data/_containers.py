@@ -14,6 +14,7 @@ import io
 import json
 import os
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
@@ -22,7 +23,7 @@ from typing import Any, BinaryIO
 
 from toynn.data._arrays import array_items, begins_an_array
 from toynn.data.stream import BOM, Progress
-from toynn.errors import ConfigError, DataError
+from toynn.errors import ConfigError, DataError, ToynnError
 from toynn.reading import open_file, read_bytes
 
 __all__ = [
@@ -46,6 +47,7 @@ TEXTS = (".txt", ".md")
 PACKED = (".gz", ".zst")
 Where = int | str
 LONGEST = 2**26  # characters of a field of a table: some are whole books
+AT_A_TIME = 2**12  # rows of a batch that become objects together
 
 
 def kind_of(path: Path) -> str:
@@ -200,26 +202,69 @@ def _arrow(path: Path, progress: Progress) -> Iterator[tuple[int, Mapping[str, A
     size = os.path.getsize(path) if path.exists() else 0
     with open_file(path) as file:
         try:
-            batches: Any
-            if kind_of(path) == ".parquet":
-                batches = import_module("pyarrow.parquet").ParquetFile(file).iter_batches()
-            else:
-                ipc = import_module("pyarrow.ipc")
-                try:
-                    opened = ipc.open_file(file)
-                    batches = (opened.get_batch(k) for k in range(opened.num_record_batches))
-                except arrow.ArrowInvalid:
-                    file.seek(0)
-                    batches = ipc.open_stream(file)
             row = 0
-            for batch in batches:
-                for found in batch.to_pylist():
-                    row += 1
-                    yield row, {name: value for name, value in found.items() if value is not None}
+            for batch in _batches(path, arrow, file):
+                # pyarrow takes offsets, sizes, indices and texts as a file has them. Without this
+                # check it would read beyond its buffers, and end the process.
+                batch.validate(full=True)
+                for begin in range(0, batch.num_rows, AT_A_TIME):
+                    for found in batch.slice(begin, AT_A_TIME).to_pylist():
+                        row += 1
+                        yield row, {k: value for k, value in found.items() if value is not None}
             progress(size, size)
-        except (arrow.ArrowException, OSError) as error:
-            words = " ".join(str(error).split())[:200]
+        except ToynnError:
+            raise
+        except (
+            arrow.ArrowException,
+            ArithmeticError,  # a date, duration or decimal that Python has no number for
+            LookupError,  # a time zone that there is not
+            MemoryError,
+            OSError,
+            ValueError,  # a name of a column or of a time zone that is not UTF-8
+        ) as error:
+            words = " ".join(str(error).split())[:200] or type(error).__name__
             raise DataError(f"{path}: cannot read as {kind_of(path)[1:]}: {words}") from error
+
+
+def _batches(path: Path, arrow: Any, file: BinaryIO) -> Iterator[Any]:
+    """Yield the batches of rows of a file. Raises DataError for a name that comes twice."""
+    if kind_of(path) == ".parquet":
+        opened = import_module("pyarrow.parquet").ParquetFile(file)
+        schema, batches = opened.schema_arrow, opened.iter_batches()
+    else:
+        ipc = import_module("pyarrow.ipc")
+        try:
+            opened = ipc.open_file(file)
+            batches = (opened.get_batch(k) for k in range(opened.num_record_batches))
+        except arrow.ArrowInvalid:
+            file.seek(0)
+            opened = batches = ipc.open_stream(file)
+        schema = opened.schema
+    _expect_once(path, arrow, "columns", list(schema))
+    yield from batches
+
+
+def _expect_once(path: Path, arrow: Any, what: str, fields: list[Any]) -> None:
+    """Refuse columns, or fields of a struct in them, of which two have one name."""
+    for name, count in Counter(field.name for field in fields).most_common(1):
+        if count > 1:
+            raise DataError(
+                f"{path}: expected {what} of different names; {name!r} comes {count} times: rename "
+                "all but one"
+            )
+    for field in fields:
+        kinds = [field.type]
+        while kinds:
+            kind = kinds.pop()
+            if isinstance(kind, arrow.BaseExtensionType):
+                kind = kind.storage_type
+            if arrow.types.is_dictionary(kind):
+                kind = kind.value_type
+            inner = [kind.field(k) for k in range(kind.num_fields)]
+            if arrow.types.is_struct(kind):
+                _expect_once(path, arrow, f"fields of {field.name!r}", inner)
+            else:
+                kinds += [each.type for each in inner]
 
 
 def _pyarrow(path: Path) -> Any:

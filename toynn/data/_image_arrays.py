@@ -13,6 +13,7 @@ import gzip
 import math
 import os
 import zipfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -111,7 +112,13 @@ def _checked_labels(labels: Array, pixels: Array, name: str) -> int:
 def read_npz(path: Path) -> Found:
     """Read a .npz file."""
     with _errors_of(path), open_file(path) as file, zipfile.ZipFile(file) as archive:
-        names = {name.removesuffix(".npy") for name in archive.namelist()}
+        members = Counter(name.removesuffix(".npy") for name in archive.namelist())
+        names = members.keys()
+        for name, count in members.most_common(1):
+            if count > 1:
+                raise DataError(
+                    f"{path}: expected arrays of different names; {name!r} comes {count} times"
+                )
 
         def pair(images: str, labels: str) -> tuple[Array, Array]:
             return _member(archive, images, path), _member(archive, labels, path)

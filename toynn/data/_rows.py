@@ -17,6 +17,7 @@ from toynn.data._containers import (
     table_rows,
 )
 from toynn.data._forms import FORMS, renamed
+from toynn.data.objects import ROWS, RepeatedKey
 from toynn.data.stream import Progress
 from toynn.errors import DataError
 
@@ -86,7 +87,7 @@ def attempts(
 def _row(path: Path, line: int, raw: bytes) -> Mapping[str, Any]:
     where = f"{path}:{line}"
     try:
-        row = json.loads(raw.decode().rstrip())
+        row = ROWS.decode(raw.decode().rstrip())
     except UnicodeDecodeError as error:
         raise DataError(
             f"{where}: not UTF-8 text: byte 0x{raw[error.start]:02x} at byte {error.start} of the "
@@ -98,6 +99,8 @@ def _row(path: Path, line: int, raw: bytes) -> Mapping[str, Any]:
         raise DataError(f"{where}: not JSON: {error.msg} at column {error.colno}") from error
     except RecursionError:
         raise DataError(f"{where}: not JSON that can be read: nested too deep") from None
+    except RepeatedKey as error:
+        raise DataError(f"{where}: expected each key of an object once; {error}") from None
     except ValueError:
         raise DataError(f"{where}: not JSON that can be read: a number is too long") from None
     if isinstance(row, dict):

@@ -7,7 +7,6 @@ Source: Gao et al., the Language Model Evaluation Harness, doi:10.5281/zenodo.12
 acc_norm. A question and a choice are joined by one space, which belongs to the choice.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from toynn.data.objects import ROWS
 from toynn.errors import ConfigError, DataError
 from toynn.evaluation.perplexity import Progress, silent
 from toynn.evaluation.scores import Causal, losses, read
@@ -84,7 +84,7 @@ def read_questions(path: str | Path) -> list[Question]:
 
 def _question(where: str, line: bytes) -> Question:
     try:
-        row = json.loads(line)
+        row = ROWS.decode(line.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{where}: not JSON: {error}") from error
     keys = ("question", "choices", "answer")
