@@ -129,8 +129,9 @@ TOLD = ("config.toml", "run.json", "report.html")
 #: Recipes whose parser knows a flag only to say why it is none.
 REFUSED = {("warm-start", "--init-from")}
 #: What only changes a run that was begun before, or that goes wrong: tests/cli/test_cli_resume.py;
-#: or one of several processes: tests/train/test_ranks.py.
-ELSEWHERE = ("--resume", "--force-resume", "--on-nonfinite", "--allreduce")
+#: or one of several processes: tests/train/test_ranks.py; or of another model's adapter:
+#: tests/cli/test_cli_strict.py.
+ELSEWHERE = ("--resume", "--force-resume", "--on-nonfinite", "--allreduce", "--strict")
 CASES = [
     (name, flag.option)
     for name, run in train.RECIPES.items()

@@ -41,7 +41,7 @@ def test_an_adapter(name, base, tmp_path, capsys):
     width, hidden = SIZES["d_model"], SIZES["d_ff"]
     count = 2 * 3 * (2 * width + width + hidden)
     assert found["parameters"].split()[0] == f"{count:,}"
-    assert found["base model"] == "not named"
+    assert found["base model"] == "base.gguf"
     if name == "adapter.gguf":
         assert found["adapter"] == "LoRA, as llama.cpp reads it"
         assert found["architecture"] == "llama"

@@ -4,7 +4,6 @@ import json
 import os
 import re
 from dataclasses import replace
-from types import SimpleNamespace
 
 import gguf as library
 import numpy as np
@@ -13,7 +12,7 @@ from faults import each_call
 from hf_folders import edit_object
 from safetensors import safe_open
 from safetensors.numpy import load_file
-from some_adapters import RANKS, draw, matrices
+from some_adapters import RANKS, SomeBase, draw, matrices
 from test_hf import build
 
 from toynn.errors import AdapterError, ToynnError
@@ -64,6 +63,9 @@ def test_the_keys_and_tensors_that_llama_cpp_asks_for(llama, tmp_path):
         for key, field in reader.fields.items()
         if not key.startswith("GGUF.")
     }
+    of_the_base = {key: fields.pop(key) for key in list(fields) if key.startswith("adapter.base.")}
+    assert of_the_base.keys() == {"adapter.base.file", "adapter.base.norms"}
+    assert {type for type, _ in of_the_base.values()} == {"STRING"}
     assert fields == {
         "general.architecture": ("STRING", "llama"),
         "general.type": ("STRING", "adapter"),
@@ -158,7 +160,8 @@ def test_what_peft_is_told(bases, tmp_path):
         assert expected.items() <= config.items()
         assert set(config["rank_pattern"].values()) == {2}
         with safe_open(tmp_path / kind / WEIGHTS, "numpy") as file:
-            assert file.metadata() == {"format": "pt", **metadata}
+            own = {"format": "pt", "general.architecture": kind}
+            assert file.metadata() == {**own, **metadata}
 
 
 def targets(base, weights, tmp_path, with_base=True):
@@ -249,10 +252,14 @@ def test_a_base_of_another_name_is_mentioned(llama):
     adapters.check(named, llama)  # which has no name
 
     metadata = {**llama.metadata, "general.name": "Bork"}
-    other = SimpleNamespace(architecture="llama", tensors=llama.tensors, metadata=metadata)
-    with pytest.warns(UserWarning, match="made for 'Zork'; the base model is 'Bork'"):
+    other = SomeBase(llama, metadata)
+    message = r"made for Zork; .* another one, Bork \(.*llama\.gguf\): their names differ"
+    with pytest.warns(UserWarning, match=message):
         adapters.check(named, other)
-    assert adapters.base_metadata(other) == {"general.base_model.0.name": "Bork"}
+    with pytest.raises(AdapterError, match=message):
+        adapters.check(named, other, strict=True)
+    told = adapters.base_metadata(other)
+    assert told == {**adapters.base_metadata(llama), "general.base_model.0.name": "Bork"}
 
 
 # -- writing ---------------------------------------------------------------------------------------

@@ -2,13 +2,12 @@
 
 import itertools
 import warnings
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from gguf_bytes import ARCHITECTURE, File, key, scalar, tensor, text
 from hf_folders import edit_object, edit_tensors
-from some_adapters import draw
+from some_adapters import SomeBase, draw
 from test_hf import build
 
 from toynn.errors import AdapterError, ToynnError
@@ -318,7 +317,7 @@ def test_tensors_that_are_refused(llama, folder, name):
 @pytest.mark.parametrize("heads", [-2, 5, [4, 2], "6", 2.0, None])
 def test_a_base_whose_heads_make_no_sense(llama, folder, heads):
     metadata = {**llama.metadata, "llama.attention.head_count": heads}
-    base = SimpleNamespace(architecture="llama", tensors=llama.tensors, metadata=metadata)
+    base = SomeBase(llama, metadata)
     with pytest.raises(AdapterError, match=r"attn_.\.weight: the base model has .* heads for"):
         adapters.load(folder, base)
 

@@ -2,7 +2,7 @@
 
 import os
 import tracemalloc
-from types import SimpleNamespace
+from dataclasses import replace
 
 import gguf as library
 import numpy as np
@@ -168,8 +168,7 @@ def test_refused(open_base, tmp_path):
     with pytest.raises(GGUFError, match=r"blk\.0\.attn_v\.weight at byte .* got Q8_K"):
         fuse(base, draw(base, ["blk.0.attn_v.weight"]), out)
     with pytest.raises(AdapterError, match="expected 'llama', as the base model is; got 'qwen2'"):
-        other = SimpleNamespace(architecture="qwen2", metadata={}, tensors=base.tensors)
-        fuse(base, draw(other, WEIGHTS), out)
+        fuse(base, replace(draw(base, WEIGHTS), architecture="qwen2"), out)
     assert not out.exists()
     fuse(base, adapter, out)
     with gguf.open(out) as fused:

@@ -98,6 +98,24 @@ def expand(path, out):
     return out
 
 
+def rewritten(path, out, change, metadata=None):
+    """Write a file again with each of its vectors changed."""
+    with gguf.open(path) as file:
+        told = gguf.typed_metadata(file.metadata, file.types) | (metadata or {})
+        tensors = {
+            name: (change(np.array(file[name])) if len(info.shape) == 1 else np.array(file[name]))
+            for name, info in file.tensors.items()
+        }
+    gguf.write(out, told, {name: (values, "f32") for name, values in tensors.items()})
+    return out
+
+
+def moved(path, out):
+    """A model of the same shape: each gain is a little off."""
+    rng = np.random.default_rng(3)
+    return rewritten(path, out, lambda v: v + rng.normal(0, 0.02, v.shape).astype(np.float32))
+
+
 def make(path, rank=4, **changes):
     """A recipe over a base, with B away from zero."""
     recipe = toynn.recipes.LoRA()

@@ -8,6 +8,17 @@ from toynn.formats.adapters import LORA_A, LORA_B, Adapter
 RANKS = (1, 3, 4, 4)  # of one tensor after the other
 
 
+class SomeBase:
+    """An open base model that says other things of itself."""
+
+    def __init__(self, base, metadata):
+        self.architecture, self.tensors, self.path = base.architecture, base.tensors, base.path
+        self.metadata, self._base = metadata, base
+
+    def __getitem__(self, name):
+        return self._base[name]
+
+
 def matrices(base):
     """The matrices of a model's blocks."""
     own = [n for n, info in base.tensors.items() if n.startswith("blk.") and len(info.shape) > 1]

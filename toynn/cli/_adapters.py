@@ -3,19 +3,21 @@
 from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from toynn.cli._weighted import path_and_weight
 from toynn.formats import adapters
 from toynn.formats.adapters import Adapter
 from toynn.models import Source
 
-__all__ = ["Weighted", "add_adapters", "combined", "weighted"]
+__all__ = ["STRICT", "Weighted", "add_adapters", "combined", "weighted"]
 
 HELP = (
     "adapters of the model: .gguf files, or folders that PEFT wrote; of several the sum is used, "
     "each as it is or, as a.gguf:0.5, times a number"
 )
+
+STRICT = "end with an error where an adapter was trained on another model, which else is a warning"
 
 
 class Weighted(NamedTuple):
@@ -32,7 +34,7 @@ def weighted(text: str) -> Weighted:
 
 
 def add_adapters(parser: ArgumentParser, *, required: bool = False) -> None:
-    """Add --adapter, which takes several and may be given several times."""
+    """Add --adapter, which takes several and may be given several times, and --strict."""
     parser.add_argument(
         "--adapter",
         type=weighted,
@@ -42,15 +44,20 @@ def add_adapters(parser: ArgumentParser, *, required: bool = False) -> None:
         metavar="PATH[:WEIGHT]",
         help=HELP,
     )
+    parser.add_argument("--strict", action="store_true", help=STRICT)
 
 
 def combined(
-    given: Sequence[Weighted] | None, base: Source | None, method: str = "cat"
+    given: Sequence[Weighted] | None,
+    base: Source | None,
+    method: Literal["cat", "linear"] = "cat",
+    *,
+    strict: bool,
 ) -> Adapter | None:
     """Return the adapter that all together are; None where none is given."""
     if not given:
         return None
-    found = [adapters.load(each.path, base) for each in given]
+    found = [adapters.load(each.path, base, strict=strict) for each in given]
     if len(found) == 1 and given[0].weight == 1:
         return found[0]
-    return adapters.combine(found, [each.weight for each in given], method)  # type: ignore[arg-type]
+    return adapters.combine(found, [each.weight for each in given], method, strict=strict)

@@ -15,7 +15,8 @@ from toynn.errors import DataError, ToynnError
 from toynn.formats import adapters
 from toynn.formats.adapters import LORA_A, LORA_B, LORA_M
 from toynn.formats.adapters import peft as peft_folder
-from toynn.formats.adapters.adapter import BASE_NAME, is_embedding, text_of
+from toynn.formats.adapters.adapter import is_embedding
+from toynn.formats.adapters.identity import called
 from toynn.formats.gguf.tensors import TensorInfo
 from toynn.formats.objects import read_object
 from toynn.formats.safetensors import SafeTensors
@@ -114,7 +115,7 @@ def adapter(path: Path) -> Lines:
         ("file", f"{path}, {size(path.stat().st_size)}"),
         ("adapter", "LoRA, as llama.cpp reads it"),
         ("architecture", found.architecture),
-        ("base model", text_of(found.metadata, BASE_NAME) or "not named"),
+        ("base model", called(found.metadata) or "not named"),
         *_scales(ranks, found.alpha, found.use_rslora),
         ("parameters", f"{sum(values.size for values in found.tensors.values()):,}"),
         ("needs a base with", f"the architecture {found.architecture}, and (out x in)"),
@@ -126,7 +127,7 @@ def peft(folder: Path) -> Lines:
     """Describe an adapter in PEFT's format, as far as its files say it without a base model."""
     config = read_object(folder / peft_folder.CONFIG)
     with closing(SafeTensors(folder / peft_folder.WEIGHTS)) as file:
-        tensors = file.tensors
+        tensors, base = file.tensors, called(file.metadata)
     sides: dict[str, dict[str, tuple[int, ...]]] = defaultdict(dict)
     kinds = peft_folder.SUFFIXES | peft_folder.TABLES
     for name, info in tensors.items():
@@ -149,7 +150,7 @@ def peft(folder: Path) -> Lines:
             f"{config.get('peft_type', 'of no type')}{' with magnitudes (DoRA)' * magnitudes}, in "
             "PEFT's format",
         ),
-        ("base model", str(config.get("base_model_name_or_path") or "not named")),
+        ("base model", base or str(config.get("base_model_name_or_path") or "not named")),
         *_scales(ranks, alpha, config.get("use_rslora") is True),
         ("targets", ", ".join(map(str, targets)) if isinstance(targets, list) else str(targets)),
         *types(tensors)[:1],

@@ -70,7 +70,7 @@ def opened(arguments: Namespace) -> tuple[Tokenizer, SequenceEngine[Any]]:
     toynn.set_float32_matmul_precision(arguments.precision)
     with bases.open(text_model(arguments.model)) as file:
         tokenizer = Tokenizer.of(file)
-        adapter = combined(arguments.adapter, file)
+        adapter = combined(arguments.adapter, file, strict=arguments.strict)
         return tokenizer, engines.frozen(file, adapter, arguments.backend)
 
 

@@ -69,7 +69,8 @@ def _add_files(parser: ArgumentParser, kind: str, out: str, *, model: bool) -> N
 def run_fuse(arguments: Namespace) -> int:
     """Write the model; say what was merged, and what rounding took away."""
     with bases.open(arguments.model) as base:
-        adapter = combined(arguments.adapter, base, arguments.method)
+        given, strict = arguments.adapter, arguments.strict
+        adapter = combined(given, base, arguments.method, strict=strict)
         assert adapter is not None  # which the parser asks for
         fused = fuse_into(
             base,
@@ -95,7 +96,8 @@ def run_export(arguments: Namespace) -> int:
         if arguments.model is not None:
             base = bases.open(arguments.model, check=False)
             stack.callback(base.close)
-        adapter = combined(arguments.adapter, base, arguments.method)
+        given, strict = arguments.adapter, arguments.strict
+        adapter = combined(given, base, arguments.method, strict=strict)
         assert adapter is not None
         if arguments.to == "gguf":
             adapters.write_gguf(arguments.out, adapter, base, overwrite=arguments.overwrite)

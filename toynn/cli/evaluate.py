@@ -83,7 +83,9 @@ def run(arguments: Namespace) -> int:
     """Print the figures."""
     if arguments.threads is not None:
         toynn.set_num_threads(arguments.threads)
-    tokenizer, engine = _opened(arguments.model, arguments.adapter, arguments.backend)
+    tokenizer, engine = _opened(
+        arguments.model, arguments.backend, arguments.adapter, strict=arguments.strict
+    )
     start = time.perf_counter()
     found = _figures(arguments, tokenizer, engine)
     seconds = time.perf_counter() - start
@@ -110,7 +112,7 @@ def _figures(
         return _accuracy(data, tokenizer, engine)
     base = None
     if arguments.against is not None:
-        base = _opened(arguments.against, None, arguments.backend)[1]
+        base = _opened(arguments.against, arguments.backend)[1]
     if data is None or not has_rows:
         found = _text(data, tokenizer, engine, base, seq)
     else:
@@ -119,10 +121,10 @@ def _figures(
 
 
 def _opened(
-    model: Path, adapter: Sequence[Weighted] | None, backend: str
+    model: Path, backend: str, adapter: Sequence[Weighted] | None = None, *, strict: bool = False
 ) -> tuple[Tokenizer, SequenceEngine[Any]]:
     with bases.open(text_model(model)) as file:
-        found = combined(adapter, file)
+        found = combined(adapter, file, strict=strict)
         return Tokenizer.of(file), engines.frozen(file, found, backend)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from toynn import engines
 from toynn.cli import _text_training
+from toynn.cli._adapters import STRICT
 from toynn.cli._before_after import before_and_after
 from toynn.cli._flags import Flag, Once
 from toynn.cli._measures import beside
@@ -112,6 +113,7 @@ _ADAPTER_FLAGS = (
         metavar="PATH",
         action=Once,
     ),
+    Flag("strict", f"with --adapter: {STRICT}", False, action="store_true"),
 )
 _PACK_BASE = Flag(
     "pack_base",
@@ -261,7 +263,7 @@ class LoRATraining(TextTraining):
         if arguments.adapter is None:
             engine.enable_lora(self._adapter_options())
         else:
-            found = adapters.load(arguments.adapter, self.file)
+            found = adapters.load(arguments.adapter, self.file, strict=arguments.strict)
             engine.enable_lora(AdapterOptions.of(found, arguments.dropout, arguments.b_rate))
         if self.preference is not None:
             engine.enable_preference(self.preference)

@@ -50,6 +50,7 @@ class Adapters:
     ) -> None:
         self.options, self._session, self._file = options, session, file
         self._matrices = matrices
+        self._told = adapters.base_metadata(file)  # now: the file may be closed before ``copy``
         self._measured = -1  # session.changes when norms were taken
         self.layers: dict[str, LoRA] = {}
         self.tensors: dict[str, Tensor] = {}
@@ -193,7 +194,6 @@ class Adapters:
         """
         alpha, rslora = self.options.alpha, self.options.use_rslora
         assert alpha is not None
-        metadata = adapters.base_metadata(self._file)
         tensors = self.weights()
         if self.starts:
             alpha *= sqrt(2) if rslora else 2
@@ -204,7 +204,7 @@ class Adapters:
                 tensors[name + LORA_A] = np.concatenate([a, first_a])
                 tensors[name + LORA_B] = np.concatenate([b, -first_b], axis=1)
         tensors = self._with_rows(tensors, pairs_together)
-        found = Adapter(self._file.architecture, alpha, tensors, rslora, metadata)
+        found = Adapter(self._file.architecture, alpha, tensors, rslora, self._told)
         for name, layer in self.layers.items():  # of the table, which has no start
             if self.starts and layer.start is None:
                 tensors[name + LORA_B] *= np.float32(layer.scale / found.scale(name))

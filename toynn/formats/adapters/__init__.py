@@ -6,8 +6,8 @@
         adapter = adapters.load("folder", base)
         adapters.write_peft("folder", adapter, base)
 
-Names and the order of rows are GGUF's. A PEFT folder has neither, nor the architecture, so the base
-model must say them; given one, an adapter is checked against it.
+Names and the order of rows are GGUF's. A PEFT folder has neither, so the base model must say them;
+given one, an adapter is checked against it: see `check`.
 """
 
 import os
@@ -23,16 +23,16 @@ from toynn.formats.adapters.adapter import (
     LORA_M,
     Adapter,
     Base,
-    base_metadata,
-    check,
     is_embedding,
     is_stack,
     is_tied,
     matrix_of,
 )
+from toynn.formats.adapters.checks import check
 from toynn.formats.adapters.combine import METHODS, combine
 from toynn.formats.adapters.forms import no_gguf, no_peft
 from toynn.formats.adapters.gguf_file import read_gguf, write_gguf
+from toynn.formats.adapters.identity import base_metadata
 from toynn.formats.adapters.peft import CONFIG, WEIGHTS, read_peft
 from toynn.formats.adapters.peft_writer import write_peft
 
@@ -63,9 +63,12 @@ Floats = NDArray[np.float32]
 CHUNK = 1 << 18  # elements of a delta that are made at a time
 
 
-def load(path: str | os.PathLike[str], base: Base | None = None) -> Adapter:
+def load(
+    path: str | os.PathLike[str], base: Base | None = None, *, strict: bool = False
+) -> Adapter:
     """Read an adapter: a GGUF file, or a PEFT folder; with ``base``, check that it fits.
 
+    One that fits and was trained on another model is a warning; with ``strict``, an AdapterError.
     A PEFT folder needs ``base``, an open GGUFFile or HFModel. Its alpha_pattern goes into B, whose
     rows are scaled by it, so that one alpha is left. What another program would compute and toynn
     does not (modules_to_save, biases) is refused by its name.
@@ -81,14 +84,14 @@ def load(path: str | os.PathLike[str], base: Base | None = None) -> Adapter:
     if not path.is_dir():
         adapter = read_gguf(path)
         if base is not None:
-            check(adapter, base)
+            check(adapter, base, strict=strict)
         return adapter
     if base is None:
         raise AdapterError(
             f"{path}: a PEFT folder says neither the architecture nor the order of rows; name the "
             f"base model too (base=, or --model)"
         )
-    return read_peft(path, base)
+    return read_peft(path, base, strict=strict)
 
 
 def merge(w: Floats, adapter: Adapter, weight: str) -> float:

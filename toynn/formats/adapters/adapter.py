@@ -1,11 +1,11 @@
-"""What an adapter is, whatever file it came from, and whether it fits a base model."""
+"""What an adapter is, whatever file it came from, and the model that it is for."""
 
 import math
 import os
-import warnings
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,8 +22,6 @@ __all__ = [
     "TABLE",
     "Adapter",
     "Base",
-    "base_metadata",
-    "check",
     "is_embedding",
     "is_stack",
     "is_tied",
@@ -49,6 +47,8 @@ class Shaped(Protocol):
 class Base(Protocol):
     """The model that an adapter is for: an open GGUFFile, or an HFModel."""
 
+    path: Path
+
     @property
     def architecture(self) -> str:
         """The model's architecture, such as llama."""
@@ -60,6 +60,9 @@ class Base(Protocol):
     @property
     def tensors(self) -> Mapping[str, Shaped]:
         """The model's tensors, as GGUF names them."""
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        """Return a tensor, in GGUF's order."""
 
 
 def is_embedding(weight: str) -> bool:
@@ -172,45 +175,6 @@ class Adapter:
         return self.alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
 
-def check(adapter: Adapter, base: Base) -> None:
-    """Raise AdapterError, with tensor, expected and got, if an adapter is for another model.
-
-    Warns if the shapes fit and the names do not.
-    """
-    path = os.fspath(adapter.path)
-    if adapter.architecture != base.architecture:
-        raise AdapterError(
-            f"{path}: general.architecture: expected {base.architecture!r}, as the base model is; "
-            f"got {adapter.architecture!r}"
-        )
-    for weight, (a, b) in adapter.pairs.items():
-        place = matrix_of(weight, base)
-        if place not in base.tensors:
-            raise AdapterError(
-                f"{path}: tensor {weight}{LORA_A}: {weight} does not exist in the base model, "
-                f"which has {len(base.tensors)} tensors (is it the wrong base model?)"
-            )
-        shape, rank = tuple(base.tensors[place].shape), adapter.rank_of(weight)
-        if len(shape) not in (2, 3) or weight == "position_embd.weight":
-            raise AdapterError(
-                f"{path}: {weight}: expected a matrix that something is multiplied by; in the base "
-                f"it is {shape}"
-            )
-        expected: tuple[tuple[int, ...], ...] = ((shape[0], rank), (shape[1], rank))
-        if not is_embedding(weight):
-            *experts, rows, columns = shape
-            expected = ((*experts, rank, columns), (*experts, rows, rank))
-        for suffix, values, wanted in zip((LORA_A, LORA_B), (a, b), expected, strict=True):
-            if values.shape != wanted:
-                raise AdapterError(
-                    f"{path}: tensor {weight}{suffix}: expected {wanted} for the base model's "
-                    f"{shape}; got {values.shape} (is it the wrong base model?)"
-                )
-    name, own = text_of(adapter.metadata, BASE_NAME), text_of(base.metadata, "general.name")
-    if name and own and name != own:
-        warnings.warn(f"{path}: made for {name!r}; the base model is {own!r}", stacklevel=2)
-
-
 def matrix_of(weight: str, base: Base) -> str:
     """Return the tensor of a base that an adapted weight is: the table, if the head is tied."""
     return TABLE if weight == HEAD and is_tied(base) else weight
@@ -219,12 +183,6 @@ def matrix_of(weight: str, base: Base) -> str:
 def is_tied(base: Base) -> bool:
     """Say whether a model makes its logits by the table of embeddings."""
     return HEAD not in base.tensors and TABLE in base.tensors
-
-
-def base_metadata(base: Base) -> dict[str, Any]:
-    """Return what an adapter's metadata says of its base model: the name, if it has one."""
-    name = text_of(base.metadata, "general.name")
-    return {BASE_NAME: name} if name else {}
 
 
 def text_of(metadata: Mapping[str, Any], key: str) -> str:

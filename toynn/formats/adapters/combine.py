@@ -11,13 +11,14 @@ merge. Source: PEFT's add_weighted_adapter, combination types cat and linear.
 import os
 from collections.abc import Sequence
 from math import copysign, isfinite, sqrt
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from toynn.errors import AdapterError, ConfigError
-from toynn.formats.adapters.adapter import LORA_A, LORA_B, Adapter, is_embedding
+from toynn.formats.adapters.adapter import BASE_NAME, LORA_A, LORA_B, Adapter, is_embedding
+from toynn.formats.adapters.identity import KEYS, Identity, called, tell
 
 __all__ = ["METHODS", "Method", "combine"]
 
@@ -33,12 +34,17 @@ class _Pair(NamedTuple):
 
 
 def combine(
-    adapters: Sequence[Adapter], weights: Sequence[float], method: Method = "cat"
+    adapters: Sequence[Adapter],
+    weights: Sequence[float],
+    method: Method = "cat",
+    *,
+    strict: bool = False,
 ) -> Adapter:
     """Return one adapter that adds what all add, each times its weight. See the module.
 
     Raises AdapterError for adapters of different architectures or with magnitudes (DoRA), and, with
     "linear", of different ranks; ConfigError for weights that are no numbers, or not as many.
+    Warns where they were trained on different models; ``strict``: AdapterError.
     """
     if method not in METHODS:
         raise ConfigError(f"combine: method must be one of {', '.join(METHODS)}; got {method!r}")
@@ -74,7 +80,25 @@ def combine(
         tensors[name + LORA_A] = np.ascontiguousarray(a.T if turned else a, np.float32)
         tensors[name + LORA_B] = np.ascontiguousarray(b, np.float32)
     path = " + ".join(os.fspath(adapter.path) for adapter in adapters)
-    return Adapter(first.architecture, alpha, tensors, False, first.metadata, path)
+    metadata = {**_of_one_base(adapters, strict), **first.metadata}
+    return Adapter(first.architecture, alpha, tensors, False, metadata, path)
+
+
+def _of_one_base(adapters: Sequence[Adapter], strict: bool) -> dict[str, Any]:
+    """Return what the first that says it says of its base; compare that with what others say."""
+    told = [(each, Identity.read(each.metadata, os.fspath(each.path))) for each in adapters]
+    told = [(each, identity) for each, identity in told if identity]
+    for other, identity in told[1:]:
+        first, expected = told[0]
+        if why := identity.unlike(expected):
+            tell(
+                f"{os.fspath(other.path)}: made for {called(other.metadata)}; "
+                f"{os.fspath(first.path)} for another model, {called(first.metadata)}: {why}. Add "
+                "up adapters of one model",
+                strict,
+            )
+    kept = told[0][0].metadata if told else {}
+    return {key: kept[key] for key in (BASE_NAME, *KEYS) if key in kept}
 
 
 def _pairs(name: str, adapters: Sequence[Adapter], weights: Sequence[float]) -> list[_Pair]:

@@ -22,20 +22,30 @@ from toynn.formats.adapters.adapter import (
     LORA_M,
     Adapter,
     Base,
-    check,
     is_embedding,
     matrix_of,
 )
+from toynn.formats.adapters.checks import check_base, check_shapes
 from toynn.formats.adapters.stacks import unwrapped
 from toynn.formats.hf.spelling import SPELLINGS, Spelling, pairs_together
 from toynn.formats.objects import read_object
 from toynn.formats.safetensors import SafeTensors
 
-__all__ = ["CONFIG", "SUFFIXES", "TABLES", "WEIGHTS", "heads_in", "read_peft", "spelling_of"]
+__all__ = [
+    "ARCHITECTURE",
+    "CONFIG",
+    "SUFFIXES",
+    "TABLES",
+    "WEIGHTS",
+    "heads_in",
+    "read_peft",
+    "spelling_of",
+]
 
 Floats = NDArray[np.float32]
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+ARCHITECTURE = "general.architecture"  # GGUF's key, which is in the metadata of the weights, too
 TENSOR = re.compile(
     r"base_model\.model\.(.+)\.(lora_[AB]\.weight|lora_embedding_[AB]|lora_magnitude_vector)"
 )
@@ -79,14 +89,23 @@ INITS = (None, True, False, "gaussian", "orthogonal", "eva")
 MAX_REPEATS = 3
 
 
-def read_peft(folder: Path, base: Base) -> Adapter:
-    """Read a folder. Raises AdapterError for what PEFT would not load, or toynn not compute."""
+def read_peft(folder: Path, base: Base, *, strict: bool = False) -> Adapter:
+    """Read a folder. Raises AdapterError for what PEFT would not load, or toynn not compute.
+
+    And for an adapter of another architecture; ``strict``: of another model, too.
+    """
     for name, meaning in STRANGERS.items():
         if (folder / name).exists() and not (folder / WEIGHTS).exists():
             raise AdapterError(f"{folder / name}: {meaning}; expected {WEIGHTS}")
     config = _Config(folder / CONFIG)
     spelling = spelling_of(folder, base.architecture)
     with closing(SafeTensors(folder / WEIGHTS)) as file:
+        made_for = file.metadata.get(ARCHITECTURE, base.architecture)
+        if made_for != base.architecture:
+            raise AdapterError(
+                f"{file.path}: {ARCHITECTURE}: expected {base.architecture!r}, as the base model "
+                f"is; got {made_for!r}"
+            )
         tensors, stacks, seen = unwrapped(
             f"{file.path}", spelling, base, config.parameters, file.tensors, file.__getitem__
         )
@@ -108,7 +127,9 @@ def read_peft(folder: Path, base: Base) -> Adapter:
             turned = found is not None and found[2] == "lora_embedding_A"
             tensors[tensor] = np.ascontiguousarray(file[name].T) if turned else file[name]
         described = {
-            k: v for k, v in file.metadata.items() if k.startswith(("general.", "adapter."))
+            key: text
+            for key, text in file.metadata.items()
+            if key.startswith(("general.", "adapter.")) and key != ARCHITECTURE
         }
     adapter = Adapter(
         base.architecture, config.alpha, tensors, config.use_rslora, described, file.path
@@ -119,7 +140,7 @@ def read_peft(folder: Path, base: Base) -> Adapter:
             f"{file.path}: lora_magnitude_vector: {CONFIG} has use_dora {config.use_dora}; got "
             f"{which}"
         )
-    check(adapter, base)
+    check_shapes(adapter, base)
     for weight in adapter.pairs:
         module = stacks.get(weight) or spelling.name(weight).removesuffix(".weight")
         rank = adapter.rank_of(weight)
@@ -138,7 +159,9 @@ def read_peft(folder: Path, base: Base) -> Adapter:
             for side in (LORA_A,) if axis else (LORA_B, LORA_M):
                 if weight + side in tensors:
                     tensors[weight + side] = np.take(tensors[weight + side], index, axis)
-    return replace(adapter, tensors=tensors, path=folder)
+    moved = replace(adapter, tensors=tensors, path=folder)
+    check_base(moved, base, strict=strict)
+    return moved
 
 
 class _Config:

@@ -18,13 +18,14 @@ from toynn.formats.adapters.adapter import (
     LORA_M,
     Adapter,
     Base,
-    check,
     is_embedding,
     is_stack,
     text_of,
 )
+from toynn.formats.adapters.checks import check
 from toynn.formats.adapters.forms import no_peft
 from toynn.formats.adapters.peft import (
+    ARCHITECTURE,
     CONFIG,
     SUFFIXES,
     TABLES,
@@ -86,7 +87,8 @@ def write_peft(
             if suffix in own:
                 name = f"base_model.model.{modules[weight]}.{side}"
                 arrays[name] = np.ascontiguousarray(own[suffix])
-    weights = safetensors.parts(arrays, {"format": "pt", **_texts(adapter.metadata)})
+    told = {"format": "pt", ARCHITECTURE: adapter.architecture, **_texts(adapter.metadata)}
+    weights = safetensors.parts(arrays, told)
     settings = _configuration(spelling, adapter, modules, base)
     if stacks:
         settings["target_parameters"] = [own.parameter for own in stacks]
