@@ -16,7 +16,9 @@ pytest.importorskip("tokenizers", reason="tokenizers, of the text extra, is not 
 import torch
 from hub_folders import CORPUS, SPECIALS, TOKENIZERS, save_model, save_tokenizer
 from peft import PeftModel
+from safetensors import safe_open
 from safetensors.numpy import load_file
+from some_adapters import draw
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from vocabs import Judge, nasty_texts
 
@@ -24,8 +26,9 @@ from toynn import AdamW, RecipeOptions
 from toynn.cli import main
 from toynn.engines import frozen
 from toynn.engines.converting import convert
-from toynn.errors import ConfigError, DataError
+from toynn.errors import AdapterError, ConfigError, DataError
 from toynn.formats import adapters, bases, gguf, hf
+from toynn.formats.adapters.identity import Identity
 from toynn.formats.tokenizer import Tokenizer
 from toynn.recipes import LoRA
 
@@ -44,6 +47,11 @@ MODELS = {
     "sentences": ("Phi3Config", torch.float16, {"pad_token_id": None}),
     "first": ("Qwen2Config", torch.float16, {}),
 }
+
+
+def load_metadata(path):
+    with safe_open(path, "numpy") as file:
+        return file.metadata()
 
 
 @pytest.fixture(scope="module", params=TOKENIZERS)
@@ -234,6 +242,33 @@ def test_types_of_a_converted_folder(folder, outtype, tmp_path, capsys):
         assert ours.encode(text) == theirs.encode(text)
     assert main(command) == 2
     assert "m.gguf: " in capsys.readouterr().err  # already exists, or is mapped still
+
+
+@pytest.mark.parametrize("folder", ["smollm", "sentences"], indirect=True)
+def test_copies_that_transformers_saves_are_the_model_of_an_adapter(folder, tmp_path):
+    """In every type, and converted; a model whose gains differ is another one."""
+    path, *_ = folder
+    with bases.open(path) as model:
+        adapters.write_peft(tmp_path / "peft", draw(model), model)
+    told = Identity.read(load_metadata(tmp_path / "peft" / "adapter_model.safetensors"), "peft")
+    assert told.count == 5 * SIZES["hidden_size"] and len(told.sums) > 60
+    for name, dtype in (("f32", torch.float32), ("f16", torch.float16), ("bf16", torch.bfloat16)):
+        copy = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).to(dtype)
+        copy.save_pretrained(tmp_path / name)
+        AutoTokenizer.from_pretrained(path).save_pretrained(tmp_path / name)
+        convert(tmp_path / name, tmp_path / f"{name}.gguf", outtype="q8_0")
+        for each in (tmp_path / name, tmp_path / f"{name}.gguf"):
+            with bases.open(each) as model:
+                assert model.metadata["general.architecture"] in ("llama", "phi3")
+                adapters.load(tmp_path / "peft", model, strict=True)
+    with torch.no_grad():
+        copy.model.norm.weight.mul_(1.02)
+    copy.save_pretrained(tmp_path / "other")
+    with (
+        bases.open(tmp_path / "other") as model,
+        pytest.raises(AdapterError, match=r"made for \w+; .*other: 1\d of 64 compared gains"),
+    ):
+        adapters.load(tmp_path / "peft", model, strict=True)
 
 
 @pytest.mark.parametrize("folder", ["smollm"], indirect=True)
