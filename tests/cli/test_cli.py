@@ -78,6 +78,7 @@ def test_train_fills_the_run_folder(recipe, text, tmp_path, capsys):
 
     names = {path.name for path in out.iterdir()}
     assert names - {"loss.png"} == {
+        "checkpoint-30",
         "config.toml", "metrics.jsonl", "model.gguf", "model.safetensors", "report.html",
         "run.json", "sample.txt"
     }  # fmt: skip

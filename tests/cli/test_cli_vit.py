@@ -54,7 +54,13 @@ def test_a_run_learns_and_fills_its_folder(run):
     names = {path.name for path in run.iterdir()}
     pictures = {"loss.png", "confusion.png"}
     told = {"run.json", "report.html"}
-    assert names - pictures == {"config.toml", "metrics.jsonl", "model.safetensors", *told}
+    assert names - pictures == {
+        "checkpoint-40",
+        "config.toml",
+        "metrics.jsonl",
+        "model.safetensors",
+        *told,
+    }
     first, *_, last = reports(run)
     assert [r["iteration"] for r in reports(run)] == [0, 10, 20, 30, 40]
     assert last["val_loss"] < 0.5 * first["val_loss"]
@@ -267,7 +273,7 @@ def test_unreadable_files(folder, tmp_path, capsys):
         (["--init-from", "RUN", "--heads", "4"], "its n_heads is 2; got 4: leave it out"),
         (["--data", "none"], "none: cannot read: No such file"),
         (["--data", "config.toml"], "config.toml: damaged or of another kind"),
-        (["--data", "."], "0 folders with pictures; expected one for each of 2 or more classes"),
+        (["--data", "."], "1 folders with pictures; expected one for each of 2 or more classes"),
     ],
 )
 def test_bad_options(words, message, run, tmp_path, capsys, monkeypatch):

@@ -181,8 +181,10 @@ class Loop:
             self._save(self.state())
             if not evaluated:
                 yield self._report(evaluate=True)
-        elif options.save_every and result.iterations % options.save_every == 0:
-            if not options.eval_every:
+        elif options.save_every and (
+            result.iterations % options.save_every == 0 or self._is_last()  # by what it evaluated
+        ):
+            if not (options.eval_every or evaluated):
                 self._evaluate()  # which keeps the newest weights
             self.check()
             self.on_save(self.state())
