@@ -1,12 +1,13 @@
 """What this build is and what it runs on."""
 
 import platform
+from collections.abc import Collection
 from importlib.metadata import PackageNotFoundError, version
 
 from toynn import _kernels, backends
 from toynn.backends.cpu.precision import multiplies_in
 from toynn.distributed import mpi
-from toynn.precision import get_float32_matmul_precision
+from toynn.precision import PRECISIONS, get_float32_matmul_precision
 from toynn.threads import get_num_threads
 
 __all__ = ["alike", "automatic_precision", "describe", "release", "show_config"]
@@ -20,13 +21,19 @@ def release() -> str:
         return "unknown"
 
 
-def alike() -> dict[str, str]:
-    """Return what processes must have in common to get the same bits from the same work."""
+def alike(backend: str, precisions: Collection[str]) -> dict[str, str]:
+    """Return what processes must have in common to get the same bits from the same work.
+
+    ``backend`` computes it, and ``precisions`` are those of its matrix products.
+    """
+    made_of = backends.get(backend).multiplies_in()
+    used = [precision for precision in PRECISIONS if precision in precisions]
+    products = (f"{each} ({made_of[each]})" if each in made_of else each for each in used)
     return {
         "toynn": release(),
+        "backend": backend,
         "ISA level": _kernels.level,
-        "matmul precision": get_float32_matmul_precision(),
-        **{f"{precision} multiplies in": how for precision, how in multiplies_in().items()},
+        "matmul precision": ", ".join(products),
     }
 
 

@@ -58,6 +58,18 @@ def test_it_goes_on_with_the_same_bits(files):
         assert (files / "part" / name).read_bytes() == (files / "whole" / name).read_bytes()
 
 
+@pytest.mark.parametrize("loss", ["dpo", "orpo", "kto"])
+def test_a_run_that_is_extended_can_itself_be_resumed(files, loss):
+    words = ["--loss", loss, "--dropout", "0.2", "--save-every", "4", "--save-total-limit", "0"]
+    assert train(*words, "--out", "longer") == 0
+    assert main(["train", "--resume", "longer", "--steps", "14"]) == 0
+    first = {path.name: path.read_bytes() for path in (files / "longer").glob("adapter*")}
+    shutil.rmtree(files / "longer" / "checkpoint-14")
+    assert main(["train", "--resume", "longer"]) == 0  # from step 12, which was extended
+    assert {path.name: path.read_bytes() for path in (files / "longer").glob("adapter*")} == first
+    shutil.rmtree(files / "longer")
+
+
 def test_what_does_not_go_together(files, capsys):
     for more, message in (
         (["--beta", "0.5"], "--beta: it is of --loss dpo, orpo, kto; the loss is sft"),

@@ -16,8 +16,10 @@ from hang import HANG
 from lora_bases import write_base
 
 import toynn
+from toynn import _kernels
 from toynn.cli import main, parsed, train
 from toynn.errors import NonFiniteError
+from toynn.runs import Record
 from toynn.train import Trainer
 
 TEXT = "the cat sat on the mat and the rat sat on the cat " * 12
@@ -169,6 +171,128 @@ def test_differences_are_refused_unless_forced(here, tmp_path, capsys):
         assert main([*words, "--force-resume"]) == 0
     finally:
         (here / "pairs.jsonl").write_bytes(lines)
+
+
+def state_of(folder):
+    """Each file and folder below one: its bytes, and when it was last written."""
+    return {
+        str(path): (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else None)
+        for path in (folder, *folder.rglob("*"))
+    }
+
+
+def level_beside():
+    """A level of the kernels that this CPU has beside the one in use."""
+    others = [level for level in _kernels.supported_levels() if level != _kernels.level]
+    if not others:
+        pytest.skip("this CPU has one level of the kernels")
+    return others[0]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "lora", "vit"])
+def test_a_refused_resume_leaves_the_folder_as_it_was(name, here, tmp_path, capsys):
+    """Of a run that is done: its files, their times and the folder's own."""
+    out = tmp_path / "out"
+    assert main(["train", name, *COMMANDS[name], "--out", str(out)]) == 0
+    before, record = state_of(out), Record.read(out)
+    resume = ["train", "--resume", str(out)]
+    capsys.readouterr()
+    for words, message in (
+        (["--steps", "5"], "6 steps (batches: "),
+        (["--steps", "5", "--force-resume"], "expected at least as many; got steps: 5; give"),
+        (["--epochs", "0.1"], "give more --steps or --epochs, or go on from an earlier"),
+        (["--lr", "0.5", "--steps", "9"], "config.lr: 0.01 then, 0.5 now; make it so, or force it"),
+        (["--batch", "3"], "config.batch: 2 then, 3 now"),
+        (["--warmup", "2"], "config.warmup: 1 then, 2 now"),
+        (["--measure", "perplexity"], "config.measure: 'loss' then, 'perplexity' now"),
+        (["--backend", "reference"], "backend: 'cpu' then, 'reference' now"),
+        (["--precision", "high"], "matmul precision: '"),
+        (["--early-stopping", "0", "--grad-accum", "3"], "config.grad_accum: 2 then, 3 now"),
+        (["--out", "x"], "goes on in its own folder"),
+        (["--data", "none"], "none"),
+    ):
+        if name == "vit" and words[0] == "--measure":
+            words, message = ["--measure", "accuracy"], "config.measure: 'loss' then, 'accuracy'"
+        assert main([*resume, *words]) == 2, words
+        assert message in capsys.readouterr().err, words
+        assert state_of(out) == before, words
+    assert Record.read(out).state == record.state == (True, "done")
+
+
+def test_another_isa_level_is_refused(here, tmp_path):
+    out = tmp_path / "out"
+    assert main(["train", "gpt2", *COMMANDS["gpt2"], "--out", str(out)]) == 0
+    before, level = state_of(out), level_beside()
+    words = [sys.executable, "-m", "toynn", "train", "--resume", str(out), "--steps", "8"]
+    said = {"capture_output": True, "text": True, "env": {**os.environ, "TOYNN_ISA": level}}
+    done = subprocess.run(words, check=False, **said)
+    assert done.returncode == 2
+    assert f"ISA level: '{_kernels.level}' then, '{level}' now; make it so" in done.stderr
+    assert state_of(out) == before
+    assert subprocess.run([*words, "--force-resume"], check=False, **said).returncode == 0
+    state = json.loads((out / "checkpoint-8" / "trainer_state.json").read_text())
+    assert state["identity"]["ISA level"] == level
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_run_that_is_extended_can_itself_be_resumed(name, here, tmp_path, capsys):
+    """Its config.toml says how long it is: no flag is typed again."""
+    more = ["--epochs", "1.35"] if name == "vit" else ["--steps", "11"]
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    for out in (whole, cut):
+        assert main(["train", name, *COMMANDS[name], "--out", str(out)]) == 0
+    capsys.readouterr()
+    assert main(["train", "--resume", str(whole), *more, "--eval-every", "3"]) == 0
+    assert "extended    from 6 steps to 11; 6 are done\nrates       " in capsys.readouterr().err
+
+    def on_step(self, on_step=Trainer._step):
+        on_step(self)
+        if self.result.iterations == 9:
+            die()
+
+    with pytest.MonkeyPatch.context() as patch, suppress(Killed):
+        patch.setattr(Trainer, "_step", on_step)
+        main(["train", "--resume", str(cut), *more, "--eval-every", "3"])
+    assert (cut / "checkpoint-8").is_dir() and not (cut / "checkpoint-10").exists()
+    assert main(["train", "--resume", str(cut)]) == 0
+    assert contents(cut) == contents(whole)
+    flags = tomllib.loads((cut / "config.toml").read_text())["train"]
+    assert (flags["steps"], flags["eval_every"], flags["warmup"]) == (11, 3, 1)
+    record = Record.read(cut)
+    assert (record.planned, record.steps, record.state) == (11, 11, (True, "done"))
+    assert f"toynn train --resume {cut} --steps 22" in (cut / "report.html").read_text()
+
+
+def test_steps_that_are_typed_go_before_the_epochs_of_the_file(here, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert main(["train", "vit", *COMMANDS["vit"], "--out", str(out)]) == 0
+    capsys.readouterr()
+    assert main(["train", "--resume", str(out), "--steps", "8"]) == 0
+    assert "extended    from 6 steps to 8" in capsys.readouterr().err
+    flags = tomllib.loads((out / "config.toml").read_text())["train"]
+    assert flags["steps"] == 8 and "epochs" not in flags
+    assert main(["train", "--resume", str(out), "--epochs", "1.2"]) == 0
+    assert tomllib.loads((out / "config.toml").read_text())["train"]["epochs"] == 1.2
+
+
+def test_a_forced_resume_is_what_the_run_then_is(here, tmp_path, capsys):
+    out = tmp_path / "out"
+    begun("gpt2", out)
+    assert main(["train", "--resume", str(out), "--lr", "0.5", "--force-resume"]) == 0
+    assert tomllib.loads((out / "config.toml").read_text())["train"]["lr"] == 0.5
+    assert main(["train", "--resume", str(out)]) == 0
+
+
+def test_a_run_that_ended_early_is_not_extended_but_with_more_patience(here, tmp_path, capsys):
+    out = tmp_path / "out"
+    words = [*COMMANDS["gpt2"], "--lr", "5", "--min-lr-ratio", "1", "--early-stopping", "1"]
+    assert main(["train", "gpt2", *words, "--out", str(out)]) == 0
+    before, more = state_of(out), ["train", "--resume", str(out), "--steps", "8"]
+    assert main(more) == 2
+    assert "has ended early: 1 times no better" in capsys.readouterr().err
+    assert state_of(out) == before
+    assert main([*more, "--early-stopping", "0"]) == 0
+    assert Record.read(out).steps == 8
 
 
 @pytest.mark.parametrize("name", ["gpt2", "from-scratch"])

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import tomllib
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from lora_bases import write_base
 
 import toynn
 from toynn.cli import _text_training, main, parsed, train
+from toynn.errors import CheckpointError
 
 LORA = ["train", "lora", "--model", "base.gguf", "--warmup", "0", "--steps", "4", "--seq", "32"]
 LORA += ["--batch", "2", "--lr", "0.01", "--eval-every", "2", "--save-every", "2"]
@@ -63,6 +65,40 @@ def test_a_run_of_two_sources_goes_on_with_the_same_bits(here, capsys):
     assert main(["train", "--resume", "run/checkpoint-2"]) == 0
     assert "resumed from step 2" in capsys.readouterr().out
     assert (here / "run" / "adapter.gguf").read_bytes() == whole
+
+
+def test_epochs_extend_a_run_of_two_sources(here, capsys):
+    """Of the rows of both: the second part begins where the first one ended."""
+    words = [*LORA, "--data", "b.txt:2", "a.jsonl:1", "--lr-schedule", "constant"]
+    assert main([*words, "--epochs", "0.5", "--out", "run"]) == 0
+    steps = tomllib.loads((here / "run" / "config.toml").read_text())["train"]["steps"]
+    assert main(["train", "--resume", "run", "--epochs", "1"]) == 0
+    assert f"extended    from {steps} steps to " in capsys.readouterr().err
+    assert main([*words, "--epochs", "1", "--out", "once"]) == 0
+    ended = [
+        max(Path(run).glob("checkpoint-*"), key=lambda path: int(path.name[11:]))
+        for run in ("run", "once")
+    ]
+    weights = [(path / "adapter.safetensors").read_bytes() for path in ended]
+    assert ended[0].name == ended[1].name and weights[0] == weights[1]
+
+
+def test_finetune_extends_a_run(here, capsys):
+    options = {"warmup": 0, "seq": 32, "eval_every": 2, "save_every": 2, "dropout": 0.2}
+    run = toynn.finetune("base.gguf", "a.jsonl", "run", steps=4, **options)
+    shutil.copytree("run", "again")
+    files = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+    with pytest.raises(CheckpointError, match="has taken 4 steps"):
+        toynn.finetune("base.gguf", "a.jsonl", resume="run", steps=3)
+    with pytest.raises(CheckpointError, match=r"config\.rank: 8 then, 4 now"):
+        toynn.finetune("base.gguf", "a.jsonl", resume="run", rank=4, steps=8)
+    assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == files
+    run = toynn.finetune("base.gguf", "a.jsonl", resume="run", steps=8, eval_every=4)
+    assert run.result.iterations == 8 and run.path == Path("run")
+    assert "extended    from 4 steps to 8" in capsys.readouterr().err
+    assert main(["train", "--resume", "again", "--steps", "8", "--eval-every", "4"]) == 0
+    adapters = [(here / name / "adapter.gguf").read_bytes() for name in ("run", "again")]
+    assert adapters[0] == adapters[1]
 
 
 def test_what_is_written_at_the_end_is_of_each_source(here, capsys):

@@ -241,7 +241,8 @@ def write_checkpoint(folder):
 
 
 def read_checkpoint(folder):
-    trainer()._restore(checkpoint.read(folder))
+    found = checkpoint.read(folder)
+    trainer(resume=found)._restore(found)
 
 
 def read_state(folder):

@@ -38,7 +38,7 @@ def main(what):
     elif what == "missing":
         words += ["--data", "none.jsonl" if second else "a.txt"]
     elif second and what == "version":
-        toynn.__version__ = "another"
+        toynn.config.release = lambda: "another"
     elif second and what == "config":
         words += ["--lr", "0.004"]
     return toynn.cli.main(words)

@@ -253,6 +253,10 @@ class Backend(Protocol):
     def wait(self) -> None:
         """Return when all that was asked for is done."""
 
+    def multiplies_in(self) -> dict[str, str]:
+        """Return what products of each precision are made of, where that differs by machine."""
+        return {}
+
     def automatic_precision(self) -> tuple[str, str]:
         """Return which precision of matrix products "auto" stands for here, and why."""
         return "highest", f"no other is known to be faster on the backend {self.name}"

@@ -17,7 +17,7 @@ from typing import Any
 from toynn.cli._flags import Flag
 from toynn.errors import ConfigError
 from toynn.reading import read_bytes
-from toynn.train.plan import usual_warmup
+from toynn.train.plan import Begun, warmup_of
 
 __all__ = ["NOT_KEPT", "expanded", "flag_values"]
 
@@ -64,6 +64,8 @@ def expanded(words: Sequence[str], recipes: Mapping[str, Sequence[Flag]]) -> lis
     kept_flags = dict(tables.get("train", {}))
     if resumed is None and _is_derived(kept_flags):
         del kept_flags["warmup"]  # of as many steps it is the same, and of others it fits
+    if _value_of(words, "--steps") is not None:
+        kept_flags.pop("epochs", None)  # which would go before steps that are typed
     for name, value in kept_flags.items():
         if name not in flags:
             _refuse(path, f"train.{name}", name, flags)
@@ -76,7 +78,7 @@ def expanded(words: Sequence[str], recipes: Mapping[str, Sequence[Flag]]) -> lis
 def _is_derived(values: Mapping[str, Any]) -> bool:
     """Whether a warmup is that of so many steps where none is typed."""
     steps, warmup = values.get("steps"), values.get("warmup")
-    return type(steps) is int and type(warmup) is int and warmup == usual_warmup(steps)
+    return type(steps) is int and type(warmup) is int and warmup == warmup_of(steps, Begun(1))
 
 
 def _value_of(words: Sequence[str], option: str) -> str | None:

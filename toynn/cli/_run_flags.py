@@ -171,7 +171,8 @@ def run_flags(
         ),
         Flag(
             "save_every",
-            "steps between checkpoints; 0: none but that of a signal (default {default:g})",
+            "steps between checkpoints; the last step has one, too; 0: none but that of a signal "
+            "(default {default:g})",
             250,
             whole(0),
             to={LoopOptions: "save_every"},
@@ -235,12 +236,13 @@ def run_flags(
         Flag(
             "resume",
             "go on with the run in a folder, from its newest checkpoint, or from the one named; "
-            "flags and recipe are those of its config.toml",
+            "flags and recipe are those of its config.toml; more --steps or --epochs extend it",
             metavar="DIR",
         ),
         Flag(
             "force_resume",
-            "go on although configuration, data or base are not what they were",
+            "go on although configuration, data, base, ISA level, backend or precision are not "
+            "what they were",
             False,
             action="store_true",
         ),

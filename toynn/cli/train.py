@@ -33,17 +33,18 @@ from toynn.train import tensorboard
 from toynn.train.checkpoint import Checkpoint
 from toynn.train.folder import RunFolder, Value
 from toynn.train.metrics import plot_losses
-from toynn.train.options import Result
-from toynn.train.plan import begun_with, length_of, usual_warmup
+from toynn.train.options import MAY_DIFFER, LoopOptions, Result
+from toynn.train.plan import Begun, begun_with, length_of, warmup_of
 from toynn.train.protocols import Recipe
 from toynn.train.trainer import Trainer, find
 
 __all__ = ["RECIPES", "Outcome", "add_parser", "carried_out", "words_of"]
 
-#: Flags that change no number of a run but by rounding, or only how often it is reported and saved.
+#: Flags that a resumed run may have otherwise, beside those of fields in MAY_DIFFER: they change no
+#: bit. The Trainer itself compares how long the run is, and what backend and precision compute.
 HARMLESS = (
-    *("threads", "backend", "log_every", "save_every", "save_total_limit", "sample_every"),
-    *("cache", "report", "pack_base"),
+    *("threads", "save_total_limit", "cache", "report", "pack_base", "checkpointing"),
+    *("strict", "epochs", "backend", "precision"),
 )
 
 #: mlx-lm's and llama.cpp's names of flags.
@@ -110,10 +111,10 @@ def carried_out(arguments: Namespace) -> Outcome:
     """Train as the arguments say; return what came of it."""
     start = time.perf_counter()
     run, group = RECIPES[arguments.recipe](arguments), distributed.current()
-    if arguments.epochs is None:
-        _resolve_warmup(arguments)
     found = _resolve(arguments) if group.rank == 0 else None
-    ranks = begun_with(group, found)
+    begun = begun_with(group, found)
+    if arguments.epochs is None:
+        _resolve_warmup(arguments, begun)
     beside = Path(arguments.out or ".").parent if found is None else found.path.parents[1]
     arguments.beside = group.tell(beside)
     run.resolve()
@@ -125,31 +126,31 @@ def carried_out(arguments: Namespace) -> Outcome:
             if (group.place == 0) is turn:
                 run.read()
             group.meet("the data are read")
-        batches = _resolve_length(run, ranks)
+        batches = _resolve_length(run, begun)
         check_fits(*run.declared(), ranks=max(1, len(group.neighbours)))
         run.recipe, optimizer, schedule = build(run)
     run.announce()
-    with _run_folder(run, found) if group.rank == 0 else nullcontext() as folder:
-        trainer = Trainer(
-            run.recipe,
-            run.batches(),
-            valid=[*run.valid(), *extras] if (extras := run.extras()) else run.valid(),
-            optimizer=optimizer,
-            schedule=schedule,
-            folder=folder,
-            resume=found,
-            force=arguments.force_resume,
-            save_total_limit=arguments.save_total_limit,
-            identity=_identity(run),
-            measure=run.measure,
-            sample=run.sample,
-            check=run.check,
-            unit=run.unit,
-            command=arguments.typed,
-            report=tuple(name for name in arguments.report.split(",") if name != NO_REPORT),
-            allreduce=arguments.allreduce,
-            **run.loop_options() | {"batches": batches},
-        )
+    trainer = Trainer(
+        run.recipe,
+        run.batches(),
+        valid=[*run.valid(), *extras] if (extras := run.extras()) else run.valid(),
+        optimizer=optimizer,
+        schedule=schedule,
+        resume=found,
+        force=arguments.force_resume,
+        save_total_limit=arguments.save_total_limit,
+        identity=_identity(run),
+        measure=run.measure,
+        sample=run.sample,
+        check=run.check,
+        unit=run.unit,
+        command=arguments.typed,
+        report=tuple(name for name in arguments.report.split(",") if name != NO_REPORT),
+        allreduce=arguments.allreduce,
+        **run.loop_options() | {"batches": batches},
+    )
+    with _run_folder(run, found, begun) if group.rank == 0 else nullcontext() as folder:
+        trainer.folder = folder
         result = trainer.fit()
         if folder is None:  # rank 0 has it
             return Outcome(run, result, Path(arguments.out or "."))
@@ -195,23 +196,20 @@ def _resolve(arguments: Namespace) -> Checkpoint | None:
     return None
 
 
-def _resolve_length(run: Training, ranks: int) -> int | None:
-    """Fill in the steps of so many epochs; return how many batches they are.
-
-    ``ranks`` are the processes that the run was begun with.
-    """
+def _resolve_length(run: Training, begun: Begun) -> int | None:
+    """Fill in the steps of so many epochs; return how many batches they are."""
     arguments = run.arguments
     if arguments.epochs is None:
         return None
-    accum = arguments.grad_accum * ranks
-    arguments.steps, batches = length_of(run.per_epoch(), None, arguments.epochs, accum)
-    _resolve_warmup(arguments)
+    accum = arguments.grad_accum * begun.ranks
+    arguments.steps, batches = length_of(run.per_epoch(), None, arguments.epochs, accum, begun)
+    _resolve_warmup(arguments, begun)
     return batches
 
 
-def _resolve_warmup(arguments: Namespace) -> None:
+def _resolve_warmup(arguments: Namespace, begun: Begun) -> None:
     if arguments.warmup is None:
-        arguments.warmup = usual_warmup(arguments.steps)
+        arguments.warmup = warmup_of(arguments.steps, begun)
     if arguments.warmup > arguments.steps:
         raise ConfigError(f"--warmup {arguments.warmup} is more than --steps {arguments.steps}")
 
@@ -231,23 +229,24 @@ def _apply_settings(arguments: Namespace) -> None:
 
 
 @contextmanager
-def _run_folder(run: Training, found: Checkpoint | None) -> Iterator[RunFolder]:
-    """Make the run's folder, with config.toml in it; it goes again if nothing comes of the run.
+def _run_folder(run: Training, found: Checkpoint | None, begun: Begun) -> Iterator[RunFolder]:
+    """Make the run's folder, which goes again if nothing comes of the run; or open a resumed run's.
 
-    The folder of a run that is resumed stays as it is.
+    Its config.toml has the flags that the run goes on with.
     """
+    recipe: dict[str, Value] = {"recipe": run.name, "version": toynn.__version__}
+    if begun.ranks > 1:
+        recipe["ranks"] = begun.ranks
+    tables = {"run": recipe, **run.tables(), "train": _flags(run)}
     if found is not None:
         with RunFolder.resume(found.path.parent) as folder:
+            folder.config = tables
             print(f"run folder  {folder.path}, resumed from step {found.step}", flush=True)
             yield folder
         return
-    recipe: dict[str, Value] = {"recipe": run.name, "version": toynn.__version__}
-    if (ranks := distributed.current().size) > 1:
-        recipe["ranks"] = ranks
     make = RunFolder if getattr(run.arguments, "named", True) else RunFolder.fresh
     with make(run.arguments.out) as folder:
-        run.arguments.out = str(folder.path)
-        folder.write_config({"run": recipe, **run.tables(), "train": _flags(run)})
+        run.arguments.out, folder.config = str(folder.path), tables
         print(f"run folder  {folder.path}", flush=True)
         yield folder
 
@@ -258,10 +257,10 @@ def _flags(run: Training) -> dict[str, Value]:
 
 def _identity(run: Training) -> dict[str, Any]:
     """Return what must be alike when the run is resumed."""
-    given = {name: value for name, value in _flags(run).items() if name not in HARMLESS}
+    harmless = {flag.name for flag in run.flags if flag.to.get(LoopOptions) in MAY_DIFFER}
+    given = {k: v for k, v in _flags(run).items() if k not in harmless and k not in HARMLESS}
     return {
         "recipe": run.name,
-        "toynn": toynn.__version__,
         "config": given,
         **run.tables(),
         "base": run.sources(),

@@ -15,8 +15,12 @@ def commands(record: Record) -> Iterator[tuple[str, str]]:
     folder = record.path
     run, train = _quoted(folder), record.table("train")
     by_command = record.recipe is not None and (folder / CONFIG).is_file()
-    if by_command and _goes_on(record):
-        yield "go on from the newest checkpoint", f"toynn train --resume {run}"
+    if by_command and any(folder.glob("checkpoint-*/complete.json")):
+        if record.planned is None or record.steps < record.planned:
+            yield "go on from the newest checkpoint", f"toynn train --resume {run}"
+        else:
+            longer = f"toynn train --resume {run} --steps {2 * record.planned}"
+            yield "train it for more steps", longer
     model = train.get("model")
     if (folder / "adapter.gguf").exists():
         yield from _with_adapter(model, run, folder)
@@ -46,13 +50,6 @@ def _with_adapter(model: Any, run: str, folder: Path) -> Iterator[tuple[str, str
     yield "compare it with its base", f"toynn eval {both} --against {base} --data FILE"
     yield "write it for PEFT", f"toynn export {both} --to peft --out FOLDER"
     yield "put it into the model", f"toynn fuse {both} --out merged.gguf"
-
-
-def _goes_on(record: Record) -> bool:
-    """Whether a run can be resumed, and has steps to take."""
-    if record.planned is not None and record.steps >= record.planned:
-        return False
-    return any(record.path.glob("checkpoint-*/complete.json"))
 
 
 def _quoted(path: object) -> str:

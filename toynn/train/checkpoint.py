@@ -45,11 +45,12 @@ __all__ = [
 MARKER, STATE, BEST = "complete.json", "trainer_state.json", "best"
 OPTIMIZER = "optimizer.safetensors"
 WEIGHTS = ("model.safetensors", "adapter.safetensors")
-FORMAT = 1
+FORMAT = 2
 #: What trainer_state.json must have, beside what the loop reads.
 EXPECTED: dict[str, tuple[type, ...]] = {
     "step": (int,),
     "identity": (dict,),
+    "plan": (dict,),
     "metrics_bytes": (int,),
     "samples_bytes": (int,),
     "loop": (dict,),

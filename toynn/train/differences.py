@@ -4,6 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from toynn.errors import CheckpointError
+from toynn.printing import counted
+from toynn.train.checkpoint import Checkpoint
+from toynn.train.options import LoopOptions
+from toynn.train.plan import Begun
 
 __all__ = ["check_alike", "differences"]
 
@@ -20,12 +24,43 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], at: str = "")
     return found
 
 
-def check_alike(path: object, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise CheckpointError, with all differences, unless a run is the one that was saved."""
-    if found := differences(before, now):
+def check_alike(
+    found: Checkpoint, now: Mapping[str, Any], begun: Begun, options: LoopOptions, force: bool
+) -> None:
+    """Raise CheckpointError, with all differences, unless a run is the one that was saved.
+
+    It may have more steps than it was to have; fewer are a difference. ``force`` allows all
+    differences, but no run that has taken more steps than it is to have, or ended early.
+    """
+    path, lines = found.path, [] if force else differences(found.state["identity"], now)
+    if not lines:
+        _check_length(path, begun, options)
+    if begun.plan is not None and options.steps < begun.plan.steps and not force:
+        lines += differences({"steps": begun.plan.steps}, {"steps": options.steps})
+    if lines:
         raise CheckpointError(
-            f"{path}: the run would not be the same: {'; '.join(found)}; make it so, or force it "
+            f"{path}: the run would not be the same: {'; '.join(lines)}; make it so, or force it "
             "(--force-resume, force=True)"
+        )
+
+
+def _check_length(path: object, begun: Begun, options: LoopOptions) -> None:
+    """Raise CheckpointError where a run would be shorter than it is, or could not be extended."""
+    plan, batches = begun.plan, options.batches
+    if plan is None:
+        return
+    if options.steps < begun.done or (batches is not None and batches < begun.drawn):
+        got = f"steps: {options.steps}" if batches is None else f"batches: {batches}"
+        raise CheckpointError(
+            f"{path}: the run has taken {counted(begun.done, 'step')} (batches: {begun.drawn}): "
+            f"expected at least as many; got {got}; give more --steps or --epochs, or go on from "
+            "an earlier checkpoint (--resume RUN/checkpoint-N)"
+        )
+    if options.steps > plan.steps and 0 < options.early_stopping <= begun.not_better:
+        raise CheckpointError(
+            f"{path}: the run has ended early: {begun.not_better} times no "
+            f"better, and early_stopping (--early-stopping) is {options.early_stopping}: it cannot "
+            "take more steps; give a larger one, or 0"
         )
 
 

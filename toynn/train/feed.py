@@ -50,7 +50,7 @@ class Feed:
     def _draw(self) -> Batch | None:
         """Return the next batch in which a label counts."""
         for _ in range(MAX_EMPTY_BATCHES):
-            if self._drawn == self._limit:
+            if self._limit is not None and self._drawn >= self._limit:
                 return None
             batch = next(self._source, None)
             if batch is None:

@@ -21,7 +21,6 @@ from types import TracebackType
 from typing import Self
 
 from toynn.errors import CheckpointError, ConfigError, DataError
-from toynn.formats import disk
 from toynn.formats.files import write_atomically
 from toynn.printing import print_line
 from toynn.runs import write_report
@@ -99,12 +98,13 @@ class RunFolder:
         folder._made = []
         folder._open(Path(path))
         folder.trained = True
-        disk.sweep(folder.path)
         return folder
 
     def _open(self, path: Path) -> None:
         self.path = path
         self.trained = False  # a step was taken: there is something to keep
+        self.begun = False  # the run may write here: how it ends is noted
+        self.config: Mapping[str, Mapping[str, Value]] | None = None  # what begin() writes
         self._lock: Lock | None = Lock(path)
         self.metrics = path / "metrics.jsonl"
         self.samples = path / "samples.jsonl"
@@ -131,11 +131,11 @@ class RunFolder:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self.trained:
+        if self.trained and self.begun:
             self._end(error)
-        if error is not None and self.trained:
-            error.add_note(f"(the run folder {self.path} has the best weights until then)")
-        elif error is not None:
+            if error is not None:
+                error.add_note(f"(the run folder {self.path} has the best weights until then)")
+        if error is not None and not self.trained:
             own = (self.path / "config.toml", self.path / NOTES, self.metrics, self.samples)
             for path in (*own, *self.best_files()):
                 path.unlink(missing_ok=True)
@@ -146,8 +146,6 @@ class RunFolder:
 
     def _end(self, error: BaseException | None) -> None:
         """Write run.json and the report; what the disk refuses is said, and harms no run."""
-        if "sessions" not in self.notes:  # no run was begun here
-            return
         if error is not None:
             self.notes.failed(error)
         try:
@@ -180,9 +178,17 @@ class RunFolder:
             why = os.strerror(errno.EACCES if above.is_dir() else errno.ENOTDIR)
             raise ConfigError(f"{path}: cannot make the run folder: {why}: {above}")
 
-    def write_config(self, tables: Mapping[str, Mapping[str, Value]]) -> None:
-        """Write config.toml."""
-        write_atomically(self.path / "config.toml", to_toml(tables).encode())
+    def begin(self) -> None:
+        """Let a run write here, which until now could be refused; write config.toml if it changed.
+
+        Raises CheckpointError.
+        """
+        self.begun = True
+        path = self.path / "config.toml"
+        if self.config is not None:
+            content = to_toml(self.config).encode()
+            if not path.is_file() or path.read_bytes() != content:
+                write_atomically(path, content)
 
     def write_sample(self, text: str) -> None:
         """Write sample.txt."""

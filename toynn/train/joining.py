@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from toynn.config import alike
 from toynn.distributed import LINKS, Cost, Group
 from toynn.errors import ConfigError, DataError
 from toynn.printing import counted
@@ -49,7 +48,6 @@ def agree(group: Group, recipe: Any, identity: Mapping[str, Any], first: Batch |
     Two hashes tell; what is behind them is sent only where they are not the same.
     """
     own = {
-        **alike(),
         **identity,
         "parameters": {name: w.shape for name, w in recipe.engine.parameters.items()},
         "first batch": None if first is None else _digest(first),

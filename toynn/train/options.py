@@ -11,7 +11,7 @@ from toynn.runs.html import join, table, tag
 from toynn.train.filling import Filling
 from toynn.train.metrics import Report, figures_of
 
-__all__ = ["MEASURES", "LoopOptions", "Result"]
+__all__ = ["MAY_DIFFER", "MEASURES", "LoopOptions", "Result"]
 
 #: What the best weights may be chosen by: the figure, and whether more of it is better.
 MEASURES = {
@@ -22,6 +22,15 @@ MEASURES = {
     "kl": ("base/kl", False),
     "margins": ("rewards/margins", True),
 }
+
+#: Fields of LoopOptions that a run may go on with otherwise: how long it is, how often it does
+#: what, and when it ends. They change nothing of what was learned so far.
+MAY_DIFFER = frozenset(
+    [
+        *("steps", "batches", "early_stopping", "on_nonfinite", "max_nonfinite"),
+        *("log_every", "eval_every", "save_every", "sample_every"),
+    ]
+)
 
 
 @dataclass(frozen=True)

@@ -1,26 +1,108 @@
 """What a Trainer is told, made into what the loop takes: batches, how long, at which rates."""
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from math import ceil
 from typing import Any
 
 from toynn.adamw import AdamW
+from toynn.config import alike
 from toynn.data.jsonl import Dataset
 from toynn.data.mixture import Mixture
 from toynn.data.preference import PreferenceData
 from toynn.distributed import Group
-from toynn.errors import ConfigError
+from toynn.errors import CheckpointError, ConfigError
+from toynn.precision import PRECISIONS, get_float32_matmul_precision
 from toynn.schedule import Schedule
 from toynn.train.checkpoint import Checkpoint
 from toynn.train.feed import Cycle
-from toynn.train.options import LoopOptions
+from toynn.train.options import MAY_DIFFER, LoopOptions
 from toynn.train.protocols import Batch
 
-__all__ = ["WARMUP", "begun_with", "described", "length_of", "rates", "source_of", "usual_warmup"]
+__all__ = [
+    "WARMUP",
+    "Begun",
+    "Plan",
+    "begun_with",
+    "computed_with",
+    "described",
+    "extension",
+    "length_of",
+    "rates",
+    "source_of",
+    "warmup_of",
+]
 
 WARMUP = 100  # steps, or a tenth of a shorter run
 EVAL_BATCHES = 16
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long a run is to be, as its checkpoints keep it.
+
+    Attributes
+    ----------
+    steps, batches
+        Updates; how many batches of the data they draw at most, None: as many as there are.
+    per_update
+        Batches that make an update, of all ranks together.
+    schedule
+        The learning rates; None: a function of the user's.
+    """
+
+    steps: int
+    batches: int | None
+    per_update: int
+    schedule: Schedule | None
+
+
+@dataclass(frozen=True)
+class Begun:
+    """What a run that goes on was begun with, and where it stands; a new run has done nothing.
+
+    Attributes
+    ----------
+    ranks
+        Processes with which it was begun.
+    plan
+        How long it was to be when its checkpoint was saved; None: the run is new.
+    done, drawn
+        Updates; batches that are in these updates.
+    not_better
+        Evaluations since the best one.
+    """
+
+    ranks: int
+    plan: Plan | None = None
+    done: int = 0
+    drawn: int = 0
+    not_better: int = 0
+
+    @classmethod
+    def of(cls, found: Checkpoint) -> "Begun":
+        """Return what a checkpoint says. Raises CheckpointError where it makes no sense."""
+        try:
+            state, plan = found.state, found.state["plan"]
+            loop, rates, batches = state["loop"], plan["schedule"], plan["batches"]
+            ranks = int(state["ranks"])
+            if ranks < 1:
+                raise ValueError(f"ranks: expected at least 1; got {ranks}")
+            return cls(
+                ranks,
+                Plan(
+                    int(plan["steps"]),
+                    None if batches is None else int(batches),
+                    int(plan["per_update"]),
+                    None if rates is None else Schedule(**rates),
+                ),
+                int(loop["iterations"]),
+                int(state["feed"]["drawn"]) - int(loop["part"]["batches"]),
+                int(loop["not_better"]),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            why = f"the state that was saved is bad: {type(error).__name__}: {error}"
+            raise CheckpointError(f"{found.path}: cannot go on: {why}") from error
 
 
 def source_of(
@@ -39,17 +121,25 @@ def source_of(
     return data, () if valid is None else valid
 
 
-def begun_with(group: Group, found: Checkpoint | None) -> int:
-    """Return with how many processes a run was begun, or is: so an update stays as large."""
-    return group.tell(group.size if found is None else int(found.state.get("ranks", 1)))
+def begun_with(group: Group, found: Checkpoint | None) -> Begun:
+    """Return, on all ranks, how rank 0's run was begun: its checkpoint, or None for a new run.
+
+    Raises CheckpointError as ``Begun.of`` does.
+    """
+    return group.tell(Begun(group.size) if found is None else Begun.of(found))
 
 
 def length_of(
-    per_epoch: float | None, steps: int | None, epochs: float | None, grad_accum: int
+    per_epoch: float | None,
+    steps: int | None,
+    epochs: float | None,
+    per_update: int,
+    begun: Begun,
 ) -> tuple[int, int | None]:
     """Return how many steps there are to be, and how many batches are drawn at most.
 
-    Raises ConfigError.
+    The last update of an epoch may have had fewer batches. A run that is extended by epochs so may
+    take a step more than a run that had them from the start. Raises ConfigError.
     """
     if (steps is None) == (epochs is None):
         raise ConfigError("how long: give steps or epochs, one of the two")
@@ -59,12 +149,16 @@ def length_of(
         raise ConfigError("epochs: the data do not say how many batches they are; give steps")
     if not 0 < epochs < 2**31:
         raise ConfigError(f"epochs must be above 0; got {epochs}")
-    batches = max(1, ceil(epochs * per_epoch - 1e-9))
-    return ceil(batches / grad_accum), batches
+    batches, plan = max(1, ceil(epochs * per_epoch - 1e-9)), begun.plan
+    if plan is not None and (plan.batches, plan.per_update) == (batches, per_update):
+        return plan.steps, batches
+    return begun.done + ceil(max(0, batches - begun.drawn) / per_update), batches
 
 
-def usual_warmup(steps: int) -> int:
-    """Return the steps of the rise, where nobody says how many."""
+def warmup_of(steps: int, begun: Begun) -> int:
+    """Return the steps of the rise, where nobody says how many: of a run that goes on, its own."""
+    if begun.plan is not None and begun.plan.schedule is not None:
+        return begun.plan.schedule.warmup_steps
     return min(WARMUP, steps // 10)
 
 
@@ -74,21 +168,58 @@ def rates(
     steps: int,
     warmup: int | None,
     min_lr_ratio: float,
+    begun: Begun,
 ) -> Callable[[int], float]:
-    """Return the learning rate of each step."""
+    """Return the learning rate of each step: a function of all steps, also of those to come."""
     if not isinstance(schedule, str):
         return schedule
-    rise = usual_warmup(steps) if warmup is None else warmup
+    rise = warmup_of(steps, begun) if warmup is None else warmup
     return Schedule(schedule, lr, steps, rise, min_lr_ratio)
 
 
 def described(options: LoopOptions, optimizer: Any, schedule: Any) -> dict[str, Any]:
-    """Return what of a run changes its numbers, in values that JSON holds."""
-    own = {name: value for name, value in asdict(options).items() if not name.startswith("log")}
-    del own["save_every"], own["sample_every"]
-    return own | {
+    """Return what of a run must stay as it is when it goes on, in values that JSON holds."""
+    rates = asdict(schedule) if isinstance(schedule, Schedule) else {"name": "a function"}
+    rates.pop("steps", None)
+    return {
+        **{name: value for name, value in asdict(options).items() if name not in MAY_DIFFER},
         "optimizer": asdict(optimizer)
         if isinstance(optimizer, AdamW)
         else type(optimizer).__name__,
-        "schedule": asdict(schedule) if isinstance(schedule, Schedule) else "a function",
+        "schedule": rates,
     }
+
+
+def computed_with(recipe: Any) -> dict[str, str]:
+    """Return what the bits of a recipe's numbers depend on: level, backend, precisions."""
+    session = recipe.engine.session
+    backend = getattr(getattr(session, "backend", None), "name", "cpu")
+    precisions = {get_float32_matmul_precision()}
+    if hasattr(session, "tape"):  # a recipe of another make need not have one
+        sizes = (node.sizes for node in session.tape.nodes)
+        precisions = {PRECISIONS[each["precision"]] for each in sizes if "precision" in each}
+    return alike(backend, precisions)
+
+
+def extension(begun: Begun, plan: Plan) -> Iterator[str]:
+    """Yield what is to be said of a run that is longer than it was: how its learning rates go on.
+
+    A schedule is a function of the step and of all steps: with more of these it falls more slowly.
+    """
+    before = begun.plan
+    if before is None or plan.steps <= before.steps:
+        return
+    yield f"extended    from {before.steps} steps to {plan.steps}; {begun.done} are done"
+    if plan.schedule is None or before.schedule is None:
+        yield "rates       as the function that is given says of each step"
+        return
+    own = plan.schedule
+    now, then, last = own(begun.done), before.schedule(begun.done), own(plan.steps - 1)
+    if now == then:
+        yield f"rates       {own.name}: {now:.3g} as before in step {begun.done + 1}"
+    else:
+        yield (
+            f"rates       {own.name} over all {plan.steps} steps: {now:.3g} in step "
+            f"{begun.done + 1}, where {before.steps} steps had {then:.3g}"
+        )
+    yield f"            and {last:.3g} in the last step"

@@ -10,6 +10,7 @@ far to its files, and every ``save_every`` steps a checkpoint, from which ``resu
 import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -24,6 +25,7 @@ from toynn.data.preference import PreferenceData
 from toynn.errors import CheckpointError
 from toynn.formats.logs import Log
 from toynn.printing import print_line
+from toynn.schedule import Schedule
 from toynn.threads import share_cores
 from toynn.train import checkpoint, tensorboard
 from toynn.train.checkpoint import Checkpoint
@@ -41,7 +43,16 @@ from toynn.train.joining import (
 from toynn.train.loop import Loop, State
 from toynn.train.metrics import MetricsFile, Report, figures_of, read_reports
 from toynn.train.options import LoopOptions, Result
-from toynn.train.plan import begun_with, described, length_of, rates, source_of
+from toynn.train.plan import (
+    Plan,
+    begun_with,
+    computed_with,
+    described,
+    extension,
+    length_of,
+    rates,
+    source_of,
+)
 from toynn.train.progress import Progress
 from toynn.train.protocols import Batch
 from toynn.train.ranks import RankLoop
@@ -74,7 +85,10 @@ class Trainer:
         A new folder for the run, or an open ``RunFolder``; None leaves no files.
     resume
         A run's folder, or a checkpoint in one, to go on with, or what ``find`` returned for one;
-        ``force`` although it differs.
+        ``force`` although it differs. More steps or epochs than the run had extend it, and its
+        schedule is then that of all steps: the warm-up stays as it was, and a rate that had
+        fallen rises again. Steps between reports, evaluations and checkpoints may differ, and
+        when the run is to end early.
     identity
         What must be alike when the run is resumed, by name: configuration, hashes of files.
     measure, on_step, on_report, on_best, check
@@ -94,6 +108,9 @@ class Trainer:
         to tell; the micro-batches of an update are dealt to all, see ranks.py.
     options
         Those of ``LoopOptions``.
+
+    Raises CheckpointError where a run that is to go on is not the one that was saved, or has fewer
+    steps than were taken; its folder then stays as it is.
     """
 
     def __init__(
@@ -133,7 +150,8 @@ class Trainer:
             folder = resume = None
             progress, on_report, on_best = False, (), lambda: None
         found = find(Path(resume)) if isinstance(resume, str | PathLike) else resume
-        ranks = begun_with(group, found)
+        begun = self._begun = begun_with(group, found)
+        ranks = begun.ranks
         source, valid = source_of(recipe, data, valid, seed)
         check_enough(group, source)
         per_update, per_epoch = (
@@ -141,20 +159,24 @@ class Trainer:
             getattr(source, "per_epoch", None),
         )
         self._per_epoch = per_epoch and per_epoch / per_update  # steps of a pass through the data
-        steps, batches = length_of(per_epoch, steps, epochs, per_update)
+        steps, batches = length_of(per_epoch, steps, epochs, per_update, begun)
         self.recipe, self.options = (
             recipe,
             LoopOptions(**{"steps": steps, "batches": batches, **options}),
         )
         optimizer = recipe.optimizer() if optimizer is None else optimizer
-        schedule = rates(schedule, lr, steps, warmup, min_lr_ratio)
+        schedule = rates(schedule, lr, steps, warmup, min_lr_ratio, begun)
         own = {"training": described(self.options, optimizer, schedule)}
-        self.identity = dict(own if identity is None else identity)
+        self.identity = {**computed_with(recipe), **(own if identity is None else identity)}
+        known = schedule if isinstance(schedule, Schedule) else None
+        self._plan = Plan(self.options.steps, self.options.batches, per_update, known)
         self.folder = folder if isinstance(folder, RunFolder) else None
         self.saved: Path | None = None  # the newest checkpoint
         self._new = None if folder is None or self.folder else Path(str(folder))
         self._resume = found
-        self._force, self._limit = force, save_total_limit
+        self._limit = save_total_limit
+        if found is not None:
+            check_alike(found, self.identity, begun, self.options, force)
         self._unit, self._progress = unit, progress
         self._command, self._told = command, report
         if "tensorboard" in report:
@@ -213,10 +235,10 @@ class Trainer:
                 self.folder = stack.enter_context(RunFolder(self._new))
             if found is not None:
                 self._restore(found)
-            if self.folder is not None:
-                self._open_logs(self.folder, stack, found)
             if isinstance(self.loop, RankLoop):
                 self._join(self.loop)
+            if self.folder is not None:  # nothing is written where a run is refused
+                self._begin(self.folder, stack, found)
             if self._progress:
                 bar = Progress(
                     self.options.steps,
@@ -247,7 +269,8 @@ class Trainer:
         if state is not None and group.rank:
             loop.resume(state)
         first = loop.feed.first()
-        agree(group, self.recipe, self.identity, first)
+        alike = {"options": asdict(self.options), "plan": asdict(self._plan), **self.identity}
+        agree(group, self.recipe, alike, first)
         share_state(group, self.recipe)
         if first is not None:
             loop.cost = measured(loop, first)
@@ -260,13 +283,23 @@ class Trainer:
         self._tell(took(loop))
 
     def _tell(self, lines: Iterable[str]) -> None:
+        """Print lines on stderr, if it can be written."""
         if self._progress:
-            print_line("\n".join(lines))
+            for line in lines:
+                print_line(line)
 
     # -- Resuming ------------------------------------------------------------------------------
 
-    def _open_logs(self, folder: RunFolder, stack: ExitStack, found: Checkpoint | None) -> None:
-        """Open the logs of a folder; they lose what is behind a checkpoint."""
+    def _begin(self, folder: RunFolder, stack: ExitStack, found: Checkpoint | None) -> None:
+        """Begin to write in a folder: put it where a checkpoint was, and open its logs.
+
+        They lose what is behind the checkpoint.
+        """
+        if found is not None:
+            checkpoint.restore_best(found, folder.path)
+            checkpoint.sweep(folder.path)
+        self._tell(extension(self._begun, self._plan))
+        folder.begin()
         kept = {} if found is None else found.state
         folder.reports = "html" in self._told
         done, sources = self.result.iterations, self.identity.get("base")
@@ -282,17 +315,12 @@ class Trainer:
             self._samples = stack.enter_context(log)
 
     def _restore(self, found: Checkpoint) -> None:
-        """Put recipe, loop, data and files where they were."""
-        if not self._force:
-            check_alike(found.path, found.state["identity"], self.identity)
+        """Put recipe, loop and data where they were; the folder stays as it is."""
         self.recipe.restore(found.snapshot)
         reports: list[Report] = []
         keep = found.state["metrics_bytes"]
-        if self.folder is not None:
-            checkpoint.restore_best(found, self.folder.path)
-            checkpoint.sweep(self.folder.path)
-            if keep is not None and self.folder.metrics.exists():
-                reports = read_reports(self.folder.metrics, self._unit, keep)
+        if self.folder is not None and keep is not None and self.folder.metrics.exists():
+            reports = read_reports(self.folder.metrics, self._unit, keep)
         self.loop.resume(found.state, reports)
         self.saved = found.path
 
@@ -369,6 +397,7 @@ class Trainer:
                     **state,
                     "toynn": toynn.__version__,
                     "identity": self.identity,
+                    "plan": asdict(self._plan),
                     "metrics_bytes": self._metrics.length,
                     "samples_bytes": 0 if self._samples is None else self._samples.length,
                 },

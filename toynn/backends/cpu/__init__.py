@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 import toynn._kernels as kernels
 from toynn.backends.cpu.copies import Copies, Copy
 from toynn.backends.cpu.feed import Feed as CompiledFeed
-from toynn.backends.cpu.precision import automatic
+from toynn.backends.cpu.precision import automatic, multiplies_in
 from toynn.backends.cpu.program import CompiledProgram
 from toynn.backends.cpu.squares import Squares
 from toynn.backends.cpu.work import seconds, worth
@@ -175,6 +175,10 @@ class CPU(Backend):
 
     def wait(self) -> None:
         """Do nothing: a run is done when it returns."""
+
+    def multiplies_in(self) -> dict[str, str]:
+        """Return what products of each precision are made of on this CPU."""
+        return multiplies_in()
 
     def automatic_precision(self) -> tuple[str, str]:
         """Return medium where this CPU multiplies bfloat16 faster than float32, else highest."""
