@@ -18,9 +18,12 @@ TOYNN_METAL=auto       the bridge to Metal: on macOS (auto; the rest is built if
 A tree that was built with other settings is built anew by build_ext --force.
 """
 
+import ast
+import importlib.util
 import json
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -40,6 +43,7 @@ SOFTWARE_TILES = ["-DTN_SOFTWARE_TILES"] if os.environ.get("TOYNN_TILES") == "so
 SANITIZE = os.environ.get("TOYNN_SANITIZE", "")
 METAL = os.environ.get("TOYNN_METAL", "auto")
 BUILD = Path("build/cython")
+KERNELS = Path("toynn/_kernels")
 
 # Flags per level, worst first.
 LEVELS: dict[str, list[str]] = {"generic": []}
@@ -56,10 +60,10 @@ if X86 and not MSVC:
     ]
 
 # What no level has of its own: what the CPU can do, and tables.
-ONCE = ("codebooks", "cpu")
+ONCE = ("codebooks", "cpu", "invoke")
 
 # What a level has of its own, unless that is all; it takes the rest from the level below.
-ONLY = {"amx": ["adamw", "copies", "experts", "grad_norm", "limits", "matmul"]}
+ONLY = {"amx": ["experts", "grad_norm", "limits", "matmul", "prepacked"]}
 
 # Never -ffast-math: NaN must stay NaN. These only drop errno and floating-point traps.
 COMPILE = ["-O3", "-g0", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
@@ -102,6 +106,8 @@ int main(void) { return 0; }
 
 
 HANG = 600  # seconds: a busy machine builds what another one does
+#: An entry of a kernel: its name and its signature, one or several literals.
+ENTRY = re.compile(r'^(\w+) = entry\(\s*<kernel_fn>\w+,\s*((?:"[^"]*"\s*)+)', re.MULTILINE)
 
 
 def probe(text: str, *flags: str, run: bool) -> Exception | None:
@@ -140,6 +146,41 @@ def levels() -> dict[str, list[str]]:
         print(f"toynn: no level amx ({error})")
         del found["amx"]
     return found
+
+
+def declare_arguments() -> None:
+    """Write the struct of each entry's arguments, as ``toynn._kernels.args.<op>`` for cimport.
+
+    A signature stands in a kernel file, in a call of entry(), and nowhere else. The structs lie in
+    the build folder.
+    """
+    spec = importlib.util.spec_from_file_location("signature", KERNELS / "signature.py")
+    module = sys.modules["signature"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    abi = (KERNELS / "abi.pxd").read_text()
+    most = [
+        int(re.search(rf"{kind} = (\d+)", abi)[1])
+        for kind in ("MAX_TENSORS", "MAX_SIZES", "MAX_OPTIONS")
+    ]
+    folder = BUILD / "args/toynn/_kernels/args"
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in KERNELS.rglob("*.pyx"):
+        text = path.read_text()
+        structs = [
+            module.Signature.parse(ast.literal_eval(f"({found[2]})")).declaration(
+                "".join(part.capitalize() for part in found[1].split("_")), *most
+            )
+            for found in ENTRY.finditer(text)
+        ]
+        cimports = re.findall(r"^# kept: (from .* cimport .*)$", text, re.MULTILINE)
+        if structs:
+            write_if_new(folder / f"{path.stem}.pxd", "\n".join([*cimports, *structs]))
+
+
+def write_if_new(path: Path, text: str) -> None:
+    """Write a file that is missing or says something else: what is newer is built anew."""
+    if not path.exists() or path.read_text() != text:
+        path.write_text(text)
 
 
 def per_level(
@@ -210,6 +251,7 @@ def metal() -> list[Extension]:
 
 def extensions() -> list[Extension]:
     """All extensions: kernels per level, the modules built once, Cython's shared utilities."""
+    declare_arguments()
     openmp = openmp_flags()
     built_levels = levels()
     headers = sorted(path.as_posix() for path in Path("toynn/_kernels").glob("*.h"))
@@ -236,6 +278,7 @@ def extensions() -> list[Extension]:
     translated = cythonize(
         [*kernels, *once, *metal()],
         build_dir=BUILD.as_posix(),
+        include_path=[(BUILD / "args").as_posix()],
         compiler_directives=DIRECTIVES,
         nthreads=JOBS,
         shared_utility_qualified_name="toynn._cyutility",

@@ -36,7 +36,7 @@ def epilogue(n_threads: int) -> Idea:
         gelu.forward(y.reshape(-1), pre.reshape(-1), n_threads=n_threads)
 
     def fused() -> None:
-        matmul.forward(y, pre, x, w, b, "gelu_tanh", n_threads=n_threads)
+        matmul.forward(y, pre, x, w, b, activation="gelu_tanh", n_threads=n_threads)
 
     return "bias and GELU in the product's store", apart, fused
 

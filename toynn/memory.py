@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 
-from toynn.backends.protocol import UNPACKED, Backend, Packing, Packs
+from toynn.backends.protocol import Backend, Packing
 from toynn.graph.lowering import CompiledTape, Lowered, lower
 from toynn.graph.storage import Storage
 from toynn.graph.tape import Tape
@@ -13,7 +13,7 @@ __all__ = ["MemoryDoors"]
 
 
 class MemoryDoors:
-    """What a session says of its memory, and which weights are kept packed in it."""
+    """What a session says of its memory, and which weights are prepacked."""
 
     tape: Tape
     backend: Backend
@@ -34,19 +34,19 @@ class MemoryDoors:
         packed = self._packed(lowered, self._packs(lowered))
         return self._memory(lowered.nbytes(self.backend), packed)
 
-    def _packed(self, lowered: Lowered | None = None, packs: Packs = UNPACKED) -> int:
-        """Return the bytes of packed copies, with those that a tape would read."""
+    def _packed(self, lowered: Lowered | None = None, packs: str = "never") -> int:
+        """Return the bytes of prepacked weights, with those that a tape would read."""
         launches = lowered.launches if lowered is not None else ()
         backend = self.backend
         return backend.packed(launches, packs) if isinstance(backend, Packing) else 0
 
     def _decide_packing(self, lowered: Lowered) -> None:
-        """Tell the backend which weights the tape that is compiled next is to read packed."""
+        """Tell the backend which weights of the tape that is compiled next to prepack."""
         if isinstance(self.backend, Packing):
             self.backend.packs = self._packs(lowered)
 
     def _memory(self, recorded: int, packed: int) -> Memory:
-        """Add up, with so many bytes for the tape that is recorded now, and for packed copies."""
+        """Add up, with the bytes of the tape that is recorded now and of prepacked weights."""
         nbytes = self._storage.nbytes
         activations = sum(compiled.nbytes for compiled in self._compiled.values())
         activations += nbytes["state"] + nbytes["persistent"] + recorded
@@ -55,24 +55,18 @@ class MemoryDoors:
             nbytes["weights"], nbytes["moments"], nbytes["gradients"], activations, mapped, packed
         )
 
-    def _packs(self, lowered: Lowered) -> Packs:
-        """Return which weights a tape is to read packed; where "auto" would be tight, none.
+    def _packs(self, lowered: Lowered) -> str:
+        """Return which frozen weights a tape is to prepack; where "auto" would be tight, none.
 
-        The first tape decides for those that follow, of trained weights the first that trains.
+        The first tape decides for those that follow.
         """
-        packs = self.backend.packs if isinstance(self.backend, Packing) else UNPACKED
-        if not self._compiled:
-            frozen = self.pack_base
-            if frozen == "auto" and not self._fits(lowered, Packs(frozen)):
-                frozen = "never"
-            packs = Packs(frozen)
-        if packs.trained is None and any(node.segment == "U" for node in lowered.tape.nodes):
-            fits = self._fits(lowered, packs._replace(trained=True))
-            packs = packs._replace(trained=fits)
-        return packs
+        if self._compiled:
+            return self.backend.packs if isinstance(self.backend, Packing) else "never"
+        packs = self.pack_base
+        return "never" if packs == "auto" and not self._fits(lowered, packs) else packs
 
-    def _fits(self, lowered: Lowered, packs: Packs) -> bool:
-        """Return whether these copies fit into memory beside everything else, if that is known."""
+    def _fits(self, lowered: Lowered, packs: str) -> bool:
+        """Return whether prepacked weights fit into memory beside everything else, if known."""
         if (free := free_memory()) is None:
             return True
         needed = self._memory(lowered.nbytes(self.backend), self._packed(lowered, packs))

@@ -164,13 +164,12 @@ def test_scratch_memory_serves_any_fewer_rows(entry, shape, precision, monkeypat
     """A product of fewer rows may be cut otherwise, and need more."""
     monkeypatch.setattr(threads, "_chosen", 2)
     rows, N, K = shape
-    sizes = {"N": N, "K": K, "precision": precision}
+    sizes = {"N": N, "K": K, "precision": precision, "activation": 0, "type": 0}
     live = LiveRows(Place("inputs", 0), "M", 0, rows)
     flops = 2 * rows * N * K
     launch = Launch(
         "F", f"matmul.{entry}", {}, {"M": rows, **sizes}, {}, Accumulate.NEVER, flops, 0, live
     )
-    needed = [
-        kernels.matmul.workspace(entry, M=m, n_threads=2, **sizes) for m in range(1, rows + 1)
-    ]
+    product = getattr(kernels.matmul, entry)
+    needed = [product.workspace({"M": m, **sizes}, n_threads=2) for m in range(1, rows + 1)]
     assert backends.get("cpu").scratch([launch]) >= max(needed)

@@ -5,12 +5,21 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import toynn
+from toynn._kernels.signature import Signature
 from toynn.backends.protocol import ALIGNMENT, aligned
 from toynn.graph.planner import plan
 from toynn.graph.tape import Op, Role, Tape, Tensor
 
-FREE = Op("free", "a; b <- x y? z?", "", lambda sizes: 0)
-IN_PLACE = Op("in place", "a; b <- x y? z?", "", lambda sizes: 0, inplace={"a": "x"})
+
+def made_up(signature):
+    """Return an op whose kernel there is not."""
+    op = Op("made.up", lambda sizes: 0)
+    op.__dict__["signature"] = Signature.parse(signature)
+    return op
+
+
+FREE = made_up("a[n]; b[n] <- x[n] y[n]? z[n]?")
+IN_PLACE = made_up("a[n]=x; b[n] <- x[n] y[n]? z[n]?")
 
 
 @st.composite
@@ -33,7 +42,7 @@ def tapes(draw):
         a = tape.new("a", x.shape if alike else (draw(sizes), 2))
         b = tape.new("b", (draw(sizes),))
         op = draw(st.sampled_from([FREE, IN_PLACE]))
-        tape.record(op, {"a": a, "b": b, "x": x, "y": y, "z": z}, {})
+        tape.record(op, {"a": a, "b": b, "x": x, "y": y, "z": z}, {"n": 0})
         known += draw(st.sampled_from([[a], [a, b], []]))
         if draw(st.integers(0, 5)) == 0:
             tape.kept.add(a)
@@ -71,7 +80,7 @@ def run(tape, layout):
         for tensor in written:
             write(tensor)
         assert all(intact(tensor) for tensor in written), "two outputs overlap"
-        donor = node["x"].root if node.op.inplace else None
+        donor = node["x"].root if node.op is IN_PLACE else None
         for tensor in read:
             taken = not intact(tensor)
             assert not taken or tensor.root is donor, f"{tensor} was written over while it was read"

@@ -18,7 +18,7 @@ PACKAGE = Path(toynn.__file__).parent
 PYTHON = sorted(PACKAGE.rglob("*.py"))
 CYTHON = sorted(PACKAGE.rglob("*.pyx"))
 SHARED = sorted(PACKAGE.rglob("*.pxd"))  # what kernels share
-NO_OPS = {"codebooks", "copies", "cpu", "limits"}
+NO_OPS = {"codebooks", "prepacked", "cpu", "limits"}
 OPS = sorted({path.stem for path in (PACKAGE / "_kernels").glob("*.pyx")} - NO_OPS)
 
 #: Top to bottom. A module imports from its own row or from rows below: so only the command line,

@@ -86,7 +86,7 @@ def test_threads_agree_bit_for_bit(shape):
 def test_bias_activation_and_accumulation_are_those_of_float32():
     x, w, dy, b = normal(130, 140), normal(150, 140, seed=4), normal(130, 150, seed=5), normal(150)
     y, pre = np.empty_like(dy), np.empty_like(dy)
-    matmul.forward(y, pre, x, w, b, "gelu_exact", precision="medium")
+    matmul.forward(y, pre, x, w, b, activation="gelu_exact", precision="medium")
     bare, _, dw = products(x, w, dy, "medium")
     assert pre.tobytes() == (bare + b).tobytes()
     assert (y != pre).any()
@@ -235,7 +235,8 @@ def test_refusal_of_a_precision():
 @pytest.mark.parametrize("entry", ["forward", "backward_input", "backward_weight"])
 @pytest.mark.parametrize("shape", [(64, 512, 96), (1024, 50257, 768), (300, 700, 1024)])
 def test_scratch_memory_serves_any_smaller_number_of_threads(entry, shape):
-    needs = [matmul.workspace(entry, *shape, 2, n_threads=n) for n in range(1, 33)]
+    sizes = dict(zip("MNK", shape, strict=True), precision=2, activation=0, type=0)
+    needs = [getattr(matmul, entry).workspace(sizes, n) for n in range(1, 33)]
     assert needs == sorted(needs)
 
 

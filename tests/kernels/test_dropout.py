@@ -15,7 +15,7 @@ def mask(step=0, p=0.25, n=N, seed=1, site=0):
     """Which elements are kept."""
     y = np.empty(n, np.float32)
     control = np.array([step, 1], np.int32)
-    dropout.forward(y, np.ones(n, np.float32), control, p, seed=seed, site=site)
+    dropout.forward(y, np.ones(n, np.float32), control, p=p, seed=seed, site=site)
     assert set(np.unique(y)) <= {np.float32(0), np.float32(1 / (1 - np.float32(p)))}
     return y > 0
 
@@ -121,7 +121,7 @@ def test_wrong_arguments():
         with pytest.raises(ShapeError, match=r"control, an i32 input \(2,\)"):
             ops.dropout(s, x, 0.5, wrong, 0)
     with pytest.raises(ValueError, match=r"dropout.forward: needs p in \[0, 1\)"):
-        dropout.forward(*np.zeros((2, 3), np.float32), np.zeros(2, np.int32), 1.0)
+        dropout.forward(*np.zeros((2, 3), np.float32), np.zeros(2, np.int32), p=1.0)
 
 
 @pytest.mark.parametrize("values", [(-1, 1), (0, 2), (0, -1)])

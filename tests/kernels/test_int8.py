@@ -157,9 +157,10 @@ def test_a_program_has_room_for_rows_that_are_fewer_than_planned():
     """Few of many rows: scratch memory is planned for either way."""
     for M in (1, 3, 4, 500):
         few = min(M, FEW) * (2048 + 2 * 4 * 64)
-        assert matmul.workspace("forward", M, 64, 2048, 2, type=TYPES["Q8_0"]) >= few
-        assert experts.workspace("forward", 4, M, 2, 2048, 2, type=TYPES["Q8_0"]) >= few
-    assert matmul.workspace("forward", 1, 64, 2048, 0, type=TYPES["Q8_0"]) == 0
+        sizes = {"M": M, "N": 64, "K": 2048, "precision": 2, "activation": 0, "type": TYPES["Q8_0"]}
+        assert matmul.forward.workspace(sizes) >= few
+        assert experts.forward.workspace({"E": 4, **sizes, "N": 2}) >= few
+    assert matmul.forward.workspace({**sizes, "M": 1, "precision": 0}) == 0
 
 
 def test_a_tape_in_medium_multiplies_so():

@@ -74,7 +74,7 @@ def test_threads_agree_bit_for_bit(op, index):
 def test_in_place_gives_the_same_bits(op, index):
     for call in calls(op, index):
         apart = invoke(op, call)
-        for output, source in call.in_place.items():
+        for output, source in call.in_place:
             shared = call.arrays[source].copy()
             assert_same_bits(invoke(op, call, **{output: shared, source: shared}), apart)
 
@@ -127,10 +127,10 @@ def test_wrong_shapes_are_refused(op, call):
 @pytest.mark.parametrize(("op", "call"), CALLS)
 def test_wrong_kinds_and_layouts_are_refused(op, call):
     for name, array in call.arrays.items():
-        with pytest.raises(ValueError, match="Buffer dtype mismatch"):
+        with pytest.raises(ValueError, match=r"needs (float32|int32|uint8); got float64|dtype"):
             invoke(op, call, **{name: array.astype(np.float64)})
         if array.shape[-1] > 1:
-            with pytest.raises(ValueError, match="not C-contiguous"):
+            with pytest.raises(ValueError, match="C-contiguous"):
                 invoke(op, call, **{name: np.repeat(array, 2, axis=-1)[..., ::2]})
 
 
@@ -140,7 +140,7 @@ def test_numbers_of_threads_that_are_refused(op, call):
         with pytest.raises(ValueError, match=rf"^{op}\.{call.entry}: n_threads .* got {n}$"):
             invoke(op, call, n_threads=n)
     for n in (2**31, 2**64, -(2**63) - 1):
-        with pytest.raises(OverflowError, match="too large to convert"):
+        with pytest.raises((OverflowError, ValueError), match=r"too large to convert|n_threads"):
             invoke(op, call, n_threads=n)
 
 
@@ -227,7 +227,7 @@ def test_rounding_at_the_edges(sign):
     x = sign * np.array(list(edges), np.float32)
     for brain in (False, True):
         y = np.full_like(x, 7)
-        kernels.rounding.forward(y, x, brain)
+        kernels.rounding.forward(y, x, brain=brain)
         np.testing.assert_array_equal(y, [sign * pair[brain] for pair in edges.values()])
 
 

@@ -42,7 +42,9 @@ class Table:
 
     def forward(self, n_threads=1):
         norm, scale = np.empty((2, 1), np.float32)
-        self.norm.forward(norm, scale, self.g, CONTROL, n_threads, self.all.ctypes.data)
+        self.norm.forward(
+            norm, scale, self.g, CONTROL, n_threads=n_threads, kept=self.all.ctypes.data
+        )
         return norm[0], scale[0]
 
 
@@ -70,7 +72,8 @@ def test_a_product_leaves_the_sums_of_the_norm(level, M, N, K, precision, thread
     dw, left = table.gradient(0), []
     for accumulate in (False, True):
         table.sums[0][:] = np.nan
-        matmul.backward_weight(dw, dy, x, accumulate, threads, precision, table.kept(0))
+        options = {"accumulate": accumulate, "n_threads": threads, "precision": precision}
+        matmul.backward_weight(dw, dy, x, kept=table.kept(0), **options)
         # At level amx what is in no tiles is cut otherwise: the norm sums it again.
         assert table.fields[0, VALID] or level == "amx"
         if table.fields[0, VALID]:
@@ -83,7 +86,7 @@ def test_a_product_leaves_the_sums_of_the_norm(level, M, N, K, precision, thread
             assert np.array_equal(table.sums[0], left)
     plain = np.empty_like(dw)
     for accumulate in (False, True):
-        matmul.backward_weight(plain, dy, x, accumulate, threads, precision)
+        matmul.backward_weight(plain, dy, x, **options | {"accumulate": accumulate})
     assert np.array_equal(plain, dw)
 
 
@@ -93,7 +96,7 @@ def test_what_is_in_tiles_leaves_sums(level):
     dy, x = np.ones((256, 128), np.float32), np.ones((256, 192), np.float32)
     for precision in ("highest", "high", "medium"):
         table.fields[0, VALID] = False
-        matmul.backward_weight(table.gradient(0), dy, x, False, 1, precision, table.kept(0))
+        matmul.backward_weight(table.gradient(0), dy, x, precision=precision, kept=table.kept(0))
         assert table.fields[0, VALID]
 
 

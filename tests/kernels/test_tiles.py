@@ -197,7 +197,7 @@ def test_accumulation_bias_and_activation(precision):
         np.testing.assert_allclose(added, bare + start, atol=1e-4)
     y, pre = np.empty_like(bare), np.empty_like(bare)
     w = np.ascontiguousarray(b.T)
-    matmul.forward(y, pre, a, w, bias, "gelu_exact", precision=precision)
+    matmul.forward(y, pre, a, w, bias, activation="gelu_exact", precision=precision)
     assert pre.tobytes() == (bare + bias).tobytes()
     kernels.load("gelu", "amx").forward(bare.ravel(), pre.ravel(), True)
     np.testing.assert_allclose(y, bare, atol=1e-6)

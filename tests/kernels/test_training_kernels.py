@@ -74,13 +74,13 @@ def test_the_label_that_does_not_count_is_one_and_the_same():
     assert torch.nn.CrossEntropyLoss().ignore_index == IGNORED
     labels, rows = np.array([IGNORED], np.int32), full(1)
     assert forward(np.zeros((1, 5)), labels)[2] == 0
-    chunked_cross_entropy.count(rows, labels, 5)
+    chunked_cross_entropy.count(rows, labels, V=5)
     assert rows == 0
     for other in (IGNORED - 1, IGNORED + 1):
         with pytest.raises(ValueError, match=f"label {other} is outside 0..4 and not {IGNORED}"):
             forward(np.zeros((1, 5)), [other])
         with pytest.raises(ValueError, match=f"label {other} is outside 0..4 and not {IGNORED}"):
-            chunked_cross_entropy.count(rows, np.array([other], np.int32), 5)
+            chunked_cross_entropy.count(rows, np.array([other], np.int32), V=5)
 
 
 def test_loss_of_equal_logits_is_log_v():
@@ -167,11 +167,12 @@ def test_backward_in_place_gives_the_same_bits(V, dense):
     assert logits.tobytes() == apart.tobytes()
 
 
-def run_entry(entry, arrays, sizes):
+def run_entry(entry, arrays, **sizes):
     """Call a kernel as the program does: no check comes before it."""
     program = CompiledProgram(1, 0, [])
     addresses = [array.__array_interface__["data"][0] for array in arrays]
-    program.append("F", entry.capsule, addresses, sizes, (), 0, 2, 1e-3)
+    ordered = tuple(sizes.get(name, 0) for name in entry.signature.sizes)
+    program.append("F", entry.capsule, addresses, ordered, (), 0, 2, 1e-3)
     program.run("F", False, 2)
 
 
@@ -181,9 +182,9 @@ BAD_IDS = np.array([2, -1, 3, -(2**31), 2**31 - 1, 0], np.int32)
 def test_embedding_entries_skip_ids_outside_the_table():
     w = np.arange(12, dtype=F32).reshape(3, 4) + 1
     y, dw = full(6, 4), full(3, 4)
-    run_entry(embedding.entries["forward"], [y, w, BAD_IDS], (6, 3, 4))
+    run_entry(embedding.forward, [y, w, BAD_IDS], N=6, V=3, C=4)
     assert (y[0] == w[2]).all() and (y[5] == w[0]).all() and not y[1:5].any()
-    run_entry(embedding.entries["backward"], [dw, np.ones((6, 4), F32), BAD_IDS], (6, 3, 4))
+    run_entry(embedding.backward, [dw, np.ones((6, 4), F32), BAD_IDS], N=6, V=3, C=4)
     assert dw[:, 0].tolist() == [1, 0, 1]
 
 
@@ -192,11 +193,11 @@ def test_cross_entropy_entries_take_labels_out_of_range_as_ignored():
     labels = np.where((BAD_IDS >= 0) & (BAD_IDS < 3), BAD_IDS, -100)
     expected = forward(logits, labels)
     loss, lse, rows = full(1), full(6), full(1)
-    run_entry(cross_entropy.entries["forward"], [loss, lse, rows, logits, BAD_IDS], (6, 3))
+    run_entry(cross_entropy.forward, [loss, lse, rows, logits, BAD_IDS], N=6, V=3)
     assert (loss[0], rows[0]) == (expected[0][0], 2)
     dlogits, one = full(6, 3), np.ones(1, F32)
     arrays = [dlogits, one, logits, BAD_IDS, lse, rows]
-    run_entry(cross_entropy.entries["backward"], arrays, (6, 3))
+    run_entry(cross_entropy.backward, arrays, N=6, V=3)
     assert dlogits.tobytes() == backward(logits, labels, lse, rows).tobytes()
     assert not dlogits[1:5].any()
 

@@ -72,10 +72,10 @@ def test_op(op, device):
         if shape.get("type", 0) not in grids.TYPES:
             continue
         for call in CASES[op].calls(np.random.default_rng(3), **shape):
-            check(op, call, run(backend, op, call, shape))
+            check(op, call, run(backend, op, call))
             if call.accumulates:
                 more = {key: call.expected[key] + 1 for key in call.accumulates}
-                got = run(backend, op, call, shape, accumulate=True)
+                got = run(backend, op, call, accumulate=True)
                 check(op, replace(call, expected=more), got)
 
 

@@ -399,9 +399,9 @@ def caught(op, text, simdgroups):
     """Return what sees that the text of a library is wrong, or None."""
     how = {"checked": True, "simdgroups": bool(simdgroups), "text": text}
     try:
-        for shape, call in small_calls(op):
+        for _, call in small_calls(op):
             for accumulate in [False, True][: 1 + bool(call.accumulates)]:
-                got = shaders.run_case(op, call, shape, accumulate, **how)
+                got = shaders.run_case(op, call, accumulate, **how)
                 extra = {name: call.expected[name] + accumulate for name in call.accumulates}
                 check(op, _expecting(call, extra), got)
     except msl.Refused as refused:

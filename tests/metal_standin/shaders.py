@@ -8,7 +8,6 @@ checker knows the bounds of each tensor.
 
 import ctypes
 import itertools
-import math
 import shutil
 from collections.abc import Mapping
 from functools import cache
@@ -18,7 +17,6 @@ import numpy as np
 import standin
 
 import toynn._kernels as kernels
-from toynn import precision
 from toynn.backends.metal import arguments, grids, sources
 
 __all__ = ["ShaderError", "available", "run", "run_case"]
@@ -163,25 +161,12 @@ def run_case(
         arrays["kc"] = np.ascontiguousarray(cached_attention.plain(arrays["kc"]))
     if accumulate:
         arrays |= {name: np.ones_like(arrays[name]) for name in call.accumulates}
-    sizes = (
-        {"precision": 0, "type": 0, "window": 0, "cap": 0}
-        | dict(shape)
-        | call.options
-        | dict(call.sizes)
-    )
-    if "attention" in op:
-        H, KV, D = (sizes[name] for name in ("H", "KV", "D"))
-        sizes |= {"ldq": H * D, "ldk": KV * D, "ldv": KV * D}
-        sizes["scale"] = call.options.get("scale", 1 / math.sqrt(max(D, 1)))
-    sizes |= {"type": shape.get("type", 0), "activation": shape.get("activation", 0)}
-    if "precision" in call.options:
-        sizes["precision"] = precision.PRECISIONS.index(call.options["precision"])
-    given = {name: int(sizes[name]) for name in signature.sizes}
+    given, options = call.named()
     run(
         kernel,
         {name: arrays.get(name) for name in signature.tensors},
         given,
-        {name: float(sizes[name]) for name in signature.options},
+        options,
         accumulate=accumulate,
         planned={name: size + (more or {}).get(name, 0) for name, size in given.items()},
         **how,

@@ -6,7 +6,7 @@ import pytest
 import toynn
 from toynn import _kernels as kernels
 from toynn import memory, ops
-from toynn.backends.cpu.copies import Copy
+from toynn.backends.cpu.prepacked import Prepacked
 from toynn.errors import ConfigError
 from toynn.formats import quants
 
@@ -57,16 +57,16 @@ def same(a, b):
 
 @pytest.fixture
 def packings(monkeypatch):
-    """The copies that are packed, in order."""
-    done, refresh = [], Copy.refresh
+    """The products whose panels are packed, in order."""
+    done, refresh = [], Prepacked.refresh
 
-    def noted(copy, threads):
-        before = copy.version
-        refresh(copy, threads)
-        if copy.version != before:
-            done.append(copy.key.entry)
+    def noted(each, threads):
+        before = each.version
+        refresh(each, threads)
+        if each.version != before:
+            done.append(each.key.product)
 
-    monkeypatch.setattr(Copy, "refresh", noted)
+    monkeypatch.setattr(Prepacked, "refresh", noted)
     return done
 
 

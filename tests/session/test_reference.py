@@ -26,7 +26,6 @@ def test_every_kernel_has_a_reference():
     have = {name: set(signature.tensors) for name, signature in entries()}
     assert set(ops.TABLE) <= set(have) == set(KERNELS)
     for name, signature in entries():
-        assert set(KERNELS[name].shapes) == set(signature.tensors), name
         known = {*signature.tensors, *signature.sizes, *signature.options}
         assert set(KERNELS[name].takes) <= known, name
 
@@ -44,10 +43,10 @@ def test_a_kernel_without_a_reference_is_refused_when_it_is_compiled():
 def test_op(op):
     for shape in CASES[op].shapes:
         for call in CASES[op].calls(np.random.default_rng(3), **shape):
-            check(op, call, run(Reference(), op, call, shape))
+            check(op, call, run(Reference(), op, call))
             if call.accumulates:
                 more = {key: call.expected[key] + 1 for key in call.accumulates}
-                got = run(Reference(), op, call, shape, accumulate=True)
+                got = run(Reference(), op, call, accumulate=True)
                 for key, expected in more.items():
                     np.testing.assert_allclose(got[key], expected, rtol=1e-5, atol=1e-5)
 

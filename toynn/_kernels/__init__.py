@@ -4,7 +4,7 @@ Each op is one Cython file here, compiled once per level (setup.py) as
 ``toynn._kernels.<level>.<op>``. This module chooses a level, once, at import, and gives its modules
 the plain names: ``toynn._kernels.rmsnorm`` is the rmsnorm of the chosen level. What a level has no
 module of its own for, it takes from the one below. ``TOYNN_ISA=avx2`` forces a level. ``limits``
-and ``copies`` are compiled likewise, but no ops: what the CPU could do at best; packed weights.
+and ``prepacked`` are compiled likewise, but no ops: what the CPU could do at best; packed weights.
 """
 
 import errno
@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from pkgutil import iter_modules
 from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 try:
     from toynn._kernels.cpu import amx_refusal, has_openmp, software_tiles, supported_levels
@@ -24,7 +25,7 @@ except ModuleNotFoundError as error:
         "and start Python elsewhere, or build in place (python setup.py build_ext --inplace)"
     ) from error
 
-from toynn._kernels._check import MAX_THREADS
+from toynn._kernels.entry import MAX_THREADS, Entry
 
 __all__ = [
     "MAX_THREADS",
@@ -41,7 +42,7 @@ __all__ = [
 _built = {module.name for module in iter_modules([str(Path(__file__).parent / "generic")])}
 
 #: Names of all ops: whatever was built, the same at every level.
-OPS = tuple(sorted(_built - {"limits", "copies"}))
+OPS = tuple(sorted(_built - {"limits", "prepacked"}))
 
 
 def built_levels() -> list[str]:
@@ -86,7 +87,18 @@ def load(op: str, at: str) -> ModuleType:
     levels = built_levels()
     below = levels[: levels.index(at) + 1]
     best = next(name for name in reversed(below) if find_spec(f"{__name__}.{name}.{op}"))
-    return import_module(f"{__name__}.{best}.{op}")
+    module = import_module(f"{__name__}.{best}.{op}")
+    entries = {name: entry for name, entry in vars(module).items() if isinstance(entry, Entry)}
+    for name, entry in entries.items():
+        entry.name = f"{op}.{name}"
+    vars(module)["entries"] = entries
+    return module
+
+
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """Return a kernel's module: of entries, whose signatures say how they are called."""
 
 
 level = _choose()

@@ -40,18 +40,6 @@ cdef struct Sizes:
     bint pairs   # factors of products are rounded to bfloat16, and packed in pairs
 
 
-cdef inline Py_ssize_t row_floats(const float[:, :] x) except? -1:
-    """Floats from one row of a door's argument to the next."""
-    if x.shape[1] > 1 and x.strides[1] != sizeof(float) or x.strides[0] % sizeof(float):
-        raise ValueError("attention: columns of q, k, v or a gradient are not C-contiguous")
-    return x.strides[0] // <Py_ssize_t>sizeof(float)
-
-
-cdef inline void* at_row(const float[:, :] x) noexcept:
-    """The address of its first row; NULL if it is empty."""
-    return <void*>&x[0, 0] if x.shape[0] and x.shape[1] else NULL
-
-
 cdef inline Py_ssize_t tail(const Sizes* s) noexcept nogil:
     """Rows by which a last block may be longer than BLOCK.
 

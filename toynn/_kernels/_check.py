@@ -1,13 +1,34 @@
 """The shape checks of the kernels' Python doors."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Any
 
+from numpy.typing import NDArray
+
+from toynn.checks import segments_within
 from toynn.dtypes import GGUF_BLOCKS
 from toynn.precision import PRECISIONS
 
-__all__ = ["MAX_THREADS", "check", "check_limits", "precision_index", "row_length", "sequences"]
+__all__ = [
+    "MAX_THREADS",
+    "attention_fits",
+    "bounds_rise",
+    "cache_has_room",
+    "check",
+    "check_limits",
+    "completions",
+    "pairs",
+    "precision_index",
+    "ring_has_room",
+    "row_length",
+    "segments",
+    "sequences",
+]
+
+Arrays = Mapping[str, NDArray[Any]]
+Sizes = Mapping[str, int]
+Options = Mapping[str, float]
 
 MAX_THREADS = 1024  # the OpenMP runtime ends the process when it cannot make a thread
 
@@ -63,8 +84,79 @@ def precision_index(where: str, precision: str) -> int:
     return PRECISIONS.index(precision)
 
 
-def sequences(where: str, count: int, room: int, *, of: int = 1) -> None:
-    """Raise ValueError unless there are so many sequences, in groups ``of`` so many."""
-    if not of <= count <= room or count % of:
+def sequences(where: str, arrays: Arrays, sizes: Sizes, options: Options, of: int = 1) -> None:
+    """Raise ValueError unless ``count`` is 1 to S sequences, in groups ``of`` so many."""
+    count, most = int(arrays["count"][0]), sizes["S"]
+    if not of <= count <= most or count % of:
         what = f"a multiple of {of}, " if of > 1 else ""
-        raise ValueError(f"{where}: count needs {what}{of} to {room}; got {count}")
+        raise ValueError(f"{where}: count needs {what}{of} to {most}; got {count}")
+
+
+def pairs(where: str, arrays: Arrays, sizes: Sizes, options: Options) -> None:
+    """Raise ValueError unless ``count`` is an even number of sequences."""
+    sequences(where, arrays, sizes, options, of=2)
+
+
+def completions(where: str, arrays: Arrays, sizes: Sizes, options: Options) -> None:
+    """Raise ValueError unless there are pairs, with tokens in each completion."""
+    pairs(where, arrays, sizes, options)
+    for s in range(int(arrays["count"][0])):
+        prompt, completion, end = arrays["bounds"][2 * s : 2 * s + 3]
+        if prompt > completion or completion >= end:
+            raise ValueError(f"{where}: bounds must rise, in the completion of sequence {s} too")
+
+
+def bounds_rise(where: str, arrays: Arrays, sizes: Sizes, options: Options) -> None:
+    """Raise ValueError unless ``bounds`` rise from at least 0 to at most N."""
+    before, most = 0, sizes["N"]
+    for k, bound in enumerate(arrays["bounds"].tolist()):
+        if not before <= bound <= most:
+            raise ValueError(f"{where}: bounds[{k}] must be {before} to {most}; got {bound}")
+        before = bound
+
+
+def segments(where: str, arrays: Arrays, sizes: Sizes, options: Options) -> None:
+    """Raise ValueError unless ``first`` holds the first row of each row's segment."""
+    if sizes.get("L", 1) < 1 or sizes["B"] < 0:
+        raise ValueError(f"{where}: needs a tap and a sequence or more; got sizes {dict(sizes)}")
+    if "first" in arrays:
+        segments_within(sizes["T"])(f"{where}: first", arrays["first"])
+
+
+def ring_has_room(where: str, arrays: Arrays, sizes: Sizes, options: Options) -> None:
+    """Raise ValueError unless a ring has a row for each of T rows and L - 1 before them."""
+    T, L, R = (sizes[name] for name in "TLR")
+    if (arrays["past"] < 0).any() or (len(arrays["past"]) and T + L - 1 > R) or L < 1:
+        raise ValueError(
+            f"{where}: {T} rows and {L} taps need a ring of {T + L - 1} rows, and a past >= 0; "
+            f"got {R} and {arrays['past'].tolist()}"
+        )
+
+
+def attention_fits(where: str, arrays: Arrays, sizes: Sizes, options: Options) -> None:
+    """Raise ValueError for heads, segments, a window or a cap of attention that mean nothing."""
+    H, KV, D = (sizes[name] for name in ("H", "KV", "D"))
+    if D < 1 or KV < 1 or H % KV:
+        raise ValueError(
+            f"{where}: needs D >= 1 and KV that divides H; got {D}, {KV}, {H} from q "
+            f"{arrays['q'].shape}, k {arrays['k'].shape}"
+        )
+    causal = sizes.get("causal", 1)
+    check_limits(where, sizes["window"], options["cap"], causal=bool(causal))
+    if "first" in arrays:
+        if not causal:
+            raise ValueError(f"{where}: first needs causal=True: segments are causal")
+        segments_within(sizes["T"])(f"{where}: first", arrays["first"])
+    if "delta" not in arrays and ("dq" in arrays or "dk" in arrays):
+        raise ValueError(f"{where}: dq and dk need delta; got None")
+
+
+def cache_has_room(where: str, arrays: Arrays, sizes: Sizes, options: Options) -> None:
+    """Raise ValueError unless caches, in blocks of 64 rows, have room behind ``past`` for T."""
+    attention_fits(where, arrays, sizes, options)
+    S, T = sizes["S"], sizes["T"]
+    if S % 64:
+        raise ValueError(f"{where}: needs caches of a multiple of 64 rows; got {S}")
+    for past in arrays["past"].tolist():
+        if not 0 <= past <= S - T:
+            raise ValueError(f"{where}: {T} rows after past need past in 0 .. {S - T}; got {past}")

@@ -3,13 +3,12 @@
 So many at any number of threads, each over all rows in order: the sums are the same.
 """
 from toynn._kernels._parallel cimport parallel_for, part_fn
-from toynn._kernels.abi cimport KernelArgs
 
 cdef enum:
     COLS = 64
 
 
-cdef inline void parallel_columns(part_fn part, KernelArgs* a, Py_ssize_t C) noexcept nogil:
+cdef inline void parallel_columns(part_fn part, void* a, Py_ssize_t C) noexcept nogil:
     """Have a.n_threads threads compute all blocks of C columns, which begin COLS apart."""
     parallel_for(part, a, (C + COLS - 1) // COLS)
 

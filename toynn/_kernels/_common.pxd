@@ -176,20 +176,3 @@ cdef inline float max_(const float* x, Py_ssize_t C) noexcept nogil:
     for k in range(LANES):
         most = acc[k] if acc[k] > most else most
     return most
-
-
-# The address of an array's first element, for the Python doors; NULL for an empty array.
-cdef inline void* at1(const float[::1] x) noexcept:
-    return <void*>&x[0] if x.shape[0] else NULL
-
-
-cdef inline void* at2(const float[:, ::1] x) noexcept:
-    return <void*>&x[0, 0] if x.shape[0] and x.shape[1] else NULL
-
-
-cdef inline void* at3(const float[:, :, ::1] x) noexcept:
-    return <void*>&x[0, 0, 0] if x.shape[0] and x.shape[1] and x.shape[2] else NULL
-
-
-cdef inline void* ids1(const int[::1] x) noexcept:
-    return <void*>&x[0] if x.shape[0] else NULL

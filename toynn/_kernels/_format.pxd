@@ -9,7 +9,6 @@ from toynn._kernels._blocks cimport (
     RUN, expand_bf16, expand_f16, expand_q4_0, expand_q4_1, expand_q5_0, expand_q5_1, expand_q8_0,
     floats,
 )
-from toynn._kernels._common cimport at2
 from toynn._kernels._grids cimport (
     expand_iq2_s, expand_iq2_xs, expand_iq2_xxs, expand_iq3_s, expand_iq3_xxs,
 )
@@ -89,14 +88,3 @@ cdef inline Format format_of(Py_ssize_t type) noexcept nogil:
 cdef inline Py_ssize_t row_bytes(const Format* format, Py_ssize_t K) noexcept nogil:
     """Bytes of a row of K elements."""
     return K // format.elements * format.nbytes
-
-
-cdef inline void* rows_at(w, str type) except? NULL:
-    """The address of the matrix that a Python door was given: floats, or else bytes."""
-    cdef const float[:, ::1] values
-    cdef const uint8_t[:, ::1] blocks
-    if type == "F32":
-        values = w
-        return at2(values)
-    blocks = w
-    return <void*>&blocks[0, 0] if blocks.shape[0] and blocks.shape[1] else NULL

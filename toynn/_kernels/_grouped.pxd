@@ -8,11 +8,11 @@ from libc.stdint cimport uint8_t
 
 from toynn._kernels._blocked cimport FEW_IN_INT8, Product
 from toynn._kernels._common cimport flush_denormals, fpstate, restore_fpstate, team
-from toynn._kernels._copies cimport read_copy
 from toynn._kernels._format cimport Format, format_of, row_bytes
 from toynn._kernels._gemm cimport begin_tiles, end_tiles
 from toynn._kernels._int8 cimport int8_floats
 from toynn._kernels._panels cimport HAS_TILES, kept_floats
+from toynn._kernels._prepacked cimport Prepacked, read_prepacked
 from toynn._kernels._products cimport (
     BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Entry, product_of, rounds_few,
 )
@@ -28,7 +28,7 @@ cdef struct Experts:
     Py_ssize_t E, M, N, K, type, precision
     bint add
     int units             # of this CPU, beside its level: enum Unit
-    const void* kept      # a copy of each matrix in panels, one behind another; NULL: none
+    const Prepacked* kept  # of each matrix, one behind another; NULL: none
 
 
 cdef inline Product _product_of_expert(const Experts* x, Py_ssize_t e) noexcept nogil:
@@ -56,7 +56,7 @@ cdef inline Product _product_of_expert(const Experts* x, Py_ssize_t e) noexcept 
             K, 0, x.precision, x.units,
         )
     p.add = x.add
-    read_copy(&p, x.kept)
+    read_prepacked(&p, x.kept)
     if p.b.packed != NULL:
         p.b.packed += e * kept_floats(&p.b, p.K)
     return p

@@ -5,7 +5,6 @@ from toynn._kernels._common cimport exp_, sum_
 
 cdef enum:
     BLOCK = 1024    # logits at a time: 4 KiB, which stay in the L1 cache between two loops
-    IGNORED = -100  # the label of a row that does not count
 
 
 cdef inline double exp_sum(float* kept, const float* x, float top, Py_ssize_t V) noexcept nogil:

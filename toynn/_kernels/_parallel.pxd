@@ -8,22 +8,23 @@ from cython.parallel cimport parallel, prange
 from toynn._kernels._common cimport flush_denormals, fpstate, restore_fpstate, team
 from toynn._kernels.abi cimport KernelArgs
 
-# Computes first .. last - 1 of what the arguments describe.
+# Computes first .. last - 1 of what the arguments describe: KernelArgs, by whatever names.
 ctypedef void (*part_fn)(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil
 
 
-cdef inline void parallel_for(part_fn part, KernelArgs* a, Py_ssize_t n) noexcept nogil:
+cdef inline void parallel_for(part_fn part, void* a, Py_ssize_t n) noexcept nogil:
     """Have a.n_threads threads compute all of 0 .. n - 1; return when they have."""
     parallel_blocks(part, a, n, 1)
 
 
 cdef inline void parallel_blocks(
-    part_fn part, KernelArgs* a, Py_ssize_t n, Py_ssize_t block
+    part_fn part, void* args, Py_ssize_t n, Py_ssize_t block
 ) noexcept nogil:
     """The same, where stretches begin at multiples of ``block`` only.
 
     One thread does so without a parallel region: entering one takes longer than a small kernel.
     """
+    cdef KernelArgs* a = <KernelArgs*>args
     cdef Py_ssize_t i, blocks = (n + block - 1) // block
     cdef fpstate before = 0
     if a.n_threads == 1:

@@ -10,8 +10,8 @@ are neither small nor thin nor of a few rows: these use what bfloat16 the precis
 from toynn._kernels._blocked cimport (
     FEW, FEW_IN_INT8, NONE, SMALL_TILES, Product, is_small, is_thin,
 )
-from toynn._kernels._int8 cimport dot_int8_of, in_int8
-from toynn._kernels._panels cimport HAS_TILES, SIDE, Operand, floats_at, stored_as
+from toynn._kernels._int8 cimport HAS_INT8, VNNI_OF_BUILD, dot_int8_of, in_int8
+from toynn._kernels._panels cimport HAS_PAIRS, HAS_TILES, SIDE, Operand, floats_at, stored_as
 
 cdef enum:
     HIGH = 1    # in toynn.precision.PRECISIONS
@@ -28,8 +28,11 @@ cdef enum Entry:
     BACKWARD_WEIGHT
 
 
-cdef inline int units_of(bint pairs, str int8):
-    """The units of this CPU: whether pairs pay, and which it has for 8 bits (cpu.int8_unit)."""
+cdef inline int units():
+    """The units of this CPU, as far as this build has instructions for them."""
+    from toynn._kernels.cpu import gains_by_pairs, int8_unit
+    int8 = int8_unit(VNNI_OF_BUILD) if HAS_INT8 else ""
+    pairs = HAS_PAIRS and gains_by_pairs()
     return (PAIRS if pairs else 0) | (INT8 if int8 else 0) | (VNNI if "VNNI" in int8 else 0)
 
 

@@ -1,4 +1,8 @@
-"""What a compiled program and a kernel agree on: one struct, one kind of function."""
+"""What a compiled program and a kernel agree on: one struct, two kinds of function.
+
+A kernel sees the struct by the names of its signature: setup.py declares ``Forward`` for the entry
+"forward" of rmsnorm in ``toynn._kernels.args.rmsnorm``, laid out as KernelArgs.
+"""
 
 cdef enum:
     MAX_TENSORS = 12
@@ -6,12 +10,13 @@ cdef enum:
     MAX_OPTIONS = 4
 
 cdef struct KernelArgs:
-    void* t[MAX_TENSORS]       # outputs, saved, inputs: in the order of the node on the tape
+    void* t[MAX_TENSORS]       # outputs, saved, inputs: in the order of the signature
     Py_ssize_t n[MAX_SIZES]    # sizes, strides, switches
     float f[MAX_OPTIONS]       # real options: eps, scale
-    void* workspace            # scratch memory, 64-byte aligned, as many bytes as the op asked for
+    void* workspace            # scratch memory, 64-byte aligned, as many bytes as it asked for
     int accumulate             # 0: parameter gradients are overwritten, 1: added to
     int n_threads
     const void* kept           # what the program keeps for this call from run to run, or NULL
 
 ctypedef void (*kernel_fn)(KernelArgs*) noexcept nogil
+ctypedef Py_ssize_t (*scratch_fn)(KernelArgs*) noexcept nogil

@@ -20,48 +20,45 @@ Outputs alias nothing; no gradient.
 Source: Dao et al. 2023, Flash-Decoding, crfm.stanford.edu/2023/10/12/flashdecoding.html.
 """
 from cython.parallel cimport parallel, prange
-from libc.math cimport INFINITY, sqrt
-from libc.stdlib cimport free, malloc
+from libc.math cimport INFINITY
 from libc.string cimport memcpy, memset
 
-from toynn._kernels._attention cimport BLOCK, Sizes, at_row, first_key, forward_block, row_floats
-from toynn._kernels._common cimport (
-    at1, at2, exp_, flush_denormals, fpstate, ids1, restore_fpstate, team
-)
-from toynn._kernels._entry cimport entry
+from toynn._kernels._attention cimport BLOCK, Sizes, first_key, forward_block
+from toynn._kernels._common cimport exp_, flush_denormals, fpstate, restore_fpstate, team
 from toynn._kernels._panels cimport blocks_of
-from toynn._kernels.abi cimport KernelArgs
+from toynn._kernels.abi cimport kernel_fn, scratch_fn
+from toynn._kernels.args.cached_attention cimport Forward
+from toynn._kernels.entry cimport entry
 
-from toynn._kernels._check import check, check_limits
+from toynn._kernels._check import cache_has_room
 
 cdef enum:
     SPAN = 256       # keys per task if T = 1: four blocks, 64 KB each of k and v at D = 64
     SMALL = 1 << 17  # multiplications per product for which waking threads costs too much
 
 
-cdef inline Sizes _sizes(const KernelArgs* a) noexcept nogil:
+cdef inline Sizes _sizes(const Forward* a) noexcept nogil:
     cdef Sizes s
-    s.B, s.T, s.H, s.KV, s.D, s.S = a.n[0], a.n[1], a.n[2], a.n[3], a.n[4], a.n[5]
-    s.ldq, s.ldk, s.ldv = a.n[6], a.n[7], a.n[8]
+    s.B, s.T, s.H, s.KV, s.D, s.S = a.B, a.T, a.H, a.KV, a.D, a.S
+    s.ldq, s.ldk, s.ldv = a.ldq, a.ldk, a.ldv
     s.ldo = s.H * s.D
-    s.window, s.hidden = a.n[9], 0
-    s.past, s.causal, s.cached, s.scale, s.cap = 0, True, True, a.f[0], a.f[1]
+    s.window, s.hidden = a.window, 0
+    s.past, s.causal, s.cached, s.scale, s.cap = 0, True, True, a.scale, a.cap
     s.sunk, s.sink = False, 0
     s.pairs = False
     return s
 
 
-cdef inline Py_ssize_t _past(const KernelArgs* a, Py_ssize_t batch) noexcept nogil:
-    cdef const int* past = <const int*>a.t[6]
-    return past[batch]
+cdef inline Py_ssize_t _past(const Forward* a, Py_ssize_t batch) noexcept nogil:
+    return a.past[batch]
 
 
-cdef inline Py_ssize_t _begin(const KernelArgs* a, const Sizes* s, Py_ssize_t batch) noexcept nogil:
+cdef inline Py_ssize_t _begin(const Forward* a, const Sizes* s, Py_ssize_t batch) noexcept nogil:
     """Where the first block of keys begins that the first new row of a sequence sees any of."""
     return first_key(s, _past(a, batch))
 
 
-cdef inline Py_ssize_t _longest(const KernelArgs* a, const Sizes* s) noexcept nogil:
+cdef inline Py_ssize_t _longest(const Forward* a, const Sizes* s) noexcept nogil:
     """The most keys that a sequence has, from its first block on to its first new row."""
     cdef Py_ssize_t batch, longest = 0
     for batch in range(s.B):
@@ -70,15 +67,15 @@ cdef inline Py_ssize_t _longest(const KernelArgs* a, const Sizes* s) noexcept no
 
 
 cdef inline void _append(
-    const KernelArgs* a, const Sizes* s, Py_ssize_t batch, Py_ssize_t kv
+    const Forward* a, const Sizes* s, Py_ssize_t batch, Py_ssize_t kv
 ) noexcept nogil:
     """Write the new rows of one head of k and v into the caches."""
     cdef Py_ssize_t head = (batch * s.KV + kv) * s.S * s.D, t, c, at
     cdef float* block
-    cdef float* kc = <float*>a.t[1] + head
-    cdef float* vc = <float*>a.t[2] + head
-    cdef const float* k = <const float*>a.t[4] + batch * s.T * s.ldk + kv * s.D
-    cdef const float* v = <const float*>a.t[5] + batch * s.T * s.ldv + kv * s.D
+    cdef float* kc = a.kc + head
+    cdef float* vc = a.vc + head
+    cdef const float* k = a.k + batch * s.T * s.ldk + kv * s.D
+    cdef const float* v = a.v + batch * s.T * s.ldv + kv * s.D
     for t in range(s.T):
         at = _past(a, batch) + t
         block = kc + at // BLOCK * BLOCK * s.D
@@ -88,25 +85,24 @@ cdef inline void _append(
 
 
 cdef inline void _attend_rows(
-    const KernelArgs* a, const Sizes* s, float* lse, Py_ssize_t batch, Py_ssize_t h, Py_ssize_t i
+    const Forward* a, const Sizes* s, float* lse, Py_ssize_t batch, Py_ssize_t h, Py_ssize_t i
 ) noexcept nogil:
     """Overwrite o of one head's queries i .. i + BLOCK - 1."""
     cdef Py_ssize_t head = (batch * s.KV + h * s.KV // s.H) * s.S * s.D, row = batch * s.T
-    cdef float* o = <float*>a.t[0] + row * s.ldo + h * s.D
-    cdef const float* kc = <const float*>a.t[1] + head
-    cdef const float* vc = <const float*>a.t[2] + head
-    cdef const float* q = <const float*>a.t[3] + row * s.ldq + h * s.D
-    cdef const float* sinks = <const float*>a.t[7]
+    cdef float* o = a.o + row * s.ldo + h * s.D
+    cdef const float* kc = a.kc + head
+    cdef const float* vc = a.vc + head
+    cdef const float* q = a.q + row * s.ldq + h * s.D
     cdef Sizes own = s[0]
-    if sinks != NULL:
-        own.sunk, own.sink = True, sinks[h]
+    if a.sinks != NULL:
+        own.sunk, own.sink = True, a.sinks[h]
     own.past = _past(a, batch)
     own.ldk = own.ldv = s.D
     forward_block(o, lse + row * s.H + h * s.T, q, kc, vc, &own, i)
 
 
 cdef inline void _attend_span(
-    const KernelArgs* a, const Sizes* s, float* o, float* lse, Py_ssize_t batch, Py_ssize_t kv,
+    const Forward* a, const Sizes* s, float* o, float* lse, Py_ssize_t batch, Py_ssize_t kv,
     Py_ssize_t first,
 ) noexcept nogil:
     """Overwrite o (G,D) and lse (G,) of G = H / KV heads, one query each, from a span of keys.
@@ -115,9 +111,9 @@ cdef inline void _attend_span(
     """
     first += _begin(a, s, batch)
     cdef Py_ssize_t at = ((batch * s.KV + kv) * s.S + first) * s.D, i
-    cdef const float* kc = <const float*>a.t[1] + at
-    cdef const float* vc = <const float*>a.t[2] + at
-    cdef const float* q = <const float*>a.t[3] + batch * s.ldq + kv * s.H // s.KV * s.D
+    cdef const float* kc = a.kc + at
+    cdef const float* vc = a.vc + at
+    cdef const float* q = a.q + batch * s.ldq + kv * s.H // s.KV * s.D
     cdef Sizes group = s[0]
     group.T = s.H // s.KV
     group.S = min(SPAN, _past(a, batch) + 1 - first)
@@ -156,10 +152,8 @@ cdef inline void _combine(
         o[c] /= total
 
 
-cdef void _forward(KernelArgs* a) noexcept nogil:
+cdef void _forward(Forward* a) noexcept nogil:
     cdef Sizes s = _sizes(a)
-    cdef float* o = <float*>a.t[0]
-    cdef const float* sinks = <const float*>a.t[7]
     cdef const float* sink = NULL
     cdef Py_ssize_t longest = _longest(a, &s) + s.T, G = s.H // s.KV
     cdef Py_ssize_t spans = blocks_of(longest, SPAN), blocks = blocks_of(s.T, BLOCK)
@@ -180,8 +174,8 @@ cdef void _forward(KernelArgs* a) noexcept nogil:
                 )
             for task in prange(s.B * s.H, schedule="static"):
                 at = task // G * spans * G + task % G
-                sink = sinks + task % s.H if sinks != NULL else NULL
-                _combine(o + task * s.D, parts + at * s.D, lse + at, sink, spans, G, s.D)
+                sink = a.sinks + task % s.H if a.sinks != NULL else NULL
+                _combine(a.o + task * s.D, parts + at * s.D, lse + at, sink, spans, G, s.D)
         else:
             for task in prange(s.B * s.H * blocks, schedule="static"):
                 h = task // blocks % s.H
@@ -190,73 +184,16 @@ cdef void _forward(KernelArgs* a) noexcept nogil:
         restore_fpstate(before)
 
 
-def workspace(
-    str name, Py_ssize_t B, Py_ssize_t T, Py_ssize_t H, Py_ssize_t KV, Py_ssize_t D,
-    Py_ssize_t S, Py_ssize_t ldq, Py_ssize_t ldk, Py_ssize_t ldv, Py_ssize_t window,
-    int n_threads=1,
-):
-    """Bytes of scratch memory that an entry needs at these sizes: for any ``past``."""
-    if T == 1:
-        return B * H * blocks_of(S, SPAN) * (1 + D) * sizeof(float)
-    return B * H * T * sizeof(float)
+cdef Py_ssize_t _scratch(Forward* a) noexcept nogil:
+    """What spans of the longest cache leave, or lse: for any ``past``."""
+    if a.T == 1:
+        return a.B * a.H * blocks_of(a.S, SPAN) * (1 + a.D) * sizeof(float)
+    return a.B * a.H * a.T * sizeof(float)
 
 
-def forward(
-    float[:, ::1] o, float[:, :, :, ::1] kc, float[:, :, :, ::1] vc, const float[:, :] q,
-    const float[:, :] k, const float[:, :] v, const int[::1] past, const float[::1] sinks=None,
-    scale=None, Py_ssize_t window=0, float cap=0, int n_threads=1,
-):
-    """Overwrite o (B*T, H*D), rows past .. past + T - 1 of kc and vc, from q, k, v and the caches.
-
-    q (B*T, H*D), k and v (B*T, KV*D); kc and vc (B, KV, S, D), S a multiple of 64, past (B,). T
-    follows from the rows of o. ``scale`` is 1 / sqrt(D) if None. A row sees ``window`` keys, its
-    own the last; 0: all. ``cap`` bounds the scores; 0: they have no bound. ``sinks`` (H,): of each
-    head the score of a key without a value.
-    """
-    cdef KernelArgs a
-    cdef Py_ssize_t B = vc.shape[0], KV = vc.shape[1], D = vc.shape[3]
-    cdef Py_ssize_t S = vc.shape[2] // BLOCK * BLOCK  # else the check below fails
-    cdef Py_ssize_t T = o.shape[0] // max(B, 1), H = q.shape[1] // max(D, 1), batch, nbytes
-    check(
-        "cached_attention.forward", f"vc ({B}, {KV}, {vc.shape[2]}, {D})", n_threads,
-        o=(o, (B * T, H * D)), kc=(kc, (B, KV, S, D)), vc=(vc, (B, KV, S, D)),
-        q=(q, (B * T, H * D)), k=(k, (B * T, KV * D)), v=(v, (B * T, KV * D)), past=(past, (B,)),
-    )
-    if D == 0 or KV == 0 or H % KV:
-        raise ValueError(
-            f"cached_attention.forward: needs D >= 1 and KV that divides H; got {D}, {KV}, {H}"
-        )
-    if sinks is not None:
-        check("cached_attention.forward", f"{H} heads of q", n_threads, sinks=(sinks, (H,)))
-    check_limits("cached_attention.forward", window, cap)
-    for batch in range(B):
-        if not 0 <= past[batch] <= S - T:
-            raise ValueError(
-                f"cached_attention.forward: {T} rows after past need past in 0 .. {S - T}; got "
-                f"{past[batch]}"
-            )
-    a.t[0] = at2(o)
-    a.t[1] = <void*>&kc[0, 0, 0, 0] if B * S else NULL
-    a.t[2] = <void*>&vc[0, 0, 0, 0] if B * S else NULL
-    a.t[3], a.t[4], a.t[5], a.t[6] = at_row(q), at_row(k), at_row(v), ids1(past)
-    a.t[7] = at1(sinks) if sinks is not None else NULL
-    a.n[0], a.n[1], a.n[2], a.n[3], a.n[4], a.n[5] = B, T, H, KV, D, S
-    a.n[6], a.n[7], a.n[8] = row_floats(q), row_floats(k), row_floats(v)
-    a.n[9] = window
-    a.f[0], a.f[1] = 1 / sqrt(D) if scale is None else scale, cap
-    a.n_threads = n_threads
-    nbytes = workspace("forward", B, T, H, KV, D, S, a.n[6], a.n[7], a.n[8], window)
-    a.workspace = malloc(max(nbytes, 1))
-    if a.workspace == NULL:
-        raise MemoryError(f"cached_attention.forward: no {nbytes} bytes of scratch memory")
-    with nogil:
-        _forward(&a)
-    free(a.workspace)
-
-
-entries = {
-    "forward": entry(
-        _forward, "o kc vc q k v past sinks?", sizes="B T H KV D S ldq ldk ldv window",
-        options="scale cap",
-    ),
-}
+forward = entry(
+    <kernel_fn>_forward,
+    "o[B*T H*D] kc[B KV S D]! vc[B KV S D]! <- q[B*T H*D]@ldq k[B*T KV*D]@ldk v[B*T KV*D]@ldv "
+    "i32 past[B] sinks[H]? | window=0 float scale=1/sqrt(D) cap=0.0",
+    <scratch_fn>_scratch, cache_has_room,
+)

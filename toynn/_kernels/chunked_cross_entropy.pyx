@@ -18,13 +18,12 @@ arXiv:2410.10989, section 3.2.
 from libc.math cimport NAN, log
 from libc.string cimport memset
 
-from toynn._kernels._common cimport at1, at2, ids1, max_
-from toynn._kernels._entry cimport entry
-from toynn._kernels._logits cimport IGNORED, exp_sum
-from toynn._kernels._parallel cimport parallel_for
-from toynn._kernels.abi cimport KernelArgs
-
-from toynn._kernels._check import check
+from toynn._kernels._common cimport max_
+from toynn._kernels._logits cimport exp_sum
+from toynn._kernels._parallel cimport parallel_for, part_fn
+from toynn._kernels.abi cimport kernel_fn
+from toynn._kernels.args.chunked_cross_entropy cimport Backward, Count, Each, Forward, Mean
+from toynn._kernels.entry cimport entry
 
 
 cdef inline float _row(float* dx, const float* x, int id, float scale, Py_ssize_t V) noexcept nogil:
@@ -48,166 +47,60 @@ cdef inline float _row(float* dx, const float* x, int id, float scale, Py_ssize_
     return loss
 
 
-cdef void _count(KernelArgs* a) noexcept nogil:
-    cdef float* rows = <float*>a.t[0]
-    cdef const int* labels = <const int*>a.t[1]
-    cdef Py_ssize_t n, found = 0, N = a.n[0], V = a.n[1]
-    for n in range(N):
-        found += 0 <= labels[n] < V
-    rows[0] = found
+cdef void _count(Count* a) noexcept nogil:
+    cdef Py_ssize_t n, found = 0
+    for n in range(a.N):
+        found += 0 <= a.labels[n] < a.V
+    a.rows[0] = found
 
 
-cdef void _forward_rows(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
-    cdef float* losses = <float*>a.t[0]
-    cdef const float* logits = <const float*>a.t[1]
-    cdef const int* labels = <const int*>a.t[2]
-    cdef Py_ssize_t n, V = a.n[1]
-    for n in range(first, last):
-        losses[n] = _row(NULL, logits + n * V, labels[n], 0, V)
-
-
-cdef void _forward(KernelArgs* a) noexcept nogil:
-    cdef Py_ssize_t N = a.n[0]
-    parallel_for(_forward_rows, a, N)
-
-
-cdef void _backward_rows(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
-    cdef float* dlogits = <float*>a.t[0]
-    cdef float* losses = <float*>a.t[1]
-    cdef const float* dloss = <const float*>a.t[2]
-    cdef const float* logits = <const float*>a.t[3]
-    cdef const int* labels = <const int*>a.t[4]
-    cdef const float* rows = <const float*>a.t[5]
-    cdef float scale = dloss[0] / rows[0]
-    cdef Py_ssize_t n, V = a.n[1]
-    for n in range(first, last):
-        losses[n] = _row(dlogits + n * V, logits + n * V, labels[n], scale, V)
-
-
-cdef void _backward(KernelArgs* a) noexcept nogil:
-    cdef Py_ssize_t N = a.n[0]
-    parallel_for(_backward_rows, a, N)
-
-
-cdef void _each_rows(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
-    cdef float* dlogits = <float*>a.t[0]
-    cdef const float* dlosses = <const float*>a.t[1]
-    cdef const float* logits = <const float*>a.t[2]
-    cdef const int* labels = <const int*>a.t[3]
-    cdef Py_ssize_t n, V = a.n[1]
-    for n in range(first, last):
-        _row(dlogits + n * V, logits + n * V, labels[n], dlosses[n], V)
-
-
-cdef void _each(KernelArgs* a) noexcept nogil:
-    cdef Py_ssize_t N = a.n[0]
-    parallel_for(_each_rows, a, N)
-
-
-cdef void _mean(KernelArgs* a) noexcept nogil:
-    """One sum, in double, in order."""
-    cdef float* loss = <float*>a.t[0]
-    cdef const float* losses = <const float*>a.t[1]
-    cdef float rows = (<const float*>a.t[2])[0]
-    cdef double total = 0
-    cdef Py_ssize_t n, N = a.n[0]
-    for n in range(N):
-        total += losses[n]
-    loss[0] = total / rows if rows else NAN
-
-
-def _check_labels(where, const int[::1] labels, Py_ssize_t V):
-    """Raise ValueError at the first label that is neither IGNORED nor in 0..V-1."""
+cdef void _forward_rows(Forward* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
     cdef Py_ssize_t n
-    for n in range(labels.shape[0]):
-        if labels[n] != IGNORED and not 0 <= labels[n] < V:
-            raise ValueError(
-                f"{where}: row {n}: label {labels[n]} is outside 0..{V - 1} and not {IGNORED}"
-            )
+    for n in range(first, last):
+        a.losses[n] = _row(NULL, a.logits + n * a.V, a.labels[n], 0, a.V)
 
 
-def count(float[::1] rows, const int[::1] labels, Py_ssize_t classes, int n_threads=1):
-    """Overwrite rows (1,): how many of labels (N,) are one of so many classes, not ignored."""
-    cdef KernelArgs a
-    _check_labels("chunked_cross_entropy.count", labels, classes)
-    check("chunked_cross_entropy.count", "one number", n_threads, rows=(rows, (1,)))
-    a.t[0], a.t[1] = at1(rows), ids1(labels)
-    a.n[0], a.n[1] = labels.shape[0], classes
-    _count(&a)
+cdef void _forward(Forward* a) noexcept nogil:
+    parallel_for(<part_fn>_forward_rows, a, a.N)
 
 
-def forward(
-    float[::1] losses, const float[:, ::1] logits, const int[::1] labels, int n_threads=1
-):
-    """Overwrite losses (N,) from logits (N,V) and labels (N,)."""
-    cdef KernelArgs a
-    cdef str where = "chunked_cross_entropy.forward"
-    cdef Py_ssize_t N = logits.shape[0], V = logits.shape[1]
-    _check_labels(where, labels, V)
-    check(where, f"logits ({N}, {V})", n_threads, losses=(losses, (N,)), labels=(labels, (N,)))
-    a.t[0], a.t[1], a.t[2] = at1(losses), at2(logits), ids1(labels)
-    a.n[0], a.n[1] = N, V
-    a.n_threads = n_threads
-    with nogil:
-        _forward(&a)
+cdef void _backward_rows(Backward* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+    cdef float scale = a.dloss[0] / a.rows[0]
+    cdef Py_ssize_t n
+    for n in range(first, last):
+        a.losses[n] = _row(a.dlogits + n * a.V, a.logits + n * a.V, a.labels[n], scale, a.V)
 
 
-def backward(
-    float[:, ::1] dlogits, float[::1] losses, const float[::1] dloss, const float[:, ::1] logits,
-    const int[::1] labels, const float[::1] rows, int n_threads=1,
-):
-    """Overwrite dlogits (N,V), which may be logits, and losses (N,); rows (1,) is of all chunks."""
-    cdef KernelArgs a
-    cdef str where = "chunked_cross_entropy.backward"
-    cdef Py_ssize_t N = logits.shape[0], V = logits.shape[1]
-    _check_labels(where, labels, V)
-    check(
-        where, f"logits ({N}, {V})", n_threads, dlogits=(dlogits, (N, V)), losses=(losses, (N,)),
-        dloss=(dloss, (1,)), labels=(labels, (N,)), rows=(rows, (1,)),
-    )
-    a.t[0], a.t[1], a.t[2] = at2(dlogits), at1(losses), at1(dloss)
-    a.t[3], a.t[4], a.t[5] = at2(logits), ids1(labels), at1(rows)
-    a.n[0], a.n[1] = N, V
-    a.n_threads = n_threads
-    with nogil:
-        _backward(&a)
+cdef void _backward(Backward* a) noexcept nogil:
+    parallel_for(<part_fn>_backward_rows, a, a.N)
 
 
-def each(
-    float[:, ::1] dlogits, const float[::1] dlosses, const float[:, ::1] logits,
-    const int[::1] labels, int n_threads=1,
-):
-    """Overwrite dlogits (N,V), which may be logits, from the gradients of the losses (N,)."""
-    cdef KernelArgs a
-    cdef str where = "chunked_cross_entropy.each"
-    cdef Py_ssize_t N = logits.shape[0], V = logits.shape[1]
-    _check_labels(where, labels, V)
-    check(
-        where, f"logits ({N}, {V})", n_threads, dlogits=(dlogits, (N, V)),
-        dlosses=(dlosses, (N,)), labels=(labels, (N,)),
-    )
-    a.t[0], a.t[1], a.t[2], a.t[3] = at2(dlogits), at1(dlosses), at2(logits), ids1(labels)
-    a.n[0], a.n[1] = N, V
-    a.n_threads = n_threads
-    with nogil:
-        _each(&a)
+cdef void _each_rows(Each* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+    cdef Py_ssize_t n
+    for n in range(first, last):
+        _row(a.dlogits + n * a.V, a.logits + n * a.V, a.labels[n], a.dlosses[n], a.V)
 
 
-def mean(float[::1] loss, const float[::1] losses, const float[::1] rows, int n_threads=1):
-    """Overwrite loss (1,) from losses (N,) and rows (1,), how many of them count."""
-    cdef KernelArgs a
-    check(
-        "chunked_cross_entropy.mean", "one number", n_threads, loss=(loss, (1,)), rows=(rows, (1,))
-    )
-    a.t[0], a.t[1], a.t[2] = at1(loss), at1(losses), at1(rows)
-    a.n[0] = losses.shape[0]
-    _mean(&a)
+cdef void _each(Each* a) noexcept nogil:
+    parallel_for(<part_fn>_each_rows, a, a.N)
 
 
-entries = {
-    "count": entry(_count, "rows labels", sizes="N V"),
-    "forward": entry(_forward, "losses logits labels", sizes="N V"),
-    "backward": entry(_backward, "dlogits losses dloss logits labels rows", sizes="N V"),
-    "each": entry(_each, "dlogits dlosses logits labels", sizes="N V"),
-    "mean": entry(_mean, "loss losses rows", sizes="N"),
-}
+cdef void _mean(Mean* a) noexcept nogil:
+    """One sum, in double, in order."""
+    cdef float rows = a.rows[0]
+    cdef double total = 0
+    cdef Py_ssize_t n
+    for n in range(a.N):
+        total += a.losses[n]
+    a.loss[0] = total / rows if rows else NAN
+
+
+count = entry(<kernel_fn>_count, "rows[1] <- i32 labels[N]<V,-100 | V")
+forward = entry(<kernel_fn>_forward, "losses[N] <- logits[N V] i32 labels[N]<V,-100")
+backward = entry(
+    <kernel_fn>_backward,
+    "dlogits[N V]=logits losses[N] "
+    "<- dloss[1] logits[N V] i32 labels[N]<V,-100 rows[1]",
+)
+each = entry(<kernel_fn>_each, "dlogits[N V]=logits <- dlosses[N] logits[N V] i32 labels[N]<V,-100")
+mean = entry(<kernel_fn>_mean, "loss[1] <- losses[N] rows[1]")

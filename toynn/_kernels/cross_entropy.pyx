@@ -17,13 +17,12 @@ from libc.math cimport NAN, log
 from libc.string cimport memcpy, memset
 
 from toynn._kernels._common cimport (
-    at1, at2, exp_, flush_denormals, fpstate, ids1, max_, restore_fpstate, sum_, team,
+    exp_, flush_denormals, fpstate, max_, restore_fpstate, sum_, team,
 )
-from toynn._kernels._entry cimport entry
-from toynn._kernels._logits cimport BLOCK, IGNORED, exp_sum
-from toynn._kernels.abi cimport KernelArgs, kernel_fn
-
-from toynn._kernels._check import check
+from toynn._kernels._logits cimport BLOCK, exp_sum
+from toynn._kernels.abi cimport kernel_fn
+from toynn._kernels.args.cross_entropy cimport Backward, BackwardDense, Forward, ForwardDense
+from toynn._kernels.entry cimport entry
 
 cdef enum:
     TASKS = 256  # groups of rows, each with its own sum of losses: fixed for any thread count
@@ -107,12 +106,8 @@ cdef inline void _row_backward(
         memset(dx, 0, V * sizeof(float))
 
 
-cdef void _forward_rows(KernelArgs* a, const int* ids, const float* dense) noexcept nogil:
-    cdef float* loss = <float*>a.t[0]
-    cdef float* lse = <float*>a.t[1]
-    cdef float* rows = <float*>a.t[2]
-    cdef const float* logits = <const float*>a.t[3]
-    cdef Py_ssize_t task, N = a.n[0], V = a.n[1], count = 0
+cdef void _forward_rows(Forward* a, const int* ids, const float* dense) noexcept nogil:
+    cdef Py_ssize_t task, count = 0
     cdef double[TASKS] losses
     cdef Py_ssize_t[TASKS] counts
     cdef double total = 0
@@ -121,148 +116,58 @@ cdef void _forward_rows(KernelArgs* a, const int* ids, const float* dense) noexc
         before = flush_denormals()
         for task in prange(TASKS, schedule="static"):
             _task_forward(
-                &losses[task], &counts[task], lse, logits, ids, dense,
-                N * task // TASKS, N * (task + 1) // TASKS, V,
+                &losses[task], &counts[task], a.lse, a.logits, ids, dense,
+                a.N * task // TASKS, a.N * (task + 1) // TASKS, a.V,
             )
         restore_fpstate(before)
     for task in range(TASKS):
         total += losses[task]
         count += counts[task]
-    loss[0] = total / count if count else NAN
-    rows[0] = count
+    a.loss[0] = total / count if count else NAN
+    a.rows[0] = count
 
 
-cdef void _backward_rows(KernelArgs* a, const int* ids, const float* dense) noexcept nogil:
-    cdef float* dlogits = <float*>a.t[0]
-    cdef const float* dloss = <const float*>a.t[1]
-    cdef const float* logits = <const float*>a.t[2]
-    cdef const float* lse = <const float*>a.t[4]
-    cdef const float* rows = <const float*>a.t[5]
-    cdef float scale = dloss[0] / rows[0]
-    cdef Py_ssize_t n, N = a.n[0], V = a.n[1]
+cdef void _backward_rows(Backward* a, const int* ids, const float* dense) noexcept nogil:
+    cdef float scale = a.dloss[0] / a.rows[0]
+    cdef Py_ssize_t n
     cdef fpstate before = 0
     with parallel(num_threads=team(a.n_threads)):
         before = flush_denormals()
-        for n in prange(N, schedule="static"):
+        for n in prange(a.N, schedule="static"):
             _row_backward(
-                dlogits + n * V, logits + n * V, ids + n if ids else NULL,
-                dense + n * V if dense else NULL, lse[n], scale, V,
+                a.dlogits + n * a.V, a.logits + n * a.V, ids + n if ids else NULL,
+                dense + n * a.V if dense else NULL, a.lse[n], scale, a.V,
             )
         restore_fpstate(before)
 
 
-cdef void _forward(KernelArgs* a) noexcept nogil:
-    cdef const int* labels = <const int*>a.t[4]
-    _forward_rows(a, labels, NULL)
+cdef void _forward(Forward* a) noexcept nogil:
+    _forward_rows(a, a.labels, NULL)
 
 
-cdef void _forward_dense(KernelArgs* a) noexcept nogil:
-    cdef const float* labels = <const float*>a.t[4]
-    _forward_rows(a, NULL, labels)
+cdef void _forward_dense(ForwardDense* a) noexcept nogil:
+    _forward_rows(<Forward*>a, NULL, a.labels)  # the same slots
 
 
-cdef void _backward(KernelArgs* a) noexcept nogil:
-    cdef const int* labels = <const int*>a.t[3]
-    _backward_rows(a, labels, NULL)
+cdef void _backward(Backward* a) noexcept nogil:
+    _backward_rows(a, a.labels, NULL)
 
 
-cdef void _backward_dense(KernelArgs* a) noexcept nogil:
-    cdef const float* labels = <const float*>a.t[3]
-    _backward_rows(a, NULL, labels)
+cdef void _backward_dense(BackwardDense* a) noexcept nogil:
+    _backward_rows(<Backward*>a, NULL, a.labels)  # the same slots
 
 
-def _check_labels(where, const int[::1] labels, Py_ssize_t V):
-    """Raise ValueError at the first label that is neither IGNORED nor in 0..V-1."""
-    cdef Py_ssize_t n
-    for n in range(labels.shape[0]):
-        if labels[n] != IGNORED and not 0 <= labels[n] < V:
-            raise ValueError(
-                f"{where}: row {n}: label {labels[n]} is outside 0..{V - 1} and not {IGNORED}"
-            )
-
-
-cdef _run_forward(
-    kernel_fn body, str where, float[::1] loss, float[::1] lse, float[::1] rows,
-    const float[:, ::1] logits, labels, void* labels_data, int n_threads,
-):
-    cdef KernelArgs a
-    cdef Py_ssize_t N = logits.shape[0], V = logits.shape[1]
-    check(
-        where, f"logits ({N}, {V})", n_threads, loss=(loss, (1,)), lse=(lse, (N,)),
-        rows=(rows, (1,)), labels=(labels, (N, V)[:labels.ndim]),
-    )
-    a.t[0], a.t[1], a.t[2] = at1(loss), at1(lse), at1(rows)
-    a.t[3], a.t[4] = at2(logits), labels_data
-    a.n[0], a.n[1] = N, V
-    a.n_threads = n_threads
-    with nogil:
-        body(&a)
-
-
-cdef _run_backward(
-    kernel_fn body, str where, float[:, ::1] dlogits, const float[::1] dloss,
-    const float[:, ::1] logits, labels, void* labels_data, const float[::1] lse,
-    const float[::1] rows, int n_threads,
-):
-    cdef KernelArgs a
-    cdef Py_ssize_t N = logits.shape[0], V = logits.shape[1]
-    check(
-        where, f"logits ({N}, {V})", n_threads, dlogits=(dlogits, (N, V)), dloss=(dloss, (1,)),
-        labels=(labels, (N, V)[:labels.ndim]), lse=(lse, (N,)), rows=(rows, (1,)),
-    )
-    a.t[0], a.t[1], a.t[2] = at2(dlogits), at1(dloss), at2(logits)
-    a.t[3], a.t[4], a.t[5] = labels_data, at1(lse), at1(rows)
-    a.n[0], a.n[1] = N, V
-    a.n_threads = n_threads
-    with nogil:
-        body(&a)
-
-
-def forward(
-    float[::1] loss, float[::1] lse, float[::1] rows, const float[:, ::1] logits,
-    const int[::1] labels, int n_threads=1,
-):
-    """Overwrite loss (1,), lse (N,), rows (1,) from logits (N,V) and labels (N,)."""
-    cdef str where = "cross_entropy.forward"
-    _check_labels(where, labels, logits.shape[1])
-    _run_forward(_forward, where, loss, lse, rows, logits, labels, ids1(labels), n_threads)
-
-
-def backward(
-    float[:, ::1] dlogits, const float[::1] dloss, const float[:, ::1] logits,
-    const int[::1] labels, const float[::1] lse, const float[::1] rows, int n_threads=1,
-):
-    """Overwrite dlogits (N,V), which may be logits, from dloss (1,) and what forward saved."""
-    cdef str where = "cross_entropy.backward"
-    _check_labels(where, labels, logits.shape[1])
-    _run_backward(
-        _backward, where, dlogits, dloss, logits, labels, ids1(labels), lse, rows, n_threads
-    )
-
-
-def forward_dense(
-    float[::1] loss, float[::1] lse, float[::1] rows, const float[:, ::1] logits,
-    const float[:, ::1] labels, int n_threads=1,
-):
-    """Overwrite loss (1,), lse (N,), rows (1,) from logits and labels (N,V)."""
-    cdef str where = "cross_entropy.forward_dense"
-    _run_forward(_forward_dense, where, loss, lse, rows, logits, labels, at2(labels), n_threads)
-
-
-def backward_dense(
-    float[:, ::1] dlogits, const float[::1] dloss, const float[:, ::1] logits,
-    const float[:, ::1] labels, const float[::1] lse, const float[::1] rows, int n_threads=1,
-):
-    """Overwrite dlogits (N,V), which may be logits, from dloss (1,) and what forward saved."""
-    cdef str where = "cross_entropy.backward_dense"
-    _run_backward(
-        _backward_dense, where, dlogits, dloss, logits, labels, at2(labels), lse, rows, n_threads
-    )
-
-
-entries = {
-    "forward": entry(_forward, "loss lse rows logits labels", sizes="N V"),
-    "backward": entry(_backward, "dlogits dloss logits labels lse rows", sizes="N V"),
-    "forward_dense": entry(_forward_dense, "loss lse rows logits labels", sizes="N V"),
-    "backward_dense": entry(_backward_dense, "dlogits dloss logits labels lse rows", sizes="N V"),
-}
+forward = entry(<kernel_fn>_forward, "loss[1]; lse[N] rows[1] <- logits[N V] i32 labels[N]<V,-100")
+backward = entry(
+    <kernel_fn>_backward,
+    "dlogits[N V]=logits "
+    "<- dloss[1] logits[N V] i32 labels[N]<V,-100 lse[N] rows[1]",
+)
+forward_dense = entry(
+    <kernel_fn>_forward_dense, "loss[1]; lse[N] rows[1] <- logits[N V] labels[N V]"
+)
+backward_dense = entry(
+    <kernel_fn>_backward_dense,
+    "dlogits[N V]=logits "
+    "<- dloss[1] logits[N V] labels[N V] lse[N] rows[1]",
+)

@@ -17,12 +17,10 @@ Source: Liu et al. 2024, DoRA, arXiv:2402.09353, equations 5 and 11.
 from libc.math cimport sqrt
 
 from toynn._kernels._columns cimport COLS, begin_sums, parallel_columns
-from toynn._kernels._common cimport at1, at2
-from toynn._kernels._entry cimport entry
-from toynn._kernels._parallel cimport parallel_for
-from toynn._kernels.abi cimport KernelArgs
-
-from toynn._kernels._check import check
+from toynn._kernels._parallel cimport parallel_for, part_fn
+from toynn._kernels.abi cimport kernel_fn
+from toynn._kernels.args.dora cimport Backward, Forward, Norms
+from toynn._kernels.entry cimport entry
 
 
 cdef inline float _inverse_norm(
@@ -69,129 +67,49 @@ cdef inline void _columns_dm(
         dm[c] = dm[c] + acc[c] * r[c] if accumulate else acc[c] * r[c]
 
 
-cdef void _norms_channels(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
-    cdef float* r = <float*>a.t[0]
-    cdef const float* squares = <const float*>a.t[1]
-    cdef const float* p = <const float*>a.t[2]
-    cdef const float* g = <const float*>a.t[3]
-    cdef const float* b = <const float*>a.t[4]
-    cdef Py_ssize_t c, C = a.n[0], R = a.n[1]
-    cdef float scale = a.f[0]
+cdef void _norms_channels(Norms* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+    cdef Py_ssize_t c
     for c in range(first, last):
-        r[c] = _inverse_norm(squares[c], p + c, g, b + c * R, C, R, scale)
+        a.r[c] = _inverse_norm(a.squares[c], a.p + c, a.g, a.b + c * a.R, a.C, a.R, a.scale)
 
 
-cdef void _norms(KernelArgs* a) noexcept nogil:
-    cdef Py_ssize_t C = a.n[0]
-    parallel_for(_norms_channels, a, C)
+cdef void _norms(Norms* a) noexcept nogil:
+    parallel_for(<part_fn>_norms_channels, a, a.C)
 
 
-cdef void _forward_rows(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
-    cdef float* y = <float*>a.t[0]
-    cdef const float* x = <const float*>a.t[1]
-    cdef const float* m = <const float*>a.t[2]
-    cdef const float* r = <const float*>a.t[3]
-    cdef const float* bias = <const float*>a.t[4]
-    cdef Py_ssize_t n, C = a.n[1]
+cdef void _forward_rows(Forward* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+    cdef Py_ssize_t n
     for n in range(first, last):
-        _row_forward(y + n * C, x + n * C, m, r, bias, C)
+        _row_forward(a.y + n * a.C, a.x + n * a.C, a.m, a.r, a.bias, a.C)
 
 
-cdef void _forward(KernelArgs* a) noexcept nogil:
-    cdef Py_ssize_t N = a.n[0], C = a.n[1]
-    if C:
-        parallel_for(_forward_rows, a, N)
+cdef void _forward(Forward* a) noexcept nogil:
+    if a.C:
+        parallel_for(<part_fn>_forward_rows, a, a.N)
 
 
-cdef void _backward_rows(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
-    cdef float* dx = <float*>a.t[0]
-    cdef const float* dy = <const float*>a.t[2]
-    cdef const float* m = <const float*>a.t[4]
-    cdef const float* r = <const float*>a.t[5]
-    cdef Py_ssize_t n, C = a.n[1]
+cdef void _backward_rows(Backward* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+    cdef Py_ssize_t n
     for n in range(first, last):
-        _row_forward(dx + n * C, dy + n * C, m, r, NULL, C)
+        _row_forward(a.dx + n * a.C, a.dy + n * a.C, a.m, a.r, NULL, a.C)
 
 
-cdef void _backward_blocks(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
-    cdef float* dm = <float*>a.t[1]
-    cdef const float* dy = <const float*>a.t[2]
-    cdef const float* x = <const float*>a.t[3]
-    cdef const float* r = <const float*>a.t[5]
-    cdef Py_ssize_t b, c, N = a.n[0], C = a.n[1]
+cdef void _backward_blocks(Backward* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+    cdef Py_ssize_t b, c
     for b in range(first, last):
         c = b * COLS
-        _columns_dm(dm + c, dy + c, x + c, r + c, N, C, min(COLS, C - c), a.accumulate)
+        _columns_dm(
+            a.dm + c, a.dy + c, a.x + c, a.r + c, a.N, a.C, min(COLS, a.C - c), a.accumulate
+        )
 
 
-cdef void _backward(KernelArgs* a) noexcept nogil:
-    cdef float* dm = <float*>a.t[1]
-    cdef Py_ssize_t N = a.n[0], C = a.n[1]
-    if C:
-        parallel_for(_backward_rows, a, N)
-    if dm != NULL:
-        parallel_columns(_backward_blocks, a, C)
+cdef void _backward(Backward* a) noexcept nogil:
+    if a.C:
+        parallel_for(<part_fn>_backward_rows, a, a.N)
+    if a.dm != NULL:
+        parallel_columns(<part_fn>_backward_blocks, a, a.C)
 
 
-def norms(
-    float[::1] r, const float[::1] squares, const float[:, ::1] p, const float[:, ::1] g,
-    const float[:, ::1] b, float scale, int n_threads=1,
-):
-    """Overwrite r (C,) from squares (C,), p (R,C), g (R,R) and b (C,R)."""
-    cdef KernelArgs a
-    cdef Py_ssize_t C = b.shape[0], R = b.shape[1]
-    check(
-        "dora.norms", f"b ({C}, {R})", n_threads, r=(r, (C,)), squares=(squares, (C,)),
-        p=(p, (R, C)), g=(g, (R, R)),
-    )
-    a.t[0], a.t[1], a.t[2], a.t[3], a.t[4] = at1(r), at1(squares), at2(p), at2(g), at2(b)
-    a.n[0], a.n[1] = C, R
-    a.f[0] = scale
-    a.n_threads = n_threads
-    with nogil:
-        _norms(&a)
-
-
-def forward(
-    float[:, ::1] y, const float[:, ::1] x, const float[::1] m, const float[::1] r,
-    const float[::1] bias, int n_threads=1,
-):
-    """Overwrite y (N,C) from x (N,C), m (C,), r (C,) and bias (C,)."""
-    cdef KernelArgs a
-    cdef Py_ssize_t N = x.shape[0], C = x.shape[1]
-    check(
-        "dora.forward", f"x ({N}, {C})", n_threads, y=(y, (N, C)), m=(m, (C,)), r=(r, (C,)),
-        bias=(bias, (C,)),
-    )
-    a.t[0], a.t[1], a.t[2], a.t[3], a.t[4] = at2(y), at2(x), at1(m), at1(r), at1(bias)
-    a.n[0], a.n[1] = N, C
-    a.n_threads = n_threads
-    with nogil:
-        _forward(&a)
-
-
-def backward(
-    float[:, ::1] dx, float[::1] dm, const float[:, ::1] dy, const float[:, ::1] x,
-    const float[::1] m, const float[::1] r, bint accumulate=False, int n_threads=1,
-):
-    """Overwrite dx (N,C); overwrite dm (C,), or add to it when ``accumulate`` is set."""
-    cdef KernelArgs a
-    cdef Py_ssize_t N = x.shape[0], C = x.shape[1]
-    check(
-        "dora.backward", f"x ({N}, {C})", n_threads, dx=(dx, (N, C)), dm=(dm, (C,)),
-        dy=(dy, (N, C)), m=(m, (C,)), r=(r, (C,)),
-    )
-    a.t[0], a.t[1], a.t[2] = at2(dx), at1(dm), at2(dy)
-    a.t[3], a.t[4], a.t[5] = at2(x), at1(m), at1(r)
-    a.n[0], a.n[1] = N, C
-    a.accumulate = accumulate
-    a.n_threads = n_threads
-    with nogil:
-        _backward(&a)
-
-
-entries = {
-    "norms": entry(_norms, "r squares p g b", sizes="C R", options="scale"),
-    "forward": entry(_forward, "y x m r bias?", sizes="N C"),
-    "backward": entry(_backward, "dx dm? dy x m r", sizes="N C"),
-}
+norms = entry(<kernel_fn>_norms, "r[C] <- squares[C] p[R C] g[R R] b[C R] | float scale")
+forward = entry(<kernel_fn>_forward, "y[N C] <- x[N C] m[C] r[C] bias[C]?")
+backward = entry(<kernel_fn>_backward, "dx[N C] dm[C]?+ <- dy[N C] x[N C] m[C] r[C]")

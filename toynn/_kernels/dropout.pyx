@@ -18,13 +18,13 @@ cimport cython
 from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
-from toynn._kernels._common cimport LANES, at1, ids1
-from toynn._kernels._entry cimport entry
+from toynn._kernels._common cimport LANES
 from toynn._kernels._hash cimport hashed, splitmix
+from toynn._kernels._parallel cimport part_fn
 from toynn._kernels._pointwise cimport parallel_elements
-from toynn._kernels.abi cimport KernelArgs
-
-from toynn._kernels._check import check
+from toynn._kernels.abi cimport kernel_fn
+from toynn._kernels.args.dropout cimport Forward
+from toynn._kernels.entry cimport entry
 
 cdef enum:
     GROUP = 32  # elements that share LANES hashes, two a hash: so a vector of hashes serves two
@@ -35,12 +35,10 @@ cdef struct Mask:
     float scale     # what those are multiplied by
 
 
-cdef Mask _mask(KernelArgs* a) noexcept nogil:
-    cdef const int* control = <const int*>a.t[2]
-    cdef Py_ssize_t seed = a.n[1], site = a.n[2]
-    cdef double p = a.f[0] if control[1] else 0
+cdef Mask _mask(Forward* a) noexcept nogil:
+    cdef double p = a.p if a.control[1] else 0
     return Mask(
-        hashed(seed, <uint32_t>control[0], site), <uint32_t>(p * 4294967296.0),
+        hashed(a.seed, <uint32_t>a.control[0], a.site), <uint32_t>(p * 4294967296.0),
         <float>(1 / (1 - p)),
     )
 
@@ -62,46 +60,30 @@ cdef inline void _group(float* y, const float* x, const Mask* m, uint64_t first)
         y[LANES + j] = x[LANES + j] * (scale if high[j] >= least else 0)
 
 
-cdef void _forward_elements(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+cdef void _forward_elements(Forward* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
     """Elements from the first of a group on; those of the last group by way of a whole one."""
-    cdef float* y = <float*>a.t[0]
-    cdef const float* x = <const float*>a.t[1]
     cdef Mask m = _mask(a)
     cdef float few[GROUP]
     cdef Py_ssize_t g, i, rest = (last - first) % GROUP
     for g in range((last - first) // GROUP):
         i = first + g * GROUP
-        _group(y + i, x + i, &m, i // 2)
+        _group(a.y + i, a.x + i, &m, i // 2)
     if rest:
         memset(few, 0, sizeof(few))
-        memcpy(few, x + last - rest, rest * sizeof(float))
+        memcpy(few, a.x + last - rest, rest * sizeof(float))
         _group(few, few, &m, (last - rest) // 2)
-        memcpy(y + last - rest, few, rest * sizeof(float))
+        memcpy(a.y + last - rest, few, rest * sizeof(float))
 
 
-cdef void _forward(KernelArgs* a) noexcept nogil:
-    cdef Py_ssize_t n = a.n[0]
-    parallel_elements(_forward_elements, a, n)
+cdef void _forward(Forward* a) noexcept nogil:
+    parallel_elements(<part_fn>_forward_elements, a, a.n)
 
 
-def forward(
-    float[::1] y, const float[::1] x, const int[::1] control, float p, seed=0, site=0,
-    int n_threads=1,
-):
-    """Overwrite y (n,) from x (n,) and control (2,); seed and site are integers mod 2^63."""
-    cdef KernelArgs a
-    cdef Py_ssize_t n = x.shape[0]
-    check("dropout.forward", f"x ({n},)", n_threads, y=(y, (n,)), control=(control, (2,)))
-    if not 0 <= p < 1:
-        raise ValueError(f"dropout.forward: needs p in [0, 1) as float32; got {p}")
-    a.t[0], a.t[1], a.t[2] = at1(y), at1(x), ids1(control)
-    a.n[0], a.n[1], a.n[2] = n, seed & 0x7FFFFFFFFFFFFFFF, site & 0x7FFFFFFFFFFFFFFF
-    a.f[0] = p
-    a.n_threads = n_threads
-    with nogil:
-        _forward(&a)
+def _checked(where, arrays, sizes, options):
+    if not 0 <= options["p"] < 1:
+        raise ValueError(f"{where}: needs p in [0, 1); got {options['p']}")
 
 
-entries = {
-    "forward": entry(_forward, "y x control", sizes="n seed site", options="p"),
-}
+forward = entry(
+    <kernel_fn>_forward, "y[n]=x <- x[n] i32 control[2] | seed=0 site=0 float p", NULL, _checked
+)

@@ -9,61 +9,38 @@ dup are overwritten. In place: y, dgate and dup may each be one of the inputs, b
 Source: Shazeer 2020, arXiv:2002.05202, section 2.
 """
 
-from toynn._kernels._entry cimport entry
 from toynn._kernels._gelu cimport gelu_tanh, slope_tanh
-from toynn._kernels._pointwise cimport gated_backward, gated_forward, parallel_elements
-from toynn._kernels.abi cimport KernelArgs
+from toynn._kernels._parallel cimport part_fn
+from toynn._kernels._pointwise cimport parallel_elements
+from toynn._kernels.abi cimport kernel_fn
+from toynn._kernels.args.geglu cimport Backward, Forward
+from toynn._kernels.entry cimport entry
 
 
-cdef void _forward_elements(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
-    cdef float* y = <float*>a.t[0]
-    cdef const float* gate = <const float*>a.t[1]
-    cdef const float* up = <const float*>a.t[2]
+cdef void _forward_elements(Forward* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
     cdef Py_ssize_t i
     for i in range(first, last):
-        y[i] = gelu_tanh(gate[i]) * up[i]
+        a.y[i] = gelu_tanh(a.gate[i]) * a.up[i]
 
 
-cdef void _forward(KernelArgs* a) noexcept nogil:
-    cdef Py_ssize_t n = a.n[0]
-    parallel_elements(_forward_elements, a, n)
+cdef void _forward(Forward* a) noexcept nogil:
+    parallel_elements(<part_fn>_forward_elements, a, a.n)
 
 
-cdef void _backward_elements(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
-    cdef float* dgate = <float*>a.t[0]
-    cdef float* dup = <float*>a.t[1]
-    cdef const float* dy = <const float*>a.t[2]
-    cdef const float* gate = <const float*>a.t[3]
-    cdef const float* up = <const float*>a.t[4]
+cdef void _backward_elements(Backward* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
     cdef Py_ssize_t i
     cdef float d, g, u
     for i in range(first, last):
-        d, g, u = dy[i], gate[i], up[i]
-        dgate[i] = d * u * slope_tanh(g)
-        dup[i] = d * gelu_tanh(g)
+        d, g, u = a.dy[i], a.gate[i], a.up[i]
+        a.dgate[i] = d * u * slope_tanh(g)
+        a.dup[i] = d * gelu_tanh(g)
 
 
-cdef void _backward(KernelArgs* a) noexcept nogil:
-    cdef Py_ssize_t n = a.n[0]
-    parallel_elements(_backward_elements, a, n)
+cdef void _backward(Backward* a) noexcept nogil:
+    parallel_elements(<part_fn>_backward_elements, a, a.n)
 
 
-def forward(float[::1] y, const float[::1] gate, const float[::1] up, int n_threads=1):
-    """Overwrite y (n,) from gate (n,) and up (n,)."""
-    cdef KernelArgs a
-    gated_forward("geglu.forward", _forward, &a, y, gate, up, n_threads)
-
-
-def backward(
-    float[::1] dgate, float[::1] dup, const float[::1] dy, const float[::1] gate,
-    const float[::1] up, int n_threads=1,
-):
-    """Overwrite dgate (n,) and dup (n,) from dy, gate and up (n,)."""
-    cdef KernelArgs a
-    gated_backward("geglu.backward", _backward, &a, dgate, dup, dy, gate, up, n_threads)
-
-
-entries = {
-    "forward": entry(_forward, "y gate up", sizes="n"),
-    "backward": entry(_backward, "dgate dup dy gate up", sizes="n"),
-}
+forward = entry(<kernel_fn>_forward, "y[n]=gate=up <- gate[n] up[n]")
+backward = entry(
+    <kernel_fn>_backward, "dgate[n]=gate=dy=up dup[n]=up=dy=gate <- dy[n] gate[n] up[n]"
+)

@@ -11,66 +11,41 @@ n elements. float32, C-contiguous. In place: y may be x, dx may be dy. dx is ove
 Source: Hendrycks & Gimpel 2016, arXiv:1606.08415, section 2.
 """
 
-from toynn._kernels._entry cimport entry
 from toynn._kernels._gelu cimport gelu_exact, gelu_tanh, slope_exact, slope_tanh
-from toynn._kernels._pointwise cimport parallel_elements, unary_backward, unary_forward
-from toynn._kernels.abi cimport KernelArgs
+from toynn._kernels._parallel cimport part_fn
+from toynn._kernels._pointwise cimport parallel_elements
+from toynn._kernels.abi cimport kernel_fn
+from toynn._kernels.args.gelu cimport Backward, Forward
+from toynn._kernels.entry cimport entry
 
 
-cdef void _forward_elements(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
-    cdef float* y = <float*>a.t[0]
-    cdef const float* x = <const float*>a.t[1]
+cdef void _forward_elements(Forward* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
     cdef Py_ssize_t i
-    cdef bint exact = a.n[1] != 0
-    if exact:
+    if a.exact:
         for i in range(first, last):
-            y[i] = gelu_exact(x[i])
+            a.y[i] = gelu_exact(a.x[i])
     else:
         for i in range(first, last):
-            y[i] = gelu_tanh(x[i])
+            a.y[i] = gelu_tanh(a.x[i])
 
 
-cdef void _forward(KernelArgs* a) noexcept nogil:
-    cdef Py_ssize_t n = a.n[0]
-    parallel_elements(_forward_elements, a, n)
+cdef void _forward(Forward* a) noexcept nogil:
+    parallel_elements(<part_fn>_forward_elements, a, a.n)
 
 
-cdef void _backward_elements(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
-    cdef float* dx = <float*>a.t[0]
-    cdef const float* dy = <const float*>a.t[1]
-    cdef const float* x = <const float*>a.t[2]
+cdef void _backward_elements(Backward* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
     cdef Py_ssize_t i
-    cdef bint exact = a.n[1] != 0
-    if exact:
+    if a.exact:
         for i in range(first, last):
-            dx[i] = dy[i] * slope_exact(x[i])
+            a.dx[i] = a.dy[i] * slope_exact(a.x[i])
     else:
         for i in range(first, last):
-            dx[i] = dy[i] * slope_tanh(x[i])
+            a.dx[i] = a.dy[i] * slope_tanh(a.x[i])
 
 
-cdef void _backward(KernelArgs* a) noexcept nogil:
-    cdef Py_ssize_t n = a.n[0]
-    parallel_elements(_backward_elements, a, n)
+cdef void _backward(Backward* a) noexcept nogil:
+    parallel_elements(<part_fn>_backward_elements, a, a.n)
 
 
-def forward(float[::1] y, const float[::1] x, bint exact=False, int n_threads=1):
-    """Overwrite y (n,) from x (n,): the tanh form, or the exact one."""
-    cdef KernelArgs a
-    a.n[1] = exact
-    unary_forward("gelu.forward", _forward, &a, y, x, n_threads)
-
-
-def backward(
-    float[::1] dx, const float[::1] dy, const float[::1] x, bint exact=False, int n_threads=1
-):
-    """Overwrite dx (n,) from dy (n,) and x (n,), as ``forward`` was called."""
-    cdef KernelArgs a
-    a.n[1] = exact
-    unary_backward("gelu.backward", _backward, &a, dx, dy, "x", x, n_threads)
-
-
-entries = {
-    "forward": entry(_forward, "y x", sizes="n exact"),
-    "backward": entry(_backward, "dx dy x", sizes="n exact"),
-}
+forward = entry(<kernel_fn>_forward, "y[n]=x <- x[n] | exact=0")
+backward = entry(<kernel_fn>_backward, "dx[n]=dy <- dy[n] x[n] | exact=0")

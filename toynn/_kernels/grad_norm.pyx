@@ -14,18 +14,17 @@ side, and those that have changed since, tile by tile.
 Source: Pascanu et al. 2013, arXiv:1211.5063, algorithm 1.
 """
 from libc.math cimport NAN, isfinite, sqrt
-from libc.stdlib cimport free, malloc
 
-from toynn._kernels._common cimport LANES, at1, sum_lanes
-from toynn._kernels._entry cimport entry
+from toynn._kernels._common cimport LANES, sum_lanes
 from toynn._kernels._panels cimport Operand, blocks_of, panels
-from toynn._kernels._parallel cimport parallel_for
+from toynn._kernels._parallel cimport parallel_for, part_fn
 from toynn._kernels._squares cimport (
     AllSquares, Squares, columns_of, has_tiles, rows_of, sum_tiles,
 )
-from toynn._kernels.abi cimport KernelArgs
-
-from toynn._kernels._check import check
+from toynn._kernels.abi cimport kernel_fn, scratch_fn
+from toynn._kernels.args.grad_norm cimport Forward
+from toynn._kernels.entry cimport entry
+# kept: from toynn._kernels._squares cimport AllSquares
 
 cdef enum:
     BLOCK = 16384  # elements per partial sum
@@ -76,25 +75,23 @@ cdef Py_ssize_t _others(const AllSquares* all, Py_ssize_t n) noexcept nogil:
     return n
 
 
-cdef void _sum_blocks(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+cdef void _sum_blocks(Forward* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
     cdef float* partial = <float*>a.workspace
-    cdef const float* g = <const float*>a.t[2]
-    cdef const AllSquares* all = <const AllSquares*>a.kept
-    cdef Py_ssize_t b, n = a.n[0], others = _others(all, n)
+    cdef const AllSquares* all = a.kept
+    cdef Py_ssize_t b, others = _others(all, a.n)
     for b in range(first, last):
-        partial[b] = _sum_others(all, g, n, b * BLOCK, min((b + 1) * BLOCK, others))
+        partial[b] = _sum_others(all, a.g, a.n, b * BLOCK, min((b + 1) * BLOCK, others))
 
 
-cdef void _sum_panels(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+cdef void _sum_panels(Forward* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
     """The tiles of one gradient again, as its product would sum them."""
     cdef const Squares* its = <const Squares*>a.kept
     cdef Operand rows = rows_of(its.N), columns = columns_of(its.K)
-    cdef const float* g = <const float*>a.t[2]
-    sum_tiles(its.sums, g + its.first, &rows, &columns, first, last, 0, panels(&columns))
+    sum_tiles(its.sums, a.g + its.first, &rows, &columns, first, last, 0, panels(&columns))
 
 
-cdef void _add_tiles(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
-    cdef const AllSquares* all = <const AllSquares*>a.kept
+cdef void _add_tiles(Forward* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+    cdef const AllSquares* all = a.kept
     cdef const float* sums
     cdef Py_ssize_t i, j, tiles
     cdef double total[LANES]
@@ -119,49 +116,45 @@ cdef inline Py_ssize_t _tiles(Py_ssize_t N, Py_ssize_t K) noexcept nogil:
     return panels(&rows) * panels(&columns)
 
 
-cdef double _add_up(KernelArgs* a, AllSquares* all) noexcept nogil:
+cdef double _add_up(Forward* a, AllSquares* all) noexcept nogil:
     """The squares of the gradients whose sums are kept; those that have changed, anew."""
-    cdef KernelArgs one = a[0]
+    cdef Forward one = a[0]
     cdef Operand rows
     cdef Py_ssize_t i
     cdef double total = 0
     for i in range(all.count):
         if not all.each[i].valid:
-            one.kept = &all.each[i]
+            one.kept = <AllSquares*>&all.each[i]
             rows = rows_of(all.each[i].N)
-            parallel_for(_sum_panels, &one, panels(&rows))
+            parallel_for(<part_fn>_sum_panels, &one, panels(&rows))
             all.each[i].valid = True
-    parallel_for(_add_tiles, a, all.count)
+    parallel_for(<part_fn>_add_tiles, a, all.count)
     for i in range(all.count):
         total += all.each[i].total
     return total
 
 
-cdef void _forward(KernelArgs* a) noexcept nogil:
-    cdef float* norm = <float*>a.t[0]
-    cdef float* scale = <float*>a.t[1]
+cdef void _forward(Forward* a) noexcept nogil:
     cdef const float* partial = <const float*>a.workspace
-    cdef const float* control = <const float*>a.t[3]
-    cdef Py_ssize_t n = a.n[0]
-    cdef AllSquares* all = <AllSquares*>a.kept
-    cdef Py_ssize_t b, blocks = blocks_of(_others(all, n), BLOCK)
-    cdef float max_norm = control[0], weight_inverse = control[1], clip = 1
+    cdef AllSquares* all = a.kept
+    cdef Py_ssize_t b, blocks = blocks_of(_others(all, a.n), BLOCK)
+    cdef float max_norm = a.control[0], weight_inverse = a.control[1], clip = 1
     cdef double total = 0
-    parallel_for(_sum_blocks, a, blocks)
+    parallel_for(<part_fn>_sum_blocks, a, blocks)
     for b in range(blocks):
         total += partial[b]
     if all != NULL:
         total += _add_up(a, all)
-    norm[0] = weight_inverse * sqrt(total)
+    a.norm[0] = weight_inverse * sqrt(total)
     if not max_norm <= 0:  # a NaN too: it must not read as no clipping
-        clip = max_norm / (norm[0] + <float>1e-6)
+        clip = max_norm / (a.norm[0] + <float>1e-6)
         clip = 1 if clip > 1 else clip
-    scale[0] = weight_inverse * clip if isfinite(norm[0]) else NAN
+    a.scale[0] = weight_inverse * clip if isfinite(a.norm[0]) else NAN
 
 
-def workspace(str name, Py_ssize_t n, int n_threads=1):
-    """Bytes of scratch memory that an entry needs: a sum for each block."""
-    return blocks_of(n, BLOCK) * sizeof(float)
+cdef Py_ssize_t _scratch(Forward* a) noexcept nogil:
+    """A sum for each block."""
+    return blocks_of(a.n, BLOCK) * sizeof(float)
 
 
 def tiles(Py_ssize_t N, Py_ssize_t K):
@@ -169,32 +162,7 @@ def tiles(Py_ssize_t N, Py_ssize_t K):
     return _tiles(N, K) if has_tiles(N, K) else 0
 
 
-def forward(
-    float[::1] norm, float[::1] scale, const float[::1] g, const float[::1] control,
-    int n_threads=1, size_t kept=0,
-):
-    """Overwrite norm (1,) and scale (1,) from g (n,) and control (2,).
-
-    ``kept`` is the address of the sums that are there (AllSquares in _squares.pxd), if any.
-    """
-    cdef KernelArgs a
-    cdef Py_ssize_t n = g.shape[0]
-    check(
-        "grad_norm.forward", f"g ({n},)", n_threads, norm=(norm, (1,)), scale=(scale, (1,)),
-        control=(control, (2,)),
-    )
-    a.t[0], a.t[1], a.t[2], a.t[3] = at1(norm), at1(scale), at1(g), at1(control)
-    a.n[0] = n
-    a.n_threads = n_threads
-    a.kept = <void*>kept
-    a.workspace = malloc(workspace("forward", max(n, 1)))
-    if a.workspace == NULL:
-        raise MemoryError(f"grad_norm.forward: no scratch memory for {n} elements")
-    with nogil:
-        _forward(&a)
-    free(a.workspace)
-
-
-entries = {
-    "forward": entry(_forward, "norm scale g control", sizes="n"),
-}
+forward = entry(
+    <kernel_fn>_forward, "norm[1] scale[1] <- g[n] control[2] | kept AllSquares",
+    <scratch_fn>_scratch,
+)

@@ -17,7 +17,8 @@ doi:10.1145/1498765.1498785.
 """
 from cython.parallel cimport prange
 
-from toynn._kernels._common cimport at1, team
+from toynn._kernels._address cimport at1
+from toynn._kernels._common cimport team
 
 from toynn._kernels._check import check
 from toynn._kernels.cpu import has_avx512_bf16

@@ -1,12 +1,9 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from toynn.signature import Entry
-
 _F32 = NDArray[np.float32]
 _U8 = NDArray[np.uint8]
 
-entries: dict[str, Entry]
 __test__: dict[str, str]
 
 def dequantize(y: _F32, raw: _U8, type: int, n_threads: int = 1) -> None: ...

@@ -20,7 +20,8 @@ from libc.stdint cimport int8_t, uint8_t, uint16_t, uint32_t
 from libc.string cimport memcpy, memset
 
 from toynn._kernels._blocks cimport RUN
-from toynn._kernels._common cimport at1, team
+from toynn._kernels._address cimport at1
+from toynn._kernels._common cimport team
 from toynn._kernels._format cimport Format, format_of
 
 from toynn._kernels._check import check
@@ -156,6 +157,3 @@ def quantize(uint8_t[::1] raw, const float[::1] x, int type, int n_threads=1):
         for t in prange((blocks + step - 1) // step, schedule="static"):
             b = t * step
             squeeze(first + b * f.nbytes, values + b * RUN, min(step, blocks - b))
-
-
-entries = {}  # files are read before a program runs

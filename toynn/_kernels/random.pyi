@@ -1,11 +1,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from toynn.signature import Entry
-
 _F32 = NDArray[np.float32]
 
-entries: dict[str, Entry]
 __test__: dict[str, str]
 
 def lcg_uniform(out: _F32, state: int, scale: float = 1.0, n_threads: int = 1) -> int: ...

@@ -18,7 +18,8 @@ from cython.parallel cimport parallel, prange
 from libc.math cimport M_PI, cos, log, sin, sqrt
 from libc.stdint cimport uint64_t
 
-from toynn._kernels._common cimport at1, team
+from toynn._kernels._address cimport at1
+from toynn._kernels._common cimport team
 from toynn._kernels._hash cimport hashed
 
 from toynn._kernels._check import check
@@ -130,6 +131,3 @@ def uniform(float[::1] out, seed, stream=0, double bound=1.0, int n_threads=1):
         for b in prange((n + BLOCK - 1) // BLOCK, schedule="static"):
             i = b * BLOCK
             _block_uniform(values + i, _seeded(seed_, stream_, b), bound, min(BLOCK, n - i))
-
-
-entries = {}  # weights are drawn once, before any program runs

@@ -13,12 +13,11 @@ Source: Zhang & Sennrich 2019, arXiv:1910.07467.
 from libc.math cimport sqrtf
 
 from toynn._kernels._columns cimport COLS, begin_sums, end_sums, parallel_columns
-from toynn._kernels._common cimport at1, at2, dot_
-from toynn._kernels._entry cimport entry
-from toynn._kernels._parallel cimport parallel_for
-from toynn._kernels.abi cimport KernelArgs
-
-from toynn._kernels._check import check
+from toynn._kernels._common cimport dot_
+from toynn._kernels._parallel cimport parallel_for, part_fn
+from toynn._kernels.abi cimport kernel_fn
+from toynn._kernels.args.rmsnorm cimport Backward, Forward
+from toynn._kernels.entry cimport entry
 
 
 cdef inline void _row_forward(
@@ -58,91 +57,36 @@ cdef inline void _columns_dw(
     end_sums(dw, acc, width)
 
 
-cdef void _forward_rows(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
-    cdef float* y = <float*>a.t[0]
-    cdef float* r = <float*>a.t[1]
-    cdef const float* x = <const float*>a.t[2]
-    cdef const float* w = <const float*>a.t[3]
-    cdef Py_ssize_t n, C = a.n[1]
-    cdef float eps = a.f[0]
+cdef void _forward_rows(Forward* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+    cdef Py_ssize_t n
     for n in range(first, last):
-        _row_forward(y + n * C, r + n, x + n * C, w, C, eps)
+        _row_forward(a.y + n * a.C, a.r + n, a.x + n * a.C, a.w, a.C, a.eps)
 
 
-cdef void _forward(KernelArgs* a) noexcept nogil:
-    cdef Py_ssize_t N = a.n[0]
-    parallel_for(_forward_rows, a, N)
+cdef void _forward(Forward* a) noexcept nogil:
+    parallel_for(<part_fn>_forward_rows, a, a.N)
 
 
-cdef void _backward_rows(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
-    cdef float* dx = <float*>a.t[0]
-    cdef const float* dy = <const float*>a.t[2]
-    cdef const float* x = <const float*>a.t[3]
-    cdef const float* w = <const float*>a.t[4]
-    cdef const float* r = <const float*>a.t[5]
-    cdef Py_ssize_t n, C = a.n[1]
+cdef void _backward_rows(Backward* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+    cdef Py_ssize_t n
     for n in range(first, last):
-        _row_backward(dx + n * C, dy + n * C, x + n * C, w, r[n], C)
+        _row_backward(a.dx + n * a.C, a.dy + n * a.C, a.x + n * a.C, a.w, a.r[n], a.C)
 
 
-cdef void _backward_blocks(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
-    cdef float* dw = <float*>a.t[1]
-    cdef const float* dy = <const float*>a.t[2]
-    cdef const float* x = <const float*>a.t[3]
-    cdef const float* r = <const float*>a.t[5]
-    cdef Py_ssize_t b, c, N = a.n[0], C = a.n[1]
+cdef void _backward_blocks(Backward* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+    cdef Py_ssize_t b, c
     for b in range(first, last):
         c = b * COLS
-        _columns_dw(dw + c, dy + c, x + c, r, N, C, min(COLS, C - c), a.accumulate)
+        _columns_dw(
+            a.dw + c, a.dy + c, a.x + c, a.r, a.N, a.C, min(COLS, a.C - c), a.accumulate
+        )
 
 
-cdef void _backward(KernelArgs* a) noexcept nogil:
-    cdef float* dw = <float*>a.t[1]
-    cdef Py_ssize_t N = a.n[0], C = a.n[1]
-    parallel_for(_backward_rows, a, N)
-    if dw != NULL:
-        parallel_columns(_backward_blocks, a, C)
+cdef void _backward(Backward* a) noexcept nogil:
+    parallel_for(<part_fn>_backward_rows, a, a.N)
+    if a.dw != NULL:
+        parallel_columns(<part_fn>_backward_blocks, a, a.C)
 
 
-def forward(
-    float[:, ::1] y, float[::1] r, const float[:, ::1] x, const float[::1] w,
-    float eps=1e-5, int n_threads=1,
-):
-    """Overwrite y (N,C) and r (N,) from x (N,C) and w (C,)."""
-    cdef KernelArgs a
-    cdef Py_ssize_t N = x.shape[0], C = x.shape[1]
-    check(
-        "rmsnorm.forward", f"x ({N}, {C})", n_threads, y=(y, (N, C)), r=(r, (N,)), w=(w, (C,))
-    )
-    a.t[0], a.t[1], a.t[2], a.t[3] = at2(y), at1(r), at2(x), at1(w)
-    a.n[0], a.n[1] = N, C
-    a.f[0] = eps
-    a.n_threads = n_threads
-    with nogil:
-        _forward(&a)
-
-
-def backward(
-    float[:, ::1] dx, float[::1] dw, const float[:, ::1] dy, const float[:, ::1] x,
-    const float[::1] w, const float[::1] r, bint accumulate=False, int n_threads=1,
-):
-    """Overwrite dx (N,C); overwrite dw (C,), or add to it when ``accumulate`` is set."""
-    cdef KernelArgs a
-    cdef Py_ssize_t N = x.shape[0], C = x.shape[1]
-    check(
-        "rmsnorm.backward", f"x ({N}, {C})", n_threads, dx=(dx, (N, C)), dw=(dw, (C,)),
-        dy=(dy, (N, C)), w=(w, (C,)), r=(r, (N,)),
-    )
-    a.t[0], a.t[1], a.t[2] = at2(dx), at1(dw), at2(dy)
-    a.t[3], a.t[4], a.t[5] = at2(x), at1(w), at1(r)
-    a.n[0], a.n[1] = N, C
-    a.accumulate = accumulate
-    a.n_threads = n_threads
-    with nogil:
-        _backward(&a)
-
-
-entries = {
-    "forward": entry(_forward, "y r x w", sizes="N C", options="eps"),
-    "backward": entry(_backward, "dx dw? dy x w r", sizes="N C"),
-}
+forward = entry(<kernel_fn>_forward, "y[N C]; r[N] <- x[N C] w[C] | eps=1e-5")
+backward = entry(<kernel_fn>_backward, "dx[N C] dw[C]?+ <- dy[N C] x[N C] w[C] r[N]")

@@ -17,12 +17,10 @@ magnitude: Ding et al. 2024 (LongRoPE), arXiv:2402.13753, section 3.
 
 from libc.string cimport memcpy
 
-from toynn._kernels._common cimport at1, at3, ids1
-from toynn._kernels._entry cimport entry
-from toynn._kernels._parallel cimport parallel_for
-from toynn._kernels.abi cimport KernelArgs
-
-from toynn._kernels._check import check
+from toynn._kernels._parallel cimport parallel_for, part_fn
+from toynn._kernels.abi cimport kernel_fn
+from toynn._kernels.args.rope cimport Backward, Forward
+from toynn._kernels.entry cimport entry
 
 cdef enum:
     PAIRS = 64  # cosines and sines kept on the stack, for all heads of a row
@@ -102,104 +100,50 @@ cdef inline void _row(
     memcpy(y + P * D, x + P * D, (H - P) * D * sizeof(float))
 
 
-cdef inline void _turn(
-    KernelArgs* a, float* y, const float* x, int direction, Py_ssize_t first, Py_ssize_t last
-) noexcept nogil:
-    cdef const int* positions = <const int*>a.t[2]
-    cdef const float* inverse_frequency = <const float*>a.t[3]
-    cdef Py_ssize_t n, H = a.n[1], D = a.n[2], R = a.n[3], P = a.n[4]
-    cdef bint interleaved = a.n[5] != 0
-    cdef float magnitude = a.f[0]
+cdef void _forward_rows(Forward* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+    cdef Py_ssize_t n, row = a.H * a.D
     for n in range(first, last):
         _row(
-            y + n * H * D, x + n * H * D, <double>direction * positions[n],
-            inverse_frequency, H, D, R, P, interleaved, magnitude,
+            a.y + n * row, a.x + n * row, a.positions[n], a.inverse_frequency, a.H, a.D, a.R, a.P,
+            a.interleaved, a.magnitude,
         )
 
 
-cdef void _forward_rows(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
-    cdef float* y = <float*>a.t[0]
-    cdef const float* x = <const float*>a.t[1]
-    _turn(a, y, x, 1, first, last)
+cdef void _backward_rows(Backward* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+    cdef Py_ssize_t n, row = a.H * a.D
+    for n in range(first, last):
+        _row(
+            a.dx + n * row, a.dy + n * row, -<double>a.positions[n], a.inverse_frequency, a.H, a.D,
+            a.R, a.P, a.interleaved, a.magnitude,
+        )
 
 
-cdef void _backward_rows(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
-    cdef float* dx = <float*>a.t[0]
-    cdef const float* dy = <const float*>a.t[1]
-    _turn(a, dx, dy, -1, first, last)
+cdef void _forward(Forward* a) noexcept nogil:
+    parallel_for(<part_fn>_forward_rows, a, a.N)
 
 
-cdef Py_ssize_t _heads(str where, heads, Py_ssize_t H) except -1:
-    """P of a door: all of H heads if None."""
-    if heads is not None and not 0 <= heads <= H:
-        raise ValueError(f"{where}: heads that are turned must be 0 to {H}; got {heads}")
-    return H if heads is None else heads
+cdef void _backward(Backward* a) noexcept nogil:
+    parallel_for(<part_fn>_backward_rows, a, a.N)
 
 
-cdef void _forward(KernelArgs* a) noexcept nogil:
-    cdef Py_ssize_t N = a.n[0]
-    parallel_for(_forward_rows, a, N)
+def _checked(where, arrays, sizes, options):
+    H, D, R, P = (sizes[name] for name in "HDRP")
+    if not (0 <= P <= H and R <= D):
+        raise ValueError(
+            f"{where}: needs P in 0..{H} and R/2 in 0..{D // 2}; got {P} and inverse_frequency "
+            f"{arrays['inverse_frequency'].shape}"
+        )
 
 
-cdef void _backward(KernelArgs* a) noexcept nogil:
-    cdef Py_ssize_t N = a.n[0]
-    parallel_for(_backward_rows, a, N)
-
-
-def forward(
-    float[:, :, ::1] y, const float[:, :, ::1] x, const int[::1] positions,
-    const float[::1] inverse_frequency, bint interleaved=False, float magnitude=1,
-    heads=None, int n_threads=1,
-):
-    """Overwrite y (N,H,D) from x (N,H,D), positions (N,) and inverse_frequency (R/2,), R <= D.
-
-    ``heads`` is P: how many are turned; None: all.
-    """
-    cdef KernelArgs a
-    cdef Py_ssize_t R = 2 * inverse_frequency.shape[0]
-    cdef Py_ssize_t N = x.shape[0], H = x.shape[1], D = max(x.shape[2], R)
-    check(
-        "rope.forward", f"inverse_frequency ({R // 2},)", n_threads, y=(y, (N, H, D)),
-        x=(x, (N, H, D)), positions=(positions, (N,)),
-    )
-    a.t[0], a.t[1], a.t[2], a.t[3] = at3(y), at3(x), ids1(positions), at1(inverse_frequency)
-    a.n[0], a.n[1], a.n[2], a.n[3], a.n[5] = N, H, D, R, interleaved
-    a.n[4] = _heads("rope.forward", heads, H)
-    a.f[0] = magnitude
-    a.n_threads = n_threads
-    with nogil:
-        _forward(&a)
-
-
-def backward(
-    float[:, :, ::1] dx, const float[:, :, ::1] dy, const int[::1] positions,
-    const float[::1] inverse_frequency, bint interleaved=False, float magnitude=1,
-    heads=None, int n_threads=1,
-):
-    """Overwrite dx (N,H,D) from dy (N,H,D); the rest as in forward."""
-    cdef KernelArgs a
-    cdef Py_ssize_t R = 2 * inverse_frequency.shape[0]
-    cdef Py_ssize_t N = dy.shape[0], H = dy.shape[1], D = max(dy.shape[2], R)
-    check(
-        "rope.backward", f"inverse_frequency ({R // 2},)", n_threads, dx=(dx, (N, H, D)),
-        dy=(dy, (N, H, D)), positions=(positions, (N,)),
-    )
-    a.t[0], a.t[1], a.t[2], a.t[3] = at3(dx), at3(dy), ids1(positions), at1(inverse_frequency)
-    a.n[0], a.n[1], a.n[2], a.n[3], a.n[5] = N, H, D, R, interleaved
-    a.n[4] = _heads("rope.backward", heads, H)
-    a.f[0] = magnitude
-    a.n_threads = n_threads
-    with nogil:
-        _backward(&a)
-
-
-_SIZES = "N H D R P interleaved"
-
-entries = {
-    "forward": entry(
-        _forward, "y x positions inverse_frequency", sizes=_SIZES, options="magnitude"
-    ),
-    "backward": entry(
-        _backward, "dx dy positions inverse_frequency", sizes=_SIZES, options="magnitude"
-    ),
-}
+forward = entry(
+    <kernel_fn>_forward,
+    "y[N H D]=x <- x[N H D] i32 positions[N] inverse_frequency[R//2] "
+    "| P=H interleaved=0 magnitude=1.0",
+    NULL, _checked,
+)
+backward = entry(
+    <kernel_fn>_backward,
+    "dx[N H D]=dy <- dy[N H D] i32 positions[N] inverse_frequency[R//2] "
+    "| P=H interleaved=0 magnitude=1.0",
+    NULL, _checked,
+)

@@ -12,9 +12,11 @@ cimport cython
 from libc.math cimport INFINITY, fabsf
 from libc.string cimport memcpy
 
-from toynn._kernels._entry cimport entry
-from toynn._kernels._pointwise cimport parallel_elements, unary_forward
-from toynn._kernels.abi cimport KernelArgs
+from toynn._kernels._parallel cimport part_fn
+from toynn._kernels._pointwise cimport parallel_elements
+from toynn._kernels.abi cimport kernel_fn
+from toynn._kernels.args.rounding cimport Forward
+from toynn._kernels.entry cimport entry
 
 
 @cython.overflowcheck(False)  # of infinities and NaN, whose bits no one uses
@@ -43,31 +45,18 @@ cdef inline float _bfloat16(float x) noexcept nogil:
     return wide if x == x else x
 
 
-cdef void _forward_elements(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
-    cdef float* y = <float*>a.t[0]
-    cdef const float* x = <const float*>a.t[1]
+cdef void _forward_elements(Forward* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
     cdef Py_ssize_t i
-    cdef bint brain = a.n[1] != 0
-    if brain:
+    if a.brain:
         for i in range(first, last):
-            y[i] = _bfloat16(x[i])
+            a.y[i] = _bfloat16(a.x[i])
     else:
         for i in range(first, last):
-            y[i] = _float16(x[i])
+            a.y[i] = _float16(a.x[i])
 
 
-cdef void _forward(KernelArgs* a) noexcept nogil:
-    cdef Py_ssize_t n = a.n[0]
-    parallel_elements(_forward_elements, a, n)
+cdef void _forward(Forward* a) noexcept nogil:
+    parallel_elements(<part_fn>_forward_elements, a, a.n)
 
 
-def forward(float[::1] y, const float[::1] x, bint brain=False, int n_threads=1):
-    """Overwrite y (n,) with x, rounded to float16 or, with ``brain``, to bfloat16."""
-    cdef KernelArgs a
-    a.n[1] = brain
-    unary_forward("rounding.forward", _forward, &a, y, x, n_threads)
-
-
-entries = {
-    "forward": entry(_forward, "y x", sizes="n brain"),
-}
+forward = entry(<kernel_fn>_forward, "y[n]=x <- x[n] | brain=0")

@@ -15,12 +15,10 @@ arXiv:2401.04088; with a sigmoid and s: DeepSeek-AI 2024, arXiv:2412.19437, sect
 """
 from libc.string cimport memset
 
-from toynn._kernels._common cimport at2
-from toynn._kernels._entry cimport entry
-from toynn._kernels._parallel cimport parallel_for
-from toynn._kernels.abi cimport KernelArgs
-
-from toynn._kernels._check import check
+from toynn._kernels._parallel cimport parallel_for, part_fn
+from toynn._kernels.abi cimport kernel_fn
+from toynn._kernels.args.routing cimport Backward, Forward
+from toynn._kernels.entry cimport entry
 
 
 cdef inline bint _is_larger(float x, float y) noexcept nogil:
@@ -78,97 +76,43 @@ cdef inline void _row_backward(
         dp[experts[j]] = (scale * dw[j] - common) * factor
 
 
-cdef void _forward_rows(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
-    cdef float* weights = <float*>a.t[0]
-    cdef int* experts = <int*>a.t[1]
-    cdef const float* p = <const float*>a.t[2]
-    cdef Py_ssize_t n, E = a.n[1], K = a.n[2], normalized = a.n[3]
-    cdef float scale = a.f[0]
+cdef void _forward_rows(Forward* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+    cdef Py_ssize_t n
     for n in range(first, last):
-        _row_forward(weights + n * K, experts + n * K, p + n * E, E, K, normalized, scale)
-
-
-cdef void _forward(KernelArgs* a) noexcept nogil:
-    cdef Py_ssize_t N = a.n[0]
-    parallel_for(_forward_rows, a, N)
-
-
-cdef void _backward_rows(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
-    cdef float* dp = <float*>a.t[0]
-    cdef const float* dweights = <const float*>a.t[1]
-    cdef const float* p = <const float*>a.t[2]
-    cdef const float* weights = <const float*>a.t[3]
-    cdef const int* experts = <const int*>a.t[4]
-    cdef Py_ssize_t n, E = a.n[1], K = a.n[2], normalized = a.n[3]
-    cdef float scale = a.f[0]
-    for n in range(first, last):
-        _row_backward(
-            dp + n * E, dweights + n * K, p + n * E, weights + n * K, experts + n * K, E, K,
-            normalized, scale,
+        _row_forward(
+            a.weights + n * a.K, a.experts + n * a.K, a.p + n * a.E, a.E, a.K, a.normalized, a.scale
         )
 
 
-cdef void _backward(KernelArgs* a) noexcept nogil:
-    cdef Py_ssize_t N = a.n[0], E = a.n[1]
-    parallel_for(_backward_rows, a, N if E else 0)  # rows of nothing take no time
+cdef void _forward(Forward* a) noexcept nogil:
+    parallel_for(<part_fn>_forward_rows, a, a.N)
 
 
-cdef inline void* _ids2(const int[:, ::1] x) noexcept:
-    return <void*>&x[0, 0] if x.shape[0] and x.shape[1] else NULL
+cdef void _backward_rows(Backward* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+    cdef Py_ssize_t n
+    for n in range(first, last):
+        _row_backward(
+            a.dp + n * a.E, a.dweights + n * a.K, a.p + n * a.E, a.weights + n * a.K,
+            a.experts + n * a.K, a.E, a.K, a.normalized, a.scale,
+        )
 
 
-def forward(
-    float[:, ::1] weights, int[:, ::1] experts, const float[:, ::1] p, bint normalized=False,
-    float scale=1.0, int n_threads=1,
-):
-    """Overwrite weights and experts (N,K) from scores p (N,E)."""
-    cdef KernelArgs a
-    cdef Py_ssize_t N = p.shape[0], E = p.shape[1], K = weights.shape[1]
-    check(
-        "routing.forward", f"p ({N}, {E}), {K} of them", n_threads, weights=(weights, (N, K)),
-        experts=(experts, (N, K)),
-    )
-    if not 1 <= K <= E:
-        raise ValueError(f"routing.forward: needs 1 to {E} experts of p ({N}, {E}); got {K}")
-    a.t[0], a.t[1], a.t[2] = at2(weights), _ids2(experts), at2(p)
-    a.n[0], a.n[1], a.n[2], a.n[3] = N, E, K, normalized
-    a.f[0] = scale
-    a.n_threads = n_threads
-    with nogil:
-        _forward(&a)
+cdef void _backward(Backward* a) noexcept nogil:
+    parallel_for(<part_fn>_backward_rows, a, a.N if a.E else 0)  # rows of nothing take no time
 
 
-def backward(
-    float[:, ::1] dp, const float[:, ::1] dweights, const float[:, ::1] p,
-    const float[:, ::1] weights, const int[:, ::1] experts, bint normalized=False,
-    float scale=1.0, int n_threads=1,
-):
-    """Overwrite dp (N,E) from dweights (N,K), p (N,E) and what forward made of it, (N,K)."""
-    cdef KernelArgs a
-    cdef Py_ssize_t N = p.shape[0], E = p.shape[1], K = weights.shape[1]
-    cdef Py_ssize_t n, j
-    check(
-        "routing.backward", f"p ({N}, {E}), {K} of them", n_threads, dp=(dp, (N, E)), p=(p, (N, E)),
-        dweights=(dweights, (N, K)), weights=(weights, (N, K)), experts=(experts, (N, K)),
-    )
-    for n in range(N if K else 0):
-        for j in range(K):
-            if not 0 <= experts[n, j] < E:
-                raise ValueError(
-                    f"routing.backward: row {n}: expert {experts[n, j]} is outside 0..{E - 1}"
-                )
-    a.t[0], a.t[1], a.t[2], a.t[3] = at2(dp), at2(dweights), at2(p), at2(weights)
-    a.t[4] = _ids2(experts)
-    a.n[0], a.n[1], a.n[2], a.n[3] = N, E, K, normalized
-    a.f[0] = scale
-    a.n_threads = n_threads
-    with nogil:
-        _backward(&a)
+def _checked(where, arrays, sizes, options):
+    if not 1 <= sizes["K"] <= sizes["E"]:
+        raise ValueError(f"{where}: needs K in 1..{sizes['E']}; got {sizes['K']}")
 
 
-entries = {
-    "forward": entry(_forward, "weights experts p", sizes="N E K normalized", options="scale"),
-    "backward": entry(
-        _backward, "dp dweights p weights experts", sizes="N E K normalized", options="scale"
-    ),
-}
+forward = entry(
+    <kernel_fn>_forward, "weights[N K] i32 experts[N K] <- p[N E] | normalized=0 scale=1.0",
+    NULL, _checked,
+)
+backward = entry(
+    <kernel_fn>_backward,
+    "dp[N E] "
+    "<- dweights[N K] p[N E] weights[N K] i32 experts[N K]<E | normalized=0 scale=1.0",
+    NULL, _checked,
+)

@@ -8,9 +8,11 @@ Source: Elfwing, Uchibe & Doya 2017, arXiv:1702.03118, section 2.
 """
 
 from toynn._kernels._common cimport sigmoid_, sigmoid_slope_
-from toynn._kernels._entry cimport entry
-from toynn._kernels._pointwise cimport parallel_elements, unary_backward, unary_forward
-from toynn._kernels.abi cimport KernelArgs
+from toynn._kernels._parallel cimport part_fn
+from toynn._kernels._pointwise cimport parallel_elements
+from toynn._kernels.abi cimport kernel_fn
+from toynn._kernels.args.silu cimport Backward, Forward
+from toynn._kernels.entry cimport entry
 
 
 cdef inline float _slope(float x) noexcept nogil:
@@ -19,46 +21,25 @@ cdef inline float _slope(float x) noexcept nogil:
     return s + x * ds
 
 
-cdef void _forward_elements(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
-    cdef float* y = <float*>a.t[0]
-    cdef const float* x = <const float*>a.t[1]
+cdef void _forward_elements(Forward* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
     cdef Py_ssize_t i
     for i in range(first, last):
-        y[i] = x[i] * sigmoid_(x[i])
+        a.y[i] = a.x[i] * sigmoid_(a.x[i])
 
 
-cdef void _forward(KernelArgs* a) noexcept nogil:
-    cdef Py_ssize_t n = a.n[0]
-    parallel_elements(_forward_elements, a, n)
+cdef void _forward(Forward* a) noexcept nogil:
+    parallel_elements(<part_fn>_forward_elements, a, a.n)
 
 
-cdef void _backward_elements(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
-    cdef float* dx = <float*>a.t[0]
-    cdef const float* dy = <const float*>a.t[1]
-    cdef const float* x = <const float*>a.t[2]
+cdef void _backward_elements(Backward* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
     cdef Py_ssize_t i
     for i in range(first, last):
-        dx[i] = dy[i] * _slope(x[i])
+        a.dx[i] = a.dy[i] * _slope(a.x[i])
 
 
-cdef void _backward(KernelArgs* a) noexcept nogil:
-    cdef Py_ssize_t n = a.n[0]
-    parallel_elements(_backward_elements, a, n)
+cdef void _backward(Backward* a) noexcept nogil:
+    parallel_elements(<part_fn>_backward_elements, a, a.n)
 
 
-def forward(float[::1] y, const float[::1] x, int n_threads=1):
-    """Overwrite y (n,) from x (n,)."""
-    cdef KernelArgs a
-    unary_forward("silu.forward", _forward, &a, y, x, n_threads)
-
-
-def backward(float[::1] dx, const float[::1] dy, const float[::1] x, int n_threads=1):
-    """Overwrite dx (n,) from dy (n,) and x (n,)."""
-    cdef KernelArgs a
-    unary_backward("silu.backward", _backward, &a, dx, dy, "x", x, n_threads)
-
-
-entries = {
-    "forward": entry(_forward, "y x", sizes="n"),
-    "backward": entry(_backward, "dx dy x", sizes="n"),
-}
+forward = entry(<kernel_fn>_forward, "y[n]=x <- x[n]")
+backward = entry(<kernel_fn>_backward, "dx[n]=dy <- dy[n] x[n]")

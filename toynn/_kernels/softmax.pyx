@@ -8,12 +8,11 @@ In place: y may be x, dx may be dy. -infinity gives 0; a row of nothing else, or
 +infinity, gives NaN. The maximum only keeps e^x finite: it cancels from the result.
 """
 
-from toynn._kernels._common cimport at2, dot_, exp_, max_, sum_
-from toynn._kernels._entry cimport entry
-from toynn._kernels._parallel cimport parallel_for
-from toynn._kernels.abi cimport KernelArgs
-
-from toynn._kernels._check import check
+from toynn._kernels._common cimport dot_, exp_, max_, sum_
+from toynn._kernels._parallel cimport parallel_for, part_fn
+from toynn._kernels.abi cimport kernel_fn
+from toynn._kernels.args.softmax cimport Backward, Forward
+from toynn._kernels.entry cimport entry
 
 
 cdef inline void _row_forward(float* y, const float* x, Py_ssize_t C) noexcept nogil:
@@ -35,60 +34,25 @@ cdef inline void _row_backward(
         dx[c] = y[c] * (dy[c] - total)
 
 
-cdef void _forward_rows(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
-    cdef float* y = <float*>a.t[0]
-    cdef const float* x = <const float*>a.t[1]
-    cdef Py_ssize_t n, C = a.n[1]
+cdef void _forward_rows(Forward* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+    cdef Py_ssize_t n
     for n in range(first, last):
-        _row_forward(y + n * C, x + n * C, C)
+        _row_forward(a.y + n * a.C, a.x + n * a.C, a.C)
 
 
-cdef void _forward(KernelArgs* a) noexcept nogil:
-    cdef Py_ssize_t N = a.n[0], C = a.n[1]
-    parallel_for(_forward_rows, a, N if C else 0)  # rows of nothing take no time
+cdef void _forward(Forward* a) noexcept nogil:
+    parallel_for(<part_fn>_forward_rows, a, a.N if a.C else 0)  # rows of nothing take no time
 
 
-cdef void _backward_rows(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
-    cdef float* dx = <float*>a.t[0]
-    cdef const float* dy = <const float*>a.t[1]
-    cdef const float* y = <const float*>a.t[2]
-    cdef Py_ssize_t n, C = a.n[1]
+cdef void _backward_rows(Backward* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+    cdef Py_ssize_t n
     for n in range(first, last):
-        _row_backward(dx + n * C, dy + n * C, y + n * C, C)
+        _row_backward(a.dx + n * a.C, a.dy + n * a.C, a.y + n * a.C, a.C)
 
 
-cdef void _backward(KernelArgs* a) noexcept nogil:
-    cdef Py_ssize_t N = a.n[0], C = a.n[1]
-    parallel_for(_backward_rows, a, N if C else 0)  # rows of nothing take no time
+cdef void _backward(Backward* a) noexcept nogil:
+    parallel_for(<part_fn>_backward_rows, a, a.N if a.C else 0)  # rows of nothing take no time
 
 
-def forward(float[:, ::1] y, const float[:, ::1] x, int n_threads=1):
-    """Overwrite y (N,C) from x (N,C)."""
-    cdef KernelArgs a
-    cdef Py_ssize_t N = x.shape[0], C = x.shape[1]
-    check("softmax.forward", f"x ({N}, {C})", n_threads, y=(y, (N, C)))
-    a.t[0], a.t[1] = at2(y), at2(x)
-    a.n[0], a.n[1] = N, C
-    a.n_threads = n_threads
-    with nogil:
-        _forward(&a)
-
-
-def backward(
-    float[:, ::1] dx, const float[:, ::1] dy, const float[:, ::1] y, int n_threads=1
-):
-    """Overwrite dx (N,C) from dy (N,C) and the forward's result y (N,C)."""
-    cdef KernelArgs a
-    cdef Py_ssize_t N = y.shape[0], C = y.shape[1]
-    check("softmax.backward", f"y ({N}, {C})", n_threads, dx=(dx, (N, C)), dy=(dy, (N, C)))
-    a.t[0], a.t[1], a.t[2] = at2(dx), at2(dy), at2(y)
-    a.n[0], a.n[1] = N, C
-    a.n_threads = n_threads
-    with nogil:
-        _backward(&a)
-
-
-entries = {
-    "forward": entry(_forward, "y x", sizes="N C"),
-    "backward": entry(_backward, "dx dy y", sizes="N C"),
-}
+forward = entry(<kernel_fn>_forward, "y[N C]=x <- x[N C]")
+backward = entry(<kernel_fn>_backward, "dx[N C]=dy <- dy[N C] y[N C]")

@@ -17,13 +17,12 @@ be x.
 Sources: Shazeer 2020, arXiv:2002.05202, section 2; with a limit: OpenAI 2025, arXiv:2508.10925.
 """
 
-from toynn._kernels._common cimport at2, sigmoid_, sigmoid_slope_
-from toynn._kernels._entry cimport entry
-from toynn._kernels._parallel cimport parallel_for
-from toynn._kernels._pointwise cimport gated_backward, gated_forward, parallel_elements
-from toynn._kernels.abi cimport KernelArgs
-
-from toynn._kernels._check import check
+from toynn._kernels._common cimport sigmoid_, sigmoid_slope_
+from toynn._kernels._parallel cimport parallel_for, part_fn
+from toynn._kernels._pointwise cimport parallel_elements
+from toynn._kernels.abi cimport kernel_fn
+from toynn._kernels.args.swiglu cimport Backward, Forward, HalvesBackward, HalvesForward
+from toynn._kernels.entry cimport entry
 
 
 cdef inline void _row_forward(
@@ -75,122 +74,60 @@ cdef inline void _clamped_backward(
         dup[i] = 0 if u > limit or u < -limit else d * h * s
 
 
-cdef void _forward_elements(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
-    cdef float* y = <float*>a.t[0]
-    cdef const float* gate = <const float*>a.t[1]
-    cdef const float* up = <const float*>a.t[2]
+cdef void _forward_elements(Forward* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
     cdef Py_ssize_t i = first, n = last - first
-    cdef float alpha = a.f[0], limit = a.f[1]
-    if limit > 0:
-        _clamped_forward(y + i, gate + i, up + i, alpha, limit, n)
+    if a.limit > 0:
+        _clamped_forward(a.y + i, a.gate + i, a.up + i, a.alpha, a.limit, n)
     else:
-        _row_forward(y + i, gate + i, up + i, n)
+        _row_forward(a.y + i, a.gate + i, a.up + i, n)
 
 
-cdef void _forward(KernelArgs* a) noexcept nogil:
-    cdef Py_ssize_t n = a.n[0]
-    parallel_elements(_forward_elements, a, n)
+cdef void _forward(Forward* a) noexcept nogil:
+    parallel_elements(<part_fn>_forward_elements, a, a.n)
 
 
-cdef void _backward_elements(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
-    cdef float* dgate = <float*>a.t[0]
-    cdef float* dup = <float*>a.t[1]
-    cdef const float* dy = <const float*>a.t[2]
-    cdef const float* gate = <const float*>a.t[3]
-    cdef const float* up = <const float*>a.t[4]
+cdef void _backward_elements(Backward* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
     cdef Py_ssize_t i = first, n = last - first
-    cdef float alpha = a.f[0], limit = a.f[1]
-    if limit > 0:
-        _clamped_backward(dgate + i, dup + i, dy + i, gate + i, up + i, alpha, limit, n)
+    if a.limit > 0:
+        _clamped_backward(
+            a.dgate + i, a.dup + i, a.dy + i, a.gate + i, a.up + i, a.alpha, a.limit, n
+        )
     else:
-        _row_backward(dgate + i, dup + i, dy + i, gate + i, up + i, n)
+        _row_backward(a.dgate + i, a.dup + i, a.dy + i, a.gate + i, a.up + i, n)
 
 
-cdef void _backward(KernelArgs* a) noexcept nogil:
-    cdef Py_ssize_t n = a.n[0]
-    parallel_elements(_backward_elements, a, n)
+cdef void _backward(Backward* a) noexcept nogil:
+    parallel_elements(<part_fn>_backward_elements, a, a.n)
 
 
-cdef void _halves_forward_rows(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
-    cdef float* y = <float*>a.t[0]
-    cdef const float* x = <const float*>a.t[1]
-    cdef Py_ssize_t n, F = a.n[1]
+cdef void _halves_forward_rows(HalvesForward* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+    cdef Py_ssize_t n
     for n in range(first, last):
-        _row_forward(y + n * F, x + 2 * n * F, x + (2 * n + 1) * F, F)
+        _row_forward(a.y + n * a.F, a.x + 2 * n * a.F, a.x + (2 * n + 1) * a.F, a.F)
 
 
-cdef void _halves_forward(KernelArgs* a) noexcept nogil:
-    cdef Py_ssize_t N = a.n[0], F = a.n[1]
-    parallel_for(_halves_forward_rows, a, N if F else 0)
+cdef void _halves_forward(HalvesForward* a) noexcept nogil:
+    parallel_for(<part_fn>_halves_forward_rows, a, a.N if a.F else 0)
 
 
-cdef void _halves_backward_rows(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
-    cdef float* dx = <float*>a.t[0]
-    cdef const float* dy = <const float*>a.t[1]
-    cdef const float* x = <const float*>a.t[2]
-    cdef Py_ssize_t n, gate, up, F = a.n[1]
+cdef void _halves_backward_rows(
+    HalvesBackward* a, Py_ssize_t first, Py_ssize_t last
+) noexcept nogil:
+    cdef Py_ssize_t n, gate, up
     for n in range(first, last):
-        gate, up = 2 * n * F, (2 * n + 1) * F
-        _row_backward(dx + gate, dx + up, dy + n * F, x + gate, x + up, F)
+        gate, up = 2 * n * a.F, (2 * n + 1) * a.F
+        _row_backward(a.dx + gate, a.dx + up, a.dy + n * a.F, a.x + gate, a.x + up, a.F)
 
 
-cdef void _halves_backward(KernelArgs* a) noexcept nogil:
-    cdef Py_ssize_t N = a.n[0], F = a.n[1]
-    parallel_for(_halves_backward_rows, a, N if F else 0)
+cdef void _halves_backward(HalvesBackward* a) noexcept nogil:
+    parallel_for(<part_fn>_halves_backward_rows, a, a.N if a.F else 0)
 
 
-def forward(
-    float[::1] y, const float[::1] gate, const float[::1] up, float alpha=1, float limit=0,
-    int n_threads=1,
-):
-    """Overwrite y (n,) from gate (n,) and up (n,); a limit of 0 is none."""
-    cdef KernelArgs a
-    a.f[0], a.f[1] = alpha, limit
-    gated_forward("swiglu.forward", _forward, &a, y, gate, up, n_threads)
-
-
-def backward(
-    float[::1] dgate, float[::1] dup, const float[::1] dy, const float[::1] gate,
-    const float[::1] up, float alpha=1, float limit=0, int n_threads=1,
-):
-    """Overwrite dgate (n,) and dup (n,) from dy, gate and up (n,)."""
-    cdef KernelArgs a
-    a.f[0], a.f[1] = alpha, limit
-    gated_backward("swiglu.backward", _backward, &a, dgate, dup, dy, gate, up, n_threads)
-
-
-def halves_forward(float[:, ::1] y, const float[:, ::1] x, int n_threads=1):
-    """Overwrite y (N,F) from x (N,2F)."""
-    cdef KernelArgs a
-    cdef Py_ssize_t N = y.shape[0], F = y.shape[1]
-    check("swiglu.halves_forward", f"y ({N}, {F})", n_threads, x=(x, (N, 2 * F)))
-    a.t[0], a.t[1] = at2(y), at2(x)
-    a.n[0], a.n[1] = N, F
-    a.n_threads = n_threads
-    with nogil:
-        _halves_forward(&a)
-
-
-def halves_backward(
-    float[:, ::1] dx, const float[:, ::1] dy, const float[:, ::1] x, int n_threads=1
-):
-    """Overwrite dx (N,2F) from dy (N,F) and x (N,2F)."""
-    cdef KernelArgs a
-    cdef Py_ssize_t N = dy.shape[0], F = dy.shape[1]
-    check(
-        "swiglu.halves_backward", f"dy ({N}, {F})", n_threads, dx=(dx, (N, 2 * F)),
-        x=(x, (N, 2 * F)),
-    )
-    a.t[0], a.t[1], a.t[2] = at2(dx), at2(dy), at2(x)
-    a.n[0], a.n[1] = N, F
-    a.n_threads = n_threads
-    with nogil:
-        _halves_backward(&a)
-
-
-entries = {
-    "forward": entry(_forward, "y gate up", sizes="n", options="alpha limit"),
-    "backward": entry(_backward, "dgate dup dy gate up", sizes="n", options="alpha limit"),
-    "halves_forward": entry(_halves_forward, "y x", sizes="N F"),
-    "halves_backward": entry(_halves_backward, "dx dy x", sizes="N F"),
-}
+forward = entry(<kernel_fn>_forward, "y[n]=gate=up <- gate[n] up[n] | alpha=1.0 limit=0.0")
+backward = entry(
+    <kernel_fn>_backward,
+    "dgate[n]=gate=dy=up dup[n]=up=dy=gate "
+    "<- dy[n] gate[n] up[n] | alpha=1.0 limit=0.0",
+)
+halves_forward = entry(<kernel_fn>_halves_forward, "y[N F] <- x[N 2*F]")
+halves_backward = entry(<kernel_fn>_halves_backward, "dx[N 2*F]=x <- dy[N F] x[N 2*F]")

@@ -11,82 +11,35 @@ Source: a definition; the log probability of a completion is minus its sum.
 """
 from libc.string cimport memset
 
-from toynn._kernels._common cimport at1, at2, ids1
-from toynn._kernels._entry cimport entry
-from toynn._kernels.abi cimport KernelArgs
+from toynn._kernels.abi cimport kernel_fn
+from toynn._kernels.args.token_sums cimport Backward, Forward
+from toynn._kernels.entry cimport entry
 
-from toynn._kernels._check import check
+from toynn._kernels._check import bounds_rise
 
 
-cdef void _forward(KernelArgs* a) noexcept nogil:
-    cdef float* sums = <float*>a.t[0]
-    cdef const float* losses = <const float*>a.t[1]
-    cdef const int* bounds = <const int*>a.t[2]
-    cdef Py_ssize_t k, n, N = a.n[0], S = a.n[1]
+cdef void _forward(Forward* a) noexcept nogil:
+    cdef Py_ssize_t k, n
     cdef double total
-    for k in range(2 * S):
+    for k in range(2 * a.S):
         total = 0
-        for n in range(bounds[k], min(bounds[k + 1], N)):
-            total += losses[n]
-        sums[k] = <float>total
+        for n in range(a.bounds[k], min(a.bounds[k + 1], a.N)):
+            total += a.losses[n]
+        a.sums[k] = <float>total
 
 
-cdef void _backward(KernelArgs* a) noexcept nogil:
-    cdef float* dlosses = <float*>a.t[0]
-    cdef const float* dsums = <const float*>a.t[1]
-    cdef const int* bounds = <const int*>a.t[2]
-    cdef Py_ssize_t k, n, N = a.n[0], S = a.n[1]
-    if N:
-        memset(dlosses, 0, N * sizeof(float))
-    for k in range(2 * S):
-        for n in range(bounds[k], min(bounds[k + 1], N)):
-            dlosses[n] = dsums[k]
+cdef void _backward(Backward* a) noexcept nogil:
+    cdef Py_ssize_t k, n
+    if a.N:
+        memset(a.dlosses, 0, a.N * sizeof(float))
+    for k in range(2 * a.S):
+        for n in range(a.bounds[k], min(a.bounds[k + 1], a.N)):
+            a.dlosses[n] = a.dsums[k]
 
 
-def _check_bounds(where, const int[::1] bounds, Py_ssize_t N):
-    """Raise ValueError unless the bounds rise from at least 0 to at most N."""
-    cdef Py_ssize_t k, before = 0
-    for k in range(bounds.shape[0]):
-        if not before <= bounds[k] <= N:
-            raise ValueError(f"{where}: bounds[{k}] must be {before} to {N}; got {bounds[k]}")
-        before = bounds[k]
-
-
-def forward(float[:, ::1] sums, const float[::1] losses, const int[::1] bounds, int n_threads=1):
-    """Overwrite sums (S,2) from losses (N,) and bounds (2S+1,)."""
-    cdef KernelArgs a
-    cdef str where = "token_sums.forward"
-    cdef Py_ssize_t N = losses.shape[0], S = bounds.shape[0] // 2
-    check(
-        where, f"bounds ({bounds.shape[0]},)", n_threads, sums=(sums, (S, 2)),
-        bounds=(bounds, (2 * S + 1,)),
-    )
-    _check_bounds(where, bounds, N)
-    a.t[0], a.t[1], a.t[2] = at2(sums), at1(losses), ids1(bounds)
-    a.n[0], a.n[1] = N, S
-    with nogil:
-        _forward(&a)
-
-
-def backward(
-    float[::1] dlosses, const float[:, ::1] dsums, const int[::1] bounds, int n_threads=1
-):
-    """Overwrite dlosses (N,) from dsums (S,2) and bounds (2S+1,)."""
-    cdef KernelArgs a
-    cdef str where = "token_sums.backward"
-    cdef Py_ssize_t N = dlosses.shape[0], S = bounds.shape[0] // 2
-    check(
-        where, f"bounds ({bounds.shape[0]},)", n_threads, dsums=(dsums, (S, 2)),
-        bounds=(bounds, (2 * S + 1,)),
-    )
-    _check_bounds(where, bounds, N)
-    a.t[0], a.t[1], a.t[2] = at1(dlosses), at2(dsums), ids1(bounds)
-    a.n[0], a.n[1] = N, S
-    with nogil:
-        _backward(&a)
-
-
-entries = {
-    "forward": entry(_forward, "sums losses bounds", sizes="N S"),
-    "backward": entry(_backward, "dlosses dsums bounds", sizes="N S"),
-}
+forward = entry(
+    <kernel_fn>_forward, "sums[S 2] <- losses[N] i32 bounds[2*S+1]", NULL, bounds_rise
+)
+backward = entry(
+    <kernel_fn>_backward, "dlosses[N] <- dsums[S 2] i32 bounds[2*S+1]", NULL, bounds_rise
+)

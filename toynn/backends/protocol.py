@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 __all__ = [
     "ALIGNMENT",
     "ELEMENTS",
-    "UNPACKED",
     "Accumulate",
     "Backend",
     "Buffer",
@@ -34,7 +33,6 @@ __all__ = [
     "Launch",
     "LiveRows",
     "Packing",
-    "Packs",
     "Place",
     "Program",
     "aligned",
@@ -103,21 +101,6 @@ class Launch:
     nbytes: int
     live: LiveRows | None = None  # None: all
     frozen: frozenset[str] = frozenset()  # of the tensors: weights that no run writes
-
-
-class Packs(NamedTuple):
-    """Which weights programs read from packed copies.
-
-    Of those frozen "never" any, "always" all, "auto": those where that gains some percent. Of those
-    trained, if ``trained``, the ones where that gains; updates keep these copies as the weights
-    are. None: there has been nothing to update.
-    """
-
-    frozen: str = "never"
-    trained: bool | None = None
-
-
-UNPACKED = Packs()
 
 
 @dataclass(frozen=True)
@@ -209,19 +192,17 @@ class Feeds(Protocol):
 
 @runtime_checkable
 class Packing(Protocol):
-    """What a backend may offer beside: weights are kept in the order in which products read them.
+    """What a backend may offer beside: frozen weights are packed once, not in every run.
 
-    So they need not be packed in every run. Programs share such copies.
+    Programs share prepacked weights.
     """
 
-    #: Which weights programs that are compiled from now on read from packed copies.
-    packs: Packs
+    #: Which frozen weights the programs compiled from now on prepack: "never" any, "always" all,
+    #: "auto" those where that gains some percent.
+    packs: str
 
-    def packed(self, launches: Sequence[Launch] = (), packs: Packs = UNPACKED) -> int:
-        """Return the bytes of all packed copies of weights, with those for these launches.
-
-        ``packs`` says which these would read.
-        """
+    def packed(self, launches: Sequence[Launch] = (), packs: str = "never") -> int:
+        """Return the bytes of all prepacked weights, with those that these launches would read."""
 
 
 class Backend(Protocol):

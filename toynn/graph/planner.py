@@ -73,7 +73,7 @@ def _slots(tape: Tape) -> dict[Tensor, _Slot]:
             if tensor is None or tensor.root not in first or tensor.root in slots:
                 continue
             root = tensor.root
-            donor = named.get(node.op.inplace.get(name, ""))
+            donor = named.get(next(iter(node.op.signature[name].in_place), ""))
             if donor in slots and donor.nbytes == root.nbytes and slots[donor].last == i:
                 slots[root] = slots[donor]
                 slots[root].last = last[root]

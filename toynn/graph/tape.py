@@ -14,14 +14,15 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import toynn._kernels as kernels
 from toynn import checks, dtypes
+from toynn._kernels.signature import Signature
 from toynn.backends.protocol import Accumulate
 from toynn.checks import Check
 from toynn.errors import ConfigError, LifecycleError, ShapeError
 from toynn.graph.tensor import Live, Role, Tensor
 from toynn.precision import PRECISIONS
 from toynn.reports import Shown
-from toynn.signature import Signature
 
 __all__ = ["Live", "Node", "Op", "Role", "Tape", "Tensor"]
 
@@ -36,17 +37,13 @@ WIDTH = 120  # of its lines, if names need no more than 20 of it
 class Op:
     """What a kind of node means. ops/ has one for each kernel entry.
 
-    ``tensors`` says what a node writes, saves and reads, by the kernel's names: "y; r <- x w", or
-    "y <- x w" if nothing is saved. One whose name ends in "?" may be None. ``sizes`` and
-    ``options`` are names too, with spaces between.
+    The kernel's signature (toynn/_kernels/signature.py) says which tensors, sizes and options a
+    node has, which of them it writes, saves and reads, and which may be None.
     ``gradient(back, node, dy)`` records the backward nodes of ``node``; see autograd.py.
-    ``inplace`` maps an output to an input whose memory it may take over.
     ``again(node)`` returns a node that computes the output of ``node`` once more, at little cost,
     from what the backward of ``node`` reads anyway, or None: see checkpointing.py.
     ``adds``: its one output is the gradient of an activation, and the kernel adds to it when told
-    to accumulate. ``weights`` names the outputs that are gradients of weights: the kernel adds to
-    them when told so, and leaves out one that is null. ``integers`` names the inputs that are i32,
-    ``blocks`` those that may be of a block type: the kernel is told which by a size, "type".
+    to accumulate. All other outputs to which a kernel adds are gradients of weights.
     ``rows`` names a size and a tensor, "M x": the size grows with the tensor's rows. Where not all
     of those are live, the kernel is given a smaller size, and what it writes has as many rows.
     ``segments`` names a tensor that parts rows into segments: with it ``flops`` is the most that
@@ -54,16 +51,9 @@ class Op:
     """
 
     kernel: str  # module and entry of toynn._kernels: "rmsnorm.forward"
-    tensors: str
-    sizes: str
     flops: Callable[[Mapping[str, int]], int]  # from the sizes, and has_X of what may be None
     gradient: Callable[[Any, "Node", Tensor], None] | None = None
-    options: str = ""
-    inplace: Mapping[str, str] = field(default_factory=dict)
-    integers: tuple[str, ...] = ()
-    blocks: tuple[str, ...] = ()
     updates: bool = False  # it belongs to segment U
-    weights: tuple[str, ...] = ()
     adds: bool = False
     nbytes: Callable[[Mapping[str, int]], int] | None = None  # default: each tensor once
     straight_through: bool = False  # its output's gradient is taken for its input's
@@ -73,28 +63,15 @@ class Op:
 
     @cached_property
     def signature(self) -> Signature:
-        """The names of all that a node of this kind is given."""
-        names = self.tensors.replace(";", " ").replace("<-", " ")
-        return Signature.of(names, self.sizes, self.options)
+        """What the kernel says of its tensors, sizes and options."""
+        module, _, entry = self.kernel.partition(".")
+        signature: Signature = getattr(kernels, module).entries[entry].signature
+        return signature
 
-    @cached_property
-    def outputs(self) -> tuple[str, ...]:
-        """Names of the tensors that a node writes, for others to read."""
-        return self._names(self.tensors.partition("<-")[0].partition(";")[0])
-
-    @cached_property
-    def saved(self) -> tuple[str, ...]:
-        """Names of the tensors that a node writes for its backward."""
-        return self._names(self.tensors.partition("<-")[0].partition(";")[2])
-
-    @cached_property
-    def inputs(self) -> tuple[str, ...]:
-        """Names of the tensors that a node reads."""
-        return self._names(self.tensors.partition("<-")[2])
-
-    @staticmethod
-    def _names(part: str) -> tuple[str, ...]:
-        return Signature.of(part).tensors
+    @property
+    def weights(self) -> tuple[str, ...]:
+        """Names of the outputs that are gradients of weights."""
+        return () if self.adds else self.signature.adds
 
 
 @dataclass(eq=False)
@@ -219,12 +196,13 @@ class Tape(Shown):
         for name in tensors.keys() - op.signature.nullable:
             if tensors[name] is None:
                 raise ConfigError(f"recording {op.kernel}: {name} must not be None")
-        for name in op.inputs:
+        for name in op.signature.inputs:
             tensor = tensors[name]
             if tensor is not None:
                 self._check_input(op, name, tensor)
         outputs, saved, inputs = (
-            tuple(tensors[name] for name in names) for names in (op.outputs, op.saved, op.inputs)
+            tuple(tensors[name] for name in names)
+            for names in (op.signature.outputs, op.signature.saved, op.signature.inputs)
         )
         node = Node(
             op,
@@ -267,9 +245,10 @@ class Tape(Shown):
         foreign = root not in self.written and root not in self.inputs.values()
         if foreign and root.role in (Role.ACTIVATION, Role.INPUT):
             raise ConfigError(f"{op.kernel}: {root.name} was recorded on another tape")
-        needed = "i32" if name in op.integers else "f32"
-        packed = name in op.blocks and tensor.dtype in dtypes.BLOCKS
-        if tensor.dtype != needed and not packed:
+        kind = op.signature[name].kind
+        needed = "i32" if kind == "i32" else "f32"
+        quantized = kind == "type" and tensor.dtype in dtypes.BLOCKS
+        if tensor.dtype != needed and not quantized:
             raise ShapeError(f"{op.kernel}: {root.name} must be {needed}; got {tensor.dtype}")
 
     def _pass_on_rows(self, node: Node) -> None:
@@ -283,7 +262,7 @@ class Tape(Shown):
                         f"{tensor.root.name} are there: {tensor.root.live.count.name} says how many"
                     )
             return
-        for name in node.op.outputs + node.op.saved:
+        for name in node.op.signature.outputs + node.op.signature.saved:
             tensor = node.named[name]
             if tensor is None or tensor.base is not None or name in node.op.weights:
                 continue

@@ -68,11 +68,11 @@ def by_names(backward: Op) -> Rule:
     """
 
     def rule(back: Backward, node: Node, dy: Tensor) -> None:
-        known = {**node.named, f"d{node.op.outputs[0]}": dy}
+        known = {**node.named, f"d{node.op.signature.outputs[0]}": dy}
         back.emit(
             backward,
-            {name: known[name.removeprefix("d")] for name in backward.outputs},
-            {name: known[name] for name in backward.inputs},
+            {name: known[name.removeprefix("d")] for name in backward.signature.outputs},
+            {name: known[name] for name in backward.signature.inputs},
             {name: node.sizes[name] for name in backward.signature.sizes},
             {name: node.options[name] for name in backward.signature.options},
         )

@@ -175,42 +175,11 @@ def _cached_bytes(sizes: Sizes) -> int:
 
 _SIZES = "B T H KV D ldq ldk ldv causal window precision"
 
-ATTENTION_BACKWARD = Op(
-    "attention.backward",
-    "dq? dk? dv?; delta? <- do o lse q k v first?",
-    _SIZES,
-    _backward_products,
-    options="scale cap",
-    integers=("first",),
-    rows="T do",
-    segments="first",
-)
+ATTENTION_BACKWARD = Op("attention.backward", _backward_products, rows="T do", segments="first")
 ATTENTION_BACKWARD_SINKS = Op(
     "attention.backward_sinks",
-    "dsinks <- do o lse sinks",
-    "B T H D",
     lambda sizes: (EXP + 3 + 2 * sizes["D"]) * sizes["B"] * sizes["T"] * sizes["H"],
-    weights=("dsinks",),
     rows="T do",
 )
-ATTENTION = Op(
-    "attention.forward",
-    "o; lse <- q k v first? sinks?",
-    _SIZES,
-    _products,
-    _attention_gradient,
-    options="scale cap",
-    integers=("first",),
-    rows="T q",
-    segments="first",
-)
-CACHED_ATTENTION = Op(
-    "cached_attention.forward",
-    "o kc vc <- q k v past sinks?",
-    "B T H KV D S ldq ldk ldv window",
-    _cached_flops,
-    _no_gradient,
-    options="scale cap",
-    integers=("past",),
-    nbytes=_cached_bytes,
-)
+ATTENTION = Op("attention.forward", _products, _attention_gradient, rows="T q", segments="first")
+CACHED_ATTENTION = Op("cached_attention.forward", _cached_flops, _no_gradient, nbytes=_cached_bytes)

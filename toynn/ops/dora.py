@@ -42,26 +42,6 @@ def _dora_gradient(back: Backward, node: Node, dy: Tensor) -> None:
     back.emit(BIAS_BACKWARD, {"db": bias}, {"dy": dy}, node.sizes)
 
 
-NORMS = Op(
-    "dora.norms",
-    "r <- squares p g b",
-    "C R",
-    lambda sizes: sizes["C"] * (2 * sizes["R"] * (sizes["R"] + 2) + 6),
-    options="scale",
-)
-DORA_BACKWARD = Op(
-    "dora.backward",
-    "dx dm? <- dy x m r",
-    "N C",
-    flops(4, "N", "C"),
-    weights=("dm",),
-    rows="N dy",
-)
-DORA = Op(
-    "dora.forward",
-    "y <- x m r bias?",
-    "N C",
-    flops(3, "N", "C"),
-    _dora_gradient,
-    rows="N x",
-)
+NORMS = Op("dora.norms", lambda sizes: sizes["C"] * (2 * sizes["R"] * (sizes["R"] + 2) + 6))
+DORA_BACKWARD = Op("dora.backward", flops(4, "N", "C"), rows="N dy")
+DORA = Op("dora.forward", flops(3, "N", "C"), _dora_gradient, rows="N x")

@@ -40,14 +40,4 @@ def _dropout_gradient(back: Backward, node: Node, dy: Tensor) -> None:
     back.emit(DROPOUT, {"y": node["x"]}, inputs, node.sizes, node.options)
 
 
-DROPOUT = Op(
-    "dropout.forward",
-    "y <- x control",
-    "n seed site",
-    flops(1, "n"),
-    _dropout_gradient,
-    options="p",
-    inplace={"y": "x"},
-    integers=("control",),
-    rows="n x",
-)
+DROPOUT = Op("dropout.forward", flops(1, "n"), _dropout_gradient, rows="n x")

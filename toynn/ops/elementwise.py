@@ -152,134 +152,35 @@ def _gelu_flops(tanh: int, exact: int) -> Callable[[Sizes], int]:
     return lambda sizes: (exact if sizes["exact"] else tanh) * sizes["n"]
 
 
-ADD = Op(
-    "elementwise.add", "y <- a b", "n", flops(1, "n"), _add_gradient, inplace={"y": "a"}, rows="n a"
-)
-ACCUMULATE = Op("elementwise.accumulate", "g <- x", "n", flops(1, "n"), weights=("g",))
-SCALE = Op(
-    "elementwise.scale",
-    "y <- x",
-    "n",
-    flops(1, "n"),
-    _scale_gradient,
-    options="alpha",
-    inplace={"y": "x"},
-    rows="n x",
-)
-ROUNDING = Op("rounding.forward", "y <- x", "n brain", flops(1, "n"), straight_through=True)
-GELU_BACKWARD = Op(
-    "gelu.backward",
-    "dx <- dy x",
-    "n exact",
-    _gelu_flops(EXP + 16, EXP + 32),
-    inplace={"dx": "dy"},
-    rows="n dy",
-)
+ADD = Op("elementwise.add", flops(1, "n"), _add_gradient, rows="n a")
+ACCUMULATE = Op("elementwise.accumulate", flops(1, "n"))
+SCALE = Op("elementwise.scale", flops(1, "n"), _scale_gradient, rows="n x")
+ROUNDING = Op("rounding.forward", flops(1, "n"), straight_through=True)
+GELU_BACKWARD = Op("gelu.backward", _gelu_flops(EXP + 16, EXP + 32), rows="n dy")
 GELU = Op(
-    "gelu.forward",
-    "y <- x",
-    "n exact",
-    _gelu_flops(EXP + 7, 27),
-    by_names(GELU_BACKWARD),
-    again=itself,
-    rows="n x",
+    "gelu.forward", _gelu_flops(EXP + 7, 27), by_names(GELU_BACKWARD), again=itself, rows="n x"
 )
-SIGMOID_BACKWARD = Op(
-    "sigmoid.backward",
-    "dx <- dy x",
-    "n",
-    flops(SIGMOID_SLOPE + 1, "n"),
-    inplace={"dx": "dy"},
-    rows="n dy",
-)
+SIGMOID_BACKWARD = Op("sigmoid.backward", flops(SIGMOID_SLOPE + 1, "n"), rows="n dy")
 SIGMOID = Op(
-    "sigmoid.forward",
-    "y <- x",
-    "n",
-    flops(EXP + 2, "n"),
-    by_names(SIGMOID_BACKWARD),
-    again=itself,
-    rows="n x",
+    "sigmoid.forward", flops(EXP + 2, "n"), by_names(SIGMOID_BACKWARD), again=itself, rows="n x"
 )
-SILU_BACKWARD = Op(
-    "silu.backward",
-    "dx <- dy x",
-    "n",
-    flops(SIGMOID_SLOPE + 3, "n"),
-    inplace={"dx": "dy"},
-    rows="n dy",
-)
-SILU = Op(
-    "silu.forward",
-    "y <- x",
-    "n",
-    flops(EXP + 3, "n"),
-    by_names(SILU_BACKWARD),
-    again=itself,
-    rows="n x",
-)
-SWIGLU_BACKWARD = Op(
-    "swiglu.backward",
-    "dgate dup <- dy gate up",
-    "n",
-    flops(SIGMOID_SLOPE + 6, "n"),
-    options="alpha limit",
-    rows="n dy",
-)
+SILU_BACKWARD = Op("silu.backward", flops(SIGMOID_SLOPE + 3, "n"), rows="n dy")
+SILU = Op("silu.forward", flops(EXP + 3, "n"), by_names(SILU_BACKWARD), again=itself, rows="n x")
+SWIGLU_BACKWARD = Op("swiglu.backward", flops(SIGMOID_SLOPE + 6, "n"), rows="n dy")
 SWIGLU = Op(
-    "swiglu.forward",
-    "y <- gate up",
-    "n",
-    flops(EXP + 4, "n"),
-    by_names(SWIGLU_BACKWARD),
-    options="alpha limit",
-    again=itself,
-    rows="n gate",
+    "swiglu.forward", flops(EXP + 4, "n"), by_names(SWIGLU_BACKWARD), again=itself, rows="n gate"
 )
-HALVES_BACKWARD = Op(
-    "swiglu.halves_backward",
-    "dx <- dy x",
-    "N F",
-    flops(SIGMOID_SLOPE + 6, "N", "F"),
-    rows="N dy",
-)
+HALVES_BACKWARD = Op("swiglu.halves_backward", flops(SIGMOID_SLOPE + 6, "N", "F"), rows="N dy")
 HALVES = Op(
     "swiglu.halves_forward",
-    "y <- x",
-    "N F",
     flops(EXP + 4, "N", "F"),
     by_names(HALVES_BACKWARD),
     again=itself,
     rows="N x",
 )
-GEGLU_BACKWARD = Op(
-    "geglu.backward", "dgate dup <- dy gate up", "n", flops(EXP + 23, "n"), rows="n dy"
-)
+GEGLU_BACKWARD = Op("geglu.backward", flops(EXP + 23, "n"), rows="n dy")
 GEGLU = Op(
-    "geglu.forward",
-    "y <- gate up",
-    "n",
-    flops(EXP + 8, "n"),
-    by_names(GEGLU_BACKWARD),
-    again=itself,
-    rows="n gate",
+    "geglu.forward", flops(EXP + 8, "n"), by_names(GEGLU_BACKWARD), again=itself, rows="n gate"
 )
-SOFTCAP_BACKWARD = Op(
-    "softcap.backward",
-    "dx <- dy y",
-    "n",
-    flops(5, "n"),
-    options="cap",
-    inplace={"dx": "dy"},
-    rows="n dy",
-)
-SOFTCAP = Op(
-    "softcap.forward",
-    "y <- x",
-    "n",
-    flops(EXP + 18, "n"),
-    _softcap_gradient,
-    options="cap",
-    inplace={"y": "x"},
-    rows="n x",
-)
+SOFTCAP_BACKWARD = Op("softcap.backward", flops(5, "n"), rows="n dy")
+SOFTCAP = Op("softcap.forward", flops(EXP + 18, "n"), _softcap_gradient, rows="n x")

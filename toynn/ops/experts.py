@@ -144,15 +144,7 @@ def _used(sizes: Sizes) -> int:
 
 _PRODUCT = flops(2, "M", "N", "K")
 
-ROUTING_BACKWARD = Op(
-    "routing.backward",
-    "dp <- dweights p weights experts",
-    "N E K normalized",
-    flops(5, "N", "K"),
-    options="scale",
-    integers=("experts",),
-    rows="N dweights",
-)
+ROUTING_BACKWARD = Op("routing.backward", flops(5, "N", "K"), rows="N dweights")
 
 
 def _routing_gradient(back: Backward, node: Node, dy: Tensor) -> None:
@@ -162,98 +154,23 @@ def _routing_gradient(back: Backward, node: Node, dy: Tensor) -> None:
     )
 
 
-ROUTING = Op(
-    "routing.forward",
-    "weights experts <- p",
-    "N E K normalized",
-    flops(1, "N", "E"),
-    _routing_gradient,
-    options="scale",
-    rows="N p",
-)
-EXPERT_ROWS = Op(
-    "expert_rows.forward",
-    "slots offsets <- experts",
-    "N K E",
-    flops(3, "N", "K"),
-    integers=("experts",),
-    rows="N experts",
-)
+ROUTING = Op("routing.forward", flops(1, "N", "E"), _routing_gradient, rows="N p")
+EXPERT_ROWS = Op("expert_rows.forward", flops(3, "N", "K"), rows="N experts")
 DISPATCH = Op(
-    "dispatch.forward",
-    "y <- x slots",
-    "N K C",
-    flops(1, "N", "K", "C"),
-    _dispatch_gradient,
-    integers=("slots",),
-    again=itself,
-    rows="N slots",
+    "dispatch.forward", flops(1, "N", "K", "C"), _dispatch_gradient, again=itself, rows="N slots"
 )
-COMBINE = Op(
-    "dispatch.combine",
-    "y <- x slots",
-    "N K C",
-    flops(1, "N", "K", "C"),
-    _combine_gradient,
-    integers=("slots",),
-    rows="N slots",
-)
-WEIGH_BACKWARD = Op(
-    "dispatch.weigh_backward",
-    "dx dw <- dy x w slots",
-    "N K C",
-    flops(3, "N", "K", "C"),
-    integers=("slots",),
-    inplace={"dx": "dy"},
-    rows="N slots",
-)
+COMBINE = Op("dispatch.combine", flops(1, "N", "K", "C"), _combine_gradient, rows="N slots")
+WEIGH_BACKWARD = Op("dispatch.weigh_backward", flops(3, "N", "K", "C"), rows="N slots")
 WEIGH = Op(
     "dispatch.weigh",
-    "y <- x w slots",
-    "N K C",
     flops(1, "N", "K", "C"),
     by_names(WEIGH_BACKWARD),
-    integers=("slots",),
     again=itself,
     rows="N slots",
 )
-EXPERTS_BACKWARD_BIAS = Op(
-    "experts.backward_bias",
-    "db <- dy offsets",
-    "E M N",
-    flops(1, "M", "N"),
-    weights=("db",),
-    integers=("offsets",),
-    rows="M dy",
-)
+EXPERTS_BACKWARD_BIAS = Op("experts.backward_bias", flops(1, "M", "N"), rows="M dy")
 EXPERTS_BACKWARD_INPUT = Op(
-    "experts.backward_input",
-    "dx <- dy w offsets",
-    "E M N K precision type",
-    _PRODUCT,
-    nbytes=_used,
-    adds=True,
-    integers=("offsets",),
-    blocks=("w",),
-    rows="M dy",
+    "experts.backward_input", _PRODUCT, nbytes=_used, adds=True, rows="M dy"
 )
-EXPERTS_BACKWARD_WEIGHT = Op(
-    "experts.backward_weight",
-    "dw <- dy x offsets",
-    "E M N K precision",
-    _PRODUCT,
-    weights=("dw",),
-    integers=("offsets",),
-    rows="M dy",
-)
-EXPERTS = Op(
-    "experts.forward",
-    "y <- x w b? offsets",
-    "E M N K precision type",
-    _PRODUCT,
-    _experts_gradient,
-    nbytes=_used,
-    integers=("offsets",),
-    blocks=("w",),
-    rows="M x",
-)
+EXPERTS_BACKWARD_WEIGHT = Op("experts.backward_weight", _PRODUCT, rows="M dy")
+EXPERTS = Op("experts.forward", _PRODUCT, _experts_gradient, nbytes=_used, rows="M x")

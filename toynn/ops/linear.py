@@ -91,54 +91,17 @@ def _gathered(sizes: Sizes) -> int:
 
 _PRODUCT = flops(2, "M", "N", "K")
 
-BIAS_BACKWARD = Op(
-    "elementwise.bias_backward", "db <- dy", "N C", flops(1, "N", "C"), weights=("db",), rows="N dy"
-)
+BIAS_BACKWARD = Op("elementwise.bias_backward", flops(1, "N", "C"), rows="N dy")
 EMBEDDING_BACKWARD = Op(
-    "embedding.backward",
-    "dw <- dy ids",
-    "N V C",
-    flops(1, "N", "C"),
-    nbytes=flops(12, "N", "C"),
-    weights=("dw",),
-    integers=("ids",),
-    rows="N dy",
+    "embedding.backward", flops(1, "N", "C"), nbytes=flops(12, "N", "C"), rows="N dy"
 )
 EMBEDDING = Op(
     "embedding.forward",
-    "y <- w ids",
-    "N V C type",
     flops(0, "N", "C"),
     by_names(EMBEDDING_BACKWARD),
     nbytes=_gathered,
-    integers=("ids",),
-    blocks=("w",),
     rows="N ids",
 )
-LINEAR_BACKWARD_INPUT = Op(
-    "matmul.backward_input",
-    "dx <- dy w",
-    "M N K precision type",
-    _PRODUCT,
-    adds=True,
-    blocks=("w",),
-    rows="M dy",
-)
-LINEAR_BACKWARD_WEIGHT = Op(
-    "matmul.backward_weight",
-    "dw <- dy x",
-    "M N K precision",
-    _PRODUCT,
-    weights=("dw",),
-    rows="M dy",
-)
-LINEAR = Op(
-    "matmul.forward",
-    "y; pre? <- x w b?",
-    "M N K precision activation type",
-    _PRODUCT,
-    _linear_gradient,
-    blocks=("w",),
-    again=_activation,
-    rows="M x",
-)
+LINEAR_BACKWARD_INPUT = Op("matmul.backward_input", _PRODUCT, adds=True, rows="M dy")
+LINEAR_BACKWARD_WEIGHT = Op("matmul.backward_weight", _PRODUCT, rows="M dy")
+LINEAR = Op("matmul.forward", _PRODUCT, _linear_gradient, again=_activation, rows="M x")

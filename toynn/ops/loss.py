@@ -189,69 +189,19 @@ def _product_gradient(
 _TENSORS = "loss; lse rows <- logits labels"
 _BACKWARD = "dlogits <- dloss logits labels lse rows"
 
-CROSS_ENTROPY_BACKWARD = Op(
-    "cross_entropy.backward",
-    _BACKWARD,
-    "N V",
-    flops(EXP + 2, "N", "V"),
-    inplace={"dlogits": "logits"},
-    integers=("labels",),
-    rows="N logits",
-)
+CROSS_ENTROPY_BACKWARD = Op("cross_entropy.backward", flops(EXP + 2, "N", "V"), rows="N logits")
 CROSS_ENTROPY = Op(
     "cross_entropy.forward",
-    _TENSORS,
-    "N V",
     flops(EXP + 3, "N", "V"),
     by_names(CROSS_ENTROPY_BACKWARD),
-    integers=("labels",),
     rows="N logits",
 )
-CROSS_ENTROPY_DENSE_BACKWARD = Op(
-    "cross_entropy.backward_dense",
-    _BACKWARD,
-    "N V",
-    flops(EXP + 5, "N", "V"),
-    inplace={"dlogits": "logits"},
-)
+CROSS_ENTROPY_DENSE_BACKWARD = Op("cross_entropy.backward_dense", flops(EXP + 5, "N", "V"))
 CROSS_ENTROPY_DENSE = Op(
-    "cross_entropy.forward_dense",
-    _TENSORS,
-    "N V",
-    flops(EXP + 7, "N", "V"),
-    by_names(CROSS_ENTROPY_DENSE_BACKWARD),
+    "cross_entropy.forward_dense", flops(EXP + 7, "N", "V"), by_names(CROSS_ENTROPY_DENSE_BACKWARD)
 )
-COUNTED = Op(
-    "counted.forward",
-    "rows picked count <- labels",
-    "N",
-    flops(1, "N"),
-    integers=("labels",),
-    rows="N labels",
-)
-COUNT = Op(
-    "chunked_cross_entropy.count",
-    "rows <- labels",
-    "N V",
-    flops(1, "N"),
-    integers=("labels",),
-    rows="N labels",
-)
-CHUNK = Op(
-    "chunked_cross_entropy.forward",
-    "losses <- logits labels",
-    "N V",
-    flops(EXP + 3, "N", "V"),
-    integers=("labels",),
-    rows="N logits",
-)
-CHUNK_BACKWARD = Op(
-    "chunked_cross_entropy.backward",
-    "dlogits losses <- dloss logits labels rows",
-    "N V",
-    flops(EXP + 4, "N", "V"),
-    inplace={"dlogits": "logits"},
-    integers=("labels",),
-    rows="N logits",
-)
-MEAN = Op("chunked_cross_entropy.mean", "loss <- losses rows", "N", flops(1, "N"), rows="N losses")
+COUNTED = Op("counted.forward", flops(1, "N"), rows="N labels")
+COUNT = Op("chunked_cross_entropy.count", flops(1, "N"), rows="N labels")
+CHUNK = Op("chunked_cross_entropy.forward", flops(EXP + 3, "N", "V"), rows="N logits")
+CHUNK_BACKWARD = Op("chunked_cross_entropy.backward", flops(EXP + 4, "N", "V"), rows="N logits")
+MEAN = Op("chunked_cross_entropy.mean", flops(1, "N"), rows="N losses")

@@ -111,82 +111,14 @@ def _sequences(s: Recorder, op: str, sums: Tensor, count: Tensor, of: int) -> in
     return S
 
 
-TOKEN_LOSSES_BACKWARD = Op(
-    "chunked_cross_entropy.each",
-    "dlogits <- dlosses logits labels",
-    "N V",
-    flops(EXP + 4, "N", "V"),
-    inplace={"dlogits": "logits"},
-    integers=("labels",),
-    rows="N logits",
-)
+TOKEN_LOSSES_BACKWARD = Op("chunked_cross_entropy.each", flops(EXP + 4, "N", "V"), rows="N logits")
 TOKEN_LOSSES = replace(CHUNK, gradient=by_names(TOKEN_LOSSES_BACKWARD))
-SUMS_BACKWARD = Op(
-    "token_sums.backward",
-    "dlosses <- dsums bounds",
-    "N S",
-    flops(1, "N"),
-    integers=("bounds",),
-    rows="N dlosses",
-)
-SUMS = Op(
-    "token_sums.forward",
-    "sums <- losses bounds",
-    "N S",
-    flops(1, "N"),
-    by_names(SUMS_BACKWARD),
-    integers=("bounds",),
-    rows="N losses",
-)
+SUMS_BACKWARD = Op("token_sums.backward", flops(1, "N"), rows="N dlosses")
+SUMS = Op("token_sums.forward", flops(1, "N"), by_names(SUMS_BACKWARD), rows="N losses")
 # Of a sequence: the margin, an exponential and a logarithm, and what is made of them.
-DPO_BACKWARD = Op(
-    "dpo.backward",
-    "dsums <- dloss sums reference count",
-    "S",
-    flops(EXP + 8, "S"),
-    options="beta smoothing",
-    integers=("count",),
-)
-DPO = Op(
-    "dpo.forward",
-    "loss <- sums reference count",
-    "S",
-    flops(2 * EXP + 6, "S"),
-    by_names(DPO_BACKWARD),
-    options="beta smoothing",
-    integers=("count",),
-)
-ORPO_BACKWARD = Op(
-    "orpo.backward",
-    "dsums <- dloss sums bounds count",
-    "S",
-    flops(4 * EXP + 12, "S"),
-    options="beta",
-    integers=("bounds", "count"),
-)
-ORPO = Op(
-    "orpo.forward",
-    "loss <- sums bounds count",
-    "S",
-    flops(4 * EXP + 12, "S"),
-    by_names(ORPO_BACKWARD),
-    options="beta",
-    integers=("bounds", "count"),
-)
-KTO_BACKWARD = Op(
-    "kto.backward",
-    "dsums <- dloss sums reference kl wanted count",
-    "S",
-    flops(2 * EXP + 8, "S"),
-    options="beta good bad",
-    integers=("wanted", "count"),
-)
-KTO = Op(
-    "kto.forward",
-    "loss <- sums reference kl wanted count",
-    "S",
-    flops(EXP + 6, "S"),
-    by_names(KTO_BACKWARD),
-    options="beta good bad",
-    integers=("wanted", "count"),
-)
+DPO_BACKWARD = Op("dpo.backward", flops(EXP + 8, "S"))
+DPO = Op("dpo.forward", flops(2 * EXP + 6, "S"), by_names(DPO_BACKWARD))
+ORPO_BACKWARD = Op("orpo.backward", flops(4 * EXP + 12, "S"))
+ORPO = Op("orpo.forward", flops(4 * EXP + 12, "S"), by_names(ORPO_BACKWARD))
+KTO_BACKWARD = Op("kto.backward", flops(2 * EXP + 8, "S"))
+KTO = Op("kto.forward", flops(EXP + 6, "S"), by_names(KTO_BACKWARD))

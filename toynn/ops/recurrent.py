@@ -113,72 +113,12 @@ def _backward(sizes: Sizes) -> int:
     return each * sizes["B"] * sizes["T"] * sizes["V"]
 
 
-DECAY_BACKWARD = Op(
-    "decay.backward",
-    "dx dw? db? <- dy x w b",
-    "N V",
-    flops(3 * EXP + 8, "N", "V"),
-    weights=("dw", "db"),
-    rows="N dy",
-)
-DECAY = Op(
-    "decay.forward",
-    "y <- x w b",
-    "N V",
-    flops(2 * EXP + 4, "N", "V"),
-    by_names(DECAY_BACKWARD),
-    rows="N x",
-)
-QUERIES_BACKWARD = Op(
-    "gated.queries_backward", "dx <- dq", "N H D", flops(1, "N", "H", "D"), rows="N dq"
-)
-QUERIES = Op(
-    "gated.queries",
-    "q <- x",
-    "N H D",
-    flops(1, "N", "H", "D"),
-    by_names(QUERIES_BACKWARD),
-    rows="N x",
-)
-GATED_BACKWARD = Op(
-    "gated.backward",
-    "do dx <- dy o x",
-    "N H D",
-    flops(SIGMOID_SLOPE + 3, "N", "H", "D"),
-    inplace={"do": "dy"},
-    rows="N dy",
-)
-GATED = Op(
-    "gated.forward",
-    "y <- o x",
-    "N H D",
-    flops(EXP + 3, "N", "H", "D"),
-    by_names(GATED_BACKWARD),
-    inplace={"y": "o"},
-    rows="N o",
-)
-DELTA_BACKWARD = Op(
-    "delta.backward",
-    "dx dg dc <- dy x g c states first?",
-    "B T S K V D E L X",
-    _backward,
-    integers=("first",),
-    rows="T dy",
-)
-DELTA = Op(
-    "delta.forward",
-    "y; states <- x g c first?",
-    "B T S K V D E L X",
-    _forward,
-    by_names(DELTA_BACKWARD),
-    integers=("first",),
-    rows="T x",
-)
-DELTA_CACHED = Op(
-    "delta.cached",
-    "y state <- x g c past count",
-    "B T K V D E X",
-    _forward,
-    _no_gradient,
-    integers=("past", "count"),
-)
+DECAY_BACKWARD = Op("decay.backward", flops(3 * EXP + 8, "N", "V"), rows="N dy")
+DECAY = Op("decay.forward", flops(2 * EXP + 4, "N", "V"), by_names(DECAY_BACKWARD), rows="N x")
+QUERIES_BACKWARD = Op("gated.queries_backward", flops(1, "N", "H", "D"), rows="N dq")
+QUERIES = Op("gated.queries", flops(1, "N", "H", "D"), by_names(QUERIES_BACKWARD), rows="N x")
+GATED_BACKWARD = Op("gated.backward", flops(SIGMOID_SLOPE + 3, "N", "H", "D"), rows="N dy")
+GATED = Op("gated.forward", flops(EXP + 3, "N", "H", "D"), by_names(GATED_BACKWARD), rows="N o")
+DELTA_BACKWARD = Op("delta.backward", _backward, rows="T dy")
+DELTA = Op("delta.forward", _forward, by_names(DELTA_BACKWARD), rows="T x")
+DELTA_CACHED = Op("delta.cached", _forward, _no_gradient)

@@ -90,83 +90,17 @@ def _turns(sizes: Sizes) -> int:
     return (6 * sizes["P"] + 26) * sizes["N"] * sizes["R"] // 2
 
 
-SOFTMAX_BACKWARD = Op(
-    "softmax.backward", "dx <- dy y", "N C", flops(4, "N", "C"), inplace={"dx": "dy"}, rows="N dy"
-)
-SOFTMAX = Op(
-    "softmax.forward",
-    "y <- x",
-    "N C",
-    flops(EXP + 4, "N", "C"),
-    by_names(SOFTMAX_BACKWARD),
-    rows="N x",
-)
-LAYERNORM_BACKWARD = Op(
-    "layernorm.backward",
-    "dx dw? db? <- dy x w mean r",
-    "N C",
-    flops(19, "N", "C"),
-    weights=("dw", "db"),
-    rows="N dy",
-)
+SOFTMAX_BACKWARD = Op("softmax.backward", flops(4, "N", "C"), rows="N dy")
+SOFTMAX = Op("softmax.forward", flops(EXP + 4, "N", "C"), by_names(SOFTMAX_BACKWARD), rows="N x")
+LAYERNORM_BACKWARD = Op("layernorm.backward", flops(19, "N", "C"), rows="N dy")
 LAYERNORM = Op(
-    "layernorm.forward",
-    "y; mean r <- x w b",
-    "N C",
-    flops(7, "N", "C"),
-    by_names(LAYERNORM_BACKWARD),
-    options="eps",
-    again=itself,
-    rows="N x",
+    "layernorm.forward", flops(7, "N", "C"), by_names(LAYERNORM_BACKWARD), again=itself, rows="N x"
 )
-RMSNORM_BACKWARD = Op(
-    "rmsnorm.backward",
-    "dx dw? <- dy x w r",
-    "N C",
-    flops(9, "N", "C"),
-    weights=("dw",),
-    rows="N dy",
-)
+RMSNORM_BACKWARD = Op("rmsnorm.backward", flops(9, "N", "C"), rows="N dy")
 RMSNORM = Op(
-    "rmsnorm.forward",
-    "y; r <- x w",
-    "N C",
-    flops(4, "N", "C"),
-    by_names(RMSNORM_BACKWARD),
-    options="eps",
-    again=itself,
-    rows="N x",
+    "rmsnorm.forward", flops(4, "N", "C"), by_names(RMSNORM_BACKWARD), again=itself, rows="N x"
 )
-ROPE_BACKWARD = Op(
-    "rope.backward",
-    "dx <- dy positions inverse_frequency",
-    "N H D R P interleaved",
-    _turns,
-    options="magnitude",
-    integers=("positions",),
-    rows="N dy",
-)
-ROPE = Op(
-    "rope.forward",
-    "y <- x positions inverse_frequency",
-    "N H D R P interleaved",
-    _turns,
-    _rope_gradient,
-    options="magnitude",
-    integers=("positions",),
-    rows="N x",
-)
-CLASS_TOKEN_BACKWARD = Op(
-    "class_token.backward",
-    "dx dcls? dpos? <- dy",
-    "B T C",
-    flops(1, "B", "T", "C"),
-    weights=("dcls", "dpos"),
-)
-CLASS_TOKEN = Op(
-    "class_token.forward",
-    "y <- x cls pos",
-    "B T C",
-    flops(1, "B", "T", "C"),
-    by_names(CLASS_TOKEN_BACKWARD),
-)
+ROPE_BACKWARD = Op("rope.backward", _turns, rows="N dy")
+ROPE = Op("rope.forward", _turns, _rope_gradient, rows="N x")
+CLASS_TOKEN_BACKWARD = Op("class_token.backward", flops(1, "B", "T", "C"))
+CLASS_TOKEN = Op("class_token.forward", flops(1, "B", "T", "C"), by_names(CLASS_TOKEN_BACKWARD))

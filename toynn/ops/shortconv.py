@@ -67,29 +67,6 @@ def _backward(sizes: Sizes) -> int:
     return each * sizes["B"] * sizes["T"] * sizes["C"]
 
 
-SHORTCONV_BACKWARD = Op(
-    "shortconv.backward",
-    "dx dw? <- dy x w first?",
-    "B T C L P",
-    _backward,
-    weights=("dw",),
-    integers=("first",),
-    rows="T dy",
-)
-SHORTCONV = Op(
-    "shortconv.forward",
-    "y <- x w first?",
-    "B T C L P",
-    _forward,
-    by_names(SHORTCONV_BACKWARD),
-    integers=("first",),
-    rows="T x",
-)
-CACHED = Op(
-    "shortconv.cached",
-    "y ring <- x w past",
-    "B T C L P R",
-    _forward,
-    _no_gradient,
-    integers=("past",),
-)
+SHORTCONV_BACKWARD = Op("shortconv.backward", _backward, rows="T dy")
+SHORTCONV = Op("shortconv.forward", _forward, by_names(SHORTCONV_BACKWARD), rows="T x")
+CACHED = Op("shortconv.cached", _forward, _no_gradient)

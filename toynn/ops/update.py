@@ -25,5 +25,5 @@ def adamw_step(
     s.tape.record(ADAMW, {"w": w, "m": m, "v": v, "g": g, "hp": hp, "scale": factor}, {"n": w.size})
 
 
-GRAD_NORM = Op("grad_norm.forward", "norm scale <- g control", "n", flops(2, "n"), updates=True)
-ADAMW = Op("adamw.step", "w m v <- g hp scale", "n", flops(16, "n"), updates=True)
+GRAD_NORM = Op("grad_norm.forward", flops(2, "n"), updates=True)
+ADAMW = Op("adamw.step", flops(16, "n"), updates=True)

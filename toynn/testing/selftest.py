@@ -49,7 +49,7 @@ def kernels(name: str) -> Iterator[Found]:
         for shape in CASES[op].shapes:
             for call in CASES[op].calls(np.random.default_rng(3), **shape):
                 try:
-                    check(op, call, run(backend, op, call, shape))
+                    check(op, call, run(backend, op, call))
                     calls += 1
                 except BackendUnavailable:  # blocks of a type that it does not read
                     passed_over += 1

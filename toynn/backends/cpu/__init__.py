@@ -7,15 +7,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 import toynn._kernels as kernels
-from toynn.backends.cpu.copies import Copies, Copy
+from toynn._kernels.entry import Entry
 from toynn.backends.cpu.feed import Feed as CompiledFeed
 from toynn.backends.cpu.precision import automatic, multiplies_in
+from toynn.backends.cpu.prepacked import Prepacked, Prepacks
 from toynn.backends.cpu.program import CompiledProgram
 from toynn.backends.cpu.squares import Squares
 from toynn.backends.cpu.work import seconds, worth
 from toynn.backends.host import HostBuffer
 from toynn.backends.protocol import (
-    UNPACKED,
     Accumulate,
     Backend,
     Buffer,
@@ -24,12 +24,10 @@ from toynn.backends.protocol import (
     Journal,
     Launch,
     LiveRows,
-    Packs,
     Place,
     Program,
     aligned,
 )
-from toynn.signature import Entry
 from toynn.threads import get_num_threads
 
 __all__ = ["CPU", "create"]
@@ -43,12 +41,12 @@ class CPUProgram:
         backend: "CPU",
         compiled: CompiledProgram,
         workspace: HostBuffer,
-        copies: Sequence[Copy],
+        prepacked: Sequence[Prepacked],
         squares: Squares,
         computing: frozenset[str],
     ) -> None:
         self._backend, self._compiled, self.workspace = backend, compiled, workspace
-        self._copies, self._squares = copies, squares
+        self._prepacked, self._squares = prepacked, squares
         self._computing = computing  # the segments that compute gradients of parameters
 
     @property
@@ -59,8 +57,8 @@ class CPUProgram:
     def run(self, segments: str, accumulate: bool) -> None:
         """Run the launches of these segments; they are done when this returns."""
         threads = self._backend.threads()
-        for copy in self._copies:
-            copy.refresh(threads)
+        for each in self._prepacked:
+            each.refresh(threads)
         self._squares.before(self._backend.computed)
         self._compiled.run(segments, accumulate, threads)
         self._backend.computed += not self._computing.isdisjoint(segments)
@@ -83,7 +81,7 @@ class CPU(Backend):
     def __init__(self, n_threads: int | None = None) -> None:
         self.n_threads = n_threads
         self.computed = 0  # how often programs have computed gradients of parameters
-        self.packs, self._copies = UNPACKED, Copies()
+        self.packs, self._prepacks = "never", Prepacks()
 
     def threads(self) -> int:
         """Return how many threads a run may use now."""
@@ -108,9 +106,9 @@ class CPU(Backend):
         sizes = tuple(launch.sizes.items())
         return _scratch_of(launch.kernel, sizes, self._worth(launch), launch.live)
 
-    def packed(self, launches: Sequence[Launch] = (), packs: Packs = UNPACKED) -> int:
-        """Return the bytes of packed copies of weights, with those for these launches."""
-        return self._copies.nbytes + self._copies.missing(launches, packs)
+    def packed(self, launches: Sequence[Launch] = (), packs: str = "never") -> int:
+        """Return the bytes of all prepacked weights, with those that these launches would read."""
+        return self._prepacks.nbytes + self._prepacks.missing(launches, packs)
 
     def compile(
         self,
@@ -128,19 +126,18 @@ class CPU(Backend):
             return buffer.address + place.offset
 
         workspace = HostBuffer.zeros(self._most(launches))
-        copies = self._copies.of(launches, self.packs, buffers)
-        updated, squares = self._copies.updated_by(launches, self.packs), Squares(launches)
-        kept = {i: copy.address for i, copy in copies.items()}
-        kept |= {i: trained.address for i, trained in updated.items()}
+        prepacked, squares = self._prepacks.of(launches, self.packs, buffers), Squares(launches)
+        kept = {i: each.address for i, each in prepacked.items()}
         kept |= squares.kept(launches, buffers)
-        held = [workspace, *buffers.values(), *copies.values(), *updated.values(), squares]
+        held = [workspace, *buffers.values(), *prepacked.values(), squares]
         program = CompiledProgram(len(launches), workspace.address, held)
         for i, launch in enumerate(launches):
-            kernel, names = _entry(launch)
+            entry = _entry(launch)
+            names = entry.signature
             live = launch.live
             program.append(
                 launch.segment,
-                kernel,
+                entry.capsule,
                 [address(launch.tensors[name]) for name in names.tensors],
                 tuple(launch.sizes[name] for name in names.sizes),
                 tuple(launch.options[name] for name in names.options),
@@ -155,7 +152,7 @@ class CPU(Backend):
         computing = frozenset(
             launch.segment for launch in launches if launch.accumulate is not Accumulate.NEVER
         )
-        each = list(dict.fromkeys(copies.values()))
+        each = list(dict.fromkeys(prepacked.values()))
         return CPUProgram(self, program, workspace, each, squares, computing)
 
     def _worth(self, launch: Launch) -> int:
@@ -190,15 +187,13 @@ def _scratch_of(
     kernel: str, sizes: tuple[tuple[str, int], ...], n_threads: int, live: LiveRows | None
 ) -> int:
     """Return the bytes that a kernel needs, for as many rows as there may be, or any fewer."""
-    op, _, entry = kernel.partition(".")
-    need = getattr(getattr(kernels, op), "workspace", None)
-    if need is None:
-        return 0
+    op, _, name = kernel.partition(".")
+    entry: Entry = getattr(kernels, op).entries[name]
     each = [dict(sizes)]
     if live is not None:  # with fewer rows a product may be cut otherwise, and need more
         counts = range(live.first + 1, live.first + live.rows)
         each += [live.sizes(each[0], count) for count in counts]
-    return max(int(need(entry, **these, n_threads=n_threads)) for these in each)
+    return max(entry.workspace(these, n_threads) for these in each)
 
 
 def _entry(launch: Launch) -> Entry:

@@ -33,7 +33,7 @@ class Part(NamedTuple):
     @property
     def tiles(self) -> int:
         """How many sums there are: 0 where its product leaves none."""
-        return grad_norm.tiles(self.N, self.K)
+        return int(grad_norm.tiles(self.N, self.K))
 
 
 class Squares:

@@ -11,7 +11,7 @@ from functools import cache
 from typing import NamedTuple
 
 import toynn._kernels as kernels
-from toynn.signature import Signature
+from toynn._kernels.signature import Signature
 
 __all__ = ["Member", "declaration", "entries", "members", "offset", "pack", "struct_name"]
 

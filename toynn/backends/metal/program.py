@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from toynn import dtypes
+from toynn._kernels.signature import Signature
 from toynn.backends.metal import _bridge
 from toynn.backends.metal.arguments import entries, offset, pack
 from toynn.backends.metal.device import MetalBuffer, MetalDevice
@@ -18,7 +19,6 @@ from toynn.backends.metal.grids import PASSES, SCRATCH, TYPES, Pass
 from toynn.backends.metal.journal import MetalJournal
 from toynn.backends.protocol import Accumulate, Journal, Launch, aligned
 from toynn.errors import BackendError, BackendUnavailable
-from toynn.signature import Signature
 
 __all__ = ["MetalProgram", "scratch"]
 

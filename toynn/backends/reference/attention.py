@@ -56,10 +56,7 @@ def _masked(scores: Array, first: Array | None, causal: int, window: int) -> Arr
     return scores
 
 
-_GIVEN = {"q": "B*T H*D @ldq", "k": "B*T KV*D @ldk", "v": "B*T KV*D @ldv"}
-
-
-@kernel("attention.forward", o="B*T H*D", lse="B H T", **_GIVEN, first="i32 B*T", sinks="H")
+@kernel("attention.forward")
 def attention(
     q: Array,
     k: Array,
@@ -91,13 +88,7 @@ def attention(
     return {"o": join_heads(np.exp(scores - lse[..., None]) @ values), "lse": lse}
 
 
-@kernel(
-    "attention.backward",
-    **{f"d{name}": shape for name, shape in _GIVEN.items()},
-    **{"delta": "B H T", "do": "B*T H*D", "o": "B*T H*D", "lse": "B H T"},
-    **_GIVEN,
-    first="i32 B*T",
-)
+@kernel("attention.backward")
 def attention_backward(
     do: Array,
     o: Array,
@@ -142,15 +133,7 @@ def attention_backward(
     }
 
 
-@kernel(
-    "attention.backward_sinks",
-    adds="dsinks",
-    dsinks="H",
-    do="B*T H*D",
-    o="B*T H*D",
-    lse="B H T",
-    sinks="H",
-)
+@kernel("attention.backward_sinks")
 def attention_backward_sinks(
     do: Array, o: Array, lse: Array, sinks: Array, B: int, T: int, D: int
 ) -> Outputs:
@@ -159,11 +142,7 @@ def attention_backward_sinks(
     return {"dsinks": -(np.exp(sinks[:, None] - lse) * delta).sum(axis=(0, 2))}
 
 
-@kernel(
-    "cached_attention.forward",
-    **{"o": "B*T H*D", "kc": "B KV S D", "vc": "B KV S D", **_GIVEN, "past": "i32 B"},
-    sinks="H",
-)
+@kernel("cached_attention.forward")
 def cached_attention(
     kc: Array,
     vc: Array,

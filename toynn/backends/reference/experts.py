@@ -21,7 +21,7 @@ __all__ = [
 ]
 
 
-@kernel("routing.forward", weights="N K", experts="i32 N K", p="N E")
+@kernel("routing.forward")
 def routing(p: Array, K: int, normalized: int, scale: float) -> Outputs:
     """Compute the K largest scores of each row, as shares of their sum if normalized."""
     experts = np.argsort(-p, axis=1, kind="stable")[:, :K]
@@ -30,10 +30,7 @@ def routing(p: Array, K: int, normalized: int, scale: float) -> Outputs:
     return {"weights": scale * chosen / total, "experts": experts}
 
 
-@kernel(
-    "routing.backward",
-    **{"dp": "N E", "dweights": "N K", "p": "N E", "weights": "N K", "experts": "i32 N K"},
-)
+@kernel("routing.backward")
 def routing_backward(
     dweights: Array, p: Array, experts: Array, normalized: int, scale: float
 ) -> Outputs:
@@ -49,7 +46,7 @@ def routing_backward(
     return {"dp": dp}
 
 
-@kernel("expert_rows.forward", slots="i32 N K", offsets="i32 E+1", experts="i32 N K")
+@kernel("expert_rows.forward")
 def expert_rows(experts: Array, E: int) -> Outputs:
     """Compute where each copy goes in a stable sort by expert, and where each expert begins."""
     flat = experts.reshape(-1)
@@ -59,7 +56,7 @@ def expert_rows(experts: Array, E: int) -> Outputs:
     return {"slots": slots.reshape(experts.shape), "offsets": offsets}
 
 
-@kernel("dispatch.forward", y="N*K C", x="N C", slots="i32 N K")
+@kernel("dispatch.forward")
 def dispatch(x: Array, slots: Array) -> Outputs:
     """y[slots[n, j]] = x[n]."""
     y = np.zeros((slots.size, x.shape[1]))
@@ -67,13 +64,13 @@ def dispatch(x: Array, slots: Array) -> Outputs:
     return {"y": y}
 
 
-@kernel("dispatch.combine", y="N C", x="N*K C", slots="i32 N K")
+@kernel("dispatch.combine")
 def combine(x: Array, slots: Array) -> Outputs:
     """y[n] = sum_j x[slots[n, j]]."""
     return {"y": x[slots].sum(axis=1)}
 
 
-@kernel("dispatch.weigh", y="N*K C", x="N*K C", w="N K", slots="i32 N K")
+@kernel("dispatch.weigh")
 def weigh(x: Array, w: Array, slots: Array) -> Outputs:
     """y[slots[n, j]] = w[n, j] x[slots[n, j]]."""
     y = np.zeros_like(x)
@@ -81,10 +78,7 @@ def weigh(x: Array, w: Array, slots: Array) -> Outputs:
     return {"y": y}
 
 
-@kernel(
-    "dispatch.weigh_backward",
-    **{"dx": "N*K C", "dw": "N K", "dy": "N*K C", "x": "N*K C", "w": "N K", "slots": "i32 N K"},
-)
+@kernel("dispatch.weigh_backward")
 def weigh_backward(dy: Array, x: Array, w: Array, slots: Array) -> Outputs:
     """Compute dx = w dy and dw = <dy, x>, of each copy."""
     return {**{"dx": weigh(dy, w, slots)["y"]}, "dw": (dy[slots] * x[slots]).sum(axis=2)}
@@ -98,7 +92,7 @@ def _groups(offsets: Array) -> list[tuple[int, slice]]:
     ]
 
 
-@kernel("experts.forward", y="M N", x="M K", w="blocks E N K", b="E N", offsets="i32 E+1")
+@kernel("experts.forward")
 def products(x: Array, w: Array, b: Array | None, offsets: Array) -> Outputs:
     """Compute y = x w[e]^T + b[e] for the rows of each expert."""
     y = np.zeros((len(x), w.shape[1]))
@@ -107,9 +101,7 @@ def products(x: Array, w: Array, b: Array | None, offsets: Array) -> Outputs:
     return {"y": y}
 
 
-@kernel(
-    "experts.backward_input", adds="dx", dx="M K", dy="M N", w="blocks E N K", offsets="i32 E+1"
-)
+@kernel("experts.backward_input")
 def backward_input(dy: Array, w: Array, offsets: Array) -> Outputs:
     """Compute dx = dy w[e]."""
     dx = np.zeros((len(dy), w.shape[2]))
@@ -118,7 +110,7 @@ def backward_input(dy: Array, w: Array, offsets: Array) -> Outputs:
     return {"dx": dx}
 
 
-@kernel("experts.backward_weight", adds="dw", dw="E N K", dy="M N", x="M K", offsets="i32 E+1")
+@kernel("experts.backward_weight")
 def backward_weight(dy: Array, x: Array, offsets: Array) -> Outputs:
     """Compute dw[e] = dy^T x over the rows of each expert."""
     dw = np.zeros((len(offsets) - 1, dy.shape[1], x.shape[1]))
@@ -127,7 +119,7 @@ def backward_weight(dy: Array, x: Array, offsets: Array) -> Outputs:
     return {"dw": dw}
 
 
-@kernel("experts.backward_bias", adds="db", db="E N", dy="M N", offsets="i32 E+1")
+@kernel("experts.backward_bias")
 def backward_bias(dy: Array, offsets: Array) -> Outputs:
     """Compute db[e] = sum of dy over the rows of each expert."""
     db = np.zeros((len(offsets) - 1, dy.shape[1]))

@@ -1,28 +1,25 @@
-"""What a kernel of the reference is: a function of named arrays, and the shapes of its tensors.
+"""What a kernel of the reference is: a function of named arrays.
 
-    @kernel("rmsnorm.forward", y="N C", r="N", x="N C", w="C")
+    @kernel("rmsnorm.forward")
     def rmsnorm(x, w, eps):
         return {"y": ..., "r": ...}
 
 The function takes what it names of the tensors, sizes and options of a call, floats as float64,
-and returns the tensors that it writes. It is plain NumPy, and of use without any tape.
-
-A shape is a row of extents: numbers, sizes by name, products of them ("B*T"), one less ("T-1"), one
-more ("E+1"), a half ("D/2"), one more than twice as many ("S*2+1"). In front of it may stand i32,
-or blocks: a matrix of the type that the size "type" says. Behind it, "@ldq": the rows lie ldq
-elements apart.
+and returns the tensors that it writes. It is plain NumPy, and of use without any tape. Which shapes
+the tensors have, and to which the kernel adds, the signature of the kernel says.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from inspect import signature
-from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+import toynn._kernels as kernels
 from toynn import dtypes
+from toynn._kernels.signature import Signature
 
 __all__ = ["KERNELS", "Array", "Kernel", "Layout", "Outputs", "View", "kernel"]
 
@@ -46,11 +43,10 @@ View = Callable[[str, Layout], Array | None]
 
 @dataclass(frozen=True)
 class Kernel:
-    """A function of the reference and the layouts of its tensors."""
+    """A function of the reference and the signature of its kernel."""
 
     compute: Callable[..., Outputs]
-    shapes: Mapping[str, str]
-    adds: tuple[str, ...] = ()  # outputs to which it adds when told to accumulate
+    signature: Signature
     takes: tuple[str, ...] = field(init=False)  # tensors, sizes and options, by name
 
     def __post_init__(self) -> None:
@@ -68,7 +64,7 @@ class Kernel:
         Everything is computed before anything is written: an output may lie where an input does.
         """
         given: dict[str, Any] = {**sizes, **options}
-        for name in self.shapes:
+        for name in self.signature.tensors:
             if name in self.takes:
                 given[name] = _wide(view(name, self._layout(name, sizes)))
         with np.errstate(all="ignore"):
@@ -76,32 +72,13 @@ class Kernel:
             for name, value in outputs.items():
                 target = view(name, self._layout(name, sizes))
                 if target is not None:
-                    old = target if accumulate and name in self.adds else 0
+                    old = target if accumulate and name in self.signature.adds else 0
                     target[...] = value + old
 
     def _layout(self, name: str, sizes: Mapping[str, int]) -> Layout:
-        dtype, row = "f32", None
-        words = self.shapes[name].split()
-        if words[0] in ("i32", "blocks"):
-            dtype = "i32" if words.pop(0) == "i32" else _NAMED[sizes["type"]]
-        if words[-1].startswith("@"):
-            row = sizes[words.pop()[1:]]
-        return Layout(dtype, tuple(_extent(word, sizes) for word in words), row)
-
-
-def _extent(word: str, sizes: Mapping[str, int]) -> int:
-    def term(text: str) -> int:
-        if text.isdigit():
-            return int(text)
-        if text.endswith("-1"):
-            return sizes[text.removesuffix("-1")] - 1
-        if text.endswith("+1"):
-            return sizes[text.removesuffix("+1")] + 1
-        return sizes[text.removesuffix("/2")] // (2 if text.endswith("/2") else 1)
-
-    if word.endswith("*2+1"):
-        return 2 * term(word.removesuffix("*2+1")) + 1
-    return prod(term(text) for text in word.split("*"))
+        spec = self.signature[name]
+        kind = spec.kind if spec.kind in ("f32", "i32") else _NAMED[sizes[spec.kind]]
+        return Layout(kind, spec.shape(sizes), sizes[spec.row] if spec.row else None)
 
 
 def _wide(array: Array | None) -> Array | None:
@@ -112,16 +89,12 @@ def _wide(array: Array | None) -> Array | None:
 KERNELS: dict[str, Kernel] = {}
 
 
-def kernel(
-    name: str, *, adds: str = "", **shapes: str
-) -> Callable[[Callable[..., Outputs]], Callable[..., Outputs]]:
-    """Enter a function into the table; the shapes are those of all tensors of the kernel.
-
-    ``adds``: names of the outputs to which it adds when told to accumulate.
-    """
+def kernel(name: str) -> Callable[[Callable[..., Outputs]], Callable[..., Outputs]]:
+    """Enter a function into the table, as that of a kernel."""
 
     def enter(compute: Callable[..., Outputs]) -> Callable[..., Outputs]:
-        KERNELS[name] = Kernel(compute, shapes, tuple(adds.split()))
+        op, _, entry = name.partition(".")
+        KERNELS[name] = Kernel(compute, getattr(kernels, op).entries[entry].signature)
         return compute
 
     return enter

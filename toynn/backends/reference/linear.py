@@ -14,32 +14,32 @@ __all__ = [
 ]
 
 
-@kernel("matmul.forward", y="M N", pre="M N", x="M K", w="blocks N K", b="N")
+@kernel("matmul.forward")
 def matmul(x: Array, w: Array, b: Array | None, activation: int = 0) -> Outputs:
     """Compute pre = x w^T + b; y = pre, or its gelu: in the tanh form (1) or the exact one (2)."""
     pre = x @ w.T if b is None else x @ w.T + b
     return {"y": gelu_of(pre, activation - 1) if activation else pre, "pre": pre}
 
 
-@kernel("matmul.backward_input", adds="dx", dx="M K", dy="M N", w="blocks N K")
+@kernel("matmul.backward_input")
 def matmul_backward_input(dy: Array, w: Array) -> Outputs:
     """Compute dx = dy w."""
     return {"dx": dy @ w}
 
 
-@kernel("matmul.backward_weight", adds="dw", dw="N K", dy="M N", x="M K")
+@kernel("matmul.backward_weight")
 def matmul_backward_weight(dy: Array, x: Array) -> Outputs:
     """Compute dw = dy^T x."""
     return {"dw": dy.T @ x}
 
 
-@kernel("embedding.forward", y="N C", w="blocks V C", ids="i32 N")
+@kernel("embedding.forward")
 def embedding(w: Array, ids: Array) -> Outputs:
     """y[n] = w[ids[n]]."""
     return {"y": w[ids]}
 
 
-@kernel("embedding.backward", adds="dw", dw="V C", dy="N C", ids="i32 N")
+@kernel("embedding.backward")
 def embedding_backward(dy: Array, ids: Array, V: int) -> Outputs:
     """dw[ids[n]] += dy[n]."""
     dw = np.zeros((V, dy.shape[1]))

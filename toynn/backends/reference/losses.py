@@ -44,12 +44,7 @@ def _counting(labels: Array) -> Array:
     return np.array([np.count_nonzero(labels != IGNORED)], np.float64)
 
 
-_SAVED = {"lse": "N", "rows": "1"}
-_INTEGERS = {"logits": "N V", "labels": "i32 N"}
-_DENSE = {"logits": "N V", "labels": "N V"}
-
-
-@kernel("cross_entropy.forward", loss="1", **_SAVED, **_INTEGERS)
+@kernel("cross_entropy.forward")
 def forward(logits: Array, labels: Array) -> Outputs:
     """Compute loss = sum_n (lse[n] - logits[n, labels[n]]) / rows, over the rows that count."""
     rows = _counting(labels)
@@ -57,13 +52,13 @@ def forward(logits: Array, labels: Array) -> Outputs:
     return {"loss": loss, "lse": _log_sum_exp(logits), "rows": rows}
 
 
-@kernel("cross_entropy.backward", dlogits="N V", dloss="1", **_INTEGERS, **_SAVED)
+@kernel("cross_entropy.backward")
 def backward(dloss: Array, logits: Array, labels: Array, rows: Array) -> Outputs:
     """Compute dlogits = dloss / rows (softmax - one-hot)."""
     return {"dlogits": _gradient(logits, labels, dloss / rows)}
 
 
-@kernel("cross_entropy.forward_dense", loss="1", **_SAVED, **_DENSE)
+@kernel("cross_entropy.forward_dense")
 def forward_dense(logits: Array, labels: Array) -> Outputs:
     """Compute loss = sum labels (lse - logits) / rows, over the rows that are not all zero."""
     lse = _log_sum_exp(logits)
@@ -71,14 +66,14 @@ def forward_dense(logits: Array, labels: Array) -> Outputs:
     return {"loss": (labels * (lse[:, None] - logits)).sum() / rows, "lse": lse, "rows": rows}
 
 
-@kernel("cross_entropy.backward_dense", dlogits="N V", dloss="1", **_DENSE, **_SAVED)
+@kernel("cross_entropy.backward_dense")
 def backward_dense(dloss: Array, logits: Array, labels: Array, rows: Array) -> Outputs:
     """Compute dlogits = dloss / rows (sum(labels) softmax - labels)."""
     softmax = np.exp(logits - _log_sum_exp(logits)[:, None])
     return {"dlogits": dloss / rows * (labels.sum(axis=1, keepdims=True) * softmax - labels)}
 
 
-@kernel("counted.forward", rows="i32 N", picked="i32 N", count="i32 1", labels="i32 N")
+@kernel("counted.forward")
 def counted(labels: Array) -> Outputs:
     """Find the rows that count, and their labels; behind them row 0, and labels that do not."""
     rows, picked = np.zeros_like(labels), np.full_like(labels, IGNORED)
@@ -87,35 +82,32 @@ def counted(labels: Array) -> Outputs:
     return {"rows": rows, "picked": picked, "count": np.array([found.size])}
 
 
-@kernel("chunked_cross_entropy.count", rows="1", labels="i32 N")
+@kernel("chunked_cross_entropy.count")
 def count(labels: Array) -> Outputs:
     """Compute rows = how many labels count."""
     return {"rows": _counting(labels)}
 
 
-@kernel("chunked_cross_entropy.forward", losses="N", **_INTEGERS)
+@kernel("chunked_cross_entropy.forward")
 def chunk(logits: Array, labels: Array) -> Outputs:
     """losses[n] = lse[n] - logits[n, labels[n]], or 0."""
     return {"losses": _losses(logits, labels)}
 
 
-@kernel(
-    "chunked_cross_entropy.backward",
-    **{"dlogits": "N V", "losses": "N", "dloss": "1", **_INTEGERS, "rows": "1"},
-)
+@kernel("chunked_cross_entropy.backward")
 def chunk_backward(dloss: Array, logits: Array, labels: Array, rows: Array) -> Outputs:
     """Dlogits as in ``backward``, rows being those of all chunks; losses as in ``chunk``."""
     gradient = _gradient(logits, labels, dloss / rows)
     return {"dlogits": gradient, "losses": _losses(logits, labels)}
 
 
-@kernel("chunked_cross_entropy.each", dlogits="N V", dlosses="N", **_INTEGERS)
+@kernel("chunked_cross_entropy.each")
 def each(dlosses: Array, logits: Array, labels: Array) -> Outputs:
     """dlogits[n] = dlosses[n] (softmax - one-hot)."""
     return {"dlogits": _gradient(logits, labels, dlosses[:, None])}
 
 
-@kernel("chunked_cross_entropy.mean", loss="1", losses="N", rows="1")
+@kernel("chunked_cross_entropy.mean")
 def mean(losses: Array, rows: Array) -> Outputs:
     """Compute loss = sum(losses) / rows."""
     return {"loss": losses.sum() / rows}

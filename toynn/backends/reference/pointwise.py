@@ -29,25 +29,25 @@ __all__ = [
 _ROOT = math.sqrt(2 / math.pi)
 
 
-@kernel("elementwise.add", y="n", a="n", b="n")
+@kernel("elementwise.add")
 def add(a: Array, b: Array) -> Outputs:
     """Compute y = a + b."""
     return {"y": a + b}
 
 
-@kernel("elementwise.scale", y="n", x="n")
+@kernel("elementwise.scale")
 def scale(x: Array, alpha: float) -> Outputs:
     """Compute y = alpha x."""
     return {"y": alpha * x}
 
 
-@kernel("elementwise.accumulate", adds="g", g="n", x="n")
+@kernel("elementwise.accumulate")
 def accumulate(x: Array) -> Outputs:
     """Compute g = x, or g += x."""
     return {"g": x}
 
 
-@kernel("elementwise.bias_backward", adds="db", db="C", dy="N C")
+@kernel("elementwise.bias_backward")
 def bias_backward(dy: Array) -> Outputs:
     """Compute db = sum_n dy[n]."""
     return {"db": dy.sum(axis=0)}
@@ -65,7 +65,7 @@ def bfloat16(x: Array) -> Array:
     return rounded
 
 
-@kernel("rounding.forward", y="n", x="n")
+@kernel("rounding.forward")
 def rounding(x: Array, brain: int) -> Outputs:
     """Compute y = x rounded to bfloat16 (brain) or float16."""
     return {"y": bfloat16(x) if brain else float16(x)}
@@ -82,13 +82,13 @@ def gelu_of(x: Array, exact: int) -> Array:
     return y
 
 
-@kernel("gelu.forward", y="n", x="n")
+@kernel("gelu.forward")
 def gelu(x: Array, exact: int) -> Outputs:
     """Compute y = gelu(x)."""
     return {"y": gelu_of(x, exact)}
 
 
-@kernel("gelu.backward", dx="n", dy="n", x="n")
+@kernel("gelu.backward")
 def gelu_backward(dy: Array, x: Array, exact: int) -> Outputs:
     """Compute dx = dy gelu'(x)."""
     if exact:
@@ -98,32 +98,32 @@ def gelu_backward(dy: Array, x: Array, exact: int) -> Outputs:
     return {"dx": dy * ((1 + t) / 2 + x * (1 - t * t) / 2 * _ROOT * (1 + 0.134145 * x * x))}
 
 
-@kernel("sigmoid.forward", y="n", x="n")
+@kernel("sigmoid.forward")
 def sigmoid(x: Array) -> Outputs:
     """Compute y = 1 / (1 + exp(-x))."""
     return {"y": 1 / (1 + np.exp(-x))}
 
 
-@kernel("sigmoid.backward", dx="n", dy="n", x="n")
+@kernel("sigmoid.backward")
 def sigmoid_backward(dy: Array, x: Array) -> Outputs:
     """Compute dx = dy s (1 - s), s = 1 / (1 + exp(-x)); 1 - s is the sigmoid of -x."""
     return {"dx": dy / (1 + np.exp(-x)) / (1 + np.exp(x))}
 
 
-@kernel("silu.forward", y="n", x="n")
+@kernel("silu.forward")
 def silu(x: Array) -> Outputs:
     """Compute y = x / (1 + exp(-x))."""
     return {"y": x / (1 + np.exp(-x))}
 
 
-@kernel("silu.backward", dx="n", dy="n", x="n")
+@kernel("silu.backward")
 def silu_backward(dy: Array, x: Array) -> Outputs:
     """Compute dx = dy s (1 + x (1 - s)), s = 1 / (1 + exp(-x))."""
     s = 1 / (1 + np.exp(-x))
     return {"dx": dy * s * (1 + x * (1 - s))}
 
 
-@kernel("swiglu.forward", y="n", gate="n", up="n")
+@kernel("swiglu.forward")
 def swiglu(gate: Array, up: Array, alpha: float = 1.0, limit: float = 0.0) -> Outputs:
     """Compute y = silu(gate) up; with a limit, of both within it, y = g s(alpha g) (u + 1)."""
     if limit:
@@ -132,7 +132,7 @@ def swiglu(gate: Array, up: Array, alpha: float = 1.0, limit: float = 0.0) -> Ou
     return {"y": gate / (1 + np.exp(-gate)) * up}
 
 
-@kernel("swiglu.backward", dgate="n", dup="n", dy="n", gate="n", up="n")
+@kernel("swiglu.backward")
 def swiglu_backward(
     dy: Array, gate: Array, up: Array, alpha: float = 1.0, limit: float = 0.0
 ) -> Outputs:
@@ -146,38 +146,38 @@ def swiglu_backward(
     return {"dgate": dy * up * s * (1 + gate * (1 - s)), "dup": dy * gate * s}
 
 
-@kernel("swiglu.halves_forward", y="N F", x="N 2*F")
+@kernel("swiglu.halves_forward")
 def swiglu_halves(x: Array) -> Outputs:
     """Compute y = silu(gate) up, the halves of each row."""
     return swiglu(*np.split(x, 2, axis=1))
 
 
-@kernel("swiglu.halves_backward", dx="N 2*F", dy="N F", x="N 2*F")
+@kernel("swiglu.halves_backward")
 def swiglu_halves_backward(dy: Array, x: Array) -> Outputs:
     """Compute dx, the gradients of both halves side by side."""
     written = swiglu_backward(dy, *np.split(x, 2, axis=1))
     return {"dx": np.hstack([written["dgate"], written["dup"]])}
 
 
-@kernel("geglu.forward", y="n", gate="n", up="n")
+@kernel("geglu.forward")
 def geglu(gate: Array, up: Array) -> Outputs:
     """Compute y = gelu(gate) up, of the tanh form."""
     return {"y": gelu_of(gate, 0) * up}
 
 
-@kernel("geglu.backward", dgate="n", dup="n", dy="n", gate="n", up="n")
+@kernel("geglu.backward")
 def geglu_backward(dy: Array, gate: Array, up: Array) -> Outputs:
     """Compute dgate = dy up gelu'(gate), dup = dy gelu(gate)."""
     return {"dgate": gelu_backward(dy * up, gate, 0)["dx"], "dup": dy * gelu_of(gate, 0)}
 
 
-@kernel("softcap.forward", y="n", x="n")
+@kernel("softcap.forward")
 def softcap(x: Array, cap: float) -> Outputs:
     """Compute y = cap tanh(x / cap)."""
     return {"y": cap * np.tanh(x / cap)}
 
 
-@kernel("softcap.backward", dx="n", dy="n", y="n")
+@kernel("softcap.backward")
 def softcap_backward(dy: Array, y: Array, cap: float) -> Outputs:
     """Compute dx = dy (1 - (y / cap)^2)."""
     return {"dx": dy * (1 - (y / cap) ** 2)}
@@ -211,7 +211,7 @@ def dropout_factors(n: int, control: Array, p: float, seed: int, site: int) -> A
     return kept / (1 - p if active else 1)
 
 
-@kernel("dropout.forward", y="n", x="n", control="i32 2")
+@kernel("dropout.forward")
 def dropout(x: Array, control: Array, seed: int, site: int, p: float) -> Outputs:
     """Compute y = x mask / (1 - p); control = (step, active)."""
     return {"y": x * dropout_factors(x.size, control, p, seed, site)}

@@ -15,9 +15,6 @@ __all__ = [
     "sums_backward",
 ]
 
-_SUMS = {"sums": "S 2", "count": "i32 1"}
-_BOUNDS = "i32 S*2+1"
-
 
 def _softplus(x: Array) -> Array:
     return np.logaddexp(0, x)
@@ -27,14 +24,14 @@ def _sigmoid(x: Array) -> Array:
     return np.exp(-_softplus(-x))
 
 
-@kernel("token_sums.forward", sums="S 2", losses="N", bounds=_BOUNDS)
+@kernel("token_sums.forward")
 def sums(losses: Array, bounds: Array) -> Outputs:
     """Compute the sum of losses[bounds[k] .. bounds[k+1]-1], prompts and completions in turn."""
     before = np.concatenate([[0.0], np.cumsum(losses)])
     return {"sums": np.diff(before[bounds]).reshape(-1, 2)}
 
 
-@kernel("token_sums.backward", dlosses="N", dsums="S 2", bounds=_BOUNDS)
+@kernel("token_sums.backward")
 def sums_backward(dsums: Array, bounds: Array, N: int) -> Outputs:
     """Compute dlosses[n] = dsums of the part that n lies in."""
     d = np.zeros(N)
@@ -48,7 +45,7 @@ def _margin(sums: Array, reference: Array, count: Array, beta: float) -> Array:
     return m
 
 
-@kernel("dpo.forward", loss="1", reference="S", **_SUMS)
+@kernel("dpo.forward")
 def dpo(sums: Array, reference: Array, count: Array, beta: float, smoothing: float) -> Outputs:
     """Compute loss = mean (1 - e) softplus(-m) + e softplus(m)."""
     m = _margin(sums, reference, count, beta)
@@ -56,7 +53,7 @@ def dpo(sums: Array, reference: Array, count: Array, beta: float, smoothing: flo
     return {"loss": np.array([each.mean()])}
 
 
-@kernel("dpo.backward", dsums="S 2", dloss="1", reference="S", **_SUMS)
+@kernel("dpo.backward")
 def dpo_backward(
     dloss: Array, sums: Array, reference: Array, count: Array, beta: float, smoothing: float
 ) -> Outputs:
@@ -80,7 +77,7 @@ def _ratio(a: Array) -> Array:
     return o
 
 
-@kernel("orpo.forward", loss="1", bounds=_BOUNDS, **_SUMS)
+@kernel("orpo.forward")
 def orpo(sums: Array, bounds: Array, count: Array, beta: float) -> Outputs:
     """Compute loss = nll of the chosen + beta mean softplus(-o)."""
     a, _ = _averages(sums, bounds, count)
@@ -89,7 +86,7 @@ def orpo(sums: Array, bounds: Array, count: Array, beta: float) -> Outputs:
     return {"loss": np.array([nll + beta * _softplus(-_ratio(a)).mean()])}
 
 
-@kernel("orpo.backward", dsums="S 2", dloss="1", bounds=_BOUNDS, **_SUMS)
+@kernel("orpo.backward")
 def orpo_backward(dloss: Array, sums: Array, bounds: Array, count: Array, beta: float) -> Outputs:
     """Compute dsums by the odds of both completions, and by the nll of the chosen sequence."""
     a, length = _averages(sums, bounds, count)
@@ -107,7 +104,7 @@ def _gain(sums: Array, reference: Array, kl: Array, count: Array, beta: float) -
     return g
 
 
-@kernel("kto.forward", loss="1", reference="S", kl="1", wanted="i32 S", **_SUMS)
+@kernel("kto.forward")
 def kto(
     sums: Array,
     reference: Array,
@@ -124,7 +121,7 @@ def kto(
     return {"loss": np.array([each.mean()])}
 
 
-@kernel("kto.backward", dsums="S 2", dloss="1", reference="S", kl="1", wanted="i32 S", **_SUMS)
+@kernel("kto.backward")
 def kto_backward(
     dloss: Array,
     sums: Array,

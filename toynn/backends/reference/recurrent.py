@@ -24,17 +24,13 @@ def _sigmoid(x: Array) -> Array:
     return np.exp(-np.logaddexp(0, -x))
 
 
-@kernel("decay.forward", y="N V", x="N V", w="V", b="V")
+@kernel("decay.forward")
 def decay(x: Array, w: Array, b: Array) -> Outputs:
     """Compute y = w log(1 + e^(x + b))."""
     return {"y": w * np.logaddexp(0, x + b)}
 
 
-@kernel(
-    "decay.backward",
-    adds="dw db",
-    **{"dx": "N V", "dw": "V", "db": "V", "dy": "N V", "x": "N V", "w": "V", "b": "V"},
-)
+@kernel("decay.backward")
 def decay_backward(dy: Array, x: Array, w: Array, b: Array) -> Outputs:
     """Compute dx = dy w sigmoid(x + b), db its sums, dw those of dy log(1 + e^(x + b))."""
     dx = dy * w * _sigmoid(x + b)
@@ -45,25 +41,25 @@ def _halves(x: Array) -> tuple[Array, Array]:
     return x[:, :, 0], x[:, :, 1]
 
 
-@kernel("gated.queries", q="N H D", x="N H 2 D")
+@kernel("gated.queries")
 def queries(x: Array) -> Outputs:
     """Take the first half of each head."""
     return {"q": _halves(x)[0]}
 
 
-@kernel("gated.queries_backward", dx="N H 2 D", dq="N H D")
+@kernel("gated.queries_backward")
 def queries_backward(dq: Array) -> Outputs:
     """Put dq where q came from, zeros beside it."""
     return {"dx": np.stack([dq, np.zeros_like(dq)], axis=2)}
 
 
-@kernel("gated.forward", y="N H D", o="N H D", x="N H 2 D")
+@kernel("gated.forward")
 def gated(o: Array, x: Array) -> Outputs:
     """Compute y = o sigmoid(gate), the second half of each head of x."""
     return {"y": o * _sigmoid(_halves(x)[1])}
 
 
-@kernel("gated.backward", do="N H D", dx="N H 2 D", dy="N H D", o="N H D", x="N H 2 D")
+@kernel("gated.backward")
 def gated_backward(dy: Array, o: Array, x: Array) -> Outputs:
     """Compute do = dy s, and dy o s (1 - s) beside zeros."""
     s = _sigmoid(_halves(x)[1])
@@ -94,10 +90,7 @@ def _seen(T: int, rows: int, first: Array | None) -> Array:
     return np.asarray(starts != np.arange(rows))
 
 
-_ROWS = {"x": "B*T X", "g": "B*T V", "c": "B*T V", "first": "i32 B*T"}
-
-
-@kernel("delta.forward", y="B*T V E", states="B V S D E", **_ROWS)
+@kernel("delta.forward")
 def delta(
     x: Array, g: Array, c: Array, B: int, T: int, K: int, V: int, D: int, E: int,
     L: int, first: Array | None = None, S: int = 0,
@@ -118,11 +111,7 @@ def delta(
     return {"y": y, "states": states}
 
 
-@kernel(
-    "delta.backward",
-    **{"dx": "B*T X", "dg": "B*T V", "dc": "B*T V", "dy": "B*T V E", "states": "B V S D E"},
-    **_ROWS,
-)
+@kernel("delta.backward")
 def delta_backward(
     dy: Array, x: Array, g: Array, c: Array, states: Array,
     B: int, T: int, K: int, V: int, D: int, E: int, L: int, first: Array | None = None,
@@ -161,11 +150,7 @@ def delta_backward(
     return {"dx": dx, "dg": dg, "dc": db * b * (1 - b)}
 
 
-@kernel(
-    "delta.cached",
-    **{"y": "B*T V E", "state": "B V D E", "x": "B*T X", "g": "B*T V", "c": "B*T V"},
-    **{"past": "i32 B", "count": "i32 B"},
-)
+@kernel("delta.cached")
 def delta_cached(
     state: Array, x: Array, g: Array, c: Array, past: Array, count: Array,
     T: int, K: int, V: int, D: int, E: int,

@@ -24,20 +24,20 @@ __all__ = [
 ]
 
 
-@kernel("softmax.forward", y="N C", x="N C")
+@kernel("softmax.forward")
 def softmax(x: Array) -> Outputs:
     """Compute y = exp(x) / sum exp(x), of each row."""
     e = np.exp(x - x.max(axis=1, keepdims=True, initial=-np.inf))
     return {"y": e / e.sum(axis=1, keepdims=True)}
 
 
-@kernel("softmax.backward", dx="N C", dy="N C", y="N C")
+@kernel("softmax.backward")
 def softmax_backward(dy: Array, y: Array) -> Outputs:
     """Compute dx = y (dy - sum y dy)."""
     return {"dx": y * (dy - (dy * y).sum(axis=1, keepdims=True))}
 
 
-@kernel("layernorm.forward", y="N C", mean="N", r="N", x="N C", w="C", b="C")
+@kernel("layernorm.forward")
 def layernorm(x: Array, w: Array, b: Array, eps: float) -> Outputs:
     """Compute y = (x - mean) r w + b, r = 1 / sqrt(var + eps); a row of nothing counts as zeros."""
     per = max(x.shape[1], 1)
@@ -46,12 +46,7 @@ def layernorm(x: Array, w: Array, b: Array, eps: float) -> Outputs:
     return {"y": (x - mean) * r * w + b, "mean": mean[:, 0], "r": r[:, 0]}
 
 
-@kernel(
-    "layernorm.backward",
-    adds="dw db",
-    **{"dx": "N C", "dw": "C", "db": "C", "dy": "N C", "x": "N C", "w": "C"},
-    **{"mean": "N", "r": "N"},
-)
+@kernel("layernorm.backward")
 def layernorm_backward(dy: Array, x: Array, w: Array, mean: Array, r: Array) -> Outputs:
     """Compute dx = r (g - mean(g) - h mean(g h)), with g = w dy and h = (x - mean) r.
 
@@ -70,14 +65,14 @@ def layernorm_backward(dy: Array, x: Array, w: Array, mean: Array, r: Array) -> 
     }
 
 
-@kernel("rmsnorm.forward", y="N C", r="N", x="N C", w="C")
+@kernel("rmsnorm.forward")
 def rmsnorm(x: Array, w: Array, eps: float) -> Outputs:
     """Compute y = x r w, r = 1 / sqrt(mean x^2 + eps); a row of nothing counts as zeros."""
     r = 1 / np.sqrt((x * x).sum(axis=1) / max(x.shape[1], 1) + eps)
     return {"y": x * r[:, None] * w, "r": r}
 
 
-@kernel("rmsnorm.backward", adds="dw", dx="N C", dw="C", dy="N C", x="N C", w="C", r="N")
+@kernel("rmsnorm.backward")
 def rmsnorm_backward(dy: Array, x: Array, w: Array, r: Array) -> Outputs:
     """Compute dx = r (w dy - x r^2 mean(w dy x)), dw = sum dy x r."""
     r = r[:, None]
@@ -106,7 +101,7 @@ def _turned(
     return y
 
 
-@kernel("rope.forward", y="N H D", x="N H D", positions="i32 N", inverse_frequency="R/2")
+@kernel("rope.forward")
 def rope(
     x: Array,
     positions: Array,
@@ -122,7 +117,7 @@ def rope(
     return {"y": _turned(x, positions, inverse_frequency, interleaved, magnitude, P)}
 
 
-@kernel("rope.backward", dx="N H D", dy="N H D", positions="i32 N", inverse_frequency="R/2")
+@kernel("rope.backward")
 def rope_backward(
     dy: Array,
     positions: Array,
@@ -147,10 +142,7 @@ def _gates(x: Array, P: int) -> list[Array]:
     return np.split(x, 3, axis=1) if P == 3 else [x, np.ones_like(x), np.ones_like(x)]
 
 
-_SEQUENCES = {"x": "B*T P*C", "w": "C L", "first": "i32 B*T"}
-
-
-@kernel("shortconv.forward", y="B*T C", **_SEQUENCES)
+@kernel("shortconv.forward")
 def shortconv(
     x: Array, w: Array, B: int, T: int, first: Array | None = None, P: int = 3
 ) -> Outputs:
@@ -160,7 +152,7 @@ def shortconv(
     return {"y": g * sum(tap * _shifted(b * v, k, B, T, first) for k, tap in taps)}
 
 
-@kernel("shortconv.backward", adds="dw", dx="B*T P*C", dw="C L", dy="B*T C", **_SEQUENCES)
+@kernel("shortconv.backward")
 def shortconv_backward(
     dy: Array, x: Array, w: Array, B: int, T: int, first: Array | None = None, P: int = 3
 ) -> Outputs:
@@ -178,10 +170,7 @@ def shortconv_backward(
     return {"dx": np.hstack([du * v, dy * z, du * b]) if P == 3 else du, "dw": dw}
 
 
-@kernel(
-    "shortconv.cached",
-    **{"y": "B*T C", "ring": "B R C", "x": "B*T P*C", "w": "C L", "past": "i32 B"},
-)
+@kernel("shortconv.cached")
 def shortconv_cached(ring: Array, x: Array, w: Array, past: Array, T: int, P: int = 3) -> Outputs:
     """Put u = b v into the ring by position; compute y from what is there."""
     b, g, v = _gates(x, P)
@@ -196,24 +185,20 @@ def shortconv_cached(ring: Array, x: Array, w: Array, past: Array, T: int, P: in
     return {"y": g * y, "ring": kept}
 
 
-@kernel("class_token.forward", y="B T C", x="B T-1 C", cls="C", pos="T C")
+@kernel("class_token.forward")
 def class_token(x: Array, cls: Array, pos: Array) -> Outputs:
     """y[b] = (cls, then x[b]) + pos."""
     first = np.broadcast_to(cls, (len(x), 1, cls.size))
     return {"y": np.concatenate([first, x], axis=1) + pos}
 
 
-@kernel(
-    "class_token.backward",
-    adds="dcls dpos",
-    **{"dx": "B T-1 C", "dcls": "C", "dpos": "T C", "dy": "B T C"},
-)
+@kernel("class_token.backward")
 def class_token_backward(dy: Array) -> Outputs:
     """Compute dx = dy but for its first rows, dcls their sum, dpos = sum_b dy[b]."""
     return {"dx": dy[:, 1:], "dcls": dy[:, 0].sum(axis=0), "dpos": dy.sum(axis=0)}
 
 
-@kernel("dora.norms", r="C", squares="C", p="R C", g="R R", b="C R")
+@kernel("dora.norms")
 def dora_norms(squares: Array, p: Array, g: Array, b: Array, scale: float) -> Outputs:
     """Compute r = 1 / |W + scale b a| of each row, p being a W^T and g a a^T; 0 of a norm of 0."""
     cross, own = (b * p.T).sum(axis=1), ((b @ g) * b).sum(axis=1)
@@ -221,13 +206,13 @@ def dora_norms(squares: Array, p: Array, g: Array, b: Array, scale: float) -> Ou
     return {"r": np.where(norms <= 0, 0, 1 / np.sqrt(norms))}
 
 
-@kernel("dora.forward", y="N C", x="N C", m="C", r="C", bias="C")
+@kernel("dora.forward")
 def dora(x: Array, m: Array, r: Array, bias: Array | None) -> Outputs:
     """Compute y = x m r + bias."""
     return {"y": x * m * r if bias is None else x * m * r + bias}
 
 
-@kernel("dora.backward", adds="dm", dx="N C", dm="C", dy="N C", x="N C", m="C", r="C")
+@kernel("dora.backward")
 def dora_backward(dy: Array, x: Array, m: Array, r: Array) -> Outputs:
     """Compute dx = dy m r, dm = sum dy x r, as if r did not hang on anything."""
     return {"dx": dy * m * r, "dm": (dy * x * r).sum(axis=0)}

@@ -7,7 +7,7 @@ from toynn.backends.reference.kernel import Array, Outputs, kernel
 __all__ = ["adamw", "grad_norm"]
 
 
-@kernel("grad_norm.forward", norm="1", scale="1", g="n", control="2")
+@kernel("grad_norm.forward")
 def grad_norm(g: Array, control: Array) -> Outputs:
     """Compute norm = c sqrt(sum g^2), scale = c min(1, most / (norm + 1e-6)), control = (most, c).
 
@@ -20,7 +20,7 @@ def grad_norm(g: Array, control: Array) -> Outputs:
     return {"norm": np.array([norm]), "scale": np.array([scale])}
 
 
-@kernel("adamw.step", w="n", m="n", v="n", g="n", hp="7", scale="1")
+@kernel("adamw.step")
 def adamw(w: Array, m: Array, v: Array, g: Array, hp: Array, scale: Array) -> Outputs:
     """Compute m = b1 m + (1 - b1) g and v = b2 v + (1 - b2) g^2.
 

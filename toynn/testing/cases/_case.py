@@ -1,13 +1,15 @@
 """What a row of the op-case table is."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+import toynn._kernels as kernels
 from toynn import ops
+from toynn._kernels.entry import Entry
 
 __all__ = ["Array", "Call", "OpCase", "Sizes", "call"]
 
@@ -28,13 +30,36 @@ class Call:
     arrays: dict[str, Array]
     expected: dict[str, Array]
     options: dict[str, Any] = field(default_factory=dict)
-    accumulates: tuple[str, ...] = ()  # outputs that obey accumulate=True
     initial: tuple[str, ...] = ()  # outputs that are inputs too
-    in_place: Mapping[str, str] = field(default_factory=dict)  # output: the input it may share
     loses_nan: Mapping[str, str] = field(default_factory=dict)  # input: why its NaN may get lost
     free: tuple[str, ...] = ()  # arrays whose length no other argument fixes
-    sizes: Sizes = field(default_factory=dict)  # by the op's names, where the shape has others
     without: tuple[str, ...] = ()  # outputs that are None: nobody wants them
+    op: str = ""  # OpCase fills it in
+
+    @property
+    def kernel(self) -> Entry | None:
+        """The entry that is called; None: a function that no program calls."""
+        entry: Entry | None = getattr(kernels, self.op).entries.get(self.entry)
+        return entry
+
+    @property
+    def accumulates(self) -> tuple[str, ...]:
+        """Names of the outputs that obey accumulate=True."""
+        adds = self.kernel.signature.adds if self.kernel else ()
+        return tuple(name for name in adds if name in self.expected)
+
+    @property
+    def in_place(self) -> list[tuple[str, str]]:
+        """Pairs of an output and an input whose memory it may share."""
+        specs = self.kernel.signature.specs if self.kernel else ()
+        return [(spec.name, x) for spec in specs for x in spec.in_place if x in self.arrays]
+
+    def named(self) -> tuple[dict[str, int], dict[str, float]]:
+        """Return all sizes and options by the names of the kernel."""
+        assert self.kernel is not None, f"{self.op}.{self.entry} has no sizes"
+        given = {**self.arrays, **self.options, **dict.fromkeys(self.without)}
+        _, sizes, options = self.kernel.resolve(**given)
+        return sizes, options
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -70,6 +95,14 @@ class OpCase:
     function: Callable[..., Array] | None = None
     gradients: Callable[..., dict[str, Array]] | None = None
 
+    def __post_init__(self) -> None:
+        make = self.calls
+
+        def calls(rng: np.random.Generator, **sizes: int) -> list[Call]:
+            return [replace(call, op=self.op) for call in make(rng, **sizes)]
+
+        object.__setattr__(self, "calls", calls)
+
     def work(self, call: Call, shape: Sizes) -> tuple[int, int]:
         """Return the flops and bytes of a call at a shape: what its op counts on a tape.
 
@@ -78,7 +111,7 @@ class OpCase:
         op = ops.TABLE.get(f"{self.op}.{call.entry}")
         if op is None:
             return 0, call.nbytes
-        sizes = {**shape, **call.sizes, **op.signature.there(call.arrays)}
+        sizes = {**shape, **call.named()[0], **op.signature.there(call.arrays)}
         return op.flops(sizes), op.nbytes(sizes) if op.nbytes else call.nbytes
 
 
@@ -87,12 +120,9 @@ def call(
     expected: dict[str, Array],
     inputs: dict[str, Array],
     *,
-    accumulates: tuple[str, ...] = (),
     initial: Mapping[str, Array] | None = None,
-    in_place: Mapping[str, str] | None = None,
     loses_nan: Mapping[str, str] | None = None,
     free: tuple[str, ...] = (),
-    sizes: Sizes | None = None,
     without: tuple[str, ...] = (),
     **options: Any,
 ) -> Call:
@@ -113,12 +143,9 @@ def call(
         outputs | given,
         expected,
         options,
-        accumulates,
         tuple(start),
-        in_place or {},
         loses_nan or {},
         free,
-        sizes or {},
         without,
     )
 

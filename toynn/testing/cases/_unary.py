@@ -44,8 +44,8 @@ def unary(
         dx = gradients(exact, dy.astype(np.float64), n, **options)
         y = {"y": function(exact, n, **options)}
         return [
-            call("forward", y, given, in_place={"y": "x"}, **options),
-            call("backward", dx, {"dy": dy, **given}, in_place={"dx": "dy"}, **options),
+            call("forward", y, given, **options),
+            call("backward", dx, {"dy": dy, **given}, **options),
         ]
 
     return OpCase(op, shapes, bench, calls, tolerance, reason, 0.0, inputs, function, gradients)

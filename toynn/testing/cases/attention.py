@@ -114,7 +114,7 @@ def _calls(rng: np.random.Generator, **sizes: int) -> list[Call]:
     if dsinks is None or sinks is None:
         return calls
     given, sums = {"do": do, **written, "sinks": sinks}, {"dsinks": dsinks}
-    return [*calls, call("backward_sinks", sums, given, accumulates=("dsinks",))]
+    return [*calls, call("backward_sinks", sums, given)]
 
 
 CASE = OpCase(

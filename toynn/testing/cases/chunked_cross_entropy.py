@@ -41,19 +41,17 @@ def _calls(rng: np.random.Generator, N: int, V: int) -> list[Call]:
     rows, dloss = np.array([_rows(labels)]), np.array([DLOSS])
     written = losses.chunk_backward(dloss.astype(np.float32).astype(float), exact, labels, rows)
     return [
-        call("count", losses.count(labels), {"labels": labels}, free=("labels",), classes=V),
+        call("count", losses.count(labels), {"labels": labels}, free=("labels",), V=V),
         call("forward", {"losses": each}, given),
         call(
             "backward",
             written,
             {"dloss": dloss, **given, "rows": rows},
-            in_place={"dlogits": "logits"},
         ),
         call(
             "each",
             losses.each(each.astype(np.float32).astype(float), exact, labels),
             {"dlosses": each, **given},
-            in_place={"dlogits": "logits"},
         ),
         call(
             "mean",

@@ -10,35 +10,30 @@ from toynn.testing.cases._case import Array, Call, OpCase, call
 
 def _inputs(rng: np.random.Generator, B: int, T: int, C: int) -> dict[str, Array]:
     return {
-        "x": rng.standard_normal((B * (T - 1), C)).astype(np.float32),
+        "x": rng.standard_normal((B, T - 1, C)).astype(np.float32),
         "cls": rng.standard_normal(C).astype(np.float32),
         "pos": rng.standard_normal((T, C)).astype(np.float32),
     }
 
 
-def _function(inputs: dict[str, Array], B: int, T: int, C: int, **_: Any) -> Array:
-    y = rows.class_token(inputs["x"].reshape(B, T - 1, C), inputs["cls"], inputs["pos"])["y"]
-    return y.reshape(B * T, C)
+def _function(inputs: dict[str, Array], **_: Any) -> Array:
+    return rows.class_token(**inputs)["y"]
 
 
-def _gradients(
-    inputs: dict[str, Array], dy: Array, B: int, T: int, C: int, **_: Any
-) -> dict[str, Array]:
-    written = rows.class_token_backward(dy.reshape(B, T, C))
-    return written | {"dx": written["dx"].reshape(B * (T - 1), C)}
+def _gradients(inputs: dict[str, Array], dy: Array, **_: Any) -> dict[str, Array]:
+    return rows.class_token_backward(dy)
 
 
 def _calls(rng: np.random.Generator, B: int, T: int, C: int) -> list[Call]:
     inputs = _inputs(rng, B, T, C)
     exact = {name: value.astype(np.float64) for name, value in inputs.items()}
-    dy = rng.standard_normal((B * T, C)).astype(np.float32)
+    dy = rng.standard_normal((B, T, C)).astype(np.float32)
     return [
-        call("forward", {"y": _function(exact, B, T, C)}, inputs),
+        call("forward", {"y": _function(exact)}, inputs),
         call(
             "backward",
-            _gradients(exact, dy.astype(np.float64), B, T, C),
+            _gradients(exact, dy.astype(np.float64)),
             {"dy": dy},
-            accumulates=("dcls", "dpos"),
         ),
     ]
 

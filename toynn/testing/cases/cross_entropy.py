@@ -54,7 +54,6 @@ def _pair(form: str, logits: Array, labels: Array) -> list[Call]:
             "backward" + form,
             backward(**exact, rows=written["rows"]),
             {"dloss": dloss, **given, **saved},
-            in_place={"dlogits": "logits"},
         ),
     ]
 

@@ -32,7 +32,6 @@ def _calls(rng: np.random.Generator, **sizes: int) -> list[Call]:
             "backward",
             _gradients(exact, dy.astype(np.float64)),
             {"dy": dy, **inputs},
-            accumulates=("dw", "db"),
         ),
     ]
 

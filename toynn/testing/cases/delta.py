@@ -28,36 +28,31 @@ def _sizes(sizes: dict[str, int]) -> dict[str, int]:
 
 
 def _function(inputs: dict[str, Array], **sizes: int) -> Array:
-    found = recurrent.delta(**inputs, **_sizes(sizes))["y"]
-    return found.reshape(len(found), sizes["V"] * sizes["E"])
+    return recurrent.delta(**inputs, **_sizes(sizes))["y"]
 
 
 def _gradients(inputs: dict[str, Array], dy: Array, **sizes: int) -> dict[str, Array]:
     known = _sizes(sizes)
     states = recurrent.delta(**inputs, **known)["states"]
     known.pop("S")
-    dy = dy.reshape(len(dy), sizes["V"], sizes["E"])
     return recurrent.delta_backward(dy, **inputs, states=states, **known)
 
 
 def _calls(rng: np.random.Generator, **sizes: int) -> list[Call]:
     inputs, known = _inputs(rng, **sizes), _sizes(sizes)
     exact = {name: x if name == "first" else x.astype(np.float64) for name, x in inputs.items()}
-    N, columns = len(inputs["x"]), sizes["V"] * sizes["E"]
     found = recurrent.delta(**exact, **known)
-    dy = rng.standard_normal((N, columns)).astype(np.float32)
-    given: dict[str, Any] = {"sizes": {"S": known["S"], "X": inputs["x"].shape[1]}}
-    length: dict[str, Any] = {"length": sizes["L"]}
+    dy = rng.standard_normal(found["y"].shape).astype(np.float32)
+    length: dict[str, Any] = {"L": sizes["L"]}
     first = {name: inputs[name] for name in ("first",) if name in inputs}
     read = {name: inputs[name] for name in ("x", "g", "c")}
     states = found["states"].astype(np.float32)
-    written = {"y": found["y"].reshape(N, columns), "states": found["states"]}
     gradients = _gradients(exact, dy.astype(np.float64), **sizes)
     calls = [
-        call("forward", written, inputs, **given, **length),
+        call("forward", found, inputs, **length),
         call(
             "backward", gradients, {"dy": dy, **read, "states": states, **first},
-            loses_nan={"states": "what a sequence begins with is 0"}, **given, **length,
+            loses_nan={"states": "what a sequence begins with is 0"}, **length,
         ),
     ]  # fmt: skip
     if "past" not in sizes:
@@ -70,10 +65,9 @@ def _calls(rng: np.random.Generator, **sizes: int) -> list[Call]:
     wide = {name: read[name].astype(np.float64) for name in read}
     counts = {name: sizes[name] for name in ("T", "K", "V", "D", "E")}
     kept = recurrent.delta_cached(state.astype(np.float64), **wide, **next_to, **counts)
-    kept["y"] = kept["y"].reshape(N, columns)
     return [
         *calls,
-        call("cached", kept, read | next_to, initial={"state": state}, sizes=given["sizes"]),
+        call("cached", kept, read | next_to, initial={"state": state}),
     ]
 
 

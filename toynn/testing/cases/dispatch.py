@@ -44,14 +44,12 @@ def _calls(rng: np.random.Generator, N: int, K: int, C: int) -> list[Call]:
             "weigh",
             experts.weigh(exact, w, **slots),
             {"x": copies, "w": inputs["w"]} | slots,
-            in_place={"y": "x"},
             free=free,
         ),
         call(
             "weigh_backward",
             experts.weigh_backward(d_exact, exact, w, **slots),
             {"dy": dy, "x": copies, "w": inputs["w"]} | slots,
-            in_place={"dx": "dy"},
             free=free,
         ),
     ]

@@ -47,7 +47,7 @@ def _calls(rng: np.random.Generator, N: int, C: int, R: int) -> list[Call]:
     return [
         _norms(rng, C, R),
         call("forward", rows.dora(**exact), given),
-        call("backward", backward, {"dy": dy, **read}, accumulates=("dm",)),
+        call("backward", backward, {"dy": dy, **read}),
     ]
 
 

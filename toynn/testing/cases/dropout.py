@@ -30,7 +30,6 @@ def _calls(rng: np.random.Generator, n: int) -> list[Call]:
             "forward",
             {"y": _function({"x": x.astype(np.float64), "control": control}, n)},
             {"x": x, "control": control},
-            in_place={"y": "x"},
             p=P,
             seed=SEED,
             site=SITE,

@@ -35,29 +35,22 @@ def _calls(rng: np.random.Generator, N: int, C: int) -> list[Call]:
             "add",
             pointwise.add(a.ravel(), x.ravel()),
             flat,
-            in_place={"y": "a"},
-            sizes={"n": N * C},
         ),
         call(
             "scale",
             pointwise.scale(x.ravel(), ALPHA),
             {"x": inputs["x"].ravel()},
-            in_place={"y": "x"},
-            sizes={"n": N * C},
             alpha=ALPHA,
         ),
         call(
             "accumulate",
             pointwise.accumulate(x.ravel()),
             {"x": inputs["x"].ravel()},
-            accumulates=("g",),
-            sizes={"n": N * C},
         ),
         call(
             "bias_backward",
             pointwise.bias_backward(x),
             {"dy": inputs["x"]},
-            accumulates=("db",),
         ),
     ]
 

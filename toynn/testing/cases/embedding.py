@@ -35,18 +35,16 @@ def _calls(rng: np.random.Generator, N: int, V: int, C: int, type: int = 0) -> l
                 {"y": _function(exact)},
                 inputs,
                 free=("w",),
-                sizes={"type": type},
                 type=name,
             )
         ]
     dy = rng.standard_normal((N, C)).astype(np.float32)
     return [
-        call("forward", {"y": _function(exact)}, inputs, free=("w",), sizes={"type": type}),
+        call("forward", {"y": _function(exact)}, inputs, free=("w",)),
         call(
             "backward",
             _gradients(exact, dy.astype(np.float64)),
             {"dy": dy, "ids": inputs["ids"]},
-            accumulates=("dw",),
             free=("dw",),
         ),
     ]

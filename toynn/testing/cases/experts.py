@@ -65,14 +65,13 @@ def _calls(rng: np.random.Generator, E: int, M: int, N: int, K: int, type: int =
     dy = rng.standard_normal((there, N)).astype(np.float32)
     offsets = {"offsets": inputs["offsets"]}
     gradients = _gradients(exact, dy.astype(np.float64))
-    more: dict[str, Any] = {"sizes": {"M": there}, "free": ("offsets",)}
+    more: dict[str, Any] = {"free": ("offsets",)}
     calls = [
         call("forward", {"y": _function(exact)}, inputs, loses_nan=_UNUSED, **more, **stored),
         call(
             "backward_input",
             {"dx": gradients["dx"]},
             {"dy": dy, "w": inputs["w"], **offsets},
-            accumulates=("dx",),
             loses_nan=_UNUSED,
             **more,
             **stored,
@@ -81,14 +80,12 @@ def _calls(rng: np.random.Generator, E: int, M: int, N: int, K: int, type: int =
             "backward_weight",
             {"dw": gradients["dw"]},
             {"dy": dy, "x": inputs["x"], **offsets},
-            accumulates=("dw",),
             **more,
         ),
         call(
             "backward_bias",
             {"db": gradients["db"]},
             {"dy": dy, **offsets},
-            accumulates=("db",),
             **more,
         ),
     ]

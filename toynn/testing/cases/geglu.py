@@ -25,12 +25,11 @@ def _calls(rng: np.random.Generator, n: int) -> list[Call]:
     exact = {name: value.astype(np.float64) for name, value in inputs.items()}
     dy = rng.standard_normal(n).astype(np.float32)
     return [
-        call("forward", {"y": _function(exact, n)}, inputs, in_place={"y": "gate"}),
+        call("forward", {"y": _function(exact, n)}, inputs),
         call(
             "backward",
             _gradients(exact, dy.astype(np.float64), n),
             {"dy": dy, **inputs},
-            in_place={"dgate": "gate", "dup": "up"},
         ),
     ]
 

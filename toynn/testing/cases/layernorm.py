@@ -45,7 +45,6 @@ def _calls(rng: np.random.Generator, N: int, C: int) -> list[Call]:
             "backward",
             _gradients(exact, dy.astype(np.float64), N, C),
             {"dy": dy, "x": inputs["x"], "w": inputs["w"], "mean": mean, "r": r},
-            accumulates=("dw", "db"),
         ),
     ]
 

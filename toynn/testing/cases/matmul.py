@@ -58,14 +58,12 @@ def _calls(
             "backward_input",
             {"dx": gradients["dx"]},
             {"dy": dy, "w": inputs["w"]},
-            accumulates=("dx",),
             **stored,
         ),
         call(
             "backward_weight",
             {"dw": gradients["dw"]},
             {"dy": dy, "x": inputs["x"]},
-            accumulates=("dw",),
         ),
     ]
     return calls[:2] if type else calls  # blocks are frozen

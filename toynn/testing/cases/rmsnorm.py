@@ -36,7 +36,6 @@ def _calls(rng: np.random.Generator, N: int, C: int) -> list[Call]:
             "backward",
             _gradients(exact, dy.astype(np.float64)),
             {"dy": dy, **inputs, "r": written["r"]},
-            accumulates=("dw",),
         ),
     ]
 

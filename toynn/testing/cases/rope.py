@@ -52,23 +52,17 @@ def _calls(rng: np.random.Generator, **sizes: int) -> list[Call]:
     dy = rng.standard_normal(x.shape).astype(np.float32)
     table = {"positions": positions, "inverse_frequency": inverse_frequency}
     options = _options(sizes)
-    turned = {"R": sizes.get("R", sizes["D"]), "P": options.pop("P")}
-    options["heads"] = turned["P"]
     return [
         call(
             "forward",
             {"y": _function(exact, **sizes)},
             {"x": x, **table},
-            in_place={"y": "x"},
-            sizes=turned,
             **options,
         ),
         call(
             "backward",
             _gradients(exact, dy.astype(np.float64), **sizes),
             {"dy": dy, **table},
-            in_place={"dx": "dy"},
-            sizes=turned,
             **options,
         ),
     ]

@@ -12,7 +12,7 @@ def _calls(rng: np.random.Generator, n: int) -> list[Call]:
     ties = np.array([1 + 2**-11, 1 + 3 * 2**-11, 1 + 2**-8, 1 + 3 * 2**-8, 3 * 2**-25], np.float32)
     x[: ties.size] = ties[:n]
     return [
-        call("forward", {"y": rounded}, {"x": x}, in_place={"y": "x"}, brain=brain)
+        call("forward", {"y": rounded}, {"x": x}, brain=brain)
         for brain, rounded in ((False, float16(x)), (True, bfloat16(x)))
     ]
 

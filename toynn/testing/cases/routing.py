@@ -37,10 +37,9 @@ def _calls(rng: np.random.Generator, **sizes: int) -> list[Call]:
     dy = rng.standard_normal(forward["weights"].shape).astype(np.float32)
     gradients = _gradients({"p": exact}, dy.astype(np.float64), **sizes)
     named = {"normalized": bool(options["normalized"]), "scale": options["scale"]}
-    counted = {"normalized": options["normalized"]}
     saved = {"weights": forward["weights"].astype(np.float32), "experts": forward["experts"]}
     return [
-        call("forward", forward, inputs, sizes=counted, **named),
+        call("forward", forward, inputs, **named),
         call(
             "backward",
             gradients,
@@ -48,7 +47,6 @@ def _calls(rng: np.random.Generator, **sizes: int) -> list[Call]:
             loses_nan={}
             if options["normalized"]
             else {"p": "without the sum nothing depends on it", "weights": "nor on these"},
-            sizes=counted,
             **named,
         ),
     ]

@@ -44,16 +44,13 @@ def _calls(rng: np.random.Generator, **sizes: int) -> list[Call]:
     inputs = _inputs(rng, **sizes)
     exact = {name: x if name == "first" else x.astype(np.float64) for name, x in inputs.items()}
     dy = rng.standard_normal((len(inputs["x"]), len(inputs["w"]))).astype(np.float32)
-    batch: dict[str, Any] = {"batch": sizes["B"]}
-    parts = {"P": sizes.get("P", 3)}
+    batch: dict[str, Any] = {"B": sizes["B"]}
     calls = [
-        call("forward", {"y": _function(exact, **sizes)}, inputs, sizes=parts, **batch),
+        call("forward", {"y": _function(exact, **sizes)}, inputs, **batch),
         call(
             "backward",
             _gradients(exact, dy.astype(np.float64), **sizes),
             {"dy": dy, **inputs},
-            accumulates=("dw",),
-            sizes=parts,
             **batch,
         ),
     ]
@@ -64,11 +61,11 @@ def _calls(rng: np.random.Generator, **sizes: int) -> list[Call]:
     given = {"x": inputs["x"], "w": inputs["w"], "past": past.astype(np.int32)}
     wide = {name: given[name].astype(np.float64) for name in "xw"}
     written = rows.shortconv_cached(
-        ring.astype(np.float64), **wide, past=past, T=sizes["T"], **parts
+        ring.astype(np.float64), **wide, past=past, T=sizes["T"], P=sizes.get("P", 3)
     )
     return [
         *calls,
-        call("cached", written, given, initial={"ring": ring}, sizes={"R": RING} | parts),
+        call("cached", written, given, initial={"ring": ring}),
     ]
 
 

@@ -31,8 +31,8 @@ def _calls(rng: np.random.Generator, n: int) -> list[Call]:
     kept = y.astype(np.float32)
     written = pointwise.softcap_backward(dy.astype(np.float64), kept.astype(np.float64), CAP)
     return [
-        call("forward", {"y": y}, inputs, in_place={"y": "x"}, cap=CAP),
-        call("backward", written, {"dy": dy, "y": kept}, in_place={"dx": "dy"}, cap=CAP),
+        call("forward", {"y": y}, inputs, cap=CAP),
+        call("backward", written, {"dy": dy, "y": kept}, cap=CAP),
     ]
 
 

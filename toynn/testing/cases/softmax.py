@@ -27,12 +27,11 @@ def _calls(rng: np.random.Generator, N: int, C: int) -> list[Call]:
     y = _function(exact, N, C)
     dy = rng.standard_normal((N, C)).astype(np.float32)
     return [
-        call("forward", {"y": y}, inputs, in_place={"y": "x"}),
+        call("forward", {"y": y}, inputs),
         call(
             "backward",
             _gradients(exact, dy.astype(np.float64), N, C),
             {"dy": dy, "y": y},
-            in_place={"dx": "dy"},
         ),
     ]
 

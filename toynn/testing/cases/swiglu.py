@@ -34,20 +34,18 @@ def _calls(rng: np.random.Generator, N: int, F: int, **more: int) -> list[Call]:
     inputs = _inputs(rng, N, F)
     exact = {name: value.astype(np.float64) for name, value in inputs.items()}
     dy = rng.standard_normal(N * F).astype(np.float32)
-    y, sizes = _function(exact, **more), {"n": N * F}
+    y = _function(exact, **more)
     gradients = _gradients(exact, dy.astype(np.float64), **more)
     options: dict[str, Any] = {"alpha": 1.0, "limit": 0.0} | _options(more)
     x = np.hstack([array.reshape(N, F) for array in inputs.values()])
     dx = np.hstack([array.reshape(N, F) for array in gradients.values()])
     rows = dy.reshape(N, F)
     whole = [
-        call("forward", {"y": y}, inputs, in_place={"y": "gate"}, sizes=sizes, **options),
+        call("forward", {"y": y}, inputs, **options),
         call(
             "backward",
             gradients,
             {"dy": dy, **inputs},
-            in_place={"dgate": "gate", "dup": "up"},
-            sizes=sizes,
             **options,
         ),
     ]
@@ -56,7 +54,7 @@ def _calls(rng: np.random.Generator, N: int, F: int, **more: int) -> list[Call]:
     return [
         *whole,
         call("halves_forward", {"y": y.reshape(N, F)}, {"x": x}),
-        call("halves_backward", {"dx": dx}, {"dy": rows, "x": x}, in_place={"dx": "x"}),
+        call("halves_backward", {"dx": dx}, {"dy": rows, "x": x}),
     ]
 
 

@@ -1,0 +1,43 @@
+"""Prepacked weights: a matrix w (N,K) in panels, operand B of a product, packed once for many runs.
+
+A program keeps the panels, and hands them to a call by KernelArgs.kept. They have the form in which
+the product packs w for as many rows as they were made for: floats, pairs or parts of bfloat16. A
+product that needs another form (for fewer rows, say) packs w itself.
+"""
+from toynn._kernels._blocked cimport Product
+from toynn._kernels._panels cimport Operand
+from toynn._kernels._products cimport FORWARD, Entry, weights_of
+
+# All fields are as wide as a pointer: the program writes them as an array of int64.
+cdef struct Prepacked:
+    float* panels
+    Py_ssize_t product  # Entry: whose operand
+    Py_ssize_t form
+    Py_ssize_t N
+    Py_ssize_t K
+
+
+cdef inline Py_ssize_t form_of(const Operand* b) noexcept nogil:
+    """A number for what packed panels are made of; 0: floats."""
+    return 2 * b.parts + b.pairs
+
+
+cdef inline Operand prepacked_operand(
+    const Prepacked* its, const void* w, Py_ssize_t type
+) noexcept nogil:
+    """Operand B of the product, w (N,K), to be packed in its form."""
+    cdef Operand b = weights_of(<Entry>its.product, w, its.N, its.K, type)
+    b.parts = its.form // 2
+    b.pairs = its.form % 2
+    return b
+
+
+cdef inline Py_ssize_t terms_of(const Prepacked* its) noexcept nogil:
+    """Length of the sums: K where w is read along its rows, N across them."""
+    return its.K if its.product == FORWARD else its.N
+
+
+cdef inline void read_prepacked(Product* p, const Prepacked* its) noexcept nogil:
+    """Have a product read B where it is prepacked, if it is, in the form that B needs."""
+    if its != NULL and its.form == form_of(&p.b):
+        p.b.packed = its.panels

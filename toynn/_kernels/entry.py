@@ -1,0 +1,254 @@
+"""An entry of a kernel as Python sees it: a callable that checks what it is given.
+
+    rmsnorm.forward(y, r, x, w, eps=1e-5, n_threads=2)
+
+Tensors come in the order of the signature, or by name; sizes that no array shows, and options, by
+name. All that is checked follows from the signature (signature.py): type, contiguity, shape by
+letter, which arrays may share memory. Then the kernel runs without the GIL.
+"""
+
+from collections.abc import Callable, Mapping
+from itertools import combinations
+from types import CodeType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toynn._kernels.invoke import invoke, scratch_bytes
+from toynn._kernels.signature import Signature, TensorSpec, Unsolved, evaluate
+from toynn.dtypes import GGUF_BLOCKS, GGUF_TYPES
+from toynn.precision import PRECISIONS
+
+__all__ = ["ACTIVATIONS", "MAX_THREADS", "WORDS", "Entry"]
+
+Array = NDArray[Any]
+Checked = Callable[[str, Mapping[str, Array], Mapping[str, int], Mapping[str, float]], None]
+
+MAX_THREADS = 1024  # the OpenMP runtime ends the process when it cannot make a thread
+MOST = 2**56  # elements of an array: its bytes can be counted
+
+ACTIVATIONS = ("none", "gelu_tanh", "gelu_exact")
+
+#: Sizes that Python says in words: the number of each word.
+WORDS: dict[str, dict[str, int]] = {
+    "precision": {name: number for number, name in enumerate(PRECISIONS)},
+    "activation": {name: number for number, name in enumerate(ACTIVATIONS)},
+    "type": GGUF_TYPES,
+}
+
+_TYPES = {"f32": np.dtype(np.float32), "i32": np.dtype(np.int32), "u8": np.dtype(np.uint8)}
+
+
+class Entry:
+    """A kernel and its signature. ``name`` is "rmsnorm.forward" once the module is loaded."""
+
+    def __init__(
+        self, capsule: Any, signature: str, scratch: Any = None, checked: Checked | None = None
+    ) -> None:
+        self.name = "kernel"
+        self.capsule = capsule
+        self.signature = Signature.parse(signature)
+        self._scratch, self._checked = scratch, checked
+
+    @property
+    def __doc__(self) -> str:  # type: ignore[override]
+        return f"{self.name}: {self.signature}"
+
+    def __repr__(self) -> str:
+        return f"<kernel {self.name}: {self.signature}>"
+
+    def workspace(self, sizes: Mapping[str, int], n_threads: int = 1) -> int:
+        """Return the bytes of scratch memory that the kernel needs at these sizes; 0: none."""
+        if self._scratch is None:
+            return 0
+        ordered = tuple(sizes[name] for name in self.signature.sizes)
+        return int(scratch_bytes(self._scratch, ordered, n_threads))
+
+    def __call__(
+        self,
+        *tensors: Array | None,
+        n_threads: int = 1,
+        accumulate: bool = False,
+        kept: int = 0,
+        **named: Any,
+    ) -> None:
+        """Check the arguments and run the kernel.
+
+        ``accumulate``: add to the tensors that the signature marks with "+". ``kept`` is the
+        address of what KernelArgs.kept points to. Raises ValueError for an array that does not fit
+        and for a word that there is not, TypeError for arguments that are missing or unknown, and
+        MemoryError.
+        """
+        arrays, sizes, options = self.resolve(*tensors, **named)
+        self._check_call(n_threads, accumulate)
+        self._check_memory(arrays)
+        self._check_integers(arrays, sizes)
+        if self._checked is not None:
+            self._checked(self.name, arrays, sizes, options)
+        invoke(
+            self.capsule,
+            [arrays[name].ctypes.data if name in arrays else 0 for name in self.signature.tensors],
+            tuple(sizes[name] for name in self.signature.sizes),
+            tuple(options.values()),
+            self.workspace(sizes, n_threads),
+            accumulate,
+            n_threads,
+            kept,
+        )
+
+    def resolve(
+        self, *tensors: Array | None, **named: Any
+    ) -> tuple[dict[str, Array], dict[str, int], dict[str, float]]:
+        """Return the arrays that are there, all sizes, and all options, by name.
+
+        Raises TypeError and ValueError as a call does.
+        """
+        arrays, scalars = self._bound(tensors, named)
+        sizes = self._sizes(arrays, scalars)
+        return arrays, sizes, {name: float(scalars[name]) for name in self.signature.options}
+
+    def _bound(
+        self, tensors: tuple[Array | None, ...], named: dict[str, Any]
+    ) -> tuple[dict[str, Array], dict[str, Any]]:
+        """Return the arrays that are there and the sizes and options, by name."""
+        signature = self.signature
+        names = signature.tensors[: len(tensors)]
+        known = {*signature.tensors, *signature.sizes, *signature.options}
+        wrong = [name for name in named if name in names or name not in known]
+        if wrong or len(tensors) > len(signature.tensors):
+            raise TypeError(
+                f"{self.name}: {', '.join(wrong) or 'so many arrays'} "
+                f"cannot be given; the signature is {signature}"
+            )
+        given = dict(zip(names, tensors, strict=True)) | named
+        missing = [s.name for s in signature.specs if not s.nullable and given.get(s.name) is None]
+        missing += [
+            n for n in signature.given if given.get(n) is None and n not in signature.defaults
+        ]
+        if missing:
+            raise TypeError(
+                f"{self.name}: needs {', '.join(missing)}; the signature is {signature}"
+            )
+        arrays = {name: given[name] for name in signature.tensors if given.get(name) is not None}
+        scalars = {n: v for n, v in given.items() if n not in signature.tensors and v is not None}
+        return arrays, {**signature.defaults, **scalars}
+
+    def _check_call(self, n_threads: int, accumulate: bool) -> None:
+        if not 1 <= n_threads <= MAX_THREADS:
+            raise ValueError(f"{self.name}: n_threads must be 1 to {MAX_THREADS}; got {n_threads}")
+        if accumulate and not self.signature.adds:
+            raise TypeError(f"{self.name}: accumulates nothing; the signature is {self.signature}")
+
+    def _sizes(self, arrays: dict[str, Array], scalars: dict[str, Any]) -> dict[str, int]:
+        """Find all sizes; check each array's type, layout and shape."""
+        signature = self.signature
+        given = {
+            name: self._number(name, value)
+            for name, value in scalars.items()
+            if name in signature.sizes and isinstance(value, int | str | np.integer)
+        }
+        shapes = {}
+        for name, array in arrays.items():
+            spec = signature[name]
+            shapes[name] = self._shape(spec, array, scalars)
+            if spec.row:
+                given.setdefault(spec.row, int(array.strides[0]) // array.itemsize)
+        try:
+            sizes = signature.solve(shapes, given)
+        except Unsolved as error:
+            raise ValueError(f"{self.name}: {error}") from None
+        self._check_rows(arrays, sizes)
+        try:
+            for name, default in scalars.items():
+                if name not in sizes and name in signature.sizes:
+                    sizes[name] = int(evaluate(default, sizes))
+                elif isinstance(default, CodeType):
+                    scalars[name] = evaluate(default, sizes)
+        except ZeroDivisionError:
+            raise ValueError(
+                f"{self.name}: {name} of {signature} needs sizes above 0; got {sizes}"
+            ) from None
+        if any(array.size > MOST for array in arrays.values()):
+            raise ValueError(f"{self.name}: needs arrays of at most 2^56 elements")
+        return sizes
+
+    def _number(self, name: str, value: Any) -> int:
+        if name not in WORDS:
+            return int(value)
+        if value not in WORDS[name]:
+            known = ", ".join(WORDS[name])
+            raise ValueError(f"{self.name}: {name} needs one of {known}; got {value!r}")
+        return WORDS[name][str(value)]
+
+    def _shape(self, spec: TensorSpec, array: Array, scalars: dict[str, Any]) -> tuple[int, ...]:
+        """Return the shape of an array in elements, once its type and layout are checked."""
+        where = f"{self.name}: {spec}"
+        if not isinstance(array, np.ndarray):
+            raise ValueError(f"{where} needs an array; got {type(array).__name__}")
+        quantized = spec.kind not in _TYPES and scalars[spec.kind] != "F32"
+        wanted = np.dtype(np.uint8) if quantized else _TYPES.get(spec.kind, _TYPES["f32"])
+        if array.dtype != wanted:
+            raise ValueError(f"{where} needs {wanted}; got {array.dtype}")
+        if spec.written and not array.flags.writeable:
+            raise ValueError(f"{where} is written, and this array is read-only")
+        if not (array.flags.c_contiguous or (spec.row and _rows_contiguous(array))):
+            raise ValueError(f"{where} needs C-contiguous {'rows' if spec.row else 'memory'}")
+        if not quantized:
+            return array.shape
+        elements, nbytes = GGUF_BLOCKS[scalars[spec.kind]]
+        if array.ndim < 1 or array.shape[-1] % nbytes:
+            raise ValueError(
+                f"{where} needs rows of whole blocks of {nbytes} bytes; got {spec.name} "
+                f"{array.shape}"
+            )
+        return (*array.shape[:-1], array.shape[-1] // nbytes * elements)
+
+    def _check_rows(self, arrays: Mapping[str, Array], sizes: Mapping[str, int]) -> None:
+        """Refuse matrices whose rows do not lie as far apart as a size says."""
+        for name, array in arrays.items():
+            row = self.signature[name].row
+            if row and int(array.strides[0]) // array.itemsize != sizes[row]:
+                raise ValueError(
+                    f"{self.name}: {name} needs rows {sizes[row]} elements apart ({row}); got "
+                    f"{int(array.strides[0]) // array.itemsize}"
+                )
+
+    def _check_memory(self, arrays: Mapping[str, Array]) -> None:
+        """Refuse arrays that overlap, but for an output that may lie where an input does."""
+        for one, other in combinations(map(self.signature.__getitem__, arrays), 2):
+            if not one.written:  # the written ones come first
+                return
+            a, b = arrays[one.name], arrays[other.name]
+            if not np.may_share_memory(a, b) or not np.shares_memory(a, b):
+                continue
+            same = a.ctypes.data == b.ctypes.data and a.shape == b.shape
+            if not (other.name in one.in_place and same):
+                allowed = f"; it may be the same array as {' or '.join(one.in_place)}"
+                raise ValueError(
+                    f"{self.name}: {one.name} is written, and shares memory with {other.name}"
+                    + (allowed if one.in_place else "")
+                )
+
+    def _check_integers(self, arrays: Mapping[str, Array], sizes: Mapping[str, int]) -> None:
+        """Raise ValueError at the first integer that is out of its range."""
+        for name, array in arrays.items():
+            spec = self.signature[name]
+            if spec.below is None:
+                continue
+            below = evaluate(spec.below, sizes)
+            wrong = ((array < 0) | (array >= below)) & (array != spec.also if spec.also else True)
+            if wrong.any():
+                at = tuple(int(axis[0]) for axis in wrong.nonzero())
+                also = f" and not {spec.also}" if spec.also is not None else ""
+                raise ValueError(
+                    f"{self.name}: row {at[0]}: {name.removesuffix('s')} {array[at]} is outside "
+                    f"0..{below - 1}{also}"
+                )
+
+
+def _rows_contiguous(array: Array) -> bool:
+    """Whether the elements of each row of a matrix lie side by side."""
+    if array.ndim != 2 or array.strides[0] % array.itemsize:
+        return False
+    return array.shape[1] <= 1 or array.strides[1] == array.itemsize

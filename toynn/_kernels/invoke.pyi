@@ -1,0 +1,15 @@
+from typing import Any
+
+__test__: dict[str, str]
+
+def scratch_bytes(scratch: Any, sizes: tuple[int, ...], n_threads: int) -> int: ...
+def invoke(
+    kernel: Any,
+    addresses: list[int],
+    sizes: tuple[int, ...],
+    options: tuple[float, ...],
+    scratch: int,
+    accumulate: bool,
+    n_threads: int,
+    kept: int,
+) -> None: ...

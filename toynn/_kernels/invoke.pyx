@@ -1,0 +1,51 @@
+"""One call of a kernel by itself, outside any program."""
+from cpython.pycapsule cimport PyCapsule_GetPointer
+from libc.stdlib cimport free, malloc
+from libc.string cimport memset
+
+from toynn._kernels.abi cimport KernelArgs, kernel_fn, scratch_fn
+
+
+cdef int _fill(
+    KernelArgs* a, list addresses, tuple sizes, tuple options, int n_threads
+) except -1:
+    cdef size_t address
+    memset(a, 0, sizeof(KernelArgs))
+    for i in range(len(addresses)):
+        address = addresses[i]
+        a.t[i] = <void*>address
+    for i in range(len(sizes)):
+        a.n[i] = sizes[i]
+    for i in range(len(options)):
+        a.f[i] = options[i]
+    a.n_threads = n_threads
+    return 0
+
+
+def scratch_bytes(scratch, tuple sizes, int n_threads):
+    """Bytes of scratch memory that a kernel needs at these sizes."""
+    cdef KernelArgs a
+    cdef scratch_fn needed = <scratch_fn>PyCapsule_GetPointer(scratch, "toynn.scratch")
+    _fill(&a, [], sizes, (), n_threads)
+    return needed(&a)
+
+
+def invoke(
+    kernel, list addresses, tuple sizes, tuple options, Py_ssize_t scratch, bint accumulate,
+    int n_threads, size_t kept,
+):
+    """Call a kernel: its capsule, the addresses of its tensors (0: None), sizes, options.
+
+    Raises MemoryError where there are no ``scratch`` bytes of scratch memory.
+    """
+    cdef KernelArgs a
+    cdef kernel_fn function = <kernel_fn>PyCapsule_GetPointer(kernel, "toynn.kernel")
+    _fill(&a, addresses, sizes, options, n_threads)
+    a.accumulate = accumulate
+    a.kept = <const void*>kept
+    a.workspace = malloc(scratch) if scratch else NULL
+    if scratch and a.workspace == NULL:
+        raise MemoryError(f"no {scratch} bytes of scratch memory")
+    with nogil:
+        function(&a)
+    free(a.workspace)

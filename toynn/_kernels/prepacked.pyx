@@ -1,0 +1,81 @@
+"""Packing a matrix w (N,K) ahead of time: once for many runs.
+
+    pack    panels = w, as matmul.forward or matmul.backward_input packs it
+
+``product`` says which of the two, ``form`` what the panels are made of: floats, or the bfloat16
+pairs or parts that the product multiplies. They hold what the product would pack by itself, bit for
+bit. How panels look is said in _panels.pxd.
+Source: packing ahead of time, as in Khudia et al. 2021, FBGEMM, arXiv:2101.05615, section 3.
+"""
+from toynn._kernels._blocked cimport Product, is_packed
+from toynn._kernels._panels cimport (
+    NR, STRETCH, Operand, blocks_of, kept_floats, kept_start, pack as pack_panels,
+    panels as panels_of, terms_per_pass,
+)
+from toynn._kernels._parallel cimport parallel_for, part_fn
+from toynn._kernels._prepacked cimport Prepacked, form_of, prepacked_operand, terms_of
+from toynn._kernels._products cimport BACKWARD_INPUT, FORWARD, MEDIUM, Entry, product_of, units
+from toynn._kernels.abi cimport kernel_fn
+from toynn._kernels.args.prepacked cimport Pack
+from toynn._kernels.entry cimport entry
+
+PRODUCTS = ("forward", "backward_input")  # of matmul and experts, as _products.pxd numbers them
+
+cdef enum:
+    TOGETHER = STRETCH // NR  # panels packed at once: a run of a quantized row is dequantized once
+
+cdef int _units = units()
+
+
+cdef void _pack_groups(Pack* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+    """Groups of panels first .. last - 1, counted through all passes."""
+    cdef Prepacked its = Prepacked(a.panels, a.product, a.form, a.N, a.K)
+    cdef Operand b = prepacked_operand(&its, a.w, a.type)
+    cdef Py_ssize_t i, p0, p1, k, kc, most = terms_per_pass(&b), K = terms_of(&its)
+    cdef Py_ssize_t groups = blocks_of(panels_of(&b), TOGETHER)
+    for i in range(first, last):
+        p0 = i % groups * TOGETHER
+        p1 = min(p0 + TOGETHER, panels_of(&b))
+        k = i // groups * most
+        kc = min(most, K - k)
+        pack_panels(a.panels + kept_start(&b, p0, k, kc), &b, p0, p1, k, kc)
+
+
+cdef void _pack(Pack* a) noexcept nogil:
+    cdef Prepacked its = Prepacked(NULL, a.product, a.form, a.N, a.K)
+    cdef Operand b = prepacked_operand(&its, NULL, a.type)
+    cdef Py_ssize_t passes = blocks_of(terms_of(&its), terms_per_pass(&b))
+    parallel_for(<part_fn>_pack_groups, a, passes * blocks_of(panels_of(&b), TOGETHER))
+
+
+def form(str product, Py_ssize_t M, Py_ssize_t N, Py_ssize_t K, int precision, int type=0):
+    """In which form a product packs w (N,K) for M rows in a precision; None where it does not.
+
+    0 are floats, 1 pairs of bfloat16, 2, 4 and 6 one to three parts of bfloat16 for tiles.
+    """
+    cdef Entry which = FORWARD if product == "forward" else BACKWARD_INPUT
+    cdef Product p = product_of(
+        which, NULL, NULL, NULL, M, N, K, type, min(precision, MEDIUM), _units
+    )
+    return form_of(&p.b) if is_packed(&p) else None
+
+
+def nbytes(str product, int form, Py_ssize_t N, Py_ssize_t K):
+    """Bytes of the panels of w (N,K) in a form."""
+    cdef Prepacked its = Prepacked(NULL, PRODUCTS.index(product), form, N, K)
+    cdef Operand b = prepacked_operand(&its, NULL, 0)
+    return kept_floats(&b, terms_of(&its)) * sizeof(float)
+
+
+def _checked(where, arrays, sizes, options):
+    product, needed = sizes["product"], 0
+    if product not in range(len(PRODUCTS)):
+        raise ValueError(f"{where}: product needs 0 to {len(PRODUCTS) - 1}; got {product}")
+    needed = nbytes(PRODUCTS[product], sizes["form"], sizes["N"], sizes["K"])
+    if 4 * sizes["P"] != needed:
+        raise ValueError(f"{where}: panels needs {needed} bytes; got {4 * sizes['P']}")
+
+
+pack = entry(
+    <kernel_fn>_pack, "panels[P] <- type w[N K] | product form type=F32", NULL, _checked
+)

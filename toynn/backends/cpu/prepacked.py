@@ -1,0 +1,147 @@
+"""Prepacked weights: frozen matrices in the order in which products read them, packed once.
+
+A product packs a matrix of weights before it multiplies by it, and dequantizes it if it is
+quantized. A matrix that does not change can be packed ahead of the runs, once for each of the two
+products that read it, in the form in which that product multiplies. Bits are the same.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+import toynn._kernels as kernels
+from toynn import dtypes
+from toynn.backends.cpu.program import CompiledProgram
+from toynn.backends.cpu.work import seconds, worth
+from toynn.backends.host import HostBuffer
+from toynn.backends.protocol import Buffer, Launch, Place, aligned
+
+__all__ = ["Prepacked", "Prepacks"]
+
+READERS = ("matmul", "experts")
+
+_packing = kernels.load("prepacked", kernels.level)
+
+
+class Key(NamedTuple):
+    """Which matrices, side by side, and how they are packed."""
+
+    place: Place
+    product: str  # that multiplies by them
+    form: int  # see toynn/_kernels/prepacked.pyx
+    matrices: int
+    N: int
+    K: int
+    type: int  # GGUF's number
+
+    @property
+    def each(self) -> int:
+        """Bytes of the panels of one matrix."""
+        return int(_packing.nbytes(self.product, self.form, self.N, self.K))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all panels."""
+        return aligned(self.matrices * self.each)
+
+
+def key_of(launch: Launch, packs: str) -> Key | None:
+    """Return the panels from which a launch is to read w; None if it does not read w packed."""
+    op, _, product = launch.kernel.partition(".")
+    if op not in READERS or product not in _packing.PRODUCTS or "w" not in launch.frozen:
+        return None
+    place, sizes = launch.tensors["w"], launch.sizes
+    matrices = sizes.get("E", 1)  # of experts: each has its share of the rows
+    rows = -(-sizes["M"] // matrices)
+    N, K, type = sizes["N"], sizes["K"], sizes["type"]
+    form = _packing.form(product, rows, N, K, sizes["precision"], type)
+    if form is None or (packs == "auto" and rows > _rows_that_gain(form)):
+        return None
+    assert place is not None
+    return Key(place, product, form, matrices, N, K, type)
+
+
+def _rows_that_gain(form: int) -> int:
+    """Return up to how many rows of x prepacking saves some 5 % of a product, or more.
+
+    Packing is work for each weight, a product for each weight and row: the faster it multiplies,
+    the more rows (docs/performance.md, 5).
+    """
+    floats, pairs, tiles = 128, 256, 1024
+    return floats if form == 0 else pairs if form == 1 else tiles
+
+
+class Prepacked:
+    """The panels of one key, and which version of the weights they hold."""
+
+    def __init__(self, key: Key, source: HostBuffer) -> None:
+        self.key, self.nbytes, self._source = key, key.nbytes, source
+        self._panels = HostBuffer.zeros(self.nbytes)
+        self.version = -1  # of the source, when it was packed: how often that had been changed
+        product = _packing.PRODUCTS.index(key.product)
+        # Prepacked in toynn/_kernels/gemm/_prepacked.pxd.
+        self._kept = np.array([self._panels.address, product, key.form, key.N, key.K], np.int64)
+        self._program = CompiledProgram(key.matrices, 0, [self._panels, source])
+        pack = _packing.entries["pack"]
+        for i in range(key.matrices):
+            panels = self._panels.address + i * key.each
+            w = (
+                source.address
+                + key.place.offset
+                + i * dtypes.nbytes(dtypes.NAMES[key.type], key.N * key.K)
+            )
+            sizes = key._asdict() | {"P": key.each // 4, "product": product}
+            ordered = tuple(sizes[name] for name in pack.signature.sizes)
+            work = seconds(0, key.each)
+            self._program.append("P", pack.capsule, [panels, w], ordered, (), 0, worth(work), work)
+
+    @property
+    def address(self) -> int:
+        """Where kernels find what they need to know of it."""
+        return int(self._kept.ctypes.data)
+
+    def refresh(self, threads: int) -> None:
+        """Pack the matrix again if it has been uploaded since."""
+        if self.version != self._source.changes:
+            self._program.run("P", False, threads)
+            self.version = self._source.changes
+
+
+class Prepacks:
+    """The prepacked weights of a backend, which its programs share."""
+
+    def __init__(self) -> None:
+        self._made: WeakValueDictionary[Key, Prepacked] = WeakValueDictionary()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all panels that a program reads."""
+        return sum(each.nbytes for each in self._made.values())
+
+    def missing(self, launches: Sequence[Launch], packs: str) -> int:
+        """Return the bytes of the panels that are still to be made."""
+        wanted = set(_wanted(launches, packs).values()).difference(self._made)
+        return sum(key.nbytes for key in wanted)
+
+    def of(
+        self, launches: Sequence[Launch], packs: str, buffers: Mapping[str, Buffer]
+    ) -> dict[int, Prepacked]:
+        """Return the panels from which a launch, by its number, reads its weights."""
+        wanted = _wanted(launches, packs)
+        return {i: self._prepacked(key, buffers) for i, key in wanted.items()}
+
+    def _prepacked(self, key: Key, buffers: Mapping[str, Buffer]) -> Prepacked:
+        if (found := self._made.get(key)) is None:
+            source = buffers[key.place.buffer]
+            assert isinstance(source, HostBuffer)
+            found = self._made[key] = Prepacked(key, source)
+        return found
+
+
+def _wanted(launches: Sequence[Launch], packs: str) -> dict[int, Key]:
+    if packs == "never":
+        return {}
+    keys = {i: key_of(each, packs) for i, each in enumerate(launches)}
+    return {i: key for i, key in keys.items() if key is not None}
