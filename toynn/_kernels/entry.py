@@ -53,7 +53,11 @@ class Entry:
 
     @property
     def __doc__(self) -> str:  # type: ignore[override]
-        return f"{self.name}: {self.signature}"
+        """How the kernel is called, and its signature."""
+        signature = self.signature
+        given = [*signature.given, *(["accumulate"] if signature.adds else []), "n_threads"]
+        arguments = ", ".join([*signature.tensors, "*", *given])
+        return f"{self.name}({arguments})\n\n    {signature}"
 
     def __repr__(self) -> str:
         return f"<kernel {self.name}: {self.signature}>"
