@@ -66,15 +66,17 @@ def test_refusals_say_what_was_needed():
     lse = normal(B, H, T)
     with pytest.raises(ValueError, match=r"attention\.forward: precision needs one of .*'low'"):
         attention.forward(o, lse, q, k, v, precision="low")
-    with pytest.raises(ValueError, match=r"needs q \(140, 60\)"):
+    with pytest.raises(
+        ValueError, match=r"q\[B\*T H\*D\] needs shape \(140, H\*D\) .*; got q \(139, 60\)"
+    ):
         attention.forward(o, lse, q[1:], k, v)
     with pytest.raises(ValueError, match="KV that divides H"):
         attention.forward(o, lse, q, k[:, : 2 * D], v[:, : 2 * D])
-    with pytest.raises(ValueError, match="columns of q, k, v or a gradient are not C-contiguous"):
+    with pytest.raises(ValueError, match="needs C-contiguous rows"):
         attention.forward(o, lse, q, np.asfortranarray(k), v)
-    with pytest.raises(ValueError, match="dq, dk, dv need the row strides of q, k, v"):
-        wide = normal(B * T, 2 * H * D)
-        attention.backward(wide[:, : H * D], k, v, lse, o, o, lse, q, k, v)
+    with pytest.raises(ValueError, match=r"needs rows 120 elements apart \(ldq\); got 60"):
+        wide, (dk, dv, do) = normal(B * T, 2 * H * D), normal(3, B * T, H * D)
+        attention.backward(wide[:, : H * D], dk, dv, lse.copy(), do, o, lse, q, k, v)
 
 
 @pytest.mark.parametrize("precision", ["highest", "medium"])
@@ -99,9 +101,9 @@ def test_a_gradient_has_the_same_bits_whichever_others_are_wanted(wanted, limits
 
 
 def test_scores_have_no_gradient_without_delta():
-    q, k, v, o = normal(4, B * T, H * D)
+    dq, q, k, v, o = normal(5, B * T, H * D)
     with pytest.raises(ValueError, match="dq and dk need delta; got None"):
-        attention.backward(q, None, None, None, o, o, normal(B, H, T), q, k, v)
+        attention.backward(dq, None, None, None, o, o, normal(B, H, T), q, k, v)
 
 
 # -- In segments ---------------------------------------------------------------------------------
@@ -173,7 +175,7 @@ def test_segments_are_causal_and_as_many_as_rows():
     first = np.concatenate([starts([T]), starts([T], T)])
     with pytest.raises(ValueError, match="first needs causal=True"):
         attention.forward(o, normal(B, H, T), q, k, v, first, causal=False)
-    with pytest.raises(ValueError, match=r"needs first \(140,\)"):
+    with pytest.raises(ValueError, match=r"first\[B\*T\] needs shape \(140,\)"):
         attention.forward(o, normal(B, H, T), q, k, v, first[1:])
 
 

@@ -10,8 +10,9 @@ T, D, E = 5, 2, 3
 
 @pytest.mark.parametrize("L", [0, 257, 2**60, 2**63 - 1])
 def test_a_length_beyond_all_rows_is_refused(L):
-    x, dy, g, c = (np.ones((T, n), np.float32) for n in (2 * D + E, E, 1, 1))
-    y, states = np.zeros((T, E), np.float32), np.zeros((1, 1, 1, D, E), np.float32)
+    x, g, c = (np.ones((T, n), np.float32) for n in (2 * D + E, 1, 1))
+    y, dy = np.zeros((2, T, 1, E), np.float32)
+    states = np.zeros((1, 1, 1, D, E), np.float32)
     dx, dg, dc = (np.zeros_like(like) for like in (x, g, c))
     with pytest.raises(ValueError, match=rf"^delta.forward: .* L from 1 to 256; got L = {L},"):
         delta.forward(y, states, x, g, c, L=L)

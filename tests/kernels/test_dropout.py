@@ -55,7 +55,7 @@ def test_every_isa_level_has_the_same_mask():
     control, bits = np.array([5, 1], np.int32), set()
     for level in set(kernels.built_levels()) & set(kernels.supported_levels()):
         y = np.empty_like(x)
-        kernels.load("dropout", level).forward(y, x, control, 0.1, seed=3, site=2)
+        kernels.load("dropout", level).forward(y, x, control, p=0.1, seed=3, site=2)
         bits.add(y.tobytes())
     assert len(bits) == 1
 

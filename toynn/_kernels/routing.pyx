@@ -103,7 +103,9 @@ cdef void _backward(Backward* a) noexcept nogil:
 
 def _checked(where, arrays, sizes, options):
     if not 1 <= sizes["K"] <= sizes["E"]:
-        raise ValueError(f"{where}: needs K in 1..{sizes['E']}; got {sizes['K']}")
+        raise ValueError(
+            f"{where}: needs 1 to {sizes['E']} experts of p {arrays['p'].shape}; got {sizes['K']}"
+        )
 
 
 forward = entry(
