@@ -262,6 +262,7 @@ def extensions() -> list[Extension]:
     ]
     once = [
         Extension("toynn._cyutility", sources=["toynn/_cyutility.c"]),
+        Extension("toynn.critical", ["toynn/critical.pyx"], depends=["toynn/critical.h"]),
         *(
             Extension(f"toynn._kernels.{name}", [f"toynn/_kernels/{name}.pyx"], depends=headers)
             for name in ONCE
@@ -272,7 +273,7 @@ def extensions() -> list[Extension]:
         ),
     ]
     for extension in once:
-        extension.include_dirs = ["toynn/_kernels", "toynn/backends/cpu"]
+        extension.include_dirs = ["toynn", "toynn/_kernels", "toynn/backends/cpu"]
         extension.extra_compile_args = [*COMPILE, *openmp, *SOFTWARE_TILES]
         extension.extra_link_args = [*LINK, *openmp]
     translated = cythonize(

@@ -45,6 +45,7 @@ LAYERS = (
     {"runs"},
     {"formats"},
     {"_kernels"},
+    {"critical"},
     {
         "adamw",
         "schedule",

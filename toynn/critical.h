@@ -1,0 +1,59 @@
+/* Signals that wait: while a signal is held it is noted, and its handler is not called.
+
+   The caller holds and releases from one thread; a signal may arrive in any thread. */
+#ifndef TOYNN_CRITICAL_H
+#define TOYNN_CRITICAL_H
+
+#include <signal.h>
+
+/* The signals whose handlers raise exceptions in Python programs: Ctrl-C, requests to end, timeouts. */
+static const int tn_signals[] = {SIGINT, SIGTERM, SIGHUP, SIGALRM, SIGUSR1, SIGUSR2};
+
+enum { TN_SIGNALS = sizeof(tn_signals) / sizeof(tn_signals[0]) };
+
+static struct sigaction tn_before[TN_SIGNALS];
+static int tn_held[TN_SIGNALS];
+static volatile sig_atomic_t tn_came[TN_SIGNALS];
+
+static void tn_note(int number) {
+    for (int i = 0; i < TN_SIGNALS; i++)
+        if (tn_signals[i] == number)
+            tn_came[i] = 1;
+}
+
+/* Note a signal from now on, by its index. */
+static inline void tn_hold_signal(int i) {
+    struct sigaction note = {0};
+    note.sa_handler = tn_note;
+    note.sa_flags = SA_ONSTACK | SA_RESTART;
+    tn_held[i] = !sigaction(tn_signals[i], &note, &tn_before[i]);
+}
+
+/* Put the handlers back, except where somebody has set another one meanwhile. */
+static inline void tn_restore_handlers(void) {
+    struct sigaction now;
+    for (int i = 0; i < TN_SIGNALS; i++) {
+        if (tn_held[i] && !sigaction(tn_signals[i], &tn_before[i], &now) &&
+            now.sa_handler != tn_note)
+            sigaction(tn_signals[i], &now, NULL);
+        tn_held[i] = 0;
+    }
+}
+
+/* Forget the signals that were noted: in a forked child, they were its parent's. */
+static inline void tn_forget_signals(void) {
+    for (int i = 0; i < TN_SIGNALS; i++)
+        tn_came[i] = 0;
+}
+
+/* Put the handlers back, and raise what was noted. */
+static inline void tn_release_signals(void) {
+    tn_restore_handlers();
+    for (int i = 0; i < TN_SIGNALS; i++)
+        if (tn_came[i]) {
+            tn_came[i] = 0;
+            raise(tn_signals[i]);
+        }
+}
+
+#endif

@@ -1,0 +1,125 @@
+"""Critical sections: what no signal handler interrupts, and only one thread at a time does.
+
+    with Section():                  in the main thread, signals wait until the section ends
+    with Section(lock, refusal):     the section holds the lock, too
+    @uninterrupted                   each call of the function is a section
+
+CPython runs signal handlers in the main thread, between two instructions of Python. A handler may
+raise, as that of Ctrl-C does: KeyboardInterrupt. So between any two instructions a call may end,
+with a lock held or half of its changes made. A section is entered and left in C, where CPython runs
+no handler: there is no instruction at which the lock is held and signals do not wait.
+
+Sections nest. When the outermost one ends, its changes are made and its lock is free; then the
+handlers of the signals that waited run, and raise what they raise. Do not yield inside a section.
+"""
+
+import os
+import threading
+from functools import wraps
+
+from _signal import getsignal  # of signal, which makes an enum of each answer
+from cpython.exc cimport PyErr_CheckSignals
+
+from toynn.errors import BackendError, LifecycleError
+
+cdef extern from "pythread.h" nogil:
+    unsigned long PyThread_get_thread_ident()
+
+cdef extern from "critical.h" nogil:
+    const int[] tn_signals
+    const int TN_SIGNALS
+    void tn_hold_signal(int i) noexcept
+    void tn_forget_signals() noexcept
+    void tn_restore_handlers() noexcept
+    void tn_release_signals() noexcept
+
+cdef unsigned long _main = threading.main_thread().ident  # the only thread that runs handlers
+cdef int _depth = 0  # sections that the main thread is in
+cdef tuple _numbers = tuple([tn_signals[i] for i in range(TN_SIGNALS)])
+
+
+cdef int _enter() except -1:
+    """Let signals wait; those that came before are handled first, and may raise."""
+    global _depth
+    cdef int i
+    if PyThread_get_thread_ident() != _main:
+        return 0
+    _depth += 1  # first: a handler may enter a section
+    if _depth == 1:
+        for i in range(TN_SIGNALS):
+            if callable(getsignal(_numbers[i])):  # a handler of Python's
+                tn_hold_signal(i)
+        try:
+            PyErr_CheckSignals()
+        except BaseException:
+            _depth -= 1
+            tn_release_signals()
+            raise
+    return 0
+
+
+cdef int _leave() except -1:
+    """Behind the outermost section, handle the signals that waited."""
+    global _depth
+    if PyThread_get_thread_ident() != _main:
+        return 0
+    _depth -= 1
+    if _depth == 0:
+        tn_release_signals()
+        PyErr_CheckSignals()
+    return 0
+
+
+def _after_fork():
+    """Start anew in a forked child, whose main thread is the one that forked."""
+    global _main, _depth
+    tn_forget_signals()
+    if PyThread_get_thread_ident() != _main:
+        _main = PyThread_get_thread_ident()
+        if _depth:
+            _depth = 0
+            tn_restore_handlers()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+cdef class Section:
+    """A critical section, for a with statement; with a lock, one that no other thread is in.
+
+    Where another thread holds the lock, entering raises LifecycleError with the text ``refusal``.
+    Where the section ends with a BackendError, ``failed`` is called while the lock is still held.
+    """
+
+    cdef object _lock, _refusal, _failed
+
+    def __init__(self, lock=None, refusal=None, failed=None):
+        self._lock, self._refusal, self._failed = lock, refusal, failed
+
+    def __reduce__(self):
+        raise TypeError("a critical section cannot be pickled")
+
+    def __enter__(self):
+        _enter()
+        if self._lock is not None and not self._lock.acquire(False):
+            _leave()
+            raise LifecycleError(self._refusal)
+
+    def __exit__(self, kind, error, traceback):
+        try:
+            if self._failed is not None and kind is not None and issubclass(kind, BackendError):
+                self._failed()
+        finally:
+            if self._lock is not None:
+                self._lock.release()
+            _leave()
+
+
+def uninterrupted(function):
+    """Make each call of a function a critical section."""
+    @wraps(function)
+    def call(*arguments, **named):
+        with Section():
+            return function(*arguments, **named)
+    return call
