@@ -9,6 +9,7 @@ from numpy.typing import ArrayLike
 
 from toynn import checks
 from toynn.backends.protocol import Backend, FeedInput, Feeds
+from toynn.critical import uninterrupted
 from toynn.graph.lowering import CompiledTape
 from toynn.graph.storage import Storage
 from toynn.graph.tape import Role, Tape, Tensor
@@ -42,6 +43,7 @@ class FeedDoors:
     def _exclusively(self, call: str) -> AbstractContextManager[None]:
         """Keep other threads out."""
 
+    @uninterrupted
     def feed(self, inputs: Mapping[Tensor, ArrayLike], tape: Tape | None = None) -> None:
         """Upload several inputs of a realized tape: in one compiled call, where they are as usual.
 

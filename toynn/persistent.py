@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from toynn import checks
+from toynn.critical import Section, uninterrupted
 from toynn.errors import ConfigError, LifecycleError
 from toynn.graph.storage import Storage
 from toynn.graph.tape import Role, Tape, Tensor
@@ -41,6 +42,7 @@ class PersistentDoors:
     def _exclusively(self, call: str) -> AbstractContextManager[None]:
         """Keep other threads out."""
 
+    @uninterrupted
     def persistent(self, name: str, shape: Sequence[int]) -> Tensor:
         """Declare, at any time, what runs of any tape leave to later runs; zeros at first."""
         dimensions = checks.dimensions(name, shape)
@@ -60,18 +62,14 @@ class PersistentDoors:
         for tensor in gone:
             if tensor.role is not Role.PERSISTENT or tensor not in self._storage.held:
                 raise ConfigError(f"release: {tensor!r} is no persistent tensor of this session")
-        if not self._recording.acquire(blocking=False):
-            raise LifecycleError("release() while another tape is being recorded")
-        try:
-            with self._exclusively("release()"):
-                if not gone.isdisjoint(self.tape.roots):
-                    raise LifecycleError("release() of what the session's own tape uses")
-                for key, (tape, _) in list(self._recorded.items()):
-                    if not gone.isdisjoint(tape.roots):
-                        self._drop(self._recorded.pop(key)[0])
-                for tensor in gone:
-                    self._storage.release(tensor)
-                    self._names.remove(tensor.name)
-                self._known -= gone
-        finally:
-            self._recording.release()
+        why = "release() while another tape is being recorded"
+        with Section(self._recording, why), self._exclusively("release()"):
+            if not gone.isdisjoint(self.tape.roots):
+                raise LifecycleError("release() of what the session's own tape uses")
+            for key, (tape, _) in list(self._recorded.items()):
+                if not gone.isdisjoint(tape.roots):
+                    self._drop(self._recorded.pop(key)[0])
+            for tensor in gone:
+                self._storage.release(tensor)
+                self._names.remove(tensor.name)
+            self._known -= gone

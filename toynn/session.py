@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from toynn import backends, checks, precision
+from toynn.critical import Section, uninterrupted
 from toynn.errors import (
-    BackendError,
     ConfigError,
     LifecycleError,
     NonFiniteError,
@@ -44,23 +44,6 @@ _REPLACED = f"of a tape that {MOST_RECORDED} newer ones have replaced: record() 
 T = TypeVar("T")
 
 
-class _Held:
-    """A lock that has been acquired, for a with statement to release.
-
-    Where that ends with a BackendError, ``failed`` is called first.
-    """
-
-    def __init__(self, lock: threading.Lock, failed: Callable[[], None]) -> None:
-        self._lock, self._failed = lock, failed
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None and issubclass(kind, BackendError):
-            self._failed()
-        self._lock.release()
-
-
 class Session(FeedDoors, GradientDoors, MemoryDoors, PersistentDoors):
     """Weights, tapes over them, and the order in which things may happen.
 
@@ -73,6 +56,9 @@ class Session(FeedDoors, GradientDoors, MemoryDoors, PersistentDoors):
     NumPy, slowly.
     Use it as a context manager, or ``close()`` it, to free its memory at a certain point;
     otherwise it is freed when the last reference goes.
+
+    Each call is made wholly or not at all, also where Ctrl-C or another signal's handler raises:
+    signals wait until the call ends.
 
     A call that comes too early, too late, or while another thread runs raises LifecycleError, which
     names the call that is missing. A name that there is, a tensor that is none of those asked for,
@@ -129,6 +115,7 @@ class Session(FeedDoors, GradientDoors, MemoryDoors, PersistentDoors):
         """
         return self._weight(name, shape, Role.CONSTANT, dtype)
 
+    @uninterrupted
     def mapped(
         self,
         name: str,
@@ -174,6 +161,7 @@ class Session(FeedDoors, GradientDoors, MemoryDoors, PersistentDoors):
         if name in self._names:
             raise ConfigError(f"{name}: this session has a weight of that name already")
 
+    @uninterrupted
     def _weight(self, name: str, shape: Sequence[int], role: Role, dtype: str = "f32") -> Tensor:
         self._check_open()
         if self._finalized:
@@ -204,6 +192,7 @@ class Session(FeedDoors, GradientDoors, MemoryDoors, PersistentDoors):
             _refuse("set_loss()", f"once a tape: the loss is {self.tape.loss.name} already")
         self.tape.loss = self.output(loss)
 
+    @uninterrupted
     def build_backward(self) -> None:
         """Record the gradients of all parameters that the loss depends on."""
         self._check_recording("build_backward()")
@@ -221,6 +210,7 @@ class Session(FeedDoors, GradientDoors, MemoryDoors, PersistentDoors):
             raise ConfigError(f"grad: the loss does not depend on {tensor.name}, or it is frozen")
         return self.tape.gradients[tensor]
 
+    @uninterrupted
     def opt_step_adamw(self, w: Tensor, g: Tensor, hp: Tensor) -> tuple[Tensor, Tensor]:
         """Record an AdamW update of parameter w by gradient g; return its moments (m, v)."""
         self._check_recording("opt_step_adamw()")
@@ -230,6 +220,7 @@ class Session(FeedDoors, GradientDoors, MemoryDoors, PersistentDoors):
             raise ConfigError(f"opt_step_adamw: needs a parameter and its grad(); got {w!r}, {g!r}")
         return self._updates.record_adamw(self, w, hp)
 
+    @uninterrupted
     def realize(self) -> None:
         """Plan the memory of the tape and compile it; from here on it can run."""
         self._check_recording("realize()")
@@ -247,6 +238,7 @@ class Session(FeedDoors, GradientDoors, MemoryDoors, PersistentDoors):
         self.tape.sealed = True
         self._compiled[self.tape] = compiled
 
+    @uninterrupted
     def record(self, key: object, build: Callable[[], T]) -> T:
         """Record and realize a further tape over the same weights, once; return what build did.
 
@@ -255,18 +247,16 @@ class Session(FeedDoors, GradientDoors, MemoryDoors, PersistentDoors):
         its arena; when its key is asked for again, it is recorded again.
         """
         if key not in self._recorded:
-            if not self._recording.acquire(blocking=False):
-                _refuse("record()", "while another tape is being recorded")
-            main, self.tape = self.tape, Tape()
-            try:
-                built = build()
-                self.realize()
-                self._recorded[key] = self.tape, built
-                if len(self._recorded) > MOST_RECORDED:
-                    self._drop(self._recorded.popitem(last=False)[1][0])
-            finally:
-                self.tape = main
-                self._recording.release()
+            with Section(self._recording, "record() while another tape is being recorded"):
+                main, self.tape = self.tape, Tape()
+                try:
+                    built = build()
+                    self.realize()
+                    self._recorded[key] = self.tape, built
+                    if len(self._recorded) > MOST_RECORDED:
+                        self._drop(self._recorded.popitem(last=False)[1][0])
+                finally:
+                    self.tape = main
         self._recorded.move_to_end(key)
         return self._recorded[key][1]  # type: ignore[no-any-return]
 
@@ -330,6 +320,7 @@ class Session(FeedDoors, GradientDoors, MemoryDoors, PersistentDoors):
 
     # -- Running -------------------------------------------------------------------------------
 
+    @uninterrupted
     def reset(self, moments: bool) -> None:
         """Zero the gradients, and with ``moments`` those of AdamW too; forget micro-batches."""
         self._check_realized("reset()", self.tape)
@@ -380,11 +371,10 @@ class Session(FeedDoors, GradientDoors, MemoryDoors, PersistentDoors):
             if self._updates.norm in compiled.written[to] and (why := self._updates.refused()):
                 raise NonFiniteError(f"{why}; weights and moments were left as they were")
 
-    def _exclusively(self, call: str) -> "_Held":
+    def _exclusively(self, call: str) -> Section:
         self._check_open()
-        if not self._busy.acquire(blocking=False):
-            _refuse(call, "while another thread uses this session: wait for it")
-        return _Held(self._busy, self._forget)
+        why = f"{call} while another thread uses this session: wait for it"
+        return Section(self._busy, why, self._forget)
 
     def _forget(self) -> None:
         """Go back to before the step in which the device failed: nothing that it computed counts.

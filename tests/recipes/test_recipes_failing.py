@@ -2,20 +2,15 @@
 
 import numpy as np
 import pytest
-import vits
-from llamas import SIZES, draw
+from llamas import SIZES
 from lora_bases import write_base
+from realizing import LLAMA, OPTIONS, RECIPES, one_step
 
-import toynn
-from toynn import GPT2Config, LlamaConfig, RecipeOptions
+from toynn import LlamaConfig, RecipeOptions
 from toynn.backends.cpu import CPU
 from toynn.engines import LlamaSeqEngine
 from toynn.errors import LifecycleError
-from toynn.recipes import GPT2, FromScratch, LoRA, VitTiny, WarmStart
-
-OPTIONS = RecipeOptions(t_seq=8)
-LLAMA = LlamaConfig(**SIZES)
-GPT = GPT2Config(SIZES["vocab"], 16, 2, 32, 2, 16)
+from toynn.recipes import WarmStart
 
 
 @pytest.fixture
@@ -33,30 +28,6 @@ def allocations(monkeypatch):
 
     monkeypatch.setattr(CPU, "allocate", limited)
     return state
-
-
-def warm(recipe, base):
-    recipe.realize_scratch(LlamaConfig(**SIZES, donor_d_in=8), RecipeOptions(t_seq=8, untied=True))
-    recipe.build()
-
-
-RECIPES = {
-    "from_scratch": (FromScratch, lambda recipe, base: recipe.realize(LLAMA, OPTIONS)),
-    "from_file": (FromScratch, lambda recipe, base: recipe.realize_from(base, t_seq=8)),
-    "gpt2": (GPT2, lambda recipe, base: recipe.realize(GPT, OPTIONS)),
-    "lora": (LoRA, lambda recipe, base: recipe.realize(base, None, 2, OPTIONS)),
-    "warm_start": (WarmStart, warm),
-    "vit": (VitTiny, lambda recipe, base: recipe.realize(vits.config(), RecipeOptions())),
-}
-
-
-def one_step(recipe):
-    hp = toynn.AdamW.for_lora().hp_for_step(0)
-    if isinstance(recipe, VitTiny):
-        pictures, labels = vits.pictures(np.random.default_rng(0), 1)
-        return recipe.step(pictures, None, labels, hp, True)
-    ids, labels = draw(np.random.default_rng(0), length=8)
-    return recipe.step(ids, None, labels, hp, True)
 
 
 @pytest.mark.parametrize("name", RECIPES)

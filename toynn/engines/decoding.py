@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from toynn import checks
+from toynn.critical import uninterrupted
 from toynn.errors import ConfigError, LifecycleError, ShapeError
 from toynn.graph.tape import Tape, Tensor
 from toynn.models import SequenceModel
@@ -105,6 +106,7 @@ class Decoding:
         self.use((batch, room))
         return BatchDecoder(self, batch, room)
 
+    @uninterrupted
     def use(self, key: tuple[int, int]) -> None:
         """Note that sequences are read so; let go of what was not used for the longest."""
         self._kept.setdefault(key, {})

@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from toynn import checks
 from toynn.adamw import SLOTS
 from toynn.checks import IGNORED
+from toynn.critical import Section, uninterrupted
 from toynn.engines.weights import OwnWeights, Weights
 from toynn.errors import ConfigError, LifecycleError
 from toynn.graph.tape import Tape, Tensor
@@ -189,6 +190,7 @@ class Engine(ABC, Generic[C, R]):
         for name, values in self.model.start(cfg, self.options):
             self.session.upload(self.tensors[name], values)
 
+    @uninterrupted
     def build_training_step(self) -> None:
         """Record and compile the training step."""
         self._weights.check_trained(type(self).__name__)
@@ -270,6 +272,7 @@ class Engine(ABC, Generic[C, R]):
         self.session.run("grads", weight=rows, tape=step.tape)
         return self._loss(step)
 
+    @uninterrupted
     def update(self, hp: ArrayLike, is_first: bool) -> None:
         """Update the weights by what ``accumulate`` has gathered, without a further batch.
 
@@ -321,8 +324,9 @@ class Engine(ABC, Generic[C, R]):
             name: checks.converted(name, weights[name], w.shape, w.dtype)
             for name, w in tensors.items()
         }
-        for name, w in tensors.items():
-            self.session.upload(w, arrays[name])
+        with Section():
+            for name, w in tensors.items():
+                self.session.upload(w, arrays[name])
 
 
 def _is_matrix(weight: Tensor) -> bool:

@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from toynn import ops
 from toynn.checks import IGNORED
+from toynn.critical import uninterrupted
 from toynn.engines import recording
 from toynn.engines.packed import Packed
 from toynn.engines.recording import Pass, record_losses
@@ -282,6 +283,7 @@ class PreferenceDoors:
         """Return the loss of one batch; no gradient and no moment is touched."""
         return self._run(given, "evaluate")
 
+    @uninterrupted
     def _run(
         self, given: Sequences, what: str, hp: ArrayLike | None = None, is_first: bool = False
     ) -> float:

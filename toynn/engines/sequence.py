@@ -10,6 +10,7 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from toynn.critical import uninterrupted
 from toynn.engines.decoding import Decoding
 from toynn.engines.doors import DecoderDoors
 from toynn.engines.engine import counted
@@ -150,6 +151,7 @@ class SequenceEngine(FileEngine[C], DecoderDoors, PreferenceDoors, Generic[C]):
         self.batches += train
         return step, count
 
+    @uninterrupted
     def step(
         self,
         seq_ids: ArrayLike,
@@ -175,6 +177,7 @@ class SequenceEngine(FileEngine[C], DecoderDoors, PreferenceDoors, Generic[C]):
         fed = self._feed(seq_ids, positions, labels, segments, hp, train=True)
         return self._train(*fed, is_first)
 
+    @uninterrupted
     def accumulate(
         self,
         seq_ids: ArrayLike,

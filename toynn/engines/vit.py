@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from toynn import ops
+from toynn.critical import uninterrupted
 from toynn.engines.doors import Widths
 from toynn.engines.engine import Engine, Recorded, counted
 from toynn.engines.pictures import as_labels, as_patches, as_tokens
@@ -248,6 +249,7 @@ class ViTEngine(Widths, Engine[ViTConfig, Pass]):
         first = np.arange(len(patches)) * (self.config.n_patches + 1)
         return {found.image: patches.reshape(found.image.shape), found.rows: first + tokens}
 
+    @uninterrupted
     def step(
         self,
         image: ArrayLike,
@@ -268,6 +270,7 @@ class ViTEngine(Widths, Engine[ViTConfig, Pass]):
         """
         return self._train(*self._feed(image, cls_idx, labels, hp), is_first)
 
+    @uninterrupted
     def accumulate(self, image: ArrayLike, cls_idx: ArrayLike | None, labels: ArrayLike) -> float:
         """Add one micro-batch's gradients to the next step's; return its loss."""
         return self._add_gradients(*self._feed(image, cls_idx, labels))

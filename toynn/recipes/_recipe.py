@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 from numpy.typing import ArrayLike
 
 from toynn.adamw import AdamW
+from toynn.critical import uninterrupted
 from toynn.engines.engine import Engine
 from toynn.errors import LifecycleError
 from toynn.formats import safetensors
@@ -23,7 +24,11 @@ E = TypeVar("E", bound=Engine[Any, Any])
 
 
 class Recipe(Generic[E]):
-    """A recipe around an engine. The caller owns the data, the schedule and ``is_first``."""
+    """A recipe around an engine. The caller owns the data, the schedule and ``is_first``.
+
+    Ctrl-C waits until a step has ended. Where KeyboardInterrupt is raised, ``step_index`` says
+    whether the step was taken: all of it, or nothing.
+    """
 
     _builder = "realize"  # the call after which it can step
     #: AdamW with the convention of the last two slots of an hp row that the recipe is trained with
@@ -52,9 +57,11 @@ class Recipe(Generic[E]):
             self._start_over()
             raise
 
+    @uninterrupted
     def _start_over(self) -> None:
         """Put a new engine in place of one that is half made; the memory it had taken is free."""
         self.engine = type(self.engine)(self.engine.backend)
+        self.t_loss = self.t_labels = self.t_hp = None
 
     def _build(self) -> None:
         """Record and compile the training step of an engine that has its weights."""
@@ -69,6 +76,7 @@ class Recipe(Generic[E]):
         if self.t_loss is not None:
             raise LifecycleError(f"{type(self).__name__}.{call}: once only; make a new recipe")
 
+    @uninterrupted
     def update(self, hp: ArrayLike, is_first: bool) -> None:
         """Update the weights by what ``accumulate`` has gathered: a step without a further batch.
 
@@ -83,6 +91,7 @@ class Recipe(Generic[E]):
         self._check_built("snapshot")
         return snapshot.of(self.engine, self.step_index)
 
+    @uninterrupted
     def restore(self, found: Snapshot) -> None:
         """Go on where a recipe that was realized alike stood, with the same bits."""
         self._check_built("restore")
@@ -107,6 +116,7 @@ class Recipe(Generic[E]):
     def check_unchanged(self) -> None:
         """Raise where a file that is mapped is no longer the one that was opened."""
 
+    @uninterrupted
     def _show(self) -> None:
         self.t_loss = self.engine.t_loss
         self.t_labels = self.engine.t_labels

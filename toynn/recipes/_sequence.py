@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from numpy.typing import ArrayLike
 
+from toynn.critical import uninterrupted
 from toynn.engines import SequenceEngine
 from toynn.recipes._recipe import Recipe
 
@@ -17,6 +18,7 @@ E = TypeVar("E", bound=SequenceEngine[Any])
 class SequenceRecipe(Recipe[E]):
     """A recipe around an engine for sequences."""
 
+    @uninterrupted
     def step(
         self,
         seq_ids: ArrayLike,

@@ -16,6 +16,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from toynn.critical import Section
 from toynn.engines import AdapterOptions, LlamaSeqEngine, SequenceEngine, engine_for
 from toynn.engines.converting import fuse_into
 from toynn.errors import LifecycleError
@@ -131,8 +132,10 @@ class LoRA(SequenceRecipe[SequenceEngine[Any]]):
         Gradients that ``accumulate`` has added up are dropped: they are of the adapters before.
         Raises AdapterError unless the new ones have the same targets, ranks and scales.
         """
-        self.engine.load_adapter(_read(adapter, self._base("load_adapter")))
-        self.engine.session.reset(moments=True)
+        found = _read(adapter, self._base("load_adapter"))
+        with Section():
+            self.engine.load_adapter(found)
+            self.engine.session.reset(moments=True)
 
     def export_adapter(self, path: StrPath, *, overwrite: bool = False) -> None:
         """Write the adapters as a GGUF file, which llama.cpp loads with --lora."""

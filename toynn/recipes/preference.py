@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from toynn.critical import uninterrupted
 from toynn.engines import PreferenceOptions, SequenceEngine, Sequences
 from toynn.recipes.lora import LoRA
 
@@ -39,6 +40,7 @@ class Preference(LoRA):
         found = self.engine.preference
         return {} if found is None else found.figures
 
+    @uninterrupted
     def step(  # type: ignore[override]
         self,
         seq_ids: ArrayLike,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from numpy.typing import ArrayLike
 
+from toynn.critical import uninterrupted
 from toynn.engines.vit import ViTConfig, ViTEngine
 from toynn.options import RecipeOptions
 from toynn.recipes._recipe import Recipe
@@ -62,6 +63,7 @@ class VitTiny(Recipe[ViTEngine]):
         )
         self._show()
 
+    @uninterrupted
     def step(
         self,
         image: ArrayLike,

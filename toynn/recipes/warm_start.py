@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from toynn.adamw import AdamW
+from toynn.critical import uninterrupted
 from toynn.engines.llama import LlamaConfig, LlamaSeqEngine
 from toynn.errors import ConfigError, LifecycleError, ShapeError
 from toynn.graph.tape import Tensor
@@ -106,7 +107,7 @@ class WarmStart(SequenceRecipe[LlamaSeqEngine]):
             raise LifecycleError("WarmStart.realize_scratch: once only; make a new recipe")
         with self._whole():
             self.engine.realize_for_random_init(cfg, opts)
-        self._window = ""
+            self._window = ""
 
     def realize_warm(
         self, path: StrPath, cfg: LlamaConfig, tokens: Sequence[str] | None = None
@@ -167,8 +168,9 @@ class WarmStart(SequenceRecipe[LlamaSeqEngine]):
         self._check_window("build")
         with self._whole():
             self._build()
-        self._window = "after build()"
+            self._window = "after build()"
 
+    @uninterrupted
     def _start_over(self) -> None:
         super()._start_over()
         self._window = _CLOSED
