@@ -19,6 +19,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from toynn.critical import uninterrupted
+
 __all__ = [
     "ASIDE",
     "CHANGES",
@@ -155,6 +157,7 @@ def sweep(folder: Path, kind: str = TEMPORARY) -> None:
                 _remove_stray(Path(path))
 
 
+@uninterrupted
 def _remove_stray(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:

@@ -12,6 +12,7 @@ import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from toynn.critical import Section
 from toynn.errors import CheckpointError, ToynnError
 from toynn.formats import disk
 
@@ -140,7 +141,8 @@ def temporary(target: Path) -> Iterator[Writer]:
             os.fchmod(file.fileno(), stat.S_IMODE(old.st_mode))
         yield file
     finally:
-        with contextlib.suppress(OSError):  # which has been raised before: closing writes again
-            file.close()
-        with contextlib.suppress(OSError):
-            path.unlink()
+        with Section():
+            with contextlib.suppress(OSError):  # which was raised before: closing writes again
+                file.close()
+            with contextlib.suppress(OSError):
+                path.unlink()

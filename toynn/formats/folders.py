@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from toynn.critical import Section, uninterrupted
 from toynn.errors import ToynnError
 from toynn.formats import disk
 from toynn.formats.files import (
@@ -142,8 +143,9 @@ def temporary_folder(target: Path) -> Iterator[Path]:
     try:
         yield path
     finally:
-        shutil.rmtree(path, ignore_errors=True)
-        os.close(descriptor)
+        with Section():  # interrupted, rmtree may close a descriptor twice
+            shutil.rmtree(path, ignore_errors=True)
+            os.close(descriptor)
 
 
 def _can_be_replaced(folder: Path, contents: Mapping[str, object]) -> bool:
@@ -170,6 +172,7 @@ def _holds(target: Path, parts: Parts) -> bool:
     return short and target.read_bytes() == b"".join(parts)
 
 
+@uninterrupted
 def _rename_all(sources: dict[Path, Path], *, set_aside: bool = False) -> None:
     """Give files their names, or all old ones theirs again and raise OSError."""
     if len(sources) == 1 and not set_aside:

@@ -53,7 +53,7 @@ class Log:
                     raise OSError(errno.ESTALE, "another file has its name")
                 while line:
                     line = line[disk.write(self._file.fileno(), line) :]
-            except OSError:
+            except BaseException:
                 self._file.truncate(before)
                 raise
 

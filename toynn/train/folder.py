@@ -20,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from toynn.critical import uninterrupted
 from toynn.errors import CheckpointError, ConfigError, DataError
 from toynn.formats.files import write_atomically
 from toynn.printing import print_line
@@ -125,6 +126,7 @@ class RunFolder:
     def __enter__(self) -> "RunFolder":
         return self
 
+    @uninterrupted
     def __exit__(
         self,
         kind: type[BaseException] | None,

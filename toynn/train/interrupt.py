@@ -8,6 +8,8 @@ import threading
 import time
 from types import FrameType
 
+from toynn.critical import uninterrupted
+
 __all__ = ["Interrupt"]
 
 SIGNALS = tuple(
@@ -34,6 +36,7 @@ class Interrupt:
         self._hung_up = False
         self._previous: dict[int, signal._HANDLER] = {}
 
+    @uninterrupted
     def __enter__(self) -> "Interrupt":
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
@@ -41,8 +44,10 @@ class Interrupt:
                     self._previous[number] = signal.signal(number, self._handle)
         return self
 
+    @uninterrupted
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._previous.items():
+        # The handler of Ctrl-C, which may raise as soon as it is back, comes last.
+        for number, handler in reversed(self._previous.items()):
             if not (number == HANGUP and self._hung_up and handler == signal.SIG_DFL):
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
         self._previous.clear()

@@ -19,6 +19,7 @@ from typing import Any
 import toynn
 from toynn import distributed
 from toynn.adamw import AdamW
+from toynn.critical import Section, uninterrupted
 from toynn.data.jsonl import Dataset
 from toynn.data.mixture import Mixture
 from toynn.data.preference import PreferenceData
@@ -227,12 +228,13 @@ class Trainer:
 
     def __iter__(self) -> Iterator[Report]:
         """Train, and yield each report when it is made. Once only, as ``fit``."""
-        with ExitStack() as stack:
+        with _Exits() as stack:
             found = self._resume
-            if found is not None and self.folder is None:
-                self.folder = stack.enter_context(RunFolder.resume(found.path.parent))
-            elif self._new is not None:
-                self.folder = stack.enter_context(RunFolder(self._new))
+            with Section():  # the folder's lock is not left to nobody
+                if found is not None and self.folder is None:
+                    self.folder = stack.enter_context(RunFolder.resume(found.path.parent))
+                elif self._new is not None:
+                    self.folder = stack.enter_context(RunFolder(self._new))
             if found is not None:
                 self._restore(found)
             if isinstance(self.loop, RankLoop):
@@ -409,6 +411,12 @@ class Trainer:
             if self.loop.stopping:
                 raise
             say(f"{error}; the training goes on, and the next checkpoint will be tried")
+
+
+class _Exits(ExitStack):
+    """An exit stack of which no signal's handler cuts the exits short."""
+
+    __exit__ = uninterrupted(ExitStack.__exit__)
 
 
 def find(path: Path) -> Checkpoint:

@@ -1,0 +1,66 @@
+"""Ctrl-C outside the steps of a run: locks are free then, and handlers are back."""
+
+import signal
+
+import pytest
+import runs
+from interrupting import INTERRUPTED, traced
+
+from toynn.formats import disk
+from toynn.formats.logs import Log
+from toynn.train.interrupt import SIGNALS, Interrupt
+from toynn.train.lock import Lock
+
+
+@pytest.fixture
+def handlers():
+    """The handlers of before, which are set again at the end."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    yield before
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def now():
+    return {number: signal.getsignal(number) for number in SIGNALS}
+
+
+def test_handlers_are_back_wherever_ctrl_c_comes(handlers, capfd):
+    def guarded():
+        with Interrupt():
+            pass
+
+    size = traced(guarded)[1]
+    for at in range(1, size + 1):
+        traced(guarded, at)
+        assert now() == handlers, f"instruction {at} of {size}"
+
+
+def test_the_lock_of_a_folder_is_free_wherever_ctrl_c_comes(handlers, tmp_path, capfd):
+    def fit(name, at=0):
+        options = {"steps": 1, "grad_accum": 1, "eval_every": 0, "save_every": 0, "report": ()}
+        trainer = runs.trainer("gpt2", tmp_path, folder=tmp_path / name, **options)
+        return traced(trainer.fit, at)
+
+    fit("first")
+    size = fit("second")[1]
+    for at in (200, 400, 600, 800, size - 1500, size - 700, size - 100):
+        assert fit(str(at), at)[0] is INTERRUPTED
+        assert now() == handlers
+        if (tmp_path / str(at)).exists():
+            Lock(tmp_path / str(at)).release()
+
+
+def test_a_line_of_a_log_is_whole_or_not_there(tmp_path, monkeypatch):
+    def half(descriptor, data):
+        write(descriptor, data[:5])
+        raise KeyboardInterrupt
+
+    write, log = disk.write, Log(tmp_path / "log")
+    log.append({"one": 1})
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(disk, "write", half)
+        log.append({"two": 2})
+    with log:
+        log.append({"three": 3})
+    assert (tmp_path / "log").read_text() == '{"one": 1}\n{"three": 3}\n'
