@@ -1,6 +1,6 @@
 """Build toynn's Cython modules: the kernels once per ISA level, everything else once.
 
-Cython translates each kernel of toynn/_kernels to C once. That C is then compiled once per level,
+Cython translates each kernel of toynn/_kernels and its folders to C once. That C is then compiled once per level,
 as toynn._kernels.<level>.<op>, with that level's flags; toynn/_kernels/__init__.py picks a level.
 
 TOYNN_OPENMP=0         build without OpenMP (single-threaded kernels)
@@ -44,6 +44,7 @@ SANITIZE = os.environ.get("TOYNN_SANITIZE", "")
 METAL = os.environ.get("TOYNN_METAL", "auto")
 BUILD = Path("build/cython")
 KERNELS = Path("toynn/_kernels")
+HEADERS = sorted({path.parent.as_posix() for path in KERNELS.rglob("*.h")})  # folders
 
 # Flags per level, worst first.
 LEVELS: dict[str, list[str]] = {"generic": []}
@@ -142,7 +143,8 @@ def levels() -> dict[str, list[str]]:
     """Return the levels that this compiler can build: amx takes GCC 12 or a clang of its time."""
     wanted = os.environ.get("TOYNN_LEVELS", ",".join(LEVELS)).split(",")
     found = {name: flags for name, flags in LEVELS.items() if name in ("generic", *wanted)}
-    if "amx" in found and (error := probe(TILES, *found["amx"], "-Itoynn/_kernels", run=False)):
+    include = [f"-I{folder}" for folder in HEADERS]
+    if "amx" in found and (error := probe(TILES, *found["amx"], *include, run=False)):
         print(f"toynn: no level amx ({error})")
         del found["amx"]
     return found
@@ -204,7 +206,7 @@ def per_level(
             Extension(
                 f"toynn._kernels.{level}.{op}",
                 [source.as_posix()],
-                include_dirs=["toynn/_kernels"],
+                include_dirs=HEADERS,
                 extra_compile_args=[*COMPILE, *flags, *openmp],
                 extra_link_args=[*LINK, *openmp],
                 depends=kernel.depends,
@@ -254,10 +256,10 @@ def extensions() -> list[Extension]:
     declare_arguments()
     openmp = openmp_flags()
     built_levels = levels()
-    headers = sorted(path.as_posix() for path in Path("toynn/_kernels").glob("*.h"))
+    headers = sorted(path.as_posix() for path in KERNELS.rglob("*.h"))
     kernels = [
         Extension(f"toynn._kernels.{path.stem}", [path.as_posix()], depends=headers)
-        for path in sorted(Path("toynn/_kernels").glob("*.pyx"))
+        for path in sorted(KERNELS.rglob("*.pyx"))
         if path.stem not in ONCE
     ]
     once = [
@@ -273,7 +275,7 @@ def extensions() -> list[Extension]:
         ),
     ]
     for extension in once:
-        extension.include_dirs = ["toynn", "toynn/_kernels", "toynn/backends/cpu"]
+        extension.include_dirs = ["toynn", *HEADERS, "toynn/backends/cpu"]
         extension.extra_compile_args = [*COMPILE, *openmp, *SOFTWARE_TILES]
         extension.extra_link_args = [*LINK, *openmp]
     translated = cythonize(

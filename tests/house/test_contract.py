@@ -19,7 +19,7 @@ PYTHON = sorted(PACKAGE.rglob("*.py"))
 CYTHON = sorted(PACKAGE.rglob("*.pyx"))
 SHARED = sorted(PACKAGE.rglob("*.pxd"))  # what kernels share
 NO_OPS = {"codebooks", "prepacked", "cpu", "limits"}
-OPS = sorted({path.stem for path in (PACKAGE / "_kernels").glob("*.pyx")} - NO_OPS)
+OPS = sorted({path.stem for path in (PACKAGE / "_kernels").rglob("*.pyx")} - NO_OPS)
 
 #: Top to bottom. A module imports from its own row or from rows below: so only the command line,
 #: which has `bench`, imports testing.

@@ -8,8 +8,8 @@ from libc.float cimport FLT_MAX
 from libc.math cimport INFINITY, logf
 
 from toynn._kernels._common cimport LANES, exp_, tanh_
-from toynn._kernels._gemm cimport multiply, multiply_panels
-from toynn._kernels._panels cimport (
+from toynn._kernels.gemm._gemm cimport multiply, multiply_panels
+from toynn._kernels.gemm._panels cimport (
     KC, NR, Operand, V, aligned, blocks_of, floats_at, pack, panel_floats, panel_start, panels,
     steps, transpose,
 )

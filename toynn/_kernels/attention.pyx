@@ -35,7 +35,7 @@ from toynn._kernels._attention cimport (
     BLOCK, Sizes, backward_block, block_count, first_key, forward_block
 )
 from toynn._kernels._common cimport dot_, exp_
-from toynn._kernels._panels cimport HAS_PAIRS
+from toynn._kernels.gemm._panels cimport HAS_PAIRS
 from toynn._kernels._parallel cimport parallel_for, part_fn
 from toynn._kernels.abi cimport kernel_fn
 from toynn._kernels.args.attention cimport Backward, BackwardSinks, Forward

@@ -25,7 +25,7 @@ from libc.string cimport memcpy, memset
 
 from toynn._kernels._attention cimport BLOCK, Sizes, first_key, forward_block
 from toynn._kernels._common cimport exp_, flush_denormals, fpstate, restore_fpstate, team
-from toynn._kernels._panels cimport blocks_of
+from toynn._kernels.gemm._panels cimport blocks_of
 from toynn._kernels.abi cimport kernel_fn, scratch_fn
 from toynn._kernels.args.cached_attention cimport Forward
 from toynn._kernels.entry cimport entry

@@ -14,7 +14,7 @@ from libc.stdint cimport uint8_t
 from libc.string cimport memcpy, memset
 
 from toynn._kernels._columns cimport COLS, parallel_columns
-from toynn._kernels._format cimport Format, format_of, row_bytes
+from toynn._kernels.quants._format cimport Format, format_of, row_bytes
 from toynn._kernels._parallel cimport parallel_for, part_fn
 from toynn._kernels.abi cimport kernel_fn
 from toynn._kernels.args.embedding cimport Backward, Forward

@@ -16,15 +16,15 @@ Source: Pascanu et al. 2013, arXiv:1211.5063, algorithm 1.
 from libc.math cimport NAN, isfinite, sqrt
 
 from toynn._kernels._common cimport LANES, sum_lanes
-from toynn._kernels._panels cimport Operand, blocks_of, panels
+from toynn._kernels.gemm._panels cimport Operand, blocks_of, panels
 from toynn._kernels._parallel cimport parallel_for, part_fn
-from toynn._kernels._squares cimport (
+from toynn._kernels.gemm._squares cimport (
     AllSquares, Squares, columns_of, has_tiles, rows_of, sum_tiles,
 )
 from toynn._kernels.abi cimport kernel_fn, scratch_fn
 from toynn._kernels.args.grad_norm cimport Forward
 from toynn._kernels.entry cimport entry
-# kept: from toynn._kernels._squares cimport AllSquares
+# kept: from toynn._kernels.gemm._squares cimport AllSquares
 
 cdef enum:
     BLOCK = 16384  # elements per partial sum

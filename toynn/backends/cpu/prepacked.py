@@ -30,7 +30,7 @@ class Key(NamedTuple):
 
     place: Place
     product: str  # that multiplies by them
-    form: int  # see toynn/_kernels/prepacked.pyx
+    form: int  # see toynn/_kernels/gemm/prepacked.pyx
     matrices: int
     N: int
     K: int

@@ -55,7 +55,7 @@ class Squares:
         assert isinstance(gradients, HostBuffer)
         self._gradients, self._seen = gradients, (-1, -1)
         self._sums = HostBuffer.zeros(self.nbytes)
-        # Squares and AllSquares in toynn/_kernels/_squares.pxd.
+        # Squares and AllSquares in toynn/_kernels/gemm/_squares.pxd.
         self._rows = np.zeros((len(self._parts), 6), np.int64)
         sums = self._sums.address
         for row, part in zip(self._rows, self._parts, strict=True):

@@ -10,7 +10,7 @@ cdef extern from "squares.h" nogil:
         const float* c, Py_ssize_t ldc, Py_ssize_t rows, Py_ssize_t columns
     ) noexcept
 
-from toynn._kernels._panels cimport HAS_TILES, MR, NR, V, Operand, floats_at, panel_start, panels
+from toynn._kernels.gemm._panels cimport HAS_TILES, MR, NR, V, Operand, floats_at, panel_start, panels
 
 # All fields are as wide as a pointer: the program writes them as an array of int64.
 cdef struct Squares:

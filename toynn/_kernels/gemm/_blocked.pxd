@@ -13,16 +13,16 @@ from toynn._kernels._common cimport (
     LANES, add_products, flush_denormals, fpstate, restore_fpstate, sum_lanes, team,
 )
 from toynn._kernels._gelu cimport gelu_exact, gelu_tanh
-from toynn._kernels._gemm cimport (
+from toynn._kernels.gemm._gemm cimport (
     begin_tiles, end_tiles, multiply, multiply_panels, multiply_panels_in_tiles, multiply_rows,
     splits_exactly,
 )
-from toynn._kernels._int8 cimport dot_fn, round_rows, rounded_row
-from toynn._kernels._panels cimport (
+from toynn._kernels.gemm._int8 cimport dot_fn, round_rows, rounded_row
+from toynn._kernels.gemm._panels cimport (
     HAS_TILES, KC, LINE, MR, NR, V, Operand, aligned, blocks_of, floats_at, kept_start, pack,
     packed_panels, panel_floats, panel_start, panels, row_of, steps, stretch, terms_per_pass,
 )
-from toynn._kernels._squares cimport sum_tiles
+from toynn._kernels.gemm._squares cimport sum_tiles
 
 cdef enum:
     SMALL = 1 << 21   # multiplications (20 us) for which threads and packing cost too much

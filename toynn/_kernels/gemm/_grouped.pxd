@@ -6,17 +6,17 @@ said in _products.pxd, how a product is cut in _tasks.pxd.
 from cython.parallel cimport parallel, prange, threadid
 from libc.stdint cimport uint8_t
 
-from toynn._kernels._blocked cimport FEW_IN_INT8, Product
+from toynn._kernels.gemm._blocked cimport FEW_IN_INT8, Product
 from toynn._kernels._common cimport flush_denormals, fpstate, restore_fpstate, team
-from toynn._kernels._format cimport Format, format_of, row_bytes
-from toynn._kernels._gemm cimport begin_tiles, end_tiles
-from toynn._kernels._int8 cimport int8_floats
-from toynn._kernels._panels cimport HAS_TILES, kept_floats
-from toynn._kernels._prepacked cimport Prepacked, read_prepacked
-from toynn._kernels._products cimport (
+from toynn._kernels.quants._format cimport Format, format_of, row_bytes
+from toynn._kernels.gemm._gemm cimport begin_tiles, end_tiles
+from toynn._kernels.gemm._int8 cimport int8_floats
+from toynn._kernels.gemm._panels cimport HAS_TILES, kept_floats
+from toynn._kernels.gemm._prepacked cimport Prepacked, read_prepacked
+from toynn._kernels.gemm._products cimport (
     BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Entry, product_of, rounds_few,
 )
-from toynn._kernels._tasks cimport multiply_task, task_floats, tasks_of
+from toynn._kernels.gemm._tasks cimport multiply_task, task_floats, tasks_of
 
 cdef struct Experts:
     Entry which

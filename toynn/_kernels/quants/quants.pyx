@@ -19,10 +19,10 @@ from libc.math cimport fabsf, isfinite
 from libc.stdint cimport int8_t, uint8_t, uint16_t, uint32_t
 from libc.string cimport memcpy, memset
 
-from toynn._kernels._blocks cimport RUN
+from toynn._kernels.quants._blocks cimport RUN
 from toynn._kernels._address cimport at1
 from toynn._kernels._common cimport team
-from toynn._kernels._format cimport Format, format_of
+from toynn._kernels.quants._format cimport Format, format_of
 
 from toynn._kernels._check import check
 

@@ -5,7 +5,7 @@ The rows are rounded once, into scratch memory: of each its codes, then the scal
 """
 from libc.stdint cimport uint8_t
 
-from toynn._kernels._panels cimport LINE, blocks_of
+from toynn._kernels.gemm._panels cimport LINE, blocks_of
 
 cdef extern from "dot_int8.h" nogil:
     bint HAS_INT8 "TN_INT8"  # whether this build has any of it

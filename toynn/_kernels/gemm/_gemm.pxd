@@ -4,7 +4,7 @@ Sums run over k in blocks that depend on K alone, so that an element of C is the
 the panels, the buffers and the threads around it. How a packed panel looks and which tile
 multiplies it is known here, in _panels.pxd, gemm.h, gemm_bf16.h and gemm_amx.h only.
 """
-from toynn._kernels._panels cimport (
+from toynn._kernels.gemm._panels cimport (
     KC, LINE, MR, NR, SIDE, V, Operand, aligned, blocks_of, pack, panel_floats, panel_start, panels,
 )
 

@@ -20,13 +20,13 @@ multiplies_pairs(), both sides are rounded to bfloat16 while they are packed, an
 are added up in float32 (gemm_bf16.h). At the level amx, each precision packs one to three bfloat16
 parts of each float (gemm_amx.h), where that pays (_products.pxd). All else is float32 throughout.
 """
-from toynn._kernels._blocked cimport (
+from toynn._kernels.gemm._blocked cimport (
     FEW_IN_INT8, Activation, Product, can_sum_squares, multiply_matrices, scratch_floats,
 )
-from toynn._kernels._int8 cimport HAS_INT8, VNNI_OF_BUILD, int8_floats
-from toynn._kernels._panels cimport HAS_TILES
-from toynn._kernels._prepacked cimport read_prepacked
-from toynn._kernels._products cimport (
+from toynn._kernels.gemm._int8 cimport HAS_INT8, VNNI_OF_BUILD, int8_floats
+from toynn._kernels.gemm._panels cimport HAS_TILES
+from toynn._kernels.gemm._prepacked cimport read_prepacked
+from toynn._kernels.gemm._products cimport (
     BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, PAIRS, product_of, rounds_few, units,
 )
 from toynn._kernels.abi cimport kernel_fn, scratch_fn
@@ -35,8 +35,8 @@ from toynn._kernels.entry cimport entry
 
 from toynn._kernels.cpu import int8_unit
 
-# kept: from toynn._kernels._prepacked cimport Prepacked
-# kept: from toynn._kernels._squares cimport Squares
+# kept: from toynn._kernels.gemm._prepacked cimport Prepacked
+# kept: from toynn._kernels.gemm._squares cimport Squares
 
 cdef int _units = units()
 

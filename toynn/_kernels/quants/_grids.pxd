@@ -24,8 +24,8 @@ Source: ggml-common.h and dequantize_row_iq* of ggml-quants.c in ggml.
 cimport cython
 from libc.stdint cimport int8_t, uint8_t, uint32_t, uint64_t
 
-from toynn._kernels._blocks cimport RUN, floats, half, word
-from toynn._kernels._superblocks cimport RUNS, expand_blocks
+from toynn._kernels.quants._blocks cimport RUN, floats, half, word
+from toynn._kernels.quants._superblocks cimport RUNS, expand_blocks
 from toynn._kernels.codebooks cimport (
     EIGHT_SIGNS, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS, SEVEN_SIGNS,
 )

@@ -19,8 +19,8 @@ Source: ggml-common.h, ggml-impl.h, ggml-quants.c in ggml; OCP Microscaling Form
 """
 from libc.stdint cimport int8_t, int32_t, uint8_t
 
-from toynn._kernels._blocks cimport RUN, floats, half, word
-from toynn._kernels._superblocks cimport expand_blocks
+from toynn._kernels.quants._blocks cimport RUN, floats, half, word
+from toynn._kernels.quants._superblocks cimport expand_blocks
 
 cdef extern from "codes.h" nogil:
     void bytes_run "tn_bytes_run" (

@@ -16,14 +16,14 @@ Source: Gale et al. 2022, MegaBlocks, arXiv:2211.15841, section 4.
 """
 from libc.string cimport memset
 
-from toynn._kernels._grouped cimport Experts, floats_for, multiply_experts
+from toynn._kernels.gemm._grouped cimport Experts, floats_for, multiply_experts
 from toynn._kernels._parallel cimport parallel_for, part_fn
-from toynn._kernels._products cimport BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, units
+from toynn._kernels.gemm._products cimport BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, units
 from toynn._kernels.abi cimport kernel_fn, scratch_fn
 from toynn._kernels.args.experts cimport BackwardBias, BackwardInput, BackwardWeight, Forward
 from toynn._kernels.entry cimport entry
 
-# kept: from toynn._kernels._prepacked cimport Prepacked
+# kept: from toynn._kernels.gemm._prepacked cimport Prepacked
 
 cdef int _units = units()
 

@@ -7,14 +7,14 @@ pairs or parts that the product multiplies. They hold what the product would pac
 bit. How panels look is said in _panels.pxd.
 Source: packing ahead of time, as in Khudia et al. 2021, FBGEMM, arXiv:2101.05615, section 3.
 """
-from toynn._kernels._blocked cimport Product, is_packed
-from toynn._kernels._panels cimport (
+from toynn._kernels.gemm._blocked cimport Product, is_packed
+from toynn._kernels.gemm._panels cimport (
     NR, STRETCH, Operand, blocks_of, kept_floats, kept_start, pack as pack_panels,
     panels as panels_of, terms_per_pass,
 )
 from toynn._kernels._parallel cimport parallel_for, part_fn
-from toynn._kernels._prepacked cimport Prepacked, form_of, prepacked_operand, terms_of
-from toynn._kernels._products cimport BACKWARD_INPUT, FORWARD, MEDIUM, Entry, product_of, units
+from toynn._kernels.gemm._prepacked cimport Prepacked, form_of, prepacked_operand, terms_of
+from toynn._kernels.gemm._products cimport BACKWARD_INPUT, FORWARD, MEDIUM, Entry, product_of, units
 from toynn._kernels.abi cimport kernel_fn
 from toynn._kernels.args.prepacked cimport Pack
 from toynn._kernels.entry cimport entry

@@ -27,17 +27,24 @@
 
 #if TN_TILES
 
-/* Tiles 0 1 / 2 3 are the sums, 4 / 5 a part of A, 6 7 a part of B. */
-#define TN_A(part) tn_tile_load(4, a + 2 * TN_TILE * (part), 64); \
-                   tn_tile_load(5, a + 2 * TN_TILE * (part) + TN_TILE, 64);
-#define TN_B(part) tn_tile_load(6, b + 2 * TN_TILE * (part), 64); \
-                   tn_tile_load(7, b + 2 * TN_TILE * (part) + TN_TILE, 64);
+/* Eight tiles of 16 rows: the sums of 32 x 32, and beside them one part of A and one of B.
+
+                      B   6 | 7
+              A   4     0 | 1
+                  5     2 | 3
+
+   A packed step holds the parts of its floats in this order, each in two tiles. */
+enum { TN_HI, TN_MID, TN_LO };
+#define TN_LOAD_A(part) tn_tile_load(4, a + 2 * TN_TILE * (part), 64); \
+                        tn_tile_load(5, a + 2 * TN_TILE * (part) + TN_TILE, 64);
+#define TN_LOAD_B(part) tn_tile_load(6, b + 2 * TN_TILE * (part), 64); \
+                        tn_tile_load(7, b + 2 * TN_TILE * (part) + TN_TILE, 64);
 #define TN_MULTIPLY tn_tile_multiply(0, 4, 6); tn_tile_multiply(1, 4, 7); \
                     tn_tile_multiply(2, 5, 6); tn_tile_multiply(3, 5, 7);
 
-/* C (32,32) (+)= packed A times packed B. Each product shares a part with the one before: so few
-   tiles are loaded twice. Sums begin at 0 and join C at the end: a sum of 50257 terms added to C
-   right away would be six times less exact. */
+/* C (32,32) (+)= packed A times packed B. Small products come first, and each product shares a part
+   with the one before, so that few tiles are loaded twice. Sums begin at 0 and join C at the end: a
+   sum of 50257 terms added to C right away would be six times less exact. */
 TN_INLINE void tn_multiply_parts(int parts, ptrdiff_t steps, const float* a, const float* b,
                                  float* c, ptrdiff_t ldc, int add) {
     float sums[TN_SIDE * TN_SIDE], *to = add ? sums : c;
@@ -49,17 +56,24 @@ TN_INLINE void tn_multiply_parts(int parts, ptrdiff_t steps, const float* a, con
     __asm__ volatile("" ::: "memory"); /* GCC 12 does not know that loads of tiles read memory. */
     tn_tile_zero(0); tn_tile_zero(1); tn_tile_zero(2); tn_tile_zero(3);
     for (; steps > 0; steps--, a += step, b += step) {
-        TN_A(0)
+        TN_LOAD_A(TN_HI)
         switch (parts) {
         case 3:
-            TN_B(2) TN_MULTIPLY  TN_B(1) TN_MULTIPLY  TN_A(1) TN_MULTIPLY
-            TN_B(0) TN_MULTIPLY  TN_A(2) TN_MULTIPLY  TN_A(0) TN_MULTIPLY
+            TN_LOAD_B(TN_LO)  TN_MULTIPLY /* hi  * lo'  */
+            TN_LOAD_B(TN_MID) TN_MULTIPLY /* hi  * mid' */
+            TN_LOAD_A(TN_MID) TN_MULTIPLY /* mid * mid' */
+            TN_LOAD_B(TN_HI)  TN_MULTIPLY /* mid * hi'  */
+            TN_LOAD_A(TN_LO)  TN_MULTIPLY /* lo  * hi'  */
+            TN_LOAD_A(TN_HI)  TN_MULTIPLY /* hi  * hi'  */
             break;
         case 2:
-            TN_B(1) TN_MULTIPLY  TN_B(0) TN_MULTIPLY  TN_A(1) TN_MULTIPLY
+            TN_LOAD_B(TN_MID) TN_MULTIPLY /* hi  * mid' */
+            TN_LOAD_B(TN_HI)  TN_MULTIPLY /* hi  * hi'  */
+            TN_LOAD_A(TN_MID) TN_MULTIPLY /* mid * hi'  */
             break;
-        default:
-            TN_B(0) TN_MULTIPLY
+        case 1:
+            TN_LOAD_B(TN_HI)  TN_MULTIPLY /* hi  * hi'  */
+            break;
         }
     }
     tn_tile_store(0, to, to_row * 4);
@@ -72,9 +86,11 @@ TN_INLINE void tn_multiply_parts(int parts, ptrdiff_t steps, const float* a, con
 
 static inline void tn_multiply_tiles(int parts, ptrdiff_t steps, const float* a, const float* b,
                                      float* c, ptrdiff_t ldc, int add) {
-    if (parts == 3) tn_multiply_parts(3, steps, a, b, c, ldc, add);
-    else if (parts == 2) tn_multiply_parts(2, steps, a, b, c, ldc, add);
-    else tn_multiply_parts(1, steps, a, b, c, ldc, add);
+    switch (parts) {
+    case 3: tn_multiply_parts(3, steps, a, b, c, ldc, add); break;
+    case 2: tn_multiply_parts(2, steps, a, b, c, ldc, add); break;
+    case 1: tn_multiply_parts(1, steps, a, b, c, ldc, add); break;
+    }
 }
 
 /* The largest magnitude in a packed panel of several parts; NaN if there is one. */

@@ -5,19 +5,19 @@ r * row_bytes(format, K) bytes after the first.
 """
 from libc.stdint cimport uint8_t
 
-from toynn._kernels._blocks cimport (
+from toynn._kernels.quants._blocks cimport (
     RUN, expand_bf16, expand_f16, expand_q4_0, expand_q4_1, expand_q5_0, expand_q5_1, expand_q8_0,
     floats,
 )
-from toynn._kernels._grids cimport (
+from toynn._kernels.quants._grids cimport (
     expand_iq2_s, expand_iq2_xs, expand_iq2_xxs, expand_iq3_s, expand_iq3_xxs,
 )
-from toynn._kernels._ones cimport expand_iq1_m, expand_iq1_s
-from toynn._kernels._superblocks cimport (
+from toynn._kernels.quants._ones cimport expand_iq1_m, expand_iq1_s
+from toynn._kernels.quants._superblocks cimport (
     SUPER, expand_q2_k, expand_q3_k, expand_q4_k, expand_q5_k, expand_q6_k,
 )
-from toynn._kernels._tables cimport expand_iq4_nl, expand_iq4_xs, expand_mxfp4, expand_nvfp4
-from toynn._kernels._ternary cimport expand_tq1_0, expand_tq2_0
+from toynn._kernels.quants._tables cimport expand_iq4_nl, expand_iq4_xs, expand_mxfp4, expand_nvfp4
+from toynn._kernels.quants._ternary cimport expand_tq1_0, expand_tq2_0
 
 # y (n,), the bytes of a row, j, n: elements j .. j + n - 1, whole runs of 32 (of half floats: any).
 ctypedef void (*expand_fn)(floats, const uint8_t*, Py_ssize_t, Py_ssize_t) noexcept nogil

@@ -19,8 +19,8 @@ from libc.stddef cimport ptrdiff_t
 from libc.stdint cimport uint8_t
 from libc.string cimport memcpy, memset
 
-from toynn._kernels._blocks cimport RUN
-from toynn._kernels._format cimport Format, expand_fn, format_of, row_bytes
+from toynn._kernels.quants._blocks cimport RUN
+from toynn._kernels.quants._format cimport Format, expand_fn, format_of, row_bytes
 
 cdef extern from "gemm.h" nogil:
     enum:

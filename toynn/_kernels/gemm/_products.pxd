@@ -7,11 +7,11 @@
 w (N,K) may be stored in blocks. The numbers that are multiplied are floats, but for products that
 are neither small nor thin nor of a few rows: these use what bfloat16 the precision calls for.
 """
-from toynn._kernels._blocked cimport (
+from toynn._kernels.gemm._blocked cimport (
     FEW, FEW_IN_INT8, NONE, SMALL_TILES, Product, is_small, is_thin,
 )
-from toynn._kernels._int8 cimport HAS_INT8, VNNI_OF_BUILD, dot_int8_of, in_int8
-from toynn._kernels._panels cimport HAS_PAIRS, HAS_TILES, SIDE, Operand, floats_at, stored_as
+from toynn._kernels.gemm._int8 cimport HAS_INT8, VNNI_OF_BUILD, dot_int8_of, in_int8
+from toynn._kernels.gemm._panels cimport HAS_PAIRS, HAS_TILES, SIDE, Operand, floats_at, stored_as
 
 cdef enum:
     HIGH = 1    # in toynn.precision.PRECISIONS

@@ -28,7 +28,7 @@ cimport cython
 from libc.stdint cimport int8_t, uint8_t, uint32_t
 from libc.string cimport memcpy
 
-from toynn._kernels._blocks cimport RUN, floats, half, word
+from toynn._kernels.quants._blocks cimport RUN, floats, half, word
 
 cdef extern from "codes.h" nogil:
     void bits_run "tn_bits_run" (

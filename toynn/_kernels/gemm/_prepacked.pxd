@@ -4,9 +4,9 @@ A program keeps the panels, and hands them to a call by KernelArgs.kept. They ha
 the product packs w for as many rows as they were made for: floats, pairs or parts of bfloat16. A
 product that needs another form (for fewer rows, say) packs w itself.
 """
-from toynn._kernels._blocked cimport Product
-from toynn._kernels._panels cimport Operand
-from toynn._kernels._products cimport FORWARD, Entry, weights_of
+from toynn._kernels.gemm._blocked cimport Product
+from toynn._kernels.gemm._panels cimport Operand
+from toynn._kernels.gemm._products cimport FORWARD, Entry, weights_of
 
 # All fields are as wide as a pointer: the program writes them as an array of int64.
 cdef struct Prepacked:

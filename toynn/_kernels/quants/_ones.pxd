@@ -19,9 +19,9 @@ Source: ggml-common.h and dequantize_row_iq1* of ggml-quants.c in ggml.
 cimport cython
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
-from toynn._kernels._blocks cimport floats, half, word
-from toynn._kernels._grids cimport scale_rows
-from toynn._kernels._superblocks cimport RUNS, expand_blocks
+from toynn._kernels.quants._blocks cimport floats, half, word
+from toynn._kernels.quants._grids cimport scale_rows
+from toynn._kernels.quants._superblocks cimport RUNS, expand_blocks
 from toynn._kernels.codebooks cimport IQ1
 
 

@@ -152,9 +152,11 @@ TN_INLINE TN_BF16 void tn_pack_parts(float* y, int parts, int is_a, const float*
 TN_BF16 static inline void tn_pack_tiles(float* y, int parts, int is_a, const float* x,
                                          ptrdiff_t n, ptrdiff_t stride, ptrdiff_t k_stride,
                                          ptrdiff_t kc) {
-    if (parts == 3) tn_pack_parts(y, 3, is_a, x, n, stride, k_stride, kc);
-    else if (parts == 2) tn_pack_parts(y, 2, is_a, x, n, stride, k_stride, kc);
-    else tn_pack_parts(y, 1, is_a, x, n, stride, k_stride, kc);
+    switch (parts) {
+    case 3: tn_pack_parts(y, 3, is_a, x, n, stride, k_stride, kc); break;
+    case 2: tn_pack_parts(y, 2, is_a, x, n, stride, k_stride, kc); break;
+    case 1: tn_pack_parts(y, 1, is_a, x, n, stride, k_stride, kc); break;
+    }
 }
 
 #else

@@ -16,8 +16,8 @@ Source: ggml-common.h and dequantize_row_tq* of ggml-quants.c in ggml.
 cimport cython
 from libc.stdint cimport int8_t, uint8_t
 
-from toynn._kernels._blocks cimport RUN, floats, half, word
-from toynn._kernels._superblocks cimport SUPER, expand_blocks
+from toynn._kernels.quants._blocks cimport RUN, floats, half, word
+from toynn._kernels.quants._superblocks cimport SUPER, expand_blocks
 
 cdef extern from "codes.h" nogil:
     void bits_run "tn_bits_run" (

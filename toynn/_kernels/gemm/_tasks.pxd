@@ -6,12 +6,12 @@ same order: so neither the threads nor who does which task change a bit.
 """
 from libc.string cimport memset
 
-from toynn._kernels._blocked cimport (
+from toynn._kernels.gemm._blocked cimport (
     OWN, OWN_TILES, Plan, Product, dot_rows, dot_rows_in_int8, is_packed, is_small, multiply_group,
     multiply_share, pack_part, plan_of,
 )
-from toynn._kernels._int8 cimport round_rows
-from toynn._kernels._panels cimport (
+from toynn._kernels.gemm._int8 cimport round_rows
+from toynn._kernels.gemm._panels cimport (
     LINE, aligned, blocks_of, panel_floats, panels, terms_per_pass,
 )
 
