@@ -10,8 +10,8 @@ from libc.math cimport INFINITY, logf
 from toynn._kernels._common cimport LANES, exp_, tanh_
 from toynn._kernels.gemm._gemm cimport multiply, multiply_panels
 from toynn._kernels.gemm._panels cimport (
-    KC, NR, Operand, V, aligned, blocks_of, floats_at, pack, panel_floats, panel_start, panels,
-    steps, transpose,
+    KC, NR, PAIRS, Operand, V, aligned, blocks_of, floats_at, pack, panel_floats, panel_start,
+    panels, steps, transpose,
 )
 
 cdef extern from "rows.h" nogil:
@@ -96,8 +96,8 @@ cdef inline void _multiply_pairs(
 cdef inline void _multiply(
     float* y, Py_ssize_t ldy, const Sizes* s, Operand a, Operand b, Py_ssize_t K, bint add
 ) noexcept nogil:
-    a.pairs = b.pairs = s.pairs
     if s.pairs:
+        a.form = b.form = PAIRS
         _multiply_pairs(y, ldy, &a, &b, K, add)
     else:
         multiply(y, ldy, &a, &b, K, add)

@@ -4,7 +4,7 @@
     dw[v,c] = sum of dy[n,c] over the n with ids[n] = v
 
 N ids, a table of V rows, C channels. float32, ids int32; outputs never alias inputs. For forward
-w may be stored in blocks of any type of _format.pxd, of which the rows asked for are expanded.
+w may be of any type of _types.pxd; the rows asked for are dequantized.
 Nothing is saved. y is overwritten; dw is overwritten, or added to if accumulate is set.
 The Python doors refuse an id outside 0..V-1; the program's entries, whose caller has checked the
 ids, skip it (y gets zeros, dw nothing) rather than read or write outside the table.
@@ -14,7 +14,7 @@ from libc.stdint cimport uint8_t
 from libc.string cimport memcpy, memset
 
 from toynn._kernels._columns cimport COLS, parallel_columns
-from toynn._kernels.quants._format cimport Format, format_of, row_bytes
+from toynn._kernels.quants._types cimport F32, Type, dequantize, row_bytes, type_of
 from toynn._kernels._parallel cimport parallel_for, part_fn
 from toynn._kernels.abi cimport kernel_fn
 from toynn._kernels.args.embedding cimport Backward, Forward
@@ -22,15 +22,15 @@ from toynn._kernels.entry cimport entry
 
 
 cdef inline void _gather(
-    float* y, const uint8_t* w, const Format* format, int row, Py_ssize_t V, Py_ssize_t C
+    float* y, const uint8_t* w, const Type* type, int row, Py_ssize_t V, Py_ssize_t C
 ) noexcept nogil:
-    cdef const uint8_t* w_v = w + row * row_bytes(format, C)
+    cdef const uint8_t* w_v = w + row * row_bytes(type, C)
     if not 0 <= row < V:
         memset(y, 0, C * sizeof(float))
-    elif format.expand == NULL:
+    elif type.number == F32:
         memcpy(y, w_v, C * sizeof(float))
     else:
-        format.expand(y, w_v, 0, C)
+        dequantize(type, y, w_v, 0, C)
 
 
 cdef inline void _scatter_columns(
@@ -50,9 +50,9 @@ cdef inline void _scatter_columns(
 cdef void _forward_rows(Forward* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
     cdef const uint8_t* w = <const uint8_t*>a.w
     cdef Py_ssize_t n
-    cdef Format format = format_of(a.type)
+    cdef Type type = type_of(a.type)
     for n in range(first, last):
-        _gather(a.y + n * a.C, w, &format, a.ids[n], a.V, a.C)
+        _gather(a.y + n * a.C, w, &type, a.ids[n], a.V, a.C)
 
 
 cdef void _forward(Forward* a) noexcept nogil:

@@ -1,11 +1,12 @@
-"""The inner storeys of a matrix product, shared by matmul and attention: tiles of packed panels.
+"""The inner layers of a matrix product, shared by matmul and attention: tiles of packed panels.
 
 Sums run over k in blocks that depend on K alone, so that an element of C is the same float whatever
 the panels, the buffers and the threads around it. How a packed panel looks and which tile
 multiplies it is known here, in _panels.pxd, gemm.h, gemm_bf16.h and gemm_amx.h only.
 """
 from toynn._kernels.gemm._panels cimport (
-    KC, LINE, MR, NR, SIDE, V, Operand, aligned, blocks_of, pack, panel_floats, panel_start, panels,
+    KC, LINE, MR, NR, SIDE, V, Operand, aligned, blocks_of, is_floats, pack, panel_floats,
+    panel_start, panels,
 )
 
 cdef enum:
@@ -98,7 +99,7 @@ cdef inline void multiply_rows(
     cdef Py_ssize_t a_row = a.stride if a_packed == NULL else 1
     cdef Py_ssize_t a_k = a.k_stride if a_packed == NULL else MR
     cdef int rows, width = V if columns <= V else NR
-    if b.expand == NULL and b.stride == 1 and columns == width:
+    if is_floats(b) and b.stride == 1 and columns == width:
         b_panel = b.x + q * NR + k * b.k_stride
         b_k = b.k_stride
     else:

@@ -1,20 +1,19 @@
 """Products of many matrices, each with rows of its own, as tasks that threads share.
 
 The rows of an expert lie side by side: offsets say where. Which operand is read along which axis is
-said in _products.pxd, how a product is cut in _tasks.pxd.
+said in _product.pxd, how a product is cut in _tasks.pxd.
 """
 from cython.parallel cimport parallel, prange, threadid
 from libc.stdint cimport uint8_t
 
-from toynn._kernels.gemm._blocked cimport FEW_IN_INT8, Product
 from toynn._kernels._common cimport flush_denormals, fpstate, restore_fpstate, team
-from toynn._kernels.quants._format cimport Format, format_of, row_bytes
+from toynn._kernels.quants._types cimport Type, row_bytes, type_of
 from toynn._kernels.gemm._gemm cimport begin_tiles, end_tiles
 from toynn._kernels.gemm._int8 cimport int8_floats
 from toynn._kernels.gemm._panels cimport HAS_TILES, kept_floats
 from toynn._kernels.gemm._prepacked cimport Prepacked, read_prepacked
-from toynn._kernels.gemm._products cimport (
-    BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Entry, product_of, rounds_few,
+from toynn._kernels.gemm._product cimport (
+    BACKWARD_INPUT, BACKWARD_WEIGHT, FEW_IN_INT8, FORWARD, Entry, Product, product_of, rounds_few,
 )
 from toynn._kernels.gemm._tasks cimport multiply_task, task_floats, tasks_of
 
@@ -34,12 +33,12 @@ cdef struct Experts:
 cdef inline Product _product_of_expert(const Experts* x, Py_ssize_t e) noexcept nogil:
     """The product of expert e with its rows."""
     cdef Py_ssize_t first = x.offsets[e], M = x.offsets[e + 1] - first, N = x.N, K = x.K
-    cdef Format format = format_of(x.type)
+    cdef Type type = type_of(x.type)
     cdef Product p
     if x.which == FORWARD:
         p = product_of(
             FORWARD, x.c + first * N, x.a + first * K,
-            <const uint8_t*>x.b + e * N * row_bytes(&format, K), M, N, K, x.type, x.precision,
+            <const uint8_t*>x.b + e * N * row_bytes(&type, K), M, N, K, x.type, x.precision,
             x.units,
         )
         if x.bias != NULL:
@@ -47,7 +46,7 @@ cdef inline Product _product_of_expert(const Experts* x, Py_ssize_t e) noexcept 
     elif x.which == BACKWARD_INPUT:
         p = product_of(
             BACKWARD_INPUT, x.c + first * K, x.a + first * N,
-            <const uint8_t*>x.b + e * N * row_bytes(&format, K), M, N, K, x.type, x.precision,
+            <const uint8_t*>x.b + e * N * row_bytes(&type, K), M, N, K, x.type, x.precision,
             x.units,
         )
     else:
@@ -74,7 +73,7 @@ cdef inline void _task(
 cdef inline Py_ssize_t floats_for(const Experts* x) noexcept nogil:
     """Floats of scratch memory for a thread: as if one expert had all M rows, or more."""
     cdef Product p = product_of(
-        x.which, NULL, NULL, NULL, x.M, x.N, x.K, 0, x.precision, x.units
+        x.which, NULL, NULL, NULL, x.M, x.N, x.K, x.type, x.precision, x.units
     )
     cdef Py_ssize_t floats = task_floats(&p)
     if rounds_few(x.which, x.type, x.precision, x.units):

@@ -9,18 +9,18 @@ A product in bfloat16 packs both sides as pairs of terms (gemm_bf16.h), which ar
 tiles, panels of both sides are 32 wide and hold one to three bfloat16 parts of each float, which
 are split here (gemm_amx.h).
 
-B may also be a matrix stored in blocks (_format.pxd), whose rows run along k or across it. It is
-expanded while it is packed, a stretch of a row at a time, so that of its floats there is no more
-than the panels in use; panels that share a block are packed together, so that it is expanded once.
+B may also be of any type of _types.pxd; its rows run along k or across it. It is dequantized while
+it is packed, a stretch of a row at a time, so that there are never more floats of it than the
+panels in use. Panels that share a block are packed together, so that the block is dequantized once.
 
-A side that does not change may be kept packed (copies.pyx): its panels are read where they are.
+A side that does not change may be prepacked (prepacked.pyx): its panels are read where they are.
 """
 from libc.stddef cimport ptrdiff_t
 from libc.stdint cimport uint8_t
 from libc.string cimport memcpy, memset
 
 from toynn._kernels.quants._blocks cimport RUN
-from toynn._kernels.quants._format cimport Format, expand_fn, format_of, row_bytes
+from toynn._kernels.quants._types cimport F32, Type, dequantize, row_bytes, type_of
 
 cdef extern from "gemm.h" nogil:
     enum:
@@ -51,10 +51,17 @@ cdef extern from "gemm_amx.h" nogil:
 
 cdef enum:
     KC = 256       # terms of a sum per pass: a packed panel of A and one of B fit in 48 KB of L1
-    STRETCH = 256  # elements of a row expanded at a time, if it runs across k: whole panels
+    STRETCH = 256  # values of a row dequantized at a time, if it runs across k: whole panels
     TERMS = 32     # rows across k that are packed before one returns to the first panel
-    AHEAD = 8      # rows that are fetched into cache before they are expanded
+    AHEAD = 8      # rows that are fetched into cache before they are dequantized
     LINE = 16      # floats in a cache line
+
+cdef enum Form:  # what packed panels are made of
+    FLOATS
+    PAIRS    # of bfloat16
+    TILES_1  # for tiles, one part of bfloat16 of each float
+    TILES_2
+    TILES_3
 
 cdef struct Operand:
     const float* x
@@ -62,33 +69,40 @@ cdef struct Operand:
     Py_ssize_t stride  # between rows of A, or columns of B
     Py_ssize_t k_stride
     bint is_a
-    bint pairs         # packed as pairs of bfloat16
-    int parts          # packed for tiles, as so many parts of bfloat16; 0: not
-    # A matrix in blocks: x points at its bytes, strides are those its elements would have.
-    expand_fn expand  # NULL: floats
+    Form form            # in which it is packed
+    # Of another type than F32 x points at bytes; strides are those that its values would have.
+    Type type
     Py_ssize_t row_bytes
-    bint along_k      # a row is one column of B; otherwise, the elements of one k
+    bint along_k         # a row is one column of B; otherwise, the values of one k
     const float* packed  # all of it in panels, from kept_start on; NULL: it is packed when used
 
 
 cdef inline Operand floats_at(
     const float* x, Py_ssize_t size, Py_ssize_t stride, Py_ssize_t k_stride, bint is_a
 ) noexcept nogil:
-    return Operand(x, size, stride, k_stride, is_a, False, 0, NULL, 0, False, NULL)
+    return Operand(x, size, stride, k_stride, is_a, FLOATS, type_of(F32), 0, False, NULL)
 
 
 cdef inline Operand stored_as(
     Py_ssize_t type, const void* rows, Py_ssize_t size, Py_ssize_t row, bint along_k
 ) noexcept nogil:
-    """A matrix with rows of ``row`` elements, of a type that GGUF numbers, as operand B."""
-    cdef Format format = format_of(type)
+    """A matrix with rows of ``row`` values, of a type that GGUF numbers, as operand B."""
     cdef Operand b = floats_at(
         <const float*>rows, size, row if along_k else 1, 1 if along_k else row, False
     )
-    b.expand = format.expand
-    b.row_bytes = row_bytes(&format, row)
+    b.type = type_of(type)
+    b.row_bytes = row_bytes(&b.type, row)
     b.along_k = along_k
     return b
+
+
+cdef inline bint is_floats(const Operand* side) noexcept nogil:
+    return side.type.number == F32
+
+
+cdef inline int parts_of(const Operand* side) noexcept nogil:
+    """Parts of bfloat16 of each float, as tiles multiply them; 0: not for tiles."""
+    return side.form - PAIRS if side.form > PAIRS else 0
 
 
 cdef inline float* aligned(void* buffer) noexcept nogil:
@@ -104,7 +118,7 @@ cdef inline Py_ssize_t blocks_of(Py_ssize_t size, Py_ssize_t most) noexcept nogi
 cdef inline int _width(const Operand* side) noexcept nogil:
     """Rows of a panel of A, at most, or columns of one of B."""
     if side.is_a:
-        return SIDE if side.parts else MR
+        return SIDE if parts_of(side) else MR
     return NR
 
 
@@ -114,13 +128,13 @@ cdef inline Py_ssize_t panels(const Operand* side) noexcept nogil:
 
 cdef inline Py_ssize_t panel_start(const Operand* side, Py_ssize_t p) noexcept nogil:
     """First row or column of panel p; that of the panel after the last is ``size``."""
-    if side.is_a and not side.parts:
+    if side.is_a and not parts_of(side):
         return p * side.size // blocks_of(side.size, MR)
     return min(p * _width(side), side.size)
 
 
 cdef inline int terms_of_step(const Operand* side) noexcept nogil:
-    return SIDE if side.parts else 2 if side.pairs else 1
+    return SIDE if parts_of(side) else 2 if side.form == PAIRS else 1
 
 
 cdef inline Py_ssize_t steps(const Operand* side, Py_ssize_t kc) noexcept nogil:
@@ -130,17 +144,17 @@ cdef inline Py_ssize_t steps(const Operand* side, Py_ssize_t kc) noexcept nogil:
 
 cdef inline Py_ssize_t terms_per_pass(const Operand* side) noexcept nogil:
     """Terms of a sum that are packed at a time; of parts as many as take 48 KB."""
-    return 3 * KC // side.parts if side.parts else KC
+    return 3 * KC // parts_of(side) if parts_of(side) else KC
 
 
 cdef inline Py_ssize_t _step_floats(const Operand* side) noexcept nogil:
-    return tile_step_floats(side.parts) if side.parts else MR if side.is_a else NR
+    return tile_step_floats(parts_of(side)) if parts_of(side) else MR if side.is_a else NR
 
 
 cdef inline Py_ssize_t panel_floats(const Operand* side, Py_ssize_t kc) noexcept nogil:
     """Floats that a packed panel takes; of MR rows, a register may be written past their end."""
     cdef Py_ssize_t n = steps(side, kc) * _step_floats(side)
-    return blocks_of(n, V) * V + V if side.is_a and not side.parts else n
+    return blocks_of(n, V) * V + V if side.is_a and not parts_of(side) else n
 
 
 cdef inline void _pack_floats(
@@ -174,9 +188,9 @@ cdef inline void _pack_terms(
     Py_ssize_t k_stride, Py_ssize_t kc,
 ) noexcept nogil:
     """A panel of floats: as they are, in pairs, or as parts for tiles."""
-    if side.parts:
-        pack_tiles(y, side.parts, side.is_a, x, n, stride, k_stride, kc)
-    elif side.pairs:
+    if parts_of(side):
+        pack_tiles(y, parts_of(side), side.is_a, x, n, stride, k_stride, kc)
+    elif side.form == PAIRS:
         pack_pairs(y, MR if side.is_a else NR, x, n, stride, k_stride, kc)
     elif side.is_a:
         _pack_floats(y, MR, x, n, stride, k_stride, kc)
@@ -185,24 +199,24 @@ cdef inline void _pack_terms(
 
 
 cdef inline const uint8_t* row_of(const Operand* b, Py_ssize_t r) noexcept nogil:
-    """Row r of a matrix in blocks."""
+    """Row r of a matrix of another type than F32."""
     return <const uint8_t*>b.x + r * b.row_bytes
 
 
 cdef inline const float* stretch(
     const Operand* b, Py_ssize_t r, Py_ssize_t k, Py_ssize_t kc, float* buffer
 ) noexcept nogil:
-    """Terms k .. k + kc - 1 of column r, which is a row of floats or of blocks: where they are."""
-    if b.expand == NULL:
+    """Terms k .. k + kc - 1 of column r, which is a row of any type: where their floats are."""
+    if is_floats(b):
         return b.x + r * b.stride + k
-    b.expand(buffer, row_of(b, r), k, kc)
+    dequantize(&b.type, buffer, row_of(b, r), k, kc)
     return buffer
 
 
 cdef inline void _pack_along(
     float* y, const Operand* b, Py_ssize_t p, Py_ssize_t k, Py_ssize_t kc
 ) noexcept nogil:
-    """Panel p, whose columns are rows of blocks; up to KC terms."""
+    """Panel p, whose columns are rows; up to KC terms."""
     cdef float buffer[NR * KC + LINE]
     cdef float* rows = aligned(buffer)
     cdef Py_ssize_t i, n = min(<Py_ssize_t>NR, b.size - p * NR)
@@ -210,16 +224,16 @@ cdef inline void _pack_along(
     cdef Py_ssize_t at = k * b.row_bytes // b.stride, nbytes = kc * b.row_bytes // b.stride
     for i in range(n):
         prefetch(row_of(b, p * NR + i + AHEAD) + at, nbytes)
-        b.expand(rows + i * KC, row_of(b, p * NR + i), k, kc)
+        dequantize(&b.type, rows + i * KC, row_of(b, p * NR + i), k, kc)
     _pack_terms(y, b, rows, n, KC, 1, kc)
 
 
 cdef inline void _pack_across(
     float* y, const Operand* b, Py_ssize_t p0, Py_ssize_t p1, Py_ssize_t k, Py_ssize_t kc
 ) noexcept nogil:
-    """Panels p0 .. p1 - 1, through which the rows of blocks run."""
+    """Panels p0 .. p1 - 1, through which the rows run."""
     cdef float buffer[SIDE * STRETCH + LINE]  # the rows of a step
-    cdef float* elements = aligned(buffer)
+    cdef float* values = aligned(buffer)
     cdef Py_ssize_t i, r, t, p, first, last, j, end, terms, at, nbytes
     cdef Py_ssize_t panel = panel_floats(b, kc), per_step = terms_of_step(b)
     for t in range(p0 * NR // STRETCH, blocks_of(p1 * NR, STRETCH)):
@@ -227,18 +241,20 @@ cdef inline void _pack_across(
         last = min(p1, (t + 1) * (STRETCH // NR))
         j = first * NR // RUN * RUN  # a panel may begin and end within a run
         end = min(blocks_of(last * NR, RUN) * RUN, b.size)
-        # As in _pack_along; a row of so many bytes has k_stride elements.
+        # As in _pack_along; a row of so many bytes has k_stride values.
         at = j * b.row_bytes // b.k_stride
         nbytes = (end - j) * b.row_bytes // b.k_stride
-        memset(elements, 0, per_step * STRETCH * sizeof(float))
+        memset(values, 0, per_step * STRETCH * sizeof(float))
         for i in range(steps(b, kc)):
             terms = min(per_step, kc - i * per_step)
             for r in range(terms):
                 prefetch(row_of(b, k + i * per_step + r + AHEAD) + at, nbytes)
-                b.expand(elements + r * STRETCH, row_of(b, k + i * per_step + r), j, end - j)
+                dequantize(
+                    &b.type, values + r * STRETCH, row_of(b, k + i * per_step + r), j, end - j
+                )
             for p in range(first, last):
                 _pack_terms(
-                    y + (p - p0) * panel + i * _step_floats(b), b, elements + (p * NR - j), NR, 1,
+                    y + (p - p0) * panel + i * _step_floats(b), b, values + (p * NR - j), NR, 1,
                     STRETCH, terms,
                 )
 
@@ -249,7 +265,7 @@ cdef inline void pack(
     """Pack panels p0 .. p1 - 1 of terms k .. k + kc - 1, one after another."""
     cdef Py_ssize_t p, t, first, start, n, most, panel = panel_floats(side, kc)
     cdef float* at
-    if side.expand != NULL and not side.along_k:
+    if not is_floats(side) and not side.along_k:
         _pack_across(y, side, p0, p1, k, kc)
         return
     # Rows that run across k are taken TERMS at a time, through all panels: the CPU foresees that
@@ -260,7 +276,7 @@ cdef inline void pack(
         n = min(most, kc - first)
         for p in range(p0, p1):
             at = y + (p - p0) * panel + steps(side, first) * _step_floats(side)
-            if side.expand != NULL:
+            if not is_floats(side):
                 _pack_along(at, side, p, k + first, n)
                 continue
             start = panel_start(side, p)

@@ -4,22 +4,16 @@ A program keeps the panels, and hands them to a call by KernelArgs.kept. They ha
 the product packs w for as many rows as they were made for: floats, pairs or parts of bfloat16. A
 product that needs another form (for fewer rows, say) packs w itself.
 """
-from toynn._kernels.gemm._blocked cimport Product
-from toynn._kernels.gemm._panels cimport Operand
-from toynn._kernels.gemm._products cimport FORWARD, Entry, weights_of
+from toynn._kernels.gemm._panels cimport Form, Operand
+from toynn._kernels.gemm._product cimport FORWARD, Entry, Product, weights_of
 
 # All fields are as wide as a pointer: the program writes them as an array of int64.
 cdef struct Prepacked:
     float* panels
     Py_ssize_t product  # Entry: whose operand
-    Py_ssize_t form
+    Py_ssize_t form     # Form
     Py_ssize_t N
     Py_ssize_t K
-
-
-cdef inline Py_ssize_t form_of(const Operand* b) noexcept nogil:
-    """A number for what packed panels are made of; 0: floats."""
-    return 2 * b.parts + b.pairs
 
 
 cdef inline Operand prepacked_operand(
@@ -27,8 +21,7 @@ cdef inline Operand prepacked_operand(
 ) noexcept nogil:
     """Operand B of the product, w (N,K), to be packed in its form."""
     cdef Operand b = weights_of(<Entry>its.product, w, its.N, its.K, type)
-    b.parts = its.form // 2
-    b.pairs = its.form % 2
+    b.form = <Form>its.form
     return b
 
 
@@ -39,5 +32,5 @@ cdef inline Py_ssize_t terms_of(const Prepacked* its) noexcept nogil:
 
 cdef inline void read_prepacked(Product* p, const Prepacked* its) noexcept nogil:
     """Have a product read B where it is prepacked, if it is, in the form that B needs."""
-    if its != NULL and its.form == form_of(&p.b):
+    if its != NULL and its.form == p.b.form:
         p.b.packed = its.panels

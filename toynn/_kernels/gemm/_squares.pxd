@@ -1,6 +1,6 @@
 """Sums of the squares of a gradient dw (N,K), one for each of its tiles, for the norm of all.
 
-The product that stores the last of a tile has it in cache, and sums its squares (_blocked.pxd);
+The product that stores the last of a tile has it in cache, and sums its squares (_loops.pxd);
 where dw has changed since, they are summed anew (grad_norm.pyx). A tile is a panel by a panel, of
 floats, or 32 by 32 at a level that has the tiles of AMX. So the cut depends on N, K and the level
 alone, and bits do not depend on who sums a tile, nor on how many rows dy has.
@@ -10,7 +10,9 @@ cdef extern from "squares.h" nogil:
         const float* c, Py_ssize_t ldc, Py_ssize_t rows, Py_ssize_t columns
     ) noexcept
 
-from toynn._kernels.gemm._panels cimport HAS_TILES, MR, NR, V, Operand, floats_at, panel_start, panels
+from toynn._kernels.gemm._panels cimport (
+    FLOATS, HAS_TILES, MR, TILES_1, V, Operand, floats_at, panel_start, panels,
+)
 
 # All fields are as wide as a pointer: the program writes them as an array of int64.
 cdef struct Squares:
@@ -29,13 +31,13 @@ cdef struct AllSquares:
 cdef inline Operand rows_of(Py_ssize_t N) noexcept nogil:
     """dw's rows, in panels."""
     cdef Operand side = floats_at(NULL, N, 1, 1, True)
-    side.parts = HAS_TILES
+    side.form = TILES_1 if HAS_TILES else FLOATS  # parts change no cut
     return side
 
 
 cdef inline Operand columns_of(Py_ssize_t K) noexcept nogil:
     cdef Operand side = floats_at(NULL, K, 1, 1, False)
-    side.parts = HAS_TILES
+    side.form = TILES_1 if HAS_TILES else FLOATS  # parts change no cut
     return side
 
 

@@ -6,40 +6,44 @@ same order: so neither the threads nor who does which task change a bit.
 """
 from libc.string cimport memset
 
-from toynn._kernels.gemm._blocked cimport (
-    OWN, OWN_TILES, Plan, Product, dot_rows, dot_rows_in_int8, is_packed, is_small, multiply_group,
-    multiply_share, pack_part, plan_of,
-)
+from toynn._kernels.gemm._direct cimport dot_rows, dot_rows_in_int8, multiply_share
 from toynn._kernels.gemm._int8 cimport round_rows
-from toynn._kernels.gemm._panels cimport (
-    LINE, aligned, blocks_of, panel_floats, panels, terms_per_pass,
+from toynn._kernels.gemm._loops cimport (
+    STREAMED, STREAMED_TILES, Plan, multiply_group, pack_resident, plan_of,
 )
+from toynn._kernels.gemm._panels cimport (
+    LINE, aligned, blocks_of, panel_floats, panels, parts_of, terms_per_pass,
+)
+from toynn._kernels.gemm._product cimport GEMV, GEMV_INT8, Product, is_packed
 
 cdef enum:
-    COLUMNS = 256  # of y per task, where x has but a few rows
+    COLUMNS = 256  # of y per task of GEMV
+
+
+cdef inline Py_ssize_t _room(const Product* p) noexcept nogil:
+    """Floats of a packed side, at most."""
+    return STREAMED_TILES if parts_of(&p.a) else STREAMED
 
 
 cdef inline Plan _plan_alone(const Product* p) noexcept nogil:
     """A plan for one thread, which has no more of the smaller side at once than of the larger."""
     cdef Plan plan = plan_of(p, 1)
-    cdef Py_ssize_t panel = panel_floats(plan.shared, min(p.K, terms_per_pass(&p.a)))
-    plan.slice = min(plan.slice, (OWN_TILES if p.a.parts else OWN) // panel)
-    plan.shared_floats = plan.slice * panel
+    cdef Py_ssize_t panel = panel_floats(plan.resident, min(p.K, terms_per_pass(&p.a)))
+    plan.slice = min(plan.slice, _room(p) // panel)
+    plan.resident_floats = plan.slice * panel
     return plan
 
 
 cdef inline Py_ssize_t task_floats(const Product* p) noexcept nogil:
     """Floats of scratch memory for a thread: enough for any product of no larger sides."""
-    if is_small(p):
-        return 0
-    return 2 * OWN_TILES + LINE if p.a.parts else 2 * OWN + LINE
+    return 2 * _room(p) + LINE if is_packed(p) else 0
 
 
 cdef inline Py_ssize_t tasks_of(const Product* p) noexcept nogil:
     """How many tasks a product is; none, if it has no element."""
     if p.a.size == 0 or p.b.size == 0:
         return 0
-    if p.few:
+    if p.way == GEMV_INT8 or p.way == GEMV:
         return blocks_of(p.b.size, COLUMNS)
     return _plan_alone(p).groups if is_packed(p) else 1
 
@@ -47,14 +51,14 @@ cdef inline Py_ssize_t tasks_of(const Product* p) noexcept nogil:
 cdef inline void multiply_task(const Product* p, void* workspace, Py_ssize_t i) noexcept nogil:
     """Task i, on a thread that has begun with tiles, if there are any."""
     cdef Plan plan
-    cdef float* shared = aligned(workspace)
+    cdef float* resident = aligned(workspace)
     cdef Py_ssize_t s, s0, s1, t, k, kc, most = terms_per_pass(&p.a)
     cdef Py_ssize_t n0 = i * COLUMNS, n1 = min(n0 + COLUMNS, p.b.size)
-    if p.int8 != NULL:
-        round_rows(shared, p.a.x, p.a.size, p.K)  # by each task: little beside so many columns
-        dot_rows_in_int8(p, shared, n0, n1)
+    if p.way == GEMV_INT8:
+        round_rows(resident, p.a.x, p.a.size, p.K)  # by each task: little beside so many columns
+        dot_rows_in_int8(p, resident, n0, n1)
         return
-    if p.few:
+    if p.way == GEMV:
         dot_rows(p, n0, n1)
         return
     if not is_packed(p):
@@ -63,11 +67,11 @@ cdef inline void multiply_task(const Product* p, void* workspace, Py_ssize_t i) 
         multiply_share(p, 0, 1)
         return
     plan = _plan_alone(p)
-    for s in range(blocks_of(panels(plan.shared), plan.slice)):
+    for s in range(blocks_of(panels(plan.resident), plan.slice)):
         s0 = s * plan.slice
-        s1 = min(s0 + plan.slice, panels(plan.shared))
+        s1 = min(s0 + plan.slice, panels(plan.resident))
         for t in range(blocks_of(p.K, most)):
             k = t * most
             kc = min(most, p.K - k)
-            pack_part(&plan, shared, s0, s1, 0, 1, k, kc)
-            multiply_group(p, &plan, shared, shared + plan.shared_floats, s0, s1, i, k, kc)
+            pack_resident(&plan, resident, s0, s1, 0, 1, k, kc)
+            multiply_group(p, &plan, resident, resident + plan.resident_floats, s0, s1, i, k, kc)

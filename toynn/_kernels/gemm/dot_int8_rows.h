@@ -4,11 +4,16 @@
 
 /* Eight sums of four products each: of block j, codes w by codes x; a is that of Q6_K. */
 TN_INLINE TN_ASKED __m256i TN_UNIT(tn_sums)(int type, __m256i w, __m256i x, __m256i a, int j) {
-    if (type == TN_Q8_0)
-        return TN_FOURS(TN_PRODUCTS(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w)));
-    if (type != TN_Q6_K) return TN_FOURS(TN_PRODUCTS(w, x));
-    const __m256i less = TN_LESS(TN_PRODUCTS(w, x), TN_PRODUCTS(_mm256_set1_epi8(32), x));
-    return _mm256_madd_epi16(less, _mm256_shuffle_epi8(a, TN_FACTOR(j)));
+    switch (type) {
+    case TN_Q4_0:
+    case TN_Q4_K: return TN_FOURS(TN_PRODUCTS(w, x));
+    case TN_Q8_0: return TN_FOURS(TN_PRODUCTS(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w)));
+    case TN_Q6_K: {
+        const __m256i less = TN_LESS(TN_PRODUCTS(w, x), TN_PRODUCTS(_mm256_set1_epi8(32), x));
+        return _mm256_madd_epi16(less, _mm256_shuffle_epi8(a, TN_FACTOR(j)));
+    }
+    }
+    __builtin_unreachable();
 }
 
 /* Add what blocks 0 .. runs - 1, of 8, contribute: a sum of their own, so that those of 8 blocks do
@@ -88,9 +93,13 @@ TN_DOTS(q4_k, TN_Q4_K)
 TN_DOTS(q6_k, TN_Q6_K)
 
 static inline tn_dot_fn TN_UNIT(tn_dot_int8_of)(int type) {
-    return type == TN_Q4_0 ? TN_UNIT(tn_dot_q4_0)
-        : type == TN_Q8_0 ? TN_UNIT(tn_dot_q8_0)
-        : type == TN_Q4_K ? TN_UNIT(tn_dot_q4_k) : TN_UNIT(tn_dot_q6_k);
+    switch (type) {
+    case TN_Q4_0: return TN_UNIT(tn_dot_q4_0);
+    case TN_Q8_0: return TN_UNIT(tn_dot_q8_0);
+    case TN_Q4_K: return TN_UNIT(tn_dot_q4_k);
+    case TN_Q6_K: return TN_UNIT(tn_dot_q6_k);
+    }
+    return NULL;
 }
 
 #undef TN_DOTS

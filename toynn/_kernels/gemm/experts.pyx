@@ -8,7 +8,7 @@
 M rows, sorted by expert (expert_rows.pyx), of which the first offsets[E] are there; E experts of N
 outputs and K inputs. Rows beyond offsets[E] are neither read nor written.
 
-For forward and backward_input w may be of any type of _format.pxd. An expert without rows is not
+For forward and backward_input w may be of any type of _types.pxd. An expert without rows is not
 read, and none is dequantized as a whole: threads take tasks, each some columns of one expert's
 product (_grouped.pxd), and dequantize what they pack. Precision counts as in matmul.pyx, that of an
 expert's few rows too.
@@ -18,7 +18,7 @@ from libc.string cimport memset
 
 from toynn._kernels.gemm._grouped cimport Experts, floats_for, multiply_experts
 from toynn._kernels._parallel cimport parallel_for, part_fn
-from toynn._kernels.gemm._products cimport BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, units
+from toynn._kernels.gemm._product cimport BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, units
 from toynn._kernels.abi cimport kernel_fn, scratch_fn
 from toynn._kernels.args.experts cimport BackwardBias, BackwardInput, BackwardWeight, Forward
 from toynn._kernels.entry cimport entry

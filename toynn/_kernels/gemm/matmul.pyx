@@ -5,29 +5,25 @@
     backward_weight   dw[n,k] = sum_m dy[m,n] x[m,k]
 
 M rows (B*T flattened), N outputs, K inputs. Saved for backward: pre, if there is an activation.
-Which operand is read along which axis is said in _products.pxd; the loops, after Van Zee & van de
-Geijn 2015 (BLIS), doi:10.1145/2764454, are in _blocked.pxd. A program may keep w prepacked
-(prepacked.pyx), and may have backward_weight sum the squares of dw by tile (_squares.pxd).
+Which operand is read along which axis, and how each shape is computed in each precision, is said in
+_product.pxd; the loops are in _loops.pxd. A program may keep w prepacked (prepacked.pyx), and may
+have backward_weight sum the squares of dw by tile (_squares.pxd).
 
-For forward and backward_input w may be of any type of _format.pxd. A quantized w is dequantized
-while it is packed; the results are, bit for bit, those of its float32 values. Where x has but a few
-rows, w is not packed: y is then made of dot products of rows, and each row of w is read once.
-In "medium", and if multiplies_int8(), up to 16 rows are rounded to 8 bits, and blocks of Q4_0,
-Q8_0, Q4_K and Q6_K multiplied as they are (dot_int8.h).
+For forward and backward_input w may be of any type of _types.pxd. A quantized w is dequantized
+while it is packed; the results are, bit for bit, those of its float32 values.
 
-Precision counts for products that are neither small nor thin (_blocked.pxd). With "medium", and if
-multiplies_pairs(), both sides are rounded to bfloat16 while they are packed, and products of pairs
-are added up in float32 (gemm_bf16.h). At the level amx, each precision packs one to three bfloat16
-parts of each float (gemm_amx.h), where that pays (_products.pxd). All else is float32 throughout.
+"medium" rounds both sides to bfloat16 while they are packed, if multiplies_pairs(), and up to 16
+rows of x to 8 bits, if multiplies_int8() and w is Q4_0, Q8_0, Q4_K or Q6_K (dot_int8.h). At the
+level amx each precision packs one to three bfloat16 parts of each float (gemm_amx.h). All else is
+float32.
 """
-from toynn._kernels.gemm._blocked cimport (
-    FEW_IN_INT8, Activation, Product, can_sum_squares, multiply_matrices, scratch_floats,
-)
 from toynn._kernels.gemm._int8 cimport HAS_INT8, VNNI_OF_BUILD, int8_floats
+from toynn._kernels.gemm._multiply cimport multiply_matrices, scratch_floats
 from toynn._kernels.gemm._panels cimport HAS_TILES
 from toynn._kernels.gemm._prepacked cimport read_prepacked
-from toynn._kernels.gemm._products cimport (
-    BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, PAIRS, product_of, rounds_few, units,
+from toynn._kernels.gemm._product cimport (
+    BACKWARD_INPUT, BACKWARD_WEIGHT, FEW_IN_INT8, FORWARD, GAINS_BY_PAIRS, Activation, Product,
+    can_sum_squares, product_of, rounds_few, units,
 )
 from toynn._kernels.abi cimport kernel_fn, scratch_fn
 from toynn._kernels.args.matmul cimport BackwardInput, BackwardWeight, Forward
@@ -108,7 +104,7 @@ cdef Py_ssize_t _backward_weight_scratch(BackwardWeight* a) noexcept nogil:
 
 def multiplies_pairs():
     """Whether "medium" multiplies bfloat16 pairs at this level on this CPU, and not floats."""
-    return bool(_units & PAIRS)
+    return bool(_units & GAINS_BY_PAIRS)
 
 
 def multiplies_int8():

@@ -7,19 +7,20 @@ pairs or parts that the product multiplies. They hold what the product would pac
 bit. How panels look is said in _panels.pxd.
 Source: packing ahead of time, as in Khudia et al. 2021, FBGEMM, arXiv:2101.05615, section 3.
 """
-from toynn._kernels.gemm._blocked cimport Product, is_packed
 from toynn._kernels.gemm._panels cimport (
     NR, STRETCH, Operand, blocks_of, kept_floats, kept_start, pack as pack_panels,
     panels as panels_of, terms_per_pass,
 )
 from toynn._kernels._parallel cimport parallel_for, part_fn
-from toynn._kernels.gemm._prepacked cimport Prepacked, form_of, prepacked_operand, terms_of
-from toynn._kernels.gemm._products cimport BACKWARD_INPUT, FORWARD, MEDIUM, Entry, product_of, units
+from toynn._kernels.gemm._prepacked cimport Prepacked, prepacked_operand, terms_of
+from toynn._kernels.gemm._product cimport (
+    BACKWARD_INPUT, FORWARD, MEDIUM, Entry, Product, is_packed, product_of, units,
+)
 from toynn._kernels.abi cimport kernel_fn
 from toynn._kernels.args.prepacked cimport Pack
 from toynn._kernels.entry cimport entry
 
-PRODUCTS = ("forward", "backward_input")  # of matmul and experts, as _products.pxd numbers them
+PRODUCTS = ("forward", "backward_input")  # of matmul and experts, as _product.pxd numbers them
 
 cdef enum:
     TOGETHER = STRETCH // NR  # panels packed at once: a run of a quantized row is dequantized once
@@ -51,13 +52,13 @@ cdef void _pack(Pack* a) noexcept nogil:
 def form(str product, Py_ssize_t M, Py_ssize_t N, Py_ssize_t K, int precision, int type=0):
     """In which form a product packs w (N,K) for M rows in a precision; None where it does not.
 
-    0 are floats, 1 pairs of bfloat16, 2, 4 and 6 one to three parts of bfloat16 for tiles.
+    0 are floats, 1 pairs of bfloat16, 2 to 4 one to three parts of bfloat16 for tiles.
     """
     cdef Entry which = FORWARD if product == "forward" else BACKWARD_INPUT
     cdef Product p = product_of(
         which, NULL, NULL, NULL, M, N, K, type, min(precision, MEDIUM), _units
     )
-    return form_of(&p.b) if is_packed(&p) else None
+    return p.b.form if is_packed(&p) else None
 
 
 def nbytes(str product, int form, Py_ssize_t N, Py_ssize_t K):

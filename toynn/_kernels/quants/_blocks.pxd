@@ -73,78 +73,78 @@ cdef inline float bfloat(uint16_t h) noexcept nogil:
     return bits.f
 
 
-# Each expand_TYPE overwrites y (n,) with elements j .. j + n - 1 of a row, whole blocks of it (of
-# super-blocks: whole runs of 32), from the row's bytes.
+# Each rows_TYPE overwrites y (n,) with elements j .. j + n - 1 of a row, whole blocks of nbytes,
+# from the row's bytes.
 # Loops over elements have 32 rounds: gcc unrolls those of 16 before it could make vectors of them.
 
-cdef inline void expand_f16(
-    floats y, const uint8_t* row, Py_ssize_t j, Py_ssize_t n
+cdef inline void rows_f16(
+    floats y, const uint8_t* row, Py_ssize_t j, Py_ssize_t n, Py_ssize_t nbytes
 ) noexcept nogil:
     cdef Py_ssize_t i
     for i in range(n):
         y[i] = half(word(row + 2 * (j + i)))
 
 
-cdef inline void expand_bf16(
-    floats y, const uint8_t* row, Py_ssize_t j, Py_ssize_t n
+cdef inline void rows_bf16(
+    floats y, const uint8_t* row, Py_ssize_t j, Py_ssize_t n, Py_ssize_t nbytes
 ) noexcept nogil:
     cdef Py_ssize_t i
     for i in range(n):
         y[i] = bfloat(word(row + 2 * (j + i)))
 
 
-cdef inline void expand_q8_0(
-    floats y, const uint8_t* row, Py_ssize_t j, Py_ssize_t n
+cdef inline void rows_q8_0(
+    floats y, const uint8_t* row, Py_ssize_t j, Py_ssize_t n, Py_ssize_t nbytes
 ) noexcept nogil:
-    cdef const uint8_t* raw = row + j // RUN * 34
+    cdef const uint8_t* raw = row + j // RUN * nbytes
     cdef float d
     cdef Py_ssize_t i
     cdef int k
     for i in range(n // RUN):
-        d = half(word(raw + i * 34))
+        d = half(word(raw + i * nbytes))
         for k in range(RUN):
-            y[i * RUN + k] = d * <int8_t>raw[i * 34 + 2 + k]
+            y[i * RUN + k] = d * <int8_t>raw[i * nbytes + 2 + k]
 
 
-cdef inline void expand_q4_0(
-    floats y, const uint8_t* row, Py_ssize_t j, Py_ssize_t n
+cdef inline void rows_q4_0(
+    floats y, const uint8_t* row, Py_ssize_t j, Py_ssize_t n, Py_ssize_t nbytes
 ) noexcept nogil:
     cdef const uint8_t* block
     cdef Py_ssize_t i
     for i in range(n // RUN):
-        block = row + (j // RUN + i) * 18
+        block = row + (j // RUN + i) * nbytes
         nibbles_run(y + i * RUN, block + 2, NULL, 8, half(word(block)), NULL)
 
 
-cdef inline void expand_q4_1(
-    floats y, const uint8_t* row, Py_ssize_t j, Py_ssize_t n
+cdef inline void rows_q4_1(
+    floats y, const uint8_t* row, Py_ssize_t j, Py_ssize_t n, Py_ssize_t nbytes
 ) noexcept nogil:
     cdef const uint8_t* block
     cdef Py_ssize_t i
     cdef float m
     for i in range(n // RUN):
-        block = row + (j // RUN + i) * 20
+        block = row + (j // RUN + i) * nbytes
         m = half(word(block + 2))
         nibbles_run(y + i * RUN, block + 4, NULL, 0, half(word(block)), &m)
 
 
-cdef inline void expand_q5_0(
-    floats y, const uint8_t* row, Py_ssize_t j, Py_ssize_t n
+cdef inline void rows_q5_0(
+    floats y, const uint8_t* row, Py_ssize_t j, Py_ssize_t n, Py_ssize_t nbytes
 ) noexcept nogil:
     cdef const uint8_t* block
     cdef Py_ssize_t i
     for i in range(n // RUN):
-        block = row + (j // RUN + i) * 22
+        block = row + (j // RUN + i) * nbytes
         nibbles_run(y + i * RUN, block + 6, block + 2, 16, half(word(block)), NULL)
 
 
-cdef inline void expand_q5_1(
-    floats y, const uint8_t* row, Py_ssize_t j, Py_ssize_t n
+cdef inline void rows_q5_1(
+    floats y, const uint8_t* row, Py_ssize_t j, Py_ssize_t n, Py_ssize_t nbytes
 ) noexcept nogil:
     cdef const uint8_t* block
     cdef Py_ssize_t i
     cdef float m
     for i in range(n // RUN):
-        block = row + (j // RUN + i) * 24
+        block = row + (j // RUN + i) * nbytes
         m = half(word(block + 2))
         nibbles_run(y + i * RUN, block + 8, block + 4, 0, half(word(block)), &m)

@@ -25,7 +25,7 @@ cimport cython
 from libc.stdint cimport int8_t, uint8_t, uint32_t, uint64_t
 
 from toynn._kernels.quants._blocks cimport RUN, floats, half, word
-from toynn._kernels.quants._superblocks cimport RUNS, expand_blocks
+from toynn._kernels.quants._superblocks cimport RUNS
 from toynn._kernels.codebooks cimport (
     EIGHT_SIGNS, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS, SEVEN_SIGNS,
 )
@@ -162,33 +162,3 @@ cdef inline void block_iq3_s(
                 _fours(first, second), EIGHT_SIGNS[raw[74 + 4 * s + k]]
             )
     scale_rows(y, eight, scales, s0, s1, 0)
-
-
-cdef inline void expand_iq2_xxs(
-    floats y, const uint8_t* row, Py_ssize_t j, Py_ssize_t n
-) noexcept nogil:
-    expand_blocks(y, row, j, n, block_iq2_xxs, 66)
-
-
-cdef inline void expand_iq2_xs(
-    floats y, const uint8_t* row, Py_ssize_t j, Py_ssize_t n
-) noexcept nogil:
-    expand_blocks(y, row, j, n, block_iq2_xs, 74)
-
-
-cdef inline void expand_iq2_s(
-    floats y, const uint8_t* row, Py_ssize_t j, Py_ssize_t n
-) noexcept nogil:
-    expand_blocks(y, row, j, n, block_iq2_s, 82)
-
-
-cdef inline void expand_iq3_xxs(
-    floats y, const uint8_t* row, Py_ssize_t j, Py_ssize_t n
-) noexcept nogil:
-    expand_blocks(y, row, j, n, block_iq3_xxs, 98)
-
-
-cdef inline void expand_iq3_s(
-    floats y, const uint8_t* row, Py_ssize_t j, Py_ssize_t n
-) noexcept nogil:
-    expand_blocks(y, row, j, n, block_iq3_s, 110)

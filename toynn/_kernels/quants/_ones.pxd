@@ -21,7 +21,7 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
 from toynn._kernels.quants._blocks cimport floats, half, word
 from toynn._kernels.quants._grids cimport scale_rows
-from toynn._kernels.quants._superblocks cimport RUNS, expand_blocks
+from toynn._kernels.quants._superblocks cimport RUNS
 from toynn._kernels.codebooks cimport IQ1
 
 
@@ -68,15 +68,3 @@ cdef inline void block_iq1_m(
             high = raw[32 + 2 * s + k // 2] >> (4 * (k & 1))
             eight[4 * s + k] = _eighths(raw[4 * s + k] | ((high & 7) << 8), (high >> 3) & 1)
     scale_rows(y, eight, scales, s0, s1, 9)
-
-
-cdef inline void expand_iq1_s(
-    floats y, const uint8_t* row, Py_ssize_t j, Py_ssize_t n
-) noexcept nogil:
-    expand_blocks(y, row, j, n, block_iq1_s, 50)
-
-
-cdef inline void expand_iq1_m(
-    floats y, const uint8_t* row, Py_ssize_t j, Py_ssize_t n
-) noexcept nogil:
-    expand_blocks(y, row, j, n, block_iq1_m, 56)

@@ -41,7 +41,6 @@ cdef enum:
     RUNS = 8     # of 32 elements each
 
 # Each block_TYPE overwrites y with runs s0 .. s1 - 1 of the block whose bytes are raw.
-ctypedef void (*block_fn)(floats, const uint8_t*, Py_ssize_t, Py_ssize_t) noexcept nogil
 
 
 @cython.overflowcheck(False)
@@ -163,45 +162,3 @@ cdef inline void block_q6_k(
             y + (s - s0) * RUN, raw + (s // 4) * 64 + (s & 1) * RUN, 4 * ((s >> 1) & 1), 15,
             raw + 128 + (s // 4) * RUN, 2 * (s & 3), 3, 4, 32, scale, NULL,
         )
-
-
-cdef inline void expand_blocks(
-    floats y, const uint8_t* row, Py_ssize_t j, Py_ssize_t n, block_fn block, Py_ssize_t nbytes
-) noexcept nogil:
-    """Elements j .. j + n - 1 of a row, whole runs, from the blocks in which they are."""
-    cdef Py_ssize_t i, r = j // RUN, end = (j + n) // RUN, last
-    for i in range(r // RUNS, (end + RUNS - 1) // RUNS):
-        last = min(end, (i + 1) * RUNS)
-        block(y, row + i * nbytes, r - i * RUNS, last - i * RUNS)
-        y += (last - r) * RUN
-        r = last
-
-
-cdef inline void expand_q2_k(
-    floats y, const uint8_t* row, Py_ssize_t j, Py_ssize_t n
-) noexcept nogil:
-    expand_blocks(y, row, j, n, block_q2_k, 84)
-
-
-cdef inline void expand_q3_k(
-    floats y, const uint8_t* row, Py_ssize_t j, Py_ssize_t n
-) noexcept nogil:
-    expand_blocks(y, row, j, n, block_q3_k, 110)
-
-
-cdef inline void expand_q4_k(
-    floats y, const uint8_t* row, Py_ssize_t j, Py_ssize_t n
-) noexcept nogil:
-    expand_blocks(y, row, j, n, block_q4_k, 144)
-
-
-cdef inline void expand_q5_k(
-    floats y, const uint8_t* row, Py_ssize_t j, Py_ssize_t n
-) noexcept nogil:
-    expand_blocks(y, row, j, n, block_q5_k, 176)
-
-
-cdef inline void expand_q6_k(
-    floats y, const uint8_t* row, Py_ssize_t j, Py_ssize_t n
-) noexcept nogil:
-    expand_blocks(y, row, j, n, block_q6_k, 210)

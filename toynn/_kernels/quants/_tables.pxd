@@ -20,7 +20,6 @@ Source: ggml-common.h, ggml-impl.h, ggml-quants.c in ggml; OCP Microscaling Form
 from libc.stdint cimport int8_t, int32_t, uint8_t
 
 from toynn._kernels.quants._blocks cimport RUN, floats, half, word
-from toynn._kernels.quants._superblocks cimport expand_blocks
 
 cdef extern from "codes.h" nogil:
     void bytes_run "tn_bytes_run" (
@@ -75,28 +74,28 @@ cdef inline void _table_run(
     bytes_run(y, q, 0, scales)
 
 
-cdef inline void expand_iq4_nl(
-    floats y, const uint8_t* row, Py_ssize_t j, Py_ssize_t n
+cdef inline void rows_iq4_nl(
+    floats y, const uint8_t* row, Py_ssize_t j, Py_ssize_t n, Py_ssize_t nbytes
 ) noexcept nogil:
-    cdef const uint8_t* raw = row + j // RUN * 18
+    cdef const uint8_t* raw = row + j // RUN * nbytes
     cdef Py_ssize_t i
     for i in range(n // RUN):
-        _table_run(y + i * RUN, IQ4, raw + i * 18 + 2, half(word(raw + i * 18)))
+        _table_run(y + i * RUN, IQ4, raw + i * nbytes + 2, half(word(raw + i * nbytes)))
 
 
-cdef inline void expand_mxfp4(
-    floats y, const uint8_t* row, Py_ssize_t j, Py_ssize_t n
+cdef inline void rows_mxfp4(
+    floats y, const uint8_t* row, Py_ssize_t j, Py_ssize_t n, Py_ssize_t nbytes
 ) noexcept nogil:
-    cdef const uint8_t* raw = row + j // RUN * 17
+    cdef const uint8_t* raw = row + j // RUN * nbytes
     cdef Py_ssize_t i
     cdef int8_t q[RUN]
     cdef int k
     for i in range(n // RUN):
-        _table_run(y + i * RUN, FP4, raw + i * 17 + 1, _power(raw[i * 17]))
-        if raw[i * 17] < 2:
-            lookup(q, FP4, raw + i * 17 + 1, 16)
+        _table_run(y + i * RUN, FP4, raw + i * nbytes + 1, _power(raw[i * nbytes]))
+        if raw[i * nbytes] < 2:
+            lookup(q, FP4, raw + i * nbytes + 1, 16)
             for k in range(RUN):
-                y[i * RUN + k] = _tiny(q[k], raw[i * 17])
+                y[i * RUN + k] = _tiny(q[k], raw[i * nbytes])
 
 
 cdef inline void block_iq4_xs(
@@ -110,14 +109,8 @@ cdef inline void block_iq4_xs(
         _table_run(y + (s - s0) * RUN, IQ4, raw + 8 + s * 16, d * (a - 32))
 
 
-cdef inline void expand_iq4_xs(
-    floats y, const uint8_t* row, Py_ssize_t j, Py_ssize_t n
-) noexcept nogil:
-    expand_blocks(y, row, j, n, block_iq4_xs, 136)
-
-
-cdef inline void expand_nvfp4(
-    floats y, const uint8_t* row, Py_ssize_t j, Py_ssize_t n
+cdef inline void rows_nvfp4(
+    floats y, const uint8_t* row, Py_ssize_t j, Py_ssize_t n, Py_ssize_t nbytes
 ) noexcept nogil:
     """Two runs to a block, two sub-blocks to a run."""
     cdef int8_t q[RUN]
@@ -126,7 +119,7 @@ cdef inline void expand_nvfp4(
     cdef Py_ssize_t r, first = j // RUN
     cdef int k
     for r in range(first, first + n // RUN):
-        block = row + r // 2 * 36
+        block = row + r // 2 * nbytes
         lookup(q, FP4, block + 4 + 16 * (r & 1), 8)
         for k in range(2):
             scales[k] = _small_float(block[2 * (r & 1) + k])

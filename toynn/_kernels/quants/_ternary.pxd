@@ -17,7 +17,7 @@ cimport cython
 from libc.stdint cimport int8_t, uint8_t
 
 from toynn._kernels.quants._blocks cimport RUN, floats, half, word
-from toynn._kernels.quants._superblocks cimport SUPER, expand_blocks
+from toynn._kernels.quants._superblocks cimport SUPER
 
 cdef extern from "codes.h" nogil:
     void bits_run "tn_bits_run" (
@@ -67,15 +67,3 @@ cdef inline void block_tq2_0(
         bits_run(
             y + (s - s0) * RUN, raw + (s // 4) * RUN, 2 * (s & 3), 3, NULL, 0, 0, 0, 1, scale, NULL
         )
-
-
-cdef inline void expand_tq1_0(
-    floats y, const uint8_t* row, Py_ssize_t j, Py_ssize_t n
-) noexcept nogil:
-    expand_blocks(y, row, j, n, block_tq1_0, 54)
-
-
-cdef inline void expand_tq2_0(
-    floats y, const uint8_t* row, Py_ssize_t j, Py_ssize_t n
-) noexcept nogil:
-    expand_blocks(y, row, j, n, block_tq2_0, 66)

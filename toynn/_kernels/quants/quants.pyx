@@ -22,7 +22,7 @@ from libc.string cimport memcpy, memset
 from toynn._kernels.quants._blocks cimport RUN
 from toynn._kernels._address cimport at1
 from toynn._kernels._common cimport team
-from toynn._kernels.quants._format cimport Format, format_of
+from toynn._kernels.quants._types cimport F32, Type, dequantize as dequantize_row, type_of
 
 from toynn._kernels._check import check
 
@@ -128,23 +128,25 @@ cdef inline void* _bytes(const uint8_t[::1] raw) noexcept:
 
 def dequantize(float[::1] y, const uint8_t[::1] raw, int type, int n_threads=1):
     """Overwrite y (n,) with the elements of the blocks in raw, n / elements of nbytes each."""
-    cdef Format f = format_of(type)
+    cdef Type f = type_of(type)
     cdef Py_ssize_t t, n = y.shape[0], blocks
     cdef float* values = <float*>at1(y)
     cdef const uint8_t* first = <const uint8_t*>_bytes(raw)
-    if f.expand == NULL:
+    if f.values == 0 or f.number == F32:
         raise ValueError(f"quants.dequantize: no type {type}")
-    blocks = n // f.elements
+    blocks = n // f.values
     check("quants.dequantize", f"type {type}, y ({n},)", n_threads,
-          y=(y, (blocks * f.elements,)), raw=(raw, (blocks * f.nbytes,)))
+          y=(y, (blocks * f.values,)), raw=(raw, (blocks * f.nbytes,)))
     with nogil, parallel(num_threads=team(n_threads)):
         for t in prange((n + TASK - 1) // TASK, schedule="static"):
-            f.expand(values + t * TASK, first, t * TASK, min(<Py_ssize_t>TASK, n - t * TASK))
+            dequantize_row(
+                &f, values + t * TASK, first, t * TASK, min(<Py_ssize_t>TASK, n - t * TASK)
+            )
 
 
 def quantize(uint8_t[::1] raw, const float[::1] x, int type, int n_threads=1):
     """Overwrite raw with the blocks of x (n,): Q8_0 (type 8) or Q4_0 (type 2)."""
-    cdef Format f = format_of(type)
+    cdef Type f = type_of(type)
     cdef squeeze_fn squeeze = _squeeze(type)
     cdef Py_ssize_t t, b, n = x.shape[0], blocks = n // RUN, step = TASK // RUN
     cdef const float* values = <const float*>at1(x)

@@ -1,0 +1,106 @@
+"""Products that pack nothing ahead: GEMV_INT8, GEMV, SKINNY, SMALL (see _product.pxd)."""
+from cython.parallel cimport parallel, prange
+from libc.string cimport memset
+
+from toynn._kernels._common cimport (
+    LANES, add_products, flush_denormals, fpstate, restore_fpstate, sum_lanes, team,
+)
+from toynn._kernels.gemm._finish cimport finish_row
+from toynn._kernels.gemm._gemm cimport multiply
+from toynn._kernels.gemm._int8 cimport round_rows, rounded_row
+from toynn._kernels.gemm._panels cimport (
+    KC, LINE, Operand, aligned, blocks_of, panel_start, panels, row_of, stretch,
+)
+from toynn._kernels.gemm._product cimport FEW, GEMV_INT8, Product
+
+cdef enum:
+    OUTPUTS = 16  # columns of y per task of GEMV
+
+
+cdef inline void multiply_share(const Product* p, Py_ssize_t i, int shares) noexcept nogil:
+    """Share i of a product in place: rows of C, or columns if there are more of those."""
+    cdef Operand a = p.a, b = p.b
+    cdef Py_ssize_t row = 0, column = 0, N = b.size, last, r
+    if a.size >= b.size:
+        row, last = i * a.size // shares, (i + 1) * a.size // shares
+        a.x += row * a.stride
+        a.size = last - row
+    elif shares > 1:  # SKINNY: columns of B lie side by side, or are one panel, the last share's
+        column = panel_start(&p.b, i * panels(&p.b) // shares)
+        b.x += column
+        b.size = panel_start(&p.b, (i + 1) * panels(&p.b) // shares) - column
+    multiply(p.c + row * N + column, N, &a, &b, p.K, p.add)
+    for r in range(row, row + a.size):
+        finish_row(p, r * N + column, column, b.size)
+
+
+cdef inline void multiply_small(const Product* p) noexcept nogil:
+    """SMALL: on one thread."""
+    cdef fpstate before = flush_denormals()
+    multiply_share(p, 0, 1)
+    restore_fpstate(before)
+
+
+cdef inline void multiply_skinny(const Product* p, int n_threads) noexcept nogil:
+    """SKINNY: each thread has a share of the longer side."""
+    cdef Py_ssize_t i
+    cdef fpstate before = 0
+    if n_threads == 1:
+        multiply_small(p)
+        return
+    with parallel(num_threads=team(n_threads)):
+        before = flush_denormals()
+        for i in prange(n_threads, schedule="static"):
+            multiply_share(p, i, n_threads)
+        restore_fpstate(before)
+
+
+cdef inline void dot_rows(const Product* p, Py_ssize_t n0, Py_ssize_t n1) noexcept nogil:
+    """Columns n0 .. n1 - 1 of a few rows of y: the dot products of rows of x with rows of w."""
+    cdef float buffer[KC + LINE]
+    cdef float sums[FEW][LANES]
+    cdef const float* w
+    cdef Py_ssize_t m, n, t, k, kc, M = p.a.size, N = p.b.size
+    for n in range(n0, n1):
+        memset(sums, 0, M * LANES * sizeof(float))
+        for t in range(blocks_of(p.K, KC)):
+            k = t * KC
+            kc = min(KC, p.K - k)
+            w = stretch(&p.b, n, k, kc, aligned(buffer))
+            for m in range(M):
+                add_products(sums[m], p.a.x + m * p.K + k, w, kc)
+        for m in range(M):
+            p.c[m * N + n] = sum_lanes(sums[m])
+    for m in range(M):
+        finish_row(p, m * N + n0, n0, n1 - n0)
+
+
+cdef inline void dot_rows_in_int8(
+    const Product* p, const float* rounded, Py_ssize_t n0, Py_ssize_t n1
+) noexcept nogil:
+    """The same of rows of x in 8 bits with rows of w as they are."""
+    cdef Py_ssize_t m, M = p.a.size, N = p.b.size
+    p.int8(
+        p.c + n0, N, row_of(&p.b, n0), p.b.row_bytes, n1 - n0, rounded, rounded_row(p.K), M, p.K
+    )
+    for m in range(M):
+        finish_row(p, m * N + n0, n0, n1 - n0)
+
+
+cdef inline void multiply_few(const Product* p, void* workspace, int n_threads) noexcept nogil:
+    """GEMV and GEMV_INT8: time goes into reading w, once, in order, as it is."""
+    cdef Py_ssize_t i, n0, n1
+    cdef float* rounded = aligned(workspace)
+    cdef fpstate before = 0
+    if p.way == GEMV_INT8:
+        round_rows(rounded, p.a.x, p.a.size, p.K)
+    with parallel(num_threads=team(n_threads)):
+        before = flush_denormals()
+        for i in prange(blocks_of(p.b.size, OUTPUTS), schedule="static"):
+            n0 = i * OUTPUTS
+            n1 = min(n0 + OUTPUTS, p.b.size)
+            if p.way == GEMV_INT8:
+                dot_rows_in_int8(p, rounded, n0, n1)
+            else:
+                dot_rows(p, n0, n1)
+        restore_fpstate(before)

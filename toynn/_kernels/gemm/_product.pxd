@@ -1,0 +1,185 @@
+"""The products of a linear layer as C = A B, and the decision how each is computed.
+
+    FORWARD           y  = x w^T      rows of x by rows of w, which run along the sums
+    BACKWARD_INPUT    dx = dy w       rows of dy by columns of w
+    BACKWARD_WEIGHT   dw = dy^T x     columns of dy by columns of x
+
+C is (M,N), A (M,K), B (K,N); here these letters are sizes of the product, not of the layer. w may
+be of any type of _types.pxd.
+"""
+from toynn._kernels.gemm._int8 cimport HAS_INT8, VNNI_OF_BUILD, dot_fn, dot_int8_of, in_int8
+from toynn._kernels.gemm._panels cimport (
+    FLOATS, HAS_PAIRS, HAS_TILES, MR, PAIRS, SIDE, TILES_1, V, Form, Operand, blocks_of, floats_at,
+    is_floats, kept_floats, stored_as, terms_per_pass,
+)
+
+cdef enum:
+    HIGH = 1    # in toynn.precision.PRECISIONS
+    MEDIUM = 2
+
+cdef enum:
+    FEW = 3                # rows of x for which packing w costs more time than it saves
+    FEW_IN_INT8 = 16       # the same where they are rounded to 8 bits
+    SMALL_TO = 1 << 21     # multiplications (20 us) for which threads and packing cost too much
+    SMALL_TO_TILES = 1 << 14  # the same for tiles of one part: they are 16 times as fast
+    LARGE_C = 1 << 17      # numbers of C (512 KB) that do not stay in L2 from one pass to the next
+    ALL_TERMS = 3 << 19    # floats of the packed smaller side with all its terms (6 MB)
+
+cdef enum Unit:
+    GAINS_BY_PAIRS = 1  # multiplying pairs of bfloat16 pays
+    INT8 = 2            # 8-bit integers
+    VNNI = 4            # and by vpdpbusd
+
+cdef enum Entry:
+    FORWARD
+    BACKWARD_INPUT
+    BACKWARD_WEIGHT
+
+cdef enum Way:       # see decide()
+    GEMV_INT8
+    GEMV
+    SKINNY
+    SMALL
+    PANELS           # from here on both sides are packed
+    PANELS_RESIDENT  # the smaller side once, with all its terms
+
+cdef enum Activation:
+    NONE
+    GELU_TANH
+    GELU_EXACT
+
+cdef struct Product:
+    Way way
+    Operand a
+    Operand b
+    Py_ssize_t K  # length of the sums
+    float* c
+    bint add
+    dot_fn int8   # of GEMV_INT8: what multiplies rows of w as they are
+    # What happens to a finished element: y = act(c += bias). y may be c.
+    const float* bias
+    float* y
+    Activation activation
+    float* squares  # of the finished tiles, summed by tile; NULL: no one asks
+
+
+cdef inline int units():
+    """The units of this CPU, as far as this build has instructions for them."""
+    from toynn._kernels.cpu import gains_by_pairs, int8_unit
+    int8 = int8_unit(VNNI_OF_BUILD) if HAS_INT8 else ""
+    pairs = GAINS_BY_PAIRS if HAS_PAIRS and gains_by_pairs() else 0
+    return pairs | (INT8 if int8 else 0) | (VNNI if "VNNI" in int8 else 0)
+
+
+cdef inline bint rounds_few(
+    Entry which, Py_ssize_t type, Py_ssize_t precision, int units
+) noexcept nogil:
+    """Whether up to FEW_IN_INT8 rows are rounded to 8 bits."""
+    return which == FORWARD and precision == MEDIUM and units & INT8 and in_int8(type)
+
+
+cdef inline void decide(
+    Product* p, Entry which, Py_ssize_t type, Py_ssize_t precision, int units
+) noexcept nogil:
+    """Choose the way of a product and the form of its panels: the first row that fits.
+
+        product                                                 way              computed in
+        forward, M <= 16, medium, w Q4_0 Q8_0 Q4_K Q6_K, INT8   GEMV_INT8        8-bit integers
+        forward, M <= 3                                         GEMV             float32
+        M <= MR or N <= V, B need not be packed                 SKINNY           float32
+        M <= MR or N <= V, M N K <= 2^21                        SMALL            float32
+        M <= MR or N <= V                                       PANELS           float32
+        tiles, medium, K >= 32, M N K > 2^14                    PANELS *         1 part of bfloat16
+        tiles, high, K >= 64, M N K > 2^21                      PANELS *         2 parts
+        tiles, highest, the same, M N >= 32 (M + N)             PANELS *         3 parts
+        M N K <= 2^21                                           SMALL            float32
+        medium, CPU gains by pairs                              PANELS           pairs of bfloat16
+        all else                                                PANELS           float32
+
+    GEMV reads w once, in order; SKINNY and SMALL read the sides where they are, on all threads and
+    on one. Where a side is one panel, packing is most of the work, so SKINNY does without: threads
+    have shares of the other side, or of B, whose columns then lie side by side. "tiles" are those
+    of the level amx. * PANELS_RESIDENT where there are several passes, C would not stay in L2 between
+    them, and the smaller side with all its terms fits into L3. Sizes, type, precision and CPU alone
+    choose, since bits depend on it.
+    """
+    cdef Py_ssize_t M = p.a.size, N = p.b.size, K = p.K
+    cdef bint small = M * N * K <= SMALL_TO, tiles = False
+    cdef const Operand* smaller
+    p.int8 = NULL
+    if M <= FEW_IN_INT8 and rounds_few(which, type, precision, units):
+        p.way, p.int8 = GEMV_INT8, dot_int8_of(type, units & VNNI != 0)
+    elif which == FORWARD and M <= FEW:
+        p.way = GEMV
+    elif M <= MR or N <= V:
+        p.way = SMALL if small else PANELS
+        if N <= V or (is_floats(&p.b) and p.b.stride == 1):
+            p.way = SKINNY
+    else:
+        if HAS_TILES and precision == MEDIUM:
+            tiles = K >= SIDE and M * N * K > SMALL_TO_TILES
+        elif HAS_TILES and K >= 2 * SIDE and not small:
+            tiles = precision == HIGH or M * N >= SIDE * (M + N)
+        if tiles:
+            p.a.form = p.b.form = <Form>(TILES_1 + MEDIUM - precision)
+            smaller = &p.a if M <= N else &p.b
+            p.way = PANELS
+            if K > terms_per_pass(&p.a) and M * N > LARGE_C:
+                if _all_terms(smaller, K) <= ALL_TERMS:
+                    p.way = PANELS_RESIDENT
+        elif small:
+            p.way = SMALL
+        else:
+            p.way = PANELS
+            if precision == MEDIUM and units & GAINS_BY_PAIRS:
+                p.a.form = p.b.form = PAIRS
+
+
+cdef inline Py_ssize_t _all_terms(const Operand* side, Py_ssize_t K) noexcept nogil:
+    """Floats of a packed side with all its terms, passes of equal length."""
+    cdef Py_ssize_t most = terms_per_pass(side)
+    return kept_floats(side, blocks_of(K, most) * most)
+
+
+cdef inline bint is_packed(const Product* p) noexcept nogil:
+    return p.way >= PANELS
+
+
+cdef inline bint can_sum_squares(const Product* p) noexcept nogil:
+    """Whether its tiles are those of _squares.pxd."""
+    return is_packed(p) and (p.a.form >= TILES_1) == HAS_TILES
+
+
+cdef inline Operand weights_of(
+    Entry which, const void* w, Py_ssize_t N, Py_ssize_t K, Py_ssize_t type
+) noexcept nogil:
+    """w (N,K) of the layer as operand B of FORWARD or BACKWARD_INPUT."""
+    if which == FORWARD:
+        return stored_as(type, w, N, K, True)
+    return stored_as(type, w, K, K, False)
+
+
+cdef inline Product product_of(
+    Entry which, float* c, const float* a, const void* b, Py_ssize_t M, Py_ssize_t N, Py_ssize_t K,
+    Py_ssize_t type, Py_ssize_t precision, int units,
+) noexcept nogil:
+    """The product of an entry, with M, N and K of its layer; ``units`` of this CPU: enum Unit."""
+    cdef Product p
+    p.c = p.y = c
+    p.bias = p.squares = NULL
+    p.activation = NONE
+    p.add = False
+    if which == FORWARD:
+        p.a = floats_at(a, M, K, 1, True)
+        p.b = weights_of(which, b, N, K, type)
+        p.K = K
+    elif which == BACKWARD_INPUT:
+        p.a = floats_at(a, M, N, 1, True)
+        p.b = weights_of(which, b, N, K, type)
+        p.K = N
+    else:
+        p.a = floats_at(a, N, 1, N, True)
+        p.b = floats_at(<const float*>b, K, 1, K, False)
+        p.K = M
+    decide(&p, which, type, precision, units)
+    return p
