@@ -1,4 +1,4 @@
-"""Rows of x in 8 bits, by which blocks of four types are multiplied as they are (dot_int8.h).
+"""Rows of x in 8 bits, and products of them with quantized rows as they are (dot_int8.h).
 
 The rows are rounded once, into scratch memory: of each its codes, then the scales of its blocks of
 32, then the scales times the sums of their codes.
@@ -22,7 +22,7 @@ cdef extern from "dot_int8.h" nogil:
 
 cdef inline bint in_int8(Py_ssize_t type) noexcept nogil:
     """Whether rows of a type are multiplied in 8 bits: Q4_0, Q8_0, Q4_K, Q6_K."""
-    return type == 2 or type == 8 or type == 12 or type == 14
+    return dot_int8_of(type, False) != NULL
 
 
 cdef inline Py_ssize_t rounded_row(Py_ssize_t K) noexcept nogil:
