@@ -1,7 +1,8 @@
 """Build toynn's Cython modules: the kernels once per ISA level, everything else once.
 
-Cython translates each kernel of toynn/_kernels and its folders to C once. That C is then compiled once per level,
-as toynn._kernels.<level>.<op>, with that level's flags; toynn/_kernels/__init__.py picks a level.
+Cython translates each kernel of toynn/_kernels and its folders to C once. That C is then compiled
+once per level, as toynn._kernels.<level>.<op>, with that level's flags; toynn/_kernels/__init__.py
+picks a level.
 
 TOYNN_OPENMP=0         build without OpenMP (single-threaded kernels)
 TOYNN_DEBUG=1          bounds and initialisation checks in all Cython code

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from toynn._kernels import quants as kernel
+import toynn._kernels as kernels
 from toynn.dtypes import GGUF_BLOCKS as BLOCKS
 from toynn.dtypes import GGUF_TYPES as TYPES
 from toynn.errors import GGUFError, ShapeError
@@ -34,7 +34,7 @@ def dequantize(
     if type == "F32":
         return flat.view("<f4").astype(np.float32).reshape(shape)
     values = np.empty(shape, np.float32)
-    kernel.dequantize(values.reshape(-1), flat, TYPES[type], n_threads=n_threads)
+    kernels.quants.dequantize(values.reshape(-1), flat, TYPES[type], n_threads=n_threads)
     return values
 
 
@@ -51,7 +51,7 @@ def quantize(array: NDArray[Any], type: str, *, n_threads: int = 1) -> NDArray[n
     values = np.ascontiguousarray(array, np.float32).reshape(-1)
     elements, nbytes = BLOCKS[type]
     blocks = np.empty((values.size // elements, nbytes), np.uint8)
-    kernel.quantize(blocks.reshape(-1), values, TYPES[type], n_threads=n_threads)
+    kernels.quants.quantize(blocks.reshape(-1), values, TYPES[type], n_threads=n_threads)
     scales = blocks[:, :2].copy().view("<f2")[:, 0]
     if not np.isfinite(scales).all():
         block = int(np.argmax(~np.isfinite(scales)))
