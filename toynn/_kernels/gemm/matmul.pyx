@@ -16,6 +16,7 @@ while it is packed; the results are, bit for bit, those of its float32 values.
 rows of x to 8 bits, if multiplies_int8() and w is Q4_0, Q8_0, Q4_K or Q6_K (dot_int8.h). At the
 level amx each precision packs one to three bfloat16 parts of each float (gemm_amx.h). All else is
 float32.
+Source: Van Zee & van de Geijn 2015 (BLIS), doi:10.1145/2764454.
 """
 from toynn._kernels.gemm._int8 cimport HAS_INT8, VNNI_OF_BUILD, int8_floats
 from toynn._kernels.gemm._multiply cimport multiply_matrices, scratch_floats
