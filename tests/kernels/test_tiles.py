@@ -199,7 +199,7 @@ def test_accumulation_bias_and_activation(precision):
     w = np.ascontiguousarray(b.T)
     matmul.forward(y, pre, a, w, bias, activation="gelu_exact", precision=precision)
     assert pre.tobytes() == (bare + bias).tobytes()
-    kernels.load("gelu", "amx").forward(bare.ravel(), pre.ravel(), True)
+    kernels.load("gelu", "amx").forward(bare.ravel(), pre.ravel(), exact=1)
     np.testing.assert_allclose(y, bare, atol=1e-6)
 
 
