@@ -118,7 +118,7 @@ cdef inline Py_ssize_t blocks_of(Py_ssize_t size, Py_ssize_t most) noexcept nogi
 cdef inline int _width(const Operand* side) noexcept nogil:
     """Rows of a panel of A, at most, or columns of one of B."""
     if side.is_a:
-        return SIDE if parts_of(side) else MR
+        return SIDE if side.form >= TILES_1 else MR
     return NR
 
 
@@ -128,13 +128,13 @@ cdef inline Py_ssize_t panels(const Operand* side) noexcept nogil:
 
 cdef inline Py_ssize_t panel_start(const Operand* side, Py_ssize_t p) noexcept nogil:
     """First row or column of panel p; that of the panel after the last is ``size``."""
-    if side.is_a and not parts_of(side):
+    if side.is_a and side.form < TILES_1:
         return p * side.size // blocks_of(side.size, MR)
     return min(p * _width(side), side.size)
 
 
 cdef inline int terms_of_step(const Operand* side) noexcept nogil:
-    return SIDE if parts_of(side) else 2 if side.form == PAIRS else 1
+    return SIDE if side.form >= TILES_1 else 2 if side.form == PAIRS else 1
 
 
 cdef inline Py_ssize_t steps(const Operand* side, Py_ssize_t kc) noexcept nogil:
@@ -154,7 +154,7 @@ cdef inline Py_ssize_t _step_floats(const Operand* side) noexcept nogil:
 cdef inline Py_ssize_t panel_floats(const Operand* side, Py_ssize_t kc) noexcept nogil:
     """Floats that a packed panel takes; of MR rows, a register may be written past their end."""
     cdef Py_ssize_t n = steps(side, kc) * _step_floats(side)
-    return blocks_of(n, V) * V + V if side.is_a and not parts_of(side) else n
+    return blocks_of(n, V) * V + V if side.is_a and side.form < TILES_1 else n
 
 
 cdef inline void _pack_floats(

@@ -86,16 +86,17 @@ cdef inline void rows_iq4_nl(
 cdef inline void rows_mxfp4(
     floats y, const uint8_t* row, Py_ssize_t j, Py_ssize_t n, Py_ssize_t nbytes
 ) noexcept nogil:
-    cdef const uint8_t* raw = row + j // RUN * nbytes
+    cdef const uint8_t* block = row + j // RUN * nbytes
     cdef Py_ssize_t i
     cdef int8_t q[RUN]
     cdef int k
     for i in range(n // RUN):
-        _table_run(y + i * RUN, FP4, raw + i * nbytes + 1, _power(raw[i * nbytes]))
-        if raw[i * nbytes] < 2:
-            lookup(q, FP4, raw + i * nbytes + 1, 16)
+        _table_run(y + i * RUN, FP4, block + 1, _power(block[0]))
+        if block[0] < 2:
+            lookup(q, FP4, block + 1, 16)
             for k in range(RUN):
-                y[i * RUN + k] = _tiny(q[k], raw[i * nbytes])
+                y[i * RUN + k] = _tiny(q[k], block[0])
+        block += nbytes
 
 
 cdef inline void block_iq4_xs(
