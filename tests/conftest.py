@@ -31,7 +31,7 @@ def hangups_end_processes():
 def patience(monkeypatch):
     # A run that a signal has stopped evaluates and shows as much on any machine.
     monkeypatch.setattr("toynn.train.loop.PATIENCE", math.inf)
-    monkeypatch.setattr("toynn.cli._training.PATIENCE", math.inf)
+    monkeypatch.setattr("toynn.jobs.job.PATIENCE", math.inf)
 
 
 @pytest.fixture(autouse=True)

@@ -105,5 +105,5 @@ def __getattr__(name: str) -> Any:
     if name == "testing":
         return import_module("toynn.testing")
     if name in ("finetune", "Run"):
-        return getattr(import_module("toynn.finetuning"), name)
+        return getattr(import_module("toynn.jobs"), name)
     raise AttributeError(f"module 'toynn' has no attribute {name!r}")

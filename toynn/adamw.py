@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toynn.errors import ConfigError
+from toynn.options import option, real
 
 __all__ = ["RANGES", "SLOTS", "AdamW", "check_row"]
 
@@ -54,6 +55,8 @@ class AdamW:
     (7,)
     """
 
+    GROUP: ClassVar[str] = "optimization"
+
     MODE_UNSET: ClassVar[int] = 0
     MODE_FROM_SCRATCH: ClassVar[int] = 1  # from-scratch, warm-start and ViT recipes
     MODE_LORA: ClassVar[int] = 2  # LoRA and GPT-2 recipes, full fine-tuning
@@ -62,7 +65,7 @@ class AdamW:
     beta1: float = 0.9
     beta2: float = 0.95
     eps: float = 1e-8
-    weight_decay: float = 0.0
+    weight_decay: float = option("of AdamW (default {default:g})", 0.0, given=0.1, read=real(0))
     bias_correct: bool = False
     mode: int = MODE_UNSET
 

@@ -1,13 +1,283 @@
-"""The options that every recipe takes, beside the model's own configuration."""
+"""What an option is, and the options that every recipe takes.
+
+An option is one field of a dataclass, declared by ``option``: its help, its name where that is not
+the field's, what it may be, its default. From the field follow the flag of the command line with
+its errors, the key in config.toml, the keyword of ``toynn.finetune``, what the shell completes, and
+whether a run that is resumed must have the same value. See toynn/jobs/.
+"""
 
 import math
 import operator
-from dataclasses import dataclass
-from typing import Any
+from argparse import ArgumentTypeError
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import MISSING, dataclass, field, fields, replace
+from typing import Any, ClassVar, Literal
+
+import numpy as np
 
 from toynn.errors import ConfigError
+from toynn.precision import PRECISIONS
 
-__all__ = ["DECAYS", "PACKS", "WEIGHT_DTYPES", "RecipeOptions", "checked_packing"]
+__all__ = [
+    "DECAYS",
+    "PACKS",
+    "WEIGHT_DTYPES",
+    "Option",
+    "RecipeOptions",
+    "checked_packing",
+    "compared",
+    "names_of",
+    "option",
+    "options_of",
+    "real",
+    "whole",
+]
+
+LARGEST = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Option:
+    """What a field says of itself, as ``option`` puts it into the field's metadata.
+
+    Attributes
+    ----------
+    help
+        What it means. "{default}" stands for the default; a job may have more such words.
+    default
+        What a job takes where it is not given; the field's own default is the library's.
+    name
+        In config.toml and for ``toynn.finetune``: "log_every" is typed as --log-every.
+    also
+        What mlx-lm or llama.cpp call the flag, which is taken, too.
+    group
+        The heading that it stands under in --help, if it is not its bundle's ``GROUP``.
+    read
+        Makes a value of a text; raises ArgumentTypeError.
+    choices, metavar, required
+        As argparse takes them; what ``read`` reads is called "N" if nothing else is said.
+    words
+        What the shell completes where there are no choices: of values that may be others, too.
+    negated
+        Whether a switch is also typed as --no-name.
+    once
+        Why it cannot be given twice; "" where the last one holds.
+    several
+        Makes a value of several words, and checks them.
+    source
+        What a model (an adapter) that the run starts from means for it. "same": nothing. "own": the
+        source has a value of its own, and giving another is refused. "may": the default is the
+        source's, and one that is given goes before it.
+    off
+        Values that mean None for the field.
+    compared
+        Whether a run that is resumed must have the same value. It need not where the option changes
+        nothing of what was learned so far: how long the run is, how often it does what, when it
+        ends, what memory it takes; nor where the Trainer compares what follows from it.
+    kept
+        Whether config.toml has it: not, where it says where a run is read from and written to.
+    hashed
+        Whether it names a file or folder that a run starts from, which must not change.
+    memory
+        What a step that needs too much memory is told to try: "smaller", or words, which are of use
+        where the value is ``heavy``.
+    check, expected
+        What a value given from Python must pass, and what is said if it does not.
+    kind, field
+        The dataclass, and its field.
+    """
+
+    help: str
+    default: Any = None
+    name: str = ""
+    group: str = ""
+    also: str = ""
+    read: Callable[[str], Any] | None = None
+    choices: Sequence[str] | None = None
+    metavar: str | None = None
+    required: bool = False
+    words: Sequence[str] = ()
+    negated: bool = False
+    once: str = ""
+    several: Callable[[Sequence[str]], Any] | None = None
+    source: Literal["same", "own", "may"] = "same"
+    off: Sequence[Any] = ()
+    compared: bool = True
+    kept: bool = True
+    hashed: bool = False
+    memory: str = ""
+    heavy: Any = None
+    check: Callable[[Any], Any] | None = None
+    expected: str = ""
+    kind: type = object
+    field: str = ""
+
+    @property
+    def flag(self) -> str:
+        """How it is typed."""
+        return f"--{self.name.replace('_', '-')}"
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether it is typed without a value."""
+        return isinstance(self.default, bool)
+
+    def typed(self, value: Any) -> list[str]:
+        """Return how a value of it is typed."""
+        if self.is_switch:
+            no = [f"--no-{self.flag[2:]}"] if self.negated else []
+            return [self.flag] if value else no
+        if self.several and not isinstance(value, str):
+            return [self.flag, *value]
+        return [f"{self.flag}={value}"]
+
+    def checked(self, value: Any) -> Any:
+        """Return a value that is given from Python or from a file, as if it had been typed.
+
+        Raises ConfigError for one that it cannot have.
+        """
+        if value is None or (isinstance(value, bool) and self.is_switch):
+            return value
+        if self.is_switch:
+            raise ConfigError(f"argument {self.flag}: expected True or False; got {value!r}")
+        if self.several and isinstance(value, list | tuple):
+            return self.several([str(each) for each in value])
+        text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+        if self.choices and text not in self.choices:
+            known = ", ".join(self.choices)
+            raise ConfigError(
+                f"argument {self.flag}: invalid choice: {text!r} (choose from {known})"
+            )
+        try:
+            found = self.read(text) if self.read else text
+            return self.several([found]) if self.several else found
+        except ArgumentTypeError as error:
+            raise ConfigError(f"argument {self.flag}: {error}") from None
+
+    def from_python(self, value: Any) -> Any:
+        """Return a value as the field has it; TypeError or ValueError for one that it cannot have.
+
+        Without ``check`` that is one of the choices, or True or False.
+        """
+        if self.check is not None:
+            return self.check(value)
+        if not (isinstance(value, bool) if self.is_switch else value in (self.choices or ())):
+            raise ValueError
+        return value
+
+
+def option(help: str, default: Any = MISSING, *, given: Any = MISSING, **more: Any) -> Any:
+    """Return a field of a dataclass that is an option; ``more`` is as ``Option`` has it.
+
+    ``given`` is the default of jobs where it is not the field's own.
+    """
+    usual = given if given is not MISSING else None if default is MISSING else default
+    return field(default=default, metadata={"option": Option(help, usual, **more)})
+
+
+def options_of(kind: type[Any]) -> Iterator[Option]:
+    """Yield the options that a dataclass has."""
+    for each in fields(kind):
+        found = each.metadata.get("option")
+        if found is not None and found.help:
+            own = {"name": found.name or each.name, "group": found.group or kind.GROUP}
+            yield replace(found, **own, kind=kind, field=each.name)
+
+
+def compared(bundle: Any) -> dict[str, Any]:
+    """Return the fields of a bundle that a run which is resumed must have alike, with values.
+
+    They are those that do not say otherwise, also where they are no options.
+    """
+    return {
+        each.name: getattr(bundle, each.name)
+        for each in fields(bundle)
+        if not each.metadata or each.metadata["option"].compared
+    }
+
+
+# -- What is read from a text ----------------------------------------------------------------------
+
+
+def whole(least: int, most: int = LARGEST) -> Callable[[str], int]:
+    """Return a parser of whole numbers from least to most."""
+
+    def parse(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            number = least - 1
+        if not least <= number <= most:
+            raise ArgumentTypeError(f"must be a whole number from {least} to {most}; got {text!r}")
+        return number
+
+    return parse
+
+
+def real(least: float, most: float = math.inf, *, above: bool = False) -> Callable[[str], float]:
+    """Return a parser of numbers from least (or only above it) to most, finite as float32."""
+    bounds = f"above {least:g}" if above else f"of at least {least:g}"
+    if most < math.inf:
+        bounds += f" and at most {most:g}"
+
+    def parse(text: str) -> float:
+        try:
+            number = float(text)
+        except ValueError:
+            number = math.nan
+        with np.errstate(over="ignore"):
+            single = float(np.float32(number))  # what kernels will see
+        if not (math.isfinite(single) and least <= number <= most) or (above and single <= least):
+            raise ArgumentTypeError(f"must be a number {bounds}; got {text!r}")
+        return number
+
+    return parse
+
+
+def names_of(known: Sequence[str], none: str | None = None) -> Callable[[str], str]:
+    """Return a parser of names between commas, of those known; or ``none`` alone."""
+
+    def parse(text: str) -> str:
+        names = text.split(",")
+        if text != none and (set(names) - set(known) or len(set(names)) < len(names)):
+            may = f", or {none}" if none else ""
+            raise ArgumentTypeError(f"must be of {', '.join(known)}{may}, once each; got {text!r}")
+        return text
+
+    return parse
+
+
+# -- What Python gives -----------------------------------------------------------------------------
+
+
+def _integer(value: Any, least: int | None = None) -> int:
+    number = operator.index(value)
+    if isinstance(value, bool) or (least is not None and number < least):
+        raise ValueError
+    return number
+
+
+def _weight_dtype(value: Any) -> str:
+    name = value if isinstance(value, str) else WEIGHT_DTYPES.get(_integer(value))
+    if name not in WEIGHT_DTYPES.values():
+        raise ValueError
+    return str(name)
+
+
+def _scale(value: Any) -> float:
+    if isinstance(value, bool | str) or not (math.isfinite(value) and value >= 0):
+        raise ValueError
+    return float(value)
+
+
+def checked_packing(value: Any) -> str:
+    """Return what says whether frozen weights are kept packed; ConfigError if it is none."""
+    if value not in PACKS:
+        raise ConfigError(f"pack_base must be one of {', '.join(PACKS)}; got {value!r}")
+    return str(value)
+
+
+# -- The options of recipes ------------------------------------------------------------------------
 
 #: Names of weight types, by ggml's number for each.
 WEIGHT_DTYPES = {0: "f32", 1: "f16", 30: "bf16"}
@@ -15,6 +285,7 @@ WEIGHT_DTYPES = {0: "f32", 1: "f16", 30: "bf16"}
 DECAYS = ("all", "matrices")
 #: Whether frozen weights are kept packed.
 PACKS = ("auto", "always", "never")
+_PRECISIONS = {name: name for name in (*PRECISIONS, "auto")}
 
 
 @dataclass
@@ -54,6 +325,11 @@ class RecipeOptions:
         "auto": where a step has so few rows that it gains some percent, if the copies fit into
         memory beside everything else. Each weight takes 8 bytes, or 4 where products are of
         bfloat16, or 12 where they are of three parts. Results are the same.
+    precision
+        That of the engine's matrix products: see ``toynn.set_float32_matmul_precision``, whose
+        choice holds where it is None. "auto" is what is fastest on this machine without loss.
+    n_threads
+        How many threads at most; None: as many as ``toynn.set_num_threads`` says.
 
     Raises
     ------
@@ -61,91 +337,117 @@ class RecipeOptions:
         On a value out of range or of the wrong type, and on a name that is no option.
     """
 
-    t_seq: int = 0
-    t_batch: int = 1
-    weight_dtype: str | int = "f32"
-    untied: bool = False
-    qkv_bias: bool = False
-    seed: int = 0
-    init_scale: float = 1.0
-    checkpointing: bool = False
-    packed: bool = False
-    decay: str = "all"
-    pack_base: str = "never"
+    GROUP: ClassVar[str] = "machine"
+
+    t_seq: int = option(
+        "",
+        0,
+        check=lambda value: _integer(value, 0),
+        expected="an integer of at least 0 (0: the model's context)",
+    )
+    t_batch: int = option(
+        "{items} per step (default {default:g})",
+        1,
+        given=8,
+        name="batch",
+        group="optimization",
+        also="--batch-size",
+        read=whole(1),
+        memory="smaller",
+        check=lambda value: _integer(value, 1),
+        expected="an integer of at least 1",
+    )
+    weight_dtype: str | int = option(
+        "what weights are rounded to before a product (default {default}: they are not)",
+        "f32",
+        group="weights",
+        choices=list(WEIGHT_DTYPES.values()),
+        check=_weight_dtype,
+        expected='"f32", "f16", "bf16" or ggml\'s 0, 1, 30',
+    )
+    untied: bool = option(
+        "give the model an output matrix of its own", False, group="weights", source="own"
+    )
+    qkv_bias: bool = option(
+        "give the projections to q, k and v biases", False, group="weights", source="own"
+    )
+    seed: int = option(
+        "of all that is random (default {default:g})",
+        0,
+        group="optimization",
+        read=whole(0),
+        check=_integer,
+        expected="an integer",
+    )
+    init_scale: float = option(
+        "factor of the standard deviation of the blocks' matrices (default {default:g})",
+        1.0,
+        group="weights",
+        read=real(0),
+        source="own",
+        check=_scale,
+        expected="a finite number of at least 0",
+    )
+    checkpointing: bool = option(
+        "compute activations again in the backward pass: less memory, the same results, slower",
+        False,
+        compared=False,
+        memory="{flag}",
+        heavy=False,
+    )
+    packed: bool = option("", False)
+    decay: str = option(
+        "what --weight-decay is for: all weights, or matrices and no gains, biases and other "
+        "vectors (default {default})",
+        "all",
+        group="optimization",
+        choices=DECAYS,
+    )
+    pack_base: str = option(
+        "keep the model's matrices packed in memory, in the order in which products read them, so "
+        "that they are decoded and packed once and not in every step: always, never, or auto, "
+        "where steps have so few tokens that it gains some percent, if that fits beside everything "
+        "else; 8 bytes a weight, 4 where products are of bfloat16 (default {default})",
+        "never",
+        given="auto",
+        choices=PACKS,
+        compared=False,
+        memory="{flag} never",
+        heavy="always",
+    )
+    precision: str | None = option(
+        "of matrix products; auto is medium where --backend is known to multiply bfloat16 "
+        "faster than float32 on this machine, else highest (default {default})",
+        None,
+        given="highest",
+        choices=tuple(_PRECISIONS),
+        compared=False,  # but what the products are made of
+        check=lambda value: None if value is None else _PRECISIONS[value],
+        expected=f"None or one of {', '.join(_PRECISIONS)}",
+    )
+    n_threads: int | None = option(
+        "use at most so many threads (default: one per core)",
+        None,
+        name="threads",
+        read=whole(1, 1024),
+        compared=False,
+        check=lambda value: None if value is None else _integer(value, 1),
+        expected="None or an integer of at least 1",
+    )
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Check and set one option."""
-        if name not in _OPTIONS:
-            raise ConfigError(
-                f"RecipeOptions: no option is called {name}; there are {', '.join(_OPTIONS)}"
-            )
-        check, expected = _OPTIONS[name]
+        known = {each.name: each.metadata["option"] for each in fields(type(self))}
+        if name not in known:
+            names = ", ".join(known)
+            raise ConfigError(f"RecipeOptions: no option is called {name}; there are {names}")
+        own: Option = known[name]
         try:
-            checked = check(value)
-        except (TypeError, ValueError, OverflowError):
+            checked = own.from_python(value)
+        except (TypeError, ValueError, KeyError, OverflowError):
+            *most, last = ["True", "False"]
+            if not own.is_switch:
+                *most, last = [f'"{each}"' for each in own.choices or ("",)]
+            expected = own.expected or f"{', '.join(most)} or {last}"
             raise ConfigError(f"RecipeOptions: {name} must be {expected}; got {value!r}") from None
         object.__setattr__(self, name, checked)
-
-
-def _integer(value: Any, least: int | None = None) -> int:
-    number = operator.index(value)
-    if isinstance(value, bool) or (least is not None and number < least):
-        raise ValueError
-    return number
-
-
-def _flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError
-    return value
-
-
-def _weight_dtype(value: Any) -> str:
-    name = value if isinstance(value, str) else WEIGHT_DTYPES.get(_integer(value))
-    if name not in WEIGHT_DTYPES.values():
-        raise ValueError
-    return str(name)
-
-
-def checked_packing(value: Any) -> str:
-    """Return what says whether frozen weights are kept packed; ConfigError if it is none."""
-    try:
-        return _packing(value)
-    except ValueError:
-        raise ConfigError(f"pack_base must be one of {', '.join(PACKS)}; got {value!r}") from None
-
-
-def _packing(value: Any) -> str:
-    if value not in PACKS:
-        raise ValueError
-    return str(value)
-
-
-def _decay(value: Any) -> str:
-    if value not in DECAYS:
-        raise ValueError
-    return str(value)
-
-
-def _scale(value: Any) -> float:
-    if isinstance(value, bool | str) or not (math.isfinite(value) and value >= 0):
-        raise ValueError
-    return float(value)
-
-
-_OPTIONS: dict[str, tuple[Any, str]] = {
-    "t_seq": (
-        lambda value: _integer(value, 0),
-        "an integer of at least 0 (0: the model's context)",
-    ),
-    "t_batch": (lambda value: _integer(value, 1), "an integer of at least 1"),
-    "weight_dtype": (_weight_dtype, '"f32", "f16", "bf16" or ggml\'s 0, 1, 30'),
-    "untied": (_flag, "True or False"),
-    "qkv_bias": (_flag, "True or False"),
-    "seed": (_integer, "an integer"),
-    "init_scale": (_scale, "a finite number of at least 0"),
-    "checkpointing": (_flag, "True or False"),
-    "packed": (_flag, "True or False"),
-    "decay": (_decay, '"all" or "matrices"'),
-    "pack_base": (_packing, '"auto", "always" or "never"'),
-}

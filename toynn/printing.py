@@ -3,11 +3,24 @@
 import contextlib
 import io
 import sys
+import textwrap
 from collections.abc import Iterator
 from typing import Any, TextIO
 from unicodedata import category
 
-__all__ = ["Lenient", "counted", "duration", "harmless", "lenient", "print_line", "size"]
+__all__ = [
+    "Lenient",
+    "counted",
+    "duration",
+    "fact",
+    "harmless",
+    "lenient",
+    "print_line",
+    "size",
+    "wrapped",
+]
+
+WIDTH, LABEL = 80, 12  # characters of a line, and of them those before what is said
 
 #: What turns the order of characters on a line: a name with them reads as another.
 TURNING = frozenset(map(chr, [*range(0x202A, 0x202F), *range(0x2066, 0x206A)]))
@@ -105,6 +118,26 @@ def lenient() -> Iterator[None]:
     error: Any = Lenient(sys.stderr)
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
         yield
+
+
+def fact(label: str, text: str) -> str:
+    """Return what is said behind a label, in lines as ``wrapped`` makes them."""
+    return wrapped(text, f"{label:{LABEL}}", " " * LABEL)
+
+
+def wrapped(text: str, first: str = "", others: str = "") -> str:
+    """Return a text in lines of at most 80 characters, which begin with others but for the first.
+
+    A word that is longer, such as a path, is not cut.
+    """
+    return textwrap.fill(
+        harmless(text, ""),
+        WIDTH,
+        initial_indent=first,
+        subsequent_indent=others,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def print_line(line: str) -> None:

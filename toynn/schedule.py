@@ -15,10 +15,15 @@ From step n on p is 1. Sources: cosine, Loshchilov & Hutter 2017, arXiv:1608.039
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
+from toynn.adamw import RANGES
 from toynn.errors import ConfigError
+from toynn.options import option, real, whole
 
-__all__ = ["SCHEDULES", "Schedule"]
+__all__ = ["SCHEDULES", "WARMUP", "Schedule", "usual_warmup"]
+
+WARMUP = 100  # steps, or a tenth of a shorter run
 
 WSD_STABLE = 0.8  # share of the steps after warm-up that wsd spends at lr_max
 
@@ -47,11 +52,33 @@ class Schedule:
         If the name is unknown or a number is out of range.
     """
 
-    name: str
-    lr_max: float
-    steps: int
-    warmup_steps: int = 0
-    min_lr_ratio: float = 0.1  # lr_min / lr_max
+    GROUP: ClassVar[str] = "optimization"
+
+    name: str = option(
+        "how the learning rate falls behind the warm-up: along a cosine or a line, not at all, "
+        "or over the last fifth (default {default})",
+        given="cosine",
+        name="lr_schedule",
+        choices=tuple(SCHEDULES),
+    )
+    lr_max: float = option(
+        "largest learning rate (default {default:g})",
+        given=3e-3,
+        name="lr",
+        also="--learning-rate",
+        read=real(0, RANGES["lr"][1], above=True),
+    )
+    steps: int = option("", compared=False)  # an extended run has more
+    warmup_steps: int = option(
+        f"steps up to the largest learning rate (default {WARMUP}, or a tenth of fewer steps)",
+        0,
+        given=None,
+        name="warmup",
+        read=whole(0),
+    )
+    min_lr_ratio: float = option(
+        "the last learning rate divided by the largest (default {default:g})", 0.1, read=real(0, 1)
+    )
 
     def __post_init__(self) -> None:
         for what, right, expected in (
@@ -76,3 +103,8 @@ class Schedule:
         done = min(1.0, (step - self.warmup_steps) / rest) if rest > 0 else 1.0
         lr_min = self.lr_max * self.min_lr_ratio
         return lr_min + (self.lr_max - lr_min) * SCHEDULES[self.name](done)
+
+
+def usual_warmup(steps: int) -> int:
+    """Return the steps of the rise, where nobody says how many."""
+    return min(WARMUP, steps // 10)

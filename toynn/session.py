@@ -50,8 +50,9 @@ class Session(FeedDoors, GradientDoors, MemoryDoors, PersistentDoors):
     With ``checkpointing`` the activations of each block of a tape (``s.tape.block``) are computed
     again in the backward pass, not kept: less memory, the same bits, about a forward pass more.
     ``matmul_precision`` is that of the linear layers recorded from now on (default: the global
-    one, see ``toynn.set_float32_matmul_precision``). ``pack_base`` says whether frozen weights are
-    kept packed as products read them (see ``toynn.RecipeOptions``). ``backend`` is "cpu", or
+    one, see ``toynn.set_float32_matmul_precision``), or "auto" for the backend's choice.
+    ``n_threads`` goes before ``toynn.set_num_threads``. ``pack_base`` says whether frozen weights
+    are kept packed as products read them (see ``toynn.RecipeOptions``). ``backend`` is "cpu", or
     another one of ``toynn.backends.available()``, such as "reference", which computes in float64
     NumPy, slowly.
     Use it as a context manager, or ``close()`` it, to free its memory at a certain point;
@@ -79,6 +80,8 @@ class Session(FeedDoors, GradientDoors, MemoryDoors, PersistentDoors):
         self.backend = backends.get(backend, n_threads)
         self.seed = seed
         chosen = matmul_precision or precision.get_float32_matmul_precision()
+        if chosen == "auto":
+            chosen, _ = self.backend.automatic_precision()
         self.matmul_precision = precision.checked(chosen)
         self.pack_base = checked_packing(pack_base)
         self.tape = Tape()

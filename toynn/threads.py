@@ -1,9 +1,9 @@
 """How many threads: the one place that decides it.
 
-In order: ``set_num_threads``, TOYNN_NUM_THREADS, OMP_NUM_THREADS, the physical cores that this
-process may use, or its share of those where several processes train together. A kernel gets fewer
-when its work is not worth waking a thread, and a program while other processes want the cores
-(backends/cpu/work.py and crew.pyx).
+In order: the session's own number (``n_threads``), ``set_num_threads``, TOYNN_NUM_THREADS,
+OMP_NUM_THREADS, the physical cores that this process may use, or its share of those where several
+processes train together. A kernel gets fewer when its work is not worth waking a thread, and a
+program while other processes want the cores (backends/cpu/work.py and crew.pyx).
 """
 
 import os
@@ -33,13 +33,15 @@ def set_num_threads(n: int) -> None:
     _chosen = n
 
 
-def get_num_threads() -> int:
-    """Return the number of threads that a run uses now.
+def get_num_threads(own: int | None = None) -> int:
+    """Return the number of threads that a run uses now, in a session that has a number of its own.
 
     Raises ConfigError for a TOYNN_NUM_THREADS that is no number.
     """
     if _forked or not has_openmp():
         return 1
+    if own is not None:
+        return min(int(own), MAX_THREADS)
     return _chosen or _from_environment() or _share or _physical_cores()
 
 

@@ -14,7 +14,7 @@ from hang import HANG
 from safetensors.numpy import load_file
 from shared import STORIES
 
-from toynn.cli import main, train
+from toynn.cli import main
 from toynn.data.text import Corpus, spaced_windows
 from toynn.engines import ENGINES
 from toynn.engines.gpt2 import GPT2Config
@@ -37,7 +37,7 @@ def recipe(monkeypatch):
             c1, c2 = (1 / (1 - beta ** (k + 1)) for beta in (0.9, 0.999))
             return np.array([0, 0.9, 0.999, 1e-8, 0, c1, c2], np.float32)
 
-    monkeypatch.setattr(train, "build", lambda arguments: (recipe, Adam(), lambda k: 0.1))
+    monkeypatch.setattr("toynn.jobs.run.build", lambda arguments: (recipe, Adam(), lambda k: 0.1))
     return recipe
 
 
@@ -123,7 +123,7 @@ def test_ctrl_c_outside_the_loop_exits_130(recipe, text, tmp_path, capsys, monke
     def interrupted(arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(train, "build", interrupted)
+    monkeypatch.setattr("toynn.jobs.run.build", interrupted)
     assert train_fake(text, tmp_path / "a") == 130
     assert capsys.readouterr().err == "toynn: stopped\n"
 

@@ -12,7 +12,7 @@ from some_adapters import draw
 
 from toynn.adamw import AdamW
 from toynn.backends.cpu import CPU
-from toynn.cli import main, train
+from toynn.cli import main
 from toynn.formats import adapters, gguf
 
 FAKE = ("--steps", "30", "--batch", "2", "--seq", "8", "--log-every", "10", "--eval-every", "10")
@@ -23,7 +23,7 @@ def recipe(monkeypatch):
     """A fake recipe for ``toynn train gpt2``, so that a run takes no time."""
     recipe = FakeRecipe(context=8)
     built = recipe, AdamW.for_lora(), lambda k: 0.1
-    monkeypatch.setattr(train, "build", lambda arguments: built)
+    monkeypatch.setattr("toynn.jobs.run.build", lambda arguments: built)
     return recipe
 
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from lora_bases import write_base
 
-from toynn.cli import main, train
+from toynn.cli import main
 from toynn.engines.engine import Engine
+from toynn.jobs.run import build as build_job
 
 MIB = 2**20
 SHAPE = ("--d-model", "32", "--heads", "2", "--layers", "2")
@@ -64,14 +65,14 @@ def test_what_a_step_needs_is_promised_and_refused(name, files, tmp_path, monkey
         taken.append(built[0].engine.session.memory().peak)
         return built
 
-    build.before = train.build
-    monkeypatch.setattr(train, "build", build)
+    build.before = build_job
+    monkeypatch.setattr("toynn.jobs.run.build", build)
     assert main(words(name, "--out", str(tmp_path / "a"))) == 0
     (peak,) = taken
-    monkeypatch.setattr(train, "build", build.before)
-    monkeypatch.setattr("toynn.cli._memory.free_memory", lambda: peak)
+    monkeypatch.setattr("toynn.jobs.run.build", build.before)
+    monkeypatch.setattr("toynn.jobs.memory.free_memory", lambda: peak)
     assert main(words(name, "--out", str(tmp_path / "b"))) == 0
-    monkeypatch.setattr("toynn.cli._memory.free_memory", lambda: peak - 1)
+    monkeypatch.setattr("toynn.jobs.memory.free_memory", lambda: peak - 1)
     capsys.readouterr()
     assert main(words(name, "--out", str(tmp_path / "c"))) == 2
     line = capsys.readouterr().err.splitlines()[-1]
@@ -85,7 +86,7 @@ def test_a_batch_of_millions_is_refused_before_anything_is_recorded(
     name, files, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(files)
-    monkeypatch.setattr("toynn.cli._memory.free_memory", lambda: 100 * MIB)
+    monkeypatch.setattr("toynn.jobs.memory.free_memory", lambda: 100 * MIB)
     monkeypatch.setattr(Engine, "step_memory", lambda self: pytest.fail("recorded"))
     assert main(words(name, "--batch", "100000000", "--out", str(tmp_path / "a"))) == 2
     line = capsys.readouterr().err.splitlines()[-1]
@@ -94,7 +95,7 @@ def test_a_batch_of_millions_is_refused_before_anything_is_recorded(
 
 def test_where_nobody_knows_what_is_free_nothing_is_refused(files, tmp_path, monkeypatch):
     monkeypatch.chdir(files)
-    monkeypatch.setattr("toynn.cli._memory.free_memory", lambda: None)
+    monkeypatch.setattr("toynn.jobs.memory.free_memory", lambda: None)
     assert main(words("gpt2", "--out", str(tmp_path / "a"))) == 0
 
 

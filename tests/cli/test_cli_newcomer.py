@@ -11,7 +11,7 @@ from some_adapters import draw
 from vocabs import bpe_file
 
 import toynn
-from toynn.cli import main, train
+from toynn.cli import main
 from toynn.formats import adapters, gguf
 from toynn.formats.tokenizer import ByteTokenizer
 from toynn.recipes import LoRA
@@ -87,7 +87,7 @@ def test_what_is_more_than_there_can_be_is_said(files, capsys):
 
 
 def test_runs_of_one_second_have_folders_of_their_own(files, monkeypatch, capsys):
-    monkeypatch.setattr(train.time, "strftime", lambda _: "now")
+    monkeypatch.setattr("toynn.jobs.run.time.strftime", lambda _: "now")
     for _ in range(2):
         words = ["train", "gpt2", *SMALL, "--d-model", "16", "--heads", "2", "--layers", "1"]
         assert main(words) == 0

@@ -17,7 +17,8 @@ from lora_bases import write_base
 
 import toynn
 from toynn import _kernels
-from toynn.cli import main, parsed, train
+from toynn.cli import main, parsed
+from toynn.cli.train import job_of
 from toynn.errors import NonFiniteError
 from toynn.runs import Record
 from toynn.train import Trainer
@@ -60,9 +61,9 @@ def files(tmp_path_factory):
 @pytest.fixture
 def here(files, monkeypatch):
     monkeypatch.chdir(files)
-    monkeypatch.setattr("toynn.cli._text_training.SAMPLE_TOKENS", 2)
-    monkeypatch.setattr("toynn.cli._text_training.SAMPLE_ON_THE_WAY", 3)
-    monkeypatch.setattr(train, "plot_losses", lambda *_: False)
+    monkeypatch.setattr("toynn.jobs.text.SAMPLE_TOKENS", 2)
+    monkeypatch.setattr("toynn.jobs.text.SAMPLE_ON_THE_WAY", 3)
+    monkeypatch.setattr("toynn.jobs.run.plot_losses", lambda *_: False)
     monkeypatch.setattr("toynn.train.classify.plot_confusion", lambda *_: False)
     return files
 
@@ -300,7 +301,7 @@ def test_the_same_bits_with_tokens_on_the_disk(name, here, tmp_path, monkeypatch
     """Beside the folder of the run, where there is much data; as for a run that is resumed."""
     assert main(["train", name, *COMMANDS[name], "--out", str(tmp_path / "a")]) == 0
     assert not (tmp_path / "tokens").exists()
-    monkeypatch.setattr("toynn.cli._text_training.CACHED", 100)
+    monkeypatch.setattr("toynn.jobs.text.CACHED", 100)
     below = tmp_path / "below"
     assert main(["train", name, *COMMANDS[name], "--out", str(below / "a")]) == 0
     assert contents(below / "a") == contents(tmp_path / "a")
@@ -438,7 +439,8 @@ def test_typed_flags_go_before_those_of_the_file(here, tmp_path):
 def test_a_warmup_that_was_derived_is_derived_anew(warmup, kept, tmp_path):
     path = tmp_path / "flags.toml"
     path.write_text(f"[run]\nrecipe = 'gpt2'\n[train]\nsteps = 1500\nwarmup = {warmup}\n")
-    assert parsed(["train", f"--config={path}", "--steps", "40"]).warmup == kept
+    found = job_of(parsed(["train", f"--config={path}", "--steps", "40"]))
+    assert found.given["warmup"] == kept
 
 
 def test_resume_has_its_own_folder_and_needs_a_checkpoint(here, tmp_path, capsys):

@@ -10,8 +10,10 @@ import pytest
 from lora_bases import write_base
 
 import toynn
-from toynn.cli import _text_training, main, parsed, train
+from toynn.cli import main, parsed
+from toynn.cli.train import job_of
 from toynn.errors import CheckpointError
+from toynn.jobs import text
 
 LORA = ["train", "lora", "--model", "base.gguf", "--warmup", "0", "--steps", "4", "--seq", "32"]
 LORA += ["--batch", "2", "--lr", "0.01", "--eval-every", "2", "--save-every", "2"]
@@ -20,8 +22,8 @@ LORA += ["--batch", "2", "--lr", "0.01", "--eval-every", "2", "--save-every", "2
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(_text_training, "SAMPLE_TOKENS", 4)
-    monkeypatch.setattr(train, "plot_losses", lambda *_: False)
+    monkeypatch.setattr(text, "SAMPLE_TOKENS", 4)
+    monkeypatch.setattr("toynn.jobs.run.plot_losses", lambda *_: False)
     write_base(tmp_path / "base.gguf", vocab=256, context=64)
     rows = [{"prompt": f"say {n}: ", "completion": "ab" * (n % 3 + 1)} for n in range(20)]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -47,7 +49,9 @@ def test_a_run_of_two_sources(here, capsys):
     adapters = [(here / run / "adapter.gguf").read_bytes() for run in ("run", "again")]
     assert adapters[0] == adapters[1]
     words = ["train", "--config", "run/config.toml", "--out", "other"]
-    assert parsed([*words, "--data", "b.txt"]).data == "b.txt"  # in the place of the file's
+    assert (
+        job_of(parsed([*words, "--data", "b.txt"])).text.data == "b.txt"
+    )  # in the place of the file's
 
 
 @pytest.mark.parametrize("data", [{"a.jsonl": 3, "b.txt": 0.5}, ["a.jsonl", Path("b.txt")]])

@@ -9,10 +9,11 @@ from lora_bases import moved, write_base
 from some_adapters import draw
 
 import toynn
-from toynn.cli import _text_training, main
+from toynn.cli import main
 from toynn.errors import AdapterError
 from toynn.formats import adapters, gguf
 from toynn.formats.adapters.adapter import text_of
+from toynn.jobs import text
 
 TEXT = "the cat sat on the mat and the rat sat on the cat " * 12
 TRAIN = "train lora --model {} --adapter {} --data text.txt --seq 8 --steps 1 --out out"
@@ -30,7 +31,7 @@ COMMANDS = {
 @pytest.fixture
 def files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(_text_training, "SAMPLE_TOKENS", 2)
+    monkeypatch.setattr(text, "SAMPLE_TOKENS", 2)
     (tmp_path / "text.txt").write_text(TEXT)
     prefer = [{"prompt": f"{n}: ", "chosen": "ab" * (n % 3 + 1), "rejected": "x"} for n in range(9)]
     (tmp_path / "prefer.jsonl").write_text("\n".join(map(json.dumps, prefer)))

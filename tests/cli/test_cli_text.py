@@ -114,7 +114,8 @@ def test_the_run_says_which_precision_it_chose_and_why(folder, tmp_path, capsys)
         out = tmp_path / str(len(words))
         assert train_lora(folder, "text", out, "--steps", "1", *words) == 0
         chosen = words[1] if words else precision
-        assert toynn.get_float32_matmul_precision() == chosen
+        machine = json.loads((out / "run.json").read_text())["machine"]
+        assert machine["matmul precision"] == chosen
         config = tomllib.loads((out / "config.toml").read_text())
         assert config["train"]["precision"] == chosen
         said = " ".join(capsys.readouterr().out.split())

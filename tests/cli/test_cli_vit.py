@@ -17,9 +17,10 @@ from test_cli import error_line
 from vits import config
 
 from toynn import RecipeOptions
-from toynn.cli import main, vit
+from toynn.cli import main
 from toynn.data.images import read_picture
 from toynn.engines import ViTEngine
+from toynn.jobs import vit
 from toynn.recipes import VitTiny
 from toynn.train import classify
 

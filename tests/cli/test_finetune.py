@@ -10,6 +10,7 @@ import toynn
 from toynn.cli import main
 from toynn.errors import ConfigError, DataError
 from toynn.formats import adapters
+from toynn.session import Session
 
 FLAGS = dict(steps=60, seq=24, warmup=1, rank=3, lr=0.02, eval_every=30, log_every=30)
 
@@ -66,16 +67,67 @@ def test_it_writes_and_is_measured(run, files):
 
 
 def test_it_prints_unless_it_is_quiet(files, capsys, monkeypatch):
-    before = toynn.get_float32_matmul_precision()
     monkeypatch.chdir(files)
     for quiet in (True, False):
-        flags = dict(quiet=quiet, precision="medium", checkpointing=True, save_every=0)
         run = toynn.finetune(
-            "base.gguf", "rows.jsonl", **flags, **FLAGS | {"steps": 1, "warmup": 0}
+            "base.gguf",
+            "rows.jsonl",
+            quiet=quiet,
+            checkpointing=True,
+            save_every=0,
+            **FLAGS | {"steps": 1, "warmup": 0},
         )
         assert ("memory " in capsys.readouterr().out) is not quiet
         assert run.path.parent.name == "runs"
-    assert toynn.get_float32_matmul_precision() == before
+
+
+def test_precision_and_threads_are_the_runs_own(files, tmp_path, monkeypatch):
+    """Nothing is set for the process, not even meanwhile; the run's sessions have both."""
+    made = []
+    monkeypatch.setattr(Session, "finalize_weights", seen(Session.finalize_weights, made))
+    monkeypatch.setattr(toynn.precision, "_chosen", "high")
+    monkeypatch.setattr(toynn.threads, "_chosen", 2)
+    run = toynn.finetune(
+        files / "base.gguf",
+        files / "rows.jsonl",
+        tmp_path / "run",
+        quiet=True,
+        precision="medium",
+        threads=1,
+        **FLAGS | {"steps": 1, "warmup": 0},
+    )
+    assert len(made) == 2, "the model with adapters, and the base that it is shown beside"
+    for session, globals_then in made:
+        assert (session.matmul_precision, session.n_threads) == ("medium", 1)
+        assert session.backend.threads() == 1
+        assert globals_then == ("high", 2)
+    assert (toynn.get_float32_matmul_precision(), toynn.get_num_threads()) == ("high", 2)
+    machine = json.loads((run.path / "run.json").read_text())["machine"]
+    assert (machine["threads"], machine["matmul precision"]) == ("1", "medium")
+
+
+def seen(method, made):
+    """A method that notes on what it is called, and what holds for the process then."""
+
+    def wrapped(session):
+        made.append((session, (toynn.get_float32_matmul_precision(), toynn.get_num_threads())))
+        return method(session)
+
+    return wrapped
+
+
+def test_it_goes_on_with_a_run_and_with_a_file(files, tmp_path, monkeypatch):
+    model, data = files / "base.gguf", files / "rows.jsonl"
+    path, short = tmp_path / "run", FLAGS | {"steps": 4, "save_every": 2, "eval_every": 2}
+    run = toynn.finetune(model, data, path, quiet=True, **short)
+    again = toynn.finetune(model, data, resume=path / "checkpoint-2", quiet=True)
+    assert again.result.iterations == 4 and again.metrics == again.metrics[:1] + run.metrics[1:]
+    told = json.loads((path / "run.json").read_text())["sessions"][1]["command"]
+    assert told == f"toynn train lora --model={model} --data={data} --resume={path}/checkpoint-2"
+    copy = toynn.finetune(
+        model, data, tmp_path / "copy", config=path / "config.toml", quiet=True, rank=2
+    )
+    assert copy.adapter.rank == 2 and copy.result.iterations == 4
 
 
 def test_what_is_refused(files, tmp_path):
@@ -83,6 +135,11 @@ def test_what_is_refused(files, tmp_path):
     for flags, message in (
         ({"rnk": 3}, "there is no 'rnk'; toynn train lora has .*rank"),
         ({"rank": 0}, "--rank: must be a whole number"),
+        ({"rank": True}, "--rank: must be a whole number"),
+        ({"decay": "all"}, "there is no 'decay'"),
+        ({"loss": "ppo"}, "--loss: invalid choice: 'ppo' .choose from sft, dpo, orpo, kto"),
+        ({"dora": 1}, "--dora: expected True or False; got 1"),
+        ({"init": "zero"}, "--init: must be one of"),
         ({"targets": "nose"}, "nose"),
         ({"loss": "dpo"}, "chosen"),
     ):

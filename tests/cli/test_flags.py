@@ -7,6 +7,8 @@ files but those that repeat the flags, the memory of a step, and the process's s
 import argparse
 import json
 import re
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -18,15 +20,14 @@ from some_adapters import draw
 from vocabs import bpe_file
 
 import toynn
-from toynn import threads
 from toynn.adamw import AdamW
-from toynn.cli import _text_training, main, train
-from toynn.cli._flags import Flag, gathered
+from toynn.cli import main, train
 from toynn.formats import adapters, gguf
-from toynn.options import RecipeOptions
-from toynn.schedule import Schedule
+from toynn.jobs import JOBS, text
+from toynn.jobs.options import fields_of
+from toynn.jobs.run import build as build_job
+from toynn.options import option, options_of
 from toynn.train import classify
-from toynn.train.options import LoopOptions
 
 TEXT = "the cat sat on the mat and the rat sat on the cat " * 12
 RUN = {"--steps": "4", "--warmup": "1", "--lr": "0.01", "--batch": "2", "--out": "out"}
@@ -133,10 +134,10 @@ REFUSED = {("warm-start", "--init-from")}
 #: tests/cli/test_cli_strict.py.
 ELSEWHERE = ("--resume", "--force-resume", "--on-nonfinite", "--allreduce", "--strict")
 CASES = [
-    (name, flag.option)
-    for name, run in train.RECIPES.items()
-    for flag in run.flags
-    if flag.option not in ELSEWHERE
+    (name, option.flag)
+    for name, job in JOBS.items()
+    for option in job.options
+    if option.flag not in ELSEWHERE
 ]
 
 
@@ -191,13 +192,11 @@ class See:
     def __call__(self, recipe, flags, name):
         built = []
 
-        def build(run):
-            built.append(self.build(run))
+        def build(job):
+            built.append(self.build(job))
             return built[-1]
 
-        self.patch.setattr(train, "build", build)
-        self.patch.setattr(threads, "_chosen", None)
-        toynn.set_float32_matmul_precision("highest")
+        self.patch.setattr("toynn.jobs.run.build", build)
         here = self.folder / name
         here.mkdir()
         for path in self.files.iterdir():
@@ -206,18 +205,19 @@ class See:
         code = main(["train", recipe, *words(flags)])
         printed = self.capsys.readouterr()
         out = re.sub(r"(?m)^time .*|ETA \S+|[\d,]+ \w+/s", "", printed.out + printed.err)
-        seen = {"code": code, "printed": out, "threads": toynn.get_num_threads()}
-        seen["precision"] = toynn.get_float32_matmul_precision()
+        seen = {"code": code, "printed": out}
         seen["files"] = {
             str(path.relative_to(here)): self.content(path)
             for path in sorted(here.glob("*/*"))
             if not path.parent.is_symlink()
         }
         if built:
-            seen["memory"] = built[0][0].engine.session.memory()
+            session = built[0][0].engine.session
+            seen["memory"] = session.memory()
+            seen["threads"], seen["precision"] = session.n_threads, session.matmul_precision
         return seen
 
-    build = staticmethod(train.build)
+    build = staticmethod(build_job)
 
     @staticmethod
     def content(path):
@@ -237,12 +237,12 @@ def known():
 @pytest.fixture
 def see(files, known, tmp_path, monkeypatch, capsys):
     """A function that runs a command and says what is seen of it."""
-    monkeypatch.setattr(_text_training, "SAMPLE_TOKENS", 2)
-    monkeypatch.setattr(train, "plot_losses", lambda *_: False)
+    monkeypatch.setattr(text, "SAMPLE_TOKENS", 2)
+    monkeypatch.setattr("toynn.jobs.run.plot_losses", lambda *_: False)
     monkeypatch.setattr(classify, "plot_confusion", lambda *_: False)
-    before = toynn.get_float32_matmul_precision()
+    before = toynn.get_float32_matmul_precision(), toynn.get_num_threads()
     yield See(files, known, tmp_path, monkeypatch, capsys)
-    toynn.set_float32_matmul_precision(before)
+    assert (toynn.get_float32_matmul_precision(), toynn.get_num_threads()) == before
 
 
 def seen_by(recipe, option):
@@ -272,7 +272,7 @@ def test_a_flag_changes_something_or_is_refused(recipe, option, see, files):
     assert before != after
 
 
-@pytest.mark.parametrize("name", train.RECIPES)
+@pytest.mark.parametrize("name", JOBS)
 def test_a_parser_takes_the_flags_of_its_recipe_and_no_others(name):
     parser = argparse.ArgumentParser()
     train.add_parser(parser.add_subparsers())
@@ -283,49 +283,55 @@ def test_a_parser_takes_the_flags_of_its_recipe_and_no_others(name):
         if isinstance(action, argparse._SubParsersAction)
     )
     offered = [action.dest for action in recipes.choices[name]._actions if action.dest != "help"]
-    assert offered == [flag.name for flag in train.RECIPES[name].flags]
+    assert offered == [option.name for option in JOBS[name].options]
 
 
 OWN = [
-    (name, flag)
-    for name, run in train.RECIPES.items()
-    for flag in run.flags
-    if flag.source == "own" and name != "warm-start"
+    (name, option)
+    for name, job in JOBS.items()
+    for option in job.options
+    if option.source == "own" and name != "warm-start"
 ]
 
 
-@pytest.mark.parametrize(("name", "flag"), OWN, ids=lambda value: getattr(value, "name", value))
-def test_what_a_source_has_of_its_own_is_refused(name, flag, files, monkeypatch, capsys):
+@pytest.mark.parametrize(("name", "option"), OWN, ids=lambda value: getattr(value, "name", value))
+def test_what_a_source_has_of_its_own_is_refused(name, option, files, monkeypatch, capsys):
     monkeypatch.chdir(files)
-    source, what = train.RECIPES[name].source
+    source, what = JOBS[name].source
     path = {"lora": "adapter.gguf", "gpt2": "gpt2.gguf"}.get(name, "base.gguf")
     typed = f"--{source.replace('_', '-')}"
-    flags = BASES[name] | FRESH | {typed: path, flag.option: seen_by(name, flag.option)[0]}
+    flags = BASES[name] | FRESH | {typed: path, option.flag: seen_by(name, option.flag)[0]}
     assert main(["train", name, *words(flags)]) == 2
-    expected = f"{flag.option}: the {what} that {typed} names has its own"
+    expected = f"{option.flag}: the {what} that {typed} names has its own"
     assert expected in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", train.RECIPES)
-def test_each_field_is_one_that_there_is(name):
-    fields = {
-        kind: set(kind.__dataclass_fields__)
-        for kind in (RecipeOptions, LoopOptions, Schedule, AdamW)
-    }
-    filled = [
-        (kind, field) for flag in train.RECIPES[name].flags for kind, field in flag.to.items()
-    ]
-    assert all(field in fields[kind] for kind, field in filled)
-    assert len(filled) == len(set(filled))
-    assert {field for kind, field in filled if kind is Schedule} == fields[Schedule]
+@pytest.mark.parametrize("name", JOBS)
+def test_an_option_has_a_name_and_a_field_of_its_own(name):
+    options = JOBS[name].options
+    assert len({each.name for each in options}) == len(options)
+    assert len({(each.kind, each.field) for each in options}) == len(options)
+    assert all(each.field in each.kind.__dataclass_fields__ for each in options)
+    assert all(each.group and each.help for each in options)
 
 
-def test_a_flag_that_is_declared_reaches_its_field():
-    flags = [Flag("log_every", "", to={LoopOptions: "log_every"}), Flag("other", "")]
-    flags += [Flag("grad_accum", "", to={LoopOptions: "grad_accum", Schedule: "x"})]
-    arguments = argparse.Namespace(log_every=3, other=4, grad_accum=None)
-    assert gathered(LoopOptions, flags, arguments) == {"log_every": 3}
-    assert gathered(Schedule, flags, arguments) == {}
+@dataclass
+class Bundle:
+    """Options, and a field that is none."""
+
+    GROUP: ClassVar[str] = "depths"
+    deep: int = option("how deep (default {default})", 1, given=3, name="depth")
+    most: float | None = option("at most; 0: no limit", 2.0, off=(0,))
+    other: int = 4
+
+
+def test_an_option_that_is_given_reaches_its_field():
+    options = tuple(options_of(Bundle))
+    assert [(each.flag, each.default) for each in options] == [("--depth", 3), ("--most", 2.0)]
+    assert {each.group for each in options} == {"depths"}
+    assert fields_of(Bundle, options, {"depth": 7, "most": 0}) == {"deep": 7, "most": None}
+    assert fields_of(Bundle, options, {"depth": None, "most": 0.5}) == {"most": 0.5}
+    assert fields_of(AdamW, options, {"depth": 7, "most": 1}) == {}
 
 
 def test_checkpointing_of_pictures_saves_memory_and_keeps_the_bits(see):

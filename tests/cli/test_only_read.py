@@ -74,7 +74,7 @@ def state(folder):
 @pytest.mark.parametrize("words", COMMANDS, ids=lambda words: " ".join(words[:4]))
 def test_what_is_read_stays_as_it_is(words, files, monkeypatch):
     monkeypatch.chdir(files)
-    monkeypatch.setattr("toynn.cli._text_training.SAMPLE_TOKENS", 2)
+    monkeypatch.setattr("toynn.jobs.text.SAMPLE_TOKENS", 2)
     before = state(files / "in")
     assert main(list(words)) == 0
     assert state(files / "in") == before

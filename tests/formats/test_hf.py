@@ -380,7 +380,7 @@ def test_recipes_go_on_from_a_model(kind, form, tmp_path):
 def test_options_of_a_start_from_a_model(tmp_path):
     build("llama").export_gguf(tmp_path / "model.gguf")
     recipe = FromScratch()
-    recipe.realize_from(tmp_path / "model.gguf", weight_dtype="bf16")
+    recipe.realize_from(tmp_path / "model.gguf", options=RecipeOptions(weight_dtype="bf16"))
     assert (recipe.engine.t_seq, recipe.engine.options.weight_dtype) == (SIZES["context"], "bf16")
     assert recipe.engine.config == LlamaConfig(**SIZES)
     with pytest.raises(LifecycleError, match=r"export_gguf\(\) before realize_for_random_init"):

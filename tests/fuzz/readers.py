@@ -323,10 +323,12 @@ def write_config(folder):
 
 
 def read_config(folder):
-    """The words of a command, as a parser takes them."""
+    """The job that a file says."""
     parser = Parser()
-    train.add_parser(parser.add_subparsers())
-    parser.parse_args(["train", *train.words_of(["--config", str(folder / "config.toml")])])
+    train.add_parser(parser.add_subparsers(), required=False)
+    path = str(folder / "config.toml")
+    arguments = parser.parse_args(["train", *train.words_of(["--config", path])])
+    train.job_of(arguments)
 
 
 READERS = [

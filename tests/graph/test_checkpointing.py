@@ -176,7 +176,9 @@ def test_blocks_are_marked_once_and_not_within_each_other():
 def test_a_model_from_a_file_can_be_trained_so_too(tmp_path):
     gpt2().save(tmp_path / "model.gguf")
     recipe = GPT2()
-    recipe.realize_from(tmp_path / "model.gguf", t_seq=13, t_batch=2, checkpointing=True)
+    recipe.realize_from(
+        tmp_path / "model.gguf", options=RecipeOptions(t_seq=13, t_batch=2, checkpointing=True)
+    )
     assert ten_steps(recipe) == ten_steps(gpt2())
     assert repeats(recipe.engine.session)
 

@@ -18,7 +18,7 @@ def main(what):
         sys.modules["mpi4py"] = None  # which is what Python has where an import is to fail
     if second and what == "level":
         os.environ["TOYNN_ISA"] = "generic"
-    import toynn.cli.train
+    import toynn.cli
     import toynn.config
     from toynn.distributed import start
 

@@ -25,9 +25,9 @@ OPS = sorted({path.stem for path in (PACKAGE / "_kernels").rglob("*.pyx")} - NO_
 #: which has `bench`, imports testing.
 LAYERS = (
     {"__main__"},
-    {"finetuning"},
     {"cli"},
     {"testing"},
+    {"jobs"},
     {"evaluation"},
     {"completion"},
     {"train", "generate"},

@@ -63,7 +63,7 @@ def files(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
     """Runs of texts end with samples: short ones."""
-    monkeypatch.setattr("toynn.cli._text_training.SAMPLE_TOKENS", 2)
+    monkeypatch.setattr("toynn.jobs.text.SAMPLE_TOKENS", 2)
 
 
 def left_by(run):

@@ -21,6 +21,8 @@ def test_defaults():
         "packed": False,
         "decay": "all",
         "pack_base": "never",
+        "precision": None,
+        "n_threads": None,
     }
 
 
@@ -58,6 +60,9 @@ REFUSED = [
     ("weight_dtype", None, "weight_dtype must be"),
     ("decay", "none", 'decay must be "all" or "matrices"'),
     ("decay", None, "decay must be"),
+    ("precision", "low", "precision must be None or one of highest, high, medium, auto"),
+    ("n_threads", 0, "n_threads must be None or an integer of at least 1"),
+    ("n_threads", True, "n_threads must be"),
     ("untied", 1, "untied must be True or False"),
     ("qkv_bias", "yes", "qkv_bias must be True or False"),
     ("seed", 0.5, "seed must be an integer"),

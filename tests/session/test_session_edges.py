@@ -5,7 +5,7 @@ import pytest
 from tiny import HP, C, Tiny
 
 import toynn
-from toynn import ops
+from toynn import GPT2Config, GPT2SeqEngine, RecipeOptions, ops
 from toynn.errors import ConfigError, LabelError, LifecycleError, ShapeError
 from toynn.session import Session
 
@@ -315,3 +315,19 @@ def test_a_largest_number_of_threads_may_be_any():
         tiny.s.run()
         losses.add(float(tiny.s.download(tiny.loss)))
     assert len(losses) == 1
+
+
+def test_a_session_has_precision_and_threads_of_its_own(monkeypatch):
+    """They go before what holds for the process, be that more or less."""
+    monkeypatch.setattr(toynn.threads, "_chosen", 2)
+    monkeypatch.setattr(toynn.precision, "_chosen", "high")
+    assert [Session(n_threads=n).backend.threads() for n in (None, 1, 3)] == [2, 1, 3]
+    automatic = toynn.automatic_precision()[0]
+    for given, found in ((None, "high"), ("medium", "medium"), ("auto", automatic)):
+        assert Session(matmul_precision=given).matmul_precision == found
+    for options in (RecipeOptions(), RecipeOptions(precision="medium", n_threads=1)):
+        engine = GPT2SeqEngine()
+        config = GPT2Config(vocab=8, d_model=8, n_heads=1, d_ff=8, n_layers=1, context=4)
+        engine.declare(config, options)
+        own = engine.session.matmul_precision, engine.session.backend.threads()
+        assert own == (("high", 2) if options.precision is None else ("medium", 1))

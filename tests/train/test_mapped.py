@@ -29,6 +29,7 @@ from toynn.errors import ToynnError
 from toynn.evaluation import perplexity
 from toynn.formats import adapters, bases, gguf, quants
 from toynn.formats.tokenizer import ByteTokenizer, Tokenizer
+from toynn.options import RecipeOptions
 from toynn.train import TokenCache, Trainer, trainer
 
 pytest.importorskip("tokenizers", reason="tokenizers, of the text extra, is not installed")
@@ -238,7 +239,7 @@ def test_a_base_that_is_overwritten_while_a_model_is_made_of_it(kind, make, tmp_
             elif make == "convert":
                 convert(base, out)
             else:
-                LlamaSeqEngine._read(file, 1, 1, "cpu", build=False)
+                LlamaSeqEngine._read(file, RecipeOptions(1, 1), "cpu", build=False)
     assert not out.exists()
 
 

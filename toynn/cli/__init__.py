@@ -39,8 +39,11 @@ from toynn.cli import (
     train,
 )
 from toynn.cli._streams import Output, Unwritten, streams
-from toynn.cli._text import plain_warnings, print_error, print_line
+from toynn.cli._text import plain_warnings, print_error
 from toynn.errors import ConfigError, ToynnError
+from toynn.jobs.made import OPTIONS
+from toynn.options import RecipeOptions
+from toynn.printing import print_line
 
 __all__ = ["main", "parsed"]
 
@@ -135,7 +138,8 @@ def parsed(argv: Sequence[str]) -> Namespace:
     argv, typed = list(argv), shlex.join(["toynn", *argv])
     if argv[:1] == ["train"]:
         argv[1:] = train.words_of(argv[1:])
-    parser = _parser()
+    file = any(word.partition("=")[0] in ("--config", "--resume") for word in argv)
+    parser = _parser(required=not file)
     arguments, unknown = parser.parse_known_args(argv)
     if unknown:
         command = " ".join(["toynn", *argv[: 2 if argv[0] == "train" else 1]])
@@ -167,19 +171,22 @@ def _join() -> None:
 def _hint(arguments: Namespace) -> str:
     """Say which options, of those that the command has, make it need less memory."""
     given = vars(arguments)
-    sizes = [name for name in ("batch", "seq", "rank", "d_model") if given.get(name) is not None]
-    *most, last = [f"--{name.replace('_', '-')}" for name in sizes] or [""]
+    known = {each.name: each for options in OPTIONS.values() for each in options if each.memory}
+    there = [each for name, each in known.items() if given.get(name) is not None]
+    there.sort(key=lambda each: each.kind is not RecipeOptions)  # the batch first
+    *most, last = [each.flag for each in there if each.memory == "smaller"] or [""]
     ways = [f"a smaller {', '.join(most)}{' or ' if most else ''}{last}"] if last else []
-    ways += ["--checkpointing"] if given.get("checkpointing") is False else []
-    ways += ["--pack-base never"] if given.get("pack_base") == "always" else []
+    for each in there:
+        if each.memory != "smaller" and given[each.name] == each.heavy:
+            ways.append(each.memory.format(flag=each.flag))
     return f"; try {', or '.join(ways)}" if ways else ""
 
 
-def _parser() -> Parser:
+def _parser(*, required: bool = True) -> Parser:
     parser = Parser(prog="toynn", description=toynn.__doc__, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"toynn {toynn.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    train.add_parser(commands)
+    train.add_parser(commands, required=required)
     generate.add_parser(commands)
     chat.add_parser(commands)
     evaluate.add_parser(commands)

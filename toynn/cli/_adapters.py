@@ -5,19 +5,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from toynn.cli._weighted import path_and_weight
 from toynn.formats import adapters
 from toynn.formats.adapters import Adapter
+from toynn.jobs.weighted import STRICT, path_and_weight
 from toynn.models import Source
 
-__all__ = ["STRICT", "Weighted", "add_adapters", "combined", "weighted"]
+__all__ = ["Weighted", "add_adapters", "combined", "weighted"]
 
 HELP = (
     "adapters of the model: .gguf files, or folders that PEFT wrote; of several the sum is used, "
     "each as it is or, as a.gguf:0.5, times a number"
 )
-
-STRICT = "end with an error where an adapter was trained on another model, which else is a warning"
 
 
 class Weighted(NamedTuple):

@@ -8,8 +8,8 @@ from typing import TextIO
 import numpy as np
 from numpy.typing import ArrayLike
 
-from toynn.cli._text import harmless
 from toynn.data.survey import Shown
+from toynn.printing import harmless
 
 __all__ = ["colours", "example", "histogram"]
 

@@ -1,35 +1,12 @@
-"""Lines that are printed: facts, errors, warnings, with nothing that a terminal would obey."""
+"""Errors and warnings in one line each, with nothing that a terminal would obey."""
 
-import textwrap
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from toynn.printing import harmless, print_line
 
-__all__ = ["fact", "harmless", "plain_warnings", "print_error", "print_line", "wrapped"]
-
-WIDTH, LABEL = 80, 12  # characters of a line, and of them those before what is said
-
-
-def fact(label: str, text: str) -> str:
-    """Return what is said behind a label, in lines as ``wrapped`` makes them."""
-    return wrapped(text, f"{label:{LABEL}}", " " * LABEL)
-
-
-def wrapped(text: str, first: str = "", others: str = "") -> str:
-    """Return a text in lines of at most 80 characters, which begin with others but for the first.
-
-    A word that is longer, such as a path, is not cut.
-    """
-    return textwrap.fill(
-        harmless(text, ""),
-        WIDTH,
-        initial_indent=first,
-        subsequent_indent=others,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+__all__ = ["plain_warnings", "print_error"]
 
 
 def print_error(message: str) -> None:

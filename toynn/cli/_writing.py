@@ -2,18 +2,19 @@
 
 import time
 from argparse import ArgumentParser, Namespace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import toynn
 from toynn import engines
 from toynn.cli._adapters import add_adapters, combined
-from toynn.cli._numbers import real, whole
-from toynn.cli._paths import text_model
-from toynn.cli._run_flags import BACKEND, THREADS
+from toynn.cli._flags import add
 from toynn.engines import SequenceEngine
 from toynn.formats import bases
 from toynn.formats.tokenizer import Tokenizer
+from toynn.jobs.options import BACKEND, THREADS, named
+from toynn.jobs.paths import text_model
+from toynn.options import RecipeOptions, real, whole
 from toynn.precision import PRECISIONS
 
 __all__ = ["Clock", "add_flags", "opened", "options"]
@@ -48,13 +49,13 @@ def add_flags(parser: ArgumentParser) -> None:
         parser.add_argument(*names, type=kind, default=default, metavar="N", help=help_)
     stop = "end where the model writes this text, and leave it out; may be given several times"
     parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help=stop)
-    THREADS.add_to(parser)
-    BACKEND.add_to(parser)
+    add(parser, THREADS)
+    add(parser, BACKEND)
     exact = (
         "of matrix products; medium multiplies prompts in bfloat16, and the blocks of Q4_0, Q8_0, "
         "Q4_K and Q6_K as they are by rows in 8 bits, where the CPU can (default highest)"
     )
-    parser.add_argument("--precision", choices=PRECISIONS, default="highest", help=exact)
+    add(parser, replace(named(RecipeOptions, "precision"), choices=PRECISIONS, help=exact))
 
 
 def options(arguments: Namespace) -> dict[str, Any]:
@@ -65,13 +66,11 @@ def options(arguments: Namespace) -> dict[str, Any]:
 
 def opened(arguments: Namespace) -> tuple[Tokenizer, SequenceEngine[Any]]:
     """Return the tokenizer and the model, with its adapters."""
-    if arguments.threads is not None:
-        toynn.set_num_threads(arguments.threads)
-    toynn.set_float32_matmul_precision(arguments.precision)
+    options = RecipeOptions(precision=arguments.precision, n_threads=arguments.threads)
     with bases.open(text_model(arguments.model)) as file:
         tokenizer = Tokenizer.of(file)
         adapter = combined(arguments.adapter, file, strict=arguments.strict)
-        return tokenizer, engines.frozen(file, adapter, arguments.backend)
+        return tokenizer, engines.frozen(file, adapter, arguments.backend, options)
 
 
 class Clock:

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from toynn.cli._adapters import add_adapters, combined
-from toynn.cli._paths import model_file, text_model
-from toynn.cli._text import wrapped
 from toynn.engines import engine_for
 from toynn.engines.converting import fuse_into
 from toynn.errors import ConfigError
@@ -18,6 +16,8 @@ from toynn.formats.bases import Base
 from toynn.formats.fuse import Fused
 from toynn.formats.gguf import OUTTYPES
 from toynn.formats.mixes import MIXES
+from toynn.jobs.paths import model_file, text_model
+from toynn.printing import wrapped
 
 __all__ = ["add_parsers"]
 

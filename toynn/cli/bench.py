@@ -2,7 +2,7 @@
 
 import json
 from argparse import Namespace, RawDescriptionHelpFormatter
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import toynn
 from toynn import _kernels
-from toynn.cli._numbers import whole
+from toynn.cli._flags import add
 from toynn.config import describe
 from toynn.errors import ConfigError
 from toynn.formats.files import write_atomically
+from toynn.jobs.options import THREADS, named
+from toynn.options import RecipeOptions
 from toynn.precision import PRECISIONS
 
 if TYPE_CHECKING:  # the case table is imported when it is needed
@@ -69,10 +71,9 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--compare", action="store_true", help="the steps, in turns with PyTorch (which it needs)"
     )
-    parser.add_argument("--threads", type=whole(1, 1024), metavar="N", help="default: one per core")
-    parser.add_argument(
-        "--precision", choices=PRECISIONS, default="highest", help="of products (default: highest)"
-    )
+    add(parser, THREADS)
+    help_ = "of products (default: highest)"
+    add(parser, replace(named(RecipeOptions, "precision"), choices=PRECISIONS, help=help_))
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to a file too")
     parser.set_defaults(run=run, saves="json")
 

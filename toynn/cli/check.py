@@ -5,25 +5,26 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from toynn.cli._check_lines import colours, example, histogram
-from toynn.cli._numbers import whole
-from toynn.cli._paths import text_model
-from toynn.cli._text import harmless
-from toynn.cli._text_training import column_names, columns_of
-from toynn.cli._weighted import Several, path_and_weight
+from toynn.cli._flags import add
 from toynn.data.examples import held_out
 from toynn.data.repeats import Cut, Repeats, common, cut_at, repeated
 from toynn.data.survey import Characters, Survey, Vocabulary, parts_of, survey
 from toynn.data.survey_text import held_lines, survey_text
 from toynn.errors import ConfigError
 from toynn.formats.tokenizer import Tokenizer
-from toynn.printing import counted, size
+from toynn.jobs.options import named
+from toynn.jobs.paths import text_model
+from toynn.jobs.text import TextOptions, columns_of
+from toynn.jobs.weighted import path_and_weight
+from toynn.options import whole
+from toynn.printing import counted, harmless, size
 from toynn.train.progress import Reading
 
 __all__ = ["add_parser"]
@@ -40,16 +41,14 @@ def add_parser(commands: Any) -> None:
     help_ = "say what training would make of data: forms, lengths, masks, repeats, leaks"
     parser = commands.add_parser("check", help=help_, description=help_, allow_abbrev=False)
     data = "files or folders, as `toynn train --data` takes them; each is told of by itself"
-    parser.add_argument(
-        "--data", nargs="+", required=True, metavar="PATH", action=Several, help=data
-    )
+    add(parser, replace(named(TextOptions, "data"), help=data, metavar="PATH", required=True))
     model = "whose tokenizer and chat template are used (a .gguf file, a folder); without it, "
     model += "lengths are in characters"
     parser.add_argument("-m", "--model", type=Path, metavar="PATH", help=model)
     seq = f"tokens of a row: what is cut, how full rows are (default {SEQ}, with a model)"
     parser.add_argument("--seq", type=whole(1), metavar="N", help=seq)
     columns = "names of fields with those that the data have for them"
-    parser.add_argument("--columns", type=column_names, metavar="NEW=OLD,...", help=columns)
+    add(parser, replace(named(TextOptions, "columns"), help=columns))
     every = "as if prompts were learned, too"
     parser.add_argument("--no-mask-prompt", action="store_true", help=every)
     seed = "of the run, which draws what is held out (default 0)"

@@ -6,10 +6,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from toynn.cli._text import harmless
 from toynn.engines.converting import convert
 from toynn.formats.gguf import OUTTYPES
 from toynn.formats.tokenizer.folder import has_tokenizer
+from toynn.printing import harmless
 
 __all__ = ["add_parser"]
 

@@ -8,8 +8,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from toynn.cli._numbers import whole
-from toynn.cli._text import harmless, print_line
 from toynn.cli._writing import Clock, add_flags, opened, options
 from toynn.completion import Completion, complete, complete_all, prompt_ids
 from toynn.data import jsonl
@@ -18,7 +16,8 @@ from toynn.errors import ConfigError, DataError
 from toynn.formats.files import replacing
 from toynn.formats.tokenizer import Tokenizer
 from toynn.generate import Drawn
-from toynn.printing import counted
+from toynn.options import whole
+from toynn.printing import counted, harmless, print_line
 from toynn.reading import read_bytes
 
 __all__ = ["add_parser"]

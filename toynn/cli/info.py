@@ -8,8 +8,6 @@ from typing import Any
 from toynn import engines
 from toynn.cli import _info_lines
 from toynn.cli._info_lines import Lines, types
-from toynn.cli._numbers import whole
-from toynn.cli.models import WarmStartTraining, default_d_ff
 from toynn.engines import LlamaConfig
 from toynn.errors import DataError, ToynnError
 from toynn.formats import gguf, hf
@@ -18,9 +16,10 @@ from toynn.formats.gguf import Strings
 from toynn.formats.hf import HFModel
 from toynn.formats.hf.config import CONFIG, WEIGHTS
 from toynn.formats.tokenizer.folder import FolderKeys, has_tokenizer
+from toynn.jobs.models import WarmStartJob, default_d_ff
 from toynn.machine import free_memory
 from toynn.models import Source
-from toynn.options import RecipeOptions
+from toynn.options import RecipeOptions, whole
 from toynn.printing import size
 from toynn.recipes import LoRA, WarmStart
 
@@ -176,7 +175,7 @@ def _room(mapped: int, plain: int, again: int) -> Lines:
 def _new_model(file: Source, length: int, batch: int) -> Lines:
     """Return the memory of what ``toynn train warm-start`` makes with the file as donor."""
     vocab, width = file.tensors["token_embd.weight"].shape
-    d_model, heads, layers = map(WarmStartTraining.default, ("d_model", "heads", "layers"))
+    d_model, heads, layers = map(WarmStartJob.default, ("d_model", "heads", "layers"))
     d_ff = default_d_ff(d_model)
     config = LlamaConfig(vocab, d_model, heads, heads, d_ff, layers, length, donor_d_in=width)
     memory = WarmStart.memory_for(config, RecipeOptions(t_batch=batch, untied=True))

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-import toynn
-from toynn.cli._numbers import whole
-from toynn.cli._run_flags import BACKEND, THREADS
-from toynn.cli._text import harmless, print_error, print_line
+from toynn.cli._flags import add
+from toynn.cli._text import print_error
 from toynn.data.images import Picture, read_picture
 from toynn.engines import ViTConfig, ViTEngine
 from toynn.errors import ConfigError, DataError
-from toynn.printing import counted
+from toynn.jobs.options import BACKEND, THREADS
+from toynn.options import RecipeOptions, whole
+from toynn.printing import counted, harmless, print_line
 
 __all__ = ["add_parser"]
 
@@ -41,15 +41,13 @@ def add_parser(commands: Any) -> None:
     form.add_argument("--json", action="store_true", help="print a JSON object for each picture")
     table = "print CSV: a row for each picture, its path, then each class and its probability"
     form.add_argument("--csv", action="store_true", help=table)
-    THREADS.add_to(parser)
-    BACKEND.add_to(parser)
+    add(parser, THREADS)
+    add(parser, BACKEND)
     parser.set_defaults(run=predict)
 
 
 def predict(arguments: Namespace) -> int:
     """Print the likeliest classes of each picture; return 2 if one cannot be read."""
-    if arguments.threads is not None:
-        toynn.set_num_threads(arguments.threads)
     path = arguments.model
     if path.suffix == ".gguf" or (path.is_dir() and (path / "model.gguf").exists()):
         raise ConfigError(
@@ -57,7 +55,8 @@ def predict(arguments: Namespace) -> int:
             "`toynn train vit` leaves them; `toynn generate` writes with this one"
         )
     path = path / "model.safetensors" if path.is_dir() else path
-    engine = ViTEngine.load(path, backend=arguments.backend)
+    options = RecipeOptions(n_threads=arguments.threads)
+    engine = ViTEngine.load(path, options, backend=arguments.backend)
     top = min(arguments.top, engine.config.classes)
     if arguments.csv:
         head = [f"{name}_{k}" for k in range(1, top + 1) for name in ("class", "probability")]

@@ -8,9 +8,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from toynn.cli._text import harmless
 from toynn.errors import ConfigError, DataError
-from toynn.printing import counted, duration
+from toynn.printing import counted, duration, harmless
 from toynn.runs import Record, write_report
 from toynn.runs.record import METRICS
 from toynn.train.metrics import save_figure

@@ -119,17 +119,23 @@ def active_parameters(file: Source) -> int:
 
 
 def frozen(
-    file: Source, adapter: Adapter | None = None, backend: str = "cpu"
+    file: Source,
+    adapter: Adapter | None = None,
+    backend: str = "cpu",
+    options: RecipeOptions | None = None,
 ) -> SequenceEngine[Any]:
     """Return an engine over the weights of a file as they lie there, with an adapter if given.
 
     For logits and generation: nothing is trained, and no memory taken for that. The file may be
-    closed; it stays mapped as long as the engine lives. Raises GGUFError, AdapterError.
+    closed; it stays mapped as long as the engine lives. Of ``options`` precision and n_threads
+    count. Raises GGUFError, AdapterError.
     """
     engine = engine_for(file)(backend)
     if adapter is not None:
         engine.enable_lora(AdapterOptions.of(adapter), train=False)
-    engine.realize_for_mmap(file, None, RecipeOptions())
+    own = options or RecipeOptions()
+    opts = RecipeOptions(precision=own.precision, n_threads=own.n_threads)
+    engine.realize_for_mmap(file, None, opts)
     if adapter is not None:
         engine.load_adapter(adapter)
     return engine

@@ -166,12 +166,12 @@ class Engine(ABC, Generic[C, R]):
         self._check(cfg, opts)
         self.config, self.options = cfg, replace(opts)
         self.t_batch = opts.t_batch
-        # Whoever rounds weights to bfloat16 wants products of bfloat16; else the global setting.
-        precision = "medium" if opts.weight_dtype == "bf16" else None
+        # Whoever rounds weights to bfloat16 wants products of bfloat16.
+        precision = "medium" if opts.weight_dtype == "bf16" else opts.precision
         self._session = Session(
             self._backend,
             opts.seed,
-            self._n_threads,
+            opts.n_threads or self._n_threads,
             precision,
             checkpointing=opts.checkpointing,
             pack_base=opts.pack_base,

@@ -128,23 +128,19 @@ class FileEngine(Engine[C, Pass], AdapterDoors, Generic[C]):
         t_batch: int = 1,
         backend: str = "cpu",
         *,
-        weight_dtype: str = "f32",
-        checkpointing: bool = False,
-        packed: bool = False,
-        decay: str = "all",
+        options: RecipeOptions | None = None,
         build: bool = True,
     ) -> Self:
         """Return an engine with a file's weights, quantized ones expanded, ready to train.
 
-        ``t_seq`` 0 means the context length that the file names, which may be long. Without
-        ``build`` there is no training step before ``build_training_step``, and no memory is taken
-        for one: that is all that logits and generation need. ``toynn.engines.frozen`` leaves the
-        weights in the file, too.
+        ``t_seq`` 0 means the context length that the file names, which may be long. With
+        ``options`` those count, and t_seq and t_batch do not. Without ``build`` there is no
+        training step before ``build_training_step``, and no memory is taken for one: that is all
+        that logits and generation need. ``toynn.engines.frozen`` leaves the weights in the file.
         """
-        options = {"weight_dtype": weight_dtype, "checkpointing": checkpointing}
-        options |= {"packed": packed, "decay": decay}
+        opts = options or RecipeOptions(t_seq, t_batch)
         with gguf.open(path, check=True) as file:
-            return cls._read(file, t_seq, t_batch, backend, build=build, **options)
+            return cls._read(file, opts, backend, build=build)
 
     @classmethod
     def from_hf(
@@ -154,26 +150,20 @@ class FileEngine(Engine[C, Pass], AdapterDoors, Generic[C]):
         t_batch: int = 1,
         backend: str = "cpu",
         *,
-        weight_dtype: str = "f32",
-        checkpointing: bool = False,
-        packed: bool = False,
-        decay: str = "all",
+        options: RecipeOptions | None = None,
         build: bool = True,
     ) -> Self:
         """Return an engine with the weights of a Hugging Face folder, ready to train.
 
         The folder has config.json and model.safetensors. ``build`` as in from_gguf.
         """
-        options = {"weight_dtype": weight_dtype, "checkpointing": checkpointing}
-        options |= {"packed": packed, "decay": decay}
+        opts = options or RecipeOptions(t_seq, t_batch)
         with hf.open(path) as model:
-            return cls._read(model, t_seq, t_batch, backend, build=build, **options)
+            return cls._read(model, opts, backend, build=build)
 
     @classmethod
-    def _read(
-        cls, file: Source, t_seq: int, t_batch: int, backend: str, *, build: bool, **more: Any
-    ) -> Self:
-        engine = cls._declared(file, t_seq, t_batch, backend, **more)
+    def _read(cls, file: Source, opts: RecipeOptions, backend: str, *, build: bool) -> Self:
+        engine = cls._declared(file, opts, backend)
         engine.session.finalize_weights()
         for name, tensor in engine.tensors.items():
             engine.session.upload(tensor, file[name])
@@ -184,31 +174,35 @@ class FileEngine(Engine[C, Pass], AdapterDoors, Generic[C]):
         return engine
 
     @classmethod
-    def declared_from(cls, path: StrPath, t_seq: int = 0, *, weight_dtype: str = "f32") -> Self:
+    def declared_from(
+        cls,
+        path: StrPath,
+        t_seq: int = 0,
+        backend: str = "cpu",
+        *,
+        options: RecipeOptions | None = None,
+    ) -> Self:
         """Return an engine with the shape of a GGUF file or Hugging Face folder, and no weights.
 
         Whatever is wrong with the file and needs no look at its weights is an error here already.
         """
         with bases.open(path, check=True) as file:
-            return cls._declared(file, t_seq, 1, weight_dtype=weight_dtype)
+            return cls._declared(file, options or RecipeOptions(t_seq), backend)
 
     @classmethod
     def memory_for(
         cls, file: Source, t_seq: int = 0, t_batch: int = 1, backend: str = "cpu"
     ) -> Memory:
         """Return the memory that training a file's model would need; none of it is taken."""
-        return cls._declared(file, t_seq, t_batch, backend).step_memory()
+        return cls._declared(file, RecipeOptions(t_seq, t_batch), backend).step_memory()
 
     @classmethod
-    def _declared(
-        cls, file: Source, t_seq: int, t_batch: int, backend: str = "cpu", **more: Any
-    ) -> Self:
+    def _declared(cls, file: Source, opts: RecipeOptions, backend: str) -> Self:
         """Return an engine for a file's model, before it takes any memory."""
         cfg, options = files.config_of(file, cls.architectures, cls.__name__)
         engine = cls(backend)
-        opts = RecipeOptions(t_seq=t_seq, t_batch=t_batch, **options, **more)
         try:
-            engine.declare(cfg, opts)
+            engine.declare(cfg, replace(opts, **options))
         except ShapeError as error:  # sizes that no memory could hold
             refuse(file, str(error))
         shapes = {name: tensor.shape for name, tensor in engine.tensors.items()}

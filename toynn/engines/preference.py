@@ -8,7 +8,7 @@ into the step's tape as a few numbers a sequence. See toynn/ops/preference.py fo
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, ClassVar, Literal, Protocol, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,6 +21,7 @@ from toynn.engines.packed import Packed
 from toynn.engines.recording import Pass, record_losses
 from toynn.errors import ConfigError, LifecycleError, ShapeError
 from toynn.graph.tape import Tensor
+from toynn.options import option, real
 
 __all__ = [
     "KINDS",
@@ -56,11 +57,36 @@ class PreferenceOptions:
         Of KTO: of completions that are wanted, and that are not.
     """
 
-    loss: Kind = "dpo"
-    beta: float = 0.1
-    label_smoothing: float = 0.0
-    desirable_weight: float = 1.0
-    undesirable_weight: float = 1.0
+    GROUP: ClassVar[str] = "preferences"
+
+    loss: Kind = option(
+        "sft learns what is in the data; dpo, orpo: the chosen rather than the rejected of lines "
+        "with prompt, chosen, rejected; kto: of lines with prompt, completion, label, what is "
+        "labelled true (default {default})",
+        "dpo",
+        given="sft",
+        choices=("sft", *KINDS),
+    )
+    beta: float = option(
+        "how much preferences count (default {default:g})",
+        0.1,
+        read=real(0, above=True),
+    )
+    label_smoothing: float = option(
+        "of dpo: the share of pairs that are the wrong way round (default {default:g})",
+        0.0,
+        read=real(0, 0.49),
+    )
+    desirable_weight: float = option(
+        "of kto: the weight of completions labelled true (default {default:g})",
+        1.0,
+        read=real(0, above=True),
+    )
+    undesirable_weight: float = option(
+        "of kto: the weight of the others (default {default:g})",
+        1.0,
+        read=real(0, above=True),
+    )
 
     def __post_init__(self) -> None:
         if self.loss not in KINDS:

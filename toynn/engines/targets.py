@@ -1,6 +1,7 @@
 """Which matrices of a model get an adapter, and what each adapter is like."""
 
 import re
+from argparse import ArgumentTypeError
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import sqrt
@@ -8,11 +9,12 @@ from numbers import Integral, Real
 from os import fspath
 from sys import float_info
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from toynn.errors import AdapterError, ConfigError
 from toynn.formats.adapters import LORA_B, LORA_M, Adapter, is_embedding, is_stack
 from toynn.models import architecture as model_of
+from toynn.options import option, real, whole
 
 __all__ = ["INITS", "AdapterOptions", "principal_passes"]
 
@@ -42,6 +44,14 @@ _EXPERTS, _STACKED = "experts", "_exps"
 _BLOCK = "blk."
 
 
+def _init(text: str) -> str:
+    """Parse what A starts from."""
+    try:
+        return AdapterOptions(1, init=text).init
+    except ConfigError:
+        raise ArgumentTypeError(f"must be one of {', '.join(INITS)}; got {text!r}") from None
+
+
 @dataclass(frozen=True)
 class AdapterOptions:
     """Adapters as they are asked for: scale B A beside each matrix that ``targets`` name.
@@ -56,10 +66,11 @@ class AdapterOptions:
         The scale is alpha / rank, or alpha / sqrt(rank) with ``use_rslora`` (arXiv:2312.03732).
         None means as much as the rank.
     targets
-        q, k, v, qkv, o, gate, up, down; embed and head, the table of embeddings and what makes
-        logits, also where these are one matrix; "attention" or "all-linear", in blocks; "experts",
-        those matrices of a mixture, which no other means; names that GGUF or PEFT give a matrix, or
-        the end of one from a dot on: attn_q, q_proj, mlp.c_proj, blk.0.attn_q.weight.
+        In a list, or between commas: q, k, v, qkv, o, gate, up, down; embed and head, the table of
+        embeddings and what makes logits, also where these are one matrix; "attention" or
+        "all-linear", in blocks; "experts", those matrices of a mixture, which no other means; names
+        that GGUF or PEFT give a matrix, or the end of one from a dot on: attn_q, q_proj,
+        mlp.c_proj, blk.0.attn_q.weight.
     dropout
         Probability with which an element of an adapter's input is left out of a training step.
     b_rate
@@ -74,18 +85,67 @@ class AdapterOptions:
         and B, frozen, and are taken away from them. They are of no table.
     """
 
-    rank: int
-    alpha: float | None = None
-    targets: Sequence[str] | str = ("q",)
-    dropout: float = 0.0
-    use_rslora: bool = False
+    GROUP: ClassVar[str] = "adapter"
+
+    rank: int = option(
+        "rank of the adapters (default {default})",
+        given=8,
+        read=whole(1),
+        source="own",
+        memory="smaller",
+    )
+    alpha: float | None = option(
+        "they are scaled by alpha / rank (default {default:g})",
+        None,
+        given=16.0,
+        read=real(0, above=True),
+        source="own",
+    )
+    targets: Sequence[str] | str = option(
+        "which matrices get one, separated by commas: q, k, v, o, gate, up, down, embed, head, "
+        "attention, all-linear, or names as in GGUF or PEFT (default {default})",
+        ("q",),
+        given="attention",
+        metavar="NAMES",
+        words=("attention", "all-linear", "experts", "q", "k", "v", "o", "gate", "up", "down"),
+        source="own",
+    )
+    dropout: float = option(
+        "zero so much of what an adapter sees while it is trained (default {default:g})",
+        0.0,
+        read=real(0, 0.99),
+    )
+    use_rslora: bool = option(
+        "scale by alpha / sqrt(rank) instead", False, name="rslora", source="own"
+    )
     ranks: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
-    b_rate: float = 1.0
-    use_dora: bool = False
-    init: str = "normal"
+    b_rate: float = option(
+        "learning rate of B in terms of A's; LoRA+ has 16 (default {default:g})",
+        1.0,
+        read=real(0, above=True),
+    )
+    use_dora: bool = option(
+        "train magnitudes of the outputs too; PEFT loads such adapters, llama.cpp does not",
+        False,
+        name="dora",
+        source="own",
+    )
+    init: str = option(
+        "what A starts from: peft, a uniform distribution as PEFT's (the default), or normal; or A "
+        "and B from the principal part of each matrix: pissa, or quicker, by N passes, "
+        "pissa_niter_N; the adapter is written with twice the rank",
+        "normal",
+        given="peft",
+        read=_init,
+        metavar="START",
+        words=("peft", "normal", "pissa"),
+        source="own",
+    )
 
     def __post_init__(self) -> None:
-        targets = (self.targets,) if isinstance(self.targets, str) else self.targets
+        targets = self.targets
+        if isinstance(targets, str):
+            targets = [target.strip() for target in targets.split(",")]
         whole = isinstance(self.rank, Integral) and not isinstance(self.rank, bool)
         _require(whole and self.rank >= 1, "rank", "a whole number of at least 1", self.rank)
         alpha = self.rank if self.alpha is None else self.alpha

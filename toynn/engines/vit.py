@@ -144,15 +144,14 @@ class ViTEngine(Widths, Engine[ViTConfig, Pass]):
         *,
         classes: int | None = None,
         image: int | None = None,
-        n_heads: int | None = None,
-        act: str | None = None,
         backend: str = "cpu",
+        **told: Any,
     ) -> Self:
         """Return an engine as ``load`` makes it, without its weights and before it takes memory.
 
-        Raises DataError for a file that is no such model.
+        ``told``: n_heads, act, norm_eps. Raises DataError for a file that is no such model.
         """
-        told = {"n_heads": n_heads, "act": act, "norm_eps": None}
+        told = {"n_heads": None, "act": None, "norm_eps": None} | told
         engine = cls(backend)
         cfg = _shapes_of(SafeTensors(Path(path)), classes, image, told)[1]
         engine.declare(cfg, opts or RecipeOptions())

@@ -8,6 +8,7 @@ from numpy.typing import ArrayLike
 
 from toynn.critical import uninterrupted
 from toynn.engines import SequenceEngine
+from toynn.options import RecipeOptions
 from toynn.recipes._recipe import Recipe
 
 __all__ = ["FullRecipe", "SequenceRecipe"]
@@ -77,36 +78,25 @@ class FullRecipe(SequenceRecipe[E]):
         path: str | PathLike[str],
         t_seq: int = 0,
         t_batch: int = 1,
-        weight_dtype: str = "f32",
         *,
-        checkpointing: bool = False,
-        packed: bool = False,
-        decay: str = "all",
+        options: RecipeOptions | None = None,
     ) -> None:
         """Start from the weights of a GGUF file or a Hugging Face folder; compile the step.
 
-        The model's shape is the file's. ``t_seq`` 0 means the context length that it names.
+        The model's shape is the file's. ``t_seq`` 0 means the context length that it names. With
+        ``options`` those count, and t_seq and t_batch do not.
         """
-        engine, kind = self.engine, self._reader(path)
+        kind = self._reader(path)
         self._check_new("realize_from")
         read = kind.from_hf if Path(path).is_dir() else kind.from_gguf
-        self.engine = read(
-            path,
-            t_seq,
-            t_batch,
-            engine.backend,
-            weight_dtype=weight_dtype,
-            checkpointing=checkpointing,
-            packed=packed,
-            decay=decay,
-        )
+        self.engine = read(path, t_seq, t_batch, self.engine.backend, options=options)
         self._show()
 
     def declared_from(
-        self, path: str | PathLike[str], t_seq: int = 0, weight_dtype: str = "f32"
+        self, path: str | PathLike[str], t_seq: int = 0, *, options: RecipeOptions | None = None
     ) -> SequenceEngine[Any]:
         """Return an engine as ``realize_from`` makes it, without its weights."""
-        return self._reader(path).declared_from(path, t_seq, weight_dtype=weight_dtype)
+        return self._reader(path).declared_from(path, t_seq, self.engine.backend, options=options)
 
     def _reader(self, path: str | PathLike[str]) -> type[E]:
         """Return the engine that a model is read by."""

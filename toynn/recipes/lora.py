@@ -47,43 +47,33 @@ class LoRA(SequenceRecipe[SequenceEngine[Any]]):
         self,
         gguf: StrPath | Source,
         cfg: Any,
-        rank: int,
+        rank: int | AdapterOptions,
         opts: RecipeOptions,
         alpha: float | None = None,
         targets: Sequence[str] | str = ("q",),
         dropout: float = 0.0,
         use_rslora: bool = False,
         checkpointing: bool = False,
-        *,
-        init: str = "normal",
-        b_rate: float = 1.0,
-        use_dora: bool = False,
+        **more: Any,
     ) -> None:
         """Map a file's weights, draw the adapters, compile the step.
 
-        ``cfg`` is the file's own if it is None, and must agree with it if not. For ``rank``,
-        ``alpha``, ``targets``, ``dropout``, ``use_rslora``, ``b_rate``, ``use_dora`` see
-        AdapterOptions. ``init`` "normal" draws A from N(0, opts.init_scale), "peft" from
+        ``cfg`` is the file's own if it is None, and must agree with it if not. Either ``rank`` is
+        all AdapterOptions, or ``alpha``, ``targets``, ``dropout``, ``use_rslora`` and ``more`` are
+        theirs, too. Their ``init`` "normal" draws A from N(0, opts.init_scale), "peft" from
         U(-1/sqrt(in), 1/sqrt(in)); B is zero. "pissa" and "pissa_niter_N" begin with the principal
         part of each matrix (N: by so many passes of a quicker search), which is taken away; what is
         written is an adapter of twice the rank, of the model as it is. ``checkpointing`` may be
         given here or in ``opts``, of which t_seq, t_batch, seed and init_scale are consumed too;
         untied and qkv_bias, if True, must hold for the file.
         """
-        options = AdapterOptions(
-            rank,
-            alpha,
-            targets,
-            dropout,
-            use_rslora,
-            b_rate=b_rate,
-            use_dora=use_dora,
-            init=init,
-        )
+        options = rank
+        if not isinstance(options, AdapterOptions):
+            options = AdapterOptions(options, alpha, targets, dropout, use_rslora, **more)
         with self._over("realize", gguf) as (engine, file):
             engine.enable_lora(options)
             engine.realize_for_mmap(file, cfg, _with(opts, checkpointing))
-            engine.init_adapters(init, opts.seed, opts.init_scale)
+            engine.init_adapters(options.init, opts.seed, opts.init_scale)
             engine.build_training_step()
 
     def realize_from_adapter(
@@ -200,14 +190,13 @@ class LoRA(SequenceRecipe[SequenceEngine[Any]]):
         targets: Sequence[str] | str = ("q",),
         dropout: float = 0.0,
         checkpointing: bool = False,
-        *,
-        use_dora: bool = False,
-        init: str = "normal",
+        **more: Any,
     ) -> Memory:
-        """Return the memory that training such adapters would need, the mapped file left out."""
-        options = AdapterOptions(
-            rank, targets=targets, dropout=dropout, use_dora=use_dora, init=init
-        )
+        """Return the memory that training such adapters would need, the mapped file left out.
+
+        ``more`` is as AdapterOptions has it.
+        """
+        options = AdapterOptions(rank, targets=targets, dropout=dropout, **more)
         with _opened(gguf, check=False) as file:
             engine = engine_for(file)()
             engine.enable_lora(options)

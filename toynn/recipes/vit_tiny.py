@@ -1,8 +1,8 @@
 """A vision transformer, by default ViT-Tiny, from random weights or from those of a file."""
 
-from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 from numpy.typing import ArrayLike
 
@@ -36,31 +36,16 @@ class VitTiny(Recipe[ViTEngine]):
         self,
         path: str | PathLike[str],
         opts: RecipeOptions | None = None,
-        *,
-        classes: int | None = None,
-        image: int | None = None,
-        n_heads: int | None = None,
-        act: str | None = None,
-        norm_eps: float | None = None,
-        class_names: Sequence[str] | None = None,
+        **told: Any,
     ) -> None:
-        """Start from a safetensors file, toynn's or timm's; compile the step. See ViTEngine.load.
+        """Start from a safetensors file, toynn's or timm's; compile the step.
 
-        Consumes t_batch, checkpointing and decay, and the seed where another number of ``classes``,
-        or ``class_names`` that are not the file's, need a new head.
+        Consumes t_batch, checkpointing and decay, and the seed where another number of classes, or
+        names that are not the file's, need a new head. ``told`` is as ViTEngine.load has it:
+        classes, image, n_heads, act, norm_eps, class_names.
         """
         self._check_new("realize_from")
-        self.engine = ViTEngine.load(
-            path,
-            opts,
-            classes=classes,
-            image=image,
-            n_heads=n_heads,
-            act=act,
-            norm_eps=norm_eps,
-            class_names=class_names,
-            backend=self.engine.backend,
-        )
+        self.engine = ViTEngine.load(path, opts, **told, backend=self.engine.backend)
         self._show()
 
     @uninterrupted

@@ -150,7 +150,8 @@ def expected(loop: RankLoop) -> Iterator[str]:
     """Yield what is to be said before the first step: who computes what, and what it will cost."""
     group, cost = loop.group, loop.cost
     places = ", ".join(f"{count} on {host}" for host, count in Counter(group.hosts).items())
-    threads, cpus = get_num_threads(), len(frozenset().union(*group.neighbours))
+    own = loop.recipe.engine.session.n_threads
+    threads, cpus = get_num_threads(own), len(frozenset().union(*group.neighbours))
     each = f"{counted(threads, 'thread')} each of {counted(cpus, 'CPU')}"
     yield f"ranks       {group.size}: {places}; here {each}"
     if len(group.neighbours) * threads > cpus:

@@ -105,7 +105,7 @@ class Loop:
     @property
     def per_update(self) -> int:
         """How many batches make an update: the same on any number of processes."""
-        return self.options.grad_accum * self.ranks
+        return self.options.per_update(self.ranks)
 
     def run(self) -> Result:
         """Train; return early, with the best weights kept, when a signal asks for it.
@@ -199,7 +199,7 @@ class Loop:
     # -- A step --------------------------------------------------------------------------------
 
     def _iterate(self) -> bool:
-        """Take one step: an update from grad_accum batches, or those left, or a skipped one.
+        """Take one step: an update from its batches, or those left, or a skipped one.
 
         False: a signal has waited too long, and some of the batches are still to come.
         """

@@ -17,6 +17,7 @@ from toynn.formats.files import write_atomically
 from toynn.machine import processor, total_memory
 from toynn.printing import size
 from toynn.runs.record import lines_of
+from toynn.threads import get_num_threads
 from toynn.train.options import MEASURES, LoopOptions, Result
 
 __all__ = ["Notes"]
@@ -34,13 +35,15 @@ class Notes(dict[str, Any]):
         if path.exists():  # of a run that is resumed
             self.update(next(iter(lines_of(path.read_bytes())), {}))
 
-    def began(self, command: str | None, step: int, options: LoopOptions, sources: Any) -> None:
+    def began(
+        self, command: str | None, step: int, options: LoopOptions, sources: Any, recipe: Any
+    ) -> None:
         """Note that a run begins, or goes on, behind a step."""
         started = datetime.now().astimezone().isoformat(" ", "seconds")
         session = {"command": command, "started": started, "from": step}
         known = self.get("sessions")
         self["sessions"] = [*(known if isinstance(known, list) else ()), session]
-        self["machine"] = _machine()
+        self["machine"] = _machine(recipe)
         self["steps"], self["state"] = options.steps, "running"
         name = options.measures[0]
         figure, more = MEASURES[name]
@@ -76,9 +79,13 @@ class Notes(dict[str, Any]):
         write_atomically(self._path, json.dumps(self).encode() + b"\n")
 
 
-def _machine() -> dict[str, str]:
-    """Return what a run is computed on."""
+def _machine(recipe: Any) -> dict[str, str]:
+    """Return what a run is computed on, and how."""
     build = describe()
+    with suppress(AttributeError):  # a recipe need not have a session
+        session = recipe.engine.session
+        build["threads"] = str(get_num_threads(session.n_threads))
+        build["matmul precision"] = session.matmul_precision
     memory = total_memory()
     return {
         "processor": processor(),

@@ -3,15 +3,16 @@
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from toynn.errors import ConfigError
+from toynn.options import names_of, option, real, whole
 from toynn.runs.chart import short
 from toynn.runs.html import join, table, tag
 from toynn.train.filling import Filling
 from toynn.train.metrics import Report, figures_of
 
-__all__ = ["MAY_DIFFER", "MEASURES", "LoopOptions", "Result"]
+__all__ = ["MEASURES", "SAVING", "LoopOptions", "Result"]
 
 #: What the best weights may be chosen by: the figure, and whether more of it is better.
 MEASURES = {
@@ -23,14 +24,7 @@ MEASURES = {
     "margins": ("rewards/margins", True),
 }
 
-#: Fields of LoopOptions that a run may go on with otherwise: how long it is, how often it does
-#: what, and when it ends. They change nothing of what was learned so far.
-MAY_DIFFER = frozenset(
-    [
-        *("steps", "batches", "early_stopping", "on_nonfinite", "max_nonfinite"),
-        *("log_every", "eval_every", "save_every", "sample_every"),
-    ]
-)
+SAVING = "evaluation and saving"
 
 
 @dataclass(frozen=True)
@@ -40,18 +34,87 @@ class LoopOptions:
     Raises ConfigError for a number that is out of range.
     """
 
-    steps: int
-    grad_accum: int = 1
-    max_grad_norm: float | None = 1.0
-    log_every: int = 10
-    eval_every: int = 250
-    save_every: int = 0
-    early_stopping: int = 0  # evaluations in a row, none better, that end the run; 0: none
-    batches: int | None = None  # of the data that are drawn at most; None: as many as there are
-    on_nonfinite: Literal["stop", "skip"] = "stop"
-    max_nonfinite: int = 10  # updates that "skip" may skip in one run
-    sample_every: int = 0
-    best_by: str = "loss"  # of MEASURES; behind a comma, others that are measured, too
+    GROUP: ClassVar[str] = SAVING
+
+    steps: int = option(
+        "updates of the weights (default {default:g})",
+        given=1500,
+        group="optimization",
+        also="--iters",
+        read=whole(1),
+        compared=False,
+    )
+    grad_accum: int = option(
+        "batches whose gradients make one update (default {default:g})",
+        1,
+        group="optimization",
+        also="--grad-accumulation-steps",
+        read=whole(1),
+    )
+    max_grad_norm: float | None = option(
+        "clip the gradient to this norm; 0 does not (default {default:g})",
+        1.0,
+        group="optimization",
+        read=real(0),
+        off=(0,),
+    )
+    log_every: int = option(
+        "steps between reports (default {default:g})",
+        10,
+        given=25,
+        also="--steps-per-report",
+        read=whole(1),
+        compared=False,
+    )
+    eval_every: int = option(
+        "steps between evaluations; 0: none, and the newest weights are the best (default "
+        "{default:g})",
+        250,
+        also="--steps-per-eval",
+        read=whole(0),
+        compared=False,
+    )
+    save_every: int = option(
+        "steps between checkpoints; the last step has one, too; 0: none but that of a signal "
+        "(default {default:g})",
+        0,
+        given=250,
+        read=whole(0),
+        compared=False,
+    )
+    early_stopping: int = option(
+        "end after so many evaluations in a row that are no better, by --measure; 0 does not "
+        "(default {default:g})",
+        0,
+        read=whole(0),
+        compared=False,
+    )
+    # of the data that are drawn at most; None: as many as there are
+    batches: int | None = option("", None, compared=False)
+    on_nonfinite: Literal["stop", "skip"] = option(
+        "what to do with an update whose gradient is not finite (default {default})",
+        "stop",
+        group="optimization",
+        choices=("stop", "skip"),
+        compared=False,
+    )
+    max_nonfinite: int = option("", 10, compared=False)  # updates that "skip" may skip in one run
+    sample_every: int = option(
+        "steps between texts of {written} tokens that the model writes into samples.jsonl; 0: it "
+        "writes at the end alone (default {default})",
+        0,
+        read=whole(0),
+        compared=False,
+    )
+    best_by: str = option(
+        "what the best weights are chosen by, on what is held out; others, behind commas, are "
+        "measured, too: {measures} (default {default})",
+        "loss",
+        name="measure",
+        read=names_of(tuple(MEASURES)),
+        metavar="NAMES",
+        words=tuple(MEASURES),
+    )
 
     def __post_init__(self) -> None:
         for name in ("steps", "grad_accum", "log_every", "batches"):
@@ -72,6 +135,10 @@ class LoopOptions:
             )
         if self.on_nonfinite not in ("stop", "skip"):
             raise ConfigError(f'on_nonfinite must be "stop" or "skip"; got {self.on_nonfinite!r}')
+
+    def per_update(self, ranks: int) -> int:
+        """Return how many batches make an update of a run that so many processes began."""
+        return self.grad_accum * ranks
 
     @property
     def measures(self) -> tuple[str, ...]:

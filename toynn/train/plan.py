@@ -12,15 +12,15 @@ from toynn.data.mixture import Mixture
 from toynn.data.preference import PreferenceData
 from toynn.distributed import Group
 from toynn.errors import CheckpointError, ConfigError
+from toynn.options import compared
 from toynn.precision import PRECISIONS, get_float32_matmul_precision
-from toynn.schedule import Schedule
+from toynn.schedule import Schedule, usual_warmup
 from toynn.train.checkpoint import Checkpoint
 from toynn.train.feed import Cycle
-from toynn.train.options import MAY_DIFFER, LoopOptions
+from toynn.train.options import LoopOptions
 from toynn.train.protocols import Batch
 
 __all__ = [
-    "WARMUP",
     "Begun",
     "Plan",
     "begun_with",
@@ -33,7 +33,6 @@ __all__ = [
     "warmup_of",
 ]
 
-WARMUP = 100  # steps, or a tenth of a shorter run
 EVAL_BATCHES = 16
 
 
@@ -159,7 +158,7 @@ def warmup_of(steps: int, begun: Begun) -> int:
     """Return the steps of the rise, where nobody says how many: of a run that goes on, its own."""
     if begun.plan is not None and begun.plan.schedule is not None:
         return begun.plan.schedule.warmup_steps
-    return min(WARMUP, steps // 10)
+    return usual_warmup(steps)
 
 
 def rates(
@@ -179,14 +178,14 @@ def rates(
 
 def described(options: LoopOptions, optimizer: Any, schedule: Any) -> dict[str, Any]:
     """Return what of a run must stay as it is when it goes on, in values that JSON holds."""
-    rates = asdict(schedule) if isinstance(schedule, Schedule) else {"name": "a function"}
-    rates.pop("steps", None)
     return {
-        **{name: value for name, value in asdict(options).items() if name not in MAY_DIFFER},
+        **compared(options),
         "optimizer": asdict(optimizer)
         if isinstance(optimizer, AdamW)
         else type(optimizer).__name__,
-        "schedule": rates,
+        "schedule": compared(schedule)
+        if isinstance(schedule, Schedule)
+        else {"name": "a function"},
     }
 
 

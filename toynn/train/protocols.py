@@ -29,6 +29,10 @@ class Session(Protocol):
     max_grad_norm: float | None
 
     @property
+    def n_threads(self) -> int | None:
+        """How many threads a run may use; None: as many as the process."""
+
+    @property
     def grad_norm(self) -> float:
         """Norm of the last update's gradient before clipping."""
 

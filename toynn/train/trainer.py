@@ -155,16 +155,12 @@ class Trainer:
         ranks = begun.ranks
         source, valid = source_of(recipe, data, valid, seed)
         check_enough(group, source)
-        per_update, per_epoch = (
-            options.get("grad_accum", 1) * ranks,
-            getattr(source, "per_epoch", None),
-        )
+        per_update = LoopOptions(**{"steps": 1, **options}).per_update(ranks)
+        per_epoch = getattr(source, "per_epoch", None)
         self._per_epoch = per_epoch and per_epoch / per_update  # steps of a pass through the data
         steps, batches = length_of(per_epoch, steps, epochs, per_update, begun)
-        self.recipe, self.options = (
-            recipe,
-            LoopOptions(**{"steps": steps, "batches": batches, **options}),
-        )
+        self.options = LoopOptions(**{"steps": steps, "batches": batches, **options})
+        self.recipe = recipe
         optimizer = recipe.optimizer() if optimizer is None else optimizer
         schedule = rates(schedule, lr, steps, warmup, min_lr_ratio, begun)
         own = {"training": described(self.options, optimizer, schedule)}
@@ -305,7 +301,7 @@ class Trainer:
         kept = {} if found is None else found.state
         folder.reports = "html" in self._told
         done, sources = self.result.iterations, self.identity.get("base")
-        folder.notes.began(self._command, done, self.options, sources)
+        folder.notes.began(self._command, done, self.options, sources, self.recipe)
         folder.notes.write()
         if "tensorboard" in self._told:
             last = self.result.reports[-1].iteration + 1 if self.result.reports else 0

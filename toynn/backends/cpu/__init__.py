@@ -85,7 +85,7 @@ class CPU(Backend):
 
     def threads(self) -> int:
         """Return how many threads a run may use now."""
-        return min(self.n_threads or 2**31, get_num_threads())
+        return get_num_threads(self.n_threads)
 
     def allocate(self, nbytes: int) -> HostBuffer:
         """Return a zero-filled buffer."""

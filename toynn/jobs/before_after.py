@@ -1,15 +1,12 @@
 """What an adapter changes, on held-out prompts: expected, before and after, greedy."""
 
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from toynn import engines
 from toynn.data.batch import IGNORED
 from toynn.data.examples import Examples
-from toynn.formats import bases
 from toynn.formats.tokenizer import Tokenizer
 from toynn.generate import sample
 
@@ -19,7 +16,7 @@ PROMPTS = 3
 
 
 def before_and_after(
-    model: Path,
+    frozen: Callable[[], Any],
     engine: Any,
     tokenizer: Tokenizer,
     valid: Sequence[Examples],
@@ -29,16 +26,15 @@ def before_and_after(
     """Yield the first prompts that are held out, if they have prompts, with what is said to them.
 
     Of several sources one of each in turn, and of each one at least. ``count`` is how many tokens
-    are written at most; none are begun once it is ``late``. The model without adapters is the file
-    itself, mapped once more.
+    are written at most; none are begun once it is ``late``. ``frozen`` makes the model
+    without adapters.
     """
     first = [part[k] for k in range(PROMPTS) for part in valid if k < len(part)]
     asked = [(ids, labels) for ids, labels in first if labels[0] == IGNORED]
     shown = asked[: max(PROMPTS, len(valid))]
     if not shown:
         return
-    with bases.open(model, check=False) as file:
-        base = engines.frozen(file)
+    base = frozen()
     for ids, labels in shown:
         if late():
             return

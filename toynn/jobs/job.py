@@ -1,43 +1,39 @@
-"""What a recipe of ``toynn train`` says of itself; train.py calls it, in this order.
+"""A job: a run of one recipe, as its options say; run.py calls it, in this order.
 
 resolve     fill in what was not given, refuse what contradicts itself
 read        the data, and the model that is started from
 declared    the model without its memory
 realize     the recipe, ready to step
 announce    what is to be trained, on what
-tables      what config.toml says beside the flags
+tables      what config.toml says beside the options
 batches, per_epoch, valid, measure      for the loop
 show        what the best weights do; print what else there is to say
 """
 
 import time
 from abc import ABC, abstractmethod
-from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, ClassVar
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
 
 from toynn.adamw import AdamW
-from toynn.cli._flags import Flag, gathered, resolve_source
-from toynn.cli._text import fact
 from toynn.data.digest import digest
-from toynn.options import RecipeOptions
-from toynn.schedule import Schedule
+from toynn.errors import ConfigError
+from toynn.jobs.options import RunOptions, completed, fields_of
+from toynn.options import Option, RecipeOptions
+from toynn.printing import fact
 from toynn.train.folder import RunFolder, Value
-from toynn.train.options import LoopOptions, Result
+from toynn.train.options import Result
 from toynn.train.protocols import Batch, Recipe
 
-__all__ = ["Training", "late"]
+__all__ = ["Job", "late"]
+
+
+T = TypeVar("T")
 
 PATIENCE = 5.0  # seconds that a run which was stopped may still take to show what it came to
-SOURCES = (
-    "model",
-    "donor",
-    "init_from",
-    "adapter",
-    "tokenizer",
-    "questions",
-)  # flags that name files
 
 
 def late(result: Result) -> Callable[[], bool]:
@@ -46,63 +42,77 @@ def late(result: Result) -> Callable[[], bool]:
     return lambda: result.interrupted and time.monotonic() > end
 
 
-class Training(ABC):
-    """A run of one recipe, as the arguments say."""
+class Job(ABC):
+    """A run of one recipe.
+
+    ``given`` are values of options by name, as ``Option.checked`` returns them; others are as the
+    recipe has them. ``command`` is what the job was started by, for its report. Raises ConfigError
+    for options that there are not, or that are missing, or contradict one another.
+    """
 
     name: ClassVar[str]
     help: ClassVar[str]
-    flags: ClassVar[tuple[Flag, ...]]
-    source: ClassVar[tuple[str, str]] = ("init_from", "model")  # the flag that names one; a what
+    options: ClassVar[tuple[Option, ...]]
+    source: ClassVar[tuple[str, str]] = ("init_from", "model")  # the option that names one; a what
     unit: str = "tokens"  # of what is trained on, in metrics.jsonl
     items: str = "tokens"  # the same, in what is printed
     mixes: bool = False  # training batches are harder than those that are held out
 
     recipe: Any  # once it is realized
 
-    def __init__(self, arguments: Namespace) -> None:
-        self.arguments = arguments
+    def __init__(self, given: Mapping[str, Any], command: str | None = None) -> None:
+        self.given = completed(self.options, given, *self.source)
+        missing = [each.flag for each in self.options if each.required and not given.get(each.name)]
+        if missing:
+            raise ConfigError(
+                f"the following arguments are required: {', '.join(missing)} (see `toynn train "
+                f"{self.name} --help`)"
+            )
+        self.run, self.command = self.take(RunOptions), command
+        self.fresh = False  # whether the folder of the run has a name of our own
+        self.beside = Path()  # the folder that the run's is in
         self.files = ExitStack()  # what is open until the recipe is realized
         self.baselines: dict[str, float] = {}  # losses to compare with, by name
 
-    # -- What the flags say --------------------------------------------------------------------
+    # -- What the options say ------------------------------------------------------------------
 
     @classmethod
     def default(cls, name: str) -> Any:
-        """Return the default of a flag, where nothing is started from."""
-        return next(flag.default for flag in cls.flags if flag.name == name)
+        """Return the default of an option, where nothing is started from."""
+        return next(each.default for each in cls.options if each.name == name)
 
+    @property
     def starts_from_source(self) -> bool:
-        """Say whether the run starts from a model or an adapter; fill in defaults if not.
+        """Whether the run starts from a model or an adapter."""
+        return self.given[self.source[0]] is not None
 
-        Raises ConfigError where a flag is given about which that leaves no choice.
-        """
-        return resolve_source(self.flags, self.arguments, *self.source)
+    def take(self, kind: type[T], **more: Any) -> T:
+        """Return a bundle of the options that are given, and more that no option says."""
+        return kind(**self.fields(kind) | more)
 
-    def options(self, **more: Any) -> RecipeOptions:
-        """Return what the flags say of the recipe, and more that no flag says."""
-        return RecipeOptions(**gathered(RecipeOptions, self.flags, self.arguments) | more)
+    def fields(self, kind: type[Any]) -> dict[str, Any]:
+        """Return the fields of a bundle that options fill, those that are not None."""
+        return fields_of(kind, self.options, self.given)
 
-    def loop_options(self) -> dict[str, Any]:
-        """Return what the flags say of the loop: fields of LoopOptions."""
-        given = gathered(LoopOptions, self.flags, self.arguments)
-        return given | {"max_grad_norm": given["max_grad_norm"] or None}
+    def kept(self) -> dict[str, Value]:
+        """Return the options that config.toml keeps; not those that the source has of its own."""
+        return {
+            each.name: self.given[each.name]
+            for each in self.options
+            if each.kept and self.given[each.name] is not None
+            if not (self.starts_from_source and each.source == "own")
+        }
 
-    def schedule(self) -> Schedule:
-        """Return the learning rates that the flags ask for."""
-        return Schedule(**gathered(Schedule, self.flags, self.arguments))
+    def recipe_options(self, **more: Any) -> RecipeOptions:
+        """Return what the recipe is realized with."""
+        return self.take(RecipeOptions, **more)
 
     def optimizer(self) -> AdamW:
-        """Return the recipe's optimizer with what the flags say of it."""
-        optimizer = self._optimizer()
-        for name, value in gathered(AdamW, self.flags, self.arguments).items():
-            setattr(optimizer, name, value)
-        return optimizer
+        """Return the optimizer in the recipe's convention, with the options that are AdamW's."""
+        optimizer: AdamW = self.recipe.optimizer()
+        return replace(optimizer, **self.fields(AdamW))
 
     # -- What a recipe says --------------------------------------------------------------------
-
-    def _optimizer(self) -> AdamW:
-        """Return the optimizer in the recipe's convention."""
-        return AdamW.for_lora()
 
     @abstractmethod
     def resolve(self) -> None:
@@ -134,9 +144,9 @@ class Training(ABC):
         print(fact("memory", f"{sizes} MB"))
 
     def sources(self) -> dict[str, str]:
-        """Return the SHA-256 of each file or folder that the run starts from, by its flag."""
-        given = ((flag.name, vars(self.arguments).get(flag.name)) for flag in self.flags)
-        return {name: digest(path) for name, path in given if path and name in SOURCES}
+        """Return the SHA-256 of each file or folder that the run starts from, by its option."""
+        files = (each.name for each in self.options if each.hashed and self.given[each.name])
+        return {name: digest(self.given[name]) for name in files}
 
     def notes(self) -> dict[str, Any]:
         """Return what a report tells beside config.toml."""
@@ -144,7 +154,7 @@ class Training(ABC):
 
     @abstractmethod
     def tables(self) -> dict[str, Mapping[str, Value]]:
-        """Return the tables of config.toml beside those of the run and its flags."""
+        """Return the tables of config.toml beside those of the run and its options."""
 
     @abstractmethod
     def batches(self) -> Iterator[Batch]:

@@ -3,7 +3,7 @@
     run = toynn.finetune("model.gguf", "chats.jsonl", rank=16, steps=100)
     run.generate("Who lives on the moon? "), run.evaluate("held-out.jsonl"), run.path
 
-What follows is the command itself: its flags by their names, its defaults, its checks, its folder.
+It is the same job: its options by their names, its defaults, its checks, its folder.
 """
 
 import contextlib
@@ -15,16 +15,15 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
-import toynn
-from toynn.cli import parsed
-from toynn.cli.evaluate import figures
-from toynn.cli.lora import LoRATraining
-from toynn.cli.train import Outcome, carried_out
 from toynn.completion import complete
 from toynn.engines import SequenceEngine
 from toynn.errors import ConfigError
 from toynn.formats.adapters import Adapter
 from toynn.formats.tokenizer import Tokenizer
+from toynn.jobs.figures import figures
+from toynn.jobs.lora import LoRAJob
+from toynn.jobs.made import made
+from toynn.jobs.run import Outcome, carried_out
 from toynn.printing import lenient
 from toynn.train.options import Result
 
@@ -48,12 +47,12 @@ class Run:
     """
 
     def __init__(self, outcome: Outcome) -> None:
-        assert isinstance(outcome.run, LoRATraining)
+        assert isinstance(outcome.job, LoRAJob)
         self.path: Path = outcome.path
         self.result: Result = outcome.result
-        self.tokenizer: Tokenizer = outcome.run.tokenizer
-        self.engine: SequenceEngine[Any] = outcome.run.recipe.engine
-        self._model = Path(outcome.run.arguments.model)
+        self.tokenizer: Tokenizer = outcome.job.tokenizer
+        self.engine: SequenceEngine[Any] = outcome.job.recipe.engine
+        self._model = Path(outcome.job.base.model)
 
     @property
     def report(self) -> Path:
@@ -120,7 +119,7 @@ def finetune(
     out: StrPath | None = None,
     *,
     quiet: bool = False,
-    **flags: Any,
+    **options: Any,
 ) -> Run:
     """Train an adapter of a model on data; return the run, with its best weights.
 
@@ -135,20 +134,19 @@ def finetune(
         The run's folder, a new one; by default runs/lora-<date>-<time>.
     quiet
         Print nothing.
-    **flags
-        Flags of `toynn train lora` by their names: rank=16, targets="all-linear" (or a list),
+    **options
+        Options of `toynn train lora` by their names: rank=16, targets="all-linear" (or a list),
         steps=100, lr=1e-4, batch=2, seq=256, loss="dpo", rslora=True. The defaults are those of the
-        command. Precision and number of threads are what they were when it returns.
+        command.
 
-    Raises ConfigError for flags that there are not or that contradict one another, and whatever the
+    Raises ConfigError for options that there are not or that contradict one another, and what the
     command calls an error: DataError, GGUFError, AdapterError, NonFiniteError, KeyboardInterrupt
     where it was stopped before the first step.
     """
-    words = ["train", "lora", "--model", fspath(model), "--data", *_sources(data)]
-    words += ["--out", fspath(out)] if out is not None else []
-    words += [word for name, value in flags.items() for word in _words(name, value)]
-    with _silence() if quiet else lenient(), _settings():
-        return Run(carried_out(parsed(words)))
+    given = {"model": fspath(model), "data": _sources(data), **options}
+    given |= {"out": fspath(out)} if out is not None else {}
+    with _silence() if quiet else lenient():
+        return Run(carried_out(made("lora", given)))
 
 
 def _sources(data: StrPath | Sequence[StrPath] | Mapping[StrPath, float]) -> list[str]:
@@ -166,22 +164,6 @@ def _sources(data: StrPath | Sequence[StrPath] | Mapping[StrPath, float]) -> lis
     return [f"{fspath(path)}:{weights[path]}" if weights else fspath(path) for path in paths]
 
 
-def _words(name: str, value: Any) -> list[str]:
-    """Return a flag as it is typed. Raises ConfigError for one that there is not."""
-    flag = next((flag for flag in LoRATraining.flags if flag.name == name), None)
-    if flag is None:
-        known = ", ".join(sorted(flag.name for flag in LoRATraining.flags))
-        raise ConfigError(f"finetune: there is no {name!r}; toynn train lora has {known}")
-    if value is None:
-        return []
-    if isinstance(value, bool):
-        if value:
-            return [flag.option]
-        return [flag.option.replace("--", "--no-", 1)] if flag.default is True else []
-    many = isinstance(value, list | tuple)
-    return [f"{flag.option}={','.join(map(str, value)) if many else value}"]
-
-
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
     """Print nothing, meanwhile."""
@@ -191,14 +173,3 @@ def _silence() -> Iterator[None]:
         contextlib.redirect_stderr(nowhere),
     ):
         yield
-
-
-@contextlib.contextmanager
-def _settings() -> Iterator[None]:
-    """Put back, at the end, what a run sets for the whole process."""
-    precision, threads = toynn.get_float32_matmul_precision(), toynn.get_num_threads()
-    try:
-        yield
-    finally:
-        toynn.set_float32_matmul_precision(precision)
-        toynn.set_num_threads(threads)

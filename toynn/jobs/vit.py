@@ -1,23 +1,17 @@
 """``toynn train vit``: from labelled pictures to a classifier in a run folder."""
 
 import math
-from argparse import BooleanOptionalAction
 from base64 import b64encode
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from toynn.cli._flags import Flag, Once
-from toynn.cli._numbers import real, whole
-from toynn.cli._run_flags import DECAY, run_flags, shape_flags
-from toynn.cli._text import fact, harmless
-from toynn.cli._training import Training
 from toynn.data.augment import Augment
 from toynn.data.digest import digest, listing
 from toynn.data.image_batches import Fitted, HeldOut, ImageBatch, RandomImages
@@ -25,14 +19,17 @@ from toynn.data.images import ImageData, Part
 from toynn.data.png import png
 from toynn.engines import ViTConfig, ViTEngine
 from toynn.errors import ConfigError
-from toynn.options import RecipeOptions
+from toynn.jobs.job import Job
+from toynn.jobs.options import ShapeOptions, of_run
+from toynn.options import option, real, whole
+from toynn.printing import fact, harmless
 from toynn.recipes import VitTiny
 from toynn.train import classify
 from toynn.train.folder import RunFolder, Value
-from toynn.train.options import Result
+from toynn.train.options import SAVING, Result
 from toynn.train.protocols import Recipe
 
-__all__ = ["ViTTraining"]
+__all__ = ["ViTJob"]
 
 FOLDER_SIDE = 64  # pixels; pictures of a folder are scaled anyway
 INIT_SCALE = 50  # over the root of the width: blocks then start with a std of 1 / that root
@@ -40,199 +37,191 @@ EVAL_BATCH = 64
 SHOWN = 12  # pictures of a report
 SHOWN_SIDE = 64  # their largest side, in pixels
 
-_MODEL_FLAGS = (
-    Flag(
-        "image_size",
-        f"width and height that pictures are scaled to (default: theirs; {FOLDER_SIDE} of files)",
-        read=whole(1, 65536),
-    ),
-    Flag(
-        "patch",
-        "width and height of a patch; it must divide the image size (default: about an eighth)",
-        read=whole(1, 65536),
-        source="own",
-    ),
-    Flag(
-        "norm",
-        "the norms (default {default})",
-        "layernorm",
-        choices=("layernorm", "rmsnorm"),
-        source="own",
-    ),
-    Flag(
-        "act",
-        "the activation (default {default})",
-        "gelu",
-        choices=("gelu", "silu"),
-        source="may",
-    ),
-    Flag(
-        "no_bias",
-        "leave out the biases of linear layers",
-        False,
-        action="store_true",
-        source="own",
-    ),
-    Flag(
-        "init_scale",
-        "factor of the standard deviation of the blocks' matrices, 0.02 (default 50 / sqrt(width))",
-        read=real(0),
-        to={RecipeOptions: "init_scale"},
-        source="own",
-    ),
-    Flag(
-        "init_from",
-        "start from a .safetensors file with timm's names, or from the folder of a run",
+
+@dataclass
+class PictureOptions:
+    """The pictures of a job, and how they are changed while it trains."""
+
+    GROUP: ClassVar[str] = "model and data"
+
+    data: str | None = option(
+        "a folder with one folder of pictures per class, or with train and valid folders of such; "
+        "or a .npz file of images and labels; or a folder of MNIST's or CIFAR-10's binary files; "
+        "without it, the handwritten digits of scikit-learn",
+        None,
         metavar="PATH",
-    ),
-)
-_PICTURE_FLAGS = (
-    Flag("flip", "mirror half of the pictures", False, action=BooleanOptionalAction),
-    Flag(
-        "crop",
-        "move pictures by up to an eighth of their size",
-        True,
-        action=BooleanOptionalAction,
-    ),
-    Flag(
-        "mixup",
+        once="a run learns from one: put the pictures of both below one folder",
+    )
+    flip: bool = option("mirror half of the pictures (default: {default})", False, negated=True)
+    crop: bool = option(
+        "move pictures by up to an eighth of their size (default: {default})", True, negated=True
+    )
+    mixup: float = option(
         "mix pairs of pictures, by shares from Beta(N, N); 0 does not (default {default:g})",
         0.2,
-        real(0),
-    ),
-    Flag(
-        "label_smoothing",
+        read=real(0),
+    )
+    label_smoothing: float = option(
         "spread so much of each label over all classes (default {default:g})",
         0.0,
-        real(0, 0.99),
-    ),
-    Flag(
-        "skip_unreadable",
-        "pass over files that are no pictures, and count them",
-        False,
-        action="store_true",
-    ),
-    Flag(
-        "eval_pictures",
+        read=real(0, 0.99),
+    )
+    skip_unreadable: bool = option("pass over files that are no pictures, and count them", False)
+    eval_pictures: int = option(
         "evaluate on at most so many of the pictures held out (default {default})",
         2000,
-        whole(1),
-    ),
-)
+        group=SAVING,
+        read=whole(1),
+    )
 
 
-class OneFolder(Once):
-    """Stores where the pictures are."""
+@dataclass
+class ViTOptions:
+    """What a vision transformer has beside its shape, and what it starts from."""
 
-    advice = "a run learns from one: put the pictures of both below one folder"
+    GROUP: ClassVar[str] = "model and data"
+
+    image_size: int | None = option(
+        f"width and height that pictures are scaled to (default: theirs; {FOLDER_SIDE} of files)",
+        None,
+        read=whole(1, 65536),
+    )
+    patch: int | None = option(
+        "width and height of a patch; it must divide the image size (default: about an eighth)",
+        None,
+        read=whole(1, 65536),
+        source="own",
+    )
+    norm: str = option(
+        "the norms (default {default})", "layernorm", choices=("layernorm", "rmsnorm"), source="own"
+    )
+    act: str | None = option(
+        "the activation (default {default})",
+        None,
+        given="gelu",
+        choices=("gelu", "silu"),
+        source="may",
+    )
+    no_bias: bool = option("leave out the biases of linear layers", False, source="own")
+    init_scale: float | None = option(
+        "factor of the standard deviation of the blocks' matrices, 0.02 (default 50 / sqrt(width))",
+        None,
+        read=real(0),
+        source="own",
+    )
+    init_from: str | None = option(
+        "start from a .safetensors file with timm's names, or from the folder of a run",
+        None,
+        metavar="PATH",
+        hashed=True,
+    )
 
 
-class ViTTraining(Training):
+class ViTJob(Job):
     """``toynn train vit``."""
 
     name = "vit"
     help = "a small vision transformer, on labelled pictures"
-    flags = (
-        Flag(
-            "data",
-            "a folder with one folder of pictures per class, or with train and valid folders of "
-            "such; or a .npz file of images and labels; or a folder of MNIST's or CIFAR-10's "
-            "binary files; without it, the handwritten digits of scikit-learn",
-            metavar="PATH",
-            action=OneFolder,
-        ),
-        *run_flags(name, "pictures", ("loss", "accuracy"), batch=64, lr=1e-3, steps=3000),
-        DECAY,
-        *shape_flags(64, heads="may"),
-        *_MODEL_FLAGS,
-        *_PICTURE_FLAGS,
+    options = of_run(
+        name,
+        "pictures",
+        ("loss", "accuracy"),
+        PictureOptions,
+        ShapeOptions,
+        ViTOptions,
+        without=("weights", "pack_base", "sample_every"),
+        batch=64,
+        lr=1e-3,
+        steps=3000,
+        d_model=64,
+        heads={"source": "may"},
     )
     unit, items = "images", "pictures"
     _commonest = 0.0  # accuracy of who always says the commonest class
 
-    @property
-    def mixes(self) -> bool:  # type: ignore[override]
-        """Whether pictures or labels are mixed while training."""
-        return bool(self.arguments.mixup or self.arguments.label_smoothing)
+    def __init__(self, given: Mapping[str, Any], command: str | None = None) -> None:
+        super().__init__(given, command)
+        self.pictures, self.vit = self.take(PictureOptions), self.take(ViTOptions)
+        self.mixes = bool(self.pictures.mixup or self.pictures.label_smoothing)
 
     def resolve(self) -> None:
         """Fill in what was not given; refuse what contradicts itself."""
-        self.starts_from_source()
 
     def read(self) -> None:
-        """Read the pictures."""
-        arguments = self.arguments
-        if arguments.data is None:
-            self.data = ImageData.digits(arguments.seed)
-        else:
-            skip = arguments.skip_unreadable
-            if Path(arguments.data).suffix in (".jsonl", ".json", ".txt", ".csv", ".parquet"):
-                raise ConfigError(
-                    f"--data {arguments.data}: these are texts, and vit learns pictures: a folder "
-                    "with one of them for each class, .npz, MNIST's or CIFAR-10's files"
-                )
-            self.data = ImageData.read(arguments.data, arguments.seed, skip_unreadable=skip)
+        """Read the pictures; ConfigError for texts."""
+        path, seed = self.pictures.data, self.recipe_options().seed
+        if path is None:
+            self.data = ImageData.digits(seed)
+            return
+        if Path(path).suffix in (".jsonl", ".json", ".txt", ".csv", ".parquet"):
+            raise ConfigError(
+                f"--data {path}: these are texts, and vit learns pictures: a folder "
+                "with one of them for each class, .npz, MNIST's or CIFAR-10's files"
+            )
+        skip = self.pictures.skip_unreadable
+        self.data = ImageData.read(path, seed, skip_unreadable=skip)
 
     def declared(self) -> tuple[Any, int]:
-        """Return an engine of the model, before it takes memory; rows of a batch."""
-        arguments = self.arguments
-        if arguments.init_from is None:
-            engine = VitTiny(arguments.backend).engine
-            engine.declare(self._config(), self.options())
-        else:
+        """Return an engine of the model, before it takes memory; rows of a batch.
+
+        Raises ConfigError for pictures that cannot be cut into patches.
+        """
+        if self.starts_from_source:
             engine = ViTEngine.declared_from(
                 self._source(),
-                self.options(),
+                self.recipe_options(),
                 classes=len(self.data.classes),
-                image=arguments.image_size,
-                n_heads=arguments.heads,
-                act=arguments.act,
-                backend=arguments.backend,
+                backend=self.run.backend,
+                **self._told(),
             )
+        else:
+            engine = VitTiny(self.run.backend).engine
+            engine.declare(self._config(), self.recipe_options())
         return engine, engine.t_batch * (engine.config.n_patches + 1)
 
     def _source(self) -> Path:
         """Return the file that --init-from means."""
-        path = Path(self.arguments.init_from)
+        path = Path(str(self.vit.init_from))
         return path / "model.safetensors" if path.is_dir() else path
 
+    def _told(self) -> dict[str, Any]:
+        """Return what the file that the model starts from does not say, or may be another."""
+        own = self.vit
+        return {"image": own.image_size, "n_heads": self.given["heads"], "act": own.act}
+
     def realize(self) -> Recipe:
-        """Return the recipe, ready to step."""
-        arguments, data = self.arguments, self.data
-        recipe = VitTiny(arguments.backend)
-        if arguments.init_from is None:
-            scale = arguments.init_scale
-            if scale is None:
-                scale = INIT_SCALE / math.sqrt(arguments.d_model)
-            recipe.realize(self._config(), self.options(init_scale=scale))
+        """Return the recipe, ready to step.
+
+        Raises ConfigError for pictures that cannot be cut into patches.
+        """
+        recipe, classes = VitTiny(self.run.backend), self.data.classes
+        if self.starts_from_source:
+            path, options = self._source(), self.recipe_options()
+            recipe.realize_from(path, options, class_names=classes, **self._told())
         else:
-            recipe.realize_from(
-                self._source(),
-                self.options(),
-                class_names=data.classes,
-                image=arguments.image_size,
-                n_heads=arguments.heads,
-                act=arguments.act,
-            )
-        recipe.engine.class_names = data.classes
+            config, scale = self._config(), self.vit.init_scale
+            if scale is None:
+                scale = INIT_SCALE / math.sqrt(config.d_model)
+            recipe.realize(config, self.recipe_options(init_scale=scale))
+        recipe.engine.class_names = classes
         return recipe
 
     def _config(self) -> ViTConfig:
         """Return the shape of a new model."""
-        arguments, data = self.arguments, self.data
-        image = arguments.image_size or data.side or FOLDER_SIDE
+        own, shape, data = self.vit, self.take(ShapeOptions), self.data
+        image = own.image_size or data.side or FOLDER_SIDE
         return ViTConfig(
             image=image,
-            patch=arguments.patch or _default_patch(image),
+            patch=own.patch or _default_patch(image),
             channels=data.channels,
-            d_model=arguments.d_model,
-            n_heads=arguments.heads,
-            d_ff=4 * arguments.d_model,
-            n_layers=arguments.layers,
+            d_model=shape.d_model,
+            n_heads=shape.heads,
+            d_ff=4 * shape.d_model,
+            n_layers=shape.layers,
             classes=len(data.classes),
-            norm=arguments.norm,
-            act=arguments.act,
-            bias=not arguments.no_bias,
+            norm=own.norm,
+            act=str(own.act),
+            bias=not own.no_bias,
         )
 
     def announce(self) -> None:
@@ -243,7 +232,7 @@ class ViTTraining(Training):
         print(f"            {len(data.train):,} to train on, {len(data.valid):,} held out")
         if data.animated:
             print(f"            {data.animated} files have several frames: the first is used")
-        if self.arguments.init_from is not None:
+        if self.starts_from_source:
             print(fact("", _head_said(self.recipe.engine)))
         side, grid = config.image, config.image // config.patch
         print(f"            as {side} x {side} x {config.channels}, in {grid} x {grid} patches")
@@ -272,24 +261,24 @@ class ViTTraining(Training):
 
     def _digest(self) -> str | None:
         """Return what tells one file or folder of pictures from another: of these, the listing."""
-        path = self.arguments.data
+        path = self.pictures.data
         return None if path is None else (listing if Path(path).is_dir() else digest)(path)
 
     def batches(self) -> RandomImages:
         """Return random pictures, changed at random."""
-        arguments, data = self.arguments, self.data
+        own, data, options = self.pictures, self.data, self.recipe_options()
         augment = Augment(
-            crop=-(-self.recipe.engine.config.image // 8) if arguments.crop else 0,
-            flip=arguments.flip,
-            mixup=arguments.mixup,
-            smoothing=arguments.label_smoothing,
+            crop=-(-self.recipe.engine.config.image // 8) if own.crop else 0,
+            flip=own.flip,
+            mixup=own.mixup,
+            smoothing=own.label_smoothing,
         )
         pictures, classes = self._fitted(data.train), len(data.classes)
-        return RandomImages(pictures, classes, arguments.batch, arguments.seed, augment)
+        return RandomImages(pictures, classes, options.t_batch, options.seed, augment)
 
     def per_epoch(self) -> float:
         """Return how many batches have every picture once."""
-        return len(self.data.train) / self.arguments.batch  # type: ignore[no-any-return]
+        return len(self.data.train) / self.recipe_options().t_batch
 
     def valid(self) -> HeldOut:
         """Return pictures that are held out."""
@@ -297,7 +286,7 @@ class ViTTraining(Training):
 
     @cached_property
     def _held_out(self) -> HeldOut:  # which keeps what it has read
-        return HeldOut(self._fitted(self.data.valid), EVAL_BATCH, self.arguments.eval_pictures)
+        return HeldOut(self._fitted(self.data.valid), EVAL_BATCH, self.pictures.eval_pictures)
 
     def _fitted(self, part: Part) -> Fitted:
         config = self.recipe.engine.config

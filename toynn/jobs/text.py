@@ -4,19 +4,14 @@ from abc import abstractmethod
 from argparse import ArgumentTypeError
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from toynn.cli._flags import Flag
-from toynn.cli._measures import Asked, measured
-from toynn.cli._numbers import whole
-from toynn.cli._text import fact, harmless, print_line
-from toynn.cli._training import Training, late
-from toynn.cli._weighted import Sources, path_and_weight, source_names
 from toynn.data import jsonl
 from toynn.data.batch import IGNORED
 from toynn.data.digest import digest
@@ -29,42 +24,28 @@ from toynn.errors import ConfigError
 from toynn.evaluation import read_questions
 from toynn.formats.tokenizer import Tokenizer
 from toynn.generate import generate
+from toynn.jobs.job import Job, late
+from toynn.jobs.measures import Asked, measured
+from toynn.jobs.weighted import path_and_weight, source_names, sources
+from toynn.options import option, whole
+from toynn.printing import fact, harmless, print_line
 from toynn.train.folder import RunFolder, Value
-from toynn.train.options import LoopOptions, Result
+from toynn.train.options import SAVING, Result
 from toynn.train.progress import Reading
 from toynn.train.token_cache import TokenCache
 
-__all__ = [
-    "CACHE",
-    "DATA",
-    "EXAMPLES",
-    "MEASURES",
-    "NO_TEXTS",
-    "QUESTIONS",
-    "SAMPLES",
-    "TextTraining",
-]
+__all__ = ["MEASURES", "NO_TEXTS", "TextJob", "TextOptions", "column_names", "columns_of"]
 
 EVAL_BATCHES = 16
 SAMPLE_PROMPT = 32  # tokens of a text, which the sample continues; of an example that is all
 EXAMPLE_PROMPT = 8  # learned, its first ones
 SAMPLE_TOKENS = 256
 SAMPLE_ON_THE_WAY = 64
-DATA = Flag(
-    "data",
-    "a text in UTF-8; or lines of JSON (.jsonl), each with text, with prompt and completion, or "
-    "with messages; or a table, or a folder of texts (docs/data.md); or a folder with train.jsonl "
-    "and, if you like, valid.jsonl and test.jsonl; or tokens, as nanoGPT and llm.c write them: a "
-    ".bin file, or a folder with train.bin and val.bin, or with shards of them. Several are mixed, "
-    "each with its share of the rows: a.jsonl:0.7 b.parquet:0.3; without weights, as much as it "
-    "has",
-    metavar="PATH[:WEIGHT]",
-    action=Sources,
-    nargs="+",
-)
 #: Bytes of data from which on tokens are kept on the disk, beside the folder of the run.
 CACHED = 64_000_000
 TOKENS = "tokens"
+OF_QUESTIONS = frozenset(["accuracy", "accuracy-normalized"])
+MEASURES = ("loss", "perplexity", *sorted(OF_QUESTIONS))
 
 
 def separator(text: str) -> str:
@@ -88,61 +69,81 @@ def column_names(text: str) -> str:
     return text
 
 
-EXAMPLES = (
-    Flag(
-        "no_mask_prompt",
+@dataclass
+class TextOptions:
+    """The texts or examples of a job, and how they are read."""
+
+    GROUP: ClassVar[str] = "model and data"
+
+    data: str | tuple[str, ...] | None = option(
+        "a text in UTF-8; or lines of JSON (.jsonl), each with text, with prompt and completion, "
+        "or with messages; or a table, or a folder of texts (docs/data.md); or a folder with "
+        "train.jsonl and, if you like, valid.jsonl and test.jsonl; or tokens, as nanoGPT and llm.c "
+        "write them: a .bin file, or a folder with train.bin and val.bin, or with shards of them. "
+        "Several are mixed, each with its share of the rows: a.jsonl:0.7 b.parquet:0.3; without "
+        "weights, as much as it has{without_data}",
+        None,
+        metavar="PATH[:WEIGHT]",
+        several=sources,
+        once="several stand behind one: --data a.jsonl b.jsonl",
+    )
+    seq: int = option(
+        "{of_seq} (default {default})",
+        512,
+        also="--max-seq-length",
+        read=whole(1),
+        memory="smaller",
+    )
+    no_mask_prompt: bool = option(
         "learn prompts and what users say, too; by default only completions and answers are",
         False,
-        action="store_true",
-    ),
-    Flag(
-        "no_packing",
+    )
+    no_packing: bool = option(
         "one example a row; by default as many as fit share one, and do not see each other",
         False,
-        action="store_true",
-    ),
-    Flag(
-        "columns",
+    )
+    columns: str | None = option(
         "names of fields with those that the data have for them: prompt=question,completion=answer",
+        None,
         read=column_names,
         metavar="NEW=OLD,...",
-    ),
-    Flag(
-        "truncation_mode",
+    )
+    truncation_mode: str = option(
         "what is kept of an example longer than --seq: its beginning or its end "
         "(default {default})",
         "keep_start",
         choices=("keep_start", "keep_end"),
-    ),
-    Flag(
-        "document_separator",
+    )
+    document_separator: str | None = option(
         "what stands between the documents of a text (\\n and \\t are read): then no window "
         "looks from one document into another; by default a text is one document",
+        None,
         read=separator,
         metavar="TEXT",
-    ),
-)
-SAMPLES = Flag(
-    "sample_every",
-    f"steps between texts of {SAMPLE_ON_THE_WAY} tokens that the model writes into samples.jsonl; "
-    "0: it writes at the end alone (default {default})",
-    0,
-    whole(0),
-    to={LoopOptions: "sample_every"},
-)
-QUESTIONS = Flag(
-    "questions",
-    "lines of JSON with question, choices, answer, which each evaluation asks: accuracy",
-    metavar="FILE",
-)
-OF_QUESTIONS = frozenset(["accuracy", "accuracy-normalized"])
-MEASURES = ("loss", "perplexity", *sorted(OF_QUESTIONS))
-CACHE = Flag(
-    "cache",
-    "a folder for tokens: what a text became is mapped, not made again, and takes no memory "
-    f"(default: {TOKENS}, beside the run's folder, for data of {CACHED // 10**6} MB and more)",
-    metavar="DIR",
-)
+    )
+    cache: str | None = option(
+        "a folder for tokens: what a text became is mapped, not made again, and takes no memory "
+        f"(default: {TOKENS}, beside the run's folder, for data of {CACHED // 10**6} MB and more)",
+        None,
+        metavar="DIR",
+        compared=False,
+    )
+    questions: str | None = option(
+        "lines of JSON with question, choices, answer, which each evaluation asks: accuracy",
+        None,
+        group=SAVING,
+        metavar="FILE",
+        hashed=True,
+    )
+
+    def of_examples(self) -> dict[str, Any]:
+        """Return what the readers of examples are told."""
+        return {
+            "keep_end": self.truncation_mode == "keep_end",
+            "columns": columns_of(self.columns),
+        }
+
+
 #: Endings that are not those of texts: such a file is read as lines of JSON, or refused.
 NO_TEXTS = frozenset(
     [
@@ -161,13 +162,18 @@ NO_TEXTS = frozenset(
 )
 
 
-class TextTraining(Training):
+class TextJob(Job):
     """A run on texts or examples."""
 
     tokenizer: Tokenizer
     asked: Sequence[Asked] = ()
     of_questions: frozenset[str] = OF_QUESTIONS  # measures that need some
     data: Dataset | PreferenceData | Mixture
+
+    def __init__(self, given: Mapping[str, Any], command: str | None = None) -> None:
+        super().__init__(given, command)
+        self.text = self.take(TextOptions)
+        self.t_seq = 0  # tokens of a row, once the data are read
 
     def read_text(self, seq: int) -> None:
         """Read what --data names, without it the embedded text; windows have at most seq tokens."""
@@ -186,11 +192,11 @@ class TextTraining(Training):
             self.data = Mixture.of(dict(zip(names, found, strict=True)), weights or None)
         for note in self.data.notes:
             print(fact("data", note))
-        self.arguments.t_seq = self.data.seq
+        self.t_seq = self.data.seq
 
     def _sources(self) -> list[tuple[str | None, float | None]]:
         """Return the path of each source of data, with its weight, where it is given one."""
-        given = self.arguments.data
+        given = self.text.data
         if not isinstance(given, tuple):
             return [(given, None)]
         found = (path_and_weight(word, "--data") for word in given)
@@ -200,14 +206,14 @@ class TextTraining(Training):
         self, path: str | None, seq: int, store: TokenCache | None, progress: Progress
     ) -> Dataset | PreferenceData:
         """Read one source of data."""
-        arguments, vocab_size = self.arguments, self.tokenizer.vocab_size
-        if arguments.document_separator is not None:
+        text, vocab_size = self.text, self.tokenizer.vocab_size
+        if text.document_separator is not None:
             return jsonl.documents(
                 path,
                 self.tokenizer,
                 seq,
                 vocab_size=vocab_size,
-                separator=arguments.document_separator,
+                separator=text.document_separator,
                 store=store,
                 progress=progress,
             )
@@ -217,13 +223,12 @@ class TextTraining(Training):
                 self.tokenizer,
                 seq,
                 vocab_size=vocab_size,
-                seed=arguments.seed,
-                mask_prompt=not arguments.no_mask_prompt,
-                keep_end=arguments.truncation_mode == "keep_end",
-                packing=not arguments.no_packing,
+                seed=self.recipe_options().seed,
+                mask_prompt=not text.no_mask_prompt,
+                packing=not text.no_packing,
                 store=store,
                 progress=progress,
-                columns=columns_of(arguments.columns),
+                **text.of_examples(),
             )
         return jsonl.long_text(
             path, self.tokenizer, seq, vocab_size=vocab_size, store=store, progress=progress
@@ -231,11 +236,10 @@ class TextTraining(Training):
 
     def check_measure(self) -> None:
         """Read --questions. Raises ConfigError where --measure wants some, and there are none."""
-        arguments = self.arguments
-        if arguments.questions is not None:
-            questions = read_questions(arguments.questions)
+        if self.text.questions is not None:
+            questions = read_questions(self.text.questions)
             self.asked = [Asked(question, self.tokenizer) for question in questions]
-        elif lacking := set(arguments.measure.split(",")) & self.of_questions:
+        elif lacking := set(self.measures) & self.of_questions:
             raise ConfigError(
                 f"--measure {lacking.pop()}: of what? Name lines of JSON with question, choices, "
                 "answer by --questions"
@@ -256,10 +260,9 @@ class TextTraining(Training):
 
     def _store(self) -> TokenCache | None:
         """Return where tokens are kept: of much data, or where --cache says; None: in memory."""
-        arguments = self.arguments
-        folder = arguments.cache
+        folder = self.text.cache
         if folder is None:
-            folder = arguments.beside / TOKENS
+            folder = str(self.beside / TOKENS)
             if sum(_size(Path(path)) for path, _ in self._sources() if path) < CACHED:
                 return None
         return TokenCache(folder, lambda word: print_line(f"toynn: {harmless(word, '')}"))
@@ -278,8 +281,8 @@ class TextTraining(Training):
         counts: dict[str, Value] = {"train": len(data.train), "valid": len(data.valid)}
         if text is None or text.sha256 is None:
             test = None if data.test is None else len(data.test)
-            sha256 = digest(self.arguments.data)
-            named = {"name": self.arguments.data, "sha256": sha256}
+            sha256 = digest(str(self.text.data))
+            named = {"name": self.text.data, "sha256": sha256}
             return {"data": {**named, **counts, "test": test}}
         whole: dict[str, Value] = {
             "name": text.name,
@@ -301,6 +304,11 @@ class TextTraining(Training):
         }
 
     @property
+    def measures(self) -> tuple[str, ...]:
+        """The names of what the weights are measured by."""
+        return tuple(self.given["measure"].split(","))
+
+    @property
     def shown(self) -> Dataset | PreferenceData:
         """The data that samples on the way are from: of several sources, the first."""
         return self.parts[0][1]
@@ -319,7 +327,7 @@ class TextTraining(Training):
 
     def batches(self) -> Any:
         """Return random windows, or examples in random order."""
-        return self.data.batches(self.arguments.batch, self.arguments.seed)
+        return self.data.batches(self.recipe_options().t_batch, self.recipe_options().seed)
 
     def per_epoch(self) -> float:
         """Return how many batches have all examples once, or as many tokens as the text."""
@@ -331,7 +339,7 @@ class TextTraining(Training):
 
     @cached_property
     def _valid(self) -> Sequence[Any]:
-        return self.data.valid_batches(self.arguments.batch, EVAL_BATCHES)
+        return self.data.valid_batches(self.recipe_options().t_batch, EVAL_BATCHES)
 
     def show(self, folder: RunFolder, result: Result) -> str:
         """Let the model continue the validation data; print and keep what it writes."""
@@ -358,7 +366,7 @@ class TextTraining(Training):
 
     def _new(self, prompt: Sequence[int], count: int) -> Iterator[int]:
         """Yield the tokens by which the model continues a prompt."""
-        seed, stop = self.arguments.seed, self.tokenizer.eog
+        seed, stop = self.recipe_options().seed, self.tokenizer.eog
         return generate(self.recipe.engine, prompt, count, seed=seed, stop=stop)
 
     def _prompt(self, data: Dataset | PreferenceData) -> list[int]:
@@ -379,7 +387,7 @@ class TextTraining(Training):
     def epilogue(self, folder: RunFolder) -> Iterator[str]:
         """Yield the loss of the test examples, all of them, if there are any."""
         total, rows = 0.0, 0
-        for part in self.data.test_batches(self.arguments.batch):
+        for part in self.data.test_batches(self.recipe_options().t_batch):
             total += self.recipe.evaluate(*part) * part.rows
             rows += part.rows
         if rows:

@@ -1,0 +1,124 @@
+"""config.toml: the options of a run, which go on with it, or with another, behind those given.
+
+    [run]               recipe = "gpt2"; version is not read
+    [train]             options by name: steps = 1500, lr = 0.003, flip = true
+    [data], [model]     what came of them; not read
+
+Options that are given go before those of the file. A run writes its own as it takes it.
+"""
+
+import difflib
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from toynn import distributed
+from toynn.errors import ConfigError
+from toynn.options import Option
+from toynn.reading import read_bytes
+from toynn.schedule import usual_warmup
+
+__all__ = ["read_config"]
+
+TABLES = ("run", "data", "model", "train")
+
+
+def read_config(
+    named: str | None,
+    resumed: str | None,
+    recipe: str | None,
+    recipes: Mapping[str, Sequence[Option]],
+) -> tuple[str, dict[str, Any]]:
+    """Return the recipe and the options of the file that --config names.
+
+    --resume DIR alone means the file in that run's folder. ``recipe`` is the one that is asked for,
+    if one is. Of several processes that read the same, rank 0 does: others may not have the folder.
+
+    Raises ConfigError for a file that is damaged, or of another recipe.
+    """
+    group, given = distributed.current(), [named, resumed, recipe]
+    alike = all(each == given for each in group.gather(given))
+    found = None
+    if not alike or group.rank == 0:
+        found = _read_config(named, resumed, recipe, recipes)
+    return group.tell(found) if alike else found  # type: ignore[return-value]
+
+
+def _read_config(
+    named: str | None,
+    resumed: str | None,
+    asked: str | None,
+    recipes: Mapping[str, Sequence[Option]],
+) -> tuple[str, dict[str, Any]]:
+    path = Path(named) if named is not None else _config_of(Path(str(resumed)))
+    tables = _read(path)
+    recipe = tables.get("run", {}).get("recipe", asked)
+    if recipe is None:
+        raise ConfigError(f"{path}: run.recipe: missing; say it there, or behind `toynn train`")
+    if not isinstance(recipe, str) or recipe not in recipes:
+        raise ConfigError(f"{path}: run.recipe: expected one of {_listed(recipes)}; got {recipe!r}")
+    if asked not in (None, recipe):
+        raise ConfigError(f"{path}: it is of a run of {recipe}, not of {asked}")
+    options = {each.name: each for each in recipes[recipe] if each.kept}
+    values = dict(tables.get("train", {}))
+    if resumed is None and _is_derived(values):
+        del values["warmup"]  # of as many steps it is the same, and of others it fits
+    for name in values:
+        if name not in options:
+            _refuse(path, f"train.{name}", name, options)
+    return recipe, {name: _checked(path, options[name], value) for name, value in values.items()}
+
+
+def _is_derived(values: Mapping[str, Any]) -> bool:
+    """Whether a warmup is that of so many steps where none is typed."""
+    steps, warmup = values.get("steps"), values.get("warmup")
+    return type(steps) is int and type(warmup) is int and warmup == usual_warmup(steps)
+
+
+def _config_of(folder: Path) -> Path:
+    """Return the config.toml of a run's folder, or of the run that a checkpoint lies in."""
+    if not folder.exists():
+        raise ConfigError(f"--resume {folder}: there is no such folder of a run")
+    inside = folder / "config.toml"
+    return inside if inside.is_file() else folder.absolute().parent / "config.toml"
+
+
+def _read(path: Path) -> dict[str, dict[str, Any]]:
+    try:
+        found = tomllib.loads(read_bytes(path, ConfigError).decode("utf-8"))
+    except ConfigError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: not TOML: {error}") from error
+    for name, table in found.items():
+        if name not in TABLES:
+            _refuse(path, name, name, TABLES)
+        if not isinstance(table, dict):
+            raise ConfigError(f"{path}: {name}: expected a table, [{name}]; got {table!r}")
+    return found
+
+
+def _refuse(path: Path, where: str, name: str, known: Iterable[str]) -> None:
+    """Raise ConfigError: a name is not known."""
+    near = difflib.get_close_matches(name, list(known), 1, 0.5)
+    hint = f"; did you mean {near[0]}?" if near else f"; expected {_listed(known)}"
+    raise ConfigError(f"{path}: {where} is not known{hint}")
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names)
+
+
+def _checked(path: Path, option: Option, value: Any) -> Any:
+    """Return a value as it is given from Python."""
+    several = option.several and isinstance(value, list) and all(isinstance(v, str) for v in value)
+    if option.is_switch != isinstance(value, bool) or (
+        isinstance(value, list | dict) and not several
+    ):
+        expected = "true or false" if option.is_switch else "a number or a text"
+        raise ConfigError(f"{path}: train.{option.name}: expected {expected}; got {value!r}")
+    try:
+        return option.checked(value)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None

@@ -1,0 +1,273 @@
+"""``toynn train lora``: from a model's file or folder and data to an adapter of it in a run."""
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from toynn import engines
+from toynn.data.examples import Examples
+from toynn.data.jsonl import Dataset
+from toynn.data.preference import PreferenceData, read_preferences
+from toynn.data.stream import Progress
+from toynn.engines import AdapterOptions, PreferenceOptions, engine_for
+from toynn.engines.preference import KINDS
+from toynn.errors import ConfigError
+from toynn.formats import adapters, bases
+from toynn.formats.tokenizer import ByteTokenizer, Tokenizer
+from toynn.jobs import text
+from toynn.jobs.before_after import before_and_after
+from toynn.jobs.job import late
+from toynn.jobs.measures import beside
+from toynn.jobs.options import of_run
+from toynn.jobs.paths import model_file, text_model
+from toynn.jobs.text import MEASURES, TextJob, TextOptions
+from toynn.jobs.weighted import STRICT
+from toynn.models import ARCHITECTURES
+from toynn.options import RecipeOptions, option
+from toynn.printing import fact, harmless
+from toynn.recipes import LoRA, Preference
+from toynn.train.folder import RunFolder
+from toynn.train.options import Result
+from toynn.train.protocols import Recipe
+
+__all__ = ["LoRAJob"]
+
+NORMAL_STD = 0.02  # of A with --init normal, as of other weights
+_SFT = "sft"
+
+
+@dataclass
+class BaseOptions:
+    """The model that adapters are for, and one to go on with."""
+
+    GROUP: ClassVar[str] = "model and data"
+
+    model: str = option(
+        f"a .gguf file, or a folder in Hugging Face's format: {', '.join(ARCHITECTURES)}",
+        also="-m",
+        read=model_file,
+        metavar="PATH",
+        required=True,
+        hashed=True,
+    )
+    adapter: str | None = option(
+        "go on with an adapter: a .gguf file, or a folder in PEFT's format",
+        None,
+        group="adapter",
+        metavar="PATH",
+        once="a run goes on with one (`toynn export` adds them up)",
+        hashed=True,
+    )
+    strict: bool = option(f"with --adapter: {STRICT}", False, group="adapter", compared=False)
+
+
+class LoRAJob(TextJob):
+    """``toynn train lora``."""
+
+    name = "lora"
+    help = "an adapter of a model in a GGUF file or Hugging Face folder, which is only read"
+    options = of_run(
+        name,
+        "rows of --seq tokens",
+        (*MEASURES, "kl", "margins"),
+        BaseOptions,
+        TextOptions,
+        AdapterOptions,
+        PreferenceOptions,
+        without=("weights", "decay"),
+        words={
+            "without_data": "",
+            "of_seq": "tokens of a row, and the most of an example; or those of a window of text",
+            "written": text.SAMPLE_ON_THE_WAY,
+        },
+        data={"required": True},
+        steps=200,
+        batch=1,
+        lr=2e-4,
+        weight_decay=0.0,
+        log_every=10,
+        eval_every=50,
+        save_every=50,
+        precision="auto",
+    )
+    source = ("adapter", "adapter")
+    preference: PreferenceOptions | None = None
+
+    def __init__(self, given: Mapping[str, Any], command: str | None = None) -> None:
+        super().__init__(given, command)
+        self.base = self.take(BaseOptions)
+
+    def resolve(self) -> None:
+        """Fill in what was not given; ConfigError for what contradicts itself."""
+        text_model(Path(self.base.model))
+        if self.given["loss"] != _SFT:
+            self.preference = self.take(PreferenceOptions)
+            self.unit = self.items = "pairs" if self.preference.paired else "completions"
+            return
+        own = (each for each in self.options if each.kind is PreferenceOptions)
+        if changed := [each.flag for each in own if self.given[each.name] != each.default]:
+            raise ConfigError(
+                f"{changed[0]}: it is of --loss {', '.join(KINDS)}; the loss is {_SFT}"
+            )
+
+    def read(self) -> None:
+        """Open the model; read the data with its tokenizer."""
+        file = self.file = bases.open(self.base.model)
+        self.files.callback(file.close)
+        engine_for(file)  # before anything takes time
+        self.tokenizer = Tokenizer.of(file)
+        self.check_measure()
+        context = file.require(f"{file.architecture}.context_length", int)
+        seq = min(self.text.seq, context)
+        if seq < self.text.seq:
+            said = f"--seq {self.text.seq}: the model sees {context} tokens at most"
+            print(fact("data", f"{said}: rows have {seq}"))
+        self._declared(RecipeOptions(t_seq=1))  # what adapters it cannot have
+        self.read_text(seq)
+
+    def read_source(
+        self, path: str | None, seq: int, store: Any, progress: Progress
+    ) -> Dataset | PreferenceData:
+        """Read texts or examples; or pairs, or labelled completions."""
+        if self.preference is None or path is None:
+            return super().read_source(path, seq, store, progress)
+        return read_preferences(
+            path,
+            self.tokenizer,
+            seq,
+            vocab_size=self.tokenizer.vocab_size,
+            loss=self.preference.loss,
+            seed=self.recipe_options().seed,
+            store=store,
+            progress=progress,
+            **self.text.of_examples(),
+        )
+
+    def declared(self) -> tuple[Any, int]:
+        """Return an engine of the model with adapters, before it takes memory; rows of a batch."""
+        engine = self._declared(self._all_options())
+        return engine, engine.t_batch * engine.t_seq
+
+    def _declared(self, options: RecipeOptions) -> Any:
+        """Return an engine of the model with adapters, which is declared and no more."""
+        engine = engine_for(self.file)(self.run.backend)
+        if self.base.adapter is None:
+            engine.enable_lora(self.take(AdapterOptions))
+        else:
+            found = adapters.load(self.base.adapter, self.file, strict=self.base.strict)
+            engine.enable_lora(AdapterOptions.of(found, **self.fields(AdapterOptions)))
+        if self.preference is not None:
+            engine.enable_preference(self.preference)
+        engine.declare_for_mmap(self.file, None, options)
+        return engine
+
+    def _all_options(self, **more: Any) -> RecipeOptions:
+        """Return the options; a row of pairs has room for two sequences."""
+        found = self.recipe_options(t_seq=self.data.seq, packed=self.packed, **more)
+        return replace(found, t_batch=2 * found.t_batch) if self.unit == "pairs" else found
+
+    def measure(self, batch: Any) -> Mapping[str, float]:
+        """Return the loss of a batch; of preferences, rewards too."""
+        found = dict(super().measure(batch))
+        if self.preference is not None and "loss" in found:
+            figures = self.recipe.figures
+            found |= {name: total / count for name, (total, count) in figures.items() if count}
+            if "rewards/accuracies" in found and not self.asked:
+                found["accuracy"] = found["rewards/accuracies"]
+        return found
+
+    def check_measure(self) -> None:
+        """Read --questions, if there are any. Raises ConfigError for a measure it lacks."""
+        names, paired = self.measures, self.preference is not None
+        if "kl" in names and paired:
+            raise ConfigError("--measure kl: it is of texts and examples, not of preferences")
+        if "margins" in names and not paired:
+            raise ConfigError(f"--measure margins: they are of --loss {', '.join(KINDS)}")
+        if paired:  # which has an accuracy of its own
+            self.of_questions = self.of_questions - {"accuracy"}
+        super().check_measure()
+
+    def extras(self) -> Sequence[Any]:
+        """Return the questions; for --measure kl, texts that the model and its base read."""
+        if "kl" not in self.measures:
+            return super().extras()
+        assert isinstance(self.shown, Dataset)  # by check_measure
+        return [*super().extras(), *beside(self.shown.valid, self.shown.seq, self._frozen())]
+
+    def _frozen(self) -> Any:
+        """Return the model without adapters, computed as the one with them is."""
+        with bases.open(self.base.model, check=False) as file:
+            return engines.frozen(file, options=self.recipe_options())
+
+    def realize(self) -> Recipe:
+        """Return the recipe, ready to step."""
+        backend, adapter = self.run.backend, self.base.adapter
+        recipe = LoRA(backend) if self.preference is None else Preference(self.preference, backend)
+        options = self._all_options(init_scale=NORMAL_STD)
+        if adapter is None:
+            recipe.realize(self.file, None, self.take(AdapterOptions), options)
+        else:
+            own = self.fields(AdapterOptions)
+            recipe.realize_from_adapter(self.file, adapter, options, **own)
+        return recipe
+
+    def announce(self) -> None:
+        """Print the adapters, and how large the file beside them is."""
+        super().announce()
+        engine = self.recipe.engine
+        for name, found in engine.adapters.items():
+            rank, rows = found.b.shape[-1], found.b.shape[-2]
+            columns = found.a.size // (found.b.size // rows)
+            if rank > min(rows, columns):
+                said = f"rank {rank} is more than {name} has rows or columns ({rows} x {columns})"
+                print(fact("", f"{said}: a smaller one says as much"))
+                break
+        mapped = engine.session.memory().mapped
+        print(fact("", f"beside {mapped / 1e6:.1f} MB of the model's file, which stay mapped"))
+        for form, why in engine.unwritten.items():
+            if why:
+                what = "adapter.gguf" if form == "gguf" else "PEFT folder"
+                print(fact("", f"there will be no {what}: {why}"))
+
+    def show(self, folder: RunFolder, result: Result) -> str:
+        """Show what the adapter changes on held-out prompts; of texts, what the model writes."""
+        valid, shown = [part.valid for _, part in self.parts], []
+        if examples := [part for part in valid if isinstance(part, Examples)]:
+            given = self._frozen, self.recipe.engine, self.tokenizer, examples
+            shown = list(before_and_after(*given, text.SAMPLE_TOKENS // 4, late(result)))
+        if not shown:
+            return super().show(folder, result)
+        folder.notes["prompts"] = shown
+        lines = [
+            f"{name:9} " + text.replace("\n", "\\n")
+            for each in shown
+            for name, text in each.items()
+        ]
+        folder.write_sample("\n".join(lines))
+        print("--- held-out prompts, greedy ---")
+        for line in lines:
+            print(harmless(line, ""))
+        print("---")
+        return self.said_of(result)
+
+    def said_of(self, result: Result) -> str:
+        """Return the loss before training."""
+        before = result.reports[0].val_loss
+        return "" if before is None else f"before training {before:.4f}"
+
+    def epilogue(self, folder: RunFolder) -> Iterator[str]:
+        """Yield the loss of the test examples, and how to try the adapter."""
+        yield from super().epilogue(folder)
+        in_llama = folder.adapter.exists()
+        paths = self.base.model, folder.adapter if in_llama else folder.path
+        model, adapter = (shlex.quote(str(path)) for path in paths)
+        chat = " --chat" if self.data.chats else ""
+        yield f"try it      toynn generate --model {model} --adapter {adapter}{chat} --prompt ..."
+        if not in_llama or isinstance(self.tokenizer, ByteTokenizer):  # which llama.cpp lacks
+            return
+        if Path(self.base.model).is_dir():
+            yield f"            toynn convert {model} --out model.gguf     # for llama.cpp"
+            model = "model.gguf"
+        yield f"            llama-cli -m {model} --lora {adapter}"

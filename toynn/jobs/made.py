@@ -1,0 +1,47 @@
+"""Every recipe's job, made of values that come from Python or a config.toml."""
+
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from toynn.errors import ConfigError
+from toynn.jobs.config_file import read_config
+from toynn.jobs.job import Job
+from toynn.jobs.lora import LoRAJob
+from toynn.jobs.models import FromScratchJob, GPT2Job, WarmStartJob
+from toynn.jobs.vit import ViTJob
+
+__all__ = ["JOBS", "OPTIONS", "made"]
+
+JOBS: dict[str, type[Job]] = {
+    job.name: job for job in (GPT2Job, FromScratchJob, WarmStartJob, LoRAJob, ViTJob)
+}
+OPTIONS = {name: job.options for name, job in JOBS.items()}
+
+
+def made(recipe: str, given: Mapping[str, Any], command: str | None = None) -> Job:
+    """Return a job of a recipe with options by name; others are the recipe's.
+
+    ``config`` and ``resume`` among them name a file, whose options count where they are not given.
+    ``command`` is what the job was started by: without one, what would be typed.
+
+    Raises ConfigError for options that there are not, that are missing, out of their range, or
+    contradict one another.
+    """
+    known = {each.name: each for each in JOBS[recipe].options}
+    for name in given:
+        if name not in known:
+            names = ", ".join(sorted(known))
+            raise ConfigError(f"{recipe}: there is no {name!r}; toynn train {recipe} has {names}")
+    values = {name: known[name].checked(value) for name, value in given.items()}
+    if command is None:
+        typed = ((known[name], value) for name, value in values.items() if value is not None)
+        words = [word for option, value in typed for word in option.typed(value)]
+        command = shlex.join(["toynn", "train", recipe, *words])
+    config, resume = values.get("config"), values.get("resume")
+    if config is not None or resume is not None:
+        found = read_config(config, resume, recipe, OPTIONS)[1]
+        if values.get("steps") is not None:
+            found.pop("epochs", None)  # which would go before steps that are given
+        values = found | values
+    return JOBS[recipe](values, command)

@@ -1,0 +1,338 @@
+"""The recipes of ``toynn train`` that make a model of text: gpt2, from-scratch and warm-start."""
+
+from abc import abstractmethod
+from argparse import SUPPRESS, ArgumentTypeError
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, NoReturn
+
+import numpy as np
+
+from toynn.data.mixture import Mixture
+from toynn.data.text import VOCAB, ByteBigram
+from toynn.engines.gpt2 import GPT2Config
+from toynn.engines.llama import LlamaConfig, LlamaSeqEngine
+from toynn.errors import ConfigError, DataError
+from toynn.formats import bases
+from toynn.formats.tokenizer import ByteTokenizer, Tokenizer
+from toynn.formats.tokenizer.folder import has_tokenizer
+from toynn.jobs.options import ShapeOptions, of_run
+from toynn.jobs.paths import model_file, text_model
+from toynn.jobs.text import MEASURES, SAMPLE_ON_THE_WAY, TextJob, TextOptions
+from toynn.models import ARCHITECTURES, architecture
+from toynn.options import Option, RecipeOptions, option, whole
+from toynn.printing import fact
+from toynn.recipes import GPT2, FromScratch, WarmStart
+from toynn.train.folder import Value
+from toynn.train.options import Result
+from toynn.train.protocols import Recipe
+
+__all__ = ["FromScratchJob", "GPT2Job", "WarmStartJob", "default_d_ff"]
+
+
+@dataclass
+class StartOptions:
+    """What a model of text starts from."""
+
+    GROUP: ClassVar[str] = "model and data"
+
+    tokenizer: str | None = option(
+        "a GGUF file or a Hugging Face folder whose tokenizer is used (default: bytes, or that of "
+        "--init-from)",
+        None,
+        read=model_file,
+        metavar="FILE",
+        hashed=True,
+    )
+    init_from: str | None = option(
+        "start from the weights of a GGUF file, or of a folder in Hugging Face's format",
+        None,
+        read=model_file,
+        metavar="PATH",
+        hashed=True,
+    )
+
+
+@dataclass
+class LlamaOptions:
+    """What a Llama-like model has beside its shape."""
+
+    GROUP: ClassVar[str] = "model and data"
+
+    arch: str = option(
+        "architecture of the model (default {default})",
+        LlamaConfig.arch,
+        choices=LlamaSeqEngine.architectures,
+        source="own",
+    )
+    kv_heads: int | None = option(
+        "heads of k and v; they must divide the heads (default: as many)",
+        None,
+        read=whole(1),
+        source="own",
+    )
+    d_ff: int | None = option(
+        "width of the feed-forward layers (default: 8/3 of the model's, in steps of 32)",
+        None,
+        read=whole(1),
+        source="own",
+    )
+
+
+@dataclass
+class DonorOptions:
+    """Whose embeddings a model starts from."""
+
+    GROUP: ClassVar[str] = "model and data"
+
+    donor: str = option(
+        f"a GGUF file ({', '.join(ARCHITECTURES)}) whose embeddings the model sees",
+        read=model_file,
+        metavar="FILE",
+        required=True,
+        hashed=True,
+    )
+    init: str = option(
+        "donor: its table behind a random lens (the default); pca: behind the lens that keeps "
+        "most of the table; scratch: a random table as wide as the donor's, to compare with",
+        "donor",
+        choices=("scratch", "donor", "pca"),
+    )
+
+
+def _options(recipe: str, *kinds: type[Any], **more: Any) -> tuple[Option, ...]:
+    """Return the options of a model of text; ``more`` is as of_run takes it."""
+    words = {
+        "without_data": "; without it, the language reference that ships with Python",
+        "of_seq": "tokens per window, and the context of a new model",
+        "written": SAMPLE_ON_THE_WAY,
+    }
+    kinds = (TextOptions, StartOptions, *kinds, ShapeOptions)
+    return of_run(recipe, "windows of text", MEASURES, *kinds, words=words, seq=128, **more)
+
+
+class ModelJob(TextJob):
+    """A run that trains all weights of a model of text."""
+
+    make: ClassVar[Callable[[str], Any]]  # the recipe, new, on a backend
+
+    @abstractmethod
+    def new_config(self) -> Any:
+        """Return the configuration of a new model. Raises ConfigError if it makes no model."""
+
+    def start(self, recipe: Any, options: RecipeOptions) -> None:
+        """Realize the recipe of a new model."""
+        recipe.realize(self.config, options)
+
+    def __init__(self, given: Mapping[str, Any], command: str | None = None) -> None:
+        super().__init__(given, command)
+        self.start_from, self.shape = self.take(StartOptions), self.take(ShapeOptions)
+
+    def resolve(self) -> None:
+        """Fill in what was not given; ConfigError for what contradicts itself."""
+        if self.start_from.init_from is not None:
+            self._check_source(Path(self.start_from.init_from))
+        self.tokenizer = self._tokenizer()
+        if self.starts_from_source:
+            self.config = self._declared(self.recipe_options(t_seq=self.text.seq)).config
+            return
+        width, heads = self.shape.d_model, self.shape.heads
+        if width % heads:
+            raise ConfigError(f"--heads {heads} does not divide --d-model {width}")
+        self.config = self.new_config()
+
+    @classmethod
+    def reads(cls) -> tuple[str, ...]:
+        """Return the architectures of models that the recipe goes on with."""
+        return tuple(type(cls.make("cpu").engine).architectures)
+
+    def _check_source(self, path: Path) -> None:
+        """Raise ConfigError where --init-from names no model, or one of another recipe."""
+        with bases.open(text_model(path, "--init-from"), check=False) as file:
+            own, arch = self.reads(), file.architecture
+        others = [each for each in (GPT2Job, FromScratchJob) if arch in each.reads()]
+        if arch not in own and others:
+            raise ConfigError(
+                f"--init-from {path}: `toynn train {self.name}` goes on with {', '.join(own)}; "
+                f"this is {arch}: `toynn train {others[0].name} --init-from {path}`"
+            )
+
+    def _tokenizer(self) -> Tokenizer:
+        """Return the tokenizer that is asked for, or that of the source; else a token is a byte."""
+        if self.start_from.tokenizer is not None:
+            return Tokenizer.of(self.start_from.tokenizer)
+        source = self.start_from.init_from
+        if source is None or (Path(source).is_dir() and not has_tokenizer(Path(source))):
+            return ByteTokenizer()
+        with bases.open(source, check=False) as file:
+            return Tokenizer.of(file)
+
+    def _declared(self, options: RecipeOptions) -> Any:
+        """Return an engine of the shape that --init-from names, without weights."""
+        path, tokens = self.start_from.init_from, self.tokenizer.vocab_size
+        declared = type(self).make(self.run.backend).declared_from(path, options=options)
+        if declared.vocab != tokens:
+            raise ConfigError(
+                f"--init-from {path}: the model has {declared.vocab} tokens, the tokenizer "
+                f"{tokens}: name a file or folder that has the model's own by --tokenizer"
+            )
+        return declared
+
+    def read(self) -> None:
+        """Read the texts or examples."""
+        self.check_measure()
+        self.read_text(self.text.seq)
+
+    def _all_options(self) -> RecipeOptions:
+        return self.recipe_options(t_seq=self.data.seq, packed=self.packed)
+
+    def declared(self) -> tuple[Any, int]:
+        """Return an engine of the model, before it takes memory; rows of a batch.
+
+        Raises ConfigError where the model has other tokens than the tokenizer.
+        """
+        if self.starts_from_source:
+            engine = self._declared(self._all_options())
+        else:
+            engine = type(self).make(self.run.backend).engine
+            engine.declare(self.config, self._all_options())
+        return engine, engine.t_batch * engine.t_seq
+
+    def realize(self) -> Recipe:
+        """Return the recipe, ready to step."""
+        recipe, own = type(self).make(self.run.backend), self.start_from
+        if own.init_from is not None:
+            recipe.realize_from(own.init_from, options=self._all_options())
+        else:
+            self.start(recipe, self._all_options())
+        carried = own.tokenizer or own.init_from
+        if carried is not None and (carried == own.tokenizer or Path(carried).is_dir()):
+            self._carry(recipe, carried)
+        return recipe  # type: ignore[no-any-return]
+
+    def _carry(self, recipe: Any, path: str) -> None:
+        """Let model.gguf have the tokenizer; of a folder it may be one that such files cannot."""
+        try:
+            if not Path(path).is_dir() or has_tokenizer(Path(path)):
+                recipe.engine.carry_tokenizer(path)
+        except DataError as error:
+            print(fact("tokenizer", f"model.gguf will have none: {error}"))
+
+    def announce(self) -> None:
+        """Print the model, and how well bytes are told from the one before alone."""
+        super().announce()
+        train = None if isinstance(self.data, Mixture) else self.data.train
+        if isinstance(train, np.ndarray) and self.tokenizer.vocab_size == VOCAB:
+            loss = self.baselines["byte bigram"] = ByteBigram(train).loss(self.valid())
+            print(f"baseline    a byte bigram model: validation loss {loss:.4f}")
+
+    def tables(self) -> dict[str, Mapping[str, Value]]:
+        """Return what config.toml says of the data and the model."""
+        return {**super().tables(), "model": asdict(self.config)}
+
+    def said_of(self, result: Result) -> str:
+        """Return the baselines."""
+        return ", ".join(f"{name} {loss:.4f}" for name, loss in self.baselines.items())
+
+
+class GPT2Job(ModelJob):
+    """``toynn train gpt2``."""
+
+    name = "gpt2"
+    help = "a small GPT-2 from scratch, on text"
+    options = _options(name, without=("weights", "pack_base"))
+    make = GPT2
+
+    def new_config(self) -> GPT2Config:
+        """Return the shape that the options say."""
+        shape = self.shape
+        return GPT2Config(
+            vocab=self.tokenizer.vocab_size,
+            d_model=shape.d_model,
+            n_heads=shape.heads,
+            d_ff=4 * shape.d_model,
+            n_layers=shape.layers,
+            context=self.text.seq,
+        )
+
+
+def default_d_ff(width: int) -> int:
+    """Return 8/3 of a model's width, in steps of 32."""
+    return -(-width * 8 // 96) * 32
+
+
+class FromScratchJob(ModelJob):
+    """``toynn train from-scratch``."""
+
+    name = "from-scratch"
+    help = "a small Llama-like model from scratch, on text"
+    options = _options(name, LlamaOptions, without=("pack_base",))
+    make: ClassVar[Callable[[str], Any]] = FromScratch
+
+    def new_config(self) -> LlamaConfig:
+        """Return the shape that the options say; ConfigError for heads that make none."""
+        own = self.take(LlamaOptions)
+        width, heads = self.shape.d_model, self.shape.heads
+        if width // heads % 2:
+            raise ConfigError(
+                f"--heads {heads}: heads of {width // heads} are odd; RoPE turns pairs"
+            )
+        if own.kv_heads is not None and heads % own.kv_heads:
+            raise ConfigError(f"--kv-heads {own.kv_heads} does not divide --heads {heads}")
+        cfg: LlamaConfig = architecture(own.arch).config_type(
+            vocab=self.tokenizer.vocab_size,
+            d_model=width,
+            n_heads=heads,
+            n_kv_heads=own.kv_heads or heads,
+            d_ff=own.d_ff or default_d_ff(width),
+            n_layers=self.shape.layers,
+            context=self.text.seq,
+            arch=own.arch,
+        )
+        return cfg
+
+
+def _no_start(path: str) -> NoReturn:
+    """Refuse --init-from where the model starts from a donor."""
+    raise ArgumentTypeError(
+        "a warm start takes a donor's embeddings alone, and draws the rest (--donor). "
+        f"`toynn train from-scratch --init-from {path}` goes on with all weights of a model, that "
+        "of a warm start too"
+    )
+
+
+class WarmStartJob(FromScratchJob):
+    """``toynn train warm-start``."""
+
+    name = "warm-start"
+    help = "a small Llama-like model that starts from a donor's embeddings, on text"
+    options = _options(
+        name,
+        DonorOptions,
+        LlamaOptions,
+        without=("pack_base", "untied"),
+        init_from={"help": SUPPRESS, "read": _no_start},
+    )
+    make = WarmStart
+
+    def recipe_options(self, **more: Any) -> RecipeOptions:
+        """Return what the recipe is realized with; the head is a matrix of its own."""
+        return super().recipe_options(**more | {"untied": True})
+
+    def new_config(self) -> LlamaConfig:
+        """Return the shape that the options say, behind a table as wide as the donor's."""
+        width = WarmStart.donor_embed_width(self.take(DonorOptions).donor)
+        return replace(super().new_config(), donor_d_in=width)
+
+    def start(self, recipe: WarmStart, options: RecipeOptions) -> None:
+        """Realize the recipe: the donor's table, and its lens."""
+        config, own = self.config, self.take(DonorOptions)
+        recipe.realize_scratch(config, options)
+        if own.init != "scratch":
+            donor, named = own.donor, self.start_from.tokenizer
+            tokens = Tokenizer.of(named).tokens if named else WarmStart.byte_tokens(donor)
+            recipe.realize_warm(donor, config, tokens)
+        if own.init == "pca":
+            recipe.upload_lens(WarmStart.pca_lens(own.donor, config.d_model))
+        recipe.build()

@@ -1,0 +1,194 @@
+"""The options of a job: those of its bundles, with its own defaults and words in their help."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+from toynn.adamw import AdamW
+from toynn.distributed import ORDERS
+from toynn.errors import ConfigError
+from toynn.options import Option, RecipeOptions, names_of, option, options_of, real, whole
+from toynn.schedule import Schedule
+from toynn.train.options import SAVING, LoopOptions
+
+__all__ = [
+    "BACKEND",
+    "THREADS",
+    "RunOptions",
+    "ShapeOptions",
+    "completed",
+    "fields_of",
+    "named",
+    "of_run",
+]
+
+REPORTS, NO_REPORT = ("html", "tensorboard"), "none"
+
+
+@dataclass
+class RunOptions:
+    """Where a run goes to, where it is computed, and what is written of it beside the loop's."""
+
+    GROUP: ClassVar[str] = SAVING
+
+    epochs: float | None = option(
+        "passes through the data in place of so many steps; the last update takes what is left",
+        None,
+        group="optimization",
+        read=real(0, above=True),
+        compared=False,
+    )
+    save_total_limit: int = option(
+        "keep so many of the newest checkpoints; 0: all (default {default:g})",
+        2,
+        read=whole(0),
+        compared=False,
+    )
+    report: str = option(
+        "what is written of the run beside metrics.jsonl, separated by commas: html, a page "
+        "report.html; tensorboard, event files in tensorboard/; or none (default {default})",
+        "html",
+        read=names_of(REPORTS, NO_REPORT),
+        metavar="NAMES",
+        words=(*REPORTS, NO_REPORT),
+        compared=False,
+    )
+    out: str | None = option(
+        "a new folder for the run (default runs/{recipe}-<date>-<time>)",
+        None,
+        metavar="DIR",
+        kept=False,
+    )
+    config: str | None = option(
+        "a TOML file with flags, such as a run's config.toml; those that are typed go before "
+        "it, and the recipe need not be",
+        None,
+        metavar="FILE",
+        kept=False,
+    )
+    resume: str | None = option(
+        "go on with the run in a folder, from its newest checkpoint, or from the one named; "
+        "flags and recipe are those of its config.toml; more --steps or --epochs extend it",
+        None,
+        metavar="DIR",
+        kept=False,
+    )
+    force_resume: bool = option(
+        "go on although configuration, data, base, ISA level, backend or precision are not what "
+        "they were",
+        False,
+        kept=False,
+    )
+    backend: str = option(
+        "where to compute: cpu, metal (a Mac's GPU), or reference, in float64 and slowly (default "
+        "{default})",
+        "cpu",
+        group="machine",
+        metavar="NAME",
+        words=("cpu", "metal", "reference"),
+        compared=False,  # but the backend's name
+    )
+    allreduce: str = option(
+        "how the gradients of several processes (mpiexec -n 4 toynn train ...) are added: in "
+        "the order of the ranks, with the same bits on every run, or as MPI likes "
+        "(default {default})",
+        "ordered",
+        group="machine",
+        choices=ORDERS,
+    )
+
+    @property
+    def reports(self) -> tuple[str, ...]:
+        """The names of what is written of the run."""
+        return tuple(name for name in self.report.split(",") if name != NO_REPORT)
+
+
+@dataclass
+class ShapeOptions:
+    """The shape of any new transformer."""
+
+    GROUP: ClassVar[str] = "model and data"
+
+    d_model: int = option(
+        "width of the model (default {default})", 128, read=whole(1), source="own", memory="smaller"
+    )
+    layers: int = option(
+        "transformer blocks (default {default})", 4, read=whole(1, 1000), source="own"
+    )
+    heads: int = option(
+        "attention heads; they must divide the width (default {default})",
+        4,
+        read=whole(1),
+        source="own",
+    )
+
+
+def named(kind: type[Any], name: str) -> Option:
+    """Return the option of a bundle that is called so."""
+    return next(each for each in options_of(kind) if each.name == name)
+
+
+BACKEND, THREADS = named(RunOptions, "backend"), named(RecipeOptions, "threads")
+
+
+def of_run(
+    recipe: str,
+    items: str,
+    measures: tuple[str, ...],
+    *kinds: type[Any],
+    without: Sequence[str] = (),
+    words: Mapping[str, Any] = MappingProxyType({}),
+    **own: Any,
+) -> tuple[Option, ...]:
+    """Return the options of bundles, and those that all recipes have.
+
+    ``items`` is what a batch is made of; ``measures``, by what the best weights can be chosen.
+    ``own`` says by name what is not as the bundle has it: a default, or several things in a dict.
+    ``without`` names options, or groups of them, that the recipe has not; ``words`` are more of
+    those that stand in help.
+    """
+    of_first = "; kl of several sources is on the first alone" if "kl" in measures else ""
+    said = {"recipe": recipe, "items": items, "measures": ", ".join(measures) + of_first, **words}
+    own = {"measure": {"read": names_of(measures), "words": measures}} | own
+    kinds += (RecipeOptions, LoopOptions, Schedule, AdamW, RunOptions)
+    found = []
+    for each in (each for kind in kinds for each in options_of(kind)):
+        if each.name not in without and each.group not in without:
+            changes = own.get(each.name, {})
+            changed = replace(
+                each, **changes if isinstance(changes, dict) else {"default": changes}
+            )
+            help_ = changed.help.format(default=changed.default, **said)
+            found.append(replace(changed, help=help_))
+    return tuple(found)
+
+
+def completed(
+    options: Iterable[Option], given: Mapping[str, Any], source: str, what: str
+) -> dict[str, Any]:
+    """Return the values of all options: those that are given, and defaults.
+
+    ``source`` is the option that names what the run starts from, and ``what`` it is. Raises
+    ConfigError if a value is given that the source leaves no choice about.
+    """
+    found: dict[str, Any] = {}
+    for each in options:
+        value = found[each.name] = given.get(each.name)
+        if given.get(source) is None or each.source == "same":
+            found[each.name] = each.default if value is None else value
+        elif each.source == "own" and value is not None:
+            flag = next(option.flag for option in options if option.name == source)
+            raise ConfigError(f"{each.flag}: the {what} that {flag} names has its own")
+    return found
+
+
+def fields_of(
+    kind: type[Any], options: Iterable[Option], given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the fields of a bundle that values of options fill; what is None is left out."""
+    return {
+        each.field: None if given[each.name] in each.off else given[each.name]
+        for each in options
+        if each.kind is kind and given[each.name] is not None
+    }

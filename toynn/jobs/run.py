@@ -1,0 +1,216 @@
+"""Carry out a job: from data to a trained model in a run folder, the same for every recipe."""
+
+import shlex
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import toynn
+from toynn import backends, distributed
+from toynn.adamw import AdamW
+from toynn.errors import ConfigError
+from toynn.jobs.job import Job
+from toynn.jobs.memory import check_fits
+from toynn.printing import duration, fact
+from toynn.runs.page import REPORT
+from toynn.schedule import Schedule
+from toynn.train import tensorboard
+from toynn.train.checkpoint import Checkpoint
+from toynn.train.folder import RunFolder, Value
+from toynn.train.metrics import plot_losses
+from toynn.train.options import LoopOptions, Result
+from toynn.train.plan import Begun, begun_with, length_of, warmup_of
+from toynn.train.protocols import Recipe
+from toynn.train.trainer import Trainer, find
+
+__all__ = ["Outcome", "carried_out"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run came to, and where; its recipe has the best weights."""
+
+    job: Job
+    result: Result
+    path: Path
+
+    @property
+    def code(self) -> int:
+        """The exit code: that of the signal which stopped it, if one did."""
+        return 128 + self.result.signal if self.result.signal else 0
+
+
+def carried_out(job: Job) -> Outcome:
+    """Train as the options say; return what came of it.
+
+    Raises ConfigError for options that contradict one another, and whatever reading the data and
+    the model, or a step, calls an error; KeyboardInterrupt if it was stopped before the first one.
+    """
+    start = time.perf_counter()
+    run, group = job.run, distributed.current()
+    found = _resolve(job) if group.rank == 0 else None
+    begun = begun_with(group, found)
+    if run.epochs is None:
+        _resolve_warmup(job, begun)
+    beside = Path(run.out or ".").parent if found is None else found.path.parents[1]
+    job.beside = group.tell(beside)
+    job.resolve()
+    if found is None and group.rank == 0 and not job.fresh:
+        RunFolder.check_absent(Path(str(run.out)))
+    _check_machine(job)
+    with job.files:
+        for turn in (True, False):  # the first process of each machine makes what others find
+            if (group.place == 0) is turn:
+                job.read()
+            group.meet("the data are read")
+        batches = _resolve_length(job, begun)
+        check_fits(*job.declared(), ranks=max(1, len(group.neighbours)))
+        job.recipe, optimizer, schedule = build(job)
+    job.announce()
+    trainer = Trainer(
+        job.recipe,
+        job.batches(),
+        valid=[*job.valid(), *extras] if (extras := job.extras()) else job.valid(),
+        optimizer=optimizer,
+        schedule=schedule,
+        resume=found,
+        force=run.force_resume,
+        save_total_limit=run.save_total_limit,
+        identity=_identity(job),
+        measure=job.measure,
+        sample=job.sample,
+        check=job.check,
+        unit=job.unit,
+        command=job.command,
+        report=run.reports,
+        allreduce=run.allreduce,
+        **vars(job.take(LoopOptions, batches=batches)),
+    )
+    with _run_folder(job, found, begun) if group.rank == 0 else nullcontext() as folder:
+        trainer.folder = folder
+        result = trainer.fit()
+        if folder is None:  # rank 0 has it
+            return Outcome(job, result, Path(run.out or "."))
+        if not result.iterations:  # stopped before there is anything to keep
+            raise KeyboardInterrupt(result.signal)
+        _finish(job, result, folder, time.perf_counter() - start)
+    return Outcome(job, result, folder.path)
+
+
+def build(job: Job) -> tuple[Recipe, AdamW, Schedule]:
+    """Return the recipe, ready to step, its optimizer and its learning rates."""
+    job.recipe = job.realize()
+    return job.recipe, job.optimizer(), job.take(Schedule, steps=job.given["steps"])
+
+
+def _resolve(job: Job) -> Checkpoint | None:
+    """Fill in where the run goes to; return where it goes on from, if it is resumed."""
+    if job.run.resume is not None:
+        if job.run.out is not None:
+            raise ConfigError("--out: a run that is resumed goes on in its own folder")
+        return find(Path(job.run.resume))
+    if job.run.out is None:
+        job.run.out, job.fresh = f"runs/{job.name}-{time.strftime('%Y%m%d-%H%M%S')}", True
+    return None
+
+
+def _resolve_length(job: Job, begun: Begun) -> int | None:
+    """Fill in the steps of so many epochs; return how many batches they are."""
+    epochs, given = job.run.epochs, job.given
+    if epochs is None:
+        return None
+    per_update = job.take(LoopOptions).per_update(begun.ranks)
+    given["steps"], batches = length_of(job.per_epoch(), None, epochs, per_update, begun)
+    _resolve_warmup(job, begun)
+    return batches
+
+
+def _resolve_warmup(job: Job, begun: Begun) -> None:
+    given = job.given
+    if given["warmup"] is None:
+        given["warmup"] = warmup_of(given["steps"], begun)
+    if given["warmup"] > given["steps"]:
+        raise ConfigError(f"--warmup {given['warmup']} is more than --steps {given['steps']}")
+
+
+def _check_machine(job: Job) -> None:
+    """Refuse a backend that there is not; fill in the precision that "auto" stands for."""
+    backends.get(job.run.backend)
+    if "tensorboard" in job.run.reports:
+        tensorboard.check_installed()
+    if job.given["precision"] == "auto":
+        # config.toml says which
+        job.given["precision"], why = toynn.automatic_precision(job.run.backend)
+        print(fact("precision", f"{job.given['precision']}: {why}"))
+
+
+@contextmanager
+def _run_folder(job: Job, found: Checkpoint | None, begun: Begun) -> Iterator[RunFolder]:
+    """Make the run's folder, which goes again if nothing comes of the run; or open a resumed run's.
+
+    Its config.toml has the flags that the run goes on with.
+    """
+    recipe: dict[str, Value] = {"recipe": job.name, "version": toynn.__version__}
+    if begun.ranks > 1:
+        recipe["ranks"] = begun.ranks
+    tables = {"run": recipe, **job.tables(), "train": job.kept()}
+    if found is not None:
+        with RunFolder.resume(found.path.parent) as folder:
+            folder.config = tables
+            print(f"run folder  {folder.path}, resumed from step {found.step}", flush=True)
+            yield folder
+        return
+    with (RunFolder.fresh if job.fresh else RunFolder)(str(job.run.out)) as folder:
+        job.run.out, folder.config = str(folder.path), tables
+        print(f"run folder  {folder.path}", flush=True)
+        yield folder
+
+
+def _identity(job: Job) -> dict[str, Any]:
+    """Return what must be alike when the run is resumed."""
+    harmless = {each.name for each in job.options if not each.compared}
+    given = {name: value for name, value in job.kept().items() if name not in harmless}
+    return {
+        "recipe": job.name,
+        "config": given,
+        **job.tables(),
+        "base": job.sources(),
+    }
+
+
+def _finish(job: Job, result: Result, folder: RunFolder, seconds: float) -> None:
+    """Draw and print what a run came to; its best weights are the recipe's by now."""
+    folder.notes |= job.notes()
+    unit = job.items.removesuffix("s")
+    if not plot_losses(result.reports, folder.plot, job.baselines, unit, job.mixes):
+        print(f"no picture  {folder.plot.name} needs matplotlib: pip install matplotlib")
+    more = job.show(folder, result)
+    by = job.take(LoopOptions).measures[0]
+    _print_result(result, more, folder, seconds, job.items, "" if by == "loss" else f" by {by}")
+    for line in job.epilogue(folder):
+        print(line)
+
+
+def _print_result(
+    result: Result, more: str, folder: RunFolder, seconds: float, items: str, by: str
+) -> None:
+    """Print what a run came to; ``more`` is said of its best weights, which were chosen ``by``."""
+    if result.interrupted:
+        print(f"stopped     after {result.iterations} steps; the best weights are saved")
+        print(f"            go on with: toynn train --resume {shlex.quote(str(folder.path))}")
+    if result.stopped_early:
+        print(f"stopped     after {result.iterations} steps: {result.not_better} times no better")
+    if result.empty_batches:
+        print(f"skipped     {result.empty_batches} batches in which no label counted")
+    held_out = "" if result.val_loss == inf else f", validation {result.val_loss:.4f}"
+    print(f"loss        training {result.train_loss:.4f}{held_out}")
+    which = f"best{by}" if held_out else "newest"
+    print(f"            (the {which}, at step {result.best_iteration}){more and f'; {more}'}")
+    print(f"time        {duration(seconds)}, {result.trained_tokens:,} {items} trained")
+    if folder.reports:
+        print(f"report      {folder.path / REPORT}")
+    print(f"run folder  {folder.path}")
