@@ -282,7 +282,7 @@ def extensions() -> list[Extension]:
     translated = cythonize(
         [*kernels, *once, *metal()],
         build_dir=BUILD.as_posix(),
-        include_path=[(BUILD / "args").as_posix()],
+        include_path=[".", (BUILD / "args").as_posix()],
         compiler_directives=DIRECTIVES,
         nthreads=JOBS,
         shared_utility_qualified_name="toynn._cyutility",
