@@ -12,7 +12,6 @@ from itertools import product
 import numpy as np
 import pytest
 
-from toynn import ops
 from toynn.backends.metal import arguments, grids
 from toynn.testing.cases import CASES
 
@@ -118,11 +117,11 @@ def arrays_of(op, entry):
 
 
 def test_arguments_are_those_of_the_signatures():
-    """Each buffer has the name, the type and the direction that the op of the tape gives it."""
+    """Each buffer has the name, the type and the direction that the kernel gives it."""
     assert FUNCTIONS
     for function, (op, declared) in FUNCTIONS.items():
         entry = max((e for e in arguments.entries(op) if function.startswith(f"{op}_{e}")), key=len)
-        signature, known = arguments.entries(op)[entry], ops.TABLE[f"{op}.{entry}"]
+        signature = arguments.entries(op)[entry]
         arrays = arrays_of(op, entry)
         n = len(signature.tensors)
         for type_, name, index in BUFFER.findall(declared):
@@ -134,9 +133,8 @@ def test_arguments_are_those_of_the_signatures():
             else:
                 assert name in (signature.tensors[at], signature.tensors[at].replace("do", "d_o"))
                 own = signature.tensors[at]
-                written = own in (*known.outputs, *known.saved)
-                assert written or kind.startswith("device const"), (function, name)
-                of = "uchar" if own in known.blocks else KINDS[arrays[own].dtype.kind]
+                assert signature[own].written or kind.startswith("device const"), (function, name)
+                of = "uchar" if signature[own].kind == "type" else KINDS[arrays[own].dtype.kind]
                 assert kind.split()[-1] == f"{of}*", (function, name)
 
 

@@ -141,7 +141,6 @@ def _dispatch(function: int, bound: list[np.ndarray], one: grids.Pass, seed: int
 def run_case(
     op: str,
     call,
-    shape: Mapping[str, int],
     accumulate: bool = False,
     more: Mapping[str, int] | None = None,
     replaced: Mapping[str, np.ndarray] | None = None,

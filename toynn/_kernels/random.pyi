@@ -1,8 +1,11 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from toynn._kernels.entry import Entry
+
 _F32 = NDArray[np.float32]
 
+entries: dict[str, Entry]  # none: the loader gives each module its own
 __test__: dict[str, str]
 
 def lcg_uniform(out: _F32, state: int, scale: float = 1.0, n_threads: int = 1) -> int: ...
