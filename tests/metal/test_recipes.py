@@ -87,7 +87,10 @@ def test_a_run_goes_on_on_the_other_backend(
     assert main(["train", name.partition(" ")[0], *words]) == 0
     shutil.copytree(whole, parts)
     resumed = str(parts / "checkpoint-2")
-    assert main(["train", "--resume", resumed, "--backend", second]) == 0
+    words = ["train", "--resume", resumed, "--backend", second]
+    assert main(words) == 2  # other bits
+    assert "backend" in capsys.readouterr().err
+    assert main([*words, "--force-resume"]) == 0
     assert "resumed from step 2" in capsys.readouterr().out
     (weights, losses), (others, its) = left_by(whole), left_by(parts)
     assert list(losses) == list(its) == [0, 2, 4]
