@@ -2,12 +2,13 @@
 
 Cython translates each kernel of toynn/_kernels and its folders to C once. That C is then compiled
 once per level, as toynn._kernels.<level>.<op>, with that level's flags; toynn/_kernels/__init__.py
-picks a level.
+picks a level. What several kernels call and compilers take long for stands in .c files there. Each
+level compiles these once, into an archive, and its modules link what they call.
 
 TOYNN_OPENMP=0         build without OpenMP (single-threaded kernels)
 TOYNN_DEBUG=1          bounds and initialisation checks in all Cython code
 TOYNN_LEVELS=generic,avx512
-                       build these levels only; generic is always one
+                       build these levels only, and those they need: generic, and avx512 for amx
 TOYNN_TILES=software   level amx computes what its tile instructions do in plain C. So any CPU with
                        AVX512_BF16 can run it, slowly, if told to: TOYNN_ISA=amx
 TOYNN_SANITIZE=address,undefined
@@ -31,10 +32,13 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from Cython.Build import cythonize
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.modified import newer_group
 
 MSVC = sys.platform == "win32"
 X86 = platform.machine().lower() in ("x86_64", "amd64")
@@ -46,6 +50,7 @@ METAL = os.environ.get("TOYNN_METAL", "auto")
 BUILD = Path("build/cython")
 KERNELS = Path("toynn/_kernels")
 HEADERS = sorted({path.parent.as_posix() for path in KERNELS.rglob("*.h")})  # folders
+LINKED = sorted(path.as_posix() for path in KERNELS.rglob("*.c"))
 
 # Flags per level, worst first.
 LEVELS: dict[str, list[str]] = {"generic": []}
@@ -66,6 +71,8 @@ ONCE = ("codebooks", "cpu", "invoke")
 
 # What a level has of its own, unless that is all; it takes the rest from the level below.
 ONLY = {"amx": ["experts", "grad_norm", "limits", "matmul", "prepacked"]}
+ONLY_LINKED = {"amx": ["gemm_amx", "pack_amx"]}
+BELOW = {"amx": "avx512"}
 
 # Never -ffast-math: NaN must stay NaN. These only drop errno and floating-point traps.
 COMPILE = ["-O3", "-g0", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
@@ -143,7 +150,8 @@ def openmp_flags() -> list[str]:
 def levels() -> dict[str, list[str]]:
     """Return the levels that this compiler can build: amx takes GCC 12 or a clang of its time."""
     wanted = os.environ.get("TOYNN_LEVELS", ",".join(LEVELS)).split(",")
-    found = {name: flags for name, flags in LEVELS.items() if name in ("generic", *wanted)}
+    wanted += ["generic", *(BELOW[name] for name in wanted if name in BELOW)]
+    found = {name: flags for name, flags in LEVELS.items() if name in wanted}
     include = [f"-I{folder}" for folder in HEADERS]
     if "amx" in found and (error := probe(TILES, *found["amx"], *include, run=False)):
         print(f"toynn: no level amx ({error})")
@@ -216,6 +224,40 @@ def per_level(
     return built
 
 
+class Build(build_ext):
+    """Builds the extensions, and first what those of a level link."""
+
+    def build_extensions(self) -> None:
+        """Have each module of a level link the level's archive, and that of the one below."""
+        modules = {level: [] for level in LEVELS}
+        for module in self.extensions:
+            modules.get(module.name.split(".")[-2], []).append(module)
+        built = {level: its[0] for level, its in modules.items() if its}
+        with ThreadPoolExecutor(self.parallel or 1) as pool:
+            archives = dict(zip(built, pool.map(self.archive, built, built.values()), strict=True))
+        for level in built:
+            needed = [archives[name] for name in (level, BELOW.get(level)) if name in archives]
+            for module in modules[level]:
+                module.extra_objects += needed
+        super().build_extensions()
+
+    def archive(self, level: str, module: Extension) -> str:
+        """Compile LINKED with the flags of one of the level's modules; return the archive."""
+        folder = Path(self.build_temp, level).as_posix()
+        own = ONLY_LINKED.get(level)
+        path = self.compiler.library_filename("linked", output_dir=folder)
+        if self.force or newer_group(module.depends, path, "newer"):
+            Path(path).unlink(missing_ok=True)
+            objects = self.compiler.compile(
+                [source for source in LINKED if not own or Path(source).stem in own],
+                output_dir=folder,
+                include_dirs=module.include_dirs,
+                extra_postargs=module.extra_compile_args,
+            )
+            self.compiler.create_static_lib(objects, "linked", output_dir=folder)
+        return path
+
+
 def metal() -> list[Extension]:
     """Return the bridge to Metal, if this machine can have one or the software device is wanted."""
     if METAL not in ("auto", "0", "standin"):
@@ -257,7 +299,7 @@ def extensions() -> list[Extension]:
     declare_arguments()
     openmp = openmp_flags()
     built_levels = levels()
-    headers = sorted(path.as_posix() for path in KERNELS.rglob("*.h"))
+    headers = [*LINKED, *sorted(path.as_posix() for path in KERNELS.rglob("*.h"))]
     kernels = [
         Extension(f"toynn._kernels.{path.stem}", [path.as_posix()], depends=headers)
         for path in sorted(KERNELS.rglob("*.pyx"))
@@ -298,4 +340,8 @@ def extensions() -> list[Extension]:
 
 
 if __name__ == "__main__":  # cythonize's workers may import this file
-    setup(ext_modules=extensions(), options={"build_ext": {"parallel": JOBS}})
+    setup(
+        ext_modules=extensions(),
+        cmdclass={"build_ext": Build},
+        options={"build_ext": {"parallel": JOBS}},
+    )

@@ -72,6 +72,8 @@ static inline float tn_read(const float* x, ptrdiff_t n, ptrdiff_t repeats) {
 #endif
 
 #if TN_PAIRS
+#include <immintrin.h>
+
 /* s[i] += x[0] x[0] + x[1] x[1] for a pair of bfloat16, from s[i] = i. */
 TN_BF16 static inline float tn_multiply_pairs(ptrdiff_t rounds, float pair) {
     tn_vec sum[TN_CHAINS];

@@ -6,7 +6,8 @@
    are free, so one body serves operands in place and packed ones, whose strides are constants. The
    body is instantiated for each height h and both widths w, in vectors, because only loops of known
    length let the compiler keep the sums in registers.
-   Written with the vector extensions of GCC and clang; other compilers get the same in plain C. */
+   Written with the vector extensions of GCC and clang; other compilers get the same in plain C.
+   gemm.c has the bodies: each level compiles them once, for all its modules (setup.py). */
 #ifndef TOYNN_GEMM_H
 #define TOYNN_GEMM_H
 
@@ -32,7 +33,6 @@
 #define TN_INLINE static inline __attribute__((always_inline))
 #define TN_PREFETCH(address) __builtin_prefetch(address, 1)
 #define TN_UNROLL _Pragma("GCC unroll 16")
-#define TN_TWICE _Pragma("GCC unroll 2")
 
 typedef float tn_vec __attribute__((vector_size(4 * TN_V)));
 /* The same, anywhere in an array of float. */
@@ -41,48 +41,15 @@ typedef float tn_vec_u __attribute__((vector_size(4 * TN_V), aligned(4), may_ali
 TN_INLINE tn_vec tn_load(const float* x) { return *(const tn_vec_u*)x; }
 TN_INLINE void tn_store(float* x, tn_vec v) { *(tn_vec_u*)x = v; }
 
-TN_INLINE void tn_tile_body(int h, int w, ptrdiff_t kc, const float* a, ptrdiff_t a_row,
-                            ptrdiff_t a_k, const float* b, ptrdiff_t b_k, float* c, ptrdiff_t ldc,
-                            int add, int ahead) {
-    tn_vec sum[TN_MR][2];
-    TN_UNROLL for (int i = 0; i < h; i++) {
-        TN_UNROLL for (int v = 0; v < w; v++) {
-            sum[i][v] = (tn_vec){0};
-            if (ahead) TN_PREFETCH(c + i * ldc + v * TN_V);
-        }
-    }
-    TN_TWICE for (ptrdiff_t k = 0; k < kc; k++) {
-        tn_vec row[2];
-        TN_UNROLL for (int v = 0; v < w; v++) row[v] = tn_load(b + k * b_k + v * TN_V);
-        TN_UNROLL for (int i = 0; i < h; i++) {
-            const float x = a[i * a_row + k * a_k];
-            TN_UNROLL for (int v = 0; v < w; v++) sum[i][v] += x * row[v];
-        }
-    }
-    TN_UNROLL for (int i = 0; i < h; i++) {
-        TN_UNROLL for (int v = 0; v < w; v++) {
-            float* at = c + i * ldc + v * TN_V;
-            tn_store(at, add ? tn_load(at) + sum[i][v] : sum[i][v]);
-        }
-    }
-}
-
 #else
 #define TN_INLINE static inline
+#endif
 
-TN_INLINE void tn_tile_body(int h, int w, ptrdiff_t kc, const float* a, ptrdiff_t a_row,
-                            ptrdiff_t a_k, const float* b, ptrdiff_t b_k, float* c, ptrdiff_t ldc,
-                            int add, int ahead) {
-    float sum[TN_MR][TN_NR] = {{0}};
-    (void)ahead;
-    for (ptrdiff_t k = 0; k < kc; k++)
-        for (int i = 0; i < h; i++)
-            for (int j = 0; j < w * TN_V; j++)
-                sum[i][j] += a[i * a_row + k * a_k] * b[k * b_k + j];
-    for (int i = 0; i < h; i++)
-        for (int j = 0; j < w * TN_V; j++)
-            c[i * ldc + j] = add ? c[i * ldc + j] + sum[i][j] : sum[i][j];
-}
+/* A function of a .c file that is linked into every module that calls it, and seen by no other. */
+#if defined(__GNUC__) && !defined(_WIN32)
+#define TN_LINKED __attribute__((visibility("hidden")))
+#else
+#define TN_LINKED
 #endif
 
 /* body(h, ...) with h known to the compiler. */
@@ -97,25 +64,14 @@ TN_INLINE void tn_tile_body(int h, int w, ptrdiff_t kc, const float* a, ptrdiff_
     }
 
 /* Operands where they are, of which C stays in cache: h rows of A, and of B `width` columns, TN_NR
-   or TN_V, side by side. Rows of A that lie side by side, too, are at addresses that the compiler
-   knows: numbers from one line, while those of rows far apart contend for a bank of the cache. */
-static inline void tn_tile(int h, int width, ptrdiff_t kc, const float* a, ptrdiff_t a_row,
-                           ptrdiff_t a_k, const float* b, ptrdiff_t b_k, float* c, ptrdiff_t ldc,
-                           int add) {
-    if (a_row == 1 && width == TN_NR)
-        TN_ALL_HEIGHTS(tn_tile_body, 2, kc, a, 1, a_k, b, b_k, c, ldc, add, 0)
-    else if (width == TN_NR)
-        TN_ALL_HEIGHTS(tn_tile_body, 2, kc, a, a_row, a_k, b, b_k, c, ldc, add, 0)
-    else
-        TN_ALL_HEIGHTS(tn_tile_body, 1, kc, a, a_row, a_k, b, b_k, c, ldc, add, 0)
-}
+   or TN_V, side by side. */
+TN_LINKED void tn_tile(int h, int width, ptrdiff_t kc, const float* a, ptrdiff_t a_row,
+                       ptrdiff_t a_k, const float* b, ptrdiff_t b_k, float* c, ptrdiff_t ldc,
+                       int add);
 
 /* Packed operands: for each k, TN_MR numbers of A (h of them used) and TN_NR of B. C may be far. */
-static inline void tn_tile_packed(int h, ptrdiff_t kc, const float* a, const float* b, float* c,
-                                  ptrdiff_t ldc, int add) {
-    const ptrdiff_t a_row = 1, a_k = TN_MR, b_k = TN_NR;
-    TN_ALL_HEIGHTS(tn_tile_body, 2, kc, a, a_row, a_k, b, b_k, c, ldc, add, 1)
-}
+TN_LINKED void tn_tile_packed(int h, ptrdiff_t kc, const float* a, const float* b, float* c,
+                              ptrdiff_t ldc, int add);
 
 /* Ask for bytes that will be read soon; they need not exist. */
 static inline void tn_prefetch(const void* x, ptrdiff_t nbytes) {

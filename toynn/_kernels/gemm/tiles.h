@@ -11,6 +11,7 @@
 #define TN_HAS_TILES 1
 
 #include <stdint.h>
+#include "gemm.h"
 
 /* What LDTILECFG reads. */
 typedef struct {

@@ -10,9 +10,10 @@
 #include <stdint.h>
 #include <string.h>
 
-/* What a thread has: eight tiles of up to 16 rows of 64 bytes, and their shapes, all 0 at first. */
-static _Thread_local tn_tile_shapes tn_shapes;
-static _Thread_local uint32_t tn_tiles[8][16][16];
+/* What a thread has: eight tiles of up to 16 rows of 64 bytes, and their shapes, all 0 at first
+   (gemm_amx.c). */
+TN_LINKED extern _Thread_local tn_tile_shapes tn_shapes;
+TN_LINKED extern _Thread_local uint32_t tn_tiles[8][16][16];
 
 static inline void tn_tile_configure(const tn_tile_shapes* shapes) {
     tn_shapes = *shapes;
