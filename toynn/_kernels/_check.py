@@ -7,8 +7,6 @@ from typing import Any
 from numpy.typing import NDArray
 
 from toynn.checks import segments_within
-from toynn.dtypes import GGUF_BLOCKS
-from toynn.precision import PRECISIONS
 
 __all__ = [
     "MAX_THREADS",
@@ -19,9 +17,7 @@ __all__ = [
     "check_limits",
     "completions",
     "pairs",
-    "precision_index",
     "ring_has_room",
-    "row_length",
     "segments",
     "sequences",
 ]
@@ -59,29 +55,6 @@ def check_limits(where: str, window: int, cap: float, *, causal: bool = True) ->
         )
     if not 0 <= cap < inf:
         raise ValueError(f"{where}: cap must be a number above 0, or 0 for none; got {cap}")
-
-
-def row_length(where: str, type: str, elements: int) -> int:
-    """Return the length of a row of so many elements as a door takes it: in floats, or in bytes.
-
-    Raises ValueError for a type that is not in GGUF_BLOCKS and where the row is not whole blocks.
-    """
-    if type not in GGUF_BLOCKS:
-        raise ValueError(f"{where}: type needs one of {', '.join(GGUF_BLOCKS)}; got {type!r}")
-    block, nbytes = GGUF_BLOCKS[type]
-    if elements % block:
-        raise ValueError(
-            f"{where}: {type} needs rows of a multiple of {block} elements; got {elements}"
-        )
-    return elements if type == "F32" else elements // block * nbytes
-
-
-def precision_index(where: str, precision: str) -> int:
-    """Return the number of a precision in PRECISIONS; ValueError if there is none of that name."""
-    if precision not in PRECISIONS:
-        known = ", ".join(PRECISIONS)
-        raise ValueError(f"{where}: precision needs one of {known}; got {precision!r}")
-    return PRECISIONS.index(precision)
 
 
 def sequences(where: str, arrays: Arrays, sizes: Sizes, options: Options, of: int = 1) -> None:

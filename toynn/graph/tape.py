@@ -192,7 +192,10 @@ class Tape(Shown):
             raise LifecycleError(f"recording {op.kernel} after realize(): the tape is compiled")
         if self.segment == "U" and not op.updates:
             raise LifecycleError(f"recording {op.kernel} after build_backward()")
-        op.signature.check(f"recording {op.kernel}", tensors, sizes, options or ())
+        try:
+            op.signature.check(f"recording {op.kernel}", tensors, sizes, options or ())
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
         for name in tensors.keys() - op.signature.nullable:
             if tensors[name] is None:
                 raise ConfigError(f"recording {op.kernel}: {name} must not be None")

@@ -1,0 +1,47 @@
+"""The names with which a call is recorded, the shapes that fit a signature, shared memory."""
+
+import numpy as np
+import pytest
+
+import toynn
+import toynn._kernels as kernels
+from toynn import ops
+from toynn._kernels.signature import Signature, Unsolved
+from toynn.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("left_out", "more", "message"),
+    [
+        ("r", {}, r"its tensors are y, r, x, w; got y, x, w: no r$"),
+        ("", {"z": None}, r"its tensors are y, r, x, w; got y, r, x, w, z: z is not one$"),
+        ("", {"w": None}, r"w must not be None$"),
+    ],
+)
+def test_a_name_that_does_not_fit_is_refused_when_recorded(left_out, more, message):
+    s = toynn.Session()
+    x, w = s.input("x", (3, 4)), s.parameter("w", (4,))
+    y, r = s.tape.new("y", (3, 4)), s.tape.new("r", (3,))
+    given = {"y": y, "r": r, "x": x, "w": w} | more
+    given.pop(left_out, None)
+    with pytest.raises(ConfigError, match=f"^recording rmsnorm.forward: {message}"):
+        s.tape.record(ops.rows.RMSNORM, given, {"N": 3, "C": 4}, {"eps": 1e-5})
+
+
+def test_sizes_follow_from_shapes():
+    attention = Signature.parse("o[B*T H*D]; lse[B H T] <- q[B*T H*D] k[B*T KV*D] | window=0")
+    shapes = {"o": (6, 8), "lse": (2, 2, 3), "q": (6, 8), "k": (6, 4)}
+    assert attention.solve(shapes, {}) == {"B": 2, "T": 3, "H": 2, "D": 4, "KV": 1}
+    with pytest.raises(
+        Unsolved, match=r"^k\[B\*T KV\*D\] needs shape \(6, KV\*D\) .* got k \(6, 3\)$"
+    ):
+        attention.solve(shapes | {"k": (6, 3)}, {})
+    with pytest.raises(Unsolved, match=r"^no array shows B T: give it by name$"):
+        Signature.parse("y[B*T] <- x[B*T]").solve({"y": (6,), "x": (6,)}, {})
+
+
+def test_outputs_share_memory_only_where_the_signature_says():
+    x, y = np.ones((2, 8), np.float32)
+    kernels.silu.forward(x, x)  # y[n]=x
+    with pytest.raises(ValueError, match="y is written, and shares memory with a; it may be"):
+        kernels.elementwise.add(y[:4], y[2:6], x[:4])
