@@ -2,7 +2,7 @@
 
 import sys
 
-from packed import packed
+from prepack import prepacked
 from sections_files import decode, generation, load
 from sections_kernels import attention, matmul, medium, stored
 from sections_lora import experts, lora, real, seeds, types
@@ -24,7 +24,7 @@ SECTIONS = {
     "lora": lora,
     "experts": experts,
     "real": real,
-    "packed": packed,
+    "prepack": prepacked,
     "types": types,
     "lengths": lengths,
     "load": load,

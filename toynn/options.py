@@ -9,7 +9,7 @@ whether a run that is resumed must have the same value. See toynn/jobs/.
 import math
 import operator
 from argparse import ArgumentTypeError
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal
 
@@ -20,20 +20,24 @@ from toynn.precision import PRECISIONS
 
 __all__ = [
     "DECAYS",
-    "PACKS",
+    "PREPACK",
+    "RENAMED",
     "WEIGHT_DTYPES",
     "Option",
     "RecipeOptions",
-    "checked_packing",
+    "checked_prepack",
     "compared",
     "names_of",
     "option",
     "options_of",
     "real",
+    "renamed",
     "whole",
 ]
 
 LARGEST = 2**31 - 1
+#: Options that older runs have under another name, in config.toml and in checkpoints.
+RENAMED = {"pack_base": "prepack", "b_rate": "loraplus_lr_ratio", "measure": "metric"}
 
 
 @dataclass(frozen=True)
@@ -196,6 +200,17 @@ def compared(bundle: Any) -> dict[str, Any]:
     }
 
 
+def renamed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options of a run, maybe an older one, under the names that they have today.
+
+    An old name stays where the new one is there, too.
+    """
+    return {
+        name if (now := RENAMED.get(name, name)) in values else now: value
+        for name, value in values.items()
+    }
+
+
 # -- What is read from a text ----------------------------------------------------------------------
 
 
@@ -270,10 +285,10 @@ def _scale(value: Any) -> float:
     return float(value)
 
 
-def checked_packing(value: Any) -> str:
-    """Return what says whether frozen weights are kept packed; ConfigError if it is none."""
-    if value not in PACKS:
-        raise ConfigError(f"pack_base must be one of {', '.join(PACKS)}; got {value!r}")
+def checked_prepack(value: Any) -> str:
+    """Return which frozen weights are prepacked, as given; ConfigError if it is none of PREPACK."""
+    if value not in PREPACK:
+        raise ConfigError(f"prepack must be one of {', '.join(PREPACK)}; got {value!r}")
     return str(value)
 
 
@@ -283,8 +298,8 @@ def checked_packing(value: Any) -> str:
 WEIGHT_DTYPES = {0: "f32", 1: "f16", 30: "bf16"}
 #: Which weights decay.
 DECAYS = ("all", "matrices")
-#: Whether frozen weights are kept packed.
-PACKS = ("auto", "always", "never")
+#: Which frozen weights are prepacked: "auto" those where that saves time and fits into memory.
+PREPACK = ("auto", "always", "never")
 _PRECISIONS = {name: name for name in (*PRECISIONS, "auto")}
 
 
@@ -319,12 +334,11 @@ class RecipeOptions:
     decay
         Which weights AdamW's decay makes smaller: "all", or "matrices" alone, tables of embeddings
         among them, and no gains, biases and other vectors.
-    pack_base
-        Whether the frozen weights of a base are kept packed, in the order in which products read
-        them, so that they are decoded and packed once and not in every step: "always", "never", or
-        "auto": where a step has so few rows that it gains some percent, if the copies fit into
-        memory beside everything else. Each weight takes 8 bytes, or 4 where products are of
-        bfloat16, or 12 where they are of three parts. Results are the same.
+    prepack
+        Whether frozen base weights are prepacked into GEMM panels, so that a step neither
+        dequantizes nor packs them: "always", "never", or "auto", which prepacks if steps have few
+        enough rows to gain some percent and the copies fit into memory. A weight's copies take 8
+        bytes; 4 if products are in bfloat16, 12 if they are in three parts. Results are the same.
     precision
         That of the engine's matrix products: see ``toynn.set_float32_matmul_precision``, whose
         choice holds where it is None. "auto" is what is fastest on this machine without loss.
@@ -403,14 +417,12 @@ class RecipeOptions:
         group="optimization",
         choices=DECAYS,
     )
-    pack_base: str = option(
-        "keep the model's matrices packed in memory, in the order in which products read them, so "
-        "that they are decoded and packed once and not in every step: always, never, or auto, "
-        "where steps have so few tokens that it gains some percent, if that fits beside everything "
-        "else; 8 bytes a weight, 4 where products are of bfloat16 (default {default})",
+    prepack: str = option(
+        "prepack the base's matrices into GEMM panels: always, never, or auto, if steps have few "
+        "tokens and memory allows; 8 bytes a weight, 4 in bfloat16 (default {default})",
         "never",
         given="auto",
-        choices=PACKS,
+        choices=PREPACK,
         compared=False,
         memory="{flag} never",
         heavy="always",

@@ -23,17 +23,17 @@ class Memory(Shown):
     gradients: int
     activations: int  # inputs, and scratch memory of kernels, included
     mapped: int = 0  # frozen weights that stay in the caller's arrays, such as a mapped file
-    packed: int = 0  # copies of weights, as products read them
+    prepacked: int = 0  # copies of frozen weights, in the order in which products read them
 
     @property
     def peak(self) -> int:
         """Bytes in all, but for those mapped: every buffer lives as long as the session."""
-        return self.weights + self.moments + self.gradients + self.activations + self.packed
+        return self.weights + self.moments + self.gradients + self.activations + self.prepacked
 
     def __str__(self) -> str:
         parts = ["weights", "moments", "gradients", "activations", "peak", "mapped"]
-        if self.packed:
-            parts.insert(4, "packed")
+        if self.prepacked:
+            parts.insert(4, "prepacked")
         return "\n".join(f"{part:12} {getattr(self, part) / 1e6:10.1f} MB" for part in parts)
 
 

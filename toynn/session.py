@@ -30,7 +30,7 @@ from toynn.graph.lowering import CompiledTape, compile_tape, lower
 from toynn.graph.storage import Storage
 from toynn.graph.tape import Role, Tape, Tensor
 from toynn.memory import MemoryDoors
-from toynn.options import checked_packing
+from toynn.options import checked_prepack
 from toynn.persistent import PersistentDoors
 from toynn.reports import Profile
 from toynn.updates import Updates
@@ -51,8 +51,8 @@ class Session(FeedDoors, GradientDoors, MemoryDoors, PersistentDoors):
     again in the backward pass, not kept: less memory, the same bits, about a forward pass more.
     ``matmul_precision`` is that of the linear layers recorded from now on (default: the global
     one, see ``toynn.set_float32_matmul_precision``), or "auto" for the backend's choice.
-    ``n_threads`` goes before ``toynn.set_num_threads``. ``pack_base`` says whether frozen weights
-    are kept packed as products read them (see ``toynn.RecipeOptions``). ``backend`` is "cpu", or
+    ``n_threads`` goes before ``toynn.set_num_threads``. ``prepack`` says whether frozen weights
+    are prepacked into GEMM panels (see ``toynn.RecipeOptions``). ``backend`` is "cpu", or
     another one of ``toynn.backends.available()``, such as "reference", which computes in float64
     NumPy, slowly.
     Use it as a context manager, or ``close()`` it, to free its memory at a certain point;
@@ -74,7 +74,7 @@ class Session(FeedDoors, GradientDoors, MemoryDoors, PersistentDoors):
         matmul_precision: str | None = None,
         *,
         checkpointing: bool = False,
-        pack_base: str = "never",
+        prepack: str = "never",
     ) -> None:
         checks.thread_count("Session", n_threads)
         self.backend = backends.get(backend, n_threads)
@@ -83,7 +83,7 @@ class Session(FeedDoors, GradientDoors, MemoryDoors, PersistentDoors):
         if chosen == "auto":
             chosen, _ = self.backend.automatic_precision()
         self.matmul_precision = precision.checked(chosen)
-        self.pack_base = checked_packing(pack_base)
+        self.prepack = checked_prepack(prepack)
         self.tape = Tape()
         self.trained: Tape | None = None  # the tape of the last step, or micro-batch
         self._storage = Storage(self.backend)
@@ -234,7 +234,7 @@ class Session(FeedDoors, GradientDoors, MemoryDoors, PersistentDoors):
         self._storage.allocate(Role.GRADIENT, Role.MOMENT)
         storage = self._storage
         lowered = lower(self.tape, storage.places, self.backend)
-        self._decide_packing(lowered)
+        self._decide_prepack(lowered)
         compiled = compile_tape(lowered, storage.buffers, self.backend)
         for tensor, offset in compiled.offsets.items():
             storage.hold(tensor, compiled.arena, offset)

@@ -21,8 +21,8 @@ LINES = {
     ("toynn", "train", "vit", "--loss", ""): "",
     ("toynn", "train", "gpt2", "--lr-schedule", "c"): "cosine constant",
     ("toynn", "train", "lora", "--data", ""): "",  # the shell completes files
-    ("toynn", "train", "lora", "--measure", "m"): "margins",
-    ("toynn", "train", "vit", "--measure", ""): "loss accuracy",
+    ("toynn", "train", "lora", "--metric", "m"): "margins",
+    ("toynn", "train", "vit", "--metric", ""): "loss accuracy",
     ("toynn", "train", "lora", "--init", "p"): "peft pissa",
     ("toynn", "train", "lora", "--targets", "a"): "attention all-linear",
     ("toynn", "train", "gpt2", "--report", ""): "html tensorboard none",

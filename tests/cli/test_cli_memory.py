@@ -22,7 +22,7 @@ RUNS = {
     "lora lines": ("--model", "base.gguf", "--data", "pairs.jsonl", "--dropout", "0.1"),
     "warm-start": (*TEXTS, *SHAPE, "--donor", "base.gguf"),
     "lora": ("--model", "base.gguf", *TEXTS),
-    "lora packed": ("--model", "wide.gguf", "--pack-base", "always", *TEXTS, "--batch", "4"),
+    "lora packed": ("--model", "wide.gguf", "--prepack", "always", *TEXTS, "--batch", "4"),
     "lora on": ("--model", "base.gguf", "--adapter", "adapted", *TEXTS),
     "vit": ("--data", "pictures.npz", *SHAPE),
     "vit fine": ("--data", "pictures.npz", "--init-from", "pictured"),
@@ -104,10 +104,10 @@ def test_a_base_is_kept_packed_where_that_is_asked_for(files, tmp_path, monkeypa
     monkeypatch.chdir(files)
     adapters, said = {}, {}
     for pack in ("never", "auto", "always"):
-        run = words("lora packed", "--pack-base", pack, "--out", str(tmp_path / pack))
+        run = words("lora packed", "--prepack", pack, "--out", str(tmp_path / pack))
         assert main(run) == 0
         adapters[pack] = (tmp_path / pack / "adapter.gguf").read_bytes()
         said[pack] = next(line for line in capsys.readouterr().out.splitlines() if "memory" in line)
     assert len(set(adapters.values())) == 1
-    assert "packed" in said["always"] and "packed" in said["auto"]  # of 64 rows
-    assert "packed" not in said["never"]
+    assert "prepacked" in said["always"] and "prepacked" in said["auto"]  # of 64 rows
+    assert "prepacked" not in said["never"]

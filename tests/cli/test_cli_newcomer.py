@@ -194,8 +194,8 @@ def test_lines_fit_into_a_terminal(files, capsys):
         (["lora", "--model", "base.gguf", "--adapter", "none.gguf"], "none.gguf: cannot read"),
         (["lora", "--model", "empty"], "--model empty: expected a .gguf file, or a folder"),
         (
-            ["lora", "--model", "base.gguf", "--loss", "dpo", "--measure", "kl"],
-            "--measure kl: it is of texts",
+            ["lora", "--model", "base.gguf", "--loss", "dpo", "--metric", "kl"],
+            "--metric kl: it is of texts",
         ),
         (["gpt2", "--init-from", "base.gguf"], "this is llama: `toynn train from-scratch --init-"),
         (["gpt2", "--init-from", "empty"], "--init-from empty: expected a .gguf file, or"),

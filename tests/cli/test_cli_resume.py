@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tomllib
+import zlib
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from toynn import _kernels
 from toynn.cli import main, parsed
 from toynn.cli.train import job_of
 from toynn.errors import NonFiniteError
+from toynn.options import RENAMED
 from toynn.runs import Record
 from toynn.train import Trainer
 
@@ -117,6 +119,56 @@ def test_a_config_repeats_a_run_and_a_killed_one_is_resumed(name, here, tmp_path
     assert contents(tmp_path / "c") == contents(tmp_path / "a")
 
 
+def aged(run):
+    """Give options in a run's folder the names that they had in older runs."""
+    for path in (run / "config.toml", *run.rglob("trainer_state.json")):
+        text = path.read_text()
+        quoted = path.suffix == ".json"
+        for old, new in RENAMED.items():
+            before, after = (f'"{n}":' if quoted else f"\n{n} = " for n in (new, old))
+            assert before in text or (quoted and new == "prepack")  # which need not be the same
+            text = text.replace(before, after)
+        path.write_text(text)
+        if (marker := path.with_name("complete.json")).exists():
+            said = json.loads(marker.read_text())
+            whole = {"bytes": len(text.encode()), "crc32": zlib.crc32(text.encode())}
+            said["files"][path.name] = whole
+            marker.write_text(json.dumps(said))
+
+
+def test_a_run_with_older_names_of_options_is_resumed(here, tmp_path, capsys):
+    words = [
+        "train",
+        "lora",
+        *RUN,
+        *LINES,
+        *BASE,
+        "--loraplus-lr-ratio",
+        "4",
+        "--prepack",
+        "always",
+    ]
+    assert main([*words, "--out", str(tmp_path / "a")]) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(COMMANDS, "lora", tuple(words[2:]))
+        assert begun("lora", tmp_path / "b", step=5) == "killed"
+    aged(tmp_path / "b")
+    flags = tmp_path / "flags.toml"
+    flags.write_bytes((tmp_path / "b" / "config.toml").read_bytes())
+    assert main(["train", "--resume", str(tmp_path / "b")]) == 0
+    for run in ("a", "b"):
+        (tmp_path / run / "config.toml").unlink()
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+    assert main(["train", "--config", str(flags), "--out", str(tmp_path / "c")]) == 0
+    kept = tomllib.loads((tmp_path / "c" / "config.toml").read_text())["train"]
+    assert (kept["loraplus_lr_ratio"], kept["prepack"], kept["metric"]) == (4, "always", "loss")
+    flags.write_text("[run]\nrecipe = 'lora'\n[train]\nb_rate = 2\nloraplus_lr_ratio = 2")
+    capsys.readouterr()
+    assert main(["train", "--config", str(flags)]) == 2
+    said = capsys.readouterr().err
+    assert "train.b_rate is not known; it is called loraplus_lr_ratio today" in said
+
+
 def test_samples_on_the_way(here, tmp_path, capsys):
     """The same start goes on otherwise as the model learns; stderr has them, too."""
     out = tmp_path / "out"
@@ -205,15 +257,15 @@ def test_a_refused_resume_leaves_the_folder_as_it_was(name, here, tmp_path, caps
         (["--lr", "0.5", "--steps", "9"], "config.lr: 0.01 then, 0.5 now; make it so, or force it"),
         (["--batch", "3"], "config.batch: 2 then, 3 now"),
         (["--warmup", "2"], "config.warmup: 1 then, 2 now"),
-        (["--measure", "perplexity"], "config.measure: 'loss' then, 'perplexity' now"),
+        (["--metric", "perplexity"], "config.metric: 'loss' then, 'perplexity' now"),
         (["--backend", "reference"], "backend: 'cpu' then, 'reference' now"),
         (["--precision", "high"], "matmul precision: '"),
         (["--early-stopping", "0", "--grad-accum", "3"], "config.grad_accum: 2 then, 3 now"),
         (["--out", "x"], "goes on in its own folder"),
         (["--data", "none"], "none"),
     ):
-        if name == "vit" and words[0] == "--measure":
-            words, message = ["--measure", "accuracy"], "config.measure: 'loss' then, 'accuracy'"
+        if name == "vit" and words[0] == "--metric":
+            words, message = ["--metric", "accuracy"], "config.metric: 'loss' then, 'accuracy'"
         assert main([*resume, *words]) == 2, words
         assert message in capsys.readouterr().err, words
         assert state_of(out) == before, words

@@ -380,7 +380,7 @@ def test_checkpointing_changes_memory_and_not_one_bit(bases, arch):
 
 
 def test_b_has_a_rate_of_its_own(tmp_path):
-    """LoRA+: a step with b_rate 4 moves A as one at the rate does, and B as one at 4 times it."""
+    """LoRA+ with a ratio of 4: A moves as at the rate itself, B as at 4 times the rate."""
     path = write_base(tmp_path / "base.gguf")
     ids, labels = draw()
 
@@ -393,6 +393,6 @@ def test_b_has_a_rate_of_its_own(tmp_path):
         after = recipe.engine.adapter_weights()
         return {name: after[name] - before[name] for name in before}
 
-    plus, slow, fast = moved(1e-3, b_rate=4.0), moved(1e-3), moved(4e-3)
+    plus, slow, fast = moved(1e-3, loraplus_lr_ratio=4.0), moved(1e-3), moved(4e-3)
     for name, values in plus.items():
         np.testing.assert_array_equal(values, (fast if name.endswith(".lora_b") else slow)[name])

@@ -92,7 +92,7 @@ def test_what_does_not_exist_is_refused_with_what_does(arch, target):
         ({"alpha": float("nan")}, "alpha must be"),
         ({"alpha": float("inf")}, "alpha must be"),
         ({"alpha": 10**400}, "alpha must be"),
-        ({"b_rate": 10**400}, "b_rate must be"),
+        ({"loraplus_lr_ratio": 10**400}, "loraplus_lr_ratio must be"),
         ({"alpha": "16"}, "alpha must be"),
         ({"dropout": 1.0}, "dropout must be a number of at least 0 and below 1; got 1.0"),
         ({"dropout": -0.1}, "dropout must be"),

@@ -20,7 +20,7 @@ def test_defaults():
         "checkpointing": False,
         "packed": False,
         "decay": "all",
-        "pack_base": "never",
+        "prepack": "never",
         "precision": None,
         "n_threads": None,
     }

@@ -32,8 +32,8 @@ __all__ = [
     "Journal",
     "Launch",
     "LiveRows",
-    "Packing",
     "Place",
+    "Prepacking",
     "Program",
     "aligned",
 ]
@@ -191,7 +191,7 @@ class Feeds(Protocol):
 
 
 @runtime_checkable
-class Packing(Protocol):
+class Prepacking(Protocol):
     """What a backend may offer beside: frozen weights are packed once, not in every run.
 
     Programs share prepacked weights.
@@ -199,9 +199,9 @@ class Packing(Protocol):
 
     #: Which frozen weights the programs compiled from now on prepack: "never" any, "always" all,
     #: "auto" those where that gains some percent.
-    packs: str
+    prepack: str
 
-    def packed(self, launches: Sequence[Launch] = (), packs: str = "never") -> int:
+    def prepacked_nbytes(self, launches: Sequence[Launch] = (), prepack: str = "never") -> int:
         """Return the bytes of all prepacked weights, with those that these launches would read."""
 
 

@@ -92,7 +92,7 @@ def _reached(folder: Path, steps: int) -> Lines:
     if trained := record.numbers("train_loss"):
         lines.append(("  training loss", f"{trained[-1][1]:.4f} at step {trained[-1][0]}"))
     if best := record.best():
-        which = "its best" if record.measure == "loss" else f"the best by {record.measure}"
+        which = "its best" if record.metric == "loss" else f"the best by {record.metric}"
         lines.append(("  validation loss", f"{best[1]:.4f} at step {best[0]}, {which}"))
     state = record.state[1]
     if record.steps < steps and any(folder.glob("checkpoint-*")):

@@ -100,7 +100,7 @@ def _best_at(row: dict[str, Any]) -> str:
     """Return the step whose weights are kept, and what they were chosen by, if not the loss."""
     if row["best_step"] is None:
         return "-"
-    by = "" if row["measure"] == "loss" else f" by {row['measure']}"
+    by = "" if row["metric"] == "loss" else f" by {row['metric']}"
     return f"{row['best_step']}{by}"
 
 
@@ -131,7 +131,7 @@ def _row(folder: Path) -> dict[str, Any]:
         "train": train[-1][1] if train else None,
         "val": best[1] if best else None,
         "best_step": best[0] if best else None,
-        "measure": record.measure,
+        "metric": record.metric,
         "time": record.seconds,
     }
 

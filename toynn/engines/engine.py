@@ -174,7 +174,7 @@ class Engine(ABC, Generic[C, R]):
             opts.n_threads or self._n_threads,
             precision,
             checkpointing=opts.checkpointing,
-            pack_base=opts.pack_base,
+            prepack=opts.prepack,
         )
         weights = self.model.weights(cfg, self.options)
         self._weights.declare(self._session, weights, self._beside())

@@ -73,7 +73,7 @@ class AdapterOptions:
         mlp.c_proj, blk.0.attn_q.weight.
     dropout
         Probability with which an element of an adapter's input is left out of a training step.
-    b_rate
+    loraplus_lr_ratio
         Learning rate of B and magnitudes in terms of A's: LoRA+ (arXiv:2402.12354) has 16. That of
         the table's adapter is A's, as PEFT has it apart. Not stored with them.
     ranks
@@ -119,7 +119,7 @@ class AdapterOptions:
         "scale by alpha / sqrt(rank) instead", False, name="rslora", source="own"
     )
     ranks: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
-    b_rate: float = option(
+    loraplus_lr_ratio: float = option(
         "learning rate of B in terms of A's; LoRA+ has 16 (default {default:g})",
         1.0,
         read=real(0, above=True),
@@ -153,8 +153,8 @@ class AdapterOptions:
         _require(holds, "alpha", "a finite number above 0", self.alpha)
         holds = _is_number(self.dropout) and 0 <= self.dropout < 1
         _require(holds, "dropout", "a number of at least 0 and below 1", self.dropout)
-        holds = _is_number(self.b_rate) and 0 < self.b_rate <= float_info.max
-        _require(holds, "b_rate", "a finite number above 0", self.b_rate)
+        holds = _is_number(self.loraplus_lr_ratio) and 0 < self.loraplus_lr_ratio <= float_info.max
+        _require(holds, "loraplus_lr_ratio", "a finite number above 0", self.loraplus_lr_ratio)
         _require(isinstance(self.use_rslora, bool), "use_rslora", "True or False", self.use_rslora)
         _require(isinstance(self.use_dora, bool), "use_dora", "True or False", self.use_dora)
         known = self.init in INITS[:2] or self.is_principal
@@ -171,7 +171,7 @@ class AdapterOptions:
         object.__setattr__(self, "targets", tuple(targets))
 
     @classmethod
-    def of(cls, adapter: Adapter, dropout: float = 0.0, b_rate: float = 1.0) -> Self:
+    def of(cls, adapter: Adapter, dropout: float = 0.0, loraplus_lr_ratio: float = 1.0) -> Self:
         """Return the options by which an adapter that was read is trained on.
 
         Raises AdapterError where one alpha cannot say its scales.
@@ -189,7 +189,7 @@ class AdapterOptions:
             dropout,
             adapter.use_rslora and bool(adapter.alpha),
             ranks,
-            b_rate,
+            loraplus_lr_ratio,
             adapter.use_dora,
         )
 
@@ -206,7 +206,7 @@ class AdapterOptions:
         """Return by what the learning rate of an adapter's tensor is multiplied."""
         weight = tensor.rpartition(".")[0]
         faster = tensor.endswith((LORA_B, LORA_M)) and not is_embedding(weight)
-        return self.b_rate if faster else 1.0
+        return self.loraplus_lr_ratio if faster else 1.0
 
     def scale(self, weight: str) -> float:
         """Return the factor of B A for a matrix."""

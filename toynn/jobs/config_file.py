@@ -4,7 +4,8 @@
     [train]             options by name: steps = 1500, lr = 0.003, flip = true
     [data], [model]     what came of them; not read
 
-Options that are given go before those of the file. A run writes its own as it takes it.
+Options that are given go before those of the file. A run writes its own as it takes it. A file of
+an older run may have old names of options: see ``toynn.options.RENAMED``.
 """
 
 import difflib
@@ -15,7 +16,7 @@ from typing import Any
 
 from toynn import distributed
 from toynn.errors import ConfigError
-from toynn.options import Option
+from toynn.options import RENAMED, Option, renamed
 from toynn.reading import read_bytes
 from toynn.schedule import usual_warmup
 
@@ -61,7 +62,7 @@ def _read_config(
     if asked not in (None, recipe):
         raise ConfigError(f"{path}: it is of a run of {recipe}, not of {asked}")
     options = {each.name: each for each in recipes[recipe] if each.kept}
-    values = dict(tables.get("train", {}))
+    values = renamed(tables.get("train", {}))
     if resumed is None and _is_derived(values):
         del values["warmup"]  # of as many steps it is the same, and of others it fits
     for name in values:
@@ -103,6 +104,8 @@ def _refuse(path: Path, where: str, name: str, known: Iterable[str]) -> None:
     """Raise ConfigError: a name is not known."""
     near = difflib.get_close_matches(name, list(known), 1, 0.5)
     hint = f"; did you mean {near[0]}?" if near else f"; expected {_listed(known)}"
+    if name in RENAMED and RENAMED[name] in known:
+        hint = f"; it is called {RENAMED[name]} today"
     raise ConfigError(f"{path}: {where} is not known{hint}")
 
 

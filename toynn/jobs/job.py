@@ -137,7 +137,7 @@ class Job(ABC):
         trained = sum(tensor.size for tensor in engine.parameters.values())
         memory = engine.session.memory()
         own = ("weights", "moments", "gradients", "activations")
-        parts = (*own, "packed", "peak") if memory.packed else (*own, "peak")
+        parts = (*own, "prepacked", "peak") if memory.prepacked else (*own, "peak")
         sizes = ", ".join(f"{part} {getattr(memory, part) / 1e6:.1f}" for part in parts)
         only = f", {trained:,} of them trained" if trained < count else ""
         print(f"model       {count:,} parameters{only}")

@@ -19,10 +19,10 @@ from toynn.formats.tokenizer import ByteTokenizer, Tokenizer
 from toynn.jobs import text
 from toynn.jobs.before_after import before_and_after
 from toynn.jobs.job import late
-from toynn.jobs.measures import beside
+from toynn.jobs.metrics import beside
 from toynn.jobs.options import of_run
 from toynn.jobs.paths import model_file, text_model
-from toynn.jobs.text import MEASURES, TextJob, TextOptions
+from toynn.jobs.text import METRICS, TextJob, TextOptions
 from toynn.jobs.weighted import STRICT
 from toynn.models import ARCHITECTURES
 from toynn.options import RecipeOptions, option
@@ -71,7 +71,7 @@ class LoRAJob(TextJob):
     options = of_run(
         name,
         "rows of --seq tokens",
-        (*MEASURES, "kl", "margins"),
+        (*METRICS, "kl", "margins"),
         BaseOptions,
         TextOptions,
         AdapterOptions,
@@ -118,7 +118,7 @@ class LoRAJob(TextJob):
         self.files.callback(file.close)
         engine_for(file)  # before anything takes time
         self.tokenizer = Tokenizer.of(file)
-        self.check_measure()
+        self.check_metric()
         context = file.require(f"{file.architecture}.context_length", int)
         seq = min(self.text.seq, context)
         if seq < self.text.seq:
@@ -178,22 +178,22 @@ class LoRAJob(TextJob):
                 found["accuracy"] = found["rewards/accuracies"]
         return found
 
-    def check_measure(self) -> None:
-        """Read --questions, if there are any. Raises ConfigError for a measure it lacks."""
-        names, paired = self.measures, self.preference is not None
+    def check_metric(self) -> None:
+        """Read --questions, if there are any. Raises ConfigError for a wrong metric."""
+        names, paired = self.metrics, self.preference is not None
         if "kl" in names and paired:
-            raise ConfigError("--measure kl: it is of texts and examples, not of preferences")
+            raise ConfigError("--metric kl: it is of texts and examples, not of preferences")
         if "margins" in names and not paired:
-            raise ConfigError(f"--measure margins: they are of --loss {', '.join(KINDS)}")
+            raise ConfigError(f"--metric margins: they are of --loss {', '.join(KINDS)}")
         if paired:  # which has an accuracy of its own
             self.of_questions = self.of_questions - {"accuracy"}
-        super().check_measure()
+        super().check_metric()
 
     def extras(self) -> Sequence[Any]:
-        """Return the questions; for --measure kl, texts that the model and its base read."""
-        if "kl" not in self.measures:
+        """Return the questions; for --metric kl, texts that the model and its base read."""
+        if "kl" not in self.metrics:
             return super().extras()
-        assert isinstance(self.shown, Dataset)  # by check_measure
+        assert isinstance(self.shown, Dataset)  # by check_metric
         return [*super().extras(), *beside(self.shown.valid, self.shown.seq, self._frozen())]
 
     def _frozen(self) -> Any:

@@ -19,7 +19,7 @@ from toynn.formats.tokenizer import ByteTokenizer, Tokenizer
 from toynn.formats.tokenizer.folder import has_tokenizer
 from toynn.jobs.options import ShapeOptions, of_run
 from toynn.jobs.paths import model_file, text_model
-from toynn.jobs.text import MEASURES, SAMPLE_ON_THE_WAY, TextJob, TextOptions
+from toynn.jobs.text import METRICS, SAMPLE_ON_THE_WAY, TextJob, TextOptions
 from toynn.models import ARCHITECTURES, architecture
 from toynn.options import Option, RecipeOptions, option, whole
 from toynn.printing import fact
@@ -109,7 +109,7 @@ def _options(recipe: str, *kinds: type[Any], **more: Any) -> tuple[Option, ...]:
         "written": SAMPLE_ON_THE_WAY,
     }
     kinds = (TextOptions, StartOptions, *kinds, ShapeOptions)
-    return of_run(recipe, "windows of text", MEASURES, *kinds, words=words, seq=128, **more)
+    return of_run(recipe, "windows of text", METRICS, *kinds, words=words, seq=128, **more)
 
 
 class ModelJob(TextJob):
@@ -181,7 +181,7 @@ class ModelJob(TextJob):
 
     def read(self) -> None:
         """Read the texts or examples."""
-        self.check_measure()
+        self.check_metric()
         self.read_text(self.text.seq)
 
     def _all_options(self) -> RecipeOptions:
@@ -241,7 +241,7 @@ class GPT2Job(ModelJob):
 
     name = "gpt2"
     help = "a small GPT-2 from scratch, on text"
-    options = _options(name, without=("weights", "pack_base"))
+    options = _options(name, without=("weights", "prepack"))
     make = GPT2
 
     def new_config(self) -> GPT2Config:
@@ -267,7 +267,7 @@ class FromScratchJob(ModelJob):
 
     name = "from-scratch"
     help = "a small Llama-like model from scratch, on text"
-    options = _options(name, LlamaOptions, without=("pack_base",))
+    options = _options(name, LlamaOptions, without=("prepack",))
     make: ClassVar[Callable[[str], Any]] = FromScratch
 
     def new_config(self) -> LlamaConfig:
@@ -311,7 +311,7 @@ class WarmStartJob(FromScratchJob):
         name,
         DonorOptions,
         LlamaOptions,
-        without=("pack_base", "untied"),
+        without=("prepack", "untied"),
         init_from={"help": SUPPRESS, "read": _no_start},
     )
     make = WarmStart

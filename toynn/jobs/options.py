@@ -135,7 +135,7 @@ BACKEND, THREADS = named(RunOptions, "backend"), named(RecipeOptions, "threads")
 def of_run(
     recipe: str,
     items: str,
-    measures: tuple[str, ...],
+    metrics: tuple[str, ...],
     *kinds: type[Any],
     without: Sequence[str] = (),
     words: Mapping[str, Any] = MappingProxyType({}),
@@ -143,14 +143,14 @@ def of_run(
 ) -> tuple[Option, ...]:
     """Return the options of bundles, and those that all recipes have.
 
-    ``items`` is what a batch is made of; ``measures``, by what the best weights can be chosen.
+    ``items`` is what a batch is made of; ``metrics``, by what the best weights can be chosen.
     ``own`` says by name what is not as the bundle has it: a default, or several things in a dict.
     ``without`` names options, or groups of them, that the recipe has not; ``words`` are more of
     those that stand in help.
     """
-    of_first = "; kl of several sources is on the first alone" if "kl" in measures else ""
-    said = {"recipe": recipe, "items": items, "measures": ", ".join(measures) + of_first, **words}
-    own = {"measure": {"read": names_of(measures), "words": measures}} | own
+    of_first = "; kl of several sources is on the first alone" if "kl" in metrics else ""
+    said = {"recipe": recipe, "items": items, "metrics": ", ".join(metrics) + of_first, **words}
+    own = {"metric": {"read": names_of(metrics), "words": metrics}} | own
     kinds += (RecipeOptions, LoopOptions, Schedule, AdamW, RunOptions)
     found = []
     for each in (each for kind in kinds for each in options_of(kind)):

@@ -189,7 +189,7 @@ def _finish(job: Job, result: Result, folder: RunFolder, seconds: float) -> None
     if not plot_losses(result.reports, folder.plot, job.baselines, unit, job.mixes):
         print(f"no picture  {folder.plot.name} needs matplotlib: pip install matplotlib")
     more = job.show(folder, result)
-    by = job.take(LoopOptions).measures[0]
+    by = job.take(LoopOptions).metrics[0]
     _print_result(result, more, folder, seconds, job.items, "" if by == "loss" else f" by {by}")
     for line in job.epilogue(folder):
         print(line)

@@ -25,7 +25,7 @@ from toynn.evaluation import read_questions
 from toynn.formats.tokenizer import Tokenizer
 from toynn.generate import generate
 from toynn.jobs.job import Job, late
-from toynn.jobs.measures import Asked, measured
+from toynn.jobs.metrics import Asked, measured
 from toynn.jobs.weighted import path_and_weight, source_names, sources
 from toynn.options import option, whole
 from toynn.printing import fact, harmless, print_line
@@ -34,7 +34,7 @@ from toynn.train.options import SAVING, Result
 from toynn.train.progress import Reading
 from toynn.train.token_cache import TokenCache
 
-__all__ = ["MEASURES", "NO_TEXTS", "TextJob", "TextOptions", "column_names", "columns_of"]
+__all__ = ["METRICS", "NO_TEXTS", "TextJob", "TextOptions", "column_names", "columns_of"]
 
 EVAL_BATCHES = 16
 SAMPLE_PROMPT = 32  # tokens of a text, which the sample continues; of an example that is all
@@ -45,7 +45,7 @@ SAMPLE_ON_THE_WAY = 64
 CACHED = 64_000_000
 TOKENS = "tokens"
 OF_QUESTIONS = frozenset(["accuracy", "accuracy-normalized"])
-MEASURES = ("loss", "perplexity", *sorted(OF_QUESTIONS))
+METRICS = ("loss", "perplexity", *sorted(OF_QUESTIONS))
 
 
 def separator(text: str) -> str:
@@ -167,7 +167,7 @@ class TextJob(Job):
 
     tokenizer: Tokenizer
     asked: Sequence[Asked] = ()
-    of_questions: frozenset[str] = OF_QUESTIONS  # measures that need some
+    of_questions: frozenset[str] = OF_QUESTIONS  # metrics that need some
     data: Dataset | PreferenceData | Mixture
 
     def __init__(self, given: Mapping[str, Any], command: str | None = None) -> None:
@@ -234,14 +234,14 @@ class TextJob(Job):
             path, self.tokenizer, seq, vocab_size=vocab_size, store=store, progress=progress
         )
 
-    def check_measure(self) -> None:
-        """Read --questions. Raises ConfigError where --measure wants some, and there are none."""
+    def check_metric(self) -> None:
+        """Read --questions. Raises ConfigError where --metric wants some, and there are none."""
         if self.text.questions is not None:
             questions = read_questions(self.text.questions)
             self.asked = [Asked(question, self.tokenizer) for question in questions]
-        elif lacking := set(self.measures) & self.of_questions:
+        elif lacking := set(self.metrics) & self.of_questions:
             raise ConfigError(
-                f"--measure {lacking.pop()}: of what? Name lines of JSON with question, choices, "
+                f"--metric {lacking.pop()}: of what? Name lines of JSON with question, choices, "
                 "answer by --questions"
             )
 
@@ -304,9 +304,9 @@ class TextJob(Job):
         }
 
     @property
-    def measures(self) -> tuple[str, ...]:
+    def metrics(self) -> tuple[str, ...]:
         """The names of what the weights are measured by."""
-        return tuple(self.given["measure"].split(","))
+        return tuple(self.given["metric"].split(","))
 
     @property
     def shown(self) -> Dataset | PreferenceData:

@@ -129,7 +129,7 @@ class ViTJob(Job):
         PictureOptions,
         ShapeOptions,
         ViTOptions,
-        without=("weights", "pack_base", "sample_every"),
+        without=("weights", "prepack", "sample_every"),
         batch=64,
         lr=1e-3,
         steps=3000,

@@ -83,7 +83,7 @@ class LoRA(SequenceRecipe[SequenceEngine[Any]]):
         opts: RecipeOptions,
         dropout: float = 0.0,
         checkpointing: bool = False,
-        b_rate: float = 1.0,
+        loraplus_lr_ratio: float = 1.0,
     ) -> None:
         """Map a file's weights, go on with an adapter of it, compile the step.
 
@@ -92,7 +92,7 @@ class LoRA(SequenceRecipe[SequenceEngine[Any]]):
         """
         with self._over("realize_from_adapter", gguf) as (engine, file):
             found = _read(adapter, file)
-            engine.enable_lora(AdapterOptions.of(found, dropout, b_rate))
+            engine.enable_lora(AdapterOptions.of(found, dropout, loraplus_lr_ratio))
             engine.realize_for_mmap(file, None, _with(opts, checkpointing))
             engine.load_adapter(found)
             engine.build_training_step()

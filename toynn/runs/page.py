@@ -106,7 +106,7 @@ def _tiles(record: Record) -> Iterator[Markup]:
         return tag("div", tag("b", value), tag("span", what), class_="tile")
 
     if best := record.best():
-        by = "" if record.measure == "loss" else f" by {record.measure}"
+        by = "" if record.metric == "loss" else f" by {record.metric}"
         yield tile(f"{best[1]:.4f}", f"validation loss, best{by}, at step {best[0]:,}")
     if accuracies := dict(record.numbers("val_accuracy")):
         at = best[0] if best and best[0] in accuracies else max(accuracies)

@@ -136,13 +136,14 @@ class Record:
         return said in ("done", "early"), STATES[said] + (f": {why}" if why else "")
 
     @property
-    def measure(self) -> str:
+    def metric(self) -> str:
         """What the best weights are chosen by: "loss", where no one says."""
-        name = self.table("best_by").get("measure")
+        by = self.table("best_by")
+        name = by.get("metric", by.get("measure"))  # as older runs have it
         return name if isinstance(name, str) else "loss"
 
     def best(self) -> tuple[int, float] | None:
-        """Return (iteration, validation loss) of the weights that are kept, by ``measure``."""
+        """Return (iteration, validation loss) of the weights that are kept, by ``metric``."""
         losses, by = dict(self.numbers("val_loss")), self.table("best_by")
         step, figure = by.get("step"), by.get("figure")
         if not isinstance(step, int) or step not in losses:  # of a run that has not ended

@@ -88,9 +88,9 @@ def batch(shape: Shape) -> NDArray[Any]:
     return np.random.default_rng(0).integers(0, shape.vocab, (2, shape.T), np.int32)
 
 
-def recipe_over(path: Path, shape: Shape, pack_base: str = "never") -> toynn.recipes.LoRA:
+def recipe_over(path: Path, shape: Shape, prepack: str = "never") -> toynn.recipes.LoRA:
     """Return a recipe over a file, for one sequence."""
     recipe = toynn.recipes.LoRA()
-    options = toynn.RecipeOptions(t_seq=shape.T, pack_base=pack_base)
+    options = toynn.RecipeOptions(t_seq=shape.T, prepack=prepack)
     recipe.realize(path, None, RANK, options, ALPHA, "all-linear", init="peft")
     return recipe

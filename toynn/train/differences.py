@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from toynn.errors import CheckpointError
+from toynn.options import renamed
 from toynn.printing import counted
 from toynn.train.checkpoint import Checkpoint
 from toynn.train.options import LoopOptions
@@ -32,7 +33,10 @@ def check_alike(
     It may have more steps than it was to have; fewer are a difference. ``force`` allows all
     differences, but no run that has taken more steps than it is to have, or ended early.
     """
-    path, lines = found.path, [] if force else differences(found.state["identity"], now)
+    before = found.state["identity"]
+    if isinstance(before.get("config"), dict):
+        before = before | {"config": renamed(before["config"])}
+    path, lines = found.path, [] if force else differences(before, now)
     if not lines:
         _check_length(path, begun, options)
     if begun.plan is not None and options.steps < begun.plan.steps and not force:

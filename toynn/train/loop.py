@@ -23,7 +23,7 @@ from toynn.machine import peak_memory
 from toynn.train.feed import Feed
 from toynn.train.interrupt import Interrupt
 from toynn.train.metrics import Report
-from toynn.train.options import MEASURES, LoopOptions, Part, Result, Window
+from toynn.train.options import METRICS, LoopOptions, Part, Result, Window
 from toynn.train.protocols import Batch, Optimizer, Recipe
 
 __all__ = ["Loop"]
@@ -309,7 +309,7 @@ class Loop:
         totals: dict[str, float] = defaultdict(float)
         rows: dict[str, int] = defaultdict(int)
         losses: list[float] = []
-        name_of_best, more_is_better = MEASURES[self.options.measures[0]]
+        name_of_best, more_is_better = METRICS[self.options.metrics[0]]
         for measured, count in self._measured(begin, before):
             for name, figure in measured.items():
                 totals[name] += figure * count
@@ -327,16 +327,16 @@ class Loop:
             self.on_best()
         else:
             result.not_better += 1
-        if "perplexity" in self.options.measures and figures:
+        if "perplexity" in self.options.metrics and figures:
             figures["text/perplexity"] = math.exp(min(figures["loss"], 700.0))
         return figures
 
     def _check_measured(self, figures: Mapping[str, float]) -> None:
         """Raise ConfigError where an evaluation lacks what is asked of it."""
-        for name in self.options.measures:
-            if MEASURES[name][0] not in figures:
+        for name in self.options.metrics:
+            if METRICS[name][0] not in figures:
                 raise ConfigError(
-                    f"best_by {self.options.best_by}: an evaluation has no {MEASURES[name][0]}; it "
+                    f"best_by {self.options.best_by}: an evaluation has no {METRICS[name][0]}; it "
                     f"has {', '.join(figures)}"
                 )
 

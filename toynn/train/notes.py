@@ -18,7 +18,7 @@ from toynn.machine import processor, total_memory
 from toynn.printing import size
 from toynn.runs.record import lines_of
 from toynn.threads import get_num_threads
-from toynn.train.options import MEASURES, LoopOptions, Result
+from toynn.train.options import METRICS, LoopOptions, Result
 
 __all__ = ["Notes"]
 
@@ -45,9 +45,9 @@ class Notes(dict[str, Any]):
         self["sessions"] = [*(known if isinstance(known, list) else ()), session]
         self["machine"] = _machine(recipe)
         self["steps"], self["state"] = options.steps, "running"
-        name = options.measures[0]
-        figure, more = MEASURES[name]
-        self["best_by"] = {"measure": name, "figure": f"val_{figure}", "more": more}
+        name = options.metrics[0]
+        figure, more = METRICS[name]
+        self["best_by"] = {"metric": name, "figure": f"val_{figure}", "more": more}
         self.pop("why", None)
         if sources:
             self["sources"] = dict(sources)

@@ -12,10 +12,10 @@ from toynn.runs.html import join, table, tag
 from toynn.train.filling import Filling
 from toynn.train.metrics import Report, figures_of
 
-__all__ = ["MEASURES", "SAVING", "LoopOptions", "Result"]
+__all__ = ["METRICS", "SAVING", "LoopOptions", "Result"]
 
 #: What the best weights may be chosen by: the figure, and whether more of it is better.
-MEASURES = {
+METRICS = {
     "loss": ("loss", False),
     "perplexity": ("loss", False),
     "accuracy": ("accuracy", True),
@@ -83,7 +83,7 @@ class LoopOptions:
         compared=False,
     )
     early_stopping: int = option(
-        "end after so many evaluations in a row that are no better, by --measure; 0 does not "
+        "end after so many evaluations in a row that are no better, by --metric; 0 does not "
         "(default {default:g})",
         0,
         read=whole(0),
@@ -108,12 +108,12 @@ class LoopOptions:
     )
     best_by: str = option(
         "what the best weights are chosen by, on what is held out; others, behind commas, are "
-        "measured, too: {measures} (default {default})",
+        "measured, too: {metrics} (default {default})",
         "loss",
-        name="measure",
-        read=names_of(tuple(MEASURES)),
+        name="metric",
+        read=names_of(tuple(METRICS)),
         metavar="NAMES",
-        words=tuple(MEASURES),
+        words=tuple(METRICS),
     )
 
     def __post_init__(self) -> None:
@@ -126,11 +126,11 @@ class LoopOptions:
                 raise ConfigError(f"{name} must be at least 0; got {getattr(self, name)}")
         if self.max_grad_norm is not None and not self.max_grad_norm > 0:
             raise ConfigError(f"max_grad_norm must be above 0, or None; got {self.max_grad_norm}")
-        if any(name not in MEASURES for name in self.measures):
-            raise ConfigError(f"best_by must be of {', '.join(MEASURES)}; got {self.best_by!r}")
-        if self.measures[0] == "kl":
+        if any(name not in METRICS for name in self.metrics):
+            raise ConfigError(f"best_by must be of {', '.join(METRICS)}; got {self.best_by!r}")
+        if self.metrics[0] == "kl":
             raise ConfigError(
-                f"best_by (--measure) {self.best_by}: kl is how far the model is from its base: "
+                f"best_by (--metric) {self.best_by}: kl is how far the model is from its base: "
                 "least at step 0, whose weights would be kept; put it second, as in loss,kl"
             )
         if self.on_nonfinite not in ("stop", "skip"):
@@ -141,7 +141,7 @@ class LoopOptions:
         return self.grad_accum * ranks
 
     @property
-    def measures(self) -> tuple[str, ...]:
+    def metrics(self) -> tuple[str, ...]:
         """The names of what is measured; by the first of them an evaluation is better."""
         return tuple(self.best_by.split(","))
 

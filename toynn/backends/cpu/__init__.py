@@ -81,7 +81,7 @@ class CPU(Backend):
     def __init__(self, n_threads: int | None = None) -> None:
         self.n_threads = n_threads
         self.computed = 0  # how often programs have computed gradients of parameters
-        self.packs, self._prepacks = "never", Prepacks()
+        self.prepack, self._prepacks = "never", Prepacks()
 
     def threads(self) -> int:
         """Return how many threads a run may use now."""
@@ -106,9 +106,9 @@ class CPU(Backend):
         sizes = tuple(launch.sizes.items())
         return _scratch_of(launch.kernel, sizes, self._worth(launch), launch.live)
 
-    def packed(self, launches: Sequence[Launch] = (), packs: str = "never") -> int:
+    def prepacked_nbytes(self, launches: Sequence[Launch] = (), prepack: str = "never") -> int:
         """Return the bytes of all prepacked weights, with those that these launches would read."""
-        return self._prepacks.nbytes + self._prepacks.missing(launches, packs)
+        return self._prepacks.nbytes + self._prepacks.missing(launches, prepack)
 
     def compile(
         self,
@@ -126,7 +126,7 @@ class CPU(Backend):
             return buffer.address + place.offset
 
         workspace = HostBuffer.zeros(self._most(launches))
-        prepacked, squares = self._prepacks.of(launches, self.packs, buffers), Squares(launches)
+        prepacked, squares = self._prepacks.of(launches, self.prepack, buffers), Squares(launches)
         kept = {i: each.address for i, each in prepacked.items()}
         kept |= squares.kept(launches, buffers)
         held = [workspace, *buffers.values(), *prepacked.values(), squares]

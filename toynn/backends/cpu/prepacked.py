@@ -47,7 +47,7 @@ class Key(NamedTuple):
         return aligned(self.matrices * self.each)
 
 
-def key_of(launch: Launch, packs: str) -> Key | None:
+def key_of(launch: Launch, prepack: str) -> Key | None:
     """Return the panels from which a launch is to read w; None if it does not read w packed."""
     op, _, product = launch.kernel.partition(".")
     if op not in READERS or product not in _packing.PRODUCTS or "w" not in launch.frozen:
@@ -57,7 +57,7 @@ def key_of(launch: Launch, packs: str) -> Key | None:
     rows = -(-sizes["M"] // matrices)
     N, K, type = sizes["N"], sizes["K"], sizes["type"]
     form = _packing.form(product, rows, N, K, sizes["precision"], type)
-    if form is None or (packs == "auto" and rows > _rows_that_gain(form)):
+    if form is None or (prepack == "auto" and rows > _rows_that_gain(form)):
         return None
     assert place is not None
     return Key(place, product, form, matrices, N, K, type)
@@ -120,16 +120,16 @@ class Prepacks:
         """Bytes of all panels that a program reads."""
         return sum(each.nbytes for each in self._made.values())
 
-    def missing(self, launches: Sequence[Launch], packs: str) -> int:
+    def missing(self, launches: Sequence[Launch], prepack: str) -> int:
         """Return the bytes of the panels that are still to be made."""
-        wanted = set(_wanted(launches, packs).values()).difference(self._made)
+        wanted = set(_wanted(launches, prepack).values()).difference(self._made)
         return sum(key.nbytes for key in wanted)
 
     def of(
-        self, launches: Sequence[Launch], packs: str, buffers: Mapping[str, Buffer]
+        self, launches: Sequence[Launch], prepack: str, buffers: Mapping[str, Buffer]
     ) -> dict[int, Prepacked]:
         """Return the panels from which a launch, by its number, reads its weights."""
-        wanted = _wanted(launches, packs)
+        wanted = _wanted(launches, prepack)
         return {i: self._prepacked(key, buffers) for i, key in wanted.items()}
 
     def _prepacked(self, key: Key, buffers: Mapping[str, Buffer]) -> Prepacked:
@@ -140,8 +140,8 @@ class Prepacks:
         return found
 
 
-def _wanted(launches: Sequence[Launch], packs: str) -> dict[int, Key]:
-    if packs == "never":
+def _wanted(launches: Sequence[Launch], prepack: str) -> dict[int, Key]:
+    if prepack == "never":
         return {}
-    keys = {i: key_of(each, packs) for i, each in enumerate(launches)}
+    keys = {i: key_of(each, prepack) for i, each in enumerate(launches)}
     return {i: key for i, key in keys.items() if key is not None}

@@ -1,4 +1,4 @@
-"""LoRA steps whose base is kept packed, against those that decode and pack it each time."""
+"""LoRA steps with prepacked base weights, against steps that dequantize and pack them each time."""
 
 import statistics
 import tempfile
@@ -11,22 +11,22 @@ import toynn
 from toynn.testing.lora_step import Shape
 from toynn.testing.race import race
 
-__all__ = ["packed"]
+__all__ = ["prepacked"]
 
 ROWS, TYPES = (32, 64, 128, 256, 512), ("F16", "Q8_0", "Q4_K")
 #: The matrices of SmolLM2-135M, in multiples of the 256 elements of a super-block; few tokens.
 SHAPE = Shape(768, 4, 12, 4, 1536, 1024, True, 512)
 
 
-def packed(n_threads: int, rounds: int, only: str) -> None:
-    """LoRA steps over a base that is kept packed, "always": times of "never" over theirs.
+def prepacked(n_threads: int, rounds: int, only: str) -> None:
+    """Time of LoRA steps with prepack="never" over the time with "always".
 
     By minima/medians of turns. On one thread it is CPU time, so that a busy machine will do.
     """
     toynn.set_num_threads(n_threads)
     clock = time.process_time if n_threads == 1 else time.perf_counter
     print(
-        f"{'':8}" + "".join(f"{f'{T} rows':>13}" for T in ROWS) + f"{'mapped, MB':>13}{'packed':>8}"
+        f"{'':8}" + "".join(f"{f'{T} rows':>13}" for T in ROWS) + f"{'mapped, MB':>13}{'copies':>8}"
     )
     with tempfile.TemporaryDirectory() as folder:
         for name in (name for name in TYPES if only.upper() in name):
@@ -36,7 +36,7 @@ def packed(n_threads: int, rounds: int, only: str) -> None:
             for T in ROWS:
                 shape = SHAPE._replace(T=T)
                 recipes = {
-                    pack: tuning.recipe_over(path, shape, pack_base=pack)
+                    pack: tuning.recipe_over(path, shape, prepack=pack)
                     for pack in ("never", "always")
                 }
                 calls = {
@@ -49,4 +49,4 @@ def packed(n_threads: int, rounds: int, only: str) -> None:
                 )
                 row += f"{best:8.2f}/{usual:.2f}"
             memory = recipes["always"].engine.session.memory()
-            print(f"{row}{memory.mapped / 1e6:13.0f}{memory.packed / 1e6:8.0f}", flush=True)
+            print(f"{row}{memory.mapped / 1e6:13.0f}{memory.prepacked / 1e6:8.0f}", flush=True)

@@ -1,4 +1,4 @@
-"""Frozen weights that are kept packed: the same bits; when they are packed, and what they take."""
+"""Prepacked frozen weights: the same bits; when they are packed, and what they take."""
 
 import numpy as np
 import pytest
@@ -79,14 +79,14 @@ def test_bits_are_the_same(rows, dtype, precision, threads, packings):
     session = {"matmul_precision": precision, "n_threads": threads}
     plain = Net(rows, dtype, **session).realize().run()
     assert not packings
-    packed = Net(rows, dtype, pack_base="always", **session).realize()
+    packed = Net(rows, dtype, prepack="always", **session).realize()
     assert same(packed.run(), plain)
     assert same(packed.run(), plain)
     assert packings == ([] if rows == 3 else ["forward", "backward_input"])
 
 
 def test_they_are_packed_again_after_an_upload(packings):
-    plain, packed = (Net(40, uploaded=True, pack_base=p) for p in ("never", "always"))
+    plain, packed = (Net(40, uploaded=True, prepack=p) for p in ("never", "always"))
     for net in (plain, packed):
         net.s.upload(net.w, drawn(1))
         net.realize()
@@ -102,7 +102,7 @@ def test_they_are_packed_again_after_an_upload(packings):
 
 
 def test_tapes_share_them(packings):
-    net = Net(40, pack_base="always").realize()
+    net = Net(40, prepack="always").realize()
     before = net.s.memory()
 
     def build():
@@ -112,50 +112,48 @@ def test_tapes_share_them(packings):
         return labels
 
     net.s.record("evaluation", build)
-    assert net.s.memory().packed == before.packed
+    assert net.s.memory().prepacked == before.prepacked
     net.run()
     assert packings == ["forward", "backward_input"]
 
 
 def test_memory_says_what_they_take_before_they_are_there_and_after():
-    net = Net(40, pack_base="always")
+    net = Net(40, prepack="always")
     promised = net.s.memory()
     net.realize()
     assert net.s.memory() == promised
     parts = 1.5 if kernels.matmul.multiplies_tiles() else 1  # three of bfloat16 for a float
-    assert parts * LARGE <= promised.packed < 1.2 * parts * LARGE
+    assert parts * LARGE <= promised.prepacked < 1.2 * parts * LARGE
     plain = Net(40).s.memory()
-    assert promised.peak == plain.peak + promised.packed
-    assert "packed" in str(promised)
-    assert "packed" not in str(plain)
+    assert promised.peak == plain.peak + promised.prepacked
+    assert "prepacked" in str(promised)
+    assert "prepacked" not in str(plain)
 
 
 @pytest.mark.parametrize("free, kept", [(2**40, True), (2**20, False), (None, True)])
 def test_auto_keeps_what_fits(free, kept, monkeypatch):
     monkeypatch.setattr(memory, "free_memory", lambda: free)
-    net = Net(40, "Q8_0", pack_base="auto")
-    assert (net.s.memory().packed > 0) == kept
-    assert (net.realize().s.memory().packed > 0) == kept
+    net = Net(40, "Q8_0", prepack="auto")
+    assert (net.s.memory().prepacked > 0) == kept
+    assert (net.realize().s.memory().prepacked > 0) == kept
     assert same(net.run(), Net(40, "Q8_0").realize().run())
 
 
 def test_auto_keeps_none_where_many_rows_are_multiplied():
-    assert Net(1100, pack_base="auto").s.memory().packed == 0
-    assert Net(1100, pack_base="always").s.memory().packed > 0
+    assert Net(1100, prepack="auto").s.memory().prepacked == 0
+    assert Net(1100, prepack="always").s.memory().prepacked > 0
 
 
 def test_a_wrong_word_is_refused():
-    with pytest.raises(
-        ConfigError, match=r"pack_base must be one of auto, always, never; got 'on'"
-    ):
-        toynn.Session(pack_base="on")
-    with pytest.raises(ConfigError, match=r"pack_base must be .*always.* got 1"):
-        toynn.RecipeOptions(pack_base=1)
+    with pytest.raises(ConfigError, match=r"prepack must be one of auto, always, never; got 'on'"):
+        toynn.Session(prepack="on")
+    with pytest.raises(ConfigError, match=r"prepack must be .*always.* got 1"):
+        toynn.RecipeOptions(prepack=1)
 
 
 def test_none_is_kept_for_rows_that_are_multiplied_in_8_bits():
     if not kernels.matmul.multiplies_int8():
         pytest.skip("this CPU has no products in 8 bits")
-    kept = [Net(16, "Q8_0", pack_base="always", matmul_precision=p) for p in ("medium", "highest")]
-    few, all_ = (net.s.memory().packed for net in kept)
+    kept = [Net(16, "Q8_0", prepack="always", matmul_precision=p) for p in ("medium", "highest")]
+    few, all_ = (net.s.memory().prepacked for net in kept)
     assert 0 < few < 0.6 * all_  # for the way back alone

@@ -20,14 +20,14 @@ ASKED = [
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """A run of an adapter that is measured by everything; its data and base are beside it."""
-    folder = tmp_path_factory.mktemp("measures")
+    folder = tmp_path_factory.mktemp("metrics")
     write_base(folder / "base.gguf", vocab=256, context=64)
     (folder / "data").mkdir()
     for name, rows in (("train", PAIRS[:9]), ("valid", PAIRS[9:])):
         (folder / "data" / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (folder / "asked.jsonl").write_text("\n".join(map(json.dumps, ASKED)))
     words = ["train", "lora", "--model", str(folder / "base.gguf"), "--data", str(folder / "data")]
-    words += ["--measure", "loss,kl,accuracy,perplexity"]
+    words += ["--metric", "loss,kl,accuracy,perplexity"]
     words += ["--questions", str(folder / "asked.jsonl")]
     words += ["--steps", "20", "--lr", "0.05", "--warmup", "0", "--eval-every", "10"]
     words += ["--precision", "highest", "--out", str(folder / "run"), "--report", "none"]
@@ -85,10 +85,10 @@ def test_a_measure_of_what_is_not_there_is_refused(run, monkeypatch, capsys):
     monkeypatch.chdir(run.parent)
     base = ["train", "lora", "--model", "base.gguf", "--data", "data"]
     for words, message in (
-        (["--measure", "accuracy"], "--measure accuracy: of what? Name lines of JSON with"),
-        (["--measure", "loss,margins"], "--measure margins: they are of --loss dpo, orpo, kto"),
-        (["--measure", "loss,loss"], "once each; got 'loss,loss'"),
-        (["--measure", "bleu"], "must be of loss, perplexity, accuracy,"),
+        (["--metric", "accuracy"], "--metric accuracy: of what? Name lines of JSON with"),
+        (["--metric", "loss,margins"], "--metric margins: they are of --loss dpo, orpo, kto"),
+        (["--metric", "loss,loss"], "once each; got 'loss,loss'"),
+        (["--metric", "bleu"], "must be of loss, perplexity, accuracy,"),
         (["--questions", "data/train.jsonl"], "data/train.jsonl:1: expected an object with"),
     ):
         assert main([*base, *words]) == 2
