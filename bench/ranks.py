@@ -40,7 +40,7 @@ def lora(folder: Path) -> Any:
     shape, path = SHAPES["smollm2_135m_T256"], folder / "base.gguf"
     if toynn.distributed.rank() == 0 and not path.exists():
         write_file(path, shape)
-    toynn.distributed.init().meet("the file is written")
+    toynn.distributed.init().barrier("the file is written")
     recipe = recipe_over(path, shape)
     return recipe, RandomWindows(_text(shape.vocab), 1, shape.T, seed=0)
 

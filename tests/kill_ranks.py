@@ -25,11 +25,11 @@ KILLS = 3
 
 
 def joined(out):
-    """Ranks and process ids of those that have joined a run: each has a witness."""
+    """Ranks and process ids of those that have joined a run: each has a watchdog."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            if b"witness.py" not in (folder / "cmdline").read_bytes():
+            if b"watchdog.py" not in (folder / "cmdline").read_bytes():
                 continue
             parent = Path("/proc", (folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
             if os.fsencode(out) in (parent / "cmdline").read_bytes().split(b"\0"):

@@ -1,8 +1,8 @@
 """The ranks of a run, and what they do together: a group of one does nothing, at no cost.
 
-All that is collective begins with a meeting: each rank says what it has come for, that it failed,
-or that it leaves. So a rank that fails is heard wherever the others are, and no rank waits for one
-that has gone another way. How one rank's error becomes that of all, see ``fail``.
+Every collective call begins with a rendezvous: each rank says what it wants to do, or that it has
+failed, or that it leaves. So the others hear of a rank that fails wherever they are, and no rank
+waits for one that does something else. How one rank's error reaches all: see ``fail``.
 """
 
 from collections.abc import Callable, Sequence
@@ -46,7 +46,7 @@ class Group:
         """Overwrite values by those of rank 0; return them."""
         return values
 
-    def meet(self, what: str) -> None:
+    def barrier(self, what: str) -> None:
         """Wait for all ranks."""
 
     def summing(self, order: str) -> Callable[[Floats], None]:

@@ -1,7 +1,7 @@
-"""Several ranks: the meetings, the errors of one that stop all, and the end.
+"""Several ranks: their rendezvous, the end of a run, and errors of one rank, which stop all.
 
-A meeting is an exchange of numbers, of which the first two say what a rank has come for, and how it
-is. A wait looks for signals, and sleeps when it takes long, so that it leaves the CPU to others.
+At a rendezvous ranks exchange numbers. The first two say the state of a rank and what it wants to
+do. A rank that waits looks for signals; after a while it sleeps and leaves the CPU to others.
 """
 
 import os
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from toynn.distributed.group import Group
 from toynn.distributed.sums import ORDERS, Summing
-from toynn.distributed.watch import Watch
+from toynn.distributed.watch import Watchdog
 from toynn.errors import ConfigError, LifecycleError, RankError
 from toynn.printing import print_line
 
@@ -29,7 +29,7 @@ Floats = NDArray[np.float32]
 Table = NDArray[np.float64]
 
 FINE, FAILED, LEAVES = range(3)
-ROOM = 14  # numbers that a meeting exchanges, beside the two of its own
+ROOM = 14  # numbers that a rendezvous exchanges, beside its own two
 GRACE = 60.0  # seconds that a rank which failed waits for others, which may be in a long step
 SPIN, NAP = 2e-3, 5e-3  # seconds: a wait that takes longer sleeps between looks, at most so long
 CHUNK = 2**26  # elements that are sent at once
@@ -42,11 +42,11 @@ class Ranks(Group):
     else; and LifecycleError behind that.
     """
 
-    def __init__(self, mpi: Any, watch: Watch) -> None:
+    def __init__(self, mpi: Any, watch: Watchdog) -> None:
         self._mpi, self._watch = mpi, watch
         self._comm = comm = mpi.COMM_WORLD.Dup()
         self.rank, self.size = comm.rank, comm.size
-        self._ended = ""  # why there are no further meetings
+        self._ended = ""  # why no rendezvous follows
         self._speaker = 0  # the rank that says it
         self._silent = False  # it has been said
         self._kept: Any = None  # what is on its way while a signal ends the wait for it
@@ -60,7 +60,7 @@ class Ranks(Group):
         self._hook = sys.excepthook
         sys.excepthook = self._uncaught
 
-    # -- Meetings ------------------------------------------------------------------------------
+    # -- Rendezvous ----------------------------------------------------------------------------
 
     def _wait(self, request: Any) -> None:
         """Wait for a request. Raises RankError where MPI has lost another rank."""
@@ -74,7 +74,7 @@ class Ranks(Group):
             raise RankError(f"{self.name(self.rank)}: MPI has lost another rank: {error}") from None
         self._kept = None
 
-    def _meet(self, what: str, numbers: Sequence[float] = ()) -> Table:
+    def _rendezvous(self, what: str, numbers: Sequence[float] = ()) -> Table:
         """Exchange numbers among ranks that have all come for the same; see the class for errors.
 
         Raises LifecycleError, RankError.
@@ -106,39 +106,39 @@ class Ranks(Group):
         return message
 
     def _part(self, why: str, speaker: int) -> NoReturn:
-        """Part: all ranks at the meeting have come to this together."""
+        """Part: all ranks at the rendezvous do so together."""
         self._ended, self._speaker = why, speaker
         raise RankError(f"{why}, while others go on")
 
     def exchange(self, numbers: Sequence[float]) -> Table:
         """Return the numbers of all ranks; at most ROOM of them."""
-        return self._meet("exchange", numbers)
+        return self._rendezvous("exchange", numbers)
 
     def gather(self, value: T) -> list[T]:
         """Return the values of all ranks, which can be pickled."""
-        self._meet("gather")
+        self._rendezvous("gather")
         return list(self._comm.allgather(value))
 
     def tell(self, value: T) -> T:
         """Return the value of rank 0, which can be pickled."""
-        self._meet("tell")
+        self._rendezvous("tell")
         told: T = self._comm.bcast(value)
         return told
 
     def share(self, values: Floats) -> Floats:
         """Overwrite C-contiguous values by those of rank 0; return them."""
-        self._meet("share")
+        self._rendezvous("share")
         flat = values.reshape(-1)
         for start in range(0, flat.size, CHUNK):
             self._comm.Bcast(flat[start : start + CHUNK])
         return values
 
-    def meet(self, what: str) -> None:
+    def barrier(self, what: str) -> None:
         """Wait for all ranks."""
-        self._meet(what)
+        self._rendezvous(what)
 
     def summing(self, order: str) -> Callable[[Floats], None]:
-        """Return what adds arrays in an order; behind a meeting. Raises ConfigError for others."""
+        """Return what adds arrays in an order, after a rendezvous. ConfigError for other orders."""
         if order not in ORDERS:
             raise ConfigError(f"allreduce must be {' or '.join(ORDERS)}; got {order!r}")
         add: Callable[[Floats], None] = getattr(self._sums, order)
@@ -163,8 +163,8 @@ class Ranks(Group):
     def fail(self, error: BaseException, text: str = "") -> str | None:
         """Tell the others of an error; return what this rank is to say: the first of those has it.
 
-        They hear it when they come to a meeting; if one of them takes longer than GRACE seconds,
-        this rank says the error itself, and ends all processes.
+        They hear it at their next rendezvous. If one of them takes longer than GRACE seconds, this
+        rank says the error itself, and ends all processes.
         """
         text = text or str(error) or type(error).__name__
         if not self._ended:

@@ -11,7 +11,7 @@ from toynn.distributed import mpi
 from toynn.distributed.group import Group
 from toynn.distributed.launcher import Launch
 from toynn.distributed.ranks import Ranks
-from toynn.distributed.watch import Watch
+from toynn.distributed.watch import Watchdog
 from toynn.errors import BackendUnavailable
 from toynn.printing import print_line
 
@@ -45,7 +45,7 @@ def init() -> Group:
 
 
 def _joined(launch: Launch) -> Ranks:
-    watch = Watch(f"rank {launch.rank} of {launch.size} ({socket.gethostname()})")
+    watch = Watchdog(f"rank {launch.rank} of {launch.size} ({socket.gethostname()})")
     try:
         found = mpi.load(start=True)
     except BackendUnavailable as error:
@@ -64,7 +64,7 @@ def _joined(launch: Launch) -> Ranks:
     return group
 
 
-def _end(launch: Launch, watch: Watch, why: str) -> NoReturn:
+def _end(launch: Launch, watch: Watchdog, why: str) -> NoReturn:
     """End this process, and with it all, before there is a group that could do so."""
     if launch.rank:
         time.sleep(TURN)

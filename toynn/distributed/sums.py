@@ -23,7 +23,7 @@ Floats = NDArray[np.float32]
 
 
 class Summing:
-    """Sums over a communicator, behind a meeting of all. Memory for one array is kept."""
+    """Sums over a communicator, each after a rendezvous. It keeps memory for one array."""
 
     def __init__(self, mpi: Any, comm: Any) -> None:
         self._in_place, self._comm = mpi.IN_PLACE, comm

@@ -1,4 +1,4 @@
-"""The witness of this rank: a small process that says it when the rank is killed."""
+"""The watchdog of this rank: a small process that reports it if the rank is killed."""
 
 import contextlib
 import os
@@ -6,24 +6,24 @@ import subprocess
 import sys
 from pathlib import Path
 
-__all__ = ["Watch"]
+__all__ = ["Watchdog"]
 
 
-class Watch:
-    """A witness, from now on until ``end``, or the end of this process."""
+class Watchdog:
+    """A watchdog process, which runs until ``end`` or the end of this process."""
 
     def __init__(self, rank: str) -> None:
-        """Start that of a rank. Without one nobody but mpiexec speaks of one that is killed."""
+        """Start the watchdog of a rank. Without it only mpiexec reports a rank that is killed."""
         self._lost = (
             f"toynn: error: {rank}, process {os.getpid()}, is gone without a word: killed, or out "
             "of memory; all ranks stop"
         )
         held = os.environ.get("PMI_FD", "")
-        witness = Path(__file__).with_name("witness.py")
+        watchdog = Path(__file__).with_name("watchdog.py")
         self._process: subprocess.Popen[bytes] | None = None
         with contextlib.suppress(OSError, ValueError):
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(witness)],
+                [sys.executable, "-I", "-S", str(watchdog)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 pass_fds=(int(held),) if held.isdigit() else (),
@@ -32,11 +32,11 @@ class Watch:
         self._write(self._lost)
 
     def hint(self, what: str) -> None:
-        """Have said with it what helps."""
+        """Set what the report adds: what helps."""
         self._write(" ".join(f"{self._lost}; {what}".splitlines()))
 
     def end(self) -> None:
-        """Let the witness go: this process ends by itself."""
+        """End the watchdog: this process ends by itself."""
         self._write("bye")
         if self._process is not None and self._process.stdin is not None:
             with contextlib.suppress(OSError):

@@ -66,7 +66,7 @@ def carried_out(job: Job) -> Outcome:
         for turn in (True, False):  # the first process of each machine makes what others find
             if (group.place == 0) is turn:
                 job.read()
-            group.meet("the data are read")
+            group.barrier("the data are read")
         batches = _resolve_length(job, begun)
         check_fits(*job.declared(), ranks=max(1, len(group.neighbours)))
         job.recipe, optimizer, schedule = build(job)

@@ -32,15 +32,6 @@ from toynn.train import checkpoint, tensorboard
 from toynn.train.checkpoint import Checkpoint
 from toynn.train.differences import check_alike
 from toynn.train.folder import RunFolder
-from toynn.train.joining import (
-    agree,
-    check_enough,
-    expected,
-    measured,
-    share_state,
-    share_weights,
-    took,
-)
 from toynn.train.loop import Loop, State
 from toynn.train.metrics import MetricsFile, Report, figures_of, read_reports
 from toynn.train.options import LoopOptions, Result
@@ -57,6 +48,15 @@ from toynn.train.plan import (
 from toynn.train.progress import Progress
 from toynn.train.protocols import Batch
 from toynn.train.ranks import RankLoop
+from toynn.train.rendezvous import (
+    agree,
+    check_enough,
+    expected,
+    measured,
+    share_state,
+    share_weights,
+    took,
+)
 from toynn.train.tensorboard import EventFile
 
 __all__ = ["Trainer"]

@@ -69,7 +69,7 @@ class CPUProgram:
         return self._compiled.times()
 
     def notes(self) -> Mapping[str, int]:
-        """Say how long kernels had fewer threads than their work is worth (see crew.pyx)."""
+        """Say how long kernels had fewer threads than their work is worth (thread_count.pyx)."""
         return {"on fewer threads": self._compiled.short_handed()}
 
 

@@ -2,14 +2,14 @@
 
 Each call is a function pointer and its arguments. The loop also reads the clock once per call, so
 that a profile of the real steps is always there; that costs some 25 ns a call. By the same times
-it chooses the number of threads anew while other processes want the cores (crew.pyx).
+it chooses the number of threads anew while other processes want the cores (thread_count.pyx).
 """
 from cpython.pycapsule cimport PyCapsule_GetPointer
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset, strchr
 
 from toynn._kernels.abi cimport MAX_OPTIONS, MAX_SIZES, MAX_TENSORS, KernelArgs, kernel_fn
-from toynn.backends.cpu.crew cimport Crew
+from toynn.backends.cpu.thread_count cimport ThreadCount
 
 cdef extern from "clock.h" nogil:
     long long nanoseconds "tn_nanoseconds" () noexcept
@@ -39,7 +39,7 @@ cdef class CompiledProgram:
     cdef Py_ssize_t _size, _capacity
     cdef void* _workspace
     cdef object _buffers
-    cdef Crew _crew
+    cdef ThreadCount _count
     cdef long long _short_handed
 
     def __cinit__(self, Py_ssize_t capacity, size_t workspace, list buffers):
@@ -49,7 +49,7 @@ cdef class CompiledProgram:
         self._capacity = capacity
         self._workspace = <void*>workspace
         self._buffers = buffers
-        self._crew = Crew(1)
+        self._count = ThreadCount(1)
 
     def __dealloc__(self):
         free(self._steps)
@@ -109,8 +109,8 @@ cdef class CompiledProgram:
         """
         cdef bytes letters = segments.encode("ascii")
         cdef const char* wanted = letters
-        if self._crew.full != n_threads:
-            self._crew = Crew(n_threads)
+        if self._count.full != n_threads:
+            self._count = ThreadCount(n_threads)
         with nogil:
             self._run(wanted, accumulate)
 
@@ -123,7 +123,7 @@ cdef class CompiledProgram:
             if strchr(wanted, step.segment) == NULL:
                 continue
             step.args.accumulate = accumulate if step.policy == MICRO_BATCH else step.policy
-            step.args.n_threads = min(step.max_threads, self._crew.size)
+            step.args.n_threads = min(step.max_threads, self._count.size)
             if step.count != NULL:
                 live = max(0, min(step.rows, step.count[0] - step.first))
                 step.args.n[step.size] = live * step.per_row
@@ -131,7 +131,7 @@ cdef class CompiledProgram:
             after = nanoseconds()
             step.calls += 1
             step.spent += after - before
-            if self._crew.full > 1 and step.max_threads > 1 and (
+            if self._count.full > 1 and step.max_threads > 1 and (
                 step.count == NULL or live == step.rows
             ):
                 self._learn(step, after - before)
@@ -139,12 +139,12 @@ cdef class CompiledProgram:
 
     cdef void _learn(self, Step* step, long long took) noexcept nogil:
         """Compare a call with those before it: what is usual falls at once and rises slowly."""
-        if step.args.n_threads < min(step.max_threads, self._crew.full):
+        if step.args.n_threads < min(step.max_threads, self._count.full):
             self._short_handed += took
-        self._crew.note(step.usual, took)
+        self._count.note(step.usual, took)
         if step.calls == 1:
             step.usual = took
-        elif not self._crew.on_trial():
+        elif not self._count.on_trial():
             step.usual = min(<double>took, step.usual * 33 / 32)
 
     def times(self):
@@ -152,5 +152,5 @@ cdef class CompiledProgram:
         return [(self._steps[i].calls, self._steps[i].spent) for i in range(self._size)]
 
     def short_handed(self):
-        """Return the nanoseconds of calls on fewer threads than their work is worth (see crew)."""
+        """Return the nanoseconds of calls on fewer threads than their work is worth (thread_count)."""
         return self._short_handed

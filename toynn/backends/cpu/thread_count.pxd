@@ -2,7 +2,7 @@ cimport cython
 
 
 @cython.final
-cdef class Crew:
+cdef class ThreadCount:
     cdef readonly int full     # threads that there may be
     cdef readonly int size     # threads to use now
     cdef int _settled          # the size that was best so far; if not ``size``, that is on trial

@@ -1,9 +1,9 @@
 """How many threads to use while other processes want the cores too.
 
-Threads meet after every kernel. One that has lost its core to another process keeps the others
-waiting, and by waiting they hold the cores that it needs: beside one other busy process, two
-threads on two cores may take fifty times as long as one. So a program tries fewer threads, and
-later more again, and stays with what is faster by the clock. No result depends on it.
+A barrier follows every kernel. A thread that has lost its core to another process keeps the others
+waiting, and the waiting threads hold the cores that it needs. Beside one other busy process, two
+threads on two cores may take fifty times as long as one. So a program tries fewer threads, later
+more, and stays with the number that is faster by the clock. No result depends on it.
 """
 cimport cython
 
@@ -18,8 +18,8 @@ cdef double BETTER = 0.95  # of the time: enough to stay with another size
 
 
 @cython.auto_pickle(False)
-cdef class Crew:
-    """The threads of a program: up to ``full``, of which ``size`` are to be used now."""
+cdef class ThreadCount:
+    """The number of threads of a program: at most ``full``; ``size`` are used now."""
 
     def __init__(self, int full):
         self.full = self.size = self._settled = full

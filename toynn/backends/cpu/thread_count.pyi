@@ -3,7 +3,7 @@ from typing import final
 __test__: dict[str, str]
 
 @final
-class Crew:
+class ThreadCount:
     full: int
     size: int
 

@@ -133,7 +133,7 @@ def measured(loop: RankLoop, first: Batch) -> Cost:
     memory, sums = [], []
     for _ in range(TIMES):
         memory.append(_timed(lambda: np.add(values, values.copy(), out=values))[1])
-        group.meet("a sum")
+        group.barrier("a sum")
         sums.append(_timed(lambda: loop.add(values))[1])
     own = [min(times), min(memory) / values.nbytes, min(sums) / values.nbytes]
     forward, copying, here = group.exchange(own).max(axis=0).tolist()

@@ -1,6 +1,6 @@
 """How many threads a program uses beside other processes: on a machine that is simulated here.
 
-``Machine`` tells the crew how long calls took that usually take a millisecond, so no test waits.
+``Machine`` notes how long calls of a usual millisecond took, so no test waits.
 """
 
 import ctypes
@@ -11,27 +11,27 @@ import pytest
 import toynn
 from toynn import ops, threads
 from toynn._kernels import attention, has_openmp
-from toynn.backends.cpu.crew import Crew
 from toynn.backends.cpu.program import CompiledProgram
+from toynn.backends.cpu.thread_count import ThreadCount
 
 MS = 1_000_000
 
 
 class Machine:
-    """Runs calls of a crew: ``cost(size)`` says how many milliseconds one takes on so many."""
+    """Runs calls of a program: ``cost(size)`` says how many milliseconds one takes on so many."""
 
     def __init__(self, full, cost):
-        self.crew, self.cost = Crew(full), cost
+        self.count, self.cost = ThreadCount(full), cost
         self.usual, self.time, self.on = cost(full), 0.0, {}
 
     def work(self, seconds):
         """Return the mean milliseconds per call for a while."""
         calls, start = 0, self.time
         while self.time - start < 1e3 * seconds:
-            took = self.cost(self.crew.size)
-            self.on[self.crew.size] = self.on.get(self.crew.size, 0) + took
-            self.crew.note(self.usual * MS, took * MS)
-            if not self.crew.on_trial():
+            took = self.cost(self.count.size)
+            self.on[self.count.size] = self.on.get(self.count.size, 0) + took
+            self.count.note(self.usual * MS, took * MS)
+            if not self.count.on_trial():
                 self.usual = min(took, self.usual * 33 / 32)
             self.time += took
             calls += 1
@@ -51,7 +51,7 @@ def crowded(room):
 def test_a_quiet_machine_uses_all_threads(full):
     machine = Machine(full, quiet)
     assert machine.work(60) < 1.01 * quiet(full)
-    assert machine.crew.size == full
+    assert machine.count.size == full
     assert len(machine.on) > 1  # now and then a trial with fewer
 
 
@@ -73,7 +73,7 @@ def test_beside_one_process_two_threads_become_one():
     machine.work(10)
     machine.cost = crowded(1)
     machine.work(1)
-    assert machine.crew.size == 1
+    assert machine.count.size == 1
     assert machine.work(20) < 1.15 * quiet(1)
 
 
@@ -97,7 +97,7 @@ def test_no_more_threads_than_pay():
     machine.work(20)
     machine.cost = lambda size: 8.0 if size == 1 else 9.0
     machine.work(20)
-    assert machine.crew.size == 1
+    assert machine.count.size == 1
 
 
 @pytest.mark.parametrize("room", [4, 6, 9, 11, 15])
@@ -119,7 +119,7 @@ def test_short_stalls_are_borne():
 def test_one_thread_stays_one():
     machine = Machine(1, crowded(0))
     machine.work(1)
-    assert machine.crew.size == machine.crew.full == 1
+    assert machine.count.size == machine.count.full == 1
 
 
 class Arguments(ctypes.Structure):
