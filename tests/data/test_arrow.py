@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from toynn.data import _containers
+from toynn.data import _containers, _rows
 from toynn.data.stream import silent
 from toynn.errors import DataError
 
@@ -54,7 +54,7 @@ def written(column, kind, compression=None):
 
 
 def rows(path):
-    return list(_containers.table_rows(path, silent))
+    return list(_containers.table_rows(path, silent, {"text", "input", "tools"}))
 
 
 @pytest.mark.parametrize("kind", ["arrow", "feather"])
@@ -123,6 +123,68 @@ def test_values_that_python_has_none_for_are_refused(tmp_path):
         rows(path)
 
 
+LETTERS = [number.to_bytes(4, "little") for number in (0, 1, 2, 3)]
+BAD_TEXT = arrow.Array.from_buffers(
+    arrow.string(), 3, [None, arrow.py_buffer(b"".join(LETTERS)), arrow.py_buffer(b"a\xffb")]
+)
+PAIRS = arrow.StructArray.from_arrays([arrow.array(WORDS[:3])] * 2, ["x", "x"])
+#: Python has no value for these, or the file has none.
+UNCONVERTED = {
+    "nanoseconds": arrow.array([1, 2, 3], arrow.timestamp("ns")),
+    "nanoseconds of UTC": arrow.array([1, 2, 3], arrow.timestamp("ns", "UTC")),
+    "a time zone that is none": arrow.array([1, 2, 3], arrow.timestamp("s", "No/Where")),
+    "a time zone that is a path": arrow.array([1, 2, 3], arrow.timestamp("s", "/etc")),
+    "a far timestamp": arrow.array([2**62] * 3, arrow.timestamp("s")),
+    "a far date of 32 bits": arrow.array([2**31 - 1] * 3, arrow.date32()),
+    "a far date of 64 bits": arrow.array([2**62] * 3, arrow.date64()),
+    "a long duration": arrow.array([2**62] * 3, arrow.duration("s")),
+    "a duration in nanoseconds": arrow.array([2**62 + 1] * 3, arrow.duration("ns")),
+    "a time beyond the day": arrow.array([2**31 - 1] * 3, arrow.time32("s")),
+    "a time beyond the day, in nanoseconds": arrow.array([2**62] * 3, arrow.time64("ns")),
+    "invalid UTF-8": BAD_TEXT,
+    "invalid UTF-8 in a dictionary": arrow.DictionaryArray.from_arrays(
+        arrow.array([0, 1, 2], arrow.int8()), BAD_TEXT
+    ),
+    "nanoseconds in lists": arrow.array([[1]] * 3, arrow.list_(arrow.timestamp("ns"))),
+    "fields of one name": PAIRS,
+}
+
+
+@pytest.mark.parametrize("kind", ["arrow", "feather", "parquet"])
+@pytest.mark.parametrize("name", UNCONVERTED)
+def test_only_columns_that_are_read_are_converted(tmp_path, name, kind):
+    """What is in another column does not matter; in a column that is read it is a DataError."""
+    if (kind, name) == ("parquet", "a far timestamp"):
+        pytest.skip("pyarrow does not write it")
+    path = tmp_path / f"a.{kind}"
+
+    def write(columns):
+        table = arrow.table(columns)
+        if kind == "parquet":
+            parquet.write_table(table, path)
+        else:
+            new = ipc.new_file if kind == "feather" else ipc.new_stream
+            with new(str(path), table.schema) as file:
+                file.write_table(table)
+
+    write({"when": UNCONVERTED[name], "text": WORDS[:3], "text.when": UNCONVERTED[name]})
+    others = {"when": None, "text.when": None}
+    assert rows(path) == [(k + 1, others | {"text": WORDS[k]}) for k in range(3)]
+    write({"text": UNCONVERTED[name]})
+    with pytest.raises(DataError, match=rf"a\.{kind}: (cannot read as|expected fields of)"):
+        rows(path)
+
+
+def test_a_column_that_is_named_is_converted(tmp_path):
+    """By --columns; a column of which nobody knows the name is not."""
+    path = tmp_path / "a.parquet"
+    parquet.write_table(arrow.table({"body": WORDS, "when": [1, 2, 3, 4, 5]}), path)
+    found = list(_rows.rows(path, silent, {"text": "body"}))
+    assert found == [(k + 1, {"text": WORDS[k]}) for k in range(5)]
+    with pytest.raises(DataError, match=r"a\.parquet:1: there is no column 'x'; .* 'body', 'when'"):
+        list(_rows.rows(path, silent, {"text": "x"}))
+
+
 def test_many_rows_of_nothing_take_no_room(tmp_path):
     """A column of nulls has no bytes, however many rows it has."""
     path = tmp_path / "a.arrow"
@@ -130,7 +192,7 @@ def test_many_rows_of_nothing_take_no_room(tmp_path):
     whole = written(arrow.nulls(12_345), "arrow")
     assert whole.count(few) == 3  # of the batch, of the column, of its nulls
     path.write_bytes(whole.replace(few, many))
-    found = _containers.table_rows(path, silent)
+    found = _containers.table_rows(path, silent, {"text"})
     assert [next(found) for _ in range(3)] == [(1, {}), (2, {}), (3, {})]
 
 
@@ -148,9 +210,9 @@ def test_two_columns_of_one_name_are_refused(tmp_path, kind):
     """Of which the last would be learned."""
     path = tmp_path / f"a.{kind}"
     tables = {"columns": arrow.table([arrow.array(["a"]), arrow.array(["b"])], ["text", "text"])}
-    tables["fields of 'in'"] = arrow.table({"in": repeated("struct")})
-    tables["fields of 'each'"] = arrow.table({"each": repeated("list")})
-    tables["fields of 'value'"] = arrow.table({"in": repeated("map")})
+    tables["fields of 'input'"] = arrow.table({"input": repeated("struct")})
+    tables["fields of 'tools'"] = arrow.table({"tools": repeated("list")})
+    tables["fields of 'value'"] = arrow.table({"input": repeated("map")})
     for what, table in tables.items():
         if kind == "parquet":
             parquet.write_table(table, path)

@@ -15,7 +15,7 @@ import json
 import os
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -128,17 +128,20 @@ def _unpacked(path: Path, file: BinaryIO) -> BinaryIO:
     return file
 
 
-def table_rows(path: Path, progress: Progress) -> Iterator[tuple[Where, Mapping[str, Any]]]:
+def table_rows(
+    path: Path, progress: Progress, read: Collection[str]
+) -> Iterator[tuple[Where, Mapping[str, Any]]]:
     """Yield the rows of a table, or the texts of a folder, as objects.
 
-    Raises DataError for what is damaged, ConfigError where pyarrow is missing.
+    Of Parquet and Arrow only the columns in ``read`` are converted; other columns are None. Raises
+    DataError for what is damaged, ConfigError where pyarrow is missing.
     """
     if path.is_dir():
         yield from _folder(path)
     elif kind_of(path) in (".csv", ".tsv"):
         yield from _csv(path, progress)
     else:
-        yield from _arrow(path, progress)
+        yield from _arrow(path, progress, read)
 
 
 def texts(folder: Path) -> Iterator[Path]:
@@ -197,20 +200,23 @@ def _csv(path: Path, progress: Progress) -> Iterator[tuple[int, Mapping[str, Any
         csv.field_size_limit(before)
 
 
-def _arrow(path: Path, progress: Progress) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _arrow(
+    path: Path, progress: Progress, read: Collection[str]
+) -> Iterator[tuple[int, Mapping[str, Any]]]:
     arrow = _pyarrow(path)
     size = os.path.getsize(path) if path.exists() else 0
     with open_file(path) as file:
         try:
             row = 0
-            for batch in _batches(path, arrow, file):
+            for names, batch in _batches(path, arrow, file, read):
                 # pyarrow takes offsets, sizes, indices and texts as a file has them. Without this
                 # check it would read beyond its buffers, and end the process.
                 batch.validate(full=True)
                 for begin in range(0, batch.num_rows, AT_A_TIME):
                     for found in batch.slice(begin, AT_A_TIME).to_pylist():
                         row += 1
-                        yield row, {k: value for k, value in found.items() if value is not None}
+                        values = ((name, found.get(name)) for name in names)
+                        yield row, {k: v for k, v in values if v is not None or k not in read}
             progress(size, size)
         except ToynnError:
             raise
@@ -226,11 +232,18 @@ def _arrow(path: Path, progress: Progress) -> Iterator[tuple[int, Mapping[str, A
             raise DataError(f"{path}: cannot read as {kind_of(path)[1:]}: {words}") from error
 
 
-def _batches(path: Path, arrow: Any, file: BinaryIO) -> Iterator[Any]:
-    """Yield the batches of rows of a file. Raises DataError for a name that comes twice."""
+def _batches(
+    path: Path, arrow: Any, file: BinaryIO, read: Collection[str]
+) -> Iterator[tuple[list[str], Any]]:
+    """Yield the names of all columns, and batches of rows of the columns that are read.
+
+    Raises DataError for a name that comes twice.
+    """
     if kind_of(path) == ".parquet":
         opened = import_module("pyarrow.parquet").ParquetFile(file)
-        schema, batches = opened.schema_arrow, opened.iter_batches()
+        schema = opened.schema_arrow
+        # A name also means the columns that begin with it and a dot.
+        batches = opened.iter_batches(columns=[name for name in schema.names if name in read])
     else:
         ipc = import_module("pyarrow.ipc")
         try:
@@ -240,31 +253,40 @@ def _batches(path: Path, arrow: Any, file: BinaryIO) -> Iterator[Any]:
             file.seek(0)
             opened = batches = ipc.open_stream(file)
         schema = opened.schema
-    _expect_once(path, arrow, "columns", list(schema))
-    yield from batches
+    names = schema.names
+    _expect_once(path, "columns", names)
+    for field in schema:
+        if field.name in read:
+            _expect_fields_once(path, arrow, field)
+    for batch in batches:
+        yield names, batch.select([name for name in names if name in read])
 
 
-def _expect_once(path: Path, arrow: Any, what: str, fields: list[Any]) -> None:
-    """Refuse columns, or fields of a struct in them, of which two have one name."""
-    for name, count in Counter(field.name for field in fields).most_common(1):
+def _expect_once(path: Path, what: str, names: list[str]) -> None:
+    for name, count in Counter(names).most_common(1):
         if count > 1:
             raise DataError(
                 f"{path}: expected {what} of different names; {name!r} comes {count} times: rename "
                 "all but one"
             )
-    for field in fields:
-        kinds = [field.type]
-        while kinds:
-            kind = kinds.pop()
-            if isinstance(kind, arrow.BaseExtensionType):
-                kind = kind.storage_type
-            if arrow.types.is_dictionary(kind):
-                kind = kind.value_type
-            inner = [kind.field(k) for k in range(kind.num_fields)]
-            if arrow.types.is_struct(kind):
-                _expect_once(path, arrow, f"fields of {field.name!r}", inner)
-            else:
-                kinds += [each.type for each in inner]
+
+
+def _expect_fields_once(path: Path, arrow: Any, field: Any) -> None:
+    """Refuse a column with a struct in it of which two fields have one name."""
+    kinds = [field.type]
+    while kinds:
+        kind = kinds.pop()
+        if isinstance(kind, arrow.BaseExtensionType):
+            kind = kind.storage_type
+        if arrow.types.is_dictionary(kind):
+            kind = kind.value_type
+        inner = [kind.field(k) for k in range(kind.num_fields)]
+        if arrow.types.is_struct(kind):
+            _expect_once(path, f"fields of {field.name!r}", [each.name for each in inner])
+            for each in inner:
+                _expect_fields_once(path, arrow, each)
+        else:
+            kinds += [each.type for each in inner]
 
 
 def _pyarrow(path: Path) -> Any:

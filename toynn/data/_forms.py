@@ -12,7 +12,7 @@ from typing import Any
 
 from toynn.errors import DataError
 
-__all__ = ["FORMS", "checked_calls", "from_alpaca", "from_sharegpt", "renamed"]
+__all__ = ["FORMS", "READ", "checked_calls", "from_alpaca", "from_sharegpt", "renamed"]
 
 #: Keys by which a row is known.
 FORMS = (
@@ -23,8 +23,8 @@ FORMS = (
     ("text",),
 )
 #: All keys that are read of a row, of whatever form.
-_READ = {key for form in FORMS for key in form}
-_READ |= {"tools", "system", "input", "chosen", "rejected", "label"}
+READ = frozenset(key for form in FORMS for key in form)
+READ |= {"tools", "system", "input", "chosen", "rejected", "label"}
 _INTRO = "Below is an instruction that describes a task"
 _PAIRED = ", paired with an input that provides further context"
 _ASK = ". Write a response that appropriately completes the request.\n\n"
@@ -144,4 +144,4 @@ def renamed(where: str, row: Mapping[str, Any], columns: Mapping[str, str]) -> M
     whole = any(named.keys() >= set(form) for form in FORMS)
     hidden = {key for form in FORMS for key in form} if whole else set()
     others = row.keys() - set(columns.values()) - hidden
-    return {name: row[name] for name in row if name in others & _READ} | named
+    return {name: row[name] for name in row if name in others & READ} | named

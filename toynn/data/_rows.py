@@ -16,7 +16,7 @@ from toynn.data._containers import (
     plain,
     table_rows,
 )
-from toynn.data._forms import FORMS, renamed
+from toynn.data._forms import FORMS, READ, renamed
 from toynn.data.objects import ROWS, RepeatedKey
 from toynn.data.stream import Progress
 from toynn.errors import DataError
@@ -66,7 +66,7 @@ def attempts(
     """Yield what ``rows`` does; for what is no object, why, and go on with the next."""
     found: Iterator[tuple[int | str, Any]]
     if kind_of(path) in TABLES or (path.is_dir() and kind_of(path) not in LINES):
-        found = table_rows(path, progress)
+        found = table_rows(path, progress, READ.union(columns.values()))
     elif is_array(path):
         found = items_of(path, progress)
     else:
