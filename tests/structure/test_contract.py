@@ -144,7 +144,7 @@ def compared_names(tree):
         yield from ((called(side), side.lineno) for side in sides)
 
 
-def test_no_switches_on_backends_outside_their_room():
+def test_no_switches_on_backends_outside_their_package():
     for path in PYTHON:
         if layer(module_name(path)) == "backends":
             continue

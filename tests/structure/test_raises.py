@@ -13,7 +13,7 @@ import toynn
 from toynn import errors
 
 PACKAGE = Path(toynn.__file__).parent
-#: Rooms that are no library: commands, what tests use, and kernels, whose doors raise ValueError.
+#: Packages that are no library: commands, test helpers, and kernels, which raise ValueError.
 OTHERS = {"cli", "testing", "_kernels", "backends", "__main__.py"}
 MODULES = [
     path

@@ -1,7 +1,7 @@
-"""A folder is a room: what begins with an underscore is used in its own folder only.
+"""A folder is a package: a name with an underscore in front is used in its own package only.
 
-`_kernels` is one room with its folders, and a room like the others in spite of its name.
-Tests may look inside any room.
+`_kernels` counts as one package with its folders, and its own name is not private.
+Tests may import private names of any package.
 """
 
 import ast
@@ -16,14 +16,14 @@ PACKAGE = Path(toynn.__file__).parent
 SOURCES = sorted(
     path for kind in ("py", "pyi", "pyx", "pxd") for path in PACKAGE.rglob(f"*.{kind}")
 )
-ROOMS = {"_kernels"}
+PUBLIC = {"_kernels"}  # in spite of the underscore
 KERNELS = "toynn._kernels"
 CIMPORT = re.compile(r"^\s*from\s+(toynn[\w.]*)\s+c?import\s+(\([^)]*\)|[^\n]*)", re.MULTILINE)
 PLAIN = re.compile(r"^\s*c?import\s+(toynn[\w.]*)", re.MULTILINE)
 
 
 def private(name):
-    return name.startswith("_") and not name.endswith("__") and name not in ROOMS
+    return name.startswith("_") and not name.endswith("__") and name not in PUBLIC
 
 
 def imported(text, *, cython):
@@ -45,7 +45,7 @@ def imported(text, *, cython):
             for alias in node.names:
                 yield f"{node.module}.{alias.name}"
                 modules[alias.asname or alias.name] = f"{node.module}.{alias.name}"
-    for node in ast.walk(tree):  # toynn.room.module._name, by the names that were imported
+    for node in ast.walk(tree):  # toynn.package.module._name, by the names that were imported
         if isinstance(node, ast.Attribute) and private(node.attr):
             base = ast.unparse(node.value)
             yield f"{modules.get(base, base)}.{node.attr}"
@@ -67,7 +67,7 @@ def trespasses(text, folder, *, cython=False):
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_what_is_private_stays_in_its_room(path):
+def test_what_is_private_stays_in_its_package(path):
     folder = ".".join(path.parent.relative_to(PACKAGE.parent).parts)
     found = list(trespasses(path.read_text(), folder, cython=path.suffix in (".pyx", ".pxd")))
     assert not found, f"{found[0]} is private to its folder: make it public, or do without"
