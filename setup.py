@@ -307,7 +307,11 @@ def extensions() -> list[Extension]:
     ]
     once = [
         Extension("toynn._cyutility", sources=["toynn/_cyutility.c"]),
-        Extension("toynn.critical", ["toynn/critical.pyx"], depends=["toynn/critical.h"]),
+        Extension(
+            "toynn.system.critical",
+            ["toynn/system/critical.pyx"],
+            depends=["toynn/system/critical.h"],
+        ),
         *(
             Extension(f"toynn._kernels.{name}", [f"toynn/_kernels/{name}.pyx"], depends=headers)
             for name in ONCE

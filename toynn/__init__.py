@@ -23,9 +23,9 @@ except ImportError as error:  # none were built, or TOYNN_ISA asks for what ther
             os.write(2, f"toynn: error: {error}\n".encode(errors="backslashreplace"))
     sys.exit(2)
 
-from toynn import adamw, distributed, engines, errors, ops, recipes, schedule
-from toynn.adamw import AdamW
-from toynn.config import automatic_precision, release, show_config
+from toynn import distributed, engines, errors, ops, recipes
+from toynn.backends.config import automatic_precision, release, show_config
+from toynn.backends.threads import get_num_threads, set_num_threads
 from toynn.engines import (
     GPT2Config,
     GPT2SeqEngine,
@@ -49,10 +49,10 @@ from toynn.errors import (
     ShapeError,
     ToynnError,
 )
+from toynn.optim import AdamW, adamw, schedule
 from toynn.options import RecipeOptions
 from toynn.precision import get_float32_matmul_precision, set_float32_matmul_precision
 from toynn.session import Session
-from toynn.threads import get_num_threads, set_num_threads
 
 __all__ = [
     "AdamW",

@@ -9,15 +9,15 @@ from lora_bases import config
 from vocabs import CONTROL, bpe_file
 
 import toynn
-from toynn import completion
 from toynn.cli import main
 from toynn.engines import LlamaSeqEngine
 from toynn.engines.decoding import Decoder
 from toynn.engines.files import passed_on
 from toynn.formats import gguf
 from toynn.formats.tokenizer import Tokenizer
-from toynn.generate import Drawn
-from toynn.sampling import Sampling
+from toynn.generation import completion
+from toynn.generation.drawing import Drawn
+from toynn.generation.sampling import Sampling
 
 TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|im_end|>{% endfor %}"

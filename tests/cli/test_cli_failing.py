@@ -10,10 +10,10 @@ from lora_bases import write_base
 from safetensors.numpy import load_file
 from some_adapters import draw
 
-from toynn.adamw import AdamW
 from toynn.backends.cpu import CPU
 from toynn.cli import main
 from toynn.formats import adapters, gguf
+from toynn.optim import AdamW
 
 FAKE = ("--steps", "30", "--batch", "2", "--seq", "8", "--log-every", "10", "--eval-every", "10")
 

@@ -14,14 +14,14 @@ from some_adapters import draw
 from vocabs import CONTROL, bpe_file, spm_file
 
 import toynn
-from toynn import completion
 from toynn.cli import generate, main
 from toynn.engines import LlamaSeqEngine, frozen
 from toynn.engines.files import passed_on
 from toynn.formats import adapters, gguf
 from toynn.formats.tokenizer import Tokenizer
-from toynn.generate import Drawn, sample
-from toynn.sampling import Sampling
+from toynn.generation import completion
+from toynn.generation.drawing import Drawn, sample
+from toynn.generation.sampling import Sampling
 
 BYTES = {"vocab": 256, "context": 48}
 TEMPLATE = "{% for m in messages %}<|user|>{{ m.content }}{% endfor %}<|model|>"

@@ -20,12 +20,12 @@ from some_adapters import draw
 from vocabs import bpe_file
 
 import toynn
-from toynn.adamw import AdamW
 from toynn.cli import main, train
 from toynn.formats import adapters, gguf
 from toynn.jobs import JOBS, text
 from toynn.jobs.options import fields_of
 from toynn.jobs.run import build as build_job
+from toynn.optim import AdamW
 from toynn.options import option, options_of
 from toynn.train import classify
 

@@ -6,7 +6,8 @@ import types
 import numpy as np
 import pytest
 
-from toynn import config, distributed, threads
+from toynn import distributed
+from toynn.backends import config, threads
 from toynn.distributed import LINKS, Cost, Group, mpi
 from toynn.distributed.launcher import Launch
 from toynn.distributed.sums import Summing

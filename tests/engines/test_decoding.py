@@ -10,7 +10,7 @@ from toynn.engines import ENGINES, LlamaSeqEngine, frozen
 from toynn.engines.decoding import CHUNK
 from toynn.errors import ConfigError, LabelError, LifecycleError, ShapeError
 from toynn.formats import gguf
-from toynn.generate import BatchReader, Reader, sample
+from toynn.generation.drawing import BatchReader, Reader, sample
 
 #: Sums of float32 in different orders (a product is summed otherwise when its rows are few): either
 #: comes within 2e-11 of the same model in float64.

@@ -14,7 +14,7 @@ from toynn.errors import ConfigError, DataError, NonFiniteError
 from toynn.evaluation import accuracy, divergence, example_loss, log_likelihood, perplexity
 from toynn.evaluation.harness import Requests
 from toynn.evaluation.scores import read
-from toynn.generate import Drawn
+from toynn.generation.drawing import Drawn
 
 V = 5
 
@@ -257,7 +257,7 @@ def test_generation_ends_before_the_first_of_the_texts(monkeypatch):
         return (Drawn(id, np.nan, ()) for id in (1, 2, 3, 4, 0, 1, 2))
 
     model = requests(Known(0.5))
-    monkeypatch.setattr("toynn.completion.draw", drawn)
+    monkeypatch.setattr("toynn.generation.completion.draw", drawn)
     monkeypatch.setattr(Letters, "stream", lambda self: Stream(), raising=False)
     monkeypatch.setattr(Letters, "eog", frozenset(), raising=False)
     said = model.generate_until(

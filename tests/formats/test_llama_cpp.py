@@ -11,7 +11,7 @@ from toynn.engines.gpt2 import GPT2Config, GPT2SeqEngine
 from toynn.engines.llama import LlamaConfig, LlamaSeqEngine
 from toynn.evaluation import perplexity
 from toynn.formats import gguf
-from toynn.generate import sample
+from toynn.generation.drawing import sample
 from toynn.models import (
     GemmaConfig,
     GptOssConfig,

@@ -10,7 +10,7 @@ from toynn.evaluation import divergence
 from toynn.formats import adapters, gguf
 from toynn.formats.adapters import LORA_A, LORA_B, Adapter
 from toynn.formats.fuse import fuse
-from toynn.generate import sample
+from toynn.generation.drawing import sample
 
 pytestmark = pytest.mark.llama_cpp
 

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from toynn import Session, backends, ops, threads
+from toynn import Session, backends, ops
 from toynn import _kernels as kernels
+from toynn.backends import threads
 from toynn.backends.protocol import Accumulate, Launch, LiveRows, Place
 from toynn.errors import ConfigError, LifecycleError, ShapeError
 

@@ -10,8 +10,8 @@ from tiny import Tiny
 from toynn import GPT2Config, GPT2SeqEngine, RecipeOptions, ops
 from toynn.backends.cpu import CPU
 from toynn.errors import LifecycleError
-from toynn.generate import sample
-from toynn.session import MOST_RECORDED
+from toynn.generation.drawing import sample
+from toynn.session.session import MOST_RECORDED
 
 CONTEXT = 200
 HANDFUL = 8

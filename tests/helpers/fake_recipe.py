@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import numpy as np
 from safetensors.numpy import load_file
 
-from toynn.adamw import AdamW
 from toynn.data.batch import IGNORED
 from toynn.errors import LabelError, NonFiniteError
 from toynn.formats import safetensors
 from toynn.formats.files import write_atomically
+from toynn.optim import AdamW
 from toynn.recipes.snapshot import Snapshot
 
 

@@ -18,8 +18,8 @@ def main(what):
         sys.modules["mpi4py"] = None  # which is what Python has where an import is to fail
     if second and what == "level":
         os.environ["TOYNN_ISA"] = "generic"
+    import toynn.backends.config
     import toynn.cli
-    import toynn.config
     from toynn.distributed import start
 
     start.TURN = 0.0  # what is wrong is wrong with one rank
@@ -38,7 +38,7 @@ def main(what):
     elif what == "missing":
         words += ["--data", "none.jsonl" if second else "a.txt"]
     elif second and what == "version":
-        toynn.config.release = lambda: "another"
+        toynn.backends.config.release = lambda: "another"
     elif second and what == "config":
         words += ["--lr", "0.004"]
     return toynn.cli.main(words)

@@ -5,8 +5,9 @@ from types import SimpleNamespace
 import pytest
 
 import toynn
-from toynn import _kernels, config
+from toynn import _kernels
 from toynn._kernels import cpu
+from toynn.backends import config
 from toynn.cli import main
 from toynn.errors import BackendUnavailable
 

@@ -217,7 +217,7 @@ def test_where_there_are_no_pairs_medium_is_highest(level):
 
 
 def test_the_configuration_says_what_precisions_are():
-    told = toynn.config.describe()
+    told = toynn.backends.config.describe()
     assert told["medium multiplies in"].startswith(
         "bfloat16" if matmul.multiplies_pairs() else "float32"
     )

@@ -29,8 +29,8 @@ def test_why_a_level_is_not_used(monkeypatch, capsys, supported, refusal, forced
     else:
         monkeypatch.delenv("TOYNN_ISA", raising=False)
     monkeypatch.setattr(_kernels, "level", forced or "avx512")
-    monkeypatch.setattr("toynn.config.multiplies_in", dict)
-    monkeypatch.setattr("toynn.config.automatic_precision", lambda *_: ("highest", ""))
+    monkeypatch.setattr("toynn.backends.config.multiplies_in", dict)
+    monkeypatch.setattr("toynn.backends.config.automatic_precision", lambda *_: ("highest", ""))
     assert _kernels.unused_levels().keys() == expected.keys()
     assert main(["config"]) == 0
     lines = capsys.readouterr().out.splitlines()

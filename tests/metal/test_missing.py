@@ -7,8 +7,8 @@ import pytest
 import toynn
 from toynn import backends
 from toynn.backends import metal
+from toynn.backends.config import describe
 from toynn.cli import main
-from toynn.config import describe
 from toynn.errors import BackendUnavailable
 from toynn.session import Session
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from toynn.sampling import Sampling
+from toynn.generation.sampling import Sampling
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")

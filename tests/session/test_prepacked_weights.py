@@ -5,10 +5,11 @@ import pytest
 
 import toynn
 from toynn import _kernels as kernels
-from toynn import memory, ops
+from toynn import ops
 from toynn.backends.cpu.prepacked import Prepacked
 from toynn.errors import ConfigError
 from toynn.formats import quants
+from toynn.session import memory
 
 N, K = 288, 544  # outputs, inputs: no multiples of what a pass or a stretch takes
 LARGE = N * K * 8  # bytes of both copies in float32, at least

@@ -13,7 +13,7 @@ from killing import go_on, killed_at_moments, killed_in_writing
 import toynn
 from toynn.data.batch import IGNORED
 from toynn.errors import CheckpointError, ConfigError
-from toynn.schedule import Schedule
+from toynn.optim import Schedule
 from toynn.train import checkpoint
 
 ALL = sorted(runs.RECIPES)
@@ -58,7 +58,7 @@ def stop_at(step):
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_killed_run_goes_on_with_the_same_bits(name, threads, work, tmp_path, monkeypatch):
     """After step 7: the checkpoint of step 6 is the newest, and the best model is of step 6."""
-    monkeypatch.setattr("toynn.threads._chosen", threads)
+    monkeypatch.setattr("toynn.backends.threads._chosen", threads)
     out = tmp_path / "out"
     with pytest.raises(Stop):
         runs.trainer(name, work, folder=out, on_step=stop_at(7)).fit()

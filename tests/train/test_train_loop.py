@@ -22,7 +22,7 @@ from fake_recipe import FakeRecipe
 from toynn.data.batch import IGNORED, Batch
 from toynn.data.text import RandomWindows, spaced_windows
 from toynn.errors import CheckpointError, ConfigError, DataError, NonFiniteError
-from toynn.printing import duration
+from toynn.system.printing import duration
 from toynn.train.folder import RunFolder, to_toml, write_atomically
 from toynn.train.interrupt import Interrupt
 from toynn.train.loop import Loop

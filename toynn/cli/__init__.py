@@ -20,8 +20,8 @@ from collections.abc import Collection, Sequence
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
-import toynn
 from toynn import distributed
+from toynn.backends.config import release
 from toynn.cli import (
     adapters,
     bench,
@@ -43,9 +43,11 @@ from toynn.cli._text import plain_warnings, print_error
 from toynn.errors import ConfigError, ToynnError
 from toynn.jobs.made import OPTIONS
 from toynn.options import RecipeOptions
-from toynn.printing import print_line
+from toynn.system.printing import print_line
 
 __all__ = ["main", "parsed"]
+
+DESCRIPTION = "Train and fine-tune transformers on the CPU you have, with kernels you can read."
 
 
 class Parser(ArgumentParser):
@@ -183,8 +185,8 @@ def _hint(arguments: Namespace) -> str:
 
 
 def _parser(*, required: bool = True) -> Parser:
-    parser = Parser(prog="toynn", description=toynn.__doc__, allow_abbrev=False)
-    parser.add_argument("--version", action="version", version=f"toynn {toynn.__version__}")
+    parser = Parser(prog="toynn", description=DESCRIPTION, allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"toynn {release()}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     train.add_parser(commands, required=required)
     generate.add_parser(commands)

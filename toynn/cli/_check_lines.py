@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from toynn.data.survey import Shown
-from toynn.printing import harmless
+from toynn.system.printing import harmless
 
 __all__ = ["colours", "example", "histogram"]
 

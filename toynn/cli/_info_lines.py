@@ -20,12 +20,12 @@ from toynn.formats.adapters.identity import called
 from toynn.formats.gguf.tensors import TensorInfo
 from toynn.formats.objects import read_object
 from toynn.formats.safetensors import SafeTensors
+from toynn.graph.reports import Memory
 from toynn.models.timm import class_names, described
 from toynn.options import RecipeOptions
-from toynn.printing import size
-from toynn.reading import read_bytes
-from toynn.reports import Memory
 from toynn.runs import Record
+from toynn.system.printing import size
+from toynn.system.reading import read_bytes
 
 __all__ = [
     "Lines",

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
-from toynn.printing import Lenient
+from toynn.system.printing import Lenient
 
 __all__ = ["Output", "Unwritten", "streams"]
 

@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from toynn.printing import harmless, print_line
+from toynn.system.printing import harmless, print_line
 
 __all__ = ["plain_warnings", "print_error"]
 

@@ -59,7 +59,7 @@ def add_flags(parser: ArgumentParser) -> None:
 
 
 def options(arguments: Namespace) -> dict[str, Any]:
-    """Return the arguments of ``toynn.completion.complete`` that the flags are."""
+    """Return the arguments of ``toynn.generation.complete`` that the flags are."""
     given = {name: getattr(arguments, flag[2:].replace("-", "_")) for flag, *_, name in DRAWING}
     return given | {"stop": arguments.stop}
 

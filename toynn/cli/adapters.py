@@ -17,7 +17,7 @@ from toynn.formats.fuse import Fused
 from toynn.formats.gguf import OUTTYPES
 from toynn.formats.mixes import MIXES
 from toynn.jobs.paths import model_file, text_model
-from toynn.printing import wrapped
+from toynn.system.printing import wrapped
 
 __all__ = ["add_parsers"]
 

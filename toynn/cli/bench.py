@@ -10,15 +10,15 @@ from tempfile import TemporaryDirectory
 from time import perf_counter, process_time
 from typing import TYPE_CHECKING, Any
 
-import toynn
 from toynn import _kernels
+from toynn.backends.config import describe
+from toynn.backends.threads import get_num_threads, set_num_threads
 from toynn.cli._flags import add
-from toynn.config import describe
 from toynn.errors import ConfigError
 from toynn.formats.files import write_atomically
 from toynn.jobs.options import THREADS, named
 from toynn.options import RecipeOptions
-from toynn.precision import PRECISIONS
+from toynn.precision import PRECISIONS, set_float32_matmul_precision
 
 if TYPE_CHECKING:  # the case table is imported when it is needed
     from toynn.testing.limits import Limits
@@ -93,10 +93,10 @@ def run(arguments: Namespace) -> int:
         raise ConfigError("bench: --compare needs PyTorch (pip install torch); --steps does not")
     if arguments.json:
         arguments.json.open("a").close()  # refused now, rather than after a minute's work
-    toynn.set_float32_matmul_precision(arguments.precision)
+    set_float32_matmul_precision(arguments.precision)
     if arguments.threads:
-        toynn.set_num_threads(arguments.threads)
-    n_threads = toynn.get_num_threads()
+        set_num_threads(arguments.threads)
+    n_threads = get_num_threads()
     limits = measure(n_threads)
     print(f"ISA level {_kernels.level}, threads {n_threads}, precision {arguments.precision}\n")
     print_limits(limits)

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from toynn.cli._writing import Clock, add_flags, opened, options
-from toynn.completion import complete
 from toynn.errors import ConfigError, DataError
 from toynn.formats.tokenizer import Tokenizer
-from toynn.generate import Reader
-from toynn.printing import harmless, print_line, wrapped
-from toynn.reading import read_bytes
+from toynn.generation.completion import complete
+from toynn.generation.drawing import Reader
+from toynn.system.printing import harmless, print_line, wrapped
+from toynn.system.reading import read_bytes
 
 __all__ = ["add_parser"]
 

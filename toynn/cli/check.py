@@ -24,7 +24,7 @@ from toynn.jobs.paths import text_model
 from toynn.jobs.text import TextOptions, columns_of
 from toynn.jobs.weighted import path_and_weight
 from toynn.options import whole
-from toynn.printing import counted, harmless, size
+from toynn.system.printing import counted, harmless, size
 from toynn.train.progress import Reading
 
 __all__ = ["add_parser"]

@@ -3,7 +3,7 @@
 from argparse import Namespace
 from typing import Any
 
-import toynn
+from toynn.backends.config import show_config
 
 __all__ = ["add_parser"]
 
@@ -16,5 +16,5 @@ def add_parser(commands: Any) -> None:
 
 def run(_: Namespace) -> int:
     """Print the configuration."""
-    toynn.show_config()
+    show_config()
     return 0

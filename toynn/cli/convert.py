@@ -9,7 +9,7 @@ from typing import Any
 from toynn.engines.converting import convert
 from toynn.formats.gguf import OUTTYPES
 from toynn.formats.tokenizer.folder import has_tokenizer
-from toynn.printing import harmless
+from toynn.system.printing import harmless
 
 __all__ = ["add_parser"]
 

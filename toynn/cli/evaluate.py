@@ -17,7 +17,7 @@ from toynn.jobs.figures import SEQ, figures
 from toynn.jobs.options import BACKEND, THREADS
 from toynn.jobs.paths import text_model
 from toynn.options import RecipeOptions, whole
-from toynn.printing import fact
+from toynn.system.printing import fact
 
 __all__ = ["add_parser"]
 

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from toynn.cli._writing import Clock, add_flags, opened, options
-from toynn.completion import Completion, complete, complete_all, prompt_ids
 from toynn.data import jsonl
 from toynn.engines import SequenceEngine
 from toynn.errors import ConfigError, DataError
 from toynn.formats.files import replacing
 from toynn.formats.tokenizer import Tokenizer
-from toynn.generate import Drawn
+from toynn.generation.completion import Completion, complete, complete_all, prompt_ids
+from toynn.generation.drawing import Drawn
 from toynn.options import whole
-from toynn.printing import counted, harmless, print_line
-from toynn.reading import read_bytes
+from toynn.system.printing import counted, harmless, print_line
+from toynn.system.reading import read_bytes
 
 __all__ = ["add_parser"]
 

@@ -17,11 +17,11 @@ from toynn.formats.hf import HFModel
 from toynn.formats.hf.config import CONFIG, WEIGHTS
 from toynn.formats.tokenizer.folder import FolderKeys, has_tokenizer
 from toynn.jobs.models import WarmStartJob, default_d_ff
-from toynn.machine import free_memory
 from toynn.models import Source
 from toynn.options import RecipeOptions, whole
-from toynn.printing import size
 from toynn.recipes import LoRA, WarmStart
+from toynn.system.machine import free_memory
+from toynn.system.printing import size
 
 __all__ = ["add_parser"]
 

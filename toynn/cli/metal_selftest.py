@@ -4,7 +4,7 @@ from argparse import Namespace
 from typing import Any
 
 from toynn import backends
-from toynn.config import describe
+from toynn.backends.config import describe
 
 __all__ = ["add_parser"]
 

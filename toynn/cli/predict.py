@@ -17,7 +17,7 @@ from toynn.engines import ViTConfig, ViTEngine
 from toynn.errors import ConfigError, DataError
 from toynn.jobs.options import BACKEND, THREADS
 from toynn.options import RecipeOptions, whole
-from toynn.printing import counted, harmless, print_line
+from toynn.system.printing import counted, harmless, print_line
 
 __all__ = ["add_parser"]
 

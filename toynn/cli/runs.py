@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from toynn.errors import ConfigError, DataError
-from toynn.printing import counted, duration, harmless
 from toynn.runs import Record, write_report
 from toynn.runs.record import METRICS
+from toynn.system.printing import counted, duration, harmless
 from toynn.train.metrics import save_figure
 
 __all__ = ["add_parsers"]

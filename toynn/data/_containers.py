@@ -24,7 +24,7 @@ from typing import Any, BinaryIO
 from toynn.data._arrays import array_items, begins_an_array
 from toynn.data.stream import BOM, Progress
 from toynn.errors import ConfigError, DataError, ToynnError
-from toynn.reading import open_file, read_bytes
+from toynn.system.reading import open_file, read_bytes
 
 __all__ = [
     "PACKED",

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from toynn.data._parts import Found, Part, Pixels
 from toynn.errors import DataError
-from toynn.reading import open_file, read_bytes
+from toynn.system.reading import open_file, read_bytes
 
 __all__ = ["found", "is_cifar", "is_idx", "read_cifar", "read_idx", "read_npz"]
 

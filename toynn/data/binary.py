@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toynn.errors import DataError
-from toynn.reading import open_file
+from toynn.system.reading import open_file
 
 __all__ = ["Tokens", "find", "map_tokens"]
 

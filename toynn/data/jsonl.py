@@ -35,7 +35,7 @@ from toynn.data.stream import Progress, blocks, looked_at, silent
 from toynn.data.text import Corpus, RandomWindows, spaced_windows
 from toynn.data.windows import Source, Windows, read_binary, read_windows, tail_of
 from toynn.errors import DataError
-from toynn.reading import Unchanged
+from toynn.system.reading import Unchanged
 
 __all__ = [
     "Dataset",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from toynn.errors import DataError
-from toynn.reading import open_file
+from toynn.system.reading import open_file
 
 __all__ = ["BOM", "Progress", "blocks", "decoded", "looked_at", "silent"]
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from toynn.data.batch import IGNORED, Batch, PackedBatch
 from toynn.data.stream import BOM, decoded
 from toynn.errors import DataError
-from toynn.reading import read_bytes
+from toynn.system.reading import read_bytes
 
 __all__ = ["VOCAB", "ByteBigram", "Corpus", "RandomWindows", "spaced_starts", "spaced_windows"]
 

@@ -18,7 +18,7 @@ from toynn.data.store import InMemory, Mapped, Store, check_ids
 from toynn.data.stream import BOM, Progress, blocks, looked_at, silent
 from toynn.data.text import Corpus
 from toynn.errors import DataError
-from toynn.reading import Unchanged, open_file
+from toynn.system.reading import Unchanged, open_file
 
 __all__ = ["Source", "Windows", "read_binary", "read_windows", "tail_of"]
 

@@ -20,7 +20,7 @@ from toynn.distributed.group import Group
 from toynn.distributed.sums import ORDERS, Summing
 from toynn.distributed.watch import Watchdog
 from toynn.errors import ConfigError, LifecycleError, RankError
-from toynn.printing import print_line
+from toynn.system.printing import print_line
 
 __all__ = ["Ranks"]
 

@@ -13,7 +13,7 @@ from toynn.distributed.launcher import Launch
 from toynn.distributed.ranks import Ranks
 from toynn.distributed.watch import Watchdog
 from toynn.errors import BackendUnavailable
-from toynn.printing import print_line
+from toynn.system.printing import print_line
 
 __all__ = ["current", "init"]
 

@@ -12,10 +12,10 @@ from toynn.engines.sequence import SequenceEngine
 from toynn.engines.targets import AdapterOptions
 from toynn.engines.vit import ViTConfig, ViTEngine
 from toynn.formats.adapters import Adapter
+from toynn.graph.reports import Memory
 from toynn.models import ARCHITECTURES, Source, refuse
 from toynn.nn import LoRA
 from toynn.options import RecipeOptions
-from toynn.reports import Memory
 
 __all__ = [
     "ENGINES",

@@ -23,13 +23,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from toynn import checks
-from toynn.critical import uninterrupted
 from toynn.errors import ConfigError, LifecycleError, ShapeError
 from toynn.graph.tape import Tape, Tensor
 from toynn.models import SequenceModel
 from toynn.nn import Caches, Layers
 from toynn.options import RecipeOptions
 from toynn.session import Session
+from toynn.system.critical import uninterrupted
 
 __all__ = ["CHUNK", "BatchDecoder", "Decoder", "Decoding"]
 

@@ -14,17 +14,17 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from toynn import checks
-from toynn.adamw import SLOTS
 from toynn.checks import IGNORED
-from toynn.critical import Section, uninterrupted
 from toynn.engines.weights import OwnWeights, Weights
 from toynn.errors import ConfigError, LifecycleError
+from toynn.graph.reports import Memory
 from toynn.graph.tape import Tape, Tensor
 from toynn.models import Model, Shapes
 from toynn.nn import Caches, Dropout, Layers
+from toynn.optim.adamw import SLOTS
 from toynn.options import RecipeOptions
-from toynn.reports import Memory
 from toynn.session import Session
+from toynn.system.critical import Section, uninterrupted
 
 __all__ = ["Engine", "Recorded", "counted"]
 

@@ -17,6 +17,7 @@ from toynn.engines.recording import Pass
 from toynn.engines.weights import FileWeights
 from toynn.errors import ConfigError, LifecycleError, ShapeError
 from toynn.formats import bases, gguf, hf
+from toynn.graph.reports import Memory
 from toynn.models import (
     ARCHITECTURES,
     SequenceConfig,
@@ -28,7 +29,6 @@ from toynn.models import (
     refuse,
 )
 from toynn.options import RecipeOptions
-from toynn.reports import Memory
 
 __all__ = ["FileEngine"]
 

@@ -15,13 +15,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from toynn import ops
 from toynn.checks import IGNORED
-from toynn.critical import uninterrupted
 from toynn.engines import recording
 from toynn.engines.packed import Packed
 from toynn.engines.recording import Pass, record_losses
 from toynn.errors import ConfigError, LifecycleError, ShapeError
 from toynn.graph.tape import Tensor
 from toynn.options import option, real
+from toynn.system.critical import uninterrupted
 
 __all__ = [
     "KINDS",

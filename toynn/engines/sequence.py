@@ -10,7 +10,6 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from toynn.critical import uninterrupted
 from toynn.engines.decoding import Decoding
 from toynn.engines.doors import DecoderDoors
 from toynn.engines.engine import counted
@@ -22,6 +21,7 @@ from toynn.errors import ConfigError, ShapeError
 from toynn.graph.tape import Tensor
 from toynn.models import SequenceConfig
 from toynn.options import RecipeOptions
+from toynn.system.critical import uninterrupted
 
 __all__ = ["SequenceEngine"]
 

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from toynn import ops
-from toynn.critical import uninterrupted
 from toynn.engines.doors import Widths
 from toynn.engines.engine import Engine, Recorded, counted
 from toynn.engines.pictures import as_labels, as_patches, as_tokens
@@ -22,6 +21,7 @@ from toynn.graph.tape import Tensor
 from toynn.models import VIT, Model, ViTConfig, timm
 from toynn.models.timm import check_tensors, described, metadata_of, resampled
 from toynn.options import RecipeOptions
+from toynn.system.critical import uninterrupted
 
 __all__ = ["ViTConfig", "ViTEngine"]
 

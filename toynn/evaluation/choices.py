@@ -18,7 +18,7 @@ from toynn.data.objects import ROWS
 from toynn.errors import ConfigError, DataError
 from toynn.evaluation.perplexity import Progress, silent
 from toynn.evaluation.scores import Causal, losses, read
-from toynn.reading import read_bytes
+from toynn.system.reading import read_bytes
 
 __all__ = [
     "Accuracy",

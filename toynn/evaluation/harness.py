@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from toynn import engines
-from toynn.completion import complete
 from toynn.errors import ConfigError
 from toynn.evaluation.choices import beginning, log_likelihood
 from toynn.evaluation.scores import losses, read
 from toynn.formats import adapters, bases
 from toynn.formats.tokenizer import Tokenizer
+from toynn.generation.completion import complete
 
 __all__ = ["Requests", "lm_class"]
 

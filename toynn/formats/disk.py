@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from toynn.critical import uninterrupted
+from toynn.system.critical import uninterrupted
 
 __all__ = [
     "ASIDE",

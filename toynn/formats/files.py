@@ -12,9 +12,9 @@ import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from toynn.critical import Section
 from toynn.errors import CheckpointError, ToynnError
 from toynn.formats import disk
+from toynn.system.critical import Section
 
 __all__ = [
     "Content",

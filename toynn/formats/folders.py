@@ -9,7 +9,6 @@ import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from toynn.critical import Section, uninterrupted
 from toynn.errors import ToynnError
 from toynn.formats import disk
 from toynn.formats.files import (
@@ -23,6 +22,7 @@ from toynn.formats.files import (
     through_links,
     unwritable,
 )
+from toynn.system.critical import Section, uninterrupted
 
 __all__ = ["NewFolder", "new_folder", "temporary_folder", "write_together"]
 

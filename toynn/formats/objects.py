@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from toynn.errors import DataError
-from toynn.reading import read_bytes
+from toynn.system.reading import read_bytes
 
 __all__ = ["read_object"]
 

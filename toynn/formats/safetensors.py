@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from toynn.errors import DataError
 from toynn.formats import quants
 from toynn.formats.gguf.tensors import TensorInfo
-from toynn.reading import Unchanged, open_file
+from toynn.system.reading import Unchanged, open_file
 
 __all__ = ["METADATA", "SafeTensors", "encode", "parts", "streamed"]
 

@@ -20,9 +20,9 @@ from toynn._kernels.signature import Signature
 from toynn.backends.protocol import Accumulate
 from toynn.checks import Check
 from toynn.errors import ConfigError, LifecycleError, ShapeError
+from toynn.graph.reports import Shown
 from toynn.graph.tensor import Live, Role, Tensor
 from toynn.precision import PRECISIONS
-from toynn.reports import Shown
 
 __all__ = ["Live", "Node", "Op", "Role", "Tape", "Tensor"]
 

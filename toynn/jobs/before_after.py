@@ -8,7 +8,7 @@ import numpy as np
 from toynn.data.batch import IGNORED
 from toynn.data.examples import Examples
 from toynn.formats.tokenizer import Tokenizer
-from toynn.generate import sample
+from toynn.generation.drawing import sample
 
 __all__ = ["before_and_after"]
 

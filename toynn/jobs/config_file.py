@@ -16,9 +16,9 @@ from typing import Any
 
 from toynn import distributed
 from toynn.errors import ConfigError
+from toynn.optim.schedule import usual_warmup
 from toynn.options import RENAMED, Option, renamed
-from toynn.reading import read_bytes
-from toynn.schedule import usual_warmup
+from toynn.system.reading import read_bytes
 
 __all__ = ["read_config"]
 

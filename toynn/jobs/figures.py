@@ -18,8 +18,8 @@ from toynn.engines import SequenceEngine
 from toynn.errors import ConfigError, DataError
 from toynn.formats.tokenizer import Tokenizer
 from toynn.jobs.text import NO_TEXTS
-from toynn.printing import Lenient, fact, print_line
-from toynn.reading import open_file
+from toynn.system.printing import Lenient, fact, print_line
+from toynn.system.reading import open_file
 
 __all__ = ["SEQ", "figures"]
 

@@ -15,16 +15,16 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
-from toynn.completion import complete
 from toynn.engines import SequenceEngine
 from toynn.errors import ConfigError
 from toynn.formats.adapters import Adapter
 from toynn.formats.tokenizer import Tokenizer
+from toynn.generation.completion import complete
 from toynn.jobs.figures import figures
 from toynn.jobs.lora import LoRAJob
 from toynn.jobs.made import made
 from toynn.jobs.run import Outcome, carried_out
-from toynn.printing import lenient
+from toynn.system.printing import lenient
 from toynn.train.options import Result
 
 __all__ = ["Run", "finetune"]
@@ -73,7 +73,7 @@ class Run:
     def generate(self, prompt: str | Sequence[Mapping[str, Any]], **options: Any) -> str:
         """Return what the model writes behind a prompt, a text or messages.
 
-        Options are those of ``toynn.completion.complete``: max_tokens, temperature, top_p, seed, ..
+        Options are those of ``toynn.generation.complete``: max_tokens, temperature, top_p, seed, ..
 
         Raises ConfigError for options that make no sense, and prompts that do not fit.
         """

@@ -18,12 +18,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from toynn.adamw import AdamW
 from toynn.data.digest import digest
 from toynn.errors import ConfigError
 from toynn.jobs.options import RunOptions, completed, fields_of
+from toynn.optim import AdamW
 from toynn.options import Option, RecipeOptions
-from toynn.printing import fact
+from toynn.system.printing import fact
 from toynn.train.folder import RunFolder, Value
 from toynn.train.options import Result
 from toynn.train.protocols import Batch, Recipe

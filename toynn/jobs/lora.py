@@ -26,8 +26,8 @@ from toynn.jobs.text import METRICS, TextJob, TextOptions
 from toynn.jobs.weighted import STRICT
 from toynn.models import ARCHITECTURES
 from toynn.options import RecipeOptions, option
-from toynn.printing import fact, harmless
 from toynn.recipes import LoRA, Preference
+from toynn.system.printing import fact, harmless
 from toynn.train.folder import RunFolder
 from toynn.train.options import Result
 from toynn.train.protocols import Recipe

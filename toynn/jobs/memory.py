@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from toynn.machine import free_memory
-from toynn.printing import size
+from toynn.system.machine import free_memory
+from toynn.system.printing import size
 
 __all__ = ["check_fits"]
 

@@ -22,8 +22,8 @@ from toynn.jobs.paths import model_file, text_model
 from toynn.jobs.text import METRICS, SAMPLE_ON_THE_WAY, TextJob, TextOptions
 from toynn.models import ARCHITECTURES, architecture
 from toynn.options import Option, RecipeOptions, option, whole
-from toynn.printing import fact
 from toynn.recipes import GPT2, FromScratch, WarmStart
+from toynn.system.printing import fact
 from toynn.train.folder import Value
 from toynn.train.options import Result
 from toynn.train.protocols import Recipe

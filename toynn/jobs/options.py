@@ -5,11 +5,10 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from toynn.adamw import AdamW
 from toynn.distributed import ORDERS
 from toynn.errors import ConfigError
+from toynn.optim import AdamW, Schedule
 from toynn.options import Option, RecipeOptions, names_of, option, options_of, real, whole
-from toynn.schedule import Schedule
 from toynn.train.options import SAVING, LoopOptions
 
 __all__ = [

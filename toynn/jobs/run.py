@@ -9,15 +9,14 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-import toynn
 from toynn import backends, distributed
-from toynn.adamw import AdamW
+from toynn.backends.config import automatic_precision, release
 from toynn.errors import ConfigError
 from toynn.jobs.job import Job
 from toynn.jobs.memory import check_fits
-from toynn.printing import duration, fact
+from toynn.optim import AdamW, Schedule
 from toynn.runs.page import REPORT
-from toynn.schedule import Schedule
+from toynn.system.printing import duration, fact
 from toynn.train import tensorboard
 from toynn.train.checkpoint import Checkpoint
 from toynn.train.folder import RunFolder, Value
@@ -144,7 +143,7 @@ def _check_machine(job: Job) -> None:
         tensorboard.check_installed()
     if job.given["precision"] == "auto":
         # config.toml says which
-        job.given["precision"], why = toynn.automatic_precision(job.run.backend)
+        job.given["precision"], why = automatic_precision(job.run.backend)
         print(fact("precision", f"{job.given['precision']}: {why}"))
 
 
@@ -154,7 +153,7 @@ def _run_folder(job: Job, found: Checkpoint | None, begun: Begun) -> Iterator[Ru
 
     Its config.toml has the flags that the run goes on with.
     """
-    recipe: dict[str, Value] = {"recipe": job.name, "version": toynn.__version__}
+    recipe: dict[str, Value] = {"recipe": job.name, "version": release()}
     if begun.ranks > 1:
         recipe["ranks"] = begun.ranks
     tables = {"run": recipe, **job.tables(), "train": job.kept()}

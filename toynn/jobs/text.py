@@ -23,12 +23,12 @@ from toynn.data.stream import Progress
 from toynn.errors import ConfigError
 from toynn.evaluation import read_questions
 from toynn.formats.tokenizer import Tokenizer
-from toynn.generate import generate
+from toynn.generation.drawing import generate
 from toynn.jobs.job import Job, late
 from toynn.jobs.metrics import Asked, measured
 from toynn.jobs.weighted import path_and_weight, source_names, sources
 from toynn.options import option, whole
-from toynn.printing import fact, harmless, print_line
+from toynn.system.printing import fact, harmless, print_line
 from toynn.train.folder import RunFolder, Value
 from toynn.train.options import SAVING, Result
 from toynn.train.progress import Reading

@@ -22,8 +22,8 @@ from toynn.errors import ConfigError
 from toynn.jobs.job import Job
 from toynn.jobs.options import ShapeOptions, of_run
 from toynn.options import option, real, whole
-from toynn.printing import fact, harmless
 from toynn.recipes import VitTiny
+from toynn.system.printing import fact, harmless
 from toynn.train import classify
 from toynn.train.folder import RunFolder, Value
 from toynn.train.options import SAVING, Result

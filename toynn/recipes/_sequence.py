@@ -6,10 +6,10 @@ from typing import Any, TypeVar
 
 from numpy.typing import ArrayLike
 
-from toynn.critical import uninterrupted
 from toynn.engines import SequenceEngine
 from toynn.options import RecipeOptions
 from toynn.recipes._recipe import Recipe
+from toynn.system.critical import uninterrupted
 
 __all__ = ["FullRecipe", "SequenceRecipe"]
 

@@ -3,9 +3,9 @@
 from os import PathLike
 from typing import Any
 
-from toynn.adamw import AdamW
 from toynn.engines import ENGINES, LlamaConfig, LlamaSeqEngine, SequenceEngine
 from toynn.formats import bases
+from toynn.optim import AdamW
 from toynn.options import RecipeOptions
 from toynn.recipes._sequence import FullRecipe
 

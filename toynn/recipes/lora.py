@@ -16,16 +16,16 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from toynn.critical import Section
 from toynn.engines import AdapterOptions, LlamaSeqEngine, SequenceEngine, engine_for
 from toynn.engines.converting import fuse_into
 from toynn.errors import LifecycleError
 from toynn.formats import adapters, bases
 from toynn.formats.adapters import Adapter
+from toynn.graph.reports import Memory
 from toynn.models import Source
 from toynn.options import RecipeOptions
 from toynn.recipes._sequence import SequenceRecipe
-from toynn.reports import Memory
+from toynn.system.critical import Section
 
 __all__ = ["LoRA"]
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from toynn.critical import uninterrupted
 from toynn.engines import PreferenceOptions, SequenceEngine, Sequences
 from toynn.recipes.lora import LoRA
+from toynn.system.critical import uninterrupted
 
 __all__ = ["Preference"]
 

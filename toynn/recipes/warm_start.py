@@ -14,15 +14,15 @@ from os import PathLike
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from toynn.adamw import AdamW
-from toynn.critical import uninterrupted
 from toynn.engines.llama import LlamaConfig, LlamaSeqEngine
 from toynn.errors import ConfigError, LifecycleError, ShapeError
+from toynn.graph.reports import Memory
 from toynn.graph.tape import Tensor
+from toynn.optim import AdamW
 from toynn.options import RecipeOptions
 from toynn.recipes._donor import open_donor
 from toynn.recipes._sequence import SequenceRecipe
-from toynn.reports import Memory
+from toynn.system.critical import uninterrupted
 
 __all__ = ["WarmStart"]
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from toynn.printing import harmless
+from toynn.system.printing import harmless
 
 __all__ = ["Markup", "join", "table", "tag", "text"]
 

@@ -11,13 +11,13 @@ from typing import Any
 
 from toynn.errors import DataError
 from toynn.formats.files import write_atomically
-from toynn.printing import duration, size
 from toynn.runs import tables
 from toynn.runs.chart import chart, short
 from toynn.runs.commands import commands
 from toynn.runs.html import Markup, join, table, tag
 from toynn.runs.record import NOTES, Record
 from toynn.runs.style import STYLE
+from toynn.system.printing import duration, size
 
 __all__ = ["REPORT", "page", "write_report"]
 

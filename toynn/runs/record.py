@@ -10,7 +10,7 @@ from sys import float_info
 from typing import Any
 
 from toynn.errors import DataError
-from toynn.reading import read_bytes
+from toynn.system.reading import read_bytes
 
 __all__ = ["CONFIG", "METRICS", "NOTES", "Record", "lines_of"]
 

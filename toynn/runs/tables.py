@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from toynn.printing import size
 from toynn.runs.html import Markup, join, table, tag
 from toynn.runs.record import Record
+from toynn.system.printing import size
 
 __all__ = ["confusion", "memory", "pictures", "profile", "what_was_run"]
 

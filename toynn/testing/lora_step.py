@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-import toynn
+from toynn.engines import LlamaConfig
 from toynn.formats import gguf, quants
+from toynn.options import RecipeOptions
+from toynn.recipes import LoRA
 from toynn.testing.cases.quants import blocks as random_blocks
 
 __all__ = ["ALPHA", "RANK", "SHAPES", "Shape", "batch", "recipe_over", "write_file"]
@@ -31,10 +33,10 @@ class Shape(NamedTuple):
     T: int
 
     @property
-    def config(self) -> toynn.LlamaConfig:
+    def config(self) -> LlamaConfig:
         """Return its configuration."""
         C, L, H, KV, F, V, _, T = self
-        return toynn.LlamaConfig(V, C, H, KV, F, L, T)
+        return LlamaConfig(V, C, H, KV, F, L, T)
 
 
 SHAPES = {
@@ -88,9 +90,9 @@ def batch(shape: Shape) -> NDArray[Any]:
     return np.random.default_rng(0).integers(0, shape.vocab, (2, shape.T), np.int32)
 
 
-def recipe_over(path: Path, shape: Shape, prepack: str = "never") -> toynn.recipes.LoRA:
+def recipe_over(path: Path, shape: Shape, prepack: str = "never") -> LoRA:
     """Return a recipe over a file, for one sequence."""
-    recipe = toynn.recipes.LoRA()
-    options = toynn.RecipeOptions(t_seq=shape.T, prepack=prepack)
+    recipe = LoRA()
+    options = RecipeOptions(t_seq=shape.T, prepack=prepack)
     recipe.realize(path, None, RANK, options, ALPHA, "all-linear", init="peft")
     return recipe

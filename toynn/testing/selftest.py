@@ -9,9 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-import toynn
 from toynn import backends, ops
+from toynn.engines import GPT2Config, LlamaConfig, ViTConfig
 from toynn.errors import BackendError, BackendUnavailable
+from toynn.optim import AdamW
+from toynn.options import RecipeOptions
+from toynn.recipes import GPT2, FromScratch, LoRA, VitTiny, WarmStart
 from toynn.session import Session
 from toynn.testing import lora_step
 from toynn.testing.cases import CASES
@@ -76,7 +79,7 @@ def recipes(name: str) -> Iterator[Found]:
 
 def _text(recipe: Any, first: int = 0) -> list[float]:
     rng = np.random.default_rng(2)
-    adamw = toynn.AdamW.for_lora() if first else toynn.AdamW.for_from_scratch()
+    adamw = AdamW.for_lora() if first else AdamW.for_from_scratch()
     adamw.lr = 1e-6 if first else adamw.lr  # else rounding grows with each step of an adapter
     losses = []
     for k in range(first, first + STEPS):
@@ -86,21 +89,21 @@ def _text(recipe: Any, first: int = 0) -> list[float]:
 
 
 def _gpt2(backend: str, folder: Path) -> list[float]:
-    recipe = toynn.recipes.GPT2(backend)
-    recipe.realize(toynn.GPT2Config(**SIZES), toynn.RecipeOptions(checkpointing=True))
+    recipe = GPT2(backend)
+    recipe.realize(GPT2Config(**SIZES), RecipeOptions(checkpointing=True))
     return _text(recipe)
 
 
 def _from_scratch(backend: str, folder: Path) -> list[float]:
-    recipe = toynn.recipes.FromScratch(backend)
-    recipe.realize(toynn.LlamaConfig(**SIZES, n_kv_heads=2), toynn.RecipeOptions())
+    recipe = FromScratch(backend)
+    recipe.realize(LlamaConfig(**SIZES, n_kv_heads=2), RecipeOptions())
     return _text(recipe)
 
 
 def _warm_start(backend: str, folder: Path) -> list[float]:
-    recipe = toynn.recipes.WarmStart(backend)
-    config = toynn.LlamaConfig(**SIZES, n_kv_heads=4, donor_d_in=12)
-    recipe.realize_scratch(config, toynn.RecipeOptions(untied=True))
+    recipe = WarmStart(backend)
+    config = LlamaConfig(**SIZES, n_kv_heads=4, donor_d_in=12)
+    recipe.realize_scratch(config, RecipeOptions(untied=True))
     recipe.upload_donor(np.random.default_rng(1).standard_normal((SIZES["vocab"], 12)))
     recipe.build()
     return _text(recipe)
@@ -110,18 +113,18 @@ def _lora(backend: str, folder: Path) -> list[float]:
     path = folder / f"{backend}.gguf"
     shape = lora_step.Shape(256, 1, 4, 2, 256, SIZES["vocab"], False, T)
     lora_step.write_file(path, shape, "Q4_K")
-    recipe = toynn.recipes.LoRA(backend)
-    recipe.realize(path, None, 4, toynn.RecipeOptions(t_seq=T), targets="all-linear", dropout=0.2)
+    recipe = LoRA(backend)
+    recipe.realize(path, None, 4, RecipeOptions(t_seq=T), targets="all-linear", dropout=0.2)
     return _text(recipe, first=1)
 
 
 def _vit(backend: str, folder: Path) -> list[float]:
-    recipe = toynn.recipes.VitTiny(backend)
-    config = toynn.ViTConfig(
+    recipe = VitTiny(backend)
+    config = ViTConfig(
         image=16, patch=4, channels=3, d_model=32, n_heads=4, d_ff=48, n_layers=2, classes=5
     )
-    recipe.realize(config, toynn.RecipeOptions(t_batch=2))
-    rng, adamw = np.random.default_rng(5), toynn.AdamW.for_from_scratch()
+    recipe.realize(config, RecipeOptions(t_batch=2))
+    rng, adamw = np.random.default_rng(5), AdamW.for_from_scratch()
     images = rng.random((2, 16, 16, 3), np.float32)
     labels = np.array([1, 3])
     hps = [adamw.hp_for_step(k) for k in range(STEPS)]
@@ -153,11 +156,11 @@ def speeds(name: str, side: int = 1024, d_model: int = 256) -> Iterator[str]:
     y = s.output(ops.scale(s, ops.add(s, x, x), 0.5))
     seconds = _seconds(s, [x], y)
     yield f"elementwise over {side * side} numbers: {20 * side**2 / seconds / 1e9:.1f} GB/s"
-    recipe = toynn.recipes.GPT2(name)
-    config = toynn.GPT2Config(256, d_model, 4, 4 * d_model, 4, 128)
-    recipe.realize(config, toynn.RecipeOptions(t_batch=4))
+    recipe = GPT2(name)
+    config = GPT2Config(256, d_model, 4, 4 * d_model, 4, 128)
+    recipe.realize(config, RecipeOptions(t_batch=4))
     ids = np.arange(512, dtype=np.int32) % 256
-    hp = toynn.AdamW.for_from_scratch().hp_for_step(0)
+    hp = AdamW.for_from_scratch().hp_for_step(0)
     spent = []
     for k in range(6):
         start = time.perf_counter()

@@ -5,7 +5,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-import toynn
+from toynn.backends.threads import set_num_threads
+from toynn.engines import GPT2Config
+from toynn.optim import AdamW
+from toynn.options import RecipeOptions
+from toynn.precision import get_float32_matmul_precision
+from toynn.recipes import GPT2
 from toynn.testing.cases import Array
 from toynn.testing.race import Contestants
 
@@ -47,11 +52,11 @@ def contestants(
 ) -> Contestants:
     """Return one step of each contestant on the same ids: PyTorch's in bfloat16 too, if medium."""
     ids, labels = draw(shape)
-    toynn.set_num_threads(n_threads)
+    set_num_threads(n_threads)
     found = {"toynn": toynn_step(recipe or gpt2_recipe(shape), ids, positions(shape), labels)}
     if torch:
         found["torch"] = torch_step(torch_gpt2(shape), ids, labels, n_threads)
-        if toynn.get_float32_matmul_precision() == "medium":
+        if get_float32_matmul_precision() == "medium":
             found["torch bf16"] = torch_step(torch_gpt2(shape), ids, labels, n_threads, bf16=True)
     return found
 
@@ -67,17 +72,17 @@ def positions(shape: Any) -> Array:
     return np.tile(np.arange(shape.T, dtype=np.int32), shape.B)
 
 
-def gpt2_recipe(shape: Shape) -> toynn.recipes.GPT2:
+def gpt2_recipe(shape: Shape) -> GPT2:
     """Return a recipe with random weights."""
     C, L, H, V, T, B = shape
-    recipe = toynn.recipes.GPT2()
-    recipe.realize(toynn.GPT2Config(V, C, H, 4 * C, L, T), toynn.RecipeOptions(t_batch=B))
+    recipe = GPT2()
+    recipe.realize(GPT2Config(V, C, H, 4 * C, L, T), RecipeOptions(t_batch=B))
     return recipe
 
 
 def toynn_step(recipe: Any, inputs: Array, places: Any, labels: Array) -> Callable[[], object]:
     """Return a step of any recipe on one batch: forward, loss, backward, AdamW."""
-    adamw = toynn.AdamW.for_lora()
+    adamw = AdamW.for_lora()
 
     def step() -> float:
         k = recipe.step_index

@@ -27,8 +27,8 @@ from toynn.errors import CheckpointError
 from toynn.formats import disk, safetensors
 from toynn.formats.files import finish, open_new, unwritable
 from toynn.formats.folders import new_folder
-from toynn.reading import open_file, read_bytes
 from toynn.recipes.snapshot import Snapshot
+from toynn.system.reading import open_file, read_bytes
 
 __all__ = [
     "Checkpoint",

@@ -5,7 +5,7 @@ from typing import Any
 
 from toynn.errors import CheckpointError
 from toynn.options import renamed
-from toynn.printing import counted
+from toynn.system.printing import counted
 from toynn.train.checkpoint import Checkpoint
 from toynn.train.options import LoopOptions
 from toynn.train.plan import Begun

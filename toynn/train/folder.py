@@ -20,12 +20,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from toynn.critical import uninterrupted
 from toynn.errors import CheckpointError, ConfigError, DataError
 from toynn.formats.files import write_atomically
-from toynn.printing import print_line
 from toynn.runs import write_report
 from toynn.runs.record import NOTES
+from toynn.system.critical import uninterrupted
+from toynn.system.printing import print_line
 from toynn.train.lock import Lock
 from toynn.train.notes import Notes
 

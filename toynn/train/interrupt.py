@@ -8,7 +8,7 @@ import threading
 import time
 from types import FrameType
 
-from toynn.critical import uninterrupted
+from toynn.system.critical import uninterrupted
 
 __all__ = ["Interrupt"]
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toynn.errors import CheckpointError, ConfigError, DataError, NonFiniteError
-from toynn.machine import peak_memory
+from toynn.system.machine import peak_memory
 from toynn.train.feed import Feed
 from toynn.train.interrupt import Interrupt
 from toynn.train.metrics import Report

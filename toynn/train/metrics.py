@@ -10,7 +10,7 @@ from typing import Any
 
 from toynn.formats.files import write_atomically
 from toynn.formats.logs import Log
-from toynn.reports import Shown
+from toynn.graph.reports import Shown
 
 __all__ = ["MetricsFile", "Report", "figures_of", "plot_losses", "read_reports", "save_figure"]
 

@@ -11,13 +11,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from toynn.config import describe
+from toynn.backends.config import describe
+from toynn.backends.threads import get_num_threads
 from toynn.errors import ToynnError
 from toynn.formats.files import write_atomically
-from toynn.machine import processor, total_memory
-from toynn.printing import size
 from toynn.runs.record import lines_of
-from toynn.threads import get_num_threads
+from toynn.system.machine import processor, total_memory
+from toynn.system.printing import size
 from toynn.train.options import METRICS, LoopOptions, Result
 
 __all__ = ["Notes"]

@@ -5,16 +5,16 @@ from dataclasses import asdict, dataclass
 from math import ceil
 from typing import Any
 
-from toynn.adamw import AdamW
-from toynn.config import alike
+from toynn.backends.config import alike
 from toynn.data.jsonl import Dataset
 from toynn.data.mixture import Mixture
 from toynn.data.preference import PreferenceData
 from toynn.distributed import Group
 from toynn.errors import CheckpointError, ConfigError
+from toynn.optim import AdamW
+from toynn.optim.schedule import Schedule, usual_warmup
 from toynn.options import compared
 from toynn.precision import PRECISIONS, get_float32_matmul_precision
-from toynn.schedule import Schedule, usual_warmup
 from toynn.train.checkpoint import Checkpoint
 from toynn.train.feed import Cycle
 from toynn.train.options import LoopOptions

@@ -10,7 +10,7 @@ from typing import TextIO
 
 from tqdm import tqdm
 
-from toynn.printing import Lenient, duration, harmless, size
+from toynn.system.printing import Lenient, duration, harmless, size
 from toynn.train.metrics import Report
 
 __all__ = ["Progress", "Reading"]

@@ -15,11 +15,11 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from toynn.backends.threads import get_num_threads
 from toynn.distributed import LINKS, Cost, Group
 from toynn.errors import ConfigError, DataError
-from toynn.printing import counted
 from toynn.recipes.snapshot import Snapshot
-from toynn.threads import get_num_threads
+from toynn.system.printing import counted
 from toynn.train.differences import differences
 from toynn.train.protocols import Batch
 from toynn.train.ranks import BLOCK, RankLoop

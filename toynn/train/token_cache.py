@@ -37,7 +37,7 @@ from toynn.errors import CheckpointError, DataError
 from toynn.formats.files import Writer, finish, open_new
 from toynn.formats.folders import new_folder
 from toynn.formats.objects import read_object
-from toynn.reading import Unchanged, open_file
+from toynn.system.reading import Unchanged, open_file
 
 __all__ = ["TokenCache"]
 

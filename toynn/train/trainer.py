@@ -16,18 +16,17 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import toynn
 from toynn import distributed
-from toynn.adamw import AdamW
-from toynn.critical import Section, uninterrupted
+from toynn.backends.config import release
+from toynn.backends.threads import share_cores
 from toynn.data.jsonl import Dataset
 from toynn.data.mixture import Mixture
 from toynn.data.preference import PreferenceData
 from toynn.errors import CheckpointError
 from toynn.formats.logs import Log
-from toynn.printing import print_line
-from toynn.schedule import Schedule
-from toynn.threads import share_cores
+from toynn.optim import AdamW, Schedule
+from toynn.system.critical import Section, uninterrupted
+from toynn.system.printing import print_line
 from toynn.train import checkpoint, tensorboard
 from toynn.train.checkpoint import Checkpoint
 from toynn.train.differences import check_alike
@@ -393,7 +392,7 @@ class Trainer:
                 self.recipe.snapshot(),
                 {
                     **state,
-                    "toynn": toynn.__version__,
+                    "toynn": release(),
                     "identity": self.identity,
                     "plan": asdict(self._plan),
                     "metrics_bytes": self._metrics.length,

@@ -28,7 +28,7 @@ from toynn.backends.protocol import (
     Program,
     aligned,
 )
-from toynn.threads import get_num_threads
+from toynn.backends.threads import get_num_threads
 
 __all__ = ["CPU", "create"]
 

@@ -6,7 +6,7 @@ import weakref
 from pathlib import Path
 
 from toynn.errors import GGUFError
-from toynn.reading import Unchanged
+from toynn.system.reading import Unchanged
 
 __all__ = ["Mapping", "is_mapped", "map_file"]
 

@@ -29,7 +29,7 @@ from toynn.formats.hf.shards import Shards
 from toynn.formats.hf.spelling import SPELLINGS, module_of, pairs_together, spelling_for
 from toynn.formats.hf.writer import write
 from toynn.formats.objects import read_object
-from toynn.reading import Unchanged
+from toynn.system.reading import Unchanged
 
 __all__ = ["HFModel", "open", "write"]
 

@@ -19,7 +19,7 @@ from toynn.formats.gguf.tensors import TensorInfo
 from toynn.formats.hf.config import WEIGHTS
 from toynn.formats.objects import read_object
 from toynn.formats.safetensors import SafeTensors
-from toynn.reading import Unchanged
+from toynn.system.reading import Unchanged
 
 __all__ = ["INDEX", "Shards"]
 

@@ -24,7 +24,7 @@ from toynn.formats.tokenizer.sentences import read_model
 from toynn.formats.tokenizer.spm import SPELLED
 from toynn.formats.tokenizer.steps import added_of, parts_of, put_around
 from toynn.formats.tokenizer.vocab import PREFIX, TokenType
-from toynn.reading import read_bytes
+from toynn.system.reading import read_bytes
 
 __all__ = ["JSON", "MODEL", "FolderKeys", "has_tokenizer"]
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from toynn.errors import DataError
 from toynn.formats.tokenizer.chat import needed
 from toynn.formats.tokenizer.spm import BPE
-from toynn.reading import read_bytes
+from toynn.system.reading import read_bytes
 
 __all__ = ["Sentences", "read_model"]
 

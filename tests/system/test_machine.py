@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from killing import in_child, is_killed
 
-from toynn import machine
+from toynn.system import machine
 
 GIB = 2**30
 
@@ -94,6 +94,6 @@ def test_this_machine_has_some():
 def test_peak_memory_is_that_of_the_program_itself():
     held = bytearray(600 << 20)  # by the one that starts it
     held[:: 1 << 12] = b"1" * len(held[:: 1 << 12])
-    ask = "from toynn.machine import peak_memory; print(peak_memory())"
+    ask = "from toynn.system.machine import peak_memory; print(peak_memory())"
     done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True)
     assert 5 << 20 < int(done.stdout) < 300 << 20 < machine.peak_memory()

@@ -19,7 +19,7 @@ from toynn.evaluation.choices import read_questions
 from toynn.formats import gguf
 from toynn.formats.objects import read_object
 from toynn.formats.safetensors import SafeTensors
-from toynn.reading import open_file, read_bytes
+from toynn.system.reading import open_file, read_bytes
 
 READERS = [open_file, read_bytes, read_object, SafeTensors, Corpus.read, read_questions, gguf.open]
 

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from toynn.errors import ConfigError
-from toynn.schedule import SCHEDULES, Schedule
+from toynn.optim.schedule import SCHEDULES, Schedule
 
 
 def rates(name, at=(0, 4, 5, 55, 85, 95, 104, 105, 1000), **more):

@@ -10,8 +10,8 @@ from functools import partial
 
 import pytest
 
-from toynn.critical import Section, uninterrupted
 from toynn.errors import BackendError, LifecycleError
+from toynn.system.critical import Section, uninterrupted
 
 HELD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM, signal.SIGUSR1)
 

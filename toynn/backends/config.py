@@ -6,9 +6,9 @@ from importlib.metadata import PackageNotFoundError, version
 
 from toynn import _kernels, backends
 from toynn.backends.cpu.precision import multiplies_in
+from toynn.backends.threads import get_num_threads
 from toynn.distributed import mpi
 from toynn.precision import PRECISIONS, get_float32_matmul_precision
-from toynn.threads import get_num_threads
 
 __all__ = ["alike", "automatic_precision", "describe", "release", "show_config"]
 

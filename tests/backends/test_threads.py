@@ -59,7 +59,7 @@ def test_after_fork_the_child_computes_on_one_thread():
 
 
 def test_set_num_threads_and_the_environment(monkeypatch):
-    from toynn import threads
+    from toynn.backends import threads
 
     monkeypatch.setattr(threads, "_chosen", None)
     monkeypatch.setattr(threads, "has_openmp", lambda: True)

@@ -13,7 +13,7 @@ from toynn.errors import ConfigError
 from toynn.graph.lowering import CompiledTape
 from toynn.graph.storage import Storage
 from toynn.graph.tape import Tape, Tensor
-from toynn.updates import Updates
+from toynn.session.updates import Updates
 
 __all__ = ["GradientDoors"]
 

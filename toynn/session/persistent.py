@@ -8,10 +8,10 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from toynn import checks
-from toynn.critical import Section, uninterrupted
 from toynn.errors import ConfigError, LifecycleError
 from toynn.graph.storage import Storage
 from toynn.graph.tape import Role, Tape, Tensor
+from toynn.system.critical import Section, uninterrupted
 
 __all__ = ["PersistentDoors"]
 

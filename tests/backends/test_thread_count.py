@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import toynn
-from toynn import ops, threads
+from toynn import ops
 from toynn._kernels import attention, has_openmp
+from toynn.backends import threads
 from toynn.backends.cpu.program import CompiledProgram
 from toynn.backends.cpu.thread_count import ThreadCount
 

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toynn.errors import ConfigError
-from toynn.generate import BatchEngine, BatchReader, Drawing, Drawn, Engine, Reader, draw
-from toynn.sampling import Sampling, SamplingOptions
+from toynn.generation.drawing import BatchEngine, BatchReader, Drawing, Drawn, Engine, Reader, draw
+from toynn.generation.sampling import Sampling, SamplingOptions
 
 __all__ = ["Completion", "Stops", "complete", "complete_all", "prompt_ids"]
 
@@ -186,8 +186,8 @@ def complete(
     """Return what a model writes behind a text, a conversation, or ids.
 
     ``stop`` are texts that end it and are left out; so are the tokenizer's own tokens for that. For
-    temperature, top_k and the like see ``toynn.sampling.Sampling``; for log_probabilities and
-    reader ``toynn.generate.draw``. ``show`` is told the text as it comes. If ``interruptible``,
+    temperature, top_k and the like see ``toynn.generation.Sampling``; for log_probabilities and
+    reader ``toynn.generation.draw``. ``show`` is told the text as it comes. If ``interruptible``,
     Ctrl-C ends the completion and is no error.
 
     Raises ConfigError for an empty prompt, and values out of range.

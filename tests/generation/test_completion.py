@@ -3,10 +3,10 @@
 import pytest
 from fake_recipe import FakeDecoder, FakeEngine
 
-from toynn.completion import Stops, complete, complete_all
 from toynn.errors import ConfigError
 from toynn.formats.tokenizer import ByteTokenizer
-from toynn.generate import Reader, generate
+from toynn.generation.completion import Stops, complete, complete_all
+from toynn.generation.drawing import Reader, generate
 
 
 @pytest.mark.parametrize(

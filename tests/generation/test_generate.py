@@ -7,7 +7,7 @@ import pytest
 from fake_recipe import FakeDecoder, FakeEngine
 
 from toynn.errors import ConfigError, NonFiniteError
-from toynn.generate import generate, sample
+from toynn.generation.drawing import generate, sample
 
 
 @pytest.fixture

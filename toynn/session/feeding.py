@@ -9,10 +9,10 @@ from numpy.typing import ArrayLike
 
 from toynn import checks
 from toynn.backends.protocol import Backend, FeedInput, Feeds
-from toynn.critical import uninterrupted
 from toynn.graph.lowering import CompiledTape
 from toynn.graph.storage import Storage
 from toynn.graph.tape import Role, Tape, Tensor
+from toynn.system.critical import uninterrupted
 
 __all__ = ["FeedDoors"]
 

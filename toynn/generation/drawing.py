@@ -1,6 +1,6 @@
 """Generation: a model continues a sequence of tokens, one token at a time.
 
-The model reads the prompt, and then each token that was drawn (toynn.sampling says how): what it
+The model reads the prompt, and then each token that was drawn (``Sampling`` says how): what it
 read before is in its cache. When its context is full it reads the newer half of it again, as a new
 sequence, and goes on; so a generation ends at ``max_tokens`` or at a token of ``stop``, and not by
 itself.
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toynn.errors import ConfigError
-from toynn.sampling import Sampling, SamplingOptions, log_softmax
+from toynn.generation.sampling import Sampling, SamplingOptions, log_softmax
 
 __all__ = [
     "BatchEngine",
@@ -213,8 +213,8 @@ def generate(
     """Yield up to max_tokens new tokens that continue the prompt, as they come.
 
     A token of ``stop`` ends the generation and is not among them. A prompt longer than the context
-    is seen by its end alone. The same seed gives the same tokens. For temperature, top_k and
-    the like see ``toynn.sampling.Sampling``. With the ``reader`` of a generation before, what both
+    is seen by its end alone. The same seed gives the same tokens. For temperature, top_k and the
+    like see ``toynn.generation.Sampling``. With the ``reader`` of a generation before, what both
     prompts begin with is not read again.
 
     Raises ConfigError for values out of range, NonFiniteError where the model's logits are not

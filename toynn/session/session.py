@@ -17,23 +17,23 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from toynn import backends, checks, precision
-from toynn.critical import Section, uninterrupted
 from toynn.errors import (
     ConfigError,
     LifecycleError,
     NonFiniteError,
     ShapeError,
 )
-from toynn.feeding import FeedDoors
-from toynn.gradients import GradientDoors
 from toynn.graph.lowering import CompiledTape, compile_tape, lower
+from toynn.graph.reports import Profile
 from toynn.graph.storage import Storage
 from toynn.graph.tape import Role, Tape, Tensor
-from toynn.memory import MemoryDoors
 from toynn.options import checked_prepack
-from toynn.persistent import PersistentDoors
-from toynn.reports import Profile
-from toynn.updates import Updates
+from toynn.session.feeding import FeedDoors
+from toynn.session.gradients import GradientDoors
+from toynn.session.memory import MemoryDoors
+from toynn.session.persistent import PersistentDoors
+from toynn.session.updates import Updates
+from toynn.system.critical import Section, uninterrupted
 
 __all__ = ["Session"]
 

@@ -4,10 +4,10 @@ from abc import abstractmethod
 
 from toynn.backends.protocol import Backend, Prepacking
 from toynn.graph.lowering import CompiledTape, Lowered, lower
+from toynn.graph.reports import Memory
 from toynn.graph.storage import Storage
 from toynn.graph.tape import Tape
-from toynn.machine import free_memory
-from toynn.reports import Memory
+from toynn.system.machine import free_memory
 
 __all__ = ["MemoryDoors"]
 

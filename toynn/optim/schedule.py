@@ -17,8 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from toynn.adamw import RANGES
 from toynn.errors import ConfigError
+from toynn.optim.adamw import RANGES
 from toynn.options import option, real, whole
 
 __all__ = ["SCHEDULES", "WARMUP", "Schedule", "usual_warmup"]

@@ -7,8 +7,8 @@ import pytest
 from tiny import Tiny
 
 from toynn._kernels import adamw as kernel
-from toynn.adamw import AdamW, check_row
 from toynn.errors import ConfigError
+from toynn.optim.adamw import AdamW, check_row
 
 
 def test_defaults_and_modes():

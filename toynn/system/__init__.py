@@ -1,0 +1,7 @@
+"""The operating system: signals, memory, files that are read, streams that are written.
+
+critical  sections that no signal handler interrupts
+machine   the processor and the memory of this machine
+reading   regular files, opened safely
+printing  texts made safe for a terminal, and streams that may be lost
+"""
