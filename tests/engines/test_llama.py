@@ -1,4 +1,4 @@
-"""Llama and its kin: configurations, options, life cycle, initial weights, gradients, batches."""
+"""The Llama family: configurations, options, life cycle, initial weights, gradients, batches."""
 
 import numpy as np
 import pytest

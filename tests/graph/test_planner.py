@@ -100,7 +100,7 @@ def test_no_tensor_is_written_over_while_it_lives(tape):
     run(tape, layout)
 
 
-def test_a_journal_lies_where_nothing_lives_when_updates_run():
+def test_an_undo_log_lies_where_nothing_lives_when_updates_run():
     recipe = toynn.recipes.GPT2()
     recipe.realize(toynn.GPT2Config(31, 8, 2, 16, 2, 8), toynn.RecipeOptions(t_batch=2))
     tape = recipe.engine.session.tape
@@ -111,8 +111,8 @@ def test_a_journal_lies_where_nothing_lives_when_updates_run():
     most = without.nbytes - sum(aligned(t.nbytes) for t in late if t in without.offsets)
     for nbytes, free in ((most // 4, True), (2 * without.nbytes, False)):
         layout = plan(tape, aligned(nbytes))
-        end = layout.journal + aligned(nbytes)
+        end = layout.undo_log + aligned(nbytes)
         for tensor in late & layout.offsets.keys():
             start = layout.offsets[tensor]
-            assert start >= end or start + tensor.nbytes <= layout.journal
+            assert start >= end or start + tensor.nbytes <= layout.undo_log
         assert end <= layout.nbytes and (layout.nbytes == without.nbytes) == free

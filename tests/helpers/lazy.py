@@ -10,7 +10,7 @@ class Lazy:
     """The CPU's kernels behind a queue, as a device has one."""
 
     name = "lazy"
-    journals = False
+    undo_logs = False
 
     def __init__(self, n_threads=None):
         self.inner = CPU(n_threads)
@@ -39,10 +39,10 @@ class Lazy:
         self.calls.append(("wrap", array.nbytes))
         return LazyBuffer(self, self.inner.wrap(array))
 
-    def scratch(self, launches, journal):
+    def scratch(self, launches, undo_log):
         return self.inner.scratch(launches)
 
-    def compile(self, launches, buffers, journal):
+    def compile(self, launches, buffers, undo_log):
         inner = {name: buffer.inner for name, buffer in buffers.items()}
         return LazyProgram(self, self.inner.compile(launches, inner))
 

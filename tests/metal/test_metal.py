@@ -290,7 +290,7 @@ def test_an_update_behind_a_run_that_failed_is_put_back(device):
     assert same(before, updated(tiny.s))
 
 
-def test_there_is_one_journal_for_one_update(device):
+def test_there_is_one_undo_log_for_one_update(device):
     """A second update waits for the first: it would copy what that has left half done."""
     tiny = Tiny(backend="metal")
     start = device.standin_dispatches()
@@ -316,11 +316,11 @@ def test_micro_batches_of_a_step_that_failed_are_forgotten(device):
     assert same(updated(twin.s), updated(tiny.s))
 
 
-def test_what_a_journal_costs(device, monkeypatch):
+def test_what_an_undo_log_costs(device, monkeypatch):
     """Three dispatches in a step's one commit; no memory: it lies where activations lay."""
     costs = []
-    for journals in (False, True):
-        monkeypatch.setattr("toynn.backends.metal.backend.Metal.journals", journals)
+    for undo_logs in (False, True):
+        monkeypatch.setattr("toynn.backends.metal.backend.Metal.undo_logs", undo_logs)
         recipe = toynn.recipes.GPT2(backend="metal")
         recipe.realize(toynn.GPT2Config(61, 16, 2, 32, 2, 32), toynn.RecipeOptions(t_batch=16))
         session, ids = recipe.engine.session, np.arange(512) % 61
@@ -330,8 +330,8 @@ def test_what_a_journal_costs(device, monkeypatch):
         memory, own = session.memory(), session._compiled[session.tape].program.scratch
         costs.append((memory.activations - own, device.standin_dispatches() - dispatches))
         session.close()
-    (arena, without), (with_journal, dispatches) = costs
-    assert arena == with_journal > 1.5 * memory.moments and dispatches == without + 3
+    (arena, without), (with_undo_log, dispatches) = costs
+    assert arena == with_undo_log > 1.5 * memory.moments and dispatches == without + 3
 
 
 def test_a_buffer_that_is_too_long(device):

@@ -1,6 +1,6 @@
 // The checker: sees each access of a kernel that was compiled with -fsanitize=thread.
 //
-// The compiler calls __tsan_read4 and its kin before each access to memory; these are ours, not the
+// The compiler calls __tsan_read4 and its like before each access to memory; these are ours, not the
 // library of that sanitizer. Each access must lie in a buffer that is bound, be aligned, in
 // threadgroup memory find what was written in this group, and race with no other thread.
 #include "runtime.hpp"

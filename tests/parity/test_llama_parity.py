@@ -1,4 +1,4 @@
-"""Llama and its kin against an independent float64 model: logits, loss, gradients, training."""
+"""The Llama family against an independent float64 model: logits, loss, gradients, training."""
 
 import numpy as np
 import pytest

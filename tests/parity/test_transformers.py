@@ -1,4 +1,4 @@
-"""Llama and its kin against transformers in float64: the same weights under its names."""
+"""The Llama family against transformers in float64: the same weights under its names."""
 
 from contextlib import contextmanager
 

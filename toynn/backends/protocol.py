@@ -29,12 +29,12 @@ __all__ = [
     "Feed",
     "FeedInput",
     "Feeds",
-    "Journal",
     "Launch",
     "LiveRows",
     "Place",
     "Prepacking",
     "Program",
+    "UndoLog",
     "aligned",
 ]
 
@@ -104,11 +104,11 @@ class Launch:
 
 
 @dataclass(frozen=True)
-class Journal:
-    """What the launches of segment U overwrite, and where a copy of it may lie.
+class UndoLog:
+    """What the launches of segment U overwrite, and where a copy of it may be stored.
 
-    ``spare`` is memory that nothing else uses from the first of these launches until the run is
-    done: as many bytes as ``overwritten``, places with their lengths, takes. All are multiples of
+    ``spare`` is memory that nothing else uses from the first of these launches until the end of the
+    run. It has as many bytes as ``overwritten``: places, with their lengths. All are multiples of
     ALIGNMENT.
     """
 
@@ -210,9 +210,9 @@ class Backend(Protocol):
 
     name: str
     n_threads: int | None  # of the host, which a run may use; None: as many as it likes
-    #: A run may fail half way, on a device that is not this process; then it leaves what is in its
-    #: journal as it was before. Where a run cannot, there are no journals.
-    journals: bool = False
+    #: Whether a run may fail half way: the device is not this process. A program then restores
+    #: what its undo log holds. Without it there are no undo logs.
+    undo_logs: bool = False
 
     def allocate(self, nbytes: int) -> Buffer:
         """Return zero-filled memory. Raises MemoryError."""
@@ -220,14 +220,14 @@ class Backend(Protocol):
     def wrap(self, array: NDArray[np.uint8]) -> Buffer:
         """Return read-only bytes, such as a mapped file, as a buffer: in place, if that can be."""
 
-    def scratch(self, launches: Sequence[Launch], journal: Journal | None = None) -> int:
+    def scratch(self, launches: Sequence[Launch], undo_log: UndoLog | None = None) -> int:
         """Return how much memory of its own a program of these launches would have."""
 
     def compile(
         self,
         launches: Sequence[Launch],
         buffers: Mapping[str, Buffer],
-        journal: Journal | None = None,
+        undo_log: UndoLog | None = None,
     ) -> Program:
         """Turn launches into a program that runs without Python. Raises MemoryError."""
 

@@ -1,4 +1,4 @@
-"""The engine of Llama and its kin, with the seeds' names. The model is toynn/models/llama.py."""
+"""The engine of the Llama family, under the upstream names. The model: toynn/models/llama.py."""
 
 from toynn.engines.doors import Widths
 from toynn.engines.sequence import SequenceEngine

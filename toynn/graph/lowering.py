@@ -8,11 +8,11 @@ from toynn.backends.protocol import (
     Backend,
     Buffer,
     Feed,
-    Journal,
     Launch,
     LiveRows,
     Place,
     Program,
+    UndoLog,
     aligned,
 )
 from toynn.errors import ConfigError
@@ -50,12 +50,12 @@ class Lowered:
 
     tape: Tape
     layout: Plan
-    journal: Journal | None
+    undo_log: UndoLog | None
     launches: list[Launch]
 
     def nbytes(self, backend: Backend) -> int:
         """Return the bytes that the tape will take when it is compiled."""
-        return aligned(self.layout.nbytes) + backend.scratch(self.launches, self.journal)
+        return aligned(self.layout.nbytes) + backend.scratch(self.launches, self.undo_log)
 
 
 def lower(tape: Tape, places: Mapping[Tensor, Place], backend: Backend) -> Lowered:
@@ -63,17 +63,17 @@ def lower(tape: Tape, places: Mapping[Tensor, Place], backend: Backend) -> Lower
 
     Raises ConfigError for a tensor of another session.
     """
-    layout, journal = _planned(tape, places, backend)
-    return Lowered(tape, layout, journal, _launches(tape, places, layout.offsets))
+    layout, undo_log = _planned(tape, places, backend)
+    return Lowered(tape, layout, undo_log, _launches(tape, places, layout.offsets))
 
 
 def compile_tape(lowered: Lowered, buffers: Mapping[str, Buffer], backend: Backend) -> CompiledTape:
     """Allocate the arena of a tape, and turn the launches into a program."""
-    tape, layout, journal = lowered.tape, lowered.layout, lowered.journal
+    tape, layout, undo_log = lowered.tape, lowered.layout, lowered.undo_log
     arena = backend.allocate(aligned(layout.nbytes))
-    used = {"arena", *_buffers_of(lowered.launches, journal)}  # a program keeps these alive
+    used = {"arena", *_buffers_of(lowered.launches, undo_log)}  # a program keeps these alive
     at_hand = {name: buffer for name, buffer in buffers.items() if name in used}
-    program = backend.compile(lowered.launches, {**at_hand, "arena": arena}, journal)
+    program = backend.compile(lowered.launches, {**at_hand, "arena": arena}, undo_log)
     segments = {to: tape.segments(to) for to in ("loss", "grads", "update", "apply")}
     nodes = {
         to: [node for node in tape.nodes if node.segment in running]
@@ -90,22 +90,22 @@ def compile_tape(lowered: Lowered, buffers: Mapping[str, Buffer], backend: Backe
     )
 
 
-def _buffers_of(launches: Iterable[Launch], journal: Journal | None) -> Iterator[str]:
+def _buffers_of(launches: Iterable[Launch], undo_log: UndoLog | None) -> Iterator[str]:
     """Yield the name of each buffer that is read or written."""
     for launch in launches:
         yield from (place.buffer for place in launch.tensors.values() if place is not None)
         if launch.live is not None:
             yield launch.live.count.buffer
-    if journal is not None:
-        yield from (place.buffer for place, _ in journal.overwritten)
+    if undo_log is not None:
+        yield from (place.buffer for place, _ in undo_log.overwritten)
 
 
 def _planned(
     tape: Tape, places: Mapping[Tensor, Place], backend: Backend
-) -> tuple[Plan, Journal | None]:
-    """Plan the arena, with room for a journal of what an update overwrites, if there is one."""
+) -> tuple[Plan, UndoLog | None]:
+    """Plan the arena, with room for an undo log of what an update overwrites, if there is one."""
     updated = {t.root for node in tape.nodes if node.segment == "U" for t in node.outputs if t}
-    owned = [t for t in updated if t.role in _UPDATED and t in places] if backend.journals else []
+    owned = [t for t in updated if t.role in _UPDATED and t in places] if backend.undo_logs else []
     overwritten: list[tuple[Place, int]] = []
     for tensor in sorted(owned, key=lambda t: (places[t].buffer, places[t].offset)):
         place, nbytes = places[tensor], aligned(tensor.nbytes)
@@ -116,8 +116,8 @@ def _planned(
                 continue
         overwritten.append((place, nbytes))
     layout = plan(tape, sum(nbytes for _, nbytes in overwritten))
-    journal = Journal(Place("arena", layout.journal), tuple(overwritten)) if overwritten else None
-    return layout, journal
+    undo_log = UndoLog(Place("arena", layout.undo_log), tuple(overwritten)) if overwritten else None
+    return layout, undo_log
 
 
 def _from_outside(nodes: Iterable[Node]) -> frozenset[Tensor]:

@@ -1,9 +1,9 @@
 """The planner: when each activation lives, and where.
 
-A tensor lives from the node that first touches it to the node that last does. Two tensors may share
-memory when their lives do not meet. A journal, which a backend may want for updates, lives when
-activations are no more: it takes memory only where it is larger than they. One arena holds them
-all; its size is known before it exists. Larger tensors are placed first, each at the lowest free
+A tensor is live from the first node that touches it to the last. Two tensors may share memory if
+they are never live together. An undo log, which a backend may want for updates, is live after all
+activations are freed: it takes more memory only if it is larger than they are. One arena holds all;
+its size is known before it exists. Larger tensors are placed first, each at the lowest free
 offset (greedy by size: Pisarchyk & Lee 2020, arXiv:2001.03288).
 """
 
@@ -20,11 +20,11 @@ _OWNED_BY_TAPE = (Role.ACTIVATION, Role.INPUT)
 
 @dataclass(frozen=True)
 class Plan:
-    """Byte offsets of a tape's tensors and of its journal in its arena, and the arena's size."""
+    """Byte offsets of a tape's tensors and of its undo log in its arena, and the arena's size."""
 
     offsets: dict[Tensor, int]
     nbytes: int
-    journal: int = 0
+    undo_log: int = 0
 
 
 @dataclass(eq=False)
@@ -40,11 +40,11 @@ class _Slot:
         return self.first <= other.last and other.first <= self.last
 
 
-def plan(tape: Tape, journal: int = 0) -> Plan:
+def plan(tape: Tape, undo_log: int = 0) -> Plan:
     """Place every tensor that the tape owns, and so many bytes that segment U has for itself."""
     slots = _slots(tape)
     first = next((i for i, node in enumerate(tape.nodes) if node.segment == "U"), len(tape.nodes))
-    spare = _Slot(journal, first, len(tape.nodes))
+    spare = _Slot(undo_log, first, len(tape.nodes))
     placed: list[_Slot] = []
     for slot in sorted({*slots.values(), spare}, key=lambda slot: (-slot.nbytes, slot.first)):
         slot.offset = _lowest_gap(slot, placed)

@@ -1,4 +1,4 @@
-"""Llama and its kin, qwen2 and qwen3: RMSNorm, RoPE, grouped-query attention, SwiGLU.
+"""The Llama family: llama, qwen2 and qwen3: RMSNorm, RoPE, grouped-query attention, SwiGLU.
 
     x += W_o attention(turn(W_q n), turn(W_k n), W_v n)     n = rmsnorm(x)
     x += W_down (silu(W_gate n) * W_up n)                   n = rmsnorm(x)
@@ -182,7 +182,7 @@ def check_exported_heads(cfg: LlamaConfig) -> None:
 
 
 class Llama(SequenceModel[LlamaConfig]):
-    """An architecture of the kin."""
+    """An architecture of the family."""
 
     config_type: ClassVar[type[Any]] = LlamaConfig
 

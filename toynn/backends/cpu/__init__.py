@@ -21,11 +21,11 @@ from toynn.backends.protocol import (
     Buffer,
     Feed,
     FeedInput,
-    Journal,
     Launch,
     LiveRows,
     Place,
     Program,
+    UndoLog,
     aligned,
 )
 from toynn.backends.threads import get_num_threads
@@ -95,7 +95,7 @@ class CPU(Backend):
         """Return the memory of an array as a buffer, without a copy."""
         return HostBuffer(array)
 
-    def scratch(self, launches: Sequence[Launch], journal: Journal | None = None) -> int:
+    def scratch(self, launches: Sequence[Launch], undo_log: UndoLog | None = None) -> int:
         """Return the bytes of what the neediest kernel takes, and of sums that wait for another."""
         return self._most(launches) + Squares(launches).nbytes
 
@@ -114,7 +114,7 @@ class CPU(Backend):
         self,
         launches: Sequence[Launch],
         buffers: Mapping[str, Buffer],
-        journal: Journal | None = None,
+        undo_log: UndoLog | None = None,
     ) -> Program:
         """Turn launches into a program: addresses resolved, threads chosen by the work."""
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from toynn.backends.metal.device import MetalBuffer, MetalDevice
 from toynn.backends.metal.program import MetalProgram, scratch
-from toynn.backends.protocol import Backend, Buffer, Journal, Launch, Program
+from toynn.backends.protocol import Backend, Buffer, Launch, Program, UndoLog
 
 __all__ = ["Metal"]
 
@@ -18,7 +18,7 @@ class Metal(Backend):
     """Shaders of this folder, in the order of the tape, on the default device."""
 
     name = "metal"
-    journals = True
+    undo_logs = True
 
     def __init__(self, n_threads: int | None = None) -> None:
         self.n_threads = n_threads  # a wish that the device has no use for
@@ -45,19 +45,19 @@ class Metal(Backend):
         buffer.upload(0, array)
         return buffer
 
-    def scratch(self, launches: Sequence[Launch], journal: Journal | None = None) -> int:
+    def scratch(self, launches: Sequence[Launch], undo_log: UndoLog | None = None) -> int:
         """Return the bytes of arguments and intermediate results."""
-        return scratch(launches, journal)
+        return scratch(launches, undo_log)
 
     def compile(
         self,
         launches: Sequence[Launch],
         buffers: Mapping[str, Buffer],
-        journal: Journal | None = None,
+        undo_log: UndoLog | None = None,
     ) -> Program:
         """Turn launches into a list of dispatches; shaders are compiled when first needed."""
         own = {name: b for name, b in buffers.items() if isinstance(b, MetalBuffer)}
-        return MetalProgram(self.device, launches, own, journal)
+        return MetalProgram(self.device, launches, own, undo_log)
 
     def wait(self) -> None:
         """Return when all runs are done. Raises BackendError with what the first bad one says."""

@@ -16,8 +16,8 @@ from toynn.backends.metal import _bridge
 from toynn.backends.metal.arguments import entries, offset, pack
 from toynn.backends.metal.device import MetalBuffer, MetalDevice
 from toynn.backends.metal.grids import PASSES, SCRATCH, TYPES, Pass
-from toynn.backends.metal.journal import MetalJournal
-from toynn.backends.protocol import Accumulate, Journal, Launch, aligned
+from toynn.backends.metal.undo_log import MetalUndoLog
+from toynn.backends.protocol import Accumulate, Launch, UndoLog, aligned
 from toynn.errors import BackendError, BackendUnavailable
 
 __all__ = ["MetalProgram", "scratch"]
@@ -58,19 +58,19 @@ def _plan(launch: Launch) -> Planned:
     return Planned(op, launch, signature, given, passes, aligned(need))
 
 
-def scratch(launches: Sequence[Launch], journal: Journal | None = None) -> int:
+def scratch(launches: Sequence[Launch], undo_log: UndoLog | None = None) -> int:
     """Return the bytes that a program of these launches has of its own.
 
     Raises BackendUnavailable for a kernel that there is none of.
     """
     planned = [_plan(launch) for launch in launches]
-    return sum(_own(planned, journal))
+    return sum(_own(planned, undo_log))
 
 
-def _own(planned: Sequence[Planned], journal: Journal | None) -> tuple[int, int]:
+def _own(planned: Sequence[Planned], undo_log: UndoLog | None) -> tuple[int, int]:
     """Return the bytes of arguments, and of intermediate results, which all launches share."""
     slots = 1 + sum(2 + (one.launch.live is not None) for one in planned)
-    slots += MetalJournal.structs(journal)
+    slots += MetalUndoLog.structs(undo_log)
     return SLOT * slots, max((one.scratch for one in planned), default=0)
 
 
@@ -93,27 +93,29 @@ class MetalProgram:
         device: MetalDevice,
         launches: Sequence[Launch],
         buffers: Mapping[str, MetalBuffer],
-        journal: Journal | None = None,
+        undo_log: UndoLog | None = None,
     ) -> None:
         self._device, self._buffers = device, buffers
         planned = [_plan(launch) for launch in launches]
-        arguments, intermediate = _own(planned, journal)
+        arguments, intermediate = _own(planned, undo_log)
         self._arguments = device.allocate(arguments)
         self._scratch = device.allocate(intermediate)
         self._next = SLOT  # the first is bound where a tensor is missing
         self.scratch = arguments + intermediate
         count = sum(len(one.passes) + (one.launch.live is not None) for one in planned)
-        count += MetalJournal.structs(journal)
+        count += MetalUndoLog.structs(undo_log)
         self._dispatches = _bridge.Dispatches(device.bridge, count)
-        self._journal: MetalJournal | None = None
+        self._undo_log: MetalUndoLog | None = None
         for one in planned:
-            if journal is not None and self._journal is None and one.launch.segment == UPDATE:
-                self._journal = MetalJournal(device, journal, buffers, self._arguments, self._write)
-                self._journal.append(self._dispatches, UPDATE)
+            if undo_log is not None and self._undo_log is None and one.launch.segment == UPDATE:
+                self._undo_log = MetalUndoLog(
+                    device, undo_log, buffers, self._arguments, self._write
+                )
+                self._undo_log.append(self._dispatches, UPDATE)
             self._append(one)
         self._launches = list(launches)
         self._runs: dict[str, tuple[int, float]] = {}  # by segments: how often, seconds
-        self._updating = False  # a run on its way writes the journal
+        self._updating = False  # a run on its way writes the undo log
 
     def _append(self, one: Planned) -> None:
         launch = one.launch
@@ -178,20 +180,20 @@ class MetalProgram:
 
     def run(self, segments: str, accumulate: bool) -> None:
         """Submit the launches of these segments, as one command buffer."""
-        journal = self._journal if UPDATE in segments else None
-        if journal is not None and self._updating:
-            self._device.wait()  # there is one journal
+        undo_log = self._undo_log if UPDATE in segments else None
+        if undo_log is not None and self._updating:
+            self._device.wait()  # there is one undo log
 
         def done(seconds: float | None) -> None:
-            if journal is not None:
-                journal.close(undo=seconds is None)
+            if undo_log is not None:
+                undo_log.close(undo=seconds is None)
                 self._updating = False
             if seconds is not None:
                 runs, spent = self._runs.get(segments, (0, 0.0))
                 self._runs[segments] = runs + 1, spent + seconds
 
         self._device.commit(self._dispatches, segments, accumulate, done)
-        self._updating |= journal is not None
+        self._updating |= undo_log is not None
 
     def times(self) -> list[tuple[int, int]]:
         """Return (calls, nanoseconds) per launch: of each run's time a share by its work."""

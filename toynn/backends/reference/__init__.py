@@ -19,10 +19,10 @@ from toynn.backends.protocol import (
     Accumulate,
     Backend,
     Buffer,
-    Journal,
     Launch,
     Place,
     Program,
+    UndoLog,
 )
 from toynn.backends.reference import (
     attention,
@@ -125,7 +125,7 @@ class Reference(Backend):
         """Return the memory of an array as a buffer, without a copy."""
         return HostBuffer(array)
 
-    def scratch(self, launches: Sequence[Launch], journal: Journal | None = None) -> int:
+    def scratch(self, launches: Sequence[Launch], undo_log: UndoLog | None = None) -> int:
         """Return 0: NumPy's own arrays are not counted."""
         return 0
 
@@ -133,7 +133,7 @@ class Reference(Backend):
         self,
         launches: Sequence[Launch],
         buffers: Mapping[str, Buffer],
-        journal: Journal | None = None,
+        undo_log: UndoLog | None = None,
     ) -> Program:
         """Turn launches into a program."""
         own = {name: buffer for name, buffer in buffers.items() if isinstance(buffer, HostBuffer)}

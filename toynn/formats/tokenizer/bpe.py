@@ -22,7 +22,7 @@ MISSING = "\ufdd0"  # not a character: stands for a byte without a token, so tha
 
 
 def byte_letters() -> list[str]:
-    """Return how GPT-2's tokenizer and its kin spell each byte: all of them as letters one can see.
+    """Return the letter that byte-level BPE writes for each byte: all are printable.
 
     Source: bytes_to_unicode of github.com/openai/gpt-2, src/encoder.py.
     """

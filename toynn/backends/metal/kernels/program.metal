@@ -16,7 +16,7 @@ kernel void program_limit(device uint*       first [[buffer(0)]],
     later[limit.word] = limit.per_row * live;
 }
 
-// A journal (journal.py): n pieces of 16 bytes are copied, a thread each.
+// An undo log (undo_log.py): n pieces of 16 bytes are copied, a thread each.
 kernel void program_copy(device uint4*        to   [[buffer(0)]],
                          device const uint4*  from [[buffer(1)]],
                          constant uint&       n    [[buffer(2)]],

@@ -1,9 +1,9 @@
-"""The copy of what an update overwrites, from which it is put back where the device fails.
+"""A copy of what an update overwrites: if the device fails, weights and moments are restored.
 
-A device may fail within an update, or before it, in a run that the update builds on; and what is
-behind that on the queue runs nevertheless. So the first thing that an update does is to copy the
-weights and moments that it is going to overwrite, and then to write the mark: from there on the
-copy is whole. All that is in the step's own command buffer. The copy lies where activations lay.
+A device may fail within an update, or in an earlier run that the update builds on; the queue runs
+the commands behind a failed one nevertheless. So an update first copies the weights and moments
+that it will overwrite, then writes a mark: from there on the copy is complete. All of it is in the
+step's own command buffer. The copy is stored where the activations were.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,39 +12,39 @@ import numpy as np
 
 from toynn.backends.metal import _bridge
 from toynn.backends.metal.device import MetalBuffer, MetalDevice
-from toynn.backends.protocol import Journal
+from toynn.backends.protocol import UndoLog
 
-__all__ = ["MetalJournal"]
+__all__ = ["MetalUndoLog"]
 
 WORD = 16  # bytes that a thread copies
 GROUP = 256  # threads of a group
 
 
-class MetalJournal:
-    """A program's journal: dispatches that fill it, and what the CPU does with it."""
+class MetalUndoLog:
+    """A program's undo log: dispatches that fill it, and what the CPU does with it."""
 
     def __init__(
         self,
         device: MetalDevice,
-        journal: Journal,
+        undo_log: UndoLog,
         buffers: Mapping[str, MetalBuffer],
         arguments: MetalBuffer,
         write: Callable[[bytes], int],
     ) -> None:
         self._device, self._arguments = device, arguments
-        self._spare = buffers[journal.spare.buffer]
+        self._spare = buffers[undo_log.spare.buffer]
         self._copies: list[tuple[MetalBuffer, int, int, int, int]] = []
         self._mark = write(bytes(4))
-        at = journal.spare.offset
-        for place, nbytes in journal.overwritten:
+        at = undo_log.spare.offset
+        for place, nbytes in undo_log.overwritten:
             size = write(np.array([nbytes // WORD], np.uint32).tobytes())
             self._copies.append((buffers[place.buffer], place.offset, at, nbytes, size))
             at += nbytes
 
     @staticmethod
-    def structs(journal: Journal | None) -> int:
-        """Return how many structs of arguments a journal takes: that is, ``write`` is called."""
-        return 0 if journal is None else 1 + len(journal.overwritten)
+    def structs(undo_log: UndoLog | None) -> int:
+        """Return how many structs of arguments an undo log takes: that is, ``write`` is called."""
+        return 0 if undo_log is None else 1 + len(undo_log.overwritten)
 
     def append(self, dispatches: _bridge.Dispatches, segment: str) -> None:
         """Add the dispatches that copy, and the one that writes the mark."""

@@ -1,4 +1,4 @@
-"""Kin of Llama in files of their own: what files and folders say that they do not compute."""
+"""Other architectures of the Llama family: what files and folders say that they do not compute."""
 
 import json
 
