@@ -17,7 +17,7 @@ from toynn.cli import main
 from toynn.engines import SequenceEngine
 from toynn.errors import ConfigError, DataError, GGUFError
 from toynn.formats import adapters, gguf, hf
-from toynn.formats.hf.spelling import SPELLINGS
+from toynn.formats.hf.name_mapping import NAME_MAPPINGS
 from toynn.models import ARCHITECTURES, architecture, register
 
 CONFIG = TandemConfig(vocab=256, d_model=16, n_heads=2, d_ff=24, n_layers=3, context=16)
@@ -30,7 +30,7 @@ def registered():
     """The architecture, for this file alone."""
     register(Tandem())
     yield
-    del ARCHITECTURES["tandem"], SPELLINGS["tandem"]
+    del ARCHITECTURES["tandem"], NAME_MAPPINGS["tandem"]
 
 
 @pytest.fixture

@@ -156,10 +156,10 @@ def test_gradients_over_a_folder_are_pefts(folder):
             names[name].copy_(torch.tensor(values))
     logits = model(input_ids=torch.tensor(ids)[None]).logits[0]
     torch.nn.functional.cross_entropy(logits, torch.tensor(labels)).backward()
-    spelled = recipe.engine.model.matrices(recipe.engine.adapters)
+    hf_names = recipe.engine.model.matrices(recipe.engine.adapters)
     for name, gradient in recipe.engine.gradients().items():
         if name.endswith("lora_b"):
-            module = spelled[name.removesuffix(".lora_b")].removesuffix(".weight")
+            module = hf_names[name.removesuffix(".lora_b")].removesuffix(".weight")
             theirs = names[f"base_model.model.{module}.lora_B.weight"].grad.numpy()
             assert_near(gradient, theirs, 1e-4)
 

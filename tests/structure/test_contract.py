@@ -134,7 +134,7 @@ def tree_of(path):
 
 
 ASKED = ("arch", "architecture", "model_type")
-REGISTRIES = ("ARCHITECTURES", "ENGINES", "SPELLINGS")
+REGISTRIES = ("ARCHITECTURES", "ENGINES", "NAME_MAPPINGS")
 
 
 def texts_in(node):

@@ -13,7 +13,7 @@ from toynn.jobs.made import OPTIONS
 __all__ = ["add_parser", "job_of", "words_of"]
 
 #: mlx-lm's and llama.cpp's names of flags.
-SPELLED = {each.also: each.flag for options in OPTIONS.values() for each in options if each.also}
+ALSO = {each.also: each.flag for options in OPTIONS.values() for each in options if each.also}
 
 
 def add_parser(commands: Any, *, required: bool = True) -> None:
@@ -49,7 +49,7 @@ def words_of(words: Sequence[str]) -> list[str]:
 
     Where none is typed, it is that of the file that --config or --resume names.
     """
-    found = [_spelled(word) for word in words]
+    found = [_renamed(word) for word in words]
     config, resume = _value_of(found, "--config"), _value_of(found, "--resume")
     if (config or resume) is None:
         return found
@@ -58,10 +58,10 @@ def words_of(words: Sequence[str]) -> list[str]:
     return found if typed else [recipe, *found]
 
 
-def _spelled(word: str) -> str:
+def _renamed(word: str) -> str:
     """Return a word as it is called here: some flags are taken by the names of other programs."""
     name, sign, value = word.partition("=")
-    return f"{SPELLED.get(name, name)}{sign}{value}"
+    return f"{ALSO.get(name, name)}{sign}{value}"
 
 
 def _value_of(words: Sequence[str], option: str) -> str | None:

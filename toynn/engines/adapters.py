@@ -20,7 +20,7 @@ from toynn.errors import AdapterError, ConfigError
 from toynn.formats import adapters, quants
 from toynn.formats.adapters import LORA_A, LORA_B, LORA_M, Adapter, is_embedding
 from toynn.formats.adapters.peft import heads_in
-from toynn.formats.hf.spelling import pairs_apart, pairs_together
+from toynn.formats.hf.name_mapping import pairs_apart, pairs_together
 from toynn.graph.tape import Tape, Tensor
 from toynn.models import Source
 from toynn.nn import LoRA, Magnitude

@@ -219,18 +219,18 @@ class AdapterOptions:
 
         Raises ConfigError for a target that is none of them, or cannot have what is asked for.
         """
-        spelled = model_of(architecture).matrices(names)
+        hf_names = model_of(architecture).matrices(names)
         chosen: set[str] = set()
         for target in self.targets:
-            found = {name for name in spelled if _is_meant(target, name, spelled[name])}
+            found = {name for name in hf_names if _is_meant(target, name, hf_names[name])}
             if not found:
                 raise ConfigError(
                     f"targets: this {architecture} has no {target!r}; it has "
-                    f"{', '.join(_listed(spelled))}, {', '.join(_groups(spelled))}"
+                    f"{', '.join(_listed(hf_names))}, {', '.join(_groups(hf_names))}"
                 )
             chosen |= found
         self._check_kinds(chosen)
-        return [name for name in spelled if name in chosen]
+        return [name for name in hf_names if name in chosen]
 
     def _check_kinds(self, chosen: Iterable[str]) -> None:
         """Refuse experts, and the table, where adapters are of a kind that is not for them."""
@@ -264,22 +264,22 @@ def _is_meant(target: str, weight: str, module: str) -> bool:
     return any(f".{name}".endswith(f".{target}") for name in (part, module.removesuffix(".weight")))
 
 
-def _groups(spelled: Mapping[str, str]) -> list[str]:
+def _groups(hf_names: Mapping[str, str]) -> list[str]:
     """Return the names of several at once that a model has."""
-    stacked = any(_is_meant(_EXPERTS, name, name) for name in spelled)
+    stacked = any(_is_meant(_EXPERTS, name, name) for name in hf_names)
     return [*_GROUPS, *([_EXPERTS] if stacked else [])]
 
 
-def _listed(spelled: Mapping[str, str]) -> list[str]:
+def _listed(hf_names: Mapping[str, str]) -> list[str]:
     """Return what there is: short name, GGUF's name, Hugging Face's; the same in every block.
 
     What is in blocks comes first.
     """
     short = {part: name for name, part in _SHORT.items()}
     parts: dict[str, str] = {}
-    for weight in sorted(spelled, key=lambda name: not name.startswith(_BLOCK)):
+    for weight in sorted(hf_names, key=lambda name: not name.startswith(_BLOCK)):
         part = weight.split(".")[-2]
-        names = (short.get(part), part, spelled[weight].split(".")[-2])
+        names = (short.get(part), part, hf_names[weight].split(".")[-2])
         parts[part] = " = ".join(dict.fromkeys(name for name in names if name))
     return list(parts.values())
 

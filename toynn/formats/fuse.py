@@ -21,7 +21,7 @@ from toynn.formats.bases import Base
 from toynn.formats.files import replacing
 from toynn.formats.folders import temporary_folder
 from toynn.formats.gguf import OUTTYPES, Deferred, TensorInfo
-from toynn.formats.hf.spelling import SPELLINGS
+from toynn.formats.hf.name_mapping import NAME_MAPPINGS
 
 __all__ = ["Fused", "fuse"]
 
@@ -89,7 +89,7 @@ def fuse(
         known = ", ".join((*OUTTYPES, *mixes.MIXES))
         raise ConfigError(f"fuse: outtype must be {known}; got {outtype!r}")
     parted = {TABLE, HEAD} & adapter.pairs.keys() if adapters.is_tied(base) else set()
-    if parted and not SPELLINGS[base.architecture].has_head:
+    if parted and not NAME_MAPPINGS[base.architecture].has_head:
         raise AdapterError(
             f"{os.fspath(adapter.path)}: {min(parted)}: a {base.architecture} has no head apart "
             "from its table of embeddings, and the adapter is of one of them"

@@ -121,7 +121,7 @@ class LFM2(Llama):
     hf = replace(
         Llama.hf,
         keys={
-            **{key: spelled for key, spelled in Llama.hf.keys.items() if "rms" not in key},
+            **{key: hf_key for key, hf_key in Llama.hf.keys.items() if "rms" not in key},
             "attention.layer_norm_rms_epsilon": "norm_eps",
             _TAPS: "conv_L_cache",
         },

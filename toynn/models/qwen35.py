@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from toynn.errors import ConfigError
 from toynn.formats.hf.config import Config
-from toynn.formats.hf.spelling import Order
+from toynn.formats.hf.name_mapping import Order
 from toynn.graph.tape import Tensor
 from toynn.models import table as rows
 from toynn.models.checks import check_sizes

@@ -3,7 +3,7 @@
 from typing import Any
 
 from toynn.errors import ConfigError
-from toynn.formats.hf.spelling import SPELLINGS
+from toynn.formats.hf.name_mapping import NAME_MAPPINGS
 from toynn.models.sequence import SequenceModel
 
 __all__ = ["ARCHITECTURES", "architecture", "register"]
@@ -20,7 +20,7 @@ def register(model: SequenceModel[Any]) -> None:
     if model.architecture in ARCHITECTURES:
         raise ConfigError(f"register: there is an architecture {model.architecture!r} already")
     ARCHITECTURES[model.architecture] = model
-    SPELLINGS[model.architecture] = model.spelling()
+    NAME_MAPPINGS[model.architecture] = model.name_mapping()
 
 
 def architecture(name: str) -> SequenceModel[Any]:

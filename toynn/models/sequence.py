@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toynn.formats.hf.config import Config
-from toynn.formats.hf.spelling import Spelling, module_of
+from toynn.formats.hf.name_mapping import NameMapping, module_of
 from toynn.graph.tape import Tensor
 from toynn.models.hyper import Hyper
 from toynn.models.model import Blocks, Model
@@ -45,7 +45,7 @@ TABLE, HEAD = "token_embd.weight", "output.weight"
 
 @dataclass(frozen=True)
 class Folder:
-    """What Hugging Face's folders of an architecture say; see toynn.formats.hf.spelling.
+    """What Hugging Face's folders of an architecture say; see toynn.formats.hf.name_mapping.
 
     Attributes
     ----------
@@ -132,10 +132,10 @@ class SequenceModel(Model[S]):
         model.turns_neighbours = False
         return model
 
-    def spelling(self) -> Spelling:
-        """Return how Hugging Face spells the architecture."""
+    def name_mapping(self) -> NameMapping:
+        """Return Hugging Face's name mapping of the architecture."""
         rows = [row for row in self.table if row.elsewhere]
-        return Spelling(
+        return NameMapping(
             self.architecture,
             **vars(self.hf),
             modules={row.name: row.elsewhere for row in rows},
@@ -156,7 +156,7 @@ class SequenceModel(Model[S]):
 
         A model whose head is tied has the head's all the same: adapters tell the two apart.
         """
-        spelling, rows = self.spelling(), {row.name: row for row in self.table}
+        mapping, rows = self.name_mapping(), {row.name: row for row in self.table}
         found = {}
         names = dict.fromkeys(names)
         if {TABLE, HEAD} & names.keys() and "output" in rows:
@@ -166,7 +166,7 @@ class SequenceModel(Model[S]):
             if row is None or not row.elsewhere or not name.endswith(".weight"):
                 continue
             if row.kind == "matrix" or name == TABLE:
-                found[name] = spelling.name(name)
+                found[name] = mapping.name(name)
             elif row.kind == "experts":  # which is several there, or a part of one
                 found[name] = name
         return found

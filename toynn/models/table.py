@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toynn._kernels import random
-from toynn.formats.hf.spelling import Order
+from toynn.formats.hf.name_mapping import Order
 
 __all__ = [
     "Row",

@@ -55,7 +55,7 @@ class Base(Protocol):
 
     @property
     def metadata(self) -> Mapping[str, Any]:
-        """The model's keys, as GGUF spells them."""
+        """The model's keys, by their names in GGUF."""
 
     @property
     def tensors(self) -> Mapping[str, Shaped]:

@@ -27,7 +27,7 @@ from toynn.formats.adapters.adapter import (
 )
 from toynn.formats.adapters.checks import check_base, check_shapes
 from toynn.formats.adapters.stacks import unwrapped
-from toynn.formats.hf.spelling import SPELLINGS, Spelling, pairs_together
+from toynn.formats.hf.name_mapping import NAME_MAPPINGS, NameMapping, pairs_together
 from toynn.formats.objects import read_object
 from toynn.formats.safetensors import SafeTensors
 
@@ -38,8 +38,8 @@ __all__ = [
     "TABLES",
     "WEIGHTS",
     "heads_in",
+    "name_mapping_of",
     "read_peft",
-    "spelling_of",
 ]
 
 Floats = NDArray[np.float32]
@@ -98,7 +98,7 @@ def read_peft(folder: Path, base: Base, *, strict: bool = False) -> Adapter:
         if (folder / name).exists() and not (folder / WEIGHTS).exists():
             raise AdapterError(f"{folder / name}: {meaning}; expected {WEIGHTS}")
     config = _Config(folder / CONFIG)
-    spelling = spelling_of(folder, base.architecture)
+    mapping = name_mapping_of(folder, base.architecture)
     with closing(SafeTensors(folder / WEIGHTS)) as file:
         made_for = file.metadata.get(ARCHITECTURE, base.architecture)
         if made_for != base.architecture:
@@ -107,11 +107,11 @@ def read_peft(folder: Path, base: Base, *, strict: bool = False) -> Adapter:
                 f"is; got {made_for!r}"
             )
         tensors, stacks, seen = unwrapped(
-            f"{file.path}", spelling, base, config.parameters, file.tensors, file.__getitem__
+            f"{file.path}", mapping, base, config.parameters, file.tensors, file.__getitem__
         )
         for name in sorted(file.tensors.keys() - seen):
             found = TENSOR.fullmatch(name)
-            weight = spelling.gguf_name(f"{found[1]}.weight") if found else None
+            weight = mapping.gguf_name(f"{found[1]}.weight") if found else None
             kinds = TABLES if weight and is_embedding(weight) else SUFFIXES
             tensor = f"{weight}{kinds[found[2]]}" if found and found[2] in kinds else ""
             if (found and ".base_layer" in found[1]) or name.endswith(".base_layer.weight"):
@@ -142,7 +142,7 @@ def read_peft(folder: Path, base: Base, *, strict: bool = False) -> Adapter:
         )
     check_shapes(adapter, base)
     for weight in adapter.pairs:
-        module = stacks.get(weight) or spelling.name(weight).removesuffix(".weight")
+        module = stacks.get(weight) or mapping.name(weight).removesuffix(".weight")
         rank = adapter.rank_of(weight)
         if rank != (expected := config.rank_of(module)):
             raise AdapterError(
@@ -235,17 +235,17 @@ class _Config:
         return usual
 
 
-def spelling_of(path: Path, architecture: str) -> Spelling:
-    """Return how Hugging Face spells an architecture.
+def name_mapping_of(path: Path, architecture: str) -> NameMapping:
+    """Return Hugging Face's name mapping of an architecture.
 
     Raises AdapterError for one that toynn does not know.
     """
-    if architecture not in SPELLINGS:
+    if architecture not in NAME_MAPPINGS:
         raise AdapterError(
-            f"{path}: expected an architecture of {', '.join(SPELLINGS)}, whose names at Hugging "
-            f"Face toynn knows; got {architecture!r}"
+            f"{path}: expected an architecture of {', '.join(NAME_MAPPINGS)}, whose Hugging "
+            f"Face names toynn knows; got {architecture!r}"
         )
-    return SPELLINGS[architecture]
+    return NAME_MAPPINGS[architecture]
 
 
 def order_in(base: Base, weight: str) -> tuple[int, NDArray[np.intp]] | None:
@@ -255,7 +255,7 @@ def order_in(base: Base, weight: str) -> tuple[int, NDArray[np.intp]] | None:
     """
     shape = base.tensors[matrix_of(weight, base)].shape
     try:
-        return spelling_of(Path(), base.architecture).order(base.metadata, weight, shape)
+        return name_mapping_of(Path(), base.architecture).order(base.metadata, weight, shape)
     except (KeyError, ValueError) as error:
         raise AdapterError(f"{weight}: the base model's {error} does not fit {shape}") from error
 
@@ -265,7 +265,7 @@ def heads_in(base: Base, weight: str) -> int:
 
     Raises AdapterError where they do not divide the rows.
     """
-    heads = spelling_of(Path(), base.architecture).heads(base.metadata, weight)
+    heads = name_mapping_of(Path(), base.architecture).heads(base.metadata, weight)
     rows = base.tensors[matrix_of(weight, base)].shape[0]
     if type(heads) is not int or heads < 0 or (heads and rows % (2 * heads)):
         raise AdapterError(f"{weight}: the base model has {heads!r:.80} heads for {rows} rows")

@@ -31,12 +31,12 @@ from toynn.formats.adapters.peft import (
     TABLES,
     WEIGHTS,
     heads_in,
+    name_mapping_of,
     order_in,
-    spelling_of,
 )
 from toynn.formats.adapters.stacks import wrapped
 from toynn.formats.folders import write_together
-from toynn.formats.hf.spelling import Spelling, module_of, pairs_apart
+from toynn.formats.hf.name_mapping import NameMapping, module_of, pairs_apart
 
 __all__ = ["write_peft"]
 
@@ -61,23 +61,23 @@ def write_peft(
             raise AdapterError(
                 f"{path}: already exists; pass overwrite=True, or --overwrite, to replace it"
             )
-    spelling = spelling_of(folder, adapter.architecture)
+    mapping = name_mapping_of(folder, adapter.architecture)
     if base is not None:
         check(adapter, base)
     if why := no_peft(adapter.pairs, use_dora=adapter.use_dora):
         raise AdapterError(f"{os.fspath(adapter.path)}: {why}")
-    stacks = wrapped(adapter, spelling)
+    stacks = wrapped(adapter, mapping)
     plain = [weight for weight in adapter.pairs if not is_stack(weight)]
-    modules = {weight: _module(adapter, spelling, weight) for weight in plain}
+    modules = {weight: _module(adapter, mapping, weight) for weight in plain}
     arrays = {name: x for own in stacks for name, x in zip(own.names, (own.a, own.b), strict=True)}
     for weight in plain:
         a, b = adapter.pairs[weight]
         own, kinds = {LORA_A: a, LORA_B: b}, SUFFIXES
         if weight in adapter.magnitudes:
             own[LORA_M] = adapter.magnitudes[weight]
-        if heads := _heads(adapter, spelling, base, weight):
+        if heads := _heads(adapter, mapping, base, weight):
             own |= {k: pairs_apart(values, heads) for k, values in own.items() if k != LORA_A}
-        if order := _order(adapter, spelling, base, weight):
+        if order := _order(adapter, mapping, base, weight):
             axis, back = order[0], np.argsort(order[1])
             for side in (LORA_A,) if axis else own.keys() - {LORA_A}:
                 own[side] = np.take(own[side], back, axis)
@@ -89,7 +89,7 @@ def write_peft(
                 arrays[name] = np.ascontiguousarray(own[suffix])
     told = {"format": "pt", ARCHITECTURE: adapter.architecture, **_texts(adapter.metadata)}
     weights = safetensors.parts(arrays, told)
-    settings = _configuration(spelling, adapter, modules, base)
+    settings = _configuration(mapping, adapter, modules, base)
     if stacks:
         settings["target_parameters"] = [own.parameter for own in stacks]
         settings["rank_pattern"] |= {own.parameter: own.rank for own in stacks}
@@ -98,10 +98,10 @@ def write_peft(
     write_together(folder, {WEIGHTS: weights, CONFIG: config.encode()}, AdapterError)
 
 
-def _module(adapter: Adapter, spelling: Spelling, weight: str) -> str:
+def _module(adapter: Adapter, mapping: NameMapping, weight: str) -> str:
     """Return a weight's module at Hugging Face."""
     try:
-        name = spelling.name(weight)
+        name = mapping.name(weight)
     except (KeyError, IndexError):
         name = ""
     if not name.endswith(".weight"):
@@ -112,23 +112,23 @@ def _module(adapter: Adapter, spelling: Spelling, weight: str) -> str:
     return name.removesuffix(".weight")
 
 
-def _heads(adapter: Adapter, spelling: Spelling, base: Base | None, weight: str) -> int:
+def _heads(adapter: Adapter, mapping: NameMapping, base: Base | None, weight: str) -> int:
     """Return the number of heads of a weight whose rows PEFT has in another order, else 0."""
     if base is not None:
         return heads_in(base, weight)
     try:
-        return spelling.heads({}, weight)
+        return mapping.heads({}, weight)
     except KeyError as error:
         raise _needs_base(adapter, weight) from error
 
 
 def _order(
-    adapter: Adapter, spelling: Spelling, base: Base | None, weight: str
+    adapter: Adapter, mapping: NameMapping, base: Base | None, weight: str
 ) -> tuple[int, NDArray[np.intp]] | None:
     """Return the axis of a weight that PEFT has in another order, and which; or None."""
     if base is not None:
         return order_in(base, weight)
-    if module_of(weight) in spelling.orders:
+    if module_of(weight) in mapping.orders:
         raise _needs_base(adapter, weight)
     return None
 
@@ -147,7 +147,7 @@ def _texts(metadata: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _configuration(
-    spelling: Spelling, adapter: Adapter, modules: Mapping[str, str], base: Base | None
+    mapping: NameMapping, adapter: Adapter, modules: Mapping[str, str], base: Base | None
 ) -> dict[str, Any]:
     """Return what PEFT reads, and the rest of what it writes itself."""
     rank, alpha = adapter.rank, adapter.alpha
@@ -163,8 +163,8 @@ def _configuration(
         "lora_alpha": alpha or rank,
         "alpha_pattern": {} if alpha else others,
         "use_rslora": adapter.use_rslora and alpha > 0,
-        "target_modules": _targets(spelling, modules, base),
-        "fan_in_fan_out": bool(spelling.transposed),
+        "target_modules": _targets(mapping, modules, base),
+        "fan_in_fan_out": bool(mapping.transposed),
         "lora_dropout": 0.0,
         "bias": "none",
         "inference_mode": True,
@@ -178,9 +178,9 @@ def _configuration(
     }
 
 
-def _targets(spelling: Spelling, modules: Mapping[str, str], base: Base | None) -> list[str]:
+def _targets(mapping: NameMapping, modules: Mapping[str, str], base: Base | None) -> list[str]:
     """Return the modules, those that each block has by the shortest name that no other ends in."""
-    spelled = list(spelling.parts.values())
+    hf_names = list(mapping.parts.values())
     targets = set()
     for weight, module in modules.items():
         part = module_of(weight).removeprefix("blk.{n}.")
@@ -192,7 +192,7 @@ def _targets(spelling: Spelling, modules: Mapping[str, str], base: Base | None) 
         ):
             targets.add(module)
             continue
-        last = spelling.parts[part].rpartition(".")[2]
-        alone = sum(name.endswith(f".{last}") for name in spelled) == 1
-        targets.add(last if alone else spelling.parts[part])
+        last = mapping.parts[part].rpartition(".")[2]
+        alone = sum(name.endswith(f".{last}") for name in hf_names) == 1
+        targets.add(last if alone else mapping.parts[part])
     return sorted(targets)

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from toynn.errors import AdapterError
 from toynn.formats.adapters.adapter import LORA_A, LORA_B, Adapter, Base, is_stack
+from toynn.formats.hf.name_mapping import NameMapping, module_of
 from toynn.formats.hf.pieces import layout_of
-from toynn.formats.hf.spelling import Spelling, module_of
 
 __all__ = ["Parameter", "Wrapped", "unwrapped", "wrapped"]
 
@@ -58,29 +58,29 @@ class Wrapped(NamedTuple):
     alpha: float
 
 
-def parameter_of(spelling: Spelling, weight: str) -> Parameter:
+def parameter_of(mapping: NameMapping, weight: str) -> Parameter:
     """Return where a stack is in transformers."""
     number = weight.split(".")[1]
-    spelled = spelling.modules[module_of(weight)].replace("{n}", number)
-    if "{e}" in spelled:  # folders have a matrix of each expert, transformers one parameter
-        module, _, last = spelled.partition(".{e}.")
+    hf_name = mapping.modules[module_of(weight)].replace("{n}", number)
+    if "{e}" in hf_name:  # folders have a matrix of each expert, transformers one parameter
+        module, _, last = hf_name.partition(".{e}.")
         return Parameter(module, *_FUSED.get(last, (last, 0, 1)))
-    name, part, parts, by_turns = layout_of(spelled)
+    name, part, parts, by_turns = layout_of(hf_name)
     module, _, last = name.rpartition(".")
     if last in _LINEAR:
         module, last = f"{module}.experts", _LINEAR[last]
     return Parameter(module, last, part, parts, by_turns)
 
 
-def parameters(spelling: Spelling, weights: Iterable[str]) -> dict[str, Parameter]:
+def parameters(mapping: NameMapping, weights: Iterable[str]) -> dict[str, Parameter]:
     """Return where those of the weights that are stacks are in transformers."""
-    return {weight: parameter_of(spelling, weight) for weight in weights if is_stack(weight)}
+    return {weight: parameter_of(mapping, weight) for weight in weights if is_stack(weight)}
 
 
-def wrapped(adapter: Adapter, spelling: Spelling) -> list[Wrapped]:
+def wrapped(adapter: Adapter, mapping: NameMapping) -> list[Wrapped]:
     """Return the adapters of stacks as PEFT has them."""
     groups: dict[str, dict[str, Parameter]] = {}
-    for weight, parameter in parameters(spelling, adapter.pairs).items():
+    for weight, parameter in parameters(mapping, adapter.pairs).items():
         groups.setdefault(parameter.whole, {})[weight] = parameter
     modules: dict[str, list[str]] = {}
     for whole, group in groups.items():
@@ -128,7 +128,7 @@ def parameter_rows(parameter: Parameter, rows: int) -> slice:
 
 def unwrapped(
     where: str,
-    spelling: Spelling,
+    mapping: NameMapping,
     base: Base,
     targets: Collection[str],
     names: Collection[str],
@@ -140,7 +140,7 @@ def unwrapped(
     of parameters that are missing, or of other sizes than the base model's.
     """
     groups: dict[str, dict[str, Parameter]] = {}
-    for weight, parameter in parameters(spelling, base.tensors).items():
+    for weight, parameter in parameters(mapping, base.tensors).items():
         whole = parameter.whole
         if any(f".{whole}".endswith(f".{target}") for target in targets):
             groups.setdefault(whole, {})[weight] = parameter

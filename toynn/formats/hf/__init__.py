@@ -24,9 +24,9 @@ from toynn.formats.gguf.finite import E8M0_LIMIT, find_nonfinite
 from toynn.formats.gguf.tensors import TensorInfo
 from toynn.formats.hf.config import CONFIG, Config
 from toynn.formats.hf.mxfp4 import BLOCKS, BYTES, ELEMENTS, SCALES, interleaved
+from toynn.formats.hf.name_mapping import NAME_MAPPINGS, module_of, name_mapping_for, pairs_together
 from toynn.formats.hf.pieces import Piece, assembled, pieces_of
 from toynn.formats.hf.shards import Shards
-from toynn.formats.hf.spelling import SPELLINGS, module_of, pairs_together, spelling_for
 from toynn.formats.hf.writer import write
 from toynn.formats.objects import read_object
 from toynn.system.reading import Unchanged
@@ -61,11 +61,11 @@ class HFModel:
         self._watched = Unchanged.of(path / CONFIG)
         self.path, self._config = path, Config(path, read_object(path / CONFIG))
         kind = self._config.get("model_type")
-        spelling = spelling_for(kind)
-        if spelling is None:
-            known = ", ".join(name for s in SPELLINGS.values() for name in s.model_types)
+        mapping = name_mapping_for(kind)
+        if mapping is None:
+            known = ", ".join(name for s in NAME_MAPPINGS.values() for name in s.model_types)
             self._config.refuse(f"model_type must be {known}; got {kind!r}")
-        self.architecture, self._spelling = spelling.architecture, spelling
+        self.architecture, self._mapping = mapping.architecture, mapping
         self._pieces: dict[str, dict[Piece, str]] = {}  # of those that lie in pieces
         self._added: dict[str, Floats] = {}
         self.types: dict[str, str] = {}  # of metadata that is passed on: none is
@@ -73,8 +73,8 @@ class HFModel:
             f"{self.architecture}.{key}": value for key, value in self._read_config().items()
         }
         #: whether the rows of q and k that RoPE turns together are half a head apart in ``stored``
-        self.pairs_apart = bool(spelling.pairs)
-        self._stored = Shards(path, BUFFERS, (BLOCKS, SCALES) if spelling.bare else ())
+        self.pairs_apart = bool(mapping.pairs)
+        self._stored = Shards(path, BUFFERS, (BLOCKS, SCALES) if mapping.bare else ())
         try:
             self._sources = self._read_names()  # by GGUF name
             names = (*self._sources, *self._pieces, *self._added)
@@ -119,7 +119,7 @@ class HFModel:
     def _order(self, name: str, shape: tuple[int, ...]) -> tuple[int, NDArray[np.intp]] | None:
         """Return another order of a weight's rows or columns than GGUF's, if it has one."""
         try:
-            return self._spelling.order(self.metadata, name, shape)
+            return self._mapping.order(self.metadata, name, shape)
         except (KeyError, ValueError) as error:
             raise DataError(f"{self.path}: {name}: {shape} does not fit: {error}") from error
 
@@ -172,21 +172,21 @@ class HFModel:
     def _is_changed(self, name: str) -> bool:
         """Whether the numbers are others than a folder's: expanded when they are read."""
         module = module_of(name)
-        return module in self._spelling.more or module in self._spelling.logarithms
+        return module in self._mapping.more or module in self._mapping.logarithms
 
     def _floats(self, name: str) -> Floats:
         """Return the same in float32, with what a folder leaves out."""
-        more = self._spelling.more.get(module_of(name), 0.0)
+        more = self._mapping.more.get(module_of(name), 0.0)
         if more:
             return self._stored[self._sources[name]] + np.float32(more)
-        if module_of(name) in self._spelling.logarithms:
+        if module_of(name) in self._mapping.logarithms:
             with np.errstate(over="ignore"):
                 return self._ordered(name, -np.exp(self._stored[self._sources[name]]))
         info = self.tensors[name]
         return quants.dequantize(_bytes(self._as_it_lies(name)), info.type, info.shape)
 
     def _view(self, source: str) -> Array:
-        """Return a tensor of the files; numbers of 16 bits as they are spelled."""
+        """Return a tensor of the files; numbers of 16 bits as they are stored."""
         info = self._stored.tensors[source]
         if info.type == "U8":
             scales = source.removesuffix(BLOCKS) + SCALES
@@ -201,7 +201,7 @@ class HFModel:
 
     def _heads(self, name: str) -> int:
         """Return the heads of a weight whose rows GGUF has in another order, else 0."""
-        return self._spelling.heads(self.metadata, name)
+        return self._mapping.heads(self.metadata, name)
 
     def _path_of(self, name: str) -> Path:
         source = self._sources.get(name) or next(iter(self._pieces[name].values()))
@@ -246,16 +246,16 @@ class HFModel:
 
     def _read_config(self) -> dict[str, Any]:
         """Return the hyper-parameters by GGUF's keys; refuse what is not known."""
-        config, spelling = self._config, self._spelling
+        config, mapping = self._config, self._mapping
         self._is_tied = config.get("tie_word_embeddings")
-        found = config.numbers(spelling.keys, spelling.real)
-        self._added |= spelling.complete(config, found)
-        for key, values in spelling.fixed.items():
+        found = config.numbers(mapping.keys, mapping.real)
+        self._added |= mapping.complete(config, found)
+        for key, values in mapping.fixed.items():
             config.expect(key, values)
         config.refuse_others()
-        for key, spelled in spelling.keys.items():
-            if key not in found and key not in spelling.optional:
-                config.refuse(f"{spelled} is missing")
+        for key, hf_key in mapping.keys.items():
+            if key not in found and key not in mapping.optional:
+                config.refuse(f"{hf_key} is missing")
         return found
 
     # -- Weights ---------------------------------------------------------------------------------
@@ -266,13 +266,13 @@ class HFModel:
         for name, info in self._stored.tensors.items():
             if name.endswith(SCALES) and name.removesuffix(SCALES) + BLOCKS in self._stored.tensors:
                 continue
-            spelled = self._spelling.plain_name(name)
-            if pieces := pieces_of(self._spelling.modules, spelled):
+            hf_name = self._mapping.plain_name(name)
+            if pieces := pieces_of(self._mapping.modules, hf_name):
                 for piece in pieces:
                     part = piece._replace(turned=False) if info.type == "U8" else piece
                     self._pieces.setdefault(piece.name, {})[part] = name
                 continue
-            gguf_name = self._spelling.gguf_name(spelled)
+            gguf_name = self._mapping.gguf_name(hf_name)
             if gguf_name is None or gguf_name in sources:
                 unknown += [] if name.endswith(BUFFERS) else [name]
             elif not self._is_zero_bias(gguf_name, name):
@@ -280,7 +280,7 @@ class HFModel:
         if unknown:
             where = self._stored.path_of(unknown[0])
             raise DataError(f"{where}: unknown tensors: {', '.join(unknown[:5])}")
-        if self._spelling.tied if self._is_tied is None else self._is_tied:
+        if self._mapping.tied if self._is_tied is None else self._is_tied:
             head = sources.pop("output.weight", None)
             table = sources.get("token_embd.weight")
             if head and table and not self._are_alike(head, table):
@@ -297,7 +297,7 @@ class HFModel:
 
     def _is_zero_bias(self, gguf_name: str, name: str) -> bool:
         """Whether this is a bias that the model does not have, and does nothing."""
-        return self._spelling.may_be_zero(gguf_name) and not self._stored[name].any()
+        return self._mapping.may_be_zero(gguf_name) and not self._stored[name].any()
 
     def _info(self, name: str) -> TensorInfo:
         if name in self._added:
@@ -357,12 +357,12 @@ class HFModel:
 
     def _whole(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return a shape without an axis that only folders have."""
-        spread = module_of(name) in self._spelling.spread and len(shape) == 3 and shape[1] == 1
+        spread = module_of(name) in self._mapping.spread and len(shape) == 3 and shape[1] == 1
         return (shape[0], shape[2]) if spread else shape
 
     def _is_transposed(self, name: str) -> bool:
         dimensions = len(self._stored.tensors[self._sources[name]].shape)
-        return self._spelling.is_transposed(name, dimensions)
+        return self._mapping.is_transposed(name, dimensions)
 
 
 def _bytes(values: Array) -> NDArray[np.uint8]:

@@ -88,10 +88,10 @@ class Config:
     def numbers(self, keys: Mapping[str, str], real: Collection[str]) -> dict[str, Any]:
         """Return the numbers that are there, by GGUF's keys."""
         found = {}
-        for key, spelled in keys.items():
-            value = self.get(spelled)
+        for key, hf_key in keys.items():
+            value = self.get(hf_key)
             if value is not None:
-                found[key] = self.number(spelled, value, real=key in real)
+                found[key] = self.number(hf_key, value, real=key in real)
         return found
 
     def expect(self, key: str, values: tuple[object, ...]) -> None:

@@ -50,25 +50,25 @@ class Piece(NamedTuple):
         return tuple(shape)
 
 
-def is_cut(spelled: str) -> bool:
+def is_cut(hf_name: str) -> bool:
     """Say whether a module's name at Hugging Face stands for pieces."""
-    return "{e}" in spelled or _PART.search(spelled) is not None
+    return "{e}" in hf_name or _PART.search(hf_name) is not None
 
 
 def pieces_of(modules: Mapping[str, str], name: str) -> list[Piece]:
     """Return which pieces a weight of a folder is; none, if it is whole, or nothing known."""
     found = []
-    for module, spelled in modules.items():
-        if not is_cut(spelled):
+    for module, hf_name in modules.items():
+        if not is_cut(hf_name):
             continue
-        pattern = re.escape(_PART.sub("", spelled))
+        pattern = re.escape(_PART.sub("", hf_name))
         pattern = pattern.replace(r"\{n\}", f"(?P<n>{_NUMBER})").replace(
             r"\{e\}", f"(?P<e>{_NUMBER})"
         )
         match = re.fullmatch(f"{pattern}\\.(?P<kind>weight|bias)", name)
         if match is None:
             continue
-        groups, part = match.groupdict(), _PART.search(spelled)
+        groups, part = match.groupdict(), _PART.search(hf_name)
         expert = groups.get("e")
         found.append(
             Piece(
@@ -105,16 +105,16 @@ def _how(part: re.Match[str] | None, is_weight: bool) -> tuple[Any, ...]:
     return int(part[1]), int(part[3]), part[2] == ":", part[4] == "T" and is_weight
 
 
-def layout_of(spelled: str) -> tuple[str, int, int, bool]:
+def layout_of(hf_name: str) -> tuple[str, int, int, bool]:
     """Return the name of what is there, which part of how many this is, and whether by turns."""
-    part = _PART.search(spelled)
+    part = _PART.search(hf_name)
     i, k, by_turns, _ = _how(part, True) or (0, 1, False, False)
-    return _PART.sub("", spelled), i, k, by_turns
+    return _PART.sub("", hf_name), i, k, by_turns
 
 
-def joined(spelled: str, values: list[Floats]) -> Floats:
+def joined(hf_name: str, values: list[Floats]) -> Floats:
     """Return the weight of a folder from its parts, in order; the inverse of ``assembled``."""
-    part, is_weight = _PART.search(spelled), spelled.endswith(".weight")
+    part, is_weight = _PART.search(hf_name), hf_name.endswith(".weight")
     _, _, by_turns, turned = _how(part, is_weight) or (0, 1, False, False)
     axis = -2 if is_weight else -1
     if by_turns:
@@ -126,9 +126,9 @@ def joined(spelled: str, values: list[Floats]) -> Floats:
     return np.ascontiguousarray(whole.swapaxes(-1, -2) if turned else whole)
 
 
-def cut(spelled: str, values: Floats) -> dict[tuple[str, int], Floats]:
+def cut(hf_name: str, values: Floats) -> dict[tuple[str, int], Floats]:
     """Return the pieces of a weight: by the name of each, and which part it is of what is there."""
-    part = _PART.search(spelled)
+    part = _PART.search(hf_name)
     if part:
-        return {(_PART.sub("", spelled), int(part[1])): values}
-    return {(spelled.replace("{e}", str(e)), 0): w for e, w in enumerate(values)}
+        return {(_PART.sub("", hf_name), int(part[1])): values}
+    return {(hf_name.replace("{e}", str(e)), 0): w for e, w in enumerate(values)}

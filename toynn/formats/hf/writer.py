@@ -14,8 +14,8 @@ from toynn.errors import DataError
 from toynn.formats import safetensors
 from toynn.formats.folders import new_folder
 from toynn.formats.hf.config import CONFIG, WEIGHTS
+from toynn.formats.hf.name_mapping import NAME_MAPPINGS, module_of, pairs_apart
 from toynn.formats.hf.pieces import cut, is_cut, joined
-from toynn.formats.hf.spelling import SPELLINGS, module_of, pairs_apart
 
 __all__ = ["write"]
 
@@ -36,50 +36,50 @@ def write(
 
     Raises DataError if there is something in its place, or a weight cannot be said there.
     """
-    path, spelling = Path(path), SPELLINGS[architecture]
+    path, mapping = Path(path), NAME_MAPPINGS[architecture]
     if os.path.lexists(path):
         raise DataError(f"{path}: already exists; name a new folder")
-    known = {key: spelled for key, spelled in spelling.keys.items() if key in hyper}
+    known = {key: hf_key for key, hf_key in mapping.keys.items() if key in hyper}
     config = {
-        "model_type": spelling.model_types[0],
-        **spelling.shown,
+        "model_type": mapping.model_types[0],
+        **mapping.shown,
         "torch_dtype": "float32",
     }
     config |= {"bos_token_id": None, "eos_token_id": None}  # there is no tokenizer beside it
-    config |= {spelled: hyper[key] for key, spelled in known.items()}
+    config |= {hf_key: hyper[key] for key, hf_key in known.items()}
     config["tie_word_embeddings"] = "output.weight" not in tensors
-    more, added = spelling.beside(hyper, {**tensors, **said})
+    more, added = mapping.beside(hyper, {**tensors, **said})
     config |= more
     arrays: dict[str, Floats] = {}
     parts: dict[tuple[str, int], Floats] = {}
     how: dict[str, str] = {}  # the parts of a weight are put together
     metadata = {f"{architecture}.{key}": value for key, value in hyper.items()}
     for name, values in {**tensors, **added}.items():
-        heads = spelling.heads(metadata, name)
-        spelled = spelling.name(name)
-        if is_cut(spelled):
-            pieces = cut(spelled, values)
+        heads = mapping.heads(metadata, name)
+        hf_name = mapping.name(name)
+        if is_cut(hf_name):
+            pieces = cut(hf_name, values)
             parts |= pieces
-            how |= dict.fromkeys((name for name, _ in pieces), spelled)
+            how |= dict.fromkeys((name for name, _ in pieces), hf_name)
             continue
-        if less := spelling.more.get(module_of(name), 0.0):
+        if less := mapping.more.get(module_of(name), 0.0):
             values = values - np.float32(less)
-        if module_of(name) in spelling.logarithms:
+        if module_of(name) in mapping.logarithms:
             if not (values < 0).all():
                 raise DataError(f"{path}: {name}: has numbers that are not below 0: no logarithm")
             values = np.log(-values)
-        if order := spelling.order(metadata, name, values.shape):
+        if order := mapping.order(metadata, name, values.shape):
             values = np.take(values, np.argsort(order[1]), order[0])
-        if spelling.is_transposed(name, values.ndim):
+        if mapping.is_transposed(name, values.ndim):
             values = values.T
         elif heads:
             values = pairs_apart(values, heads)
-        if module_of(name) in spelling.spread:
+        if module_of(name) in mapping.spread:
             values = values[:, None]
-        arrays[spelling.bare_name(spelled)] = np.ascontiguousarray(values)
-    for spelled, whole in how.items():
-        found = [values for (name, _), values in sorted(parts.items()) if name == spelled]
-        arrays[spelling.bare_name(spelled)] = joined(whole, found)
+        arrays[mapping.bare_name(hf_name)] = np.ascontiguousarray(values)
+    for hf_name, whole in how.items():
+        found = [values for (name, _), values in sorted(parts.items()) if name == hf_name]
+        arrays[mapping.bare_name(hf_name)] = joined(whole, found)
     with new_folder(path, DataError) as folder:
         folder.write(CONFIG, (json.dumps(config, indent=2) + "\n").encode())
         folder.write(WEIGHTS, safetensors.parts(arrays, {"format": "pt"}))

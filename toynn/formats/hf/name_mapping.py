@@ -1,7 +1,7 @@
-"""How Hugging Face spells a model: keys of config.json, names of weights, the order of their rows.
+"""Name mapping: keys of config.json, names of weights and order of their rows at Hugging Face.
 
-Everything is given by its GGUF name or key, and the name or key at Hugging Face beside it. What an
-architecture is spelled like is not known here: `toynn.models` registers it, with the model.
+Each GGUF name or key stands beside the one at Hugging Face. This file knows no architecture:
+`toynn.models` registers an architecture's name mapping with its model.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,13 +15,13 @@ from toynn.formats.hf.config import Config
 from toynn.formats.hf.mxfp4 import BLOCKS
 
 __all__ = [
-    "SPELLINGS",
+    "NAME_MAPPINGS",
+    "NameMapping",
     "Order",
-    "Spelling",
     "module_of",
+    "name_mapping_for",
     "pairs_apart",
     "pairs_together",
-    "spelling_for",
 ]
 
 Floats = NDArray[np.float32]
@@ -30,7 +30,7 @@ Weights = Mapping[str, Floats]  # by GGUF name
 
 MAX_DIGITS = 10  # of the number of a block
 #: Of each architecture, by general.architecture.
-SPELLINGS: dict[str, "Spelling"] = {}
+NAME_MAPPINGS: dict[str, "NameMapping"] = {}
 
 
 def _nothing_more(config: Config, found: dict[str, Any]) -> dict[str, Floats]:
@@ -55,8 +55,8 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Spelling:
-    """How the models of an architecture are spelled.
+class NameMapping:
+    """How Hugging Face names the models of an architecture.
 
     Attributes
     ----------
@@ -144,16 +144,16 @@ class Spelling:
         prefix = self._block.partition(".")[0]
         if not name.startswith((f"{prefix}.", "lm_head.")):
             name = f"{prefix}.{name}"
-        spelled, _, kind = name.rpartition(".")
-        number, _, part = spelled.removeprefix(self._block).partition(".")
-        in_block = spelled.startswith(self._block) and number.isdecimal()
+        hf_name, _, kind = name.rpartition(".")
+        number, _, part = hf_name.removeprefix(self._block).partition(".")
+        in_block = hf_name.startswith(self._block) and number.isdecimal()
         if in_block and len(number) < MAX_DIGITS:
-            spelled = f"{self._block}{{n}}.{part}"
+            hf_name = f"{self._block}{{n}}.{part}"
             for module in self.whole:
-                if self.modules[module] == f"{spelled}.{kind}":
+                if self.modules[module] == f"{hf_name}.{kind}":
                     return module.replace("{n}", str(int(number)))
         for module, known in self.modules.items():
-            if spelled == known and module not in self.whole and ("{n}" in module) == in_block:
+            if hf_name == known and module not in self.whole and ("{n}" in module) == in_block:
                 return f"{module.replace('{n}', str(int(number)) if in_block else '')}.{kind}"
         return None
 
@@ -188,8 +188,8 @@ class Spelling:
         """The modules of a block, without what all of them begin with."""
         cut = f"{self._block}{{n}}."
         return {
-            module.removeprefix("blk.{n}."): spelled.removeprefix(cut)
-            for module, spelled in self.modules.items()
+            module.removeprefix("blk.{n}."): hf_name.removeprefix(cut)
+            for module, hf_name in self.modules.items()
             if "{n}" in module
         }
 
@@ -230,9 +230,9 @@ class Spelling:
         return found
 
 
-def spelling_for(model_type: object) -> Spelling | None:
-    """Return the spelling of a model_type; None if it is not known."""
-    return next((s for s in SPELLINGS.values() if model_type in s.model_types), None)
+def name_mapping_for(model_type: object) -> NameMapping | None:
+    """Return the name mapping of a model_type; None if it is not known."""
+    return next((s for s in NAME_MAPPINGS.values() if model_type in s.model_types), None)
 
 
 def module_of(gguf_name: str) -> str:
