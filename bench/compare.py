@@ -16,7 +16,7 @@ from pathlib import Path
 
 from sections import SECTIONS
 
-from toynn.precision import PRECISIONS
+from toynn.numerics.precision import PRECISIONS
 
 #: What limits each library to an instruction set; toynn's own levels are the keys.
 ISA = {

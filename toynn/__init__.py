@@ -49,9 +49,9 @@ from toynn.errors import (
     ShapeError,
     ToynnError,
 )
+from toynn.numerics.precision import get_float32_matmul_precision, set_float32_matmul_precision
 from toynn.optim import AdamW, adamw, schedule
 from toynn.options import RecipeOptions
-from toynn.precision import get_float32_matmul_precision, set_float32_matmul_precision
 from toynn.session import Session
 
 __all__ = [

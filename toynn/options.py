@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from toynn.errors import ConfigError
-from toynn.precision import PRECISIONS
+from toynn.numerics.precision import PRECISIONS
 
 __all__ = [
     "DECAYS",

@@ -85,7 +85,7 @@ def test_precision_and_threads_are_the_runs_own(files, tmp_path, monkeypatch):
     """Nothing is set for the process, not even meanwhile; the run's sessions have both."""
     made = []
     monkeypatch.setattr(Session, "finalize_weights", seen(Session.finalize_weights, made))
-    monkeypatch.setattr(toynn.precision, "_chosen", "high")
+    monkeypatch.setattr(toynn.numerics.precision, "_chosen", "high")
     monkeypatch.setattr(toynn.backends.threads, "_chosen", 2)
     run = toynn.finetune(
         files / "base.gguf",

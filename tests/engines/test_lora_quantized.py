@@ -20,9 +20,9 @@ from lora_bases import (
 )
 
 import toynn
-from toynn import dtypes
 from toynn.errors import GGUFError
 from toynn.formats import gguf
+from toynn.numerics import dtypes
 
 HP = toynn.AdamW.for_lora()
 TYPES = [name.upper() for name in dtypes.BLOCKS]

@@ -9,11 +9,11 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from toynn.data.batch import IGNORED
+from toynn.engines.snapshot import Snapshot
 from toynn.errors import LabelError, NonFiniteError
 from toynn.formats import safetensors
 from toynn.formats.files import write_atomically
 from toynn.optim import AdamW
-from toynn.recipes.snapshot import Snapshot
 
 
 class FakeSession:

@@ -22,8 +22,8 @@ from realizing import one_step
 
 from toynn.data.examples import Examples
 from toynn.data.preference import Preferences
+from toynn.engines.snapshot import Snapshot
 from toynn.recipes import Preference
-from toynn.recipes.snapshot import Snapshot
 from toynn.train import checkpoint
 
 

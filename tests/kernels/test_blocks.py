@@ -6,9 +6,10 @@ import gguf
 import numpy as np
 import pytest
 
-from toynn import Session, dtypes, ops
+from toynn import Session, ops
 from toynn.errors import ConfigError, LifecycleError, ShapeError
 from toynn.formats.quants import dequantize, quantize
+from toynn.numerics import dtypes
 from toynn.testing.cases.quants import blocks
 
 M, N, K = 5, 6, 512

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import toynn._kernels as kernels
-from toynn import Session, dtypes, ops
+from toynn import Session, ops
 from toynn.errors import ShapeError
+from toynn.numerics import dtypes
 from toynn.testing.cases.quants import matrix
 
 pytestmark = pytest.mark.kernels

@@ -5,7 +5,7 @@ import pytest
 
 from toynn._kernels import adamw, chunked_cross_entropy, cross_entropy, embedding, grad_norm
 from toynn.backends.cpu.program import CompiledProgram
-from toynn.checks import IGNORED
+from toynn.numerics.checks import IGNORED
 
 pytestmark = pytest.mark.kernels
 

@@ -8,7 +8,8 @@ from tiny import Tiny
 
 from toynn._kernels import adamw as kernel
 from toynn.errors import ConfigError
-from toynn.optim.adamw import AdamW, check_row
+from toynn.numerics.adamw_row import check_row
+from toynn.optim import AdamW
 
 
 def test_defaults_and_modes():

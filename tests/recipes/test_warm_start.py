@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from lora_bases import blocks
 
-from toynn import AdamW, LlamaConfig, RecipeOptions, dtypes
+from toynn import AdamW, LlamaConfig, RecipeOptions
 from toynn.engines import GPT2Config, GPT2SeqEngine, LlamaSeqEngine
 from toynn.errors import ConfigError, GGUFError, LifecycleError, ShapeError
 from toynn.formats import gguf
+from toynn.numerics import dtypes
 from toynn.recipes import WarmStart
 
 VOCAB, WIDTH, D, T = 24, 32, 16, 8

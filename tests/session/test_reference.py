@@ -7,10 +7,11 @@ from tapes import TAPES, Net
 from tiny import HP, Tiny
 
 import toynn
-from toynn import dtypes, ops
+from toynn import ops
 from toynn.backends.protocol import Accumulate, Launch
 from toynn.backends.reference import KERNELS, Reference
 from toynn.errors import BackendUnavailable, NonFiniteError
+from toynn.numerics import dtypes
 from toynn.session import Session
 from toynn.testing.cases import CASES
 from toynn.testing.cases.quants import blocks

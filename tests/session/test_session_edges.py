@@ -320,7 +320,7 @@ def test_a_largest_number_of_threads_may_be_any():
 def test_a_session_has_precision_and_threads_of_its_own(monkeypatch):
     """They go before what holds for the process, be that more or less."""
     monkeypatch.setattr(toynn.backends.threads, "_chosen", 2)
-    monkeypatch.setattr(toynn.precision, "_chosen", "high")
+    monkeypatch.setattr(toynn.numerics.precision, "_chosen", "high")
     assert [Session(n_threads=n).backend.threads() for n in (None, 1, 3)] == [2, 1, 3]
     automatic = toynn.automatic_precision()[0]
     for given, found in ((None, "high"), ("medium", "medium"), ("auto", automatic)):

@@ -1,107 +1,21 @@
-"""What holds for the source as a whole: who imports whom, what a kernel comes with, sizes."""
+"""What holds for the source as a whole: no switches, what a kernel comes with, public names."""
 
 import ast
 import re
 import subprocess
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
+from layers import PACKAGE, PYTHON, module_name, package_of
 
-import toynn
 import toynn._kernels as kernels
 from toynn.models import ARCHITECTURES
 from toynn.testing.cases import CASES
 
-PACKAGE = Path(toynn.__file__).parent
-PYTHON = sorted(PACKAGE.rglob("*.py"))
 CYTHON = sorted(PACKAGE.rglob("*.pyx"))
-SHARED = sorted(PACKAGE.rglob("*.pxd"))  # what kernels share
 NO_OPS = {"codebooks", "prepacked", "cpu", "invoke", "limits"}
 OPS = sorted({path.stem for path in (PACKAGE / "_kernels").rglob("*.pyx")} - NO_OPS)
-
-#: Top to bottom. A module imports from its own row or from rows below: so only the command line,
-#: which has `bench`, and the public names import testing.
-LAYERS = (
-    {"toynn", "__main__"},  # the public names, and the entry point
-    {"cli"},
-    {"jobs"},
-    {"testing", "train"},
-    {"evaluation", "recipes"},
-    {"engines"},
-    {"models"},
-    {"nn"},
-    {"session"},
-    {"ops"},
-    {"graph"},
-    {"backends", "runs"},
-    {"formats", "optim"},
-    {"_kernels", "data", "distributed", "options"},
-    {"checks", "generation", "precision", "system"},
-    {"dtypes", "errors"},
-)
-RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
-
-
-def module_name(path):
-    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-def layer(module):
-    """The row's name of a module: its first part below toynn."""
-    return module.split(".")[1] if "." in module else module
-
-
-def imports(path):
-    """Modules of toynn that a file imports, anywhere in it."""
-    if path.suffix in (".pyx", ".pxd"):
-        for line in path.read_text().splitlines():
-            if found := re.match(r"\s*(?:from|c?import)\s+(toynn[\w.]*)", line):
-                yield found[1]
-        return
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            yield from (name.name for name in node.names if name.name.split(".")[0] == "toynn")
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: imports are absolute"
-            if node.module == "toynn":  # submodules, or public names
-                for alias in node.names:
-                    yield f"toynn.{alias.name}" if alias.name in RANK else "toynn"
-            elif (node.module or "").startswith("toynn."):
-                yield node.module
-
-
-@pytest.mark.parametrize(
-    "path", PYTHON + CYTHON + SHARED, ids=lambda path: str(path.relative_to(PACKAGE))
-)
-def test_imports_point_down(path):
-    own = layer(module_name(path))
-    assert own in RANK, f"{own} has no row in LAYERS: give it one"
-    for module in imports(path):
-        other = layer(module)
-        assert RANK[other] >= RANK[own], f"{own} must not import {module}"
-        assert other != "toynn" or own == "__main__", "the public names are for users"
-
-
-def test_modules_of_one_row_import_in_no_circle():
-    graph = {module_name(path): set(imports(path)) for path in PYTHON}
-    state = {}
-
-    def visit(module, trail):
-        assert state.get(module) != "open", f"circle: {' -> '.join([*trail, module])}"
-        if module in state or module not in graph:
-            return
-        state[module] = "open"
-        for other in graph[module] - {module}:
-            # A package is imported with its modules: its __init__ may name them.
-            if not module.startswith(f"{other}."):
-                visit(other, [*trail, module])
-        state[module] = "done"
-
-    for module in graph:
-        visit(module, [])
 
 
 def called(node):
@@ -123,7 +37,7 @@ def compared_names(tree):
 
 def test_no_switches_on_backends_outside_their_package():
     for path in PYTHON:
-        if layer(module_name(path)) == "backends":
+        if package_of(module_name(path)) == "backends":
             continue
         found = [line for name, line in compared_names(tree_of(path)) if name == "backend"]
         assert not found, f"{path.relative_to(PACKAGE)}:{found[0]} asks which backend it is"
@@ -171,7 +85,7 @@ def test_no_switches_on_architectures_outside_models():
     """What differs by architecture is in models/, and what there is its registry says."""
     for path in PYTHON:
         # Two kinds of tokenizers are called as architectures are.
-        if layer(module_name(path)) == "models" or path.parent.name == "tokenizer":
+        if package_of(module_name(path)) == "models" or path.parent.name == "tokenizer":
             continue
         found = list(switches(tree_of(path), set(ARCHITECTURES)))
         assert not found, f"{path.relative_to(PACKAGE)}:{found[0][0]} {found[0][1]}"

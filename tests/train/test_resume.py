@@ -271,7 +271,7 @@ def test_another_precision_is_a_difference(name, work, tmp_path, monkeypatch):
     out = tmp_path / "out"
     shutil.copytree(work / name, out)
     recipe, data, valid = runs.RECIPES[name](work / "base.gguf")
-    monkeypatch.setattr("toynn.precision._chosen", "medium")
+    monkeypatch.setattr("toynn.numerics.precision._chosen", "medium")
     options = {"valid": valid, "resume": out, **runs.OPTIONS}
     assert toynn.train.Trainer(recipe, data, **options).fit().iterations == 12
     before = state_of(out)

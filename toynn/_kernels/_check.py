@@ -6,7 +6,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from toynn.checks import segments_within
+from toynn.numerics.checks import segments_within
 
 __all__ = [
     "MAX_THREADS",

@@ -47,7 +47,7 @@ from toynn._kernels.cpu import gains_by_pairs
 cdef enum:
     SMALL = 1 << 19  # multiplications per product for which waking threads costs too much
     SHORT = 32       # rows of a sequence for which packing pairs costs what they save
-    MEDIUM = 2       # in toynn.precision.PRECISIONS
+    MEDIUM = 2       # in toynn.numerics.precision.PRECISIONS
 
 cdef bint _pairs = HAS_PAIRS and gains_by_pairs()
 

@@ -11,7 +11,7 @@ from toynn._kernels.args.counted cimport Forward
 from toynn._kernels.entry cimport entry
 
 cdef enum:
-    IGNORED = -100  # toynn.checks.IGNORED
+    IGNORED = -100  # toynn.numerics.checks.IGNORED
 
 
 cdef void _forward(Forward* a) noexcept nogil:

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from toynn._kernels.invoke import invoke, scratch_bytes
 from toynn._kernels.signature import Signature, TensorSpec, Unsolved, evaluate
-from toynn.dtypes import GGUF_BLOCKS, GGUF_TYPES
-from toynn.precision import PRECISIONS
+from toynn.numerics.dtypes import GGUF_BLOCKS, GGUF_TYPES
+from toynn.numerics.precision import PRECISIONS
 
 __all__ = ["ACTIVATIONS", "MAX_THREADS", "WORDS", "Entry"]
 

@@ -8,7 +8,7 @@ from toynn import _kernels, backends
 from toynn.backends.cpu.precision import multiplies_in
 from toynn.backends.threads import get_num_threads
 from toynn.distributed import mpi
-from toynn.precision import PRECISIONS, get_float32_matmul_precision
+from toynn.numerics.precision import PRECISIONS, get_float32_matmul_precision
 
 __all__ = ["alike", "automatic_precision", "describe", "release", "show_config"]
 

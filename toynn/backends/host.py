@@ -6,9 +6,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+import toynn._kernels as kernels
 from toynn.backends.protocol import ALIGNMENT, ELEMENTS
+from toynn.numerics.dtypes import DTYPES
 
-__all__ = ["HostBuffer"]
+__all__ = ["HostBuffer", "dequantized"]
+
+
+def dequantized(raw: NDArray[np.uint8], dtype: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """Return the values of a quantized tensor from the bytes of its blocks."""
+    values = np.empty(shape, np.float32)
+    kernels.quants.dequantize(values.reshape(-1), raw, DTYPES[dtype].ggml)
+    return values
 
 
 class HostBuffer:

@@ -14,8 +14,8 @@ from toynn.formats import bases
 from toynn.formats.tokenizer import Tokenizer
 from toynn.jobs.options import BACKEND, THREADS, named
 from toynn.jobs.paths import text_model
+from toynn.numerics.precision import PRECISIONS
 from toynn.options import RecipeOptions, real, whole
-from toynn.precision import PRECISIONS
 
 __all__ = ["Clock", "add_flags", "opened", "options"]
 

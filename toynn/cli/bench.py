@@ -17,8 +17,8 @@ from toynn.cli._flags import add
 from toynn.errors import ConfigError
 from toynn.formats.files import write_atomically
 from toynn.jobs.options import THREADS, named
+from toynn.numerics.precision import PRECISIONS, set_float32_matmul_precision
 from toynn.options import RecipeOptions
-from toynn.precision import PRECISIONS, set_float32_matmul_precision
 
 if TYPE_CHECKING:  # the case table is imported when it is needed
     from toynn.testing.limits import Limits

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from toynn.checks import IGNORED
+from toynn.numerics.checks import IGNORED
 
 __all__ = ["IGNORED", "Batch", "PackedBatch"]
 

@@ -22,11 +22,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from toynn import checks
 from toynn.errors import ConfigError, LifecycleError, ShapeError
 from toynn.graph.tape import Tape, Tensor
 from toynn.models import SequenceModel
 from toynn.nn import Caches, Layers
+from toynn.numerics import checks
 from toynn.options import RecipeOptions
 from toynn.session import Session
 from toynn.system.critical import uninterrupted

@@ -13,15 +13,15 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from toynn import checks
-from toynn.checks import IGNORED
 from toynn.engines.weights import OwnWeights, Weights
 from toynn.errors import ConfigError, LifecycleError
 from toynn.graph.reports import Memory
 from toynn.graph.tape import Tape, Tensor
 from toynn.models import Model, Shapes
 from toynn.nn import Caches, Dropout, Layers
-from toynn.optim.adamw import SLOTS
+from toynn.numerics import checks
+from toynn.numerics.adamw_row import SLOTS
+from toynn.numerics.checks import IGNORED
 from toynn.options import RecipeOptions
 from toynn.session import Session
 from toynn.system.critical import Section, uninterrupted

@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from toynn import checks
-from toynn.checks import IGNORED
 from toynn.errors import ShapeError
+from toynn.numerics import checks
+from toynn.numerics.checks import IGNORED
 
 __all__ = ["Packed"]
 

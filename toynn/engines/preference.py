@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from toynn import ops
-from toynn.checks import IGNORED
 from toynn.engines import recording
 from toynn.engines.packed import Packed
 from toynn.engines.recording import Pass, record_losses
 from toynn.errors import ConfigError, LifecycleError, ShapeError
 from toynn.graph.tape import Tensor
+from toynn.numerics.checks import IGNORED
 from toynn.options import option, real
 from toynn.system.critical import uninterrupted
 

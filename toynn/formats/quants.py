@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 import toynn._kernels as kernels
-from toynn.dtypes import GGUF_BLOCKS as BLOCKS
-from toynn.dtypes import GGUF_TYPES as TYPES
 from toynn.errors import GGUFError, ShapeError
+from toynn.numerics.dtypes import GGUF_BLOCKS as BLOCKS
+from toynn.numerics.dtypes import GGUF_TYPES as TYPES
 
 __all__ = ["BLOCKS", "TYPES", "dequantize", "quantize"]
 

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from toynn import dtypes
 from toynn.backends.protocol import (
     Backend,
     Buffer,
@@ -18,6 +17,7 @@ from toynn.backends.protocol import (
 from toynn.errors import ConfigError
 from toynn.graph.planner import Plan, plan
 from toynn.graph.tape import Node, Role, Tape, Tensor
+from toynn.numerics import dtypes
 
 __all__ = ["CompiledTape", "Lowered", "compile_tape", "lower"]
 

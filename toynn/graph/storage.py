@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from toynn import dtypes
+from toynn.backends.host import dequantized
 from toynn.backends.protocol import ELEMENTS, Backend, Buffer, Place, aligned
 from toynn.errors import LifecycleError
-from toynn.formats import quants
 from toynn.graph.tape import Role, Tensor
+from toynn.numerics import dtypes
 
 __all__ = ["REGIONS", "Storage"]
 
@@ -125,7 +125,7 @@ class Storage:
         if tensor.dtype in ELEMENTS:
             return buffer.download(offset, tensor.shape, tensor.dtype)
         raw = buffer.download(offset, (tensor.nbytes,), "u8")
-        return quants.dequantize(raw, tensor.dtype.upper(), tensor.shape)
+        return dequantized(raw, tensor.dtype, tensor.shape)
 
     def blocks(self, role: Role, count: int) -> Iterator[tuple[int, NDArray[np.float32]]]:
         """Yield a region's float32 elements in copies of at most so many: (first, values)."""

@@ -15,14 +15,14 @@ from functools import cached_property
 from typing import Any
 
 import toynn._kernels as kernels
-from toynn import checks, dtypes
 from toynn._kernels.signature import Signature
 from toynn.backends.protocol import Accumulate
-from toynn.checks import Check
 from toynn.errors import ConfigError, LifecycleError, ShapeError
 from toynn.graph.reports import Shown
 from toynn.graph.tensor import Live, Role, Tensor
-from toynn.precision import PRECISIONS
+from toynn.numerics import checks, dtypes
+from toynn.numerics.checks import Check
+from toynn.numerics.precision import PRECISIONS
 
 __all__ = ["Live", "Node", "Op", "Role", "Tape", "Tensor"]
 

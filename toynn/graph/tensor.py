@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from enum import Enum
 from math import prod
 
-from toynn import dtypes
 from toynn.errors import ShapeError
+from toynn.numerics import dtypes
 
 __all__ = ["Live", "Role", "Tensor"]
 

@@ -14,13 +14,14 @@ from math import inf
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from toynn import checks, ops
+from toynn import ops
 from toynn.errors import ConfigError
 from toynn.graph.tape import Tensor
 from toynn.models.checks import check_sizes
 from toynn.models.model import Model
 from toynn.models.table import Shapes, Sizes, matrix, norm, table
 from toynn.nn import Layers
+from toynn.numerics import checks
 from toynn.options import RecipeOptions
 
 __all__ = ["VIT", "ViT", "ViTConfig"]

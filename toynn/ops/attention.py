@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from math import sqrt
 
-from toynn import checks, precision
 from toynn.errors import ConfigError
 from toynn.graph.autograd import Backward
 from toynn.graph.tape import Node, Op, Tensor
+from toynn.numerics import checks, precision
 from toynn.ops._shape import EXP, Recorder, Sizes, matrix, require
 
 __all__ = ["KVCache", "attention"]

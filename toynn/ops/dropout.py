@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from toynn import checks
 from toynn.errors import ConfigError
 from toynn.graph.autograd import Backward
 from toynn.graph.tape import Node, Op, Role, Tensor
+from toynn.numerics import checks
 from toynn.ops._shape import Recorder, flops, require
 
 __all__ = ["dropout"]

@@ -10,9 +10,9 @@ N K; where not all rows of x are live, only the first ones are there.
 
 from dataclasses import dataclass
 
-from toynn import dtypes, precision
 from toynn.graph.autograd import Backward
 from toynn.graph.tape import Node, Op, Tensor
+from toynn.numerics import dtypes, precision
 from toynn.ops._shape import Recorder, Sizes, by_names, flops, itself, matrix, require
 
 __all__ = ["Routes", "combine", "dispatch", "experts", "route", "weigh"]

@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from toynn import checks, dtypes, precision
 from toynn.errors import ConfigError
 from toynn.graph.autograd import Backward
 from toynn.graph.tape import Node, Op, Tensor
+from toynn.numerics import checks, dtypes, precision
 from toynn.ops._shape import Recorder, Sizes, by_names, flops, matrix, require
 from toynn.ops.elementwise import GELU, GELU_BACKWARD, GELU_FORMS
 

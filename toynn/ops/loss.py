@@ -5,10 +5,10 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 
-from toynn import checks
 from toynn.errors import ConfigError
 from toynn.graph.autograd import Backward
 from toynn.graph.tape import Live, Node, Op, Role, Tensor
+from toynn.numerics import checks
 from toynn.ops._shape import EXP, Recorder, by_names, flops, matrix, require
 from toynn.ops.elementwise import SOFTCAP, SOFTCAP_BACKWARD, add, softcap
 from toynn.ops.linear import (

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from toynn import checks
 from toynn.errors import ConfigError
 from toynn.graph.tape import Op, Role, Tensor
+from toynn.numerics import checks
 from toynn.ops._shape import EXP, Recorder, by_names, flops, matrix, require
 from toynn.ops.loss import CHUNK
 

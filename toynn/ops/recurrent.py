@@ -1,9 +1,9 @@
 """A state that is written row by row: the gated delta rule, and what goes with it."""
 
-from toynn import checks
 from toynn.errors import ConfigError
 from toynn.graph.autograd import Backward
 from toynn.graph.tape import Node, Op, Tensor
+from toynn.numerics import checks
 from toynn.ops._shape import EXP, SIGMOID_SLOPE, Recorder, Sizes, by_names, flops, matrix, require
 
 __all__ = ["decay", "delta", "gated", "queries"]

@@ -1,9 +1,9 @@
 """A short convolution, alone or between two gates."""
 
-from toynn import checks
 from toynn.errors import ConfigError
 from toynn.graph.autograd import Backward
 from toynn.graph.tape import Node, Op, Tensor
+from toynn.numerics import checks
 from toynn.ops._shape import Recorder, Sizes, by_names, matrix, require
 
 __all__ = ["RING", "shortconv"]

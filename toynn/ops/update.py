@@ -1,8 +1,8 @@
 """Segment U: the norm of all gradients, and AdamW."""
 
 from toynn.graph.tape import Op, Tensor
+from toynn.numerics.adamw_row import check_row
 from toynn.ops._shape import Recorder, flops, require
-from toynn.optim.adamw import check_row
 
 __all__ = ["adamw_step", "grad_norm"]
 

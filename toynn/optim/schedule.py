@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from toynn.errors import ConfigError
-from toynn.optim.adamw import RANGES
+from toynn.numerics.adamw_row import RANGES
 from toynn.options import option, real, whole
 
 __all__ = ["SCHEDULES", "WARMUP", "Schedule", "usual_warmup"]

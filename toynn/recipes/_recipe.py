@@ -7,15 +7,15 @@ from typing import Any, Generic, TypeVar
 
 from numpy.typing import ArrayLike
 
+from toynn.engines import snapshot
 from toynn.engines.engine import Engine
+from toynn.engines.snapshot import Snapshot
 from toynn.errors import LifecycleError
 from toynn.formats import safetensors
 from toynn.formats.files import write_atomically
 from toynn.formats.safetensors import SafeTensors
 from toynn.graph.tape import Tensor
 from toynn.optim import AdamW
-from toynn.recipes import snapshot
-from toynn.recipes.snapshot import Snapshot
 from toynn.system.critical import uninterrupted
 
 __all__ = ["Recipe"]

@@ -7,11 +7,11 @@ from contextlib import AbstractContextManager
 import numpy as np
 from numpy.typing import ArrayLike
 
-from toynn import checks
 from toynn.backends.protocol import Backend, FeedInput, Feeds
 from toynn.graph.lowering import CompiledTape
 from toynn.graph.storage import Storage
 from toynn.graph.tape import Role, Tape, Tensor
+from toynn.numerics import checks
 from toynn.system.critical import uninterrupted
 
 __all__ = ["FeedDoors"]

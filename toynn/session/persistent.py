@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from toynn import checks
 from toynn.errors import ConfigError, LifecycleError
 from toynn.graph.storage import Storage
 from toynn.graph.tape import Role, Tape, Tensor
+from toynn.numerics import checks
 from toynn.system.critical import Section, uninterrupted
 
 __all__ = ["PersistentDoors"]

@@ -16,7 +16,7 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from toynn import backends, checks, precision
+from toynn import backends
 from toynn.errors import (
     ConfigError,
     LifecycleError,
@@ -27,6 +27,7 @@ from toynn.graph.lowering import CompiledTape, compile_tape, lower
 from toynn.graph.reports import Profile
 from toynn.graph.storage import Storage
 from toynn.graph.tape import Role, Tape, Tensor
+from toynn.numerics import checks, precision
 from toynn.options import checked_prepack
 from toynn.session.feeding import FeedDoors
 from toynn.session.gradients import GradientDoors
@@ -113,7 +114,7 @@ class Session(FeedDoors, GradientDoors, MemoryDoors, PersistentDoors):
     def constant(self, name: str, shape: Sequence[int], dtype: str = "f32") -> Tensor:
         """Declare a frozen weight: it gets no gradient, and no work is done for one.
 
-        Of a block type (see ``toynn.dtypes``) the bytes of the blocks are uploaded, and
+        Of a block type (see ``toynn.numerics.dtypes``) the bytes of the blocks are uploaded, and
         ``download`` expands them. Raises ConfigError for a dtype that is none.
         """
         return self._weight(name, shape, Role.CONSTANT, dtype)
@@ -129,8 +130,8 @@ class Session(FeedDoors, GradientDoors, MemoryDoors, PersistentDoors):
         """Declare a frozen weight that stays where it is, such as in a memory-mapped file.
 
         ``array`` is C-contiguous and neither copied nor written: float32, or, for a block type
-        (see ``toynn.dtypes``), the bytes of the blocks of a weight of this ``shape``. Of the ops,
-        ``linear`` and ``embedding`` take blocks. ``download`` expands them.
+        (see ``toynn.numerics.dtypes``), the bytes of the blocks of a weight of this ``shape``. Of
+        the ops, ``linear`` and ``embedding`` take blocks. ``download`` expands them.
         """
         dimensions = checks.held_by(name, array, dtype, shape)
         self._check_new(name)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from toynn.backends.cpu.work import seconds, worth
-from toynn.precision import PRECISIONS
+from toynn.numerics.precision import PRECISIONS
 from toynn.testing.cases import CASES, Call, Sizes
 from toynn.testing.doors import check, invoke, times
 from toynn.testing.limits import Limits

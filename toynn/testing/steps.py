@@ -7,9 +7,9 @@ import numpy as np
 
 from toynn.backends.threads import set_num_threads
 from toynn.engines import GPT2Config
+from toynn.numerics.precision import get_float32_matmul_precision
 from toynn.optim import AdamW
 from toynn.options import RecipeOptions
-from toynn.precision import get_float32_matmul_precision
 from toynn.recipes import GPT2
 from toynn.testing.cases import Array
 from toynn.testing.race import Contestants

@@ -23,11 +23,11 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from toynn.engines.snapshot import Snapshot
 from toynn.errors import CheckpointError
 from toynn.formats import disk, safetensors
 from toynn.formats.files import finish, open_new, unwritable
 from toynn.formats.folders import new_folder
-from toynn.recipes.snapshot import Snapshot
 from toynn.system.reading import open_file, read_bytes
 
 __all__ = [

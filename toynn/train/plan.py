@@ -11,10 +11,10 @@ from toynn.data.mixture import Mixture
 from toynn.data.preference import PreferenceData
 from toynn.distributed import Group
 from toynn.errors import CheckpointError, ConfigError
+from toynn.numerics.precision import PRECISIONS, get_float32_matmul_precision
 from toynn.optim import AdamW
 from toynn.optim.schedule import Schedule, usual_warmup
 from toynn.options import compared
-from toynn.precision import PRECISIONS, get_float32_matmul_precision
 from toynn.train.checkpoint import Checkpoint
 from toynn.train.feed import Cycle
 from toynn.train.options import LoopOptions

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from toynn.backends.threads import get_num_threads
 from toynn.distributed import LINKS, Cost, Group
+from toynn.engines.snapshot import Snapshot
 from toynn.errors import ConfigError, DataError
-from toynn.recipes.snapshot import Snapshot
 from toynn.system.printing import counted
 from toynn.train.differences import differences
 from toynn.train.protocols import Batch

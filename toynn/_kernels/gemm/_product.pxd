@@ -14,7 +14,7 @@ from toynn._kernels.gemm._panels cimport (
 )
 
 cdef enum:
-    HIGH = 1    # in toynn.precision.PRECISIONS
+    HIGH = 1    # in toynn.numerics.precision.PRECISIONS
     MEDIUM = 2
 
 cdef enum:

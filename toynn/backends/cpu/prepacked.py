@@ -12,11 +12,11 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 import toynn._kernels as kernels
-from toynn import dtypes
 from toynn.backends.cpu.program import CompiledProgram
 from toynn.backends.cpu.work import seconds, worth
 from toynn.backends.host import HostBuffer
 from toynn.backends.protocol import Buffer, Launch, Place, aligned
+from toynn.numerics import dtypes
 
 __all__ = ["Prepacked", "Prepacks"]
 

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from toynn import dtypes
 from toynn._kernels import grad_norm
 from toynn.backends.host import HostBuffer
 from toynn.backends.protocol import Buffer, Launch, aligned
+from toynn.numerics import dtypes
 
 __all__ = ["Squares"]
 

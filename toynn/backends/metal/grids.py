@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from toynn import precision
-from toynn.dtypes import GGUF_TYPES
+from toynn.numerics import precision
+from toynn.numerics.dtypes import GGUF_TYPES
 
 __all__ = ["PASSES", "SCRATCH", "SHARED", "TYPES", "Pass", "Sizes"]
 

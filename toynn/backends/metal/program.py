@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from toynn import dtypes
 from toynn._kernels.signature import Signature
 from toynn.backends.metal import _bridge
 from toynn.backends.metal.arguments import entries, offset, pack
@@ -19,6 +18,7 @@ from toynn.backends.metal.grids import PASSES, SCRATCH, TYPES, Pass
 from toynn.backends.metal.undo_log import MetalUndoLog
 from toynn.backends.protocol import Accumulate, Launch, UndoLog, aligned
 from toynn.errors import BackendError, BackendUnavailable
+from toynn.numerics import dtypes
 
 __all__ = ["MetalProgram", "scratch"]
 

@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from toynn import dtypes
-from toynn.backends.host import HostBuffer
+from toynn.backends.host import HostBuffer, dequantized
 from toynn.backends.protocol import (
     ELEMENTS,
     Accumulate,
@@ -37,7 +36,7 @@ from toynn.backends.reference import (
 )
 from toynn.backends.reference.kernel import KERNELS, Array, Kernel, Layout
 from toynn.errors import BackendUnavailable
-from toynn.formats import quants
+from toynn.numerics import dtypes
 
 __all__ = [
     "KERNELS",
@@ -96,7 +95,7 @@ class ReferenceProgram:
         if dtype not in ELEMENTS:
             size = dtypes.nbytes(dtype, int(np.prod(shape)))
             raw = buffer.view(place.offset, (size,), ELEMENTS["u8"])
-            return quants.dequantize(raw, dtype.upper(), shape)
+            return dequantized(raw, dtype, shape)
         strides = None if row is None else (4 * row, 4)
         return buffer.view(place.offset, shape, ELEMENTS[dtype], strides)
 

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 import toynn._kernels as kernels
-from toynn import dtypes
 from toynn._kernels.signature import Signature
+from toynn.numerics import dtypes
 
 __all__ = ["KERNELS", "Array", "Kernel", "Layout", "Outputs", "View", "kernel"]
 

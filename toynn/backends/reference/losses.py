@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from toynn.backends.reference.kernel import Array, Outputs, kernel
-from toynn.checks import IGNORED
+from toynn.numerics.checks import IGNORED
 
 __all__ = [
     "backward",

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from toynn.backends.reference import losses
-from toynn.checks import IGNORED
+from toynn.numerics.checks import IGNORED
 from toynn.testing.cases._case import Array, Call, OpCase, call
 from toynn.testing.cases.cross_entropy import DLOSS
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from toynn import dtypes
 from toynn.errors import ConfigError, LabelError, ShapeError
+from toynn.numerics import dtypes
 
 __all__ = [
     "IGNORED",
