@@ -110,6 +110,15 @@ def test_a_conversation_is_read_once(talk, model, monkeypatch):
     assert (begin, first, past, second) == (0, 4, 4, 6)
 
 
+@pytest.mark.parametrize("kind", ["none", "closed"])
+def test_without_standard_input_there_is_nothing_to_answer(model, monkeypatch, capsys, kind):
+    closed = io.TextIOWrapper(io.BytesIO())
+    closed.close()
+    monkeypatch.setattr(sys, "stdin", {"none": None, "closed": closed}[kind])
+    assert main(["chat", "--model", model]) == 0
+    assert capsys.readouterr() == ("", "")
+
+
 def test_what_cannot_be(talk, model, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"x" * 300 + b"\n")))
     assert main(["chat", "--model", model]) == 2

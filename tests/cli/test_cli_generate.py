@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import os
 import subprocess
 import sys
 
@@ -119,6 +120,54 @@ def test_a_prompt_from_standard_input(model, says, monkeypatch, capsys):
         assert run(model, prompt="-") == 0
         assert asked["ids"] == list(prompt)
     assert capsys.readouterr().err.startswith("3 tokens read, none written")
+
+
+def stdin_that_is(kind):
+    """Standard input that cannot be read as a file can."""
+    if kind == "none":
+        return None
+    if kind == "a text":
+        return io.StringIO("a\n\nb\n")
+    if kind == "closed":
+        closed = io.TextIOWrapper(io.BytesIO())
+        closed.close()
+        return closed
+    return io.TextIOWrapper(io.FileIO(os.open(os.devnull, os.O_WRONLY), "r"))  # its mode is a lie
+
+
+@pytest.mark.parametrize(
+    ("kind", "flag", "said"),
+    [
+        ("none", "--prompt", "--prompt: it is empty"),
+        ("none", "--prompts", "standard input: expected a prompt per line"),
+        ("closed", "--prompt", "--prompt: it is empty"),
+        ("closed", "--prompts", "standard input: expected a prompt per line"),
+        ("for writing", "--prompt", "standard input: cannot read: Bad file descriptor"),
+        ("for writing", "--prompts", "standard input: cannot read: Bad file descriptor"),
+    ],
+)
+def test_standard_input_that_is_none(model, monkeypatch, capsys, kind, flag, said):
+    stdin = stdin_that_is(kind)
+    monkeypatch.setattr(sys, "stdin", stdin)
+    assert main(["generate", "--model", model, flag, "-"]) == 2
+    assert said in error_line(capsys)
+    if stdin is not None:
+        stdin.close()
+
+
+def test_prompts_from_standard_input(model, says, monkeypatch, capsys):
+    """Texts, as in a file of prompts; a text in the place of a file, too, as in a notebook."""
+    asked = says(b"")
+    monkeypatch.setattr(sys, "stdin", stdin_that_is("a text"))
+    assert main(["generate", "--model", model, "--prompts", "-", "--batch", "1"]) == 0
+    assert [found["prompt"] for found in objects(capsys)] == ["a", "b"]
+    monkeypatch.setattr(sys, "stdin", stdin_that_is("a text"))
+    assert run(model, prompt="-") == 0
+    assert asked["ids"] == list(b"a\n\nb")
+    capsys.readouterr()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\nb\xff\n")))
+    assert main(["generate", "--model", model, "--prompts", "-"]) == 2
+    assert "standard input:2: not UTF-8 text: byte 0xff" in error_line(capsys)
 
 
 def test_an_adapter(model, tmp_path, capsys):

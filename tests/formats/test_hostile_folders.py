@@ -1,9 +1,13 @@
 """Folders with blocks of MXFP4, and with files that are wrong in their types: refused by name."""
 
 import json
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
+from hang import HANG
 from hf_folders import edit_object, edit_tensors
 from llamas import KINDS, config
 from safetensors.numpy import load_file, save_file
@@ -106,9 +110,39 @@ def test_values_of_another_type_are_named(kind, tmp_path):
             LlamaSeqEngine.from_hf(tmp_path / "model")
 
 
+@pytest.mark.parametrize("heads", [2**40, 5, 2**62])
+def test_heads_that_do_not_divide_the_rows_are_refused(heads, tmp_path):
+    """Also where a weight is read by itself, before any engine has looked at the numbers."""
+    recipe = FromScratch()
+    recipe.realize(config("llama"), OPTIONS)
+    recipe.engine.export_hf(tmp_path / "model")
+    told = {"num_attention_heads": heads, "num_key_value_heads": heads, "head_dim": 8}
+    edit_object(tmp_path / "model" / "config.json", **told)
+    with hf.open(tmp_path / "model") as model:
+        for name in ("blk.0.attn_q.weight", "blk.0.attn_k.weight"):
+            for read in (model.__getitem__, model.raw):
+                with pytest.raises(DataError, match=rf"config\.json: .* {name} .*got {heads} for"):
+                    read(name)
+
+
+@pytest.mark.parametrize("name", ["a" * 300, "a" * 5000, "a\0b", "\ud800"])
+def test_names_of_shards_that_no_file_can_have_are_missing(name, tmp_path):
+    recipe = FromScratch()
+    recipe.realize(config("llama"), OPTIONS)
+    recipe.engine.export_hf(tmp_path / "model")
+    folder = tmp_path / "model"
+    names = list(load_file(folder / "model.safetensors"))
+    (folder / "model.safetensors").unlink()
+    placed = {each: f"{name}.safetensors" for each in names}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": placed}))
+    with pytest.raises(DataError, match=r"index\.json: expected 1 files beside it; missing: ") as e:
+        hf.open(folder)
+    assert len(str(e.value)) < len(str(folder)) + 250
+
+
 BY_BYTES = {
     "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]},
-    "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False},
+    "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True},
     "decoder": {"type": "ByteLevel"},
 }
 VOCAB = BY_BYTES["model"]
@@ -130,6 +164,14 @@ TOKENIZERS = {
     "ids of text": (around(BOS, special_tokens={"x": {"ids": ["1"]}}), "special_tokens: expected"),
     "single": (around(5), "post_processor.single: expected objects; got 5"),
     "no object": (around([5]), r"post_processor.single: expected objects; got \[5\]"),
+    "a prefix": (
+        {"model": VOCAB | {"continuing_subword_prefix": "x", "merges": [["a", "\xe9"]]}},
+        "model.merges: expected second texts that begin with continuing_subword_prefix, 'x'",
+    ),
+    "a prefix that is none": (
+        {"model": VOCAB | {"continuing_subword_prefix": 5}},
+        "model.merges: expected second texts that begin with continuing_subword_prefix, 5",
+    ),
     "far": ({"model": VOCAB | {"vocab": {"a": 1 << 24}}}, "expected ids below 16,777,216"),
 }
 
@@ -141,6 +183,63 @@ def test_a_tokenizer_of_other_types_is_refused(case, tmp_path):
     with pytest.raises(DataError, match=message) as error:
         Tokenizer.of(tmp_path)
     assert str(tmp_path) in str(error.value)
+
+
+#: What makes the tokenizers library panic: when it reads the file, or when it encodes.
+PANICS = {
+    "cuts of nothing": {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
+    "one id twice": {"model": VOCAB | {"vocab": {"a": 0, "b": 0}}},
+    "no map": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
+    "a map": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "BAAAAAAAAAAAAAAA"}},
+}
+SPACED = {"model": VOCAB | {"byte_fallback": True}}
+
+
+@pytest.mark.parametrize("case", PANICS)
+@pytest.mark.parametrize("kind", ["bytes", "spaces"])
+def test_a_panic_of_the_library_is_an_error(case, kind, tmp_path):
+    """A panic is no Exception: it passed everything, up to the traceback."""
+    whole = BY_BYTES | (SPACED if kind == "spaces" else {})
+    changes = dict(PANICS[case])
+    if kind == "spaces":
+        changes["model"] = changes.get("model", VOCAB) | {"byte_fallback": True}
+        changes.setdefault("pre_tokenizer", None)
+        changes["decoder"] = None
+    elif "pre_tokenizer" in changes:
+        steps = [changes["pre_tokenizer"], BY_BYTES["pre_tokenizer"]]
+        changes["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": steps}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(whole | changes))
+    with pytest.raises(DataError, match=r"tokenizer\.json: (does not make|cannot encode)") as error:
+        Tokenizer.of(tmp_path).encode_many([("ab", False), ("a\xe9b", False)])
+    assert type(error.value.__cause__).__name__ == "PanicException"
+
+
+def test_threads_that_cannot_be_had_are_named(tmp_path):
+    """The library's threads are made when many texts are encoded; here none can be."""
+    (tmp_path / "tokenizer.json").write_text(json.dumps(BY_BYTES))
+    code = (
+        "import resource, sys\n"
+        "from toynn.errors import ToynnError\n"
+        "from toynn.formats.tokenizer import Tokenizer\n"
+        "tokenizer = Tokenizer.of(sys.argv[1])\n"
+        "with open('/proc/self/statm') as file:\n"
+        "    room = int(file.read().split()[0]) * resource.getpagesize() + 2**20\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (room, room))\n"
+        "try:\n"
+        "    tokenizer.encode_many([('ab', False)] * 2)\n"
+        "except ToynnError as error:\n"
+        "    print(error)\n"
+    )
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("TOKENIZERS", "RAYON"))}
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=HANG,
+        env=environment,
+    )
+    assert "tokenizer.json: cannot encode: The global thread pool" in done.stdout, done.stderr
+    assert done.stdout.endswith("or set TOKENIZERS_PARALLELISM=false\n")
 
 
 SETTINGS = {

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
+from toynn.errors import DataError
 from toynn.system.printing import Lenient
 
-__all__ = ["Output", "Unwritten", "streams"]
+__all__ = ["Output", "Unwritten", "input_bytes", "streams"]
 
 
 class Unwritten(Exception):
@@ -49,7 +50,7 @@ def streams() -> Iterator[Output]:
     if isinstance(sys.stdout, io.TextIOWrapper):
         with suppress(OSError, ValueError):  # it is lost already
             sys.stdout.reconfigure(errors="backslashreplace")  # print any path, any text
-    if sys.stdin is None:
+    if sys.stdin is None or sys.stdin.closed:
         sys.stdin = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
     output = Output(sys.stdout)
     error: Any = Lenient(sys.stderr)
@@ -60,6 +61,15 @@ def streams() -> Iterator[Output]:
     finally:
         sys.stdin, sys.stdout, sys.stderr = before
         _drop()
+
+
+def input_bytes() -> bytes:
+    """Return all of standard input. Raises DataError where it cannot be read."""
+    try:
+        binary = getattr(sys.stdin, "buffer", None)  # none, where a text is in its place
+        return sys.stdin.read().encode() if binary is None else binary.read()
+    except OSError as error:  # it is open for writing alone, or its terminal has gone
+        raise DataError(f"standard input: cannot read: {error.strerror or error}") from error
 
 
 def _open_descriptors() -> None:

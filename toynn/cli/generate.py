@@ -1,13 +1,13 @@
 """``toynn generate``: a model continues a text, or answers; or many, into lines of JSON."""
 
 import json
-import sys
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from toynn.cli._streams import input_bytes
 from toynn.cli._writing import Clock, add_flags, opened, options
 from toynn.data import jsonl
 from toynn.engines import SequenceEngine
@@ -34,8 +34,8 @@ def add_parser(commands: Any) -> None:
     prompt = "the text to continue; - reads it from standard input, without its last line break"
     which.add_argument("-p", "--prompt", metavar="TEXT", help=prompt)
     prompts = (
-        "a file of prompts: a text on each line, or .jsonl with prompt or messages on each; prints "
-        "a line of JSON for each"
+        "a file of prompts: a text on each line, or .jsonl with prompt or messages on each; - "
+        "reads texts from standard input; prints a line of JSON for each"
     )
     which.add_argument("--prompts", type=Path, metavar="FILE", help=prompts)
     batch = "of --prompts, continue so many at a time (default 8)"
@@ -155,7 +155,7 @@ def _token(tokenizer: Tokenizer, drawn: Drawn) -> dict[str, Any]:
 def _prompt(given: str) -> str:
     """Return the text of --prompt."""
     try:
-        text = sys.stdin.buffer.read().decode() if given == "-" else given
+        text = input_bytes().decode() if given == "-" else given
     except UnicodeDecodeError as error:
         raise DataError(
             f"--prompt -: expected UTF-8; got {error.object[error.start]:#04x} at byte "
@@ -169,28 +169,29 @@ def _prompt(given: str) -> str:
 
 def _prompts(path: Path) -> Iterator[tuple[str, Prompt]]:
     """Yield where each prompt of a file is, and the prompt. Raises DataError, with the line."""
+    name = "standard input" if str(path) == "-" else str(path)
     if path.suffix in (".jsonl", ".json"):
         found: Iterator[tuple[str, Prompt]] = jsonl.prompts(path)
     else:
-        found = _texts(path)
+        found = _texts(name, input_bytes() if str(path) == "-" else read_bytes(path))
     empty = True
     for each in found:
         yield each
         empty = False
     if empty:
-        raise DataError(f"{path}: expected a prompt per line; got no line that is not blank")
+        raise DataError(f"{name}: expected a prompt per line; got no line that is not blank")
 
 
-def _texts(path: Path) -> Iterator[tuple[str, Prompt]]:
-    for number, line in enumerate(read_bytes(path).split(b"\n"), 1):
+def _texts(name: str, content: bytes) -> Iterator[tuple[str, Prompt]]:
+    for number, line in enumerate(content.split(b"\n"), 1):
         try:
             text = line.decode().removesuffix("\r")
         except UnicodeDecodeError as error:
             raise DataError(
-                f"{path}:{number}: not UTF-8 text: byte {error.object[error.start]:#04x}"
+                f"{name}:{number}: not UTF-8 text: byte {error.object[error.start]:#04x}"
             ) from None
         if text.strip():
-            yield f"{path}:{number}", text
+            yield f"{name}:{number}", text
 
 
 def _ids(

@@ -200,8 +200,17 @@ class HFModel:
         return self.tensors[name].type == "F32"
 
     def _heads(self, name: str) -> int:
-        """Return the heads of a weight whose rows GGUF has in another order, else 0."""
-        return self._mapping.heads(self.metadata, name)
+        """Return the heads of a weight whose rows GGUF has in another order, else 0.
+
+        Raises DataError where they do not divide the rows.
+        """
+        heads, rows = self._mapping.heads(self.metadata, name), self.tensors[name].shape[0]
+        if heads and rows % (2 * heads):
+            raise DataError(
+                f"{self.path / CONFIG}: expected heads that divide the rows of {name} in pairs; "
+                f"got {heads} for {rows} rows"
+            )
+        return heads
 
     def _path_of(self, name: str) -> Path:
         source = self._sources.get(name) or next(iter(self._pieces[name].values()))

@@ -6,6 +6,7 @@
 Only files that lie beside the index are opened, and none that is pickled.
 """
 
+import os
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
@@ -142,12 +143,13 @@ def _weight_map(index: Path) -> dict[str, str]:
 def _files(index: Path, placed: Mapping[str, str]) -> list[Path]:
     """Return the paths of the files, all of which must be there."""
     names = sorted(set(placed.values()))
-    missing = [name for name in names if not (index.parent / name).exists()]
+    missing = [name for name in names if not os.path.exists(index.parent / name)]  # or too long
     if missing:
+        shown = [name if len(name) < 100 else f"{name[:80]}..." for name in missing[:_SHOWN]]
         others = f" and {len(missing) - _SHOWN} others" if len(missing) > _SHOWN else ""
         _refuse(
             index,
-            f"expected {len(names)} files beside it; missing: {', '.join(missing[:_SHOWN])}"
+            f"expected {len(names)} files beside it; missing: {', '.join(shown)}"
             f"{others}; complete the download",
         )
     return [index.parent / name for name in names]

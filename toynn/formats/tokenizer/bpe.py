@@ -13,6 +13,7 @@ from typing import Any
 
 from toynn.errors import GGUFError
 from toynn.formats.tokenizer.chat import needed
+from toynn.formats.tokenizer.panics import refused
 from toynn.formats.tokenizer.pre import Kind
 from toynn.formats.tokenizer.vocab import TokenType, Vocab
 
@@ -51,27 +52,28 @@ class BPE:
         library = needed("tokenizers")
         self._vocab = vocab
         ids = {text: id for id, text in enumerate((*vocab.tokens, MISSING))}
-        try:
+        keys = f"{vocab.path}: tokenizer.ggml.tokens and .merges"
+        with refused(f"{keys} do not make a tokenizer", GGUFError):
             model = library.models.BPE(
                 ids,
                 list(_pairs(vocab)),
                 unk_token=MISSING,
                 ignore_merges=kind.whole_words,
             )
-        except Exception as error:  # the library raises no narrower one
-            raise GGUFError(
-                f"{vocab.path}: tokenizer.ggml.tokens and .merges do not make a tokenizer: {error}"
-            ) from error
         self._tokenizer = library.Tokenizer(model)
         self._tokenizer.pre_tokenizer = cutter(kind)
 
     def encode_all(self, texts: Sequence[tuple[str, bool]]) -> list[list[int]]:
-        """Return the ids of texts. Bytes that no token spells are left out, as llama.cpp does."""
+        """Return the ids of texts. Bytes that no token spells are left out, as llama.cpp does.
+
+        Raises GGUFError where the library fails.
+        """
         given = [text for text, _ in texts]
         many = len(given) > 1
         encode = self._tokenizer.encode_batch if many else self._one
         missing = len(self._vocab.tokens)
-        found = [each.ids for each in encode(given, add_special_tokens=False)]
+        with refused(f"{self._vocab.path}: cannot encode", GGUFError):
+            found = [each.ids for each in encode(given, add_special_tokens=False)]
         return [[id for id in ids if id != missing] if missing in ids else ids for ids in found]
 
     def _one(self, texts: list[str], **how: bool) -> list[Any]:

@@ -121,6 +121,13 @@ class FolderKeys:
             isinstance(pair, list) and [type(text) for text in pair] == [str, str] for pair in pairs
         ):
             raise DataError(f"{path}: model.merges: expected pairs of texts")
+        inner = model.get("continuing_subword_prefix") or ""
+        for _, right in pairs:
+            if not isinstance(inner, str) or not right.startswith(inner):
+                raise DataError(  # the library would cut the text there, and end the process
+                    f"{path}: model.merges: expected second texts that begin with "
+                    f"continuing_subword_prefix, {inner!r:.80}; got {right!r:.80}"
+                )
         self.added = added_of(path, data, self._config)
         kinds = {
             part["type"] for part in (*parts_of(data, "pre_tokenizer"), *parts_of(data, "decoder"))

@@ -13,6 +13,7 @@ from toynn.errors import DataError
 from toynn.formats.tokenizer import bpe, spm
 from toynn.formats.tokenizer.chat import needed
 from toynn.formats.tokenizer.folder import JSON, FolderKeys
+from toynn.formats.tokenizer.panics import refused
 from toynn.formats.tokenizer.steps import without_prefix
 from toynn.formats.tokenizer.vocab import Vocab
 
@@ -36,7 +37,8 @@ class Pipeline:
             **without_prefix(data),
         }
         whole = json.dumps(plain)
-        try:
+        self._path = keys.path / JSON
+        with refused(f"{self._path}: does not make a tokenizer", DataError):
             self._begins = self._continues = library.Tokenizer.from_str(whole)
             if any(small[step] != plain[step] for step in ("normalizer", "pre_tokenizer")):
                 steps = library.Tokenizer.from_str(json.dumps(small))
@@ -44,19 +46,21 @@ class Pipeline:
                 for step in ("normalizer", "pre_tokenizer"):
                     if getattr(steps, step) is not None:
                         setattr(self._continues, step, getattr(steps, step))
-        except Exception as error:  # the library raises no narrower one
-            raise DataError(f"{keys.path / JSON}: does not make a tokenizer: {error}") from error
         self._vocab = vocab
         self._piece: Callable[[Vocab, int], bytes] = bpe.piece_of if keys.of_bytes else spm.piece_of
         #: a SHA-256 of all that ids depend on
         self.told = hashlib.sha256(whole.encode()).hexdigest()
 
     def encode_all(self, texts: Sequence[tuple[str, bool]]) -> list[list[int]]:
-        """Return the ids of texts; what comes before a first word only where none is continued."""
+        """Return the ids of texts; what comes before a first word only where none is continued.
+
+        Raises DataError where the library fails.
+        """
         found: list[list[int]] = [[] for _ in texts]
         for wanted, by in ((False, self._begins), (True, self._continues)):
             places = [index for index, (_, continues) in enumerate(texts) if continues is wanted]
-            encoded = _encoded(by, [texts[index][0] for index in places])
+            with refused(f"{self._path}: cannot encode", DataError):
+                encoded = _encoded(by, [texts[index][0] for index in places])
             for place, ids in zip(places, encoded, strict=True):
                 found[place] = ids
         return found

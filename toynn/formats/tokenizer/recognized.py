@@ -11,6 +11,7 @@ from typing import Any
 
 from toynn.formats.tokenizer.bpe import cutter
 from toynn.formats.tokenizer.chat import needed
+from toynn.formats.tokenizer.panics import is_failure
 from toynn.formats.tokenizer.pre import KINDS
 
 __all__ = ["name_of_cut"]
@@ -41,7 +42,9 @@ def name_of_cut(data: Mapping[str, Any]) -> str | None:
     try:
         own = library.Tokenizer.from_str(json.dumps({**bare, "pre_tokenizer": step})).pre_tokenizer
         asked = {probe: own.pre_tokenize_str(probe) for probe in (PROBE, _without_marks(PROBE))}
-    except Exception:  # the library raises no narrower one: it is another version's
+    except BaseException as error:  # the library raises no narrower one: it is another version's
+        if not is_failure(error):
+            raise
         return None
     whole_words = bool(data["model"].get("ignore_merges"))
     alike = [name for name in (*_USUAL, *KINDS) if KINDS[name].whole_words == whole_words]
