@@ -81,7 +81,7 @@ def padded() -> Iterator[dict[str, Any]]:
 def flattened() -> Iterator[dict[str, Any]]:
     """Yield toynn's batches as one row each, whose positions say where examples begin."""
     for batch in rows():
-        arrays = {"input_ids": batch.ids, "position_ids": batch.positions, "labels": batch.labels}
+        arrays = {"input_ids": batch.inputs, "position_ids": batch.positions, "labels": batch.labels}
         yield {name: array[None].astype(np.int64) for name, array in arrays.items()}
 
 
@@ -104,7 +104,7 @@ def of_toynn(precision: str) -> Callable[[Path, int], Epoch]:
 
         def step(batch: Any) -> float:
             k = recipe.step_index
-            hp, ids = adamw.hp_for_step(k), batch.ids
+            hp, ids = adamw.hp_for_step(k), batch.inputs
             return recipe.step(ids, batch.positions, batch.labels, hp, k == 0, batch.segments)
 
         batches = list(rows())

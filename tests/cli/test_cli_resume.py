@@ -533,13 +533,13 @@ def test_early_stopping(here, tmp_path, capsys):
 
 
 def test_updates_that_are_not_finite_are_skipped_when_asked(here, tmp_path, monkeypatch, capsys):
-    def step(self, *batch, step=toynn.recipes.GPT2.step):
+    def train(self, *given, train=toynn.recipes.GPT2.train):
         if self.step_index == 2 and not hasattr(self, "failed"):
             self.failed = True
             raise NonFiniteError("gradient norm is nan")
-        return step(self, *batch)
+        return train(self, *given)
 
-    monkeypatch.setattr(toynn.recipes.GPT2, "step", step)
+    monkeypatch.setattr(toynn.recipes.GPT2, "train", train)
     for more, code in (((), 2), (("--on-nonfinite", "skip"), 0)):
         words = [*COMMANDS["gpt2"], *more, "--out", str(tmp_path / f"out{code}")]
         assert main(["train", "gpt2", *words]) == code
@@ -581,13 +581,13 @@ import sys, time
 from toynn.cli import main
 from toynn.recipes import GPT2
 
-def step(self, *given, step=GPT2.step):
+def train(self, *given, train=GPT2.train):
     if self.step_index == 4:
         print("slow", flush=True)
         time.sleep(3600)
-    return step(self, *given)
+    return train(self, *given)
 
-GPT2.step = step
+GPT2.train = train
 sys.exit(main(sys.argv[1:]))
 """
 

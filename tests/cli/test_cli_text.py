@@ -68,7 +68,7 @@ def loss_of(engine, batches):
     """The mean loss by the engine's logits, in float64."""
     total, rows = 0.0, 0
     for batch in batches:
-        logits = engine.logits(batch.ids, 2).astype(np.float64)
+        logits = engine.logits(batch.inputs, 2).astype(np.float64)
         counts = batch.labels >= 0
         lse = np.log(np.exp(logits[counts]).sum(axis=1))
         total += (lse - logits[counts, batch.labels[counts]]).sum()

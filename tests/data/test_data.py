@@ -60,15 +60,15 @@ def test_random_windows_predict_the_next_token_everywhere():
         for array in batch:
             assert array.dtype == np.int32
             assert array.shape == (15,)
-        np.testing.assert_array_equal(batch.labels, batch.ids + 1)
+        np.testing.assert_array_equal(batch.labels, batch.inputs + 1)
         np.testing.assert_array_equal(batch.positions, [0, 1, 2, 3, 4] * 3)
-        seen.update(batch.ids.tolist(), batch.labels.tolist())
+        seen.update(batch.inputs.tolist(), batch.labels.tolist())
     assert seen == set(range(200))
 
 
 def test_random_windows_repeat_from_seed_and_from_state():
     def ids(windows, count=4):
-        return [batch.ids.tolist() for batch in itertools.islice(windows, count)]
+        return [batch.inputs.tolist() for batch in itertools.islice(windows, count)]
 
     first, again, other = (RandomWindows(COUNTING, 2, 3, seed) for seed in (7, 7, 8))
     begin = ids(first)
@@ -94,7 +94,7 @@ def test_spaced_windows_count_each_target_at_most_once(size):
     for batch in batches:
         counts = batch.labels != IGNORED
         assert counts.any()
-        np.testing.assert_array_equal(batch.labels[counts], batch.ids[counts] + 1)
+        np.testing.assert_array_equal(batch.labels[counts], batch.inputs[counts] + 1)
 
 
 def test_bigram_agrees_with_the_definition():

@@ -49,12 +49,12 @@ def test_a_row_sees_its_document_within_its_window_and_answers_with_the_next_tok
         rows = np.arange(batch.tokens)
         starts = rows // 7 * 7  # of windows
         for i in rows:
-            document = batch.ids // 100
+            document = batch.inputs // 100
             first = next(j for j in range(starts[i], i + 1) if document[j] == document[i])
             assert (batch.segments[i], batch.positions[i]) == (first, i - first)
-            at = batch.ids[i] % 100
+            at = batch.inputs[i] % 100
             last = at + 1 == LENGTHS[document[i]]
-            assert batch.labels[i] == (IGNORED if last else batch.ids[i] + 1)
+            assert batch.labels[i] == (IGNORED if last else batch.inputs[i] + 1)
             seen.add((bool(last), bool(first > starts[i])))
     assert len(seen) == 4
 
@@ -63,9 +63,9 @@ def test_the_windows_of_a_state_follow_again():
     source = DocumentWindows(documents(), 2, 5, seed=3)
     next(source)
     state = source.state
-    expected = [next(source).ids.tolist() for _ in range(3)]
+    expected = [next(source).inputs.tolist() for _ in range(3)]
     source.state = state
-    assert [next(source).ids.tolist() for _ in range(3)] == expected
+    assert [next(source).inputs.tolist() for _ in range(3)] == expected
 
 
 @pytest.mark.parametrize("at", [3, 4, 8, 13])
@@ -126,7 +126,7 @@ def test_what_stands_before_a_document_changes_nothing():
     both = found.windows(np.array([0]), 12)
     total = 0.0
     for rows in (slice(0, 7), slice(7, 12)):
-        ids, labels = both.ids[rows], both.labels[rows]
+        ids, labels = both.inputs[rows], both.labels[rows]
         count = np.count_nonzero(labels != IGNORED)
         total += count * recipe.evaluate(ids, np.arange(len(ids)), labels, np.zeros(len(ids), int))
     assert recipe.evaluate(*both) == pytest.approx(total / both.rows, rel=1e-6)

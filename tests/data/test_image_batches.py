@@ -9,7 +9,8 @@ from pictures import class_folders, noise
 from toynn.data import image_batches
 from toynn.data._parts import Part, Pixels
 from toynn.data.augment import Augment
-from toynn.data.image_batches import Fitted, HeldOut, ImageBatch, RandomImages
+from toynn.data.batch import Batch
+from toynn.data.image_batches import Fitted, HeldOut, RandomImages
 from toynn.data.images import ImageData
 from toynn.errors import ConfigError, DataError
 
@@ -41,8 +42,8 @@ def test_a_batch_is_what_a_step_takes():
 def test_rows_that_count():
     images = np.zeros((3, 4, 4, 1), np.uint8)
     first = np.zeros(1, np.int32)
-    assert ImageBatch(images, first, np.array([1, -100, 0])).rows == 2
-    assert ImageBatch(images, first, np.array([[0, 1], [0, 0], [0.5, 0.5]])).rows == 2
+    assert Batch(images, first, np.array([1, -100, 0])).rows == 2
+    assert Batch(images, first, np.array([[0, 1], [0, 0], [0.5, 0.5]])).rows == 2
 
 
 ALL = Augment(crop=1, flip=True, mixup=0.4, smoothing=0.1)
@@ -55,7 +56,7 @@ def test_same_seed_same_batches_and_the_state_resumes(augment):
     first, again, other = ([next(source) for _ in range(5)] for source in sources)
     equal = [all(map(np.array_equal, *pair)) for pair in zip(first, again, strict=True)]
     assert all(equal)
-    assert not np.array_equal(first[0].image, other[0].image)
+    assert not np.array_equal(first[0].inputs, other[0].inputs)
     state = sources[0].state
     assert state == {"seed": 7, "position": 15}
     sources[2].state = state

@@ -209,9 +209,9 @@ def test_a_text_is_read_in_windows(tmp_path):
     (note,) = data.notes
     assert note.endswith("book.txt: 200 tokens, the last 20 of them for validation")
     batch = next(data.batches(3, seed=0))
-    assert batch.ids.dtype == np.int32 and batch.ids.min() >= 0x400
-    np.testing.assert_array_equal(batch.labels, batch.ids + 1)
-    assert {id for batch in data.valid_batches(2, 9) for id in batch.ids} <= set(
+    assert batch.inputs.dtype == np.int32 and batch.inputs.min() >= 0x400
+    np.testing.assert_array_equal(batch.labels, batch.inputs + 1)
+    assert {id for batch in data.valid_batches(2, 9) for id in batch.inputs} <= set(
         range(0x4B4, 0x4C8)
     )
 
@@ -241,7 +241,7 @@ def drawn(batches, count):
 
 def numbers(batch):
     """The numbers of the examples in a batch, in order."""
-    return batch.ids[np.flatnonzero(batch.positions == 0)].tolist()
+    return batch.inputs[np.flatnonzero(batch.positions == 0)].tolist()
 
 
 def test_examples_of_a_batch_stand_one_behind_another():
@@ -250,7 +250,7 @@ def test_examples_of_a_batch_stand_one_behind_another():
         assert all(array.shape == (6,) and array.dtype == np.int32 for array in batch)
         assert (batch.rows, batch.tokens, batch.examples, batch.room) == (6, 6, 3, 12)
         for number in range(3):
-            (rows,) = np.nonzero(batch.ids == number)
+            (rows,) = np.nonzero(batch.inputs == number)
             np.testing.assert_array_equal(batch.positions[rows], range(1 + number))
             assert (batch.segments[rows] == rows[0]).all()
             assert (batch.labels[rows] == number).all()

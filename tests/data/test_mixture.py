@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from toynn.data import jsonl
-from toynn.data.batch import IGNORED, Batch, PackedBatch
+from toynn.data.batch import IGNORED
 from toynn.data.mixture import Mixture, next_source
 from toynn.data.preference import read_preferences
 from toynn.engines.gpt2 import GPT2Config
@@ -61,10 +61,10 @@ def test_rows_are_of_the_sources_in_their_shares(tmp_path):
     batches = mixed.batches(4, 0)
     for _ in range(10):
         batch = next(batches)
-        assert isinstance(batch, PackedBatch) and batch.room == 4 * mixed.seq
+        assert batch.segments is not None and batch.room == 4 * mixed.seq
         starts = batch.segments == np.arange(batch.tokens)
-        assert Counter(batch.ids[starts].tolist()) == {97: 3, 98: 1}
-        np.testing.assert_array_equal(batch.ids[batch.segments], batch.ids)
+        assert Counter(batch.inputs[starts].tolist()) == {97: 3, 98: 1}
+        np.testing.assert_array_equal(batch.inputs[batch.segments], batch.inputs)
         np.testing.assert_array_equal(batch.positions, np.arange(batch.tokens) - batch.segments)
 
 
@@ -82,7 +82,7 @@ def test_an_epoch_without_weights_has_everything_once(tmp_path):
         batch = next(batches)
         starts = np.flatnonzero(batch.segments == np.arange(batch.tokens))
         ends = [*starts[1:], batch.tokens]
-        seen.update((int(batch.ids[s]), int(e - s)) for s, e in zip(starts, ends, strict=True))
+        seen.update((int(batch.inputs[s]), int(e - s)) for s, e in zip(starts, ends, strict=True))
     expected = Counter()
     for part in parts.values():
         expected.update(
@@ -109,20 +109,20 @@ def test_the_same_batches_follow_a_state(tmp_path):
     for _ in range(7):
         next(batches)
     state = json.loads(json.dumps(batches.state))
-    expected = [next(batches).ids.tobytes() for _ in range(20)]
+    expected = [next(batches).inputs.tobytes() for _ in range(20)]
     again = mixed.batches(3, 0)
     again.state = state
-    assert [next(again).ids.tobytes() for _ in range(20)] == expected
+    assert [next(again).inputs.tobytes() for _ in range(20)] == expected
     other = mixed.batches(3, 6)
-    assert [next(other).ids.tobytes() for _ in range(20)] != expected
+    assert [next(other).inputs.tobytes() for _ in range(20)] != expected
 
 
 def test_windows_of_texts_alone_are_not_packed(tmp_path):
     (tmp_path / "other").mkdir()
     mixed = Mixture.of({"t": text(tmp_path, "t"), "u": text(tmp_path / "other", "u", 200)}, [1, 1])
     batch = next(mixed.batches(2, 0))
-    assert isinstance(batch, Batch) and not mixed.packed
-    assert batch.ids.tolist() == [ord("t")] * SEQ + [ord("u")] * SEQ
+    assert batch.segments is None and not mixed.packed
+    assert batch.inputs.tolist() == [ord("t")] * SEQ + [ord("u")] * SEQ
     assert {part.source for part in mixed.valid_batches(1, 4)} == {"t", "u"}
 
 
@@ -132,7 +132,7 @@ def test_windows_beside_examples_are_segments(tmp_path):
     )
     assert mixed.seq == SEQ
     batch = next(mixed.batches(2, 0))
-    begin = int(np.flatnonzero(batch.ids == ord("t"))[0])
+    begin = int(np.flatnonzero(batch.inputs == ord("t"))[0])
     assert (batch.segments[begin:] == begin).all() and batch.tokens - begin == SEQ
     assert (batch.labels[begin:] == ord("t")).all() and batch.room == 2 * SEQ
 

@@ -28,7 +28,7 @@ def numbered(lengths, seq=SEQ, **options):
 
 
 def drawn(batches, count):
-    return [batch.ids.tobytes() for batch in (next(batches) for _ in range(count))]
+    return [batch.inputs.tobytes() for batch in (next(batches) for _ in range(count))]
 
 
 def test_natural_lengths_fill_their_rows():
@@ -78,14 +78,14 @@ def test_a_batch_is_whole_rows_whose_examples_do_not_see_each_other():
         batch = next(source)
         assert all(array.dtype == np.int32 and array.shape == (batch.tokens,) for array in batch)
         assert batch.tokens <= batch.room == 4 * SEQ
-        numbers = batch.ids[batch.segments == np.arange(batch.tokens)]
+        numbers = batch.inputs[batch.segments == np.arange(batch.tokens)]
         assert len(set(numbers.tolist())) == batch.examples
         assert batch.tokens == lengths[numbers].sum()
         np.testing.assert_array_equal(batch.positions, np.arange(batch.tokens) - batch.segments)
-        assert (batch.ids == batch.ids[batch.segments]).all()
+        assert (batch.inputs == batch.inputs[batch.segments]).all()
         counts = batch.labels != IGNORED
         assert batch.rows == counts.sum() == sum(n + 1 - (n + 1) // 2 for n in lengths[numbers])
-        assert (batch.labels[counts] == batch.ids[counts]).all()
+        assert (batch.labels[counts] == batch.inputs[counts]).all()
 
 
 def test_an_epoch_has_every_example_once_and_each_is_packed_anew():
@@ -96,8 +96,8 @@ def test_an_epoch_has_every_example_once_and_each_is_packed_anew():
         rows, seen = [], []
         while len(seen) < 60:
             batch = next(source)
-            rows.append(batch.ids.tobytes())
-            seen += batch.ids[batch.positions == 0].tolist()
+            rows.append(batch.inputs.tobytes())
+            seen += batch.inputs[batch.positions == 0].tolist()
         assert sorted(seen) == list(range(60))
         epochs.append(rows)
     assert source.per_epoch == len(epochs[0])
@@ -120,12 +120,12 @@ def test_evaluation_sees_every_example_once_or_some_spaced_evenly():
     lengths = natural(100)
     examples = numbered(lengths)
     batches = packed_in_order(examples, 2)
-    assert sorted(n for b in batches for n in b.ids[b.positions == 0]) == list(range(100))
-    assert [b.ids.tobytes() for b in batches] == [
-        b.ids.tobytes() for b in packed_in_order(examples, 2)
+    assert sorted(n for b in batches for n in b.inputs[b.positions == 0]) == list(range(100))
+    assert [b.inputs.tobytes() for b in batches] == [
+        b.inputs.tobytes() for b in packed_in_order(examples, 2)
     ]
     some = packed_in_order(examples, 2, max_batches=3)
-    numbers = np.concatenate([b.ids[b.positions == 0] for b in some])
+    numbers = np.concatenate([b.inputs[b.positions == 0] for b in some])
     assert len(some) <= 3 and numbers.min() < 20 and numbers.max() > 80
     assert packed_in_order(Examples(SEQ), 2, 3) == []
 

@@ -23,13 +23,14 @@ class FakeSession:
 
     def memory(self):
         sizes = {"weights": 4, "moments": 8, "gradients": 4, "activations": 16, "peak": 32}
-        return SimpleNamespace(**sizes, mapped=0, packed=0)
+        return SimpleNamespace(**sizes, mapped=0, prepacked=0)
 
 
 class FakeEngine:
     def __init__(self, vocab, context):
         self.session = FakeSession()
         self.context = context
+        self.batches = 0
         self.table = np.zeros((vocab, vocab), np.float32)
         self.tensors = self.parameters = {"table.weight": self.table}
 
@@ -75,13 +76,13 @@ class FakeRecipe:
         logits -= np.log(np.exp(logits).sum(axis=1, keepdims=True))
         return ids, labels, logits
 
-    def evaluate(self, seq_ids, positions, labels):
-        _, labels, log_p = self._forward(seq_ids, labels)
+    def evaluate(self, batch):
+        _, labels, log_p = self._forward(batch.inputs, batch.labels)
         return float(-log_p[np.arange(len(labels)), labels].mean())
 
-    def accumulate(self, seq_ids, positions, labels):
-        loss = self.evaluate(seq_ids, positions, labels)
-        ids, labels, log_p = self._forward(seq_ids, labels)
+    def accumulate(self, batch):
+        loss = self.evaluate(batch)
+        ids, labels, log_p = self._forward(batch.inputs, batch.labels)
         gradient = np.exp(log_p)
         gradient[np.arange(len(labels)), labels] -= 1
         np.add.at(self.gradient, ids, gradient)
@@ -121,8 +122,8 @@ class FakeRecipe:
         if self.rows:
             self.gradient[:] = found.read("table.weight.sum")
 
-    def step(self, seq_ids, positions, labels, hp, is_first):
-        loss = self.accumulate(seq_ids, positions, labels)
+    def train(self, batch, hp, is_first):
+        loss = self.accumulate(batch)
         self.steps += 1
         self.hps.append(hp.copy())
         self.on_step(self)

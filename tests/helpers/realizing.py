@@ -15,7 +15,7 @@ GPT = GPT2Config(SIZES["vocab"], 16, 2, 32, 2, 16)
 
 def warm(recipe, base):
     cfg = LlamaConfig(**SIZES, donor_d_in=8)
-    if recipe._window:
+    if recipe.engine.is_built or not recipe.engine.is_declared:
         recipe.realize_scratch(cfg, RecipeOptions(t_seq=8, untied=True))
     recipe.build()
 

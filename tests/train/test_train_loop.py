@@ -65,7 +65,7 @@ def make_loop(recipe=None, batches=None, schedule=lambda k: 0.1, valid=True, **o
 
 
 def ignoring(batch):
-    return Batch(batch.ids, batch.positions, np.full_like(batch.labels, IGNORED))
+    return Batch(batch.inputs, batch.positions, np.full_like(batch.labels, IGNORED))
 
 
 def test_learns_and_reports():
@@ -305,7 +305,7 @@ def test_a_signal_within_a_short_evaluation_lets_it_end_and_takes_no_further_ste
         if recipe.steps == 10:
             signal.raise_signal(signal.SIGINT)
             recipe.steps = -1
-        return {"loss": recipe.evaluate(*batch)}
+        return {"loss": recipe.evaluate(batch)}
 
     result = make_loop(recipe, kept=kept, measure=measure).run()
     assert (recipe.steps, result.iterations, result.interrupted) == (-1, 10, True)

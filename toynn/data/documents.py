@@ -13,7 +13,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from toynn.data.batch import IGNORED, PackedBatch
+from toynn.data.batch import IGNORED, Batch
 from toynn.data.text import RandomWindows, spaced_starts
 
 __all__ = ["DocumentWindows", "Documents", "parted", "spaced_documents"]
@@ -52,7 +52,7 @@ class Documents:
             Documents(self.ids[at:], np.concatenate([[0], later])),
         )
 
-    def windows(self, starts: NDArray[np.int64], seq: int) -> PackedBatch:
+    def windows(self, starts: NDArray[np.int64], seq: int) -> Batch:
         """Return the windows of ``seq`` tokens that begin at ``starts``."""
         at = starts[:, None] + np.arange(seq)
         document = np.searchsorted(self.begins, at, side="right") - 1
@@ -62,7 +62,7 @@ class Documents:
         labels = np.where(last, np.int32(IGNORED), self.ids[at + 1])  # of any type of ids
         arrays = (self.ids[at], at - first, labels, row + first - starts[:, None])
         ids, positions, labels, segments = (each.astype(np.int32).ravel() for each in arrays)
-        return PackedBatch(ids, positions, labels, segments, len(starts) * seq)
+        return Batch(ids, positions, labels, segments, room=len(starts) * seq)
 
 
 def parted(blocks: Iterable[str], separator: str) -> Iterator[str]:
@@ -86,13 +86,11 @@ class DocumentWindows(RandomWindows):
         super().__init__(documents.ids, batch, seq, seed)
         self._documents = documents
 
-    def _cut(self, starts: NDArray[np.int64]) -> PackedBatch:
+    def _cut(self, starts: NDArray[np.int64]) -> Batch:
         return self._documents.windows(starts, self._seq)
 
 
-def spaced_documents(
-    documents: Documents, batch: int, seq: int, max_batches: int
-) -> list[PackedBatch]:
+def spaced_documents(documents: Documents, batch: int, seq: int, max_batches: int) -> list[Batch]:
     """At most max_batches of evenly spaced windows that do not overlap."""
     starts = spaced_starts(len(documents), batch, seq, max_batches)
     rows = (starts[first : first + batch] for first in range(0, len(starts), batch))

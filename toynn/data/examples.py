@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from toynn.data.batch import IGNORED, PackedBatch
+from toynn.data.batch import IGNORED, Batch
 
 __all__ = [
     "Columns",
@@ -163,7 +163,7 @@ class ShuffledExamples:
     def __iter__(self) -> "ShuffledExamples":
         return self
 
-    def __next__(self) -> PackedBatch:
+    def __next__(self) -> Batch:
         drawn = range(self._drawn, self._drawn + self._batch)
         self._drawn += self._batch
         room = self._batch * self._examples.seq
@@ -189,7 +189,7 @@ class ShuffledExamples:
 
 def examples_in_order(
     examples: Examples, batch: int, max_batches: int | None = None
-) -> list[PackedBatch]:
+) -> list[Batch]:
     """All examples in batches, in order; at most max_batches, of examples spaced evenly."""
     count = len(examples)
     if max_batches is not None:
@@ -210,16 +210,16 @@ def held_out(count: int, seed: int) -> tuple[list[int], list[int]]:
     return sorted(order[tail:].tolist()), sorted(order[:tail].tolist())
 
 
-def joined(examples: Iterable[Example], room: int) -> PackedBatch:
+def joined(examples: Iterable[Example], room: int) -> Batch:
     """Return a batch of examples, one behind another, with positions of their own."""
     parts = list(examples)
     lengths = [len(part.ids) for part in parts]
     starts = np.repeat(np.cumsum([0, *lengths[:-1]]), lengths).astype(np.int32)
     rows = np.arange(len(starts), dtype=np.int32)
-    return PackedBatch(
+    return Batch(
         np.concatenate([part.ids for part in parts]),
         rows - starts,
         np.concatenate([part.labels for part in parts]),
         starts,
-        room,
+        room=room,
     )

@@ -1,68 +1,41 @@
 """Batches of pictures: at the model's size, decoded when needed, in a seeded order."""
 
 from collections.abc import Callable, Iterator
-from functools import cached_property
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from toynn.data._picture import Picture
 from toynn.data.augment import Augment
-from toynn.data.batch import IGNORED
+from toynn.data.batch import Batch
 from toynn.data.images import Part
 from toynn.errors import DataError
 
-__all__ = ["Fitted", "HeldOut", "ImageBatch", "LaterBatch", "RandomImages"]
+__all__ = ["Fitted", "HeldOut", "LaterBatch", "RandomImages"]
 
 CACHE_BYTES = 512 * 2**20
 ORDER, CHANGE = 0, 1  # what a random generator is for
 
 
-class ImageBatch(NamedTuple):
-    """B pictures (B, H, W, C) in uint8; the token row that the head reads; labels.
-
-    Labels are whole, (B,), or dense, (B, classes).
-    """
-
-    image: NDArray[np.uint8]
-    cls_idx: NDArray[np.int32]
-    labels: NDArray[Any]
-
-    @property
-    def rows(self) -> int:
-        """How many pictures count."""
-        counts = self.labels != IGNORED if self.labels.ndim == 1 else self.labels.any(axis=1)
-        return int(np.count_nonzero(counts))
-
-
-class LaterBatch:
+class LaterBatch(Batch):
     """A batch that is read when it is first looked at: never, where it is another process's."""
 
-    def __init__(self, rows: int, read: Callable[[], ImageBatch]) -> None:
-        self.rows, self._read = rows, read
+    def __init__(self, rows: int, read: Callable[[], Batch]) -> None:
+        vars(self).update(rows=rows, _read=read)
 
-    @cached_property
-    def _batch(self) -> ImageBatch:
-        return self._read()
-
-    @property
-    def image(self) -> NDArray[np.uint8]:
-        """The pictures, as those of an ImageBatch."""
-        return self._batch.image
-
-    @property
-    def labels(self) -> NDArray[Any]:
-        """Their labels, as those of an ImageBatch."""
-        return self._batch.labels
-
-    def __iter__(self) -> Iterator[NDArray[Any]]:
-        """Yield the arrays in the order in which a recipe takes them."""
-        yield from self._batch
+    def __getattr__(self, name: str) -> Any:
+        """Read the arrays, which are not there yet."""
+        if name not in ("inputs", "positions", "labels"):
+            raise AttributeError(name)
+        vars(self).update(vars(self._read()))
+        return vars(self)[name]
 
 
-def _batch(pictures: list[Picture], labels: NDArray[np.int32]) -> ImageBatch:
-    return ImageBatch(np.stack(pictures), np.zeros(1, np.int32), labels)
+def _batch(pictures: list[Picture], labels: NDArray[np.int32]) -> Batch:
+    """Return pictures (B, H, W, C) in uint8, of which the head reads the class token."""
+    return Batch(np.stack(pictures), np.zeros(1, np.int32), labels)
 
 
 class Fitted:
@@ -140,11 +113,11 @@ class RandomImages:
                 drawn.append(index)
         return LaterBatch(len(drawn), lambda: self._read(drawn, random))
 
-    def _read(self, drawn: list[int], random: np.random.Generator) -> ImageBatch:
+    def _read(self, drawn: list[int], random: np.random.Generator) -> Batch:
         pictures = [picture for each in drawn if (picture := self._images.get(each)) is not None]
         batch = _batch(pictures, self._images.labels[drawn])
-        image, labels = self._augment(batch.image, batch.labels, self._classes, random)
-        return ImageBatch(image, batch.cls_idx, labels)
+        image, labels = self._augment(batch.inputs, batch.labels, self._classes, random)
+        return replace(batch, inputs=image, labels=labels)
 
     def _draw(self) -> int:
         epoch, place = divmod(self._position, len(self._images))
@@ -180,7 +153,7 @@ class HeldOut:
         """Return how many batches there are at most: unreadable pictures may be passed over."""
         return -(-len(self._indices) // self._batch)
 
-    def __iter__(self) -> Iterator[ImageBatch]:
+    def __iter__(self) -> Iterator[Batch]:
         pictures: list[Picture] = []
         drawn: list[int] = []
         for index in self._indices.tolist():

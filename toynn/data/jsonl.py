@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from toynn.data._containers import TABLES, is_container, part_of
 from toynn.data._rows import checked_messages, keys_of, rows, string_of
-from toynn.data.batch import Batch, PackedBatch
+from toynn.data.batch import Batch
 from toynn.data.documents import Documents, DocumentWindows, parted, spaced_documents
 from toynn.data.examples import Examples, ShuffledExamples, examples_in_order, held_out
 from toynn.data.packing import PackedExamples, packed_in_order
@@ -95,7 +95,7 @@ class Dataset:
             return PackedExamples(self.train, batch, seed)
         return ShuffledExamples(self.train, batch, seed)
 
-    def valid_batches(self, batch: int, max_batches: int) -> Sequence[Batch | PackedBatch]:
+    def valid_batches(self, batch: int, max_batches: int) -> Sequence[Batch]:
         """Return the same validation batches each time."""
         if isinstance(self.valid, Examples):
             return self._in_order(self.valid, batch, max_batches)
@@ -103,13 +103,11 @@ class Dataset:
             return spaced_documents(self.valid, batch, self.seq, max_batches)
         return spaced_windows(self.valid, batch, self.seq, max_batches)
 
-    def test_batches(self, batch: int) -> list[PackedBatch]:
+    def test_batches(self, batch: int) -> list[Batch]:
         """Return all of the test part; none where there is no such part."""
         return [] if self.test is None else self._in_order(self.test, batch)
 
-    def _in_order(
-        self, part: Examples, batch: int, max_batches: int | None = None
-    ) -> list[PackedBatch]:
+    def _in_order(self, part: Examples, batch: int, max_batches: int | None = None) -> list[Batch]:
         order = packed_in_order if self.packing else examples_in_order
         return order(part, batch, max_batches)
 

@@ -14,41 +14,21 @@ Source: Tijdeman 1980, The chairman assignment problem, doi:10.1016/0012-365X(80
 of k is more than 1 - 1 / (2 k - 2) rows off.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from toynn.data.batch import Batch, PackedBatch
+from toynn.data.batch import Batch
 from toynn.data.documents import Documents
 from toynn.data.examples import Examples
 from toynn.data.jsonl import Dataset
-from toynn.data.preference import PreferenceBatch, PreferenceData
+from toynn.data.preference import PreferenceData
 from toynn.errors import ConfigError
 
-__all__ = ["MixedBatches", "Mixture", "OfSource", "next_source"]
-
-AnyBatch = Batch | PackedBatch | PreferenceBatch
-
-
-@dataclass(frozen=True)
-class OfSource:
-    """A validation batch, and the name of the source that it is of."""
-
-    batch: AnyBatch
-    source: str
-
-    def __iter__(self) -> Iterator[NDArray[np.int32]]:
-        """Yield the arrays in the order in which a recipe takes them."""
-        yield from self.batch
-
-    @property
-    def rows(self) -> int:
-        """How many labels count; of preferences, how many there are."""
-        return self.batch.rows
+__all__ = ["MixedBatches", "Mixture", "next_source"]
 
 
 @dataclass(frozen=True)
@@ -135,15 +115,15 @@ class Mixture:
         """Return endless training batches, with a `state` to go on from."""
         return MixedBatches(self, batch, seed)
 
-    def valid_batches(self, batch: int, max_batches: int) -> list[OfSource]:
+    def valid_batches(self, batch: int, max_batches: int) -> list[Batch]:
         """Return the same validation batches each time, of each source as many as its share."""
         return [
-            OfSource(part, name)
+            replace(part, source=name)
             for name, source, share in zip(self.names, self.sources, self.weights, strict=True)
             for part in source.valid_batches(batch, max(1, round(share * max_batches)))
         ]
 
-    def test_batches(self, batch: int) -> list[Any]:
+    def test_batches(self, batch: int) -> list[Batch]:
         """Return all of the test parts that there are."""
         return [part for source in self.sources for part in source.test_batches(batch)]
 
@@ -165,8 +145,8 @@ class MixedBatches:
     def __iter__(self) -> "MixedBatches":
         return self
 
-    def __next__(self) -> AnyBatch:
-        rows: list[Any] = []
+    def __next__(self) -> Batch:
+        rows: list[Batch] = []
         for _ in range(self._batch):
             source = next_source(self._weights, self._drawn)
             self._drawn[source] += 1
@@ -236,25 +216,21 @@ def _document(ids: Any) -> Documents:
     return Documents(ids, np.zeros(1, np.int64))
 
 
-def _joined(rows: Sequence[Any]) -> AnyBatch:
+def _joined(rows: Sequence[Batch]) -> Batch:
     """Return rows as one batch."""
-    ids, positions, labels = (
-        np.concatenate(arrays) for arrays in zip(*map(_first, rows), strict=True)
-    )
-    if isinstance(rows[0], Batch):
-        return Batch(ids, positions, labels)
-    starts = np.cumsum([0, *(len(row.ids) for row in rows[:-1])])
-    moved = [row.segments + start for row, start in zip(rows, starts, strict=True)]
-    segments, room = np.concatenate(moved).astype(np.int32), sum(row.room for row in rows)
-    if isinstance(rows[0], PackedBatch):
-        return PackedBatch(ids, positions, labels, segments, room)
-    bounds = [np.zeros(1, np.int32)]
-    for row in rows:
-        bounds.append(row.bounds[1:] + bounds[-1][-1])
-    wanted = None if rows[0].wanted is None else np.concatenate([row.wanted for row in rows])
-    whole = np.concatenate(bounds).astype(np.int32)
-    return PreferenceBatch(ids, positions, labels, segments, whole, wanted, room)
-
-
-def _first(row: Any) -> tuple[Any, Any, Any]:
-    return row.ids, row.positions, row.labels
+    first = rows[0]
+    arrays: dict[str, Any] = {
+        name: np.concatenate([getattr(row, name) for row in rows])
+        for name in ("inputs", "positions", "labels", "wanted")
+        if getattr(first, name) is not None
+    }
+    if first.segments is not None:
+        starts = np.cumsum([0, *(row.tokens for row in rows[:-1])])
+        moved = [row.segments + start for row, start in zip(rows, starts, strict=True)]
+        arrays["segments"] = np.concatenate(moved).astype(np.int32)
+    if first.bounds is not None:
+        bounds = [np.zeros(1, np.int32)]
+        for row in rows:
+            bounds.append(row.bounds[1:] + bounds[-1][-1])
+        arrays["bounds"] = np.concatenate(bounds).astype(np.int32)
+    return Batch(**arrays, room=sum(row.room for row in rows))

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from toynn.data.batch import PackedBatch
+from toynn.data.batch import Batch
 from toynn.data.examples import Examples, joined
 
 __all__ = ["PackedExamples", "pack", "packed_in_order"]
@@ -126,7 +126,7 @@ class PackedExamples:
     def __iter__(self) -> "PackedExamples":
         return self
 
-    def __next__(self) -> PackedBatch:
+    def __next__(self) -> Batch:
         rows = [self._row() for _ in range(self._batch)]
         examples = (self._examples[index] for row in rows for index in row)
         return joined(examples, self._batch * self._examples.seq)
@@ -160,9 +160,7 @@ class PackedExamples:
         self._packed = -1
 
 
-def packed_in_order(
-    examples: Examples, batch: int, max_batches: int | None = None
-) -> list[PackedBatch]:
+def packed_in_order(examples: Examples, batch: int, max_batches: int | None = None) -> list[Batch]:
     """All examples in batches of packed rows; at most max_batches, of examples spaced evenly."""
     lengths, room = examples.lengths, batch * examples.seq
     count = len(examples)

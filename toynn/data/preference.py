@@ -10,7 +10,7 @@ conversations that begin alike. Completions end as texts do; prompts are not lea
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from toynn.data._containers import part_of
 from toynn.data._rows import rows, string_of
-from toynn.data.batch import IGNORED
+from toynn.data.batch import IGNORED, Batch
 from toynn.data.examples import Example, Examples, held_out, joined
 from toynn.data.jsonl import TRAIN, VALID
 from toynn.data.packing import pack
@@ -31,7 +31,6 @@ from toynn.errors import DataError
 
 __all__ = [
     "PackedPreferences",
-    "PreferenceBatch",
     "PreferenceData",
     "PreferenceReader",
     "Preferences",
@@ -40,41 +39,6 @@ __all__ = [
 ]
 
 PAIR, LABELLED = ("chosen", "rejected"), ("prompt", "completion", "label")
-
-
-@dataclass(frozen=True)
-class PreferenceBatch:
-    """What a step on preferences is fed: int32 arrays; see ``toynn.engines.Sequences``."""
-
-    ids: NDArray[np.int32]
-    positions: NDArray[np.int32]
-    labels: NDArray[np.int32]
-    segments: NDArray[np.int32]
-    bounds: NDArray[np.int32]
-    wanted: NDArray[np.int32] | None
-    room: int
-
-    def __iter__(self) -> Iterator[NDArray[np.int32]]:
-        """Yield the arrays in the order in which a recipe takes them."""
-        yield from (self.ids, self.positions, self.labels, self.segments, self.bounds)
-        if self.wanted is not None:
-            yield self.wanted
-
-    @property
-    def rows(self) -> int:
-        """How many pairs there are, or single completions."""
-        count = len(self.bounds) // 2
-        return count // 2 if self.wanted is None else count
-
-    @property
-    def tokens(self) -> int:
-        """How many tokens are read."""
-        return len(self.ids)
-
-    @property
-    def examples(self) -> int:
-        """How many sequences there are."""
-        return len(self.bounds) // 2
 
 
 class Preferences:
@@ -111,7 +75,7 @@ class Preferences:
         """Return the first example of a group."""
         return self._examples[self._of * index]
 
-    def batch(self, indices: Sequence[int], room: int) -> PreferenceBatch:
+    def batch(self, indices: Sequence[int], room: int) -> Batch:
         """Return these groups as a batch."""
         members = [self._of * index + k for index in indices for k in range(self._of)]
         parts, bounds = [], [0]
@@ -124,11 +88,8 @@ class Preferences:
                 labels[:first], before = ids[1 : first + 1], first
             parts.append(Example(ids, labels))
             bounds += [bounds[-1] + before, bounds[-1] + before + len(counting)]
-        whole = joined(parts, room)
         wanted = None if self.wanted is None else self.wanted[list(indices)]
-        ids, positions, labels, segments = whole
-        at = np.array(bounds, np.int32)
-        return PreferenceBatch(ids, positions, labels, segments, at, wanted, room)
+        return replace(joined(parts, room), bounds=np.array(bounds, np.int32), wanted=wanted)
 
 
 class PackedPreferences:
@@ -145,7 +106,7 @@ class PackedPreferences:
     def __iter__(self) -> "PackedPreferences":
         return self
 
-    def __next__(self) -> PreferenceBatch:
+    def __next__(self) -> Batch:
         groups: list[int] = []
         for _ in range(self._batch):
             self._pack()
@@ -201,7 +162,7 @@ class PreferenceData:
         """Return endless training batches, with a `state` to go on from."""
         return PackedPreferences(self.train, batch, seed)
 
-    def valid_batches(self, batch: int, max_batches: int) -> list[PreferenceBatch]:
+    def valid_batches(self, batch: int, max_batches: int) -> list[Batch]:
         """Return the same validation batches each time."""
         data = self.valid
         rows = pack(data.lengths, data.seq, np.arange(len(data)))[: batch * max_batches]
@@ -210,7 +171,7 @@ class PreferenceData:
             for k in range(0, len(rows), batch)
         ]
 
-    def test_batches(self, batch: int) -> list[PreferenceBatch]:
+    def test_batches(self, batch: int) -> list[Batch]:
         """Return none: there is no such part."""
         return []
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from toynn.data.batch import IGNORED, Batch, PackedBatch
+from toynn.data.batch import IGNORED, Batch
 from toynn.data.stream import BOM, decoded
 from toynn.errors import DataError
 from toynn.system.reading import read_bytes
@@ -77,11 +77,11 @@ class RandomWindows:
     def __iter__(self) -> "RandomWindows":
         return self
 
-    def __next__(self) -> Batch | PackedBatch:
+    def __next__(self) -> Batch:
         starts = self._random.integers(0, len(self._tokens) - self._seq, self._batch)
         return self._cut(starts)
 
-    def _cut(self, starts: NDArray[np.int64]) -> Batch | PackedBatch:
+    def _cut(self, starts: NDArray[np.int64]) -> Batch:
         return _windows(self._tokens, starts, self._seq)
 
     @property
@@ -136,11 +136,11 @@ class ByteBigram:
         table = counts.reshape(VOCAB, VOCAB)
         self._log_p = np.log(table / table.sum(axis=1, keepdims=True))
 
-    def loss(self, batches: Sequence[Batch | PackedBatch]) -> float:
+    def loss(self, batches: Sequence[Batch]) -> float:
         """Mean of -log P over the labels that count, in nats per byte."""
         total, rows = 0.0, 0
         for batch in batches:
             counts = batch.labels != IGNORED
-            total -= self._log_p[batch.ids[counts], batch.labels[counts]].sum()
+            total -= self._log_p[batch.inputs[counts], batch.labels[counts]].sum()
             rows += int(counts.sum())
         return total / rows

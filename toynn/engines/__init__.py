@@ -7,7 +7,7 @@ from toynn.engines import files
 from toynn.engines.decoding import BatchDecoder, Decoder
 from toynn.engines.gpt2 import GPT2Config, GPT2SeqEngine
 from toynn.engines.llama import LlamaConfig, LlamaSeqEngine
-from toynn.engines.preference import PreferenceOptions, Sequences
+from toynn.engines.preference import PreferenceOptions
 from toynn.engines.sequence import SequenceEngine
 from toynn.engines.targets import AdapterOptions
 from toynn.engines.vit import ViTConfig, ViTEngine
@@ -28,7 +28,6 @@ __all__ = [
     "LoRAEngine",
     "PreferenceOptions",
     "SequenceEngine",
-    "Sequences",
     "ViTConfig",
     "ViTEngine",
     "active_parameters",

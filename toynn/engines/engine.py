@@ -6,27 +6,28 @@ out by name.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from toynn.data.batch import Batch
+from toynn.engines.snapshot import Shapes, Snapshot, check_alike
 from toynn.engines.weights import OwnWeights, Weights
 from toynn.errors import ConfigError, LifecycleError
 from toynn.graph.reports import Memory
 from toynn.graph.tape import Tape, Tensor
-from toynn.models import Model, Shapes
+from toynn.models import Model
 from toynn.nn import Caches, Dropout, Layers
 from toynn.numerics import checks
 from toynn.numerics.adamw_row import SLOTS
-from toynn.numerics.checks import IGNORED
 from toynn.options import RecipeOptions
 from toynn.session import Session
 from toynn.system.critical import Section, uninterrupted
 
-__all__ = ["Engine", "Recorded", "counted"]
+__all__ = ["Engine", "Recorded"]
 
 RATE, DECAY = SLOTS.index("lr"), SLOTS.index("weight_decay")
 
@@ -41,6 +42,17 @@ class Recorded:
     hp: Tensor | None = None
     hp_more: Mapping[tuple[bool, float], Tensor] = field(default_factory=dict)  # see _kind_of
     loss: Tensor | None = None
+    dropout: Tensor | None = None  # (step, active) of ops.dropout, where it is used
+
+
+class Width:
+    """A size of the model, by the name that its configuration has for it."""
+
+    def __set_name__(self, owner: type[Any], name: str) -> None:
+        self._name = name
+
+    def __get__(self, engine: "Engine[Any, Any] | None", owner: type[Any]) -> Any:
+        return self if engine is None else int(getattr(engine.config, self._name))
 
 
 C = TypeVar("C")
@@ -65,6 +77,12 @@ class Engine(ABC, Generic[C, R]):
     t_loss: Tensor
     t_logits: Tensor | None  # None: computed in chunks of rows, see ops.linear_cross_entropy
 
+    d_model = Width()  # of the residual stream
+    n_heads = Width()
+    d_head = Width()
+    d_ff = Width()  # of the feed-forward layers
+    n_layers = Width()
+
     def __init__(self, backend: str = "cpu", n_threads: int | None = None) -> None:
         self._backend, self._n_threads = backend, n_threads
         self._session: Session | None = None
@@ -72,6 +90,8 @@ class Engine(ABC, Generic[C, R]):
         self._weights: Weights = OwnWeights()
         self._constants: dict[str, Tensor] = {}
         self.moments = {}
+        self.step_index = 0  # steps taken
+        self.batches = 0  # micro-batches trained on: each has dropout masks of its own
 
     def __repr__(self) -> str:
         if self._session is None:
@@ -223,9 +243,19 @@ class Engine(ABC, Generic[C, R]):
         self._record_update(self._step)
         return self.session.memory()
 
+    @property
+    def is_declared(self) -> bool:
+        """Whether the weights are declared."""
+        return self._session is not None
+
+    @property
+    def is_built(self) -> bool:
+        """Whether the training step is compiled."""
+        return self._step is not None and self._step.tape.sealed
+
     def _check_built(self, call: str) -> R:
         """Return the training step; refuse a call that comes before it."""
-        if self._step is None or not self._step.tape.sealed:
+        if self._step is None or not self.is_built:
             raise LifecycleError(f"{type(self).__name__}.{call} before build_training_step()")
         return self._step
 
@@ -257,20 +287,69 @@ class Engine(ABC, Generic[C, R]):
             rows[hp] = own
         return rows
 
+    def _recorded(self, key: tuple[Any, ...], record: Callable[[], R]) -> R:
+        """Return a further training step; ``record`` records its loss, when it is first needed."""
+        return self.session.record(key, lambda: self._record_update(record()))
+
     # -- Running -------------------------------------------------------------------------------
 
-    def _train(self, step: R, rows: float, is_first: bool) -> float:
-        """Run a fed step; return its loss. ``rows`` of it count against earlier micro-batches."""
+    @abstractmethod
+    def _fitted(self, batch: Batch) -> tuple[R, Batch, dict[Tensor, ArrayLike]]:
+        """Return the step for a batch, the batch, checked, and the arrays that the step is fed."""
+
+    def _fed(self, batch: Batch, hp: ArrayLike | None = None, *, train: bool) -> tuple[R, Batch]:
+        """Upload a batch; return its tape's handles, and the batch, checked.
+
+        With ``train`` it gets the next dropout masks, unless something in it is refused.
+        """
+        self._check_built("step")
+        step, given, inputs = self._fitted(batch)
+        if hp is not None:
+            inputs |= self._rows_of_adamw(step, hp)
+        if step.dropout is not None:
+            inputs[step.dropout] = np.array([self.batches, train], np.int32)
+        self.session.feed(inputs, step.tape)
+        self.batches += train
+        return step, given
+
+    @uninterrupted
+    def train(self, batch: Batch, hp: ArrayLike, is_first: bool) -> float:
+        """Train on one batch; return its loss before the update.
+
+        hp: the 7-slot row of AdamW. ``is_first`` zeroes the moments first; gradients need no
+        reset, since the first micro-batch overwrites them. Batches given to ``accumulate`` since
+        the last step count too, each by its rows. ``step`` is the same, array by array.
+
+        Raises ShapeError or LabelError for a batch that does not fit; NonFiniteError, weights and
+        moments untouched, when a gradient is not finite.
+        """
+        step, given = self._fed(batch, hp, train=True)
         if is_first:
             self.session.reset_moments()
-        weight = rows if self.session.pending else 1.0
+        weight = float(given.rows) if self.session.pending else 1.0
         self.session.run("update", weight=weight, tape=step.tape)
-        return self._loss(step)
+        self.step_index += 1
+        return self._loss(step, given)
 
-    def _add_gradients(self, step: R, rows: float) -> float:
-        """Run a fed step up to its gradients; return its loss."""
-        self.session.run("grads", weight=rows, tape=step.tape)
-        return self._loss(step)
+    @uninterrupted
+    def accumulate(self, batch: Batch | ArrayLike, *arrays: ArrayLike | None) -> float:
+        """Add one micro-batch's gradients to the next step's; return its loss.
+
+        A batch, or its arrays in order. Raises what ``train`` does: ShapeError, LabelError.
+        """
+        step, given = self._fed(Batch.of(batch, *arrays), train=True)
+        self.session.run("grads", weight=float(given.rows), tape=step.tape)
+        return self._loss(step, given)
+
+    @uninterrupted
+    def evaluate(self, batch: Batch | ArrayLike, *arrays: ArrayLike | None) -> float:
+        """Return the loss of one batch; no gradient and no moment is touched.
+
+        A batch, or its arrays in order. Raises what ``train`` does: ShapeError, LabelError.
+        """
+        step, given = self._fed(Batch.of(batch, *arrays), train=False)
+        self.session.run("loss", tape=step.tape)
+        return self._loss(step, given)
 
     @uninterrupted
     def update(self, hp: ArrayLike, is_first: bool) -> None:
@@ -284,15 +363,52 @@ class Engine(ABC, Generic[C, R]):
         if is_first:
             self.session.reset_moments()
         self.session.run("apply", tape=step.tape)
+        self.step_index += 1
 
-    def _evaluate(self, step: R) -> float:
-        """Run a fed step up to its loss; return that."""
-        self.session.run("loss", tape=step.tape)
-        return self._loss(step)
-
-    def _loss(self, step: R) -> float:
+    def _loss(self, step: R, given: Batch) -> float:
+        """Return the loss of the batch that was run last."""
         assert step.loss is not None
         return float(self.session.download(step.loss))
+
+    # -- Going on elsewhere --------------------------------------------------------------------
+
+    def _moments(self) -> dict[str, Tensor]:
+        """Return what the optimizer keeps, by name; and what adapters began with (PiSSA)."""
+        pairs = ((name, zip("mv", pair, strict=True)) for name, pair in self.moments.items())
+        found = {f"{name}.{which}": tensor for name, pair in pairs for which, tensor in pair}
+        adapters = self._weights.adapters
+        return found if adapters is None else found | adapters.starts
+
+    def snapshot(self) -> Snapshot:
+        """Return all that training has changed, as it is now; ``read`` is for now, too."""
+        session, kept = self.session, self.parameters | self._moments()
+        weight, sums = session.waiting()
+        named = {f"{name}.sum": values for name, values in sums.items()}
+        return Snapshot(
+            {"steps": self.step_index, "batches": self.batches, "waiting": weight},
+            _shapes(self.parameters),
+            _shapes(self._moments()) | {name: values.shape for name, values in named.items()},
+            lambda name: named[name] if name in named else session.download(kept[name]),
+            "model" if self._weights.file is None else "adapter",
+        )
+
+    @uninterrupted
+    def restore(self, found: Snapshot) -> None:
+        """Go on where an engine that was realized alike stood, with the same bits.
+
+        Raises CheckpointError for the state of another one.
+        """
+        kept, weight = self._moments(), found.counts["waiting"]
+        own = _shapes(self.parameters)
+        sums = {f"{name}.sum": shape for name, shape in own.items()} if weight else {}
+        check_alike("weights", own, found.weights)
+        check_alike("optimizer", _shapes(kept) | sums, found.optimizer)
+        for name, tensor in (*self.parameters.items(), *kept.items()):
+            self.session.upload(tensor, found.read(name))
+        if weight:
+            self.session.wait(weight, {name: found.read(f"{name}.sum") for name in own})
+        self.step_index = int(found.counts["steps"])
+        self.batches = int(found.counts["batches"])
 
     # -- Weights -------------------------------------------------------------------------------
 
@@ -329,11 +445,9 @@ class Engine(ABC, Generic[C, R]):
                 self.session.upload(w, arrays[name])
 
 
+def _shapes(tensors: Mapping[str, Tensor]) -> Shapes:
+    return {name: tensor.shape for name, tensor in tensors.items()}
+
+
 def _is_matrix(weight: Tensor) -> bool:
     return len(weight.shape) > 1 and not weight.name.endswith(".bias")
-
-
-def counted(labels: NDArray[Any]) -> float:
-    """Return how many rows of labels count: integer ones (N,), or dense ones (N, V)."""
-    rows = labels.any(axis=1) if labels.ndim == 2 else labels != IGNORED
-    return float(np.count_nonzero(rows))

@@ -5,19 +5,26 @@ and mapped, with adapters beside them (weights.py, adapters.py). What a file say
 checked before any memory is taken. files.py writes.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Generic, Self, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from toynn.engines import files
-from toynn.engines.doors import AdapterDoors
+from toynn.engines.adapters import Adapters
 from toynn.engines.engine import Engine
 from toynn.engines.files import StrPath
 from toynn.engines.recording import Pass
+from toynn.engines.targets import AdapterOptions
 from toynn.engines.weights import FileWeights
 from toynn.errors import ConfigError, LifecycleError, ShapeError
 from toynn.formats import bases, gguf, hf
+from toynn.formats.adapters import Adapter
 from toynn.graph.reports import Memory
+from toynn.graph.tape import Tensor
 from toynn.models import (
     ARCHITECTURES,
     SequenceConfig,
@@ -28,6 +35,7 @@ from toynn.models import (
     check_tensors,
     refuse,
 )
+from toynn.nn import LoRA
 from toynn.options import RecipeOptions
 
 __all__ = ["FileEngine"]
@@ -45,7 +53,7 @@ class _Architectures:
         )
 
 
-class FileEngine(Engine[C, Pass], AdapterDoors, Generic[C]):
+class FileEngine(Engine[C, Pass], Generic[C]):
     """An engine of the architectures in ``toynn.models``, by the files of such models.
 
     Calls in another order raise LifecycleError.
@@ -55,6 +63,8 @@ class FileEngine(Engine[C, Pass], AdapterDoors, Generic[C]):
     architectures = _Architectures()  # general.architecture of the files that it reads
 
     vocab: int
+    lora: AdapterOptions | None = None  # as it was asked for
+    _trains_adapters = False
 
     def __init__(self, backend: str = "cpu", n_threads: int | None = None) -> None:
         super().__init__(backend, n_threads)
@@ -117,6 +127,110 @@ class FileEngine(Engine[C, Pass], AdapterDoors, Generic[C]):
         weights = self._map(file, cfg, opts)
         self.session.finalize_weights()
         weights.fill(self.session)
+
+    # -- Adapters: asked for before the weights, used after ------------------------------------
+
+    def enable_lora(self, options: AdapterOptions, *, train: bool = True) -> None:
+        """Ask for adapters; comes before ``realize_for_mmap``. Untrained ones only add to y."""
+        self._check_undeclared("enable_lora")
+        self.lora, self._trains_adapters = options, train
+
+    def enable_lora_q(self, rank: int) -> None:
+        """Ask for adapters of rank ``rank``, scale 1, on the projections to q."""
+        self.enable_lora(AdapterOptions(rank), train=False)
+
+    def enable_lora_q_adamw(self) -> None:
+        """Have the adapters trained; comes after ``enable_lora_q``.
+
+        Raises LifecycleError before enable_lora_q().
+        """
+        self._check_undeclared("enable_lora_q_adamw")
+        if self.lora is None:
+            raise LifecycleError(
+                f"{type(self).__name__}.enable_lora_q_adamw before enable_lora_q()"
+            )
+        self._trains_adapters = True
+
+    @property
+    def adapter_dropout(self) -> float:
+        """The share of their inputs that adapters do not see in a training step."""
+        return self.lora.dropout if self.lora and self._trains_adapters else 0.0
+
+    @property
+    def file(self) -> Source | None:
+        """The file that the weights lie in, if they do."""
+        return self._weights.file
+
+    def check_unchanged(self) -> None:
+        """Raise the file's error where it is mapped and no longer the one that was opened."""
+        if self.file is not None:
+            self.file.check_unchanged()
+
+    @property
+    def adapters(self) -> Mapping[str, LoRA]:
+        """The adapters, by the GGUF name of their matrix."""
+        found = self._weights.adapters
+        return {} if found is None else found.layers
+
+    def init_adapters(self, init: str, seed: int, init_scale: float) -> None:
+        """Draw every A, each with a stream of its own, as ``init`` says; set every B to zero.
+
+        ``init`` as in AdapterOptions; one that is principal must be asked for there, too.
+        """
+        self._session_for("init_adapters()")
+        AdapterOptions(1, init=init)  # refuses what there is not
+        if self._weights.adapters is not None:
+            self._weights.adapters.start(init, seed, init_scale)
+
+    def upload_lora_q_init(self, seed: int, init_scale: float) -> None:
+        """Draw every A from N(0, init_scale); set every B to zero."""
+        self.init_adapters("normal", seed, init_scale)
+
+    def adapter(self) -> Adapter:
+        """Return a copy of the adapters, for ``toynn.formats.adapters`` to write.
+
+        Raises LifecycleError where there are none.
+        """
+        self._session_for("adapter()")
+        return self._adapted("adapter").copy()
+
+    def load_adapter(self, adapter: Adapter) -> None:
+        """Replace all adapters by those that were read; AdapterError unless they are alike.
+
+        Raises LifecycleError where there are none.
+        """
+        self.load_weights(self._adapted("load_adapter").taken(adapter))
+
+    def adapter_weights(self) -> dict[str, NDArray[np.float32]]:
+        """Return copies of the adapters: `<weight>.lora_a` (r, in), `<weight>.lora_b` (out, r).
+
+        Of DoRA `<weight>.lora_magnitude` (out,), too. Rows are those of the file that the weights
+        lie in; ``adapter`` has GGUF's.
+        """
+        found = self._weights.adapters
+        return {} if found is None else found.weights()
+
+    @property
+    def unwritten(self) -> Mapping[str, str]:
+        """Why the adapters cannot be written as "gguf" and as "peft"; empty where they can be."""
+        found = self._weights.adapters
+        return {"gguf": "", "peft": ""} if found is None else found.unwritten
+
+    @property
+    def starts(self) -> Mapping[str, Tensor]:
+        """What A and B began with, where that is taken away from them: frozen, by name."""
+        found = self._weights.adapters
+        return {} if found is None else found.starts
+
+    def measure_norms(self) -> None:
+        """Take the norms that DoRA's magnitudes stand in place of, if weights have changed."""
+        if self._weights.adapters is not None:
+            self._weights.adapters.measure()
+
+    def _adapted(self, call: str) -> Adapters:
+        if self._weights.adapters is None:
+            raise LifecycleError(f"{type(self).__name__}.{call}: it was realized without adapters")
+        return self._weights.adapters
 
     # -- Reading -------------------------------------------------------------------------------
 

@@ -1,6 +1,5 @@
 """GPT-2's engine, by the names of the seeds. The model is toynn/models/gpt2.py."""
 
-from toynn.engines.doors import Widths
 from toynn.engines.sequence import SequenceEngine
 from toynn.models import GPT2Config
 from toynn.options import RecipeOptions
@@ -8,7 +7,7 @@ from toynn.options import RecipeOptions
 __all__ = ["GPT2Config", "GPT2SeqEngine"]
 
 
-class GPT2SeqEngine(Widths, SequenceEngine[GPT2Config]):
+class GPT2SeqEngine(SequenceEngine[GPT2Config]):
     """A GPT-2 model and its training step."""
 
     LN_EPS = 1e-5  # GPT2Config.norm_eps, unless a file says otherwise

@@ -1,6 +1,5 @@
 """The engine of the Llama family, under the upstream names. The model: toynn/models/llama.py."""
 
-from toynn.engines.doors import Widths
 from toynn.engines.sequence import SequenceEngine
 from toynn.errors import ConfigError
 from toynn.graph.tape import Tensor
@@ -9,7 +8,7 @@ from toynn.models import LlamaConfig
 __all__ = ["LlamaConfig", "LlamaSeqEngine"]
 
 
-class LlamaSeqEngine(Widths, SequenceEngine[LlamaConfig]):
+class LlamaSeqEngine(SequenceEngine[LlamaConfig]):
     """A Llama-like model and its training step.
 
     Each step rounds the matrices to ``weight_dtype`` before it multiplies by them; what it trains

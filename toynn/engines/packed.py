@@ -1,79 +1,66 @@
 """A packed batch: examples one behind another, checked, and as long as a tape has room for."""
 
-from typing import Any, NamedTuple
+from dataclasses import replace
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from toynn.data.batch import IGNORED, Batch
+from toynn.engines.recording import Pass
 from toynn.errors import ShapeError
+from toynn.graph.tape import Tensor
 from toynn.numerics import checks
-from toynn.numerics.checks import IGNORED
 
-__all__ = ["Packed"]
-
-Integers = NDArray[Any]
+__all__ = ["checked", "inputs_of"]
 
 
-class Packed(NamedTuple):
-    """Ids, positions, labels and segments (n,) of examples that do not see each other."""
+def checked(batch: Batch, t_seq: int, context: int) -> Batch:
+    """Return a batch with segments; without any it is whole sequences of ``t_seq`` tokens.
 
-    ids: Integers
-    positions: Integers
-    labels: Integers
-    segments: Integers
-
-    @classmethod
-    def of(
-        cls,
-        ids: Integers,
-        positions: ArrayLike | None,
-        labels: Integers,
-        segments: ArrayLike | None,
-        t_seq: int,
-        context: int,
-    ) -> "Packed":
-        """Return a batch; without ``segments`` it is whole sequences of ``t_seq`` tokens.
-
-        Raises ShapeError or LabelError where segments are none, or positions do not fit them.
-        """
-        size, rows = ids.shape, np.arange(ids.size)
-        if labels.ndim == 2:
-            raise ShapeError(f"segments: labels must be integers {size}; got {labels.shape}")
-        if segments is None:
-            first = rows - rows % t_seq
-            given = rows % t_seq if positions is None else np.asarray(positions)
-            return cls(ids, given, labels, first)
-        first = checks.converted("segments", segments, size, "i32")
-        checks.segments_within(ids.size)("segments", first)
-        if ids.size > 1 and (first == rows).all():
-            raise ShapeError(
-                f"segments: every one of {ids.size} rows begins a segment, so that no token sees "
-                "another; give the first row of each token's example: 0 0 0 3 3 ..."
-            )
-        longest = int((rows - first).max()) + 1
-        if longest > context:
-            row = int(np.argmax(rows - first))
-            raise ShapeError(
-                f"segments: the example that begins at row {first[row]} has {longest} tokens; the "
-                f"context is {context}: cut it"
-            )
-        if positions is not None:
-            found = checks.converted("positions", positions, size, "i32")
-            if (found != rows - first).any():
-                row = int(np.argmax(found != rows - first))
-                raise ShapeError(
-                    f"positions: row {row} is {found[row]}; must be {row - first[row]}: positions "
-                    f"count from 0 in each segment, and this one begins at row {first[row]}"
-                )
-        return cls(ids, rows - first, checks.converted("labels", labels, size, "i32"), first)
-
-    def padded(self, room: int) -> "Packed":
-        """Return as many rows as a tape has room for; no kernel looks at those behind."""
-        more = room - self.ids.size
-        zeros = np.zeros(more, np.int32)
-        return Packed(
-            np.append(self.ids, zeros),
-            np.append(self.positions, zeros),
-            np.append(self.labels, zeros + IGNORED),
-            np.append(self.segments, np.arange(self.ids.size, room)),
+    Raises ShapeError or LabelError where segments are none, or positions do not fit them.
+    """
+    ids, labels = np.asarray(batch.inputs), np.asarray(batch.labels)
+    size, rows = ids.shape, np.arange(ids.size)
+    if labels.ndim == 2:
+        raise ShapeError(f"segments: labels must be integers {size}; got {labels.shape}")
+    if batch.segments is None:
+        given = rows % t_seq if batch.positions is None else np.asarray(batch.positions)
+        return replace(batch, positions=given, segments=rows - rows % t_seq)
+    first = checks.converted("segments", batch.segments, size, "i32")
+    checks.segments_within(ids.size)("segments", first)
+    if ids.size > 1 and (first == rows).all():
+        raise ShapeError(
+            f"segments: every one of {ids.size} rows begins a segment, so that no token sees "
+            "another; give the first row of each token's example: 0 0 0 3 3 ..."
         )
+    longest = int((rows - first).max()) + 1
+    if longest > context:
+        row = int(np.argmax(rows - first))
+        raise ShapeError(
+            f"segments: the example that begins at row {first[row]} has {longest} tokens; the "
+            f"context is {context}: cut it"
+        )
+    if batch.positions is not None:
+        found = checks.converted("positions", batch.positions, size, "i32")
+        if (found != rows - first).any():
+            row = int(np.argmax(found != rows - first))
+            raise ShapeError(
+                f"positions: row {row} is {found[row]}; must be {row - first[row]}: positions "
+                f"count from 0 in each segment, and this one begins at row {first[row]}"
+            )
+    labels = checks.converted("labels", labels, size, "i32")
+    return replace(batch, positions=rows - first, labels=labels, segments=first)
+
+
+def inputs_of(step: Pass, given: Batch) -> dict[Tensor, ArrayLike]:
+    """Return what a tape is fed: as many rows as it has room for; no kernel looks at the rest."""
+    assert step.segments is not None and step.count is not None and step.labels is not None
+    size, room = given.tokens, step.tokens.shape[0]
+    zeros = np.zeros(room - size, np.int32)
+    return {
+        step.count: np.array(size),
+        step.segments: np.append(given.segments, np.arange(size, room)),
+        step.tokens: np.append(given.inputs, zeros),
+        step.positions: np.append(given.positions, zeros),
+        step.labels: np.append(given.labels, zeros + IGNORED),
+    }

@@ -6,7 +6,7 @@ into the step's tape as a few numbers a sequence. See toynn/ops/preference.py fo
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any, ClassVar, Literal, Protocol, get_args
 
@@ -14,22 +14,18 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from toynn import ops
-from toynn.engines import recording
-from toynn.engines.packed import Packed
+from toynn.data.batch import IGNORED, Batch
+from toynn.engines import packed, recording
 from toynn.engines.recording import Pass, record_losses
-from toynn.errors import ConfigError, LifecycleError, ShapeError
+from toynn.errors import ConfigError, ShapeError
 from toynn.graph.tape import Tensor
-from toynn.numerics.checks import IGNORED
 from toynn.options import option, real
-from toynn.system.critical import uninterrupted
 
 __all__ = [
     "KINDS",
     "Preference",
-    "PreferenceDoors",
     "PreferenceOptions",
     "PreferencePass",
-    "Sequences",
     "mismatched",
 ]
 
@@ -120,34 +116,6 @@ class PreferencePass(Pass):
     wanted: Tensor | None = None
 
 
-@dataclass(frozen=True)
-class Sequences:
-    """Examples one behind another, of which prompts and completions are told apart.
-
-    Attributes
-    ----------
-    ids, positions, labels, segments
-        As of a packed batch; labels are those of completions, and of prompts that are learned.
-    bounds
-        Of the rows whose label counts, in order: where each sequence's prompt and completion begin,
-        and the last one ends (2 S + 1,).
-    wanted
-        Of KTO: 1 for each sequence that is wanted, 0 for the others (S,); of pairs None.
-    """
-
-    ids: NDArray[Any]
-    positions: NDArray[Any]
-    labels: NDArray[Any]
-    segments: NDArray[Any]
-    bounds: NDArray[Any]
-    wanted: NDArray[Any] | None = None
-
-    @property
-    def count(self) -> int:
-        """How many sequences there are."""
-        return len(self.bounds) // 2
-
-
 class Model(recording.Model, Protocol):
     """What is asked of an engine."""
 
@@ -195,60 +163,53 @@ class Preference:
         sums = s.output(ops.token_sums(s, losses, bounds))
         return PreferencePass(**vars(found), bounds=bounds, sums=sums)
 
-    def feed(self, tape: PreferencePass, given: Sequences, step: int, *, train: bool) -> None:
-        """Upload a batch to the tape of its loss, and what the reference makes of it.
-
-        Raises ShapeError for pairs that are none.
-        """
-        s, S = self.engine.session, tape.sums.shape[0]
-        if self.options.paired and given.count % 2:
-            raise ShapeError(f"preferences: {given.count} sequences are not pairs")
-        if (given.wanted is None) != self.options.paired:
+    def checked(self, batch: Batch) -> Batch:
+        """Return a batch as arrays; ShapeError unless it is one of what the loss compares."""
+        if batch.segments is None or batch.bounds is None:
+            raise ShapeError("preferences: a batch needs segments and bounds")
+        if self.options.paired and batch.examples % 2:
+            raise ShapeError(f"preferences: {batch.examples} sequences are not pairs")
+        if (batch.wanted is None) != self.options.paired:
             raise ShapeError(
                 f"preferences: {self.options.loss} is of "
                 f"{'pairs' if self.options.paired else 'completions that are wanted or not'}"
             )
-        self._reference = np.zeros(given.count, np.float32)
+        found = packed.checked(batch, self.engine.t_seq, self.engine.context)
+        wanted = None if batch.wanted is None else np.asarray(batch.wanted)
+        ids, bounds = np.asarray(batch.inputs), np.asarray(batch.bounds)
+        return replace(found, inputs=ids, bounds=bounds, wanted=wanted)
+
+    def inputs(self, tape: PreferencePass, given: Batch) -> dict[Tensor, ArrayLike]:
+        """Return what the tape of its loss is fed, and what the reference makes of the batch."""
+        found, S = self._inputs(tape, given), tape.sums.shape[0]
+        self._reference = np.zeros(given.examples, np.float32)
         if tape.reference is not None:
             self._reference = self.log_probabilities(given, adapted=False)
-            s.upload(tape.reference, _room(self._reference, S))
-        if tape.kl is not None and tape.wanted is not None and given.wanted is not None:
-            s.upload(tape.kl, self._divergence(given))
-            s.upload(tape.wanted, _room(given.wanted, S))
+            found[tape.reference] = _room(self._reference, S)
+        if tape.kl is not None and tape.wanted is not None:
+            found[tape.kl] = np.array(self._divergence(given), np.float32)
+            found[tape.wanted] = _room(given.wanted, S)
         if tape.sequences is not None:
-            s.upload(tape.sequences, given.count)
-        self._upload(tape, given, step, train=train)
+            found[tape.sequences] = np.array(given.examples)
+        return found
 
-    def log_probabilities(self, given: Sequences, *, adapted: bool) -> Floats:
+    def _inputs(self, tape: PreferencePass, given: Batch) -> dict[Tensor, ArrayLike]:
+        bounds = np.full(tape.bounds.shape, given.bounds[-1], np.int32)
+        bounds[: len(given.bounds)] = given.bounds
+        return packed.inputs_of(tape, given) | {tape.bounds: bounds}
+
+    def log_probabilities(self, given: Batch, *, adapted: bool) -> Floats:
         """Return log p of each completion (S,), with the adapters or without, and no dropout."""
         engine, s = self.engine, self.engine.session
-        batch = max(-(-len(given.ids) // engine.t_seq), engine.t_batch)
+        batch = max(-(-given.tokens // engine.t_seq), engine.t_batch)
         tape: PreferencePass = s.record(
             ("sums", batch, adapted), lambda: self._record_sums(batch, 0.0, adapted=adapted)
         )
-        self._upload(tape, given, 0, train=False)
+        s.feed(self._inputs(tape, given), tape.tape)
         s.run("loss", tape=tape.tape)
-        return -s.download(tape.sums)[: given.count, 1]
+        return -s.download(tape.sums)[: given.examples, 1]
 
-    def _upload(self, tape: PreferencePass, given: Sequences, step: int, *, train: bool) -> None:
-        engine, s = self.engine, self.engine.session
-        packed = Packed.of(
-            given.ids, given.positions, given.labels, given.segments, engine.t_seq, engine.context
-        )
-        assert tape.count is not None and tape.segments is not None and tape.labels is not None
-        s.upload(tape.count, len(given.ids))
-        ids, positions, labels, segments = packed.padded(tape.tokens.shape[0])
-        s.upload(tape.segments, segments)
-        s.upload(tape.tokens, ids)
-        s.upload(tape.positions, positions)
-        s.upload(tape.labels, labels)
-        bounds = np.full(tape.bounds.shape, given.bounds[-1], np.int32)
-        bounds[: len(given.bounds)] = given.bounds
-        s.upload(tape.bounds, bounds)
-        if tape.dropout is not None:
-            s.upload(tape.dropout, np.array([step, train], np.int32))
-
-    def _divergence(self, given: Sequences) -> float:
+    def _divergence(self, given: Batch) -> float:
         """Return KTO's kl: how far model and reference are, on completions of other prompts.
 
         The completion of each example stands behind the next one's prompt. An only example has no
@@ -260,16 +221,16 @@ class Preference:
         model, reference = (self.log_probabilities(others, adapted=a) for a in (True, False))
         return max(0.0, float((model - reference).mean(dtype=np.float64)))
 
-    def measured(self, tape: PreferencePass, given: Sequences) -> None:
+    def measure(self, tape: PreferencePass, given: Batch) -> None:
         """Take down the figures of the batch that was run last."""
-        found = -self.engine.session.download(tape.sums)[: given.count, 1].astype(np.float64)
+        found = -self.engine.session.download(tape.sums)[: given.examples, 1].astype(np.float64)
         options = self.options
         if options.loss == "orpo":
             length = np.diff(given.bounds)[1::2]
             found = found / length
         rewards = options.beta * (found - self._reference)
         wanted = given.wanted
-        good = np.arange(given.count) % 2 == 0 if wanted is None else wanted != 0
+        good = np.arange(given.examples) % 2 == 0 if wanted is None else wanted != 0
         figures = {
             f"{what}/{which}": (float(values[part].sum()), float(part.sum()))
             for what, values in (("rewards", rewards), ("logps", found))
@@ -282,77 +243,13 @@ class Preference:
         self.figures = figures
 
 
-class PreferenceDoors:
-    """Doors of an engine to training on preferences; asked for before the step is recorded.
-
-    Raises LifecycleError without ``enable_preference``.
-    """
-
-    preference: Preference | None = None
-    batches: int
-    t_seq: int
-    t_batch: int
-
-    def enable_preference(self, options: PreferenceOptions) -> None:
-        """Ask for a loss of preferences; comes before ``build_training_step``."""
-        self.preference = Preference(self, options)  # type: ignore[arg-type]
-
-    def step_preference(self, given: Sequences, hp: ArrayLike, is_first: bool) -> float:
-        """Train on one batch; return its loss before the update. See ``SequenceEngine.step``."""
-        return self._run(given, "train", hp, is_first)
-
-    def accumulate_preference(self, given: Sequences) -> float:
-        """Add one micro-batch's gradients to the next step's; return its loss."""
-        return self._run(given, "add")
-
-    def evaluate_preference(self, given: Sequences) -> float:
-        """Return the loss of one batch; no gradient and no moment is touched."""
-        return self._run(given, "evaluate")
-
-    @uninterrupted
-    def _run(
-        self, given: Sequences, what: str, hp: ArrayLike | None = None, is_first: bool = False
-    ) -> float:
-        """Feed a batch and run it. Raises LifecycleError without ``enable_preference``."""
-        engine: Any = self
-        if self.preference is None:
-            raise LifecycleError(f"{type(self).__name__}: before enable_preference()")
-        main = engine._check_built("step_preference")
-        batch = max(-(-len(given.ids) // self.t_seq), self.t_batch)
-        tape = main if batch == self.t_batch else self._wider(batch)
-        self.preference.feed(tape, given, self.batches, train=what != "evaluate")
-        weight = float(given.count // 2 if given.wanted is None else given.count)
-        if what == "evaluate":
-            loss = engine._evaluate(tape)
-        else:
-            self.batches += 1
-            if hp is not None:
-                engine.session.feed(engine._rows_of_adamw(tape, hp), tape.tape)
-                loss = engine._train(tape, weight, is_first)
-            else:
-                loss = engine._add_gradients(tape, weight)
-        self.preference.measured(tape, given)
-        return float(loss)
-
-    def _wider(self, batch: int) -> PreferencePass:
-        """Return a training step with room for so many rows."""
-        engine: Any = self
-
-        def build() -> PreferencePass:
-            step: PreferencePass = engine._record_preference(batch)
-            return engine._record_update(step)  # type: ignore[no-any-return]
-
-        found: PreferencePass = engine.session.record(("preference", batch), build)
-        return found
-
-
-def mismatched(given: Sequences, room: int) -> Sequences | None:
+def mismatched(given: Batch, room: int) -> Batch | None:
     """Return each prompt with the completion of the sequence before; None if there is only one.
 
     What exceeds ``room`` tokens, of all, or the longest sequence there was, of each, is cut off.
     """
-    starts = np.flatnonzero(given.segments == np.arange(len(given.ids)))
-    ends = np.append(starts[1:], len(given.ids))
+    starts = np.flatnonzero(given.segments == np.arange(len(given.inputs)))
+    ends = np.append(starts[1:], len(given.inputs))
     if len(starts) < 2:
         return None
     longest = int((ends - starts).max())
@@ -363,7 +260,7 @@ def mismatched(given: Sequences, room: int) -> Sequences | None:
         other = slice(starts[k - 1], ends[k - 1])
         first = int(np.argmax(given.labels[other] != IGNORED))  # rows up to here are the prompt's
         own = int(np.argmax(given.labels[start:end] != IGNORED))
-        prompt = given.ids[start : start + own + 1]
+        prompt = given.inputs[start : start + own + 1]
         answer = given.labels[other][first:]
         rows = np.append(prompt, answer[:-1])[:longest]
         targets = np.append(np.full(own, IGNORED), answer)[:longest]
@@ -378,7 +275,7 @@ def mismatched(given: Sequences, room: int) -> Sequences | None:
     lengths = lengths[:keep]
     firsts = np.repeat(np.cumsum([0, *lengths[:-1]]), lengths)
     bounds = np.repeat(np.cumsum([0, *counts[:keep]]), 2)[:-1]
-    return Sequences(
+    return Batch(
         np.concatenate(ids[:keep]).astype(np.int32),
         (np.arange(len(firsts)) - firsts).astype(np.int32),
         np.concatenate(labels[:keep]).astype(np.int32),

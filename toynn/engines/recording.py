@@ -23,7 +23,6 @@ class Pass(Recorded):
     segments: Tensor | None = None  # with the next one, where a batch may be packed
     count: Tensor | None = None  # of the tokens that there are; of rows, if those are chosen
     rows: Tensor | None = None  # of which logits are wanted; None: of all
-    dropout: Tensor | None = None  # (step, active) of ops.dropout, where it is used
 
 
 class Model(Protocol):

@@ -1,8 +1,8 @@
 """The engine around any model of token sequences.
 
 What is particular to an architecture its model says (toynn.models); this class records the loss of
-whole sequences around the forward pass, feeds it, and is the door to what goes with it: reading on
-where one stopped (decoding.py), preferences (preference.py), and, by filed.py, files.
+whole sequences around the forward pass, feeds it, and offers what goes with it: reading on where
+one stopped (decoding.py), preferences (preference.py), and, by filed.py, files and adapters.
 """
 
 from typing import Generic, TypeVar
@@ -10,25 +10,23 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from toynn.engines.decoding import Decoding
-from toynn.engines.doors import DecoderDoors
-from toynn.engines.engine import counted
+from toynn.data.batch import Batch
+from toynn.engines.decoding import BatchDecoder, Decoder, Decoding
 from toynn.engines.filed import FileEngine
-from toynn.engines.packed import Packed
-from toynn.engines.preference import PreferenceDoors, PreferencePass
+from toynn.engines.packed import checked, inputs_of
+from toynn.engines.preference import Preference, PreferenceOptions, PreferencePass
 from toynn.engines.recording import Pass, record_logits, record_loss
 from toynn.errors import ConfigError, ShapeError
 from toynn.graph.tape import Tensor
 from toynn.models import SequenceConfig
 from toynn.options import RecipeOptions
-from toynn.system.critical import uninterrupted
 
 __all__ = ["SequenceEngine"]
 
 C = TypeVar("C", bound=SequenceConfig)
 
 
-class SequenceEngine(FileEngine[C], DecoderDoors, PreferenceDoors, Generic[C]):
+class SequenceEngine(FileEngine[C], Generic[C]):
     """An engine that reads B sequences of T tokens, laid flat (B T,).
 
     Its weights are drawn (``realize_for_random_init``) or read (``from_gguf``, ``from_hf``), and
@@ -42,10 +40,10 @@ class SequenceEngine(FileEngine[C], DecoderDoors, PreferenceDoors, Generic[C]):
     t_seq: int
     t_tok: Tensor
     t_pos: Tensor
+    preference: Preference | None = None  # the loss, where it is one of preferences
 
     def __init__(self, backend: str = "cpu", n_threads: int | None = None) -> None:
         super().__init__(backend, n_threads)
-        self.batches = 0  # micro-batches trained on: each has dropout masks of its own
         self._decoding = Decoding(self)
 
     # -- The model -----------------------------------------------------------------------------
@@ -73,20 +71,20 @@ class SequenceEngine(FileEngine[C], DecoderDoors, PreferenceDoors, Generic[C]):
         assert self._step is not None
         self.t_tok, self.t_pos = self._step.tokens, self._step.positions
 
+    def enable_preference(self, options: PreferenceOptions) -> None:
+        """Ask for a loss of preferences; comes before ``build_training_step``."""
+        self.preference = Preference(self, options)
+
     # -- Recording -----------------------------------------------------------------------------
 
     def _record_main(self) -> Pass:
         if self.preference is not None:
-            return self._record_preference(self.t_batch)
+            return self.preference.record(self.t_batch, self.adapter_dropout)
         return self._record_loss(self.t_batch, dense=False, packed=self.options.packed)
 
     def _record_loss(self, batch: int, *, dense: bool, packed: bool) -> Pass:
         dropout = self.adapter_dropout
         return record_loss(self, batch, self.t_seq, dropout, dense=dense, packed=packed)
-
-    def _record_preference(self, batch: int) -> PreferencePass:
-        assert self.preference is not None
-        return self.preference.record(batch, self.adapter_dropout)
 
     def _step_for(self, tokens: int, *, dense: bool, packed: bool) -> Pass:
         """Return the training step with room for so many tokens, and for this form of labels."""
@@ -95,63 +93,56 @@ class SequenceEngine(FileEngine[C], DecoderDoors, PreferenceDoors, Generic[C]):
             batch = max(batch, self.t_batch)
         if batch == self.t_batch and not dense and packed == self.options.packed:
             return self._check_built("step")
-
-        def build() -> Pass:
-            step = self._record_loss(batch, dense=dense, packed=packed)
-            return self._record_update(step)
-
-        return self.session.record(("step", batch, dense, packed), build)
+        return self._recorded(
+            ("step", batch, dense, packed),
+            lambda: self._record_loss(batch, dense=dense, packed=packed),
+        )
 
     def _kind_of(self, name: str, w: Tensor) -> tuple[bool, float]:
         return super()._kind_of(name, w)[0], self.lora.rate_of(name) if self.lora else 1.0
 
     # -- Running -------------------------------------------------------------------------------
 
-    def _feed(
-        self,
-        ids: ArrayLike,
-        positions: ArrayLike | None,
-        labels: ArrayLike,
-        segments: ArrayLike | None,
-        hp: ArrayLike | None = None,
-        *,
-        train: bool,
-    ) -> tuple[Pass, float]:
-        """Upload a batch; return its tape's handles, and how many rows of it count.
+    def _fitted(self, batch: Batch) -> tuple[Pass, Batch, dict[Tensor, ArrayLike]]:
+        return (self._sequences if self.preference is None else self._preferences)(batch)
 
-        With ``train`` it gets the next dropout masks, unless something in it is refused.
-        """
-        self._check_built("step")
-        ids, labels = np.asarray(ids), np.asarray(labels)
-        dense, given = labels.ndim == 2, None
-        alone = hp is not None and not self.session.pending  # then nobody asks for a count
-        count = 1.0 if alone else counted(labels)
-        packed = segments is not None or (self.options.packed and not dense)
-        if ids.ndim != 1 or ids.size == 0 or (segments is None and ids.size % self.t_seq):
+    def _sequences(self, batch: Batch) -> tuple[Pass, Batch, dict[Tensor, ArrayLike]]:
+        """Fit a batch of sequences, or of packed examples."""
+        ids, labels, positions = np.asarray(batch.inputs), np.asarray(batch.labels), batch.positions
+        dense, whole = labels.ndim == 2, batch.segments is None
+        if ids.ndim != 1 or ids.size == 0 or (whole and ids.size % self.t_seq):
             raise ShapeError(
                 f"step: seq_ids must be flat, whole sequences of {self.t_seq}; got {ids.shape}"
             )
-        if packed:
-            given = Packed.of(ids, positions, labels, segments, self.t_seq, self.context)
-        elif positions is None:
+        if batch.bounds is not None:
+            raise ShapeError("step: expected no bounds, which are of preferences; got some")
+        if not whole or (self.options.packed and not dense):
+            batch = checked(batch, self.t_seq, self.context)
+            step = self._step_for(ids.size, dense=dense, packed=True)
+            return step, batch, inputs_of(step, batch)
+        if positions is None:
             positions = np.tile(np.arange(self.t_seq, dtype=np.int32), ids.size // self.t_seq)
-        step = self._step_for(ids.size, dense=dense, packed=packed)
-        inputs: dict[Tensor, ArrayLike] = {}
-        if given is not None:
-            assert step.segments is not None and step.count is not None
-            inputs[step.count] = np.array(ids.size)
-            ids, positions, labels, inputs[step.segments] = given.padded(step.tokens.shape[0])
-        assert positions is not None and step.labels is not None
-        inputs |= {step.tokens: ids, step.positions: positions, step.labels: labels}
-        if hp is not None:
-            inputs |= self._rows_of_adamw(step, hp)
-        if step.dropout is not None:
-            inputs[step.dropout] = np.array([self.batches, train], np.int32)
-        self.session.feed(inputs, step.tape)
-        self.batches += train
-        return step, count
+        step = self._step_for(ids.size, dense=dense, packed=False)
+        assert step.labels is not None
+        return step, batch, {step.tokens: ids, step.positions: positions, step.labels: labels}
 
-    @uninterrupted
+    def _preferences(self, batch: Batch) -> tuple[Pass, Batch, dict[Tensor, ArrayLike]]:
+        """Fit a batch of preferences."""
+        assert self.preference is not None
+        record, dropout = self.preference.record, self.adapter_dropout
+        batch, step = self.preference.checked(batch), self._check_built("step")
+        rows = max(-(-batch.tokens // self.t_seq), self.t_batch)
+        if rows != self.t_batch:
+            step = self._recorded(("preference", rows), lambda: record(rows, dropout))
+        assert isinstance(step, PreferencePass)
+        return step, batch, self.preference.inputs(step, batch)
+
+    def _loss(self, step: Pass, given: Batch) -> float:
+        if self.preference is not None:
+            assert isinstance(step, PreferencePass)
+            self.preference.measure(step, given)
+        return super()._loss(step, given)
+
     def step(
         self,
         seq_ids: ArrayLike,
@@ -160,49 +151,22 @@ class SequenceEngine(FileEngine[C], DecoderDoors, PreferenceDoors, Generic[C]):
         hp: ArrayLike,
         is_first: bool,
         segments: ArrayLike | None = None,
+        bounds: ArrayLike | None = None,
+        wanted: ArrayLike | None = None,
     ) -> float:
-        """Train on one batch; return its loss before the update.
+        """Train on one batch, array by array; return its loss before the update. See ``train``.
 
         seq_ids and positions: int (B T,), B whole sequences; positions None means 0..T-1 each.
         labels: int (B T,), -100 where a row does not count, or dense float (B T, V).
-        hp: the 7-slot row of AdamW. ``is_first`` zeroes the moments first; gradients need no
-        reset, since the first micro-batch overwrites them. Batches given to ``accumulate`` since
-        the last step count too, each by its rows.
         segments: int, as many as seq_ids, which are then any number of examples, of any lengths,
         one behind another: of each token the number of the first one of its example. No example
         sees another; positions count from 0 in each.
+        bounds, wanted: of preferences, see ``toynn.data.batch.Batch``.
 
         Raises ShapeError for ids that are no whole sequences, or segments that do not fit.
         """
-        fed = self._feed(seq_ids, positions, labels, segments, hp, train=True)
-        return self._train(*fed, is_first)
-
-    @uninterrupted
-    def accumulate(
-        self,
-        seq_ids: ArrayLike,
-        positions: ArrayLike | None,
-        labels: ArrayLike,
-        segments: ArrayLike | None = None,
-    ) -> float:
-        """Add one micro-batch's gradients to the next step's; return its loss.
-
-        Raises what ``step`` does: ShapeError.
-        """
-        return self._add_gradients(*self._feed(seq_ids, positions, labels, segments, train=True))
-
-    def evaluate(
-        self,
-        seq_ids: ArrayLike,
-        positions: ArrayLike | None,
-        labels: ArrayLike,
-        segments: ArrayLike | None = None,
-    ) -> float:
-        """Return the loss of one batch; no gradient and no moment is touched.
-
-        Raises what ``step`` does: ShapeError.
-        """
-        return self._evaluate(self._feed(seq_ids, positions, labels, segments, train=False)[0])
+        arrays = (positions, labels, segments, bounds, wanted)
+        return self.train(Batch.of(seq_ids, *arrays), hp, is_first)
 
     def logits(
         self, ids: ArrayLike, batch: int | None = None, rows: ArrayLike | None = None
@@ -243,3 +207,24 @@ class SequenceEngine(FileEngine[C], DecoderDoors, PreferenceDoors, Generic[C]):
         s.run("loss", tape=found.tape)
         assert found.logits is not None
         return s.download(found.logits)[: wanted.size or None]
+
+    # -- Reading on where one stopped ----------------------------------------------------------
+
+    def decoder(self) -> Decoder:
+        """Begin a sequence, to be read piece by piece; the one begun before ends with that.
+
+        The keys and values of ``context`` tokens get their memory when the first token is read,
+        and keep it.
+        """
+        self._session_for("decoder()")
+        return Decoder(self._decoding.begin(1, self.context))
+
+    def batch_decoder(self, batch: int, room: int = 0) -> BatchDecoder:
+        """Begin several sequences, to be read together piece by piece; see ``decoder``.
+
+        Each has room for so many tokens; 0: the context. Those begun before, as many with as much
+        room, end with that; so do those that were not read while batches of four other sizes were,
+        whose memory is freed. Raises ConfigError for a number or a room out of range.
+        """
+        self._session_for("batch_decoder()")
+        return self._decoding.begin(batch, room or self.context)

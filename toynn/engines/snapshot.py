@@ -1,17 +1,14 @@
-"""All that a recipe has learned, so that it can go on elsewhere with the same bits."""
+"""All that an engine has learned, so that it can go on elsewhere with the same bits."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from toynn.engines.engine import Engine
 from toynn.errors import CheckpointError
-from toynn.graph.tape import Tensor
 
-__all__ = ["Snapshot", "of", "restore"]
+__all__ = ["Shapes", "Snapshot", "check_alike"]
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -41,53 +38,7 @@ class Snapshot:
     kind: str = "model"
 
 
-def of(engine: Engine[Any, Any], step_index: int) -> Snapshot:
-    """Return a recipe's state, as it is now; ``read`` is for now, too."""
-    session, kept = engine.session, _optimizer(engine)
-    weight, sums = session.waiting()
-    named = {f"{name}.sum": values for name, values in sums.items()}
-
-    def read(name: str) -> NDArray[np.float32]:
-        if name in named:
-            return named[name]
-        return session.download(kept[name] if name in kept else engine.parameters[name])
-
-    return Snapshot(
-        {"steps": step_index, "batches": getattr(engine, "batches", 0), "waiting": weight},
-        _shapes(engine.parameters),
-        _shapes(kept) | {name: values.shape for name, values in named.items()},
-        read,
-        "adapter" if getattr(engine, "file", None) else "model",
-    )
-
-
-def restore(engine: Engine[Any, Any], found: Snapshot) -> None:
-    """Put a state back into an engine that was realized alike; CheckpointError if it was not."""
-    kept, weight = _optimizer(engine), found.counts["waiting"]
-    own = _shapes(engine.parameters)
-    sums = {f"{name}.sum": shape for name, shape in own.items()} if weight else {}
-    _check_alike("weights", own, found.weights)
-    _check_alike("optimizer", _shapes(kept) | sums, found.optimizer)
-    for name, tensor in (*engine.parameters.items(), *kept.items()):
-        engine.session.upload(tensor, found.read(name))
-    if weight:
-        engine.session.wait(weight, {name: found.read(f"{name}.sum") for name in own})
-    if hasattr(engine, "batches"):
-        engine.batches = int(found.counts["batches"])
-
-
-def _optimizer(engine: Engine[Any, Any]) -> dict[str, Tensor]:
-    moments: dict[str, Tensor] = {}
-    for name, (m, v) in engine.moments.items():
-        moments |= {f"{name}.m": m, f"{name}.v": v}
-    return moments | dict(getattr(engine, "starts", {}))
-
-
-def _shapes(tensors: Mapping[str, Tensor]) -> Shapes:
-    return {name: tensor.shape for name, tensor in tensors.items()}
-
-
-def _check_alike(what: str, own: Shapes, found: Shapes) -> None:
+def check_alike(what: str, own: Shapes, found: Shapes) -> None:
     """Raise CheckpointError unless names and shapes are the same."""
     for name in sorted(own.keys() | found.keys()):
         if own.get(name) != found.get(name):

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from toynn import ops
-from toynn.engines.doors import Widths
-from toynn.engines.engine import Engine, Recorded, counted
+from toynn.data.batch import Batch
+from toynn.engines.engine import Engine, Recorded
 from toynn.engines.pictures import as_labels, as_patches, as_tokens
 from toynn.errors import ConfigError, DataError, NonFiniteError
 from toynn.formats import safetensors
@@ -21,7 +21,6 @@ from toynn.graph.tape import Tensor
 from toynn.models import VIT, Model, ViTConfig, timm
 from toynn.models.timm import check_tensors, described, metadata_of, resampled
 from toynn.options import RecipeOptions
-from toynn.system.critical import uninterrupted
 
 __all__ = ["ViTConfig", "ViTEngine"]
 
@@ -38,7 +37,7 @@ class Pass(Recorded):
     rows: Tensor
 
 
-class ViTEngine(Widths, Engine[ViTConfig, Pass]):
+class ViTEngine(Engine[ViTConfig, Pass]):
     """A vision transformer and its training step.
 
     Pictures come one or several at a time, in numbers mixed at will:
@@ -211,35 +210,19 @@ class ViTEngine(Widths, Engine[ViTConfig, Pass]):
 
     def _step_for(self, batch: int, *, dense: bool) -> Pass:
         """Return the training step for this many pictures and this form of labels."""
-        main = self._check_built("step")
         if batch == self.t_batch and not dense:
-            return main
+            return self._check_built("step")
+        key = ("step", batch, dense)
+        return self._recorded(key, lambda: self._record_loss(batch, dense=dense))
 
-        def build() -> Pass:
-            step = self._record_loss(batch, dense=dense)
-            return self._record_update(step)
-
-        return self.session.record(("step", batch, dense), build)
-
-    def _feed(
-        self,
-        image: ArrayLike,
-        cls_idx: ArrayLike | None,
-        labels: ArrayLike,
-        hp: ArrayLike | None = None,
-    ) -> tuple[Pass, float]:
-        """Upload a batch; return its tape's handles, and how many pictures of it count."""
-        self._check_built("step")
-        patches = as_patches(self.config, image)
-        tokens = as_tokens(self.config, cls_idx, len(patches))
-        answers = as_labels(self.config, labels, len(patches))
+    def _fitted(self, batch: Batch) -> tuple[Pass, Batch, dict[Tensor, ArrayLike]]:
+        patches = as_patches(self.config, batch.inputs)
+        tokens = as_tokens(self.config, batch.positions, len(patches))
+        answers = as_labels(self.config, batch.labels, len(patches))
         step = self._step_for(len(patches), dense=answers.ndim == 2)
         assert step.labels is not None
         inputs = self._inputs(step, patches, tokens) | {step.labels: answers}
-        if hp is not None:
-            inputs |= self._rows_of_adamw(step, hp)
-        self.session.feed(inputs, step.tape)
-        return step, counted(answers)
+        return step, Batch(patches, tokens, answers), inputs
 
     def _inputs(
         self, found: Pass, patches: NDArray[Any], tokens: NDArray[np.int64]
@@ -248,7 +231,6 @@ class ViTEngine(Widths, Engine[ViTConfig, Pass]):
         first = np.arange(len(patches)) * (self.config.n_patches + 1)
         return {found.image: patches.reshape(found.image.shape), found.rows: first + tokens}
 
-    @uninterrupted
     def step(
         self,
         image: ArrayLike,
@@ -257,26 +239,15 @@ class ViTEngine(Widths, Engine[ViTConfig, Pass]):
         hp: ArrayLike,
         is_first: bool,
     ) -> float:
-        """Train on one batch; return its loss before the update.
+        """Train on one batch, array by array; return its loss before the update. See ``train``.
 
         image: pixels or patches of B pictures, or of one (see ViTEngine).
         cls_idx: the token that the head reads, 0..n_patches; None means [0], the class token. Or
         one of each picture, (B,).
         labels: int (B,), -100 where a picture does not count, or dense float (B, classes); of one
         picture a number, or dense (classes,).
-        hp: the 7-slot row of AdamW. ``is_first`` zeroes the moments first. Batches given to
-        ``accumulate`` since the last step count too, each by its pictures.
         """
-        return self._train(*self._feed(image, cls_idx, labels, hp), is_first)
-
-    @uninterrupted
-    def accumulate(self, image: ArrayLike, cls_idx: ArrayLike | None, labels: ArrayLike) -> float:
-        """Add one micro-batch's gradients to the next step's; return its loss."""
-        return self._add_gradients(*self._feed(image, cls_idx, labels))
-
-    def evaluate(self, image: ArrayLike, cls_idx: ArrayLike | None, labels: ArrayLike) -> float:
-        """Return the loss of one batch; no gradient and no moment is touched."""
-        return self._evaluate(self._feed(image, cls_idx, labels)[0])
+        return self.train(Batch.of(image, cls_idx, labels), hp, is_first)
 
     def logits(self, images: ArrayLike, cls_idx: ArrayLike | None = None) -> NDArray[np.float32]:
         """Return logits (B, classes) of any number of pictures; of one picture (1, classes)."""

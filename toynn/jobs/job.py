@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
+from toynn.data.batch import Batch
 from toynn.data.digest import digest
 from toynn.errors import ConfigError
 from toynn.jobs.options import RunOptions, completed, fields_of
@@ -26,7 +27,7 @@ from toynn.options import Option, RecipeOptions
 from toynn.system.printing import fact
 from toynn.train.folder import RunFolder, Value
 from toynn.train.options import Result
-from toynn.train.protocols import Batch, Recipe
+from toynn.train.protocols import Recipe
 
 __all__ = ["Job", "late"]
 
@@ -174,7 +175,7 @@ class Job(ABC):
 
     def measure(self, batch: Any) -> Mapping[str, float]:
         """Return the figures of a batch to evaluate on: its "loss", and others."""
-        return {"loss": self.recipe.evaluate(*batch)}
+        return {"loss": self.recipe.evaluate(batch)}
 
     def check(self) -> None:
         """Raise where a file that is mapped is no longer the one that was opened."""

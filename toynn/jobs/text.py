@@ -388,7 +388,7 @@ class TextJob(Job):
         """Yield the loss of the test examples, all of them, if there are any."""
         total, rows = 0.0, 0
         for part in self.data.test_batches(self.recipe_options().t_batch):
-            total += self.recipe.evaluate(*part) * part.rows
+            total += self.recipe.evaluate(part) * part.rows
             rows += part.rows
         if rows:
             self.check()

@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toynn.data.augment import Augment
+from toynn.data.batch import Batch
 from toynn.data.digest import digest, listing
-from toynn.data.image_batches import Fitted, HeldOut, ImageBatch, RandomImages
+from toynn.data.image_batches import Fitted, HeldOut, RandomImages
 from toynn.data.images import ImageData, Part
 from toynn.data.png import png
 from toynn.engines import ViTConfig, ViTEngine
@@ -292,9 +293,9 @@ class ViTJob(Job):
         config = self.recipe.engine.config
         return Fitted(part, config.image, config.channels, self.data.unreadable)
 
-    def measure(self, batch: ImageBatch) -> Mapping[str, float]:
+    def measure(self, batch: Batch) -> Mapping[str, float]:
         """Return the loss and the accuracy of a batch."""
-        return classify.loss_and_accuracy(self.recipe.engine.logits(batch.image), batch.labels)
+        return classify.loss_and_accuracy(self.recipe.engine.logits(batch.inputs), batch.labels)
 
     def show(self, folder: RunFolder, result: Result) -> str:
         """Show which classes are taken for which; return how many pictures are right."""
@@ -348,10 +349,10 @@ def _judged(
     wrong: list[dict[str, str]] = []
     right: list[dict[str, str]] = []
     for batch in valid:
-        found = engine.predict(batch.image)
+        found = engine.predict(batch.inputs)
         labels.append(batch.labels)
         predicted.append(found)
-        for picture, label, taken in zip(batch.image, batch.labels, found, strict=True):
+        for picture, label, taken in zip(batch.inputs, batch.labels, found, strict=True):
             shown = right if label == taken else wrong
             if len(shown) < SHOWN:
                 names = {"class": classes[label], "taken_for": classes[taken]}

@@ -38,7 +38,7 @@ class Source(Protocol):
     tensors: dict[str, TensorInfo]
     types: dict[str, str]
     nbytes: int
-    #: whether ``stored`` has the pairs of rows of q and k that RoPE rotates half a head apart
+    #: whether ``stored`` has the pairs of rows of q and k that RoPE turns half a head apart
     pairs_apart: bool
 
     @property

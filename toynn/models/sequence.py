@@ -87,8 +87,8 @@ class SequenceModel(Model[S]):
 
     architecture: str
     hf: Folder
-    #: Whether RoPE rotates interleaved channels, so that the rows with ``pairs`` are in that order.
-    interleaved: bool = False
+    #: Whether RoPE turns neighbouring channels, so that the rows with ``pairs`` are in that order.
+    turns_neighbours: bool = False
     #: Whether ``forward`` leaves out rows that nobody wants: its first sum of a block, of what
     #: came of attention, is ``Layers.residual``. Said by the class that has ``forward``.
     narrows: bool = False
@@ -126,10 +126,10 @@ class SequenceModel(Model[S]):
     def apart(self) -> Self:
         """Return the model for rows of q and k as Hugging Face has them: pairs half a head apart.
 
-        RoPE rotates those then, and the numbers are the same.
+        RoPE turns those then, and the numbers are the same.
         """
         model = copy(self)
-        model.interleaved = False
+        model.turns_neighbours = False
         return model
 
     def name_mapping(self) -> NameMapping:
@@ -140,7 +140,7 @@ class SequenceModel(Model[S]):
             **vars(self.hf),
             modules={row.name: row.elsewhere for row in rows},
             transposed=frozenset(row.name for row in rows if row.transposed),
-            pairs={row.name: row.pairs for row in rows if row.pairs and self.interleaved},
+            pairs={row.name: row.pairs for row in rows if row.pairs and self.turns_neighbours},
             spread=frozenset(row.name for row in rows if row.spread),
             more={row.name: row.more for row in rows if row.more},
             has_head=any(row.name == "output" and row.when is not False for row in rows),

@@ -338,14 +338,14 @@ class Layers:
         n_heads: int,
         frequencies: str = "inverse_frequencies",
         *,
-        interleaved: bool = False,
+        neighbours: bool = False,
         magnitude: float = 1.0,
-        rotated: int | None = None,
+        turned: int | None = None,
     ) -> Tensor:
-        """Record x (B T, H D) with pairs of each head rotated by position; see ops.rope.
+        """Record x (B T, H D) with pairs of each head turned by position; see ops.rope.
 
         ``frequencies`` names the constant that says by how much, and of how many pairs;
-        ``interleaved`` whether channels 2i and 2i + 1 are a pair, or i and i + R/2.
+        ``neighbours`` whether the two of a pair are neighbours, or half of what is turned apart.
         """
         return ops.rope(
             self.session,
@@ -353,9 +353,9 @@ class Layers:
             positions,
             self.constants[frequencies],
             n_heads,
-            interleaved=interleaved,
+            interleaved=neighbours,
             magnitude=magnitude,
-            rotated=rotated,
+            turned=turned,
         )
 
     def attention(

@@ -49,17 +49,17 @@ def rope(
     *,
     interleaved: bool,
     magnitude: float = 1.0,
-    rotated: int | None = None,
+    turned: int | None = None,
 ) -> Tensor:
-    """Record y (N, H D): pairs of each head of x rotated by position * inverse_frequency (R/2,).
+    """Record y (N, H D): pairs of each head of x turned by position * inverse_frequency (R/2,).
 
-    The first R channels of a head are rotated, and multiplied by ``magnitude``; R = D, or less. Of
-    the heads, the first ``rotated``; None: all.
+    The first R channels of a head are turned, and multiplied by ``magnitude``; R = D, or less. Of
+    the heads, the first ``turned``; None: all.
     """
     N, C = matrix("rope", x)
     D, R = C // n_heads, 2 * inverse_frequency.size
     needed = f"positions ({N},), {n_heads} heads of {R} channels or more"
-    P = n_heads if rotated is None else rotated
+    P = n_heads if turned is None else turned
     fits = positions.shape == (N,) and n_heads * D == C and R <= D and 0 <= P <= n_heads
     require(fits, "rope", needed, x, positions, inverse_frequency)
     y = s.tape.new("rope", x.shape)
@@ -85,8 +85,8 @@ def class_token(s: Recorder, x: Tensor, cls: Tensor, pos: Tensor) -> Tensor:
     return y
 
 
-def _rotations(sizes: Sizes) -> int:
-    """Count 6 for each pair of each rotated head, and for all heads 26: a cosine and a sine."""
+def _turns(sizes: Sizes) -> int:
+    """Count 6 for each pair of each head that turns, and for all heads 26: a cosine and a sine."""
     return (6 * sizes["P"] + 26) * sizes["N"] * sizes["R"] // 2
 
 
@@ -100,7 +100,7 @@ RMSNORM_BACKWARD = Op("rmsnorm.backward", flops(9, "N", "C"), rows="N dy")
 RMSNORM = Op(
     "rmsnorm.forward", flops(4, "N", "C"), by_names(RMSNORM_BACKWARD), again=itself, rows="N x"
 )
-ROPE_BACKWARD = Op("rope.backward", _rotations, rows="N dy")
-ROPE = Op("rope.forward", _rotations, _rope_gradient, rows="N x")
+ROPE_BACKWARD = Op("rope.backward", _turns, rows="N dy")
+ROPE = Op("rope.forward", _turns, _rope_gradient, rows="N x")
 CLASS_TOKEN_BACKWARD = Op("class_token.backward", flops(1, "B", "T", "C"))
 CLASS_TOKEN = Op("class_token.forward", flops(1, "B", "T", "C"), by_names(CLASS_TOKEN_BACKWARD))

@@ -1,13 +1,13 @@
-"""What every recipe offers: an engine, and handles to look through."""
+"""What every recipe offers: an engine, its training step once it is built, and its files."""
 
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from numpy.typing import ArrayLike
 
-from toynn.engines import snapshot
+from toynn.data.batch import Batch
 from toynn.engines.engine import Engine
 from toynn.engines.snapshot import Snapshot
 from toynn.errors import LifecycleError
@@ -16,7 +16,7 @@ from toynn.formats.files import write_atomically
 from toynn.formats.safetensors import SafeTensors
 from toynn.graph.tape import Tensor
 from toynn.optim import AdamW
-from toynn.system.critical import uninterrupted
+from toynn.options import RecipeOptions
 
 __all__ = ["Recipe"]
 
@@ -30,94 +30,117 @@ class Recipe(Generic[E]):
     whether the step was taken: all of it, or nothing.
     """
 
+    _kind: ClassVar[type[Any]]  # of the engine
     _builder = "realize"  # the call after which it can step
     #: AdamW with the convention of the last two slots of an hp row that the recipe is trained with
     optimizer: Callable[[], AdamW] = AdamW.for_lora
 
-    t_loss: Tensor | None
-    t_labels: Tensor | None
-    t_hp: Tensor | None
-
-    def __init__(self, engine: E) -> None:
-        self.engine = engine
-        self.t_loss = self.t_labels = self.t_hp = None
-        self.step_index = 0  # steps taken
+    def __init__(self, backend: str = "cpu") -> None:
+        self.engine: E = self._kind(backend)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.step_index} steps, {self.engine!r})"
 
-    @contextmanager
-    def _whole(self) -> Iterator[None]:
-        """Start over when what is done with the engine fails, for want of memory say."""
-        try:
-            yield
-        except LifecycleError:  # nothing was done
-            raise
-        except BaseException:
-            self._start_over()
-            raise
+    # -- The step ------------------------------------------------------------------------------
 
-    @uninterrupted
-    def _start_over(self) -> None:
-        """Put a new engine in place of one that is half made; the memory it had taken is free."""
-        self.engine = type(self.engine)(self.engine.backend)
-        self.t_loss = self.t_labels = self.t_hp = None
+    @property
+    def step_index(self) -> int:
+        """How many steps were taken."""
+        return self.engine.step_index
 
-    def _build(self) -> None:
-        """Record and compile the training step of an engine that has its weights."""
-        self.engine.build_training_step()
-        self._show()
+    @property
+    def t_loss(self) -> Tensor | None:
+        """The loss of the training step; None before there is one."""
+        return self.engine.t_loss if self.engine.is_built else None
 
-    def _check_built(self, call: str) -> None:
-        if self.t_loss is None:
-            raise LifecycleError(f"{type(self).__name__}.{call} before {self._builder}()")
+    @property
+    def t_labels(self) -> Tensor | None:
+        """The labels of the training step; None before there is one."""
+        return self.engine.t_labels if self.engine.is_built else None
 
-    def _check_new(self, call: str) -> None:
-        if self.t_loss is not None:
-            raise LifecycleError(f"{type(self).__name__}.{call}: once only; make a new recipe")
+    @property
+    def t_hp(self) -> Tensor | None:
+        """The row of AdamW of the training step; None before there is one."""
+        return self.engine.t_hp if self.engine.is_built else None
 
-    @uninterrupted
+    def train(self, batch: Batch, hp: ArrayLike, is_first: bool) -> float:
+        """Train on one batch; return its loss before the update. See Engine.train."""
+        return self._built("step").train(batch, hp, is_first)
+
+    def accumulate(self, batch: Batch | ArrayLike, *arrays: ArrayLike | None) -> float:
+        """Add one micro-batch's gradients to the next step's; return its loss.
+
+        A batch, or its arrays in order.
+        """
+        return self._built("accumulate").accumulate(batch, *arrays)
+
+    def evaluate(self, batch: Batch | ArrayLike, *arrays: ArrayLike | None) -> float:
+        """Return the loss of one batch, given whole or array by array, and change nothing."""
+        return self._built("evaluate").evaluate(batch, *arrays)
+
     def update(self, hp: ArrayLike, is_first: bool) -> None:
         """Update the weights by what ``accumulate`` has gathered: a step without a further batch.
 
         See Engine.update.
         """
-        self._check_built("update")
-        self.engine.update(hp, is_first)
-        self.step_index += 1
+        self._built("update").update(hp, is_first)
+
+    # -- Life cycle ----------------------------------------------------------------------------
+
+    def _built(self, call: str) -> E:
+        """Return the engine; LifecycleError before it has its training step."""
+        if not self.engine.is_built:
+            raise LifecycleError(f"{type(self).__name__}.{call} before {self._builder}()")
+        return self.engine
+
+    def _check_new(self, call: str) -> None:
+        if self.engine.is_built:
+            raise LifecycleError(f"{type(self).__name__}.{call}: once only; make a new recipe")
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """Take a new engine when what is done with one fails, for want of memory say.
+
+        The memory that it had taken is free.
+        """
+        try:
+            yield
+        except LifecycleError:  # nothing was done
+            raise
+        except BaseException:
+            self.engine = type(self.engine)(self.engine.backend)
+            raise
+
+    def _realize(self, cfg: Any, opts: RecipeOptions) -> None:
+        """Draw the weights and compile the step."""
+        self._check_new("realize")
+        with self._whole():
+            self.engine.realize_for_random_init(cfg, opts)
+            self.engine.build_training_step()
 
     def snapshot(self) -> Snapshot:
         """Return all that training has changed; see ``restore``."""
-        self._check_built("snapshot")
-        return snapshot.of(self.engine, self.step_index)
+        return self._built("snapshot").snapshot()
 
-    @uninterrupted
     def restore(self, found: Snapshot) -> None:
         """Go on where a recipe that was realized alike stood, with the same bits."""
-        self._check_built("restore")
-        snapshot.restore(self.engine, found)
-        self.step_index = int(found.counts["steps"])
+        self._built("restore").restore(found)
+
+    # -- Files ---------------------------------------------------------------------------------
 
     def write_run(self, folder: Path) -> None:
         """Write the model into the folder of a run, in place of the one before.
 
         As model.safetensors, under the engine's names; of an adapter, see LoRA.write_run.
         """
-        self._check_built("write_run")
-        content = safetensors.parts(self.engine.weights())
+        content = safetensors.parts(self._built("write_run").weights())
         write_atomically(folder / "model.safetensors", content)
 
     def read_run(self, folder: Path) -> None:
         """Go back to the weights that ``write_run`` wrote."""
-        self._check_built("read_run")
+        engine = self._built("read_run")
         with closing(SafeTensors(folder / "model.safetensors")) as file:
-            self.engine.load_weights({name: file[name] for name in file.tensors})
+            engine.load_weights({name: file[name] for name in file.tensors})
 
     def check_unchanged(self) -> None:
         """Raise where a file that is mapped is no longer the one that was opened."""
-
-    @uninterrupted
-    def _show(self) -> None:
-        self.t_loss = self.engine.t_loss
-        self.t_labels = self.engine.t_labels
-        self.t_hp = self.engine.t_hp

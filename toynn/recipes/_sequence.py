@@ -6,10 +6,10 @@ from typing import Any, TypeVar
 
 from numpy.typing import ArrayLike
 
+from toynn.data.batch import Batch
 from toynn.engines import SequenceEngine
 from toynn.options import RecipeOptions
 from toynn.recipes._recipe import Recipe
-from toynn.system.critical import uninterrupted
 
 __all__ = ["FullRecipe", "SequenceRecipe"]
 
@@ -19,7 +19,6 @@ E = TypeVar("E", bound=SequenceEngine[Any])
 class SequenceRecipe(Recipe[E]):
     """A recipe around an engine for sequences."""
 
-    @uninterrupted
     def step(
         self,
         seq_ids: ArrayLike,
@@ -27,35 +26,13 @@ class SequenceRecipe(Recipe[E]):
         labels: ArrayLike,
         hp: ArrayLike,
         is_first: bool,
-        segments: ArrayLike | None = None,
+        *more: ArrayLike | None,
     ) -> float:
-        """Train on one batch; return its loss before the update. See SequenceEngine.step."""
-        self._check_built("step")
-        loss = self.engine.step(seq_ids, positions, labels, hp, is_first, segments)
-        self.step_index += 1
-        return loss
+        """Train on one batch; return its loss before the update. See SequenceEngine.step.
 
-    def accumulate(
-        self,
-        seq_ids: ArrayLike,
-        positions: ArrayLike | None,
-        labels: ArrayLike,
-        segments: ArrayLike | None = None,
-    ) -> float:
-        """Add one micro-batch's gradients to the next step's; return its loss."""
-        self._check_built("accumulate")
-        return self.engine.accumulate(seq_ids, positions, labels, segments)
-
-    def evaluate(
-        self,
-        seq_ids: ArrayLike,
-        positions: ArrayLike | None,
-        labels: ArrayLike,
-        segments: ArrayLike | None = None,
-    ) -> float:
-        """Return the loss of one batch, and change nothing."""
-        self._check_built("evaluate")
-        return self.engine.evaluate(seq_ids, positions, labels, segments)
+        ``more``: segments; of preferences bounds and wanted, too.
+        """
+        return self.train(Batch.of(seq_ids, positions, labels, *more), hp, is_first)
 
     def save(
         self, path: str | PathLike[str], outtype: str = "f32", *, overwrite: bool = False
@@ -65,13 +42,17 @@ class SequenceRecipe(Recipe[E]):
 
     def write_run(self, folder: Path) -> None:
         """Write the model into the folder of a run: as model.gguf, and as model.safetensors."""
-        self._check_built("write_run")
+        self._built("write_run")
         self.save(folder / "model.gguf", overwrite=True)
         super().write_run(folder)
 
 
 class FullRecipe(SequenceRecipe[E]):
     """A recipe that trains all weights, from random ones or from those of a model."""
+
+    def realize(self, cfg: Any, opts: RecipeOptions) -> None:
+        """Draw the weights and compile the step; consumes all options that are not of a file."""
+        self._realize(cfg, opts)
 
     def realize_from(
         self,
@@ -90,7 +71,6 @@ class FullRecipe(SequenceRecipe[E]):
         self._check_new("realize_from")
         read = kind.from_hf if Path(path).is_dir() else kind.from_gguf
         self.engine = read(path, t_seq, t_batch, self.engine.backend, options=options)
-        self._show()
 
     def declared_from(
         self, path: str | PathLike[str], t_seq: int = 0, *, options: RecipeOptions | None = None

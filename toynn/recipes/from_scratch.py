@@ -3,10 +3,9 @@
 from os import PathLike
 from typing import Any
 
-from toynn.engines import ENGINES, LlamaConfig, LlamaSeqEngine, SequenceEngine
+from toynn.engines import ENGINES, LlamaSeqEngine, SequenceEngine
 from toynn.formats import bases
 from toynn.optim import AdamW
-from toynn.options import RecipeOptions
 from toynn.recipes._sequence import FullRecipe
 
 __all__ = ["FromScratch"]
@@ -20,17 +19,9 @@ class FromScratch(FullRecipe[SequenceEngine[Any]]):
 
     optimizer = AdamW.for_from_scratch
 
-    def __init__(self, backend: str = "cpu") -> None:
-        super().__init__(LlamaSeqEngine(backend))
+    _kind = LlamaSeqEngine
 
     def _reader(self, path: str | PathLike[str]) -> type[SequenceEngine[Any]]:
         with bases.open(path, check=False) as file:
             kind = ENGINES.get(file.architecture)
         return SequenceEngine if kind is SequenceEngine else LlamaSeqEngine
-
-    def realize(self, cfg: LlamaConfig, opts: RecipeOptions) -> None:
-        """Draw the weights and compile the step; consumes all options."""
-        self._check_new("realize")
-        with self._whole():
-            self.engine.realize_for_random_init(cfg, opts)
-            self._build()

@@ -18,7 +18,6 @@ from typing import Any
 
 from toynn.engines import AdapterOptions, LlamaSeqEngine, SequenceEngine, engine_for
 from toynn.engines.converting import fuse_into
-from toynn.errors import LifecycleError
 from toynn.formats import adapters, bases
 from toynn.formats.adapters import Adapter
 from toynn.graph.reports import Memory
@@ -40,8 +39,7 @@ class LoRA(SequenceRecipe[SequenceEngine[Any]]):
     Calls in another order raise LifecycleError.
     """
 
-    def __init__(self, backend: str = "cpu") -> None:
-        super().__init__(LlamaSeqEngine(backend))
+    _kind = LlamaSeqEngine
 
     def realize(
         self,
@@ -102,14 +100,12 @@ class LoRA(SequenceRecipe[SequenceEngine[Any]]):
         self, call: str, gguf: StrPath | Source
     ) -> Iterator[tuple[SequenceEngine[Any], Source]]:
         """Make an engine for a file; it becomes the recipe's if all that is done with it works."""
-        if self.t_loss is not None:
-            raise LifecycleError(f"LoRA.{call}: once only; make a new recipe")
+        self._check_new(call)
         with _opened(gguf) as file:
             engine = engine_for(file)(self.engine.backend)
             self._prepare(engine)
             yield engine, file
         self.engine = engine
-        self._show()
 
     def _prepare(self, engine: SequenceEngine[Any]) -> None:
         """Ask a new engine for what its step is to be, before anything is declared."""
@@ -178,9 +174,9 @@ class LoRA(SequenceRecipe[SequenceEngine[Any]]):
             fuse_into(base, self.engine.adapter(), path, outtype=outtype, overwrite=overwrite)
 
     def _base(self, call: str) -> Source:
-        self._check_built(call)
-        assert self.engine.file is not None
-        return self.engine.file
+        file = self._built(call).file
+        assert file is not None
+        return file
 
     @staticmethod
     def memory_for(

@@ -6,10 +6,10 @@ from typing import Any
 
 from numpy.typing import ArrayLike
 
+from toynn.data.batch import Batch
 from toynn.engines.vit import ViTConfig, ViTEngine
 from toynn.options import RecipeOptions
 from toynn.recipes._recipe import Recipe
-from toynn.system.critical import uninterrupted
 
 __all__ = ["VitTiny"]
 
@@ -17,8 +17,7 @@ __all__ = ["VitTiny"]
 class VitTiny(Recipe[ViTEngine]):
     """Train a classifier of pictures. Its hp rows can be those of either convention of AdamW."""
 
-    def __init__(self, backend: str = "cpu") -> None:
-        super().__init__(ViTEngine(backend))
+    _kind = ViTEngine
 
     def realize(self, cfg: ViTConfig, opts: RecipeOptions) -> None:
         """Draw the weights and compile the step.
@@ -27,10 +26,7 @@ class VitTiny(Recipe[ViTEngine]):
 
         t_batch is the number of pictures planned for; steps can have any other.
         """
-        self._check_new("realize")
-        with self._whole():
-            self.engine.realize_for_random_init(cfg, opts)
-            self._build()
+        self._realize(cfg, opts)
 
     def realize_from(
         self,
@@ -46,9 +42,7 @@ class VitTiny(Recipe[ViTEngine]):
         """
         self._check_new("realize_from")
         self.engine = ViTEngine.load(path, opts, **told, backend=self.engine.backend)
-        self._show()
 
-    @uninterrupted
     def step(
         self,
         image: ArrayLike,
@@ -58,20 +52,7 @@ class VitTiny(Recipe[ViTEngine]):
         is_first: bool,
     ) -> float:
         """Train on one batch; return its loss before the update. See ViTEngine.step."""
-        self._check_built("step")
-        loss = self.engine.step(image, cls_idx, labels, hp, is_first)
-        self.step_index += 1
-        return loss
-
-    def accumulate(self, image: ArrayLike, cls_idx: ArrayLike | None, labels: ArrayLike) -> float:
-        """Add one micro-batch's gradients to the next step's; return its loss."""
-        self._check_built("accumulate")
-        return self.engine.accumulate(image, cls_idx, labels)
-
-    def evaluate(self, image: ArrayLike, cls_idx: ArrayLike | None, labels: ArrayLike) -> float:
-        """Return the loss of one batch, and change nothing."""
-        self._check_built("evaluate")
-        return self.engine.evaluate(image, cls_idx, labels)
+        return self.train(Batch.of(image, cls_idx, labels), hp, is_first)
 
     def save(self, path: str | PathLike[str], *, overwrite: bool = False) -> None:
         """Write the model as a safetensors file, by timm's names. See ViTEngine.save."""

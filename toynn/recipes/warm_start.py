@@ -22,13 +22,10 @@ from toynn.optim import AdamW
 from toynn.options import RecipeOptions
 from toynn.recipes._donor import open_donor
 from toynn.recipes._sequence import SequenceRecipe
-from toynn.system.critical import uninterrupted
 
 __all__ = ["WarmStart"]
 
 StrPath = str | PathLike[str]
-
-_CLOSED = "before realize_scratch()"
 
 
 class WarmStart(SequenceRecipe[LlamaSeqEngine]):
@@ -40,12 +37,9 @@ class WarmStart(SequenceRecipe[LlamaSeqEngine]):
     Calls in another order raise LifecycleError.
     """
 
+    _kind = LlamaSeqEngine
     _builder = "build"
     optimizer = AdamW.for_from_scratch
-
-    def __init__(self, backend: str = "cpu") -> None:
-        super().__init__(LlamaSeqEngine(backend))
-        self._window = _CLOSED  # why it is closed; empty while it is open
 
     # -- Donors --------------------------------------------------------------------------------
 
@@ -103,11 +97,10 @@ class WarmStart(SequenceRecipe[LlamaSeqEngine]):
 
     def realize_scratch(self, cfg: LlamaConfig, opts: RecipeOptions) -> None:
         """Draw all weights and open the window; consumes all options."""
-        if self._window != _CLOSED:
+        if self.engine.is_declared:
             raise LifecycleError("WarmStart.realize_scratch: once only; make a new recipe")
         with self._whole():
             self.engine.realize_for_random_init(cfg, opts)
-            self._window = ""
 
     def realize_warm(
         self, path: StrPath, cfg: LlamaConfig, tokens: Sequence[str] | None = None
@@ -167,19 +160,13 @@ class WarmStart(SequenceRecipe[LlamaSeqEngine]):
         """
         self._check_window("build")
         with self._whole():
-            self._build()
-            self._window = "after build()"
-
-    @uninterrupted
-    def _start_over(self) -> None:
-        super()._start_over()
-        self._window = _CLOSED
+            self.engine.build_training_step()
 
     def _check_window(self, call: str) -> None:
-        if self._window:
+        if self.engine.is_built or not self.engine.is_declared:
+            when = "after build()" if self.engine.is_built else "before realize_scratch()"
             raise LifecycleError(
-                f"WarmStart.{call} {self._window}: the window is open from realize_scratch() to "
-                "build()"
+                f"WarmStart.{call} {when}: the window is open from realize_scratch() to build()"
             )
 
     def _upload(self, call: str, tensor: Tensor, array: ArrayLike) -> None:

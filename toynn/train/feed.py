@@ -8,9 +8,8 @@ micro-batches then ends with those that there are, which is why a feed looks one
 from collections.abc import Iterator
 from typing import Any
 
-from toynn.data.batch import IGNORED
+from toynn.data.batch import IGNORED, Batch
 from toynn.errors import CheckpointError, DataError
-from toynn.train.protocols import Batch
 
 __all__ = ["Cycle", "Feed"]
 

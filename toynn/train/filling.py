@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from toynn.data.batch import PackedBatch
+from toynn.data.batch import Batch
 
 __all__ = ["Filling"]
 
@@ -17,9 +17,9 @@ class Filling:
     learned: int = 0  # that were asked for
     room: int = 0  # tokens that there could have been
 
-    def add(self, batch: Any) -> None:
-        """Count a batch; one of windows, which are always full, counts nothing."""
-        if isinstance(batch, PackedBatch):
+    def add(self, batch: Batch) -> None:
+        """Count a batch of packed examples; windows, which are always full, are not counted."""
+        if batch.segments is not None and batch.bounds is None:
             self.add_counts(batch.examples, batch.tokens, batch.rows, batch.room)
 
     def add_counts(self, examples: int, tokens: int, learned: int, room: int) -> None:

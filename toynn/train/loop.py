@@ -18,13 +18,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from toynn.data.batch import Batch
 from toynn.errors import CheckpointError, ConfigError, DataError, NonFiniteError
 from toynn.system.machine import peak_memory
 from toynn.train.feed import Feed
 from toynn.train.interrupt import Interrupt
 from toynn.train.metrics import Report
 from toynn.train.options import METRICS, LoopOptions, Part, Result, Window
-from toynn.train.protocols import Batch, Optimizer, Recipe
+from toynn.train.protocols import Optimizer, Recipe
 
 __all__ = ["Loop"]
 
@@ -210,7 +211,7 @@ class Loop:
             batch = next(self.feed)
             if part.batches == self.per_update - 1 or self.feed.ended():
                 break
-            part.loss += self.recipe.accumulate(*batch) * batch.rows
+            part.loss += self.recipe.accumulate(batch) * batch.rows
             since.add_figures(getattr(self.recipe, "figures", {}))
             part.tokens += batch.rows
             part.batches += 1
@@ -218,12 +219,10 @@ class Loop:
             if self._interrupt.waited > PATIENCE:
                 since.seconds += time.perf_counter() - begin
                 return False
-        inputs, positions, labels, *segments = batch
         since.filling.add(batch)
 
         def step() -> float:
-            is_first = result.updates == 0
-            loss = self.recipe.step(inputs, positions, labels, hp, is_first, *segments)
+            loss = self.recipe.train(batch, hp, result.updates == 0)
             return part.loss + loss * batch.rows
 
         self._take(step, part.tokens + batch.rows, rate)
@@ -295,7 +294,7 @@ class Loop:
         return report
 
     def _loss_only(self, batch: Batch) -> dict[str, float]:
-        return {"loss": self.recipe.evaluate(*batch)}
+        return {"loss": self.recipe.evaluate(batch)}
 
     def _evaluate(self) -> dict[str, float]:
         """Return means over the validation labels; hand the weights on if the loss is the best.

@@ -6,6 +6,7 @@ from math import ceil
 from typing import Any
 
 from toynn.backends.config import alike
+from toynn.data.batch import Batch
 from toynn.data.jsonl import Dataset
 from toynn.data.mixture import Mixture
 from toynn.data.preference import PreferenceData
@@ -18,7 +19,6 @@ from toynn.options import compared
 from toynn.train.checkpoint import Checkpoint
 from toynn.train.feed import Cycle
 from toynn.train.options import LoopOptions
-from toynn.train.protocols import Batch
 
 __all__ = [
     "Begun",

@@ -1,26 +1,15 @@
-"""What the loop needs of a recipe, its data and its optimizer: anything that has it will do."""
+"""What the loop needs of a recipe and its optimizer: anything that has it will do."""
 
-from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Batch", "Optimizer", "Recipe"]
+from toynn.data.batch import Batch
+
+__all__ = ["Optimizer", "Recipe"]
 
 Floats = NDArray[np.float32]
-Array = NDArray[Any]
-
-
-class Batch(Protocol):
-    """What one step is fed: arrays, which the recipe takes in this order."""
-
-    @property
-    def rows(self) -> int:
-        """How many labels count."""
-
-    def __iter__(self) -> Iterator[Array]:
-        """Return inputs, positions and labels, and the segments, if it is packed."""
 
 
 class Session(Protocol):
@@ -46,26 +35,26 @@ class Engine(Protocol):
 
 
 class Recipe(Protocol):
-    """A model with its training step, which takes a batch array by array."""
+    """A model with its training step."""
 
     @property
     def engine(self) -> Engine:
         """The model that is trained."""
 
-    def step(self, *given: Any, **named: Any) -> float:
+    def train(self, batch: Batch, hp: Floats, is_first: bool, /) -> float:
         """Add this batch's gradients and update the weights; return its loss before that.
 
         is_first zeroes the moments; gradients that ``accumulate`` has left are kept. Raises
         NonFiniteError, with weights and moments untouched, when a gradient is not finite.
         """
 
-    def accumulate(self, *batch: Any, **named: Any) -> float:
+    def accumulate(self, batch: Batch, /) -> float:
         """Add this batch's gradients, times its labels, to the next step's; return its loss."""
 
     def update(self, hp: Floats, is_first: bool, /) -> None:
-        """Update the weights by what ``accumulate`` has gathered; see ``step``."""
+        """Update the weights by what ``accumulate`` has gathered; see ``train``."""
 
-    def evaluate(self, *batch: Any, **named: Any) -> float:
+    def evaluate(self, batch: Batch, /) -> float:
         """Return the batch's loss: the mean over the labels that count. Nothing changes."""
 
 

@@ -108,21 +108,19 @@ class RankLoop(Loop):
         """Add the gradients of this rank's batches; return their labels, and the loss of those."""
         group, begun = self.group, self.result.part.batches
         engine: Any = self.recipe.engine
-        masks = getattr(engine, "batches", None)  # each micro-batch has dropout masks of its own
+        masks = engine.batches  # each micro-batch has dropout masks of its own
         rows, loss, filling, index = 0, 0.0, Filling(), begun
         while True:
             batch = next(self.feed)
             if index % group.size == group.rank:
-                if masks is not None:
-                    engine.batches = masks + index - begun
-                loss += self.recipe.accumulate(*batch) * batch.rows
+                engine.batches = masks + index - begun
+                loss += self.recipe.accumulate(batch) * batch.rows
                 rows += batch.rows
                 filling.add(batch)
             index += 1
             if index == self.per_update or self.feed.ended():
                 break
-        if masks is not None:
-            engine.batches = masks + index - begun
+        engine.batches = masks + index - begun
         return rows, loss, filling
 
     def _skip(self, error: NonFiniteError) -> None:

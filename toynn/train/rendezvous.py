@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toynn.backends.threads import get_num_threads
+from toynn.data.batch import Batch
 from toynn.distributed import LINKS, Cost, Group
 from toynn.engines.snapshot import Snapshot
 from toynn.errors import ConfigError, DataError
 from toynn.system.printing import counted
 from toynn.train.differences import differences
-from toynn.train.protocols import Batch
 from toynn.train.ranks import BLOCK, RankLoop
 
 __all__ = [
@@ -116,7 +116,7 @@ def measured(loop: RankLoop, first: Batch) -> Cost:
     """
     group, recipe = loop.group, loop.recipe
     session: Any = recipe.engine.session
-    losses, times = zip(*(_timed(lambda: recipe.evaluate(*first)) for _ in range(2)), strict=True)
+    losses, times = zip(*(_timed(lambda: recipe.evaluate(first)) for _ in range(2)), strict=True)
     found = group.gather(losses[0].hex())
     if len(set(found)) > 1:
         rank = next(rank for rank, each in enumerate(found) if each != found[0])

@@ -19,6 +19,7 @@ from typing import Any
 from toynn import distributed
 from toynn.backends.config import release
 from toynn.backends.threads import share_cores
+from toynn.data.batch import Batch
 from toynn.data.jsonl import Dataset
 from toynn.data.mixture import Mixture
 from toynn.data.preference import PreferenceData
@@ -45,7 +46,6 @@ from toynn.train.plan import (
     source_of,
 )
 from toynn.train.progress import Progress
-from toynn.train.protocols import Batch
 from toynn.train.ranks import RankLoop
 from toynn.train.rendezvous import (
     agree,

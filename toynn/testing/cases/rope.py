@@ -37,7 +37,7 @@ def _gradients(inputs: dict[str, Array], dy: Array, **sizes: int) -> dict[str, A
 
 
 def _options(sizes: Mapping[str, int]) -> dict[str, Any]:
-    """Return the options of the reference: where not all channels are rotated, a magnitude too."""
+    """Return the options of the reference: where not all channels are turned, a magnitude too."""
     return {
         "interleaved": bool(sizes["interleaved"]),
         "magnitude": MAGNITUDE if "R" in sizes else 1.0,
