@@ -81,7 +81,8 @@ def padded() -> Iterator[dict[str, Any]]:
 def flattened() -> Iterator[dict[str, Any]]:
     """Yield toynn's batches as one row each, whose positions say where examples begin."""
     for batch in rows():
-        arrays = {"input_ids": batch.inputs, "position_ids": batch.positions, "labels": batch.labels}
+        names = "input_ids", "position_ids", "labels"
+        arrays = dict(zip(names, batch, strict=False))
         yield {name: array[None].astype(np.int64) for name, array in arrays.items()}
 
 
