@@ -18,8 +18,8 @@ def made_up(signature):
     return op
 
 
-FREE = made_up("a[n]; b[n] <- x[n] y[n]? z[n]?")
-IN_PLACE = made_up("a[n]=x; b[n] <- x[n] y[n]? z[n]?")
+FREE = made_up("a[A 2]; b[B 2] <- x[X 2] y[Y 2]? z[Z 2]?")
+IN_PLACE = made_up("a[A 2]=x; b[B 2] <- x[X 2] y[Y 2]? z[Z 2]?")
 
 
 @st.composite
@@ -40,9 +40,10 @@ def tapes(draw):
         x, y, z = (*read, None, None)[:3]
         alike = draw(st.booleans())  # then the output may take the memory of x over
         a = tape.new("a", x.shape if alike else (draw(sizes), 2))
-        b = tape.new("b", (draw(sizes),))
+        b = tape.new("b", (draw(sizes), 2))
         op = draw(st.sampled_from([FREE, IN_PLACE]))
-        tape.record(op, {"a": a, "b": b, "x": x, "y": y, "z": z}, {"n": 0})
+        unseen = {size: 0 for size, tensor in (("Y", y), ("Z", z)) if tensor is None}
+        tape.record(op, {"a": a, "b": b, "x": x, "y": y, "z": z}, **unseen)
         known += draw(st.sampled_from([[a], [a, b], []]))
         if draw(st.integers(0, 5)) == 0:
             tape.kept.add(a)

@@ -22,7 +22,7 @@ def test_op(op):
 
 def test_a_wrong_gradient_rule_is_caught(monkeypatch):
     def wrong(back, node, dy):
-        back.emit(ops.SCALE, {"y": node["x"]}, {"x": dy}, node.sizes, {"alpha": 1.01})
+        back.emit(ops.SCALE, {"y": node["x"]}, {"x": dy}, node, alpha=1.01)
 
     monkeypatch.setattr(elementwise, "SCALE", replace(ops.SCALE, gradient=wrong))
     net = Net()

@@ -27,7 +27,7 @@ def test_a_persistent_tensor_outlives_runs_and_tapes():
             s.persistent("other", (0,))
 
     def writer():
-        s.tape.record(ops.SCALE, {"y": kept, "x": kept}, {"n": kept.size}, {"alpha": 2.0})
+        s.tape.record(ops.SCALE, {"y": kept, "x": kept}, alpha=2.0)
         return s.tape
 
     def reader():

@@ -70,5 +70,5 @@ cdef void _backward(Backward* a) noexcept nogil:
     parallel_for(<part_fn>_backward_tokens, a, a.T)
 
 
-forward = entry(<kernel_fn>_forward, "y[B T C] <- x[B T-1 C] cls[C] pos[T C]")
-backward = entry(<kernel_fn>_backward, "dx[B T-1 C] dcls[C]?+ dpos[T C]?+ <- dy[B T C]")
+forward = entry(<kernel_fn>_forward, "y[B*T C] <- x[B*(T-1) C] cls[C] pos[T C]")
+backward = entry(<kernel_fn>_backward, "dx[B*(T-1) C] dcls[C]?+ dpos[T C]?+ <- dy[B*T C]")

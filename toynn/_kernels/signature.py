@@ -130,6 +130,16 @@ class Signature:
         return tuple(spec.name for spec in self.specs)
 
     @cached_property
+    def names(self) -> frozenset[str]:
+        """Names of all tensors."""
+        return frozenset(self.tensors)
+
+    @cached_property
+    def scalars(self) -> frozenset[str]:
+        """Names of all sizes and options."""
+        return frozenset((*self.sizes, *self.options))
+
+    @cached_property
     def nullable(self) -> frozenset[str]:
         """Names of the tensors that may be None."""
         return frozenset(spec.name for spec in self.specs if spec.nullable)

@@ -9,6 +9,7 @@ Source: Griewank & Walther, Evaluating Derivatives, 2nd ed. 2008, chapter 3.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
+from typing import Any
 
 from toynn.backends.protocol import Accumulate
 from toynn.graph import checkpointing
@@ -119,7 +120,6 @@ class Backward:
         self.tape.record(
             self._accumulate,
             {"g": self._gradient_of(tensor), "x": gradient},
-            {"n": tensor.size},
             accumulate=self._policy([tensor]),
         )
         self._written.add(tensor)
@@ -129,11 +129,12 @@ class Backward:
         op: Op,
         wrt: Mapping[str, Tensor | None],
         inputs: Mapping[str, Tensor | None],
-        sizes: Mapping[str, int],
-        options: Mapping[str, float] | None = None,
+        node: Node | None = None,
+        **given: Any,
     ) -> None:
         """Record a backward node whose outputs are gradients: by name, ``wrt`` says of what.
 
+        ``node``, ``given``: its sizes and options are like those of this node, or these.
         No node at all if none of them is wanted. A kernel that can add its one gradient to what an
         earlier node wrote for the same tensor does so. Gradients of parameters go straight to the
         session's buffers where the kernel can accumulate, and by a detour elsewhere; the kernel
@@ -146,7 +147,7 @@ class Backward:
             (name, tensor), *_ = wrt.items()
             if tensor in self._own:
                 tensors = {name: self._own[tensor], **inputs}
-                self.tape.record(op, tensors, sizes, options, accumulate=Accumulate.ALWAYS)
+                self.tape.record(op, tensors, like=node, accumulate=Accumulate.ALWAYS, **given)
                 return
         weights = [wrt[name] for name in op.weights]
         parameters = [t for t in weights if t is not None and t.role is Role.PARAMETER]
@@ -168,7 +169,7 @@ class Backward:
                 outputs[name] = gradient = self.new(tensor)
                 detours.append((tensor, gradient))
         policy = self._policy(parameters) if direct else Accumulate.NEVER
-        self.tape.record(op, {**outputs, **inputs}, sizes, options, accumulate=policy)
+        self.tape.record(op, {**outputs, **inputs}, like=node, accumulate=policy, **given)
         if direct:
             self._written.update(parameters)
         for tensor, gradient in detours:
@@ -192,7 +193,7 @@ class Backward:
         total = parts[0]
         for part in parts[1:]:
             out = self.new(tensor)
-            self.tape.record(self._add, {"y": out, "a": total, "b": part}, {"n": tensor.size})
+            self.tape.record(self._add, {"y": out, "a": total, "b": part})
             total = out
         self._parts[tensor] = [total]
         return total

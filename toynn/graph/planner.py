@@ -46,7 +46,9 @@ def plan(tape: Tape, undo_log: int = 0) -> Plan:
     first = next((i for i, node in enumerate(tape.nodes) if node.segment == "U"), len(tape.nodes))
     spare = _Slot(undo_log, first, len(tape.nodes))
     placed: list[_Slot] = []
-    for slot in sorted({*slots.values(), spare}, key=lambda slot: (-slot.nbytes, slot.first)):
+    for slot in sorted(
+        dict.fromkeys((*slots.values(), spare)), key=lambda slot: (-slot.nbytes, slot.first)
+    ):
         slot.offset = _lowest_gap(slot, placed)
         placed.append(slot)
     nbytes = max((slot.offset + slot.nbytes for slot in placed), default=0)

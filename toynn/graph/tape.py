@@ -19,12 +19,15 @@ from toynn._kernels.signature import Signature
 from toynn.backends.protocol import Accumulate
 from toynn.errors import ConfigError, LifecycleError, ShapeError
 from toynn.graph.reports import Shown
+from toynn.graph.sizes import Solved, solve
 from toynn.graph.tensor import Live, Role, Tensor
 from toynn.numerics import checks, dtypes
 from toynn.numerics.checks import Check
 from toynn.numerics.precision import PRECISIONS
 
 __all__ = ["Live", "Node", "Op", "Role", "Tape", "Tensor"]
+
+_OF_A_TAPE = (Role.ACTIVATION, Role.INPUT)
 
 
 #: What a printed tape says of each node; the shape is that of the first tensor that it writes.
@@ -48,6 +51,8 @@ class Op:
     of those are live, the kernel is given a smaller size, and what it writes has as many rows.
     ``segments`` names a tensor that parts rows into segments: with it ``flops`` is the most that
     it may be, of one segment. Both count all rows that there is room for.
+    ``name`` is what its output is called on a tape; "": as the module of the kernel.
+    ``grouped``: a row of x[N C] may hold several rows of the kernel, as wide as w[C]: heads.
     """
 
     kernel: str  # module and entry of toynn._kernels: "rmsnorm.forward"
@@ -60,6 +65,13 @@ class Op:
     again: Callable[["Node"], "Node | None"] | None = None
     rows: str = ""
     segments: str = ""
+    name: str = ""
+    grouped: bool = False
+
+    @cached_property
+    def solved(self) -> dict[tuple[Any, ...], Solved]:
+        """What was found of nodes so far, by their shapes and what was given: layers are alike."""
+        return {}
 
     @cached_property
     def signature(self) -> Signature:
@@ -72,6 +84,28 @@ class Op:
     def weights(self) -> tuple[str, ...]:
         """Names of the outputs that are gradients of weights."""
         return () if self.adds else self.signature.adds
+
+    def check_names(self, tensors: Mapping[str, Tensor | None], given: Iterable[str]) -> None:
+        """Raise ConfigError for a tensor, size or option that is unknown, or needed and None."""
+        signature = self.signature
+        unknown = [name for name in tensors if name not in signature.names]
+        unknown += [name for name in given if name not in signature.scalars]
+        needed = dict.fromkeys((*signature.inputs, *tensors))
+        missing = [n for n in needed if n not in signature.nullable and tensors.get(n) is None]
+        if unknown or missing:
+            why = f"has no {', '.join(unknown)}" if unknown else f"needs {', '.join(missing)}"
+            raise ConfigError(f"recording {self.kernel}: {why}; its signature is {signature}")
+
+    def check_types(self, tensors: Mapping[str, Tensor | None]) -> None:
+        """Raise ShapeError for a tensor that is read and has another type than the kernel reads."""
+        for name in self.signature.inputs:
+            tensor, kind = tensors.get(name), self.signature[name].kind
+            needed = "i32" if kind == "i32" else "f32"
+            if tensor is None or tensor.dtype == needed:
+                continue
+            if kind != "type" or tensor.dtype not in dtypes.BLOCKS:
+                called = tensor.root.name
+                raise ShapeError(f"{self.kernel}: {called} must be {needed}; got {tensor.dtype}")
 
 
 @dataclass(eq=False)
@@ -97,6 +131,13 @@ class Node:
         """Return the tensor of this name, which must not be a null."""
         tensor = self.named[name]
         assert tensor is not None, f"{self.op.kernel}: {name} is a null"
+        return tensor
+
+    @property
+    def output(self) -> Tensor:
+        """The first tensor that it writes."""
+        tensor = self.outputs[0]
+        assert tensor is not None, f"{self.op.kernel}: writes no {self.op.signature.outputs[0]}"
         return tensor
 
     @property
@@ -177,12 +218,17 @@ class Tape(Shown):
         self,
         op: Op,
         tensors: Mapping[str, Tensor | None],
-        sizes: Mapping[str, int],
-        options: Mapping[str, float] | None = None,
         *,
+        like: Node | None = None,
         accumulate: Accumulate = Accumulate.NEVER,
+        **given: Any,
     ) -> Node:
-        """Append a node to the current segment; tensors, sizes and options by the op's names.
+        """Append a node to the current segment; return it.
+
+        ``tensors`` by the names of the op's signature. All that are read must be there, but for
+        those that may be None. What is written may be left out: then it is made, or None if it
+        may be. ``given`` are options, and sizes that no tensor shows; all other sizes follow from
+        the tensors. ``like``: sizes and options are those of this node, where both have them.
 
         Raises ConfigError where a name is missing or unknown, or a tensor must not be None.
         LifecycleError where nothing more is to be recorded; ShapeError for tensors that the op does
@@ -192,20 +238,28 @@ class Tape(Shown):
             raise LifecycleError(f"recording {op.kernel} after realize(): the tape is compiled")
         if self.segment == "U" and not op.updates:
             raise LifecycleError(f"recording {op.kernel} after build_backward()")
-        try:
-            op.signature.check(f"recording {op.kernel}", tensors, sizes, options or ())
-        except ValueError as error:
-            raise ConfigError(str(error)) from None
-        for name in tensors.keys() - op.signature.nullable:
-            if tensors[name] is None:
-                raise ConfigError(f"recording {op.kernel}: {name} must not be None")
-        for name in op.signature.inputs:
-            tensor = tensors[name]
+        signature = op.signature
+        if like is not None:
+            alike = (*like.sizes.items(), *like.options.items())
+            given = {name: value for name, value in alike if name in signature.scalars} | given
+        shapes = [(name, t and (t.shape, t.dtype)) for name, t in tensors.items()]
+        key = (*shapes, *given.items())
+        solved = op.solved.get(key)
+        if solved is None:  # else the names are right, too
+            op.check_names(tensors, given)
+        for name in signature.inputs:
+            tensor = tensors.get(name)
             if tensor is not None:
-                self._check_input(op, name, tensor)
+                self._check_input(op, tensor)
+        if solved is None:
+            op.check_types(tensors)
+            solved = solve(op.kernel, signature, tensors, given, grouped=op.grouped)
+            op.solved[key] = solved
+        if solved.shapes:
+            tensors = {**tensors, **self._make(op, solved.shapes)}
         outputs, saved, inputs = (
-            tuple(tensors[name] for name in names)
-            for names in (op.signature.outputs, op.signature.saved, op.signature.inputs)
+            tuple(map(tensors.get, names))
+            for names in (signature.outputs, signature.saved, signature.inputs)
         )
         node = Node(
             op,
@@ -213,8 +267,8 @@ class Tape(Shown):
             outputs,
             saved,
             inputs,
-            dict(sizes),
-            dict(options or {}),
+            dict(solved.sizes),
+            dict(solved.options),
             accumulate,
             self.current_block,
         )
@@ -222,6 +276,19 @@ class Tape(Shown):
         self.nodes.append(node)
         self.written.update(t.root for t in outputs + saved if t is not None)
         return node
+
+    def _make(self, op: Op, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+        """Return new tensors of these shapes: a name of one letter says less than the op's."""
+        signature, label = op.signature, op.name or op.kernel.partition(".")[0]
+        first = signature.outputs[0]
+        return {
+            name: self.new(
+                label if name == first and len(name) == 1 else name,
+                shape,
+                "i32" if signature[name].kind == "i32" else "f32",
+            )
+            for name, shape in shapes.items()
+        }
 
     @contextmanager
     def block(self, name: str) -> Iterator[None]:
@@ -243,16 +310,13 @@ class Tape(Shown):
         finally:
             self.current_block = None
 
-    def _check_input(self, op: Op, name: str, tensor: Tensor) -> None:
+    def _check_input(self, op: Op, tensor: Tensor) -> None:
+        """Raise ConfigError for what another tape computes or is given."""
         root = tensor.root
-        foreign = root not in self.written and root not in self.inputs.values()
-        if foreign and root.role in (Role.ACTIVATION, Role.INPUT):
+        if root in self.written or root.role not in _OF_A_TAPE:
+            return
+        if root not in self.inputs.values():
             raise ConfigError(f"{op.kernel}: {root.name} was recorded on another tape")
-        kind = op.signature[name].kind
-        needed = "i32" if kind == "i32" else "f32"
-        quantized = kind == "type" and tensor.dtype in dtypes.BLOCKS
-        if tensor.dtype != needed and not quantized:
-            raise ShapeError(f"{op.kernel}: {root.name} must be {needed}; got {tensor.dtype}")
 
     def _pass_on_rows(self, node: Node) -> None:
         """Have what a node writes be as live as what it reads."""

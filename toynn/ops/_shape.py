@@ -63,8 +63,8 @@ def itself(node: Node) -> Node:
 def by_names(backward: Op) -> Rule:
     """Rule of an op whose backward kernel has the same names, with d in front of a gradient's.
 
-    ``dy`` is that of the op's first output. The backward reads any of the op's own tensors, and
-    has its sizes and options; what it writes are gradients of the op's inputs.
+    ``dy`` is that of the op's first output. The backward reads any of the op's own tensors; what
+    it writes are gradients of the op's inputs.
     """
 
     def rule(back: Backward, node: Node, dy: Tensor) -> None:
@@ -73,8 +73,7 @@ def by_names(backward: Op) -> Rule:
             backward,
             {name: known[name.removeprefix("d")] for name in backward.signature.outputs},
             {name: known[name] for name in backward.signature.inputs},
-            {name: node.sizes[name] for name in backward.signature.sizes},
-            {name: node.options[name] for name in backward.signature.options},
+            node,
         )
 
     return rule

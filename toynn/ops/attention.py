@@ -1,12 +1,12 @@
 """Scaled dot-product attention."""
 
 from dataclasses import dataclass
-from math import sqrt
+from typing import Any
 
 from toynn.errors import ConfigError
 from toynn.graph.autograd import Backward
 from toynn.graph.tape import Node, Op, Tensor
-from toynn.numerics import checks, precision
+from toynn.numerics import checks
 from toynn.ops._shape import EXP, Recorder, Sizes, matrix, require
 
 __all__ = ["KVCache", "attention"]
@@ -85,44 +85,34 @@ def attention(
         fits = causal and cache is None and first.shape == (N,) and first.dtype == "i32"
         require(fits, "attention", f"causal, without a cache, first ({N},) of i32", q, first)
         s.tape.checks.setdefault(first, []).append(checks.segments_within(T))
-    o = s.tape.new("attention", (N, H * D))
-    sizes = {"B": batch, "T": T, "H": H, "KV": KV, "D": D, "window": window}
-    strides = {"ldq": q.shape[1], "ldk": k.shape[1], "ldv": v.shape[1]}
-    options = {"scale": 1 / sqrt(D) if scale is None else scale, "cap": cap}
-    read = {"q": q, "k": k, "v": v}
+    read = {"q": q, "k": k, "v": v, "sinks": sinks}
+    given: dict[str, Any] = {"B": batch, "H": H, "KV": KV, "D": D, "window": window, "cap": cap}
+    if scale is not None:
+        given["scale"] = scale
     if cache is None:
-        lse = s.tape.new("lse", (batch, H, T))
-        sizes |= strides | {"causal": int(causal)}
-        sizes["precision"] = precision.PRECISIONS.index(s.matmul_precision)
-        written = {"o": o, "lse": lse}
-        s.tape.record(
-            ATTENTION, {**written, **read, "first": first, "sinks": sinks}, sizes, options
-        )
-        return o
+        given |= {"causal": causal, "precision": s.matmul_precision}
+        return s.tape.record(ATTENTION, {**read, "first": first}, **given).output
     S = cache.v.shape[2]
     shapes = cache.k.shape, cache.v.shape
     fits = causal and cache.past.shape == (batch,) and shapes == cache.shapes(batch, KV, D, S)
     require(fits, "attention", f"a cache of {batch} x {KV} heads of {D}", cache.k, cache.v)
     s.tape.checks.setdefault(cache.past, []).append(checks.ids_below(S - T + 1))
-    sizes |= {"S": S} | strides
-    remembered = {"kc": cache.k, "vc": cache.v, "past": cache.past, "sinks": sinks}
-    s.tape.record(CACHED_ATTENTION, {"o": o, **read, **remembered}, sizes, options)
-    return o
+    remembered = {"kc": cache.k, "vc": cache.v, "past": cache.past}
+    return s.tape.record(CACHED_ATTENTION, {**read, **remembered}, **given).output
 
 
 def _attention_gradient(back: Backward, node: Node, do: Tensor) -> None:
     q, k, v = node["q"], node["k"], node["v"]
     dq = back.new(q.root) if back.wants(q) else None
     dk, dv = (_gradient_of_keys(back, x, dq) for x in (k, v))
-    delta = back.tape.new("delta", node["lse"].shape) if dq or dk else None
     if dq or dk or dv:
-        written = {"dq": dq, "dk": dk, "dv": dv, "delta": delta}
-        read = {name: x for name, x in node.named.items() if name != "sinks"}
-        tensors = {**written, "do": do, **read}
-        back.tape.record(ATTENTION_BACKWARD, tensors, node.sizes, node.options)
-    sinks, sizes = node.named["sinks"], {name: node.sizes[name] for name in "BTHD"}
-    given = {"do": do, "o": node["o"], "lse": node["lse"], "sinks": sinks}
-    back.emit(ATTENTION_BACKWARD_SINKS, {"dsinks": sinks}, given, sizes)
+        delta = back.tape.new("delta", node["lse"].shape) if dq or dk else None
+        tensors = {name: x for name, x in node.named.items() if name != "sinks"}
+        tensors |= {"dq": dq, "dk": dk, "dv": dv, "delta": delta, "do": do}
+        back.tape.record(ATTENTION_BACKWARD, tensors, like=node)
+    sinks = node.named["sinks"]
+    read = {"do": do, "o": node["o"], "lse": node["lse"], "sinks": sinks}
+    back.emit(ATTENTION_BACKWARD_SINKS, {"dsinks": sinks}, read, node)
     for x, dx in ((q, dq), (k, dk), (v, dv)):
         if dx and not x.base:
             back.contribute(x, dx)
@@ -173,8 +163,6 @@ def _cached_bytes(sizes: Sizes) -> int:
     return 8 * B * D * (KV * _keys(sizes) + T * (H + KV))
 
 
-_SIZES = "B T H KV D ldq ldk ldv causal window precision"
-
 ATTENTION_BACKWARD = Op("attention.backward", _backward_products, rows="T do", segments="first")
 ATTENTION_BACKWARD_SINKS = Op(
     "attention.backward_sinks",
@@ -182,4 +170,6 @@ ATTENTION_BACKWARD_SINKS = Op(
     rows="T do",
 )
 ATTENTION = Op("attention.forward", _products, _attention_gradient, rows="T q", segments="first")
-CACHED_ATTENTION = Op("cached_attention.forward", _cached_flops, _no_gradient, nbytes=_cached_bytes)
+CACHED_ATTENTION = Op(
+    "cached_attention.forward", _cached_flops, _no_gradient, nbytes=_cached_bytes, name="attention"
+)

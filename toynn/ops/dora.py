@@ -2,7 +2,7 @@
 
 from toynn.graph.autograd import Backward
 from toynn.graph.tape import Node, Op, Tensor
-from toynn.ops._shape import Recorder, flops, matrix, require
+from toynn.ops._shape import Recorder, flops
 from toynn.ops.linear import BIAS_BACKWARD
 
 __all__ = ["dora", "dora_norms"]
@@ -16,32 +16,26 @@ def dora_norms(
     squares (C,) are those of the norms of W's rows; p (R, C) = a W^T; g (R, R) = a a^T; b (C, R).
     No gradient goes through it to any of them.
     """
-    C, R = matrix("dora_norms", b)
-    fits = squares.shape == (C,) and p.shape == (R, C) and g.shape == (R, R)
-    require(fits, "dora_norms", f"squares ({C},), p ({R}, {C}), g ({R}, {R})", squares, p, g, b)
-    r = s.tape.new("inverse_norms", (C,))
-    tensors = {"r": r, "squares": squares, "p": p, "g": g, "b": b}
-    s.tape.record(NORMS, tensors, {"C": C, "R": R}, {"scale": scale})
-    return r
+    given = {"squares": squares, "p": p, "g": g, "b": b}
+    return s.tape.record(NORMS, given, scale=scale).output
 
 
 def dora(s: Recorder, x: Tensor, m: Tensor, r: Tensor, bias: Tensor | None = None) -> Tensor:
     """Record y (N, C) = x m r + bias, channel by channel; r is a constant of the backward pass."""
-    N, C = matrix("dora", x)
-    fits = m.shape == r.shape == (C,) and (bias is None or bias.shape == (C,))
-    require(fits, "dora", f"m, r and bias ({C},)", x, m, r, bias)
-    y = s.tape.new("dora", (N, C))
-    s.tape.record(DORA, {"y": y, "x": x, "m": m, "r": r, "bias": bias}, {"N": N, "C": C})
-    return y
+    return s.tape.record(DORA, {"x": x, "m": m, "r": r, "bias": bias}).output
 
 
 def _dora_gradient(back: Backward, node: Node, dy: Tensor) -> None:
     x, m, bias = node["x"], node["m"], node.named["bias"]
     read = {"dy": dy, "x": x, "m": m, "r": node["r"]}
-    back.emit(DORA_BACKWARD, {"dx": x, "dm": m}, read, node.sizes)
-    back.emit(BIAS_BACKWARD, {"db": bias}, {"dy": dy}, node.sizes)
+    back.emit(DORA_BACKWARD, {"dx": x, "dm": m}, read)
+    back.emit(BIAS_BACKWARD, {"db": bias}, {"dy": dy})
 
 
-NORMS = Op("dora.norms", lambda sizes: sizes["C"] * (2 * sizes["R"] * (sizes["R"] + 2) + 6))
+NORMS = Op(
+    "dora.norms",
+    lambda sizes: sizes["C"] * (2 * sizes["R"] * (sizes["R"] + 2) + 6),
+    name="inverse_norms",
+)
 DORA_BACKWARD = Op("dora.backward", flops(4, "N", "C"), rows="N dy")
 DORA = Op("dora.forward", flops(3, "N", "C"), _dora_gradient, rows="N x")

@@ -29,15 +29,12 @@ def dropout(s: Recorder, x: Tensor, p: float, control: Tensor, site: int) -> Ten
     if p == 0:
         return x
     s.tape.checks.setdefault(control, [checks.step_and_switch])
-    y = s.tape.new("dropout", x.shape)
-    sizes = {"n": x.size, "seed": s.seed % 2**63, "site": site}
-    s.tape.record(DROPOUT, {"y": y, "x": x, "control": control}, sizes, {"p": p})
-    return y
+    seed = s.seed % 2**63
+    return s.tape.record(DROPOUT, {"x": x, "control": control}, seed=seed, site=site, p=p).output
 
 
 def _dropout_gradient(back: Backward, node: Node, dy: Tensor) -> None:
-    inputs = {"x": dy, "control": node["control"]}
-    back.emit(DROPOUT, {"y": node["x"]}, inputs, node.sizes, node.options)
+    back.emit(DROPOUT, {"y": node["x"]}, {"x": dy, "control": node["control"]}, node)
 
 
 DROPOUT = Op("dropout.forward", flops(1, "n"), _dropout_gradient, rows="n x")

@@ -42,10 +42,7 @@ _ROUNDED = {"f16": 0, "bf16": 1}
 
 def add(s: Recorder, a: Tensor, b: Tensor) -> Tensor:
     """Record y = a + b, shapes equal."""
-    require(a.shape == b.shape, "add", "two tensors of one shape", a, b)
-    y = s.tape.new("add", a.shape)
-    s.tape.record(ADD, {"y": y, "a": a, "b": b}, {"n": a.size})
-    return y
+    return s.tape.record(ADD, {"a": a, "b": b}).output
 
 
 def _add_gradient(back: Backward, node: Node, dy: Tensor) -> None:
@@ -55,13 +52,11 @@ def _add_gradient(back: Backward, node: Node, dy: Tensor) -> None:
 
 def scale(s: Recorder, x: Tensor, alpha: float) -> Tensor:
     """Record y = alpha x."""
-    y = s.tape.new("scale", x.shape)
-    s.tape.record(SCALE, {"y": y, "x": x}, {"n": x.size}, {"alpha": alpha})
-    return y
+    return s.tape.record(SCALE, {"x": x}, alpha=alpha).output
 
 
 def _scale_gradient(back: Backward, node: Node, dy: Tensor) -> None:
-    back.emit(SCALE, {"y": node["x"]}, {"x": dy}, node.sizes, node.options)
+    back.emit(SCALE, {"y": node["x"]}, {"x": dy}, node)
 
 
 def rounded(s: Recorder, x: Tensor, dtype: str) -> Tensor:
@@ -72,8 +67,7 @@ def rounded(s: Recorder, x: Tensor, dtype: str) -> Tensor:
     if dtype not in _ROUNDED:
         raise ConfigError(f"rounded: dtype must be one of {', '.join(_ROUNDED)}; got {dtype!r}")
     y = s.tape.new(f"{dtype}({x.name})", x.shape)
-    s.tape.record(ROUNDING, {"y": y, "x": x}, {"n": x.size, "brain": _ROUNDED[dtype]})
-    return y
+    return s.tape.record(ROUNDING, {"y": y, "x": x}, brain=_ROUNDED[dtype]).output
 
 
 def gelu(s: Recorder, x: Tensor, form: str = "gelu_tanh") -> Tensor:
@@ -83,23 +77,17 @@ def gelu(s: Recorder, x: Tensor, form: str = "gelu_tanh") -> Tensor:
     """
     if form not in GELU_FORMS:
         raise ConfigError(f"gelu: form must be one of {', '.join(GELU_FORMS)}; got {form!r}")
-    y = s.tape.new("gelu", x.shape)
-    s.tape.record(GELU, {"y": y, "x": x}, {"n": x.size, "exact": GELU_FORMS[form]})
-    return y
+    return s.tape.record(GELU, {"x": x}, exact=GELU_FORMS[form]).output
 
 
 def sigmoid(s: Recorder, x: Tensor) -> Tensor:
     """Record y = 1 / (1 + e^-x)."""
-    y = s.tape.new("sigmoid", x.shape)
-    s.tape.record(SIGMOID, {"y": y, "x": x}, {"n": x.size})
-    return y
+    return s.tape.record(SIGMOID, {"x": x}).output
 
 
 def silu(s: Recorder, x: Tensor) -> Tensor:
     """Record y = x sigmoid(x)."""
-    y = s.tape.new("silu", x.shape)
-    s.tape.record(SILU, {"y": y, "x": x}, {"n": x.size})
-    return y
+    return s.tape.record(SILU, {"x": x}).output
 
 
 def swiglu(
@@ -110,41 +98,24 @@ def swiglu(
     With a ``limit``, y = g sigmoid(alpha g) (u + 1): g the gate, at most the limit; u up, between
     its negative and itself.
     """
-    require(gate.shape == up.shape, "swiglu", "gate and up of one shape", gate, up)
     require(limit >= 0 and alpha > 0, "swiglu", "limit >= 0 and alpha > 0", gate)
-    y, options = s.tape.new("swiglu", gate.shape), {"alpha": alpha, "limit": limit}
-    s.tape.record(SWIGLU, {"y": y, "gate": gate, "up": up}, {"n": gate.size}, options)
-    return y
+    return s.tape.record(SWIGLU, {"gate": gate, "up": up}, alpha=alpha, limit=limit).output
 
 
 def geglu(s: Recorder, gate: Tensor, up: Tensor) -> Tensor:
     """Record y = gelu_tanh(gate) * up."""
-    require(gate.shape == up.shape, "geglu", "gate and up of one shape", gate, up)
-    y = s.tape.new("geglu", gate.shape)
-    s.tape.record(GEGLU, {"y": y, "gate": gate, "up": up}, {"n": gate.size})
-    return y
+    return s.tape.record(GEGLU, {"gate": gate, "up": up}).output
 
 
 def softcap(s: Recorder, x: Tensor, cap: float) -> Tensor:
     """Record y = cap tanh(x / cap); cap is a number above 0."""
     require(cap > 0, "softcap", "a cap above 0", x)
-    y = s.tape.new("softcap", x.shape)
-    s.tape.record(SOFTCAP, {"y": y, "x": x}, {"n": x.size}, {"cap": cap})
-    return y
-
-
-def _softcap_gradient(back: Backward, node: Node, dy: Tensor) -> None:
-    read = {"dy": dy, "y": node["y"]}
-    back.emit(SOFTCAP_BACKWARD, {"dx": node["x"]}, read, node.sizes, node.options)
+    return s.tape.record(SOFTCAP, {"x": x}, cap=cap).output
 
 
 def swiglu_halves(s: Recorder, x: Tensor) -> Tensor:
     """Record y (N, F) = silu(gate) * up, which are the halves of the rows of x (N, 2 F)."""
-    require(len(x.shape) == 2 and x.shape[1] % 2 == 0, "swiglu", "a matrix (N, 2 F)", x)
-    N, F = x.shape[0], x.shape[1] // 2
-    y = s.tape.new("swiglu", (N, F))
-    s.tape.record(HALVES, {"y": y, "x": x}, {"N": N, "F": F})
-    return y
+    return s.tape.record(HALVES, {"x": x}).output
 
 
 def _gelu_flops(tanh: int, exact: int) -> Callable[[Sizes], int]:
@@ -152,9 +123,9 @@ def _gelu_flops(tanh: int, exact: int) -> Callable[[Sizes], int]:
     return lambda sizes: (exact if sizes["exact"] else tanh) * sizes["n"]
 
 
-ADD = Op("elementwise.add", flops(1, "n"), _add_gradient, rows="n a")
+ADD = Op("elementwise.add", flops(1, "n"), _add_gradient, rows="n a", name="add")
 ACCUMULATE = Op("elementwise.accumulate", flops(1, "n"))
-SCALE = Op("elementwise.scale", flops(1, "n"), _scale_gradient, rows="n x")
+SCALE = Op("elementwise.scale", flops(1, "n"), _scale_gradient, rows="n x", name="scale")
 ROUNDING = Op("rounding.forward", flops(1, "n"), straight_through=True)
 GELU_BACKWARD = Op("gelu.backward", _gelu_flops(EXP + 16, EXP + 32), rows="n dy")
 GELU = Op(
@@ -183,4 +154,4 @@ GEGLU = Op(
     "geglu.forward", flops(EXP + 8, "n"), by_names(GEGLU_BACKWARD), again=itself, rows="n gate"
 )
 SOFTCAP_BACKWARD = Op("softcap.backward", flops(5, "n"), rows="n dy")
-SOFTCAP = Op("softcap.forward", flops(EXP + 18, "n"), _softcap_gradient, rows="n x")
+SOFTCAP = Op("softcap.forward", flops(EXP + 18, "n"), by_names(SOFTCAP_BACKWARD), rows="n x")

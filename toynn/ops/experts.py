@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from toynn.graph.autograd import Backward
 from toynn.graph.tape import Node, Op, Tensor
-from toynn.numerics import dtypes, precision
+from toynn.numerics import dtypes
 from toynn.ops._shape import Recorder, Sizes, by_names, flops, itself, matrix, require
 
 __all__ = ["Routes", "combine", "dispatch", "experts", "route", "weigh"]
@@ -44,48 +44,24 @@ def route(
     N, E = matrix("route", p)
     fits = 1 <= k <= E and N * k <= MOST_ROWS
     require(fits, "route", f"{k} of E experts, and at most {MOST_ROWS} copies of rows", p)
-    weights = s.tape.new("weights", (N, k))
-    chosen, slots = (s.tape.new(name, (N, k), "i32") for name in ("experts", "slots"))
-    offsets = s.tape.new("offsets", (E + 1,), "i32")
-    s.tape.record(
-        ROUTING,
-        {"weights": weights, "experts": chosen, "p": p},
-        {"N": N, "E": E, "K": k, "normalized": int(normalized)},
-        {"scale": scale},
-    )
-    tensors = {"slots": slots, "offsets": offsets, "experts": chosen}
-    s.tape.record(EXPERT_ROWS, tensors, {"N": N, "K": k, "E": E})
-    return Routes(weights, slots, offsets)
+    chosen = s.tape.record(ROUTING, {"p": p}, K=k, normalized=normalized, scale=scale)
+    rows = s.tape.record(EXPERT_ROWS, {"experts": chosen["experts"]}, E=E)
+    return Routes(chosen["weights"], rows["slots"], rows["offsets"])
 
 
 def dispatch(s: Recorder, x: Tensor, routes: Routes) -> Tensor:
     """Record y (N K, C): the copies of each row of x (N, C), sorted by expert."""
-    (N, C), (rows, K) = matrix("dispatch", x), routes.slots.shape
-    require(rows == N, "dispatch", f"x ({rows}, C)", x)
-    y = s.tape.new("dispatched", (N * K, C))
-    sizes = {"N": N, "K": K, "C": C}
-    s.tape.record(DISPATCH, {"y": y, "x": x, "slots": routes.slots}, sizes)
-    return y
+    return s.tape.record(DISPATCH, {"x": x, "slots": routes.slots}).output
 
 
 def combine(s: Recorder, x: Tensor, routes: Routes) -> Tensor:
     """Record y (N, C): the sum of the copies of each row, from x (N K, C)."""
-    (M, C), (N, K) = matrix("combine", x), routes.slots.shape
-    require(M == N * K, "combine", f"x ({N * K}, C)", x)
-    y = s.tape.new("combined", (N, C))
-    sizes = {"N": N, "K": K, "C": C}
-    s.tape.record(COMBINE, {"y": y, "x": x, "slots": routes.slots}, sizes)
-    return y
+    return s.tape.record(COMBINE, {"x": x, "slots": routes.slots}).output
 
 
 def weigh(s: Recorder, x: Tensor, routes: Routes) -> Tensor:
     """Record y (N K, C): each row of x, a copy, times what it counts."""
-    (M, C), (N, K) = matrix("weigh", x), routes.slots.shape
-    require(M == N * K, "weigh", f"x ({N * K}, C)", x)
-    y = s.tape.new("weighed", (M, C))
-    tensors = {"y": y, "x": x, "w": routes.weights, "slots": routes.slots}
-    s.tape.record(WEIGH, tensors, {"N": N, "K": K, "C": C})
-    return y
+    return s.tape.record(WEIGH, {"x": x, "w": routes.weights, "slots": routes.slots}).output
 
 
 def experts(s: Recorder, x: Tensor, w: Tensor, routes: Routes, b: Tensor | None = None) -> Tensor:
@@ -94,28 +70,18 @@ def experts(s: Recorder, x: Tensor, w: Tensor, routes: Routes, b: Tensor | None 
     w (E, N, K), b (E, N). A frozen w may be of a block type (see Session.mapped); no expert is
     expanded as a whole. The node and its gradients keep the session's ``matmul_precision`` of now.
     """
-    M, K = matrix("experts", x)
-    E, copies = routes.offsets.size - 1, routes.slots.size
-    fits = len(w.shape) == 3 and w.shape[::2] == (E, K) and copies == M
-    require(fits, "experts", f"x ({copies}, K), w ({E}, N, {K})", x, w)
-    N = w.shape[1]
-    require(b is None or b.shape == (E, N), "experts", f"b ({E}, {N})", x, w, b)
-    y = s.tape.new("experts", (M, N))
-    sizes = {"E": E, "M": M, "N": N, "K": K, "type": dtypes.DTYPES[w.dtype].ggml}
-    sizes |= {"precision": precision.PRECISIONS.index(s.matmul_precision)}
-    s.tape.record(EXPERTS, {"y": y, "x": x, "w": w, "b": b, "offsets": routes.offsets}, sizes)
-    return y
+    copies = routes.slots.size
+    require(len(x.shape) == 2 and x.shape[0] == copies, "experts", f"x ({copies}, K)", x, w)
+    tensors = {"x": x, "w": w, "b": b, "offsets": routes.offsets}
+    return s.tape.record(EXPERTS, tensors, precision=s.matmul_precision).output
 
 
 def _experts_gradient(back: Backward, node: Node, dy: Tensor) -> None:
     x, w, b, offsets = node["x"], node["w"], node.named["b"], node["offsets"]
-    sizes = {name: node.sizes[name] for name in ("E", "M", "N", "K", "precision")}
     rows = {"dy": dy, "offsets": offsets}
-    back.emit(EXPERTS_BACKWARD_WEIGHT, {"dw": w}, rows | {"x": x}, sizes)
-    counts = {name: sizes[name] for name in "EMN"}
-    back.emit(EXPERTS_BACKWARD_BIAS, {"db": b}, rows, counts)
-    sizes |= {"type": node.sizes["type"]}
-    back.emit(EXPERTS_BACKWARD_INPUT, {"dx": x}, rows | {"w": w}, sizes)
+    back.emit(EXPERTS_BACKWARD_WEIGHT, {"dw": w}, rows | {"x": x}, node)
+    back.emit(EXPERTS_BACKWARD_BIAS, {"db": b}, rows, node)
+    back.emit(EXPERTS_BACKWARD_INPUT, {"dx": x}, rows | {"w": w}, node)
 
 
 def _dispatch_gradient(back: Backward, node: Node, dy: Tensor) -> None:
@@ -131,7 +97,7 @@ def _transposed(back: Backward, op: Op, node: Node, dy: Tensor) -> None:
     if not back.wants(node["x"]):
         return
     dx = back.new(node["x"])
-    back.tape.record(op, {"y": dx, "x": dy, "slots": node["slots"]}, node.sizes)
+    back.tape.record(op, {"y": dx, "x": dy, "slots": node["slots"]})
     back.contribute(node["x"], dx)
 
 
@@ -145,21 +111,23 @@ def _used(sizes: Sizes) -> int:
 _PRODUCT = flops(2, "M", "N", "K")
 
 ROUTING_BACKWARD = Op("routing.backward", flops(5, "N", "K"), rows="N dweights")
-
-
-def _routing_gradient(back: Backward, node: Node, dy: Tensor) -> None:
-    named = {name: node[name] for name in ("p", "weights", "experts")}
-    back.emit(
-        ROUTING_BACKWARD, {"dp": node["p"]}, {"dweights": dy, **named}, node.sizes, node.options
-    )
-
-
-ROUTING = Op("routing.forward", flops(1, "N", "E"), _routing_gradient, rows="N p")
+ROUTING = Op("routing.forward", flops(1, "N", "E"), by_names(ROUTING_BACKWARD), rows="N p")
 EXPERT_ROWS = Op("expert_rows.forward", flops(3, "N", "K"), rows="N experts")
 DISPATCH = Op(
-    "dispatch.forward", flops(1, "N", "K", "C"), _dispatch_gradient, again=itself, rows="N slots"
+    "dispatch.forward",
+    flops(1, "N", "K", "C"),
+    _dispatch_gradient,
+    again=itself,
+    rows="N slots",
+    name="dispatched",
 )
-COMBINE = Op("dispatch.combine", flops(1, "N", "K", "C"), _combine_gradient, rows="N slots")
+COMBINE = Op(
+    "dispatch.combine",
+    flops(1, "N", "K", "C"),
+    _combine_gradient,
+    rows="N slots",
+    name="combined",
+)
 WEIGH_BACKWARD = Op("dispatch.weigh_backward", flops(3, "N", "K", "C"), rows="N slots")
 WEIGH = Op(
     "dispatch.weigh",
@@ -167,6 +135,7 @@ WEIGH = Op(
     by_names(WEIGH_BACKWARD),
     again=itself,
     rows="N slots",
+    name="weighed",
 )
 EXPERTS_BACKWARD_BIAS = Op("experts.backward_bias", flops(1, "M", "N"), rows="M dy")
 EXPERTS_BACKWARD_INPUT = Op(

@@ -5,25 +5,17 @@ from dataclasses import replace
 from toynn.errors import ConfigError
 from toynn.graph.autograd import Backward
 from toynn.graph.tape import Node, Op, Tensor
-from toynn.numerics import checks, dtypes, precision
-from toynn.ops._shape import Recorder, Sizes, by_names, flops, matrix, require
+from toynn.numerics import checks, dtypes
+from toynn.ops._shape import Recorder, Sizes, by_names, flops, matrix
 from toynn.ops.elementwise import GELU, GELU_BACKWARD, GELU_FORMS
 
 __all__ = ["embedding", "linear"]
 
 
-_ACTIVATIONS = {None: 0} | {form: 1 + exact for form, exact in GELU_FORMS.items()}
-
-
 def embedding(s: Recorder, w: Tensor, ids: Tensor) -> Tensor:
     """Record y (N, C) = the rows of w (V, C) that ids (N,) name; a frozen w may be blocks."""
-    V, C = matrix("embedding", w)
-    require(len(ids.shape) == 1 and ids.dtype == "i32", "embedding", "ids (N,) of i32", w, ids)
-    N = ids.shape[0]
-    s.tape.checks.setdefault(ids, []).append(checks.ids_below(V))
-    y = s.tape.new("embedding", (N, C))
-    sizes = {"N": N, "V": V, "C": C, "type": _type(w)}
-    s.tape.record(EMBEDDING, {"y": y, "w": w, "ids": ids}, sizes)
+    y = s.tape.record(EMBEDDING, {"w": w, "ids": ids}).output
+    s.tape.checks.setdefault(ids, []).append(checks.ids_below(w.shape[0]))
     return y
 
 
@@ -38,34 +30,29 @@ def linear(
 
     Raises ConfigError for another activation.
     """
-    (M, K), (N, columns) = matrix("linear", x), matrix("linear", w)
-    require(columns == K, "linear", f"w (N, {K})", x, w)
-    require(b is None or b.shape == (N,), "linear", f"b ({N},)", x, w, b)
-    if activation not in _ACTIVATIONS:
+    if activation not in (None, *GELU_FORMS):
         raise ConfigError(
             f"linear: activation must be {', '.join(GELU_FORMS)} or None; got {activation!r}"
         )
-    y = s.tape.new("linear", (M, N))
+    (M, _), (N, _) = matrix("linear", x), matrix("linear", w)
     pre = s.tape.new("pre", (M, N)) if activation else None
-    sizes = {"M": M, "N": N, "K": K, "precision": precision.PRECISIONS.index(s.matmul_precision)}
-    sizes |= {"activation": _ACTIVATIONS[activation], "type": _type(w)}
-    s.tape.record(LINEAR, {"y": y, "pre": pre, "x": x, "w": w, "b": b}, sizes)
-    return y
+    return s.tape.record(
+        LINEAR,
+        {"pre": pre, "x": x, "w": w, "b": b},
+        precision=s.matmul_precision,
+        activation=activation or "none",
+    ).output
 
 
 def _linear_gradient(back: Backward, node: Node, dy: Tensor) -> None:
     x, w, b = node["x"], node["w"], node.named["b"]
-    sizes = {name: node.sizes[name] for name in ("M", "N", "K", "precision")}
     if node.sizes["activation"]:
         pre = node["pre"]
-        d_pre = back.new(pre)
-        form = {"n": pre.size, "exact": node.sizes["activation"] - 1}
-        back.tape.record(GELU_BACKWARD, {"dx": d_pre, "dy": dy, "x": pre}, form)
-        dy = d_pre
-    back.emit(LINEAR_BACKWARD_WEIGHT, {"dw": w}, {"dy": dy, "x": x}, sizes)
-    back.emit(BIAS_BACKWARD, {"db": b}, {"dy": dy}, {"N": sizes["M"], "C": sizes["N"]})
-    sizes |= {"type": node.sizes["type"]}
-    back.emit(LINEAR_BACKWARD_INPUT, {"dx": x}, {"dy": dy, "w": w}, sizes)
+        tensors = {"dx": back.new(pre), "dy": dy, "x": pre}
+        dy = back.tape.record(GELU_BACKWARD, tensors, exact=node.sizes["activation"] - 1).output
+    back.emit(LINEAR_BACKWARD_WEIGHT, {"dw": w}, {"dy": dy, "x": x}, node)
+    back.emit(BIAS_BACKWARD, {"db": b}, {"dy": dy})
+    back.emit(LINEAR_BACKWARD_INPUT, {"dx": x}, {"dy": dy, "w": w}, node)
 
 
 def _activation(node: Node) -> Node | None:
@@ -76,11 +63,6 @@ def _activation(node: Node) -> Node | None:
     pre = node["pre"]
     sizes = {"n": pre.size, "exact": form - 1}
     return replace(node, op=GELU, saved=(), inputs=(pre,), sizes=sizes)
-
-
-def _type(w: Tensor) -> int:
-    """Return by which number a kernel knows the type of a matrix: GGML's."""
-    return dtypes.DTYPES[w.dtype].ggml
 
 
 def _gathered(sizes: Sizes) -> int:
@@ -104,4 +86,6 @@ EMBEDDING = Op(
 )
 LINEAR_BACKWARD_INPUT = Op("matmul.backward_input", _PRODUCT, adds=True, rows="M dy")
 LINEAR_BACKWARD_WEIGHT = Op("matmul.backward_weight", _PRODUCT, rows="M dy")
-LINEAR = Op("matmul.forward", _PRODUCT, _linear_gradient, again=_activation, rows="M x")
+LINEAR = Op(
+    "matmul.forward", _PRODUCT, _linear_gradient, again=_activation, rows="M x", name="linear"
+)

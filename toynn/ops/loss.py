@@ -41,12 +41,8 @@ def cross_entropy(s: Recorder, logits: Tensor, labels: Tensor) -> Tensor:
     expected = (N, V) if dense else (N,)
     require(labels.shape == expected, "cross_entropy", f"labels {expected}", logits, labels)
     _check_labels(s, "cross_entropy", labels, V)
-    loss = s.tape.new("loss", ())
-    saved = {"lse": s.tape.new("lse", (N,)), "rows": s.tape.new("rows", ())}
     op = CROSS_ENTROPY_DENSE if dense else CROSS_ENTROPY
-    tensors = {"loss": loss, **saved, "logits": logits, "labels": labels}
-    s.tape.record(op, tensors, {"N": N, "V": V})
-    return loss
+    return s.tape.record(op, {"logits": logits, "labels": labels}).output
 
 
 def counted(s: Recorder, labels: Tensor, V: int) -> tuple[Tensor, Tensor]:
@@ -61,7 +57,7 @@ def counted(s: Recorder, labels: Tensor, V: int) -> tuple[Tensor, Tensor]:
     count = s.tape.new("count", (), "i32")
     rows, picked = (s.tape.new(name, (N,), "i32", Live(count)) for name in ("rows", "picked"))
     written = {"rows": rows, "picked": picked, "count": count}
-    s.tape.record(COUNTED, {**written, "labels": labels}, {"N": N})
+    s.tape.record(COUNTED, {**written, "labels": labels})
     return rows, picked
 
 
@@ -117,7 +113,7 @@ def linear_cross_entropy(
     chunks = -(-N // (rows or chunk_rows(N, V)))
     count, loss = s.tape.new("rows", ()), s.tape.new("loss", ())
     losses = s.tape.new("losses", (N,), live=x.live_rows)
-    s.tape.record(COUNT, {"rows": count, "labels": labels}, {"N": N, "V": V})
+    s.tape.record(COUNT, {"rows": count, "labels": labels}, V=V)
     recorded = []
     for i in range(chunks):
         start, first, end = len(s.tape.nodes), i * N // chunks, (i + 1) * N // chunks
@@ -126,12 +122,11 @@ def linear_cross_entropy(
             logits = add(s, logits, linear(s, low.rows(first, end), right))
         logits = softcap(s, logits, cap) if cap else logits
         part = {"losses": losses.rows(first, end), "labels": labels.rows(first, end)}
-        s.tape.record(CHUNK, {**part, "logits": logits}, {"N": end - first, "V": V})
+        s.tape.record(CHUNK, {**part, "logits": logits})
         recorded.append(s.tape.nodes[start:])
     # The rule is told the chunks, which the node does not read: so this op is of this loss alone.
     op = replace(MEAN, gradient=partial(_chunked_gradient, recorded))
-    s.tape.record(op, {"loss": loss, "losses": losses, "rows": count}, {"N": N})
-    return loss
+    return s.tape.record(op, {"loss": loss, "losses": losses, "rows": count}).output
 
 
 def _chunked_gradient(
@@ -151,16 +146,16 @@ def _chunked_gradient(
             y = step["y"]
             again[y] = replace(y, name=f"{y.name}'")
             tensors = {name: again.get(t, t) for name, t in step.named.items()}
-            back.tape.record(step.op, tensors, step.sizes, step.options)
+            back.tape.record(step.op, tensors, like=step)
         loss, last, product = chunk[-1], chunk[-2], chunk[0]
         logits, d_logits = again[last["y"]], back.new(product["y"])
         tensors = {**loss.named, "logits": logits, "rows": node["rows"]}
         gradients = {"dlogits": d_logits, "dloss": dy}
-        back.tape.record(CHUNK_BACKWARD, {**tensors, **gradients}, loss.sizes)
+        back.tape.record(CHUNK_BACKWARD, {**tensors, **gradients})
         if last.op is SOFTCAP:
             of_capped, d_logits = d_logits, back.new(product["y"])
             read = {"dy": of_capped, "y": logits}
-            back.tape.record(SOFTCAP_BACKWARD, {"dx": d_logits, **read}, last.sizes, last.options)
+            back.tape.record(SOFTCAP_BACKWARD, {"dx": d_logits, **read}, like=last)
         for step in chunk:
             if step.op is LINEAR:
                 _product_gradient(back, step, d_logits, d_inputs, first)
@@ -168,7 +163,7 @@ def _chunked_gradient(
     for x, d_x in d_inputs.items():
         back.contribute(x, d_x)
     if back.tape.supersede([*chain.from_iterable(chunks), node]):
-        back.tape.record(MEAN, node.named, node.sizes)
+        back.tape.record(MEAN, node.named)
 
 
 def _product_gradient(
@@ -176,19 +171,14 @@ def _product_gradient(
 ) -> None:
     """Record the backward of a product of rows from ``first`` on."""
     rows, w, b = step["x"], step["w"], step.named["b"]
-    sizes = {name: step.sizes[name] for name in ("M", "N", "K", "precision")}
-    back.emit(LINEAR_BACKWARD_WEIGHT, {"dw": w}, {"dy": dy, "x": rows}, sizes)
-    back.emit(BIAS_BACKWARD, {"db": b}, {"dy": dy}, {"N": sizes["M"], "C": sizes["N"]})
+    back.emit(LINEAR_BACKWARD_WEIGHT, {"dw": w}, {"dy": dy, "x": rows}, step)
+    back.emit(BIAS_BACKWARD, {"db": b}, {"dy": dy})
     if rows.root in d_inputs:
-        part = d_inputs[rows.root].rows(first, first + sizes["M"])
-        sizes |= {"type": step.sizes["type"]}
-        back.tape.record(LINEAR_BACKWARD_INPUT, {"dx": part, "dy": dy, "w": w}, sizes)
+        part = d_inputs[rows.root].rows(first, first + rows.shape[0])
+        back.tape.record(LINEAR_BACKWARD_INPUT, {"dx": part, "dy": dy, "w": w}, like=step)
 
 
 # Of a logit, forward: maximum, difference, exponential, sum.
-_TENSORS = "loss; lse rows <- logits labels"
-_BACKWARD = "dlogits <- dloss logits labels lse rows"
-
 CROSS_ENTROPY_BACKWARD = Op("cross_entropy.backward", flops(EXP + 2, "N", "V"), rows="N logits")
 CROSS_ENTROPY = Op(
     "cross_entropy.forward",

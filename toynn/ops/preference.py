@@ -18,16 +18,13 @@ def token_losses(s: Recorder, logits: Tensor, labels: Tensor) -> Tensor:
     labels that are neither.
     """
     N, V = matrix("token_losses", logits)
-    fits = labels.shape == (N,) and labels.dtype == "i32"
-    require(fits, "token_losses", f"labels ({N},) of i32", logits, labels)
     if labels.role is Role.INPUT:
         s.tape.checks.setdefault(labels, []).append(checks.labels_below(V))
     elif labels.role is not Role.ACTIVATION:
         raise ConfigError(f"token_losses: labels must be an input; got {labels!r}")
     losses = s.tape.new("losses", (N,), live=logits.live_rows)
-    op = TOKEN_LOSSES
-    s.tape.record(op, {"losses": losses, "logits": logits, "labels": labels}, {"N": N, "V": V})
-    return losses
+    given = {"losses": losses, "logits": logits, "labels": labels}
+    return s.tape.record(TOKEN_LOSSES, given).output
 
 
 def token_sums(s: Recorder, losses: Tensor, bounds: Tensor) -> Tensor:
@@ -35,12 +32,10 @@ def token_sums(s: Recorder, losses: Tensor, bounds: Tensor) -> Tensor:
 
     bounds, an input i32 (2 S + 1,): where each part begins, and the last one ends.
     """
-    (N,), S = losses.shape, bounds.shape[0] // 2
-    fits = bounds.shape == (2 * S + 1,) and bounds.dtype == "i32" and bounds.role is Role.INPUT
+    fits = bounds.dtype == "i32" and bounds.role is Role.INPUT
     require(fits, "token_sums", "bounds (2 S + 1,), an input of i32", losses, bounds)
-    s.tape.checks.setdefault(bounds, []).append(checks.rising_to(N))
-    sums = s.tape.new("sums", (S, 2))
-    s.tape.record(SUMS, {"sums": sums, "losses": losses, "bounds": bounds}, {"N": N, "S": S})
+    sums = s.tape.record(SUMS, {"losses": losses, "bounds": bounds}).output
+    s.tape.checks.setdefault(bounds, []).append(checks.rising_to(losses.size))
     sums.live = None  # its rows are sequences
     return sums
 
@@ -58,22 +53,16 @@ def dpo(
     reference (S,): log p of the completions by the model that they are held against. count, an
     input i32 (): how many sequences there are.
     """
-    S = _sequences(s, "dpo", sums, count, 2)
-    require(reference.shape == (S,), "dpo", f"reference ({S},)", sums, reference)
-    loss = s.tape.new("loss", ())
-    tensors = {"loss": loss, "sums": sums, "reference": reference, "count": count}
-    s.tape.record(DPO, tensors, {"S": S}, {"beta": beta, "smoothing": smoothing})
-    return loss
+    _count_sequences(s, "dpo", sums, count, 2)
+    tensors = {"sums": sums, "reference": reference, "count": count}
+    return s.tape.record(DPO, tensors, beta=beta, smoothing=smoothing).output
 
 
 def orpo(s: Recorder, sums: Tensor, bounds: Tensor, count: Tensor, beta: float = 0.1) -> Tensor:
     """Record the loss () of pairs, as in ``dpo``; bounds are those of ``token_sums``."""
-    S = _sequences(s, "orpo", sums, count, 2)
-    require(bounds.shape == (2 * S + 1,), "orpo", f"bounds ({2 * S + 1},)", sums, bounds)
-    loss = s.tape.new("loss", ())
-    tensors = {"loss": loss, "sums": sums, "bounds": bounds, "count": count}
-    s.tape.record(ORPO, tensors, {"S": S}, {"beta": beta})
-    return loss
+    _count_sequences(s, "orpo", sums, count, 2)
+    tensors = {"sums": sums, "bounds": bounds, "count": count}
+    return s.tape.record(ORPO, tensors, beta=beta).output
 
 
 def kto(
@@ -91,24 +80,17 @@ def kto(
     kl (): how far the model is from the reference. weights: of those that are wanted, and of the
     others. The rest as in ``dpo``.
     """
-    S = _sequences(s, "kto", sums, count, 1)
-    fits = reference.shape == wanted.shape == (S,) and kl.shape == () and wanted.dtype == "i32"
-    require(fits, "kto", f"reference ({S},), kl (), wanted ({S},)", sums, reference, kl, wanted)
-    loss = s.tape.new("loss", ())
-    tensors = {"loss": loss, "sums": sums, "reference": reference, "kl": kl}
-    tensors |= {"wanted": wanted, "count": count}
-    s.tape.record(KTO, tensors, {"S": S}, {"beta": beta, "good": weights[0], "bad": weights[1]})
-    return loss
+    _count_sequences(s, "kto", sums, count, 1)
+    tensors = {"sums": sums, "reference": reference, "kl": kl, "wanted": wanted, "count": count}
+    return s.tape.record(KTO, tensors, beta=beta, good=weights[0], bad=weights[1]).output
 
 
-def _sequences(s: Recorder, op: str, sums: Tensor, count: Tensor, of: int) -> int:
-    """Return how many sequences there may be; have their count checked when it is uploaded."""
-    require(len(sums.shape) == 2 and sums.shape[1] == 2, op, "sums (S, 2)", sums)
-    S = sums.shape[0]
+def _count_sequences(s: Recorder, op: str, sums: Tensor, count: Tensor, of: int) -> None:
+    """Have the count of the sequences, rows of sums, checked when it is uploaded."""
+    S, _ = matrix(op, sums)
     fits = count.role is Role.INPUT and count.dtype == "i32" and count.shape == ()
     require(fits, op, "count, an input i32 ()", sums, count)
     s.tape.checks.setdefault(count, []).append(checks.groups_within(S, of))
-    return S
 
 
 TOKEN_LOSSES_BACKWARD = Op("chunked_cross_entropy.each", flops(EXP + 4, "N", "V"), rows="N logits")

@@ -14,21 +14,14 @@ MOST = 256  # rows of a state
 
 def decay(s: Recorder, x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     """Record y = w log(1 + e^(x + b)) for x (N, V), w and b (V,)."""
-    N, V = matrix("decay", x)
-    require(w.shape == b.shape == (V,), "decay", f"w and b ({V},)", x, w, b)
-    y = s.tape.new("decay", x.shape)
-    s.tape.record(DECAY, {"y": y, "x": x, "w": w, "b": b}, {"N": N, "V": V})
-    return y
+    return s.tape.record(DECAY, {"x": x, "w": w, "b": b}).output
 
 
 def queries(s: Recorder, x: Tensor, n_heads: int) -> Tensor:
     """Record the first half (N, H D) of each head of x (N, H 2 D), beside which a gate lies."""
-    N, columns = matrix("queries", x)
+    _, columns = matrix("queries", x)
     require(columns % (2 * n_heads) == 0, "queries", f"{n_heads} heads of two halves", x)
-    q = s.tape.new("queries", (N, columns // 2))
-    sizes = {"N": N, "H": n_heads, "D": columns // n_heads // 2}
-    s.tape.record(QUERIES, {"q": q, "x": x}, sizes)
-    return q
+    return s.tape.record(QUERIES, {"x": x}, H=n_heads).output
 
 
 def gated(s: Recorder, o: Tensor, x: Tensor, n_heads: int) -> Tensor:
@@ -36,10 +29,7 @@ def gated(s: Recorder, o: Tensor, x: Tensor, n_heads: int) -> Tensor:
     N, columns = matrix("gated", o)
     fits = x.shape == (N, 2 * columns) and columns % n_heads == 0
     require(fits, "gated", f"x ({N}, {2 * columns}) of {n_heads} heads", o, x)
-    y = s.tape.new("gated", o.shape)
-    sizes = {"N": N, "H": n_heads, "D": columns // n_heads}
-    s.tape.record(GATED, {"y": y, "o": o, "x": x}, sizes)
-    return y
+    return s.tape.record(GATED, {"o": o, "x": x}, H=n_heads).output
 
 
 def delta(
@@ -70,30 +60,20 @@ def delta(
     E = (X - 2 * K * D) // V
     fits = E >= 1 and 2 * K * D + V * E == X and V % K == 0 and D <= MOST and N % batch == 0
     require(fits, "delta", f"x of {K} heads of {D} (at most {MOST}) twice, and {V} more", x, g)
-    require(g.shape == c.shape == (N, V), "delta", f"g and c ({N}, {V})", g, c)
     T = N // batch
     if x.root.live is not None and batch != 1:
         raise ConfigError("delta: rows that may be fewer are one sequence, in segments")
-    y = s.tape.new("delta", (N, V * E))
-    sizes = {"B": batch, "T": T, "K": K, "V": V, "D": D, "E": E, "X": X}
-    read = {"x": x, "g": g, "c": c}
+    tensors: dict[str, Tensor | None] = {"x": x, "g": g, "c": c}
     if state is not None and past is not None and count is not None:
-        fits = first is None and state.shape == (batch, V, D, E)
-        fits = fits and past.shape == count.shape == (batch,)
-        require(fits, "delta", f"a state ({batch}, {V}, {D}, {E})", state, past, count)
+        require(first is None, "delta", "no segments over a state", state, first)
+        tensors |= {"state": state, "past": past, "count": count}
+        y = s.tape.record(DELTA_CACHED, tensors, B=batch, K=K, D=D).output
         s.tape.checks.setdefault(count, []).append(checks.ids_below(T + 1))
-        kept = {"state": state, "past": past, "count": count}
-        s.tape.record(DELTA_CACHED, {"y": y, **read, **kept}, sizes)
         return y
+    S, tensors["first"] = -(-T // LENGTH), first
+    y = s.tape.record(DELTA, tensors, B=batch, K=K, D=D, S=S, L=LENGTH).output
     if first is not None:
-        fits = first.shape == (N,) and first.dtype == "i32"
-        require(fits, "delta", f"first ({N},) of i32", x, first)
         s.tape.checks.setdefault(first, []).append(checks.segments_within(T))
-    S = -(-T // LENGTH)
-    states = s.tape.new("states", (batch, V, S, D, E))
-    s.tape.record(
-        DELTA, {"y": y, "states": states, "first": first, **read}, sizes | {"S": S, "L": LENGTH}
-    )
     return y
 
 
@@ -116,7 +96,13 @@ def _backward(sizes: Sizes) -> int:
 DECAY_BACKWARD = Op("decay.backward", flops(3 * EXP + 8, "N", "V"), rows="N dy")
 DECAY = Op("decay.forward", flops(2 * EXP + 4, "N", "V"), by_names(DECAY_BACKWARD), rows="N x")
 QUERIES_BACKWARD = Op("gated.queries_backward", flops(1, "N", "H", "D"), rows="N dq")
-QUERIES = Op("gated.queries", flops(1, "N", "H", "D"), by_names(QUERIES_BACKWARD), rows="N x")
+QUERIES = Op(
+    "gated.queries",
+    flops(1, "N", "H", "D"),
+    by_names(QUERIES_BACKWARD),
+    rows="N x",
+    name="queries",
+)
 GATED_BACKWARD = Op("gated.backward", flops(SIGMOID_SLOPE + 3, "N", "H", "D"), rows="N dy")
 GATED = Op("gated.forward", flops(EXP + 3, "N", "H", "D"), by_names(GATED_BACKWARD), rows="N o")
 DELTA_BACKWARD = Op("delta.backward", _backward, rows="T dy")

@@ -35,20 +35,14 @@ def shortconv(
     T = N // batch
     if x.root.live is not None and batch != 1:
         raise ConfigError("shortconv: rows that may be fewer are one sequence, in segments")
-    y = s.tape.new("shortconv", (N, C))
-    sizes = {"B": batch, "T": T, "C": C, "L": L, "P": columns // C}
     if ring is None or past is None:
+        y = s.tape.record(SHORTCONV, {"x": x, "w": w, "first": first}, B=batch).output
         if first is not None:
-            fits = first.shape == (N,) and first.dtype == "i32"
-            require(fits, "shortconv", f"first ({N},) of i32", x, first)
             s.tape.checks.setdefault(first, []).append(checks.segments_within(T))
-        s.tape.record(SHORTCONV, {"y": y, "x": x, "w": w, "first": first}, sizes)
         return y
-    fits = first is None and ring.shape == (batch, RING, C) and past.shape == (batch,)
-    require(fits and T + L - 1 <= RING, "shortconv", f"a ring ({batch}, {RING}, {C})", ring, x)
-    tensors = {"y": y, "ring": ring, "x": x, "w": w, "past": past}
-    s.tape.record(CACHED, tensors, sizes | {"R": RING})
-    return y
+    fits = first is None and ring.shape == (batch, RING, C) and T + L - 1 <= RING
+    require(fits, "shortconv", f"a ring ({batch}, {RING}, {C})", ring, x)
+    return s.tape.record(CACHED, {"ring": ring, "x": x, "w": w, "past": past}, B=batch).output
 
 
 def _no_gradient(back: Backward, node: Node, dy: Tensor) -> None:

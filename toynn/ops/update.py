@@ -2,7 +2,7 @@
 
 from toynn.graph.tape import Op, Tensor
 from toynn.numerics.adamw_row import check_row
-from toynn.ops._shape import Recorder, flops, require
+from toynn.ops._shape import Recorder, flops
 
 __all__ = ["adamw_step", "grad_norm"]
 
@@ -13,16 +13,15 @@ def grad_norm(s: Recorder, norm: Tensor, factor: Tensor, every: Tensor, control:
     control (2,): the norm to clip to (0: do not), and one over the weight of all micro-batches.
     """
     tensors = {"norm": norm, "scale": factor, "g": every, "control": control}
-    s.tape.record(GRAD_NORM, tensors, {"n": every.size})
+    s.tape.record(GRAD_NORM, tensors)
 
 
 def adamw_step(
     s: Recorder, w: Tensor, m: Tensor, v: Tensor, g: Tensor, hp: Tensor, factor: Tensor
 ) -> None:
     """Record one AdamW update of w, m and v in place; g is first multiplied by ``factor`` ()."""
-    require(w.shape == g.shape and hp.shape == (7,), "adamw", "g like w, hp (7,)", w, g, hp)
+    s.tape.record(ADAMW, {"w": w, "m": m, "v": v, "g": g, "hp": hp, "scale": factor})
     s.tape.checks.setdefault(hp, [check_row])
-    s.tape.record(ADAMW, {"w": w, "m": m, "v": v, "g": g, "hp": hp, "scale": factor}, {"n": w.size})
 
 
 GRAD_NORM = Op("grad_norm.forward", flops(2, "n"), updates=True)

@@ -186,16 +186,21 @@ def shortconv_cached(ring: Array, x: Array, w: Array, past: Array, T: int, P: in
 
 
 @kernel("class_token.forward")
-def class_token(x: Array, cls: Array, pos: Array) -> Outputs:
+def class_token(x: Array, cls: Array, pos: Array, B: int) -> Outputs:
     """y[b] = (cls, then x[b]) + pos."""
-    first = np.broadcast_to(cls, (len(x), 1, cls.size))
-    return {"y": np.concatenate([first, x], axis=1) + pos}
+    T, C = pos.shape
+    first = np.broadcast_to(cls, (B, 1, C))
+    y = np.concatenate([first, x.reshape(B, T - 1, C)], axis=1) + pos
+    return {"y": y.reshape(B * T, C)}
 
 
 @kernel("class_token.backward")
-def class_token_backward(dy: Array) -> Outputs:
+def class_token_backward(dy: Array, B: int, T: int) -> Outputs:
     """Compute dx = dy but for its first rows, dcls their sum, dpos = sum_b dy[b]."""
-    return {"dx": dy[:, 1:], "dcls": dy[:, 0].sum(axis=0), "dpos": dy.sum(axis=0)}
+    C = dy.shape[1]
+    dy = dy.reshape(B, T, C)
+    dx = dy[:, 1:].reshape(B * (T - 1), C)
+    return {"dx": dx, "dcls": dy[:, 0].sum(axis=0), "dpos": dy.sum(axis=0)}
 
 
 @kernel("dora.norms")

@@ -10,29 +10,29 @@ from toynn.testing.cases._case import Array, Call, OpCase, call
 
 def _inputs(rng: np.random.Generator, B: int, T: int, C: int) -> dict[str, Array]:
     return {
-        "x": rng.standard_normal((B, T - 1, C)).astype(np.float32),
+        "x": rng.standard_normal((B * (T - 1), C)).astype(np.float32),
         "cls": rng.standard_normal(C).astype(np.float32),
         "pos": rng.standard_normal((T, C)).astype(np.float32),
     }
 
 
-def _function(inputs: dict[str, Array], **_: Any) -> Array:
-    return rows.class_token(**inputs)["y"]
+def _function(inputs: dict[str, Array], B: int, **_: Any) -> Array:
+    return rows.class_token(**inputs, B=B)["y"]
 
 
-def _gradients(inputs: dict[str, Array], dy: Array, **_: Any) -> dict[str, Array]:
-    return rows.class_token_backward(dy)
+def _gradients(inputs: dict[str, Array], dy: Array, B: int, T: int, **_: Any) -> dict[str, Array]:
+    return rows.class_token_backward(dy, B, T)
 
 
 def _calls(rng: np.random.Generator, B: int, T: int, C: int) -> list[Call]:
     inputs = _inputs(rng, B, T, C)
     exact = {name: value.astype(np.float64) for name, value in inputs.items()}
-    dy = rng.standard_normal((B, T, C)).astype(np.float32)
+    dy = rng.standard_normal((B * T, C)).astype(np.float32)
     return [
-        call("forward", {"y": _function(exact)}, inputs),
+        call("forward", {"y": _function(exact, B)}, inputs),
         call(
             "backward",
-            _gradients(exact, dy.astype(np.float64)),
+            _gradients(exact, dy.astype(np.float64), B, T),
             {"dy": dy},
         ),
     ]

@@ -1,0 +1,165 @@
+"""What the letters of a kernel's signature stand for at a node: found from the node's tensors.
+
+    rmsnorm.forward   y[N C]; r[N] <- x[N C] w[C]        x (256, 576), w (576,): N = 256, C = 576
+
+A tape knows matrices, one row a token, where an array of a kernel may have more axes. So
+
+    x[N H D]     fits a matrix (N, H D): its columns are all axes but the first
+    x[n]         fits any shape, the same one for all such tensors of a node
+    loss[1]      fits a scalar, ()
+    q[N C]@ldq   fits a matrix of ldq columns, of which the kernel reads C
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from math import prod
+from types import CodeType
+from typing import Any, NamedTuple
+
+from toynn._kernels.entry import WORDS
+from toynn._kernels.signature import Signature, TensorSpec, Unsolved, evaluate
+from toynn.errors import ConfigError, ShapeError
+from toynn.graph.tensor import Tensor
+from toynn.numerics import dtypes
+
+__all__ = ["Solved", "solve"]
+
+Tensors = Mapping[str, Tensor | None]
+Shape = tuple[int, ...]
+
+
+class Solved(NamedTuple):
+    """What a kernel is told at a node, and the shapes of its tensors that are still to be made."""
+
+    sizes: dict[str, int]
+    options: dict[str, float]
+    shapes: dict[str, Shape]
+
+
+def solve(
+    what: str,
+    signature: Signature,
+    tensors: Tensors,
+    given: Mapping[str, Any],
+    *,
+    grouped: bool = False,
+) -> Solved:
+    """Find all sizes of a signature from tensors by name, and from sizes and options as given.
+
+    A tensor that the signature needs and ``tensors`` lacks is one to be made. ``grouped``: columns
+    of x[N C] may be several groups of C = w.size, each of which is a row to the kernel.
+
+    Raises ShapeError, which names the tensor that does not fit, and ConfigError for a word or a
+    size that is missing or unknown.
+    """
+    there = {spec.name: t for spec in signature.specs if (t := tensors.get(spec.name)) is not None}
+    width = there["w"].size if grouped else 0
+    specs, shapes = [], {}
+    for spec in signature.specs:
+        if spec.name in there:
+            spec, shapes[spec.name] = _seen(spec, there[spec.name].shape, width)
+        specs.append(spec)
+    known = {name: _number(what, name, value) for name, value in given.items()}
+    known |= {s.kind: dtypes.DTYPES[t.dtype].ggml for s, t in _typed(signature, there)}
+    options = {name: known.pop(name) for name in signature.options if name in known}
+    try:
+        alike = _alike(signature, there)
+        sizes = replace(signature, specs=tuple(specs)).solve(shapes, known)
+        _check_columns(signature, there, sizes)
+    except Unsolved as error:
+        called = ", ".join(f"{name} is {t.name}" for name, t in there.items() if t.name != name)
+        raise ShapeError(f"{what}: {error}" + (f" ({called})" if called else "")) from None
+    _fill(what, signature, sizes, options)
+    if unseen := [name for name in signature.sizes if name not in sizes]:
+        raise ConfigError(f"{what}: no tensor shows {', '.join(unseen)}; give it by name")
+    missing = [s for s in signature.specs if s.written and s.name not in tensors]
+    made = {s.name: _made(s, sizes, alike) for s in missing if not s.nullable}
+    if width and "y" in made:
+        made["y"] = there["x"].shape
+    return Solved(
+        {name: sizes[name] for name in signature.sizes},
+        {name: options[name] for name in signature.options},
+        made,
+    )
+
+
+def _seen(spec: TensorSpec, shape: Shape, width: int) -> tuple[TensorSpec, Shape]:
+    """Return a spec and a shape with as many extents: how a kernel sees a tensor of a tape."""
+    if spec.extents == ("n",):
+        return spec, (prod(shape),)
+    if spec.extents == ("1",) and not shape:
+        return spec, (1,)
+    if spec.row and len(shape) == 2:
+        return replace(spec, extents=(spec.extents[0], spec.row)), shape
+    if len(shape) == 2 < len(spec.extents):
+        columns = "*".join(f"({extent})" for extent in spec.extents[1:])
+        return replace(spec, extents=(spec.extents[0], columns)), shape
+    if width and len(shape) == len(spec.extents) == 2 and shape[1] % width == 0:
+        return spec, (prod(shape) // width, width)
+    return spec, shape
+
+
+def _made(spec: TensorSpec, sizes: Mapping[str, int], alike: Shape | None) -> Shape:
+    """Return the shape of a tensor that is to be made; what is saved keeps all its axes."""
+    if spec.extents == ("n",) and alike is not None:
+        return alike
+    if spec.extents == ("1",):
+        return ()
+    shape = spec.shape(sizes)
+    return shape if spec.saved or len(shape) < 3 else (shape[0], prod(shape[1:]))
+
+
+def _alike(signature: Signature, there: Mapping[str, Tensor]) -> Shape | None:
+    """Return the one shape of all tensors x[n]; None: there are none of them."""
+    found = [s for s in signature.specs if s.extents == ("n",) and s.name in there]
+    found.sort(key=lambda spec: spec.written)
+    for spec in found[1:]:
+        first, shape = there[found[0].name].shape, there[spec.name].shape
+        if shape != first:
+            raise Unsolved(
+                f"{spec} needs shape {first}, as {found[0].name} has; got {spec.name} {shape}"
+            )
+    return there[found[0].name].shape if found else None
+
+
+def _check_columns(
+    signature: Signature, there: Mapping[str, Tensor], sizes: Mapping[str, int]
+) -> None:
+    """Raise Unsolved where a row is shorter than what the kernel reads of it."""
+    for spec in signature.specs:
+        if spec.row and spec.name in there:
+            columns = evaluate(spec.formulas[-1], sizes)
+            if columns > sizes[spec.row]:
+                shape = there[spec.name].shape
+                raise Unsolved(f"{spec} needs {columns} columns; got {spec.name} {shape}")
+
+
+def _typed(
+    signature: Signature, there: Mapping[str, Tensor]
+) -> Iterable[tuple[TensorSpec, Tensor]]:
+    """Yield the matrices whose type is a size of the kernel."""
+    return ((s, there[s.name]) for s in signature.specs if s.kind == "type" and s.name in there)
+
+
+def _fill(what: str, signature: Signature, sizes: dict[str, int], options: dict[str, Any]) -> None:
+    """Add the sizes and options that have defaults; raise ConfigError for one without."""
+    for name in signature.given:
+        values = options if name in signature.options else sizes
+        if name in values:
+            continue
+        if name not in signature.defaults:
+            raise ConfigError(f"{what}: needs {name}; its signature is {signature}")
+        default = signature.defaults[name]
+        if isinstance(default, CodeType):
+            default = evaluate(default, sizes)
+        values[name] = _number(what, name, default)
+
+
+def _number(what: str, name: str, value: Any) -> Any:
+    """Return a size or an option as a kernel gets it: words have numbers, switches are 0 or 1."""
+    if not isinstance(value, str):
+        return int(value) if isinstance(value, bool) else value
+    if value not in WORDS.get(name, {}):
+        known = ", ".join(WORDS.get(name, {}))
+        raise ConfigError(f"{what}: {name} needs one of {known}; got {value!r}")
+    return WORDS[name][value]
