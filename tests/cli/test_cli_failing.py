@@ -157,3 +157,18 @@ def test_too_large(words, hint, text, tmp_path, capsys, monkeypatch):
     assert line.startswith("toynn: error: not enough memory: ")
     assert hint in line
     assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["train gpt2 --steps 1 --out r", "info x", "runs .", "check --data a.jsonl", "plot r"],
+)
+def test_a_working_directory_that_was_deleted_is_said(words, tmp_path, monkeypatch, capsys):
+    """Every relative path is missing then, however often one looks for it."""
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert main(words.split()) == 2
+    said = capsys.readouterr().err
+    assert said.endswith("; the working directory was deleted: cd into a folder that is there\n")

@@ -12,7 +12,7 @@ from vocabs import CONTROL, bpe_file
 import toynn
 from toynn.cli import main
 from toynn.data import jsonl
-from toynn.engines import ENGINES, frozen
+from toynn.engines import ENGINES, LlamaSeqEngine, frozen
 from toynn.formats import adapters, gguf
 from toynn.formats.tokenizer import Tokenizer
 from toynn.recipes import FromScratch, WarmStart
@@ -252,3 +252,14 @@ def test_tokens_in_a_cache_that_are_damaged(harmed, folder, tmp_path, monkeypatc
         assert "the tokens are made again" in said.err and "test   " not in said.out
     learned = [(tmp_path / out / "adapter.gguf").read_bytes() for out in ("plain", "again")]
     assert learned[0] == learned[1]
+
+
+@pytest.mark.parametrize("arch", LlamaSeqEngine.architectures)
+@pytest.mark.parametrize("layers", ["1", "4"])
+def test_every_architecture_trains_with_its_defaults(arch, layers, folder, tmp_path):
+    """None needs an option that no flag sets."""
+    words = ["train", "from-scratch", "--arch", arch, "--data", str(folder / "text.txt")]
+    words += ["--steps", "1", "--batch", "1", "--seq", "8", "--heads", "2", "--d-model", "16"]
+    out = ["--out", str(tmp_path / "run"), "--report", "none"]
+    assert main([*words, "--layers", layers, *out]) == 0
+    assert json.loads((tmp_path / "run/metrics.jsonl").read_text().splitlines()[-1])["iteration"]

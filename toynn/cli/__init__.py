@@ -157,6 +157,10 @@ def parsed(argv: Sequence[str]) -> Namespace:
 def _fail(error: BaseException, message: str) -> int:
     """Say an error; of several processes, the first one that has it does."""
     message = " ".join([message, *getattr(error, "__notes__", ())])
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        message += "; the working directory was deleted: cd into a folder that is there"
     said = distributed.current().fail(error, message)
     if said is not None:
         print_error(said)

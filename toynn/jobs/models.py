@@ -280,7 +280,7 @@ class FromScratchJob(ModelJob):
             )
         if own.kv_heads is not None and heads % own.kv_heads:
             raise ConfigError(f"--kv-heads {own.kv_heads} does not divide --heads {heads}")
-        cfg: LlamaConfig = architecture(own.arch).config_type(
+        cfg: LlamaConfig = architecture(own.arch).new_config(
             vocab=self.tokenizer.vocab_size,
             d_model=width,
             n_heads=heads,

@@ -46,6 +46,7 @@ _WINDOW, _SCORES, _LOGITS = (
     "attn_logit_softcapping",
     "final_logit_softcapping",
 )
+_CAPS = {"score_cap": 50.0, "logit_cap": 30.0}  # of gemma2
 _LARGEST = {"gemma2": 46, "gemma3": 62}  # blocks of the models of 27 billion weights
 
 norm = partial(rows.norm, more=1.0)
@@ -160,6 +161,10 @@ class Gemma(Llama):
         if opts.untied and cfg.arch == "gemma2":
             raise ConfigError("gemma2: the head is tied to token_embd.weight; got untied=True")
 
+    def new_config(self, **shape: Any) -> LlamaConfig:
+        """Return a configuration with the caps that gemma2 has."""
+        return super().new_config(**(_CAPS if self.architecture == "gemma2" else {}) | shape)
+
     # -- Files ---------------------------------------------------------------------------------
 
     def read(self, hyper: Hyper) -> tuple[LlamaConfig, dict[str, Any]]:
@@ -172,13 +177,13 @@ class Gemma(Llama):
         divisor = 1.0 if second else hyper.real(_DIVISOR, 1.0)
         if divisor != 1:
             hyper.expect("rope.scaling.type", "linear")
-        cap = hyper.real(_LOGITS, 30.0) if second or hyper.has(_LOGITS) else 0.0
+        cap = hyper.real(_LOGITS, _CAPS["logit_cap"]) if second or hyper.has(_LOGITS) else 0.0
         cfg = GemmaConfig(
             **shape,
             arch=self.architecture,
             rope_base=hyper.real("rope.freq_base", 1e4),
             window=hyper.whole(_WINDOW),
-            score_cap=hyper.real(_SCORES, 50.0) if second else 0.0,
+            score_cap=hyper.real(_SCORES, _CAPS["score_cap"]) if second else 0.0,
             logit_cap=cap,
             local_base=1e4 if second else hyper.real(_LOCAL, 1e4),
             rope_divisor=divisor,

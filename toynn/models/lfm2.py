@@ -36,6 +36,7 @@ _STD = 0.02  # of embeddings and head
 _LAYER = "model.layers.{n}"
 _KV, _TAPS = "attention.head_count_kv", "shortconv.l_cache"
 _MOST_TAPS = 16
+_PERIOD = 3  # blocks of a new model of which one has attention
 #: Keys of config.json that transformers does not read, or that only MLPs of adjusted width have.
 _UNUSED = (
     "block_dim", "block_ffn_dim_multiplier", "block_mlp_init_scale", "block_multiple_of",
@@ -143,6 +144,12 @@ class LFM2(Llama):
         super().check(cfg, opts)
         if opts.qkv_bias:
             raise ConfigError(f"{cfg.arch}: q, k and v have no biases; got qkv_bias=True")
+
+    def new_config(self, **shape: Any) -> LlamaConfig:
+        """Return a configuration in which every third block has attention, or the last one."""
+        count = shape["n_layers"]
+        blocks = tuple(range(_PERIOD - 1, count, _PERIOD)) or (count - 1,)
+        return super().new_config(**{"attention_blocks": blocks} | shape)
 
     # -- Files ---------------------------------------------------------------------------------
 

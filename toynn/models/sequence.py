@@ -95,6 +95,11 @@ class SequenceModel(Model[S]):
     #: Tensors of ``beside`` that ``folder`` puts into config.json.
     config_says: frozenset[str] = frozenset()
 
+    def new_config(self, **shape: Any) -> S:
+        """Return the configuration of a new model of a shape, with what the config type demands."""
+        config: S = self.config_type(**shape)
+        return config
+
     # -- Files ---------------------------------------------------------------------------------
 
     @abstractmethod
