@@ -160,7 +160,7 @@ def test_behind_the_last_attention_only_rows_that_count_are_computed(kind):
     recipe = llamas.make(kind, batch=2, packed=True)
     nodes = [node for node in recipe.engine.session.tape.nodes if node.segment == "F"]
     kernels = [node.op.kernel for node in nodes]
-    count = nodes[kernels.index("counted.forward")].outputs[2]
+    count = nodes[kernels.index("valid_rows.forward")].outputs[2]
     mixers = {"attention.forward", "shortconv.forward", "delta.forward"}
     last = max(i for i, kernel in enumerate(kernels) if kernel in mixers)
     behind = nodes[last + 1 :]
@@ -168,7 +168,7 @@ def test_behind_the_last_attention_only_rows_that_count_are_computed(kind):
     assert kernels[-1] == "cross_entropy.forward" and len(behind) > 8
     for node in behind:
         sorted_by_expert = node.leader is None or node.leader.name.startswith("dispatched")
-        assert sorted_by_expert or node.leader.root.live.count is count, node.op.kernel
+        assert sorted_by_expert or node.leader.root.valid.count is count, node.op.kernel
 
 
 def test_a_forward_pass_that_says_nothing_of_rows_computes_all(monkeypatch):

@@ -64,7 +64,7 @@ def test_cross_entropy(labels):
 def test_the_loss_of_the_rows_that_count(chunk):
     net = Net()
     s, w = net.s, net.parameter(V, C)
-    rows, picked = ops.counted(s, labels_with_ignored_rows(net), V)
+    rows, picked = ops.valid_rows(s, labels_with_ignored_rows(net), V)
     x = ops.rmsnorm(s, ops.embedding(s, net.activation(), rows), net.parameter(C))
     if chunk is None:
         loss = ops.cross_entropy(s, ops.linear(s, x, w), picked)

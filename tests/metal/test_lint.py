@@ -51,7 +51,7 @@ EXACT = ("exp", "exp2", "log", "log2", "sqrt", "rsqrt", "tanh", "sin", "cos", "p
 #: Of what a buffer is, by the kind of the case's array.
 KINDS = {"f": "float", "i": "int", "u": "uchar"}
 #: Ops whose formula is nobody's in particular.
-NOBODYS = ("counted", "elementwise", "expert_rows", "softmax", "token_sums")
+NOBODYS = ("valid_rows", "elementwise", "expert_rows", "softmax", "token_sums")
 
 FUNCTION = re.compile(r"kernel void (\w+)\((.*?)\)\n\{", re.DOTALL)
 BUFFER = re.compile(r"(\w[\w ]*[*&]) +(\w+) +\[\[buffer\((\d+)\)\]\]")

@@ -96,8 +96,8 @@ FAULTS = {
         f"part[tid] = value;\n    {WAIT}\n    float total = 0.0f;\n    for (uint line",
         "part[tid] = value;\n    float total = 0.0f;\n    for (uint line",
     ),
-    "counted: no barrier before the next labels": (
-        "counted",
+    "valid_rows: no barrier before the next labels": (
+        "valid_rows",
         0,
         f"found += all;\n        {WAIT}",
         "found += all;",

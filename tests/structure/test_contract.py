@@ -128,7 +128,7 @@ def test_a_kernel_is_complete(op):
     assert op in CASES, "a case in toynn/testing/cases"
     assert re.search(r"^ {2,}.* (=|<-|\+=) ", text, re.MULTILINE), "a formula"
     assert re.search(r"\b(Sources?: \S|doi:|arXiv:)", text) or op in (
-        "counted",  # a definition
+        "valid_rows",  # a definition
         "elementwise",  # sums
         "embedding",  # a gather
         "softmax",  # a definition

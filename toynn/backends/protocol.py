@@ -30,10 +30,10 @@ __all__ = [
     "FeedInput",
     "Feeds",
     "Launch",
-    "LiveRows",
     "Place",
     "Prepacking",
     "Program",
+    "RowLimit",
     "UndoLog",
     "aligned",
 ]
@@ -70,10 +70,10 @@ class Place:
 
 
 @dataclass(frozen=True)
-class LiveRows:
-    """Of ``rows`` rows, which a size counts, those that are there: what ``count`` says, less first.
+class RowLimit:
+    """The number of valid rows, known at run time: ``count`` less ``first``, at most ``rows``.
 
-    The kernel is given size / rows times as many; none, if there are none.
+    The kernel is given size / rows times as many; 0, if no row is valid.
     """
 
     count: Place  # of an i32, which is known when the kernel is to run
@@ -83,8 +83,8 @@ class LiveRows:
 
     def sizes(self, sizes: Mapping[str, int], count: int) -> dict[str, int]:
         """Return the sizes that a kernel is given where ``count`` says so many."""
-        live = max(0, min(self.rows, count - self.first))
-        return {**sizes, self.size: sizes[self.size] // self.rows * live}
+        valid = max(0, min(self.rows, count - self.first))
+        return {**sizes, self.size: sizes[self.size] // self.rows * valid}
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Launch:
     accumulate: Accumulate
     flops: int
     nbytes: int
-    live: LiveRows | None = None  # None: all
+    limit: RowLimit | None = None  # None: all
     frozen: frozenset[str] = frozenset()  # of the tensors: weights that no run writes
 
 

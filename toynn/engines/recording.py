@@ -103,7 +103,7 @@ def record_loss(
     labels = target = s.input("labels", shape, dtype, found.count)
     hp, rows = s.input("hp", (7,)), None
     if not dense:
-        rows, target = ops.counted(s, labels, vocab)
+        rows, target = ops.valid_rows(s, labels, vocab)
     x = _through(model, layers, cfg, found, rows)
     logits, loss = model.loss(layers, cfg, engine.options, model.last(layers, cfg, x), target)
     s.set_loss(loss)
@@ -124,7 +124,7 @@ def record_losses(
     long = model.is_long(cfg, engine.t_seq)
     layers = engine.layers(1, given, segments=found.segments, adapted=adapted, long=long)
     labels = s.input("labels", (size,), "i32", found.count)
-    rows, target = ops.counted(s, labels, cfg.vocab)
+    rows, target = ops.valid_rows(s, labels, cfg.vocab)
     x = model.last(layers, cfg, _through(model, layers, cfg, found, rows))
     losses = ops.token_losses(s, model.logits(layers, cfg, engine.options, x), target)
     return replace(found, labels=labels, dropout=control), losses

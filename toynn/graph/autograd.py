@@ -107,7 +107,7 @@ class Backward:
 
     def new(self, tensor: Tensor) -> Tensor:
         """Return an activation to hold a gradient of ``tensor``."""
-        return self.tape.new(f"d_{tensor.name}", tensor.shape, live=tensor.live)
+        return self.tape.new(f"d_{tensor.name}", tensor.shape, valid=tensor.valid)
 
     def contribute(self, tensor: Tensor, gradient: Tensor) -> None:
         """Add ``gradient`` to what flows to ``tensor``."""

@@ -8,9 +8,9 @@ from toynn.backends.protocol import (
     Buffer,
     Feed,
     Launch,
-    LiveRows,
     Place,
     Program,
+    RowLimit,
     UndoLog,
     aligned,
 )
@@ -94,8 +94,8 @@ def _buffers_of(launches: Iterable[Launch], undo_log: UndoLog | None) -> Iterato
     """Yield the name of each buffer that is read or written."""
     for launch in launches:
         yield from (place.buffer for place in launch.tensors.values() if place is not None)
-        if launch.live is not None:
-            yield launch.live.count.buffer
+        if launch.limit is not None:
+            yield launch.limit.count.buffer
     if undo_log is not None:
         yield from (place.buffer for place, _ in undo_log.overwritten)
 
@@ -151,17 +151,17 @@ def _launches(
             node.accumulate,
             node.flops,
             node.nbytes,
-            live_rows(node),
+            valid_rows(node),
             frozenset(name for name, t in node.named.items() if t and t.root.role is Role.CONSTANT),
         )
 
-    def live_rows(node: Node) -> LiveRows | None:
+    def valid_rows(node: Node) -> RowLimit | None:
         leader = node.leader
-        live = leader.live_rows if leader is not None else None
-        if leader is None or live is None:
+        valid = leader.valid_rows if leader is not None else None
+        if leader is None or valid is None:
             return None
-        count = place(live.count)
+        count = place(valid.count)
         assert count is not None
-        return LiveRows(count, node.op.rows.partition(" ")[0], live.first, leader.shape[0])
+        return RowLimit(count, node.op.rows.partition(" ")[0], valid.first, leader.shape[0])
 
     return [launch(node) for node in tape.nodes]

@@ -20,12 +20,12 @@ from toynn.backends.protocol import Accumulate
 from toynn.errors import ConfigError, LifecycleError, ShapeError
 from toynn.graph.reports import Shown
 from toynn.graph.sizes import Solved, solve
-from toynn.graph.tensor import Live, Role, Tensor
+from toynn.graph.tensor import Role, Tensor, ValidRows
 from toynn.numerics import checks, dtypes
 from toynn.numerics.checks import Check
 from toynn.numerics.precision import PRECISIONS
 
-__all__ = ["Live", "Node", "Op", "Role", "Tape", "Tensor"]
+__all__ = ["Node", "Op", "Role", "Tape", "Tensor", "ValidRows"]
 
 _OF_A_TAPE = (Role.ACTIVATION, Role.INPUT)
 
@@ -48,7 +48,7 @@ class Op:
     ``adds``: its one output is the gradient of an activation, and the kernel adds to it when told
     to accumulate. All other outputs to which a kernel adds are gradients of weights.
     ``rows`` names a size and a tensor, "M x": the size grows with the tensor's rows. Where not all
-    of those are live, the kernel is given a smaller size, and what it writes has as many rows.
+    of those are valid, the kernel is given a smaller size, and what it writes has as many rows.
     ``segments`` names a tensor that parts rows into segments: with it ``flops`` is the most that
     it may be, of one segment. Both count all rows that there is room for.
     ``name`` is what its output is called on a tape; "": as the module of the kernel.
@@ -159,16 +159,16 @@ class Node:
 
     @property
     def leader(self) -> Tensor | None:
-        """The tensor whose live rows say how much there is to do; None: all of it."""
+        """The tensor whose valid rows say how much there is to do; None: all of it."""
         name = self.op.rows.partition(" ")[2]
         tensor = self.named[name] if name else None
-        return None if tensor is None or tensor.root.live is None else tensor
+        return None if tensor is None or tensor.root.valid is None else tensor
 
     @property
     def touched(self) -> tuple[Tensor, ...]:
-        """All tensors that there are, and the count of the rows that are live."""
-        live = self.leader.live_rows if self.leader is not None else None
-        return tuple(t for t in self.tensors if t is not None) + ((live.count,) if live else ())
+        """All tensors that there are, and the count of the valid rows."""
+        valid = self.leader.valid_rows if self.leader is not None else None
+        return tuple(t for t in self.tensors if t is not None) + ((valid.count,) if valid else ())
 
     @property
     def nbytes(self) -> int:
@@ -210,7 +210,7 @@ class Tape(Shown):
             if count.shape or count.dtype != "i32" or not tensor.shape:
                 raise ShapeError(f"input {name}: needs rows, and a count () of i32; got {count!r}")
             self.checks.setdefault(count, []).append(checks.count_within(tensor.shape[0]))
-            tensor.live = Live(count)
+            tensor.valid = ValidRows(count)
         self.inputs[name] = tensor
         return tensor
 
@@ -319,22 +319,23 @@ class Tape(Shown):
             raise ConfigError(f"{op.kernel}: {root.name} was recorded on another tape")
 
     def _pass_on_rows(self, node: Node) -> None:
-        """Have what a node writes be as live as what it reads."""
+        """Give what a node writes as many valid rows as what it reads."""
         leader = node.leader
         if leader is None:
             for tensor in node.inputs:
-                if tensor is not None and tensor.root.live is not None and not node.op.rows:
+                if tensor is not None and tensor.root.valid is not None and not node.op.rows:
                     raise ConfigError(
-                        f"recording {node.op.kernel}: it computes all rows, but not all of "
-                        f"{tensor.root.name} are there: {tensor.root.live.count.name} says how many"
+                        f"recording {node.op.kernel}: it computes all rows, but not all "
+                        f"of {tensor.root.name} are valid: {tensor.root.valid.count.name} says how "
+                        "many"
                     )
             return
         for name in node.op.signature.outputs + node.op.signature.saved:
             tensor = node.named[name]
             if tensor is None or tensor.base is not None or name in node.op.weights:
                 continue
-            if tensor.live is None and tensor.shape[:1] == leader.shape[:1]:
-                tensor.live = leader.live_rows
+            if tensor.valid is None and tensor.shape[:1] == leader.shape[:1]:
+                tensor.valid = leader.valid_rows
 
     def supersede(self, nodes: Sequence[Node]) -> bool:
         """Move nodes to segment E, the last of which computes the loss; say whether that was done.
@@ -352,10 +353,10 @@ class Tape(Shown):
         return True
 
     def new(
-        self, name: str, shape: tuple[int, ...], dtype: str = "f32", live: Live | None = None
+        self, name: str, shape: tuple[int, ...], dtype: str = "f32", valid: ValidRows | None = None
     ) -> Tensor:
         """Return a new activation, with a number in its name that tells it from its like."""
-        return Tensor(f"{name}.{len(self.nodes)}", shape, Role.ACTIVATION, dtype, live=live)
+        return Tensor(f"{name}.{len(self.nodes)}", shape, Role.ACTIVATION, dtype, valid=valid)
 
     @property
     def roots(self) -> set[Tensor]:

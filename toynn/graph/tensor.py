@@ -7,7 +7,7 @@ from math import prod
 from toynn.errors import ShapeError
 from toynn.numerics import dtypes
 
-__all__ = ["Live", "Role", "Tensor"]
+__all__ = ["Role", "Tensor", "ValidRows"]
 
 
 class Role(Enum):
@@ -24,10 +24,10 @@ class Role(Enum):
 
 
 @dataclass(frozen=True)
-class Live:
-    """How many rows of a tensor there are in a run: as many as ``count`` says, less ``first``.
+class ValidRows:
+    """How many rows of a tensor are valid in a run: as many as ``count`` says, less ``first``.
 
-    The shape says how many there may be; what lies in the others has no meaning.
+    The shape says how many there may be; the contents of the other rows have no meaning.
     """
 
     count: "Tensor"  # i32 (), known when the first kernel reads the rows
@@ -40,7 +40,7 @@ class Tensor:
 
     ``dtype`` is "f32", "i32" or, for frozen weights, one of ``dtypes.BLOCKS``.
     A tensor with a ``base`` is the part of that tensor which starts ``offset`` elements in.
-    ``live`` says how many of its rows a run computes; None: all.
+    ``valid`` says how many of its rows a run computes; None: all.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Tensor:
     dtype: str = "f32"
     base: "Tensor | None" = None
     offset: int = 0
-    live: Live | None = None
+    valid: ValidRows | None = None
 
     @property
     def size(self) -> int:
@@ -67,12 +67,12 @@ class Tensor:
         return self.base or self
 
     @property
-    def live_rows(self) -> Live | None:
-        """How many rows of this tensor, or of this part of one, there are in a run."""
-        live = self.root.live
-        if live is None or self.base is None or self.shape == self.base.shape:
-            return live
-        return Live(live.count, live.first + self.offset // prod(self.shape[1:]))
+    def valid_rows(self) -> ValidRows | None:
+        """How many rows of this tensor, or of this part of one, are valid in a run."""
+        valid = self.root.valid
+        if valid is None or self.base is None or self.shape == self.base.shape:
+            return valid
+        return ValidRows(valid.count, valid.first + self.offset // prod(self.shape[1:]))
 
     def rows(self, first: int, last: int) -> "Tensor":
         """Return a handle on rows ``first`` to ``last - 1``; on itself, if those are all.

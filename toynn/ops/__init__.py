@@ -36,7 +36,7 @@ from toynn.ops.elementwise import (
 )
 from toynn.ops.experts import Routes, combine, dispatch, experts, route, weigh
 from toynn.ops.linear import embedding, linear
-from toynn.ops.loss import chunk_rows, counted, cross_entropy, linear_cross_entropy
+from toynn.ops.loss import chunk_rows, cross_entropy, linear_cross_entropy, valid_rows
 from toynn.ops.preference import dpo, kto, orpo, token_losses, token_sums
 from toynn.ops.recurrent import decay, delta, gated, queries
 from toynn.ops.rows import class_token, layernorm, rmsnorm, rope, softmax
@@ -58,7 +58,6 @@ __all__ = [
     "chunk_rows",
     "class_token",
     "combine",
-    "counted",
     "cross_entropy",
     "decay",
     "delta",
@@ -93,6 +92,7 @@ __all__ = [
     "swiglu_halves",
     "token_losses",
     "token_sums",
+    "valid_rows",
     "weigh",
 ]
 

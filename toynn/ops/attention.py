@@ -79,7 +79,7 @@ def attention(
     require(window >= 0 and (causal or not window), "attention", "a causal window of keys", q)
     require(sinks is None or sinks.shape == (H,), "attention", f"sinks ({H},)", q, sinks)
     T = N // batch
-    if q.root.live is not None and batch != 1:
+    if q.root.valid is not None and batch != 1:
         raise ConfigError("attention: rows that may be fewer are one sequence, in segments")
     if first is not None:
         fits = causal and cache is None and first.shape == (N,) and first.dtype == "i32"

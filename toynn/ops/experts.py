@@ -5,7 +5,7 @@
     y = combine(s, weigh(s, h, routes), routes)
 
 Between dispatch and combine rows are sorted by expert. Their room is for all that there can be,
-N K; where not all rows of x are live, only the first ones are there.
+N K; where not all rows of x are valid, only the first ones are there.
 """
 
 from dataclasses import dataclass

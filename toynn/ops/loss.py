@@ -7,7 +7,7 @@ from itertools import chain
 
 from toynn.errors import ConfigError
 from toynn.graph.autograd import Backward
-from toynn.graph.tape import Live, Node, Op, Role, Tensor
+from toynn.graph.tape import Node, Op, Role, Tensor, ValidRows
 from toynn.numerics import checks
 from toynn.ops._shape import EXP, Recorder, by_names, flops, matrix, require
 from toynn.ops.elementwise import SOFTCAP, SOFTCAP_BACKWARD, add, softcap
@@ -19,7 +19,7 @@ from toynn.ops.linear import (
     linear,
 )
 
-__all__ = ["chunk_rows", "counted", "cross_entropy", "linear_cross_entropy"]
+__all__ = ["chunk_rows", "cross_entropy", "linear_cross_entropy", "valid_rows"]
 
 #: Logits up to this many bytes come in one chunk; there is too little to save.
 WHOLE = 64 << 20
@@ -45,26 +45,26 @@ def cross_entropy(s: Recorder, logits: Tensor, labels: Tensor) -> Tensor:
     return s.tape.record(op, {"logits": logits, "labels": labels}).output
 
 
-def counted(s: Recorder, labels: Tensor, V: int) -> tuple[Tensor, Tensor]:
-    """Record which rows of labels (N,) of i32 count: return their numbers, and their labels, (N,).
+def valid_rows(s: Recorder, labels: Tensor, V: int) -> tuple[Tensor, Tensor]:
+    """Record which rows of labels (N,) of i32 are valid; return their indices and labels, (N,).
 
-    As many of both are live as there are rows that count. ``V`` is the number of classes. Raises
+    Both have as many valid rows as labels has. ``V`` is the number of classes. Raises
     ConfigError unless labels are an input.
     """
     (N,) = labels.shape
-    require(labels.dtype == "i32", "counted", f"labels ({N},) of i32", labels)
-    _check_labels(s, "counted", labels, V)
+    require(labels.dtype == "i32", "valid_rows", f"labels ({N},) of i32", labels)
+    _check_labels(s, "valid_rows", labels, V)
     count = s.tape.new("count", (), "i32")
-    rows, picked = (s.tape.new(name, (N,), "i32", Live(count)) for name in ("rows", "picked"))
+    rows, picked = (s.tape.new(name, (N,), "i32", ValidRows(count)) for name in ("rows", "picked"))
     written = {"rows": rows, "picked": picked, "count": count}
-    s.tape.record(COUNTED, {**written, "labels": labels})
+    s.tape.record(VALID_ROWS, {**written, "labels": labels})
     return rows, picked
 
 
 def _check_labels(s: Recorder, op: str, labels: Tensor, V: int) -> None:
     """Have labels checked when they are uploaded, which is before any kernel reads them."""
     if labels.role is Role.ACTIVATION and labels.dtype == "i32":
-        return  # picked out of others, by counted()
+        return  # picked out of others, by valid_rows()
     if labels.role is not Role.INPUT:
         raise ConfigError(f"{op}: labels must be an input; got {labels!r}")
     check = checks.dense_labels if labels.dtype == "f32" else checks.labels_below(V)
@@ -112,7 +112,7 @@ def linear_cross_entropy(
     _check_labels(s, "linear_cross_entropy", labels, V)
     chunks = -(-N // (rows or chunk_rows(N, V)))
     count, loss = s.tape.new("rows", ()), s.tape.new("loss", ())
-    losses = s.tape.new("losses", (N,), live=x.live_rows)
+    losses = s.tape.new("losses", (N,), valid=x.valid_rows)
     s.tape.record(COUNT, {"rows": count, "labels": labels}, V=V)
     recorded = []
     for i in range(chunks):
@@ -190,7 +190,7 @@ CROSS_ENTROPY_DENSE_BACKWARD = Op("cross_entropy.backward_dense", flops(EXP + 5,
 CROSS_ENTROPY_DENSE = Op(
     "cross_entropy.forward_dense", flops(EXP + 7, "N", "V"), by_names(CROSS_ENTROPY_DENSE_BACKWARD)
 )
-COUNTED = Op("counted.forward", flops(1, "N"), rows="N labels")
+VALID_ROWS = Op("valid_rows.forward", flops(1, "N"), rows="N labels")
 COUNT = Op("chunked_cross_entropy.count", flops(1, "N"), rows="N labels")
 CHUNK = Op("chunked_cross_entropy.forward", flops(EXP + 3, "N", "V"), rows="N logits")
 CHUNK_BACKWARD = Op("chunked_cross_entropy.backward", flops(EXP + 4, "N", "V"), rows="N logits")

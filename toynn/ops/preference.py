@@ -14,7 +14,7 @@ __all__ = ["dpo", "kto", "orpo", "token_losses", "token_sums"]
 def token_losses(s: Recorder, logits: Tensor, labels: Tensor) -> Tensor:
     """Record -log softmax(logits)[label] of each row (N,); 0 where the label is -100.
 
-    logits (N, V), labels i32 (N,): an input, or what ``counted`` picked. Raises ConfigError for
+    logits (N, V), labels i32 (N,): an input, or what ``valid_rows`` picked. Raises ConfigError for
     labels that are neither.
     """
     N, V = matrix("token_losses", logits)
@@ -22,7 +22,7 @@ def token_losses(s: Recorder, logits: Tensor, labels: Tensor) -> Tensor:
         s.tape.checks.setdefault(labels, []).append(checks.labels_below(V))
     elif labels.role is not Role.ACTIVATION:
         raise ConfigError(f"token_losses: labels must be an input; got {labels!r}")
-    losses = s.tape.new("losses", (N,), live=logits.live_rows)
+    losses = s.tape.new("losses", (N,), valid=logits.valid_rows)
     given = {"losses": losses, "logits": logits, "labels": labels}
     return s.tape.record(TOKEN_LOSSES, given).output
 
@@ -36,7 +36,7 @@ def token_sums(s: Recorder, losses: Tensor, bounds: Tensor) -> Tensor:
     require(fits, "token_sums", "bounds (2 S + 1,), an input of i32", losses, bounds)
     sums = s.tape.record(SUMS, {"losses": losses, "bounds": bounds}).output
     s.tape.checks.setdefault(bounds, []).append(checks.rising_to(losses.size))
-    sums.live = None  # its rows are sequences
+    sums.valid = None  # its rows are sequences
     return sums
 
 

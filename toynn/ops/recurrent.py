@@ -61,7 +61,7 @@ def delta(
     fits = E >= 1 and 2 * K * D + V * E == X and V % K == 0 and D <= MOST and N % batch == 0
     require(fits, "delta", f"x of {K} heads of {D} (at most {MOST}) twice, and {V} more", x, g)
     T = N // batch
-    if x.root.live is not None and batch != 1:
+    if x.root.valid is not None and batch != 1:
         raise ConfigError("delta: rows that may be fewer are one sequence, in segments")
     tensors: dict[str, Tensor | None] = {"x": x, "g": g, "c": c}
     if state is not None and past is not None and count is not None:

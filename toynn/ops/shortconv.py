@@ -33,7 +33,7 @@ def shortconv(
     fits = columns in (C, 3 * C) and N % batch == 0
     require(fits, "shortconv", f"x (B T, {C}) or (B T, {3 * C}), {batch} sequences", x, w)
     T = N // batch
-    if x.root.live is not None and batch != 1:
+    if x.root.valid is not None and batch != 1:
         raise ConfigError("shortconv: rows that may be fewer are one sequence, in segments")
     if ring is None or past is None:
         y = s.tape.record(SHORTCONV, {"x": x, "w": w, "first": first}, B=batch).output

@@ -44,8 +44,8 @@ def _run(node: Node, known: dict[Tensor, Array]) -> None:
         return np.ndarray(layout.shape, whole.dtype, whole, width * tensor.offset, strides)
 
     sizes, leader = node.sizes, node.leader
-    if leader is not None and leader.live_rows is not None:
-        live, name = leader.live_rows, node.op.rows.partition(" ")[0]
-        rows = max(0, min(leader.shape[0], int(known[live.count]) - live.first))
+    if leader is not None and leader.valid_rows is not None:
+        valid, name = leader.valid_rows, node.op.rows.partition(" ")[0]
+        rows = max(0, min(leader.shape[0], int(known[valid.count]) - valid.first))
         sizes = {**sizes, name: sizes[name] // leader.shape[0] * rows}
     KERNELS[node.op.kernel].run(view, sizes, node.options)

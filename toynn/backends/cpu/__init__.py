@@ -22,9 +22,9 @@ from toynn.backends.protocol import (
     Feed,
     FeedInput,
     Launch,
-    LiveRows,
     Place,
     Program,
+    RowLimit,
     UndoLog,
     aligned,
 )
@@ -104,7 +104,7 @@ class CPU(Backend):
 
     def _scratch(self, launch: Launch) -> int:
         sizes = tuple(launch.sizes.items())
-        return _scratch_of(launch.kernel, sizes, self._worth(launch), launch.live)
+        return _scratch_of(launch.kernel, sizes, self._worth(launch), launch.limit)
 
     def prepacked_nbytes(self, launches: Sequence[Launch] = (), prepack: str = "never") -> int:
         """Return the bytes of all prepacked weights, with those that these launches would read."""
@@ -134,7 +134,7 @@ class CPU(Backend):
         for i, launch in enumerate(launches):
             entry = _entry(launch)
             names = entry.signature
-            live = launch.live
+            limit = launch.limit
             program.append(
                 launch.segment,
                 entry.capsule,
@@ -146,9 +146,9 @@ class CPU(Backend):
                 seconds(launch.flops, launch.nbytes),
                 kept.get(i, 0),
             )
-            if live is not None:
-                place, size = address(live.count), names.sizes.index(live.size)
-                program.limit(place, size, live.first, live.rows)
+            if limit is not None:
+                place, size = address(limit.count), names.sizes.index(limit.size)
+                program.limit(place, size, limit.first, limit.rows)
         computing = frozenset(
             launch.segment for launch in launches if launch.accumulate is not Accumulate.NEVER
         )
@@ -184,15 +184,15 @@ class CPU(Backend):
 
 @lru_cache(4096)
 def _scratch_of(
-    kernel: str, sizes: tuple[tuple[str, int], ...], n_threads: int, live: LiveRows | None
+    kernel: str, sizes: tuple[tuple[str, int], ...], n_threads: int, limit: RowLimit | None
 ) -> int:
     """Return the bytes that a kernel needs, for as many rows as there may be, or any fewer."""
     op, _, name = kernel.partition(".")
     entry: Entry = getattr(kernels, op).entries[name]
     each = [dict(sizes)]
-    if live is not None:  # with fewer rows a product may be cut otherwise, and need more
-        counts = range(live.first + 1, live.first + live.rows)
-        each += [live.sizes(each[0], count) for count in counts]
+    if limit is not None:  # with fewer rows a product may be cut otherwise, and need more
+        counts = range(limit.first + 1, limit.first + limit.rows)
+        each += [limit.sizes(each[0], count) for count in counts]
     return max(entry.workspace(these, n_threads) for these in each)
 
 

@@ -27,7 +27,7 @@ cdef struct Step:
     long long calls
     long long spent        # nanoseconds
     double usual           # nanoseconds that a call takes: an estimate, then as it was lately
-    const int* count       # of live rows; NULL: all
+    const int* count       # of valid rows; NULL: all
     Py_ssize_t size        # the slot of the size that counts them
     Py_ssize_t first, rows, per_row  # how many there may be; what the size is for one
 
@@ -91,7 +91,7 @@ cdef class CompiledProgram:
         self._size += 1
 
     def limit(self, size_t count, Py_ssize_t size, Py_ssize_t first, Py_ssize_t rows):
-        """Have the last call compute live rows only: as many as the i32 at ``count``, less first.
+        """Have the last call compute valid rows only: as many as the i32 at ``count``, less first.
 
         Size number ``size`` counts ``rows`` rows, perhaps several times each.
         """
@@ -116,7 +116,7 @@ cdef class CompiledProgram:
 
     cdef void _run(self, const char* wanted, bint accumulate) noexcept nogil:
         cdef Step* step
-        cdef Py_ssize_t i, live = 0
+        cdef Py_ssize_t i, valid = 0
         cdef long long before = nanoseconds(), after
         for i in range(self._size):
             step = &self._steps[i]
@@ -125,14 +125,14 @@ cdef class CompiledProgram:
             step.args.accumulate = accumulate if step.policy == MICRO_BATCH else step.policy
             step.args.n_threads = min(step.max_threads, self._count.size)
             if step.count != NULL:
-                live = max(0, min(step.rows, step.count[0] - step.first))
-                step.args.n[step.size] = live * step.per_row
+                valid = max(0, min(step.rows, step.count[0] - step.first))
+                step.args.n[step.size] = valid * step.per_row
             step.kernel(&step.args)
             after = nanoseconds()
             step.calls += 1
             step.spent += after - before
             if self._count.full > 1 and step.max_threads > 1 and (
-                step.count == NULL or live == step.rows
+                step.count == NULL or valid == step.rows
             ):
                 self._learn(step, after - before)
             before = after

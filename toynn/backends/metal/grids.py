@@ -165,7 +165,7 @@ PASSES: dict[str, Callable[[Sizes], list[Pass]]] = {
         each("class_token_backward_w", s["T"] * s["C"] * max(s["has_dcls"], s["has_dpos"])),
     ],
     "class_token.forward": _each("class_token_forward", "B", "T", "C"),
-    "counted.forward": lambda s: [rows("counted_forward", 1)],
+    "valid_rows.forward": lambda s: [rows("valid_rows_forward", 1)],
     "cross_entropy.backward": _rows("cross_entropy_backward"),
     "cross_entropy.backward_dense": _rows("cross_entropy_backward_dense"),
     "cross_entropy.forward": _one_loss(""),

@@ -1,7 +1,7 @@
 """From launches to dispatches: where each tensor is bound, what the arguments say, which grid.
 
 The arguments of all launches lie in one buffer of the program, each as two structs, one for the
-first micro-batch and one for later ones. Where only some rows are live, which the device itself
+first micro-batch and one for later ones. Where only some rows are valid, which the device itself
 counts, a dispatch in front of the kernel's writes the size that is left into them (program.metal).
 """
 
@@ -69,7 +69,7 @@ def scratch(launches: Sequence[Launch], undo_log: UndoLog | None = None) -> int:
 
 def _own(planned: Sequence[Planned], undo_log: UndoLog | None) -> tuple[int, int]:
     """Return the bytes of arguments, and of intermediate results, which all launches share."""
-    slots = 1 + sum(2 + (one.launch.live is not None) for one in planned)
+    slots = 1 + sum(2 + (one.launch.limit is not None) for one in planned)
     slots += MetalUndoLog.structs(undo_log)
     return SLOT * slots, max((one.scratch for one in planned), default=0)
 
@@ -102,7 +102,7 @@ class MetalProgram:
         self._scratch = device.allocate(intermediate)
         self._next = SLOT  # the first is bound where a tensor is missing
         self.scratch = arguments + intermediate
-        count = sum(len(one.passes) + (one.launch.live is not None) for one in planned)
+        count = sum(len(one.passes) + (one.launch.limit is not None) for one in planned)
         count += MetalUndoLog.structs(undo_log)
         self._dispatches = _bridge.Dispatches(device.bridge, count)
         self._undo_log: MetalUndoLog | None = None
@@ -120,7 +120,7 @@ class MetalProgram:
     def _append(self, one: Planned) -> None:
         launch = one.launch
         first, later = (self._write(data) for data in _structs(one))
-        if launch.live is not None:
+        if launch.limit is not None:
             self._limit(one, first, later)
         places = [launch.tensors[name] for name in one.signature.tensors]
         memories = [self._memory(place.buffer if place else None) for place in places]
@@ -147,15 +147,15 @@ class MetalProgram:
             )
 
     def _limit(self, one: Planned, first: int, later: int) -> None:
-        """Add the dispatch that says how many rows are live."""
-        live = one.launch.live
-        assert live is not None
-        word = offset(one.signature, live.size) // 4
-        per_row = one.launch.sizes[live.size] // live.rows
-        numbers = np.array([word, per_row, live.first, live.rows], np.uint32)
+        """Add the dispatch that says how many rows are valid."""
+        limit = one.launch.limit
+        assert limit is not None
+        word = offset(one.signature, limit.size) // 4
+        per_row = one.launch.sizes[limit.size] // limit.rows
+        numbers = np.array([word, per_row, limit.first, limit.rows], np.uint32)
         at = self._write(numbers.tobytes())
-        arguments, count = self._arguments.memory, self._memory(live.count.buffer)
-        offsets = [first, later, live.count.offset, at]
+        arguments, count = self._arguments.memory, self._memory(limit.count.buffer)
+        offsets = [first, later, limit.count.offset, at]
         self._dispatches.append(
             one.launch.segment,
             self._device.pipeline("program", "program_limit"),

@@ -83,10 +83,10 @@ class ReferenceProgram:
             return None if place is None else self._view(place, layout)
 
         adds = accumulate if launch.accumulate is Accumulate.MICRO_BATCH else launch.accumulate
-        sizes, live = launch.sizes, launch.live
-        if live is not None:
-            count = self._view(live.count, Layout("i32", (), None))
-            sizes = live.sizes(sizes, int(count))
+        sizes, limit = launch.sizes, launch.limit
+        if limit is not None:
+            count = self._view(limit.count, Layout("i32", (), None))
+            sizes = limit.sizes(sizes, int(count))
         KERNELS[launch.kernel].run(view, sizes, launch.options, bool(adds))
 
     def _view(self, place: Place, layout: Layout) -> Array:

@@ -73,8 +73,8 @@ def backward_dense(dloss: Array, logits: Array, labels: Array, rows: Array) -> O
     return {"dlogits": dloss / rows * (labels.sum(axis=1, keepdims=True) * softmax - labels)}
 
 
-@kernel("counted.forward")
-def counted(labels: Array) -> Outputs:
+@kernel("valid_rows.forward")
+def valid_rows(labels: Array) -> Outputs:
     """Find the rows that count, and their labels; behind them row 0, and labels that do not."""
     rows, picked = np.zeros_like(labels), np.full_like(labels, IGNORED)
     found = np.flatnonzero(labels != IGNORED)

@@ -2,18 +2,17 @@
 
 struct Limit { uint word; uint per_row; uint first; uint rows; };
 
-// Of the rows that a size counts those are live that the device has counted: between 0 and rows of
-// them, counted from first on. Writes the size that is left into the arguments of the kernel that
-// runs next, for the first micro-batch and for later ones.
+// The device has counted the valid rows: from first on there are 0 to rows of them. Writes the size of
+// so many rows into the arguments of the kernel that runs next, for the first micro-batch and for later ones.
 kernel void program_limit(device uint*       first [[buffer(0)]],
                           device uint*       later [[buffer(1)]],
                           device const int*  count [[buffer(2)]],
                           constant Limit&    limit [[buffer(3)]])
 {
     const int behind = count[0] - int(limit.first);
-    const uint live = uint(clamp(behind, 0, int(limit.rows)));
-    first[limit.word] = limit.per_row * live;
-    later[limit.word] = limit.per_row * live;
+    const uint valid = uint(clamp(behind, 0, int(limit.rows)));
+    first[limit.word] = limit.per_row * valid;
+    later[limit.word] = limit.per_row * valid;
 }
 
 // An undo log (undo_log.py): n pieces of 16 bytes are copied, a thread each.

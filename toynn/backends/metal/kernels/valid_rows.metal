@@ -5,11 +5,11 @@
 // Behind the first `count`, rows holds 0 and picked -100. One group: it takes GROUP labels at a time, and
 // each thread finds how many before its own count.
 
-kernel void counted_forward(device int*               rows   [[buffer(0)]],
+kernel void valid_rows_forward(device int*               rows   [[buffer(0)]],
                             device int*               picked [[buffer(1)]],
                             device int*               count  [[buffer(2)]],
                             device const int*         labels [[buffer(3)]],
-                            constant CountedForward&  args   [[buffer(4)]],
+                            constant ValidRowsForward&  args   [[buffer(4)]],
                             uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup uint counts[GROUP];

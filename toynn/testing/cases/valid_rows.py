@@ -1,4 +1,4 @@
-"""counted against NumPy's flatnonzero."""
+"""valid_rows against NumPy's flatnonzero."""
 
 import numpy as np
 
@@ -19,7 +19,7 @@ def _calls(rng: np.random.Generator, N: int, share: int) -> list[Call]:
 
 
 CASE = OpCase(
-    op="counted",
+    op="valid_rows",
     shapes=(
         {"N": 100, "share": 40},
         {"N": 33, "share": 100},

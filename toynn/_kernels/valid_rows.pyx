@@ -1,13 +1,13 @@
-"""Which rows count: those whose label is not -100, in order.
+"""The valid rows: those whose label is not -100, in order.
 
-    rows[k] = n of the k-th row that counts     picked[k] = labels[rows[k]]     count = how many
+    rows[k] = n of the k-th valid row     picked[k] = labels[rows[k]]     count = how many
 
 labels, rows and picked are i32 (N,), count is i32 (). Behind the first ``count``, rows holds 0 and
-picked -100. So the head, and all that is done with what it gives, has to look at rows that count
-only. One thread: it takes as long as reading the labels.
+picked -100. So the head and the loss are computed for valid rows only. One thread: it takes as long
+as reading the labels.
 """
 from toynn._kernels.abi cimport kernel_fn
-from toynn._kernels.args.counted cimport Forward
+from toynn._kernels.args.valid_rows cimport Forward
 from toynn._kernels.entry cimport entry
 
 cdef enum:

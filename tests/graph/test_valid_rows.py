@@ -1,4 +1,4 @@
-"""Rows that may be fewer than a tape has room for: as if it had been recorded for so many."""
+"""Fewer valid rows than a tape has room for: as if the tape had been recorded for so many."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import pytest
 from toynn import Session, backends, ops
 from toynn import _kernels as kernels
 from toynn.backends import threads
-from toynn.backends.protocol import Accumulate, Launch, LiveRows, Place
+from toynn.backends.protocol import Accumulate, Launch, Place, RowLimit
 from toynn.errors import ConfigError, LifecycleError, ShapeError
 
 ROOM, C, V = 150, 8, 11
@@ -52,7 +52,7 @@ class Model:
         y = ops.linear(s, y, w(20, C), w(20), "gelu_tanh")
         y = ops.swiglu(s, ops.silu(s, y), ops.gelu(s, y))
         x = ops.add(s, ops.scale(s, x, 0.5), ops.linear(s, y, w(C, 20)))
-        rows, picked = ops.counted(s, labels, V)
+        rows, picked = ops.valid_rows(s, labels, V)
         x = ops.layernorm(s, ops.embedding(s, x, rows), w(C), w(C))
         if chunk:
             loss = ops.linear_cross_entropy(s, x, w(V, C), picked, w(V), chunk)
@@ -113,7 +113,7 @@ def test_fewer_rows_give_the_bits_of_a_tape_for_so_many(n, options):
 
 
 def test_only_live_rows_are_computed():
-    """Kernels are told so: where one row is live, none is read that is not a number."""
+    """Kernels are told so: where one row is valid, no NaN of another is read."""
     model = Model(ROOM)
     one = batch(15)
     expected = [value.tobytes() for value in model.run(one)]
@@ -166,10 +166,10 @@ def test_scratch_memory_serves_any_fewer_rows(entry, shape, precision, monkeypat
     monkeypatch.setattr(threads, "_chosen", 2)
     rows, N, K = shape
     sizes = {"N": N, "K": K, "precision": precision, "activation": 0, "type": 0}
-    live = LiveRows(Place("inputs", 0), "M", 0, rows)
+    valid = RowLimit(Place("inputs", 0), "M", 0, rows)
     flops = 2 * rows * N * K
     launch = Launch(
-        "F", f"matmul.{entry}", {}, {"M": rows, **sizes}, {}, Accumulate.NEVER, flops, 0, live
+        "F", f"matmul.{entry}", {}, {"M": rows, **sizes}, {}, Accumulate.NEVER, flops, 0, valid
     )
     product = getattr(kernels.matmul, entry)
     needed = [product.workspace({"M": m, **sizes}, n_threads=2) for m in range(1, rows + 1)]
