@@ -13,6 +13,7 @@ import ast
 import re
 import sys
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 import toynn
@@ -74,12 +75,13 @@ def imports(path):
                     yield f"toynn.{alias.name}" if alias.name in PACKAGES else "toynn"
             elif (node.module or "").startswith("toynn."):
                 yield node.module
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+        elif isinstance(node, ast.Call) and "import_module" in vars(node.func).values():
             name = getattr(node.args[0], "value", None)
             if isinstance(name, str) and name.split(".")[0] == "toynn":
                 yield name
 
 
+@cache
 def arrows():
     """(package, package that it imports) -> the modules that import, and what."""
     found = defaultdict(list)
