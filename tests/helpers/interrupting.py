@@ -207,7 +207,8 @@ class Course:
             return decoder.read([4]).tobytes()
 
         def saved():
-            state = {"loop": {}, "feed": {}, "identity": {}, "metrics_bytes": 0, "samples_bytes": 0}
+            parts = {"loop": {}, "feed": {}, "identity": {}, "plan": {}}
+            state = {**parts, "metrics_bytes": 0, "samples_bytes": 0}
             checkpoint.save(self.folder, 1, recipe.snapshot(), state)
             found = checkpoint.read(self.folder / "checkpoint-1").snapshot
             return [found.read(name).tobytes() for name in (*found.weights, *found.optimizer)]

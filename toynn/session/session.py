@@ -9,7 +9,7 @@ LifecycleError, which names the call that is missing.
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import isfinite
 from typing import Any, NoReturn, TypeVar
 
@@ -24,15 +24,13 @@ from toynn.errors import (
     ShapeError,
 )
 from toynn.graph.lowering import CompiledTape, compile_tape, lower
-from toynn.graph.reports import Profile
+from toynn.graph.reports import Memory, Profile
 from toynn.graph.storage import Storage
 from toynn.graph.tape import Role, Tape, Tensor
 from toynn.numerics import checks, precision
 from toynn.options import checked_prepack
-from toynn.session.feeding import FeedDoors
-from toynn.session.gradients import GradientDoors
-from toynn.session.memory import MemoryDoors
-from toynn.session.persistent import PersistentDoors
+from toynn.session.feeding import compiled_feed, passes_checks
+from toynn.session.memory import MemoryUse
 from toynn.session.updates import Updates
 from toynn.system.critical import Section, uninterrupted
 
@@ -45,7 +43,7 @@ _REPLACED = f"of a tape that {MOST_RECORDED} newer ones have replaced: record() 
 T = TypeVar("T")
 
 
-class Session(FeedDoors, GradientDoors, MemoryDoors, PersistentDoors):
+class Session:
     """Weights, tapes over them, and the order in which things may happen.
 
     With ``checkpointing`` the activations of each block of a tape (``s.tape.block``) are computed
@@ -84,13 +82,15 @@ class Session(FeedDoors, GradientDoors, MemoryDoors, PersistentDoors):
         if chosen == "auto":
             chosen, _ = self.backend.automatic_precision()
         self.matmul_precision = precision.checked(chosen)
-        self.prepack = checked_prepack(prepack)
         self.tape = Tape()
         self.trained: Tape | None = None  # the tape of the last step, or micro-batch
         self._storage = Storage(self.backend)
         self._updates = Updates(self._storage, checkpointing=checkpointing)
         self._known: set[Tensor] = set()  # uploaded, or computed by a run
         self._compiled: dict[Tape, CompiledTape] = {}
+        self._memory = MemoryUse(
+            self.backend, self._storage, self._compiled, checked_prepack(prepack)
+        )
         self._recorded: OrderedDict[Any, tuple[Tape, Any]] = OrderedDict()  # last used, last
         self._names: set[str] = set()  # of weights
         self._finalized, self._closed, self.changes = False, False, 0  # of weights so far
@@ -151,6 +151,38 @@ class Session(FeedDoors, GradientDoors, MemoryDoors, PersistentDoors):
         """
         self._check_recording(f"input({name!r})")
         return self.tape.input(name, shape, dtype, count)
+
+    @uninterrupted
+    def persistent(self, name: str, shape: Sequence[int]) -> Tensor:
+        """Declare, at any time, what runs of any tape leave to later runs; zeros at first."""
+        dimensions = checks.dimensions(name, shape)
+        self._check_new(name)
+        tensor = self._storage.keep(name, dimensions)
+        self._names.add(name)
+        return tensor
+
+    def release(self, tensors: Iterable[Tensor]) -> None:
+        """Free persistent tensors: their names are free again, ``record``ed tapes of them gone.
+
+        Raises ConfigError for what is no persistent tensor of this session, LifecycleError where
+        the session's own tape uses one, or while another tape is being recorded.
+        """
+        self._check_open()
+        gone = set(tensors)
+        for tensor in gone:
+            if tensor.role is not Role.PERSISTENT or tensor not in self._storage.held:
+                raise ConfigError(f"release: {tensor!r} is no persistent tensor of this session")
+        why = "release() while another tape is being recorded"
+        with Section(self._recording, why), self._exclusively("release()"):
+            if not gone.isdisjoint(self.tape.roots):
+                raise LifecycleError("release() of what the session's own tape uses")
+            for key, (tape, _) in list(self._recorded.items()):
+                if not gone.isdisjoint(tape.roots):
+                    self._drop(self._recorded.pop(key)[0])
+            for tensor in gone:
+                self._storage.release(tensor)
+                self._names.remove(tensor.name)
+            self._known -= gone
 
     def output(self, tensor: Tensor) -> Tensor:
         """Keep an activation until the next run, so that it can be downloaded."""
@@ -235,7 +267,7 @@ class Session(FeedDoors, GradientDoors, MemoryDoors, PersistentDoors):
         self._storage.allocate(Role.GRADIENT, Role.MOMENT)
         storage = self._storage
         lowered = lower(self.tape, storage.places, self.backend)
-        self._decide_prepack(lowered)
+        self._memory.decide_prepack(lowered)
         compiled = compile_tape(lowered, storage.buffers, self.backend)
         for tensor, offset in compiled.offsets.items():
             storage.hold(tensor, compiled.arena, offset)
@@ -294,6 +326,27 @@ class Session(FeedDoors, GradientDoors, MemoryDoors, PersistentDoors):
             self._known.add(tensor)
             self.changes += tensor.role in (Role.PARAMETER, Role.CONSTANT)
 
+    @uninterrupted
+    def feed(self, inputs: Mapping[Tensor, ArrayLike], tape: Tape | None = None) -> None:
+        """Upload several inputs of a realized tape: in one compiled call, where they are as usual.
+
+        Raises what ``upload`` raises.
+        """
+        tape = tape or self.tape
+        feeds, key = self._check_realized("feed()", tape).feeds, tuple(inputs)
+        if key not in feeds:
+            for tensor in key:
+                self._check_held(tensor, "feed")
+            feeds[key] = compiled_feed(self.backend, self._storage, tape, key)
+        feed = feeds[key]
+        if feed is not None:
+            with self._exclusively("feed()"):
+                if passes_checks(tape, inputs) and feed.put(tuple(inputs.values())):
+                    self._known.update(key)
+                    return
+        for tensor, array in inputs.items():
+            self.upload(tensor, array)
+
     def download(self, tensor: Tensor) -> NDArray[Any]:
         """Return a copy of a weight, moment, gradient, input or kept output.
 
@@ -327,16 +380,14 @@ class Session(FeedDoors, GradientDoors, MemoryDoors, PersistentDoors):
     @uninterrupted
     def reset(self, moments: bool) -> None:
         """Zero the gradients, and with ``moments`` those of AdamW too; forget micro-batches."""
-        self._check_realized("reset()", self.tape)
-        with self._exclusively("reset()"):
+        with self._exclusively("reset()", self.tape):
             self._known.update(self._updates.zero_gradients())
         if moments:
             self.reset_moments()
 
     def reset_moments(self) -> None:
         """Zero the moments of AdamW."""
-        self._check_realized("reset_moments()", self.tape)
-        with self._exclusively("reset_moments()"):
+        with self._exclusively("reset_moments()", self.tape):
             self._updates.zero_moments()
 
     def run(self, to: str = "update", *, weight: float = 1.0, tape: Tape | None = None) -> None:
@@ -375,8 +426,12 @@ class Session(FeedDoors, GradientDoors, MemoryDoors, PersistentDoors):
             if self._updates.norm in compiled.written[to] and (why := self._updates.refused()):
                 raise NonFiniteError(f"{why}; weights and moments were left as they were")
 
-    def _exclusively(self, call: str) -> Section:
-        self._check_open()
+    def _exclusively(self, call: str, tape: Tape | None = None) -> Section:
+        """Keep other threads out. Refuse a session that is closed, and a tape that cannot run."""
+        if tape is None:
+            self._check_open()
+        else:
+            self._check_realized(call, tape)
         why = f"{call} while another thread uses this session: wait for it"
         return Section(self._busy, why, self._forget)
 
@@ -388,7 +443,67 @@ class Session(FeedDoors, GradientDoors, MemoryDoors, PersistentDoors):
         self._updates.forget()
         self._known = {tensor for tensor in self._known if tensor.role not in _COMPUTED}
 
+    # -- Gradients of micro-batches ------------------------------------------------------------
+
+    @property
+    def max_grad_norm(self) -> float | None:
+        """The norm to which all gradients together are clipped; None: no clipping.
+
+        Raises ConfigError for a norm that is no finite number above 0.
+        """
+        return self._updates.max_grad_norm
+
+    @max_grad_norm.setter
+    def max_grad_norm(self, norm: float | None) -> None:
+        if norm is not None and not (isfinite(norm) and norm > 0):
+            raise ConfigError(f"max_grad_norm must be None or a finite number above 0; got {norm}")
+        self._updates.max_grad_norm = norm
+
+    @property
+    def grad_norm(self) -> float:
+        """Norm of all gradients in the last update, before clipping."""
+        return float(self.download(self._updates.norm))
+
+    @property
+    def gradient_bytes(self) -> int:
+        """The bytes of all gradients of the parameters, as ``combine`` sees them."""
+        return self._storage.nbytes["gradients"]
+
+    @property
+    def pending(self) -> bool:
+        """Whether gradients of micro-batches wait for an update."""
+        return self._updates.pending > 0
+
+    def waiting(self) -> tuple[float, dict[str, NDArray[np.float32]]]:
+        """Return the weight of micro-batches that wait for an update, and sums of gradients."""
+        with self._exclusively("waiting()", self.tape):
+            return self._updates.pending, self._updates.sums() if self.pending else {}
+
+    def wait(self, weight: float, sums: Mapping[str, NDArray[np.float32]]) -> None:
+        """Go on with what ``waiting`` returned, as if these micro-batches had been run here."""
+        with self._exclusively("wait()", self.tape):
+            self._known.update(self._updates.resume(weight, sums))
+
+    def combine(
+        self, weight: float, change: Callable[[NDArray[np.float32]], object], block: int
+    ) -> None:
+        """Let ``change`` replace the sums of gradients that wait, and ``weight`` their weight.
+
+        It is given all of them as one flat array, in blocks of at most ``block`` elements, in
+        order, and writes into each; where no micro-batch waits they are zeros.
+        """
+        with self._exclusively("combine()", self.tape):
+            self._known.update(self._updates.combine(weight, change, block))
+
     # -- Looking -------------------------------------------------------------------------------
+
+    def memory(self) -> Memory:
+        """Return the bytes that the tapes recorded so far need; valid before any buffer exists."""
+        self._check_open()
+        if self.tape in self._compiled:
+            return self._memory.total()
+        lowered = lower(self.tape, self._storage.places, self.backend)
+        return self._memory.total(lowered, self._memory.prepack_of(lowered))
 
     def profile(self, tape: Tape | None = None) -> Profile:
         """Return the time per op over all runs of a tape so far."""
