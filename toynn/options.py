@@ -447,6 +447,15 @@ class RecipeOptions:
         expected="None or an integer of at least 1",
     )
 
+    def of_session(self) -> dict[str, Any]:
+        """Return the arguments of ``Session`` that say how the recipe is computed."""
+        # Whoever rounds weights to bfloat16 wants products of bfloat16.
+        precision = "medium" if self.weight_dtype == "bf16" else self.precision
+        own = {
+            name: getattr(self, name) for name in ("seed", "n_threads", "checkpointing", "prepack")
+        }
+        return {"matmul_precision": precision, **own}
+
     def __setattr__(self, name: str, value: Any) -> None:
         """Check and set one option."""
         known = {each.name: each.metadata["option"] for each in fields(type(self))}

@@ -5,8 +5,9 @@ import pytest
 from bad_models import FACTORS, GQA, MODELS, REFUSED, build, content
 from shared import STORIES
 
+from toynn import engines
 from toynn.cli import main
-from toynn.engines import ENGINES, GPT2SeqEngine, LlamaConfig, LlamaSeqEngine
+from toynn.engines import GPT2SeqEngine, LlamaConfig, LlamaSeqEngine
 from toynn.errors import ConfigError, GGUFError
 from toynn.formats import gguf
 from toynn.options import RecipeOptions
@@ -186,7 +187,7 @@ def test_info(name, files, capsys):
     assert "2 x 4 tokens" in lines["training all weights"]
     assert lines["training adapters"] == "rank 8, all-linear, 2 x 4 tokens"
     with gguf.open(files[name]) as file:
-        memory = ENGINES[lines["architecture"]].memory_for(file, 4, 2)
+        memory = engines.memory_for(file, 4, 2)[0]
     again = engine.from_gguf(files[name], 4, 2)
     assert memory == again.session.memory()
     assert lines["peak"] == f"{memory.peak / 1000:.1f} kB"

@@ -1,6 +1,7 @@
 """LoRA over a mapped file: against the merged model, trained in full; what it holds and refuses."""
 
 import hashlib
+from dataclasses import replace
 from unittest.mock import Mock
 
 import numpy as np
@@ -375,7 +376,7 @@ def test_checkpointing_changes_memory_and_not_one_bit(bases, arch):
     sizes = [r.engine.session.memory().activations for r in (again, plain)]
     assert sizes[0] < 0.8 * sizes[1]
     opts = toynn.RecipeOptions(t_seq=T, t_batch=2)
-    found = LoRA.memory_for(bases[arch], 4, opts, "all-linear", 0.3, checkpointing=True)
+    found = LoRA.memory_for(bases[arch], 4, replace(opts, checkpointing=True), "all-linear", 0.3)
     assert found == again.engine.session.memory()
 
 

@@ -1,6 +1,7 @@
 """``toynn info PATH``: what a file or folder holds, and the memory that training it would need."""
 
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 from reprlib import repr  # which shortens long arrays
 from typing import Any
@@ -140,8 +141,8 @@ def _adapters(file: Source, opts: RecipeOptions) -> Lines:
     """Return the memory of training adapters over the file, which stays as it is."""
     try:
         plain, again = (
-            LoRA.memory_for(file, RANK, opts, "all-linear", checkpointing=checkpointing).peak
-            for checkpointing in (False, True)
+            LoRA.memory_for(file, RANK, each, "all-linear").peak
+            for each in (opts, replace(opts, checkpointing=True))
         )
     except ToynnError as error:
         return [("training adapters", f"not possible: {error}")]

@@ -1,6 +1,7 @@
 """Engines: what is around any model. Life cycle, training step, decoding, files, adapters."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from toynn.engines import files
@@ -126,15 +127,13 @@ def frozen(
     """Return an engine over the weights of a file as they lie there, with an adapter if given.
 
     For logits and generation: nothing is trained, and no memory taken for that. The file may be
-    closed; it stays mapped as long as the engine lives. Of ``options`` precision and n_threads
-    count. Raises GGUFError, AdapterError.
+    closed; it stays mapped as long as the engine lives. ``options`` say how it is computed; no
+    weights are prepacked. Raises GGUFError, AdapterError.
     """
     engine = engine_for(file)(backend)
     if adapter is not None:
         engine.enable_lora(AdapterOptions.of(adapter), train=False)
-    own = options or RecipeOptions()
-    opts = RecipeOptions(precision=own.precision, n_threads=own.n_threads)
-    engine.realize_for_mmap(file, None, opts)
+    engine.realize_for_mmap(file, None, replace(options or RecipeOptions(), prepack="never"))
     if adapter is not None:
         engine.load_adapter(adapter)
     return engine
@@ -148,4 +147,4 @@ def memory_for(file: Source, t_seq: int | None = None, t_batch: int = 1) -> tupl
     engine = engine_for(file)
     if t_seq is None:
         t_seq = min(512, file.require(f"{file.architecture}.context_length", int))
-    return engine.memory_for(file, t_seq, t_batch), t_seq
+    return engine.declared(file, RecipeOptions(t_seq, t_batch)).step_memory(), t_seq

@@ -186,16 +186,8 @@ class Engine(ABC, Generic[C, R]):
         self._check(cfg, opts)
         self.config, self.options = cfg, replace(opts)
         self.t_batch = opts.t_batch
-        # Whoever rounds weights to bfloat16 wants products of bfloat16.
-        precision = "medium" if opts.weight_dtype == "bf16" else opts.precision
-        self._session = Session(
-            self._backend,
-            opts.seed,
-            opts.n_threads or self._n_threads,
-            precision,
-            checkpointing=opts.checkpointing,
-            prepack=opts.prepack,
-        )
+        own = {"n_threads": self._n_threads} if opts.n_threads is None else {}
+        self._session = Session(self._backend, **opts.of_session() | own)
         weights = self.model.weights(cfg, self.options)
         self._weights.declare(self._session, weights, self._beside())
         self._constants = {

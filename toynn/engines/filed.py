@@ -1,6 +1,6 @@
 """An engine whose weights come from a file, and go into one.
 
-They are read from it, expanded and trained (``from_gguf``, ``from_hf``); or they stay in it, frozen
+They are read from it, expanded and trained (``from_file``); or they stay in it, frozen
 and mapped, with adapters beside them (weights.py, adapters.py). What a file says of its model is
 checked before any memory is taken. files.py writes.
 """
@@ -21,9 +21,8 @@ from toynn.engines.recording import Pass
 from toynn.engines.targets import AdapterOptions
 from toynn.engines.weights import FileWeights
 from toynn.errors import ConfigError, LifecycleError, ShapeError
-from toynn.formats import bases, gguf, hf
+from toynn.formats import bases
 from toynn.formats.adapters import Adapter
-from toynn.graph.reports import Memory
 from toynn.graph.tape import Tensor
 from toynn.models import (
     ARCHITECTURES,
@@ -235,7 +234,7 @@ class FileEngine(Engine[C, Pass], Generic[C]):
     # -- Reading -------------------------------------------------------------------------------
 
     @classmethod
-    def from_gguf(
+    def from_file(
         cls,
         path: StrPath,
         t_seq: int = 0,
@@ -245,74 +244,33 @@ class FileEngine(Engine[C, Pass], Generic[C]):
         options: RecipeOptions | None = None,
         build: bool = True,
     ) -> Self:
-        """Return an engine with a file's weights, quantized ones expanded, ready to train.
+        """Return an engine with the weights of a GGUF file or Hugging Face folder, ready to train.
 
-        ``t_seq`` 0 means the context length that the file names, which may be long. With
-        ``options`` those count, and t_seq and t_batch do not. Without ``build`` there is no
-        training step before ``build_training_step``, and no memory is taken for one: that is all
-        that logits and generation need. ``toynn.engines.frozen`` leaves the weights in the file.
+        Quantized weights are expanded. ``t_seq`` 0 means the context length that the file names,
+        which may be long. With ``options`` those count, and t_seq and t_batch do not. Without
+        ``build`` there is no training step before ``build_training_step``, and no memory is taken
+        for one: that is all that logits and generation need. ``toynn.engines.frozen`` leaves the
+        weights in the file.
         """
-        opts = options or RecipeOptions(t_seq, t_batch)
-        with gguf.open(path, check=True) as file:
-            return cls._read(file, opts, backend, build=build)
-
-    @classmethod
-    def from_hf(
-        cls,
-        path: StrPath,
-        t_seq: int = 0,
-        t_batch: int = 1,
-        backend: str = "cpu",
-        *,
-        options: RecipeOptions | None = None,
-        build: bool = True,
-    ) -> Self:
-        """Return an engine with the weights of a Hugging Face folder, ready to train.
-
-        The folder has config.json and model.safetensors. ``build`` as in from_gguf.
-        """
-        opts = options or RecipeOptions(t_seq, t_batch)
-        with hf.open(path) as model:
-            return cls._read(model, opts, backend, build=build)
-
-    @classmethod
-    def _read(cls, file: Source, opts: RecipeOptions, backend: str, *, build: bool) -> Self:
-        engine = cls._declared(file, opts, backend)
-        engine.session.finalize_weights()
-        for name, tensor in engine.tensors.items():
-            engine.session.upload(tensor, file[name])
-        file.check_unchanged()
-        engine._carried = files.passed_on(file)
+        with bases.open(path, check=True) as file:
+            engine = cls.declared(file, options or RecipeOptions(t_seq, t_batch), backend)
+            engine.session.finalize_weights()
+            for name, tensor in engine.tensors.items():
+                engine.session.upload(tensor, file[name])
+            file.check_unchanged()
+            engine._carried = files.passed_on(file)
         if build:
             engine.build_training_step()
         return engine
 
+    from_gguf = from_hf = from_file
+
     @classmethod
-    def declared_from(
-        cls,
-        path: StrPath,
-        t_seq: int = 0,
-        backend: str = "cpu",
-        *,
-        options: RecipeOptions | None = None,
-    ) -> Self:
-        """Return an engine with the shape of a GGUF file or Hugging Face folder, and no weights.
+    def declared(cls, file: Source, opts: RecipeOptions, backend: str = "cpu") -> Self:
+        """Return an engine with the shape of an open file's model, before it takes any memory.
 
         Whatever is wrong with the file and needs no look at its weights is an error here already.
         """
-        with bases.open(path, check=True) as file:
-            return cls._declared(file, options or RecipeOptions(t_seq), backend)
-
-    @classmethod
-    def memory_for(
-        cls, file: Source, t_seq: int = 0, t_batch: int = 1, backend: str = "cpu"
-    ) -> Memory:
-        """Return the memory that training a file's model would need; none of it is taken."""
-        return cls._declared(file, RecipeOptions(t_seq, t_batch), backend).step_memory()
-
-    @classmethod
-    def _declared(cls, file: Source, opts: RecipeOptions, backend: str) -> Self:
-        """Return an engine for a file's model, before it takes any memory."""
         cfg, options = files.config_of(file, cls.architectures, cls.__name__)
         engine = cls(backend)
         try:

@@ -29,7 +29,7 @@ C = TypeVar("C", bound=SequenceConfig)
 class SequenceEngine(FileEngine[C], Generic[C]):
     """An engine that reads B sequences of T tokens, laid flat (B T,).
 
-    Its weights are drawn (``realize_for_random_init``) or read (``from_gguf``, ``from_hf``), and
+    Its weights are drawn (``realize_for_random_init``) or read (``from_file``), and
     all trained; or they stay in their file, frozen: ``enable_lora``, ``realize_for_mmap``,
     ``init_adapters`` or ``load_weights``, ``build_training_step``.
 

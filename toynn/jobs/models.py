@@ -171,7 +171,7 @@ class ModelJob(TextJob):
     def _declared(self, options: RecipeOptions) -> Any:
         """Return an engine of the shape that --init-from names, without weights."""
         path, tokens = self.start_from.init_from, self.tokenizer.vocab_size
-        declared = type(self).make(self.run.backend).declared_from(path, options=options)
+        declared = type(self).make(self.run.backend).declared_from(path, options)
         if declared.vocab != tokens:
             raise ConfigError(
                 f"--init-from {path}: the model has {declared.vocab} tokens, the tokenizer "

@@ -8,6 +8,8 @@ from numpy.typing import ArrayLike
 
 from toynn.data.batch import Batch
 from toynn.engines import SequenceEngine
+from toynn.formats import bases
+from toynn.models import Source
 from toynn.options import RecipeOptions
 from toynn.recipes._recipe import Recipe
 
@@ -67,17 +69,16 @@ class FullRecipe(SequenceRecipe[E]):
         The model's shape is the file's. ``t_seq`` 0 means the context length that it names. With
         ``options`` those count, and t_seq and t_batch do not.
         """
-        kind = self._reader(path)
         self._check_new("realize_from")
-        read = kind.from_hf if Path(path).is_dir() else kind.from_gguf
-        self.engine = read(path, t_seq, t_batch, self.engine.backend, options=options)
+        with bases.open(path, check=False) as file:
+            kind = self._kind_for(file)
+        self.engine = kind.from_file(path, t_seq, t_batch, self.engine.backend, options=options)
 
-    def declared_from(
-        self, path: str | PathLike[str], t_seq: int = 0, *, options: RecipeOptions | None = None
-    ) -> SequenceEngine[Any]:
+    def declared_from(self, path: str | PathLike[str], options: RecipeOptions) -> E:
         """Return an engine as ``realize_from`` makes it, without its weights."""
-        return self._reader(path).declared_from(path, t_seq, self.engine.backend, options=options)
+        with bases.open(path, check=True) as file:
+            return self._kind_for(file).declared(file, options, self.engine.backend)
 
-    def _reader(self, path: str | PathLike[str]) -> type[E]:
-        """Return the engine that a model is read by."""
+    def _kind_for(self, file: Source) -> type[E]:
+        """Return the engine that a file's model is read by."""
         return type(self.engine)

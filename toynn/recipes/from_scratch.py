@@ -1,10 +1,9 @@
 """A Llama-like model from random weights."""
 
-from os import PathLike
 from typing import Any
 
 from toynn.engines import ENGINES, LlamaSeqEngine, SequenceEngine
-from toynn.formats import bases
+from toynn.models import Source
 from toynn.optim import AdamW
 from toynn.recipes._sequence import FullRecipe
 
@@ -18,10 +17,8 @@ class FromScratch(FullRecipe[SequenceEngine[Any]]):
     """
 
     optimizer = AdamW.for_from_scratch
-
     _kind = LlamaSeqEngine
 
-    def _reader(self, path: str | PathLike[str]) -> type[SequenceEngine[Any]]:
-        with bases.open(path, check=False) as file:
-            kind = ENGINES.get(file.architecture)
+    def _kind_for(self, file: Source) -> type[SequenceEngine[Any]]:
+        kind = ENGINES.get(file.architecture)
         return SequenceEngine if kind is SequenceEngine else LlamaSeqEngine

@@ -68,9 +68,10 @@ class LoRA(SequenceRecipe[SequenceEngine[Any]]):
         options = rank
         if not isinstance(options, AdapterOptions):
             options = AdapterOptions(options, alpha, targets, dropout, use_rslora, **more)
+        opts = replace(opts, checkpointing=checkpointing or opts.checkpointing)
         with self._over("realize", gguf) as (engine, file):
             engine.enable_lora(options)
-            engine.realize_for_mmap(file, cfg, _with(opts, checkpointing))
+            engine.realize_for_mmap(file, cfg, opts)
             engine.init_adapters(options.init, opts.seed, opts.init_scale)
             engine.build_training_step()
 
@@ -80,7 +81,6 @@ class LoRA(SequenceRecipe[SequenceEngine[Any]]):
         adapter: StrPath | Adapter,
         opts: RecipeOptions,
         dropout: float = 0.0,
-        checkpointing: bool = False,
         loraplus_lr_ratio: float = 1.0,
     ) -> None:
         """Map a file's weights, go on with an adapter of it, compile the step.
@@ -91,7 +91,7 @@ class LoRA(SequenceRecipe[SequenceEngine[Any]]):
         with self._over("realize_from_adapter", gguf) as (engine, file):
             found = _read(adapter, file)
             engine.enable_lora(AdapterOptions.of(found, dropout, loraplus_lr_ratio))
-            engine.realize_for_mmap(file, None, _with(opts, checkpointing))
+            engine.realize_for_mmap(file, None, opts)
             engine.load_adapter(found)
             engine.build_training_step()
 
@@ -185,7 +185,6 @@ class LoRA(SequenceRecipe[SequenceEngine[Any]]):
         opts: RecipeOptions,
         targets: Sequence[str] | str = ("q",),
         dropout: float = 0.0,
-        checkpointing: bool = False,
         **more: Any,
     ) -> Memory:
         """Return the memory that training such adapters would need, the mapped file left out.
@@ -196,12 +195,8 @@ class LoRA(SequenceRecipe[SequenceEngine[Any]]):
         with _opened(gguf, check=False) as file:
             engine = engine_for(file)()
             engine.enable_lora(options)
-            engine.declare_for_mmap(file, None, _with(opts, checkpointing))
+            engine.declare_for_mmap(file, None, opts)
             return engine.step_memory()
-
-
-def _with(opts: RecipeOptions, checkpointing: bool) -> RecipeOptions:
-    return replace(opts, checkpointing=checkpointing or opts.checkpointing)
 
 
 def _read(adapter: StrPath | Adapter, base: Source) -> Adapter:

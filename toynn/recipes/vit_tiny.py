@@ -22,7 +22,7 @@ class VitTiny(Recipe[ViTEngine]):
     def realize(self, cfg: ViTConfig, opts: RecipeOptions) -> None:
         """Draw the weights and compile the step.
 
-        Consumes seed, init_scale, t_batch, checkpointing and decay.
+        Consumes all options that are not of text.
 
         t_batch is the number of pictures planned for; steps can have any other.
         """
@@ -36,9 +36,9 @@ class VitTiny(Recipe[ViTEngine]):
     ) -> None:
         """Start from a safetensors file, toynn's or timm's; compile the step.
 
-        Consumes t_batch, checkpointing and decay, and the seed where another number of classes, or
-        names that are not the file's, need a new head. ``told`` is as ViTEngine.load has it:
-        classes, image, n_heads, act, norm_eps, class_names.
+        Consumes what ``realize`` does, but init_scale; and the seed where another number of
+        classes, or names that are not the file's, need a new head. ``told`` is as ViTEngine.load
+        has it: classes, image, n_heads, act, norm_eps, class_names.
         """
         self._check_new("realize_from")
         self.engine = ViTEngine.load(path, opts, **told, backend=self.engine.backend)
