@@ -372,7 +372,7 @@ class RecipeOptions:
         expected="an integer of at least 1",
     )
     weight_dtype: str | int = option(
-        "what weights are rounded to before a product (default {default}: they are not)",
+        "round weights to this type before a product (default {default})",
         "f32",
         group="weights",
         choices=list(WEIGHT_DTYPES.values()),
@@ -383,10 +383,10 @@ class RecipeOptions:
         "give the model an output matrix of its own", False, group="weights", source="own"
     )
     qkv_bias: bool = option(
-        "give the projections to q, k and v biases", False, group="weights", source="own"
+        "add biases to the q, k and v projections", False, group="weights", source="own"
     )
     seed: int = option(
-        "of all that is random (default {default:g})",
+        "seed of all random numbers (default {default:g})",
         0,
         group="optimization",
         read=whole(0),
@@ -394,7 +394,7 @@ class RecipeOptions:
         expected="an integer",
     )
     init_scale: float = option(
-        "factor of the standard deviation of the blocks' matrices (default {default:g})",
+        "scale of the initial block matrices (default {default:g})",
         1.0,
         group="weights",
         read=real(0),
@@ -403,7 +403,7 @@ class RecipeOptions:
         expected="a finite number of at least 0",
     )
     checkpointing: bool = option(
-        "compute activations again in the backward pass: less memory, the same results, slower",
+        "recompute activations in the backward pass: less memory, slower",
         False,
         compared=False,
         memory="{flag}",
@@ -411,15 +411,14 @@ class RecipeOptions:
     )
     packed: bool = option("", False)
     decay: str = option(
-        "what --weight-decay is for: all weights, or matrices and no gains, biases and other "
-        "vectors (default {default})",
+        "apply --weight-decay to all weights or to matrices only (default {default})",
         "all",
         group="optimization",
         choices=DECAYS,
     )
     prepack: str = option(
-        "prepack the base's matrices into GEMM panels: always, never, or auto, if steps have few "
-        "tokens and memory allows; 8 bytes a weight, 4 in bfloat16 (default {default})",
+        "prepack base weights into GEMM panels; auto: if that saves time and fits (default "
+        "{default})",
         "never",
         given="auto",
         choices=PREPACK,
@@ -428,8 +427,8 @@ class RecipeOptions:
         heavy="always",
     )
     precision: str | None = option(
-        "of matrix products; auto is medium where --backend is known to multiply bfloat16 "
-        "faster than float32 on this machine, else highest (default {default})",
+        "precision of matrix products; auto: medium if bfloat16 is faster here, else highest "
+        "(default {default})",
         None,
         given="highest",
         choices=tuple(_PRECISIONS),
@@ -438,7 +437,7 @@ class RecipeOptions:
         expected=f"None or one of {', '.join(_PRECISIONS)}",
     )
     n_threads: int | None = option(
-        "use at most so many threads (default: one per core)",
+        "use at most N threads (default: one per core)",
         None,
         name="threads",
         read=whole(1, 1024),

@@ -1,6 +1,7 @@
 """What the pages say of the source is there: links, names beside links, examples that run."""
 
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -61,6 +62,11 @@ def test_names_beside_links_are_defined_there(page):
         kind = r"(?:def|class|enum|struct|inline|cdef|cpdef|#define)\b[^\n=]*?"
         defined = rf"^\s*(?:{kind}\b{name}\b|{name}\s*[:=])"
         assert re.search(defined, file.read_text(), re.MULTILINE), f"{file.name} has no {name}"
+
+
+def test_the_reference_of_flags_is_made_anew_where_options_change():
+    page = runpy.run_path(str(ROOT / "docs" / "flags.py"))["page"]()
+    assert (ROOT / "docs" / "flags.md").read_text() == page, "python docs/flags.py writes it"
 
 
 def python_blocks(page):

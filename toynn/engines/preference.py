@@ -56,30 +56,29 @@ class PreferenceOptions:
     GROUP: ClassVar[str] = "preferences"
 
     loss: Kind = option(
-        "sft learns what is in the data; dpo, orpo: the chosen rather than the rejected of lines "
-        "with prompt, chosen, rejected; kto: of lines with prompt, completion, label, what is "
-        "labelled true (default {default})",
+        "supervised (sft), or a preference loss: dpo, orpo of pairs, kto of labelled completions "
+        "(default {default})",
         "dpo",
         given="sft",
         choices=("sft", *KINDS),
     )
     beta: float = option(
-        "how much preferences count (default {default:g})",
+        "strength of the preference term (default {default:g})",
         0.1,
         read=real(0, above=True),
     )
     label_smoothing: float = option(
-        "of dpo: the share of pairs that are the wrong way round (default {default:g})",
+        "dpo: probability that a pair is labelled the wrong way round (default {default:g})",
         0.0,
         read=real(0, 0.49),
     )
     desirable_weight: float = option(
-        "of kto: the weight of completions labelled true (default {default:g})",
+        "kto: weight of completions labelled true (default {default:g})",
         1.0,
         read=real(0, above=True),
     )
     undesirable_weight: float = option(
-        "of kto: the weight of the others (default {default:g})",
+        "kto: weight of completions labelled false (default {default:g})",
         1.0,
         read=real(0, above=True),
     )

@@ -95,15 +95,15 @@ class AdapterOptions:
         memory="smaller",
     )
     alpha: float | None = option(
-        "they are scaled by alpha / rank (default {default:g})",
+        "scale the adapters by alpha / rank (default {default:g})",
         None,
         given=16.0,
         read=real(0, above=True),
         source="own",
     )
     targets: Sequence[str] | str = option(
-        "which matrices get one, separated by commas: q, k, v, o, gate, up, down, embed, head, "
-        "attention, all-linear, or names as in GGUF or PEFT (default {default})",
+        "adapted matrices, comma-separated: q, k, v, o, gate, up, down, embed, head, experts, "
+        "attention, all-linear, or GGUF or PEFT names (default {default})",
         ("q",),
         given="attention",
         metavar="NAMES",
@@ -111,29 +111,28 @@ class AdapterOptions:
         source="own",
     )
     dropout: float = option(
-        "zero so much of what an adapter sees while it is trained (default {default:g})",
+        "dropout probability of adapter inputs (default {default:g})",
         0.0,
         read=real(0, 0.99),
     )
     use_rslora: bool = option(
-        "scale by alpha / sqrt(rank) instead", False, name="rslora", source="own"
+        "scale by alpha / sqrt(rank) instead (rsLoRA)", False, name="rslora", source="own"
     )
     ranks: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     loraplus_lr_ratio: float = option(
-        "learning rate of B in terms of A's; LoRA+ has 16 (default {default:g})",
+        "learning rate of B divided by A's; LoRA+ has 16 (default {default:g})",
         1.0,
         read=real(0, above=True),
     )
     use_dora: bool = option(
-        "train magnitudes of the outputs too; PEFT loads such adapters, llama.cpp does not",
+        "train magnitudes too (DoRA); PEFT loads such adapters, llama.cpp does not",
         False,
         name="dora",
         source="own",
     )
     init: str = option(
-        "what A starts from: peft, a uniform distribution as PEFT's (the default), or normal; or A "
-        "and B from the principal part of each matrix: pissa, or quicker, by N passes, "
-        "pissa_niter_N; the adapter is written with twice the rank",
+        "initial weights: peft (uniform, as PEFT), normal, pissa, or pissa_niter_N, which is "
+        "faster (default {default})",
         "normal",
         given="peft",
         read=_init,

@@ -24,7 +24,6 @@ from toynn.jobs.options import of_run
 from toynn.jobs.paths import model_file, text_model
 from toynn.jobs.text import METRICS, TextJob, TextOptions
 from toynn.jobs.weighted import STRICT
-from toynn.models import ARCHITECTURES
 from toynn.options import RecipeOptions, option
 from toynn.recipes import LoRA, Preference
 from toynn.system.printing import fact, harmless
@@ -45,7 +44,7 @@ class BaseOptions:
     GROUP: ClassVar[str] = "model and data"
 
     model: str = option(
-        f"a .gguf file, or a folder in Hugging Face's format: {', '.join(ARCHITECTURES)}",
+        "base model: a GGUF file or Hugging Face folder",
         also="-m",
         read=model_file,
         metavar="PATH",
@@ -53,14 +52,14 @@ class BaseOptions:
         hashed=True,
     )
     adapter: str | None = option(
-        "go on with an adapter: a .gguf file, or a folder in PEFT's format",
+        "continue training an adapter: a .gguf file or PEFT folder",
         None,
         group="adapter",
         metavar="PATH",
         once="a run goes on with one (`toynn export` adds them up)",
         hashed=True,
     )
-    strict: bool = option(f"with --adapter: {STRICT}", False, group="adapter", compared=False)
+    strict: bool = option(STRICT, False, group="adapter", compared=False)
 
 
 class LoRAJob(TextJob):
@@ -79,7 +78,7 @@ class LoRAJob(TextJob):
         without=("weights", "decay"),
         words={
             "without_data": "",
-            "of_seq": "tokens of a row, and the most of an example; or those of a window of text",
+            "of_seq": "tokens per row: the longest example, or a window of text",
             "written": text.SAMPLE_ON_THE_WAY,
         },
         data={"required": True},

@@ -20,7 +20,7 @@ from toynn.formats.tokenizer.folder import has_tokenizer
 from toynn.jobs.options import ShapeOptions, of_run
 from toynn.jobs.paths import model_file, text_model
 from toynn.jobs.text import METRICS, SAMPLE_ON_THE_WAY, TextJob, TextOptions
-from toynn.models import ARCHITECTURES, architecture
+from toynn.models import architecture
 from toynn.options import Option, RecipeOptions, option, whole
 from toynn.recipes import GPT2, FromScratch, WarmStart
 from toynn.system.printing import fact
@@ -38,7 +38,7 @@ class StartOptions:
     GROUP: ClassVar[str] = "model and data"
 
     tokenizer: str | None = option(
-        "a GGUF file or a Hugging Face folder whose tokenizer is used (default: bytes, or that of "
+        "use the tokenizer of a GGUF file or Hugging Face folder (default: bytes, or that of "
         "--init-from)",
         None,
         read=model_file,
@@ -46,7 +46,7 @@ class StartOptions:
         hashed=True,
     )
     init_from: str | None = option(
-        "start from the weights of a GGUF file, or of a folder in Hugging Face's format",
+        "start from the weights of a GGUF file or Hugging Face folder",
         None,
         read=model_file,
         metavar="PATH",
@@ -61,19 +61,19 @@ class LlamaOptions:
     GROUP: ClassVar[str] = "model and data"
 
     arch: str = option(
-        "architecture of the model (default {default})",
+        "model architecture (default {default})",
         LlamaConfig.arch,
         choices=LlamaSeqEngine.architectures,
         source="own",
     )
     kv_heads: int | None = option(
-        "heads of k and v; they must divide the heads (default: as many)",
+        "number of key and value heads; must divide --heads (default: --heads)",
         None,
         read=whole(1),
         source="own",
     )
     d_ff: int | None = option(
-        "width of the feed-forward layers (default: 8/3 of the model's, in steps of 32)",
+        "width of the feed-forward layers (default: 8/3 of --d-model, a multiple of 32)",
         None,
         read=whole(1),
         source="own",
@@ -87,15 +87,15 @@ class DonorOptions:
     GROUP: ClassVar[str] = "model and data"
 
     donor: str = option(
-        f"a GGUF file ({', '.join(ARCHITECTURES)}) whose embeddings the model sees",
+        "GGUF file whose token embeddings the model starts from",
         read=model_file,
         metavar="FILE",
         required=True,
         hashed=True,
     )
     init: str = option(
-        "donor: its table behind a random lens (the default); pca: behind the lens that keeps "
-        "most of the table; scratch: a random table as wide as the donor's, to compare with",
+        "donor embeddings behind a random projection or a PCA of them, or random ones (scratch) "
+        "(default {default})",
         "donor",
         choices=("scratch", "donor", "pca"),
     )
@@ -104,8 +104,8 @@ class DonorOptions:
 def _options(recipe: str, *kinds: type[Any], **more: Any) -> tuple[Option, ...]:
     """Return the options of a model of text; ``more`` is as of_run takes it."""
     words = {
-        "without_data": "; without it, the language reference that ships with Python",
-        "of_seq": "tokens per window, and the context of a new model",
+        "without_data": " (default: the language reference that ships with Python)",
+        "of_seq": "tokens per window, and context of a new model",
         "written": SAMPLE_ON_THE_WAY,
     }
     kinds = (TextOptions, StartOptions, *kinds, ShapeOptions)

@@ -13,6 +13,7 @@ from toynn.train.options import SAVING, LoopOptions
 
 __all__ = [
     "BACKEND",
+    "MOST_USED",
     "THREADS",
     "RunOptions",
     "ShapeOptions",
@@ -23,6 +24,12 @@ __all__ = [
 ]
 
 REPORTS, NO_REPORT = ("html", "tensorboard"), "none"
+#: The heading of the flags that everybody uses first: the first SIX of these that a recipe has.
+MOST_USED, SIX = "most used", 6
+FIRST = ("model", "donor", "data", "out", "steps", "batch", "lr", "seq", "seed")
+#: Headings of --help in their order, and those of groups that stand under another one.
+HEADINGS = (MOST_USED, "model and data", "adapter", "optimization", SAVING, "machine")
+WITHIN = {"weights": "model and data", "preferences": "optimization"}
 
 
 @dataclass
@@ -32,21 +39,21 @@ class RunOptions:
     GROUP: ClassVar[str] = SAVING
 
     epochs: float | None = option(
-        "passes through the data in place of so many steps; the last update takes what is left",
+        "train for N passes through the data instead of --steps",
         None,
         group="optimization",
         read=real(0, above=True),
         compared=False,
     )
     save_total_limit: int = option(
-        "keep so many of the newest checkpoints; 0: all (default {default:g})",
+        "keep the N newest checkpoints; 0 keeps all (default {default:g})",
         2,
         read=whole(0),
         compared=False,
     )
     report: str = option(
-        "what is written of the run beside metrics.jsonl, separated by commas: html, a page "
-        "report.html; tensorboard, event files in tensorboard/; or none (default {default})",
+        "reports beside metrics.jsonl, comma-separated: html, tensorboard, or none (default "
+        "{default})",
         "html",
         read=names_of(REPORTS, NO_REPORT),
         metavar="NAMES",
@@ -54,34 +61,30 @@ class RunOptions:
         compared=False,
     )
     out: str | None = option(
-        "a new folder for the run (default runs/{recipe}-<date>-<time>)",
+        "new folder for the run (default runs/{recipe}-<date>-<time>)",
         None,
         metavar="DIR",
         kept=False,
     )
     config: str | None = option(
-        "a TOML file with flags, such as a run's config.toml; those that are typed go before "
-        "it, and the recipe need not be",
+        "read flags from a TOML file, such as a run's config.toml; typed flags take precedence",
         None,
         metavar="FILE",
         kept=False,
     )
     resume: str | None = option(
-        "go on with the run in a folder, from its newest checkpoint, or from the one named; "
-        "flags and recipe are those of its config.toml; more --steps or --epochs extend it",
+        "continue a run, or one of its checkpoints, in DIR; more --steps or --epochs extend it",
         None,
         metavar="DIR",
         kept=False,
     )
     force_resume: bool = option(
-        "go on although configuration, data, base, ISA level, backend or precision are not what "
-        "they were",
+        "resume although configuration, data, base, ISA level, backend or precision differ",
         False,
         kept=False,
     )
     backend: str = option(
-        "where to compute: cpu, metal (a Mac's GPU), or reference, in float64 and slowly (default "
-        "{default})",
+        "compute on cpu, metal (a Mac's GPU) or reference (float64, slow) (default {default})",
         "cpu",
         group="machine",
         metavar="NAME",
@@ -89,9 +92,7 @@ class RunOptions:
         compared=False,  # but the backend's name
     )
     allreduce: str = option(
-        "how the gradients of several processes (mpiexec -n 4 toynn train ...) are added: in "
-        "the order of the ranks, with the same bits on every run, or as MPI likes "
-        "(default {default})",
+        "add the gradients of MPI ranks in rank order, reproducibly, or fast (default {default})",
         "ordered",
         group="machine",
         choices=ORDERS,
@@ -113,10 +114,10 @@ class ShapeOptions:
         "width of the model (default {default})", 128, read=whole(1), source="own", memory="smaller"
     )
     layers: int = option(
-        "transformer blocks (default {default})", 4, read=whole(1, 1000), source="own"
+        "number of transformer blocks (default {default})", 4, read=whole(1, 1000), source="own"
     )
     heads: int = option(
-        "attention heads; they must divide the width (default {default})",
+        "number of attention heads; must divide --d-model (default {default})",
         4,
         read=whole(1),
         source="own",
@@ -147,8 +148,7 @@ def of_run(
     ``without`` names options, or groups of them, that the recipe has not; ``words`` are more of
     those that stand in help.
     """
-    of_first = "; kl of several sources is on the first alone" if "kl" in metrics else ""
-    said = {"recipe": recipe, "items": items, "metrics": ", ".join(metrics) + of_first, **words}
+    said = {"recipe": recipe, "items": items, "metrics": ", ".join(metrics), **words}
     own = {"metric": {"read": names_of(metrics), "words": metrics}} | own
     kinds += (RecipeOptions, LoopOptions, Schedule, AdamW, RunOptions)
     found = []
@@ -160,7 +160,20 @@ def of_run(
             )
             help_ = changed.help.format(default=changed.default, **said)
             found.append(replace(changed, help=help_))
-    return tuple(found)
+    return _arranged(found)
+
+
+def _arranged(options: Sequence[Option]) -> tuple[Option, ...]:
+    """Return options in the order of the headings that they stand under."""
+    known = {each.name: each for each in options}
+    first = [known.pop(name) for name in FIRST if name in known][:SIX]
+    found = [replace(each, group=MOST_USED) for each in first]
+    found += (
+        replace(each, group=WITHIN.get(each.group, each.group))
+        for each in options
+        if each not in first
+    )
+    return tuple(sorted(found, key=lambda each: HEADINGS.index(each.group)))
 
 
 def completed(

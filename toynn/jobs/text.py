@@ -76,12 +76,8 @@ class TextOptions:
     GROUP: ClassVar[str] = "model and data"
 
     data: str | tuple[str, ...] | None = option(
-        "a text in UTF-8; or lines of JSON (.jsonl), each with text, with prompt and completion, "
-        "or with messages; or a table, or a folder of texts (docs/data.md); or a folder with "
-        "train.jsonl and, if you like, valid.jsonl and test.jsonl; or tokens, as nanoGPT and llm.c "
-        "write them: a .bin file, or a folder with train.bin and val.bin, or with shards of them. "
-        "Several are mixed, each with its share of the rows: a.jsonl:0.7 b.parquet:0.3; without "
-        "weights, as much as it has{without_data}",
+        "text, .jsonl, table, tokens (.bin), or a folder of them; several are mixed by weight"
+        "{without_data}",
         None,
         metavar="PATH[:WEIGHT]",
         several=sources,
@@ -95,41 +91,40 @@ class TextOptions:
         memory="smaller",
     )
     no_mask_prompt: bool = option(
-        "learn prompts and what users say, too; by default only completions and answers are",
+        "train on prompts and user messages too, not only on completions",
         False,
     )
     no_packing: bool = option(
-        "one example a row; by default as many as fit share one, and do not see each other",
+        "put one example in a row instead of packing as many as fit",
         False,
     )
     columns: str | None = option(
-        "names of fields with those that the data have for them: prompt=question,completion=answer",
+        "map field names to columns of the data: prompt=question,completion=answer",
         None,
         read=column_names,
         metavar="NEW=OLD,...",
     )
     truncation_mode: str = option(
-        "what is kept of an example longer than --seq: its beginning or its end "
-        "(default {default})",
+        "keep the start or the end of examples longer than --seq (default {default})",
         "keep_start",
         choices=("keep_start", "keep_end"),
     )
     document_separator: str | None = option(
-        "what stands between the documents of a text (\\n and \\t are read): then no window "
-        "looks from one document into another; by default a text is one document",
+        "split a text into documents at TEXT (\\n and \\t are read); no window crosses them "
+        "(default: one document)",
         None,
         read=separator,
         metavar="TEXT",
     )
     cache: str | None = option(
-        "a folder for tokens: what a text became is mapped, not made again, and takes no memory "
-        f"(default: {TOKENS}, beside the run's folder, for data of {CACHED // 10**6} MB and more)",
+        "folder for memory-mapped tokens, which later runs read "
+        f"(default: {TOKENS} beside the run's folder, for data of {CACHED // 10**6} MB and more)",
         None,
         metavar="DIR",
         compared=False,
     )
     questions: str | None = option(
-        "lines of JSON with question, choices, answer, which each evaluation asks: accuracy",
+        "multiple-choice questions (.jsonl) whose accuracy each evaluation reports",
         None,
         group=SAVING,
         metavar="FILE",

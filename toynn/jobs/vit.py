@@ -46,30 +46,29 @@ class PictureOptions:
     GROUP: ClassVar[str] = "model and data"
 
     data: str | None = option(
-        "a folder with one folder of pictures per class, or with train and valid folders of such; "
-        "or a .npz file of images and labels; or a folder of MNIST's or CIFAR-10's binary files; "
-        "without it, the handwritten digits of scikit-learn",
+        "folder of class folders, .npz file, or folder of MNIST or CIFAR-10 files (default: "
+        "scikit-learn's handwritten digits)",
         None,
         metavar="PATH",
         once="a run learns from one: put the pictures of both below one folder",
     )
     flip: bool = option("mirror half of the pictures (default: {default})", False, negated=True)
     crop: bool = option(
-        "move pictures by up to an eighth of their size (default: {default})", True, negated=True
+        "shift pictures by up to an eighth of their size (default: {default})", True, negated=True
     )
     mixup: float = option(
-        "mix pairs of pictures, by shares from Beta(N, N); 0 does not (default {default:g})",
+        "mix pairs of pictures by shares from Beta(N, N); 0 is off (default {default:g})",
         0.2,
         read=real(0),
     )
     label_smoothing: float = option(
-        "spread so much of each label over all classes (default {default:g})",
+        "spread this share of each label over all classes (default {default:g})",
         0.0,
         read=real(0, 0.99),
     )
-    skip_unreadable: bool = option("pass over files that are no pictures, and count them", False)
+    skip_unreadable: bool = option("skip files that are no pictures, and count them", False)
     eval_pictures: int = option(
-        "evaluate on at most so many of the pictures held out (default {default})",
+        "evaluate on at most N held-out pictures (default {default})",
         2000,
         group=SAVING,
         read=whole(1),
@@ -83,35 +82,38 @@ class ViTOptions:
     GROUP: ClassVar[str] = "model and data"
 
     image_size: int | None = option(
-        f"width and height that pictures are scaled to (default: theirs; {FOLDER_SIDE} of files)",
+        f"scale pictures to N x N pixels (default: no scaling; {FOLDER_SIDE} for files)",
         None,
         read=whole(1, 65536),
     )
     patch: int | None = option(
-        "width and height of a patch; it must divide the image size (default: about an eighth)",
+        "patch width in pixels; must divide --image-size (default: about an eighth)",
         None,
         read=whole(1, 65536),
         source="own",
     )
     norm: str = option(
-        "the norms (default {default})", "layernorm", choices=("layernorm", "rmsnorm"), source="own"
+        "type of norm (default {default})",
+        "layernorm",
+        choices=("layernorm", "rmsnorm"),
+        source="own",
     )
     act: str | None = option(
-        "the activation (default {default})",
+        "activation function (default {default})",
         None,
         given="gelu",
         choices=("gelu", "silu"),
         source="may",
     )
-    no_bias: bool = option("leave out the biases of linear layers", False, source="own")
+    no_bias: bool = option("omit biases of linear layers", False, source="own")
     init_scale: float | None = option(
-        "factor of the standard deviation of the blocks' matrices, 0.02 (default 50 / sqrt(width))",
+        "scale of the initial block matrices (default: 50 / sqrt(--d-model))",
         None,
         read=real(0),
         source="own",
     )
     init_from: str | None = option(
-        "start from a .safetensors file with timm's names, or from the folder of a run",
+        "start from a .safetensors file with timm's names or from a run folder",
         None,
         metavar="PATH",
         hashed=True,

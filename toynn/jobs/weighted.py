@@ -8,7 +8,7 @@ from toynn.errors import ConfigError
 
 __all__ = ["STRICT", "path_and_weight", "source_names", "sources"]
 
-STRICT = "end with an error where an adapter was trained on another model, which else is a warning"
+STRICT = "fail, instead of warn, if an adapter was trained on another model"
 
 
 def path_and_weight(text: str, option: str) -> tuple[Path, float | None]:

@@ -51,7 +51,9 @@ class AdamW:
     beta1: float = 0.9
     beta2: float = 0.95
     eps: float = 1e-8
-    weight_decay: float = option("of AdamW (default {default:g})", 0.0, given=0.1, read=real(0))
+    weight_decay: float = option(
+        "AdamW's weight decay (default {default:g})", 0.0, given=0.1, read=real(0)
+    )
     bias_correct: bool = False
     mode: int = MODE_UNSET
 

@@ -55,14 +55,13 @@ class Schedule:
     GROUP: ClassVar[str] = "optimization"
 
     name: str = option(
-        "how the learning rate falls behind the warm-up: along a cosine or a line, not at all, "
-        "or over the last fifth (default {default})",
+        "how the learning rate falls after warmup; wsd: in the last fifth (default {default})",
         given="cosine",
         name="lr_schedule",
         choices=tuple(SCHEDULES),
     )
     lr_max: float = option(
-        "largest learning rate (default {default:g})",
+        "peak learning rate (default {default:g})",
         given=3e-3,
         name="lr",
         also="--learning-rate",
@@ -70,14 +69,14 @@ class Schedule:
     )
     steps: int = option("", compared=False)  # an extended run has more
     warmup_steps: int = option(
-        f"steps up to the largest learning rate (default {WARMUP}, or a tenth of fewer steps)",
+        f"steps of linear warmup (default: {WARMUP}, or a tenth of fewer steps)",
         0,
         given=None,
         name="warmup",
         read=whole(0),
     )
     min_lr_ratio: float = option(
-        "the last learning rate divided by the largest (default {default:g})", 0.1, read=real(0, 1)
+        "final learning rate divided by the peak (default {default:g})", 0.1, read=real(0, 1)
     )
 
     def __post_init__(self) -> None:

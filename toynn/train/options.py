@@ -37,7 +37,7 @@ class LoopOptions:
     GROUP: ClassVar[str] = SAVING
 
     steps: int = option(
-        "updates of the weights (default {default:g})",
+        "number of weight updates (default {default:g})",
         given=1500,
         group="optimization",
         also="--iters",
@@ -45,14 +45,14 @@ class LoopOptions:
         compared=False,
     )
     grad_accum: int = option(
-        "batches whose gradients make one update (default {default:g})",
+        "batches per weight update: gradient accumulation (default {default:g})",
         1,
         group="optimization",
         also="--grad-accumulation-steps",
         read=whole(1),
     )
     max_grad_norm: float | None = option(
-        "clip the gradient to this norm; 0 does not (default {default:g})",
+        "clip gradients to this norm; 0 is off (default {default:g})",
         1.0,
         group="optimization",
         read=real(0),
@@ -67,7 +67,7 @@ class LoopOptions:
         compared=False,
     )
     eval_every: int = option(
-        "steps between evaluations; 0: none, and the newest weights are the best (default "
+        "steps between evaluations; 0: none, so the last weights are the best (default "
         "{default:g})",
         250,
         also="--steps-per-eval",
@@ -75,16 +75,15 @@ class LoopOptions:
         compared=False,
     )
     save_every: int = option(
-        "steps between checkpoints; the last step has one, too; 0: none but that of a signal "
-        "(default {default:g})",
+        "steps between checkpoints; 0: only when a signal stops the run (default {default:g})",
         0,
         given=250,
         read=whole(0),
         compared=False,
     )
     early_stopping: int = option(
-        "end after so many evaluations in a row that are no better, by --metric; 0 does not "
-        "(default {default:g})",
+        "stop after N evaluations in a row without a better --metric; 0 is off (default "
+        "{default:g})",
         0,
         read=whole(0),
         compared=False,
@@ -92,7 +91,7 @@ class LoopOptions:
     # of the data that are drawn at most; None: as many as there are
     batches: int | None = option("", None, compared=False)
     on_nonfinite: Literal["stop", "skip"] = option(
-        "what to do with an update whose gradient is not finite (default {default})",
+        "stop, or skip the update, if a gradient is not finite (default {default})",
         "stop",
         group="optimization",
         choices=("stop", "skip"),
@@ -100,15 +99,15 @@ class LoopOptions:
     )
     max_nonfinite: int = option("", 10, compared=False)  # updates that "skip" may skip in one run
     sample_every: int = option(
-        "steps between texts of {written} tokens that the model writes into samples.jsonl; 0: it "
-        "writes at the end alone (default {default})",
+        "steps between samples of {written} tokens in samples.jsonl; 0: one at the end (default "
+        "{default})",
         0,
         read=whole(0),
         compared=False,
     )
     best_by: str = option(
-        "what the best weights are chosen by, on what is held out; others, behind commas, are "
-        "measured, too: {metrics} (default {default})",
+        "metric that selects the best weights; others, behind commas, are reported too: "
+        "{metrics} (default {default})",
         "loss",
         name="metric",
         read=names_of(tuple(METRICS)),
