@@ -1,6 +1,6 @@
 """LoRA on examples of natural lengths, toynn against PEFT and bitsandbytes: an epoch of each.
 
-What is learned of an example is its answer; lengths are log-normal, as in public instruction data,
+Only the answer of an example has loss; lengths are log-normal, as in public instruction data,
 and the same in every run. toynn packs examples into rows of T tokens. PEFT has batches of examples
 in random order, each padded to its own longest one; and the rows that toynn has, which transformers
 keeps apart by positions that begin anew. All have about as many tokens in a step.

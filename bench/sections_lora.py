@@ -83,7 +83,7 @@ def real(n_threads: int, rounds: int, only: str) -> None:
         rates = {who: natural.learned(who) / spent for who, spent in taken.items()}
         ours = [who for who in rates if who.startswith("toynn")]
         columns = "".join(f"{f'{who} / it':>20}" for who in ours)
-        print(f"{'an epoch, median':24}{'s':>8}{'learned/s':>11}{'filled':>8}{'GB':>7}{columns}")
+        print(f"{'an epoch, median':24}{'s':>8}{'trained/s':>11}{'filled':>8}{'GB':>7}{columns}")
         for who, rate in rates.items():
             ratios = "".join(f"{rates[one] / rate:20.2f}" for one in ours)
             row = f"{taken[who]:8.2f}{rate:11.0f}{epochs[who].filled:8.1%}{peaks[who] / 1e9:7.2f}"
@@ -92,7 +92,7 @@ def real(n_threads: int, rounds: int, only: str) -> None:
     spent = found["seconds"]
     rate = found["learned_tokens"] / spent
     print(f"toynn train lora --epochs 1, from start to adapter: {spent:.2f} s,", end=" ")
-    print(f"of it {found['time']:.2f} s in steps; {rate:.0f} learned tokens a second")
+    print(f"of it {found['time']:.2f} s in steps; {rate:.0f} trained tokens a second")
 
 
 def types(n_threads: int, rounds: int, only: str) -> None:

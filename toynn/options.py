@@ -76,7 +76,7 @@ class Option:
         Values that mean None for the field.
     compared
         Whether a run that is resumed must have the same value. It need not where the option changes
-        nothing of what was learned so far: how long the run is, how often it does what, when it
+        nothing of the training so far: how long the run is, how often it does what, when it
         ends, what memory it takes; nor where the Trainer compares what follows from it.
     kept
         Whether config.toml has it: not, where it says where a run is read from and written to.

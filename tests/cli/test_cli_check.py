@@ -134,10 +134,10 @@ def test_pairs_are_shown_cut_and_by_what_becomes_of_them(here, capsys):
     out = capsys.readouterr().out
     assert "-- pairs.jsonl:1, chosen: 13 characters, + 4 made likelier --\n" in out
     assert "-- pairs.jsonl:2, rejected: 14 characters, + 5 made less likely --\n" in out
-    assert "learned --" not in out
+    assert "with loss --" not in out
     assert main(["check", "--data", "chat.jsonl", "-m", "m.gguf", "--seq", "5"]) == 0
     first = capsys.readouterr().out.partition("-- chat.jsonl:1: ")[2].splitlines()
-    assert first[0].startswith("6 of ") and "+ 0 learned" in first[0]
+    assert first[0].startswith("6 of ") and "+ 0 with loss" in first[0]
     assert first[2].startswith("-- chat.jsonl:2")
     text = (here / "chat.jsonl").read_text().split("\n")[0]
     (here / "two.jsonl").write_text(f"{text}\n{text}")

@@ -76,7 +76,7 @@ def test_examples_and_questions(folder, capsys):
 
 
 def test_examples_against_a_base(folder, capsys):
-    """Beside float64: over the learned tokens alone, each example by itself."""
+    """Beside float64: over the tokens with loss alone, each example by itself."""
     adapter = ["--adapter", str(folder / "adapter.gguf")]
     base = str(folder / "model.gguf")
     found = figures(folder, capsys, *adapter, "--against", base, data="rows.jsonl")

@@ -57,8 +57,8 @@ def test_the_divergence_is_that_of_both_models_by_numpy(run):
         prompt, answer = row["prompt"].encode(), row["completion"].encode()
         ids = np.frombuffer(prompt + answer, np.uint8).astype(np.int32)
         # Each row whose answer is of the completion; a model on bytes has no token that ends it.
-        learned = slice(len(prompt) - 1, -1)
-        q, p = (log_p(engine.logits(ids, batch=1))[learned] for engine in (tuned, base))
+        trained = slice(len(prompt) - 1, -1)
+        q, p = (log_p(engine.logits(ids, batch=1))[trained] for engine in (tuned, base))
         total += (np.exp(p) * (p - q)).sum()
         same += (q.argmax(1) == p.argmax(1)).sum()
         rows += len(q)

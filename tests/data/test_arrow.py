@@ -207,7 +207,7 @@ def repeated(inner):
 
 @pytest.mark.parametrize("kind", ["arrow", "feather", "parquet"])
 def test_two_columns_of_one_name_are_refused(tmp_path, kind):
-    """Of which the last would be learned."""
+    """The last of them would have loss."""
     path = tmp_path / f"a.{kind}"
     tables = {"columns": arrow.table([arrow.array(["a"]), arrow.array(["b"])], ["text", "text"])}
     tables["fields of 'input'"] = arrow.table({"input": repeated("struct")})

@@ -12,7 +12,7 @@ from toynn.formats.tokenizer import ByteTokenizer
 
 
 class Chatty(ByteTokenizer):
-    """Writes <role>text; for each message; what the assistant says is learned."""
+    """Writes <role>text; for each message; what the assistant says has loss."""
 
     def encode_talks(self, talks):
         return (self.encode_turns(*talk) for talk in talks)

@@ -44,7 +44,7 @@ def completions(tmp_path):
 @pytest.mark.parametrize("seq", [20, 45, 80, 500])
 def test_cuts_and_rows_are_those_of_training(completions, seq):
     found = survey(completions, ByteTokenizer(), 256)
-    cut = cut_at(found.lengths, found.learned, found.prompts, seq)
+    cut = cut_at(found.lengths, found.trained, found.prompts, seq)
     data = jsonl.read(completions, ByteTokenizer(), seq, vocab_size=256, packing=True)
     note = data.notes[0]
     assert (f"; {cut.cut:,} were cut" in note) == (cut.cut > 0)
@@ -65,7 +65,7 @@ def test_fields_forms_and_lengths(completions):
     assert found.read == {"prompt", "completion"}
     rows = [json.loads(line) for line in completions.read_text().splitlines()]
     assert list(found.lengths) == [len(r["prompt"] + r["completion"]) for r in rows]
-    assert list(found.learned) == [len(r["completion"]) for r in rows]
+    assert list(found.trained) == [len(r["completion"]) for r in rows]
     packed = completions.with_name("rows.jsonl.gz")
     packed.write_bytes(gzip.compress(completions.read_bytes()))
     again = looked_at(packed)

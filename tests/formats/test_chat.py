@@ -368,7 +368,7 @@ def test_a_conversation_begins_with_one_bos(make, add_bos, template, count):
 def test_turns_are_what_the_assistant_says(make, write):
     model = make(CHATML, write)
     turns = model.encode_turns(TALK)
-    assert [turn.learned for turn in turns] == [False, True, False, True]
+    assert [turn.trained for turn in turns] == [False, True, False, True]
     texts = [said(model, turn.ids) for turn in turns]
     assert texts[1] == "Zork.<|im_end|>\n" and texts[3] == "A robot.<|im_end|>\n"
     assert "".join(texts).removeprefix("<s>") == model.chat(TALK)
@@ -400,7 +400,7 @@ def test_parts_that_end_in_a_special_token_have_the_ids_of_the_whole(make, write
 
 
 def test_a_conversation_without_an_answer_has_nothing_to_learn(make):
-    assert [turn.learned for turn in make(CHATML).encode_turns(TALK[:2])] == [False]
+    assert [turn.trained for turn in make(CHATML).encode_turns(TALK[:2])] == [False]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Masks of conversations by the templates of five families: what is learned is what was answered.
+"""Masks of conversations by the templates of five families: answers have loss.
 
 Where TRL is installed the templates are those that the models come with, as it ships them (in
 trl/chat_templates; SmolLM2's is not among them). Beside them, and where it is not, the essential
@@ -149,8 +149,8 @@ def of_template(tmp_path, text):
     return Tokenizer.from_gguf(bpe_file(tmp_path / "chat.gguf", specials=specials, keys=keys))
 
 
-def shown(tokenizer, turns, learned=True):
-    return [tokenizer.decode(ids, special=True) for ids, learn in turns if learn == learned]
+def shown(tokenizer, turns, trained=True):
+    return [tokenizer.decode(ids, special=True) for ids, learn in turns if learn == trained]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -166,7 +166,7 @@ def test_every_answer_is_learned_and_nothing_else(make, family, system):
     whole = "".join(tokenizer.decode(ids, special=True) for ids, _ in turns)
     assert whole.removeprefix("<bos>") == tokenizer.chat(talk).removeprefix("<bos>")
     for asked in ("Who are you?", "And?", "Of what?"):
-        assert any(asked in text for text in shown(tokenizer, turns, learned=False))
+        assert any(asked in text for text in shown(tokenizer, turns, trained=False))
 
 
 def test_thoughts_that_are_dropped_are_not_learned_and_the_last_ones_are(make):
@@ -213,7 +213,7 @@ def test_tools_are_given_to_the_template(make):
         {"role": "assistant", "content": "Much."},
     ]
     turns = tokenizer.encode_turns(talk, tools)
-    assert '"name": "dust"' in shown(tokenizer, turns, learned=False)[0]
+    assert '"name": "dust"' in shown(tokenizer, turns, trained=False)[0]
     called = '<tool_call>\n{"name": "dust", "arguments": {}}\n</tool_call><|im_end|>'
     assert shown(tokenizer, turns)[0].strip("\n").endswith(called)
 
@@ -260,14 +260,14 @@ def test_answers_of_gpt_oss_are_learned_with_their_channel(tmp_path, system):
     final = "<|channel|>final<|message|>"
     ended = ["Zork.<|end|>", "A robot.<|end|>", "Of dust.<|return|>"]
     assert shown(tokenizer, turns) == [final + text for text in ended]
-    asked = shown(tokenizer, turns, learned=False)
+    asked = shown(tokenizer, turns, trained=False)
     assert all(text.endswith("<|end|><|start|>assistant") for text in asked)
     assert [text.count("<|start|>user<|message|>") for text in asked] == [1, 1, 1]
     assert ("<|start|>developer<|message|># Instructions\n\nBe brief." in asked[0]) == system
 
 
 def test_thoughts_and_calls_of_gpt_oss(tmp_path):
-    """A thought is learned before the last answer; a call, with whom it is to, and its channel."""
+    """A thought has loss before the last answer; a call, with whom it is to, and its channel."""
     tokenizer = of_template(tmp_path, shipped(ALONE["gpt-oss"]))
     talk = [*TALK[:3], TALK[3] | {"thinking": "Hm."}]
     answers = shown(tokenizer, tokenizer.encode_turns(talk))
@@ -284,7 +284,7 @@ def test_qwen35_learns_one_answer_and_refuses_rewritten_ones_by_number(tmp_path,
     """Its prompt opens a thought, which answers before the last question are written without."""
     tokenizer = of_template(tmp_path, shipped(ALONE[family]))
     (asked,), (answer,) = (
-        shown(tokenizer, tokenizer.encode_turns(TALK[:2]), learned) for learned in (False, True)
+        shown(tokenizer, tokenizer.encode_turns(TALK[:2]), trained) for trained in (False, True)
     )
     opened, rest = "<think>\n", "\n</think>\n\n"
     if family == "qwen3.5-brief":

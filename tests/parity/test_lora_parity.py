@@ -124,7 +124,7 @@ def assert_same_gradients(recipe, model, folder, base):
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "smollm3", "granite", "gpt2", "llama-q4_k_m"])
 def test_a_packed_batch_gives_what_peft_gives_for_each_example_alone(kind, models, tmp_path):
-    """Four examples in two rows; of each only the second half is learned."""
+    """Four examples in two rows; only the second half of each has loss."""
     base, folder = models(kind)
     recipe = make(base, t_batch=2, packed=True)
     model = theirs_for(folder, recipe, tmp_path / "start", base)

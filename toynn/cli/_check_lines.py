@@ -1,4 +1,4 @@
-"""How ``toynn check`` shows what it found: lengths as bars, and what is learned, in colour."""
+"""How ``toynn check`` shows what it found: lengths as bars, and tokens with loss in colour."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -49,9 +49,9 @@ def _round(value: float) -> int:
 
 
 def example(shown: Shown, decode: Callable[[Sequence[int]], str], colour: bool) -> Iterator[str]:
-    """Yield an example in lines: behind a + what is learned, in green where there is colour."""
+    """Yield an example in lines: tokens with loss behind a +, in green if there is colour."""
     at = 0
-    for learned, some in groupby(shown.learned):
+    for trained, some in groupby(shown.trained):
         count = len(list(some))
         text = harmless(decode(shown.ids[at : at + count]), "\n\t")
         text = text.replace("\\", "\\\\").replace("\n", "\\n").replace("\t", "\\t")
@@ -60,5 +60,5 @@ def example(shown: Shown, decode: Callable[[Sequence[int]], str], colour: bool) 
             half = LONGEST // 2
             text = f"{text[:half]} ... {len(text) - LONGEST:,} more ... {text[-half:]}"
         for begin in range(0, len(text), WIDTH - 2):
-            line = f"{'+' if learned else ' '} {text[begin : begin + WIDTH - 2]}"
-            yield f"{GREEN if learned else DIM}{line}{PLAIN}" if colour else line
+            line = f"{'+' if trained else ' '} {text[begin : begin + WIDTH - 2]}"
+            yield f"{GREEN if trained else DIM}{line}{PLAIN}" if colour else line

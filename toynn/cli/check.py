@@ -31,7 +31,7 @@ __all__ = ["add_parser"]
 
 SEQ = 512  # as of `toynn train lora`
 #: What becomes of the tokens of an example that count, by what it is of a preference.
-AIMS = {"": "learned"} | dict.fromkeys(("chosen", "wanted"), "made likelier")
+AIMS = {"": "with loss"} | dict.fromkeys(("chosen", "wanted"), "made likelier")
 AIMS |= dict.fromkeys(("rejected", "unwanted"), "made less likely")
 ODD = 5  # characters that are named
 
@@ -49,7 +49,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--seq", type=whole(1), metavar="N", help=seq)
     columns = "names of fields with those that the data have for them"
     add(parser, replace(named(TextOptions, "columns"), help=columns))
-    every = "as if prompts were learned, too"
+    every = "as if prompts had loss, too"
     parser.add_argument("--no-mask-prompt", action="store_true", help=every)
     seed = "of the run, which draws what is held out (default 0)"
     parser.add_argument("--seed", type=whole(0), default=0, metavar="N", help=seed)
@@ -138,7 +138,7 @@ def _looked_at(
     cuts = {}
     if seq is not None:
         cuts = {
-            name: cut_at(part.lengths, part.learned, part.prompts, seq)
+            name: cut_at(part.lengths, part.trained, part.prompts, seq)
             for name, part in parts.items()
             if part.rows
         }
@@ -189,7 +189,7 @@ def _between(part: Survey, held: Any, chosen: Any) -> tuple[Repeats, Repeats]:
 def _kept(part: Survey, seq: int | None) -> Any:
     """Return the rows of which something is left to learn: others are not drawn from."""
     room = np.inf if seq is None else seq + 1
-    good = (np.array(part.learned) > 0) & (np.array(part.prompts) < room)
+    good = (np.array(part.trained) > 0) & (np.array(part.prompts) < room)
     if not part.rows:
         return np.empty(0, np.int64)
     return np.flatnonzero(good.reshape(part.rows, -1).all(axis=1))
@@ -234,7 +234,7 @@ def _lines(found: _Found, tokenizer: Tokenizer | None, seq: int | None) -> Itera
         shown = full.cut(seq)
         of = f", {full.name}" if full.name else ""
         cut = f" of {len(full.ids)}" if len(shown.ids) < len(full.ids) else ""
-        what = f"{len(shown.ids)}{cut} {unit}, + {sum(shown.learned)} {AIMS[full.name]}"
+        what = f"{len(shown.ids)}{cut} {unit}, + {sum(shown.trained)} {AIMS[full.name]}"
         yield harmless(f"-- {shown.where}{of}: {what} --", "")
         yield from example(shown, decode, colours(sys.stdout))
 
@@ -275,10 +275,10 @@ def _of_part(
 
 def _measures(part: Survey) -> str:
     values = np.array(part.lengths)
-    share = sum(part.learned) / max(1, part.tokens)
+    share = sum(part.trained) / max(1, part.tokens)
     return (
         f"median {int(np.median(values)):,}, mean {values.mean():,.0f}, 95% up to "
-        f"{int(np.quantile(values, 0.95)):,}, longest {values.max():,}; {share:.1%} is learned"
+        f"{int(np.quantile(values, 0.95)):,}, longest {values.max():,}; {share:.1%} have loss"
     )
 
 
@@ -359,7 +359,7 @@ def _object(found: _Found, seq: int | None) -> dict[str, Any]:
             "refused": part.refused,
             "errors": part.errors,
             "tokens": part.tokens,
-            "learned": sum(part.learned),
+            "learned": sum(part.trained),
             "repeated": same.rows,
             "repeated_words": alike.rows,
             "unknown": part.unknown,

@@ -23,7 +23,7 @@ __all__ = ["add_parser"]
 
 DATA = (
     "a text in UTF-8: perplexity; lines of JSON (.jsonl), a table or a folder of texts, as for "
-    "training: loss of what is learned; or lines with question, choices, answer: accuracy. Of a "
+    "training: loss of completions; or lines with question, choices, answer: accuracy. Of a "
     "folder with test.jsonl or valid.jsonl that part (default: the text that ships with CPython)"
 )
 

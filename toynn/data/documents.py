@@ -2,7 +2,7 @@
 
 A window is T tokens of the text wherever it begins, as in text.py; but each document in it is a
 segment: attention stays within, positions count from 0, and the token after its last one is no
-answer, since the next document is no continuation. So a document that a window cuts is learned from
+answer, since the next document is no continuation. So a document that a window cuts is trained from
 the window's beginning on.
 """
 

@@ -1,8 +1,8 @@
 """Examples of their own lengths, and batches of them.
 
-An example of n tokens asks n - 1 questions: at each token, which one follows? Those whose answer is
-not `learned` (a prompt's) get the label IGNORED. In a batch they stand one behind another, in
-segments: so no example sees another, and there is nothing else but examples to compute.
+An example of n tokens has n - 1 labels: the token that follows each. Labels without loss (prompts)
+are IGNORED. In a batch examples stand one behind another, in segments: no example sees another,
+and nothing but examples is computed.
 """
 
 from array import array
@@ -47,7 +47,7 @@ class Columns(NamedTuple):
     """Examples in three rows of numbers, which may lie on the disk."""
 
     ids: Any  # int32 (n,): all tokens, one example behind another
-    learned: Any  # uint8 (n,): 1 where a token is to be learned
+    learned: Any  # uint8 (n,): 1 for a token with loss
     begins: Any  # int64: where each example begins, and where the last one ends
 
 
@@ -82,24 +82,24 @@ class Examples:
         return examples
 
     def append(self, parts: Iterable[tuple[Sequence[int], bool]]) -> None:
-        """Add an example made of parts: ids, and whether they are to be learned.
+        """Add an example made of parts: ids, and whether they have loss.
 
         Cut what is longer than seq + 1 tokens; drop what then has nothing to learn.
         """
         ids: list[int] = []
-        learned = bytearray()
+        trained = bytearray()
         for some, learn in parts:
             ids += some
-            learned += bytes((learn,)) * len(some)
+            trained += bytes((learn,)) * len(some)
         room = self.seq + 1
         begin = max(len(ids) - room, 0) if self.keep_end else 0
-        labels = learned.count(1, begin + 1, begin + room)
+        labels = trained.count(1, begin + 1, begin + room)
         self.cut += len(ids) > room
         self.dropped += labels == 0
         if labels:
             self._added = None if self._added is None else self._added + labels
             self._columns.ids.extend(ids[begin : begin + room])
-            self._columns.learned.extend(learned[begin : begin + room])
+            self._columns.learned.extend(trained[begin : begin + room])
             self._end += min(len(ids), room)
             self._columns.begins.append(self._end)
             self._count += 1
@@ -118,9 +118,9 @@ class Examples:
             return self._added
         begins, order = self._columns.begins, self._order
         spans = range(self._count) if order is None else order
-        learned = self._columns.learned
+        trained = self._columns.learned
         return sum(
-            int(np.count_nonzero(np.asarray(learned[begins[at] + 1 : begins[at + 1]])))
+            int(np.count_nonzero(np.asarray(trained[begins[at] + 1 : begins[at + 1]])))
             for at in spans
         )
 
@@ -138,8 +138,8 @@ class Examples:
         at = index if self._order is None else int(self._order[index])
         begin, end = self._columns.begins[at], self._columns.begins[at + 1]
         tokens = np.array(self._columns.ids[begin:end], np.int32)
-        learned = np.array(self._columns.learned[begin + 1 : end], np.bool_)
-        return Example(tokens[:-1], np.where(learned, tokens[1:], np.int32(IGNORED)))
+        trained = np.array(self._columns.learned[begin + 1 : end], np.bool_)
+        return Example(tokens[:-1], np.where(trained, tokens[1:], np.int32(IGNORED)))
 
     def pick(self, indices: Iterable[int]) -> "Examples":
         """Return these examples, in this order; they stay where they are."""

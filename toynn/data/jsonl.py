@@ -2,9 +2,9 @@
 
 Every line of a .jsonl is an object, and all of a file have one form:
 
-    {"text": "..."}                                             all of it is learned
-    {"prompt": "...", "completion": "..."}                      the completion is learned
-    {"messages": [{"role": "user", "content": "..."}, ...]}     what the assistant says is learned
+    {"text": "..."}                                             all of it has loss
+    {"prompt": "...", "completion": "..."}                      the completion has loss
+    {"messages": [{"role": "user", "content": "..."}, ...]}     what the assistant says has loss
 
 So are Alpaca's instruction, input, output and ShareGPT's conversations. Tables (.csv, .tsv;
 .parquet and .arrow by pyarrow) have them as rows, a folder of .txt and .md as texts; .gz and .zst

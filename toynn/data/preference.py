@@ -4,7 +4,7 @@
     {"prompt": "...", "completion": "...", "label": true}          whether one is wanted (KTO)
 
 All three texts may be lists of messages; without a prompt, chosen and rejected are whole
-conversations that begin alike. Completions end as texts do; prompts are not learned.
+conversations that begin alike. Completions end as texts do; prompts have no loss.
 """
 
 from collections import deque
@@ -82,7 +82,7 @@ class Preferences:
         for k, member in enumerate(members):
             ids, labels = self._examples[member]
             counting = np.flatnonzero(labels != IGNORED)
-            first, end = int(counting[0]), int(counting[-1]) + 1  # behind it nothing is learned
+            first, end = int(counting[0]), int(counting[-1]) + 1  # nothing behind it has loss
             ids, labels, before = ids[:end], labels[:end], 0
             if self._whole and self._of == 2 and k % 2 == 0:
                 labels[:first], before = ids[1 : first + 1], first
@@ -379,9 +379,9 @@ class _Sequence(NamedTuple):
 
 
 def unlearned(made: Made, turns: int) -> Made:
-    """Return the parts of a sequence, of which the first so many learned ones are not learned."""
+    """Return the parts of a sequence; the first ``turns`` parts with loss lose it."""
     parts = []
-    for ids, learned in made:
-        parts.append((ids, learned and not turns))
-        turns -= learned and turns > 0
+    for ids, trained in made:
+        parts.append((ids, trained and not turns))
+        turns -= trained and turns > 0
     return parts

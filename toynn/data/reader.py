@@ -1,4 +1,4 @@
-"""Rows of a file as tokens: what is learned of each, in which parts, on all cores."""
+"""Rows of a file as tokens, in parts with and without loss, on all cores."""
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -25,10 +25,10 @@ TOGETHER = 2**18  # characters that are encoded together
 
 
 class Said(NamedTuple):
-    """A part of an example: a text, or ids; to be learned or not; going on with the one before."""
+    """A part of an example: a text or ids, with or without loss, maybe continuing the last part."""
 
     what: str | Sequence[int]
-    learned: bool
+    trained: bool
     continues: bool = False
 
 
@@ -45,7 +45,7 @@ class Talk(NamedTuple):
 #: What is said in a row, at a place.
 Maker = Callable[[str, Mapping[str, Any]], Parts | Talk]
 
-Made = list[tuple[Sequence[int], bool]]  # ids of parts, and whether they are learned
+Made = list[tuple[Sequence[int], bool]]  # ids of parts, and whether they have loss
 
 
 class Encoder(Protocol):
@@ -118,7 +118,7 @@ class Reader:
             if self.roles and ASSISTANT not in self.roles:
                 roles = ", ".join(sorted(self.roles))
                 raise DataError(
-                    f"{said}; expected messages of the role {ASSISTANT}, whose words are learned; "
+                    f"{said}; expected messages of the role {ASSISTANT}, whose words have loss; "
                     f"got those of {roles}"
                 )
             raise DataError(f"{said}; use a longer sequence, or shorter prompts")
@@ -184,7 +184,7 @@ class Reader:
         }
 
     def encoded(self, said: Iterable[tuple[str, Parts | Talk]]) -> Generator[Made, None, None]:
-        """Yield the ids of each line in parts, on all cores, and whether they are learned.
+        """Yield the ids of each line in parts, on all cores, and whether they have loss.
 
         The first line that is wrong is the one to be told of: those before it come, then its error.
         Raises DataError, and what ``said`` raises.
@@ -215,7 +215,7 @@ class Reader:
             if turns is None:
                 return
             where = asked.popleft()
-            yield [self._checked(where, ids, learned) for ids, learned in turns]
+            yield [self._checked(where, ids, trained) for ids, trained in turns]
 
     def _texts(self, said: Iterable[tuple[str, Any]]) -> Iterator[Made]:
         """Yield the ids of texts, many of which are encoded together."""
@@ -246,14 +246,14 @@ class Reader:
                 self._checked(
                     where,
                     next(encoded) if isinstance(part.what, str) else part.what,
-                    part.learned,
+                    part.trained,
                 )
                 for part in parts
             ]
 
-    def _checked(self, where: str, ids: Sequence[int], learned: bool) -> tuple[Sequence[int], bool]:
+    def _checked(self, where: str, ids: Sequence[int], trained: bool) -> tuple[Sequence[int], bool]:
         check_ids(where, ids, self.vocab_size)
-        return ids, learned or not self.mask_prompt
+        return ids, trained or not self.mask_prompt
 
     def _text(self, where: str, row: Mapping[str, Any]) -> Parts:
         text = string_of(where, row, "text")

@@ -56,12 +56,12 @@ class Cut(NamedTuple):
     sampled: int | None  # examples that were packed, where that are not all
 
 
-def cut_at(lengths: Any, learned: Any, prompts: Any, seq: int, seed: int = 0) -> Cut:
+def cut_at(lengths: Any, trained: Any, prompts: Any, seq: int, seed: int = 0) -> Cut:
     """Return what becomes of examples of so many tokens in rows of seq tokens.
 
     What is longer than seq + 1 loses its end; where its prompt is as long, nothing is left.
     """
-    long, counts, before = (np.asarray(each, np.int64) for each in (lengths, learned, prompts))
+    long, counts, before = (np.asarray(each, np.int64) for each in (lengths, trained, prompts))
     room = seq + 1
     cut = long > room
     dropped = (counts == 0) | (cut & (before >= room))

@@ -125,20 +125,20 @@ class Vocabulary:
 
 
 class Shown(NamedTuple):
-    """A sequence to be shown: where it is, its ids, which of them are learned.
+    """A sequence to be shown: where it is, its ids, which of them have loss.
 
     ``name`` says what it is of a preference: chosen or rejected, wanted or unwanted.
     """
 
     where: str
     ids: list[int]
-    learned: list[bool]
+    trained: list[bool]
     name: str = ""
 
     def cut(self, seq: int | None) -> "Shown":
         """Return it as a row of seq tokens takes it: without what is behind seq + 1 tokens."""
         end = len(self.ids) if seq is None else seq + 1
-        return self._replace(ids=self.ids[:end], learned=self.learned[:end])
+        return self._replace(ids=self.ids[:end], trained=self.trained[:end])
 
 
 @dataclass
@@ -156,8 +156,8 @@ class Survey:
     refused: int = 0
     errors: list[str] = field(default_factory=list)  # the first of them
     lengths: Any = field(default_factory=lambda: array("q"))  # tokens; of a text, all before
-    learned: Any = field(default_factory=lambda: array("i"))
-    prompts: Any = field(default_factory=lambda: array("i"))  # tokens before the first learned one
+    trained: Any = field(default_factory=lambda: array("i"))
+    prompts: Any = field(default_factory=lambda: array("i"))  # tokens before the first with loss
     exact: Any = field(default_factory=lambda: array("Q"))  # hashes of rows
     alike: Any = field(default_factory=lambda: array("Q"))  # but for case, spaces, punctuation
     asked: Any = field(default_factory=lambda: array("Q"))  # hashes of prompts alone
@@ -325,16 +325,16 @@ class _Surveyor:
         whole = Shown(f"{found.path}:{row.place}", [], [], row.name)
         for some, learn in unlearned(made, row.skipped):
             whole.ids.extend(some)
-            whole.learned.extend([learn] * len(some))
+            whole.trained.extend([learn] * len(some))
         self.group.append(whole)
         if not row.last:
             return
         if len(found.shown) < SHOWN:  # a pair is shown whole
             found.shown += self.group
-        for _, ids, learned, _ in self.group:
+        for _, ids, trained, _ in self.group:
             found.lengths.append(len(ids))
-            found.learned.append(sum(learned[1:]))
-            found.prompts.append(learned.index(True) if True in learned else len(ids))
+            found.trained.append(sum(trained[1:]))
+            found.prompts.append(trained.index(True) if True in trained else len(ids))
             found.tokens += len(ids)
             if self.vocabulary is not None and ids:
                 self.vocabulary.look(np.array(ids), found)

@@ -1,4 +1,4 @@
-"""All that an engine has learned, so that it can go on elsewhere with the same bits."""
+"""The state of a trained engine, with which another goes on with the same bits."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

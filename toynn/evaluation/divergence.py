@@ -2,7 +2,7 @@
 
     KL = sum_v p(v) (log p(v) - log q(v))      p: the base's probabilities, q: the model's
 
-Over the same rows of the same windows as the perplexity, or over what is learned of examples.
+Over the same rows of the same windows as the perplexity, or over the tokens with loss of examples.
 Source: llama.cpp, tools/perplexity, --kl-divergence; Kullback & Leibler 1951,
 doi:10.1214/aoms/1177729694.
 """
@@ -69,7 +69,7 @@ def divergence(
 def example_divergence(
     engine: Causal, base: Causal, examples: Any, *, progress: Progress = silent
 ) -> Divergence:
-    """Compare a model with a base over the learned tokens of ``toynn.data.examples.Examples``.
+    """Compare a model with a base over the tokens with loss of ``toynn.data.examples.Examples``.
 
     Raises ConfigError for models of other tokens.
     """

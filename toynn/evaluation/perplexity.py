@@ -1,4 +1,4 @@
-"""Perplexity of a long text, in llama.cpp's way; and of examples, over what is to be learned.
+"""Perplexity of a long text, in llama.cpp's way; and of examples, over their tokens with loss.
 
     perplexity = exp(mean of -log p(token | those before it))
 
@@ -121,7 +121,7 @@ def perplexity(
 
 
 def example_loss(engine: Causal, examples: Any, *, progress: Progress = silent) -> Score:
-    """Return the score of ``toynn.data.examples.Examples`` over their learned tokens.
+    """Return the score of ``toynn.data.examples.Examples`` over their tokens with loss.
 
     Each is read by itself, the shortest first, so that few tapes are compiled.
     """

@@ -38,9 +38,9 @@ def before_and_after(
     for ids, labels in shown:
         if late():
             return
-        learned = np.flatnonzero(labels != IGNORED)
-        prompt = [int(id) for id in ids[: learned[0] + 1]]
-        answer = [int(id) for id in labels[learned] if int(id) not in tokenizer.eog]
+        trained = np.flatnonzero(labels != IGNORED)
+        prompt = [int(id) for id in ids[: trained[0] + 1]]
+        answer = [int(id) for id in labels[trained] if int(id) not in tokenizer.eog]
         texts = {"prompt": prompt, "expected": answer}
         for name, by in (("before", base), ("after", engine)):
             texts[name] = sample(by, prompt, count, temperature=0, stop=tokenizer.eog)

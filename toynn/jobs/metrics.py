@@ -40,17 +40,17 @@ class Beside:
     """A text that is read by a model and its base: how far their expectations are apart."""
 
     ids: NDArray[np.int32]
-    learned: NDArray[np.bool_]  # the rows that count
+    trained: NDArray[np.bool_]  # the valid rows
     base: Causal
 
     @property
     def rows(self) -> int:
         """How many rows count."""
-        return int(self.learned.sum())
+        return int(self.trained.sum())
 
     def figures(self, engine: Causal) -> Mapping[str, float]:
         """Return the mean KL divergence of the model from its base, and their same top tokens."""
-        own, others = (read(each, self.ids)[self.learned] for each in (engine, self.base))
+        own, others = (read(each, self.ids)[self.trained] for each in (engine, self.base))
         pairs = zip(log_probabilities(own), log_probabilities(others), strict=True)
         divergence, same = 0.0, 0
         for (_, log_q), (_, log_p) in pairs:

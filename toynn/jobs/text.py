@@ -38,7 +38,7 @@ __all__ = ["METRICS", "NO_TEXTS", "TextJob", "TextOptions", "column_names", "col
 
 EVAL_BATCHES = 16
 SAMPLE_PROMPT = 32  # tokens of a text, which the sample continues; of an example that is all
-EXAMPLE_PROMPT = 8  # learned, its first ones
+EXAMPLE_PROMPT = 8  # tokens: its first ones
 SAMPLE_TOKENS = 256
 SAMPLE_ON_THE_WAY = 64
 #: Bytes of data from which on tokens are kept on the disk, beside the folder of the run.

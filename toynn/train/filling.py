@@ -14,7 +14,7 @@ class Filling:
 
     examples: int = 0
     tokens: int = 0  # that were read
-    learned: int = 0  # that were asked for
+    learned: int = 0  # with loss; checkpoints have this name
     room: int = 0  # tokens that there could have been
 
     def add(self, batch: Batch) -> None:

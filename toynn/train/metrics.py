@@ -38,7 +38,7 @@ class Report(Shown):
     # Of batches of examples, since the last report:
     examples: int | None = None
     tokens: int | None = None  # read
-    learned_tokens: int | None = None  # asked for
+    learned_tokens: int | None = None  # with loss
     filled: float | None = None  # the share of the room for tokens that was used, 0 to 1
     #: more that a recipe tells of its batches, by names with a slash: rewards/margins
     figures: Mapping[str, float] | None = None

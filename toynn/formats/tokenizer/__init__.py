@@ -266,7 +266,7 @@ class Tokenizer:
     def encode_turns(
         self, messages: Sequence[Message], tools: Sequence[Message] | None = None
     ) -> list[Turn]:
-        """Return the ids of a whole conversation in parts; what the assistant says is `learned`.
+        """Return the ids of a whole conversation in parts; what the assistant says is `trained`.
 
         An answer begins where the template, asked for an answer to the messages before, ends, and
         goes on to where the conversation with the answer ends; or, where the template writes that

@@ -1,4 +1,4 @@
-"""Conversations as ids, in parts: what the assistant says is learned, the rest is not.
+"""Conversations as ids, in parts: what the assistant says has loss, the rest has none.
 
 The text is the chat template's; special tokens count where it wrote them, and not where a message
 did. Of many conversations, one on each core is rendered, and what they become is encoded together.
@@ -24,14 +24,14 @@ Talk = tuple[Sequence[Message], Sequence[Message] | None]
 
 
 class Turn(NamedTuple):
-    """A part of a conversation: its ids, and whether they are the model's to learn."""
+    """A part of a conversation: its ids, and whether they have loss."""
 
     ids: list[int]
-    learned: bool
+    trained: bool
 
 
 class _Rendered(NamedTuple):
-    texts: list[str]  # in turn: not learned, learned, ...
+    texts: list[str]  # in turn: without loss, with loss, ...
     guard: str
 
 

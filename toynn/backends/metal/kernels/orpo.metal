@@ -1,4 +1,4 @@
-// ORPO: the chosen completion is learned, and its odds shall exceed those of the rejected one. Formulas: orpo.pyx.
+// ORPO: cross-entropy of the chosen completion, and its odds shall exceed the rejected one's. Formulas: orpo.pyx.
 
 static inline float length_of(device const int* bounds, uint s) { return float(bounds[2 * s + 2] - bounds[2 * s + 1]); }
 
