@@ -19,6 +19,7 @@ __all__ = [
     "count_within",
     "dense_labels",
     "dimensions",
+    "first_values",
     "fits_i32",
     "groups_within",
     "held_by",
@@ -42,8 +43,15 @@ Check = Callable[[str, NDArray[Any]], None]
 
 def dimensions(name: str, shape: Sequence[int]) -> tuple[int, ...]:
     """Return a shape as a tuple of whole numbers, each at least 1. Raises ShapeError."""
-    if any(int(n) != n or n < 1 for n in shape):
-        raise ShapeError(f"{name}: every dimension must be a whole number >= 1; got {shape}")
+    try:
+        wrong = any(int(n) != n or n < 1 for n in shape)
+    except (TypeError, ValueError, OverflowError):  # no sequence, no number, or infinity
+        wrong = True
+    if wrong:
+        raise ShapeError(
+            f"{name}: every dimension must be a whole number >= 1; got {shape} "
+            "(values of a weight come as an array)"
+        )
     if prod(shape) > 2**60:
         raise ShapeError(f"{name}: {shape} is more memory than can be addressed")
     return tuple(int(n) for n in shape)
@@ -90,6 +98,19 @@ def still_finite(name: str, array: ArrayLike, values: NDArray[Any]) -> None:
             f"upload {name}: {given[place]} at {place} is more than float32 holds "
             f"({np.finfo(np.float32).max:g})"
         )
+
+
+def first_values(name: str, array: ArrayLike, dtype: str) -> NDArray[np.float32]:
+    """Return a float32 copy of the values that a weight is declared with. Raises ShapeError."""
+    given = np.asarray(array)
+    if dtype != "f32":
+        raise ShapeError(
+            f"{name}: values in place of a shape are for f32; give the shape of {dtype} weights, "
+            "and upload their bytes"
+        )
+    values = converted(name, given, given.shape, dtype)
+    still_finite(name, given, values)
+    return np.array(values, np.float32)
 
 
 def held_by(

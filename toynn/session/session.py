@@ -4,7 +4,9 @@
             -> opt_step_adamw ... -> realize -> upload inputs -> run -> download
 
 ``finalize_weights`` may come as late as before ``realize``. Any other wrong order raises
-LifecycleError, which names the call that is missing.
+LifecycleError, which names the call that is missing. The short form of the same:
+
+    declare, with values -> record ops -> step = minimize(loss) -> step(x=..., labels=...)
 """
 
 import threading
@@ -28,9 +30,12 @@ from toynn.graph.reports import Memory, Profile
 from toynn.graph.storage import Storage
 from toynn.graph.tape import Role, Tape, Tensor
 from toynn.numerics import checks, precision
+from toynn.numerics.adamw_row import SLOTS
+from toynn.optim import AdamW
 from toynn.options import checked_prepack
 from toynn.session.feeding import compiled_feed, passes_checks
 from toynn.session.memory import MemoryUse
+from toynn.session.step import Step
 from toynn.session.updates import Updates
 from toynn.system.critical import Section, uninterrupted
 
@@ -93,6 +98,7 @@ class Session:
         )
         self._recorded: OrderedDict[Any, tuple[Tape, Any]] = OrderedDict()  # last used, last
         self._names: set[str] = set()  # of weights
+        self._first_values: dict[Tensor, NDArray[np.float32]] = {}  # until there is memory
         self._finalized, self._closed, self.changes = False, False, 0  # of weights so far
         self._busy, self._recording = threading.Lock(), threading.Lock()
 
@@ -107,13 +113,20 @@ class Session:
 
     # -- Declaring -----------------------------------------------------------------------------
 
-    def parameter(self, name: str, shape: Sequence[int]) -> Tensor:
-        """Declare a trained weight."""
+    def parameter(self, name: str, shape: Sequence[int] | NDArray[Any]) -> Tensor:
+        """Declare a trained weight by its shape, or by an array of its first values.
+
+        The array is copied, and uploaded when the weights are finalized. A list or a tuple is a
+        shape. Raises ShapeError for a shape or values that cannot be.
+        """
         return self._weight(name, shape, Role.PARAMETER)
 
-    def constant(self, name: str, shape: Sequence[int], dtype: str = "f32") -> Tensor:
+    def constant(
+        self, name: str, shape: Sequence[int] | NDArray[Any], dtype: str = "f32"
+    ) -> Tensor:
         """Declare a frozen weight: it gets no gradient, and no work is done for one.
 
+        An array in place of a shape is its values, as for ``parameter``; only float32 has them so.
         Of a block type (see ``toynn.numerics.dtypes``) the bytes of the blocks are uploaded, and
         ``download`` expands them. Raises ConfigError for a dtype that is none.
         """
@@ -198,17 +211,25 @@ class Session:
             raise ConfigError(f"{name}: this session has a weight of that name already")
 
     @uninterrupted
-    def _weight(self, name: str, shape: Sequence[int], role: Role, dtype: str = "f32") -> Tensor:
+    def _weight(
+        self, name: str, shape: Sequence[int] | NDArray[Any], role: Role, dtype: str = "f32"
+    ) -> Tensor:
         self._check_open()
         if self._finalized:
             _refuse(
                 f"{role.value}({name!r})", "after finalize_weights(): declare weights before it"
             )
-        dimensions = checks.stored_as(name, dtype, checks.dimensions(name, shape))
+        values = checks.first_values(name, shape, dtype) if hasattr(shape, "__array__") else None
+        sizes: Any = shape if values is None else values.shape
+        dimensions = checks.stored_as(name, dtype, checks.dimensions(name, sizes))
         self._check_new(name)
         self._names.add(name)
-        return self._storage.declare(name, dimensions, role, dtype)
+        tensor = self._storage.declare(name, dimensions, role, dtype)
+        if values is not None:
+            self._first_values[tensor] = values
+        return tensor
 
+    @uninterrupted
     def finalize_weights(self) -> None:
         """Allocate the weights: from here on they can be uploaded, and no more are declared."""
         self._check_open()
@@ -216,6 +237,11 @@ class Session:
             _refuse("finalize_weights()", "once only: it has been called already")
         self._storage.allocate(Role.PARAMETER, Role.STATE)
         self._finalized = True
+        for tensor, values in self._first_values.items():
+            self._storage.write(tensor, values)
+        self._known.update(self._first_values)
+        self.changes += len(self._first_values)
+        self._first_values.clear()
 
     # -- Recording -----------------------------------------------------------------------------
 
@@ -255,6 +281,57 @@ class Session:
         if w.role is not Role.PARAMETER or self.tape.gradients.get(w) is not g:
             raise ConfigError(f"opt_step_adamw: needs a parameter and its grad(); got {w!r}, {g!r}")
         return self._updates.record_adamw(self, w, hp)
+
+    @uninterrupted
+    def minimize(
+        self, loss: Tensor, lr: float | Callable[[int], float] = 1e-3, **hyperparameters: float
+    ) -> Step:
+        """Record the gradients of a loss and AdamW for each parameter; return the compiled step.
+
+            step = s.minimize(loss, lr=1e-2)
+            loss = step(x=..., labels=...)
+
+        It calls ``finalize_weights``, ``set_loss``, ``build_backward``, ``opt_step_adamw`` and
+        ``realize``, those that were not called yet. ``s.grad(w)`` is the gradient from then on.
+
+        ``lr`` is the learning rate, or says it by step, from 0 on: ``toynn.optim.Schedule``.
+        ``hyperparameters`` are beta1, beta2, eps and weight_decay, by default those of
+        ``AdamW.for_lora()``, whose convention holds: bias correction by step. Parameters that the
+        loss does not depend on stay as they are. Clipping: ``max_grad_norm``.
+
+        Raises ConfigError for hyperparameters that there are not, or out of range, and where the
+        loss depends on no parameter; ShapeError where the loss is no scalar.
+        """
+        self._check_recording("minimize()")
+        adamw, known = AdamW.for_lora(), ("beta1", "beta2", "eps", "weight_decay")
+        for name, value in hyperparameters.items():
+            if name not in known:
+                raise ConfigError(f"minimize: {name!r} is none of lr, {', '.join(known)}")
+            setattr(adamw, name, value)
+        schedule = lr if callable(lr) else None
+        adamw.lr = lr(0) if callable(lr) else lr
+        adamw.hp_for_step(0)  # refuses what is out of range
+        tape, inputs = self.tape, dict(self.tape.inputs)
+        if tape.loss is not loss:
+            self.set_loss(loss)
+        if tape.gradients is None:
+            self.build_backward()
+        trained = [w for w in tape.gradients or () if w.role is Role.PARAMETER]
+        if not trained:
+            raise ConfigError(f"minimize: {loss.name} depends on no parameter()")
+        row = self.input("adamw.hp", (len(SLOTS),))
+        for w in trained:
+            self.opt_step_adamw(w, self.grad(w), row)
+        if not self._finalized:
+            self.finalize_weights()
+        self.realize()
+
+        def run(values: Mapping[Tensor, ArrayLike]) -> float:
+            self.feed(values, tape)
+            self.run(tape=tape)
+            return float(self.download(loss).item())
+
+        return Step(inputs, row, adamw, schedule, run)
 
     @uninterrupted
     def realize(self) -> None:
