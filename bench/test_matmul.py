@@ -8,7 +8,7 @@ ENTRIES = [
     (shape, entry)
     for shape, sizes in CASES["matmul"].bench.items()
     for entry in ("forward", "backward_input", "backward_weight")
-    if entry != "backward_weight" or "type" not in sizes  # blocks are frozen
+    if entry != "backward_weight" or "type" not in sizes  # quantized weights are frozen
 ]
 
 

@@ -246,14 +246,14 @@ def test_quantized_weights_in_their_file(type, tmp_path):
     path = write_base(tmp_path / "base.gguf", "llama", type, **sizes)
     with gguf.open(path) as file:
         mapped = frozen(file)
-    expanded = LlamaSeqEngine.from_gguf(path, build=False)
+    dequantized = LlamaSeqEngine.from_gguf(path, build=False)
     prompt = list(range(5, 50))
     ids = sample(mapped, prompt, 80, temperature=1, seed=1)
-    assert ids == sample(expanded, prompt, 80, temperature=1, seed=1)
+    assert ids == sample(dequantized, prompt, 80, temperature=1, seed=1)
     decoder = mapped.decoder()
     for piece in (prompt, ids[:1], ids[1:]):
         logits = decoder.read(piece)
-    assert nmse(logits, expanded.logits(prompt + ids)[-1]) < 1e-10
+    assert nmse(logits, dequantized.logits(prompt + ids)[-1]) < 1e-10
 
 
 def test_one_sequence_at_a_time():

@@ -4,7 +4,16 @@ import gguf as library
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Type
-from lora_bases import assert_close, assert_gradients, blocks, draw, expand, make, whole, write_base
+from lora_bases import (
+    assert_close,
+    assert_gradients,
+    blocks,
+    dequantized_file,
+    draw,
+    make,
+    whole,
+    write_base,
+)
 
 import toynn
 from toynn.formats import gguf
@@ -73,7 +82,7 @@ def test_lora_over_a_mixed_file_is_that_over_its_float32_values(mixed, tmp_path)
         types = {info.type for info in file.tensors.values()}
     assert len(types) >= 5, types
     recipe = make(mixed, alpha=6.0)
-    full = make(expand(mixed, tmp_path / "full.gguf"), alpha=6.0)
+    full = make(dequantized_file(mixed, tmp_path / "full.gguf"), alpha=6.0)
     ids, labels = draw()
     assert_close(recipe.engine.logits(ids), full.engine.logits(ids), 1e-6)
     engine = whole(tmp_path / "full.gguf", recipe)

@@ -11,8 +11,8 @@ from lora_bases import (
     T,
     assert_close,
     assert_gradients,
+    dequantized_file,
     draw,
-    expand,
     make,
     mixed,
     whole,
@@ -25,7 +25,7 @@ from toynn.formats import gguf
 from toynn.numerics import dtypes
 
 HP = toynn.AdamW.for_lora()
-TYPES = [name.upper() for name in dtypes.BLOCKS]
+TYPES = [name.upper() for name in dtypes.QUANTIZED]
 #: Blocks of the K types have 256 elements of a row.
 WIDE = {"d_model": 256, "n_heads": 8, "n_kv_heads": 4, "d_ff": 512, "n_layers": 1}
 
@@ -46,7 +46,7 @@ def gpt2(request, tmp_path_factory):
 
 def check(path, tmp_path):
     recipe = make(path, alpha=6.0)
-    engine = whole(expand(path, tmp_path / "full.gguf"), recipe)
+    engine = whole(dequantized_file(path, tmp_path / "full.gguf"), recipe)
     ids, labels = draw()
     expected = engine.accumulate(ids, None, labels)
     assert recipe.accumulate(ids, None, labels) == pytest.approx(expected, rel=1e-5)
@@ -75,7 +75,7 @@ def test_a_quantized_gpt2(gpt2, tmp_path):
 def test_adapters_on_the_head(tmp_path):
     path = mixed(write_base(tmp_path / "base.gguf", "qwen3", **WIDE), "Q8_0")
     recipe = make(path, targets=("lm_head", "q"))
-    engine = whole(expand(path, tmp_path / "full.gguf"), recipe)
+    engine = whole(dequantized_file(path, tmp_path / "full.gguf"), recipe)
     ids, labels = draw()
     engine.accumulate(ids, None, labels)
     recipe.accumulate(ids, None, labels)

@@ -8,8 +8,8 @@ from lora_bases import (
     T,
     assert_close,
     assert_gradients,
+    dequantized_file,
     draw,
-    expand,
     make,
     mixed,
     whole,
@@ -68,7 +68,7 @@ def test_blocks_give_what_their_floats_give(type, tmp_path):
     """Bit for bit: nothing is rounded again, and no float32 copy is made."""
     base = mixed(write_base(tmp_path / "base.gguf", "qwen3moe", **WIDE | EXPERTS), type)
     recipe = make(base, targets=["attention", "experts"])
-    again = make(expand(base, tmp_path / "f32.gguf"), targets=["attention", "experts"])
+    again = make(dequantized_file(base, tmp_path / "f32.gguf"), targets=["attention", "experts"])
     ids, labels = draw()
     assert recipe.accumulate(ids, None, labels) == again.accumulate(ids, None, labels)
     ours, theirs = recipe.engine.gradients(), again.engine.gradients()

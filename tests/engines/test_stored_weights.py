@@ -1,4 +1,4 @@
-"""Weights in blocks: a product of them is that of their float32 expansion, bit for bit."""
+"""Quantized weights: a product by them is the product by their float32 values, bit for bit."""
 
 import subprocess
 import sys

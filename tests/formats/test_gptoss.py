@@ -52,7 +52,7 @@ def test_experts_in_mxfp4(tmp_path):
     MODELS["gpt-oss"]().export_gguf(tmp_path / "model.gguf")
     kind = library.GGMLQuantizationType.MXFP4
     _, tensors = parts_of(tmp_path / "model.gguf")
-    expanded = dict(tensors)
+    dequantized = dict(tensors)
     reader = library.GGUFReader(tmp_path / "model.gguf")
     writer = library.GGUFWriter(tmp_path / "mxfp4.gguf", "gpt-oss")
     metadata, _ = parts_of(tmp_path / "model.gguf")
@@ -63,19 +63,19 @@ def test_experts_in_mxfp4(tmp_path):
         if name.endswith("_exps.weight"):
             packed = library.quants.quantize(values, kind)
             writer.add_tensor(name, packed, raw_dtype=kind)
-            expanded[name] = (library.quants.dequantize(packed, kind), "f32")
+            dequantized[name] = (library.quants.dequantize(packed, kind), "f32")
         else:
             writer.add_tensor(name, values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    gguf.write(tmp_path / "expanded.gguf", metadata, expanded)
+    gguf.write(tmp_path / "dequantized.gguf", metadata, dequantized)
     ids = np.random.default_rng(1).integers(0, 96, 32)
     with gguf.open(tmp_path / "mxfp4.gguf") as file:
         assert file.tensors["blk.0.ffn_up_exps.weight"].type == "MXFP4"
         logits = frozen(file).logits(ids)
-    assert nmse(logits, judged_logits(tmp_path / "expanded.gguf", ids)) < 1e-8
+    assert nmse(logits, judged_logits(tmp_path / "dequantized.gguf", ids)) < 1e-8
     rough = judged_logits(tmp_path / "mxfp4.gguf", ids)
     errors = np.linalg.norm(logits - rough, axis=1)
     rows = errors <= np.median(errors)  # where rounding chooses another expert, all differs

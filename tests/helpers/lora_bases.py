@@ -89,7 +89,7 @@ def blocks(values, type, rng):
     return raw.reshape(*values.shape[:-1], -1)
 
 
-def expand(path, out):
+def dequantized_file(path, out):
     """Write a file again with all tensors in float32. Return its path."""
     with gguf.open(path) as file:
         metadata = {key: (value, file.types[key]) for key, value in file.metadata.items()}

@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.kernels,
     pytest.mark.skipif(
         not matmul.multiplies_int8(),
-        reason="this CPU, or the ISA level in use, has no AVX2 with F16C: blocks are expanded",
+        reason="this CPU, or the ISA level in use, has no AVX2 with F16C: blocks are dequantized",
     ),
 ]
 

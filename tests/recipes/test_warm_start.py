@@ -15,7 +15,7 @@ from toynn.numerics import dtypes
 from toynn.recipes import WarmStart
 
 VOCAB, WIDTH, D, T = 24, 32, 16, 8
-QUANTIZED = [name.upper() for name in dtypes.BLOCKS if dtypes.DTYPES[name].elements > 1]
+QUANTIZED = [name.upper() for name in dtypes.QUANTIZED if dtypes.DTYPES[name].elements > 1]
 CONFIG = LlamaConfig(VOCAB, D, 4, 2, 32, 1, T, donor_d_in=WIDTH)
 OPTIONS = RecipeOptions(untied=True, seed=3)
 TABLE = np.random.default_rng(5).normal(0.1, 0.05, (VOCAB + 6, WIDTH)).astype(np.float32)

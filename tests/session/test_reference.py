@@ -82,7 +82,7 @@ def test_a_gradient_that_is_not_finite_leaves_everything_as_it_was():
     assert all(np.array_equal(a, b) for a, b in zip(before, tiny.state(), strict=True))
 
 
-@pytest.mark.parametrize("dtype", dtypes.BLOCKS)
+@pytest.mark.parametrize("dtype", dtypes.QUANTIZED)
 def test_blocks(dtype):
     """Frozen weights of every type, in products forward and back, and in a table."""
     rng = np.random.default_rng(0)

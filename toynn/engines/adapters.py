@@ -29,7 +29,7 @@ from toynn.session import Session
 __all__ = ["Adapters"]
 
 Floats = NDArray[np.float32]
-CHUNK = 1 << 20  # elements of a matrix that are expanded at a time
+CHUNK = 1 << 20  # elements of a matrix that are dequantized at a time
 
 
 class Adapters:

@@ -1,6 +1,6 @@
 """An engine whose weights come from a file, and go into one.
 
-They are read from it, expanded and trained (``from_file``); or they stay in it, frozen
+They are read, dequantized and trained (``from_file``); or they stay in the file, frozen
 and mapped, with adapters beside them (weights.py, adapters.py). What a file says of its model is
 checked before any memory is taken. files.py writes.
 """
@@ -121,7 +121,7 @@ class FileEngine(Engine[C, Pass], Generic[C]):
     def realize_for_mmap(self, file: Source, cfg: C | None, opts: RecipeOptions) -> None:
         """Take a file's weights as they lie there, frozen; all adapters are zero yet.
 
-        See ``declare_for_mmap``. Norms and biases of another type than F32 are expanded.
+        See ``declare_for_mmap``. Norms and biases of another type than F32 are dequantized.
         """
         weights = self._map(file, cfg, opts)
         self.session.finalize_weights()
@@ -246,7 +246,7 @@ class FileEngine(Engine[C, Pass], Generic[C]):
     ) -> Self:
         """Return an engine with the weights of a GGUF file or Hugging Face folder, ready to train.
 
-        Quantized weights are expanded. ``t_seq`` 0 means the context length that the file names,
+        Quantized weights are dequantized. ``t_seq`` 0 means the context length that the file names,
         which may be long. With ``options`` those count, and t_seq and t_batch do not. Without
         ``build`` there is no training step before ``build_training_step``, and no memory is taken
         for one: that is all that logits and generation need. ``toynn.engines.frozen`` leaves the

@@ -83,7 +83,7 @@ class FileWeights(Weights):
         self.file: Source = file
         self.pairs_apart = file.pairs_apart
         self._options, self._trained = options, trained
-        self._expanded: list[str] = []  # those in memory, of which no blocks are kept
+        self._dequantized: list[str] = []  # those in memory, in float32
         self._copied: list[str] = []  # those in memory in the type that they have
 
     def declare(self, session: Session, weights: Mapping[str, Weight], beside: Shapes) -> None:
@@ -105,7 +105,7 @@ class FileWeights(Weights):
             self.parameters |= found.tensors if self._trained else {}
 
     def _declare_frozen(self, s: Session, name: str, weight: Weight) -> Tensor:
-        """Declare a weight of the file: mapped if a matrix or float32, else expanded later.
+        """Declare a weight of the file: mapped if a matrix or float32, else dequantized later.
 
         What does not lie there as it is multiplied by is copied later.
         """
@@ -114,7 +114,7 @@ class FileWeights(Weights):
         if type == "F32" and not is_copied:
             return s.mapped(name, self.file.stored(name))
         if type != "F32" and (len(shape) == 1 or weight.is_bias or weight.row.kind == "taps"):
-            self._expanded.append(name)
+            self._dequantized.append(name)
             return s.constant(name, shape)
         if is_copied and type in quants.BLOCKS:
             self._copied.append(name)
@@ -127,10 +127,10 @@ class FileWeights(Weights):
         return s.mapped(name, self.file.stored(name), type.lower(), shape)
 
     def fill(self, session: Session) -> None:
-        """Copy and expand what is not mapped; have adapters change nothing."""
+        """Copy and dequantize what is not mapped; have adapters change nothing."""
         for name in self._copied:
             session.upload(self.tensors[name], self.file.stored(name))
-        for name in self._expanded:
+        for name in self._dequantized:
             session.upload(self.tensors[name], np.asarray(self.file[name], np.float32))
         if self.adapters is not None:
             self.adapters.zero()

@@ -32,7 +32,7 @@ REPLACEMENT = "Q8_0"
 TABLE, HEAD = "token_embd.weight", "output.weight"
 #: llama.cpp's numbers for files that are mostly of a type.
 FILE_TYPES = {name.upper(): number for name, number in OUTTYPES.items()} | {"Q4_0": 2}
-CHUNK = 1 << 18  # elements that are expanded at a time, to compare
+CHUNK = 1 << 18  # elements that are dequantized at a time, to compare
 
 
 @dataclass

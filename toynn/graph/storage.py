@@ -120,7 +120,7 @@ class Storage:
         buffer.upload(offset, values)
 
     def read(self, tensor: Tensor) -> NDArray[Any]:
-        """Return a copy of a tensor's values, blocks expanded to float32."""
+        """Return a copy of a tensor's values, dequantized to float32."""
         buffer, offset = self.held[tensor]
         if tensor.dtype in ELEMENTS:
             return buffer.download(offset, tensor.shape, tensor.dtype)

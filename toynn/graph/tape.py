@@ -103,7 +103,7 @@ class Op:
             needed = "i32" if kind == "i32" else "f32"
             if tensor is None or tensor.dtype == needed:
                 continue
-            if kind != "type" or tensor.dtype not in dtypes.BLOCKS:
+            if kind != "type" or tensor.dtype not in dtypes.QUANTIZED:
                 called = tensor.root.name
                 raise ShapeError(f"{self.kernel}: {called} must be {needed}; got {tensor.dtype}")
 

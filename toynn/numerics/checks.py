@@ -63,7 +63,7 @@ def converted(name: str, array: ArrayLike, shape: tuple[int, ...], dtype: str) -
     Raises ShapeError for another shape or kind of numbers.
     """
     values = np.asarray(array)
-    if dtype in dtypes.BLOCKS:
+    if dtype in dtypes.QUANTIZED:
         nbytes = dtypes.nbytes(dtype, prod(shape))
         if values.dtype != np.uint8 or values.nbytes != nbytes:
             raise ShapeError(
@@ -154,9 +154,9 @@ def stored_as(name: str, dtype: str, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _known(name: str, dtype: str) -> None:
-    if dtype != "f32" and dtype not in dtypes.BLOCKS:
+    if dtype != "f32" and dtype not in dtypes.QUANTIZED:
         raise ConfigError(
-            f"{name}: dtype must be one of f32, {', '.join(dtypes.BLOCKS)}; got {dtype!r}"
+            f"{name}: dtype must be one of f32, {', '.join(dtypes.QUANTIZED)}; got {dtype!r}"
         )
 
 

@@ -1,20 +1,20 @@
-"""The types of a tensor's elements: float32, int32, and those in which GGUF files keep weights.
+"""The types of a tensor's elements: float32, int32, and the quantized types of GGUF files.
 
-The latter are *blocks*: each packs so many elements of a row into so many bytes, and a row is a
-whole number of them. (A block of float16 or bfloat16 has one element.) Kernels that read them
-expand them to float32; nothing computes in them. In toynn a type has the name of DTYPES, "q4_k";
-in what belongs to files, and at the kernels' Python doors, that of GGUF: "Q4_K".
+A *block* of a quantized type packs some elements of a row into some bytes. A row is a whole number
+of blocks. (A block of float16 or bfloat16 has one element.) Kernels dequantize weights to float32;
+nothing computes in a quantized type. In toynn a type has its name in DTYPES, "q4_k"; in files, and
+in the kernels' Python calls, it has GGUF's: "Q4_K".
 Source: ggml_type of ggml.h, and ggml-common.h, in ggml; the gguf library has the same table.
 """
 
 from typing import NamedTuple
 
 __all__ = [
-    "BLOCKS",
     "DTYPES",
     "GGUF_BLOCKS",
     "GGUF_TYPES",
     "NAMES",
+    "QUANTIZED",
     "DType",
     "nbytes",
     "row_fits",
@@ -60,12 +60,12 @@ DTYPES: dict[str, DType] = {
 }
 
 #: The types that only frozen weights have.
-BLOCKS = tuple(name for name in DTYPES if name not in ("f32", "i32"))
+QUANTIZED = tuple(name for name in DTYPES if name not in ("f32", "i32"))
 
 #: The name of each type by its number.
 NAMES: dict[int, str] = {dtype.ggml: name for name, dtype in DTYPES.items()}
 
-_KNOWN = {name.upper(): DTYPES[name] for name in ("f32", *BLOCKS)}
+_KNOWN = {name.upper(): DTYPES[name] for name in ("f32", *QUANTIZED)}
 
 #: By the names of GGUF files, of the types whose values toynn reads: the number of each,
 GGUF_TYPES: dict[str, int] = {name: dtype.ggml for name, dtype in _KNOWN.items()}

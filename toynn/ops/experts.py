@@ -67,8 +67,9 @@ def weigh(s: Recorder, x: Tensor, routes: Routes) -> Tensor:
 def experts(s: Recorder, x: Tensor, w: Tensor, routes: Routes, b: Tensor | None = None) -> Tensor:
     """Record y (M, N) = x (M, K) w[e]^T + b[e], e the expert to whom a row of x was sent.
 
-    w (E, N, K), b (E, N). A frozen w may be of a block type (see Session.mapped); no expert is
-    expanded as a whole. The node and its gradients keep the session's ``matmul_precision`` of now.
+    w (E, N, K), b (E, N). A frozen w may be of a quantized type (see Session.mapped); no expert is
+    dequantized as a whole. The node and its gradients keep the session's ``matmul_precision`` of
+    now.
     """
     copies = routes.slots.size
     require(len(x.shape) == 2 and x.shape[0] == copies, "experts", f"x ({copies}, K)", x, w)

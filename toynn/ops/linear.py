@@ -25,7 +25,7 @@ def linear(
     """Record y (M, N) = x (M, K) w (N, K)^T + b (N,), then a GELU if asked.
 
     With ``activation`` ("gelu_tanh" or "gelu_exact") the sum before it is saved. A frozen w may
-    be of a block type (see Session.mapped): it stays packed, and the kernels expand parts of it.
+    be of a quantized type (see Session.mapped): it stays so, and kernels dequantize parts of it.
     The node and its gradients keep the session's ``matmul_precision`` of now.
 
     Raises ConfigError for another activation.

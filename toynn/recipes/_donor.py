@@ -17,7 +17,7 @@ from toynn.models import ARCHITECTURES
 __all__ = ["Donor", "open_donor"]
 
 TABLE = "token_embd.weight"
-CHUNK = 4096  # rows that are expanded at a time
+CHUNK = 4096  # rows that are dequantized at a time
 BYTES = 256
 
 

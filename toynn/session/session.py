@@ -127,8 +127,8 @@ class Session:
         """Declare a frozen weight: it gets no gradient, and no work is done for one.
 
         An array in place of a shape is its values, as for ``parameter``; only float32 has them so.
-        Of a block type (see ``toynn.numerics.dtypes``) the bytes of the blocks are uploaded, and
-        ``download`` expands them. Raises ConfigError for a dtype that is none.
+        Of a quantized type (see ``toynn.numerics.dtypes``) the bytes are uploaded as they are, and
+        ``download`` dequantizes them. Raises ConfigError for a dtype that is none.
         """
         return self._weight(name, shape, Role.CONSTANT, dtype)
 
@@ -142,9 +142,9 @@ class Session:
     ) -> Tensor:
         """Declare a frozen weight that stays where it is, such as in a memory-mapped file.
 
-        ``array`` is C-contiguous and neither copied nor written: float32, or, for a block type
+        ``array`` is C-contiguous and neither copied nor written: float32, or, for a quantized type
         (see ``toynn.numerics.dtypes``), the bytes of the blocks of a weight of this ``shape``. Of
-        the ops, ``linear`` and ``embedding`` take blocks. ``download`` expands them.
+        the ops, ``linear`` and ``embedding`` take it. ``download`` dequantizes it.
         """
         dimensions = checks.held_by(name, array, dtype, shape)
         self._check_new(name)

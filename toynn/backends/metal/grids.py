@@ -11,7 +11,7 @@ __all__ = ["PASSES", "SCRATCH", "SHARED", "TYPES", "Pass", "Sizes"]
 # The shaders have the same numbers, by the same names.
 GROUP = 256  # threads of a group
 LINE = 32  # columns that a group adds up; rows of attention
-RUN = 16  # elements of a row that a thread expands
+RUN = 16  # elements of a row that a thread dequantizes
 BLOCK = 16384  # squares that a group adds up
 TILE, PRODUCT, FEW = 64, 128, 4  # products: results of a group, its threads; what few rows are
 FEW_COPIES = 16  # of rows, sent to experts: from here on in tiles
@@ -280,15 +280,15 @@ SHARED: dict[str, tuple[str, ...]] = {
     "chunked_cross_entropy": ("logits",),
     "cross_entropy": ("logits",),
     "dpo": ("preference",),
-    "embedding": ("codebooks", "blocks"),
-    "experts": ("codebooks", "blocks", "products"),
+    "embedding": ("codebooks", "quantized"),
+    "experts": ("codebooks", "quantized", "products"),
     "geglu": ("activations",),
     "gelu": ("activations",),
     "kto": ("preference",),
-    "matmul": ("activations", "codebooks", "blocks", "products"),
+    "matmul": ("activations", "codebooks", "quantized", "products"),
     "orpo": ("preference",),
     "token_sums": ("logits",),
 }
 
-#: The types of matrices that blocks.metal reads, by their numbers in GGUF: all that toynn knows.
+#: The types of matrices that quantized.metal reads, by their numbers in GGUF: all that toynn knows.
 TYPES = frozenset(GGUF_TYPES.values())

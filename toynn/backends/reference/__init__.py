@@ -90,7 +90,7 @@ class ReferenceProgram:
         KERNELS[launch.kernel].run(view, sizes, launch.options, bool(adds))
 
     def _view(self, place: Place, layout: Layout) -> Array:
-        """Return a tensor where it lies, or what its blocks expand to."""
+        """Return a view of a tensor, or its dequantized copy."""
         buffer, (dtype, shape, row) = self._buffers[place.buffer], layout
         if dtype not in ELEMENTS:
             size = dtypes.nbytes(dtype, int(np.prod(shape)))

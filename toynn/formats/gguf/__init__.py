@@ -119,7 +119,7 @@ class GGUFFile:
         return len(self.tensors)
 
     def __getitem__(self, name: str) -> NDArray[Any]:
-        """Return a tensor: a read-only view if it is F32 or F16, else expanded to float32.
+        """Return a tensor: a read-only view if it is F32 or F16, else dequantized to float32.
 
         Raises GGUFError as ``raw`` does, and for a type that toynn cannot read.
         """

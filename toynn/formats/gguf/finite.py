@@ -1,4 +1,4 @@
-"""NaN and infinity in tensor data, found in the bytes: no weights are expanded for it.
+"""NaN and infinity in tensor data, found in the bytes, without dequantizing.
 
 A float is NaN or infinite if all bits of its exponent are set. In quantized types only the scales
 are floats; of MXFP4 they are exponents alone (E8M0), of NVFP4 floats that are always finite.
@@ -61,7 +61,7 @@ CHUNK = 1 << 18  # fields tested at a time: the temporaries stay in the cache
 def find_nonfinite(raw: NDArray[np.uint8], type: str) -> tuple[str, int] | None:
     """Return where a contiguous tensor has a NaN or infinity, in words and as a byte, or None.
 
-    Types that toynn cannot expand are not looked into.
+    Types that toynn cannot dequantize are not looked into.
     """
     dtype, exponent, least = FLOATS.get(type, HALF)
     elements, nbytes = BLOCKS[type]

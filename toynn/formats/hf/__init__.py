@@ -152,7 +152,7 @@ class HFModel:
         return odd or self._order(name, info.shape) is not None
 
     def _as_it_lies(self, name: str) -> Array:
-        """Return a weight by GGUF's name and shape, not expanded; q and k in the folder's order."""
+        """Return a weight by GGUF's name and shape, as stored; q and k in the folder's order."""
         if name in self._added:
             return self._added[name]
         if self._is_changed(name):
@@ -170,7 +170,7 @@ class HFModel:
         return values if order is None else np.take(values, order[1], order[0])
 
     def _is_changed(self, name: str) -> bool:
-        """Whether the numbers are others than a folder's: expanded when they are read."""
+        """Whether the numbers are others than a folder's: dequantized when they are read."""
         module = module_of(name)
         return module in self._mapping.more or module in self._mapping.logarithms
 

@@ -27,7 +27,7 @@ def _gradients(inputs: dict[str, Array], dy: Array, **_: Any) -> dict[str, Array
 def _calls(rng: np.random.Generator, N: int, V: int, C: int, type: int = 0) -> list[Call]:
     inputs = _inputs(rng, N, V, C)
     exact = {"w": inputs["w"].astype(np.float64), "ids": inputs["ids"]}
-    if type:  # blocks are frozen
+    if type:  # quantized weights are frozen
         name, inputs["w"], exact["w"] = matrix(rng, type, V, C)
         return [
             call(

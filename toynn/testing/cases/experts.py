@@ -89,7 +89,7 @@ def _calls(rng: np.random.Generator, E: int, M: int, N: int, K: int, type: int =
             **more,
         ),
     ]
-    return calls[:2] if type else calls  # blocks are frozen
+    return calls[:2] if type else calls  # quantized weights are frozen
 
 
 CASE = OpCase(

@@ -1,6 +1,6 @@
 """matmul against x w^T + b in float64, its GELU, and the two products of its gradient.
 
-With a ``type`` (its number in GGUF), w is random blocks, and the reference what they expand to.
+With a ``type`` (its number in GGUF), w is of random blocks, and the reference dequantizes it.
 """
 
 import math
@@ -66,7 +66,7 @@ def _calls(
             {"dy": dy, "x": inputs["x"]},
         ),
     ]
-    return calls[:2] if type else calls  # blocks are frozen
+    return calls[:2] if type else calls  # quantized weights are frozen
 
 
 CASE = OpCase(

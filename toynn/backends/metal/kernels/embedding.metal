@@ -3,7 +3,7 @@
 //   y[n,c]  = w[ids[n],c]
 //   dw[v,c] = sum of dy[n,c] over the n with ids[n] = v
 //
-// N ids, a table of V rows, C channels. For forward w may be stored in blocks of any type of blocks.metal: a
+// N ids, a table of V rows, C channels. For forward w may be of any quantized type of quantized.metal: a
 // thread takes RUN elements of a row. Backward: dw is first cleared, unless it is added to; then the group of
 // the first row with an id adds up all rows with that id, in their order, so that no two groups write to one
 // row of dw. An id outside 0..V-1 is skipped: y gets zeros, dw nothing.
@@ -21,7 +21,7 @@ kernel void embedding_forward(device float*               y    [[buffer(0)]],
     const int id = ids[n];
     float run[RUN];
     if (id >= 0 && uint(id) < args.V) {
-        expand(run, w, args.type, uint(id), C, first);
+        dequantize(run, w, args.type, uint(id), C, first);
     } else {
         for (uint i = 0; i < RUN; ++i) run[i] = 0.0f;
     }

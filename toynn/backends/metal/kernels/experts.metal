@@ -6,7 +6,7 @@
 //   backward_bias     db[e,n]   = sum_r dy[r,n]            offsets[e] <= r < offsets[e+1]
 //
 // M rows, sorted by expert, of which the first offsets[E] are there; E experts of N outputs and K inputs. w
-// may be stored in blocks of any type of blocks.metal. A group makes TILE x TILE results (products.metal): of y
+// may be of any quantized type of quantized.metal. A group makes TILE x TILE results (products.metal): of y
 // and dx for all experts that have rows among its own, one after another, each its own rows alone: what is not
 // finite in the others' matrices does not reach them; of dw for one expert. Where there are few rows
 // (forward_few), a line of threads makes one output. Precision "medium" (rough) is as in matmul.metal.
@@ -93,7 +93,7 @@ kernel void experts_forward_few(device float*             y       [[buffer(0)]],
     float sum = 0.0f, run[RUN];
     if (n < N) {
         for (uint k = tid % LINE * RUN; k < K; k += LINE * RUN) {
-            expand(run, w, args.type, e * N + n, K, k);
+            dequantize(run, w, args.type, e * N + n, K, k);
             for (uint i = 0; i < min(RUN, K - k); ++i) sum = fma(x[r * K + k + i], run[i], sum);
         }
     }

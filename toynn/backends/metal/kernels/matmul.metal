@@ -5,8 +5,8 @@
 //   backward_weight   dw[n,k] = sum_m dy[m,n] x[m,k]
 //
 // M rows, N outputs, K inputs; a group of PRODUCT threads for TILE x TILE results (products.metal). y is
-// overwritten; dx and dw are overwritten, or added to. w may be stored in blocks of any type of blocks.metal:
-// it is expanded on its way to threadgroup memory. Where x has a few rows (forward_few), there is nothing to
+// overwritten; dx and dw are overwritten, or added to. w may be of any quantized type of quantized.metal:
+// it is dequantized on its way to threadgroup memory. Where x has a few rows (forward_few), there is nothing to
 // share: a line of threads makes one output, and reads its row of w once.
 // With precision "medium" (the functions called rough) both sides are rounded to bfloat16 on their way, if
 // Metal has that type; sums are float32: a result is off by some 2^-9 of its terms' size.
@@ -89,7 +89,7 @@ kernel void matmul_forward_few(device float*            y    [[buffer(0)]],
     float sums[FEW] = {0.0f, 0.0f, 0.0f, 0.0f}, run[RUN];
     if (n < args.N) {
         for (uint k = tid % LINE * RUN; k < K; k += LINE * RUN) {
-            expand(run, w, args.type, n, K, k);
+            dequantize(run, w, args.type, n, K, k);
             for (uint m = 0; m < args.M; ++m) {
                 for (uint i = 0; i < min(RUN, K - k); ++i) sums[m] = fma(x[m * K + k + i], run[i], sums[m]);
             }

@@ -32,7 +32,7 @@ static inline void fetch(threadgroup T* tile, device const uchar* w, uint type, 
     for (uint at = tid; at < height * runs; at += PRODUCT) {
         const uint i = at / runs, j = at % runs * RUN;
         if (row + i < rows && column + j < columns) {
-            expand(run, w, type, row + i, columns, column + j);
+            dequantize(run, w, type, row + i, columns, column + j);
         } else {
             for (uint k = 0; k < RUN; ++k) run[k] = 0.0f;
         }

@@ -134,7 +134,7 @@ static inline void eighths(thread float* y, uint row, uint minus, float scale) {
 }
 
 // Elements j .. j + RUN - 1 of row `row` of a matrix w (., K), j a multiple of RUN.
-static inline void expand(thread float* y, device const uchar* w, uint type, uint row, uint K, uint j) {
+static inline void dequantize(thread float* y, device const uchar* w, uint type, uint row, uint K, uint j) {
     const ulong first = ulong(row) * K;  // in bytes it may be over 2^32
     const uint r = j / RUN;
     switch (type) {

@@ -1,4 +1,4 @@
-"""Frozen weights of block types on the tape: what is declared, recorded, counted and refused."""
+"""Frozen weights of quantized types on the tape: declared, recorded, counted and refused."""
 
 import json
 
@@ -29,7 +29,7 @@ def test_the_table_is_that_of_the_gguf_library():
         assert gguf.GGML_QUANT_SIZES[TYPES(number)] == (elements, nbytes)
 
 
-@pytest.mark.parametrize("dtype", ["f32", *dtypes.BLOCKS])
+@pytest.mark.parametrize("dtype", ["f32", *dtypes.QUANTIZED])
 def test_a_linear_layer_over_blocks(dtype):
     """One node forward, dX alone backward; both know the type, and count the bytes as stored."""
     s = Session()
@@ -52,7 +52,7 @@ def test_a_linear_layer_over_blocks(dtype):
     assert json.loads(s.tape.to_json())[1]["sizes"]["type"] == TYPES[dtype.upper()]
 
 
-@pytest.mark.parametrize("dtype", ["f32", *dtypes.BLOCKS])
+@pytest.mark.parametrize("dtype", ["f32", *dtypes.QUANTIZED])
 def test_an_embedding_over_blocks(dtype):
     s = Session()
     w = s.mapped("w", MATRIX if dtype == "f32" else raw(dtype), dtype, (N, K))
@@ -62,7 +62,7 @@ def test_an_embedding_over_blocks(dtype):
     assert node.nbytes == M * w.nbytes // N + 4 * M * K
 
 
-@pytest.mark.parametrize("dtype", ["f32", *dtypes.BLOCKS])
+@pytest.mark.parametrize("dtype", ["f32", *dtypes.QUANTIZED])
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_a_step_over_blocks_is_that_over_their_float32_values(dtype, checkpointing):
     """Rows of a table, times a matrix, times an adapter: all gradients pass through the matrix."""
@@ -72,11 +72,11 @@ def test_a_step_over_blocks_is_that_over_their_float32_values(dtype, checkpointi
         count = N * K // dtypes.DTYPES[dtype].elements
         data = [blocks(np.random.default_rng(i), number, count) for i in range(2)]
     results = []
-    for expand in (False, True):
+    for dequantized in (False, True):
         s = Session(checkpointing=checkpointing)
         names = ("table", "matrix")
         held = [s.mapped(*pair, dtype, (N, K)) for pair in zip(names, data, strict=True)]
-        if expand:
+        if dequantized:
             held = [s.mapped(f"{w.name}.f32", s.download(w)) for w in held]
         ids, labels = s.input("ids", (M,), "i32"), s.input("labels", (M,), "i32")
         with s.tape.block("all"):
