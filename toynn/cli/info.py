@@ -1,7 +1,6 @@
 """``toynn info PATH``: what a file or folder holds, and the memory that training it would need."""
 
 from argparse import Namespace
-from dataclasses import replace
 from pathlib import Path
 from reprlib import repr  # which shortens long arrays
 from typing import Any
@@ -9,7 +8,6 @@ from typing import Any
 from toynn import engines
 from toynn.cli import _info_lines
 from toynn.cli._info_lines import Lines, types
-from toynn.engines import LlamaConfig
 from toynn.errors import DataError, ToynnError
 from toynn.formats import gguf, hf
 from toynn.formats.adapters import peft
@@ -17,16 +15,14 @@ from toynn.formats.gguf import Strings
 from toynn.formats.hf import HFModel
 from toynn.formats.hf.config import CONFIG, WEIGHTS
 from toynn.formats.tokenizer.folder import FolderKeys, has_tokenizer
-from toynn.jobs.models import WarmStartJob, default_d_ff
+from toynn.jobs.memory import ADAPTER_RANK, adapters_over, new_model_over
 from toynn.models import Source
 from toynn.options import RecipeOptions, whole
-from toynn.recipes import LoRA, WarmStart
 from toynn.system.machine import free_memory
 from toynn.system.printing import size
 
 __all__ = ["add_parser"]
 
-RANK = 8  # of the adapters whose memory is told
 #: Files that say what a folder is, the first of them that it has.
 INSIDE = ("model.gguf", "adapter.gguf", peft.CONFIG, CONFIG, WEIGHTS)
 
@@ -140,17 +136,17 @@ def _training(file: Source, seq: int | None, batch: int) -> Lines:
 def _adapters(file: Source, opts: RecipeOptions) -> Lines:
     """Return the memory of training adapters over the file, which stays as it is."""
     try:
-        plain, again = (
-            LoRA.memory_for(file, RANK, each, "all-linear").peak
-            for each in (opts, replace(opts, checkpointing=True))
-        )
+        plain, again = adapters_over(file, opts)
     except ToynnError as error:
         return [("training adapters", f"not possible: {error}")]
     copied = sum(info.nbytes for name, info in file.tensors.items() if file.is_copied(name))
     mapped = max(0, file.nbytes - copied)
     form = f"{size(copied)}, in another form there: a part of the peak"
     return [
-        ("training adapters", f"rank {RANK}, all-linear, {opts.t_batch} x {opts.t_seq} tokens"),
+        (
+            "training adapters",
+            f"rank {ADAPTER_RANK}, all-linear, {opts.t_batch} x {opts.t_seq} tokens",
+        ),
         ("  mapped, not in memory", f"{size(mapped)}, read as it is used"),
         *([("  copied into memory", form)] if copied else []),
         ("  peak beside the file", size(plain)),
@@ -175,14 +171,11 @@ def _room(mapped: int, plain: int, again: int) -> Lines:
 
 def _new_model(file: Source, length: int, batch: int) -> Lines:
     """Return the memory of what ``toynn train warm-start`` makes with the file as donor."""
-    vocab, width = file.tensors["token_embd.weight"].shape
-    d_model, heads, layers = map(WarmStartJob.default, ("d_model", "heads", "layers"))
-    d_ff = default_d_ff(d_model)
-    config = LlamaConfig(vocab, d_model, heads, heads, d_ff, layers, length, donor_d_in=width)
-    memory = WarmStart.memory_for(config, RecipeOptions(t_batch=batch, untied=True))
+    config, peak = new_model_over(file, length, batch)
+    shape = f"width {config.d_model}, {config.n_layers} layers"
     return [
-        ("training a new model", f"with it as donor, width {d_model}, {layers} layers"),
-        ("  peak of that", size(memory.peak)),
+        ("training a new model", f"with it as donor, {shape}"),
+        ("  peak of that", size(peak)),
     ]
 
 

@@ -1,11 +1,38 @@
 """What a run will need of memory, before any of it is taken."""
 
+from dataclasses import replace
 from typing import Any
 
+from toynn.engines import LlamaConfig
+from toynn.jobs.models import WarmStartJob, default_d_ff
+from toynn.models import Source
+from toynn.options import RecipeOptions
+from toynn.recipes import LoRA, WarmStart
 from toynn.system.machine import free_memory
 from toynn.system.printing import size
 
-__all__ = ["check_fits"]
+__all__ = ["ADAPTER_RANK", "adapters_over", "check_fits", "new_model_over"]
+
+ADAPTER_RANK = 8  # of the adapters whose memory is told
+
+
+def adapters_over(file: Source, options: RecipeOptions) -> tuple[int, int]:
+    """Return the peak bytes of training adapters of all linear layers: plain, checkpointed."""
+    plain, checkpointed = (
+        LoRA.memory_for(file, ADAPTER_RANK, each, "all-linear").peak
+        for each in (options, replace(options, checkpointing=True))
+    )
+    return plain, checkpointed
+
+
+def new_model_over(donor: Source, length: int, batch: int) -> tuple[LlamaConfig, int]:
+    """Return what ``toynn train warm-start`` makes of a donor, and its peak bytes in training."""
+    vocab, width = donor.tensors["token_embd.weight"].shape
+    d_model, heads, layers = map(WarmStartJob.default, ("d_model", "heads", "layers"))
+    d_ff = default_d_ff(d_model)
+    config = LlamaConfig(vocab, d_model, heads, heads, d_ff, layers, length, donor_d_in=width)
+    options = RecipeOptions(t_batch=batch, untied=True)
+    return config, WarmStart.memory_for(config, options).peak
 
 
 def check_fits(engine: Any, rows: int, ranks: int = 1) -> None:

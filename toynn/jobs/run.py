@@ -15,7 +15,6 @@ from toynn.errors import ConfigError
 from toynn.jobs.job import Job
 from toynn.jobs.memory import check_fits
 from toynn.optim import AdamW, Schedule
-from toynn.runs.page import REPORT
 from toynn.system.printing import duration, fact
 from toynn.train import tensorboard
 from toynn.train.checkpoint import Checkpoint
@@ -211,5 +210,5 @@ def _print_result(
     print(f"            (the {which}, at step {result.best_iteration}){more and f'; {more}'}")
     print(f"time        {duration(seconds)}, {result.trained_tokens:,} {items} trained")
     if folder.reports:
-        print(f"report      {folder.path / REPORT}")
+        print(f"report      {folder.report}")
     print(f"run folder  {folder.path}")

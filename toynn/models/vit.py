@@ -14,7 +14,6 @@ from math import inf
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from toynn import ops
 from toynn.errors import ConfigError
 from toynn.graph.tape import Tensor
 from toynn.models.checks import check_sizes
@@ -180,8 +179,7 @@ class ViT(Model[ViTConfig]):
         Of the last block only these rows are computed.
         """
         patches = layers.linear(image, "patch_embed.proj")
-        tokens, positions = layers.weight("cls_token"), layers.weight("pos_embed")
-        x = ops.class_token(layers.session, patches, tokens, positions)
+        x = layers.class_token(patches, "cls_token", "pos_embed")
         for n, block in enumerate(layers.blocks(cfg.n_layers, "blocks")):
             qkv = block.linear(self._norm(block, cfg, x, "norm1"), "attn.qkv")
             heads = block.attention(qkv, n_heads=cfg.n_heads, causal=False)

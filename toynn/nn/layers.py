@@ -98,6 +98,10 @@ class Layers:
         low = self.scale(ops.embedding(s, adapter.a, ids), adapter.scale)
         return ops.add(s, y, ops.linear(s, low, adapter.b))
 
+    def class_token(self, patches: Tensor, token: str, positions: str) -> Tensor:
+        """Put a token, the class's, before the patches of each image, and add positions."""
+        return ops.class_token(self.session, patches, self.weight(token), self.weight(positions))
+
     def linear(self, x: Tensor, name: str, activation: str | None = None) -> Tensor:
         """Record f(W x + b), with what an adapter of W adds; every product with weights is here.
 

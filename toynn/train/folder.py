@@ -23,6 +23,7 @@ from typing import Self
 from toynn.errors import CheckpointError, ConfigError, DataError
 from toynn.formats.files import write_atomically
 from toynn.runs import write_report
+from toynn.runs.page import REPORT
 from toynn.runs.record import NOTES
 from toynn.system.critical import uninterrupted
 from toynn.system.printing import print_line
@@ -115,6 +116,7 @@ class RunFolder:
         self.events = path / "tensorboard"
         self.plot = path / "loss.png"
         self.confusion = path / "confusion.png"
+        self.report = path / REPORT
         self.notes = Notes(path / NOTES)
         self.reports = True  # whether report.html is written when it ends
 
