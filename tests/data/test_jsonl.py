@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from toynn.data.batch import IGNORED
-from toynn.data.examples import Examples, ShuffledExamples, examples_in_order
+from toynn.data.examples import Examples, ShuffledExamples
 from toynn.data.jsonl import read
+from toynn.data.packing import examples_in_order
 from toynn.errors import DataError, GGUFError
 from toynn.formats.tokenizer import ByteTokenizer
 

@@ -14,9 +14,10 @@ from vits import config as vit_config
 import toynn
 from toynn.data._parts import Pixels
 from toynn.data.augment import Augment
-from toynn.data.examples import Examples, ShuffledExamples, examples_in_order
+from toynn.data.examples import Examples, ShuffledExamples
 from toynn.data.image_batches import Fitted, HeldOut, RandomImages
 from toynn.data.images import Part
+from toynn.data.packing import examples_in_order
 from toynn.data.text import RandomWindows, spaced_windows
 from toynn.recipes import GPT2, FromScratch, LoRA, VitTiny, WarmStart
 from toynn.train import Trainer

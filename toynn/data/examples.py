@@ -7,12 +7,14 @@ and nothing but examples is computed.
 
 from array import array
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, Protocol, Self
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from toynn.data.batch import IGNORED, Batch
+from toynn.errors import DataError
 
 __all__ = [
     "Columns",
@@ -20,9 +22,9 @@ __all__ = [
     "Examples",
     "Growing",
     "ShuffledExamples",
-    "examples_in_order",
     "held_out",
     "joined",
+    "split_off",
 ]
 
 
@@ -141,6 +143,10 @@ class Examples:
         trained = np.array(self._columns.learned[begin + 1 : end], np.bool_)
         return Example(tokens[:-1], np.where(trained, tokens[1:], np.int32(IGNORED)))
 
+    def batch(self, indices: Iterable[int], room: int) -> Batch:
+        """Return these examples as a batch with room for so many tokens."""
+        return joined((self[index] for index in indices), room)
+
     def pick(self, indices: Iterable[int]) -> "Examples":
         """Return these examples, in this order; they stay where they are."""
         picked = Examples.of(self._columns, self.seq, keep_end=self.keep_end)
@@ -167,7 +173,7 @@ class ShuffledExamples:
         drawn = range(self._drawn, self._drawn + self._batch)
         self._drawn += self._batch
         room = self._batch * self._examples.seq
-        return joined([self._examples[self._index(k)] for k in drawn], room)
+        return self._examples.batch(map(self._index, drawn), room)
 
     def _index(self, k: int) -> int:
         """Return the k-th example drawn since the beginning."""
@@ -187,18 +193,17 @@ class ShuffledExamples:
         self._seed, self._drawn, self._epoch = state["seed"], state["drawn"], -1
 
 
-def examples_in_order(
-    examples: Examples, batch: int, max_batches: int | None = None
-) -> list[Batch]:
-    """All examples in batches, in order; at most max_batches, of examples spaced evenly."""
-    count = len(examples)
-    if max_batches is not None:
-        count = min(count, batch * max_batches)
-    chosen = [index * len(examples) // count for index in range(count)]
-    return [
-        joined([examples[index] for index in chosen[first : first + batch]], batch * examples.seq)
-        for first in range(0, count, batch)
-    ]
+class Parted(Protocol):
+    """What can be parted: examples, or groups of them."""
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+
+    def pick(self, indices: list[int], /) -> Self:
+        """Return these, in this order."""
+
+
+P = TypeVar("P", bound=Parted)
 
 
 def held_out(count: int, seed: int) -> tuple[list[int], list[int]]:
@@ -208,6 +213,22 @@ def held_out(count: int, seed: int) -> tuple[list[int], list[int]]:
     """
     order, tail = np.random.default_rng(seed).permutation(count), max(count // 10, 1)
     return sorted(order[tail:].tolist()), sorted(order[:tail].tolist())
+
+
+def split_off(path: Path, data: P, seed: int, file: str) -> tuple[P, P, str]:
+    """Return what is trained on, what is held out, and a line that says so.
+
+    ``file`` is that of a validation part, which there is not. Raises DataError for too few.
+    """
+    count = len(data)
+    if count < 2:
+        raise DataError(
+            f"{path}: expected at least 2 examples, one to learn from and one to validate with; "
+            f"got {count}: add examples, or a folder with a {file}"
+        )
+    kept, held = (data.pick(part) for part in held_out(count, seed))
+    said = f"{len(held):,} of {count:,} examples of the training data became the validation part"
+    return kept, held, f"no {file}: {said}"
 
 
 def joined(examples: Iterable[Example], room: int) -> Batch:

@@ -27,8 +27,8 @@ from toynn.data._containers import TABLES, is_container, part_of
 from toynn.data._rows import checked_messages, keys_of, rows, string_of
 from toynn.data.batch import Batch
 from toynn.data.documents import Documents, DocumentWindows, parted, spaced_documents
-from toynn.data.examples import Examples, ShuffledExamples, examples_in_order, held_out
-from toynn.data.packing import PackedExamples, packed_in_order
+from toynn.data.examples import Examples, ShuffledExamples, split_off
+from toynn.data.packing import PackedExamples, examples_in_order, packed_in_order
 from toynn.data.reader import TOGETHER, Encoder, Reader
 from toynn.data.store import InMemory, Mapped, Store
 from toynn.data.stream import Progress, blocks, looked_at, silent
@@ -159,11 +159,8 @@ def read(
     else:
         raise DataError(f"{path}: expected {KINDS}; got a {path.suffix or 'nameless'} file")
     if valid is None:
-        train, valid = _split(path, train, seed)
-        reader.notes.append(
-            f"no {VALID}: {len(valid):,} of {len(train) + len(valid):,} examples of the training "
-            f"data became the validation part"
-        )
+        train, valid, note = split_off(path, train, seed, VALID)
+        reader.notes.append(note)
     parts = [part for part in (train, valid, test) if part is not None]
     needed = max(int(part.lengths.sum()) if packing else part.longest for part in parts)
     seq = min(seq, needed)
@@ -307,15 +304,3 @@ def _parted(
             f"{name}: expected documents with {separator!r} between them; it is not in the text: "
             f"give what stands there, or none for a text that is one document"
         )
-
-
-def _split(path: Path, examples: Examples, seed: int) -> tuple[Examples, Examples]:
-    """Split off a tenth, one example at least; both parts keep their order."""
-    count = len(examples)
-    if count < 2:
-        raise DataError(
-            f"{path}: expected at least 2 examples, one to learn from and one to validate with; "
-            f"got {count}: add examples, or a folder with a {VALID}"
-        )
-    kept, held = held_out(count, seed)
-    return examples.pick(kept), examples.pick(held)

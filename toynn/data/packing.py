@@ -17,15 +17,14 @@ bin-packing problem (minimum bin slack), here by the sums that some of the lengt
 
 from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from toynn.data.batch import Batch
-from toynn.data.examples import Examples, joined
 
-__all__ = ["PackedExamples", "pack", "packed_in_order"]
+__all__ = ["PackedExamples", "examples_in_order", "in_rows", "pack", "packed_in_order"]
 
 Indices = NDArray[np.int64]
 
@@ -111,15 +110,31 @@ def _fullest(
     return rows
 
 
+class Packable(Protocol):
+    """Examples, or groups of them that must not be parted."""
+
+    seq: int  # the most tokens that one may have to read
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+
+    @property
+    def lengths(self) -> Indices:
+        """The tokens that each has to read."""
+
+    def batch(self, indices: Sequence[int], room: int) -> Batch:
+        """Return these as one batch."""
+
+
 class PackedExamples:
     """Endless training batches of ``batch`` rows: every example once in each epoch."""
 
-    def __init__(self, examples: Examples, batch: int, seed: int) -> None:
-        self._examples, self._batch, self._seed = examples, batch, seed
+    def __init__(self, data: Packable, batch: int, seed: int) -> None:
+        self._data, self._batch, self._seed = data, batch, seed
         self._epoch, self._next = 0, 0  # the row that comes next
         self._packed, self._rows = -1, [[0]]  # the epoch that is packed
-        self._pack(0)
-        self.examples = len(examples)
+        self._pack()
+        self.examples = len(data)
         #: batches that have every example once
         self.per_epoch = len(self._rows) / batch
 
@@ -127,27 +142,22 @@ class PackedExamples:
         return self
 
     def __next__(self) -> Batch:
-        rows = [self._row() for _ in range(self._batch)]
-        examples = (self._examples[index] for row in rows for index in row)
-        return joined(examples, self._batch * self._examples.seq)
+        chosen: list[int] = []
+        for _ in range(self._batch):
+            self._pack()
+            chosen += self._rows[self._next]
+            self._next += 1
+            if self._next == len(self._rows):
+                self._epoch, self._next = self._epoch + 1, 0
+        return self._data.batch(chosen, self._batch * self._data.seq)
 
-    def _row(self) -> list[int]:
-        self._pack(self._epoch)
-        row = self._rows[self._next]
-        self._next += 1
-        if self._next == len(self._rows):
-            self._epoch, self._next = self._epoch + 1, 0
-        return row
-
-    def _pack(self, epoch: int) -> None:
-        """Pack all examples anew, in rows whose order is drawn."""
-        if epoch == self._packed:
-            return
-        rng = np.random.default_rng([self._seed, epoch])
-        order = rng.permutation(len(self._examples))
-        rows = pack(self._examples.lengths, self._examples.seq, order)
-        self._rows = [rows[index] for index in rng.permutation(len(rows))]
-        self._packed = epoch
+    def _pack(self) -> None:
+        """Pack all examples anew in each epoch, in rows whose order is drawn."""
+        if self._epoch != self._packed:
+            rng = np.random.default_rng([self._seed, self._epoch])
+            rows = pack(self._data.lengths, self._data.seq, rng.permutation(len(self._data)))
+            self._rows = [rows[index] for index in rng.permutation(len(rows))]
+            self._packed = self._epoch
 
     @property
     def state(self) -> dict[str, Any]:
@@ -160,17 +170,28 @@ class PackedExamples:
         self._packed = -1
 
 
-def packed_in_order(examples: Examples, batch: int, max_batches: int | None = None) -> list[Batch]:
+def packed_in_order(examples: Packable, batch: int, max_batches: int | None = None) -> list[Batch]:
     """All examples in batches of packed rows; at most max_batches, of examples spaced evenly."""
-    lengths, room = examples.lengths, batch * examples.seq
-    count = len(examples)
+    count, chosen = len(examples), np.arange(len(examples))
     if max_batches is not None and count:
-        count = min(count, max(1, int(max_batches * room / lengths.mean())))
-    chosen = np.array([index * len(examples) // count for index in range(count)], np.int64)
-    rows = pack(lengths, examples.seq, chosen)
-    if max_batches is not None:
-        rows = rows[: batch * max_batches]
+        room = batch * examples.seq
+        few = min(count, max(1, int(max_batches * room / examples.lengths.mean())))
+        chosen = np.arange(few) * count // few
+    return in_rows(examples, pack(examples.lengths, examples.seq, chosen), batch, max_batches)
+
+
+def in_rows(
+    data: Packable, rows: list[list[int]], batch: int, max_batches: int | None = None
+) -> list[Batch]:
+    """Return rows in batches of so many; at most max_batches."""
+    rows = rows if max_batches is None else rows[: batch * max_batches]
     return [
-        joined((examples[index] for row in rows[first : first + batch] for index in row), room)
-        for first in range(0, len(rows), batch)
+        data.batch([index for row in rows[k : k + batch] for index in row], batch * data.seq)
+        for k in range(0, len(rows), batch)
     ]
+
+
+def examples_in_order(data: Packable, batch: int, max_batches: int | None = None) -> list[Batch]:
+    """All examples in batches, in order; at most max_batches, of examples spaced evenly."""
+    count = len(data) if max_batches is None else min(len(data), batch * max_batches)
+    return in_rows(data, [[index * len(data) // count] for index in range(count)], batch)

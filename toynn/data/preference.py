@@ -19,18 +19,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toynn.data._containers import part_of
-from toynn.data._rows import rows, string_of
+from toynn.data._rows import string_of
 from toynn.data.batch import IGNORED, Batch
-from toynn.data.examples import Example, Examples, held_out, joined
+from toynn.data.examples import Example, Examples, joined, split_off
 from toynn.data.jsonl import TRAIN, VALID
-from toynn.data.packing import pack
+from toynn.data.packing import PackedExamples, in_rows, pack
 from toynn.data.reader import ASSISTANT, Encoder, Made, Parts, Reader, Talk
 from toynn.data.store import Mapped, Store
 from toynn.data.stream import Progress, silent
 from toynn.errors import DataError
 
 __all__ = [
-    "PackedPreferences",
     "PreferenceData",
     "PreferenceReader",
     "Preferences",
@@ -92,49 +91,6 @@ class Preferences:
         return replace(joined(parts, room), bounds=np.array(bounds, np.int32), wanted=wanted)
 
 
-class PackedPreferences:
-    """Endless training batches of ``batch`` rows, each with as many groups as fit."""
-
-    def __init__(self, data: Preferences, batch: int, seed: int) -> None:
-        self._data, self._batch, self._seed = data, batch, seed
-        self._epoch, self._next, self._packed = 0, 0, -1
-        self._rows: list[list[int]] = [[]]
-        self._pack()
-        #: batches that have every group once
-        self.per_epoch = len(self._rows) / batch
-
-    def __iter__(self) -> "PackedPreferences":
-        return self
-
-    def __next__(self) -> Batch:
-        groups: list[int] = []
-        for _ in range(self._batch):
-            self._pack()
-            groups += self._rows[self._next]
-            self._next += 1
-            if self._next == len(self._rows):
-                self._epoch, self._next = self._epoch + 1, 0
-        return self._data.batch(groups, self._batch * self._data.seq)
-
-    def _pack(self) -> None:
-        """Pack all groups anew in each epoch, in rows whose order is drawn."""
-        if self._epoch != self._packed:
-            rng = np.random.default_rng([self._seed, self._epoch])
-            rows = pack(self._data.lengths, self._data.seq, rng.permutation(len(self._data)))
-            self._rows = [rows[index] for index in rng.permutation(len(rows))]
-            self._packed = self._epoch
-
-    @property
-    def state(self) -> dict[str, Any]:
-        """Where it stands: set it again, with the same data, and the same batches follow."""
-        return {"seed": self._seed, "epoch": self._epoch, "row": self._next}
-
-    @state.setter
-    def state(self, state: dict[str, Any]) -> None:
-        self._seed, self._epoch, self._next = state["seed"], state["epoch"], state["row"]
-        self._packed = -1
-
-
 @dataclass(frozen=True)
 class PreferenceData:
     """What there is to learn from, and what became of it on the way."""
@@ -158,18 +114,15 @@ class PreferenceData:
         """Return how many rows a batch of t_batch x t_seq tokens has."""
         return max(1, t_batch * t_seq // self.train.seq)
 
-    def batches(self, batch: int, seed: int) -> PackedPreferences:
+    def batches(self, batch: int, seed: int) -> PackedExamples:
         """Return endless training batches, with a `state` to go on from."""
-        return PackedPreferences(self.train, batch, seed)
+        return PackedExamples(self.train, batch, seed)
 
     def valid_batches(self, batch: int, max_batches: int) -> list[Batch]:
         """Return the same validation batches each time."""
         data = self.valid
-        rows = pack(data.lengths, data.seq, np.arange(len(data)))[: batch * max_batches]
-        return [
-            data.batch([group for row in rows[k : k + batch] for group in row], batch * data.seq)
-            for k in range(0, len(rows), batch)
-        ]
+        rows = pack(data.lengths, data.seq, np.arange(len(data)))
+        return in_rows(data, rows, batch, max_batches)
 
     def test_batches(self, batch: int) -> list[Batch]:
         """Return none: there is no such part."""
@@ -217,17 +170,8 @@ def read_preferences(
         train, valid = reader.read(path), None
     notes = reader.notes
     if valid is None:
-        if len(train) < 2:
-            raise DataError(
-                f"{path}: expected at least 2 examples, one to learn from and one to validate "
-                f"with; got {len(train)}: add examples, or a folder with a {VALID}"
-            )
-        kept, held = held_out(len(train), seed)
-        train, valid = train.pick(kept), train.pick(held)
-        notes.append(
-            f"no {VALID}: {len(valid):,} of {len(train) + len(valid):,} examples of the training "
-            f"data became the validation part"
-        )
+        train, valid, note = split_off(path, train, seed, VALID)
+        notes.append(note)
     chats = bool(reader.reader.roles)
     return PreferenceData(train, valid, seq, notes, chats, mapped=tuple(reader.reader.mapped))
 
@@ -291,23 +235,12 @@ class PreferenceReader:
         self, path: Path, sequences: "deque[_Sequence]"
     ) -> Iterator[tuple[str, Parts | Talk]]:
         """Yield where each sequence is, and what it says; note what it is."""
-        first: tuple[str, int | str] | None = None
-        for line, row in rows(path, self.reader.progress, self.reader.columns):
-            where = f"{path}:{line}"
-            form = self.form(where, row)
-            if first is None:
-                first = form, line
-            elif form != first[0]:
-                raise DataError(f"{where}: expected {first[0]}, as line {first[1]} has; got {form}")
+        for where, row, _ in self.reader.rows(path, self.form):
             for said, sequence in self.sequences(where, row):
                 sequences.append(sequence)
                 yield where, said
-        if first is None:
-            raise DataError(
-                f"{path}: expected a JSON object per line; got no line that is not blank"
-            )
 
-    def form(self, where: str, row: Mapping[str, Any]) -> str:
+    def form(self, where: str, row: Mapping[str, Any]) -> tuple[str, ...]:
         """Return what a line is. Raises DataError for other keys."""
         known = {"prompt", *PAIR, "completion", "label"}
         unknown = [key for key in row if key not in known]
@@ -318,10 +251,10 @@ class PreferenceReader:
                 f"prompt, completion and label; got {got}"
             )
         if all(key in row for key in PAIR) and not row.keys() & {"completion", "label"}:
-            return "chosen and rejected"
+            return PAIR
         if row.keys() == set(LABELLED):
             if self.loss == "kto":
-                return "completion and label"
+                return LABELLED[1:]
             raise DataError(f"{where}: {self.loss} is of chosen and rejected; got {got}")
         raise DataError(
             f"{where}: expected prompt, chosen and rejected, or prompt, completion and label; got "

@@ -42,8 +42,10 @@ class Talk(NamedTuple):
     tools: Sequence[Mapping[str, Any]] | None = None
 
 
-#: What is said in a row, at a place.
-Maker = Callable[[str, Mapping[str, Any]], Parts | Talk]
+Row = Mapping[str, Any]
+#: What is said in a row, at a place; and what form it has.
+Maker = Callable[[str, Row], Parts | Talk]
+FormOf = Callable[[str, Any], tuple[str, ...]]
 
 Made = list[tuple[Sequence[int], bool]]  # ids of parts, and whether they have loss
 
@@ -149,6 +151,14 @@ class Reader:
     def _said(self, path: Path, roles: set[str]) -> Iterator[tuple[str, Parts | Talk]]:
         """Yield where each line of a file is, and what is said in it."""
         forms = self.forms(roles)
+        for where, row, form in self.rows(path, form_of):
+            yield where, forms[form](where, row)
+
+    def rows(self, path: Path, form_of: FormOf) -> Iterator[tuple[str, Row, tuple[str, ...]]]:
+        """Yield where each line of a file is, the line, and its form: that of all of them.
+
+        Raises DataError for a line of another form, and where there is none.
+        """
         first: tuple[tuple[str, ...], int | str] | None = None
         for line, row in rows(path, self.progress, self.columns):
             where = f"{path}:{line}"
@@ -160,7 +170,7 @@ class Reader:
                     f"{where}: expected {' and '.join(first[0])}, as line {first[1]} has; "
                     f"got {' and '.join(form)}"
                 )
-            yield where, forms[form](where, row)
+            yield where, row, form
         if first is None:
             raise DataError(
                 f"{path}: expected a JSON object per line; got no line that is not blank"

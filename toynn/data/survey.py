@@ -289,7 +289,7 @@ class _Surveyor:
         preference = row.keys() == set(LABELLED) or all(key in row for key in PAIR)
         if preference:
             own = PreferenceReader(self.reader, "kto" if "label" in row else "dpo")
-            form, keys = own.form(where, row), tuple(row)
+            form, keys = " and ".join(own.form(where, row)), tuple(row)
         else:
             known = form_of(where, row)
             form, keys = FORMS[known], (*known, *MORE.get(known[0], ()))

@@ -2,10 +2,9 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from toynn.engines import files
-from toynn.engines.decoding import BatchDecoder, Decoder
 from toynn.engines.gpt2 import GPT2Config, GPT2SeqEngine
 from toynn.engines.llama import LlamaConfig, LlamaSeqEngine
 from toynn.engines.preference import PreferenceOptions
@@ -15,18 +14,15 @@ from toynn.engines.vit import ViTConfig, ViTEngine
 from toynn.formats.adapters import Adapter
 from toynn.graph.reports import Memory
 from toynn.models import ARCHITECTURES, Source, refuse
-from toynn.nn import LoRA
 from toynn.options import RecipeOptions
 
 __all__ = [
     "ENGINES",
     "AdapterOptions",
-    "DecodingEngine",
     "GPT2Config",
     "GPT2SeqEngine",
     "LlamaConfig",
     "LlamaSeqEngine",
-    "LoRAEngine",
     "PreferenceOptions",
     "SequenceEngine",
     "ViTConfig",
@@ -36,46 +32,6 @@ __all__ = [
     "frozen",
     "memory_for",
 ]
-
-
-C_co = TypeVar("C_co", covariant=True)
-
-
-class DecodingEngine(Protocol[C_co]):
-    """An engine that reads a sequence on where it stopped, for generation."""
-
-    context: int
-
-    @property
-    def config(self) -> C_co:
-        """What the model is like."""
-
-    def decoder(self) -> Decoder:
-        """Begin a sequence, to be read piece by piece."""
-
-    def batch_decoder(self, batch: int, room: int = 0) -> BatchDecoder:
-        """Begin several sequences, to be read together."""
-
-
-class LoRAEngine(DecodingEngine[C_co], Protocol[C_co]):
-    """An engine over the frozen weights of a file, with adapters beside them."""
-
-    @property
-    def file(self) -> Source | None:
-        """The file that the weights lie in."""
-
-    def check_unchanged(self) -> None:
-        """Raise the file's error where it is no longer the one that was opened."""
-
-    @property
-    def adapters(self) -> Mapping[str, LoRA]:
-        """The adapters, by the GGUF name of their matrix."""
-
-    def adapter(self) -> Adapter:
-        """Return a copy of the adapters."""
-
-    def load_adapter(self, adapter: Adapter) -> None:
-        """Replace all adapters."""
 
 
 class _Engines(Mapping[str, type[SequenceEngine[Any]]]):

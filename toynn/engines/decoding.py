@@ -17,18 +17,16 @@ are the shorter, the more sequences there are.
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from toynn.engines.recording import Model
 from toynn.errors import ConfigError, LifecycleError, ShapeError
 from toynn.graph.tape import Tape, Tensor
-from toynn.models import SequenceModel
-from toynn.nn import Caches, Layers
+from toynn.nn import Caches
 from toynn.numerics import checks
-from toynn.options import RecipeOptions
-from toynn.session import Session
 from toynn.system.critical import uninterrupted
 
 __all__ = ["CHUNK", "BatchDecoder", "Decoder", "Decoding"]
@@ -49,27 +47,6 @@ class Reading:
     last: Tensor  # (B,): the rows whose logits are wanted
     counts: Tensor  # (B,): tokens of each sequence; what is behind them fills up
     logits: Tensor  # (B, V)
-
-
-class Model(Protocol):
-    """What is asked of an engine."""
-
-    config: Any
-    options: RecipeOptions
-
-    @property
-    def session(self) -> Session:
-        """What owns its weights."""
-
-    @property
-    def model(self) -> SequenceModel[Any]:
-        """Its architecture."""
-
-    def layers(self, batch: int, *, caches: Caches, long: bool = False) -> Layers:
-        """Return what a forward pass over the weights is recorded with."""
-
-    def measure_norms(self) -> None:
-        """Take norms of adapted matrices anew, if weights have changed."""
 
 
 def chunk(batch: int) -> int:

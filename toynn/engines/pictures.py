@@ -1,47 +1,20 @@
 """Pictures, token rows and labels, from the forms in which users have them to those of a tape."""
 
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from toynn.errors import LabelError, ShapeError
+from toynn.models import ViTConfig
 
-__all__ = ["Grid", "as_labels", "as_patches", "as_tokens"]
+__all__ = ["as_labels", "as_patches", "as_tokens"]
 
 #: (x / 255 - 0.5) / 0.5 for each byte x: what most vision transformers are trained on.
 _NORMALIZED = ((np.arange(256) / 255 - 0.5) / 0.5).astype(np.float32)
 
 
-class Grid(Protocol):
-    """What is asked of a configuration."""
-
-    @property
-    def image(self) -> int:
-        """Width and height of a picture."""
-
-    @property
-    def patch(self) -> int:
-        """Width and height of a patch."""
-
-    @property
-    def channels(self) -> int:
-        """Numbers of a pixel."""
-
-    @property
-    def n_patches(self) -> int:
-        """Patches of a picture."""
-
-    @property
-    def patch_size(self) -> int:
-        """Numbers of a patch."""
-
-    @property
-    def classes(self) -> int:
-        """Classes that there are."""
-
-
-def as_patches(grid: Grid, image: ArrayLike) -> NDArray[Any]:
+def as_patches(grid: ViTConfig, image: ArrayLike) -> NDArray[Any]:
     """Return patches (B, n_patches, patch_size) of pixels or patches, of one picture or several.
 
     A patch is (row, column, channel), flat; uint8 becomes (x / 255 - 0.5) / 0.5.
@@ -68,7 +41,7 @@ def as_patches(grid: Grid, image: ArrayLike) -> NDArray[Any]:
     return _NORMALIZED[array] if array.dtype == np.uint8 else array
 
 
-def as_tokens(grid: Grid, cls_idx: ArrayLike | None, batch: int) -> NDArray[np.int64]:
+def as_tokens(grid: ViTConfig, cls_idx: ArrayLike | None, batch: int) -> NDArray[np.int64]:
     """Return which token of each picture the head reads, (B,), from one for all or one each.
 
     Raises ShapeError, or LabelError for a token that no picture has.
@@ -87,7 +60,7 @@ def as_tokens(grid: Grid, cls_idx: ArrayLike | None, batch: int) -> NDArray[np.i
     return np.broadcast_to(tokens.astype(np.int64), (batch,))
 
 
-def as_labels(grid: Grid, labels: ArrayLike, batch: int) -> NDArray[Any]:
+def as_labels(grid: ViTConfig, labels: ArrayLike, batch: int) -> NDArray[Any]:
     """Return labels as whole numbers (B,), or dense (B, classes). Raises LabelError."""
     array = np.asarray(labels)
     shape, dense = array.shape, (batch, grid.classes)

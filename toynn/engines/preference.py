@@ -8,15 +8,15 @@ into the step's tape as a few numbers a sequence. See toynn/ops/preference.py fo
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import isfinite
-from typing import Any, ClassVar, Literal, Protocol, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from toynn import ops
 from toynn.data.batch import IGNORED, Batch
-from toynn.engines import packed, recording
-from toynn.engines.recording import Pass, record_losses
+from toynn.engines import packed
+from toynn.engines.recording import Model, Pass, record_losses
 from toynn.errors import ConfigError, ShapeError
 from toynn.graph.tape import Tensor
 from toynn.options import option, real
@@ -113,13 +113,6 @@ class PreferencePass(Pass):
     reference: Tensor | None = None
     kl: Tensor | None = None
     wanted: Tensor | None = None
-
-
-class Model(recording.Model, Protocol):
-    """What is asked of an engine."""
-
-    t_batch: int
-    context: int
 
 
 class Preference:

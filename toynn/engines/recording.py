@@ -7,11 +7,11 @@ from toynn import ops
 from toynn.engines.engine import Recorded
 from toynn.graph.tape import Tensor
 from toynn.models import SequenceModel
-from toynn.nn import Dropout, Layers
+from toynn.nn import Caches, Dropout, Layers
 from toynn.options import RecipeOptions
 from toynn.session import Session
 
-__all__ = ["Pass", "record_logits", "record_loss", "record_losses"]
+__all__ = ["Model", "Pass", "record_logits", "record_loss", "record_losses"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,11 +26,13 @@ class Pass(Recorded):
 
 
 class Model(Protocol):
-    """What is asked of an engine."""
+    """What is asked of an engine by what is recorded over its weights."""
 
     config: Any
     options: RecipeOptions
+    t_batch: int
     t_seq: int
+    context: int
 
     @property
     def session(self) -> Session:
@@ -44,12 +46,16 @@ class Model(Protocol):
         self,
         batch: int,
         dropout: Dropout | None = None,
-        *,
+        caches: Caches | None = None,
         segments: Tensor | None = None,
+        *,
         adapted: bool = True,
         long: bool = False,
     ) -> Layers:
         """Return what a forward pass over the weights is recorded with."""
+
+    def measure_norms(self) -> None:
+        """Take norms of adapted matrices anew, if weights have changed."""
 
 
 def _inputs(s: Session, size: int, *, packed: bool) -> Pass:

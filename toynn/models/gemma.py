@@ -30,7 +30,8 @@ from toynn.models.hyper import Hyper
 from toynn.models.llama import Llama, LlamaConfig, shape_of
 from toynn.models.registry import register
 from toynn.models.rope import base_of
-from toynn.models.table import by_width, matrix, table
+from toynn.models.rows import EMBEDDING, MLP, OUTPUT, QKV
+from toynn.models.table import by_width, matrix
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 
@@ -38,7 +39,6 @@ __all__ = ["Gemma", "GemmaConfig"]
 
 Floats = NDArray[np.float32]
 
-_STD = 0.02  # of embeddings and head
 _LAYER = "model.layers.{n}"
 _LOCAL, _DIVISOR = "rope.freq_base_swa", "rope.scaling.factor"
 _WINDOW, _SCORES, _LOGITS = (
@@ -105,24 +105,20 @@ class Gemma(Llama):
     """The architecture, of both generations."""
 
     config_type = GemmaConfig
+    biases_are_fixed = "have no"
     table = (
-        table("token_embd", "V E", "model.embed_tokens", std=_STD, frozen="donor"),
-        matrix("lens.proj", "C E", std=by_width, when="donor"),
+        *EMBEDDING,
         norm("blk.{n}.attn_norm", "C", f"{_LAYER}.input_layernorm"),
-        matrix("blk.{n}.attn_q", "Q C", f"{_LAYER}.self_attn.q_proj", std=by_width),
-        matrix("blk.{n}.attn_k", "KV C", f"{_LAYER}.self_attn.k_proj", std=by_width),
-        matrix("blk.{n}.attn_v", "KV C", f"{_LAYER}.self_attn.v_proj", std=by_width),
+        *QKV,
         norm("blk.{n}.attn_q_norm", "D", f"{_LAYER}.self_attn.q_norm", when="head_norms"),
         norm("blk.{n}.attn_k_norm", "D", f"{_LAYER}.self_attn.k_norm", when="head_norms"),
         matrix("blk.{n}.attn_output", "C Q", f"{_LAYER}.self_attn.o_proj", std=by_width),
         norm("blk.{n}.post_attention_norm", "C", f"{_LAYER}.post_attention_layernorm"),
         norm("blk.{n}.ffn_norm", "C", f"{_LAYER}.pre_feedforward_layernorm"),
-        matrix("blk.{n}.ffn_gate", "F C", f"{_LAYER}.mlp.gate_proj", std=by_width),
-        matrix("blk.{n}.ffn_up", "F C", f"{_LAYER}.mlp.up_proj", std=by_width),
-        matrix("blk.{n}.ffn_down", "C F", f"{_LAYER}.mlp.down_proj", std=by_width),
+        *MLP,
         norm("blk.{n}.post_ffw_norm", "C", f"{_LAYER}.post_feedforward_layernorm"),
         norm("output_norm", "C", "model.norm"),
-        matrix("output", "V C", "lm_head", std=_STD, when="untied"),
+        OUTPUT,
     )
     narrows = True
 
@@ -154,10 +150,8 @@ class Gemma(Llama):
         )
 
     def check(self, cfg: LlamaConfig, opts: RecipeOptions) -> None:
-        """Refuse biases, and a head of gemma2's own. Raises ConfigError."""
+        """Refuse a head of gemma2's own, beside what Llama refuses. Raises ConfigError."""
         super().check(cfg, opts)
-        if opts.qkv_bias:
-            raise ConfigError(f"{cfg.arch}: q, k and v have no biases; got qkv_bias=True")
         if opts.untied and cfg.arch == "gemma2":
             raise ConfigError("gemma2: the head is tied to token_embd.weight; got untied=True")
 

@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from toynn.errors import ConfigError
 from toynn.formats.hf.config import Config
 from toynn.graph.tape import Tensor
 from toynn.models.checks import check_sizes
@@ -28,7 +27,8 @@ from toynn.models.llama import LlamaConfig
 from toynn.models.mixture import EXPERTS, USED, Mixture, MixtureConfig
 from toynn.models.registry import register
 from toynn.models.rope import factors_of, rope_scaling
-from toynn.models.table import Row, by_width, experts, matrix, norm, router, table
+from toynn.models.rows import EMBEDDING, OUTPUT
+from toynn.models.table import Row, by_width, experts, matrix, norm, router
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 
@@ -37,7 +37,6 @@ __all__ = ["GptOss", "GptOssConfig"]
 Floats = NDArray[np.float32]
 
 ALPHA, LIMIT = 1.702, 7.0  # llama.cpp has no others, and files no keys for them
-_STD = 0.02  # of embeddings and head
 _LAYER = "model.layers.{n}"
 _MLP = f"{_LAYER}.mlp.experts"
 _WINDOW, _EXPERT_WIDTH = "attention.sliding_window", "expert_feed_forward_length"
@@ -73,9 +72,9 @@ class GptOss(Mixture):
     """The architecture."""
 
     config_type = GptOssConfig
+    biases_are_fixed = "always have"
     table = (
-        table("token_embd", "V E", "model.embed_tokens", std=_STD, frozen="donor"),
-        matrix("lens.proj", "C E", std=by_width, when="donor"),
+        *EMBEDDING,
         norm("blk.{n}.attn_norm", "C", f"{_LAYER}.input_layernorm"),
         matrix("blk.{n}.attn_q", "Q C", f"{_LAYER}.self_attn.q_proj", std=by_width, bias=True),
         matrix("blk.{n}.attn_k", "KV C", f"{_LAYER}.self_attn.k_proj", std=by_width, bias=True),
@@ -88,7 +87,7 @@ class GptOss(Mixture):
         experts("blk.{n}.ffn_up_exps", "X F C", f"{_MLP}.gate_up_proj[1:2T]", bias=True),
         experts("blk.{n}.ffn_down_exps", "X C F", f"{_MLP}.down_proj[0:1T]", bias=True),
         norm("output_norm", "C", "model.norm"),
-        matrix("output", "V C", "lm_head", std=_STD, when="untied"),
+        OUTPUT,
     )
     hf = replace(
         Mixture.hf,
@@ -111,12 +110,6 @@ class GptOss(Mixture):
     def sizes(self, cfg: Any, opts: RecipeOptions, n: int | None) -> Mapping[str, int]:
         """Return what the table's letters and conditions mean."""
         return {**super().sizes(cfg, opts, n), "H": cfg.n_heads}
-
-    def check(self, cfg: LlamaConfig, opts: RecipeOptions) -> None:
-        """Refuse biases as an option: they are always there. Raises ConfigError."""
-        super().check(cfg, opts)
-        if opts.qkv_bias:
-            raise ConfigError(f"{cfg.arch}: q, k and v always have biases; got qkv_bias=True")
 
     # -- Files ---------------------------------------------------------------------------------
 

@@ -24,7 +24,8 @@ from toynn.models.hyper import Hyper, refuse
 from toynn.models.llama import Llama, LlamaConfig, check_exported_heads, shape_of
 from toynn.models.registry import register
 from toynn.models.rope import factors_of
-from toynn.models.table import Sizes, by_width, matrix, norm, table, taps
+from toynn.models.rows import EMBEDDING, OUTPUT
+from toynn.models.table import Sizes, by_width, matrix, norm, taps
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 
@@ -32,7 +33,6 @@ __all__ = ["LFM2", "LFM2Config"]
 
 Floats = NDArray[np.float32]
 
-_STD = 0.02  # of embeddings and head
 _LAYER = "model.layers.{n}"
 _KV, _TAPS = "attention.head_count_kv", "shortconv.l_cache"
 _MOST_TAPS = 16
@@ -82,9 +82,9 @@ class LFM2(Llama):
     """The architecture."""
 
     config_type = LFM2Config
+    biases_are_fixed = "have no"
     table = (
-        table("token_embd", "V E", "model.embed_tokens", std=_STD, frozen="donor"),
-        matrix("lens.proj", "C E", std=by_width, when="donor"),
+        *EMBEDDING,
         norm("blk.{n}.attn_norm", "C", f"{_LAYER}.operator_norm"),
         matrix(
             "blk.{n}.shortconv.in_proj", "3C C", f"{_LAYER}.conv.in_proj",
@@ -117,7 +117,7 @@ class LFM2(Llama):
         matrix("blk.{n}.ffn_up", "F C", f"{_LAYER}.feed_forward.w3", std=by_width),
         matrix("blk.{n}.ffn_down", "C F", f"{_LAYER}.feed_forward.w2", std=by_width),
         norm("token_embd_norm", "C", "model.embedding_norm"),  # behind the last block
-        matrix("output", "V C", "lm_head", std=_STD, when="untied"),
+        OUTPUT,
     )  # fmt: skip
     hf = replace(
         Llama.hf,
@@ -138,12 +138,6 @@ class LFM2(Llama):
         attends = n in cfg.attention_blocks
         own = {"attends": attends, "convolves": not attends, "L": cfg.conv_taps}
         return {**super().sizes(cfg, opts, n), **own, "3C": 3 * cfg.d_model}
-
-    def check(self, cfg: LlamaConfig, opts: RecipeOptions) -> None:
-        """Refuse biases, beside what Llama refuses. Raises ConfigError."""
-        super().check(cfg, opts)
-        if opts.qkv_bias:
-            raise ConfigError(f"{cfg.arch}: q, k and v have no biases; got qkv_bias=True")
 
     def new_config(self, **shape: Any) -> LlamaConfig:
         """Return a configuration in which every third block has attention, or the last one."""

@@ -32,16 +32,15 @@ from toynn.models.rope import (
     stretch_of,
     written,
 )
+from toynn.models.rows import EMBEDDING, MLP, OUTPUT, QKV
 from toynn.models.sequence import Folder, SequenceModel
-from toynn.models.table import Row, Shapes, Sizes, by_width, matrix, norm, table
+from toynn.models.table import Row, Shapes, Sizes, by_width, matrix, norm
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 
 __all__ = ["Llama", "LlamaConfig", "check_exported_heads", "shape_of"]
 
 Floats = NDArray[np.float32]
-
-_STD = 0.02  # of embeddings and head
 
 
 @dataclass(frozen=True)
@@ -187,29 +186,18 @@ class Llama(SequenceModel[LlamaConfig]):
     config_type: ClassVar[type[Any]] = LlamaConfig
 
     table: ClassVar[tuple[Row, ...]] = (
-        table("token_embd", "V E", "model.embed_tokens", std=_STD, frozen="donor"),
-        matrix("lens.proj", "C E", std=by_width, when="donor"),
+        *EMBEDDING,
         norm("blk.{n}.attn_norm", "C", f"{_LAYER}.input_layernorm"),
-        matrix(
-            "blk.{n}.attn_q", "Q C", f"{_LAYER}.self_attn.q_proj",
-            std=by_width, bias="qkv_bias", pairs=(_Q,),
-        ),
-        matrix(
-            "blk.{n}.attn_k", "KV C", f"{_LAYER}.self_attn.k_proj",
-            std=by_width, bias="qkv_bias", pairs=(_KV, _Q),
-        ),
-        matrix(
-            "blk.{n}.attn_v", "KV C", f"{_LAYER}.self_attn.v_proj", std=by_width, bias="qkv_bias"
-        ),
+        replace(QKV[0], bias="qkv_bias", pairs=(_Q,)),
+        replace(QKV[1], bias="qkv_bias", pairs=(_KV, _Q)),
+        replace(QKV[2], bias="qkv_bias"),
         norm("blk.{n}.attn_q_norm", "NQ", f"{_LAYER}.self_attn.q_norm", when="head_norms"),
         norm("blk.{n}.attn_k_norm", "NK", f"{_LAYER}.self_attn.k_norm", when="head_norms"),
         matrix("blk.{n}.attn_output", "C Q", f"{_LAYER}.self_attn.o_proj", std=by_width),
         norm("blk.{n}.ffn_norm", "C", f"{_LAYER}.post_attention_layernorm"),
-        matrix("blk.{n}.ffn_gate", "F C", f"{_LAYER}.mlp.gate_proj", std=by_width),
-        matrix("blk.{n}.ffn_up", "F C", f"{_LAYER}.mlp.up_proj", std=by_width),
-        matrix("blk.{n}.ffn_down", "C F", f"{_LAYER}.mlp.down_proj", std=by_width),
+        *MLP,
         norm("output_norm", "C", "model.norm"),
-        matrix("output", "V C", "lm_head", std=_STD, when="untied"),
+        OUTPUT,
     )  # fmt: skip
     hf = Folder(
         keys={
@@ -234,6 +222,8 @@ class Llama(SequenceModel[LlamaConfig]):
     #: Whether q and k are normalised over their whole width, and not head by head.
     wide_norms = False
     narrows = True
+    #: Why biases of q, k and v are no option, where they are none.
+    biases_are_fixed = ""
 
     def __init__(
         self,
@@ -263,7 +253,11 @@ class Llama(SequenceModel[LlamaConfig]):
         }  # fmt: skip
 
     def check(self, cfg: LlamaConfig, opts: RecipeOptions) -> None:
-        """Refuse a donor's table as the head. Raises ConfigError."""
+        """Refuse a donor's table as the head, and biases that are no option. Raises ConfigError."""
+        if opts.qkv_bias and self.biases_are_fixed:
+            raise ConfigError(
+                f"{cfg.arch}: q, k and v {self.biases_are_fixed} biases; got qkv_bias=True"
+            )
         if cfg.donor_d_in and not opts.untied:
             raise ConfigError(
                 "LlamaSeqEngine: donor_d_in > 0 needs untied=True: a donor's table, "

@@ -9,47 +9,35 @@ Source: OLMo Team 2025, arXiv:2501.00656, section 2.
 
 from typing import Any
 
-from toynn.errors import ConfigError
 from toynn.graph.tape import Tensor
 from toynn.models.llama import Llama, LlamaConfig, check_exported_heads
 from toynn.models.registry import register
-from toynn.models.table import by_width, matrix, norm, table
+from toynn.models.rows import EMBEDDING, MLP, OUTPUT, QKV
+from toynn.models.table import by_width, matrix, norm
 from toynn.nn import Layers
-from toynn.options import RecipeOptions
 
 __all__ = ["Olmo2"]
 
-_STD = 0.02  # of embeddings and head
 _LAYER = "model.layers.{n}"
 
 
 class Olmo2(Llama):
     """The architecture."""
 
+    biases_are_fixed = "have no"
     table = (
-        table("token_embd", "V E", "model.embed_tokens", std=_STD, frozen="donor"),
-        matrix("lens.proj", "C E", std=by_width, when="donor"),
-        matrix("blk.{n}.attn_q", "Q C", f"{_LAYER}.self_attn.q_proj", std=by_width),
-        matrix("blk.{n}.attn_k", "KV C", f"{_LAYER}.self_attn.k_proj", std=by_width),
-        matrix("blk.{n}.attn_v", "KV C", f"{_LAYER}.self_attn.v_proj", std=by_width),
+        *EMBEDDING,
+        *QKV,
         norm("blk.{n}.attn_q_norm", "Q", f"{_LAYER}.self_attn.q_norm"),
         norm("blk.{n}.attn_k_norm", "KV", f"{_LAYER}.self_attn.k_norm"),
         matrix("blk.{n}.attn_output", "C Q", f"{_LAYER}.self_attn.o_proj", std=by_width),
         norm("blk.{n}.post_attention_norm", "C", f"{_LAYER}.post_attention_layernorm"),
-        matrix("blk.{n}.ffn_gate", "F C", f"{_LAYER}.mlp.gate_proj", std=by_width),
-        matrix("blk.{n}.ffn_up", "F C", f"{_LAYER}.mlp.up_proj", std=by_width),
-        matrix("blk.{n}.ffn_down", "C F", f"{_LAYER}.mlp.down_proj", std=by_width),
+        *MLP,
         norm("blk.{n}.post_ffw_norm", "C", f"{_LAYER}.post_feedforward_layernorm"),
         norm("output_norm", "C", "model.norm"),
-        matrix("output", "V C", "lm_head", std=_STD, when="untied"),
+        OUTPUT,
     )
     narrows = True
-
-    def check(self, cfg: LlamaConfig, opts: RecipeOptions) -> None:
-        """Refuse biases, beside what Llama refuses. Raises ConfigError."""
-        super().check(cfg, opts)
-        if opts.qkv_bias:
-            raise ConfigError(f"{cfg.arch}: q, k and v have no biases; got qkv_bias=True")
 
     def write(self, cfg: LlamaConfig) -> dict[str, Any]:
         """Return the hyper-parameters of a file; ConfigError for what files have no place for."""

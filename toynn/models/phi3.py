@@ -27,7 +27,8 @@ from toynn.models.hyper import Hyper
 from toynn.models.llama import Llama, LlamaConfig, check_exported_heads, shape_of
 from toynn.models.registry import register
 from toynn.models.rope import base_of, numbers
-from toynn.models.table import Sizes, by_width, matrix, norm, table
+from toynn.models.rows import EMBEDDING, OUTPUT
+from toynn.models.table import Sizes, by_width, matrix, norm
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 
@@ -35,7 +36,6 @@ __all__ = ["Phi3", "Phi3Config"]
 
 Floats = NDArray[np.float32]
 
-_STD = 0.02  # of embeddings and head
 _LAYER = "model.layers.{n}"
 _ORIGINAL, _MAGNITUDE = "rope.scaling.original_context_length", "rope.scaling.attn_factor"
 _LONG, _SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
@@ -106,9 +106,9 @@ class Phi3(Llama):
     """The architecture."""
 
     config_type = Phi3Config
+    biases_are_fixed = "have no"
     table = (
-        table("token_embd", "V E", "model.embed_tokens", std=_STD, frozen="donor"),
-        matrix("lens.proj", "C E", std=by_width, when="donor"),
+        *EMBEDDING,
         norm("blk.{n}.attn_norm", "C", f"{_LAYER}.input_layernorm"),
         matrix("blk.{n}.attn_qkv", "QKV C", f"{_LAYER}.self_attn.qkv_proj", std=by_width),
         matrix("blk.{n}.attn_output", "C Q", f"{_LAYER}.self_attn.o_proj", std=by_width),
@@ -116,7 +116,7 @@ class Phi3(Llama):
         matrix("blk.{n}.ffn_up", "2F C", f"{_LAYER}.mlp.gate_up_proj", std=by_width),
         matrix("blk.{n}.ffn_down", "C F", f"{_LAYER}.mlp.down_proj", std=by_width),
         norm("output_norm", "C", "model.norm"),
-        matrix("output", "V C", "lm_head", std=_STD, when="untied"),
+        OUTPUT,
     )
     hf = replace(
         Llama.hf,
@@ -135,12 +135,6 @@ class Phi3(Llama):
         """Return what the table's letters and conditions mean."""
         known = super().sizes(cfg, opts, n)
         return {**known, "QKV": known["Q"] + 2 * known["KV"], "2F": 2 * known["F"]}
-
-    def check(self, cfg: LlamaConfig, opts: RecipeOptions) -> None:
-        """Refuse biases, beside what Llama refuses. Raises ConfigError."""
-        super().check(cfg, opts)
-        if opts.qkv_bias:
-            raise ConfigError(f"{cfg.arch}: q, k and v have no biases; got qkv_bias=True")
 
     config_says = frozenset((_LONG, _SHORT))
 

@@ -31,7 +31,8 @@ from toynn.models.hyper import Hyper, refuse
 from toynn.models.llama import Llama, LlamaConfig, shape_of
 from toynn.models.registry import register
 from toynn.models.rope import base_of
-from toynn.models.table import Row, Sizes, by_width, matrix, table, taps
+from toynn.models.rows import EMBEDDING, MLP, OUTPUT
+from toynn.models.table import Row, Sizes, by_width, matrix, taps
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 
@@ -39,7 +40,6 @@ __all__ = ["Qwen35", "Qwen35Config"]
 
 Floats = NDArray[np.float32]
 
-_STD = 0.02  # of embeddings and head
 _LAYER, _DELTA = "model.layers.{n}", "model.layers.{n}.linear_attn"
 _MOST = 256  # rows of a state
 _MOST_TAPS = 16
@@ -142,9 +142,9 @@ class Qwen35(Llama):
 
     config_type = Qwen35Config
     narrows = True
+    biases_are_fixed = "have no"
     table = (
-        table("token_embd", "V E", "model.embed_tokens", std=_STD, frozen="donor"),
-        matrix("lens.proj", "C E", std=by_width, when="donor"),
+        *EMBEDDING,
         norm("blk.{n}.attn_norm", "C", f"{_LAYER}.input_layernorm"),
         matrix(
             "blk.{n}.attn_q", "2Q C", f"{_LAYER}.self_attn.q_proj", std=by_width, when="attends"
@@ -194,11 +194,9 @@ class Qwen35(Llama):
             std=by_width, when="delta", order=_COLUMNS,
         ),
         norm("blk.{n}.post_attention_norm", "C", f"{_LAYER}.post_attention_layernorm"),
-        matrix("blk.{n}.ffn_gate", "F C", f"{_LAYER}.mlp.gate_proj", std=by_width),
-        matrix("blk.{n}.ffn_up", "F C", f"{_LAYER}.mlp.up_proj", std=by_width),
-        matrix("blk.{n}.ffn_down", "C F", f"{_LAYER}.mlp.down_proj", std=by_width),
+        *MLP,
         norm("output_norm", "C", "model.norm"),
-        matrix("output", "V C", "lm_head", std=_STD, when="untied"),
+        OUTPUT,
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -225,12 +223,6 @@ class Qwen35(Llama):
         own = {"attends": attends, "delta": not attends, "L": cfg.conv_taps, "H": V, "DV": E}
         own |= {"X": 2 * K * D + V * E, "I": V * E, "2Q": 2 * cfg.n_heads * cfg.d_head}
         return {**super().sizes(cfg, opts, n), **own}
-
-    def check(self, cfg: LlamaConfig, opts: RecipeOptions) -> None:
-        """Refuse biases, beside what Llama refuses. Raises ConfigError."""
-        super().check(cfg, opts)
-        if opts.qkv_bias:
-            raise ConfigError(f"{cfg.arch}: q, k and v have no biases; got qkv_bias=True")
 
     # -- Files ---------------------------------------------------------------------------------
 

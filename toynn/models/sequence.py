@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from typing import Any, Protocol, Self, TypeVar
 
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toynn.formats.hf.config import Config
-from toynn.formats.hf.name_mapping import NameMapping, module_of
+from toynn.formats.hf.name_mapping import Folder, NameMapping, module_of
 from toynn.graph.tape import Tensor
 from toynn.models.hyper import Hyper
 from toynn.models.model import Blocks, Model
@@ -41,41 +41,6 @@ class SequenceConfig(Blocks, Protocol):
 
 S = TypeVar("S", bound=SequenceConfig)
 TABLE, HEAD = "token_embd.weight", "output.weight"
-
-
-@dataclass(frozen=True)
-class Folder:
-    """What Hugging Face's folders of an architecture say; see toynn.formats.hf.name_mapping.
-
-    Attributes
-    ----------
-    keys, real, optional
-        GGUF's hyper-parameters, without the architecture, by their names in config.json; those
-        that are real numbers; those that need not be there.
-    fixed, shown
-        Keys of config.json: the values that the model computes with, and what is written.
-    tied
-        Whether the head is tied where config.json does not say.
-    zero_biases
-        Modules that may have a bias, if it is zero.
-    bare
-        What the names of modules end in that are the names of their weights there.
-    model_type
-        The architecture's name there; empty: as GGUF has it.
-    also
-        Other names of what computes the same.
-    """
-
-    keys: Mapping[str, str]
-    real: frozenset[str]
-    fixed: Mapping[str, tuple[object, ...]]
-    shown: Mapping[str, object]
-    optional: frozenset[str] = frozenset()
-    tied: bool = False
-    zero_biases: frozenset[str] = frozenset()
-    bare: frozenset[str] = frozenset()
-    model_type: str = ""
-    also: tuple[str, ...] = ()
 
 
 class SequenceModel(Model[S]):

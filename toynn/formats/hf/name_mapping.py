@@ -16,6 +16,7 @@ from toynn.formats.hf.mxfp4 import BLOCKS
 
 __all__ = [
     "NAME_MAPPINGS",
+    "Folder",
     "NameMapping",
     "Order",
     "module_of",
@@ -54,21 +55,49 @@ class Order:
     index: Callable[[Hyper, int], NDArray[np.intp]]
 
 
-@dataclass(frozen=True)
-class NameMapping:
-    """How Hugging Face names the models of an architecture.
+@dataclass(frozen=True, kw_only=True)
+class Folder:
+    """What Hugging Face's folders of an architecture say.
 
     Attributes
     ----------
     keys, real, optional
-        Hyper-parameters; those that are real numbers, the others being whole; those that need not
-        be there.
-    modules
-        What has weights: "blk.{n}.attn_q" -> "model.layers.{n}.self_attn.q_proj".
+        GGUF's hyper-parameters, without the architecture, by their names in config.json; those
+        that are real numbers; those that need not be there.
     fixed, shown
         Keys of config.json: the values that the model computes with, and what is written.
     tied
         Whether the head is tied where config.json does not say.
+    zero_biases
+        Modules that may have a bias, if it is zero.
+    bare
+        What the names of modules end in that are the names of their weights there.
+    model_type
+        The architecture's name there; empty: as GGUF has it.
+    also
+        Other names of what computes the same.
+    """
+
+    keys: Mapping[str, str]
+    real: frozenset[str]
+    fixed: Mapping[str, tuple[object, ...]]
+    shown: Mapping[str, object]
+    optional: frozenset[str] = frozenset()
+    tied: bool = False
+    zero_biases: frozenset[str] = frozenset()
+    bare: frozenset[str] = frozenset()
+    model_type: str = ""
+    also: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class NameMapping(Folder):
+    """How Hugging Face names the models of an architecture: what its folders say, and its weights.
+
+    Attributes
+    ----------
+    modules
+        What has weights: "blk.{n}.attn_q" -> "model.layers.{n}.self_attn.q_proj".
     transposed
         Modules whose matrices are (in, out).
     pairs
@@ -84,31 +113,16 @@ class NameMapping:
         Weights among the modules, by their whole names here and there.
     orders
         Modules whose rows or columns have another order in a folder.
-    zero_biases
-        Modules that may have a bias in a folder, if it is zero: the model has none.
-    bare
-        What the names of modules end in whose weight has the name of the module in a folder, and
-        whose bias that and ``_bias``.
     complete
         Reads what is no plain number: adds to what was found; returns tensors that come of it.
     beside
         Returns what else to write for a model: keys of config.json, and tensors by GGUF name.
-    model_type
-        The architecture's name at Hugging Face; empty: as GGUF has it.
-    also
-        Other names there of what computes the same.
     has_head
         Whether a model can have a head that is not its table of embeddings.
     """
 
     architecture: str
-    keys: Mapping[str, str]
     modules: Mapping[str, str]
-    fixed: Mapping[str, tuple[object, ...]]
-    real: frozenset[str] = frozenset()
-    optional: frozenset[str] = frozenset()
-    shown: Mapping[str, object] = field(default_factory=dict)
-    tied: bool = False
     transposed: frozenset[str] = frozenset()
     pairs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     spread: frozenset[str] = frozenset()
@@ -116,10 +130,6 @@ class NameMapping:
     logarithms: frozenset[str] = frozenset()
     whole: frozenset[str] = frozenset()
     orders: Mapping[str, Order] = field(default_factory=dict)
-    zero_biases: frozenset[str] = frozenset()
-    bare: frozenset[str] = frozenset()
-    model_type: str = ""
-    also: tuple[str, ...] = ()
     has_head: bool = True
     complete: Callable[[Config, dict[str, Any]], dict[str, Floats]] = _nothing_more
     beside: Callable[[Hyper, Weights], tuple[dict[str, Any], dict[str, Floats]]] = _nothing_beside

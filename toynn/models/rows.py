@@ -1,0 +1,25 @@
+"""Rows that the tables of Llama and the architectures close to it have alike."""
+
+from toynn.models.table import Row, by_width, matrix, table
+
+__all__ = ["EMBEDDING", "MLP", "OUTPUT", "QKV"]
+
+_STD = 0.02  # of embeddings and head
+_LAYER = "model.layers.{n}"
+
+#: The table of embeddings; a donor's is seen through a lens.
+EMBEDDING: tuple[Row, ...] = (
+    table("token_embd", "V E", "model.embed_tokens", std=_STD, frozen="donor"),
+    matrix("lens.proj", "C E", std=by_width, when="donor"),
+)
+QKV: tuple[Row, ...] = (
+    matrix("blk.{n}.attn_q", "Q C", f"{_LAYER}.self_attn.q_proj", std=by_width),
+    matrix("blk.{n}.attn_k", "KV C", f"{_LAYER}.self_attn.k_proj", std=by_width),
+    matrix("blk.{n}.attn_v", "KV C", f"{_LAYER}.self_attn.v_proj", std=by_width),
+)
+MLP: tuple[Row, ...] = (
+    matrix("blk.{n}.ffn_gate", "F C", f"{_LAYER}.mlp.gate_proj", std=by_width),
+    matrix("blk.{n}.ffn_up", "F C", f"{_LAYER}.mlp.up_proj", std=by_width),
+    matrix("blk.{n}.ffn_down", "C F", f"{_LAYER}.mlp.down_proj", std=by_width),
+)
+OUTPUT = matrix("output", "V C", "lm_head", std=_STD, when="untied")
