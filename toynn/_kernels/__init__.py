@@ -1,9 +1,9 @@
 """The kernels, at the best ISA level that this CPU has.
 
-Each op is one Cython file, here or in gemm/ (the product) or quants/ (quantized types), compiled
-once per level (setup.py) as ``toynn._kernels.<level>.<op>``. This module chooses a level, once, at
-import, and gives its modules the plain names: ``toynn._kernels.rmsnorm`` is the rmsnorm of the
-chosen level. A level takes from the one below what it has no module of its own for.
+Each op is one Cython file, here or in gemm/ (the product), attention/ or quants/ (quantized types),
+compiled once per level (setup.py) as ``toynn._kernels.<level>.<op>``. This module chooses a level,
+once, at import, and gives its modules the plain names: ``toynn._kernels.rmsnorm`` is the rmsnorm of
+the chosen level. A level takes from the one below what it has no module of its own for.
 ``TOYNN_ISA=avx2`` forces a level. ``limits`` (what the CPU could do at best) and ``prepacked``
 (prepacked weights) are compiled likewise, but are no ops.
 """

@@ -23,7 +23,8 @@ from cython.parallel cimport parallel, prange
 from libc.math cimport INFINITY
 from libc.string cimport memcpy, memset
 
-from toynn._kernels._attention cimport BLOCK, Sizes, first_key, forward_block
+from toynn._kernels.attention._attention cimport forward_block
+from toynn._kernels.attention._visible cimport BLOCK, Sizes, first_key
 from toynn._kernels._common cimport exp_, flush_denormals, fpstate, restore_fpstate, team
 from toynn._kernels.gemm._panels cimport blocks_of
 from toynn._kernels.abi cimport kernel_fn, scratch_fn
@@ -39,30 +40,23 @@ cdef enum:
 
 cdef inline Sizes _sizes(const Forward* a) noexcept nogil:
     cdef Sizes s
+    memset(&s, 0, sizeof(Sizes))
     s.B, s.T, s.H, s.KV, s.D, s.S = a.B, a.T, a.H, a.KV, a.D, a.S
-    s.ldq, s.ldk, s.ldv = a.ldq, a.ldk, a.ldv
-    s.ldo = s.H * s.D
-    s.window, s.hidden = a.window, 0
-    s.past, s.causal, s.cached, s.scale, s.cap = 0, True, True, a.scale, a.cap
-    s.sunk, s.sink = False, 0
-    s.pairs = False
+    s.ldq, s.ldk, s.ldv, s.ldo = a.ldq, a.ldk, a.ldv, a.H * a.D
+    s.causal, s.cached, s.window, s.scale, s.cap = True, True, a.window, a.scale, a.cap
     return s
-
-
-cdef inline Py_ssize_t _past(const Forward* a, Py_ssize_t batch) noexcept nogil:
-    return a.past[batch]
 
 
 cdef inline Py_ssize_t _begin(const Forward* a, const Sizes* s, Py_ssize_t batch) noexcept nogil:
     """Where the first block of keys begins that the first new row of a sequence sees any of."""
-    return first_key(s, _past(a, batch))
+    return first_key(s, a.past[batch])
 
 
 cdef inline Py_ssize_t _longest(const Forward* a, const Sizes* s) noexcept nogil:
     """The most keys that a sequence has, from its first block on to its first new row."""
     cdef Py_ssize_t batch, longest = 0
     for batch in range(s.B):
-        longest = max(longest, _past(a, batch) - _begin(a, s, batch))
+        longest = max(longest, a.past[batch] - _begin(a, s, batch))
     return longest
 
 
@@ -77,7 +71,7 @@ cdef inline void _append(
     cdef const float* k = a.k + batch * s.T * s.ldk + kv * s.D
     cdef const float* v = a.v + batch * s.T * s.ldv + kv * s.D
     for t in range(s.T):
-        at = _past(a, batch) + t
+        at = a.past[batch] + t
         block = kc + at // BLOCK * BLOCK * s.D
         for c in range(s.D):
             block[c * BLOCK + at % BLOCK] = k[t * s.ldk + c]
@@ -95,8 +89,8 @@ cdef inline void _attend_rows(
     cdef const float* q = a.q + row * s.ldq + h * s.D
     cdef Sizes own = s[0]
     if a.sinks != NULL:
-        own.sunk, own.sink = True, a.sinks[h]
-    own.past = _past(a, batch)
+        own.sink = a.sinks + h
+    own.past = a.past[batch]
     own.ldk = own.ldv = s.D
     forward_block(o, lse + row * s.H + h * s.T, q, kc, vc, &own, i)
 
@@ -116,14 +110,14 @@ cdef inline void _attend_span(
     cdef const float* q = a.q + batch * s.ldq + kv * s.H // s.KV * s.D
     cdef Sizes group = s[0]
     group.T = s.H // s.KV
-    group.S = min(SPAN, _past(a, batch) + 1 - first)
+    group.S = min(SPAN, a.past[batch] + 1 - first)
     if group.S <= 0:  # other sequences are longer
         for i in range(group.T):
             lse[i] = -INFINITY
         memset(o, 0, group.T * s.D * sizeof(float))
         return
     if s.window > 0:
-        group.hidden = max(0, _past(a, batch) + 1 - s.window - first)
+        group.hidden = max(0, a.past[batch] + 1 - s.window - first)
     group.causal, group.window = False, 0
     group.ldq = group.ldk = group.ldv = group.ldo = s.D
     for i in range(blocks_of(group.T, BLOCK)):

@@ -13,10 +13,10 @@
                  dz[h] = - sum_bi exp(z[h] - lse[i]) delta[i]      (backward_sinks)
 
 for each of B sequences of T rows and each of H heads of D columns; KV heads of k and v serve
-H / KV query heads each. Scores live in blocks of BLOCK x BLOCK (_attention.pxd); forward keeps a
-running maximum and sum per row, backward recomputes p from lse. q, k, v may be columns of one fused
-array, and dq, dk, dv of another; o, do are (B*T, H*D). Saved: o, lse (B,H,T). All outputs are
-overwritten (dz: or added to) and alias nothing. A sink, z (H,), is the score of a key without a
+H / KV query heads each. Scores live in blocks of BLOCK x BLOCK, which _visible.pxd draws; forward
+keeps a running maximum and sum per row, backward recomputes p from lse. q, k, v may be columns of
+one fused array, and dq, dk, dv of another; o, do are (B*T, H*D). Saved: o, lse (B,H,T). All outputs
+are overwritten (dz: or added to) and alias nothing. A sink, z (H,), is the score of a key without a
 value, which every row sees: what it draws is lost. The gradients by lse and o hold with it, too.
 
 Causal rows may come in segments, which do not see each other: first[i], an i32 per row, is the
@@ -31,9 +31,10 @@ Sources: Dao 2023 (FlashAttention-2), arXiv:2307.08691, algorithms 1 and 2; wind
 2020, arXiv:2004.05150; the cap: Gemma Team 2024, arXiv:2408.00118, section 2; sinks: Xiao et al.
 2023, arXiv:2309.17453, and OpenAI 2025, arXiv:2508.10925, section 2.
 """
-from toynn._kernels._attention cimport (
-    BLOCK, Sizes, backward_block, block_count, first_key, forward_block
-)
+from libc.string cimport memset
+
+from toynn._kernels.attention._attention cimport backward_block, forward_block
+from toynn._kernels.attention._visible cimport BLOCK, Sizes, block_count, first_key
 from toynn._kernels._common cimport dot_, exp_
 from toynn._kernels.gemm._panels cimport HAS_PAIRS
 from toynn._kernels._parallel cimport parallel_for, part_fn
@@ -59,13 +60,10 @@ ctypedef fused Args:
 
 cdef inline Sizes _sizes(const Args* a) noexcept nogil:
     cdef Sizes s
-    s.B, s.T, s.H, s.KV, s.D = a.B, a.T, a.H, a.KV, a.D
-    s.ldq, s.ldk, s.ldv, s.causal = a.ldq, a.ldk, a.ldv, a.causal != 0
-    s.S, s.past, s.cached = s.T, 0, False
-    s.window, s.hidden = a.window, 0
-    s.ldo = s.H * s.D
-    s.scale, s.cap = a.scale, a.cap
-    s.sunk, s.sink = False, 0
+    memset(&s, 0, sizeof(Sizes))
+    s.B, s.T, s.H, s.KV, s.D, s.S = a.B, a.T, a.H, a.KV, a.D, a.T
+    s.ldq, s.ldk, s.ldv, s.ldo = a.ldq, a.ldk, a.ldv, a.H * a.D
+    s.causal, s.window, s.scale, s.cap = a.causal != 0, a.window, a.scale, a.cap
     s.pairs = _pairs and a.precision == MEDIUM and s.T > SHORT
     return s
 
@@ -136,7 +134,7 @@ cdef inline void _forward_block(
     cdef Py_ssize_t row = batch * s.T + start
     cdef Sizes one = _segment(s, a.first, batch * s.T, i, i + BLOCK)
     if a.sinks != NULL:
-        one.sunk, one.sink = True, a.sinks[h]
+        one.sink = a.sinks + h
     forward_block(
         a.o + row * s.ldo + h * s.D, a.lse + (batch * s.H + h) * s.T + start,
         a.q + row * s.ldq + h * s.D, a.k + row * s.ldk + kv * s.D, a.v + row * s.ldv + kv * s.D,
@@ -144,23 +142,23 @@ cdef inline void _forward_block(
     )
 
 
-cdef void _forward_windows(Forward* a, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
-    """The blocks of queries that begin in windows of BLOCK rows, by sequence and head."""
+cdef void _forward_stretches(Forward* a, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
+    """The blocks of queries that begin in stretches of BLOCK rows, by sequence and head."""
     cdef Sizes s = _sizes(a)
-    cdef Py_ssize_t windows = block_count(&s, s.T), w, i, r, batch, rows
-    for w in range(begin, end):
-        batch = w // windows // s.H
-        i = w % windows * BLOCK
+    cdef Py_ssize_t stretches = block_count(&s, s.T), n, i, r, batch, rows
+    for n in range(begin, end):
+        batch = n // stretches // s.H
+        i = n % stretches * BLOCK
         rows = min(BLOCK, s.T - i) if a.first != NULL else 1
         for r in range(i, i + rows):
             if (r - _start(a.first, batch * s.T, r)) % BLOCK == 0:
-                _forward_block(a, &s, batch, w // windows % s.H, r)
+                _forward_block(a, &s, batch, n // stretches % s.H, r)
 
 
 cdef void _forward(Forward* a) noexcept nogil:
     cdef Sizes s = _sizes(a)
     cdef Forward few = _on_few_threads(a, &s)
-    parallel_for(<part_fn>_forward_windows, &few, s.B * s.H * block_count(&s, s.T))
+    parallel_for(<part_fn>_forward_stretches, &few, s.B * s.H * block_count(&s, s.T))
 
 
 cdef void _deltas(Backward* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
@@ -171,16 +169,16 @@ cdef void _deltas(Backward* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil
         a.delta[i] = dot_(a.do + at, a.o + at, s.D)
 
 
-cdef void _backward_windows(Backward* a, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
-    """The segments that begin in windows of BLOCK rows, by sequence and head of k and v."""
+cdef void _backward_stretches(Backward* a, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
+    """The segments that begin in stretches of BLOCK rows, by sequence and head of k and v."""
     cdef Sizes s = _sizes(a)
-    cdef Py_ssize_t windows = block_count(&s, s.T), w, i, r, batch
-    for w in range(begin, end):
-        batch = w // windows // s.KV
-        i = w % windows * BLOCK
+    cdef Py_ssize_t stretches = block_count(&s, s.T), n, i, r, batch
+    for n in range(begin, end):
+        batch = n // stretches // s.KV
+        i = n % stretches * BLOCK
         for r in range(i, min(i + BLOCK, s.T)):
             if _start(a.first, batch * s.T, r) == r:
-                _backward_head(a, &s, batch, w // windows % s.KV, r)
+                _backward_head(a, &s, batch, n // stretches % s.KV, r)
 
 
 cdef void _backward(Backward* a) noexcept nogil:
@@ -188,7 +186,7 @@ cdef void _backward(Backward* a) noexcept nogil:
     cdef Backward few = _on_few_threads(a, &s)
     if a.delta != NULL:
         parallel_for(<part_fn>_deltas, &few, s.B * s.H * s.T)
-    parallel_for(<part_fn>_backward_windows, &few, s.B * s.KV * block_count(&s, s.T))
+    parallel_for(<part_fn>_backward_stretches, &few, s.B * s.KV * block_count(&s, s.T))
 
 
 cdef void _sink_heads(BackwardSinks* a, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:

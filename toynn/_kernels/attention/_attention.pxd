@@ -1,0 +1,281 @@
+"""One block of attention: BLOCK queries against BLOCK keys, forward and backward.
+
+The formulas are at the top of attention.pyx, a drawing of blocks and strips is at the top of
+_visible.pxd. Pointers are at row 0 of the sequence and at the first column of the head. Keys of a
+cache are transposed within blocks: cached_attention.pyx says how, and why.
+"""
+from libc.float cimport FLT_MAX
+from libc.math cimport INFINITY, logf
+
+from toynn._kernels._common cimport LANES, exp_, tanh_
+from toynn._kernels.attention._visible cimport (
+    BLOCK, WIDTH, Block, Sizes, block_count, block_size, first_key, strip_end, strip_size,
+    visible_begin, visible_end,
+)
+from toynn._kernels.gemm._gemm cimport multiply, multiply_panels
+from toynn._kernels.gemm._panels cimport (
+    KC, NR, PAIRS, Operand, V, aligned, blocks_of, floats_at, pack, panel_floats, panel_start,
+    panels, steps, transpose,
+)
+
+cdef extern from "rows.h" nogil:
+    void lanes_max "tn_lanes_max" (float* most, const float* x, Py_ssize_t n) noexcept
+    void lanes_sum "tn_lanes_sum" (float* total, const float* x, Py_ssize_t n) noexcept
+
+
+cdef inline Py_ssize_t _whole(Py_ssize_t columns) noexcept nogil:
+    """Columns rounded up to LANES, so that loops over them have no scalar rest."""
+    return blocks_of(columns, LANES) * LANES
+
+
+cdef inline void _scale_row(float* x, float factor, Py_ssize_t n) noexcept nogil:
+    cdef Py_ssize_t c
+    for c in range(n):
+        x[c] *= factor
+
+
+cdef inline void _multiply_pairs(
+    float* y, Py_ssize_t ldy, const Operand* a, const Operand* b, Py_ssize_t K, bint add
+) noexcept nogil:
+    """y (+)= a b in pairs: both are packed, a, of at most WIDTH rows, as a whole."""
+    cdef float a_buffer[WIDTH * KC]  # pairs take half of this; the last panel is a whole one
+    cdef float b_buffer[NR * KC]
+    cdef float* a_packed = aligned(a_buffer)
+    cdef float* b_packed = aligned(b_buffer)
+    cdef Py_ssize_t t, p, q, k, kc, row, rows, step
+    for t in range(blocks_of(K, KC)):
+        k = t * KC
+        kc = min(KC, K - k)
+        step = panel_floats(a, kc)
+        pack(a_packed, a, 0, panels(a), k, kc)
+        for q in range(panels(b)):
+            pack(b_packed, b, q, q + 1, k, kc)
+            for p in range(panels(a)):
+                row = panel_start(a, p)
+                rows = panel_start(a, p + 1) - row
+                multiply_panels(
+                    y + row * ldy + q * NR, ldy, a_packed + p * step, b_packed, rows,
+                    min(NR, b.size - q * NR), steps(a, kc), True, add or t > 0,
+                )
+
+
+cdef inline void _multiply(
+    float* y, Py_ssize_t ldy, const Sizes* s, Operand a, Operand b, Py_ssize_t K, bint add
+) noexcept nogil:
+    if s.pairs:
+        a.form = b.form = PAIRS
+        _multiply_pairs(y, ldy, &a, &b, K, add)
+    else:
+        multiply(y, ldy, &a, &b, K, add)
+
+
+cdef inline void _products_of_rows(
+    float* p, const Sizes* s, const Block* b, const float* x, Py_ssize_t ldx, const float* y,
+    Py_ssize_t ldy,
+) noexcept nogil:
+    """p = x . y for the block's rows of x, one for each query, and of y, one for each key."""
+    cdef Py_ssize_t strip = strip_size(s, b), t, first, n
+    cdef Operand queries, keys
+    for t in range(blocks_of(b.rows, strip)):
+        first = t * strip
+        n = min(strip, b.rows - first)
+        queries = floats_at(x + (b.i + first) * ldx, n, ldx, 1, True)
+        keys = floats_at(
+            y + b.j * ldy, strip_end(s, b, first), 1 if s.cached else ldy,
+            BLOCK if s.cached else 1, False,
+        )
+        _multiply(p + first * WIDTH, WIDTH, s, queries, keys, s.D, False)
+
+
+cdef inline void _add_rows(
+    float* y, Py_ssize_t ldy, const Sizes* s, const Block* b, const float* p, const float* x,
+    Py_ssize_t ldx, bint add,
+) noexcept nogil:
+    """y (+)= p x: to each query what the keys give that it sees."""
+    cdef Py_ssize_t strip = strip_size(s, b), t, first
+    cdef Operand weights, keys = floats_at(x + b.j * ldx, s.D, 1, ldx, False)
+    for t in range(blocks_of(b.rows, strip)):
+        first = t * strip
+        weights = floats_at(p + first * WIDTH, min(strip, b.rows - first), WIDTH, 1, True)
+        _multiply(
+            y + (b.i + first) * ldy, ldy, s, weights, keys, strip_end(s, b, first), add
+        )
+
+
+cdef inline void _add_columns(
+    float* y, Py_ssize_t ldy, const Sizes* s, const Block* b, const float* p, const float* x,
+    Py_ssize_t ldx, bint add,
+) noexcept nogil:
+    """y (+)= p^T x: to each key what the queries give that see it."""
+    cdef Py_ssize_t strip = strip_size(s, b), t, first, above
+    cdef Operand weights, queries
+    for t in range(blocks_of(b.columns, strip)):
+        first = t * strip
+        above = max(0, b.j + first - s.past - b.i) if s.causal else 0  # rows that see none of them
+        weights = floats_at(
+            p + above * WIDTH + first, min(strip, b.columns - first), 1, WIDTH, True
+        )
+        queries = floats_at(x + (b.i + above) * ldx, s.D, 1, ldx, False)
+        _multiply(y + (b.j + first) * ldy, ldy, s, weights, queries, b.rows - above, add)
+
+
+cdef inline void _cap_scores(float* p, float* slope, int n, float scale, float cap) noexcept nogil:
+    """p = cap tanh(scale p / cap) of n keys, to a whole register; slope: 1 - tanh^2."""
+    cdef int c
+    cdef float factor = scale / cap
+    for c in range(_whole(n)):
+        p[c] = cap * tanh_(factor * p[c], &slope[c])
+
+
+cdef inline void _multiply_rows(float* x, const float* y, int n) noexcept nogil:
+    """x = x y of n keys, to a whole register."""
+    cdef int c
+    for c in range(_whole(n)):
+        x[c] *= y[c]
+
+
+cdef inline void _hide(float* p, Py_ssize_t n, float value) noexcept nogil:
+    """Give the first n keys, which are not seen, a value."""
+    cdef Py_ssize_t c
+    for c in range(n):
+        p[c] = value
+
+
+cdef inline void _scale_scores(float* p, int seen, int n, float scale) noexcept nogil:
+    """p = scale p for keys that are seen, -infinity for others of n, to a whole register."""
+    cdef int c  # as wide as a float: a register of them is compared at once
+    for c in range(_whole(n)):
+        p[c] = scale * p[c] if c < seen else <float>-INFINITY
+
+
+cdef inline void _weights(float* p, int seen, int n, float scale, float shift) noexcept nogil:
+    """p = exp(scale p - shift) for keys that are seen, 0 for others of n, to a whole register."""
+    cdef int c
+    cdef float weight
+    for c in range(_whole(n)):
+        weight = exp_(scale * p[c] - shift)
+        p[c] = weight if c < seen else <float>0.0
+
+
+cdef inline void _score_gradients(
+    float* ds, const float* p, int seen, int n, float scale, float delta
+) noexcept nogil:
+    """ds = scale p (ds - delta) for keys that are seen, 0 for others of n, to a whole register."""
+    cdef int c
+    for c in range(_whole(n)):
+        ds[c] = scale * p[c] * (ds[c] - delta) if c < seen else <float>0.0
+
+
+cdef inline void _by_lane(float* y, const float* x, Py_ssize_t rows) noexcept nogil:
+    """y (V, WIDTH) = the transpose of x (rows, V): so many registers hold what V would share."""
+    cdef Py_ssize_t r
+    for r in range(_whole(rows) // V):
+        transpose(y + r * V, WIDTH, x + r * V * V, V, rows - r * V)
+
+
+cdef inline void forward_block(
+    float* o, float* lse, const float* q, const float* k, const float* v, const Sizes* s,
+    Py_ssize_t i,
+) noexcept nogil:
+    """Overwrite o and lse of the block of queries that begins at i, from all keys."""
+    cdef float p[WIDTH * WIDTH]
+    cdef float lanes[WIDTH * V]    # of each row, partial maxima or sums
+    cdef float by_lane[V * WIDTH]
+    cdef float most[WIDTH]    # running maximum of the scaled scores of a row
+    cdef float total[WIDTH]   # running sum of exp(score - most)
+    cdef float factor[WIDTH]  # by which both shrink, and o, when the maximum grows
+    cdef float slope[WIDTH]   # not used
+    cdef Py_ssize_t r, t, n, lane, rows = block_size(s, i, s.T)
+    cdef Py_ssize_t keys = s.past + i + rows if s.causal else s.S, begin = first_key(s, i)
+    cdef Block b
+    cdef bint masked = s.window > 0 or s.hidden > 0
+    cdef float x, scale
+    cdef float* row
+    for r in range(WIDTH):
+        # A row may see none of the first keys that others do: then nothing is a difference of two
+        # infinities, and what it has summed up by its first own key is multiplied by 0.
+        most[r] = -FLT_MAX if masked else <float>-INFINITY
+        total[r] = 0
+        if s.sink != NULL:
+            most[r] = s.sink[0]
+            total[r] = 1
+    for t in range(begin // BLOCK, block_count(s, keys)):
+        b = Block(i, rows, t * BLOCK, block_size(s, t * BLOCK, keys))
+        _products_of_rows(p, s, &b, q, s.ldq, k, s.ldk)
+        for r in range(rows):
+            row = p + r * WIDTH
+            n = strip_end(s, &b, r)
+            scale = s.scale
+            if s.cap > 0:
+                _cap_scores(row, slope, n, s.scale, s.cap)
+                scale = 1
+            _scale_scores(row, visible_end(s, &b, r), n, scale)
+            if masked:
+                _hide(row, visible_begin(s, &b, r), <float>-INFINITY)
+            lanes_max(lanes + r * V, row, _whole(n))
+        _by_lane(by_lane, lanes, rows)
+        for r in range(_whole(rows)):
+            x = most[r]
+            for lane in range(V):
+                x = by_lane[lane * WIDTH + r] if by_lane[lane * WIDTH + r] > x else x
+            factor[r] = exp_(most[r] - x)
+            most[r] = x
+        for r in range(rows):
+            row = p + r * WIDTH
+            n = strip_end(s, &b, r)
+            _weights(row, visible_end(s, &b, r), n, 1, most[r])
+            lanes_sum(lanes + r * V, row, _whole(n))
+        _by_lane(by_lane, lanes, rows)
+        for r in range(_whole(rows)):
+            x = 0
+            for lane in range(V):
+                x += by_lane[lane * WIDTH + r]
+            total[r] = total[r] * factor[r] + x
+        if b.j > begin:
+            for r in range(rows):
+                _scale_row(o + (i + r) * s.ldo, factor[r], s.D)
+        _add_rows(o, s.ldo, s, &b, p, v, s.ldv, b.j > begin)
+    for r in range(rows):
+        _scale_row(o + (i + r) * s.ldo, 1 / total[r], s.D)
+        lse[i + r] = most[r] + logf(total[r])
+
+
+cdef inline void backward_block(
+    float* dq, float* dk, float* dv, const float* delta, const float* do, const float* lse,
+    const float* q, const float* k, const float* v, const Sizes* s,
+    Py_ssize_t i, Py_ssize_t j, bint add_to_keys,
+) noexcept nogil:
+    """What queries i .. and keys j .. give to dq, dk and dv; the first keys overwrite dq.
+
+    Of dq, dk and dv any may be NULL: what only they need is not computed.
+    """
+    cdef float scores[WIDTH * WIDTH]
+    cdef float gradients[WIDTH * WIDTH]
+    cdef float slope[WIDTH]
+    cdef Py_ssize_t r, n, end, begin
+    cdef Block b = Block(i, block_size(s, i, s.T), j, block_size(s, j, s.T))
+    cdef bint scored = dq != NULL or dk != NULL  # dv needs the weights alone
+    cdef float* p
+    cdef float* ds
+    _products_of_rows(scores, s, &b, q, s.ldq, k, s.ldk)
+    if scored:
+        _products_of_rows(gradients, s, &b, do, s.ldo, v, s.ldv)  # do . v, then ds
+    for r in range(b.rows):
+        p, ds = scores + r * WIDTH, gradients + r * WIDTH
+        begin = visible_begin(s, &b, r)
+        end, n = visible_end(s, &b, r), strip_end(s, &b, r)
+        if s.cap > 0:
+            _cap_scores(p, slope, n, s.scale, s.cap)
+        _weights(p, end, n, 1 if s.cap > 0 else s.scale, lse[i + r])
+        _hide(p, begin, 0)
+        if scored:
+            _score_gradients(ds, p, end, n, s.scale, delta[i + r])
+            if s.cap > 0:
+                _multiply_rows(ds, slope, n)
+            _hide(ds, begin, 0)
+    if dv != NULL:  # dv += p^T do
+        _add_columns(dv, s.ldv, s, &b, scores, do, s.ldo, add_to_keys)
+    if dk != NULL:  # dk += ds^T q
+        _add_columns(dk, s.ldk, s, &b, gradients, q, s.ldq, add_to_keys)
+    if dq != NULL:  # dq += ds k
+        _add_rows(dq, s.ldq, s, &b, gradients, k, s.ldk, j > first_key(s, i))

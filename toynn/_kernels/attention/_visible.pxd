@@ -1,0 +1,105 @@
+"""Which keys a query sees, and which scores are computed: blocks, strips and windows.
+
+Scores are computed in blocks: BLOCK queries against BLOCK keys. A block on the diagonal is computed
+in strips of STRIP queries, so that fewer scores are computed that no query sees. Here blocks are
+drawn 8 wide and strips 4 high, for causal attention with a window of 6. A # is seen; a - is
+computed, then hidden; what is blank is not computed:
+
+           keys
+           0 1 2 3 4 5 6 7   8 . . .
+         0 # - - -
+         1 # # - -
+         2 # # # -
+         3 # # # #
+         4 # # # # # - - -
+         5 # # # # # # - -
+         6 - # # # # # # -       row 6 of this block: visible_begin = 1, visible_end = 7,
+         7 - - # # # # # #                            strip_end = 8
+
+         8 - - - # # # # #   # - - -
+         9 - - - - # # # #   # # - -
+        10 - - - - - # # #   # # # -
+        11 - - - - - - # #   # # # #
+        12 - - - - - - - #   # # # # # - - -
+        13 - - - - - - - -   # # # # # # - -
+        14 - - - - - - - -   - # # # # # # -
+        15 - - - - - - - -   - - # # # # # #
+
+Queries from 16 on begin at the second column of blocks: first_key is 8 for them. Without a window
+all before the diagonal is #. Without causal all is #, and a last block may be TAIL longer.
+
+Segments are sequences of their own: blocks begin where segments do. Segments of 5 and 11 rows have
+their blocks at rows 0, 5 and 13:
+
+           0 . . . 4 5 . . . . . . 12 13 . 15
+           [ block ] [    block     ] [block]
+"""
+from toynn._kernels.gemm._panels cimport blocks_of
+
+cdef enum:
+    BLOCK = 64  # queries, and keys, per block: two blocks of scores take 40 KB
+    TAIL = 16   # so many at the end, or fewer, are no block of their own
+    WIDTH = BLOCK + TAIL  # floats from one row of a block of scores to the next
+    STRIP = 32  # queries of a block on the diagonal that are multiplied at once
+
+# Of one sequence or segment, and one head. What is 0 or NULL is not there.
+cdef struct Sizes:
+    Py_ssize_t B, T, H, KV, D
+    Py_ssize_t S       # keys
+    Py_ssize_t past    # keys before that of the first query; causal only
+    Py_ssize_t window  # how many keys a query sees, its own the last; 0: all. causal only
+    Py_ssize_t hidden  # first keys that no query sees, fewer than BLOCK; not causal only
+    Py_ssize_t ldq, ldk, ldv, ldo  # floats from one row to the next
+    bint causal
+    bint cached  # k[j,d] is at j // BLOCK * BLOCK * D + d * BLOCK + j % BLOCK, and ldk = D
+    bint pairs   # factors of products are rounded to bfloat16, and packed in pairs
+    float scale
+    float cap          # of scaled scores
+    const float* sink  # one more score, of a key that has no value
+
+# Queries i .. i + rows - 1 against keys j .. j + columns - 1.
+cdef struct Block:
+    Py_ssize_t i, rows, j, columns
+
+
+cdef inline Py_ssize_t _tail(const Sizes* s) noexcept nogil:
+    """Rows by which a last block may be longer than BLOCK.
+
+    None if causal: there the sums over keys are cut alike whatever comes after them.
+    """
+    return 0 if s.causal or s.cached else TAIL
+
+
+cdef inline Py_ssize_t block_count(const Sizes* s, Py_ssize_t rows) noexcept nogil:
+    return max(1, blocks_of(rows - _tail(s), BLOCK))
+
+
+cdef inline Py_ssize_t block_size(const Sizes* s, Py_ssize_t i, Py_ssize_t rows) noexcept nogil:
+    """Rows of the block that begins at i, of ``rows`` in all."""
+    return rows - i if rows - i <= BLOCK + _tail(s) else BLOCK
+
+
+cdef inline Py_ssize_t first_key(const Sizes* s, Py_ssize_t query) noexcept nogil:
+    """Where the first block of keys begins that a query sees any of."""
+    return max(0, s.past + query + 1 - s.window) // BLOCK * BLOCK if s.window > 0 else 0
+
+
+cdef inline Py_ssize_t visible_begin(const Sizes* s, const Block* b, Py_ssize_t r) noexcept nogil:
+    """The first key of a block that row r of the block sees."""
+    cdef Py_ssize_t key = s.past + b.i + r + 1 - s.window if s.window > 0 else s.hidden
+    return max(0, min(b.columns, key - b.j))
+
+
+cdef inline Py_ssize_t visible_end(const Sizes* s, const Block* b, Py_ssize_t r) noexcept nogil:
+    """The key of a block behind the last one that row r of the block sees."""
+    return max(0, min(b.columns, s.past + b.i + r + 1 - b.j)) if s.causal else b.columns
+
+
+cdef inline Py_ssize_t strip_end(const Sizes* s, const Block* b, Py_ssize_t r) noexcept nogil:
+    """The key of a block behind the last one that the strip of row r is multiplied with."""
+    return visible_end(s, b, min(b.rows, (r // STRIP + 1) * STRIP) - 1)
+
+
+cdef inline Py_ssize_t strip_size(const Sizes* s, const Block* b) noexcept nogil:
+    """Rows, or keys, of a block that are multiplied at once: all, but for the diagonal."""
+    return STRIP if s.causal and s.past + b.i < b.j + BLOCK else WIDTH
