@@ -41,7 +41,7 @@ def epilogue(n_threads: int) -> Idea:
     return "bias and GELU in the product's store", apart, fused
 
 
-def few_rows(n_threads: int) -> Idea:
+def gemv(n_threads: int) -> Idea:
     """A row of y as dot products with w as it lies, or, as for four rows, with w packed."""
     N, K = 5632, 2048
     w, x, y = normal(N, K), normal(4, K), np.empty((4, N), np.float32)
@@ -103,7 +103,7 @@ def program(n_threads: int) -> Idea:
     return f"{calls} kernels of a tiny step without Python", doors, session.run
 
 
-IDEAS = (epilogue, few_rows, attention, adamw, program)
+IDEAS = (epilogue, gemv, attention, adamw, program)
 
 
 def show_memory() -> None:

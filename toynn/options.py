@@ -326,8 +326,8 @@ class RecipeOptions:
     init_scale
         Factor of the standard deviation of new block matrices; for LoRA, that of A itself.
     checkpointing
-        Whether the activations of each block are computed again in the backward pass instead of
-        being kept: less memory, the same results, about a forward pass more work.
+        Whether the backward pass recomputes the activations of each block instead of keeping them:
+        less memory, the same results, about one forward pass more work.
     packed
         Whether batches are examples one behind another, in segments: up to t_batch * t_seq tokens,
         of which only those are computed that there are. See ``SequenceEngine.step``.

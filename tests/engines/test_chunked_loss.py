@@ -165,7 +165,7 @@ def test_a_loss_that_is_computed_on_keeps_its_forward(rows):
         np.testing.assert_allclose(got, expected / 2, rtol=1e-6, atol=1e-7)
 
 
-def test_within_a_block_that_is_computed_again():
+def test_within_a_block_that_is_recomputed():
     net = Net(checkpointing=True)
     labels = net.declare(net.s.input("labels", (N,), "i32"), np.array(LABELS["some"]))
     with net.s.tape.block("all"):

@@ -16,7 +16,7 @@ STORED = [name for name in TYPES if name != "F32"]
 IN_8_BITS = ("Q4_0", "Q8_0", "Q4_K", "Q6_K")  # of up to 16 rows, in medium: test_int8.py
 SHAPES = [  # M, N, and K in units of 256; rows of x 3, 4, 5, 14: where ways of computing change
     *[(M, 37, 2) for M in (1, 3, 4, 5, 14)],
-    (8, 1100, 3),  # thin: floats are read in place, blocks packed
+    (8, 1100, 3),  # skinny: floats are read in place, blocks packed
     (9000, 9, 1),
     (40, 130, 3),  # one thread, in place
     (150, 140, 3),  # packed: w is the smaller side

@@ -48,7 +48,7 @@ def test_the_known_shapes_have_the_known_numbers_of_parameters():
         return sum(prod(shape) for shape in ViTConfig(**changes).shapes().values())
 
     assert parameters(classes=1000) == 5_717_416  # timm's vit_tiny_patch16_224
-    assert parameters(**VARIANTS["seeds"]) == 5_500_608  # the seeds'
+    assert parameters(**VARIANTS["upstream"]) == 5_500_608
 
 
 def test_weights_have_timms_names_and_shapes():
@@ -63,7 +63,7 @@ def test_weights_have_timms_names_and_shapes():
         for layer in ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2")
         for part in ("weight", "bias")
     }
-    assert not [name for name in make("seeds").engine.weights() if name.endswith("bias")]
+    assert not [name for name in make("upstream").engine.weights() if name.endswith("bias")]
 
 
 def test_initial_weights_are_timms_scaled():

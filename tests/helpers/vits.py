@@ -8,7 +8,7 @@ from toynn.recipes import VitTiny
 SIZES = dict(image=12, patch=4, channels=2, d_model=24, n_heads=3, d_ff=40, n_layers=2, classes=5)
 VARIANTS = {
     "timm": {},
-    "seeds": {"norm": "rmsnorm", "act": "silu", "bias": False},
+    "upstream": {"norm": "rmsnorm", "act": "silu", "bias": False},
     "mixed": {"norm": "rmsnorm", "act": "gelu", "bias": True},
 }
 

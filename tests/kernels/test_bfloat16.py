@@ -180,7 +180,7 @@ def test_infinity_stays_infinity(value):
         (0, 5, 3),
     ],
 )
-def test_small_and_thin_products_stay_float32(shape):
+def test_small_and_skinny_products_stay_float32(shape):
     M, N, K = shape
     x, w, dy = normal(M, K), normal(N, K, seed=4), normal(M, N, seed=5)
     y, exact = np.empty_like(dy), np.empty_like(dy)
@@ -190,12 +190,12 @@ def test_small_and_thin_products_stay_float32(shape):
 
 
 @pytest.mark.parametrize("M,N,K", [(4, 1500, 1501), (1500, 8, 1501), (1500, 1501, 8)])
-def test_thin_products_stay_float32(M, N, K):
+def test_skinny_products_stay_float32(M, N, K):
     """A side of a few rows or columns leaves the other one nothing to be packed for."""
     x, w, dy = normal(M, K), normal(N, K, seed=4), normal(M, N, seed=5)
     medium, highest = (products(x, w, dy, p) for p in ("medium", "highest"))
-    thin = {4: (1,), 1500: (0, 2) if N == 8 else (1, 2)}[M]  # of y, dx, dw
-    assert all(medium[i].tobytes() == highest[i].tobytes() for i in thin)
+    skinny = {4: (1,), 1500: (0, 2) if N == 8 else (1, 2)}[M]  # of y, dx, dw
+    assert all(medium[i].tobytes() == highest[i].tobytes() for i in skinny)
 
 
 @pytest.mark.skipif(matmul.multiplies_tiles(), reason="high has parts of its own")

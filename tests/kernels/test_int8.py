@@ -1,4 +1,4 @@
-"""A few rows by blocks in "medium": codes are multiplied as they are, by x in 8 bits.
+"""Skinny products of quantized weights in "medium": their codes are multiplied by x in 8 bits.
 
 The reference rounds x in NumPy, block by block, and multiplies by the exact blocks in float64: what
 is left is the error of adding up in float32.
@@ -17,7 +17,7 @@ from toynn.testing.cases.quants import matrix
 TERMS = {"Q4_0": 32, "Q8_0": 32, "Q4_K": 256, "Q6_K": 256}  # of a block
 INT8 = tuple(TERMS)
 
-FEW = 16  # rows, at most
+GEMV_ROWS = 16  # rows, at most
 
 LEVELS = [name for name in kernels.built_levels() if name in kernels.supported_levels()]
 OTHERS = [kernels.load("matmul", name) for name in LEVELS if name != kernels.level]
@@ -50,7 +50,7 @@ def rounded(x):
     return (steps * scale).reshape(x.shape)
 
 
-@pytest.mark.parametrize("M", [1, 2, 3, 7, FEW])
+@pytest.mark.parametrize("M", [1, 2, 3, 7, GEMV_ROWS])
 @pytest.mark.parametrize("shape", [(70, 256), (33, 768), (1, 2048)], ids=str)
 @pytest.mark.parametrize("type", INT8)
 def test_products_are_those_of_rounded_rows(type, shape, M):
@@ -103,7 +103,7 @@ def test_the_largest_sums_do_not_overflow(type, sign):
 @pytest.mark.parametrize("type", INT8)
 def test_experts_multiply_their_few_rows_so(type):
     """Of 1, 3, 16 rows, and of none; and in float32 of 17."""
-    counts = (1, 0, 3, FEW, FEW + 1)
+    counts = (1, 0, 3, GEMV_ROWS, GEMV_ROWS + 1)
     E, M, N, K = len(counts), sum(counts), 300, 512
     offsets = np.cumsum([0, *counts], dtype=np.int32)
     _, raw, exact = matrix(np.random.default_rng(5), TYPES[type], E * N, K)
@@ -156,7 +156,7 @@ def test_what_is_not_finite_gives_nan_in_its_row(type, value):
 def test_a_program_has_room_for_rows_that_are_fewer_than_planned():
     """Few of many rows: scratch memory is planned for either way."""
     for M in (1, 3, 4, 500):
-        few = min(M, FEW) * (2048 + 2 * 4 * 64)
+        few = min(M, GEMV_ROWS) * (2048 + 2 * 4 * 64)
         sizes = {"M": M, "N": 64, "K": 2048, "precision": 2, "activation": 0, "type": TYPES["Q8_0"]}
         assert matmul.forward.workspace(sizes) >= few
         assert experts.forward.workspace({"E": 4, **sizes, "N": 2}) >= few

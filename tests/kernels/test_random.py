@@ -1,4 +1,4 @@
-"""The random kernels: the seeds' stream bit for bit, and whether normal values are normal."""
+"""The random kernels: the upstream stream bit for bit, and whether normal values are normal."""
 
 import numpy as np
 import pytest

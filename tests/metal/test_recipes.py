@@ -1,4 +1,4 @@
-"""The names of the seeds, and runs that begin on one backend and go on on the other."""
+"""The upstream names, and runs that begin on one backend and go on on the other."""
 
 import json
 import shutil

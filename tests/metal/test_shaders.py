@@ -111,7 +111,9 @@ def smallest(call):
 
 
 @pytest.mark.parametrize("simdgroups", [False, True])
-@pytest.mark.parametrize(("op", "rows"), [("matmul", grids.FEW), ("experts", grids.FEW_COPIES)])
+@pytest.mark.parametrize(
+    ("op", "rows"), [("matmul", grids.GEMV_ROWS), ("experts", grids.GEMV_COPIES)]
+)
 def test_rough_products(op, rows, simdgroups):
     """With precision "medium" the bound of the case holds; and the products are rougher for it."""
     for shape, call in calls(op, read=(0, 8)):

@@ -139,7 +139,9 @@ def test_the_seeds_own_engine():
     ids, labels = rng.integers(0, SIZES["vocab"], (2, SIZES["context"])).astype(np.int32)
     positions = np.arange(SIZES["context"], dtype=np.int32)
     for step in range(10):
-        one_hot = np.eye(SIZES["vocab"], dtype=np.float32)[labels]  # the seeds' only form
+        one_hot = np.eye(SIZES["vocab"], dtype=np.float32)[
+            labels
+        ]  # the reference program's only form
         row = hp("lora", step)
         loss = engine.step(ids, positions, one_hot, row, step == 0)
         assert loss == pytest.approx(model.step(ids, labels, row.astype(float), 1), rel=LOSS)

@@ -1,6 +1,6 @@
-"""docs/seed-names.md: every name of the seeds has a row, and every name it gives exists.
+"""docs/seed-names.md: every upstream name has a row, and every name that a row gives exists.
 
-With TOYNN_SEEDS set to the folder of the seeds, the list of names here is compared with them.
+With TOYNN_SEEDS set to the folder of the upstream API pages, the names here are compared with them.
 """
 
 import os

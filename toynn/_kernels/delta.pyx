@@ -14,7 +14,7 @@ the last row to the first, with P = e^g S_{t-1}, m = P^T k, u = b (v - m), and R
 and dc = db b (1 - b); dq' = r (dq - q^ (q^ . dq)) of q = r q', q^ = q without 1 / sqrt(D).
 N = B T rows of X numbers; g, c (N,V); y (N, V E). first[i] is the first row of row i's segment,
 over all rows. Saved: states (B,V,S,D,E), what every L-th row sees, so that backward computes L
-states again at a time. D at most 256. float32, C-contiguous; dx, dg and dc are overwritten.
+states at a time. D at most 256. float32, C-contiguous; dx, dg and dc are overwritten.
 cached: the T rows come behind past[b] others, after which the state (B,V,D,E) is; those from
 count[b] on are none: y is 0 there, and the state does not know them. No gradient.
 Source: Yang, Kautz & Hatamizadeh 2024, Gated Delta Networks, arXiv:2412.06464, section 3.

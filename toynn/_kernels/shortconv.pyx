@@ -10,7 +10,7 @@
 Without gates u = x (N,C) and y = z. P = 3 or 1 says how many parts of C channels a row of x has.
 N = B T rows: B sequences of T; C channels, L taps each. A row sees L rows of its sequence, or of
 its segment: first[i] is the first row of row i's, counted over all rows. float32, C-contiguous.
-dx is overwritten, dw overwritten or added to; nothing is saved: u and z are computed again.
+dx is overwritten, dw overwritten or added to; nothing is saved: u and z are recomputed.
 cached: the T rows come behind past[b] others of each sequence, whose last u are in a ring (B,R,C),
 that of position p in row p mod R; those of the T rows are added. No gradient.
 Source: Liquid AI 2025, arXiv:2511.23404, section 2; the convolution: Poli et al. 2023,

@@ -136,7 +136,7 @@ def _training(file: Source, seq: int | None, batch: int) -> Lines:
 def _adapters(file: Source, opts: RecipeOptions) -> Lines:
     """Return the memory of training adapters over the file, which stays as it is."""
     try:
-        plain, again = adapters_over(file, opts)
+        plain, recomputed = adapters_over(file, opts)
     except ToynnError as error:
         return [("training adapters", f"not possible: {error}")]
     copied = sum(info.nbytes for name, info in file.tensors.items() if file.is_copied(name))
@@ -150,19 +150,19 @@ def _adapters(file: Source, opts: RecipeOptions) -> Lines:
         ("  mapped, not in memory", f"{size(mapped)}, read as it is used"),
         *([("  copied into memory", form)] if copied else []),
         ("  peak beside the file", size(plain)),
-        ("  with checkpointing", size(again)),
-        *_room(mapped, plain, again),
+        ("  with checkpointing", size(recomputed)),
+        *_room(mapped, plain, recomputed),
     ]
 
 
-def _room(mapped: int, plain: int, again: int) -> Lines:
+def _room(mapped: int, plain: int, recomputed: int) -> Lines:
     """Return whether a file and what is beside it fit into what is free here."""
     free = free_memory()
     if free is None:
         return []
-    if mapped + again > free:
+    if mapped + recomputed > free:
         fits = "too little: parts of the file would be read again in every step"
-        if again > free:
+        if recomputed > free:
             fits = "too little, even with checkpointing"
     else:
         fits = "enough" if mapped + plain <= free else "enough with checkpointing"

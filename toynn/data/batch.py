@@ -26,7 +26,7 @@ class Batch:
         their pixels or patches: see ``ViTEngine``.
     positions
         The position of each token, int (n,); None: 0..T-1 in each sequence. Of pictures, which
-        token the head reads of each (the seeds' ``cls_idx``); None: the class token.
+        token the head reads of each (upstream: ``cls_idx``); None: the class token.
     labels
         Int, one for each token or picture, -100 where it does not count; or dense floats, a row of
         classes for each.

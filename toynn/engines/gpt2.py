@@ -1,4 +1,4 @@
-"""GPT-2's engine, by the names of the seeds. The model is toynn/models/gpt2.py."""
+"""GPT-2's engine, under the upstream names. The model is toynn/models/gpt2.py."""
 
 from toynn.engines.sequence import SequenceEngine
 from toynn.models import GPT2Config
@@ -30,5 +30,5 @@ class GPT2SeqEngine(SequenceEngine[GPT2Config]):
         self.build_training_step()
 
     def build_train_step(self) -> None:
-        """Record backward and AdamW, and compile: the seeds' name of ``build_update``."""
+        """Record backward and AdamW, and compile: the upstream name of ``build_update``."""
         self.build_update()

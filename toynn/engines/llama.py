@@ -29,7 +29,7 @@ class LlamaSeqEngine(SequenceEngine[LlamaConfig]):
 
     @property
     def t_seq_token_embed(self) -> Tensor:
-        """The embedding table: the donor's, (vocab, donor_d_in), where there is a lens.
+        """The embedding table: the donor's, (vocab, donor_d_in), if there is an input projection.
 
         Raises ConfigError where there is none.
         """
@@ -37,7 +37,7 @@ class LlamaSeqEngine(SequenceEngine[LlamaConfig]):
 
     @property
     def t_seq_w_proj(self) -> Tensor:
-        """The lens (d_model, donor_d_in). Raises ConfigError where there is none."""
+        """The input projection (d_model, donor_d_in). Raises ConfigError if there is none."""
         return self._tensor("lens.proj.weight")
 
     def _tensor(self, name: str) -> Tensor:

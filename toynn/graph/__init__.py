@@ -1,1 +1,1 @@
-"""What a step is: its tape, its gradients, what is computed again, and where everything lies."""
+"""What a step is: its tape, its gradients, what is recomputed, and where everything is stored."""

@@ -3,7 +3,7 @@
 The rules live in ops/ beside the ops. This module owns what they have in common: which tensors
 want a gradient, where it goes, and that contributions from several uses are added.
 A block of nodes (``Tape.block``) may be computed once more before its backward, and what is cheap
-is computed again rather than kept: checkpointing.py.
+is recomputed rather than kept: checkpointing.py.
 Source: Griewank & Walther, Evaluating Derivatives, 2nd ed. 2008, chapter 3.
 """
 
@@ -22,7 +22,7 @@ class Backward:
     """One walk from the loss to the parameters.
 
     ``gradient_of`` gives the session's gradient tensor of a parameter; ``add`` and ``accumulate``
-    are the ops y = a + b and g (+)= x. With ``recompute`` the nodes of each block run again.
+    are the ops y = a + b and g (+)= x. With ``recompute`` the nodes of each block are recomputed.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Backward:
         self._recompute = recompute
         self._active = _reached_by_parameters(tape)
         self._behind = {n.outputs[0]: n.inputs[0] for n in tape.nodes if n.op.straight_through}
-        self._originals: dict[Tensor, Tensor] = {}  # of tensors that are computed again
+        self._originals: dict[Tensor, Tensor] = {}  # of recomputed tensors
         self._copies: dict[Tensor, Tensor] = {}  # of what is cheap: further readers share them
         self._parts: dict[Tensor, list[Tensor]] = {}
         self._written: set[Tensor] = set()

@@ -1,4 +1,4 @@
-"""Computing again what the backward reads, instead of keeping it.
+"""Recomputing what the backward reads, instead of keeping it.
 
 Activation checkpointing: a block's forward nodes run once more, right before its backward.
 
@@ -18,7 +18,7 @@ from toynn.graph.tape import Node, Tensor
 
 __all__ = ["cheap", "needed_by", "reading", "repeated"]
 
-#: Flops of a reader for each number that it reads, above which to compute the number again is
+#: Flops of a reader for each number that it reads, above which recomputing the number is
 #: cheap: a product with more than 512 outputs. A GELU then takes less than 1% of a step.
 CHEAP = 1024
 
@@ -30,7 +30,7 @@ def repeated(nodes: Sequence[Node]) -> tuple[list[Node], dict[Tensor, Tensor]]:
     """
     fresh: dict[Tensor, Tensor] = {}
 
-    def again(tensors: Iterable[Tensor | None]) -> tuple[Tensor | None, ...]:
+    def copied(tensors: Iterable[Tensor | None]) -> tuple[Tensor | None, ...]:
         return tuple(_part_of(fresh, tensor) for tensor in tensors)
 
     copies = []
@@ -41,9 +41,9 @@ def repeated(nodes: Sequence[Node]) -> tuple[list[Node], dict[Tensor, Tensor]]:
             replace(
                 node,
                 segment="B",
-                outputs=again(node.outputs),
-                saved=again(node.saved),
-                inputs=again(node.inputs),
+                outputs=copied(node.outputs),
+                saved=copied(node.saved),
+                inputs=copied(node.inputs),
             )
         )
     return copies, {copy: tensor for tensor, copy in fresh.items()}
@@ -51,12 +51,12 @@ def repeated(nodes: Sequence[Node]) -> tuple[list[Node], dict[Tensor, Tensor]]:
 
 def cheap(makers: Iterable[Node], reader: Node) -> list[Node]:
     """Return nodes that make for a reader, at little cost beside its own, what the makers made."""
-    again = [
-        maker.op.again(maker)
+    recomputed = [
+        maker.op.recompute(maker)
         for maker in makers
-        if maker.op.again and reader.flops > CHEAP * max(t.size for t in maker.outputs if t)
+        if maker.op.recompute and reader.flops > CHEAP * max(t.size for t in maker.outputs if t)
     ]
-    return [node for node in again if node is not None]
+    return [node for node in recomputed if node is not None]
 
 
 def reading(node: Node, fresh: Mapping[Tensor, Tensor]) -> Node:

@@ -43,8 +43,8 @@ class Op:
     The kernel's signature (toynn/_kernels/signature.py) says which tensors, sizes and options a
     node has, which of them it writes, saves and reads, and which may be None.
     ``gradient(back, node, dy)`` records the backward nodes of ``node``; see autograd.py.
-    ``again(node)`` returns a node that computes the output of ``node`` once more, at little cost,
-    from what the backward of ``node`` reads anyway, or None: see checkpointing.py.
+    ``recompute(node)`` returns a node that computes the output of ``node`` once more, cheaply, from
+    what the backward of ``node`` reads anyway, or None: see checkpointing.py.
     ``adds``: its one output is the gradient of an activation, and the kernel adds to it when told
     to accumulate. All other outputs to which a kernel adds are gradients of weights.
     ``rows`` names a size and a tensor, "M x": the size grows with the tensor's rows. Where not all
@@ -62,7 +62,7 @@ class Op:
     adds: bool = False
     nbytes: Callable[[Mapping[str, int]], int] | None = None  # default: each tensor once
     straight_through: bool = False  # its output's gradient is taken for its input's
-    again: Callable[["Node"], "Node | None"] | None = None
+    recompute: Callable[["Node"], "Node | None"] | None = None
     rows: str = ""
     segments: str = ""
     name: str = ""

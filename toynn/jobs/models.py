@@ -326,7 +326,7 @@ class WarmStartJob(FromScratchJob):
         return replace(super().new_config(), donor_d_in=width)
 
     def start(self, recipe: WarmStart, options: RecipeOptions) -> None:
-        """Realize the recipe: the donor's table, and its lens."""
+        """Realize the recipe: the donor's table and its input projection."""
         config, own = self.config, self.take(DonorOptions)
         recipe.realize_scratch(config, options)
         if own.init != "scratch":

@@ -58,7 +58,7 @@ class LlamaConfig:
     head_dim
         Channels of a head, an even number; None means d_model / n_heads.
     donor_d_in
-        Width of a donor's embedding table, which stays frozen and is seen through a trained lens
+        Width of a donor's embedding table, which stays frozen, behind a trained input projection
         (d_model, donor_d_in); 0 means a trained table of the model's own.
     arch
         "llama", "qwen2" or "qwen3".
@@ -111,12 +111,12 @@ class LlamaConfig:
 
     @classmethod
     def tiny(cls) -> Self:
-        """Return the seeds' smallest shape, 0.1 million parameters."""
+        """Return the reference program's smallest shape, 0.1 million parameters."""
         return cls(627, 64, 4, 4, 128, 2, 32)
 
     @classmethod
     def mid(cls) -> Self:
-        """Return the seeds' middle shape, 9 million parameters."""
+        """Return the reference program's middle shape, 9 million parameters."""
         return cls(4096, 256, 8, 8, 1024, 8, 256)
 
     @classmethod
@@ -313,13 +313,13 @@ class Llama(SequenceModel[LlamaConfig]):
         return {"rope_freqs.weight": factors} if len(factors) else {}
 
     def exported(self, cfg: LlamaConfig, weights: dict[str, Floats]) -> dict[str, Floats]:
-        """Return the weights; a donor's table E seen through the lens W becomes one, E W^T.
+        """Return the weights; a donor's table E behind the input projection W becomes one, E W^T.
 
         Where files always have biases of q, k and v, a model without any gets zeros.
         """
         if cfg.donor_d_in:
-            lens = weights.pop("lens.proj.weight")
-            weights["token_embd.weight"] = weights["token_embd.weight"] @ lens.T
+            projection = weights.pop("lens.proj.weight")
+            weights["token_embd.weight"] = weights["token_embd.weight"] @ projection.T
         if self.always_biased:
             for name, shape in replace(cfg, donor_d_in=0).shapes(qkv_bias=True).items():
                 weights.setdefault(name, np.zeros(shape, np.float32))
@@ -387,7 +387,7 @@ class Llama(SequenceModel[LlamaConfig]):
         return None
 
     def embed(self, layers: Layers, cfg: LlamaConfig, tokens: Tensor) -> Tensor:
-        """Record the embeddings, seen through the lens if there is one."""
+        """Record the embeddings, behind the input projection if there is one."""
         x = layers.embedding("token_embd", tokens)
         return layers.linear(x, "lens.proj") if cfg.donor_d_in else x
 

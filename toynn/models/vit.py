@@ -3,9 +3,9 @@
     x += W_o attention(W_qkv n)             n = norm(x)
     x += W_2 f(W_1 n)                       n = norm(x)
 
-Two variants from one code: timm's (LayerNorm, exact GELU, biases) and the seeds' (RMSNorm, SiLU,
-none). Source: Dosovitskiy et al. 2020, An Image is Worth 16x16 Words, arXiv:2010.11929, section 3;
-ViT-Tiny: Touvron et al. 2020, arXiv:2012.12877, table 1.
+Two variants from one code: timm's (LayerNorm, exact GELU, biases) and the reference program's
+(RMSNorm, SiLU, none). Source: Dosovitskiy et al. 2020, An Image is Worth 16x16 Words,
+arXiv:2010.11929, section 3; ViT-Tiny: Touvron et al. 2020, arXiv:2012.12877, table 1.
 """
 
 from dataclasses import dataclass

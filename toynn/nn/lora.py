@@ -71,7 +71,7 @@ def linear(
     """Record f(x w^T + b) for x (M, in), w (out, in), b (out,); f as in ops.linear.
 
     What an adapter adds to w comes before f; it sees x, or what is given as ``seen``. Norms that
-    were ``measured`` before are not computed again.
+    were ``measured`` before are not recomputed.
     """
     if adapter is None:
         return ops.linear(s, x, w, b, activation)

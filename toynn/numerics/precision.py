@@ -27,11 +27,11 @@ def set_float32_matmul_precision(precision: str) -> None:
     time, of up to 16 texts.
 
     float32 are, everywhere, products of at most 2^21 multiply-adds (with AMX, in "medium", 2^14),
-    thin ones (one side has up to 14 rows or 16 columns), softmax, and attention but for medium over
-    more than 32 rows; with AMX, in "highest" and "high", also those whose sums have fewer than 64
-    terms and blocks with numbers out of reach of the parts: all below 1.4e-20, or one above 8.5e37,
-    infinite or NaN; and in "highest" those of M rows and N columns with M N below 32 (M + N).
-    ``toynn.show_config()`` says what each precision multiplies in here.
+    skinny ones (one side has up to 14 rows or 16 columns), softmax, and attention but for medium
+    over more than 32 rows; with AMX, in "highest" and "high", also those whose sums have fewer than
+    64 terms and blocks with numbers out of reach of the parts: all below 1.4e-20, or one above
+    8.5e37, infinite or NaN; and in "highest" those of M rows and N columns with M N below 32 (M +
+    N). ``toynn.show_config()`` says what each precision multiplies in here.
 
     Against float64, ten losses and the first gradients of a GPT-2 (4 layers, d_model 128, T 128)
     are tested to be within 1e-6 and 5e-6 of their size in "highest", 1e-4 and 1e-4 in "high", 3e-4

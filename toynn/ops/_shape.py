@@ -56,7 +56,7 @@ def matrix(op: str, x: Tensor) -> tuple[int, int]:
 
 
 def itself(node: Node) -> Node:
-    """For Op.again: all that the node reads is read by its backward too."""
+    """For Op.recompute: all that the node reads is read by its backward too."""
     return node
 
 

@@ -129,29 +129,35 @@ SCALE = Op("elementwise.scale", flops(1, "n"), _scale_gradient, rows="n x", name
 ROUNDING = Op("rounding.forward", flops(1, "n"), straight_through=True)
 GELU_BACKWARD = Op("gelu.backward", _gelu_flops(EXP + 16, EXP + 32), rows="n dy")
 GELU = Op(
-    "gelu.forward", _gelu_flops(EXP + 7, 27), by_names(GELU_BACKWARD), again=itself, rows="n x"
+    "gelu.forward", _gelu_flops(EXP + 7, 27), by_names(GELU_BACKWARD), recompute=itself, rows="n x"
 )
 SIGMOID_BACKWARD = Op("sigmoid.backward", flops(SIGMOID_SLOPE + 1, "n"), rows="n dy")
 SIGMOID = Op(
-    "sigmoid.forward", flops(EXP + 2, "n"), by_names(SIGMOID_BACKWARD), again=itself, rows="n x"
+    "sigmoid.forward", flops(EXP + 2, "n"), by_names(SIGMOID_BACKWARD), recompute=itself, rows="n x"
 )
 SILU_BACKWARD = Op("silu.backward", flops(SIGMOID_SLOPE + 3, "n"), rows="n dy")
-SILU = Op("silu.forward", flops(EXP + 3, "n"), by_names(SILU_BACKWARD), again=itself, rows="n x")
+SILU = Op(
+    "silu.forward", flops(EXP + 3, "n"), by_names(SILU_BACKWARD), recompute=itself, rows="n x"
+)
 SWIGLU_BACKWARD = Op("swiglu.backward", flops(SIGMOID_SLOPE + 6, "n"), rows="n dy")
 SWIGLU = Op(
-    "swiglu.forward", flops(EXP + 4, "n"), by_names(SWIGLU_BACKWARD), again=itself, rows="n gate"
+    "swiglu.forward",
+    flops(EXP + 4, "n"),
+    by_names(SWIGLU_BACKWARD),
+    recompute=itself,
+    rows="n gate",
 )
 HALVES_BACKWARD = Op("swiglu.halves_backward", flops(SIGMOID_SLOPE + 6, "N", "F"), rows="N dy")
 HALVES = Op(
     "swiglu.halves_forward",
     flops(EXP + 4, "N", "F"),
     by_names(HALVES_BACKWARD),
-    again=itself,
+    recompute=itself,
     rows="N x",
 )
 GEGLU_BACKWARD = Op("geglu.backward", flops(EXP + 23, "n"), rows="n dy")
 GEGLU = Op(
-    "geglu.forward", flops(EXP + 8, "n"), by_names(GEGLU_BACKWARD), again=itself, rows="n gate"
+    "geglu.forward", flops(EXP + 8, "n"), by_names(GEGLU_BACKWARD), recompute=itself, rows="n gate"
 )
 SOFTCAP_BACKWARD = Op("softcap.backward", flops(5, "n"), rows="n dy")
 SOFTCAP = Op("softcap.forward", flops(EXP + 18, "n"), by_names(SOFTCAP_BACKWARD), rows="n x")

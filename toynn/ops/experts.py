@@ -118,7 +118,7 @@ DISPATCH = Op(
     "dispatch.forward",
     flops(1, "N", "K", "C"),
     _dispatch_gradient,
-    again=itself,
+    recompute=itself,
     rows="N slots",
     name="dispatched",
 )
@@ -134,7 +134,7 @@ WEIGH = Op(
     "dispatch.weigh",
     flops(1, "N", "K", "C"),
     by_names(WEIGH_BACKWARD),
-    again=itself,
+    recompute=itself,
     rows="N slots",
     name="weighed",
 )

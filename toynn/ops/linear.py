@@ -87,5 +87,5 @@ EMBEDDING = Op(
 LINEAR_BACKWARD_INPUT = Op("matmul.backward_input", _PRODUCT, adds=True, rows="M dy")
 LINEAR_BACKWARD_WEIGHT = Op("matmul.backward_weight", _PRODUCT, rows="M dy")
 LINEAR = Op(
-    "matmul.forward", _PRODUCT, _linear_gradient, again=_activation, rows="M x", name="linear"
+    "matmul.forward", _PRODUCT, _linear_gradient, recompute=_activation, rows="M x", name="linear"
 )

@@ -132,7 +132,7 @@ def linear_cross_entropy(
 def _chunked_gradient(
     chunks: Sequence[Sequence[Node]], back: Backward, node: Node, dy: Tensor
 ) -> None:
-    """Compute each chunk's logits again, and from them its losses and gradients at once.
+    """Recompute each chunk's logits, and from them its losses and gradients at once.
 
     So where nothing but the end of a run hangs on the loss, the forward's chunks serve evaluation
     alone. Products write the rows of dx side by side, and add to dw one after another.
@@ -141,14 +141,14 @@ def _chunked_gradient(
     d_inputs = {x: back.new(x) for x in inputs if back.wants(x)}
     first = 0
     for chunk in chunks:
-        again: dict[Tensor | None, Tensor] = {}
+        recomputed: dict[Tensor | None, Tensor] = {}
         for step in chunk[:-1]:
             y = step["y"]
-            again[y] = replace(y, name=f"{y.name}'")
-            tensors = {name: again.get(t, t) for name, t in step.named.items()}
+            recomputed[y] = replace(y, name=f"{y.name}'")
+            tensors = {name: recomputed.get(t, t) for name, t in step.named.items()}
             back.tape.record(step.op, tensors, like=step)
         loss, last, product = chunk[-1], chunk[-2], chunk[0]
-        logits, d_logits = again[last["y"]], back.new(product["y"])
+        logits, d_logits = recomputed[last["y"]], back.new(product["y"])
         tensors = {**loss.named, "logits": logits, "rows": node["rows"]}
         gradients = {"dlogits": d_logits, "dloss": dy}
         back.tape.record(CHUNK_BACKWARD, {**tensors, **gradients})

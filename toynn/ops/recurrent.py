@@ -88,7 +88,7 @@ def _forward(sizes: Sizes) -> int:
 
 
 def _backward(sizes: Sizes) -> int:
-    """Count 5 for the states again, 6 for R, du and what was read, and 14 for the rest."""
+    """Count 5 for recomputing states, 6 for R, du and what was read, and 14 for the rest."""
     each = 25 * sizes["D"] * sizes["E"] + 6 * EXP
     return each * sizes["B"] * sizes["T"] * sizes["V"]
 

@@ -73,14 +73,18 @@ SOFTMAX_BACKWARD = Op("softmax.backward", flops(4, "N", "C"), rows="N dy")
 SOFTMAX = Op("softmax.forward", flops(EXP + 4, "N", "C"), by_names(SOFTMAX_BACKWARD), rows="N x")
 LAYERNORM_BACKWARD = Op("layernorm.backward", flops(19, "N", "C"), rows="N dy")
 LAYERNORM = Op(
-    "layernorm.forward", flops(7, "N", "C"), by_names(LAYERNORM_BACKWARD), again=itself, rows="N x"
+    "layernorm.forward",
+    flops(7, "N", "C"),
+    by_names(LAYERNORM_BACKWARD),
+    recompute=itself,
+    rows="N x",
 )
 RMSNORM_BACKWARD = Op("rmsnorm.backward", flops(9, "N", "C"), rows="N dy", grouped=True)
 RMSNORM = Op(
     "rmsnorm.forward",
     flops(4, "N", "C"),
     by_names(RMSNORM_BACKWARD),
-    again=itself,
+    recompute=itself,
     rows="N x",
     grouped=True,
 )

@@ -56,7 +56,7 @@ def _forward(sizes: Sizes) -> int:
 
 
 def _backward(sizes: Sizes) -> int:
-    """Count du and dw; with gates z again, and those."""
+    """Count du and dw; with gates z once more, and those."""
     each = 9 * sizes["L"] + 3 if sizes["P"] == 3 else 4 * sizes["L"]
     return each * sizes["B"] * sizes["T"] * sizes["C"]
 

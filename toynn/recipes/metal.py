@@ -1,4 +1,4 @@
-"""The seeds' names for recipes on Apple's GPUs: the same recipes, with backend="metal"."""
+"""The upstream names of recipes on Apple's GPUs: the same recipes, with backend="metal"."""
 
 from toynn.recipes.lora import LoRA
 from toynn.recipes.warm_start import WarmStart

@@ -1,11 +1,11 @@
 """A new model that starts from a donor's embeddings.
 
     e = E[token]        E (vocab, donor_d_in), the donor's table: frozen
-    x = W e             W (d_model, donor_d_in), the lens: trained, as all behind it is
+    x = W e             W (d_model, donor_d_in), the lens: a trained input projection
 
-The donor can be any GGUF file that an engine of toynn reads, quantized or not. Between
-``realize_scratch`` and ``build`` the window is open in which table and lens can be replaced.
-An export of the engine folds the two into one table, E W^T.
+All behind the lens is trained, too. The donor can be any GGUF file that an engine of toynn reads,
+quantized or not. Between ``realize_scratch`` and ``build`` the window is open in which table and
+lens can be replaced. An export of the engine folds the two into one table, E W^T.
 """
 
 from collections.abc import Sequence

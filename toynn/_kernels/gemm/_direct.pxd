@@ -11,7 +11,7 @@ from toynn._kernels.gemm._int8 cimport round_rows, rounded_row
 from toynn._kernels.gemm._panels cimport (
     KC, LINE, Operand, aligned, blocks_of, panel_start, panels, row_of, stretch,
 )
-from toynn._kernels.gemm._product cimport FEW, GEMV_INT8, Product
+from toynn._kernels.gemm._product cimport GEMV_ROWS, GEMV_INT8, Product
 
 cdef enum:
     OUTPUTS = 16  # columns of y per task of GEMV
@@ -58,7 +58,7 @@ cdef inline void multiply_skinny(const Product* p, int n_threads) noexcept nogil
 cdef inline void dot_rows(const Product* p, Py_ssize_t n0, Py_ssize_t n1) noexcept nogil:
     """Columns n0 .. n1 - 1 of a few rows of y: the dot products of rows of x with rows of w."""
     cdef float buffer[KC + LINE]
-    cdef float sums[FEW][LANES]
+    cdef float sums[GEMV_ROWS][LANES]
     cdef const float* w
     cdef Py_ssize_t m, n, t, k, kc, M = p.a.size, N = p.b.size
     for n in range(n0, n1):
@@ -87,7 +87,7 @@ cdef inline void dot_rows_in_int8(
         finish_row(p, m * N + n0, n0, n1 - n0)
 
 
-cdef inline void multiply_few(const Product* p, void* workspace, int n_threads) noexcept nogil:
+cdef inline void multiply_gemv(const Product* p, void* workspace, int n_threads) noexcept nogil:
     """GEMV and GEMV_INT8: time goes into reading w, once, in order, as it is."""
     cdef Py_ssize_t i, n0, n1
     cdef float* rounded = aligned(workspace)

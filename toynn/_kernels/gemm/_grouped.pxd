@@ -13,7 +13,7 @@ from toynn._kernels.gemm._int8 cimport int8_floats
 from toynn._kernels.gemm._panels cimport HAS_TILES, kept_floats
 from toynn._kernels.gemm._prepacked cimport Prepacked, read_prepacked
 from toynn._kernels.gemm._product cimport (
-    BACKWARD_INPUT, BACKWARD_WEIGHT, FEW_IN_INT8, FORWARD, Entry, Product, product_of, rounds_few,
+    BACKWARD_INPUT, BACKWARD_WEIGHT, GEMV_INT8_ROWS, FORWARD, Entry, Product, product_of, rounds_gemv,
 )
 from toynn._kernels.gemm._tasks cimport multiply_task, task_floats, tasks_of
 
@@ -76,8 +76,8 @@ cdef inline Py_ssize_t floats_for(const Experts* x) noexcept nogil:
         x.which, NULL, NULL, NULL, x.M, x.N, x.K, x.type, x.precision, x.units
     )
     cdef Py_ssize_t floats = task_floats(&p)
-    if rounds_few(x.which, x.type, x.precision, x.units):
-        floats = max(floats, int8_floats(min(x.M, FEW_IN_INT8), x.K))
+    if rounds_gemv(x.which, x.type, x.precision, x.units):
+        floats = max(floats, int8_floats(min(x.M, GEMV_INT8_ROWS), x.K))
     return floats
 
 

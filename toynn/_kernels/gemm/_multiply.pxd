@@ -1,7 +1,7 @@
 """A product, whichever its way."""
 from libc.string cimport memset
 
-from toynn._kernels.gemm._direct cimport multiply_few, multiply_skinny, multiply_small
+from toynn._kernels.gemm._direct cimport multiply_gemv, multiply_skinny, multiply_small
 from toynn._kernels.gemm._loops cimport loops_floats, multiply_in_loops, multiply_with_resident
 from toynn._kernels.gemm._product cimport (
     GEMV, GEMV_INT8, PANELS, PANELS_RESIDENT, SKINNY, SMALL, Product, is_packed,
@@ -19,7 +19,7 @@ cdef inline void multiply_matrices(const Product* p, void* workspace, int n_thre
     if p.K == 0 and not p.add:
         memset(p.c, 0, p.a.size * p.b.size * sizeof(float))
     if p.way == GEMV_INT8 or p.way == GEMV:
-        multiply_few(p, workspace, n_threads)
+        multiply_gemv(p, workspace, n_threads)
     elif p.way == SKINNY:
         multiply_skinny(p, n_threads)
     elif p.way == SMALL:

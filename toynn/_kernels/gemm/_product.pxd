@@ -18,8 +18,8 @@ cdef enum:
     MEDIUM = 2
 
 cdef enum:
-    FEW = 3                # rows of x for which packing w costs more time than it saves
-    FEW_IN_INT8 = 16       # the same where they are rounded to 8 bits
+    GEMV_ROWS = 3                # rows of x for which packing w costs more time than it saves
+    GEMV_INT8_ROWS = 16       # the same where they are rounded to 8 bits
     SMALL_TO = 1 << 21     # multiplications (20 us) for which threads and packing cost too much
     SMALL_TO_TILES = 1 << 14  # the same for tiles of one part: they are 16 times as fast
     LARGE_C = 1 << 17      # numbers of C (512 KB) that do not stay in L2 from one pass to the next
@@ -71,10 +71,10 @@ cdef inline int units():
     return pairs | (INT8 if int8 else 0) | (VNNI if "VNNI" in int8 else 0)
 
 
-cdef inline bint rounds_few(
+cdef inline bint rounds_gemv(
     Entry which, Py_ssize_t type, Py_ssize_t precision, int units
 ) noexcept nogil:
-    """Whether up to FEW_IN_INT8 rows are rounded to 8 bits."""
+    """Whether up to GEMV_INT8_ROWS rows are rounded to 8 bits."""
     return which == FORWARD and precision == MEDIUM and units & INT8 and in_int8(type)
 
 
@@ -107,9 +107,9 @@ cdef inline void decide(
     cdef bint small = M * N * K <= SMALL_TO, tiles = False
     cdef const Operand* smaller
     p.int8 = NULL
-    if M <= FEW_IN_INT8 and rounds_few(which, type, precision, units):
+    if M <= GEMV_INT8_ROWS and rounds_gemv(which, type, precision, units):
         p.way, p.int8 = GEMV_INT8, dot_int8_of(type, units & VNNI != 0)
-    elif which == FORWARD and M <= FEW:
+    elif which == FORWARD and M <= GEMV_ROWS:
         p.way = GEMV
     elif M <= MR or N <= V:
         p.way = SMALL if small else PANELS

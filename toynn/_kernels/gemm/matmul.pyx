@@ -23,8 +23,8 @@ from toynn._kernels.gemm._multiply cimport multiply_matrices, scratch_floats
 from toynn._kernels.gemm._panels cimport HAS_TILES
 from toynn._kernels.gemm._prepacked cimport read_prepacked
 from toynn._kernels.gemm._product cimport (
-    BACKWARD_INPUT, BACKWARD_WEIGHT, FEW_IN_INT8, FORWARD, GAINS_BY_PAIRS, Activation, Product,
-    can_sum_squares, product_of, rounds_few, units,
+    BACKWARD_INPUT, BACKWARD_WEIGHT, GEMV_INT8_ROWS, FORWARD, GAINS_BY_PAIRS, Activation, Product,
+    can_sum_squares, product_of, rounds_gemv, units,
 )
 from toynn._kernels.abi cimport kernel_fn, scratch_fn
 from toynn._kernels.args.matmul cimport BackwardInput, BackwardWeight, Forward
@@ -58,8 +58,8 @@ cdef void _forward(Forward* a) noexcept nogil:
 cdef Py_ssize_t _forward_scratch(Forward* a) noexcept nogil:
     cdef Product p = _y(a)
     cdef Py_ssize_t floats = scratch_floats(&p, a.n_threads)
-    if rounds_few(FORWARD, a.type, a.precision, _units):
-        floats = max(floats, int8_floats(min(a.M, FEW_IN_INT8), a.K))  # a run may have fewer rows
+    if rounds_gemv(FORWARD, a.type, a.precision, _units):
+        floats = max(floats, int8_floats(min(a.M, GEMV_INT8_ROWS), a.K))  # a run may have fewer rows
     return floats * sizeof(float)
 
 

@@ -16,13 +16,13 @@ def multiplies_in() -> dict[str, str]:
         return {
             "highest": f"three parts of bfloat16, six products ({unit})",
             "high": f"two parts of bfloat16, three products ({unit})",
-            "medium": f"bfloat16 ({unit})" + _few_rows(matmul),
+            "medium": f"bfloat16 ({unit})" + _gemv_rows(matmul),
         }
     medium = "bfloat16 (AVX512_BF16)" if matmul.multiplies_pairs() else f"float32 ({_no_pairs()})"
-    return {"highest": "float32", "high": "float32", "medium": medium + _few_rows(matmul)}
+    return {"highest": "float32", "high": "float32", "medium": medium + _gemv_rows(matmul)}
 
 
-def _few_rows(matmul: Any) -> str:
+def _gemv_rows(matmul: Any) -> str:
     """Return what medium makes of a few rows by blocks."""
     unit = matmul.multiplies_int8()
     return f"; a few rows by blocks: 8 bits ({unit})" if unit else ""

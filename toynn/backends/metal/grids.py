@@ -13,8 +13,12 @@ GROUP = 256  # threads of a group
 LINE = 32  # columns that a group adds up; rows of attention
 RUN = 16  # elements of a row that a thread dequantizes
 BLOCK = 16384  # squares that a group adds up
-TILE, PRODUCT, FEW = 64, 128, 4  # products: results of a group, its threads; what few rows are
-FEW_COPIES = 16  # of rows, sent to experts: from here on in tiles
+TILE, PRODUCT, GEMV_ROWS = (
+    64,
+    128,
+    4,
+)  # products: results of a group, its threads; rows of a GEMV, at most
+GEMV_COPIES = 16  # of rows, sent to experts: from here on in tiles
 KEYS, CROWD = 1024, 128  # of a cache: keys of a span; groups from which on there is one span
 WIDE = 128  # attention: columns of a head that a group adds up
 MEDIUM = precision.PRECISIONS.index("medium")
@@ -103,8 +107,8 @@ def _rough(s: Sizes) -> str:
 
 def _product(entry: str, down: str, across: str) -> Callable[[Sizes], list[Pass]]:
     def passes(s: Sizes) -> list[Pass]:
-        if entry == "forward" and s["M"] <= FEW:
-            return [_lines("matmul_forward_few", s["N"], min(1, s["M"]))]
+        if entry == "forward" and s["M"] <= GEMV_ROWS:
+            return [_lines("matmul_forward_gemv", s["N"], min(1, s["M"]))]
         return [_tiles(f"matmul_{entry}{_rough(s)}", s, down, across)]
 
     return passes
@@ -207,8 +211,8 @@ PASSES: dict[str, Callable[[Sizes], list[Pass]]] = {
         _tiles(f"experts_backward_weight{_rough(s)}", s, "N", "K", s["E"])
     ],
     "experts.forward": lambda s: [
-        _lines("experts_forward_few", s["N"], s["M"])
-        if s["M"] <= FEW_COPIES
+        _lines("experts_forward_gemv", s["N"], s["M"])
+        if s["M"] <= GEMV_COPIES
         else _tiles(f"experts_forward{_rough(s)}", s, "M", "N")
     ],
     "gated.backward": _each("gated_backward", "N", "H", "D"),

@@ -97,7 +97,7 @@ CASE = OpCase(
     shapes=(
         {"E": 5, "M": 38, "N": 19, "K": 33},
         {"E": 1, "M": 2, "N": 1, "K": 1},
-        {"E": 7, "M": 140, "N": 130, "K": 257},  # packed, small and few rows, all at once
+        {"E": 7, "M": 140, "N": 130, "K": 257},  # packed, small and GEMV, all at once
         {"E": 3, "M": 400, "N": 40, "K": 300},  # more rows than columns
         {"E": 4, "M": 40, "N": 700, "K": 96},
         {"E": 9, "M": 1, "N": 3, "K": 5},  # no row is anybody's

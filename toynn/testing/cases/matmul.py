@@ -81,9 +81,9 @@ CASE = OpCase(
         {"M": 129, "N": 131, "K": 127, "activation": 2},  # packed, all edges ragged
         {"M": 40, "N": 1000, "K": 513, "activation": 1},  # three blocks of terms
         {"M": 1025, "N": 48, "K": 96},  # more rows than columns
-        {"M": 300, "N": 8, "K": 1100, "activation": 1},  # thin: N is less than a tile
-        {"M": 300, "N": 1100, "K": 9},  # thin: K is
-        {"M": 3, "N": 100, "K": 527, "activation": 1},  # few rows: w is not packed
+        {"M": 300, "N": 8, "K": 1100, "activation": 1},  # skinny: N is less than a tile
+        {"M": 300, "N": 1100, "K": 9},  # skinny: K is
+        {"M": 3, "N": 100, "K": 527, "activation": 1},  # GEMV: w is not packed
         {"M": 1, "N": 33, "K": 512, "activation": 2},
         *({"M": 33, "N": 70, "K": 512, "activation": 1, "type": type} for type in SCALES),
         {"M": 5, "N": 37, "K": 259, "type": 1},  # half floats: rows of any length

@@ -13,7 +13,7 @@
 // tiles of LINE x LINE (heads.metal). forward: a group for LINE queries of a head goes over the keys, with a
 // running maximum and sum per row. backward: delta, a line a row; dq, a group for LINE queries; dk and dv, a
 // group for LINE keys goes over the queries of all heads that they serve; none that is not wanted. A group holds
-// the sums of WIDE columns; where D is more, others compute the scores again for theirs. Saved: o, lse (B,H,T).
+// the sums of WIDE columns; where D is more, others recompute the scores for theirs. Saved: o, lse (B,H,T).
 //
 // Causal rows may come in segments, which do not see each other: first[i] is the first row of row i's segment,
 // counted over all rows. A window of 0 is none. With a cap, s[i,j] is cap tanh(s[i,j] / cap), and ds[i,j] has its

@@ -9,7 +9,7 @@
 // beyond past + T, written. First a thread for each number that is added to the caches. Then a group for each
 // row and head: it takes GROUP keys at a time, a thread each, and keeps a running maximum and sum; for the values
 // a line of threads takes LINE columns, of every so many keys, and lines that share columns add up at the end.
-// WIDE columns a group; where D is more, others compute the scores again for theirs. Windows, caps and sinks are
+// WIDE columns a group; where D is more, others recompute the scores for theirs. Windows, caps and sinks are
 // those of attention.metal. No gradient.
 //
 // Where rows and heads are few and the caches long, groups go over spans of KEYS keys, and leave what they have

@@ -9,7 +9,7 @@
 // may be of any quantized type of quantized.metal. A group makes TILE x TILE results (products.metal): of y
 // and dx for all experts that have rows among its own, one after another, each its own rows alone: what is not
 // finite in the others' matrices does not reach them; of dw for one expert. Where there are few rows
-// (forward_few), a line of threads makes one output. Precision "medium" (rough) is as in matmul.metal.
+// (forward_gemv), a line of threads makes one output. Precision "medium" (rough) is as in matmul.metal.
 // Source: Gale et al. 2022, MegaBlocks, arXiv:2211.15841, section 4.
 
 // The expert of row r; E if the row is nobody's.
@@ -77,7 +77,7 @@ kernel void experts_forward_rough(device float*             y       [[buffer(0)]
     forward(A, B, part, y, x, w, b, offsets, args, tile, tid);
 }
 
-kernel void experts_forward_few(device float*             y       [[buffer(0)]],
+kernel void experts_forward_gemv(device float*             y       [[buffer(0)]],
                                 device const float*       x       [[buffer(1)]],
                                 device const uchar*       w       [[buffer(2)]],
                                 device const float*       b       [[buffer(3)]],

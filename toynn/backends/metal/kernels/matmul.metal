@@ -6,13 +6,13 @@
 //
 // M rows, N outputs, K inputs; a group of PRODUCT threads for TILE x TILE results (products.metal). y is
 // overwritten; dx and dw are overwritten, or added to. w may be of any quantized type of quantized.metal:
-// it is dequantized on its way to threadgroup memory. Where x has a few rows (forward_few), there is nothing to
+// it is dequantized on its way to threadgroup memory. Where x has a few rows (forward_gemv), there is nothing to
 // share: a line of threads makes one output, and reads its row of w once.
 // With precision "medium" (the functions called rough) both sides are rounded to bfloat16 on their way, if
 // Metal has that type; sums are float32: a result is off by some 2^-9 of its terms' size.
 // Source: products.metal.
 
-constant constexpr uint FEW = 4;  // grids.py knows it too
+constant constexpr uint GEMV_ROWS = 4;  // grids.py knows it too
 
 static inline float activated(float x, uint activation) {
     return activation == 0 ? x : (activation == 1 ? gelu_tanh(x) : gelu_exact(x));
@@ -75,7 +75,7 @@ kernel void matmul_forward_rough(device float*            y    [[buffer(0)]],
     forward(A, B, part, y, pre, x, w, b, args, tile, tid);
 }
 
-kernel void matmul_forward_few(device float*            y    [[buffer(0)]],
+kernel void matmul_forward_gemv(device float*            y    [[buffer(0)]],
                                device float*            pre  [[buffer(1)]],
                                device const float*      x    [[buffer(2)]],
                                device const uchar*      w    [[buffer(3)]],
@@ -86,7 +86,7 @@ kernel void matmul_forward_few(device float*            y    [[buffer(0)]],
 {
     threadgroup float part[GROUP];
     const uint K = args.K, n = group * (GROUP / LINE) + tid / LINE;
-    float sums[FEW] = {0.0f, 0.0f, 0.0f, 0.0f}, run[RUN];
+    float sums[GEMV_ROWS] = {0.0f, 0.0f, 0.0f, 0.0f}, run[RUN];
     if (n < args.N) {
         for (uint k = tid % LINE * RUN; k < K; k += LINE * RUN) {
             dequantize(run, w, args.type, n, K, k);
