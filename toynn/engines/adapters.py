@@ -88,8 +88,8 @@ class Adapters:
     @property
     def unwritten(self) -> dict[str, str]:
         """Why they cannot be written as "gguf" and as "peft"; empty where they can be."""
-        gguf = adapters.no_gguf(self.layers, self._file, use_dora=self.options.use_dora)
-        return {"gguf": gguf, "peft": adapters.no_peft(self.layers, use_dora=self.options.use_dora)}
+        own = self.tensors
+        return {"gguf": adapters.no_gguf(own, self._file), "peft": adapters.no_peft(own)}
 
     # -- Values --------------------------------------------------------------------------------
 

@@ -2,19 +2,15 @@
 
 from collections.abc import Mapping
 from math import isfinite
-from pathlib import Path
 from reprlib import repr  # which shortens long arrays
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn
 
 import numpy as np
-from numpy.typing import NDArray
 
-from toynn.errors import ToynnError
-from toynn.formats.gguf import Strings, TensorInfo
+from toynn.formats.bases import Base
+from toynn.formats.gguf import Strings
 
 __all__ = ["Hyper", "Source", "check_tensors", "refuse"]
-
-Scalar = TypeVar("Scalar", bool, int, float, str)
 
 #: Hyper-parameters that change no number, and those that change none at this value.
 _NEUTRAL = {
@@ -31,48 +27,8 @@ _NEUTRAL = {
 }
 
 
-class Source(Protocol):
-    """An open file with a model, by GGUF's keys and names: a GGUFFile, or a HFModel."""
-
-    path: Path
-    tensors: dict[str, TensorInfo]
-    types: dict[str, str]
-    nbytes: int
-    #: whether ``stored`` has the pairs of rows of q and k that RoPE turns half a head apart
-    pairs_apart: bool
-
-    @property
-    def error(self) -> type[ToynnError]:
-        """What to raise about the file."""
-
-    @property
-    def metadata(self) -> Mapping[str, Any]:
-        """Hyper-parameters and what else is said of the model."""
-
-    @property
-    def architecture(self) -> str:
-        """The model's architecture, such as llama."""
-
-    def __getitem__(self, name: str) -> NDArray[Any]:
-        """Return a tensor."""
-
-    def raw(self, name: str) -> NDArray[np.uint8]:
-        """Return the bytes of a tensor, in GGUF's order."""
-
-    def stored(self, name: str) -> NDArray[Any]:
-        """Return a tensor as it lies there: float32, or the bytes of another type."""
-
-    def is_copied(self, name: str) -> bool:
-        """Whether ``stored`` copies a tensor, which does not lie there as it returns it."""
-
-    def require(self, key: str, kind: type[Scalar]) -> Scalar:
-        """Return the value of a key, which must be there and of a kind."""
-
-    def check_unchanged(self) -> None:
-        """Raise ``error`` if the file is no longer the one that was opened."""
-
-    def close(self) -> None:
-        """Let go of the file; what was mapped stays mapped."""
+#: An open file with a model, by GGUF's keys and names.
+Source = Base
 
 
 class Hyper:

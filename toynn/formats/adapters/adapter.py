@@ -5,13 +5,13 @@ import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from toynn.errors import AdapterError
+from toynn.formats.bases import Base
 
 __all__ = [
     "BASE_NAME",
@@ -34,35 +34,6 @@ Floats = NDArray[np.float32]
 LORA_A, LORA_B, LORA_M = ".lora_a", ".lora_b", ".lora_magnitude"
 TABLE, HEAD = "token_embd.weight", "output.weight"
 BASE_NAME = "general.base_model.0.name"
-
-
-class Shaped(Protocol):
-    """A tensor, for all that an adapter needs to know of it."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape in NumPy's order."""
-
-
-class Base(Protocol):
-    """The model that an adapter is for: an open GGUFFile, or an HFModel."""
-
-    path: Path
-
-    @property
-    def architecture(self) -> str:
-        """The model's architecture, such as llama."""
-
-    @property
-    def metadata(self) -> Mapping[str, Any]:
-        """The model's keys, by their names in GGUF."""
-
-    @property
-    def tensors(self) -> Mapping[str, Shaped]:
-        """The model's tensors, as GGUF names them."""
-
-    def __getitem__(self, name: str) -> NDArray[Any]:
-        """Return a tensor, in GGUF's order."""
 
 
 def is_embedding(weight: str) -> bool:

@@ -98,7 +98,7 @@ def write_gguf(
     alpha sqrt(r). Where ranks differ too, that is r of most pairs, and B of the others takes up the
     rest of their s.
     """
-    if why := no_gguf(adapter.pairs, base, use_dora=adapter.use_dora):
+    if why := no_gguf(adapter.tensors, base):
         raise AdapterError(f"{os.fspath(path)}: {why}")
     tensors = dict(adapter.tensors)
     alpha = adapter.alpha

@@ -64,7 +64,7 @@ def write_peft(
     mapping = name_mapping_of(folder, adapter.architecture)
     if base is not None:
         check(adapter, base)
-    if why := no_peft(adapter.pairs, use_dora=adapter.use_dora):
+    if why := no_peft(adapter.tensors):
         raise AdapterError(f"{os.fspath(adapter.path)}: {why}")
     stacks = wrapped(adapter, mapping)
     plain = [weight for weight in adapter.pairs if not is_stack(weight)]

@@ -16,7 +16,6 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -38,6 +37,7 @@ from toynn.formats.gguf.writer import (
     stored_as,
     write,
 )
+from toynn.formats.opened import Opened
 from toynn.formats.quants import dequantize
 
 __all__ = [
@@ -56,13 +56,12 @@ __all__ = [
     "write",
 ]
 
-CHECK_BELOW = 1 << 28  # bytes: so many are looked through in a tenth of a second
 VIEWS: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2")}
 
 Scalar = TypeVar("Scalar", bool, int, float, str)
 
 
-class GGUFFile:
+class GGUFFile(Opened):
     """An open model. `metadata` is by key, `tensors` by name; file[name] is an array.
 
     `path` is its file, or the first of several.
@@ -91,17 +90,6 @@ class GGUFFile:
             self.tensors |= part.header.tensors
             self._paths |= dict.fromkeys(part.header.tensors, part.path)
 
-    def __enter__(self) -> "GGUFFile":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
     def close(self) -> None:
         """Let go of the mapping. Arrays taken from it stay valid, and keep it while they live."""
         mappings, self._mappings = self._mappings, {}
@@ -109,14 +97,8 @@ class GGUFFile:
             with suppress(BufferError):  # there are such arrays
                 mapping.close()
 
-    def __contains__(self, name: object) -> bool:
-        return name in self.tensors
-
     def __iter__(self) -> Iterator[str]:
         return iter(self.tensors)
-
-    def __len__(self) -> int:
-        return len(self.tensors)
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         """Return a tensor: a read-only view if it is F32 or F16, else dequantized to float32.
@@ -215,11 +197,4 @@ def open(path: str | os.PathLike[str], *, check: bool | None = None) -> GGUFFile
     Of a model in several files it maps all, whichever is named; they must lie side by side.
     `check` looks through the weights for NaN and infinity; None: if the file is small.
     """
-    file = GGUFFile(open_parts(Path(path)))
-    if check or (check is None and file.nbytes < CHECK_BELOW):
-        try:
-            file.check_finite()
-        except GGUFError:
-            file.close()
-            raise
-    return file
+    return GGUFFile(open_parts(Path(path))).looked_through(check)

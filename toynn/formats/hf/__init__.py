@@ -12,7 +12,6 @@ Nothing is ignored in silence: what could change a number and is not known is re
 import math
 import os
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -29,6 +28,7 @@ from toynn.formats.hf.pieces import Piece, assembled, pieces_of
 from toynn.formats.hf.shards import Shards
 from toynn.formats.hf.writer import write
 from toynn.formats.objects import read_object
+from toynn.formats.opened import Opened
 from toynn.system.reading import Unchanged
 
 __all__ = ["HFModel", "open", "write"]
@@ -40,7 +40,6 @@ Scalar = TypeVar("Scalar", bool, int, float, str)
 #: Weights of old files that are constants, or an input's: of no use.
 BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
 TABLE = "token_embd.weight"
-CHECK_BELOW = 1 << 28  # bytes: so many are looked through in a tenth of a second
 #: How numbers are looked at when they are only moved.
 _VIEWS: dict[str, np.dtype[Any]] = {
     "F32": np.dtype("<f4"),
@@ -49,7 +48,7 @@ _VIEWS: dict[str, np.dtype[Any]] = {
 }
 
 
-class HFModel:
+class HFModel(Opened):
     """An open folder. `metadata` is by key, `tensors` by name; model[name] is an array.
 
     Raises DataError for what toynn does not know or cannot read.
@@ -84,26 +83,9 @@ class HFModel:
             raise
         self.nbytes, self.files = self._stored.nbytes, str(self._stored)
 
-    def __enter__(self) -> "HFModel":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
     def close(self) -> None:
         """Let go of the files. Arrays that ``stored`` gave stay valid."""
         self._stored.close()
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.tensors
-
-    def __len__(self) -> int:
-        return len(self.tensors)
 
     def __getitem__(self, name: str) -> Floats:
         """Return a weight in float32, in GGUF's order; it must be finite."""
@@ -385,12 +367,4 @@ def open(path: str | os.PathLike[str], *, check: bool | None = False) -> HFModel
 
     `check` looks through the weights for NaN and infinity; None: if they are few.
     """
-    path = Path(path)
-    model = HFModel(path)
-    if check or (check is None and model.nbytes < CHECK_BELOW):
-        try:
-            model.check_finite()
-        except DataError:
-            model.close()
-            raise
-    return model
+    return HFModel(Path(path)).looked_through(check)

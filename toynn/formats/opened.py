@@ -1,0 +1,57 @@
+"""What an open model is, in whichever format: entered and left, and looked through."""
+
+from abc import ABC, abstractmethod
+from types import TracebackType
+from typing import Self
+
+from toynn.errors import ToynnError
+from toynn.formats.gguf.tensors import TensorInfo
+
+__all__ = ["Opened"]
+
+CHECK_BELOW = 1 << 28  # bytes: so many are looked through in a tenth of a second
+
+
+class Opened(ABC):
+    """An open model. `tensors` is by name; as a context manager it is closed at the end."""
+
+    tensors: dict[str, TensorInfo]
+    nbytes: int
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of the files. Arrays that were taken from them stay valid."""
+
+    @abstractmethod
+    def check_finite(self) -> None:
+        """Raise the format's error for a weight that is NaN or infinite."""
+
+    def looked_through(self, check: bool | None) -> Self:
+        """Return it, with ``check`` found free of NaN and infinity; None: if the weights are few.
+
+        Raises what ``check_finite`` does, and closes it then.
+        """
+        if check or (check is None and self.nbytes < CHECK_BELOW):
+            try:
+                self.check_finite()
+            except ToynnError:
+                self.close()
+                raise
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.tensors
+
+    def __len__(self) -> int:
+        return len(self.tensors)
