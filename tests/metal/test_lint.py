@@ -12,6 +12,7 @@ from itertools import product
 import numpy as np
 import pytest
 
+from toynn import ops
 from toynn.backends.metal import arguments, grids
 from toynn.testing.cases import CASES
 
@@ -54,7 +55,7 @@ KINDS = {"f": "float", "i": "int", "u": "uchar"}
 NOBODYS = ("valid_rows", "elementwise", "expert_rows", "softmax", "token_sums")
 
 FUNCTION = re.compile(r"kernel void (\w+)\((.*?)\)\n\{", re.DOTALL)
-BUFFER = re.compile(r"(\w[\w ]*[*&]) +(\w+) +\[\[buffer\((\d+)\)\]\]")
+BUFFER = re.compile(r"(\w[\w ]*[*&]) +(\w+) +\[\[buffer\((\w+)::(\w+)\)\]\]")
 FUNCTIONS = {
     found[1]: (op, found[2])
     for op, code in CODE.items()
@@ -117,22 +118,22 @@ def arrays_of(op, entry):
 
 
 def test_arguments_are_those_of_the_signatures():
-    """Each buffer has the name, the type and the direction that the kernel gives it."""
+    """Each buffer is of the function's entry, and has its name, type and direction there."""
     assert FUNCTIONS
     for function, (op, declared) in FUNCTIONS.items():
         entry = max((e for e in arguments.entries(op) if function.startswith(f"{op}_{e}")), key=len)
         signature = arguments.entries(op)[entry]
-        arrays = arrays_of(op, entry)
-        n = len(signature.tensors)
-        for type_, name, index in BUFFER.findall(declared):
-            at, kind = int(index), " ".join(type_.split())
-            if at == n:
-                assert (kind, name) == (f"constant {arguments.struct_name(op, entry)}&", "args")
-            elif at == n + 1:
-                assert name == "scratch" and f"{op}.{entry}" in grids.SCRATCH
+        arrays, struct = arrays_of(op, entry), arguments.struct_name(op, entry)
+        assert len(BUFFER.findall(declared)) == declared.count("buffer(")
+        for type_, name, scope, number in BUFFER.findall(declared):
+            kind = " ".join(type_.split())
+            assert (scope, number) == (struct, name), function
+            if name == "args":
+                assert kind == f"constant {struct}&"
+            elif name == "scratch":
+                assert f"{op}.{entry}" in grids.SCRATCH
             else:
-                assert name in (signature.tensors[at], signature.tensors[at].replace("do", "d_o"))
-                own = signature.tensors[at]
+                own = name.rstrip("_")
                 assert signature[own].written or kind.startswith("device const"), (function, name)
                 of = "uchar" if signature[own].kind == "type" else KINDS[arrays[own].dtype.kind]
                 assert kind.split()[-1] == f"{of}*", (function, name)
@@ -140,13 +141,13 @@ def test_arguments_are_those_of_the_signatures():
 
 def test_each_function_is_run_by_some_pass():
     run = {}
-    for kernel, passes in grids.PASSES.items():
+    for kernel in ops.TABLE:
         op, _, entry = kernel.partition(".")
         signature = arguments.entries(op)[entry]
         for shape, there, precision in product(CASES[op].shapes, (0, 1), range(3)):
             sizes = dict.fromkeys(signature.sizes, 9) | shape | {"precision": precision}
             sizes |= {f"has_{name}": there for name in signature.nullable}
-            for one in passes(sizes):
+            for one in grids.passes_of(kernel, signature, sizes):
                 run.setdefault(one.function, set()).add(one.threads)
             assert kernel not in grids.SCRATCH or grids.SCRATCH[kernel](sizes) >= 0
     assert set(run) == set(FUNCTIONS)

@@ -16,7 +16,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -139,15 +139,15 @@ def _translate(source: Path) -> tuple[str, str]:
     text = _run("-E", "-x", "c++", *headers, source)
     problems = [f"Metal has no {word}" for word in LACKS if re.search(rf"\b{word}\b", text)]
     text = _threadgroup_variables(text)
-    kernels = {}
+    numbers, kernels = _numbers(text), {}
     for found in re.finditer(r"\bkernel\s+void\s+(\w+)\s*\(", text):
         name = found[1]
         arguments = _split(_bracketed(text, found.end()))
-        kernels[name] = [_argument(name, argument, problems) for argument in arguments]
+        kernels[name] = [_argument(name, argument, numbers, problems) for argument in arguments]
         _check(name, kernels[name], problems)
     if problems:
         raise Refused("".join(f"error: {problem}\n" for problem in problems))
-    body = re.sub(r"\[\[\s*\w+\s*(?:\(\s*\w+\s*\))?\s*\]\]", "", text)
+    body = re.sub(r"\[\[\s*\w+\s*(?:\(\s*[\w:]+\s*\))?\s*\]\]", "", text)
     body = re.sub(r"^(#\s*define\s+TOYNN_SIMDGROUPS.*)$", "", body, flags=re.M)
     return f'#include "msl.h"\n{body}', _table(kernels)
 
@@ -187,8 +187,18 @@ def _split(text: str) -> list[str]:
     return [part for part in parts if part.strip()]
 
 
-def _argument(kernel: str, text: str, problems: list[str]) -> Argument:
-    found = re.search(r"\[\[\s*(\w+)\s*(?:\(\s*(\d+)\s*\))?\s*\]\]", text)
+def _numbers(text: str) -> dict[str, int]:
+    """Return the enumerators of structs by the names that they have outside: ``Struct::name``."""
+    declared = r"\bstruct\s+(\w+)\s*\{[^{}]*\benum\s*\{([^{}]*)\}"
+    return {
+        f"{struct}::{name.strip()}": number
+        for struct, names in re.findall(declared, text)
+        for number, name in enumerate(names.split(","))
+    }
+
+
+def _argument(kernel: str, text: str, numbers: Mapping[str, int], problems: list[str]) -> Argument:
+    found = re.search(r"\[\[\s*(\w+)\s*(?:\(\s*([\w:]+)\s*\))?\s*\]\]", text)
     if not found:
         problems.append(f"{kernel}: argument without [[...]]: {text.strip()}")
         return Argument("", 0, text)
@@ -196,7 +206,11 @@ def _argument(kernel: str, text: str, problems: list[str]) -> Argument:
     if attribute == "buffer":
         if not re.search(r"\b(device|constant)\b", declared):
             problems.append(f"{kernel}: a buffer is in device or constant memory: {declared}")
-        return Argument("SOFT_BUFFER", int(found[2]), declared)
+        if not found[2].isdigit() and found[2] not in numbers:
+            problems.append(f"{kernel}: no buffer is called {found[2]}: {declared}")
+            return Argument("", 0, text)
+        index = int(found[2]) if found[2].isdigit() else numbers[found[2]]
+        return Argument("SOFT_BUFFER", index, declared)
     if attribute not in NUMBERS:
         problems.append(f"{kernel}: the attribute {attribute} is unknown to the stand-in")
     return Argument(f"SOFT_{attribute.upper()}", 0, declared)

@@ -120,7 +120,7 @@ def run(
     if kernel in grids.SCRATCH:
         bound.append(np.full(max(1, grids.SCRATCH[kernel](given) // 4), np.nan, np.float32))
     assert all(array.flags.c_contiguous for array in bound)
-    for one in grids.PASSES[kernel](given):
+    for one in grids.passes_of(kernel, signature, given):
         if 0 not in one.groups:
             _dispatch(functions[one.function], bound, one, seed or 0)
 

@@ -1,4 +1,10 @@
-"""The structs in which kernels of the device find sizes and options, made from signatures.
+"""What kernels of the device are given: buffers and structs of arguments, made from signatures.
+
+    struct RmsnormForward { uint N; uint C; float eps; uint accumulate;
+                            enum { y, r, x, w, args, scratch }; };
+
+A shader says ``[[buffer(RmsnormForward::x)]]``: the enumerators number the buffers of the entry.
+They are its tensors in the order of the signature, then the struct itself, then scratch memory.
 
 A struct holds, in this order: ``seed``, if that is one of the sizes, as 64 bits; the other sizes;
 the options; for each tensor that may be missing, whether it is there; and whether to accumulate.
@@ -13,7 +19,16 @@ from typing import NamedTuple
 import toynn._kernels as kernels
 from toynn._kernels.signature import Signature
 
-__all__ = ["Member", "declaration", "entries", "members", "offset", "pack", "struct_name"]
+__all__ = [
+    "Member",
+    "buffers",
+    "declaration",
+    "entries",
+    "members",
+    "offset",
+    "pack",
+    "struct_name",
+]
 
 
 class Member(NamedTuple):
@@ -49,15 +64,23 @@ def members(signature: Signature) -> list[Member]:
     ]
 
 
+def buffers(signature: Signature) -> list[str]:
+    """Return the names of an entry's buffers as shaders say them, in order: do_ for do."""
+    tensors = ("do_" if name == "do" else name for name in signature.tensors)
+    return [*tensors, "args", "scratch"]
+
+
 def struct_name(op: str, entry: str) -> str:
     """Return the name of an entry's struct: ``RmsnormForward``."""
     return "".join(part.capitalize() for part in f"{op}_{entry}".split("_"))
 
 
 def declaration(op: str, entry: str) -> str:
-    """Return the struct of an entry in Metal's language."""
-    inner = " ".join(f"{m.type} {m.name};" for m in members(entries(op)[entry]))
-    return f"struct {struct_name(op, entry)} {{ {inner} }};\n"
+    """Return the struct of an entry in Metal's language, with the numbers of its buffers."""
+    signature = entries(op)[entry]
+    inner = " ".join(f"{m.type} {m.name};" for m in members(signature))
+    numbers = ", ".join(buffers(signature))
+    return f"struct {struct_name(op, entry)} {{ {inner} enum {{ {numbers} }}; }};\n"
 
 
 def pack(signature: Signature, values: Mapping[str, float]) -> bytes:

@@ -1,12 +1,14 @@
 """How many threads each kernel of the device is given, and in how many passes it runs."""
 
 from collections.abc import Callable, Mapping
+from math import prod
 from typing import NamedTuple
 
+from toynn._kernels.signature import Signature
 from toynn.numerics import precision
 from toynn.numerics.dtypes import GGUF_TYPES
 
-__all__ = ["PASSES", "SCRATCH", "SHARED", "TYPES", "Pass", "Sizes"]
+__all__ = ["PASSES", "SCRATCH", "TYPES", "Pass", "Sizes", "passes_of"]
 
 # The shaders have the same numbers, by the same names.
 GROUP = 256  # threads of a group
@@ -152,9 +154,8 @@ def _cached(s: Sizes) -> list[Pass]:
     ]
 
 
-#: The passes of each entry, in order.
+#: The passes, in order, of each entry that is not a thread for each number that it writes.
 PASSES: dict[str, Callable[[Sizes], list[Pass]]] = {
-    "adamw.step": _each("adamw_step", "n"),
     "attention.backward": _attention_backward,
     "attention.backward_sinks": lambda s: [rows("attention_backward_sinks", s["H"])],
     "attention.forward": lambda s: [_heads("attention_forward", s, s["T"], "H")],
@@ -168,7 +169,6 @@ PASSES: dict[str, Callable[[Sizes], list[Pass]]] = {
         each("class_token_backward_x", s["B"] * (s["T"] - 1) * s["C"]),
         each("class_token_backward_w", s["T"] * s["C"] * max(s["has_dcls"], s["has_dpos"])),
     ],
-    "class_token.forward": _each("class_token_forward", "B", "T", "C"),
     "valid_rows.forward": lambda s: [rows("valid_rows_forward", 1)],
     "cross_entropy.backward": _rows("cross_entropy_backward"),
     "cross_entropy.backward_dense": _rows("cross_entropy_backward_dense"),
@@ -178,34 +178,24 @@ PASSES: dict[str, Callable[[Sizes], list[Pass]]] = {
         each("decay_backward_x", s["N"] * s["V"]),
         each("decay_backward_w", s["V"] * max(s["has_dw"], s["has_db"])),
     ],
-    "decay.forward": _each("decay_forward", "N", "V"),
     "delta.backward": lambda s: [rows("delta_backward", s["B"] * s["K"])],
     "delta.cached": _each("delta_cached", "B", "V", "E"),
     "delta.forward": _each("delta_forward", "B", "V", "E"),
-    "dispatch.combine": _each("dispatch_combine", "N", "C"),
-    "dispatch.forward": _each("dispatch_forward", "N", "K", "C"),
-    "dispatch.weigh": _each("dispatch_weigh", "N", "K", "C"),
     "dispatch.weigh_backward": lambda s: [rows("dispatch_weigh_backward", s["N"] * s["K"])],
     "dora.backward": lambda s: [
         each("dora_backward_x", s["N"] * s["C"]),
         *[columns("dora_backward_m", s["C"])] * bool(s["has_dm"]),
     ],
-    "dora.forward": _each("dora_forward", "N", "C"),
-    "dora.norms": _each("dora_norms", "C"),
     "dpo.backward": _each("dpo_backward", "S"),
     "dpo.forward": lambda s: [rows("dpo_forward", 1)],
     "dropout.forward": lambda s: [each("dropout_forward", _over(s["n"], 32) * 16)],
-    "elementwise.accumulate": _each("elementwise_accumulate", "n"),
-    "elementwise.add": _each("elementwise_add", "n"),
     "elementwise.bias_backward": lambda s: [columns("elementwise_bias_backward", s["C"])],
-    "elementwise.scale": _each("elementwise_scale", "n"),
     "embedding.backward": lambda s: [
         each("embedding_backward_clear", s["V"] * s["C"]),
         rows("embedding_backward", s["N"]),
     ],
     "embedding.forward": lambda s: [each("embedding_forward", s["N"] * _over(s["C"], RUN))],
     "expert_rows.forward": lambda s: [each("expert_rows_forward", s["E"] + 1)],
-    "experts.backward_bias": _each("experts_backward_bias", "E", "N"),
     "experts.backward_input": lambda s: [_tiles(f"experts_backward_input{_rough(s)}", s, "M", "K")],
     "experts.backward_weight": lambda s: [
         _tiles(f"experts_backward_weight{_rough(s)}", s, "N", "K", s["E"])
@@ -215,14 +205,7 @@ PASSES: dict[str, Callable[[Sizes], list[Pass]]] = {
         if s["M"] <= GEMV_COPIES
         else _tiles(f"experts_forward{_rough(s)}", s, "M", "N")
     ],
-    "gated.backward": _each("gated_backward", "N", "H", "D"),
-    "gated.forward": _each("gated_forward", "N", "H", "D"),
-    "gated.queries": _each("gated_queries", "N", "H", "D"),
     "gated.queries_backward": _each("gated_queries_backward", "N", "H", "D"),
-    "geglu.backward": _each("geglu_backward", "n"),
-    "geglu.forward": _each("geglu_forward", "n"),
-    "gelu.backward": _each("gelu_backward", "n"),
-    "gelu.forward": _each("gelu_forward", "n"),
     "grad_norm.forward": lambda s: [
         rows("grad_norm_forward_blocks", _over(s["n"], BLOCK)),
         rows("grad_norm_forward", 1),
@@ -240,7 +223,6 @@ PASSES: dict[str, Callable[[Sizes], list[Pass]]] = {
     "rmsnorm.forward": _rows("rmsnorm_forward"),
     "rope.backward": _pairs("rope_backward"),
     "rope.forward": _pairs("rope_forward"),
-    "rounding.forward": _each("rounding_forward", "n"),
     "routing.backward": _each("routing_backward", "N"),
     "routing.forward": _each("routing_forward", "N"),
     "shortconv.backward": lambda s: [
@@ -248,22 +230,19 @@ PASSES: dict[str, Callable[[Sizes], list[Pass]]] = {
         each("shortconv_backward_w", s["C"] * s["L"] * s["has_dw"]),
     ],
     "shortconv.cached": _each("shortconv_cached", "B", "C"),
-    "shortconv.forward": _each("shortconv_forward", "B", "T", "C"),
-    "sigmoid.backward": _each("sigmoid_backward", "n"),
-    "sigmoid.forward": _each("sigmoid_forward", "n"),
-    "silu.backward": _each("silu_backward", "n"),
-    "silu.forward": _each("silu_forward", "n"),
-    "softcap.backward": _each("softcap_backward", "n"),
-    "softcap.forward": _each("softcap_forward", "n"),
     "softmax.backward": _rows("softmax_backward"),
     "softmax.forward": _rows("softmax_forward"),
-    "swiglu.backward": _each("swiglu_backward", "n"),
-    "swiglu.forward": _each("swiglu_forward", "n"),
     "swiglu.halves_backward": _each("swiglu_halves_backward", "N", "F"),
-    "swiglu.halves_forward": _each("swiglu_halves_forward", "N", "F"),
-    "token_sums.backward": _each("token_sums_backward", "N"),
     "token_sums.forward": lambda s: [rows("token_sums_forward", 2 * s["S"])],
 }
+
+
+def passes_of(kernel: str, signature: Signature, sizes: Sizes) -> list[Pass]:
+    """Return the passes of an entry in order; a thread for each element of its first output."""
+    if kernel in PASSES:
+        return PASSES[kernel](sizes)
+    return [each(kernel.replace(".", "_"), prod(signature.specs[0].shape(sizes)))]
+
 
 #: Bytes of memory that a launch needs of its own until its last pass is done.
 SCRATCH: dict[str, Callable[[Sizes], int]] = {
@@ -275,23 +254,6 @@ SCRATCH: dict[str, Callable[[Sizes], int]] = {
     "delta.backward": lambda s: 4 * s["B"] * s["K"] * s["E"] * ((s["L"] + 2) * s["D"] + 2),
     "delta.forward": lambda s: 4 * s["B"] * s["V"] * s["D"] * s["E"],
     "grad_norm.forward": lambda s: 4 * _over(s["n"], BLOCK),
-}
-
-#: Files that the library of an op has in front of its own, besides common.metal.
-SHARED: dict[str, tuple[str, ...]] = {
-    "attention": ("heads",),
-    "cached_attention": ("heads",),
-    "chunked_cross_entropy": ("logits",),
-    "cross_entropy": ("logits",),
-    "dpo": ("preference",),
-    "embedding": ("codebooks", "quantized"),
-    "experts": ("codebooks", "quantized", "products"),
-    "geglu": ("activations",),
-    "gelu": ("activations",),
-    "kto": ("preference",),
-    "matmul": ("activations", "codebooks", "quantized", "products"),
-    "orpo": ("preference",),
-    "token_sums": ("logits",),
 }
 
 #: The types of matrices that quantized.metal reads, by their numbers in GGUF: all that toynn knows.

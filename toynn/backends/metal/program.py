@@ -14,7 +14,8 @@ from toynn._kernels.signature import Signature
 from toynn.backends.metal import _bridge
 from toynn.backends.metal.arguments import entries, offset, pack
 from toynn.backends.metal.device import MetalBuffer, MetalDevice
-from toynn.backends.metal.grids import PASSES, SCRATCH, TYPES, Pass
+from toynn.backends.metal.grids import SCRATCH, TYPES, Pass, passes_of
+from toynn.backends.metal.sources import has
 from toynn.backends.metal.undo_log import MetalUndoLog
 from toynn.backends.protocol import Accumulate, Launch, UndoLog, aligned
 from toynn.errors import BackendError, BackendUnavailable
@@ -43,7 +44,7 @@ class Planned(NamedTuple):
 def _plan(launch: Launch) -> Planned:
     op, _, entry = launch.kernel.partition(".")
     signature = entries(op).get(entry)
-    if signature is None or launch.kernel not in PASSES:
+    if signature is None or not has(op):
         raise BackendUnavailable(f"backend 'metal': has no kernel {launch.kernel}")
     if launch.sizes.get("type", 0) not in TYPES:
         kind = next(n for n, t in dtypes.DTYPES.items() if t.ggml == launch.sizes["type"])
@@ -53,7 +54,7 @@ def _plan(launch: Launch) -> Planned:
         )
     signature.check(f"the kernel {launch.kernel}", launch.tensors, launch.sizes, launch.options)
     given = {**launch.sizes, **signature.there(launch.tensors)}
-    passes = [one for one in PASSES[launch.kernel](given) if 0 not in one.groups]
+    passes = [p for p in passes_of(launch.kernel, signature, given) if 0 not in p.groups]
     need = SCRATCH[launch.kernel](given) if launch.kernel in SCRATCH else 0
     return Planned(op, launch, signature, given, passes, aligned(need))
 
@@ -123,6 +124,7 @@ class MetalProgram:
         if launch.limit is not None:
             self._limit(one, first, later)
         places = [launch.tensors[name] for name in one.signature.tensors]
+        # In the order of arguments.buffers().
         memories = [self._memory(place.buffer if place else None) for place in places]
         offsets = [place.offset if place else 0 for place in places]
         for i, memory in enumerate(memories):

@@ -1,14 +1,15 @@
 """The text of the shaders: one library for each op, compiled when a program first needs it."""
 
+import re
 from importlib.resources import files
 
 from toynn.backends.metal import codebooks
 from toynn.backends.metal.arguments import declaration, entries
-from toynn.backends.metal.grids import SHARED
 
 __all__ = ["has", "source"]
 
 _KERNELS = files(__package__) / "kernels"
+_INCLUDE = re.compile(r'#include "(\w+)\.metal"')
 
 
 def has(op: str) -> bool:
@@ -25,7 +26,6 @@ def source(op: str, simdgroups: bool) -> str:
         (
             f"#define TOYNN_SIMDGROUPS {int(simdgroups)}\n",
             _file("common"),
-            *(_file(name) for name in SHARED.get(op, ())),
             '#line 1 "arguments"\n',
             *(declaration(op, entry) for entry in entries(op)),
             _file(op),
@@ -34,7 +34,11 @@ def source(op: str, simdgroups: bool) -> str:
 
 
 def _file(name: str) -> str:
+    """Return the text of a file, with the files that it includes in their places."""
     if name == "codebooks":
         return f'#line 1 "codebooks"\n{codebooks.text()}'
-    text = (_KERNELS / f"{name}.metal").read_text(encoding="utf-8")
-    return f'#line 1 "{name}.metal"\n{text}\n'
+    lines = (_KERNELS / f"{name}.metal").read_text(encoding="utf-8").splitlines()
+    for i, line in enumerate(lines):
+        if included := _INCLUDE.fullmatch(line):
+            lines[i] = f'{_file(included[1])}#line {i + 2} "{name}.metal"'
+    return "\n".join([f'#line 1 "{name}.metal"', *lines, ""])

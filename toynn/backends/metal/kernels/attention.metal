@@ -20,6 +20,7 @@
 // slope, 1 - (s[i,j] / cap)^2, as a factor. A sink is one more score of each row of a head, of a key without a
 // value: its gradient is - sum_i e^(sink - lse[i]) delta[i]. All products are float32, in every precision.
 // Source: Dao 2023 (FlashAttention-2), arXiv:2307.08691, algorithms 1 and 2.
+#include "heads.metal"
 
 // Which keys the rows of a sequence see: those from `from` on that are below T and, if causal, not behind.
 static inline bool sees(uint i, uint j, uint from, uint T, bool causal) {
@@ -27,16 +28,17 @@ static inline bool sees(uint i, uint j, uint from, uint T, bool causal) {
 }
 
 [[max_total_threads_per_threadgroup(GROUP)]]
-kernel void attention_forward(device float*               o     [[buffer(0)]],
-                              device float*               lse   [[buffer(1)]],
-                              device const float*         q     [[buffer(2)]],
-                              device const float*         k     [[buffer(3)]],
-                              device const float*         v     [[buffer(4)]],
-                              device const int*           first [[buffer(5)]],
-                              device const float*         sinks [[buffer(6)]],
-                              constant AttentionForward&  args  [[buffer(7)]],
-                              uint3 group [[threadgroup_position_in_grid]],
-                              uint  tid   [[thread_index_in_threadgroup]])
+kernel void attention_forward(
+    device float*               o     [[buffer(AttentionForward::o)]],
+    device float*               lse   [[buffer(AttentionForward::lse)]],
+    device const float*         q     [[buffer(AttentionForward::q)]],
+    device const float*         k     [[buffer(AttentionForward::k)]],
+    device const float*         v     [[buffer(AttentionForward::v)]],
+    device const int*           first [[buffer(AttentionForward::first)]],
+    device const float*         sinks [[buffer(AttentionForward::sinks)]],
+    constant AttentionForward&  args  [[buffer(AttentionForward::args)]],
+    uint3 group [[threadgroup_position_in_grid]],
+    uint  tid   [[thread_index_in_threadgroup]])
 {
     threadgroup float Q[LINE * SPAN], K[LINE * SPAN], P[LINE * SPAN], part[GROUP];
     const uint T = args.T, D = args.D, H = args.H, start = group.x * LINE;
@@ -99,12 +101,13 @@ kernel void attention_forward(device float*               o     [[buffer(0)]],
     }
 }
 
-kernel void attention_backward_delta(device float*                delta [[buffer(3)]],
-                                     device const float*          d_o   [[buffer(4)]],
-                                     device const float*          o     [[buffer(5)]],
-                                     constant AttentionBackward&  args  [[buffer(11)]],
-                                     uint group [[threadgroup_position_in_grid]],
-                                     uint tid   [[thread_index_in_threadgroup]])
+kernel void attention_backward_delta(
+    device float*                delta [[buffer(AttentionBackward::delta)]],
+    device const float*          do_   [[buffer(AttentionBackward::do_)]],
+    device const float*          o     [[buffer(AttentionBackward::o)]],
+    constant AttentionBackward&  args  [[buffer(AttentionBackward::args)]],
+    uint group [[threadgroup_position_in_grid]],
+    uint tid   [[thread_index_in_threadgroup]])
 {
     threadgroup float part[GROUP];
     const uint T = args.T, D = args.D, H = args.H, at = group * LINES + tid / LINE;
@@ -112,7 +115,7 @@ kernel void attention_backward_delta(device float*                delta [[buffer
     if (at < args.B * H * T) {
         const uint row = at / T / H * T + at % T, h = at / T % H;
         for (uint d = tid % LINE; d < D; d += LINE) {
-            sum += d_o[(row * H + h) * D + d] * o[(row * H + h) * D + d];
+            sum += do_[(row * H + h) * D + d] * o[(row * H + h) * D + d];
         }
     }
     sum = line_sum(sum, part, tid);
@@ -120,17 +123,18 @@ kernel void attention_backward_delta(device float*                delta [[buffer
 }
 
 [[max_total_threads_per_threadgroup(GROUP)]]
-kernel void attention_backward_q(device float*                dq    [[buffer(0)]],
-                                 device const float*          delta [[buffer(3)]],
-                                 device const float*          d_o   [[buffer(4)]],
-                                 device const float*          lse   [[buffer(6)]],
-                                 device const float*          q     [[buffer(7)]],
-                                 device const float*          k     [[buffer(8)]],
-                                 device const float*          v     [[buffer(9)]],
-                                 device const int*            first [[buffer(10)]],
-                                 constant AttentionBackward&  args  [[buffer(11)]],
-                                 uint3 group [[threadgroup_position_in_grid]],
-                                 uint  tid   [[thread_index_in_threadgroup]])
+kernel void attention_backward_q(
+    device float*                dq    [[buffer(AttentionBackward::dq)]],
+    device const float*          delta [[buffer(AttentionBackward::delta)]],
+    device const float*          do_   [[buffer(AttentionBackward::do_)]],
+    device const float*          lse   [[buffer(AttentionBackward::lse)]],
+    device const float*          q     [[buffer(AttentionBackward::q)]],
+    device const float*          k     [[buffer(AttentionBackward::k)]],
+    device const float*          v     [[buffer(AttentionBackward::v)]],
+    device const int*            first [[buffer(AttentionBackward::first)]],
+    constant AttentionBackward&  args  [[buffer(AttentionBackward::args)]],
+    uint3 group [[threadgroup_position_in_grid]],
+    uint  tid   [[thread_index_in_threadgroup]])
 {
     threadgroup float Q[LINE * SPAN], K[LINE * SPAN], O[LINE * SPAN], V[LINE * SPAN], P[LINE * SPAN];
     const uint T = args.T, D = args.D, H = args.H, start = group.x * LINE;
@@ -139,7 +143,7 @@ kernel void attention_backward_q(device float*                dq    [[buffer(0)]
     q += b * T * args.ldq + h * D;
     k += b * T * args.ldk + h / (H / args.KV) * D;
     v += b * T * args.ldv + h / (H / args.KV) * D;
-    d_o += b * T * H * D + h * D;
+    do_ += b * T * H * D + h * D;
     dq += b * T * args.ldq + h * D;
     uint from[OWN];
     float out[PARTS][OWN];
@@ -156,7 +160,7 @@ kernel void attention_backward_q(device float*                dq    [[buffer(0)]
             threadgroup_barrier(mem_flags::mem_threadgroup);
             take(Q, q, args.ldq, T, D, start, d, tid);
             take(K, k, args.ldk, T, D, j0, d, tid);
-            take(O, d_o, H * D, T, D, start, d, tid);
+            take(O, do_, H * D, T, D, start, d, tid);
             take(V, v, args.ldv, T, D, j0, d, tid);
             threadgroup_barrier(mem_flags::mem_threadgroup);
             add_rows(s, Q, K, tid);
@@ -192,18 +196,19 @@ kernel void attention_backward_q(device float*                dq    [[buffer(0)]
 }
 
 [[max_total_threads_per_threadgroup(GROUP)]]
-kernel void attention_backward_kv(device float*                dk    [[buffer(1)]],
-                                  device float*                dv    [[buffer(2)]],
-                                  device const float*          delta [[buffer(3)]],
-                                  device const float*          d_o   [[buffer(4)]],
-                                  device const float*          lse   [[buffer(6)]],
-                                  device const float*          q     [[buffer(7)]],
-                                  device const float*          k     [[buffer(8)]],
-                                  device const float*          v     [[buffer(9)]],
-                                  device const int*            first [[buffer(10)]],
-                                  constant AttentionBackward&  args  [[buffer(11)]],
-                                  uint3 group [[threadgroup_position_in_grid]],
-                                  uint  tid   [[thread_index_in_threadgroup]])
+kernel void attention_backward_kv(
+    device float*                dk    [[buffer(AttentionBackward::dk)]],
+    device float*                dv    [[buffer(AttentionBackward::dv)]],
+    device const float*          delta [[buffer(AttentionBackward::delta)]],
+    device const float*          do_   [[buffer(AttentionBackward::do_)]],
+    device const float*          lse   [[buffer(AttentionBackward::lse)]],
+    device const float*          q     [[buffer(AttentionBackward::q)]],
+    device const float*          k     [[buffer(AttentionBackward::k)]],
+    device const float*          v     [[buffer(AttentionBackward::v)]],
+    device const int*            first [[buffer(AttentionBackward::first)]],
+    constant AttentionBackward&  args  [[buffer(AttentionBackward::args)]],
+    uint3 group [[threadgroup_position_in_grid]],
+    uint  tid   [[thread_index_in_threadgroup]])
 {
     threadgroup float Q[LINE * SPAN], K[LINE * SPAN], O[LINE * SPAN], V[LINE * SPAN], P[LINE * SPAN];
     threadgroup float S[LINE * SPAN];
@@ -221,7 +226,7 @@ kernel void attention_backward_kv(device float*                dk    [[buffer(1)
     const uint last = min(T, start + LINE) - 1, j = start + tid % LINE;
     for (uint h = g * served; h < (g + 1) * served; ++h) {
         device const float* q_h = q + b * T * args.ldq + h * D;
-        device const float* o_h = d_o + b * T * H * D + h * D;
+        device const float* o_h = do_ + b * T * H * D + h * D;
         for (uint i0 = args.causal ? start : 0; i0 < T; i0 += LINE) {
             const uint segment = args.has_first ? uint(first[b * T + i0]) - b * T : 0;
             if (first_key(i0, segment, args.window) > last) break;  // nor do later rows see these keys
@@ -273,14 +278,15 @@ kernel void attention_backward_kv(device float*                dk    [[buffer(1)
     }
 }
 
-kernel void attention_backward_sinks(device float*                     dsinks [[buffer(0)]],
-                                     device const float*               d_o    [[buffer(1)]],
-                                     device const float*               o      [[buffer(2)]],
-                                     device const float*               lse    [[buffer(3)]],
-                                     device const float*               sinks  [[buffer(4)]],
-                                     constant AttentionBackwardSinks&  args   [[buffer(5)]],
-                                     uint h   [[threadgroup_position_in_grid]],
-                                     uint tid [[thread_index_in_threadgroup]])
+kernel void attention_backward_sinks(
+    device float*                     dsinks [[buffer(AttentionBackwardSinks::dsinks)]],
+    device const float*               do_    [[buffer(AttentionBackwardSinks::do_)]],
+    device const float*               o      [[buffer(AttentionBackwardSinks::o)]],
+    device const float*               lse    [[buffer(AttentionBackwardSinks::lse)]],
+    device const float*               sinks  [[buffer(AttentionBackwardSinks::sinks)]],
+    constant AttentionBackwardSinks&  args   [[buffer(AttentionBackwardSinks::args)]],
+    uint h   [[threadgroup_position_in_grid]],
+    uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float part[GROUP];
     const uint T = args.T, D = args.D, H = args.H;
@@ -288,7 +294,7 @@ kernel void attention_backward_sinks(device float*                     dsinks [[
     float sum = 0.0f;
     for (uint i = tid; i < args.B * T; i += GROUP) {
         float delta = 0.0f;
-        for (uint d = (i * H + h) * D; d < (i * H + h + 1) * D; ++d) delta = fma(d_o[d], o[d], delta);
+        for (uint d = (i * H + h) * D; d < (i * H + h + 1) * D; ++d) delta = fma(do_[d], o[d], delta);
         sum -= precise::exp(sinks[h] - lse[(i / T * H + h) * T + i % T]) * delta;
     }
     sum = group_sum(sum, part, tid);

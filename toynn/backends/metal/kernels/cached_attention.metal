@@ -18,17 +18,19 @@
 //   o = sum_n e^(most_n - most) o_n / sum_n e^(most_n - most) sum_n       most = max_n most_n
 //
 // Source: Dao et al. 2023, Flash-Decoding, crfm.stanford.edu/2023/10/12/flashdecoding.html.
+#include "heads.metal"
 
 constant constexpr uint KEYS = 1024;  // grids.py knows it too
 constant constexpr uint DEEP = 16;    // columns of GROUP keys at a time
 
-kernel void cached_attention_forward_store(device float*                     kc   [[buffer(1)]],
-                                           device float*                     vc   [[buffer(2)]],
-                                           device const float*               k    [[buffer(4)]],
-                                           device const float*               v    [[buffer(5)]],
-                                           device const int*                 past [[buffer(6)]],
-                                           constant CachedAttentionForward&  args [[buffer(8)]],
-                                           uint at [[thread_position_in_grid]])
+kernel void cached_attention_forward_store(
+    device float*                     kc   [[buffer(CachedAttentionForward::kc)]],
+    device float*                     vc   [[buffer(CachedAttentionForward::vc)]],
+    device const float*               k    [[buffer(CachedAttentionForward::k)]],
+    device const float*               v    [[buffer(CachedAttentionForward::v)]],
+    device const int*                 past [[buffer(CachedAttentionForward::past)]],
+    constant CachedAttentionForward&  args [[buffer(CachedAttentionForward::args)]],
+    uint at [[thread_position_in_grid]])
 {
     const uint T = args.T, KV = args.KV, D = args.D;
     if (at >= args.B * T * KV * D) return;
@@ -96,15 +98,16 @@ static inline Seen attend(device const float* q, device const float* K, device c
 }
 
 [[max_total_threads_per_threadgroup(GROUP)]]
-kernel void cached_attention_forward(device float*                     o     [[buffer(0)]],
-                                     device const float*               kc    [[buffer(1)]],
-                                     device const float*               vc    [[buffer(2)]],
-                                     device const float*               q     [[buffer(3)]],
-                                     device const int*                 past  [[buffer(6)]],
-                                     device const float*               sinks [[buffer(7)]],
-                                     constant CachedAttentionForward&  args  [[buffer(8)]],
-                                     uint3 group [[threadgroup_position_in_grid]],
-                                     uint  tid   [[thread_index_in_threadgroup]])
+kernel void cached_attention_forward(
+    device float*                     o     [[buffer(CachedAttentionForward::o)]],
+    device const float*               kc    [[buffer(CachedAttentionForward::kc)]],
+    device const float*               vc    [[buffer(CachedAttentionForward::vc)]],
+    device const float*               q     [[buffer(CachedAttentionForward::q)]],
+    device const int*                 past  [[buffer(CachedAttentionForward::past)]],
+    device const float*               sinks [[buffer(CachedAttentionForward::sinks)]],
+    constant CachedAttentionForward&  args  [[buffer(CachedAttentionForward::args)]],
+    uint3 group [[threadgroup_position_in_grid]],
+    uint  tid   [[thread_index_in_threadgroup]])
 {
     threadgroup float tile[GROUP * (DEEP + 1)], P[GROUP], part[GROUP];
     const uint T = args.T, H = args.H, D = args.D, t = group.x, h = group.y % H, b = group.y / H;
@@ -118,14 +121,15 @@ kernel void cached_attention_forward(device float*                     o     [[b
 }
 
 [[max_total_threads_per_threadgroup(GROUP)]]
-kernel void cached_attention_forward_spans(device const float*               kc      [[buffer(1)]],
-                                           device const float*               vc      [[buffer(2)]],
-                                           device const float*               q       [[buffer(3)]],
-                                           device const int*                 past    [[buffer(6)]],
-                                           constant CachedAttentionForward&  args    [[buffer(8)]],
-                                           device float*                     scratch [[buffer(9)]],
-                                           uint3 group [[threadgroup_position_in_grid]],
-                                           uint  tid   [[thread_index_in_threadgroup]])
+kernel void cached_attention_forward_spans(
+    device const float*               kc      [[buffer(CachedAttentionForward::kc)]],
+    device const float*               vc      [[buffer(CachedAttentionForward::vc)]],
+    device const float*               q       [[buffer(CachedAttentionForward::q)]],
+    device const int*                 past    [[buffer(CachedAttentionForward::past)]],
+    constant CachedAttentionForward&  args    [[buffer(CachedAttentionForward::args)]],
+    device float*                     scratch [[buffer(CachedAttentionForward::scratch)]],
+    uint3 group [[threadgroup_position_in_grid]],
+    uint  tid   [[thread_index_in_threadgroup]])
 {
     threadgroup float tile[GROUP * (DEEP + 1)], P[GROUP], part[GROUP];
     const uint T = args.T, H = args.H, D = args.D, spans = (args.S + KEYS - 1) / KEYS;
@@ -146,12 +150,13 @@ kernel void cached_attention_forward_spans(device const float*               kc 
     }
 }
 
-kernel void cached_attention_forward_merge(device float*                     o       [[buffer(0)]],
-                                           device const int*                 past    [[buffer(6)]],
-                                           device const float*               sinks   [[buffer(7)]],
-                                           constant CachedAttentionForward&  args    [[buffer(8)]],
-                                           device const float*               scratch [[buffer(9)]],
-                                           uint at [[thread_position_in_grid]])
+kernel void cached_attention_forward_merge(
+    device float*                     o       [[buffer(CachedAttentionForward::o)]],
+    device const int*                 past    [[buffer(CachedAttentionForward::past)]],
+    device const float*               sinks   [[buffer(CachedAttentionForward::sinks)]],
+    constant CachedAttentionForward&  args    [[buffer(CachedAttentionForward::args)]],
+    device const float*               scratch [[buffer(CachedAttentionForward::scratch)]],
+    uint at [[thread_position_in_grid]])
 {
     const uint T = args.T, H = args.H, D = args.D, spans = (args.S + KEYS - 1) / KEYS;
     if (at >= args.B * T * H * D) return;

@@ -9,23 +9,26 @@
 // dlogits are 0. No row counts: loss is NaN. dlogits may be the logits. One group counts, one adds up.
 // Source: cross_entropy.metal; that losses need no logits beyond a chunk: Hsu et al. 2024, Liger Kernel,
 // arXiv:2410.10989, section 3.2.
+#include "logits.metal"
 
-kernel void chunked_cross_entropy_count(device float*                        rows   [[buffer(0)]],
-                                        device const int*                    labels [[buffer(1)]],
-                                        constant ChunkedCrossEntropyCount&   args   [[buffer(2)]],
-                                        uint tid [[thread_index_in_threadgroup]])
+kernel void chunked_cross_entropy_count(
+    device float*                        rows   [[buffer(ChunkedCrossEntropyCount::rows)]],
+    device const int*                    labels [[buffer(ChunkedCrossEntropyCount::labels)]],
+    constant ChunkedCrossEntropyCount&   args   [[buffer(ChunkedCrossEntropyCount::args)]],
+    uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float part[GROUP];
     const float found = counting(labels, args.N, args.V, part, tid);
     if (tid == 0) *rows = found;
 }
 
-kernel void chunked_cross_entropy_forward(device float*                         losses [[buffer(0)]],
-                                          device const float*                   logits [[buffer(1)]],
-                                          device const int*                     labels [[buffer(2)]],
-                                          constant ChunkedCrossEntropyForward&  args   [[buffer(3)]],
-                                          uint n   [[threadgroup_position_in_grid]],
-                                          uint tid [[thread_index_in_threadgroup]])
+kernel void chunked_cross_entropy_forward(
+    device float*                         losses [[buffer(ChunkedCrossEntropyForward::losses)]],
+    device const float*                   logits [[buffer(ChunkedCrossEntropyForward::logits)]],
+    device const int*                     labels [[buffer(ChunkedCrossEntropyForward::labels)]],
+    constant ChunkedCrossEntropyForward&  args   [[buffer(ChunkedCrossEntropyForward::args)]],
+    uint n   [[threadgroup_position_in_grid]],
+    uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float part[GROUP];
     if (n >= args.N) return;
@@ -37,15 +40,16 @@ kernel void chunked_cross_entropy_forward(device float*                         
     if (tid == 0) losses[n] = counts(label, V) ? (most - x[label]) + log_sum : 0.0f;
 }
 
-kernel void chunked_cross_entropy_backward(device float*                          dlogits [[buffer(0)]],
-                                           device float*                          losses  [[buffer(1)]],
-                                           device const float*                    dloss   [[buffer(2)]],
-                                           device const float*                    logits  [[buffer(3)]],
-                                           device const int*                      labels  [[buffer(4)]],
-                                           device const float*                    rows    [[buffer(5)]],
-                                           constant ChunkedCrossEntropyBackward&  args    [[buffer(6)]],
-                                           uint n   [[threadgroup_position_in_grid]],
-                                           uint tid [[thread_index_in_threadgroup]])
+kernel void chunked_cross_entropy_backward(
+    device float*                          dlogits [[buffer(ChunkedCrossEntropyBackward::dlogits)]],
+    device float*                          losses  [[buffer(ChunkedCrossEntropyBackward::losses)]],
+    device const float*                    dloss   [[buffer(ChunkedCrossEntropyBackward::dloss)]],
+    device const float*                    logits  [[buffer(ChunkedCrossEntropyBackward::logits)]],
+    device const int*                      labels  [[buffer(ChunkedCrossEntropyBackward::labels)]],
+    device const float*                    rows    [[buffer(ChunkedCrossEntropyBackward::rows)]],
+    constant ChunkedCrossEntropyBackward&  args    [[buffer(ChunkedCrossEntropyBackward::args)]],
+    uint n   [[threadgroup_position_in_grid]],
+    uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float part[GROUP];
     if (n >= args.N) return;
@@ -66,24 +70,26 @@ kernel void chunked_cross_entropy_backward(device float*                        
     if (tid == 0) losses[n] = counting ? (most - own) + precise::log(sum) : 0.0f;
 }
 
-kernel void chunked_cross_entropy_mean(device float*                      loss   [[buffer(0)]],
-                                       device const float*                losses [[buffer(1)]],
-                                       device const float*                rows   [[buffer(2)]],
-                                       constant ChunkedCrossEntropyMean&  args   [[buffer(3)]],
-                                       uint tid [[thread_index_in_threadgroup]])
+kernel void chunked_cross_entropy_mean(
+    device float*                      loss   [[buffer(ChunkedCrossEntropyMean::loss)]],
+    device const float*                losses [[buffer(ChunkedCrossEntropyMean::losses)]],
+    device const float*                rows   [[buffer(ChunkedCrossEntropyMean::rows)]],
+    constant ChunkedCrossEntropyMean&  args   [[buffer(ChunkedCrossEntropyMean::args)]],
+    uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float part[GROUP];
     const float sum = careful_sum(losses, args.N, 1, part, tid);
     if (tid == 0) *loss = *rows == 0.0f ? NAN : sum / *rows;
 }
 
-kernel void chunked_cross_entropy_each(device float*                      dlogits [[buffer(0)]],
-                                       device const float*                dlosses [[buffer(1)]],
-                                       device const float*                logits  [[buffer(2)]],
-                                       device const int*                  labels  [[buffer(3)]],
-                                       constant ChunkedCrossEntropyEach&  args    [[buffer(4)]],
-                                       uint n   [[threadgroup_position_in_grid]],
-                                       uint tid [[thread_index_in_threadgroup]])
+kernel void chunked_cross_entropy_each(
+    device float*                      dlogits [[buffer(ChunkedCrossEntropyEach::dlogits)]],
+    device const float*                dlosses [[buffer(ChunkedCrossEntropyEach::dlosses)]],
+    device const float*                logits  [[buffer(ChunkedCrossEntropyEach::logits)]],
+    device const int*                  labels  [[buffer(ChunkedCrossEntropyEach::labels)]],
+    constant ChunkedCrossEntropyEach&  args    [[buffer(ChunkedCrossEntropyEach::args)]],
+    uint n   [[threadgroup_position_in_grid]],
+    uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float part[GROUP];
     if (n >= args.N) return;

@@ -10,12 +10,13 @@
 // overwritten; dcls and dpos are overwritten, or added to.
 // Source: Dosovitskiy et al. 2020, An Image is Worth 16x16 Words, arXiv:2010.11929, equation 1.
 
-kernel void class_token_forward(device float*                y    [[buffer(0)]],
-                                device const float*          x    [[buffer(1)]],
-                                device const float*          cls  [[buffer(2)]],
-                                device const float*          pos  [[buffer(3)]],
-                                constant ClassTokenForward&  args [[buffer(4)]],
-                                uint i [[thread_position_in_grid]])
+kernel void class_token_forward(
+    device float*                y    [[buffer(ClassTokenForward::y)]],
+    device const float*          x    [[buffer(ClassTokenForward::x)]],
+    device const float*          cls  [[buffer(ClassTokenForward::cls)]],
+    device const float*          pos  [[buffer(ClassTokenForward::pos)]],
+    constant ClassTokenForward&  args [[buffer(ClassTokenForward::args)]],
+    uint i [[thread_position_in_grid]])
 {
     const uint T = args.T, C = args.C;
     if (i >= args.B * T * C) return;
@@ -23,10 +24,11 @@ kernel void class_token_forward(device float*                y    [[buffer(0)]],
     y[i] = (t == 0 ? cls[c] : x[(b * (T - 1) + t - 1) * C + c]) + pos[t * C + c];
 }
 
-kernel void class_token_backward_x(device float*                 dx   [[buffer(0)]],
-                                   device const float*           dy   [[buffer(3)]],
-                                   constant ClassTokenBackward&  args [[buffer(4)]],
-                                   uint i [[thread_position_in_grid]])
+kernel void class_token_backward_x(
+    device float*                 dx   [[buffer(ClassTokenBackward::dx)]],
+    device const float*           dy   [[buffer(ClassTokenBackward::dy)]],
+    constant ClassTokenBackward&  args [[buffer(ClassTokenBackward::args)]],
+    uint i [[thread_position_in_grid]])
 {
     const uint T = args.T, C = args.C;
     if (i >= args.B * (T - 1) * C) return;
@@ -34,11 +36,12 @@ kernel void class_token_backward_x(device float*                 dx   [[buffer(0
     dx[i] = dy[(b * T + t) * C + c];
 }
 
-kernel void class_token_backward_w(device float*                 dcls [[buffer(1)]],
-                                   device float*                 dpos [[buffer(2)]],
-                                   device const float*           dy   [[buffer(3)]],
-                                   constant ClassTokenBackward&  args [[buffer(4)]],
-                                   uint i [[thread_position_in_grid]])
+kernel void class_token_backward_w(
+    device float*                 dcls [[buffer(ClassTokenBackward::dcls)]],
+    device float*                 dpos [[buffer(ClassTokenBackward::dpos)]],
+    device const float*           dy   [[buffer(ClassTokenBackward::dy)]],
+    constant ClassTokenBackward&  args [[buffer(ClassTokenBackward::args)]],
+    uint i [[thread_position_in_grid]])
 {
     const uint each = args.T * args.C;
     if (i >= each) return;

@@ -9,14 +9,16 @@
 // group each, which leave their losses in scratch; then one group adds those up. dlogits may be logits.
 // Saved for backward: lse (N,), rows (1,).
 // Source: Bridle 1990; the shift by the row's maximum: Blanchard et al. 2021, IMA J. Numer. Anal. 41.
+#include "logits.metal"
 
-kernel void cross_entropy_forward_rows(device float*                  lse     [[buffer(1)]],
-                                       device const float*            logits  [[buffer(3)]],
-                                       device const int*              labels  [[buffer(4)]],
-                                       constant CrossEntropyForward&  args    [[buffer(5)]],
-                                       device float*                  scratch [[buffer(6)]],
-                                       uint n   [[threadgroup_position_in_grid]],
-                                       uint tid [[thread_index_in_threadgroup]])
+kernel void cross_entropy_forward_rows(
+    device float*                  lse     [[buffer(CrossEntropyForward::lse)]],
+    device const float*            logits  [[buffer(CrossEntropyForward::logits)]],
+    device const int*              labels  [[buffer(CrossEntropyForward::labels)]],
+    constant CrossEntropyForward&  args    [[buffer(CrossEntropyForward::args)]],
+    device float*                  scratch [[buffer(CrossEntropyForward::scratch)]],
+    uint n   [[threadgroup_position_in_grid]],
+    uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float part[GROUP];
     if (n >= args.N) return;
@@ -29,12 +31,13 @@ kernel void cross_entropy_forward_rows(device float*                  lse     [[
     scratch[n] = counts(labels[n], V) ? (most - x[labels[n]]) + log_sum : 0.0f;
 }
 
-kernel void cross_entropy_forward(device float*                  loss    [[buffer(0)]],
-                                  device float*                  rows    [[buffer(2)]],
-                                  device const int*              labels  [[buffer(4)]],
-                                  constant CrossEntropyForward&  args    [[buffer(5)]],
-                                  device const float*            scratch [[buffer(6)]],
-                                  uint tid [[thread_index_in_threadgroup]])
+kernel void cross_entropy_forward(
+    device float*                  loss    [[buffer(CrossEntropyForward::loss)]],
+    device float*                  rows    [[buffer(CrossEntropyForward::rows)]],
+    device const int*              labels  [[buffer(CrossEntropyForward::labels)]],
+    constant CrossEntropyForward&  args    [[buffer(CrossEntropyForward::args)]],
+    device const float*            scratch [[buffer(CrossEntropyForward::scratch)]],
+    uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float part[GROUP];
     const float found = counting(labels, args.N, args.V, part, tid);
@@ -44,15 +47,16 @@ kernel void cross_entropy_forward(device float*                  loss    [[buffe
     *loss = found == 0.0f ? NAN : sum / found;
 }
 
-kernel void cross_entropy_backward(device float*                   dlogits [[buffer(0)]],
-                                   device const float*             dloss   [[buffer(1)]],
-                                   device const float*             logits  [[buffer(2)]],
-                                   device const int*               labels  [[buffer(3)]],
-                                   device const float*             lse     [[buffer(4)]],
-                                   device const float*             rows    [[buffer(5)]],
-                                   constant CrossEntropyBackward&  args    [[buffer(6)]],
-                                   uint n   [[threadgroup_position_in_grid]],
-                                   uint tid [[thread_index_in_threadgroup]])
+kernel void cross_entropy_backward(
+    device float*                   dlogits [[buffer(CrossEntropyBackward::dlogits)]],
+    device const float*             dloss   [[buffer(CrossEntropyBackward::dloss)]],
+    device const float*             logits  [[buffer(CrossEntropyBackward::logits)]],
+    device const int*               labels  [[buffer(CrossEntropyBackward::labels)]],
+    device const float*             lse     [[buffer(CrossEntropyBackward::lse)]],
+    device const float*             rows    [[buffer(CrossEntropyBackward::rows)]],
+    constant CrossEntropyBackward&  args    [[buffer(CrossEntropyBackward::args)]],
+    uint n   [[threadgroup_position_in_grid]],
+    uint tid [[thread_index_in_threadgroup]])
 {
     if (n >= args.N) return;
     const uint V = args.V;
@@ -65,13 +69,14 @@ kernel void cross_entropy_backward(device float*                   dlogits [[buf
     }
 }
 
-kernel void cross_entropy_forward_dense_rows(device float*                       lse     [[buffer(1)]],
-                                             device const float*                 logits  [[buffer(3)]],
-                                             device const float*                 labels  [[buffer(4)]],
-                                             constant CrossEntropyForwardDense&  args    [[buffer(5)]],
-                                             device float*                       scratch [[buffer(6)]],
-                                             uint n   [[threadgroup_position_in_grid]],
-                                             uint tid [[thread_index_in_threadgroup]])
+kernel void cross_entropy_forward_dense_rows(
+    device float*                       lse     [[buffer(CrossEntropyForwardDense::lse)]],
+    device const float*                 logits  [[buffer(CrossEntropyForwardDense::logits)]],
+    device const float*                 labels  [[buffer(CrossEntropyForwardDense::labels)]],
+    constant CrossEntropyForwardDense&  args    [[buffer(CrossEntropyForwardDense::args)]],
+    device float*                       scratch [[buffer(CrossEntropyForwardDense::scratch)]],
+    uint n   [[threadgroup_position_in_grid]],
+    uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float part[GROUP];
     if (n >= args.N) return;
@@ -93,11 +98,12 @@ kernel void cross_entropy_forward_dense_rows(device float*                      
     scratch[2 * n + 1] = any;
 }
 
-kernel void cross_entropy_forward_dense(device float*                       loss    [[buffer(0)]],
-                                        device float*                       rows    [[buffer(2)]],
-                                        constant CrossEntropyForwardDense&  args    [[buffer(5)]],
-                                        device const float*                 scratch [[buffer(6)]],
-                                        uint tid [[thread_index_in_threadgroup]])
+kernel void cross_entropy_forward_dense(
+    device float*                       loss    [[buffer(CrossEntropyForwardDense::loss)]],
+    device float*                       rows    [[buffer(CrossEntropyForwardDense::rows)]],
+    constant CrossEntropyForwardDense&  args    [[buffer(CrossEntropyForwardDense::args)]],
+    device const float*                 scratch [[buffer(CrossEntropyForwardDense::scratch)]],
+    uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float part[GROUP];
     const float sum = careful_sum(scratch, args.N, 2, part, tid);
@@ -107,15 +113,16 @@ kernel void cross_entropy_forward_dense(device float*                       loss
     *loss = found == 0.0f ? NAN : sum / found;
 }
 
-kernel void cross_entropy_backward_dense(device float*                        dlogits [[buffer(0)]],
-                                         device const float*                  dloss   [[buffer(1)]],
-                                         device const float*                  logits  [[buffer(2)]],
-                                         device const float*                  labels  [[buffer(3)]],
-                                         device const float*                  lse     [[buffer(4)]],
-                                         device const float*                  rows    [[buffer(5)]],
-                                         constant CrossEntropyBackwardDense&  args    [[buffer(6)]],
-                                         uint n   [[threadgroup_position_in_grid]],
-                                         uint tid [[thread_index_in_threadgroup]])
+kernel void cross_entropy_backward_dense(
+    device float*                        dlogits [[buffer(CrossEntropyBackwardDense::dlogits)]],
+    device const float*                  dloss   [[buffer(CrossEntropyBackwardDense::dloss)]],
+    device const float*                  logits  [[buffer(CrossEntropyBackwardDense::logits)]],
+    device const float*                  labels  [[buffer(CrossEntropyBackwardDense::labels)]],
+    device const float*                  lse     [[buffer(CrossEntropyBackwardDense::lse)]],
+    device const float*                  rows    [[buffer(CrossEntropyBackwardDense::rows)]],
+    constant CrossEntropyBackwardDense&  args    [[buffer(CrossEntropyBackwardDense::args)]],
+    uint n   [[threadgroup_position_in_grid]],
+    uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float part[GROUP];
     if (n >= args.N) return;

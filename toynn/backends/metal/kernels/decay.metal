@@ -15,39 +15,42 @@ static inline float softplus(float x) {
     return x > 0.0f ? x + rest : rest;
 }
 
-kernel void decay_forward(device float*           y    [[buffer(0)]],
-                          device const float*     x    [[buffer(1)]],
-                          device const float*     w    [[buffer(2)]],
-                          device const float*     b    [[buffer(3)]],
-                          constant DecayForward&  args [[buffer(4)]],
-                          uint at [[thread_position_in_grid]])
+kernel void decay_forward(
+    device float*           y    [[buffer(DecayForward::y)]],
+    device const float*     x    [[buffer(DecayForward::x)]],
+    device const float*     w    [[buffer(DecayForward::w)]],
+    device const float*     b    [[buffer(DecayForward::b)]],
+    constant DecayForward&  args [[buffer(DecayForward::args)]],
+    uint at [[thread_position_in_grid]])
 {
     if (at >= args.N * args.V) return;
     const uint v = at % args.V;
     y[at] = w[v] * softplus(x[at] + b[v]);
 }
 
-kernel void decay_backward_x(device float*            dx   [[buffer(0)]],
-                             device const float*      dy   [[buffer(3)]],
-                             device const float*      x    [[buffer(4)]],
-                             device const float*      w    [[buffer(5)]],
-                             device const float*      b    [[buffer(6)]],
-                             constant DecayBackward&  args [[buffer(7)]],
-                             uint at [[thread_position_in_grid]])
+kernel void decay_backward_x(
+    device float*            dx   [[buffer(DecayBackward::dx)]],
+    device const float*      dy   [[buffer(DecayBackward::dy)]],
+    device const float*      x    [[buffer(DecayBackward::x)]],
+    device const float*      w    [[buffer(DecayBackward::w)]],
+    device const float*      b    [[buffer(DecayBackward::b)]],
+    constant DecayBackward&  args [[buffer(DecayBackward::args)]],
+    uint at [[thread_position_in_grid]])
 {
     if (at >= args.N * args.V) return;
     const uint v = at % args.V;
     dx[at] = dy[at] * w[v] * sigmoid(x[at] + b[v]);
 }
 
-kernel void decay_backward_w(device const float*      dx   [[buffer(0)]],
-                             device float*            dw   [[buffer(1)]],
-                             device float*            db   [[buffer(2)]],
-                             device const float*      dy   [[buffer(3)]],
-                             device const float*      x    [[buffer(4)]],
-                             device const float*      b    [[buffer(6)]],
-                             constant DecayBackward&  args [[buffer(7)]],
-                             uint v [[thread_position_in_grid]])
+kernel void decay_backward_w(
+    device const float*      dx   [[buffer(DecayBackward::dx)]],
+    device float*            dw   [[buffer(DecayBackward::dw)]],
+    device float*            db   [[buffer(DecayBackward::db)]],
+    device const float*      dy   [[buffer(DecayBackward::dy)]],
+    device const float*      x    [[buffer(DecayBackward::x)]],
+    device const float*      b    [[buffer(DecayBackward::b)]],
+    constant DecayBackward&  args [[buffer(DecayBackward::args)]],
+    uint v [[thread_position_in_grid]])
 {
     if (v >= args.V) return;
     float of_w = args.has_dw && args.accumulate ? dw[v] : 0.0f;

@@ -9,11 +9,12 @@
 // N rows of C channels, K copies of each. A thread for each number that is written; for dw a group for each
 // copy. Source: Lepikhin et al. 2020, GShard, arXiv:2006.16668, section 3.2.
 
-kernel void dispatch_forward(device float*              y     [[buffer(0)]],
-                             device const float*        x     [[buffer(1)]],
-                             device const int*          slots [[buffer(2)]],
-                             constant DispatchForward&  args  [[buffer(3)]],
-                             uint at [[thread_position_in_grid]])
+kernel void dispatch_forward(
+    device float*              y     [[buffer(DispatchForward::y)]],
+    device const float*        x     [[buffer(DispatchForward::x)]],
+    device const int*          slots [[buffer(DispatchForward::slots)]],
+    constant DispatchForward&  args  [[buffer(DispatchForward::args)]],
+    uint at [[thread_position_in_grid]])
 {
     const uint C = args.C;
     if (at >= args.N * args.K * C) return;
@@ -21,11 +22,12 @@ kernel void dispatch_forward(device float*              y     [[buffer(0)]],
     y[uint(slots[copy]) * C + c] = x[copy / args.K * C + c];
 }
 
-kernel void dispatch_combine(device float*              y     [[buffer(0)]],
-                             device const float*        x     [[buffer(1)]],
-                             device const int*          slots [[buffer(2)]],
-                             constant DispatchCombine&  args  [[buffer(3)]],
-                             uint at [[thread_position_in_grid]])
+kernel void dispatch_combine(
+    device float*              y     [[buffer(DispatchCombine::y)]],
+    device const float*        x     [[buffer(DispatchCombine::x)]],
+    device const int*          slots [[buffer(DispatchCombine::slots)]],
+    constant DispatchCombine&  args  [[buffer(DispatchCombine::args)]],
+    uint at [[thread_position_in_grid]])
 {
     const uint C = args.C, K = args.K;
     if (at >= args.N * C) return;
@@ -35,12 +37,13 @@ kernel void dispatch_combine(device float*              y     [[buffer(0)]],
     y[at] = sum;
 }
 
-kernel void dispatch_weigh(device float*            y     [[buffer(0)]],
-                           device const float*      x     [[buffer(1)]],
-                           device const float*      w     [[buffer(2)]],
-                           device const int*        slots [[buffer(3)]],
-                           constant DispatchWeigh&  args  [[buffer(4)]],
-                           uint at [[thread_position_in_grid]])
+kernel void dispatch_weigh(
+    device float*            y     [[buffer(DispatchWeigh::y)]],
+    device const float*      x     [[buffer(DispatchWeigh::x)]],
+    device const float*      w     [[buffer(DispatchWeigh::w)]],
+    device const int*        slots [[buffer(DispatchWeigh::slots)]],
+    constant DispatchWeigh&  args  [[buffer(DispatchWeigh::args)]],
+    uint at [[thread_position_in_grid]])
 {
     const uint C = args.C;
     if (at >= args.N * args.K * C) return;
@@ -48,15 +51,16 @@ kernel void dispatch_weigh(device float*            y     [[buffer(0)]],
     y[to] = w[copy] * x[to];
 }
 
-kernel void dispatch_weigh_backward(device float*                    dx    [[buffer(0)]],
-                                    device float*                    dw    [[buffer(1)]],
-                                    device const float*              dy    [[buffer(2)]],
-                                    device const float*              x     [[buffer(3)]],
-                                    device const float*              w     [[buffer(4)]],
-                                    device const int*                slots [[buffer(5)]],
-                                    constant DispatchWeighBackward&  args  [[buffer(6)]],
-                                    uint copy [[threadgroup_position_in_grid]],
-                                    uint tid  [[thread_index_in_threadgroup]])
+kernel void dispatch_weigh_backward(
+    device float*                    dx    [[buffer(DispatchWeighBackward::dx)]],
+    device float*                    dw    [[buffer(DispatchWeighBackward::dw)]],
+    device const float*              dy    [[buffer(DispatchWeighBackward::dy)]],
+    device const float*              x     [[buffer(DispatchWeighBackward::x)]],
+    device const float*              w     [[buffer(DispatchWeighBackward::w)]],
+    device const int*                slots [[buffer(DispatchWeighBackward::slots)]],
+    constant DispatchWeighBackward&  args  [[buffer(DispatchWeighBackward::args)]],
+    uint copy [[threadgroup_position_in_grid]],
+    uint tid  [[thread_index_in_threadgroup]])
 {
     threadgroup float part[GROUP];
     const uint C = args.C;

@@ -8,13 +8,14 @@
 // A norm of 0 has r = 0. dx is overwritten; dm is overwritten, or added to.
 // Source: Liu et al. 2024, DoRA, arXiv:2402.09353, equations 5 and 11.
 
-kernel void dora_norms(device float*       r       [[buffer(0)]],
-                       device const float* squares [[buffer(1)]],
-                       device const float* p       [[buffer(2)]],
-                       device const float* g       [[buffer(3)]],
-                       device const float* b       [[buffer(4)]],
-                       constant DoraNorms& args    [[buffer(5)]],
-                       uint c [[thread_position_in_grid]])
+kernel void dora_norms(
+    device float*       r       [[buffer(DoraNorms::r)]],
+    device const float* squares [[buffer(DoraNorms::squares)]],
+    device const float* p       [[buffer(DoraNorms::p)]],
+    device const float* g       [[buffer(DoraNorms::g)]],
+    device const float* b       [[buffer(DoraNorms::b)]],
+    constant DoraNorms& args    [[buffer(DoraNorms::args)]],
+    uint c [[thread_position_in_grid]])
 {
     if (c >= args.C) return;
     b += c * args.R;
@@ -29,13 +30,14 @@ kernel void dora_norms(device float*       r       [[buffer(0)]],
     r[c] = norm <= 0.0f ? 0.0f : 1.0f / precise::sqrt(norm);
 }
 
-kernel void dora_forward(device float*         y    [[buffer(0)]],
-                         device const float*   x    [[buffer(1)]],
-                         device const float*   m    [[buffer(2)]],
-                         device const float*   r    [[buffer(3)]],
-                         device const float*   bias [[buffer(4)]],
-                         constant DoraForward& args [[buffer(5)]],
-                         uint i [[thread_position_in_grid]])
+kernel void dora_forward(
+    device float*         y    [[buffer(DoraForward::y)]],
+    device const float*   x    [[buffer(DoraForward::x)]],
+    device const float*   m    [[buffer(DoraForward::m)]],
+    device const float*   r    [[buffer(DoraForward::r)]],
+    device const float*   bias [[buffer(DoraForward::bias)]],
+    constant DoraForward& args [[buffer(DoraForward::args)]],
+    uint i [[thread_position_in_grid]])
 {
     if (i >= args.N * args.C) return;
     const uint c = i % args.C;
@@ -43,25 +45,27 @@ kernel void dora_forward(device float*         y    [[buffer(0)]],
     y[i] = args.has_bias ? scaled + bias[c] : scaled;
 }
 
-kernel void dora_backward_x(device float*          dx   [[buffer(0)]],
-                            device const float*    dy   [[buffer(2)]],
-                            device const float*    m    [[buffer(4)]],
-                            device const float*    r    [[buffer(5)]],
-                            constant DoraBackward& args [[buffer(6)]],
-                            uint i [[thread_position_in_grid]])
+kernel void dora_backward_x(
+    device float*          dx   [[buffer(DoraBackward::dx)]],
+    device const float*    dy   [[buffer(DoraBackward::dy)]],
+    device const float*    m    [[buffer(DoraBackward::m)]],
+    device const float*    r    [[buffer(DoraBackward::r)]],
+    constant DoraBackward& args [[buffer(DoraBackward::args)]],
+    uint i [[thread_position_in_grid]])
 {
     if (i >= args.N * args.C) return;
     const uint c = i % args.C;
     dx[i] = dy[i] * (m[c] * r[c]);
 }
 
-kernel void dora_backward_m(device float*          dm   [[buffer(1)]],
-                            device const float*    dy   [[buffer(2)]],
-                            device const float*    x    [[buffer(3)]],
-                            device const float*    r    [[buffer(5)]],
-                            constant DoraBackward& args [[buffer(6)]],
-                            uint group [[threadgroup_position_in_grid]],
-                            uint tid   [[thread_index_in_threadgroup]])
+kernel void dora_backward_m(
+    device float*          dm   [[buffer(DoraBackward::dm)]],
+    device const float*    dy   [[buffer(DoraBackward::dy)]],
+    device const float*    x    [[buffer(DoraBackward::x)]],
+    device const float*    r    [[buffer(DoraBackward::r)]],
+    constant DoraBackward& args [[buffer(DoraBackward::args)]],
+    uint group [[threadgroup_position_in_grid]],
+    uint tid   [[thread_index_in_threadgroup]])
 {
     threadgroup float part[GROUP];
     const uint c = group * LINE + tid % LINE;

@@ -1,16 +1,18 @@
 // DPO: of two completions of a prompt, the one that is chosen shall gain on the other. Formulas: dpo.pyx.
+#include "preference.metal"
 
 static inline float margin(device const float* sums, device const float* reference, uint i, float beta) {
     const float chosen = completion(sums, 2 * i) - reference[2 * i];
     return beta * (chosen - (completion(sums, 2 * i + 1) - reference[2 * i + 1]));
 }
 
-kernel void dpo_forward(device float*        loss      [[buffer(0)]],
-                        device const float*  sums      [[buffer(1)]],
-                        device const float*  reference [[buffer(2)]],
-                        device const int*    count     [[buffer(3)]],
-                        constant DpoForward& args      [[buffer(4)]],
-                        uint tid [[thread_index_in_threadgroup]])
+kernel void dpo_forward(
+    device float*        loss      [[buffer(DpoForward::loss)]],
+    device const float*  sums      [[buffer(DpoForward::sums)]],
+    device const float*  reference [[buffer(DpoForward::reference)]],
+    device const int*    count     [[buffer(DpoForward::count)]],
+    constant DpoForward& args      [[buffer(DpoForward::args)]],
+    uint tid [[thread_index_in_threadgroup]])
 {
     if (tid != 0) return;
     const uint pairs = min(uint(*count), uint(args.S)) / 2;
@@ -22,13 +24,14 @@ kernel void dpo_forward(device float*        loss      [[buffer(0)]],
     *loss = total / float(pairs);
 }
 
-kernel void dpo_backward(device float*         dsums     [[buffer(0)]],
-                         device const float*   dloss     [[buffer(1)]],
-                         device const float*   sums      [[buffer(2)]],
-                         device const float*   reference [[buffer(3)]],
-                         device const int*     count     [[buffer(4)]],
-                         constant DpoBackward& args      [[buffer(5)]],
-                         uint s [[thread_position_in_grid]])
+kernel void dpo_backward(
+    device float*         dsums     [[buffer(DpoBackward::dsums)]],
+    device const float*   dloss     [[buffer(DpoBackward::dloss)]],
+    device const float*   sums      [[buffer(DpoBackward::sums)]],
+    device const float*   reference [[buffer(DpoBackward::reference)]],
+    device const int*     count     [[buffer(DpoBackward::count)]],
+    constant DpoBackward& args      [[buffer(DpoBackward::args)]],
+    uint s [[thread_position_in_grid]])
 {
     if (s >= args.S) return;
     const uint pairs = min(uint(*count), uint(args.S)) / 2;

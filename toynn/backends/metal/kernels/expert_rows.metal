@@ -6,11 +6,12 @@
 // N rows, each sent to K of E experts. A thread for each expert, and one for the end: it walks over all
 // copies to see where its own begin, and once more to say where each of them goes.
 
-kernel void expert_rows_forward(device int*                  slots   [[buffer(0)]],
-                                device int*                  offsets [[buffer(1)]],
-                                device const int*            experts [[buffer(2)]],
-                                constant ExpertRowsForward&  args    [[buffer(3)]],
-                                uint at [[thread_position_in_grid]])
+kernel void expert_rows_forward(
+    device int*                  slots   [[buffer(ExpertRowsForward::slots)]],
+    device int*                  offsets [[buffer(ExpertRowsForward::offsets)]],
+    device const int*            experts [[buffer(ExpertRowsForward::experts)]],
+    constant ExpertRowsForward&  args    [[buffer(ExpertRowsForward::args)]],
+    uint at [[thread_position_in_grid]])
 {
     const uint copies = args.N * args.K;
     const int e = int(at);

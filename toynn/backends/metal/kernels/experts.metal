@@ -11,6 +11,7 @@
 // finite in the others' matrices does not reach them; of dw for one expert. Where there are few rows
 // (forward_gemv), a line of threads makes one output. Precision "medium" (rough) is as in matmul.metal.
 // Source: Gale et al. 2022, MegaBlocks, arXiv:2211.15841, section 4.
+#include "products.metal"
 
 // The expert of row r; E if the row is nobody's.
 static inline uint expert_of(device const int* offsets, uint E, uint r) {
@@ -49,42 +50,45 @@ static inline void forward(threadgroup T* A, threadgroup T* B, threadgroup float
 }
 
 [[max_total_threads_per_threadgroup(PRODUCT)]]
-kernel void experts_forward(device float*             y       [[buffer(0)]],
-                            device const float*       x       [[buffer(1)]],
-                            device const uchar*       w       [[buffer(2)]],
-                            device const float*       b       [[buffer(3)]],
-                            device const int*         offsets [[buffer(4)]],
-                            constant ExpertsForward&  args    [[buffer(5)]],
-                            uint2 tile [[threadgroup_position_in_grid]],
-                            uint  tid  [[thread_index_in_threadgroup]])
+kernel void experts_forward(
+    device float*             y       [[buffer(ExpertsForward::y)]],
+    device const float*       x       [[buffer(ExpertsForward::x)]],
+    device const uchar*       w       [[buffer(ExpertsForward::w)]],
+    device const float*       b       [[buffer(ExpertsForward::b)]],
+    device const int*         offsets [[buffer(ExpertsForward::offsets)]],
+    constant ExpertsForward&  args    [[buffer(ExpertsForward::args)]],
+    uint2 tile [[threadgroup_position_in_grid]],
+    uint  tid  [[thread_index_in_threadgroup]])
 {
     threadgroup float A[ROOM], B[ROOM], part[256];
     forward(A, B, part, y, x, w, b, offsets, args, tile, tid);
 }
 
 [[max_total_threads_per_threadgroup(PRODUCT)]]
-kernel void experts_forward_rough(device float*             y       [[buffer(0)]],
-                                  device const float*       x       [[buffer(1)]],
-                                  device const uchar*       w       [[buffer(2)]],
-                                  device const float*       b       [[buffer(3)]],
-                                  device const int*         offsets [[buffer(4)]],
-                                  constant ExpertsForward&  args    [[buffer(5)]],
-                                  uint2 tile [[threadgroup_position_in_grid]],
-                                  uint  tid  [[thread_index_in_threadgroup]])
+kernel void experts_forward_rough(
+    device float*             y       [[buffer(ExpertsForward::y)]],
+    device const float*       x       [[buffer(ExpertsForward::x)]],
+    device const uchar*       w       [[buffer(ExpertsForward::w)]],
+    device const float*       b       [[buffer(ExpertsForward::b)]],
+    device const int*         offsets [[buffer(ExpertsForward::offsets)]],
+    constant ExpertsForward&  args    [[buffer(ExpertsForward::args)]],
+    uint2 tile [[threadgroup_position_in_grid]],
+    uint  tid  [[thread_index_in_threadgroup]])
 {
     threadgroup rough A[ROOM], B[ROOM];
     threadgroup float part[256];
     forward(A, B, part, y, x, w, b, offsets, args, tile, tid);
 }
 
-kernel void experts_forward_gemv(device float*             y       [[buffer(0)]],
-                                device const float*       x       [[buffer(1)]],
-                                device const uchar*       w       [[buffer(2)]],
-                                device const float*       b       [[buffer(3)]],
-                                device const int*         offsets [[buffer(4)]],
-                                constant ExpertsForward&  args    [[buffer(5)]],
-                                uint2 group [[threadgroup_position_in_grid]],
-                                uint  tid   [[thread_index_in_threadgroup]])
+kernel void experts_forward_gemv(
+    device float*             y       [[buffer(ExpertsForward::y)]],
+    device const float*       x       [[buffer(ExpertsForward::x)]],
+    device const uchar*       w       [[buffer(ExpertsForward::w)]],
+    device const float*       b       [[buffer(ExpertsForward::b)]],
+    device const int*         offsets [[buffer(ExpertsForward::offsets)]],
+    constant ExpertsForward&  args    [[buffer(ExpertsForward::args)]],
+    uint2 group [[threadgroup_position_in_grid]],
+    uint  tid   [[thread_index_in_threadgroup]])
 {
     threadgroup float part[GROUP];
     const uint N = args.N, K = args.K, r = group.y, n = group.x * (GROUP / LINE) + tid / LINE;
@@ -131,26 +135,28 @@ static inline void backward_input(threadgroup T* A, threadgroup T* B, threadgrou
 }
 
 [[max_total_threads_per_threadgroup(PRODUCT)]]
-kernel void experts_backward_input(device float*                   dx      [[buffer(0)]],
-                                   device const float*             dy      [[buffer(1)]],
-                                   device const uchar*             w       [[buffer(2)]],
-                                   device const int*               offsets [[buffer(3)]],
-                                   constant ExpertsBackwardInput&  args    [[buffer(4)]],
-                                   uint2 tile [[threadgroup_position_in_grid]],
-                                   uint  tid  [[thread_index_in_threadgroup]])
+kernel void experts_backward_input(
+    device float*                   dx      [[buffer(ExpertsBackwardInput::dx)]],
+    device const float*             dy      [[buffer(ExpertsBackwardInput::dy)]],
+    device const uchar*             w       [[buffer(ExpertsBackwardInput::w)]],
+    device const int*               offsets [[buffer(ExpertsBackwardInput::offsets)]],
+    constant ExpertsBackwardInput&  args    [[buffer(ExpertsBackwardInput::args)]],
+    uint2 tile [[threadgroup_position_in_grid]],
+    uint  tid  [[thread_index_in_threadgroup]])
 {
     threadgroup float A[ROOM], B[ROOM], part[256];
     backward_input(A, B, part, dx, dy, w, offsets, args, tile, tid);
 }
 
 [[max_total_threads_per_threadgroup(PRODUCT)]]
-kernel void experts_backward_input_rough(device float*                   dx      [[buffer(0)]],
-                                         device const float*             dy      [[buffer(1)]],
-                                         device const uchar*             w       [[buffer(2)]],
-                                         device const int*               offsets [[buffer(3)]],
-                                         constant ExpertsBackwardInput&  args    [[buffer(4)]],
-                                         uint2 tile [[threadgroup_position_in_grid]],
-                                         uint  tid  [[thread_index_in_threadgroup]])
+kernel void experts_backward_input_rough(
+    device float*                   dx      [[buffer(ExpertsBackwardInput::dx)]],
+    device const float*             dy      [[buffer(ExpertsBackwardInput::dy)]],
+    device const uchar*             w       [[buffer(ExpertsBackwardInput::w)]],
+    device const int*               offsets [[buffer(ExpertsBackwardInput::offsets)]],
+    constant ExpertsBackwardInput&  args    [[buffer(ExpertsBackwardInput::args)]],
+    uint2 tile [[threadgroup_position_in_grid]],
+    uint  tid  [[thread_index_in_threadgroup]])
 {
     threadgroup rough A[ROOM], B[ROOM];
     threadgroup float part[256];
@@ -182,37 +188,40 @@ static inline void backward_weight(threadgroup T* A, threadgroup T* B, threadgro
 }
 
 [[max_total_threads_per_threadgroup(PRODUCT)]]
-kernel void experts_backward_weight(device float*                    dw      [[buffer(0)]],
-                                    device const float*              dy      [[buffer(1)]],
-                                    device const float*              x       [[buffer(2)]],
-                                    device const int*                offsets [[buffer(3)]],
-                                    constant ExpertsBackwardWeight&  args    [[buffer(4)]],
-                                    uint3 tile [[threadgroup_position_in_grid]],
-                                    uint  tid  [[thread_index_in_threadgroup]])
+kernel void experts_backward_weight(
+    device float*                    dw      [[buffer(ExpertsBackwardWeight::dw)]],
+    device const float*              dy      [[buffer(ExpertsBackwardWeight::dy)]],
+    device const float*              x       [[buffer(ExpertsBackwardWeight::x)]],
+    device const int*                offsets [[buffer(ExpertsBackwardWeight::offsets)]],
+    constant ExpertsBackwardWeight&  args    [[buffer(ExpertsBackwardWeight::args)]],
+    uint3 tile [[threadgroup_position_in_grid]],
+    uint  tid  [[thread_index_in_threadgroup]])
 {
     threadgroup float A[ROOM], B[ROOM], part[256];
     backward_weight(A, B, part, dw, dy, x, offsets, args, tile, tid);
 }
 
 [[max_total_threads_per_threadgroup(PRODUCT)]]
-kernel void experts_backward_weight_rough(device float*                    dw      [[buffer(0)]],
-                                          device const float*              dy      [[buffer(1)]],
-                                          device const float*              x       [[buffer(2)]],
-                                          device const int*                offsets [[buffer(3)]],
-                                          constant ExpertsBackwardWeight&  args    [[buffer(4)]],
-                                          uint3 tile [[threadgroup_position_in_grid]],
-                                          uint  tid  [[thread_index_in_threadgroup]])
+kernel void experts_backward_weight_rough(
+    device float*                    dw      [[buffer(ExpertsBackwardWeight::dw)]],
+    device const float*              dy      [[buffer(ExpertsBackwardWeight::dy)]],
+    device const float*              x       [[buffer(ExpertsBackwardWeight::x)]],
+    device const int*                offsets [[buffer(ExpertsBackwardWeight::offsets)]],
+    constant ExpertsBackwardWeight&  args    [[buffer(ExpertsBackwardWeight::args)]],
+    uint3 tile [[threadgroup_position_in_grid]],
+    uint  tid  [[thread_index_in_threadgroup]])
 {
     threadgroup rough A[ROOM], B[ROOM];
     threadgroup float part[256];
     backward_weight(A, B, part, dw, dy, x, offsets, args, tile, tid);
 }
 
-kernel void experts_backward_bias(device float*                  db      [[buffer(0)]],
-                                  device const float*            dy      [[buffer(1)]],
-                                  device const int*              offsets [[buffer(2)]],
-                                  constant ExpertsBackwardBias&  args    [[buffer(3)]],
-                                  uint at [[thread_position_in_grid]])
+kernel void experts_backward_bias(
+    device float*                  db      [[buffer(ExpertsBackwardBias::db)]],
+    device const float*            dy      [[buffer(ExpertsBackwardBias::dy)]],
+    device const int*              offsets [[buffer(ExpertsBackwardBias::offsets)]],
+    constant ExpertsBackwardBias&  args    [[buffer(ExpertsBackwardBias::args)]],
+    uint at [[thread_position_in_grid]])
 {
     const uint N = args.N;
     if (at >= args.E * N) return;

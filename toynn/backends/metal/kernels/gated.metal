@@ -10,20 +10,22 @@
 // A thread for each number of N rows of H heads of D. In place: y may be o, do may be dy.
 // Source: Qiu et al. 2025, arXiv:2505.06708.
 
-kernel void gated_queries(device float*           q    [[buffer(0)]],
-                          device const float*     x    [[buffer(1)]],
-                          constant GatedQueries&  args [[buffer(2)]],
-                          uint at [[thread_position_in_grid]])
+kernel void gated_queries(
+    device float*           q    [[buffer(GatedQueries::q)]],
+    device const float*     x    [[buffer(GatedQueries::x)]],
+    constant GatedQueries&  args [[buffer(GatedQueries::args)]],
+    uint at [[thread_position_in_grid]])
 {
     const uint D = args.D;
     if (at >= args.N * args.H * D) return;
     q[at] = x[at / D * 2 * D + at % D];
 }
 
-kernel void gated_queries_backward(device float*                   dx   [[buffer(0)]],
-                                   device const float*             dq   [[buffer(1)]],
-                                   constant GatedQueriesBackward&  args [[buffer(2)]],
-                                   uint at [[thread_position_in_grid]])
+kernel void gated_queries_backward(
+    device float*                   dx   [[buffer(GatedQueriesBackward::dx)]],
+    device const float*             dq   [[buffer(GatedQueriesBackward::dq)]],
+    constant GatedQueriesBackward&  args [[buffer(GatedQueriesBackward::args)]],
+    uint at [[thread_position_in_grid]])
 {
     const uint D = args.D;
     if (at >= args.N * args.H * D) return;
@@ -32,24 +34,26 @@ kernel void gated_queries_backward(device float*                   dx   [[buffer
     d[D] = 0.0f;
 }
 
-kernel void gated_forward(device float*           y    [[buffer(0)]],
-                          device const float*     o    [[buffer(1)]],
-                          device const float*     x    [[buffer(2)]],
-                          constant GatedForward&  args [[buffer(3)]],
-                          uint at [[thread_position_in_grid]])
+kernel void gated_forward(
+    device float*           y    [[buffer(GatedForward::y)]],
+    device const float*     o    [[buffer(GatedForward::o)]],
+    device const float*     x    [[buffer(GatedForward::x)]],
+    constant GatedForward&  args [[buffer(GatedForward::args)]],
+    uint at [[thread_position_in_grid]])
 {
     const uint D = args.D;
     if (at >= args.N * args.H * D) return;
     y[at] = o[at] * sigmoid(x[at / D * 2 * D + D + at % D]);
 }
 
-kernel void gated_backward(device float*            d_o  [[buffer(0)]],
-                           device float*            dx   [[buffer(1)]],
-                           device const float*      dy   [[buffer(2)]],
-                           device const float*      o    [[buffer(3)]],
-                           device const float*      x    [[buffer(4)]],
-                           constant GatedBackward&  args [[buffer(5)]],
-                           uint at [[thread_position_in_grid]])
+kernel void gated_backward(
+    device float*            do_  [[buffer(GatedBackward::do_)]],
+    device float*            dx   [[buffer(GatedBackward::dx)]],
+    device const float*      dy   [[buffer(GatedBackward::dy)]],
+    device const float*      o    [[buffer(GatedBackward::o)]],
+    device const float*      x    [[buffer(GatedBackward::x)]],
+    constant GatedBackward&  args [[buffer(GatedBackward::args)]],
+    uint at [[thread_position_in_grid]])
 {
     const uint D = args.D;
     if (at >= args.N * args.H * D) return;
@@ -59,5 +63,5 @@ kernel void gated_backward(device float*            d_o  [[buffer(0)]],
     const float s = sigmoid_slope(x[query + D], slope);
     dx[query] = 0.0f;
     dx[query + D] = d * o[at] * slope;
-    d_o[at] = d * s;
+    do_[at] = d * s;
 }

@@ -6,24 +6,27 @@
 //
 // n elements, one thread each; g is gate, u is up. In place: each output may be one of the inputs.
 // Source: Shazeer 2020, arXiv:2002.05202, section 2.
+#include "activations.metal"
 
-kernel void geglu_forward(device float*           y    [[buffer(0)]],
-                          device const float*     gate [[buffer(1)]],
-                          device const float*     up   [[buffer(2)]],
-                          constant GegluForward&  args [[buffer(3)]],
-                          uint i [[thread_position_in_grid]])
+kernel void geglu_forward(
+    device float*           y    [[buffer(GegluForward::y)]],
+    device const float*     gate [[buffer(GegluForward::gate)]],
+    device const float*     up   [[buffer(GegluForward::up)]],
+    constant GegluForward&  args [[buffer(GegluForward::args)]],
+    uint i [[thread_position_in_grid]])
 {
     if (i >= args.n) return;
     y[i] = gelu_tanh(gate[i]) * up[i];
 }
 
-kernel void geglu_backward(device float*            dgate [[buffer(0)]],
-                           device float*            dup   [[buffer(1)]],
-                           device const float*      dy    [[buffer(2)]],
-                           device const float*      gate  [[buffer(3)]],
-                           device const float*      up    [[buffer(4)]],
-                           constant GegluBackward&  args  [[buffer(5)]],
-                           uint i [[thread_position_in_grid]])
+kernel void geglu_backward(
+    device float*            dgate [[buffer(GegluBackward::dgate)]],
+    device float*            dup   [[buffer(GegluBackward::dup)]],
+    device const float*      dy    [[buffer(GegluBackward::dy)]],
+    device const float*      gate  [[buffer(GegluBackward::gate)]],
+    device const float*      up    [[buffer(GegluBackward::up)]],
+    constant GegluBackward&  args  [[buffer(GegluBackward::args)]],
+    uint i [[thread_position_in_grid]])
 {
     if (i >= args.n) return;
     const float g = gate[i], u = up[i], d = dy[i];

@@ -11,11 +11,12 @@
 
 constant constexpr uint BLOCK = 16384;  // grids.py knows it too
 
-kernel void grad_norm_forward_blocks(device const float*        g       [[buffer(2)]],
-                                     constant GradNormForward&  args    [[buffer(4)]],
-                                     device float*              scratch [[buffer(5)]],
-                                     uint b   [[threadgroup_position_in_grid]],
-                                     uint tid [[thread_index_in_threadgroup]])
+kernel void grad_norm_forward_blocks(
+    device const float*        g       [[buffer(GradNormForward::g)]],
+    constant GradNormForward&  args    [[buffer(GradNormForward::args)]],
+    device float*              scratch [[buffer(GradNormForward::scratch)]],
+    uint b   [[threadgroup_position_in_grid]],
+    uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float part[GROUP];
     const uint end = min(args.n, (b + 1) * BLOCK);
@@ -25,12 +26,13 @@ kernel void grad_norm_forward_blocks(device const float*        g       [[buffer
     if (tid == 0) scratch[b] = sum;
 }
 
-kernel void grad_norm_forward(device float*              norm    [[buffer(0)]],
-                              device float*              scale   [[buffer(1)]],
-                              device const float*        control [[buffer(3)]],
-                              constant GradNormForward&  args    [[buffer(4)]],
-                              device const float*        scratch [[buffer(5)]],
-                              uint tid [[thread_index_in_threadgroup]])
+kernel void grad_norm_forward(
+    device float*              norm    [[buffer(GradNormForward::norm)]],
+    device float*              scale   [[buffer(GradNormForward::scale)]],
+    device const float*        control [[buffer(GradNormForward::control)]],
+    constant GradNormForward&  args    [[buffer(GradNormForward::args)]],
+    device const float*        scratch [[buffer(GradNormForward::scratch)]],
+    uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float part[GROUP];
     const uint blocks = (args.n + BLOCK - 1) / BLOCK;

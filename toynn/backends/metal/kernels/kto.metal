@@ -1,13 +1,15 @@
 // KTO: a completion that is wanted shall gain on the reference, one that is not shall lose. Formulas: kto.pyx.
+#include "preference.metal"
 
-kernel void kto_forward(device float*        loss      [[buffer(0)]],
-                        device const float*  sums      [[buffer(1)]],
-                        device const float*  reference [[buffer(2)]],
-                        device const float*  kl        [[buffer(3)]],
-                        device const int*    wanted    [[buffer(4)]],
-                        device const int*    count     [[buffer(5)]],
-                        constant KtoForward& args      [[buffer(6)]],
-                        uint tid [[thread_index_in_threadgroup]])
+kernel void kto_forward(
+    device float*        loss      [[buffer(KtoForward::loss)]],
+    device const float*  sums      [[buffer(KtoForward::sums)]],
+    device const float*  reference [[buffer(KtoForward::reference)]],
+    device const float*  kl        [[buffer(KtoForward::kl)]],
+    device const int*    wanted    [[buffer(KtoForward::wanted)]],
+    device const int*    count     [[buffer(KtoForward::count)]],
+    constant KtoForward& args      [[buffer(KtoForward::args)]],
+    uint tid [[thread_index_in_threadgroup]])
 {
     if (tid != 0) return;
     const uint all = min(uint(*count), uint(args.S));
@@ -19,15 +21,16 @@ kernel void kto_forward(device float*        loss      [[buffer(0)]],
     *loss = total / float(all);
 }
 
-kernel void kto_backward(device float*         dsums     [[buffer(0)]],
-                         device const float*   dloss     [[buffer(1)]],
-                         device const float*   sums      [[buffer(2)]],
-                         device const float*   reference [[buffer(3)]],
-                         device const float*   kl        [[buffer(4)]],
-                         device const int*     wanted    [[buffer(5)]],
-                         device const int*     count     [[buffer(6)]],
-                         constant KtoBackward& args      [[buffer(7)]],
-                         uint s [[thread_position_in_grid]])
+kernel void kto_backward(
+    device float*         dsums     [[buffer(KtoBackward::dsums)]],
+    device const float*   dloss     [[buffer(KtoBackward::dloss)]],
+    device const float*   sums      [[buffer(KtoBackward::sums)]],
+    device const float*   reference [[buffer(KtoBackward::reference)]],
+    device const float*   kl        [[buffer(KtoBackward::kl)]],
+    device const int*     wanted    [[buffer(KtoBackward::wanted)]],
+    device const int*     count     [[buffer(KtoBackward::count)]],
+    constant KtoBackward& args      [[buffer(KtoBackward::args)]],
+    uint s [[thread_position_in_grid]])
 {
     if (s >= args.S) return;
     const uint all = min(uint(*count), uint(args.S));

@@ -12,15 +12,16 @@
 // N rows, a group each; for dw and db a group for LINE columns. Saved for backward: mean (N,), r (N,).
 // dx is overwritten; dw and db are overwritten, or added to. Source: Ba, Kiros & Hinton 2016, arXiv:1607.06450.
 
-kernel void layernorm_forward(device float*               y    [[buffer(0)]],
-                              device float*               mean [[buffer(1)]],
-                              device float*               r    [[buffer(2)]],
-                              device const float*         x    [[buffer(3)]],
-                              device const float*         w    [[buffer(4)]],
-                              device const float*         b    [[buffer(5)]],
-                              constant LayernormForward&  args [[buffer(6)]],
-                              uint n   [[threadgroup_position_in_grid]],
-                              uint tid [[thread_index_in_threadgroup]])
+kernel void layernorm_forward(
+    device float*               y    [[buffer(LayernormForward::y)]],
+    device float*               mean [[buffer(LayernormForward::mean)]],
+    device float*               r    [[buffer(LayernormForward::r)]],
+    device const float*         x    [[buffer(LayernormForward::x)]],
+    device const float*         w    [[buffer(LayernormForward::w)]],
+    device const float*         b    [[buffer(LayernormForward::b)]],
+    constant LayernormForward&  args [[buffer(LayernormForward::args)]],
+    uint n   [[threadgroup_position_in_grid]],
+    uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float part[GROUP];
     if (n >= args.N) return;
@@ -40,15 +41,16 @@ kernel void layernorm_forward(device float*               y    [[buffer(0)]],
     for (uint c = tid; c < args.C; c += GROUP) y[c] = (x[c] - middle) * scale * w[c] + b[c];
 }
 
-kernel void layernorm_backward_x(device float*                dx   [[buffer(0)]],
-                                 device const float*          dy   [[buffer(3)]],
-                                 device const float*          x    [[buffer(4)]],
-                                 device const float*          w    [[buffer(5)]],
-                                 device const float*          mean [[buffer(6)]],
-                                 device const float*          r    [[buffer(7)]],
-                                 constant LayernormBackward&  args [[buffer(8)]],
-                                 uint n   [[threadgroup_position_in_grid]],
-                                 uint tid [[thread_index_in_threadgroup]])
+kernel void layernorm_backward_x(
+    device float*                dx   [[buffer(LayernormBackward::dx)]],
+    device const float*          dy   [[buffer(LayernormBackward::dy)]],
+    device const float*          x    [[buffer(LayernormBackward::x)]],
+    device const float*          w    [[buffer(LayernormBackward::w)]],
+    device const float*          mean [[buffer(LayernormBackward::mean)]],
+    device const float*          r    [[buffer(LayernormBackward::r)]],
+    constant LayernormBackward&  args [[buffer(LayernormBackward::args)]],
+    uint n   [[threadgroup_position_in_grid]],
+    uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float part[GROUP];
     if (n >= args.N) return;
@@ -68,15 +70,16 @@ kernel void layernorm_backward_x(device float*                dx   [[buffer(0)]]
     }
 }
 
-kernel void layernorm_backward_w(device float*                dw   [[buffer(1)]],
-                                 device float*                db   [[buffer(2)]],
-                                 device const float*          dy   [[buffer(3)]],
-                                 device const float*          x    [[buffer(4)]],
-                                 device const float*          mean [[buffer(6)]],
-                                 device const float*          r    [[buffer(7)]],
-                                 constant LayernormBackward&  args [[buffer(8)]],
-                                 uint group [[threadgroup_position_in_grid]],
-                                 uint tid   [[thread_index_in_threadgroup]])
+kernel void layernorm_backward_w(
+    device float*                dw   [[buffer(LayernormBackward::dw)]],
+    device float*                db   [[buffer(LayernormBackward::db)]],
+    device const float*          dy   [[buffer(LayernormBackward::dy)]],
+    device const float*          x    [[buffer(LayernormBackward::x)]],
+    device const float*          mean [[buffer(LayernormBackward::mean)]],
+    device const float*          r    [[buffer(LayernormBackward::r)]],
+    constant LayernormBackward&  args [[buffer(LayernormBackward::args)]],
+    uint group [[threadgroup_position_in_grid]],
+    uint tid   [[thread_index_in_threadgroup]])
 {
     threadgroup float part[GROUP];
     const uint c = group * LINE + tid % LINE;

@@ -11,6 +11,8 @@
 // With precision "medium" (the functions called rough) both sides are rounded to bfloat16 on their way, if
 // Metal has that type; sums are float32: a result is off by some 2^-9 of its terms' size.
 // Source: products.metal.
+#include "activations.metal"
+#include "products.metal"
 
 constant constexpr uint GEMV_ROWS = 4;  // grids.py knows it too
 
@@ -45,14 +47,15 @@ static inline void forward(threadgroup T* A, threadgroup T* B, threadgroup float
 }
 
 [[max_total_threads_per_threadgroup(PRODUCT)]]
-kernel void matmul_forward(device float*            y    [[buffer(0)]],
-                           device float*            pre  [[buffer(1)]],
-                           device const float*      x    [[buffer(2)]],
-                           device const uchar*      w    [[buffer(3)]],
-                           device const float*      b    [[buffer(4)]],
-                           constant MatmulForward&  args [[buffer(5)]],
-                           uint2 tile [[threadgroup_position_in_grid]],
-                           uint  tid  [[thread_index_in_threadgroup]])
+kernel void matmul_forward(
+    device float*            y    [[buffer(MatmulForward::y)]],
+    device float*            pre  [[buffer(MatmulForward::pre)]],
+    device const float*      x    [[buffer(MatmulForward::x)]],
+    device const uchar*      w    [[buffer(MatmulForward::w)]],
+    device const float*      b    [[buffer(MatmulForward::b)]],
+    constant MatmulForward&  args [[buffer(MatmulForward::args)]],
+    uint2 tile [[threadgroup_position_in_grid]],
+    uint  tid  [[thread_index_in_threadgroup]])
 {
     threadgroup float A[ROOM], B[ROOM], part[256];
     if (tile.y * TILE >= args.M) return;
@@ -60,14 +63,15 @@ kernel void matmul_forward(device float*            y    [[buffer(0)]],
 }
 
 [[max_total_threads_per_threadgroup(PRODUCT)]]
-kernel void matmul_forward_rough(device float*            y    [[buffer(0)]],
-                                 device float*            pre  [[buffer(1)]],
-                                 device const float*      x    [[buffer(2)]],
-                                 device const uchar*      w    [[buffer(3)]],
-                                 device const float*      b    [[buffer(4)]],
-                                 constant MatmulForward&  args [[buffer(5)]],
-                                 uint2 tile [[threadgroup_position_in_grid]],
-                                 uint  tid  [[thread_index_in_threadgroup]])
+kernel void matmul_forward_rough(
+    device float*            y    [[buffer(MatmulForward::y)]],
+    device float*            pre  [[buffer(MatmulForward::pre)]],
+    device const float*      x    [[buffer(MatmulForward::x)]],
+    device const uchar*      w    [[buffer(MatmulForward::w)]],
+    device const float*      b    [[buffer(MatmulForward::b)]],
+    constant MatmulForward&  args [[buffer(MatmulForward::args)]],
+    uint2 tile [[threadgroup_position_in_grid]],
+    uint  tid  [[thread_index_in_threadgroup]])
 {
     threadgroup rough A[ROOM], B[ROOM];
     threadgroup float part[256];
@@ -75,14 +79,15 @@ kernel void matmul_forward_rough(device float*            y    [[buffer(0)]],
     forward(A, B, part, y, pre, x, w, b, args, tile, tid);
 }
 
-kernel void matmul_forward_gemv(device float*            y    [[buffer(0)]],
-                               device float*            pre  [[buffer(1)]],
-                               device const float*      x    [[buffer(2)]],
-                               device const uchar*      w    [[buffer(3)]],
-                               device const float*      b    [[buffer(4)]],
-                               constant MatmulForward&  args [[buffer(5)]],
-                               uint group [[threadgroup_position_in_grid]],
-                               uint tid   [[thread_index_in_threadgroup]])
+kernel void matmul_forward_gemv(
+    device float*            y    [[buffer(MatmulForward::y)]],
+    device float*            pre  [[buffer(MatmulForward::pre)]],
+    device const float*      x    [[buffer(MatmulForward::x)]],
+    device const uchar*      w    [[buffer(MatmulForward::w)]],
+    device const float*      b    [[buffer(MatmulForward::b)]],
+    constant MatmulForward&  args [[buffer(MatmulForward::args)]],
+    uint group [[threadgroup_position_in_grid]],
+    uint tid   [[thread_index_in_threadgroup]])
 {
     threadgroup float part[GROUP];
     const uint K = args.K, n = group * (GROUP / LINE) + tid / LINE;
@@ -128,12 +133,13 @@ static inline void backward_input(threadgroup T* A, threadgroup T* B, threadgrou
 }
 
 [[max_total_threads_per_threadgroup(PRODUCT)]]
-kernel void matmul_backward_input(device float*                  dx   [[buffer(0)]],
-                                  device const float*            dy   [[buffer(1)]],
-                                  device const uchar*            w    [[buffer(2)]],
-                                  constant MatmulBackwardInput&  args [[buffer(3)]],
-                                  uint2 tile [[threadgroup_position_in_grid]],
-                                  uint  tid  [[thread_index_in_threadgroup]])
+kernel void matmul_backward_input(
+    device float*                  dx   [[buffer(MatmulBackwardInput::dx)]],
+    device const float*            dy   [[buffer(MatmulBackwardInput::dy)]],
+    device const uchar*            w    [[buffer(MatmulBackwardInput::w)]],
+    constant MatmulBackwardInput&  args [[buffer(MatmulBackwardInput::args)]],
+    uint2 tile [[threadgroup_position_in_grid]],
+    uint  tid  [[thread_index_in_threadgroup]])
 {
     threadgroup float A[ROOM], B[ROOM], part[256];
     if (tile.y * TILE >= args.M) return;
@@ -141,12 +147,13 @@ kernel void matmul_backward_input(device float*                  dx   [[buffer(0
 }
 
 [[max_total_threads_per_threadgroup(PRODUCT)]]
-kernel void matmul_backward_input_rough(device float*                  dx   [[buffer(0)]],
-                                        device const float*            dy   [[buffer(1)]],
-                                        device const uchar*            w    [[buffer(2)]],
-                                        constant MatmulBackwardInput&  args [[buffer(3)]],
-                                        uint2 tile [[threadgroup_position_in_grid]],
-                                        uint  tid  [[thread_index_in_threadgroup]])
+kernel void matmul_backward_input_rough(
+    device float*                  dx   [[buffer(MatmulBackwardInput::dx)]],
+    device const float*            dy   [[buffer(MatmulBackwardInput::dy)]],
+    device const uchar*            w    [[buffer(MatmulBackwardInput::w)]],
+    constant MatmulBackwardInput&  args [[buffer(MatmulBackwardInput::args)]],
+    uint2 tile [[threadgroup_position_in_grid]],
+    uint  tid  [[thread_index_in_threadgroup]])
 {
     threadgroup rough A[ROOM], B[ROOM];
     threadgroup float part[256];
@@ -178,24 +185,26 @@ static inline void backward_weight(threadgroup T* A, threadgroup T* B, threadgro
 }
 
 [[max_total_threads_per_threadgroup(PRODUCT)]]
-kernel void matmul_backward_weight(device float*                   dw   [[buffer(0)]],
-                                   device const float*             dy   [[buffer(1)]],
-                                   device const float*             x    [[buffer(2)]],
-                                   constant MatmulBackwardWeight&  args [[buffer(3)]],
-                                   uint2 tile [[threadgroup_position_in_grid]],
-                                   uint  tid  [[thread_index_in_threadgroup]])
+kernel void matmul_backward_weight(
+    device float*                   dw   [[buffer(MatmulBackwardWeight::dw)]],
+    device const float*             dy   [[buffer(MatmulBackwardWeight::dy)]],
+    device const float*             x    [[buffer(MatmulBackwardWeight::x)]],
+    constant MatmulBackwardWeight&  args [[buffer(MatmulBackwardWeight::args)]],
+    uint2 tile [[threadgroup_position_in_grid]],
+    uint  tid  [[thread_index_in_threadgroup]])
 {
     threadgroup float A[ROOM], B[ROOM], part[256];
     backward_weight(A, B, part, dw, dy, x, args, tile, tid);
 }
 
 [[max_total_threads_per_threadgroup(PRODUCT)]]
-kernel void matmul_backward_weight_rough(device float*                   dw   [[buffer(0)]],
-                                         device const float*             dy   [[buffer(1)]],
-                                         device const float*             x    [[buffer(2)]],
-                                         constant MatmulBackwardWeight&  args [[buffer(3)]],
-                                         uint2 tile [[threadgroup_position_in_grid]],
-                                         uint  tid  [[thread_index_in_threadgroup]])
+kernel void matmul_backward_weight_rough(
+    device float*                   dw   [[buffer(MatmulBackwardWeight::dw)]],
+    device const float*             dy   [[buffer(MatmulBackwardWeight::dy)]],
+    device const float*             x    [[buffer(MatmulBackwardWeight::x)]],
+    constant MatmulBackwardWeight&  args [[buffer(MatmulBackwardWeight::args)]],
+    uint2 tile [[threadgroup_position_in_grid]],
+    uint  tid  [[thread_index_in_threadgroup]])
 {
     threadgroup rough A[ROOM], B[ROOM];
     threadgroup float part[256];

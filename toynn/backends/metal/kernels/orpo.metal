@@ -1,4 +1,5 @@
 // ORPO: cross-entropy of the chosen completion, and its odds shall exceed the rejected one's. Formulas: orpo.pyx.
+#include "preference.metal"
 
 static inline float length_of(device const int* bounds, uint s) { return float(bounds[2 * s + 2] - bounds[2 * s + 1]); }
 
@@ -19,12 +20,13 @@ static inline float chosen_tokens(device const int* bounds, uint pairs) {
     return float(total);
 }
 
-kernel void orpo_forward(device float*         loss   [[buffer(0)]],
-                         device const float*   sums   [[buffer(1)]],
-                         device const int*     bounds [[buffer(2)]],
-                         device const int*     count  [[buffer(3)]],
-                         constant OrpoForward& args   [[buffer(4)]],
-                         uint tid [[thread_index_in_threadgroup]])
+kernel void orpo_forward(
+    device float*         loss   [[buffer(OrpoForward::loss)]],
+    device const float*   sums   [[buffer(OrpoForward::sums)]],
+    device const int*     bounds [[buffer(OrpoForward::bounds)]],
+    device const int*     count  [[buffer(OrpoForward::count)]],
+    constant OrpoForward& args   [[buffer(OrpoForward::args)]],
+    uint tid [[thread_index_in_threadgroup]])
 {
     if (tid != 0) return;
     const uint pairs = min(uint(*count), uint(args.S)) / 2;
@@ -36,13 +38,14 @@ kernel void orpo_forward(device float*         loss   [[buffer(0)]],
     *loss = nll / chosen_tokens(bounds, pairs) + args.beta * total / float(pairs);
 }
 
-kernel void orpo_backward(device float*          dsums  [[buffer(0)]],
-                          device const float*    dloss  [[buffer(1)]],
-                          device const float*    sums   [[buffer(2)]],
-                          device const int*      bounds [[buffer(3)]],
-                          device const int*      count  [[buffer(4)]],
-                          constant OrpoBackward& args   [[buffer(5)]],
-                          uint s [[thread_position_in_grid]])
+kernel void orpo_backward(
+    device float*          dsums  [[buffer(OrpoBackward::dsums)]],
+    device const float*    dloss  [[buffer(OrpoBackward::dloss)]],
+    device const float*    sums   [[buffer(OrpoBackward::sums)]],
+    device const int*      bounds [[buffer(OrpoBackward::bounds)]],
+    device const int*      count  [[buffer(OrpoBackward::count)]],
+    constant OrpoBackward& args   [[buffer(OrpoBackward::args)]],
+    uint s [[thread_position_in_grid]])
 {
     if (s >= args.S) return;
     const uint pairs = min(uint(*count), uint(args.S)) / 2;

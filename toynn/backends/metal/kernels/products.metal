@@ -7,6 +7,7 @@
 // product may be that rough. PRODUCT threads: with SIMD groups four of them, each with 4 x 4 matrices of 8 x 8
 // of the sums; without, a grid of 8 x 16 threads, each with 8 x 4 sums. All sums are float32.
 // Source: the tiles are those of MLX (Apple, mlx/backend/metal/kernels/steel/gemm) in size.
+#include "quantized.metal"
 
 constant constexpr uint TILE = 64;
 constant constexpr uint TERMS = 32;

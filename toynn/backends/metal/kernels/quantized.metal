@@ -38,6 +38,7 @@
 // whose rows may be of any length, elements behind a row's end are 0. Bytes are read one by one: blocks lie
 // at any address. No product rounds: 11 bits of a float16, 7 of a scale and 6 of a code fit into 24.
 // Source: ggml-common.h and ggml-quants.c in ggml; the GGUF specification.
+#include "codebooks.metal"
 
 constant constexpr uint RUN = 16;
 

@@ -9,13 +9,14 @@
 // N rows, a group each; for dw a group for LINE columns. Saved for backward: r (N,).
 // dx is overwritten; dw is overwritten, or added to. Source: Zhang & Sennrich 2019, arXiv:1910.07467.
 
-kernel void rmsnorm_forward(device float*             y    [[buffer(0)]],
-                            device float*             r    [[buffer(1)]],
-                            device const float*       x    [[buffer(2)]],
-                            device const float*       w    [[buffer(3)]],
-                            constant RmsnormForward&  args [[buffer(4)]],
-                            uint n   [[threadgroup_position_in_grid]],
-                            uint tid [[thread_index_in_threadgroup]])
+kernel void rmsnorm_forward(
+    device float*             y    [[buffer(RmsnormForward::y)]],
+    device float*             r    [[buffer(RmsnormForward::r)]],
+    device const float*       x    [[buffer(RmsnormForward::x)]],
+    device const float*       w    [[buffer(RmsnormForward::w)]],
+    constant RmsnormForward&  args [[buffer(RmsnormForward::args)]],
+    uint n   [[threadgroup_position_in_grid]],
+    uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float part[GROUP];
     if (n >= args.N) return;
@@ -29,14 +30,15 @@ kernel void rmsnorm_forward(device float*             y    [[buffer(0)]],
     for (uint c = tid; c < args.C; c += GROUP) y[c] = x[c] * scale * w[c];
 }
 
-kernel void rmsnorm_backward_x(device float*              dx   [[buffer(0)]],
-                               device const float*        dy   [[buffer(2)]],
-                               device const float*        x    [[buffer(3)]],
-                               device const float*        w    [[buffer(4)]],
-                               device const float*        r    [[buffer(5)]],
-                               constant RmsnormBackward&  args [[buffer(6)]],
-                               uint n   [[threadgroup_position_in_grid]],
-                               uint tid [[thread_index_in_threadgroup]])
+kernel void rmsnorm_backward_x(
+    device float*              dx   [[buffer(RmsnormBackward::dx)]],
+    device const float*        dy   [[buffer(RmsnormBackward::dy)]],
+    device const float*        x    [[buffer(RmsnormBackward::x)]],
+    device const float*        w    [[buffer(RmsnormBackward::w)]],
+    device const float*        r    [[buffer(RmsnormBackward::r)]],
+    constant RmsnormBackward&  args [[buffer(RmsnormBackward::args)]],
+    uint n   [[threadgroup_position_in_grid]],
+    uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float part[GROUP];
     if (n >= args.N) return;
@@ -51,13 +53,14 @@ kernel void rmsnorm_backward_x(device float*              dx   [[buffer(0)]],
     for (uint c = tid; c < args.C; c += GROUP) dx[c] = scale * (w[c] * dy[c] - x[c] * along);
 }
 
-kernel void rmsnorm_backward_w(device float*              dw   [[buffer(1)]],
-                               device const float*        dy   [[buffer(2)]],
-                               device const float*        x    [[buffer(3)]],
-                               device const float*        r    [[buffer(5)]],
-                               constant RmsnormBackward&  args [[buffer(6)]],
-                               uint group [[threadgroup_position_in_grid]],
-                               uint tid   [[thread_index_in_threadgroup]])
+kernel void rmsnorm_backward_w(
+    device float*              dw   [[buffer(RmsnormBackward::dw)]],
+    device const float*        dy   [[buffer(RmsnormBackward::dy)]],
+    device const float*        x    [[buffer(RmsnormBackward::x)]],
+    device const float*        r    [[buffer(RmsnormBackward::r)]],
+    constant RmsnormBackward&  args [[buffer(RmsnormBackward::args)]],
+    uint group [[threadgroup_position_in_grid]],
+    uint tid   [[thread_index_in_threadgroup]])
 {
     threadgroup float part[GROUP];
     const uint c = group * LINE + tid % LINE;

@@ -52,12 +52,13 @@ static inline void turn(device float* y, device const float* x, float2 by, uint 
     }
 }
 
-kernel void rope_forward(device float*          y                 [[buffer(0)]],
-                         device const float*    x                 [[buffer(1)]],
-                         device const int*      positions         [[buffer(2)]],
-                         device const float*    inverse_frequency [[buffer(3)]],
-                         constant RopeForward&  args              [[buffer(4)]],
-                         uint at [[thread_position_in_grid]])
+kernel void rope_forward(
+    device float*          y                 [[buffer(RopeForward::y)]],
+    device const float*    x                 [[buffer(RopeForward::x)]],
+    device const int*      positions         [[buffer(RopeForward::positions)]],
+    device const float*    inverse_frequency [[buffer(RopeForward::inverse_frequency)]],
+    constant RopeForward&  args              [[buffer(RopeForward::args)]],
+    uint at [[thread_position_in_grid]])
 {
     const uint half_d = (args.D + 1) / 2;
     if (at >= args.N * half_d) return;
@@ -67,12 +68,13 @@ kernel void rope_forward(device float*          y                 [[buffer(0)]],
     turn(y + row, x + row, by, i, args.H, args.D, args.R, args.P, args.interleaved);
 }
 
-kernel void rope_backward(device float*           dx                [[buffer(0)]],
-                          device const float*     dy                [[buffer(1)]],
-                          device const int*       positions         [[buffer(2)]],
-                          device const float*     inverse_frequency [[buffer(3)]],
-                          constant RopeBackward&  args              [[buffer(4)]],
-                          uint at [[thread_position_in_grid]])
+kernel void rope_backward(
+    device float*           dx                [[buffer(RopeBackward::dx)]],
+    device const float*     dy                [[buffer(RopeBackward::dy)]],
+    device const int*       positions         [[buffer(RopeBackward::positions)]],
+    device const float*     inverse_frequency [[buffer(RopeBackward::inverse_frequency)]],
+    constant RopeBackward&  args              [[buffer(RopeBackward::args)]],
+    uint at [[thread_position_in_grid]])
 {
     const uint half_d = (args.D + 1) / 2;
     if (at >= args.N * half_d) return;

@@ -27,10 +27,11 @@ static inline float to_bfloat16(float x) {
     return isnan(x) ? x : wide;
 }
 
-kernel void rounding_forward(device float*              y    [[buffer(0)]],
-                             device const float*        x    [[buffer(1)]],
-                             constant RoundingForward&  args [[buffer(2)]],
-                             uint i [[thread_position_in_grid]])
+kernel void rounding_forward(
+    device float*              y    [[buffer(RoundingForward::y)]],
+    device const float*        x    [[buffer(RoundingForward::x)]],
+    constant RoundingForward&  args [[buffer(RoundingForward::args)]],
+    uint i [[thread_position_in_grid]])
 {
     if (i >= args.n) return;
     y[i] = args.brain ? to_bfloat16(x[i]) : to_float16(x[i]);

@@ -17,11 +17,12 @@ static inline float total_of(device const float* p, device const int* experts, u
     return total;
 }
 
-kernel void routing_forward(device float*             weights [[buffer(0)]],
-                            device int*               experts [[buffer(1)]],
-                            device const float*       p       [[buffer(2)]],
-                            constant RoutingForward&  args    [[buffer(3)]],
-                            uint n [[thread_position_in_grid]])
+kernel void routing_forward(
+    device float*             weights [[buffer(RoutingForward::weights)]],
+    device int*               experts [[buffer(RoutingForward::experts)]],
+    device const float*       p       [[buffer(RoutingForward::p)]],
+    constant RoutingForward&  args    [[buffer(RoutingForward::args)]],
+    uint n [[thread_position_in_grid]])
 {
     const uint E = args.E, K = args.K;
     if (n >= args.N) return;
@@ -41,13 +42,14 @@ kernel void routing_forward(device float*             weights [[buffer(0)]],
     for (uint j = 0; j < K; ++j) weights[j] = p[experts[j]] * factor;
 }
 
-kernel void routing_backward(device float*              dp       [[buffer(0)]],
-                             device const float*        dweights [[buffer(1)]],
-                             device const float*        p        [[buffer(2)]],
-                             device const float*        weights  [[buffer(3)]],
-                             device const int*          experts  [[buffer(4)]],
-                             constant RoutingBackward&  args     [[buffer(5)]],
-                             uint n [[thread_position_in_grid]])
+kernel void routing_backward(
+    device float*              dp       [[buffer(RoutingBackward::dp)]],
+    device const float*        dweights [[buffer(RoutingBackward::dweights)]],
+    device const float*        p        [[buffer(RoutingBackward::p)]],
+    device const float*        weights  [[buffer(RoutingBackward::weights)]],
+    device const int*          experts  [[buffer(RoutingBackward::experts)]],
+    constant RoutingBackward&  args     [[buffer(RoutingBackward::args)]],
+    uint n [[thread_position_in_grid]])
 {
     const uint E = args.E, K = args.K;
     if (n >= args.N) return;

@@ -23,12 +23,13 @@ static inline float summed(device const float* r, uint C, uint P) {
     return P == 1 ? r[0] : r[0] * r[2 * C];
 }
 
-kernel void shortconv_forward(device float*               y     [[buffer(0)]],
-                              device const float*         x     [[buffer(1)]],
-                              device const float*         w     [[buffer(2)]],
-                              device const int*           first [[buffer(3)]],
-                              constant ShortconvForward&  args  [[buffer(4)]],
-                              uint at [[thread_position_in_grid]])
+kernel void shortconv_forward(
+    device float*               y     [[buffer(ShortconvForward::y)]],
+    device const float*         x     [[buffer(ShortconvForward::x)]],
+    device const float*         w     [[buffer(ShortconvForward::w)]],
+    device const int*           first [[buffer(ShortconvForward::first)]],
+    constant ShortconvForward&  args  [[buffer(ShortconvForward::args)]],
+    uint at [[thread_position_in_grid]])
 {
     const uint C = args.C, L = args.L, P = args.P;
     if (at >= args.B * args.T * C) return;
@@ -40,13 +41,14 @@ kernel void shortconv_forward(device float*               y     [[buffer(0)]],
     y[at] = P == 1 ? z : z * x[n * P * C + C + c];
 }
 
-kernel void shortconv_backward_x(device float*                dx    [[buffer(0)]],
-                                 device const float*          dy    [[buffer(2)]],
-                                 device const float*          x     [[buffer(3)]],
-                                 device const float*          w     [[buffer(4)]],
-                                 device const int*            first [[buffer(5)]],
-                                 constant ShortconvBackward&  args  [[buffer(6)]],
-                                 uint at [[thread_position_in_grid]])
+kernel void shortconv_backward_x(
+    device float*                dx    [[buffer(ShortconvBackward::dx)]],
+    device const float*          dy    [[buffer(ShortconvBackward::dy)]],
+    device const float*          x     [[buffer(ShortconvBackward::x)]],
+    device const float*          w     [[buffer(ShortconvBackward::w)]],
+    device const int*            first [[buffer(ShortconvBackward::first)]],
+    constant ShortconvBackward&  args  [[buffer(ShortconvBackward::args)]],
+    uint at [[thread_position_in_grid]])
 {
     const uint C = args.C, L = args.L, P = args.P, N = args.B * args.T;
     if (at >= N * C) return;
@@ -69,12 +71,13 @@ kernel void shortconv_backward_x(device float*                dx    [[buffer(0)]
     d[2 * C] = du * r[0];
 }
 
-kernel void shortconv_backward_w(device float*                dw    [[buffer(1)]],
-                                 device const float*          dy    [[buffer(2)]],
-                                 device const float*          x     [[buffer(3)]],
-                                 device const int*            first [[buffer(5)]],
-                                 constant ShortconvBackward&  args  [[buffer(6)]],
-                                 uint at [[thread_position_in_grid]])
+kernel void shortconv_backward_w(
+    device float*                dw    [[buffer(ShortconvBackward::dw)]],
+    device const float*          dy    [[buffer(ShortconvBackward::dy)]],
+    device const float*          x     [[buffer(ShortconvBackward::x)]],
+    device const int*            first [[buffer(ShortconvBackward::first)]],
+    constant ShortconvBackward&  args  [[buffer(ShortconvBackward::args)]],
+    uint at [[thread_position_in_grid]])
 {
     const uint C = args.C, L = args.L, P = args.P;
     if (at >= C * L) return;
@@ -88,13 +91,14 @@ kernel void shortconv_backward_w(device float*                dw    [[buffer(1)]
     dw[at] = sum;
 }
 
-kernel void shortconv_cached(device float*              y    [[buffer(0)]],
-                             device float*              ring [[buffer(1)]],
-                             device const float*        x    [[buffer(2)]],
-                             device const float*        w    [[buffer(3)]],
-                             device const int*          past [[buffer(4)]],
-                             constant ShortconvCached&  args [[buffer(5)]],
-                             uint at [[thread_position_in_grid]])
+kernel void shortconv_cached(
+    device float*              y    [[buffer(ShortconvCached::y)]],
+    device float*              ring [[buffer(ShortconvCached::ring)]],
+    device const float*        x    [[buffer(ShortconvCached::x)]],
+    device const float*        w    [[buffer(ShortconvCached::w)]],
+    device const int*          past [[buffer(ShortconvCached::past)]],
+    constant ShortconvCached&  args [[buffer(ShortconvCached::args)]],
+    uint at [[thread_position_in_grid]])
 {
     const uint C = args.C, L = args.L, P = args.P, R = args.R, T = args.T;
     if (at >= args.B * C) return;

@@ -6,11 +6,12 @@
 // N rows, a group each; C channels. In place: y may be x, dx may be dy: a thread keeps to its own columns.
 // -infinity gives 0; a row of nothing else, or with a NaN or +infinity, gives NaN.
 
-kernel void softmax_forward(device float*             y    [[buffer(0)]],
-                            device const float*       x    [[buffer(1)]],
-                            constant SoftmaxForward&  args [[buffer(2)]],
-                            uint n   [[threadgroup_position_in_grid]],
-                            uint tid [[thread_index_in_threadgroup]])
+kernel void softmax_forward(
+    device float*             y    [[buffer(SoftmaxForward::y)]],
+    device const float*       x    [[buffer(SoftmaxForward::x)]],
+    constant SoftmaxForward&  args [[buffer(SoftmaxForward::args)]],
+    uint n   [[threadgroup_position_in_grid]],
+    uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float part[GROUP];
     if (n >= args.N) return;
@@ -29,12 +30,13 @@ kernel void softmax_forward(device float*             y    [[buffer(0)]],
     for (uint c = tid; c < args.C; c += GROUP) y[c] /= sum;
 }
 
-kernel void softmax_backward(device float*              dx   [[buffer(0)]],
-                             device const float*        dy   [[buffer(1)]],
-                             device const float*        y    [[buffer(2)]],
-                             constant SoftmaxBackward&  args [[buffer(3)]],
-                             uint n   [[threadgroup_position_in_grid]],
-                             uint tid [[thread_index_in_threadgroup]])
+kernel void softmax_backward(
+    device float*              dx   [[buffer(SoftmaxBackward::dx)]],
+    device const float*        dy   [[buffer(SoftmaxBackward::dy)]],
+    device const float*        y    [[buffer(SoftmaxBackward::y)]],
+    constant SoftmaxBackward&  args [[buffer(SoftmaxBackward::args)]],
+    uint n   [[threadgroup_position_in_grid]],
+    uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float part[GROUP];
     if (n >= args.N) return;

@@ -12,11 +12,12 @@
 // The smaller one; NaN stays NaN.
 static inline float at_most(float x, float limit) { return x > limit ? limit : x; }
 
-kernel void swiglu_forward(device float*            y    [[buffer(0)]],
-                           device const float*      gate [[buffer(1)]],
-                           device const float*      up   [[buffer(2)]],
-                           constant SwigluForward&  args [[buffer(3)]],
-                           uint i [[thread_position_in_grid]])
+kernel void swiglu_forward(
+    device float*            y    [[buffer(SwigluForward::y)]],
+    device const float*      gate [[buffer(SwigluForward::gate)]],
+    device const float*      up   [[buffer(SwigluForward::up)]],
+    constant SwigluForward&  args [[buffer(SwigluForward::args)]],
+    uint i [[thread_position_in_grid]])
 {
     if (i >= args.n) return;
     if (args.limit > 0.0f) {
@@ -27,13 +28,14 @@ kernel void swiglu_forward(device float*            y    [[buffer(0)]],
     y[i] = gate[i] * sigmoid(gate[i]) * up[i];
 }
 
-kernel void swiglu_backward(device float*             dgate [[buffer(0)]],
-                            device float*             dup   [[buffer(1)]],
-                            device const float*       dy    [[buffer(2)]],
-                            device const float*       gate  [[buffer(3)]],
-                            device const float*       up    [[buffer(4)]],
-                            constant SwigluBackward&  args  [[buffer(5)]],
-                            uint i [[thread_position_in_grid]])
+kernel void swiglu_backward(
+    device float*             dgate [[buffer(SwigluBackward::dgate)]],
+    device float*             dup   [[buffer(SwigluBackward::dup)]],
+    device const float*       dy    [[buffer(SwigluBackward::dy)]],
+    device const float*       gate  [[buffer(SwigluBackward::gate)]],
+    device const float*       up    [[buffer(SwigluBackward::up)]],
+    constant SwigluBackward&  args  [[buffer(SwigluBackward::args)]],
+    uint i [[thread_position_in_grid]])
 {
     if (i >= args.n) return;
     const float g = gate[i], u = up[i], d = dy[i];
@@ -50,21 +52,23 @@ kernel void swiglu_backward(device float*             dgate [[buffer(0)]],
     dup[i] = d * (g * s);
 }
 
-kernel void swiglu_halves_forward(device float*                 y    [[buffer(0)]],
-                                  device const float*           x    [[buffer(1)]],
-                                  constant SwigluHalvesForward& args [[buffer(2)]],
-                                  uint i [[thread_position_in_grid]])
+kernel void swiglu_halves_forward(
+    device float*                 y    [[buffer(SwigluHalvesForward::y)]],
+    device const float*           x    [[buffer(SwigluHalvesForward::x)]],
+    constant SwigluHalvesForward& args [[buffer(SwigluHalvesForward::args)]],
+    uint i [[thread_position_in_grid]])
 {
     if (i >= args.N * args.F) return;
     const uint gate = i + i / args.F * args.F;
     y[i] = x[gate] * sigmoid(x[gate]) * x[gate + args.F];
 }
 
-kernel void swiglu_halves_backward(device float*                  dx   [[buffer(0)]],
-                                   device const float*            dy   [[buffer(1)]],
-                                   device const float*            x    [[buffer(2)]],
-                                   constant SwigluHalvesBackward& args [[buffer(3)]],
-                                   uint i [[thread_position_in_grid]])
+kernel void swiglu_halves_backward(
+    device float*                  dx   [[buffer(SwigluHalvesBackward::dx)]],
+    device const float*            dy   [[buffer(SwigluHalvesBackward::dy)]],
+    device const float*            x    [[buffer(SwigluHalvesBackward::x)]],
+    constant SwigluHalvesBackward& args [[buffer(SwigluHalvesBackward::args)]],
+    uint i [[thread_position_in_grid]])
 {
     if (i >= args.N * args.F) return;
     const uint gate = i + i / args.F * args.F, up = gate + args.F;

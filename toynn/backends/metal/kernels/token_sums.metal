@@ -4,13 +4,15 @@
 //   backward dlosses[n] = dsums[k] of the part that row n lies in; 0 where it lies in none
 //
 // A group adds up each part, with the digits that are rounded away; a thread of it finds the part of each row.
+#include "logits.metal"
 
-kernel void token_sums_forward(device float*              sums   [[buffer(0)]],
-                               device const float*        losses [[buffer(1)]],
-                               device const int*          bounds [[buffer(2)]],
-                               constant TokenSumsForward& args   [[buffer(3)]],
-                               uint k   [[threadgroup_position_in_grid]],
-                               uint tid [[thread_index_in_threadgroup]])
+kernel void token_sums_forward(
+    device float*              sums   [[buffer(TokenSumsForward::sums)]],
+    device const float*        losses [[buffer(TokenSumsForward::losses)]],
+    device const int*          bounds [[buffer(TokenSumsForward::bounds)]],
+    constant TokenSumsForward& args   [[buffer(TokenSumsForward::args)]],
+    uint k   [[threadgroup_position_in_grid]],
+    uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup float part[GROUP];
     if (k >= 2 * args.S) return;
@@ -19,11 +21,12 @@ kernel void token_sums_forward(device float*              sums   [[buffer(0)]],
     if (tid == 0) sums[k] = sum;
 }
 
-kernel void token_sums_backward(device float*               dlosses [[buffer(0)]],
-                                device const float*         dsums   [[buffer(1)]],
-                                device const int*           bounds  [[buffer(2)]],
-                                constant TokenSumsBackward& args    [[buffer(3)]],
-                                uint n [[thread_position_in_grid]])
+kernel void token_sums_backward(
+    device float*               dlosses [[buffer(TokenSumsBackward::dlosses)]],
+    device const float*         dsums   [[buffer(TokenSumsBackward::dsums)]],
+    device const int*           bounds  [[buffer(TokenSumsBackward::bounds)]],
+    constant TokenSumsBackward& args    [[buffer(TokenSumsBackward::args)]],
+    uint n [[thread_position_in_grid]])
 {
     if (n >= args.N) return;
     float found = 0.0f;

@@ -5,12 +5,13 @@
 // Behind the first `count`, rows holds 0 and picked -100. One group: it takes GROUP labels at a time, and
 // each thread finds how many before its own count.
 
-kernel void valid_rows_forward(device int*               rows   [[buffer(0)]],
-                            device int*               picked [[buffer(1)]],
-                            device int*               count  [[buffer(2)]],
-                            device const int*         labels [[buffer(3)]],
-                            constant ValidRowsForward&  args   [[buffer(4)]],
-                            uint tid [[thread_index_in_threadgroup]])
+kernel void valid_rows_forward(
+    device int*                 rows   [[buffer(ValidRowsForward::rows)]],
+    device int*                 picked [[buffer(ValidRowsForward::picked)]],
+    device int*                 count  [[buffer(ValidRowsForward::count)]],
+    device const int*           labels [[buffer(ValidRowsForward::labels)]],
+    constant ValidRowsForward&  args   [[buffer(ValidRowsForward::args)]],
+    uint tid [[thread_index_in_threadgroup]])
 {
     threadgroup uint counts[GROUP];
     uint found = 0;  // in the groups before; the same in each thread
