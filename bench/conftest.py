@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import toynn._kernels as kernels
+from toynn.testing.calls import check, invoke
 from toynn.testing.cases import CASES
-from toynn.testing.doors import check, invoke
 
 
 @lru_cache(maxsize=1)  # the entries of a shape run one after another

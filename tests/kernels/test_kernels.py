@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import toynn._kernels as kernels
+from toynn.testing.calls import check, invoke
 from toynn.testing.cases import CASES, Call
-from toynn.testing.doors import check, invoke
 
 pytestmark = pytest.mark.kernels
 
@@ -113,12 +113,14 @@ def test_inputs_may_be_read_only(op, call):
 @pytest.mark.parametrize(("op", "call"), CALLS)
 def test_wrong_shapes_are_refused(op, call):
     for name, array in call.arrays.items():
-        if name in call.free:
-            continue
         wrong = np.zeros([size + 1 for size in array.shape], array.dtype)
-        with pytest.raises(ValueError) as refusal:
+        try:
             invoke(op, call, **{name: wrong})
-        message = str(refusal.value)
+        except ValueError as refusal:
+            message = str(refusal)
+        else:
+            assert name in call.free
+            continue
         assert message.startswith(f"{op}.{call.entry}: ")
         assert " needs " in message and "; got " in message
         assert f"{name} {wrong.shape}" in message

@@ -17,8 +17,8 @@ from toynn import backends, ops
 from toynn.backends.metal import grids
 from toynn.errors import BackendError, BackendUnavailable, LifecycleError, NonFiniteError
 from toynn.session import Session
+from toynn.testing.calls import check
 from toynn.testing.cases import CASES
-from toynn.testing.doors import check
 from toynn.testing.launches import OPS, run
 
 pytestmark = pytest.mark.skipif(metal_device.SKIP is not None, reason=str(metal_device.SKIP))

@@ -16,8 +16,8 @@ import pytest
 import shaders
 
 from toynn.backends.metal import sources
+from toynn.testing.calls import check
 from toynn.testing.cases import CASES
-from toynn.testing.doors import check
 
 pytestmark = pytest.mark.skipif(shaders.available() is not None, reason=str(shaders.available()))
 

@@ -7,8 +7,8 @@ import shaders
 
 from toynn import ops
 from toynn.backends.metal import arguments, grids, sources
+from toynn.testing.calls import check
 from toynn.testing.cases import CASES
-from toynn.testing.doors import check
 
 pytestmark = pytest.mark.skipif(shaders.available() is not None, reason=str(shaders.available()))
 

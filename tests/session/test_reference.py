@@ -13,9 +13,9 @@ from toynn.backends.reference import KERNELS, Reference
 from toynn.errors import BackendUnavailable, NonFiniteError
 from toynn.numerics import dtypes
 from toynn.session import Session
+from toynn.testing.calls import check
 from toynn.testing.cases import CASES
 from toynn.testing.cases.quants import blocks
-from toynn.testing.doors import check
 from toynn.testing.launches import OPS, entries, run
 
 #: Between kernels both round to float32, within them only the CPU does: a loss is off by a few

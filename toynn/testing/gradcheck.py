@@ -17,8 +17,8 @@ import numpy as np
 from toynn.graph.tape import Role
 from toynn.session import Session
 from toynn.testing import reference
+from toynn.testing.calls import invoke
 from toynn.testing.cases import CASES, Array, Call
-from toynn.testing.doors import invoke
 
 __all__ = ["gradcheck"]
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from toynn.backends.cpu.work import seconds, worth
 from toynn.numerics.precision import PRECISIONS
+from toynn.testing.calls import check, invoke, times
 from toynn.testing.cases import CASES, Call, Sizes
-from toynn.testing.doors import check, invoke, times
 from toynn.testing.limits import Limits
 
 __all__ = ["Row", "kernel_rows", "least_seconds", "step_rows"]

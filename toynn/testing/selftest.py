@@ -17,8 +17,8 @@ from toynn.options import RecipeOptions
 from toynn.recipes import GPT2, FromScratch, LoRA, VitTiny, WarmStart
 from toynn.session import Session
 from toynn.testing import lora_step
+from toynn.testing.calls import check
 from toynn.testing.cases import CASES
-from toynn.testing.doors import check
 from toynn.testing.launches import OPS, run
 
 __all__ = ["STEPS", "Found", "kernels", "recipes", "speeds"]

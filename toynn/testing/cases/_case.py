@@ -1,7 +1,9 @@
 """What a row of the op-case table is."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -9,9 +11,23 @@ from numpy.typing import NDArray
 
 import toynn._kernels as kernels
 from toynn import ops
-from toynn._kernels.entry import Entry
+from toynn._kernels.entry import WORDS, Entry
+from toynn._kernels.signature import TensorSpec, evaluate
+from toynn.backends.reference import KERNELS
+from toynn.backends.reference.kernel import Outputs
 
-__all__ = ["Array", "Call", "OpCase", "Sizes", "call"]
+__all__ = [
+    "Array",
+    "Call",
+    "OpCase",
+    "Sizes",
+    "call",
+    "derived",
+    "differentiable",
+    "normal",
+    "reference",
+    "widened",
+]
 
 Array = NDArray[Any]
 Sizes = Mapping[str, int]
@@ -19,7 +35,7 @@ Sizes = Mapping[str, int]
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a kernel's Python door, and what it must give.
+    """One call of a kernel from Python, and what it must give.
 
     ``arrays`` are its array arguments by name, in order, outputs first. An output starts as NaN,
     or, where it is an input too (a weight that is updated), as given in ``initial``.
@@ -32,7 +48,6 @@ class Call:
     options: dict[str, Any] = field(default_factory=dict)
     initial: tuple[str, ...] = ()  # outputs that are inputs too
     loses_nan: Mapping[str, str] = field(default_factory=dict)  # input: why its NaN may get lost
-    free: tuple[str, ...] = ()  # arrays whose length no other argument fixes
     without: tuple[str, ...] = ()  # outputs that are None: nobody wants them
     op: str = ""  # OpCase fills it in
 
@@ -53,6 +68,20 @@ class Call:
         """Pairs of an output and an input whose memory it may share."""
         specs = self.kernel.signature.specs if self.kernel else ()
         return [(spec.name, x) for spec in specs for x in spec.in_place if x in self.arrays]
+
+    @property
+    def free(self) -> tuple[str, ...]:
+        """Names of the arrays whose shape no other array fixes, and no number of the signature."""
+        if self.kernel is None:
+            return tuple(self.arrays) if len(self.arrays) == 1 else ()
+        signature = self.kernel.signature
+        shown = Counter(n for a in self.arrays for n in {*_letters(signature[a])})
+        return tuple(
+            name
+            for name in self.arrays
+            if all(shown[n] == 1 for n in _letters(signature[name]))
+            and not any(extent.isdigit() for extent in signature[name].extents)
+        )
 
     def named(self) -> tuple[dict[str, int], dict[str, float]]:
         """Return all sizes and options by the names of the kernel."""
@@ -76,12 +105,12 @@ class Call:
 class OpCase:
     """One op: float64 reference, shapes, tolerance with its reason, named shapes for timing.
 
-    ``calls(rng, **sizes)`` makes the inputs (float32) and returns each door's Call. Tests of the
-    contract take the first of ``shapes`` with no empty array and one of more than 32 elements.
+    ``calls(rng, **sizes)`` makes the inputs (float32) and returns a Call of each entry. Tests of
+    the contract take the first of ``shapes`` with no empty array and one of more than 32 elements.
     ``function`` and ``gradients`` are the float64 forward and its analytic gradient, for the check
     by finite differences: ``function(inputs, **sizes) -> y`` and
     ``gradients(inputs, dy, **sizes) -> {"d" + name: gradient}`` for each differentiable input.
-    ``rough`` is the tolerance with a precision below "highest"; 0: the doors take no precision.
+    ``rough`` is the tolerance with a precision below "highest"; 0: the kernels take no precision.
     """
 
     op: str
@@ -122,7 +151,6 @@ def call(
     *,
     initial: Mapping[str, Array] | None = None,
     loses_nan: Mapping[str, str] | None = None,
-    free: tuple[str, ...] = (),
     without: tuple[str, ...] = (),
     **options: Any,
 ) -> Call:
@@ -135,19 +163,158 @@ def call(
         name: np.array(start.get(name, _unwritten(value)), _stored(value))
         for name, value in expected.items()
     }
-    given: dict[str, Array] = {
-        name: np.ascontiguousarray(value, _stored(value)) for name, value in inputs.items()
+    given = {name: _kept(value) for name, value in inputs.items()}
+    return Call(entry, outputs | given, expected, options, tuple(start), loses_nan or {}, without)
+
+
+def reference(kernel: str, arrays: Mapping[str, Array], sizes: Mapping[str, Any]) -> Outputs:
+    """Return what the float64 reference of a kernel writes.
+
+    It takes what it names of the arrays, and of ``sizes``: sizes and options, the words of which
+    may be words. The defaults of the others are those of the signature; a tensor that may be
+    missing is None.
+    """
+    known = KERNELS[kernel]
+    signature = known.signature
+    scalars = {
+        n: v for n, v in (*signature.defaults.items(), *sizes.items()) if n in signature.scalars
     }
-    return Call(
+    for name, value in scalars.items():
+        if isinstance(value, str):
+            scalars[name] = WORDS[name][value]
+        elif isinstance(value, CodeType) and name in known.takes:
+            scalars[name] = evaluate(value, scalars)
+    values = {**dict.fromkeys(signature.nullable), **scalars, **arrays}
+    with np.errstate(all="ignore"):
+        return known.compute(**{name: values[name] for name in known.takes})
+
+
+def derived(
+    kernel: str,
+    given: Mapping[str, Array],
+    sizes: Mapping[str, Any] | None = None,
+    *,
+    exact: Mapping[str, Array] | None = None,
+    loses_nan: Mapping[str, str] | None = None,
+    without: tuple[str, ...] = (),
+    **more: Any,
+) -> Call:
+    """Make the call of a kernel by its signature: what it reads of ``given``, what it writes.
+
+    It writes what the reference computes from the same numbers, as the kernel has them: float32.
+    ``exact``: arrays of the reference that differ, such as dequantized weights. ``sizes``
+    and ``more`` are sizes and options of the reference; those behind "|" are the kernel's, too.
+    """
+    entry = kernel.partition(".")[2]
+    signature, scalars = KERNELS[kernel].signature, {**(sizes or {}), **more}
+    read = [s.name for s in signature.specs if not s.written or s.updated]
+    arrays = {name: _kept(given[name]) for name in read if name in given}
+    without = tuple(name for name in without if name in signature.names)
+    expected = reference(kernel, widened(arrays) | dict(exact or {}), scalars)
+    return call(
         entry,
-        outputs | given,
-        expected,
-        options,
-        tuple(start),
-        loses_nan or {},
-        free,
-        without,
+        {
+            name: expected[name]
+            for name in signature.tensors
+            if name in expected and name not in without
+        },
+        {name: array for name, array in arrays.items() if not signature[name].written},
+        initial={name: array for name, array in arrays.items() if signature[name].written},
+        loses_nan=loses_nan,
+        without=without,
+        **{name: scalars[name] for name in signature.given if name in scalars},
     )
+
+
+def differentiable(
+    op: str,
+    inputs: Callable[..., dict[str, Array]],
+    *,
+    shapes: tuple[dict[str, int], ...],
+    bench: dict[str, dict[str, int]],
+    tolerance: float,
+    reason: str,
+    rough: float = 0.0,
+    forward: str = "forward",
+    backward: tuple[str, ...] = ("backward",),
+    options: Callable[[Sizes], Mapping[str, Any]] = dict,
+    loses_nan: Callable[[str, Sizes], Mapping[str, str]] = lambda entry, sizes: {},
+    without: Callable[[Sizes], tuple[str, ...]] = lambda sizes: (),
+    more: Callable[..., list[Call]] | None = None,
+) -> OpCase:
+    """Return the case of an op with a forward entry and those of its gradient.
+
+    ``inputs(rng, **sizes)`` are those of the forward. What the backward reads of it, and the
+    gradient of its first output, follow by name. ``options`` returns those of a shape; ``without``
+    which outputs of the backward nobody wants; ``loses_nan`` of which inputs of an entry a NaN may
+    get lost, and why; ``more(rng, inputs, sizes)`` further calls. What else there is of a shape,
+    such as its segments, is for ``inputs``.
+    """
+    kernels = [f"{op}.{entry}" for entry in backward]
+    signatures = [KERNELS[kernel].signature for kernel in kernels]
+
+    def run(given: Mapping[str, Array], sizes: Sizes) -> Outputs:
+        return reference(f"{op}.{forward}", given, {**sizes, **options(sizes)})
+
+    def function(given: dict[str, Array], **sizes: int) -> Array:
+        return run(given, sizes)[first]
+
+    def gradients(given: dict[str, Array], dy: Array, **sizes: int) -> dict[str, Array]:
+        known = {**given, **run(given, sizes), f"d{first}": dy}
+        found: dict[str, Array] = {}
+        for kernel in there(known):
+            found |= reference(kernel, known, {**sizes, **options(sizes)})
+        return {name: found[name] for name in found if name.removeprefix("d") in given}
+
+    def there(known: Mapping[str, Array]) -> list[str]:
+        """Return the kernels whose inputs there are: sinks may be none."""
+        return [
+            kernel
+            for kernel, signature in zip(kernels, signatures, strict=True)
+            if known.keys() >= set(signature.inputs) - signature.nullable
+        ]
+
+    def calls(rng: np.random.Generator, **sizes: int) -> list[Call]:
+        given, scalars = inputs(rng, **sizes), {**sizes, **options(sizes)}
+        ahead = derived(f"{op}.{forward}", given, scalars, loses_nan=loses_nan(forward, sizes))
+        shape = ahead.expected[first].shape
+        dy = np.full(1, 0.7) if shape == (1,) and first == "loss" else rng.standard_normal(shape)
+        known = {**given, **ahead.expected, f"d{first}": dy}
+        return [
+            ahead,
+            *(
+                derived(
+                    kernel,
+                    known,
+                    scalars,
+                    loses_nan=loses_nan(kernel.partition(".")[2], sizes),
+                    without=without(sizes),
+                )
+                for kernel in there(known)
+            ),
+            *(more(rng, given, sizes) if more else ()),
+        ]
+
+    first = KERNELS[f"{op}.{forward}"].signature.outputs[0]
+    return OpCase(op, shapes, bench, calls, tolerance, reason, rough, inputs, function, gradients)
+
+
+def normal(rng: np.random.Generator, *shape: int, scale: float = 1.0) -> Array:
+    """Return normal numbers in float32."""
+    return (scale * rng.standard_normal(shape)).astype(np.float32)
+
+
+def widened(arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """Return floats as float64, and integers as they are."""
+    return {k: v.astype(np.float64) if v.dtype.kind == "f" else v for k, v in arrays.items()}
+
+
+def _kept(value: Array) -> Array:
+    return np.ascontiguousarray(value, _stored(value))
+
+
+def _letters(spec: TensorSpec) -> set[str]:
+    return {name for formula in spec.formulas for name in formula.co_names}
 
 
 def _stored(value: Array) -> type[np.generic]:

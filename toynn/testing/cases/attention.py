@@ -1,13 +1,10 @@
 """attention against softmax(scale q k^T) v with the whole T x T matrix in float64."""
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
-from toynn.backends.reference import attention
-from toynn.testing.cases._case import Array, Call, OpCase, call
+from toynn.testing.cases._case import Array, Sizes, differentiable, normal
 
 #: What backward writes where only some gradients are wanted: "wanted" says which of these.
 WANTED = (
@@ -23,9 +20,6 @@ WANTED = (
 #: Of segments: one row, less than a block and as few rows as bfloat16 takes, whole blocks, more.
 LENGTHS = (1, 33, 64, 2, 70, 32, 128, 5, 145)
 
-#: What a shape says that is no size of the op.
-_OURS = ("segments", "sinks", "wanted")
-
 
 def _inputs(
     rng: np.random.Generator,
@@ -36,17 +30,14 @@ def _inputs(
     D: int,
     segments: int = 0,
     sinks: int = 0,
-    **_: Any,
+    **_: int,
 ) -> dict[str, Array]:
-    arrays: dict[str, Array] = {
-        "q": rng.standard_normal((B * T, H * D)).astype(np.float32),
-        "k": rng.standard_normal((B * T, KV * D)).astype(np.float32),
-        "v": rng.standard_normal((B * T, KV * D)).astype(np.float32),
-    }
+    q, k, v = (normal(rng, B * T, heads * D) for heads in (H, KV, KV))
+    arrays = {"q": q, "k": k, "v": v}
     if segments:
         arrays["first"] = segment_starts(B, T, segments)
     if sinks:
-        arrays["sinks"] = (sinks * rng.standard_normal(H)).astype(np.float32)
+        arrays["sinks"] = normal(rng, H, scale=sinks)
     return arrays
 
 
@@ -62,63 +53,22 @@ def segment_starts(B: int, T: int, segments: int) -> Array:
     return first.reshape(-1)
 
 
-def _scaled(sizes: Mapping[str, int]) -> dict[str, Any]:
-    own = {name: size for name, size in sizes.items() if name not in _OURS}
-    return {**own, "scale": sizes.get("scale", 1) / math.sqrt(sizes["D"])}
+def _options(sizes: Sizes) -> dict[str, float]:
+    """Where a shape has a scale, it is that many times the default."""
+    return {"scale": sizes["scale"] / math.sqrt(sizes["D"])} if "scale" in sizes else {}
 
 
-def _function(inputs: dict[str, Array], **sizes: int) -> Array:
-    return attention.attention(**inputs, **_scaled(sizes))["o"]
-
-
-def _gradients(inputs: dict[str, Array], dy: Array, **sizes: int) -> dict[str, Array]:
-    saved, scaled = attention.attention(**inputs, **_scaled(sizes)), _scaled(sizes)
-    return {
-        name: value
-        for name, value in _backward(inputs, dy, saved, scaled).items()
-        if name != "delta"
-    }
-
-
-def _backward(
-    inputs: dict[str, Array], do: Array, saved: dict[str, Array], scaled: dict[str, Any]
-) -> dict[str, Array]:
-    """Return what backward writes and, where there are sinks, backward_sinks."""
-    read = {name: x for name, x in inputs.items() if name != "sinks"}
-    written = attention.attention_backward(do=do, **saved, **read, **scaled)
-    if "sinks" in inputs:
-        given, sizes = {"do": do, **saved}, {name: scaled[name] for name in "BTD"}
-        written |= attention.attention_backward_sinks(**given, sinks=inputs["sinks"], **sizes)
-    return written
-
-
-def _calls(rng: np.random.Generator, **sizes: int) -> list[Call]:
-    inputs = _inputs(rng, **sizes)
-    exact = {name: x if name == "first" else x.astype(np.float64) for name, x in inputs.items()}
-    written = attention.attention(**exact, **_scaled(sizes))
-    do = rng.standard_normal(written["o"].shape).astype(np.float32)
-    backward = _backward(exact, do.astype(np.float64), written, _scaled(sizes))
-    dsinks, sinks = backward.pop("dsinks", None), inputs.get("sinks")
+def _without(sizes: Sizes) -> tuple[str, ...]:
     wanted = WANTED[sizes.get("wanted", 0)].split()
-    without = tuple(name for name in backward if name not in wanted)
-    backward = {name: backward[name] for name in wanted}
-    options: dict[str, Any] = {"causal": bool(sizes["causal"])}
-    if "scale" in sizes:
-        options["scale"] = _scaled(sizes)["scale"]
-    options |= {name: sizes[name] for name in ("window", "cap") if name in sizes}
-    read = {name: x for name, x in inputs.items() if name != "sinks"}
-    calls = [
-        call("forward", written, inputs, **options),
-        call("backward", backward, {"do": do, **written, **read}, without=without, **options),
-    ]
-    if dsinks is None or sinks is None:
-        return calls
-    given, sums = {"do": do, **written, "sinks": sinks}, {"dsinks": dsinks}
-    return [*calls, call("backward_sinks", sums, given)]
+    return tuple(name for name in WANTED[0].split() if name not in wanted)
 
 
-CASE = OpCase(
-    op="attention",
+CASE = differentiable(
+    "attention",
+    _inputs,
+    backward=("backward", "backward_sinks"),
+    options=_options,
+    without=_without,
     shapes=(
         {"B": 1, "T": 1, "H": 1, "KV": 1, "D": 1, "causal": 1, "sinks": 1},
         {"B": 1, "T": 1, "H": 1, "KV": 1, "D": 1, "causal": 1},
@@ -177,12 +127,8 @@ CASE = OpCase(
         },
         "tiny": {"B": 1, "T": 32, "H": 4, "KV": 4, "D": 16, "causal": 1},
     },
-    calls=_calls,
     tolerance=2e-6,
     reason="float32 sums of up to 257 products, and exp to 2 units in the last place; rough: "
     "factors off by 2^-9 of their size, weights and their gradients among them",
     rough=1e-2,
-    inputs=_inputs,
-    function=_function,
-    gradients=_gradients,
 )

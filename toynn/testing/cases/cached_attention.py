@@ -1,12 +1,10 @@
 """cached_attention against softmax(scale q k^T) v over the whole past, in float64."""
 
-import math
 from typing import Any
 
 import numpy as np
 
-from toynn.backends.reference import attention
-from toynn.testing.cases._case import Array, Call, OpCase, call
+from toynn.testing.cases._case import Array, Call, OpCase, call, normal, reference, widened
 
 BLOCK = 64  # keys, in the cache of keys
 
@@ -23,39 +21,26 @@ def plain(blocks: Array) -> Array:
     return blocks.reshape(B, KV, S // BLOCK, D, BLOCK).swapaxes(3, 4).reshape(blocks.shape)
 
 
-def _calls(
-    rng: np.random.Generator,
-    B: int,
-    T: int,
-    H: int,
-    KV: int,
-    D: int,
-    S: int,
-    past: int,
-    **limits: Any,
-) -> list[Call]:
+def _calls(rng: np.random.Generator, past: int, **sizes: int) -> list[Call]:
     """Make the call; the second sequence has half the past of the first, and so on.
 
-    ``limits``: a window, a cap; whether there are sinks.
+    A shape may have a window, a cap, and sinks.
     """
-
-    def normal(*shape: int) -> Array:
-        return rng.standard_normal(shape).astype(np.float32).astype(np.float64)
-
-    given = {"sinks": 2 * normal(H)} if limits.pop("sinks", 0) else {}
-    pasts = past // np.arange(1, B + 1)
-    keys, values = normal(2, B, KV, S, D)
-    q, k, v = normal(B * T, H * D), normal(B * T, KV * D), normal(B * T, KV * D)
-    initial = {"kc": blocked(keys), "vc": values}
-    written = attention.cached_attention(
-        keys, values, q, k, v, pasts, T, H, KV, D, 1 / math.sqrt(D), **limits, **given
-    )
+    B, T, H, KV, D, S = (sizes[name] for name in ("B", "T", "H", "KV", "D", "S"))
+    q, k, v = (normal(rng, B * T, heads * D) for heads in (H, KV, KV))
+    given = {"q": q, "k": k, "v": v, "past": past // np.arange(1, B + 1)}
+    if "sinks" in sizes:
+        given["sinks"] = normal(rng, H, scale=2)
+    keys, values = normal(rng, 2, B, KV, S, D)
+    known = widened({**given, "kc": keys, "vc": values})
+    written = reference("cached_attention.forward", known, sizes)
+    limits: dict[str, Any] = {name: sizes[name] for name in ("window", "cap") if name in sizes}
     return [
         call(
             "forward",
             written | {"kc": blocked(written["kc"])},
-            {"q": q, "k": k, "v": v, "past": pasts, **given},
-            initial=initial,
+            given,
+            initial={"kc": blocked(keys), "vc": values},
             **limits,
         )
     ]

@@ -4,59 +4,47 @@ from typing import Any
 
 import numpy as np
 
-from toynn.backends.reference import experts
-from toynn.testing.cases._case import Array, Call, OpCase, call
+from toynn.testing.cases._case import Array, Call, OpCase, derived, normal, reference
 
 
 def _inputs(rng: np.random.Generator, N: int, K: int, C: int) -> dict[str, Array]:
-    return {
-        "x": rng.standard_normal((N, C)).astype(np.float32),
-        "w": rng.standard_normal((N, K)).astype(np.float32),
-        "slots": rng.permutation(N * K).reshape(N, K).astype(np.int32),
-    }
+    slots = rng.permutation(N * K).reshape(N, K).astype(np.int32)
+    return {"x": normal(rng, N, C), "w": normal(rng, N, K), "slots": slots}
 
 
-def _function(inputs: dict[str, Array], **_: Any) -> Array:
+def _run(entry: str, given: dict[str, Array], **arrays: Array) -> dict[str, Array]:
+    return reference(f"dispatch.{entry}", {**given, **arrays}, {})
+
+
+def _function(given: dict[str, Array], **_: Any) -> Array:
     """Compute the weighted sum of the copies of each row: x times the sum of w."""
-    slots = inputs["slots"]
-    copies = experts.dispatch(inputs["x"], slots)["y"]
-    return experts.combine(experts.weigh(copies, inputs["w"], slots)["y"], slots)["y"]
+    weighed = _run("weigh", given, x=_run("forward", given)["y"])["y"]
+    return _run("combine", given, x=weighed)["y"]
 
 
-def _gradients(inputs: dict[str, Array], dy: Array, **_: Any) -> dict[str, Array]:
-    slots = inputs["slots"]
-    copies = experts.dispatch(inputs["x"], slots)["y"]
-    weighed = experts.weigh_backward(experts.dispatch(dy, slots)["y"], copies, inputs["w"], slots)
-    return {"dx": experts.combine(weighed["dx"], slots)["y"], "dw": weighed["dw"]}
+def _gradients(given: dict[str, Array], dy: Array, **_: Any) -> dict[str, Array]:
+    copies = {"x": _run("forward", given)["y"], "dy": _run("forward", given, x=dy)["y"]}
+    weighed = _run("weigh_backward", given, **copies)
+    return {"dx": _run("combine", given, x=weighed["dx"])["y"], "dw": weighed["dw"]}
 
 
 def _calls(rng: np.random.Generator, N: int, K: int, C: int) -> list[Call]:
-    inputs = _inputs(rng, N, K, C)
-    slots = {"slots": inputs["slots"]}
-    copies, dy = rng.standard_normal((2, N * K, C)).astype(np.float32)
-    exact, d_exact = copies.astype(np.float64), dy.astype(np.float64)
-    x, w = inputs["x"].astype(np.float64), inputs["w"].astype(np.float64)
-    free = ("slots",)  # it is what fixes the others
+    given = _inputs(rng, N, K, C)
+    copies, dy = normal(rng, 2, N * K, C)
+    sorted_ = {**given, "x": copies, "dy": dy}
+    later = ("combine", "weigh", "weigh_backward")
     return [
-        call("forward", experts.dispatch(x, **slots), {"x": inputs["x"]} | slots, free=free),
-        call("combine", experts.combine(exact, **slots), {"x": copies} | slots, free=free),
-        call(
-            "weigh",
-            experts.weigh(exact, w, **slots),
-            {"x": copies, "w": inputs["w"]} | slots,
-            free=free,
-        ),
-        call(
-            "weigh_backward",
-            experts.weigh_backward(d_exact, exact, w, **slots),
-            {"dy": dy, "x": copies, "w": inputs["w"]} | slots,
-            free=free,
-        ),
+        derived("dispatch.forward", given),
+        *(derived(f"dispatch.{entry}", sorted_) for entry in later),
     ]
 
 
 CASE = OpCase(
     op="dispatch",
+    inputs=_inputs,
+    function=_function,
+    gradients=_gradients,
+    calls=_calls,
     shapes=(
         {"N": 37, "K": 3, "C": 19},
         {"N": 9, "K": 8, "C": 130},
@@ -65,10 +53,6 @@ CASE = OpCase(
         {"N": 5, "K": 2, "C": 0},
     ),
     bench={"qwen3_30b_a3b": {"N": 256, "K": 8, "C": 2048}},
-    calls=_calls,
     tolerance=1e-6,
     reason="sums of up to eight copies; dot products of 130",
-    inputs=_inputs,
-    function=_function,
-    gradients=_gradients,
 )

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from toynn.backends.reference import experts
-from toynn.testing.cases._case import Array, Call, OpCase, call
+from toynn.testing.cases._case import Array, Call, OpCase, derived, normal, reference
 from toynn.testing.cases.quants import SCALES, matrix
 
+BACKWARD = ("backward_input", "backward_weight", "backward_bias")
 _UNUSED = dict.fromkeys("wb", "an expert without rows is not read")
 _WEIGHTS = (0, 1, 3, 12, 0, 5, 2)  # of the experts, in turn
 
@@ -27,69 +27,36 @@ def _offsets(E: int, M: int) -> Array:
 
 
 def _inputs(rng: np.random.Generator, E: int, M: int, N: int, K: int, **_: Any) -> dict[str, Array]:
-    return {
-        "x": rng.standard_normal((M, K)).astype(np.float32),
-        "w": (rng.standard_normal((E, N, K)) / math.sqrt(max(K, 1))).astype(np.float32),
-        "b": rng.standard_normal((E, N)).astype(np.float32),
-        "offsets": _offsets(E, M),
-    }
+    w = normal(rng, E, N, K, scale=1 / math.sqrt(max(K, 1)))
+    return {"x": normal(rng, M, K), "w": w, "b": normal(rng, E, N), "offsets": _offsets(E, M)}
 
 
-def _function(inputs: dict[str, Array], **_: Any) -> Array:
-    return experts.products(**inputs)["y"]
+def _function(given: dict[str, Array], **_: Any) -> Array:
+    return reference("experts.forward", given, {})["y"]
 
 
-def _gradients(inputs: dict[str, Array], dy: Array, **_: Any) -> dict[str, Array]:
-    offsets = inputs["offsets"]
-    return {
-        **experts.backward_input(dy, inputs["w"], offsets),
-        **experts.backward_weight(dy, inputs["x"], offsets),
-        **experts.backward_bias(dy, offsets),
-    }
+def _gradients(given: dict[str, Array], dy: Array, **_: Any) -> dict[str, Array]:
+    known, found = {**given, "dy": dy}, dict[str, Array]()
+    for entry in BACKWARD:
+        found |= reference(f"experts.{entry}", known, {})
+    return found
 
 
 def _calls(rng: np.random.Generator, E: int, M: int, N: int, K: int, type: int = 0) -> list[Call]:
     """Make all rows somebody's: of the others a kernel says nothing."""
-    inputs = _inputs(rng, E, M, N, K)
-    there = int(inputs["offsets"][-1])
-    inputs["x"] = inputs["x"][:there]
-    exact = {
-        name: value.astype(np.float64) if value.dtype.kind == "f" else value
-        for name, value in inputs.items()
-    }
-    stored: dict[str, Any] = {}
-    if type:
-        stored["type"], raw, wide = matrix(rng, type, E * N, K)
-        inputs["w"] = raw.reshape(E, N, -1)
-        exact["w"] = wide.reshape(E, N, K)
-    dy = rng.standard_normal((there, N)).astype(np.float32)
-    offsets = {"offsets": inputs["offsets"]}
-    gradients = _gradients(exact, dy.astype(np.float64))
-    more: dict[str, Any] = {"free": ("offsets",)}
-    calls = [
-        call("forward", {"y": _function(exact)}, inputs, loses_nan=_UNUSED, **more, **stored),
-        call(
-            "backward_input",
-            {"dx": gradients["dx"]},
-            {"dy": dy, "w": inputs["w"], **offsets},
-            loses_nan=_UNUSED,
-            **more,
-            **stored,
-        ),
-        call(
-            "backward_weight",
-            {"dw": gradients["dw"]},
-            {"dy": dy, "x": inputs["x"], **offsets},
-            **more,
-        ),
-        call(
-            "backward_bias",
-            {"db": gradients["db"]},
-            {"dy": dy, **offsets},
-            **more,
-        ),
+    given, more = _inputs(rng, E, M, N, K), dict[str, Any]()
+    there = int(given["offsets"][-1])
+    given |= {"x": given["x"][:there], "dy": normal(rng, there, N)}
+    if type:  # quantized weights are frozen
+        more["type"], raw, exact = matrix(rng, type, E * N, K)
+        given["w"] = raw.reshape(E, N, -1)
+        more["exact"] = {"w": exact.reshape(E, N, K)}
+    reading = ("forward", "backward_input")
+    others = () if type else ("backward_weight", "backward_bias")
+    return [
+        *(derived(f"experts.{entry}", given, loses_nan=_UNUSED, **more) for entry in reading),
+        *(derived(f"experts.{entry}", given) for entry in others),
     ]
-    return calls[:2] if type else calls  # quantized weights are frozen
 
 
 CASE = OpCase(

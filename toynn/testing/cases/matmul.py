@@ -8,65 +8,42 @@ from typing import Any
 
 import numpy as np
 
-from toynn.backends.reference import linear, pointwise
-from toynn.testing.cases._case import Array, Call, OpCase, call
+from toynn._kernels.entry import ACTIVATIONS
+from toynn.testing.cases._case import Array, Call, OpCase, derived, normal, reference
 from toynn.testing.cases.quants import SCALES, matrix
 
-ACTIVATIONS = ("none", "gelu_tanh", "gelu_exact")
+BACKWARD = ("matmul.backward_input", "matmul.backward_weight", "elementwise.bias_backward")
 
 
 def _inputs(rng: np.random.Generator, M: int, N: int, K: int, **_: Any) -> dict[str, Array]:
-    return {
-        "x": rng.standard_normal((M, K)).astype(np.float32),
-        "w": (rng.standard_normal((N, K)) / math.sqrt(max(K, 1))).astype(np.float32),
-        "b": rng.standard_normal(N).astype(np.float32),
-    }
+    w = normal(rng, N, K, scale=1 / math.sqrt(max(K, 1)))
+    return {"x": normal(rng, M, K), "w": w, "b": normal(rng, N)}
 
 
-def _function(inputs: dict[str, Array], **_: Any) -> Array:
-    return linear.matmul(**inputs)["y"]
+def _function(given: dict[str, Array], **_: Any) -> Array:
+    return reference("matmul.forward", given, {})["y"]
 
 
-def _gradients(inputs: dict[str, Array], dy: Array, **_: Any) -> dict[str, Array]:
-    return {
-        **linear.matmul_backward_input(dy, inputs["w"]),
-        **linear.matmul_backward_weight(dy, inputs["x"]),
-        **pointwise.bias_backward(dy),
-    }
+def _gradients(given: dict[str, Array], dy: Array, **_: Any) -> dict[str, Array]:
+    found: dict[str, Array] = {}
+    for kernel in BACKWARD:
+        found |= reference(kernel, {**given, "dy": dy}, {})
+    return found
 
 
 def _calls(
     rng: np.random.Generator, M: int, N: int, K: int, activation: int = 0, type: int = 0
 ) -> list[Call]:
-    inputs = _inputs(rng, M, N, K)
-    stored: dict[str, Any] = {}
-    exact = {name: value.astype(np.float64) for name, value in inputs.items()}
-    if type:
-        stored["type"], inputs["w"], exact["w"] = matrix(rng, type, N, K)
-    dy = rng.standard_normal((M, N)).astype(np.float32)
-    gradients = _gradients(exact, dy.astype(np.float64))
-    name = ACTIVATIONS[activation]
-    calls = [
-        call(
-            "forward",
-            linear.matmul(**exact, activation=activation),
-            inputs,
-            activation=name,
-            **stored,
-        ),
-        call(
-            "backward_input",
-            {"dx": gradients["dx"]},
-            {"dy": dy, "w": inputs["w"]},
-            **stored,
-        ),
-        call(
-            "backward_weight",
-            {"dw": gradients["dw"]},
-            {"dy": dy, "x": inputs["x"]},
-        ),
+    given, more = _inputs(rng, M, N, K), dict[str, Any]()
+    given["dy"] = normal(rng, M, N)
+    if type:  # quantized weights are frozen
+        more["type"], given["w"], exact = matrix(rng, type, N, K)
+        more["exact"] = {"w": exact}
+    reading = [
+        derived("matmul.forward", given, activation=ACTIVATIONS[activation], **more),
+        derived("matmul.backward_input", given, **more),
     ]
-    return calls[:2] if type else calls  # quantized weights are frozen
+    return reading if type else [*reading, derived("matmul.backward_weight", given)]
 
 
 CASE = OpCase(

@@ -51,12 +51,11 @@ def normal(n: int, seed: int, stream: int, std: float) -> Array:
 def _calls(_: np.random.Generator, n: int) -> list[Call]:
     uniform, _state = lcg_uniform(n, SEED, STD)
     return [
-        call("lcg_uniform", {"out": uniform}, {}, free=("out",), state=SEED, scale=STD),
+        call("lcg_uniform", {"out": uniform}, {}, state=SEED, scale=STD),
         call(
             "normal",
             {"out": normal(n, SEED, STREAM, STD)},
             {},
-            free=("out",),
             seed=SEED,
             stream=STREAM,
             std=STD,

@@ -1,12 +1,8 @@
 """rope against the product of complex numbers: (x_j + i x_k) e^(i angle)."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 
-from toynn.backends.reference import rows
-from toynn.testing.cases._case import Array, Call, OpCase, call
+from toynn.testing.cases._case import Array, Sizes, differentiable, normal
 
 BASE = 10000.0
 CONTEXT = 8192
@@ -20,56 +16,19 @@ def _inputs(
     R = D if R is None else R
     positions = rng.integers(0, CONTEXT, N).astype(np.int32)
     positions[-1:] = CONTEXT - 1
-    return {
-        "x": rng.standard_normal((N, H, D)).astype(np.float32),
-        "positions": positions,
-        "inverse_frequency": (BASE ** (-np.arange(0, R, 2) / max(R, 1))).astype(np.float32),
-    }
+    frequency = (BASE ** (-np.arange(0, R, 2) / max(R, 1))).astype(np.float32)
+    return {"x": normal(rng, N, H, D), "positions": positions, "inverse_frequency": frequency}
 
 
-def _function(inputs: dict[str, Array], **sizes: int) -> Array:
-    return rows.rope(**inputs, **_options(sizes))["y"]
+def _options(sizes: Sizes) -> dict[str, float]:
+    """Where not all channels are turned, a magnitude too."""
+    return {"magnitude": MAGNITUDE if "R" in sizes else 1.0}
 
 
-def _gradients(inputs: dict[str, Array], dy: Array, **sizes: int) -> dict[str, Array]:
-    table = {name: inputs[name] for name in ("positions", "inverse_frequency")}
-    return rows.rope_backward(dy, **table, **_options(sizes))
-
-
-def _options(sizes: Mapping[str, int]) -> dict[str, Any]:
-    """Return the options of the reference: where not all channels are turned, a magnitude too."""
-    return {
-        "interleaved": bool(sizes["interleaved"]),
-        "magnitude": MAGNITUDE if "R" in sizes else 1.0,
-        "P": sizes.get("P", sizes["H"]),
-    }
-
-
-def _calls(rng: np.random.Generator, **sizes: int) -> list[Call]:
-    inputs = _inputs(rng, **sizes)
-    x, positions, inverse_frequency = inputs.values()
-    exact = {name: value.astype(np.float64) for name, value in inputs.items()}
-    dy = rng.standard_normal(x.shape).astype(np.float32)
-    table = {"positions": positions, "inverse_frequency": inverse_frequency}
-    options = _options(sizes)
-    return [
-        call(
-            "forward",
-            {"y": _function(exact, **sizes)},
-            {"x": x, **table},
-            **options,
-        ),
-        call(
-            "backward",
-            _gradients(exact, dy.astype(np.float64), **sizes),
-            {"dy": dy, **table},
-            **options,
-        ),
-    ]
-
-
-CASE = OpCase(
-    op="rope",
+CASE = differentiable(
+    "rope",
+    _inputs,
+    options=_options,
     shapes=(
         {"N": 1, "H": 1, "D": 2, "interleaved": 0},
         {"N": 9, "H": 3, "D": 10, "interleaved": 0},
@@ -86,10 +45,6 @@ CASE = OpCase(
         {"N": 3, "H": 2, "D": 0, "interleaved": 0},
     ),
     bench={"llama_135m": {"N": 256, "H": 9, "D": 64, "interleaved": 0}},
-    calls=_calls,
     tolerance=2e-7,
     reason="cosine and sine within 2e-7 of angles kept in double, one multiply-add",
-    inputs=_inputs,
-    function=_function,
-    gradients=_gradients,
 )

@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from toynn.backends.reference.pointwise import bfloat16, float16
-from toynn.testing.cases._case import Call, OpCase, call
+from toynn.testing.cases._case import Call, OpCase, derived
 
 
 def _calls(rng: np.random.Generator, n: int) -> list[Call]:
@@ -11,17 +10,14 @@ def _calls(rng: np.random.Generator, n: int) -> list[Call]:
     x = (rng.standard_normal(n) * np.exp2(rng.integers(-26, 12, n))).astype(np.float32)
     ties = np.array([1 + 2**-11, 1 + 3 * 2**-11, 1 + 2**-8, 1 + 3 * 2**-8, 3 * 2**-25], np.float32)
     x[: ties.size] = ties[:n]
-    return [
-        call("forward", {"y": rounded}, {"x": x}, brain=brain)
-        for brain, rounded in ((False, float16(x)), (True, bfloat16(x)))
-    ]
+    return [derived("rounding.forward", {"x": x}, brain=brain) for brain in (0, 1)]
 
 
 CASE = OpCase(
     op="rounding",
+    calls=_calls,
     shapes=({"n": 1}, {"n": 100}, {"n": 0}, {"n": 4097}, {"n": 70001}),
     bench={"smollm2_135m_ffn": {"n": 576 * 1536}},
-    calls=_calls,
     tolerance=1e-30,
     reason="rounding has one right answer",
 )

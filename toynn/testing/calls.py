@@ -1,4 +1,4 @@
-"""Call a kernel's Python door as a row of the case table says, check it, time it."""
+"""Call a kernel from Python as a row of the case table says, check it, time it."""
 
 import time
 from types import ModuleType
@@ -15,9 +15,9 @@ __all__ = ["check", "invoke", "times"]
 def invoke(
     op: str, call: Call, n_threads: int = 1, accumulate: bool = False, **replaced: Array
 ) -> dict[str, Array]:
-    """Call a door on copies, or on the arrays in ``replaced`` themselves; return its outputs."""
+    """Call a kernel on copies, or on the arrays in ``replaced`` themselves; return its outputs."""
     arrays = {name: array.copy() for name, array in call.arrays.items()} | replaced
-    _door(op, call)(**arrays, **_options(call, accumulate), n_threads=n_threads)
+    _kernel(op, call)(**arrays, **_options(call, accumulate), n_threads=n_threads)
     return {name: arrays[name] for name in call.expected}
 
 
@@ -35,17 +35,17 @@ def check(op: str, call: Call, outputs: dict[str, Array]) -> None:
 def times(op: str, call: Call, n_threads: int, least: float = 0.1) -> list[float]:
     """Return the seconds of each of five calls or more, which together take ``least`` or more."""
     arrays = {name: array.copy() for name, array in call.arrays.items()}
-    door, options = _door(op, call), _options(call, accumulate=False)
+    kernel, options = _kernel(op, call), _options(call, accumulate=False)
     spent: list[float] = []
-    door(**arrays, **options, n_threads=n_threads)
+    kernel(**arrays, **options, n_threads=n_threads)
     while sum(spent) < least or len(spent) < 5:
         start = time.perf_counter()
-        door(**arrays, **options, n_threads=n_threads)
+        kernel(**arrays, **options, n_threads=n_threads)
         spent.append(time.perf_counter() - start)
     return spent
 
 
-def _door(op: str, call: Call) -> Any:
+def _kernel(op: str, call: Call) -> Any:
     module: ModuleType = getattr(kernels, op)
     return getattr(module, call.entry)
 
