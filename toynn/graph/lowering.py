@@ -16,8 +16,7 @@ from toynn.backends.protocol import (
 )
 from toynn.errors import ConfigError
 from toynn.graph.planner import Plan, plan
-from toynn.graph.tape import Node, Role, Tape, Tensor
-from toynn.numerics import dtypes
+from toynn.graph.tape import Node, Role, Tape, Tensor, place_of
 
 __all__ = ["CompiledTape", "Lowered", "compile_tape", "lower"]
 
@@ -51,6 +50,7 @@ class Lowered:
     tape: Tape
     layout: Plan
     undo_log: UndoLog | None
+    places: Mapping[Tensor, Place]  # of all tensors that its nodes and inputs own
     launches: list[Launch]
 
     def nbytes(self, backend: Backend) -> int:
@@ -64,7 +64,12 @@ def lower(tape: Tape, places: Mapping[Tensor, Place], backend: Backend) -> Lower
     Raises ConfigError for a tensor of another session.
     """
     layout, undo_log = _planned(tape, places, backend)
-    return Lowered(tape, layout, undo_log, _launches(tape, places, layout.offsets))
+    own = {tensor: Place("arena", offset) for tensor, offset in layout.offsets.items()}
+    for root in tape.roots - own.keys():
+        if root not in places:
+            raise ConfigError(f"{root.name} belongs to another session")
+        own[root] = places[root]
+    return Lowered(tape, layout, undo_log, own, _launches(tape, own))
 
 
 def compile_tape(lowered: Lowered, buffers: Mapping[str, Buffer], backend: Backend) -> CompiledTape:
@@ -129,17 +134,9 @@ def _written(nodes: Iterable[Node]) -> frozenset[Tensor]:
     return frozenset(t.root for node in nodes for t in node.outputs + node.saved if t)
 
 
-def _launches(
-    tape: Tape, places: Mapping[Tensor, Place], offsets: Mapping[Tensor, int]
-) -> list[Launch]:
+def _launches(tape: Tape, places: Mapping[Tensor, Place]) -> list[Launch]:
     def place(tensor: Tensor | None) -> Place | None:
-        if tensor is None:
-            return None
-        root = tensor.root
-        if root not in offsets and root not in places:
-            raise ConfigError(f"{root.name} belongs to another session")
-        start = Place("arena", offsets[root]) if root in offsets else places[root]
-        return Place(start.buffer, start.offset + dtypes.nbytes(tensor.dtype, tensor.offset))
+        return None if tensor is None else place_of(tensor, places)
 
     def launch(node: Node) -> Launch:
         return Launch(
@@ -160,8 +157,7 @@ def _launches(
         valid = leader.valid_rows if leader is not None else None
         if leader is None or valid is None:
             return None
-        count = place(valid.count)
-        assert count is not None
+        count = place_of(valid.count, places)
         return RowLimit(count, node.op.rows.partition(" ")[0], valid.first, leader.shape[0])
 
     return [launch(node) for node in tape.nodes]

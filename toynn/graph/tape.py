@@ -10,13 +10,13 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
 import toynn._kernels as kernels
 from toynn._kernels.signature import Signature
-from toynn.backends.protocol import Accumulate
+from toynn.backends.protocol import Accumulate, Place
 from toynn.errors import ConfigError, LifecycleError, ShapeError
 from toynn.graph.reports import Shown
 from toynn.graph.sizes import Solved, solve
@@ -25,15 +25,17 @@ from toynn.numerics import checks, dtypes
 from toynn.numerics.checks import Check
 from toynn.numerics.precision import PRECISIONS
 
-__all__ = ["Node", "Op", "Role", "Tape", "Tensor", "ValidRows"]
+__all__ = ["Node", "Op", "Role", "Tape", "Tensor", "ValidRows", "place_of"]
 
 _OF_A_TAPE = (Role.ACTIVATION, Role.INPUT)
 
 
 #: What a printed tape says of each node; the shape is that of the first tensor that it writes.
-COLUMNS = ("", "", "op", "writes; saves", "shape", "reads", "MFLOP", "kB")
-FIGURES = (0, 6, 7)  # of the columns
+COLUMNS = ("", "", "op", "writes; saves", "shape", "stored", "reads", "MFLOP", "kB")
+WRITES, STORED, READS = map(COLUMNS.index, ("writes; saves", "stored", "reads"))
+FIGURES = (0, 7, 8)  # of the columns
 WIDTH = 120  # of its lines, if names need no more than 20 of it
+MOST_STORED = 30  # more characters of a line where it says what is stored where
 
 
 @dataclass(frozen=True)
@@ -195,7 +197,14 @@ class Tape(Shown):
     written: set[Tensor] = field(default_factory=set)  # by the nodes so far
     segment: str = "F"
     current_block: str | None = None  # to which the next node will belong
-    sealed: bool = False  # compiled: nothing more can be recorded
+    places: Mapping[Tensor, Place] = field(
+        default_factory=dict
+    )  # of all roots, once it is compiled
+
+    @property
+    def sealed(self) -> bool:
+        """Whether the tape is compiled: nothing more can be recorded."""
+        return bool(self.places)
 
     def input(
         self, name: str, shape: Sequence[int], dtype: str = "f32", count: Tensor | None = None
@@ -380,19 +389,28 @@ class Tape(Shown):
         return f"Tape({len(self.nodes)} nodes: {counts or 'empty'})"
 
     def __str__(self) -> str:
-        rows = [COLUMNS, *(_cells(i, node) for i, node in enumerate(self.nodes))]
+        given = self.inputs.values() if self.places else ()
+        rows = [
+            COLUMNS,
+            *(_input_cells(tensor, self.places) for tensor in given),
+            *(_cells(i, node, self.places) for i, node in enumerate(self.nodes)),
+        ]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        widths[STORED] = min(widths[STORED], MOST_STORED) if self.places else 0
         # Names share what the other columns leave of a line.
-        writes, reads = COLUMNS.index("writes; saves"), COLUMNS.index("reads")
-        room = WIDTH + 2 - sum(width + 2 for width in widths) + widths[writes] + widths[reads]
+        others = sum(widths) - widths[WRITES] - widths[STORED] - widths[READS]
+        room = WIDTH - others - 2 * (len(COLUMNS) - 2)
         half = max(room // 2, 20)
-        widths[writes] = min(widths[writes], max(half, room - widths[reads]))
-        widths[reads] = min(widths[reads], max(half, room - widths[writes]))
+        widths[WRITES] = min(widths[WRITES], max(half, room - widths[READS]))
+        widths[READS] = min(widths[READS], max(half, room - widths[WRITES]))
         return "\n".join(_line(row, widths) for row in rows)
 
     def to_json(self) -> str:
-        """Return the nodes as a JSON array, in order."""
-        return json.dumps([_as_json(node) for node in self.nodes], indent=1)
+        """Return the nodes as a JSON array, in order; of a compiled tape, with buffers and bytes.
+
+        Of each tensor: name, shape, role and, where it is stored, buffer and offset in bytes.
+        """
+        return json.dumps([_as_json(node, self.places) for node in self.nodes], indent=1)
 
     def to_mermaid(self) -> str:
         """Return the step as a Mermaid flow chart: one box a node, one arrow a tensor."""
@@ -420,20 +438,45 @@ def _quoted(name: str) -> str:
     return name.replace('"', "#quot;")
 
 
-def _cells(number: int, node: Node) -> tuple[str, ...]:
+def _cells(number: int, node: Node, places: Mapping[Tensor, Place]) -> tuple[str, ...]:
     """Return what the columns of a printed tape say of a node."""
-    shapes = [str(tensor.shape) for tensor in node.outputs if tensor is not None]
-    saved = _names(node.saved)
+    outputs, saved = ([t for t in part if t is not None] for part in (node.outputs, node.saved))
+    stored = _stored([*outputs, *saved], places) if places else []
+    written, kept = (", ".join(part) for part in (stored[: len(outputs)], stored[len(outputs) :]))
+    names = _names(saved)
     return (
         str(number),
         node.segment,
         _called(node),
-        _names(node.outputs) + (saved and f"; {saved}"),
-        shapes[0] if shapes else "",
+        _names(outputs) + (names and f"; {names}"),
+        str(outputs[0].shape) if outputs else "",
+        written + (kept and f"; {kept}"),
         _names(node.inputs),
         "<" * node.at_most + _figure(node.flops / 1e6, 3),
         _figure(node.nbytes / 1e3, 1),
     )
+
+
+def _input_cells(tensor: Tensor, places: Mapping[Tensor, Place]) -> tuple[str, ...]:
+    """Return what the columns say of an input, whose memory no other tensor shares."""
+    (stored,) = _stored([tensor], places)
+    return "", "", "input", tensor.name, str(tensor.shape), stored, "", "", ""
+
+
+def place_of(tensor: Tensor, places: Mapping[Tensor, Place]) -> Place:
+    """Return where a tensor, or a part of one, begins, from the places of roots."""
+    start = places[tensor.root]
+    return Place(start.buffer, start.offset + dtypes.nbytes(tensor.dtype, tensor.offset))
+
+
+def _stored(tensors: Sequence[Tensor], places: Mapping[Tensor, Place]) -> list[str]:
+    """Say where tensors begin: "arena+128"; only "+192" in the buffer of the one in front."""
+    found = [place_of(tensor, places) for tensor in tensors]
+    before = ["", *(place.buffer for place in found)]
+    return [
+        f"{'' if place.buffer == last else place.buffer}+{place.offset}"
+        for place, last in zip(found, before, strict=False)
+    ]
 
 
 def _figure(number: float, digits: int) -> str:
@@ -441,9 +484,14 @@ def _figure(number: float, digits: int) -> str:
 
 
 def _line(row: Iterable[str], widths: Iterable[int]) -> str:
-    """Fill the cells of a row up to the widths of their columns; what is longer ends in dots."""
+    """Fill the cells of a row up to the widths of their columns; what is longer ends in dots.
+
+    There is no column of what is stored where if it has no width.
+    """
     cells = []
     for column, (cell, width) in enumerate(zip(row, widths, strict=True)):
+        if column == STORED and not width:
+            continue
         cut = cell if len(cell) <= width else f"{cell[: width - 3]}..."
         cells.append(cut.rjust(width) if column in FIGURES else cut.ljust(width))
     return "  ".join(cells).rstrip()
@@ -463,12 +511,13 @@ def _names(tensors: Iterable[Tensor | None]) -> str:
     return ", ".join(shown)
 
 
-def _as_json(node: Node) -> dict[str, Any]:
+def _as_json(node: Node, places: Mapping[Tensor, Place]) -> dict[str, Any]:
+    def described(tensor: Tensor) -> dict[str, Any]:
+        told = {"name": tensor.name, "shape": tensor.shape, "role": tensor.role.value}
+        return told | (asdict(place_of(tensor, places)) if places else {})
+
     def listed(tensors: Iterable[Tensor | None]) -> list[dict[str, Any] | None]:
-        return [
-            None if t is None else {"name": t.name, "shape": t.shape, "role": t.role.value}
-            for t in tensors
-        ]
+        return [None if tensor is None else described(tensor) for tensor in tensors]
 
     return {
         "op": node.op.kernel,

@@ -348,7 +348,7 @@ class Session:
         compiled = compile_tape(lowered, storage.buffers, self.backend)
         for tensor, offset in compiled.offsets.items():
             storage.hold(tensor, compiled.arena, offset)
-        self.tape.sealed = True
+        self.tape.places = lowered.places
         self._compiled[self.tape] = compiled
 
     @uninterrupted
