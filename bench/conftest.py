@@ -26,8 +26,8 @@ def timed(benchmark):
         check(op, call, invoke(op, call, n_threads))
         benchmark.group = f"{op} {shape}"
         arrays = {name: array.copy() for name, array in call.arrays.items()}
-        door = getattr(getattr(kernels, op), entry)
-        benchmark(door, **arrays, **call.options, n_threads=n_threads)
+        function = getattr(getattr(kernels, op), entry)
+        benchmark(function, **arrays, **call.options, n_threads=n_threads)
         if benchmark.stats:  # not with --benchmark-disable
             seconds = benchmark.stats.stats.median
             flops, nbytes = CASES[op].work(call, CASES[op].bench[shape])

@@ -42,7 +42,7 @@ def epilogue(n_threads: int) -> Idea:
 
 
 def gemv(n_threads: int) -> Idea:
-    """A row of y as dot products with w as it lies, or, as for four rows, with w packed."""
+    """A row of y as dot products with w as stored, or, as for four rows, with w packed."""
     N, K = 5632, 2048
     w, x, y = normal(N, K), normal(4, K), np.empty((4, N), np.float32)
     product = partial(kernels.matmul.forward, b=None, n_threads=n_threads)
@@ -85,7 +85,7 @@ def adamw(n_threads: int) -> Idea:
 
 
 def program(n_threads: int) -> Idea:
-    """The kernels of a tiny step from one loop in C, or as many calls of the least door."""
+    """The kernels of a tiny step from one loop in C, or as many of the cheapest Python calls."""
     shape = steps.SHAPES["d64_L2_T32_B1"]
     recipe = steps.gpt2_recipe(shape)
     session = recipe.engine.session
@@ -93,14 +93,14 @@ def program(n_threads: int) -> Idea:
     steps.toynn_step(recipe, ids, steps.positions(shape), labels)()
     calls = len(session.tape.nodes)
     x = np.zeros(1, np.float32)
-    door = partial(kernels.elementwise.scale, x, x, 1.0)
+    entry = partial(kernels.elementwise.scale, x, x, 1.0)
 
-    def doors() -> None:
+    def one_by_one() -> None:
         session.run()
         for _ in range(calls):
-            door()
+            entry()
 
-    return f"{calls} kernels of a tiny step without Python", doors, session.run
+    return f"{calls} kernels of a tiny step without Python", one_by_one, session.run
 
 
 IDEAS = (epilogue, gemv, attention, adamw, program)

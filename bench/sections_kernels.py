@@ -74,10 +74,10 @@ def medium(n_threads: int, rounds: int, only: str) -> None:
             "dx = dy w": (partial(matmul_kernel.backward_input, dx, dy, w), tdy, tw),
             "dw = dy^T x": (partial(matmul_kernel.backward_weight, dw, dy, x), tdy.t(), tx),
         }
-        for product, (door, a, b) in rows.items():
+        for product, (entry, a, b) in rows.items():
             contestants = {
-                "toynn": partial(door, n_threads=n_threads, precision="medium"),
-                "highest": partial(door, n_threads=n_threads),
+                "toynn": partial(entry, n_threads=n_threads, precision="medium"),
+                "highest": partial(entry, n_threads=n_threads),
                 "torch bf16": lambda a=a, b=b: torch.mm(a.bfloat16(), b.bfloat16()).float(),
             }
             title = f"{name} {M}x{N}x{K} {product}"

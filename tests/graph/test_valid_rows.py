@@ -103,7 +103,7 @@ def batch(n):
 )
 def test_fewer_rows_give_the_bits_of_a_tape_for_so_many(n, options):
     room, exact = Model(ROOM, **options), Model(n, **(options | {"fixed": True}))
-    room.run(batch(ROOM))  # what lies there then is not read
+    room.run(batch(ROOM))  # what is stored there then is not read
     for got, expected in zip(room.run(batch(n)), exact.run(batch(n)), strict=True):
         if options.get("chunk") and n > 64:  # which rows a chunk has depends on the room
             np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)

@@ -88,7 +88,7 @@ def options(**more):
 
 
 def trainer(name, work, **more):
-    """A Trainer of a recipe; ``work`` is where its base lies."""
+    """A Trainer of a recipe; ``work`` is where its base is."""
     base = Path(work) / "base.gguf"
     if not base.exists():
         write_base(base, "llama", vocab=VOCAB, context=T)

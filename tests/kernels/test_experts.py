@@ -1,4 +1,4 @@
-"""What the case table does not say of experts: who is read, which bits, what the doors refuse."""
+"""What the case table does not say of experts: who is read, which bits, what the calls refuse."""
 
 import re
 

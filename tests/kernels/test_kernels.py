@@ -1,4 +1,4 @@
-"""Every kernel of the op-case table, through its Python door.
+"""Every kernel of the op-case table, through its Python call.
 
 Values against float64, in place, threads, accumulation, NaN, subnormal numbers, read-only inputs
 and refusals; then the float64 references themselves: gradients against finite differences.

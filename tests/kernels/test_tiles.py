@@ -42,7 +42,7 @@ def normal(*shape, seed=3):
 
 
 def product(entry, a, b, precision="highest", module=None, n_threads=1, c=None):
-    """C (M,N) = A (M,K) B (K,N), or C + A B, through one of the three doors."""
+    """C (M,N) = A (M,K) B (K,N), or C + A B, through one of the three calls."""
     module = module or matmul
     options = {"n_threads": n_threads, "precision": precision}
     out = np.full((len(a), b.shape[1]), np.nan, np.float32) if c is None else c.copy()

@@ -33,10 +33,10 @@ def backward(logits, labels, lse, rows):
     labels = np.asarray(labels)
     dlogits = full(*logits.shape)
     if labels.ndim == 2:
-        door, labels = cross_entropy.backward_dense, labels.astype(F32)
+        entry, labels = cross_entropy.backward_dense, labels.astype(F32)
     else:
-        door, labels = cross_entropy.backward, labels.astype(np.int32)
-    door(dlogits, np.ones(1, F32), logits, labels, lse, rows)
+        entry, labels = cross_entropy.backward, labels.astype(np.int32)
+    entry(dlogits, np.ones(1, F32), logits, labels, lse, rows)
     return dlogits
 
 
@@ -162,8 +162,8 @@ def test_backward_in_place_gives_the_same_bits(V, dense):
         labels = rng.random((5, V), F32)
     _, lse, rows = forward(logits, labels)
     apart = backward(logits, labels, lse, rows)
-    door = cross_entropy.backward_dense if dense else cross_entropy.backward
-    door(logits, np.ones(1, F32), logits, labels, lse, rows)
+    entry = cross_entropy.backward_dense if dense else cross_entropy.backward
+    entry(logits, np.ones(1, F32), logits, labels, lse, rows)
     assert logits.tobytes() == apart.tobytes()
 
 

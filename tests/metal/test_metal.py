@@ -317,7 +317,7 @@ def test_micro_batches_of_a_step_that_failed_are_forgotten(device):
 
 
 def test_what_an_undo_log_costs(device, monkeypatch):
-    """Three dispatches in a step's one commit; no memory: it lies where activations lay."""
+    """Three dispatches in a step's one commit; no memory: it is stored where activations were."""
     costs = []
     for undo_logs in (False, True):
         monkeypatch.setattr("toynn.backends.metal.backend.Metal.undo_logs", undo_logs)

@@ -82,7 +82,7 @@ def test_a_grid_for_more_rows_than_there_are(op, simdgroups):
 
 @pytest.mark.parametrize("op", OPS)
 def test_in_place(op):
-    """An output that may lie where an input does: no thread reads what another has overwritten."""
+    """An output that may be stored where an input is: no thread reads what another overwrote."""
     for _, call in list(calls(op, read=(0,)))[:12]:
         for output, source in call.in_place:
             shared = call.arrays[source].copy()

@@ -146,7 +146,7 @@ def run_case(
     replaced: Mapping[str, np.ndarray] | None = None,
     **how,
 ):
-    """Run a call of the op-case table; return its outputs by name, for ``doors.check``.
+    """Run a call of the op-case table; return its outputs by name, for ``calls.check``.
 
     ``more``: by how much sizes were larger when the grid was planned. ``replaced``: other arrays.
     """

@@ -18,8 +18,8 @@ pytestmark = [
 ]
 
 
-def doors():
-    """What doors of each way to share work compute on two threads."""
+def calls():
+    """What calls of each way to share work compute on two threads."""
     rng = np.random.default_rng(0)
     x, w = (rng.standard_normal((130, 96)).astype(np.float32) for _ in range(2))
     y, z = np.empty((130, 130), np.float32), np.empty((3, 130), np.float32)
@@ -54,9 +54,9 @@ def in_a_fork(compute):
 
 
 def test_kernel_doors_on_two_threads_in_a_forked_child():
-    expected = doors()  # which starts the runtime's threads
-    assert in_a_fork(doors) == expected
-    assert in_a_fork(lambda: in_a_fork(doors)) == expected
+    expected = calls()  # which starts the runtime's threads
+    assert in_a_fork(calls) == expected
+    assert in_a_fork(lambda: in_a_fork(calls)) == expected
 
 
 def test_a_fork_from_a_thread_and_steps_in_the_child():
@@ -73,8 +73,8 @@ def test_a_fork_from_a_thread_and_steps_in_the_child():
 
 
 def test_doors_on_several_threads_at_once():
-    expected, found = doors(), []
-    threads = [threading.Thread(target=lambda: found.append(doors())) for _ in range(4)]
+    expected, found = calls(), []
+    threads = [threading.Thread(target=lambda: found.append(calls())) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -83,9 +83,9 @@ def test_doors_on_several_threads_at_once():
 
 
 def test_a_spawned_child_computes_the_same():
-    expected = doors()
+    expected = calls()
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        assert pool.apply_async(doors).get(timeout=HANG) == expected
+        assert pool.apply_async(calls).get(timeout=HANG) == expected
 
 
 def test_a_session_stays_in_its_process():

@@ -1,4 +1,4 @@
-"""The shape checks of the kernels' Python doors."""
+"""The shape checks of the kernels' Python calls."""
 
 from collections.abc import Mapping, Sequence
 from math import inf

@@ -8,7 +8,7 @@ cdef enum:
     WIDE = 32   # columns of a state that are computed together: of 128 rows, what fits L1
     MOST = 256  # rows of a state
 
-# Where the parts of a row of x lie that a head reads.
+# Where the parts of a row of x stand that a head reads.
 cdef struct Head:
     Py_ssize_t q, k, v
 

@@ -11,7 +11,7 @@ dlogits are 0. No row counts: loss is NaN. For one chunk of rows, backward is fo
 reads the row while it is in cache, and its losses are forward's to the bit. So rows must be known
 before; each is the gradient of forward where losses are wanted one by one. float32, labels int32;
 losses and dlogits are overwritten; dlogits may be the logits.
-The Python doors refuse a label outside 0..V-1; the entries take such a row as ignored.
+The Python calls refuse a label outside 0..V-1; the entries take such a row as ignored.
 Source: cross_entropy.pyx; that losses need no logits beyond a chunk: Hsu et al. 2024, Liger Kernel,
 arXiv:2410.10989, section 3.2.
 """

@@ -7,9 +7,9 @@
 p[n] is the one-hot row of labels[n], or labels[n] itself (_dense). rows counts the rows that count:
 not those labelled -100, nor all-zero dense ones; their dlogits are 0. No row counts: loss is NaN.
 N rows, V classes; float32, labels int32 or float32. dlogits may be logits; no other aliasing.
-Saved for backward: lse (N,), rows (1,). The Python doors refuse a label outside 0..V-1; the
+Saved for backward: lse (N,), rows (1,). The Python calls refuse a label outside 0..V-1; the
 program's entries, whose caller has checked the labels, take such a row as ignored.
-Over 200 lines, for two forms of labels with four doors: the row functions are shared.
+Over 200 lines, for two forms of labels with four entries: the row functions are shared.
 Source: Bridle 1990; the shift by the row's maximum: Blanchard et al. 2021, IMA J. Numer. Anal. 41.
 """
 from cython.parallel cimport parallel, prange

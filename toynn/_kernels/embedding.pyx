@@ -6,7 +6,7 @@
 N ids, a table of V rows, C channels. float32, ids int32; outputs never alias inputs. For forward
 w may be of any type of _types.pxd; the rows asked for are dequantized.
 Nothing is saved. y is overwritten; dw is overwritten, or added to if accumulate is set.
-The Python doors refuse an id outside 0..V-1; the program's entries, whose caller has checked the
+The Python calls refuse an id outside 0..V-1; the program's entries, whose caller has checked the
 ids, skip it (y gets zeros, dw nothing) rather than read or write outside the table.
 Source: the lookup table of Bengio et al. 2003, A Neural Probabilistic Language Model, section 2.
 """

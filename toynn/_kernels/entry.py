@@ -209,7 +209,7 @@ class Entry:
         return (*array.shape[:-1], array.shape[-1] // nbytes * elements)
 
     def _check_rows(self, arrays: Mapping[str, Array], sizes: Mapping[str, int]) -> None:
-        """Refuse matrices whose rows do not lie as far apart as a size says."""
+        """Refuse matrices whose rows are not as far apart as a size says."""
         for name, array in arrays.items():
             row = self.signature[name].row
             if row and int(array.strides[0]) // array.itemsize != sizes[row]:
@@ -219,7 +219,7 @@ class Entry:
                 )
 
     def _check_memory(self, arrays: Mapping[str, Array]) -> None:
-        """Refuse arrays that overlap, but for an output that may lie where an input does."""
+        """Refuse arrays that overlap, but for an output that may be stored where an input is."""
         for one, other in combinations(map(self.signature.__getitem__, arrays), 2):
             if not one.written:  # the written ones come first
                 return
@@ -252,7 +252,7 @@ class Entry:
 
 
 def _rows_contiguous(array: Array) -> bool:
-    """Whether the elements of each row of a matrix lie side by side."""
+    """Whether the elements of each row of a matrix are side by side."""
     if array.ndim != 2 or array.strides[0] % array.itemsize:
         return False
     return array.shape[1] <= 1 or array.strides[1] == array.itemsize

@@ -6,7 +6,7 @@
 N rows, each sent to K of E experts. All is i32: experts and slots (N,K), offsets (E+1,). So expert
 e has rows offsets[e] .. offsets[e+1] - 1, in the order in which they came. slots and offsets are
 overwritten; they never alias experts. A counting sort, on one thread: it takes as long as reading
-the numbers. The Python door refuses an expert outside 0..E-1; the program's entry, for which
+the numbers. The Python call refuses an expert outside 0..E-1; the program's entry, for which
 routing.pyx makes them, takes it for the nearest one.
 Source: Knuth, The Art of Computer Programming, vol. 3, 2nd ed. 1998, section 5.2, algorithm D.
 """

@@ -9,7 +9,7 @@ writes nothing. n elements, float32; outputs never alias inputs. Each block of 1
 summed in 64 partial sums, the blocks in double: the same for any thread count.
 
 A program may keep sums of the squares of some gradients, tile by tile, which the products that
-computed them have left (_squares.pxd). Then it is the others that are read, as if they lay side by
+computed them have left (_squares.pxd). Then it is the others that are read, as if they were side by
 side, and those that have changed since, tile by tile.
 Source: Pascanu et al. 2013, arXiv:1211.5063, algorithm 1.
 """

@@ -85,7 +85,7 @@ TN_BF16 static inline float tn_multiply_pairs(ptrdiff_t rounds, float pair) {
     return tn_total(sum);
 }
 #else
-/* Never called: the door refuses. */
+/* Never called: the Python call refuses. */
 static inline float tn_multiply_pairs(ptrdiff_t rounds, float pair) { return 0; }
 #endif
 
@@ -110,7 +110,7 @@ static inline float tn_multiply_in_tiles(ptrdiff_t rounds, float pair) {
     return total;
 }
 #else
-/* Never called: the door refuses. */
+/* Never called: the Python call refuses. */
 static inline float tn_multiply_in_tiles(ptrdiff_t rounds, float pair) { return 0; }
 #endif
 

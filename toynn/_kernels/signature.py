@@ -15,7 +15,7 @@ found from the shapes of the arrays. After "|" stand sizes that no array shows, 
     +             the kernel adds to it when told to accumulate, and else overwrites it
     !             updated: the kernel reads it, then writes it
     =x, =x=y      it may be the same memory as x, or as y
-    @ldq          its rows lie ldq elements apart
+    @ldq          its rows are ldq elements apart
     <V, <V,-100   each of its integers is 0 to V - 1, or perhaps -100
     name=value    a size with a default: an integer, or a word (precision, type, activation)
     name=1e-5     an option with a default: a float, or a formula of sizes (scale=1/sqrt(D))

@@ -54,7 +54,7 @@ class HostBuffer:
         self.changes += 1
 
     def download(self, offset: int, shape: Sequence[int], dtype: str) -> NDArray[Any]:
-        """Return a copy of what lies there."""
+        """Return a copy of what is stored there."""
         return self.view(offset, shape, ELEMENTS[dtype]).copy()
 
     def fill(self, offset: int, nbytes: int) -> None:
@@ -74,6 +74,6 @@ class HostBuffer:
             if offset < 0:
                 raise ValueError("in front of it")
             return np.ndarray(shape, dtype, self._bytes, offset, strides)
-        except (TypeError, ValueError) as error:  # NumPy's, for what does not lie within
+        except (TypeError, ValueError) as error:  # NumPy's, for what is not within
             where = f"{tuple(shape)} of {dtype} at byte {offset}"
             raise ValueError(f"{where} is not within {self.nbytes} bytes") from error

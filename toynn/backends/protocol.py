@@ -1,8 +1,8 @@
 """What a backend must offer, and the plain data with which it is asked.
 
-A backend knows no tape. The session hands it *launches*: a kernel's name, where its tensors lie,
-its sizes and options by name, in the order in which they run. What a backend does with them, on
-which threads, with how much scratch memory, is its own matter.
+A backend knows no tape. The session hands it *launches*: a kernel's name, where its tensors are
+stored, its sizes and options by name, in the order in which they run. What a backend does with
+them, on which threads, with how much scratch memory, is its own matter.
 
 Order. What is asked of one backend (upload, fill, run) takes effect in the order in which it was
 asked for, as if each call were done when it returns. It need not be done: a run may go on in the
@@ -63,7 +63,7 @@ class Accumulate(IntEnum):
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tensor lies: a buffer's name and a byte offset in it."""
+    """Where a tensor is stored: a buffer's name and a byte offset in it."""
 
     buffer: str
     offset: int
@@ -120,7 +120,7 @@ class Buffer(Protocol):
     """Memory of a backend. Nobody else sees it: what goes in and comes out is copied.
 
     Offsets are in bytes. Those of tensors are multiples of ALIGNMENT but in wrapped memory, where
-    they are as the caller has them. A range that does not lie within the buffer is refused with
+    they are as the caller has them. A range that is not within the buffer is refused with
     ValueError.
     """
 
@@ -135,7 +135,7 @@ class Buffer(Protocol):
         """
 
     def download(self, offset: int, shape: Sequence[int], dtype: str) -> NDArray[Any]:
-        """Return a copy of what lies there, as an array of one of ELEMENTS."""
+        """Return a copy of what is stored there, as an array of one of ELEMENTS."""
 
     def fill(self, offset: int, nbytes: int) -> None:
         """Fill bytes with zeros. Not in wrapped memory."""

@@ -46,7 +46,7 @@ class Growing(Protocol):
 
 
 class Columns(NamedTuple):
-    """Examples in three rows of numbers, which may lie on the disk."""
+    """Examples in three rows of numbers, which may be stored on the disk."""
 
     ids: Any  # int32 (n,): all tokens, one example behind another
     learned: Any  # uint8 (n,): 1 for a token with loss

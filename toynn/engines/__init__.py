@@ -80,7 +80,7 @@ def frozen(
     backend: str = "cpu",
     options: RecipeOptions | None = None,
 ) -> SequenceEngine[Any]:
-    """Return an engine over the weights of a file as they lie there, with an adapter if given.
+    """Return an engine over the weights of a file as stored there, with an adapter if given.
 
     For logits and generation: nothing is trained, and no memory taken for that. The file may be
     closed; it stays mapped as long as the engine lives. ``options`` say how it is computed; no

@@ -91,7 +91,7 @@ class FileEngine(Engine[C, Pass], Generic[C]):
     def _beside(self) -> Shapes:
         return {name: array.shape for name, array in self.model.beside(self.config).items()}
 
-    # -- Weights as they lie in a file ----------------------------------------------------------
+    # -- Weights as stored in a file ----------------------------------------------------------
 
     def _check_undeclared(self, call: str) -> None:
         if self._session is not None:
@@ -100,7 +100,7 @@ class FileEngine(Engine[C, Pass], Generic[C]):
             )
 
     def declare_for_mmap(self, file: Source, cfg: C | None, opts: RecipeOptions) -> None:
-        """Declare a file's weights, frozen, where they lie, and the adapters; takes no memory.
+        """Declare a file's weights, frozen and in place, and the adapters; takes no memory.
 
         ``file`` is a GGUF file or a Hugging Face folder, open.
         ``cfg``, ``opts.untied`` and ``opts.qkv_bias`` come from the file: what is given must agree
@@ -119,7 +119,7 @@ class FileEngine(Engine[C, Pass], Generic[C]):
         return weights
 
     def realize_for_mmap(self, file: Source, cfg: C | None, opts: RecipeOptions) -> None:
-        """Take a file's weights as they lie there, frozen; all adapters are zero yet.
+        """Take a file's weights as stored there, frozen; all adapters are zero yet.
 
         See ``declare_for_mmap``. Norms and biases of another type than F32 are dequantized.
         """
@@ -157,7 +157,7 @@ class FileEngine(Engine[C, Pass], Generic[C]):
 
     @property
     def file(self) -> Source | None:
-        """The file that the weights lie in, if they do."""
+        """The file that the weights are stored in, if any."""
         return self._weights.file
 
     def check_unchanged(self) -> None:

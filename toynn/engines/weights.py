@@ -1,7 +1,7 @@
 """Where the weights of an engine come from: memory of its own, or a file that stays mapped.
 
-OwnWeights are float32, and trained, but for those that the model freezes. FileWeights lie frozen
-in a GGUF file, and are multiplied by in the type that they have: no float32 copy of a matrix
+OwnWeights are float32, and trained, but for those that the model freezes. FileWeights are stored
+frozen in a GGUF file, and are multiplied by in the type that they have: no float32 copy of a matrix
 exists, and no gradient of one is computed; what can be trained are adapters beside them.
 """
 
@@ -26,7 +26,7 @@ __all__ = ["FileWeights", "OwnWeights", "Weights"]
 class Weights(ABC):
     """Weights by name: all ``tensors``, and of those the ``parameters``, which are trained."""
 
-    file: Source | None = None  # that they lie in
+    file: Source | None = None  # that they are stored in
     adapters: Adapters | None = None  # what stands beside them
     #: Whether rows of q and k that RoPE turns together are half a head apart.
     pairs_apart = False
@@ -107,7 +107,7 @@ class FileWeights(Weights):
     def _declare_frozen(self, s: Session, name: str, weight: Weight) -> Tensor:
         """Declare a weight of the file: mapped if a matrix or float32, else dequantized later.
 
-        What does not lie there as it is multiplied by is copied later.
+        What is not stored there as it is multiplied by is copied later.
         """
         type, shape = self.file.tensors[name].type, weight.shape
         is_copied = self.file.is_copied(name)

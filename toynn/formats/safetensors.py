@@ -101,7 +101,7 @@ class SafeTensors:
             self.tensors[name] = info
 
     def raw(self, name: str) -> NDArray[np.uint8]:
-        """Return the bytes of a tensor as they lie there: a read-only view."""
+        """Return the bytes of a tensor as stored there: a read-only view."""
         info = self.tensors[name]
         return np.asarray(self._raw[info.offset : info.offset + info.nbytes])
 

@@ -26,7 +26,7 @@ _FROM_OUTSIDE = (Role.PARAMETER, Role.CONSTANT, Role.INPUT)
 
 @dataclass(frozen=True)
 class CompiledTape:
-    """A tape that can run: its program, its arena, and where its tensors lie there."""
+    """A tape that can run: its program, its arena, and where its tensors are stored there."""
 
     program: Program
     arena: Buffer
@@ -116,7 +116,7 @@ def _planned(
         place, nbytes = places[tensor], aligned(tensor.nbytes)
         if overwritten:
             before, length = overwritten[-1]
-            if place == Place(before.buffer, before.offset + length):  # they lie side by side
+            if place == Place(before.buffer, before.offset + length):  # they are side by side
                 overwritten[-1] = before, length + nbytes
                 continue
         overwritten.append((place, nbytes))

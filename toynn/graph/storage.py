@@ -1,9 +1,9 @@
-"""Where the tensors that outlive a tape lie: weights, moments, gradients, scalars.
+"""Where the tensors that outlive a tape are stored: weights, moments, gradients, scalars.
 
 Each region is one buffer. A tensor gets its place in a region when it is declared, and its memory
 when the region is allocated. A persistent tensor is a region of its own, allocated when it is
-declared. A mapped tensor lies in the caller's memory, of which all that belongs together, such as a
-file, is one buffer.
+declared. A mapped tensor is stored in the caller's memory, of which all that belongs together, such
+as a file, is one buffer.
 """
 
 from collections.abc import Iterable, Iterator
@@ -62,7 +62,7 @@ class Storage:
         return tensor
 
     def map(self, name: str, array: NDArray[Any], dtype: str, shape: tuple[int, ...]) -> Tensor:
-        """Return a frozen tensor that lies in the caller's array.
+        """Return a frozen tensor in the caller's array.
 
         The backend is given all the memory that the array is a part of, once.
         """

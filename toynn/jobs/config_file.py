@@ -78,7 +78,7 @@ def _is_derived(values: Mapping[str, Any]) -> bool:
 
 
 def _config_of(folder: Path) -> Path:
-    """Return the config.toml of a run's folder, or of the run that a checkpoint lies in."""
+    """Return the config.toml of a run's folder, or of the run that a checkpoint is in."""
     if not folder.exists():
         raise ConfigError(f"--resume {folder}: there is no such folder of a run")
     inside = folder / "config.toml"

@@ -19,7 +19,7 @@ class KVCache:
     """What attention remembers of B sequences: room for S keys and values of each head.
 
     The sequences' ``past`` rows are in it; the rows that come next are written behind them. In
-    which order the numbers lie within k and v is the kernel's own matter.
+    which order the numbers are stored within k and v is the kernel's own matter.
     """
 
     k: Tensor  # (B, KV, S, D)

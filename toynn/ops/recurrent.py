@@ -18,7 +18,7 @@ def decay(s: Recorder, x: Tensor, w: Tensor, b: Tensor) -> Tensor:
 
 
 def queries(s: Recorder, x: Tensor, n_heads: int) -> Tensor:
-    """Record the first half (N, H D) of each head of x (N, H 2 D), beside which a gate lies."""
+    """Record the first half (N, H D) of each head of x (N, H 2 D); the other half is a gate."""
     _, columns = matrix("queries", x)
     require(columns % (2 * n_heads) == 0, "queries", f"{n_heads} heads of two halves", x)
     return s.tape.record(QUERIES, {"x": x}, H=n_heads).output

@@ -25,7 +25,7 @@ cdef inline void multiply_share(const Product* p, Py_ssize_t i, int shares) noex
         row, last = i * a.size // shares, (i + 1) * a.size // shares
         a.x += row * a.stride
         a.size = last - row
-    elif shares > 1:  # SKINNY: columns of B lie side by side, or are one panel, the last share's
+    elif shares > 1:  # SKINNY: columns of B are side by side, or are one panel, the last share's
         column = panel_start(&p.b, i * panels(&p.b) // shares)
         b.x += column
         b.size = panel_start(&p.b, (i + 1) * panels(&p.b) // shares) - column

@@ -88,7 +88,7 @@ cdef inline void multiply_rows(
     """Rows of A times panel q of B, for up to KC terms from k on: float32 sums of floats.
 
     A is read where it is, if these terms of it are not packed already. So is B where a tile's
-    columns lie side by side; else they are packed.
+    columns are side by side; else they are packed.
     """
     cdef float buffer[NR * KC + LINE]
     cdef float* packed = aligned(buffer)

@@ -1,6 +1,6 @@
 """Products of many matrices, each with rows of its own, as tasks that threads share.
 
-The rows of an expert lie side by side: offsets say where. Which operand is read along which axis is
+The rows of an expert are side by side: offsets say where. Which operand is read along which axis is
 said in _product.pxd, how a product is cut in _tasks.pxd.
 """
 from cython.parallel cimport parallel, prange, threadid

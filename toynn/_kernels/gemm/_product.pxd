@@ -98,7 +98,7 @@ cdef inline void decide(
 
     GEMV reads w once, in order; SKINNY and SMALL read the sides where they are, on all threads and
     on one. Where a side is one panel, packing is most of the work, so SKINNY does without: threads
-    have shares of the other side, or of B, whose columns then lie side by side. "tiles" are those
+    have shares of the other side, or of B, whose columns are then side by side. "tiles" are those
     of the level amx. * PANELS_RESIDENT where there are several passes, C would not stay in L2
     between them, and the smaller side with all its terms fits into L3. Sizes, type, precision and
     CPU alone choose, since bits depend on it.

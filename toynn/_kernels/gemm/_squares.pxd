@@ -25,7 +25,7 @@ cdef struct Squares:
 
 cdef struct AllSquares:
     Py_ssize_t count
-    Squares* each     # in the order in which they lie in g
+    Squares* each     # in the order in which they are stored in g
 
 
 cdef inline Operand rows_of(Py_ssize_t N) noexcept nogil:

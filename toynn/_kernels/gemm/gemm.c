@@ -46,7 +46,7 @@ TN_INLINE void tn_tile_body(int h, int w, ptrdiff_t kc, const float* a, ptrdiff_
 }
 #endif
 
-/* Rows of A that lie side by side are at addresses that the compiler knows: numbers from one line,
+/* Rows of A that are side by side are at addresses that the compiler knows: numbers from one line,
    while those of rows far apart contend for a bank of the cache. */
 void tn_tile(int h, int width, ptrdiff_t kc, const float* a, ptrdiff_t a_row, ptrdiff_t a_k,
              const float* b, ptrdiff_t b_k, float* c, ptrdiff_t ldc, int add) {

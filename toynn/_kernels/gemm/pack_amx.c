@@ -47,7 +47,7 @@ TN_INLINE __m512 tn_half(int i, int along, int whole, const float* x, ptrdiff_t 
 }
 
 /* 16 rows of A or columns of B by 32 terms, of which n and kc exist, or all of them: one tile of each
-   of several parts. Along: the terms of each lie side by side, x_step apart from the next; else those
+   of several parts. Along: the terms of each are side by side, x_step apart from the next; else those
    of one term do. Which terms make a pair is free if both sides agree: p and p + 16, so that a part
    is made of two registers lane by lane. Floats are transposed before they are split.
    Returns the largest magnitudes, as bits, whose order is that of the numbers; NaN is above all. */

@@ -142,7 +142,7 @@ cdef class Feed:
             if fits:
                 for i in range(got):
                     _copy(&self._slots[i], &views[i])
-        except (TypeError, BufferError, ValueError):  # no array, or not one that lies in order
+        except (TypeError, BufferError, ValueError):  # no array, or not one that is stored in order
             fits = False
         finally:
             for i in range(got):

@@ -78,7 +78,7 @@ class Squares:
 
 
 def _parts(launches: Sequence[Launch], norm: int) -> list[Part]:
-    """Return the parts in the order in which they lie: by the sizes alone, since bits depend on it.
+    """Return the parts in their order in memory: by the sizes alone, since bits depend on it.
 
     A gradient is written as a whole, by one launch or by several of which each adds to it.
     """

@@ -191,7 +191,7 @@ cdef class Dispatches:
 
     def append(self, str segment, Pipeline pipeline not None, list memories, list first,
                list later, groups, threads):
-        """Add one: memories by index, and where in each the tensor lies, in the first micro-batch
+        """Add one: memories by index, and where in each the tensor is stored, in the first micro-batch
         and in later ones.
         """
         cdef Dispatch* dispatch

@@ -100,7 +100,7 @@ def pack(signature: Signature, values: Mapping[str, float]) -> bytes:
 
 
 def offset(signature: Signature, name: str) -> int:
-    """Return at which byte of the struct a member lies."""
+    """Return at which byte of the struct a member is stored."""
     parts = members(signature)
     before = parts[: [m.name for m in parts].index(name)]
     return struct.calcsize("<" + "".join(m.letter for m in before))

@@ -36,7 +36,7 @@ class MetalBuffer:
         self._host.upload(offset, array)
 
     def download(self, offset: int, shape: Sequence[int], dtype: str) -> NDArray[Any]:
-        """Return a copy of what lies there."""
+        """Return a copy of what is stored there."""
         self._device.wait()
         return self._host.download(offset, shape, dtype)
 

@@ -1,8 +1,9 @@
 """From launches to dispatches: where each tensor is bound, what the arguments say, which grid.
 
-The arguments of all launches lie in one buffer of the program, each as two structs, one for the
-first micro-batch and one for later ones. Where only some rows are valid, which the device itself
-counts, a dispatch in front of the kernel's writes the size that is left into them (program.metal).
+The arguments of all launches are stored in one buffer of the program, each as two structs, one for
+the first micro-batch and one for later ones. Where only some rows are valid, which the device
+itself counts, a dispatch in front of the kernel's writes the size that is left into them
+(program.metal).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -128,7 +129,7 @@ class MetalProgram:
         memories = [self._memory(place.buffer if place else None) for place in places]
         offsets = [place.offset if place else 0 for place in places]
         for i, memory in enumerate(memories):
-            if offsets[i] >= memory.nbytes:  # nothing lies there
+            if offsets[i] >= memory.nbytes:  # nothing is stored there
                 memories[i], offsets[i] = self._arguments.memory, 0
         memories += [self._arguments.memory, self._scratch.memory]
         if launch.kernel not in SCRATCH:
@@ -172,7 +173,7 @@ class MetalProgram:
         return (self._arguments if name is None else self._buffers[name]).memory
 
     def _write(self, data: bytes) -> int:
-        """Put a struct into the next slot; return where it lies."""
+        """Put a struct into the next slot; return where it is stored."""
         assert len(data) <= SLOT
         at, self._next = self._next, self._next + SLOT
         self._arguments.upload(at, np.frombuffer(data, np.uint8))

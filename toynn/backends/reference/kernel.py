@@ -34,7 +34,7 @@ class Layout(NamedTuple):
 
     dtype: str
     shape: tuple[int, ...]
-    row: int | None  # None: the rows lie side by side
+    row: int | None  # None: the rows are side by side
 
 
 #: Gives a kernel a tensor by name in a layout, writable; None for one that is left out.
@@ -61,7 +61,8 @@ class Kernel:
     ) -> None:
         """Compute in float64; write the results, rounded to what the views hold.
 
-        Everything is computed before anything is written: an output may lie where an input does.
+        Everything is computed before anything is written: an output may be stored where an input
+        is.
         """
         given: dict[str, Any] = {**sizes, **options}
         for name in self.signature.tensors:

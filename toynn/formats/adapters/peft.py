@@ -1,8 +1,8 @@
 """Adapters as PEFT writes them: a folder with adapter_config.json and adapter_model.safetensors.
 
 PEFT speaks of modules by their names at Hugging Face, and in the order of rows that its models have
-there: B of q and k can have other rows than in a GGUF file. Where matrices lie transposed there, A
-and B do not.
+there: B of q and k can have other rows than in a GGUF file. Where matrices are stored transposed
+there, A and B do not.
 """
 
 import re
@@ -49,7 +49,7 @@ ARCHITECTURE = "general.architecture"  # GGUF's key, which is in the metadata of
 TENSOR = re.compile(
     r"base_model\.model\.(.+)\.(lora_[AB]\.weight|lora_embedding_[AB]|lora_magnitude_vector)"
 )
-#: What PEFT calls A, B and magnitudes; A and B of a table, which lie transposed in A's case.
+#: What PEFT calls A, B and magnitudes; A and B of a table, which are stored transposed in A's case.
 SUFFIXES = {"lora_A.weight": LORA_A, "lora_B.weight": LORA_B, "lora_magnitude_vector": LORA_M}
 TABLES = {"lora_embedding_A": LORA_A, "lora_embedding_B": LORA_B}
 #: What other files of weights beside adapter_config.json mean.

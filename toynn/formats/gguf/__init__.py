@@ -108,7 +108,7 @@ class GGUFFile(Opened):
         raw = self.raw(name)
         info = self.tensors[name]
         if info.type in VIEWS:
-            # Copied if general.alignment is 1 or 2 and it lies where no float should.
+            # Copied if general.alignment is 1 or 2 and it is stored where no float should be.
             view: NDArray[Any] = np.require(raw.view(VIEWS[info.type]), requirements="A")
             view.flags.writeable = False
             return view
@@ -120,7 +120,7 @@ class GGUFFile(Opened):
         return dequantize(raw, info.type, info.shape)
 
     def raw(self, name: str) -> NDArray[np.uint8]:
-        """Return the bytes of a tensor as they lie in the file: a read-only view, row by row.
+        """Return the bytes of a tensor as stored in the file: a read-only view, row by row.
 
         Raises GGUFError if there is none of that name or it is empty, LifecycleError after
         ``close``.
@@ -143,7 +143,7 @@ class GGUFFile(Opened):
         return False
 
     def stored(self, name: str) -> NDArray[Any]:
-        """Return a tensor as it lies there: float32, or the bytes of another type.
+        """Return a tensor as stored there: float32, or the bytes of another type.
 
         Raises GGUFError as ``raw`` does.
         """
@@ -194,7 +194,7 @@ def _utf8(text: str) -> bool:
 def open(path: str | os.PathLike[str], *, check: bool | None = None) -> GGUFFile:
     """Map a file and read its header. Raises GGUFError for whatever is wrong with it.
 
-    Of a model in several files it maps all, whichever is named; they must lie side by side.
+    Of a model in several files it maps all, whichever is named; they must be side by side.
     `check` looks through the weights for NaN and infinity; None: if the file is small.
     """
     return GGUFFile(open_parts(Path(path))).looked_through(check)

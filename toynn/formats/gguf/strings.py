@@ -1,4 +1,4 @@
-"""Arrays of strings, such as a vocabulary, as compact as they lie in a file.
+"""Arrays of strings, such as a vocabulary, as compact as in a file.
 
 A Python string takes some fifty bytes beside its letters: a million of one letter, nine megabytes
 of a file, would take sixty. Here they stay bytes, each behind its length, and become text when

@@ -38,7 +38,7 @@ READABLE = tuple(quants.BLOCKS)
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Where a tensor lies: shape in NumPy's order, offset in bytes from the file's start."""
+    """Where a tensor is stored: shape in NumPy's order, offset in bytes from the file's start."""
 
     name: str
     type: str

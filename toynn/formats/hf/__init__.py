@@ -5,7 +5,7 @@
     hf.write("new", "llama", {"block_count": 2, ...}, {"token_embd.weight": array, ...})
 
 Keys, names, shapes and the order of rows are GGUF's, so that what reads one reads the other; only
-`stored` gives the rows of q and k as they lie there, which is where they can be mapped.
+`stored` gives the rows of q and k as stored there, which is where they can be mapped.
 Nothing is ignored in silence: what could change a number and is not known is refused by its name.
 """
 
@@ -65,7 +65,7 @@ class HFModel(Opened):
             known = ", ".join(name for s in NAME_MAPPINGS.values() for name in s.model_types)
             self._config.refuse(f"model_type must be {known}; got {kind!r}")
         self.architecture, self._mapping = mapping.architecture, mapping
-        self._pieces: dict[str, dict[Piece, str]] = {}  # of those that lie in pieces
+        self._pieces: dict[str, dict[Piece, str]] = {}  # of those that are stored in pieces
         self._added: dict[str, Floats] = {}
         self.types: dict[str, str] = {}  # of metadata that is passed on: none is
         self.metadata = {"general.architecture": self.architecture} | {
@@ -107,17 +107,17 @@ class HFModel(Opened):
 
     def raw(self, name: str) -> NDArray[np.uint8]:
         """Return the bytes of a weight in the type that it has, in GGUF's order."""
-        values, heads = self._as_it_lies(name), self._heads(name)
+        values, heads = self._as_stored(name), self._heads(name)
         return _bytes(pairs_together(values, heads) if heads else values)
 
     def stored(self, name: str) -> Array:
-        """Return a weight as it lies there: float32, or the bytes of another type.
+        """Return a weight as stored there: float32, or the bytes of another type.
 
         It is a view of the mapped file, unless the file has it in pieces, transposed or in another
         order: then a copy in the same type. The rows of q and k are in the folder's order: see
         ``pairs_apart``.
         """
-        values = self._as_it_lies(name)
+        values = self._as_stored(name)
         return np.require(values, requirements="A") if self._is_f32(name) else _bytes(values)
 
     def is_copied(self, name: str) -> bool:
@@ -133,7 +133,7 @@ class HFModel(Opened):
         odd = info.type == "F32" and info.offset % _VIEWS["F32"].itemsize != 0
         return odd or self._order(name, info.shape) is not None
 
-    def _as_it_lies(self, name: str) -> Array:
+    def _as_stored(self, name: str) -> Array:
         """Return a weight by GGUF's name and shape, as stored; q and k in the folder's order."""
         if name in self._added:
             return self._added[name]
@@ -165,7 +165,7 @@ class HFModel(Opened):
             with np.errstate(over="ignore"):
                 return self._ordered(name, -np.exp(self._stored[self._sources[name]]))
         info = self.tensors[name]
-        return quants.dequantize(_bytes(self._as_it_lies(name)), info.type, info.shape)
+        return quants.dequantize(_bytes(self._as_stored(name)), info.type, info.shape)
 
     def _view(self, source: str) -> Array:
         """Return a tensor of the files; numbers of 16 bits as they are stored."""
@@ -302,7 +302,7 @@ class HFModel(Opened):
         return TensorInfo(name, info.type, shape, info.offset, info.nbytes)
 
     def _info_of_pieces(self, name: str) -> TensorInfo:
-        """Describe a weight that lies in pieces, all of which must be there, and alike."""
+        """Describe a weight that is stored in pieces, all of which must be there, and alike."""
         pieces, path = self._pieces[name], self._path_of(name)
         infos = [self._stored.tensors[source] for source in pieces.values()]
         first, piece = infos[0], next(iter(pieces))

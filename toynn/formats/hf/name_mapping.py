@@ -204,7 +204,7 @@ class NameMapping(Folder):
         }
 
     def is_transposed(self, gguf_name: str, dimensions: int) -> bool:
-        """Say whether a weight lies transposed in a folder."""
+        """Say whether a weight is stored transposed in a folder."""
         return dimensions == 2 and module_of(gguf_name) in self.transposed
 
     def may_be_zero(self, gguf_name: str) -> bool:

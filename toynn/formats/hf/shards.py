@@ -3,7 +3,7 @@
     model.safetensors                           all weights; it goes before the others
     model.safetensors.index.json                {"weight_map": {name: file, ...}}
 
-Only files that lie beside the index are opened, and none that is pickled.
+Only files beside the index are opened, and none that is pickled.
 """
 
 import os
@@ -84,11 +84,11 @@ class Shards:
         return self._files[0].path.name if count == 1 else f"{count} files"
 
     def path_of(self, name: str) -> Path:
-        """Return the file that a tensor lies in."""
+        """Return the file that a tensor is stored in."""
         return self._places[name].path
 
     def raw(self, name: str) -> NDArray[np.uint8]:
-        """Return the bytes of a tensor as they lie there: a read-only view."""
+        """Return the bytes of a tensor as stored there: a read-only view."""
         return self._places[name].raw(name)
 
     def __getitem__(self, name: str) -> NDArray[np.float32]:

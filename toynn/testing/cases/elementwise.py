@@ -1,4 +1,4 @@
-"""elementwise: its four doors, and y = alpha (x + a) + b, whose gradients they make."""
+"""elementwise: its four entries, and y = alpha (x + a) + b, whose gradients they make."""
 
 import numpy as np
 

@@ -59,7 +59,7 @@ kernel void chunked_cross_entropy_backward(
     device float* dx = dlogits + n * V;
     const bool counting = counts(label, V);
     const float own = counting ? x[label] : 0.0f;
-    threadgroup_barrier(mem_flags::mem_device);  // dlogits may lie where logits do
+    threadgroup_barrier(mem_flags::mem_device);  // dlogits may be stored where logits are
     const float most = row_max(x, V, part, tid);
     const float sum = exp_sum(x, most, V, part, tid);
     const float scale = *dloss / *rows, factor = scale / sum;

@@ -2,7 +2,7 @@
 //
 //   sums[i,j] += sum_r A[i,r] B[r,j]           i, j < TILE, r < TERMS
 //
-// A and B lie in threadgroup memory as they lie in their matrices: rows of TERMS where the terms run along a
+// A and B are in threadgroup memory as stored in their matrices: rows of TERMS where the terms run along a
 // row ("by row"), else rows of TILE, a row a term; PITCH apart or TILE_PITCH. T is float, or bfloat where a
 // product may be that rough. PRODUCT threads: with SIMD groups four of them, each with 4 x 4 matrices of 8 x 8
 // of the sums; without, a grid of 8 x 16 threads, each with 8 x 4 sums. All sums are float32.
