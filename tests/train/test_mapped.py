@@ -239,7 +239,7 @@ def test_a_base_that_is_overwritten_while_a_model_is_made_of_it(kind, make, tmp_
             elif make == "convert":
                 convert(base, out)
             else:
-                LlamaSeqEngine._read(file, RecipeOptions(1, 1), "cpu", build=False)
+                LlamaSeqEngine.read(file, RecipeOptions(1, 1))
     assert not out.exists()
 
 

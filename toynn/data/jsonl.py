@@ -13,11 +13,10 @@ names of special tokens in them are plain text. These are the forms and file nam
 reads, too. A .txt is one long text, read in windows; a .bin is tokens already.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -29,9 +28,9 @@ from toynn.data.batch import Batch
 from toynn.data.documents import Documents, DocumentWindows, parted, spaced_documents
 from toynn.data.examples import Examples, ShuffledExamples, split_off
 from toynn.data.packing import PackedExamples, examples_in_order, packed_in_order
-from toynn.data.reader import TOGETHER, Encoder, Reader
-from toynn.data.store import InMemory, Mapped, Store
-from toynn.data.stream import Progress, blocks, looked_at, silent
+from toynn.data.reader import TOGETHER, Encoder, Reader, ReadOptions
+from toynn.data.store import Mapped
+from toynn.data.stream import blocks, looked_at, silent
 from toynn.data.text import Corpus, RandomWindows, spaced_windows
 from toynn.data.windows import Source, Windows, read_binary, read_windows, tail_of
 from toynn.errors import DataError
@@ -112,35 +111,21 @@ class Dataset:
         return order(part, batch, max_batches)
 
 
-def read(
-    path: str | Path,
-    encoder: Encoder,
-    seq: int,
-    *,
-    vocab_size: int,
-    seed: int = 0,
-    mask_prompt: bool = True,
-    keep_end: bool = False,
-    packing: bool = False,
-    store: Store | None = None,
-    progress: Progress = silent,
-    columns: Mapping[str, str] = MappingProxyType({}),
-) -> Dataset:
+def read(path: str | Path, encoder: Encoder, seq: int | ReadOptions, **more: Any) -> Dataset:
     """Read data for windows of seq tokens. Raises DataError, with file and line.
 
+    ``seq`` is all ReadOptions; or a number, and ``more`` are others by name: vocab_size at least.
     Where no example is as long the windows are shorter: as long as the longest, or, where examples
-    share them (``packing``), as all together. Ids must be below vocab_size, the model's. Without a
-    valid.jsonl a tenth of the training examples, drawn by the seed, becomes the validation part.
-    mask_prompt=False learns all tokens. What is too long loses its end; with ``keep_end``, its
-    beginning. Tokens go into a ``store``, or into memory; ``progress`` is told of the bytes read.
-    ``columns`` has names of fields, each with the one that the data have for it.
+    share them (``packing``), as all together. Without a valid.jsonl a tenth of the training
+    examples, drawn by the seed, becomes the validation part.
     """
+    how = ReadOptions.of(seq, more)
     path = Path(path)
-    if (tokens := read_binary(path, seq, vocab_size=vocab_size)) is not None:
-        return _of_windows(tokens, seq)
+    if (tokens := read_binary(path, how.seq, vocab_size=how.vocab_size)) is not None:
+        return _of_windows(tokens, how.seq)
     if path.suffix == ".txt" and not path.is_dir():
-        return long_text(path, encoder, seq, vocab_size=vocab_size, store=store, progress=progress)
-    reader = Reader(encoder, seq, vocab_size, mask_prompt, keep_end, store, progress, columns)
+        return long_text(path, encoder, how)
+    reader = Reader(encoder, how)
     if path.is_dir() and (whole := part_of(path, TRAIN)) is not None:
         train = reader.read(whole)
         valid, test = (
@@ -152,34 +137,34 @@ def read(
         found = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
         raise DataError(f"{path}: expected {TRAIN} in it; got {found or 'an empty folder'}")
     elif path.is_dir():
-        reader.store = InMemory()
+        reader.how = replace(how, store=None)
         train, valid, test = reader.read(path), None, None
     elif is_container(path) or not path.exists():
         train, valid, test = reader.read(path), None, None
     else:
         raise DataError(f"{path}: expected {KINDS}; got a {path.suffix or 'nameless'} file")
     if valid is None:
-        train, valid, note = split_off(path, train, seed, VALID)
+        train, valid, note = split_off(path, train, how.seed, VALID)
         reader.notes.append(note)
     parts = [part for part in (train, valid, test) if part is not None]
-    needed = max(int(part.lengths.sum()) if packing else part.longest for part in parts)
-    seq = min(seq, needed)
+    needed = max(int(part.lengths.sum()) if how.packing else part.longest for part in parts)
+    seq = min(how.seq, needed)
     for part in parts:
         part.seq = seq
     chats, mapped = bool(reader.roles), tuple(reader.mapped)
-    return Dataset(train, valid, test, seq, reader.notes, chats, packing, mapped=mapped)
+    return Dataset(train, valid, test, seq, reader.notes, chats, how.packing, mapped=mapped)
 
 
 def read_all(
-    path: str | Path, encoder: Encoder, seq: int, *, vocab_size: int, mask_prompt: bool = True
+    path: str | Path, encoder: Encoder, seq: int | ReadOptions, **more: Any
 ) -> tuple[Examples, list[str]]:
     """Read all examples of a file, or of a folder of texts; and what became of them on the way.
 
-    None are held out.
+    None are held out; ``seq`` and ``more`` are as ``read`` takes them.
 
     Raises DataError as ``read`` does.
     """
-    reader = Reader(encoder, seq, vocab_size, mask_prompt)
+    reader = Reader(encoder, ReadOptions.of(seq, more))
     return reader.read(Path(path)), reader.notes
 
 
@@ -215,21 +200,16 @@ def prompts(path: str | Path) -> Iterator[tuple[str, str | list[dict[str, Any]]]
 
 
 def long_text(
-    path: str | Path | None,
-    encoder: Encoder,
-    seq: int,
-    *,
-    vocab_size: int,
-    store: Store | None = None,
-    progress: Progress = silent,
+    path: str | Path | None, encoder: Encoder, seq: int | ReadOptions, **more: Any
 ) -> Dataset:
     """Return windows of seq tokens of a text, those of its last tenth for validation.
 
-    Without a path, of the text that ships with Python. A text of bytes that has a ``store`` to go
-    to stays where it is, and is mapped. Raises DataError if the text is too short, or an id is no
-    token of the vocabulary.
+    Without a path, of the text that ships with Python. ``seq`` and ``more`` are as ``read`` has
+    them. A text of bytes that has a ``store`` to go to stays where it is, and is mapped. Raises
+    DataError if the text is too short, or an id is no token of the vocabulary.
     """
-    return _of_windows(read_windows(path, encoder, seq, vocab_size, store, progress), seq)
+    how = ReadOptions.of(seq, more)
+    return _of_windows(read_windows(path, encoder, how), how.seq)
 
 
 def _of_windows(found: Windows, seq: int) -> Dataset:
@@ -237,23 +217,18 @@ def _of_windows(found: Windows, seq: int) -> Dataset:
 
 
 def documents(
-    path: str | Path | None,
-    encoder: Encoder,
-    seq: int,
-    *,
-    vocab_size: int,
-    separator: str,
-    store: Store | None = None,
-    progress: Progress = silent,
+    path: str | Path | None, encoder: Encoder, seq: int | ReadOptions, **more: Any
 ) -> Dataset:
     """Return windows of a text that is documents, with a separator between them.
 
     Windows do not look from one document into another (``toynn.data.documents``). Each has BOS and
     EOS as an example has them; where there is no EOS, it ends with the separator. The last tenth of
-    the tokens is for validation. ``store`` and ``progress`` are those of ``read``. Raises DataError
+    the tokens is for validation. ``seq`` and ``more`` are as ``read`` takes them. Raises DataError
     if it is no text, has no such separator or too few tokens, or if an id is no token of the
     vocabulary.
     """
+    how = ReadOptions.of(seq, more)
+    separator = how.separator
     if path is not None and (Path(path).is_dir() or Path(path).suffix in (".jsonl", ".bin")):
         raise DataError(
             f"{path}: a separator of documents is for a text; expected a .txt file: each line of a "
@@ -263,22 +238,22 @@ def documents(
         corpus = Corpus.embedded()
         source = Source(corpus.name, len(corpus.text), corpus.sha256)
         text: Iterable[str] = [corpus.text.decode()]
-        path, store = Path(corpus.name), None
+        path, how = Path(corpus.name), replace(how, store=None)
     else:
         path = Path(path)
         before = Unchanged.of(path)
         sha256, size = looked_at(path)
         before.check()
         source = Source(str(path), size, sha256)
-        text = blocks(path, progress)
-    told = {"encoder": encoder.fingerprint, "vocab_size": vocab_size, "separator": separator}
-    found, mapped = (store or InMemory()).documents(
-        path, told, vocab_size, lambda: _parted(source.name, text, encoder, separator)
+        text = blocks(path, how.progress)
+    told = {"encoder": encoder.fingerprint, "vocab_size": how.vocab_size, "separator": separator}
+    found, mapped = how.kept_in.documents(
+        path, told, how.vocab_size, lambda: _parted(source.name, text, encoder, separator)
     )
-    tail, note = tail_of(found.ids, seq, source)
+    tail, note = tail_of(found.ids, how.seq, source)
     note += f"; {len(found.begins):,} documents, between which windows do not look"
     parts = found.parted(len(found) - tail)
-    return Dataset(*parts, None, seq, [note], source=source, mapped=mapped)
+    return Dataset(*parts, None, how.seq, [note], source=source, mapped=mapped)
 
 
 def _parted(

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,9 +23,8 @@ from toynn.data.batch import IGNORED, Batch
 from toynn.data.examples import Example, Examples, joined, split_off
 from toynn.data.jsonl import TRAIN, VALID
 from toynn.data.packing import PackedExamples, in_rows, pack
-from toynn.data.reader import ASSISTANT, Encoder, Made, Parts, Reader, Talk
-from toynn.data.store import Mapped, Store
-from toynn.data.stream import Progress, silent
+from toynn.data.reader import ASSISTANT, Encoder, Made, Parts, Reader, ReadOptions, Talk
+from toynn.data.store import Mapped
 from toynn.errors import DataError
 
 __all__ = [
@@ -135,33 +133,20 @@ class PreferenceData:
 
 
 def read_preferences(
-    path: str | Path,
-    encoder: Encoder,
-    seq: int,
-    *,
-    vocab_size: int,
-    loss: str = "dpo",
-    seed: int = 0,
-    keep_end: bool = False,
-    columns: Mapping[str, str] = MappingProxyType({}),
-    store: Store | None = None,
-    progress: Progress = silent,
+    path: str | Path, encoder: Encoder, seq: int | ReadOptions, *, loss: str = "dpo", **more: Any
 ) -> PreferenceData:
     """Read pairs for "dpo" and "orpo", labelled completions for "kto".
 
     ``path`` is a file of rows, as ``jsonl.read`` takes it, or a folder with train.jsonl (or
     train.parquet, ...) and perhaps valid.jsonl; without that a tenth is held out. Pairs become
     labelled completions for "kto": chosen are wanted. A pair of which nothing is left to learn, of
-    either, is left out, and counted. ``columns`` has names of fields, each with the data's;
-    tokens go into a ``store``, or into memory; ``progress`` is told of the bytes read.
+    either, is left out, and counted. ``seq`` and ``more`` are as ``jsonl.read`` takes them.
 
     Raises DataError, with file and line.
     """
     path = Path(path)
-    own = Reader(
-        encoder, seq, vocab_size, True, keep_end, store=store, progress=progress, columns=columns
-    )
-    reader = PreferenceReader(own, loss)
+    how = replace(ReadOptions.of(seq, more), mask_prompt=True)
+    reader = PreferenceReader(Reader(encoder, how), loss)
     if path.is_dir():
         train = reader.read(part_of(path, TRAIN) or path / TRAIN)
         beside = part_of(path, VALID)
@@ -170,10 +155,10 @@ def read_preferences(
         train, valid = reader.read(path), None
     notes = reader.notes
     if valid is None:
-        train, valid, note = split_off(path, train, seed, VALID)
+        train, valid, note = split_off(path, train, how.seed, VALID)
         notes.append(note)
     chats = bool(reader.reader.roles)
-    return PreferenceData(train, valid, seq, notes, chats, mapped=tuple(reader.reader.mapped))
+    return PreferenceData(train, valid, how.seq, notes, chats, mapped=tuple(reader.reader.mapped))
 
 
 class PreferenceReader:
@@ -195,7 +180,7 @@ class PreferenceReader:
         said = f"{path}: {count:,} {'pairs' if paired else 'completions'}, "
         said += f"{facts['labels']:,} tokens of completions"
         if facts["cut"]:
-            said += f"; {facts['cut']:,} were cut to {self.reader.seq + 1:,} tokens"
+            said += f"; {facts['cut']:,} were cut to {self.reader.how.seq + 1:,} tokens"
         if facts["dropped"]:
             said += f"; {facts['dropped']:,} were dropped: nothing was left of a completion"
         if not count:
@@ -218,7 +203,7 @@ class PreferenceReader:
                 group.append((unlearned(made, sequence.skipped), sequence.wanted))
                 if not sequence.last:
                     continue
-                fresh = Examples(reader.seq, keep_end=reader.keep_end)
+                fresh = Examples(reader.how.seq, keep_end=reader.how.keep_end)
                 for parts, _ in group:
                     fresh.append(parts)
                 if len(fresh) < len(group):

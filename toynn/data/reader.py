@@ -3,9 +3,9 @@
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -18,7 +18,18 @@ from toynn.data.store import FillExamples, InMemory, Store, Watched, check_ids
 from toynn.data.stream import Progress, silent
 from toynn.errors import DataError, ToynnError
 
-__all__ = ["ASSISTANT", "TOGETHER", "Encoder", "Made", "Maker", "Parts", "Reader", "Said", "Talk"]
+__all__ = [
+    "ASSISTANT",
+    "TOGETHER",
+    "Encoder",
+    "Made",
+    "Maker",
+    "Parts",
+    "ReadOptions",
+    "Reader",
+    "Said",
+    "Talk",
+]
 
 ASSISTANT = "assistant"
 TOGETHER = 2**18  # characters that are encoded together
@@ -83,24 +94,59 @@ class Encoder(Protocol):
         """Yield the ids of each conversation in parts, and whether the assistant says them."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ReadOptions:
+    """How data are read, whatever form they have; each reader takes what it needs.
+
+    Attributes
+    ----------
+    seq
+        The most tokens that an example has to read, or those of a window.
+    vocab_size
+        The model's; ids must be below it.
+    seed
+        Draws the tenth of the examples that is held out where there is no validation part.
+    mask_prompt
+        Whether prompts, and what users say, carry no loss.
+    keep_end
+        Whether what is too long loses its beginning, and not its end.
+    packing
+        Whether examples share rows.
+    columns
+        Names of fields, each with the one that the data have for it.
+    separator
+        What stands between the documents of a text.
+    store, progress
+        Where tokens go, by default into memory; what is told of the bytes read.
+    """
+
+    seq: int
+    vocab_size: int
+    seed: int = 0
+    mask_prompt: bool = True
+    keep_end: bool = False
+    packing: bool = False
+    columns: Mapping[str, str] = field(default_factory=dict)
+    separator: str = ""
+    store: Store | None = None
+    progress: Progress = silent
+
+    @classmethod
+    def of(cls, seq: "int | ReadOptions", more: Mapping[str, Any]) -> "ReadOptions":
+        """Return options as they are, or those of so many tokens, with ``more`` of them by name."""
+        return seq if isinstance(seq, ReadOptions) else cls(seq=seq, **more)
+
+    @property
+    def kept_in(self) -> Store:
+        """Where tokens go."""
+        return self.store or InMemory()
+
+
 class Reader:
     """Reads files of one data set."""
 
-    def __init__(
-        self,
-        encoder: Encoder,
-        seq: int,
-        vocab_size: int,
-        mask_prompt: bool,
-        keep_end: bool = False,
-        store: Store | None = None,
-        progress: Progress = silent,
-        columns: Mapping[str, str] = MappingProxyType({}),
-    ) -> None:
-        self.columns = columns
-        self.store, self.progress = store or InMemory(), progress
-        self.encoder, self.seq, self.vocab_size = encoder, seq, vocab_size
-        self.mask_prompt, self.keep_end = mask_prompt, keep_end
+    def __init__(self, encoder: Encoder, how: ReadOptions) -> None:
+        self.encoder, self.how = encoder, how
         self.notes: list[str] = []
         self.roles: set[str] = set()  # in conversations
         self.mapped: list[Watched] = []  # of what the store has returned
@@ -112,8 +158,8 @@ class Reader:
         self.roles.update(facts["roles"])
         said = f"{path}: {len(examples):,} examples, {labels:,} tokens to learn"
         if cut:
-            end = "the last " if self.keep_end else ""
-            said += f"; {cut:,} were cut to {end}{self.seq + 1:,} tokens"
+            end = "the last " if self.how.keep_end else ""
+            said += f"; {cut:,} were cut to {end}{self.how.seq + 1:,} tokens"
         if dropped:
             said += f"; {dropped:,} were dropped: nothing to learn was left in them"
         if not len(examples):
@@ -131,11 +177,15 @@ class Reader:
         self, path: Path, told: dict[str, Any], fill: FillExamples
     ) -> tuple[Examples, dict[str, Any]]:
         """Return the examples of a file by the store, ``told`` beside what this reader knows."""
-        told = told | {"encoder": self.encoder.fingerprint, "vocab_size": self.vocab_size}
-        told |= {"columns": dict(self.columns)} if self.columns else {}
-        told |= {"seq": self.seq, "keep_end": self.keep_end, "mask_prompt": self.mask_prompt}
-        empty = Examples(self.seq, keep_end=self.keep_end)
-        examples, facts, mapped = self.store.examples(path, told, empty, fill)
+        told = told | {"encoder": self.encoder.fingerprint, "vocab_size": self.how.vocab_size}
+        told |= {"columns": dict(self.how.columns)} if self.how.columns else {}
+        told |= {
+            "seq": self.how.seq,
+            "keep_end": self.how.keep_end,
+            "mask_prompt": self.how.mask_prompt,
+        }
+        empty = Examples(self.how.seq, keep_end=self.how.keep_end)
+        examples, facts, mapped = self.how.kept_in.examples(path, told, empty, fill)
         self.mapped += mapped
         return examples, facts
 
@@ -160,7 +210,7 @@ class Reader:
         Raises DataError for a line of another form, and where there is none.
         """
         first: tuple[tuple[str, ...], int | str] | None = None
-        for line, row in rows(path, self.progress, self.columns):
+        for line, row in rows(path, self.how.progress, self.how.columns):
             where = f"{path}:{line}"
             form = form_of(where, row)
             if first is None:
@@ -262,8 +312,8 @@ class Reader:
             ]
 
     def _checked(self, where: str, ids: Sequence[int], trained: bool) -> tuple[Sequence[int], bool]:
-        check_ids(where, ids, self.vocab_size)
-        return ids, trained or not self.mask_prompt
+        check_ids(where, ids, self.how.vocab_size)
+        return ids, trained or not self.how.mask_prompt
 
     def _text(self, where: str, row: Mapping[str, Any]) -> Parts:
         text = string_of(where, row, "text")

@@ -26,7 +26,7 @@ from toynn.data._containers import PACKED, is_array, is_container, kind_of, part
 from toynn.data._rows import attempts, form_of
 from toynn.data.jsonl import KINDS, TEST, TRAIN, VALID
 from toynn.data.preference import LABELLED, PAIR, PreferenceReader, unlearned
-from toynn.data.reader import ASSISTANT, Encoder, Made, Parts, Reader, Talk
+from toynn.data.reader import ASSISTANT, Encoder, Made, Parts, Reader, ReadOptions, Talk
 from toynn.data.stream import Progress, silent
 from toynn.errors import DataError, GGUFError, ToynnError
 
@@ -217,7 +217,10 @@ def survey(
         found.places = []
     elif is_array(path):
         found.kind = "one JSON array"
-    reader = Reader(encoder, 2**31 - 2, vocab_size, mask_prompt, columns=columns)
+    how = ReadOptions(
+        seq=2**31 - 2, vocab_size=vocab_size, mask_prompt=mask_prompt, columns=columns
+    )
+    reader = Reader(encoder, how)
     _Surveyor(found, reader, vocabulary).go(attempts(path, progress, columns))
     return found
 

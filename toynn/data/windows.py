@@ -4,18 +4,19 @@ It is read in blocks, and what it becomes goes into a store: a text as large as 
 memory where the store is on the disk. A .bin file is tokens already, and is mapped.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from toynn.data import binary
+from toynn.data.reader import Encoder, ReadOptions
 from toynn.data.shards import chained
-from toynn.data.store import InMemory, Mapped, Store, check_ids
-from toynn.data.stream import BOM, Progress, blocks, looked_at, silent
+from toynn.data.store import InMemory, Mapped, check_ids
+from toynn.data.stream import BOM, blocks, looked_at
 from toynn.data.text import Corpus
 from toynn.errors import DataError
 from toynn.system.reading import Unchanged, open_file
@@ -23,21 +24,6 @@ from toynn.system.reading import Unchanged, open_file
 __all__ = ["Source", "Windows", "read_binary", "read_windows", "tail_of"]
 
 Tokens = NDArray[np.integer[Any]]
-
-
-class Encoder(Protocol):
-    """What turns a text into ids."""
-
-    @property
-    def of_bytes(self) -> bool:
-        """Whether a token is a byte."""
-
-    @property
-    def fingerprint(self) -> str:
-        """What tells it from another one."""
-
-    def encode_blocks(self, blocks: Iterable[str]) -> Iterator[NDArray[np.int32]]:
-        """Yield the ids of a long text that comes in blocks."""
 
 
 @dataclass(frozen=True)
@@ -59,15 +45,9 @@ class Windows:
     mapped: Mapped = ()
 
 
-def read_windows(
-    path: str | Path | None,
-    encoder: Encoder,
-    seq: int,
-    vocab_size: int,
-    store: Store | None = None,
-    progress: Progress = silent,
-) -> Windows:
+def read_windows(path: str | Path | None, encoder: Encoder, how: ReadOptions) -> Windows:
     """Read a text; without a path, the one that ships with Python. Raises DataError."""
+    seq, vocab_size, store, progress = how.seq, how.vocab_size, how.store, how.progress
     if path is None or store is None:
         corpus = Corpus.embedded() if path is None else Corpus.read(path)
         ids, mapped = InMemory().tokens(

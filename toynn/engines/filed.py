@@ -253,17 +253,23 @@ class FileEngine(Engine[C, Pass], Generic[C]):
         weights in the file.
         """
         with bases.open(path, check=True) as file:
-            engine = cls.declared(file, options or RecipeOptions(t_seq, t_batch), backend)
-            engine.session.finalize_weights()
-            for name, tensor in engine.tensors.items():
-                engine.session.upload(tensor, file[name])
-            file.check_unchanged()
-            engine._carried = files.passed_on(file)
+            engine = cls.read(file, options or RecipeOptions(t_seq, t_batch), backend)
         if build:
             engine.build_training_step()
         return engine
 
     from_gguf = from_hf = from_file
+
+    @classmethod
+    def read(cls, file: Source, opts: RecipeOptions, backend: str = "cpu") -> Self:
+        """Return an engine with the weights of an open file, and no training step yet."""
+        engine = cls.declared(file, opts, backend)
+        engine.session.finalize_weights()
+        for name, tensor in engine.tensors.items():
+            engine.session.upload(tensor, file[name])
+        file.check_unchanged()
+        engine._carried = files.passed_on(file)
+        return engine
 
     @classmethod
     def declared(cls, file: Source, opts: RecipeOptions, backend: str = "cpu") -> Self:

@@ -10,7 +10,7 @@ from toynn import engines
 from toynn.data.examples import Examples
 from toynn.data.jsonl import Dataset
 from toynn.data.preference import PreferenceData, read_preferences
-from toynn.data.stream import Progress
+from toynn.data.reader import ReadOptions
 from toynn.engines import AdapterOptions, PreferenceOptions, engine_for
 from toynn.engines.preference import KINDS
 from toynn.errors import ConfigError
@@ -126,23 +126,11 @@ class LoRAJob(TextJob):
         self._declared(RecipeOptions(t_seq=1))  # what adapters it cannot have
         self.read_text(seq)
 
-    def read_source(
-        self, path: str | None, seq: int, store: Any, progress: Progress
-    ) -> Dataset | PreferenceData:
+    def read_source(self, path: str | None, how: ReadOptions) -> Dataset | PreferenceData:
         """Read texts or examples; or pairs, or labelled completions."""
         if self.preference is None or path is None:
-            return super().read_source(path, seq, store, progress)
-        return read_preferences(
-            path,
-            self.tokenizer,
-            seq,
-            vocab_size=self.tokenizer.vocab_size,
-            loss=self.preference.loss,
-            seed=self.recipe_options().seed,
-            store=store,
-            progress=progress,
-            **self.text.of_examples(),
-        )
+            return super().read_source(path, how)
+        return read_preferences(path, self.tokenizer, how, loss=self.preference.loss)
 
     def declared(self) -> tuple[Any, int]:
         """Return an engine of the model with adapters, before it takes memory; rows of a batch."""

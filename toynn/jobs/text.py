@@ -19,6 +19,7 @@ from toynn.data.examples import Examples
 from toynn.data.jsonl import Dataset
 from toynn.data.mixture import Mixture
 from toynn.data.preference import PreferenceData
+from toynn.data.reader import ReadOptions
 from toynn.data.stream import Progress
 from toynn.errors import ConfigError
 from toynn.evaluation import read_questions
@@ -131,13 +132,6 @@ class TextOptions:
         hashed=True,
     )
 
-    def of_examples(self) -> dict[str, Any]:
-        """Return what the readers of examples are told."""
-        return {
-            "keep_end": self.truncation_mode == "keep_end",
-            "columns": columns_of(self.columns),
-        }
-
 
 #: Endings that are not those of texts: such a file is read as lines of JSON, or refused.
 NO_TEXTS = frozenset(
@@ -174,7 +168,8 @@ class TextJob(Job):
         """Read what --data names, without it the embedded text; windows have at most seq tokens."""
         sources, store = self._sources(), self._store()
         with Reading() as reading:
-            found = [self.read_source(path, seq, store, reading) for path, _ in sources]
+            how = self.reading(seq, store, reading)
+            found = [self.read_source(path, how) for path, _ in sources]
         for text in (each.source for each in found):
             if text is not None and text.sha256 is not None:
                 said = f"{text.name}: {text.bytes:,} bytes, sha256 {text.sha256[:12]}"
@@ -197,37 +192,29 @@ class TextJob(Job):
         found = (path_and_weight(word, "--data") for word in given)
         return [(str(path), weight) for path, weight in found]
 
-    def read_source(
-        self, path: str | None, seq: int, store: TokenCache | None, progress: Progress
-    ) -> Dataset | PreferenceData:
-        """Read one source of data."""
-        text, vocab_size = self.text, self.tokenizer.vocab_size
-        if text.document_separator is not None:
-            return jsonl.documents(
-                path,
-                self.tokenizer,
-                seq,
-                vocab_size=vocab_size,
-                separator=text.document_separator,
-                store=store,
-                progress=progress,
-            )
-        if path is not None and (Path(path).is_dir() or Path(path).suffix in NO_TEXTS):
-            return jsonl.read(
-                path,
-                self.tokenizer,
-                seq,
-                vocab_size=vocab_size,
-                seed=self.recipe_options().seed,
-                mask_prompt=not text.no_mask_prompt,
-                packing=not text.no_packing,
-                store=store,
-                progress=progress,
-                **text.of_examples(),
-            )
-        return jsonl.long_text(
-            path, self.tokenizer, seq, vocab_size=vocab_size, store=store, progress=progress
+    def reading(self, seq: int, store: TokenCache | None, progress: Progress) -> ReadOptions:
+        """Return how the data are read."""
+        text = self.text
+        return ReadOptions(
+            seq=seq,
+            vocab_size=self.tokenizer.vocab_size,
+            seed=self.recipe_options().seed,
+            mask_prompt=not text.no_mask_prompt,
+            keep_end=text.truncation_mode == "keep_end",
+            packing=not text.no_packing,
+            columns=columns_of(text.columns),
+            separator=text.document_separator or "",
+            store=store,
+            progress=progress,
         )
+
+    def read_source(self, path: str | None, how: ReadOptions) -> Dataset | PreferenceData:
+        """Read one source of data."""
+        if self.text.document_separator is not None:
+            return jsonl.documents(path, self.tokenizer, how)
+        if path is not None and (Path(path).is_dir() or Path(path).suffix in NO_TEXTS):
+            return jsonl.read(path, self.tokenizer, how)
+        return jsonl.long_text(path, self.tokenizer, how)
 
     def check_metric(self) -> None:
         """Read --questions. Raises ConfigError where --metric wants some, and there are none."""
