@@ -1,0 +1,62 @@
+"""An op is four files, found by its name: whatever of it is there says what is missing."""
+
+import re
+from collections import defaultdict
+from pathlib import Path
+
+import toynn
+
+PACKAGE = Path(toynn.__file__).parent
+
+#: What is no op of a tape, and so has no more than it has.
+NO_OPS = {
+    "prepacked": "packs weights for products of the CPU",
+    "quants": "its functions dequantize files",
+    "random": "its functions draw weights",
+}
+
+
+def entries_of(pattern, folder, suffix):
+    """Return the entries that the files of a folder name, by op."""
+    found = defaultdict(set)
+    for path in sorted((PACKAGE / folder).rglob(f"*.{suffix}")):
+        for match in re.finditer(pattern, path.read_text(encoding="utf-8"), re.MULTILINE):
+            groups = match.groups()
+            op, entry = groups if len(groups) == 2 else (path.stem, groups[0])
+            found[op].add(entry)
+    return found
+
+
+def entry_of(op, function, entries):
+    """Return the entry of which a function is a pass: forward_dense, of forward_dense_rows."""
+    return max((e for e in entries if f"{function}_".startswith(f"{op}_{e}_")), key=len, default="")
+
+
+def missing():
+    """Return a line for each op of which something is missing."""
+    kernels = entries_of(r"^(\w+) = entry\(", "_kernels", "pyx")
+    rules = entries_of(r'\bOp\(\s*"(\w+)\.(\w+)"', "ops", "py")
+    references = entries_of(r'^@kernel\("(\w+)\.(\w+)"\)', "backends/reference", "py")
+    shaders = entries_of(r"^kernel void (\w+)\(", "backends/metal/kernels", "metal")
+    cases = {path.stem for path in (PACKAGE / "testing/cases").glob("[!_]*.py")}
+    shaders.pop("program")  # what a program does between kernels
+    lines = []
+    for op in sorted({*kernels, *rules, *references, *shaders, *cases} - {*NO_OPS}):
+        lacks = [] if kernels[op] else [f"the kernel, toynn/_kernels/{op}.pyx"]
+        known = kernels[op] | rules[op] | references[op] or {"forward"}
+        for what, names in (
+            ('a rule, Op("{}", ...) in toynn/ops', rules[op]),
+            ('a float64 reference, @kernel("{}") in toynn/backends/reference', references[op]),
+            (
+                f"a shader, in toynn/backends/metal/kernels/{op}.metal, of {{}}",
+                {entry_of(op, function, known) for function in shaders[op]},
+            ),
+        ):
+            lacks += [what.format(f"{op}.{entry}") for entry in sorted(known - names)]
+        lacks += [] if op in cases else [f"the case, toynn/testing/cases/{op}.py"]
+        lines += [f"{op} lacks {'; '.join(lacks)}"] if lacks else []
+    return lines
+
+
+def test_the_files_of_an_op():
+    assert not missing(), "\n".join(missing())
