@@ -17,14 +17,16 @@ over all rows. Saved: states (B,V,S,D,E), what every L-th row sees, so that back
 states at a time. D at most 256. float32, C-contiguous; dx, dg and dc are overwritten.
 cached: the T rows come behind past[b] others, after which the state (B,V,D,E) is; those from
 count[b] on are none: y is 0 there, and the state does not know them. No gradient.
+_delta.pxd says in words what a row does to a state.
 Source: Yang, Kautz & Hatamizadeh 2024, Gated Delta Networks, arXiv:2412.06464, section 3.
 """
-from libc.math cimport expf, sqrtf
+from libc.math cimport sqrtf
 from libc.string cimport memset
 
-from toynn._kernels._common cimport sigmoid_, sigmoid_slope_
+from toynn._kernels._common cimport sigmoid_slope_
 from toynn._kernels._delta cimport (
-    MOST, WIDE, Head, begins, head_of, load, norm_backward, normalised, row_backward, step, store,
+    MOST, WIDE, Head, Row, begins, head_of, load, norm_backward, read_row, row_backward, step,
+    store, tasks,
 )
 from toynn._kernels._parallel cimport parallel_for, part_fn
 from toynn._kernels.abi cimport kernel_fn, scratch_fn
@@ -37,12 +39,10 @@ from toynn._kernels._check import segments
 cdef void _forward_blocks(Forward* a, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
     """WIDE columns of a head of a sequence, over its rows."""
     cdef Py_ssize_t T = a.T, S = a.S, K = a.K, V = a.V, D = a.D, E = a.E
-    cdef Py_ssize_t L = a.L, X = a.X, blocks = (E + WIDE - 1) // WIDE
+    cdef Py_ssize_t L = a.L, X = a.X, blocks = tasks(1, E)
     cdef Py_ssize_t task, h, n, t, e0, width
     cdef float state[MOST * WIDE]
-    cdef float q[MOST]
-    cdef float k[MOST]
-    cdef const float* r
+    cdef Row row
     cdef Head s
     for task in range(begin, end):
         h = task // blocks % V
@@ -51,21 +51,16 @@ cdef void _forward_blocks(Forward* a, Py_ssize_t begin, Py_ssize_t end) noexcept
         width = min(WIDE, E - e0)
         for t in range(T):
             n = task // blocks // V * T + t
-            r = a.x + n * X
             if begins(a.first, n, T):
                 memset(state, 0, D * WIDE * sizeof(float))
             if t % L == 0:
                 store(a.states + (task // blocks * S + t // L) * D * E + e0, state, D, E, width)
-            normalised(q, r + s.q, D, 1 / sqrtf(D))
-            normalised(k, r + s.k, D, 1)
-            step(
-                a.y + n * V * E + h * E + e0, state, state, q, k, r + s.v + e0,
-                expf(a.g[n * V + h]), sigmoid_(a.c[n * V + h]), D, width,
-            )
+            read_row(&row, a.x + n * X, &s, D, e0, a.g[n * V + h], a.c[n * V + h])
+            step(a.y + n * V * E + h * E + e0, state, state, &row, D, width)
 
 
 cdef void _forward(Forward* a) noexcept nogil:
-    parallel_for(<part_fn>_forward_blocks, a, a.B * a.V * ((a.E + WIDE - 1) // WIDE))
+    parallel_for(<part_fn>_forward_blocks, a, tasks(a.B * a.V, a.E))
 
 
 cdef inline void _block_backward(
@@ -79,12 +74,10 @@ cdef inline void _block_backward(
     cdef Py_ssize_t L = a.L, X = a.X, n, t, i, begin
     cdef Py_ssize_t width = min(WIDE, E - e0), size = D * WIDE
     cdef Head s = head_of(K, D, E, h)
-    cdef float q[MOST]
-    cdef float k[MOST]
+    cdef Row row
     cdef float* zeros = room + (L + 1) * size
     cdef float* R = room + (L + 2) * size
     cdef const float* before
-    cdef const float* r
     cdef float* d
     memset(zeros, 0, 2 * size * sizeof(float))
     for i in range((T + L - 1) // L):
@@ -92,24 +85,17 @@ cdef inline void _block_backward(
         load(room, a.states + ((batch * V + h) * S + begin // L) * D * E + e0, D, E, width)
         for t in range(begin, min(begin + L, T)):
             n = batch * T + t
-            r = a.x + n * X
             before = zeros if begins(a.first, n, T) else room + (t - begin) * size
-            normalised(q, r + s.q, D, 1 / sqrtf(D))
-            normalised(k, r + s.k, D, 1)
-            step(
-                NULL, room + (t - begin + 1) * size, before, q, k, r + s.v + e0,
-                expf(a.g[n * V + h]), sigmoid_(a.c[n * V + h]), D, width,
-            )
+            read_row(&row, a.x + n * X, &s, D, e0, a.g[n * V + h], a.c[n * V + h])
+            step(NULL, room + (t - begin + 1) * size, before, &row, D, width)
         for t in range(min(begin + L, T) - 1, begin - 1, -1):
             n = batch * T + t
-            r, d = a.x + n * X, a.dx + n * X
+            d = a.dx + n * X
             before = zeros if begins(a.first, n, T) else room + (t - begin) * size
-            normalised(q, r + s.q, D, 1 / sqrtf(D))
-            normalised(k, r + s.k, D, 1)
+            read_row(&row, a.x + n * X, &s, D, e0, a.g[n * V + h], a.c[n * V + h])
             a.dg[n * V + h] += row_backward(
                 d + s.q, d + s.k, d + s.v + e0, &a.dc[n * V + h], R, a.dy + n * V * E + h * E + e0,
-                room + (t - begin + 1) * size, before, q, k, r + s.v + e0,
-                expf(a.g[n * V + h]), sigmoid_(a.c[n * V + h]), D, width,
+                room + (t - begin + 1) * size, before, &row, D, width,
             )
             if begins(a.first, n, T):
                 memset(R, 0, size * sizeof(float))
@@ -134,15 +120,13 @@ cdef void _backward_heads(Backward* a, Py_ssize_t begin, Py_ssize_t end) noexcep
                 for n in range(task // K * T, (task // K + 1) * T):
                     a.dg[n * V + h] = 0
                     a.dc[n * V + h] = 0
-                for block in range((E + WIDE - 1) // WIDE):
+                for block in range(tasks(1, E)):
                     _block_backward(a, room, task // K, h, block * WIDE)
                 for n in range(task // K * T, (task // K + 1) * T):
                     sigmoid_slope_(a.c[n * V + h], &slope)
                     a.dc[n * V + h] *= slope
             for n in range(task // K * T, (task // K + 1) * T):
-                norm_backward(
-                    a.dx + n * X + s.q, a.x + n * X + s.q, D, 1 / sqrtf(D)
-                )
+                norm_backward(a.dx + n * X + s.q, a.x + n * X + s.q, D, 1 / sqrtf(D))
                 norm_backward(a.dx + n * X + s.k, a.x + n * X + s.k, D, 1)
 
 
@@ -153,11 +137,9 @@ cdef void _backward(Backward* a) noexcept nogil:
 cdef void _cached_blocks(Cached* a, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
     """WIDE columns of a head of a sequence, over the rows that come next."""
     cdef Py_ssize_t T = a.T, K = a.K, V = a.V, D = a.D, E = a.E, X = a.X
-    cdef Py_ssize_t blocks = (E + WIDE - 1) // WIDE, task, b, h, n, t, e0, width
+    cdef Py_ssize_t blocks = tasks(1, E), task, b, h, n, t, e0, width
     cdef float now[MOST * WIDE]
-    cdef float q[MOST]
-    cdef float k[MOST]
-    cdef const float* r
+    cdef Row row
     cdef Head s
     for task in range(begin, end):
         b = task // blocks // V
@@ -174,18 +156,13 @@ cdef void _cached_blocks(Cached* a, Py_ssize_t begin, Py_ssize_t end) noexcept n
             if t >= a.count[b]:
                 memset(a.y + n * V * E + h * E + e0, 0, width * sizeof(float))
                 continue
-            r = a.x + n * X
-            normalised(q, r + s.q, D, 1 / sqrtf(D))
-            normalised(k, r + s.k, D, 1)
-            step(
-                a.y + n * V * E + h * E + e0, now, now, q, k, r + s.v + e0,
-                expf(a.g[n * V + h]), sigmoid_(a.c[n * V + h]), D, width,
-            )
+            read_row(&row, a.x + n * X, &s, D, e0, a.g[n * V + h], a.c[n * V + h])
+            step(a.y + n * V * E + h * E + e0, now, now, &row, D, width)
         store(a.state + task // blocks * D * E + e0, now, D, E, width)
 
 
 cdef void _cached(Cached* a) noexcept nogil:
-    parallel_for(<part_fn>_cached_blocks, a, a.B * a.V * ((a.E + WIDE - 1) // WIDE))
+    parallel_for(<part_fn>_cached_blocks, a, tasks(a.B * a.V, a.E))
 
 
 cdef Py_ssize_t _scratch(Backward* a) noexcept nogil:
