@@ -208,7 +208,7 @@ def test_bad_commands(capsys, words, message):
     ("words", "message"),
     [
         (["--kv-heads", "3"], "--kv-heads 3 does not divide --heads 4"),
-        (["--d-model", "12"], "--heads 4: heads of 3 are odd; RoPE turns pairs"),
+        (["--d-model", "12"], "--heads 4: heads of 3 are odd; RoPE rotates pairs"),
         (["--weight-dtype", "f64"], "argument --weight-dtype: invalid choice: 'f64'"),
         (["--init-scale=-1"], "argument --init-scale: must be a number of at least 0; got '-1'"),
         (["--heads", "3"], "--heads 3 does not divide --d-model 128"),

@@ -35,8 +35,8 @@ def kernels(engine):
         ({"arch": "mamba"}, "arch must be one of llama, qwen2, qwen3, olmo2, smollm3; got 'mamba'"),
         ({"d_model": 25}, "n_heads must divide d_model, unless head_dim is given; got 6 and 25"),
         ({"n_kv_heads": 4}, "n_kv_heads must divide n_heads; got 4 and 6"),
-        ({"head_dim": 5}, "RoPE turns pairs: a head of 5 is odd"),
-        ({"d_model": 18}, "RoPE turns pairs: a head of 3 is odd"),
+        ({"head_dim": 5}, "RoPE rotates pairs: a head of 5 is odd"),
+        ({"d_model": 18}, "RoPE rotates pairs: a head of 3 is odd"),
         (
             {"rope_scaling": "dynamic"},
             "rope_scaling 'dynamic' is not known; it must be one of none",

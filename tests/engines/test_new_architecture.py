@@ -72,12 +72,12 @@ def layernorm(x, w, name):
     return normed * w[f"{name}.weight"] + w[f"{name}.bias"]
 
 
-def turn(x):
-    """RoPE on (T, H, D): channels 2i and 2i + 1 are a complex number, turned by its angle."""
+def rotate(x):
+    """RoPE on (T, H, D): channels 2i and 2i + 1 are a complex number, rotated by its angle."""
     length, _, D = x.shape
     angles = np.arange(length)[:, None] * CONFIG.rope_base ** -(np.arange(0, D, 2) / D)
-    turned = (x[..., ::2] + 1j * x[..., 1::2]) * np.exp(1j * angles)[:, None]
-    return np.stack([turned.real, turned.imag], axis=-1).reshape(x.shape)
+    rotated = (x[..., ::2] + 1j * x[..., 1::2]) * np.exp(1j * angles)[:, None]
+    return np.stack([rotated.real, rotated.imag], axis=-1).reshape(x.shape)
 
 
 def forward(w, ids):
@@ -94,7 +94,7 @@ def forward(w, ids):
             for part in "qkv"
         )
         if n % 2 == 0:
-            q, k = turn(q), turn(k)
+            q, k = rotate(q), rotate(k)
         scores = np.einsum("thd,shd->hts", q, k) / sqrt(q.shape[-1]) + hidden
         p = np.exp(scores - scores.max(axis=-1, keepdims=True))
         p /= p.sum(axis=-1, keepdims=True)

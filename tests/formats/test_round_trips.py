@@ -130,7 +130,7 @@ def models(draw):
 @settings(QUICK, max_examples=25)
 @given(models())
 def test_folders_of_hugging_face(tmp_path_factory, model):
-    """Names, rows that RoPE turns in another order there, and a head that is tied or not."""
+    """Names, rows that RoPE rotates in another order there, and a head that is tied or not."""
     engine, weights = model
     folder = tmp_path_factory.mktemp("round") / "hf"
     engine.export_hf(folder)

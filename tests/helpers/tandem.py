@@ -1,9 +1,9 @@
 """Tandem, a made-up architecture, all of it: nothing else in toynn knows that it exists.
 
-    x += W_o attention(turn(W_q n), turn(W_k n), W_v n) + W_down gelu(W_up n)     n = layernorm(x)
+    x += W_o attention(rotate(W_q n), rotate(W_k n), W_v n) + W_down gelu(W_up n)   n = layernorm(x)
 
 Attention and the feed-forward layer stand side by side, behind one norm. Only every second block
-turns q and k, and the feed-forward layers of the others are twice as wide. The embeddings are
+rotates q and k, and the feed-forward layers of the others are twice as wide. The embeddings are
 multiplied by the root of their width. The head is a matrix of its own.
 """
 
@@ -39,7 +39,7 @@ class Tandem(SequenceModel[TandemConfig]):
 
     architecture = "tandem"
     config_type = TandemConfig
-    turns_neighbours = True
+    interleaved = True
     table = (
         table("token_embd", "V C", "net.tokens", std=0.02),
         norm("blk.{n}.attn_norm", "C", "net.stages.{n}.norm", bias=True),
@@ -103,7 +103,7 @@ class Tandem(SequenceModel[TandemConfig]):
             q, k, v = (block.linear(normed, f"attn_{part}") for part in "qkv")
             if n % 2 == 0:
                 q, k = (
-                    block.rope(part, positions, cfg.n_heads, "angles", neighbours=True)
+                    block.rope(part, positions, cfg.n_heads, "angles", interleaved=True)
                     for part in (q, k)
                 )
             heads = block.attention(q, k, v, n_heads=cfg.n_heads)

@@ -182,8 +182,8 @@ def rope(net, interleaved):
 
 def rope_of_a_part(net):
     positions, frequencies = net.integers(N, 50), net.constant(1)
-    turned = {"interleaved": False, "magnitude": 1.5}
-    y = ops.rope(net.s, net.activation(), positions, frequencies, 2, **turned)
+    rotated = {"interleaved": False, "magnitude": 1.5}
+    y = ops.rope(net.s, net.activation(), positions, frequencies, 2, **rotated)
     return ops.silu(net.s, y)
 
 
@@ -193,7 +193,7 @@ def swiglu_halves(net):
 
 def rope_of_some_heads(net):
     positions, frequencies = net.integers(N, 50), net.constant(1)
-    y = ops.rope(net.s, net.activation(), positions, frequencies, 4, interleaved=True, turned=3)
+    y = ops.rope(net.s, net.activation(), positions, frequencies, 4, interleaved=True, rotated=3)
     return ops.silu(net.s, y)
 
 

@@ -249,7 +249,7 @@ FAULTS = {
     "softmax: no maximum": ("softmax", 0, "precise::exp(x[c] - most)", "precise::exp(x[c])"),
     "gelu: the other form": ("gelu", 0, "args.exact ? gelu_exact(", "!args.exact ? gelu_exact("),
     "gelu: a digit of erf": ("gelu", 0, "1.1283791e+00f", "1.1284791e+00f"),
-    "rope: turned the other way": ("rope", 0, "cos_sin(-float(", "cos_sin(float("),
+    "rope: rotated the other way": ("rope", 0, "cos_sin(-float(", "cos_sin(float("),
     "rope: the angle in one float": (
         "rope",
         0,
@@ -281,7 +281,7 @@ FAULTS = {
     ),
     "class_token: the wrong patch": ("class_token", 0, "t - 1) * C + c]) +", "t - 1) * C]) +"),
     "matmul: dx overwritten": ("matmul", 0, "args.accumulate ? dx[at] + sum : sum", "sum"),
-    "matmul: a turned matrix": (
+    "matmul: a transposed matrix": (
         "matmul",
         1,
         "* PITCH + r, PITCH, 0, true);",

@@ -66,21 +66,21 @@ template <class T, int R, int C> SOFT_INLINE simdgroup_matrix<T, R, C> make_fill
 }
 
 template <class T, class P>
-SOFT_CALL void simdgroup_load(simdgroup_matrix<T, 8, 8> &m, P p, ulong row = 8, ulong2 at = 0, bool turned = false) {
+SOFT_CALL void simdgroup_load(simdgroup_matrix<T, 8, 8> &m, P p, ulong row = 8, ulong2 at = 0, bool transposed = false) {
     uint r, c;
     m.place(soft_lane(), r, c);
     soft_simd_barrier(0, SOFT_SITE);
     for (uint i = 0; i < 2; i++)
-        m.v[i] = p[(at.y + (turned ? c + i : r)) * row + at.x + (turned ? r : c + i)];
+        m.v[i] = p[(at.y + (transposed ? c + i : r)) * row + at.x + (transposed ? r : c + i)];
 }
 
 template <class T, class P>
-SOFT_CALL void simdgroup_store(const simdgroup_matrix<T, 8, 8> &m, P p, ulong row = 8, ulong2 at = 0, bool turned = false) {
+SOFT_CALL void simdgroup_store(const simdgroup_matrix<T, 8, 8> &m, P p, ulong row = 8, ulong2 at = 0, bool transposed = false) {
     uint r, c;
     m.place(soft_lane(), r, c);
     soft_simd_barrier(0, SOFT_SITE);
     for (uint i = 0; i < 2; i++)
-        p[(at.y + (turned ? c + i : r)) * row + at.x + (turned ? r : c + i)] = m.v[i];
+        p[(at.y + (transposed ? c + i : r)) * row + at.x + (transposed ? r : c + i)] = m.v[i];
 }
 
 template <class D, class A, class B, class C>

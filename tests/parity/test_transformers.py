@@ -262,7 +262,7 @@ def less(name, w, cfg):
 
 
 def rows_apart(name, w, cfg):
-    """Rows of q and k from GGUF's order, where pairs are neighbours, to halves.
+    """Rows of q and k from GGUF's order, where pairs are interleaved, to halves.
 
     Heads of v of a delta rule: from those that read one of q and k after the other, to together.
     """
@@ -276,8 +276,8 @@ def rows_apart(name, w, cfg):
         before = 2 * K * D if "qkv" in name or "conv" in name else 0
         heads = w[before:].reshape(V // K, K, -1, *w.shape[1:]).swapaxes(0, 1)
         return np.concatenate([w[:before], heads.reshape(w[before:].shape)])
-    turns = architecture(cfg.arch).turns_neighbours
-    if not turns or not name.rpartition(".")[0].endswith(("attn_q", "attn_k")):
+    interleaved = architecture(cfg.arch).interleaved
+    if not interleaved or not name.rpartition(".")[0].endswith(("attn_q", "attn_k")):
         return w
     heads = w.reshape(-1, cfg.d_head // 2, 2, *w.shape[1:])
     return heads.swapaxes(1, 2).reshape(w.shape)

@@ -13,7 +13,7 @@ def rms_norm(x, w, eps):
     return w * x / (x.square().mean(-1, keepdim=True) + eps).sqrt()
 
 
-def turn(x, positions, base, factors, interleaved):
+def rotate(x, positions, base, factors, interleaved):
     """RoPE of one head x (T, D)."""
     T, D = x.shape
     frequencies = base ** -(torch.arange(0, D, 2, dtype=torch.float64) / D)
@@ -60,7 +60,7 @@ class Model(torch_gpt2.Model):
         heads = []
         for h in range(H):
             kv = h * KV // H
-            scores = turn(q[:, h], *rope) @ turn(k[:, kv], *rope).T / math.sqrt(D)
+            scores = rotate(q[:, h], *rope) @ rotate(k[:, kv], *rope).T / math.sqrt(D)
             heads.append(scores.masked_fill(future, -math.inf).softmax(-1) @ v[:, kv])
         return torch.cat(heads, -1) @ self.matrix(f"{block}.attn_output").T
 

@@ -1,4 +1,4 @@
-"""RoPE: turn each pair of channels by an angle that grows with the position.
+"""RoPE: rotate each pair of channels by an angle that grows with the position.
 
     angle[n,i] = positions[n] inverse_frequency[i]        c = m cos(angle), s = m sin(angle)
     y[n,h,j]   = x[n,h,j] c - x[n,h,k] s                  dx[n,h,j] =  dy[n,h,j] c + dy[n,h,k] s
@@ -50,7 +50,7 @@ cdef inline void _cos_sin(double angle, float* cosine, float* sine) noexcept nog
     sine[0] = -up if k & 2 else up
 
 
-cdef inline void _turn_halves(
+cdef inline void _rotate_halves(
     float* y, const float* x, const float* c, const float* s, Py_ssize_t half, Py_ssize_t width
 ) noexcept nogil:
     cdef Py_ssize_t i
@@ -61,7 +61,7 @@ cdef inline void _turn_halves(
         y[half + i] = a * s[i] + b * c[i]
 
 
-cdef inline void _turn_neighbours(
+cdef inline void _rotate_interleaved(
     float* y, const float* x, const float* c, const float* s, Py_ssize_t width
 ) noexcept nogil:
     cdef Py_ssize_t i
@@ -76,7 +76,7 @@ cdef inline void _row(
     float* y, const float* x, double position, const float* inverse_frequency,
     Py_ssize_t H, Py_ssize_t D, Py_ssize_t R, Py_ssize_t P, bint interleaved, float magnitude,
 ) noexcept nogil:
-    """All heads of one row; a negative position turns back."""
+    """All heads of one row; a negative position rotates back."""
     cdef float c[PAIRS]
     cdef float s[PAIRS]
     cdef Py_ssize_t b, i, p, h, width, half = R // 2
@@ -89,9 +89,9 @@ cdef inline void _row(
             s[p] *= magnitude
         for h in range(P):
             if interleaved:
-                _turn_neighbours(y + h * D + 2 * i, x + h * D + 2 * i, c, s, width)
+                _rotate_interleaved(y + h * D + 2 * i, x + h * D + 2 * i, c, s, width)
             else:
-                _turn_halves(y + h * D + i, x + h * D + i, c, s, half, width)
+                _rotate_halves(y + h * D + i, x + h * D + i, c, s, half, width)
     if y == x:
         return
     if R < D:

@@ -28,7 +28,7 @@ class Weights(ABC):
 
     file: Source | None = None  # that they are stored in
     adapters: Adapters | None = None  # what stands beside them
-    #: Whether rows of q and k that RoPE turns together are half a head apart.
+    #: Whether rows of q and k that RoPE rotates together are half a head apart.
     pairs_apart = False
 
     def __init__(self) -> None:

@@ -46,7 +46,7 @@ def check_heads(cfg: Any) -> None:
             f"{kind}: n_kv_heads must divide n_heads; got {cfg.n_kv_heads} and {cfg.n_heads}"
         )
     if cfg.d_head % 2:
-        raise ConfigError(f"{kind}: RoPE turns pairs: a head of {cfg.d_head} is odd")
+        raise ConfigError(f"{kind}: RoPE rotates pairs: a head of {cfg.d_head} is odd")
 
 
 def check_lists(cfg: Any, length: int, *names: str) -> None:

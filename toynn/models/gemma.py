@@ -6,7 +6,7 @@
 
 In most blocks a query sees the last ``window`` keys only: in gemma2 in every other one, in gemma3
 in all but every sixth. gemma2 bounds scores and logits by cap tanh(z / cap). gemma3 normalises the
-heads of q and k; blocks with a window turn by frequencies of their own, of base local_base, those
+heads of q and k; blocks with a window rotate by frequencies of their own, of base local_base, those
 of the others may be divided by rope_divisor. Scores are divided by sqrt(D), of the largest models
 by sqrt(C / H), which llama.cpp knows by their number of blocks. Hugging Face keeps gains less 1.
 Sources: Gemma Team 2024, arXiv:2408.00118, and 2025, arXiv:2503.19786.
@@ -96,7 +96,7 @@ class GemmaConfig(LlamaConfig):
         return float((self.d_model / self.n_heads if largest else self.d_head) ** -0.5)
 
     def frequencies(self, base: float, divisor: float = 1.0) -> Floats:
-        """Return by how much each pair turns from one position to the next."""
+        """Return by how much each pair rotates from one position to the next."""
         exponents = np.arange(0, self.d_head, 2) / self.d_head
         return (float(base) ** -exponents / divisor).astype(np.float32)
 

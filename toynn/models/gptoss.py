@@ -1,6 +1,6 @@
 """gpt-oss: a mixture of experts with biases, attention with sinks, windows in every other block.
 
-    x += W_o attention(turn(W_q n), turn(W_k n), W_v n) + b_o        n = rmsnorm(x)
+    x += W_o attention(rotate(W_q n), rotate(W_k n), W_v n) + b_o        n = rmsnorm(x)
     x += sum_j w_j (W_down,e_j h_j + b_down,e_j)                     n = rmsnorm(x)
     h_j = g s(1.702 g) (u + 1)     g = min(W_gate,e_j n + b, 7),  u = W_up,e_j n + b within -7 .. 7
 

@@ -123,4 +123,4 @@ class Granite(Llama):
         return layers.scale(super().last(layers, cfg, x), 1 / cfg.logit_scale)
 
 
-register(Granite("granite", "Granite", turns_neighbours=True))
+register(Granite("granite", "Granite", interleaved=True))

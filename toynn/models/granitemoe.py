@@ -112,4 +112,4 @@ class GraniteMoE(Granite, Mixture):
         return block.add(y, shared)
 
 
-register(GraniteMoE("granitemoe", "GraniteMoe", turns_neighbours=True))
+register(GraniteMoE("granitemoe", "GraniteMoe", interleaved=True))

@@ -1,7 +1,7 @@
 """LFM2: short convolutions between gates, and grouped attention in a few blocks.
 
     x += W_out (g * conv(b * v))                                b, g, v = W_in n
-    x += W_o attention(turn(rmsnorm(W_q n)), turn(rmsnorm(W_k n)), W_v n)      in attention_blocks
+    x += W_o attention(rotate(rmsnorm(W_q n)), rotate(rmsnorm(W_k n)), W_v n)    in attention_blocks
     x += W_down (silu(W_gate n) * W_up n)                       n = rmsnorm(x), each time
 
 conv sums conv_taps rows of each channel, its own the last. Heads of q and k are normalised. GGUF

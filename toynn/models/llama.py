@@ -1,11 +1,11 @@
 """The Llama family: llama, qwen2 and qwen3: RMSNorm, RoPE, grouped-query attention, SwiGLU.
 
-    x += W_o attention(turn(W_q n), turn(W_k n), W_v n)     n = rmsnorm(x)
-    x += W_down (silu(W_gate n) * W_up n)                   n = rmsnorm(x)
+    x += W_o attention(rotate(W_q n), rotate(W_k n), W_v n)     n = rmsnorm(x)
+    x += W_down (silu(W_gate n) * W_up n)                       n = rmsnorm(x)
 
-What differs stands in three lines at the end of this file. llama: RoPE turns neighbouring channels,
-as GGUF orders the rows of W_q and W_k; in the others channels half a head apart. qwen2: its files
-always have biases of q, k and v. qwen3: each head of q and k is normalised before it is turned.
+Three lines at the end of this file say what differs. llama: RoPE rotates interleaved channels, as
+GGUF orders the rows of W_q and W_k; the others rotate channels half a head apart. qwen2: its files
+always have biases of q, k and v. qwen3: each head of q and k is normalised before it is rotated.
 Sources: Touvron et al. 2023, arXiv:2302.13971; Qwen Team 2024, arXiv:2407.10671, and 2025,
 arXiv:2505.09388; grouped-query attention: Ainslie et al. 2023, arXiv:2305.13245.
 """
@@ -54,7 +54,7 @@ class LlamaConfig:
     n_kv_heads
         Heads of k and v; each serves n_heads / n_kv_heads heads of q.
     rope_base
-        RoPE turns pair i of a head of D channels by position * rope_base^(-2i/D).
+        RoPE rotates pair i of a head of D channels by position * rope_base^(-2i/D).
     head_dim
         Channels of a head, an even number; None means d_model / n_heads.
     donor_d_in
@@ -67,7 +67,7 @@ class LlamaConfig:
     rope_factor
         How often longer the context is than it was, by linear and by yarn.
     original_context, beta_fast, beta_slow, yarn_magnitude, yarn_cut
-        Of yarn: the context that was (0 means ``context``); pairs that turn so often in it keep
+        Of yarn: the context that was (0 means ``context``); pairs that rotate so often in it keep
         their frequencies, or have them divided; by what its own magnitude is multiplied; whether
         the ramp between is cut to whole pairs.
     """
@@ -135,7 +135,7 @@ class LlamaConfig:
         return architecture(self.arch).shapes(self, opts)
 
     def inverse_frequencies(self) -> Floats:
-        """Return by how much RoPE turns each pair of a head from one position to the next."""
+        """Return by how much RoPE rotates each pair of a head from one position to the next."""
         return frequencies(self)
 
 
@@ -230,7 +230,7 @@ class Llama(SequenceModel[LlamaConfig]):
         name: str,
         title: str,
         *,
-        turns_neighbours: bool = False,
+        interleaved: bool = False,
         always_biased: bool = False,
         head_norms: bool = False,
         also: tuple[str, ...] = (),
@@ -238,7 +238,7 @@ class Llama(SequenceModel[LlamaConfig]):
         self.architecture = name
         shown = {"architectures": [f"{title}ForCausalLM"], "hidden_act": "silu"}
         self.hf = replace(self.hf, shown=shown, also=also)
-        self.turns_neighbours = turns_neighbours
+        self.interleaved = interleaved
         self.always_biased, self.head_norms = always_biased, head_norms
 
     def sizes(self, cfg: LlamaConfig, opts: RecipeOptions, n: int | None) -> Sizes:
@@ -282,13 +282,13 @@ class Llama(SequenceModel[LlamaConfig]):
             rope_factors=tuple(float(factor) for factor in factors),
         )
         hyper.expect("attention.value_length", d_head)
-        hyper.expect("rope.dimension_count", d_head)  # all channels of a head turn
+        hyper.expect("rope.dimension_count", d_head)  # all channels of a head rotate
         bias = self.always_biased or "blk.0.attn_q.bias" in hyper.tensors
         return cfg, {"untied": "output.weight" in hyper.tensors, "qkv_bias": bias}
 
     def write(self, cfg: LlamaConfig) -> dict[str, Any]:
         """Return the hyper-parameters of a file; ConfigError for what files have no place for."""
-        if not self.turns_neighbours and cfg.rope_scaling == "llama3":
+        if not self.interleaved and cfg.rope_scaling == "llama3":
             raise ConfigError(f"export: files of {cfg.arch} have no place for RoPE factors")
         if self.always_biased:
             check_exported_heads(cfg)
@@ -368,8 +368,8 @@ class Llama(SequenceModel[LlamaConfig]):
         x = self.embed(layers, cfg, tokens)
         for n, block in enumerate(layers.blocks(cfg.n_layers)):
             normed = block.rmsnorm(x, "attn_norm", cfg.rms_eps)
-            turned = positions if self.turns(n) else None
-            x = block.residual(x, self.attention(block, cfg, normed, turned))
+            rotated = positions if self.rotates(n) else None
+            x = block.residual(x, self.attention(block, cfg, normed, rotated))
             normed = block.rmsnorm(x, "ffn_norm", cfg.rms_eps)
             x = block.add(x, self.feed_forward(block, cfg, normed))
         return x
@@ -378,7 +378,7 @@ class Llama(SequenceModel[LlamaConfig]):
         """Record the MLP of x (B T, C)."""
         return block.swiglu(x, "ffn_gate", "ffn_up", "ffn_down")
 
-    def turns(self, n: int) -> bool:
+    def rotates(self, n: int) -> bool:
         """Say whether block n has RoPE."""
         return True
 
@@ -403,12 +403,12 @@ class Llama(SequenceModel[LlamaConfig]):
             q = block.rmsnorm(q, "attn_q_norm", cfg.rms_eps)
             k = block.rmsnorm(k, "attn_k_norm", cfg.rms_eps)
         if positions is not None:
-            turned: dict[str, Any] = {
-                "neighbours": self.turns_neighbours,
+            rotated: dict[str, Any] = {
+                "interleaved": self.interleaved,
                 "magnitude": magnitude(cfg),
             }
-            q = block.rope(q, positions, cfg.n_heads, **turned)
-            k = block.rope(k, positions, cfg.n_kv_heads, **turned)
+            q = block.rope(q, positions, cfg.n_heads, **rotated)
+            k = block.rope(k, positions, cfg.n_kv_heads, **rotated)
         heads = block.attention(
             q,
             k,
@@ -429,6 +429,6 @@ class Llama(SequenceModel[LlamaConfig]):
         return "output" if opts.untied else "token_embd"
 
 
-register(Llama("llama", "Llama", turns_neighbours=True, also=(_MISTRAL,)))
+register(Llama("llama", "Llama", interleaved=True, also=(_MISTRAL,)))
 register(Llama("qwen2", "Qwen2", always_biased=True))
 register(Llama("qwen3", "Qwen3", head_norms=True))

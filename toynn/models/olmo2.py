@@ -1,9 +1,9 @@
 """OLMo 2: a Llama whose norms stand behind attention and MLP, and over all of q and of k.
 
-    x += rmsnorm(W_o attention(turn(rmsnorm(W_q x)), turn(rmsnorm(W_k x)), W_v x))
+    x += rmsnorm(W_o attention(rotate(rmsnorm(W_q x)), rotate(rmsnorm(W_k x)), W_v x))
     x += rmsnorm(W_down (silu(W_gate x) * W_up x))
 
-The norms of q and k take all heads at once. RoPE turns channels half a head apart.
+The norms of q and k take all heads at once. RoPE rotates channels half a head apart.
 Source: OLMo Team 2025, arXiv:2501.00656, section 2.
 """
 

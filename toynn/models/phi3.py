@@ -1,11 +1,11 @@
 """Phi-3, 3.5 and 4-mini: fused matrices, RoPE on a part of each head, longer contexts by factors.
 
-    q, k, v = W_qkv n                         x += W_o attention(turn(q), turn(k), v)
+    q, k, v = W_qkv n                         x += W_o attention(rotate(q), rotate(k), v)
     g, u = W_gu n                             x += W_down (silu(g) * u)
 
-A head's first rope_channels are turned, pair i by position / (f[i] base^(2i/R)). Where a model was
+A head's first rope_channels are rotated, pair i by position / (f[i] base^(2i/R)). Where a model was
 stretched to a longer context, f is one of two tables: short_factors for sequences within
-original_context, long_factors beyond; and what is turned is multiplied by rope_magnitude. Whoever
+original_context, long_factors beyond; and what is rotated is multiplied by rope_magnitude. Whoever
 generates across that border reads the sequence again. A query sees the last ``window`` keys.
 llama.cpp takes the window for none, and the factors by the context that it was given.
 Sources: Abdin et al. 2024, arXiv:2404.14219; Ding et al. 2024 (LongRoPE), arXiv:2402.13753.
@@ -52,7 +52,7 @@ class Phi3Config(LlamaConfig):
     Attributes
     ----------
     rope_channels
-        Channels of a head that turn, an even number; None means all.
+        Channels of a head that rotate, an even number; None means all.
     window
         Keys that a query sees, its own among them; 0: all before it.
     short_factors, long_factors
@@ -60,7 +60,7 @@ class Phi3Config(LlamaConfig):
     original_context
         Tokens up to which sequences are short; 0 means ``context``.
     rope_magnitude
-        By what channels that turn are multiplied.
+        The factor of rotated channels.
     """
 
     scalings: ClassVar[tuple[str, ...]] = ("none",)
@@ -95,7 +95,7 @@ class Phi3Config(LlamaConfig):
             raise ConfigError("Phi3Config: rope_magnitude needs short_factors and long_factors")
 
     def frequencies(self, factors: tuple[float, ...]) -> Floats:
-        """Return by how much each pair turns from one position to the next."""
+        """Return by how much each pair rotates from one position to the next."""
         R = self.rope_channels
         assert R is not None
         plain = float(self.rope_base) ** -(np.arange(0, R, 2) / R)
@@ -250,7 +250,12 @@ class Phi3(Llama):
         for block in layers.blocks(cfg.n_layers):
             qkv = block.linear(block.rmsnorm(x, "attn_norm", cfg.rms_eps), "attn_qkv")
             qkv = block.rope(
-                qkv, positions, H + 2 * KV, frequencies, magnitude=cfg.rope_magnitude, turned=H + KV
+                qkv,
+                positions,
+                H + 2 * KV,
+                frequencies,
+                magnitude=cfg.rope_magnitude,
+                rotated=H + KV,
             )
             heads = block.attention(qkv, n_heads=H, n_kv_heads=KV, window=cfg.window)
             x = block.residual(x, block.linear(heads, "attn_output"))

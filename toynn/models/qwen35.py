@@ -2,11 +2,11 @@
 
     x += W_o (rmsnorm(delta(silu(conv(W_qkv n)), g, W_b n)) * silu(W_z n))      n = rmsnorm(x)
     g  = a log(1 + e^(W_a n + dt)),  a < 0
-    x += W_o (attention(turn(rmsnorm(q)), turn(rmsnorm(W_k n)), W_v n) * sigmoid(gate))
+    x += W_o (attention(rotate(rmsnorm(q)), rotate(rmsnorm(W_k n)), W_v n) * sigmoid(gate))
                                                         q, gate = W_q n, side by side in each head
     x += W_down (silu(W_gate n) * W_up n)                                       n = rmsnorm(x)
 
-delta, see its kernel, has a state for each head of v. RoPE turns a part of each head; its three
+delta, see its kernel, has a state for each head of v. RoPE rotates a part of each head; its three
 kinds of positions, of pictures, are one for text. At Hugging Face gains are 1 + w, a is -e^w, and
 heads of v that share one of q and k are neighbours: in GGUF files head h reads head h mod K.
 Sources: Qwen Team 2025, qwen3_5 of transformers and qwen35 of llama.cpp; the delta rule: Yang,
@@ -44,7 +44,7 @@ _LAYER, _DELTA = "model.layers.{n}", "model.layers.{n}.linear_attn"
 _MOST = 256  # rows of a state
 _MOST_TAPS = 16
 _TAPS, _D, _K, _V = "ssm.conv_kernel", "ssm.state_size", "ssm.group_count", "ssm.time_step_rank"
-_INNER, _EVERY, _TURNED = "ssm.inner_size", "full_attention_interval", "rope.dimension_count"
+_INNER, _EVERY, _ROTATED = "ssm.inner_size", "full_attention_interval", "rope.dimension_count"
 _SECTIONS = "rope.dimension_sections"
 
 norm = partial(rows.norm, more=1.0)
@@ -59,7 +59,7 @@ class Qwen35Config(LlamaConfig):
     attention_every
         Every so many-th block has attention, the others a delta rule.
     rope_channels
-        Channels of a head that RoPE turns; None: a quarter.
+        Channels of a head that RoPE rotates; None: a quarter.
     conv_taps
         Rows that a convolution sums, 1 to 16.
     delta_heads, delta_value_heads
@@ -118,7 +118,7 @@ class Qwen35Config(LlamaConfig):
         return K, V, D, E
 
     def inverse_frequencies(self) -> Floats:
-        """Return by how much RoPE turns each pair from one position to the next."""
+        """Return by how much RoPE rotates each pair from one position to the next."""
         R = self.rope_channels or 0
         return (float(self.rope_base) ** -(np.arange(0, R, 2) / R)).astype(np.float32)
 
@@ -242,7 +242,7 @@ class Qwen35(Llama):
             arch=self.architecture,
             rope_base=hyper.real("rope.freq_base", 1e4),
             attention_every=every,
-            rope_channels=hyper.whole(_TURNED, d_head),
+            rope_channels=hyper.whole(_ROTATED, d_head),
             conv_taps=hyper.whole(_TAPS),
             delta_heads=hyper.whole(_K),
             delta_value_heads=V,
@@ -258,7 +258,7 @@ class Qwen35(Llama):
         (K, V, D, E), pairs = cfg.delta, (cfg.rope_channels or 0) // 2
         own = {_TAPS: cfg.conv_taps, _D: D, _K: K, _V: V, _INNER: V * E}
         third = [-(-pairs // 3), -(-(pairs - -(-pairs // 3)) // 2)]  # 11, 11, 10 of 32
-        own |= {_EVERY: cfg.attention_every, _TURNED: cfg.rope_channels or 0}
+        own |= {_EVERY: cfg.attention_every, _ROTATED: cfg.rope_channels or 0}
         return super().write(cfg) | own | {_SECTIONS: [*third, pairs - sum(third), 0]}
 
     def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
@@ -283,7 +283,7 @@ class Qwen35(Llama):
         rope = base_of(config, found)
         part = rope.pop("partial_rotary_factor", config.get("partial_rotary_factor", 0.25))
         part = config.number("partial_rotary_factor", part, real=True)
-        found[_TURNED] = int(found.get("attention.key_length", 0) * part)
+        found[_ROTATED] = int(found.get("attention.key_length", 0) * part)
         for key in ("mrope_section", "mrope_interleaved"):  # of positions in pictures
             rope.pop(key, None)
         if rope.pop("rope_type") != "default" or any(rope.values()):
@@ -297,7 +297,7 @@ class Qwen35(Llama):
         rope = {
             "rope_type": "default",
             "rope_theta": hyper["rope.freq_base"],
-            "partial_rotary_factor": hyper[_TURNED] / hyper["attention.key_length"],
+            "partial_rotary_factor": hyper[_ROTATED] / hyper["attention.key_length"],
             "mrope_section": hyper[_SECTIONS][:3],
         }
         return {

@@ -1,16 +1,16 @@
 """RoPE's frequencies, and what files say of them: their base, and how they are stretched.
 
-    f[i] = base^(-2i/R)                       a head of R channels turns pair i by position f[i]
+    f[i] = base^(-2i/R)                       a head of R channels rotates pair i by position f[i]
     llama3:  f[i] / factors[i]                one for each pair
     linear:  f[i] / s                         positions s times as far apart are as one was
     yarn:    f[i] (r[i] / s + 1 - r[i])       r[i] = (i - low) / (high - low), within 0 .. 1
              low, high = d(beta_fast), d(beta_slow);  d(n) = R ln(C / (2 pi n)) / (2 ln base)
 
-d(n) is the pair that turns n times over the C tokens of the original context. low and high are cut
-to whole pairs, down and up, but where config.json has truncate false, as gpt-oss's has; files have
-a key of toynn's own for that, which llama.cpp does not know: it cuts. Of most architectures it does
-not read the betas either, and takes those of its flags. What yarn turns is multiplied by
-m (1 + ln(s) / 10). Source: Peng et al. 2023 (YaRN), arXiv:2309.00071, section 3.
+d(n) is the pair that rotates n times over the C tokens of the original context. low and high are
+cut to whole pairs, down and up, but where config.json has truncate false, as gpt-oss's has; files
+have a key of toynn's own for that, which llama.cpp does not know: it cuts. Of most architectures it
+does not read the betas either, and takes those of its flags. What yarn rotates is multiplied by m
+(1 + ln(s) / 10). Source: Peng et al. 2023 (YaRN), arXiv:2309.00071, section 3.
 """
 
 from collections.abc import Mapping
@@ -85,10 +85,10 @@ def check_stretch(cfg: Any) -> None:
 def _ramp(cfg: Any) -> tuple[float, float]:
     """Return where yarn's ramp begins and ends."""
     if cfg.rope_base == 1:
-        return 1.0, 0.0  # all pairs turn alike: no ramp
+        return 1.0, 0.0  # all pairs rotate alike: no ramp
 
-    def pair(turns: float) -> float:
-        waves = cfg.original_context / (2 * pi * turns)
+    def pair(rotations: float) -> float:
+        waves = cfg.original_context / (2 * pi * rotations)
         return float(cfg.d_head * log(waves) / (2 * log(cfg.rope_base)))
 
     low, high = pair(cfg.beta_fast), pair(cfg.beta_slow)
@@ -98,7 +98,7 @@ def _ramp(cfg: Any) -> tuple[float, float]:
 
 
 def frequencies(cfg: Any) -> Floats:
-    """Return by how much each pair of a head turns from one position to the next."""
+    """Return by how much each pair of a head rotates from one position to the next."""
     plain = float(cfg.rope_base) ** -(np.arange(0, cfg.d_head, 2) / cfg.d_head)
     if cfg.rope_scaling == "yarn":
         low, high = _ramp(cfg)
@@ -111,7 +111,7 @@ def frequencies(cfg: Any) -> Floats:
 
 
 def magnitude(cfg: Any) -> float:
-    """Return by what channels that turn are multiplied."""
+    """Return the factor of rotated channels."""
     return (
         float(cfg.yarn_magnitude * _usual(cfg.rope_factor)) if cfg.rope_scaling == "yarn" else 1.0
     )

@@ -52,8 +52,8 @@ class SequenceModel(Model[S]):
 
     architecture: str
     hf: Folder
-    #: Whether RoPE turns neighbouring channels, so that the rows with ``pairs`` are in that order.
-    turns_neighbours: bool = False
+    #: Whether RoPE rotates interleaved channels, so that the rows with ``pairs`` are in that order.
+    interleaved: bool = False
     #: Whether ``forward`` leaves out rows that nobody wants: its first sum of a block, of what
     #: came of attention, is ``Layers.residual``. Said by the class that has ``forward``.
     narrows: bool = False
@@ -96,10 +96,10 @@ class SequenceModel(Model[S]):
     def apart(self) -> Self:
         """Return the model for rows of q and k as Hugging Face has them: pairs half a head apart.
 
-        RoPE turns those then, and the numbers are the same.
+        RoPE rotates those then, and the numbers are the same.
         """
         model = copy(self)
-        model.turns_neighbours = False
+        model.interleaved = False
         return model
 
     def name_mapping(self) -> NameMapping:
@@ -110,7 +110,7 @@ class SequenceModel(Model[S]):
             **vars(self.hf),
             modules={row.name: row.elsewhere for row in rows},
             transposed=frozenset(row.name for row in rows if row.transposed),
-            pairs={row.name: row.pairs for row in rows if row.pairs and self.turns_neighbours},
+            pairs={row.name: row.pairs for row in rows if row.pairs and self.interleaved},
             spread=frozenset(row.name for row in rows if row.spread),
             more={row.name: row.more for row in rows if row.more},
             has_head=any(row.name == "output" and row.when is not False for row in rows),

@@ -1,4 +1,4 @@
-"""SmolLM3: a Llama in which every fourth block turns neither q nor k (NoPE).
+"""SmolLM3: a Llama in which every fourth block rotates neither q nor k (NoPE).
 
     x += W_o attention(W_q n, W_k n, W_v n)     in blocks 3, 7, 11, ...; else as in llama.py
 
@@ -35,7 +35,7 @@ class SmolLM3(Llama):
 
     hf = replace(Llama.hf, tied=True)
 
-    def turns(self, n: int) -> bool:
+    def rotates(self, n: int) -> bool:
         """Say whether block n has RoPE."""
         return (n + 1) % _INTERVAL != 0
 
@@ -61,4 +61,4 @@ class SmolLM3(Llama):
         return keys | {"no_rope_layers": kinds, "pad_token_id": None}, more
 
 
-register(SmolLM3("smollm3", "SmolLM3", turns_neighbours=True))
+register(SmolLM3("smollm3", "SmolLM3", interleaved=True))

@@ -64,7 +64,7 @@ class Row:
     bias, when, frozen
         Whether there is a bias; whether it is there at all; whether it is not trained.
     pairs
-        Keys of the number of heads, if its rows have the pairs that RoPE turns together here and
+        Keys of the number of heads, if its rows have the pairs that RoPE rotates together here and
         half a head apart at Hugging Face.
     transposed
         Whether its matrix is (in, out) at Hugging Face.

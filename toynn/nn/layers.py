@@ -342,14 +342,14 @@ class Layers:
         n_heads: int,
         frequencies: str = "inverse_frequencies",
         *,
-        neighbours: bool = False,
+        interleaved: bool = False,
         magnitude: float = 1.0,
-        turned: int | None = None,
+        rotated: int | None = None,
     ) -> Tensor:
-        """Record x (B T, H D) with pairs of each head turned by position; see ops.rope.
+        """Record x (B T, H D) with pairs of each head rotated by position; see ops.rope.
 
         ``frequencies`` names the constant that says by how much, and of how many pairs;
-        ``neighbours`` whether the two of a pair are neighbours, or half of what is turned apart.
+        ``interleaved`` whether channels 2i and 2i + 1 are a pair, or i and i + R/2.
         """
         return ops.rope(
             self.session,
@@ -357,9 +357,9 @@ class Layers:
             positions,
             self.constants[frequencies],
             n_heads,
-            interleaved=neighbours,
+            interleaved=interleaved,
             magnitude=magnitude,
-            turned=turned,
+            rotated=rotated,
         )
 
     def attention(

@@ -36,16 +36,16 @@ def rope(
     *,
     interleaved: bool,
     magnitude: float = 1.0,
-    turned: int | None = None,
+    rotated: int | None = None,
 ) -> Tensor:
-    """Record y (N, H D): pairs of each head of x turned by position * inverse_frequency (R/2,).
+    """Record y (N, H D): pairs of each head of x rotated by position * inverse_frequency (R/2,).
 
-    The first R channels of a head are turned, and multiplied by ``magnitude``; R = D, or less. Of
-    the heads, the first ``turned``; None: all.
+    The first R channels of a head are rotated, and multiplied by ``magnitude``; R = D, or less. Of
+    the heads, the first ``rotated``; None: all.
     """
     N, C = matrix("rope", x)
     R = 2 * inverse_frequency.size
-    P = n_heads if turned is None else turned
+    P = n_heads if rotated is None else rotated
     fits = C % n_heads == 0 and C // n_heads >= R and 0 <= P <= n_heads
     needed = f"positions ({N},), {n_heads} heads of {R} channels or more"
     require(fits, "rope", needed, x, positions, inverse_frequency)
@@ -64,8 +64,8 @@ def class_token(s: Recorder, x: Tensor, cls: Tensor, pos: Tensor) -> Tensor:
     return s.tape.record(CLASS_TOKEN, {"x": x, "cls": cls, "pos": pos}).output
 
 
-def _turns(sizes: Sizes) -> int:
-    """Count 6 for each pair of each head that turns, and for all heads 26: a cosine and a sine."""
+def _rotations(sizes: Sizes) -> int:
+    """Count 6 for each pair of each rotated head, and for all heads 26: a cosine and a sine."""
     return (6 * sizes["P"] + 26) * sizes["N"] * sizes["R"] // 2
 
 
@@ -88,8 +88,8 @@ RMSNORM = Op(
     rows="N x",
     grouped=True,
 )
-ROPE_BACKWARD = Op("rope.backward", _turns, rows="N dy")
-ROPE = Op("rope.forward", _turns, by_names(ROPE_BACKWARD), rows="N x")
+ROPE_BACKWARD = Op("rope.backward", _rotations, rows="N dy")
+ROPE = Op("rope.forward", _rotations, by_names(ROPE_BACKWARD), rows="N x")
 CLASS_TOKEN_BACKWARD = Op("class_token.backward", flops(1, "B", "T", "C"))
 CLASS_TOKEN = Op(
     "class_token.forward", flops(1, "B", "T", "C"), by_names(CLASS_TOKEN_BACKWARD), name="tokens"

@@ -80,7 +80,7 @@ def rmsnorm_backward(dy: Array, x: Array, w: Array, r: Array) -> Outputs:
     return {"dx": r * (w * dy - x * r * r * dot), "dw": (dy * x * r).sum(axis=0)}
 
 
-def _turned(
+def _rotated(
     x: Array,
     positions: Array,
     inverse_frequency: Array,
@@ -114,7 +114,7 @@ def rope(
 
     Of the first P heads.
     """
-    return {"y": _turned(x, positions, inverse_frequency, interleaved, magnitude, P)}
+    return {"y": _rotated(x, positions, inverse_frequency, interleaved, magnitude, P)}
 
 
 @kernel("rope.backward")
@@ -126,8 +126,8 @@ def rope_backward(
     magnitude: float = 1.0,
     P: int | None = None,
 ) -> Outputs:
-    """Turn dy back."""
-    return {"dx": _turned(dy, -positions, inverse_frequency, interleaved, magnitude, P)}
+    """Rotate dy back."""
+    return {"dx": _rotated(dy, -positions, inverse_frequency, interleaved, magnitude, P)}
 
 
 def _shifted(u: Array, k: int, B: int, T: int, first: Array | None) -> Array:

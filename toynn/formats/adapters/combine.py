@@ -76,8 +76,8 @@ def combine(
     tensors: dict[str, Floats] = {}
     for name, (a, b, scale) in found.items():
         b = b * np.float32(scale * a.shape[-2] / alpha)
-        turned = is_embedding(name)
-        tensors[name + LORA_A] = np.ascontiguousarray(a.T if turned else a, np.float32)
+        transposed = is_embedding(name)
+        tensors[name + LORA_A] = np.ascontiguousarray(a.T if transposed else a, np.float32)
         tensors[name + LORA_B] = np.ascontiguousarray(b, np.float32)
     path = " + ".join(os.fspath(adapter.path) for adapter in adapters)
     metadata = {**_of_one_base(adapters, strict), **first.metadata}
@@ -102,7 +102,7 @@ def _of_one_base(adapters: Sequence[Adapter], strict: bool) -> dict[str, Any]:
 
 
 def _pairs(name: str, adapters: Sequence[Adapter], weights: Sequence[float]) -> list[_Pair]:
-    """Return A, B and scale of a matrix in each adapter that has it, all turned alike."""
+    """Return A, B and scale of a matrix in each adapter that has it, all transposed alike."""
     found = []
     for adapter, weight in zip(adapters, weights, strict=True):
         if name in adapter.pairs:

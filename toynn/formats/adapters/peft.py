@@ -124,8 +124,8 @@ def read_peft(folder: Path, base: Base, *, strict: bool = False) -> Adapter:
                     f"{file.path}: tensor {name}: expected base_model.model.<module>.lora_A.weight "
                     f"or .lora_B.weight, of a matrix of arch {base.architecture}"
                 )
-            turned = found is not None and found[2] == "lora_embedding_A"
-            tensors[tensor] = np.ascontiguousarray(file[name].T) if turned else file[name]
+            transposed = found is not None and found[2] == "lora_embedding_A"
+            tensors[tensor] = np.ascontiguousarray(file[name].T) if transposed else file[name]
         described = {
             key: text
             for key, text in file.metadata.items()

@@ -39,7 +39,7 @@ class Parameter(NamedTuple):
     name: str
     part: int = 0
     parts: int = 1
-    by_turns: bool = False
+    interleaved: bool = False
 
     @property
     def whole(self) -> str:
@@ -65,11 +65,11 @@ def parameter_of(mapping: NameMapping, weight: str) -> Parameter:
     if "{e}" in hf_name:  # folders have a matrix of each expert, transformers one parameter
         module, _, last = hf_name.partition(".{e}.")
         return Parameter(module, *_FUSED.get(last, (last, 0, 1)))
-    name, part, parts, by_turns = layout_of(hf_name)
+    name, part, parts, interleaved = layout_of(hf_name)
     module, _, last = name.rpartition(".")
     if last in _LINEAR:
         module, last = f"{module}.experts", _LINEAR[last]
-    return Parameter(module, last, part, parts, by_turns)
+    return Parameter(module, last, part, parts, interleaved)
 
 
 def parameters(mapping: NameMapping, weights: Iterable[str]) -> dict[str, Parameter]:
@@ -118,7 +118,7 @@ def _together(adapter: Adapter, group: Mapping[str, Parameter]) -> tuple[Floats,
 
 def parameter_rows(parameter: Parameter, rows: int) -> slice:
     """Return which rows of a parameter a part of so many is."""
-    if parameter.by_turns:
+    if parameter.interleaved:
         return slice(parameter.part, None, parameter.parts)
     return slice(parameter.part * rows, (parameter.part + 1) * rows)
 

@@ -71,7 +71,7 @@ class HFModel(Opened):
         self.metadata = {"general.architecture": self.architecture} | {
             f"{self.architecture}.{key}": value for key, value in self._read_config().items()
         }
-        #: whether the rows of q and k that RoPE turns together are half a head apart in ``stored``
+        #: whether rows of q and k that RoPE rotates together are half a head apart in ``stored``
         self.pairs_apart = bool(mapping.pairs)
         self._stored = Shards(path, BUFFERS, (BLOCKS, SCALES) if mapping.bare else ())
         try:
@@ -260,7 +260,7 @@ class HFModel(Opened):
             hf_name = self._mapping.plain_name(name)
             if pieces := pieces_of(self._mapping.modules, hf_name):
                 for piece in pieces:
-                    part = piece._replace(turned=False) if info.type == "U8" else piece
+                    part = piece._replace(transposed=False) if info.type == "U8" else piece
                     self._pieces.setdefault(piece.name, {})[part] = name
                 continue
             gguf_name = self._mapping.gguf_name(hf_name)

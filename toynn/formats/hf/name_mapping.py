@@ -101,7 +101,7 @@ class NameMapping(Folder):
     transposed
         Modules whose matrices are (in, out).
     pairs
-        Modules whose rows have the pairs that RoPE turns together in GGUF files, and half a head
+        Modules whose rows have the pairs that RoPE rotates together in GGUF files, and half a head
         apart at Hugging Face; with the keys of their number of heads, of which the first counts.
     spread
         Modules whose matrices have an axis of one in the middle there.
@@ -263,7 +263,7 @@ def _parted(gguf_name: str) -> tuple[str, str, str]:
 
 
 def pairs_together(w: Floats, heads: int) -> Floats:
-    """Return rows of q or k in GGUF's order of pairs: those that RoPE turns are together.
+    """Return rows of q or k in GGUF's order of pairs: those that RoPE rotates are together.
 
     At Hugging Face they are half a head apart.
     """

@@ -33,8 +33,8 @@ class Piece(NamedTuple):
     expert: int | None
     part: int = 0
     parts: int = 1
-    by_turns: bool = False  # rows i, i + k, ..., or the i-th stretch of them
-    turned: bool = False  # its matrices are (in, out) there
+    interleaved: bool = False  # rows i, i + k, ..., or the i-th stretch of them
+    transposed: bool = False  # its matrices are (in, out) there
 
     @property
     def rows(self) -> int:
@@ -44,7 +44,7 @@ class Piece(NamedTuple):
     def shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of the piece, of that of the whole. The parts must fit."""
         shape = list(stored)
-        if self.turned:
+        if self.transposed:
             shape[-2:] = shape[:-3:-1]
         shape[self.rows] //= self.parts
         return tuple(shape)
@@ -88,12 +88,12 @@ def assembled(pieces: Mapping[Piece, str], read: Callable[[str], Array]) -> Arra
 
 
 def _part(values: Array, piece: Piece) -> Array:
-    values = values.swapaxes(-1, -2) if piece.turned else values
+    values = values.swapaxes(-1, -2) if piece.transposed else values
     if piece.parts == 1:
         return np.ascontiguousarray(values)
     rows = values.shape[piece.rows] // piece.parts
     begin = piece.part * rows
-    kept = slice(piece.part, None, piece.parts) if piece.by_turns else slice(begin, begin + rows)
+    kept = slice(piece.part, None, piece.parts) if piece.interleaved else slice(begin, begin + rows)
     part = values[..., kept] if piece.rows == -1 else values[..., kept, :]
     return np.ascontiguousarray(part)
 
@@ -108,22 +108,22 @@ def _how(part: re.Match[str] | None, is_weight: bool) -> tuple[Any, ...]:
 def layout_of(hf_name: str) -> tuple[str, int, int, bool]:
     """Return the name of what is there, which part of how many this is, and whether by turns."""
     part = _PART.search(hf_name)
-    i, k, by_turns, _ = _how(part, True) or (0, 1, False, False)
-    return _PART.sub("", hf_name), i, k, by_turns
+    i, k, interleaved, _ = _how(part, True) or (0, 1, False, False)
+    return _PART.sub("", hf_name), i, k, interleaved
 
 
 def joined(hf_name: str, values: list[Floats]) -> Floats:
     """Return the weight of a folder from its parts, in order; the inverse of ``assembled``."""
     part, is_weight = _PART.search(hf_name), hf_name.endswith(".weight")
-    _, _, by_turns, turned = _how(part, is_weight) or (0, 1, False, False)
+    _, _, interleaved, transposed = _how(part, is_weight) or (0, 1, False, False)
     axis = -2 if is_weight else -1
-    if by_turns:
+    if interleaved:
         shape = list(values[0].shape)
         shape[axis] *= len(values)
         whole = np.stack(values, axis=len(shape) + axis + 1).reshape(shape)
     else:
         whole = np.concatenate(values, axis=axis)
-    return np.ascontiguousarray(whole.swapaxes(-1, -2) if turned else whole)
+    return np.ascontiguousarray(whole.swapaxes(-1, -2) if transposed else whole)
 
 
 def cut(hf_name: str, values: Floats) -> dict[tuple[str, int], Floats]:

@@ -21,7 +21,7 @@ def _inputs(
 
 
 def _options(sizes: Sizes) -> dict[str, float]:
-    """Where not all channels are turned, a magnitude too."""
+    """Where not all channels are rotated, a magnitude too."""
     return {"magnitude": MAGNITUDE if "R" in sizes else 1.0}
 
 

@@ -1,12 +1,12 @@
-// RoPE: turn each pair of channels by an angle that grows with the position.
+// RoPE: rotate each pair of channels by an angle that grows with the position.
 //
 //   angle[n,i] = positions[n] inverse_frequency[i]        c = m cos(angle), s = m sin(angle)
 //   y[n,h,j]   = x[n,h,j] c - x[n,h,k] s                  dx[n,h,j] =  dy[n,h,j] c + dy[n,h,k] s
 //   y[n,h,k]   = x[n,h,j] s + x[n,h,k] c                  dx[n,h,k] = -dy[n,h,j] s + dy[n,h,k] c
 //
 // Pair i of R/2 is the channels j, k = i, i + R/2 (half-split) or, when interleaved, 2i, 2i + 1; m is the
-// magnitude. N rows, H heads; one thread turns pair i of the first P heads of a row, and copies channels 2i and
-// 2i + 1 of those that do not turn. In place: y may be x, dx may be dy.
+// magnitude. N rows, H heads; one thread rotates pair i of the first P heads of a row, and copies channels 2i and
+// 2i + 1 of those that do not rotate. In place: y may be x, dx may be dy.
 // Source: Su et al. 2021, arXiv:2104.09864, section 3.4.
 
 // cos and sin of position x frequency within 2e-7, positions below 2^24. Metal has no double, and in float32
@@ -37,8 +37,9 @@ static inline float2 cos_sin(float position, float frequency) {
     return float2((quarter + 1) & 2 ? -across : across, quarter & 2 ? -up : up);
 }
 
-// Pair i of a row, whose heads are D apart: those that turn by an angle's cosine and sine, and copies.
-static inline void turn(device float* y, device const float* x, float2 by, uint i, uint H, uint D, uint R, uint P,
+// Pair i of a row, whose heads are D apart: those that rotate by an angle's cosine and sine, and copies.
+static inline void rotate_pair(device float* y, device const float* x, float2 by, uint i, uint H, uint D, uint R, uint
+P,
                         bool interleaved) {
     const uint half_r = R / 2, j = interleaved ? 2 * i : i, k = interleaved ? j + 1 : j + half_r;
     for (uint h = 0; h < H; ++h) {
@@ -65,7 +66,7 @@ kernel void rope_forward(
     const uint n = at / half_d, i = at % half_d, row = n * args.H * args.D;
     const float frequency = i < args.R / 2 ? inverse_frequency[i] : 0.0f;
     const float2 by = args.magnitude * cos_sin(float(positions[n]), frequency);
-    turn(y + row, x + row, by, i, args.H, args.D, args.R, args.P, args.interleaved);
+    rotate_pair(y + row, x + row, by, i, args.H, args.D, args.R, args.P, args.interleaved);
 }
 
 kernel void rope_backward(
@@ -81,5 +82,5 @@ kernel void rope_backward(
     const uint n = at / half_d, i = at % half_d, row = n * args.H * args.D;
     const float frequency = i < args.R / 2 ? inverse_frequency[i] : 0.0f;
     const float2 by = args.magnitude * cos_sin(-float(positions[n]), frequency);
-    turn(dx + row, dy + row, by, i, args.H, args.D, args.R, args.P, args.interleaved);
+    rotate_pair(dx + row, dy + row, by, i, args.H, args.D, args.R, args.P, args.interleaved);
 }
