@@ -276,7 +276,7 @@ class FromScratchJob(ModelJob):
         width, heads = self.shape.d_model, self.shape.heads
         if width // heads % 2:
             raise ConfigError(
-                f"--heads {heads}: heads of {width // heads} are odd; RoPE turns pairs"
+                f"--heads {heads}: heads of {width // heads} are odd; RoPE rotates pairs"
             )
         if own.kv_heads is not None and heads % own.kv_heads:
             raise ConfigError(f"--kv-heads {own.kv_heads} does not divide --heads {heads}")

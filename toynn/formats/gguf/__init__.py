@@ -68,7 +68,7 @@ class GGUFFile(Opened):
     """
 
     error = GGUFError
-    pairs_apart = False  # the rows that RoPE turns together are as GGUF has them
+    pairs_apart = False  # the rows that RoPE rotates together are as GGUF has them
 
     def __init__(self, parts: list[Part]) -> None:
         header = parts[0].header
