@@ -12,10 +12,7 @@ from toynn.models import Source
 
 __all__ = ["Weighted", "add_adapters", "combined", "weighted"]
 
-HELP = (
-    "adapters of the model: .gguf files, or folders that PEFT wrote; of several the sum is used, "
-    "each as it is or, as a.gguf:0.5, times a number"
-)
+HELP = "adapters: .gguf files or PEFT folders; several are added up by weight (a.gguf:0.5)"
 
 
 class Weighted(NamedTuple):

@@ -21,39 +21,51 @@ __all__ = ["Clock", "add_flags", "opened", "options"]
 
 #: Flag, kind, default, meaning, name among the arguments of ``complete``.
 DRAWING = (
-    ("--max-tokens", whole(1), 256, "end after so many new tokens", "max_tokens"),
+    ("--max-tokens", whole(1), 256, "maximum number of new tokens", "max_tokens"),
     ("--temp", real(0), 0.8, "temperature; 0 takes the likeliest token", "temperature"),
-    ("--top-k", whole(0), 0, "draw from the K likeliest tokens; 0: from all", "top_k"),
-    ("--top-p", real(0, 1, above=True), 1.0, "draw from the likeliest that make up P", "top_p"),
-    ("--min-p", real(0, 1), 0.0, "only from those P times as likely as the likeliest", "min_p"),
+    ("--top-k", whole(0), 0, "sample from the N likeliest tokens; 0: from all", "top_k"),
+    (
+        "--top-p",
+        real(0, 1, above=True),
+        1.0,
+        "sample from the likeliest tokens of total probability N",
+        "top_p",
+    ),
+    (
+        "--min-p",
+        real(0, 1),
+        0.0,
+        "sample from tokens at least N times as likely as the likeliest",
+        "min_p",
+    ),
     (
         "--repeat-penalty",
         real(0, above=True),
         1.0,
-        "divide the logits of tokens that came lately",
+        "divide the logits of recent tokens by this",
         "repeat_penalty",
     ),
-    ("--repeat-last-n", whole(0), 64, "how many tokens that are", "repeat_last_n"),
-    ("--seed", whole(0), 0, "of the draws", "seed"),
+    ("--repeat-last-n", whole(0), 64, "number of recent tokens to penalize", "repeat_last_n"),
+    ("--seed", whole(0), 0, "seed of the sampling", "seed"),
 )
 
 
 def add_flags(parser: ArgumentParser) -> None:
     """Add the flags of a model, and of how it writes."""
-    model = "a .gguf file, or a folder: of a run of `toynn train`, or in Hugging Face's format"
+    model = "model: a .gguf file, a run folder or a Hugging Face folder"
     parser.add_argument("-m", "--model", type=Path, required=True, metavar="PATH", help=model)
     add_adapters(parser)
     for name, kind, default, meaning, _ in DRAWING:
         names = ("-n", name) if name == "--max-tokens" else (name,)
         help_ = f"{meaning} (default {default})"
         parser.add_argument(*names, type=kind, default=default, metavar="N", help=help_)
-    stop = "end where the model writes this text, and leave it out; may be given several times"
+    stop = "stop before this text; may be given several times"
     parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help=stop)
     add(parser, THREADS)
     add(parser, BACKEND)
     exact = (
-        "of matrix products; medium multiplies prompts in bfloat16, and the blocks of Q4_0, Q8_0, "
-        "Q4_K and Q6_K as they are by rows in 8 bits, where the CPU can (default highest)"
+        "precision of matrix products; medium: prompts in bfloat16, and Q4_0, Q8_0, Q4_K and Q6_K "
+        "times rows in 8 bits, if the CPU can (default highest)"
     )
     add(parser, replace(named(RecipeOptions, "precision"), choices=PRECISIONS, help=exact))
 

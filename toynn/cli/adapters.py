@@ -30,40 +30,40 @@ def add_parsers(commands: Any) -> None:
     parser = commands.add_parser("fuse", help=help_, description=help_, allow_abbrev=False)
     _add_files(parser, "FILE", "the new .gguf file", model=True)
     outtype = (
-        f"store all matrices as this type ({', '.join(OUTTYPES)}; default: each keeps its own; see "
-        f"below), or the model as a mix of types by llama.cpp's quantizer: {', '.join(MIXES)}"
+        f"type of all matrices ({', '.join(OUTTYPES)}), or a mix by llama.cpp's quantizer "
+        f"({', '.join(MIXES)}) (default: matrices keep their types; see below)"
     )
     kinds = (*OUTTYPES, *MIXES)
     parser.add_argument("--outtype", type=str.lower, choices=kinds, metavar="TYPE", help=outtype)
     parser.epilog = (
-        "Merged matrices of a type that toynn reads and does not write (all quantized types but "
-        "q8_0 and q4_0) are stored as q8_0. Quantizing a merged matrix again rounds a part of the "
-        "adapter away: the command says how much. --outtype f16 or f32 keeps more. Mixes take "
-        "llama-cpp-python (pip install llama-cpp-python), and room for the model in float32."
+        "toynn writes q8_0 and q4_0 of the quantized types; merged matrices of all others are "
+        "stored as q8_0. Quantizing a merged matrix rounds part of the adapter away: the command "
+        "says how much. --outtype f16 or f32 keeps more. Mixes need llama-cpp-python (pip install "
+        "llama-cpp-python), and memory for the model in float32."
     )
     parser.set_defaults(run=run_fuse, saves=True)
 
     help_ = "write an adapter for llama.cpp or for PEFT, or a model for transformers"
     parser = commands.add_parser("export", help=help_, description=help_, allow_abbrev=False)
-    forms = "gguf, peft: the adapter so; hf: the model as a folder in Hugging Face's format"
+    forms = "format: gguf or peft of the adapter, or hf, a Hugging Face folder of the model"
     parser.add_argument("--to", choices=WRITERS, required=True, help=forms)
     _add_files(parser, "PATH", "the new .gguf file, or the new folder", model=False)
     parser.set_defaults(run=run_export, saves=True)
 
 
 def _add_files(parser: ArgumentParser, kind: str, out: str, *, model: bool) -> None:
-    base = "the .gguf file or Hugging Face folder that the adapter is for"
+    base = "base model: a .gguf file or Hugging Face folder"
     if not model:
-        base += ", where --adapter is a folder, or q or k of a llama are adapted; or of the model"
+        base += "; needed for --to hf, for a PEFT folder, and if q or k of a llama are adapted"
     parser.add_argument("-m", "--model", type=model_file, required=model, metavar="FILE", help=base)
     add_adapters(parser, required=model)
     method = (
-        "how several become one: by their ranks side by side, which is exact, or linear, which "
-        "keeps the rank (default cat)"
+        "combine several adapters by concatenating ranks (cat, exact) or linearly (keeps the rank) "
+        "(default cat)"
     )
     parser.add_argument("--method", choices=adapters.METHODS, default="cat", help=method)
     parser.add_argument("--out", type=Path, required=True, metavar=kind, help=out)
-    parser.add_argument("--overwrite", action="store_true", help="replace what --out names")
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing --out")
 
 
 def run_fuse(arguments: Namespace) -> int:

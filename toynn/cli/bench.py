@@ -44,8 +44,8 @@ are checked before. GB/s counts each array once.
 The limits are measured first, by loops that do nothing but multiply and add in registers, or but
 read and write memory. A row cannot take less time than its multiply-adds (of a product: in the
 fastest way that --precision allows) or its bytes take at those rates, whichever is longer: `limit`
-says which it is, and `share` is that least time over the measured one. Bytes are held against the
-memory or cache that arrays as large as the row's lie in.
+says which it is, and `share` is that least time over the measured one. Bytes are compared with the
+memory or cache that arrays as large as the row's fit into.
 
 With --steps the rows are the kernels of whole training steps, per step: of GPT-2 models, and of
 adapters over a file of Q8_0 of SmolLM2-135M's shape. A step's roofline is what all its nodes would
@@ -67,12 +67,16 @@ def add_parser(commands: Any) -> None:
     kernels = f"one kernel: {', '.join(_kernels.OPS)} (default: all)"
     only: Any = parser.add_argument("--only", metavar="OP", help=kernels)
     only.words = tuple(_kernels.OPS)
-    parser.add_argument("--steps", action="store_true", help="training steps instead, by kernel")
     parser.add_argument(
-        "--compare", action="store_true", help="the steps, in turns with PyTorch (which it needs)"
+        "--steps", action="store_true", help="time training steps instead, by kernel"
+    )
+    parser.add_argument(
+        "--compare",
+        action="store_true",
+        help="time the steps in turns with PyTorch (which must be installed)",
     )
     add(parser, THREADS)
-    help_ = "of products (default: highest)"
+    help_ = "precision of matrix products (default highest)"
     add(parser, replace(named(RecipeOptions, "precision"), choices=PRECISIONS, help=help_))
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to a file too")
     parser.set_defaults(run=run, saves="json")

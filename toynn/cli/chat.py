@@ -29,7 +29,7 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser("chat", help=help_, description=help_, allow_abbrev=False)
     parser.epilog = f"In the conversation: {HELP}."
     add_flags(parser)
-    system = "what the model is told before the first turn; @FILE reads it from a file"
+    system = "system message; @FILE reads it from a file"
     parser.add_argument("--system", metavar="TEXT", help=system)
     parser.set_defaults(run=run)
 

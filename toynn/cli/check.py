@@ -38,23 +38,22 @@ ODD = 5  # characters that are named
 
 def add_parser(commands: Any) -> None:
     """Add the command to the parser's commands."""
-    help_ = "say what training would make of data: forms, lengths, masks, repeats, leaks"
+    help_ = "check data before training: forms, lengths, masks, repeats, leaks"
     parser = commands.add_parser("check", help=help_, description=help_, allow_abbrev=False)
-    data = "files or folders, as `toynn train --data` takes them; each is told of by itself"
+    data = "files or folders, as for `toynn train --data`; each is checked alone"
     add(parser, replace(named(TextOptions, "data"), help=data, metavar="PATH", required=True))
-    model = "whose tokenizer and chat template are used (a .gguf file, a folder); without it, "
-    model += "lengths are in characters"
+    model = "model with the tokenizer and chat template (default: lengths in characters)"
     parser.add_argument("-m", "--model", type=Path, metavar="PATH", help=model)
-    seq = f"tokens of a row: what is cut, how full rows are (default {SEQ}, with a model)"
+    seq = f"tokens per row, by which examples are cut and packed (default {SEQ}, with a model)"
     parser.add_argument("--seq", type=whole(1), metavar="N", help=seq)
-    columns = "names of fields with those that the data have for them"
+    columns = "map field names to columns of the data: prompt=question,completion=answer"
     add(parser, replace(named(TextOptions, "columns"), help=columns))
-    every = "as if prompts had loss, too"
+    every = "check as if prompts had loss, too"
     parser.add_argument("--no-mask-prompt", action="store_true", help=every)
-    seed = "of the run, which draws what is held out (default 0)"
+    seed = "seed of the run, which draws the held-out part (default 0)"
     parser.add_argument("--seed", type=whole(0), default=0, metavar="N", help=seed)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    strict = "exit with 1 where rows come again, leak, are cut, or have no tokens"
+    strict = "exit with 1 if rows are repeated, leak, are cut, or have no tokens"
     parser.add_argument("--strict", action="store_true", help=strict)
     parser.set_defaults(run=run)
 

@@ -18,16 +18,14 @@ _WIDTH = 79
 
 def add_parser(commands: Any) -> None:
     """Add the command to the parser's commands."""
-    help_ = "write a folder in Hugging Face's format as a GGUF file, for llama.cpp"
+    help_ = "convert a Hugging Face folder to a GGUF file, for llama.cpp"
     parser = commands.add_parser("convert", help=help_, description=help_, allow_abbrev=False)
-    folder = "a folder with config.json, safetensors files, tokenizer.json or tokenizer.model"
+    folder = "folder with config.json, safetensors files, tokenizer.json or tokenizer.model"
     parser.add_argument("folder", type=Path, metavar="FOLDER", help=folder)
-    outtype = "the type of matrices (default f16); norms and biases are f32"
+    outtype = "type of matrices; norms and biases are f32 (default f16)"
     parser.add_argument("--outtype", type=str.lower, choices=OUTTYPES, default="f16", help=outtype)
-    parser.add_argument(
-        "--out", type=Path, required=True, metavar="FILE", help="the new .gguf file"
-    )
-    parser.add_argument("--overwrite", action="store_true", help="replace what --out names")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="new .gguf file")
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing --out")
     parser.set_defaults(run=run, saves=True)
 
 

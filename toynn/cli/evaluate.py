@@ -22,9 +22,9 @@ from toynn.system.printing import fact
 __all__ = ["add_parser"]
 
 DATA = (
-    "a text in UTF-8: perplexity; lines of JSON (.jsonl), a table or a folder of texts, as for "
-    "training: loss of completions; or lines with question, choices, answer: accuracy. Of a "
-    "folder with test.jsonl or valid.jsonl that part (default: the text that ships with CPython)"
+    "text (perplexity), examples as for training (loss of completions), or multiple-choice "
+    "questions (accuracy); of a folder, test.jsonl or valid.jsonl (default: the text that ships "
+    "with CPython)"
 )
 
 
@@ -36,17 +36,17 @@ class OneText(Once):
 
 def add_parser(commands: Any) -> None:
     """Add the command to the parser's commands."""
-    help_ = "measure a model: perplexity, loss, accuracy, distance from another"
+    help_ = "evaluate a model: perplexity, loss, accuracy, divergence from another"
     parser = commands.add_parser("eval", help=help_, description=help_, allow_abbrev=False)
-    model = "a .gguf file, or a folder: of a run of `toynn train`, or in Hugging Face's format"
+    model = "model: a .gguf file, a run folder or a Hugging Face folder"
     parser.add_argument("-m", "--model", type=Path, required=True, metavar="PATH", help=model)
     add_adapters(parser)
     parser.add_argument("--data", type=Path, metavar="PATH", action=OneText, help=DATA)
-    against = "another model, or the same without its adapter: Kullback-Leibler divergence from it"
+    against = "report the Kullback-Leibler divergence from this model"
     parser.add_argument("--against", type=Path, metavar="PATH", help=against)
-    seq = f"tokens of a window, or of an example at most (default {SEQ}, or the model's context)"
+    seq = f"tokens per window or example, at most (default {SEQ}, or the model's context)"
     parser.add_argument("--seq", type=whole(4), metavar="N", help=seq)
-    every = "count prompts and what users say, too"
+    every = "evaluate prompts and user messages too, not only completions"
     parser.add_argument("--no-mask-prompt", action="store_true", help=every)
     parser.add_argument("--json", action="store_true", help="print one JSON object, all in nats")
     add(parser, THREADS)

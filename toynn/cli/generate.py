@@ -27,26 +27,26 @@ Prompt = str | list[dict[str, Any]]
 
 def add_parser(commands: Any) -> None:
     """Add the command to the parser's commands."""
-    help_ = "let a model continue a text, or answer"
+    help_ = "continue a text, or answer, with a model"
     parser = commands.add_parser("generate", help=help_, description=help_, allow_abbrev=False)
     add_flags(parser)
     which = parser.add_mutually_exclusive_group(required=True)
-    prompt = "the text to continue; - reads it from standard input, without its last line break"
+    prompt = "text to continue; - reads it from standard input, without its last line break"
     which.add_argument("-p", "--prompt", metavar="TEXT", help=prompt)
     prompts = (
-        "a file of prompts: a text on each line, or .jsonl with prompt or messages on each; - "
-        "reads texts from standard input; prints a line of JSON for each"
+        "file of prompts: a text on each line, or .jsonl with prompt or messages; - reads texts "
+        "from standard input; prints a line of JSON for each"
     )
     which.add_argument("--prompts", type=Path, metavar="FILE", help=prompts)
-    batch = "of --prompts, continue so many at a time (default 8)"
+    batch = "continue N of --prompts at a time (default 8)"
     parser.add_argument("--batch", type=whole(1), default=8, metavar="N", help=batch)
-    chat = "the prompt is a user's message: write it as the model's chat template does"
+    chat = "format the prompt as a user's message by the chat template"
     parser.add_argument("--chat", action="store_true", help=chat)
-    as_json = "print a line of JSON: completion, what ended it, tokens"
+    as_json = "print a line of JSON: completion, reason of its end, tokens"
     parser.add_argument("--json", action="store_true", help=as_json)
-    logprobs = "in JSON, the log probability of each token, and those of the N likeliest instead"
+    logprobs = "add the log probability of each token, and of the N likeliest, to the JSON"
     parser.add_argument("--logprobs", type=whole(0), metavar="N", help=logprobs)
-    out = "write the lines of JSON to this new file"
+    out = "new file for the lines of JSON"
     parser.add_argument("--out", type=Path, metavar="FILE", help=out)
     parser.set_defaults(run=run, saves="out")
 

@@ -29,16 +29,16 @@ INSIDE = ("model.gguf", "adapter.gguf", peft.CONFIG, CONFIG, WEIGHTS)
 
 def add_parser(commands: Any) -> None:
     """Add the command to the parser's commands."""
-    help_ = "say what a file or a folder holds, and the memory that training it takes"
+    help_ = "describe a file or folder, and the memory that training it takes"
     parser = commands.add_parser("info", help=help_, description=help_, allow_abbrev=False)
     kinds = (
-        "a .gguf file with a model or an adapter, a .safetensors file, the folder of a run, or one "
-        "in Hugging Face's or PEFT's format"
+        "a .gguf file (model or adapter), .safetensors file, run folder, Hugging Face folder or "
+        "PEFT folder"
     )
     parser.add_argument("path", type=Path, metavar="PATH", help=kinds)
-    batch = "sequences of a step (default 1)"
+    batch = "sequences per step (default 1)"
     parser.add_argument("--batch", type=whole(1), default=1, metavar="N", help=batch)
-    seq = "tokens of a sequence (default: the model's context, but at most 512)"
+    seq = "tokens per sequence (default: the model's context, at most 512)"
     parser.add_argument("--seq", type=whole(1), metavar="N", help=seq)
     parser.set_defaults(run=run)
 

@@ -29,17 +29,17 @@ Row = tuple[str, Sequence[tuple[str, float]]]
 
 def add_parser(commands: Any) -> None:
     """Add the command to the parser's commands."""
-    help_ = "say what is on pictures"
+    help_ = "classify pictures"
     parser = commands.add_parser("predict", help=help_, description=help_, allow_abbrev=False)
-    model = "the folder of a run of `toynn train vit`, or a .safetensors file with timm's names"
+    model = "run folder of `toynn train vit`, or a .safetensors file with timm's names"
     parser.add_argument("-m", "--model", required=True, type=Path, metavar="RUN", help=model)
-    images = "files with pictures, or folders: of these all pictures below, other files are counted"
+    images = "picture files, or folders with pictures at any depth"
     parser.add_argument("images", nargs="+", metavar="PICTURE", help=images)
-    top = "how many classes to name (default 5)"
+    top = "print the N likeliest classes (default 5)"
     parser.add_argument("--top", type=whole(1), default=5, metavar="N", help=top)
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print a JSON object for each picture")
-    table = "print CSV: a row for each picture, its path, then each class and its probability"
+    table = "print CSV: path, then classes and probabilities of each picture"
     form.add_argument("--csv", action="store_true", help=table)
     add(parser, THREADS)
     add(parser, BACKEND)

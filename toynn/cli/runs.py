@@ -35,26 +35,26 @@ Curves = dict[str, list[tuple[int, float]]]
 
 def add_parsers(commands: Any) -> None:
     """Add the commands to the parser's commands."""
-    help_ = "a table of run folders"
+    help_ = "list run folders in a table"
     parser = commands.add_parser("runs", help=help_, description=help_, allow_abbrev=False)
-    where = "folders of runs, or folders that have some in them (default runs)"
+    where = "run folders, or folders that contain some (default runs)"
     parser.add_argument("folders", nargs="*", type=Path, metavar="FOLDER", help=where)
-    parser.add_argument("--sort", choices=SORTS, default="name", help="by what (default name)")
-    parser.add_argument("--json", action="store_true", help="print a line of JSON for each")
+    parser.add_argument("--sort", choices=SORTS, default="name", help="sort by this (default name)")
+    parser.add_argument("--json", action="store_true", help="print a line of JSON for each run")
     parser.set_defaults(run=run_runs)
 
-    help_ = "the curves of runs, in one picture"
+    help_ = "plot the curves of runs"
     parser = commands.add_parser("plot", help=help_, description=help_, allow_abbrev=False)
-    parser.add_argument("folders", nargs="+", type=Path, metavar="RUN", help="folders of runs")
-    what = f"what is drawn: {', '.join(CURVES)} (default: loss and val)"
+    parser.add_argument("folders", nargs="+", type=Path, metavar="RUN", help="run folders")
+    what = "curves to plot (default: loss and val)"
     parser.add_argument("--what", choices=CURVES, nargs="+", default=["loss", "val"], help=what)
-    out = "write a picture, .png, .svg or .pdf; without it, a chart goes to the terminal"
+    out = "picture file, .png, .svg or .pdf (default: a chart in the terminal)"
     parser.add_argument("--out", type=Path, metavar="FILE", help=out)
     parser.set_defaults(run=run_plot, saves="out")
 
-    help_ = "the page of a run, report.html, made again: of one that was killed, too"
+    help_ = "write report.html of a run once more, even of a killed run"
     parser = commands.add_parser("report", help=help_, description=help_, allow_abbrev=False)
-    parser.add_argument("folders", nargs="+", type=Path, metavar="RUN", help="folders of runs")
+    parser.add_argument("folders", nargs="+", type=Path, metavar="RUN", help="run folders")
     parser.set_defaults(run=run_report, saves=True)
 
 
