@@ -32,6 +32,7 @@ __all__ = [
     "MAX_THREADS",
     "OPS",
     "built_levels",
+    "find",
     "has_openmp",
     "level",
     "load",
@@ -94,6 +95,13 @@ def load(op: str, at: str) -> ModuleType:
         entry.name = f"{op}.{name}"
     vars(module)["entries"] = entries
     return module
+
+
+def find(kernel: str) -> Entry:
+    """Return the entry of a name, "rmsnorm.forward". KeyError if there is none."""
+    op, _, name = kernel.partition(".")
+    entry: Entry = globals()[op].entries[name]
+    return entry
 
 
 if TYPE_CHECKING:

@@ -78,9 +78,7 @@ class Op:
     @cached_property
     def signature(self) -> Signature:
         """What the kernel says of its tensors, sizes and options."""
-        module, _, entry = self.kernel.partition(".")
-        signature: Signature = getattr(kernels, module).entries[entry].signature
-        return signature
+        return kernels.find(self.kernel).signature
 
     @property
     def weights(self) -> tuple[str, ...]:

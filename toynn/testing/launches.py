@@ -27,7 +27,7 @@ def run(backend: Backend, op: str, call: Call, accumulate: bool = False) -> dict
 
     A cache of keys is kept in the order of (B, KV, S, D) there.
     """
-    signature = getattr(kernels, op).entries[call.entry].signature
+    signature = kernels.find(f"{op}.{call.entry}").signature
     arrays = {key: np.array(array) for key, array in call.arrays.items()}
     if op == "cached_attention":
         arrays["kc"] = cached_attention.plain(arrays["kc"])

@@ -187,8 +187,7 @@ def _scratch_of(
     kernel: str, sizes: tuple[tuple[str, int], ...], n_threads: int, limit: RowLimit | None
 ) -> int:
     """Return the bytes that a kernel needs, for as many rows as there may be, or any fewer."""
-    op, _, name = kernel.partition(".")
-    entry: Entry = getattr(kernels, op).entries[name]
+    entry = kernels.find(kernel)
     each = [dict(sizes)]
     if limit is not None:  # with fewer rows a product may be cut otherwise, and need more
         counts = range(limit.first + 1, limit.first + limit.rows)
@@ -198,8 +197,7 @@ def _scratch_of(
 
 def _entry(launch: Launch) -> Entry:
     """Find the kernel of a launch; its names must be those with which the launch was made."""
-    op, _, name = launch.kernel.partition(".")
-    entry: Entry = getattr(kernels, op).entries[name]
+    entry = kernels.find(launch.kernel)
     what = f"the kernel {launch.kernel}"
     entry.signature.check(what, launch.tensors, launch.sizes, launch.options)
     return entry

@@ -8,6 +8,8 @@ but for NumPy's own.
 
 import time
 from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pkgutil import iter_modules
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,37 +25,14 @@ from toynn.backends.protocol import (
     Program,
     UndoLog,
 )
-from toynn.backends.reference import (
-    attention,
-    experts,
-    linear,
-    losses,
-    pointwise,
-    preferences,
-    recurrent,
-    rows,
-    update,
-)
 from toynn.backends.reference.kernel import KERNELS, Array, Kernel, Layout
 from toynn.errors import BackendUnavailable
 from toynn.numerics import dtypes
 
-__all__ = [
-    "KERNELS",
-    "Kernel",
-    "Layout",
-    "Reference",
-    "attention",
-    "create",
-    "experts",
-    "linear",
-    "losses",
-    "pointwise",
-    "preferences",
-    "recurrent",
-    "rows",
-    "update",
-]
+__all__ = ["KERNELS", "Kernel", "Layout", "Reference", "create"]
+
+for _module in iter_modules(__path__):
+    import_module(f"{__name__}.{_module.name}")
 
 
 class ReferenceProgram:

@@ -4,15 +4,6 @@ import numpy as np
 
 from toynn.backends.reference.kernel import Array, Outputs, kernel
 
-__all__ = [
-    "attention",
-    "attention_backward",
-    "attention_backward_sinks",
-    "cached_attention",
-    "join_heads",
-    "split_heads",
-]
-
 
 def split_heads(x: Array, B: int, T: int, D: int) -> Array:
     """Split rows and columns: (B T, heads D) to (B, heads, T, D)."""

@@ -6,20 +6,6 @@ import numpy as np
 
 from toynn.backends.reference.kernel import Array, Outputs, kernel
 
-__all__ = [
-    "backward_bias",
-    "backward_input",
-    "backward_weight",
-    "combine",
-    "dispatch",
-    "expert_rows",
-    "products",
-    "routing",
-    "routing_backward",
-    "weigh",
-    "weigh_backward",
-]
-
 
 @kernel("routing.forward")
 def routing(p: Array, K: int, normalized: int, scale: float) -> Outputs:

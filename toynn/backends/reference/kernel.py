@@ -86,7 +86,8 @@ def _wide(array: Array | None) -> Array | None:
     return array.astype(np.float64) if array is not None and array.dtype.kind == "f" else array
 
 
-#: All kernels of the reference, by the names that launches give: "rmsnorm.forward".
+#: All kernels of the reference, by the names that launches give: "rmsnorm.forward". Each module of
+#: this package enters its own.
 KERNELS: dict[str, Kernel] = {}
 
 
@@ -94,8 +95,7 @@ def kernel(name: str) -> Callable[[Callable[..., Outputs]], Callable[..., Output
     """Enter a function into the table, as that of a kernel."""
 
     def enter(compute: Callable[..., Outputs]) -> Callable[..., Outputs]:
-        op, _, entry = name.partition(".")
-        KERNELS[name] = Kernel(compute, getattr(kernels, op).entries[entry].signature)
+        KERNELS[name] = Kernel(compute, kernels.find(name).signature)
         return compute
 
     return enter

@@ -5,14 +5,6 @@ import numpy as np
 from toynn.backends.reference.kernel import Array, Outputs, kernel
 from toynn.backends.reference.pointwise import gelu_of
 
-__all__ = [
-    "embedding",
-    "embedding_backward",
-    "matmul",
-    "matmul_backward_input",
-    "matmul_backward_weight",
-]
-
 
 @kernel("matmul.forward")
 def matmul(x: Array, w: Array, b: Array | None, activation: int = 0) -> Outputs:

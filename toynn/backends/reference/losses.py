@@ -7,18 +7,6 @@ import numpy as np
 from toynn.backends.reference.kernel import Array, Outputs, kernel
 from toynn.numerics.checks import IGNORED
 
-__all__ = [
-    "backward",
-    "backward_dense",
-    "chunk",
-    "chunk_backward",
-    "count",
-    "each",
-    "forward",
-    "forward_dense",
-    "mean",
-]
-
 
 def _log_sum_exp(logits: Array) -> Array:
     top = logits.max(axis=1, keepdims=True)

@@ -6,26 +6,6 @@ import numpy as np
 
 from toynn.backends.reference.kernel import Array, Outputs, kernel
 
-__all__ = [
-    "accumulate",
-    "add",
-    "bfloat16",
-    "bias_backward",
-    "dropout",
-    "dropout_factors",
-    "float16",
-    "gelu",
-    "gelu_backward",
-    "rounding",
-    "scale",
-    "sigmoid",
-    "sigmoid_backward",
-    "silu",
-    "silu_backward",
-    "swiglu",
-    "swiglu_backward",
-]
-
 _ROOT = math.sqrt(2 / math.pi)
 
 

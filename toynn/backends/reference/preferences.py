@@ -4,17 +4,6 @@ import numpy as np
 
 from toynn.backends.reference.kernel import Array, Outputs, kernel
 
-__all__ = [
-    "dpo",
-    "dpo_backward",
-    "kto",
-    "kto_backward",
-    "orpo",
-    "orpo_backward",
-    "sums",
-    "sums_backward",
-]
-
 
 def _softplus(x: Array) -> Array:
     return np.logaddexp(0, x)

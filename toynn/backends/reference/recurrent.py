@@ -4,18 +4,6 @@ import numpy as np
 
 from toynn.backends.reference.kernel import Array, Outputs, kernel
 
-__all__ = [
-    "decay",
-    "decay_backward",
-    "delta",
-    "delta_backward",
-    "delta_cached",
-    "gated",
-    "gated_backward",
-    "queries",
-    "queries_backward",
-]
-
 _EPS = 1e-6
 
 

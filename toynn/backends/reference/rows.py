@@ -4,25 +4,6 @@ import numpy as np
 
 from toynn.backends.reference.kernel import Array, Outputs, kernel
 
-__all__ = [
-    "class_token",
-    "class_token_backward",
-    "dora",
-    "dora_backward",
-    "dora_norms",
-    "layernorm",
-    "layernorm_backward",
-    "rmsnorm",
-    "rmsnorm_backward",
-    "rope",
-    "rope_backward",
-    "shortconv",
-    "shortconv_backward",
-    "shortconv_cached",
-    "softmax",
-    "softmax_backward",
-]
-
 
 @kernel("softmax.forward")
 def softmax(x: Array) -> Outputs:

@@ -4,8 +4,6 @@ import numpy as np
 
 from toynn.backends.reference.kernel import Array, Outputs, kernel
 
-__all__ = ["adamw", "grad_norm"]
-
 
 @kernel("grad_norm.forward")
 def grad_norm(g: Array, control: Array) -> Outputs:

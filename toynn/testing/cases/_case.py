@@ -241,16 +241,17 @@ def differentiable(
     loses_nan: Callable[[str, Sizes], Mapping[str, str]] = lambda entry, sizes: {},
     without: Callable[[Sizes], tuple[str, ...]] = lambda sizes: (),
     more: Callable[..., list[Call]] | None = None,
+    calls: Callable[..., list[Call]] | None = None,
 ) -> OpCase:
     """Return the case of an op with a forward entry and those of its gradient.
 
     ``inputs(rng, **sizes)`` are those of the forward. What the backward reads of it, and the
     gradient of its first output, follow by name. ``options`` returns those of a shape; ``without``
     which outputs of the backward nobody wants; ``loses_nan`` of which inputs of an entry a NaN may
-    get lost, and why; ``more(rng, inputs, sizes)`` further calls. What else there is of a shape,
-    such as its segments, is for ``inputs``.
+    get lost, and why; ``more(rng, inputs, sizes)`` further calls; ``calls(rng, **sizes)``, if
+    given, all of them. What else there is of a shape, such as its segments, is for ``inputs``.
     """
-    kernels = [f"{op}.{entry}" for entry in backward]
+    kernels = [entry if "." in entry else f"{op}.{entry}" for entry in backward]
     signatures = [KERNELS[kernel].signature for kernel in kernels]
 
     def run(given: Mapping[str, Array], sizes: Sizes) -> Outputs:
@@ -274,7 +275,7 @@ def differentiable(
             if known.keys() >= set(signature.inputs) - signature.nullable
         ]
 
-    def calls(rng: np.random.Generator, **sizes: int) -> list[Call]:
+    def follow(rng: np.random.Generator, **sizes: int) -> list[Call]:
         given, scalars = inputs(rng, **sizes), {**sizes, **options(sizes)}
         ahead = derived(f"{op}.{forward}", given, scalars, loses_nan=loses_nan(forward, sizes))
         shape = ahead.expected[first].shape
@@ -296,7 +297,9 @@ def differentiable(
         ]
 
     first = KERNELS[f"{op}.{forward}"].signature.outputs[0]
-    return OpCase(op, shapes, bench, calls, tolerance, reason, rough, inputs, function, gradients)
+    return OpCase(
+        op, shapes, bench, calls or follow, tolerance, reason, rough, inputs, function, gradients
+    )
 
 
 def normal(rng: np.random.Generator, *shape: int, scale: float = 1.0) -> Array:

@@ -2,20 +2,12 @@
 
 import numpy as np
 
-from toynn.testing.cases._case import Array, Call, OpCase, derived, normal, reference
+from toynn.testing.cases._case import Array, Call, derived, differentiable, normal
 from toynn.testing.cases.quants import SCALES, matrix
 
 
 def _inputs(rng: np.random.Generator, N: int, V: int, C: int, **_: int) -> dict[str, Array]:
     return {"w": normal(rng, V, C), "ids": rng.integers(0, V, N).astype(np.int32)}
-
-
-def _function(given: dict[str, Array], **sizes: int) -> Array:
-    return reference("embedding.forward", given, sizes)["y"]
-
-
-def _gradients(given: dict[str, Array], dy: Array, **sizes: int) -> dict[str, Array]:
-    return reference("embedding.backward", {**given, "dy": dy}, sizes)
 
 
 def _calls(rng: np.random.Generator, N: int, V: int, C: int, type: int = 0) -> list[Call]:
@@ -27,11 +19,9 @@ def _calls(rng: np.random.Generator, N: int, V: int, C: int, type: int = 0) -> l
     return [derived("embedding.forward", given), derived("embedding.backward", given, V=V)]
 
 
-CASE = OpCase(
-    op="embedding",
-    inputs=_inputs,
-    function=_function,
-    gradients=_gradients,
+CASE = differentiable(
+    "embedding",
+    _inputs,
     calls=_calls,
     shapes=(
         {"N": 1, "V": 1, "C": 1},

@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from toynn.testing.cases._case import Array, Call, OpCase, derived, normal, reference
+from toynn.testing.cases._case import Array, Call, derived, differentiable, normal
 from toynn.testing.cases.quants import SCALES, matrix
 
-BACKWARD = ("backward_input", "backward_weight", "backward_bias")
 _UNUSED = dict.fromkeys("wb", "an expert without rows is not read")
 _WEIGHTS = (0, 1, 3, 12, 0, 5, 2)  # of the experts, in turn
 
@@ -29,17 +28,6 @@ def _offsets(E: int, M: int) -> Array:
 def _inputs(rng: np.random.Generator, E: int, M: int, N: int, K: int, **_: Any) -> dict[str, Array]:
     w = normal(rng, E, N, K, scale=1 / math.sqrt(max(K, 1)))
     return {"x": normal(rng, M, K), "w": w, "b": normal(rng, E, N), "offsets": _offsets(E, M)}
-
-
-def _function(given: dict[str, Array], **_: Any) -> Array:
-    return reference("experts.forward", given, {})["y"]
-
-
-def _gradients(given: dict[str, Array], dy: Array, **_: Any) -> dict[str, Array]:
-    known, found = {**given, "dy": dy}, dict[str, Array]()
-    for entry in BACKWARD:
-        found |= reference(f"experts.{entry}", known, {})
-    return found
 
 
 def _calls(rng: np.random.Generator, E: int, M: int, N: int, K: int, type: int = 0) -> list[Call]:
@@ -59,8 +47,10 @@ def _calls(rng: np.random.Generator, E: int, M: int, N: int, K: int, type: int =
     ]
 
 
-CASE = OpCase(
-    op="experts",
+CASE = differentiable(
+    "experts",
+    _inputs,
+    backward=("backward_input", "backward_weight", "backward_bias"),
     shapes=(
         {"E": 5, "M": 38, "N": 19, "K": 33},
         {"E": 1, "M": 2, "N": 1, "K": 1},
@@ -81,7 +71,4 @@ CASE = OpCase(
     tolerance=2e-6,
     reason="float32 sums of up to 400 products, relative to the largest element; rough as matmul",
     rough=8e-3,
-    inputs=_inputs,
-    function=_function,
-    gradients=_gradients,
 )

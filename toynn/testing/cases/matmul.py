@@ -9,26 +9,13 @@ from typing import Any
 import numpy as np
 
 from toynn._kernels.entry import ACTIVATIONS
-from toynn.testing.cases._case import Array, Call, OpCase, derived, normal, reference
+from toynn.testing.cases._case import Array, Call, derived, differentiable, normal
 from toynn.testing.cases.quants import SCALES, matrix
-
-BACKWARD = ("matmul.backward_input", "matmul.backward_weight", "elementwise.bias_backward")
 
 
 def _inputs(rng: np.random.Generator, M: int, N: int, K: int, **_: Any) -> dict[str, Array]:
     w = normal(rng, N, K, scale=1 / math.sqrt(max(K, 1)))
     return {"x": normal(rng, M, K), "w": w, "b": normal(rng, N)}
-
-
-def _function(given: dict[str, Array], **_: Any) -> Array:
-    return reference("matmul.forward", given, {})["y"]
-
-
-def _gradients(given: dict[str, Array], dy: Array, **_: Any) -> dict[str, Array]:
-    found: dict[str, Array] = {}
-    for kernel in BACKWARD:
-        found |= reference(kernel, {**given, "dy": dy}, {})
-    return found
 
 
 def _calls(
@@ -46,8 +33,11 @@ def _calls(
     return reading if type else [*reading, derived("matmul.backward_weight", given)]
 
 
-CASE = OpCase(
-    op="matmul",
+CASE = differentiable(
+    "matmul",
+    _inputs,
+    backward=("backward_input", "backward_weight", "elementwise.bias_backward"),
+    options=lambda sizes: {"activation": 0},
     shapes=(
         {"M": 1, "N": 1, "K": 1},
         {"M": 0, "N": 3, "K": 5},
@@ -91,7 +81,4 @@ CASE = OpCase(
     reason="float32 sums of up to 1025 products, relative to the largest element; rough: factors "
     "off by 2^-9 of their size, and so a sum of mixed signs by about as much of its own",
     rough=8e-3,
-    inputs=_inputs,
-    function=_function,
-    gradients=_gradients,
 )
