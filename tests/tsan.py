@@ -102,24 +102,18 @@ def main() -> int:
     build = arguments.build.resolve()
     if arguments.plant:
         build = build.with_name(f"{build.name}-planted")
-    build.mkdir(parents=True, exist_ok=True)
-    for name in ("toynn", "tests", "setup.py", "pyproject.toml", "README.md", "LICENSE"):
-        source, skipped = ROOT / name, shutil.ignore_patterns("*.so", "__pycache__")
-        if source.is_dir():
-            shutil.copytree(source, build / name, ignore=skipped, dirs_exist_ok=True)
-        else:
-            shutil.copy2(source, build / name)
+    copy_tree(build)
     parallel = build / "toynn/_kernels/_parallel.pxd"
     if arguments.plant:
         text = parallel.read_text()
         assert STRETCH in text
         parallel.write_text(text.replace(STRETCH, "part(a, i * n // a.n_threads, n)"))
     settings = {"TOYNN_SANITIZE": "thread", "TOYNN_LEVELS": "generic"}
-    _run([sys.executable, "setup.py", "-q", "build_ext", "--inplace"], build, settings)
+    run([sys.executable, "setup.py", "-q", "build_ext", "--inplace"], build, settings)
     (build / "threads.c").write_text(THREADS)
     compiler = [*os.environ.get("CC", "cc").split(), "-fsanitize=thread", "-g", "-fPIC", "-shared"]
-    _run([*compiler, "threads.c", "-o", "threads.so"], build, {})
-    libraries = [_runtime("libtsan.so"), str(build / "threads.so"), _runtime("libstdc++.so")]
+    run([*compiler, "threads.c", "-o", "threads.so"], build, {})
+    libraries = [runtime("libtsan.so"), str(build / "threads.so"), runtime("libstdc++.so")]
     settings = {
         "LD_PRELOAD": " ".join(libraries),
         "TSAN_OPTIONS": "halt_on_error=1 ignore_noninstrumented_modules=1",
@@ -127,15 +121,45 @@ def main() -> int:
         "PYTHONPATH": str(build),
         "TOYNN_ISA": "generic",
     }
-    words = ["setarch", "-R", sys.executable, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider"]
-    return subprocess.run([*words, *rest], cwd=build, env=os.environ | settings).returncode
+    return finish(["setarch", "-R", *pytest_words(), *rest], build, settings).returncode
 
 
-def _run(words: list[str], folder: Path, settings: dict[str, str]) -> None:
+def copy_tree(build: Path) -> None:
+    """Copy the sources and tests into a folder for a build of their own."""
+    build.mkdir(parents=True, exist_ok=True)
+    for name in ("toynn", "tests", "setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        source, skipped = ROOT / name, shutil.ignore_patterns("*.so", "__pycache__")
+        if source.is_dir():
+            shutil.copytree(source, build / name, ignore=skipped, dirs_exist_ok=True)
+        else:
+            shutil.copy2(source, build / name)
+
+
+def pytest_words() -> list[str]:
+    """Return the words that start pytest in a build: without capture, which hides a report."""
+    return [sys.executable, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider"]
+
+
+def run(words: list[str], folder: Path, settings: dict[str, str]) -> None:
+    """Run a command in a folder, which must succeed."""
     subprocess.run(words, cwd=folder, env=os.environ | settings, check=True)
 
 
-def _runtime(name: str) -> str:
+def finish(
+    words: list[str], folder: Path, settings: dict[str, str], *, capture: bool = False
+) -> "subprocess.CompletedProcess[str]":
+    """Run a command in a folder to its end."""
+    return subprocess.run(
+        words,
+        cwd=folder,
+        env=os.environ | settings,
+        stdout=subprocess.PIPE if capture else None,
+        text=True,
+    )
+
+
+def runtime(name: str) -> str:
+    """Return the path of one of the compiler's libraries."""
     words = ["cc", f"-print-file-name={name}"]
     return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
 

@@ -215,6 +215,7 @@ class Signature:
                 if all(size for _, shape in left for size in shape):
                     raise Unsolved(f"no array shows {' '.join(names)}: give it by name")
                 sizes |= dict.fromkeys(names, 0)  # of nothing, any number is 0
+                origin |= dict.fromkeys(names, "")
             waiting = left
         return sizes
 
