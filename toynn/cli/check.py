@@ -13,6 +13,7 @@ import numpy as np
 
 from toynn.cli._check_lines import colours, example, histogram
 from toynn.cli._flags import add
+from toynn.data.bounds import Bounds
 from toynn.data.examples import held_out
 from toynn.data.repeats import Cut, Repeats, common, cut_at, repeated
 from toynn.data.survey import Characters, Survey, Vocabulary, parts_of, survey
@@ -48,6 +49,8 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--seq", type=whole(1), metavar="N", help=seq)
     columns = "map field names to columns of the data: prompt=question,completion=answer"
     add(parser, replace(named(TextOptions, "columns"), help=columns))
+    for bound in ("max_line", "max_unpacked"):
+        add(parser, named(TextOptions, bound))
     every = "check as if prompts had loss, too"
     parser.add_argument("--no-mask-prompt", action="store_true", help=every)
     seed = "seed of the run, which draws the held-out part (default 0)"
@@ -130,6 +133,7 @@ def _looked_at(
             return _text(path, text)
         given |= {"mask_prompt": not arguments.no_mask_prompt}
         given |= {"columns": columns_of(arguments.columns)}
+        given |= {"bounds": Bounds(arguments.max_line, arguments.max_unpacked)}
         parts = {
             name: survey(file, encoder, encoder.vocab_size, **given)
             for name, file in parts_of(path).items()

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from toynn.data.bounds import Bounds
 from toynn.data.objects import ROWS, RepeatedKey
 from toynn.data.stream import BOM, Progress
 from toynn.errors import DataError
@@ -21,9 +22,11 @@ def begins_an_array(file: BinaryIO) -> bool:
     return file.read(4096).removeprefix(BOM).lstrip()[:1] == b"["
 
 
-def array_items(path: Path, file: BinaryIO, progress: Progress) -> Iterator[tuple[int, Any]]:
+def array_items(
+    path: Path, file: BinaryIO, progress: Progress, bounds: Bounds
+) -> Iterator[tuple[int, Any]]:
     """Yield the number and the value of each item of an array. Raises DataError."""
-    text = _Text(path, file, progress)
+    text = _Text(path, file, progress, bounds)
     text.expect("[")
     number = 0
     while text.peek() != "]" or number:
@@ -42,7 +45,8 @@ def array_items(path: Path, file: BinaryIO, progress: Progress) -> Iterator[tupl
 class _Text:
     """A text that is read as far as it is needed."""
 
-    def __init__(self, path: Path, file: BinaryIO, progress: Progress) -> None:
+    def __init__(self, path: Path, file: BinaryIO, progress: Progress, bounds: Bounds) -> None:
+        self._bounds = bounds
         self.where, self.rest, self.at = str(path), "", 0
         self._file, self._progress, self._done = file, progress, 0
         self._decoder = codecs.getincrementaldecoder("utf-8-sig")()
@@ -83,6 +87,7 @@ class _Text:
                 found, self.at = ROWS.raw_decode(self.rest, self.at)
                 return found
             except json.JSONDecodeError as error:
+                self._bounds.check_line(self.where, len(self.rest) - self.at)
                 if not self._more(count):
                     raise DataError(f"{self.where}: not JSON: {error.msg}") from error
                 count *= 2  # an item that is longer than a block is not read ever anew

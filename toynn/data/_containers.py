@@ -10,19 +10,21 @@ from 1, without the header.
 
 import csv
 import gzip
-import io
 import json
 import os
+import re
 import zlib
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
+from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from toynn.data._arrays import array_items, begins_an_array
-from toynn.data.stream import BOM, Progress
+from toynn.data.bounds import USUAL, Bounds
+from toynn.data.stream import BOM, Progress, decoded
 from toynn.errors import ConfigError, DataError, ToynnError
 from toynn.system.reading import open_file, read_bytes
 
@@ -46,7 +48,9 @@ TABLES = (".csv", ".tsv", ".parquet", ".arrow", ".feather")
 TEXTS = (".txt", ".md")
 PACKED = (".gz", ".zst")
 Where = int | str
-LONGEST = 2**26  # characters of a field of a table: some are whole books
+END = re.compile(r"\r\n|\n|\r(?!\Z)")  # of a line; a \n may follow the last \r
+BLOCK = 2**20  # bytes of a table that are read together
+PARQUET_ROWS = 2**8  # of a batch
 AT_A_TIME = 2**12  # rows of a batch that become objects together
 
 
@@ -70,12 +74,16 @@ def part_of(folder: Path, name: str) -> Path | None:
     return next((folder / each for each in names if (folder / each).exists()), None)
 
 
-def lines_of(path: Path, progress: Progress) -> Iterator[tuple[int, bytes]]:
+def lines_of(path: Path, progress: Progress, bounds: Bounds) -> Iterator[tuple[int, bytes]]:
     """Yield the number and the bytes of each line that is not blank. Raises DataError."""
     done = 0
     with _whole(path), open_file(path) as file:
         size = os.fstat(file.fileno()).st_size
-        for line, raw in enumerate(_unpacked(path, file), 1):
+        unpacked = _unpacked(path, file, bounds)
+        for line in count(1):
+            if not (raw := unpacked.readline(bounds.line + 1)):
+                break
+            bounds.check_line(f"{path}:{line}", len(raw))
             done += len(raw)
             if line % 1000 == 0 or done == size:
                 progress(file.tell() if path.suffix in PACKED else done, size)
@@ -89,21 +97,14 @@ def is_array(path: Path) -> bool:
     """Say whether a .json file is one array, and not an object on each line. Raises DataError."""
     if kind_of(path) != ".json" or path.is_dir():
         return False
-    with _reading(path) as file:
-        return begins_an_array(file)
-
-
-def items_of(path: Path, progress: Progress) -> Iterator[tuple[int, Any]]:
-    """Yield the number and the value of each item of an array. Raises DataError."""
-    with _reading(path) as file:
-        yield from array_items(path, file, progress)
-
-
-@contextmanager
-def _reading(path: Path) -> Iterator[BinaryIO]:
-    """Open a file, unpacked."""
     with _whole(path), open_file(path) as file:
-        yield _unpacked(path, file)
+        return begins_an_array(_unpacked(path, file, USUAL))
+
+
+def items_of(path: Path, progress: Progress, bounds: Bounds) -> Iterator[tuple[int, Any]]:
+    """Yield the number and the value of each item of an array. Raises DataError."""
+    with _whole(path), open_file(path) as file:
+        yield from array_items(path, _unpacked(path, file, bounds), progress, bounds)
 
 
 @contextmanager
@@ -119,17 +120,18 @@ def _whole(path: Path) -> Iterator[None]:
         raise DataError(f"{path}: cannot read: {error.strerror or error}") from error
 
 
-def _unpacked(path: Path, file: BinaryIO) -> BinaryIO:
+def _unpacked(path: Path, file: BinaryIO, bounds: Bounds) -> BinaryIO:
+    if path.suffix not in PACKED:
+        return file
     if path.suffix == ".gz":
-        return gzip.GzipFile(fileobj=file)  # type: ignore[return-value]
-    if path.suffix == ".zst":
+        stream: Any = gzip.GzipFile(fileobj=file)
+    else:
         stream = _pyarrow(path).CompressedInputStream(file, "zstd")
-        return io.BufferedReader(stream)
-    return file
+    return bounds.counted(path, os.fstat(file.fileno()).st_size, stream)
 
 
 def table_rows(
-    path: Path, progress: Progress, read: Collection[str]
+    path: Path, progress: Progress, read: Collection[str], bounds: Bounds = USUAL
 ) -> Iterator[tuple[Where, Mapping[str, Any]]]:
     """Yield the rows of a table, or the texts of a folder, as objects.
 
@@ -139,9 +141,9 @@ def table_rows(
     if path.is_dir():
         yield from _folder(path)
     elif kind_of(path) in (".csv", ".tsv"):
-        yield from _csv(path, progress)
+        yield from _csv(path, progress, bounds)
     else:
-        yield from _arrow(path, progress, read)
+        yield from _arrow(path, progress, read, bounds)
 
 
 def texts(folder: Path) -> Iterator[Path]:
@@ -165,20 +167,11 @@ def _folder(folder: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
             yield name, {"text": text}
 
 
-def _csv(path: Path, progress: Progress) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    raw = read_bytes(path)
-    try:
-        with _whole(path), _unpacked(path, io.BytesIO(raw)) as file:
-            text = file.read().removeprefix(BOM).decode()
-    except UnicodeDecodeError as error:
-        line = error.object.count(b"\n", 0, error.start) + 1
-        raise DataError(
-            f"{path}:{line}: not UTF-8 text: byte 0x{error.object[error.start]:02x}"
-        ) from None
-    before = csv.field_size_limit(LONGEST)
+def _csv(path: Path, progress: Progress, bounds: Bounds) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    before = csv.field_size_limit(bounds.line)
     try:
         reader = csv.reader(
-            io.StringIO(text, newline=""),
+            _text_lines(path, progress, bounds),
             delimiter="\t" if kind_of(path) == ".tsv" else ",",
             strict=True,
         )
@@ -193,25 +186,55 @@ def _csv(path: Path, progress: Progress) -> Iterator[tuple[int, Mapping[str, Any
                 )
             if values:
                 yield row, dict(zip(names, values, strict=True))
-        progress(len(raw), len(raw))
     except csv.Error as error:
         raise DataError(f"{path}: not CSV: {error} (line {reader.line_num})") from None
     finally:
         csv.field_size_limit(before)
 
 
+def _text_lines(path: Path, progress: Progress, bounds: Bounds) -> Iterator[str]:
+    """Yield the lines of a text with their ends, of whatever kind. Raises DataError."""
+    with _whole(path), open_file(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        unpacked = _unpacked(path, file, bounds)
+
+        def blocks() -> Iterator[bytes]:
+            yield unpacked.read(len(BOM)).removeprefix(BOM)
+            while block := unpacked.read(BLOCK):
+                yield block
+                progress(file.tell(), size)
+
+        rest, line = "", 1
+        for text in decoded(path, blocks()):
+            whole, end = rest + text, 0
+            if "\n" not in text and "\r" not in whole[max(len(rest) - 1, 0) :]:
+                bounds.check_line(f"{path}:{line}", len(whole))
+                rest = whole
+                continue
+            for found in END.finditer(whole):
+                bounds.check_line(f"{path}:{line}", found.end() - end)
+                yield whole[end : found.end()]
+                line, end = line + 1, found.end()
+            rest = whole[end:]
+            bounds.check_line(f"{path}:{line}", len(rest))
+        if rest:
+            yield rest
+
+
 def _arrow(
-    path: Path, progress: Progress, read: Collection[str]
+    path: Path, progress: Progress, read: Collection[str], bounds: Bounds
 ) -> Iterator[tuple[int, Mapping[str, Any]]]:
     arrow = _pyarrow(path)
     size = os.path.getsize(path) if path.exists() else 0
     with open_file(path) as file:
         try:
-            row = 0
-            for names, batch in _batches(path, arrow, file, read):
+            row = done = 0
+            for names, batch in _batches(path, arrow, file, read, bounds):
                 # pyarrow takes offsets, sizes, indices and texts as a file has them. Without this
                 # check it would read beyond its buffers, and end the process.
                 batch.validate(full=True)
+                done += batch.nbytes
+                bounds.check_unpacked(path, size, done)
                 for begin in range(0, batch.num_rows, AT_A_TIME):
                     for found in batch.slice(begin, AT_A_TIME).to_pylist():
                         row += 1
@@ -233,7 +256,7 @@ def _arrow(
 
 
 def _batches(
-    path: Path, arrow: Any, file: BinaryIO, read: Collection[str]
+    path: Path, arrow: Any, file: BinaryIO, read: Collection[str], bounds: Bounds
 ) -> Iterator[tuple[list[str], Any]]:
     """Yield the names of all columns, and batches of rows of the columns that are read.
 
@@ -242,8 +265,11 @@ def _batches(
     if kind_of(path) == ".parquet":
         opened = import_module("pyarrow.parquet").ParquetFile(file)
         schema = opened.schema_arrow
-        # A name also means the columns that begin with it and a dot.
-        batches = opened.iter_batches(columns=[name for name in schema.names if name in read])
+        columns = [name for name in schema.names if name in read]
+        _check_parquet(path, opened.metadata, columns, bounds)
+        # A name also means the columns that begin with it and a dot. A text that a file has once,
+        # in a dictionary, takes memory in each row of a batch.
+        batches = opened.iter_batches(columns=columns, batch_size=PARQUET_ROWS)
     else:
         ipc = import_module("pyarrow.ipc")
         try:
@@ -262,11 +288,21 @@ def _batches(
         yield names, batch.select([name for name in names if name in read])
 
 
+def _check_parquet(path: Path, metadata: Any, columns: list[str], bounds: Bounds) -> None:
+    """Raise DataError where columns say that they unpack to more than they may."""
+    size, length = os.path.getsize(path), 0
+    for group in map(metadata.row_group, range(metadata.num_row_groups)):
+        for column in map(group.column, range(group.num_columns)):
+            if column.path_in_schema.partition(".")[0] in columns:
+                length += max(column.total_uncompressed_size, 0)
+    bounds.check_unpacked(path, size, length)
+
+
 def _expect_once(path: Path, what: str, names: list[str]) -> None:
-    for name, count in Counter(names).most_common(1):
-        if count > 1:
+    for name, times in Counter(names).most_common(1):
+        if times > 1:
             raise DataError(
-                f"{path}: expected {what} of different names; {name!r} comes {count} times: rename "
+                f"{path}: expected {what} of different names; {name!r} comes {times} times: rename "
                 "all but one"
             )
 

@@ -17,6 +17,7 @@ from toynn.data._containers import (
     table_rows,
 )
 from toynn.data._forms import FORMS, READ, renamed
+from toynn.data.bounds import USUAL, Bounds
 from toynn.data.objects import ROWS, RepeatedKey
 from toynn.data.stream import Progress
 from toynn.errors import DataError
@@ -48,29 +49,36 @@ def checked_messages(where: str, messages: Any) -> list[dict[str, Any]]:
 
 
 def rows(
-    path: Path, progress: Progress, columns: Mapping[str, str] = MappingProxyType({})
+    path: Path,
+    progress: Progress,
+    columns: Mapping[str, str] = MappingProxyType({}),
+    bounds: Bounds = USUAL,
 ) -> Iterator[tuple[int | str, Mapping[str, Any]]]:
     """Yield the number and the object of each line that is not blank, or of each row of a table.
 
     ``columns`` has new names, each with the old one: of those alone the objects are then made.
+    Raises DataError for a line or a file beyond its ``bounds``.
     """
-    for line, row in attempts(path, progress, columns):
+    for line, row in attempts(path, progress, columns, bounds):
         if isinstance(row, DataError):
             raise row
         yield line, row
 
 
 def attempts(
-    path: Path, progress: Progress, columns: Mapping[str, str] = MappingProxyType({})
+    path: Path,
+    progress: Progress,
+    columns: Mapping[str, str] = MappingProxyType({}),
+    bounds: Bounds = USUAL,
 ) -> Iterator[tuple[int | str, Mapping[str, Any] | DataError]]:
     """Yield what ``rows`` does; for what is no object, why, and go on with the next."""
     found: Iterator[tuple[int | str, Any]]
     if kind_of(path) in TABLES or (path.is_dir() and kind_of(path) not in LINES):
-        found = table_rows(path, progress, READ.union(columns.values()))
+        found = table_rows(path, progress, READ.union(columns.values()), bounds)
     elif is_array(path):
-        found = items_of(path, progress)
+        found = items_of(path, progress, bounds)
     else:
-        found = lines_of(path, progress)
+        found = lines_of(path, progress, bounds)
     for line, given in found:
         try:
             row = _row(path, int(line), given) if isinstance(given, bytes) else given

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from toynn.data._forms import checked_calls, from_alpaca, from_sharegpt
 from toynn.data._rows import checked_messages, form_of, rows, string_of
+from toynn.data.bounds import USUAL, Bounds
 from toynn.data.examples import Examples
 from toynn.data.store import FillExamples, InMemory, Store, Watched, check_ids
 from toynn.data.stream import Progress, silent
@@ -114,6 +115,8 @@ class ReadOptions:
         Whether examples share rows.
     columns
         Names of fields, each with the one that the data have for it.
+    bounds
+        The most bytes that a line may have, and that packed data may unpack to.
     separator
         What stands between the documents of a text.
     store, progress
@@ -127,6 +130,7 @@ class ReadOptions:
     keep_end: bool = False
     packing: bool = False
     columns: Mapping[str, str] = field(default_factory=dict)
+    bounds: Bounds = USUAL
     separator: str = ""
     store: Store | None = None
     progress: Progress = silent
@@ -210,7 +214,7 @@ class Reader:
         Raises DataError for a line of another form, and where there is none.
         """
         first: tuple[tuple[str, ...], int | str] | None = None
-        for line, row in rows(path, self.how.progress, self.how.columns):
+        for line, row in rows(path, self.how.progress, self.how.columns, self.how.bounds):
             where = f"{path}:{line}"
             form = form_of(where, row)
             if first is None:

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from toynn.data._containers import PACKED, is_array, is_container, kind_of, part_of
 from toynn.data._rows import attempts, form_of
+from toynn.data.bounds import USUAL, Bounds
 from toynn.data.jsonl import KINDS, TEST, TRAIN, VALID
 from toynn.data.preference import LABELLED, PAIR, PreferenceReader, unlearned
 from toynn.data.reader import ASSISTANT, Encoder, Made, Parts, Reader, ReadOptions, Talk
@@ -202,6 +203,7 @@ def survey(
     vocabulary: Vocabulary | None = None,
     mask_prompt: bool = True,
     columns: Mapping[str, str] = MappingProxyType({}),
+    bounds: Bounds = USUAL,
     progress: Progress = silent,
 ) -> Survey:
     """Go through a file, or a folder of texts. Raises DataError for one that cannot be read."""
@@ -218,10 +220,14 @@ def survey(
     elif is_array(path):
         found.kind = "one JSON array"
     how = ReadOptions(
-        seq=2**31 - 2, vocab_size=vocab_size, mask_prompt=mask_prompt, columns=columns
+        seq=2**31 - 2,
+        vocab_size=vocab_size,
+        mask_prompt=mask_prompt,
+        columns=columns,
+        bounds=bounds,
     )
     reader = Reader(encoder, how)
-    _Surveyor(found, reader, vocabulary).go(attempts(path, progress, columns))
+    _Surveyor(found, reader, vocabulary).go(attempts(path, progress, columns, bounds))
     return found
 
 

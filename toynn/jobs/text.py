@@ -14,6 +14,7 @@ import numpy as np
 
 from toynn.data import jsonl
 from toynn.data.batch import IGNORED
+from toynn.data.bounds import LONGEST, Bounds
 from toynn.data.digest import digest
 from toynn.data.examples import Examples
 from toynn.data.jsonl import Dataset
@@ -42,6 +43,7 @@ SAMPLE_PROMPT = 32  # tokens of a text, which the sample continues; of an exampl
 EXAMPLE_PROMPT = 8  # tokens: its first ones
 SAMPLE_TOKENS = 256
 SAMPLE_ON_THE_WAY = 64
+HUGE = 2**62  # bytes: more than any bound
 #: Bytes of data from which on tokens are kept on the disk, beside the folder of the run.
 CACHED = 64_000_000
 TOKENS = "tokens"
@@ -104,6 +106,20 @@ class TextOptions:
         None,
         read=column_names,
         metavar="NEW=OLD,...",
+    )
+    max_line: int = option(
+        "most bytes of a line of data (default {default})",
+        LONGEST,
+        read=whole(1, HUGE),
+        metavar="BYTES",
+        compared=False,
+    )
+    max_unpacked: int | None = option(
+        "most bytes that packed data may unpack to (default: 100 times the file)",
+        None,
+        read=whole(1, HUGE),
+        metavar="BYTES",
+        compared=False,
     )
     truncation_mode: str = option(
         "keep the start or the end of examples longer than --seq (default {default})",
@@ -203,6 +219,7 @@ class TextJob(Job):
             keep_end=text.truncation_mode == "keep_end",
             packing=not text.no_packing,
             columns=columns_of(text.columns),
+            bounds=Bounds(text.max_line, text.max_unpacked),
             separator=text.document_separator or "",
             store=store,
             progress=progress,

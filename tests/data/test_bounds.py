@@ -1,0 +1,138 @@
+"""Lines, and what packed files unpack to, have bounds: beyond them is an error, early and cheap."""
+
+import gzip
+import json
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from toynn.cli import main
+from toynn.data import _containers, _rows
+from toynn.data.bounds import LEAST, LONGEST, Bounds
+from toynn.data.stream import silent
+from toynn.errors import DataError
+
+LINE = Bounds(line=2**16)
+LARGE = 2**25  # bytes that a bomb unpacks to
+KINDS = (".jsonl", ".json", ".csv", ".tsv")
+PACKED = ("", ".gz", ".zst")
+
+
+def write(path, content):
+    """Write a file, packed as its name says."""
+    if path.suffix == ".gz":
+        content = gzip.compress(content, 1)
+    elif path.suffix == ".zst":
+        arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+        content = arrow.compress(content, codec="zstd", asbytes=True)
+    path.write_bytes(content)
+
+
+def rows(path, bounds):
+    return list(_rows.rows(path, silent, {}, bounds))
+
+
+def in_little_memory(path, bounds, message):
+    """Refused, and most of the file was never in memory."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match=message):
+            rows(path, bounds)
+        assert tracemalloc.get_traced_memory()[1] < LARGE / 3
+    finally:
+        tracemalloc.stop()
+
+
+def one_line(kind, text):
+    """A file of one row with a text."""
+    if kind in (".csv", ".tsv"):
+        return b"text\n" + text + b"\n"
+    row = b'{"text": "' + text + b'"}'
+    return b"[" + row + b"]" if kind == ".json" else row + b"\n"
+
+
+@pytest.mark.parametrize("packed", PACKED)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_line_that_does_not_end(kind, packed, tmp_path):
+    path = tmp_path / f"a{kind}{packed}"
+    write(path, one_line(kind, b"a" * LARGE))
+    name = rf"a{kind}{packed}:\d".replace(".", r"\.")
+    in_little_memory(path, LINE, rf"{name}: expected at most 65,536 bytes in a line .*--max-line")
+    write(path, one_line(kind, b"a" * 60_000))
+    assert rows(path, LINE) == [(1, {"text": "a" * 60_000})]
+
+
+@pytest.mark.parametrize("packed", PACKED[1:])
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_lines_from_few_bytes(kind, packed, tmp_path):
+    path = tmp_path / f"a{kind}{packed}"
+    row = one_line(".csv" if kind == ".tsv" else kind, b"a" * 999)
+    if kind == ".json":
+        row = b"[" + b",".join([row[1:-1]] * 2000) + b"]"
+    elif kind == ".jsonl":
+        row *= 2000
+    else:
+        row += (b"a" * 999 + b"\n") * 1999
+    write(path, row)
+    bound = Bounds(unpacked=2**18)
+    with pytest.raises(DataError, match=r"packed bytes to unpack to at most 262,144; .*--max-unp"):
+        rows(path, bound)
+    assert len(rows(path, Bounds(unpacked=len(row)))) == 2000
+
+
+def test_the_usual_bounds():
+    """Texts become 3 to 20 times as long: 100 times is more than any, and 1 GiB no bomb."""
+    assert Bounds().line == LONGEST == 2**26
+    assert Bounds().most(1000) == LEAST == 2**30
+    assert Bounds().most(2**30) == 100 * 2**30
+
+
+@pytest.mark.parametrize("block", [1, 2, 7, 2**20])
+@pytest.mark.parametrize("end", ["\n", "\r", "\r\n"])
+def test_lines_of_a_table_end_as_they_end(end, block, tmp_path, monkeypatch):
+    """Wherever a block ends; ends in quotes are the field's."""
+    monkeypatch.setattr(_containers, "BLOCK", block)
+    path = tmp_path / "a.csv"
+    quoted = f'"two{end}{end}lines, ü"'
+    path.write_bytes("\ufeff".encode() + end.join(["text,b", f"{quoted},1", "", 'c,"d"']).encode())
+    found = [{"text": f"two{end}{end}lines, ü", "b": "1"}, {"text": "c", "b": "d"}]
+    assert [row for _, row in rows(path, LINE)] == found
+
+
+def test_texts_that_a_table_has_once(tmp_path):
+    """A dictionary of Parquet: a file of kilobytes whose rows are gigabytes."""
+    arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    from pyarrow import parquet
+
+    text = "".join(map(chr, np.random.default_rng(0).integers(33, 126, 2**16)))
+    path = tmp_path / "a.parquet"
+    parquet.write_table(arrow.table({"text": [text] * 600, "other": [text] * 600}), path)
+    assert path.stat().st_size < 2**19
+    with pytest.raises(DataError, match=r"a\.parquet: expected .* to unpack to at most 10,000,000"):
+        rows(path, Bounds(unpacked=10_000_000))
+    declared = parquet.ParquetFile(path).metadata.row_group(0).column(0).total_uncompressed_size
+    with pytest.raises(DataError, match="to unpack to at most"):
+        next(_rows.rows(path, silent, {}, Bounds(unpacked=declared - 1)))
+
+
+def test_the_command_line_says_which_flag(tmp_path, capsys):
+    path = tmp_path / "a.jsonl.gz"
+    write(path, b"".join(json.dumps({"text": "a" * 200}).encode() + b"\n" for _ in range(400)))
+    out = tmp_path / "run"
+    for flag, said in (("--max-line", "in a line or"), ("--max-unpacked", "packed bytes to unp")):
+        assert main(["check", "--data", str(path), flag, "100"]) == 2
+        assert flag in (line := capsys.readouterr().err) and said in line
+        words = ["train", "lora", "--model", str(model(tmp_path)), "--data", str(path), flag, "100"]
+        assert main([*words, "--out", str(out)]) == 2
+        assert flag in (line := capsys.readouterr().err) and said in line
+        assert not out.exists()
+    assert main(["check", "--data", str(path), "--max-line", "220"]) == 0
+
+
+def model(folder):
+    """A model on bytes."""
+    from lora_bases import write_base
+
+    path = folder / "base.gguf"
+    return path if path.exists() else write_base(path, vocab=256)

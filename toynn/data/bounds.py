@@ -1,0 +1,77 @@
+"""How much a file of rows may ask for: the bytes of a line, and those that it unpacks to.
+
+A few megabytes of .gz can be one line of many gigabytes. What is beyond a bound is an error once so
+much has been read, and takes no more memory than the bound.
+"""
+
+import io
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from toynn.errors import DataError
+
+__all__ = ["LONGEST", "USUAL", "Bounds"]
+
+LONGEST = 2**26  # bytes of a line: some are whole books
+RATIO, LEAST = 100, 2**30  # of what is packed; texts become 3 to 20 times as long
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Bounds of a file.
+
+    Attributes
+    ----------
+    line
+        Bytes that a line may have, or an item of an array.
+    unpacked
+        Bytes that a packed file may unpack to. None: 100 times as many as it has, 1 GiB at least.
+    """
+
+    line: int = LONGEST
+    unpacked: int | None = None
+
+    def most(self, size: int) -> int:
+        """Return how many bytes a packed file of a size may unpack to."""
+        return max(RATIO * size, LEAST) if self.unpacked is None else self.unpacked
+
+    def check_line(self, where: str, length: int) -> None:
+        """Raise DataError for more than a line may have."""
+        if length > self.line:
+            raise DataError(
+                f"{where}: expected at most {self.line:,} bytes in a line or an item; got more: "
+                "cut it into lines, or raise the bound with --max-line"
+            )
+
+    def check_unpacked(self, path: Path, size: int, length: int) -> None:
+        """Raise DataError for more than a packed file of a size may unpack to."""
+        if length > self.most(size):
+            raise DataError(
+                f"{path}: expected {size:,} packed bytes to unpack to at most "
+                f"{self.most(size):,}; there are more: if the file is to be trusted, raise the "
+                "bound with --max-unpacked"
+            )
+
+    def counted(self, path: Path, size: int, unpacked: Any) -> BinaryIO:
+        """Return an unpacked stream that raises DataError once it is longer than it may be."""
+        return io.BufferedReader(_Counted(self, path, size, unpacked), 2**16)
+
+
+USUAL = Bounds()
+
+
+class _Counted(io.RawIOBase):
+    def __init__(self, bounds: Bounds, path: Path, size: int, unpacked: Any) -> None:
+        self._bounds, self._path, self._size = bounds, path, size
+        self._unpacked, self._done = unpacked, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        some = self._unpacked.read(len(buffer))
+        buffer[: len(some)] = some
+        self._done += len(some)
+        self._bounds.check_unpacked(self._path, self._size, self._done)
+        return len(some)
