@@ -91,9 +91,7 @@ def test_what_is_not_given_has_defaults(model, says, capsys):
         "ids": list(b"one two"),
         "max_tokens": 256,
         "sampling": Sampling(),
-        "seed": 0,
         "stop": frozenset(),
-        "log_probabilities": None,
         "reader": None,
     }
     assert capsys.readouterr().out == "abc\n"

@@ -175,9 +175,7 @@ def complete(
     prompt: Prompt | Sequence[int],
     max_tokens: int = 256,
     *,
-    seed: int = 0,
     stop: Sequence[str] = (),
-    log_probabilities: int | None = None,
     reader: Reader | None = None,
     show: Callable[[str], object] | None = None,
     interruptible: bool = False,
@@ -186,8 +184,8 @@ def complete(
     """Return what a model writes behind a text, a conversation, or ids.
 
     ``stop`` are texts that end it and are left out; so are the tokenizer's own tokens for that. For
-    temperature, top_k and the like see ``toynn.generation.Sampling``; for log_probabilities and
-    reader ``toynn.generation.draw``. ``show`` is told the text as it comes. If ``interruptible``,
+    temperature, seed and the like see ``toynn.generation.Sampling``; for reader
+    ``toynn.generation.generate``. ``show`` is told the text as it comes. If ``interruptible``,
     Ctrl-C ends the completion and is no error.
 
     Raises ConfigError for an empty prompt, and values out of range.
@@ -195,16 +193,7 @@ def complete(
     sampling = Sampling(**how)
     ids = _given(tokenizer, prompt)
     written = _Written(tokenizer, len(ids), max_tokens, stop, show)
-    tokens = draw(
-        engine,
-        ids,
-        max_tokens,
-        sampling,
-        seed=seed,
-        stop=tokenizer.eog,
-        log_probabilities=log_probabilities,
-        reader=reader,
-    )
+    tokens = draw(engine, ids, max_tokens, sampling, stop=tokenizer.eog, reader=reader)
     try:
         for token in tokens:
             if written.add(token):
@@ -223,9 +212,7 @@ def complete_all(
     max_tokens: int = 256,
     *,
     batch: int = 8,
-    seed: int = 0,
     stop: Sequence[str] = (),
-    log_probabilities: int | None = None,
     interruptible: bool = False,
     **how: Unpack[SamplingOptions],
 ) -> Iterator[Completion]:
@@ -245,15 +232,7 @@ def complete_all(
     texts = [_given(tokenizer, prompt) for prompt in prompts]
     begun = [
         _Answer(
-            Drawing(
-                ids,
-                max_tokens,
-                sampling,
-                context=engine.context,
-                seed=seed,
-                stop=tokenizer.eog,
-                log_probabilities=log_probabilities,
-            ),
+            Drawing(ids, max_tokens, sampling, context=engine.context, stop=tokenizer.eog),
             _Written(tokenizer, len(ids), max_tokens, stop),
         )
         for ids in texts

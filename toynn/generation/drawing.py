@@ -7,14 +7,13 @@ itself.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from numbers import Integral
 from typing import NamedTuple, Protocol, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from toynn.errors import ConfigError
-from toynn.generation.sampling import Sampling, SamplingOptions, log_softmax
+from toynn.generation.sampling import Sampling, SamplingOptions, log_softmax, require_count
 
 __all__ = [
     "BatchEngine",
@@ -160,20 +159,13 @@ class Drawing:
         sampling: Sampling,
         *,
         context: int,
-        seed: int = 0,
         stop: Collection[int] = frozenset(),
-        log_probabilities: int | None = None,
     ) -> None:
         if len(prompt_ids) == 0:
             raise ConfigError("generate: the prompt is empty; it needs at least one token")
-        numbers = {"max_tokens": max_tokens, "seed": seed, "log_probabilities": log_probabilities}
-        for name, number in numbers.items():
-            if number is not None and (not isinstance(number, Integral) or number < 0):
-                raise ConfigError(
-                    f"generate: {name} must be a whole number, 0 or above; got {number}"
-                )
-        self._sampling, self._stop, self._told = sampling, stop, log_probabilities
-        self._random, self._context = np.random.default_rng(seed), context
+        require_count("max_tokens", max_tokens)
+        self._sampling, self._stop, self._context = sampling, stop, context
+        self._random = np.random.default_rng(sampling.seed)
         self._ids, self._begin, self._left = list(prompt_ids), 0, max_tokens
         self.ended = max_tokens == 0
         self._fit()
@@ -190,7 +182,7 @@ class Drawing:
         self.ended = token in self._stop or not self._left
         if token in self._stop:
             return None
-        drawn = _told(logits, token, self._told)
+        drawn = _told(logits, token, self._sampling.log_probabilities)
         self._ids.append(token)
         self._fit()
         return drawn
@@ -205,7 +197,6 @@ def generate(
     prompt_ids: Sequence[int],
     max_tokens: int,
     *,
-    seed: int = 0,
     stop: Collection[int] = frozenset(),
     reader: Reader | None = None,
     **how: Unpack[SamplingOptions],
@@ -213,15 +204,14 @@ def generate(
     """Yield up to max_tokens new tokens that continue the prompt, as they come.
 
     A token of ``stop`` ends the generation and is not among them. A prompt longer than the context
-    is seen by its end alone. The same seed gives the same tokens. For temperature, top_k and the
-    like see ``toynn.generation.Sampling``. With the ``reader`` of a generation before, what both
+    is seen by its end alone. For temperature, seed and the like see
+    ``toynn.generation.Sampling``. With the ``reader`` of a generation before, what both
     prompts begin with is not read again.
 
     Raises ConfigError for values out of range, NonFiniteError where the model's logits are not
     finite.
     """
-    sampling = Sampling(**how)
-    drawn = draw(engine, prompt_ids, max_tokens, sampling, seed=seed, stop=stop, reader=reader)
+    drawn = draw(engine, prompt_ids, max_tokens, Sampling(**how), stop=stop, reader=reader)
     return (each.id for each in drawn)
 
 
@@ -231,28 +221,15 @@ def draw(
     max_tokens: int,
     sampling: Sampling,
     *,
-    seed: int = 0,
     stop: Collection[int] = frozenset(),
-    log_probabilities: int | None = None,
     reader: Reader | None = None,
 ) -> Iterator[Drawn]:
     """Yield what ``generate`` does, with what the model expected.
 
-    ``log_probabilities`` is how many of the likeliest tokens are told each time; without it nothing
-    is computed, and the token's own log probability is NaN.
-
     Raises ConfigError for values out of range, NonFiniteError where the model's logits are not
     finite.
     """
-    drawing = Drawing(
-        prompt_ids,
-        max_tokens,
-        sampling,
-        context=engine.context,
-        seed=seed,
-        stop=stop,
-        log_probabilities=log_probabilities,
-    )
+    drawing = Drawing(prompt_ids, max_tokens, sampling, context=engine.context, stop=stop)
     reader = Reader(engine) if reader is None else reader
 
     def tokens() -> Iterator[Drawn]:
@@ -277,9 +254,8 @@ def sample(
     prompt_ids: Sequence[int],
     max_tokens: int,
     *,
-    seed: int = 0,
     stop: Collection[int] = frozenset(),
     **how: Unpack[SamplingOptions],
 ) -> list[int]:
     """Return as a list what ``generate`` yields. Raises what it raises."""
-    return list(generate(engine, prompt_ids, max_tokens, seed=seed, stop=stop, **how))
+    return list(generate(engine, prompt_ids, max_tokens, stop=stop, **how))

@@ -11,8 +11,7 @@ arXiv:1904.09751 (top_p); Nguyen et al. 2024, arXiv:2407.01082 (min_p).
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
-from numbers import Real
-from operator import index
+from numbers import Integral, Real
 from typing import TypedDict
 
 import numpy as np
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 
 from toynn.errors import ConfigError, NonFiniteError
 
-__all__ = ["Sampling", "SamplingOptions", "log_softmax"]
+__all__ = ["Sampling", "SamplingOptions", "log_softmax", "require_count"]
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -32,11 +31,13 @@ class SamplingOptions(TypedDict, total=False):
     min_p: float
     repeat_penalty: float
     repeat_last_n: int
+    seed: int
+    log_probabilities: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How tokens are drawn. Raises ConfigError for values out of range.
+    """How tokens are drawn, and what is told of each. Raises ConfigError for values out of range.
 
     Attributes
     ----------
@@ -52,6 +53,11 @@ class Sampling:
         What logits of tokens that came lately are divided by; 1: nothing happens to them.
     repeat_last_n
         How many tokens of the sequence, the prompt's too, count as lately.
+    seed
+        The same seed gives the same tokens.
+    log_probabilities
+        How many of the likeliest tokens are told each time. None: nothing is computed for that,
+        and the token's own log probability is NaN.
     """
 
     temperature: float = 0.8
@@ -60,11 +66,14 @@ class Sampling:
     min_p: float = 0.0
     repeat_penalty: float = 1.0
     repeat_last_n: int = 64
+    seed: int = 0
+    log_probabilities: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("top_k", "repeat_last_n"):
-            value = getattr(self, name)
-            _require(_is_whole(value) and value >= 0, name, "a whole number, 0 or above", value)
+        for name in ("top_k", "repeat_last_n", "seed"):
+            require_count(name, getattr(self, name))
+        if self.log_probabilities is not None:
+            require_count("log_probabilities", self.log_probabilities)
         t, p = self.temperature, self.top_p
         _require(_is_finite(t) and t >= 0, "temperature", "a number, 0 or above", t)
         _require(_is_finite(p) and 0 < p <= 1, "top_p", "above 0 and at most 1", p)
@@ -133,12 +142,10 @@ def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
     return scores
 
 
-def _is_whole(value: object) -> bool:
-    try:
-        index(value)  # type: ignore[arg-type]
-    except TypeError:
-        return False
-    return not isinstance(value, bool)
+def require_count(name: str, value: object) -> None:
+    """Raise ConfigError for what is no whole number of at least 0."""
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    _require(whole and int(value) >= 0, name, "a whole number, 0 or above", value)  # type: ignore[call-overload]
 
 
 def _is_finite(value: object) -> bool:
