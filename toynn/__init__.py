@@ -34,21 +34,7 @@ from toynn.engines import (
     ViTConfig,
     ViTEngine,
 )
-from toynn.errors import (
-    AdapterError,
-    BackendError,
-    BackendUnavailable,
-    CheckpointError,
-    ConfigError,
-    DataError,
-    GGUFError,
-    LabelError,
-    LifecycleError,
-    NonFiniteError,
-    RankError,
-    ShapeError,
-    ToynnError,
-)
+from toynn.errors import *  # noqa: F403  # each is for users, too
 from toynn.numerics.precision import get_float32_matmul_precision, set_float32_matmul_precision
 from toynn.optim import AdamW, adamw, schedule
 from toynn.options import RecipeOptions
@@ -56,25 +42,12 @@ from toynn.session import Session
 
 __all__ = [
     "AdamW",
-    "AdapterError",
-    "BackendError",
-    "BackendUnavailable",
-    "CheckpointError",
-    "ConfigError",
-    "DataError",
-    "GGUFError",
     "GPT2Config",
     "GPT2SeqEngine",
-    "LabelError",
-    "LifecycleError",
     "LlamaConfig",
     "LlamaSeqEngine",
-    "NonFiniteError",
-    "RankError",
     "RecipeOptions",
     "Session",
-    "ShapeError",
-    "ToynnError",
     "ViTConfig",
     "ViTEngine",
     "adamw",
@@ -91,6 +64,7 @@ __all__ = [
     "set_num_threads",
     "show_config",
 ]
+__all__ += errors.__all__
 
 __version__ = release()
 

@@ -213,7 +213,7 @@ class BatchDecoder:
                 f"context of {room} are read; got {ids.shape}"
             )
         checks.converted("tokens", ids, ids.shape, "i32")
-        checks.ids_below(self._engine.config.vocab)("tokens", ids)
+        checks.Below(self._engine.config.vocab)("tokens", ids)
         return ids.astype(np.int32)
 
     def _run(

@@ -21,10 +21,7 @@ __all__ = [
     "dimensions",
     "first_values",
     "fits_i32",
-    "groups_within",
     "held_by",
-    "ids_below",
-    "labels_below",
     "rising_to",
     "segments_within",
     "step_and_switch",
@@ -193,30 +190,20 @@ class Below:
             _refuse(name, values, outside, allowed)
 
 
-def ids_below(size: int) -> Below:
-    """Return a check that every id is in 0..size-1. The check raises LabelError."""
-    return Below(size)
-
-
-def labels_below(size: int) -> Below:
-    """Return a check that every label is in 0..size-1 or ignored, and not all are ignored.
-
-    The check raises LabelError.
-    """
-    return Below(size, ignorable=True)
-
-
 def _all_below(size: int, values: NDArray[Any]) -> bool:
     """Whether all integers are in 0..size-1; as unsigned ones, those below 0 are large."""
     return bool(np.maximum.reduce(values.view(_UNSIGNED[values.itemsize]), axis=None) < size)
 
 
-def count_within(rows: int) -> Check:
-    """Return a check that a count of rows is in 1..rows; it raises ShapeError."""
+def count_within(most: int, of: int = 1) -> Check:
+    """Return a check that a count of rows is a multiple of ``of`` up to most. Raises ShapeError."""
 
     def check(name: str, count: NDArray[Any]) -> None:
-        if not 1 <= int(count) <= rows:
-            raise ShapeError(f"{name}: must be a count of 1 to {rows} rows; got {int(count)}")
+        if not of <= int(count) <= most or int(count) % of:
+            allowed = (
+                f"a multiple of {of} up to {most}" if of > 1 else f"a count of 1 to {most} rows"
+            )
+            raise ShapeError(f"{name}: must be {allowed}; got {int(count)}")
 
     return check
 
@@ -253,16 +240,6 @@ def rising_to(rows: int) -> Check:
     def check(name: str, bounds: NDArray[Any]) -> None:
         if bounds[0] < 0 or bounds[-1] > rows or (np.diff(bounds) < 0).any():
             raise ShapeError(f"{name}: must rise from 0 to at most {rows}; got {bounds}")
-
-    return check
-
-
-def groups_within(most: int, of: int) -> Check:
-    """Return a check that a count is a multiple of ``of``, up to most; it raises ShapeError."""
-
-    def check(name: str, count: NDArray[Any]) -> None:
-        if not of <= int(count) <= most or int(count) % of:
-            raise ShapeError(f"{name}: must be a multiple of {of} up to {most}; got {int(count)}")
 
     return check
 

@@ -96,7 +96,7 @@ def attention(
     shapes = cache.k.shape, cache.v.shape
     fits = causal and cache.past.shape == (batch,) and shapes == cache.shapes(batch, KV, D, S)
     require(fits, "attention", f"a cache of {batch} x {KV} heads of {D}", cache.k, cache.v)
-    s.tape.checks.setdefault(cache.past, []).append(checks.ids_below(S - T + 1))
+    s.tape.checks.setdefault(cache.past, []).append(checks.Below(S - T + 1))
     remembered = {"kc": cache.k, "vc": cache.v, "past": cache.past}
     return s.tape.record(CACHED_ATTENTION, {**read, **remembered}, **given).output
 

@@ -15,7 +15,7 @@ __all__ = ["embedding", "linear"]
 def embedding(s: Recorder, w: Tensor, ids: Tensor) -> Tensor:
     """Record y (N, C) = the rows of w (V, C) that ids (N,) name; a frozen w may be blocks."""
     y = s.tape.record(EMBEDDING, {"w": w, "ids": ids}).output
-    s.tape.checks.setdefault(ids, []).append(checks.ids_below(w.shape[0]))
+    s.tape.checks.setdefault(ids, []).append(checks.Below(w.shape[0]))
     return y
 
 

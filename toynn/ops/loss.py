@@ -67,7 +67,7 @@ def _check_labels(s: Recorder, op: str, labels: Tensor, V: int) -> None:
         return  # picked out of others, by valid_rows()
     if labels.role is not Role.INPUT:
         raise ConfigError(f"{op}: labels must be an input; got {labels!r}")
-    check = checks.dense_labels if labels.dtype == "f32" else checks.labels_below(V)
+    check = checks.dense_labels if labels.dtype == "f32" else checks.Below(V, ignorable=True)
     s.tape.checks.setdefault(labels, []).append(check)
 
 

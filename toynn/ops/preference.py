@@ -19,7 +19,7 @@ def token_losses(s: Recorder, logits: Tensor, labels: Tensor) -> Tensor:
     """
     N, V = matrix("token_losses", logits)
     if labels.role is Role.INPUT:
-        s.tape.checks.setdefault(labels, []).append(checks.labels_below(V))
+        s.tape.checks.setdefault(labels, []).append(checks.Below(V, ignorable=True))
     elif labels.role is not Role.ACTIVATION:
         raise ConfigError(f"token_losses: labels must be an input; got {labels!r}")
     losses = s.tape.new("losses", (N,), valid=logits.valid_rows)
@@ -90,7 +90,7 @@ def _count_sequences(s: Recorder, op: str, sums: Tensor, count: Tensor, of: int)
     S, _ = matrix(op, sums)
     fits = count.role is Role.INPUT and count.dtype == "i32" and count.shape == ()
     require(fits, op, "count, an input i32 ()", sums, count)
-    s.tape.checks.setdefault(count, []).append(checks.groups_within(S, of))
+    s.tape.checks.setdefault(count, []).append(checks.count_within(S, of))
 
 
 TOKEN_LOSSES_BACKWARD = Op("chunked_cross_entropy.each", flops(EXP + 4, "N", "V"), rows="N logits")

@@ -68,7 +68,7 @@ def delta(
         require(first is None, "delta", "no segments over a state", state, first)
         tensors |= {"state": state, "past": past, "count": count}
         y = s.tape.record(DELTA_CACHED, tensors, B=batch, K=K, D=D).output
-        s.tape.checks.setdefault(count, []).append(checks.ids_below(T + 1))
+        s.tape.checks.setdefault(count, []).append(checks.Below(T + 1))
         return y
     S, tensors["first"] = -(-T // LENGTH), first
     y = s.tape.record(DELTA, tensors, B=batch, K=K, D=D, S=S, L=LENGTH).output

@@ -12,7 +12,6 @@ from_scratch  c1 = beta1, c2 = beta2 at every step: Adam without bias correction
 They give different training curves, so an object without a declared mode refuses to fill a row.
 """
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -79,9 +78,6 @@ class AdamW:
         """
         self._check_mode()
         row = [self.lr, self.beta1, self.beta2, self.eps, self.weight_decay]
-        for name, value in zip(("lr", "beta1", "beta2", "eps", "weight_decay"), row, strict=True):
-            if not math.isfinite(value):
-                raise ConfigError(f"AdamW.hp: {name} must be a finite number; got {value}")
         if self.bias_correct:
             row += [self._correction("beta1", step), self._correction("beta2", step)]
         else:

@@ -17,8 +17,9 @@ def free_memory() -> int | None:
     That is what the system says is available, or less if a control group or a limit of the process
     leaves less. What files have in memory counts as free: it goes when it is needed.
     """
-    found = [each for each in (_available(), _address_space(), *_groups()) if each is not None]
-    return min(found) if found else None
+    available = _told(_PROC / "meminfo", "MemAvailable:")
+    found = [each for each in (available, _address_space(), *_groups()) if each is not None]
+    return min(found, default=None)
 
 
 def processor() -> str:
@@ -32,10 +33,7 @@ def processor() -> str:
 
 def total_memory() -> int | None:
     """Return the bytes of memory that the machine has; None if unknown."""
-    for line in _lines(_PROC / "meminfo"):
-        if line.startswith("MemTotal:"):
-            return int(line.split()[1]) * 1024
-    return None
+    return _told(_PROC / "meminfo", "MemTotal:")
 
 
 def peak_memory() -> int | None:
@@ -47,18 +45,16 @@ def peak_memory() -> int | None:
         return None
     import resource
 
-    for line in _lines(_PROC / "self" / "status"):
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
+    if (told := _told(_PROC / "self" / "status", "VmHWM:")) is not None:
+        return told
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def _available() -> int | None:
-    for line in _lines(_PROC / "meminfo"):
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return None
+def _told(path: Path, name: str) -> int | None:
+    """Return the bytes that a line of kilobytes says, "MemTotal:  16384 kB"; None without one."""
+    found = [line.split()[1] for line in _lines(path) if line.startswith(name)]
+    return int(found[0]) * 1024 if found else None
 
 
 def _address_space() -> int | None:
@@ -68,10 +64,10 @@ def _address_space() -> int | None:
     import resource
 
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    used = [line.split()[1] for line in _lines(_PROC / "self" / "status") if "VmSize" in line]
-    if limit == resource.RLIM_INFINITY or not used:
+    used = _told(_PROC / "self" / "status", "VmSize:")
+    if limit == resource.RLIM_INFINITY or used is None:
         return None
-    return max(0, int(limit) - int(used[0]) * 1024)
+    return max(0, int(limit) - used)
 
 
 def _groups() -> Iterator[int]:
