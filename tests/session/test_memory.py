@@ -10,7 +10,7 @@ from gguf_bytes import ARCHITECTURE, File, key, scalar, tensor
 from hang import HANG
 
 import toynn
-from toynn.formats.gguf import CHECK_BELOW
+from toynn.formats.opened import CHECK_BELOW
 
 SCRIPT = """
 import numpy as np
