@@ -14,6 +14,7 @@ import numpy as np
 from toynn.data._parts import Files, Found, Part
 from toynn.data._picture import check_file
 from toynn.errors import DataError
+from toynn.system.reading import readable
 
 __all__ = ["read_folder"]
 
@@ -48,10 +49,8 @@ def read_folder(root: Path, unreadable: list[str] | None) -> Found:
 
 
 def _listed(folder: Path) -> list[Path]:
-    try:
+    with readable(folder):
         paths = sorted(folder.iterdir())
-    except OSError as error:
-        raise DataError(f"{folder}: cannot read: {error.strerror or error}") from error
     return [p for p in paths if not p.name.startswith(".") and p.name not in SYSTEM_FILES]
 
 

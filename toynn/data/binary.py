@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toynn.errors import DataError
-from toynn.system.reading import open_file
+from toynn.system.reading import open_file, readable
 
 __all__ = ["Tokens", "find", "map_tokens"]
 
@@ -75,10 +75,8 @@ def map_tokens(path: Path, vocab_size: int) -> Tokens:
     """
     with open_file(path) as file:
         size = os.fstat(file.fileno()).st_size
-        try:
+        with readable(path):
             head = file.read(HEADER)
-        except OSError as error:
-            raise DataError(f"{path}: cannot read: {error.strerror or error}") from error
         if not size:
             raise DataError(f"{path}: the file is empty")
         offset, dtype, count = _layout(path, head, size)

@@ -6,7 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from toynn.data._containers import texts
-from toynn.errors import DataError
+from toynn.system.reading import readable
 
 __all__ = ["digest", "listing"]
 
@@ -18,7 +18,7 @@ def digest(path: str | os.PathLike[str]) -> str:
     Raises DataError if one cannot be read.
     """
     path = Path(path)
-    try:
+    with readable(path):
         if not path.is_dir():
             return _of_file(path)
         whole = hashlib.sha256()
@@ -26,8 +26,6 @@ def digest(path: str | os.PathLike[str]) -> str:
             name = os.fsencode(each.relative_to(path))
             whole.update(name + b"\0" + _of_file(each).encode())
         return whole.hexdigest()
-    except OSError as error:
-        raise DataError(f"{path}: cannot read: {error.strerror or error}") from error
 
 
 def listing(folder: str | os.PathLike[str]) -> str:
@@ -36,13 +34,11 @@ def listing(folder: str | os.PathLike[str]) -> str:
     Raises DataError if it cannot be read.
     """
     whole, root = hashlib.sha256(), Path(folder)
-    try:
+    with readable(folder):
         for path in sorted(root.rglob("*")):
             if path.is_file():
                 name = os.fsencode(path.relative_to(root))
                 whole.update(name + b"\0%d\0" % path.stat().st_size)
-    except OSError as error:
-        raise DataError(f"{folder}: cannot read: {error.strerror or error}") from error
     return whole.hexdigest()
 
 

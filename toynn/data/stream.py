@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from toynn.errors import DataError
-from toynn.system.reading import open_file
+from toynn.system.reading import open_file, readable
 
 __all__ = ["BOM", "Progress", "blocks", "decoded", "looked_at", "silent"]
 
@@ -26,13 +26,11 @@ def raw_blocks(path: Path, progress: Progress = silent) -> Iterator[bytes]:
     """Yield a file's bytes; of a text, without its byte order mark. Raises DataError."""
     with open_file(path) as file:
         size, done = os.fstat(file.fileno()).st_size, 0
-        try:
+        with readable(path):
             while part := file.read(BLOCK):
                 done += len(part)
                 yield part if done > len(part) else part.removeprefix(BOM)
                 progress(done, size)
-        except OSError as error:
-            raise DataError(f"{path}: cannot read: {error.strerror or error}") from error
 
 
 def blocks(path: Path, progress: Progress = silent) -> Iterator[str]:

@@ -30,6 +30,7 @@ from toynn.data.preference import LABELLED, PAIR, PreferenceReader, unlearned
 from toynn.data.reader import ASSISTANT, Encoder, Made, Parts, Reader, ReadOptions, Talk
 from toynn.data.stream import Progress, silent
 from toynn.errors import DataError, GGUFError, ToynnError
+from toynn.system.reading import readable
 
 __all__ = [
     "Characters",
@@ -210,10 +211,8 @@ def survey(
     kind = "a folder of texts" if path.is_dir() else NAMES.get(kind_of(path), "unknown")
     packed = {".gz": "gzip", ".zst": "zstd"}[path.suffix] if path.suffix in PACKED else None
     files = (each for each in path.rglob("*") if each.is_file()) if path.is_dir() else (path,)
-    try:
+    with readable(path):
         size = sum(each.stat().st_size for each in files)
-    except OSError as error:
-        raise DataError(f"{path}: cannot read: {error.strerror}") from error
     found = Survey(path, kind, packed, size)
     if path.is_dir():
         found.places = []

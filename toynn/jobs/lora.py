@@ -123,7 +123,7 @@ class LoRAJob(TextJob):
         if seq < self.text.seq:
             said = f"--seq {self.text.seq}: the model sees {context} tokens at most"
             print(fact("data", f"{said}: rows have {seq}"))
-        self._declared(RecipeOptions(t_seq=1))  # what adapters it cannot have
+        self.declared_with(RecipeOptions(t_seq=1))  # what adapters it cannot have
         self.read_text(seq)
 
     def read_source(self, path: str | None, how: ReadOptions) -> Dataset | PreferenceData:
@@ -132,12 +132,7 @@ class LoRAJob(TextJob):
             return super().read_source(path, how)
         return read_preferences(path, self.tokenizer, how, loss=self.preference.loss)
 
-    def declared(self) -> tuple[Any, int]:
-        """Return an engine of the model with adapters, before it takes memory; rows of a batch."""
-        engine = self._declared(self._all_options())
-        return engine, engine.t_batch * engine.t_seq
-
-    def _declared(self, options: RecipeOptions) -> Any:
+    def declared_with(self, options: RecipeOptions) -> Any:
         """Return an engine of the model with adapters, which is declared and no more."""
         engine = engine_for(self.file)(self.run.backend)
         if self.base.adapter is None:
@@ -150,9 +145,9 @@ class LoRAJob(TextJob):
         engine.declare_for_mmap(self.file, None, options)
         return engine
 
-    def _all_options(self, **more: Any) -> RecipeOptions:
+    def all_options(self, **more: Any) -> RecipeOptions:
         """Return the options; a row of pairs has room for two sequences."""
-        found = self.recipe_options(t_seq=self.data.seq, packed=self.packed, **more)
+        found = super().all_options(**more)
         return replace(found, t_batch=2 * found.t_batch) if self.unit == "pairs" else found
 
     def measure(self, batch: Any) -> Mapping[str, float]:
@@ -192,7 +187,7 @@ class LoRAJob(TextJob):
         """Return the recipe, ready to step."""
         backend, adapter = self.run.backend, self.base.adapter
         recipe = LoRA(backend) if self.preference is None else Preference(self.preference, backend)
-        options = self._all_options(init_scale=NORMAL_STD)
+        options = self.all_options(init_scale=NORMAL_STD)
         if adapter is None:
             recipe.realize(self.file, None, self.take(AdapterOptions), options)
         else:

@@ -184,28 +184,24 @@ class ModelJob(TextJob):
         self.check_metric()
         self.read_text(self.text.seq)
 
-    def _all_options(self) -> RecipeOptions:
-        return self.recipe_options(t_seq=self.data.seq, packed=self.packed)
-
-    def declared(self) -> tuple[Any, int]:
-        """Return an engine of the model, before it takes memory; rows of a batch.
+    def declared_with(self, options: RecipeOptions) -> Any:
+        """Return an engine of the model, before it takes memory.
 
         Raises ConfigError where the model has other tokens than the tokenizer.
         """
         if self.starts_from_source:
-            engine = self._declared(self._all_options())
-        else:
-            engine = type(self).make(self.run.backend).engine
-            engine.declare(self.config, self._all_options())
-        return engine, engine.t_batch * engine.t_seq
+            return self._declared(options)
+        engine = type(self).make(self.run.backend).engine
+        engine.declare(self.config, options)
+        return engine
 
     def realize(self) -> Recipe:
         """Return the recipe, ready to step."""
         recipe, own = type(self).make(self.run.backend), self.start_from
         if own.init_from is not None:
-            recipe.realize_from(own.init_from, options=self._all_options())
+            recipe.realize_from(own.init_from, options=self.all_options())
         else:
-            self.start(recipe, self._all_options())
+            self.start(recipe, self.all_options())
         carried = own.tokenizer or own.init_from
         if carried is not None and (carried == own.tokenizer or Path(carried).is_dir()):
             self._carry(recipe, carried)

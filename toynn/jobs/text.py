@@ -29,7 +29,7 @@ from toynn.generation.drawing import generate
 from toynn.jobs.job import Job, late
 from toynn.jobs.metrics import Asked, measured
 from toynn.jobs.weighted import path_and_weight, source_names, sources
-from toynn.options import option, whole
+from toynn.options import RecipeOptions, option, whole
 from toynn.system.printing import fact, harmless, print_line
 from toynn.train.folder import RunFolder, Value
 from toynn.train.options import SAVING, Result
@@ -323,6 +323,19 @@ class TextJob(Job):
     def packed(self) -> bool:
         """Whether batches are of examples, in segments."""
         return self.data.packed
+
+    def all_options(self, **more: Any) -> RecipeOptions:
+        """Return what the recipe is realized with, once the data are read."""
+        return self.recipe_options(t_seq=self.data.seq, packed=self.packed, **more)
+
+    @abstractmethod
+    def declared_with(self, options: RecipeOptions) -> Any:
+        """Return an engine of the model, before it takes memory."""
+
+    def declared(self) -> tuple[Any, int]:
+        """Return an engine of the model, before it takes memory; rows of a batch."""
+        engine = self.declared_with(self.all_options())
+        return engine, engine.t_batch * engine.t_seq
 
     def batches(self) -> Any:
         """Return random windows, or examples in random order."""

@@ -20,7 +20,7 @@ from toynn.errors import ConfigError
 from toynn.formats.hf.config import Config
 from toynn.graph.tape import Tensor
 from toynn.models.checks import check_sizes
-from toynn.models.hyper import Hyper
+from toynn.models.hyper import Hyper, sizes_of
 from toynn.models.registry import architecture, register
 from toynn.models.sequence import Folder, SequenceModel
 from toynn.models.table import Shapes, Sizes, matrix, norm, table
@@ -151,27 +151,12 @@ class GPT2(SequenceModel[GPT2Config]):
 
     def read(self, hyper: Hyper) -> tuple[GPT2Config, dict[str, Any]]:
         """Return the configuration of a file's model."""
-        cfg = GPT2Config(
-            vocab=hyper.vocabulary,
-            d_model=hyper.whole("embedding_length"),
-            n_heads=hyper.whole("attention.head_count"),
-            d_ff=hyper.whole("feed_forward_length"),
-            n_layers=hyper.layers,
-            context=hyper.whole("context_length"),
-            norm_eps=hyper.real("attention.layer_norm_epsilon"),
-        )
+        cfg = GPT2Config(**hyper.sizes, norm_eps=hyper.real("attention.layer_norm_epsilon"))
         return cfg, {}
 
     def write(self, cfg: GPT2Config) -> dict[str, Any]:
         """Return the hyper-parameters of a file."""
-        return {
-            "context_length": cfg.context,
-            "embedding_length": cfg.d_model,
-            "feed_forward_length": cfg.d_ff,
-            "block_count": cfg.n_layers,
-            "attention.head_count": cfg.n_heads,
-            "attention.layer_norm_epsilon": cfg.norm_eps,
-        }
+        return sizes_of(cfg) | {"attention.layer_norm_epsilon": cfg.norm_eps}
 
     def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
         """Fill in n_inner, which is mostly left out."""

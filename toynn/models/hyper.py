@@ -10,7 +10,7 @@ import numpy as np
 from toynn.formats.bases import Base
 from toynn.formats.gguf import Strings
 
-__all__ = ["Hyper", "Source", "check_tensors", "refuse"]
+__all__ = ["Hyper", "Source", "check_tensors", "refuse", "sizes_of"]
 
 #: Hyper-parameters that change no number, and those that change none at this value.
 _NEUTRAL = {
@@ -29,6 +29,21 @@ _NEUTRAL = {
 
 #: An open file with a model, by GGUF's keys and names.
 Source = Base
+
+
+#: What every model of sequences has, by GGUF's key and by the name in its configuration.
+SIZES = {
+    "context_length": "context",
+    "embedding_length": "d_model",
+    "feed_forward_length": "d_ff",
+    "block_count": "n_layers",
+    "attention.head_count": "n_heads",
+}
+
+
+def sizes_of(cfg: Any) -> dict[str, Any]:
+    """Return the sizes of a configuration by GGUF's keys."""
+    return {key: getattr(cfg, name) for key, name in SIZES.items()}
 
 
 class Hyper:
@@ -76,6 +91,12 @@ class Hyper:
         if count > tensors:
             refuse(self.file, f"{self.prefix}block_count is {count}; there are {tensors} tensors")
         return count
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """What the file says of the sizes that every configuration has, by their names there."""
+        found = {name: self.whole(key) for key, name in SIZES.items()}
+        return found | {"n_layers": self.layers, "vocab": self.vocabulary}
 
     def rows(self, name: str) -> int:
         """Return the number of rows of a tensor."""

@@ -21,7 +21,7 @@ from toynn.errors import ConfigError
 from toynn.formats.hf.config import Config
 from toynn.graph.tape import Tensor
 from toynn.models.checks import check_factors, check_heads, check_positive, check_sizes
-from toynn.models.hyper import Hyper, refuse
+from toynn.models.hyper import Hyper, refuse, sizes_of
 from toynn.models.registry import ARCHITECTURES, architecture, register
 from toynn.models.rope import (
     check_stretch,
@@ -153,18 +153,13 @@ def shape_of(
     ``queries`` names a tensor with a row for each channel of q, at least; heads of k and v are read
     unless given. A width of d_model / n_heads is None among the sizes.
     """
-    d_model, n_heads = hyper.whole("embedding_length"), hyper.whole(_Q)
+    sizes = hyper.sizes
+    d_model, n_heads = sizes["d_model"], sizes["n_heads"]
     d_head = hyper.whole("attention.key_length", max(1, d_model // n_heads))
     if d_head > hyper.rows(queries):
         refuse(hyper.file, f"heads of {d_head} channels do not fit {queries}")
-    sizes = {
-        "vocab": hyper.vocabulary,
-        "d_model": d_model,
-        "n_heads": n_heads,
+    sizes |= {
         "n_kv_heads": hyper.whole(_KV, n_heads) if n_kv_heads is None else n_kv_heads,
-        "d_ff": hyper.whole("feed_forward_length"),
-        "n_layers": hyper.layers,
-        "context": hyper.whole("context_length"),
         "rms_eps": hyper.real("attention.layer_norm_rms_epsilon"),
         "head_dim": None if d_head * n_heads == d_model else d_head,
     }
@@ -293,11 +288,7 @@ class Llama(SequenceModel[LlamaConfig]):
         if self.always_biased:
             check_exported_heads(cfg)
         return {
-            "context_length": cfg.context,
-            "embedding_length": cfg.d_model,
-            "feed_forward_length": cfg.d_ff,
-            "block_count": cfg.n_layers,
-            _Q: cfg.n_heads,
+            **sizes_of(cfg),
             _KV: cfg.n_kv_heads,
             "attention.key_length": cfg.d_head,
             "attention.value_length": cfg.d_head,

@@ -7,12 +7,14 @@ import errno
 import io
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from toynn.errors import DataError, ToynnError
 
-__all__ = ["Unchanged", "open_file", "read_bytes"]
+__all__ = ["Unchanged", "open_file", "read_bytes", "readable"]
 
 _KINDS = {
     stat.S_IFIFO: "a pipe; write what comes from it to a file first",
@@ -21,6 +23,15 @@ _KINDS = {
     stat.S_IFSOCK: "a socket",
     stat.S_IFLNK: "a symbolic link",
 }
+
+
+@contextmanager
+def readable(path: object, error: type[ToynnError] = DataError) -> Iterator[None]:
+    """Raise ``error``, with the path, where the system refuses to read."""
+    try:
+        yield
+    except OSError as failure:
+        raise error(f"{path}: cannot read: {failure.strerror or failure}") from failure
 
 
 @dataclass(frozen=True)
@@ -118,11 +129,8 @@ def read_bytes(
     path: str | os.PathLike[str], error: type[ToynnError] = DataError, *, links: bool = True
 ) -> bytes:
     """Return what is in a regular file, as `open_file` opens it. Raises ``error``."""
-    with open_file(path, error, links=links) as file:
-        try:
-            return file.read()
-        except OSError as failure:
-            raise error(f"{path}: cannot read: {failure.strerror or failure}") from failure
+    with open_file(path, error, links=links) as file, readable(path, error):
+        return file.read()
 
 
 def _expect_regular(path: object, mode: int, error: type[ToynnError]) -> None:

@@ -28,7 +28,7 @@ from toynn.errors import CheckpointError
 from toynn.formats import disk, safetensors
 from toynn.formats.files import finish, open_new, unwritable
 from toynn.formats.folders import new_folder
-from toynn.system.reading import open_file, read_bytes
+from toynn.system.reading import open_file, read_bytes, readable
 
 __all__ = [
     "Checkpoint",
@@ -192,14 +192,11 @@ def _files(path: Path) -> dict[str, dict[str, int]]:
 def _check(path: Path, entry: dict[str, int]) -> None:
     """Raise CheckpointError unless a file is as the marker says."""
     checksum = 0
-    try:
-        with open_file(path, CheckpointError) as file:
-            length = os.fstat(file.fileno()).st_size
-            if length == entry["bytes"] and "crc32" in entry:
-                while part := file.read(_CHUNK):
-                    checksum = zlib.crc32(part, checksum)
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot read: {error.strerror}") from error
+    with readable(path, CheckpointError), open_file(path, CheckpointError) as file:
+        length = os.fstat(file.fileno()).st_size
+        if length == entry["bytes"] and "crc32" in entry:
+            while part := file.read(_CHUNK):
+                checksum = zlib.crc32(part, checksum)
     if length != entry["bytes"]:
         raise CheckpointError(f"{path}: expected {entry['bytes']} bytes; got {length}")
     if checksum != entry.get("crc32", 0):

@@ -37,7 +37,7 @@ from toynn.errors import CheckpointError, DataError
 from toynn.formats.files import Writer, finish, open_new
 from toynn.formats.folders import new_folder
 from toynn.formats.objects import read_object
-from toynn.system.reading import Unchanged, open_file
+from toynn.system.reading import Unchanged, open_file, readable
 
 __all__ = ["TokenCache"]
 
@@ -192,11 +192,9 @@ class _File:
     def compare(self) -> None:
         """Raise DataError where the contents are others than those that were written."""
         path = self.state.path
-        try:
+        with readable(path):
             self.file.seek(0)
             found = hashlib.file_digest(self.file, "sha256").hexdigest()
-        except OSError as error:
-            raise DataError(f"{path}: cannot read: {error.strerror or error}") from error
         if found != self.sum:
             raise DataError(
                 f"{path}: damaged: expected contents with the SHA-256 {self.sum[:12]}..., as "
