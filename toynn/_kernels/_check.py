@@ -1,7 +1,7 @@
 """The shape checks of the kernels' Python calls."""
 
 from collections.abc import Mapping, Sequence
-from math import inf
+from math import inf, prod
 from typing import Any
 
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ __all__ = [
     "check",
     "check_limits",
     "completions",
+    "countable",
     "pairs",
     "ring_has_room",
     "segments",
@@ -27,6 +28,8 @@ Sizes = Mapping[str, int]
 Options = Mapping[str, float]
 
 MAX_THREADS = 1024  # the OpenMP runtime ends the process when it cannot make a thread
+MOST = 2**56  # elements of an array: its bytes can be counted in 64 bits, packed ones too
+PANEL = 64  # what an axis may be rounded up to when an array is packed
 
 
 def _shown(shapes: dict[str, Sequence[int]]) -> str:
@@ -45,6 +48,14 @@ def check(where: str, given: str, n_threads: int, /, **arrays: tuple[Any, Sequen
     got = {name: array.shape for name, (array, _) in arrays.items()}
     if any(tuple(got[name]) != tuple(needed[name]) for name in arrays):
         raise ValueError(f"{where}: {given} needs {_shown(needed)}; got {_shown(got)}")
+
+
+def countable(where: str, name: str, shape: Sequence[int]) -> None:
+    """Raise ValueError for an array whose bytes cannot be counted, or with an axis below 0."""
+    if any(n < 0 for n in shape) or prod(n + PANEL for n in shape) > MOST:
+        raise ValueError(
+            f"{where}: {name} needs sizes from 0 on and at most 2^56 elements; got {tuple(shape)}"
+        )
 
 
 def check_limits(where: str, window: int, cap: float, *, causal: bool = True) -> None:

@@ -8,6 +8,7 @@ letter, which arrays may share memory. Then the kernel runs without the GIL.
 """
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from itertools import combinations
 from types import CodeType
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from toynn._kernels._check import MAX_THREADS, countable
 from toynn._kernels.invoke import invoke, scratch_bytes
 from toynn._kernels.signature import Signature, TensorSpec, Unsolved, evaluate
 from toynn.numerics.dtypes import GGUF_BLOCKS, GGUF_TYPES
@@ -25,8 +27,7 @@ __all__ = ["ACTIVATIONS", "MAX_THREADS", "WORDS", "Entry"]
 Array = NDArray[Any]
 Checked = Callable[[str, Mapping[str, Array], Mapping[str, int], Mapping[str, float]], None]
 
-MAX_THREADS = 1024  # the OpenMP runtime ends the process when it cannot make a thread
-MOST = 2**56  # elements of an array: its bytes can be counted
+CALLS = 64  # shapes of an entry whose sizes are remembered: solving takes half of a small call
 
 ACTIVATIONS = ("none", "gelu_tanh", "gelu_exact")
 
@@ -50,6 +51,11 @@ class Entry:
         self.capsule = capsule
         self.signature = Signature.parse(signature)
         self._scratch, self._checked = scratch, checked
+        self._solved = lru_cache(CALLS)(self._solve)
+        specs = self.signature.specs
+        self._apart = [(a, b) for a, b in combinations(specs, 2) if a.written]  # they come first
+        self._rows = [(spec.name, spec.row) for spec in specs if spec.row]
+        self._bounded = [(spec, spec.below) for spec in specs if spec.below is not None]
 
     @property
     def __doc__(self) -> str:  # type: ignore[override]
@@ -63,7 +69,15 @@ class Entry:
         return f"<kernel {self.name}: {self.signature}>"
 
     def workspace(self, sizes: Mapping[str, int], n_threads: int = 1) -> int:
-        """Return the bytes of scratch memory that the kernel needs at these sizes; 0: none."""
+        """Return the bytes of scratch memory that the kernel needs at these sizes; 0: none.
+
+        Raises ValueError for sizes at which an array's bytes cannot be counted.
+        """
+        for spec in self.signature.specs:
+            countable(self.name, spec.name, spec.shape(sizes))
+        return self._scratch_bytes(sizes, n_threads)
+
+    def _scratch_bytes(self, sizes: Mapping[str, int], n_threads: int) -> int:
         if self._scratch is None:
             return 0
         ordered = tuple(sizes[name] for name in self.signature.sizes)
@@ -92,10 +106,10 @@ class Entry:
             self._checked(self.name, arrays, sizes, options)
         invoke(
             self.capsule,
-            [arrays[name].ctypes.data if name in arrays else 0 for name in self.signature.tensors],
+            [arrays.get(name) for name in self.signature.tensors],
             tuple(sizes[name] for name in self.signature.sizes),
             tuple(options.values()),
-            self.workspace(sizes, n_threads),
+            self._scratch_bytes(sizes, n_threads),
             accumulate,
             n_threads,
             kept,
@@ -152,14 +166,16 @@ class Entry:
             for name, value in scalars.items()
             if name in signature.sizes and isinstance(value, int | str | np.integer)
         }
-        shapes = {}
-        for name, array in arrays.items():
-            spec = signature[name]
-            shapes[name] = self._shape(spec, array, scalars)
-            if spec.row:
-                given.setdefault(spec.row, int(array.strides[0]) // array.itemsize)
+        shapes = {
+            spec.name: self._shape(spec, arrays[spec.name], scalars)
+            for spec in signature.specs
+            if spec.name in arrays
+        }
+        for name, row in self._rows:
+            if name in arrays:
+                given.setdefault(row, _row(arrays[name]))
         try:
-            sizes = signature.solve(shapes, given)
+            sizes = dict(self._solved(tuple(shapes.items()), tuple(given.items())))
         except Unsolved as error:
             raise ValueError(f"{self.name}: {error}") from None
         self._check_rows(arrays, sizes)
@@ -173,9 +189,14 @@ class Entry:
             raise ValueError(
                 f"{self.name}: {name} of {signature} needs sizes above 0; got {sizes}"
             ) from None
-        if any(array.size > MOST for array in arrays.values()):
-            raise ValueError(f"{self.name}: needs arrays of at most 2^56 elements")
         return sizes
+
+    def _solve(
+        self, shapes: tuple[tuple[str, tuple[int, ...]], ...], given: tuple[tuple[str, int], ...]
+    ) -> Mapping[str, int]:
+        for name, shape in shapes:
+            countable(self.name, name, shape)
+        return self.signature.solve(dict(shapes), dict(given))
 
     def _number(self, name: str, value: Any) -> int:
         if name not in WORDS:
@@ -187,44 +208,45 @@ class Entry:
 
     def _shape(self, spec: TensorSpec, array: Array, scalars: dict[str, Any]) -> tuple[int, ...]:
         """Return the shape of an array in elements, once its type and layout are checked."""
-        where = f"{self.name}: {spec}"
         if not isinstance(array, np.ndarray):
-            raise ValueError(f"{where} needs an array; got {type(array).__name__}")
+            raise self._unfit(spec, f"needs an array; got {type(array).__name__}")
         quantized = spec.kind not in _TYPES and scalars[spec.kind] != "F32"
-        wanted = np.dtype(np.uint8) if quantized else _TYPES.get(spec.kind, _TYPES["f32"])
+        wanted = _TYPES["u8"] if quantized else _TYPES.get(spec.kind, _TYPES["f32"])
         if array.dtype != wanted:
-            raise ValueError(f"{where} needs {wanted}; got {array.dtype}")
-        if spec.written and not array.flags.writeable:
-            raise ValueError(f"{where} is written, and this array is read-only")
-        if not (array.flags.c_contiguous or (spec.row and _rows_contiguous(array))):
-            raise ValueError(f"{where} needs C-contiguous {'rows' if spec.row else 'memory'}")
+            raise self._unfit(spec, f"needs {wanted}; got {array.dtype}")
+        flags = array.flags
+        if spec.written and not flags.writeable:
+            raise self._unfit(spec, "is written, and this array is read-only")
+        if not (flags.c_contiguous or (spec.row and _rows_contiguous(array))):
+            raise self._unfit(spec, f"needs C-contiguous {'rows' if spec.row else 'memory'}")
         if not quantized:
             return array.shape
         elements, nbytes = GGUF_BLOCKS[scalars[spec.kind]]
         if array.ndim < 1 or array.shape[-1] % nbytes:
-            raise ValueError(
-                f"{where} needs rows of whole blocks of {nbytes} bytes; got {spec.name} "
-                f"{array.shape}"
+            raise self._unfit(
+                spec, f"needs rows of whole blocks of {nbytes} bytes; got {spec.name} {array.shape}"
             )
         return (*array.shape[:-1], array.shape[-1] // nbytes * elements)
 
+    def _unfit(self, spec: TensorSpec, why: str) -> ValueError:
+        return ValueError(f"{self.name}: {spec} {why}")
+
     def _check_rows(self, arrays: Mapping[str, Array], sizes: Mapping[str, int]) -> None:
         """Refuse matrices whose rows are not as far apart as a size says."""
-        for name, array in arrays.items():
-            row = self.signature[name].row
-            if row and int(array.strides[0]) // array.itemsize != sizes[row]:
+        for name, row in self._rows:
+            if name in arrays and _row(arrays[name]) != sizes[row]:
                 raise ValueError(
                     f"{self.name}: {name} needs rows {sizes[row]} elements apart ({row}); got "
-                    f"{int(array.strides[0]) // array.itemsize}"
+                    f"{_row(arrays[name])}"
                 )
 
     def _check_memory(self, arrays: Mapping[str, Array]) -> None:
         """Refuse arrays that overlap, but for an output that may be stored where an input is."""
-        for one, other in combinations(map(self.signature.__getitem__, arrays), 2):
-            if not one.written:  # the written ones come first
-                return
-            a, b = arrays[one.name], arrays[other.name]
-            if not np.may_share_memory(a, b) or not np.shares_memory(a, b):
+        for one, other in self._apart:
+            a, b = arrays.get(one.name), arrays.get(other.name)
+            if a is None or b is None or not np.may_share_memory(a, b):
+                continue
+            if not np.shares_memory(a, b):
                 continue
             same = a.ctypes.data == b.ctypes.data and a.shape == b.shape
             if not (other.name in one.in_place and same):
@@ -236,11 +258,10 @@ class Entry:
 
     def _check_integers(self, arrays: Mapping[str, Array], sizes: Mapping[str, int]) -> None:
         """Raise ValueError at the first integer that is out of its range."""
-        for name, array in arrays.items():
-            spec = self.signature[name]
-            if spec.below is None:
+        for spec, formula in self._bounded:
+            if spec.name not in arrays:
                 continue
-            below = evaluate(spec.below, sizes)
+            name, array, below = spec.name, arrays[spec.name], evaluate(formula, sizes)
             wrong = ((array < 0) | (array >= below)) & (array != spec.also if spec.also else True)
             if wrong.any():
                 at = tuple(int(axis[0]) for axis in wrong.nonzero())
@@ -249,6 +270,11 @@ class Entry:
                     f"{self.name}: row {at[0]}: {name.removesuffix('s')} {array[at]} is outside "
                     f"0..{below - 1}{also}"
                 )
+
+
+def _row(array: Array) -> int:
+    """Return how many elements lie from one row to the next."""
+    return int(array.strides[0]) // array.itemsize
 
 
 def _rows_contiguous(array: Array) -> bool:

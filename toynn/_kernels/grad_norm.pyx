@@ -24,6 +24,8 @@ from toynn._kernels.gemm._squares cimport (
 from toynn._kernels.abi cimport kernel_fn, scratch_fn
 from toynn._kernels.args.grad_norm cimport Forward
 from toynn._kernels.entry cimport entry
+
+from toynn._kernels._check import countable
 # kept: from toynn._kernels.gemm._squares cimport AllSquares
 
 cdef enum:
@@ -158,7 +160,11 @@ cdef Py_ssize_t _scratch(Forward* a) noexcept nogil:
 
 
 def tiles(Py_ssize_t N, Py_ssize_t K):
-    """How many sums of squares there are of a gradient (N,K); 0: its product leaves none."""
+    """How many sums of squares there are of a gradient (N,K); 0: its product leaves none.
+
+    Raises ValueError for a gradient whose bytes cannot be counted.
+    """
+    countable("grad_norm.tiles", "the gradient", (N, K))
     return _tiles(N, K) if has_tiles(N, K) else 0
 
 

@@ -5,7 +5,7 @@ __test__: dict[str, str]
 def scratch_bytes(scratch: Any, sizes: tuple[int, ...], n_threads: int) -> int: ...
 def invoke(
     kernel: Any,
-    addresses: list[int],
+    tensors: list[Any],
     sizes: tuple[int, ...],
     options: tuple[float, ...],
     scratch: int,

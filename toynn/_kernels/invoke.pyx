@@ -1,4 +1,5 @@
 """One call of a kernel by itself, outside any program."""
+from cpython.buffer cimport PyBUF_FULL_RO, PyBuffer_Release, PyObject_GetBuffer
 from cpython.pycapsule cimport PyCapsule_GetPointer
 from libc.stdlib cimport free, malloc
 from libc.string cimport memset
@@ -7,13 +8,15 @@ from toynn._kernels.abi cimport KernelArgs, kernel_fn, scratch_fn
 
 
 cdef int _fill(
-    KernelArgs* a, list addresses, tuple sizes, tuple options, int n_threads
+    KernelArgs* a, list tensors, tuple sizes, tuple options, int n_threads
 ) except -1:
-    cdef size_t address
+    cdef Py_buffer buffer
     memset(a, 0, sizeof(KernelArgs))
-    for i in range(len(addresses)):
-        address = addresses[i]
-        a.t[i] = <void*>address
+    for i in range(len(tensors)):
+        if tensors[i] is not None:
+            PyObject_GetBuffer(tensors[i], &buffer, PyBUF_FULL_RO)
+            a.t[i] = buffer.buf
+            PyBuffer_Release(&buffer)  # the caller keeps the array
     for i in range(len(sizes)):
         a.n[i] = sizes[i]
     for i in range(len(options)):
@@ -31,16 +34,16 @@ def scratch_bytes(scratch, tuple sizes, int n_threads):
 
 
 def invoke(
-    kernel, list addresses, tuple sizes, tuple options, Py_ssize_t scratch, bint accumulate,
+    kernel, list tensors, tuple sizes, tuple options, Py_ssize_t scratch, bint accumulate,
     int n_threads, size_t kept,
 ):
-    """Call a kernel: its capsule, the addresses of its tensors (0: None), sizes, options.
+    """Call a kernel: its capsule, its tensors (arrays or None), sizes, options.
 
     Raises MemoryError where there are no ``scratch`` bytes of scratch memory.
     """
     cdef KernelArgs a
     cdef kernel_fn function = <kernel_fn>PyCapsule_GetPointer(kernel, "toynn.kernel")
-    _fill(&a, addresses, sizes, options, n_threads)
+    _fill(&a, tensors, sizes, options, n_threads)
     a.accumulate = accumulate
     a.kept = <const void*>kept
     a.workspace = malloc(scratch) if scratch else NULL

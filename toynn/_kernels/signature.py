@@ -125,6 +125,10 @@ class Signature:
         return cls(text, specs, tuple(sizes), tuple(options), defaults, tuple(given), kept)
 
     @cached_property
+    def _by_name(self) -> dict[str, TensorSpec]:
+        return {spec.name: spec for spec in self.specs}
+
+    @cached_property
     def tensors(self) -> tuple[str, ...]:
         """Names of all tensors: outputs, saved, inputs."""
         return tuple(spec.name for spec in self.specs)
@@ -165,7 +169,7 @@ class Signature:
         return tuple(spec.name for spec in self.specs if spec.adds)
 
     def __getitem__(self, name: str) -> TensorSpec:
-        return self.specs[self.tensors.index(name)]
+        return self._by_name[name]
 
     def check(
         self,

@@ -20,6 +20,8 @@ from toynn._kernels.abi cimport kernel_fn
 from toynn._kernels.args.prepacked cimport Pack
 from toynn._kernels.entry cimport entry
 
+from toynn._kernels._check import countable
+
 PRODUCTS = ("forward", "backward_input")  # of matmul and experts, as _product.pxd numbers them
 
 cdef enum:
@@ -52,8 +54,11 @@ cdef void _pack(Pack* a) noexcept nogil:
 def form(str product, Py_ssize_t M, Py_ssize_t N, Py_ssize_t K, int precision, int type=0):
     """In which form a product packs w (N,K) for M rows in a precision; None where it does not.
 
-    0 are floats, 1 pairs of bfloat16, 2 to 4 one to three parts of bfloat16 for tiles.
+    0 are floats, 1 pairs of bfloat16, 2 to 4 one to three parts of bfloat16 for tiles. Raises
+    ValueError for sizes at which the bytes of x, w or y cannot be counted.
     """
+    for name, shape in (("x", (M, K)), ("w", (N, K)), ("y", (M, N))):
+        countable("prepacked.form", name, shape)
     cdef Entry which = FORWARD if product == "forward" else BACKWARD_INPUT
     cdef Product p = product_of(
         which, NULL, NULL, NULL, M, N, K, type, min(precision, MEDIUM), _units
@@ -62,7 +67,8 @@ def form(str product, Py_ssize_t M, Py_ssize_t N, Py_ssize_t K, int precision, i
 
 
 def nbytes(str product, int form, Py_ssize_t N, Py_ssize_t K):
-    """Bytes of the panels of w (N,K) in a form."""
+    """Bytes of the panels of w (N,K) in a form. Raises ValueError where they cannot be counted."""
+    countable("prepacked.nbytes", "w", (N, K))
     cdef Prepacked its = Prepacked(NULL, PRODUCTS.index(product), form, N, K)
     cdef Operand b = prepacked_operand(&its, NULL, 0)
     return kept_floats(&b, terms_of(&its)) * sizeof(float)
