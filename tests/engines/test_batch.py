@@ -38,7 +38,9 @@ def test_whole_or_array_by_array_it_is_the_same_step():
     assert whole.evaluate(batch) == apart.evaluate(ids, None, labels)
     assert whole.accumulate(batch) == apart.accumulate(ids, None, labels)
     assert whole.train(batch, HP, True) == apart.step(ids, None, labels, HP, True)
-    assert whole.step_index == whole.engine.step_index == 1
+    assert whole.evaluate(tuple(batch)) == apart.evaluate(batch)  # as batches of one's own are
+    assert whole.train(tuple(batch), HP, False) == apart.train(batch, HP, False)
+    assert whole.step_index == whole.engine.step_index == 2
 
 
 def test_a_later_batch_is_read_when_an_engine_looks_at_it():

@@ -1,6 +1,6 @@
 """What one step is fed, whatever the recipe: the same object from the data to the engine."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -53,12 +53,12 @@ class Batch:
     source: str | None = field(default=None, kw_only=True)
 
     @classmethod
-    def of(cls, batch: "Batch | ArrayLike", *arrays: ArrayLike | None) -> "Batch":
-        """Return a batch as it is, or one of these arrays, in the order of the fields."""
+    def of(cls, batch: "Batch | ArrayLike | Iterable[Any]", *arrays: ArrayLike | None) -> "Batch":
+        """Return a batch as it is; or one of arrays, in the order of the fields, or in a tuple."""
         if isinstance(batch, Batch):
             return batch
-        given: Any = [None if each is None else np.asarray(each) for each in (batch, *arrays)]
-        return cls(*given)
+        given: Any = (batch, *arrays) if arrays else batch
+        return cls(*(None if each is None else np.asarray(each) for each in given))
 
     def __iter__(self) -> Iterator[Any]:
         """Yield inputs, positions, labels; and segments, bounds, wanted, as far as there are."""

@@ -315,7 +315,7 @@ class Engine(ABC, Generic[C, R]):
         Raises ShapeError or LabelError for a batch that does not fit; NonFiniteError, weights and
         moments untouched, when a gradient is not finite.
         """
-        step, given = self._fed(batch, hp, train=True)
+        step, given = self._fed(Batch.of(batch), hp, train=True)
         if is_first:
             self.session.reset_moments()
         weight = float(given.rows) if self.session.pending else 1.0
