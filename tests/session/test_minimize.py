@@ -4,6 +4,7 @@ import threading
 
 import numpy as np
 import pytest
+from interrupting import INTERRUPTED, traced
 
 from toynn import AdamW, Session, ops
 from toynn.errors import ConfigError, LifecycleError, NonFiniteError, ShapeError
@@ -281,3 +282,44 @@ def test_another_thread_waits_for_no_step():
         thread.start()
         thread.join()
     assert found and step.step_index == 0
+
+
+def test_an_interrupted_step_is_taken_wholly_or_not_at_all():
+    _, _, step = xor_net(lr=0.1)
+    losses = [step(x=CORNERS, labels=XOR) for _ in range(3)]
+    s, _, step = xor_net(lr=0.1)
+    step(x=CORNERS, labels=XOR)  # the feed is compiled
+    _, count = traced(lambda: step(x=CORNERS, labels=XOR))
+    outcomes = set()
+    for at in [*range(1, count - 60, 25), *range(count - 60, count + 1)]:
+        s, _, step = xor_net(lr=0.1)
+        assert step(x=CORNERS, labels=XOR) == losses[0]
+        found, _ = traced(lambda step=step: step(x=CORNERS, labels=XOR), at)
+        assert found in (losses[1], INTERRUPTED)
+        outcomes.add((step.step_index, found == INTERRUPTED))
+        assert step(x=CORNERS, labels=XOR) == losses[step.step_index - 1], at
+        s.close()
+    assert outcomes == {(1, True), (2, True)}, "some were not taken, and some were, to their end"
+
+
+def test_an_interrupted_minimize_is_made_wholly_or_not_at_all():
+    def net():
+        s = Session()
+        logits = logits_of(s, *(s.parameter(name, w) for name, w in starts().items()))
+        return s, ops.cross_entropy(s, logits, s.input("labels", (4,), "i32"))
+
+    s, loss = net()
+    _, count = traced(lambda: s.minimize(loss))
+    outcomes = set()
+    for at in [*range(1, 40, 3), *range(40, count + 1, 1499), count]:
+        s, loss = net()
+        before = len(s.tape.nodes)
+        _, _ = traced(lambda s=s, loss=loss: s.minimize(loss), at)
+        outcomes.add(s.tape.sealed)
+        if s.tape.sealed:
+            assert s.tape.inputs.keys() == {"x", "labels", "adamw.hp"}
+        else:
+            assert len(s.tape.nodes) == before and s.tape.loss is None
+            assert s.minimize(loss)(x=CORNERS, labels=XOR) > 0
+        s.close()
+    assert outcomes == {True, False}

@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike
 from toynn.errors import ConfigError
 from toynn.graph.tape import Tensor
 from toynn.optim import AdamW
-from toynn.system.critical import Section, uninterrupted
+from toynn.system.critical import Section
 
 __all__ = ["Step"]
 
@@ -36,7 +36,6 @@ class Step:
         self._inputs, self._row, self._schedule, self._run = dict(inputs), row, schedule, run
         self._busy = threading.Lock()
 
-    @uninterrupted
     def __call__(self, /, **values: ArrayLike) -> float:
         """Take a step; return the loss before its update.
 
