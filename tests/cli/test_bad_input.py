@@ -184,7 +184,6 @@ LINES = {
     "not UTF-8": ([b'{"text": "\xff"}'], r"bad\.jsonl:1: not UTF-8 text: byte 0xff"),
     "nested": (["[" * 100_000], r"bad\.jsonl:1: .*(nested too deep|array)"),
     "a long number": (['{"text": ' + "9" * 5000 + "}"], r"bad\.jsonl:1: .*a number is too long"),
-    "one example": (ROWS[:1], "expected at least 2 examples"),
     "nothing learned": (
         [{"prompt": "a" * 50, "completion": "b"}] * 3,
         "3 were dropped: nothing to",
@@ -207,9 +206,8 @@ def test_lines_that_are_refused(case, recipe, here, capsys):
     (here / "folder").mkdir()
     (here / "bad.jsonl").rename(here / "folder" / "train.jsonl")
     write_lines(here / "folder" / "valid.jsonl", ROWS)
-    if case != "one example":  # enough, where there are others to evaluate on
-        words = [*RECIPES[recipe], "--data", "folder", "--out", "out"]
-        refused(words, message.replace(r"bad\.jsonl", r"folder/train\.jsonl"), capsys, here)
+    words = [*RECIPES[recipe], "--data", "folder", "--out", "out"]
+    refused(words, message.replace(r"bad\.jsonl", r"folder/train\.jsonl"), capsys, here)
 
 
 def test_conversations_without_a_template_or_an_answer(here, capsys):
@@ -275,7 +273,7 @@ def test_fewer_rows_than_a_batch(here, capsys):
     write_lines(here / "few.jsonl", [{"text": "abc"}, {"text": "abcdef"}])
     words = [*RECIPES["gpt2"], "--data", "few.jsonl", "--batch", "64", "--out", "out"]
     assert main(words) == 0
-    assert "no valid.jsonl: 1 of 2 examples" in capsys.readouterr().out
+    assert "no valid.jsonl, and 2 examples: nothing is held out" in capsys.readouterr().out
 
 
 def test_rates_that_would_ruin_the_weights(here, capsys):

@@ -2,6 +2,7 @@
 
 import json
 import re
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -228,3 +229,74 @@ def test_what_is_typed_goes_before_an_adapter_of_a_file(files, capsys):
     again = ["train", "--config", "run/config.toml", "--adapter", "run", "--out", "again"]
     assert main(again) == 0, capsys.readouterr().err
     assert 'adapter = "run"' in (files / "again" / "config.toml").read_text()
+
+
+# --- what is held out ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def few(files):
+    rows = [{"prompt": f"{n}: ", "completion": "yes"} for n in range(6)]
+    (files / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (files / "other.jsonl").write_text("\n".join(map(json.dumps, rows[:2])))
+    return ["train", "lora", "--model", "base.gguf", "--data", "rows.jsonl", *SMALL[:8]]
+
+
+def test_of_few_rows_none_are_held_out(files, few, capsys):
+    assert main([*few, "--out", "run"]) == 0
+    out = capsys.readouterr().out
+    assert "6 examples: nothing is held out" in out and "(the newest, at step 4)" in out
+    assert "--- training prompts" in out and "validation" not in out.partition("\nloss ")[2]
+    lines = [
+        json.loads(line) for line in (files / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert not any("val_loss" in line for line in lines)
+    assert main(["train", "--resume", "run", "--steps", "6"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("more", "rows"), [(["--valid", "other.jsonl"], 2), (["--holdout", "2"], 2)]
+)
+def test_what_is_held_out_is_said(files, few, more, rows, capsys):
+    assert main([*few, *more, "--out", "run"]) == 0
+    assert "validation" in capsys.readouterr().out.partition("\nloss ")[2]
+    counts = tomllib.loads((files / "run" / "config.toml").read_text())["data"]
+    assert (counts["train"], counts["valid"]) == (6 if "--valid" in more else 4, 2)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--valid", "other.jsonl", "--holdout", "1"], "is what is validated on: give one"),
+        (["--valid", "text.txt"], "text.txt: the data to validate on are a text"),
+        (["--holdout", "6"], "beside 6 held out; got 6 in all"),
+        (["--holdout", "1.5"], "must be a share below 1, a whole number of rows, or 0"),
+        (["--holdout", "-1"], "must be a share below 1"),
+        (["--metric", "kl"], "--metric kl: nothing is held out to measure it on; name a file"),
+        (["--early-stopping", "2"], "--metric loss: nothing is held out"),
+        (["--questions", "quiz.jsonl"], "nothing is held out to measure it on; or choose by"),
+    ],
+)
+def test_nothing_is_held_out_and_something_is_asked_of_it(files, few, more, message, capsys):
+    quiz = {"question": "a", "choices": ["b", "c"], "answer": 0}
+    (files / "quiz.jsonl").write_text(json.dumps(quiz))
+    assert main([*few, *more, "--out", "run"]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_best_by_questions_alone(files, few, capsys):
+    quiz = {"question": "a", "choices": ["b", "c"], "answer": 0}
+    (files / "quiz.jsonl").write_text(json.dumps(quiz))
+    more = ["--questions", "quiz.jsonl", "--metric", "accuracy", "--out", "run"]
+    assert main([*few, *more]) == 0
+    assert "(the best by accuracy, at step 0)" in capsys.readouterr().out
+    assert main(["train", "--resume", "run", "--steps", "6"]) == 0
+
+
+def test_a_text_of_which_nothing_is_held_out(files, capsys):
+    gpt2 = ["train", "gpt2", *SMALL, "--d-model", "16", "--heads", "2", "--layers", "1"]
+    assert main([*gpt2, "--holdout", "0", "--out", "run"]) == 0
+    out = capsys.readouterr().out
+    assert "600 tokens, none of them held out" in out and "baseline" not in out
+    assert "of the training data, then" in out
+    assert main([*gpt2, "--valid", "text.txt", "--out", "two"]) == 0

@@ -15,7 +15,7 @@ RUN = ["--seq", "24", "--warmup", "1", "--lr", "0.02", "--log-every", "2", "--ev
 def files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_base(tmp_path / "base.gguf", vocab=256, context=64)
-    pairs = [{"prompt": f"{n}: ", "chosen": "yes", "rejected": "not"} for n in range(12)]
+    pairs = [{"prompt": f"{n}: ", "chosen": "yes", "rejected": "not"} for n in range(20)]
     (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)))
     return tmp_path
 

@@ -122,7 +122,23 @@ def test_what_is_written_at_the_end_is_of_each_source(here, capsys):
 
 def test_preferences_of_two_sources(here, capsys):
     (here / "x:y.jsonl").write_bytes((here / "p.jsonl").read_bytes())
-    assert main([*LORA, "--data", "p.jsonl", "x:y.jsonl", "--loss", "dpo", "--out", "run"]) == 0
+    assert (
+        main(
+            [
+                *LORA,
+                "--data",
+                "p.jsonl",
+                "x:y.jsonl",
+                "--loss",
+                "dpo",
+                "--holdout",
+                "1",
+                "--out",
+                "run",
+            ]
+        )
+        == 0
+    )
     last = json.loads((here / "run" / "metrics.jsonl").read_text().splitlines()[-1])
     assert {"val_loss/p.jsonl", "val_loss/x:y.jsonl"} <= last.keys()
     assert "50.0% of the rows; an epoch goes through it 1.00 x" in capsys.readouterr().out

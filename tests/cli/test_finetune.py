@@ -12,7 +12,7 @@ from toynn.errors import ConfigError, DataError
 from toynn.formats import adapters
 from toynn.session import Session
 
-FLAGS = dict(steps=60, seq=24, warmup=1, rank=3, lr=0.02, eval_every=30, log_every=30)
+FLAGS = dict(holdout=1, steps=60, seq=24, warmup=1, rank=3, lr=0.02, eval_every=30, log_every=30)
 
 
 @pytest.fixture(scope="module")

@@ -94,6 +94,7 @@ SEEN = {
     "--metric": {"vit": "accuracy", "": "loss,perplexity"},
     "--min-lr-ratio": "0.5",
     "--mixup": "0",
+    "--holdout": "0",
     "--model": "other.gguf",
     "--no-bias": "",
     "--no-mask-prompt": ("", {"--data": "pairs.jsonl", "--seq": "64"}),
@@ -122,6 +123,7 @@ SEEN = {
     "--undesirable-weight": ("2", {"--data": "prefer.jsonl", "--seq": "24", "--loss": "kto"}),
     "--untied": "",
     "--warmup": "3",
+    "--valid": "other.txt",
     "--weight-decay": "0.9",
     "--weight-dtype": "bf16",
 }

@@ -178,7 +178,7 @@ def test_an_index_beyond_the_end():
 # --- parts ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("count", "tail"), [(2, 1), (19, 1), (30, 3)])
+@pytest.mark.parametrize(("count", "tail"), [(20, 2), (30, 3)])
 def test_a_tenth_is_split_off_by_the_seed(tmp_path, count, tail):
     path = write(tmp_path, train=texts(*(f"{n:02}" for n in range(count)))) / "train.jsonl"
     data, again, other = (load(path, seed=seed) for seed in (0, 0, 1))
@@ -190,7 +190,7 @@ def test_a_tenth_is_split_off_by_the_seed(tmp_path, count, tail):
     assert sorted(all_of(data.train) + all_of(data.valid)) == [f"^ {n:02}" for n in range(count)]
     assert all_of(data.train) == sorted(all_of(data.train))  # in order still
     assert all_of(data.valid) == all_of(again.valid)
-    assert count < 3 or all_of(data.valid) != all_of(other.valid)
+    assert all_of(data.valid) != all_of(other.valid)
     assert data.notes[-1] == (
         f"no valid.jsonl: {tail} of {count} examples of the training data became "
         "the validation part"
@@ -198,9 +198,55 @@ def test_a_tenth_is_split_off_by_the_seed(tmp_path, count, tail):
     assert data.valid.labels == 4 * tail and data.train.labels == 4 * (count - tail)
 
 
-def test_one_example_cannot_be_split(tmp_path):
-    with pytest.raises(DataError, match=r"expected at least 2 examples.*got 1.*valid\.jsonl"):
-        load(write(tmp_path, train=texts("a")))
+@pytest.mark.parametrize("count", [1, 2, 19])
+def test_of_few_examples_none_are_held_out(tmp_path, count):
+    path = write(tmp_path, train=texts(*(f"{n:02}" for n in range(count)))) / "train.jsonl"
+    data = load(path)
+    assert (len(data.train), len(data.valid), data.valid_batches(1, 16)) == (count, 0, [])
+    assert data.notes[-1].startswith(f"no valid.jsonl, and {count} example")
+    assert len(next(data.batches(1, 0)).inputs)
+
+
+@pytest.mark.parametrize(("holdout", "tail"), [(0, 0), (1, 1), (3, 3), (0.5, 6), (0.01, 1)])
+def test_what_is_asked_for_is_held_out(tmp_path, holdout, tail):
+    path = write(tmp_path, train=texts(*(f"{n:02}" for n in range(12)))) / "train.jsonl"
+    data = load(path, holdout=holdout)
+    assert (len(data.train), len(data.valid)) == (12 - tail, tail)
+    assert sum("became the validation part" in note for note in data.notes) == (tail > 0)
+
+
+def test_more_than_there_is_cannot_be_held_out(tmp_path):
+    folder = write(tmp_path, train=texts("a", "b"), valid=texts("c"))
+    with pytest.raises(DataError, match=r"an example to train on beside 2 held out; got 2 in all"):
+        load(folder / "train.jsonl", holdout=2)
+    with pytest.raises(DataError, match=r"it has a validation part; got a holdout of 0\.5"):
+        load(folder, holdout=0.5)
+    assert len(load(folder, holdout=0).valid) == 1
+
+
+def test_of_a_text_as_much_is_held_out_as_is_asked_for(tmp_path):
+    path = tmp_path / "book.txt"
+    path.write_text("".join(chr(0x400 + n) for n in range(200)))
+    for holdout, tail in ((0, 0), (0.25, 50), (30, 30), (2, 6)):
+        data = load(path, seq=5, holdout=holdout)
+        assert (len(data.train), len(data.valid)) == (200 - tail, tail)
+        assert len(data.valid_batches(1, 99)) == max(0, tail - 1) // 5
+    path.write_text("abcdef")
+    assert len(load(path, seq=5, holdout=0).train) == 6
+    with pytest.raises(DataError, match=r"6 tokens are too few.*--holdout 0"):
+        load(path, seq=5)
+
+
+def test_data_to_validate_on_are_of_the_same_kind(tmp_path):
+    path = tmp_path / "book.txt"
+    path.write_text("abcdefghijkl")
+    rows = load(write(tmp_path, train=texts("a")) / "train.jsonl")
+    other = load(write(tmp_path, train=texts("bcdef", "x")) / "train.jsonl", seq=3)
+    both = rows.with_valid(other, "other")
+    assert (len(both.train), len(both.valid), both.seq) == (1, 2, max(rows.seq, other.seq))
+    assert both.valid.seq == both.train.seq == both.seq
+    with pytest.raises(DataError, match=r"^there: .* are a text, those to train on examples"):
+        rows.with_valid(load(path, seq=5), "there")
 
 
 def test_a_text_is_read_in_windows(tmp_path):

@@ -25,6 +25,7 @@ def examples(folder, name, count, letter, **options):
     path = folder / name
     rows = ({"text": letter * (14 + k % 7)} for k in range(count))
     path.write_text("\n".join(map(json.dumps, rows)))
+    options = {"holdout": max(count // 10, 1)} | options
     return jsonl.read(path, ByteTokenizer(), SEQ, vocab_size=256, packing=True, **options)
 
 
@@ -38,7 +39,7 @@ def pairs(folder, name, count, letter, seq=SEQ, **options):
     path = folder / name
     rows = ({"prompt": "?", "chosen": letter * (k + 2), "rejected": "x"} for k in range(count))
     path.write_text("\n".join(map(json.dumps, rows)))
-    return read_preferences(path, ByteTokenizer(), seq, vocab_size=256, **options)
+    return read_preferences(path, ByteTokenizer(), seq, vocab_size=256, holdout=1, **options)
 
 
 @pytest.mark.parametrize("count", [2, 3, 7])

@@ -28,7 +28,7 @@ class Chatty(ByteTokenizer):
 def read(tmp_path, *rows, seq=40, **options):
     path = tmp_path / "data.jsonl"
     path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows))
-    return read_preferences(path, Chatty(), seq, vocab_size=256, **options)
+    return read_preferences(path, Chatty(), seq, vocab_size=256, **{"holdout": 1} | options)
 
 
 def pair(n=0, **more):
@@ -148,7 +148,13 @@ def test_mixed_forms_and_labels(tmp_path):
         read(tmp_path, labelled | {"label": 1}, loss="kto")
     with pytest.raises(DataError, match="label: expected both true and false; all are wanted"):
         read(tmp_path, labelled, labelled, loss="kto")
-    with pytest.raises(DataError, match="expected at least 2 examples"):
+    with pytest.raises(DataError, match="an example to train on beside 1 held out; got 1 in all"):
         read(tmp_path, pair())
+    alone = read(tmp_path, pair(), holdout=None)
+    assert (len(alone.train), len(alone.valid), alone.valid_batches(1, 16)) == (1, 0, [])
+    assert alone.prompt() == list(b"say 0: ")
+    both = alone.with_valid(read(tmp_path, pair(1), pair(2), holdout=0), "other")
+    assert (len(both.train), len(both.valid)) == (1, 2)
+    assert len(both.valid_batches(1, 16)) and both.prompt() == list(b"say 1: ")
     with pytest.raises(DataError, match="got no line that is not blank"):
         read(tmp_path, "")

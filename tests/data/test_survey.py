@@ -135,7 +135,7 @@ def test_pairs_are_rows_of_two_sequences(tmp_path):
     assert repeated(found.exact) == (1, (2, 0))
     assert "chosen and rejected are equal" in found.errors[0]
     lines(path, rows)
-    assert len(read_preferences(path, ByteTokenizer(), 9, vocab_size=256).train) == 2
+    assert len(read_preferences(path, ByteTokenizer(), 9, vocab_size=256).train) == 3
 
 
 def test_repeats_by_the_letter_and_by_words(tmp_path):

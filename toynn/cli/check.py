@@ -178,6 +178,8 @@ def _leaks(
     if len(rows) < 2:
         return {}
     chosen, held = (rows[part] for part in held_out(len(rows), seed))
+    if not len(held):
+        return {}
     return {"held out": _between(train, held, chosen)}
 
 

@@ -15,17 +15,24 @@ from numpy.typing import NDArray
 
 from toynn.data.batch import IGNORED, Batch
 from toynn.errors import DataError
+from toynn.system.printing import counted
 
 __all__ = [
+    "FEW",
     "Columns",
     "Example",
     "Examples",
     "Growing",
     "ShuffledExamples",
+    "check_not_asked",
     "held_out",
     "joined",
     "split_off",
+    "tail_length",
 ]
+
+#: Of fewer examples none are held out, unless somebody asks for some.
+FEW = 20
 
 
 class Example(NamedTuple):
@@ -206,29 +213,59 @@ class Parted(Protocol):
 P = TypeVar("P", bound=Parted)
 
 
-def held_out(count: int, seed: int) -> tuple[list[int], list[int]]:
-    """Return which of so many examples are trained on, and the tenth that is not, each in order.
+def held_out(
+    count: int, seed: int, holdout: float | None = None, where: str | Path = "data"
+) -> tuple[list[int], list[int]]:
+    """Return which of so many examples are trained on, and which are held out, each in order.
 
-    One example at least is held out.
+    ``holdout`` is that of ReadOptions. Raises DataError where none is left to train on.
     """
-    order, tail = np.random.default_rng(seed).permutation(count), max(count // 10, 1)
+    tail = tail_length(count, holdout, least=1)
+    if holdout is None and count < FEW:
+        tail = 0
+    if count and tail >= count:
+        raise DataError(
+            f"{where}: expected an example to train on beside {tail:,} held out; got {count:,} in "
+            f"all: hold out fewer, or add examples"
+        )
+    order = np.random.default_rng(seed).permutation(count)
     return sorted(order[tail:].tolist()), sorted(order[:tail].tolist())
 
 
-def split_off(path: Path, data: P, seed: int, file: str) -> tuple[P, P, str]:
-    """Return what is trained on, what is held out, and a line that says so.
+def tail_length(count: int, holdout: float | None, least: int) -> int:
+    """Return how many of ``count`` items are held out: a tenth, a share below 1, or so many.
 
-    ``file`` is that of a validation part, which there is not. Raises DataError for too few.
+    Unless that is 0, they are ``least`` at the least.
+    """
+    if holdout is None:
+        return max(count // 10, least)
+    share = round(count * holdout) if holdout < 1 else int(holdout)
+    return max(share, least) if holdout else 0
+
+
+def split_off(
+    path: Path, data: P, seed: int, file: str, holdout: float | None = None
+) -> tuple[P, P, list[str]]:
+    """Return what is trained on, what is held out, and a line that says so, if there is one.
+
+    ``file`` is that of a validation part, which there is not. Raises DataError where none is left.
     """
     count = len(data)
-    if count < 2:
-        raise DataError(
-            f"{path}: expected at least 2 examples, one to learn from and one to validate with; "
-            f"got {count}: add examples, or a folder with a {file}"
-        )
-    kept, held = (data.pick(part) for part in held_out(count, seed))
+    kept, held = (data.pick(part) for part in held_out(count, seed, holdout, path))
     said = f"{len(held):,} of {count:,} examples of the training data became the validation part"
-    return kept, held, f"no {file}: {said}"
+    if len(held):
+        return kept, held, [f"no {file}: {said}"]
+    few = f"no {file}, and {counted(count, 'example')}: nothing is held out"
+    return kept, held, [f"{few} (--valid FILE or --holdout N does)"] if holdout is None else []
+
+
+def check_not_asked(path: Path, holdout: float | None) -> None:
+    """Raise DataError where some are to be held out of data that have a validation part."""
+    if holdout:
+        raise DataError(
+            f"{path}: it has a validation part; got a holdout of {holdout:g} beside it: leave that "
+            f"out, or name the training file alone"
+        )
 
 
 def joined(examples: Iterable[Example], room: int) -> Batch:

@@ -26,7 +26,7 @@ from toynn.data._containers import TABLES, is_container, part_of
 from toynn.data._rows import checked_messages, keys_of, rows, string_of
 from toynn.data.batch import Batch
 from toynn.data.documents import Documents, DocumentWindows, parted, spaced_documents
-from toynn.data.examples import Examples, ShuffledExamples, split_off
+from toynn.data.examples import Examples, ShuffledExamples, check_not_asked, split_off
 from toynn.data.packing import PackedExamples, examples_in_order, packed_in_order
 from toynn.data.reader import TOGETHER, Encoder, Reader, ReadOptions
 from toynn.data.store import Mapped
@@ -110,18 +110,37 @@ class Dataset:
         order = packed_in_order if self.packing else examples_in_order
         return order(part, batch, max_batches)
 
+    def with_valid(self, other: "Dataset", where: str) -> "Dataset":
+        """Return these data with all that others train on as the validation part.
+
+        Raises DataError where one is examples, and the other a text.
+        """
+        kinds = ["examples" if isinstance(d.train, Examples) else "a text" for d in (self, other)]
+        if kinds[0] != kinds[1]:
+            raise DataError(
+                f"{where}: the data to validate on are {kinds[1]}, those to train on {kinds[0]}: "
+                f"expected the same of both"
+            )
+        seq = max(self.seq, other.seq)
+        for part in (self.train, self.test, other.train):
+            if isinstance(part, Examples):
+                part.seq = seq
+        notes, mapped = self.notes + other.notes, (*self.mapped, *other.mapped)
+        return replace(self, valid=other.train, seq=seq, notes=notes, mapped=mapped)
+
 
 def read(path: str | Path, encoder: Encoder, seq: int | ReadOptions, **more: Any) -> Dataset:
     """Read data for windows of seq tokens. Raises DataError, with file and line.
 
     ``seq`` is all ReadOptions; or a number, and ``more`` are others by name: vocab_size at least.
     Where no example is as long the windows are shorter: as long as the longest, or, where examples
-    share them (``packing``), as all together. Without a valid.jsonl a tenth of the training
-    examples, drawn by the seed, becomes the validation part.
+    share them (``packing``), as all together. Without a valid.jsonl some of the training
+    examples, drawn by the seed, become the validation part: see ``ReadOptions.holdout``.
     """
     how = ReadOptions.of(seq, more)
     path = Path(path)
-    if (tokens := read_binary(path, how.seq, vocab_size=how.vocab_size)) is not None:
+    tokens = read_binary(path, how.seq, vocab_size=how.vocab_size, holdout=how.holdout)
+    if tokens is not None:
         return _of_windows(tokens, how.seq)
     if path.suffix == ".txt" and not path.is_dir():
         return long_text(path, encoder, how)
@@ -144,8 +163,10 @@ def read(path: str | Path, encoder: Encoder, seq: int | ReadOptions, **more: Any
     else:
         raise DataError(f"{path}: expected {KINDS}; got a {path.suffix or 'nameless'} file")
     if valid is None:
-        train, valid, note = split_off(path, train, how.seed, VALID)
-        reader.notes.append(note)
+        train, valid, notes = split_off(path, train, how.seed, VALID, how.holdout)
+        reader.notes += notes
+    else:
+        check_not_asked(path, how.holdout)
     parts = [part for part in (train, valid, test) if part is not None]
     needed = max(int(part.lengths.sum()) if how.packing else part.longest for part in parts)
     seq = min(how.seq, needed)
@@ -250,7 +271,7 @@ def documents(
     found, mapped = how.kept_in.documents(
         path, told, how.vocab_size, lambda: _parted(source.name, text, encoder, separator)
     )
-    tail, note = tail_of(found.ids, how.seq, source)
+    tail, note = tail_of(found.ids, how.seq, source, how.holdout)
     note += f"; {len(found.begins):,} documents, between which windows do not look"
     parts = found.parted(len(found) - tail)
     return Dataset(*parts, None, how.seq, [note], source=source, mapped=mapped)

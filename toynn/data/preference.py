@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from toynn.data._containers import part_of
 from toynn.data._rows import string_of
 from toynn.data.batch import IGNORED, Batch
-from toynn.data.examples import Example, Examples, joined, split_off
+from toynn.data.examples import Example, Examples, check_not_asked, joined, split_off
 from toynn.data.jsonl import TRAIN, VALID
 from toynn.data.packing import PackedExamples, in_rows, pack
 from toynn.data.reader import ASSISTANT, Encoder, Made, Parts, Reader, ReadOptions, Talk
@@ -126,9 +126,22 @@ class PreferenceData:
         """Return none: there is no such part."""
         return []
 
+    def with_valid(self, other: "PreferenceData", where: str) -> "PreferenceData":
+        """Return these data with all that others train on as the validation part.
+
+        Raises DataError where one is pairs, and the other labelled completions.
+        """
+        if (self.train.wanted is None) != (other.train.wanted is None):
+            raise DataError(
+                f"{where}: expected pairs, or labelled completions, to train and to validate on; "
+                f"got one of each"
+            )
+        notes, mapped = self.notes + other.notes, (*self.mapped, *other.mapped)
+        return replace(self, valid=other.train, notes=notes, mapped=mapped)
+
     def prompt(self) -> list[int]:
-        """Return the first prompt of the validation part."""
-        ids, labels = self.valid.example(0)
+        """Return the first prompt of the validation part; without one, of the training part."""
+        ids, labels = (self.valid if len(self.valid) else self.train).example(0)
         return [int(id) for id in ids[: int(np.argmax(labels != IGNORED)) + 1]]
 
 
@@ -138,7 +151,7 @@ def read_preferences(
     """Read pairs for "dpo" and "orpo", labelled completions for "kto".
 
     ``path`` is a file of rows, as ``jsonl.read`` takes it, or a folder with train.jsonl (or
-    train.parquet, ...) and perhaps valid.jsonl; without that a tenth is held out. Pairs become
+    train.parquet, ...) and perhaps valid.jsonl; without that some are held out. Pairs become
     labelled completions for "kto": chosen are wanted. A pair of which nothing is left to learn, of
     either, is left out, and counted. ``seq`` and ``more`` are as ``jsonl.read`` takes them.
 
@@ -155,8 +168,10 @@ def read_preferences(
         train, valid = reader.read(path), None
     notes = reader.notes
     if valid is None:
-        train, valid, note = split_off(path, train, how.seed, VALID)
-        notes.append(note)
+        train, valid, said = split_off(path, train, how.seed, VALID, how.holdout)
+        notes += said
+    else:
+        check_not_asked(path, how.holdout)
     chats = bool(reader.reader.roles)
     return PreferenceData(train, valid, how.seq, notes, chats, mapped=tuple(reader.reader.mapped))
 

@@ -106,7 +106,10 @@ class ReadOptions:
     vocab_size
         The model's; ids must be below it.
     seed
-        Draws the tenth of the examples that is held out where there is no validation part.
+        Draws the examples that are held out where there is no validation part.
+    holdout
+        How much is held out then: a share below 1, or so many examples, or tokens of a text; 0:
+        none. By default a tenth; of fewer examples than FEW none.
     mask_prompt
         Whether prompts, and what users say, carry no loss.
     keep_end
@@ -126,6 +129,7 @@ class ReadOptions:
     seq: int
     vocab_size: int
     seed: int = 0
+    holdout: float | None = None
     mask_prompt: bool = True
     keep_end: bool = False
     packing: bool = False

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toynn.data import binary
+from toynn.data.examples import check_not_asked, tail_length
 from toynn.data.reader import Encoder, ReadOptions
 from toynn.data.shards import chained
 from toynn.data.store import InMemory, Mapped, check_ids
@@ -56,7 +57,8 @@ def read_windows(path: str | Path | None, encoder: Encoder, how: ReadOptions) ->
             vocab_size,
             lambda: encoder.encode_blocks([corpus.text.decode()]),
         )
-        return _split(ids, seq, Source(corpus.name, len(corpus.text), corpus.sha256), mapped)
+        source = Source(corpus.name, len(corpus.text), corpus.sha256)
+        return _split(ids, seq, source, mapped, how.holdout)
     path = Path(path)
     before = Unchanged.of(path)
     sha256, size = looked_at(path)
@@ -71,7 +73,7 @@ def read_windows(path: str | Path | None, encoder: Encoder, how: ReadOptions) ->
         fill = lambda: encoder.encode_blocks(blocks(path, progress))  # noqa: E731
         ids, mapped = store.tokens(path, told, vocab_size, fill)
     before.check()
-    return _split(ids, seq, Source(str(path), size, sha256), mapped)
+    return _split(ids, seq, Source(str(path), size, sha256), mapped, how.holdout)
 
 
 def _mapped(path: Path, size: int) -> Tokens:
@@ -81,10 +83,13 @@ def _mapped(path: Path, size: int) -> Tokens:
         )
 
 
-def read_binary(path: Path, seq: int, *, vocab_size: int) -> Windows | None:
+def read_binary(
+    path: Path, seq: int, *, vocab_size: int, holdout: float | None = None
+) -> Windows | None:
     """Map tokens in a .bin file, or in a folder with some; None for anything else.
 
-    Shards are one text: a window that begins in one goes on in the next. Raises DataError.
+    Shards are one text: a window that begins in one goes on in the next. ``holdout`` is that of
+    ReadOptions. Raises DataError.
     """
     single = ([path], list[Path]()) if path.suffix == ".bin" else None
     files = binary.find(path) if path.is_dir() else single
@@ -97,10 +102,11 @@ def read_binary(path: Path, seq: int, *, vocab_size: int) -> Windows | None:
     source = Source(str(path), None, None)
     train = chained(parts[0])
     if not parts[1]:
-        found = _split(train, seq, source, watched)
+        found = _split(train, seq, source, watched, holdout)
         if len(parts[0]) > 1:
             found.notes[0] += f"; {_shards(files[0])}"
         return found
+    check_not_asked(path, holdout)
     tokens, notes = (train, chained(parts[1])), []
     for each, ids in zip(files, tokens, strict=True):
         name = f"{each[0]}" if len(each) == 1 else f"{path}: {_shards(each)}"
@@ -116,22 +122,28 @@ def _shards(files: Sequence[Path]) -> str:
     return f"{len(files):,} shards, {files[0].name} to {files[-1].name}"
 
 
-def _split(ids: Tokens, seq: int, source: Source, mapped: Mapped) -> Windows:
-    """Split off the last tenth, a window at the least."""
-    tail, note = tail_of(ids, seq, source)
-    return Windows((ids[:-tail], ids[-tail:]), [note], source, mapped)
+def _split(ids: Tokens, seq: int, source: Source, mapped: Mapped, holdout: float | None) -> Windows:
+    """Split off the last tenth, a window at the least, or what ``holdout`` says."""
+    tail, note = tail_of(ids, seq, source, holdout)
+    kept = len(ids) - tail
+    return Windows((ids[:kept], ids[kept:]), [note], source, mapped)
 
 
-def tail_of(ids: Tokens, seq: int, source: Source) -> tuple[int, str]:
+def tail_of(ids: Tokens, seq: int, source: Source, holdout: float | None = None) -> tuple[int, str]:
     """Return how many of the last tokens are to evaluate on, and a line that says so.
 
-    Raises DataError for too few tokens.
+    ``holdout`` is their share, or how many they are, a window at the least; 0: none; by default a
+    tenth. Raises DataError for too few tokens.
     """
     name, window = source.name, seq + 1
-    if len(ids) < 2 * window:
+    tail = tail_length(len(ids), holdout, least=window)
+    if len(ids) < tail + window:
+        both = "training and validation each need a window" if tail else "training needs a window"
+        less = " (or hold nothing out: --holdout 0)" if tail and window <= len(ids) else ""
+        held = f", beside {tail:,} held out" if tail > window else ""
         raise DataError(
-            f"{name}: {len(ids)} tokens are too few: training and validation each need a window "
-            f"of {window}; use a longer text or a shorter sequence"
+            f"{name}: {len(ids)} tokens are too few: {both} of {window}{held}; use a longer text "
+            f"or a shorter sequence{less}"
         )
-    tail = max(len(ids) // 10, window)
-    return tail, f"{name}: {len(ids):,} tokens, the last {tail:,} of them for validation"
+    rest = f"the last {tail:,} of them for validation" if tail else "none of them held out"
+    return tail, f"{name}: {len(ids):,} tokens, {rest}"

@@ -8,6 +8,7 @@ It is the same job: its options by their names, its defaults, its checks, its fo
 
 import contextlib
 import json
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
@@ -85,28 +86,31 @@ class Run:
         data: a .jsonl file or a text; without one, the loss of the held-out part in training.
         seq: tokens of a window or of an example at most (512, or the model's context).
 
-        Raises DataError for data that cannot be read, ConfigError for a seq beyond the context.
+        Raises DataError for data that cannot be read, ConfigError for a seq beyond the context, and
+        without data where nothing was held out.
         """
         if data is None:
+            if math.isinf(self.result.val_loss):
+                raise ConfigError("evaluate: nothing was held out in training: name data")
             return {"loss": self.result.val_loss, "iteration": self.result.best_iteration}
         return figures(self.engine, self.tokenizer, Path(data), seq)
 
     def __repr__(self) -> str:
         found = self.result
-        return (
-            f"Run({fspath(self.path)!r}, {found.iterations} steps, loss {found.train_loss:.4f}, "
-            f"validation {found.val_loss:.4f})"
-        )
+        valid = f", validation {found.val_loss:.4f}" if found.val_loss < math.inf else ""
+        path = fspath(self.path)
+        return f"Run({path!r}, {found.iterations} steps, loss {found.train_loss:.4f}{valid})"
 
     def _repr_html_(self) -> str:
         """Return a table, which notebooks show."""
         found = self.result
+        valid = f"{found.val_loss:.4f}, at step {found.best_iteration}"
         rows = {
             "run folder": fspath(self.path),
             "model": fspath(self._model),
             "steps": f"{found.iterations}{' (interrupted)' if found.interrupted else ''}",
             "training loss": f"{found.train_loss:.4f}",
-            "validation loss": f"{found.val_loss:.4f}, at step {found.best_iteration}",
+            "validation loss": valid if found.val_loss < math.inf else "nothing held out",
             "tokens": f"{found.trained_tokens:,} in {found.seconds:.1f} s",
         }
         cells = (f"<tr><th>{k}</th><td>{escape(v)}</td></tr>" for k, v in rows.items())

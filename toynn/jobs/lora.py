@@ -215,8 +215,8 @@ class LoRAJob(TextJob):
 
     def show(self, folder: RunFolder, result: Result) -> str:
         """Show what the adapter changes on held-out prompts; of texts, what the model writes."""
-        valid, shown = [part.valid for _, part in self.parts], []
-        if examples := [part for part in valid if isinstance(part, Examples)]:
+        parts, shown = [text.shown_part(part) for _, part in self.parts], []
+        if examples := [part for part in parts if isinstance(part, Examples)]:
             given = self._frozen, self.recipe.engine, self.tokenizer, examples
             shown = list(before_and_after(*given, text.SAMPLE_TOKENS // 4, late(result)))
         if not shown:
@@ -228,7 +228,8 @@ class LoRAJob(TextJob):
             for name, text in each.items()
         ]
         folder.write_sample("\n".join(lines))
-        print("--- held-out prompts, greedy ---")
+        which = "held-out" if any(len(part.valid) for _, part in self.parts) else "training"
+        print(f"--- {which} prompts, greedy ---")
         for line in lines:
             print(harmless(line, ""))
         print("---")

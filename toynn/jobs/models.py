@@ -219,8 +219,9 @@ class ModelJob(TextJob):
         """Print the model, and how well bytes are told from the one before alone."""
         super().announce()
         train = None if isinstance(self.data, Mixture) else self.data.train
-        if isinstance(train, np.ndarray) and self.tokenizer.vocab_size == VOCAB:
-            loss = self.baselines["byte bigram"] = ByteBigram(train).loss(self.valid())
+        valid = self.valid()
+        if isinstance(train, np.ndarray) and self.tokenizer.vocab_size == VOCAB and valid:
+            loss = self.baselines["byte bigram"] = ByteBigram(train).loss(valid)
             print(f"baseline    a byte bigram model: validation loss {loss:.4f}")
 
     def tables(self) -> dict[str, Mapping[str, Value]]:

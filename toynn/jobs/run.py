@@ -206,7 +206,7 @@ def _print_result(
         print(f"skipped     {result.empty_batches} batches in which no label counted")
     held_out = "" if result.val_loss == inf else f", validation {result.val_loss:.4f}"
     print(f"loss        training {result.train_loss:.4f}{held_out}")
-    which = f"best{by}" if held_out else "newest"
+    which = f"best{by}" if held_out or by else "newest"
     print(f"            (the {which}, at step {result.best_iteration}){more and f'; {more}'}")
     print(f"time        {duration(seconds)}, {result.trained_tokens:,} {items} trained")
     if folder.reports:

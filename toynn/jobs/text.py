@@ -16,7 +16,7 @@ from toynn.data import jsonl
 from toynn.data.batch import IGNORED
 from toynn.data.bounds import LONGEST, Bounds
 from toynn.data.digest import digest
-from toynn.data.examples import Examples
+from toynn.data.examples import FEW, Examples
 from toynn.data.jsonl import Dataset
 from toynn.data.mixture import Mixture
 from toynn.data.preference import PreferenceData
@@ -36,7 +36,15 @@ from toynn.train.options import SAVING, Result
 from toynn.train.progress import Reading
 from toynn.train.token_cache import TokenCache
 
-__all__ = ["METRICS", "NO_TEXTS", "TextJob", "TextOptions", "column_names", "columns_of"]
+__all__ = [
+    "METRICS",
+    "NO_TEXTS",
+    "TextJob",
+    "TextOptions",
+    "column_names",
+    "columns_of",
+    "shown_part",
+]
 
 EVAL_BATCHES = 16
 SAMPLE_PROMPT = 32  # tokens of a text, which the sample continues; of an example that is all
@@ -70,6 +78,19 @@ def column_names(text: str) -> str:
     if not found or not all(found) or not all(found.values()):
         raise ArgumentTypeError(f"must be NEW=OLD, and others behind commas; got {text!r}")
     return text
+
+
+def share_or_count(text: str) -> float:
+    """Parse a share below 1, or a whole number. Raises ArgumentTypeError."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not (0 <= number < 1 or (1 <= number < 2**31 and number.is_integer())):
+        raise ArgumentTypeError(
+            f"must be a share below 1, a whole number of rows, or 0 for none; got {text!r}"
+        )
+    return number if number < 1 else int(number)
 
 
 @dataclass
@@ -140,6 +161,21 @@ class TextOptions:
         metavar="DIR",
         compared=False,
     )
+    valid: str | None = option(
+        "validate on this file instead of rows of --data",
+        None,
+        group=SAVING,
+        metavar="FILE",
+        hashed=True,
+    )
+    holdout: float | None = option(
+        "hold out a share or N rows (of a text tokens) for validation; 0: none (default: a tenth; "
+        f"of fewer than {FEW} rows none)",
+        None,
+        group=SAVING,
+        read=share_or_count,
+        metavar="SHARE|N|0",
+    )
     questions: str | None = option(
         "multiple-choice questions (.jsonl) whose accuracy each evaluation reports",
         None,
@@ -181,11 +217,16 @@ class TextJob(Job):
         self.t_seq = 0  # tokens of a row, once the data are read
 
     def read_text(self, seq: int) -> None:
-        """Read what --data names, without it the embedded text; windows have at most seq tokens."""
+        """Read what --data names, without it the embedded text; windows have at most seq tokens.
+
+        Raises ConfigError for a validation part that contradicts the other options, or is lacking.
+        """
         sources, store = self._sources(), self._store()
         with Reading() as reading:
             how = self.reading(seq, store, reading)
             found = [self.read_source(path, how) for path, _ in sources]
+            if self.text.valid is not None:
+                found = [self._with_valid(found, how)]
         for text in (each.source for each in found):
             if text is not None and text.sha256 is not None:
                 said = f"{text.name}: {text.bytes:,} bytes, sha256 {text.sha256[:12]}"
@@ -199,6 +240,36 @@ class TextJob(Job):
         for note in self.data.notes:
             print(fact("data", note))
         self.t_seq = self.data.seq
+        self._check_held_out()
+
+    def _with_valid(
+        self, found: Sequence[Dataset | PreferenceData], how: ReadOptions
+    ) -> Dataset | PreferenceData:
+        """Return the data with what --valid names as the validation part."""
+        path = str(self.text.valid)
+        if self.text.holdout is not None:
+            raise ConfigError(
+                f"--holdout {self.text.holdout:g}: --valid {path} is what is validated on: give one"
+            )
+        if len(found) > 1:
+            raise ConfigError(
+                f"--valid {path}: it is of one source; got {len(found)}: name for each a folder "
+                f"with train.jsonl and valid.jsonl"
+            )
+        other: Any = self.read_source(str(jsonl.measured_part(Path(path))), how)
+        return found[0].with_valid(other, path)
+
+    def _check_held_out(self) -> None:
+        """Raise ConfigError where something is chosen by data held out, and none are."""
+        if any(len(part.valid) for _, part in self.parts):
+            return
+        needed = [f"--metric {name}" for name in self.metrics if name not in self.of_questions]
+        if needed and (self.metrics != ("loss",) or self.asked or self.given["early_stopping"]):
+            other = " or choose by --metric accuracy," if self.asked else ""
+            raise ConfigError(
+                f"{needed[0]}: nothing is held out to measure it on;{other} name a file by "
+                f"--valid, or hold rows out by --holdout"
+            )
 
     def _sources(self) -> list[tuple[str | None, float | None]]:
         """Return the path of each source of data, with its weight, where it is given one."""
@@ -215,6 +286,7 @@ class TextJob(Job):
             seq=seq,
             vocab_size=self.tokenizer.vocab_size,
             seed=self.recipe_options().seed,
+            holdout=text.holdout if text.valid is None else 0,
             mask_prompt=not text.no_mask_prompt,
             keep_end=text.truncation_mode == "keep_end",
             packing=not text.no_packing,
@@ -361,7 +433,8 @@ class TextJob(Job):
             own = takewhile(lambda _: not is_late(), self._new(prompt, SAMPLE_TOKENS))
             texts.append(self.tokenizer.decode([*prompt, *own], special=True))
             of = f" of {harmless(name, '')}" if name else ""
-            what = f"{len(prompt)} tokens of the validation data{of}, then the model's own"
+            which = "validation" if len(part.valid) else "training"
+            what = f"{len(prompt)} tokens of the {which} data{of}, then the model's own"
             print(f"--- sample: {what} ---")
             print(harmless(texts[-1]))
             print("---")
@@ -382,10 +455,13 @@ class TextJob(Job):
         return generate(self.recipe.engine, prompt, count, seed=seed, stop=stop)
 
     def _prompt(self, data: Dataset | PreferenceData) -> list[int]:
-        """Return the beginning of the validation data: a prompt, where there are prompts."""
+        """Return the beginning of the validation data: a prompt, where there are prompts.
+
+        Where none are held out it is that of the training data.
+        """
         if isinstance(data, PreferenceData):
             return data.prompt()
-        valid = data.valid
+        valid = shown_part(data)
         if not isinstance(valid, Examples):
             return [int(id) for id in valid[:SAMPLE_PROMPT]]
         ids, labels = valid[0]
@@ -405,6 +481,11 @@ class TextJob(Job):
         if rows:
             self.check()
             yield f"test        loss {total / rows:.4f}, over {rows:,} tokens"
+
+
+def shown_part(data: Dataset | PreferenceData) -> Any:
+    """Return what is held out; where nothing is, what is trained on."""
+    return data.valid if len(data.valid) else data.train
 
 
 def _size(data: Path) -> int:

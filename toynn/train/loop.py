@@ -322,7 +322,8 @@ class Loop:
         if not figures or (losses and sum(losses) < best):
             result.best_iteration, result.not_better = result.iterations, 0
             if losses:
-                result.val_loss, result.best_losses = figures["loss"], losses
+                result.val_loss = figures.get("loss", math.inf)
+                result.best_losses = losses
             self.on_best()
         else:
             result.not_better += 1

@@ -206,7 +206,7 @@ class Result:
     reports: list[Report] = field(default_factory=list)
 
     def __repr__(self) -> str:
-        held_out = f", validation {self.val_loss:.4f}" if self.best_losses else ""
+        held_out = f", validation {self.val_loss:.4f}" if self.val_loss < math.inf else ""
         best = f", best at step {self.best_iteration}" if self.best_losses else ""
         return f"Result({self.iterations} steps, training {self.train_loss:.4f}{held_out}{best})"
 
@@ -220,7 +220,7 @@ class Result:
 
     def state(self) -> dict[str, Any]:
         """Return what another run can go on from, in values that JSON holds."""
-        kept = asdict(self) | {"val_loss": self.val_loss if self.best_losses else None}
+        kept = asdict(self) | {"val_loss": self.val_loss if self.val_loss < math.inf else None}
         kept["train_loss"] = None if math.isnan(self.train_loss) else self.train_loss
         for name in ("interrupted", "signal", "stopped_early", "reports"):
             del kept[name]
