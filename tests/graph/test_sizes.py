@@ -55,6 +55,13 @@ def test_columns_of_heads_may_be_some_of_a_row(s):
     }
 
 
+def test_a_row_is_as_long_as_what_is_read_of_it(s):
+    q = s.input("q", (6, 8))
+    sizes = {"B": 2, "H": 2, "KV": 1, "D": 5}
+    with pytest.raises(ShapeError, match=r"q\[B\*T H\*D\] needs 10 columns; got q \(6, 8\)"):
+        s.tape.record(ops.TABLE["attention.forward"], {"q": q, "k": q, "v": q}, **sizes)
+
+
 MISFITS = {
     "w[N K] needs shape (5, 4) for N = 5, K = 4 of x (3, 4); got w (5, 3)": lambda s, x: ops.linear(
         s, x, s.parameter("w", (5, 3))

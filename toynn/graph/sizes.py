@@ -22,7 +22,7 @@ from toynn.errors import ConfigError, ShapeError
 from toynn.graph.tensor import Tensor
 from toynn.numerics import dtypes
 
-__all__ = ["Solved", "solve"]
+__all__ = ["Solved", "fill", "solve"]
 
 Tensors = Mapping[str, Tensor | None]
 Shape = tuple[int, ...]
@@ -69,7 +69,7 @@ def solve(
     except Unsolved as error:
         called = ", ".join(f"{name} is {t.name}" for name, t in there.items() if t.name != name)
         raise ShapeError(f"{what}: {error}" + (f" ({called})" if called else "")) from None
-    _fill(what, signature, sizes, options)
+    fill(what, signature, sizes, options)
     if unseen := [name for name in signature.sizes if name not in sizes]:
         raise ConfigError(f"{what}: no tensor shows {', '.join(unseen)}; give it by name")
     missing = [s for s in signature.specs if s.written and s.name not in tensors]
@@ -141,8 +141,8 @@ def _typed(
     return ((s, there[s.name]) for s in signature.specs if s.kind == "type" and s.name in there)
 
 
-def _fill(what: str, signature: Signature, sizes: dict[str, int], options: dict[str, Any]) -> None:
-    """Add the sizes and options that have defaults; raise ConfigError for one without."""
+def fill(what: str, signature: Signature, sizes: dict[str, int], options: dict[str, Any]) -> None:
+    """Add the sizes and options that have defaults. Raises ConfigError for one without."""
     for name in signature.given:
         values = options if name in signature.options else sizes
         if name in values:

@@ -59,10 +59,10 @@ def attention(
     D: int,
     causal: int,
     scale: float,
-    first: Array | None = None,
-    window: int = 0,
-    cap: float = 0.0,
-    sinks: Array | None = None,
+    first: Array | None,
+    window: int,
+    cap: float,
+    sinks: Array | None,
 ) -> Outputs:
     """Compute o = softmax(scale q k^T) v, lse the log-sum-exp of each row of scores.
 
@@ -94,9 +94,9 @@ def attention_backward(
     D: int,
     causal: int,
     scale: float,
-    first: Array | None = None,
-    window: int = 0,
-    cap: float = 0.0,
+    first: Array | None,
+    window: int,
+    cap: float,
 ) -> Outputs:
     """Compute dq = scale ds k, dk = scale ds^T q, dv = p^T do, with ds = p (do v^T - delta).
 
@@ -146,9 +146,9 @@ def cached_attention(
     KV: int,
     D: int,
     scale: float,
-    window: int = 0,
-    cap: float = 0.0,
-    sinks: Array | None = None,
+    window: int,
+    cap: float,
+    sinks: Array | None,
 ) -> Outputs:
     """Add k and v to the cache behind the past of each sequence; attend to all that is there."""
     keys, values, o = kc.copy(), vc.copy(), np.empty_like(q)

@@ -104,7 +104,7 @@ def silu_backward(dy: Array, x: Array) -> Outputs:
 
 
 @kernel("swiglu.forward")
-def swiglu(gate: Array, up: Array, alpha: float = 1.0, limit: float = 0.0) -> Outputs:
+def swiglu(gate: Array, up: Array, alpha: float, limit: float) -> Outputs:
     """Compute y = silu(gate) up; with a limit, of both within it, y = g s(alpha g) (u + 1)."""
     if limit:
         g = np.minimum(gate, limit)
@@ -113,9 +113,7 @@ def swiglu(gate: Array, up: Array, alpha: float = 1.0, limit: float = 0.0) -> Ou
 
 
 @kernel("swiglu.backward")
-def swiglu_backward(
-    dy: Array, gate: Array, up: Array, alpha: float = 1.0, limit: float = 0.0
-) -> Outputs:
+def swiglu_backward(dy: Array, gate: Array, up: Array, alpha: float, limit: float) -> Outputs:
     """Compute dgate = dy up silu'(gate), dup = dy silu(gate); with a limit, 0 beyond it."""
     if limit:
         g, u = np.minimum(gate, limit), np.clip(up, -limit, limit)
@@ -129,13 +127,13 @@ def swiglu_backward(
 @kernel("swiglu.halves_forward")
 def swiglu_halves(x: Array) -> Outputs:
     """Compute y = silu(gate) up, the halves of each row."""
-    return swiglu(*np.split(x, 2, axis=1))
+    return swiglu(*np.split(x, 2, axis=1), alpha=1.0, limit=0.0)
 
 
 @kernel("swiglu.halves_backward")
 def swiglu_halves_backward(dy: Array, x: Array) -> Outputs:
     """Compute dx, the gradients of both halves side by side."""
-    written = swiglu_backward(dy, *np.split(x, 2, axis=1))
+    written = swiglu_backward(dy, *np.split(x, 2, axis=1), alpha=1.0, limit=0.0)
     return {"dx": np.hstack([written["dgate"], written["dup"]])}
 
 

@@ -81,7 +81,7 @@ def _seen(T: int, rows: int, first: Array | None) -> Array:
 @kernel("delta.forward")
 def delta(
     x: Array, g: Array, c: Array, B: int, T: int, K: int, V: int, D: int, E: int,
-    L: int, first: Array | None = None, S: int = 0,
+    L: int, first: Array | None, S: int,
 ) -> Outputs:  # fmt: skip
     """S <- e^g S, then S <- S + k (b (v - S^T k))^T; y = S^T q."""
     q, k, v = _heads(x, K, V, D, E)
@@ -102,7 +102,7 @@ def delta(
 @kernel("delta.backward")
 def delta_backward(
     dy: Array, x: Array, g: Array, c: Array, states: Array,
-    B: int, T: int, K: int, V: int, D: int, E: int, L: int, first: Array | None = None,
+    B: int, T: int, K: int, V: int, D: int, E: int, L: int, first: Array | None,
 ) -> Outputs:  # fmt: skip
     """Go back row by row, with R the gradient of the state behind each."""
     raw_q, raw_k, v = _heads(x, K, V, D, E)

@@ -67,7 +67,7 @@ def _rotated(
     inverse_frequency: Array,
     interleaved: int,
     factor: float,
-    heads: int | None,
+    heads: int,
 ) -> Array:
     """Multiply the first pairs of channels of x (N, H, D), in the first heads, by e^(i angle).
 
@@ -88,8 +88,8 @@ def rope(
     positions: Array,
     inverse_frequency: Array,
     interleaved: int,
-    magnitude: float = 1.0,
-    P: int | None = None,
+    magnitude: float,
+    P: int,
 ) -> Outputs:
     """y_j + i y_k = magnitude (x_j + i x_k) e^(i angle), angle = position inverse_frequency.
 
@@ -104,8 +104,8 @@ def rope_backward(
     positions: Array,
     inverse_frequency: Array,
     interleaved: int,
-    magnitude: float = 1.0,
-    P: int | None = None,
+    magnitude: float,
+    P: int,
 ) -> Outputs:
     """Rotate dy back."""
     return {"dx": _rotated(dy, -positions, inverse_frequency, interleaved, magnitude, P)}
@@ -124,9 +124,7 @@ def _gates(x: Array, P: int) -> list[Array]:
 
 
 @kernel("shortconv.forward")
-def shortconv(
-    x: Array, w: Array, B: int, T: int, first: Array | None = None, P: int = 3
-) -> Outputs:
+def shortconv(x: Array, w: Array, B: int, T: int, first: Array | None, P: int) -> Outputs:
     """Compute y = g sum_k w[L-1-k] (b v)[t-k], with b, g, v the thirds of x, or x, 1 and 1."""
     b, g, v = _gates(x, P)
     taps = enumerate(w.T[::-1])
@@ -135,7 +133,7 @@ def shortconv(
 
 @kernel("shortconv.backward")
 def shortconv_backward(
-    dy: Array, x: Array, w: Array, B: int, T: int, first: Array | None = None, P: int = 3
+    dy: Array, x: Array, w: Array, B: int, T: int, first: Array | None, P: int
 ) -> Outputs:
     """Compute dw = sum_t dz[t] u[t-k], and du by adding each dz to where its u came from."""
     b, g, v = _gates(x, P)
@@ -152,7 +150,7 @@ def shortconv_backward(
 
 
 @kernel("shortconv.cached")
-def shortconv_cached(ring: Array, x: Array, w: Array, past: Array, T: int, P: int = 3) -> Outputs:
+def shortconv_cached(ring: Array, x: Array, w: Array, past: Array, T: int, P: int) -> Outputs:
     """Put u = b v into the ring by position; compute y from what is there."""
     b, g, v = _gates(x, P)
     kept, y = ring.copy(), np.zeros_like(g)

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -12,9 +11,10 @@ from numpy.typing import NDArray
 import toynn._kernels as kernels
 from toynn import ops
 from toynn._kernels.entry import WORDS, Entry
-from toynn._kernels.signature import TensorSpec, evaluate
+from toynn._kernels.signature import TensorSpec
 from toynn.backends.reference import KERNELS
 from toynn.backends.reference.kernel import Outputs
+from toynn.graph.sizes import fill
 
 __all__ = [
     "Array",
@@ -176,15 +176,11 @@ def reference(kernel: str, arrays: Mapping[str, Array], sizes: Mapping[str, Any]
     """
     known = KERNELS[kernel]
     signature = known.signature
-    scalars = {
-        n: v for n, v in (*signature.defaults.items(), *sizes.items()) if n in signature.scalars
-    }
-    for name, value in scalars.items():
-        if isinstance(value, str):
-            scalars[name] = WORDS[name][value]
-        elif isinstance(value, CodeType) and name in known.takes:
-            scalars[name] = evaluate(value, scalars)
-    values = {**dict.fromkeys(signature.nullable), **scalars, **arrays}
+    given = {n: WORDS[n].get(v, v) if n in WORDS else v for n, v in sizes.items()}
+    options = {name: given[name] for name in signature.options if name in given}
+    given = {name: given[name] for name in signature.sizes if name in given}
+    fill(kernel, signature, given, options)
+    values = {**dict.fromkeys(signature.nullable), **given, **options, **arrays}
     with np.errstate(all="ignore"):
         return known.compute(**{name: values[name] for name in known.takes})
 
