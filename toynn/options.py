@@ -42,51 +42,50 @@ RENAMED = {"pack_base": "prepack", "b_rate": "loraplus_lr_ratio", "measure": "me
 
 @dataclass(frozen=True)
 class Option:
-    """What a field says of itself, as ``option`` puts it into the field's metadata.
+    """The metadata of a field that is an option, as ``option`` puts it into the field.
 
     Attributes
     ----------
     help
-        What it means. "{default}" stands for the default; a job may have more such words.
+        What the flag does in ten words, then the default: "{default}". A job may add such words.
     default
-        What a job takes where it is not given; the field's own default is the library's.
+        The default of jobs; the field's own default is the library's.
     name
-        In config.toml and for ``toynn.finetune``: "log_every" is typed as --log-every.
+        The key in config.toml and the keyword of ``toynn.finetune``: log_every for --log-every.
     also
-        What mlx-lm or llama.cpp call the flag, which is taken, too.
+        The flag's name in mlx-lm or llama.cpp, which is taken, too.
     group
-        The heading that it stands under in --help, if it is not its bundle's ``GROUP``.
+        The heading in --help, if it is not the bundle's ``GROUP``.
     read
-        Makes a value of a text; raises ArgumentTypeError.
+        Parses a text; raises ArgumentTypeError.
     choices, metavar, required
-        As argparse takes them; what ``read`` reads is called "N" if nothing else is said.
+        As argparse takes them. Without a metavar, what ``read`` parses is called "N".
     words
-        What the shell completes where there are no choices: of values that may be others, too.
+        What the shell completes if there are no choices; other values are taken, too.
     negated
-        Whether a switch is also typed as --no-name.
+        Whether a switch also has the flag --no-name.
     once
-        Why it cannot be given twice; "" where the last one holds.
+        Why the flag cannot be given twice; "" if the last one holds.
     several
         Makes a value of several words, and checks them.
     source
-        What a model (an adapter) that the run starts from means for it. "same": nothing. "own": the
-        source has a value of its own, and giving another is refused. "may": the default is the
-        source's, and one that is given goes before it.
+        How it depends on a model or adapter that the run starts from. "same": not at all. "own":
+        the source has its own value, and a given one is refused. "may": the source's value is the
+        default, and a given one takes precedence.
     off
         Values that mean None for the field.
     compared
-        Whether a run that is resumed must have the same value. It need not where the option changes
-        nothing of the training so far: how long the run is, how often it does what, when it
-        ends, what memory it takes; nor where the Trainer compares what follows from it.
+        Whether a resumed run must have the same value. It need not if the option does not change
+        the training so far (length of the run, intervals, early stopping, memory), nor if the
+        Trainer compares what follows from it.
     kept
-        Whether config.toml has it: not, where it says where a run is read from and written to.
+        Whether config.toml has it. Options that say where a run is read or written are not kept.
     hashed
-        Whether it names a file or folder that a run starts from, which must not change.
+        Whether it names a file or folder that the run starts from, which must not change.
     memory
-        What a step that needs too much memory is told to try: "smaller", or words, which are of use
-        where the value is ``heavy``.
+        Advice if a step needs too much memory: "smaller", or words for a value that is ``heavy``.
     check, expected
-        What a value given from Python must pass, and what is said if it does not.
+        The check of a value given from Python, and the expectation that the error names.
     kind, field
         The dataclass, and its field.
     """
@@ -189,9 +188,9 @@ def options_of(kind: type[Any]) -> Iterator[Option]:
 
 
 def compared(bundle: Any) -> dict[str, Any]:
-    """Return the fields of a bundle that a run which is resumed must have alike, with values.
+    """Return the fields, with values, that a resumed run must share with the saved one.
 
-    They are those that do not say otherwise, also where they are no options.
+    These are all fields of the bundle, options or not, but for options with compared=False.
     """
     return {
         each.name: getattr(bundle, each.name)

@@ -61,28 +61,28 @@ class AdapterOptions:
     Attributes
     ----------
     rank
-        Rows of A and columns of B. More than a matrix has rows or columns is allowed, and a waste.
+        Rows of A and columns of B. More than a matrix has rows or columns is allowed, but useless.
     alpha
         The scale is alpha / rank, or alpha / sqrt(rank) with ``use_rslora`` (arXiv:2312.03732).
-        None means as much as the rank.
+        None means the rank.
     targets
         In a list, or between commas: q, k, v, qkv, o, gate, up, down; embed and head, the table of
         embeddings and what makes logits, also where these are one matrix; "attention" or
-        "all-linear", in blocks; "experts", those matrices of a mixture, which no other means; names
-        that GGUF or PEFT give a matrix, or the end of one from a dot on: attn_q, q_proj,
-        mlp.c_proj, blk.0.attn_q.weight.
+        "all-linear", in blocks. These exclude expert matrices; use "experts". Or names of matrices
+        in GGUF or PEFT, or the end of one from a dot on: attn_q, q_proj, mlp.c_proj,
+        blk.0.attn_q.weight.
     dropout
-        Probability with which an element of an adapter's input is left out of a training step.
+        Probability that an element of an adapter's input is zeroed in a training step.
     loraplus_lr_ratio
-        Learning rate of B and magnitudes in terms of A's: LoRA+ (arXiv:2402.12354) has 16. That of
-        the table's adapter is A's, as PEFT has it apart. Not stored with them.
+        Learning rate of B and magnitudes divided by A's: LoRA+ (arXiv:2402.12354) has 16. The
+        adapter of the embedding table has A's rate, as in PEFT. Not stored with the adapter.
     ranks
-        Ranks of single matrices, by GGUF name, where it is not ``rank``.
+        Ranks of single matrices, by GGUF name, if they differ from ``rank``.
     use_dora
-        Whether each output has a magnitude that is trained, too (arXiv:2402.09353).
+        Whether each output also has a trained magnitude (arXiv:2402.09353).
     init
-        What A and B start from, one of INITS; the principal ones (arXiv:2404.02948) stay beside A
-        and B, frozen, and are taken away from them. They are of no table.
+        The initial A and B, one of INITS. The principal ones (arXiv:2404.02948) are also kept,
+        frozen, and subtracted. Embedding tables have no principal initialization.
     """
 
     GROUP: ClassVar[str] = "adapter"

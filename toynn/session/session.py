@@ -51,18 +51,17 @@ T = TypeVar("T")
 class Session:
     """Weights, tapes over them, and the order in which things may happen.
 
-    With ``checkpointing`` the activations of each block of a tape (``s.tape.block``) are computed
-    again in the backward pass, not kept: less memory, the same bits, about a forward pass more.
-    ``matmul_precision`` is that of the linear layers recorded from now on (default: the global
-    one, see ``toynn.set_float32_matmul_precision``), or "auto" for the backend's choice.
-    ``n_threads`` goes before ``toynn.set_num_threads``. ``prepack`` says whether frozen weights
-    are prepacked into GEMM panels (see ``toynn.RecipeOptions``). ``backend`` is "cpu", or
-    another one of ``toynn.backends.available()``, such as "reference", which computes in float64
-    NumPy, slowly.
-    Use it as a context manager, or ``close()`` it, to free its memory at a certain point;
-    otherwise it is freed when the last reference goes.
+    With ``checkpointing`` the backward pass recomputes the activations of each block of a tape
+    (``s.tape.block``) instead of keeping them: less memory, the same bits, about one forward pass
+    more work. ``matmul_precision`` holds for linear layers recorded from now on (default: the
+    global one, see ``toynn.set_float32_matmul_precision``); "auto" is the backend's choice.
+    ``n_threads`` takes precedence over ``toynn.set_num_threads``. ``prepack`` says whether frozen
+    weights are prepacked into GEMM panels (see ``toynn.RecipeOptions``). ``backend`` is "cpu" or
+    another one of ``toynn.backends.available()``; "reference" computes in float64 NumPy, slowly.
+    Use the session as a context manager, or ``close()`` it, to free its memory; otherwise it is
+    freed with the last reference.
 
-    Each call is made wholly or not at all, also where Ctrl-C or another signal's handler raises:
+    Each call is made wholly or not at all, even if Ctrl-C or another signal's handler raises:
     signals wait until the call ends.
 
     A call that comes too early, too late, or while another thread runs raises LifecycleError, which
@@ -104,7 +103,7 @@ class Session:
 
     @property
     def n_threads(self) -> int | None:
-        """How many threads of the host a run may use; None: as many as the backend likes."""
+        """The most threads of the host that a run may use; None: the backend decides."""
         return self.backend.n_threads
 
     @n_threads.setter
@@ -114,21 +113,21 @@ class Session:
     # -- Declaring -----------------------------------------------------------------------------
 
     def parameter(self, name: str, shape: Sequence[int] | NDArray[Any]) -> Tensor:
-        """Declare a trained weight by its shape, or by an array of its first values.
+        """Declare a trained weight by its shape, or by an array of initial values.
 
         The array is copied, and uploaded when the weights are finalized. A list or a tuple is a
-        shape. Raises ShapeError for a shape or values that cannot be.
+        shape. Raises ShapeError for an impossible shape or impossible values.
         """
         return self._weight(name, shape, Role.PARAMETER)
 
     def constant(
         self, name: str, shape: Sequence[int] | NDArray[Any], dtype: str = "f32"
     ) -> Tensor:
-        """Declare a frozen weight: it gets no gradient, and no work is done for one.
+        """Declare a frozen weight, for which no gradient is computed.
 
-        An array in place of a shape is its values, as for ``parameter``; only float32 has them so.
-        Of a quantized type (see ``toynn.numerics.dtypes``) the bytes are uploaded as they are, and
-        ``download`` dequantizes them. Raises ConfigError for a dtype that is none.
+        An array in place of a shape is the values, as for ``parameter``, if ``dtype`` is "f32". A
+        weight of a quantized type (see ``toynn.numerics.dtypes``) is uploaded as bytes, and
+        ``download`` dequantizes it. Raises ConfigError for an unknown dtype.
         """
         return self._weight(name, shape, Role.CONSTANT, dtype)
 
@@ -142,9 +141,9 @@ class Session:
     ) -> Tensor:
         """Declare a frozen weight that stays where it is, such as in a memory-mapped file.
 
-        ``array`` is C-contiguous and neither copied nor written: float32, or, for a quantized type
-        (see ``toynn.numerics.dtypes``), the bytes of the blocks of a weight of this ``shape``. Of
-        the ops, ``linear`` and ``embedding`` take it. ``download`` dequantizes it.
+        ``array`` is C-contiguous, and neither copied nor written: float32, or, for a quantized type
+        (see ``toynn.numerics.dtypes``), the bytes of a weight of this ``shape``. The ops ``linear``
+        and ``embedding`` take such a weight. ``download`` dequantizes it.
         """
         dimensions = checks.held_by(name, array, dtype, shape)
         self._check_new(name)
@@ -158,16 +157,15 @@ class Session:
     ) -> Tensor:
         """Declare an input of the current tape; its values stay until the next upload.
 
-        ``count``, an input i32 (), says how many of its rows a run is to look at: those that there
-        are. The other rows, and what would follow from them, are not computed. Raises ShapeError
-        if it is no such input.
+        ``count``, an input i32 (), says how many rows are valid in a run. Other rows, and all that
+        depends on them, are not computed. Raises ShapeError if ``count`` is no such input.
         """
         self._check_recording(f"input({name!r})")
         return self.tape.input(name, shape, dtype, count)
 
     @uninterrupted
     def persistent(self, name: str, shape: Sequence[int]) -> Tensor:
-        """Declare, at any time, what runs of any tape leave to later runs; zeros at first."""
+        """Declare, at any time, a tensor that keeps its values from run to run; zeros at first."""
         dimensions = checks.dimensions(name, shape)
         self._check_new(name)
         tensor = self._storage.keep(name, dimensions)
@@ -175,10 +173,10 @@ class Session:
         return tensor
 
     def release(self, tensors: Iterable[Tensor]) -> None:
-        """Free persistent tensors: their names are free again, ``record``ed tapes of them gone.
+        """Free persistent tensors, their names, and the ``record``ed tapes that use them.
 
-        Raises ConfigError for what is no persistent tensor of this session, LifecycleError where
-        the session's own tape uses one, or while another tape is being recorded.
+        Raises ConfigError for a tensor that is not a persistent one of this session, LifecycleError
+        if the session's own tape uses one, or while another tape is being recorded.
         """
         self._check_open()
         gone = set(tensors)
@@ -231,7 +229,7 @@ class Session:
 
     @uninterrupted
     def finalize_weights(self) -> None:
-        """Allocate the weights: from here on they can be uploaded, and no more are declared."""
+        """Allocate the weights: now they can be uploaded, and no more can be declared."""
         self._check_open()
         if self._finalized:
             _refuse("finalize_weights()", "once only: it has been called already")
@@ -246,7 +244,7 @@ class Session:
     # -- Recording -----------------------------------------------------------------------------
 
     def set_loss(self, loss: Tensor) -> None:
-        """Say which scalar the backward pass starts from. Raises ShapeError if it is none."""
+        """Set the scalar that the backward pass starts from. Raises ShapeError if it is no scalar."""
         self._check_recording("set_loss()")
         if loss.size != 1:
             raise ShapeError(f"set_loss: the loss is a scalar; got {loss!r}")
@@ -294,13 +292,13 @@ class Session:
         It calls ``finalize_weights``, ``set_loss``, ``build_backward``, ``opt_step_adamw`` and
         ``realize``, those that were not called yet. ``s.grad(w)`` is the gradient from then on.
 
-        ``lr`` is the learning rate, or says it by step, from 0 on: ``toynn.optim.Schedule``.
-        ``hyperparameters`` are beta1, beta2, eps and weight_decay, by default those of
-        ``AdamW.for_lora()``, whose convention holds: bias correction by step. Parameters that the
-        loss does not depend on stay as they are. Clipping: ``max_grad_norm``.
+        ``lr`` is the learning rate, or a function of the step, from 0 on, such as
+        ``toynn.optim.Schedule``. ``hyperparameters`` are beta1, beta2, eps and weight_decay. Their
+        defaults and convention (bias correction by step) are those of ``AdamW.for_lora()``.
+        Parameters that the loss does not depend on stay as they are. Clipping: ``max_grad_norm``.
 
-        Raises ConfigError for hyperparameters that there are not, or out of range, and where the
-        loss depends on no parameter; ShapeError where the loss is no scalar.
+        Raises ConfigError for unknown hyperparameters, for values out of range, and if the loss
+        depends on no parameter; ShapeError if the loss is no scalar.
         """
         self._check_recording("minimize()")
         adamw, known = AdamW.for_lora(), ("beta1", "beta2", "eps", "weight_decay")
@@ -353,11 +351,11 @@ class Session:
 
     @uninterrupted
     def record(self, key: object, build: Callable[[], T]) -> T:
-        """Record and realize a further tape over the same weights, once; return what build did.
+        """Record and realize a further tape over the same weights, once; return build's result.
 
-        For other shapes, for evaluation: ``build`` records on ``self.tape``, a new one. Of more
-        than MOST_RECORDED such tapes the one that was not asked for the longest is dropped, with
-        its arena; when its key is asked for again, it is recorded again.
+        For other shapes, or for evaluation. ``build`` records on ``self.tape``, a new one. The
+        session keeps MOST_RECORDED such tapes, and drops the least recently used one with its
+        arena. A dropped tape is recorded once more when its key is asked for.
         """
         if key not in self._recorded:
             with Section(self._recording, "record() while another tape is being recorded"):
@@ -374,7 +372,7 @@ class Session:
         return self._recorded[key][1]  # type: ignore[no-any-return]
 
     def _drop(self, tape: Tape) -> None:
-        """Let go of a compiled tape: its program, its arena, and all that is known of it."""
+        """Free a compiled tape: its program, its arena, and all that is known of it."""
         compiled = self._compiled.pop(tape)
         for tensor in compiled.offsets:
             del self._storage.held[tensor]
@@ -405,7 +403,7 @@ class Session:
 
     @uninterrupted
     def feed(self, inputs: Mapping[Tensor, ArrayLike], tape: Tape | None = None) -> None:
-        """Upload several inputs of a realized tape: in one compiled call, where they are as usual.
+        """Upload several inputs of a realized tape, in one compiled call if they are plain arrays.
 
         Raises what ``upload`` raises.
         """
@@ -427,7 +425,7 @@ class Session:
     def download(self, tensor: Tensor) -> NDArray[Any]:
         """Return a copy of a weight, moment, gradient, input or kept output.
 
-        Gradients of several micro-batches come as their mean, weighted as the runs were.
+        Gradients of several micro-batches are returned as their weighted mean.
         """
         with self._exclusively(f"download({tensor.name})"):
             self._check_held(tensor, "download")
@@ -456,7 +454,7 @@ class Session:
 
     @uninterrupted
     def reset(self, moments: bool) -> None:
-        """Zero the gradients, and with ``moments`` those of AdamW too; forget micro-batches."""
+        """Zero the gradients, and with ``moments`` AdamW's moments; forget micro-batches."""
         with self._exclusively("reset()", self.tape):
             self._known.update(self._updates.zero_gradients())
         if moments:
@@ -468,15 +466,15 @@ class Session:
             self._updates.zero_moments()
 
     def run(self, to: str = "update", *, weight: float = 1.0, tape: Tape | None = None) -> None:
-        """Run the tape up to "loss", "grads" or "update"; or "apply" what earlier runs have left.
+        """Run the tape up to "loss", "grads" or "update"; or "apply" gradients of earlier runs.
 
         "loss" touches no gradient and no moment. "grads" adds this micro-batch's gradients, times
-        ``weight``, to those since the last update. "update" does that too, divides by the sum of
-        the weights, clips to ``max_grad_norm``, and applies AdamW where it is recorded; "apply"
-        does only the latter, by what runs to "grads" have gathered. Raises NonFiniteError, weights
-        and moments untouched, if the norm of the gradients is not finite; BackendError, now or
-        from the next call that waits for the device, where that fails: weights and moments are
-        those before the step then, and its micro-batches are forgotten.
+        ``weight``, to those since the last update. "update" does the same, then divides by the sum
+        of the weights, clips to ``max_grad_norm``, and runs the recorded AdamW updates. "apply"
+        only updates, by the gradients that runs to "grads" have summed. Raises NonFiniteError if
+        the norm of the gradients is not finite; weights and moments stay as they were. Raises
+        BackendError, now or in the next call that waits for the device, if the device fails;
+        weights and moments are those before the step, and its micro-batches are forgotten.
         """
         tape = tape or self.tape
         compiled = self._check_realized("run()", tape)
@@ -513,9 +511,9 @@ class Session:
         return Section(self._busy, why, self._forget)
 
     def _forget(self) -> None:
-        """Go back to before the step in which the device failed: nothing that it computed counts.
+        """Undo the step in which the device failed.
 
-        The backend has put weights and moments back; gradients may be anything.
+        The backend has restored weights and moments; gradients may be anything.
         """
         self._updates.forget()
         self._known = {tensor for tensor in self._known if tensor.role not in _COMPUTED}

@@ -73,44 +73,44 @@ class Trainer:
     ----------
     data
         A ``Dataset``, ``PreferenceData``, or a ``Mixture`` of them; an iterator of batches, with a
-        ``state`` if the run is to be resumed; or a list, which is gone through again and again.
+        ``state`` if the run is to be resumed; or a list, which is repeated.
     steps, epochs
-        How long: updates, or passes through the data.
+        The length of the run: updates, or passes through the data.
     valid
         Batches to evaluate on; a Dataset has its own.
     optimizer, lr, schedule
-        AdamW in the recipe's convention if it is not given; the largest rate, and "cosine",
-        "linear", "constant", "wsd", or a function of the step.
+        The optimizer (default: AdamW in the recipe's convention), the peak learning rate, and
+        "cosine", "linear", "constant", "wsd", or a function of the step.
     folder
         A new folder for the run, or an open ``RunFolder``; None leaves no files.
     resume
-        A run's folder, or a checkpoint in one, to go on with, or what ``find`` returned for one;
-        ``force`` although it differs. More steps or epochs than the run had extend it, and its
-        schedule is then that of all steps: the warm-up stays as it was, and a rate that had
-        fallen rises again. Steps between reports, evaluations and checkpoints may differ, and
-        when the run is to end early.
+        A run folder or a checkpoint to resume from, or what ``find`` returned for one. ``force``
+        resumes although the run differs. More steps or epochs than the run had extend it; its
+        schedule is then that of all steps: the warm-up stays as it was, and a learning rate that
+        had fallen rises. Intervals of reports, evaluations and checkpoints may differ, and so may
+        early stopping.
     identity
-        What must be alike when the run is resumed, by name: configuration, hashes of files.
+        What a resumed run must share with the saved one, by name: configuration, hashes of files.
     measure, on_step, on_report, on_best, check
-        See ``Loop``; ``on_best`` is called behind the saving of the best model. Without a
-        ``check``, files that are mapped must not change.
+        See ``Loop``. ``on_best`` is called after the best model is saved. The default ``check``
+        is that mapped files have not changed.
     sample
-        Yields a text, in pieces, that the model writes every ``sample_every`` steps. It goes to
+        Yields a sample of the model's text, in pieces, every ``sample_every`` steps, for
         samples.jsonl.
     command
-        What the run was started by, for its report.
+        The command that started the run, for its report.
     report
-        What is written of it: "html", a page, report.html, when it ends; "tensorboard", event
-        files in tensorboard/.
+        "html": write the page report.html when the run ends; "tensorboard": write event files in
+        tensorboard/.
     allreduce
-        How the gradients of several processes are added, which ``mpiexec`` has started: "ordered",
-        with the same bits on every run, or "fast". Rank 0 of them writes, and tells what there is
-        to tell; the micro-batches of an update are dealt to all, see ranks.py.
+        How gradients of the processes of ``mpiexec`` are added: "ordered", with the same bits on
+        every run, or "fast". Rank 0 writes and prints; the micro-batches of an update are dealt to
+        all ranks, see ranks.py.
     options
         Those of ``LoopOptions``.
 
-    Raises CheckpointError where a run that is to go on is not the one that was saved, or has fewer
-    steps than were taken; its folder then stays as it is.
+    Raises CheckpointError if a resumed run differs from the saved one, or has fewer steps than were
+    taken; its folder then stays as it is.
     """
 
     def __init__(
