@@ -244,7 +244,7 @@ class Session:
     # -- Recording -----------------------------------------------------------------------------
 
     def set_loss(self, loss: Tensor) -> None:
-        """Set the scalar that the backward pass starts from. Raises ShapeError if it is no scalar."""
+        """Set the scalar that the backward pass starts from. ShapeError if it is no scalar."""
         self._check_recording("set_loss()")
         if loss.size != 1:
             raise ShapeError(f"set_loss: the loss is a scalar; got {loss!r}")
