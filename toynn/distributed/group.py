@@ -26,9 +26,9 @@ class Group:
     host = ""
     #: machines of the ranks, by rank; CPUs that the ranks of this machine may use, by rank there
     hosts: Sequence[str] = ("",)
-    neighbours: Sequence[frozenset[int]] = ()
-    #: which of the neighbours this rank is
-    place = 0
+    local_cpus: Sequence[frozenset[int]] = ()
+    #: number of this rank among those of this machine
+    local_rank = 0
 
     def exchange(self, numbers: Sequence[float]) -> Table:
         """Return the numbers (n,) of all ranks, (size, n)."""

@@ -55,8 +55,10 @@ class Ranks(Group):
         self.hosts = self.gather(self.host)
         own = _cpus()
         masks = self.gather((self.host, own))
-        self.neighbours = [cpus for host, cpus in masks if host == self.host]
-        self.place = [r for r in range(self.size) if self.hosts[r] == self.host].index(self.rank)
+        self.local_cpus = [cpus for host, cpus in masks if host == self.host]
+        self.local_rank = [r for r in range(self.size) if self.hosts[r] == self.host].index(
+            self.rank
+        )
         self._hook = sys.excepthook
         sys.excepthook = self._uncaught
 

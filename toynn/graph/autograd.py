@@ -1,9 +1,9 @@
 """Reverse-mode differentiation of a tape: from the loss back, each node records its own backward.
 
-The rules live in ops/ beside the ops. This module owns what they have in common: which tensors
-want a gradient, where it goes, and that contributions from several uses are added.
-A block of nodes (``Tape.block``) may be computed once more before its backward, and what is cheap
-is recomputed rather than kept: checkpointing.py.
+Gradient rules are in ops/, beside the ops. This module does what they have in common: it finds
+the tensors that need a gradient, says where it is stored, and adds contributions of several uses.
+Blocks of nodes (``Tape.block``) and cheap outputs may be recomputed rather than kept:
+checkpointing.py.
 Source: Griewank & Walther, Evaluating Derivatives, 2nd ed. 2008, chapter 3.
 """
 

@@ -2,13 +2,13 @@
 
 Activation checkpointing: a block's forward nodes run once more, right before its backward.
 
-So of a block only its input has to be kept from the forward pass on; all else that its backward
-reads is computed afresh, by the same kernels from the same numbers: to the same bits. The planner
-sees that the first copies die early. Source: Chen et al. 2016, arXiv:1604.06174.
+So the forward pass keeps only the input of a block. The same kernels recompute, from the same
+numbers, all else that the block's backward reads: the bits are the same. The planner frees the
+first copies early. Source: Chen et al. 2016, arXiv:1604.06174.
 
-Without that too, what a norm or an activation gives is not kept for a product's backward, if the
-product is so much work that nobody notices (CHEAP). Source: Korthikanti et al. 2022, section 5,
-arXiv:2205.05198, on recomputing what is large and quickly made.
+Even without checkpointing, the output of a norm or an activation is not kept for a product's
+backward, if recomputing it costs little beside the product (CHEAP). Source: Korthikanti et al.
+2022, section 5, arXiv:2205.05198, on recomputing what is large and quickly made.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The planner: when each activation lives, and where.
+"""The planner: when each activation is live, and where it is stored.
 
 A tensor is live from the first node that touches it to the last. Two tensors may share memory if
 they are never live together. An undo log, which a backend may want for updates, is live after all
@@ -87,7 +87,7 @@ def _slots(tape: Tape) -> dict[Tensor, _Slot]:
 
 
 def _lowest_gap(slot: _Slot, placed: Iterable[_Slot]) -> int:
-    """Return the lowest offset at which ``slot`` overlaps none that lives when it does."""
+    """Return the lowest offset at which ``slot`` overlaps no slot that is live with it."""
     offset = 0
     for other in sorted((o for o in placed if o.meets(slot)), key=lambda o: o.offset):
         if other.offset - offset >= slot.nbytes:

@@ -27,7 +27,7 @@ class Memory(Shown):
 
     @property
     def peak(self) -> int:
-        """Bytes in all, but for those mapped: every buffer lives as long as the session."""
+        """Bytes in all, but for those mapped: no buffer is freed before the session."""
         return self.weights + self.moments + self.gradients + self.activations + self.prepacked
 
     def __str__(self) -> str:

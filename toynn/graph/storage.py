@@ -2,8 +2,8 @@
 
 Each region is one buffer. A tensor gets its place in a region when it is declared, and its memory
 when the region is allocated. A persistent tensor is a region of its own, allocated when it is
-declared. A mapped tensor is stored in the caller's memory, of which all that belongs together, such
-as a file, is one buffer.
+declared. A mapped tensor is stored in the caller's memory; memory that belongs together, such as a
+file, is one buffer.
 """
 
 from collections.abc import Iterable, Iterator

@@ -1,9 +1,9 @@
 """The tape: one training step, written down before it runs.
 
 A Node is one kernel call, with the tensors that it writes, saves and reads. The nodes stand in the
-order in which they run, in segments: F (forward), B (backward), U (update); and E (evaluation),
-what only a run that stops at the loss needs, because B does its work too. Nothing here computes;
-ops/ says what each kind of node means.
+order in which they run, in segments: F (forward), E (evaluation), B (backward) and U (update). Only
+a run that stops at the loss needs E; in other runs B does its work. Nothing here computes; ops/
+says what each kind of node means.
 """
 
 import json
@@ -49,10 +49,10 @@ class Op:
     what the backward of ``node`` reads anyway, or None: see checkpointing.py.
     ``adds``: its one output is the gradient of an activation, and the kernel adds to it when told
     to accumulate. All other outputs to which a kernel adds are gradients of weights.
-    ``rows`` names a size and a tensor, "M x": the size grows with the tensor's rows. Where not all
-    of those are valid, the kernel is given a smaller size, and what it writes has as many rows.
-    ``segments`` names a tensor that parts rows into segments: with it ``flops`` is the most that
-    it may be, of one segment. Both count all rows that there is room for.
+    ``rows`` names a size and a tensor, "M x": the size grows with the tensor's rows. If not all
+    rows are valid, the kernel is given a smaller size, and its outputs have as many valid rows.
+    ``segments`` names a tensor that parts rows into segments: ``flops`` is then an upper bound,
+    that of one segment. Both count all rows that the tensor has room for.
     ``name`` is what its output is called on a tape; "": as the module of the kernel.
     ``grouped``: a row of x[N C] may hold several rows of the kernel, as wide as w[C]: heads.
     """
@@ -72,12 +72,12 @@ class Op:
 
     @cached_property
     def solved(self) -> dict[tuple[Any, ...], Solved]:
-        """What was found of nodes so far, by their shapes and what was given: layers are alike."""
+        """Sizes and options of nodes so far, by shapes and given values: layers are alike."""
         return {}
 
     @cached_property
     def signature(self) -> Signature:
-        """What the kernel says of its tensors, sizes and options."""
+        """The kernel's signature: its tensors, sizes and options."""
         return kernels.find(self.kernel).signature
 
     @property
@@ -159,14 +159,14 @@ class Node:
 
     @property
     def leader(self) -> Tensor | None:
-        """The tensor whose valid rows say how much there is to do; None: all of it."""
+        """The tensor whose valid rows a run computes; None: all rows."""
         name = self.op.rows.partition(" ")[2]
         tensor = self.named[name] if name else None
         return None if tensor is None or tensor.root.valid is None else tensor
 
     @property
     def touched(self) -> tuple[Tensor, ...]:
-        """All tensors that there are, and the count of the valid rows."""
+        """All tensors that are not null, and the count of the valid rows."""
         valid = self.leader.valid_rows if self.leader is not None else None
         return tuple(t for t in self.tensors if t is not None) + ((valid.count,) if valid else ())
 
@@ -189,7 +189,7 @@ class Tape(Shown):
     nodes: list[Node] = field(default_factory=list)
     inputs: dict[str, Tensor] = field(default_factory=dict)
     checks: dict[Tensor, list[Check]] = field(default_factory=dict)  # of uploads
-    kept: set[Tensor] = field(default_factory=set)  # outputs: they live until the next run
+    kept: set[Tensor] = field(default_factory=set)  # outputs: kept until the next run
     loss: Tensor | None = None
     gradients: dict[Tensor, Tensor] | None = None  # of each tensor, once backward is recorded
     written: set[Tensor] = field(default_factory=set)  # by the nodes so far
@@ -232,14 +232,14 @@ class Tape(Shown):
     ) -> Node:
         """Append a node to the current segment; return it.
 
-        ``tensors`` by the names of the op's signature. All that are read must be there, but for
-        those that may be None. What is written may be left out: then it is made, or None if it
-        may be. ``given`` are options, and sizes that no tensor shows; all other sizes follow from
-        the tensors. ``like``: sizes and options are those of this node, where both have them.
+        ``tensors`` have the names of the op's signature. Inputs must be given, unless they may be
+        None. Outputs may be left out: they are made, or None if the signature allows it. ``given``
+        are options, and sizes that no tensor shows; all other sizes follow from the tensors.
+        ``like``: take sizes and options from this node, if both have them.
 
-        Raises ConfigError where a name is missing or unknown, or a tensor must not be None.
-        LifecycleError where nothing more is to be recorded; ShapeError for tensors that the op does
-        not take.
+        Raises ConfigError if a name is missing or unknown, or a tensor must not be None;
+        LifecycleError if nothing more can be recorded; ShapeError for tensors that the op does not
+        take.
         """
         if self.sealed:
             raise LifecycleError(f"recording {op.kernel} after realize(): the tape is compiled")

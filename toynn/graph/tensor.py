@@ -1,4 +1,4 @@
-"""What a node of a tape reads and writes: handles, which know no memory."""
+"""Tensors: handles on what nodes of a tape read and write, without memory of their own."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -19,8 +19,8 @@ class Role(Enum):
     GRADIENT = "gradient"  # of a parameter; owned by the session
     STATE = "state"  # scalars of the optimizer; owned by the session
     PERSISTENT = "persistent"  # what one run leaves to the next; owned by the session
-    INPUT = "input"  # uploaded; lives as long as its tape
-    ACTIVATION = "activation"  # lives from its producer to its last reader
+    INPUT = "input"  # uploaded; stored as long as its tape
+    ACTIVATION = "activation"  # live from its producer to its last reader
 
 
 @dataclass(frozen=True)

@@ -62,11 +62,11 @@ def carried_out(job: Job) -> Outcome:
     _check_machine(job)
     with job.files:
         for turn in (True, False):  # the first process of each machine makes what others find
-            if (group.place == 0) is turn:
+            if (group.local_rank == 0) is turn:
                 job.read()
             group.barrier("the data are read")
         batches = _resolve_length(job, begun)
-        check_fits(*job.declared(), ranks=max(1, len(group.neighbours)))
+        check_fits(*job.declared(), ranks=max(1, len(group.local_cpus)))
         job.recipe, optimizer, schedule = build(job)
     job.announce()
     trainer = Trainer(

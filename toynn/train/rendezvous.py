@@ -151,10 +151,10 @@ def expected(loop: RankLoop) -> Iterator[str]:
     group, cost = loop.group, loop.cost
     places = ", ".join(f"{count} on {host}" for host, count in Counter(group.hosts).items())
     own = loop.recipe.engine.session.n_threads
-    threads, cpus = get_num_threads(own), len(frozenset().union(*group.neighbours))
+    threads, cpus = get_num_threads(own), len(frozenset().union(*group.local_cpus))
     each = f"{counted(threads, 'thread')} each of {counted(cpus, 'CPU')}"
     yield f"ranks       {group.size}: {places}; here {each}"
-    if len(group.neighbours) * threads > cpus:
+    if len(group.local_cpus) * threads > cpus:
         yield f"            that is more than a thread a CPU: no more than {cpus} in all pay"
     if loop.per_update % group.size:
         yield (

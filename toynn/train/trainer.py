@@ -260,7 +260,7 @@ class Trainer:
     def _join(self, loop: RankLoop) -> None:
         """Make sure that all are alike, start from the state of rank 0, and say what it costs."""
         group, found = self.group, self._resume
-        share_cores(group.neighbours, group.place)
+        share_cores(group.local_cpus, group.local_rank)
         self._place = group.tell(None if self.folder is None else str(self.folder.path))
         state = group.tell(None if found is None else found.state)
         if state is not None and group.rank:
