@@ -125,6 +125,11 @@ class Option:
         """Whether it is typed without a value."""
         return isinstance(self.default, bool)
 
+    @property
+    def is_path(self) -> bool:
+        """Whether its value is a path, or several."""
+        return (self.metavar or "").partition("[")[0] in ("PATH", "FILE", "DIR")
+
     def typed(self, value: Any) -> list[str]:
         """Return how a value of it is typed."""
         if self.is_switch:

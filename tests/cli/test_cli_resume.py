@@ -645,3 +645,55 @@ def test_what_cannot_be_written_at_last_is_dropped(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "stderr", stream)
     assert main(["config"]) == 0
     stream.close()  # flushes, and no longer into what is full
+
+
+# --- from another folder -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("recipe", COMMANDS)
+@pytest.mark.parametrize("by", ["resume", "config"])
+def test_a_run_goes_on_from_another_folder(here, recipe, by, tmp_path, monkeypatch):
+    """Relative paths are of the run's first working directory, which config.toml keeps."""
+    run = tmp_path / "run"
+    more = ["--questions", "quiz.jsonl"] if recipe == "lora" else []
+    quiz = {"question": "a", "choices": ["b", "c"], "answer": 0}
+    (here / "quiz.jsonl").write_text(json.dumps(quiz))
+    assert main(["train", recipe, *COMMANDS[recipe], *more, "--out", str(run)]) == 0
+    kept = tomllib.loads((run / "config.toml").read_text())
+    monkeypatch.chdir(tmp_path)
+    if by == "config":
+        assert main(["train", "--config", "run/config.toml", "--out", "again"]) == 0
+        found = tomllib.loads((tmp_path / "again" / "config.toml").read_text())
+        assert found["data"] | {"name": ""} == kept["data"] | {"name": ""}
+        assert found["run"]["directory"] == str(tmp_path)
+        assert Path(found["train"]["data"]).is_absolute()
+        return
+    more = ["--epochs", "1.5"] if recipe == "vit" else ["--steps", "8"]
+    assert main(["train", "--resume", "run", *more]) == 0
+    found = tomllib.loads((run / "config.toml").read_text())
+    changed = ("steps", "epochs")
+    assert [found[t] for t in ("run", "data")] == [kept[t] for t in ("run", "data")]
+    assert {k: v for k, v in found["train"].items() if k not in changed} == {
+        k: v for k, v in kept["train"].items() if k not in changed
+    }
+
+
+def test_a_tree_that_was_moved_goes_on(here, tmp_path, monkeypatch):
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    (first / "text.txt").write_text(TEXT)
+    monkeypatch.chdir(first)
+    assert main(["train", "gpt2", *COMMANDS["gpt2"], "--out", "run"]) == 0
+    monkeypatch.chdir(tmp_path)
+    first.rename(second)
+    monkeypatch.chdir(second)
+    assert main(["train", "--resume", "run", "--steps", "8"]) == 0
+
+
+def test_a_path_that_is_typed_elsewhere_is_kept_whole(here, tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    assert main(["train", "gpt2", *COMMANDS["gpt2"], "--out", str(run)]) == 0
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "--resume", "run", "--steps", "8", "--cache", "tokens"]) == 0
+    kept = tomllib.loads((run / "config.toml").read_text())["train"]
+    assert (kept["data"], kept["cache"]) == ("text.txt", str(tmp_path / "tokens"))

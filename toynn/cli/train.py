@@ -54,7 +54,7 @@ def words_of(words: Sequence[str]) -> list[str]:
     if (config or resume) is None:
         return found
     typed = found[0] if found and not found[0].startswith("-") else None
-    recipe, _ = read_config(config, resume, typed, OPTIONS)
+    recipe, _, _ = read_config(config, resume, typed, OPTIONS)
     return found if typed else [recipe, *found]
 
 

@@ -1,6 +1,6 @@
 """config.toml: the options of a run, which go on with it, or with another, behind those given.
 
-    [run]               recipe = "gpt2"; version is not read
+    [run]               recipe = "gpt2"; directory: relative paths are of it; version is not read
     [train]             options by name: steps = 1500, lr = 0.003, flip = true
     [data], [model]     what came of them; not read
 
@@ -16,6 +16,7 @@ from typing import Any
 
 from toynn import distributed
 from toynn.errors import ConfigError
+from toynn.jobs.directory import Directory
 from toynn.optim.schedule import usual_warmup
 from toynn.options import RENAMED, Option, renamed
 from toynn.system.reading import read_bytes
@@ -30,8 +31,8 @@ def read_config(
     resumed: str | None,
     recipe: str | None,
     recipes: Mapping[str, Sequence[Option]],
-) -> tuple[str, dict[str, Any]]:
-    """Return the recipe and the options of the file that --config names.
+) -> tuple[str, dict[str, Any], Directory]:
+    """Return the recipe and the options of the file that --config names, and the run's directory.
 
     --resume DIR alone means the file in that run's folder. ``recipe`` is the one that is asked for,
     if one is. Of several processes that read the same, rank 0 does: others may not have the folder.
@@ -51,7 +52,7 @@ def _read_config(
     resumed: str | None,
     asked: str | None,
     recipes: Mapping[str, Sequence[Option]],
-) -> tuple[str, dict[str, Any]]:
+) -> tuple[str, dict[str, Any], Directory]:
     path = Path(named) if named is not None else _config_of(Path(str(resumed)))
     tables = _read(path)
     recipe = tables.get("run", {}).get("recipe", asked)
@@ -68,7 +69,13 @@ def _read_config(
     for name in values:
         if name not in options:
             _refuse(path, f"train.{name}", name, options)
-    return recipe, {name: _checked(path, options[name], value) for name, value in values.items()}
+    first = tables.get("run", {}).get("directory")
+    if not isinstance(first, str | None):
+        raise ConfigError(f"{path}: run.directory: expected a path; got {first!r}")
+    directory = Directory(first)
+    values = {name: directory.resolved(options[name], value) for name, value in values.items()}
+    checked = {name: _checked(path, options[name], value) for name, value in values.items()}
+    return recipe, checked, directory
 
 
 def _is_derived(values: Mapping[str, Any]) -> bool:

@@ -21,6 +21,7 @@ from typing import Any, ClassVar, TypeVar
 from toynn.data.batch import Batch
 from toynn.data.digest import digest
 from toynn.errors import ConfigError
+from toynn.jobs.directory import Directory
 from toynn.jobs.options import RunOptions, completed, fields_of
 from toynn.optim import AdamW
 from toynn.options import Option, RecipeOptions
@@ -71,6 +72,7 @@ class Job(ABC):
             )
         self.run, self.command = self.take(RunOptions), command
         self.fresh = False  # whether the folder of the run has a name of our own
+        self.directory = Directory()  # which relative paths of config.toml are of
         self.beside = Path()  # the folder that the run's is in
         self.files = ExitStack()  # what is open until the recipe is realized
         self.baselines: dict[str, float] = {}  # losses to compare with, by name
@@ -98,7 +100,7 @@ class Job(ABC):
     def kept(self) -> dict[str, Value]:
         """Return the options that config.toml keeps; not those that the source has of its own."""
         return {
-            each.name: self.given[each.name]
+            each.name: self.directory.word(self.given[each.name])
             for each in self.options
             if each.kept and self.given[each.name] is not None
             if not (self.starts_from_source and each.source == "own")

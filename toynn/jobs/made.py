@@ -40,8 +40,14 @@ def made(recipe: str, given: Mapping[str, Any], command: str | None = None) -> J
         command = shlex.join(["toynn", "train", recipe, *words])
     config, resume = values.get("config"), values.get("resume")
     if config is not None or resume is not None:
-        found = read_config(config, resume, recipe, OPTIONS)[1]
+        _, found, directory = read_config(config, resume, recipe, OPTIONS)
         if values.get("steps") is not None:
             found.pop("epochs", None)  # which would go before steps that are given
+        if resume is not None:
+            kept = {name for name in values if known[name].kept}
+            values |= {name: directory.typed(known[name], values[name]) for name in kept}
         values = found | values
-    return JOBS[recipe](values, command)
+    job = JOBS[recipe](values, command)
+    if resume is not None:
+        job.directory = directory
+    return job

@@ -155,6 +155,7 @@ def _run_folder(job: Job, found: Checkpoint | None, begun: Begun) -> Iterator[Ru
     recipe: dict[str, Value] = {"recipe": job.name, "version": release()}
     if begun.ranks > 1:
         recipe["ranks"] = begun.ranks
+    recipe["directory"] = job.directory.path
     tables = {"run": recipe, **job.tables(), "train": job.kept()}
     if found is not None:
         with RunFolder.resume(found.path.parent) as folder:

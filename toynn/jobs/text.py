@@ -353,10 +353,10 @@ class TextJob(Job):
         if text is None or text.sha256 is None:
             test = None if data.test is None else len(data.test)
             sha256 = digest(str(self.text.data))
-            named = {"name": self.text.data, "sha256": sha256}
+            named = {"name": self.directory.word(self.text.data), "sha256": sha256}
             return {"data": {**named, **counts, "test": test}}
         whole: dict[str, Value] = {
-            "name": text.name,
+            "name": self.directory.word(text.name),
             "bytes": text.bytes,
             "sha256": text.sha256,
         }
@@ -366,8 +366,8 @@ class TextJob(Job):
         """Return what config.toml says of each of several sources, in lists."""
         parts = data.sources
         return {
-            "name": ", ".join(data.names),
-            "sources": data.names,
+            "name": ", ".join(map(self.directory.word, data.names)),
+            "sources": self.directory.word(data.names),
             "shares": data.weights,
             "sha256": tuple(digest(str(path)) for path, _ in self._sources()),
             "train": tuple(len(part.train) for part in parts),

@@ -248,7 +248,7 @@ class ViTJob(Job):
         """Return what config.toml says of the pictures and the model."""
         data = self.data
         pictures: dict[str, Value] = {
-            "name": data.name,
+            "name": self.directory.word(data.name),
             "sha256": self._digest(),
             "train": len(data.train),
             "held_out": len(data.valid),

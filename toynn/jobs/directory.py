@@ -1,0 +1,60 @@
+"""The working directory that a run was first started in, which its relative paths are of.
+
+config.toml keeps it, as run.directory, and paths as they were typed: a run is resumed, and its
+configuration is used, from any folder.
+"""
+
+import os
+from typing import Any
+
+from toynn.jobs.weighted import path_and_weight
+from toynn.options import Option
+
+__all__ = ["Directory"]
+
+
+class Directory:
+    """A run's first working directory; by default the one of now.
+
+    Of a tree that was moved, it is no longer there: a path that is not found in it, and is found
+    from here, is that of here.
+    """
+
+    def __init__(self, path: str | None = None) -> None:
+        self.path = path or os.getcwd()
+        self._words: dict[str, str] = {}  # as they were typed, by what they were resolved to
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether it is another one than that of now."""
+        return self.path != os.getcwd()
+
+    def resolved(self, option: Option, value: Any) -> Any:
+        """Return the value of an option of the run, of which paths are found from here."""
+        if not (option.is_path and self.elsewhere):
+            return value
+        if isinstance(value, list):
+            return [self.resolved(option, each) for each in value]
+        return self._found(value) if isinstance(value, str) else value
+
+    def _found(self, word: str) -> str:
+        joined = os.path.join(self.path, word)
+        path, own = (path_and_weight(each, "")[0] for each in (joined, word))
+        if joined == word or (own.exists() and not path.exists()):
+            return word
+        self._words |= {joined: word, str(path): str(own)}
+        return joined
+
+    def typed(self, option: Option, value: Any) -> Any:
+        """Return the value of an option that is typed now, as the run can keep it."""
+        if not (option.is_path and self.elsewhere) or value is None:
+            return value
+        if isinstance(value, tuple):
+            return tuple(os.path.abspath(each) for each in value)
+        return os.path.abspath(value)
+
+    def word(self, value: Any) -> Any:
+        """Return what ``resolved`` got for a value, as far as that changed it."""
+        if isinstance(value, list | tuple):
+            return type(value)(self.word(each) for each in value)
+        return self._words.get(value, value) if isinstance(value, str) else value
