@@ -121,7 +121,7 @@ int main(void) { return 0; }
 
 HANG = 600  # seconds: a busy machine builds what another one does
 #: An entry of a kernel: its name and its signature, one or several literals.
-ENTRY = re.compile(r'^(\w+) = entry\(\s*<kernel_fn>\w+,\s*((?:"[^"]*"\s*)+)', re.MULTILINE)
+ENTRY = re.compile(r'^(\w+) = entry\(\s*<kernel_fn>[\w\[\]]+,\s*((?:"[^"]*"\s*)+)', re.MULTILINE)
 
 
 def probe(text: str, *flags: str, run: bool) -> Exception | None:

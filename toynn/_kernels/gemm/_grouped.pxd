@@ -9,11 +9,10 @@ from libc.stdint cimport uint8_t
 from toynn._kernels._common cimport flush_denormals, fpstate, restore_fpstate, team
 from toynn._kernels.quants._types cimport Type, row_bytes, type_of
 from toynn._kernels.gemm._gemm cimport begin_tiles, end_tiles
-from toynn._kernels.gemm._int8 cimport int8_floats
 from toynn._kernels.gemm._panels cimport HAS_TILES, kept_floats
 from toynn._kernels.gemm._prepacked cimport Prepacked, read_prepacked
 from toynn._kernels.gemm._product cimport (
-    BACKWARD_INPUT, BACKWARD_WEIGHT, GEMV_INT8_ROWS, FORWARD, Entry, Product, product_of, rounds_gemv,
+    BACKWARD_WEIGHT, FORWARD, Entry, Product, gemv_floats, product_of,
 )
 from toynn._kernels.gemm._tasks cimport multiply_task, task_floats, tasks_of
 
@@ -34,26 +33,16 @@ cdef inline Product _product_of_expert(const Experts* x, Py_ssize_t e) noexcept 
     """The product of expert e with its rows."""
     cdef Py_ssize_t first = x.offsets[e], M = x.offsets[e + 1] - first, N = x.N, K = x.K
     cdef Type type = type_of(x.type)
-    cdef Product p
-    if x.which == FORWARD:
-        p = product_of(
-            FORWARD, x.c + first * N, x.a + first * K,
-            <const uint8_t*>x.b + e * N * row_bytes(&type, K), M, N, K, x.type, x.precision,
-            x.units,
-        )
-        if x.bias != NULL:
-            p.bias = x.bias + e * N
-    elif x.which == BACKWARD_INPUT:
-        p = product_of(
-            BACKWARD_INPUT, x.c + first * K, x.a + first * N,
-            <const uint8_t*>x.b + e * N * row_bytes(&type, K), M, N, K, x.type, x.precision,
-            x.units,
-        )
-    else:
-        p = product_of(
-            BACKWARD_WEIGHT, x.c + e * N * K, x.a + first * N, <const float*>x.b + first * K, M, N,
-            K, 0, x.precision, x.units,
-        )
+    cdef bint forward = x.which == FORWARD
+    cdef Py_ssize_t c = first * (N if forward else K), b = e * N * row_bytes(&type, K)
+    if x.which == BACKWARD_WEIGHT:
+        c, b = e * N * K, first * K * sizeof(float)
+    cdef Product p = product_of(
+        x.which, x.c + c, x.a + first * (K if forward else N), <const uint8_t*>x.b + b, M, N, K,
+        x.type, x.precision, x.units,
+    )
+    if x.bias != NULL:
+        p.bias = x.bias + e * N
     p.add = x.add
     read_prepacked(&p, x.kept)
     if p.b.packed != NULL:
@@ -75,10 +64,7 @@ cdef inline Py_ssize_t floats_for(const Experts* x) noexcept nogil:
     cdef Product p = product_of(
         x.which, NULL, NULL, NULL, x.M, x.N, x.K, x.type, x.precision, x.units
     )
-    cdef Py_ssize_t floats = task_floats(&p)
-    if rounds_gemv(x.which, x.type, x.precision, x.units):
-        floats = max(floats, int8_floats(min(x.M, GEMV_INT8_ROWS), x.K))
-    return floats
+    return max(task_floats(&p), gemv_floats(x.which, x.M, x.K, x.type, x.precision, x.units))
 
 
 cdef inline void multiply_experts(

@@ -7,7 +7,9 @@
 C is (M,N), A (M,K), B (K,N); here these letters are sizes of the product, not of the layer. w may
 be of any type of _types.pxd.
 """
-from toynn._kernels.gemm._int8 cimport HAS_INT8, VNNI_OF_BUILD, dot_fn, dot_int8_of, in_int8
+from toynn._kernels.gemm._int8 cimport (
+    HAS_INT8, VNNI_OF_BUILD, dot_fn, dot_int8_of, in_int8, int8_floats,
+)
 from toynn._kernels.gemm._panels cimport (
     FLOATS, HAS_PAIRS, HAS_TILES, MR, PAIRS, SIDE, TILES_1, V, Form, Operand, blocks_of, floats_at,
     is_floats, kept_floats, stored_as, terms_per_pass,
@@ -18,8 +20,8 @@ cdef enum:
     MEDIUM = 2
 
 cdef enum:
-    GEMV_ROWS = 3                # rows of x for which packing w costs more time than it saves
-    GEMV_INT8_ROWS = 16       # the same where they are rounded to 8 bits
+    GEMV_ROWS = 3          # rows of x for which packing w costs more time than it saves
+    GEMV_INT8_ROWS = 16    # the same where they are rounded to 8 bits
     SMALL_TO = 1 << 21     # multiplications (20 us) for which threads and packing cost too much
     SMALL_TO_TILES = 1 << 14  # the same for tiles of one part: they are 16 times as fast
     LARGE_C = 1 << 17      # numbers of C (512 KB) that do not stay in L2 from one pass to the next
@@ -76,6 +78,15 @@ cdef inline bint rounds_gemv(
 ) noexcept nogil:
     """Whether up to GEMV_INT8_ROWS rows are rounded to 8 bits."""
     return which == FORWARD and precision == MEDIUM and units & INT8 and in_int8(type)
+
+
+cdef inline Py_ssize_t gemv_floats(
+    Entry which, Py_ssize_t M, Py_ssize_t K, Py_ssize_t type, Py_ssize_t precision, int units
+) noexcept nogil:
+    """Floats of scratch memory for GEMV_INT8 if a run has M rows or fewer; 0: no row is rounded."""
+    if not rounds_gemv(which, type, precision, units):
+        return 0
+    return int8_floats(min(M, <Py_ssize_t>GEMV_INT8_ROWS), K)
 
 
 cdef inline void decide(

@@ -28,54 +28,37 @@ from toynn._kernels.entry cimport entry
 cdef int _units = units()
 
 
-cdef inline Experts _y(Forward* a) noexcept nogil:
-    return Experts(
-        FORWARD, a.y, a.x, a.w, a.b, a.offsets, a.E, a.M, a.N, a.K, a.type, a.precision, False,
-        _units, a.kept,
-    )
+ctypedef fused Args:
+    Forward
+    BackwardInput
+    BackwardWeight
 
 
-cdef void _forward(Forward* a) noexcept nogil:
-    cdef Experts all = _y(a)
+cdef inline Experts _experts(Args* a) noexcept nogil:
+    if Args is Forward:
+        return Experts(
+            FORWARD, a.y, a.x, a.w, a.b, a.offsets, a.E, a.M, a.N, a.K, a.type, a.precision, False,
+            _units, a.kept,
+        )
+    elif Args is BackwardInput:
+        return Experts(
+            BACKWARD_INPUT, a.dx, a.dy, a.w, NULL, a.offsets, a.E, a.M, a.N, a.K, a.type,
+            a.precision, a.accumulate, _units, a.kept,
+        )
+    else:
+        return Experts(
+            BACKWARD_WEIGHT, a.dw, a.dy, a.x, NULL, a.offsets, a.E, a.M, a.N, a.K, 0, a.precision,
+            a.accumulate, _units, NULL,
+        )
+
+
+cdef void _multiply(Args* a) noexcept nogil:
+    cdef Experts all = _experts(a)
     multiply_experts(&all, a.workspace, a.n_threads)
 
 
-cdef Py_ssize_t _forward_scratch(Forward* a) noexcept nogil:
-    cdef Experts all = _y(a)
-    return a.n_threads * floats_for(&all) * sizeof(float)
-
-
-cdef inline Experts _dx(BackwardInput* a) noexcept nogil:
-    return Experts(
-        BACKWARD_INPUT, a.dx, a.dy, a.w, NULL, a.offsets, a.E, a.M, a.N, a.K, a.type, a.precision,
-        a.accumulate, _units, a.kept,
-    )
-
-
-cdef void _backward_input(BackwardInput* a) noexcept nogil:
-    cdef Experts all = _dx(a)
-    multiply_experts(&all, a.workspace, a.n_threads)
-
-
-cdef Py_ssize_t _backward_input_scratch(BackwardInput* a) noexcept nogil:
-    cdef Experts all = _dx(a)
-    return a.n_threads * floats_for(&all) * sizeof(float)
-
-
-cdef inline Experts _dw(BackwardWeight* a) noexcept nogil:
-    return Experts(
-        BACKWARD_WEIGHT, a.dw, a.dy, a.x, NULL, a.offsets, a.E, a.M, a.N, a.K, 0, a.precision,
-        a.accumulate, _units, NULL,
-    )
-
-
-cdef void _backward_weight(BackwardWeight* a) noexcept nogil:
-    cdef Experts all = _dw(a)
-    multiply_experts(&all, a.workspace, a.n_threads)
-
-
-cdef Py_ssize_t _backward_weight_scratch(BackwardWeight* a) noexcept nogil:
-    cdef Experts all = _dw(a)
+cdef Py_ssize_t _scratch(Args* a) noexcept nogil:
+    cdef Experts all = _experts(a)
     return a.n_threads * floats_for(&all) * sizeof(float)
 
 
@@ -107,23 +90,23 @@ def _checked(where, arrays, sizes, options):
 
 
 forward = entry(
-    <kernel_fn>_forward,
+    <kernel_fn>_multiply[Forward],
     "y[M N] <- x[M K] type w[E N K] b[E N]? i32 offsets[E+1] "
     "| precision=highest type=F32 kept Prepacked",
-    <scratch_fn>_forward_scratch,
+    <scratch_fn>_scratch[Forward],
     _checked,
 )
 backward_input = entry(
-    <kernel_fn>_backward_input,
+    <kernel_fn>_multiply[BackwardInput],
     "dx[M K]+ <- dy[M N] type w[E N K] i32 offsets[E+1] "
     "| precision=highest type=F32 kept Prepacked",
-    <scratch_fn>_backward_input_scratch,
+    <scratch_fn>_scratch[BackwardInput],
     _checked,
 )
 backward_weight = entry(
-    <kernel_fn>_backward_weight,
+    <kernel_fn>_multiply[BackwardWeight],
     "dw[E N K]+ <- dy[M N] x[M K] i32 offsets[E+1] | precision=highest",
-    <scratch_fn>_backward_weight_scratch,
+    <scratch_fn>_scratch[BackwardWeight],
     _checked,
 )
 backward_bias = entry(

@@ -18,13 +18,13 @@ level amx each precision packs one to three bfloat16 parts of each float (gemm_a
 float32.
 Source: Van Zee & van de Geijn 2015 (BLIS), doi:10.1145/2764454.
 """
-from toynn._kernels.gemm._int8 cimport HAS_INT8, VNNI_OF_BUILD, int8_floats
+from toynn._kernels.gemm._int8 cimport HAS_INT8, VNNI_OF_BUILD
 from toynn._kernels.gemm._multiply cimport multiply_matrices, scratch_floats
 from toynn._kernels.gemm._panels cimport HAS_TILES
 from toynn._kernels.gemm._prepacked cimport read_prepacked
 from toynn._kernels.gemm._product cimport (
-    BACKWARD_INPUT, BACKWARD_WEIGHT, GEMV_INT8_ROWS, FORWARD, GAINS_BY_PAIRS, Activation, Product,
-    can_sum_squares, product_of, rounds_gemv, units,
+    BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, GAINS_BY_PAIRS, Activation, Product, can_sum_squares,
+    gemv_floats, product_of, units,
 )
 from toynn._kernels.abi cimport kernel_fn, scratch_fn
 from toynn._kernels.args.matmul cimport BackwardInput, BackwardWeight, Forward
@@ -38,69 +38,49 @@ from toynn._kernels.cpu import int8_unit
 cdef int _units = units()
 
 
-cdef inline Product _y(Forward* a) noexcept nogil:
-    cdef float* sums = a.y if a.pre == NULL else a.pre
-    cdef Product p = product_of(
-        FORWARD, sums, a.x, a.w, a.M, a.N, a.K, a.type, a.precision, _units
-    )
-    p.y = a.y
-    p.bias = a.b
-    p.activation = <Activation>a.activation
-    read_prepacked(&p, a.kept)
+ctypedef fused Args:
+    Forward
+    BackwardInput
+    BackwardWeight
+
+
+cdef inline Product _product(Args* a) noexcept nogil:
+    cdef Product p
+    if Args is Forward:
+        p = product_of(
+            FORWARD, a.y if a.pre == NULL else a.pre, a.x, a.w, a.M, a.N, a.K, a.type,
+            a.precision, _units,
+        )
+        p.y, p.bias, p.activation = a.y, a.b, <Activation>a.activation
+        read_prepacked(&p, a.kept)
+    elif Args is BackwardInput:
+        p = product_of(
+            BACKWARD_INPUT, a.dx, a.dy, a.w, a.M, a.N, a.K, a.type, a.precision, _units
+        )
+        p.add = a.accumulate
+        read_prepacked(&p, a.kept)
+    else:
+        p = product_of(
+            BACKWARD_WEIGHT, a.dw, a.dy, a.x, a.M, a.N, a.K, 0, a.precision, _units
+        )
+        p.add = a.accumulate
+        if a.kept != NULL:
+            a.kept.valid = can_sum_squares(&p)
+            p.squares = a.kept.sums if a.kept.valid else NULL
     return p
 
 
-cdef void _forward(Forward* a) noexcept nogil:
-    cdef Product p = _y(a)
+cdef void _multiply(Args* a) noexcept nogil:
+    cdef Product p = _product(a)
     multiply_matrices(&p, a.workspace, a.n_threads)
 
 
-cdef Py_ssize_t _forward_scratch(Forward* a) noexcept nogil:
-    cdef Product p = _y(a)
+cdef Py_ssize_t _scratch(Args* a) noexcept nogil:
+    cdef Product p = _product(a)
     cdef Py_ssize_t floats = scratch_floats(&p, a.n_threads)
-    if rounds_gemv(FORWARD, a.type, a.precision, _units):
-        floats = max(floats, int8_floats(min(a.M, GEMV_INT8_ROWS), a.K))  # a run may have fewer rows
+    if Args is Forward:  # a run may have fewer rows
+        floats = max(floats, gemv_floats(FORWARD, a.M, a.K, a.type, a.precision, _units))
     return floats * sizeof(float)
-
-
-cdef inline Product _dx(BackwardInput* a) noexcept nogil:
-    cdef Product p = product_of(
-        BACKWARD_INPUT, a.dx, a.dy, a.w, a.M, a.N, a.K, a.type, a.precision, _units
-    )
-    p.add = a.accumulate
-    read_prepacked(&p, a.kept)
-    return p
-
-
-cdef void _backward_input(BackwardInput* a) noexcept nogil:
-    cdef Product p = _dx(a)
-    multiply_matrices(&p, a.workspace, a.n_threads)
-
-
-cdef Py_ssize_t _backward_input_scratch(BackwardInput* a) noexcept nogil:
-    cdef Product p = _dx(a)
-    return scratch_floats(&p, a.n_threads) * sizeof(float)
-
-
-cdef inline Product _dw(BackwardWeight* a) noexcept nogil:
-    cdef Product p = product_of(
-        BACKWARD_WEIGHT, a.dw, a.dy, a.x, a.M, a.N, a.K, 0, a.precision, _units
-    )
-    p.add = a.accumulate
-    return p
-
-
-cdef void _backward_weight(BackwardWeight* a) noexcept nogil:
-    cdef Product p = _dw(a)
-    if a.kept != NULL:
-        a.kept.valid = can_sum_squares(&p)
-        p.squares = a.kept.sums if a.kept.valid else NULL
-    multiply_matrices(&p, a.workspace, a.n_threads)
-
-
-cdef Py_ssize_t _backward_weight_scratch(BackwardWeight* a) noexcept nogil:
-    cdef Product p = _dw(a)
-    return scratch_floats(&p, a.n_threads) * sizeof(float)
 
 
 def multiplies_pairs():
@@ -119,18 +99,18 @@ def multiplies_tiles():
 
 
 forward = entry(
-    <kernel_fn>_forward,
+    <kernel_fn>_multiply[Forward],
     "y[M N]; pre[M N]? <- x[M K] type w[N K] b[N]? "
     "| precision=highest activation=none type=F32 kept Prepacked",
-    <scratch_fn>_forward_scratch,
+    <scratch_fn>_scratch[Forward],
 )
 backward_input = entry(
-    <kernel_fn>_backward_input,
+    <kernel_fn>_multiply[BackwardInput],
     "dx[M K]+ <- dy[M N] type w[N K] | precision=highest type=F32 kept Prepacked",
-    <scratch_fn>_backward_input_scratch,
+    <scratch_fn>_scratch[BackwardInput],
 )
 backward_weight = entry(
-    <kernel_fn>_backward_weight,
+    <kernel_fn>_multiply[BackwardWeight],
     "dw[N K]+ <- dy[M N] x[M K] | precision=highest kept Squares",
-    <scratch_fn>_backward_weight_scratch,
+    <scratch_fn>_scratch[BackwardWeight],
 )
