@@ -69,7 +69,7 @@ class Option:
     several
         Makes a value of several words, and checks them.
     source
-        How it depends on a model or adapter that the run starts from. "same": not at all. "own":
+        How starting from a model or adapter affects this option. "same": not at all. "own":
         the source has its own value, and a given one is refused. "may": the source's value is the
         default, and a given one takes precedence.
     off
@@ -436,7 +436,7 @@ class RecipeOptions:
         None,
         given="highest",
         choices=tuple(_PRECISIONS),
-        compared=False,  # but what the products are made of
+        compared=False,  # computed_with() says what is
         check=lambda value: None if value is None else _PRECISIONS[value],
         expected=f"None or one of {', '.join(_PRECISIONS)}",
     )

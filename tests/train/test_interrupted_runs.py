@@ -1,6 +1,8 @@
 """Ctrl-C outside the steps of a run: locks are free then, and handlers are back."""
 
 import signal
+import subprocess
+import sys
 
 import pytest
 import runs
@@ -8,6 +10,7 @@ from interrupting import INTERRUPTED, traced
 
 from toynn.formats import disk
 from toynn.formats.logs import Log
+from toynn.system.critical import Section
 from toynn.train.interrupt import SIGNALS, Interrupt
 from toynn.train.lock import Lock
 
@@ -66,3 +69,45 @@ def test_a_line_of_a_log_is_whole_or_not_there(tmp_path, monkeypatch):
     with log:
         log.append({"three": 3})
     assert (tmp_path / "log").read_text() == '{"one": 1}\n{"three": 3}\n'
+
+
+def test_a_request_within_a_step_is_answered_at_once_and_once(handlers, capfd):
+    with Interrupt() as interrupt:
+        with Section():
+            signal.raise_signal(signal.SIGINT)
+            assert "finishing the step" in capfd.readouterr().err
+            assert not interrupt.requested
+        assert interrupt.requested
+        assert now()[signal.SIGINT] == signal.SIG_DFL
+    assert capfd.readouterr().err == ""
+    with pytest.raises(KeyboardInterrupt), Section():  # behind it, nothing answers
+        signal.raise_signal(signal.SIGINT)
+    assert capfd.readouterr().err == ""
+
+
+TWICE = """
+import signal, sys
+from toynn.system.critical import Section
+from toynn.train.interrupt import Interrupt
+with Interrupt() as interrupt, Section():
+    for number in map(int, sys.argv[1:]):
+        signal.raise_signal(number)
+print("saved", interrupt.requested)
+"""
+
+
+@pytest.mark.parametrize(
+    ("numbers", "code"),
+    [
+        ((signal.SIGINT, signal.SIGINT), -signal.SIGINT),
+        ((signal.SIGINT, signal.SIGTERM), -signal.SIGTERM),
+        ((signal.SIGHUP, signal.SIGTERM), -signal.SIGTERM),
+        ((signal.SIGHUP, signal.SIGHUP), 0),  # a terminal that ends, and then its shell
+    ],
+)
+def test_the_second_request_within_a_step_ends_the_process(numbers, code):
+    command = [sys.executable, "-c", TWICE, *(str(int(number)) for number in numbers)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == code, done.stderr
+    assert done.stderr.count("once more to stop at once") == 1
+    assert done.stdout == ("" if code else "saved True\n")

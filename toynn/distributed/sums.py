@@ -6,7 +6,7 @@
     fast        MPI's own sum, in an order that it chooses by size and network: the last digits may
                 differ from run to run.
 
-What is added has n pieces of one length, but for the last ones.
+Each array is cut into n pieces, one a rank, of one length but for the last ones.
 """
 
 from math import isfinite

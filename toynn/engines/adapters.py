@@ -157,9 +157,9 @@ class Adapters:
             self._session.upload(drawn, values.reshape(drawn.shape))
 
     def measure(self) -> None:
-        """Take the norms that magnitudes stand in place of, for tapes that read them as they are.
+        """Compute 1 / |W + s B A| of each row and store it, for tapes (generation) that do not.
 
-        Not again before a weight changes.
+        It is computed anew only after a weight has changed.
         """
         own = {name: layer for name, layer in self.layers.items() if layer.magnitude is not None}
         s = self._session

@@ -10,8 +10,8 @@ tokens count. The head works on the last token's row alone.
 
 Several sequences are read together, each with a past of its own: a step of B sequences multiplies
 B rows, and takes much less than B times as long as one of a single row, since both read all
-weights. While some read chunks of their prompts, others read a token, and the filling; so chunks
-are the shorter, the more sequences there are.
+weights. While some read chunks of their prompts, others read one token and padding; so chunks
+shrink with the batch.
 """
 
 from collections import OrderedDict
@@ -50,7 +50,7 @@ class Reading:
 
 
 def chunk(batch: int) -> int:
-    """Return how many tokens of each of so many sequences a run reads at most."""
+    """Return the most tokens that one run reads of each of ``batch`` sequences."""
     return max(LEAST, CHUNK // batch)
 
 
@@ -85,7 +85,7 @@ class Decoding:
 
     @uninterrupted
     def use(self, key: tuple[int, int]) -> None:
-        """Note that sequences are read so; let go of what was not used for the longest."""
+        """Mark this batch and room as used; free the least recently used."""
         self._kept.setdefault(key, {})
         self._kept.move_to_end(key)
         while len(self._kept) > MOST_KEPT:
@@ -163,9 +163,9 @@ class BatchDecoder:
 
         What was read stays as it was read: a step of training between two calls does not change
         it. All of a sequence is read again where it becomes one that its model takes for a long
-        one. Where a read fails halfway, or is interrupted, its sequences are as they were before
-        it; but those that it has changed beyond that, a state or a sequence that becomes a long
-        one, are begun anew: ``past`` tells.
+        one. Where a read fails halfway, or is interrupted, sequences that have only keys and
+        values are as they were before it. Others, with a state or newly long, begin anew:
+        ``past`` tells.
 
         Raises ShapeError if a piece has no tokens, or more than there is room for, or other than
         whole numbers; LabelError for a token that the model does not have; LifecycleError if other

@@ -292,7 +292,7 @@ class Engine(ABC, Generic[C, R]):
     def _fed(self, batch: Batch, hp: ArrayLike | None = None, *, train: bool) -> tuple[R, Batch]:
         """Upload a batch; return its tape's handles, and the batch, checked.
 
-        With ``train`` it gets the next dropout masks, unless something in it is refused.
+        With ``train`` the counter of dropout masks advances, once the batch is accepted.
         """
         self._check_built("step")
         step, given, inputs = self._fitted(batch)
@@ -310,7 +310,7 @@ class Engine(ABC, Generic[C, R]):
 
         hp: the 7-slot row of AdamW. ``is_first`` zeroes the moments first; gradients need no
         reset, since the first micro-batch overwrites them. Batches given to ``accumulate`` since
-        the last step count too, each by its rows. ``step`` is the same, array by array.
+        the last step count too, each by its rows. A recipe's ``step`` takes arrays instead.
 
         Raises ShapeError or LabelError for a batch that does not fit; NonFiniteError, weights and
         moments untouched, when a gradient is not finite.

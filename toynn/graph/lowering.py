@@ -31,7 +31,7 @@ class CompiledTape:
     program: Program
     arena: Buffer
     offsets: Mapping[Tensor, int]  # bytes, of inputs and kept outputs
-    segments: Mapping[str, str]  # of which launches a run to each end consists
+    segments: Mapping[str, str]  # the segments that a run executes, by its ``to``
     needed: Mapping[str, frozenset[Tensor]]  # what those read that must have been uploaded
     written: Mapping[str, frozenset[Tensor]]  # what those compute
     gradients: frozenset[Tensor]  # of the loss, with respect to anything

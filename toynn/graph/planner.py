@@ -1,9 +1,9 @@
 """The planner: when each activation is live, and where it is stored.
 
 A tensor is live from the first node that touches it to the last. Two tensors may share memory if
-they are never live together. An undo log, which a backend may want for updates, is live after all
-activations are freed: it takes more memory only if it is larger than they are. One arena holds all;
-its size is known before it exists. Larger tensors are placed first, each at the lowest free
+they are never live together. An undo log, which a backend may want for updates, is live in segment
+U, when activations are freed: it reuses their memory. One arena holds all; its size is known before
+it exists. Larger tensors are placed first, each at the lowest free
 offset (greedy by size: Pisarchyk & Lee 2020, arXiv:2001.03288).
 """
 
@@ -41,7 +41,7 @@ class _Slot:
 
 
 def plan(tape: Tape, undo_log: int = 0) -> Plan:
-    """Place every tensor that the tape owns, and so many bytes that segment U has for itself."""
+    """Place every tensor that the tape owns, and ``undo_log`` bytes for segment U."""
     slots = _slots(tape)
     first = next((i for i, node in enumerate(tape.nodes) if node.segment == "U"), len(tape.nodes))
     spare = _Slot(undo_log, first, len(tape.nodes))

@@ -15,8 +15,8 @@ class Caches:
 
     ``past`` (B,) of i32 says how many rows of each sequence are there, ``counts`` (B,) how many
     come now, before what only fills up; ``rows`` is the room. What is ``kept`` is shared by all
-    tapes: the first that asks for a name declares its memory, under that name behind ``label``,
-    which is the session's own for this batch and room.
+    tapes: the first that asks for a name declares its memory, as ``label`` and that name.
+    ``label`` is unique to a batch and a room.
     """
 
     session: Session

@@ -115,7 +115,7 @@ class Layers:
         return ops.silu(s, y) if activation == "silu" else y
 
     def _adapted(self, name: str) -> str:
-        """Return by which name a matrix has its adapter: as the head, the table has the head's."""
+        """Return the name of a matrix's adapter: a tied table, read as the head, has the head's."""
         weight = f"{self.prefix}{name}.weight"
         return _HEAD if weight == _TABLE else weight
 

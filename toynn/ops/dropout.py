@@ -15,8 +15,9 @@ def dropout(s: Recorder, x: Tensor, p: float, control: Tensor, site: int) -> Ten
     """Record y = x mask / (1 - p): each element is dropped with probability p, in [0, 1).
 
     control: an i32 input (2,), (step, active); where active is 0, as in an evaluation, y = x. The
-    mask is a hash of (the session's seed, step, site, element): upload another step for each batch,
-    and give each place of a model a site, a number of its own. Without any p, y is x itself.
+    mask is a hash of (the session's seed, step, site, element). Upload another ``step`` for each
+    micro-batch, and give each place of a model a site, a number of its own. With p = 0 nothing is
+    recorded, and x is returned.
 
     Raises ConfigError for a p outside [0, 1).
     """

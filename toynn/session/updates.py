@@ -29,7 +29,7 @@ class Updates:
         self.pending = 0.0  # weight of the micro-batches whose gradients wait for an update
         self.divisor = 1.0  # by which downloaded gradients are divided
         self.max_grad_norm: float | None = None
-        self._told: tuple[float, ...] = ()  # to the device: seed, norm to clip to, divisor
+        self._told: tuple[float, ...] = ()  # to the device: weight, clipping norm, 1 / weights
         self._seed, self.norm, self._factor, self._control = (
             storage.declare(name, shape, Role.STATE)
             for name, shape in (("d_loss", ()), ("norm", ()), ("factor", ()), ("control", (2,)))

@@ -1,10 +1,16 @@
 /* Signals that wait: while a signal is held it is noted, and its handler is not called.
 
+   What cannot wait for the end of a long section: a first request to stop is answered at once, and
+   a second one ends the process.
+
    The caller holds and releases from one thread; a signal may arrive in any thread. */
 #ifndef TOYNN_CRITICAL_H
 #define TOYNN_CRITICAL_H
 
+#include <errno.h>
 #include <signal.h>
+#include <string.h>
+#include <unistd.h>
 
 /* The signals whose handlers raise exceptions in Python programs: Ctrl-C, requests to end, timeouts. */
 static const int tn_signals[] = {SIGINT, SIGTERM, SIGHUP, SIGALRM, SIGUSR1, SIGUSR2};
@@ -15,10 +21,39 @@ static struct sigaction tn_before[TN_SIGNALS];
 static int tn_held[TN_SIGNALS];
 static volatile sig_atomic_t tn_came[TN_SIGNALS];
 
+/* While a run is to stop by a signal: what the first one writes to stderr, and whether it came. */
+static volatile sig_atomic_t tn_stops, tn_stopping;
+static char tn_text[200];
+static size_t tn_text_size;
+
+/* Have the first signal that asks to stop write a text, and the second end the process. */
+static inline void tn_stop_by_signal(int on, const char* text, size_t size) {
+    tn_stops = 0;
+    tn_stopping = 0;
+    tn_text_size = size < sizeof(tn_text) ? size : sizeof(tn_text);
+    memcpy(tn_text, text, tn_text_size);
+    tn_stops = on;
+}
+
+/* A second SIGHUP is no second request: a shell that ends may repeat its terminal's. */
+static void tn_stop(int number) {
+    const int before = errno;
+    if (!tn_stopping) {
+        tn_stopping = 1;
+        if (write(2, tn_text, tn_text_size) < 0) {}  /* the terminal may be gone */
+    } else if (number != SIGHUP) {
+        signal(number, SIG_DFL);
+        raise(number);
+    }
+    errno = before;
+}
+
 static void tn_note(int number) {
     for (int i = 0; i < TN_SIGNALS; i++)
         if (tn_signals[i] == number)
             tn_came[i] = 1;
+    if (tn_stops && (number == SIGINT || number == SIGTERM || number == SIGHUP))
+        tn_stop(number);
 }
 
 /* Note a signal from now on, by its index. */

@@ -32,6 +32,8 @@ cdef extern from "critical.h" nogil:
     void tn_forget_signals() noexcept
     void tn_restore_handlers() noexcept
     void tn_release_signals() noexcept
+    int tn_stopping
+    void tn_stop_by_signal(bint on, const char* text, size_t size) noexcept
 
 cdef unsigned long _main = threading.main_thread().ident  # the only thread that runs handlers
 cdef int _depth = 0  # sections that the main thread is in
@@ -114,6 +116,19 @@ cdef class Section:
             if self._lock is not None:
                 self._lock.release()
             _leave()
+
+
+def stop_by_signal(bytes text):
+    """Have the first SIGINT, SIGTERM or SIGHUP that waits write a text to stderr, at once.
+
+    A second SIGINT or SIGTERM in the same section ends the process. None: none of that any more.
+    """
+    tn_stop_by_signal(text is not None, text or b"", len(text or b""))
+
+
+def stopping():
+    """Return whether a signal has written the text of stop_by_signal()."""
+    return bool(tn_stopping)
 
 
 def uninterrupted(function):

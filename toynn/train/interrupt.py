@@ -8,6 +8,7 @@ import threading
 import time
 from types import FrameType
 
+from toynn.system import critical
 from toynn.system.critical import uninterrupted
 
 __all__ = ["Interrupt"]
@@ -15,18 +16,20 @@ __all__ = ["Interrupt"]
 SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 )
+TEXT = b"\ntoynn: finishing the step, then saving; once more to stop at once\n"
 HANGUP = getattr(signal, "SIGHUP", None)
 
 
 class Interrupt:
     """While entered, a first SIGINT, SIGTERM or SIGHUP sets ``requested``; the next kills.
 
-    SIGHUP does not: a shell that ends may send it once more after the terminal has. So behind a
-    SIGHUP that would have killed the process, it stays ignored at the end: what a run writes behind
-    its last step comes whole.
-    For the second signal the system's own handler is put back, because one in Python would have
-    to wait until a running program returns. In a thread other than the main one, where Python
-    allows no handlers, nothing is installed. A signal that the parent chose to ignore stays so.
+    A second SIGHUP does not kill: a shell that ends may send it once more after the terminal has.
+    It is ignored after the loop too, so that the run's last files are written whole.
+    For the second signal the system's own handler is put back, because a handler in Python would
+    have to wait until a running program returns. Where both signals come within one critical
+    section, the section's handler in C does the same: see ``critical.stop_by_signal``. In a thread
+    other than the main one, where Python allows no handlers, nothing is installed. A signal that
+    the parent chose to ignore stays so.
     """
 
     def __init__(self) -> None:
@@ -42,6 +45,7 @@ class Interrupt:
             for number in SIGNALS:
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     self._previous[number] = signal.signal(number, self._handle)
+            critical.stop_by_signal(self._answer())
         return self
 
     @uninterrupted
@@ -50,6 +54,8 @@ class Interrupt:
         for number, handler in reversed(self._previous.items()):
             if not (number == HANGUP and self._hung_up and handler == signal.SIG_DFL):
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        if self._previous:
+            critical.stop_by_signal(None)
         self._previous.clear()
 
     @property
@@ -62,11 +68,11 @@ class Interrupt:
         self._hung_up = number == HANGUP
         for each in self._previous:
             signal.signal(each, signal.SIG_IGN if each == HANGUP else signal.SIG_DFL)
-        self._say()
+        if not critical.stopping():
+            # Not print: the signal may have come in the middle of a write to the same stream.
+            with contextlib.suppress(OSError):  # of SIGHUP, the terminal has gone
+                os.write(2, self._answer())
 
-    def _say(self) -> None:
-        # Not print: the signal may have come in the middle of a write to the same stream.
-        if sys.stderr is None:  # descriptor 2 may be a file's
-            return
-        with contextlib.suppress(OSError):  # of SIGHUP, the terminal has gone
-            os.write(2, b"\ntoynn: finishing the step, then saving; once more to stop at once\n")
+    def _answer(self) -> bytes:
+        """Return what the first signal writes; nothing where descriptor 2 may be a file's."""
+        return b"" if sys.stderr is None else TEXT

@@ -165,7 +165,7 @@ class Loop:
         return evaluate
 
     def _sample(self) -> None:
-        """Let the model write, if it is time; not while a signal waits: resumed, the run does."""
+        """Let the model write, if it is time; after a stop request the resumed run does it."""
         if self.result.sample_due and not self._interrupt.requested:
             self.result.sample_due = not self.on_sample()
 

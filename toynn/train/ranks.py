@@ -2,8 +2,8 @@
 
 Micro-batch j of an update is that of rank j mod n: all ranks draw the same batches in the same
 order, and each trains on its own. Their gradients are added up, in the order of the ranks, before
-they are clipped; so the update is the same on each of them, and so are the weights. A signal that
-one of them gets is one for all, once all know of it: at the end of a step.
+they are clipped; so the update is the same on each of them, and so are the weights. A signal
+to any rank stops all ranks, at the end of the step.
 """
 
 import time
@@ -47,9 +47,8 @@ class SharedInterrupt(Interrupt):
         super()._handle(number, frame)
         self.heard, self.requested, self.number = number, False, None
 
-    def _say(self) -> None:
-        if self._group.rank == 0:
-            super()._say()
+    def _answer(self) -> bytes:
+        return super()._answer() if self._group.rank == 0 else b""
 
     def agree(self, number: int) -> None:
         """Take note of the signal that any rank got; 0: none."""

@@ -9,8 +9,8 @@ tokenizer that has changed finds nothing. A folder is filled under a temporary n
 a whole, or not at all. Nobody removes one: that is for whoever needs the room.
 
 Every column is compared with its SHA-256 when it is opened. A damaged folder is made again, and
-that is said. A column ``ids`` of LARGE bytes and more is compared by a thread: the first check of
-the data waits for it, which comes before the first evaluation. Damage is then an error, since
+that is said. A column ``ids`` of LARGE bytes and more is compared in a thread. The first check of
+the data, before the first evaluation, waits for that thread. Damage is then an error, since
 batches may have been drawn already. Later checks tell whether a file was written to.
 """
 

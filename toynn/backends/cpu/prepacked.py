@@ -64,7 +64,7 @@ def key_of(launch: Launch, prepack: str) -> Key | None:
 
 
 def _rows_that_gain(form: int) -> int:
-    """Return up to how many rows of x prepacking saves some 5 % of a product, or more.
+    """Return the most rows of x at which prepacking still saves about 5 % of a product.
 
     Packing is work for each weight, a product for each weight and row: the faster it multiplies,
     the more rows (docs/performance.md, 5).
