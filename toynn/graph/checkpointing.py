@@ -50,7 +50,7 @@ def repeated(nodes: Sequence[Node]) -> tuple[list[Node], dict[Tensor, Tensor]]:
 
 
 def cheap(makers: Iterable[Node], reader: Node) -> list[Node]:
-    """Return nodes that make for a reader, at little cost beside its own, what the makers made."""
+    """Return nodes that recompute the makers' outputs, where that is cheap beside the reader."""
     recomputed = [
         maker.op.recompute(maker)
         for maker in makers
