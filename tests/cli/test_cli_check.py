@@ -135,7 +135,7 @@ def test_pairs_are_shown_cut_and_by_what_becomes_of_them(here, capsys):
     assert "-- pairs.jsonl:1, chosen: 13 characters, + 4 made likelier --\n" in out
     assert "-- pairs.jsonl:2, rejected: 14 characters, + 5 made less likely --\n" in out
     assert "with loss --" not in out
-    assert main(["check", "--data", "chat.jsonl", "-m", "m.gguf", "--seq", "5"]) == 0
+    assert main(["check", "--data", "chat.jsonl", "-m", "m.gguf", "--seq", "5"]) == 2
     first = capsys.readouterr().out.partition("-- chat.jsonl:1: ")[2].splitlines()
     assert first[0].startswith("6 of ") and "+ 0 with loss" in first[0]
     assert first[2].startswith("-- chat.jsonl:2")
@@ -191,3 +191,19 @@ def test_a_histogram_has_every_length_once():
     assert sum(counts) == len(lengths) and max(map(len, rows)) <= 78 and len(rows) <= 12
     assert "9,000" in rows[-1] and rows[-1].endswith("cut by --seq")
     assert not rows[0].endswith("cut by --seq")
+
+
+@pytest.mark.parametrize(
+    ("row", "more", "said"),
+    [
+        ({"prompt": "a" * 99, "completion": "b"}, ["--seq", "8"], "no row has a token to learn"),
+        ({"messages": [{"role": "user", "content": "a"}]}, [], "no row has a token to learn"),
+        ("a short text", ["--seq", "64"], "it is too short for two windows at --seq 64"),
+    ],
+)
+def test_data_that_training_refuses_as_a_whole(here, row, more, said, capsys):
+    """Each row can be read, and nothing of them is left to learn."""
+    path = here / ("bad.txt" if isinstance(row, str) else "bad.jsonl")
+    path.write_text(row if isinstance(row, str) else "\n".join([json.dumps(row)] * 3))
+    assert main(["check", "--data", str(path), "--model", "m.gguf", *more]) == 2
+    assert said in capsys.readouterr().out

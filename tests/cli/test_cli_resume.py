@@ -515,6 +515,29 @@ def test_no_evaluations(here, tmp_path, capsys):
     assert newest == (out / "model.gguf").read_bytes()
 
 
+@pytest.mark.parametrize(("epochs", "steps", "taken"), [("1", "2", 2), ("0.5", "99", 5)])
+def test_of_epochs_and_steps_what_ends_first_ends_the_run(
+    here, epochs, steps, taken, tmp_path, capsys
+):
+    words = [
+        "train",
+        "from-scratch",
+        *COMMANDS["from-scratch"],
+        "--grad-accum",
+        "1",
+        "--no-packing",
+    ]
+    words += ["--epochs", epochs, "--steps", steps, "--out", str(tmp_path / "run")]
+    assert main(words) == 0
+    said = f"--steps {steps}" if taken == 2 else f"--epochs {epochs}"
+    assert f"the run ends after {said}" in " ".join(capsys.readouterr().out.split())
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(lines[-1])["iteration"] == taken
+    kept = tomllib.loads((tmp_path / "run" / "config.toml").read_text())["train"]
+    assert (kept["steps"], "epochs" in kept) == (taken, taken != 2)
+    assert main(["train", "--resume", str(tmp_path / "run"), "--steps", "7"]) == 0
+
+
 def test_epochs_take_what_is_left(here, tmp_path):
     """18 examples in batches of 2, by 4: updates of 4, 4 and 1 of them."""
     words = [*COMMANDS["from-scratch"], "--epochs", "1", "--grad-accum", "4", "--log-every", "1"]

@@ -129,7 +129,7 @@ def test_long_examples_are_cut_and_what_is_left_without_a_label_is_dropped(tmp_p
     ]
     assert (data.train.cut, data.train.dropped, data.train.labels) == (2, 1, 6)
     assert data.notes[0].endswith(
-        "train.jsonl: 2 examples, 6 tokens to learn; 2 were cut to 7 tokens; "
+        "train.jsonl: 2 examples, 6 tokens to learn; 2 were cut to 6 tokens; "
         "1 were dropped: nothing to learn was left in them"
     )
     assert data.notes[1].endswith("valid.jsonl: 1 examples, 2 tokens to learn")

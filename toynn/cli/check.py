@@ -70,10 +70,12 @@ class _Found:
     repeats: dict[str, tuple[Repeats, Repeats]]  # by part: the same rows, the same words
     leaks: dict[str, tuple[Repeats, Repeats]]  # by held-out part: whole rows, prompts
     cuts: dict[str, Cut]
+    empty: tuple[str, ...] = ()  # parts of which nothing is left to learn: training refuses them
 
     @property
-    def refused(self) -> int:
-        return sum(part.refused for part in self.parts.values())
+    def refused(self) -> bool:
+        """Whether training would stop at it."""
+        return bool(self.empty) or any(part.refused for part in self.parts.values())
 
     @property
     def doubtful(self) -> bool:
@@ -86,7 +88,7 @@ class _Found:
 
 
 def run(arguments: Namespace) -> int:
-    """Print what was found; return 2 where rows are refused, 1 where --strict has a doubt."""
+    """Print what was found; return 2 where training refuses them, 1 where --strict has a doubt."""
     tokenizer = None
     if arguments.model is not None:
         tokenizer = Tokenizer.of(text_model(arguments.model))
@@ -130,7 +132,7 @@ def _looked_at(
         given["progress"] = stack.enter_context(Reading())
         if path.suffix == ".txt" and not path.is_dir():
             text = survey_text(path, encoder, **given)
-            return _text(path, text)
+            return _text(path, text, seq)
         given |= {"mask_prompt": not arguments.no_mask_prompt}
         given |= {"columns": columns_of(arguments.columns)}
         given |= {"bounds": Bounds(arguments.max_line, arguments.max_unpacked)}
@@ -146,7 +148,9 @@ def _looked_at(
             if part.rows
         }
     repeats = {name: (repeated(p.exact), repeated(p.alike)) for name, p in parts.items()}
-    return _Found(path, parts, repeats, _leaks(parts, seq, arguments.seed), cuts)
+    left = {name: len(_kept(part, seq)) for name, part in parts.items() if seq is not None}
+    empty = tuple(name for name, count in left.items() if not count)
+    return _Found(path, parts, repeats, _leaks(parts, seq, arguments.seed), cuts, empty)
 
 
 def _vocabulary(tokenizer: Tokenizer) -> Vocabulary:
@@ -210,12 +214,13 @@ def _shared(found: Sequence[_Found]) -> Iterator[tuple[str, str, Repeats]]:
                 yield str(part.path), str(before.path), repeats
 
 
-def _text(path: Path, text: Survey) -> _Found:
+def _text(path: Path, text: Survey, seq: int | None) -> _Found:
     """Return what there is to say of a text: its rows are lines."""
+    short = seq is not None and text.tokens < 2 * (seq + 1)  # for training and for validation
     before, held = (np.array(rows, np.int64) for rows in held_lines(text))
     leaks = {"last tenth": _between(text, held, before)} if text.rows else {}
     repeats = {"text": (repeated(text.exact), repeated(text.alike))}
-    return _Found(path, {"text": text}, repeats, leaks, {})
+    return _Found(path, {"text": text}, repeats, leaks, {}, ("text",) if short else ())
 
 
 # -- Telling -----------------------------------------------------------------------------------
@@ -267,6 +272,9 @@ def _of_part(
         yield "refused", f"{counted(part.refused, 'row')}, which training stops at; the first:"
         for error in part.errors:
             yield "", error
+    if name in found.empty and not part.refused:
+        why = "it is too short for two windows" if name == "text" else "no row has a token to learn"
+        yield "refused", f"training stops at it: {why}" + (f" at --seq {seq}" if seq else "")
     if name != "text" and part.rows:
         yield "lengths", _measures(part)
     if name in found.cuts:

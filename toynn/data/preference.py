@@ -195,7 +195,7 @@ class PreferenceReader:
         said = f"{path}: {count:,} {'pairs' if paired else 'completions'}, "
         said += f"{facts['labels']:,} tokens of completions"
         if facts["cut"]:
-            said += f"; {facts['cut']:,} were cut to {self.reader.how.seq + 1:,} tokens"
+            said += f"; {facts['cut']:,} were cut to {self.reader.how.seq:,} tokens"
         if facts["dropped"]:
             said += f"; {facts['dropped']:,} were dropped: nothing was left of a completion"
         if not count:

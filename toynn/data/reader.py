@@ -167,7 +167,7 @@ class Reader:
         said = f"{path}: {len(examples):,} examples, {labels:,} tokens to learn"
         if cut:
             end = "the last " if self.how.keep_end else ""
-            said += f"; {cut:,} were cut to {end}{self.how.seq + 1:,} tokens"
+            said += f"; {cut:,} were cut to {end}{self.how.seq:,} tokens"
         if dropped:
             said += f"; {dropped:,} were dropped: nothing to learn was left in them"
         if not len(examples):

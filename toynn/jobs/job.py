@@ -72,6 +72,9 @@ class Job(ABC):
             )
         self.run, self.command = self.take(RunOptions), command
         self.fresh = False  # whether the folder of the run has a name of our own
+        self.limit: int | None = (
+            None  # steps that are given beside epochs: what ends first, ends it
+        )
         self.directory = Directory()  # which relative paths of config.toml are of
         self.beside = Path()  # the folder that the run's is in
         self.files = ExitStack()  # what is open until the recipe is realized

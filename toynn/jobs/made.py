@@ -38,6 +38,8 @@ def made(recipe: str, given: Mapping[str, Any], command: str | None = None) -> J
         typed = ((known[name], value) for name, value in values.items() if value is not None)
         words = [word for option, value in typed for word in option.typed(value)]
         command = shlex.join(["toynn", "train", recipe, *words])
+    both = values.get("steps") is not None and values.get("epochs") is not None
+    limit = values["steps"] if both else None
     config, resume = values.get("config"), values.get("resume")
     if config is not None or resume is not None:
         _, found, directory = read_config(config, resume, recipe, OPTIONS)
@@ -48,6 +50,7 @@ def made(recipe: str, given: Mapping[str, Any], command: str | None = None) -> J
             values |= {name: directory.typed(known[name], values[name]) for name in kept}
         values = found | values
     job = JOBS[recipe](values, command)
+    job.limit = limit
     if resume is not None:
         job.directory = directory
     return job

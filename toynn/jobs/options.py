@@ -39,7 +39,7 @@ class RunOptions:
     GROUP: ClassVar[str] = SAVING
 
     epochs: float | None = option(
-        "train for N passes through the data instead of --steps",
+        "train for N passes through the data; with --steps, until the first of both ends",
         None,
         group="optimization",
         read=real(0, above=True),

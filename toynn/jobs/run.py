@@ -15,7 +15,7 @@ from toynn.errors import ConfigError
 from toynn.jobs.job import Job
 from toynn.jobs.memory import check_fits
 from toynn.optim import AdamW, Schedule
-from toynn.system.printing import duration, fact
+from toynn.system.printing import counted, duration, fact
 from toynn.train import tensorboard
 from toynn.train.checkpoint import Checkpoint
 from toynn.train.folder import RunFolder, Value
@@ -117,12 +117,20 @@ def _resolve(job: Job) -> Checkpoint | None:
 
 
 def _resolve_length(job: Job, begun: Begun) -> int | None:
-    """Fill in the steps of so many epochs; return how many batches they are."""
+    """Fill in the steps of so many epochs, or those that end before; return their batches."""
     epochs, given = job.run.epochs, job.given
     if epochs is None:
         return None
     per_update = job.take(LoopOptions).per_update(begun.ranks)
     given["steps"], batches = length_of(job.per_epoch(), None, epochs, per_update, begun)
+    if job.limit is not None:
+        first = job.limit < given["steps"]
+        ends = f"--steps {job.limit}" if first else f"--epochs {epochs:g}"
+        said = f"--epochs {epochs:g} is {counted(given['steps'], 'step')}, --steps says {job.limit}"
+        print(fact("length", f"{said}: the run ends after {ends}"))
+        if first:
+            given["steps"], batches = job.limit, None
+            given["epochs"] = job.run.epochs = None
     _resolve_warmup(job, begun)
     return batches
 
