@@ -135,7 +135,7 @@ REFUSED = {("warm-start", "--init-from")}
 #: or one of several processes: tests/train/test_ranks.py; or of another model's adapter:
 #: tests/cli/test_cli_strict.py; or that refuses data: tests/data/test_bounds.py.
 ELSEWHERE = ("--resume", "--force-resume", "--on-nonfinite", "--allreduce", "--strict")
-ELSEWHERE += ("--max-line", "--max-unpacked")
+ELSEWHERE += ("--max-line", "--max-unpacked", "--rank-timeout")
 CASES = [
     (name, option.flag)
     for name, job in JOBS.items()

@@ -2,6 +2,7 @@
 
 import sys
 import types
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from toynn.backends import config, threads
 from toynn.distributed import LINKS, Cost, Group, mpi
 from toynn.distributed.launcher import Launch
 from toynn.distributed.sums import Summing
+from toynn.distributed.waits import END, NOTHING, SAY, Wait
 
 
 @pytest.mark.parametrize(
@@ -61,10 +63,53 @@ def test_a_sum_names_the_rank_whose_part_is_not_finite():
     parts = [rng.standard_normal(12).astype(np.float32) for _ in range(3)]
     parts[1][5] = np.inf
     wire = Wire(1, parts)
-    summing = Summing(type("MPI", (), {"IN_PLACE": None}), wire)
+    summing = Summing(type("MPI", (), {"IN_PLACE": None}), wire, nullcontext)
     summing.ordered(parts[1].copy())
     assert summing.culprits == {1}
     np.testing.assert_array_equal(wire.gathered[4:8], ((parts[0] + parts[1]) + parts[2])[4:8])
+
+
+class Sent:
+    """Notes of three ranks: what each has sent lies there for the others."""
+
+    def __init__(self, rank, box):
+        self.rank, self.size, self.box, self.seen = rank, 3, box, 0
+
+    def send(self, number):
+        self.box.append((self.rank, number))
+
+    def come(self):
+        found = [each for each in self.box[self.seen :] if each[0] != self.rank]
+        self.seen = len(self.box)
+        return found
+
+
+def test_a_wait_says_for_whom_and_ends_by_its_own_clock():
+    """Ranks 0 and 2 wait for rank 1. One of them speaks; the other one where it cannot."""
+    now, box = [0.0], [(1, 6)]  # a note of rank 1, of a wait that is over
+    waits = {rank: Wait(Sent(rank, box), 7, 100.0, clock=lambda: now[0]) for rank in (0, 2)}
+
+    def at(seconds):
+        now[0] = seconds
+        return [wait.look() for wait in waits.values()]
+
+    assert at(0.9) == [NOTHING, NOTHING] and len(box) == 1  # a step may take so long
+    assert at(2.0) == [NOTHING, NOTHING] and box[1:] == [(0, 7), (2, 7)]
+    assert at(29.9) == [NOTHING, NOTHING]
+    assert at(30.0) == [SAY, NOTHING]
+    assert waits[0].missing == waits[2].missing == [1]
+    assert at(99.0) == [NOTHING, NOTHING]  # it has been said, by rank 0
+    assert at(100.0) == [END, NOTHING]
+    assert at(110.0) == [END, END]  # rank 0 has stopped since, perhaps
+
+
+def test_a_wait_without_a_limit_does_not_end():
+    now = [0.0]
+    wait = Wait(Sent(2, []), 1, 0.0, clock=lambda: now[0])
+    now[0] = 30.0
+    assert wait.look() == SAY and wait.missing == [0, 1]
+    now[0] = 1e9
+    assert wait.look() == NOTHING
 
 
 def test_the_cost_is_that_of_the_formula():

@@ -140,6 +140,24 @@ def test_one_rank_ends_and_all_stop_and_the_others_go_on(what, words, work, whol
             np.testing.assert_allclose(found[key][-len(values) :], values, 0, limit, err_msg=key)
 
 
+@pytest.mark.parametrize("where", ["stopped", "stopped in sums"])
+def test_a_stopped_rank_is_named_and_ends_all(where, work, tmp_path):
+    """Nobody hears of SIGSTOP, or of a machine that hangs; on a busy machine others are slow."""
+    done = ranked.start(3, "run", work, tmp_path / "run", where)
+    assert done.returncode != 0
+    lines = [line for line in ranked.said(done) if " has waited " in line]
+    said = [line for line in lines if not line.startswith("toynn: error: ")]
+    ended = [line for line in lines if line.startswith("toynn: error: ")]
+    assert said and ended, done.stderr
+    for line in lines:
+        assert re.search(r"rank [02] of 3 .* seconds for .*rank 1 of 3 \(", line), line
+        assert "in a long step, stopped, or on a machine that hangs" in line
+    assert "; after 1 seconds all end" in said[0]
+    assert "all ranks end; go on with" in ended[0]
+    done = ranked.start(1, "run", work, tmp_path / "run", "resumed", "resumed")
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_bad_gradient_is_named_in_the_fast_order_too(work, tmp_path):
     done = ranked.start(3, "run", work, tmp_path / "run", "bad-fast")
     assert done.returncode != 0

@@ -13,8 +13,9 @@ from toynn.distributed.cost import LINKS, Cost
 from toynn.distributed.group import Group
 from toynn.distributed.start import current, init
 from toynn.distributed.sums import ORDERS
+from toynn.distributed.waits import PATIENCE
 
-__all__ = ["LINKS", "ORDERS", "Cost", "Group", "current", "init", "rank", "size"]
+__all__ = ["LINKS", "ORDERS", "PATIENCE", "Cost", "Group", "current", "init", "rank", "size"]
 
 
 def rank() -> int:

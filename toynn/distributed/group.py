@@ -29,6 +29,8 @@ class Group:
     local_cpus: Sequence[frozenset[int]] = ()
     #: number of this rank among those of this machine
     local_rank = 0
+    #: seconds after which all end if a rank does not come; 0: never
+    patience = 0.0
 
     def exchange(self, numbers: Sequence[float]) -> Table:
         """Return the numbers (n,) of all ranks, (size, n)."""

@@ -6,10 +6,12 @@ do. A rank that waits looks for signals; after a while it sleeps and leaves the 
 
 import os
 import sys
+import threading
 import time
 import traceback
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, NoReturn, TypeVar
 
@@ -18,6 +20,7 @@ from numpy.typing import NDArray
 
 from toynn.distributed.group import Group
 from toynn.distributed.sums import ORDERS, Summing
+from toynn.distributed.waits import END, NOTHING, NOTICE, PATIENCE, Notes, Wait
 from toynn.distributed.watch import Watchdog
 from toynn.errors import ConfigError, LifecycleError, RankError
 from toynn.system.printing import print_line
@@ -49,8 +52,13 @@ class Ranks(Group):
         self._ended = ""  # why no rendezvous follows
         self._speaker = 0  # the rank that says it
         self._silent = False  # it has been said
+        self._hint = "what was saved last is whole"
         self._kept: Any = None  # what is on its way while a signal ends the wait for it
-        self._sums = Summing(mpi, comm)
+        self._notes, self._waits = Notes(comm.Dup()), 0
+        #: seconds after which a rank says for whom it waits, and after which all end (0: never)
+        self.notice, self.patience = NOTICE, PATIENCE
+        self._blocked: Wait | None = None
+        self._sums = Summing(mpi, comm, self._watched)
         self.host = mpi.Get_processor_name()
         self.hosts = self.gather(self.host)
         own = _cpus()
@@ -59,6 +67,8 @@ class Ranks(Group):
         self.local_rank = [r for r in range(self.size) if self.hosts[r] == self.host].index(
             self.rank
         )
+        if mpi.Query_thread() == mpi.THREAD_MULTIPLE:  # else nobody can look on
+            threading.Thread(target=self._look_after, daemon=True).start()
         self._hook = sys.excepthook
         sys.excepthook = self._uncaught
 
@@ -66,15 +76,49 @@ class Ranks(Group):
 
     def _wait(self, request: Any) -> None:
         """Wait for a request. Raises RankError where MPI has lost another rank."""
-        start, self._kept = time.perf_counter(), request
+        self._kept, wait = request, self._new_wait()
         try:
             while not request.Test():
-                passed = time.perf_counter() - start
+                passed = wait.passed
                 time.sleep(0 if passed < SPIN else min(passed / 20, NAP))
+                if (told := wait.look()) != NOTHING:
+                    self._say_missing(wait, told)
         except self._mpi.Exception as error:
             self._ended, self._speaker = "a connection is lost", self.rank
             raise RankError(f"{self.name(self.rank)}: MPI has lost another rank: {error}") from None
         self._kept = None
+
+    def _new_wait(self) -> Wait:
+        self._waits += 1
+        return Wait(self._notes, self._waits, self.patience, self.notice)
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Let a thread look after a call of MPI that waits for all ranks."""
+        self._blocked = self._new_wait()
+        try:
+            yield
+        finally:
+            self._blocked = None
+
+    def _look_after(self) -> NoReturn:
+        while True:
+            time.sleep(min(1.0, self.notice))
+            wait = self._blocked
+            if wait is not None and (told := wait.look()) != NOTHING:
+                self._say_missing(wait, told)
+
+    def _say_missing(self, wait: Wait, told: int) -> None:
+        """Say for whom this rank waits; end all processes, if it has waited long enough."""
+        names = ", ".join(map(self.name, wait.missing)) or "nobody: what was sent does not arrive"
+        said = f"{self.name(self.rank)} has waited {wait.passed:,.0f} seconds for {names}"
+        why = "in a long step, stopped, or on a machine that hangs"
+        if told == END:
+            print_line(f"toynn: error: {said}: {why}; all ranks end; {self._hint}")
+            self._watch.end()
+            self._mpi.COMM_WORLD.Abort(2)
+        limit = f"; after {self.patience:,.0f} seconds all end" if self.patience else ""
+        print_line(f"toynn: {said}: {why}{limit}")
 
     def _rendezvous(self, what: str, numbers: Sequence[float] = ()) -> Table:
         """Exchange numbers among ranks that have all come for the same; see the class for errors.
@@ -159,7 +203,8 @@ class Ranks(Group):
         return f"rank {rank} of {self.size} ({self.hosts[rank]})"
 
     def hint(self, what: str) -> None:
-        """Say what helps, where this rank is killed."""
+        """Say what helps, where this rank is killed, or waits for too long."""
+        self._hint = what
         self._watch.hint(what)
 
     def fail(self, error: BaseException, text: str = "") -> str | None:

@@ -9,6 +9,8 @@
 Each array is cut into n pieces, one a rank, of one length but for the last ones.
 """
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from math import isfinite
 from typing import Any
 
@@ -23,10 +25,15 @@ Floats = NDArray[np.float32]
 
 
 class Summing:
-    """Sums over a communicator, each after a rendezvous. It keeps memory for one array."""
+    """Sums over a communicator, each after a rendezvous. It keeps memory for one array.
 
-    def __init__(self, mpi: Any, comm: Any) -> None:
-        self._in_place, self._comm = mpi.IN_PLACE, comm
+    ``watched`` is what each of its calls, which wait for all ranks, stands in.
+    """
+
+    def __init__(
+        self, mpi: Any, comm: Any, watched: Callable[[], AbstractContextManager[object]]
+    ) -> None:
+        self._in_place, self._comm, self._watched = mpi.IN_PLACE, comm, watched
         self._pieces = np.zeros(0, np.float32)
         #: ranks whose parts of sums were not finite, of the parts that this rank has seen
         self.culprits: set[int] = set()
@@ -36,7 +43,8 @@ class Summing:
         with np.errstate(over="ignore", invalid="ignore"):
             if not isfinite(float(values.sum())) and not np.isfinite(values).all():
                 self.culprits.add(self._comm.rank)
-        self._comm.Allreduce(self._in_place, values)
+        with self._watched():
+            self._comm.Allreduce(self._in_place, values)
 
     def ordered(self, values: Floats) -> None:
         """Add in the order of the ranks."""
@@ -49,14 +57,16 @@ class Summing:
             self._pieces = np.empty(size * own, np.float32)
         pieces = self._pieces[: size * own]
         received = [own] * size, [own * r for r in range(size)]
-        self._comm.Alltoallv([values, (counts, begins)], [pieces, received])
+        with self._watched():
+            self._comm.Alltoallv([values, (counts, begins)], [pieces, received])
         total, rows = values[begins[rank] : ends[rank]], pieces.reshape(size, own)
         with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is said later
             np.add(rows[0], rows[1], out=total)
             for row in rows[2:]:
                 np.add(total, row, out=total)
             self._look(rows, total)
-        self._comm.Allgatherv(self._in_place, [values, (counts, begins)])
+        with self._watched():
+            self._comm.Allgatherv(self._in_place, [values, (counts, begins)])
 
     def _look(self, rows: Floats, total: Floats) -> None:
         """Note whose part is not finite, if the sum is not."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from toynn.distributed import ORDERS
+from toynn.distributed import ORDERS, PATIENCE
 from toynn.errors import ConfigError
 from toynn.optim import AdamW, Schedule
 from toynn.options import Option, RecipeOptions, names_of, option, options_of, real, whole
@@ -96,6 +96,14 @@ class RunOptions:
         "ordered",
         group="machine",
         choices=ORDERS,
+    )
+    rank_timeout: float = option(
+        "end all MPI ranks if one is waited for so long (default {default}; 0: never)",
+        PATIENCE,
+        group="machine",
+        read=real(0),
+        metavar="SECONDS",
+        compared=False,
     )
 
     @property

@@ -86,6 +86,7 @@ def carried_out(job: Job) -> Outcome:
         command=job.command,
         report=run.reports,
         allreduce=run.allreduce,
+        rank_timeout=run.rank_timeout,
         **vars(job.take(LoopOptions, batches=batches)),
     )
     with _run_folder(job, found, begun) if group.rank == 0 else nullcontext() as folder:

@@ -106,6 +106,9 @@ class Trainer:
         How gradients of the processes of ``mpiexec`` are added: "ordered", with the same bits on
         every run, or "fast". Rank 0 writes and prints; the micro-batches of an update are dealt to
         all ranks, see ranks.py.
+    rank_timeout
+        Seconds after which all processes end where one is waited for: it is stopped, or its machine
+        hangs. 0: never. The last checkpoint is whole.
     options
         Those of ``LoopOptions``.
 
@@ -143,9 +146,11 @@ class Trainer:
         command: str | None = None,
         report: Collection[str] = ("html",),
         allreduce: str = "ordered",
+        rank_timeout: float = distributed.PATIENCE,
         **options: Any,
     ) -> None:
         group = self.group = distributed.init()
+        group.patience = rank_timeout
         if group.rank:
             folder = resume = None
             progress, on_report, on_best = False, (), lambda: None
