@@ -121,8 +121,7 @@ def run(
         bound.append(np.full(max(1, grids.SCRATCH[kernel](given) // 4), np.nan, np.float32))
     assert all(array.flags.c_contiguous for array in bound)
     for one in grids.passes_of(kernel, signature, given):
-        if 0 not in one.groups:
-            _dispatch(functions[one.function], bound, one, seed or 0)
+        _dispatch(functions[one.function], bound, one, seed or 0)
 
 
 def _dispatch(function: int, bound: list[np.ndarray], one: grids.Pass, seed: int) -> None:

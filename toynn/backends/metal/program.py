@@ -55,7 +55,7 @@ def _plan(launch: Launch) -> Planned:
         )
     signature.check(f"the kernel {launch.kernel}", launch.tensors, launch.sizes, launch.options)
     given = {**launch.sizes, **signature.there(launch.tensors)}
-    passes = [p for p in passes_of(launch.kernel, signature, given) if 0 not in p.groups]
+    passes = passes_of(launch.kernel, signature, given)
     need = SCRATCH[launch.kernel](given) if launch.kernel in SCRATCH else 0
     return Planned(op, launch, signature, given, passes, aligned(need))
 
