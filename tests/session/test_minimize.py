@@ -242,6 +242,24 @@ def test_values_are_copied_when_a_weight_is_declared():
     assert s.changes == 3, "as three uploads"
 
 
+def test_values_that_were_never_uploaded_go_with_the_session():
+    s = Session()
+    s.parameter("w", np.ones(3))
+    s.close()
+    assert not s._first_values
+
+
+def test_a_weight_without_values_is_uploaded_before_the_first_step():
+    s = Session()
+    w, x = s.parameter("w", (2, 2)), s.input("x", (4, 2))
+    loss = ops.cross_entropy(s, ops.linear(s, x, w), s.input("labels", (4,), "i32"))
+    step = s.minimize(loss)
+    with pytest.raises(LifecycleError, match=r"before upload\(w\)"):
+        step(x=CORNERS, labels=XOR)
+    s.upload(w, np.ones((2, 2)))
+    assert step(x=CORNERS, labels=XOR) == pytest.approx(np.log(2)) and step.step_index == 1
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [

@@ -600,6 +600,7 @@ class Session:
             self.backend.wait()
             self._compiled.clear()
             self._recorded.clear()
+            self._first_values.clear()
             self._storage.free()
 
     def __enter__(self) -> "Session":
