@@ -13,9 +13,9 @@ from toynn.numerics.checks import IGNORED
 __all__ = ["IGNORED", "Batch"]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Batch:
-    """One batch: token sequences, packed examples, preferences, or pictures.
+    """One batch, not to be changed: token sequences, packed examples, preferences, or pictures.
 
     The engine checks the arrays. ``Batch.of`` makes one of arrays in the order of the fields.
 

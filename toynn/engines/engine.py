@@ -247,7 +247,7 @@ class Engine(ABC, Generic[C, R]):
 
     def _check_built(self, call: str) -> R:
         """Return the training step; refuse a call that comes before it."""
-        if self._step is None or not self.is_built:
+        if self._step is None or not self._step.tape.sealed:
             raise LifecycleError(f"{type(self).__name__}.{call} before build_training_step()")
         return self._step
 
@@ -315,11 +315,10 @@ class Engine(ABC, Generic[C, R]):
         Raises ShapeError or LabelError for a batch that does not fit; NonFiniteError, weights and
         moments untouched, when a gradient is not finite.
         """
-        step, given = self._fed(Batch.of(batch), hp, train=True)
+        s, (step, given) = self.session, self._fed(Batch.of(batch), hp, train=True)
         if is_first:
-            self.session.reset_moments()
-        weight = float(given.rows) if self.session.pending else 1.0
-        self.session.run("update", weight=weight, tape=step.tape)
+            s.reset_moments()
+        s.run("update", weight=float(given.rows) if s.pending else 1.0, tape=step.tape)
         self.step_index += 1
         return self._loss(step, given)
 

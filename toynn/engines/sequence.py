@@ -165,8 +165,8 @@ class SequenceEngine(FileEngine[C], Generic[C]):
 
         Raises ShapeError for ids that are no whole sequences, or segments that do not fit.
         """
-        arrays = (positions, labels, segments, bounds, wanted)
-        return self.train(Batch.of(seq_ids, *arrays), hp, is_first)
+        batch = Batch(seq_ids, positions, labels, segments, bounds, wanted)
+        return self.train(batch, hp, is_first)
 
     def logits(
         self, ids: ArrayLike, batch: int | None = None, rows: ArrayLike | None = None

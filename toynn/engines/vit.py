@@ -247,7 +247,7 @@ class ViTEngine(Engine[ViTConfig, Pass]):
         labels: int (B,), -100 where a picture does not count, or dense float (B, classes); of one
         picture a number, or dense (classes,).
         """
-        return self.train(Batch.of(image, cls_idx, labels), hp, is_first)
+        return self.train(Batch(image, cls_idx, labels), hp, is_first)
 
     def logits(self, images: ArrayLike, cls_idx: ArrayLike | None = None) -> NDArray[np.float32]:
         """Return logits (B, classes) of any number of pictures; of one picture (1, classes)."""

@@ -34,7 +34,7 @@ class SequenceRecipe(Recipe[E]):
 
         ``more``: segments; of preferences bounds and wanted, too.
         """
-        return self.train(Batch.of(seq_ids, positions, labels, *more), hp, is_first)
+        return self.train(Batch(seq_ids, positions, labels, *more), hp, is_first)
 
     def save(
         self, path: str | PathLike[str], outtype: str = "f32", *, overwrite: bool = False

@@ -52,7 +52,7 @@ class VitTiny(Recipe[ViTEngine]):
         is_first: bool,
     ) -> float:
         """Train on one batch; return its loss before the update. See ViTEngine.step."""
-        return self.train(Batch.of(image, cls_idx, labels), hp, is_first)
+        return self.train(Batch(image, cls_idx, labels), hp, is_first)
 
     def save(self, path: str | PathLike[str], *, overwrite: bool = False) -> None:
         """Write the model as a safetensors file, by timm's names. See ViTEngine.save."""
