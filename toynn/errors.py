@@ -1,4 +1,4 @@
-"""The few kinds of error. Each message says what, where, expected, got, and what to do."""
+"""The kinds of error. Each message says what, where, expected, got, and what to do."""
 
 __all__ = [
     "AdapterError",

@@ -1,4 +1,4 @@
-"""What an option is, and the options that every recipe takes.
+"""Options: one field of a dataclass each, and those that every recipe takes.
 
 An option is one field of a dataclass, declared by ``option``: its help, its name where that is not
 the field's, what it may be, its default. From the field follow the flag of the command line with

@@ -1,4 +1,4 @@
-"""What this build is and what it runs on."""
+"""The build and the machine: what ``toynn config`` prints."""
 
 import platform
 from collections.abc import Collection

@@ -1,4 +1,4 @@
-"""What a backend must offer, and the plain data with which it is asked.
+"""The protocol of a backend, and the plain data that it gets.
 
 A backend knows no tape. The session hands it *launches*: a kernel's name, where its tensors are
 stored, its sizes and options by name, in the order in which they run. What a backend does with

@@ -1,4 +1,4 @@
-"""How many threads: the one place that decides it.
+"""The number of threads: the one place that decides it.
 
 In order: the session's own number (``n_threads``), ``set_num_threads``, TOYNN_NUM_THREADS,
 OMP_NUM_THREADS, the physical cores that this process may use, or its share of those where several

@@ -1,4 +1,4 @@
-"""Errors and warnings in one line each, with nothing that a terminal would obey."""
+"""Errors and warnings in one line each, without terminal control codes."""
 
 import warnings
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What ``toynn generate`` and ``toynn chat`` share: the model, how tokens are drawn, the flags."""
+"""The flags of ``toynn generate`` and ``toynn chat``: the model and the sampling."""
 
 import time
 from argparse import ArgumentParser, Namespace

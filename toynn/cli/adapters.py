@@ -1,4 +1,4 @@
-"""``toynn fuse`` and ``toynn export``: what to do with an adapter or a model that is trained."""
+"""``toynn fuse`` and ``toynn export``: write a trained adapter or model in other formats."""
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator

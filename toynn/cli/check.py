@@ -1,4 +1,4 @@
-"""``toynn check --data D --model M``: what training would make of data, before it is started."""
+"""``toynn check --data D --model M``: check data as training would read them."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""``toynn completion bash``: what the Tab key finishes, as a script that the shell reads once.
+"""``toynn completion bash``: Tab completion, as a script that the shell reads once.
 
     eval "$(toynn completion bash)"          in ~/.bashrc; zsh in ~/.zshrc
 

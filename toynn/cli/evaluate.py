@@ -1,4 +1,4 @@
-"""``toynn eval``: how good a model is on a text, on examples, on questions; beside another."""
+"""``toynn eval``: a model's perplexity, loss, accuracy, and divergence from another."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""``toynn info PATH``: what a file or folder holds, and the memory that training it would need."""
+"""``toynn info PATH``: the contents of a file or folder, and the memory that training it takes."""
 
 from argparse import Namespace
 from pathlib import Path

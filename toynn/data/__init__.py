@@ -1,1 +1,1 @@
-"""Training data: where text comes from and how it becomes batches. Knows nothing of models."""
+"""Training data: from files to batches. Knows nothing of models."""

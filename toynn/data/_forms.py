@@ -1,4 +1,4 @@
-"""Forms of examples that other programs write, as those that toynn reads.
+"""Example formats of other programs, converted to toynn's.
 
     Alpaca     instruction, input, output                        prompt, completion
     ShareGPT   conversations: [{from, value}, ...], system       messages

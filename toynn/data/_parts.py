@@ -1,4 +1,4 @@
-"""What every source of pictures becomes: pictures that can be had at any size, and labels."""
+"""Sources of pictures: pictures at any size, and labels."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

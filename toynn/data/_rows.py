@@ -1,4 +1,4 @@
-"""Lines of JSON: each an object, in one of three forms; what is none is named by file and line."""
+"""Lines of JSON: objects of three forms; errors name file and line."""
 
 import json
 from collections.abc import Iterator, Mapping

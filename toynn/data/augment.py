@@ -1,4 +1,4 @@
-"""Changes to training pictures that leave their classes as they are."""
+"""Augmentation: changes to training pictures that keep their classes."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,4 +1,4 @@
-"""What one step is fed, whatever the recipe: the same object from the data to the engine."""
+"""The batch: one object from the data to the engine, for every recipe."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field

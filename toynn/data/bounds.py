@@ -1,4 +1,4 @@
-"""How much a file of rows may ask for: the bytes of a line, and those that it unpacks to.
+"""Limits of a file of rows: bytes of a line, packed and unpacked.
 
 A few megabytes of .gz can be one line of many gigabytes. What is beyond a bound is an error once so
 much has been read, and takes no more memory than the bound.

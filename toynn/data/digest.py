@@ -1,4 +1,4 @@
-"""What tells whether files are still the same: a SHA-256 of their bytes."""
+"""Digests that tell whether files are still the same: SHA-256 of their bytes."""
 
 import hashlib
 import os

@@ -1,4 +1,4 @@
-"""A text of many documents, and windows of it that do not look from one into another.
+"""A text of many documents, in windows that do not see from one document into another.
 
 A window is T tokens of the text wherever it begins, as in text.py; but each document in it is a
 segment: attention stays within, positions count from 0, and the token after its last one is no

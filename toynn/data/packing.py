@@ -1,4 +1,4 @@
-"""Examples packed into rows of T tokens: best fit, so that little room is left over.
+"""Examples packed into rows of T tokens: best fit, so that rows are nearly full.
 
 Longest first, each example goes into the row with the least room that has enough for it. Of few
 examples, where one row too many is a large share, rows are filled one after the other as well, each

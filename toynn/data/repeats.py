@@ -1,4 +1,4 @@
-"""Rows that come again: within data, and in both of two parts; and how --seq cuts and packs."""
+"""Repeated rows, within data and across parts; and what --seq cuts and packs."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple

@@ -1,4 +1,4 @@
-"""Tokens of several arrays, one behind another, as if they were one; nothing is copied.
+"""Tokens of several arrays as one array, without copies.
 
 A window that begins in one array goes on in the next, so batches are those of one array that has
 all of them: what a corpus was cut into changes nothing.

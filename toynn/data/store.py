@@ -1,4 +1,4 @@
-"""Where tokens go once a text has become tokens: into memory, or, elsewhere, onto the disk.
+"""Stores of tokens: in memory, or on the disk.
 
 A store is asked for what a file becomes: it calls ``fill`` to make it, unless it has it. It also
 returns what it has mapped of it: files that must stay as they are.

@@ -1,4 +1,4 @@
-"""A text in UTF-8, block by block, so that one as large as the disk takes no memory."""
+"""A text in UTF-8, block by block: even one as large as the disk takes no memory."""
 
 import codecs
 import hashlib

@@ -1,4 +1,4 @@
-"""What is in a file of rows: forms, fields, lengths, hashes of what is said, rows that are none.
+"""A survey of a file of rows: forms, fields, lengths, hashes, refused rows.
 
 A file is gone through once, row by row; 48 bytes of each row are kept, 64 of a pair. Rows are read
 and become tokens as training reads them; one that training would refuse is counted, and the next

@@ -1,4 +1,4 @@
-"""What is in one long text: its tokens, and lines that come again."""
+"""A survey of one long text: its tokens and its repeated lines."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A long text as tokens, in two parts: to train on, and its end, to evaluate on.
+"""A long text as tokens, in two parts: one to train on, and its end to evaluate on.
 
 It is read in blocks, and what it becomes goes into a store: a text as large as the disk takes no
 memory where the store is on the disk. A .bin file is tokens already, and is mapped.

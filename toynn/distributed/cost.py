@@ -1,4 +1,4 @@
-"""What training on several machines costs: a model of the time of a step.
+"""The cost of training on several machines: a model of the time of a step.
 
     T(n) = T_1 + S(n)                       n machines, one rank on each; T_1: a step's own work
     S(n) = 2 (n - 1) / n  b / w + 2 (n - 1) a + b m

@@ -1,4 +1,4 @@
-"""What started this process: mpiexec says it in environment variables, before any MPI is loaded."""
+"""The launcher of this process: mpiexec sets environment variables before any MPI is loaded."""
 
 import os
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""mpi4py, which is an extra: loaded when there is a group to join, or something to say of it."""
+"""mpi4py, an extra: loaded when a process joins a group, or describes its MPI."""
 
 import atexit
 import shutil

@@ -1,4 +1,4 @@
-"""Joining the other processes, once a process; what is wrong before that is said by one of them."""
+"""Join the other ranks, once per process; one rank reports an error before that."""
 
 import atexit
 import os

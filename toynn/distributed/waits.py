@@ -1,4 +1,4 @@
-"""A wait for other ranks: for whom, said after a while; and an end, if it takes too long.
+"""Waits for other ranks: a message after a while, and an end after too long.
 
 A rank that waits for longer than a second tells the others, by a note. Ranks that send none are
 those that are waited for: in a long step, stopped, or on a machine that hangs. The first of the

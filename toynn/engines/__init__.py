@@ -1,4 +1,4 @@
-"""Engines: what is around any model. Life cycle, training step, decoding, files, adapters."""
+"""Engines: all around a model. Life cycle, training step, decoding, files, adapters."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What every engine does, whatever it reads: weights by name, and the tapes over them.
+"""The engine of any model: weights by name, and tapes over them.
 
 A model says which weights it has, how they start, and what its forward pass is; this class declares
 them, records the step around the pass (backward, AdamW), runs it, and hands weights and gradients

@@ -1,4 +1,4 @@
-"""An engine whose weights come from a file, and go into one.
+"""An engine whose weights are read from a file, or written to one.
 
 They are read, dequantized and trained (``from_file``); or they stay in the file, frozen
 and mapped, with adapters beside them (weights.py, adapters.py). What a file says of its model is

@@ -1,4 +1,4 @@
-"""A packed batch: examples one behind another, checked, and as long as a tape has room for."""
+"""A packed batch: examples one behind another, checked, and padded to the length of a tape."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Pictures, token rows and labels, from the forms in which users have them to those of a tape."""
+"""Pictures, token rows and labels, from the users' forms to those of a tape."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The principal part of a matrix as an adapter's A and B: where PiSSA begins.
+"""The principal part of a matrix as an adapter's A and B: the start of PiSSA.
 
     W = U S V^T      s B0 A0 = U_r S_r V_r^T:  A0 = sqrt(S_r / s) V_r^T,  B0 = U_r sqrt(S_r / s)
 

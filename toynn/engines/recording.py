@@ -1,4 +1,4 @@
-"""The tapes of a sequence engine: a batch's loss, around a model's forward pass, and its logits."""
+"""The tapes of a sequence engine: the loss of a batch, and logits."""
 
 from dataclasses import dataclass, replace
 from typing import Any, Protocol

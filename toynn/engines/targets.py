@@ -1,4 +1,4 @@
-"""Which matrices of a model get an adapter, and what each adapter is like."""
+"""The matrices of a model that get an adapter, and the options of adapters."""
 
 import re
 from argparse import ArgumentTypeError

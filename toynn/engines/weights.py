@@ -1,4 +1,4 @@
-"""Where the weights of an engine come from: memory of its own, or a file that stays mapped.
+"""The weights of an engine: in memory of its own, or in a file that stays mapped.
 
 OwnWeights are float32, and trained, but for those that the model freezes. FileWeights are stored
 frozen in a GGUF file, and are multiplied by in the type that they have: no float32 copy of a matrix

@@ -1,4 +1,4 @@
-"""How good a model is: perplexity, distance from another, accuracy, and an adapter for lm-eval.
+"""Evaluation: perplexity, divergence from another model, accuracy, and a model for lm-eval.
 
     engine = toynn.engines.frozen(file)
     perplexity(engine, tokenizer.encode_array(text), 512, bos)  # llama-perplexity's figure

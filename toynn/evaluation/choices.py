@@ -1,4 +1,4 @@
-"""Multiple choice: the answer that a model finds the likeliest.
+"""Multiple choice: the answer that a model finds likeliest.
 
     score(choice) = sum of log p over the choice's tokens, behind the question
     length-normalized: that, divided by the number of its characters

@@ -1,4 +1,4 @@
-"""How far a model is from another: the Kullback-Leibler divergence of what they expect.
+"""The Kullback-Leibler divergence of a model's expectations from another model's.
 
     KL = sum_v p(v) (log p(v) - log q(v))      p: the base's probabilities, q: the model's
 

@@ -1,4 +1,4 @@
-"""What a model gives each token of a text: -log p(token | those before it), in nats.
+"""Scores of a text's tokens: -log p(token | those before it), in nats.
 
     log p(v) = z[v] - max(z) - log sum_u exp(z[u] - max(z))      z: the logits, in float64
 

@@ -1,4 +1,4 @@
-"""What changes a disk, one function for each: tests replace them, to let each of them fail once.
+"""Every change of a disk, one function each: tests replace them to let each one fail.
 
 Temporaries are ours alone: a name that nobody can guess, of a file that did not exist, and a lock
 that its process holds until it ends, however it ends. So what a killed process left can be told

@@ -1,4 +1,4 @@
-"""Folders, and files that belong together: all of them new, or all of them as they were."""
+"""Folders, and files that belong together: all of them new, or all as they were."""
 
 import contextlib
 import errno

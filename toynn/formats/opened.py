@@ -1,4 +1,4 @@
-"""What an open model is, in whichever format: entered and left, and looked through."""
+"""An open model of either format, as a context manager, searched for NaN and infinity."""
 
 from abc import ABC, abstractmethod
 from types import TracebackType

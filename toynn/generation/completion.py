@@ -1,4 +1,4 @@
-"""A model's answer as a text: up to a token that ends it, a text that does, or its length.
+"""A model's completion as a text: up to a token or text that ends it, or to its length.
 
 complete(engine, tokenizer, "Once upon a time", max_tokens=50, stop=["The end"]).text
 complete(engine, tokenizer, [{"role": "user", "content": "Hello"}]).text

@@ -1,4 +1,4 @@
-"""Which token comes next: a draw from what a model expects, once some of it is left out.
+"""Sampling of the next token: temperature, top-k, top-p, min-p and penalties.
 
     penalty     logit <- logit / c where logit > 0, else logit c     for tokens that came lately
     p = softmax(logits / temperature)    over the tokens that top_k, top_p and min_p leave

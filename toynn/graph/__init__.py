@@ -1,1 +1,1 @@
-"""What a step is: its tape, its gradients, what is recomputed, and where everything is stored."""
+"""A training step: its tape, gradients, recomputation, and memory plan."""

@@ -1,4 +1,4 @@
-"""From a recorded tape to what a backend runs: places for tensors, launches for nodes."""
+"""From a recorded tape to a backend's program: places of tensors, launches of nodes."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field

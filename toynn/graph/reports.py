@@ -1,4 +1,4 @@
-"""What a session says about itself: the memory of a step before it runs, its time after."""
+"""Reports of a session: the memory of a step before it runs, its time after."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""What the letters of a kernel's signature stand for at a node: found from the node's tensors.
+"""The sizes of a node: the letters of a signature, solved from the node's tensors.
 
     rmsnorm.forward   y[N C]; r[N] <- x[N C] w[C]        x (256, 576), w (576,): N = 256, C = 576
 

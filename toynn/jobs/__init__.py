@@ -1,4 +1,4 @@
-"""Jobs: what a run is. Its data, its model, its options, its evaluation, and what it writes.
+"""Jobs: a run's data, model, options, evaluation, and the files that it writes.
 
     job = made("gpt2", {"data": "book.txt", "steps": 1000, "out": "runs/book"})
     outcome = carried_out(job)                  outcome.result, outcome.path, outcome.job.recipe

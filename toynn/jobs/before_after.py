@@ -1,4 +1,4 @@
-"""What an adapter changes, on held-out prompts: expected, before and after, greedy."""
+"""The effect of an adapter on held-out prompts: greedy texts before and after."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""config.toml: the options of a run, which go on with it, or with another, behind those given.
+"""config.toml: options of a run, for the options that are not given.
 
     [run]               recipe = "gpt2"; directory: relative paths are of it; version is not read
     [train]             options by name: steps = 1500, lr = 0.003, flip = true

@@ -1,4 +1,4 @@
-"""The working directory that a run was first started in, which its relative paths are of.
+"""The working directory of a run's first start, to which its paths are relative.
 
 config.toml keeps it, as run.directory, and paths as they were typed: a run is resumed, and its
 configuration is used, from any folder.

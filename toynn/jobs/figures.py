@@ -1,4 +1,4 @@
-"""How good a model is on a file: on a text, on examples, on questions; beside another model."""
+"""Figures of a model: on a text, on examples, on questions, beside another model."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""A job: a run of one recipe, as its options say; run.py calls it, in this order.
+"""A job: a run of one recipe by its options; run.py calls it, in this order.
 
 resolve     fill in what was not given, refuse what contradicts itself
 read        the data, and the model that is started from

@@ -1,4 +1,4 @@
-"""Every recipe's job, made of values that come from Python or a config.toml."""
+"""Make the job of any recipe from values of Python or a config.toml."""
 
 import shlex
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What a run will need of memory, before any of it is taken."""
+"""The memory that a run will need, before any of it is taken."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a model of text is measured by while it is trained, beside its loss: an item of each.
+"""Metrics of a text model besides the loss, during training: one item for each.
 
 An item stands behind the batches to evaluate on, and counts as so many rows.
 """

@@ -1,4 +1,4 @@
-"""The options of a job: those of its bundles, with its own defaults and words in their help."""
+"""The options of a job: those of its bundles, with the job's defaults and help."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

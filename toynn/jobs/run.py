@@ -1,4 +1,4 @@
-"""Carry out a job: from data to a trained model in a run folder, the same for every recipe."""
+"""Carry out a job: from data to a trained model in a run folder, for every recipe."""
 
 import shlex
 import time

@@ -1,4 +1,4 @@
-"""What the recipes of text share: data through a tokenizer, and what a model makes of it."""
+"""Jobs on texts: data through a tokenizer, and samples of the model."""
 
 from abc import abstractmethod
 from argparse import ArgumentTypeError

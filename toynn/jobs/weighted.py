@@ -1,4 +1,4 @@
-"""PATH:WEIGHT: of adapters that are added up, of data that are mixed."""
+"""PATH:WEIGHT, for adapters that are added up and data that are mixed."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Models: an architecture is one file, in which all stands that there is to know of it.
+"""Models: one file for all that toynn knows of an architecture.
 
 What an architecture of GGUF files needs to work everywhere is that its file is imported, which
 ``register``s it: `docs/adding-a-model.md` says how one is written.

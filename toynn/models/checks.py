@@ -1,4 +1,4 @@
-"""Checks of configurations, which those of all architectures share; each raises ConfigError."""
+"""Checks of configurations that all architectures share; each raises ConfigError."""
 
 from math import isfinite
 from numbers import Integral

@@ -1,4 +1,4 @@
-"""What is read of a model's file: its hyper-parameters, each checked, and its table of tensors."""
+"""Hyper-parameters of a model's file, each checked, and its tensors."""
 
 from collections.abc import Mapping
 from math import isfinite

@@ -1,4 +1,4 @@
-"""Mixtures of experts: a Llama whose blocks have many MLPs, of which each token uses a few.
+"""Mixtures of experts: a Llama whose blocks have many MLPs; each token uses a few.
 
     p = softmax(W_router n)                                 n = rmsnorm(x)
     x += sum_j w_j W_down,e_j (silu(W_gate,e_j n) * W_up,e_j n)     e_1 .. e_k the k largest of p

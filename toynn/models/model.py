@@ -1,4 +1,4 @@
-"""What every model says of itself, whatever it reads."""
+"""What every model declares, whatever it reads."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable

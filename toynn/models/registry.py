@@ -1,4 +1,4 @@
-"""The architectures that there are: each is registered by its own file, and nowhere else."""
+"""The registry of architectures: each file registers its own."""
 
 from typing import Any
 

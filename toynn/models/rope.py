@@ -1,4 +1,4 @@
-"""RoPE's frequencies, and what files say of them: their base, and how they are stretched.
+"""RoPE's frequencies: their base, and how files stretch them.
 
     f[i] = base^(-2i/R)                       a head of R channels rotates pair i by position f[i]
     llama3:  f[i] / factors[i]                one for each pair

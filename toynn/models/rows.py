@@ -1,4 +1,4 @@
-"""Rows that the tables of Llama and the architectures close to it have alike."""
+"""Table rows that Llama and its close relatives share."""
 
 from toynn.models.table import Row, by_width, matrix, table
 

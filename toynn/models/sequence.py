@@ -1,4 +1,4 @@
-"""What a model of token sequences says of itself: its keys, its names, its forward pass."""
+"""A model of token sequences: its keys, its names, its forward pass."""
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping

@@ -1,4 +1,4 @@
-"""A model's weights as a table: what each is called, here and elsewhere, its shape, its start.
+"""A model's weights as a table: names, shapes, initial values.
 
     matrix("blk.{n}.attn_q", "Q C", "model.layers.{n}.self_attn.q_proj", std=0.02, bias="qkv_bias")
     norm("output_norm", "C", "model.norm")

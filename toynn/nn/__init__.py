@@ -1,4 +1,4 @@
-"""What a model's forward pass is written with, recorded on a session."""
+"""Layers, with which models record their forward pass."""
 
 from toynn.nn.caches import Caches
 from toynn.nn.layers import Dropout, Layers

@@ -1,4 +1,4 @@
-"""What a model remembers of a sequence from one run to the next."""
+"""Caches of a sequence from one run to the next."""
 
 from dataclasses import dataclass, field
 

@@ -1,4 +1,4 @@
-"""Layers: what a model's forward pass is written with.
+"""Layers: the vocabulary of a model's forward pass.
 
 A forward pass names its weights, and says what is done with them. Whether they are trained, frozen,
 mapped or rounded, whether a matrix has an adapter, whether keys and values are kept for what comes

@@ -1,4 +1,4 @@
-"""What numbers are and may be: types of elements, precision of products, checks of values.
+"""Numbers: types of elements, precision of products, checks of values.
 
 dtypes     the types of a tensor's elements, quantized ones among them
 precision  how exact matrix products are, in PyTorch's words

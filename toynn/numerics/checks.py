@@ -1,4 +1,4 @@
-"""Checks of what is declared and uploaded: no kernel meets a bad shape, id or label."""
+"""Checks of declared and uploaded values: no kernel gets a bad shape, id or label."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

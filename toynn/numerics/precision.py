@@ -1,4 +1,4 @@
-"""How exact matrix products are, in PyTorch's words."""
+"""The precision of matrix products, in PyTorch's words."""
 
 from toynn.errors import ConfigError
 

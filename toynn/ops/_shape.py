@@ -1,4 +1,4 @@
-"""What the recording functions have in common: shape rules, counts, handles."""
+"""Helpers of the recording functions: shape rules, counts, handles."""
 
 from collections.abc import Callable, Mapping
 from math import prod

@@ -1,4 +1,4 @@
-"""DoRA: the norms of what an adapter makes of a matrix, and magnitudes in their place."""
+"""DoRA: norms of adapted matrices, and trained magnitudes in their place."""
 
 from toynn.graph.autograd import Backward
 from toynn.graph.tape import Node, Op, Tensor

@@ -1,4 +1,4 @@
-"""Dropout, whose mask is computed and never stored."""
+"""Dropout, with a mask that is computed and never stored."""
 
 import numpy as np
 

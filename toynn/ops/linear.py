@@ -1,4 +1,4 @@
-"""What multiplies by a matrix of weights, or looks rows up in one."""
+"""Products by a weight matrix, and lookups of its rows."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The loss: of logits, or of what the head makes logits of, a chunk of rows at a time."""
+"""The loss: of logits, or of the head's input, a chunk of rows at a time."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Losses of preferences: of each token, summed over completions, and what is made of the sums."""
+"""Preference losses: token losses, summed over completions, and losses of the sums."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What looks at one row at a time: softmax, norms, RoPE, class tokens."""
+"""Ops on one row at a time: softmax, norms, RoPE, class tokens."""
 
 from toynn.graph.tape import Op, Tensor
 from toynn.ops._shape import EXP, Recorder, Sizes, by_names, flops, itself, matrix, require

@@ -1,4 +1,4 @@
-"""What every recipe offers: an engine, its training step once it is built, and its files."""
+"""The base of recipes: an engine, its training step, and its files."""
 
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager

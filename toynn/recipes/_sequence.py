@@ -1,4 +1,4 @@
-"""What every recipe for token sequences offers: the step, and the model."""
+"""The base of recipes for token sequences: the step and the model."""
 
 from os import PathLike
 from pathlib import Path

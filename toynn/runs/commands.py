@@ -1,4 +1,4 @@
-"""How to go on with a run: commands for its folder, by what is in it."""
+"""Commands that go on with a run, by the files in its folder."""
 
 import shlex
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""HTML from plain texts: whatever they hold, they stay texts.
+"""HTML from plain texts, escaped.
 
     tag("td", name, class_="name")      <td class="name">&lt;script&gt;</td>
 

@@ -1,4 +1,4 @@
-"""report.html: what was run, its curves, what it wrote, what it took, and how to go on.
+"""report.html: a run's options, curves, samples and costs, and commands to go on.
 
 One page, which opens from the disk: its style and pictures are in it, it has no scripts, and its
 policy forbids it to load anything.

@@ -1,4 +1,4 @@
-"""A run's folder, read: what any run leaves there, whole or not."""
+"""A run folder, read, complete or not."""
 
 import json
 import tomllib

@@ -1,4 +1,4 @@
-"""All inputs of a step in one compiled call, where the backend has such a call."""
+"""All inputs of a step in one compiled call, if the backend has one."""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""What training keeps from run to run: gradients, moments, and the micro-batches so far.
+"""Training state between runs: gradients, moments, and micro-batches so far.
 
 Each micro-batch is run with d_loss = its weight, so that its gradients are added to those before
 it as they are; the update divides by the sum of the weights, as it reads them.

@@ -1,4 +1,4 @@
-"""What is printed: texts made safe, times and sizes in short, streams that may be lost."""
+"""Printed texts: made safe, times and sizes in short, streams that may be lost."""
 
 import contextlib
 import io

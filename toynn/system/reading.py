@@ -1,4 +1,4 @@
-"""Opening what is to be read: files that end, and nothing that would wait or never stop.
+"""Opening files to read: files that end, and nothing that would block.
 
 What stays mapped is also watched: see ``Unchanged``.
 """

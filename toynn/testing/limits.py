@@ -1,4 +1,4 @@
-"""What this machine can do at best, measured, and which of it binds a kernel: the roofline.
+"""The limits of this machine, measured, and the limit that binds a kernel: the roofline.
 
 A kernel that does F flops on arrays of N bytes takes at least F / (rate of multiply-adds) and at
 least N / (rate of memory); the larger of the two is its limit. Source: Williams, Waterman &

@@ -1,4 +1,4 @@
-"""Does a backend compute what the CPU does on this machine: its kernels, a step of each recipe."""
+"""A self-test of a backend against the CPU: its kernels, and a step of each recipe."""
 
 import time
 from collections.abc import Callable, Iterator

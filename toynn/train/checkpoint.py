@@ -1,4 +1,4 @@
-"""checkpoint-<step>/: all that a run needs to go on with the same bits.
+"""checkpoint-<step>/: all that a run needs to resume with the same bits.
 
     model.safetensors       the trained weights; of adapters, adapter.safetensors
     optimizer.safetensors   both moments of each, and gradients of micro-batches that wait

@@ -1,4 +1,4 @@
-"""How good a classifier is: loss, accuracy, and which classes it takes for which."""
+"""The quality of a classifier: loss, accuracy, and a confusion matrix."""
 
 import warnings
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What has changed since a run was started: configuration, data, base; each by its name."""
+"""Differences from a saved run: configuration, data, base, by name."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""Batches from a source, and where in it training stands.
+"""Batches from a source, and the position of training in it.
 
 A source is an iterator. One that training can resume from has a ``state``, plain values that JSON
 holds: once it is set again, the same batches follow. A source may end; a step that gathers

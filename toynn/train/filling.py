@@ -1,4 +1,4 @@
-"""How well batches of examples fill the room that they have."""
+"""How full batches of examples are."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,4 +1,4 @@
-"""One run per folder: a lock that goes with its process, however that ends."""
+"""One run per folder: a lock that ends with its process, however that ends."""
 
 import contextlib
 import fcntl

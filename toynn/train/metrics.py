@@ -1,4 +1,4 @@
-"""What a run reports about itself: one record per report, its file of JSON lines, its plot."""
+"""Reports of a run: one record each, the file of JSON lines, the plot."""
 
 import io
 import json

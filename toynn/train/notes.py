@@ -1,4 +1,4 @@
-"""What a run notes for its report: run.json, beside what metrics.jsonl and config.toml say.
+"""Notes of a run for its report: run.json, beside metrics.jsonl and config.toml.
 
 Commands and machine are noted when it begins, memory, time by op and how it ended when it ends. It
 is written at both moments: a run that is killed has the first.

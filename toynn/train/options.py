@@ -1,4 +1,4 @@
-"""How long a run takes, how often it does what, and what it came to."""
+"""The loop's options (length, intervals, metrics), and the result of a run."""
 
 import math
 from collections.abc import Mapping

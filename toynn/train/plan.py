@@ -1,4 +1,4 @@
-"""What a Trainer is told, made into what the loop takes: batches, how long, at which rates."""
+"""The plan of a Trainer: batches, length, and learning rates, as the loop takes them."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass

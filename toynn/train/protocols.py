@@ -1,4 +1,4 @@
-"""What the loop needs of a recipe and its optimizer: anything that has it will do."""
+"""The protocols of a recipe and its optimizer, as the loop needs them."""
 
 from typing import Protocol
 

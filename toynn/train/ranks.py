@@ -1,4 +1,4 @@
-"""The training loop where several processes train together: what differs from one that is alone.
+"""The training loop of several processes: its differences from one process.
 
 Micro-batch j of an update is that of rank j mod n: all ranks draw the same batches in the same
 order, and each trains on its own. Their gradients are added up, in the order of the ranks, before

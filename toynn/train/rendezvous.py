@@ -1,4 +1,4 @@
-"""Before the first step of several processes: they must be alike, and start from the same state.
+"""Before the first step of several processes: check that they are alike, share the state.
 
 agree       version, instruction set, configuration, hashes of files, the first batch: all alike
 share       the weights and moments of rank 0, on all ranks

@@ -1,4 +1,4 @@
-"""Tokens on the disk, made once: what a text became with a tokenizer, mapped by every run after.
+"""Cached tokens on the disk, made once and mapped by every later run.
 
     tokens/<name>-<key>/
         table.json      what it was made of, how many numbers each column has, and its SHA-256

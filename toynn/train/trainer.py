@@ -1,4 +1,4 @@
-"""A run: the loop around a recipe, with what it leaves in a folder.
+"""The Trainer: the loop around a recipe, and its run folder.
 
     trainer = Trainer(recipe, data, steps=1000, lr=3e-4, folder="runs/mine", save_every=100)
     result = trainer.fit()                      or: for report in trainer: ...

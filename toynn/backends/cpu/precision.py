@@ -1,4 +1,4 @@
-"""What each precision of matrix products multiplies in on this CPU, and which "auto" stands for."""
+"""The arithmetic of each precision of matrix products on this CPU, and the choice of "auto"."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Squares of gradients, summed where a product stores them, for the norm of all.
+"""Squares of gradients, summed while a product stores them, for the norm of all gradients.
 
 The norm would read each gradient from memory once more. What a product has summed counts as long as
 nobody has changed the gradients since: neither the host (ranks, a checkpoint, a reset) nor another

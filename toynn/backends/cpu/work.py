@@ -1,4 +1,4 @@
-"""How many threads a kernel's work is worth."""
+"""The number of threads that a kernel's work is worth."""
 
 __all__ = ["seconds", "worth"]
 

@@ -1,4 +1,4 @@
-"""What kernels of the device are given: buffers and structs of arguments, made from signatures.
+"""Arguments of the device's kernels: buffers and structs, made from signatures.
 
     struct RmsnormForward { uint N; uint C; float eps; uint accumulate;
                             enum { y, r, x, w, args, scratch }; };

@@ -1,4 +1,4 @@
-"""The device as a backend: what a session asks for, by the protocol."""
+"""The Metal device as a backend: the protocol that a session uses."""
 
 import logging
 import mmap

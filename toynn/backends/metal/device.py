@@ -1,4 +1,4 @@
-"""The device of a session: its memory, its shaders, and the runs that are on their way to it."""
+"""The device of a session: its memory, its shaders, and its runs in flight."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

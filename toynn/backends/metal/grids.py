@@ -1,4 +1,4 @@
-"""How many threads each kernel of the device is given, and in how many passes it runs."""
+"""The grid of each kernel on the device: threads and passes."""
 
 from collections.abc import Callable, Mapping
 from math import prod

@@ -1,4 +1,4 @@
-"""A mixture of experts: who goes where, and the product of each expert with its rows."""
+"""A mixture of experts: routing of rows, and the product of each expert with its rows."""
 
 from itertools import pairwise
 

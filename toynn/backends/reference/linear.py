@@ -1,4 +1,4 @@
-"""Products with a matrix of weights, and rows looked up in one."""
+"""Products with a weight matrix, and lookups of its rows."""
 
 import numpy as np
 

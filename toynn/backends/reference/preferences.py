@@ -1,4 +1,4 @@
-"""Losses of preferences, and the sums of token losses that they are of."""
+"""Preference losses, and the sums of token losses that they need."""
 
 import numpy as np
 

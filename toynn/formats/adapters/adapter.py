@@ -1,4 +1,4 @@
-"""What an adapter is, whatever file it came from, and the model that it is for."""
+"""An adapter, whatever file it came from, and its base model."""
 
 import math
 import os

@@ -1,4 +1,4 @@
-"""Whether an adapter is for a base model: by names, shapes, and which model that is."""
+"""Checks that an adapter fits a base model: names, shapes, and identity."""
 
 import os
 

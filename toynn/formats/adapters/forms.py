@@ -1,4 +1,4 @@
-"""Which of the two forms of an adapter can hold what, and why not."""
+"""The two formats of adapters: which can hold what, and why not."""
 
 from collections.abc import Iterable
 

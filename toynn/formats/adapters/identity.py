@@ -1,4 +1,4 @@
-"""Which model an adapter is of: what all copies of a model share, in whatever types they are.
+"""The identity of an adapter's model: what all copies of a model share, in any type.
 
     adapter.base.norms       how many gains the norms have, and 64 of them, as float32
     adapter.base.tokenizer   check sums of the texts of some tokens, and how far apart their ids are

@@ -1,4 +1,4 @@
-"""MXFP4 as Hugging Face's folders have it: blocks and scales, in two tensors; GGUF has one.
+"""MXFP4 in Hugging Face's folders: blocks and scales in two tensors; GGUF has one.
 
     there    ..._blocks (..., G, 16) and ..._scales (..., G): byte j has elements 2 j and 2 j + 1
     GGUF     rows of G blocks of 17 bytes: the scale, then 16 of which byte j has j and j + 16

@@ -1,4 +1,4 @@
-"""Weights that a folder of Hugging Face cuts in other pieces than a GGUF file: those of experts.
+"""Expert weights, which a Hugging Face folder cuts in other pieces than a GGUF file.
 
     blk.{n}.ffn_gate_exps (E, F, C) is
     model.layers.{n}.mlp.experts.{e}.gate_proj                     E weights (F, C), or

@@ -1,4 +1,4 @@
-"""The process that runs chat templates, and may die of them: `python -I chat_child.py`.
+"""The process that runs chat templates, and may crash: `python -I chat_child.py`.
 
 It reads requests from stdin and writes answers to stdout, as frames: 8 bytes of length, JSON. It
 imports Jinja and nothing of toynn, so that it starts quickly, and limits itself: a template that

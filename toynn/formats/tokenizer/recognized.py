@@ -1,7 +1,7 @@
-"""Which of llama.cpp's names is that of the way in which a tokenizer.json cuts texts.
+"""The pre-tokenizer of a tokenizer.json, by llama.cpp's name for it.
 
-The pieces of a text decide, not the spelling of expressions: of the kinds that toynn knows, that
-which cuts a text of all sorts of characters into the same pieces.
+The pieces of a text decide, not the regular expression: of the kinds that toynn knows, the kind
+that cuts a text of many sorts of characters into the same pieces.
 """
 
 import json

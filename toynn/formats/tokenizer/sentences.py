@@ -1,4 +1,4 @@
-"""tokenizer.model: what SentencePiece's own file says, by its library and its wire format."""
+"""tokenizer.model: the file of SentencePiece, by its library and its wire format."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
