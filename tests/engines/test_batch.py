@@ -7,11 +7,12 @@ from llamas import draw, make
 from lora_bases import write_base
 
 from toynn import AdamW, RecipeOptions
-from toynn.data.batch import Batch
+from toynn.data.batch import IGNORED, Batch
 from toynn.data.image_batches import LaterBatch
 from toynn.engines import PreferenceOptions
 from toynn.errors import ShapeError
 from toynn.recipes import Preference
+from toynn.train import Trainer
 
 HP = AdamW.for_lora().hp_for_step(0)
 
@@ -41,6 +42,83 @@ def test_whole_or_array_by_array_it_is_the_same_step():
     assert whole.evaluate(tuple(batch)) == apart.evaluate(batch)  # as batches of one's own are
     assert whole.train(tuple(batch), HP, False) == apart.train(batch, HP, False)
     assert whole.step_index == whole.engine.step_index == 2
+
+
+def test_a_pair_and_a_mapping_are_batches():
+    ids = np.array([[5, 6, 7, 8], [1, 2, 3, 3]])
+    mask = np.array([[1, 1, 1, 1], [1, 1, 1, 0]])
+    pair = Batch.of((ids[:, :-1], ids[:, 1:]))
+    assert pair.inputs.tolist() == [5, 6, 7, 1, 2, 3] and pair.labels.tolist() == [6, 7, 8, 2, 3, 3]
+    assert pair.positions is None
+    named = Batch.of({"input_ids": torch_like(ids), "attention_mask": mask, "labels": None})
+    assert named.inputs.tolist() == ids.ravel().tolist()
+    assert named.labels.tolist() == [6, 7, 8, -100, 2, 3, -100, -100]
+    masked = Batch.of({"input_ids": ids, "labels": np.where(ids < 7, -100, ids)})
+    assert masked.labels.tolist() == [-100, 7, 8, -100, -100, -100, -100, -100]
+    alone = Batch.of({"input_ids": ids[0], "position_ids": [3, 4, 5, 6]})
+    assert alone.positions.tolist() == [3, 4, 5, 6] and alone.labels.tolist() == [6, 7, 8, -100]
+
+
+def torch_like(values):
+    """What is an array only by the protocol, as a tensor of PyTorch is."""
+
+    class Tensor:
+        def __array__(self, dtype=None, copy=None):
+            return np.array(values, dtype)
+
+    return Tensor()
+
+
+@pytest.mark.parametrize(
+    ("batch", "error", "message"),
+    [
+        ("text", TypeError, "expected a batch; got str. For example Batch"),
+        ({"ids": [1]}, TypeError, "got dict with 'ids'. For example"),
+        ({"input_ids": [1], "token_type_ids": [0]}, TypeError, "'token_type_ids'"),
+        ({"input_ids": ["a"]}, TypeError, "expected a batch; got dict"),
+        (([1, 2],), TypeError, "got tuple of 1: list"),
+        (("a", "b"), TypeError, "got tuple of 2: str, str"),
+        (([1, [2]], [1]), TypeError, "got tuple of 2: list, list"),
+        (None, TypeError, "got NoneType"),
+        (7, TypeError, "got int"),
+        ({"input_ids": [1, 2], "labels": [1]}, ShapeError, r"input_ids \(2,\), labels \(1,\)"),
+        ({"input_ids": [[1, 2]], "attention_mask": [[0, 1]]}, ShapeError, "pad on the right"),
+    ],
+)
+def test_what_is_no_batch_is_told_what_is_one(batch, error, message):
+    with pytest.raises(error, match=message):
+        Batch.of(batch)
+
+
+def test_the_trainer_takes_pairs_and_mappings():
+    rng = np.random.default_rng(0)
+    ids, labels = draw(rng, 2)
+    rows = [each.reshape(2, -1) for each in (ids, labels)]
+    whole = [Batch(ids, None, labels)]
+    named = {"input_ids": rows[0], "labels": np.insert(rows[1], 0, -100, axis=1)[:, :-1]}
+    losses = []
+    for data in (whole, [tuple(whole[0])], [tuple(rows)], iter([tuple(rows)] * 3), Loader(rows)):
+        trainer = Trainer(make(batch=2), data, steps=3, valid=[tuple(rows)], progress=False)
+        losses.append((trainer.fit().train_loss, trainer.result.val_loss))
+    assert len(set(losses)) == 1
+    result = Trainer(make(batch=2), [named], steps=1, progress=False).fit()
+    followed = rows[1][:, :-1]  # the last token of a row is followed by none
+    assert result.trained_tokens == np.count_nonzero(followed != IGNORED)
+    for data in ("text", 7, {"input_ids": ids}):
+        with pytest.raises(TypeError, match="data: expected a Dataset, a list or an iterator"):
+            Trainer(make(batch=2), data, steps=1)
+    with pytest.raises(TypeError, match="expected a batch; got str"):
+        Trainer(make(batch=2), ["text"], steps=1, progress=False).fit()
+
+
+class Loader:
+    """What can only be iterated over, as PyTorch's DataLoader."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __iter__(self):
+        return iter([tuple(self.rows)] * 3)
 
 
 def test_a_later_batch_is_read_when_an_engine_looks_at_it():

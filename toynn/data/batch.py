@@ -1,6 +1,6 @@
 """The batch: one object from the data to the engine, for every recipe."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -8,9 +8,33 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from toynn.errors import ShapeError
 from toynn.numerics.checks import IGNORED
 
 __all__ = ["IGNORED", "Batch"]
+
+#: PyTorch's names of what a batch of tokens has.
+NAMES = ("input_ids", "labels", "attention_mask", "position_ids")
+
+
+def _flat(array: Any) -> Any:
+    """Return whole numbers of a table (B, T) as one row; all else as it is."""
+    whole = array is not None and array.ndim == 2 and array.dtype.kind in "iub"
+    return array.reshape(-1) if whole else array
+
+
+def _expected(got: Any) -> str:
+    """Return what is said of something that is no batch."""
+    said = f"{type(got).__name__}"
+    if isinstance(got, Mapping):
+        said += f" with {', '.join(map(repr, list(got)[:6]))}"
+    elif isinstance(got, tuple | list):
+        said += f" of {len(got)}: {', '.join(type(each).__name__ for each in got[:6])}"
+    return (
+        f"expected a batch; got {said}. For example Batch(ids[:-1], None, ids[1:]) of "
+        f"toynn.data.batch, a pair of such arrays (inputs, labels), or "
+        f'{{"input_ids": ids, "labels": ids, "attention_mask": mask}}, each (B, T)'
+    )
 
 
 @dataclass(eq=False)
@@ -54,11 +78,60 @@ class Batch:
 
     @classmethod
     def of(cls, batch: "Batch | ArrayLike | Iterable[Any]", *arrays: ArrayLike | None) -> "Batch":
-        """Return a batch as it is; or one of arrays, in the order of the fields, or in a tuple."""
+        """Return a batch as it is; or one of arrays, in the order of the fields, or in a tuple.
+
+        Two arrays are inputs and labels. A mapping has PyTorch's names: input_ids and labels,
+        (B, T) or (T,), where labels are *not* shifted (without them, input_ids are), and perhaps
+        attention_mask, which is 0 behind the tokens of a row, and position_ids.
+
+        Raises TypeError, with an example, for what is none of these, ShapeError for shapes that
+        differ, and padding before tokens.
+        """
         if isinstance(batch, Batch):
             return batch
-        given: Any = (batch, *arrays) if arrays else batch
-        return cls(*(None if each is None else np.asarray(each) for each in given))
+        if arrays:  # the engine says what is wrong with them
+            given: Any = (batch, *arrays)
+            return cls(*(None if each is None else np.asarray(each) for each in given))
+        if isinstance(batch, Mapping):
+            return cls._named(batch)
+        given = batch
+        if not isinstance(given, tuple | list) or not 2 <= len(given) <= 6:
+            raise TypeError(_expected(given))
+        try:
+            found = [None if each is None else np.asarray(each) for each in given]
+        except ValueError as error:
+            raise TypeError(_expected(given)) from error
+        if any(each is not None and each.dtype.kind not in "iufb" for each in found):
+            raise TypeError(_expected(given))
+        if len(found) == 2:
+            found.insert(1, None)
+        return cls(*(_flat(each) for each in found))
+
+    @classmethod
+    def _named(cls, batch: Mapping[str, Any]) -> "Batch":
+        """Return a batch of arrays that have PyTorch's names."""
+        unknown = [name for name in batch if name not in NAMES]
+        if "input_ids" not in batch or unknown:
+            raise TypeError(_expected(batch))
+        arrays = {name: np.asarray(value) for name, value in batch.items() if value is not None}
+        ids = arrays["input_ids"]
+        if any(each.dtype.kind not in "iub" for each in arrays.values()):
+            raise TypeError(_expected(batch))
+        if ids.ndim not in (1, 2) or any(each.shape != ids.shape for each in arrays.values()):
+            shapes = ", ".join(f"{name} {each.shape}" for name, each in arrays.items())
+            raise ShapeError(f"batch: expected arrays of one shape, (B, T) or (T,); got {shapes}")
+        following = np.full(ids.shape, IGNORED, np.int32)
+        following[..., :-1] = arrays.get("labels", ids)[..., 1:]
+        mask = arrays.get("attention_mask")
+        if mask is not None:
+            if (np.diff(mask.astype(np.int8), axis=-1) > 0).any():
+                raise ShapeError(
+                    "batch: attention_mask: expected padding behind the tokens of a row; got some "
+                    "before them: pad on the right"
+                )
+            following[..., :-1][mask[..., 1:] == 0] = IGNORED
+        positions = arrays.get("position_ids")
+        return cls(_flat(ids), None if positions is None else _flat(positions), _flat(following))
 
     def __iter__(self) -> Iterator[Any]:
         """Yield inputs, positions, labels; and segments, bounds, wanted, as far as there are."""

@@ -11,9 +11,18 @@ from typing import Any
 from toynn.data.batch import IGNORED, Batch
 from toynn.errors import CheckpointError, DataError
 
-__all__ = ["Cycle", "Feed"]
+__all__ = ["Cycle", "Feed", "made"]
 
 MAX_EMPTY_BATCHES = 1000  # in a row: by then the data, not chance, is to blame
+
+
+def made(batch: Any) -> Batch:
+    """Return a batch, or what else says how many rows count; of tuples and mappings, a batch.
+
+    Raises TypeError for what is none.
+    """
+    known: Batch = batch if hasattr(batch, "rows") else Batch.of(batch)
+    return known
 
 
 class Feed:
@@ -54,6 +63,7 @@ class Feed:
             batch = next(self._source, None)
             if batch is None:
                 return None
+            batch = made(batch)
             self._drawn += 1
             if batch.rows:
                 return batch

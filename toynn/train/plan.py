@@ -1,6 +1,6 @@
 """The plan of a Trainer: batches, length, and learning rates, as the loop takes them."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from math import ceil
 from typing import Any
@@ -17,7 +17,7 @@ from toynn.optim import AdamW
 from toynn.optim.schedule import Schedule, usual_warmup
 from toynn.options import compared
 from toynn.train.checkpoint import Checkpoint
-from toynn.train.feed import Cycle
+from toynn.train.feed import Cycle, made
 from toynn.train.options import LoopOptions
 
 __all__ = [
@@ -110,14 +110,22 @@ def source_of(
     valid: Iterable[Batch] | None,
     seed: int,
 ) -> tuple[Iterator[Batch], Iterable[Batch]]:
-    """Return training batches, and those to evaluate on."""
+    """Return training batches, and those to evaluate on. Raises TypeError for what is none."""
+    if isinstance(valid, list | tuple):
+        valid = [made(batch) for batch in valid]
     if isinstance(data, Dataset | PreferenceData | Mixture):
         rows = data.rows_for(recipe.engine.t_batch, recipe.engine.t_seq)
         own: Iterable[Batch] = data.valid_batches(rows, EVAL_BATCHES)
         return data.batches(rows, seed), own if valid is None else valid
     if isinstance(data, list):
         data = Cycle(data)
-    return data, () if valid is None else valid
+    if hasattr(data, "__next__"):
+        return data, () if valid is None else valid
+    if not isinstance(data, Iterable) or isinstance(data, Mapping | str):
+        raise TypeError(
+            f"data: expected a Dataset, a list or an iterator of batches; got {type(data).__name__}"
+        )
+    return iter(data), () if valid is None else valid
 
 
 def begun_with(group: Group, found: Checkpoint | None) -> Begun:
