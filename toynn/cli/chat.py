@@ -85,7 +85,7 @@ def _system(given: str) -> str:
     try:
         return read_bytes(path).decode().removesuffix("\n")
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: expected UTF-8; byte {error.start} is none") from None
+        raise DataError(f"{path}: expected UTF-8; byte {error.start} is not") from None
 
 
 def _ask(prompt: str) -> str | None:

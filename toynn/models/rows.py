@@ -7,7 +7,7 @@ __all__ = ["EMBEDDING", "MLP", "OUTPUT", "QKV"]
 _STD = 0.02  # of embeddings and head
 _LAYER = "model.layers.{n}"
 
-#: The table of embeddings; a donor's is seen through a lens.
+#: The table of embeddings; a donor's stands behind an input projection.
 EMBEDDING: tuple[Row, ...] = (
     table("token_embd", "V E", "model.embed_tokens", std=_STD, frozen="donor"),
     matrix("lens.proj", "C E", std=by_width, when="donor"),

@@ -67,7 +67,7 @@ class Donor:
             return None
         if kind == "gpt2":
             return byte_letters()
-        if kind == "llama":  # a byte has a token of its own only where no letter is spelled so
+        if kind == "llama":  # a byte has a token of its own only if no letter is written so
             known = set(self._texts())
             letters = ["\N{LOWER ONE EIGHTH BLOCK}" if b == 32 else chr(b) for b in range(128)]
             letters += [""] * 128

@@ -304,7 +304,7 @@ class Session:
         adamw, known = AdamW.for_lora(), ("beta1", "beta2", "eps", "weight_decay")
         for name, value in hyperparameters.items():
             if name not in known:
-                raise ConfigError(f"minimize: {name!r} is none of lr, {', '.join(known)}")
+                raise ConfigError(f"minimize: expected lr, {', '.join(known)}; got {name!r}")
             setattr(adamw, name, value)
         schedule = lr if callable(lr) else None
         adamw.lr = lr(0) if callable(lr) else lr

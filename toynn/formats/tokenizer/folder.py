@@ -273,7 +273,7 @@ class FolderKeys:
             try:
                 return read_bytes(path).decode()
             except UnicodeDecodeError as error:
-                raise DataError(f"{path}: expected UTF-8; byte {error.start} is none") from None
+                raise DataError(f"{path}: expected UTF-8; byte {error.start} is not") from None
         found = self._config.get("chat_template")
         if isinstance(found, list):
             if not all(isinstance(e, dict) and isinstance(e.get("name"), str) for e in found):
