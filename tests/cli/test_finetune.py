@@ -145,8 +145,62 @@ def test_what_is_refused(files, tmp_path):
     ):
         with pytest.raises((ConfigError, DataError), match=message):
             toynn.finetune(model, data, tmp_path / "run", quiet=True, **flags)
-    for rows in ([{"prompt": "a"}], {3: 0.5}, 7):
+    with pytest.raises(DataError, match=r"rows-\w+\.jsonl:1: expected text, prompt and completion"):
+        toynn.finetune(model, [{"prompt": "a"}], tmp_path / "run", quiet=True)
+    for rows in ([3], {3: 0.5}, 7):
         with pytest.raises(ConfigError, match="data: expected a path, several in a list, or a m"):
             toynn.finetune(model, rows, tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()
     assert "finetune" in dir(toynn) and toynn.Run
+
+
+class Loaded:
+    """Rows as a datasets.Dataset gives them: by number, or one after the other."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        return self.rows[index]
+
+    def __iter__(self):
+        return iter(self.rows)
+
+
+def test_rows_are_data(run, files, tmp_path):
+    rows = [json.loads(line) for line in (files / "rows.jsonl").read_text().splitlines()]
+    model, saved = files / "base.gguf", []
+    flags = FLAGS | {"targets": ["attention", "down"]}
+    for name, given in {
+        "list": {"rows": rows},
+        "iterator": {"rows": iter(rows)},
+        "data": {"data": rows},
+        "dataset": {"data": Loaded(rows)},
+    }.items():
+        made = toynn.finetune(model, out=tmp_path / name, quiet=True, **given, **flags)
+        saved.append((made.path / "adapter.gguf").read_bytes())
+    assert len({*saved, (run.path / "adapter.gguf").read_bytes()}) == 1
+    (kept,) = tmp_path.glob("rows-*.jsonl")
+    assert [json.loads(line) for line in kept.read_text().splitlines()] == rows
+    toynn.finetune(model, kept, quiet=True, resume=made.path, steps=62)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ({"rows": []}, DataError, "expected at least one; got none"),
+        ({"rows": [{"text": "a"}, "b"]}, ConfigError, "row 2: expected a mapping, such as"),
+        ({"rows": [{"text": {1, 2}}]}, DataError, "row 1: not JSON"),
+        ({"rows": [{"text": float("nan")}]}, DataError, "row 1: not JSON"),
+        ({"rows": [{"text": "\ud800"}]}, DataError, "not UTF-8"),
+        ({"rows": [{"text": "a"}], "data": "b"}, ConfigError, "data or rows, one of the two"),
+        ({}, ConfigError, "data or rows, one of the two"),
+    ],
+)
+def test_rows_that_are_none(files, tmp_path, given, error, message):
+    with pytest.raises(error, match=message):
+        toynn.finetune(files / "base.gguf", out=tmp_path / "run", quiet=True, **given, **FLAGS)
+    assert not list(tmp_path.iterdir())

@@ -11,14 +11,16 @@ import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from hashlib import sha256
 from html import escape
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
 from toynn.engines import SequenceEngine
-from toynn.errors import ConfigError
+from toynn.errors import ConfigError, DataError
 from toynn.formats.adapters import Adapter
+from toynn.formats.files import write_atomically
 from toynn.formats.tokenizer import Tokenizer
 from toynn.generation.completion import complete
 from toynn.jobs.figures import figures
@@ -31,6 +33,7 @@ from toynn.train.options import Result
 __all__ = ["Run", "finetune"]
 
 StrPath = str | PathLike[str]
+Rows = Iterable[Mapping[str, Any]]
 
 
 class Run:
@@ -119,9 +122,10 @@ class Run:
 
 def finetune(
     model: StrPath,
-    data: StrPath | Sequence[StrPath] | Mapping[StrPath, float],
+    data: StrPath | Sequence[StrPath] | Mapping[StrPath, float] | Rows | None = None,
     out: StrPath | None = None,
     *,
+    rows: Rows | None = None,
     quiet: bool = False,
     **options: Any,
 ) -> Run:
@@ -133,7 +137,11 @@ def finetune(
         A GGUF file, or a folder in Hugging Face's format.
     data
         A .jsonl file, a folder with train.jsonl, a table or a text: what `--data` takes. Several
-        in a list, or in a mapping to their weights: shares of the rows.
+        in a list, or in a mapping to their weights: shares of the rows. Or rows.
+    rows
+        In place of ``data``: mappings with the fields of a line of a .jsonl file, in a list, from
+        an iterator, or a ``datasets.Dataset``. They are kept beside the run's folder, as
+        rows-<hash>.jsonl, so that the run can be resumed.
     out
         The run's folder, a new one; by default runs/lora-<date>-<time>.
     quiet
@@ -147,25 +155,65 @@ def finetune(
     command calls an error: DataError, GGUFError, AdapterError, NonFiniteError, KeyboardInterrupt
     where it was stopped before the first step.
     """
-    given = {"model": fspath(model), "data": _sources(data), **options}
+    if (data is None) == (rows is None):
+        raise ConfigError("finetune: give data or rows, one of the two")
+    beside = Path("runs") if out is None else Path(out).parent
+    named = _sources(data, beside) if rows is None else [_kept(rows, beside)]
+    given = {"model": fspath(model), "data": named, **options}
     given |= {"out": fspath(out)} if out is not None else {}
     with _silence() if quiet else lenient():
         return Run(carried_out(made("lora", given)))
 
 
-def _sources(data: StrPath | Sequence[StrPath] | Mapping[StrPath, float]) -> list[str]:
-    """Return data as they are typed. Raises ConfigError for what is no path."""
+def _sources(data: Any, beside: Path) -> list[str]:
+    """Return data as they are typed; rows in a file beside the run. Raises ConfigError for others.
+
+    Raises DataError for rows that are not JSON.
+    """
     if isinstance(data, str | PathLike):
         return [fspath(data)]
     weights = data if isinstance(data, Mapping) else {}
     paths = list(data) if isinstance(data, Iterable) else [data]
+    if paths and isinstance(paths[0], Mapping):
+        return [_kept(paths, beside)]
     for path in paths:
         if not isinstance(path, str | PathLike):
             raise ConfigError(
                 "finetune: data: expected a path, several in a list, or a mapping of paths to "
-                f"weights; got {type(path).__name__}: {path!r:.60} (write rows as a .jsonl file)"
+                f"weights; or rows, which are mappings; got {type(path).__name__}: {path!r:.60}"
             )
     return [f"{fspath(path)}:{weights[path]}" if weights else fspath(path) for path in paths]
+
+
+def _kept(rows: Rows, beside: Path) -> str:
+    """Return the file that rows are written to: by what they say, so that alike rows share one.
+
+    Raises ConfigError for what is no row, DataError for a row that is not JSON, or no room.
+    """
+    lines = []
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, Mapping):
+            raise ConfigError(
+                f"finetune: rows: row {number}: expected a mapping, such as "
+                f'{{"prompt": "...", "completion": "..."}}; got {type(row).__name__}: {row!r:.60}'
+            )
+        try:
+            lines.append(json.dumps(dict(row), ensure_ascii=False, allow_nan=False) + "\n")
+        except (TypeError, ValueError, RecursionError) as error:
+            raise DataError(f"finetune: rows: row {number}: not JSON: {error}") from error
+    if not lines:
+        raise DataError("finetune: rows: expected at least one; got none")
+    try:
+        content = "".join(lines).encode()
+        path = beside / f"rows-{sha256(content).hexdigest()[:16]}.jsonl"
+        beside.mkdir(parents=True, exist_ok=True)
+    except UnicodeEncodeError as error:
+        raise DataError(f"finetune: rows: not UTF-8: {error}") from error
+    except OSError as error:
+        raise DataError(f"finetune: rows: {beside}: cannot write: {error.strerror}") from error
+    if not path.exists():
+        write_atomically(path, content, DataError)
+    return str(path)
 
 
 @contextlib.contextmanager
