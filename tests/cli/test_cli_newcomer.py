@@ -38,6 +38,8 @@ SMALL = ["--steps", "4", "--warmup", "1", "--batch", "2", "--seq", "8", "--data"
         (["train", "vit", "--skip_unreadable"], "(did you mean --skip-unreadable?)"),
         (["train", "gpt2", "--batchsize", "3"], "--batchsize (did you mean --batch?)"),
         (["train", "gpt2", "--xyzzy"], "unrecognized arguments: --xyzzy (see"),
+        (["train", "gpt2", "--measure", "loss"], "--measure (did you mean --metric?)"),
+        (["train", "lora", "--b-rate=4"], "--b-rate (did you mean --loraplus-lr-ratio?)"),
         (["trian", "lora"], "; did you mean train?"),
         (["train", "loar"], "; did you mean lora?"),
         (["train", "gpt2", "--lr-schedule", "cosin"], "; did you mean cosine?"),

@@ -134,6 +134,7 @@ def test_what_is_refused(files, tmp_path):
     model, data = files / "base.gguf", files / "rows.jsonl"
     for flags, message in (
         ({"rnk": 3}, "there is no 'rnk'; toynn train lora has .*rank"),
+        ({"b_rate": 3}, "there is no 'b_rate'; it is called loraplus_lr_ratio today"),
         ({"rank": 0}, "--rank: must be a whole number"),
         ({"rank": True}, "--rank: must be a whole number"),
         ({"decay": "all"}, "there is no 'decay'"),

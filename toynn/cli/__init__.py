@@ -42,7 +42,7 @@ from toynn.cli._streams import Output, Unwritten, streams
 from toynn.cli._text import plain_warnings, print_error
 from toynn.errors import ConfigError, ToynnError
 from toynn.jobs.made import OPTIONS
-from toynn.options import RecipeOptions
+from toynn.options import RENAMED, RecipeOptions
 from toynn.system.printing import print_line
 
 __all__ = ["main", "parsed"]
@@ -86,7 +86,9 @@ def meant(words: Sequence[str], known: Collection[str]) -> str:
     for word in words:
         name = word.partition("=")[0]
         if name.startswith("--") and len(name) > 2 and name not in known:
-            close = get_close_matches(name.replace("_", "-"), list(known), 1, 0.6)
+            now = RENAMED.get(name[2:].replace("-", "_"), "").replace("_", "-")
+            close = [f"--{now}"] if f"--{now}" in known else []
+            close = close or get_close_matches(name.replace("_", "-"), list(known), 1, 0.6)
             found.append(f"{name} (did you mean {close[0]}?)" if close else name)
     return ", ".join(found)
 

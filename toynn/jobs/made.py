@@ -10,6 +10,7 @@ from toynn.jobs.job import Job
 from toynn.jobs.lora import LoRAJob
 from toynn.jobs.models import FromScratchJob, GPT2Job, WarmStartJob
 from toynn.jobs.vit import ViTJob
+from toynn.options import RENAMED
 
 __all__ = ["JOBS", "OPTIONS", "made"]
 
@@ -32,7 +33,10 @@ def made(recipe: str, given: Mapping[str, Any], command: str | None = None) -> J
     for name in given:
         if name not in known:
             names = ", ".join(sorted(known))
-            raise ConfigError(f"{recipe}: there is no {name!r}; toynn train {recipe} has {names}")
+            hint = f"toynn train {recipe} has {names}"
+            if RENAMED.get(name) in known:
+                hint = f"it is called {RENAMED[name]} today"
+            raise ConfigError(f"{recipe}: there is no {name!r}; {hint}")
     values = {name: known[name].checked(value) for name, value in given.items()}
     if command is None:
         typed = ((known[name], value) for name, value in values.items() if value is not None)
