@@ -34,7 +34,11 @@ def llama(kind):
 
 
 MODELS = {"gpt2": gpt2} | {
-    kind: llama(kind) for kind in ("llama", "qwen2", "qwen3", "llama-lens", "qwen35")
+    kind: llama(kind)
+    for kind in (
+        *("llama", "qwen2", "qwen3", "llama-lens", "qwen35", "lfm2", "lfm2-taps"),
+        *("phi3", "phi3-short", "phi3-long"),
+    )
 }
 
 

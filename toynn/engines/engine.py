@@ -158,6 +158,7 @@ class Engine(ABC, Generic[C, R]):
         *,
         adapted: bool = True,
         long: bool = False,
+        long_positions: Tensor | None = None,
     ) -> Layers:
         """Return what a forward pass is recorded with: all weights, and, if asked, adapters."""
         adapters = self._weights.adapters if adapted else None
@@ -172,6 +173,7 @@ class Engine(ABC, Generic[C, R]):
             caches=caches,
             segments=segments,
             long=long,
+            long_positions=long_positions,
         )
 
     # -- Life cycle ----------------------------------------------------------------------------

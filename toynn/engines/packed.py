@@ -57,10 +57,19 @@ def inputs_of(step: Pass, given: Batch) -> dict[Tensor, ArrayLike]:
     assert step.segments is not None and step.count is not None and step.labels is not None
     size, room = given.tokens, step.tokens.shape[0]
     zeros = np.zeros(room - size, np.int32)
-    return {
+    short = positions = np.asarray(given.positions)
+    more: dict[Tensor, ArrayLike] = {}
+    if step.long_positions is not None and step.is_long is not None:
+        _, place, lengths = np.unique(
+            np.asarray(given.segments), return_inverse=True, return_counts=True
+        )
+        long = np.array([step.is_long(length) for length in lengths.tolist()])[place]
+        short = np.where(long, 0, positions)
+        more = {step.long_positions: np.append(np.where(long, positions, 0), zeros)}
+    return more | {
         step.count: np.array(size),
         step.segments: np.append(given.segments, np.arange(size, room)),
         step.tokens: np.append(given.inputs, zeros),
-        step.positions: np.append(given.positions, zeros),
+        step.positions: np.append(short, zeros),
         step.labels: np.append(given.labels, zeros + IGNORED),
     }

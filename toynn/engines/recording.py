@@ -1,6 +1,8 @@
 """The tapes of a sequence engine: the loss of a batch, and logits."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 from toynn import ops
@@ -21,6 +23,9 @@ class Pass(Recorded):
     tokens: Tensor
     positions: Tensor
     segments: Tensor | None = None  # with the next one, where a batch may be packed
+    #: positions in long examples, 0 in others; ``positions`` are then 0 in long ones
+    long_positions: Tensor | None = None
+    is_long: Callable[[int], bool] | None = None  # an example of so many tokens
     count: Tensor | None = None  # of the tokens that there are; of rows, if those are chosen
     rows: Tensor | None = None  # of which logits are wanted; None: of all
 
@@ -51,6 +56,7 @@ class Model(Protocol):
         *,
         adapted: bool = True,
         long: bool = False,
+        long_positions: Tensor | None = None,
     ) -> Layers:
         """Return what a forward pass over the weights is recorded with."""
 
@@ -58,11 +64,23 @@ class Model(Protocol):
         """Take norms of adapted matrices anew, if weights have changed."""
 
 
-def _inputs(s: Session, size: int, *, packed: bool) -> Pass:
+def _inputs(engine: Model, size: int, *, packed: bool) -> Pass:
+    """Record the inputs of a pass; of a packed one also which examples are long, if one may be."""
+    s = engine.session
+    is_long = partial(engine.model.is_long, engine.config)
+    both = packed and is_long(min(size, engine.context))
     count = s.input("count", (), "i32") if packed else None
     tokens, positions = (s.input(name, (size,), "i32", count) for name in ("tokens", "positions"))
     segments = s.input("segments", (size,), "i32", count) if packed else None
-    return Pass(tape=s.tape, tokens=tokens, positions=positions, segments=segments, count=count)
+    return Pass(
+        tape=s.tape,
+        tokens=tokens,
+        positions=positions,
+        segments=segments,
+        count=count,
+        long_positions=s.input("long_positions", (size,), "i32", count) if both else None,
+        is_long=is_long,
+    )
 
 
 def _through(
@@ -77,7 +95,7 @@ def _through(
 def record_logits(engine: Model, batch: int, length: int, wanted: int) -> Pass:
     """Record the logits of all rows of a batch, or, if ``wanted``, of at most so many."""
     s, cfg, model, count = engine.session, engine.config, engine.model, None
-    found = _inputs(s, batch * length, packed=False)
+    found = _inputs(engine, batch * length, packed=False)
     layers = engine.layers(batch, long=model.is_long(cfg, length))
     if wanted:
         count = s.input("count", (), "i32")
@@ -98,12 +116,13 @@ def record_loss(
     s, cfg, model, N = engine.session, engine.config, engine.model, batch * length
     vocab = cfg.vocab
     control = s.input("dropout", (2,), "i32") if dropout else None
-    found = _inputs(s, N, packed=packed)
+    found = _inputs(engine, N, packed=packed)
     layers = engine.layers(
         1 if packed else batch,
         Dropout(dropout, control) if control else None,
         segments=found.segments,
-        long=model.is_long(cfg, length),
+        long=not packed and model.is_long(cfg, length),
+        long_positions=found.long_positions,
     )
     shape, dtype = ((N, vocab), "f32") if dense else ((N,), "i32")
     labels = target = s.input("labels", shape, dtype, found.count)
@@ -125,10 +144,15 @@ def record_losses(
     """
     s, cfg, model = engine.session, engine.config, engine.model
     control = s.input("dropout", (2,), "i32") if dropout else None
-    found = _inputs(s, size, packed=True)
+    found = _inputs(engine, size, packed=True)
     given = Dropout(dropout, control) if control else None
-    long = model.is_long(cfg, engine.t_seq)
-    layers = engine.layers(1, given, segments=found.segments, adapted=adapted, long=long)
+    layers = engine.layers(
+        1,
+        given,
+        segments=found.segments,
+        adapted=adapted,
+        long_positions=found.long_positions,
+    )
     labels = s.input("labels", (size,), "i32", found.count)
     rows, target = ops.valid_rows(s, labels, cfg.vocab)
     x = model.last(layers, cfg, _through(model, layers, cfg, found, rows))

@@ -257,6 +257,10 @@ class Phi3(Llama):
                 magnitude=cfg.rope_magnitude,
                 rotated=H + KV,
             )
+            if layers.long_positions is not None:  # 0 in short examples: they stay as they are
+                qkv = block.rope(
+                    qkv, layers.long_positions, H + 2 * KV, "long_frequencies", rotated=H + KV
+                )
             heads = block.attention(qkv, n_heads=H, n_kv_heads=KV, window=cfg.window)
             x = block.residual(x, block.linear(heads, "attn_output"))
             normed = block.rmsnorm(x, "ffn_norm", cfg.rms_eps)

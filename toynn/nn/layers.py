@@ -52,6 +52,9 @@ class Layers:
     long
         Whether sequences are longer than those that a model was first trained on, where it has
         other constants for those.
+    long_positions
+        Positions in long examples where a batch may have both kinds: 0 in short ones, and those of
+        the short ones are 0 in long ones.
     prefix
         What the names of a block's weights begin with.
     """
@@ -67,6 +70,7 @@ class Layers:
     segments: Tensor | None = None
     wanted: Tensor | None = None
     long: bool = False
+    long_positions: Tensor | None = None
     prefix: str = ""
 
     def blocks(self, count: int, name: str = "blk") -> Iterator["Layers"]:
