@@ -108,7 +108,7 @@ cdef inline void decide(
         all else                                                PANELS           float32
 
     GEMV reads w once, in order; SKINNY and SMALL read the sides where they are, on all threads and
-    on one. Where a side is one panel, packing would cost most, so SKINNY reads unpacked: each thread
+    on one. Where a side is one panel, packing would cost most, so SKINNY reads unpacked: a thread
     takes a share of the other side, or of B, whose columns are then side by side. "tiles" are those
     of the level amx. * PANELS_RESIDENT where there are several passes, C would not stay in L2
     between them, and the smaller side with all its terms fits into L3. Sizes, type, precision and

@@ -152,5 +152,5 @@ cdef class CompiledProgram:
         return [(self._steps[i].calls, self._steps[i].spent) for i in range(self._size)]
 
     def short_handed(self):
-        """Return the nanoseconds of calls on fewer threads than their work is worth (thread_count)."""
+        """Return the nanoseconds of calls on fewer threads than their work is worth."""
         return self._short_handed

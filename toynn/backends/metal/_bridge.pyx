@@ -191,8 +191,8 @@ cdef class Dispatches:
 
     def append(self, str segment, Pipeline pipeline not None, list memories, list first,
                list later, groups, threads):
-        """Add one: memories by index, and where in each the tensor is stored, in the first micro-batch
-        and in later ones.
+        """Add one: memories by index, and where in each the tensor is stored, in the first
+        micro-batch and in later ones.
         """
         cdef Dispatch* dispatch
         cdef Memory memory
