@@ -12,9 +12,11 @@ from some_adapters import draw
 from vocabs import bpe_file
 
 import toynn
-from toynn.cli import main
+from toynn.cli import _parser, main
 from toynn.formats import adapters, gguf
 from toynn.formats.tokenizer import ByteTokenizer
+from toynn.jobs.made import JOBS
+from toynn.jobs.peers import COMMANDS, FLAGS, VALUES
 from toynn.recipes import LoRA
 from toynn.train.folder import RunFolder
 
@@ -37,6 +39,22 @@ SMALL = ["--steps", "4", "--warmup", "1", "--batch", "2", "--seq", "8", "--data"
         (["generate", "--model", "x", "--promt", "a"], "--promt (did you mean --prompt?); and"),
         (["train", "vit", "--skip_unreadable"], "(did you mean --skip-unreadable?)"),
         (["train", "gpt2", "--batchsize", "3"], "--batchsize (did you mean --batch?)"),
+        (["lora", "--model", "x"], "; did you mean train lora?"),
+        (["perplexity"], "; did you mean eval?"),
+        (["merge"], "; did you mean fuse?"),
+        (["train", "sft"], "; did you mean lora? (see `toynn train --help`)"),
+        (["train", "llama"], "; did you mean from-scratch?"),
+        (["generate", "-m", "x", "-p", "a", "--lora", "y"], "--lora (did you mean --adapter?)"),
+        (["generate", "-m", "x", "-p", "a", "--temperature", "0"], "did you mean --temp?"),
+        (["train", "gpt2", "--wandb"], "--wandb (did you mean --report?)"),
+        (["train", "gpt2", "--lora_alpha", "3"], "unrecognized arguments: --lora_alpha 3 (see"),
+        (["train", "gpt2", "--max_iters", "3"], "--max_iters (did you mean --steps?)"),
+        (["train", "gpt2", "--n-embd", "3"], "did you mean --d-model?"),
+        (["train", "gpt2", "--precision", "bf16"], "; did you mean medium?"),
+        (["train", "gpt2", "--lr-schedule", "cosine_decay"], "; did you mean cosine?"),
+        (["train", "--model", "x"], "RECIPE: one of gpt2, from-scratch, warm-start, lora, vit, b"),
+        (["train"], "RECIPE: one of gpt2, from-scratch, warm-start, lora, vit (see"),
+        ([], "COMMAND: one of train, generate"),
         (["train", "gpt2", "--xyzzy"], "unrecognized arguments: --xyzzy (see"),
         (["train", "gpt2", "--measure", "loss"], "--measure (did you mean --metric?)"),
         (["train", "lora", "--b-rate=4"], "--b-rate (did you mean --loraplus-lr-ratio?)"),
@@ -48,6 +66,20 @@ SMALL = ["--steps", "4", "--warmup", "1", "--batch", "2", "--seq", "8", "--data"
 def test_a_word_that_is_nearly_right(words, message, capsys):
     assert main(words) == 2
     assert message in capsys.readouterr().err
+
+
+def test_every_name_of_others_stands_for_one_of_our_own():
+    """And is not one itself."""
+    parser = _parser()
+    commands = {name: parser.known([name]) for name in parser._subparsers._group_actions[0].choices}
+    flags = {flag[2:] for known in commands.values() for flag in known if flag.startswith("--")}
+    for recipe in JOBS:
+        flags |= {flag[2:] for flag in parser.known(["train", recipe]) if flag.startswith("--")}
+    assert set(FLAGS.values()) <= flags
+    assert {own.split()[0] for own in COMMANDS.values()} <= {*commands, *JOBS}
+    assert not set(COMMANDS) & set(commands)
+    for table in (COMMANDS, FLAGS, VALUES):
+        assert all(name != own for name, own in table.items())
 
 
 def test_words_of_other_programs(files, monkeypatch):

@@ -133,11 +133,15 @@ def test_it_goes_on_with_a_run_and_with_a_file(files, tmp_path, monkeypatch):
 def test_what_is_refused(files, tmp_path):
     model, data = files / "base.gguf", files / "rows.jsonl"
     for flags, message in (
-        ({"rnk": 3}, "there is no 'rnk'; toynn train lora has .*rank"),
+        ({"rnk": 3}, "there is no 'rnk'; did you mean 'rank'. toynn train lora has"),
         ({"b_rate": 3}, "there is no 'b_rate'; it is called loraplus_lr_ratio today"),
         ({"rank": 0}, "--rank: must be a whole number"),
         ({"rank": True}, "--rank: must be a whole number"),
-        ({"decay": "all"}, "there is no 'decay'"),
+        ({"decay": "all"}, "there is no 'decay'; toynn train lora has"),
+        ({"stepz": 3}, "there is no 'stepz'; did you mean 'steps'. toynn train lora has"),
+        ({"num_train_epochs": 3}, "did you mean 'epochs'"),
+        ({"lora_alpha": 3}, "did you mean 'alpha'"),
+        ({"max_seq_len": 3}, "did you mean 'seq'"),
         ({"loss": "ppo"}, "--loss: invalid choice: 'ppo' .choose from sft, dpo, orpo, kto"),
         ({"dora": 1}, "--dora: expected True or False; got 1"),
         ({"init": "zero"}, "--init: must be one of"),

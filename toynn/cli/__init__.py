@@ -17,7 +17,6 @@ import sys
 import warnings
 from argparse import ArgumentParser, Namespace, _SubParsersAction
 from collections.abc import Collection, Sequence
-from difflib import get_close_matches
 from typing import Any, NoReturn
 
 from toynn import distributed
@@ -41,7 +40,9 @@ from toynn.cli import (
 from toynn.cli._streams import Output, Unwritten, streams
 from toynn.cli._text import plain_warnings, print_error
 from toynn.errors import ConfigError, ToynnError
+from toynn.jobs import peers
 from toynn.jobs.made import OPTIONS
+from toynn.jobs.peers import COMMANDS, FLAGS, VALUES
 from toynn.options import RENAMED, RecipeOptions
 from toynn.system.printing import print_line
 
@@ -68,9 +69,17 @@ class Parser(ArgumentParser):
         if "required" in message and (typed := meant(self._words, self._option_string_actions)):
             message = f"unrecognized arguments: {typed}; and {message}"
         if found := re.search(r"invalid choice: '([^']+)' \(choose from (.*)\)", message):
-            close = get_close_matches(found[1], re.findall(r"[\w-]+", found[2]), 1, 0.5)
-            message += f"; did you mean {close[0]}?" if close else ""
+            own = peers.meant(found[1], re.findall(r"[\w-]+", found[2]), COMMANDS, VALUES)
+            message += f"; did you mean {own}?" if own else ""
+        message = self._which(message)
         raise ConfigError(f"{message} (see `{self.prog} --help`)")
+
+    def _which(self, message: str) -> str:
+        """Say which commands, or kinds of one, there are, where none is named."""
+        for action in self._actions:
+            if isinstance(action, _SubParsersAction) and f"required: {action.metavar}" in message:
+                message += f": one of {', '.join(action.choices)}"
+        return message
 
     def known(self, words: Sequence[str]) -> Collection[str]:
         """Return the options that there are behind these words: of the command that they name."""
@@ -86,10 +95,10 @@ def meant(words: Sequence[str], known: Collection[str]) -> str:
     for word in words:
         name = word.partition("=")[0]
         if name.startswith("--") and len(name) > 2 and name not in known:
+            flags = [each[2:] for each in known if each.startswith("--")]
             now = RENAMED.get(name[2:].replace("-", "_"), "").replace("_", "-")
-            close = [f"--{now}"] if f"--{now}" in known else []
-            close = close or get_close_matches(name.replace("_", "-"), list(known), 1, 0.6)
-            found.append(f"{name} (did you mean {close[0]}?)" if close else name)
+            own = now if now in flags else peers.meant(name[2:].replace("_", "-"), flags, FLAGS)
+            found.append(f"{name} (did you mean --{own}?)" if own else name)
     return ", ".join(found)
 
 
@@ -142,6 +151,11 @@ def parsed(argv: Sequence[str]) -> Namespace:
     argv, typed = list(argv), shlex.join(["toynn", *argv])
     if argv[:1] == ["train"]:
         argv[1:] = train.words_of(argv[1:])
+        if argv[1:2] and argv[1].startswith("-") and argv[1] not in ("-h", "--help"):
+            raise ConfigError(
+                f"the following arguments are required: RECIPE: one of {', '.join(OPTIONS)}, "
+                f"before {argv[1]} (see `toynn train --help`)"
+            )
     file = any(word.partition("=")[0] in ("--config", "--resume") for word in argv)
     parser = _parser(required=not file)
     arguments, unknown = parser.parse_known_args(argv)

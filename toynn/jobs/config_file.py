@@ -8,7 +8,6 @@ Options that are given go before those of the file. A run writes its own as it t
 an older run may have old names of options: see ``toynn.options.RENAMED``.
 """
 
-import difflib
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 from toynn import distributed
 from toynn.errors import ConfigError
+from toynn.jobs import peers
 from toynn.jobs.directory import Directory
 from toynn.optim.schedule import usual_warmup
 from toynn.options import RENAMED, Option, renamed
@@ -109,8 +109,9 @@ def _read(path: Path) -> dict[str, dict[str, Any]]:
 
 def _refuse(path: Path, where: str, name: str, known: Iterable[str]) -> None:
     """Raise ConfigError: a name is not known."""
-    near = difflib.get_close_matches(name, list(known), 1, 0.5)
-    hint = f"; did you mean {near[0]}?" if near else f"; expected {_listed(known)}"
+    near = peers.meant(name.replace("_", "-"), [n.replace("_", "-") for n in known], peers.FLAGS)
+    own = (near or "").replace("-", "_")
+    hint = f"; did you mean {own}?" if own else f"; expected {_listed(known)}"
     if name in RENAMED and RENAMED[name] in known:
         hint = f"; it is called {RENAMED[name]} today"
     raise ConfigError(f"{path}: {where} is not known{hint}")

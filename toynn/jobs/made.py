@@ -1,14 +1,16 @@
 """Make the job of any recipe from values of Python or a config.toml."""
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from toynn.errors import ConfigError
+from toynn.jobs import peers
 from toynn.jobs.config_file import read_config
 from toynn.jobs.job import Job
 from toynn.jobs.lora import LoRAJob
 from toynn.jobs.models import FromScratchJob, GPT2Job, WarmStartJob
+from toynn.jobs.peers import FLAGS
 from toynn.jobs.vit import ViTJob
 from toynn.options import RENAMED
 
@@ -18,6 +20,12 @@ JOBS: dict[str, type[Job]] = {
     job.name: job for job in (GPT2Job, FromScratchJob, WarmStartJob, LoRAJob, ViTJob)
 }
 OPTIONS = {name: job.options for name, job in JOBS.items()}
+
+
+def _hint(name: str, known: Iterable[str]) -> str:
+    """Return which option may be meant by a name that there is not."""
+    own = peers.meant(name.replace("_", "-"), [each.replace("_", "-") for each in known], FLAGS)
+    return f"did you mean {own.replace('-', '_')!r}? " if own else ""
 
 
 def made(recipe: str, given: Mapping[str, Any], command: str | None = None) -> Job:
@@ -33,7 +41,7 @@ def made(recipe: str, given: Mapping[str, Any], command: str | None = None) -> J
     for name in given:
         if name not in known:
             names = ", ".join(sorted(known))
-            hint = f"toynn train {recipe} has {names}"
+            hint = f"{_hint(name, known)}toynn train {recipe} has {names}"
             if RENAMED.get(name) in known:
                 hint = f"it is called {RENAMED[name]} today"
             raise ConfigError(f"{recipe}: there is no {name!r}; {hint}")

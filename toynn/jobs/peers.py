@@ -1,0 +1,106 @@
+"""Names that other programs have for commands, flags and values: who types one is told toynn's.
+
+The programs are mlx-lm, PEFT, TRL, transformers' Trainer, llama.cpp, nanoGPT and axolotl.
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+__all__ = ["COMMANDS", "FLAGS", "VALUES", "meant"]
+
+#: How alike two words are, of 1, where one may be meant by the other.
+NEAR = 0.7
+
+_COMMANDS = {
+    "train lora": "lora qlora finetune fine-tune fine_tune sft mlx_lm.lora",
+    "train lora --loss dpo": "dpo",
+    "train lora --loss orpo": "orpo",
+    "train lora --loss kto": "kto",
+    "train gpt2": "pretrain gpt2",
+    "generate": "run sample inference infer complete main llama-cli mlx_lm.generate",
+    "chat": "talk interactive mlx_lm.chat",
+    "eval": "evaluate perplexity ppl benchmark llama-perplexity lm_eval lm-eval",
+    "check": "preprocess validate inspect-data",
+    "fuse": "merge merge-lora merge_lora quantize llama-quantize export-lora mlx_lm.fuse",
+    "convert": "convert_hf_to_gguf convert-hf-to-gguf convert_hf_to_gguf.py",
+    "info": "show inspect gguf-dump gguf_dump",
+    "bench": "llama-bench",
+    "runs": "list ls",
+    "train from-scratch": "scratch llama pretraining",
+}
+_FLAGS = {
+    "model": "base-model model-name-or-path model-path model-name base-model-name-or-path",
+    "adapter": "lora adapter-path lora-scaled lora-path resume-adapter-file peft-model-id",
+    "data": "dataset datasets dataset-name train-data train-file data-path training-data",
+    "valid": "val-data valid-data eval-data validation-file eval-file eval-dataset",
+    "holdout": "val-set-size val-size test-size validation-split eval-split",
+    "out": "output output-dir out-dir save-path output-path",
+    "steps": "max-steps max-iters num-iters num-steps n-steps total-steps",
+    "epochs": "num-train-epochs num-epochs n-epochs",
+    "batch": "per-device-train-batch-size micro-batch-size train-batch-size",
+    "grad-accum": "gradient-accumulation-steps gradient-accumulation accumulate-grad-batches",
+    "seq": "max-length sequence-len sequence-length cutoff-len block-size ctx-size max-seq-len",
+    "lr-schedule": "lr-scheduler-type lr-scheduler scheduler",
+    "min-lr-ratio": "min-lr cosine-min-lr-ratio",
+    "warmup": "warmup-steps warmup-iters num-warmup-steps",
+    "max-grad-norm": "grad-clip gradient-clipping clip-grad",
+    "eval-every": "eval-steps eval-interval val-interval",
+    "save-every": "save-steps save-interval checkpoint-every",
+    "log-every": "logging-steps log-interval",
+    "rank": "lora-rank lora-r lora-dim r",
+    "alpha": "lora-alpha",
+    "dropout": "lora-dropout",
+    "targets": "lora-target-modules target-modules lora-targets lora-keys",
+    "dora": "use-dora",
+    "rslora": "use-rslora",
+    "init": "init-lora-weights",
+    "loss": "loss-type rl train-mode",
+    "checkpointing": "grad-checkpoint gradient-checkpointing activation-checkpointing",
+    "no-mask-prompt": "train-on-inputs",
+    "resume": "resume-from-checkpoint auto-resume-from-checkpoints",
+    "report": "wandb report-to wandb-project use-wandb tensorboard",
+    "precision": "bf16 fp16 tf32 fp32 dtype torch-dtype mixed-precision",
+    "backend": "device gpu cuda n-gpu-layers",
+    "threads": "num-threads n-threads cpu-threads",
+    "d-model": "n-embd hidden-size embed-dim",
+    "layers": "n-layer n-layers num-hidden-layers",
+    "heads": "n-head num-attention-heads",
+    "temp": "temperature",
+    "max-tokens": "max-new-tokens num-tokens",
+    "prompts": "file prompt-file",
+    "system": "system-prompt",
+    "outtype": "dtype-out quant quantization q-bits ftype",
+}
+_VALUES = {
+    "medium": "bf16 bfloat16 fp16 float16 half mixed",
+    "highest": "fp32 float32 full",
+    "high": "tf32",
+    "cosine": "cosine_decay cosine_with_min_lr",
+    "constant": "constant_with_warmup",
+    "linear": "linear_schedule linear_decay",
+    "metal": "mps gpu",
+    "normal": "gaussian",
+}
+
+
+def _by_name(table: dict[str, str]) -> dict[str, str]:
+    return {name: own for own, names in table.items() for name in names.split()}
+
+
+#: By the name that others have: toynn's.
+COMMANDS, FLAGS, VALUES = _by_name(_COMMANDS), _by_name(_FLAGS), _by_name(_VALUES)
+
+
+def meant(name: str, known: Iterable[str], *tables: dict[str, str]) -> str | None:
+    """Return what is meant by a name that is not known: what others call so, or the nearest name.
+
+    Other programs' names count where the first word of toynn's is known. None: nothing is near.
+    """
+    names = list(known)
+    for table in tables:
+        own = table.get(name, "")
+        for words in (own, own.removeprefix("train ")):
+            if words.partition(" ")[0] in names:
+                return words
+    close = get_close_matches(name, names, 1, NEAR)
+    return close[0] if close else None
