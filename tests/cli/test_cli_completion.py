@@ -16,7 +16,7 @@ ask() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _toynn; echo "${COMPREPLY[*]}
 LINES = {
     ("toynn", "tr"): "train",
     ("toynn", "train", "lo"): "lora",
-    ("toynn", "train", "lora", "--ran"): "--rank",
+    ("toynn", "train", "lora", "--ran"): "--rank --rank-timeout",
     ("toynn", "train", "lora", "--model", "a b.gguf", "--loss", ""): "sft dpo orpo kto",
     ("toynn", "train", "vit", "--loss", ""): "",
     ("toynn", "train", "gpt2", "--lr-schedule", "c"): "cosine constant",

@@ -113,11 +113,36 @@ def test_characters_come_whole_and_harmless(model, says, monkeypatch):
 
 def test_a_prompt_from_standard_input(model, says, monkeypatch, capsys):
     asked = says(b"")
-    for given, prompt in ((b"a\nb\n", b"a\nb"), (b"\n\n", b"\n"), ("é".encode(), "é".encode())):
+    for given in (b"a\nb\n", b"\n\n", "é".encode()):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given)))
         assert run(model, prompt="-") == 0
-        assert asked["ids"] == list(prompt)
-    assert capsys.readouterr().err.startswith("3 tokens read, none written")
+        assert asked["ids"] == list(given)
+    assert capsys.readouterr().err.startswith("4 tokens read, none written")
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        (r"a\n\n", b"a\n\n"),
+        (r"\t\r\\n\'\"", b"\t\r\\n'\""),
+        (r"\x41\x0a\x4", b"A\n\\x4"),
+        (r"\q\d{1}", rb"\q\d{1}"),
+        ("a\\", b"a\\"),
+    ],
+)
+def test_escapes_in_a_prompt_are_read_if_asked(model, says, typed, meant):
+    asked = says(b"")
+    assert run(model, "--escape", "--stop", r"\n", prompt=typed) == 0
+    assert asked["ids"] == list(meant)
+    assert run(model, prompt=typed) == 0
+    assert asked["ids"] == list(typed.encode())
+
+
+def test_escapes_in_a_stop_are_read_if_asked(model, says, capsys):
+    says(b"one\ntwo")
+    for more, out in ((["-e"], "one\n"), ([], "one\ntwo\n")):
+        assert run(model, "--stop", r"\n", *more) == 0
+        assert capsys.readouterr().out == out
 
 
 def stdin_that_is(kind):
@@ -161,7 +186,7 @@ def test_prompts_from_standard_input(model, says, monkeypatch, capsys):
     assert [found["prompt"] for found in objects(capsys)] == ["a", "b"]
     monkeypatch.setattr(sys, "stdin", stdin_that_is("a text"))
     assert run(model, prompt="-") == 0
-    assert asked["ids"] == list(b"a\n\nb")
+    assert asked["ids"] == list(b"a\n\nb\n")
     capsys.readouterr()
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\nb\xff\n")))
     assert main(["generate", "--model", model, "--prompts", "-"]) == 2

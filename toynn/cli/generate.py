@@ -1,6 +1,7 @@
 """``toynn generate``: a model continues a text, or answers; or many, into lines of JSON."""
 
 import json
+import re
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -24,6 +25,9 @@ __all__ = ["add_parser"]
 
 Prompt = str | list[dict[str, Any]]
 
+ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "'": "'", '"': '"', "\\": "\\"}
+ESCAPE = re.compile(r"""\\([nrt'"\\]|x[0-9a-fA-F]{2})""")
+
 
 def add_parser(commands: Any) -> None:
     """Add the command to the parser's commands."""
@@ -31,13 +35,15 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser("generate", help=help_, description=help_, allow_abbrev=False)
     add_flags(parser)
     which = parser.add_mutually_exclusive_group(required=True)
-    prompt = "text to continue; - reads it from standard input, without its last line break"
+    prompt = "text to continue; - reads it from standard input, with the line breaks at its end"
     which.add_argument("-p", "--prompt", metavar="TEXT", help=prompt)
     prompts = (
         "file of prompts: a text on each line, or .jsonl with prompt or messages; - reads texts "
         "from standard input; prints a line of JSON for each"
     )
     which.add_argument("--prompts", type=Path, metavar="FILE", help=prompts)
+    escape = r"read \n, \t, \r, \\, \', \" and \xHH in --prompt and --stop as llama.cpp's -e does"
+    parser.add_argument("-e", "--escape", action="store_true", help=escape)
     batch = "continue N of --prompts at a time (default 8)"
     parser.add_argument("--batch", type=whole(1), default=8, metavar="N", help=batch)
     chat = "format the prompt as a user's message by the chat template"
@@ -58,9 +64,11 @@ def run(arguments: Namespace) -> int:
         raise ConfigError("--logprobs: it needs --json (or --prompts), where they are printed")
     if arguments.out is not None and arguments.out.exists():
         raise ConfigError(f"--out {arguments.out}: it is there already; name a new file")
+    if arguments.escape and arguments.stop:
+        arguments.stop = [unescaped(each) for each in arguments.stop]
     prompts: list[tuple[str, Prompt]]
     if arguments.prompts is None:
-        prompts = [("--prompt", _prompt(arguments.prompt))]
+        prompts = [("--prompt", _prompt(arguments.prompt, escape=arguments.escape))]
     else:
         prompts = list(_prompts(arguments.prompts))
     tokenizer, engine = opened(arguments)
@@ -152,7 +160,15 @@ def _token(tokenizer: Tokenizer, drawn: Drawn) -> dict[str, Any]:
     return told | {"likeliest": [of(*each) for each in drawn.likeliest]}
 
 
-def _prompt(given: str) -> str:
+def unescaped(text: str) -> str:
+    """Return a text in which escapes stand for what they mean; other backslashes stay.
+
+    Source: string_process_escapes in llama.cpp's common/common.cpp.
+    """
+    return ESCAPE.sub(lambda each: ESCAPES.get(each[1]) or chr(int(each[1][1:], 16)), text)
+
+
+def _prompt(given: str, *, escape: bool) -> str:
     """Return the text of --prompt."""
     try:
         text = input_bytes().decode() if given == "-" else given
@@ -161,7 +177,7 @@ def _prompt(given: str) -> str:
             f"--prompt -: expected UTF-8; got {error.object[error.start]:#04x} at byte "
             f"{error.start}: convert it, with iconv for example"
         ) from None
-    text = text.removesuffix("\n") if given == "-" else text
+    text = unescaped(text) if escape else text
     if not text:
         raise ConfigError("--prompt: it is empty; the model needs at least one token to go on from")
     return text
