@@ -1,5 +1,7 @@
 """python -m tests.fuzz --minutes 30 [--reader gguf] [--seed 1]: damaged files, until time is up.
 
+    python -m tests.fuzz --cases 200000 --reader csv parquet      so many of each of these
+
 Each reader has its turns, in a process of its own: one that dies, or takes more than a minute of
 the CPU for a turn of two seconds, is a find, too. Finds are kept in tests/fuzz/finds and read again
 by the suite.
@@ -46,16 +48,21 @@ def turn(reader, seed, begin, number, finds):
 def main():
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--minutes", type=float, default=30)
-    parser.add_argument("--reader", choices=[reader.name for reader in READERS])
+    parser.add_argument("--cases", type=int, help="of each reader; --minutes then does not count")
+    parser.add_argument("--reader", nargs="+", choices=[reader.name for reader in READERS])
     parser.add_argument("--seed", type=int, default=int(time.time()))
     arguments = parser.parse_args()
-    chosen = [r for r in READERS if arguments.reader in (None, r.name)]
+    chosen = [r for r in READERS if r.name in (arguments.reader or [r.name])]
     counts = dict.fromkeys((reader.name for reader in chosen), 0)
     context, found = multiprocessing.get_context("fork"), 0
     begin = time.monotonic()
     for reader in itertools.cycle(chosen):
-        if time.monotonic() - begin > 60 * arguments.minutes:
+        if arguments.cases is None and time.monotonic() - begin > 60 * arguments.minutes:
             break
+        if arguments.cases is not None and min(counts.values()) >= arguments.cases:
+            break
+        if arguments.cases is not None and counts[reader.name] >= arguments.cases:
+            continue
         reader.whole()
         number, finds = context.Value("q", 0), context.SimpleQueue()
         given = (reader, arguments.seed, counts[reader.name], number, finds)

@@ -4,6 +4,7 @@ A reader that is added is a row of READERS.
 """
 
 import gzip
+import hashlib
 import io
 import json
 import shutil
@@ -19,6 +20,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from lora_bases import write_base
 from pictures import write_mnist
+from safetensors.numpy import load_file, save_file
 from some_adapters import draw
 from vocabs import bpe_file, spm_file
 
@@ -31,9 +33,10 @@ from toynn.data.text import RandomWindows
 from toynn.engines import LlamaSeqEngine, ViTEngine
 from toynn.errors import ToynnError
 from toynn.evaluation.choices import read_questions
-from toynn.formats import adapters, gguf
+from toynn.formats import adapters, gguf, hf
 from toynn.formats.safetensors import SafeTensors, encode
 from toynn.formats.tokenizer import Tokenizer
+from toynn.formats.tokenizer.chat import ChatTemplate
 from toynn.recipes import GPT2
 from toynn.train import TokenCache, Trainer, checkpoint, token_cache
 
@@ -150,6 +153,104 @@ def write_arrow(folder):
         for new, kind in ((ipc.new_file, "feather"), (ipc.new_stream, "arrow")):
             with new(str(folder / f"{name}.{kind}"), coded.schema, options=options) as file:
                 file.write_table(coded)
+
+
+def write_parquet(folder):
+    import pyarrow
+    from pyarrow import parquet
+
+    talk = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]
+    parquet.write_table(pyarrow.table({"messages": [talk] * 4}), folder / "a.parquet")
+    table = pyarrow.table({"text": ["one", "ü", "b", "a" * 99], "when": [1, 2, 3, 4]})
+    for name, how in (("b", {"compression": "zstd"}), ("c", {"use_dictionary": False})):
+        parquet.write_table(table, folder / f"{name}.parquet", **how)
+
+
+def write_tables(folder):
+    rows = [("text", "b"), ('"two\n""lines"", ü"', "1"), ("a plain text", '"2"')]
+    (folder / "a.csv").write_text("".join(f"{a},{b}\r\n" for a, b in rows))
+    (folder / "b.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in rows))
+    (folder / "c.csv").write_text('prompt,completion\n"Who?",Zork\nx,"y, z"\n')
+
+
+def write_arrays(folder):
+    rows = [{"text": "a plain text, ünïcode"}, {"text": "b", "more": [1, 2.5, None, {"c": []}]}]
+    (folder / "a.json").write_text(json.dumps(rows * 2))
+    (folder / "b.json").write_text("\ufeff" + json.dumps(rows, indent=2, ensure_ascii=False))
+
+
+def write_zst(folder):
+    import pyarrow
+
+    write_tables(folder)
+    write_arrays(folder)
+    for path in list(folder.iterdir()):
+        packed = pyarrow.compress(path.read_bytes(), codec="zstd", asbytes=True)
+        path.with_name(f"{path.name}.zst").write_bytes(packed)
+        path.unlink()
+
+
+def write_shards(folder):
+    write_hf(folder)
+    whole = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    places = {}
+    for k, names in enumerate((list(whole)[::2], list(whole)[1::2])):
+        save_file({name: whole[name] for name in names}, folder / f"m-{k}.safetensors")
+        places |= dict.fromkeys(names, f"m-{k}.safetensors")
+    index = {"metadata": {"total_size": 1}, "weight_map": places}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    for path in folder.iterdir():  # what is damaged is the index alone
+        if not path.name.endswith("index.json"):
+            SHARDS[path.name] = path.read_bytes()
+            path.unlink()
+
+
+SHARDS = {}
+
+
+def read_shards(folder):
+    for name, content in SHARDS.items():
+        (folder / name).write_bytes(content)
+    with closing(hf.open(folder)) as model:
+        model["token_embd.weight"], model["blk.0.attn_q.weight"]
+
+
+def write_tokenizers(folder):
+    """One of bytes; tokenizer_config.json says more of it."""
+    letters = [chr(n) for n in range(97, 123)]
+    vocab = {text: n for n, text in enumerate([*letters, "\u0120", "th", "the", "an"])}
+    model = {"type": "BPE", "vocab": vocab, "merges": [["t", "h"], ["th", "e"], ["a", "n"]]}
+    cut = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    added = {"id": len(vocab), "content": "<end>", "special": True, "lstrip": False}
+    data = {"version": "1.0", "added_tokens": [added], "normalizer": {"type": "NFC"}}
+    data |= {"pre_tokenizer": cut, "model": model, "decoder": cut, "post_processor": cut}
+    (folder / "tokenizer.json").write_text(json.dumps(data))
+    told = {"eos_token": "<end>", "chat_template": "{{ messages[0].content }}"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(told))
+
+
+def read_tokenizers(folder):
+    tokenizer = Tokenizer.of(folder)
+    ids = tokenizer.encode_many([("the thane", False), (" ünï<end>", True)])
+    tokenizer.decode(ids[0])
+
+
+TEMPLATE = (
+    "{%- for m in messages -%}{{ '<' + m['role'] + '>' }}{% if m.content is string %}"
+    "{{ m.content | trim }}{% else %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endif %}"
+    "{{ eos_token }}{%- endfor -%}{% set x = namespace(n=2) %}{% if add_generation_prompt %}"
+    "{{ '<a>' ~ x.n }}{% if tools %}{{ tools | tojson(indent=2) }}{% endif %}{% endif %}"
+)
+
+
+def read_template(folder):
+    try:
+        source = (folder / "chat_template.jinja").read_text()
+    except UnicodeDecodeError as error:
+        raise ToynnError("no text") from error
+    template = ChatTemplate(folder, source, "<s>", "</s>")
+    template.render([{"role": "user", "content": "hi"}], True)
 
 
 def write_npz(folder):
@@ -315,6 +416,19 @@ def read_table(folder):
     examples.lengths, examples[0], found.facts["labels"]
 
 
+def read_cache(folder):
+    """Numbers whose checksums are right, whatever they are."""
+    path = folder / token_cache.TABLE
+    with suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        table = json.loads(path.read_bytes())
+        for file in folder.glob("*.bin"):
+            table["sums"][file.stem] = hashlib.sha256(file.read_bytes()).hexdigest()
+        table.pop("sum", None)
+        table["sum"] = token_cache._sum(table)
+        path.write_text(json.dumps(table))
+    read_table(folder)
+
+
 def write_config(folder):
     (folder / "config.toml").write_text(
         '[run]\nrecipe = "vit"\n\n[data]\nclasses = ["a", "b"]\n\n'
@@ -370,6 +484,16 @@ READERS = [
     Reader("state", write_state, read_kept),
     Reader("bin", write_tokens, each(lambda path: binary.map_tokens(path, 11), "*.bin")),
     Reader("tokens", write_table, read_table),
+    Reader("cache", write_table, read_cache),
+    Reader("csv", write_tables, each(read_texts, "*.*")),
+    Reader("arrays", write_arrays, each(read_texts, "*.*")),
+    Reader("shards", write_shards, read_shards),
+    Reader("tokenizer", write_tokenizers, read_tokenizers),
+    Reader("template", lambda at: (at / "chat_template.jinja").write_text(TEMPLATE), read_template),
 ]
 if find_spec("pyarrow"):
-    READERS.append(Reader("arrow", write_arrow, each(read_texts, "*.*")))
+    READERS += [
+        Reader("arrow", write_arrow, each(read_texts, "*.*")),
+        Reader("parquet", write_parquet, each(read_texts, "*.*")),
+        Reader("zst", write_zst, each(read_texts, "*.*")),
+    ]

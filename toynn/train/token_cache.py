@@ -49,6 +49,8 @@ KEY = 24  # digits
 LARGE = 2**30  # bytes of ids: SHA-256 takes a second or two
 
 Facts = dict[str, Any]
+#: What readers of examples ask a table for.
+FACTS = frozenset(("labels", "cut", "dropped", "roles"))
 Table = dict[str, NDArray[Any]]
 
 
@@ -253,18 +255,29 @@ def _opened(folder: Path, types: Mapping[str, str], made_of: Mapping[str, Any]) 
         raise DataError(f"{path}: an older toynn wrote it, without the sums of the columns")
     if any(table.get(name) != value for name, value in made_of.items()):
         raise DataError(f"{path}: it is of another file, tokenizer or setting")
+    counts, sums, facts = (table.get(name) for name in ("counts", "sums", "facts"))
+    if not (
+        isinstance(counts, dict)
+        and isinstance(sums, dict)
+        and isinstance(facts, dict)
+        and all(type(counts.get(name)) is int and name in sums for name in types)
+    ):
+        raise DataError(f"{path}: damaged: expected counts and sums of {', '.join(types)}")
+    if types == EXAMPLES and not facts.keys() >= FACTS:
+        raise DataError(f"{path}: damaged: expected facts {', '.join(sorted(FACTS))}")
     columns: Table = {}
     with ExitStack() as stack:
         files: dict[str, _File] = {}
         for name, dtype in types.items():
-            path, count = folder / f"{name}.bin", table["counts"][name]
+            path, count = folder / f"{name}.bin", counts[name]
             file = stack.enter_context(open_file(path, links=False))
             state = Unchanged.of(path, file=file)
             if state.size != count * np.dtype(dtype).itemsize:
                 raise DataError(f"{path}: expected {count} numbers; got {state.size} bytes")
             empty = np.empty(0, dtype)
             columns[name] = np.memmap(file, dtype, "r", shape=(count,)) if count else empty
-            files[name] = _File(state, file, table["sums"][name])
+            files[name] = _File(state, file, sums[name])
+        _check_places(folder, columns)
         contents = _Contents(folder, [file.state for file in files.values()])
         ids = files[IDS]
         for each in files.values():
@@ -272,7 +285,21 @@ def _opened(folder: Path, types: Mapping[str, str], made_of: Mapping[str, Any]) 
                 each.compare()
         if ids.state.size >= LARGE:
             contents.compare_later(ids, stack.pop_all())
-    return _Found(columns, table["facts"], contents)
+    return _Found(columns, facts, contents)
+
+
+def _check_places(folder: Path, columns: Mapping[str, NDArray[Any]]) -> None:
+    """Raise DataError where examples or documents do not begin and end within the tokens."""
+    size, begins = len(columns[IDS]), columns.get(BEGINS, np.empty(0, np.int64))
+    within = not len(begins) or (begins[0] == 0 and int(begins[-1]) <= size)
+    if not within or (begins[1:] < begins[:-1]).any():
+        raise DataError(
+            f"{folder / BEGINS}.bin: damaged: expected places in {size} tokens, in order"
+        )
+    if any(len(each) != size for name, each in columns.items() if name not in (IDS, BEGINS)):
+        raise DataError(
+            f"{folder}: damaged: expected as many numbers as tokens, {size}, in each file"
+        )
 
 
 def _sum(table: Mapping[str, Any]) -> str:
