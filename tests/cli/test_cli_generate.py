@@ -19,7 +19,7 @@ from toynn.cli import generate, main
 from toynn.engines import LlamaSeqEngine, frozen
 from toynn.engines.files import passed_on
 from toynn.formats import adapters, gguf
-from toynn.formats.tokenizer import Tokenizer
+from toynn.formats.tokenizer import ByteTokenizer, Tokenizer
 from toynn.generation import completion
 from toynn.generation.drawing import Drawn, sample
 from toynn.generation.sampling import Sampling
@@ -143,6 +143,16 @@ def test_escapes_in_a_stop_are_read_if_asked(model, says, capsys):
     for more, out in ((["-e"], "one\n"), ([], "one\ntwo\n")):
         assert run(model, "--stop", r"\n", *more) == 0
         assert capsys.readouterr().out == out
+
+
+def test_an_empty_prompt_where_there_is_a_bos(model, says, monkeypatch, capsys):
+    asked = says(b"")
+    monkeypatch.setattr(ByteTokenizer, "encode", lambda self, text, **_: [7, *text.encode()])
+    assert run(model, prompt="") == 0
+    assert asked["ids"] == [7]
+    capsys.readouterr()
+    assert run(model, "--chat", prompt="") == 2
+    assert "--prompt: it is empty" in error_line(capsys)
 
 
 def stdin_that_is(kind):

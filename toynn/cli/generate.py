@@ -177,10 +177,7 @@ def _prompt(given: str, *, escape: bool) -> str:
             f"--prompt -: expected UTF-8; got {error.object[error.start]:#04x} at byte "
             f"{error.start}: convert it, with iconv for example"
         ) from None
-    text = unescaped(text) if escape else text
-    if not text:
-        raise ConfigError("--prompt: it is empty; the model needs at least one token to go on from")
-    return text
+    return unescaped(text) if escape else text
 
 
 def _prompts(path: Path) -> Iterator[tuple[str, Prompt]]:
@@ -214,6 +211,8 @@ def _ids(
     engine: SequenceEngine[Any], tokenizer: Tokenizer, where: str, prompt: Prompt, chat: bool
 ) -> list[int]:
     """Return the ids that the model is to read."""
+    if prompt == "" and (chat or not tokenizer.encode(prompt)):  # else there is a BOS to go on from
+        raise ConfigError(f"{where}: it is empty; the model needs at least one token to go on from")
     if chat and isinstance(prompt, str):
         prompt = [{"role": "user", "content": prompt}]
     ids = prompt_ids(tokenizer, prompt)
