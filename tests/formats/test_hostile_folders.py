@@ -164,6 +164,10 @@ TOKENIZERS = {
     "ids of text": (around(BOS, special_tokens={"x": {"ids": ["1"]}}), "special_tokens: expected"),
     "single": (around(5), "post_processor.single: expected objects; got 5"),
     "no object": (around([5]), r"post_processor.single: expected objects; got \[5\]"),
+    "half a pair": (
+        {"added_tokens": [{"id": 3, "content": "<\ud800>"}]},
+        "added_tokens: expected Unicode text; got half of a surrogate pair in '<.ud800>'",
+    ),
     "a prefix": (
         {"model": VOCAB | {"continuing_subword_prefix": "x", "merges": [["a", "\xe9"]]}},
         "model.merges: expected second texts that begin with continuing_subword_prefix, 'x'",

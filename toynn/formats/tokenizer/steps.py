@@ -62,6 +62,11 @@ def added_of(
         text, id = told.get("content"), told.get("id")
         if not isinstance(text, str) or not text or type(id) is not int or not 0 <= id < 1 << 31:
             raise DataError(f"{path}: added_tokens: expected id and content; got {entry!r:.80}")
+        if any("\ud800" <= letter <= "\udfff" for letter in text):
+            raise DataError(
+                f"{path}: added_tokens: expected Unicode text; got half of a surrogate pair in "
+                f"{text!a:.80}"
+            )
         if told.get("single_word"):
             raise DataError(f"{path}: added_tokens: {text!r}: single_word is not supported")
         added.append(
