@@ -194,8 +194,8 @@ def test_bad_options(recipe, capsys, monkeypatch, tmp_path, words, message):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "the following arguments are required: COMMAND (see `toynn --help`)"),
-        (["train"], "the following arguments are required: RECIPE (see `toynn train --help`)"),
+        ([], "the following arguments are required: COMMAND: one of train, generate, chat"),
+        (["train"], "the following arguments are required: RECIPE: one of gpt2, from-scratch"),
         (["train", "gpt5"], "invalid choice: 'gpt5' (choose from"),
     ],
 )

@@ -73,7 +73,9 @@ def test_a_run_of_two_sources_goes_on_with_the_same_bits(here, capsys):
 
 def test_epochs_extend_a_run_of_two_sources(here, capsys):
     """Of the rows of both: the second part begins where the first one ended."""
-    words = [*LORA, "--data", "b.txt:2", "a.jsonl:1", "--lr-schedule", "constant"]
+    at = LORA.index("--steps")
+    words = [*LORA[:at], *LORA[at + 2 :], "--data", "b.txt:2", "a.jsonl:1"]
+    words += ["--lr-schedule", "constant"]
     assert main([*words, "--epochs", "0.5", "--out", "run"]) == 0
     steps = tomllib.loads((here / "run" / "config.toml").read_text())["train"]["steps"]
     assert main(["train", "--resume", "run", "--epochs", "1"]) == 0

@@ -169,15 +169,22 @@ def test_a_call_gets_the_threads_that_it_is_worth(n, n_threads, machine, monkeyp
         ("matmul", "highest", "float32"),
         ("matmul", "medium", "bfloat16"),
         ("gelu", "medium", "float32"),
+        ("attention", "medium", "bfloat16 float32"),  # backward_sinks takes none
+        ("random", "medium", "memory"),  # functions without a signature
     ],
 )
-def test_a_precision_is_for_the_doors_that_take_one(op, precision, limit, machine, monkeypatch):
-    """Those of ops whose case has a tolerance for it; others are called as ever."""
+def test_a_precision_is_for_the_entries_that_take_one(op, precision, limit, machine, monkeypatch):
     quick = Rates(1e9, 2e9, {LARGE: {"read": 1e15}})  # memory never binds
-    shapes = {"matmul": {"M": 40, "N": 1000, "K": 513}, "gelu": {"n": 64, "exact": 0}}
+    sinks = {"B": 1, "T": 40, "H": 2, "KV": 1, "D": 8, "causal": 1, "sinks": True}
+    shapes = {
+        "matmul": {"M": 40, "N": 1000, "K": 513},
+        "gelu": {"n": 64, "exact": 0},
+        "attention": next(iter(CASES["attention"].bench.values())) | sinks,
+        "random": next(iter(CASES["random"].shapes)),
+    }
     monkeypatch.setitem(CASES, op, replace(CASES[op], bench={"one": shapes[op]}))
     rows = roofline.kernel_rows([op], Limits(2, quick, quick), precision)
-    assert {row.limit for row in rows} == {limit}
+    assert {row.limit for row in rows} == set(limit.split())
 
 
 # -- The command -----------------------------------------------------------------------------------

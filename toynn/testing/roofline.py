@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+import toynn._kernels as kernels
 from toynn.backends.cpu.work import seconds, worth
 from toynn.numerics.precision import PRECISIONS
 from toynn.testing.calls import check, invoke, times
@@ -55,7 +56,7 @@ def kernel_rows(ops: Iterable[str], limits: Limits, precision: str = "highest") 
 def _kernel_row(
     op: str, shape: str, sizes: Sizes, call: Call, limits: Limits, precision: str
 ) -> Row:
-    of_products = precision if CASES[op].rough else None
+    of_products = precision if _takes_precision(f"{op}.{call.entry}") else None
     if of_products:
         call = replace(call, options=call.options | {"precision": precision})
     flops, nbytes = CASES[op].work(call, sizes)
@@ -67,17 +68,23 @@ def _kernel_row(
     )
 
 
+def _takes_precision(entry: str) -> bool:
+    """Return whether an entry multiplies in a precision that its caller says."""
+    op, _, name = entry.partition(".")
+    entries = getattr(getattr(kernels, op), "entries", {})  # quants, random: functions alone
+    return name in entries and "precision" in entries[name].signature.scalars
+
+
 def step_rows(
     shape: str, step: Callable[[], object], session: Any, limits: Limits, tries: int = 5
 ) -> list[Row]:
     """Return the kernels of the fastest of some steps of a session, slowest first."""
-    precise = {op for op, case in CASES.items() if case.rough}  # those of products
     steps = [_one_step(step, session) for _ in range(tries)]
     fastest = min(steps, key=lambda rows: sum(ms for _, _, ms, _, _ in rows))
     return [
         _row(
             *(op, shape, limits.n_threads, calls, ms / 1e3, flops, nbytes, limits),
-            session.matmul_precision if op.split(".")[0] in precise else None,
+            session.matmul_precision if _takes_precision(op) else None,
         )
         for op, calls, ms, flops, nbytes in sorted(fastest, key=lambda row: -row[2])
     ]
