@@ -10,7 +10,7 @@ from toynn import AdamW, RecipeOptions
 from toynn.data.batch import IGNORED, Batch
 from toynn.data.image_batches import LaterBatch
 from toynn.engines import PreferenceOptions
-from toynn.errors import ShapeError
+from toynn.errors import LabelError, ShapeError
 from toynn.recipes import Preference
 from toynn.train import Trainer
 
@@ -22,10 +22,11 @@ HP = AdamW.for_lora().hp_for_step(0)
     [
         (Batch([1, 2, 3], None, [2, -100, 3]), 2),
         (Batch(np.zeros((3, 4)), None, np.array([[0, 1], [0, 0], [0.5, 0.5]])), 2),
+        (Batch(np.zeros((4, 4)), None, np.array([0, 0.5, 0.5])), 1),
         (Batch([1] * 4, None, [1] * 4, [0, 0, 2, 2], [0, 0, 2, 2, 4]), 1),
         (Batch([1] * 4, None, [1] * 4, [0, 0, 2, 2], [0, 0, 2, 2, 4], [1, 0]), 2),
     ],
-    ids=["whole", "dense", "pairs", "completions"],
+    ids=["whole", "dense", "one picture", "pairs", "completions"],
 )
 def test_rows_that_count(batch, rows):
     assert batch.rows == rows
@@ -42,6 +43,34 @@ def test_whole_or_array_by_array_it_is_the_same_step():
     assert whole.evaluate(tuple(batch)) == apart.evaluate(batch)  # as batches of one's own are
     assert whole.train(tuple(batch), HP, False) == apart.train(batch, HP, False)
     assert whole.step_index == whole.engine.step_index == 2
+
+
+@pytest.mark.parametrize("width", [3, 4, 8, 16])
+def test_rows_of_a_table_do_not_see_one_another(width):
+    """Whatever their length: t_seq is 8 here, and 16 tokens are several rows of most."""
+    ids = np.random.default_rng(1).integers(0, 11, (2 if width == 16 else 4, width))
+    recipe = make(batch=2, length=8, context=16)
+    assert recipe.engine.t_seq == 8
+    whole = recipe.evaluate({"input_ids": ids})
+    alone = [recipe.evaluate({"input_ids": row}) for row in ids]
+    np.testing.assert_allclose(whole, np.mean(alone), rtol=1e-6)
+    assert recipe.evaluate((ids[:, :-1], ids[:, 1:])) == pytest.approx(whole, rel=1e-6)
+
+
+def test_positions_that_begin_anew_part_examples():
+    ids = np.random.default_rng(1).integers(0, 11, 8)
+    recipe = make(batch=1, length=8)
+    parts = {"input_ids": ids, "position_ids": [0, 1, 2, 0, 1, 2, 3, 4]}
+    counted = [(recipe.evaluate({"input_ids": part}), len(part) - 1) for part in (ids[:3], ids[3:])]
+    mean = sum(loss * rows for loss, rows in counted) / 6
+    assert recipe.evaluate(parts) == pytest.approx(mean, rel=1e-6)
+
+
+def test_labels_are_not_wrapped():
+    with pytest.raises(LabelError):
+        make(batch=1, length=8).evaluate(
+            {"input_ids": np.arange(8), "labels": np.full(8, 2**32 + 5)}
+        )
 
 
 def test_a_pair_and_a_mapping_are_batches():
@@ -100,6 +129,8 @@ def test_the_trainer_takes_pairs_and_mappings():
     for data in (whole, [tuple(whole[0])], [tuple(rows)], iter([tuple(rows)] * 3), Loader(rows)):
         trainer = Trainer(make(batch=2), data, steps=3, valid=[tuple(rows)], progress=False)
         losses.append((trainer.fit().train_loss, trainer.result.val_loss))
+    trainer = Trainer(make(batch=2), whole, steps=3, valid=Loader(rows, 1), progress=False)
+    losses.append((trainer.fit().train_loss, trainer.result.val_loss))
     assert len(set(losses)) == 1
     result = Trainer(make(batch=2), [named], steps=1, progress=False).fit()
     followed = rows[1][:, :-1]  # the last token of a row is followed by none
@@ -114,11 +145,11 @@ def test_the_trainer_takes_pairs_and_mappings():
 class Loader:
     """What can only be iterated over, as PyTorch's DataLoader."""
 
-    def __init__(self, rows):
-        self.rows = rows
+    def __init__(self, rows, count=3):
+        self.batches = [list(rows)] * count
 
     def __iter__(self):
-        return iter([tuple(self.rows)] * 3)
+        return iter(self.batches)
 
 
 def test_a_later_batch_is_read_when_an_engine_looks_at_it():

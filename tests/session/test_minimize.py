@@ -341,3 +341,16 @@ def test_an_interrupted_minimize_is_made_wholly_or_not_at_all():
             assert s.minimize(loss)(x=CORNERS, labels=XOR) > 0
         s.close()
     assert outcomes == {True, False}
+
+
+def test_minimize_is_refused_behind_updates_and_leaves_the_tape_as_it_is():
+    with Session() as s:
+        weights = [s.parameter(name, values) for name, values in starts().items()]
+        loss = ops.cross_entropy(s, logits_of(s, *weights), s.input("labels", (4,), "i32"))
+        s.set_loss(loss)
+        s.build_backward()
+        s.opt_step_adamw(weights[0], s.grad(weights[0]), s.input("hp", (7,)))
+        before, inputs = len(s.tape.nodes), list(s.tape.inputs)
+        with pytest.raises(LifecycleError, match="in place of opt_step_adamw"):
+            s.minimize(loss)
+        assert len(s.tape.nodes) == before and list(s.tape.inputs) == inputs

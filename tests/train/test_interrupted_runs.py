@@ -86,12 +86,19 @@ def test_a_request_within_a_step_is_answered_at_once_and_once(handlers, capfd):
 
 
 TWICE = """
-import signal, sys
+import signal, sys, time
 from toynn.system.critical import Section
 from toynn.train.interrupt import Interrupt
 with Interrupt() as interrupt, Section():
-    for number in map(int, sys.argv[1:]):
+    for number in map(int, sys.argv[2:]):
         signal.raise_signal(number)
+        time.sleep(float(sys.argv[1]))
+    if float(sys.argv[1]) == 0:
+        both = {signal.SIGINT, signal.SIGTERM}
+        signal.pthread_sigmask(signal.SIG_BLOCK, both)
+        for number in both:
+            signal.raise_signal(number)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, both)
 print("saved", interrupt.requested)
 """
 
@@ -99,6 +106,7 @@ print("saved", interrupt.requested)
 @pytest.mark.parametrize(
     ("numbers", "code"),
     [
+        ((), 0),  # of one request: as timeout(1) sends to a process and to its group
         ((signal.SIGINT, signal.SIGINT), -signal.SIGINT),
         ((signal.SIGINT, signal.SIGTERM), -signal.SIGTERM),
         ((signal.SIGHUP, signal.SIGTERM), -signal.SIGTERM),
@@ -106,7 +114,8 @@ print("saved", interrupt.requested)
     ],
 )
 def test_the_second_request_within_a_step_ends_the_process(numbers, code):
-    command = [sys.executable, "-c", TWICE, *(str(int(number)) for number in numbers)]
+    pause = "0.6" if numbers else "0"
+    command = [sys.executable, "-c", TWICE, pause, *(str(int(number)) for number in numbers)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == code, done.stderr
     assert done.stderr.count("once more to stop at once") == 1

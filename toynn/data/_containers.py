@@ -81,9 +81,9 @@ def lines_of(path: Path, progress: Progress, bounds: Bounds) -> Iterator[tuple[i
         size = os.fstat(file.fileno()).st_size
         unpacked = _unpacked(path, file, bounds)
         for line in count(1):
-            if not (raw := unpacked.readline(bounds.line + 1)):
+            if not (raw := unpacked.readline(bounds.line + 2)):  # with its end, and one byte more
                 break
-            bounds.check_line(f"{path}:{line}", len(raw))
+            bounds.check_line(f"{path}:{line}", len(raw.removesuffix(b"\n")))
             done += len(raw)
             if line % 1000 == 0 or done == size:
                 progress(file.tell() if path.suffix in PACKED else done, size)

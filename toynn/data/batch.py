@@ -17,10 +17,14 @@ __all__ = ["IGNORED", "Batch"]
 NAMES = ("input_ids", "labels", "attention_mask", "position_ids")
 
 
-def _flat(array: Any) -> Any:
-    """Return whole numbers of a table (B, T) as one row; all else as it is."""
-    whole = array is not None and array.ndim == 2 and array.dtype.kind in "iub"
-    return array.reshape(-1) if whole else array
+def _segments(positions: Any) -> Any:
+    """Return the segments (B*T,) of a table whose positions begin anew within a row; else None."""
+    begins = positions == 0
+    if not begins[..., 1:].any():
+        return None
+    begins[..., 0] = True
+    rows = np.arange(begins.size, dtype=np.int32)
+    return np.maximum.accumulate(np.where(begins.reshape(-1), rows, 0))
 
 
 def _expected(got: Any) -> str:
@@ -61,6 +65,8 @@ class Batch:
         begins and the last one ends, int (2 S + 1,). See ``toynn.engines.preference``.
     wanted
         Of KTO: 1 for each completion that is wanted, 0 for the others, int (S,).
+    width
+        Tokens of a row, where inputs came as a table (B, T); 0: rows of the engine's ``t_seq``.
     room
         The tokens that a packed batch has room for: B*T of B rows, filled as well as may be.
     source
@@ -73,6 +79,7 @@ class Batch:
     segments: Any = None
     bounds: Any = None
     wanted: Any = None
+    width: int = field(default=0, kw_only=True)
     room: int = field(default=0, kw_only=True)
     source: str | None = field(default=None, kw_only=True)
 
@@ -80,9 +87,11 @@ class Batch:
     def of(cls, batch: "Batch | ArrayLike | Iterable[Any]", *arrays: ArrayLike | None) -> "Batch":
         """Return a batch as it is; or one of arrays, in the order of the fields, or in a tuple.
 
-        Two arrays are inputs and labels. A mapping has PyTorch's names: input_ids and labels,
-        (B, T) or (T,), where labels are *not* shifted (without them, input_ids are), and perhaps
-        attention_mask, which is 0 behind the tokens of a row, and position_ids.
+        Two arrays are inputs and labels, (B, T) both, or as the fields are. A mapping has
+        PyTorch's names: input_ids and labels, (B, T) or (T,), where labels are *not* shifted
+        (without them, input_ids are), and perhaps attention_mask, which is 0 behind the tokens of
+        a row, and position_ids. Where positions begin anew within a row, its examples do not see
+        one another.
 
         Raises TypeError, with an example, for what is none of these, ShapeError for shapes that
         differ, and padding before tokens.
@@ -105,7 +114,11 @@ class Batch:
             raise TypeError(_expected(given))
         if len(found) == 2:
             found.insert(1, None)
-        return cls(*(_flat(each) for each in found))
+        ids, labels = found[0], found[2]
+        if ids is None or ids.ndim != 2 or labels is None or labels.shape != ids.shape:
+            return cls(*found)
+        flat = (each if each is None or each.ndim != 2 else each.reshape(-1) for each in found)
+        return cls(*flat, width=ids.shape[1])
 
     @classmethod
     def _named(cls, batch: Mapping[str, Any]) -> "Batch":
@@ -120,18 +133,28 @@ class Batch:
         if ids.ndim not in (1, 2) or any(each.shape != ids.shape for each in arrays.values()):
             shapes = ", ".join(f"{name} {each.shape}" for name, each in arrays.items())
             raise ShapeError(f"batch: expected arrays of one shape, (B, T) or (T,); got {shapes}")
-        following = np.full(ids.shape, IGNORED, np.int32)
-        following[..., :-1] = arrays.get("labels", ids)[..., 1:]
+        labels = arrays.get("labels", ids)
+        following = np.full(ids.shape, IGNORED, np.int64)  # the engine checks them
+        following[..., :-1] = labels[..., 1:]
         mask = arrays.get("attention_mask")
         if mask is not None:
-            if (np.diff(mask.astype(np.int8), axis=-1) > 0).any():
+            if (np.diff((mask != 0).astype(np.int8), axis=-1) > 0).any():
                 raise ShapeError(
                     "batch: attention_mask: expected padding behind the tokens of a row; got some "
                     "before them: pad on the right"
                 )
             following[..., :-1][mask[..., 1:] == 0] = IGNORED
         positions = arrays.get("position_ids")
-        return cls(_flat(ids), None if positions is None else _flat(positions), _flat(following))
+        segments = None if positions is None else _segments(positions)
+        if positions is not None and segments is not None:  # no example's label is another's token
+            following[..., :-1][positions[..., 1:] == 0] = IGNORED
+        return cls(
+            ids.reshape(-1),
+            None if positions is None else positions.reshape(-1),
+            following.reshape(-1),
+            segments,
+            width=ids.shape[-1],
+        )
 
     def __iter__(self) -> Iterator[Any]:
         """Yield inputs, positions, labels; and segments, bounds, wanted, as far as there are."""
@@ -145,6 +168,8 @@ class Batch:
         if self.bounds is not None:
             return self.examples // 2 if self.wanted is None else self.examples
         labels = np.asarray(self.labels)
+        if labels.ndim == 1 and labels.dtype.kind == "f":  # one picture's, dense
+            return int(labels.any())
         return int(np.count_nonzero(labels.any(axis=1) if labels.ndim == 2 else labels != IGNORED))
 
     @property

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -141,8 +141,8 @@ class ReadOptions:
 
     @classmethod
     def of(cls, seq: "int | ReadOptions", more: Mapping[str, Any]) -> "ReadOptions":
-        """Return options as they are, or those of so many tokens, with ``more`` of them by name."""
-        return seq if isinstance(seq, ReadOptions) else cls(seq=seq, **more)
+        """Return options, or those of so many tokens, with ``more`` of them by name."""
+        return replace(seq, **more) if isinstance(seq, ReadOptions) else cls(seq=seq, **more)
 
     @property
     def kept_in(self) -> Store:

@@ -258,6 +258,7 @@ class Ranks(Group):
     def leave(self) -> None:
         """End with the others: behind this, no rank waits for another. An error is raised there."""
         if not self._ended:
+            self.patience = 0  # rank 0 may still evaluate and write, for as long as it takes
             table = self._said_by_all(LEAVES, "")
             self._ended = "the run has ended"
             if (table[:, 0] == FAILED).any():

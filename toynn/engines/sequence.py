@@ -5,6 +5,7 @@ whole sequences around the forward pass, feeds it, and offers what goes with it:
 one stopped (decoding.py), preferences (preference.py), and, by filed.py, files and adapters.
 """
 
+from dataclasses import replace
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -110,6 +111,9 @@ class SequenceEngine(FileEngine[C], Generic[C]):
         """Fit a batch of sequences, or of packed examples."""
         ids, labels, positions = np.asarray(batch.inputs), np.asarray(batch.labels), batch.positions
         dense, whole = labels.ndim == 2, batch.segments is None
+        if whole and ids.ndim == 1 and batch.width not in (0, self.t_seq):  # rows of another length
+            rows = np.arange(ids.size, dtype=np.int32)
+            batch, whole = replace(batch, segments=rows - rows % batch.width), False
         if ids.ndim != 1 or ids.size == 0 or (whole and ids.size % self.t_seq):
             raise ShapeError(
                 f"step: seq_ids must be flat, whole sequences of {self.t_seq}; got {ids.shape}"

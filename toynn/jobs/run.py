@@ -60,6 +60,7 @@ def carried_out(job: Job) -> Outcome:
     if found is None and group.rank == 0 and not job.fresh:
         RunFolder.check_absent(Path(str(run.out)))
     _check_machine(job)
+    group.patience = 0  # reading takes as long as it takes; Trainer sets --rank-timeout
     with job.files:
         for turn in (True, False):  # the first process of each machine makes what others find
             if (group.local_rank == 0) is turn:

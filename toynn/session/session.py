@@ -289,8 +289,8 @@ class Session:
             step = s.minimize(loss, lr=1e-2)
             loss = step(x=..., labels=...)
 
-        It calls ``finalize_weights``, ``set_loss``, ``build_backward``, ``opt_step_adamw`` and
-        ``realize``, those that were not called yet. ``s.grad(w)`` is the gradient from then on.
+        It calls ``finalize_weights``, ``set_loss`` and ``build_backward``, if they were not called
+        yet, ``opt_step_adamw`` and ``realize``. ``s.grad(w)`` is the gradient from then on.
 
         ``lr`` is the learning rate, or a function of the step, from 0 on, such as
         ``toynn.optim.Schedule``. ``hyperparameters`` are beta1, beta2, eps and weight_decay. Their
@@ -310,6 +310,8 @@ class Session:
         adamw.lr = lr(0) if callable(lr) else lr
         adamw.hp_for_step(0)  # refuses what is out of range
         tape, inputs = self.tape, dict(self.tape.inputs)
+        if any(node.segment == "U" for node in tape.nodes):
+            _refuse("minimize()", "in place of opt_step_adamw(), which was called on this tape")
         if tape.loss is not loss:
             self.set_loss(loss)
         if tape.gradients is None:

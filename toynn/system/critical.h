@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <signal.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 /* The signals whose handlers raise exceptions in Python programs: Ctrl-C, requests to end, timeouts. */
@@ -23,6 +24,7 @@ static volatile sig_atomic_t tn_came[TN_SIGNALS];
 
 /* While a run is to stop by a signal: what the first one writes to stderr, and whether it came. */
 static volatile sig_atomic_t tn_stops, tn_stopping;
+static struct timespec tn_first;
 static char tn_text[200];
 static size_t tn_text_size;
 
@@ -35,13 +37,21 @@ static inline void tn_stop_by_signal(int on, const char* text, size_t size) {
     tn_stops = on;
 }
 
-/* A second SIGHUP is no second request: a shell that ends may repeat its terminal's. */
+/* A second SIGHUP is no second request: a shell that ends may repeat its terminal's. Nor is a
+   signal within half a second: timeout(1) and wrappers send one to a process and to its group. */
+static int tn_is_repeated(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (now.tv_sec - tn_first.tv_sec) * 1e3 + (now.tv_nsec - tn_first.tv_nsec) / 1e6 < 500;
+}
+
 static void tn_stop(int number) {
     const int before = errno;
     if (!tn_stopping) {
         tn_stopping = 1;
+        clock_gettime(CLOCK_MONOTONIC, &tn_first);
         if (write(2, tn_text, tn_text_size) < 0) {}  /* the terminal may be gone */
-    } else if (number != SIGHUP) {
+    } else if (number != SIGHUP && !tn_is_repeated()) {
         signal(number, SIG_DFL);
         raise(number);
     }

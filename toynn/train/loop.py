@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from toynn.data.batch import Batch
 from toynn.errors import CheckpointError, ConfigError, DataError, NonFiniteError
 from toynn.system.machine import peak_memory
-from toynn.train.feed import Feed
+from toynn.train.feed import Feed, made
 from toynn.train.interrupt import Interrupt
 from toynn.train.metrics import Report
 from toynn.train.options import METRICS, LoopOptions, Part, Result, Window
@@ -343,7 +343,7 @@ class Loop:
     def _measured(self, begin: float, before: State) -> Iterator[tuple[Mapping[str, float], int]]:
         """Yield figures and rows of the batches to evaluate on, as far as a signal lets it."""
         count = len(self.valid) if isinstance(self.valid, Sized) else 0
-        for done, batch in enumerate(self.valid if self.options.eval_every else ()):
+        for done, batch in enumerate(map(made, self.valid) if self.options.eval_every else ()):
             if self._is_late(begin, done):
                 if self.result.iterations:
                     self._save(before)

@@ -14,6 +14,7 @@ from typing import Any
 
 from toynn.distributed import Cost, Group
 from toynn.errors import NonFiniteError
+from toynn.train.feed import made
 from toynn.train.filling import Filling
 from toynn.train.interrupt import Interrupt
 from toynn.train.loop import Loop, State
@@ -133,7 +134,8 @@ class RankLoop(Loop):
     def _measured(self, begin: float, before: State) -> Iterator[tuple[Figures, int]]:
         """Measure batches in turns, one a rank; yield the figures of all in their order."""
         group, own, index = self.group, None, 0
-        for index, batch in enumerate(self.valid if self.options.eval_every else (), 1):
+        batches = map(made, self.valid) if self.options.eval_every else ()
+        for index, batch in enumerate(batches, 1):
             turn = (index - 1) % group.size
             if turn == 0 and self._all_late(begin, index - 1):
                 if self.result.iterations:
