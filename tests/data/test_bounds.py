@@ -136,3 +136,12 @@ def model(folder):
 
     path = folder / "base.gguf"
     return path if path.exists() else write_base(path, vocab=256)
+
+
+@pytest.mark.parametrize("end", [b"", b"\n", b"\nnext"])
+def test_the_end_of_a_line_is_not_of_its_length(tmp_path, end):
+    path, line = tmp_path / "a.jsonl", b"x" * 100
+    path.write_bytes(line + end)
+    assert next(_containers.lines_of(path, silent, Bounds(line=100)))[1].rstrip() == line
+    with pytest.raises(DataError):
+        next(_containers.lines_of(path, silent, Bounds(line=99)))
