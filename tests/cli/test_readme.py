@@ -1,4 +1,4 @@
-"""README's first example, as it is typed: it trains, answers rightly, and stops."""
+"""README's example of fine-tuning, as it is typed: it trains, answers rightly, and stops."""
 
 import itertools
 import json
@@ -43,8 +43,8 @@ def base(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_the_first_example(base, capsys):
-    block = re.search(r"```sh\n(.*?)```", README.read_text(), re.DOTALL)[1]
+def test_the_example_of_fine_tuning(base, capsys):
+    block = re.search(r"```sh\n(cat > .*?)```", README.read_text(), re.DOTALL)[1]
     name, text = re.search(r"cat > (\S+) <<'END'\n(.*?)END\n", block, re.DOTALL).groups()
     (base / name).write_text(text)
     rows = [json.loads(line) for line in text.splitlines()]
