@@ -188,12 +188,15 @@ def test_a_column_that_is_named_is_converted(tmp_path):
 def test_many_rows_of_nothing_take_no_room(tmp_path):
     """A column of nulls has no bytes, however many rows it has."""
     path = tmp_path / "a.arrow"
-    few, many = ((count).to_bytes(8, "little") for count in (12_345, 1 << 40))
+    few, many, most = ((count).to_bytes(8, "little") for count in (12_345, 1 << 26, 1 << 40))
     whole = written(arrow.nulls(12_345), "arrow")
     assert whole.count(few) == 3  # of the batch, of the column, of its nulls
     path.write_bytes(whole.replace(few, many))
     found = _containers.table_rows(path, silent, {"text"})
     assert [next(found) for _ in range(3)] == [(1, {}), (2, {}), (3, {})]
+    path.write_bytes(whole.replace(few, most))
+    with pytest.raises(DataError, match="to unpack to at most"):
+        next(_containers.table_rows(path, silent, {"text"}))
 
 
 def repeated(inner):

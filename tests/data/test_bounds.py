@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from toynn.cli import main
-from toynn.data import _containers, _rows
+from toynn.data import _containers, _rows, _tables
 from toynn.data.bounds import LEAST, LONGEST, Bounds
 from toynn.data.stream import silent
 from toynn.errors import DataError
 
 LINE = Bounds(line=2**16)
-LARGE = 2**25  # bytes that a bomb unpacks to
+LARGE, PAGE = 2**25, 2**23  # bytes that a bomb unpacks to, and one in a batch or a page
 KINDS = (".jsonl", ".json", ".csv", ".tsv")
 PACKED = ("", ".gz", ".zst")
 
@@ -114,6 +114,130 @@ def test_texts_that_a_table_has_once(tmp_path):
     declared = parquet.ParquetFile(path).metadata.row_group(0).total_byte_size
     with pytest.raises(DataError, match="to unpack to at most"):
         next(_rows.rows(path, silent, {}, Bounds(unpacked=declared - 1)))
+
+
+@pytest.fixture
+def arrow():
+    return pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+
+
+POOLS = []  # never freed: what is allocated in one may outlive a test
+
+
+def account(arrow):
+    """A pool that pyarrow's memory comes from, from here on."""
+    POOLS.append(arrow.proxy_memory_pool(arrow.system_memory_pool()))
+    arrow.set_memory_pool(POOLS[-1])
+    return POOLS[-1]
+
+
+def write_ipc(arrow, path, table, **options):
+    from pyarrow import ipc
+
+    new = ipc.new_file if path.suffix == ".feather" else ipc.new_stream
+    with new(str(path), table.schema, options=ipc.IpcWriteOptions(**options)) as file:
+        file.write(table)
+
+
+@pytest.mark.parametrize("coded", [False, True], ids=["rows", "dictionary"])
+@pytest.mark.parametrize("packing", ["zstd", "lz4"])
+@pytest.mark.parametrize("kind", [".feather", ".arrow"])
+def test_a_batch_of_arrow_that_becomes_large(kind, packing, coded, tmp_path, arrow):
+    path = tmp_path / f"a{kind}"
+    column = arrow.array(["a" * PAGE, "b"])
+    table = arrow.table({"text": column.dictionary_encode() if coded else column})
+    write_ipc(arrow, path, table, compression=packing)
+    pool = account(arrow)
+    with pytest.raises(DataError, match=r"packed bytes to unpack to at most 1,000,000; .*--max-un"):
+        rows(path, Bounds(unpacked=1_000_000))
+    assert pool.max_memory() < PAGE / 3
+    with pytest.raises(DataError, match=rf"a{kind}:1: expected at most 67,108 .*--max-line"):
+        rows(path, Bounds(line=67_108))
+    assert [len(row["text"]) for _, row in rows(path, Bounds(2 * PAGE))] == [PAGE, 1]
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+@pytest.mark.parametrize("dictionary, packing", [(False, "zstd"), (True, "lz4"), (False, "gzip")])
+def test_a_page_of_parquet_that_becomes_large(
+    packing, dictionary, version, tmp_path, arrow, monkeypatch
+):
+    from pyarrow import parquet
+
+    path = tmp_path / "a.parquet"
+    table = arrow.table({"text": ["a" * PAGE, "b"], "other": ["c" * 2 * PAGE, "d"]})
+    how = {"compression": packing, "use_dictionary": dictionary, "data_page_version": version}
+    parquet.write_table(table, path, write_statistics=False, **how)
+    # What the file says of all is not true.
+    monkeypatch.setattr(_tables, "_check_parquet", lambda path, metadata, bounds: None)
+    pool = account(arrow)
+    with pytest.raises(DataError, match=r"packed bytes to unpack to at most 1,000,000; .*--max-un"):
+        rows(path, Bounds(unpacked=1_000_000))
+    assert pool.max_memory() < PAGE / 3
+    found = rows(path, Bounds(2 * PAGE, unpacked=3 * PAGE))  # the other column is not counted
+    assert [len(row["text"]) for _, row in found] == [PAGE, 1]
+
+
+def many_from_one(arrow, kind, text, count):
+    """A column in which many rows are one text."""
+    if kind == "dictionary":
+        return arrow.DictionaryArray.from_arrays(arrow.array([0] * count, arrow.int8()), [text])
+    view = np.array([[len(text), 0, 0, 0]] * count, np.int32)
+    view[:, 1:2] = np.frombuffer(text[:4].encode(), np.int32)
+    buffers = [None, arrow.py_buffer(view.tobytes()), arrow.py_buffer(text.encode())]
+    return arrow.Array.from_buffers(arrow.string_view(), count, buffers)
+
+
+@pytest.mark.parametrize("inside", ["texts", "messages"])
+@pytest.mark.parametrize("kind", ["dictionary", "views"])
+def test_texts_that_a_batch_has_once(kind, inside, tmp_path, arrow):
+    """A few rows at a time become objects, and all of them are counted."""
+    path, count = tmp_path / "a.arrow", 3000
+    column, name = many_from_one(arrow, kind, "abcd" * 2**12, count), "text"
+    if inside == "messages":
+        roles = arrow.array(["user"] * count)
+        talks = arrow.StructArray.from_arrays([column, roles], ["content", "role"])
+        column, name = arrow.ListArray.from_arrays(range(count + 1), talks), "messages"
+    write_ipc(arrow, path, arrow.table({name: column}))
+    with pytest.raises(DataError, match=r"a\.arrow: expected .* to unpack to at most 10,000,000"):
+        rows(path, Bounds(unpacked=10_000_000))
+    with pytest.raises(DataError, match=r"a\.arrow:1: expected at most 1,000 bytes .*--max-line"):
+        rows(path, Bounds(line=1000))
+    tracemalloc.start()
+    try:
+        assert sum(1 for _ in _rows.rows(path, silent, {}, Bounds())) == count
+        assert tracemalloc.get_traced_memory()[1] < 3 * _tables.PART
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("shape", ["rows", "an item", "an item of fixed size"])
+def test_nothing_many_times(shape, tmp_path, arrow):
+    """Nulls take no byte."""
+    path, count = tmp_path / "a.feather", 2**30
+    column = arrow.Array.from_buffers(arrow.null(), count, [None])
+    if shape == "an item":
+        column = arrow.ListArray.from_arrays(arrow.array([0, count], arrow.int32()), column)
+    elif shape == "an item of fixed size":
+        column = arrow.FixedSizeListArray.from_arrays(column, count)
+    write_ipc(arrow, path, arrow.table({"messages": column}))
+    with pytest.raises(DataError, match=r"a\.feather: expected .* --max-unpacked"):
+        rows(path, Bounds())
+
+
+@pytest.mark.parametrize("kind", ["run_end_encoded", "list_view", "dense_union"])
+def test_columns_that_no_texts_are_written_as(kind, tmp_path, arrow):
+    path = tmp_path / "a.feather"
+    if kind == "run_end_encoded":
+        column = arrow.RunEndEncodedArray.from_arrays([2**30], ["a"])
+    elif kind == "list_view":
+        column = arrow.ListViewArray.from_arrays([0] * 9, [1] * 9, arrow.array(["a"]))
+    else:
+        column = arrow.UnionArray.from_dense(
+            arrow.array([0], arrow.int8()), arrow.array([0], arrow.int32()), [arrow.array(["a"])]
+        )
+    write_ipc(arrow, path, arrow.table({"text": column}))
+    with pytest.raises(DataError, match=rf"texts, numbers, lists or structs in 'text'; got {kind}"):
+        rows(path, Bounds())
 
 
 def test_the_command_line_says_which_flag(tmp_path, capsys):

@@ -14,18 +14,17 @@ import json
 import os
 import re
 import zlib
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from importlib import import_module
 from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from toynn.data._arrays import array_items, begins_an_array
+from toynn.data._tables import arrow_rows, pyarrow_for
 from toynn.data.bounds import USUAL, Bounds
 from toynn.data.stream import BOM, Progress, decoded
-from toynn.errors import ConfigError, DataError, ToynnError
+from toynn.errors import DataError
 from toynn.system.reading import open_file, read_bytes
 
 __all__ = [
@@ -50,8 +49,6 @@ PACKED = (".gz", ".zst")
 Where = int | str
 END = re.compile(r"\r\n|\n|\r(?!\Z)")  # of a line; a \n may follow the last \r
 BLOCK = 2**20  # bytes of a table that are read together
-PARQUET_ROWS = 2**8  # of a batch
-AT_A_TIME = 2**12  # rows of a batch that become objects together
 
 
 def kind_of(path: Path) -> str:
@@ -126,7 +123,7 @@ def _unpacked(path: Path, file: BinaryIO, bounds: Bounds) -> BinaryIO:
     if path.suffix == ".gz":
         stream: Any = gzip.GzipFile(fileobj=file)
     else:
-        stream = _pyarrow(path).CompressedInputStream(file, "zstd")
+        stream = pyarrow_for(path).CompressedInputStream(file, "zstd")
     return bounds.counted(path, os.fstat(file.fileno()).st_size, stream)
 
 
@@ -143,7 +140,7 @@ def table_rows(
     elif kind_of(path) in (".csv", ".tsv"):
         yield from _csv(path, progress, bounds)
     else:
-        yield from _arrow(path, progress, read, bounds)
+        yield from arrow_rows(path, kind_of(path), progress, read, bounds)
 
 
 def texts(folder: Path) -> Iterator[Path]:
@@ -219,119 +216,6 @@ def _text_lines(path: Path, progress: Progress, bounds: Bounds) -> Iterator[str]
             bounds.check_line(f"{path}:{line}", len(rest))
         if rest:
             yield rest
-
-
-def _arrow(
-    path: Path, progress: Progress, read: Collection[str], bounds: Bounds
-) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    arrow = _pyarrow(path)
-    size = os.path.getsize(path) if path.exists() else 0
-    with open_file(path) as file:
-        try:
-            row = done = 0
-            for names, batch in _batches(path, arrow, file, read, bounds):
-                # pyarrow takes offsets, sizes, indices and texts as a file has them. Without this
-                # check it would read beyond its buffers, and end the process.
-                batch.validate(full=True)
-                done += batch.nbytes
-                bounds.check_unpacked(path, size, done)
-                for begin in range(0, batch.num_rows, AT_A_TIME):
-                    for found in batch.slice(begin, AT_A_TIME).to_pylist():
-                        row += 1
-                        values = ((name, found.get(name)) for name in names)
-                        yield row, {k: v for k, v in values if v is not None or k not in read}
-            progress(size, size)
-        except ToynnError:
-            raise
-        except (
-            arrow.ArrowException,
-            ArithmeticError,  # a date, duration or decimal that Python has no number for
-            LookupError,  # a time zone that there is not
-            MemoryError,
-            OSError,
-            ValueError,  # a name of a column or of a time zone that is not UTF-8
-        ) as error:
-            words = " ".join(str(error).split())[:200] or type(error).__name__
-            raise DataError(f"{path}: cannot read as {kind_of(path)[1:]}: {words}") from error
-
-
-def _batches(
-    path: Path, arrow: Any, file: BinaryIO, read: Collection[str], bounds: Bounds
-) -> Iterator[tuple[list[str], Any]]:
-    """Yield the names of all columns, and batches of rows of the columns that are read.
-
-    Raises DataError for a name that comes twice.
-    """
-    if kind_of(path) == ".parquet":
-        opened = import_module("pyarrow.parquet").ParquetFile(file)
-        schema = opened.schema_arrow
-        columns = [name for name in schema.names if name in read]
-        _check_parquet(path, opened.metadata, bounds)
-        # A name also means the columns that begin with it and a dot. A text that a file has once,
-        # in a dictionary, takes memory in each row of a batch.
-        batches = opened.iter_batches(columns=columns, batch_size=PARQUET_ROWS)
-    else:
-        ipc = import_module("pyarrow.ipc")
-        try:
-            opened = ipc.open_file(file)
-            batches = (opened.get_batch(k) for k in range(opened.num_record_batches))
-        except arrow.ArrowInvalid:
-            file.seek(0)
-            opened = batches = ipc.open_stream(file)
-        schema = opened.schema
-    names = schema.names
-    _expect_once(path, "columns", names)
-    for field in schema:
-        if field.name in read:
-            _expect_fields_once(path, arrow, field)
-    for batch in batches:
-        yield names, batch.select([name for name in names if name in read])
-
-
-def _check_parquet(path: Path, metadata: Any, bounds: Bounds) -> None:
-    """Raise DataError where row groups say that they unpack to more than they may.
-
-    What a damaged file says of a column is not asked for: pyarrow would end the process.
-    """
-    groups = map(metadata.row_group, range(metadata.num_row_groups))
-    length = sum(max(group.total_byte_size, 0) for group in groups)
-    bounds.check_unpacked(path, os.path.getsize(path), length)
-
-
-def _expect_once(path: Path, what: str, names: list[str]) -> None:
-    for name, times in Counter(names).most_common(1):
-        if times > 1:
-            raise DataError(
-                f"{path}: expected {what} of different names; {name!r} comes {times} times: rename "
-                "all but one"
-            )
-
-
-def _expect_fields_once(path: Path, arrow: Any, field: Any) -> None:
-    """Refuse a column with a struct in it of which two fields have one name."""
-    kinds = [field.type]
-    while kinds:
-        kind = kinds.pop()
-        if isinstance(kind, arrow.BaseExtensionType):
-            kind = kind.storage_type
-        if arrow.types.is_dictionary(kind):
-            kind = kind.value_type
-        inner = [kind.field(k) for k in range(kind.num_fields)]
-        if arrow.types.is_struct(kind):
-            _expect_once(path, f"fields of {field.name!r}", [each.name for each in inner])
-            for each in inner:
-                _expect_fields_once(path, arrow, each)
-        else:
-            kinds += [each.type for each in inner]
-
-
-def _pyarrow(path: Path) -> Any:
-    try:
-        return import_module("pyarrow")
-    except ImportError as error:
-        raise ConfigError(
-            f"{path}: this needs the pyarrow library, which is not installed: pip install pyarrow"
-        ) from error
 
 
 def plain(value: Any) -> Any:
