@@ -101,6 +101,8 @@ DIRECTIVES = {
     "freethreading_compatible": False,
 }
 
+PLAIN = "int main(void) { return 0; }"
+
 OPENMP = r"""
 #include <omp.h>
 #include <stdio.h>
@@ -122,19 +124,62 @@ int main(void) { return 0; }
 """
 
 
+NEEDS = """
+    Debian, Ubuntu  apt install gcc python3-dev
+    Fedora          dnf install gcc python3-devel
+    Alpine          apk add gcc musl-dev python3-dev
+    macOS           xcode-select --install
+    Windows         "Desktop development with C++" of the Build Tools for Visual Studio
+    conda           conda install c-compiler python"""
+
+#: Commands of setup.py that compile.
+COMPILING = {"build", "build_ext", "bdist_wheel", "develop", "editable_wheel", "install"}
+
 HANG = 600  # seconds: a busy machine builds what another one does
 #: An entry of a kernel: its name and its signature, one or several literals.
 ENTRY = re.compile(r'^(\w+) = entry\(\s*<kernel_fn>[\w\[\]]+,\s*((?:"[^"]*"\s*)+)', re.MULTILINE)
 
 
+def compiler() -> list[str]:
+    """Return the command of the C compiler."""
+    return shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
+
+
+def expect_compiler() -> None:
+    """End the build where there is no C compiler, or it lacks a header that all modules need.
+
+    Where there is no Visual Studio, setuptools says so.
+    """
+    if MSVC:
+        return
+    program = compiler()[0]
+    if not shutil.which(program):
+        sys.exit(
+            f"toynn: building it needs a C compiler; {program!r} is not found. Get one:{NEEDS}"
+        )
+    include = [f"-I{folder}" for folder in {*map(sysconfig.get_path, ("include", "platinclude"))}]
+    for header in ("stdlib.h", "Python.h"):
+        text = f"#include <{header}>\nint main(void) {{ return 0; }}"
+        if error := probe(text, *include, run=False):
+            sys.exit(
+                f"toynn: building it needs a C compiler that finds {header}; {program!r} fails "
+                f"({described(error)}). For Python {platform.python_version()} get:{NEEDS}"
+            )
+
+
+def described(error: Exception) -> str:
+    """Return what a compiler said first, or how it failed."""
+    said = (getattr(error, "stderr", None) or b"").decode(errors="replace").splitlines()
+    return next((line.strip() for line in said if "error" in line), str(error))
+
+
 def probe(text: str, *flags: str, run: bool) -> Exception | None:
     """Compile and link a program, and run it if told to; return what went wrong, if anything."""
-    compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
     with tempfile.TemporaryDirectory() as folder:
         source, program = Path(folder, "probe.c"), Path(folder, "probe")
         source.write_text(text)
         try:
-            for command in ([*compiler, *flags, source, "-o", program], [program])[: 1 + run]:
+            for command in ([*compiler(), *flags, source, "-o", program], [program])[: 1 + run]:
                 subprocess.run(command, check=True, capture_output=True, timeout=HANG)
         except (OSError, subprocess.SubprocessError) as error:
             return error
@@ -149,7 +194,7 @@ def openmp_flags() -> list[str]:
     if MSVC:
         return ["/openmp"]
     if error := probe(OPENMP, "-fopenmp", run=True):
-        print(f"toynn: no OpenMP ({error}): kernels will use one thread")
+        print(f"toynn: no OpenMP ({described(error)}): kernels will use one thread")
         return []
     print("toynn: OpenMP found")
     return ["-fopenmp"]
@@ -159,17 +204,25 @@ def levels() -> dict[str, list[str]]:
     """Return the levels that this compiler can build: amx takes GCC 12 or a clang of its time."""
     wanted = os.environ.get("TOYNN_LEVELS", ",".join(LEVELS)).split(",")
     wanted += ["generic", *(BELOW[name] for name in wanted if name in BELOW)]
-    found = {name: flags for name, flags in LEVELS.items() if name in wanted}
     include = [f"-I{folder}" for folder in HEADERS]
-    if "amx" in found and (error := probe(TILES, *found["amx"], *include, run=False)):
-        print(f"toynn: no level amx ({error})")
-        del found["amx"]
+    found: dict[str, list[str]] = {}
+    for name, flags in LEVELS.items():
+        if name not in wanted:
+            continue
+        below = BELOW.get(name, "generic")
+        text = TILES if name == "amx" else PLAIN
+        if name != below and below not in found:
+            print(f"toynn: no level {name}: it needs {below}")
+        elif flags and (error := probe(text, *flags, *include, run=False)):
+            print(f"toynn: no level {name}: this compiler cannot build it ({described(error)})")
+        else:
+            found[name] = flags
     return found
 
 
 def known(flags: list[str]) -> list[str]:
     """Return the flags if the compiler knows them, else none: clang and MSVC lack some of GCC's."""
-    if MSVC or probe("int main(void) { return 0; }", "-Werror", *flags, run=False):
+    if MSVC or probe(PLAIN, "-Werror", *flags, run=False):
         return []
     return flags
 
@@ -241,10 +294,14 @@ def per_level(
 
 
 class Build(build_ext):
-    """Builds the extensions, and first what those of a level link."""
+    """Builds the extensions, and first what those of a level link; says how far it is."""
+
+    done = 0
 
     def build_extensions(self) -> None:
         """Have each module of a level link the level's archive, and that of the one below."""
+        count, jobs = len(self.extensions), self.parallel or 1
+        print(f"toynn: {count} modules to build, {jobs} at a time: minutes of a core", flush=True)
         modules = {level: [] for level in LEVELS}
         for module in self.extensions:
             modules.get(module.name.split(".")[-2], []).append(module)
@@ -256,6 +313,12 @@ class Build(build_ext):
             for module in modules[level]:
                 module.extra_objects += needed
         super().build_extensions()
+
+    def build_extension(self, ext: Extension) -> None:
+        """Build a module and say so; some are built at once, and the count is about right."""
+        super().build_extension(ext)
+        self.done += 1
+        print(f"toynn: {self.done} of {len(self.extensions)}: {ext.name}", flush=True)
 
     def archive(self, level: str, module: Extension) -> str:
         """Compile LINKED with the flags of one of the level's modules; return the archive."""
@@ -311,7 +374,8 @@ def metal() -> list[Extension]:
 
 
 def extensions() -> list[Extension]:
-    """All extensions: kernels per level, the modules built once, Cython's shared utilities."""
+    """Return all extensions: kernels per level, those built once, Cython's shared utilities."""
+    expect_compiler()
     declare_arguments()
     openmp = openmp_flags()
     built_levels = levels()
@@ -361,7 +425,7 @@ def extensions() -> list[Extension]:
 
 if __name__ == "__main__":  # cythonize's workers may import this file
     setup(
-        ext_modules=extensions(),
+        ext_modules=extensions() if COMPILING & {*sys.argv} else [],
         cmdclass={"build_ext": Build},
         options={"build_ext": {"parallel": JOBS}},
     )
