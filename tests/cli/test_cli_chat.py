@@ -85,6 +85,49 @@ def test_commands(talk, tmp_path):
     assert asked[1] == "<|system|>be kind<|im_end|>" + turn("b")
 
 
+@pytest.mark.parametrize(
+    ("said", "answer"),
+    [
+        ("/foo", "there is no command /foo. /clear begins anew, /undo takes"),
+        ("/clera", "there is no command /clera; did you mean /clear?"),
+        ("/quit", "did you mean /exit?"),
+        ("/reset", "did you mean /clear?"),
+        ("/CLEAR", "did you mean /clear?"),
+        ("/?", "did you mean /help?"),
+        ("/", "there is no command /. /clear begins"),
+        ("/undo 2", "/undo takes no words; got '2'. /clear begins"),
+        ("/foo bar", "there is no command /foo."),
+    ],
+)
+def test_an_unknown_command_is_answered_and_not_sent(talk, said, answer):
+    asked, printed = talk("a", said, "b")
+    assert len(asked) == 2
+    assert said.split()[0] not in "".join(asked)
+    assert answer in " ".join(printed.err.split())
+    assert printed.out == "ok\nok\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "sent"),
+    [
+        ("/usr/bin is full", "/usr/bin is full"),
+        ("/tmp/", "/tmp/"),
+        (" /foo", "/foo"),
+        ("a /foo", "a /foo"),
+        ("// what is this", "// what is this"),
+    ],
+)
+def test_a_path_and_what_a_space_precedes_are_sent(talk, said, sent):
+    asked, printed = talk(said)
+    assert asked == [f"<|user|>{sent}<|im_end|><|assistant|>"]
+    assert printed.err == ""
+
+
+def test_a_command_may_have_spaces_behind_it(talk):
+    asked, _ = talk("a", "/clear ", "b", "/exit  ", "c")
+    assert asked == [f"<|user|>{said}<|im_end|><|assistant|>" for said in "ab"]
+
+
 def test_the_oldest_turns_are_forgotten_and_it_is_said(talk):
     asked, printed = talk(*["one two three"] * 5, flags=["--system", "x"])
     assert all(text.startswith("<|system|>x<|im_end|><|user|>one") for text in asked)

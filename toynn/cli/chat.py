@@ -1,6 +1,7 @@
 """``toynn chat``: turns in the terminal, by the model's chat template."""
 
 import contextlib
+import re
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -11,15 +12,25 @@ from toynn.errors import ConfigError, DataError
 from toynn.formats.tokenizer import Tokenizer
 from toynn.generation.completion import complete
 from toynn.generation.drawing import Reader
+from toynn.jobs import peers
 from toynn.system.printing import harmless, print_line, wrapped
 from toynn.system.reading import read_bytes
 
 __all__ = ["add_parser"]
 
+#: What is no message to the model, and what it does.
+COMMANDS = {
+    "/clear": "begins anew",
+    "/undo": "takes the last turn back",
+    "/help": "says this",
+    "/exit": "or Ctrl-D ends",
+}
 HELP = (
-    "/clear begins anew, /undo takes the last turn back, /help says this, /exit or Ctrl-D ends; "
-    "Ctrl-C ends an answer"
+    f"{', '.join(f'{name} {what}' for name, what in COMMANDS.items())}; Ctrl-C ends an answer; "
+    "a space before a slash makes it text"
 )
+#: A slash and a word: a path has another slash behind it, and is text.
+LIKE_A_COMMAND = re.compile(r"/[\w?!-]*(?=\s|$)")
 Messages = list[dict[str, Any]]
 
 
@@ -46,14 +57,18 @@ def run(arguments: Namespace) -> int:
     if asks:
         print_line(wrapped(HELP))
     while (said := _ask("> " if asks else "")) is not None:
-        if said == "/exit":
+        command = said.rstrip()
+        if command == "/exit":
             break
-        if said == "/help":
+        if command == "/help":
             print_line(wrapped(HELP))
-        elif said in ("/clear", "/undo"):
-            keep = len(beginning) if said == "/clear" else max(len(messages) - 2, len(beginning))
+        elif command in ("/clear", "/undo"):
+            keep = len(beginning) if command == "/clear" else max(len(messages) - 2, len(beginning))
             del messages[keep:]
-        elif said.strip():
+        elif LIKE_A_COMMAND.match(said):
+            print_line(wrapped(harmless(_unknown(command), "")))
+        elif command:
+            said = said[1:] if said.startswith(" /") else said
             messages.append({"role": "user", "content": said})
             ids = _fitting(tokenizer, messages, len(beginning), engine.context)
             clock = Clock()
@@ -76,6 +91,16 @@ def run(arguments: Namespace) -> int:
             if asks:
                 print_line(clock.speed(found.prompt_tokens, len(found.drawn)))
     return 0
+
+
+def _unknown(command: str) -> str:
+    """Return what is said to a line that looks like a command and is none."""
+    name, *more = command.split(maxsplit=1)
+    if more and name in COMMANDS:
+        return f"toynn: {name} takes no words; got {more[0]!r}. {HELP}"
+    own = peers.meant(name[1:].lower(), [each[1:] for each in COMMANDS], peers.CHAT)
+    near = f"; did you mean /{own}?" if own else "."
+    return f"toynn: there is no command {name}{near} {HELP}"
 
 
 def _system(given: str) -> str:

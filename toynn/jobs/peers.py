@@ -1,12 +1,12 @@
 """Names that other programs have for commands, flags and values: who types one is told toynn's.
 
-The programs are mlx-lm, PEFT, TRL, transformers' Trainer, llama.cpp, nanoGPT and axolotl.
+The programs are mlx-lm, PEFT, TRL, transformers' Trainer, llama.cpp, ollama, nanoGPT and axolotl.
 """
 
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-__all__ = ["COMMANDS", "FLAGS", "VALUES", "meant"]
+__all__ = ["CHAT", "COMMANDS", "FLAGS", "VALUES", "meant"]
 
 #: How alike two words are, of 1, where one may be meant by the other.
 NEAR = 0.7
@@ -81,14 +81,21 @@ _VALUES = {
     "metal": "mps gpu",
     "normal": "gaussian",
 }
+_CHAT = {
+    "clear": "reset new restart r",
+    "undo": "back pop",
+    "help": "? h commands",
+    "exit": "quit bye q",
+}
 
 
 def _by_name(table: dict[str, str]) -> dict[str, str]:
     return {name: own for own, names in table.items() for name in names.split()}
 
 
-#: By the name that others have: toynn's.
+#: By the name that others have: toynn's. CHAT is of what is typed in a conversation.
 COMMANDS, FLAGS, VALUES = _by_name(_COMMANDS), _by_name(_FLAGS), _by_name(_VALUES)
+CHAT = _by_name(_CHAT)
 
 
 def meant(name: str, known: Iterable[str], *tables: dict[str, str]) -> str | None:
