@@ -1,4 +1,4 @@
-"""Fusing to a mix: llama.cpp's quantizer is asked as its binding wants it, its file is judged."""
+"""Mixes, as fuse, convert and export_gguf make them: llama.cpp's quantizer is asked as its binding wants it, its file is judged."""
 
 import ctypes
 import os
@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 from some_adapters import draw, merged
 
+import toynn
 from toynn.cli import main
-from toynn.engines import frozen
+from toynn.engines import engine_for, frozen
+from toynn.engines.converting import convert
 from toynn.engines.llama import LlamaConfig, LlamaSeqEngine
 from toynn.errors import ConfigError, GGUFError
-from toynn.formats import adapters, gguf, mixes
+from toynn.formats import adapters, gguf, hf, mixes
 from toynn.formats.fuse import fuse
 
 KEYS = {"general.architecture": "llama", "general.file_type": 0}
@@ -131,6 +133,69 @@ def test_without_the_quantizer_one_line_says_what_to_do(base, monkeypatch, tmp_p
     )
     assert f"llama-quantize whole.gguf {tmp_path / 'fused.gguf'} Q4_K_M" in said
     assert [path.name for path in tmp_path.iterdir()] == ["base.gguf"]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A Hugging Face folder of a small llama, whose rows are whole numbers of blocks."""
+    engine = LlamaSeqEngine()
+    sizes = {"d_model": 64, "n_heads": 4, "n_kv_heads": 2, "d_ff": 64, "n_layers": 1}
+    engine.realize_for_random_init(
+        LlamaConfig(vocab=40, context=8, **sizes), toynn.RecipeOptions()
+    )
+    engine.export_hf(tmp_path / "hf")
+    return tmp_path / "hf"
+
+
+def test_a_folder_is_converted_to_a_mix(folder, quantizer, tmp_path, capsys):
+    convert(folder, tmp_path / "whole.gguf", "f32")
+    command = ["convert", str(folder), "--outtype", "Q4_K_M", "--out", str(tmp_path / "out.gguf")]
+    assert main(command) == 0
+    source, ftype, _ = quantizer.calls[1]
+    assert ftype == library.LlamaFileType.MOSTLY_Q4_K_M
+    assert not os.path.exists(os.path.dirname(source))
+    with gguf.open(tmp_path / "out.gguf") as made, gguf.open(tmp_path / "whole.gguf") as whole:
+        kinds = {name: info.type for name, info in made.tensors.items()}
+        assert {"Q4_0", "Q8_0", "F32"} == set(kinds.values()) and kinds.keys() == set(whole)
+        for name, kind in kinds.items():
+            expected = gguf.encode(name, np.array(whole[name]), kind)
+            np.testing.assert_array_equal(made.raw(name).reshape(-1), expected.reshape(-1))
+    said = capsys.readouterr().out
+    assert f"{len(kinds)} tensors" in said and " q4_0" in said
+    assert not list(tmp_path.glob("*.mix")) and main(command) == 2
+    assert "already exists" in capsys.readouterr().err and len(quantizer.calls) == 2
+
+
+def test_a_model_is_written_as_a_mix(folder, quantizer, tmp_path):
+    with hf.open(folder) as file:
+        engine = engine_for(file).from_hf(folder, 4, build=False)
+    engine.export_gguf(tmp_path / "out.gguf", outtype="q5_k_s")
+    assert quantizer.calls[1][1] == library.LlamaFileType.MOSTLY_Q5_K_S
+    with gguf.open(tmp_path / "out.gguf") as made:
+        assert made.tensors["blk.0.ffn_down.weight"].type == "Q8_0"
+
+
+def test_without_the_quantizer_convert_and_export_say_what_to_do(folder, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "llama_cpp", None)
+    out = tmp_path / "out.gguf"
+    with pytest.raises(ConfigError, match="pip install llama-cpp-python") as caught:
+        convert(folder, out, "q4_k_m")
+    assert f"`toynn convert {folder} --outtype f32 --out whole.gguf`" in str(caught.value)
+    with hf.open(folder) as file:
+        engine = engine_for(file).from_hf(folder, 4, build=False)
+    with pytest.raises(ConfigError, match=r'run `export_gguf\("whole.gguf", outtype="f32"\)`'):
+        engine.export_gguf(out, outtype="q4_k_m")
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("command", ["fuse", "convert"])
+def test_commands_offer_the_same_types(command, capsys):
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    said = "".join(capsys.readouterr().out.split())
+    assert ",".join(gguf.OUTTYPES) in said and ",".join(mixes.MIXES) in said
+    assert main([command, "--outtype", "q4_k_n", "x", "--out", "y"]) == 2
+    assert "'q4_k_m'" in capsys.readouterr().err
 
 
 def test_every_mix_has_a_number():

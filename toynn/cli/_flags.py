@@ -6,13 +6,20 @@ from collections.abc import Iterable
 from typing import Any
 
 from toynn.errors import ConfigError
+from toynn.formats.gguf import OUTTYPES
+from toynn.formats.mixes import KINDS, MIXES
 from toynn.options import Option
 
-__all__ = ["Once", "add", "add_all", "as_typed"]
+__all__ = ["MIXES_NEED", "Once", "add", "add_all", "add_outtype", "as_typed"]
 
 #: Fields of configurations that options have other names for.
 FIELDS = {"n_heads": "heads", "n_kv_heads": "kv_heads", "n_layers": "layers", "context": "seq"}
 FIELDS |= {"t_seq": "seq", "t_batch": "batch", "image": "image_size"}
+
+MIXES_NEED = (
+    "Mixes need llama-cpp-python (pip install llama-cpp-python), and memory for the model in "
+    "float32."
+)
 
 
 class Once(Action):
@@ -62,6 +69,17 @@ def add_all(parser: ArgumentParser, options: Iterable[Option], *, required: bool
             groups[option.group] = parser.add_argument_group(option.group)
         needed = (required and option.required) or None
         add(groups[option.group], option, default=SUPPRESS, required=needed)
+
+
+def add_outtype(parser: ArgumentParser, default: str | None, what: str, more: str) -> None:
+    """Add --outtype: the type of ``what``, and ``more`` of what is said of it."""
+    kinds = (
+        f"type of {what} ({', '.join(OUTTYPES)}), or a mix by llama.cpp's quantizer "
+        f"({', '.join(MIXES)}){more}"
+    )
+    parser.add_argument(
+        "--outtype", type=str.lower, choices=KINDS, default=default, metavar="TYPE", help=kinds
+    )
 
 
 def as_typed(message: str, options: Iterable[Option]) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from toynn.cli._adapters import add_adapters, combined
+from toynn.cli._flags import MIXES_NEED, add_outtype
 from toynn.engines import engine_for
 from toynn.engines.converting import fuse_into
 from toynn.errors import ConfigError
@@ -14,8 +15,6 @@ from toynn.formats import adapters, bases, gguf
 from toynn.formats.adapters import Adapter
 from toynn.formats.bases import Base
 from toynn.formats.fuse import Fused
-from toynn.formats.gguf import OUTTYPES
-from toynn.formats.mixes import MIXES
 from toynn.jobs.paths import model_file, text_model
 from toynn.system.printing import wrapped
 
@@ -29,17 +28,11 @@ def add_parsers(commands: Any) -> None:
     help_ = "write a model and its adapter as one GGUF file"
     parser = commands.add_parser("fuse", help=help_, description=help_, allow_abbrev=False)
     _add_files(parser, "FILE", "the new .gguf file", model=True)
-    outtype = (
-        f"type of all matrices ({', '.join(OUTTYPES)}), or a mix by llama.cpp's quantizer "
-        f"({', '.join(MIXES)}) (default: matrices keep their types; see below)"
-    )
-    kinds = (*OUTTYPES, *MIXES)
-    parser.add_argument("--outtype", type=str.lower, choices=kinds, metavar="TYPE", help=outtype)
+    add_outtype(parser, None, "all matrices", " (default: matrices keep their types; see below)")
     parser.epilog = (
         "toynn writes q8_0 and q4_0 of the quantized types; merged matrices of all others are "
         "stored as q8_0. Quantizing a merged matrix rounds part of the adapter away: the command "
-        "says how much. --outtype f16 or f32 keeps more. Mixes need llama-cpp-python (pip install "
-        "llama-cpp-python), and memory for the model in float32."
+        f"says how much. --outtype f16 or f32 keeps more. {MIXES_NEED}"
     )
     parser.set_defaults(run=run_fuse, saves=True)
 

@@ -6,8 +6,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from toynn.cli._flags import MIXES_NEED, add_outtype
 from toynn.engines.converting import convert
-from toynn.formats.gguf import OUTTYPES
 from toynn.formats.tokenizer.folder import has_tokenizer
 from toynn.system.printing import harmless
 
@@ -22,8 +22,8 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser("convert", help=help_, description=help_, allow_abbrev=False)
     folder = "folder with config.json, safetensors files, tokenizer.json or tokenizer.model"
     parser.add_argument("folder", type=Path, metavar="FOLDER", help=folder)
-    outtype = "type of matrices; norms and biases are f32 (default f16)"
-    parser.add_argument("--outtype", type=str.lower, choices=OUTTYPES, default="f16", help=outtype)
+    add_outtype(parser, "f16", "matrices", "; norms and biases are f32 (default f16)")
+    parser.epilog = MIXES_NEED
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="new .gguf file")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing --out")
     parser.set_defaults(run=run, saves=True)

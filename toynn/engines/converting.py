@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from toynn.engines.files import config_of
 from toynn.errors import ConfigError
-from toynn.formats import gguf, hf
+from toynn.formats import gguf, hf, mixes
 from toynn.formats.adapters import Adapter
 from toynn.formats.bases import Base
 from toynn.formats.fuse import Fused, fuse
@@ -44,18 +44,34 @@ def convert(
 ) -> dict[str, str]:
     """Write a folder as a GGUF file; return the type of each tensor by its name.
 
-    ``outtype`` (f32, f16, bf16, q8_0) is that of the matrices. The file is whole, or absent.
+    ``outtype`` (f32, f16, bf16, q8_0) is that of the matrices; of one of `mixes.MIXES` (q4_k_m,
+    iq4_xs, ..) llama.cpp's quantizer chooses their types, from a file in float32 that lies beside
+    ``out`` meanwhile. The file is whole, or absent.
 
-    Raises ConfigError for another outtype, a file in a folder's place, and for what GGUF files have
-    no place for; DataError for a folder that cannot be read, or whose tokenizer llama.cpp does not
-    have; GGUFError if ``out`` exists or cannot be written.
+    Raises ConfigError for another outtype, a mix where llama-cpp-python is not installed, a file in
+    a folder's place, and for what GGUF files have no place for; DataError for a folder that cannot
+    be read, or whose tokenizer llama.cpp does not have; GGUFError if ``out`` exists or cannot be
+    written.
     """
-    if outtype not in OUTTYPES:
-        raise ConfigError(f"convert: outtype must be {', '.join(OUTTYPES)}; got {outtype!r}")
+    mixes.check_kind(outtype, "convert")
     if Path(folder).is_file():
         is_gguf = Path(folder).suffix.lower() == ".gguf"
         got = "it is a GGUF file already" if is_gguf else "got a file"
         raise ConfigError(f"convert: {os.fspath(folder)}: expected a folder; {got}")
+    if outtype in mixes.MIXES:
+        instead = f"toynn convert {os.fspath(folder)} --outtype f32 --out whole.gguf"
+        with (
+            mixes.quantized(
+                Path(out),
+                outtype,
+                lambda whole: convert(folder, whole, "f32", progress=progress),
+                overwrite=overwrite,
+                who="convert",
+                instead=instead,
+            ) as (_, made),
+            gguf.open(made, check=False) as file,
+        ):
+            return {name: info.type.lower() for name, info in file.tensors.items()}
     gguf.check_target(Path(out), overwrite=overwrite)
     with hf.open(folder) as model:
         metadata = _metadata(model, outtype)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toynn.errors import ConfigError
-from toynn.formats import gguf, hf
+from toynn.formats import gguf, hf, mixes
 from toynn.formats.gguf import OUTTYPES, stored_as
 from toynn.formats.tokenizer.folder import FolderKeys
 from toynn.models import ARCHITECTURES, Hyper, SequenceModel, Source, refuse
@@ -100,12 +100,21 @@ class Writable(Protocol):
 
 
 def write_gguf(path: StrPath, engine: Writable, outtype: str, *, overwrite: bool) -> None:
-    """Write a model; ``outtype`` is that of its matrices. Without a tokenizer it says so.
+    """Write a model; ``outtype`` is that of its matrices, or a mix. Without a tokenizer it says so.
 
-    Raises ConfigError for an ``outtype`` that is none.
+    Raises ConfigError for an ``outtype`` that is none, and for a mix without llama-cpp-python.
     """
-    if outtype not in OUTTYPES:
-        raise ConfigError(f"export_gguf: outtype must be {', '.join(OUTTYPES)}; got {outtype!r}")
+    mixes.check_kind(outtype, "export_gguf")
+    if outtype in mixes.MIXES:
+        with mixes.quantized(
+            Path(path),
+            outtype,
+            lambda whole: write_gguf(whole, engine, "f32", overwrite=False),
+            overwrite=overwrite,
+            who="export_gguf",
+            instead='export_gguf("whole.gguf", outtype="f32")',
+        ):
+            return
     model, cfg = engine.model, engine.config
     architecture, hyper = model.architecture, model.write(cfg)
     metadata: dict[str, Any] = {

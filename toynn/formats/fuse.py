@@ -14,12 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from toynn.errors import AdapterError, ConfigError, GGUFError
+from toynn.errors import AdapterError
 from toynn.formats import adapters, gguf, mixes, quants
 from toynn.formats.adapters import Adapter
 from toynn.formats.bases import Base
-from toynn.formats.files import replacing
-from toynn.formats.folders import temporary_folder
 from toynn.formats.gguf import OUTTYPES, Deferred, TensorInfo
 from toynn.formats.hf.name_mapping import NAME_MAPPINGS
 
@@ -85,9 +83,8 @@ def fuse(
     adapters.check(adapter, base)
     if outtype in mixes.MIXES:
         return _fuse_as_mix(base, adapter, Path(out), outtype, overwrite, metadata)
-    if outtype is not None and outtype not in OUTTYPES:
-        known = ", ".join((*OUTTYPES, *mixes.MIXES))
-        raise ConfigError(f"fuse: outtype must be {known}; got {outtype!r}")
+    if outtype is not None:
+        mixes.check_kind(outtype, "fuse")
     parted = {TABLE, HEAD} & adapter.pairs.keys() if adapters.is_tied(base) else set()
     if parted and not NAME_MAPPINGS[base.architecture].has_head:
         raise AdapterError(
@@ -124,25 +121,22 @@ def _fuse_as_mix(
     metadata: Mapping[str, Any] | None,
 ) -> Fused:
     """Write the whole model in float32, let llama.cpp quantize that, and compare the two."""
-    library = mixes.quantizer()
-    if library is None:
-        raise ConfigError(
-            f"fuse: {mix} is made by llama.cpp's quantizer, and llama-cpp-python is not installed: "
-            f"pip install llama-cpp-python; or run `toynn fuse --model {base.path} --adapter "
-            f"{adapter.path} --outtype f32 --out whole.gguf`, then `llama-quantize whole.gguf "
-            f"{out} {mix.upper()}`"
-        )
-    gguf.check_target(out, overwrite=overwrite)
-    with replacing(out, f"a {mix} file", GGUFError) as file, temporary_folder(out) as folder:
-        whole = folder / "whole.gguf"
+    fused = Fused()
+
+    def write(whole: Path) -> None:
+        nonlocal fused
         fused = fuse(base, adapter, whole, outtype="f32", metadata=metadata)
-        mixes.quantize(library, whole, Path(file.name), mix)
-        with gguf.open(whole, check=False) as exact, gguf.open(file.name) as stored:
-            for name, added in fused.added.items():
-                type = stored.tensors[name].type
-                fused.types[name] = base.tensors[adapters.matrix_of(name, base)].type, type
-                if type != "F32":
-                    fused.squares[name] = _distance(exact[name], stored.raw(name), type), added
+
+    instead = f"toynn fuse --model {base.path} --adapter {adapter.path} --outtype f32"
+    instead += " --out whole.gguf"
+    with mixes.quantized(
+        out, mix, write, overwrite=overwrite, who="fuse", instead=instead
+    ) as files, gguf.open(files[0], check=False) as exact, gguf.open(files[1]) as stored:
+        for name, added in fused.added.items():
+            type = stored.tensors[name].type
+            fused.types[name] = base.tensors[adapters.matrix_of(name, base)].type, type
+            if type != "F32":
+                fused.squares[name] = _distance(exact[name], stored.raw(name), type), added
     return fused
 
 
