@@ -7,12 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import vits
 from lora_bases import write_base
 from some_adapters import draw
 from vocabs import bpe_file
 
 import toynn
 from toynn.cli import _parser, main
+from toynn.engines import engine_for
 from toynn.formats import adapters, gguf
 from toynn.formats.tokenizer import ByteTokenizer
 from toynn.jobs.made import JOBS
@@ -97,7 +99,7 @@ def test_files_of_another_kind(files, capsys):
     bpe_file(files / "vocab.gguf")
     lora = ["train", "lora", "--model", "base.gguf", "--data", "text.txt"]
     for words, message in (
-        (["predict", "--model", "base.gguf", "x.png"], "base.gguf: it is a model of text, and"),
+        (["predict", "--model", "base.gguf", "x.png"], "base.gguf: it is a text model, and"),
         (["train", "vit", "--data", "some.jsonl"], "these are texts, and vit learns pictures"),
         (["generate", "-m", "vocab.gguf", "-p", "a"], "it has a vocabulary and no weights"),
         ([*lora, "--adapter", "a", "--adapter", "b"], "--adapter: given twice"),
@@ -105,6 +107,42 @@ def test_files_of_another_kind(files, capsys):
     ):
         assert main(words) == 2
         assert message in capsys.readouterr().err
+
+
+def test_a_folder_of_another_kind_is_named_and_what_reads_it(files, capsys):
+    gpt2 = ["train", "gpt2", *SMALL, "--d-model", "16", "--heads", "2", "--layers", "1"]
+    assert main([*gpt2, "--out", "text"]) == 0
+    lora = ["train", "lora", "--model", "base.gguf", "--data", "text.txt", "--steps", "1"]
+    assert main([*lora, "--warmup", "0", "--seq", "8", "--out", "lora"]) == 0
+    with gguf.open("base.gguf") as file:
+        engine_for(file).from_gguf("base.gguf", 4, build=False).export_hf("hf")
+    for folder, recipe in (("begun", "gpt2"), ("begun-vit", "vit"), ("vit", "vit")):
+        (files / folder).mkdir()
+        (files / folder / "config.toml").write_text(f'[run]\nrecipe = "{recipe}"\n')
+    vits.make().save(files / "vit" / "model.safetensors")
+    (files / "bad").mkdir()
+    (files / "bad" / "config.toml").write_bytes(b"\xff = [")
+    (files / "bad" / "config.json").write_text("{")
+    for folder, message in (
+        ("text", "this run is a text model, and predict is for models of pictures, as `toynn "
+         "train vit` leaves them; `toynn generate --model text` writes with this one"),
+        ("lora", "this run is an adapter of a text model; `toynn generate --model BASE --adapter "
+         "lora` writes"),
+        ("hf", "it is a text model, and predict"),
+        ("begun", "this run is a text model"),
+        ("begun-vit", "this run has no model yet: it was stopped, or is still running; `toynn "
+         "train --resume begun-vit`"),
+        ("bad", "expected a .safetensors file, or a folder with model.safetensors"),
+        ("none", "none: cannot read"),
+    ):  # fmt: skip
+        assert main(["predict", "--model", folder, "x.png"]) == 2
+        assert message in capsys.readouterr().err
+    for command in (["generate", "-p", "a"], ["chat"], ["eval", "--data", "text.txt"],
+                    ["export", "--to", "hf", "--out", "o"], ["check", "--data", "text.txt"]):  # fmt: skip
+        assert main([*command, "--model", "vit"]) == 2
+        assert "this run is a model of pictures; `toynn predict" in capsys.readouterr().err
+        assert main([*command, "--model", "begun"]) == 2
+        assert "this run has no model yet" in capsys.readouterr().err
 
 
 def test_what_to_install_is_on_the_index():

@@ -391,11 +391,14 @@ def test_predict_with_weights_that_overflow(run, tmp_path, capsys):
     assert "not finite: the model's weights may be bad" in error_line(capsys)
 
 
-@pytest.mark.parametrize("model", ["nothing", "."])
-def test_predict_without_a_model(model, run, tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [("nothing", "cannot read: No such file"), (".", "expected a .safetensors file, or a folder")],
+)
+def test_predict_without_a_model(model, message, run, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["predict", "--model", model, "a.png"]) == 2
-    assert "cannot read: No such file" in error_line(capsys)
+    assert message in error_line(capsys)
     assert main(["predict", "--model", str(run)]) == 2
     assert "the following arguments are required: PICTURE" in error_line(capsys)
 

@@ -14,8 +14,9 @@ from toynn.cli._flags import add
 from toynn.cli._text import print_error
 from toynn.data.images import Picture, read_picture
 from toynn.engines import ViTConfig, ViTEngine
-from toynn.errors import ConfigError, DataError
+from toynn.errors import DataError
 from toynn.jobs.options import BACKEND, THREADS
+from toynn.jobs.paths import picture_model
 from toynn.options import RecipeOptions, whole
 from toynn.system.printing import counted, harmless, print_line
 
@@ -48,13 +49,7 @@ def add_parser(commands: Any) -> None:
 
 def predict(arguments: Namespace) -> int:
     """Print the likeliest classes of each picture; return 2 if one cannot be read."""
-    path = arguments.model
-    if path.suffix == ".gguf" or (path.is_dir() and (path / "model.gguf").exists()):
-        raise ConfigError(
-            f"--model {path}: it is a model of text, and predict is for models of pictures, as "
-            "`toynn train vit` leaves them; `toynn generate` writes with this one"
-        )
-    path = path / "model.safetensors" if path.is_dir() else path
+    path = picture_model(arguments.model)
     options = RecipeOptions(n_threads=arguments.threads)
     engine = ViTEngine.load(path, options, backend=arguments.backend)
     top = min(arguments.top, engine.config.classes)
