@@ -6,7 +6,10 @@ import pytest
 
 from toynn.cli import main
 from toynn.cli._info_lines import _reached
+from toynn.cli.runs import NAMES
 from toynn.runs import Record, write_report
+from toynn.runs.series import series
+from toynn.train.options import METRICS
 
 
 def write(folder, losses, vals=(), recipe="gpt2", steps=40, unit="tokens"):
@@ -115,7 +118,11 @@ def test_what_cannot_be_shown(runs, capsys):
         (["plot", "runs/bad"], "expected reports of a run, one on each line"),
         (["plot", "runs/one", "--what", "accuracy"], "no run here has accuracy"),
         (["plot", "runs/one", "--out", "a.gif"], "expected a .png, .svg or .pdf file"),
-        (["plot", "runs/one", "--what", "foo"], "invalid choice: 'foo'"),
+        (
+            ["plot", "runs/one", "--what", "foo"],
+            "no run here has foo in its metrics.jsonl; there are time, loss, lr, speed, val",
+        ),
+        (["plot", "runs/one", "--what", "loss", "spede"], "has spede in its metrics.jsonl (did "),
     ):
         assert main(words) == 2
         assert message in capsys.readouterr().err
@@ -127,6 +134,68 @@ def test_each_quantity_has_a_panel_of_its_own(runs, capsys):
     begins = [k for k, line in enumerate(lines) if "|" in line[:12] and line[:9].strip()]
     assert lines[begins[0]].split()[0] == "4.1" and "0.001 |" in "".join(lines[20:])
     assert [line.strip() for line in lines if line.strip()[:1] in "*o"][-1] == "* one lr"
+
+
+FIGURES = {
+    "val_base/kl": "kl",
+    "val_base/same_top": "same_top",
+    "rewards/margins": "margins",
+    "val_rewards/margins": "margins",
+    "logps/chosen": "chosen",
+    "val_accuracy": "accuracy",
+    "val_accuracy/normalized": "normalized",
+    "val_text/perplexity": "perplexity",
+    "val_loss/poems": "poems",
+    "peak_memory": "memory",
+    "grad_norm": "norm",
+    "filled": "filled",
+    "a script's own": "a script's own",
+}
+
+
+@pytest.fixture
+def figures(runs):
+    """The runs, of which one logs a figure of each kind."""
+    path = runs / "one" / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()[:-1]]
+    for k, line in enumerate(lines):
+        line |= {name: 1.0 + k for name in FIGURES}
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return runs
+
+
+@pytest.mark.parametrize("name", sorted({*FIGURES, *FIGURES.values(), "rewards/margins"}))
+def test_whatever_is_logged_can_be_plotted(figures, name, capsys):
+    assert main(["plot", "runs/one", "--what", name]) == 0
+    last = [line.strip() for line in capsys.readouterr().out.splitlines() if line[11:13] == "* "]
+    assert last == [f"* one {name}"]
+
+
+def test_a_name_means_the_curves_of_both_parts(figures, capsys):
+    assert main(["plot", "runs/one", "--what", "margins"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.strip() for line in lines[-2:]] == ["* one margins", "o one margins val"]
+
+
+def test_every_name_of_a_run_is_offered(capsys):
+    with pytest.raises(SystemExit):
+        main(["plot", "--help"])
+    said = capsys.readouterr().out
+    for name in ("loss", "val", "lr", "norm", "speed", "accuracy", "margins", "kl", "perplexity"):
+        assert name in NAMES and name in said
+    assert {series(f"val_{figure}").short for figure, _ in METRICS.values()} <= set(NAMES)
+
+
+def test_a_report_calls_figures_by_plain_names(figures):
+    page = write_report(figures / "one").read_text()
+    for title in ("KL divergence from the base", "margin of rewards, chosen over rejected",
+                  "accuracy, by scores per byte", "perplexity", "loss of poems",
+                  "log-probability of chosen completions", "speed, tokens a second"):  # fmt: skip
+        assert f"<figcaption>{title}</figcaption>" in page
+    for head in ("loss", "loss, validation", "perplexity, validation", "peak memory"):
+        assert f'<th class="figure">{head}</th>' in page
+    drawn = page[page.index("<section") : page.index('id="what-was-run"')]
+    assert not [name for name in FIGURES if "/" in name and name in drawn]
 
 
 def test_plotext_draws_on_a_terminal(runs, capsys, monkeypatch):

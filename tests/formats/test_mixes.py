@@ -1,4 +1,4 @@
-"""Mixes, as fuse, convert and export_gguf make them: llama.cpp's quantizer is asked as its binding wants it, its file is judged."""
+"""Mixes by fuse, convert, export_gguf: llama.cpp's quantizer is asked right, its file judged."""
 
 import ctypes
 import os
@@ -140,9 +140,7 @@ def folder(tmp_path):
     """A Hugging Face folder of a small llama, whose rows are whole numbers of blocks."""
     engine = LlamaSeqEngine()
     sizes = {"d_model": 64, "n_heads": 4, "n_kv_heads": 2, "d_ff": 64, "n_layers": 1}
-    engine.realize_for_random_init(
-        LlamaConfig(vocab=40, context=8, **sizes), toynn.RecipeOptions()
-    )
+    engine.realize_for_random_init(LlamaConfig(vocab=40, context=8, **sizes), toynn.RecipeOptions())
     engine.export_hf(tmp_path / "hf")
     return tmp_path / "hf"
 

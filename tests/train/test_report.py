@@ -22,9 +22,10 @@ from toynn.data.png import png
 from toynn.data.text import RandomWindows, spaced_windows
 from toynn.errors import DataError, NonFiniteError
 from toynn.runs import Record, write_report
-from toynn.runs.chart import chart, short, thinned, ticks
+from toynn.runs.chart import chart, log_ticks, short, thinned, ticks
 from toynn.runs.commands import commands
 from toynn.runs.html import tag
+from toynn.runs.style import STYLE
 from toynn.train.folder import to_toml
 from toynn.train.trainer import Trainer
 
@@ -137,9 +138,13 @@ def test_hostile_texts_stay_texts(hostile):
     assert not re.search(r"[\x00-\x08\x0b-\x1f\u202e]", page.text)
     for words in ("<b>&run", "failed: ", "1.1000", "50.0%", "1:01", "mixup", "6 others", "1.0 MB"):
         assert words in page.text
-    assert {"loss", "accuracy", "learning rate", "norm of the gradient", "speed"} <= {
-        given["aria-label"].partition(":")[0] for name, given in page.tags if name == "svg"
-    }
+    assert {
+        "loss",
+        "accuracy",
+        "learning rate",
+        "norm of the gradient",
+        "speed, images a second",
+    } <= {given["aria-label"].partition(":")[0] for name, given in page.tags if name == "svg"}
 
 
 def test_notes_that_no_run_has_written(hostile):
@@ -240,6 +245,38 @@ def test_a_curve_is_drawn_to_scale_and_keeps_its_peaks():
     curve[1234], curve[8765] = (1234, 9.0), (8765, -9.0)
     kept = thinned(curve)
     assert len(kept) <= 400 and {(1234, 9.0), (8765, -9.0)} <= set(kept) and kept == sorted(kept)
+
+
+def test_a_click_shows_a_logarithmic_scale():
+    curve = {"training": [(0, 100.0), (50, 10.0), (100, 0.1)]}
+    drawn = str(chart("loss", curve, {"bigram": 1.0}))
+    head = '<figure><figcaption>loss</figcaption><details class="scale">'
+    whole, plain = re.fullmatch(f"{head}(.*)</details>(<svg.*)</figure>", drawn).groups()
+    assert whole.startswith("<summary>logarithmic scale</summary><svg ")
+    assert 'class="logarithmic"' in whole and 'class="linear"' in plain
+    assert ".scale[open] + .linear { display: none; }" in STYLE
+    ys = [
+        [float(pair.split(",")[1]) for pair in re.search(r'points="([^"]*)"', part)[1].split()]
+        for part in (whole, plain)
+    ]
+    (a, b, c), (d, e, f) = ys
+    assert (b - a) / (c - a) == pytest.approx(1 / 3, abs=0.01)
+    assert (e - d) / (f - d) == pytest.approx(90 / 99.9, abs=0.01)
+    level = float(re.search(r'y1="([\d.]+)"[^>]*class="level"', whole)[1])
+    assert (level - a) / (c - a) == pytest.approx(2 / 3, abs=0.01)
+    for bad in ({"a": [(0, 1.0), (5, 0.0)]}, {"a": [(0, 1.0), (5, -2.0)]}):
+        assert "details" not in str(chart("margins", bad))
+    assert "details" not in str(chart("loss", {"a": [(0, 1.0)]}, {"none": 0.0}))
+
+
+def test_ticks_of_a_logarithmic_scale():
+    assert log_ticks(0.1, 100.0) == [0.1, 1.0, 10.0, 100.0]
+    assert log_ticks(1.5, 9.0) == [1.0, 2.0, 5.0, 10.0]
+    assert log_ticks(2.0, 5.0) == [2.0, 5.0]
+    for low, high in ((3.0, 3.0), (1.0, 1.0), (1e-300, 1e300), (0.7, 0.7000001), (1e-7, 2e-4)):
+        found = log_ticks(low, high)
+        assert found[0] <= low and found[-1] >= high and 2 <= len(found) <= 8
+        assert found == sorted(set(found))
 
 
 def test_a_png_is_what_pillow_reads(tmp_path):

@@ -3,30 +3,26 @@
 import json
 import sys
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from toynn.errors import ConfigError, DataError
+from toynn.jobs import peers
 from toynn.runs import Record, write_report
 from toynn.runs.record import METRICS
+from toynn.runs.series import PLAIN, series
 from toynn.system.printing import counted, duration, harmless
-from toynn.train.metrics import save_figure
+from toynn.train.metrics import Report, save_figure
 
 __all__ = ["add_parsers"]
 
 SORTS = ("name", "recipe", "steps", "train", "val", "time")
-#: What can be drawn, by the name of its field; of speed the unit differs.
-CURVES = {
-    "loss": "train_loss",
-    "val": "val_loss",
-    "lr": "learning_rate",
-    "norm": "grad_norm",
-    "speed": "_per_second",
-    "accuracy": "val_accuracy",
-    "margins": "rewards/margins",
-}
+#: What a run of toynn may log, by short names; figures of a script's run may have any other.
+FIELDS = [each.name for each in fields(Report) if each.name not in ("iteration", "figures")]
+NAMES = tuple(dict.fromkeys(series(name).short for name in (*FIELDS, *PLAIN)))
 WIDTH, HEIGHT = 72, 18  # characters of a chart in the terminal
 MARKS = "*o+x#@%&"
 
@@ -46,8 +42,14 @@ def add_parsers(commands: Any) -> None:
     help_ = "plot the curves of runs"
     parser = commands.add_parser("plot", help=help_, description=help_, allow_abbrev=False)
     parser.add_argument("folders", nargs="+", type=Path, metavar="RUN", help="run folders")
-    what = "curves to plot (default: loss and val)"
-    parser.add_argument("--what", choices=CURVES, nargs="+", default=["loss", "val"], help=what)
+    what = (
+        f"curves to plot: {', '.join(NAMES)}, or any other figure of metrics.jsonl by its name "
+        "there (default: loss and val)"
+    )
+    curves: Any = parser.add_argument(
+        "--what", nargs="+", default=["loss", "val"], metavar="NAME", help=what
+    )
+    curves.words = NAMES
     out = "picture file, .png, .svg or .pdf (default: a chart in the terminal)"
     parser.add_argument("--out", type=Path, metavar="FILE", help=out)
     parser.set_defaults(run=run_plot, saves="out")
@@ -146,14 +148,23 @@ def run_report(arguments: Namespace) -> int:
 def run_plot(arguments: Namespace) -> int:
     """Draw the curves: into a file, or into the terminal."""
     panels: dict[str, Curves] = {}
-    for folder in arguments.folders:
-        record = Record.read(folder)
+    records = [Record.read(folder) for folder in arguments.folders]
+    logged = dict.fromkeys(name for record in records for name in record.names())
+    for record in records:
         for what in arguments.what:
-            if points := record.numbers(CURVES[what]):
-                panel = panels.setdefault("loss" if what == "val" else what, {})
-                panel[f"{folder.name or folder} {what}"] = points
-    if not panels:
-        raise DataError(f"no run here has {' or '.join(arguments.what)} in its {METRICS}")
+            for each in map(series, record.names()):
+                if not each.called(what):
+                    continue
+                both = each.held_out and each.family in logged and what not in (each.field, "val")
+                name = f"{record.path.name or record.path} {what}{' val' if both else ''}"
+                panels.setdefault(each.plain, {})[name] = record.numbers(each.field)
+    unknown = [
+        what
+        for what in arguments.what
+        if what not in NAMES and not any(series(name).called(what) for name in logged)
+    ]
+    if unknown or not panels:
+        raise _unlogged(unknown or arguments.what, logged)
     if arguments.out is None:
         for curves in panels.values():
             print(_coloured(curves) or harmless(chart(curves)))
@@ -161,6 +172,16 @@ def run_plot(arguments: Namespace) -> int:
     _picture(panels, arguments.out)
     print(f"{arguments.out}: {counted(sum(map(len, panels.values())), 'curve')}")
     return 0
+
+
+def _unlogged(whats: Sequence[str], logged: Iterable[str]) -> DataError:
+    """Return the error of names of which no run here has a figure."""
+    names = list(dict.fromkeys(series(name).short for name in logged if name != "iteration"))
+    near = peers.meant(whats[0], names)
+    said = f"no run here has {' or '.join(whats)} in its {METRICS}"
+    return DataError(
+        f"{said}{f' (did you mean {near}?)' if near else ''}; there are {', '.join(names)}"
+    )
 
 
 def _coloured(curves: Curves) -> str | None:

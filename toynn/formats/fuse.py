@@ -129,9 +129,11 @@ def _fuse_as_mix(
 
     instead = f"toynn fuse --model {base.path} --adapter {adapter.path} --outtype f32"
     instead += " --out whole.gguf"
-    with mixes.quantized(
-        out, mix, write, overwrite=overwrite, who="fuse", instead=instead
-    ) as files, gguf.open(files[0], check=False) as exact, gguf.open(files[1]) as stored:
+    with (
+        mixes.quantized(out, mix, write, overwrite=overwrite, who="fuse", instead=instead) as files,
+        gguf.open(files[0], check=False) as exact,
+        gguf.open(files[1]) as stored,
+    ):
         for name, added in fused.added.items():
             type = stored.tensors[name].type
             fused.types[name] = base.tensors[adapters.matrix_of(name, base)].type, type

@@ -4,7 +4,7 @@ chart("loss", {"training": points, "validation": points}, {"byte bigram": 2.46})
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from toynn.runs.html import Markup, tag
 
@@ -34,19 +34,42 @@ def chart(
     curves: Mapping[str, Sequence[Point]],
     levels: Mapping[str, float] | None = None,
 ) -> Markup:
-    """Return curves over the iterations; ``levels`` are lines across, dotted. One has points."""
+    """Return curves over the iterations; ``levels`` are lines across, dotted. One has points.
+
+    Where all of it is above 0, a click shows it on a logarithmic scale: no script is needed.
+    """
     levels = levels or {}
+    ys = [y for curve in curves.values() for _, y in curve] + list(levels.values())
+    plain = _drawing(title, curves, levels, ticks, float, "linear")
+    if min(ys) <= 0:
+        return tag("figure", tag("figcaption", title), plain)
+    name = tag("summary", "logarithmic scale")
+    other = _drawing(title, curves, levels, log_ticks, math.log10, "logarithmic")
+    return tag(
+        "figure", tag("figcaption", title), tag("details", name, other, class_="scale"), plain
+    )
+
+
+def _drawing(
+    title: str,
+    curves: Mapping[str, Sequence[Point]],
+    levels: Mapping[str, float],
+    ticks_of: Callable[[float, float], list[float]],
+    scaled: Callable[[float], float],
+    kind: str,
+) -> Markup:
+    """Return the drawing of a chart whose values are ``scaled``."""
     points = [point for curve in curves.values() for point in curve]
     ys = [y for _, y in points] + list(levels.values())
     left, right = min(0, *(x for x, _ in points)), max(x for x, _ in points)
-    y_ticks = ticks(min(ys), max(ys))
-    low, high = min(*ys, y_ticks[0]), max(*ys, y_ticks[-1])
+    y_ticks = ticks_of(min(ys), max(ys))
+    low, high = scaled(min(*ys, y_ticks[0])), scaled(max(*ys, y_ticks[-1]))
     inner_w, inner_h = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
 
     def place(x: float, y: float) -> tuple[float, float]:
         return (
             round(LEFT + (x - left) / ((right - left) or 1) * inner_w, 1),
-            round(TOP + (high - y) / ((high - low) or 1) * inner_h, 1),
+            round(TOP + (high - scaled(y)) / ((high - low) or 1) * inner_h, 1),
         )
 
     parts: list[Markup] = []
@@ -56,9 +79,9 @@ def chart(
         parts.append(tag("text", short(value), x=LEFT - 6, y=y + 4, class_="tick end"))
     for value in ticks(left, right, 6):
         if left <= value <= right and value == int(value):
-            x, _ = place(value, low)
-            kind = "tick end" if x > WIDTH - 40 else "tick middle"
-            parts.append(tag("text", short(value), x=x, y=HEIGHT - 10, class_=kind))
+            x = place(value, ys[0])[0]
+            where = "tick end" if x > WIDTH - 40 else "tick middle"
+            parts.append(tag("text", short(value), x=x, y=HEIGHT - 10, class_=where))
     for value in levels.values():
         _, y = place(left, value)
         parts.append(tag("line", x1=LEFT, y1=y, x2=WIDTH - RIGHT, y2=y, class_="level"))
@@ -68,10 +91,9 @@ def chart(
         if len(curve) <= DOTTED:
             parts += [_dot(place(*point), k, name, point) for point in curve]
     parts += _legend([*curves, *levels], len(curves))
-    label = f"{title}: {', '.join(curves)}"
+    label = f"{title}: {', '.join(curves)}" + (", logarithmic" if kind != "linear" else "")
     box = f"0 0 {WIDTH} {HEIGHT}"
-    drawing = tag("svg", *parts, viewBox=box, role="img", aria_label=label)
-    return tag("figure", tag("figcaption", title), drawing)
+    return tag("svg", *parts, viewBox=box, role="img", aria_label=label, class_=kind)
 
 
 def _dot(at: Point, k: int, name: str, point: Point) -> Markup:
@@ -100,6 +122,22 @@ def ticks(low: float, high: float, most: int = 5) -> list[float]:
     step *= next(by for by in (1, 2, 5, 10, 20) if span / (step * by) <= most)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [round(k * step, 12) for k in range(first, last + 1)]
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Return 1, 2 or 5 times powers of ten, about so many, with both ends between the outermost.
+
+    Of many decades whole powers alone, or every so manyth.
+    """
+    first, last = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
+    last = max(last, first + 1)
+    if last - first > 2:
+        step = math.ceil((last - first) / 6)
+        return [10.0**k for k in range(first, last + step, step)]
+    steps = [by * 10.0**k for k in range(first, last) for by in (1, 2, 5)] + [10.0**last]
+    begin = max(k for k, value in enumerate(steps) if value <= low * (1 + 1e-9))
+    end = min(k for k, value in enumerate(steps) if value >= high * (1 - 1e-9))
+    return steps[begin : max(end, begin + 1) + 1]
 
 
 def thinned(curve: Sequence[Point], most: int = POINTS) -> list[Point]:

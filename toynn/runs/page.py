@@ -4,7 +4,7 @@ One page, which opens from the disk: its style and pictures are in it, it has no
 policy forbids it to load anything.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from toynn.runs.chart import chart, short
 from toynn.runs.commands import commands
 from toynn.runs.html import Markup, join, table, tag
 from toynn.runs.record import NOTES, Record
+from toynn.runs.series import PER_SECOND, Series, series
 from toynn.runs.style import STYLE
 from toynn.system.printing import duration, size
 
@@ -28,6 +29,13 @@ MIXED = (
     "no model brings to 0; the validation loss is that of pictures as they are. So the first stays "
     "above the second, also where nothing is wrong."
 )
+#: Charts that stand first, and last; and what a curve that is of no part is called.
+FIRST, LAST = ("train_loss",), ("learning_rate", "grad_norm", PER_SECOND)
+LABELS = {
+    "learning_rate": "of the step",
+    "grad_norm": "before clipping",
+    PER_SECOND: "while training",
+}
 DROPPED = "The training loss is taken with dropout, the validation loss without."
 
 
@@ -125,27 +133,25 @@ def _tiles(record: Record) -> Iterator[Markup]:
 
 def _curves(record: Record) -> Markup | None:
     """Return the charts: losses, what else was measured, rate, norm, speed."""
-    charts, levels = [], record.table("baselines")
-    both = {"training": "train_loss", "validation": "val_loss"}
-    groups: dict[str, tuple[Mapping[str, str], Mapping[str, float]]] = {"loss": (both, levels)}
-    for name in record.names():
-        plain = name.removeprefix("val_")
-        if name == "val_accuracy":
-            commonest = record.notes.get("commonest")
-            level = {} if commonest is None else {"always the commonest class": commonest}
-            groups["accuracy"] = ({"validation": name}, level)
-        elif "/" in name:
-            groups[plain] = ({"training": plain, "validation": f"val_{plain}"}, {})
-        elif name.startswith("val_") and name != "val_loss":
-            groups[plain] = ({"validation": name}, {})
-    groups["learning rate"] = ({"of the step": "learning_rate"}, {})
-    groups["norm of the gradient"] = ({"before clipping": "grad_norm"}, {})
-    groups["speed"] = ({"while training, a second": "_per_second"}, {})
-    for title, (names, lines) in groups.items():
-        found = {label: record.numbers(field) for label, field in names.items()}
-        curves = {label: points for label, points in found.items() if points}
+    found: dict[str, dict[str, Series]] = {family: {} for family in FIRST}
+    for each in map(series, record.names()):
+        known = each.held_out or "/" in each.family or each.family in FIRST + LAST
+        if known:
+            label = "validation" if each.held_out else LABELS.get(each.family, "training")
+            found.setdefault(each.family, {})[label] = each
+    commonest = record.notes.get("commonest")
+    levels = {"train_loss": record.table("baselines")}
+    levels["accuracy"] = {} if commonest is None else {"always the commonest class": commonest}
+    charts = []
+    for family in (*(each for each in found if each not in LAST), *LAST):
+        curves = {
+            label: points
+            for label in sorted(found.get(family, ()))
+            if (points := record.numbers(found[family][label].field))
+        }
         if curves:
-            charts.append(chart(title, curves, lines))
+            title = next(iter(found[family].values())).plain
+            charts.append(chart(title, curves, levels.get(family)))
     return join(tag("div", *charts, class_="charts"), *_explained(record))
 
 
@@ -184,7 +190,7 @@ def _reports(record: Record) -> Markup:
     rows: list[tuple[object, ...]] = [
         tuple(_cell(report.get(name)) for name in names) for report in record.reports
     ]
-    head = tuple(name.replace("_", " ") for name in names)
+    head = tuple(series(name).words for name in names)
     return tag(
         "details", tag("summary", f"{len(rows)} of metrics.jsonl"), table(head, rows, words=0)
     )

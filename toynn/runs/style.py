@@ -30,6 +30,8 @@ p { margin: .3rem 0; }
 figure { margin: 0; background: var(--card); border: 1px solid var(--rule); border-radius: 8px;
   padding: .6rem .8rem; }
 figcaption { font-weight: 600; }
+.scale summary { font-size: .8rem; text-align: right; }
+.scale[open] + .linear { display: none; }
 svg { width: 100%; height: auto; display: block; }
 svg text { fill: var(--soft); font: 12px system-ui, sans-serif; }
 .end { text-anchor: end; } .middle { text-anchor: middle; }

@@ -1,0 +1,83 @@
+"""What a run logs, by names: of each field of metrics.jsonl a short one and a plain one.
+
+series("val_base/kl")    .short "kl", .plain "KL divergence from the base", .held_out True
+"""
+
+from typing import NamedTuple
+
+__all__ = ["PER_SECOND", "PLAIN", "Series", "series"]
+
+HELD_OUT = "val_"
+PER_SECOND = "_per_second"
+#: Short names that are not the field's own last word.
+SHORT = {
+    "train_loss": "loss",
+    "val_loss": "val",
+    "learning_rate": "lr",
+    "grad_norm": "norm",
+    "peak_memory": "memory",
+}
+#: What is logged, by the field without "val_", in words of its own.
+PLAIN = {
+    "train_loss": "loss",
+    "learning_rate": "learning rate",
+    "grad_norm": "norm of the gradient",
+    "accuracy/normalized": "accuracy, by scores per byte",
+    "base/kl": "KL divergence from the base",
+    "base/same_top": "share of tokens on which the base agrees",
+    "text/perplexity": "perplexity",
+    "rewards/margins": "margin of rewards, chosen over rejected",
+    "rewards/accuracies": "share of pairs that are ranked right",
+    "rewards/chosen": "reward of chosen completions",
+    "rewards/rejected": "reward of rejected completions",
+    "logps/chosen": "log-probability of chosen completions",
+    "logps/rejected": "log-probability of rejected completions",
+}
+
+
+class Series(NamedTuple):
+    """A field of metrics.jsonl.
+
+    Attributes
+    ----------
+    field
+        Its name there.
+    family
+        What it measures: of a field of the held-out part, that of the training batches alike.
+    short
+        How ``toynn plot --what`` calls it.
+    plain
+        How a report calls what it measures.
+    held_out
+        Whether it is of the held-out part.
+    """
+
+    field: str
+    family: str
+    short: str
+    plain: str
+    held_out: bool
+
+    @property
+    def words(self) -> str:
+        """The plain name, and that it is of the held-out part, if it is."""
+        return f"{self.plain}, validation" if self.held_out else self.plain
+
+    def called(self, name: str) -> bool:
+        """Whether it is what a name means: the short one, the family's, or the field's."""
+        return name in (self.short, self.field) or (name == self.family and "/" in name)
+
+
+def series(field: str) -> Series:
+    """Return what a field is called."""
+    held_out = field.startswith(HELD_OUT)
+    family = field.removeprefix(HELD_OUT)
+    family = "train_loss" if family == "loss" else family
+    if field.endswith(PER_SECOND):
+        unit = field.removesuffix(PER_SECOND)
+        return Series(field, PER_SECOND, "speed", f"speed, {unit} a second", held_out=False)
+    group, slash, last = family.partition("/")
+    plain = PLAIN.get(family)
+    if plain is None:
+        plain = f"loss of {last}" if slash and group == "loss" else family.replace("_", " ")
+    return Series(field, family, SHORT.get(field, last or family), plain, held_out)
