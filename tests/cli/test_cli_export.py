@@ -8,6 +8,7 @@ from some_adapters import draw
 
 from toynn.cli import main
 from toynn.engines import ENGINES
+from toynn.errors import DataError
 from toynn.formats import adapters, gguf, hf
 
 
@@ -91,3 +92,18 @@ def test_convert_says_what_it_takes(files, tmp_path, capsys):
     assert main(["convert", str(base), "--out", str(out), "--outtype", "Q8_0"]) == 2
     said = capsys.readouterr().err
     assert f"{base}: expected a folder; it is a GGUF file already" in said and not out.exists()
+
+
+def test_an_error_of_convert_has_a_line_of_its_own(files, capsys, monkeypatch):
+    """On a terminal the name of a tensor stands where it is printed."""
+
+    def convert(*given, progress, **more):
+        progress(0, 3, "blk.0.attn_q.weight")
+        raise DataError("the disk is full")
+
+    monkeypatch.setattr("toynn.cli.convert.convert", convert)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    assert main(["convert", files["base.gguf"], "--out", files["new"]]) == 2
+    *before, error = capsys.readouterr().err.split("\r")
+    assert error == "toynn: error: the disk is full\n"
+    assert "converting 1/3 blk.0.attn_q.weight" in before[-2] and not before[-1].strip()

@@ -280,6 +280,74 @@ def test_what_cannot_be_is_said_before_data_are_read(files, words, message, caps
     assert message in capsys.readouterr().err
 
 
+LORA = ["train", "lora", "--model", "base.gguf", "--data"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", "lora", "--model", "none.gguf", "--data", "text.txt"],
+        [*LORA, "none.jsonl"],
+        [*LORA, "bad.jsonl", "--seq", "999"],
+        [*LORA, "text.txt", "bad.jsonl"],
+        [*LORA, "text.txt", "--batch", "9999999", "--precision", "auto"],
+        [*LORA, "text.txt", "--epochs", "1", "--steps", "3", "--warmup", "99", "--seq", "8"],
+        [*LORA, "text.txt", "--out", "run"],
+        ["train", "--resume", "run", "--steps", "8", "--lr", "0.5"],
+        ["train", "gpt2", "--data", "text.txt", "--batch", "9999999"],
+        ["train", "from-scratch", "--data", "text.txt", "--heads", "3"],
+        ["train", "warm-start", "--data", "text.txt", "--donor", "none.gguf"],
+        ["train", "vit", "--data", "none"],
+        ["train", "vit", "--patch", "3"],
+        ["eval", "--model", "base.gguf", "--data", "bad.jsonl"],
+        ["generate", "--model", "none.gguf", "--prompt", "a"],
+        ["chat", "--model", "base.gguf"],
+        ["check", "--model", "none.gguf", "--data", "text.txt"],
+        ["fuse", "--model", "base.gguf", "--adapter", "none", "--out", "new.gguf"],
+        ["export", "--to", "peft", "--adapter", "none", "--out", "new"],
+        ["convert", "none", "--out", "new.gguf"],
+        ["info", "none"],
+        ["predict", "--model", "none", "a.png"],
+        ["runs", "none"],
+        ["plot", "run", "none"],
+        ["report", "none"],
+        ["bench", "--only", "none"],
+    ],
+    ids=" ".join,
+)
+def test_nothing_is_printed_before_an_error(started, words, capsys, monkeypatch):
+    monkeypatch.chdir(started)
+    assert main(words) == 2
+    printed = capsys.readouterr()
+    assert printed.out == "" and printed.err.startswith("toynn: ") and printed.err.count("\n") == 1
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory):
+    """A run that has begun, and data of which a row is wrong."""
+    files = tmp_path_factory.mktemp("started")
+    write_base(files / "base.gguf", vocab=256, context=64)
+    (files / "text.txt").write_text("the cat sat on the mat and the rat sat on the cat " * 12)
+    (files / "bad.jsonl").write_text('{"prompt": "a ", "completion": "b"}\n{}\n')
+    lora = [*LORA, "text.txt", "--steps", "2", "--warmup", "0", "--seq", "8", "--out", "run"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(files)
+        assert main(lora) == 0
+    return files
+
+
+def test_losses_go_to_stdout(files, capsys):
+    """As lines, where there is no terminal: `> log.txt` keeps them."""
+    assert main(["train", "gpt2", *SMALL, *TINY, "--log-every", "2", "--out", "run"]) == 0
+    printed = capsys.readouterr()
+    steps = [line.split()[1] for line in printed.out.splitlines() if line.startswith("step ")]
+    assert steps == ["0/4", "2/4", "4/4"] and "step 4/4  loss " in printed.out
+    assert printed.err == ""
+
+
+TINY = ["--d-model", "16", "--heads", "2", "--layers", "1"]
+
+
 def test_refusals_name_flags_not_fields(files, capsys):
     for words, message in (
         (["--patch", "3"], "error: --patch must divide --image-size; got --patch 3, --image-size"),

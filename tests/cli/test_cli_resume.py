@@ -170,12 +170,12 @@ def test_a_run_with_older_names_of_options_is_resumed(here, tmp_path, capsys):
 
 
 def test_samples_on_the_way(here, tmp_path, capsys):
-    """The same start goes on otherwise as the model learns; stderr has them, too."""
+    """The same start goes on otherwise as the model learns; they are printed, too."""
     out = tmp_path / "out"
     assert main(["train", "gpt2", *COMMANDS["gpt2"], "--out", str(out)]) == 0
     lines = [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
     assert [line["iteration"] for line in lines] == [2, 4, 6]
-    said = capsys.readouterr().err
+    said = capsys.readouterr().out
     for line in lines:
         assert len(line["text"].encode()) >= 32 + 3
         assert f"--- sample, step {line['iteration']} ---" in said

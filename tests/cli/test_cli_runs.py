@@ -60,6 +60,37 @@ def test_a_table(runs, capsys):
     assert capsys.readouterr().out.splitlines()[1].startswith(str(runs / "one"))
 
 
+@pytest.mark.parametrize(
+    ("room", "head"),
+    [
+        (0, "run recipe steps train loss val loss best at time"),
+        (75, "run recipe steps train loss val loss best at time"),
+        (74, "run steps train loss val loss best at time"),
+        (61, "run steps train loss val loss best at"),
+        (60, "run steps train loss val loss"),
+        (50, "run steps val loss"),
+        (30, "run steps val loss"),
+    ],
+)
+def test_a_table_is_as_wide_as_the_terminal(runs, capsys, monkeypatch, room, head):
+    (runs / "one").rename(runs / "one-of-a-long-name")
+    monkeypatch.setattr("toynn.cli.runs.columns", lambda stream: room)
+    assert main(["runs"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == head.split()
+    assert lines[1].split()[0] == "runs/one-of-a-long-name"
+    assert room in (0, 30) or max(map(len, lines)) <= room
+
+
+def test_a_long_name_keeps_its_end(runs, capsys, monkeypatch):
+    (runs / "one").rename(runs / "a-name-that-is-longer-than-all-others-20261123-070550")
+    monkeypatch.setattr("toynn.cli.runs.columns", lambda stream: 80)
+    assert main(["runs"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[1].startswith("...") and lines[1].split()[0].endswith("-others-20261123-070550")
+
+
 def test_the_best_is_told_by_what_chose_the_weights(runs, capsys):
     folder = runs / "one"
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()[:-1]]
@@ -89,6 +120,12 @@ def test_a_chart_in_the_terminal(runs, capsys):
     assert lines[4].split()[:2] == ["4.059", "|ooo++"]  # 4.1, where the validation begins
     assert main(["plot", "runs/two", "--what", "speed"]) == 0
     assert "* two speed" in capsys.readouterr().out
+
+
+def test_a_chart_in_a_narrow_terminal(runs, capsys, monkeypatch):
+    monkeypatch.setattr("toynn.cli.runs.columns", lambda stream: 40)
+    assert main(["plot", "runs/one"]) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) == 40
 
 
 @pytest.mark.parametrize("kind", ["png", "svg"])

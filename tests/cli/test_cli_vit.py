@@ -87,8 +87,8 @@ def test_what_is_printed(folder, tmp_path, capsys):
     ):
         assert words in printed.out
     assert re.search(r"accuracy [\d.]+%, \d of 3 right", printed.out)
-    assert re.search(r"val [\d.]+  accuracy [\d.]+%", printed.err)
-    assert " images/s" in printed.err
+    assert re.search(r"val [\d.]+  accuracy [\d.]+%", printed.out)
+    assert " images/s" in printed.out
 
 
 def test_the_best_weights_are_a_model_with_names(run):

@@ -10,9 +10,9 @@ import re
 import select
 import signal
 import struct
-import sys
 import threading
 import tomllib
+from contextlib import contextmanager
 from itertools import count
 
 import numpy as np
@@ -416,34 +416,93 @@ def test_reading_of_much_data_is_shown_by_tenths():
     assert little.getvalue() == ""
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
-@pytest.mark.parametrize("columns", [100, 0])
-def test_bar_on_a_terminal_that_knows_its_width(columns):
-    import fcntl
-    import pty
-    import termios
-
+@contextmanager
+def terminal(columns):
+    """A pseudo-terminal; yield its stream, and a function that reads what was written to it."""
+    fcntl, pty, termios = map(pytest.importorskip, ("fcntl", "pty", "termios"))
     main, other = pty.openpty()
     fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
-    with open(other, "w") as stream:
-        given = {"per_epoch": 8, "eval_every": 5, "clock": count(0, 0.25).__next__}
-        with Progress(20, stream, **given) as progress:
-            progress.step()
-            progress(Report(5, 40, 1.0, train_loss=3.5, val_loss=2.25, tokens_per_second=99.5))
-            progress.evaluating(2, 16)
-            progress(Report(10, 80, 2.0, train_loss=2.5, tokens_per_second=1234.5))
+
+    def read():
         shown = b""
         while select.select([main], [], [], 0.1)[0]:
             shown += os.read(main, 65536)
+        return shown.decode()
+
+    with open(other, "w") as stream:
+        yield stream, read
     os.close(main)
-    shown = shown.decode()
-    if columns:
-        assert "loss 2.5000  val 2.2500  1,234 tokens/s  epoch 1.25  ETA 0:03]" in shown
-        assert "5%|" in shown and "evaluating 3/16" in shown
-        assert max(map(len, re.split(r"[\r\n]+", shown))) <= columns
-    else:
-        line = "step 10/20  loss 2.5000  1,234 tokens/s  epoch 1.25  ETA 0:03"
-        assert shown.splitlines()[1] == line
+
+
+def reported(stream, below, warn=lambda progress: None):
+    given = {"per_epoch": 8, "eval_every": 5, "clock": count(0, 0.25).__next__, "below": below}
+    with Progress(20, stream, **given) as progress:
+        progress.step()
+        progress(Report(5, 40, 1.0, train_loss=3.5, val_loss=2.25, tokens_per_second=99.5))
+        progress.evaluating(2, 16)
+        warn(progress)
+        progress(Report(10, 80, 2.0, train_loss=2.5, tokens_per_second=1234.5))
+
+
+def lines(shown):
+    """What a terminal shows of lines that have ended: behind the last return to their begin."""
+    return [line.rstrip("\r").rpartition("\r")[2] for line in shown.split("\n")]
+
+
+FIRST = "step  5/20  loss 3.5000  val 2.2500  100 tokens/s  epoch 0.62  ETA 0:04"
+SECOND = "step 10/20  loss 2.5000  1,234 tokens/s  epoch 1.25  ETA 0:03"
+NARROW = "step 10/20  loss 2.5000  ETA 0:03"
+BAR = "loss 2.5000  val 2.2500  1,234 tokens/s  epoch 1.25  ETA 0:03]"
+
+
+def test_on_a_terminal_losses_stay_above_the_bar():
+    with terminal(100) as (stream, read):
+
+        def warn(progress):
+            with progress.above():
+                print("toynn: a warning", file=stream, flush=True)
+
+        reported(stream, stream, warn)
+        shown = read()
+    assert lines(shown)[:3] == [FIRST, "toynn: a warning", SECOND]
+    assert BAR in shown.split("\n")[-2]
+    assert "5%|" in shown and "evaluating 3/16" in shown
+    assert max(map(len, re.split(r"[\r\n]+", shown))) <= 100
+
+
+def test_lines_are_as_wide_as_the_terminal():
+    with terminal(40) as (stream, read):
+        reported(stream, io.StringIO())
+        assert lines(read()) == ["step  5/20  loss 3.5000  val 2.2500", NARROW, ""]
+
+
+def test_a_bar_beside_losses_that_go_to_a_file():
+    stream = io.StringIO()
+    with terminal(100) as (below, read):
+        reported(stream, below)
+        shown = read()
+    assert stream.getvalue().splitlines() == [FIRST, SECOND]
+    assert BAR in shown and "step" not in shown
+
+
+def test_no_bar_on_a_terminal_that_does_not_know_its_width():
+    with terminal(0) as (stream, read):
+        reported(stream, stream)
+        assert lines(read()) == [FIRST, SECOND, ""]
+
+
+def test_each_line_can_be_read_at_once():
+    class Kept(io.StringIO):
+        read_so_far = ""
+
+        def flush(self):
+            self.read_so_far = self.getvalue()
+
+    stream = Kept()
+    with Progress(20, stream) as progress:
+        for step, text in ((5, "loss 2.0000"), (10, "loss 1.0000")):
+            progress(Report(step, step, 1.0, train_loss=10.0 / step))
+            assert stream.read_so_far.endswith(f"{text}\n")
 
 
 @pytest.mark.parametrize(

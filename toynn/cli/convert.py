@@ -9,11 +9,9 @@ from typing import Any
 from toynn.cli._flags import MIXES_NEED, add_outtype
 from toynn.engines.converting import convert
 from toynn.formats.tokenizer.folder import has_tokenizer
-from toynn.system.printing import harmless
+from toynn.system.printing import WIDTH, columns, harmless
 
 __all__ = ["add_parser"]
-
-_WIDTH = 79
 
 
 def add_parser(commands: Any) -> None:
@@ -32,15 +30,17 @@ def add_parser(commands: Any) -> None:
 def run(arguments: Namespace) -> int:
     """Write the file; say what is in it."""
     shown = sys.stderr.isatty()
-    types = convert(
-        arguments.folder,
-        arguments.out,
-        arguments.outtype,
-        overwrite=arguments.overwrite,
-        progress=_show if shown else None,
-    )
-    if shown:
-        print(f"\r{'':{_WIDTH}}\r", end="", file=sys.stderr)
+    try:
+        types = convert(
+            arguments.folder,
+            arguments.out,
+            arguments.outtype,
+            overwrite=arguments.overwrite,
+            progress=_show if shown else None,
+        )
+    finally:
+        if shown:
+            _over("")
     counts = Counter(types.values())
     said = ", ".join(f"{count} {type}" for type, count in counts.most_common())
     megabytes = arguments.out.stat().st_size / 1e6
@@ -52,5 +52,11 @@ def run(arguments: Namespace) -> int:
 
 def _show(number: int, count: int, name: str) -> None:
     """Say on one line which tensor is written."""
-    line = f"converting {number + 1}/{count} {name}"
-    print(f"\r{line[:_WIDTH]:{_WIDTH}}", end="", file=sys.stderr, flush=True)
+    _over(f"converting {number + 1}/{count} {name}")
+
+
+def _over(text: str) -> None:
+    """Write over the line that the terminal shows; all of it, if there is no text."""
+    width = (columns(sys.stderr) or WIDTH) - 1  # in the last column, terminals differ
+    end = "" if text else "\r"
+    print(f"\r{text[:width]:{width}}{end}", end="", file=sys.stderr, flush=True)

@@ -14,7 +14,7 @@ from toynn.jobs import peers
 from toynn.runs import Record, write_report
 from toynn.runs.record import METRICS
 from toynn.runs.series import PLAIN, series
-from toynn.system.printing import counted, duration, harmless
+from toynn.system.printing import columns, counted, duration, harmless
 from toynn.train.metrics import Report, save_figure
 
 __all__ = ["add_parsers"]
@@ -23,7 +23,10 @@ SORTS = ("name", "recipe", "steps", "train", "val", "time")
 #: What a run of toynn may log, by short names; figures of a script's run may have any other.
 FIELDS = [each.name for each in fields(Report) if each.name not in ("iteration", "figures")]
 NAMES = tuple(dict.fromkeys(series(name).short for name in (*FIELDS, *PLAIN)))
-WIDTH, HEIGHT = 72, 18  # characters of a chart in the terminal
+WIDTH, HEIGHT = 72, 18  # characters of a chart in the terminal, at most
+LEAST = 24  # characters of a chart in a narrow one; of a run's name, which keeps its end
+#: Columns that a table is without, where it would be wider than the terminal: this first.
+DROPPED = ("recipe", "time", "best at", "train loss")
 MARKS = "*o+x#@%&"
 
 Curves = dict[str, list[tuple[int, float]]]
@@ -84,14 +87,37 @@ def run_runs(arguments: Namespace) -> int:
         )
         for row in rows
     ]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    for line in cells:
-        left = "  ".join(cell.ljust(width) for cell, width in zip(line[:2], widths, strict=False))
-        right = "  ".join(
-            cell.rjust(width) for cell, width in zip(line[2:], widths[2:], strict=True)
-        )
-        print(harmless(f"{left}  {right}", ""))
+    for line in _fitted(cells, columns(sys.stdout)):
+        print(harmless(line, ""))
     return 0
+
+
+def _fitted(cells: Sequence[tuple[str, ...]], room: int) -> Iterator[str]:
+    """Yield the lines of a table, in so many columns; 0: as many as it takes."""
+    names, *rest = zip(*cells, strict=True)
+    longest = max(map(len, names))
+    for dropped in DROPPED:
+        if not room or min(longest, LEAST) + _width(rest) <= room:
+            break
+        rest = [column for column in rest if column[0] != dropped]
+    if room:
+        longest = min(longest, max(LEAST, room - _width(rest)))
+    names = tuple(n if len(n) <= longest else f"...{n[3 - longest :]}" for n in names)
+    for name, *line in zip(names, *rest, strict=True):
+        words = [
+            cell.ljust(_wide(column)) if column[0] == "recipe" else cell.rjust(_wide(column))
+            for cell, column in zip(line, rest, strict=True)
+        ]
+        yield "  ".join([name.ljust(longest), *words])
+
+
+def _width(cells: Sequence[tuple[str, ...]]) -> int:
+    """Return how wide columns are, with two spaces before each."""
+    return sum(2 + _wide(column) for column in cells)
+
+
+def _wide(column: tuple[str, ...]) -> int:
+    return max(map(len, column))
 
 
 def _shown(value: float | None) -> str:
@@ -167,7 +193,8 @@ def run_plot(arguments: Namespace) -> int:
         raise _unlogged(unknown or arguments.what, logged)
     if arguments.out is None:
         for curves in panels.values():
-            print(_coloured(curves) or harmless(chart(curves)))
+            width = max(LEAST, min(WIDTH, columns(sys.stdout) or WIDTH))
+            print(_coloured(curves, width) or harmless(chart(curves, width)))
         return 0
     _picture(panels, arguments.out)
     print(f"{arguments.out}: {counted(sum(map(len, panels.values())), 'curve')}")
@@ -184,7 +211,7 @@ def _unlogged(whats: Sequence[str], logged: Iterable[str]) -> DataError:
     )
 
 
-def _coloured(curves: Curves) -> str | None:
+def _coloured(curves: Curves, width: int) -> str | None:
     """Return curves as plotext draws them on a terminal; None where either is not there."""
     if not sys.stdout.isatty():
         return None
@@ -194,7 +221,7 @@ def _coloured(curves: Curves) -> str | None:
         return None
     figure.clear()
     figure.theme("simple")
-    figure.plot_size(WIDTH, HEIGHT + 2)
+    figure.plot_size(width, HEIGHT + 2)
     for name, points in curves.items():
         line = figure.signal([x for x, _ in points], [y for _, y in points])
         line.label(harmless(name, ""))
@@ -222,7 +249,7 @@ def _picture(panels: dict[str, Curves], out: Path) -> None:
     save_figure(figure, out)
 
 
-def chart(curves: Curves, width: int = WIDTH) -> str:
+def chart(curves: Curves, width: int) -> str:
     """Return curves as lines of text: a mark a curve, between the least and the greatest value."""
     points = [point for curve in curves.values() for point in curve]
     left, right = min(x for x, _ in points), max(x for x, _ in points)

@@ -143,16 +143,17 @@ def _examples(
         vocab_size=engine.vocab,
         mask_prompt=mask_prompt,
     )
-    for note in notes:
-        print_line(fact("data", note))
     tokens = sum(len(examples[k].ids) for k in range(len(examples)))
-    found = {"data": str(data), "examples": len(examples)}
+    found: dict[str, Any] = {"data": str(data), "examples": len(examples)}
     with closing(_Bar("example")) as bar:
         if base is None:
             score = evaluation.example_loss(engine, examples, progress=bar)
-            return found | {"tokens": tokens} | _score(score)
-        beside = evaluation.example_divergence(engine, base, examples, progress=bar)
-    return found | _beside(beside)
+            found |= {"tokens": tokens} | _score(score)
+        else:
+            found |= _beside(evaluation.example_divergence(engine, base, examples, progress=bar))
+    for note in notes:
+        print_line(fact("data", note))
+    return found
 
 
 def _accuracy(data: Path, tokenizer: Tokenizer, engine: SequenceEngine[Any]) -> dict[str, Any]:

@@ -79,6 +79,7 @@ class Job(ABC):
         self.beside = Path()  # the folder that the run's is in
         self.files = ExitStack()  # what is open until the recipe is realized
         self.baselines: dict[str, float] = {}  # losses to compare with, by name
+        self.said: list[str] = []  # lines that are printed once nothing can be refused any more
 
     # -- What the options say ------------------------------------------------------------------
 
@@ -135,6 +136,10 @@ class Job(ABC):
     @abstractmethod
     def realize(self) -> Recipe:
         """Return the recipe, ready to step."""
+
+    def say(self, label: str, text: str) -> None:
+        """Say something before the training starts; nothing of it is printed before an error."""
+        self.said.append(fact(label, text))
 
     def announce(self) -> None:
         """Print how large the model is, and what its step takes."""

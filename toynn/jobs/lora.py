@@ -122,7 +122,7 @@ class LoRAJob(TextJob):
         seq = min(self.text.seq, context)
         if seq < self.text.seq:
             said = f"--seq {self.text.seq}: the model sees {context} tokens at most"
-            print(fact("data", f"{said}: rows have {seq}"))
+            self.say("data", f"{said}: rows have {seq}")
         self.declared_with(RecipeOptions(t_seq=1))  # what adapters it cannot have
         self.read_text(seq)
 

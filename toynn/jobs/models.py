@@ -23,7 +23,6 @@ from toynn.jobs.text import METRICS, SAMPLE_ON_THE_WAY, TextJob, TextOptions
 from toynn.models import architecture
 from toynn.options import Option, RecipeOptions, option, whole
 from toynn.recipes import GPT2, FromScratch, WarmStart
-from toynn.system.printing import fact
 from toynn.train.folder import Value
 from toynn.train.options import Result
 from toynn.train.protocols import Recipe
@@ -213,7 +212,7 @@ class ModelJob(TextJob):
             if not Path(path).is_dir() or has_tokenizer(Path(path)):
                 recipe.engine.carry_tokenizer(path)
         except DataError as error:
-            print(fact("tokenizer", f"model.gguf will have none: {error}"))
+            self.say("tokenizer", f"model.gguf will have none: {error}")
 
     def announce(self) -> None:
         """Print the model, and how well bytes are told from the one before alone."""

@@ -15,7 +15,7 @@ from toynn.errors import ConfigError
 from toynn.jobs.job import Job
 from toynn.jobs.memory import check_fits
 from toynn.optim import AdamW, Schedule
-from toynn.system.printing import counted, duration, fact
+from toynn.system.printing import counted, duration
 from toynn.train import tensorboard
 from toynn.train.checkpoint import Checkpoint
 from toynn.train.folder import RunFolder, Value
@@ -69,7 +69,6 @@ def carried_out(job: Job) -> Outcome:
         batches = _resolve_length(job, begun)
         check_fits(*job.declared(), ranks=max(1, len(group.local_cpus)))
         job.recipe, optimizer, schedule = build(job)
-    job.announce()
     trainer = Trainer(
         job.recipe,
         job.batches(),
@@ -91,6 +90,12 @@ def carried_out(job: Job) -> Outcome:
         **vars(job.take(LoopOptions, batches=batches)),
     )
     with _run_folder(job, found, begun) if group.rank == 0 else nullcontext() as folder:
+        for line in job.said:
+            print(line)
+        job.announce()
+        if folder is not None:
+            resumed = "" if found is None else f", resumed from step {found.step}"
+            print(f"run folder  {folder.path}{resumed}", flush=True)
         trainer.folder = folder
         result = trainer.fit()
         if folder is None:  # rank 0 has it
@@ -129,7 +134,7 @@ def _resolve_length(job: Job, begun: Begun) -> int | None:
         first = job.limit < given["steps"]
         ends = f"--steps {job.limit}" if first else f"--epochs {epochs:g}"
         said = f"--epochs {epochs:g} is {counted(given['steps'], 'step')}, --steps says {job.limit}"
-        print(fact("length", f"{said}: the run ends after {ends}"))
+        job.say("length", f"{said}: the run ends after {ends}")
         if first:
             given["steps"], batches = job.limit, None
             given["epochs"] = job.run.epochs = None
@@ -153,7 +158,7 @@ def _check_machine(job: Job) -> None:
     if job.given["precision"] == "auto":
         # config.toml says which
         job.given["precision"], why = automatic_precision(job.run.backend)
-        print(fact("precision", f"{job.given['precision']}: {why}"))
+        job.say("precision", f"{job.given['precision']}: {why}")
 
 
 @contextmanager
@@ -170,12 +175,10 @@ def _run_folder(job: Job, found: Checkpoint | None, begun: Begun) -> Iterator[Ru
     if found is not None:
         with RunFolder.resume(found.path.parent) as folder:
             folder.config = tables
-            print(f"run folder  {folder.path}, resumed from step {found.step}", flush=True)
             yield folder
         return
     with (RunFolder.fresh if job.fresh else RunFolder)(str(job.run.out)) as folder:
         job.run.out, folder.config = str(folder.path), tables
-        print(f"run folder  {folder.path}", flush=True)
         yield folder
 
 

@@ -30,7 +30,7 @@ from toynn.jobs.job import Job, late
 from toynn.jobs.metrics import Asked, measured
 from toynn.jobs.weighted import path_and_weight, source_names, sources
 from toynn.options import RecipeOptions, option, whole
-from toynn.system.printing import fact, harmless, print_line
+from toynn.system.printing import harmless, print_line
 from toynn.train.folder import RunFolder, Value
 from toynn.train.options import SAVING, Result
 from toynn.train.progress import Reading
@@ -230,7 +230,7 @@ class TextJob(Job):
         for text in (each.source for each in found):
             if text is not None and text.sha256 is not None:
                 said = f"{text.name}: {text.bytes:,} bytes, sha256 {text.sha256[:12]}"
-                print(fact("corpus", said))
+                self.say("corpus", said)
         if len(found) == 1:
             self.data = found[0]
         else:
@@ -238,7 +238,7 @@ class TextJob(Job):
             weights = [weight for _, weight in sources if weight is not None]
             self.data = Mixture.of(dict(zip(names, found, strict=True)), weights or None)
         for note in self.data.notes:
-            print(fact("data", note))
+            self.say("data", note)
         self.t_seq = self.data.seq
         self._check_held_out()
 

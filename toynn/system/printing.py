@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import os
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -9,7 +10,9 @@ from typing import Any, TextIO
 from unicodedata import category
 
 __all__ = [
+    "WIDTH",
     "Lenient",
+    "columns",
     "counted",
     "duration",
     "fact",
@@ -58,6 +61,14 @@ def size(nbytes: float) -> str:
         if nbytes >= one:
             return f"{nbytes / one:.1f} {unit}"
     return f"{nbytes / 1000:.1f} kB"
+
+
+def columns(stream: Any) -> int:
+    """Return the width of the terminal that a stream is; 0 where it is none, or does not know."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0
+    except (OSError, ValueError):  # it was closed, say
+        return 0
 
 
 class _Nowhere(io.TextIOBase):

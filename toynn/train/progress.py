@@ -1,16 +1,16 @@
-"""A progress bar on a terminal; elsewhere, one plain line per report."""
+"""A line for each report, which stays; on a terminal, a bar below the lines."""
 
-import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from types import TracebackType
 from typing import TextIO
 
 from tqdm import tqdm
 
-from toynn.system.printing import Lenient, duration, harmless, size
+from toynn.system.printing import Lenient, columns, duration, harmless, size
 from toynn.train.metrics import Report
 
 __all__ = ["Progress", "Reading"]
@@ -101,23 +101,20 @@ class _Screen(Lenient):
     def isatty(self) -> bool:
         return True  # asked by what draws the bar, which is made for a terminal alone
 
-    def is_terminal(self) -> bool:
-        """Whether a bar can be drawn: some terminals, as in containers, do not know their width."""
-        return self.columns() > 0
-
+    @property
     def columns(self) -> int:
-        """Return the width of the terminal; 0 where there is none."""
-        try:
-            return os.get_terminal_size(self.fileno()).columns
-        except (OSError, ValueError):
-            return 0
+        """The width of the terminal; 0 where no bar can be drawn."""
+        return columns(self._stream)
 
 
 class Progress:
-    """Shows a run of so many steps on a stream; enter it, then call it with each report.
+    """Shows a run of so many steps; enter it, then call it with each report.
 
+    Each report is a line on ``stream``, standard output by default: as wide as its terminal at
+    most, elsewhere 80 columns. Where ``below``, standard error by default, is a terminal, it has a
+    bar with the newest figures.
     ``per_epoch`` steps are a pass through the data; every ``eval_every`` steps the model is
-    evaluated. Lines are at most as wide as the terminal, and plain ones have 80 columns.
+    evaluated.
     """
 
     def __init__(
@@ -129,20 +126,22 @@ class Progress:
         per_epoch: float | None = None,
         eval_every: int = 0,
         clock: Callable[[], float] = time.perf_counter,
+        below: TextIO | None = None,
     ) -> None:
         self._steps, self._unit, self._done = steps, unit, done
         self._per_epoch = per_epoch
-        self._stream = _Screen(sys.stderr if stream is None else stream)
+        self._stream = Lenient(sys.stdout if stream is None else stream)
+        self._below = _Screen(sys.stderr if below is None else below)
         self._bar: tqdm | None = None
         self._evaluated: Report | None = None  # the last one with an evaluation
         self._pace = _Pace(steps, eval_every, clock)
 
     def __enter__(self) -> "Progress":
-        if self._stream.is_terminal():
+        if self._below.columns:
             self._bar = tqdm(
                 total=self._steps,
                 initial=self._done,
-                file=self._stream,
+                file=self._below,
                 bar_format=BAR,
                 dynamic_ncols=True,
             )
@@ -169,17 +168,24 @@ class Progress:
         if self._bar is not None:
             self._bar.set_postfix_str(f"evaluating {done + 1}{f'/{of}' if of else ''}")
 
-    def sample(self, iteration: int, text: str) -> None:
-        """Show what the model writes after so many steps."""
+    @contextmanager
+    def above(self) -> Iterator[None]:
+        """Clear the bar meanwhile: what is printed stays above it."""
         if self._bar is not None:
             self._bar.clear()
-        print(
-            f"--- sample, step {iteration} ---\n{harmless(text)}\n---",
-            file=self._stream,
-            flush=True,
-        )
-        if self._bar is not None:
-            self._bar.refresh()
+        try:
+            yield
+        finally:
+            if self._bar is not None:
+                self._bar.refresh()
+
+    def sample(self, iteration: int, text: str) -> None:
+        """Show what the model writes after so many steps."""
+        self._print(f"--- sample, step {iteration} ---\n{harmless(text)}\n---")
+
+    def _print(self, text: str) -> None:
+        with self.above():
+            print(text, file=self._stream, flush=True)
 
     def __call__(self, report: Report) -> None:
         """Show a report."""
@@ -193,13 +199,11 @@ class Progress:
             newest = report
             if (last := self._evaluated) is not None:
                 newest = replace(report, val_loss=last.val_loss, val_accuracy=last.val_accuracy)
-            room = self._stream.columns() - LEAST_BAR - 2 * len(str(self._steps))
-            self._bar.set_postfix_str(_words(newest, self._unit, epochs, eta, room))
-            return
-        width = len(str(self._steps))
-        head = f"step {done:{width}}/{self._steps}  "
-        words = _words(report, self._unit, epochs, eta, COLUMNS - len(head))
-        print(head + words, file=self._stream, flush=True)
+            room = self._below.columns - LEAST_BAR - 2 * len(str(self._steps))
+            self._bar.set_postfix_str(_words(newest, self._unit, epochs, eta, room), refresh=False)
+        head = f"step {done:{len(str(self._steps))}}/{self._steps}  "
+        room = (columns(self._stream) or COLUMNS) - len(head)
+        self._print(head + _words(report, self._unit, epochs, eta, room))
 
 
 class Reading:
@@ -234,7 +238,7 @@ class Reading:
         """Show that so many bytes are done."""
         if of < SHOWN:
             return
-        if self._stream.is_terminal():
+        if self._stream.columns:
             if self._bar is None:
                 self._bar = tqdm(
                     desc="tokens",

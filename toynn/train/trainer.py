@@ -9,7 +9,7 @@ far to its files, and every ``save_every`` steps a checkpoint, from which ``resu
 
 import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict
 from functools import partial
 from os import PathLike
@@ -342,13 +342,14 @@ class Trainer:
             self._events.write(report.iteration, figures_of(report, self._unit))
         if self._bar is not None:
             self._bar(report)
-        for tell in self._on_report:
-            tell(report)
+        with self._above():
+            for tell in self._on_report:
+                tell(report)
         before, now = self.result.reports[0].val_loss, report.train_loss
         if not self._diverges and before is not None and now is not None:
             self._diverges = now > WORSE * before + NOISE
             if self._diverges:
-                say(
+                self._say(
                     f"step {report.iteration}: the loss, {now:.4f}, is far above the {before:.4f} "
                     "before training: the run diverges; try a lower learning rate"
                 )
@@ -410,7 +411,15 @@ class Trainer:
         except CheckpointError as error:
             if self.loop.stopping:
                 raise
-            say(f"{error}; the training goes on, and the next checkpoint will be tried")
+            self._say(f"{error}; the training goes on, and the next checkpoint will be tried")
+
+    def _say(self, message: str) -> None:
+        with self._above():
+            say(message)
+
+    def _above(self) -> AbstractContextManager[None]:
+        """Keep the bar from what is printed meanwhile."""
+        return nullcontext() if self._bar is None else self._bar.above()
 
 
 class _Exits(ExitStack):
