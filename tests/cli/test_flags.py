@@ -21,7 +21,9 @@ from vocabs import bpe_file
 
 import toynn
 from toynn.cli import main, train
+from toynn.engines import LlamaSeqEngine
 from toynn.formats import adapters, gguf
+from toynn.formats.tokenizer import Tokenizer
 from toynn.jobs import JOBS, text
 from toynn.jobs.options import fields_of
 from toynn.jobs.run import build as build_job
@@ -118,7 +120,11 @@ SEEN = {
     "--steps": "3",
     "--targets": "q",
     "--threads": "3",
-    "--tokenizer": {"warm-start": ("words.gguf", {"--init": "scratch"}), "": "words.gguf"},
+    "--tokenizer": {
+        "warm-start": ("words.gguf", {"--init": "scratch"}),
+        "lora": ("fewer.gguf", {"--model": "named.gguf"}),
+        "": "words.gguf",
+    },
     "--truncation-mode": ("keep_end", {"--data": "pairs.jsonl", "--seq": "10"}),
     "--undesirable-weight": ("2", {"--data": "prefer.jsonl", "--seq": "24", "--loss": "kto"}),
     "--untied": "",
@@ -173,6 +179,12 @@ def files(tmp_path_factory):
         context.chdir(folder)
         assert main(["train", "vit", *words(BASES["vit"] | {"--out": "vit"})]) == 0
     bpe_file(folder / "words.gguf")
+    bpe_file(folder / "fewer.gguf", missing=("q",))  # other ids
+    size = Tokenizer.of(folder / "words.gguf").vocab_size
+    write_base(folder / "plain.gguf", vocab=size, context=64)
+    named = LlamaSeqEngine.from_gguf(folder / "plain.gguf", build=False)
+    named.carry_tokenizer(folder / "words.gguf")
+    named.export_gguf(folder / "named.gguf")
     class_folders(folder / "folders", {"x": 10, "y": 10})
     (folder / "folders" / "x" / "bad.png").write_bytes(b"no picture")
     return folder

@@ -3,17 +3,14 @@
 import time
 from argparse import ArgumentParser, Namespace
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from toynn import engines
-from toynn.cli._adapters import add_adapters, combined
+from toynn.cli import _models
 from toynn.cli._flags import add
+from toynn.cli._models import add_model
 from toynn.engines import SequenceEngine
-from toynn.formats import bases
 from toynn.formats.tokenizer import Tokenizer
 from toynn.jobs.options import BACKEND, THREADS, named
-from toynn.jobs.paths import text_model
 from toynn.numerics.precision import PRECISIONS
 from toynn.options import RecipeOptions, real, whole
 
@@ -52,9 +49,7 @@ DRAWING = (
 
 def add_flags(parser: ArgumentParser) -> None:
     """Add the flags of a model, and of how it writes."""
-    model = "model: a .gguf file, a run folder or a Hugging Face folder"
-    parser.add_argument("-m", "--model", type=Path, required=True, metavar="PATH", help=model)
-    add_adapters(parser)
+    add_model(parser)
     for name, kind, default, meaning, _ in DRAWING:
         names = ("-n", name) if name == "--max-tokens" else (name,)
         help_ = f"{meaning} (default {default})"
@@ -79,10 +74,7 @@ def options(arguments: Namespace) -> dict[str, Any]:
 def opened(arguments: Namespace) -> tuple[Tokenizer, SequenceEngine[Any]]:
     """Return the tokenizer and the model, with its adapters."""
     options = RecipeOptions(precision=arguments.precision, n_threads=arguments.threads)
-    with bases.open(text_model(arguments.model)) as file:
-        tokenizer = Tokenizer.of(file)
-        adapter = combined(arguments.adapter, file, strict=arguments.strict)
-        return tokenizer, engines.frozen(file, adapter, arguments.backend, options)
+    return _models.opened(arguments, options)
 
 
 class Clock:

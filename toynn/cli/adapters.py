@@ -2,12 +2,13 @@
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 from toynn.cli._adapters import add_adapters, combined
-from toynn.cli._flags import MIXES_NEED, add_outtype
+from toynn.cli._flags import MIXES_NEED, add, add_outtype
+from toynn.cli._models import origin
 from toynn.engines import engine_for
 from toynn.engines.converting import fuse_into
 from toynn.errors import ConfigError
@@ -15,6 +16,7 @@ from toynn.formats import adapters, bases, gguf
 from toynn.formats.adapters import Adapter
 from toynn.formats.bases import Base
 from toynn.formats.fuse import Fused
+from toynn.jobs.options import TOKENIZER
 from toynn.jobs.paths import model_file, text_model
 from toynn.system.printing import wrapped
 
@@ -45,11 +47,10 @@ def add_parsers(commands: Any) -> None:
 
 
 def _add_files(parser: ArgumentParser, kind: str, out: str, *, model: bool) -> None:
-    base = "base model: a .gguf file or Hugging Face folder"
-    if not model:
-        base += "; needed for --to hf, for a PEFT folder, and if q or k of a llama are adapted"
-    parser.add_argument("-m", "--model", type=model_file, required=model, metavar="FILE", help=base)
+    base = "base model: a .gguf file or Hugging Face folder (default: that of --adapter's run)"
+    parser.add_argument("-m", "--model", type=model_file, metavar="FILE", help=base)
     add_adapters(parser, required=model)
+    add(parser, TOKENIZER)
     method = (
         "combine several adapters by concatenating ranks (cat, exact) or linearly (keeps the rank) "
         "(default cat)"
@@ -61,7 +62,10 @@ def _add_files(parser: ArgumentParser, kind: str, out: str, *, model: bool) -> N
 
 def run_fuse(arguments: Namespace) -> int:
     """Write the model; say what was merged, and what rounding took away."""
-    with bases.open(arguments.model) as base:
+    model, tokenizer = origin(arguments)
+    if not Path(model).is_dir():  # a GGUF file keeps what it has
+        tokenizer = arguments.tokenizer
+    with bases.open(model) as base:
         given, strict = arguments.adapter, arguments.strict
         adapter = combined(given, base, arguments.method, strict=strict)
         assert adapter is not None  # which the parser asks for
@@ -71,6 +75,7 @@ def run_fuse(arguments: Namespace) -> int:
             arguments.out,
             outtype=arguments.outtype,
             overwrite=arguments.overwrite,
+            tokenizer=tokenizer,
         )
         print(f"{arguments.out}: merged {len(fused.types)} of {len(base)} tensors, {_say(adapter)}")
     for line in _notes(fused):
@@ -86,8 +91,8 @@ def run_export(arguments: Namespace) -> int:
         raise ConfigError(f"--to {arguments.to}: name the adapter (--adapter)")
     with ExitStack() as stack:
         base: Base | None = None
-        if arguments.model is not None:
-            base = bases.open(arguments.model, check=False)
+        with suppress(ConfigError):  # where none is known, some adapters can do without
+            base = bases.open(origin(arguments).model, check=False)
             stack.callback(base.close)
         given, strict = arguments.adapter, arguments.strict
         adapter = combined(given, base, arguments.method, strict=strict)

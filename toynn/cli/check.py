@@ -19,8 +19,9 @@ from toynn.data.repeats import Cut, Repeats, common, cut_at, repeated
 from toynn.data.survey import Characters, Survey, Vocabulary, parts_of, survey
 from toynn.data.survey_text import held_lines, survey_text
 from toynn.errors import ConfigError
+from toynn.formats import bases
 from toynn.formats.tokenizer import Tokenizer
-from toynn.jobs.options import named
+from toynn.jobs.options import TOKENIZER, named
 from toynn.jobs.paths import text_model
 from toynn.jobs.text import TextOptions, columns_of
 from toynn.jobs.weighted import path_and_weight
@@ -45,6 +46,7 @@ def add_parser(commands: Any) -> None:
     add(parser, replace(named(TextOptions, "data"), help=data, metavar="PATH", required=True))
     model = "model with the tokenizer and chat template (default: lengths in characters)"
     parser.add_argument("-m", "--model", type=Path, metavar="PATH", help=model)
+    add(parser, TOKENIZER)
     seq = f"tokens per row, by which examples are cut and packed (default {SEQ}, with a model)"
     parser.add_argument("--seq", type=whole(1), metavar="N", help=seq)
     columns = "map field names to columns of the data: prompt=question,completion=answer"
@@ -89,10 +91,8 @@ class _Found:
 
 def run(arguments: Namespace) -> int:
     """Print what was found; return 2 where training refuses them, 1 where --strict has a doubt."""
-    tokenizer = None
-    if arguments.model is not None:
-        tokenizer = Tokenizer.of(text_model(arguments.model))
-    elif arguments.seq is not None:
+    tokenizer = _tokenizer(arguments.model, arguments.tokenizer)
+    if tokenizer is None and arguments.seq is not None:
         raise ConfigError("--seq: tokens are those of a model: name it by --model")
     seq = None if tokenizer is None else arguments.seq or SEQ
     found = []
@@ -116,6 +116,15 @@ def run(arguments: Namespace) -> int:
         return 2
     doubtful = shared or any(each.doubtful for each in found)
     return 1 if arguments.strict and doubtful else 0
+
+
+def _tokenizer(model: Path | None, named: str | None) -> Tokenizer | None:
+    """Return the tokenizer of a model, or one that is named apart; None without both."""
+    if model is None or named is None:
+        found = text_model(model) if model is not None else named
+        return None if found is None else Tokenizer.of(found)
+    with bases.open(text_model(model), check=False) as file:
+        return Tokenizer.for_model(file, named)
 
 
 # -- Looking -----------------------------------------------------------------------------------

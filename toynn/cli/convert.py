@@ -6,9 +6,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from toynn.cli._flags import MIXES_NEED, add_outtype
+from toynn.cli._flags import MIXES_NEED, add, add_outtype
 from toynn.engines.converting import convert
 from toynn.formats.tokenizer.folder import has_tokenizer
+from toynn.jobs.options import TOKENIZER
 from toynn.system.printing import WIDTH, columns, harmless
 
 __all__ = ["add_parser"]
@@ -23,6 +24,7 @@ def add_parser(commands: Any) -> None:
     add_outtype(parser, "f16", "matrices", "; norms and biases are f32 (default f16)")
     parser.epilog = MIXES_NEED
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="new .gguf file")
+    add(parser, TOKENIZER)
     parser.add_argument("--overwrite", action="store_true", help="replace an existing --out")
     parser.set_defaults(run=run, saves=True)
 
@@ -37,6 +39,7 @@ def run(arguments: Namespace) -> int:
             arguments.outtype,
             overwrite=arguments.overwrite,
             progress=_show if shown else None,
+            tokenizer=arguments.tokenizer,
         )
     finally:
         if shown:
@@ -45,8 +48,11 @@ def run(arguments: Namespace) -> int:
     said = ", ".join(f"{count} {type}" for type, count in counts.most_common())
     megabytes = arguments.out.stat().st_size / 1e6
     print(harmless(f"{arguments.out}: {len(types)} tensors ({said}), {megabytes:.1f} MB", ""))
-    if not has_tokenizer(arguments.folder):
-        print("the folder has no tokenizer, so the file has none: llama.cpp takes ids only")
+    if arguments.tokenizer is None and not has_tokenizer(arguments.folder):
+        print(
+            "the folder has no tokenizer, so the file has none, and llama.cpp takes ids only; "
+            "--tokenizer names one"
+        )
     return 0
 
 

@@ -3,16 +3,16 @@
 import json
 import time
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from toynn import engines
-from toynn.cli._adapters import Weighted, add_adapters, combined
 from toynn.cli._flags import Once, add
+from toynn.cli._models import add_model, opened
 from toynn.engines import SequenceEngine
 from toynn.formats import bases
-from toynn.formats.tokenizer import Tokenizer
 from toynn.jobs.figures import SEQ, figures
 from toynn.jobs.options import BACKEND, THREADS
 from toynn.jobs.paths import text_model
@@ -38,9 +38,7 @@ def add_parser(commands: Any) -> None:
     """Add the command to the parser's commands."""
     help_ = "evaluate a model: perplexity, loss, accuracy, divergence from another"
     parser = commands.add_parser("eval", help=help_, description=help_, allow_abbrev=False)
-    model = "model: a .gguf file, a run folder or a Hugging Face folder"
-    parser.add_argument("-m", "--model", type=Path, required=True, metavar="PATH", help=model)
-    add_adapters(parser)
+    add_model(parser)
     parser.add_argument("--data", type=Path, metavar="PATH", action=OneText, help=DATA)
     against = "report the Kullback-Leibler divergence from this model"
     parser.add_argument("--against", type=Path, metavar="PATH", help=against)
@@ -56,10 +54,11 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: Namespace) -> int:
     """Print the figures."""
-    tokenizer, engine = _opened(arguments, arguments.model, arguments.adapter)
+    options = RecipeOptions(n_threads=arguments.threads)
+    tokenizer, engine = opened(arguments, options)
     against = None
     if arguments.against is not None:
-        against = lambda: _opened(arguments, arguments.against, None)[1]  # noqa: E731
+        against = partial(_beside, arguments, options)
     start = time.perf_counter()
     every, seq = arguments.no_mask_prompt, arguments.seq
     found = figures(engine, tokenizer, arguments.data, seq, mask_prompt=not every, against=against)
@@ -72,13 +71,10 @@ def run(arguments: Namespace) -> int:
     return 0
 
 
-def _opened(
-    arguments: Namespace, model: Path, adapter: Sequence[Weighted] | None
-) -> tuple[Tokenizer, SequenceEngine[Any]]:
-    options = RecipeOptions(n_threads=arguments.threads)
-    with bases.open(text_model(model)) as file:
-        found = combined(adapter, file, strict=arguments.strict)
-        return Tokenizer.of(file), engines.frozen(file, found, arguments.backend, options)
+def _beside(arguments: Namespace, options: RecipeOptions) -> SequenceEngine[Any]:
+    """Return the model that --against names."""
+    with bases.open(text_model(arguments.against)) as file:
+        return engines.frozen(file, None, arguments.backend, options)
 
 
 def _lines(found: Mapping[str, Any], seconds: float) -> str:

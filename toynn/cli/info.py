@@ -7,6 +7,7 @@ from typing import Any
 
 from toynn import engines
 from toynn.cli import _info_lines
+from toynn.cli._flags import add
 from toynn.cli._info_lines import Lines, types
 from toynn.errors import DataError, ToynnError
 from toynn.formats import gguf, hf
@@ -14,8 +15,10 @@ from toynn.formats.adapters import peft
 from toynn.formats.gguf import Strings
 from toynn.formats.hf import HFModel
 from toynn.formats.hf.config import CONFIG, WEIGHTS
+from toynn.formats.tokenizer import Tokenizer
 from toynn.formats.tokenizer.folder import FolderKeys, has_tokenizer
 from toynn.jobs.memory import ADAPTER_RANK, adapters_over, new_model_over
+from toynn.jobs.options import TOKENIZER
 from toynn.models import Source
 from toynn.options import RecipeOptions, whole
 from toynn.system.machine import free_memory
@@ -40,40 +43,44 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--batch", type=whole(1), default=1, metavar="N", help=batch)
     seq = "tokens per sequence (default: the model's context, at most 512)"
     parser.add_argument("--seq", type=whole(1), metavar="N", help=seq)
+    add(parser, TOKENIZER)
     parser.set_defaults(run=run)
 
 
 def run(arguments: Namespace) -> int:
     """Print one line for each thing that there is to know."""
-    lines = _lines(arguments.path, arguments.seq, arguments.batch)
+    lines = _lines(arguments.path, arguments.seq, arguments.batch, arguments.tokenizer)
     for name, value in lines:
         line = f"{name:24} {value}"
         print("".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line))
     return 0
 
 
-def _lines(path: Path, seq: int | None, batch: int) -> Lines:
+def _lines(path: Path, seq: int | None, batch: int, named: str | None) -> Lines:
     """Return what there is to say about a path, as text by name."""
     if path.is_dir():
         found = next((path / name for name in INSIDE if (path / name).is_file()), None)
         if found is None:
             raise DataError(f"{path}: expected a folder with one of {', '.join(INSIDE)} in it")
-        return _info_lines.run_of(path) + _lines(found, seq, batch)
+        return _info_lines.run_of(path) + _lines(found, seq, batch, named)
     if path.name in (peft.CONFIG, peft.WEIGHTS):
         return _info_lines.peft(path.parent)
     of_hf = path.name == WEIGHTS and path.with_name(CONFIG).is_file()
     if path.name == CONFIG or of_hf:
         with hf.open(path.parent) as model:
-            return describe(model, seq, batch)
+            return describe(model, seq, batch, named)
     if path.suffix == ".safetensors":
         return _info_lines.safetensors(path, batch)
     with gguf.open(path) as file:
         is_adapter = file.metadata.get("general.type") == "adapter"
-        return _info_lines.adapter(path) if is_adapter else describe(file, seq, batch)
+        return _info_lines.adapter(path) if is_adapter else describe(file, seq, batch, named)
 
 
-def describe(file: Source, seq: int | None, batch: int) -> Lines:
-    """Return what there is to say about a model's file or folder, as text by name."""
+def describe(file: Source, seq: int | None, batch: int, named: str | None = None) -> Lines:
+    """Return what there is to say about a model's file or folder, as text by name.
+
+    ``named`` is a file or folder whose tokenizer goes with it.
+    """
     metadata, architecture = file.metadata, file.architecture
     lines = [
         ("file", f"{file.path}, {size(file.nbytes)}"),
@@ -86,7 +93,7 @@ def describe(file: Source, seq: int | None, batch: int) -> Lines:
             ("architecture", architecture),
             ("weights", f"{size(file.nbytes)} in {file.files}"),
         ]
-    lines += [*types(file.tensors), *_active(file), ("tokenizer", _tokenizer(file))]
+    lines += [*types(file.tensors), *_active(file), ("tokenizer", _tokenizer(file, named))]
     for key, value in metadata.items():
         if key.startswith(f"{architecture}."):
             lines.append((key.removeprefix(f"{architecture}."), _value(value)))
@@ -103,9 +110,11 @@ def _active(file: Source) -> Lines:
         return []  # said of training: why it is not possible
 
 
-def _tokenizer(file: Source) -> str:
+def _tokenizer(file: Source, named: str | None) -> str:
     """Return the kind of a tokenizer and the number of its tokens."""
     metadata = file.metadata
+    if named is not None:
+        return f"{Tokenizer.for_model(file, named).vocab_size:,} tokens of {named}"
     if isinstance(file, HFModel):
         if not has_tokenizer(file.path):
             return "none"

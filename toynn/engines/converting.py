@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from toynn.engines.files import config_of
+from toynn.engines.files import config_of, tokenizer_of
 from toynn.errors import ConfigError
 from toynn.formats import gguf, hf, mixes
 from toynn.formats.adapters import Adapter
@@ -23,7 +23,7 @@ from toynn.formats.bases import Base
 from toynn.formats.fuse import Fused, fuse
 from toynn.formats.gguf import OUTTYPES, Deferred, stored_as
 from toynn.formats.hf import HFModel
-from toynn.formats.tokenizer.folder import FolderKeys, has_tokenizer
+from toynn.formats.tokenizer.folder import has_tokenizer
 from toynn.models import architecture, check_tensors
 from toynn.options import RecipeOptions
 
@@ -41,12 +41,14 @@ def convert(
     *,
     overwrite: bool = False,
     progress: Progress | None = None,
+    tokenizer: str | os.PathLike[str] | None = None,
 ) -> dict[str, str]:
     """Write a folder as a GGUF file; return the type of each tensor by its name.
 
     ``outtype`` (f32, f16, bf16, q8_0) is that of the matrices; of one of `mixes.MIXES` (q4_k_m,
     iq4_xs, ..) llama.cpp's quantizer chooses their types, from a file in float32 that lies beside
-    ``out`` meanwhile. The file is whole, or absent.
+    ``out`` meanwhile. ``tokenizer`` is the path of one in place of the folder's own. The file is
+    whole, or absent.
 
     Raises ConfigError for another outtype, a mix where llama-cpp-python is not installed, a file in
     a folder's place, and for what GGUF files have no place for; DataError for a folder that cannot
@@ -64,7 +66,7 @@ def convert(
             mixes.quantized(
                 Path(out),
                 outtype,
-                lambda whole: convert(folder, whole, "f32", progress=progress),
+                lambda whole: convert(folder, whole, "f32", progress=progress, tokenizer=tokenizer),
                 overwrite=overwrite,
                 who="convert",
                 instead=instead,
@@ -74,7 +76,7 @@ def convert(
             return {name: info.type.lower() for name, info in file.tensors.items()}
     gguf.check_target(Path(out), overwrite=overwrite)
     with hf.open(folder) as model:
-        metadata = _metadata(model, outtype)
+        metadata = _metadata(model, outtype, tokenizer)
         types = {name: stored_as(name, info.shape, outtype) for name, info in model.tensors.items()}
         names = list(types)
 
@@ -98,18 +100,24 @@ def fuse_into(
     *,
     outtype: str | None = None,
     overwrite: bool = False,
+    tokenizer: str | os.PathLike[str] | None = None,
 ) -> Fused:
     """Write a model and its adapter as one GGUF file: see ``toynn.formats.fuse``.
 
     The base may be a folder; without ``outtype`` its matrices get the type that most have of those
     that can be asked for, or q8_0: a folder in MXFP4 becomes what its other matrices are.
 
-    Raises what ``fuse`` does, and ConfigError, DataError as ``convert``.
+    A folder's file gets its tokenizer, or the one whose path is given; a GGUF file has its own.
+
+    Raises what ``fuse`` does, and ConfigError, DataError as ``convert``; ConfigError for a
+    tokenizer beside a GGUF file.
     """
+    if tokenizer is not None and not isinstance(base, HFModel):
+        raise ConfigError(f"fuse: tokenizer: {base.path} is a GGUF file, and keeps what it has")
     if not isinstance(base, HFModel):
         return fuse(base, adapter, out, outtype=outtype, overwrite=overwrite)
     chosen = _most(base) if outtype is None else outtype
-    metadata = _metadata(base, chosen if chosen in OUTTYPES else "f32")
+    metadata = _metadata(base, chosen if chosen in OUTTYPES else "f32", tokenizer)
     fused = fuse(base, adapter, out, outtype=chosen, overwrite=overwrite, metadata=metadata)
     others = {info.type.lower() for info in base.tensors.values()} - OUTTYPES.keys()
     fused.chosen = chosen if outtype is None and others else None
@@ -128,8 +136,10 @@ def _deferred(shape: tuple[int, ...], read: Callable[[int], Floats], number: int
     return Deferred(shape, np.dtype(np.float32), lambda: read(number))
 
 
-def _metadata(model: HFModel, outtype: str) -> dict[str, Any]:
-    """Return the keys of a file: of the model, of its tokenizer."""
+def _metadata(
+    model: HFModel, outtype: str, tokenizer: str | os.PathLike[str] | None
+) -> dict[str, Any]:
+    """Return the keys of a file: of the model, of its tokenizer or the one that is named."""
     name = model.architecture
     own = architecture(name)
     cfg, options = config_of(model, (name,), "convert")
@@ -145,6 +155,6 @@ def _metadata(model: HFModel, outtype: str) -> dict[str, Any]:
         f"{name}.vocab_size": cfg.vocab,
     }
     metadata |= {f"{name}.{key}": value for key, value in own.write(cfg).items()}
-    if has_tokenizer(model.path):
-        return metadata | FolderKeys(model.path, cfg.vocab).typed()
+    if tokenizer is not None or has_tokenizer(model.path):
+        return metadata | tokenizer_of(tokenizer or model.path, cfg.vocab)
     return metadata | {"tokenizer.ggml.model": "no_vocab"}

@@ -17,6 +17,7 @@ from toynn.errors import ConfigError
 from toynn.formats import gguf, hf, mixes
 from toynn.formats.gguf import OUTTYPES, stored_as
 from toynn.formats.tokenizer.folder import FolderKeys
+from toynn.formats.tokenizer.vocab import PREFIX, TokenType
 from toynn.models import ARCHITECTURES, Hyper, SequenceModel, Source, refuse
 from toynn.options import RecipeOptions
 
@@ -53,17 +54,31 @@ def passed_on(file: Source) -> dict[str, tuple[Any, str]]:
 
 
 def tokenizer_of(path: StrPath, vocab: int) -> dict[str, tuple[Any, str]]:
-    """Return the tokenizer of a GGUF file or a folder; it must have this many tokens.
+    """Return the tokenizer of a GGUF file or a folder; rows behind its tokens get names.
 
-    Raises DataError for a folder whose tokenizer GGUF files have no name for.
+    Raises DataError for a folder whose tokenizer GGUF files have no name for, the file's error for
+    more tokens than ``vocab``.
     """
     if Path(path).is_dir():
         return FolderKeys(Path(path), vocab).typed()
     with gguf.open(path, check=False) as file:
         texts = file.metadata.get("tokenizer.ggml.tokens")
-        if isinstance(texts, gguf.Strings) and len(texts) != vocab:
+        if isinstance(texts, gguf.Strings) and len(texts) > vocab:
             refuse(file, f"it has {len(texts)} tokens; the model has {vocab}")
-        return {k: v for k, v in passed_on(file).items() if k.startswith("tokenizer.")}
+        found = {k: v for k, v in passed_on(file).items() if k.startswith(PREFIX)}
+    if not isinstance(texts, gguf.Strings):
+        return found
+    # Rows that no token has get names and the type UNUSED, as llama.cpp's converter does it.
+    rows = range(len(texts), vocab)
+    added: dict[str, list[Any]] = {
+        "tokens": [f"[PAD{id}]" for id in rows],
+        "token_type": [int(TokenType.UNUSED)] * len(rows),
+        "scores": [0.0] * len(rows),
+    }
+    for key, (values, type) in found.items() if rows else ():
+        if own := added.get(key.removeprefix(PREFIX)):
+            found[key] = [*values[: len(texts)], *own], type
+    return found
 
 
 def config_of(file: Source, known: Collection[str], reader: str) -> tuple[Any, dict[str, Any]]:

@@ -26,14 +26,20 @@ MAX_TOKENS = 256  # of a generation, where the task does not say
 
 
 class Requests:
-    """Answers to lm-eval's requests, by a GGUF file and, if given, an adapter of it."""
+    """Answers to lm-eval's requests, by a model and, if given, an adapter of it.
+
+    ``tokenizer`` is the path of one in place of the model's own.
+    """
 
     def __init__(
-        self, model: str | PathLike[str], adapter: str | PathLike[str] | None = None
+        self,
+        model: str | PathLike[str],
+        adapter: str | PathLike[str] | None = None,
+        tokenizer: str | PathLike[str] | None = None,
     ) -> None:
         super().__init__()
         with bases.open(model) as file:
-            self.tokenizer = Tokenizer.of(file)
+            self.tokenizer = Tokenizer.for_model(file, tokenizer)
             found = None if adapter is None else adapters.load(adapter, file)
             self.engine = engines.frozen(file, found)
 

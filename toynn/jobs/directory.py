@@ -35,9 +35,10 @@ class Directory:
             return value
         if isinstance(value, list):
             return [self.resolved(option, each) for each in value]
-        return self._found(value) if isinstance(value, str) else value
+        return self.found(value) if isinstance(value, str) else value
 
-    def _found(self, word: str) -> str:
+    def found(self, word: str) -> str:
+        """Return a path of the run, perhaps with a weight behind it, as it is found from here."""
         joined = os.path.join(self.path, word)
         path, own = (path_and_weight(each, "")[0] for each in (joined, word))
         if joined == word or (own.exists() and not path.exists()):

@@ -20,7 +20,7 @@ from toynn.jobs import text
 from toynn.jobs.before_after import before_and_after
 from toynn.jobs.job import late
 from toynn.jobs.metrics import beside
-from toynn.jobs.options import of_run
+from toynn.jobs.options import OWN, TokenizerOptions, of_run
 from toynn.jobs.paths import model_file, text_model
 from toynn.jobs.text import METRICS, TextJob, TextOptions
 from toynn.jobs.weighted import STRICT
@@ -72,11 +72,13 @@ class LoRAJob(TextJob):
         "rows of --seq tokens",
         (*METRICS, "kl", "margins"),
         BaseOptions,
+        TokenizerOptions,
         TextOptions,
         AdapterOptions,
         PreferenceOptions,
         without=("weights", "decay"),
         words={
+            "of_tokenizer": OWN,
             "without_data": "",
             "of_seq": "tokens per row: the longest example, or a window of text",
             "written": text.SAMPLE_ON_THE_WAY,
@@ -97,6 +99,7 @@ class LoRAJob(TextJob):
     def __init__(self, given: Mapping[str, Any], command: str | None = None) -> None:
         super().__init__(given, command)
         self.base = self.take(BaseOptions)
+        self.of_tokenizer = self.take(TokenizerOptions).tokenizer
 
     def resolve(self) -> None:
         """Fill in what was not given; ConfigError for what contradicts itself."""
@@ -116,7 +119,7 @@ class LoRAJob(TextJob):
         file = self.file = bases.open(self.base.model)
         self.files.callback(file.close)
         engine_for(file)  # before anything takes time
-        self.tokenizer = Tokenizer.of(file)
+        self.tokenizer = Tokenizer.for_model(file, self.of_tokenizer)
         self.check_metric()
         context = file.require(f"{file.architecture}.context_length", int)
         seq = min(self.text.seq, context)
@@ -247,10 +250,20 @@ class LoRAJob(TextJob):
         paths = self.base.model, folder.adapter if in_llama else folder.path
         model, adapter = (shlex.quote(str(path)) for path in paths)
         chat = " --chat" if self.data.chats else ""
-        yield f"try it      toynn generate --model {model} --adapter {adapter}{chat} --prompt ..."
-        if not in_llama or isinstance(self.tokenizer, ByteTokenizer):  # which llama.cpp lacks
-            return
-        if Path(self.base.model).is_dir():
-            yield f"            toynn convert {model} --out model.gguf     # for llama.cpp"
-            model = "model.gguf"
-        yield f"            llama-cli -m {model} --lora {adapter}"
+        run = shlex.quote(str(folder.path))
+        yield f"try it      toynn generate --adapter {run}{chat} --prompt ..."
+        if in_llama and not isinstance(self.tokenizer, ByteTokenizer):  # which llama.cpp lacks
+            if Path(self.base.model).is_dir():
+                named = self.of_tokenizer
+                more = "" if named is None else f" --tokenizer {shlex.quote(named)}"
+                said = f"toynn convert {model}{more} --out model.gguf"
+                yield f"            {said}     # for llama.cpp"
+                model = "model.gguf"
+            yield f"            llama-cli -m {model} --lora {adapter}"
+        if not Path(self.base.model).is_dir() and not self.recipe.unwritten["peft"]:
+            own = shlex.quote(str(self.base.model))
+            yield (
+                f"for PEFT    toynn export --to hf --model {own} --out FOLDER     # then "
+                'PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("FOLDER"), '
+                f'"{folder.path}")'
+            )

@@ -17,7 +17,7 @@ from toynn.errors import ConfigError, DataError
 from toynn.formats import bases
 from toynn.formats.tokenizer import ByteTokenizer, Tokenizer
 from toynn.formats.tokenizer.folder import has_tokenizer
-from toynn.jobs.options import ShapeOptions, of_run
+from toynn.jobs.options import ShapeOptions, TokenizerOptions, of_run
 from toynn.jobs.paths import model_file, text_model
 from toynn.jobs.text import METRICS, SAMPLE_ON_THE_WAY, TextJob, TextOptions
 from toynn.models import architecture
@@ -36,14 +36,6 @@ class StartOptions:
 
     GROUP: ClassVar[str] = "model and data"
 
-    tokenizer: str | None = option(
-        "use the tokenizer of a GGUF file or Hugging Face folder (default: bytes, or that of "
-        "--init-from)",
-        None,
-        read=model_file,
-        metavar="FILE",
-        hashed=True,
-    )
     init_from: str | None = option(
         "start from the weights of a GGUF file or Hugging Face folder",
         None,
@@ -103,11 +95,12 @@ class DonorOptions:
 def _options(recipe: str, *kinds: type[Any], **more: Any) -> tuple[Option, ...]:
     """Return the options of a model of text; ``more`` is as of_run takes it."""
     words = {
+        "of_tokenizer": "bytes, or that of --init-from",
         "without_data": " (default: the language reference that ships with Python)",
         "of_seq": "tokens per window, and context of a new model",
         "written": SAMPLE_ON_THE_WAY,
     }
-    kinds = (TextOptions, StartOptions, *kinds, ShapeOptions)
+    kinds = (TextOptions, TokenizerOptions, StartOptions, *kinds, ShapeOptions)
     return of_run(recipe, "windows of text", METRICS, *kinds, words=words, seq=128, **more)
 
 
@@ -127,6 +120,7 @@ class ModelJob(TextJob):
     def __init__(self, given: Mapping[str, Any], command: str | None = None) -> None:
         super().__init__(given, command)
         self.start_from, self.shape = self.take(StartOptions), self.take(ShapeOptions)
+        self.of_tokenizer = self.take(TokenizerOptions).tokenizer
 
     def resolve(self) -> None:
         """Fill in what was not given; ConfigError for what contradicts itself."""
@@ -159,19 +153,20 @@ class ModelJob(TextJob):
 
     def _tokenizer(self) -> Tokenizer:
         """Return the tokenizer that is asked for, or that of the source; else a token is a byte."""
-        if self.start_from.tokenizer is not None:
-            return Tokenizer.of(self.start_from.tokenizer)
-        source = self.start_from.init_from
-        if source is None or (Path(source).is_dir() and not has_tokenizer(Path(source))):
+        named, source = self.of_tokenizer, self.start_from.init_from
+        if named is not None and source is None:
+            return Tokenizer.of(named)
+        has_none = source is None or (Path(source).is_dir() and not has_tokenizer(Path(source)))
+        if source is None or (named is None and has_none):
             return ByteTokenizer()
         with bases.open(source, check=False) as file:
-            return Tokenizer.of(file)
+            return Tokenizer.for_model(file, named)
 
     def _declared(self, options: RecipeOptions) -> Any:
         """Return an engine of the shape that --init-from names, without weights."""
         path, tokens = self.start_from.init_from, self.tokenizer.vocab_size
         declared = type(self).make(self.run.backend).declared_from(path, options)
-        if declared.vocab != tokens:
+        if declared.vocab != tokens and self.of_tokenizer is None:  # else it has enough rows
             raise ConfigError(
                 f"--init-from {path}: the model has {declared.vocab} tokens, the tokenizer "
                 f"{tokens}: name a file or folder that has the model's own by --tokenizer"
@@ -201,8 +196,8 @@ class ModelJob(TextJob):
             recipe.realize_from(own.init_from, options=self.all_options())
         else:
             self.start(recipe, self.all_options())
-        carried = own.tokenizer or own.init_from
-        if carried is not None and (carried == own.tokenizer or Path(carried).is_dir()):
+        carried = self.of_tokenizer or own.init_from
+        if carried is not None and (carried == self.of_tokenizer or Path(carried).is_dir()):
             self._carry(recipe, carried)
         return recipe  # type: ignore[no-any-return]
 
@@ -326,7 +321,7 @@ class WarmStartJob(FromScratchJob):
         config, own = self.config, self.take(DonorOptions)
         recipe.realize_scratch(config, options)
         if own.init != "scratch":
-            donor, named = own.donor, self.start_from.tokenizer
+            donor, named = own.donor, self.of_tokenizer
             tokens = Tokenizer.of(named).tokens if named else WarmStart.byte_tokens(donor)
             recipe.realize_warm(donor, config, tokens)
         if own.init == "pca":

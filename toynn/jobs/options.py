@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from toynn.distributed import ORDERS, PATIENCE
 from toynn.errors import ConfigError
+from toynn.jobs.paths import model_file
 from toynn.optim import AdamW, Schedule
 from toynn.options import Option, RecipeOptions, names_of, option, options_of, real, whole
 from toynn.train.options import SAVING, LoopOptions
@@ -15,8 +16,10 @@ __all__ = [
     "BACKEND",
     "MOST_USED",
     "THREADS",
+    "TOKENIZER",
     "RunOptions",
     "ShapeOptions",
+    "TokenizerOptions",
     "completed",
     "fields_of",
     "named",
@@ -132,12 +135,31 @@ class ShapeOptions:
     )
 
 
+@dataclass
+class TokenizerOptions:
+    """How texts become ids."""
+
+    GROUP: ClassVar[str] = "model and data"
+
+    tokenizer: str | None = option(
+        "use the tokenizer of a GGUF file or Hugging Face folder (default: {of_tokenizer})",
+        None,
+        read=model_file,
+        metavar="FILE",
+        hashed=True,
+    )
+
+
 def named(kind: type[Any], name: str) -> Option:
     """Return the option of a bundle that is called so."""
     return next(each for each in options_of(kind) if each.name == name)
 
 
 BACKEND, THREADS = named(RunOptions, "backend"), named(RecipeOptions, "threads")
+#: Where a model is read that may have no tokenizer.
+OWN = "the model's own"
+TOKENIZER = named(TokenizerOptions, "tokenizer")
+TOKENIZER = replace(TOKENIZER, help=TOKENIZER.help.format(of_tokenizer=OWN))
 
 
 def of_run(

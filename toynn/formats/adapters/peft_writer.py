@@ -36,6 +36,7 @@ from toynn.formats.adapters.peft import (
 )
 from toynn.formats.adapters.stacks import wrapped
 from toynn.formats.folders import write_together
+from toynn.formats.hf.hub import hub_name
 from toynn.formats.hf.name_mapping import NameMapping, module_of, pairs_apart
 
 __all__ = ["write_peft"]
@@ -52,8 +53,9 @@ def write_peft(
 
     ``base`` is the model that it is for: how many heads there are, where q and k have their rows in
     another order, and whether each block is adapted, so that the configuration can say q_proj and
-    need not name each block's. Raises AdapterError for what PEFT has no place for, and for files in
-    the way.
+    need not name each block's. Of a folder in Hugging Face's format the configuration has the name
+    on the hub, where that is known, else the path. Raises AdapterError for what PEFT has no place
+    for, and for files in the way.
     """
     folder = Path(folder)
     for path in (folder / WEIGHTS, folder / CONFIG):
@@ -151,12 +153,13 @@ def _configuration(
 ) -> dict[str, Any]:
     """Return what PEFT reads, and the rest of what it writes itself."""
     rank, alpha = adapter.rank, adapter.alpha
+    name, revision = (None, None) if base is None else hub_name(Path(base.path))
     ranks = {module: adapter.rank_of(weight) for weight, module in modules.items()}
     others = {module: own for module, own in ranks.items() if own != rank}
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": text_of(adapter.metadata, BASE_NAME) or None,
+        "base_model_name_or_path": name or text_of(adapter.metadata, BASE_NAME) or None,
         "r": rank,
         "rank_pattern": others,
         # An alpha of 0, by which llama.cpp means s = 1, is alpha = r.
@@ -174,7 +177,7 @@ def _configuration(
         "layers_to_transform": None,
         "layers_pattern": None,
         "auto_mapping": None,
-        "revision": None,
+        "revision": revision,
     }
 
 

@@ -31,7 +31,7 @@ from toynn.formats.objects import read_object
 from toynn.formats.opened import Opened
 from toynn.system.reading import Unchanged
 
-__all__ = ["HFModel", "open", "write"]
+__all__ = ["TABLE", "HFModel", "open", "write"]
 
 Array = NDArray[Any]
 Floats = NDArray[np.float32]

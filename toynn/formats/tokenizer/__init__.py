@@ -26,11 +26,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from toynn.errors import DataError, GGUFError
+from toynn.errors import ConfigError, DataError, GGUFError
 from toynn.formats import gguf
 from toynn.formats.bases import Base
 from toynn.formats.gguf import GGUFFile
-from toynn.formats.hf import HFModel
+from toynn.formats.hf import TABLE, HFModel
 from toynn.formats.tokenizer.bpe import BPE, byte_letters
 from toynn.formats.tokenizer.chat import ChatTemplate, Message
 from toynn.formats.tokenizer.conversations import Conversations, Talk, Turn
@@ -97,6 +97,24 @@ class Tokenizer:
         if not isinstance(file, GGUFFile) and Path(file).is_dir():
             return cls.from_folder(file)
         return cls.from_gguf(file)
+
+    @classmethod
+    def for_model(cls, model: Base, named: str | PathLike[str] | None = None) -> "Tokenizer":
+        """Build the tokenizer of an open model: its own, or that of the file or folder ``named``.
+
+        Raises ConfigError for one with more tokens than the model has rows, and what ``of`` does.
+        """
+        table = model.tensors.get(TABLE)
+        if named is None or table is None:
+            return cls.of(model if named is None else named)
+        rows = table.shape[0]
+        found = cls.from_folder(named, rows) if Path(named).is_dir() else cls.of(named)
+        if found.vocab_size > rows:
+            raise ConfigError(
+                f"{named}: the tokenizer has {found.vocab_size:,} tokens, {model.path} rows for "
+                f"{rows:,}: it is another model's"
+            )
+        return found
 
     @classmethod
     def from_folder(cls, folder: str | PathLike[str], rows: int | None = None) -> "Tokenizer":

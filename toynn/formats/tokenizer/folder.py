@@ -72,7 +72,7 @@ class FolderKeys:
             names = sorted(path.name for path in folder.iterdir())
             raise DataError(
                 f"{folder}: expected {JSON} or {MODEL}, the tokenizer; got "
-                f"{', '.join(names) or 'an empty folder'}"
+                f"{', '.join(names) or 'an empty folder'}; name one that has it by --tokenizer"
             )
         self._ids = ids | {token.text: token.id for token in self.added}
         self._set_tokens(ids, scores, rows)

@@ -1,0 +1,61 @@
+"""The flags of a model that is read (its adapters, its tokenizer), and the model that they name."""
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import Any
+
+from toynn import engines
+from toynn.cli._adapters import add_adapters, combined
+from toynn.cli._flags import add
+from toynn.engines import SequenceEngine
+from toynn.errors import ConfigError
+from toynn.formats import bases
+from toynn.formats.tokenizer import Tokenizer
+from toynn.jobs.adapted import Origin, origin_of
+from toynn.jobs.options import TOKENIZER
+from toynn.jobs.paths import text_model
+from toynn.options import RecipeOptions
+
+__all__ = ["add_model", "opened", "origin"]
+
+MODEL = (
+    "model: a .gguf file, a run folder or a Hugging Face folder (default: the base of --adapter's "
+    "run)"
+)
+
+
+def add_model(parser: ArgumentParser) -> None:
+    """Add --model, --adapter and --tokenizer."""
+    parser.add_argument("-m", "--model", type=Path, metavar="PATH", help=MODEL)
+    add_adapters(parser)
+    add(parser, TOKENIZER)
+
+
+def origin(arguments: Namespace) -> Origin:
+    """Return the model and the tokenizer that flags name, or else the runs of the adapters.
+
+    Raises ConfigError where nothing names a model, or adapters are of several.
+    """
+    model, tokenizer = arguments.model, arguments.tokenizer
+    if model is not None:
+        return Origin(str(model), tokenizer)
+    if not arguments.adapter:
+        raise ConfigError("--model: name the model, or by --adapter a run that was trained over it")
+    found = {each.path: origin_of(each.path) for each in arguments.adapter}
+    first, *others = found.items()
+    for path, other in others:
+        if Path(other.model).resolve() != Path(first[1].model).resolve():
+            raise ConfigError(
+                f"--adapter {path}: it was trained over {other.model}, {first[0]} over "
+                f"{first[1].model}: name one model by --model"
+            )
+    return first[1]._replace(**{} if tokenizer is None else {"tokenizer": tokenizer})
+
+
+def opened(arguments: Namespace, options: RecipeOptions) -> tuple[Tokenizer, SequenceEngine[Any]]:
+    """Return the tokenizer and the model, with its adapters. Raises what ``origin`` does."""
+    model, named = origin(arguments)
+    with bases.open(text_model(Path(model))) as file:
+        tokenizer = Tokenizer.for_model(file, named)
+        adapter = combined(arguments.adapter, file, strict=arguments.strict)
+        return tokenizer, engines.frozen(file, adapter, arguments.backend, options)

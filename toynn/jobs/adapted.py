@@ -1,0 +1,64 @@
+"""What an adapter was trained over: its run's folder says it, or PEFT's adapter_config.json."""
+
+import tomllib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from toynn.errors import ConfigError
+from toynn.formats.adapters.peft import CONFIG as PEFT_CONFIG
+from toynn.formats.objects import read_object
+from toynn.jobs.directory import Directory
+from toynn.system.reading import read_bytes
+
+__all__ = ["Origin", "origin_of"]
+
+RUN_CONFIG = "config.toml"
+
+
+class Origin(NamedTuple):
+    """The paths of a base model, and of a tokenizer that is not the base's own."""
+
+    model: str
+    tokenizer: str | None = None
+
+
+def origin_of(adapter: Path) -> Origin:
+    """Return what an adapter was trained over.
+
+    The adapter is a run's folder, a file in one, or a PEFT folder whose base is a local path.
+    Raises ConfigError where nothing names the base, and where the base is no longer there.
+    """
+    folder = adapter if adapter.is_dir() else adapter.parent
+    run, peft = folder / RUN_CONFIG, folder / PEFT_CONFIG
+    named = _of_run(run) if run.is_file() else None
+    where = run
+    if named is None and peft.is_file():
+        base, where = read_object(peft).get("base_model_name_or_path"), peft
+        named = Origin(base) if isinstance(base, str) and base else None
+    if named is None:
+        raise ConfigError(
+            f"--adapter {adapter}: nothing beside it names its base model: expected {RUN_CONFIG} "
+            f"of a run of `toynn train lora`, or {PEFT_CONFIG}; name the base by --model"
+        )
+    for what, path in zip(("base model", "tokenizer"), named, strict=True):
+        if path is not None and not Path(path).exists():
+            flag = "--model" if path == named.model else "--tokenizer"
+            raise ConfigError(
+                f"--adapter {adapter}: {where} names the {what} {path}, which is not there: name "
+                f"it by {flag}"
+            )
+    return named
+
+
+def _of_run(config: Path) -> Origin | None:
+    """Return what config.toml says; None of a run without a base."""
+    try:
+        tables: dict[str, Any] = tomllib.loads(read_bytes(config, ConfigError).decode())
+        run, train = tables.get("run", {}), tables.get("train", {})
+        directory, model = Directory(run.get("directory")), train.get("model")
+        if not isinstance(model, str):
+            return None
+        tokenizer = train.get("tokenizer")
+        return Origin(directory.found(model), tokenizer and directory.found(tokenizer))
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise ConfigError(f"{config}: not the configuration of a run: {error}") from error
