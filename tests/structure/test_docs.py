@@ -2,6 +2,7 @@
 
 import re
 import runpy
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -10,12 +11,17 @@ from urllib.parse import unquote
 import pytest
 from vocabs import bpe_file
 
+from toynn.cli import _parser, parsed
+from toynn.cli.completion import _parsers
+
 ROOT = Path(__file__).parents[2]
 PAGES = [
     page
     for page in (*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md")))
     if page.name != "CHANGELOG.md"  # which tells of the past
 ]
+#: Flags that are not of `toynn`: of bench/compare.py, `python -m tests.fuzz` and `tests.tsan`.
+OTHERS = {"--isa", "--cases", "--reader", "--plant"}
 LINK = re.compile(r"\[[^\]\n]*\]\((?!https?:)([^)\s]+)\)")
 #: `name` in [file](path), and [file](path) (`name`, `name`).
 BEFORE = re.compile(r"((?:`[\w.]+`(?:, | and |,\s))*`[\w.]+`)\s+in\s+\[[^\]]*\]\(([^)#\s]+)\)")
@@ -111,3 +117,38 @@ def run(code, folder):
 def test_blocks_of_python_compile(page):
     for code in python_blocks(page):
         compile(code, page.name, "exec")
+
+
+def commands(page):
+    """Yield the words behind `toynn` in each line of a page's blocks of shell commands."""
+    for block in re.findall(r"^```sh\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
+        for line in re.split(r"\n|&&", block):
+            words = (
+                shlex.split(line, comments=True) if "'END'" not in line and "{" not in line else []
+            )
+            names = [Path(word).name for word in words]
+            if "toynn" in names[:-1] and "python" not in names:
+                yield words[names.index("toynn") + 1 :]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_of_a_page_are_understood(page):
+    for words in commands(page):
+        if not {"--help", "completion", "--resume", "--config"} & {*words}:  # they print, or read
+            parsed(words)
+
+
+def test_commands_are_found():
+    found = [words for page in PAGES for words in commands(page)]
+    assert ["train", "gpt2"] in found and len(found) > 40
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_flags_that_a_page_names_are_there(page):
+    known = {
+        flag for _, each in _parsers(_parser(), "toynn") for flag in each._option_string_actions
+    }
+    text = prose(page) if page.name != "flags.md" else ""  # made from them; it names peers', too
+    for span in re.findall(r"`((?:toynn |--)[^`]*)`", text):
+        for flag in re.findall(r"(?<!\S)--[a-z][\w-]*", span):
+            assert flag in known | OTHERS, f"{page.name}: {span}: {flag}"

@@ -42,9 +42,9 @@ class ViTEngine(Engine[ViTConfig, Pass]):
 
     Pictures come one or several at a time, in numbers mixed at will:
 
-    pixels   (H, W, C) or (B, H, W, C)
-    patches  (n_patches, patch_size) or (B, n_patches, patch_size): rows of patches from the top,
-             each from the left; in a patch, rows of pixels, then columns, then channels
+        pixels   (H, W, C) or (B, H, W, C)
+        patches  (n_patches, patch_size) or (B, n_patches, patch_size): rows of patches from the
+                 top, each from the left; in a patch, rows of pixels, then columns, then channels
 
     uint8 becomes (x / 255 - 0.5) / 0.5; floats are taken as they are.
     """

@@ -173,7 +173,7 @@ class Session:
         return tensor
 
     def release(self, tensors: Iterable[Tensor]) -> None:
-        """Free persistent tensors, their names, and the ``record``ed tapes that use them.
+        """Free persistent tensors, their names, and the recorded tapes that use them.
 
         Raises ConfigError for a tensor that is not a persistent one of this session, LifecycleError
         if the session's own tape uses one, or while another tape is being recorded.
