@@ -1,8 +1,10 @@
 """``toynn check``: what is said of data, as a run would take them; exit codes; JSON."""
 
 import json
+from pathlib import Path
 
 import pytest
+from lora_bases import write_base
 from vocabs import CONTROL, bpe_file
 
 from toynn.cli import _check_lines, main
@@ -24,7 +26,8 @@ CHATML = (
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     specials = [("<|im_start|>", CONTROL), ("<|im_end|>", CONTROL)]
-    bpe_file(tmp_path / "m.gguf", specials=specials, keys={"tokenizer.chat_template": CHATML})
+    keys = {"tokenizer.chat_template": CHATML, "llama.context_length": 512}
+    bpe_file(tmp_path / "m.gguf", specials=specials, keys=keys)
     talks = [
         [
             {"role": "user", "content": f"Who is {k}?"},
@@ -207,3 +210,32 @@ def test_data_that_training_refuses_as_a_whole(here, row, more, said, capsys):
     path.write_text(row if isinstance(row, str) else "\n".join([json.dumps(row)] * 3))
     assert main(["check", "--data", str(path), "--model", "m.gguf", *more]) == 2
     assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", ["GGUF", "folder"])
+@pytest.mark.parametrize("more", [[], ["--seq", "99"]])
+def test_rows_are_no_longer_than_the_model_sees(tmp_path, monkeypatch, capsys, kind, more):
+    """What it says is what training says, and the cuts are those of training."""
+    monkeypatch.chdir(tmp_path)
+    model = str(write_base(tmp_path / "m.gguf", vocab=256, context=16))
+    rows = [{"prompt": f"{k}: ", "completion": "yes" * 9} for k in range(30)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    words = ["--model", model, "--data", "rows.jsonl", *more]
+    assert main(["train", "lora", *words, "--steps", "2", "--warmup", "0", "--out", "run"]) == 0
+    trained = capsys.readouterr().out
+    if kind == "folder":
+        config = {"model_type": "llama", "max_position_embeddings": 16}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        tokenizer = Tokenizer.of(model)
+        monkeypatch.setattr(Tokenizer, "of", lambda path: tokenizer)
+        words[1] = str(tmp_path)
+        Path(model).unlink()
+    assert main(["check", *words]) == 0
+    checked = capsys.readouterr().out
+    said = f"--seq {(more or ['', '512'])[1]}: the model sees 16 tokens at most: rows have 16\n"
+    assert f"model                {said}" in checked and f"data        {said}" in trained
+    assert "30 were cut to 16 tokens" in " ".join(trained.split())
+    assert "--seq 16             cuts 30 of 30" in checked
+    assert main(["check", *words, "--json"]) == 0
+    (source,) = json.loads(capsys.readouterr().out)["sources"]
+    assert source["parts"]["train"]["seq"]["seq"] == 16

@@ -23,7 +23,7 @@ from toynn.formats import bases
 from toynn.formats.tokenizer import Tokenizer
 from toynn.jobs.options import TOKENIZER, named
 from toynn.jobs.paths import text_model
-from toynn.jobs.text import TextOptions, columns_of
+from toynn.jobs.text import TextOptions, columns_of, rows_within
 from toynn.jobs.weighted import path_and_weight
 from toynn.options import whole
 from toynn.system.printing import counted, harmless, size
@@ -91,14 +91,19 @@ class _Found:
 
 def run(arguments: Namespace) -> int:
     """Print what was found; return 2 where training refuses them, 1 where --strict has a doubt."""
-    tokenizer = _tokenizer(arguments.model, arguments.tokenizer)
-    if tokenizer is None and arguments.seq is not None:
+    tokenizer, seq, said = _tokenizer(arguments.model, arguments.tokenizer), None, ""
+    if tokenizer is not None:
+        model, seq = arguments.model, arguments.seq or SEQ
+        context = None if model is None else bases.context_length(text_model(model))
+        seq, said = rows_within(seq, context or seq)
+    elif arguments.seq is not None:
         raise ConfigError("--seq: tokens are those of a model: name it by --model")
-    seq = None if tokenizer is None else arguments.seq or SEQ
-    found = []
+    found: list[_Found] = []
     for word in arguments.data:
         path, _ = path_and_weight(word, "--data")
         found.append(_looked_at(path, tokenizer, seq, arguments))
+        if said and not arguments.json and len(found) == 1:
+            print(f"{'model':20} {said}")
         if not arguments.json:
             for line in _lines(found[-1], tokenizer, seq):
                 print(line)

@@ -122,10 +122,9 @@ class LoRAJob(TextJob):
         self.tokenizer = Tokenizer.for_model(file, self.of_tokenizer)
         self.check_metric()
         context = file.require(f"{file.architecture}.context_length", int)
-        seq = min(self.text.seq, context)
-        if seq < self.text.seq:
-            said = f"--seq {self.text.seq}: the model sees {context} tokens at most"
-            self.say("data", f"{said}: rows have {seq}")
+        seq, said = text.rows_within(self.text.seq, context)
+        if said:
+            self.say("data", said)
         self.declared_with(RecipeOptions(t_seq=1))  # what adapters it cannot have
         self.read_text(seq)
 

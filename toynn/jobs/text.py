@@ -43,6 +43,7 @@ __all__ = [
     "TextOptions",
     "column_names",
     "columns_of",
+    "rows_within",
     "shown_part",
 ]
 
@@ -78,6 +79,13 @@ def column_names(text: str) -> str:
     if not found or not all(found) or not all(found.values()):
         raise ArgumentTypeError(f"must be NEW=OLD, and others behind commas; got {text!r}")
     return text
+
+
+def rows_within(seq: int, context: int) -> tuple[int, str]:
+    """Return the tokens of a row of --seq, and what is said if the model sees fewer."""
+    if seq <= context:
+        return seq, ""
+    return context, f"--seq {seq}: the model sees {context} tokens at most: rows have {context}"
 
 
 def share_or_count(text: str) -> float:

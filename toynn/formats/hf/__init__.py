@@ -31,7 +31,7 @@ from toynn.formats.objects import read_object
 from toynn.formats.opened import Opened
 from toynn.system.reading import Unchanged
 
-__all__ = ["TABLE", "HFModel", "open", "write"]
+__all__ = ["TABLE", "HFModel", "context_length", "open", "write"]
 
 Array = NDArray[Any]
 Floats = NDArray[np.float32]
@@ -360,6 +360,18 @@ def _bytes(values: Array) -> NDArray[np.uint8]:
     """Return the bytes of an array, row by row."""
     flat = np.ascontiguousarray(values)
     return flat.view(np.uint8).reshape(*flat.shape[:-1], -1)
+
+
+def context_length(folder: Path) -> int | None:
+    """Return how many tokens a folder's model sees at most; None where config.json does not say.
+
+    Raises DataError for a config.json that cannot be read.
+    """
+    config = Config(folder, read_object(folder / CONFIG))
+    mapping = name_mapping_for(config.get("model_type"))
+    key = None if mapping is None else mapping.keys.get("context_length")
+    value = None if key is None else config.get(key)
+    return None if key is None or value is None else int(config.number(key, value, real=False))
 
 
 def open(path: str | os.PathLike[str], *, check: bool | None = False) -> HFModel:
