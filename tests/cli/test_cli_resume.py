@@ -309,8 +309,9 @@ def test_a_run_that_is_extended_can_itself_be_resumed(name, here, tmp_path, caps
     assert (cut / "checkpoint-8").is_dir() and not (cut / "checkpoint-10").exists()
     assert main(["train", "--resume", str(cut)]) == 0
     assert contents(cut) == contents(whole)
-    flags = tomllib.loads((cut / "config.toml").read_text())["train"]
-    assert (flags["steps"], flags["eval_every"], flags["warmup"]) == (11, 3, 1)
+    kept = tomllib.loads((cut / "config.toml").read_text())
+    assert (kept["train"]["eval_every"], kept["train"]["warmup"]) == (3, 1)
+    assert kept["run"]["steps"] == 11
     record = Record.read(cut)
     assert (record.planned, record.steps, record.state) == (11, 11, (True, "done"))
     assert f"toynn train --resume {cut} --steps 22" in (cut / "report.html").read_text()
@@ -515,9 +516,10 @@ def test_no_evaluations(here, tmp_path, capsys):
     assert newest == (out / "model.gguf").read_bytes()
 
 
+@pytest.mark.parametrize("by", ["flags", "file"])
 @pytest.mark.parametrize(("epochs", "steps", "taken"), [("1", "2", 2), ("0.5", "99", 5)])
 def test_of_epochs_and_steps_what_ends_first_ends_the_run(
-    here, epochs, steps, taken, tmp_path, capsys
+    here, epochs, steps, taken, by, tmp_path, capsys
 ):
     words = [
         "train",
@@ -527,15 +529,49 @@ def test_of_epochs_and_steps_what_ends_first_ends_the_run(
         "1",
         "--no-packing",
     ]
-    words += ["--epochs", epochs, "--steps", steps, "--out", str(tmp_path / "run")]
+    words += ["--out", str(tmp_path / "run")]
+    if by == "file":
+        at = words.index("--steps")
+        del words[at : at + 2]
+        config = f"[train]\nsteps = {steps}\nepochs = {epochs}\n"
+        (tmp_path / "some.toml").write_text(config)
+        words += ["--config", str(tmp_path / "some.toml")]
+    else:
+        words += ["--epochs", epochs, "--steps", steps]
     assert main(words) == 0
     said = f"--steps {steps}" if taken == 2 else f"--epochs {epochs}"
     assert f"the run ends after {said}" in " ".join(capsys.readouterr().out.split())
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert json.loads(lines[-1])["iteration"] == taken
-    kept = tomllib.loads((tmp_path / "run" / "config.toml").read_text())["train"]
-    assert (kept["steps"], "epochs" in kept) == (taken, taken != 2)
+    kept = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
+    assert (kept["train"]["steps"], kept["train"]["epochs"]) == (int(steps), float(epochs))
+    assert kept["run"]["steps"] == taken
+    config = str(tmp_path / "run" / "config.toml")
+    assert main(["train", "--config", config, "--out", str(tmp_path / "again")]) == 0
+    assert f"the run ends after {said}" in " ".join(capsys.readouterr().out.split())
+    assert contents(tmp_path / "again") == contents(tmp_path / "run")
+    assert main(["train", "--resume", str(tmp_path / "run")]) == 0
     assert main(["train", "--resume", str(tmp_path / "run"), "--steps", "7"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("more", "taken"), [([], 18), (["--steps", "3"], 3), (["--epochs", "0.5"], 9)]
+)
+def test_a_run_by_epochs_begins_anew_with_other_data(here, more, taken, tmp_path):
+    """An epoch is 9 steps, and 18 of twice the data; what is typed replaces the file's length."""
+    at = COMMANDS["from-scratch"].index("--steps")
+    words = [*COMMANDS["from-scratch"][at + 2 :], "--grad-accum", "1", "--no-packing"]
+    run = tmp_path / "run"
+    assert main(["train", "from-scratch", *words, "--epochs", "1", "--out", str(run)]) == 0
+    kept = tomllib.loads((run / "config.toml").read_text())
+    assert kept["run"]["steps"] == 9 and "steps" not in kept["train"]
+    assert Record.read(run).planned == 9
+    rows = (here / "pairs.jsonl").read_text()
+    (tmp_path / "twice.jsonl").write_text(f"{rows}\n{rows}")
+    words = ["--config", str(run / "config.toml"), "--data", str(tmp_path / "twice.jsonl")]
+    assert main(["train", *words, *more, "--out", str(tmp_path / "again")]) == 0
+    lines = (tmp_path / "again" / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(lines[-1])["iteration"] == taken
 
 
 def test_epochs_take_what_is_left(here, tmp_path):
@@ -695,7 +731,8 @@ def test_a_run_goes_on_from_another_folder(here, recipe, by, tmp_path, monkeypat
     assert main(["train", "--resume", "run", *more]) == 0
     found = tomllib.loads((run / "config.toml").read_text())
     changed = ("steps", "epochs")
-    assert [found[t] for t in ("run", "data")] == [kept[t] for t in ("run", "data")]
+    assert found["data"] == kept["data"]
+    assert found["run"] | {"steps": 6} == kept["run"]
     assert {k: v for k, v in found["train"].items() if k not in changed} == {
         k: v for k, v in kept["train"].items() if k not in changed
     }

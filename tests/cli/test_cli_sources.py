@@ -77,7 +77,7 @@ def test_epochs_extend_a_run_of_two_sources(here, capsys):
     words = [*LORA[:at], *LORA[at + 2 :], "--data", "b.txt:2", "a.jsonl:1"]
     words += ["--lr-schedule", "constant"]
     assert main([*words, "--epochs", "0.5", "--out", "run"]) == 0
-    steps = tomllib.loads((here / "run" / "config.toml").read_text())["train"]["steps"]
+    steps = tomllib.loads((here / "run" / "config.toml").read_text())["run"]["steps"]
     assert main(["train", "--resume", "run", "--epochs", "1"]) == 0
     assert f"extended    from {steps} steps to " in capsys.readouterr().err
     assert main([*words, "--epochs", "1", "--out", "once"]) == 0

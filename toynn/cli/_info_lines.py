@@ -74,10 +74,11 @@ def run_of(folder: Path) -> Lines:
     try:
         tables = tomllib.loads(read_bytes(folder / "config.toml").decode())
         run, train, data = tables["run"], tables["train"], tables["data"]
-        steps = f"{train['steps']} steps, batch {train['batch']}, seed {train['seed']}"
+        count = int(run.get("steps", train.get("steps")))
+        steps = f"{count} steps, batch {train['batch']}, seed {train['seed']}"
         lines = [("run", f"toynn train {run['recipe']}, {steps}"), ("  data", str(data["name"]))]
         lines += [("  model", str(train["model"]))] if "model" in train else []
-        return lines + _reached(folder, int(train["steps"]))
+        return lines + _reached(folder, count)
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return []
 

@@ -1,6 +1,7 @@
 """config.toml: options of a run, for the options that are not given.
 
-    [run]               recipe = "gpt2"; directory: relative paths are of it; version is not read
+    [run]               recipe = "gpt2"; directory: relative paths are of it; steps: how many the
+                        run was to have, by epochs too; version is not read
     [train]             options by name: steps = 1500, lr = 0.003, flip = true
     [data], [model]     what came of them; not read
 
@@ -64,12 +65,13 @@ def _read_config(
         raise ConfigError(f"{path}: it is of a run of {recipe}, not of {asked}")
     options = {each.name: each for each in recipes[recipe] if each.kept}
     values = renamed(tables.get("train", {}))
-    if resumed is None and _is_derived(values):
+    run = tables.get("run", {})
+    if resumed is None and _is_derived(run.get("steps", values.get("steps")), values.get("warmup")):
         del values["warmup"]  # of as many steps it is the same, and of others it fits
     for name in values:
         if name not in options:
             _refuse(path, f"train.{name}", name, options)
-    first = tables.get("run", {}).get("directory")
+    first = run.get("directory")
     if not isinstance(first, str | None):
         raise ConfigError(f"{path}: run.directory: expected a path; got {first!r}")
     directory = Directory(first)
@@ -78,9 +80,8 @@ def _read_config(
     return recipe, checked, directory
 
 
-def _is_derived(values: Mapping[str, Any]) -> bool:
+def _is_derived(steps: Any, warmup: Any) -> bool:
     """Whether a warmup is that of so many steps where none is typed."""
-    steps, warmup = values.get("steps"), values.get("warmup")
     return type(steps) is int and type(warmup) is int and warmup == usual_warmup(steps)
 
 

@@ -102,11 +102,17 @@ class Job(ABC):
         return fields_of(kind, self.options, self.given)
 
     def kept(self) -> dict[str, Value]:
-        """Return the options that config.toml keeps; not those that the source has of its own."""
+        """Return the options that config.toml keeps; not those that the source has of its own.
+
+        Of a run by epochs, steps are those beside them: the run's own number follows from the data.
+        """
+        given = self.given
+        if given["epochs"] is not None:
+            given = given | {"steps": self.limit}
         return {
-            each.name: self.directory.word(self.given[each.name])
+            each.name: self.directory.word(given[each.name])
             for each in self.options
-            if each.kept and self.given[each.name] is not None
+            if each.kept and given[each.name] is not None
             if not (self.starts_from_source and each.source == "own")
         }
 

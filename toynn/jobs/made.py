@@ -19,6 +19,7 @@ __all__ = ["JOBS", "OPTIONS", "made"]
 JOBS: dict[str, type[Job]] = {
     job.name: job for job in (GPT2Job, FromScratchJob, WarmStartJob, LoRAJob, ViTJob)
 }
+LENGTH = ("steps", "epochs")  # one that is typed replaces both of a file
 OPTIONS = {name: job.options for name, job in JOBS.items()}
 
 
@@ -50,19 +51,18 @@ def made(recipe: str, given: Mapping[str, Any], command: str | None = None) -> J
         typed = ((known[name], value) for name, value in values.items() if value is not None)
         words = [word for option, value in typed for word in option.typed(value)]
         command = shlex.join(["toynn", "train", recipe, *words])
-    both = values.get("steps") is not None and values.get("epochs") is not None
-    limit = values["steps"] if both else None
     config, resume = values.get("config"), values.get("resume")
     if config is not None or resume is not None:
         _, found, directory = read_config(config, resume, recipe, OPTIONS)
-        if values.get("steps") is not None:
-            found.pop("epochs", None)  # which would go before steps that are given
+        if any(values.get(name) is not None for name in LENGTH):
+            found = {name: value for name, value in found.items() if name not in LENGTH}
         if resume is not None:
             kept = {name for name in values if known[name].kept}
             values |= {name: directory.typed(known[name], values[name]) for name in kept}
         values = found | values
     job = JOBS[recipe](values, command)
-    job.limit = limit
+    if all(values.get(name) is not None for name in LENGTH):
+        job.limit = values["steps"]
     if resume is not None:
         job.directory = directory
     return job

@@ -136,8 +136,7 @@ def _resolve_length(job: Job, begun: Begun) -> int | None:
         said = f"--epochs {epochs:g} is {counted(given['steps'], 'step')}, --steps says {job.limit}"
         job.say("length", f"{said}: the run ends after {ends}")
         if first:
-            given["steps"], batches = job.limit, None
-            given["epochs"] = job.run.epochs = None
+            given["steps"], batches, job.run.epochs = job.limit, None, None
     _resolve_warmup(job, begun)
     return batches
 
@@ -170,7 +169,7 @@ def _run_folder(job: Job, found: Checkpoint | None, begun: Begun) -> Iterator[Ru
     recipe: dict[str, Value] = {"recipe": job.name, "version": release()}
     if begun.ranks > 1:
         recipe["ranks"] = begun.ranks
-    recipe["directory"] = job.directory.path
+    recipe |= {"directory": job.directory.path, "steps": job.given["steps"]}
     tables = {"run": recipe, **job.tables(), "train": job.kept()}
     if found is not None:
         with RunFolder.resume(found.path.parent) as folder:

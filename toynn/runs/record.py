@@ -116,8 +116,9 @@ class Record:
     @property
     def planned(self) -> int | None:
         """How many there were to be; None where no one says."""
-        found = self.table("train").get("steps", self.notes.get("steps"))
-        return found if isinstance(found, int) else None
+        said = (self.table("run"), self.table("train"), self.notes)
+        found = (table["steps"] for table in said if isinstance(table.get("steps"), int))
+        return next(found, None)
 
     @property
     def seconds(self) -> float | None:
