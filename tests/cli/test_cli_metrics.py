@@ -94,3 +94,52 @@ def test_a_measure_of_what_is_not_there_is_refused(run, monkeypatch, capsys):
         assert main([*base, *words]) == 2
         assert message in capsys.readouterr().err
     assert not (run.parent / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "continuations", "said"),
+    [
+        (
+            [],
+            [" yes", "no"],
+            'with " " between, and nothing behind a question that ends in whitespace (1)',
+        ),
+        (["--question-delimiter", ""], ["yes", "no"], 'with "" between'),
+        (["--question-delimiter", " "], [" yes", " no"], 'with " " between'),
+        (["--question-delimiter", "\\n"], ["\nyes", "\nno"], r'with "\n" between'),
+    ],
+)
+def test_eval_and_train_join_alike(run, monkeypatch, capsys, tmp_path, more, continuations, said):
+    asked = []
+
+    def log_likelihood(engine, tokenizer, context, continuation):
+        asked.append((context, continuation))
+        return 0.0, True
+
+    monkeypatch.setattr("toynn.evaluation.choices.log_likelihood", log_likelihood)
+    monkeypatch.chdir(tmp_path)
+    rows = [
+        {"question": "a?", "choices": ["yes", "x"], "answer": 0},
+        {"question": "b?\n", "choices": ["no", "x"], "answer": 0},
+    ]
+    (tmp_path / "quiz.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    words = ["--model", str(run.parent / "base.gguf"), *more]
+    assert main(["eval", *words, "--data", "quiz.jsonl"]) == 0
+    expected = list(zip(("a?", "b?\n"), continuations, strict=True))
+    assert asked[0::2] == expected
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"questions joined to their choices {said}" in printed
+    asked.clear()
+    words += ["--data", str(run.parent / "data"), "--questions", "quiz.jsonl", "--steps", "1"]
+    assert main(["train", "lora", *words, "--warmup", "0", "--out", "run"]) == 0
+    assert asked[0:4:2] == expected
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"questions 2 questions, joined to their choices {said}" in printed
+
+
+def test_a_delimiter_without_questions_is_refused(run, capsys):
+    words = ["--model", str(run.parent / "base.gguf"), "--question-delimiter", "x"]
+    words += ["--data", str(run.parent / "data")]
+    for command in (["eval"], ["train", "lora"]):
+        assert main([*command, *words]) == 2
+        assert "error: --question-delimiter: " in capsys.readouterr().err

@@ -139,9 +139,10 @@ TOLD = ("config.toml", "run.json", "report.html")
 REFUSED = {("warm-start", "--init-from")}
 #: What only changes a run that was begun before, or that goes wrong: tests/cli/test_cli_resume.py;
 #: or one of several processes: tests/train/test_ranks.py; or of another model's adapter:
-#: tests/cli/test_cli_strict.py; or that refuses data: tests/data/test_bounds.py.
+#: tests/cli/test_cli_strict.py; or that refuses data: tests/data/test_bounds.py; or is seen in a
+#: model that answers otherwise: tests/cli/test_cli_metrics.py.
 ELSEWHERE = ("--resume", "--force-resume", "--on-nonfinite", "--allreduce", "--strict")
-ELSEWHERE += ("--max-line", "--max-unpacked", "--rank-timeout")
+ELSEWHERE += ("--max-line", "--max-unpacked", "--rank-timeout", "--question-delimiter")
 CASES = [
     (name, option.flag)
     for name, job in JOBS.items()

@@ -203,6 +203,33 @@ def test_accuracy_by_both_scores(tmp_path):
     assert (first.summed, first.normalized) == (0, 1)
 
 
+class Lines(Letters):
+    def encode(self, text, add_special=True):
+        return super().encode(text.replace("\n", "3"))
+
+
+@pytest.mark.parametrize(
+    ("question", "given", "right", "said"),
+    [
+        ("34", None, "1", 'with " " between'),  # 3 4 0 1
+        ("34", "", "0", 'with "" between'),  # 3 4 0
+        ("2\n", None, "4", "with nothing between: all questions end in whitespace"),  # 2 3 4
+        ("2\n", " ", "1", 'with " " between'),  # 2 3 0 1, of which 0 is wrong in any case
+        ("12", "\n", "4", r'with "\n" between'),  # 1 2 3 4
+    ],
+)
+def test_a_delimiter_stands_between_question_and_choice(tmp_path, question, given, right, said):
+    """The choice that follows on the delimiter's token is the likelier one."""
+    rows = [{"question": question, "choices": ["0", "1", "4"], "answer": right}]
+    found = questions(tmp_path, *rows)
+    assert accuracy(Known(0.5), Lines(), found, given).summed == 1
+    assert evaluation.delimited(found, given) == said
+    both = [*found, *found, evaluation.Question("\n", ("a", "b"), 0)]
+    if given is None and not question.endswith("\n"):
+        some = ", and nothing behind a question that ends in whitespace (1)"
+        assert evaluation.delimited(both, None) == said + some
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [

@@ -14,8 +14,9 @@ from toynn.cli._models import add_model, opened
 from toynn.engines import SequenceEngine
 from toynn.formats import bases
 from toynn.jobs.figures import SEQ, figures
-from toynn.jobs.options import BACKEND, THREADS
+from toynn.jobs.options import BACKEND, THREADS, named
 from toynn.jobs.paths import text_model
+from toynn.jobs.text import TextOptions
 from toynn.options import RecipeOptions, whole
 from toynn.system.printing import fact
 
@@ -46,6 +47,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--seq", type=whole(4), metavar="N", help=seq)
     every = "evaluate prompts and user messages too, not only completions"
     parser.add_argument("--no-mask-prompt", action="store_true", help=every)
+    add(parser, named(TextOptions, "question_delimiter"))
     parser.add_argument("--json", action="store_true", help="print one JSON object, all in nats")
     add(parser, THREADS)
     add(parser, BACKEND)
@@ -60,8 +62,15 @@ def run(arguments: Namespace) -> int:
     if arguments.against is not None:
         against = partial(_beside, arguments, options)
     start = time.perf_counter()
-    every, seq = arguments.no_mask_prompt, arguments.seq
-    found = figures(engine, tokenizer, arguments.data, seq, mask_prompt=not every, against=against)
+    found = figures(
+        engine,
+        tokenizer,
+        arguments.data,
+        arguments.seq,
+        mask_prompt=not arguments.no_mask_prompt,
+        against=against,
+        delimiter=arguments.question_delimiter,
+    )
     seconds = time.perf_counter() - start
     if against is not None:
         found["against"] = str(arguments.against)
@@ -85,6 +94,7 @@ def _lines(found: Mapping[str, Any], seconds: float) -> str:
             f"{100 * found['accuracy']:.1f} % of {found['questions']:,} questions; by "
             f"length-normalized scores {100 * found['accuracy_normalized']:.1f} %"
         )
+        lines += [fact("questions", f"joined to their choices {found['joined']}")]
         return "\n".join([*lines, fact("accuracy", said), f"time        {seconds:.1f} s"])
     what = f"{found['counted']:,} tokens"
     if "windows" in found:

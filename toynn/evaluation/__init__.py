@@ -11,7 +11,14 @@ Figures are in nats. An engine is any for sequences, trained or frozen.
 
 from typing import Any
 
-from toynn.evaluation.choices import Accuracy, Question, accuracy, log_likelihood, read_questions
+from toynn.evaluation.choices import (
+    Accuracy,
+    Question,
+    accuracy,
+    delimited,
+    log_likelihood,
+    read_questions,
+)
 from toynn.evaluation.divergence import Divergence, divergence, example_divergence
 from toynn.evaluation.perplexity import Score, TextScore, example_loss, perplexity
 
@@ -22,6 +29,7 @@ __all__ = [
     "Score",
     "TextScore",
     "accuracy",
+    "delimited",
     "divergence",
     "example_divergence",
     "example_loss",

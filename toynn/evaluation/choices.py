@@ -4,9 +4,11 @@
     length-normalized: that, divided by the number of its characters
 
 Source: Gao et al., the Language Model Evaluation Harness, doi:10.5281/zenodo.12608602: its acc and
-acc_norm. A question and a choice are joined by one space, which belongs to the choice.
+acc_norm. A question and a choice are joined by a delimiter, its target_delimiter, which belongs to
+the choice: by default a space, and nothing behind a question that ends in whitespace.
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,9 +28,13 @@ __all__ = [
     "Question",
     "accuracy",
     "beginning",
+    "delimited",
     "log_likelihood",
     "read_questions",
 ]
+
+
+SPACE = " "  # lm-eval's default between question and choice
 
 
 class Encoder(Protocol):
@@ -165,18 +171,41 @@ def _encoded(tokenizer: Encoder, text: str, *, special: bool = True) -> list[int
     return ids
 
 
+def delimiter_of(question: str, given: str | None) -> str:
+    """Return what stands between a question and its choices: what is given, or the default."""
+    if given is not None:
+        return given
+    return "" if question[-1:].isspace() else SPACE
+
+
+def delimited(questions: Sequence[Question], given: str | None) -> str:
+    """Say how questions and choices are joined."""
+    bare = sum(not delimiter_of(each.question, given) for each in questions)
+    between = f"with {json.dumps(SPACE if given is None else given, ensure_ascii=False)} between"
+    if given is not None or not bare:
+        return between
+    if bare == len(questions):
+        return "with nothing between: all questions end in whitespace"
+    return f"{between}, and nothing behind a question that ends in whitespace ({bare:,})"
+
+
 def accuracy(
     engine: Causal,
     tokenizer: Encoder,
     questions: Sequence[Question],
+    delimiter: str | None = None,
     *,
     progress: Progress = silent,
 ) -> Accuracy:
-    """Return how many questions a model answers right, by both scores."""
+    """Return how many questions a model answers right, by both scores.
+
+    ``delimiter`` stands between question and choice. None: a space, or nothing behind whitespace.
+    """
     summed = normalized = 0
     for done, (question, choices, answer) in enumerate(questions, 1):
+        joint = delimiter_of(question, delimiter)
         scores = np.array(
-            [log_likelihood(engine, tokenizer, question, f" {choice}")[0] for choice in choices]
+            [log_likelihood(engine, tokenizer, question, joint + choice)[0] for choice in choices]
         )
         summed += int(scores.argmax()) == answer
         characters = [len(choice) for choice in choices]

@@ -35,11 +35,13 @@ def figures(
     *,
     mask_prompt: bool = True,
     against: Callable[[], SequenceEngine[Any]] | None = None,
+    delimiter: str | None = None,
 ) -> dict[str, Any]:
     """Return perplexity, loss or accuracy of a model, as the data are, by name.
 
-    ``against`` opens another model, from which the distance is measured. Without ``data`` it is the
-    text that ships with CPython.
+    ``against`` opens another model, from which the distance is measured. ``delimiter`` stands
+    between a question and its choices, see ``toynn.evaluation.accuracy``. Without ``data`` it is
+    the text that ships with CPython.
 
     Raises ConfigError for a seq beyond the context, DataError for data that cannot be read.
     """
@@ -53,7 +55,9 @@ def figures(
     if data is not None and has_rows and not data.is_dir() and _has_questions(data):
         if against is not None:
             raise ConfigError(f"--against: expected a text or examples as --data; got {data}")
-        return _accuracy(data, tokenizer, engine)
+        return _accuracy(data, tokenizer, engine, delimiter)
+    if delimiter is not None:
+        raise ConfigError("--question-delimiter: expected multiple-choice questions as --data")
     base = None if against is None else against()
     if data is None or not has_rows:
         return _text(data, tokenizer, engine, base, seq)
@@ -156,13 +160,16 @@ def _examples(
     return found
 
 
-def _accuracy(data: Path, tokenizer: Tokenizer, engine: SequenceEngine[Any]) -> dict[str, Any]:
+def _accuracy(
+    data: Path, tokenizer: Tokenizer, engine: SequenceEngine[Any], delimiter: str | None
+) -> dict[str, Any]:
     questions = evaluation.read_questions(data)
     with closing(_Bar("question")) as bar:
-        found = evaluation.accuracy(engine, tokenizer, questions, progress=bar)
+        found = evaluation.accuracy(engine, tokenizer, questions, delimiter, progress=bar)
     return {
         "data": str(data),
         "questions": found.questions,
+        "joined": evaluation.delimited(questions, delimiter),
         "accuracy": found.summed,
         "accuracy_normalized": found.normalized,
     }

@@ -27,11 +27,12 @@ class Asked:
 
     question: Question
     tokenizer: Encoder
+    delimiter: str | None = None
     rows: ClassVar[int] = 1
 
     def figures(self, engine: Causal) -> Mapping[str, float]:
         """Return 1 where the right answer scores best, else 0."""
-        found = accuracy(engine, self.tokenizer, [self.question])
+        found = accuracy(engine, self.tokenizer, [self.question], self.delimiter)
         return {"accuracy": found.summed, "accuracy/normalized": found.normalized}
 
 

@@ -51,6 +51,7 @@ _FLAGS = {
     "alpha": "lora-alpha",
     "dropout": "lora-dropout",
     "targets": "lora-target-modules target-modules lora-targets lora-keys",
+    "question-delimiter": "target-delimiter",
     "dora": "use-dora",
     "rslora": "use-rslora",
     "init": "init-lora-weights",

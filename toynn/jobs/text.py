@@ -23,14 +23,14 @@ from toynn.data.preference import PreferenceData
 from toynn.data.reader import ReadOptions
 from toynn.data.stream import Progress
 from toynn.errors import ConfigError
-from toynn.evaluation import read_questions
+from toynn.evaluation import delimited, read_questions
 from toynn.formats.tokenizer import Tokenizer
 from toynn.generation.drawing import generate
 from toynn.jobs.job import Job, late
 from toynn.jobs.metrics import Asked, measured
 from toynn.jobs.weighted import path_and_weight, source_names, sources
 from toynn.options import RecipeOptions, option, whole
-from toynn.system.printing import harmless, print_line
+from toynn.system.printing import counted, harmless, print_line
 from toynn.train.folder import RunFolder, Value
 from toynn.train.options import SAVING, Result
 from toynn.train.progress import Reading
@@ -60,11 +60,16 @@ OF_QUESTIONS = frozenset(["accuracy", "accuracy-normalized"])
 METRICS = ("loss", "perplexity", *sorted(OF_QUESTIONS))
 
 
+def delimiter(text: str) -> str:
+    """Return a delimiter as it stands in a text; a line's end and a tab may be typed."""
+    return text.replace("\\n", "\n").replace("\\t", "\t")
+
+
 def separator(text: str) -> str:
-    """Return a separator as it stands in a text; a line's end and a tab may be typed."""
+    """Return a delimiter that is not empty. Raises ArgumentTypeError."""
     if not text:
         raise ArgumentTypeError("expected a text; got an empty one")
-    return text.replace("\\n", "\n").replace("\\t", "\t")
+    return delimiter(text)
 
 
 def columns_of(text: str | None) -> dict[str, str]:
@@ -190,6 +195,14 @@ class TextOptions:
         group=SAVING,
         metavar="FILE",
         hashed=True,
+    )
+    question_delimiter: str | None = option(
+        "put TEXT between a question and its choices (\\n and \\t are read) (default: a space, but "
+        "nothing behind whitespace)",
+        None,
+        group=SAVING,
+        read=delimiter,
+        metavar="TEXT",
     )
 
 
@@ -317,7 +330,12 @@ class TextJob(Job):
         """Read --questions. Raises ConfigError where --metric wants some, and there are none."""
         if self.text.questions is not None:
             questions = read_questions(self.text.questions)
-            self.asked = [Asked(question, self.tokenizer) for question in questions]
+            joint = self.text.question_delimiter
+            self.asked = [Asked(question, self.tokenizer, joint) for question in questions]
+            said = f"{counted(len(questions), 'question')}, joined to their choices"
+            self.say("questions", f"{said} {delimited(questions, joint)}")
+        elif self.text.question_delimiter is not None:
+            raise ConfigError("--question-delimiter: it is of --questions, and none are named")
         elif lacking := set(self.metrics) & self.of_questions:
             raise ConfigError(
                 f"--metric {lacking.pop()}: of what? Name lines of JSON with question, choices, "
