@@ -9,13 +9,13 @@ FINDS = Path(__file__).parent / "finds"
 def past(reader):
     """All past finds of a reader."""
     folders = sorted((FINDS / reader.name).glob("*/"))
-    whole = reader.whole()[0]
+    whole = {} if reader.apart else reader.whole()[0]
     return [whole | {p.name: p.read_bytes() for p in folder.iterdir()} for folder in folders]
 
 
 def keep(reader, files):
     """Keep what differs from the whole files; return where."""
-    whole = reader.whole()[0]
+    whole = {} if reader.apart else reader.whole()[0]
     changed = {name: content for name, content in files.items() if content != whole.get(name)}
     name = hashlib.sha256(b"".join(changed.values())).hexdigest()[:12]
     folder = FINDS / reader.name / name

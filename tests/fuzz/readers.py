@@ -45,11 +45,15 @@ Files = dict[str, bytes]  # by name, of one folder
 
 @dataclass(frozen=True)
 class Reader:
-    """What makes whole files in a folder, and what reads them, or raises ToynnError."""
+    """What makes whole files in a folder, and what reads them, or raises ToynnError.
+
+    Files that are ``apart`` know nothing of each other: a case is one of them.
+    """
 
     name: str
     write: Callable[[Path], object]
     read: Callable[[Path], object]
+    apart: bool = False
 
     @cache  # noqa: B019  (a few readers, for the life of the process)
     def whole(self) -> list[Files]:
@@ -57,7 +61,7 @@ class Reader:
         with TemporaryDirectory() as folder:
             self.write(Path(folder))
             files = {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
-        return [files]
+        return [{name: content} for name, content in files.items()] if self.apart else [files]
 
 
 def all_of(file):
@@ -470,12 +474,12 @@ READERS = [
         lambda at: all_of(SafeTensors(at / "a.safetensors")),
     ),
     Reader("vit", write_vit, lambda at: ViTEngine.load(at / "model.safetensors")),
-    Reader("jsonl", write_texts, each(read_texts, "*.jsonl")),
-    Reader("packed", write_packed, each(read_texts, "*.jsonl.gz")),
+    Reader("jsonl", write_texts, each(read_texts, "*.jsonl"), apart=True),
+    Reader("packed", write_packed, each(read_texts, "*.jsonl.gz"), apart=True),
     Reader("questions", write_questions, lambda at: read_questions(at / "a.jsonl")),
     Reader("npz", write_npz, lambda at: ImageData.read(at / "a.npz")),
     Reader("idx", lambda at: write_mnist(at, {"train": 6, "t10k": 3}), ImageData.read),
-    Reader("pictures", write_pictures, read_pictures),
+    Reader("pictures", write_pictures, read_pictures, apart=True),
     Reader("bpe", lambda at: bpe_file(at / "a.gguf"), lambda at: read_tokenizer(at / "a.gguf")),
     Reader("spm", lambda at: spm_file(at / "a.gguf"), lambda at: read_tokenizer(at / "a.gguf")),
     Reader("run", write_run, read_run),
@@ -485,15 +489,15 @@ READERS = [
     Reader("bin", write_tokens, each(lambda path: binary.map_tokens(path, 11), "*.bin")),
     Reader("tokens", write_table, read_table),
     Reader("cache", write_table, read_cache),
-    Reader("csv", write_tables, each(read_texts, "*.*")),
-    Reader("arrays", write_arrays, each(read_texts, "*.*")),
+    Reader("csv", write_tables, each(read_texts, "*.*"), apart=True),
+    Reader("arrays", write_arrays, each(read_texts, "*.*"), apart=True),
     Reader("shards", write_shards, read_shards),
     Reader("tokenizer", write_tokenizers, read_tokenizers),
     Reader("template", lambda at: (at / "chat_template.jinja").write_text(TEMPLATE), read_template),
 ]
 if find_spec("pyarrow"):
     READERS += [
-        Reader("arrow", write_arrow, each(read_texts, "*.*")),
-        Reader("parquet", write_parquet, each(read_texts, "*.*")),
-        Reader("zst", write_zst, each(read_texts, "*.*")),
+        Reader("arrow", write_arrow, each(read_texts, "*.*"), apart=True),
+        Reader("parquet", write_parquet, each(read_texts, "*.*"), apart=True),
+        Reader("zst", write_zst, each(read_texts, "*.*"), apart=True),
     ]

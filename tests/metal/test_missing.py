@@ -48,5 +48,5 @@ def test_config_prints_it(capsys):
 
 
 def test_the_selftest_needs_a_device(capsys):
-    assert main(["metal-selftest"]) == 2
+    assert main(["selftest", "--backend", "metal"]) == 2
     assert "backend 'metal': " in capsys.readouterr().err

@@ -32,9 +32,9 @@ from toynn.cli import (
     evaluate,
     generate,
     info,
-    metal_selftest,
     predict,
     runs,
+    selftest,
     train,
 )
 from toynn.cli._streams import Output, Unwritten, streams
@@ -220,6 +220,6 @@ def _parser(*, required: bool = True) -> Parser:
     runs.add_parsers(commands)
     predict.add_parser(commands)
     config.add_parser(commands)
-    metal_selftest.add_parser(commands)
+    selftest.add_parser(commands)
     completion.add_parser(commands, parser)
     return parser

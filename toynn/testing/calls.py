@@ -13,11 +13,19 @@ __all__ = ["check", "invoke", "times"]
 
 
 def invoke(
-    op: str, call: Call, n_threads: int = 1, accumulate: bool = False, **replaced: Array
+    op: str,
+    call: Call,
+    n_threads: int = 1,
+    accumulate: bool = False,
+    module: ModuleType | None = None,
+    **replaced: Array,
 ) -> dict[str, Array]:
-    """Call a kernel on copies, or on the arrays in ``replaced`` themselves; return its outputs."""
+    """Call a kernel on copies, or on the arrays in ``replaced`` themselves; return its outputs.
+
+    ``module`` is the op's at another level than the one in use.
+    """
     arrays = {name: array.copy() for name, array in call.arrays.items()} | replaced
-    _kernel(op, call)(**arrays, **_options(call, accumulate), n_threads=n_threads)
+    _kernel(op, call, module)(**arrays, **_options(call, accumulate), n_threads=n_threads)
     return {name: arrays[name] for name in call.expected}
 
 
@@ -45,9 +53,8 @@ def times(op: str, call: Call, n_threads: int, least: float = 0.1) -> list[float
     return spent
 
 
-def _kernel(op: str, call: Call) -> Any:
-    module: ModuleType = getattr(kernels, op)
-    return getattr(module, call.entry)
+def _kernel(op: str, call: Call, module: ModuleType | None = None) -> Any:
+    return getattr(module or getattr(kernels, op), call.entry)
 
 
 def _options(call: Call, accumulate: bool) -> dict[str, Any]:

@@ -1,5 +1,8 @@
-"""A self-test of a backend against the CPU: its kernels, and a step of each recipe."""
+"""A self-test: kernels, steps of each recipe, a run that is killed and goes on; speeds."""
 
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from toynn import backends, ops
+from toynn import _kernels, backends, ops
 from toynn.engines import GPT2Config, LlamaConfig, ViTConfig
 from toynn.errors import BackendError, BackendUnavailable
 from toynn.optim import AdamW
@@ -17,11 +20,11 @@ from toynn.options import RecipeOptions
 from toynn.recipes import GPT2, FromScratch, LoRA, VitTiny, WarmStart
 from toynn.session import Session
 from toynn.testing import lora_step
-from toynn.testing.calls import check
+from toynn.testing.calls import check, invoke
 from toynn.testing.cases import CASES
 from toynn.testing.launches import OPS, run
 
-__all__ = ["STEPS", "Found", "kernels", "recipes", "speeds"]
+__all__ = ["STEPS", "Found", "beside", "kernels", "recipes", "resumed", "speeds"]
 
 STEPS = 3
 CLOSE = 1e-5  # of losses, relative
@@ -44,8 +47,19 @@ class Found(NamedTuple):
     said: str
 
 
+def beside(name: str) -> str:
+    """Return the backend that one of this name is compared with."""
+    return "reference" if name == "cpu" else "cpu"
+
+
 def kernels(name: str) -> Iterator[Found]:
-    """Run each call of the op-case table on a backend of this name; yield one line for each op."""
+    """Run each call of the op-case table on a backend of this name; yield one line for each op.
+
+    On the CPU that is each level of the instruction set that is built and that the CPU has.
+    """
+    if name == "cpu":
+        yield from _kernels_of_levels()
+        return
     backend = backends.get(name)
     for op in OPS:
         calls, passed_over, wrong = 0, 0, ""
@@ -62,8 +76,25 @@ def kernels(name: str) -> Iterator[Found]:
         yield Found(op, not wrong, wrong or said)
 
 
+def _kernels_of_levels() -> Iterator[Found]:
+    levels = [each for each in _kernels.built_levels() if each in _kernels.supported_levels()]
+    for op, case in CASES.items():
+        calls, wrong = dict.fromkeys(levels, 0), ""
+        modules = {level: _kernels.load(op, level) for level in levels}
+        for shape in case.shapes:
+            for call in case.calls(np.random.default_rng(3), **shape):
+                for level, module in modules.items():
+                    try:
+                        check(op, call, invoke(op, call, module=module))
+                        calls[level] += 1
+                    except AssertionError as error:
+                        wrong = wrong or f"{level}, {shape}: {error}"
+        said = f"{max(calls.values())} calls at {', '.join(levels)}"
+        yield Found(op, not wrong, wrong or said)
+
+
 def recipes(name: str) -> Iterator[Found]:
-    """Train each recipe a few steps on a backend and on the CPU; yield what their losses are."""
+    """Train each recipe a few steps here and ``beside``; yield what their losses are."""
     with TemporaryDirectory() as folder:
         for recipe, train in _RECIPES.items():
             try:
@@ -71,7 +102,7 @@ def recipes(name: str) -> Iterator[Found]:
             except BackendError as error:
                 yield Found(recipe, False, str(error))
                 continue
-            expected = train("cpu", Path(folder))
+            expected = train(beside(name), Path(folder))
             off = float(np.max(np.abs(np.divide(losses, expected) - 1)))
             said = f"loss {losses[0]:.6f} to {losses[-1]:.6f}, off by {off:.1e}"
             yield Found(recipe, off <= CLOSE, said)
@@ -138,6 +169,77 @@ _RECIPES: dict[str, Callable[[str, Path], list[float]]] = {
     "LoRA over Q4_K": _lora,
     "VitTiny": _vit,
 }
+
+
+# -- Saved, killed, resumed ------------------------------------------------------------------------
+
+RUN_STEPS, SAVED = 240, 40  # of a run, and between checkpoints
+PATIENCE = 600.0  # seconds for a run: most take one or two
+
+#: A small GPT-2 on bytes.
+_RUN = [
+    *("gpt2", "--d-model", "32", "--layers", "2", "--heads", "2", "--seq", "16", "--batch", "2"),
+    *("--eval-every", "0", "--report", "none"),
+]
+
+
+def resumed(name: str) -> Iterator[Found]:
+    """Train in another process, kill it behind a checkpoint, and resume; yield what came of it.
+
+    The weights have the bits of a run that was never killed.
+    """
+    with TemporaryDirectory() as given:
+        folder = Path(given)
+        (folder / "text.txt").write_text("".join(f"{k} times {k} is {k * k}. " for k in range(999)))
+        whole, cut = folder / "whole", folder / "cut"
+        flags = [*_RUN, "--data", str(folder / "text.txt"), "--backend", name]
+        flags += ["--steps", str(RUN_STEPS), "--save-every", str(SAVED)]
+        try:
+            said = _trained(*flags, "--out", str(whole))
+            at = _killed(cut, *flags, "--out", str(cut))
+            said += _trained("--resume", str(cut)) if cut.exists() else ""
+        except subprocess.TimeoutExpired as error:
+            yield Found("killed, resumed", False, f"no end after {error.timeout:.0f} s")
+            return
+        files = [path / "model.safetensors" for path in (whole, cut)]
+        if not all(file.exists() for file in files):
+            yield Found("killed, resumed", False, said.strip().rpartition("\n")[2])
+            return
+        same = files[0].read_bytes() == files[1].read_bytes()
+        told = f"{RUN_STEPS} steps, the weights of a run that was not killed"
+        yield Found("killed, resumed", same, f"{at}; {'' if same else 'not '}{told}")
+
+
+def _command(*flags: str) -> dict[str, Any]:
+    """Return what begins `toynn train` in a process whose words all go to one pipe."""
+    return {
+        "args": [sys.executable, "-m", "toynn", "train", *flags],
+        "stdin": subprocess.DEVNULL,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.STDOUT,
+        "env": os.environ | {"PYTHONUTF8": "1"},
+        "encoding": "utf-8",
+        "errors": "replace",
+    }
+
+
+def _trained(*flags: str) -> str:
+    """Train to the end; return what is said. Raises TimeoutExpired."""
+    return str(subprocess.run(**_command(*flags), timeout=PATIENCE).stdout)
+
+
+def _killed(out: Path, *flags: str) -> str:
+    """Kill a run once it has a whole checkpoint; say where. One that ends before is as good."""
+    end = time.monotonic() + PATIENCE
+    with subprocess.Popen(**_command(*flags)) as process:
+        try:
+            while process.poll() is None and time.monotonic() < end:
+                if found := sorted(out.glob("checkpoint-*/complete.json")):
+                    return f"killed behind {found[0].parent.name}"
+                time.sleep(0.002)
+            return "ended before it could be killed"
+        finally:
+            process.kill()
 
 
 # -- How fast --------------------------------------------------------------------------------------

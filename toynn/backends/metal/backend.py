@@ -67,5 +67,5 @@ class Metal(Backend):
         """Return highest: that medium gains on a device of Apple's has not been measured yet."""
         return "highest", (
             f"that bfloat16 is faster than float32 on {self.limits['name']} has not been measured "
-            "(toynn metal-selftest does)"
+            "(toynn selftest --backend metal does)"
         )

@@ -1,4 +1,4 @@
-"""`toynn metal-selftest`: its report, and what is wrong in it."""
+"""`toynn selftest --backend metal`: its report, and what is wrong in it."""
 
 import metal_device
 import numpy as np
@@ -20,7 +20,7 @@ def small(monkeypatch):
 def test_a_report(monkeypatch, capsys):
     speeds = selftest.speeds
     monkeypatch.setattr(selftest, "speeds", lambda name: speeds(name, 32, 16))
-    assert main(["metal-selftest"]) == 0
+    assert main(["selftest", "--backend", "metal"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("```\ntoynn ") and out.endswith("\nall right\n```\n")
     for line in ("device family ", "  rmsnorm ", "  embedding ", "  GPT2 ", "  LoRA over Q4_K "):
@@ -41,7 +41,7 @@ def test_what_is_wrong_is_said(monkeypatch, capsys):
     train = selftest._RECIPES["GPT2"]
     wrong = {"GPT2": lambda name, folder: list(np.multiply(train(name, folder), 2 - len(name) / 3))}
     monkeypatch.setattr(selftest, "_RECIPES", wrong)
-    assert main(["metal-selftest", "--no-speeds"]) == 2
+    assert main(["selftest", "--backend", "metal", "--no-speeds"]) == 2
     out = capsys.readouterr().out
     assert "rmsnorm                  WRONG {'N': " in out and "GFLOP/s" not in out
     assert "GPT2                     WRONG loss " in out and "\n2 wrong\n```\n" in out
