@@ -13,6 +13,7 @@ from vocabs import bpe_file
 
 from toynn.cli import _parser, parsed
 from toynn.cli.completion import _parsers
+from toynn.formats import hub
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -132,7 +133,8 @@ def commands(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_commands_of_a_page_are_understood(page):
+def test_commands_of_a_page_are_understood(page, monkeypatch):
+    monkeypatch.setattr(hub, "fetched", Path)  # downloads nothing
     for words in commands(page):
         if not {"--help", "completion", "--resume", "--config"} & {*words}:  # they print, or read
             parsed(words)

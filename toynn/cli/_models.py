@@ -13,20 +13,20 @@ from toynn.formats import bases
 from toynn.formats.tokenizer import Tokenizer
 from toynn.jobs.adapted import Origin, origin_of
 from toynn.jobs.options import TOKENIZER
-from toynn.jobs.paths import text_model
+from toynn.jobs.paths import local_path, text_model
 from toynn.options import RecipeOptions
 
 __all__ = ["add_model", "opened", "origin"]
 
 MODEL = (
-    "model: a .gguf file, a run folder or a Hugging Face folder (default: the base of --adapter's "
-    "run)"
+    "model: a .gguf file, a run folder, a Hugging Face folder or hf:OWNER/NAME (default: the base "
+    "of --adapter's run)"
 )
 
 
 def add_model(parser: ArgumentParser) -> None:
     """Add --model, --adapter and --tokenizer."""
-    parser.add_argument("-m", "--model", type=Path, metavar="PATH", help=MODEL)
+    parser.add_argument("-m", "--model", type=local_path, metavar="PATH", help=MODEL)
     add_adapters(parser)
     add(parser, TOKENIZER)
 

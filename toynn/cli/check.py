@@ -22,7 +22,7 @@ from toynn.errors import ConfigError
 from toynn.formats import bases
 from toynn.formats.tokenizer import Tokenizer
 from toynn.jobs.options import TOKENIZER, named
-from toynn.jobs.paths import text_model
+from toynn.jobs.paths import local_path, text_model
 from toynn.jobs.text import TextOptions, columns_of, rows_within
 from toynn.jobs.weighted import path_and_weight
 from toynn.options import whole
@@ -45,7 +45,7 @@ def add_parser(commands: Any) -> None:
     data = "files or folders, as for `toynn train --data`; each is checked alone"
     add(parser, replace(named(TextOptions, "data"), help=data, metavar="PATH", required=True))
     model = "model with the tokenizer and chat template (default: lengths in characters)"
-    parser.add_argument("-m", "--model", type=Path, metavar="PATH", help=model)
+    parser.add_argument("-m", "--model", type=local_path, metavar="PATH", help=model)
     add(parser, TOKENIZER)
     seq = f"tokens per row, by which examples are cut and packed (default {SEQ}, with a model)"
     parser.add_argument("--seq", type=whole(1), metavar="N", help=seq)

@@ -10,6 +10,7 @@ from toynn.cli._flags import MIXES_NEED, add, add_outtype
 from toynn.engines.converting import convert
 from toynn.formats.tokenizer.folder import has_tokenizer
 from toynn.jobs.options import TOKENIZER
+from toynn.jobs.paths import local_path
 from toynn.system.printing import WIDTH, columns, harmless
 
 __all__ = ["add_parser"]
@@ -20,7 +21,7 @@ def add_parser(commands: Any) -> None:
     help_ = "convert a Hugging Face folder to a GGUF file, for llama.cpp"
     parser = commands.add_parser("convert", help=help_, description=help_, allow_abbrev=False)
     folder = "folder with config.json, safetensors files, tokenizer.json or tokenizer.model"
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help=folder)
+    parser.add_argument("folder", type=local_path, metavar="FOLDER", help=folder)
     add_outtype(parser, "f16", "matrices", "; norms and biases are f32 (default f16)")
     parser.epilog = MIXES_NEED
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="new .gguf file")

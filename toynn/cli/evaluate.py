@@ -15,7 +15,7 @@ from toynn.engines import SequenceEngine
 from toynn.formats import bases
 from toynn.jobs.figures import SEQ, figures
 from toynn.jobs.options import BACKEND, THREADS, named
-from toynn.jobs.paths import text_model
+from toynn.jobs.paths import local_path, text_model
 from toynn.jobs.text import TextOptions
 from toynn.options import RecipeOptions, whole
 from toynn.system.printing import fact
@@ -42,7 +42,7 @@ def add_parser(commands: Any) -> None:
     add_model(parser)
     parser.add_argument("--data", type=Path, metavar="PATH", action=OneText, help=DATA)
     against = "report the Kullback-Leibler divergence from this model"
-    parser.add_argument("--against", type=Path, metavar="PATH", help=against)
+    parser.add_argument("--against", type=local_path, metavar="PATH", help=against)
     seq = f"tokens per window or example, at most (default {SEQ}, or the model's context)"
     parser.add_argument("--seq", type=whole(4), metavar="N", help=seq)
     every = "evaluate prompts and user messages too, not only completions"

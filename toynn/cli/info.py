@@ -19,6 +19,7 @@ from toynn.formats.tokenizer import Tokenizer
 from toynn.formats.tokenizer.folder import FolderKeys, has_tokenizer
 from toynn.jobs.memory import ADAPTER_RANK, adapters_over, new_model_over
 from toynn.jobs.options import TOKENIZER
+from toynn.jobs.paths import local_path
 from toynn.models import Source
 from toynn.options import RecipeOptions, whole
 from toynn.system.machine import free_memory
@@ -38,7 +39,7 @@ def add_parser(commands: Any) -> None:
         "a .gguf file (model or adapter), .safetensors file, run folder, Hugging Face folder or "
         "PEFT folder"
     )
-    parser.add_argument("path", type=Path, metavar="PATH", help=kinds)
+    parser.add_argument("path", type=local_path, metavar="PATH", help=kinds)
     batch = "sequences per step (default 1)"
     parser.add_argument("--batch", type=whole(1), default=1, metavar="N", help=batch)
     seq = "tokens per sequence (default: the model's context, at most 512)"

@@ -44,7 +44,7 @@ class BaseOptions:
     GROUP: ClassVar[str] = "model and data"
 
     model: str = option(
-        "base model: a GGUF file or Hugging Face folder",
+        "base model: a GGUF file, Hugging Face folder or hf:OWNER/NAME",
         also="-m",
         read=model_file,
         metavar="PATH",

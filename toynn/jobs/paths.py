@@ -2,23 +2,34 @@
 
 import contextlib
 import tomllib
+from argparse import ArgumentTypeError
 from pathlib import Path
 
 from toynn.errors import ConfigError, DataError
+from toynn.formats import hub
 from toynn.formats.adapters.peft import CONFIG as PEFT_CONFIG
 from toynn.formats.hf.config import CONFIG
 from toynn.formats.objects import read_object
 from toynn.system.reading import read_bytes
 
-__all__ = ["model_file", "picture_model", "text_model"]
+__all__ = ["local_path", "model_file", "picture_model", "text_model"]
 
 RUN = "config.toml"
 #: The recipe whose models are of pictures.
 PICTURES = "vit"
 
 
-def model_file(path: str) -> str:
-    """Return the file that a path to a model means: of a run's folder, the model.gguf in it."""
+def local_path(text: str) -> Path:
+    """Return the path that a model's name means: a path, or hf:OWNER/NAME, which is downloaded."""
+    try:
+        return hub.fetched(text) if text.startswith(hub.PREFIX) else Path(text)
+    except ConfigError as error:
+        raise ArgumentTypeError(str(error)) from error
+
+
+def model_file(text: str) -> str:
+    """Return the file that a model's name means: of a run's folder, the model.gguf in it."""
+    path = str(local_path(text)) if text.startswith(hub.PREFIX) else text
     inside = Path(path) / "model.gguf"
     return str(inside) if inside.is_file() else path
 
