@@ -328,7 +328,7 @@ def test_what_a_phi3_or_gemma_cannot_be():
     ):
         with pytest.raises(ConfigError, match=f"Qwen35Config: .*{message}"):
             config("qwen35", **{"delta_value_heads": 6} | sizes)
-    for kind in ("olmo2", "phi3", "gemma3", "lfm2", "qwen35"):
+    for kind in ("exaone4", "phi3", "gemma3", "lfm2", "qwen35"):
         with pytest.raises(ConfigError, match=f"{kind}: q, k and v have no biases"):
             make(kind, qkv_bias=True)
     with pytest.raises(ConfigError, match="gemma2: the head is tied"):

@@ -246,8 +246,8 @@ def test_every_command(file, data, tmp_path, capsys):
 
 
 def test_what_is_not_registered_is_refused_with_a_list(file, tmp_path):
-    known = ".*gpt2, gpt-oss, granite, granitemoe, lfm2, olmo2, olmoe, phi3, "
-    known += "qwen3moe, qwen35, smollm3, tandem"
+    known = ".*gpt2, gpt-oss, granite, granitemoe, hunyuan-dense, lfm2, mistral3, olmoe, phi3, "
+    known += "qwen3moe, qwen35, seed_oss, smollm3, starcoder2, tandem"
     with pytest.raises(ConfigError, match=f"'mamba': toynn has {known}"):
         architecture("mamba")
     with pytest.raises(ConfigError, match="there is an architecture 'tandem' already"):

@@ -41,7 +41,7 @@ def told_of(path):
         return Identity.read(adapters.base_metadata(base), path)
 
 
-@pytest.mark.parametrize("kind", ["gpt2", *sorted(KINDS.keys() - NOT_WRITTEN)])
+@pytest.mark.parametrize("kind", ["gpt2", *sorted(KINDS.keys() - NOT_WRITTEN - {"qwen35-widths"})])
 def test_both_formats_are_one_model(kind, tmp_path):
     """Gemma's gains are less by 1 in a folder, and float32 rounds them on the way."""
     engine = build(kind)

@@ -18,6 +18,7 @@ from toynn.models import (
     GraniteConfig,
     GraniteMoEConfig,
     LFM2Config,
+    Olmo2Config,
     OLMoEConfig,
     Phi3Config,
     Qwen3MoEConfig,
@@ -139,7 +140,7 @@ MODELS = {
         GptOssConfig(**GQA | {"n_layers": 3, "d_ff": 64}, **EXPERTS, **YARN, head_dim=32, window=9),
         untied=True,
     ),
-    "olmo2": lambda: trained(LlamaSeqEngine(), LlamaConfig(**GQA, arch="olmo2"), untied=True),
+    "olmo2": lambda: trained(LlamaSeqEngine(), Olmo2Config(**GQA), untied=True),
     "phi3": lambda: trained(LlamaSeqEngine(), Phi3Config(**GQA), untied=True),
     "phi3-part": lambda: trained(LlamaSeqEngine(), Phi3Config(**GQA, rope_channels=12)),
     "phi3-long": lambda: trained(  # llama.cpp has a context of 512 here, and so long factors

@@ -27,8 +27,16 @@ DELTA = {
     "delta_heads": 2,
     "delta_value_heads": 6,
     "delta_dim": 5,
-    "delta_value_dim": 3,
+    "delta_value_dim": 5,
 }
+WIDTHS = {"delta_value_dim": 3}  # which llama.cpp reads no file of
+BIASES = {"output_bias": True, "mlp_bias": True}
+GROWTH = YARN | {"original_context": 5, "beta_slow": 0.2, "query_growth": 0.3}
+WINDOWS = {"n_layers": 3, "window": 4, "windowed": (True, False, True)}
+OLMO3 = WINDOWS | YARN | {"head_dim": None, "local_base": 20.0}
+COHERE2 = WINDOWS | {"logit_scale": 0.4}
+STARCODER2 = BIASES | {"window": 4}
+GLM4 = {"head_dim": 8, "rope_channels": 4}
 T = 13
 
 # By name: what differs in the configuration, and the options.
@@ -36,6 +44,7 @@ KINDS = {
     "llama": ({}, {}),
     "llama-untied": ({"rms_eps": 1e-3, "rope_base": 100.0}, {"untied": True}),
     "llama-bias": ({}, {"qkv_bias": True}),
+    "llama-biases": (BIASES, {"qkv_bias": True}),
     "llama-one-kv-head": ({"n_kv_heads": 1}, {}),
     "llama-all-kv-heads": ({"n_kv_heads": 6}, {}),
     "llama-wide-heads": ({"head_dim": 10}, {}),
@@ -75,10 +84,21 @@ KINDS = {
         | DELTA,
         {"untied": True},
     ),
+    "qwen35-widths": ({"arch": "qwen35", "attention_every": 2} | DELTA | WIDTHS, {}),
     "qwen35-tied": ({"arch": "qwen35", "attention_every": 1, "conv_taps": 2}, {}),
     "qwen35-usual": ({"arch": "qwen35", "n_layers": 3, "attention_every": 3, "rms_eps": 0.1}, {}),
     "gemma2": ({"arch": "gemma2", "n_layers": 3, "head_dim": 6} | CAPS, {}),
     "gemma3": ({"arch": "gemma3", "n_layers": 7, "head_dim": 6} | LOCAL, {}),
+    "ministral3": ({"arch": "mistral3"} | GROWTH, {}),
+    "seed_oss": ({"arch": "seed_oss", "head_dim": 6}, {"qkv_bias": True, "untied": True}),
+    "ernie4_5": ({"arch": "ernie4_5", "head_dim": 6}, {}),
+    "olmo3": ({"arch": "olmo2"} | OLMO3, {"untied": True}),
+    "hunyuan-dense": ({"arch": "hunyuan-dense", "head_dim": 6}, {}),
+    "exaone4": ({"arch": "exaone4"} | WINDOWS, {"untied": True}),
+    "exaone4-full": ({"arch": "exaone4"} | FACTORS, {}),
+    "starcoder2": ({"arch": "starcoder2"} | STARCODER2, {"qkv_bias": True}),
+    "cohere2": ({"arch": "cohere2"} | COHERE2, {}),
+    "glm4": ({"arch": "glm4"} | GLM4, {"qkv_bias": True, "untied": True}),
     "gemma3-untied-cap": ({"arch": "gemma3", "window": 3, "logit_cap": 2.0}, {"untied": True}),
 }
 

@@ -10,66 +10,51 @@ pytest.importorskip("transformers", reason="transformers, the parity extra, is n
 
 import torch
 import torch_gpt2
+import transformers
 from llamas import SCALES, SIZES, draw, make, shake
 from test_gpt2_parity import LOSS, assert_gradients_agree, hp
-from transformers import (
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    GptOssConfig,
-    GptOssForCausalLM,
-    GraniteConfig,
-    GraniteForCausalLM,
-    GraniteMoeConfig,
-    GraniteMoeForCausalLM,
-    GraniteMoeSharedConfig,
-    GraniteMoeSharedForCausalLM,
-    Lfm2Config,
-    Lfm2ForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    Olmo2Config,
-    Olmo2ForCausalLM,
-    OlmoeConfig,
-    OlmoeForCausalLM,
-    Phi3Config,
-    Phi3ForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3_5ForCausalLM,
-    Qwen3_5TextConfig,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
-    SmolLM3Config,
-    SmolLM3ForCausalLM,
-)
 from transformers.models.qwen3_5 import modeling_qwen3_5
 
 from toynn.models import architecture
 
 pytestmark = pytest.mark.parity
 
+#: By architecture: what transformers' classes begin with, and what comes behind in its config's.
 MODELS = {
-    "llama": (LlamaConfig, LlamaForCausalLM),
-    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
-    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
-    "smollm3": (SmolLM3Config, SmolLM3ForCausalLM),
-    "granite": (GraniteConfig, GraniteForCausalLM),
-    "qwen3moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
-    "olmoe": (OlmoeConfig, OlmoeForCausalLM),
-    "granitemoe": (GraniteMoeConfig, GraniteMoeForCausalLM),
-    "granitemoe-shared": (GraniteMoeSharedConfig, GraniteMoeSharedForCausalLM),
-    "gpt-oss": (GptOssConfig, GptOssForCausalLM),
-    "olmo2": (Olmo2Config, Olmo2ForCausalLM),
-    "phi3": (Phi3Config, Phi3ForCausalLM),
-    "lfm2": (Lfm2Config, Lfm2ForCausalLM),
-    "qwen35": (Qwen3_5TextConfig, Qwen3_5ForCausalLM),
-    "gemma2": (Gemma2Config, Gemma2ForCausalLM),
-    "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM),
+    "llama": "Llama",
+    "qwen2": "Qwen2",
+    "qwen3": "Qwen3",
+    "smollm3": "SmolLM3",
+    "granite": "Granite",
+    "qwen3moe": "Qwen3Moe",
+    "olmoe": "Olmoe",
+    "granitemoe": "GraniteMoe",
+    "granitemoe-shared": "GraniteMoeShared",
+    "gpt-oss": "GptOss",
+    "olmo2": "Olmo2",
+    "olmo3": "Olmo3",
+    "phi3": "Phi3",
+    "lfm2": "Lfm2",
+    "qwen35": ("Qwen3_5", "Text"),
+    "gemma2": "Gemma2",
+    "gemma3": ("Gemma3", "Text"),
+    "mistral3": "Ministral3",
+    "seed_oss": "SeedOss",
+    "ernie4_5": "Ernie4_5",
+    "hunyuan-dense": "HunYuanDenseV1",
+    "exaone4": "Exaone4",
+    "starcoder2": "Starcoder2",
+    "cohere2": "Cohere2",
+    "glm4": "Glm4",
 }
+
+
+def classes(kind):
+    """The classes of the configuration and of the model."""
+    name, part = (MODELS[kind], "") if isinstance(MODELS[kind], str) else MODELS[kind]
+    return (getattr(transformers, f"{name}{end}") for end in (f"{part}Config", "ForCausalLM"))
+
+
 GRANITE = {
     "embedding_multiplier": SCALES["embedding_scale"],
     "residual_multiplier": SCALES["residual_scale"],
@@ -85,7 +70,9 @@ MORE = {
     "qwen3moe": {"norm_topk_prob": True},
     "olmoe": {"pad_token_id": None},
     "olmo2": {"pad_token_id": None},
+    "seed_oss": {"pad_token_id": None, "attention_dropout": 0.0, "residual_dropout": 0.0},
 }
+NO_PAD = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
 NAMES = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -118,6 +105,8 @@ KINDS += ["granitemoe-shared", "gpt-oss"]
 KINDS += ["smollm3", "granite", "olmo2", "phi3", "phi3-tied-part", "phi3-short", "phi3-long"]
 KINDS += ["llama-linear", "llama-yarn", "llama-yarn-uncut", "qwen3-yarn"]
 KINDS += ["qwen35", "qwen35-tied", "qwen35-usual"]
+KINDS += ["llama-biases", "ministral3", "seed_oss", "ernie4_5", "olmo3", "hunyuan-dense"]
+KINDS += ["exaone4", "starcoder2", "cohere2", "glm4", "qwen35-widths"]
 KINDS += ["lfm2", "lfm2-taps", "gemma2", "gemma3", "gemma3-untied-cap"]
 
 
@@ -146,6 +135,16 @@ OTHER_NAMES = {
         "ssm_conv1d": "linear_attn.conv1d",
         "ssm_norm": "linear_attn.norm",
         "ssm_out": "linear_attn.out_proj",
+    },
+    "hunyuan-dense": {
+        "attn_q_norm": "self_attn.query_layernorm",
+        "attn_k_norm": "self_attn.key_layernorm",
+    },
+    "starcoder2": {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
+    "glm4": {
+        "post_attention_norm": "post_self_attn_layernorm",
+        "ffn_up": "mlp.gate_up_proj",
+        "post_ffw_norm": "post_mlp_layernorm",
     },
     "gemma2": {"ffn_norm": "pre_feedforward_layernorm"},
     "gemma3": {"ffn_norm": "pre_feedforward_layernorm"},
@@ -191,7 +190,25 @@ def more(kind, cfg):
         return {"rope_parameters": rope} | caps | scores
     if cfg.arch == "gpt-oss":
         return {"sliding_window": cfg.window, "attention_bias": True} | stretch(cfg)
-    return MORE.get(kind, {}) | stretch(cfg)
+    if cfg.arch == "mistral3":
+        growth = {"llama_4_scaling_beta": cfg.query_growth}
+        return NO_PAD | {"rope_parameters": stretch(cfg)["rope_parameters"] | growth}
+    if getattr(cfg, "windowed", ()):
+        kinds = ["sliding_attention" if has else "full_attention" for has in cfg.windowed]
+        known = NO_PAD | {"layer_types": kinds, "sliding_window": cfg.window}
+        if cfg.arch == "olmo2":
+            local = {"rope_type": "default", "rope_theta": cfg.local_base}
+            both = {"full_attention": stretch(cfg)["rope_parameters"], "sliding_attention": local}
+            known |= {"rope_parameters": both}
+        more = {"layer_norm_eps": cfg.rms_eps, "logit_scale": getattr(cfg, "logit_scale", 1.0)}
+        return known | more
+    if cfg.arch == "starcoder2":
+        return {"sliding_window": cfg.window, "norm_epsilon": cfg.rms_eps}
+    if cfg.arch == "glm4":
+        part = {"partial_rotary_factor": cfg.rope_channels / cfg.d_head}
+        rope = {"rope_type": "default", "rope_theta": cfg.rope_base}
+        return NO_PAD | {"rope_parameters": rope | part}
+    return MORE.get(kind, NO_PAD) | stretch(cfg)
 
 
 def stretch(cfg):
@@ -276,8 +293,10 @@ def rows_apart(name, w, cfg):
         before = 2 * K * D if "qkv" in name or "conv" in name else 0
         heads = w[before:].reshape(V // K, K, -1, *w.shape[1:]).swapaxes(0, 1)
         return np.concatenate([w[:before], heads.reshape(w[before:].shape)])
-    interleaved = architecture(cfg.arch).interleaved
-    if not interleaved or not name.rpartition(".")[0].endswith(("attn_q", "attn_k")):
+    paired = any(row.pairs for row in architecture(cfg.arch).table)
+    if not (paired and architecture(cfg.arch).interleaved) or not name.rpartition(".")[0].endswith(
+        ("attn_q", "attn_k")
+    ):
         return w
     heads = w.reshape(-1, cfg.d_head // 2, 2, *w.shape[1:])
     return heads.swapaxes(1, 2).reshape(w.shape)
@@ -290,10 +309,12 @@ class Theirs:
         cfg, opts = engine.config, engine.options
         shared = getattr(cfg, "shared_d_ff", 0)
         kind = f"{cfg.arch}-shared" if shared else cfg.arch
-        config, model = MODELS[kind]
+        kind = "olmo3" if kind == "olmo2" and cfg.window else kind
+        config, model = classes(kind)
         self.cfg = cfg
         known = {"rope_parameters": {"rope_type": "default", "rope_theta": cfg.rope_base}}
         known |= {} if cfg.arch == "qwen2" else {"attention_bias": opts.qkv_bias}
+        known |= {"mlp_bias": cfg.mlp_bias}
         known |= more(kind, cfg)
         if hasattr(cfg, "n_experts"):
             known |= {"num_experts_per_tok": cfg.n_experts_used, "moe_intermediate_size": cfg.d_ff}
@@ -398,7 +419,7 @@ def test_llama3_frequency_factors():
     rope = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0}
     rope |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
     sizes = {"hidden_size": 4096, "num_attention_heads": 32, "max_position_embeddings": 131072}
-    config = LlamaConfig(**sizes, rope_parameters=rope)
+    config = transformers.LlamaConfig(**sizes, rope_parameters=rope)
     frequencies, _ = ROPE_INIT_FUNCTIONS["llama3"](config, device=None)
 
     from toynn import LlamaConfig as Ours

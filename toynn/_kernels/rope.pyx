@@ -1,20 +1,23 @@
 """RoPE: rotate each pair of channels by an angle that grows with the position.
 
     angle[n,i] = positions[n] inverse_frequency[i]        c = m cos(angle), s = m sin(angle)
+    m[n]       = magnitude (1 + growth ln(1 + floor(positions[n] / span)))
     y[n,h,j]   = x[n,h,j] c - x[n,h,k] s                  dx[n,h,j] =  dy[n,h,j] c + dy[n,h,k] s
     y[n,h,k]   = x[n,h,j] s + x[n,h,k] c                  dx[n,h,k] = -dy[n,h,j] s + dy[n,h,k] c
 
 Pair i of R/2 is the channels j, k = i, i + R/2 (half-split: NeoX, Hugging Face's Llama) or, when
 interleaved, 2i, 2i + 1 (the paper, GGUF's llama). Usually inverse_frequency[i] = base^(-2i/R).
-The magnitude m is 1 but where a model was stretched to a longer context. R = D, or less: the
-channels behind the first R of a head stay as they are, y = x and dx = dy; so do heads behind the
+m is 1 but where a model was stretched to a longer context, and then perhaps more for q far behind,
+whose scores are the sharper. R = D, or less: the channels behind the first R of a head stay as they are, y = x and dx = dy; so do heads behind the
 first P, such as v where q, k and v are side by side.
 N rows (B*T flattened), H heads, D channels per head. float32, C-contiguous; positions int32. In
 place: y may be x, dx may be dy. dx is overwritten. The angle is a double: in float32 it would be
 off by 5e-4 radians at position 8192. Sources: Su et al. 2021, arXiv:2104.09864, section 3.4;
-magnitude: Ding et al. 2024 (LongRoPE), arXiv:2402.13753, section 3.
+magnitude: Ding et al. 2024 (LongRoPE), arXiv:2402.13753, section 3; growth: Nakanishi 2025,
+arXiv:2501.19399, as Llama 4 and Ministral 3 have it.
 """
 
+from libc.math cimport fabs, floor, log1p
 from libc.string cimport memcpy
 
 from toynn._kernels._parallel cimport parallel_for, part_fn
@@ -75,11 +78,14 @@ cdef inline void _rotate_interleaved(
 cdef inline void _row(
     float* y, const float* x, double position, const float* inverse_frequency,
     Py_ssize_t H, Py_ssize_t D, Py_ssize_t R, Py_ssize_t P, bint interleaved, float magnitude,
+    float growth, Py_ssize_t span,
 ) noexcept nogil:
     """All heads of one row; a negative position rotates back."""
     cdef float c[PAIRS]
     cdef float s[PAIRS]
     cdef Py_ssize_t b, i, p, h, width, half = R // 2
+    if growth != 0:
+        magnitude *= <float>(1 + growth * log1p(floor(fabs(position) / span)))
     for b in range((half + PAIRS - 1) // PAIRS):
         i = b * PAIRS
         width = min(PAIRS, half - i)
@@ -105,7 +111,7 @@ cdef void _forward_rows(Forward* a, Py_ssize_t first, Py_ssize_t last) noexcept 
     for n in range(first, last):
         _row(
             a.y + n * row, a.x + n * row, a.positions[n], a.inverse_frequency, a.H, a.D, a.R, a.P,
-            a.interleaved, a.magnitude,
+            a.interleaved, a.magnitude, a.growth, a.span,
         )
 
 
@@ -114,7 +120,7 @@ cdef void _backward_rows(Backward* a, Py_ssize_t first, Py_ssize_t last) noexcep
     for n in range(first, last):
         _row(
             a.dx + n * row, a.dy + n * row, -<double>a.positions[n], a.inverse_frequency, a.H, a.D,
-            a.R, a.P, a.interleaved, a.magnitude,
+            a.R, a.P, a.interleaved, a.magnitude, a.growth, a.span,
         )
 
 
@@ -127,23 +133,23 @@ cdef void _backward(Backward* a) noexcept nogil:
 
 
 def _checked(where, arrays, sizes, options):
-    H, D, R, P = (sizes[name] for name in "HDRP")
-    if not (0 <= P <= H and R <= D):
+    H, D, R, P, span = (sizes[name] for name in (*"HDRP", "span"))
+    if not (0 <= P <= H and R <= D and span > 0):
         raise ValueError(
-            f"{where}: needs P in 0..{H} and R/2 in 0..{D // 2}; got {P} and inverse_frequency "
-            f"{arrays['inverse_frequency'].shape}"
+            f"{where}: needs P in 0..{H}, R/2 in 0..{D // 2} and span above 0; got {P}, "
+            f"inverse_frequency {arrays['inverse_frequency'].shape} and {span}"
         )
 
 
 forward = entry(
     <kernel_fn>_forward,
     "y[N H D]=x <- x[N H D] i32 positions[N] inverse_frequency[R//2] "
-    "| P=H interleaved=0 magnitude=1.0",
+    "| P=H interleaved=0 span=1 magnitude=1.0 growth=0.0",
     NULL, _checked,
 )
 backward = entry(
     <kernel_fn>_backward,
     "dx[N H D]=dy <- dy[N H D] i32 positions[N] inverse_frequency[R//2] "
-    "| P=H interleaved=0 magnitude=1.0",
+    "| P=H interleaved=0 span=1 magnitude=1.0 growth=0.0",
     NULL, _checked,
 )

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from toynn.cli._flags import MIXES_NEED, add, add_outtype
-from toynn.engines.converting import convert
+from toynn.engines.converting import convert, unlike
 from toynn.formats.tokenizer.folder import has_tokenizer
 from toynn.jobs.options import TOKENIZER
 from toynn.jobs.paths import local_path
@@ -54,6 +54,8 @@ def run(arguments: Namespace) -> int:
             "the folder has no tokenizer, so the file has none, and llama.cpp takes ids only; "
             "--tokenizer names one"
         )
+    for what in unlike(arguments.out):
+        print(f"its logits are others in llama.cpp: {what}")
     return 0
 
 

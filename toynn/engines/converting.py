@@ -27,7 +27,7 @@ from toynn.formats.tokenizer.folder import has_tokenizer
 from toynn.models import architecture, check_tensors
 from toynn.options import RecipeOptions
 
-__all__ = ["convert", "fuse_into"]
+__all__ = ["convert", "fuse_into", "unlike"]
 
 Floats = NDArray[np.float32]
 #: Of how many tensors how many are written, and the name of the next one.
@@ -124,6 +124,16 @@ def fuse_into(
     return fused
 
 
+def unlike(path: str | os.PathLike[str]) -> list[str]:
+    """Return what llama.cpp computes otherwise of a GGUF file, one sentence each.
+
+    Raises GGUFError for a file that is not readable.
+    """
+    with gguf.open(path, check=False) as file:
+        cfg, _ = config_of(file, (file.architecture,), "convert")
+        return [f"llama.cpp {what}" for what in architecture(file.architecture).unlike(cfg)]
+
+
 def _most(folder: HFModel) -> str:
     """Return the type that most elements have, of those that can be written; else q8_0."""
     counts: Counter[str] = Counter()
@@ -143,6 +153,7 @@ def _metadata(
     name = model.architecture
     own = architecture(name)
     cfg, options = config_of(model, (name,), "convert")
+    own.check_gguf(cfg)
     shapes = own.shapes(cfg, RecipeOptions(**options))
     beside = {key: array.shape for key, array in own.beside(cfg).items()}
     check_tensors(model, shapes | beside)

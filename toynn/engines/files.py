@@ -131,6 +131,7 @@ def write_gguf(path: StrPath, engine: Writable, outtype: str, *, overwrite: bool
         ):
             return
     model, cfg = engine.model, engine.config
+    model.check_gguf(cfg)
     architecture, hyper = model.architecture, model.write(cfg)
     metadata: dict[str, Any] = {
         "general.architecture": architecture,

@@ -5,51 +5,67 @@ What an architecture of GGUF files needs to work everywhere is that its file is 
 """
 
 from toynn.models.checks import check_sizes
+from toynn.models.cohere2 import Cohere2Config
+from toynn.models.ernie4_5 import Ernie45
+from toynn.models.exaone4 import Exaone4Config
 from toynn.models.gemma import GemmaConfig
+from toynn.models.glm4 import Glm4Config
 from toynn.models.gpt2 import GPT2Config
 from toynn.models.gptoss import GptOssConfig
 from toynn.models.granite import GraniteConfig
 from toynn.models.granitemoe import GraniteMoEConfig
+from toynn.models.hunyuan import Hunyuan
 from toynn.models.hyper import Hyper, Source, check_tensors, refuse
 from toynn.models.lfm2 import LFM2Config
 from toynn.models.llama import LlamaConfig
+from toynn.models.ministral3 import Ministral3Config
 from toynn.models.model import Model
-from toynn.models.olmo2 import Olmo2
+from toynn.models.olmo2 import Olmo2Config
 from toynn.models.olmoe import OLMoEConfig
 from toynn.models.phi3 import Phi3Config
 from toynn.models.qwen3moe import Qwen3MoEConfig
 from toynn.models.qwen35 import Qwen35Config
 from toynn.models.registry import ARCHITECTURES, architecture, register
+from toynn.models.seed_oss import SeedOss
 from toynn.models.sequence import Folder, SequenceConfig, SequenceModel
 from toynn.models.smollm3 import SmolLM3
+from toynn.models.starcoder2 import Starcoder2Config
 from toynn.models.table import Row, Shapes, Sizes, experts, matrix, norm, router, table
 from toynn.models.vit import VIT, ViTConfig
 
 __all__ = [
     "ARCHITECTURES",
     "VIT",
+    "Cohere2Config",
+    "Ernie45",
+    "Exaone4Config",
     "Folder",
     "GPT2Config",
     "GemmaConfig",
+    "Glm4Config",
     "GptOssConfig",
     "GraniteConfig",
     "GraniteMoEConfig",
+    "Hunyuan",
     "Hyper",
     "LFM2Config",
     "LlamaConfig",
+    "Ministral3Config",
     "Model",
     "OLMoEConfig",
-    "Olmo2",
+    "Olmo2Config",
     "Phi3Config",
     "Qwen3MoEConfig",
     "Qwen35Config",
     "Row",
+    "SeedOss",
     "SequenceConfig",
     "SequenceModel",
     "Shapes",
     "Sizes",
     "SmolLM3",
     "Source",
+    "Starcoder2Config",
     "ViTConfig",
     "architecture",
     "check_sizes",

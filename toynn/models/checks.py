@@ -5,8 +5,21 @@ from numbers import Integral
 from typing import Any
 
 from toynn.errors import ConfigError
+from toynn.formats.hf.config import Config
 
-__all__ = ["check_factors", "check_heads", "check_lists", "check_positive", "check_sizes"]
+__all__ = [
+    "check_exported_heads",
+    "check_factors",
+    "check_flags",
+    "check_full",
+    "check_heads",
+    "check_lists",
+    "check_positive",
+    "check_sizes",
+]
+
+#: Model types whose blocks look back so far where config.json does not say.
+_WINDOWS = {"mistral": 4096, "ministral3": None}
 
 
 def check_sizes(cfg: Any, *names: str, least: int = 1) -> None:
@@ -33,6 +46,29 @@ def check_positive(cfg: Any, *names: str) -> None:
             )
 
 
+def check_flags(cfg: Any, *names: str) -> None:
+    """Check that fields are True or False; raises ConfigError."""
+    for name in names:
+        value = getattr(cfg, name)
+        if not isinstance(value, bool):
+            raise ConfigError(f"{type(cfg).__name__}: {name} must be True or False; got {value!r}")
+
+
+def check_full(config: Config, found: dict[str, Any]) -> None:
+    """Refuse a config.json whose attention has windows, or is of another kind."""
+    kinds = config.get("layer_types") or []
+    if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
+        config.refuse(f"layer_types must be full_attention; got {kinds!r}")
+    if (kind := config.get("model_type")) not in _WINDOWS:
+        return
+    window, context = config.get("sliding_window", _WINDOWS[kind]), found.get("context_length", 0)
+    if window is not None and config.number("sliding_window", window, real=False) < context:
+        config.refuse(
+            f"sliding_window must be null, or no less than max_position_embeddings, "
+            f"{context}; got {window} (where it is missing it is {_WINDOWS[kind]})"
+        )
+
+
 def check_heads(cfg: Any) -> None:
     """Check that heads fit d_model, and those of k and v those of q; raises ConfigError."""
     kind = type(cfg).__name__
@@ -47,6 +83,15 @@ def check_heads(cfg: Any) -> None:
         )
     if cfg.d_head % 2:
         raise ConfigError(f"{kind}: RoPE rotates pairs: a head of {cfg.d_head} is odd")
+
+
+def check_exported_heads(cfg: Any) -> None:
+    """Raise ConfigError for heads that llama.cpp does not read where it has no key for them."""
+    if cfg.d_head * cfg.n_heads != cfg.d_model:
+        raise ConfigError(
+            f"export: llama.cpp reads {cfg.arch} with heads of d_model / n_heads only; got "
+            f"{cfg.n_heads} heads of {cfg.d_head} in {cfg.d_model}"
+        )
 
 
 def check_lists(cfg: Any, length: int, *names: str) -> None:

@@ -26,10 +26,10 @@ from toynn.formats.hf.config import Config
 from toynn.graph.tape import Tensor
 from toynn.models import table as rows
 from toynn.models.checks import check_positive, check_sizes
-from toynn.models.hyper import Hyper
-from toynn.models.llama import Llama, LlamaConfig, shape_of
+from toynn.models.hyper import Hyper, shape_of
+from toynn.models.llama import Llama, LlamaConfig
 from toynn.models.registry import register
-from toynn.models.rope import base_of
+from toynn.models.rope import base_of, plain
 from toynn.models.rows import EMBEDDING, MLP, OUTPUT, QKV
 from toynn.models.table import by_width, matrix
 from toynn.nn import Layers
@@ -97,8 +97,7 @@ class GemmaConfig(LlamaConfig):
 
     def frequencies(self, base: float, divisor: float = 1.0) -> Floats:
         """Return by how much each pair rotates from one position to the next."""
-        exponents = np.arange(0, self.d_head, 2) / self.d_head
-        return (float(base) ** -exponents / divisor).astype(np.float32)
+        return (plain(base, self.d_head) / divisor).astype(np.float32)
 
 
 class Gemma(Llama):

@@ -73,6 +73,7 @@ class GptOss(Mixture):
 
     config_type = GptOssConfig
     biases_are_fixed = "always have"
+    mlp_norm = "post_attention_norm"
     table = (
         *EMBEDDING,
         norm("blk.{n}.attn_norm", "C", f"{_LAYER}.input_layernorm"),
@@ -103,6 +104,7 @@ class GptOss(Mixture):
             "swiglu_alpha": (ALPHA,),
             "swiglu_limit": (LIMIT,),
         },
+        biases={},
         zero_biases=frozenset(),
         bare=frozenset(("self_attn.sinks", "experts.gate_up_proj", "experts.down_proj")),
     )
@@ -118,7 +120,8 @@ class GptOss(Mixture):
         cfg, options = super().read(hyper)
         hyper.expect("attention.sliding_window_pattern", _PERIOD)
         width, window = hyper.whole(_EXPERT_WIDTH, cfg.d_ff), hyper.whole(_WINDOW)
-        return replace(cfg, d_ff=width, window=window), options | {"qkv_bias": False}
+        cfg = replace(cfg, d_ff=width, window=window, output_bias=False)  # it always has one
+        return cfg, options | {"qkv_bias": False}
 
     def write(self, cfg: Any) -> dict[str, Any]:
         """Return the hyper-parameters of a file."""
@@ -152,22 +155,13 @@ class GptOss(Mixture):
 
     # -- Forward -------------------------------------------------------------------------------
 
-    narrows = True
-
-    def forward(
-        self, layers: Layers, cfg: LlamaConfig, tokens: Tensor, positions: Tensor
+    def mixed(
+        self, block: Layers, cfg: LlamaConfig, n: int, x: Tensor, positions: Tensor
     ) -> Tensor:
-        """Record the embeddings and the blocks."""
+        """Record the attention of block n."""
         assert isinstance(cfg, GptOssConfig)
-        x = self.embed(layers, cfg, tokens)
-        for n, block in enumerate(layers.blocks(cfg.n_layers)):
-            normed = block.rmsnorm(x, "attn_norm", cfg.rms_eps)
-            window = 0 if n % _PERIOD else cfg.window
-            heads = self.attention(block, cfg, normed, positions, window=window, sinks="attn_sinks")
-            x = block.residual(x, heads)
-            normed = block.rmsnorm(x, "post_attention_norm", cfg.rms_eps)
-            x = block.add(x, self.feed_forward(block, cfg, normed))
-        return x
+        window = 0 if n % _PERIOD else cfg.window
+        return self.attention(block, cfg, x, positions, window=window, sinks="attn_sinks")
 
     def feed_forward(self, block: Layers, cfg: Any, x: Tensor) -> Tensor:
         """Record the mixture of x (B T, C)."""

@@ -19,7 +19,7 @@ from toynn.formats.hf.config import Config
 from toynn.graph.tape import Tensor
 from toynn.models.checks import check_positive
 from toynn.models.hyper import Hyper
-from toynn.models.llama import Llama, LlamaConfig
+from toynn.models.llama import IN_FILES, Llama, LlamaConfig
 from toynn.models.registry import register
 from toynn.nn import Layers
 
@@ -123,4 +123,4 @@ class Granite(Llama):
         return layers.scale(super().last(layers, cfg, x), 1 / cfg.logit_scale)
 
 
-register(Granite("granite", "Granite", interleaved=True))
+register(Granite("granite", "Granite", interleaved=True, in_files=IN_FILES))

@@ -17,7 +17,7 @@ from toynn.graph.tape import Tensor
 from toynn.models.checks import check_sizes
 from toynn.models.granite import Granite, GraniteConfig
 from toynn.models.hyper import Hyper
-from toynn.models.llama import Llama
+from toynn.models.llama import IN_FILES, Llama
 from toynn.models.mixture import EXPERTS, USED, Mixture, MixtureConfig, with_experts
 from toynn.models.registry import register
 from toynn.models.table import Sizes, by_width, matrix
@@ -112,4 +112,4 @@ class GraniteMoE(Granite, Mixture):
         return block.add(y, shared)
 
 
-register(GraniteMoE("granitemoe", "GraniteMoe", interleaved=True))
+register(GraniteMoE("granitemoe", "GraniteMoe", interleaved=True, in_files=IN_FILES[:2]))

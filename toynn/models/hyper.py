@@ -10,7 +10,7 @@ import numpy as np
 from toynn.formats.bases import Base
 from toynn.formats.gguf import Strings
 
-__all__ = ["Hyper", "Source", "check_tensors", "refuse", "sizes_of"]
+__all__ = ["EPS", "KV", "Hyper", "Source", "check_tensors", "refuse", "shape_of", "sizes_of"]
 
 #: Hyper-parameters that change no number, and those that change none at this value.
 _NEUTRAL = {
@@ -39,6 +39,10 @@ SIZES = {
     "block_count": "n_layers",
     "attention.head_count": "n_heads",
 }
+
+
+#: Heads of k and v; what norms add under the root.
+KV, EPS = "attention.head_count_kv", "attention.layer_norm_rms_epsilon"
 
 
 def sizes_of(cfg: Any) -> dict[str, Any]:
@@ -130,6 +134,20 @@ class Hyper:
             refuse(self.file, f"{self.prefix}{key} must be whole numbers >= 0; got {repr(value)}")
         return found
 
+    def pattern(self, key: str, length: int, period: int) -> list[bool]:
+        """Return whether each of the blocks is so; a number: all but every so many-th, or 0 all."""
+        value = self._get(key, period)
+        if isinstance(value, int) and not isinstance(value, bool):
+            period = self.count(key, period)
+            return [period == 0 or (n + 1) % period != 0 for n in range(length)]
+        found = value.tolist() if isinstance(value, np.ndarray) else value
+        if not isinstance(found, list) or [type(each) for each in found] != [bool] * length:
+            refuse(
+                self.file,
+                f"{self.prefix}{key} must be {length} of true or false; got {repr(value)}",
+            )
+        return found
+
     def real(self, key: str, default: float | None = None) -> float:
         """Return a finite number above 0."""
         value = self._get(key, default)
@@ -172,6 +190,27 @@ class Hyper:
 def refuse(file: Source, what: str) -> NoReturn:
     """Raise the error of a file's format."""
     raise file.error(f"{file.path}: {what}")
+
+
+def shape_of(
+    hyper: Hyper, queries: str, n_kv_heads: int | None = None, eps: str = EPS
+) -> tuple[dict[str, Any], int]:
+    """Return the sizes that a file says of a model, and the width of its heads.
+
+    ``queries`` names a tensor with a row for each channel of q, at least; heads of k and v are read
+    unless given. A width of d_model / n_heads is None among the sizes.
+    """
+    sizes = hyper.sizes
+    d_model, n_heads = sizes["d_model"], sizes["n_heads"]
+    d_head = hyper.whole("attention.key_length", max(1, d_model // n_heads))
+    if d_head > hyper.rows(queries):
+        refuse(hyper.file, f"heads of {d_head} channels do not fit {queries}")
+    sizes |= {
+        "n_kv_heads": hyper.whole(KV, n_heads) if n_kv_heads is None else n_kv_heads,
+        "rms_eps": hyper.real(eps),
+        "head_dim": None if d_head * n_heads == d_model else d_head,
+    }
+    return sizes, d_head
 
 
 def check_tensors(file: Source, shapes: Mapping[str, tuple[int, ...]]) -> None:

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from toynn.errors import ConfigError
 from toynn.formats.hf.config import Config
 from toynn.graph.tape import Tensor
-from toynn.models.checks import check_sizes
-from toynn.models.hyper import Hyper, refuse
-from toynn.models.llama import Llama, LlamaConfig, check_exported_heads, shape_of
+from toynn.models.checks import check_exported_heads, check_sizes
+from toynn.models.hyper import Hyper, refuse, shape_of
+from toynn.models.llama import Llama, LlamaConfig
 from toynn.models.registry import register
 from toynn.models.rope import factors_of
 from toynn.models.rows import EMBEDDING, OUTPUT
@@ -166,10 +166,14 @@ class LFM2(Llama):
         hyper.expect("rope.dimension_count", d_head)
         return cfg, {"untied": "output.weight" in hyper.tensors}
 
-    def write(self, cfg: LlamaConfig) -> dict[str, Any]:
-        """Return the hyper-parameters of a file; ConfigError for what files have no place for."""
-        assert isinstance(cfg, LFM2Config)
+    def check_gguf(self, cfg: LlamaConfig) -> None:
+        """Refuse heads of another width. Raises ConfigError."""
+        super().check_gguf(cfg)
         check_exported_heads(cfg)
+
+    def write(self, cfg: LlamaConfig) -> dict[str, Any]:
+        """Return the hyper-parameters of a file."""
+        assert isinstance(cfg, LFM2Config)
         heads = [cfg.n_kv_heads * (n in cfg.attention_blocks) for n in range(cfg.n_layers)]
         return super().write(cfg) | {_KV: heads, _TAPS: cfg.conv_taps}
 

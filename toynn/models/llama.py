@@ -20,25 +20,36 @@ from numpy.typing import NDArray
 from toynn.errors import ConfigError
 from toynn.formats.hf.config import Config
 from toynn.graph.tape import Tensor
-from toynn.models.checks import check_factors, check_heads, check_positive, check_sizes
-from toynn.models.hyper import Hyper, refuse, sizes_of
+from toynn.models.checks import (
+    check_exported_heads,
+    check_factors,
+    check_flags,
+    check_full,
+    check_heads,
+    check_positive,
+    check_sizes,
+)
+from toynn.models.hyper import EPS, KV, Hyper, refuse, shape_of, sizes_of
 from toynn.models.registry import ARCHITECTURES, architecture, register
 from toynn.models.rope import (
+    ROTATED,
     check_stretch,
     factors_of,
     frequencies,
     magnitude,
     rope_scaling,
+    rotated,
     stretch_of,
+    unlike,
     written,
 )
-from toynn.models.rows import EMBEDDING, MLP, OUTPUT, QKV
+from toynn.models.rows import ATTENDED, EMBEDDING, MLP, OUTPUT, QKV, names
 from toynn.models.sequence import Folder, SequenceModel
-from toynn.models.table import Row, Shapes, Sizes, by_width, matrix, norm
+from toynn.models.table import Row, Shapes, Sizes, norm
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 
-__all__ = ["Llama", "LlamaConfig", "check_exported_heads", "shape_of"]
+__all__ = ["IN_FILES", "Llama", "LlamaConfig"]
 
 Floats = NDArray[np.float32]
 
@@ -70,6 +81,8 @@ class LlamaConfig:
         Of yarn: the context that was (0 means ``context``); pairs that rotate so often in it keep
         their frequencies, or have them divided; by what its own magnitude is multiplied; whether
         the ramp between is cut to whole pairs.
+    output_bias, mlp_bias
+        Whether attention's output matrix has a bias, and whether the matrices of the MLP have.
     """
 
     scalings: ClassVar[tuple[str, ...]] = ("none", "llama3", "linear", "yarn")
@@ -94,12 +107,15 @@ class LlamaConfig:
     beta_slow: float = 1.0
     yarn_magnitude: float = 1.0
     yarn_cut: bool = True
+    output_bias: bool = False
+    mlp_bias: bool = False
 
     def __post_init__(self) -> None:
         sizes = ("vocab", "d_model", "n_heads", "n_kv_heads", "d_ff", "n_layers", "context")
         check_sizes(self, *sizes, *(("head_dim",) if self.head_dim is not None else ()))
         check_sizes(self, "donor_d_in", least=0)
         check_positive(self, "rope_base", "rms_eps")
+        check_flags(self, "output_bias", "mlp_bias")
         known = [name for name, m in ARCHITECTURES.items() if m.config_type is type(self)]
         if self.arch not in known:
             raise ConfigError(
@@ -139,40 +155,10 @@ class LlamaConfig:
         return frequencies(self)
 
 
-_Q, _KV = "attention.head_count", "attention.head_count_kv"
+_Q, _KV = "attention.head_count", KV
 _LAYER = "model.layers.{n}"
-#: A llama of another name, whose blocks look back so far where its config.json does not say.
-_MISTRAL, _WINDOW = "mistral", 4096
-
-
-def shape_of(
-    hyper: Hyper, queries: str, n_kv_heads: int | None = None
-) -> tuple[dict[str, Any], int]:
-    """Return the sizes that a file says of a model, and the width of its heads.
-
-    ``queries`` names a tensor with a row for each channel of q, at least; heads of k and v are read
-    unless given. A width of d_model / n_heads is None among the sizes.
-    """
-    sizes = hyper.sizes
-    d_model, n_heads = sizes["d_model"], sizes["n_heads"]
-    d_head = hyper.whole("attention.key_length", max(1, d_model // n_heads))
-    if d_head > hyper.rows(queries):
-        refuse(hyper.file, f"heads of {d_head} channels do not fit {queries}")
-    sizes |= {
-        "n_kv_heads": hyper.whole(_KV, n_heads) if n_kv_heads is None else n_kv_heads,
-        "rms_eps": hyper.real("attention.layer_norm_rms_epsilon"),
-        "head_dim": None if d_head * n_heads == d_model else d_head,
-    }
-    return sizes, d_head
-
-
-def check_exported_heads(cfg: LlamaConfig) -> None:
-    """Raise ConfigError for heads that llama.cpp does not read where it has no key for them."""
-    if cfg.d_head * cfg.n_heads != cfg.d_model:
-        raise ConfigError(
-            f"export: llama.cpp reads {cfg.arch} with heads of d_model / n_heads only; got "
-            f"{cfg.n_heads} heads of {cfg.d_head} in {cfg.d_model}"
-        )
+#: Fields that llama.cpp reads of some architectures only.
+IN_FILES = ("rope_factors", "output_bias", "mlp_bias")
 
 
 class Llama(SequenceModel[LlamaConfig]):
@@ -188,9 +174,9 @@ class Llama(SequenceModel[LlamaConfig]):
         replace(QKV[2], bias="qkv_bias"),
         norm("blk.{n}.attn_q_norm", "NQ", f"{_LAYER}.self_attn.q_norm", when="head_norms"),
         norm("blk.{n}.attn_k_norm", "NK", f"{_LAYER}.self_attn.k_norm", when="head_norms"),
-        matrix("blk.{n}.attn_output", "C Q", f"{_LAYER}.self_attn.o_proj", std=by_width),
+        replace(ATTENDED, bias="output_bias"),
         norm("blk.{n}.ffn_norm", "C", f"{_LAYER}.post_attention_layernorm"),
-        *MLP,
+        *(replace(row, bias="mlp_bias") for row in MLP),
         norm("output_norm", "C", "model.norm"),
         OUTPUT,
     )  # fmt: skip
@@ -204,19 +190,34 @@ class Llama(SequenceModel[LlamaConfig]):
             _Q: "num_attention_heads",
             _KV: "num_key_value_heads",
             "attention.key_length": "head_dim",
-            "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+            EPS: "rms_norm_eps",
             "rope.freq_base": "rope_theta",
         },
-        real=frozenset(("attention.layer_norm_rms_epsilon", "rope.freq_base")),
+        real=frozenset((EPS, "rope.freq_base")),
         optional=frozenset((_KV, "attention.key_length")),
         fixed={"hidden_act": ("silu", "swish"), "use_sliding_window": (False,)},
         shown={},  # see __init__
-        zero_biases=frozenset(("blk.{n}.attn_output",)),  # which attention_bias gives it, too
+        biases={
+            "attention_bias": (False, names(*QKV, ATTENDED)),
+            "mlp_bias": (False, names(*MLP)),
+        },
+        zero_biases=frozenset(names(ATTENDED)),  # which attention_bias gives it, too
     )
 
-    #: Whether q and k are normalised over their whole width, and not head by head.
+    #: Whether q and k are normalised over their whole width, and not head by head; whether that
+    #: comes behind RoPE.
     wide_norms = False
+    norms_behind = False
+    #: Whether the other norms are LayerNorm, and not RMSNorm; the name of the MLP's.
+    centred = False
+    mlp_norm = "ffn_norm"
     narrows = True
+    #: Whether the configuration has rope_channels: RoPE may rotate a part of each head.
+    partial = False
+    #: Whether llama.cpp reads yarn's betas of its files.
+    reads_betas = False
+    #: The base of RoPE where config.json does not say.
+    rope_base = 1e4
     #: Why biases of q, k and v are no option, where they are none.
     biases_are_fixed = ""
 
@@ -229,12 +230,21 @@ class Llama(SequenceModel[LlamaConfig]):
         always_biased: bool = False,
         head_norms: bool = False,
         also: tuple[str, ...] = (),
+        in_files: tuple[str, ...] = (),
     ) -> None:
         self.architecture = name
         shown = {"architectures": [f"{title}ForCausalLM"], "hidden_act": "silu"}
-        self.hf = replace(self.hf, shown=shown, also=also)
+        biases = {} if always_biased else self.hf.biases
+        self.hf = replace(self.hf, shown=shown, also=also, biases=biases)
         self.interleaved = interleaved
         self.always_biased, self.head_norms = always_biased, head_norms
+        #: What llama.cpp reads of rope_factors, output_bias and mlp_bias.
+        self.in_files = in_files
+
+    @property
+    def eps_key(self) -> str:
+        """GGUF's key of what norms add under the root."""
+        return "attention.layer_norm_epsilon" if self.centred else EPS
 
     def sizes(self, cfg: LlamaConfig, opts: RecipeOptions, n: int | None) -> Sizes:
         """Return what the table's letters and conditions mean."""
@@ -245,6 +255,7 @@ class Llama(SequenceModel[LlamaConfig]):
             "NQ": cfg.n_heads * D if self.wide_norms else D,
             "NK": cfg.n_kv_heads * D if self.wide_norms else D,
             "qkv_bias": opts.qkv_bias, "untied": opts.untied, "head_norms": self.head_norms,
+            "output_bias": cfg.output_bias, "mlp_bias": cfg.mlp_bias,
         }  # fmt: skip
 
     def check(self, cfg: LlamaConfig, opts: RecipeOptions) -> None:
@@ -263,7 +274,7 @@ class Llama(SequenceModel[LlamaConfig]):
 
     def read(self, hyper: Hyper) -> tuple[LlamaConfig, dict[str, Any]]:
         """Return the configuration of a file's model, and the options that it calls for."""
-        shape, d_head = shape_of(hyper, "blk.0.attn_q.weight")
+        shape, d_head = shape_of(hyper, "blk.0.attn_q.weight", eps=self.eps_key)
         stored = "rope_freqs.weight" in hyper.tensors
         factors = np.ravel(hyper.file["rope_freqs.weight"]) if stored else ()
         stretch = stretch_of(hyper)
@@ -275,25 +286,36 @@ class Llama(SequenceModel[LlamaConfig]):
             arch=self.architecture,
             **{"rope_scaling": "llama3" if len(factors) else "none"} | stretch,
             rope_factors=tuple(float(factor) for factor in factors),
+            output_bias="blk.0.attn_output.bias" in hyper.tensors,
+            mlp_bias="blk.0.ffn_down.bias" in hyper.tensors,
+            **({"rope_channels": hyper.whole(ROTATED, d_head)} if self.partial else {}),
         )
         hyper.expect("attention.value_length", d_head)
-        hyper.expect("rope.dimension_count", d_head)  # all channels of a head rotate
+        hyper.expect(ROTATED, rotated(cfg))
         bias = self.always_biased or "blk.0.attn_q.bias" in hyper.tensors
         return cfg, {"untied": "output.weight" in hyper.tensors, "qkv_bias": bias}
 
-    def write(self, cfg: LlamaConfig) -> dict[str, Any]:
-        """Return the hyper-parameters of a file; ConfigError for what files have no place for."""
-        if not self.interleaved and cfg.rope_scaling == "llama3":
-            raise ConfigError(f"export: files of {cfg.arch} have no place for RoPE factors")
+    def check_gguf(self, cfg: LlamaConfig) -> None:
+        """Refuse what llama.cpp does not read. Raises ConfigError."""
         if self.always_biased:
             check_exported_heads(cfg)
+        for name in IN_FILES:
+            if (value := getattr(cfg, name)) and name not in self.in_files:
+                raise ConfigError(f"export: llama.cpp reads {cfg.arch} without {name}; got {value}")
+
+    def unlike(self, cfg: Any) -> list[str]:
+        """Return what llama.cpp computes otherwise of a file that it reads."""
+        return unlike(cfg, self.reads_betas)
+
+    def write(self, cfg: LlamaConfig) -> dict[str, Any]:
+        """Return the hyper-parameters of a file."""
         return {
             **sizes_of(cfg),
             _KV: cfg.n_kv_heads,
             "attention.key_length": cfg.d_head,
             "attention.value_length": cfg.d_head,
-            "attention.layer_norm_rms_epsilon": float(cfg.rms_eps),
-            "rope.dimension_count": cfg.d_head,
+            self.eps_key: float(cfg.rms_eps),
+            ROTATED: rotated(cfg),
             "rope.freq_base": float(cfg.rope_base),
             **written(cfg),
         }
@@ -318,33 +340,19 @@ class Llama(SequenceModel[LlamaConfig]):
 
     def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
         """Read what config.json says of RoPE; refuse attention of other kinds."""
-        factors = factors_of(config, found)
-        kinds = config.get("layer_types") or []
-        if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
-            config.refuse(f"layer_types must be full_attention; got {kinds!r}")
-        if config.get("model_type") == _MISTRAL:
-            window = config.get("sliding_window", _WINDOW)
-            context = found.get("context_length", 0)
-            if window is not None and config.number("sliding_window", window, real=False) < context:
-                config.refuse(
-                    f"sliding_window must be null, or no less than max_position_embeddings, "
-                    f"{context}; got {window} (where it is missing it is {_WINDOW})"
-                )
+        factors = factors_of(config, found, self.rope_base)
+        self.read_kinds(config, found)
         return {} if factors is None else {"rope_freqs.weight": factors}
+
+    def read_kinds(self, config: Config, found: dict[str, Any]) -> None:
+        """Read of which kind the attention of each block is; refuse what is not computed."""
+        check_full(config, found)
 
     def folder(
         self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]
     ) -> tuple[dict[str, Any], dict[str, Floats]]:
-        """Return RoPE's stretching; attention_bias where q, k and v have biases.
-
-        It gives the output one, too.
-        """
-        keys = rope_scaling(hyper)
-        if self.always_biased or "blk.0.attn_q.bias" not in tensors:
-            return keys, {}
-        zeros = np.zeros(hyper["embedding_length"], np.float32)
-        names = (f"blk.{n}.attn_output.bias" for n in range(hyper["block_count"]))
-        return keys | {"attention_bias": True}, dict.fromkeys(names, zeros)
+        """Return RoPE's stretching."""
+        return rope_scaling(hyper), {}
 
     # -- Forward -------------------------------------------------------------------------------
 
@@ -358,18 +366,33 @@ class Llama(SequenceModel[LlamaConfig]):
         """Record the embeddings and the blocks."""
         x = self.embed(layers, cfg, tokens)
         for n, block in enumerate(layers.blocks(cfg.n_layers)):
-            normed = block.rmsnorm(x, "attn_norm", cfg.rms_eps)
-            rotated = positions if self.rotates(n) else None
-            x = block.residual(x, self.attention(block, cfg, normed, rotated))
-            normed = block.rmsnorm(x, "ffn_norm", cfg.rms_eps)
-            x = block.add(x, self.feed_forward(block, cfg, normed))
+            x = self.block(block, cfg, n, x, positions)
         return x
+
+    def block(
+        self, block: Layers, cfg: LlamaConfig, n: int, x: Tensor, positions: Tensor
+    ) -> Tensor:
+        """Record block n for x (B T, C); its first sum must be ``Layers.residual``."""
+        normed = self.norm(block, cfg, x, "attn_norm")
+        x = block.residual(x, self.mixed(block, cfg, n, normed, positions))
+        normed = self.norm(block, cfg, x, self.mlp_norm)
+        return block.add(x, self.feed_forward(block, cfg, normed))
+
+    def mixed(
+        self, block: Layers, cfg: LlamaConfig, n: int, x: Tensor, positions: Tensor
+    ) -> Tensor:
+        """Record the attention of block n."""
+        return self.attention(block, cfg, x, positions if self.rotates(cfg, n) else None)
+
+    def norm(self, block: Layers, cfg: LlamaConfig, x: Tensor, name: str) -> Tensor:
+        """Record a norm of x (B T, C)."""
+        return (block.layernorm if self.centred else block.rmsnorm)(x, name, cfg.rms_eps)
 
     def feed_forward(self, block: Layers, cfg: Any, x: Tensor) -> Tensor:
         """Record the MLP of x (B T, C)."""
         return block.swiglu(x, "ffn_gate", "ffn_up", "ffn_down")
 
-    def rotates(self, n: int) -> bool:
+    def rotates(self, cfg: Any, n: int) -> bool:
         """Say whether block n has RoPE."""
         return True
 
@@ -383,43 +406,49 @@ class Llama(SequenceModel[LlamaConfig]):
         return layers.linear(x, "lens.proj") if cfg.donor_d_in else x
 
     def attention(
-        self, block: Layers, cfg: LlamaConfig, x: Tensor, positions: Tensor | None, **limits: Any
+        self,
+        block: Layers,
+        cfg: LlamaConfig,
+        x: Tensor,
+        positions: Tensor | None,
+        rope: Mapping[str, Any] | None = None,
+        **limits: Any,
     ) -> Tensor:
         """Record grouped-query attention of x (B T, C); without positions, without RoPE.
 
-        ``limits`` are those of Layers.attention: a window, sinks.
+        ``rope``: what Layers.rope is to do otherwise. ``limits`` are those of Layers.attention: a
+        window, sinks.
         """
         q, k, v = (block.linear(x, f"attn_{part}") for part in "qkv")
-        if self.head_norms:
-            q = block.rmsnorm(q, "attn_q_norm", cfg.rms_eps)
-            k = block.rmsnorm(k, "attn_k_norm", cfg.rms_eps)
-        if positions is not None:
-            rotated: dict[str, Any] = {
-                "interleaved": self.interleaved,
-                "magnitude": magnitude(cfg),
-            }
-            q = block.rope(q, positions, cfg.n_heads, **rotated)
-            k = block.rope(k, positions, cfg.n_kv_heads, **rotated)
-        heads = block.attention(
-            q,
-            k,
-            v,
-            n_heads=cfg.n_heads,
-            n_kv_heads=cfg.n_kv_heads,
-            scale=self.scale(cfg),
-            **limits,
-        )
+        how = {"interleaved": self.interleaved, "magnitude": magnitude(cfg), **(rope or {})}
+        q = self._head(block, cfg, q, "attn_q_norm", positions, cfg.n_heads, how | self.growth(cfg))
+        k = self._head(block, cfg, k, "attn_k_norm", positions, cfg.n_kv_heads, how)
+        limits |= {"n_heads": cfg.n_heads, "n_kv_heads": cfg.n_kv_heads}
+        heads = block.attention(q, k, v, scale=self.scale(cfg), **limits)
         return block.linear(heads, "attn_output")
+
+    def _head(
+        self, block: Layers, cfg: Any, x: Tensor, norm: str, at: Tensor | None, count: int, how: Any
+    ) -> Tensor:
+        """Record the heads of q or k, normalised and rotated."""
+        if self.head_norms and not self.norms_behind:
+            x = block.rmsnorm(x, norm, cfg.rms_eps)
+        x = x if at is None else block.rope(x, at, count, **how)
+        return block.rmsnorm(x, norm, cfg.rms_eps) if self.norms_behind else x
+
+    def growth(self, cfg: Any) -> dict[str, Any]:
+        """Return what RoPE does to q alone, as Layers.rope takes it."""
+        return {}
 
     def last(self, layers: Layers, cfg: LlamaConfig, x: Tensor) -> Tensor:
         """Record the last norm."""
-        return layers.rmsnorm(x, "output_norm", cfg.rms_eps)
+        return self.norm(layers, cfg, x, "output_norm")
 
     def head(self, cfg: LlamaConfig, opts: RecipeOptions) -> str:
         """Return the output matrix, or the table to which it is tied."""
         return "output" if opts.untied else "token_embd"
 
 
-register(Llama("llama", "Llama", interleaved=True, also=(_MISTRAL,)))
+register(Llama("llama", "Llama", interleaved=True, also=("mistral",), in_files=IN_FILES))
 register(Llama("qwen2", "Qwen2", always_biased=True))
 register(Llama("qwen3", "Qwen3", head_norms=True))

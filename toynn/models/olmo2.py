@@ -1,60 +1,155 @@
-"""OLMo 2: a Llama whose norms stand behind attention and MLP, and over all of q and of k.
+"""OLMo 2 and 3: a Llama whose norms stand behind attention and MLP, and over all of q and of k.
 
     x += rmsnorm(W_o attention(rotate(rmsnorm(W_q x)), rotate(rmsnorm(W_k x)), W_v x))
     x += rmsnorm(W_down (silu(W_gate x) * W_up x))
 
-The norms of q and k take all heads at once. RoPE rotates channels half a head apart.
-Source: OLMo Team 2025, arXiv:2501.00656, section 2.
+The norms of q and k take all heads at once. RoPE rotates channels half a head apart. OLMo 3 is an
+OLMo 2 with windows: RoPE is stretched in blocks without one only, and those with one may have a
+base of their own. Sources: OLMo Team 2025, arXiv:2501.00656, section 2; olmo3 of transformers.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
+from toynn.formats.hf.config import Config
 from toynn.graph.tape import Tensor
-from toynn.models.llama import Llama, LlamaConfig, check_exported_heads
+from toynn.models.checks import check_exported_heads, check_positive
+from toynn.models.hyper import Hyper
+from toynn.models.llama import Floats, Llama, LlamaConfig
 from toynn.models.registry import register
-from toynn.models.rows import EMBEDDING, MLP, OUTPUT, QKV
-from toynn.models.table import by_width, matrix, norm
+from toynn.models.rope import base_of, plain
+from toynn.models.rows import ATTENDED, EMBEDDING, MLP, OUTPUT, QKV
+from toynn.models.table import norm
+from toynn.models.windows import WINDOW, WindowConfig, Windowed
 from toynn.nn import Layers
 
-__all__ = ["Olmo2"]
+__all__ = ["Olmo2", "Olmo2Config"]
 
 _LAYER = "model.layers.{n}"
+_LOCAL = "rope.freq_base_swa"
+_THIRD = "olmo3"
+_BASE = 5e5  # of RoPE, where its config.json does not say
 
 
-class Olmo2(Llama):
+@dataclass(frozen=True)
+class Olmo2Config(WindowConfig):
+    """Shape of an OLMo 2, or 3. Raises ConfigError for sizes that make no model.
+
+    Attributes
+    ----------
+    local_base
+        rope_base of blocks with a window; None: that of the others.
+    """
+
+    arch: str = "olmo2"
+    local_base: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.local_base is not None:
+            check_positive(self, "local_base")
+        if not self.window or self.local_base == self.rope_base:
+            object.__setattr__(self, "local_base", None)
+
+
+class Olmo2(Windowed):
     """The architecture."""
 
-    biases_are_fixed = "have no"
+    config_type = Olmo2Config
+    wide_norms = True
     table = (
         *EMBEDDING,
-        *QKV,
-        norm("blk.{n}.attn_q_norm", "Q", f"{_LAYER}.self_attn.q_norm"),
-        norm("blk.{n}.attn_k_norm", "KV", f"{_LAYER}.self_attn.k_norm"),
-        matrix("blk.{n}.attn_output", "C Q", f"{_LAYER}.self_attn.o_proj", std=by_width),
+        *(replace(row, bias="qkv_bias") for row in QKV),
+        norm("blk.{n}.attn_q_norm", "NQ", f"{_LAYER}.self_attn.q_norm"),
+        norm("blk.{n}.attn_k_norm", "NK", f"{_LAYER}.self_attn.k_norm"),
+        replace(ATTENDED, bias="output_bias"),
         norm("blk.{n}.post_attention_norm", "C", f"{_LAYER}.post_attention_layernorm"),
         *MLP,
         norm("blk.{n}.post_ffw_norm", "C", f"{_LAYER}.post_feedforward_layernorm"),
         norm("output_norm", "C", "model.norm"),
         OUTPUT,
     )
-    narrows = True
 
-    def write(self, cfg: LlamaConfig) -> dict[str, Any]:
-        """Return the hyper-parameters of a file; ConfigError for what files have no place for."""
+    # -- Files ---------------------------------------------------------------------------------
+
+    def read(self, hyper: Hyper) -> tuple[Any, dict[str, Any]]:
+        """Return the configuration of a file's model, and the options that it calls for."""
+        cfg, options = super().read(hyper)
+        if hyper.has(_LOCAL):
+            cfg = replace(cfg, local_base=hyper.real(_LOCAL))
+        return cfg, options
+
+    def check_gguf(self, cfg: LlamaConfig) -> None:
+        """Refuse heads of another width, beside what Llama refuses. Raises ConfigError."""
+        super().check_gguf(cfg)
         check_exported_heads(cfg)
-        return super().write(cfg)
 
-    def forward(
-        self, layers: Layers, cfg: LlamaConfig, tokens: Tensor, positions: Tensor
+    def write(self, cfg: Any) -> dict[str, Any]:
+        """Return the hyper-parameters of a file."""
+        local = {_LOCAL: float(cfg.local_base)} if cfg.local_base else {}
+        return super().write(cfg) | local
+
+    def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
+        """Read RoPE, of both kinds of blocks, and windows."""
+        if config.get("model_type") != _THIRD:
+            return super().complete(config, found)
+        rope, base = config.get("rope_parameters") or {}, config.get("rope_theta", _BASE)
+        kinds = {"full_attention", "sliding_attention"}
+        if not isinstance(rope, dict) or not rope.keys() <= kinds:
+            config.refuse(f"rope_parameters must be those of two kinds of layers; got {rope!r}")
+        local = config.over(rope_parameters=rope.get("sliding_attention"), rope_scaling=None)
+        told = base_of(local, found, base)
+        if told.pop("rope_type") != "default" or any(told.values()):
+            config.refuse(f"RoPE of sliding_attention must be default; got {told}")
+        found[_LOCAL] = found.pop("rope.freq_base")
+        full = rope.get("full_attention")
+        if isinstance(full, dict) and full.get("truncate", True) is not True:
+            config.refuse("RoPE of full_attention: truncate must be true; got false")
+        return super().complete(config.over(rope_parameters=full, rope_theta=base), found)
+
+    def read_kinds(self, config: Config, found: dict[str, Any]) -> None:
+        """Read which blocks have a window: in an OLMo 2 none has."""
+        if config.get("model_type") == _THIRD:
+            super().read_kinds(config, found)
+        else:
+            Llama.read_kinds(self, config, found)
+
+    def folder(
+        self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]
+    ) -> tuple[dict[str, Any], dict[str, Floats]]:
+        """Return which of the two it is, and RoPE of both kinds of blocks."""
+        keys, more = super().folder(hyper, tensors)
+        if WINDOW not in hyper:
+            return keys, more
+        base = hyper["rope.freq_base"]
+        full = {"rope_type": "default", "rope_theta": base} | keys.pop("rope_scaling", {})
+        local = {"rope_type": "default", "rope_theta": hyper.get(_LOCAL, base)}
+        keys["rope_parameters"] = {"full_attention": full, "sliding_attention": local}
+        return keys | {"model_type": _THIRD, "architectures": ["Olmo3ForCausalLM"]}, more
+
+    # -- Forward -------------------------------------------------------------------------------
+
+    def constants(self, cfg: LlamaConfig) -> dict[str, Floats]:
+        """Return RoPE's frequencies, of both kinds of blocks."""
+        assert isinstance(cfg, Olmo2Config)
+        local = plain(cfg.local_base or cfg.rope_base, cfg.d_head).astype(np.float32)
+        return super().constants(cfg) | ({"local_frequencies": local} if cfg.window else {})
+
+    def rope(self, cfg: Any, n: int) -> dict[str, Any]:
+        """Return what RoPE does otherwise in block n: with a window it is not stretched."""
+        return {"frequencies": "local_frequencies", "magnitude": 1.0} if cfg.width(n) else {}
+
+    def block(
+        self, block: Layers, cfg: LlamaConfig, n: int, x: Tensor, positions: Tensor
     ) -> Tensor:
-        """Record the embeddings and the blocks."""
-        x = self.embed(layers, cfg, tokens)
-        for block in layers.blocks(cfg.n_layers):
-            heads = self.attention(block, cfg, x, positions)
-            x = block.residual(x, block.rmsnorm(heads, "post_attention_norm", cfg.rms_eps))
-            wide = block.swiglu(x, "ffn_gate", "ffn_up", "ffn_down")
-            x = block.add(x, block.rmsnorm(wide, "post_ffw_norm", cfg.rms_eps))
-        return x
+        """Record block n for x (B T, C)."""
+        heads = self.mixed(block, cfg, n, x, positions)
+        x = block.residual(x, self.norm(block, cfg, heads, "post_attention_norm"))
+        wide = self.feed_forward(block, cfg, x)
+        return block.add(x, self.norm(block, cfg, wide, "post_ffw_norm"))
 
 
-register(Olmo2("olmo2", "Olmo2", head_norms=True))
+register(Olmo2("olmo2", "Olmo2", head_norms=True, also=(_THIRD,)))

@@ -44,17 +44,14 @@ class OLMoE(Mixture):
     )
     hf = replace(Mixture.hf, fixed={**Mixture.hf.fixed, "norm_topk_prob": (False,)})
 
-    def write(self, cfg: Any) -> dict[str, Any]:
-        """Return the hyper-parameters of a file.
-
-        Raises ConfigError for fewer heads of k and v than of q.
-        """
+    def check_gguf(self, cfg: Any) -> None:
+        """Refuse fewer heads of k and v than of q. Raises ConfigError."""
+        super().check_gguf(cfg)
         if cfg.n_kv_heads != cfg.n_heads:
             raise ConfigError(
                 f"export: llama.cpp reads olmoe with as many heads of k and v as of q; got "
                 f"{cfg.n_kv_heads} and {cfg.n_heads}"
             )
-        return super().write(cfg)
 
 
 register(OLMoE("olmoe", "Olmoe", head_norms=True))

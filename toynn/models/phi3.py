@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 from toynn.errors import ConfigError
 from toynn.formats.hf.config import Config
 from toynn.graph.tape import Tensor
-from toynn.models.checks import check_lists, check_positive, check_sizes
-from toynn.models.hyper import Hyper
-from toynn.models.llama import Llama, LlamaConfig, check_exported_heads, shape_of
+from toynn.models.checks import check_exported_heads, check_lists, check_positive, check_sizes
+from toynn.models.hyper import Hyper, shape_of
+from toynn.models.llama import Llama, LlamaConfig
 from toynn.models.registry import register
-from toynn.models.rope import base_of, numbers
+from toynn.models.rope import base_of, check_channels, numbers, part_of, part_written, plain
 from toynn.models.rows import EMBEDDING, OUTPUT
 from toynn.models.table import Sizes, by_width, matrix, norm
 from toynn.nn import Layers
@@ -41,7 +41,6 @@ _ORIGINAL, _MAGNITUDE = "rope.scaling.original_context_length", "rope.scaling.at
 _LONG, _SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
 _TABLES = {_LONG: "long_factor", _SHORT: "short_factor"}
 _DEFAULT_ORIGINAL = 4096  # where config.json does not say
-_HEADS = "attention.head_count"
 _LONGROPE = ("longrope", "su", "yarn")  # config.json's names of one thing
 
 
@@ -75,19 +74,12 @@ class Phi3Config(LlamaConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.rope_channels is None:
-            object.__setattr__(self, "rope_channels", self.d_head)
-        check_sizes(self, "rope_channels")
+        check_channels(self)
         check_sizes(self, "window", "original_context", least=0)
         if not self.original_context:
             object.__setattr__(self, "original_context", self.context)
         check_positive(self, "rope_magnitude")
         assert self.rope_channels is not None
-        if self.rope_channels % 2 or self.rope_channels > self.d_head:
-            raise ConfigError(
-                f"Phi3Config: rope_channels must be even, and at most the {self.d_head} of a head; "
-                f"got {self.rope_channels}"
-            )
         longrope = bool(self.short_factors or self.long_factors)
         pairs = self.rope_channels // 2 if longrope else 0
         check_lists(self, pairs, "short_factors", "long_factors")
@@ -98,8 +90,7 @@ class Phi3Config(LlamaConfig):
         """Return by how much each pair rotates from one position to the next."""
         R = self.rope_channels
         assert R is not None
-        plain = float(self.rope_base) ** -(np.arange(0, R, 2) / R)
-        return (plain / (factors or 1.0)).astype(np.float32)
+        return (plain(self.rope_base, R) / (factors or 1.0)).astype(np.float32)
 
 
 class Phi3(Llama):
@@ -162,12 +153,20 @@ class Phi3(Llama):
         hyper.expect("attention.value_length", d_head)
         return cfg, {"untied": "output.weight" in hyper.tensors}
 
-    def write(self, cfg: LlamaConfig) -> dict[str, Any]:
-        """Return the hyper-parameters of a file; ConfigError for what files have no place for."""
-        assert isinstance(cfg, Phi3Config)
+    def check_gguf(self, cfg: LlamaConfig) -> None:
+        """Refuse heads of another width. Raises ConfigError."""
+        super().check_gguf(cfg)
         check_exported_heads(cfg)
+
+    def unlike(self, cfg: Any) -> list[str]:
+        """Return what llama.cpp computes otherwise of a file that it reads."""
+        short = 0 < cfg.window < cfg.context
+        return super().unlike(cfg) + [f"has no window of {cfg.window} tokens here"] * short
+
+    def write(self, cfg: LlamaConfig) -> dict[str, Any]:
+        """Return the hyper-parameters of a file."""
+        assert isinstance(cfg, Phi3Config)
         return super().write(cfg) | {
-            "rope.dimension_count": cfg.rope_channels,
             "attention.sliding_window": cfg.window,
             _ORIGINAL: cfg.original_context,
             _MAGNITUDE: float(cfg.rope_magnitude),
@@ -182,14 +181,7 @@ class Phi3(Llama):
     def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
         """Read what config.json says of RoPE."""
         rope = base_of(config, found)
-        part = rope.pop("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
-        d_head = found.get("attention.key_length") or (
-            found.get("embedding_length", 0) // found.get(_HEADS, 1)
-        )
-        part = config.number("partial_rotary_factor", part, real=True)
-        found["rope.dimension_count"] = config.number(
-            "partial_rotary_factor", int(d_head * part), real=False
-        )
+        part_of(config, found, rope, 1.0)
         kind = rope.pop("rope_type", "default")
         original = found.pop(_ORIGINAL, _DEFAULT_ORIGINAL)
         if kind == "default" and not any(rope.values()):
@@ -212,12 +204,9 @@ class Phi3(Llama):
         self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]
     ) -> tuple[dict[str, Any], dict[str, Floats]]:
         """Return what config.json says of RoPE."""
-        part, D = hyper["rope.dimension_count"], hyper["attention.key_length"]
-        keys: dict[str, Any] = {"partial_rotary_factor": part / D, "pad_token_id": None}
+        keys: dict[str, Any] = part_written(hyper) | {"pad_token_id": None}
         if not hyper["attention.sliding_window"]:
             keys["sliding_window"] = None
-        if int(D * keys["partial_rotary_factor"]) != part:  # which is how it is read
-            keys["partial_rotary_factor"] = (part + 0.5) / D
         if _LONG in tensors:
             lists = {key: [float(f) for f in tensors[name]] for name, key in _TABLES.items()}
             magnitude = {"attention_factor": hyper[_MAGNITUDE]}

@@ -27,10 +27,10 @@ from toynn.formats.hf.name_mapping import Order
 from toynn.graph.tape import Tensor
 from toynn.models import table as rows
 from toynn.models.checks import check_sizes
-from toynn.models.hyper import Hyper, refuse
-from toynn.models.llama import Llama, LlamaConfig, shape_of
+from toynn.models.hyper import Hyper, refuse, shape_of
+from toynn.models.llama import Llama, LlamaConfig
 from toynn.models.registry import register
-from toynn.models.rope import base_of
+from toynn.models.rope import base_of, check_channels, part_of, part_written
 from toynn.models.rows import EMBEDDING, MLP, OUTPUT
 from toynn.models.table import Row, Sizes, by_width, matrix, taps
 from toynn.nn import Layers
@@ -91,17 +91,13 @@ class Qwen35Config(LlamaConfig):
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
         check_sizes(self, "attention_every", "conv_taps", *usual)
-        K, V, D, R = self.delta_heads, self.delta_value_heads, self.delta_dim, self.rope_channels
-        assert K is not None and V is not None and D is not None and R is not None
+        check_channels(self)
+        K, V, D = self.delta_heads, self.delta_value_heads, self.delta_dim
+        assert K is not None and V is not None and D is not None
         if V % K or D > _MOST:
             raise ConfigError(
                 f"Qwen35Config: delta_heads must divide delta_value_heads, of at most {_MOST} "
                 f"channels; got {K} of {D}, and {V}"
-            )
-        if R % 2 or self.d_head < R:
-            raise ConfigError(
-                f"Qwen35Config: rope_channels must be even, and at most the {self.d_head} of a "
-                f"head; got {R}"
             )
         if self.conv_taps > _MOST_TAPS:
             raise ConfigError(f"Qwen35Config: conv_taps must be at most 16; got {self.conv_taps}")
@@ -116,11 +112,6 @@ class Qwen35Config(LlamaConfig):
         sizes = (self.delta_heads, self.delta_value_heads, self.delta_dim, self.delta_value_dim)
         K, V, D, E = (size or 0 for size in sizes)
         return K, V, D, E
-
-    def inverse_frequencies(self) -> Floats:
-        """Return by how much RoPE rotates each pair from one position to the next."""
-        R = self.rope_channels or 0
-        return (float(self.rope_base) ** -(np.arange(0, R, 2) / R)).astype(np.float32)
 
 
 def _tiled(hyper: Mapping[str, Any], size: int, *, behind: bool = False) -> NDArray[np.intp]:
@@ -252,13 +243,23 @@ class Qwen35(Llama):
         hyper.expect("attention.value_length", d_head)
         return cfg, {"untied": "output.weight" in hyper.tensors}
 
+    def check_gguf(self, cfg: LlamaConfig) -> None:
+        """Refuse heads of k and v of two widths. Raises ConfigError."""
+        super().check_gguf(cfg)
+        assert isinstance(cfg, Qwen35Config)
+        if cfg.delta_dim != cfg.delta_value_dim:
+            raise ConfigError(
+                f"export: llama.cpp reads {cfg.arch} with delta_dim = delta_value_dim; got "
+                f"{cfg.delta_dim} and {cfg.delta_value_dim}"
+            )
+
     def write(self, cfg: LlamaConfig) -> dict[str, Any]:
-        """Return the hyper-parameters of a file; ConfigError for what files have no place for."""
+        """Return the hyper-parameters of a file."""
         assert isinstance(cfg, Qwen35Config)
         (K, V, D, E), pairs = cfg.delta, (cfg.rope_channels or 0) // 2
         own = {_TAPS: cfg.conv_taps, _D: D, _K: K, _V: V, _INNER: V * E}
         third = [-(-pairs // 3), -(-(pairs - -(-pairs // 3)) // 2)]  # 11, 11, 10 of 32
-        own |= {_EVERY: cfg.attention_every, _ROTATED: cfg.rope_channels or 0}
+        own[_EVERY] = cfg.attention_every
         return super().write(cfg) | own | {_SECTIONS: [*third, pairs - sum(third), 0]}
 
     def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
@@ -281,9 +282,7 @@ class Qwen35(Llama):
         )
         found[_INNER] = int(width) * found.get(_V, 0)
         rope = base_of(config, found)
-        part = rope.pop("partial_rotary_factor", config.get("partial_rotary_factor", 0.25))
-        part = config.number("partial_rotary_factor", part, real=True)
-        found[_ROTATED] = int(found.get("attention.key_length", 0) * part)
+        part_of(config, found, rope, 0.25)
         for key in ("mrope_section", "mrope_interleaved"):  # of positions in pictures
             rope.pop(key, None)
         if rope.pop("rope_type") != "default" or any(rope.values()):
@@ -297,7 +296,7 @@ class Qwen35(Llama):
         rope = {
             "rope_type": "default",
             "rope_theta": hyper["rope.freq_base"],
-            "partial_rotary_factor": hyper[_ROTATED] / hyper["attention.key_length"],
+            **part_written(hyper),
             "mrope_section": hyper[_SECTIONS][:3],
         }
         return {
@@ -318,7 +317,7 @@ class Qwen35(Llama):
         for n, block in enumerate(layers.blocks(cfg.n_layers)):
             normed = block.rmsnorm(x, "attn_norm", cfg.rms_eps)
             if cfg.attends(n):
-                mixed = self.attention(block, cfg, normed, positions)
+                mixed = self._attention(block, cfg, normed, positions)
             else:
                 mixed = self._delta(block, cfg, normed)
             x = block.residual(x, mixed)
@@ -326,11 +325,8 @@ class Qwen35(Llama):
             x = block.add(x, block.swiglu(normed, "ffn_gate", "ffn_up", "ffn_down"))
         return x
 
-    def attention(
-        self, block: Layers, cfg: LlamaConfig, x: Tensor, positions: Tensor | None, **limits: Any
-    ) -> Tensor:
+    def _attention(self, block: Layers, cfg: LlamaConfig, x: Tensor, positions: Tensor) -> Tensor:
         """Record attention of x (B T, C), let through by gates."""
-        assert positions is not None
         both, H, KV = block.linear(x, "attn_q"), cfg.n_heads, cfg.n_kv_heads
         q = block.rmsnorm(block.queries(both, H), "attn_q_norm", cfg.rms_eps)
         k = block.rmsnorm(block.linear(x, "attn_k"), "attn_k_norm", cfg.rms_eps)
@@ -340,7 +336,6 @@ class Qwen35(Llama):
             block.linear(x, "attn_v"),
             n_heads=H,
             n_kv_heads=KV,
-            **limits,
         )
         return block.linear(block.gated(heads, both, H), "attn_output")
 

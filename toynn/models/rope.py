@@ -1,6 +1,6 @@
 """RoPE's frequencies: their base, and how files stretch them.
 
-    f[i] = base^(-2i/R)                       a head of R channels rotates pair i by position f[i]
+    f[i] = base^(-2i/R)                       R channels of a head rotate, pair i by position f[i]
     llama3:  f[i] / factors[i]                one for each pair
     linear:  f[i] / s                         positions s times as far apart are as one was
     yarn:    f[i] (r[i] / s + 1 - r[i])       r[i] = (i - low) / (high - low), within 0 .. 1
@@ -22,29 +22,38 @@ from numpy.typing import NDArray
 
 from toynn.errors import ConfigError
 from toynn.formats.hf.config import Config
-from toynn.models.checks import check_positive, check_sizes
+from toynn.models.checks import check_flags, check_positive, check_sizes
 from toynn.models.hyper import Hyper, refuse
 
 __all__ = [
+    "ROTATED",
     "base_of",
+    "check_channels",
     "check_stretch",
     "factors_of",
     "frequencies",
     "magnitude",
     "numbers",
+    "part_of",
+    "part_written",
+    "plain",
     "rope_scaling",
+    "rotated",
     "stretch_of",
+    "unlike",
+    "width_of",
     "written",
 ]
 
 Floats = NDArray[np.float32]
 
 BASE = 1e4  # where a file does not say
+ROTATED = "rope.dimension_count"
 _TYPE, _FACTOR = "rope.scaling.type", "rope.scaling.factor"
 _ORIGINAL, _CUT = "rope.scaling.original_context_length", "rope.scaling.yarn_truncate"
 _MAGNITUDE = "rope.scaling.attn_factor"
 _FAST, _SLOW = "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"
-_ONE = ("rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor")
+_EXTRA, _UNUSED = "rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor"
 _BETAS = {"beta_fast": (_FAST, 32.0), "beta_slow": (_SLOW, 1.0)}
 
 
@@ -71,8 +80,7 @@ def check_stretch(cfg: Any) -> None:
         return
     if not cfg.original_context:
         object.__setattr__(cfg, "original_context", cfg.context)
-    if not isinstance(cfg.yarn_cut, bool):
-        raise ConfigError(f"{kind}: yarn_cut must be True or False; got {cfg.yarn_cut!r}")
+    check_flags(cfg, "yarn_cut")
     low, high = _ramp(cfg)
     if cfg.rope_factor < 1 or cfg.beta_fast <= cfg.beta_slow or low > high:
         raise ConfigError(
@@ -86,27 +94,53 @@ def _ramp(cfg: Any) -> tuple[float, float]:
     """Return where yarn's ramp begins and ends."""
     if cfg.rope_base == 1:
         return 1.0, 0.0  # all pairs rotate alike: no ramp
+    R = rotated(cfg)
 
     def pair(rotations: float) -> float:
         waves = cfg.original_context / (2 * pi * rotations)
-        return float(cfg.d_head * log(waves) / (2 * log(cfg.rope_base)))
+        return float(R * log(waves) / (2 * log(cfg.rope_base)))
 
     low, high = pair(cfg.beta_fast), pair(cfg.beta_slow)
     if cfg.yarn_cut:
         low, high = floor(low), ceil(high)
-    return float(max(low, 0)), float(min(high, cfg.d_head - 1))
+    return float(max(low, 0)), float(min(high, R - 1))
+
+
+def rotated(cfg: Any) -> int:
+    """Return how many channels of a head rotate."""
+    return int(getattr(cfg, "rope_channels", None) or cfg.d_head)
+
+
+def check_channels(cfg: Any) -> None:
+    """Check rope_channels, the channels of a head that rotate; None becomes all of them.
+
+    Raises ConfigError for an odd number, and for more than there are.
+    """
+    if cfg.rope_channels is None:
+        object.__setattr__(cfg, "rope_channels", cfg.d_head)
+    check_sizes(cfg, "rope_channels")
+    if cfg.rope_channels % 2 or cfg.rope_channels > cfg.d_head:
+        raise ConfigError(
+            f"{type(cfg).__name__}: rope_channels must be even, and at most the {cfg.d_head} of a "
+            f"head; got {cfg.rope_channels}"
+        )
+
+
+def plain(base: float, channels: int) -> NDArray[np.float64]:
+    """Return by how much each pair rotates from one position to the next: not stretched."""
+    return float(base) ** -(np.arange(0, channels, 2) / channels)
 
 
 def frequencies(cfg: Any) -> Floats:
     """Return by how much each pair of a head rotates from one position to the next."""
-    plain = float(cfg.rope_base) ** -(np.arange(0, cfg.d_head, 2) / cfg.d_head)
+    found = plain(cfg.rope_base, rotated(cfg))
     if cfg.rope_scaling == "yarn":
         low, high = _ramp(cfg)
-        r = np.clip((np.arange(cfg.d_head // 2) - low) / max(high - low, 1e-3), 0, 1)
-        plain *= r / cfg.rope_factor + 1 - r
+        r = np.clip((np.arange(found.size) - low) / max(high - low, 1e-3), 0, 1)
+        found *= r / cfg.rope_factor + 1 - r
     else:
-        plain /= cfg.rope_factor
-    stretched: Floats = (plain / (cfg.rope_factors or 1.0)).astype(np.float32)
+        found /= cfg.rope_factor
+    stretched: Floats = (found / (cfg.rope_factors or 1.0)).astype(np.float32)
     return stretched
 
 
@@ -142,8 +176,8 @@ def stretch_of(hyper: Hyper) -> dict[str, Any]:
         return {"rope_scaling": kind, "rope_factor": factor}
     original = hyper.whole(_ORIGINAL, hyper.whole("context_length"))
     betas = {name: hyper.real(key, usual) for name, (key, usual) in _BETAS.items()}
-    for key in _ONE:
-        if hyper.real(key, 1.0) != 1:
+    for key, usual in ((_EXTRA, 1.0), (_UNUSED, float(np.float32(_usual(factor))))):
+        if hyper.real(key, 1.0) not in (1, float(str(np.float32(usual)))):
             refuse(hyper.file, f"{hyper.prefix}{key} must be 1 here; got {hyper.real(key):g}")
     return {
         "rope_scaling": kind,
@@ -168,6 +202,17 @@ def written(cfg: Any) -> dict[str, Any]:
     return found if cfg.yarn_cut else found | {_CUT: False}
 
 
+def unlike(cfg: Any, reads_betas: bool) -> list[str]:
+    """Return what llama.cpp does otherwise."""
+    if cfg.rope_scaling != "yarn":
+        return []
+    found = [] if cfg.yarn_cut else ["cuts YaRN's ramp to whole pairs, as if truncate were true"]
+    if not reads_betas and (cfg.beta_fast, cfg.beta_slow) != (32, 1):
+        betas = f"--yarn-beta-fast {cfg.beta_fast:g} --yarn-beta-slow {cfg.beta_slow:g}"
+        found.append(f"does not read YaRN's betas here: give it {betas}")
+    return found
+
+
 # -- Hugging Face ----------------------------------------------------------------------------------
 
 
@@ -183,6 +228,28 @@ def base_of(config: Config, found: dict[str, Any], base: float = BASE) -> dict[s
     found["rope.freq_base"] = config.number("rope_theta", base, real=True)
     old = rope.pop("type", "default")  # of old versions
     return {"rope_type": old} | rope
+
+
+def part_of(config: Config, found: dict[str, Any], rope: dict[str, Any], usual: float) -> None:
+    """Set rope.dimension_count, by the part of a head that rotates; it is taken out of ``rope``."""
+    part = rope.pop("partial_rotary_factor", config.get("partial_rotary_factor", usual))
+    part = config.number("partial_rotary_factor", part, real=True)
+    found[ROTATED] = config.number("partial_rotary_factor", int(width_of(found) * part), real=False)
+
+
+def part_written(hyper: Mapping[str, Any]) -> dict[str, float]:
+    """Return what config.json says of the part of a head that rotates."""
+    channels, width = hyper[ROTATED], hyper["attention.key_length"]
+    part = channels / width
+    if int(width * part) != channels:  # which is how it is read
+        part = (channels + 0.5) / width
+    return {"partial_rotary_factor": part}
+
+
+def width_of(found: Mapping[str, Any]) -> int:
+    """Return the width of a head."""
+    whole, heads = found.get("embedding_length", 0), found.get("attention.head_count", 1)
+    return int(found.get("attention.key_length") or whole // heads)
 
 
 def numbers(config: Config, key: str, values: object) -> Floats:
@@ -208,8 +275,7 @@ def factors_of(config: Config, found: dict[str, Any], base: float = BASE) -> Flo
     if kind != "llama3" or rope.keys() != set(keys):
         config.refuse(f"RoPE must be default, linear, yarn or llama3; got {kind!r} with {rope}")
     factor, low, high, context = (config.number(key, rope[key], real=True) for key in keys)
-    width, heads = found.get("embedding_length", 0), found.get("attention.head_count", 1)
-    size = found.get("attention.key_length", width // heads)
+    size = width_of(found)
     if not low < high or not size <= 1 << 16:
         config.refuse(f"RoPE of {size} channels is out of range: {rope}")
     waves = 2 * pi * found["rope.freq_base"] ** (np.arange(0, size, 2) / size)

@@ -1,8 +1,12 @@
 """Table rows that Llama and its close relatives share."""
 
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
 from toynn.models.table import Row, by_width, matrix, table
 
-__all__ = ["EMBEDDING", "MLP", "OUTPUT", "QKV"]
+__all__ = ["ATTENDED", "EMBEDDING", "MLP", "OUTPUT", "QKV", "changed", "names"]
 
 _STD = 0.02  # of embeddings and head
 _LAYER = "model.layers.{n}"
@@ -17,9 +21,21 @@ QKV: tuple[Row, ...] = (
     matrix("blk.{n}.attn_k", "KV C", f"{_LAYER}.self_attn.k_proj", std=by_width),
     matrix("blk.{n}.attn_v", "KV C", f"{_LAYER}.self_attn.v_proj", std=by_width),
 )
+ATTENDED = matrix("blk.{n}.attn_output", "C Q", f"{_LAYER}.self_attn.o_proj", std=by_width)
 MLP: tuple[Row, ...] = (
     matrix("blk.{n}.ffn_gate", "F C", f"{_LAYER}.mlp.gate_proj", std=by_width),
     matrix("blk.{n}.ffn_up", "F C", f"{_LAYER}.mlp.up_proj", std=by_width),
     matrix("blk.{n}.ffn_down", "C F", f"{_LAYER}.mlp.down_proj", std=by_width),
 )
 OUTPUT = matrix("output", "V C", "lm_head", std=_STD, when="untied")
+
+
+def changed(rows: tuple[Row, ...], **changes: Mapping[str, Any]) -> tuple[Row, ...]:
+    """Return a table with other rows in blocks, by what comes behind "blk.{n}.": their fields."""
+    parts = [row.name.removeprefix("blk.{n}.") for row in rows]
+    return tuple(replace(r, **changes.get(p, {})) for r, p in zip(rows, parts, strict=True))
+
+
+def names(*rows: Row) -> tuple[str, ...]:
+    """Return the names of rows."""
+    return tuple(row.name for row in rows)

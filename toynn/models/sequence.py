@@ -71,9 +71,19 @@ class SequenceModel(Model[S]):
     def read(self, hyper: Hyper) -> tuple[S, dict[str, Any]]:
         """Return the configuration of a file's model, and the options that it calls for."""
 
+    def check_gguf(self, cfg: S) -> None:
+        """Refuse what GGUF files have no place for, or llama.cpp does not read of them.
+
+        Raises ConfigError.
+        """
+
+    def unlike(self, cfg: S) -> list[str]:
+        """Return what llama.cpp computes otherwise of a file that it reads."""
+        return []
+
     @abstractmethod
     def write(self, cfg: S) -> dict[str, Any]:
-        """Return the hyper-parameters of a file; ConfigError for what files have no place for."""
+        """Return the hyper-parameters of a file."""
 
     def beside(self, cfg: S) -> dict[str, Floats]:
         """Return the tensors of a file that are no weights; they come from the configuration."""

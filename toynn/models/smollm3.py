@@ -35,7 +35,7 @@ class SmolLM3(Llama):
 
     hf = replace(Llama.hf, tied=True)
 
-    def rotates(self, n: int) -> bool:
+    def rotates(self, cfg: Any, n: int) -> bool:
         """Say whether block n has RoPE."""
         return (n + 1) % _INTERVAL != 0
 

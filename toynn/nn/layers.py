@@ -140,8 +140,9 @@ class Layers:
         return w if self.rounding == "f32" else ops.rounded(self.session, w, self.rounding)
 
     def layernorm(self, x: Tensor, name: str, eps: float) -> Tensor:
-        """Record (x - mean) / sqrt(var + eps) * w + b of each row."""
-        gain, bias = self.weight(f"{name}.weight"), self.weight(f"{name}.bias")
+        """Record (x - mean) / sqrt(var + eps) * w + b of each row; b or the constant no_bias."""
+        gain, bias = self.weight(f"{name}.weight"), self.bias(name)
+        bias = self.constants["no_bias"] if bias is None else bias
         return ops.layernorm(self.session, x, gain, bias, eps)
 
     def rmsnorm(self, x: Tensor, name: str, eps: float) -> Tensor:
@@ -348,6 +349,8 @@ class Layers:
         *,
         interleaved: bool = False,
         magnitude: float = 1.0,
+        growth: float = 0.0,
+        span: int = 1,
         rotated: int | None = None,
     ) -> Tensor:
         """Record x (B T, H D) with pairs of each head rotated by position; see ops.rope.
@@ -363,6 +366,8 @@ class Layers:
             n_heads,
             interleaved=interleaved,
             magnitude=magnitude,
+            growth=growth,
+            span=span,
             rotated=rotated,
         )
 

@@ -36,12 +36,15 @@ def rope(
     *,
     interleaved: bool,
     magnitude: float = 1.0,
+    growth: float = 0.0,
+    span: int = 1,
     rotated: int | None = None,
 ) -> Tensor:
     """Record y (N, H D): pairs of each head of x rotated by position * inverse_frequency (R/2,).
 
-    The first R channels of a head are rotated, and multiplied by ``magnitude``; R = D, or less. Of
-    the heads, the first ``rotated``; None: all.
+    The first R channels of a head are rotated, and multiplied by ``magnitude`` (1 + ``growth``
+    ln(1 + floor(position / ``span``))); R = D, or less. Of the heads, the first ``rotated``; None:
+    all.
     """
     N, C = matrix("rope", x)
     R = 2 * inverse_frequency.size
@@ -56,6 +59,8 @@ def rope(
         P=P,
         interleaved=interleaved,
         magnitude=magnitude,
+        growth=growth,
+        span=span,
     ).output
 
 

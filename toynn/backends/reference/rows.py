@@ -66,18 +66,18 @@ def _rotated(
     positions: Array,
     inverse_frequency: Array,
     interleaved: int,
-    factor: float,
+    factor: Array,
     heads: int,
 ) -> Array:
     """Multiply the first pairs of channels of x (N, H, D), in the first heads, by e^(i angle).
 
-    And by a factor.
+    And by factors (N,).
     """
     angle = np.outer(positions, inverse_frequency)
     half, y = inverse_frequency.size, x.copy()
     first = slice(0, 2 * half, 2) if interleaved else slice(0, half)
     second = slice(1, 2 * half, 2) if interleaved else slice(half, 2 * half)
-    z = (x[..., first] + 1j * x[..., second]) * factor * np.exp(1j * angle)[:, None, :]
+    z = (x[..., first] + 1j * x[..., second]) * (factor[:, None] * np.exp(1j * angle))[:, None, :]
     y[:, :heads, first], y[:, :heads, second] = z.real[:, :heads], z.imag[:, :heads]
     return y
 
@@ -90,12 +90,15 @@ def rope(
     interleaved: int,
     magnitude: float,
     P: int,
+    growth: float,
+    span: int,
 ) -> Outputs:
-    """y_j + i y_k = magnitude (x_j + i x_k) e^(i angle), angle = position inverse_frequency.
+    """y_j + i y_k = m (x_j + i x_k) e^(i angle), angle = position inverse_frequency.
 
     Of the first P heads.
     """
-    return {"y": _rotated(x, positions, inverse_frequency, interleaved, magnitude, P)}
+    m = magnitude * (1 + growth * np.log(1 + positions // span))
+    return {"y": _rotated(x, positions, inverse_frequency, interleaved, m, P)}
 
 
 @kernel("rope.backward")
@@ -106,9 +109,12 @@ def rope_backward(
     interleaved: int,
     magnitude: float,
     P: int,
+    growth: float,
+    span: int,
 ) -> Outputs:
     """Rotate dy back."""
-    return {"dx": _rotated(dy, -positions, inverse_frequency, interleaved, magnitude, P)}
+    m = magnitude * (1 + growth * np.log(1 + positions // span))
+    return {"dx": _rotated(dy, -positions, inverse_frequency, interleaved, m, P)}
 
 
 def _shifted(u: Array, k: int, B: int, T: int, first: Array | None) -> Array:

@@ -243,6 +243,8 @@ class HFModel(Opened):
         self._added |= mapping.complete(config, found)
         for key, values in mapping.fixed.items():
             config.expect(key, values)
+        for key in mapping.biases:  # see _check_biases
+            config.get(key)
         config.refuse_others()
         for key, hf_key in mapping.keys.items():
             if key not in found and key not in mapping.optional:
@@ -266,11 +268,12 @@ class HFModel(Opened):
             gguf_name = self._mapping.gguf_name(hf_name)
             if gguf_name is None or gguf_name in sources:
                 unknown += [] if name.endswith(BUFFERS) else [name]
-            elif not self._is_zero_bias(gguf_name, name):
+            else:
                 sources[gguf_name] = name
         if unknown:
             where = self._stored.path_of(unknown[0])
             raise DataError(f"{where}: unknown tensors: {', '.join(unknown[:5])}")
+        self._check_biases(sources)
         if self._mapping.tied if self._is_tied is None else self._is_tied:
             head = sources.pop("output.weight", None)
             table = sources.get("token_embd.weight")
@@ -286,9 +289,19 @@ class HFModel(Opened):
         one, other = (self._stored[name] if mixed else self._view(name) for name in names)
         return np.array_equal(one, other)
 
-    def _is_zero_bias(self, gguf_name: str, name: str) -> bool:
-        """Whether this is a bias that the model does not have, and does nothing."""
-        return self._mapping.may_be_zero(gguf_name) and not self._stored[name].any()
+    def _check_biases(self, sources: dict[str, str]) -> None:
+        """Refuse biases that config.json says otherwise of; take away those that do nothing."""
+        mapping = self._mapping
+        for key, (usual, modules) in mapping.biases.items():
+            said = self._config.get(key, usual)
+            for name in mapping.biases_of(sources, modules):
+                if bool(said) != (name in sources):
+                    there = "there is" if name in sources else "there is no"
+                    self._config.refuse(f"{key} is {said!r}; {there} {mapping.name(name)}")
+        zero = [n for n in mapping.biases_of(sources, mapping.zero_biases) if n in sources]
+        if not any(self._stored[sources[name]].any() for name in zero):
+            for name in zero:
+                del sources[name]
 
     def _info(self, name: str) -> TensorInfo:
         if name in self._added:

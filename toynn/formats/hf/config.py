@@ -1,6 +1,7 @@
 """config.json, key by key: nothing in it is ignored that could change a number."""
 
 from collections.abc import Collection, Mapping
+from copy import copy
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -63,6 +64,12 @@ class Config:
     def __init__(self, folder: Path, values: Mapping[str, Any]) -> None:
         self._path, self._values = folder / CONFIG, values
         self._known = set(IGNORED_KEYS)
+
+    def over(self, **values: Any) -> "Config":
+        """Return it with other values; what is read of either is known."""
+        other = copy(self)
+        other._values = {**self._values, **values}
+        return other
 
     def refuse(self, what: str) -> NoReturn:
         """Raise DataError about the file."""

@@ -4,7 +4,7 @@ Each GGUF name or key stands beside the one at Hugging Face. This file knows no 
 `toynn.models` registers an architecture's name mapping with its model.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,8 +68,11 @@ class Folder:
         Keys of config.json: the values that the model computes with, and what is written.
     tied
         Whether the head is tied where config.json does not say.
+    biases
+        Keys of config.json that say whether modules have biases: what that is where they are
+        missing, and which modules.
     zero_biases
-        Modules that may have a bias, if it is zero.
+        Modules whose biases are left out, if all are zero.
     bare
         What the names of modules end in that are the names of their weights there.
     model_type
@@ -84,6 +87,7 @@ class Folder:
     shown: Mapping[str, object]
     optional: frozenset[str] = frozenset()
     tied: bool = False
+    biases: Mapping[str, tuple[bool, tuple[str, ...]]] = field(default_factory=dict)
     zero_biases: frozenset[str] = frozenset()
     bare: frozenset[str] = frozenset()
     model_type: str = ""
@@ -207,10 +211,10 @@ class NameMapping(Folder):
         """Say whether a weight is stored transposed in a folder."""
         return dimensions == 2 and module_of(gguf_name) in self.transposed
 
-    def may_be_zero(self, gguf_name: str) -> bool:
-        """Say whether a weight is a bias that the model does not have, and a folder may."""
-        module, _, kind = _parted(gguf_name)
-        return kind == "bias" and module in self.zero_biases
+    def biases_of(self, weights: Iterable[str], modules: Collection[str]) -> list[str]:
+        """Return the names of the biases that modules have or could have, by those of weights."""
+        found = (name for name in weights if name.endswith(".weight"))
+        return [f"{name[:-6]}bias" for name in found if module_of(name) in modules]
 
     def order(
         self, metadata: Mapping[str, Any], gguf_name: str, shape: tuple[int, ...]

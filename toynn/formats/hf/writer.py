@@ -50,6 +50,14 @@ def write(
     config["tie_word_embeddings"] = "output.weight" not in tensors
     more, added = mapping.beside(hyper, {**tensors, **said})
     config |= more
+    for key, (usual, modules) in mapping.biases.items():
+        biases = mapping.biases_of(tensors, modules)
+        if has := any(name in tensors for name in biases):
+            rows = {name: tensors[f"{name[:-4]}weight"].shape[0] for name in biases}
+            zeros = {name: np.zeros(count, np.float32) for name, count in rows.items()}
+            added = {name: values for name, values in zeros.items() if name not in tensors} | added
+        if has or usual:
+            config[key] = has
     arrays: dict[str, Floats] = {}
     parts: dict[tuple[str, int], Floats] = {}
     how: dict[str, str] = {}  # the parts of a weight are put together

@@ -7,6 +7,7 @@ from toynn.testing.cases._case import Array, Sizes, differentiable, normal
 BASE = 10000.0
 CONTEXT = 8192
 MAGNITUDE = 1.25
+GROWTH = 0.1
 
 
 def _inputs(
@@ -21,8 +22,11 @@ def _inputs(
 
 
 def _options(sizes: Sizes) -> dict[str, float]:
-    """Where not all channels are rotated, a magnitude too."""
-    return {"magnitude": MAGNITUDE if "R" in sizes else 1.0}
+    """Where not all channels are rotated, a magnitude too; where there is a span, growth."""
+    return {
+        "magnitude": MAGNITUDE if "R" in sizes else 1.0,
+        "growth": GROWTH if "span" in sizes else 0.0,
+    }
 
 
 CASE = differentiable(
@@ -40,6 +44,8 @@ CASE = differentiable(
         {"N": 5, "H": 2, "D": 12, "interleaved": 1, "R": 8},
         {"N": 3, "H": 3, "D": 200, "interleaved": 0, "R": 132, "P": 2},
         {"N": 2, "H": 4, "D": 6, "interleaved": 1, "P": 3},
+        {"N": 9, "H": 2, "D": 6, "interleaved": 1, "span": 1000},
+        {"N": 4, "H": 2, "D": 12, "interleaved": 0, "R": 8, "span": 3},
         {"N": 3, "H": 2, "D": 8, "interleaved": 0, "R": 0},
         {"N": 0, "H": 2, "D": 8, "interleaved": 0},
         {"N": 3, "H": 2, "D": 0, "interleaved": 0},

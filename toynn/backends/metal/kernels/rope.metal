@@ -1,12 +1,13 @@
 // RoPE: rotate each pair of channels by an angle that grows with the position.
 //
 //   angle[n,i] = positions[n] inverse_frequency[i]        c = m cos(angle), s = m sin(angle)
+//   m[n]       = magnitude (1 + growth ln(1 + floor(positions[n] / span)))
 //   y[n,h,j]   = x[n,h,j] c - x[n,h,k] s                  dx[n,h,j] =  dy[n,h,j] c + dy[n,h,k] s
 //   y[n,h,k]   = x[n,h,j] s + x[n,h,k] c                  dx[n,h,k] = -dy[n,h,j] s + dy[n,h,k] c
 //
-// Pair i of R/2 is the channels j, k = i, i + R/2 (half-split) or, when interleaved, 2i, 2i + 1; m is the
-// magnitude. N rows, H heads; one thread rotates pair i of the first P heads of a row, and copies channels 2i and
-// 2i + 1 of those that do not rotate. In place: y may be x, dx may be dy.
+// Pair i of R/2 is the channels j, k = i, i + R/2 (half-split) or, when interleaved, 2i, 2i + 1. N rows, H heads;
+// one thread rotates pair i of the first P heads of a row, and copies channels 2i and 2i + 1 of those that do not
+// rotate. In place: y may be x, dx may be dy.
 // Source: Su et al. 2021, arXiv:2104.09864, section 3.4.
 
 // cos and sin of position x frequency within 2e-7, positions below 2^24. Metal has no double, and in float32
@@ -37,6 +38,11 @@ static inline float2 cos_sin(float position, float frequency) {
     return float2((quarter + 1) & 2 ? -across : across, quarter & 2 ? -up : up);
 }
 
+// m at a position, which is whole: so is the quotient.
+static inline float magnitude_at(int position, float magnitude, float growth, uint span) {
+    return growth == 0.0f ? magnitude : magnitude * (1.0f + growth * precise::log(1.0f + float(uint(position) / span)));
+}
+
 // Pair i of a row, whose heads are D apart: those that rotate by an angle's cosine and sine, and copies.
 static inline void rotate_pair(device float* y, device const float* x, float2 by, uint i, uint H, uint D, uint R, uint
 P,
@@ -65,7 +71,8 @@ kernel void rope_forward(
     if (at >= args.N * half_d) return;
     const uint n = at / half_d, i = at % half_d, row = n * args.H * args.D;
     const float frequency = i < args.R / 2 ? inverse_frequency[i] : 0.0f;
-    const float2 by = args.magnitude * cos_sin(float(positions[n]), frequency);
+    const float m = magnitude_at(positions[n], args.magnitude, args.growth, args.span);
+    const float2 by = m * cos_sin(float(positions[n]), frequency);
     rotate_pair(y + row, x + row, by, i, args.H, args.D, args.R, args.P, args.interleaved);
 }
 
@@ -81,6 +88,7 @@ kernel void rope_backward(
     if (at >= args.N * half_d) return;
     const uint n = at / half_d, i = at % half_d, row = n * args.H * args.D;
     const float frequency = i < args.R / 2 ? inverse_frequency[i] : 0.0f;
-    const float2 by = args.magnitude * cos_sin(-float(positions[n]), frequency);
+    const float m = magnitude_at(positions[n], args.magnitude, args.growth, args.span);
+    const float2 by = m * cos_sin(-float(positions[n]), frequency);
     rotate_pair(dx + row, dy + row, by, i, args.H, args.D, args.R, args.P, args.interleaved);
 }

@@ -1,0 +1,56 @@
+"""EXAONE 4: the norms of OLMo 2, q and k normalised by head, no RoPE in full blocks among windows.
+
+    x += rmsnorm(W_o attention(rotate(rmsnorm(W_q x)), rotate(rmsnorm(W_k x)), W_v x))
+    x += rmsnorm(W_down (silu(W_gate x) * W_up x))
+
+Where some blocks have a window, the others rotate nothing; where none has, all rotate. llama.cpp
+knows a model with windows by its 64 blocks. Source: LG AI Research 2025, arXiv:2507.11407.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from toynn.models.checks import check_exported_heads
+from toynn.models.llama import IN_FILES
+from toynn.models.olmo2 import Olmo2
+from toynn.models.registry import register
+from toynn.models.windows import WindowConfig, Windowed
+
+__all__ = ["Exaone4", "Exaone4Config"]
+
+_WINDOWED = 64  # blocks
+
+
+@dataclass(frozen=True)
+class Exaone4Config(WindowConfig):
+    """Shape of an EXAONE 4."""
+
+    arch: str = "exaone4"
+
+
+class Exaone4(Windowed):
+    """The architecture."""
+
+    config_type = Exaone4Config
+    table = Olmo2.table
+    block = Olmo2.block
+    biases_are_fixed = "have no"
+
+    def check_gguf(self, cfg: Any) -> None:
+        """Refuse heads of another width. Raises ConfigError."""
+        super().check_gguf(cfg)
+        check_exported_heads(cfg)
+
+    def unlike(self, cfg: Any) -> list[str]:
+        """Return what llama.cpp computes otherwise of a file that it reads."""
+        said = "" if cfg.window else "out"
+        known = (cfg.n_layers == _WINDOWED) == bool(cfg.window)
+        other = f"does not know a model of {cfg.n_layers} blocks with{said} windows"
+        return super().unlike(cfg) + [other] * (not known)
+
+    def rotates(self, cfg: Any, n: int) -> bool:
+        """Say whether block n has RoPE."""
+        return not cfg.window or cfg.windowed[n]
+
+
+register(Exaone4("exaone4", "Exaone4", head_norms=True, in_files=IN_FILES[:1]))

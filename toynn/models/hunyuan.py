@@ -1,0 +1,71 @@
+"""Hunyuan (dense): a Llama that normalises heads of q and k once they are rotated.
+
+    x += W_o attention(rmsnorm(rotate(W_q n)), rmsnorm(rotate(W_k n)), W_v n)       n = rmsnorm(x)
+
+RoPE, of halves, has a base that a config.json may give in two numbers, theta and alpha: theta
+alpha^(D / (D - 2)). It calls that "dynamic", and it is not: it is the same for all lengths. A
+folder that is written has the base alone. Source: Tencent 2025, hunyuan_v1_dense of transformers.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from toynn.formats.hf.config import Config
+from toynn.models.llama import Floats, Llama
+from toynn.models.registry import register
+from toynn.models.rope import base_of, width_of
+from toynn.models.rows import ATTENDED, QKV, changed, names
+
+__all__ = ["Hunyuan"]
+
+_ATTENTION = "model.layers.{n}.self_attn"
+#: What a config.json has beside alpha, and nothing reads.
+_BESIDE = {"factor": 1, "mscale": 1, "mscale_all_dim": 1, "beta_fast": 32, "beta_slow": 1}
+#: Keys of config.json that transformers does not read.
+_UNUSED = (
+    "attention_head_dim", "cla_share_factor", "eod_token_id", "org_vocab_size", "pad_id",
+    "sep_token_id", "text_end_id", "text_start_id",
+)  # fmt: skip
+
+
+class Hunyuan(Llama):
+    """The architecture."""
+
+    norms_behind = True
+    table = changed(
+        Llama.table,
+        attn_q_norm={"elsewhere": f"{_ATTENTION}.query_layernorm"},
+        attn_k_norm={"elsewhere": f"{_ATTENTION}.key_layernorm"},
+    )
+    hf = replace(
+        Llama.hf,
+        model_type="hunyuan_v1_dense",
+        biases={"attention_bias": (False, names(*QKV, ATTENDED))},
+        fixed={
+            **Llama.hf.fixed,
+            "norm_type": ("rms", "hf_rms"),
+            "use_cla": (False,),
+            "use_qk_norm": (True,),
+            "use_rotary_pos_emb": (True,),
+        },
+    )
+
+    def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
+        """Read the base of RoPE, and the rest of what config.json says."""
+        for unused in _UNUSED:
+            config.get(unused)
+        rope = base_of(config, found)
+        if rope["rope_type"] != "dynamic":
+            return super().complete(config, found)
+        D, alpha = width_of(found), config.number("alpha", rope.pop("alpha", None), real=True)
+        for key, usual in _BESIDE.items():
+            if (value := rope.pop(key, None)) not in (None, usual):
+                config.refuse(f"RoPE by alpha: {key} must be {usual}; got {value!r}")
+        if any(value for key, value in rope.items() if key != "rope_type") or D < 4:
+            config.refuse(f"RoPE by alpha has keys that are not known: {rope}")
+        base = found["rope.freq_base"] * alpha ** (D / (D - 2))
+        told = config.over(rope_parameters=None, rope_scaling=None, rope_theta=base)
+        return super().complete(told, found)
+
+
+register(Hunyuan("hunyuan-dense", "HunYuanDenseV1", head_norms=True))

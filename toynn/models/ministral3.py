@@ -1,0 +1,113 @@
+"""Ministral 3: a Llama stretched by YaRN, whose queries grow with their position.
+
+    q[t] = rotate(W_q n) (1 + query_growth ln(1 + floor(t / original_context)))
+
+RoPE's own magnitude is usually 1: config.json divides YaRN's by one of mscale_all_dim, which GGUF
+files call yarn_log_multiplier. Sources: Mistral AI 2025, ministral3 of transformers and mistral3 of
+llama.cpp; the growth: Nakanishi 2025, arXiv:2501.19399.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import log
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toynn.errors import ConfigError
+from toynn.formats.hf.config import Config
+from toynn.models.hyper import Hyper
+from toynn.models.llama import IN_FILES, Llama, LlamaConfig
+from toynn.models.registry import register
+
+__all__ = ["Ministral3", "Ministral3Config"]
+
+Floats = NDArray[np.float32]
+
+_GROWTH, _LOG = "attention.temperature_scale", "rope.scaling.yarn_log_multiplier"
+_BETA = "llama_4_scaling_beta"
+
+
+@dataclass(frozen=True)
+class Ministral3Config(LlamaConfig):
+    """Shape of a Ministral 3. Raises ConfigError for numbers that make no model.
+
+    Attributes
+    ----------
+    query_growth
+        By how much queries grow, at least 0; other than 0 it needs rope_scaling "yarn", whose
+        original_context it counts in.
+    """
+
+    arch: str = "mistral3"
+    query_growth: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        growth = self.query_growth
+        if not (isinstance(growth, int | float) and 0 <= growth < 1e3):
+            raise ConfigError(f"Ministral3Config: query_growth must be 0 to 1000; got {growth!r}")
+        if growth and self.rope_scaling != "yarn":
+            raise ConfigError(
+                f"Ministral3Config: query_growth needs rope_scaling 'yarn'; got "
+                f"{self.rope_scaling!r}"
+            )
+
+
+class Ministral3(Llama):
+    """The architecture."""
+
+    config_type = Ministral3Config
+    reads_betas = True
+    hf = replace(Llama.hf, model_type="ministral3", biases={}, zero_biases=frozenset())
+
+    # -- Files ---------------------------------------------------------------------------------
+
+    def read(self, hyper: Hyper) -> tuple[Any, dict[str, Any]]:
+        """Return the configuration of a file's model, and the options that it calls for."""
+        cfg, options = super().read(hyper)
+        found: dict[str, Any] = {}
+        if hyper.has(_LOG):
+            divisor = 1 + 0.1 * hyper.real(_LOG) * log(cfg.rope_factor)
+            found["yarn_magnitude"] = cfg.yarn_magnitude / divisor
+        if hyper.has(_GROWTH):
+            found["query_growth"] = hyper.real(_GROWTH)
+        return replace(cfg, **found), options
+
+    def write(self, cfg: LlamaConfig) -> dict[str, Any]:
+        """Return the hyper-parameters of a file."""
+        assert isinstance(cfg, Ministral3Config)
+        growth = {_GROWTH: float(cfg.query_growth)} if cfg.query_growth else {}
+        return super().write(cfg) | growth
+
+    def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
+        """Read by how much queries grow, and the rest of what config.json says of RoPE."""
+        rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+        if not isinstance(rope, dict) or rope.get("rope_type", rope.get("type")) != "yarn":
+            config.refuse(f"rope_parameters must be of yarn; got {rope!r}")
+        rope = {**rope, "max_position_embeddings": None}  # which nothing reads
+        found[_GROWTH] = config.number(_BETA, rope.pop(_BETA, None), real=True)
+        return super().complete(config.over(rope_parameters=rope, rope_scaling=None), found)
+
+    def folder(
+        self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]
+    ) -> tuple[dict[str, Any], dict[str, Floats]]:
+        """Return RoPE, and by how much queries grow; raises ConfigError where they do not."""
+        keys, more = super().folder(hyper, tensors)
+        if _GROWTH not in hyper:
+            raise ConfigError("export_hf: folders of ministral3 need query_growth above 0; got 0")
+        rope = keys.pop("rope_scaling") | {
+            _BETA: hyper[_GROWTH],
+            "rope_theta": hyper["rope.freq_base"],
+        }
+        return keys | {"rope_parameters": rope, "pad_token_id": None}, more
+
+    # -- Forward -------------------------------------------------------------------------------
+
+    def growth(self, cfg: Any) -> dict[str, Any]:
+        """Return what RoPE does to q alone."""
+        return {"growth": float(cfg.query_growth), "span": max(cfg.original_context, 1)}
+
+
+register(Ministral3("mistral3", "Ministral3", interleaved=True, in_files=IN_FILES))

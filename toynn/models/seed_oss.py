@@ -1,0 +1,42 @@
+"""Seed-OSS: a Llama with biases of q, k and v, whose files call the MLP's norm otherwise.
+
+The formulas are those of llama.py, RoPE of halves. transformers can give attention's output and
+the MLP biases too, which llama.cpp does not read. Source: ByteDance Seed 2025, seed_oss of
+transformers and of llama.cpp.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from toynn.formats.hf.config import Config
+from toynn.models.llama import Floats, Llama
+from toynn.models.registry import register
+from toynn.models.rows import ATTENDED, MLP, QKV, changed, names
+
+__all__ = ["SeedOss"]
+
+_NORM = "post_attention_norm"
+
+
+class SeedOss(Llama):
+    """The architecture."""
+
+    mlp_norm = _NORM
+    table = changed(Llama.table, ffn_norm={"name": f"blk.{{n}}.{_NORM}"})
+    hf = replace(
+        Llama.hf,
+        biases={
+            "attention_bias": (True, names(*QKV)),
+            "attention_out_bias": (False, names(ATTENDED)),
+            "mlp_bias": (False, names(*MLP)),
+        },
+        zero_biases=frozenset(),
+    )
+
+    def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
+        """Read what config.json says of RoPE; what is dropped in training changes no number."""
+        config.get("residual_dropout")
+        return super().complete(config, found)
+
+
+register(SeedOss("seed_oss", "SeedOss"))

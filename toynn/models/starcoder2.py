@@ -1,0 +1,141 @@
+"""StarCoder2: a Llama with LayerNorm, a plain GELU MLP, biases everywhere, a window in all blocks.
+
+    x += W_o attention(rotate(W_q n), rotate(W_k n), W_v n)         n = layernorm(x)
+    x += W_down gelu(W_up n)                                        n = layernorm(x)
+
+RoPE rotates channels half a head apart. llama.cpp takes the window for none, and reads no model
+without biases. Source: Lozhkov et al. 2024, arXiv:2402.19173.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from toynn.errors import ConfigError
+from toynn.formats.hf.config import Config
+from toynn.graph.tape import Tensor
+from toynn.models.checks import check_exported_heads, check_sizes
+from toynn.models.hyper import EPS, Hyper
+from toynn.models.llama import IN_FILES, Floats, Llama, LlamaConfig
+from toynn.models.registry import register
+from toynn.models.rows import ATTENDED, EMBEDDING, OUTPUT, QKV, names
+from toynn.models.table import by_width, matrix, norm
+from toynn.models.windows import WINDOW
+from toynn.nn import Layers
+
+__all__ = ["Starcoder2", "Starcoder2Config"]
+
+_LAYER = "model.layers.{n}"
+_GELU = "gelu_pytorch_tanh"
+
+
+@dataclass(frozen=True)
+class Starcoder2Config(LlamaConfig):
+    """Shape of a StarCoder2.
+
+    Attributes
+    ----------
+    window
+        Keys that a query sees, its own among them; 0: all before it.
+    """
+
+    arch: str = "starcoder2"
+    window: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_sizes(self, "window", least=0)
+
+
+_MLP = (
+    matrix("blk.{n}.ffn_up", "F C", f"{_LAYER}.mlp.c_fc", std=by_width, bias="mlp_bias"),
+    matrix("blk.{n}.ffn_down", "C F", f"{_LAYER}.mlp.c_proj", std=by_width, bias="mlp_bias"),
+)
+
+
+class Starcoder2(Llama):
+    """The architecture."""
+
+    config_type = Starcoder2Config
+    centred = True
+    table = (
+        *EMBEDDING,
+        norm("blk.{n}.attn_norm", "C", f"{_LAYER}.input_layernorm", bias=True),
+        *(replace(row, bias="qkv_bias") for row in QKV),
+        replace(ATTENDED, bias="output_bias"),
+        norm("blk.{n}.ffn_norm", "C", f"{_LAYER}.post_attention_layernorm", bias=True),
+        *_MLP,
+        norm("output_norm", "C", "model.norm", bias=True),
+        OUTPUT,
+    )
+
+    def __init__(self) -> None:
+        super().__init__("starcoder2", "Starcoder2", in_files=IN_FILES[1:])
+        eps = self.eps_key
+        self.hf = replace(
+            self.hf,
+            keys={k: v for k, v in self.hf.keys.items() if k != EPS}
+            | {eps: "norm_epsilon", WINDOW: "sliding_window"},
+            real=self.hf.real | {eps},
+            optional=self.hf.optional | {WINDOW},
+            fixed={
+                "hidden_act": (_GELU,),
+                "activation_function": (_GELU, "gelu"),  # which nothing reads
+                "mlp_type": ("default",),
+                "norm_type": ("layer_norm",),
+            },
+            shown={**self.hf.shown, "hidden_act": _GELU},
+            biases={"use_bias": (True, names(*QKV, ATTENDED, *_MLP))},
+            zero_biases=frozenset(),
+            tied=True,
+        )
+
+    def new_config(self, **shape: Any) -> LlamaConfig:
+        """Return a configuration with the biases that llama.cpp needs."""
+        return super().new_config(**dict.fromkeys(IN_FILES[1:], True) | shape)
+
+    # -- Files ---------------------------------------------------------------------------------
+
+    def read(self, hyper: Hyper) -> tuple[Any, dict[str, Any]]:
+        """Return the configuration of a file's model, and the options that it calls for."""
+        cfg, options = super().read(hyper)
+        found: dict[str, Any] = {"window": hyper.count(WINDOW)}
+        return replace(cfg, **found), options
+
+    def check_gguf(self, cfg: LlamaConfig) -> None:
+        """Refuse heads of another width, and matrices without a bias. Raises ConfigError."""
+        super().check_gguf(cfg)
+        check_exported_heads(cfg)
+        if not cfg.output_bias or not cfg.mlp_bias:
+            raise ConfigError("export: llama.cpp reads starcoder2 with output_bias and mlp_bias")
+
+    def unlike(self, cfg: Any) -> list[str]:
+        """Return what llama.cpp computes otherwise of a file that it reads."""
+        short = 0 < cfg.window < cfg.context
+        return super().unlike(cfg) + [f"has no window of {cfg.window} tokens here"] * short
+
+    def write(self, cfg: LlamaConfig) -> dict[str, Any]:
+        """Return the hyper-parameters of a file."""
+        assert isinstance(cfg, Starcoder2Config)
+        return super().write(cfg) | ({WINDOW: cfg.window} if cfg.window else {})
+
+    def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
+        """Read what config.json says of RoPE; what is dropped in training changes no number."""
+        for dropped in ("residual_dropout", "embedding_dropout"):
+            config.get(dropped)
+        return super().complete(config, found)
+
+    # -- Forward -------------------------------------------------------------------------------
+
+    def mixed(
+        self, block: Layers, cfg: LlamaConfig, n: int, x: Tensor, positions: Tensor
+    ) -> Tensor:
+        """Record the attention of block n."""
+        assert isinstance(cfg, Starcoder2Config)
+        return self.attention(block, cfg, x, positions, window=cfg.window)
+
+    def feed_forward(self, block: Layers, cfg: Any, x: Tensor) -> Tensor:
+        """Record the MLP of x (B T, C)."""
+        return block.mlp(x, "ffn_up", "ffn_down", "gelu_tanh")
+
+
+register(Starcoder2())

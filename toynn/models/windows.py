@@ -1,0 +1,134 @@
+"""Windows: a Llama some of whose blocks see the last keys only.
+
+    scores of query i:  keys j <= i,  in a block with a window  i - window < j <= i
+
+Here is what the architectures have in common whose files say of each block whether it has a window:
+usually all but every fourth. Source: Beltagy, Peters & Cohan 2020, arXiv:2004.05150, section 3.1.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toynn.errors import ConfigError
+from toynn.formats.hf.config import Config
+from toynn.graph.tape import Tensor
+from toynn.models.checks import check_sizes
+from toynn.models.hyper import Hyper
+from toynn.models.llama import Llama, LlamaConfig
+from toynn.nn import Layers
+
+__all__ = ["PATTERN", "WINDOW", "WindowConfig", "Windowed"]
+
+Floats = NDArray[np.float32]
+
+WINDOW, PATTERN = "attention.sliding_window", "attention.sliding_window_pattern"
+_PERIOD = 4  # blocks, of which the last has no window, where nothing else is said
+_SLIDING, _FULL = "sliding_attention", "full_attention"
+_MOST = 1 << 16  # blocks: more have no tensors
+_LETTERS = {"L": True, "G": False}
+
+
+@dataclass(frozen=True)
+class WindowConfig(LlamaConfig):
+    """Shape of a Llama with windows. Raises ConfigError for blocks that do not fit.
+
+    Attributes
+    ----------
+    window
+        Keys that a query sees, its own among them, in blocks that have a window; 0: none has.
+    windowed
+        Whether each block has one; empty: all but every fourth.
+    """
+
+    window: int = 0
+    windowed: tuple[bool, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_sizes(self, "window", least=0)
+        usual = tuple((n + 1) % _PERIOD != 0 for n in range(self.n_layers if self.window else 0))
+        windowed = tuple(self.windowed) or usual
+        if [type(each) for each in windowed] != [bool] * len(usual):
+            raise ConfigError(
+                f"{type(self).__name__}: windowed must be True or False for each of {len(usual)} "
+                f"blocks with a window of {self.window}; got {self.windowed!r}"
+            )
+        object.__setattr__(self, "windowed", windowed)
+
+    def width(self, n: int) -> int:
+        """Return the window of block n; 0: it has none."""
+        return self.window if self.window and self.windowed[n] else 0
+
+
+class Windowed(Llama):
+    """What the architectures share."""
+
+    config_type = WindowConfig
+    #: The window where config.json has no sliding_window; 0: none.
+    usual_window = 4096
+
+    # -- Files ---------------------------------------------------------------------------------
+
+    def read(self, hyper: Hyper) -> tuple[Any, dict[str, Any]]:
+        """Return the configuration of a file's model, and the options that it calls for."""
+        cfg, options = super().read(hyper)
+        window = hyper.count(WINDOW)
+        windowed = hyper.pattern(PATTERN, cfg.n_layers, _PERIOD) if window else []
+        found: dict[str, Any] = {"window": window, "windowed": tuple(windowed)}
+        return replace(cfg, **found), options
+
+    def write(self, cfg: Any) -> dict[str, Any]:
+        """Return the hyper-parameters of a file."""
+        windows = {WINDOW: cfg.window, PATTERN: list(cfg.windowed)} if cfg.window else {}
+        return super().write(cfg) | windows
+
+    def read_kinds(self, config: Config, found: dict[str, Any]) -> None:
+        """Read which blocks have a window."""
+        window = config.get("sliding_window", self.usual_window)
+        kinds, period = config.get("layer_types"), config.get("sliding_window_pattern", _PERIOD)
+        count = min(found.get("block_count", 0), _MOST)
+        if window is None:
+            if isinstance(kinds, list) and _SLIDING in kinds:
+                config.refuse(f"layer_types has {_SLIDING}; sliding_window is null")
+            return
+        found[WINDOW] = int(config.number("sliding_window", window, real=False))
+        if kinds is not None:
+            named = {_SLIDING: True, _FULL: False}
+            if not isinstance(kinds, list) or any(str(kind) not in named for kind in kinds):
+                config.refuse(f"layer_types must be {_SLIDING} or {_FULL}; got {kinds!r}")
+            found[PATTERN] = [named[kind] for kind in kinds]
+        elif isinstance(period, str) and period and set(period) <= _LETTERS.keys():
+            found[PATTERN] = [_LETTERS[period[n % len(period)]] for n in range(count)]
+        else:
+            period = int(config.number("sliding_window_pattern", period, real=False))
+            found[PATTERN] = [(n + 1) % period != 0 for n in range(count)]
+        if len(found[PATTERN]) != count:
+            config.refuse(f"layer_types must be {count} kinds; got {len(found[PATTERN])}")
+
+    def folder(
+        self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]
+    ) -> tuple[dict[str, Any], dict[str, Floats]]:
+        """Return which blocks have a window, and that no token is padding."""
+        keys, more = super().folder(hyper, tensors)
+        windowed = hyper.get(PATTERN) or [False] * hyper["block_count"]
+        kinds = [_SLIDING if has else _FULL for has in windowed]
+        window = hyper.get(WINDOW)
+        return keys | {"sliding_window": window, "layer_types": kinds, "pad_token_id": None}, more
+
+    # -- Forward -------------------------------------------------------------------------------
+
+    def mixed(
+        self, block: Layers, cfg: LlamaConfig, n: int, x: Tensor, positions: Tensor
+    ) -> Tensor:
+        """Record the attention of block n."""
+        assert isinstance(cfg, WindowConfig)
+        rotated = positions if self.rotates(cfg, n) else None
+        return self.attention(block, cfg, x, rotated, self.rope(cfg, n), window=cfg.width(n))
+
+    def rope(self, cfg: Any, n: int) -> dict[str, Any]:
+        """Return what RoPE does otherwise in block n, as Layers.rope takes it."""
+        return {}
