@@ -77,6 +77,13 @@ def test_the_reference_of_flags_is_made_anew_where_options_change():
     assert (ROOT / "docs" / "flags.md").read_text() == page, "python docs/flags.py writes it"
 
 
+def test_the_pictures_are_drawn_anew_where_their_script_changes():
+    drawn = runpy.run_path(str(ROOT / "docs" / "pictures.py"))
+    for draw in drawn["PICTURES"]:
+        file = drawn["FOLDER"] / f"{draw.__name__}.svg"
+        assert file.read_text() == draw().svg(), "python docs/pictures.py writes it"
+
+
 def python_blocks(page):
     return re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
 

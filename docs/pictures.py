@@ -1,0 +1,211 @@
+"""Draw the pictures of these pages: ``python docs/pictures.py`` writes docs/pictures/*.svg.
+
+Each picture is a function of one Drawing. Colors follow the reader's light or dark setting.
+"""
+
+import runpy
+import sys
+from html import escape
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "docs" / "pictures"
+STYLE = """
+text { font: 13px sans-serif; fill: #1f2328 }
+.small { font-size: 11px } .mono { font-family: monospace }
+rect { stroke: #57606a } line, path { stroke: #57606a; fill: none } .tip { fill: #57606a }
+.a { fill: #ddf4ff } .b { fill: #fff8c5 } .c { fill: #dafbe1 } .d { fill: #ffebe9 }
+.e { fill: #f6f8fa } .none { fill: none; stroke-dasharray: 3 3 }
+@media (prefers-color-scheme: dark) {
+  text { fill: #e6edf3 } rect, line, path { stroke: #8b949e } .tip { fill: #8b949e }
+  .a { fill: #0c2d6b } .b { fill: #4b2900 } .c { fill: #033a16 } .d { fill: #67060c }
+  .e { fill: #21262d }
+}
+"""
+
+
+class Drawing:
+    """Boxes with words, arrows and lines of text, from the top left, in pixels."""
+
+    def __init__(self, width, height, title):
+        self.width, self.height, self.title, self.parts = width, height, title, []
+
+    def box(self, x, y, width, height, words="", kind="e", small=False):
+        """Draw a box of a kind with its words in the middle, a line for each line."""
+        self.parts.append(
+            f'<rect class="{kind}" x="{x}" y="{y}" width="{width}" height="{height}" rx="3"/>'
+        )
+        lines = words.split("\n") if words else []
+        step = 14 if small else 17
+        for k, line in enumerate(lines):
+            down = y + height / 2 + 4.5 + (k - (len(lines) - 1) / 2) * step
+            self.text(x + width / 2, down, line, "middle", small)
+
+    def text(self, x, y, words, anchor="start", small=False):
+        """Write a line of text."""
+        kind = ' class="small"' if small else ""
+        self.parts.append(
+            f'<text{kind} x="{x:g}" y="{y:g}" text-anchor="{anchor}">{escape(words)}</text>'
+        )
+
+    def arrow(self, x1, y1, x2, y2):
+        """Draw an arrow, level or upright."""
+        level = y1 == y2
+        sign = 1 if (x2 - x1 if level else y2 - y1) > 0 else -1
+        back, side = -7 * sign, 3.5
+        ends = [(back, side), (back, -side)] if level else [(side, back), (-side, back)]
+        tip = " ".join(f"{x2 + dx:g},{y2 + dy:g}" for dx, dy in [(0, 0), *ends])
+        self.parts.append(f'<line x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}"/>')
+        self.parts.append(f'<polygon class="tip" points="{tip}"/>')
+
+    def svg(self):
+        """Return the picture."""
+        head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width} {self.height}"'
+        size = f'width="{self.width}" height="{self.height}" role="img"'
+        title = f"<title>{escape(self.title)}</title>"
+        style = f"<style>{STYLE}</style>"
+        return "\n".join([f"{head} {size}>", title, style, *self.parts, "</svg>\n"])
+
+
+def step():
+    """Draw the life of a step: what happens once, and what happens in each step."""
+    d = Drawing(760, 270, "The life of a step")
+    d.text(10, 22, "once")
+    once = [
+        ("record", "ops become\nnodes of a tape"),
+        ("differentiate", "the tape is walked\nback, node by node"),
+        ("plan", "one arena for all\nactivations"),
+        ("compile", "an array of\nkernel calls"),
+    ]
+    for k, (name, what) in enumerate(once):
+        d.box(10 + 190 * k, 32, 165, 76, f"{name}\n{what}", "a", small=True)
+        if k:
+            d.arrow(10 + 190 * k - 25, 70, 10 + 190 * k - 2, 70)
+    d.text(10, 150, "each step")
+    each = [
+        ("upload", "ids, labels,\nlearning rate", "b", 105),
+        ("forward", "saves what\nbackward needs", "c", 120),
+        ("loss", "cross-entropy", "c", 95),
+        ("backward", "a gradient for\neach weight", "c", 120),
+        ("AdamW", "updates each\nweight in place", "c", 120),
+        ("download", "one float:\nthe loss", "b", 105),
+    ]
+    x = 10
+    for k, (name, what, kind, width) in enumerate(each):
+        d.box(x, 160, width, 76, f"{name}\n{what}", kind, small=True)
+        if k:
+            d.arrow(x - 13, 198, x - 1, 198)
+        x += width + 15
+    d.parts.append('<path d="M130 242 v8 h495 v-8"/>')
+    d.text(377, 264, "one program: a loop over kernel calls, without Python in it", "middle", True)
+    return d
+
+
+def packing():
+    """Draw examples of natural lengths in rows of 16 tokens: one each, and packed."""
+    d = Drawing(760, 250, "Packing examples into rows")
+    lengths, side = {"A": 7, "B": 4, "C": 9, "D": 5, "E": 6}, 20
+    kinds = dict(zip("ABCDE", "abcde", strict=True))
+
+    def row(y, names):
+        at = 0
+        for name in names:
+            for k in range(lengths[name]):
+                d.box(x0 + (at + k) * side, y, side, side, name, kinds[name], small=True)
+            at += lengths[name]
+        if at < 16:
+            words = "padding" if at < 13 else ""
+            d.box(x0 + at * side, y, (16 - at) * side, side, words, "none", small=True)
+
+    x0 = 10
+    d.text(x0, 20, "--no-packing: five rows, 39 % of the tokens are examples'")
+    for k, name in enumerate("ABCDE"):
+        row(30 + 26 * k, name)
+    x0 = 400
+    d.text(x0, 20, "packed: two rows, 97 %")
+    row(30, "ABD")
+    row(56, "CE")
+    d.text(x0, 108, "A token attends to earlier tokens of its own example")
+    d.text(x0, 126, "only, and positions count from 0 in each example:")
+    at = 0
+    for name, length in (("A", 7), ("B", 4), ("D", 5)):
+        points = f"{x0 + at * 7},{138 + at * 7} {x0 + at * 7},{138 + (at + length) * 7}"
+        points += f" {x0 + (at + length) * 7},{138 + (at + length) * 7}"
+        d.parts.append(f'<polygon class="{kinds[name]}" points="{points}" stroke="#57606a"/>')
+        at += length
+    d.parts.append(f'<rect class="none" x="{x0}" y="138" width="112" height="112"/>')
+    d.text(x0 + 125, 170, "row ABD: queries from the top,", small=True)
+    d.text(x0 + 125, 186, "keys from the left; what is", small=True)
+    d.text(x0 + 125, 202, "not colored is not computed", small=True)
+    return d
+
+
+def q4_k():
+    """Draw the 144 bytes of a block of Q4_K."""
+    d = Drawing(760, 235, "A block of Q4_K")
+    d.text(10, 20, "256 weights in 144 bytes: 4.5 bits a weight")
+    d.box(10, 32, 50, 50, "d\n2", "a", small=True)
+    d.box(60, 32, 50, 50, "m\n2", "a", small=True)
+    d.box(110, 32, 150, 50, "scales\n12 bytes", "b", small=True)
+    d.box(260, 32, 490, 50, "codes: 128 bytes, two of 4 bits in each", "c", small=True)
+    d.text(10, 102, "two float16", small=True)
+    d.text(110, 102, "8 scales a[s] and 8 minima b[s],", small=True)
+    d.text(110, 117, "6 bits each: one of both for 32 weights", small=True)
+    d.text(10, 150, "bytes 32 k to 32 k + 31 of the codes hold two sub-blocks:")
+    for k in range(4):
+        x = 10 + 185 * k
+        d.box(x, 162, 90, 34, f"sub-block {2 * k}\nlower 4 bits", "c", small=True)
+        d.box(x + 90, 162, 90, 34, f"sub-block {2 * k + 1}\nupper 4 bits", "c", small=True)
+    d.text(10, 224, "weight j of sub-block s:   w = d a[s] q[j] - m b[s],   q[j] from 0 to 15")
+    return d
+
+
+def loops():
+    """Draw the five loops of a matrix product, from the outside in, and where each operand lies."""
+    d = Drawing(760, 300, "The five loops of a matrix product")
+    rows = [
+        ("LOOP 5", "slices of the resident side", "a packed slice stays in L3"),
+        ("LOOP 4", "passes: KC terms of the sums", "all threads pack the resident slice"),
+        ("LOOP 3", "groups of streamed panels, dealt to threads", "a packed group stays in L2"),
+        ("LOOP 2", "panels of the resident slice", "a panel stays in L1"),
+        ("LOOP 1", "panels of the streamed group", "each meets the panel in L1"),
+    ]
+    for k, (name, over, what) in enumerate(rows):
+        d.box(10 + 24 * k, 12 + 48 * k, 400 - 24 * k, 40, f"{name}: {over}", "abcde"[k], small=True)
+        d.arrow(410, 32 + 48 * k, 470, 32 + 48 * k)
+        d.text(480, 36 + 48 * k, what)
+    d.box(130, 256, 280, 36, "a tile of C (+)= panel times panel", "none", small=True)
+    d.arrow(410, 274, 470, 274)
+    d.text(480, 278, "in registers, for KC terms")
+    return d
+
+
+def layers():
+    """Draw the packages of toynn by layer, as the test of imports has them."""
+    rows = runpy.run_path(str(ROOT / "tests" / "structure" / "layers.py"))["LAYERS"]
+    d = Drawing(760, 40 * len(rows) + 30, "The layers of the package")
+    for k, row in enumerate(rows):
+        names = sorted(row)
+        width = 660 / len(names)
+        for i, name in enumerate(names):
+            d.box(10 + i * width, 10 + 40 * k, width - 8, 30, name, "abcde"[k % 5])
+    d.arrow(705, 12, 705, 40 * len(rows))
+    d.text(718, 30, "imports", small=True)
+    d.text(718, 44, "point", small=True)
+    d.text(718, 58, "down", small=True)
+    return d
+
+
+PICTURES = (step, packing, q4_k, loops, layers)
+
+
+def main():
+    """Write the files."""
+    FOLDER.mkdir(exist_ok=True)
+    for draw in PICTURES:
+        (FOLDER / f"{draw.__name__}.svg").write_text(draw().svg())
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    main()
