@@ -157,6 +157,28 @@ def test_a_fault_of_the_model_is_said_once(here, capsys):
     assert out.count("tokenizer.chat_template: missing") == 1
 
 
+def test_a_role_that_is_none_is_named_with_its_line(here, capsys):
+    odd = [{"role": "usr", "content": "a"}, {"role": "assistant", "content": "b"}]
+    with (here / "chat.jsonl").open("a") as file:
+        file.write("\n" + json.dumps({"messages": odd}))
+    said = "role: expected system, developer, user, assistant, tool, function, or one that the "
+    said += "chat template names; got 'usr': did you mean user?"
+    assert main(["check", "--data", "chat.jsonl", "-m", "m.gguf"]) == 2
+    out = capsys.readouterr().out
+    assert "1 row, which training stops at" in out
+    assert f" chat.jsonl:41: message 0: {said}\n" in out
+    assert main(["check", "--data", "chat.jsonl"]) == 0
+    out = capsys.readouterr().out
+    assert "roles                assistant, user, usr\n" in out
+    assert f"  'usr': {said.partition(': ')[2]}\n" in out
+    assert main(["check", "--data", "chat.jsonl", "--strict"]) == 1
+    keys = {"tokenizer.chat_template": CHATML + "{# 'usr' #}"}
+    bpe_file(here / "usr.gguf", specials=[("<|im_end|>", CONTROL)], keys=keys)
+    capsys.readouterr()
+    assert main(["check", "--data", "chat.jsonl", "-m", "usr.gguf"]) == 0
+    assert "did you mean" not in capsys.readouterr().out
+
+
 def test_a_text_without_a_model(here, capsys):
     (here / "a.txt").write_text("the cat sat on the mat and the rat sat on the cat\n" * 40)
     assert main(["check", "--data", "a.txt", "--strict"]) == 1

@@ -318,6 +318,15 @@ def objects(capsys):
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
+def test_a_prompt_of_a_role_that_is_none_is_named_with_its_line(chatty, tmp_path, capsys):
+    turns = [{"role": "usr", "content": "hello"}]
+    (tmp_path / "prompts.jsonl").write_text("\n" + json.dumps({"messages": turns}))
+    words = ["--model", str(chatty), "--prompts", str(tmp_path / "prompts.jsonl")]
+    assert main(["generate", *words]) == 2
+    said = capsys.readouterr().err
+    assert "prompts.jsonl:2: message 0: role: expected system" in said and "mean user?" in said
+
+
 def test_prompts_of_a_file_become_lines_of_json(chatty, tmp_path, capsys):
     turns = [{"role": "user", "content": "hello"}]
     (tmp_path / "prompts.jsonl").write_text(

@@ -12,6 +12,7 @@ from test_chat import CHATML, LLAMA2, SPECIALS
 from vocabs import bpe_file, spm_file
 
 from toynn.data import jsonl
+from toynn.data.preference import read_preferences
 from toynn.errors import DataError, GGUFError
 from toynn.formats.tokenizer import Tokenizer, ahead, chat, conversations
 
@@ -155,6 +156,52 @@ def test_lines_are_named(make, tmp_path):
         read(_25=refused)
     with pytest.raises(DataError, match=r"a\.jsonl:26: not JSON"):
         read(_25="{", _26=refused)
+
+
+@pytest.mark.parametrize(
+    ("role", "meant"),
+    [
+        ("usr", "user"),
+        ("User", "user"),
+        ("human", "user"),
+        ("gpt", "assistant"),
+        ("asistant", "assistant"),
+        ("sytem", "system"),
+        ("narrator", None),
+    ],
+)
+def test_a_role_that_is_none_is_refused_by_name(make, tmp_path, role, meant):
+    tokenizer = make(CHATML)
+    talks = [talk(k) for k in range(30)]
+    talks[20][2]["role"] = role
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"messages": t}) + "\n" for t in talks))
+    hint = f": did you mean {meant}?" if meant else ""
+    said = "message 2: role: expected system, developer, user, assistant, tool, function, or one "
+    said += f"that the chat template names; got {role!r}{hint}"
+    for encode in (tokenizer.encode_chat, tokenizer.encode_turns):
+        with pytest.raises(DataError) as caught:
+            encode(talks[20])
+        assert str(caught.value) == said
+    with pytest.raises(DataError) as caught:
+        jsonl.read(tmp_path / "a.jsonl", tokenizer, 64, vocab_size=tokenizer.vocab_size)
+    assert str(caught.value) == f"{tmp_path / 'a.jsonl'}:21: {said}"
+    pairs = {"prompt": talks[0][:1], "chosen": talks[20], "rejected": talks[0]}
+    (tmp_path / "b.jsonl").write_text(json.dumps(pairs))
+    with pytest.raises(DataError, match=f"b.jsonl:1: message 3: role: expected .*{role}"):
+        read_preferences(tmp_path / "b.jsonl", tokenizer, 64, vocab_size=tokenizer.vocab_size)
+
+
+@pytest.mark.parametrize("quote", ["'", '"'])
+def test_a_role_that_the_template_names_is_taken(make, quote):
+    tokenizer = make(
+        f"{{% for m in messages %}}{{% if m.role == {quote}ipython{quote} %}}[{{{{ m.content }}}}]"
+        "{% else %}{{ m.role }}: {{ m.content }}{% endif %}{% endfor %}"
+    )
+    messages = [{"role": role, "content": "x"} for role in ("ipython", "developer", "function")]
+    ids = tokenizer.encode_chat(messages)
+    assert tokenizer.decode(ids) == "[x]developer: xfunction: x"
+    with pytest.raises(DataError, match=r"message 0: role: .* got 'observation'"):
+        tokenizer.encode_chat([{"role": "observation", "content": "x"}])
 
 
 def test_whoever_stops_leaves_no_process_behind(make, monkeypatch):

@@ -21,6 +21,7 @@ from toynn.data.survey_text import held_lines, survey_text
 from toynn.errors import ConfigError
 from toynn.formats import bases
 from toynn.formats.tokenizer import Tokenizer
+from toynn.formats.tokenizer.conversations import unknown_role
 from toynn.jobs.options import TOKENIZER, named
 from toynn.jobs.paths import local_path, text_model
 from toynn.jobs.text import TextOptions, columns_of, rows_within
@@ -58,7 +59,7 @@ def add_parser(commands: Any) -> None:
     seed = "seed of the run, which draws the held-out part (default 0)"
     parser.add_argument("--seed", type=whole(0), default=0, metavar="N", help=seed)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    strict = "exit with 1 if rows are repeated, leak, are cut, or have no tokens"
+    strict = "exit with 1 if rows are repeated, leak, are cut, have no tokens or odd roles"
     parser.add_argument("--strict", action="store_true", help=strict)
     parser.set_defaults(run=run)
 
@@ -72,6 +73,7 @@ class _Found:
     repeats: dict[str, tuple[Repeats, Repeats]]  # by part: the same rows, the same words
     leaks: dict[str, tuple[Repeats, Repeats]]  # by held-out part: whole rows, prompts
     cuts: dict[str, Cut]
+    odd_roles: tuple[str, ...] = ()  # without a model: its chat template may name them, or not
     empty: tuple[str, ...] = ()  # parts of which nothing is left to learn: training refuses them
 
     @property
@@ -86,7 +88,8 @@ class _Found:
             pair[k].rows for pair in (*self.repeats.values(), *self.leaks.values()) for k in (0, 1)
         ]
         cut = any(each.cut or each.dropped for each in self.cuts.values())
-        return any(rows) or cut or any(part.unknown for part in self.parts.values())
+        unknown = any(part.unknown for part in self.parts.values())
+        return any(rows) or cut or unknown or bool(self.odd_roles)
 
 
 def run(arguments: Namespace) -> int:
@@ -164,7 +167,9 @@ def _looked_at(
     repeats = {name: (repeated(p.exact), repeated(p.alike)) for name, p in parts.items()}
     left = {name: len(_kept(part, seq)) for name, part in parts.items() if seq is not None}
     empty = tuple(name for name, count in left.items() if not count)
-    return _Found(path, parts, repeats, _leaks(parts, seq, arguments.seed), cuts, empty)
+    roles = sorted({role for part in parts.values() for role in part.roles})
+    odd = () if tokenizer else tuple(role for role in roles if unknown_role(role))
+    return _Found(path, parts, repeats, _leaks(parts, seq, arguments.seed), cuts, odd, empty)
 
 
 def _vocabulary(tokenizer: Tokenizer) -> Vocabulary:
@@ -234,7 +239,7 @@ def _text(path: Path, text: Survey, seq: int | None) -> _Found:
     before, held = (np.array(rows, np.int64) for rows in held_lines(text))
     leaks = {"last tenth": _between(text, held, before)} if text.rows else {}
     repeats = {"text": (repeated(text.exact), repeated(text.alike))}
-    return _Found(path, {"text": text}, repeats, leaks, {}, ("text",) if short else ())
+    return _Found(path, {"text": text}, repeats, leaks, {}, (), ("text",) if short else ())
 
 
 # -- Telling -----------------------------------------------------------------------------------
@@ -282,6 +287,7 @@ def _of_part(
             yield "  passed over", ", ".join(f"{key} ({part.fields[key]:,})" for key in others)
         if part.roles:
             yield "roles", ", ".join(sorted(part.roles))
+            yield from (("", f"{role!r}: {unknown_role(role)}") for role in found.odd_roles)
     if part.refused:
         yield "refused", f"{counted(part.refused, 'row')}, which training stops at; the first:"
         for error in part.errors:

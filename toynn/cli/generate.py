@@ -215,7 +215,10 @@ def _ids(
         raise ConfigError(f"{where}: it is empty; the model needs at least one token to go on from")
     if chat and isinstance(prompt, str):
         prompt = [{"role": "user", "content": prompt}]
-    ids = prompt_ids(tokenizer, prompt)
+    try:
+        ids = prompt_ids(tokenizer, prompt)
+    except DataError as error:  # of a message, say
+        raise DataError(f"{where}: {error}") from error
     if len(ids) > engine.context:
         raise ConfigError(
             f"{where}: it is {len(ids)} tokens long; the model sees at most {engine.context}"

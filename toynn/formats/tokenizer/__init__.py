@@ -277,7 +277,8 @@ class Tokenizer:
     ) -> list[int]:
         """Return the ids of a conversation, by default up to where the model answers.
 
-        Raises DataError for text that is not Unicode.
+        Raises DataError for text that is not Unicode, and for a role that is neither usual nor
+        named by the template.
         """
         return self._conversations.prompt(messages, add_generation_prompt)
 
@@ -290,7 +291,8 @@ class Tokenizer:
         goes on to where the conversation with the answer ends; or, where the template writes that
         otherwise once others follow (without its thoughts, say), to the token that ends a turn.
         ``tools`` are descriptions of functions, for the template. Raises GGUFError for a template
-        that rewrites what came before an answer. Raises DataError for text that is not Unicode.
+        that rewrites what came before an answer. Raises DataError for text that is not Unicode, and
+        for a role that is neither usual nor named by the template.
         """
         return self._conversations.turns((messages, tools))
 

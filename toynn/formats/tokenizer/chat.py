@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from toynn.errors import ConfigError, DataError, GGUFError
 
 __all__ = ["ChatTemplate", "Message", "Renderers", "needed"]
 
+QUOTED = re.compile(r"""(["'])([\w-]+)\1""")
 Message = Mapping[str, Any]  # role and content at least
 
 #: What rendering one conversation may take: seconds of the CPU, bytes of the process, characters of
@@ -50,12 +52,18 @@ class ChatTemplate:
     def __init__(self, path: Path, source: str, bos_token: str, eos_token: str) -> None:
         needed("jinja2")
         self._path, self._source = path, source
+        self._names = frozenset(name for _, name in QUOTED.findall(source))
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         try:
             self._run((), ())
         except _Failed as error:
             line = "" if error.line is None and error.bounds else f", line {error.line or '?'}"
             raise GGUFError(f"{path}: tokenizer.chat_template{line}: {error}") from None
+
+    @property
+    def names(self) -> frozenset[str]:
+        """All words in quotes in the program: roles that it tells apart are among them."""
+        return self._names
 
     def render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
         """Return the text of a conversation. Raises what `render_beginnings` does."""

@@ -5,7 +5,8 @@ did. Of many conversations, one on each core is rendered, and what they become i
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from toynn.errors import DataError, GGUFError
@@ -14,9 +15,14 @@ from toynn.formats.tokenizer.chat import ChatTemplate, Message
 from toynn.formats.tokenizer.pieces import Model, Pieces
 from toynn.formats.tokenizer.vocab import TokenType, Vocab
 
-__all__ = ["Conversations", "Talk", "Turn"]
+__all__ = ["Conversations", "Talk", "Turn", "unknown_role"]
 
+#: Roles that chat templates know by convention; a template may name others, such as ipython.
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+#: What some data sets call them.
+MEANT = {"human": "user", "prompter": "user", "gpt": "assistant", "bot": "assistant"}
 GUARDS = [chr(code) for code in range(0xFDD0, 0xFDF0)]  # never characters, so in no honest text
+NEAR = 0.6  # how alike two names are, of 1, where one may be meant by the other
 TOGETHER = 2**18  # characters that are encoded together
 
 #: Messages, and tools for the template, or None.
@@ -35,6 +41,21 @@ class _Rendered(NamedTuple):
     guard: str
 
 
+def unknown_role(role: object, named: Collection[str] = ()) -> str:
+    """Return what is said of a role that is none, and which may be meant; "" for one that is.
+
+    ``named`` are those that the chat template names, beside the usual ones.
+    """
+    if role in ROLES or role in named:
+        return ""
+    name = str(role).strip().lower()
+    near = get_close_matches(MEANT.get(name, name), ROLES, 1, NEAR)
+    return (
+        f"expected {', '.join(ROLES)}, or one that the chat template names; got {role!r:.80}"
+        f"{f': did you mean {near[0]}?' if near else ''}"
+    )
+
+
 class Conversations:
     """Ids of conversations, by the vocabulary and the template of a file."""
 
@@ -46,7 +67,10 @@ class Conversations:
         self._special_ids = frozenset(id for _, id in vocab.specials)
 
     def prompt(self, messages: Sequence[Message], add_generation_prompt: bool) -> list[int]:
-        """Return the ids of messages. Raises GGUFError, and DataError for text of no Unicode."""
+        """Return the ids of messages.
+
+        Raises GGUFError, and DataError for text of no Unicode and for a role that is none.
+        """
         messages, guard = self._guarded(messages)
         text = self._template().render(messages, add_generation_prompt)
         return self._begun(self._cutter.encoded(self._model, text, True, False, guard))
@@ -159,11 +183,14 @@ class Conversations:
         return [bos, *ids] if self._vocab.add_bos and bos is not None and ids[:1] != [bos] else ids
 
     def _guarded(self, messages: Sequence[Message]) -> tuple[list[Message], str]:
-        """Break, by a guard, each text of a control token that a message contains.
+        """Check roles; break, by a guard, each text of a control token that a message contains.
 
         The template sees the guard, which it has no reason to touch; encoding drops it once the
         special tokens are found. So the ids are those of the text as it was.
         """
+        for index, message in enumerate(messages):
+            if wrong := unknown_role(message.get("role"), self._template().names):
+                raise DataError(f"message {index}: role: {wrong}")
         said = "\n".join(_strings(messages))
         types = self._vocab.types
         texts = [
