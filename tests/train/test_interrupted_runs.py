@@ -1,5 +1,6 @@
 """Ctrl-C outside the steps of a run: locks are free then, and handlers are back."""
 
+import contextlib
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from interrupting import INTERRUPTED, traced
 
 from toynn.formats import disk
 from toynn.formats.logs import Log
+from toynn.system import critical
 from toynn.system.critical import Section
 from toynn.train.interrupt import SIGNALS, Interrupt
 from toynn.train.lock import Lock
@@ -37,6 +39,7 @@ def test_handlers_are_back_wherever_ctrl_c_comes(handlers, capfd):
     for at in range(1, size + 1):
         traced(guarded, at)
         assert now() == handlers, f"instruction {at} of {size}"
+        assert critical.stop_by_signal(None) is None, f"instruction {at} of {size} leaves an answer"
 
 
 def test_the_lock_of_a_folder_is_free_wherever_ctrl_c_comes(handlers, tmp_path, capfd):
@@ -85,8 +88,34 @@ def test_a_request_within_a_step_is_answered_at_once_and_once(handlers, capfd):
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.parametrize("how", ["within", "twice within", "ends by an error"])
+def test_the_outer_of_nested_interrupts_answers_again(handlers, capfd, how):
+    with Interrupt() as outer:
+        for _ in range(2 if how == "twice within" else 1):
+            with contextlib.suppress(ValueError), Interrupt() as inner:
+                if how == "ends by an error":
+                    raise ValueError
+        with Section():
+            signal.raise_signal(signal.SIGINT)
+            assert "finishing the step" in capfd.readouterr().err
+        assert outer.requested and not inner.requested
+    assert capfd.readouterr().err == ""
+
+
+def test_nothing_answers_behind_an_interrupt_that_had_no_signal_to_handle(handlers, capfd):
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    with Interrupt():
+        pass
+    signal.signal(signal.SIGINT, handlers[signal.SIGINT])
+    with pytest.raises(KeyboardInterrupt), Section():
+        signal.raise_signal(signal.SIGINT)
+    assert capfd.readouterr().err == ""
+
+
 TWICE = """
 import signal, sys, time
+from toynn.system import critical
 from toynn.system.critical import Section
 from toynn.train.interrupt import Interrupt
 with Interrupt() as interrupt, Section():

@@ -37,6 +37,7 @@ cdef extern from "critical.h" nogil:
 
 cdef unsigned long _main = threading.main_thread().ident  # the only thread that runs handlers
 cdef int _depth = 0  # sections that the main thread is in
+cdef bytes _text = None  # what the first signal that waits writes
 cdef tuple _numbers = tuple([tn_signals[i] for i in range(TN_SIGNALS)])
 
 
@@ -122,8 +123,12 @@ def stop_by_signal(bytes text):
     """Have the first SIGINT, SIGTERM or SIGHUP that waits write a text to stderr, at once.
 
     A second SIGINT or SIGTERM in the same section ends the process. None: none of that any more.
+    Returns the text that held before, for whoever puts that back.
     """
+    global _text
+    before, _text = _text, text
     tn_stop_by_signal(text is not None, text or b"", len(text or b""))
+    return before
 
 
 def stopping():

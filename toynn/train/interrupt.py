@@ -29,7 +29,7 @@ class Interrupt:
     have to wait until a running program returns. Where both signals come within one critical
     section, the section's handler in C does the same: see ``critical.stop_by_signal``. In a thread
     other than the main one, where Python allows no handlers, nothing is installed. A signal that
-    the parent chose to ignore stays so.
+    the parent chose to ignore stays so. They nest: at its end the one around it answers again.
     """
 
     def __init__(self) -> None:
@@ -38,6 +38,8 @@ class Interrupt:
         self._since = 0.0
         self._hung_up = False
         self._previous: dict[int, signal._HANDLER] = {}
+        self._entered = False
+        self._others: bytes | None = None  # the answer of the one around it
 
     @uninterrupted
     def __enter__(self) -> "Interrupt":
@@ -45,18 +47,18 @@ class Interrupt:
             for number in SIGNALS:
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     self._previous[number] = signal.signal(number, self._handle)
-            critical.stop_by_signal(self._answer())
+            self._others, self._entered = critical.stop_by_signal(self._answer()), True
         return self
 
     @uninterrupted
     def __exit__(self, *_: object) -> None:
+        if self._entered:
+            critical.stop_by_signal(self._others)
+        handlers, self._previous, self._entered = self._previous, {}, False
         # The handler of Ctrl-C, which may raise as soon as it is back, comes last.
-        for number, handler in reversed(self._previous.items()):
+        for number, handler in reversed(handlers.items()):
             if not (number == HANGUP and self._hung_up and handler == signal.SIG_DFL):
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        if self._previous:
-            critical.stop_by_signal(None)
-        self._previous.clear()
 
     @property
     def waited(self) -> float:
