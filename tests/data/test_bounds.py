@@ -1,5 +1,6 @@
 """Lines, and what packed files unpack to, have bounds: beyond them is an error, early and cheap."""
 
+import csv
 import gzip
 import json
 import tracemalloc
@@ -98,6 +99,30 @@ def test_lines_of_a_table_end_as_they_end(end, block, tmp_path, monkeypatch):
     path.write_bytes("\ufeff".encode() + end.join(["text,b", f"{quoted},1", "", 'c,"d"']).encode())
     found = [{"text": f"two{end}{end}lines, ü", "b": "1"}, {"text": "c", "b": "d"}]
     assert [row for _, row in rows(path, LINE)] == found
+
+
+@pytest.mark.parametrize("end", ["read", "left", "refused"])
+def test_the_limit_of_a_table_is_no_other_readers(end, tmp_path):
+    """csv has one limit for the whole process: nobody else sees that of our file."""
+    (tmp_path / "a.csv").write_text("text\n" + "b" * 300 + "\n" + "c" * 300 + "\n")
+    usual = csv.field_size_limit()
+    found = _rows.rows(tmp_path / "a.csv", silent, {}, Bounds(line=400))
+    assert next(found)[1]["text"] == "b" * 300
+    assert csv.field_size_limit() == usual
+    assert next(csv.reader(["d" * 500])) == ["d" * 500]
+    small = _rows.rows(tmp_path / "a.csv", silent, {}, Bounds(line=200))
+    with pytest.raises(DataError, match=r"expected at most 200 bytes"):
+        next(small)
+    if end == "read":
+        assert [row["text"] for _, row in found] == ["c" * 300]
+    elif end == "left":
+        found.close()
+    else:
+        (tmp_path / "b.csv").write_text('text\n"' + "d\n" * 300 + '"\n')
+        with pytest.raises(DataError, match=r"not CSV: field larger than field limit \(400\)"):
+            next(_rows.rows(tmp_path / "b.csv", silent, {}, Bounds(line=400)))
+        assert next(found)[1]["text"] == "c" * 300
+    assert csv.field_size_limit() == usual
 
 
 def test_texts_that_a_table_has_once(tmp_path):

@@ -13,6 +13,7 @@ import gzip
 import json
 import os
 import re
+import threading
 import zlib
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -46,6 +47,7 @@ LINES = (".jsonl", ".json")
 TABLES = (".csv", ".tsv", ".parquet", ".arrow", ".feather")
 TEXTS = (".txt", ".md")
 PACKED = (".gz", ".zst")
+_LIMIT = threading.RLock()  # held while csv has the limit of one of our files
 Where = int | str
 END = re.compile(r"\r\n|\n|\r(?!\Z)")  # of a line; a \n may follow the last \r
 BLOCK = 2**20  # bytes of a table that are read together
@@ -165,17 +167,17 @@ def _folder(folder: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _csv(path: Path, progress: Progress, bounds: Bounds) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    before = csv.field_size_limit(bounds.line)
+    reader = csv.reader(
+        _text_lines(path, progress, bounds),
+        delimiter="\t" if kind_of(path) == ".tsv" else ",",
+        strict=True,
+    )
     try:
-        reader = csv.reader(
-            _text_lines(path, progress, bounds),
-            delimiter="\t" if kind_of(path) == ".tsv" else ",",
-            strict=True,
-        )
-        names = next(reader, None)
+        rows = _bounded(reader, bounds.line)
+        names = next(rows, None)
         if not names or len(set(names)) < len(names):
             raise DataError(f"{path}:1: expected names of columns, each once; got {names or []}")
-        for row, values in enumerate(reader, 1):
+        for row, values in enumerate(rows, 1):
             if len(values) not in (0, len(names)):
                 raise DataError(
                     f"{path}:{row}: expected {len(names)} columns, as the header has; got "
@@ -185,8 +187,23 @@ def _csv(path: Path, progress: Progress, bounds: Bounds) -> Iterator[tuple[int, 
                 yield row, dict(zip(names, values, strict=True))
     except csv.Error as error:
         raise DataError(f"{path}: not CSV: {error} (line {reader.line_num})") from None
-    finally:
-        csv.field_size_limit(before)
+
+
+def _bounded(reader: Iterator[list[str]], limit: int) -> Iterator[list[str]]:
+    """Yield rows whose fields have at most so many characters.
+
+    Python has one such limit for the whole process: it is this one while a row is read.
+    """
+    values: list[str] | None = []
+    while values is not None:
+        with _LIMIT:
+            before = csv.field_size_limit(limit)
+            try:
+                values = next(reader, None)
+            finally:
+                csv.field_size_limit(before)
+        if values is not None:
+            yield values
 
 
 def _text_lines(path: Path, progress: Progress, bounds: Bounds) -> Iterator[str]:
