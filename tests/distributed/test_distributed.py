@@ -12,7 +12,7 @@ from toynn.backends import config, threads
 from toynn.distributed import LINKS, Cost, Group, mpi
 from toynn.distributed.launcher import Launch
 from toynn.distributed.sums import Summing
-from toynn.distributed.waits import END, NOTHING, SAY, Wait
+from toynn.distributed.waits import END, NOTHING, SAY, Notes, Wait
 
 
 @pytest.mark.parametrize(
@@ -69,32 +69,38 @@ def test_a_sum_names_the_rank_whose_part_is_not_finite():
     np.testing.assert_array_equal(wire.gathered[4:8], ((parts[0] + parts[1]) + parts[2])[4:8])
 
 
-class Sent:
-    """Notes of three ranks: what each has sent lies there for the others."""
+class Post:
+    """A communicator of three ranks: what is sent to one lies in its box."""
 
-    def __init__(self, rank, box):
-        self.rank, self.size, self.box, self.seen = rank, 3, box, 0
+    def __init__(self, rank, boxes):
+        self.rank, self.size, self.boxes = rank, 3, boxes
 
-    def send(self, number):
-        self.box.append((self.rank, number))
+    def Isend(self, note, rank):
+        self.boxes[rank].append(tuple(note))
+        return self
 
-    def come(self):
-        found = [each for each in self.box[self.seen :] if each[0] != self.rank]
-        self.seen = len(self.box)
-        return found
+    def Test(self):
+        return True
+
+    def Iprobe(self):
+        return bool(self.boxes[self.rank])
+
+    def Recv(self, note):
+        note[:] = self.boxes[self.rank].pop(0)
 
 
 def test_a_wait_says_for_whom_and_ends_by_its_own_clock():
     """Ranks 0 and 2 wait for rank 1. One of them speaks; the other one where it cannot."""
-    now, box = [0.0], [(1, 6)]  # a note of rank 1, of a wait that is over
-    waits = {rank: Wait(Sent(rank, box), 7, 100.0, clock=lambda: now[0]) for rank in (0, 2)}
+    now, boxes = [0.0], [[(1, 6)], [], [(1, 6)]]  # notes of rank 1, of a wait that is over
+    notes = {rank: Notes(Post(rank, boxes)) for rank in (0, 2)}
+    waits = {rank: Wait(notes[rank], 7, 100.0, clock=lambda: now[0]) for rank in (0, 2)}
 
     def at(seconds):
         now[0] = seconds
         return [wait.look() for wait in waits.values()]
 
-    assert at(0.9) == [NOTHING, NOTHING] and len(box) == 1  # a step may take so long
-    assert at(2.0) == [NOTHING, NOTHING] and box[1:] == [(0, 7), (2, 7)]
+    assert at(0.9) == [NOTHING, NOTHING] and not boxes[1]  # a step may take so long
+    assert at(2.0) == [NOTHING, NOTHING] and boxes[1] == [(0, 7), (2, 7)]
     assert at(29.9) == [NOTHING, NOTHING]
     assert at(30.0) == [SAY, NOTHING]
     assert waits[0].missing == waits[2].missing == [1]
@@ -105,11 +111,30 @@ def test_a_wait_says_for_whom_and_ends_by_its_own_clock():
 
 def test_a_wait_without_a_limit_does_not_end():
     now = [0.0]
-    wait = Wait(Sent(2, []), 1, 0.0, clock=lambda: now[0])
+    wait = Wait(Notes(Post(2, [[], [], []])), 1, 0.0, clock=lambda: now[0])
     now[0] = 30.0
     assert wait.look() == SAY and wait.missing == [0, 1]
     now[0] = 1e9
     assert wait.look() == NOTHING
+
+
+def test_notes_do_not_pile_up_at_a_rank_that_is_always_the_last():
+    boxes = [[], [], []]
+    last, others = Notes(Post(1, boxes)), [Notes(Post(rank, boxes)) for rank in (0, 2)]
+    for number in range(1, 50):
+        for each in others:
+            each.send(number)
+        wait = Wait(last, number, 100.0, clock=lambda: 0.0)
+        assert wait.look() == NOTHING  # nobody is waited for
+        assert not boxes[1]
+
+
+def test_a_note_that_comes_before_the_wait_counts():
+    """Of the others rank 0 has come, and has said so before this rank did."""
+    now, boxes = [0.0], [[], [(0, 1), (2, 1), (0, 2)], []]
+    wait = Wait(Notes(Post(1, boxes)), 2, 0.0, clock=lambda: now[0])
+    now[0] = 29.0
+    assert wait.look() == NOTHING and wait.missing == [2]
 
 
 def test_the_cost_is_that_of_the_formula():

@@ -5,6 +5,7 @@ those that are waited for: in a long step, stopped, or on a machine that hangs. 
 ranks that wait says so; where their patience is over, it says that, too, and ends all processes.
 """
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -22,27 +23,33 @@ NOTHING, SAY, END = range(3)
 
 
 class Notes:
-    """Notes among the ranks of a communicator that is for them alone."""
+    """Notes among the ranks of a communicator that is for them alone.
+
+    A thread may look after the wait of another one: each reads all notes that have come.
+    """
 
     def __init__(self, comm: Any) -> None:
         self._comm, self.rank, self.size = comm, comm.rank, comm.size
         self._sent: list[Any] = []  # what may still be on its way
+        self._newest: dict[int, int] = {}
+        self._lock = threading.Lock()
 
     def send(self, number: int) -> None:
         """Tell all others that this rank waits, for the ``number``-th time."""
-        note = np.array([number], np.int64)
+        note = np.array([self.rank, number], np.int64)
         others = (rank for rank in range(self.size) if rank != self.rank)
-        self._sent = [each for each in self._sent if not each[0].Test()]
-        self._sent += [(self._comm.Isend(note, rank), note) for rank in others]
+        with self._lock:
+            self._sent = [each for each in self._sent if not each[0].Test()]
+            self._sent += [(self._comm.Isend(note, rank), note) for rank in others]
 
-    def come(self) -> list[tuple[int, int]]:
-        """Return the notes that have come: ranks, and numbers of their waits."""
-        found, note = [], np.zeros(1, np.int64)
-        for rank in range(self.size):
-            while rank != self.rank and self._comm.Iprobe(rank):
-                self._comm.Recv(note, rank)
-                found.append((rank, int(note[0])))
-        return found
+    def newest(self) -> dict[int, int]:
+        """Read the notes that have come; return the last wait that each rank has told of."""
+        note = np.zeros(2, np.int64)
+        with self._lock:
+            while self._comm.Iprobe():  # of any rank
+                self._comm.Recv(note)
+                self._newest[int(note[0])] = int(note[1])
+            return dict(self._newest)
 
 
 class Wait:
@@ -62,6 +69,7 @@ class Wait:
         self._notes, self._number, self._clock = notes, number, clock
         self._patience, self._notice = patience, notice
         self._begin = clock()
+        notes.newest()  # a rank that is always the last never looks for them: they would pile up
         self._here: set[int] = set()  # ranks that wait, too
         self._said = False
         #: ranks that are waited for, as far as this rank knows
@@ -80,7 +88,8 @@ class Wait:
         if not self._here:
             self._here = {self._notes.rank}
             self._notes.send(self._number)
-        self._here |= {rank for rank, number in self._notes.come() if number == self._number}
+        told = self._notes.newest()
+        self._here |= {rank for rank, number in told.items() if number == self._number}
         self.missing = [rank for rank in range(self._notes.size) if rank not in self._here]
         turn = TURN * sorted(self._here).index(self._notes.rank)
         if self._patience and passed >= self._patience + turn:
