@@ -26,13 +26,13 @@ def batches(size=4, seed=0, augment=None, part=PART):
 
 def test_every_epoch_shows_each_picture_once_in_another_order():
     source = batches(size=5)
-    epochs = [np.concatenate([next(source).labels for _ in range(2)]) for _ in range(3)]
+    epochs = [np.concatenate([next(source).read().labels for _ in range(2)]) for _ in range(3)]
     assert all(sorted(epoch.tolist()) == list(range(COUNT)) for epoch in epochs)
     assert len({tuple(epoch.tolist()) for epoch in epochs}) == 3
 
 
 def test_a_batch_is_what_a_step_takes():
-    image, cls_idx, labels = batch = next(batches())
+    image, cls_idx, labels = batch = next(batches()).read()
     assert (image.shape, image.dtype, labels.dtype) == ((4, 4, 4, 1), np.uint8, np.int32)
     assert cls_idx.tolist() == [0]
     assert batch.rows == 4
@@ -53,7 +53,7 @@ ALL = Augment(crop=1, flip=True, mixup=0.4, smoothing=0.1)
 def test_same_seed_same_batches_and_the_state_resumes(augment):
     part = Part(Pixels(noise(COUNT, 4, 4, 1)), PART.labels)
     sources = [batches(3, seed, augment, part) for seed in (7, 7, 8)]
-    first, again, other = ([next(source) for _ in range(5)] for source in sources)
+    first, again, other = ([next(source).read() for _ in range(5)] for source in sources)
     equal = [all(map(np.array_equal, *pair)) for pair in zip(first, again, strict=True)]
     assert all(equal)
     assert not np.array_equal(first[0].inputs, other[0].inputs)
@@ -61,7 +61,7 @@ def test_same_seed_same_batches_and_the_state_resumes(augment):
     assert state == {"seed": 7, "position": 15}
     sources[2].state = state
     for _ in range(5):
-        assert all(map(np.array_equal, next(sources[0]), next(sources[2])))
+        assert all(map(np.array_equal, next(sources[0]).read(), next(sources[2]).read()))
 
 
 def test_flip_mirrors_about_half():
@@ -142,7 +142,7 @@ def test_a_truncated_picture_stops_or_is_skipped_and_counted_once(broken):
     data = ImageData.read(broken, skip_unreadable=True)
     images = Fitted(data.train, 4, 1, data.unreadable)
     source, again = RandomImages(images, 2, 5, 0), RandomImages(images, 2, 5, 0)
-    drawn = [next(source) for _ in range(6)]
+    drawn = [next(source).read() for _ in range(6)]
     assert all(len(batch.labels) == 5 for batch in drawn)
     assert np.bincount(np.concatenate([b.labels for b in drawn])).argmax() == 0  # b has three left
     valid = HeldOut(Fitted(data.valid, 4, 1, data.unreadable), 4, 100)
@@ -152,7 +152,7 @@ def test_a_truncated_picture_stops_or_is_skipped_and_counted_once(broken):
         "valid/a/00.png",
     ]
     again.state = source.state
-    assert all(map(np.array_equal, next(source), next(again)))
+    assert all(map(np.array_equal, next(source).read(), next(again).read()))
 
 
 def test_nothing_readable_is_an_error_though_files_may_be_skipped(broken):

@@ -162,8 +162,12 @@ def test_a_later_batch_is_read_when_an_engine_looks_at_it():
 
     later = LaterBatch(2, reading)
     assert later.rows == 2 and later.segments is None and not read
+    with pytest.raises(AttributeError, match="inputs"):  # no attribute reads by the way
+        _ = later.inputs
+    assert not read
     recipe = vits.make(batch=2)
     assert recipe.evaluate(later) == recipe.evaluate(pictures, None, labels)
+    assert later.read() is later.read() and later.read().inputs is pictures
     assert read == [True]
 
 

@@ -97,7 +97,7 @@ class Batch:
         differ, and padding before tokens.
         """
         if isinstance(batch, Batch):
-            return batch
+            return batch.read()
         if arrays:  # the engine says what is wrong with them
             given: Any = (batch, *arrays)
             return cls(*(None if each is None else np.asarray(each) for each in given))
@@ -161,6 +161,10 @@ class Batch:
         yield from (self.inputs, self.positions, self.labels)
         more = (self.segments, self.bounds, self.wanted)
         yield from (array for array in more if array is not None)
+
+    def read(self) -> "Batch":
+        """Return the batch with its arrays: itself, unless it is one that is read when needed."""
+        return self
 
     @cached_property
     def rows(self) -> int:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,17 +20,15 @@ ORDER, CHANGE = 0, 1  # what a random generator is for
 
 
 class LaterBatch(Batch):
-    """A batch that is read when it is first looked at: never, where it is another process's."""
+    """A batch that has no arrays until ``read``: never, where it is another process's."""
 
     def __init__(self, rows: int, read: Callable[[], Batch]) -> None:
-        vars(self).update(rows=rows, _read=read)
+        self.rows = rows
+        self._read = cache(read)
 
-    def __getattr__(self, name: str) -> Any:
-        """Read the arrays, which are not there yet."""
-        if name not in ("inputs", "positions", "labels"):
-            raise AttributeError(name)
-        vars(self).update(vars(self._read()))
-        return vars(self)[name]
+    def read(self) -> Batch:
+        """Return the batch with its arrays, which are read once."""
+        return self._read()
 
 
 def _batch(pictures: list[Picture], labels: NDArray[np.int32]) -> Batch:
