@@ -7,12 +7,9 @@ level that this CPU has, by default what compiled code is called by: kernel case
 sessions. The first finding ends the process. CI does the same at level generic.
 """
 
-import argparse
 import sys
-import tempfile
-from pathlib import Path
 
-from tests.tsan import copy_tree, finish, pytest_words, run, runtime
+from tests.sanitized import asked, finish, loaded, make, pytest_words, runtime
 
 TESTS = (
     "tests/kernels/test_kernels.py",
@@ -27,23 +24,15 @@ SUPPORTED = "from toynn import _kernels as k; print(*k.supported_levels())"
 
 def main() -> int:
     """Build, and run pytest at each level; return its first exit code that is not 0."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--build", type=Path, default=Path(tempfile.gettempdir()) / "toynn-asan")
-    parser.add_argument("--levels", default="avx2,avx512", help="default: avx2,avx512")
-    arguments, rest = parser.parse_known_args()
-    build, levels = arguments.build.resolve(), arguments.levels.split(",")
-    copy_tree(build)
-    settings = {"TOYNN_SANITIZE": "address,undefined", "TOYNN_DEBUG": "1"}
-    settings["TOYNN_LEVELS"] = arguments.levels
-    run([sys.executable, "setup.py", "-q", "build_ext", "--inplace"], build, settings)
-    settings = {
-        "LD_PRELOAD": f"{runtime('libasan.so')} {runtime('libstdc++.so')}",
+    arguments, rest = asked(__doc__, "asan", ("--levels", "store", "default: avx2,avx512"))
+    build, levels = arguments.build.resolve(), arguments.levels or "avx2,avx512"
+    make(build, "address,undefined", levels, TOYNN_DEBUG="1")
+    settings = loaded(build, runtime("libasan.so")) | {
         "ASAN_OPTIONS": "detect_leaks=0,use_sigaltstack=0",
         "PYTHONMALLOC": "malloc",
-        "PYTHONPATH": str(build),
     }
     supported = finish([sys.executable, "-c", SUPPORTED], build, settings, capture=True).stdout
-    for level in levels:
+    for level in levels.split(","):
         if level not in supported.split():
             print(f"{level}: skipped: this CPU has {supported.strip()}", flush=True)
             continue

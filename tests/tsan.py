@@ -11,15 +11,12 @@ whose waits it sees, in a library that is loaded first. The first race ends the 
 doubts that a race would be seen sees one.
 """
 
-import argparse
 import os
-import shutil
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from tests.sanitized import asked, finish, loaded, make, pytest_words, run, runtime
+
 THREADS = r"""
 #include <pthread.h>
 #include <stdbool.h>
@@ -90,78 +87,33 @@ bool GOMP_loop_nonmonotonic_dynamic_start(
 
 void GOMP_loop_end_nowait(void) {}
 """
-STRETCH = "part(a, i * n // a.n_threads, (i + 1) * n // a.n_threads)"
+STRETCH = "min((i + 1) * blocks // a.n_threads * block, n)"  # where a thread's rows end
 
 
 def main() -> int:
     """Build, and run pytest with what is left of the arguments; return its exit code."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--build", type=Path, default=Path(tempfile.gettempdir()) / "toynn-tsan")
-    parser.add_argument("--plant", action="store_true", help="let threads overlap")
-    arguments, rest = parser.parse_known_args()
+    arguments, rest = asked(__doc__, "tsan", ("--plant", "store_true", "let threads overlap"))
     build = arguments.build.resolve()
     if arguments.plant:
         build = build.with_name(f"{build.name}-planted")
-    copy_tree(build)
-    parallel = build / "toynn/_kernels/_parallel.pxd"
-    if arguments.plant:
-        text = parallel.read_text()
-        assert STRETCH in text
-        parallel.write_text(text.replace(STRETCH, "part(a, i * n // a.n_threads, n)"))
-    settings = {"TOYNN_SANITIZE": "thread", "TOYNN_LEVELS": "generic"}
-    run([sys.executable, "setup.py", "-q", "build_ext", "--inplace"], build, settings)
+    make(build, "thread", "generic", plant if arguments.plant else None)
     (build / "threads.c").write_text(THREADS)
     compiler = [*os.environ.get("CC", "cc").split(), "-fsanitize=thread", "-g", "-fPIC", "-shared"]
     run([*compiler, "threads.c", "-o", "threads.so"], build, {})
-    libraries = [runtime("libtsan.so"), str(build / "threads.so"), runtime("libstdc++.so")]
-    settings = {
-        "LD_PRELOAD": " ".join(libraries),
+    settings = loaded(build, runtime("libtsan.so"), str(build / "threads.so")) | {
         "TSAN_OPTIONS": "halt_on_error=1 ignore_noninstrumented_modules=1",
         "OPENBLAS_NUM_THREADS": "1",
-        "PYTHONPATH": str(build),
         "TOYNN_ISA": "generic",
     }
     return finish(["setarch", "-R", *pytest_words(), *rest], build, settings).returncode
 
 
-def copy_tree(build: Path) -> None:
-    """Copy the sources and tests into a folder for a build of their own."""
-    build.mkdir(parents=True, exist_ok=True)
-    for name in ("toynn", "tests", "setup.py", "pyproject.toml", "README.md", "LICENSE"):
-        source, skipped = ROOT / name, shutil.ignore_patterns("*.so", "__pycache__")
-        if source.is_dir():
-            shutil.copytree(source, build / name, ignore=skipped, dirs_exist_ok=True)
-        else:
-            shutil.copy2(source, build / name)
-
-
-def pytest_words() -> list[str]:
-    """Return the words that start pytest in a build: without capture, which hides a report."""
-    return [sys.executable, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider"]
-
-
-def run(words: list[str], folder: Path, settings: dict[str, str]) -> None:
-    """Run a command in a folder, which must succeed."""
-    subprocess.run(words, cwd=folder, env=os.environ | settings, check=True)
-
-
-def finish(
-    words: list[str], folder: Path, settings: dict[str, str], *, capture: bool = False
-) -> "subprocess.CompletedProcess[str]":
-    """Run a command in a folder to its end."""
-    return subprocess.run(
-        words,
-        cwd=folder,
-        env=os.environ | settings,
-        stdout=subprocess.PIPE if capture else None,
-        text=True,
-    )
-
-
-def runtime(name: str) -> str:
-    """Return the path of one of the compiler's libraries."""
-    words = ["cc", f"-print-file-name={name}"]
-    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+def plant(build: Path) -> None:
+    """Let two threads write the same rows."""
+    parallel = build / "toynn/_kernels/_parallel.pxd"
+    text = parallel.read_text()
+    assert STRETCH in text
+    parallel.write_text(text.replace(STRETCH, "n"))
 
 
 if __name__ == "__main__":

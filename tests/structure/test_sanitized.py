@@ -1,0 +1,54 @@
+"""tests/asan.py and tests/tsan.py: what they build and run, without a compiler."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from tests import asan, sanitized, tsan
+
+PARALLEL = "toynn/_kernels/_parallel.pxd"
+
+
+@pytest.fixture
+def ran(monkeypatch):
+    """Commands, each with what the environment has beside the usual."""
+    found = []
+
+    def run(words, **given):
+        new = dict(set(given.get("env", {}).items()) - set(sanitized.os.environ.items()))
+        found.append((list(map(str, words)), new))
+        return SimpleNamespace(stdout=f"{words[-1].partition('=')[2]}\n", returncode=0)
+
+    monkeypatch.setattr(sanitized.subprocess, "run", run)
+    return found
+
+
+@pytest.mark.parametrize("flags", [[], ["--plant"]])
+def test_the_build_of_tsan_is_that_of_the_sources_but_for_a_planted_race(
+    flags, ran, tmp_path, monkeypatch
+):
+    words = ["tsan", "--build", str(tmp_path / "build"), *flags, "-k", "some"]
+    monkeypatch.setattr(sys, "argv", words)
+    assert tsan.main() == 0
+    own = (sanitized.ROOT / PARALLEL).read_text()
+    built = (tmp_path / ("build-planted" if flags else "build") / PARALLEL).read_text()
+    assert (built != own) == bool(flags)
+    assert built.replace("\n                n,\n", f"\n                {tsan.STRETCH},\n") == own
+    assert ran[0][1] == {"TOYNN_SANITIZE": "thread", "TOYNN_LEVELS": "generic"}
+    assert ran[-1][0][:2] == ["setarch", "-R"] and ran[-1][0][-2:] == ["-k", "some"]
+    assert "threads.so" in ran[-1][1]["LD_PRELOAD"]
+
+
+def test_the_build_of_asan_is_one_for_all_levels(ran, tmp_path, monkeypatch):
+    words = ["asan", "--build", str(tmp_path), "--levels", "avx2", "tests/x.py"]
+    monkeypatch.setattr(sys, "argv", words)
+    monkeypatch.setattr(
+        asan, "finish", lambda *a, **k: SimpleNamespace(stdout="avx2", returncode=7)
+    )
+    assert asan.main() == 7  # what pytest returns at the first level that has a finding
+    assert ran[0][1] == {
+        "TOYNN_SANITIZE": "address,undefined",
+        "TOYNN_LEVELS": "avx2",
+        "TOYNN_DEBUG": "1",
+    }
