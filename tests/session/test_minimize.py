@@ -20,8 +20,8 @@ def starts():
     return {name: draw(size=shape) for name, shape in SHAPES.items()}
 
 
-def logits_of(s, w1, w2):
-    x = s.input("x", (4, 2))
+def logits_of(s, w1, w2, x=None):
+    x = s.input("x", (4, 2)) if x is None else x
     return ops.linear(s, ops.silu(s, ops.linear(s, x, w1)), w2)
 
 
@@ -341,6 +341,41 @@ def test_an_interrupted_minimize_is_made_wholly_or_not_at_all():
             assert s.minimize(loss)(x=CORNERS, labels=XOR) > 0
         s.close()
     assert outcomes == {True, False}
+
+
+def test_what_cannot_be_minimized_leaves_the_tape_as_it_was():
+    """Of a loss that depends on no parameter, a name that is taken, and a loss of many values."""
+    s = Session()
+    x, labels = s.input("x", (4, 2)), s.input("labels", (4,), "i32")
+    fixed = ops.cross_entropy(s, ops.linear(s, x, s.constant("c", np.ones((2, 2)))), labels)
+    weights = [s.parameter(name, values) for name, values in starts().items()]
+    logits = logits_of(s, *weights, x=x)
+    loss = ops.cross_entropy(s, logits, labels)
+
+    def state():
+        tape = vars(s.tape)
+        return {k: v.copy() if hasattr(v, "copy") else v for k, v in tape.items()}
+
+    before = state()
+    for wrong, error in ((fixed, "depends on no parameter"), (logits, "the loss is a scalar")):
+        with pytest.raises((ConfigError, ShapeError), match=error):
+            s.minimize(wrong)
+        assert state() == before
+    s.input("adamw.hp", (7,))
+    taken = state()
+    with pytest.raises(ConfigError, match=r"input adamw\.hp: this tape has one already"):
+        s.minimize(loss)
+    assert state() == taken
+    del s.tape.inputs["adamw.hp"]
+    step = s.minimize(loss, lr=1e-2)
+    other = Session()
+    of = [other.parameter(name, values) for name, values in starts().items()]
+    plain = logits_of(other, *of)
+    whole = other.minimize(
+        ops.cross_entropy(other, plain, other.input("labels", (4,), "i32")), lr=1e-2
+    )
+    for _ in range(3):
+        assert step(x=CORNERS, labels=XOR) == whole(x=CORNERS, labels=XOR)
 
 
 def test_minimize_is_refused_behind_updates_and_leaves_the_tape_as_it_is():

@@ -10,6 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
@@ -203,6 +204,19 @@ class Tape(Shown):
     def sealed(self) -> bool:
         """Whether the tape is compiled: nothing more can be recorded."""
         return bool(self.places)
+
+    @contextmanager
+    def undoable(self) -> Iterator[None]:
+        """Leave the tape as it was if what is recorded here ends in an error."""
+        before = {
+            name: copy(value) if isinstance(value, list | dict | set) else value
+            for name, value in vars(self).items()
+        }
+        try:
+            yield
+        except BaseException:
+            vars(self).update(before)
+            raise
 
     def input(
         self, name: str, shape: Sequence[int], dtype: str = "f32", count: Tensor | None = None

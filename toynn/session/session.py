@@ -298,7 +298,7 @@ class Session:
         Parameters that the loss does not depend on stay as they are. Clipping: ``max_grad_norm``.
 
         Raises ConfigError for unknown hyperparameters, for values out of range, and if the loss
-        depends on no parameter; ShapeError if the loss is no scalar.
+        depends on no parameter; ShapeError if the loss is no scalar. The tape is as before then.
         """
         self._check_recording("minimize()")
         adamw, known = AdamW.for_lora(), ("beta1", "beta2", "eps", "weight_decay")
@@ -312,16 +312,17 @@ class Session:
         tape, inputs = self.tape, dict(self.tape.inputs)
         if any(node.segment == "U" for node in tape.nodes):
             _refuse("minimize()", "in place of opt_step_adamw(), which was called on this tape")
-        if tape.loss is not loss:
-            self.set_loss(loss)
-        if tape.gradients is None:
-            self.build_backward()
-        trained = [w for w in tape.gradients or () if w.role is Role.PARAMETER]
-        if not trained:
-            raise ConfigError(f"minimize: {loss.name} depends on no parameter()")
-        row = self.input("adamw.hp", (len(SLOTS),))
-        for w in trained:
-            self.opt_step_adamw(w, self.grad(w), row)
+        with tape.undoable():
+            if tape.loss is not loss:
+                self.set_loss(loss)
+            if tape.gradients is None:
+                self.build_backward()
+            trained = [w for w in tape.gradients or () if w.role is Role.PARAMETER]
+            if not trained:
+                raise ConfigError(f"minimize: {loss.name} depends on no parameter()")
+            row = self.input("adamw.hp", (len(SLOTS),))
+            for w in trained:
+                self.opt_step_adamw(w, self.grad(w), row)
         if not self._finalized:
             self.finalize_weights()
         self.realize()
