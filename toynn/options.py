@@ -9,7 +9,7 @@ whether a run that is resumed must have the same value. See toynn/jobs/.
 import math
 import operator
 from argparse import ArgumentTypeError
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal
 
@@ -25,6 +25,7 @@ __all__ = [
     "WEIGHT_DTYPES",
     "Option",
     "RecipeOptions",
+    "absent",
     "checked_prepack",
     "compared",
     "names_of",
@@ -38,6 +39,9 @@ __all__ = [
 LARGEST = 2**31 - 1
 #: Options that older runs have under another name, in config.toml and in checkpoints.
 RENAMED = {"pack_base": "prepack", "b_rate": "loraplus_lr_ratio", "measure": "metric"}
+
+
+USUAL = object()  # in place of a value: the default
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,8 @@ class Option:
         Whether a resumed run must have the same value. It need not if the option does not change
         the training so far (length of the run, intervals, early stopping, memory), nor if the
         Trainer compares what follows from it.
+    before
+        The value that runs had before there was the option, if that is not the default.
     kept
         Whether config.toml has it. Options that say where a run is read or written are not kept.
     hashed
@@ -106,6 +112,7 @@ class Option:
     source: Literal["same", "own", "may"] = "same"
     off: Sequence[Any] = ()
     compared: bool = True
+    before: Any = USUAL
     kept: bool = True
     hashed: bool = False
     memory: str = ""
@@ -202,6 +209,21 @@ def compared(bundle: Any) -> dict[str, Any]:
         for each in fields(bundle)
         if not each.metadata or each.metadata["option"].compared
     }
+
+
+def absent(of: type[Any] | Iterable[Option]) -> dict[str, Any]:
+    """Return what a run had that was saved before there were some fields, or options, by name.
+
+    Of an option that a source may have of its own, nobody knows.
+    """
+    if isinstance(of, type):
+        known = [
+            (e.name, e.metadata.get("option", Option("")).before, e.default) for e in fields(of)
+        ]
+    else:
+        known = [(each.name, each.before, each.default) for each in of if each.source == "same"]
+    found = {name: usual if own is USUAL else own for name, own, usual in known}
+    return {name: value for name, value in found.items() if value is not MISSING}
 
 
 def renamed(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from toynn import _kernels
 from toynn.cli import main, parsed
 from toynn.cli.train import job_of
 from toynn.errors import NonFiniteError
+from toynn.jobs.made import OPTIONS
 from toynn.options import RENAMED
 from toynn.runs import Record
 from toynn.train import Trainer
@@ -119,6 +121,16 @@ def test_a_config_repeats_a_run_and_a_killed_one_is_resumed(name, here, tmp_path
     assert contents(tmp_path / "c") == contents(tmp_path / "a")
 
 
+def rewritten(path, text):
+    """Write a file of a run, and, where it is a checkpoint's, what its marker says of it."""
+    path.write_text(text)
+    if (marker := path.with_name("complete.json")).exists():
+        said = json.loads(marker.read_text())
+        whole = {"bytes": len(text.encode()), "crc32": zlib.crc32(text.encode())}
+        said["files"][path.name] = whole
+        marker.write_text(json.dumps(said))
+
+
 def aged(run):
     """Give options in a run's folder the names that they had in older runs."""
     for path in (run / "config.toml", *run.rglob("trainer_state.json")):
@@ -128,12 +140,38 @@ def aged(run):
             before, after = (f'"{n}":' if quoted else f"\n{n} = " for n in (new, old))
             assert before in text or (quoted and new == "prepack")  # which need not be the same
             text = text.replace(before, after)
-        path.write_text(text)
-        if (marker := path.with_name("complete.json")).exists():
-            said = json.loads(marker.read_text())
-            whole = {"bytes": len(text.encode()), "crc32": zlib.crc32(text.encode())}
-            said["files"][path.name] = whole
-            marker.write_text(json.dumps(said))
+        rewritten(path, text)
+
+
+def changed(run, change):
+    """Change what the checkpoints of a run say of its options."""
+    for path in run.rglob("trainer_state.json"):
+        state = json.loads(path.read_text())
+        change(state["identity"]["config"])
+        rewritten(path, json.dumps(state))
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_checkpoint_from_before_there_was_an_option_means_its_default(
+    name, here, tmp_path, capsys
+):
+    """As if all options that are compared, and are as usual, had come since it was saved."""
+    assert begun(name, tmp_path / "run", step=6) == "killed"
+    usual = {each.name: each.default for each in OPTIONS[name] if each.source == "same"}
+    gone = set()
+
+    def forget(config):
+        gone.update(key for key, value in config.items() if usual.get(key) == value)
+        for key in gone:
+            config.pop(key, None)
+
+    changed(tmp_path / "run", forget)
+    assert "allreduce" in gone and len(gone) > 5
+    shutil.copytree(tmp_path / "run", tmp_path / "other")
+    assert main(["train", "--resume", str(tmp_path / "run")]) == 0
+    capsys.readouterr()
+    assert main(["train", "--resume", str(tmp_path / "other"), "--allreduce", "fast"]) == 2
+    assert "config.allreduce: 'ordered' then, 'fast' now;" in capsys.readouterr().err
 
 
 def test_a_run_with_older_names_of_options_is_resumed(here, tmp_path, capsys):

@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import zlib
+from dataclasses import dataclass
 
 import pytest
 import runs
@@ -13,8 +14,11 @@ from killing import go_on, killed_at_moments, killed_in_writing
 import toynn
 from toynn.data.batch import IGNORED
 from toynn.errors import CheckpointError, ConfigError
-from toynn.optim import Schedule
+from toynn.optim import AdamW, Schedule
+from toynn.options import absent, option, options_of
 from toynn.train import checkpoint
+from toynn.train.options import LoopOptions
+from toynn.train.trainer import find
 
 ALL = sorted(runs.RECIPES)
 VARYING = ("time", "tokens_per_second", "peak_memory")
@@ -416,6 +420,45 @@ def test_a_run_that_ended_early_is_saved_and_goes_on_with_more_patience(work, tm
     early = runs.trainer("gpt2", work, folder=out, early_stopping=1, **options).fit()
     assert early.stopped_early and early.iterations < 12
     assert runs.trainer("gpt2", work, resume=out, **options).fit().iterations == 12
+
+
+@pytest.mark.parametrize("part", ["", "schedule", "optimizer"])
+def test_a_checkpoint_from_before_there_was_a_field_means_its_default(part, work, tmp_path):
+    """Of the loop, its schedule, its optimizer: each field that has its default may be missing."""
+    out = tmp_path / "out"
+    runs.trainer("gpt2", work, folder=out).fit()
+    found = find(out)
+    training = found.state["identity"]["training"]
+    known = absent({"": LoopOptions, "schedule": Schedule, "optimizer": AdamW}[part])
+    table = training[part] if part else training
+    gone = {name for name, value in known.items() if name in table and table[name] == value}
+    assert gone
+    for name in gone:
+        del table[name]
+    resumed = runs.trainer("gpt2", work, resume=found, steps=13)
+    assert resumed.fit().iterations == 13
+    name = min(gone)
+    table |= {each: known[each] for each in gone} | {name: "another"}
+    with pytest.raises(CheckpointError, match=f"{name}: 'another' then, "):
+        runs.trainer("gpt2", work, resume=found, steps=13)
+    del table[name]  # what is not the default is a difference still
+    other = {"schedule": {"schedule": "linear"}, "": {"grad_accum": 1}}.get(part)
+    if other:
+        with pytest.raises(CheckpointError, match=" then, "):
+            runs.trainer("gpt2", work, resume=found, steps=13, **other)
+
+
+def test_an_option_may_say_what_held_before_it():
+    @dataclass
+    class Bundle:
+        GROUP = "x"
+        needed: int = option("needed")
+        old: int = 1
+        new: int = option("new", 2, before=7)
+        from_source: int = option("of the source", 3, source="may")
+
+    assert absent(Bundle) == {"old": 1, "new": 7, "from_source": 3}
+    assert absent(options_of(Bundle)) == {"needed": None, "new": 7}
 
 
 @pytest.mark.parametrize("name", ALL)

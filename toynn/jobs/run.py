@@ -2,7 +2,7 @@
 
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from math import inf
@@ -15,9 +15,11 @@ from toynn.errors import ConfigError
 from toynn.jobs.job import Job
 from toynn.jobs.memory import check_fits
 from toynn.optim import AdamW, Schedule
+from toynn.options import absent, renamed
 from toynn.system.printing import counted, duration
 from toynn.train import tensorboard
 from toynn.train.checkpoint import Checkpoint
+from toynn.train.differences import completed
 from toynn.train.folder import RunFolder, Value
 from toynn.train.metrics import plot_losses
 from toynn.train.options import LoopOptions, Result
@@ -69,6 +71,9 @@ def carried_out(job: Job) -> Outcome:
         batches = _resolve_length(job, begun)
         check_fits(*job.declared(), ranks=max(1, len(group.local_cpus)))
         job.recipe, optimizer, schedule = build(job)
+    identity = _identity(job)
+    if found is not None:
+        _complete(found, identity, job)
     trainer = Trainer(
         job.recipe,
         job.batches(),
@@ -78,7 +83,7 @@ def carried_out(job: Job) -> Outcome:
         resume=found,
         force=run.force_resume,
         save_total_limit=run.save_total_limit,
-        identity=_identity(job),
+        identity=identity,
         measure=job.measure,
         sample=job.sample,
         check=job.check,
@@ -191,6 +196,14 @@ def _identity(job: Job) -> dict[str, Any]:
         **job.tables(),
         "base": job.sources(),
     }
+
+
+def _complete(found: Checkpoint, identity: Mapping[str, Any], job: Job) -> None:
+    """Give a checkpoint the options that there were not when it was saved, by their values then."""
+    before = found.state["identity"]
+    if isinstance(config := before.get("config"), dict):
+        known = absent(job.options)
+        before["config"] = completed(renamed(config), identity["config"], known)
 
 
 def _finish(job: Job, result: Result, folder: RunFolder, seconds: float) -> None:

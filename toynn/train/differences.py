@@ -4,13 +4,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from toynn.errors import CheckpointError
-from toynn.options import renamed
+from toynn.optim import AdamW, Schedule
+from toynn.options import absent, renamed
 from toynn.system.printing import counted
 from toynn.train.checkpoint import Checkpoint
 from toynn.train.options import LoopOptions
 from toynn.train.plan import Begun
 
-__all__ = ["check_alike", "differences"]
+__all__ = ["check_alike", "completed", "differences"]
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], at: str = "") -> list[str]:
@@ -25,6 +26,13 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], at: str = "")
     return found
 
 
+def completed(
+    before: Mapping[str, Any], now: Mapping[str, Any], known: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return what was saved, with ``known`` values of what it is too old to have."""
+    return {name: known[name] for name in now.keys() & known.keys()} | dict(before)
+
+
 def check_alike(
     found: Checkpoint, now: Mapping[str, Any], begun: Begun, options: LoopOptions, force: bool
 ) -> None:
@@ -36,6 +44,8 @@ def check_alike(
     before = found.state["identity"]
     if isinstance(before.get("config"), dict):
         before = before | {"config": renamed(before["config"])}
+    if "training" in before and "training" in now:
+        before = before | {"training": _training(before["training"], now["training"])}
     path, lines = found.path, [] if force else differences(before, now)
     if not lines:
         _check_length(path, begun, options)
@@ -46,6 +56,16 @@ def check_alike(
             f"{path}: the run would not be the same: {'; '.join(lines)}; make it so, or force it "
             "(--force-resume, force=True)"
         )
+
+
+def _training(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what was saved of a run's loop, with what held before there were some fields."""
+    found = completed(before, now, absent(LoopOptions))
+    for name, kind in (("schedule", Schedule), ("optimizer", AdamW)):
+        old, new = found.get(name), now.get(name)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            found[name] = completed(old, new, absent(kind))
+    return found
 
 
 def _check_length(path: object, begun: Begun, options: LoopOptions) -> None:
