@@ -17,7 +17,7 @@ from toynn.jobs.options import HEADINGS, MOST_USED  # noqa: E402
 HEAD = """# Flags of toynn train
 
 `python docs/flags.py` makes this page from the definitions of the options; `toynn train RECIPE
---help` prints the flags of one recipe. `--log-every 10` is `log_every = 10` in config.toml and
+--help-all` prints the flags of one recipe. `--log-every 10` is `log_every = 10` in config.toml and
 `log_every=10` for `toynn.finetune`. Names in parentheses are mlx-lm's and llama.cpp's; they are
 taken, too.
 """

@@ -1,6 +1,7 @@
 """All commands: their help, their words, the folder of a run as a path, and who listens."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -11,7 +12,8 @@ from lora_bases import write_base
 from some_adapters import draw
 
 import toynn
-from toynn.cli import main
+from toynn.cli import _parser, main
+from toynn.cli.completion import _parsers
 from toynn.formats import adapters, gguf
 
 
@@ -102,9 +104,32 @@ def test_version_and_help(capsys):
             main([option])
         assert stop.value.code == 0
     assert f"toynn {toynn.__version__}" in capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        main(["train", "gpt2", "--help"])
-    assert "--min-lr-ratio N" in capsys.readouterr().out
+
+
+COMMANDS = [name.removeprefix("toynn ") for name, _ in _parsers(_parser(), "toynn")][1:]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_fits_a_screen_and_help_all_has_the_rest(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def printed(option):
+        with pytest.raises(SystemExit) as stop:
+            main([*command.split(), option])
+        assert stop.value.code == 0
+        return capsys.readouterr().out
+
+    brief = printed("--help")
+    more = re.search(r"--help-all shows (\d+) more", brief)
+    everything = printed("--help-all") if more else brief
+    assert len(brief.splitlines()) <= 40
+    (parser,) = (each for name, each in _parsers(_parser(), "toynn") if name == f"toynn {command}")
+    flags = [each.option_strings[-1] for each in parser._actions if each.option_strings]
+    assert [flag for flag in flags if f" {flag}" not in everything] == []
+    if more:
+        shown = re.findall(r"^  -.*", brief, re.MULTILINE)
+        assert len(shown) + int(more[1]) == len(flags) - 2  # without the two of help
+        assert "Example: toynn " in brief
 
 
 def test_config(capsys):

@@ -37,6 +37,7 @@ from toynn.cli import (
     selftest,
     train,
 )
+from toynn.cli._flags import brief_help
 from toynn.cli._streams import Output, Unwritten, streams
 from toynn.cli._text import plain_warnings, print_error
 from toynn.errors import ConfigError, ToynnError
@@ -63,6 +64,10 @@ class Parser(ArgumentParser):
         """Keep the words, for errors to speak of."""
         self._words = list(args or ())
         return super().parse_known_args(args, namespace)
+
+    def format_help(self) -> str:
+        """Return what --help shows."""
+        return brief_help(self) or super().format_help()
 
     def error(self, message: str) -> NoReturn:
         """Raise ConfigError."""

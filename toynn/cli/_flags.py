@@ -1,20 +1,33 @@
 """Flags of the command line: options (toynn/options.py) as argparse takes them."""
 
 import re
+import sys
 from argparse import SUPPRESS, Action, ArgumentParser, BooleanOptionalAction, Namespace
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 from toynn.errors import ConfigError
 from toynn.formats.gguf import OUTTYPES
 from toynn.formats.mixes import KINDS, MIXES
 from toynn.options import Option
 
-__all__ = ["MIXES_NEED", "Once", "add", "add_all", "add_outtype", "as_typed"]
+__all__ = [
+    "MIXES_NEED",
+    "Once",
+    "add",
+    "add_all",
+    "add_outtype",
+    "as_typed",
+    "brief_help",
+    "show_first",
+]
 
 #: Fields of configurations that options have other names for.
 FIELDS = {"n_heads": "heads", "n_kv_heads": "kv_heads", "n_layers": "layers", "context": "seq"}
 FIELDS |= {"t_seq": "seq", "t_batch": "batch", "image": "image_size"}
+
+#: Attribute of a parser: the options that --help shows, of many.
+FIRST = "_first"
 
 MIXES_NEED = (
     "Mixes need llama-cpp-python (pip install llama-cpp-python), and memory for the model in "
@@ -34,6 +47,45 @@ class Once(Action):
         if getattr(namespace, self.dest, None) is not None:
             raise ConfigError(f"{option}: given twice; {self.advice}")
         setattr(namespace, self.dest, values)
+
+
+class HelpAll(Action):
+    """Prints all that a command takes."""
+
+    def __call__(self, parser: ArgumentParser, *_: Any) -> NoReturn:
+        """Print it, and exit as --help does."""
+        parser._print_message(ArgumentParser.format_help(parser), sys.stdout)
+        parser.exit()
+
+
+def show_first(parser: ArgumentParser, names: Iterable[str], example: str) -> None:
+    """Let --help show only these options and an example, and --help-all everything."""
+    more = "show all options"
+    parser.add_argument("--help-all", action=HelpAll, nargs=0, default=SUPPRESS, help=more)
+    parser.epilog = " ".join(filter(None, [parser.epilog, f"Example: {example}"]))
+    setattr(parser, FIRST, tuple(names))
+
+
+def brief_help(parser: ArgumentParser) -> str | None:
+    """Return what --help shows of a command with many options; None of one with few."""
+    first = getattr(parser, FIRST, None)
+    if first is None:
+        return None
+    shown = [action for action in parser._actions if action.dest in first]
+    rest = len(parser._actions) - len(shown) - 2  # without --help and --help-all
+    titles = [group.title for group in parser._action_groups if group._group_actions]
+    heads = [str(title) for title in titles if title not in (None, "options", "most used")]
+    formatter = parser._get_formatter()
+    usual = [f"{each.option_strings[-1]} {each.metavar}" for each in shown if each.required]
+    formatter.add_usage(" ".join([parser.prog, *usual, "[options]"]), [], [])
+    formatter.add_text(parser.description)
+    formatter.start_section("most used")
+    formatter.add_arguments(shown)
+    formatter.end_section()
+    about = f": {', '.join(heads)}" if heads else ""
+    formatter.add_text(f"--help-all shows {rest} more{about}.")
+    formatter.add_text(parser.epilog)
+    return formatter.format_help()
 
 
 def add(parser: Any, option: Option, **more: Any) -> None:

@@ -7,6 +7,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
+from toynn.cli._flags import show_first
 from toynn.cli._writing import Clock, add_flags, opened, options
 from toynn.errors import ConfigError, DataError
 from toynn.formats.tokenizer import Tokenizer
@@ -42,6 +43,11 @@ def add_parser(commands: Any) -> None:
     add_flags(parser)
     system = "system message; @FILE reads it from a file"
     parser.add_argument("--system", metavar="TEXT", help=system)
+    show_first(
+        parser,
+        ("model", "adapter", "system", "max_tokens", "temp"),
+        "toynn chat --model base.gguf --adapter runs/chats",
+    )
     parser.set_defaults(run=run)
 
 

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from toynn.cli._flags import show_first
 from toynn.cli._streams import input_bytes
 from toynn.cli._writing import Clock, add_flags, opened, options
 from toynn.data import jsonl
@@ -54,6 +55,8 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--logprobs", type=whole(0), metavar="N", help=logprobs)
     out = "new file for the lines of JSON"
     parser.add_argument("--out", type=Path, metavar="FILE", help=out)
+    first = ("model", "adapter", "prompt", "prompts", "max_tokens", "temp", "chat")
+    show_first(parser, first, 'toynn generate --adapter runs/chats --prompt "Once upon"')
     parser.set_defaults(run=run, saves="out")
 
 

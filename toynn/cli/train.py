@@ -4,11 +4,12 @@ from argparse import Namespace
 from collections.abc import Sequence
 from typing import Any
 
-from toynn.cli._flags import add_all, as_typed
+from toynn.cli._flags import add_all, as_typed, show_first
 from toynn.errors import ConfigError
 from toynn.jobs import JOBS, Job, carried_out, made
 from toynn.jobs.config_file import read_config
 from toynn.jobs.made import OPTIONS
+from toynn.jobs.options import MOST_USED
 
 __all__ = ["add_parser", "job_of", "words_of"]
 
@@ -23,6 +24,8 @@ def add_parser(commands: Any, *, required: bool = True) -> None:
     for name, job in JOBS.items():
         own = recipes.add_parser(name, help=job.help, description=job.help, allow_abbrev=False)
         add_all(own, job.options, required=required)
+        first = (option.name for option in job.options if option.group == MOST_USED)
+        show_first(own, first, f"toynn train {name} {job.example}".strip())
         own.set_defaults(run=train, saves=True)
 
 

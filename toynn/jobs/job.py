@@ -54,6 +54,7 @@ class Job(ABC):
 
     name: ClassVar[str]
     help: ClassVar[str]
+    example: ClassVar[str] = ""  # words behind `toynn train RECIPE`
     options: ClassVar[tuple[Option, ...]]
     source: ClassVar[tuple[str, str]] = ("init_from", "model")  # the option that names one; a what
     unit: str = "tokens"  # of what is trained on, in metrics.jsonl

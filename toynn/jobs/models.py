@@ -232,6 +232,7 @@ class GPT2Job(ModelJob):
 
     name = "gpt2"
     help = "a small GPT-2 from scratch, on text"
+    example = "--data book.txt --steps 3000"
     options = _options(name, without=("weights", "prepack"))
     make = GPT2
 
@@ -258,6 +259,7 @@ class FromScratchJob(ModelJob):
 
     name = "from-scratch"
     help = "a small Llama-like model from scratch, on text"
+    example = "--arch qwen3 --data book.txt --tokenizer model.gguf"
     options = _options(name, LlamaOptions, without=("prepack",))
     make: ClassVar[Callable[[str], Any]] = FromScratch
 
@@ -298,6 +300,7 @@ class WarmStartJob(FromScratchJob):
 
     name = "warm-start"
     help = "a small Llama-like model that starts from a donor's embeddings, on text"
+    example = "--donor model.gguf --data book.txt"
     options = _options(
         name,
         DonorOptions,

@@ -125,6 +125,7 @@ class ViTJob(Job):
 
     name = "vit"
     help = "a small vision transformer, on labelled pictures"
+    example = "--data pictures --epochs 20"
     options = of_run(
         name,
         "pictures",
