@@ -357,6 +357,8 @@ class RecipeOptions:
     packed
         Whether batches are examples one behind another, in segments: up to t_batch * t_seq tokens,
         of which only those are computed that there are. See ``SequenceEngine.step``.
+    label_losses
+        Whether an evaluation keeps the loss of each label: see ``SequenceEngine.label_losses``.
     decay
         Which weights AdamW's decay makes smaller: "all", or "matrices" alone, tables of embeddings
         among them, and no gains, biases and other vectors.
@@ -436,6 +438,7 @@ class RecipeOptions:
         heavy=False,
     )
     packed: bool = option("", False)
+    label_losses: bool = option("", False, compared=False)
     decay: str = option(
         "apply --weight-decay to all weights or to matrices only (default {default})",
         "all",

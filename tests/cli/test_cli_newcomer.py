@@ -255,7 +255,7 @@ def test_lines_fit_into_a_terminal(files, capsys):
     lines = [*printed.out.splitlines(), *printed.err.splitlines()]
     assert any(line.startswith("precision ") for line in lines)
     assert any("there will be no adapter.gguf" in line for line in lines)
-    shown = ("prompt ", "expected ", "before ", "after ", "try it ")
+    shown = ("prompt ", "expected ", "before ", "after ", "try it ", "for PEFT ")
     assert [line for line in lines if len(line) > 80 and not line.startswith(shown)] == []
     assert "MiB" not in printed.out and " MB" in printed.out
 

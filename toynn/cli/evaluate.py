@@ -105,6 +105,9 @@ def _lines(found: Mapping[str, Any], seconds: float) -> str:
         said = f"{found['perplexity_every']:.4f} +/- {found['perplexity_error_every']:.5f}"
         said += f", loss {found['loss_every']:.4f}, over all {found['counted_every']:,}"
         lines.append(fact("", said))
+    if "loss_stop" in found:
+        said = f"loss {found['loss_stop']:.4f} on {found['counted_stop']:,} stop tokens"
+        lines.append(fact("", f"{said}, {found['loss_rest']:.4f} on the rest"))
     if "kl_mean" in found:
         base = f"{found['perplexity_base']:.4f} +/- {found['perplexity_error_base']:.5f}"
         kl = f"{found['kl_mean']:.6f} +/- {found['kl_error']:.6f} nats"

@@ -27,6 +27,7 @@ class Pass(Recorded):
     long_positions: Tensor | None = None
     is_long: Callable[[int], bool] | None = None  # an example of so many tokens
     count: Tensor | None = None  # of the tokens that there are; of rows, if those are chosen
+    losses: Tensor | None = None  # of labels that count, the first ones; if they are asked for
     rows: Tensor | None = None  # of which logits are wanted; None: of all
 
 
@@ -132,7 +133,23 @@ def record_loss(
     x = _through(model, layers, cfg, found, rows)
     logits, loss = model.loss(layers, cfg, engine.options, model.last(layers, cfg, x), target)
     s.set_loss(loss)
+    if engine.options.label_losses and not dense:
+        found = replace(found, losses=_each(s, logits, target, loss))
     return replace(found, logits=logits, labels=labels, hp=hp, loss=loss, dropout=control)
+
+
+def _each(s: Session, logits: Tensor | None, target: Tensor, loss: Tensor) -> Tensor:
+    """Record that the loss of each row is kept, of runs that end at the mean of all.
+
+    The mean over chunks of rows is computed from them; else an op of segment E computes them.
+    """
+    if logits is None:
+        mean = next(node for node in reversed(s.tape.nodes) if loss in node.outputs)
+        return s.output(mean["losses"])
+    s.tape.segment = "E"
+    losses = ops.token_losses(s, logits, target)
+    s.tape.segment = "F"
+    return s.output(losses)
 
 
 def record_losses(

@@ -17,7 +17,7 @@ from toynn.engines.filed import FileEngine
 from toynn.engines.packed import checked, inputs_of
 from toynn.engines.preference import Preference, PreferenceOptions, PreferencePass
 from toynn.engines.recording import Pass, record_logits, record_loss
-from toynn.errors import ConfigError, ShapeError
+from toynn.errors import ConfigError, LifecycleError, ShapeError
 from toynn.graph.tape import Tensor
 from toynn.models import SequenceConfig
 from toynn.options import RecipeOptions
@@ -42,6 +42,7 @@ class SequenceEngine(FileEngine[C], Generic[C]):
     t_tok: Tensor
     t_pos: Tensor
     preference: Preference | None = None  # the loss, where it is one of preferences
+    _evaluated: tuple[Pass, int] | None = None  # the step that was run last, and its labels
 
     def __init__(self, backend: str = "cpu", n_threads: int | None = None) -> None:
         super().__init__(backend, n_threads)
@@ -141,7 +142,22 @@ class SequenceEngine(FileEngine[C], Generic[C]):
         assert isinstance(step, PreferencePass)
         return step, batch, self.preference.inputs(step, batch)
 
+    def label_losses(self) -> NDArray[np.float32]:
+        """Return the loss of each label that counts of the batch that was evaluated last, (rows,).
+
+        In the order of the labels; ``evaluate`` has returned their mean. Raises LifecycleError
+        where ``RecipeOptions.label_losses`` does not ask for them, or no such batch was evaluated.
+        """
+        step, rows = self._evaluated or (None, 0)
+        if step is None or step.losses is None:
+            raise LifecycleError(
+                f"{type(self).__name__}.label_losses before evaluate() of a batch with labels by "
+                "number, of an engine with RecipeOptions(label_losses=True)"
+            )
+        return self.session.download(step.losses)[:rows]
+
     def _loss(self, step: Pass, given: Batch) -> float:
+        self._evaluated = step, given.rows
         if self.preference is not None:
             assert isinstance(step, PreferencePass)
             self.preference.measure(step, given)

@@ -20,7 +20,13 @@ from toynn.evaluation.choices import (
     read_questions,
 )
 from toynn.evaluation.divergence import Divergence, divergence, example_divergence
-from toynn.evaluation.perplexity import Score, TextScore, example_loss, perplexity
+from toynn.evaluation.perplexity import (
+    Score,
+    TextScore,
+    example_loss,
+    example_scores,
+    perplexity,
+)
 
 __all__ = [
     "Accuracy",
@@ -33,6 +39,7 @@ __all__ = [
     "divergence",
     "example_divergence",
     "example_loss",
+    "example_scores",
     "log_likelihood",
     "perplexity",
     "read_questions",

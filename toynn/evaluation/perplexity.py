@@ -8,7 +8,7 @@ at least half a window before them. What is left over behind the last whole wind
 Source: llama.cpp, tools/perplexity.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from math import exp, inf, sqrt
 from typing import Any, NamedTuple
@@ -21,10 +21,12 @@ from toynn.errors import ConfigError, DataError
 from toynn.evaluation.scores import Causal, Floats, losses, read
 
 __all__ = [
+    "ExampleScore",
     "Progress",
     "Score",
     "TextScore",
     "example_loss",
+    "example_scores",
     "perplexity",
     "score",
     "silent",
@@ -120,18 +122,39 @@ def perplexity(
     return TextScore(score(some[length // 2 :] for some in every), score(every))
 
 
-def example_loss(engine: Causal, examples: Any, *, progress: Progress = silent) -> Score:
-    """Return the score of ``toynn.data.examples.Examples`` over their tokens with loss.
+class ExampleScore(NamedTuple):
+    """Scores of examples: over all tokens with loss, over stop tokens, and over the rest.
 
-    Each is read by itself, the shortest first, so that few tapes are compiled.
+    None where there are no such tokens.
+    """
+
+    every: Score
+    stop: Score | None
+    rest: Score | None
+
+
+def example_loss(engine: Causal, examples: Any, *, progress: Progress = silent) -> Score:
+    """Return the score of ``toynn.data.examples.Examples`` over their tokens with loss."""
+    return example_scores(engine, examples, (), progress=progress).every
+
+
+def example_scores(
+    engine: Causal, examples: Any, ends: Collection[int], *, progress: Progress = silent
+) -> ExampleScore:
+    """Return the scores of ``toynn.data.examples.Examples``, of stop tokens and of others.
+
+    ``ends`` are the stop tokens. Each example is read by itself, the shortest first, so that few
+    tapes are compiled.
     """
     lengths = [len(examples[index].ids) for index in range(len(examples))]
-
-    def each() -> Iterator[Floats]:
-        for done, index in enumerate(np.argsort(lengths, kind="stable"), 1):
-            ids, labels = examples[int(index)]
-            counts = labels != IGNORED
-            yield losses(read(engine, ids)[counts], labels[counts])[0]
-            progress(done, len(lengths))
-
-    return score(each())
+    every, are_ends = [], []
+    for done, index in enumerate(np.argsort(lengths, kind="stable"), 1):
+        ids, labels = examples[int(index)]
+        counts = labels != IGNORED
+        every.append(losses(read(engine, ids)[counts], labels[counts])[0])
+        are_ends.append(np.isin(labels[counts], list(ends)))
+        progress(done, len(lengths))
+    pairs = list(zip(every, are_ends, strict=True))
+    parts = [[some[e] for some, e in pairs], [some[~e] for some, e in pairs]]
+    stop, rest = (score(part) if any(map(len, part)) else None for part in parts)
+    return ExampleScore(score(every), stop, rest)

@@ -151,8 +151,10 @@ def _examples(
     found: dict[str, Any] = {"data": str(data), "examples": len(examples)}
     with closing(_Bar("example")) as bar:
         if base is None:
-            score = evaluation.example_loss(engine, examples, progress=bar)
-            found |= {"tokens": tokens} | _score(score)
+            scores = evaluation.example_scores(engine, examples, tokenizer.eog, progress=bar)
+            found |= {"tokens": tokens} | _score(scores.every)
+            if scores.stop is not None and scores.rest is not None:
+                found |= _score(scores.stop, "_stop") | _score(scores.rest, "_rest")
         else:
             found |= _beside(evaluation.example_divergence(engine, base, examples, progress=bar))
     for note in notes:

@@ -27,7 +27,7 @@ from toynn.optim import AdamW
 from toynn.options import Option, RecipeOptions
 from toynn.system.printing import fact
 from toynn.train.folder import RunFolder, Value
-from toynn.train.options import Result
+from toynn.train.options import Figures, Result
 from toynn.train.protocols import Recipe
 
 __all__ = ["Job", "late"]
@@ -190,7 +190,7 @@ class Job(ABC):
         """Return what is measured behind the batches to evaluate on: none, if nothing is asked."""
         return ()
 
-    def measure(self, batch: Any) -> Mapping[str, float]:
+    def measure(self, batch: Any) -> Figures:
         """Return the figures of a batch to evaluate on: its "loss", and others."""
         return {"loss": self.recipe.evaluate(batch)}
 
@@ -209,6 +209,6 @@ class Job(ABC):
         What a report tells of it goes to the folder's notes.
         """
 
-    def epilogue(self, folder: RunFolder) -> Iterable[str]:
+    def epilogue(self, folder: RunFolder, result: Result) -> Iterable[str]:
         """Return the lines that are printed last."""
         return ()

@@ -15,11 +15,13 @@ from toynn.engines import AdapterOptions, PreferenceOptions, engine_for
 from toynn.engines.preference import KINDS
 from toynn.errors import ConfigError
 from toynn.formats import adapters, bases
+from toynn.formats.adapters.adapter import HEAD
 from toynn.formats.tokenizer import ByteTokenizer, Tokenizer
 from toynn.jobs import text
 from toynn.jobs.before_after import before_and_after
 from toynn.jobs.job import late
 from toynn.jobs.metrics import beside
+from toynn.jobs.models import FromScratchJob, GPT2Job
 from toynn.jobs.options import OWN, TokenizerOptions, of_run
 from toynn.jobs.paths import model_file, text_model
 from toynn.jobs.text import METRICS, TextJob, TextOptions
@@ -28,7 +30,7 @@ from toynn.options import RecipeOptions, option
 from toynn.recipes import LoRA, Preference
 from toynn.system.printing import fact, harmless
 from toynn.train.folder import RunFolder
-from toynn.train.options import Result
+from toynn.train.options import Figures, Result
 from toynn.train.protocols import Recipe
 
 __all__ = ["LoRAJob"]
@@ -153,7 +155,30 @@ class LoRAJob(TextJob):
         found = super().all_options(**more)
         return replace(found, t_batch=2 * found.t_batch) if self.unit == "pairs" else found
 
-    def measure(self, batch: Any) -> Mapping[str, float]:
+    @property
+    def measures_ends(self) -> bool:
+        """Whether the loss of stop tokens can be told: not of preferences."""
+        return super().measures_ends and self.preference is None
+
+    @property
+    def advice_on_ends(self) -> str:
+        """What to do where stop tokens are not learned: adapt the head, whose rows they are."""
+        if HEAD in self.recipe.engine.adapters:
+            return super().advice_on_ends
+        said = "adapt the head, whose rows they are: --targets all-linear,head"
+        if not adapters.is_tied(self.file):
+            return said
+        arch, more = self.file.architecture, ""
+        for job in (GPT2Job, FromScratchJob):
+            if arch in job.reads():
+                model = shlex.quote(str(self.base.model))
+                more = f", or train all weights: toynn train {job.name} --init-from {model}"
+        return (
+            f"{said} (for PEFT, or `toynn fuse`: the head is the table, and llama.cpp cannot load "
+            f"its adapter){more}; or end with a token that the base knows"
+        )
+
+    def measure(self, batch: Any) -> Figures:
         """Return the loss of a batch; of preferences, rewards too."""
         found = dict(super().measure(batch))
         if self.preference is not None and "loss" in found:
@@ -243,9 +268,9 @@ class LoRAJob(TextJob):
         before = result.reports[0].val_loss
         return "" if before is None else f"before training {before:.4f}"
 
-    def epilogue(self, folder: RunFolder) -> Iterator[str]:
+    def epilogue(self, folder: RunFolder, result: Result) -> Iterator[str]:
         """Yield the loss of the test examples, and how to try the adapter."""
-        yield from super().epilogue(folder)
+        yield from super().epilogue(folder, result)
         in_llama = folder.adapter.exists()
         paths = self.base.model, folder.adapter if in_llama else folder.path
         model, adapter = (shlex.quote(str(path)) for path in paths)
@@ -262,8 +287,6 @@ class LoRAJob(TextJob):
             yield f"            llama-cli -m {model} --lora {adapter}"
         if not Path(self.base.model).is_dir() and not self.recipe.unwritten["peft"]:
             own = shlex.quote(str(self.base.model))
-            yield (
-                f"for PEFT    toynn export --to hf --model {own} --out FOLDER     # then "
-                'PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("FOLDER"), '
-                f'"{folder.path}")'
-            )
+            yield f"for PEFT    toynn export --to hf --model {own} --out FOLDER"
+            yield '            base = AutoModelForCausalLM.from_pretrained("FOLDER")'
+            yield f'            PeftModel.from_pretrained(base, "{folder.path}")'

@@ -215,7 +215,7 @@ def _finish(job: Job, result: Result, folder: RunFolder, seconds: float) -> None
     more = job.show(folder, result)
     by = job.take(LoopOptions).metrics[0]
     _print_result(result, more, folder, seconds, job.items, "" if by == "loss" else f" by {by}")
-    for line in job.epilogue(folder):
+    for line in job.epilogue(folder, result):
         print(line)
 
 

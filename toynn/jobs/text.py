@@ -2,9 +2,9 @@
 
 from abc import abstractmethod
 from argparse import ArgumentTypeError
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, takewhile
 from pathlib import Path
@@ -26,13 +26,14 @@ from toynn.errors import ConfigError
 from toynn.evaluation import delimited, read_questions
 from toynn.formats.tokenizer import Tokenizer
 from toynn.generation.drawing import generate
+from toynn.jobs import ends
 from toynn.jobs.job import Job, late
 from toynn.jobs.metrics import Asked, measured
 from toynn.jobs.weighted import path_and_weight, source_names, sources
 from toynn.options import RecipeOptions, option, whole
-from toynn.system.printing import counted, harmless, print_line
+from toynn.system.printing import counted, fact, harmless, print_line
 from toynn.train.folder import RunFolder, Value
-from toynn.train.options import SAVING, Result
+from toynn.train.options import SAVING, Figures, Result
 from toynn.train.progress import Reading
 from toynn.train.token_cache import TokenCache
 
@@ -48,6 +49,7 @@ __all__ = [
 ]
 
 EVAL_BATCHES = 16
+SHOWN_BATCHES = 4  # of the training part, where nothing is held out
 SAMPLE_PROMPT = 32  # tokens of a text, which the sample continues; of an example that is all
 EXAMPLE_PROMPT = 8  # tokens: its first ones
 SAMPLE_TOKENS = 256
@@ -346,10 +348,76 @@ class TextJob(Job):
         """Return what the model is measured by beside the data held out: the questions."""
         return self.asked
 
-    def measure(self, batch: Any) -> Mapping[str, float]:
-        """Return the figures of a batch, or of something else to be measured by."""
+    def measure(self, batch: Any) -> Figures:
+        """Return the figures of a batch, or of something else to be measured by.
+
+        Where stop tokens are to be learned, their loss is one, and that of all other labels.
+        """
         found = measured(batch, self.recipe.engine)
-        return super().measure(batch) if found is None else found
+        if found is not None:
+            return found
+        return {**super().measure(batch), **(self._of_ends(batch) if self._has_ends else {})}
+
+    @property
+    def measures_ends(self) -> bool:
+        """Whether the loss of stop tokens can be told from that of other labels."""
+        return bool(self.tokenizer.eog)
+
+    @cached_property
+    def _has_ends(self) -> bool:
+        """Whether what is held out has stop tokens to be learned."""
+        return self.measures_ends and self._counts(self.valid())[ends.STOP] > 0
+
+    def _counts(self, batches: Iterable[Any]) -> dict[str, int]:
+        """Return how many labels are stop tokens, and how many are others."""
+        found = ends.added(ends.sums(each.labels, self.tokenizer.eog) for each in batches)
+        return {name: count for name, (_, count) in found.items()}
+
+    def _of_ends(self, batch: Any) -> dict[str, tuple[float, int]]:
+        """Return the figures of stop tokens, and of the rest, of the batch evaluated last."""
+        losses = self.recipe.engine.label_losses()
+        found = ends.sums(batch.labels, self.tokenizer.eog, losses)
+        return {name: each for name, each in found.items() if each[1]}
+
+    def _unlearned(self, result: Result) -> Iterator[str]:
+        """Say that stop tokens are not learned, if they are not, and what to do.
+
+        Where nothing is held out, some of the training examples tell it.
+        """
+        batches = list(self.valid())
+        if not batches and isinstance(self.shown, Dataset):
+            part = replace(self.shown, valid=self.shown.train)
+            batches = list(part.valid_batches(self.recipe_options().t_batch, SHOWN_BATCHES))
+        counts = self._counts(batches)
+        known = self.measures_ends and all(counts.values())
+        means = self._means_of_ends(result, batches) if known else None
+        if means is not None and ends.unlearned(means, counts):
+            ids = {int(id) for each in batches for id in np.unique(each.labels)}
+            names = ", ".join(self.tokenizer.tokens[id] for id in sorted(ids & self.tokenizer.eog))
+            stop, rest = means[ends.STOP], means[ends.REST]
+            said = f"loss {stop:.2f} on stop tokens ({harmless(names, '')}), {rest:.2f} on the rest"
+            yield fact("stop", f"{said}: the model does not learn where to end")
+            yield fact("", self.advice_on_ends)
+
+    def _means_of_ends(self, result: Result, batches: Sequence[Any]) -> dict[str, float] | None:
+        """Return the losses that the best weights were reported with, or else have; None: late."""
+        names = (ends.STOP, ends.REST)
+        for report in reversed(result.reports):
+            told = report.figures or {}
+            if report.iteration == result.best_iteration and f"val_{ends.STOP}" in told:
+                return {name: told[f"val_{name}"] for name in names}
+        if result.interrupted:
+            return None
+        found = []
+        for batch in batches:
+            self.recipe.evaluate(batch)
+            found.append(self._of_ends(batch))
+        return {name: total / count for name, (total, count) in ends.added(found).items()}
+
+    @property
+    def advice_on_ends(self) -> str:
+        """What to do where stop tokens are not learned."""
+        return "train longer (--steps), or with a higher --lr"
 
     def notes(self) -> dict[str, Any]:
         """Return what was said of the data, too."""
@@ -424,6 +492,7 @@ class TextJob(Job):
 
     def all_options(self, **more: Any) -> RecipeOptions:
         """Return what the recipe is realized with, once the data are read."""
+        more = {"label_losses": self.measures_ends} | more
         return self.recipe_options(t_seq=self.data.seq, packed=self.packed, **more)
 
     @abstractmethod
@@ -498,8 +567,9 @@ class TextJob(Job):
     def said_of(self, result: Result) -> str:
         """Return what is said of the best weights beside their loss."""
 
-    def epilogue(self, folder: RunFolder) -> Iterator[str]:
-        """Yield the loss of the test examples, all of them, if there are any."""
+    def epilogue(self, folder: RunFolder, result: Result) -> Iterator[str]:
+        """Yield that stop tokens are not learned, if so, and the loss of all test examples."""
+        yield from self._unlearned(result)
         total, rows = 0.0, 0
         for part in self.data.test_batches(self.recipe_options().t_batch):
             total += self.recipe.evaluate(part) * part.rows

@@ -25,6 +25,8 @@ PLAIN = {
     "accuracy/normalized": "accuracy, by scores per byte",
     "base/kl": "KL divergence from the base",
     "base/same_top": "share of tokens on which the base agrees",
+    "stop/loss": "loss of stop tokens",
+    "rest/loss": "loss of all other tokens",
     "text/perplexity": "perplexity",
     "rewards/margins": "margin of rewards, chosen over rejected",
     "rewards/accuracies": "share of pairs that are ranked right",

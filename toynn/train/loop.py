@@ -24,7 +24,7 @@ from toynn.system.machine import peak_memory
 from toynn.train.feed import Feed, made
 from toynn.train.interrupt import Interrupt
 from toynn.train.metrics import Report
-from toynn.train.options import METRICS, LoopOptions, Part, Result, Window
+from toynn.train.options import METRICS, Figures, LoopOptions, Part, Result, Window
 from toynn.train.protocols import Optimizer, Recipe
 
 __all__ = ["Loop"]
@@ -41,9 +41,9 @@ def _nothing(_: Any = None) -> None:
 class Loop:
     """One run of training; ``run``, or ``reports``, may be called once.
 
-    ``measure`` returns the figures of a validation batch, means over its rows: "loss", "accuracy"
-    and others, if it has them; the best weights are chosen by that of ``options.best_by``. The
-    default is ``recipe.evaluate``.
+    ``measure`` returns the figures of a validation batch, means over its rows, or pairs of a sum
+    and how many: "loss", "accuracy" and others, if it has them; the best weights are chosen by that
+    of ``options.best_by``. The default is ``recipe.evaluate``.
     ``check`` is called before each evaluation and saving: it raises if something has come to harm.
     ``on_save`` gets the state of the loop, as ``resume`` takes it. ``on_sample`` says whether it is
     done: a signal may have cut it short.
@@ -58,7 +58,7 @@ class Loop:
         options: LoopOptions,
         *,
         valid: Iterable[Batch] = (),
-        measure: Callable[[Any], Mapping[str, float]] | None = None,
+        measure: Callable[[Any], Figures] | None = None,
         check: Callable[[], object] = _nothing,
         on_step: Callable[[], object] = _nothing,
         on_report: Sequence[Callable[[Report], object]] = (),
@@ -311,10 +311,12 @@ class Loop:
         name_of_best, more_is_better = METRICS[self.options.metrics[0]]
         for measured, count in self._measured(begin, before):
             for name, figure in measured.items():
-                totals[name] += figure * count
-                rows[name] += count
-            if name_of_best in measured:
-                losses.append(measured[name_of_best] * (-count if more_is_better else count))
+                total, own = figure if isinstance(figure, tuple) else (figure * count, count)
+                totals[name] += total
+                rows[name] += own
+            best_by = measured.get(name_of_best)
+            if best_by is not None and not isinstance(best_by, tuple):
+                losses.append(best_by * (-count if more_is_better else count))
         figures = {name: total / rows[name] for name, total in totals.items()}
         best = sum(result.best_losses[: len(losses)]) if result.best_losses else math.inf
         if figures and not self._interrupt.requested:
@@ -340,7 +342,7 @@ class Loop:
                     f"has {', '.join(figures)}"
                 )
 
-    def _measured(self, begin: float, before: State) -> Iterator[tuple[Mapping[str, float], int]]:
+    def _measured(self, begin: float, before: State) -> Iterator[tuple[Figures, int]]:
         """Yield figures and rows of the batches to evaluate on, as far as a signal lets it."""
         count = len(self.valid) if isinstance(self.valid, Sized) else 0
         for done, batch in enumerate(map(made, self.valid) if self.options.eval_every else ()):
@@ -351,7 +353,7 @@ class Loop:
             self.on_evaluating(done, count)
             yield self._figures(batch), batch.rows
 
-    def _figures(self, batch: Batch) -> Mapping[str, float]:
+    def _figures(self, batch: Batch) -> Figures:
         """Return the figures of a batch; of one of several sources, its loss once more by name."""
         found, source = self.measure(batch), getattr(batch, "source", None)
         return found if source is None else {**found, f"loss/{source}": found["loss"]}

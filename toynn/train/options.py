@@ -12,7 +12,10 @@ from toynn.runs.html import join, table, tag
 from toynn.train.filling import Filling
 from toynn.train.metrics import Report, figures_of
 
-__all__ = ["METRICS", "SAVING", "LoopOptions", "Result"]
+__all__ = ["METRICS", "SAVING", "Figures", "LoopOptions", "Result"]
+
+#: Figures of a batch by name: a mean over its labels, or a sum and of how many, if it is of some.
+Figures = Mapping[str, float | tuple[float, int]]
 
 #: What the best weights may be chosen by: the figure, and whether more of it is better.
 METRICS = {

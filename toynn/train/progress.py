@@ -22,7 +22,7 @@ COLUMNS = 80  # of a plain line
 #: What a line is without, where it would be too long: this first. metrics.jsonl has it all.
 DROPPED = (
     *("filled", "examples", "norm", "epoch", "speed", "lr"),
-    *("top", "perplexity", "kl", "accuracy", "ETA"),
+    *("top", "stop", "perplexity", "kl", "accuracy", "ETA"),
 )
 
 
@@ -35,6 +35,7 @@ def _words(report: Report, unit: str, epochs: float | None, eta: float | None, r
     forms = {
         "loss": ("loss {:.4f}", report.train_loss),
         "val": ("val {:.4f}", report.val_loss),
+        "stop": ("stop {:.4f}", figures.get("val_stop/loss")),
         "accuracy": ("accuracy {:.1%}", report.val_accuracy),
         "perplexity": ("perplexity {:.2f}", figures.get("val_text/perplexity")),
         "kl": ("kl {:.4f}", figures.get("val_base/kl")),

@@ -7,7 +7,7 @@ to any rank stops all ranks, at the end of the step.
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -18,12 +18,11 @@ from toynn.train.feed import made
 from toynn.train.filling import Filling
 from toynn.train.interrupt import Interrupt
 from toynn.train.loop import Loop, State
+from toynn.train.options import Figures
 
 __all__ = ["BLOCK", "RankLoop", "Spent"]
 
 BLOCK = 2**20  # elements of the gradients that are added at once, of each rank
-
-Figures = Mapping[str, float]
 
 
 @dataclass

@@ -34,7 +34,7 @@ from toynn.train.differences import check_alike
 from toynn.train.folder import RunFolder
 from toynn.train.loop import Loop, State
 from toynn.train.metrics import MetricsFile, Report, figures_of, read_reports
-from toynn.train.options import LoopOptions, Result
+from toynn.train.options import Figures, LoopOptions, Result
 from toynn.train.plan import (
     Plan,
     begun_with,
@@ -135,7 +135,7 @@ class Trainer:
         force: bool = False,
         save_total_limit: int = 2,
         identity: Mapping[str, Any] | None = None,
-        measure: Callable[[Any], Mapping[str, float]] | None = None,
+        measure: Callable[[Any], Figures] | None = None,
         on_step: Callable[[Result], object] = lambda result: None,
         on_report: Sequence[Callable[[Report], object]] = (),
         on_best: Callable[[], object] = lambda: None,
