@@ -65,7 +65,7 @@ def tokenizer_of(path: StrPath, vocab: int) -> dict[str, tuple[Any, str]]:
         texts = file.metadata.get("tokenizer.ggml.tokens")
         if isinstance(texts, gguf.Strings) and len(texts) > vocab:
             refuse(file, f"it has {len(texts)} tokens; the model has {vocab}")
-        found = {k: v for k, v in passed_on(file).items() if k.startswith(PREFIX)}
+        found = {k: v for k, v in passed_on(file).items() if k.startswith("tokenizer.")}
     if not isinstance(texts, gguf.Strings):
         return found
     # Rows that no token has get names and the type UNUSED, as llama.cpp's converter does it.
