@@ -154,10 +154,12 @@ def test_common_rows_and_prompts():
 def test_parts_of_characters_and_unknown_tokens(tmp_path):
     path = lines(tmp_path / "t.jsonl", [{"text": "aé🙂b"}, {"text": "é?"}])
     fragments = np.arange(256) >= 128
-    vocabulary = Vocabulary(ord("?"), fragments, {k: bytes([k]) for k in range(128, 256)})
+    pieces = {k: bytes([k]) for k in range(128, 256)}
+    vocabulary = Vocabulary(ord("?"), fragments, pieces, np.arange(256) == ord("b"))
     found = survey(path, ByteTokenizer(), 256, vocabulary=vocabulary)
     assert (found.tokens, found.unknown, found.fragments) == (11, 1, 8)
     assert found.odd == {"é": 2, "🙂": 1}
+    assert found.special == {ord("b")}
 
 
 def test_a_text_s_long_lines(tmp_path):

@@ -18,13 +18,14 @@ from toynn.data.examples import held_out
 from toynn.data.repeats import Cut, Repeats, common, cut_at, repeated
 from toynn.data.survey import Characters, Survey, Vocabulary, parts_of, survey
 from toynn.data.survey_text import held_lines, survey_text
-from toynn.errors import ConfigError
+from toynn.errors import ConfigError, DataError
 from toynn.formats import bases
 from toynn.formats.tokenizer import Tokenizer
 from toynn.formats.tokenizer.conversations import unknown_role
 from toynn.jobs.options import TOKENIZER, named
 from toynn.jobs.paths import local_path, text_model
 from toynn.jobs.text import TextOptions, columns_of, rows_within
+from toynn.jobs.untrained import Row, untrained_rows
 from toynn.jobs.weighted import path_and_weight
 from toynn.options import whole
 from toynn.system.printing import counted, harmless, size
@@ -59,7 +60,10 @@ def add_parser(commands: Any) -> None:
     seed = "seed of the run, which draws the held-out part (default 0)"
     parser.add_argument("--seed", type=whole(0), default=0, metavar="N", help=seed)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    strict = "exit with 1 if rows are repeated, leak, are cut, have no tokens or odd roles"
+    strict = (
+        "exit with 1 if rows are repeated, leak, are cut, have no tokens or odd roles, or if a "
+        "special token of theirs looks untrained"
+    )
     parser.add_argument("--strict", action="store_true", help=strict)
     parser.set_defaults(run=run)
 
@@ -111,10 +115,18 @@ def run(arguments: Namespace) -> int:
             for line in _lines(found[-1], tokenizer, seq):
                 print(line)
     shared = list(_shared(found))
+    used = {id for each in found for part in each.parts.values() for id in part.special}
+    rows, why_not = _untrained(arguments.model, tokenizer, used)
     if arguments.json:
-        rows = [{"path": a, "in": b, "rows": repeats.rows} for a, b, repeats in shared]
-        print(json.dumps({"sources": [_object(each, seq) for each in found], "shared": rows}))
-    elif len(found) > 1:
+        told: dict[str, Any] = {"sources": [_object(each, seq) for each in found]}
+        told["shared"] = [{"path": a, "in": b, "rows": repeats.rows} for a, b, repeats in shared]
+        told["untrained"] = [row._asdict() | {"used": row.id in used} for row in rows]
+        print(json.dumps(told))
+    else:
+        for line in (why_not, *_of_rows(rows, used)):
+            if line:
+                print(harmless(f"{'untrained':20} {line}", ""))
+    if not arguments.json and len(found) > 1:
         lines = (
             f"{counted(r.rows, 'row')} of {a} {'is' if r.rows == 1 else 'are'} in {b}, too"
             for a, b, r in shared
@@ -122,7 +134,8 @@ def run(arguments: Namespace) -> int:
         print(harmless(f"{'shared':20} {'; '.join(lines) or 'no row is in two sources'}", ""))
     if any(each.refused for each in found):
         return 2
-    doubtful = shared or any(each.doubtful for each in found)
+    doubtful = shared or any(row.id in used for row in rows)
+    doubtful = doubtful or any(each.doubtful for each in found)
     return 1 if arguments.strict and doubtful else 0
 
 
@@ -133,6 +146,36 @@ def _tokenizer(model: Path | None, named: str | None) -> Tokenizer | None:
         return None if found is None else Tokenizer.of(found)
     with bases.open(text_model(model), check=False) as file:
         return Tokenizer.for_model(file, named)
+
+
+def _untrained(
+    model: Path | None, tokenizer: Tokenizer | None, used: set[int]
+) -> tuple[list[Row], str]:
+    """Return rows of special tokens that look untrained; or why they are not looked at."""
+    if model is None or tokenizer is None or not tokenizer.special:
+        return [], ""
+    try:
+        with bases.open(text_model(model), check=False) as file:
+            return untrained_rows(file, tokenizer, used), ""
+    except DataError as error:  # a folder with a tokenizer and no weights, say
+        return [], f"rows of special tokens are not looked at: {error}"
+
+
+def _of_rows(rows: Sequence[Row], used: set[int]) -> Iterator[str]:
+    """Yield a line for each token of the data whose rows look untrained, and one for all others."""
+    by_token: dict[int, list[Row]] = {}
+    for row in rows:
+        by_token.setdefault(row.id, []).append(row)
+    targets = sorted({target for row in rows if row.id in used for target in row.targets})
+    for own in by_token.values():
+        if own[0].id in used:
+            where = " and ".join(f"in {row.weight} ({row.why})" for row in own)
+            yield f"{own[0].token}, which the data have: its row looks so {where}"
+    if targets:
+        yield f"train such rows, too: --targets all-linear,{','.join(targets)}"
+    if others := [own[0].token for own in by_token.values() if own[0].id not in used]:
+        first = ", ".join(others[:ODD]) + (", ..." if len(others) > ODD else "")
+        yield f"{counted(len(others), 'special token')} that the data do not have: {first}"
 
 
 # -- Looking -----------------------------------------------------------------------------------
@@ -183,7 +226,9 @@ def _vocabulary(tokenizer: Tokenizer) -> Vocabulary:
             pieces[id] = piece
     fragments = np.zeros(tokenizer.vocab_size, np.bool_)
     fragments[list(pieces)] = True
-    return Vocabulary(tokenizer.unknown, fragments, pieces)
+    special = np.zeros(tokenizer.vocab_size, np.bool_)
+    special[list(tokenizer.special)] = True
+    return Vocabulary(tokenizer.unknown, fragments, pieces, special)
 
 
 def _leaks(

@@ -108,16 +108,20 @@ class Vocabulary:
         Of each id whether it is a part of a character, bool (vocab,).
     pieces
         The bytes of each id that is.
+    special
+        Of each id whether it is a special token, bool (vocab,).
     """
 
     unknown: int | None
     fragments: NDArray[np.bool_]
     pieces: Mapping[int, bytes]
+    special: NDArray[np.bool_]
 
     def look(self, ids: NDArray[Any], found: "Survey") -> None:
         """Count tokens that are no whole characters."""
         if self.unknown is not None:
             found.unknown += int(np.count_nonzero(ids == self.unknown))
+        found.special.update(ids[self.special[ids]].tolist())
         at = np.flatnonzero(self.fragments[ids])
         found.fragments += len(at)
         if len(at) and len(found.odd) < CHARACTERS:
@@ -169,6 +173,7 @@ class Survey:
     unknown: int = 0
     fragments: int = 0
     odd: Counter[str] = field(default_factory=Counter)  # characters that are several tokens
+    special: set[int] = field(default_factory=set)  # ids of special tokens that there are
 
     @property
     def rows(self) -> int:

@@ -110,10 +110,7 @@ class Adapters:
     def _expanded(self, weight: str, stored: NDArray[Any], first: int, end: int) -> Floats:
         """Return rows of a matrix in float32, of all of it as the file has it."""
         info = self._file.tensors[weight]
-        if info.type == "F32":
-            return np.asarray(stored[first:end], np.float32)
-        blocks = stored.reshape(info.shape[0], -1)[first:end]
-        return quants.dequantize(blocks, info.type, (len(blocks), info.shape[1]))
+        return quants.rows(stored, info.type, info.shape, slice(first, end))
 
     def _squares(self, weight: str) -> NDArray[np.float64]:
         """Return the squares of the norms of a matrix's rows, of which few exist at a time."""

@@ -11,7 +11,7 @@ from toynn.errors import GGUFError, ShapeError
 from toynn.numerics.dtypes import GGUF_BLOCKS as BLOCKS
 from toynn.numerics.dtypes import GGUF_TYPES as TYPES
 
-__all__ = ["BLOCKS", "TYPES", "dequantize", "quantize"]
+__all__ = ["BLOCKS", "TYPES", "dequantize", "quantize", "rows"]
 
 _QUANTIZED = ("Q8_0", "Q4_0")
 
@@ -36,6 +36,19 @@ def dequantize(
     values = np.empty(shape, np.float32)
     kernels.quants.dequantize(values.reshape(-1), flat, TYPES[type], n_threads=n_threads)
     return values
+
+
+def rows(
+    stored: NDArray[Any], type: str, shape: tuple[int, ...], which: slice | NDArray[np.integer[Any]]
+) -> NDArray[np.float32]:
+    """Return some rows of a matrix (V, C) in float32, by all of it as a file stores it.
+
+    That is float32, or the bytes of another type. Raises what ``dequantize`` does.
+    """
+    if type == "F32":
+        return np.asarray(stored[which], np.float32)
+    blocks = np.ascontiguousarray(stored.reshape(shape[0], -1)[which])
+    return dequantize(blocks, type, (len(blocks), shape[1]))
 
 
 def quantize(array: NDArray[Any], type: str, *, n_threads: int = 1) -> NDArray[np.uint8]:

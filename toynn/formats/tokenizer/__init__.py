@@ -41,7 +41,16 @@ from toynn.formats.tokenizer.pre import Kind
 from toynn.formats.tokenizer.spm import SentencePiece
 from toynn.formats.tokenizer.vocab import TokenType, Vocab, read_vocab
 
-__all__ = ["ByteTokenizer", "Message", "Stream", "Talk", "Tokenizer", "Turn", "byte_letters"]
+__all__ = [
+    "ByteTokenizer",
+    "Message",
+    "Stream",
+    "Talk",
+    "TokenType",
+    "Tokenizer",
+    "Turn",
+    "byte_letters",
+]
 
 BYTES = 256
 CHUNK = 1 << 18  # characters that a library gets at a time: it takes 100 bytes for each
@@ -145,6 +154,18 @@ class Tokenizer:
     def unknown(self) -> int | None:
         """The id that stands for what no token spells; None where there is none."""
         return self._vocab.unknown
+
+    @cached_property
+    def special(self) -> frozenset[int]:
+        """The ids of tokens that begin, end and separate texts, and are found there as a whole."""
+        kinds = (TokenType.CONTROL, TokenType.USER_DEFINED)
+        named = {id for id in (self.bos, self.eos) if id is not None}
+        found = np.flatnonzero(np.isin(self._vocab.types, kinds)).tolist()
+        return frozenset(found) | self.eog | named
+
+    def of_type(self, type: TokenType) -> NDArray[np.int64]:
+        """Return the ids of tokens of a type, as the file has it."""
+        return np.flatnonzero(self._vocab.declared == type)
 
     @property
     def vocab_size(self) -> int:

@@ -1,0 +1,130 @@
+"""Rows of special tokens, in the table of embeddings and in the head, that look untrained.
+
+A base model has rows for tokens that its training never saw: reserved ones, and often those of the
+chat template. A row looks untrained, by the first of these that holds, if
+
+    zero     its norm is below a tenth of what normal tokens' rows have (the median)
+    alike    it is nearer to the rows of two tokens that nothing uses, or to the mean of normal
+             rows, than a quarter of the distance of two normal rows (the median)
+    drawn    its direction is that of a random vector: of its energy no more lies in the normal
+             rows' K main directions than chance puts there, K / C, and its numbers are Gaussian
+
+Rows that training only pushes away, as no text has their token, move alike; libraries that add
+tokens draw rows, or set them to the mean. Two are asked for, as one may be a copy of a trained row.
+Half of a sample of normal rows gives the main directions, the other half says whether these tell
+trained rows at all.
+Source: Land & Bartolo 2024, arXiv:2405.05417, for rows beside those of unused tokens.
+"""
+
+from collections.abc import Collection
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toynn.formats import quants
+from toynn.formats.adapters.adapter import HEAD, TABLE, is_tied
+from toynn.formats.bases import Base
+from toynn.formats.tokenizer import Tokenizer, TokenType
+
+__all__ = ["Row", "untrained_rows"]
+
+SAMPLE = 512  # normal tokens, and unused ones, that are compared with
+ZERO, ALIKE = 0.1, 0.25
+DIRECTIONS = 32  # at most; an eighth of the columns
+SIGMAS = 4.0
+LEAST = 64  # columns, and normal rows, that are enough to tell directions
+
+Floats = NDArray[np.float64]
+
+
+class Row(NamedTuple):
+    """A token's row of a matrix that looks untrained, and the --targets that train it."""
+
+    id: int
+    token: str
+    weight: str
+    why: str
+    targets: tuple[str, ...]
+
+
+def untrained_rows(file: Base, tokenizer: Tokenizer, used: Collection[int]) -> list[Row]:
+    """Return which rows of special tokens look untrained, in the table and in a head of its own.
+
+    ``used`` are the ids that the data have. Only the rows that are looked at are dequantized.
+    """
+    ids = sorted(tokenizer.special)
+    if not ids:
+        return []
+    known = {id for id in (tokenizer.bos, tokenizer.eos, tokenizer.unknown) if id is not None}
+    spare = tokenizer.special - tokenizer.eog - known - set(used)
+    unused = _spaced(np.array(sorted(spare | set(tokenizer.of_type(TokenType.UNUSED).tolist()))))
+    normal = _spaced(tokenizer.of_type(TokenType.NORMAL))
+    found = []
+    for weight in (TABLE, HEAD):
+        info = file.tensors.get(weight)
+        if info is not None and len(info.shape) == 2 and len(normal) > 1:
+            stored = file.stored(weight)
+
+            def rows(which: NDArray[Any], stored: Any = stored, info: Any = info) -> Floats:
+                values = quants.rows(stored, info.type, info.shape, which)
+                return values.astype(np.float64)
+
+            looks = _Looks(rows(normal), unused, rows(unused.astype(np.int64)))
+            both = ("embed", "head") if is_tied(file) else ()
+            targets = both or (("embed",) if weight == TABLE else ("head",))
+            for id, row in zip(ids, rows(np.array(ids)), strict=True):
+                if why := looks.why(id, row):
+                    found.append(Row(id, tokenizer.tokens[id], weight, why, targets))
+    return found
+
+
+def _spaced(ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return at most SAMPLE of many ids, evenly spaced."""
+    step = max(1, -(-len(ids) // SAMPLE))
+    return ids[::step]
+
+
+class _Looks:
+    """What rows of normal tokens (N, C) look like, and those of unused ones (M, C)."""
+
+    def __init__(self, normal: Floats, unused_ids: NDArray[np.int64], unused: Floats) -> None:
+        self._norm = float(np.median(np.linalg.norm(normal, axis=1)))
+        far = np.linalg.norm(normal - np.roll(normal, len(normal) // 2, axis=0), axis=1)
+        self._far = float(np.median(far))
+        self._mean = normal.mean(axis=0)
+        some = np.linalg.norm(unused, axis=1) >= ZERO * self._norm
+        self._ids, self._unused = unused_ids[some], unused[some]
+        self._main: Floats | None = None
+        count, columns = normal.shape
+        if min(count, columns) >= LEAST:
+            size = min(DIRECTIONS, columns // 8)
+            main = np.linalg.svd(normal[::2], full_matrices=False)[2][:size]
+            self._chance = (size + SIGMAS * np.sqrt(2 * size)) / columns
+            if np.quantile(_shares(normal[1::2], main), 0.01) > self._chance:
+                self._main = main
+
+    def why(self, id: int, row: Floats) -> str:
+        """Return why a row looks untrained; empty: it does not."""
+        if np.linalg.norm(row) < ZERO * self._norm:
+            return "nearly 0"
+        others = self._unused[self._ids != id]
+        if (np.linalg.norm(others - row, axis=1) < ALIKE * self._far).sum() > 1:
+            return "as rows of unused tokens are"
+        if np.linalg.norm(row - self._mean) < ALIKE * self._far:
+            return "the mean of all rows"
+        return "as drawn at random" if self._is_drawn(row) else ""
+
+    def _is_drawn(self, row: Floats) -> bool:
+        if self._main is None or _shares(row[None], self._main)[0] > self._chance:
+            return False
+        scaled = (row - row.mean()) / row.std()
+        bound = SIGMAS / np.sqrt(len(row))
+        is_centred = abs(row.mean() / row.std()) < bound
+        return bool(is_centred and abs((scaled**4).mean() - 3) < bound * np.sqrt(24))
+
+
+def _shares(rows: Floats, main: Floats) -> Floats:
+    """Return which share of the energy of rows (N, C) lies in directions (K, C)."""
+    shares: Floats = ((rows @ main.T) ** 2).sum(axis=1) / np.maximum((rows**2).sum(axis=1), 1e-300)
+    return shares
