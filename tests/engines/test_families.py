@@ -5,9 +5,10 @@ import json
 import numpy as np
 import pytest
 from hf_folders import edit_tensors
-from llamas import SCALES, config, make
+from llamas import FACTORS, SCALES, config, make
 
 from toynn.engines import LlamaSeqEngine
+from toynn.engines.converting import unlike
 from toynn.errors import ConfigError, DataError, GGUFError
 from toynn.formats import gguf, hf
 from toynn.options import RecipeOptions
@@ -101,8 +102,8 @@ FOLDERS = {
     "lfm2 rope": ("lfm2", dict(rope_theta=None), "rope_theta is missing"),
     "gemma scalar": (
         "gemma3",
-        dict(query_pre_attn_scalar=7),
-        "query_pre_attn_scalar must be 6; got",
+        dict(query_pre_attn_scalar=0),
+        "query_pre_attn_scalar must be a number > 0; got 0",
     ),
     "gemma kinds": (
         "gemma2",
@@ -130,6 +131,106 @@ FOLDERS = {
         "gemma2",
         dict(rope_scaling={"type": "linear", "factor": 2.0}),
         "RoPE must be def",
+    ),
+    "mistral scale": (
+        "ministral3",
+        dict(rope_parameters={"rope_type": "yarn", "rope_theta": 50.0, "factor": 4.0}),
+        "llama_4_scaling_beta must be a number > 0; got None",
+    ),
+    "mistral rope": (
+        "ministral3",
+        dict(rope_parameters={"rope_type": "default"}),
+        "rope_parameters must be of yarn; got",
+    ),
+    "mistral window": (
+        "ministral3",
+        dict(sliding_window=5),
+        "sliding_window must be null, or no l",
+    ),
+    "seed bias": (
+        "seed_oss",
+        dict(attention_bias=False),
+        "attention_bias is False; there is model",
+    ),
+    "seed out": (
+        "seed_oss",
+        dict(attention_out_bias=True),
+        "attention_out_bias is True; there is no",
+    ),
+    "ernie bias": ("ernie4_5", dict(use_bias=True), "use_bias is True; there is no model"),
+    "olmo3 rope": (
+        "olmo3",
+        dict(rope_parameters={"rope_theta": 50.0}),
+        "rope_parameters must be those of two kinds of layers; got",
+    ),
+    "olmo3 local": (
+        "olmo3",
+        dict(rope_parameters={"sliding_attention": {"rope_type": "yarn", "factor": 2.0}}),
+        "RoPE of sliding_attention must be default; got",
+    ),
+    "olmo3 cut": (
+        "olmo3",
+        dict(rope_parameters={"full_attention": {"rope_type": "yarn", "truncate": False}}),
+        "truncate must be true",
+    ),
+    "olmo3 kinds": (
+        "olmo3",
+        dict(layer_types=["mamba"] * 3),
+        "layer_types must be sliding_attention",
+    ),
+    "olmo3 count": (
+        "olmo3",
+        dict(layer_types=["full_attention"]),
+        "layer_types must be 3 kinds; got 1",
+    ),
+    "olmo3 no window": (
+        "olmo3",
+        dict(sliding_window=None),
+        "layer_types has sliding_attention; sliding_window is null",
+    ),
+    "hunyuan alpha": (
+        "hunyuan-dense",
+        dict(rope_scaling={"type": "dynamic", "factor": 2.0}),
+        "alpha must be a number > 0; got None",
+    ),
+    "hunyuan factor": (
+        "hunyuan-dense",
+        dict(rope_scaling={"type": "dynamic", "alpha": 9.0, "factor": 2.0}),
+        "RoPE by alpha: factor must be 1; got 2.0",
+    ),
+    "hunyuan norms": (
+        "hunyuan-dense",
+        dict(use_qk_norm=False),
+        "use_qk_norm must be True; got False",
+    ),
+    "exaone4 pattern": (
+        "exaone4",
+        dict(layer_types=None, sliding_window_pattern="LXG"),
+        "sliding_window_pattern must be a whole number >= 1; got 'LXG'",
+    ),
+    "exaone4 window": ("exaone4", dict(sliding_window=0), "sliding_window must be a whole number"),
+    "starcoder2 act": (
+        "starcoder2",
+        dict(hidden_act="relu"),
+        "hidden_act must be 'gelu_pytorch_tan",
+    ),
+    "starcoder2 norm": ("starcoder2", dict(norm_type="rms"), "norm_type must be 'layer_norm'; got"),
+    "cohere2 head": ("cohere2", dict(logit_scale=-1.0), "logit_scale must be a number > 0; got -1"),
+    "cohere2 serial": (
+        "cohere2",
+        dict(use_parallel_block=False),
+        "use_parallel_block must be True",
+    ),
+    "glm4 part": (
+        "glm4",
+        dict(partial_rotary_factor=-0.5),
+        "partial_rotary_factor must be a number",
+    ),
+    "glm4 bias": ("glm4", dict(attention_bias=False), "attention_bias is False; there is model"),
+    "granite bias": (
+        "granite",
+        dict(mlp_bias=True),
+        "mlp_bias is True; there is no model.layers.0",
     ),
     "soft cap": ("granite", dict(logit_softcapping=30.0), "logit_softcapping = 30.0 is not known"),
 }
@@ -239,6 +340,42 @@ FILES = {
     "yarn beta": ("llama-yarn", "llama.rope.scaling.yarn_beta_slow", 9.0, "beta_fast > beta_slow"),
     "yarn ext": ("qwen3-yarn", "qwen3.rope.scaling.yarn_ext_factor", 0.5, "factor must be 1 here"),
     "yarn log": ("llama-yarn", "llama.rope.scaling.yarn_log_multiplier", 0.1, "is not known to"),
+    "growth": ("ministral3", "mistral3.attention.temperature_scale", -1.0, "must be a number > 0"),
+    "no yarn": ("ministral3", "mistral3.rope.scaling.type", "none", "needs rope_scaling 'yarn'"),
+    "olmo3 pattern": (
+        "olmo3",
+        "olmo2.attention.sliding_window_pattern",
+        True,
+        "sliding_window_pattern must be 3 of true or false; got True",
+    ),
+    "no norm": (
+        "seed_oss",
+        "seed_oss.attention.layer_norm_rms_epsilon",
+        0.0,
+        "must be a number > 0",
+    ),
+    "ernie heads": (
+        "ernie4_5",
+        "ernie4_5.attention.head_count_kv",
+        5,
+        "n_kv_heads must divide n_h",
+    ),
+    "hunyuan base": ("hunyuan-dense", "hunyuan-dense.rope.freq_base", 0.0, "must be a number > 0"),
+    "centred": ("starcoder2", "starcoder2.attention.layer_norm_epsilon", 1, "must be a number > 0"),
+    "logits": ("cohere2", "cohere2.logit_scale", 0.0, "logit_scale must be a number > 0; got 0"),
+    "glm4 part": (
+        "glm4",
+        "glm4.rope.dimension_count",
+        10,
+        "rope_channels must be even, and at most",
+    ),
+    "glm4 sections": ("glm4", "glm4.rope.dimension_sections", 1, "is not known to toynn"),
+    "exaone4 window": (
+        "exaone4",
+        "exaone4.attention.sliding_window",
+        2.5,
+        "must be a whole number",
+    ),
     "oss no window": ("gpt-oss", "gpt-oss.attention.sliding_window", 0, "number >= 1; got 0"),
     "oss pattern": ("gpt-oss", "gpt-oss.attention.sliding_window_pattern", 4, "must be 2 here"),
     "oss width": ("gpt-oss", "gpt-oss.expert_feed_forward_length", 9, "ffn_gate_exps.weight has"),
@@ -253,7 +390,7 @@ def test_files_are_refused_by_name(name, tmp_path):
     with gguf.open(tmp_path / "model.gguf") as file:
         metadata = {k: (v, file.types[k]) for k, v in file.metadata.items()}
         tensors = {k: (np.array(file[k]), "f32") for k in file}
-    kinds = {float: "FLOAT32", int: "UINT32", str: "STRING"}
+    kinds = {float: "FLOAT32", int: "UINT32", str: "STRING", bool: "BOOL"}
     metadata[key] = (value, kinds[type(value)])
     gguf.write(tmp_path / "bad.gguf", metadata, tensors)
     with pytest.raises(GGUFError, match=message):
@@ -302,6 +439,59 @@ def build(cfg):
     engine = LlamaSeqEngine()
     engine.realize_for_random_init(cfg, RecipeOptions(t_seq=8))
     return engine
+
+
+def test_what_a_family_cannot_be():
+    for kind, sizes, message in (
+        ("mistral3", {"query_growth": -1.0}, "query_growth must be 0 to 1000; got -1.0"),
+        ("mistral3", {"query_growth": 0.1}, "query_growth needs rope_scaling 'yarn'; got 'none'"),
+        (
+            "olmo2",
+            {"window": 4, "windowed": (True,)},
+            "windowed must be True or False for each of 2",
+        ),
+        ("olmo2", {"windowed": (True, False)}, "for each of 0 blocks with a window of 0"),
+        ("cohere2", {"logit_scale": 0.0}, "logit_scale must be a number above 0; got 0.0"),
+        ("glm4", {"rope_channels": 3}, "rope_channels must be even, and at most the 4"),
+        ("llama", {"mlp_bias": 1}, "mlp_bias must be True or False; got 1"),
+        ("gemma3", {"query_scalar": 0.0}, "query_scalar must be a number above 0; got 0.0"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            config(kind, **sizes)
+    with pytest.raises(ConfigError, match="cohere2: the head is tied"):
+        make("cohere2", untied=True)
+
+
+def test_what_llama_cpp_does_not_load_is_not_written_and_what_it_changes_is_said(tmp_path):
+    for kind, sizes, message in (
+        ("qwen35", {"delta_dim": 3}, r"delta_dim = delta_value_dim; got 3 and 4"),
+        (
+            "gemma2",
+            {"query_scalar": 9.0, "score_cap": 1.0, "logit_cap": 1.0},
+            "query_scalar 4; got 9",
+        ),
+        ("seed_oss", {"mlp_bias": True}, "llama.cpp reads seed_oss without mlp_bias; got True"),
+        ("smollm3", FACTORS, r"llama.cpp reads smollm3 without rope_factors; got \(1.0, 4.0\)"),
+        ("starcoder2", {}, "llama.cpp reads starcoder2 with output_bias and mlp_bias"),
+        ("cohere2", {"window": 0}, "llama.cpp reads cohere2 with a window only; got 0"),
+    ):
+        with pytest.raises(ConfigError, match=f"export: .*{message}"):
+            build(config(kind, **sizes)).export_gguf(tmp_path / "model.gguf")
+        build(config(kind, **sizes)).export_hf(tmp_path / kind) if kind != "smollm3" else None
+    for kind, said in (
+        ("gpt-oss", ["cuts YaRN's ramp to whole pairs, as if truncate were true", "does not read"]),
+        ("phi3", ["has no window of 5 tokens here"]),
+        ("starcoder2", ["has no window of 4 tokens here"]),
+        ("exaone4", ["does not know a model of 3 blocks with windows"]),
+        ("olmo3", ["does not read YaRN's betas here", "has one base of RoPE for all blocks"]),
+        ("ministral3", []),
+        ("llama-linear", []),
+    ):
+        path = tmp_path / f"{kind}.gguf"
+        make(kind).engine.export_gguf(path)
+        found = unlike(path)
+        assert len(found) == len(said)
+        assert all(f"llama.cpp {what}" in line for what, line in zip(said, found, strict=True))
 
 
 def test_what_a_phi3_or_gemma_cannot_be():

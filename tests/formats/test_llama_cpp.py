@@ -7,22 +7,28 @@ from shared import DATA
 import toynn
 from toynn.data.text import Corpus
 from toynn.engines import frozen
+from toynn.engines.converting import unlike
 from toynn.engines.gpt2 import GPT2Config, GPT2SeqEngine
 from toynn.engines.llama import LlamaConfig, LlamaSeqEngine
 from toynn.evaluation import perplexity
 from toynn.formats import gguf
 from toynn.generation.drawing import sample
 from toynn.models import (
+    Cohere2Config,
+    Exaone4Config,
     GemmaConfig,
+    Glm4Config,
     GptOssConfig,
     GraniteConfig,
     GraniteMoEConfig,
     LFM2Config,
+    Ministral3Config,
     Olmo2Config,
     OLMoEConfig,
     Phi3Config,
     Qwen3MoEConfig,
     Qwen35Config,
+    Starcoder2Config,
 )
 from toynn.options import RecipeOptions
 
@@ -42,6 +48,7 @@ DELTA = dict(delta_heads=2, delta_value_heads=4, delta_dim=16, delta_value_dim=1
 CAPS = dict(score_cap=1.5, logit_cap=2.0)
 YARN = dict(rope_scaling="yarn", rope_factor=4.0, original_context=512, rope_base=50.0)
 YARN |= dict(yarn_magnitude=1.3)
+BIASES = dict(output_bias=True, mlp_bias=True)
 LONGROPE = dict(
     rope_magnitude=1.2,
     short_factors=(1, 1, 1, 1, 1.5, 1.5, 2, 2),
@@ -167,6 +174,41 @@ MODELS = {
         GemmaConfig(**GEMMA | {"n_layers": 7}, rope_base=500.0, local_base=50.0, rope_divisor=8.0),
     ),
     "gemma3-untied": lambda: trained(LlamaSeqEngine(), GemmaConfig(**GEMMA), untied=True),
+    "granite-biases": lambda: trained(
+        LlamaSeqEngine(), GraniteConfig(**GQA, **BIASES), qkv_bias=True
+    ),
+    "ministral3": lambda: trained(
+        LlamaSeqEngine(),
+        Ministral3Config(**GQA, **YARN | {"original_context": 7}, query_growth=0.3),
+    ),
+    "seed_oss": lambda: trained(
+        LlamaSeqEngine(),
+        LlamaConfig(**GQA, arch="seed_oss", head_dim=32),
+        qkv_bias=True,
+        untied=True,
+    ),
+    "ernie4_5": lambda: trained(LlamaSeqEngine(), LlamaConfig(**GQA, arch="ernie4_5", head_dim=32)),
+    "olmo3": lambda: trained(
+        LlamaSeqEngine(),
+        Olmo2Config(**GQA | {"n_layers": 5}, **YARN, window=9),
+        untied=True,
+    ),
+    "hunyuan-dense": lambda: trained(
+        LlamaSeqEngine(), LlamaConfig(**GQA, arch="hunyuan-dense", head_dim=32)
+    ),
+    "exaone4": lambda: trained(
+        LlamaSeqEngine(),
+        Exaone4Config(**GQA, rope_scaling="llama3", rope_factors=(1, 1, 1, 2, 4, 8, 8, 8)),
+    ),
+    "starcoder2": lambda: trained(
+        LlamaSeqEngine(), Starcoder2Config(**GQA, **BIASES, window=32), qkv_bias=True
+    ),
+    "cohere2": lambda: trained(
+        LlamaSeqEngine(), Cohere2Config(**GQA | {"n_layers": 5}, window=9, logit_scale=0.4)
+    ),
+    "glm4": lambda: trained(
+        LlamaSeqEngine(), Glm4Config(**GQA, head_dim=32, rope_channels=16), qkv_bias=True
+    ),
     "granite-plain": lambda: trained(LlamaSeqEngine(), GraniteConfig(**GQA), untied=True),
 }
 
@@ -181,20 +223,32 @@ def test_float32_files_give_the_same_logits(model, tmp_path):
     model.export_gguf(path)
     ids = np.random.default_rng(1).integers(0, model.vocab, model.context)
     # llama.cpp looks GELU up in a table of float16; Gemma is measured with up to seven blocks.
-    limit = 1e-7 if isinstance(model, GPT2SeqEngine) else 1e-8
+    gelu = isinstance(model, GPT2SeqEngine) or isinstance(model.config, Starcoder2Config)
+    limit = 1e-7 if gelu else 1e-8
     limit = 1e-6 if isinstance(model.config, GemmaConfig) else limit
     assert nmse(model.logits(ids), judged_logits(path, ids)) < limit
 
 
-def test_betas_of_yarn(tmp_path):
-    """llama.cpp does not read those of a llama's file: they are given to it."""
-    betas = {"beta_fast": 1.5, "beta_slow": 0.5}
-    model = trained(
-        LlamaSeqEngine(), LlamaConfig(**GQA, **YARN | {"original_context": 40}, **betas)
-    )
+def test_windows_of_an_exaone_by_its_64_blocks(tmp_path):
+    sizes = GQA | {"n_layers": 64, "d_ff": 32}
+    model = trained(LlamaSeqEngine(), Exaone4Config(**sizes, window=9))
     model.export_gguf(tmp_path / "model.gguf")
+    assert unlike(tmp_path / "model.gguf") == []
     ids = np.random.default_rng(1).integers(0, model.vocab, model.context)
-    flags = {f"yarn_{name}": beta for name, beta in betas.items()}
+    assert nmse(model.logits(ids), judged_logits(tmp_path / "model.gguf", ids)) < 1e-8
+
+
+@pytest.mark.parametrize(("config", "reads"), [(LlamaConfig, False), (Ministral3Config, True)])
+def test_betas_of_yarn(config, reads, tmp_path):
+    """Those of a llama's file llama.cpp does not read: they are given to it, as convert says."""
+    betas = {"beta_fast": 1.5, "beta_slow": 0.5}
+    model = trained(LlamaSeqEngine(), config(**GQA, **YARN | {"original_context": 40}, **betas))
+    model.export_gguf(tmp_path / "model.gguf")
+    assert [each[:35] for each in unlike(tmp_path / "model.gguf")] == [
+        "llama.cpp does not read YaRN's beta"
+    ] * (not reads)
+    ids = np.random.default_rng(1).integers(0, model.vocab, model.context)
+    flags = {f"yarn_{name}": -1.0 if reads else beta for name, beta in betas.items()}
     expected = judged_logits(tmp_path / "model.gguf", ids, **flags)
     assert nmse(LlamaSeqEngine.from_gguf(tmp_path / "model.gguf").logits(ids), expected) < 1e-8
 

@@ -25,12 +25,15 @@ LIMITS = {
     "gpt2": 1e-6,
     "gemma2": 1e-6,
     "gemma3": 1e-6,
+    "starcoder2": 1e-6,
 }  # llama.cpp looks GELU up in a table of float16
 LIMIT = 1e-10
 
 
 BASES = ["stories", "gpt2", "qwen2", "qwen3", "llama-untied", "smollm3", "granite"]
 BASES += ["qwen3moe", "olmoe", "granitemoe", "gpt-oss"]
+BASES += ["ministral3", "seed_oss", "ernie4_5", "olmo3", "hunyuan-dense", "exaone4", "cohere2"]
+BASES += ["starcoder2", "glm4", "granite-biases"]
 BASES += ["olmo2", "phi3", "phi3-short", "lfm2", "qwen35", "gemma2", "gemma3"]
 
 

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from toynn import AdamW
 from toynn.engines import ENGINES, frozen
 from toynn.engines.converting import convert
-from toynn.errors import ConfigError
+from toynn.errors import ConfigError, DataError
 from toynn.formats import gguf, hf
 
 pytestmark = [
@@ -54,11 +54,15 @@ QWEN35 |= {"linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_h
 QWEN35 |= {"linear_value_head_dim": 5, "linear_conv_kernel_dim": 3, "full_attention_interval": 2}
 MINISTRAL = {"llama_4_scaling_beta": 0.3, "max_position_embeddings": 16, "mscale": 1.5}
 MINISTRAL |= YARN | {"mscale_all_dim": 0.7, "original_max_position_embeddings": 5, "truncate": True}
-MINISTRAL = LLAMA | {"head_dim": 12, "rope_parameters": MINISTRAL | {"beta_slow": 0.2}}
+MINISTRAL = LLAMA | {
+    "head_dim": 12,
+    "rope_parameters": MINISTRAL | {"beta_fast": 0.3, "beta_slow": 0.1},
+}
 WINDOWS = NO_PAD | {"num_hidden_layers": 5, "sliding_window": 4}
 OLMO3 = {"full_attention": YARN | {"attention_factor": 1.3, "truncate": True}}
 OLMO3 |= {"sliding_attention": {"rope_type": "default", "rope_theta": 20.0}}
-OLMO3 = WINDOWS | {"rope_parameters": OLMO3}
+OLMO3["full_attention"]["beta_slow"] = 0.45
+OLMO3 = WINDOWS | {"rope_parameters": OLMO3, "num_attention_heads": 2, "num_key_value_heads": 1}
 ALPHA = {"rope_type": "dynamic", "alpha": 50.0, "rope_theta": 20.0, "factor": 1.0}
 COHERE2 = WINDOWS | {"layer_norm_eps": 1e-3, "logit_scale": 0.4}
 STARCODER2 = LLAMA | {"norm_epsilon": 1e-3, "rope_parameters": {"rope_theta": 50.0}}
@@ -105,6 +109,7 @@ MODELS = {
         QWEN35 | {"tie_word_embeddings": True, "rope_parameters": PART | {"rope_type": "default"}},
     ),
     "gemma2": ("Gemma2Config", GEMMA | {"num_hidden_layers": 3}),
+    "gemma2-scalar": ("Gemma2Config", GEMMA | {"query_pre_attn_scalar": 11}),
     "gemma3": ("Gemma3TextConfig", GEMMA | {"num_hidden_layers": 7, "rope_parameters": TWO_ROPES}),
     "gemma3-plain": ("Gemma3TextConfig", GEMMA | {"tie_word_embeddings": False}),
     "ministral3": ("Ministral3Config", MINISTRAL | {"pad_token_id": None}),
@@ -170,7 +175,7 @@ def assert_logits_agree(got, expected):
 
 
 #: Folders that llama.cpp has no files for.
-NOT_CONVERTED = "-biases", "-bare", "qwen35-widths"
+NOT_CONVERTED = "-biases", "-bare", "qwen35-widths", "gemma2-scalar"
 CONVERTED = ("llama-biases", "granite-biases", "seed_oss-bare", "glm4-bare")
 
 
@@ -206,6 +211,70 @@ def test_there_and_back(kind, tmp_path):
         changed = kind.startswith(("gemma", "qwen35")) and name.endswith(("norm.weight", "A_log"))
         rounded = 3e-7 if changed else 0
         torch.testing.assert_close(after[name], before[name], rtol=0, atol=rounded)
+
+
+#: What changes no number of what is computed: ids, training, the longest text.
+NEUTRAL = {"max_position_embeddings", "initializer_range", "use_cache", "pretraining_tp"}
+UNUSED = ("_token_id", "dropout", "pdrop")
+NEUTRAL |= {"sliding_window_pattern"}  # where there are layer_types
+FAMILIES = ["ministral3", "seed_oss", "ernie4_5", "olmo3", "hunyuan", "exaone4", "starcoder2"]
+FAMILIES += [
+    "cohere2",
+    "glm4",
+    "granite-biases",
+    "gemma2",
+    "gemma3",
+    "phi3-longrope",
+    "qwen35-part",
+]
+
+
+def numbers_of(config, path=()):
+    """Each number in a config.json that could count, by its path; true and false are numbers."""
+    for key, value in config.items():
+        if isinstance(value, dict):
+            yield from numbers_of(value, (*path, key))
+        elif isinstance(value, int | float) and not (key in NEUTRAL or key.endswith(UNUSED)):
+            yield (*path, key), value
+
+
+def changed(config, path, value):
+    config = json.loads(json.dumps(config))
+    *outer, last = path
+    inner = config
+    for key in outer:
+        inner = inner[key]
+    inner[last] = value
+    return config
+
+
+def logits_of(path):
+    with hf.open(path) as source:
+        return frozen(source).logits(IDS)
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_each_number_of_config_json_counts_or_is_refused(kind, tmp_path):
+    """And old and new versions of it say the same."""
+    their_model(kind).save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    config, expected = json.loads(file.read_text()), logits_of(tmp_path)
+    for path, value in numbers_of(config):
+        other = not value if isinstance(value, bool) else 2 * value if value > 1 else value + 0.25
+        file.write_text(json.dumps(changed(config, path, other)))
+        try:
+            same = np.array_equal(logits_of(tmp_path), expected)
+        except DataError as error:
+            assert str(tmp_path) in str(error)
+            continue
+        assert not same, path
+    base = config.pop("rope_parameters")
+    if "full_attention" in base:  # old versions have one base for both kinds of blocks
+        return
+    old = {key: base.pop(key) for key in ("rope_theta", "partial_rotary_factor") if key in base}
+    old["rope_scaling"] = {"type" if key == "rope_type" else key: v for key, v in base.items()}
+    file.write_text(json.dumps(config | {"torch_dtype": config.pop("dtype")} | old))
+    assert np.array_equal(logits_of(tmp_path), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -8,7 +8,23 @@ pytest.importorskip("transformers", reason="transformers, the parity extra, is n
 pytest.importorskip("peft", reason="PEFT, the parity extra, is not installed")
 
 import torch
-from llamas import CAPS, DELTA, EXPERTS, LOCAL, LONGROPE, OLMOE, SCALES, YARN_UNCUT
+from llamas import (
+    BIASES,
+    CAPS,
+    COHERE2,
+    DELTA,
+    EXPERTS,
+    GLM4,
+    GROWTH,
+    LOCAL,
+    LONGROPE,
+    OLMO3,
+    OLMOE,
+    SCALES,
+    STARCODER2,
+    WINDOWS,
+    YARN_UNCUT,
+)
 from lora_bases import T, draw, make, mixed, write_base
 from peft import LoraConfig, PeftModel, TaskType, get_peft_model
 from safetensors.numpy import load_file
@@ -52,6 +68,16 @@ BASES = {
     "qwen35": ("qwen35", "F32", {"n_layers": 3, "attention_every": 2} | DELTA),
     "gemma2": ("gemma2", "F32", {"n_layers": 3, "head_dim": 6} | CAPS),
     "gemma3": ("gemma3", "F32", {"n_layers": 7, "head_dim": 6} | LOCAL),
+    "granite-biases": ("granite", "F32", SCALES | BIASES),
+    "ministral3": ("mistral3", "F32", GROWTH),
+    "seed_oss": ("seed_oss", "F32", {"head_dim": 6}),
+    "ernie4_5": ("ernie4_5", "F32", {"head_dim": 6}),
+    "olmo3": ("olmo2", "F32", OLMO3),
+    "hunyuan-dense": ("hunyuan-dense", "F32", {"head_dim": 6}),
+    "exaone4": ("exaone4", "F32", WINDOWS),
+    "starcoder2": ("starcoder2", "F32", STARCODER2),
+    "cohere2": ("cohere2", "F32", COHERE2),
+    "glm4": ("glm4", "F32", GLM4),
     "gpt2": ("gpt2", "F32", {}),
     "gpt2-q8_0": ("gpt2", "Q8_0", WIDE),
 }
@@ -68,6 +94,10 @@ PAIRS += [("smollm3", "rslora"), ("granite", "plain"), ("qwen3moe", "plain")]
 PAIRS += [("olmoe", "rslora"), ("granitemoe", "attention")]
 PAIRS += [("gpt-oss", "attention"), ("gpt-oss", "plain")]
 PAIRS += [("olmo2", "plain"), ("phi3", "plain")]
+PAIRS += [("ministral3", "plain"), ("seed_oss", "rslora"), ("ernie4_5", "attention")]
+PAIRS += [("olmo3", "plain"), ("hunyuan-dense", "attention"), ("exaone4", "plain")]
+PAIRS += [("starcoder2", "plain"), ("cohere2", "plain"), ("glm4", "plain")]
+PAIRS += [("granite-biases", "plain")]
 PAIRS += [("qwen35", "plain"), ("lfm2", "plain"), ("gemma2", "plain"), ("gemma3", "rslora")]
 PAIRS += [(kind, "plain") for kind, (_, type, _) in BASES.items() if type != "F32"]
 

@@ -78,6 +78,9 @@ def fused_logits(base, adapter, tmp_path):
 WRITTEN = [(kind, name) for kind in KINDS for name in ("all", "rslora-ranks")]
 WRITTEN += [("gpt-oss", "all"), ("qwen3moe", "rslora-ranks"), ("granitemoe", "ranks")]
 WRITTEN += [("olmoe", "all")]
+FAMILIES = ("ministral3", "seed_oss", "ernie4_5", "olmo3", "hunyuan", "exaone4", "starcoder2")
+FAMILIES += ("cohere2", "glm4", "granite-biases")
+WRITTEN += [(kind, "rslora-ranks") for kind in FAMILIES]
 WRITTEN += [("llama", name) for name in ("rslora", "ranks", "no-alpha", "one-block")]
 
 
@@ -135,6 +138,7 @@ READ = [
 READ += [("smollm3", "patterns"), ("granite", "head"), ("olmo2", "patterns")]
 READ += [("gemma3", "patterns"), ("gpt-oss", "experts"), ("qwen3moe", "down")]
 READ += [("phi3", "all-linear"), ("gemma2", "patterns")]
+READ += [("glm4", "all-linear"), ("ernie4_5", "patterns"), ("cohere2", "suffixes")]
 READ += [("llama-wide", "patterns"), ("qwen2", "patterns"), ("qwen3", "all-linear")]
 
 

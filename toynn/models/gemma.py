@@ -46,6 +46,8 @@ _WINDOW, _SCORES, _LOGITS = (
     "attn_logit_softcapping",
     "final_logit_softcapping",
 )
+_SCALAR = "attention.query_scalar"  # of folders alone: files have no key for it
+_USUAL_SCALAR = 256  # where config.json does not say
 _CAPS = {"score_cap": 50.0, "logit_cap": 30.0}  # of gemma2
 _LARGEST = {"gemma2": 46, "gemma3": 62}  # blocks of the models of 27 billion weights
 
@@ -66,6 +68,9 @@ class GemmaConfig(LlamaConfig):
         rope_base of blocks with a window.
     rope_divisor
         What the frequencies of the others are divided by.
+    query_scalar
+        Scores are divided by its root; None: what llama.cpp takes it for, the width of a head, or
+        d_model / n_heads in a model of 27 billion weights.
     """
 
     scalings: ClassVar[tuple[str, ...]] = ("none",)
@@ -77,11 +82,16 @@ class GemmaConfig(LlamaConfig):
     logit_cap: float = 0.0
     local_base: float = 1e4
     rope_divisor: float = 1.0
+    query_scalar: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_sizes(self, "window")
         check_positive(self, "local_base", "rope_divisor")
+        if self.query_scalar is not None:
+            check_positive(self, "query_scalar")
+            if self.query_scalar == self.usual_scalar:
+                object.__setattr__(self, "query_scalar", None)
         own = self.arch == "gemma2"
         for name, needed in (("score_cap", own), ("logit_cap", own or self.logit_cap != 0)):
             if needed:
@@ -92,8 +102,13 @@ class GemmaConfig(LlamaConfig):
     @property
     def score_scale(self) -> float:
         """What scores are multiplied by."""
+        return float((self.query_scalar or self.usual_scalar) ** -0.5)
+
+    @property
+    def usual_scalar(self) -> float:
+        """What llama.cpp takes query_scalar for."""
         largest = self.n_layers == _LARGEST[self.arch]
-        return float((self.d_model / self.n_heads if largest else self.d_head) ** -0.5)
+        return self.d_model / self.n_heads if largest else self.d_head
 
     def frequencies(self, base: float, divisor: float = 1.0) -> Floats:
         """Return by how much each pair rotates from one position to the next."""
@@ -180,8 +195,19 @@ class Gemma(Llama):
             logit_cap=cap,
             local_base=1e4 if second else hyper.real(_LOCAL, 1e4),
             rope_divisor=divisor,
+            query_scalar=hyper.real(_SCALAR) if hyper.has(_SCALAR) else None,
         )
         return cfg, {"untied": "output.weight" in hyper.tensors}
+
+    def check_gguf(self, cfg: LlamaConfig) -> None:
+        """Refuse scores that files have no key for. Raises ConfigError."""
+        super().check_gguf(cfg)
+        assert isinstance(cfg, GemmaConfig)
+        if cfg.query_scalar is not None:
+            raise ConfigError(
+                f"export: llama.cpp reads this {cfg.arch} with query_scalar {cfg.usual_scalar:g}; "
+                f"got {cfg.query_scalar:g}"
+            )
 
     def write(self, cfg: LlamaConfig) -> dict[str, Any]:
         """Return the hyper-parameters of a file."""
@@ -193,6 +219,8 @@ class Gemma(Llama):
             more[_LOGITS] = float(cfg.logit_cap)
         if self.architecture == "gemma3":
             more[_LOCAL] = float(cfg.local_base)
+        if cfg.query_scalar is not None:
+            more[_SCALAR] = float(cfg.query_scalar)
         if cfg.rope_divisor != 1:
             more |= {"rope.scaling.type": "linear", _DIVISOR: float(cfg.rope_divisor)}
         return super().write(cfg) | more
@@ -200,12 +228,8 @@ class Gemma(Llama):
     def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
         """Read what config.json says of RoPE, windows and scores; refuse what is not computed."""
         count = found.get("block_count", 0)
-        width = found.get("attention.key_length", 0)
-        if count == _LARGEST[self.architecture]:
-            width = found.get("embedding_length", 0) // found.get("attention.head_count", 1)
-        scalar = config.get("query_pre_attn_scalar", width)
-        if scalar != width:
-            config.refuse(f"query_pre_attn_scalar must be {width}; got {scalar!r}")
+        scalar = config.get("query_pre_attn_scalar", _USUAL_SCALAR)
+        found[_SCALAR] = config.number("query_pre_attn_scalar", scalar, real=True)
         for key in ("sliding_window_pattern", "_sliding_window_pattern"):
             config.expect(key, (self.period, None))
         kinds = config.get("layer_types")
@@ -255,10 +279,11 @@ class Gemma(Llama):
         """Return which blocks have a window, what scores are divided by, and RoPE."""
         count, width = hyper["block_count"], hyper["attention.key_length"]
         if count == _LARGEST[self.architecture]:
-            width = hyper["embedding_length"] // hyper["attention.head_count"]
+            width = hyper["embedding_length"] / hyper["attention.head_count"]
+        scalar = hyper.get(_SCALAR, width)
         keys: dict[str, Any] = {
             "layer_types": [_kind(n, self.period) for n in range(count)],
-            "query_pre_attn_scalar": width,
+            "query_pre_attn_scalar": int(scalar) if scalar == int(scalar) else scalar,
             "pad_token_id": None,
             _LOGITS: hyper.get(_LOGITS),
         }

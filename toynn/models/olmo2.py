@@ -87,6 +87,10 @@ class Olmo2(Windowed):
         super().check_gguf(cfg)
         check_exported_heads(cfg)
 
+    def unlike(self, cfg: Any) -> list[str]:
+        """Return what llama.cpp computes otherwise of a file that it reads."""
+        return super().unlike(cfg) + ["has one base of RoPE for all blocks"] * bool(cfg.local_base)
+
     def write(self, cfg: Any) -> dict[str, Any]:
         """Return the hyper-parameters of a file."""
         local = {_LOCAL: float(cfg.local_base)} if cfg.local_base else {}

@@ -183,13 +183,18 @@ class Phi3(Llama):
         rope = base_of(config, found)
         part_of(config, found, rope, 1.0)
         kind = rope.pop("rope_type", "default")
-        original = found.pop(_ORIGINAL, _DEFAULT_ORIGINAL)
+        original = found.pop(_ORIGINAL, None)
         if kind == "default" and not any(rope.values()):
             return {}
         tables = {name: rope.pop(key, None) for name, key in _TABLES.items()}
         if kind not in _LONGROPE or None in tables.values():
             config.refuse(f"RoPE must be default or longrope; got {kind!r} with {rope}")
-        original = rope.pop("original_max_position_embeddings", original)
+        inside = rope.pop("original_max_position_embeddings", None)
+        if original and inside and original != inside:
+            config.refuse(
+                f"original_max_position_embeddings is {original}; beside the factors it is {inside}"
+            )
+        original = original or inside or _DEFAULT_ORIGINAL
         found[_ORIGINAL] = config.number("original_max_position_embeddings", original, real=False)
         factor = rope.pop("factor", None) or found.get("context_length", 0) / original
         magnitude = rope.pop("attention_factor", None)
