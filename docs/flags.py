@@ -1,17 +1,23 @@
-"""Write docs/flags.md, the reference of the flags of ``toynn train``: ``python docs/flags.py``.
+"""Write what is made from the options of the jobs: ``python docs/flags.py``.
 
-The page is made from the options of the jobs (toynn/jobs/), as `toynn train RECIPE --help` is.
+That is docs/flags.md, the reference of the flags of ``toynn train``, and toynn/jobs/keywords.py,
+the types of ``toynn.finetune``'s options, which editors complete by and `help` shows.
 """
 
+import json
 import re
 import sys
+import textwrap
 from argparse import SUPPRESS
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 PAGE = Path(__file__).with_suffix(".md")
+TYPES = PAGE.parents[1] / "toynn" / "jobs" / "keywords.py"
 sys.path.insert(0, str(PAGE.parents[1]))
 
 from toynn.jobs import JOBS  # noqa: E402
+from toynn.jobs.finetuning import keywords  # noqa: E402
 from toynn.jobs.options import HEADINGS, MOST_USED  # noqa: E402
 
 HEAD = """# Flags of toynn train
@@ -21,6 +27,18 @@ HEAD = """# Flags of toynn train
 `log_every=10` for `toynn.finetune`. Names in parentheses are mlx-lm's and llama.cpp's; they are
 taken, too.
 """
+MODULE = '''"""The options of `toynn train lora`, typed: `python docs/flags.py` makes this file."""
+
+from collections.abc import Sequence
+from os import PathLike
+from typing import Literal, TypedDict
+
+__all__ = ["Keywords"]
+
+
+class Keywords(TypedDict, total=False):
+    """What ``toynn.finetune`` takes beside the model, the data and the run's folder."""
+'''
 DEFAULT = re.compile(r" \(default:? (.*)\)$")
 
 
@@ -73,5 +91,35 @@ def page():
     return "\n".join(lines)
 
 
+def types():
+    """Return the text of the module of keywords."""
+    lines = []
+    for option in keywords():
+        text, default = said("lora", option)
+        words = f"{text[0].upper()}{text[1:]}{f' (default {default})' if default else ''}."
+        words = re.sub(r"--([a-z][\w-]*)", lambda flag: flag[1].replace("-", "_"), words)
+        shown = textwrap.wrap(f'"""{words}'.replace("\\", "\\\\"), 93)
+        end = [f'{shown.pop()}"""'] if len(shown) == 1 else ['"""']
+        lines += [f"{option.name}: {typed(option)}", *shown, *end]
+    return f"{MODULE}\n{textwrap.indent(chr(10).join(lines), '    ')}\n"
+
+
+def typed(option):
+    """Return the type of an option's values, as it is written in Python."""
+    declared = get_type_hints(option.kind)[option.field]
+    kinds = {each for each in (declared, *get_args(declared)) if each in (int, float, str)}
+    kind = (kinds or {str}).pop().__name__
+    if option.is_switch:
+        return "bool"
+    if option.choices:
+        kind = f"Literal[{', '.join(map(json.dumps, option.choices))}]"
+    elif option.is_path:
+        kind = "str | PathLike[str]"
+    elif option.metavar == "NAMES":
+        kind = "str | Sequence[str]"
+    return kind if option.default is not None else f"{kind} | None"
+
+
 if __name__ == "__main__":
     PAGE.write_text(page(), encoding="utf-8")
+    TYPES.write_text(types(), encoding="utf-8")

@@ -9,7 +9,7 @@ import sys
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 try:
     import_module("toynn._kernels")
@@ -39,6 +39,11 @@ from toynn.numerics.precision import get_float32_matmul_precision, set_float32_m
 from toynn.optim import AdamW, adamw, schedule
 from toynn.options import RecipeOptions
 from toynn.session import Session
+
+if TYPE_CHECKING:  # what __getattr__ imports when it is first asked for
+    from toynn import testing as testing
+    from toynn.jobs import Run as Run
+    from toynn.jobs import finetune as finetune
 
 __all__ = [
     "AdamW",

@@ -1,6 +1,8 @@
 """toynn.finetune: the command in one call, with its defaults, its checks and its folder."""
 
+import inspect
 import json
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ import toynn
 from toynn.cli import main
 from toynn.errors import ConfigError, DataError
 from toynn.formats import adapters
+from toynn.jobs.lora import LoRAJob
 from toynn.session import Session
 
 FLAGS = dict(holdout=1, steps=60, seq=24, warmup=1, rank=3, lr=0.02, eval_every=30, log_every=30)
@@ -209,3 +212,12 @@ def test_rows_that_are_none(files, tmp_path, given, error, message):
     with pytest.raises(error, match=message):
         toynn.finetune(files / "base.gguf", out=tmp_path / "run", quiet=True, **given, **FLAGS)
     assert not list(tmp_path.iterdir())
+
+
+def test_its_signature_names_the_options_with_types_and_defaults():
+    shown = inspect.signature(toynn.finetune).parameters
+    assert [*shown][:5] == ["model", "data", "out", "rows", "quiet"]
+    assert {"model", "data", "out", *[*shown][5:]} == {o.name for o in LoRAJob.options}
+    rank, loss = shown["rank"], shown["loss"]
+    assert (rank.default, rank.annotation, rank.kind) == (8, int, rank.KEYWORD_ONLY)
+    assert get_args(loss.annotation) == ("sft", "dpo", "orpo", "kto")

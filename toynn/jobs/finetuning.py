@@ -7,6 +7,7 @@ It is the same job: its options by their names, its defaults, its checks, its fo
 """
 
 import contextlib
+import inspect
 import json
 import math
 import os
@@ -15,7 +16,7 @@ from hashlib import sha256
 from html import escape
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from toynn.engines import SequenceEngine
 from toynn.errors import ConfigError, DataError
@@ -24,9 +25,11 @@ from toynn.formats.files import write_atomically
 from toynn.formats.tokenizer import Tokenizer
 from toynn.generation.completion import complete
 from toynn.jobs.figures import figures
+from toynn.jobs.keywords import Keywords
 from toynn.jobs.lora import LoRAJob
 from toynn.jobs.made import made
 from toynn.jobs.run import Outcome, carried_out
+from toynn.options import Option
 from toynn.system.printing import lenient
 from toynn.train.options import Result
 
@@ -127,7 +130,7 @@ def finetune(
     *,
     rows: Rows | None = None,
     quiet: bool = False,
-    **options: Any,
+    **options: Unpack[Keywords],
 ) -> Run:
     """Train an adapter of a model on data; return the run, with its best weights.
 
@@ -163,6 +166,11 @@ def finetune(
     given |= {"out": fspath(out)} if out is not None else {}
     with _silence() if quiet else lenient():
         return Run(carried_out(made("lora", given)))
+
+
+def keywords() -> Iterator[Option]:
+    """Yield the options of `toynn train lora` that are not parameters of ``finetune``."""
+    return (option for option in LoRAJob.options if option.name not in ("model", "data", "out"))
 
 
 def _sources(data: Any, beside: Path) -> list[str]:
@@ -225,3 +233,20 @@ def _silence() -> Iterator[None]:
         contextlib.redirect_stderr(nowhere),
     ):
         yield
+
+
+def _signature() -> inspect.Signature:
+    """Return what `help` and notebooks show: each option by its name, with its default."""
+    signature = inspect.signature(finetune)
+    *first, _ = signature.parameters.values()
+    kind, types = inspect.Parameter.KEYWORD_ONLY, Keywords.__annotations__
+    more = [
+        inspect.Parameter(
+            each.name, kind, default=each.default, annotation=types.get(each.name, Any)
+        )
+        for each in keywords()
+    ]
+    return signature.replace(parameters=[*first, *more])
+
+
+finetune.__signature__ = _signature()  # type: ignore[attr-defined]
