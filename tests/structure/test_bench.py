@@ -10,6 +10,7 @@ import pytest
 import toynn
 from toynn import Session, ops
 from toynn._kernels import limits as loops
+from toynn._kernels.cpu import PAIRS_NEED
 from toynn.cli import main
 from toynn.testing import limits, lora_step, roofline, steps
 from toynn.testing.cases import CASES
@@ -57,7 +58,7 @@ def test_multiply_adds_are_done_and_counted(n_threads):
 @pytest.mark.parametrize("n_threads", [1, 3])
 def test_multiply_pairs_are_done_and_counted(n_threads):
     if not loops.has_pairs():
-        with pytest.raises(ValueError, match="needs AVX512_BF16"):
+        with pytest.raises(ValueError, match=f"needs {PAIRS_NEED}"):
             loops.multiply_pairs(1)
         return
     flops, total = loops.multiply_pairs(7, n_threads)
@@ -203,6 +204,23 @@ def test_a_table_of_one_kernel(machine, capsys, tmp_path):
     assert report["config"]["ISA level in use"] in out
 
 
+def test_a_report_to_paste(machine, capsys, monkeypatch, tmp_path):
+    """This CPU and build, its limits, and some shapes of some kernels, in highest and medium."""
+    monkeypatch.setattr("toynn.cli.bench.SHAPES", ("tiny_attn", "gpt2_tiny"))
+    assert main(["bench", "--paste", "--threads", "2", "--json", str(tmp_path / "b.json")]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("```\n") and out.endswith("```\n") and out.count("```") == 2
+    told = toynn.backends.config.describe()
+    for name in ("processor", "ISA level in use", "medium multiplies in", "threads"):
+        assert f"{name:24} {told[name]}\n" in out
+    for line in ("multiply-adds in float32, GFLOP/s", "kernel, highest", "kernel, medium"):
+        assert line in out
+    rows = json.loads((tmp_path / "b.json").read_text())["kernels"]
+    products = [f"matmul.{entry}" for entry in ("forward", "backward_input", "backward_weight")]
+    assert {row["kernel"] for row in rows} == {*products, "adamw.step"}
+    assert {row["shape"] for row in rows} == {"tiny_attn", "gpt2_tiny"}
+
+
 def test_a_run_that_fails_leaves_the_figures_of_the_one_before(monkeypatch, tmp_path):
     def stopped(n_threads):
         raise KeyboardInterrupt
@@ -265,6 +283,8 @@ def test_compare_adds_pytorch(machine, capsys, monkeypatch):
     [
         (["--only", "gemm"], "no kernel 'gemm'; there are adamw, attention"),
         (["--only", "gelu", "--steps"], "--only is for the table of kernels"),
+        (["--paste", "--steps"], "--paste goes without --only, --steps and --compare"),
+        (["--paste", "--only", "gelu"], "--paste goes without --only, --steps and --compare"),
         (["--threads", "0"], "argument --threads: must be a whole number from 1"),
         (["--precision", "low"], "argument --precision: invalid choice: 'low'"),
         (["--json", "no/such/folder/a.json"], "no/such/folder/a.json"),

@@ -37,6 +37,36 @@ def test_nothing_is_known(tmp_path, monkeypatch):
     assert machine.free_memory() is None
 
 
+@pytest.mark.parametrize(
+    ("told", "name"),
+    [
+        (
+            "model\t\t: 85\nmodel name\t: CPU @ 2 GHz\n\nmodel name\t: Other",
+            "CPU @ 2 GHz",
+        ),
+        (
+            "processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd03\n\n"
+            "processor\t: 1\nCPU implementer\t: 0x41\nCPU part\t: 0xd08",
+            "CPU implementer 0x41, CPU part 0xd03, CPU part 0xd08",
+        ),
+    ],
+)
+def test_the_name_of_the_processor(system, told, name):
+    """What x86-64 calls itself; on arm64 the numbers of the maker and of each kind of core."""
+    system("proc/cpuinfo", told)
+    assert machine.processor().rpartition(", ")[0] == name
+
+
+def test_the_name_of_the_processor_on_macos(tmp_path, monkeypatch):
+    def sysctl(words, **options):
+        return subprocess.CompletedProcess(words, 0, "Apple M2 Pro\n")
+
+    monkeypatch.setattr(machine, "_PROC", tmp_path)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(subprocess, "run", sysctl)
+    assert machine.processor().startswith("Apple M2 Pro, ")
+
+
 def test_a_group_of_version_2(system):
     """What it may take, less what it has; what files have of that can be thrown out."""
     system("proc/self/cgroup", "0::/a/b")

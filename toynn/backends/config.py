@@ -9,6 +9,7 @@ from toynn.backends.cpu.precision import multiplies_in
 from toynn.backends.threads import get_num_threads
 from toynn.distributed import mpi
 from toynn.numerics.precision import PRECISIONS, get_float32_matmul_precision
+from toynn.system.machine import processor
 
 __all__ = ["alike", "automatic_precision", "describe", "release", "show_config"]
 
@@ -38,12 +39,13 @@ def alike(backend: str, precisions: Collection[str]) -> dict[str, str]:
 
 
 def describe() -> dict[str, str]:
-    """Return version, ISA levels, threads, OpenMP and backends, as text by name."""
+    """Return version, machine, ISA levels, threads, OpenMP and backends, as text by name."""
     others = [name for name in backends.available() if name != "cpu"]
     return {
         "toynn": release(),
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
+        "processor": processor(),
         "ISA levels built": ", ".join(_kernels.built_levels()),
         "ISA levels of this CPU": ", ".join(_kernels.supported_levels()),
         "ISA level in use": _kernels.level,

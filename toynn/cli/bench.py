@@ -2,6 +2,7 @@
 
 import json
 from argparse import Namespace, RawDescriptionHelpFormatter
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,7 +12,7 @@ from time import perf_counter, process_time
 from typing import TYPE_CHECKING, Any
 
 from toynn import _kernels
-from toynn.backends.config import describe
+from toynn.backends.config import describe, show_config
 from toynn.backends.threads import get_num_threads, set_num_threads
 from toynn.cli._flags import add
 from toynn.errors import ConfigError
@@ -36,6 +37,12 @@ GOALS = {
     LORA: (1.8, 1.8),
 }
 ROUNDS = 3  # turns of each contestant in a race of steps
+#: What a report to paste has, by precision, and of which shapes.
+PASTED: dict[str, Sequence[str]] = {
+    "highest": ("matmul", "attention", "rmsnorm", "adamw"),
+    "medium": ("matmul", "attention"),
+}
+SHAPES = ("gpt2_fc", "llama_row_q8_0", "llama_row_q4_k", "gpt2_124m_t64", "gpt2_124m", "16m")
 
 EPILOG = """\
 Times are the best of many calls, with as many threads as a training step gives the kernel; results
@@ -51,7 +58,10 @@ With --steps the rows are the kernels of whole training steps, per step: of GPT-
 adapters over a file of Q8_0 of SmolLM2-135M's shape. A step's roofline is what all its nodes would
 take at their limits; beside it stands the goal, how often that a step may take. --compare runs the
 steps of GPT-2 in PyTorch too, in turns. The time of a step on one thread is CPU time, so that a
-busy machine will do. docs/performance.md says how to read all this."""
+busy machine will do. docs/performance.md says how to read all this.
+
+--paste prints what an issue about speed needs: the processor, the build, its limits, and a few
+kernels in highest and in medium."""
 
 
 def add_parser(commands: Any) -> None:
@@ -75,6 +85,11 @@ def add_parser(commands: Any) -> None:
         action="store_true",
         help="time the steps in turns with PyTorch (which must be installed)",
     )
+    parser.add_argument(
+        "--paste",
+        action="store_true",
+        help="print a report to paste into an issue: this CPU, its limits, a few kernels",
+    )
     add(parser, THREADS)
     help_ = "precision of matrix products (default highest)"
     add(parser, replace(named(RecipeOptions, "precision"), choices=PRECISIONS, help=help_))
@@ -93,6 +108,8 @@ def run(arguments: Namespace) -> int:
         raise ConfigError(f"bench: no kernel {arguments.only!r}; there are {', '.join(CASES)}")
     if arguments.only and steps:
         raise ConfigError("bench: --only is for the table of kernels, without --steps or --compare")
+    if arguments.paste and (arguments.only or steps):
+        raise ConfigError("bench: --paste goes without --only, --steps and --compare")
     if arguments.compare and find_spec("torch") is None:
         raise ConfigError("bench: --compare needs PyTorch (pip install torch); --steps does not")
     if arguments.json:
@@ -102,20 +119,29 @@ def run(arguments: Namespace) -> int:
         set_num_threads(arguments.threads)
     n_threads = get_num_threads()
     limits = measure(n_threads)
-    print(f"ISA level {_kernels.level}, threads {n_threads}, precision {arguments.precision}\n")
-    print_limits(limits)
     report: dict[str, Any] = {"config": describe(), "limits": asdict(limits)}
+    if arguments.paste:
+        print("```")
+        show_config()
+        print()
+    else:
+        print(f"ISA level {_kernels.level}, threads {n_threads}, precision {arguments.precision}\n")
+    print_limits(limits)
     if steps:
         report["steps"] = [run_step(name, limits, arguments.compare) for name in STEPS]
         if not arguments.compare:
             report["steps"].append(run_lora_step(limits))
     else:
-        ops = [arguments.only] if arguments.only else list(CASES)
-        print_heading("kernel", "shape", "threads")
+        every = [arguments.only] if arguments.only else list(CASES)
+        its = PASTED if arguments.paste else {arguments.precision: every}
         report["kernels"] = []
-        for row in kernel_rows(ops, limits, arguments.precision):
-            print_row(row, row.shape, row.threads)
-            report["kernels"].append(asdict(row))
+        for precision, ops in its.items():
+            print_heading(f"kernel, {precision}", "shape", "threads")
+            for row in kernel_rows(ops, limits, precision, SHAPES if arguments.paste else None):
+                print_row(row, row.shape, row.threads)
+                report["kernels"].append(asdict(row))
+    if arguments.paste:
+        print("```")
     if arguments.json:
         write_atomically(arguments.json, (json.dumps(report, indent=1) + "\n").encode())
     return 0

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,11 +25,24 @@ def free_memory() -> int | None:
 
 def processor() -> str:
     """Return the name of the processor, and how many of its cores are for this process."""
-    names = [line for line in _lines(_PROC / "cpuinfo") if line.startswith("model name")]
-    name = names[0].partition(":")[2].strip() if names else platform.processor()
+    told = [line.partition(":")[::2] for line in _lines(_PROC / "cpuinfo")]
+    told = [(name.strip(), value.strip()) for name, value in told]
+    names = [value for name, value in told if name == "model name"][:1]
+    if not names:  # arm64 numbers the makers and the kinds of cores
+        wanted = ("CPU implementer", "CPU part")
+        names = [f"{name} {value}" for name, value in told if name in wanted]
+    name = ", ".join(dict.fromkeys(names)) or _brand() or platform.processor()
     own = getattr(os, "sched_getaffinity", None)  # Linux alone has it
     count = len(own(0)) if own else os.cpu_count() or 1
     return f"{name or platform.machine()}, {count} core{'s' if count > 1 else ''}"
+
+
+def _brand() -> str:
+    """Return what macOS calls the processor, "Apple M1"; "" elsewhere."""
+    if sys.platform != "darwin":
+        return ""
+    words = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
+    return subprocess.run(words, capture_output=True, text=True).stdout.strip()
 
 
 def total_memory() -> int | None:

@@ -1,6 +1,6 @@
 """Kernels beside the limits of the machine: each one checked, timed, and held against its bound."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -41,14 +41,21 @@ class Row:
         return self.nbytes / self.seconds / 1e9
 
 
-def kernel_rows(ops: Iterable[str], limits: Limits, precision: str = "highest") -> Iterator[Row]:
-    """Check and time every entry of these ops at the named shapes of the case table.
+def kernel_rows(
+    ops: Iterable[str],
+    limits: Limits,
+    precision: str = "highest",
+    shapes: Collection[str] | None = None,
+) -> Iterator[Row]:
+    """Check and time every entry of these ops at the named shapes of the case table, or at some.
 
     A call gets as many of ``limits.n_threads`` threads as a program would give it. Raises
     AssertionError if a result is not within the case's tolerance.
     """
     for op in ops:
         for shape, sizes in CASES[op].bench.items():
+            if shapes is not None and shape not in shapes:
+                continue
             for call in CASES[op].calls(np.random.default_rng(0), **sizes):
                 yield _kernel_row(op, shape, sizes, call, limits, precision)
 
