@@ -8,7 +8,8 @@ level compiles these once, into an archive, and its modules link what they call.
 TOYNN_OPENMP=0         build without OpenMP (single-threaded kernels)
 TOYNN_DEBUG=1          bounds and initialisation checks in all Cython code
 TOYNN_LEVELS=generic,avx512
-                       build these levels only, and those they need: generic, and avx512 for amx
+                       build these levels only, and those they need: generic, and avx512 for amx;
+                       on arm64 there are generic and neon
 TOYNN_TILES=software   level amx computes what its tile instructions do in plain C. So any CPU with
                        AVX512_BF16 can run it, slowly, if told to: TOYNN_ISA=amx
 TOYNN_SANITIZE=address,undefined
@@ -42,6 +43,7 @@ from setuptools.modified import newer_group
 
 MSVC = sys.platform == "win32"
 X86 = platform.machine().lower() in ("x86_64", "amd64")
+ARM = platform.machine().lower() in ("aarch64", "arm64")
 JOBS = os.cpu_count() or 1
 DEBUG = os.environ.get("TOYNN_DEBUG", "0") == "1"
 SOFTWARE_TILES = ["-DTN_SOFTWARE_TILES"] if os.environ.get("TOYNN_TILES") == "software" else []
@@ -65,14 +67,17 @@ if X86 and not MSVC:
         "-mavx512bf16",
         *(SOFTWARE_TILES or ["-mamx-tile", "-mamx-bf16"]),
     ]
+if ARM and not MSVC:
+    LEVELS["neon"] = ["-DTN_NEON"]  # every such CPU has it
 
 # What no level has of its own: what the CPU can do, and tables.
 ONCE = ("codebooks", "cpu", "invoke")
 
 # What a level has of its own, unless that is all; it takes the rest from the level below.
-ONLY = {"amx": ["experts", "grad_norm", "limits", "matmul", "prepacked"]}
+TILED = ["experts", "grad_norm", "limits", "matmul", "prepacked"]
+ONLY = {"amx": TILED, "neon": [*TILED, "attention", "cached_attention"]}
 ONLY_LINKED = {"amx": ["gemm_amx", "pack_amx"]}
-BELOW = {"amx": "avx512"}
+BELOW = {"amx": "avx512", "neon": "generic"}
 
 # Never -ffast-math: NaN must stay NaN. These only drop errno and floating-point traps.
 COMPILE = ["-O3", "-g0", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]

@@ -27,20 +27,26 @@ def test_pairs_where_they_were_measured_to_be_faster(vendor, family, pays):
 
 
 @pytest.mark.parametrize(
-    ("tiles", "pairs", "has", "chosen", "why"),
+    ("tiles", "pairs", "unit", "maker", "chosen", "why"),
     [
-        (True, False, True, "medium", "AMX"),
-        (False, True, True, "medium", "AVX512_BF16"),
-        (False, False, True, "highest", "slower than float32 on a CPU of GenuineIntel, family 6"),
-        (False, False, False, "highest", "needs AVX512_BF16"),
+        (True, False, "AVX512_BF16", ("GenuineIntel", 6), "medium", "AMX"),
+        (False, True, "AVX512_BF16", ("AuthenticAMD", 25), "medium", "AVX512_BF16"),
+        (False, True, "BFMMLA", ("", 0), "highest", "BFMMLA) was never timed on such a CPU"),
+        *(
+            (False, False, unit, ("GenuineIntel", 6), "highest", why)
+            for unit, why in (
+                ("AVX512_BF16", "slower than float32 on a CPU of GenuineIntel, family 6"),
+                ("", f"needs {cpu.PAIRS_NEED}"),
+            )
+        ),
     ],
 )
-def test_auto_by_the_kind_of_cpu(tiles, pairs, has, chosen, why, monkeypatch):
+def test_auto_by_the_kind_of_cpu(tiles, pairs, unit, maker, chosen, why, monkeypatch):
     module = SimpleNamespace(multiplies_tiles=lambda: tiles, multiplies_pairs=lambda: pairs)
     module.multiplies_int8 = lambda: False
     monkeypatch.setattr(_kernels, "load", lambda *_: module)
-    monkeypatch.setattr(cpu, "maker", lambda: ("GenuineIntel", 6))
-    monkeypatch.setattr(cpu, "has_avx512_bf16", lambda: has)
+    monkeypatch.setattr(cpu, "maker", lambda: maker)
+    monkeypatch.setattr(cpu, "pairs_unit", lambda: unit)
     monkeypatch.setattr(cpu, "gains_by_pairs", lambda: pairs)
     precision, reason = toynn.automatic_precision()
     assert precision == chosen
@@ -50,7 +56,8 @@ def test_auto_by_the_kind_of_cpu(tiles, pairs, has, chosen, why, monkeypatch):
 
 def test_what_is_chosen_is_a_precision_of_this_cpu():
     told, chosen = config.describe(), toynn.automatic_precision()[0]
-    assert (chosen == "medium") == told["medium multiplies in"].startswith("bfloat16")
+    bfloat16 = told["medium multiplies in"].startswith("bfloat16")
+    assert bfloat16 if chosen == "medium" else not bfloat16 or cpu.pairs_unit() == "BFMMLA"
 
 
 def test_the_backend_that_runs_decides(monkeypatch, tmp_path, capsys):

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.kernels
 
 real = pytest.mark.skipif(
     not matmul.multiplies_pairs(),
-    reason="medium multiplies in float32: this CPU, or the ISA level in use, has no AVX512_BF16",
+    reason=f"medium multiplies in float32: bfloat16 needs {kernels.cpu.PAIRS_NEED}",
 )
 
 SHAPES = [  # M, N, K
@@ -210,7 +210,7 @@ def test_where_there_are_no_pairs_medium_is_highest(level):
         pytest.skip(f"this CPU has no {level}")
     module = kernels.load("matmul", level)
     if module.multiplies_pairs():
-        assert level in ("avx512", "amx") and kernels.cpu.has_avx512_bf16()
+        assert level in ("avx512", "amx", "neon") and kernels.cpu.pairs_unit()
     x, w, dy = normal(129, 127), normal(131, 127, seed=4), normal(129, 131, seed=5)
     medium, highest = (products(x, w, dy, p, module=module) for p in ("medium", "highest"))
     assert same_bits(medium, highest) != module.multiplies_pairs()

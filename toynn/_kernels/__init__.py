@@ -49,7 +49,7 @@ OPS = tuple(sorted(_built - {"limits", "prepacked"}))
 
 def built_levels() -> list[str]:
     """Names of the ISA levels in this build, worst first."""
-    names = ("generic", "avx2", "avx512", "amx")
+    names = ("generic", "avx2", "avx512", "amx", "neon")
     return [name for name in names if find_spec(f"{__name__}.{name}")]
 
 

@@ -85,6 +85,33 @@ cdef extern from *:
     #else
     static int tn_family(char vendor[13]) { vendor[0] = 0; return 0; }
     #endif
+    /* arm64: all CPUs have neon; of the units of gemm_neon.c and dot_neon.c the system tells, as
+       Linux in the bits HWCAP_ASIMDDP, HWCAP2_I8MM and HWCAP2_BF16, and macOS by name. */
+    #if defined(__aarch64__)
+    #define TN_ARM 1
+    #else
+    #define TN_ARM 0
+    #endif
+    #if TN_ARM && defined(__linux__)
+    #include <sys/auxv.h>
+    static int tn_has_sdot(void) { return getauxval(AT_HWCAP) >> 20 & 1; }
+    static int tn_has_smmla(void) { return getauxval(26 /* AT_HWCAP2 */) >> 13 & 1; }
+    static int tn_has_bfmmla(void) { return getauxval(26) >> 14 & 1; }
+    #elif TN_ARM && defined(__APPLE__)
+    #include <sys/sysctl.h>
+    static int tn_told(const char* name) {
+        int told = 0;
+        size_t size = sizeof told;
+        return sysctlbyname(name, &told, &size, NULL, 0) == 0 && told;
+    }
+    static int tn_has_sdot(void) { return tn_told("hw.optional.arm.FEAT_DotProd"); }
+    static int tn_has_smmla(void) { return tn_told("hw.optional.arm.FEAT_I8MM"); }
+    static int tn_has_bfmmla(void) { return tn_told("hw.optional.arm.FEAT_BF16"); }
+    #else
+    static int tn_has_sdot(void) { return 0; }
+    static int tn_has_smmla(void) { return 0; }
+    static int tn_has_bfmmla(void) { return 0; }
+    #endif
     #ifdef _OPENMP
     #define TN_OPENMP 1
     #else
@@ -99,9 +126,21 @@ cdef extern from *:
     bint tn_has_avx_vnni() noexcept
     bint tn_ask_for_amx() noexcept
     int tn_family(char* vendor) noexcept
+    bint TN_ARM
+    bint tn_has_sdot() noexcept
+    bint tn_has_smmla() noexcept
+    bint tn_has_bfmmla() noexcept
     int tn_amx_refusal
     bint TN_OPENMP
     bint TN_SOFTWARE
+
+# What multiplies pairs of bfloat16 on a CPU of this kind, and where.
+PAIRS_NEED = (
+    "BFMMLA, the level neon, a build by GCC 10 or clang 16" if TN_ARM
+    else "AVX512_BF16, the level avx512, a build by GCC 12 or clang"
+)
+# What multiplies 8-bit integers, by the number that dot_int8.h gives it.
+INT8_UNITS = {"AVX2": 0, "AVX_VNNI": 1, "AVX512_VNNI": 1, "NEON": 0, "SDOT": 1, "SMMLA": 2}
 
 cdef bint _amx = tn_has_avx512() and tn_ask_for_amx()  # once: a process asks for it
 
@@ -115,6 +154,8 @@ def supported_levels():
         levels.append("avx512")
     if _amx:
         levels.append("amx")
+    if TN_ARM:
+        levels.append("neon")
     return levels
 
 
@@ -123,21 +164,28 @@ def amx_refusal():
     return tn_amx_refusal
 
 
-def has_avx512_bf16():
-    """Whether this CPU multiplies pairs of bfloat16, beside having the level avx512."""
-    return bool(tn_has_avx512() and tn_has_avx512_bf16())
+def pairs_unit():
+    """What multiplies pairs of bfloat16 on this CPU, at the level that has it; "": nothing."""
+    if tn_has_bfmmla():
+        return "BFMMLA"
+    return "AVX512_BF16" if tn_has_avx512() and tn_has_avx512_bf16() else ""
 
 
-def int8_unit(int vnni):
-    """What multiplies 8-bit integers on this CPU, in a build for AVX2; "" if nothing does.
+def int8_unit(int units):
+    """What multiplies 8-bit integers on this CPU, in a build for AVX2 or neon; "" if nothing does.
 
-    ``vnni`` says what else the build has, of dot_int8.h: 1 AVX_VNNI, 2 AVX512_VNNI, 0 neither.
+    ``units`` says what else the build has, of dot_int8.h: 1 AVX_VNNI, 2 AVX512_VNNI, 3 SDOT and
+    SMMLA, 0 none of them.
     """
+    if TN_ARM:
+        if units != 3 or not tn_has_sdot():
+            return "NEON"
+        return "SMMLA" if tn_has_smmla() else "SDOT"
     if not tn_has_f16c():
         return ""
-    if vnni == 2 and tn_has_avx512() and tn_has_avx512_vnni():
+    if units == 2 and tn_has_avx512() and tn_has_avx512_vnni():
         return "AVX512_VNNI"
-    return "AVX_VNNI" if vnni == 1 and tn_has_avx_vnni() else "AVX2"
+    return "AVX_VNNI" if units == 1 and tn_has_avx_vnni() else "AVX2"
 
 
 def maker():
@@ -158,8 +206,12 @@ def pairs_pay(str vendor, int family):
 
 
 def gains_by_pairs():
-    """Whether kernels multiply pairs of bfloat16 where they may: this CPU can, and gains by it."""
-    return has_avx512_bf16() and pairs_pay(*maker())
+    """Whether kernels multiply pairs of bfloat16 where they may: this CPU can, and gains by it.
+
+    On arm64 wherever the CPU can: bfmmla has 4 times the terms of a multiply-add of floats. How
+    long it takes was not measured yet, so that "auto" does not choose it.
+    """
+    return bool(pairs_unit()) and (TN_ARM or pairs_pay(*maker()))
 
 
 def software_tiles():

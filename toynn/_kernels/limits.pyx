@@ -21,12 +21,13 @@ from toynn._kernels._address cimport at1
 from toynn._kernels._common cimport team
 
 from toynn._kernels._check import check
-from toynn._kernels.cpu import has_avx512_bf16
+from toynn._kernels.cpu import PAIRS_NEED, pairs_unit
 
 cdef extern from "peaks.h" nogil:
     enum:
         V "TN_V"
         CHAINS "TN_CHAINS"
+        PAIR_FLOPS "TN_PAIR_FLOPS"
     bint HAS_PAIRS "TN_PAIRS"
     bint HAS_TILES "TN_HAS_TILES"
     float _multiply_adds "tn_multiply_adds" (Py_ssize_t rounds, float x, float y) noexcept
@@ -88,7 +89,7 @@ cdef inline void _triad_part(
 
 def has_pairs():
     """Whether this CPU, at this level, multiplies pairs of bfloat16."""
-    return bool(HAS_PAIRS and has_avx512_bf16())
+    return bool(HAS_PAIRS and pairs_unit())
 
 
 def multiply_adds(Py_ssize_t rounds, float x=1, float y=1, int n_threads=1):
@@ -111,10 +112,10 @@ def multiply_pairs(Py_ssize_t rounds, int n_threads=1):
     cdef float pair = ones.f
     check("limits.multiply_pairs", "rounds", n_threads)
     if not has_pairs():
-        raise ValueError("limits.multiply_pairs: needs AVX512_BF16 and the ISA level avx512")
+        raise ValueError(f"limits.multiply_pairs: needs {PAIRS_NEED}")
     for _t in prange(n_threads, nogil=True, schedule="static", num_threads=team(n_threads)):
         total += _multiply_pairs(rounds, pair)
-    return 4 * CHAINS * V * rounds * n_threads, total
+    return PAIR_FLOPS * CHAINS * V * rounds * n_threads, total
 
 
 def has_tiles():

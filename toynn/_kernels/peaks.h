@@ -71,7 +71,9 @@ static inline float tn_read(const float* x, ptrdiff_t n, ptrdiff_t repeats) {
 }
 #endif
 
-#if TN_PAIRS
+#define TN_PAIR_FLOPS (4 * TN_PAIRS) /* of an instruction, for each sum */
+
+#if TN_PAIRS == 1
 #include <immintrin.h>
 
 /* s[i] += x[0] x[0] + x[1] x[1] for a pair of bfloat16, from s[i] = i. */
@@ -82,6 +84,19 @@ TN_BF16 static inline float tn_multiply_pairs(ptrdiff_t rounds, float pair) {
     for (ptrdiff_t round = 0; round < rounds; round++)
         TN_UNROLL_ALL for (int i = 0; i < TN_CHAINS; i++)
             sum[i] = (tn_vec)_mm512_dpbf16_ps((__m512)sum[i], x, x);
+    return tn_total(sum);
+}
+#elif TN_PAIRS
+#include <arm_neon.h>
+
+/* The same of two pairs, the products of one row and one column for each sum. */
+TN_BF16 static inline float tn_multiply_pairs(ptrdiff_t rounds, float pair) {
+    tn_vec sum[TN_CHAINS];
+    const bfloat16x8_t x = vreinterpretq_bf16_f32(vdupq_n_f32(pair));
+    TN_UNROLL_ALL for (int i = 0; i < TN_CHAINS; i++) sum[i] = tn_all(i);
+    for (ptrdiff_t round = 0; round < rounds; round++)
+        TN_UNROLL_ALL for (int i = 0; i < TN_CHAINS; i++)
+            sum[i] = (tn_vec)vbfmmlaq_f32((float32x4_t)sum[i], x, x);
     return tn_total(sum);
 }
 #else

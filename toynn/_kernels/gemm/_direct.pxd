@@ -93,7 +93,7 @@ cdef inline void multiply_gemv(const Product* p, void* workspace, int n_threads)
     cdef float* rounded = aligned(workspace)
     cdef fpstate before = 0
     if p.way == GEMV_INT8:
-        round_rows(rounded, p.a.x, p.a.size, p.K)
+        round_rows(rounded, p.a.x, p.a.size, p.K, p.int8_unit)
     with parallel(num_threads=team(n_threads)):
         before = flush_denormals()
         for i in prange(blocks_of(p.b.size, OUTPUTS), schedule="static"):

@@ -24,7 +24,7 @@ cdef extern from "gemm.h" nogil:
 
 cdef extern from "gemm_bf16.h" nogil:
     void tile_pairs "tn_tile_pairs" (
-        int h, Py_ssize_t pairs, const float* a, const float* b, float* c, Py_ssize_t ldc, bint add
+        int h, Py_ssize_t steps, const float* a, const float* b, float* c, Py_ssize_t ldc, bint add
     ) noexcept
 
 cdef extern from "gemm_amx.h" nogil:
@@ -55,7 +55,7 @@ cdef inline void multiply_panels(
     float* c, Py_ssize_t ldc, const float* a, const float* b, int rows, Py_ssize_t columns,
     Py_ssize_t n, bint pairs, bint add,
 ) noexcept nogil:
-    """Packed panel of A times packed panel of B: n terms, or pairs of terms."""
+    """Packed panel of A times packed panel of B: n terms, or steps of pairs."""
     cdef float tile[MR * NR]
     cdef bint whole = columns == NR
     cdef float* to = c if whole else tile

@@ -1,7 +1,7 @@
 """Rows of x in 8 bits, and products of them with quantized rows as they are (dot_int8.h).
 
 The rows are rounded once, into scratch memory: of each its codes, then the scales of its blocks of
-32, then the scales times the sums of their codes.
+32, then the scales times the sums of their codes; of two rows at a time where smmla reads them.
 """
 from libc.stdint cimport uint8_t
 
@@ -9,20 +9,22 @@ from toynn._kernels.gemm._panels cimport LINE, blocks_of
 
 cdef extern from "dot_int8.h" nogil:
     bint HAS_INT8 "TN_INT8"  # whether this build has any of it
-    int VNNI_OF_BUILD "TN_VNNI"  # which vpdpbusd it has beside AVX2: cpu.int8_unit
+    int UNITS_OF_BUILD "TN_UNITS"  # what it has beside what all CPUs have: cpu.int8_unit
     # y[m * y_row + i], for N rows of w, in bytes, by M rounded rows of x, of n terms.
     ctypedef void (*dot_fn "tn_dot_fn")(
         float* y, Py_ssize_t y_row, const uint8_t* w, Py_ssize_t w_row, Py_ssize_t N,
         const float* x, Py_ssize_t x_row, Py_ssize_t M, Py_ssize_t n,
     ) noexcept nogil
-    dot_fn dot_int8_of "tn_dot_int8_of" (int type, bint vnni) noexcept
-    void round_to_int8 "tn_round_to_int8" (float* row, const float* x, Py_ssize_t n) noexcept
+    dot_fn dot_int8_of "tn_dot_int8_of" (int type, int unit) noexcept
+    void _round "tn_round_to_int8" (
+        float* rounded, Py_ssize_t x_row, const float* x, Py_ssize_t M, Py_ssize_t n, int unit
+    ) noexcept
     Py_ssize_t _floats "tn_int8_floats" (Py_ssize_t n) noexcept
 
 
 cdef inline bint in_int8(Py_ssize_t type) noexcept nogil:
     """Whether rows of a type are multiplied in 8 bits: Q4_0, Q8_0, Q4_K, Q6_K."""
-    return dot_int8_of(type, False) != NULL
+    return dot_int8_of(type, 0) != NULL
 
 
 cdef inline Py_ssize_t rounded_row(Py_ssize_t K) noexcept nogil:
@@ -36,8 +38,6 @@ cdef inline Py_ssize_t int8_floats(Py_ssize_t M, Py_ssize_t K) noexcept nogil:
 
 
 cdef inline void round_rows(
-    float* rounded, const float* x, Py_ssize_t M, Py_ssize_t K
+    float* rounded, const float* x, Py_ssize_t M, Py_ssize_t K, int unit
 ) noexcept nogil:
-    cdef Py_ssize_t m
-    for m in range(M):
-        round_to_int8(rounded + m * rounded_row(K), x + m * K, K)
+    _round(rounded, rounded_row(K), x, M, K, unit)

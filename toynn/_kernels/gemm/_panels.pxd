@@ -33,6 +33,8 @@ cdef extern from "gemm.h" nogil:
     ) noexcept
 
 cdef extern from "gemm_bf16.h" nogil:
+    enum:
+        STEP_PAIRS "TN_STEP_PAIRS"  # pairs of a step
     bint HAS_PAIRS "TN_PAIRS"  # whether this build has the next
     void pack_pairs "tn_pack_pairs" (
         float* y, int width, const float* x, Py_ssize_t n, Py_ssize_t stride, Py_ssize_t k_stride,
@@ -134,7 +136,7 @@ cdef inline Py_ssize_t panel_start(const Operand* side, Py_ssize_t p) noexcept n
 
 
 cdef inline int terms_of_step(const Operand* side) noexcept nogil:
-    return SIDE if side.form >= TILES_1 else 2 if side.form == PAIRS else 1
+    return SIDE if side.form >= TILES_1 else 2 * STEP_PAIRS if side.form == PAIRS else 1
 
 
 cdef inline Py_ssize_t steps(const Operand* side, Py_ssize_t kc) noexcept nogil:
@@ -148,7 +150,9 @@ cdef inline Py_ssize_t terms_per_pass(const Operand* side) noexcept nogil:
 
 
 cdef inline Py_ssize_t _step_floats(const Operand* side) noexcept nogil:
-    return tile_step_floats(parts_of(side)) if parts_of(side) else MR if side.is_a else NR
+    if parts_of(side):
+        return tile_step_floats(parts_of(side))
+    return (MR if side.is_a else NR) * (STEP_PAIRS if side.form == PAIRS else 1)
 
 
 cdef inline Py_ssize_t panel_floats(const Operand* side, Py_ssize_t kc) noexcept nogil:

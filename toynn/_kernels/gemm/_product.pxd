@@ -8,7 +8,7 @@ C is (M,N), A (M,K), B (K,N); here these letters are sizes of the product, not o
 be of any type of _types.pxd.
 """
 from toynn._kernels.gemm._int8 cimport (
-    HAS_INT8, VNNI_OF_BUILD, dot_fn, dot_int8_of, in_int8, int8_floats,
+    HAS_INT8, UNITS_OF_BUILD, dot_fn, dot_int8_of, in_int8, int8_floats,
 )
 from toynn._kernels.gemm._panels cimport (
     FLOATS, HAS_PAIRS, HAS_TILES, MR, PAIRS, SIDE, TILES_1, V, Form, Operand, blocks_of, floats_at,
@@ -30,7 +30,7 @@ cdef enum:
 cdef enum Unit:
     GAINS_BY_PAIRS = 1  # multiplying pairs of bfloat16 pays
     INT8 = 2            # 8-bit integers
-    VNNI = 4            # and by vpdpbusd
+    INT8_UNIT = 4       # times the unit that multiplies them: 0, 1 or 2 of dot_int8.h
 
 cdef enum Entry:
     FORWARD
@@ -58,6 +58,7 @@ cdef struct Product:
     float* c
     bint add
     dot_fn int8   # of GEMV_INT8: what multiplies rows of w as they are
+    int int8_unit  # with which unit
     # What happens to a finished element: y = act(c += bias). y may be c.
     const float* bias
     float* y
@@ -67,10 +68,10 @@ cdef struct Product:
 
 cdef inline int units():
     """The units of this CPU, as far as this build has instructions for them."""
-    from toynn._kernels.cpu import gains_by_pairs, int8_unit
-    int8 = int8_unit(VNNI_OF_BUILD) if HAS_INT8 else ""
+    from toynn._kernels.cpu import INT8_UNITS, gains_by_pairs, int8_unit
+    int8 = int8_unit(UNITS_OF_BUILD) if HAS_INT8 else ""
     pairs = GAINS_BY_PAIRS if HAS_PAIRS and gains_by_pairs() else 0
-    return pairs | (INT8 if int8 else 0) | (VNNI if "VNNI" in int8 else 0)
+    return pairs | (INT8 | INT8_UNIT * INT8_UNITS[int8] if int8 else 0)
 
 
 cdef inline bint rounds_gemv(
@@ -117,9 +118,10 @@ cdef inline void decide(
     cdef Py_ssize_t M = p.a.size, N = p.b.size, K = p.K
     cdef bint small = M * N * K <= SMALL_TO, tiles = False
     cdef const Operand* smaller
-    p.int8 = NULL
+    p.int8, p.int8_unit = NULL, 0
     if M <= GEMV_INT8_ROWS and rounds_gemv(which, type, precision, units):
-        p.way, p.int8 = GEMV_INT8, dot_int8_of(type, units & VNNI != 0)
+        p.way, p.int8_unit = GEMV_INT8, units // INT8_UNIT
+        p.int8 = dot_int8_of(type, p.int8_unit)
     elif which == FORWARD and M <= GEMV_ROWS:
         p.way = GEMV
     elif M <= MR or N <= V:

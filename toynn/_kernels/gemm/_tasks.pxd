@@ -55,7 +55,8 @@ cdef inline void multiply_task(const Product* p, void* workspace, Py_ssize_t i) 
     cdef Py_ssize_t s, s0, s1, t, k, kc, most = terms_per_pass(&p.a)
     cdef Py_ssize_t n0 = i * COLUMNS, n1 = min(n0 + COLUMNS, p.b.size)
     if p.way == GEMV_INT8:
-        round_rows(resident, p.a.x, p.a.size, p.K)  # by each task: little beside so many columns
+        # By each task: little beside so many columns.
+        round_rows(resident, p.a.x, p.a.size, p.K, p.int8_unit)
         dot_rows_in_int8(p, resident, n0, n1)
         return
     if p.way == GEMV:

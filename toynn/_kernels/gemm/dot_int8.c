@@ -1,4 +1,4 @@
-/* The dot products of dot_int8.h, and the rounding of x. */
+/* The dot products of dot_int8.h, and the rounding of x, with AVX2 and vpdpbusd. */
 #include "dot_int8.h"
 
 enum {
@@ -24,7 +24,7 @@ static inline void tn_dot_256(float lane[8], int runs, const int* c, const int* 
     for (int i = 0; i < 8; i++) lane[i] += part[i];
 }
 
-#if TN_INT8
+#if TN_INT8 == 1
 #include <immintrin.h>
 #include <string.h>
 
@@ -44,7 +44,7 @@ static inline int tn_total(__m256i x) {
     return _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xB1)));
 }
 
-void tn_round_to_int8(float* row, const float* x, ptrdiff_t n) {
+static void tn_round_row(float* row, const float* x, ptrdiff_t n) {
     /* A block whose largest magnitude is below `least` becomes zeros, far before 127 / most would be
        infinite (below 127 / 3.4e38); above `finite` lie infinity and NaN. */
     const float least = 1e-30f, finite = 3e38f;
@@ -78,6 +78,12 @@ void tn_round_to_int8(float* row, const float* x, ptrdiff_t n) {
     }
 }
 
+void tn_round_to_int8(float* rounded, ptrdiff_t x_row, const float* x, ptrdiff_t M, ptrdiff_t n,
+                      int unit) {
+    (void)unit; /* they all read the same */
+    for (ptrdiff_t m = 0; m < M; m++) tn_round_row(rounded + m * x_row, x + m * n, n);
+}
+
 /* -- What the types have in common ----------------------------------------------------------- */
 
 TN_INLINE __m256i tn_bytes(const void* at) { return _mm256_loadu_si256((const __m256i*)at); }
@@ -108,12 +114,9 @@ TN_INLINE float tn_sum8(__m256 x) {
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
 
-/* Of each type: its block, as described in _blocks.pxd and _superblocks.pxd; d and m of 256 terms,
-   one lane for each block of x; codes 32 j .. 32 j + 31. */
+/* Of each type: d and m of 256 terms, one lane for each block of x; codes 32 j .. 32 j + 31. */
 
 /* -- Q4_0: w = d c - 8 d --------------------------------------------------------------------- */
-
-typedef struct { uint8_t d[2], low[16]; } tn_q4_0;
 
 TN_INLINE TN_F16C __m256 tn_d_q4_0(const uint8_t* w, int runs, __m256* m) {
     const __m256 d = tn_factors(w, sizeof(tn_q4_0), runs);
@@ -130,8 +133,6 @@ TN_INLINE __m256i tn_codes_q4_0(const uint8_t* w, int j) {
 
 /* -- Q8_0: w = d c, c signed ----------------------------------------------------------------- */
 
-typedef struct { uint8_t d[2], codes[32]; } tn_q8_0;
-
 TN_INLINE TN_F16C __m256 tn_d_q8_0(const uint8_t* w, int runs, __m256* m) {
     *m = _mm256_setzero_ps();
     return tn_factors(w, sizeof(tn_q8_0), runs);
@@ -142,8 +143,6 @@ TN_INLINE __m256i tn_codes_q8_0(const uint8_t* w, int j) {
 }
 
 /* -- Q4_K: w = d a c - m b ------------------------------------------------------------------- */
-
-typedef struct { uint8_t d[2], m[2], scales[12], low[128]; } tn_q4_k;
 
 /* scales: 4 of a, 4 of b, in 6 bits; then 4 bytes with the lower halves of 4 of each, whose upper
    2 bits stand above the 6 bits of the first 8 bytes. */
@@ -164,8 +163,6 @@ TN_INLINE __m256i tn_codes_q4_k(const uint8_t* w, int j) {
 }
 
 /* -- Q6_K: w = d a (c - 32), a for 16 codes -------------------------------------------------- */
-
-typedef struct { uint8_t low[128], high[64], a[16], d[2]; } tn_q6_k;
 
 TN_INLINE TN_F16C __m256 tn_d_q6_k(const uint8_t* w, __m256* m) {
     *m = _mm256_setzero_ps(); /* 32 is taken from the codes: a is multiplied as an integer, too */
@@ -192,19 +189,7 @@ TN_INLINE __m256i tn_a(const uint8_t* w) {
     return _mm256_cvtepi8_epi16(_mm_shuffle_epi8(a, order));
 }
 
-/* -- The four types, as GGUF numbers them: the compiler knows which one it is ------------------ */
-
-enum { TN_Q4_0 = 2, TN_Q8_0 = 8, TN_Q4_K = 12, TN_Q6_K = 14 };
-
-TN_INLINE ptrdiff_t tn_bytes_of_256(int type) {
-    switch (type) {
-    case TN_Q4_0: return TN_RUNS * sizeof(tn_q4_0);
-    case TN_Q8_0: return TN_RUNS * sizeof(tn_q8_0);
-    case TN_Q4_K: return sizeof(tn_q4_k);
-    case TN_Q6_K: return sizeof(tn_q6_k);
-    }
-    __builtin_unreachable();
-}
+/* -- The four types: the compiler knows which one it is ---------------------------------------- */
 
 TN_INLINE TN_F16C __m256 tn_d_and_m(int type, const uint8_t* w, int runs, __m256* m) {
     switch (type) {
@@ -242,8 +227,8 @@ TN_INLINE __m256i tn_codes(int type, const uint8_t* w, int j) {
 #include "dot_int8_rows.h"
 
 /* With vpdpbusd: 8 sums of four products, of which Q6_K's are as small as shorts: 4 * 32 * 127. */
-#if TN_VNNI
-#if TN_VNNI == TN_AVX512_VNNI
+#if TN_UNITS
+#if TN_UNITS == TN_AVX512_VNNI
 #define TN_DPBUSD _mm256_dpbusd_epi32
 #define TN_ASKED __attribute__((target("f16c,avx512vnni")))
 #else
@@ -260,11 +245,12 @@ TN_INLINE __m256i tn_codes(int type, const uint8_t* w, int j) {
 #define tn_dot_int8_of_vnni tn_dot_int8_of_avx2
 #endif
 
-tn_dot_fn tn_dot_int8_of(int type, int vnni) {
-    return vnni ? tn_dot_int8_of_vnni(type) : tn_dot_int8_of_avx2(type);
+tn_dot_fn tn_dot_int8_of(int type, int unit) {
+    return unit ? tn_dot_int8_of_vnni(type) : tn_dot_int8_of_avx2(type);
 }
 
-#else
-void tn_round_to_int8(float* row, const float* x, ptrdiff_t n) {}
-tn_dot_fn tn_dot_int8_of(int type, int vnni) { return NULL; }
+#elif !TN_INT8
+void tn_round_to_int8(float* rounded, ptrdiff_t x_row, const float* x, ptrdiff_t M, ptrdiff_t n,
+                      int unit) {}
+tn_dot_fn tn_dot_int8_of(int type, int unit) { return NULL; }
 #endif

@@ -12,12 +12,14 @@
        | q[0] .. q[n-1]    | s[0] .. s[n/32-1]  0 ..  | s[b] times the sum of block b's q  0 ..  |
          n int8: n/4 floats  tn_scales(n) floats        tn_scales(n) floats
 
-   where zeros fill both up to whole groups of 8 blocks. Codes of up to 8 blocks of 32 are taken at
-   a time: their factors d side by side, and each block's products with one instruction or two
-   (dot_int8_rows.h, which is here twice: with vpdpbusd where the CPU has it, and with what AVX2
-   has). The integers are the same and the floats in the same order, so that every CPU gives the
-   same bits. Instructions that not all CPUs of a level have are asked for by these functions alone,
-   not by the module: whoever calls them has made sure of them (cpu.pyx). */
+   where zeros fill both up to whole groups of 8 blocks. On x86-64 codes of up to 8 blocks of 32 are
+   taken at a time: their factors d side by side, and each block's products with one instruction or
+   two (dot_int8_rows.h, which dot_int8.c has twice: with vpdpbusd where the CPU has it, and with
+   what AVX2 has). On arm64 four rows of w are taken at a time (dot_neon_rows.h, which dot_neon.c has
+   three times: with smmla or sdot where the CPU has it, and with what all have). The integers are
+   the same and the floats in the same order, so that every CPU of either kind gives the same bits.
+   Instructions that not all CPUs of a level have are asked for by these functions alone, not by the
+   module: whoever calls them has made sure of them (cpu.pyx). */
 #ifndef TOYNN_DOT_INT8_H
 #define TOYNN_DOT_INT8_H
 
@@ -32,19 +34,25 @@ typedef void (*tn_dot_fn)(float* y, ptrdiff_t y_row, const uint8_t* w, ptrdiff_t
 /* Whether this build has any of it; if not, nothing is multiplied in 8 bits. */
 #if defined(__AVX2__) && defined(__GNUC__)
 #define TN_INT8 1
+#elif defined(TN_NEON)
+#define TN_INT8 2
 #else
 #define TN_INT8 0
 #endif
 
-/* Which vpdpbusd it has beside what AVX2 has: known to GCC 11, clang 12 and their successors. */
+/* What it has beside what all CPUs of the level have: vpdpbusd, known to GCC 11, clang 12 and their
+   successors; sdot and smmla. */
 #define TN_AVX_VNNI 1
 #define TN_AVX512_VNNI 2
-#if TN_INT8 && defined(__AVX512VL__)
-#define TN_VNNI TN_AVX512_VNNI
-#elif TN_INT8 && (defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11)
-#define TN_VNNI TN_AVX_VNNI
+#define TN_SMMLA 3
+#if TN_INT8 == 1 && defined(__AVX512VL__)
+#define TN_UNITS TN_AVX512_VNNI
+#elif TN_INT8 == 1 && (defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11)
+#define TN_UNITS TN_AVX_VNNI
+#elif TN_INT8 == 2 && TN_ARM_UNITS
+#define TN_UNITS TN_SMMLA
 #else
-#define TN_VNNI 0
+#define TN_UNITS 0
 #endif
 
 enum {
@@ -60,10 +68,30 @@ static inline ptrdiff_t tn_scales(ptrdiff_t n) {
 /* Floats of a rounded row. */
 static inline ptrdiff_t tn_int8_floats(ptrdiff_t n) { return n / 4 + 2 * tn_scales(n); }
 
-/* Round n terms of x, whole blocks. */
-TN_LINKED void tn_round_to_int8(float* row, const float* x, ptrdiff_t n);
+/* A block of each type, as described in _blocks.pxd and _superblocks.pxd; types as GGUF numbers them. */
+typedef struct { uint8_t d[2], low[16]; } tn_q4_0;                              /* w = d c - 8 d */
+typedef struct { uint8_t d[2], codes[32]; } tn_q8_0;                            /* w = d c, c signed */
+typedef struct { uint8_t d[2], m[2], scales[12], low[128]; } tn_q4_k;           /* w = d a c - m b */
+typedef struct { uint8_t low[128], high[64], a[16], d[2]; } tn_q6_k;            /* w = d a (c - 32) */
+enum { TN_Q4_0 = 2, TN_Q8_0 = 8, TN_Q4_K = 12, TN_Q6_K = 14 };
 
-/* What multiplies a type that GGUF numbers; NULL if it is none of the four. */
-TN_LINKED tn_dot_fn tn_dot_int8_of(int type, int vnni);
+static inline ptrdiff_t tn_bytes_of_256(int type) {
+    switch (type) {
+    case TN_Q4_0: return TN_RUNS * sizeof(tn_q4_0);
+    case TN_Q8_0: return TN_RUNS * sizeof(tn_q8_0);
+    case TN_Q4_K: return sizeof(tn_q4_k);
+    case TN_Q6_K: return sizeof(tn_q6_k);
+    }
+    return 0;
+}
+
+/* Round M rows of x, of n terms, whole blocks, side by side; rounded rows begin x_row apart. `unit` is
+   that of the function which is to multiply them: 0 what all CPUs of the level have, 1 vpdpbusd or
+   sdot, 2 smmla. */
+TN_LINKED void tn_round_to_int8(float* rounded, ptrdiff_t x_row, const float* x, ptrdiff_t M,
+                                ptrdiff_t n, int unit);
+
+/* What multiplies a type that GGUF numbers with a unit; NULL if it is none of the four. */
+TN_LINKED tn_dot_fn tn_dot_int8_of(int type, int unit);
 
 #endif

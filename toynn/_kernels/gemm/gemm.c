@@ -2,7 +2,16 @@
 #include "gemm.h"
 
 #if defined(__GNUC__)
+
+#ifdef TN_NEON
+/* 24 sums, 2 vectors of B and 3 of A fill 29 of 32 registers: a second step would spill some. */
+#define TN_TWICE
+/* Rows of A that are side by side are loaded four at a time: a multiply-add takes any lane. */
+#define TN_FOURS(a_row) (__builtin_constant_p(a_row) && (a_row) == 1)
+#else
 #define TN_TWICE _Pragma("GCC unroll 2")
+#define TN_FOURS(a_row) 0
+#endif
 
 TN_INLINE void tn_tile_body(int h, int w, ptrdiff_t kc, const float* a, ptrdiff_t a_row,
                             ptrdiff_t a_k, const float* b, ptrdiff_t b_k, float* c, ptrdiff_t ldc,
@@ -17,8 +26,11 @@ TN_INLINE void tn_tile_body(int h, int w, ptrdiff_t kc, const float* a, ptrdiff_
     TN_TWICE for (ptrdiff_t k = 0; k < kc; k++) {
         tn_vec row[2];
         TN_UNROLL for (int v = 0; v < w; v++) row[v] = tn_load(b + k * b_k + v * TN_V);
+        tn_vec four = {0};
         TN_UNROLL for (int i = 0; i < h; i++) {
-            const float x = a[i * a_row + k * a_k];
+            const int whole = TN_FOURS(a_row) && i / 4 * 4 + 4 <= h;
+            if (whole && i % 4 == 0) four = tn_load(a + i + k * a_k);
+            const float x = whole ? four[i % 4] : a[i * a_row + k * a_k];
             TN_UNROLL for (int v = 0; v < w; v++) sum[i][v] += x * row[v];
         }
     }

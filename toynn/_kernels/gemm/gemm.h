@@ -20,7 +20,7 @@
 #elif defined(__AVX__)
 #define TN_V 8
 #define TN_MR 6
-#elif defined(__aarch64__)
+#elif defined(TN_NEON) /* arm64: the level neon */
 #define TN_V 4
 #define TN_MR 12
 #else
@@ -29,10 +29,19 @@
 #endif
 #define TN_NR (2 * TN_V)
 
+/* Whether the compiler knows the instructions of arm64 that not all CPUs have: bfmmla, smmla, sdot. */
+#if defined(__aarch64__) && (defined(__clang__) ? __clang_major__ >= 16 : __GNUC__ >= 10)
+#define TN_ARM_UNITS 1
+#else
+#define TN_ARM_UNITS 0
+#endif
+
 #if defined(__GNUC__)
 #define TN_INLINE static inline __attribute__((always_inline))
 #define TN_PREFETCH(address) __builtin_prefetch(address, 1)
 #define TN_UNROLL _Pragma("GCC unroll 16")
+/* What follows loads its numbers no sooner: GCC 12 would load as many at once as to spill some. */
+#define TN_IN_ORDER __asm__ volatile("" ::: "memory")
 
 typedef float tn_vec __attribute__((vector_size(4 * TN_V)));
 /* The same, anywhere in an array of float. */

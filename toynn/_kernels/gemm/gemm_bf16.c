@@ -1,7 +1,7 @@
-/* The register tile of gemm_bf16.h, and its packing. */
+/* The register tile of gemm_bf16.h, and its packing, for AVX512_BF16. */
 #include "gemm_bf16.h"
 
-#if TN_PAIRS
+#if TN_PAIRS == 1
 #include "bf16.h"
 
 TN_INLINE TN_BF16 void tn_pairs_body(int h, ptrdiff_t pairs, const float* a, const float* b,
@@ -91,8 +91,8 @@ TN_BF16 void tn_pack_pairs(float* y, int width, const float* x, ptrdiff_t n, ptr
     else tn_pairs_across(y, width, x, n, k_stride, kc);
 }
 
-#else
-void tn_tile_pairs(int h, ptrdiff_t pairs, const float* a, const float* b, float* c, ptrdiff_t ldc,
+#elif !TN_PAIRS
+void tn_tile_pairs(int h, ptrdiff_t steps, const float* a, const float* b, float* c, ptrdiff_t ldc,
                    int add) {}
 void tn_pack_pairs(float* y, int width, const float* x, ptrdiff_t n, ptrdiff_t stride,
                    ptrdiff_t k_stride, ptrdiff_t kc) {}

@@ -18,7 +18,7 @@ level amx each precision packs one to three bfloat16 parts of each float (gemm_a
 float32.
 Source: Van Zee & van de Geijn 2015 (BLIS), doi:10.1145/2764454.
 """
-from toynn._kernels.gemm._int8 cimport HAS_INT8, VNNI_OF_BUILD
+from toynn._kernels.gemm._int8 cimport HAS_INT8, UNITS_OF_BUILD
 from toynn._kernels.gemm._multiply cimport multiply_matrices, scratch_floats
 from toynn._kernels.gemm._panels cimport HAS_TILES
 from toynn._kernels.gemm._prepacked cimport read_prepacked
@@ -90,7 +90,7 @@ def multiplies_pairs():
 
 def multiplies_int8():
     """With what "medium" multiplies a few rows by blocks in 8 bits: "AVX2", ..; "": it does not."""
-    return int8_unit(VNNI_OF_BUILD) if HAS_INT8 else ""
+    return int8_unit(UNITS_OF_BUILD) if HAS_INT8 else ""
 
 
 def multiplies_tiles():

@@ -18,7 +18,8 @@ def multiplies_in() -> dict[str, str]:
             "high": f"two parts of bfloat16, three products ({unit})",
             "medium": f"bfloat16 ({unit})" + _gemv_rows(matmul),
         }
-    medium = "bfloat16 (AVX512_BF16)" if matmul.multiplies_pairs() else f"float32 ({_no_pairs()})"
+    pairs = matmul.multiplies_pairs()
+    medium = f"bfloat16 ({cpu.pairs_unit()})" if pairs else f"float32 ({_no_pairs()})"
     return {"highest": "float32", "high": "float32", "medium": medium + _gemv_rows(matmul)}
 
 
@@ -38,13 +39,15 @@ def automatic() -> tuple[str, str]:
     if matmul.multiplies_tiles():
         return "medium", "bfloat16 in the tiles of AMX is the fastest that this CPU has"
     if matmul.multiplies_pairs():
-        return "medium", "this CPU multiplies bfloat16 (AVX512_BF16) faster than float32"
+        if not cpu.pairs_pay(*cpu.maker()):
+            return "highest", f"bfloat16 ({cpu.pairs_unit()}) was never timed on such a CPU"
+        return "medium", f"this CPU multiplies bfloat16 ({cpu.pairs_unit()}) faster than float32"
     return "highest", f"medium would not be faster: {_no_pairs()}"
 
 
 def _no_pairs() -> str:
     """Return why no pairs of bfloat16 are multiplied."""
     vendor, family = cpu.maker()
-    if cpu.has_avx512_bf16() and not cpu.gains_by_pairs():
-        return f"AVX512_BF16 is slower than float32 on a CPU of {vendor}, family {family}"
-    return "bfloat16 needs AVX512_BF16, the level avx512, a build by GCC 12 or clang"
+    if (unit := cpu.pairs_unit()) and not cpu.gains_by_pairs():
+        return f"{unit} is slower than float32 on a CPU of {vendor}, family {family}"
+    return f"bfloat16 needs {cpu.PAIRS_NEED}"

@@ -1,0 +1,100 @@
+/* The register tile of gemm_bf16.h, and its packing, for FEAT_BF16 of arm64.
+
+   bfmmla multiplies 2 rows of 4 terms by 2 columns of 4 terms and adds to 2 x 2 float32 sums. So a
+   step has two pairs: 4 terms of each row, 8 bytes, and two rows fill a register. 6 x 4 registers
+   of sums, 4 of B and one of A are 29 of 32. What is added in which order, and how each sum is
+   rounded (to odd), is the same on every CPU: with FPCR.EBF = 0, as threads begin, the manual says.
+   Source: Arm Architecture Reference Manual for A-profile, DDI 0487, BFMMLA and FPMatMulAddH. */
+#include "gemm_bf16.h"
+
+#if TN_PAIRS == 2
+#include <arm_neon.h>
+
+TN_INLINE TN_BF16 bfloat16x8_t tn_pairs_at(const float* x) {
+    return vreinterpretq_bf16_f32(vld1q_f32(x));
+}
+
+/* Of row `odd` of two: its sums in two registers. */
+TN_INLINE tn_vec tn_row_of(float32x4_t left, float32x4_t right, int odd) {
+    return (tn_vec)(odd ? vcombine_f32(vget_high_f32(left), vget_high_f32(right))
+                        : vcombine_f32(vget_low_f32(left), vget_low_f32(right)));
+}
+
+TN_INLINE TN_BF16 void tn_pairs_body(int h, ptrdiff_t steps, const float* a, const float* b,
+                                     float* c, ptrdiff_t ldc, int add) {
+    float32x4_t sum[TN_MR / 2][4]; /* of rows 2 i, 2 i + 1 by columns 2 j, 2 j + 1 */
+    TN_UNROLL for (int i = 0; i < h; i++) {
+        TN_UNROLL for (int j = 0; j < 4; j++) sum[i / 2][j] = vdupq_n_f32(0);
+        TN_PREFETCH(c + i * ldc);
+    }
+    for (ptrdiff_t s = 0; s < steps; s++) {
+        bfloat16x8_t columns[4];
+        TN_UNROLL for (int j = 0; j < 4; j++) columns[j] = tn_pairs_at(b + s * 2 * TN_NR + 4 * j);
+        TN_UNROLL for (int i = 0; i < h; i += 2) {
+            TN_IN_ORDER;
+            const bfloat16x8_t rows = tn_pairs_at(a + s * 2 * TN_MR + 2 * i);
+            TN_UNROLL for (int j = 0; j < 4; j++)
+                sum[i / 2][j] = vbfmmlaq_f32(sum[i / 2][j], rows, columns[j]);
+        }
+    }
+    TN_UNROLL for (int i = 0; i < h; i++) {
+        TN_UNROLL for (int v = 0; v < 2; v++) {
+            float* at = c + i * ldc + v * TN_V;
+            const tn_vec row = tn_row_of(sum[i / 2][2 * v], sum[i / 2][2 * v + 1], i % 2);
+            tn_store(at, add ? tn_load(at) + row : row);
+        }
+    }
+}
+
+TN_BF16 void tn_tile_pairs(int h, ptrdiff_t steps, const float* a, const float* b, float* c,
+                           ptrdiff_t ldc, int add) {
+    TN_ALL_HEIGHTS(tn_pairs_body, steps, a, b, c, ldc, add)
+}
+
+/* Four floats, rounded. */
+TN_INLINE TN_BF16 uint16x4_t tn_round_four(float32x4_t x) {
+    return vreinterpret_u16_bf16(vcvt_bf16_f32(x));
+}
+
+/* The first n of four floats; the others count as 0, and are not read. */
+TN_INLINE float32x4_t tn_first_of_four(const float* x, ptrdiff_t n) {
+    float four[4] = {0};
+    for (int i = 0; i < 4; i++)
+        if (i < n) four[i] = x[i];
+    return vld1q_f32(four);
+}
+
+/* Columns that begin x_row apart, the terms of each side by side: 8 bytes for four of them. */
+TN_INLINE TN_BF16 void tn_pairs_along(float* y, int width, const float* x, ptrdiff_t n,
+                                      ptrdiff_t x_row, ptrdiff_t kc) {
+    for (int i = 0; i < width; i++) {
+        const float* row = x + (i < n ? i : n - 1) * x_row; /* of no matter: the last one again */
+        uint16_t* at = (uint16_t*)(y + 2 * i);
+        ptrdiff_t k = 0;
+        for (; k + 4 <= kc; k += 4) vst1_u16(at + k * width, tn_round_four(vld1q_f32(row + k)));
+        if (k < kc) vst1_u16(at + k * width, tn_round_four(tn_first_of_four(row + k, kc - k)));
+    }
+}
+
+/* Terms that lie x_k apart, columns side by side: four columns of four rows are interleaved. */
+TN_INLINE TN_BF16 void tn_pairs_across(float* y, int width, const float* x, ptrdiff_t n,
+                                       ptrdiff_t x_k, ptrdiff_t kc) {
+    for (ptrdiff_t k = 0; k < kc; k += 4) {
+        for (int i = 0; i < width; i += 4) {
+            uint16x4x4_t terms;
+            TN_UNROLL for (int t = 0; t < 4; t++) {
+                const float* at = x + (k + t) * x_k + i;
+                terms.val[t] = k + t >= kc || i >= n ? vdup_n_u16(0)
+                    : tn_round_four(i + 4 <= n ? vld1q_f32(at) : tn_first_of_four(at, n - i));
+            }
+            vst4_u16((uint16_t*)(y + k / 2 * width + 2 * i), terms);
+        }
+    }
+}
+
+TN_BF16 void tn_pack_pairs(float* y, int width, const float* x, ptrdiff_t n, ptrdiff_t stride,
+                           ptrdiff_t k_stride, ptrdiff_t kc) {
+    if (k_stride == 1) tn_pairs_along(y, width, x, n, stride, kc);
+    else tn_pairs_across(y, width, x, n, k_stride, kc);
+}
+#endif
