@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import tomllib
 from pathlib import Path
 
@@ -14,7 +15,8 @@ from vocabs import bpe_file
 
 import toynn
 from toynn.cli import _parser, main
-from toynn.engines import engine_for
+from toynn.engines import SequenceEngine, engine_for
+from toynn.errors import DataError
 from toynn.formats import adapters, gguf
 from toynn.formats.tokenizer import ByteTokenizer
 from toynn.jobs.made import JOBS
@@ -343,6 +345,47 @@ def test_losses_go_to_stdout(files, capsys):
     steps = [line.split()[1] for line in printed.out.splitlines() if line.startswith("step ")]
     assert steps == ["0/4", "2/4", "4/4"] and "step 4/4  loss " in printed.out
     assert printed.err == ""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["gpt2", "--data", "text.txt"],
+        ["gpt2", "--data", "rows.jsonl"],
+        ["from-scratch", "--data", "text.txt"],
+        ["from-scratch", "--data", "text.txt", "--init-from", "base.gguf"],
+        ["from-scratch", "--data", "text.txt", "--tokenizer", "words.gguf"],
+        ["warm-start", "--data", "text.txt", "--donor", "base.gguf"],
+        ["lora", "--data", "text.txt", "--model", "base.gguf"],
+        ["lora", "--data", "rows.jsonl", "--model", "base.gguf", "--dora"],
+    ],
+    ids=" ".join,
+)
+def test_try_it_is_a_command_that_works(files, words, capsys):
+    """As typed in the folder where the run was started."""
+    try_it(files, words, capsys)
+
+
+def test_try_it_names_a_tokenizer_that_the_model_has_not(files, capsys, monkeypatch):
+    def carry_tokenizer(self, path):
+        raise DataError("it has no place in such a file")
+
+    monkeypatch.setattr(SequenceEngine, "carry_tokenizer", carry_tokenizer)
+    words = ["from-scratch", "--data", "text.txt", "--tokenizer", "words.gguf"]
+    assert try_it(files, words, capsys)[4:6] == ["--tokenizer", "words.gguf"]
+
+
+def try_it(files, words, capsys):
+    """Train, and do what the run says last; return that."""
+    (files / "rows.jsonl").write_text('{"prompt": "a ", "completion": "b"}\n' * 3)
+    bpe_file(files / "words.gguf")
+    shape = [] if "lora" in words or "--init-from" in words else TINY
+    assert main(["train", *words, *SMALL[:-2], *shape, "--out", "a run"]) == 0
+    (line,) = [x for x in capsys.readouterr().out.splitlines() if x.startswith("try it ")]
+    command = shlex.split(line.removeprefix("try it"))
+    assert command[:2] == ["toynn", "generate"]
+    assert main([*command[1:], "--max-tokens", "3"]) == 0
+    return command
 
 
 TINY = ["--d-model", "16", "--heads", "2", "--layers", "1"]

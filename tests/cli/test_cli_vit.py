@@ -4,6 +4,7 @@ import csv
 import itertools
 import json
 import re
+import shlex
 import signal
 import tomllib
 
@@ -421,3 +422,133 @@ def test_predicted_classes_are_the_model_s(run, folder, capsys):
         for share, name in lines:
             index = model.class_names.index(name)
             assert share == pytest.approx(100 * float(row[index]), abs=0.006)
+
+
+# -- toynn eval --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def apart(tmp_path_factory):
+    """Class folders with a held-out part of their own, of six classes; and a run on them."""
+    root = tmp_path_factory.mktemp("apart")
+    for part, label, i in itertools.product(("train", "valid"), range(6), range(4)):
+        pixels = noise(8, 8) // 8 + np.uint8(40 * label)
+        save(pixels, root / "data" / part / "abcdef"[label] / f"{i:02}.png")
+    return root / "data", train(root / "data", root / "run", "--image-size", "8")
+
+
+def measured(capsys, *words):
+    assert main(["eval", "--json", *map(str, words)]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_eval_measures_what_training_measures(apart, capsys):
+    data, run = apart
+    best = min((r for r in reports(run) if "val_loss" in r), key=lambda r: r["val_loss"])
+    found = measured(capsys, "--model", run, "--data", data)
+    assert found["loss"] == pytest.approx(best["val_loss"], rel=1e-6)
+    assert found["accuracy"] == pytest.approx(best["val_accuracy"], rel=1e-6)
+    assert (found["pictures"], found["classes"], found["part"]) == (24, 6, "held out")
+    assert main(["eval", "--model", str(run / "model.safetensors"), "--data", str(data)]) == 0
+    printed = capsys.readouterr().out
+    assert "pictures    24 of 6 classes, its held-out part\n" in printed
+    right = round(24 * found["accuracy"])
+    said = f"accuracy    {found['accuracy']:.2%}, {right} of 24 right; in the top 5 "
+    assert f"{said}{found['top_accuracy']:.2%}\n" in printed
+
+
+@pytest.mark.parametrize("top", [1, 2, 4])
+def test_the_top_is_that_of_numpy(apart, capsys, top):
+    """Of pictures that are a part by themselves, of which all are measured."""
+    data, run = apart
+    found = measured(capsys, "--model", run, "--data", data / "valid", "--top", top)
+    engine = ViTEngine.load(run / "model.safetensors")
+    paths = sorted((data / "valid").rglob("*.png"))
+    logits = engine.logits(np.stack([read_picture(path, 8, 3) for path in paths]))
+    labels = np.array(["abcdef".index(path.parent.name) for path in paths])
+    places = [
+        np.argsort(-row).tolist().index(label) for row, label in zip(logits, labels, strict=True)
+    ]
+    assert found["top_accuracy"] == pytest.approx(np.mean(np.array(places) < top))
+    wide = logits.astype(np.float64)
+    losses = np.log(np.exp(wide).sum(axis=1)) - wide[np.arange(24), labels]
+    assert found["loss"] == pytest.approx(losses.mean(), rel=1e-6)
+    assert (found["part"], found["top"]) == ("all", top)
+
+
+def test_classes_are_known_by_their_names(apart, capsys, tmp_path):
+    data, run = apart
+    (tmp_path / "some").mkdir()
+    for name in "eb":
+        (tmp_path / "some" / name).symlink_to(data / "valid" / name)
+    found = measured(capsys, "--model", run, "--data", tmp_path / "some")
+    assert found["pictures"] == 8 and found["classes"] == 2
+    engine, losses = ViTEngine.load(run / "model.safetensors"), []
+    for name in "eb":
+        for path in (tmp_path / "some" / name).glob("*.png"):
+            shares = engine.probabilities(read_picture(path, 8, 3))[0]
+            losses.append(-np.log(shares[engine.class_names.index(name)]))
+    assert found["loss"] == pytest.approx(np.mean(losses), rel=1e-5)
+
+
+def test_pictures_that_are_skipped(apart, capsys, tmp_path):
+    run = apart[1]
+    for name in "ab":
+        save(noise(8, 8), tmp_path / "some" / name / "0.png")
+    (tmp_path / "some" / "a" / "1.png").write_bytes(b"no picture")
+    words = ["--model", run, "--data", tmp_path / "some"]
+    assert main(["eval", *map(str, words)]) == 2
+    assert "--skip-unreadable" in capsys.readouterr().err
+    found = measured(capsys, *words, "--skip-unreadable")
+    assert (found["pictures"], found["skipped"]) == (2, 1)
+    assert main(["eval", *map(str, words), "--skip-unreadable"]) == 0
+    assert "skipped     1 unreadable files\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--data", "other"], "other: the model has no class 'x'; it has a, b, c, d, e, f"),
+        (["--data", "none"], "none: cannot read"),
+        (["--seq", "9"], "--seq: it is of models of text; "),
+        (["--adapter", "x"], "--adapter: it is of models of text; "),
+        (["--loss", "dpo"], "--loss: it is of models of text; "),
+        (["--beta", "1"], "--beta: it is of models of text; "),
+        (["--against", "x"], "--against: it is of models of text; "),
+    ],
+)
+def test_what_eval_cannot_measure(apart, words, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    class_folders(tmp_path / "other", {"a": 1, "x": 1})
+    assert main(["eval", "--model", str(apart[1]), *words]) == 2
+    assert message in error_line(capsys)
+
+
+def test_weights_that_are_not_finite(apart, monkeypatch, capsys):
+    nan = lambda self, images: np.full((len(images), 6), np.nan, np.float32)  # noqa: E731
+    monkeypatch.setattr(ViTEngine, "logits", nan)
+    assert main(["eval", "--model", str(apart[1]), "--data", str(apart[0])]) == 2
+    assert "the model's loss is not finite" in error_line(capsys)
+
+
+@pytest.mark.parametrize("form", ["files", "arrays", "digits"])
+def test_the_last_line_is_a_command_that_works(form, apart, tmp_path, monkeypatch, capsys):
+    """As typed in the folder where the run was started."""
+    monkeypatch.chdir(tmp_path)
+    words = ["train", "vit", *SMALL, "--steps", "1", "--warmup", "0", "--out", "a run"]
+    if form == "digits":
+        pytest.importorskip("sklearn", reason="scikit-learn, of the digits, is not installed")
+    if form == "arrays":
+        np.savez("some pictures.npz", images=noise(20, 8, 8), labels=np.arange(20) % 2)
+        words += ["--data", "some pictures.npz"]
+    if form == "files":
+        (tmp_path / "my data").symlink_to(apart[0])
+        words += ["--data", "my data", "--image-size", "8"]
+    assert main(words) == 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert line.startswith("try it      toynn ")
+    command = shlex.split(line.removeprefix("try it"))
+    assert command[1] == ("predict" if form == "files" else "eval")
+    assert main(command[1:]) == 0
+    out = capsys.readouterr().out
+    assert "%" in out and ("my data/valid/a/00.png" in out) == (form == "files")

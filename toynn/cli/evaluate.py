@@ -1,32 +1,41 @@
-"""``toynn eval``: a model's perplexity, loss, accuracy, and divergence from another."""
+"""``toynn eval``: a model's perplexity, loss, accuracy, preferences, divergence from another."""
 
 import json
 import time
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from toynn import engines
-from toynn.cli._flags import Once, add
-from toynn.cli._models import add_model, opened
-from toynn.engines import SequenceEngine
+from toynn.cli._flags import Once, add, show_first
+from toynn.cli._models import add_model, opened, origin
+from toynn.engines import PreferenceOptions, SequenceEngine, ViTEngine
+from toynn.engines.preference import KINDS
+from toynn.errors import ConfigError
 from toynn.formats import bases
-from toynn.jobs.figures import SEQ, figures
+from toynn.jobs.figures import SEQ, TOP, figures, picture_figures, preference_figures, seq_of
 from toynn.jobs.options import BACKEND, THREADS, named
-from toynn.jobs.paths import local_path, text_model
+from toynn.jobs.paths import local_path, of_pictures, picture_model, text_model
 from toynn.jobs.text import TextOptions
-from toynn.options import RecipeOptions, whole
+from toynn.jobs.vit import PictureOptions
+from toynn.options import RecipeOptions, options_of, whole
 from toynn.system.printing import fact
 
 __all__ = ["add_parser"]
 
 DATA = (
-    "text (perplexity), examples as for training (loss of completions), or multiple-choice "
-    "questions (accuracy); of a folder, test.jsonl or valid.jsonl (default: the text that ships "
-    "with CPython)"
+    "text (perplexity), examples as for training (loss of completions), multiple-choice questions "
+    "(accuracy), with --loss preferences; of a folder, test.jsonl or valid.jsonl; for a model of "
+    "pictures, what `toynn train vit` takes (default: the text that ships with CPython, or digits)"
 )
+#: Flags that are of one kind of model, or of preferences, alone.
+BESIDE_LOSS = tuple(each.name for each in options_of(PreferenceOptions) if each.name != "loss")
+OF_LOSS = (*BESIDE_LOSS, "batch")
+NOT_OF_LOSS = ("against", "no_mask_prompt", "question_delimiter")
+OF_TEXT = ("adapter", "tokenizer", "seq", "loss", *NOT_OF_LOSS, *OF_LOSS)
+OF_PICTURES = ("top", "skip_unreadable")
 
 
 class OneText(Once):
@@ -48,14 +57,84 @@ def add_parser(commands: Any) -> None:
     every = "evaluate prompts and user messages too, not only completions"
     parser.add_argument("--no-mask-prompt", action="store_true", help=every)
     add(parser, named(TextOptions, "question_delimiter"))
+    loss = "measure preferences by this loss: its margins and accuracy, too"
+    parser.add_argument("--loss", choices=KINDS, help=loss)
+    for name in BESIDE_LOSS:
+        add(parser, named(PreferenceOptions, name), default=None)
+    batch = "rows of --seq tokens at a time, with --loss, as in training (default 1)"
+    parser.add_argument("--batch", type=whole(1), metavar="N", help=batch)
+    top = f"of pictures, count how often the class is among the N likeliest (default {TOP})"
+    parser.add_argument("--top", type=whole(1), metavar="N", help=top)
+    add(parser, named(PictureOptions, "skip_unreadable"))
     parser.add_argument("--json", action="store_true", help="print one JSON object, all in nats")
     add(parser, THREADS)
     add(parser, BACKEND)
+    first = ("model", "adapter", "data", "against", "loss", "json")
+    show_first(parser, first, "toynn eval --adapter runs/chats --data test.jsonl")
     parser.set_defaults(run=run)
 
 
 def run(arguments: Namespace) -> int:
     """Print the figures."""
+    model = arguments.model
+    if model is not None and of_pictures(model):
+        _refuse(arguments, OF_TEXT, f"it is of models of text; {model} is one of pictures")
+        found, seconds = _pictures(arguments)
+    else:
+        _refuse(arguments, OF_PICTURES, "it is of models of pictures")
+        if arguments.loss is not None:
+            _refuse(arguments, NOT_OF_LOSS, "it is not of preferences (--loss)")
+            found, seconds = _preferences(arguments)
+        else:
+            _refuse(arguments, OF_LOSS, f"it is of --loss {', '.join(KINDS)}")
+            found, seconds = _texts(arguments)
+    print(json.dumps(found) if arguments.json else _lines(found, seconds))
+    return 0
+
+
+def _refuse(arguments: Namespace, names: Sequence[str], why: str) -> None:
+    """Raise ConfigError where one of these flags is given."""
+    for name in names:
+        if getattr(arguments, name) not in (None, False):
+            raise ConfigError(f"--{name.replace('_', '-')}: {why}")
+
+
+def _pictures(arguments: Namespace) -> tuple[dict[str, Any], float]:
+    """Return the figures of a model of pictures, and how many seconds they took."""
+    path, options = picture_model(arguments.model), RecipeOptions(n_threads=arguments.threads)
+    engine = ViTEngine.load(path, options, backend=arguments.backend)
+    start = time.perf_counter()
+    top, skip = arguments.top or TOP, arguments.skip_unreadable
+    found = picture_figures(engine, arguments.data, top, skip_unreadable=skip)
+    return found, time.perf_counter() - start
+
+
+def _preferences(arguments: Namespace) -> tuple[dict[str, Any], float]:
+    """Return the figures of preferences, and how many seconds they took."""
+    if arguments.data is None:
+        raise ConfigError("--loss: name preferences by --data")
+    given = {name: getattr(arguments, name) for name in BESIDE_LOSS}
+    given = {name: value for name, value in given.items() if value is not None}
+    preference = PreferenceOptions(arguments.loss, **given)
+    if preference.loss != "orpo" and not arguments.adapter:
+        raise ConfigError(
+            f"--loss {preference.loss}: it compares an adapter's model with the base: name the "
+            "adapter by --adapter"
+        )
+    model = Path(origin(arguments).model)
+    seq = seq_of(arguments.seq, bases.context_length(text_model(model)) or SEQ)
+    batch = arguments.batch or 1
+    room = batch * (2 if preference.paired else 1)
+    options = RecipeOptions(n_threads=arguments.threads, t_seq=seq, t_batch=room)
+    tokenizer, engine = opened(arguments, options)
+    engine.enable_preference(preference)
+    start = time.perf_counter()
+    found = preference_figures(engine, tokenizer, arguments.data, seq, batch)
+    return found, time.perf_counter() - start
+
+
+def _texts(arguments: Namespace) -> tuple[dict[str, Any], float]:
+    """Return the figures of texts, examples or questions, and how many seconds they took."""
     options = RecipeOptions(n_threads=arguments.threads)
     tokenizer, engine = opened(arguments, options)
     against = None
@@ -76,8 +155,7 @@ def run(arguments: Namespace) -> int:
         found["against"] = str(arguments.against)
     if "tokens" in found:
         found["tokens_per_second"] = found["tokens"] / seconds
-    print(json.dumps(found) if arguments.json else _lines(found, seconds))
-    return 0
+    return found, seconds
 
 
 def _beside(arguments: Namespace, options: RecipeOptions) -> SequenceEngine[Any]:
@@ -88,14 +166,18 @@ def _beside(arguments: Namespace, options: RecipeOptions) -> SequenceEngine[Any]
 
 def _lines(found: Mapping[str, Any], seconds: float) -> str:
     """Return the figures as lines for people."""
-    lines = [fact("data", str(found["data"]))]
+    lines, end = [fact("data", str(found["data"]))], f"time        {seconds:.1f} s"
+    if "pictures" in found:
+        return "\n".join([*lines, *_of_pictures(found), end])
+    if "loss_of" in found:
+        return "\n".join([*lines, *_of_preferences(found), end])
     if "questions" in found:
         said = (
             f"{100 * found['accuracy']:.1f} % of {found['questions']:,} questions; by "
             f"length-normalized scores {100 * found['accuracy_normalized']:.1f} %"
         )
         lines += [fact("questions", f"joined to their choices {found['joined']}")]
-        return "\n".join([*lines, fact("accuracy", said), f"time        {seconds:.1f} s"])
+        return "\n".join([*lines, fact("accuracy", said), end])
     what = f"{found['counted']:,} tokens"
     if "windows" in found:
         what += f", in the second halves of {found['windows']:,} windows of {found['window']}"
@@ -119,4 +201,30 @@ def _lines(found: Mapping[str, Any], seconds: float) -> str:
             fact("rms dp", f"{100 * found['rms_delta_p']:.3f} %"),
         ]
     rate = f", {found['tokens_per_second']:,.0f} tokens/s" if "tokens" in found else ""
-    return "\n".join([*lines, f"time        {seconds:.1f} s{rate}"])
+    return "\n".join([*lines, f"{end}{rate}"])
+
+
+def _of_pictures(found: Mapping[str, Any]) -> Iterator[str]:
+    count, right = found["pictures"], round(found["accuracy"] * found["pictures"])
+    which = "its held-out part" if found["part"] == "held out" else "all of it"
+    yield fact("pictures", f"{count:,} of {found['classes']} classes, {which}")
+    if "skipped" in found:
+        yield fact("skipped", f"{found['skipped']:,} unreadable files")
+    said = f"{found['accuracy']:.2%}, {right:,} of {count:,} right"
+    if "top_accuracy" in found:
+        said += f"; in the top {found['top']} {found['top_accuracy']:.2%}"
+    yield fact("accuracy", said)
+    yield fact("loss", f"{found['loss']:.4f} nats")
+
+
+def _of_preferences(found: Mapping[str, Any]) -> Iterator[str]:
+    unit = "pairs" if "pairs" in found else "completions"
+    how = f"{found['loss_of']}, beta {found['beta']:g}"
+    yield fact("loss", f"{found['loss']:.4f} ({how}), over {found[unit]:,} {unit}")
+    if unit == "pairs":
+        yield fact("margins", f"{found['rewards/margins']:.4f}")
+        yield fact("accuracy", f"{found['rewards/accuracies']:.2%} of the chosen are likelier")
+    for what in ("rewards", "logps"):
+        both = [(which, found.get(f"{what}/{which}")) for which in ("chosen", "rejected")]
+        said = ", ".join(f"{which} {value:.4f}" for which, value in both if value is not None)
+        yield fact(what, said)

@@ -8,11 +8,11 @@ import numpy as np
 
 from toynn.data import _image_arrays as arrays
 from toynn.data._image_folder import read_folder
-from toynn.data._parts import Found, Part
+from toynn.data._parts import Files, Found, Part
 from toynn.data._picture import Picture, read_file
 from toynn.errors import ConfigError, DataError
 
-__all__ = ["ImageData", "Part", "Picture", "read_picture"]
+__all__ = ["Files", "ImageData", "Part", "Picture", "read_picture"]
 
 read_picture = read_file  # one file as (side, side, channels)
 
@@ -65,7 +65,7 @@ class ImageData:
             ) from error
         bunch = load_digits()
         images = np.rint(bunch.images * (255 / 16)).astype(np.uint8)
-        return cls._split(arrays.found("scikit-learn's digits", (images, bunch.target)), seed, None)
+        return cls._split(arrays.found("scikit-learn's digits", (images, bunch.target)), None, seed)
 
     @classmethod
     def read(
@@ -76,6 +76,19 @@ class ImageData:
         Raises DataError, with the file; with ``skip_unreadable``, files that are no pictures are
         skipped. Pixels of a class folder are read later, when they are asked for.
         """
+        return cls._split(*cls._found(path, skip_unreadable), seed)
+
+    @classmethod
+    def to_measure(cls, path: str | PathLike[str], *, skip_unreadable: bool = False) -> "ImageData":
+        """Read pictures as ``read`` does; where none are held out there, ``valid`` is all of them.
+
+        Raises DataError.
+        """
+        found, unreadable = cls._found(path, skip_unreadable)
+        return cls._of(found, found.train, found.valid or found.train, unreadable)
+
+    @staticmethod
+    def _found(path: str | PathLike[str], skip_unreadable: bool) -> tuple[Found, list[str] | None]:
         where = Path(path)
         unreadable: list[str] | None = [] if skip_unreadable else None
         try:
@@ -91,12 +104,18 @@ class ImageData:
             source = arrays.read_cifar(where)
         else:
             source = read_folder(where, unreadable)
-        return cls._split(source, seed, unreadable)
+        return source, unreadable
 
     @classmethod
-    def _split(cls, found: Found, seed: int, unreadable: list[str] | None) -> "ImageData":
+    def _split(cls, found: Found, unreadable: list[str] | None, seed: int) -> "ImageData":
         train, valid = found.train, found.valid
         if valid is None:
             train, valid = train.split(seed, found.classes, found.name)
+        return cls._of(found, train, valid, unreadable)
+
+    @classmethod
+    def _of(
+        cls, found: Found, train: Part, valid: Part, unreadable: list[str] | None
+    ) -> "ImageData":
         rest = (found.channels, found.side, train, valid, unreadable, found.animated)
         return cls(found.name, found.classes, *rest)

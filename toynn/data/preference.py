@@ -31,6 +31,7 @@ __all__ = [
     "PreferenceData",
     "PreferenceReader",
     "Preferences",
+    "read_all_preferences",
     "read_preferences",
     "unlearned",
 ]
@@ -174,6 +175,18 @@ def read_preferences(
         check_not_asked(path, how.holdout)
     chats = bool(reader.reader.roles)
     return PreferenceData(train, valid, how.seq, notes, chats, mapped=tuple(reader.reader.mapped))
+
+
+def read_all_preferences(
+    path: str | Path, encoder: Encoder, seq: int | ReadOptions, *, loss: str = "dpo", **more: Any
+) -> tuple[Preferences, list[str]]:
+    """Read all preferences of a file, none of them held out; and what became of them on the way.
+
+    The arguments are those of ``read_preferences``. Raises DataError, with file and line.
+    """
+    how = replace(ReadOptions.of(seq, more), mask_prompt=True)
+    reader = PreferenceReader(Reader(encoder, how), loss)
+    return reader.read(Path(path)), reader.notes
 
 
 class PreferenceReader:

@@ -190,6 +190,21 @@ class Preference:
         bounds[: len(given.bounds)] = given.bounds
         return packed.inputs_of(tape, given) | {tape.bounds: bounds}
 
+    def evaluate(self, batch: Batch) -> float:
+        """Return the loss of a batch; the weights need no training step. ``means`` has the rest."""
+        engine, s, given = self.engine, self.engine.session, self.checked(batch)
+        rows = max(-(-given.tokens // engine.t_seq), engine.t_batch)
+        tape = s.record(("preference loss", rows), lambda: self.record(rows, 0.0))
+        s.feed(self.inputs(tape, given), tape.tape)
+        s.run("loss", tape=tape.tape)
+        self.measure(tape, given)
+        assert tape.loss is not None
+        return float(s.download(tape.loss))
+
+    def means(self) -> dict[str, float]:
+        """Return the means of the figures of the batch that was run last."""
+        return {name: total / count for name, (total, count) in self.figures.items() if count}
+
     def log_probabilities(self, given: Batch, *, adapted: bool) -> Floats:
         """Return log p of each completion (S,), with the adapters or without, and no dropout."""
         engine, s = self.engine, self.engine.session

@@ -1,6 +1,7 @@
-"""Figures of a model: on a text, on examples, on questions, beside another model."""
+"""Figures of a model: on a text, examples, questions, pictures; beside another model."""
 
 import json
+import math
 import sys
 from collections.abc import Callable
 from contextlib import closing
@@ -9,22 +10,41 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from tqdm import tqdm
 
 from toynn import evaluation
 from toynn.data import jsonl
+from toynn.data.image_batches import Fitted, HeldOut
+from toynn.data.images import ImageData
+from toynn.data.packing import packed_in_order
+from toynn.data.preference import read_all_preferences
 from toynn.data.text import Corpus
-from toynn.engines import SequenceEngine
-from toynn.errors import ConfigError, DataError
+from toynn.engines import SequenceEngine, ViTEngine
+from toynn.engines.preference import KINDS
+from toynn.errors import ConfigError, DataError, NonFiniteError
 from toynn.formats.tokenizer import Tokenizer
 from toynn.jobs.text import NO_TEXTS
 from toynn.system.printing import Lenient, fact, print_line
 from toynn.system.reading import open_file
+from toynn.train import classify
+from toynn.train.options import Means
 
-__all__ = ["SEQ", "figures"]
+__all__ = [
+    "SEQ",
+    "TOP",
+    "figures",
+    "has_preferences",
+    "picture_figures",
+    "preference_figures",
+    "seq_of",
+]
 
 SEQ = 512  # tokens of a window, as at llama-perplexity
+TOP = 5  # likeliest classes, among which the right one may be
+AT_ONCE = 64  # pictures
 QUESTION = "question"  # the key that tells questions from examples
+CHOSEN, LABEL = "chosen", "label"  # the keys that tell preferences from them
 
 
 def figures(
@@ -45,14 +65,16 @@ def figures(
 
     Raises ConfigError for a seq beyond the context, DataError for data that cannot be read.
     """
-    seq = seq or min(SEQ, engine.context)
-    if seq > engine.context:
-        raise ConfigError(f"--seq {seq}: the model sees at most {engine.context} tokens")
+    seq = seq_of(seq, engine.context)
     data = None if data is None else jsonl.measured_part(data)
     has_rows = data is not None and (data.is_dir() or data.suffix in NO_TEXTS)
     if data is not None and data.suffix == ".bin":
         raise ConfigError(f"--data {data}: expected a text, or rows; got tokens")
-    if data is not None and has_rows and not data.is_dir() and _has_questions(data):
+    row = _first_row(data) if data is not None and has_rows else {}
+    if CHOSEN in row:
+        losses = ", ".join(KINDS)
+        raise ConfigError(f"--data {data}: these are preferences: name a --loss ({losses})")
+    if data is not None and QUESTION in row:
         if against is not None:
             raise ConfigError(f"--against: expected a text or examples as --data; got {data}")
         return _accuracy(data, tokenizer, engine, delimiter)
@@ -64,8 +86,23 @@ def figures(
     return _examples(data, tokenizer, engine, base, seq, mask_prompt)
 
 
-def _has_questions(path: Path) -> bool:
-    """Say whether the first line that is not blank is a question."""
+def seq_of(given: int | None, context: int) -> int:
+    """Return the tokens of a window or an example at most; ConfigError beyond the context."""
+    if given is not None and given > context:
+        raise ConfigError(f"--seq {given}: the model sees at most {context} tokens")
+    return given or min(SEQ, context)
+
+
+def has_preferences(path: Path) -> bool:
+    """Whether the first line of a file is a preference. Raises DataError."""
+    row = _first_row(jsonl.measured_part(path))
+    return CHOSEN in row or isinstance(row.get(LABEL), bool)
+
+
+def _first_row(path: Path) -> dict[str, Any]:
+    """Return the object on the first line that is not blank; an empty one where there is none."""
+    if path.is_dir():
+        return {}
     try:
         with open_file(path) as file:
             line = next((line for line in file if line.strip()), b"")
@@ -73,8 +110,8 @@ def _has_questions(path: Path) -> bool:
     except OSError as error:
         raise DataError(f"{path}: cannot read: {error.strerror}") from error
     except (ValueError, RecursionError):
-        return False  # whoever reads it as examples says what is wrong, and where
-    return isinstance(row, dict) and QUESTION in row
+        return {}  # whoever reads it as examples says what is wrong, and where
+    return row if isinstance(row, dict) else {}
 
 
 class _Bar:
@@ -175,3 +212,90 @@ def _accuracy(
         "accuracy": found.summed,
         "accuracy_normalized": found.normalized,
     }
+
+
+def preference_figures(
+    engine: SequenceEngine[Any], tokenizer: Tokenizer, data: Path, seq: int, batch: int = 1
+) -> dict[str, Any]:
+    """Return the loss of preferences, and rewards, by the names that training has for them.
+
+    ``engine.preference`` says which loss; ``batch`` rows of ``seq`` tokens are read at a time. Each
+    figure is a mean over all preferences of the file, or of a folder's test or validation part.
+
+    Raises DataError for data that cannot be read, NonFiniteError for a loss that is not finite.
+    """
+    preference, data = engine.preference, jsonl.measured_part(data)
+    assert preference is not None
+    options = preference.options
+    found, notes = read_all_preferences(
+        data, tokenizer, seq, loss=options.loss, vocab_size=engine.vocab
+    )
+    means, done = Means(), 0
+    with closing(_Bar("pair" if options.paired else "completion")) as bar:
+        for each in packed_in_order(found, batch):
+            means.add({"loss": preference.evaluate(each)} | preference.means(), each.rows)
+            engine.check_unchanged()
+            done += each.rows
+            bar(done, len(found))
+    figures = means.all()
+    if not math.isfinite(figures["loss"]):
+        raise NonFiniteError("evaluation: the model's loss is not finite: its weights may be bad")
+    for note in notes:
+        print_line(fact("data", note))
+    unit = "pairs" if options.paired else "completions"
+    return {"data": str(data), unit: done, "loss_of": options.loss, "beta": options.beta} | figures
+
+
+def picture_figures(
+    engine: ViTEngine, data: Path | None, top: int = TOP, *, skip_unreadable: bool = False
+) -> dict[str, Any]:
+    """Return loss and accuracy of a model on labelled pictures.
+
+    Of a model of more classes also how often the right one is among the ``top`` likeliest. The
+    pictures are the held-out part of the data, or, where they have none, all of them. Without
+    ``data`` they are the digits that `toynn train vit` holds out with --seed 0.
+
+    Raises DataError for data that cannot be read or have other classes than the model,
+    NonFiniteError for a model whose loss is not finite.
+    """
+    if data is None:
+        found = ImageData.digits()
+    else:
+        found = ImageData.to_measure(data, skip_unreadable=skip_unreadable)
+    numbers, config = _numbers(engine, found), engine.config
+    fitted = Fitted(found.valid, config.image, config.channels, found.unreadable)
+    means, done = Means(), 0
+    with closing(_Bar("picture")) as bar:
+        for batch in HeldOut(fitted, AT_ONCE, len(fitted)):
+            logits, labels = engine.logits(batch.inputs), numbers[batch.labels]
+            each = classify.loss_and_accuracy(logits, labels)
+            if config.classes > top:
+                each["top_accuracy"] = classify.in_top(logits, labels, top)
+            means.add(each, len(labels))
+            done += len(labels)
+            bar(done, len(fitted))
+    figures = means.all()
+    if not math.isfinite(figures["loss"]):
+        raise NonFiniteError("evaluation: the model's loss is not finite: its weights may be bad")
+    whole = found.valid is found.train
+    said = {"data": found.name, "part": "all" if whole else "held out", "pictures": done}
+    skipped = {"skipped": len(found.unreadable)} if found.unreadable else {}
+    return said | {"classes": len(found.classes), "top": top} | figures | skipped
+
+
+def _numbers(engine: ViTEngine, found: ImageData) -> NDArray[np.int32]:
+    """Return the model's number of each class of the data, by their names. Raises DataError."""
+    names, own = engine.class_names, found.classes
+    if not names and len(own) == engine.config.classes:
+        return np.arange(len(own), dtype=np.int32)
+    if not names:
+        raise DataError(
+            f"{found.name}: {len(own)} classes; the model has {engine.config.classes}, without "
+            "names: expected as many"
+        )
+    if unknown := [name for name in own if name not in names]:
+        raise DataError(
+            f"{found.name}: the model has no class {unknown[0]!r}; it has {', '.join(names[:9])}"
+            f"{', ...' if len(names) > 9 else ''}"
+        )
+    return np.array([names.index(name) for name in own], np.int32)

@@ -24,7 +24,7 @@ from toynn.formats.adapters import Adapter
 from toynn.formats.files import write_atomically
 from toynn.formats.tokenizer import Tokenizer
 from toynn.generation.completion import complete
-from toynn.jobs.figures import figures
+from toynn.jobs.figures import figures, has_preferences, preference_figures, seq_of
 from toynn.jobs.keywords import Keywords
 from toynn.jobs.lora import LoRAJob
 from toynn.jobs.made import made
@@ -89,6 +89,8 @@ class Run:
     def evaluate(self, data: StrPath | None = None, seq: int | None = None) -> dict[str, Any]:
         """Return what `toynn eval` measures: loss and perplexity, or accuracy of questions.
 
+        Of a run of preferences, and on preferences: its loss, margins and accuracy.
+
         data: a .jsonl file or a text; without one, the loss of the held-out part in training.
         seq: tokens of a window or of an example at most (512, or the model's context).
 
@@ -99,6 +101,9 @@ class Run:
             if math.isinf(self.result.val_loss):
                 raise ConfigError("evaluate: nothing was held out in training: name data")
             return {"loss": self.result.val_loss, "iteration": self.result.best_iteration}
+        if self.engine.preference is not None and has_preferences(Path(data)):
+            at_most = seq_of(seq, self.engine.context)
+            return preference_figures(self.engine, self.tokenizer, Path(data), at_most)
         return figures(self.engine, self.tokenizer, Path(data), seq)
 
     def __repr__(self) -> str:

@@ -209,6 +209,6 @@ class Job(ABC):
         What a report tells of it goes to the folder's notes.
         """
 
+    @abstractmethod
     def epilogue(self, folder: RunFolder, result: Result) -> Iterable[str]:
-        """Return the lines that are printed last."""
-        return ()
+        """Return the lines that are printed last: commands to try the model by."""

@@ -182,8 +182,7 @@ class LoRAJob(TextJob):
         """Return the loss of a batch; of preferences, rewards too."""
         found = dict(super().measure(batch))
         if self.preference is not None and "loss" in found:
-            figures = self.recipe.figures
-            found |= {name: total / count for name, (total, count) in figures.items() if count}
+            found |= self.recipe.engine.preference.means()
             if "rewards/accuracies" in found and not self.asked:
                 found["accuracy"] = found["rewards/accuracies"]
         return found

@@ -1,8 +1,9 @@
 """The recipes of ``toynn train`` that make a model of text: gpt2, from-scratch and warm-start."""
 
+import shlex
 from abc import abstractmethod
 from argparse import SUPPRESS, ArgumentTypeError
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
@@ -23,7 +24,7 @@ from toynn.jobs.text import METRICS, SAMPLE_ON_THE_WAY, TextJob, TextOptions
 from toynn.models import architecture
 from toynn.options import Option, RecipeOptions, option, whole
 from toynn.recipes import GPT2, FromScratch, WarmStart
-from toynn.train.folder import Value
+from toynn.train.folder import RunFolder, Value
 from toynn.train.options import Result
 from toynn.train.protocols import Recipe
 
@@ -108,6 +109,7 @@ class ModelJob(TextJob):
     """A run that trains all weights of a model of text."""
 
     make: ClassVar[Callable[[str], Any]]  # the recipe, new, on a backend
+    _apart: str | None = None  # the tokenizer, where model.gguf cannot have it
 
     @abstractmethod
     def new_config(self) -> Any:
@@ -207,6 +209,7 @@ class ModelJob(TextJob):
             if not Path(path).is_dir() or has_tokenizer(Path(path)):
                 recipe.engine.carry_tokenizer(path)
         except DataError as error:
+            self._apart = path
             self.say("tokenizer", f"model.gguf will have none: {error}")
 
     def announce(self) -> None:
@@ -221,6 +224,14 @@ class ModelJob(TextJob):
     def tables(self) -> dict[str, Mapping[str, Value]]:
         """Return what config.toml says of the data and the model."""
         return {**super().tables(), "model": asdict(self.config)}
+
+    def epilogue(self, folder: RunFolder, result: Result) -> Iterator[str]:
+        """Yield the loss of the test examples, and how to let the model write."""
+        yield from super().epilogue(folder, result)
+        run = shlex.quote(str(folder.path))
+        more = "" if self._apart is None else f" --tokenizer {shlex.quote(self._apart)}"
+        chat = " --chat" if self.data.chats else ""
+        yield f"try it      toynn generate --model {run}{more}{chat} --prompt ..."
 
     def said_of(self, result: Result) -> str:
         """Return the baselines."""

@@ -12,7 +12,7 @@ from toynn.formats.hf.config import CONFIG
 from toynn.formats.objects import read_object
 from toynn.system.reading import read_bytes
 
-__all__ = ["local_path", "model_file", "picture_model", "text_model"]
+__all__ = ["local_path", "model_file", "of_pictures", "picture_model", "text_model"]
 
 RUN = "config.toml"
 #: The recipe whose models are of pictures.
@@ -60,6 +60,14 @@ def text_model(path: Path, option: str = "--model") -> Path:
             f"train` leaves it, or with {CONFIG}, as Hugging Face's have; got a folder without"
         )
     return path
+
+
+def of_pictures(path: Path) -> bool:
+    """Whether a path means a model of pictures: a run's of vit, or a safetensors file."""
+    if path.suffix == ".safetensors" or _recipe(path) == PICTURES:
+        return True
+    others = any((path / name).exists() for name in ("model.gguf", "adapter.gguf", PEFT_CONFIG))
+    return (path / "model.safetensors").is_file() and not others and not _has_words(path)
 
 
 def picture_model(path: Path, option: str = "--model") -> Path:

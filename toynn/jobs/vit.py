@@ -1,9 +1,10 @@
 """``toynn train vit``: from labelled pictures to a classifier in a run folder."""
 
 import math
+import shlex
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +17,7 @@ from toynn.data.augment import Augment
 from toynn.data.batch import Batch
 from toynn.data.digest import digest, listing
 from toynn.data.image_batches import Fitted, HeldOut, RandomImages
-from toynn.data.images import ImageData, Part
+from toynn.data.images import Files, ImageData, Part
 from toynn.data.png import png
 from toynn.engines import ViTConfig, ViTEngine
 from toynn.errors import ConfigError
@@ -299,6 +300,16 @@ class ViTJob(Job):
     def measure(self, batch: Batch) -> Mapping[str, float]:
         """Return the loss and the accuracy of a batch."""
         return classify.loss_and_accuracy(self.recipe.engine.logits(batch.inputs), batch.labels)
+
+    def epilogue(self, folder: RunFolder, result: Result) -> Iterator[str]:
+        """Yield how to try the model: on a file that is held out, or on all pictures of arrays."""
+        run, found = shlex.quote(str(folder.path)), self.data.valid.pictures
+        if isinstance(found, Files):
+            yield f"try it      toynn predict --model {run} {shlex.quote(str(found.paths[0]))}"
+            return
+        path = self.pictures.data
+        data = "" if path is None else f" --data {shlex.quote(path)}"
+        yield f"try it      toynn eval --model {run}{data}"
 
     def show(self, folder: RunFolder, result: Result) -> str:
         """Show which classes are taken for which; return how many pictures are right."""

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from toynn.train.metrics import save_figure
 
-__all__ = ["confusion", "confusion_text", "loss_and_accuracy", "plot_confusion"]
+__all__ = ["confusion", "confusion_text", "in_top", "loss_and_accuracy", "plot_confusion"]
 
 Matrix = NDArray[np.int64]
 
@@ -30,6 +30,15 @@ def loss_and_accuracy(logits: NDArray[np.float32], labels: NDArray[np.int32]) ->
         "loss": float(-log_p[np.arange(len(labels)), labels].mean()),
         "accuracy": float((logits.argmax(axis=1) == labels).mean()),
     }
+
+
+def in_top(logits: NDArray[np.float32], labels: NDArray[np.int32], count: int) -> float:
+    """Return the share of rows whose label is among the ``count`` likeliest classes.
+
+    Logits are (B, V), labels (B,).
+    """
+    own = logits[np.arange(len(labels)), labels]
+    return float(((logits > own[:, None]).sum(axis=1) < count).mean())
 
 
 def confusion(labels: ArrayLike, predicted: ArrayLike, classes: int) -> Matrix:

@@ -11,7 +11,6 @@ to step is in ``result`` and ``feed``: with both, and the recipe, as they were, 
 
 import math
 import time
-from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any
 
@@ -24,7 +23,7 @@ from toynn.system.machine import peak_memory
 from toynn.train.feed import Feed, made
 from toynn.train.interrupt import Interrupt
 from toynn.train.metrics import Report
-from toynn.train.options import METRICS, Figures, LoopOptions, Part, Result, Window
+from toynn.train.options import METRICS, Figures, LoopOptions, Means, Part, Result, Window
 from toynn.train.protocols import Optimizer, Recipe
 
 __all__ = ["Loop"]
@@ -305,19 +304,15 @@ class Loop:
         """
         self.check()
         result, begin, before = self.result, time.perf_counter(), self.state()
-        totals: dict[str, float] = defaultdict(float)
-        rows: dict[str, int] = defaultdict(int)
+        means = Means()
         losses: list[float] = []
         name_of_best, more_is_better = METRICS[self.options.metrics[0]]
         for measured, count in self._measured(begin, before):
-            for name, figure in measured.items():
-                total, own = figure if isinstance(figure, tuple) else (figure * count, count)
-                totals[name] += total
-                rows[name] += own
+            means.add(measured, count)
             best_by = measured.get(name_of_best)
             if best_by is not None and not isinstance(best_by, tuple):
                 losses.append(best_by * (-count if more_is_better else count))
-        figures = {name: total / rows[name] for name, total in totals.items()}
+        figures = means.all()
         best = sum(result.best_losses[: len(losses)]) if result.best_losses else math.inf
         if figures and not self._interrupt.requested:
             self._check_measured(figures)

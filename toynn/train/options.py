@@ -1,6 +1,7 @@
 """The loop's options (length, intervals, metrics), and the result of a run."""
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Literal
@@ -12,7 +13,7 @@ from toynn.runs.html import join, table, tag
 from toynn.train.filling import Filling
 from toynn.train.metrics import Report, figures_of
 
-__all__ = ["METRICS", "SAVING", "Figures", "LoopOptions", "Result"]
+__all__ = ["METRICS", "SAVING", "Figures", "LoopOptions", "Means", "Result"]
 
 #: Figures of a batch by name: a mean over its labels, or a sum and of how many, if it is of some.
 Figures = Mapping[str, float | tuple[float, int]]
@@ -146,6 +147,25 @@ class LoopOptions:
     def metrics(self) -> tuple[str, ...]:
         """The names of what is measured; by the first of them an evaluation is better."""
         return tuple(self.best_by.split(","))
+
+
+class Means:
+    """Means of figures over batches; each is weighted by the batch's rows, or its own count."""
+
+    def __init__(self) -> None:
+        self._totals: dict[str, float] = defaultdict(float)
+        self._rows: dict[str, float] = defaultdict(float)
+
+    def add(self, figures: Figures, rows: int) -> None:
+        """Take down the figures of so many rows: means, or sums with the count of their own."""
+        for name, figure in figures.items():
+            total, own = figure if isinstance(figure, tuple) else (figure * rows, rows)
+            self._totals[name] += total
+            self._rows[name] += own
+
+    def all(self) -> dict[str, float]:
+        """Return the mean of each figure over the batches that had it."""
+        return {name: total / self._rows[name] for name, total in self._totals.items()}
 
 
 @dataclass
