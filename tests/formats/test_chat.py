@@ -136,7 +136,7 @@ def test_what_a_template_may_use(make):
 
 def test_it_renders_as_transformers_does(make):
     pytest.importorskip(
-        "transformers", reason="transformers, of the parity extra, is not installed"
+        "transformers", reason="transformers, of the parity group, is not installed"
     )
     from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -161,7 +161,7 @@ def test_it_renders_as_transformers_does(make):
 def test_templates_of_families(make, family, prompt):
     """The text that transformers makes; and the turns' own special tokens, whole."""
     pytest.importorskip(
-        "transformers", reason="transformers, of the parity extra, is not installed"
+        "transformers", reason="transformers, of the parity group, is not installed"
     )
     from transformers.utils.chat_template_utils import render_jinja_template
 

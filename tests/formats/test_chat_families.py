@@ -230,7 +230,7 @@ CALLED = [
 
 @pytest.mark.parametrize("family", [*SHIPPED, *ALONE])
 def test_shipped_templates_render_as_in_transformers(tmp_path, family):
-    pytest.importorskip("transformers", reason="transformers, the parity extra, is not installed")
+    pytest.importorskip("transformers", reason="transformers, the parity group, is not installed")
     from transformers.utils.chat_template_utils import render_jinja_template
 
     def undated(text):  # gpt-oss has today's date, which two processes may not agree on

@@ -9,8 +9,8 @@ import json
 import numpy as np
 import pytest
 
-pytest.importorskip("torch", reason="PyTorch, the parity extra, is not installed")
-pytest.importorskip("transformers", reason="transformers, the parity extra, is not installed")
+pytest.importorskip("torch", reason="PyTorch, the parity group, is not installed")
+pytest.importorskip("transformers", reason="transformers, the parity group, is not installed")
 pytest.importorskip("tokenizers", reason="tokenizers, of the text extra, is not installed")
 
 import torch

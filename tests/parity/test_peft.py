@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
-pytest.importorskip("torch", reason="PyTorch, the parity extra, is not installed")
-pytest.importorskip("transformers", reason="transformers, the parity extra, is not installed")
-pytest.importorskip("peft", reason="PEFT, the parity extra, is not installed")
+pytest.importorskip("torch", reason="PyTorch, the parity group, is not installed")
+pytest.importorskip("transformers", reason="transformers, the parity group, is not installed")
+pytest.importorskip("peft", reason="PEFT, the parity group, is not installed")
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model

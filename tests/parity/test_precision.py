@@ -7,7 +7,7 @@ packed, and in medium to be made of pairs of bfloat16.
 import numpy as np
 import pytest
 
-pytest.importorskip("torch", reason="PyTorch, the parity extra, is not installed")
+pytest.importorskip("torch", reason="PyTorch, the parity group, is not installed")
 
 import torch_gpt2 as reference
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="PyTorch, the parity extra, is not installed")
+torch = pytest.importorskip("torch", reason="PyTorch, the parity group, is not installed")
 
 import torch_llama  # noqa: E402
 from lora_bases import stir, write_base  # noqa: E402

@@ -8,8 +8,8 @@ float64.
 import numpy as np
 import pytest
 
-pytest.importorskip("torch", reason="PyTorch, the parity extra, is not installed")
-pytest.importorskip("transformers", reason="transformers, the parity extra, is not installed")
+pytest.importorskip("torch", reason="PyTorch, the parity group, is not installed")
+pytest.importorskip("transformers", reason="transformers, the parity group, is not installed")
 
 import torch
 from llamas import config

@@ -7,7 +7,7 @@ from tapes import B, C, N, Net
 from toynn.errors import ConfigError
 from toynn.nn import Layers
 
-torch = pytest.importorskip("torch", reason="PyTorch, the parity extra, is not installed")
+torch = pytest.importorskip("torch", reason="PyTorch, the parity group, is not installed")
 
 pytestmark = pytest.mark.parity
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-pytest.importorskip("torch", reason="PyTorch, of the parity extra, is not installed")
+pytest.importorskip("torch", reason="PyTorch, of the parity group, is not installed")
 
 import torch
 from lora_bases import config as config_of

@@ -271,7 +271,7 @@ def test_a_roofline_is_the_sum_of_the_limits_of_nodes(machine):
 
 @pytest.mark.slow
 def test_compare_adds_pytorch(machine, capsys, monkeypatch):
-    pytest.importorskip("torch", reason="PyTorch, the parity extra, is not installed")
+    pytest.importorskip("torch", reason="PyTorch, the parity group, is not installed")
     monkeypatch.setattr("toynn.cli.bench.STEPS", ("d64_L2_T32_B1",))
     monkeypatch.setattr("toynn.cli.bench.ROUNDS", 1)
     assert main(["bench", "--compare", "--threads", "1"]) == 0
