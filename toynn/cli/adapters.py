@@ -118,10 +118,11 @@ def _export_model(arguments: Namespace) -> int:
         raise ConfigError(f"--to hf: {path} is a folder in that format already")
     with gguf.open(path, check=False) as file:
         engine = engine_for(file).from_gguf(path, build=False)
-    engine.export_hf(arguments.out)
+    why = engine.export_hf(arguments.out, arguments.tokenizer)
     count = sum(tensor.size for tensor in engine.tensors.values())
     print(f"{arguments.out}: {count:,} parameters as float32, in Hugging Face's format")
-    print("it has no tokenizer: the model's own, from where it comes, goes with it")
+    if why:
+        print(wrapped(f"it has no tokenizer: {why}; --tokenizer names one"))
     return 0
 
 

@@ -307,11 +307,12 @@ class FileEngine(Engine[C, Pass], Generic[C]):
         self._session_for("export_gguf()")
         files.write_gguf(path, self, outtype, overwrite=overwrite)
 
-    def export_hf(self, path: StrPath) -> None:
-        """Write the model as a new Hugging Face folder: config.json and model.safetensors.
+    def export_hf(self, path: StrPath, tokenizer: StrPath | None = None) -> str:
+        """Write the model as a new Hugging Face folder: config.json, weights, tokenizer.
 
-        Refused over a mapped file.
+        The tokenizer is that of the file that the engine came from, or the one whose path is given.
+        Return why the folder has none, or "". Refused over a mapped file.
         """
         self._weights.check_exported(f"{type(self).__name__}.export_hf")
         self._session_for("export_hf()")
-        files.write_hf(path, self)
+        return files.write_hf(path, self, tokenizer)

@@ -13,11 +13,12 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from toynn.errors import ConfigError
+from toynn.errors import ConfigError, DataError, GGUFError
 from toynn.formats import gguf, hf, mixes
 from toynn.formats.gguf import OUTTYPES, stored_as
+from toynn.formats.tokenizer import ByteTokenizer, Given, Tokenizer, TokenType
 from toynn.formats.tokenizer.folder import FolderKeys
-from toynn.formats.tokenizer.vocab import PREFIX, TokenType
+from toynn.formats.tokenizer.vocab import PREFIX
 from toynn.models import ARCHITECTURES, Hyper, SequenceModel, Source, refuse
 from toynn.options import RecipeOptions
 
@@ -150,17 +151,44 @@ def write_gguf(path: StrPath, engine: Writable, outtype: str, *, overwrite: bool
     gguf.write(path, metadata, tensors, overwrite=overwrite)
 
 
-def write_hf(path: StrPath, engine: Writable) -> None:
-    """Write a model as a new Hugging Face folder.
+def write_hf(path: StrPath, engine: Writable, tokenizer: StrPath | None) -> str:
+    """Write a model as a new Hugging Face folder; return why it has no tokenizer, or "".
 
-    Raises ConfigError for what such a folder has no place for.
+    ``tokenizer`` is the path of one in place of the model's own. Raises ConfigError for what such a
+    folder has no place for, and what reading a tokenizer does.
     """
     model, cfg = engine.model, engine.config
     beside = model.beside(cfg)
     if unsaid := beside.keys() - model.config_says:
         raise ConfigError(f"export_hf: config.json has no place for {', '.join(sorted(unsaid))}")
     hyper = model.write(cfg) | {"vocab_size": cfg.vocab}
-    hf.write(path, model.architecture, hyper, model.exported(cfg, engine.weights()), beside)
+    files, named, why = _tokenizer_files(engine, tokenizer)
+    tensors = model.exported(cfg, engine.weights())
+    hf.write(path, model.architecture, hyper, tensors, beside, files=files, named=named)
+    return why
+
+
+def _tokenizer_files(
+    engine: Writable, named: StrPath | None
+) -> tuple[dict[str, bytes], dict[str, int | None], str]:
+    """Return a tokenizer's files by name, the ids of its BOS and EOS; or why there are none."""
+    carried, rows = engine._carried, engine.config.vocab
+    try:
+        if named is not None and Path(named).is_dir():
+            found = Tokenizer.from_folder(named, rows)
+        elif named is not None:
+            found = Tokenizer.from_keys(Given(Path(named), tokenizer_of(named, rows)))
+        elif f"{PREFIX}tokens" in carried:
+            found = Tokenizer.from_keys(Given(Path("the model"), carried))
+        elif rows == ByteTokenizer().vocab_size:
+            found = ByteTokenizer()
+        else:
+            return {}, {}, "the model has none"
+        return found.hf_files(), {"bos_token_id": found.bos, "eos_token_id": found.eos}, ""
+    except (DataError, GGUFError, ConfigError) as error:
+        if named is not None:
+            raise
+        return {}, {}, str(error)
 
 
 def check_options(file: Source, opts: RecipeOptions, found: Mapping[str, Any]) -> None:

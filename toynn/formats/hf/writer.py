@@ -28,11 +28,15 @@ def write(
     hyper: Mapping[str, Any],
     tensors: Mapping[str, Floats],
     said: Mapping[str, Floats] = MappingProxyType({}),
+    *,
+    files: Mapping[str, bytes] = MappingProxyType({}),
+    named: Mapping[str, int | None] = MappingProxyType({}),
 ) -> None:
     """Write a new folder: it is complete, or absent.
 
     hyper: GGUF's keys without the architecture; tensors: by GGUF name, in GGUF's order; said: those
-    that config.json says.
+    that config.json says; files: those of the tokenizer, by name, and named: the ids of its tokens
+    that begin and end a text, by the keys of config.json.
 
     Raises DataError if there is something in its place, or a weight cannot be said there.
     """
@@ -45,7 +49,7 @@ def write(
         **mapping.shown,
         "torch_dtype": "float32",
     }
-    config |= {"bos_token_id": None, "eos_token_id": None}  # there is no tokenizer beside it
+    config |= {"bos_token_id": None, "eos_token_id": None, **named}
     config |= {hf_key: hyper[key] for key, hf_key in known.items()}
     config["tie_word_embeddings"] = "output.weight" not in tensors
     more, added = mapping.beside(hyper, {**tensors, **said})
@@ -90,4 +94,6 @@ def write(
         arrays[mapping.bare_name(hf_name)] = joined(whole, found)
     with new_folder(path, DataError) as folder:
         folder.write(CONFIG, (json.dumps(config, indent=2) + "\n").encode())
+        for name, content in files.items():
+            folder.write(name, content)
         folder.write(WEIGHTS, safetensors.parts(arrays, {"format": "pt"}))

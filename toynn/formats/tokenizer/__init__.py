@@ -21,6 +21,7 @@ from functools import cached_property
 from itertools import chain
 from os import PathLike
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from toynn.formats import gguf
 from toynn.formats.bases import Base
 from toynn.formats.gguf import GGUFFile
 from toynn.formats.hf import TABLE, HFModel
+from toynn.formats.tokenizer import hf_files
 from toynn.formats.tokenizer.bpe import BPE, byte_letters
 from toynn.formats.tokenizer.chat import ChatTemplate, Message
 from toynn.formats.tokenizer.conversations import Conversations, Talk, Turn
@@ -38,11 +40,13 @@ from toynn.formats.tokenizer.folder import FolderKeys
 from toynn.formats.tokenizer.pieces import Model, Part, Pieces
 from toynn.formats.tokenizer.pipeline import Pipeline
 from toynn.formats.tokenizer.pre import Kind
+from toynn.formats.tokenizer.recognized import PROBE
 from toynn.formats.tokenizer.spm import SentencePiece
-from toynn.formats.tokenizer.vocab import TokenType, Vocab, read_vocab
+from toynn.formats.tokenizer.vocab import Given, Keys, TokenType, Vocab, read_vocab
 
 __all__ = [
     "ByteTokenizer",
+    "Given",
     "Message",
     "Stream",
     "Talk",
@@ -90,6 +94,11 @@ class Tokenizer:
         key = "tokenizer.ggml.model"
         if key not in file.metadata or file.require(key, str) == "no_vocab":
             return _without_vocab(file)
+        return cls.from_keys(file)
+
+    @classmethod
+    def from_keys(cls, file: Keys) -> "Tokenizer":
+        """Build the tokenizer that keys of a GGUF file say. Raises GGUFError, ConfigError."""
         vocab = read_vocab(file)
         model = BPE(vocab, vocab.kind) if vocab.kind else SentencePiece(vocab)
         key = "tokenizer.chat_template"
@@ -133,6 +142,8 @@ class Tokenizer:
         may be no token's. Raises DataError, GGUFError, ConfigError.
         """
         keys = FolderKeys(Path(folder), rows)
+        if keys.is_plain:
+            return ByteTokenizer(folder)
         vocab = read_vocab(keys, Kind(()) if keys.of_bytes else None)
         vocab = replace(
             vocab,
@@ -145,6 +156,26 @@ class Tokenizer:
         if keys.data is None:
             return cls(vocab, SentencePiece(vocab), template)
         return cls(vocab, Pipeline(vocab, keys), template, whole=keys.of_bytes and not keys.pre)
+
+    def hf_files(self) -> dict[str, bytes]:
+        """Return the files of a Hugging Face folder that make it, by name.
+
+        Raises DataError where tokenizer.json cannot say it.
+        """
+        if self._vocab.path.is_dir():  # from which it is
+            return hf_files.copied(self._vocab.path)
+        files = hf_files.written(self._vocab, self._source, of_bytes=self.of_bytes)
+        with TemporaryDirectory() as folder:
+            for name, content in files.items():
+                (Path(folder) / name).write_bytes(content)
+            again = Tokenizer.from_folder(folder)
+        for text in (PROBE, f"\n {PROBE}"):
+            if self.encode(text) != again.encode(text):
+                raise DataError(
+                    f"{self._vocab.path}: no tokenizer.json can be made of its vocabulary: it "
+                    "would give other ids"
+                )
+        return files
 
     def __repr__(self) -> str:
         kind = type(self._model).__name__.strip("_")

@@ -17,7 +17,7 @@ from toynn.formats.tokenizer.panics import refused
 from toynn.formats.tokenizer.pre import Kind
 from toynn.formats.tokenizer.vocab import TokenType, Vocab
 
-__all__ = ["BPE", "byte_letters", "cutter", "piece_of"]
+__all__ = ["BPE", "byte_letters", "cutter", "pairs_of", "piece_of"]
 
 MISSING = "\ufdd0"  # not a character: stands for a byte without a token, so that none merge over it
 
@@ -56,7 +56,7 @@ class BPE:
         with refused(f"{keys} do not make a tokenizer", GGUFError):
             model = library.models.BPE(
                 ids,
-                list(_pairs(vocab)),
+                list(pairs_of(vocab)),
                 unk_token=MISSING,
                 ignore_merges=kind.whole_words,
             )
@@ -101,7 +101,8 @@ def _spelled() -> dict[str, int]:
     return {letter: byte for byte, letter in enumerate(byte_letters())}
 
 
-def _pairs(vocab: Vocab) -> Iterator[tuple[str, str]]:
+def pairs_of(vocab: Vocab) -> Iterator[tuple[str, str]]:
+    """Yield the two texts of each merge. Raises GGUFError for an entry that is not two."""
     for index, merge in enumerate(vocab.merges):
         space = merge.find(" ", 1)
         if space < 0:

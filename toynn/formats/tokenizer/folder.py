@@ -19,6 +19,7 @@ import numpy as np
 
 from toynn.errors import DataError
 from toynn.formats.objects import read_object
+from toynn.formats.tokenizer.bpe import byte_letters
 from toynn.formats.tokenizer.recognized import name_of_cut
 from toynn.formats.tokenizer.sentences import read_model
 from toynn.formats.tokenizer.spm import SPELLED
@@ -26,11 +27,13 @@ from toynn.formats.tokenizer.steps import added_of, parts_of, put_around
 from toynn.formats.tokenizer.vocab import PREFIX, TokenType
 from toynn.system.reading import read_bytes
 
-__all__ = ["JSON", "MODEL", "FolderKeys", "has_tokenizer"]
+__all__ = ["FILES", "JSON", "MODEL", "FolderKeys", "has_tokenizer"]
 
 JSON, MODEL = "tokenizer.json", "tokenizer.model"
 _CONFIG, _MAP, _TEMPLATE = "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"
 _GENERATION = ("generation_config.json", "config.json")
+#: All files that a tokenizer can have.
+FILES = (JSON, MODEL, _CONFIG, _MAP, _TEMPLATE, "added_tokens.json", "vocab.json", "merges.txt")
 MAX_IDS = 1 << 24  # of a folder without a model: those between that are no token's get names
 #: Named tokens: by the key of GGUF, the key at Hugging Face.
 _NAMED = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
@@ -89,8 +92,16 @@ class FolderKeys:
             return value
         raise DataError(f"{self.path}: {key}: expected {kind.__name__}; got {value!r}")
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether a token is a byte, and its id that byte's number."""
+        plain = self.of_bytes and not self.pairs and not self.added
+        return plain and self.metadata[f"{PREFIX}tokens"] == byte_letters()
+
     def typed(self) -> dict[str, tuple[Any, str]]:
         """Return the keys for a GGUF file. Raises DataError where llama.cpp could not cut texts."""
+        if self.is_plain:
+            return {f"{PREFIX}model": ("no_vocab", "STRING")}
         if self.of_bytes and self.pre is None:
             raise DataError(
                 f"{self.path / JSON}: llama.cpp has no name for the way in which it cuts texts, "

@@ -14,7 +14,7 @@ from toynn.formats.tokenizer.chat import needed
 from toynn.formats.tokenizer.panics import is_failure
 from toynn.formats.tokenizer.pre import KINDS
 
-__all__ = ["name_of_cut"]
+__all__ = ["PROBE", "name_of_cut"]
 
 #: Names that are tried first: of several for one kind these are the ones that models have.
 _USUAL = ("gpt-2", "llama-bpe", "smaug-bpe", "qwen2", "smollm", "default", "gpt-4o", "tekken")

@@ -15,7 +15,7 @@ from toynn.errors import GGUFError
 from toynn.formats.gguf import Strings
 from toynn.formats.tokenizer.pre import KINDS, Kind
 
-__all__ = ["PREFIX", "Keys", "TokenType", "Vocab", "read_vocab"]
+__all__ = ["PREFIX", "Given", "Keys", "TokenType", "Vocab", "read_vocab"]
 
 Scalar = TypeVar("Scalar", bool, int, float, str)
 
@@ -35,6 +35,25 @@ class Keys(Protocol):
 
     def require(self, key: str, kind: type[Scalar]) -> Scalar:
         """Return the value of a key, which must be there and of a kind."""
+
+
+class Given:
+    """Keys with values and types, as a file is to have them. Raises GGUFError as a file does."""
+
+    def __init__(self, path: Path, typed: Mapping[str, Any]) -> None:
+        pairs = {
+            key: each if isinstance(each, tuple) else (each, "") for key, each in typed.items()
+        }
+        self.path = path
+        self.types = {key: type for key, (_, type) in pairs.items()}
+        self.metadata: Mapping[str, Any] = {key: value for key, (value, _) in pairs.items()}
+
+    def require(self, key: str, kind: type[Scalar]) -> Scalar:
+        """Return the value of a key, which must be there and of a kind."""
+        value = self.metadata.get(key)
+        if type(value) is not kind:
+            raise GGUFError(f"{self.path}: {key}: expected {kind.__name__}; got {value!r:.80}")
+        return value
 
 
 class TokenType(IntEnum):
