@@ -9,7 +9,7 @@ from lora_bases import config
 from vocabs import CONTROL, bpe_file
 
 import toynn
-from toynn.cli import main
+from toynn.cli import chat, main
 from toynn.engines import LlamaSeqEngine
 from toynn.engines.decoding import Decoder
 from toynn.engines.files import passed_on
@@ -175,3 +175,50 @@ def test_what_cannot_be(talk, model, tmp_path, capsys, monkeypatch):
     assert "tokenizer.chat_template: missing" in capsys.readouterr().err
     assert main(["chat", "--model", model, "--system", f"@{tmp_path / 'none'}"]) == 2
     assert "none: cannot read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("lines", "sent"),
+    [
+        (["a\\", "b"], ["a\nb"]),
+        (["a\\", "", "\\", "b", "c"], ["a\n", "\nb", "c"]),
+        (["a\\", "/exit"], ["a\n/exit"]),
+        (["/foo\\", "b"], ["/foo\nb"]),
+        (["a\\b"], ["a\\b"]),
+        (["a", "b\\"], ["a", "b"]),  # the input ends
+        (["\\", "  "], []),
+    ],
+)
+def test_a_backslash_goes_on_in_the_next_line(talk, lines, sent):
+    asked, printed = talk(*lines)
+    told = [text.rpartition("<|user|>")[2].partition("<|im_end|>")[0] for text in asked]
+    assert told == sent and printed.err == ""
+
+
+def test_in_a_terminal_the_end_drops_what_was_begun(talk, monkeypatch, capsys):
+    said = iter(["a\\", "b", "c\\", None])
+    prompts = []
+
+    def ask(prompt):
+        prompts.append(prompt)
+        return next(said)
+
+    monkeypatch.setattr(chat, "_ask", ask)
+    assert chat._said(True) == "a\nb" and chat._said(True) is None
+    assert prompts == ["> ", "... ", "> ", "... "]
+
+
+def test_escapes_are_read_if_asked(talk, monkeypatch):
+    flags = ["--system", r"be\tkind\x21", "--stop", r"\n"]
+    stops = []
+
+    def complete(*given, stop, complete=completion.complete, **more):
+        stops.append(stop)
+        return complete(*given, stop=stop, **more)
+
+    monkeypatch.setattr(chat, "complete", complete)
+    asked, _ = talk("a", flags=flags)
+    assert asked[0].startswith(r"<|system|>be\tkind\x21<|im_end|>")
+    asked, _ = talk(r"a\n", flags=[*flags, "--escape"])
+    assert asked[0].startswith("<|system|>be\tkind!<|im_end|>") and r"a\n<|im_end|>" in asked[0]
+    assert stops == [[r"\n"], ["\n"]]

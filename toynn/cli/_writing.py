@@ -1,5 +1,6 @@
 """The flags of ``toynn generate`` and ``toynn chat``: the model and the sampling."""
 
+import re
 import time
 from argparse import ArgumentParser, Namespace
 from dataclasses import replace
@@ -14,7 +15,10 @@ from toynn.jobs.options import BACKEND, THREADS, named
 from toynn.numerics.precision import PRECISIONS
 from toynn.options import RecipeOptions, real, whole
 
-__all__ = ["Clock", "add_flags", "opened", "options"]
+__all__ = ["Clock", "add_flags", "opened", "options", "unescaped"]
+
+ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "'": "'", '"': '"', "\\": "\\"}
+ESCAPE = re.compile(r"""\\([nrt'"\\]|x[0-9a-fA-F]{2})""")
 
 #: Flag, kind, default, meaning, name among the arguments of ``complete``.
 DRAWING = (
@@ -47,8 +51,8 @@ DRAWING = (
 )
 
 
-def add_flags(parser: ArgumentParser) -> None:
-    """Add the flags of a model, and of how it writes."""
+def add_flags(parser: ArgumentParser, text: str) -> None:
+    """Add the flags of a model, and of how it writes; ``text`` is the flag of what it is told."""
     add_model(parser)
     for name, kind, default, meaning, _ in DRAWING:
         names = ("-n", name) if name == "--max-tokens" else (name,)
@@ -56,6 +60,8 @@ def add_flags(parser: ArgumentParser) -> None:
         parser.add_argument(*names, type=kind, default=default, metavar="N", help=help_)
     stop = "stop before this text; may be given several times"
     parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help=stop)
+    escape = rf"read \n, \t, \r, \\, \', \" and \xHH in {text} and --stop as llama.cpp's -e does"
+    parser.add_argument("-e", "--escape", action="store_true", help=escape)
     add(parser, THREADS)
     add(parser, BACKEND)
     exact = (
@@ -68,7 +74,16 @@ def add_flags(parser: ArgumentParser) -> None:
 def options(arguments: Namespace) -> dict[str, Any]:
     """Return the arguments of ``toynn.generation.complete`` that the flags are."""
     given = {name: getattr(arguments, flag[2:].replace("-", "_")) for flag, *_, name in DRAWING}
-    return given | {"stop": arguments.stop}
+    stop = [unescaped(each) if arguments.escape else each for each in arguments.stop]
+    return given | {"stop": stop}
+
+
+def unescaped(text: str) -> str:
+    """Return a text in which escapes stand for what they mean; other backslashes stay.
+
+    Source: string_process_escapes in llama.cpp's common/common.cpp.
+    """
+    return ESCAPE.sub(lambda each: ESCAPES.get(each[1]) or chr(int(each[1][1:], 16)), text)
 
 
 def opened(arguments: Namespace) -> tuple[Tokenizer, SequenceEngine[Any]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from toynn.cli._flags import show_first
-from toynn.cli._writing import Clock, add_flags, opened, options
+from toynn.cli._writing import Clock, add_flags, opened, options, unescaped
 from toynn.errors import ConfigError, DataError
 from toynn.formats.tokenizer import Tokenizer
 from toynn.generation.completion import complete
@@ -28,7 +28,7 @@ COMMANDS = {
 }
 HELP = (
     f"{', '.join(f'{name} {what}' for name, what in COMMANDS.items())}; Ctrl-C ends an answer; "
-    "a space before a slash makes it text"
+    "a space before a slash makes it text; a \\ at a line's end goes on in the next line"
 )
 #: A slash and a word: a path has another slash behind it, and is text.
 LIKE_A_COMMAND = re.compile(r"/[\w?!-]*(?=\s|$)")
@@ -40,7 +40,7 @@ def add_parser(commands: Any) -> None:
     help_ = "talk with a model"
     parser = commands.add_parser("chat", help=help_, description=help_, allow_abbrev=False)
     parser.epilog = f"In the conversation: {HELP}."
-    add_flags(parser)
+    add_flags(parser, "--system")
     system = "system message; @FILE reads it from a file"
     parser.add_argument("--system", metavar="TEXT", help=system)
     show_first(
@@ -55,14 +55,15 @@ def run(arguments: Namespace) -> int:
     """Read what the user says, and print what the model answers, until there is no more."""
     beginning: Messages = []
     if arguments.system is not None:
-        beginning = [{"role": "system", "content": _system(arguments.system)}]
+        content = _system(arguments.system, escape=arguments.escape)
+        beginning = [{"role": "system", "content": content}]
     tokenizer, engine = opened(arguments)
     messages, reader = list(beginning), Reader(engine)
     tokenizer.encode_chat([*messages, {"role": "user", "content": "?"}])  # is there a template
     asks = sys.stdin.isatty()
     if asks:
         print_line(wrapped(HELP))
-    while (said := _ask("> " if asks else "")) is not None:
+    while (said := _said(asks)) is not None:
         command = said.rstrip()
         if command == "/exit":
             break
@@ -71,7 +72,7 @@ def run(arguments: Namespace) -> int:
         elif command in ("/clear", "/undo"):
             keep = len(beginning) if command == "/clear" else max(len(messages) - 2, len(beginning))
             del messages[keep:]
-        elif LIKE_A_COMMAND.match(said):
+        elif "\n" not in said and LIKE_A_COMMAND.match(said):
             print_line(wrapped(harmless(_unknown(command), "")))
         elif command:
             said = said[1:] if said.startswith(" /") else said
@@ -109,14 +110,28 @@ def _unknown(command: str) -> str:
     return f"toynn: there is no command {name}{near} {HELP}"
 
 
-def _system(given: str) -> str:
+def _system(given: str, *, escape: bool) -> str:
     if not given.startswith("@"):
-        return given
+        return unescaped(given) if escape else given
     path = Path(given[1:])
     try:
         return read_bytes(path).decode().removesuffix("\n")
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: expected UTF-8; byte {error.start} is not") from None
+
+
+def _said(asks: bool) -> str | None:
+    """Return what the user says next; None at the end.
+
+    A line that ends in a backslash goes on in the next one, as in llama.cpp. In a terminal the end
+    within such lines drops them.
+    """
+    lines: list[str] = []
+    while (line := _ask(("... " if lines else "> ") if asks else "")) is not None:
+        lines.append(line.removesuffix("\\"))
+        if not line.endswith("\\"):
+            return "\n".join(lines)
+    return "\n".join(lines) if lines and not asks else None
 
 
 def _ask(prompt: str) -> str | None:

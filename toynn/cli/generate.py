@@ -1,7 +1,6 @@
 """``toynn generate``: a model continues a text, or answers; or many, into lines of JSON."""
 
 import json
-import re
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -10,7 +9,7 @@ from typing import Any
 
 from toynn.cli._flags import show_first
 from toynn.cli._streams import input_bytes
-from toynn.cli._writing import Clock, add_flags, opened, options
+from toynn.cli._writing import Clock, add_flags, opened, options, unescaped
 from toynn.data import jsonl
 from toynn.engines import SequenceEngine
 from toynn.errors import ConfigError, DataError
@@ -26,15 +25,12 @@ __all__ = ["add_parser"]
 
 Prompt = str | list[dict[str, Any]]
 
-ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "'": "'", '"': '"', "\\": "\\"}
-ESCAPE = re.compile(r"""\\([nrt'"\\]|x[0-9a-fA-F]{2})""")
-
 
 def add_parser(commands: Any) -> None:
     """Add the command to the parser's commands."""
     help_ = "continue a text, or answer, with a model"
     parser = commands.add_parser("generate", help=help_, description=help_, allow_abbrev=False)
-    add_flags(parser)
+    add_flags(parser, "--prompt")
     which = parser.add_mutually_exclusive_group(required=True)
     prompt = "text to continue; - reads it from standard input, with the line breaks at its end"
     which.add_argument("-p", "--prompt", metavar="TEXT", help=prompt)
@@ -43,8 +39,6 @@ def add_parser(commands: Any) -> None:
         "from standard input; prints a line of JSON for each"
     )
     which.add_argument("--prompts", type=Path, metavar="FILE", help=prompts)
-    escape = r"read \n, \t, \r, \\, \', \" and \xHH in --prompt and --stop as llama.cpp's -e does"
-    parser.add_argument("-e", "--escape", action="store_true", help=escape)
     batch = "continue N of --prompts at a time (default 8)"
     parser.add_argument("--batch", type=whole(1), default=8, metavar="N", help=batch)
     chat = "format the prompt as a user's message by the chat template"
@@ -67,8 +61,6 @@ def run(arguments: Namespace) -> int:
         raise ConfigError("--logprobs: it needs --json (or --prompts), where they are printed")
     if arguments.out is not None and arguments.out.exists():
         raise ConfigError(f"--out {arguments.out}: it is there already; name a new file")
-    if arguments.escape and arguments.stop:
-        arguments.stop = [unescaped(each) for each in arguments.stop]
     prompts: list[tuple[str, Prompt]]
     if arguments.prompts is None:
         prompts = [("--prompt", _prompt(arguments.prompt, escape=arguments.escape))]
@@ -161,14 +153,6 @@ def _token(tokenizer: Tokenizer, drawn: Drawn) -> dict[str, Any]:
 
     told = of(drawn.id, drawn.log_probability)
     return told | {"likeliest": [of(*each) for each in drawn.likeliest]}
-
-
-def unescaped(text: str) -> str:
-    """Return a text in which escapes stand for what they mean; other backslashes stay.
-
-    Source: string_process_escapes in llama.cpp's common/common.cpp.
-    """
-    return ESCAPE.sub(lambda each: ESCAPES.get(each[1]) or chr(int(each[1][1:], 16)), text)
 
 
 def _prompt(given: str, *, escape: bool) -> str:
