@@ -11,7 +11,7 @@ import pytest
 from faults import each_call
 from hf_folders import edit_object
 from safetensors import safe_open
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 from some_adapters import RANKS, SomeBase, draw, matrices
 from test_hf import build
 
@@ -51,6 +51,19 @@ def assert_same(ours, theirs):
     assert ours.keys() == theirs.keys()
     for name, values in ours.items():
         np.testing.assert_array_equal(values, theirs[name], name)
+
+
+def test_an_adapter_of_a_model_that_sees_too(llama, folder):
+    """PEFT's names have language_model in them, where the class does more than write."""
+    expected, path = adapters.load(folder, llama).tensors, folder / WEIGHTS
+    tensors = load_file(path)
+    for before, after in ((".model.layers", ".model.language_model.layers"), ("", "")):
+        save_file({n.replace(before, after): w for n, w in tensors.items()}, path, {"format": "pt"})
+        assert_same(adapters.load(folder, llama).tensors, expected)
+    tower = {n.replace(".model.layers", ".vision_tower.layers"): w for n, w in tensors.items()}
+    save_file(tower, path, {"format": "pt"})
+    with pytest.raises(AdapterError, match=r"vision_tower.*of a matrix of arch llama"):
+        adapters.load(folder, llama)
 
 
 def test_the_keys_and_tensors_that_llama_cpp_asks_for(llama, tmp_path):

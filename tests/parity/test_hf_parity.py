@@ -10,6 +10,7 @@ pytest.importorskip("transformers", reason="transformers, the parity group, is n
 
 import torch
 import transformers
+from safetensors.numpy import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from toynn import AdamW
@@ -213,6 +214,38 @@ def test_there_and_back(kind, tmp_path):
         torch.testing.assert_close(after[name], before[name], rtol=0, atol=rounded)
 
 
+def test_the_part_for_text_of_a_model_that_sees(tmp_path):
+    """As Ministral 3 is published: names have language_model in them, or are of other parts."""
+    settings = dict(MODELS["ministral3"][1])
+    text = transformers.Ministral3Config(**json.loads(json.dumps(settings)))
+    sees = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "image_size": 8}
+    sees |= {"num_attention_heads": 2, "patch_size": 4, "head_dim": 4}
+    vision = transformers.PixtralVisionConfig(**sees)
+    config = transformers.Mistral3Config(
+        text_config=text, vision_config=vision, image_token_index=60, tie_word_embeddings=False
+    )
+    torch.manual_seed(0)
+    theirs = transformers.Mistral3ForConditionalGeneration(config).double().eval()
+    with torch.no_grad():
+        expected = theirs(input_ids=torch.tensor(IDS % 60)[None]).logits[0].numpy()
+    theirs.float().save_pretrained(tmp_path / "new")
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "config.json").write_text((tmp_path / "new" / "config.json").read_text())
+    tensors = load_file(tmp_path / "new" / "model.safetensors")
+    assert any("vision_tower" in name for name in tensors)
+    for name in [name for name in tensors if "language_model" in name or "lm_head" in name]:
+        rest = name.removeprefix("model.").removeprefix("language_model.")
+        inner = rest if rest.startswith(("model.", "lm_head.")) else f"model.{rest}"
+        tensors[f"language_model.{inner}"] = tensors.pop(name)
+    save_file(tensors, tmp_path / "old" / "model.safetensors")
+    for version in ("new", "old"):
+        assert_logits_agree(logits_of(tmp_path / version, IDS % 60), expected)
+    save_file(tensors | {"spare.weight": tensors["language_model.lm_head.weight"]},
+              tmp_path / "old" / "model.safetensors")  # fmt: skip
+    with pytest.raises(DataError, match=r"unknown tensors: spare\.weight"):
+        hf.open(tmp_path / "old")
+
+
 #: What changes no number of what is computed: ids, training, the longest text.
 NEUTRAL = {"max_position_embeddings", "initializer_range", "use_cache", "pretraining_tp"}
 UNUSED = ("_token_id", "dropout", "pdrop")
@@ -248,9 +281,9 @@ def changed(config, path, value):
     return config
 
 
-def logits_of(path):
+def logits_of(path, ids=IDS):
     with hf.open(path) as source:
-        return frozen(source).logits(IDS)
+        return frozen(source).logits(ids)
 
 
 @pytest.mark.parametrize("kind", FAMILIES)

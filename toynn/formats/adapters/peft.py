@@ -27,7 +27,12 @@ from toynn.formats.adapters.adapter import (
 )
 from toynn.formats.adapters.checks import check_base, check_shapes
 from toynn.formats.adapters.stacks import unwrapped
-from toynn.formats.hf.name_mapping import NAME_MAPPINGS, NameMapping, pairs_together
+from toynn.formats.hf.name_mapping import (
+    NAME_MAPPINGS,
+    NameMapping,
+    pairs_together,
+    text_name_of,
+)
 from toynn.formats.objects import read_object
 from toynn.formats.safetensors import SafeTensors
 
@@ -111,7 +116,8 @@ def read_peft(folder: Path, base: Base, *, strict: bool = False) -> Adapter:
         )
         for name in sorted(file.tensors.keys() - seen):
             found = TENSOR.fullmatch(name)
-            weight = mapping.gguf_name(f"{found[1]}.weight") if found else None
+            own = text_name_of(f"{found[1]}.weight") if found else None
+            weight = mapping.gguf_name(own) if own else None
             kinds = TABLES if weight and is_embedding(weight) else SUFFIXES
             tensor = f"{weight}{kinds[found[2]]}" if found and found[2] in kinds else ""
             if (found and ".base_layer" in found[1]) or name.endswith(".base_layer.weight"):

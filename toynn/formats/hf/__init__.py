@@ -23,7 +23,13 @@ from toynn.formats.gguf.finite import E8M0_LIMIT, find_nonfinite
 from toynn.formats.gguf.tensors import TensorInfo
 from toynn.formats.hf.config import CONFIG, Config
 from toynn.formats.hf.mxfp4 import BLOCKS, BYTES, ELEMENTS, SCALES, interleaved
-from toynn.formats.hf.name_mapping import NAME_MAPPINGS, module_of, name_mapping_for, pairs_together
+from toynn.formats.hf.name_mapping import (
+    NAME_MAPPINGS,
+    module_of,
+    name_mapping_for,
+    pairs_together,
+    text_name_of,
+)
 from toynn.formats.hf.pieces import Piece, assembled, pieces_of
 from toynn.formats.hf.shards import Shards
 from toynn.formats.hf.writer import write
@@ -58,7 +64,8 @@ class HFModel(Opened):
 
     def __init__(self, path: Path) -> None:
         self._watched = Unchanged.of(path / CONFIG)
-        self.path, self._config = path, Config(path, read_object(path / CONFIG))
+        self.path, config = path, Config(path, read_object(path / CONFIG))
+        self._config, self._is_part = config.of_text()
         kind = self._config.get("model_type")
         mapping = name_mapping_for(kind)
         if mapping is None:
@@ -259,7 +266,10 @@ class HFModel(Opened):
         for name, info in self._stored.tensors.items():
             if name.endswith(SCALES) and name.removesuffix(SCALES) + BLOCKS in self._stored.tensors:
                 continue
-            hf_name = self._mapping.plain_name(name)
+            text_name = text_name_of(name) if self._is_part else name
+            if text_name is None:
+                continue
+            hf_name = self._mapping.plain_name(text_name)
             if pieces := pieces_of(self._mapping.modules, hf_name):
                 for piece in pieces:
                     part = piece._replace(transposed=False) if info.type == "U8" else piece

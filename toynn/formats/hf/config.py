@@ -58,6 +58,10 @@ IGNORED_KEYS = frozenset(
 )
 
 
+#: Keys that count for the part for text where they stand beside it.
+_SHARED = ("quantization_config", "tie_word_embeddings")
+
+
 class Config:
     """The object in a config.json; what is read of it is known."""
 
@@ -70,6 +74,16 @@ class Config:
         other = copy(self)
         other._values = {**self._values, **values}
         return other
+
+    def of_text(self) -> tuple["Config", bool]:
+        """Return what it says of the part for text, and whether there are others beside it."""
+        text = self._values.get("text_config")
+        if not isinstance(text, dict):
+            return self, False
+        shared = {key: self._values[key] for key in _SHARED if key in self._values}
+        other = copy(self)
+        other._values = {**text, **shared}
+        return other, True
 
     def refuse(self, what: str) -> NoReturn:
         """Raise DataError about the file."""

@@ -23,12 +23,20 @@ __all__ = [
     "name_mapping_for",
     "pairs_apart",
     "pairs_together",
+    "text_name_of",
 ]
 
 Floats = NDArray[np.float32]
 Hyper = Mapping[str, Any]  # by GGUF's keys without the architecture
 Weights = Mapping[str, Floats]  # by GGUF name
 
+#: What the names of weights begin with, behind "model.", in folders that read pictures too: those
+#: for text, and others, which toynn leaves out.
+_TEXT = "language_model."
+_BESIDE_TEXT = (
+    "vision_tower.", "multi_modal_projector.", "visual.", "audio_tower.", "embed_vision.",
+    "embed_audio.", "mtp.",
+)  # fmt: skip
 MAX_DIGITS = 10  # of the number of a block
 #: Of each architecture, by general.architecture.
 NAME_MAPPINGS: dict[str, "NameMapping"] = {}
@@ -247,6 +255,20 @@ class NameMapping(Folder):
 def name_mapping_for(model_type: object) -> NameMapping | None:
     """Return the name mapping of a model_type; None if it is not known."""
     return next((s for s in NAME_MAPPINGS.values() if model_type in s.model_types), None)
+
+
+def text_name_of(name: str) -> str | None:
+    """Return a weight's name in a model for text alone; None: it is of another part.
+
+    language_model.model.norm.weight, or model.language_model.norm.weight: model.norm.weight.
+    """
+    whole = name.removeprefix("model.")
+    if whole.startswith(_BESIDE_TEXT):
+        return None
+    if whole.startswith(_TEXT):
+        rest = whole.removeprefix(_TEXT)
+        return rest if rest.startswith(("model.", "lm_head.")) else f"model.{rest}"
+    return name
 
 
 def module_of(gguf_name: str) -> str:
