@@ -1,0 +1,51 @@
+"""tests/arm64.py: what it refuses and runs, without a compiler and an emulator."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from tests import arm64
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """What each CPU prints: its units, then digests."""
+    found = {cpu: f"{units}\nfloat32 1\n" for cpu, units in arm64.UNITS.items()}
+
+    def finish(words, folder, settings, *, capture=False):
+        cpu = next(c for c, e in arm64.CPUS.items() if e == settings["TOYNN_EMULATED"])
+        return SimpleNamespace(stdout=found[cpu] if capture else words, returncode=0)
+
+    monkeypatch.setattr(arm64, "finish", finish)
+    return found
+
+
+def test_all_cpus_must_give_the_same_bits(told, tmp_path, capsys):
+    arm64.compare_bits(tmp_path)
+    assert "the same bits on max, neoverse-n1, cortex-a72:\nfloat32 1" in capsys.readouterr().out
+    told["neoverse-n1"] = "SDOT\nfloat32 2\n"
+    with pytest.raises(SystemExit, match="bits depend on the CPU:\nmax\nfloat32 1"):
+        arm64.compare_bits(tmp_path)
+
+
+def test_a_cpu_must_be_found_to_have_what_it_has(told, tmp_path):
+    told["max"] = "SMMLA\nfloat32 1\n"
+    with pytest.raises(SystemExit, match="max should have BFMMLA SMMLA; toynn found 'SMMLA'"):
+        arm64.compare_bits(tmp_path)
+
+
+def test_without_tools_and_rights_it_says_what_it_needs(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(arm64.shutil, "which", lambda name: None)
+    monkeypatch.setattr(arm64.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(sys, "argv", ["arm64", "--build", str(tmp_path)])
+    assert arm64.main() == 0
+    out = capsys.readouterr().out
+    assert "arm64: skipped: it needs Debian's packages qemu-user-static gcc-aarch64-linux" in out
+
+
+def test_an_unknown_cpu(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["arm64", "--cpus", "max,m1"])
+    with pytest.raises(SystemExit):
+        arm64.main()
+    assert "--cpus: m1 is none of max, neoverse-n1, cortex-a72" in capsys.readouterr().err
