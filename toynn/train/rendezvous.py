@@ -69,7 +69,7 @@ def agree(group: Group, recipe: Any, identity: Mapping[str, Any], first: Batch |
 
 def _digest(batch: Batch) -> str:
     whole = hashlib.sha256()
-    for array in map(np.asarray, (each for each in batch if each is not None)):
+    for array in map(np.asarray, (each for each in Batch.of(batch) if each is not None)):
         whole.update(repr((array.shape, str(array.dtype))).encode())
         whole.update(np.ascontiguousarray(array).tobytes())
     return whole.hexdigest()
