@@ -58,7 +58,7 @@ def in_turn(name, work, size):
             for index in range(rank, 2 * size, size):
                 if hasattr(engine, "batches"):
                     engine.batches = before + index
-                own += recipe.accumulate(*batches[index]) * batches[index].rows
+                own += recipe.accumulate(batches[index]) * batches[index].rows
             weight, sums = session.waiting()
             total = {n: total[n] + g for n, g in sums.items()} if total else sums
             rows, loss = rows + weight, loss + own
