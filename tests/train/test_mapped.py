@@ -29,6 +29,7 @@ from toynn.errors import ToynnError
 from toynn.evaluation import perplexity
 from toynn.formats import adapters, bases, gguf, quants
 from toynn.formats.tokenizer import ByteTokenizer, Tokenizer
+from toynn.generation.drawing import Reader, generate, sample
 from toynn.options import RecipeOptions
 from toynn.train import TokenCache, Trainer, trainer
 
@@ -253,6 +254,31 @@ def test_a_model_that_is_only_read_is_watched_too(kind, tmp_path):
     path = last_file(base)
     with overwritten(path), noticed(path):
         perplexity(engine, ids, 5)
+
+
+@every_base
+@pytest.mark.parametrize("how", ["one", "several", "talk"])
+def test_a_model_that_writes_is_watched_at_each_token(how, kind, tmp_path):
+    """The prompt is read, tokens are drawn, and then the file becomes another one."""
+    base = kind(tmp_path)
+    with bases.open(base) as file:
+        engine = frozen(file)
+    path, prompt = last_file(base), [1, 2, 3]
+    if how == "several":
+        decoder = engine.batch_decoder(2, 8)
+        decoder.read({0: prompt, 1: prompt[:1]})
+        with overwritten(path), noticed(path):
+            decoder.read({1: [4]})
+        assert decoder.past(1) == 1
+        decoder.read({1: [4]})
+        return
+    reader = Reader(engine) if how == "talk" else None
+    drawn = generate(engine, prompt, 5, reader=reader, temperature=0)
+    said = [next(drawn), next(drawn)]
+    with overwritten(path), noticed(path):
+        next(drawn)
+    drawn = generate(engine, [*prompt, *said], 3, reader=reader, temperature=0)
+    assert said + list(drawn) == sample(engine, prompt, 5, temperature=0)
 
 
 @mapped_only

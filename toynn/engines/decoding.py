@@ -167,10 +167,10 @@ class BatchDecoder:
         values are as they were before it. Others, with a state or newly long, begin anew:
         ``past`` tells.
 
-        Raises ShapeError if a piece has no tokens, or more than there is room for, or other than
-        whole numbers; LabelError for a token that the model does not have; LifecycleError if other
-        sequences, as many, were begun on the engine since, or some of MOST_KEPT other sizes were
-        read. Nothing is read then.
+        Raises what ``check_unchanged`` does; ShapeError if a piece has no tokens, or more than
+        there is room for, or other than whole numbers; LabelError for a token that the model does
+        not have; LifecycleError if other sequences, as many, were begun on the engine since, or
+        some of MOST_KEPT other sizes were read. Nothing is read then.
         """
         if self._decoding.begun[self._key] != self._number:
             raise LifecycleError(
@@ -239,6 +239,7 @@ class BatchDecoder:
         self._engine.measure_norms()
         s.run("loss", tape=reading.tape)
         logits = s.download(reading.logits)
+        self._engine.check_unchanged()  # what was read is of the file that was opened
         return {number: logits[number] for number in pieces}
 
 

@@ -64,6 +64,9 @@ class Model(Protocol):
     def measure_norms(self) -> None:
         """Take norms of adapted matrices anew, if weights have changed."""
 
+    def check_unchanged(self) -> None:
+        """Raise the file's error where it is mapped and no longer the one that was opened."""
+
 
 def _inputs(engine: Model, size: int, *, packed: bool) -> Pass:
     """Record the inputs of a pass; of a packed one also which examples are long, if one may be."""
