@@ -25,7 +25,7 @@ LINES = {
     ("toynn", "train", "vit", "--metric", ""): "loss accuracy",
     ("toynn", "train", "lora", "--init", "p"): "peft pissa",
     ("toynn", "train", "lora", "--targets", "a"): "attention all-linear",
-    ("toynn", "train", "gpt2", "--report", ""): "html tensorboard none",
+    ("toynn", "train", "gpt2", "--report", ""): "html tensorboard wandb none",
     ("toynn", "generate", "--backend", ""): "cpu metal reference",
     ("toynn", "bench", "--only", "mat"): "matmul",
     ("toynn", "fuse", "--outtype", "q4_k"): "q4_k_s q4_k_m",

@@ -20,7 +20,7 @@ from hang import HANG
 from toynn.cli import _parser, main
 from toynn.data.png import png
 from toynn.data.text import RandomWindows, spaced_windows
-from toynn.errors import DataError, NonFiniteError
+from toynn.errors import CheckpointError, DataError, NonFiniteError
 from toynn.runs import Record, write_report
 from toynn.runs.chart import chart, log_ticks, short, thinned, ticks
 from toynn.runs.commands import commands
@@ -342,7 +342,81 @@ def test_tensorboard_that_is_missing_is_said_before_the_data(monkeypatch, capsys
     assert main(["train", "gpt2", "--data", "none.txt", "--report", "html,tensorboard"]) == 2
     assert "not installed: pip install tensorboard" in capsys.readouterr().err
     assert main(["train", "gpt2", "--report", "htm"]) == 2
-    assert "must be of html, tensorboard, or none, once each; got 'htm'" in capsys.readouterr().err
+    assert "of html, tensorboard, wandb, or none, once each; got 'htm'" in capsys.readouterr().err
+
+
+class Wandb:
+    """wandb, as far as it is used: by its reference."""
+
+    class Error(Exception):
+        pass
+
+    def __init__(self):
+        self.begun, self.logged, self.ended, self.failing = [], [], [], ""
+
+    def init(self, *, project, name, dir, config, mode):
+        if self.failing == "init":
+            raise self.Error("no key")
+        self.begun.append({"project": project, "name": name, "dir": dir, "mode": mode})
+        json.dumps(config)
+        (Path(dir) / "wandb" / "offline-run-1").mkdir(parents=True, exist_ok=True)
+        return self
+
+    def log(self, data, *, step):
+        if self.failing == "log":
+            raise OSError("disk full")
+        self.logged.append((step, data))
+
+    def finish(self, *, exit_code):
+        self.ended.append(exit_code)
+
+
+@pytest.fixture
+def wandb(monkeypatch):
+    fake = Wandb()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    monkeypatch.setitem(sys.modules, "wandb.errors", SimpleNamespace(Error=fake.Error))
+    for name in ("WANDB_MODE", "WANDB_PROJECT"):
+        monkeypatch.delenv(name, raising=False)
+    return fake
+
+
+def test_what_wandb_is_told(wandb, tmp_path, monkeypatch):
+    """The figures of metrics.jsonl, and nothing leaves the machine unless it is asked for."""
+    trainer(tmp_path / "a", report=("wandb", "html")).fit()
+    at = {"name": "a", "dir": str(tmp_path / "a")}
+    assert wandb.begun == [{"project": "toynn", "mode": "offline", **at}] and wandb.ended == [0]
+    record = Record.read(tmp_path / "a")
+    lines = [dict(report) for report in record.reports]
+    assert [(line.pop("iteration"), line) for line in lines] == wandb.logged
+    monkeypatch.setenv("WANDB_MODE", "online")
+    monkeypatch.setenv("WANDB_PROJECT", "mine")
+    trainer(tmp_path / "b", report=("wandb",)).fit()
+    assert (wandb.begun[1]["mode"], wandb.begun[1]["project"]) == (None, None)  # as they say
+    assert not (tmp_path / "b" / "report.html").exists()
+
+
+def test_a_run_that_fails_is_so_at_wandb(wandb, tmp_path):
+    def fails(result):
+        raise ValueError("no more")
+
+    with pytest.raises(ValueError, match="no more"):
+        trainer(tmp_path / "a", report=("wandb",), on_step=fails).fit()
+    assert wandb.ended == [1]
+    for failing, why in (("init", "no key"), ("log", "disk full")):
+        wandb.failing = failing
+        path = tmp_path / failing
+        with pytest.raises(CheckpointError, match=rf"{failing}: wandb cannot take .*: {why}"):
+            trainer(path, report=("wandb",)).fit()
+        assert not path.exists()
+
+
+def test_wandb_that_is_missing_is_said_before_the_data(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    assert main(["train", "gpt2", "--data", "none.txt", "--report", "wandb"]) == 2
+    assert "not installed: pip install wandb" in capsys.readouterr().err
+    assert main(["train", "gpt2", "--data", "none.txt", "--wandb"]) == 2
+    assert "--wandb (did you mean --report?)" in capsys.readouterr().err
 
 
 def test_the_callback_of_the_docs(monkeypatch):

@@ -127,7 +127,9 @@ class Keywords(TypedDict, total=False):
     save_total_limit: int
     """Keep the N newest checkpoints; 0 keeps all (default 2)."""
     report: str | Sequence[str]
-    """Reports beside metrics.jsonl, comma-separated: html, tensorboard, or none (default html)."""
+    """Reports beside metrics.jsonl, comma-separated: html, tensorboard, wandb, or none (default
+    html).
+    """
     config: str | PathLike[str] | None
     """Read flags from a TOML file, such as a run's config.toml; typed flags take precedence."""
     resume: str | PathLike[str] | None

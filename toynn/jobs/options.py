@@ -10,6 +10,7 @@ from toynn.errors import ConfigError
 from toynn.jobs.paths import model_file
 from toynn.optim import AdamW, Schedule
 from toynn.options import Option, RecipeOptions, names_of, option, options_of, real, whole
+from toynn.train.boards import BOARDS
 from toynn.train.options import SAVING, LoopOptions
 
 __all__ = [
@@ -26,7 +27,7 @@ __all__ = [
     "of_run",
 ]
 
-REPORTS, NO_REPORT = ("html", "tensorboard"), "none"
+REPORTS, NO_REPORT = ("html", *BOARDS), "none"
 #: The heading of the flags that everybody uses first: the first SIX of these that a recipe has.
 MOST_USED, SIX = "most used", 6
 FIRST = ("model", "donor", "data", "out", "steps", "batch", "lr", "seq", "seed")
@@ -55,7 +56,7 @@ class RunOptions:
         compared=False,
     )
     report: str = option(
-        "reports beside metrics.jsonl, comma-separated: html, tensorboard, or none (default "
+        f"reports beside metrics.jsonl, comma-separated: {', '.join(REPORTS)}, or none (default "
         "{default})",
         "html",
         read=names_of(REPORTS, NO_REPORT),

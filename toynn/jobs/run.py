@@ -17,7 +17,7 @@ from toynn.jobs.memory import check_fits
 from toynn.optim import AdamW, Schedule
 from toynn.options import absent, renamed
 from toynn.system.printing import counted, duration
-from toynn.train import tensorboard
+from toynn.train.boards import BOARDS
 from toynn.train.checkpoint import Checkpoint
 from toynn.train.differences import completed
 from toynn.train.folder import RunFolder, Value
@@ -157,8 +157,8 @@ def _resolve_warmup(job: Job, begun: Begun) -> None:
 def _check_machine(job: Job) -> None:
     """Refuse a backend that there is not; fill in the precision that "auto" stands for."""
     backends.get(job.run.backend)
-    if "tensorboard" in job.run.reports:
-        tensorboard.check_installed()
+    for name in BOARDS.keys() & set(job.run.reports):
+        BOARDS[name].check()
     if job.given["precision"] == "auto":
         # config.toml says which
         job.given["precision"], why = automatic_precision(job.run.backend)

@@ -27,6 +27,7 @@ from toynn.runs.page import REPORT
 from toynn.runs.record import NOTES
 from toynn.system.critical import uninterrupted
 from toynn.system.printing import print_line
+from toynn.train.boards import BOARDS
 from toynn.train.lock import Lock
 from toynn.train.notes import Notes
 
@@ -113,7 +114,6 @@ class RunFolder:
         self.model = path / "model.safetensors"
         self.gguf = path / "model.gguf"
         self.adapter = path / "adapter.gguf"
-        self.events = path / "tensorboard"
         self.plot = path / "loss.png"
         self.confusion = path / "confusion.png"
         self.report = path / REPORT
@@ -143,7 +143,8 @@ class RunFolder:
             own = (self.path / "config.toml", self.path / NOTES, self.metrics, self.samples)
             for path in (*own, *self.best_files()):
                 path.unlink(missing_ok=True)
-            shutil.rmtree(self.events, ignore_errors=True)
+            for name in BOARDS:
+                shutil.rmtree(self.path / name, ignore_errors=True)
         self.close()
         if error is not None and not self.trained:
             self._remove()

@@ -28,7 +28,8 @@ from toynn.formats.logs import Log
 from toynn.optim import AdamW, Schedule
 from toynn.system.critical import Section, uninterrupted
 from toynn.system.printing import print_line
-from toynn.train import checkpoint, tensorboard
+from toynn.train import checkpoint
+from toynn.train.boards import BOARDS
 from toynn.train.checkpoint import Checkpoint
 from toynn.train.differences import check_alike
 from toynn.train.folder import RunFolder
@@ -56,7 +57,6 @@ from toynn.train.rendezvous import (
     share_weights,
     took,
 )
-from toynn.train.tensorboard import EventFile
 
 __all__ = ["Trainer"]
 
@@ -101,7 +101,7 @@ class Trainer:
         The command that started the run, for its report.
     report
         "html": write the page report.html when the run ends; "tensorboard": write event files in
-        tensorboard/.
+        tensorboard/; "wandb": log to Weights & Biases, offline unless WANDB_MODE is set.
     allreduce
         How gradients of the processes of ``mpiexec`` are added: "ordered", with the same bits on
         every run, or "fast". Rank 0 writes and prints; the micro-batches of an update are dealt to
@@ -180,14 +180,14 @@ class Trainer:
             check_alike(found, self.identity, begun, self.options, force)
         self._unit, self._progress = unit, progress
         self._command, self._told = command, report
-        if "tensorboard" in report:
-            tensorboard.check_installed()
+        for name in BOARDS.keys() & set(report):
+            BOARDS[name].check()
         self._on_step, self._on_report, self._on_best = on_step, list(on_report), on_best
         self._sampler = sample
         self._diverges = False  # which is said once
         self._metrics: MetricsFile | None = None
         self._samples: Log | None = None
-        self._events: EventFile | None = None
+        self._boards: list[Any] = []
         self._bar: Progress | None = None
         self._place: str | None = None  # the folder of several processes
         alone = group.size == 1
@@ -307,9 +307,12 @@ class Trainer:
         done, sources = self.result.iterations, self.identity.get("base")
         folder.notes.began(self._command, done, self.options, sources, self.recipe)
         folder.notes.write()
-        if "tensorboard" in self._told:
-            last = self.result.reports[-1].iteration + 1 if self.result.reports else 0
-            self._events = stack.enter_context(EventFile(folder.events, last))
+        last = self.result.reports[-1].iteration + 1 if self.result.reports else 0
+        self._boards = [
+            stack.enter_context(board.opened(folder.path, last, self.identity))
+            for name, board in BOARDS.items()
+            if name in self._told
+        ]
         metrics = MetricsFile(folder.metrics, self._unit, kept.get("metrics_bytes"))
         self._metrics = stack.enter_context(metrics)
         if self.options.sample_every or folder.samples.exists():
@@ -338,8 +341,8 @@ class Trainer:
     def _report(self, report: Report) -> None:
         if self._metrics is not None:
             self._metrics.write(report)
-        if self._events is not None:
-            self._events.write(report.iteration, figures_of(report, self._unit))
+        for board in self._boards:
+            board.write(report.iteration, figures_of(report, self._unit))
         if self._bar is not None:
             self._bar(report)
         with self._above():
