@@ -26,6 +26,7 @@ __all__ = [
     "Option",
     "RecipeOptions",
     "absent",
+    "check_ranges",
     "checked_prepack",
     "compared",
     "names_of",
@@ -226,6 +227,35 @@ def absent(of: type[Any] | Iterable[Option]) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not MISSING}
 
 
+def check_ranges(bundle: Any, who: str = "") -> None:
+    """Raise ConfigError for a field out of the range that its option has where it is typed.
+
+    A field may be None where that is its default, or is typed as another value, which is refused.
+    ``who`` is named first.
+    """
+    for each in fields(bundle):
+        own, value = each.metadata.get("option"), getattr(bundle, each.name)
+        if own is None or (value is None and (each.default is None or own.off)):
+            continue
+        try:
+            _check(own, value)
+        except ArgumentTypeError as error:
+            text = str(error).partition("; got ")[0] + (", or None" if own.off else "")
+            raise ConfigError(f"{who}{each.name} {text}; got {value!r}") from None
+
+
+def _check(own: Option, value: Any) -> None:
+    """Raise ArgumentTypeError for a value that the text of it would not be parsed to."""
+    if own.is_switch and not isinstance(value, bool):
+        raise ArgumentTypeError("must be True or False")
+    if own.choices and value not in own.choices:
+        raise ArgumentTypeError(f"must be one of {', '.join(own.choices)}")
+    if own.read is not None:
+        text = "" if isinstance(value, bool) or value in own.off else str(value)
+        if isinstance(value, str) != isinstance(own.read(text), str):
+            own.read("")
+
+
 def renamed(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return options of a run, maybe an older one, under the names that they have today.
 
@@ -255,11 +285,16 @@ def whole(least: int, most: int = LARGEST) -> Callable[[str], int]:
     return parse
 
 
-def real(least: float, most: float = math.inf, *, above: bool = False) -> Callable[[str], float]:
-    """Return a parser of numbers from least (or only above it) to most, finite as float32."""
+def real(
+    least: float, most: float = math.inf, *, above: bool = False, below: bool = False
+) -> Callable[[str], float]:
+    """Return a parser of numbers, finite as float32.
+
+    They are from least (or only ``above`` it) to most (or only ``below`` that).
+    """
     bounds = f"above {least:g}" if above else f"of at least {least:g}"
     if most < math.inf:
-        bounds += f" and at most {most:g}"
+        bounds += f" and {'below' if below else 'at most'} {most:g}"
 
     def parse(text: str) -> float:
         try:
@@ -268,7 +303,8 @@ def real(least: float, most: float = math.inf, *, above: bool = False) -> Callab
             number = math.nan
         with np.errstate(over="ignore"):
             single = float(np.float32(number))  # what kernels will see
-        if not (math.isfinite(single) and least <= number <= most) or (above and single <= least):
+        holds = math.isfinite(single) and least <= number <= most
+        if not holds or (above and single <= least) or (below and single >= most):
             raise ArgumentTypeError(f"must be a number {bounds}; got {text!r}")
         return number
 

@@ -232,13 +232,17 @@ def test_non_finite_gradients_can_be_skipped_up_to_a_count():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"steps": 0}, "steps must be at least 1; got 0"),
-        ({"grad_accum": 0}, "grad_accum must be at least 1"),
-        ({"log_every": -1}, "log_every must be at least 1"),
-        ({"eval_every": -1}, "eval_every must be at least 0"),
-        ({"max_grad_norm": 0.0}, "max_grad_norm must be above 0, or None"),
-        ({"max_grad_norm": math.nan}, "max_grad_norm must be above 0, or None"),
-        ({"on_nonfinite": "ignore"}, 'on_nonfinite must be "stop" or "skip"'),
+        ({"steps": 0}, "steps must be a whole number from 1 to 2147483647; got 0"),
+        ({"grad_accum": 0}, "grad_accum must be a whole number from 1"),
+        ({"log_every": -1}, "log_every must be a whole number from 1"),
+        ({"eval_every": -1}, "eval_every must be a whole number from 0"),
+        ({"max_grad_norm": 0.0}, "max_grad_norm must be .*, or None; got 0.0"),
+        ({"max_grad_norm": math.nan}, "max_grad_norm must be a number of at least 0, or None"),
+        ({"steps": "3"}, "steps must be a whole number from 1 to 2147483647; got '3'"),
+        ({"steps": True}, "steps must be a whole number"),
+        ({"log_every": None}, "log_every must be a whole number"),
+        ({"best_by": "loss,speed"}, "best_by must be of loss, perplexity, .*once each; got"),
+        ({"on_nonfinite": "ignore"}, "on_nonfinite must be one of stop, skip; got 'ignore'"),
     ],
 )
 def test_options_are_checked(options, message):

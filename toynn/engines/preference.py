@@ -7,7 +7,6 @@ into the step's tape as a few numbers a sequence. See toynn/ops/preference.py fo
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import isfinite
 from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
@@ -19,7 +18,7 @@ from toynn.engines import packed
 from toynn.engines.recording import Model, Pass, record_losses
 from toynn.errors import ConfigError, ShapeError
 from toynn.graph.tape import Tensor
-from toynn.options import option, real
+from toynn.options import check_ranges, option, real
 
 __all__ = [
     "KINDS",
@@ -70,7 +69,7 @@ class PreferenceOptions:
     label_smoothing: float = option(
         "dpo: probability that a pair is labelled the wrong way round (default {default:g})",
         0.0,
-        read=real(0, 0.49),
+        read=real(0, 0.5, below=True),
     )
     desirable_weight: float = option(
         "kto: weight of completions labelled true (default {default:g})",
@@ -86,14 +85,7 @@ class PreferenceOptions:
     def __post_init__(self) -> None:
         if self.loss not in KINDS:
             raise ConfigError(f"loss must be one of {', '.join(KINDS)}; got {self.loss!r}")
-        for name in ("beta", "desirable_weight", "undesirable_weight"):
-            value = getattr(self, name)
-            if not (isfinite(value) and value > 0):
-                raise ConfigError(f"{name} must be a finite number above 0; got {value}")
-        if not 0 <= self.label_smoothing < 0.5:
-            raise ConfigError(
-                f"label_smoothing must be at least 0 and below 0.5; got {self.label_smoothing}"
-            )
+        check_ranges(self)
         if self.label_smoothing and self.loss != "dpo":
             raise ConfigError(f"label_smoothing is of dpo; the loss is {self.loss}")
 

@@ -5,16 +5,14 @@ from argparse import ArgumentTypeError
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import sqrt
-from numbers import Integral, Real
 from os import fspath
-from sys import float_info
 from types import MappingProxyType
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 from toynn.errors import AdapterError, ConfigError
 from toynn.formats.adapters import LORA_B, LORA_M, Adapter, is_embedding, is_stack
 from toynn.models import architecture as model_of
-from toynn.options import option, real, whole
+from toynn.options import check_ranges, option, real, whole
 
 __all__ = ["INITS", "AdapterOptions", "principal_passes"]
 
@@ -46,10 +44,9 @@ _BLOCK = "blk."
 
 def _init(text: str) -> str:
     """Parse what A starts from."""
-    try:
-        return AdapterOptions(1, init=text).init
-    except ConfigError:
-        raise ArgumentTypeError(f"must be one of {', '.join(INITS)}; got {text!r}") from None
+    if text not in INITS[:2] and principal_passes(text) is None:
+        raise ArgumentTypeError(f"must be one of {', '.join(INITS)}; got {text!r}")
+    return text
 
 
 @dataclass(frozen=True)
@@ -113,7 +110,7 @@ class AdapterOptions:
     dropout: float = option(
         "dropout probability of adapter inputs (default {default:g})",
         0.0,
-        read=real(0, 0.99),
+        read=real(0, 1, below=True),
     )
     use_rslora: bool = option(
         "scale by alpha / sqrt(rank) instead (rsLoRA)", False, name="rslora", source="own"
@@ -145,26 +142,16 @@ class AdapterOptions:
         targets = self.targets
         if isinstance(targets, str):
             targets = [target.strip() for target in targets.split(",")]
-        whole = isinstance(self.rank, Integral) and not isinstance(self.rank, bool)
-        _require(whole and self.rank >= 1, "rank", "a whole number of at least 1", self.rank)
+        check_ranges(self, "LoRA: ")
         alpha = self.rank if self.alpha is None else self.alpha
-        holds = _is_number(alpha) and 0 < alpha <= float_info.max
-        _require(holds, "alpha", "a finite number above 0", self.alpha)
-        holds = _is_number(self.dropout) and 0 <= self.dropout < 1
-        _require(holds, "dropout", "a number of at least 0 and below 1", self.dropout)
-        holds = _is_number(self.loraplus_lr_ratio) and 0 < self.loraplus_lr_ratio <= float_info.max
-        _require(holds, "loraplus_lr_ratio", "a finite number above 0", self.loraplus_lr_ratio)
-        _require(isinstance(self.use_rslora, bool), "use_rslora", "True or False", self.use_rslora)
-        _require(isinstance(self.use_dora, bool), "use_dora", "True or False", self.use_dora)
-        known = self.init in INITS[:2] or self.is_principal
-        _require(known, "init", f"one of {', '.join(INITS)}", self.init)
         if self.use_dora and self.is_principal:
             raise ConfigError(
                 "LoRA: use_dora: its magnitudes are those of the matrix as it is; got init "
                 f"{self.init!r}, which takes a part of that away: use one of both"
             )
         named = isinstance(targets, Sequence) and all(isinstance(t, str) and t for t in targets)
-        _require(named and bool(targets), "targets", "at least one name", self.targets)
+        if not named or not targets:
+            raise ConfigError(f"LoRA: targets must be at least one name; got {self.targets!r}")
         object.__setattr__(self, "rank", int(self.rank))
         object.__setattr__(self, "alpha", float(alpha))
         object.__setattr__(self, "targets", tuple(targets))
@@ -281,12 +268,3 @@ def _listed(hf_names: Mapping[str, str]) -> list[str]:
         names = (short.get(part), part, hf_names[weight].split(".")[-2])
         parts[part] = " = ".join(dict.fromkeys(name for name in names if name))
     return list(parts.values())
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
-
-
-def _require(holds: bool, what: str, needed: str, got: object) -> None:
-    if not holds:
-        raise ConfigError(f"LoRA: {what} must be {needed}; got {got!r}")

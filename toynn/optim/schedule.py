@@ -19,7 +19,7 @@ from typing import ClassVar
 
 from toynn.errors import ConfigError
 from toynn.numerics.adamw_row import RANGES
-from toynn.options import option, real, whole
+from toynn.options import check_ranges, option, real, whole
 
 __all__ = ["SCHEDULES", "WARMUP", "Schedule", "usual_warmup"]
 
@@ -67,7 +67,7 @@ class Schedule:
         also="--learning-rate",
         read=real(0, RANGES["lr"][1], above=True),
     )
-    steps: int = option("", compared=False)  # an extended run has more
+    steps: int = option("", read=whole(1), compared=False)  # an extended run has more
     warmup_steps: int = option(
         f"steps of linear warmup (default: {WARMUP}, or a tenth of fewer steps)",
         0,
@@ -80,17 +80,7 @@ class Schedule:
     )
 
     def __post_init__(self) -> None:
-        for what, right, expected in (
-            ("name", self.name in SCHEDULES, f"one of {', '.join(SCHEDULES)}"),
-            ("lr_max", 0 <= self.lr_max < math.inf, "a finite number of at least 0"),
-            ("steps", self.steps >= 1, "at least 1"),
-            ("warmup_steps", self.warmup_steps >= 0, "at least 0"),
-            ("min_lr_ratio", 0 <= self.min_lr_ratio <= 1, "in 0..1"),
-        ):
-            if not right:
-                raise ConfigError(
-                    f"Schedule: {what} must be {expected}; got {getattr(self, what)!r}"
-                )
+        check_ranges(self, "Schedule: ")
 
     def __call__(self, step: int) -> float:
         """Return the learning rate of ``step``."""

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Literal
 
 from toynn.errors import ConfigError
-from toynn.options import names_of, option, real, whole
+from toynn.options import check_ranges, names_of, option, real, whole
 from toynn.runs.chart import short
 from toynn.runs.html import join, table, tag
 from toynn.train.filling import Filling
@@ -93,7 +93,7 @@ class LoopOptions:
         compared=False,
     )
     # of the data that are drawn at most; None: as many as there are
-    batches: int | None = option("", None, compared=False)
+    batches: int | None = option("", None, read=whole(1), compared=False)
     on_nonfinite: Literal["stop", "skip"] = option(
         "stop, or skip the update, if a gradient is not finite (default {default})",
         "stop",
@@ -120,24 +120,12 @@ class LoopOptions:
     )
 
     def __post_init__(self) -> None:
-        for name in ("steps", "grad_accum", "log_every", "batches"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} must be at least 1; got {value}")
-        for name in ("eval_every", "save_every", "early_stopping", "sample_every"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name} must be at least 0; got {getattr(self, name)}")
-        if self.max_grad_norm is not None and not self.max_grad_norm > 0:
-            raise ConfigError(f"max_grad_norm must be above 0, or None; got {self.max_grad_norm}")
-        if any(name not in METRICS for name in self.metrics):
-            raise ConfigError(f"best_by must be of {', '.join(METRICS)}; got {self.best_by!r}")
+        check_ranges(self)
         if self.metrics[0] == "kl":
             raise ConfigError(
-                f"best_by (--metric) {self.best_by}: kl is how far the model is from its base: "
+                f"best_by=|--metric {self.best_by}: kl is how far the model is from its base: "
                 "least at step 0, whose weights would be kept; put it second, as in loss,kl"
             )
-        if self.on_nonfinite not in ("stop", "skip"):
-            raise ConfigError(f'on_nonfinite must be "stop" or "skip"; got {self.on_nonfinite!r}')
 
     def per_update(self, ranks: int) -> int:
         """Return how many batches make an update of a run that so many processes began."""
