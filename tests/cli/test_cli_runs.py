@@ -8,7 +8,7 @@ from toynn.cli import main
 from toynn.cli._info_lines import _reached
 from toynn.cli.runs import NAMES
 from toynn.runs import Record, write_report
-from toynn.runs.series import series
+from toynn.runs.series import PLAIN, series
 from toynn.train.options import METRICS
 
 
@@ -182,6 +182,8 @@ FIGURES = {
     "val_accuracy": "accuracy",
     "val_accuracy/normalized": "normalized",
     "val_text/perplexity": "perplexity",
+    "val_stop/loss": "stop",
+    "val_rest/loss": "rest",
     "val_loss/poems": "poems",
     "peak_memory": "memory",
     "grad_norm": "norm",
@@ -220,6 +222,9 @@ def test_every_name_of_a_run_is_offered(capsys):
     said = capsys.readouterr().out
     for name in ("loss", "val", "lr", "norm", "speed", "accuracy", "margins", "kl", "perplexity"):
         assert name in NAMES and name in said
+    known = map(series, ("train_loss", "learning_rate", "accuracy", *PLAIN))
+    shorts = list({each.family: each.short for each in known}.values())
+    assert {each for each in shorts if shorts.count(each) > 1} == {"chosen", "rejected"}
     assert {series(f"val_{figure}").short for figure, _ in METRICS.values()} <= set(NAMES)
 
 

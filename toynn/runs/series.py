@@ -16,6 +16,8 @@ SHORT = {
     "learning_rate": "lr",
     "grad_norm": "norm",
     "peak_memory": "memory",
+    "stop/loss": "stop",
+    "rest/loss": "rest",
 }
 #: What is logged, by the field without "val_", in words of its own.
 PLAIN = {
@@ -82,4 +84,6 @@ def series(field: str) -> Series:
     plain = PLAIN.get(family)
     if plain is None:
         plain = f"loss of {last}" if slash and group == "loss" else family.replace("_", " ")
-    return Series(field, family, SHORT.get(field, last or family), plain, held_out)
+    return Series(
+        field, family, SHORT.get(field, SHORT.get(family, last or family)), plain, held_out
+    )
