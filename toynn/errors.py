@@ -1,4 +1,13 @@
-"""The kinds of error. Each message says what, where, expected, got, and what to do."""
+"""The kinds of error. Each message says what, where, expected, got, and what to do.
+
+A message calls an option by its flag: "--max-line". Where Python's name is another one, or has a
+value, both stand there: "overwrite=True|--overwrite", "base=|--model". Who reads it sees one of
+them: the keyword, max_line=, in Python; the flag where ``flags_stay``, as on the command line.
+"""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 __all__ = [
     "AdapterError",
@@ -14,11 +23,61 @@ __all__ = [
     "RankError",
     "ShapeError",
     "ToynnError",
+    "flags_stay",
+    "said",
 ]
+
+#: Python's name of an option, and its flag.
+BOTH = re.compile(r"([a-z_]+=\w*)\|(--[a-z-]+)")
+#: A flag outside of quotes, and its value, unless the word behind it goes on with the sentence.
+FLAG = re.compile(
+    r"""(?<![\w'"/-])(?:argument )?--([a-z][a-z0-9-]*)"""
+    r"""(?:[ =](?!(?:and|as|by|does|in|is|it|needs|or|of|says|to|tokens|with)\b)"""
+    r"""([^\s;:()]*(?:[^\s,;:().]|[.]{3}))|(:(?=\s)))?"""
+)
+_flags_stay = False
+
+
+@contextmanager
+def flags_stay() -> Iterator[None]:
+    """Let errors keep their flags: who reads them types such."""
+    global _flags_stay
+    before, _flags_stay = _flags_stay, True
+    try:
+        yield
+    finally:
+        _flags_stay = before
+
+
+def said(message: str) -> str:
+    """Return a message with one name for each option: its flag where ``flags_stay``, else Python's.
+
+    "--holdout 0" is holdout=0 there, "--max-line" max_line=, and "--seq: it is" seq: it is. What
+    stands in backquotes is typed in a shell, and stays.
+    """
+    message = BOTH.sub(r"\2" if _flags_stay else r"\1", message)
+    if _flags_stay:
+        return message
+    parts = message.split("`")
+    parts[::2] = (FLAG.sub(_keyword, part) for part in parts[::2])
+    return "`".join(parts)
+
+
+def _keyword(found: re.Match[str]) -> str:
+    name, value = found[1].replace("-", "_"), found[2] or ""
+    if found[3]:
+        return f"{name}:"
+    plain = not value or value.isupper() or value.replace(".", "", 1).isdigit()
+    return f"{name}={value}" if plain else f'{name}="{value}"'
 
 
 class ToynnError(Exception):
     """Base of every error that toynn raises on purpose."""
+
+    def __str__(self) -> str:
+        """Return the message, in the words of who reads it."""
+        message = super().__str__()
+        return said(message) if "--" in message else message
 
 
 class ShapeError(ToynnError, ValueError):

@@ -59,7 +59,7 @@ def test_a_line_that_does_not_end(kind, packed, tmp_path):
     path = tmp_path / f"a{kind}{packed}"
     write(path, one_line(kind, b"a" * LARGE))
     name = rf"a{kind}{packed}:\d".replace(".", r"\.")
-    in_little_memory(path, LINE, rf"{name}: expected at most 65,536 bytes in a line .*--max-line")
+    in_little_memory(path, LINE, rf"{name}: expected at most 65,536 bytes in a line .*max_line=")
     write(path, one_line(kind, b"a" * 60_000))
     assert rows(path, LINE) == [(1, {"text": "a" * 60_000})]
 
@@ -77,7 +77,7 @@ def test_many_lines_from_few_bytes(kind, packed, tmp_path):
         row += (b"a" * 999 + b"\n") * 1999
     write(path, row)
     bound = Bounds(unpacked=2**18)
-    with pytest.raises(DataError, match=r"packed bytes to unpack to at most 262,144; .*--max-unp"):
+    with pytest.raises(DataError, match=r"packed bytes to unpack to at most 262,144; .*max_unp"):
         rows(path, bound)
     assert len(rows(path, Bounds(unpacked=len(row)))) == 2000
 
@@ -173,10 +173,10 @@ def test_a_batch_of_arrow_that_becomes_large(kind, packing, coded, tmp_path, arr
     table = arrow.table({"text": column.dictionary_encode() if coded else column})
     write_ipc(arrow, path, table, compression=packing)
     pool = account(arrow)
-    with pytest.raises(DataError, match=r"packed bytes to unpack to at most 1,000,000; .*--max-un"):
+    with pytest.raises(DataError, match=r"packed bytes to unpack to at most 1,000,000; .*max_un"):
         rows(path, Bounds(unpacked=1_000_000))
     assert pool.max_memory() < PAGE / 3
-    with pytest.raises(DataError, match=rf"a{kind}:1: expected at most 67,108 .*--max-line"):
+    with pytest.raises(DataError, match=rf"a{kind}:1: expected at most 67,108 .*max_line="):
         rows(path, Bounds(line=67_108))
     assert [len(row["text"]) for _, row in rows(path, Bounds(2 * PAGE))] == [PAGE, 1]
 
@@ -195,7 +195,7 @@ def test_a_page_of_parquet_that_becomes_large(
     # What the file says of all is not true.
     monkeypatch.setattr(_tables, "_check_parquet", lambda path, metadata, bounds: None)
     pool = account(arrow)
-    with pytest.raises(DataError, match=r"packed bytes to unpack to at most 1,000,000; .*--max-un"):
+    with pytest.raises(DataError, match=r"packed bytes to unpack to at most 1,000,000; .*max_un"):
         rows(path, Bounds(unpacked=1_000_000))
     assert pool.max_memory() < PAGE / 3
     found = rows(path, Bounds(2 * PAGE, unpacked=3 * PAGE))  # the other column is not counted
@@ -225,7 +225,7 @@ def test_texts_that_a_batch_has_once(kind, inside, tmp_path, arrow):
     write_ipc(arrow, path, arrow.table({name: column}))
     with pytest.raises(DataError, match=r"a\.arrow: expected .* to unpack to at most 10,000,000"):
         rows(path, Bounds(unpacked=10_000_000))
-    with pytest.raises(DataError, match=r"a\.arrow:1: expected at most 1,000 bytes .*--max-line"):
+    with pytest.raises(DataError, match=r"a\.arrow:1: expected at most 1,000 bytes .*max_line="):
         rows(path, Bounds(line=1000))
     tracemalloc.start()
     try:
@@ -245,7 +245,7 @@ def test_nothing_many_times(shape, tmp_path, arrow):
     elif shape == "an item of fixed size":
         column = arrow.FixedSizeListArray.from_arrays(column, count)
     write_ipc(arrow, path, arrow.table({"messages": column}))
-    with pytest.raises(DataError, match=r"a\.feather: expected .* --max-unpacked"):
+    with pytest.raises(DataError, match=r"a\.feather: expected .* max_unpacked="):
         rows(path, Bounds())
 
 

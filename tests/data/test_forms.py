@@ -176,7 +176,7 @@ def test_columns_by_name(tmp_path):
         ({"conversations": [{"from": "bot", "value": "x"}]}, "turn 0: from: expected one of human"),
         ({"instruction": 3, "output": "x"}, "instruction: expected a text; got 3"),
         ({"instruction": "a", "output": "b", "text": "c"}, "could be read in more than one way"),
-        ({"prompt": "a", "chosen": "b", "rejected": "c"}, "these are preferences, for --loss dpo"),
+        ({"prompt": "a", "chosen": "b", "rejected": "c"}, "these are preferences, for loss="),
         ({"messages": [{"role": "assistant", "tool_calls": ["f"]}]}, "tool call 0: expected"),
         (
             {"messages": [{"role": "assistant", "tool_calls": [CALL, {"name": "f"}]}]},

@@ -366,5 +366,5 @@ def test_blocks_that_no_shader_reads_are_refused_when_compiled(device, monkeypat
 def test_without_a_device_it_says_so(device):
     device.standin_absent(1)
     assert "metal" not in backends.available()
-    with pytest.raises(BackendUnavailable, match=r"no Metal device.*--backend cpu"):
+    with pytest.raises(BackendUnavailable, match=r"no Metal device.*backend=\"cpu\""):
         Session("metal")

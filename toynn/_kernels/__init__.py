@@ -23,7 +23,7 @@ try:
 except ModuleNotFoundError as error:
     raise ImportError(
         f"toynn in {Path(__file__).parents[1]} has no compiled kernels: install it (pip install .) "
-        "and start Python elsewhere, or build in place (python setup.py build_ext --inplace)"
+        "and start Python elsewhere, or build in place (`python setup.py build_ext --inplace`)"
     ) from error
 
 from toynn._kernels.entry import MAX_THREADS, Entry

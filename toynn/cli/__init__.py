@@ -40,7 +40,7 @@ from toynn.cli import (
 from toynn.cli._flags import brief_help
 from toynn.cli._streams import Output, Unwritten, streams
 from toynn.cli._text import plain_warnings, print_error
-from toynn.errors import ConfigError, ToynnError
+from toynn.errors import ConfigError, ToynnError, flags_stay
 from toynn.jobs import peers
 from toynn.jobs.made import OPTIONS
 from toynn.jobs.peers import COMMANDS, FLAGS, VALUES
@@ -109,7 +109,7 @@ def meant(words: Sequence[str], known: Collection[str]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return the exit code. Only --help and --version raise SystemExit."""
-    with streams() as output:
+    with streams() as output, flags_stay():
         return _run(list(sys.argv[1:] if argv is None else argv), output)
 
 

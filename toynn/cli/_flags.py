@@ -146,4 +146,4 @@ def as_typed(message: str, options: Iterable[Option]) -> str:
         return f"{flags[begin]}{colon}{rest}"
     if re.fullmatch(r"\w+(Config|Options)", begin):
         return re.sub(r"\w+", lambda word: flags.get(word[0], word[0]), rest)
-    return re.sub(r"(\w+)=True", lambda word: flags.get(word[1], word[0]), message)
+    return message

@@ -84,7 +84,7 @@ class _Scan:
         except DataError as error:
             if self._unreadable is None:
                 raise DataError(
-                    f"{error} (--skip-unreadable, or skip_unreadable=True, passes over such files)"
+                    f"{error} (skip_unreadable=True|--skip-unreadable passes over such files)"
                 ) from error
             self._unreadable.append(str(error))
             return False

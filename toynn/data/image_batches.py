@@ -72,7 +72,7 @@ class Fitted:
         except DataError as error:
             if self._unreadable is None:
                 raise DataError(
-                    f"{error} (--skip-unreadable, or skip_unreadable=True, passes over such files)"
+                    f"{error} (skip_unreadable=True|--skip-unreadable passes over such files)"
                 ) from error
             self._unreadable.append(str(error))
             self._bad.add(index)

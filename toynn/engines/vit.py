@@ -165,7 +165,9 @@ class ViTEngine(Engine[ViTConfig, Pass]):
         path = Path(path)
         self._session_for("save()")
         if os.path.lexists(path) and not overwrite:
-            raise DataError(f"{path}: already exists; pass overwrite=True to replace it")
+            raise DataError(
+                f"{path}: already exists; pass overwrite=True|--overwrite to replace it"
+            )
         if len(self.class_names) not in (0, self.config.classes):
             raise ConfigError(
                 f"save: class_names needs {self.config.classes} names; got {self.class_names!r}"

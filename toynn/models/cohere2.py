@@ -89,7 +89,9 @@ class Cohere2(Windowed):
         """Refuse a head of its own, beside what Llama refuses. Raises ConfigError."""
         super().check(cfg, opts)
         if opts.untied:
-            raise ConfigError("cohere2: the head is tied to token_embd.weight; got untied=True")
+            raise ConfigError(
+                "cohere2: the head is tied to token_embd.weight; got untied=True|--untied"
+            )
 
     # -- Files ---------------------------------------------------------------------------------
 

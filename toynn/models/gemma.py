@@ -167,7 +167,9 @@ class Gemma(Llama):
         """Refuse a head of gemma2's own, beside what Llama refuses. Raises ConfigError."""
         super().check(cfg, opts)
         if opts.untied and cfg.arch == "gemma2":
-            raise ConfigError("gemma2: the head is tied to token_embd.weight; got untied=True")
+            raise ConfigError(
+                "gemma2: the head is tied to token_embd.weight; got untied=True|--untied"
+            )
 
     def new_config(self, **shape: Any) -> LlamaConfig:
         """Return a configuration with the caps that gemma2 has."""

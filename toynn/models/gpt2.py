@@ -143,7 +143,9 @@ class GPT2(SequenceModel[GPT2Config]):
     def check(self, cfg: GPT2Config, opts: RecipeOptions) -> None:
         """Refuse an untied head and rounded weights. Raises ConfigError."""
         if opts.untied:
-            raise ConfigError("GPT-2: the head is tied to token_embd.weight; untied=True is not it")
+            raise ConfigError(
+                "GPT-2: the head is tied to token_embd.weight; untied=True|--untied is not it"
+            )
         if opts.weight_dtype != "f32":
             raise ConfigError(f"GPT-2: weight_dtype must be f32; got {opts.weight_dtype!r}")
 

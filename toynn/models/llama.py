@@ -262,11 +262,12 @@ class Llama(SequenceModel[LlamaConfig]):
         """Refuse a donor's table as the head, and biases that are no option. Raises ConfigError."""
         if opts.qkv_bias and self.biases_are_fixed:
             raise ConfigError(
-                f"{cfg.arch}: q, k and v {self.biases_are_fixed} biases; got qkv_bias=True"
+                f"{cfg.arch}: q, k and v {self.biases_are_fixed} biases; got "
+                "qkv_bias=True|--qkv-bias"
             )
         if cfg.donor_d_in and not opts.untied:
             raise ConfigError(
-                "LlamaSeqEngine: donor_d_in > 0 needs untied=True: a donor's table, "
+                "LlamaSeqEngine: donor_d_in > 0 needs untied=True|--untied: a donor's table, "
                 f"{cfg.donor_d_in} wide, cannot be the head of a model {cfg.d_model} wide"
             )
 

@@ -208,7 +208,7 @@ def unlike(cfg: Any, reads_betas: bool) -> list[str]:
         return []
     found = [] if cfg.yarn_cut else ["cuts YaRN's ramp to whole pairs, as if truncate were true"]
     if not reads_betas and (cfg.beta_fast, cfg.beta_slow) != (32, 1):
-        betas = f"--yarn-beta-fast {cfg.beta_fast:g} --yarn-beta-slow {cfg.beta_slow:g}"
+        betas = f"`--yarn-beta-fast {cfg.beta_fast:g} --yarn-beta-slow {cfg.beta_slow:g}`"
         found.append(f"does not read YaRN's betas here: give it {betas}")
     return found
 

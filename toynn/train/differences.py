@@ -54,7 +54,7 @@ def check_alike(
     if lines:
         raise CheckpointError(
             f"{path}: the run would not be the same: {'; '.join(lines)}; make it so, or force it "
-            "(--force-resume, force=True)"
+            "(force=True|--force-resume)"
         )
 
 
@@ -83,7 +83,7 @@ def _check_length(path: object, begun: Begun, options: LoopOptions) -> None:
     if options.steps > plan.steps and 0 < options.early_stopping <= begun.not_better:
         raise CheckpointError(
             f"{path}: the run has ended early: {begun.not_better} times no "
-            f"better, and early_stopping (--early-stopping) is {options.early_stopping}: it cannot "
+            f"better, and --early-stopping is {options.early_stopping}: it cannot "
             "take more steps; give a larger one, or 0"
         )
 

@@ -21,7 +21,7 @@ def missing() -> str | None:
             return f"Metal is Apple's, for macOS; this is {sys.platform}"
         return (
             f"this build has no bridge to it ({error}): it needs Apple's command-line tools "
-            "(xcode-select --install) and no TOYNN_METAL=0; pip install -v says what went wrong"
+            "(`xcode-select --install`) and no TOYNN_METAL=0; pip install -v says what went wrong"
         )
     try:
         _bridge.Device()
@@ -34,7 +34,7 @@ def create(n_threads: int | None = None) -> Backend:
     """Return a new backend; raises BackendUnavailable where there is no device."""
     if (why := missing()) is not None:
         raise BackendUnavailable(
-            f"backend 'metal': {why}; use backend=\"cpu\" (--backend cpu), which runs everywhere"
+            f"backend 'metal': {why}; use --backend cpu, which runs everywhere"
         )
     from toynn.backends.metal.backend import Metal
 

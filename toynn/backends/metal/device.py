@@ -73,7 +73,7 @@ class MetalDevice:
         if nbytes > most:
             raise BackendError(
                 f"backend 'metal': a buffer of {nbytes} bytes, and {self.limits['name']} has at "
-                f'most {most} in one; use a smaller batch or model, or backend="cpu"'
+                f"most {most} in one; use a smaller batch or model, or --backend cpu"
             )
 
     def pipeline(self, op: str, function: str) -> _bridge.Pipeline:
@@ -117,6 +117,6 @@ class MetalDevice:
         if errors:
             raise BackendError(
                 f"backend 'metal': {self.limits['name']} failed in the middle of a run: "
-                f"{errors[0]}; use a smaller batch (--batch, --seq), --checkpointing, or "
-                'backend="cpu"'
+                f"{errors[0]}; use a smaller batch (--batch, --seq), "
+                "checkpointing=True|--checkpointing, or --backend cpu"
             ) from errors[0]

@@ -51,7 +51,7 @@ def _plan(launch: Launch) -> Planned:
         kind = next(n for n, t in dtypes.DTYPES.items() if t.ggml == launch.sizes["type"])
         raise BackendUnavailable(
             f"backend 'metal': {launch.kernel} does not read weights of type {kind}; use a base "
-            'of another type, or backend="cpu"'
+            "of another type, or --backend cpu"
         )
     signature.check(f"the kernel {launch.kernel}", launch.tensors, launch.sizes, launch.options)
     given = {**launch.sizes, **signature.there(launch.tensors)}

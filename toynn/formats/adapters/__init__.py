@@ -89,7 +89,7 @@ def load(
     if base is None:
         raise AdapterError(
             f"{path}: a PEFT folder says neither the architecture nor the order of rows; name the "
-            f"base model too (base=, or --model)"
+            f"base model too (base=|--model)"
         )
     return read_peft(path, base, strict=strict)
 

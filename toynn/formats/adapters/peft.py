@@ -123,7 +123,7 @@ def read_peft(folder: Path, base: Base, *, strict: bool = False) -> Adapter:
             if (found and ".base_layer" in found[1]) or name.endswith(".base_layer.weight"):
                 raise AdapterError(
                     f"{file.path}: tensor {name}: it is of the base model, which toynn takes from "
-                    "its own file: save with save_embedding_layers=False"
+                    "its own file: save with `save_embedding_layers=False`"
                 )
             if not tensor or weight is None or tensor in tensors:
                 raise AdapterError(

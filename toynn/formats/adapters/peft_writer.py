@@ -61,7 +61,7 @@ def write_peft(
     for path in (folder / WEIGHTS, folder / CONFIG):
         if os.path.lexists(path) and not overwrite:
             raise AdapterError(
-                f"{path}: already exists; pass overwrite=True, or --overwrite, to replace it"
+                f"{path}: already exists; pass overwrite=True|--overwrite to replace it"
             )
     mapping = name_mapping_of(folder, adapter.architecture)
     if base is not None:
@@ -138,7 +138,7 @@ def _order(
 def _needs_base(adapter: Adapter, weight: str) -> AdapterError:
     return AdapterError(
         f"{os.fspath(adapter.path)}: {weight}: PEFT has its rows in an order that hangs on the "
-        f"number of heads; name the base model (base=, or --model)"
+        f"number of heads; name the base model (base=|--model)"
     )
 
 

@@ -177,8 +177,8 @@ class GGUFFile(Opened):
                 where, byte = found
                 raise GGUFError(
                     f"{self._paths[name]}: {name}, {where} at byte {info.offset + byte}: expected "
-                    f"a finite number, got NaN or infinity (open with check=False to read it all "
-                    f"the same)"
+                    f"a finite number, got NaN or infinity (`gguf.open(path, "
+                    "check=False)` reads it all the same)"
                 )
 
     def check_unchanged(self) -> None:

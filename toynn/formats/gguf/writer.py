@@ -117,9 +117,7 @@ def check_target(path: Path, *, overwrite: bool) -> None:
     if os.path.isdir(path):  # the current one, too, which has no name
         raise GGUFError(f"{path}: cannot write: it is a folder; name the file to write")
     if os.path.lexists(path) and not overwrite:
-        raise GGUFError(
-            f"{path}: already exists; pass overwrite=True, or --overwrite, to replace it"
-        )
+        raise GGUFError(f"{path}: already exists; pass overwrite=True|--overwrite to replace it")
 
 
 def _check_kinds(path: Path, metadata: object, tensors: object) -> None:
