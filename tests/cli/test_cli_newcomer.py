@@ -139,7 +139,7 @@ def test_a_folder_of_another_kind_is_named_and_what_reads_it(files, capsys):
     ):  # fmt: skip
         assert main(["predict", "--model", folder, "x.png"]) == 2
         assert message in capsys.readouterr().err
-    for command in ("generate -p a", "chat", "eval --data text.txt", "export --to hf --out o",
+    for command in ("generate -p a", "chat", "export --to hf --out o",
                     "check --data text.txt"):  # fmt: skip
         assert main([*command.split(), "--model", "vit"]) == 2
         assert "this run is a model of pictures; `toynn predict" in capsys.readouterr().err
