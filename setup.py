@@ -5,7 +5,6 @@ once per level, as toynn._kernels.<level>.<op>, with that level's flags; toynn/_
 picks a level. What several kernels call and compilers take long for stands in .c files there. Each
 level compiles these once, into an archive, and its modules link what they call.
 
-TOYNN_OPENMP=0         build without OpenMP (single-threaded kernels)
 TOYNN_DEBUG=1          bounds and initialisation checks in all Cython code
 TOYNN_LEVELS=generic,avx512
                        build these levels only, and those they need: generic, and avx512 for amx;
@@ -70,8 +69,8 @@ if X86 and not MSVC:
 if ARM and not MSVC:
     LEVELS["neon"] = ["-DTN_NEON"]  # every such CPU has it
 
-# What no level has of its own: what the CPU can do, and tables.
-ONCE = ("codebooks", "cpu", "invoke")
+# What no level has of its own: what the CPU can do, tables, the thread pool.
+ONCE = ("codebooks", "cpu", "invoke", "pool")
 
 # What a level has of its own, unless that is all; it takes the rest from the level below.
 TILED = ["experts", "grad_norm", "limits", "matmul", "prepacked"]
@@ -80,12 +79,12 @@ ONLY_LINKED = {"amx": ["gemm_amx", "pack_amx"]}
 BELOW = {"amx": "avx512", "neon": "generic"}
 
 # Never -ffast-math: NaN must stay NaN. These only drop errno and floating-point traps.
-COMPILE = ["-O3", "-g0", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
+COMPILE = ["-O3", "-g0", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-pthread"]
 if MSVC:
-    COMPILE = ["/O2"]
-LINK = []
+    COMPILE = ["/O2", "/std:c11", "/experimental:c11atomics"]
+LINK = [] if MSVC else ["-pthread"]
 if SANITIZE:
-    LINK = [f"-fsanitize={SANITIZE}", "-fno-sanitize-recover=all"]
+    LINK += [f"-fsanitize={SANITIZE}", "-fno-sanitize-recover=all"]
     COMPILE += [*LINK, "-O1", "-g1", "-fno-wrapv", "-fno-omit-frame-pointer"]
 
 # Flags that one module has more, where the compiler knows them. At -O3 GCC copies the loops of a
@@ -107,18 +106,6 @@ DIRECTIVES = {
 }
 
 PLAIN = "int main(void) { return 0; }"
-
-OPENMP = r"""
-#include <omp.h>
-#include <stdio.h>
-int main(void) {
-    int n = 0;
-    #pragma omp parallel num_threads(2) reduction(+:n)
-    n += 1;
-    printf("%d", n);
-    return 0;
-}
-"""
 
 TILES = r"""
 #include "gemm_amx.h"
@@ -165,7 +152,7 @@ def expect_compiler() -> None:
     include = [f"-I{folder}" for folder in {*map(sysconfig.get_path, ("include", "platinclude"))}]
     for header in ("stdlib.h", "Python.h"):
         text = f"#include <{header}>\nint main(void) {{ return 0; }}"
-        if error := probe(text, *include, run=False):
+        if error := probe(text, *include):
             sys.exit(
                 f"toynn: building it needs a C compiler that finds {header}; {program!r} fails "
                 f"({described(error)}). For Python {platform.python_version()} get:{NEEDS}"
@@ -178,31 +165,17 @@ def described(error: Exception) -> str:
     return next((line.strip() for line in said if "error" in line), str(error))
 
 
-def probe(text: str, *flags: str, run: bool) -> Exception | None:
-    """Compile and link a program, and run it if told to; return what went wrong, if anything."""
+def probe(text: str, *flags: str) -> Exception | None:
+    """Compile and link a program; return what went wrong, if anything."""
     with tempfile.TemporaryDirectory() as folder:
-        source, program = Path(folder, "probe.c"), Path(folder, "probe")
+        source = Path(folder, "probe.c")
         source.write_text(text)
+        command = [*compiler(), *flags, source, "-o", Path(folder, "probe")]
         try:
-            for command in ([*compiler(), *flags, source, "-o", program], [program])[: 1 + run]:
-                subprocess.run(command, check=True, capture_output=True, timeout=HANG)
+            subprocess.run(command, check=True, capture_output=True, timeout=HANG)
         except (OSError, subprocess.SubprocessError) as error:
             return error
     return None
-
-
-def openmp_flags() -> list[str]:
-    """Find the flag with which a five-line OpenMP program compiles, links and runs."""
-    if os.environ.get("TOYNN_OPENMP", "1") == "0":
-        print("toynn: OpenMP off (TOYNN_OPENMP=0)")
-        return []
-    if MSVC:
-        return ["/openmp"]
-    if error := probe(OPENMP, "-fopenmp", run=True):
-        print(f"toynn: no OpenMP ({described(error)}): kernels will use one thread")
-        return []
-    print("toynn: OpenMP found")
-    return ["-fopenmp"]
 
 
 def levels() -> dict[str, list[str]]:
@@ -218,7 +191,7 @@ def levels() -> dict[str, list[str]]:
         text = TILES if name == "amx" else PLAIN
         if name != below and below not in found:
             print(f"toynn: no level {name}: it needs {below}")
-        elif flags and (error := probe(text, *flags, *include, run=False)):
+        elif flags and (error := probe(text, *flags, *include)):
             print(f"toynn: no level {name}: this compiler cannot build it ({described(error)})")
         else:
             found[name] = flags
@@ -227,7 +200,7 @@ def levels() -> dict[str, list[str]]:
 
 def known(flags: list[str]) -> list[str]:
     """Return the flags if the compiler knows them, else none: clang and MSVC lack some of GCC's."""
-    if MSVC or probe(PLAIN, "-Werror", *flags, run=False):
+    if MSVC or probe(PLAIN, "-Werror", *flags):
         return []
     return flags
 
@@ -267,9 +240,7 @@ def write_if_new(path: Path, text: str) -> None:
         path.write_text(text)
 
 
-def per_level(
-    kernel: Extension, levels: dict[str, list[str]], openmp: list[str]
-) -> list[Extension]:
+def per_level(kernel: Extension, levels: dict[str, list[str]]) -> list[Extension]:
     """One extension for each level from the C of one kernel."""
     op = kernel.name.rpartition(".")[2]
     more = known(MORE[op]) if op in MORE else []
@@ -290,8 +261,8 @@ def per_level(
                 f"toynn._kernels.{level}.{op}",
                 [source.as_posix()],
                 include_dirs=HEADERS,
-                extra_compile_args=[*COMPILE, *flags, *openmp, *more],
-                extra_link_args=[*LINK, *openmp],
+                extra_compile_args=[*COMPILE, *flags, *more],
+                extra_link_args=LINK,
                 depends=kernel.depends,
             )
         )
@@ -382,7 +353,6 @@ def extensions() -> list[Extension]:
     """Return all extensions: kernels per level, those built once, Cython's shared utilities."""
     expect_compiler()
     declare_arguments()
-    openmp = openmp_flags()
     built_levels = levels()
     headers = [*LINKED, *sorted(path.as_posix() for path in KERNELS.rglob("*.h"))]
     kernels = [
@@ -408,8 +378,8 @@ def extensions() -> list[Extension]:
     ]
     for extension in once:
         extension.include_dirs = ["toynn", *HEADERS, "toynn/backends/cpu"]
-        extension.extra_compile_args = [*COMPILE, *openmp, *SOFTWARE_TILES]
-        extension.extra_link_args = [*LINK, *openmp]
+        extension.extra_compile_args = [*COMPILE, *SOFTWARE_TILES]
+        extension.extra_link_args = LINK
     translated = cythonize(
         [*kernels, *once, *metal()],
         build_dir=BUILD.as_posix(),
@@ -424,7 +394,7 @@ def extensions() -> list[Extension]:
     built = [extension for extension in translated if extension.name not in names]
     for kernel in translated:
         if kernel.name in names:
-            built += per_level(kernel, built_levels, openmp)
+            built += per_level(kernel, built_levels)
     return built
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import toynn
 from toynn import ops
-from toynn._kernels import attention, has_openmp
+from toynn._kernels import attention
 from toynn.backends import threads
 from toynn.backends.cpu.program import CompiledProgram
 from toynn.backends.cpu.thread_count import ThreadCount
@@ -151,7 +151,6 @@ def test_each_run_says_how_many_threads_there_may_be():
     assert given == [4, 1, 3, 6, 4]
 
 
-@pytest.mark.skipif(not has_openmp(), reason="built without OpenMP: one thread")
 def test_a_session_tries_fewer_threads_says_so_and_computes_the_same(monkeypatch):
     monkeypatch.setattr(threads, "_chosen", 2)
     s = toynn.Session()
@@ -173,7 +172,6 @@ def test_a_session_tries_fewer_threads_says_so_and_computes_the_same(monkeypatch
     assert "on fewer threads" in str(s.profile())
 
 
-@pytest.mark.skipif(not has_openmp(), reason="built without OpenMP: one thread")
 def test_a_kernel_that_finds_its_work_small_is_not_short_handed():
     """Attention keeps to one thread by itself: that says nothing about other processes."""
     B, T, H, D = 1, 64, 2, 64

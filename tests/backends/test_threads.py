@@ -58,11 +58,26 @@ def test_after_fork_the_child_computes_on_one_thread():
     assert os.waitpid(child, 0)[1] == 0
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_may_ask_for_threads():
+    tiny = Tiny(n_threads=3)
+    tiny.s.run()
+    child = os.fork()
+    if child == 0:
+        try:
+            toynn.set_num_threads(2)
+            tiny.s.run()
+            os._exit(0 if toynn.get_num_threads() == 2 else 3)
+        except BaseException:
+            os._exit(4)
+    assert os.waitpid(child, 0)[1] == 0
+
+
 def test_set_num_threads_and_the_environment(monkeypatch):
     from toynn.backends import threads
 
     monkeypatch.setattr(threads, "_chosen", None)
-    monkeypatch.setattr(threads, "has_openmp", lambda: True)
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert toynn.get_num_threads() == 3
     monkeypatch.setenv("TOYNN_NUM_THREADS", "5")

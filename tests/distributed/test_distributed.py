@@ -164,7 +164,6 @@ def test_processes_share_cores(processes, own, cores, expected, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(threads, "_physical_cores", lambda: cores)
     monkeypatch.setattr(threads, "_share", None)
-    monkeypatch.setattr(threads, "has_openmp", lambda: True)
     monkeypatch.setattr(threads, "_chosen", None)
     threads.share_cores([frozenset(each) for each in processes], own)
     assert threads.get_num_threads() == expected

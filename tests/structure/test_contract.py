@@ -14,7 +14,7 @@ from toynn.models import ARCHITECTURES
 from toynn.testing.cases import CASES
 
 CYTHON = sorted(PACKAGE.rglob("*.pyx"))
-NO_OPS = {"codebooks", "prepacked", "cpu", "invoke", "limits"}
+NO_OPS = {"codebooks", "prepacked", "cpu", "invoke", "limits", "pool"}
 OPS = sorted({path.stem for path in (PACKAGE / "_kernels").rglob("*.pyx")} - NO_OPS)
 
 

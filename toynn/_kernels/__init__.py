@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 try:
-    from toynn._kernels.cpu import amx_refusal, has_openmp, software_tiles, supported_levels
+    from toynn._kernels.cpu import amx_refusal, software_tiles, supported_levels
 except ModuleNotFoundError as error:
     raise ImportError(
         f"toynn in {Path(__file__).parents[1]} has no compiled kernels: install it (pip install .) "
@@ -33,7 +33,6 @@ __all__ = [
     "OPS",
     "built_levels",
     "find",
-    "has_openmp",
     "level",
     "load",
     "software_tiles",

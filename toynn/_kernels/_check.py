@@ -27,7 +27,7 @@ Arrays = Mapping[str, NDArray[Any]]
 Sizes = Mapping[str, int]
 Options = Mapping[str, float]
 
-MAX_THREADS = 1024  # the OpenMP runtime ends the process when it cannot make a thread
+MAX_THREADS = 1024  # as many as the pool has room for (pool.h)
 MOST = 2**56  # elements of an array: its bytes can be counted in 64 bits, packed ones too
 PANEL = 64  # what an axis may be rounded up to when an array is packed
 

@@ -10,9 +10,6 @@ cdef extern from "fpstate.h" nogil:
     fpstate flush_denormals "tn_flush_denormals" () noexcept
     void restore_fpstate "tn_restore_fpstate" (fpstate before) noexcept
 
-cdef extern from "team.h" nogil:
-    int team "tn_team" (int n_threads) noexcept
-
 cdef extern from "unknown.h" nogil:
     float unknown "tn_unknown" (float x) noexcept
 

@@ -3,40 +3,50 @@
 Each thread gets a stretch of neighbours, and computes with denormals flushed (fpstate.h). What a
 row or a block yields must not depend on who computes it, nor on where the stretches end.
 """
-from cython.parallel cimport parallel, prange
-
-from toynn._kernels._common cimport flush_denormals, fpstate, restore_fpstate, team
+from toynn._kernels._common cimport flush_denormals, fpstate, restore_fpstate
 from toynn._kernels.abi cimport KernelArgs
+from toynn._kernels.pool cimport run_on_threads
 
-# Computes first .. last - 1 of what the arguments describe: KernelArgs, by whatever names.
-ctypedef void (*part_fn)(KernelArgs* a, Py_ssize_t first, Py_ssize_t last) noexcept nogil
+# Computes first .. last - 1 of what a task describes: KernelArgs, by whatever names, or another.
+ctypedef void (*part_fn)(void* task, Py_ssize_t first, Py_ssize_t last) noexcept nogil
+
+cdef struct Dealt:
+    part_fn part
+    void* task
+    Py_ssize_t n, block
+    bint flush
+
+
+cdef inline void _stretch(void* dealt, int i, int m) noexcept nogil:
+    cdef const Dealt* d = <const Dealt*>dealt
+    cdef Py_ssize_t blocks = (d.n + d.block - 1) // d.block
+    cdef fpstate before = flush_denormals() if d.flush else 0
+    d.part(d.task, i * blocks // m * d.block, min((i + 1) * blocks // m * d.block, d.n))
+    if d.flush:
+        restore_fpstate(before)
+
+
+cdef inline void deal(
+    part_fn part, void* task, Py_ssize_t n, int n_threads, Py_ssize_t block=1, bint flush=True
+) noexcept nogil:
+    """Have up to n_threads threads compute all of 0 .. n - 1; return when they have.
+
+    Stretches begin at multiples of ``block`` only. One thread is not asked of the pool.
+    """
+    cdef Dealt d = Dealt(part, task, n, block, flush)
+    cdef Py_ssize_t m = min(<Py_ssize_t>n_threads, (n + block - 1) // block)
+    if m <= 1:
+        _stretch(&d, 0, 1)
+    else:
+        run_on_threads(_stretch, &d, <int>m)
 
 
 cdef inline void parallel_for(part_fn part, void* a, Py_ssize_t n) noexcept nogil:
-    """Have a.n_threads threads compute all of 0 .. n - 1; return when they have."""
-    parallel_blocks(part, a, n, 1)
+    """The same on a.n_threads threads, for a kernel's arguments."""
+    deal(part, a, n, (<KernelArgs*>a).n_threads)
 
 
 cdef inline void parallel_blocks(
-    part_fn part, void* args, Py_ssize_t n, Py_ssize_t block
+    part_fn part, void* a, Py_ssize_t n, Py_ssize_t block
 ) noexcept nogil:
-    """The same, where stretches begin at multiples of ``block`` only.
-
-    One thread does so without a parallel region: entering one takes longer than a small kernel.
-    """
-    cdef KernelArgs* a = <KernelArgs*>args
-    cdef Py_ssize_t i, blocks = (n + block - 1) // block
-    cdef fpstate before = 0
-    if a.n_threads == 1:
-        before = flush_denormals()
-        part(a, 0, n)
-        restore_fpstate(before)
-        return
-    with parallel(num_threads=team(a.n_threads)):
-        before = flush_denormals()
-        for i in prange(a.n_threads, schedule="static"):
-            part(
-                a, i * blocks // a.n_threads * block,
-                min((i + 1) * blocks // a.n_threads * block, n),
-            )
-        restore_fpstate(before)
+    deal(part, a, n, (<KernelArgs*>a).n_threads, block)

@@ -112,11 +112,6 @@ cdef extern from *:
     static int tn_has_smmla(void) { return 0; }
     static int tn_has_bfmmla(void) { return 0; }
     #endif
-    #ifdef _OPENMP
-    #define TN_OPENMP 1
-    #else
-    #define TN_OPENMP 0
-    #endif
     """
     bint tn_has_avx2() noexcept
     bint tn_has_avx512() noexcept
@@ -131,7 +126,6 @@ cdef extern from *:
     bint tn_has_smmla() noexcept
     bint tn_has_bfmmla() noexcept
     int tn_amx_refusal
-    bint TN_OPENMP
     bint TN_SOFTWARE
 
 # What multiplies pairs of bfloat16 on a CPU of this kind, and where.
@@ -217,8 +211,3 @@ def gains_by_pairs():
 def software_tiles():
     """Whether the level amx computes in plain C what its instructions do (TOYNN_TILES=software)."""
     return bool(TN_SOFTWARE)
-
-
-def has_openmp():
-    """Whether the kernels were built with OpenMP."""
-    return bool(TN_OPENMP)

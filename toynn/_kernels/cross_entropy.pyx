@@ -12,14 +12,12 @@ program's entries, whose caller has checked the labels, take such a row as ignor
 Over 200 lines, for two forms of labels with four entries: the row functions are shared.
 Source: Bridle 1990; the shift by the row's maximum: Blanchard et al. 2021, IMA J. Numer. Anal. 41.
 """
-from cython.parallel cimport parallel, prange
 from libc.math cimport NAN, log
 from libc.string cimport memcpy, memset
 
-from toynn._kernels._common cimport (
-    exp_, flush_denormals, fpstate, max_, restore_fpstate, sum_, team,
-)
+from toynn._kernels._common cimport exp_, max_, sum_
 from toynn._kernels._logits cimport BLOCK, exp_sum
+from toynn._kernels._parallel cimport deal
 from toynn._kernels.abi cimport kernel_fn
 from toynn._kernels.args.cross_entropy cimport Backward, BackwardDense, Forward, ForwardDense
 from toynn._kernels.entry cimport entry
@@ -106,55 +104,75 @@ cdef inline void _row_backward(
         memset(dx, 0, V * sizeof(float))
 
 
-cdef void _forward_rows(Forward* a, const int* ids, const float* dense) noexcept nogil:
+cdef struct Losses:
+    const Forward* a
+    const int* ids       # one of the two forms of labels, the other NULL
+    const float* dense
+    double each[TASKS]
+    Py_ssize_t counts[TASKS]
+
+
+cdef struct Gradients:
+    const Backward* a
+    const int* ids
+    const float* dense
+    float scale
+
+
+cdef void _forward_tasks(void* losses, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+    cdef Losses* x = <Losses*>losses
+    cdef const Forward* a = x.a
+    cdef Py_ssize_t task
+    for task in range(first, last):
+        _task_forward(
+            &x.each[task], &x.counts[task], a.lse, a.logits, x.ids, x.dense,
+            a.N * task // TASKS, a.N * (task + 1) // TASKS, a.V,
+        )
+
+
+cdef void _backward_rows(void* gradients, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+    cdef const Gradients* x = <const Gradients*>gradients
+    cdef const Backward* a = x.a
+    cdef Py_ssize_t n
+    for n in range(first, last):
+        _row_backward(
+            a.dlogits + n * a.V, a.logits + n * a.V, x.ids + n if x.ids else NULL,
+            x.dense + n * a.V if x.dense else NULL, a.lse[n], x.scale, a.V,
+        )
+
+
+cdef void _forward_either(Forward* a, const int* ids, const float* dense) noexcept nogil:
+    cdef Losses losses
     cdef Py_ssize_t task, count = 0
-    cdef double[TASKS] losses
-    cdef Py_ssize_t[TASKS] counts
     cdef double total = 0
-    cdef fpstate before = 0
-    with parallel(num_threads=team(a.n_threads)):
-        before = flush_denormals()
-        for task in prange(TASKS, schedule="static"):
-            _task_forward(
-                &losses[task], &counts[task], a.lse, a.logits, ids, dense,
-                a.N * task // TASKS, a.N * (task + 1) // TASKS, a.V,
-            )
-        restore_fpstate(before)
+    losses.a, losses.ids, losses.dense = a, ids, dense
+    deal(_forward_tasks, &losses, TASKS, a.n_threads)
     for task in range(TASKS):
-        total += losses[task]
-        count += counts[task]
+        total += losses.each[task]
+        count += losses.counts[task]
     a.loss[0] = total / count if count else NAN
     a.rows[0] = count
 
 
-cdef void _backward_rows(Backward* a, const int* ids, const float* dense) noexcept nogil:
-    cdef float scale = a.dloss[0] / a.rows[0]
-    cdef Py_ssize_t n
-    cdef fpstate before = 0
-    with parallel(num_threads=team(a.n_threads)):
-        before = flush_denormals()
-        for n in prange(a.N, schedule="static"):
-            _row_backward(
-                a.dlogits + n * a.V, a.logits + n * a.V, ids + n if ids else NULL,
-                dense + n * a.V if dense else NULL, a.lse[n], scale, a.V,
-            )
-        restore_fpstate(before)
+cdef void _backward_either(Backward* a, const int* ids, const float* dense) noexcept nogil:
+    cdef Gradients x = Gradients(a, ids, dense, a.dloss[0] / a.rows[0])
+    deal(_backward_rows, &x, a.N, a.n_threads)
 
 
 cdef void _forward(Forward* a) noexcept nogil:
-    _forward_rows(a, a.labels, NULL)
+    _forward_either(a, a.labels, NULL)
 
 
 cdef void _forward_dense(ForwardDense* a) noexcept nogil:
-    _forward_rows(<Forward*>a, NULL, a.labels)  # the same slots
+    _forward_either(<Forward*>a, NULL, a.labels)  # the same slots
 
 
 cdef void _backward(Backward* a) noexcept nogil:
-    _backward_rows(a, a.labels, NULL)
+    _backward_either(a, a.labels, NULL)
 
 
 cdef void _backward_dense(BackwardDense* a) noexcept nogil:
-    _backward_rows(<Backward*>a, NULL, a.labels)  # the same slots
+    _backward_either(<Backward*>a, NULL, a.labels)  # the same slots
 
 
 forward = entry(<kernel_fn>_forward, "loss[1]; lse[N] rows[1] <- logits[N V] i32 labels[N]<V,-100")

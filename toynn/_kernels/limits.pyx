@@ -15,10 +15,10 @@ result nobody can see is one that the compiler may leave out.
 After McCalpin's STREAM (1995) and Williams, Waterman & Patterson's roofline,
 doi:10.1145/1498765.1498785.
 """
-from cython.parallel cimport prange
-
 from toynn._kernels._address cimport at1
-from toynn._kernels._common cimport team
+from toynn._kernels._parallel cimport deal, part_fn
+
+import numpy as np
 
 from toynn._kernels._check import check
 from toynn._kernels.cpu import PAIRS_NEED, pairs_unit
@@ -64,27 +64,71 @@ cdef inline Py_ssize_t _start(Py_ssize_t n, int part, int parts) noexcept nogil:
     return n if part == parts else n // LINE * part // parts * LINE
 
 
-cdef inline float _read_part(
-    const float* x, Py_ssize_t n, Py_ssize_t repeats, int part, int parts
-) noexcept nogil:
-    cdef Py_ssize_t at = _start(n, part, parts)
-    return _read(x + at, _start(n, part + 1, parts) - at, repeats)
+cdef struct Loop:
+    float* y
+    const float* a
+    const float* b
+    Py_ssize_t n        # floats
+    Py_ssize_t repeats  # or rounds
+    int parts
+    float x0, y0        # or a pair
+    double* sums        # of the parts
 
 
-cdef inline void _update_part(
-    float* y, const float* x, Py_ssize_t n, Py_ssize_t repeats, int part, int parts
-) noexcept nogil:
-    cdef Py_ssize_t _r, at = _start(n, part, parts)
-    for _r in range(repeats):
-        _update(y + at, x + at, _start(n, part + 1, parts) - at)
+cdef void _add_parts(void* loop, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+    cdef Loop* it = <Loop*>loop
+    cdef Py_ssize_t part
+    for part in range(first, last):
+        it.sums[part] = _multiply_adds(it.repeats, it.x0, it.y0)
 
 
-cdef inline void _triad_part(
-    float* y, const float* a, const float* b, Py_ssize_t n, Py_ssize_t repeats, int part, int parts
-) noexcept nogil:
-    cdef Py_ssize_t _r, at = _start(n, part, parts)
-    for _r in range(repeats):
-        _triad(y + at, a + at, b + at, _start(n, part + 1, parts) - at)
+cdef void _pair_parts(void* loop, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+    cdef Loop* it = <Loop*>loop
+    cdef Py_ssize_t part
+    for part in range(first, last):
+        it.sums[part] = _multiply_pairs(it.repeats, it.x0)
+
+
+cdef void _tile_parts(void* loop, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+    cdef Loop* it = <Loop*>loop
+    cdef Py_ssize_t part
+    for part in range(first, last):
+        it.sums[part] = _multiply_tiles(it.repeats, it.x0)
+
+
+cdef void _read_parts(void* loop, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+    cdef Loop* it = <Loop*>loop
+    cdef Py_ssize_t part, at
+    for part in range(first, last):
+        at = _start(it.n, part, it.parts)
+        it.sums[part] = _read(it.a + at, _start(it.n, part + 1, it.parts) - at, it.repeats)
+
+
+cdef void _update_parts(void* loop, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+    cdef Loop* it = <Loop*>loop
+    cdef Py_ssize_t part, at, _r
+    for part in range(first, last):
+        at = _start(it.n, part, it.parts)
+        for _r in range(it.repeats):
+            _update(it.y + at, it.a + at, _start(it.n, part + 1, it.parts) - at)
+
+
+cdef void _triad_parts(void* loop, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+    cdef Loop* it = <Loop*>loop
+    cdef Py_ssize_t part, at, _r
+    for part in range(first, last):
+        at = _start(it.n, part, it.parts)
+        for _r in range(it.repeats):
+            _triad(it.y + at, it.a + at, it.b + at, _start(it.n, part + 1, it.parts) - at)
+
+
+cdef double _run(part_fn parts, Loop loop, int n_threads):
+    """Run a loop on so many threads; return the sum of what its parts leave."""
+    cdef double[::1] sums = np.zeros(n_threads)
+    loop.parts, loop.sums = n_threads, &sums[0]
+    with nogil:
+        deal(parts, &loop, n_threads, n_threads, 1, False)
+    return sum(sums)
 
 
 def has_pairs():
@@ -94,11 +138,9 @@ def has_pairs():
 
 def multiply_adds(Py_ssize_t rounds, float x=1, float y=1, int n_threads=1):
     """Return how many flops were done, and the sum of all s of all threads."""
-    cdef int _t
-    cdef double total = 0
+    cdef double total
     check("limits.multiply_adds", "rounds", n_threads)
-    for _t in prange(n_threads, nogil=True, schedule="static", num_threads=team(n_threads)):
-        total += _multiply_adds(rounds, x, y)
+    total = _run(_add_parts, Loop(NULL, NULL, NULL, 0, rounds, 0, x, y), n_threads)
     return 2 * CHAINS * V * rounds * n_threads, total
 
 
@@ -107,14 +149,11 @@ def multiply_pairs(Py_ssize_t rounds, int n_threads=1):
 
     Raises ValueError where has_pairs() is false.
     """
-    cdef int _t
-    cdef double total = 0
-    cdef float pair = ones.f
+    cdef double total
     check("limits.multiply_pairs", "rounds", n_threads)
     if not has_pairs():
         raise ValueError(f"limits.multiply_pairs: needs {PAIRS_NEED}")
-    for _t in prange(n_threads, nogil=True, schedule="static", num_threads=team(n_threads)):
-        total += _multiply_pairs(rounds, pair)
+    total = _run(_pair_parts, Loop(NULL, NULL, NULL, 0, rounds, 0, ones.f), n_threads)
     return PAIR_FLOPS * CHAINS * V * rounds * n_threads, total
 
 
@@ -128,38 +167,27 @@ def multiply_tiles(Py_ssize_t rounds, int n_threads=1):
 
     Raises ValueError where has_tiles() is false.
     """
-    cdef int _t
-    cdef double total = 0
-    cdef float pair = ones.f
+    cdef double total
     check("limits.multiply_tiles", "rounds", n_threads)
     if not has_tiles():
         raise ValueError("limits.multiply_tiles: needs the ISA level amx")
-    for _t in prange(n_threads, nogil=True, schedule="static", num_threads=team(n_threads)):
-        total += _multiply_tiles(rounds, pair)
+    total = _run(_tile_parts, Loop(NULL, NULL, NULL, 0, rounds, 0, ones.f), n_threads)
     return TILE_FLOPS * rounds * n_threads, total
 
 
 def read(const float[::1] x, Py_ssize_t repeats=1, int n_threads=1):
     """Return the bytes read, and the sum of x times ``repeats``."""
     cdef Py_ssize_t n = x.shape[0]
-    cdef const float* at = <const float*>at1(x)
-    cdef int t
-    cdef double total = 0
     check("limits.read", f"x ({n},)", n_threads)
-    for t in prange(n_threads, nogil=True, schedule="static", num_threads=team(n_threads)):
-        total += _read_part(at, n, repeats, t, n_threads)
+    total = _run(_read_parts, Loop(NULL, <float*>at1(x), NULL, n, repeats), n_threads)
     return n * repeats * sizeof(float), total
 
 
 def update(float[::1] y, const float[::1] x, Py_ssize_t repeats=1, int n_threads=1):
     """Add x (n,) to y (n,) ``repeats`` times; return the bytes read and written."""
     cdef Py_ssize_t n = x.shape[0]
-    cdef float* to = <float*>at1(y)
-    cdef const float* at = <const float*>at1(x)
-    cdef int t
     check("limits.update", f"x ({n},)", n_threads, y=(y, (n,)))
-    for t in prange(n_threads, nogil=True, schedule="static", num_threads=team(n_threads)):
-        _update_part(to, at, n, repeats, t, n_threads)
+    _run(_update_parts, Loop(<float*>at1(y), <float*>at1(x), NULL, n, repeats), n_threads)
     return 3 * n * repeats * sizeof(float)
 
 
@@ -171,11 +199,8 @@ def triad(
     A line that is written before it was read is fetched all the same, which is not counted.
     """
     cdef Py_ssize_t n = a.shape[0]
-    cdef float* to = <float*>at1(y)
-    cdef const float* at_a = <const float*>at1(a)
-    cdef const float* at_b = <const float*>at1(b)
-    cdef int t
     check("limits.triad", f"a ({n},)", n_threads, y=(y, (n,)), b=(b, (n,)))
-    for t in prange(n_threads, nogil=True, schedule="static", num_threads=team(n_threads)):
-        _triad_part(to, at_a, at_b, n, repeats, t, n_threads)
+    _run(
+        _triad_parts, Loop(<float*>at1(y), <float*>at1(a), <float*>at1(b), n, repeats), n_threads
+    )
     return 3 * n * repeats * sizeof(float)

@@ -14,21 +14,28 @@ Sources: ISO C's example of rand (7.22.2.2); Marsaglia 2003, Xorshift RNGs, J. S
 Steele, Lea & Flood 2014, Fast splittable pseudorandom number generators; Box & Muller 1958.
 """
 cimport cython
-from cython.parallel cimport parallel, prange
 from libc.math cimport M_PI, cos, log, sin, sqrt
 from libc.stdint cimport uint64_t
 
 from toynn._kernels._address cimport at1
-from toynn._kernels._common cimport team
 from toynn._kernels._hash cimport hashed
+from toynn._kernels._parallel cimport deal, part_fn
 
 from toynn._kernels._check import check
 
 cdef enum:
     BLOCK = 4096  # values per task and state: even, for no pair may be cut in two
 
+cdef struct Stream:
+    float* out
+    Py_ssize_t n
+    uint64_t seed, stream  # of lcg_uniform: the state, 0
+    double scale           # or std, or bound
+
 cdef uint64_t LCG_MASK = 0x7FFFFFFF
 cdef uint64_t GOLDEN = <uint64_t>0x9E3779B97F4A7C15
+
+SEEDS = 0xFFFFFFFFFFFFFFFF
 
 
 @cython.overflowcheck(False)
@@ -96,38 +103,54 @@ cdef inline void _block_uniform(
         out[i] = <float>(bound * (2.0 * _unit(x) - 1.0))
 
 
+cdef void _blocks_lcg(void* stream, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+    cdef const Stream* s = <const Stream*>stream
+    cdef Py_ssize_t b, i
+    for b in range(first, last):
+        i = b * BLOCK
+        _block_lcg(s.out + i, _lcg_skip(s.seed, i), s.scale, min(BLOCK, s.n - i))
+
+
+cdef void _blocks_normal(void* stream, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+    cdef const Stream* s = <const Stream*>stream
+    cdef Py_ssize_t b, i
+    for b in range(first, last):
+        i = b * BLOCK
+        _block_normal(s.out + i, _seeded(s.seed, s.stream, b), s.scale, min(BLOCK, s.n - i))
+
+
+cdef void _blocks_uniform(void* stream, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+    cdef const Stream* s = <const Stream*>stream
+    cdef Py_ssize_t b, i
+    for b in range(first, last):
+        i = b * BLOCK
+        _block_uniform(s.out + i, _seeded(s.seed, s.stream, b), s.scale, min(BLOCK, s.n - i))
+
+
+cdef inline void _draw(part_fn blocks, Stream s, int n_threads) noexcept nogil:
+    deal(blocks, &s, (s.n + BLOCK - 1) // BLOCK, n_threads, 1, False)
+
+
 def lcg_uniform(float[::1] out, state, double scale=1.0, int n_threads=1):
     """Overwrite out (n,); return the state with which the next array continues the stream."""
-    cdef Py_ssize_t b, i, n = out.shape[0]
-    cdef float* values = <float*>at1(out)
-    cdef uint64_t start = state & LCG_MASK
-    check("random.lcg_uniform", f"out ({n},)", n_threads)
-    with nogil, parallel(num_threads=team(n_threads)):
-        for b in prange((n + BLOCK - 1) // BLOCK, schedule="static"):
-            i = b * BLOCK
-            _block_lcg(values + i, _lcg_skip(start, i), scale, min(BLOCK, n - i))
-    return _lcg_skip(start, n)
+    cdef Stream s = Stream(<float*>at1(out), out.shape[0], state & LCG_MASK, 0, scale)
+    check("random.lcg_uniform", f"out ({s.n},)", n_threads)
+    with nogil:
+        _draw(_blocks_lcg, s, n_threads)
+    return _lcg_skip(s.seed, s.n)
 
 
 def normal(float[::1] out, seed, stream=0, double std=1.0, int n_threads=1):
     """Overwrite out (n,) with normal values of mean 0; seed and stream are integers mod 2^64."""
-    cdef Py_ssize_t b, i, n = out.shape[0]
-    cdef float* values = <float*>at1(out)
-    cdef uint64_t seed_ = seed & 0xFFFFFFFFFFFFFFFF, stream_ = stream & 0xFFFFFFFFFFFFFFFF
-    check("random.normal", f"out ({n},)", n_threads)
-    with nogil, parallel(num_threads=team(n_threads)):
-        for b in prange((n + BLOCK - 1) // BLOCK, schedule="static"):
-            i = b * BLOCK
-            _block_normal(values + i, _seeded(seed_, stream_, b), std, min(BLOCK, n - i))
+    cdef Stream s = Stream(<float*>at1(out), out.shape[0], seed & SEEDS, stream & SEEDS, std)
+    check("random.normal", f"out ({s.n},)", n_threads)
+    with nogil:
+        _draw(_blocks_normal, s, n_threads)
 
 
 def uniform(float[::1] out, seed, stream=0, double bound=1.0, int n_threads=1):
     """Overwrite out (n,) with values from -bound to bound; seed and stream as for normal."""
-    cdef Py_ssize_t b, i, n = out.shape[0]
-    cdef float* values = <float*>at1(out)
-    cdef uint64_t seed_ = seed & 0xFFFFFFFFFFFFFFFF, stream_ = stream & 0xFFFFFFFFFFFFFFFF
-    check("random.uniform", f"out ({n},)", n_threads)
-    with nogil, parallel(num_threads=team(n_threads)):
-        for b in prange((n + BLOCK - 1) // BLOCK, schedule="static"):
-            i = b * BLOCK
-            _block_uniform(values + i, _seeded(seed_, stream_, b), bound, min(BLOCK, n - i))
+    cdef Stream s = Stream(<float*>at1(out), out.shape[0], seed & SEEDS, stream & SEEDS, bound)
+    check("random.uniform", f"out ({s.n},)", n_threads)
+    with nogil:
+        _draw(_blocks_uniform, s, n_threads)

@@ -39,7 +39,7 @@ def alike(backend: str, precisions: Collection[str]) -> dict[str, str]:
 
 
 def describe() -> dict[str, str]:
-    """Return version, machine, ISA levels, threads, OpenMP and backends, as text by name."""
+    """Return version, machine, ISA levels, threads and backends, as text by name."""
     others = [name for name in backends.available() if name != "cpu"]
     return {
         "toynn": release(),
@@ -50,7 +50,6 @@ def describe() -> dict[str, str]:
         "ISA levels of this CPU": ", ".join(_kernels.supported_levels()),
         "ISA level in use": _kernels.level,
         **{f"  not {name}": why for name, why in _kernels.unused_levels().items()},
-        "OpenMP": "yes" if _kernels.has_openmp() else "no",
         "threads": str(get_num_threads()),
         "matmul precision": get_float32_matmul_precision(),
         "precision auto": "{}: {}".format(*automatic_precision()),
@@ -71,6 +70,6 @@ def automatic_precision(backend: str = "cpu") -> tuple[str, str]:
 
 
 def show_config() -> None:
-    """Print version, ISA levels built and in use, threads, OpenMP and backends."""
+    """Print version, ISA levels built and in use, threads and backends."""
     for name, value in describe().items():
         print(f"{name:24} {value}")

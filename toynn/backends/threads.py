@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from functools import cache
 
-from toynn._kernels import MAX_THREADS, has_openmp
+from toynn._kernels import MAX_THREADS
 from toynn.errors import ConfigError
 
 __all__ = ["get_num_threads", "set_num_threads", "share_cores"]
@@ -23,14 +23,16 @@ _forked = False
 def set_num_threads(n: int) -> None:
     """Use at most ``n`` threads from now on, whatever the environment says.
 
+    A forked child computes on one thread until it calls this.
+
     Raises ConfigError for a number that is none.
     """
-    global _chosen
+    global _chosen, _forked
     if not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= MAX_THREADS:
         raise ConfigError(
             f"set_num_threads: n must be a whole number from 1 to {MAX_THREADS}; got {n!r}"
         )
-    _chosen = n
+    _chosen, _forked = n, False
 
 
 def get_num_threads(own: int | None = None) -> int:
@@ -38,7 +40,7 @@ def get_num_threads(own: int | None = None) -> int:
 
     Raises ConfigError for a TOYNN_NUM_THREADS that is no number.
     """
-    if _forked or not has_openmp():
+    if _forked:
         return 1
     if own is not None:
         return min(int(own), MAX_THREADS)
@@ -58,7 +60,7 @@ def share_cores(processes: Sequence[frozenset[int]], own: int) -> None:
 
 
 def _from_environment() -> int | None:
-    """Read the variables; a bad OMP_NUM_THREADS is ignored, as by the OpenMP runtime itself."""
+    """Read the variables; a bad OMP_NUM_THREADS is ignored: it is meant for other libraries too."""
     own = os.environ.get("TOYNN_NUM_THREADS", "").strip()
     if own:
         if _number(own) is None:
@@ -107,7 +109,7 @@ def _quota() -> int:
 
 
 def _after_fork() -> None:
-    """Stay on one thread in a forked child: the OpenMP runtime's pool did not come along."""
+    """Compute on one thread in a forked child: its siblings use the other cores."""
     global _forked
     _forked = True
 

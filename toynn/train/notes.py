@@ -23,7 +23,7 @@ from toynn.train.options import METRICS, LoopOptions, Result
 __all__ = ["Notes"]
 
 #: What of the configuration of the build a report tells.
-TOLD = ("python", "platform", "ISA level in use", "OpenMP", "threads", "matmul precision")
+TOLD = ("python", "platform", "ISA level in use", "threads", "matmul precision")
 
 
 class Notes(dict[str, Any]):

@@ -19,13 +19,13 @@ cap tanh(scale q[t] . kc[j] / cap); with sinks z (H,), lse[t] = log (e^z[h] + su
 Outputs alias nothing; no gradient.
 Source: Dao et al. 2023, Flash-Decoding, crfm.stanford.edu/2023/10/12/flashdecoding.html.
 """
-from cython.parallel cimport parallel, prange
 from libc.math cimport INFINITY
 from libc.string cimport memcpy, memset
 
 from toynn._kernels.attention._attention cimport forward_block
 from toynn._kernels.attention._visible cimport BLOCK, Sizes, first_key
-from toynn._kernels._common cimport exp_, flush_denormals, fpstate, restore_fpstate, team
+from toynn._kernels._common cimport exp_
+from toynn._kernels._parallel cimport deal
 from toynn._kernels.gemm._panels cimport blocks_of
 from toynn._kernels.abi cimport kernel_fn, scratch_fn
 from toynn._kernels.args.cached_attention cimport Forward
@@ -146,36 +146,65 @@ cdef inline void _combine(
         o[c] /= total
 
 
+cdef struct Call:
+    const Forward* a
+    Sizes s
+    float* lse
+    float* parts                # o of each span
+    Py_ssize_t G, spans, blocks  # heads of q for one of k; spans of keys, blocks of queries
+
+
+cdef void _append_heads(void* call, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+    cdef const Call* x = <const Call*>call
+    cdef Py_ssize_t i
+    for i in range(first, last):
+        _append(x.a, &x.s, i // x.s.KV, i % x.s.KV)
+
+
+cdef void _attend_spans(void* call, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+    cdef const Call* x = <const Call*>call
+    cdef Py_ssize_t i
+    for i in range(first, last):
+        _attend_span(
+            x.a, &x.s, x.parts + i * x.G * x.s.D, x.lse + i * x.G, i // x.spans // x.s.KV,
+            i // x.spans % x.s.KV, i % x.spans * SPAN,
+        )
+
+
+cdef void _combine_heads(void* call, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+    cdef const Call* x = <const Call*>call
+    cdef const float* sinks = x.a.sinks
+    cdef Py_ssize_t i, at, D = x.s.D
+    for i in range(first, last):
+        at = i // x.G * x.spans * x.G + i % x.G
+        _combine(
+            x.a.o + i * D, x.parts + at * D, x.lse + at,
+            sinks + i % x.s.H if sinks != NULL else NULL, x.spans, x.G, D,
+        )
+
+
+cdef void _attend_blocks(void* call, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+    cdef const Call* x = <const Call*>call
+    cdef Py_ssize_t i, head
+    for i in range(first, last):
+        head = i // x.blocks
+        _attend_rows(x.a, &x.s, x.lse, head // x.s.H, head % x.s.H, i % x.blocks * BLOCK)
+
+
 cdef void _forward(Forward* a) noexcept nogil:
     cdef Sizes s = _sizes(a)
-    cdef const float* sink = NULL
-    cdef Py_ssize_t longest = _longest(a, &s) + s.T, G = s.H // s.KV
-    cdef Py_ssize_t spans = blocks_of(longest, SPAN), blocks = blocks_of(s.T, BLOCK)
-    cdef Py_ssize_t task, batch = 0, h = 0, at = 0
+    cdef Py_ssize_t longest = _longest(a, &s) + s.T, spans = blocks_of(longest, SPAN)
     cdef float* lse = <float*>a.workspace
-    cdef float* parts = lse + s.B * s.H * spans
+    cdef Call x = Call(
+        a, s, lse, lse + s.B * s.H * spans, s.H // s.KV, spans, blocks_of(s.T, BLOCK)
+    )
     cdef int n_threads = 1 if s.B * s.H * s.T * longest * s.D <= SMALL else a.n_threads
-    cdef fpstate before = 0
-    with parallel(num_threads=team(n_threads)):
-        before = flush_denormals()
-        for task in prange(s.B * s.KV, schedule="static"):
-            _append(a, &s, task // s.KV, task % s.KV)
-        if s.T == 1:
-            for task in prange(s.B * s.KV * spans, schedule="static"):
-                _attend_span(
-                    a, &s, parts + task * G * s.D, lse + task * G, task // spans // s.KV,
-                    task // spans % s.KV, task % spans * SPAN,
-                )
-            for task in prange(s.B * s.H, schedule="static"):
-                at = task // G * spans * G + task % G
-                sink = a.sinks + task % s.H if a.sinks != NULL else NULL
-                _combine(a.o + task * s.D, parts + at * s.D, lse + at, sink, spans, G, s.D)
-        else:
-            for task in prange(s.B * s.H * blocks, schedule="static"):
-                h = task // blocks % s.H
-                batch = task // blocks // s.H
-                _attend_rows(a, &s, lse, batch, h, task % blocks * BLOCK)
-        restore_fpstate(before)
+    deal(_append_heads, &x, s.B * s.KV, n_threads)
+    if s.T == 1:
+        deal(_attend_spans, &x, s.B * s.KV * spans, n_threads)
+        deal(_combine_heads, &x, s.B * s.H, n_threads)
+    else:
+        deal(_attend_blocks, &x, s.B * s.H * x.blocks, n_threads)
 
 
 cdef Py_ssize_t _scratch(Forward* a) noexcept nogil:

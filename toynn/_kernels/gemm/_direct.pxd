@@ -1,10 +1,10 @@
 """Products that pack nothing ahead: GEMV_INT8, GEMV, SKINNY, SMALL (see _product.pxd)."""
-from cython.parallel cimport parallel, prange
 from libc.string cimport memset
 
 from toynn._kernels._common cimport (
-    LANES, add_products, flush_denormals, fpstate, restore_fpstate, sum_lanes, team,
+    LANES, add_products, flush_denormals, fpstate, restore_fpstate, sum_lanes,
 )
+from toynn._kernels._parallel cimport deal
 from toynn._kernels.gemm._finish cimport finish_row
 from toynn._kernels.gemm._gemm cimport multiply
 from toynn._kernels.gemm._int8 cimport round_rows, rounded_row
@@ -41,18 +41,23 @@ cdef inline void multiply_small(const Product* p) noexcept nogil:
     restore_fpstate(before)
 
 
+cdef struct Direct:
+    const Product* p
+    int shares             # SKINNY
+    const float* rounded   # GEMV_INT8
+
+
+cdef inline void _skinny_shares(void* direct, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+    cdef const Direct* d = <const Direct*>direct
+    cdef Py_ssize_t i
+    for i in range(first, last):
+        multiply_share(d.p, i, d.shares)
+
+
 cdef inline void multiply_skinny(const Product* p, int n_threads) noexcept nogil:
     """SKINNY: each thread has a share of the longer side."""
-    cdef Py_ssize_t i
-    cdef fpstate before = 0
-    if n_threads == 1:
-        multiply_small(p)
-        return
-    with parallel(num_threads=team(n_threads)):
-        before = flush_denormals()
-        for i in prange(n_threads, schedule="static"):
-            multiply_share(p, i, n_threads)
-        restore_fpstate(before)
+    cdef Direct d = Direct(p, n_threads, NULL)
+    deal(_skinny_shares, &d, n_threads, n_threads)
 
 
 cdef inline void dot_rows(const Product* p, Py_ssize_t n0, Py_ssize_t n1) noexcept nogil:
@@ -87,20 +92,22 @@ cdef inline void dot_rows_in_int8(
         finish_row(p, m * N + n0, n0, n1 - n0)
 
 
+cdef inline void _gemv_columns(void* direct, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+    cdef const Direct* d = <const Direct*>direct
+    cdef Py_ssize_t i, n0, n1
+    for i in range(first, last):
+        n0 = i * OUTPUTS
+        n1 = min(n0 + OUTPUTS, d.p.b.size)
+        if d.p.way == GEMV_INT8:
+            dot_rows_in_int8(d.p, d.rounded, n0, n1)
+        else:
+            dot_rows(d.p, n0, n1)
+
+
 cdef inline void multiply_gemv(const Product* p, void* workspace, int n_threads) noexcept nogil:
     """GEMV and GEMV_INT8: time goes into reading w, once, in order, as it is."""
-    cdef Py_ssize_t i, n0, n1
     cdef float* rounded = aligned(workspace)
-    cdef fpstate before = 0
+    cdef Direct d = Direct(p, 0, rounded)
     if p.way == GEMV_INT8:
         round_rows(rounded, p.a.x, p.a.size, p.K, p.int8_unit)
-    with parallel(num_threads=team(n_threads)):
-        before = flush_denormals()
-        for i in prange(blocks_of(p.b.size, OUTPUTS), schedule="static"):
-            n0 = i * OUTPUTS
-            n1 = min(n0 + OUTPUTS, p.b.size)
-            if p.way == GEMV_INT8:
-                dot_rows_in_int8(p, rounded, n0, n1)
-            else:
-                dot_rows(p, n0, n1)
-        restore_fpstate(before)
+    deal(_gemv_columns, &d, blocks_of(p.b.size, OUTPUTS), n_threads)

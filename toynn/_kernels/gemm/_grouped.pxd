@@ -3,10 +3,10 @@
 The rows of an expert are side by side: offsets say where. Which operand is read along which axis is
 said in _product.pxd, how a product is cut in _tasks.pxd.
 """
-from cython.parallel cimport parallel, prange, threadid
 from libc.stdint cimport uint8_t
 
-from toynn._kernels._common cimport flush_denormals, fpstate, restore_fpstate, team
+from toynn._kernels._common cimport flush_denormals, fpstate, restore_fpstate
+from toynn._kernels.pool cimport run_on_threads, take
 from toynn._kernels.quants._types cimport Type, row_bytes, type_of
 from toynn._kernels.gemm._gemm cimport begin_tiles, end_tiles
 from toynn._kernels.gemm._panels cimport HAS_TILES, kept_floats
@@ -67,22 +67,37 @@ cdef inline Py_ssize_t floats_for(const Experts* x) noexcept nogil:
     return max(task_floats(&p), gemv_floats(x.which, x.M, x.K, x.type, x.precision, x.units))
 
 
+cdef struct Tasks:
+    const Experts* x
+    Py_ssize_t most     # of an expert
+    float* rooms
+    Py_ssize_t floats   # of a room, one for each thread
+    Py_ssize_t taken
+
+
+cdef inline void _take_tasks(void* tasks, int i, int m) noexcept nogil:
+    """Tasks are of unlike size, so a thread takes the next when it is done with one."""
+    cdef Tasks* all = <Tasks*>tasks
+    cdef Py_ssize_t task = take(&all.taken)
+    cdef fpstate before = flush_denormals()
+    if HAS_TILES:
+        begin_tiles()
+    while task < all.x.E * all.most:
+        _task(all.x, task, all.most, all.rooms + i * all.floats)
+        task = take(&all.taken)
+    if HAS_TILES:
+        end_tiles()
+    restore_fpstate(before)
+
+
 cdef inline void multiply_experts(
     const Experts* x, void* workspace, int n_threads
 ) noexcept nogil:
-    """All products: tasks of unlike size, so a thread takes the next when it is done with one."""
+    """All products."""
+    cdef Tasks all = Tasks(x, 0, <float*>workspace, floats_for(x), 0)
     cdef Product p
-    cdef Py_ssize_t e, i, most = 0, floats = floats_for(x)
-    cdef fpstate before = 0
+    cdef Py_ssize_t e
     for e in range(x.E):
         p = _product_of_expert(x, e)
-        most = max(most, tasks_of(&p))
-    with parallel(num_threads=team(n_threads)):
-        before = flush_denormals()
-        if HAS_TILES:
-            begin_tiles()
-        for i in prange(x.E * most, schedule="dynamic"):
-            _task(x, i, most, <float*>workspace + threadid() * floats)
-        if HAS_TILES:
-            end_tiles()
-        restore_fpstate(before)
+        all.most = max(all.most, tasks_of(&p))
+    run_on_threads(_take_tasks, &all, n_threads)

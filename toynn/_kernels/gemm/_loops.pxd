@@ -15,9 +15,8 @@ threads, and the larger one is *streamed*: each thread packs its share just befo
 
 PANELS_RESIDENT turns LOOPs 4 and 3 around: then a block of C stays in L2 through all passes.
 """
-from cython.parallel cimport parallel, prange, threadid
 
-from toynn._kernels._common cimport flush_denormals, fpstate, restore_fpstate, team
+from toynn._kernels._common cimport flush_denormals, fpstate, restore_fpstate
 from toynn._kernels.gemm._finish cimport finish
 from toynn._kernels.gemm._gemm cimport begin_tiles, end_tiles
 from toynn._kernels.gemm._panels cimport (
@@ -26,6 +25,7 @@ from toynn._kernels.gemm._panels cimport (
 )
 from toynn._kernels.gemm._product cimport PANELS_RESIDENT, Product
 from toynn._kernels.gemm._tile cimport multiply_tile
+from toynn._kernels.pool cimport run_on_threads, work_fn
 
 cdef enum:
     RESIDENT = 3 << 18        # floats of a packed resident slice (3 MB): it stays in L3
@@ -142,48 +142,89 @@ cdef inline void _end(const Product* p, fpstate before) noexcept nogil:
     restore_fpstate(before)
 
 
+cdef struct Pass:
+    const Product* p
+    const Plan* plan
+    float* resident       # packed
+    float* rooms          # of the threads, for streamed groups
+    Py_ssize_t s0, s1     # resident panels
+    Py_ssize_t k, kc      # terms
+
+
+cdef inline Pass _whole_pass(const Product* p, const Plan* plan, void* workspace) noexcept nogil:
+    cdef float* resident = aligned(workspace)
+    return Pass(p, plan, resident, resident + plan.resident_floats, 0, plan.slice, 0, 0)
+
+
+cdef inline void _pack_pass(void* task, int i, int m) noexcept nogil:
+    """Part i of m of the resident panels of a pass."""
+    cdef const Pass* x = <const Pass*>task
+    cdef fpstate before = flush_denormals()
+    pack_resident(x.plan, x.resident, x.s0, x.s1, i, m, x.k, x.kc)
+    restore_fpstate(before)
+
+
+cdef inline void _pack_passes(void* task, int i, int m) noexcept nogil:
+    """The same of all passes, one behind another."""
+    cdef const Pass* x = <const Pass*>task
+    cdef Pass one = x[0]
+    cdef Py_ssize_t t, most = terms_per_pass(&x.p.a)
+    for t in range(blocks_of(x.p.K, most)):
+        one.k = t * most
+        one.kc = min(most, x.p.K - one.k)
+        one.resident = x.resident + t * x.plan.pass_floats
+        _pack_pass(&one, i, m)
+
+
+cdef inline void _pack_on_threads(work_fn pack_part, Pass* x, int n_threads) noexcept nogil:
+    if x.plan.resident.packed == NULL:
+        run_on_threads(pack_part, x, <int>min(<Py_ssize_t>n_threads, x.s1 - x.s0))
+
+
+cdef inline void _multiply_groups(void* task, int i, int m) noexcept nogil:
+    """LOOP 3: share i of m of the streamed groups."""
+    cdef const Pass* x = <const Pass*>task
+    cdef Py_ssize_t g
+    cdef fpstate before = _begin(x.p)
+    for g in range(i * x.plan.groups // m, (i + 1) * x.plan.groups // m):
+        multiply_group(
+            x.p, x.plan, x.resident, x.rooms + i * x.plan.streamed_floats, x.s0, x.s1, g, x.k, x.kc
+        )
+    _end(x.p, before)
+
+
 cdef inline void multiply_in_loops(
     const Product* p, void* workspace, int n_threads
 ) noexcept nogil:
-    """LOOPs 5 to 3. Every prange ends in a barrier: no panel is read before it is packed."""
+    """LOOPs 5 to 3. All threads have packed before any multiplies."""
     cdef Plan plan = plan_of(p, n_threads)
-    cdef float* resident = aligned(workspace)
-    cdef float* rooms = resident + plan.resident_floats
-    cdef Py_ssize_t most = terms_per_pass(&p.a)
-    cdef Py_ssize_t g, i = 0, j, t = 0, s0 = 0, s1 = 0, k = 0, kc = 0
-    cdef fpstate before = 0
-    with parallel(num_threads=team(n_threads)):
-        before = _begin(p)
-        # LOOP 5
-        for i in range(blocks_of(panels(plan.resident), plan.slice)):
-            s0 = i * plan.slice
-            s1 = min(s0 + plan.slice, panels(plan.resident))
-            # LOOP 4
-            for t in range(blocks_of(p.K, most)):
-                k = t * most
-                kc = min(most, p.K - k)
-                for j in prange(n_threads, schedule="static"):
-                    pack_resident(&plan, resident, s0, s1, j, n_threads, k, kc)
-                # LOOP 3
-                for g in prange(plan.groups, schedule="static"):
-                    multiply_group(
-                        p, &plan, resident, rooms + threadid() * plan.streamed_floats, s0, s1, g, k,
-                        kc,
-                    )
-        _end(p, before)
+    cdef Pass x = _whole_pass(p, &plan, workspace)
+    cdef Py_ssize_t i, t, most = terms_per_pass(&p.a)
+    # LOOP 5
+    for i in range(blocks_of(panels(plan.resident), plan.slice)):
+        x.s0 = i * plan.slice
+        x.s1 = min(x.s0 + plan.slice, panels(plan.resident))
+        # LOOP 4
+        for t in range(blocks_of(p.K, most)):
+            x.k = t * most
+            x.kc = min(most, p.K - x.k)
+            _pack_on_threads(_pack_pass, &x, n_threads)
+            run_on_threads(_multiply_groups, &x, <int>min(<Py_ssize_t>n_threads, plan.groups))
 
 
-cdef inline void _multiply_passes(
-    const Product* p, const Plan* plan, const float* resident, float* room, Py_ssize_t g
-) noexcept nogil:
-    """LOOP 4 within LOOP 3: group g with all terms of the resident side."""
-    cdef Py_ssize_t t, k, most = terms_per_pass(&p.a)
-    for t in range(blocks_of(p.K, most)):
-        k = t * most
-        multiply_group(
-            p, plan, resident + t * plan.pass_floats, room, 0, plan.slice, g, k,
-            min(most, p.K - k),
-        )
+cdef inline void _multiply_passes(void* task, int i, int m) noexcept nogil:
+    """LOOP 4 within LOOP 3: share i of m of the groups, with all terms of the resident side."""
+    cdef const Pass* x = <const Pass*>task
+    cdef Py_ssize_t g, t, k, most = terms_per_pass(&x.p.a)
+    cdef fpstate before = _begin(x.p)
+    for g in range(i * x.plan.groups // m, (i + 1) * x.plan.groups // m):
+        for t in range(blocks_of(x.p.K, most)):
+            k = t * most
+            multiply_group(
+                x.p, x.plan, x.resident + t * x.plan.pass_floats,
+                x.rooms + i * x.plan.streamed_floats, 0, x.plan.slice, g, k, min(most, x.p.K - k),
+            )
+    _end(x.p, before)
 
 
 cdef inline void multiply_with_resident(
@@ -191,20 +232,6 @@ cdef inline void multiply_with_resident(
 ) noexcept nogil:
     """PANELS_RESIDENT: all of the resident side is packed, then LOOP 3 runs once."""
     cdef Plan plan = plan_of(p, n_threads)
-    cdef float* resident = aligned(workspace)
-    cdef float* rooms = resident + plan.resident_floats
-    cdef Py_ssize_t g, j, t = 0, k = 0, kc = 0, most = terms_per_pass(&p.a)
-    cdef fpstate before = 0
-    with parallel(num_threads=team(n_threads)):
-        before = _begin(p)
-        for t in range(blocks_of(p.K, most)):
-            k = t * most
-            kc = min(most, p.K - k)
-            for j in prange(n_threads, schedule="static"):
-                pack_resident(
-                    &plan, resident + t * plan.pass_floats, 0, plan.slice, j, n_threads, k, kc
-                )
-        # LOOP 3
-        for g in prange(plan.groups, schedule="static"):
-            _multiply_passes(p, &plan, resident, rooms + threadid() * plan.streamed_floats, g)
-        _end(p, before)
+    cdef Pass x = _whole_pass(p, &plan, workspace)
+    _pack_on_threads(_pack_passes, &x, n_threads)
+    run_on_threads(_multiply_passes, &x, <int>min(<Py_ssize_t>n_threads, plan.groups))

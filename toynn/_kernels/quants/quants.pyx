@@ -14,14 +14,13 @@ A block with a NaN, or too large for float16, gets a scale that is not finite: t
 Source: ggml-common.h and quantize_row_*_ref of ggml-quants.c in ggml; the GGUF specification.
 """
 cimport cython
-from cython.parallel cimport parallel, prange
 from libc.math cimport fabsf, isfinite
 from libc.stdint cimport int8_t, uint8_t, uint16_t, uint32_t
 from libc.string cimport memcpy, memset
 
 from toynn._kernels.quants._blocks cimport RUN
 from toynn._kernels._address cimport at1
-from toynn._kernels._common cimport team
+from toynn._kernels._parallel cimport deal
 from toynn._kernels.quants._types cimport F32, Type, dequantize as dequantize_row, type_of
 
 from toynn._kernels._check import check
@@ -122,40 +121,59 @@ cdef squeeze_fn _squeeze(int type) noexcept:
     return NULL
 
 
+cdef struct Blocks:
+    Type type
+    float* values    # written by dequantize, read by quantize
+    uint8_t* raw     # the other way round
+    Py_ssize_t n     # values
+    squeeze_fn squeeze
+
+
+cdef void _dequantize_tasks(void* blocks, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+    cdef Blocks* x = <Blocks*>blocks
+    cdef Py_ssize_t t, i
+    for t in range(first, last):
+        i = t * TASK
+        dequantize_row(&x.type, x.values + i, x.raw, i, min(<Py_ssize_t>TASK, x.n - i))
+
+
+cdef void _quantize_tasks(void* blocks, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+    cdef Blocks* x = <Blocks*>blocks
+    cdef Py_ssize_t t, b, step = TASK // RUN
+    for t in range(first, last):
+        b = t * step
+        x.squeeze(
+            x.raw + b * x.type.nbytes, x.values + b * RUN, min(step, x.n // RUN - b)
+        )
+
+
 cdef inline void* _bytes(const uint8_t[::1] raw) noexcept:
     return <void*>&raw[0] if raw.shape[0] else NULL
 
 
 def dequantize(float[::1] y, const uint8_t[::1] raw, int type, int n_threads=1):
     """Overwrite y (n,) with the elements of the blocks in raw, n / elements of nbytes each."""
-    cdef Type f = type_of(type)
-    cdef Py_ssize_t t, n = y.shape[0], blocks
-    cdef float* values = <float*>at1(y)
-    cdef const uint8_t* first = <const uint8_t*>_bytes(raw)
-    if f.values == 0 or f.number == F32:
+    cdef Blocks x = Blocks(
+        type_of(type), <float*>at1(y), <uint8_t*>_bytes(raw), y.shape[0], NULL
+    )
+    if x.type.values == 0 or x.type.number == F32:
         raise ValueError(f"quants.dequantize: no type {type}")
-    blocks = n // f.values
-    check("quants.dequantize", f"type {type}, y ({n},)", n_threads,
-          y=(y, (blocks * f.values,)), raw=(raw, (blocks * f.nbytes,)))
-    with nogil, parallel(num_threads=team(n_threads)):
-        for t in prange((n + TASK - 1) // TASK, schedule="static"):
-            dequantize_row(
-                &f, values + t * TASK, first, t * TASK, min(<Py_ssize_t>TASK, n - t * TASK)
-            )
+    cdef Py_ssize_t blocks = x.n // x.type.values
+    check("quants.dequantize", f"type {type}, y ({x.n},)", n_threads,
+          y=(y, (blocks * x.type.values,)), raw=(raw, (blocks * x.type.nbytes,)))
+    with nogil:
+        deal(_dequantize_tasks, &x, (x.n + TASK - 1) // TASK, n_threads, 1, False)
 
 
 def quantize(uint8_t[::1] raw, const float[::1] x, int type, int n_threads=1):
     """Overwrite raw with the blocks of x (n,): Q8_0 (type 8) or Q4_0 (type 2)."""
-    cdef Type f = type_of(type)
-    cdef squeeze_fn squeeze = _squeeze(type)
-    cdef Py_ssize_t t, b, n = x.shape[0], blocks = n // RUN, step = TASK // RUN
-    cdef const float* values = <const float*>at1(x)
-    cdef uint8_t* first = <uint8_t*>_bytes(raw)
-    if squeeze == NULL:
+    cdef Blocks b = Blocks(
+        type_of(type), <float*>at1(x), <uint8_t*>_bytes(raw), x.shape[0], _squeeze(type)
+    )
+    cdef Py_ssize_t blocks = b.n // RUN
+    if b.squeeze == NULL:
         raise ValueError(f"quants.quantize: needs type 2 (Q4_0) or 8 (Q8_0); got {type}")
-    check("quants.quantize", f"type {type}, x ({n},)", n_threads,
-          x=(x, (blocks * RUN,)), raw=(raw, (blocks * f.nbytes,)))
-    with nogil, parallel(num_threads=team(n_threads)):
-        for t in prange((blocks + step - 1) // step, schedule="static"):
-            b = t * step
-            squeeze(first + b * f.nbytes, values + b * RUN, min(step, blocks - b))
+    check("quants.quantize", f"type {type}, x ({b.n},)", n_threads,
+          x=(x, (blocks * RUN,)), raw=(raw, (blocks * b.type.nbytes,)))
+    with nogil:
+        deal(_quantize_tasks, &b, (b.n + TASK - 1) // TASK, n_threads, 1, False)

@@ -1,0 +1,158 @@
+/* Calls toynn/_kernels/pool.h as test_pool.py tells it; ends with 0 if all was as it should be.
+
+   A case that hangs is ended by SIGALRM: no outcome depends on how long one takes. */
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#ifdef TN_REFUSE /* so many threads are started, and no more */
+#include <errno.h>
+#include <pthread.h>
+static int refuse(pthread_t* t, const pthread_attr_t* a, void* (*run)(void*), void* x) {
+    static int started;
+    return started++ < TN_REFUSE ? pthread_create(t, a, run, x) : EAGAIN;
+}
+#define pthread_create refuse
+#endif
+#include "pool.h"
+#undef pthread_create
+
+#define REQUIRE(what)                                                             \
+    do {                                                                          \
+        if (!(what)) {                                                            \
+            fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #what);    \
+            _exit(1);                                                             \
+        }                                                                         \
+    } while (0)
+
+enum { MOST = 64 };
+
+/* What a call leaves: plain memory, so that ThreadSanitizer sees whether the hand-over orders it. */
+typedef struct {
+    int m;             /* threads of the call */
+    int came[MOST];    /* how often share i was computed */
+    int nested[MOST];  /* threads that share i got for a call of its own */
+    long added[MOST];  /* share i's part of 0 + 1 + ... + 999 */
+    ptrdiff_t taken, tasks[MOST];
+} task_t;
+
+static void note_m(void* task, int i, int m) {
+    (void)i;
+    *(int*)task = m;
+}
+
+static void compute(void* task, int i, int m) {
+    task_t* t = task;
+    if (i == 0)
+        t->m = m;
+    t->came[i]++;
+    tn_run_on_threads(note_m, &t->nested[i], 3);
+    for (int k = i * 1000 / m; k < (i + 1) * 1000 / m; k++)
+        t->added[i] += k;
+    while (tn_take(&t->taken) < 100)
+        t->tasks[i]++;
+}
+
+/* One call; returns on how many threads it was computed. */
+static int call(int n) {
+    task_t t = {0};
+    long sum = 0, tasks = 0;
+    tn_run_on_threads(compute, &t, n);
+    REQUIRE(1 <= t.m && t.m <= (n < 1 ? 1 : n));
+    for (int i = 0; i < MOST; i++) {
+        REQUIRE(t.came[i] == (i < t.m));
+        REQUIRE(t.nested[i] == (i < t.m));
+        sum += t.added[i];
+        tasks += t.tasks[i];
+    }
+    REQUIRE(sum == 999 * 1000 / 2);
+    REQUIRE(tasks == 100);
+    return t.m;
+}
+
+static void all_threads(void) { /* as many as were asked for: one, few, more than there are cores */
+    REQUIRE(atomic_load(&tn_started) == 0);
+    for (int n = -1; n < 10; n++) {
+        REQUIRE(call(n) == (n < 2 ? 1 : n));
+        REQUIRE(atomic_load(&tn_started) == (n < 2 ? 0 : n - 1)); /* no thread that nobody needs */
+    }
+    REQUIRE(call(MOST) == MOST);
+    REQUIRE(call(3) == 3);
+    REQUIRE(atomic_load(&tn_started) == MOST - 1);
+}
+
+static void many_calls(void) { /* back to back, and with pauses in which threads fall asleep */
+    for (int k = 0; k < 20000; k++)
+        REQUIRE(call(2 + k % 2) == 2 + k % 2);
+    for (int k = 0; k < 20; k++) {
+        usleep(2000);
+        REQUIRE(call(3) == 3);
+    }
+}
+
+static void* caller(void* n) {
+    for (int k = 0; k < 3000; k++)
+        REQUIRE(call(*(int*)n) == *(int*)n);
+    return n;
+}
+
+static void several_callers(void) { /* each has workers of its own */
+    static int n[4] = {2, 3, 2, 4};
+    pthread_t threads[4];
+    for (int i = 0; i < 4; i++)
+        REQUIRE(pthread_create(&threads[i], NULL, caller, &n[i]) == 0);
+    for (int i = 0; i < 4; i++)
+        pthread_join(threads[i], NULL);
+    REQUIRE(atomic_load(&tn_started) <= 1 + 2 + 1 + 3);
+}
+
+static void* call_for_ever(void* n) {
+    for (;;)
+        call(*(int*)n);
+    return n;
+}
+
+static void in_a_child(int depth) {
+    const pid_t child = fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+        alarm(120);
+        REQUIRE(atomic_load(&tn_started) == 0);
+        for (int k = 0; k < 10; k++)
+            REQUIRE(call(3) == 3);
+        if (depth)
+            in_a_child(depth - 1);
+        _exit(0);
+    }
+    int status;
+    waitpid(child, &status, 0);
+    REQUIRE(status == 0);
+}
+
+static void fork_in_the_middle(void) { /* while other threads hold workers and locks */
+    static int n[2] = {3, 5};
+    pthread_t threads[2];
+    for (int i = 0; i < 2; i++)
+        REQUIRE(pthread_create(&threads[i], NULL, call_for_ever, &n[i]) == 0);
+    for (int k = 0; k < 30; k++)
+        in_a_child(1);
+    REQUIRE(call(4) == 4);
+} /* and the process ends while they compute */
+
+static void no_more_threads(void) {
+#ifdef TN_REFUSE
+    for (int k = 0; k < 3; k++)
+        REQUIRE(call(8) == 1 + TN_REFUSE);
+#endif
+}
+
+int main(int count, char** words) {
+    void (*cases[])(void) = {
+        all_threads, many_calls, several_callers, fork_in_the_middle, no_more_threads,
+    };
+    REQUIRE(count == 2);
+    alarm(300);
+    cases[atoi(words[1])]();
+    return 0;
+}

@@ -1,0 +1,105 @@
+"""The thread pool by itself, in C (pool.c), and as kernels use it."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hang import HANG
+
+from toynn import _kernels
+
+CC = os.environ.get("CC", "cc").split()
+HEADERS = Path(_kernels.__file__).parent
+CASES = ("all threads", "many calls", "several callers", "fork in the middle")
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(os, "fork") or shutil.which(CC[0]) is None, reason="needs fork and a C compiler"
+)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """Build pool.c with some flags, once; skip where the compiler lacks a sanitizer."""
+    programs = {}
+
+    def build(*flags):
+        if flags not in programs:
+            program = tmp_path_factory.mktemp("pool") / "pool"
+            words = ["-O1", "-g", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-pthread", *flags]
+            done = subprocess.run(
+                [*CC, *words, f"-I{HEADERS}", Path(__file__).with_name("pool.c"), "-o", program],
+                capture_output=True,
+                text=True,
+                timeout=HANG,
+            )
+            if done.returncode and "san" in done.stderr:
+                pytest.skip(f"no sanitizer: {done.stderr[-200:]}")
+            assert done.returncode == 0, done.stderr
+            programs[flags] = program
+        return programs[flags]
+
+    return build
+
+
+def run(words):
+    done = subprocess.run(words, capture_output=True, text=True, timeout=HANG)
+    assert done.returncode == 0, done.stderr or f"hangs or dies: {done.returncode}"
+
+
+@pytest.mark.parametrize("spin", [2_000_000, 0])
+@pytest.mark.parametrize("case", range(len(CASES)), ids=CASES)
+def test_all_shares_are_computed_once(built, case, spin):
+    """Whether threads still look when the next call comes, or sleep already."""
+    run([built(f"-DTN_SPIN={spin}"), str(case)])
+
+
+@pytest.mark.parametrize("case", range(3), ids=CASES[:3])
+def test_the_thread_sanitizer_sees_no_race(built, case):
+    """Without fork: the sanitizer starts no threads in a forked child."""
+    run(["setarch", "-R", built("-fsanitize=thread", "-DTN_SPIN=20000"), str(case)])
+
+
+@pytest.mark.parametrize("most", [0, 3])
+def test_a_system_that_starts_no_more_threads(built, most):
+    run([built(f"-DTN_REFUSE={most}"), str(len(CASES))])
+
+
+USE = """
+import os, threading
+import numpy as np
+from toynn._kernels import silu
+
+def names():
+    folder = "/proc/self/task"
+    return sorted(open(f"{folder}/{task}/comm").read().strip() for task in os.listdir(folder))
+
+def ours():
+    return [name for name in names() if name.startswith("toynn-")]
+
+x = np.linspace(-9, 9, 100_000, dtype=np.float32)
+y = np.empty_like(x)
+def compute(n_threads):
+    silu.forward(y, x, n_threads=n_threads)
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="needs Linux")
+@pytest.mark.parametrize(
+    "code",
+    [
+        "assert ours() == []; compute(1); assert ours() == []",
+        "compute(3); compute(2); assert ours() == ['toynn-1', 'toynn-2'], names()",
+        "before = os.sched_getaffinity(0); compute(2); assert os.sched_getaffinity(0) == before",
+        "def forever():\n    while True: compute(2)\n"
+        "threading.Thread(target=forever, daemon=True).start()\nfor k in range(50): compute(3)",
+    ],
+    ids=["none before need", "named", "affinity", "exit while another computes"],
+)
+def test_threads_of_the_pool_in_a_process(code):
+    environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
+    words = [sys.executable, "-c", USE + code]
+    done = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=HANG)
+    assert done.returncode == 0, done.stderr

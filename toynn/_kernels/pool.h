@@ -1,0 +1,272 @@
+/* The thread pool: one function, run by several threads at once, each with a number of its own.
+
+       tn_run_on_threads(work, task, n):    work(task, i, m)  for i = 0 .. m - 1,   1 <= m <= n
+
+   It returns when all m calls have returned; the caller's own thread is number 0. m is n, but
+
+     - 1 in a call from within work();
+     - fewer where the system starts no more threads, or TN_MOST_WORKERS are there.
+
+   So no result may depend on m. The caller claims workers that are idle, and starts those that are
+   missing: two threads of a program that call at once have different workers. A worker is started
+   when it is needed first, and never ends. The hand-over, r counting the worker's calls:
+
+       caller                           worker i
+       call = work, task, i, m          wait until go = r
+       go = r                           work(task, i, m)
+       work(task, 0, m)                 done = r
+       wait until done = r              r = r + 1
+       claimed = 0
+
+   Who waits looks at the number for TN_SPIN nanoseconds, since the next kernel of a program usually
+   comes within microseconds, and a thread that sleeps takes tens of them to wake. Between looks it
+   yields its core to whoever has work: to a worker, where there are more threads than cores, or to
+   another process. Then it sleeps.
+
+   Numbers are atomic and sequentially consistent. Who waits says that it sleeps, then looks at the
+   number; who hands over sets the number, then looks whether the other one sleeps. So one of the
+   two sees what the other one did, and no thread sleeps through a call.
+
+   A forked child has the thread that forked, and no workers: it starts its own.
+   Source of that hand-over: Dekker, in Dijkstra 1965, Cooperating sequential processes. */
+#ifndef TOYNN_POOL_H
+#define TOYNN_POOL_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "clock.h"
+
+enum {
+    TN_MOST_THREADS = 1024,
+    TN_MOST_WORKERS = TN_MOST_THREADS - 1,
+    TN_STACK = 1 << 21, /* bytes: many times what a kernel takes */
+    TN_CACHE_LINE = 64,
+    TN_LOOKS = 32 /* at a number, between looks at the clock */
+};
+#ifndef TN_SPIN
+#define TN_SPIN 2000000
+#endif
+
+typedef void (*tn_work_fn)(void* task, int i, int m);
+
+/* What the system calls a thread, a lock, and a thing to sleep on. */
+#ifdef _WIN32
+#include <windows.h>
+typedef SRWLOCK tn_mutex;
+typedef CONDITION_VARIABLE tn_condition;
+#define TN_MUTEX SRWLOCK_INIT
+#define TN_ENTRY static DWORD WINAPI
+static void tn_lock(tn_mutex* mutex) { AcquireSRWLockExclusive(mutex); }
+static void tn_unlock(tn_mutex* mutex) { ReleaseSRWLockExclusive(mutex); }
+static void tn_sleep(tn_condition* it, tn_mutex* mutex) {
+    SleepConditionVariableSRW(it, mutex, INFINITE, 0);
+}
+static void tn_wake(tn_condition* it) { WakeConditionVariable(it); }
+static void tn_yield(void) { SwitchToThread(); }
+static void tn_initialize(tn_mutex* mutex, tn_condition* it) {
+    InitializeSRWLock(mutex);
+    InitializeConditionVariable(it);
+}
+static bool tn_start_thread(LPTHREAD_START_ROUTINE run, void* argument) {
+    HANDLE thread =
+        CreateThread(NULL, TN_STACK, run, argument, STACK_SIZE_PARAM_IS_A_RESERVATION, NULL);
+    return thread && CloseHandle(thread);
+}
+static void tn_name_thread(int number) { (void)number; }
+static void tn_watch_forks(void) {}
+#else
+#include <pthread.h>
+#include <sched.h>
+typedef pthread_mutex_t tn_mutex;
+typedef pthread_cond_t tn_condition;
+#define TN_MUTEX PTHREAD_MUTEX_INITIALIZER
+#define TN_ENTRY static void*
+static void tn_lock(tn_mutex* mutex) { pthread_mutex_lock(mutex); }
+static void tn_unlock(tn_mutex* mutex) { pthread_mutex_unlock(mutex); }
+static void tn_sleep(tn_condition* it, tn_mutex* mutex) { pthread_cond_wait(it, mutex); }
+static void tn_wake(tn_condition* it) { pthread_cond_signal(it); }
+static void tn_yield(void) { sched_yield(); }
+static void tn_initialize(tn_mutex* mutex, tn_condition* it) {
+    pthread_mutex_init(mutex, NULL);
+    pthread_cond_init(it, NULL);
+}
+static bool tn_start_thread(void* (*run)(void*), void* argument) {
+    pthread_attr_t attributes;
+    pthread_t thread;
+    pthread_attr_init(&attributes);
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    pthread_attr_setstacksize(&attributes, TN_STACK);
+    const bool started = pthread_create(&thread, &attributes, run, argument) == 0;
+    pthread_attr_destroy(&attributes);
+    return started;
+}
+#if defined(__linux__) || defined(__APPLE__)
+#ifdef __linux__
+int pthread_setname_np(pthread_t, const char*); /* declared for _GNU_SOURCE only */
+#define pthread_setname_np(name) pthread_setname_np(pthread_self(), name)
+#endif
+static void tn_name_thread(int number) {
+    char name[32]; /* 15 letters, at most, are used */
+    snprintf(name, sizeof name, "toynn-%d", number);
+    pthread_setname_np(name);
+}
+#else
+static void tn_name_thread(int number) { (void)number; }
+#endif
+static void tn_forget_workers(void);
+static void tn_watch_forks(void) { pthread_atfork(NULL, NULL, tn_forget_workers); }
+#endif
+
+/* Tells the CPU that this loop waits. */
+static inline void tn_pause(void) {
+#if defined(_MSC_VER)
+    YieldProcessor();
+#elif defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ __volatile__("isb" ::: "memory"); /* yield does nothing on most */
+#endif
+}
+
+typedef struct {
+    tn_work_fn work;
+    void* task;
+    int i, m;
+} tn_call;
+
+/* A number that one thread waits for and another one sets, with a call that the number is of. */
+typedef struct {
+    _Alignas(TN_CACHE_LINE) atomic_uint number;
+    atomic_bool asleep;
+    tn_call call;
+    _Alignas(TN_CACHE_LINE) tn_mutex mutex;
+    tn_condition changed;
+} tn_gate;
+
+static void tn_await(tn_gate* gate, unsigned number) {
+    for (long long now = 0, end = 0; now <= end; now = tn_nanoseconds()) {
+        for (int look = 0; look < TN_LOOKS; look++) {
+            if (atomic_load(&gate->number) == number)
+                return;
+            tn_pause();
+        }
+        if (end == 0)
+            end = tn_nanoseconds() + TN_SPIN;
+        tn_yield();
+    }
+    tn_lock(&gate->mutex);
+    atomic_store(&gate->asleep, true);
+    while (atomic_load(&gate->number) != number)
+        tn_sleep(&gate->changed, &gate->mutex);
+    atomic_store(&gate->asleep, false);
+    tn_unlock(&gate->mutex);
+}
+
+static void tn_set(tn_gate* gate, unsigned number) {
+    atomic_store(&gate->number, number);
+    if (atomic_load(&gate->asleep)) {
+        tn_lock(&gate->mutex); /* the other one holds it from its last look until it sleeps */
+        tn_unlock(&gate->mutex);
+        tn_wake(&gate->changed);
+    }
+}
+
+typedef struct tn_worker {
+    tn_gate go, done;
+    _Alignas(TN_CACHE_LINE) atomic_bool claimed;
+    unsigned calls;         /* this and the next belong to who claimed it */
+    struct tn_worker* next; /* of the same caller */
+} tn_worker;
+
+static tn_worker tn_workers[TN_MOST_WORKERS];
+static atomic_int tn_started;        /* how many of them run */
+static tn_mutex tn_starts = TN_MUTEX; /* held by who starts one */
+static _Thread_local bool tn_within;  /* this thread is within work() */
+
+TN_ENTRY tn_run_worker(void* argument) {
+    tn_worker* me = argument;
+    tn_name_thread((int)(me - tn_workers) + 1);
+    tn_within = true;
+    for (unsigned r = 1;; r++) {
+        tn_await(&me->go, r);
+        me->go.call.work(me->go.call.task, me->go.call.i, me->go.call.m);
+        tn_set(&me->done, r);
+    }
+    return 0;
+}
+
+/* Start worker i, unless another thread has done so; return whether it runs. */
+static bool tn_start_worker(int i) {
+    static bool watched;
+    tn_worker* worker = &tn_workers[i];
+    tn_lock(&tn_starts);
+    if (!watched)
+        tn_watch_forks();
+    watched = true;
+    bool runs = i < atomic_load(&tn_started);
+    if (!runs) {
+        tn_initialize(&worker->go.mutex, &worker->go.changed);
+        tn_initialize(&worker->done.mutex, &worker->done.changed);
+        runs = tn_start_thread(tn_run_worker, worker);
+        if (runs)
+            atomic_store(&tn_started, i + 1);
+    }
+    tn_unlock(&tn_starts);
+    return runs;
+}
+
+/* In a forked child: the threads did not come along, and a lock may be held by one of them. */
+#ifndef _WIN32
+static void tn_forget_workers(void) {
+    memset(tn_workers, 0, atomic_load(&tn_started) * sizeof(tn_worker));
+    atomic_store(&tn_started, 0);
+    pthread_mutex_init(&tn_starts, NULL);
+}
+#endif
+
+/* Claim up to so many workers; return how many, and the list of them. */
+static int tn_claim(int most, tn_worker** list) {
+    int count = 0;
+    for (int i = 0; i < TN_MOST_WORKERS && count < most; i++) {
+        tn_worker* worker = &tn_workers[i];
+        if (i >= atomic_load(&tn_started) && !tn_start_worker(i))
+            break;
+        if (!atomic_load(&worker->claimed) && !atomic_exchange(&worker->claimed, true)) {
+            *list = worker;
+            list = &worker->next;
+            count++;
+        }
+    }
+    *list = NULL;
+    return count;
+}
+
+static void tn_run_on_threads(tn_work_fn work, void* task, int n_threads) {
+    tn_worker* team = NULL;
+    const int m = n_threads < 2 || tn_within ? 1 : 1 + tn_claim(n_threads - 1, &team);
+    int i = 0;
+    for (tn_worker* each = team; each; each = each->next) {
+        each->go.call = (tn_call){work, task, ++i, m};
+        tn_set(&each->go, ++each->calls);
+    }
+    const bool before = tn_within;
+    tn_within = true;
+    work(task, 0, m);
+    tn_within = before;
+    for (tn_worker *each = team, *next; each; each = next) {
+        next = each->next;
+        tn_await(&each->done, each->calls);
+        atomic_store(&each->claimed, false);
+    }
+}
+
+/* Take the next of some tasks, which threads share out as they go: 0, 1, 2 ... */
+static ptrdiff_t tn_take(ptrdiff_t* taken) {
+    return atomic_fetch_add_explicit((_Atomic ptrdiff_t*)taken, 1, memory_order_relaxed);
+}
+
+#endif

@@ -1,0 +1,5 @@
+# work(task, i, m): share i of m of what the task is, on a thread of its own.
+ctypedef void (*work_fn)(void* task, int i, int m) noexcept nogil
+
+cdef void run_on_threads(work_fn work, void* task, int n_threads) noexcept nogil
+cdef Py_ssize_t take(Py_ssize_t* taken) noexcept nogil
