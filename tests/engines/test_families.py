@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hf_folders import edit_tensors
 from llamas import FACTORS, SCALES, config, make
+from lora_bases import rewritten
 
 from toynn.engines import LlamaSeqEngine
 from toynn.engines.converting import unlike
@@ -395,6 +396,14 @@ def test_files_are_refused_by_name(name, tmp_path):
     gguf.write(tmp_path / "bad.gguf", metadata, tensors)
     with pytest.raises(GGUFError, match=message):
         LlamaSeqEngine.from_gguf(tmp_path / "bad.gguf")
+
+
+def test_the_logarithm_of_a_ministrals_yarn_divides_its_magnitude(tmp_path):
+    make("ministral3").engine.export_gguf(tmp_path / "a.gguf")
+    told = {"mistral3.rope.scaling.yarn_log_multiplier": (1.0, "FLOAT32")}
+    path = rewritten(tmp_path / "a.gguf", tmp_path / "b.gguf", np.copy, told)
+    found = LlamaSeqEngine.from_gguf(path).config
+    assert found.yarn_magnitude == pytest.approx(1 / (1 + 0.1 * np.log(4)))  # so RoPE's is 1
 
 
 def test_scales_of_a_granite():

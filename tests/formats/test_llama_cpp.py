@@ -253,6 +253,41 @@ def test_betas_of_yarn(config, reads, tmp_path):
     assert nmse(LlamaSeqEngine.from_gguf(tmp_path / "model.gguf").logits(ids), expected) < 1e-8
 
 
+def rewritten(path, out, changes):
+    """Write a file again with other hyper-parameters; None takes one away."""
+    with gguf.open(path) as file:
+        kinds = {key: (value, file.types[key]) for key, value in file.metadata.items()}
+        tensors = {name: (np.array(file[name]), "f32") for name in file}
+    kinds |= {key: (value, "FLOAT32") for key, value in changes.items()}
+    gguf.write(out, {key: kind for key, kind in kinds.items() if kind[0] is not None}, tensors)
+    return out
+
+
+@pytest.mark.parametrize("log", [1.0, 0.7])
+def test_yarn_as_llama_cpp_writes_it_for_a_ministral(log, tmp_path):
+    """RoPE's magnitude by yarn_log_multiplier, config.json's mscale_all_dim: 1 as released."""
+    MODELS["ministral3"]().export_gguf(tmp_path / "a.gguf")
+    keys = {"attn_factor": None, "yarn_log_multiplier": log}
+    changes = {f"mistral3.rope.scaling.{key}": value for key, value in keys.items()}
+    path = rewritten(tmp_path / "a.gguf", tmp_path / "b.gguf", changes)
+    model = LlamaSeqEngine.from_gguf(path)
+    ids = np.random.default_rng(1).integers(0, model.vocab, model.context)
+    assert nmse(model.logits(ids), judged_logits(path, ids)) < 1e-8
+    assert nmse(model.logits(ids), judged_logits(tmp_path / "a.gguf", ids)) > 1e-3
+
+
+def test_yarn_as_llama_cpp_writes_it_for_an_olmo3(tmp_path):
+    """config.json's attention_factor, which it does not read where YaRN has its usual one."""
+    MODELS["olmo3"]().export_gguf(tmp_path / "a.gguf")
+    usual = 1 + 0.1 * np.log(YARN["rope_factor"])
+    keys = {"attn_factor": None, "yarn_attn_factor": float(usual)}
+    changes = {f"olmo2.rope.scaling.{key}": value for key, value in keys.items()}
+    path = rewritten(tmp_path / "a.gguf", tmp_path / "b.gguf", changes)
+    model = LlamaSeqEngine.from_gguf(path)
+    ids = np.random.default_rng(1).integers(0, model.vocab, model.context)
+    assert nmse(model.logits(ids), judged_logits(path, ids)) < 1e-8
+
+
 @pytest.mark.parametrize(("outtype", "limit"), [("f16", 1e-5), ("bf16", 1e-3), ("q8_0", 5e-3)])
 def test_rounded_files_load(model, outtype, limit, tmp_path):
     """llama.cpp rounds or quantizes the activations too, so the limits are those of the types."""

@@ -39,6 +39,12 @@ STEPS = {
         False,
         "smollm",
     ),
+    "seed-oss": (
+        split(CL100K.replace("NUMBERS", r"\p{N}").replace(r"\p{N}]+[\r\n]*", r"\p{N}\r\n]+")),
+        False,
+        "seed-coder",
+    ),
+    "glm4": (split(CL100K.replace("NUMBERS", r"\p{N}{1,3}")), True, "llama-bpe"),
     "phi4-mini": (split(O200K), False, "gpt-4o"),
     "with a space": (by_bytes(use_regex=True, add_prefix_space=True), False, None),
     "nothing": (None, False, None),
