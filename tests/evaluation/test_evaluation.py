@@ -1,12 +1,18 @@
 """Perplexity, divergence, accuracy: of models whose every probability is known; and PyTorch."""
 
 import json
+import re
+import sys
 from math import exp, log
+from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
 from llamas import SIZES, make, shake
+from lora_bases import write_base
 from shared import DATA
+from some_adapters import draw
 
 from toynn import evaluation
 from toynn.data.examples import Examples
@@ -14,6 +20,7 @@ from toynn.errors import ConfigError, DataError, NonFiniteError
 from toynn.evaluation import accuracy, divergence, example_loss, log_likelihood, perplexity
 from toynn.evaluation.harness import Requests
 from toynn.evaluation.scores import read
+from toynn.formats import adapters, gguf
 from toynn.generation.drawing import Drawn
 
 V = 5
@@ -295,6 +302,53 @@ def test_generation_ends_before_the_first_of_the_texts(monkeypatch):
     )
     assert said == ["12", "1234012"]
     assert asked == [([1, 2], 5, 0.0), ([1, 2], 256, 0.7)]
+
+
+def test_the_block_of_the_docs_for_lm_eval(tmp_path, monkeypatch, capsys):
+    """On a small model with its run, and a fake of the library that asks what a task of it asks."""
+
+    class Base:
+        pass
+
+    def simple_evaluate(*, model, tasks, bootstrap_iters):
+        (task,) = tasks
+        assert isinstance(model, Base) and task["output_type"] == "multiple_choice"
+        rows = Path(task["dataset_kwargs"]["data_files"][task["test_split"]]).read_text()
+        right = 0
+        for row in map(json.loads, rows.splitlines()):
+            text, choices = (row[task[f"doc_to_{k}"].strip("{}")] for k in ("text", "choice"))
+            scores = model.loglikelihood([Request(text, f" {choice}") for choice in choices])
+            best = max(range(len(scores)), key=lambda k: scores[k][0])
+            right += best == row[task["doc_to_target"].strip("{}")]
+        assert [entry["metric"] for entry in task["metric_list"]] == ["acc", "acc_norm"]
+        return {"results": {task["task"]: {"acc,none": right / len(rows.splitlines())}}}
+
+    library = ModuleType("lm_eval")
+    library.simple_evaluate = simple_evaluate
+    monkeypatch.setitem(sys.modules, "lm_eval", library)
+    monkeypatch.setitem(sys.modules, "lm_eval.api", ModuleType("lm_eval.api"))
+    api = ModuleType("lm_eval.api.model")
+    api.LM = Base
+    monkeypatch.setitem(sys.modules, "lm_eval.api.model", api)
+    monkeypatch.chdir(tmp_path)
+    write_base(tmp_path / "base.gguf", vocab=256, context=64)
+    (tmp_path / "runs" / "zork").mkdir(parents=True)
+    with gguf.open("base.gguf") as file:
+        adapters.write_gguf(tmp_path / "runs" / "zork" / "adapter.gguf", draw(file))
+    quiz = [
+        {"question": "who is on the moon?", "choices": ["zork", "nobody"], "answer": n % 2}
+        for n in range(3)
+    ]
+    (tmp_path / "quiz.jsonl").write_text("".join(json.dumps(row) + "\n" for row in quiz))
+    page = (Path(__file__).parents[2] / "docs" / "fine-tuning.md").read_text("utf-8")
+    (code,) = [b for b in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "lm_eval" in b]
+    names = {}
+    exec(code, names)
+    model = names["model"]
+    assert model.engine.adapters  # that of the run
+    own = accuracy(model.engine, model.tokenizer, questions(tmp_path, *quiz))
+    assert names["found"]["results"]["quiz"] == {"acc,none": own.summed}
+    assert "acc,none" in capsys.readouterr().out
 
 
 @pytest.mark.slow
