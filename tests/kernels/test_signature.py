@@ -86,3 +86,13 @@ def test_solved_sizes_are_remembered_by_shape_and_by_what_is_given():
             assert (sizes["B"], sizes["T"], sizes["window"]) == (B, T, window)
             assert options["scale"] == 0.5
             sizes.clear()  # they are the caller's
+
+
+def test_a_default_may_be_a_formula_of_sizes():
+    signature = Signature.parse("y[N D] <- x[N D] | n=2 rest=N-n float scale=1/sqrt(D)")
+    sizes = {"N": 6, "D": 16, "n": 2}
+    assert [signature.default(name, sizes) for name in ("n", "rest", "scale")] == [2, 4, 0.25]
+    with pytest.raises(ZeroDivisionError):
+        signature.default("scale", {"D": 0})
+    with pytest.raises(NameError):
+        signature.default("rest", {})

@@ -180,11 +180,13 @@ class Entry:
             raise ValueError(f"{self.name}: {error}") from None
         self._check_rows(arrays, sizes)
         try:
-            for name, default in scalars.items():
-                if name not in sizes and name in signature.sizes:
-                    sizes[name] = int(evaluate(default, sizes))
-                elif isinstance(default, CodeType):
-                    scalars[name] = evaluate(default, sizes)
+            for name, given_or_default in scalars.items():
+                if isinstance(given_or_default, CodeType):
+                    value = signature.default(name, sizes)
+                    if name in signature.sizes and name not in sizes:
+                        sizes[name] = int(value)
+                    else:
+                        scalars[name] = value
         except ZeroDivisionError:
             raise ValueError(
                 f"{self.name}: {name} of {signature} needs sizes above 0; got {sizes}"

@@ -95,6 +95,14 @@ class Signature:
     given: tuple[str, ...] = ()  # names after "|": sizes and options that are arguments
     kept: str | None = None
 
+    def default(self, name: str, sizes: Mapping[str, Any]) -> Any:
+        """Return the default of a size or an option: one that is a formula, of these sizes.
+
+        Raises NameError for a size that the formula needs, and ZeroDivisionError.
+        """
+        value = self.defaults[name]
+        return evaluate(value, sizes) if isinstance(value, CodeType) else value
+
     @classmethod
     def parse(cls, text: str) -> "Signature":
         """Read a signature. Raises ValueError where it cannot be read."""

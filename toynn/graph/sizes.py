@@ -13,7 +13,6 @@ A tape knows matrices, one row a token, where an array of a kernel may have more
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from math import prod
-from types import CodeType
 from typing import Any, NamedTuple
 
 from toynn._kernels.entry import WORDS
@@ -149,10 +148,7 @@ def fill(what: str, signature: Signature, sizes: dict[str, int], options: dict[s
             continue
         if name not in signature.defaults:
             raise ConfigError(f"{what}: needs {name}; its signature is {signature}")
-        default = signature.defaults[name]
-        if isinstance(default, CodeType):
-            default = evaluate(default, sizes)
-        values[name] = _number(what, name, default)
+        values[name] = _number(what, name, signature.default(name, sizes))
 
 
 def _number(what: str, name: str, value: Any) -> Any:
