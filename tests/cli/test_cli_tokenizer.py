@@ -8,6 +8,7 @@ import pytest
 from lora_bases import write_base
 from vocabs import bpe_file
 
+import toynn
 from toynn.cli import main
 from toynn.engines import LlamaSeqEngine, frozen
 from toynn.evaluation.harness import Requests
@@ -175,3 +176,13 @@ def test_a_run_goes_on_with_rows_that_no_token_has(tmp_path):
     assert whole.encode("the cat") == own.encode("the cat")
     with gguf.open(tmp_path / "run" / "model.gguf") as file:
         assert list(file.metadata["tokenizer.ggml.token_type"][-4:]) == [1, 5, 5, 5]
+
+
+def test_finetune_takes_one_and_a_file_keeps_its_own(tmp_path, capsys):
+    rows = [{"prompt": "say: ", "completion": "the cat"}] * 4
+    more = {"steps": 1, "batch": 2, "seq": 16, "eval_every": 0, "report": "none", "quiet": True}
+    found = toynn.finetune("bare", rows=rows, tokenizer="words.gguf", out="run", **more)
+    assert found.tokenizer.tokens[:-3] == Tokenizer.of("words.gguf").tokens[:-3]
+    given = ["fuse", "-m", "bare.gguf", "--adapter", "run", "--out", "fused.gguf"]
+    assert main([*given, "--tokenizer", "words.gguf"]) == 2
+    assert "bare.gguf is a GGUF file, and keeps what it has" in capsys.readouterr().err

@@ -166,6 +166,7 @@ class LoRAJob(TextJob):
         if HEAD in self.recipe.engine.adapters:
             return super().advice_on_ends
         said = "adapt the head, whose rows they are: --targets all-linear,head"
+        said += "" if self.base.adapter is None else ", in a new adapter"
         if not adapters.is_tied(self.file):
             return said
         arch, more = self.file.architecture, ""
