@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from toynn.cli import main
 from toynn.engines import frozen
 from toynn.formats import adapters, bases, gguf
-from toynn.formats.hf.hub import hub_name
+from toynn.formats.hub import hub_name
 from toynn.formats.tokenizer import Tokenizer
 
 pytestmark = [

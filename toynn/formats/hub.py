@@ -2,7 +2,7 @@
 
 huggingface_hub downloads them into its cache (HF_HOME), shows progress, goes on with a download
 that was interrupted, and honours HF_ENDPOINT, HF_HUB_OFFLINE and HF_TOKEN. Without a network what
-the cache has is taken.
+the cache has is taken. ``hub_name`` says by what name a folder is to be had.
 """
 
 import re
@@ -13,17 +13,24 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from toynn.errors import ConfigError
+from toynn.formats.hf.config import CONFIG
+from toynn.formats.objects import read_object
 
-__all__ = ["PREFIX", "fetched"]
+__all__ = ["PREFIX", "fetched", "hub_name"]
 
 PREFIX = "hf:"
 EXAMPLE = "expected hf:OWNER/NAME, hf:OWNER/NAME/FILE, and perhaps @REVISION behind it"
 PART = r"[\w.-]+"
+REPOSITORY = re.compile(f"{PART}/{PART}")
 NAME = re.compile(rf"hf:({PART}/{PART})(?:/([^@]+))?(?:@([^@]+))?")
 #: What a folder in Hugging Face's format is made of; consolidated.safetensors is a second copy.
 FOLDER = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model")
 COPIES = ("*/*", "consolidated*")
 SHARD = re.compile(r"-\d{5}-of-(\d{5})(?=\.\w+$)")
+#: Where transformers and huggingface_hub put what they download.
+CACHED = re.compile(r"models--(.+)")
+#: Files that may name a model, and the keys that do.
+SAID = {CONFIG: "_name_or_path", "tokenizer_config.json": "name_or_path"}
 
 
 class Name(NamedTuple):
@@ -162,3 +169,25 @@ def _refusals(name: Name) -> Iterator[None]:
     ) as error:  # a full disk, a connection that broke; the next try goes on from there
         reason = str(error).strip().partition("\n")[0]
         raise ConfigError(f"{said}: cannot download {where}: {reason}") from error
+
+
+def hub_name(folder: Path) -> tuple[str | None, str | None]:
+    """Return by what name transformers loads a folder, and the revision, if that is known.
+
+    In the hub's cache (models--ORG--NAME/snapshots/REVISION) the path says both. Else config.json
+    or tokenizer_config.json may name it. A fine-tuned model's name its parent, so a name counts
+    only where the folder is called so. Without a name it is the absolute path; of a file, None.
+    """
+    if not folder.is_dir():
+        return None, None
+    whole = folder.absolute()
+    kept = CACHED.fullmatch(whole.parents[1].name) if len(whole.parents) > 1 else None
+    if kept is not None and whole.parent.name == "snapshots":
+        return kept[1].replace("--", "/", 1), whole.name
+    for file, key in SAID.items():
+        said = read_object(folder / file).get(key) if (folder / file).is_file() else None
+        if not isinstance(said, str) or not REPOSITORY.fullmatch(said):
+            continue
+        if whole.name in (said.partition("/")[2], said.replace("/", "--"), said.replace("/", "_")):
+            return said, None
+    return str(whole), None

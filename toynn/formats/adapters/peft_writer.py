@@ -36,8 +36,8 @@ from toynn.formats.adapters.peft import (
 )
 from toynn.formats.adapters.stacks import wrapped
 from toynn.formats.folders import write_together
-from toynn.formats.hf.hub import hub_name
 from toynn.formats.hf.name_mapping import NameMapping, module_of, pairs_apart
+from toynn.formats.hub import hub_name
 
 __all__ = ["write_peft"]
 
