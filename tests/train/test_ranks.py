@@ -207,7 +207,8 @@ def train(ranks, folder, *words, **variables):
 def test_the_command_line_says_what_it_costs_before_the_first_step(tmp_path):
     done = train(2, tmp_path / "run")
     assert done.returncode == 0, done.stderr
-    before, _, behind = done.stderr.partition("step 0/3")
+    assert "step 0/3" in done.stdout
+    before, behind = re.split(r"(?m)^(?=ranks +a step took)", done.stderr)
     assert re.search(r"^ranks +2: 2 on .+; here 1 thread each of \d+ CPU", before, re.MULTILINE)
     assert re.search(r"^expected +[\d.]+ m?s a step, [\d.]+% of it the sum$", before, re.MULTILINE)
     assert re.search(r"^ +10 Gbit/s( +[\d.]+){6}$", before, re.MULTILINE)
