@@ -87,8 +87,8 @@ def test_export_overwrites_only_when_told(files, tmp_path):
     model.export_gguf(path, "f16", overwrite=True)
     with gguf.open(path) as file:
         assert file.tensors["token_embd.weight"].type == "F16"
-    with pytest.raises(ConfigError, match="outtype must be f32, f16, q8_0, bf16; got 'q4_0'"):
-        model.export_gguf(path, "q4_0")
+    with pytest.raises(ConfigError, match=r"outtype must be f32, .*; got 'q9_9'"):
+        model.export_gguf(path, "q9_9")
 
 
 def test_what_float16_cannot_hold_is_refused_by_name(tmp_path):
