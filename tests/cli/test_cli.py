@@ -400,7 +400,8 @@ def test_a_signal_from_outside(number, text, tmp_path):
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
-        seen = [process.stderr.readline() for _ in range(4)]
+        steps = (line for line in process.stdout if line.startswith("step "))
+        seen = [next(steps) for _ in range(4)]
         process.send_signal(number)
         try:
             stdout, stderr = process.communicate(timeout=HANG)

@@ -221,7 +221,7 @@ def test_ctrl_c_ends_all_after_their_step(tmp_path):
     command = ["-P", "-m", "toynn", "train", "gpt2", "--steps", "100000", *SMALL, *TRAIN[7:]]
     words = [ranked.MPIEXEC, "-n", "2", sys.executable, *command, "--out", str(tmp_path / "run")]
     run = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    for line in run.stderr:
+    for line in run.stdout:
         if line.startswith("step    "):
             break
     run.send_signal(signal.SIGINT)
