@@ -23,9 +23,9 @@ def test_a_matrix_stands_for_an_array_of_more_axes(s):
     x, positions = s.input("x", (6, 24)), s.input("p", (6,), "i32")
     y = ops.rope(s, x, positions, s.constant("f", (3,)), 2, interleaved=True)
     assert y.shape == (6, 24)
-    expected = {"N": 6, "H": 2, "D": 12, "R": 6, "P": 2, "interleaved": 1}
+    expected = {"N": 6, "H": 2, "D": 12, "R": 6, "P": 2, "interleaved": 1, "span": 1}
     assert only(s).sizes == expected
-    assert only(s).options == {"magnitude": 1.0}
+    assert only(s).options == {"magnitude": 1.0, "growth": 0.0}
 
 
 def test_rows_of_heads_are_rows_of_the_kernel(s):

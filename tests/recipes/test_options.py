@@ -19,6 +19,7 @@ def test_defaults():
         "init_scale": 1.0,
         "checkpointing": False,
         "packed": False,
+        "label_losses": False,
         "decay": "all",
         "prepack": "never",
         "precision": None,

@@ -74,7 +74,7 @@ def add_parser(commands: Any) -> None:
         formatter_class=RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    kernels = f"one kernel: {', '.join(_kernels.OPS)} (default: all)"
+    kernels = "one kernel, such as matmul (default: all)"
     only: Any = parser.add_argument("--only", metavar="OP", help=kernels)
     only.words = tuple(_kernels.OPS)
     parser.add_argument(

@@ -67,7 +67,7 @@ def _hub(text: str) -> Any:
     try:
         import huggingface_hub
     except ImportError as error:
-        raise ConfigError(f'{text}: needs huggingface_hub: pip install "toynn[hub]"') from error
+        raise ConfigError(f"{text}: needs huggingface_hub: pip install huggingface_hub") from error
     return huggingface_hub
 
 
