@@ -13,7 +13,9 @@ from vocabs import bpe_file
 
 from toynn.cli import _parser, parsed
 from toynn.cli.completion import _parsers
+from toynn.cli.train import ALSO
 from toynn.formats import hub
+from toynn.jobs.peers import COMMANDS, FLAGS
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -155,10 +157,42 @@ def test_commands_are_found():
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_flags_that_a_page_names_are_there(page):
-    known = {
-        flag for _, each in _parsers(_parser(), "toynn") for flag in each._option_string_actions
-    }
+    known = flags()
     text = prose(page) if page.name != "flags.md" else ""  # made from them; it names peers', too
+    if page.name == "peers.md":
+        text = re.sub(r"^\|[^|]*", "", text, flags=re.MULTILINE)  # the first column is theirs
     for span in re.findall(r"`((?:toynn |--)[^`]*)`", text):
         for flag in re.findall(r"(?<!\S)--[a-z][\w-]*", span):
-            assert flag in known | OTHERS, f"{page.name}: {span}: {flag}"
+            assert flag in {*known, *OTHERS}, f"{page.name}: {span}: {flag}"
+
+
+def flags():
+    """Return each flag of all commands, with those that mean the same."""
+    known = {
+        flag: set(action.option_strings)
+        for _, each in _parsers(_parser(), "toynn")
+        for flag, action in each._option_string_actions.items()
+    }
+    return known | {also: {own} for also, own in ALSO.items()}
+
+
+def rows_of_peers():
+    """(theirs, ours) of each row of the tables of names."""
+    page = (ROOT / "docs" / "peers.md").read_text()
+    return re.findall(r"^\| `([^`(]+)` \| `([^`]+)`[^|]*\|", page, re.MULTILINE)
+
+
+def test_the_names_of_other_programs_are_those_that_errors_know():
+    found = rows_of_peers()
+    assert ("n_layer", "--layers") in found and len(found) > 80
+    known = flags()
+    for theirs, ours in found:
+        name = theirs.split()[0]
+        if ours.startswith("toynn"):
+            name = name.removesuffix(".py")
+            own = COMMANDS.get(name, name)
+            assert f"{ours} ".startswith(f"toynn {own} "), (theirs, ours)
+        else:
+            flag = "--" + name.lstrip("-").replace("_", "-")
+            own = f"--{FLAGS[flag[2:]]}" if flag[2:] in FLAGS else flag
+            assert own == ours or ours in known.get(own, ()), (theirs, ours)

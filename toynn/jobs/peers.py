@@ -56,6 +56,7 @@ _FLAGS = {
     "rslora": "use-rslora",
     "init": "init-lora-weights",
     "loss": "loss-type rl train-mode",
+    "metric": "metric-for-best-model",
     "checkpointing": "grad-checkpoint gradient-checkpointing activation-checkpointing",
     "no-mask-prompt": "train-on-inputs",
     "resume": "resume-from-checkpoint auto-resume-from-checkpoints",
