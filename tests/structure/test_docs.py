@@ -115,6 +115,19 @@ def test_the_page_of_python_runs(tmp_path):
     assert done.splitlines()[-1].startswith("20 "), done[-200:]  # the trainer's last report
 
 
+def test_the_tutorial_of_a_kernel_prints_what_it_shows(tmp_path):
+    """Its numbers too, but for last digits: levels differ in these."""
+    page = ROOT / "docs" / "tutorial-kernel.md"
+    shown = re.findall(r"^```python\n.*?^```\n\n((?:    [^\n]*\n)+)", page.read_text(), re.M | re.S)
+    wanted = [line.strip() for block in shown for line in block.splitlines()]
+    got = run("\n".join(python_blocks(page)), tmp_path).splitlines()
+    assert len(got) == len(wanted) > 5
+    assert float(got[0]) < 1e-6
+    found, by_difference = map(float, got[1].split())
+    assert abs(found - by_difference) < 1e-6 and wanted[1].startswith(f"{found:.5f}")
+    assert got[2:] == wanted[2:]
+
+
 def run(code, folder):
     """Return what a program prints; it must end well."""
     done = subprocess.run(
