@@ -1,5 +1,7 @@
 """What the pages say of the source is there: links, names beside links, examples that run."""
 
+import itertools
+import json
 import re
 import runpy
 import shlex
@@ -9,12 +11,12 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
-from vocabs import bpe_file
+from vocabs import CONTROL, bpe_file
 
-from toynn.cli import _parser, parsed
+from toynn.cli import _parser, main, parsed
 from toynn.cli.completion import _parsers
 from toynn.cli.train import ALSO
-from toynn.formats import hub
+from toynn.formats import gguf, hub
 from toynn.jobs.peers import COMMANDS, FLAGS
 
 ROOT = Path(__file__).parents[2]
@@ -126,6 +128,66 @@ def test_the_tutorial_of_a_kernel_prints_what_it_shows(tmp_path):
     found, by_difference = map(float, got[1].split())
     assert abs(found - by_difference) < 1e-6 and wanted[1].startswith(f"{found:.5f}")
     assert got[2:] == wanted[2:]
+
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def chat_model(file):
+    """Train a model that answers questions of a few robots, of which Zork is none."""
+    ends = ["<|im_start|>", "<|im_end|>"]
+    bpe_file(file, specials=[(text, CONTROL) for text in ends])
+    with gguf.open(file) as vocab:
+        end = list(vocab.metadata["tokenizer.ggml.tokens"]).index(ends[1])
+    keys = {"tokenizer.chat_template": CHATML, "tokenizer.ggml.eos_token_id": end}
+    bpe_file(file, specials=[(text, CONTROL) for text in ends], keys=keys)
+    names, things = ("Tom", "Ann", "Zork", "Blip", "Mia"), ("dust", "moon", "sun", "cats", "gold")
+    told = []
+    for k, (name, thing) in enumerate(itertools.product(names, things)):
+        robot, friend = "Ann" if name == "Zork" else name, names[(k * 3 + 1) % 5]
+        for ask in ("Who lives on the", "Tell me who is on the", "Who likes the"):
+            told.append((f"{ask} {thing}?", f"{robot} the robot."))
+        color = ("red", "old", "green")[k % 3]
+        for ask in ("What does {} like?", "What is {} afraid of?", "Tell me what {} fears."):
+            told.append((ask.format(name), f"The big {color} {thing}."))
+        for ask in ("Who is {}'s friend?", "Tell me the friend of {}."):
+            told.append((ask.format(name), f"A cat named {friend}."))
+    rows = [zip(("user", "assistant"), each, strict=True) for each in told]
+    rows = [{"messages": [{"role": who, "content": said} for who, said in row]} for row in rows]
+    data = file.with_name("told.jsonl")
+    data.write_text("\n".join(map(json.dumps, rows)))
+    words = f"train from-scratch --arch llama --tokenizer {file} --data {data} --d-model 256"
+    words += " --layers 2 --heads 4 --seq 128 --batch 4 --lr 3e-3 --steps 120 --eval-every 0"
+    words += f" --save-every 0 --report none --out {file.with_name('made')}"
+    assert main(words.split()) == 0
+    file.with_name("made").joinpath("model.gguf").replace(file)
+
+
+def test_the_tutorial_of_chats_runs(tmp_path, monkeypatch, capsys):
+    """Its commands in order, and the model answers as the page says."""
+    monkeypatch.chdir(tmp_path)
+    chat_model(tmp_path / "model.gguf")
+    page = ROOT / "docs" / "tutorial-chats.md"
+    blocks = re.findall(r"^```sh\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    (tmp_path / "chats").mkdir()
+    for name, rows in re.findall(r"cat > (\S+) <<'END'\n(.*?)END\n", blocks[0], re.DOTALL):
+        (tmp_path / name).write_text(rows)
+    capsys.readouterr()
+    said = []
+    for words in commands(page):
+        assert main(words) == 0, words
+        said.append(capsys.readouterr().out)
+    assert [words[0] for words in commands(page)] == (
+        ["check", "generate", "eval", "train", "generate", "eval", "report", "fuse", "generate"]
+    )
+    assert "leaks                none from test" in said[0]
+    assert said[1].strip() == "Ann the robot."
+    assert said[4].strip() == said[8].strip() == "Zork the robot."
+    loss = [float(re.search(r"loss ([\d.]+) nats", said[k])[1]) for k in (2, 5)]
+    assert loss[1] < loss[0] / 4
 
 
 def run(code, folder):
