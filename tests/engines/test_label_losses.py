@@ -56,6 +56,8 @@ def test_they_are_those_of_the_logits(engine):
         np.testing.assert_allclose(found, expected(engine, ids, labels), rtol=2e-5, atol=2e-6)
         assert loss == pytest.approx(found.mean(), rel=1e-5)
         engine.train(Batch(ids, None, labels), AdamW.for_lora().hp_for_step(step), step == 0)
+        with pytest.raises(LifecycleError, match="before evaluate"):
+            engine.label_losses()  # those of the batch before
 
 
 def test_a_packed_batch_of_another_size(engine):

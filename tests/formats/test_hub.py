@@ -12,6 +12,7 @@ from vocabs import bpe_file
 
 from toynn.cli import main
 from toynn.errors import ConfigError
+from toynn.formats import bases
 from toynn.formats.hub import fetched
 
 hub = pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed")
@@ -151,7 +152,7 @@ def test_without_a_network_the_cache_is_taken(server, monkeypatch, offline):
         monkeypatch.setattr(hub.HfApi, "list_repo_files", unreachable)
     server.repos.clear()
     assert fetched("hf:o/files") == path
-    with pytest.raises(ConfigError, match="cannot be reached, and the cache has no o/folder"):
+    with pytest.raises(ConfigError, match=r"cannot be reached.*, and the cache has no o/folder"):
         fetched("hf:o/folder")
 
 
@@ -196,9 +197,36 @@ def test_a_gated_model(server):
         fetched("hf:o/files")
 
 
+def test_a_file_in_a_folder_is_the_model_where_it_is_the_only_one(server):
+    server.repos["o/deep"] = {"README.md": b"", "Q8_0/m.gguf": b"12345678"}
+    assert fetched("hf:o/deep").read_bytes() == b"12345678"
+
+
+def test_what_a_transport_raises_while_it_downloads(server, monkeypatch):
+    def broken(*_, **__):
+        raise RuntimeError("peer closed connection\nand more")
+
+    monkeypatch.setattr(hub, "snapshot_download", broken)
+    with pytest.raises(ConfigError, match=r"cannot download o/files .* \(peer closed connection\)"):
+        fetched("hf:o/files")
+
+
+def test_why_the_hub_cannot_be_reached_is_said(server, monkeypatch):
+    monkeypatch.setattr(hub.HfApi, "list_repo_files", unreachable)
+    with pytest.raises(ConfigError, match=r"reached \(connection refused\), and the cache has no"):
+        fetched("hf:o/files")
+
+
 def test_a_series_is_fetched_whole(server):
     path = fetched("hf:o/several/b-00001-of-00002.gguf")
     assert {each.name for each in path.parent.iterdir()} == {SEVERAL[2], "b-00002-of-00002.gguf"}
+
+
+def test_the_context_of_a_model_that_sees_is_that_of_its_part_for_text(tmp_path):
+    text = {"model_type": "gemma3_text", "max_position_embeddings": 32768}
+    config = {"model_type": "gemma3", "text_config": text, "vision_config": {}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert bases.context_length(tmp_path) == 32768
 
 
 def test_without_the_library(monkeypatch, capsys):

@@ -16,6 +16,7 @@ from toynn.formats import adapters, bases, gguf
 from toynn.formats.adapters import Adapter
 from toynn.formats.bases import Base
 from toynn.formats.fuse import Fused
+from toynn.jobs.adapted import UnknownBase
 from toynn.jobs.options import TOKENIZER
 from toynn.jobs.paths import model_file, text_model
 from toynn.system.printing import wrapped
@@ -91,7 +92,7 @@ def run_export(arguments: Namespace) -> int:
         raise ConfigError(f"--to {arguments.to}: name the adapter (--adapter)")
     with ExitStack() as stack:
         base: Base | None = None
-        with suppress(ConfigError):  # where none is known, some adapters can do without
+        with suppress(UnknownBase):  # some adapters can do without
             base = bases.open(origin(arguments).model, check=False)
             stack.callback(base.close)
         given, strict = arguments.adapter, arguments.strict

@@ -42,7 +42,8 @@ class SequenceEngine(FileEngine[C], Generic[C]):
     t_tok: Tensor
     t_pos: Tensor
     preference: Preference | None = None  # the loss, where it is one of preferences
-    _evaluated: tuple[Pass, int] | None = None  # the step that was run last, and its labels
+    _evaluated: tuple[Pass, int] | None = None  # the step that evaluated last, and its labels
+    _evaluating = False
 
     def __init__(self, backend: str = "cpu", n_threads: int | None = None) -> None:
         super().__init__(backend, n_threads)
@@ -156,8 +157,19 @@ class SequenceEngine(FileEngine[C], Generic[C]):
             )
         return self.session.download(step.losses)[:rows]
 
+    def evaluate(self, batch: Batch | ArrayLike, *arrays: ArrayLike | None) -> float:
+        """Return the loss of one batch, of whose labels ``label_losses`` has each.
+
+        No gradient and no moment is touched. Raises what ``train`` does.
+        """
+        self._evaluating = True
+        try:
+            return super().evaluate(batch, *arrays)
+        finally:
+            self._evaluating = False
+
     def _loss(self, step: Pass, given: Batch) -> float:
-        self._evaluated = step, given.rows
+        self._evaluated = (step, given.rows) if self._evaluating else None
         if self.preference is not None:
             assert isinstance(step, PreferencePass)
             self.preference.measure(step, given)

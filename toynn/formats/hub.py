@@ -26,6 +26,8 @@ NAME = re.compile(rf"hf:({PART}/{PART})(?:/([^@]+))?(?:@([^@]+))?")
 #: What a folder in Hugging Face's format is made of; consolidated.safetensors is a second copy.
 FOLDER = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model")
 COPIES = ("*/*", "consolidated*")
+#: The same, of which .gguf files in folders are no copies.
+UNWANTED = ("*/*.json", "*/*.safetensors", "*/*.jinja", "*/tokenizer.model", "consolidated*")
 SHARD = re.compile(r"-\d{5}-of-(\d{5})(?=\.\w+$)")
 #: Where transformers and huggingface_hub put what they download.
 CACHED = re.compile(r"models--(.+)")
@@ -54,9 +56,13 @@ def fetched(text: str) -> Path:
     name = Name(text, *found.groups())
     hub = _hub(text)
     with _refusals(name):
-        files = _files(hub, name)
-        local = files is None
-        files = _cached(hub, name) if files is None else files
+        try:
+            listed = hub.HfApi().list_repo_files(name.repo, revision=name.revision)
+            files, local = sorted(listed), False
+        except (hub.errors.HfHubHTTPError, hub.errors.HFValidationError):
+            raise  # the hub has answered
+        except Exception as error:  # HF_HUB_OFFLINE, or whatever the transport raises
+            files, local = _cached(hub, name, error), True
         wanted = _wanted(name, files)
         folder = _snapshot(hub, name, wanted, local)
     one = name.file is not None or wanted[0].endswith(".gguf")
@@ -74,24 +80,23 @@ def _hub(text: str) -> Any:
 def _snapshot(hub: Any, name: Name, patterns: list[str], local: bool) -> Path:
     """Return the folder of the cache that has these files, once they are there."""
     more = {"revision": name.revision, "allow_patterns": patterns, "local_files_only": local}
-    ignored = None if name.file else list(COPIES)
-    return Path(hub.snapshot_download(name.repo, ignore_patterns=ignored, **more))
+    return Path(hub.snapshot_download(name.repo, **more))
 
 
-def _files(hub: Any, name: Name) -> list[str] | None:
-    """Return the files of the repository; None where the hub cannot be asked."""
-    try:
-        return sorted(hub.HfApi().list_repo_files(name.repo, revision=name.revision))
-    except (hub.errors.HfHubHTTPError, hub.errors.HFValidationError):
-        raise  # the hub has answered
-    except Exception:  # HF_HUB_OFFLINE, or whatever its transport raises without a network
-        return None
+def _cached(hub: Any, name: Name, error: Exception) -> list[str]:
+    """Return the files that the cache has, where the hub cannot be asked.
 
-
-def _cached(hub: Any, name: Name) -> list[str]:
+    Raises what huggingface_hub does where it has none, with the reason why.
+    """
     patterns = [name.file] if name.file else [*FOLDER, "*.gguf"]
-    folder = _snapshot(hub, name, patterns, True)
-    return sorted(str(each.relative_to(folder)) for each in folder.rglob("*.*"))
+    more = {"allow_patterns": patterns, "ignore_patterns": None if name.file else list(UNWANTED)}
+    try:
+        folder = Path(
+            hub.snapshot_download(name.repo, revision=name.revision, local_files_only=True, **more)
+        )
+    except hub.errors.LocalEntryNotFoundError as absent:
+        raise absent from error
+    return sorted(each.relative_to(folder).as_posix() for each in folder.rglob("*.*"))
 
 
 def _wanted(name: Name, files: list[str]) -> list[str]:
@@ -160,15 +165,21 @@ def _refusals(name: Name) -> Iterator[None]:
     except errors.HFValidationError as error:
         raise ConfigError(f"{said}: {error}") from error
     except errors.LocalEntryNotFoundError as error:
+        why = "" if isinstance(error.__cause__, errors.OfflineModeIsEnabled) else _first_line(error)
         raise ConfigError(
-            f"{said}: the hub cannot be reached, and the cache has no {where}: connect to a "
+            f"{said}: the hub cannot be reached{why}, and the cache has no {where}: connect to a "
             "network, or name a path"
         ) from error
-    except (
-        OSError
-    ) as error:  # a full disk, a connection that broke; the next try goes on from there
-        reason = str(error).strip().partition("\n")[0]
-        raise ConfigError(f"{said}: cannot download {where}: {reason}") from error
+    except ConfigError:
+        raise
+    except Exception as error:  # a full disk, or what the transport raises: the next try goes on
+        raise ConfigError(f"{said}: cannot download {where}{_first_line(error)}") from error
+
+
+def _first_line(error: BaseException) -> str:
+    """Return the reason of an error, or of its cause, for a message."""
+    reason = str(error.__cause__ or error).strip().partition("\n")[0]
+    return f" ({reason})" if reason else ""
 
 
 def hub_name(folder: Path) -> tuple[str | None, str | None]:

@@ -10,9 +10,13 @@ from toynn.formats.objects import read_object
 from toynn.jobs.directory import Directory
 from toynn.system.reading import read_bytes
 
-__all__ = ["Origin", "origin_of"]
+__all__ = ["Origin", "UnknownBase", "origin_of"]
 
 RUN_CONFIG = "config.toml"
+
+
+class UnknownBase(ConfigError):
+    """Nothing names the base model of an adapter, or the base is no longer there."""
 
 
 class Origin(NamedTuple):
@@ -26,7 +30,8 @@ def origin_of(adapter: Path) -> Origin:
     """Return what an adapter was trained over.
 
     The adapter is a run's folder, a file in one, or a PEFT folder whose base is a local path.
-    Raises ConfigError where nothing names the base, and where the base is no longer there.
+    Raises UnknownBase where nothing names the base, and where the base is no longer there;
+    ConfigError where config.toml is damaged.
     """
     folder = adapter if adapter.is_dir() else adapter.parent
     run, peft = folder / RUN_CONFIG, folder / PEFT_CONFIG
@@ -36,14 +41,14 @@ def origin_of(adapter: Path) -> Origin:
         base, where = read_object(peft).get("base_model_name_or_path"), peft
         named = Origin(base) if isinstance(base, str) and base else None
     if named is None:
-        raise ConfigError(
+        raise UnknownBase(
             f"--adapter {adapter}: nothing beside it names its base model: expected {RUN_CONFIG} "
             f"of a run of `toynn train lora`, or {PEFT_CONFIG}; name the base by --model"
         )
     for what, path in zip(("base model", "tokenizer"), named, strict=True):
         if path is not None and not Path(path).exists():
             flag = "--model" if path == named.model else "--tokenizer"
-            raise ConfigError(
+            raise UnknownBase(
                 f"--adapter {adapter}: {where} names the {what} {path}, which is not there: name "
                 f"it by {flag}"
             )

@@ -390,7 +390,7 @@ def context_length(folder: Path) -> int | None:
 
     Raises DataError for a config.json that cannot be read.
     """
-    config = Config(folder, read_object(folder / CONFIG))
+    config, _ = Config(folder, read_object(folder / CONFIG)).of_text()
     mapping = name_mapping_for(config.get("model_type"))
     key = None if mapping is None else mapping.keys.get("context_length")
     value = None if key is None else config.get(key)
