@@ -188,6 +188,14 @@ def test_the_tutorial_of_chats_runs(tmp_path, monkeypatch, capsys):
     assert said[4].strip() == said[8].strip() == "Zork the robot."
     loss = [float(re.search(r"loss ([\d.]+) nats", said[k])[1]) for k in (2, 5)]
     assert loss[1] < loss[0] / 4
+    preferences = ROOT / "docs" / "preferences.md"  # goes on from there
+    block = re.search(r"cat > (\S+) <<'END'\n(.*?)END\n", preferences.read_text(), re.DOTALL)
+    (tmp_path / block[1]).write_text(block[2])
+    (tmp_path / "zork.gguf").unlink()
+    for words in (*commands(ROOT / "docs" / "memory.md"), *commands(preferences)):
+        assert main(words) == 0, words
+    said = capsys.readouterr().out
+    assert "with checkpointing" in said and "margins" in said
 
 
 def run(code, folder):
