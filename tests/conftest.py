@@ -2,12 +2,16 @@
 
 import math
 import signal
+import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 import toynn
+
+# For tests of what `python -m tests.NAME` runs; behind the toynn that is installed.
+sys.path.append(str(Path(__file__).parents[1]))
 
 # Started in the background or by nohup, tests would ignore signals, and so would their children.
 signal.signal(signal.SIGINT, signal.default_int_handler)

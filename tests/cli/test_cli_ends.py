@@ -14,7 +14,7 @@ from toynn.formats import adapters, gguf
 from toynn.formats.tokenizer import Tokenizer
 from toynn.jobs import ends
 
-RUN = ["--batch", "2", "--seq", "24", "--save-every", "0", "--report", "tensorboard"]
+RUN = ["--batch", "2", "--seq", "24", "--save-every", "0", "--report", "none"]
 ROWS = [{"prompt": f"say {n}: ", "completion": "abc abc abc abc"} for n in range(6)]
 
 

@@ -135,7 +135,7 @@ class Course:
         self.recipe, data, _ = RECIPES[name](base)
         self.engine, self.session = self.recipe.engine, self.recipe.engine.session
         self.session.max_grad_norm = 0.5
-        self.batches = [tuple(next(data)) for _ in range(6)]
+        self.batches = [tuple(next(data).read()) for _ in range(6)]
         self.adamw = self.recipe.optimizer()
         self._begin()
         self.moves = list(self._moves())

@@ -381,4 +381,4 @@ def test_a_cut_without_a_name_is_used_and_not_converted(folder, tmp_path):
         convert(tmp_path, tmp_path / "m.gguf")
     assert not (tmp_path / "m.gguf").exists()
     with pytest.raises(ConfigError, match="outtype must be f32"):
-        convert(path, tmp_path / "m.gguf", "q4_0")
+        convert(path, tmp_path / "m.gguf", "q9_9")

@@ -62,7 +62,7 @@ class Model(torch_gpt2.Model):
             kv = h * KV // H
             scores = rotate(q[:, h], *rope) @ rotate(k[:, kv], *rope).T / math.sqrt(D)
             heads.append(scores.masked_fill(future, -math.inf).softmax(-1) @ v[:, kv])
-        return torch.cat(heads, -1) @ self.matrix(f"{block}.attn_output").T
+        return self.project(torch.cat(heads, -1), f"{block}.attn_output")
 
     def sequence_logits(self, ids, positions):
         x = self.all["token_embd.weight"][ids]
@@ -72,8 +72,8 @@ class Model(torch_gpt2.Model):
             block = f"blk.{n}"
             x = x + self.attention(self.norm(x, f"{block}.attn_norm"), block, positions)
             h = self.norm(x, f"{block}.ffn_norm")
-            gate, up = h @ self.matrix(f"{block}.ffn_gate").T, h @ self.matrix(f"{block}.ffn_up").T
-            x = x + (gate * torch.sigmoid(gate) * up) @ self.matrix(f"{block}.ffn_down").T
+            gate, up = (self.project(h, f"{block}.ffn_{part}") for part in ("gate", "up"))
+            x = x + self.project(gate * torch.sigmoid(gate) * up, f"{block}.ffn_down")
         head = "output" if "output.weight" in self.all else "token_embd"
         return self.norm(x, "output_norm") @ self.matrix(head).T
 

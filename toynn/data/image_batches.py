@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,10 @@ class LaterBatch(Batch):
     def read(self) -> Batch:
         """Return the batch with its arrays, which are read once."""
         return self._read()
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield its arrays, as a batch does."""
+        return iter(self.read())
 
 
 def _batch(pictures: list[Picture], labels: NDArray[np.int32]) -> Batch:
