@@ -32,9 +32,11 @@ BOTH = re.compile(r"([a-z_]+=\w*)\|(--[a-z-]+)")
 #: A flag outside of quotes, and its value, unless the word behind it goes on with the sentence.
 FLAG = re.compile(
     r"""(?<![\w'"/-])(?:argument )?--([a-z][a-z0-9-]*)"""
-    r"""(?:[ =](?!(?:and|as|by|does|in|is|it|needs|or|of|says|to|tokens|with)\b)"""
-    r"""([^\s;:()]*(?:[^\s,;:().]|[.]{3}))|(:(?=\s)))?"""
+    r"""(?:([ =])(?!(?:and|as|by|does|in|is|it|needs|or|of|says|to|tokens|with)[,;:.)]*(?:\s|$))"""
+    r"""([^\s;:()]*(?:[^\s,;:().]|[.]{3}))([,;:.)]+(?=\s|$)|$)?|(:(?=\s)))?"""
 )
+#: A value that is what it is with a space behind it, too: a number, or a word for any value.
+PLAIN = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|[A-Z]+")
 _flags_stay = False
 
 
@@ -52,8 +54,9 @@ def flags_stay() -> Iterator[None]:
 def said(message: str) -> str:
     """Return a message with one name for each option: its flag where ``flags_stay``, else Python's.
 
-    "--holdout 0" is holdout=0 there, "--max-line" max_line=, and "--seq: it is" seq: it is. What
-    stands in backquotes is typed in a shell, and stays.
+    "--holdout 0" is holdout=0 there, "--max-line" max_line=, and "--seq: it is" seq: it is. A word
+    with a space behind it may be half a path, or no value: "--adapter /my models" is adapter /my
+    models. What stands in backquotes is typed in a shell, and stays.
     """
     message = BOTH.sub(r"\2" if _flags_stay else r"\1", message)
     if _flags_stay:
@@ -64,11 +67,13 @@ def said(message: str) -> str:
 
 
 def _keyword(found: re.Match[str]) -> str:
-    name, value = found[1].replace("-", "_"), found[2] or ""
-    if found[3]:
+    name, between, value, end = found[1].replace("-", "_"), found[2], found[3] or "", found[4]
+    if found[5]:
         return f"{name}:"
-    plain = not value or value.isupper() or value.replace(".", "", 1).isdigit()
-    return f"{name}={value}" if plain else f'{name}="{value}"'
+    cut = found.string[found.end() : found.end() + 1].strip()  # the word goes on
+    if not value or (PLAIN.fullmatch(value) and not cut):
+        return f"{name}={value}{end or ''}"
+    return f"{name}{between}{value}" if end is None else f'{name}="{value}"{end}'
 
 
 class ToynnError(Exception):

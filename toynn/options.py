@@ -42,9 +42,6 @@ LARGEST = 2**31 - 1
 RENAMED = {"pack_base": "prepack", "b_rate": "loraplus_lr_ratio", "measure": "metric"}
 
 
-USUAL = object()  # in place of a value: the default
-
-
 @dataclass(frozen=True)
 class Option:
     """The metadata of a field that is an option, as ``option`` puts it into the field.
@@ -83,8 +80,6 @@ class Option:
         Whether a resumed run must have the same value. It need not if the option does not change
         the training so far (length of the run, intervals, early stopping, memory), nor if the
         Trainer compares what follows from it.
-    before
-        The value that runs had before there was the option, if that is not the default.
     kept
         Whether config.toml has it. Options that say where a run is read or written are not kept.
     hashed
@@ -113,7 +108,6 @@ class Option:
     source: Literal["same", "own", "may"] = "same"
     off: Sequence[Any] = ()
     compared: bool = True
-    before: Any = USUAL
     kept: bool = True
     hashed: bool = False
     memory: str = ""
@@ -218,13 +212,10 @@ def absent(of: type[Any] | Iterable[Option]) -> dict[str, Any]:
     Of an option that a source may have of its own, nobody knows.
     """
     if isinstance(of, type):
-        known = [
-            (e.name, e.metadata.get("option", Option("")).before, e.default) for e in fields(of)
-        ]
+        known = [(each.name, each.default) for each in fields(of)]
     else:
-        known = [(each.name, each.before, each.default) for each in of if each.source == "same"]
-    found = {name: usual if own is USUAL else own for name, own, usual in known}
-    return {name: value for name, value in found.items() if value is not MISSING}
+        known = [(each.name, each.default) for each in of if each.source == "same"]
+    return {name: value for name, value in known if value is not MISSING}
 
 
 def check_ranges(bundle: Any, who: str = "") -> None:

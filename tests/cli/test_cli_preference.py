@@ -168,6 +168,7 @@ def test_finetune_measures_its_own_preferences(files):
         (["--loss", "orpo", "--against", "x"], "--against: it is not of preferences"),
         (["--loss", "orpo", "--no-mask-prompt"], "--no-mask-prompt: it is not of preferences"),
         (["--beta", "0.3"], "--beta: it is of --loss dpo, orpo, kto"),
+        (["--label-smoothing", "0"], "--label-smoothing: it is of --loss dpo, orpo, kto"),
         (["--batch", "3"], "--batch: it is of --loss dpo, orpo, kto"),
         (["--top", "3"], "--top: it is of models of pictures"),
         (["--loss", "orpo", "--data", "some.jsonl"], "some.jsonl:1: expected prompt, chosen and"),

@@ -1,5 +1,8 @@
 """`toynn selftest`: its report, what is wrong in it, and a run that is killed."""
 
+import subprocess
+import sys
+
 import pytest
 
 import toynn._kernels as kernels
@@ -93,3 +96,10 @@ def test_a_run_without_an_end_is_said(monkeypatch):
     monkeypatch.setattr(selftest, "PATIENCE", 0.0)
     ((_, right, said),) = selftest.resumed("cpu")
     assert not right and said == "no end after 0 s"
+
+
+def test_a_run_that_saves_nothing_in_time_is_killed_and_said(monkeypatch, tmp_path):
+    waits = {"args": [sys.executable, "-c", "input()"], "stdin": subprocess.PIPE}
+    monkeypatch.setattr(selftest, "_command", lambda *flags: waits)
+    monkeypatch.setattr(selftest, "PATIENCE", 0.0)
+    assert selftest._killed(tmp_path) == "killed after 0 s without a whole checkpoint"

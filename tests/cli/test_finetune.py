@@ -221,3 +221,15 @@ def test_its_signature_names_the_options_with_types_and_defaults():
     rank, loss = shown["rank"], shown["loss"]
     assert (rank.default, rank.annotation, rank.kind) == (8, int, rank.KEYWORD_ONLY)
     assert get_args(loss.annotation) == ("sft", "dpo", "orpo", "kto")
+
+
+def test_what_a_run_says_names_keywords_and_on_the_command_line_flags(files, capsys):
+    model, data = files / "base.gguf", files / "rows.jsonl"
+    told = "{}: the model sees 64 tokens at most"
+    toynn.finetune(model, data, files / "long", seq=512, steps=1, holdout=1)
+    out = capsys.readouterr().out
+    assert told.format("seq=512") in out and "--" not in out.partition("run folder")[0]
+    words = ["train", "lora", "--model", str(model), "--data", str(data), "--holdout", "1"]
+    words += ["--seq", "512", "--steps", "1", "--out", str(files / "long-typed")]
+    assert main(words) == 0
+    assert told.format("--seq 512") in capsys.readouterr().out

@@ -2,8 +2,11 @@
 
 import io
 import random
+import subprocess
+import sys
 
 import pytest
+from hang import HANG
 
 from toynn.data import _containers, _rows
 from toynn.data.stream import silent
@@ -234,3 +237,40 @@ def test_feather_of_the_first_version_is_refused_by_its_name(tmp_path):
         feather.write_feather(arrow.table({"text": WORDS}), str(path), version=1)
     with pytest.raises(DataError, match=r"a\.feather: cannot read as feather: "):
         rows(path)
+
+
+READ = """
+import sys
+from pathlib import Path
+from toynn.data import _containers, stream
+list(_containers.table_rows(Path(sys.argv[1]), stream.silent, {"text"}))
+"""
+
+
+def read_apart(path):
+    """Read a file in another process, which may hang; return the end of what it says."""
+    words = [sys.executable, "-c", READ, str(path)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=HANG)
+    return done.stderr.strip().rpartition("\n")[2]
+
+
+def test_a_batch_that_goes_back_is_refused(tmp_path):
+    """A walk over batches would come to the same one again and again."""
+    path, whole = tmp_path / "a.arrow", written(COLUMNS["string"], "arrow")
+    schema, batch = ipc.MessageReader.open_stream(arrow.py_buffer(whole))
+    table, length = batch.metadata.to_pybytes(), batch.body.size.to_bytes(8, "little")
+    assert table.count(length) == 1
+    at = whole.index(table) + table.index(length)
+    own = 8 + len(table)
+    for back in (own, own + 8 + schema.metadata.size):  # to this batch; to the file's begin
+        path.write_bytes(whole[:at] + (-back).to_bytes(8, "little", signed=True) + whole[at + 8 :])
+        assert f"{path.name}: cannot read as arrow: " in read_apart(path)
+
+
+def test_a_number_of_a_page_that_does_not_end_is_refused(tmp_path):
+    """Such a number has 7 bits in each byte; many bytes take hours to add up."""
+    path, size = tmp_path / "a.parquet", 2**23
+    whole = written(arrow.array(["a" * size]), "parquet")
+    begin = 4 + 1  # of the first number of the first page, behind its kind
+    path.write_bytes(whole[:begin] + b"\xff" * size + whole[begin + size :])
+    assert "a.parquet: cannot read as parquet: " in read_apart(path)

@@ -448,17 +448,17 @@ def test_a_checkpoint_from_before_there_was_a_field_means_its_default(part, work
             runs.trainer("gpt2", work, resume=found, steps=13, **other)
 
 
-def test_an_option_may_say_what_held_before_it():
+def test_what_held_before_an_option_is_its_default():
     @dataclass
     class Bundle:
         GROUP = "x"
         needed: int = option("needed")
         old: int = 1
-        new: int = option("new", 2, before=7)
+        new: int = option("new", 2)
         from_source: int = option("of the source", 3, source="may")
 
-    assert absent(Bundle) == {"old": 1, "new": 7, "from_source": 3}
-    assert absent(options_of(Bundle)) == {"needed": None, "new": 7}
+    assert absent(Bundle) == {"old": 1, "new": 2, "from_source": 3}
+    assert absent(options_of(Bundle)) == {"needed": None, "new": 2}
 
 
 @pytest.mark.parametrize("name", ALL)

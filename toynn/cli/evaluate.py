@@ -95,7 +95,8 @@ def run(arguments: Namespace) -> int:
 def _refuse(arguments: Namespace, names: Sequence[str], why: str) -> None:
     """Raise ConfigError where one of these flags is given."""
     for name in names:
-        if getattr(arguments, name) not in (None, False):
+        given = getattr(arguments, name)
+        if given is not None and given is not False:  # 0 is given
             raise ConfigError(f"--{name.replace('_', '-')}: {why}")
 
 

@@ -12,7 +12,7 @@ from toynn.backends.threads import get_num_threads
 from toynn.cli._flags import add
 from toynn.cli.bench import print_limits
 from toynn.jobs.options import BACKEND
-from toynn.system.machine import processor, total_memory
+from toynn.system.machine import total_memory
 
 if TYPE_CHECKING:  # the case table is imported when it is needed
     from toynn.testing.selftest import Found
@@ -36,7 +36,7 @@ def run(arguments: Namespace) -> int:
 
     name = arguments.backend
     limits = getattr(backends.get(name), "limits", {})
-    about = describe() | {"processor": processor(), "numpy": version("numpy")}
+    about = describe() | {"numpy": version("numpy")}
     if memory := total_memory():
         about["memory"] = f"{memory / 2**30:.1f} GiB"
     about |= {f"device {key}": value for key, value in limits.items()}

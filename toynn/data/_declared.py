@@ -49,7 +49,10 @@ def _messages(file: BinaryIO, size: int) -> Iterator[tuple[int, int]]:
             if length <= 0:
                 return
             yield at + 8, length
-            at += 8 + length + _Table.root(_read(file, at + 8, length)).number("q", 3)
+            body = _Table.root(_read(file, at + 8, length)).number("q", 3)
+            if body < 0:  # the walk would go back, maybe for ever
+                return
+            at += 8 + length + body
         return
     (length,) = struct.unpack("<i", _read(file, size - 10, 4))
     footer = _Table.root(_read(file, size - 10 - length, length))
@@ -191,11 +194,12 @@ def _value(data: bytes, at: int, kind: int) -> tuple[Any, int]:
 
 def _unsigned(data: bytes, at: int) -> tuple[int, int]:
     value = shift = 0
-    while True:
+    while shift < 64:
         value |= (data[at] & 127) << shift
         shift, at = shift + 7, at + 1
         if data[at - 1] < 128:
             return value, at
+    raise ValueError("a number of more than 64 bits")
 
 
 def _integer(data: bytes, at: int) -> tuple[int, int]:

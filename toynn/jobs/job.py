@@ -20,7 +20,7 @@ from typing import Any, ClassVar, TypeVar
 
 from toynn.data.batch import Batch
 from toynn.data.digest import digest
-from toynn.errors import ConfigError
+from toynn.errors import ConfigError, said
 from toynn.jobs.directory import Directory
 from toynn.jobs.options import RunOptions, completed, fields_of
 from toynn.optim import AdamW
@@ -146,7 +146,7 @@ class Job(ABC):
 
     def say(self, label: str, text: str) -> None:
         """Say something before the training starts; nothing of it is printed before an error."""
-        self.said.append(fact(label, text))
+        self.said.append(fact(label, said(text)))
 
     def announce(self) -> None:
         """Print how large the model is, and what its step takes."""

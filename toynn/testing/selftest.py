@@ -237,6 +237,8 @@ def _killed(out: Path, *flags: str) -> str:
                 if found := sorted(out.glob("checkpoint-*/complete.json")):
                     return f"killed behind {found[0].parent.name}"
                 time.sleep(0.002)
+            if process.poll() is None:
+                return f"killed after {PATIENCE:.0f} s without a whole checkpoint"
             return "ended before it could be killed"
         finally:
             process.kill()
