@@ -44,6 +44,8 @@ MSVC = sys.platform == "win32"
 X86 = platform.machine().lower() in ("x86_64", "amd64")
 ARM = platform.machine().lower() in ("aarch64", "arm64")
 JOBS = os.cpu_count() or 1
+if sys.platform == "darwin":  # a universal Python would compile for both CPUs; levels are one's
+    os.environ.setdefault("ARCHFLAGS", f"-arch {platform.machine()}")
 DEBUG = os.environ.get("TOYNN_DEBUG", "0") == "1"
 SOFTWARE_TILES = ["-DTN_SOFTWARE_TILES"] if os.environ.get("TOYNN_TILES") == "software" else []
 SANITIZE = os.environ.get("TOYNN_SANITIZE", "")

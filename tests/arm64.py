@@ -27,7 +27,7 @@ PACKAGES = {
     "qemu-aarch64-static": "qemu-user-static",
     "aarch64-linux-gnu-gcc": "gcc-aarch64-linux-gnu libc6-dev-arm64-cross",
 }
-ARM_PACKAGES = (f"python{VERSION}", f"libpython{VERSION}-dev", "libgomp1", "libstdc++6")
+ARM_PACKAGES = (f"python{VERSION}", f"libpython{VERSION}-dev", "libstdc++6")
 WHEELS = ("numpy", "gguf", "safetensors", "tqdm", "pytest", "hypothesis", "ml_dtypes")
 GLIBCS = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014")
 #: SVE is off: under emulation NumPy's OpenBLAS raises floating-point flags in its kernels for it,
@@ -168,13 +168,14 @@ def prepare(folder: Path) -> str:
         if not unpack(folder, root, apt):
             return f"Debian has no Python {VERSION} for arm64"
     packages = root / f"usr/local/lib/python{VERSION}/dist-packages"
-    if not (packages / "numpy").exists():
-        tag = VERSION.replace(".", "")
-        words = [sys.executable, "-m", "pip", "install", "-q", "--target", str(packages)]
+    if not all((packages / name).exists() for name in WHEELS):
+        tag, part = VERSION.replace(".", ""), folder / "packages.part"
+        words = [sys.executable, "-m", "pip", "install", "-q", "--upgrade", "--target", str(part)]
         words += ["--only-binary=:all:", "--implementation", "cp", "--python-version", tag]
         words += [word for abi in (f"cp{tag}", "abi3", "none") for word in ("--abi", abi)]
         words += [word for glibc in GLIBCS for word in ("--platform", f"{glibc}_aarch64")]
         run([*words, *WHEELS], folder, {})
+        replace(packages, part)
     values = {"root": root, "version": VERSION, "ccache": "ccache " * bool(shutil.which("ccache"))}
     for name, text in (("python", PYTHON), ("cc", COMPILER), ("cross.py", CROSS)):
         (folder / name).write_text(text if name == "cross.py" else text % values)
@@ -185,20 +186,33 @@ def prepare(folder: Path) -> str:
     return ""
 
 
+def replace(target: Path, part: Path) -> None:
+    """Put a folder that is whole by now in a target's place: what is there was never cut short."""
+    shutil.rmtree(target, ignore_errors=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part.rename(target)
+
+
 def unpack(folder: Path, root: Path, apt: str) -> bool:
-    """Fetch Debian's Python for arm64 and unpack it; return whether there is one."""
+    """Fetch Debian's Python for arm64 and unpack it; return whether there is one.
+
+    Raises CalledProcessError where there is one and it cannot be fetched.
+    """
     state = folder / "apt"
     for name in ("lists/partial", "cache/archives/partial"):
         (state / name).mkdir(parents=True, exist_ok=True)
     (state / "status").touch()
     (state / "apt.conf").write_text(APT % {"apt": state})
     settings = {"APT_CONFIG": str(state / "apt.conf"), "DEBIAN_FRONTEND": "noninteractive"}
-    run([apt, "-qq", "update"], folder, settings)
-    words = [apt, "-qq", "install", "--yes", "--no-install-recommends", "--download-only"]
-    if finish([*words, *ARM_PACKAGES], folder, settings, capture=True).returncode:
+    run([apt, "-qq", "update", "-o", "APT::Update::Error-Mode=any"], folder, settings)
+    words = [apt, "-qq", "install", "--yes", "--no-install-recommends", *ARM_PACKAGES]
+    if finish([*words, "--simulate"], folder, settings, capture=True).returncode:
         return False
+    run([*words, "--download-only"], folder, settings)
+    part = folder / "root.part"
     for package in (state / "cache/archives").glob("*.deb"):
-        run(["dpkg", "-x", str(package), str(root)], folder, {})
+        run(["dpkg", "-x", str(package), str(part)], folder, {})
+    replace(root, part)
     return True
 
 

@@ -1,6 +1,8 @@
 """tests/arm64.py: what it refuses and runs, without a compiler and an emulator."""
 
+import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -49,3 +51,58 @@ def test_an_unknown_cpu(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         arm64.main()
     assert "--cpus: m1 is none of max, neoverse-n1, cortex-a72" in capsys.readouterr().err
+
+
+@pytest.fixture
+def cut(monkeypatch, tmp_path):
+    """Commands that write: None, or how many parts they write before they are cut short."""
+    monkeypatch.setattr(arm64.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(arm64.os, "geteuid", lambda: 0)
+    found = SimpleNamespace(at=None, ran=[])
+
+    def write(target, parts):
+        for part in parts[: found.at]:
+            (target / part).mkdir(parents=True, exist_ok=True)
+        if found.at is not None:
+            raise KeyboardInterrupt
+
+    def run(words, folder, settings):
+        found.ran.append(words[0] if words[0] != sys.executable else "pip")
+        if words[0] == "dpkg":
+            write(Path(words[3]), [f"usr/bin/python{arm64.VERSION}", "usr/lib"])
+        elif "--target" in words:
+            write(Path(words[words.index("--target") + 1]), arm64.WHEELS)
+
+    monkeypatch.setattr(arm64, "run", run)
+    monkeypatch.setattr(arm64, "finish", lambda *w, **k: SimpleNamespace(returncode=0))
+    archives = tmp_path / "apt/cache/archives"
+    archives.mkdir(parents=True)
+    (archives / "a.deb").touch()
+    return found
+
+
+@pytest.mark.parametrize("command", ["dpkg", "pip"])
+def test_what_was_cut_short_is_fetched_again(command, cut, tmp_path):
+    if command == "pip":
+        arm64.unpack(tmp_path, tmp_path / "root", "apt-get")
+    cut.at = 1
+    with pytest.raises(KeyboardInterrupt):
+        arm64.prepare(tmp_path)
+    assert cut.ran[-1] == command
+    cut.at = None
+    assert arm64.prepare(tmp_path) == ""
+    packages = tmp_path / f"root/usr/local/lib/python{arm64.VERSION}/dist-packages"
+    assert (tmp_path / "root/usr/lib").exists()
+    assert {path.name for path in packages.iterdir()} == {*arm64.WHEELS, "arm_exe.pth"}
+    cut.ran.clear()
+    assert arm64.prepare(tmp_path) == "" and cut.ran == []
+
+
+def test_packages_that_cannot_be_fetched_are_no_reason_to_skip(cut, monkeypatch, tmp_path):
+    def fail(words, folder, settings):
+        if "--download-only" in words:
+            raise subprocess.CalledProcessError(100, words)
+
+    monkeypatch.setattr(arm64, "run", fail)
+    with pytest.raises(subprocess.CalledProcessError):
+        arm64.prepare(tmp_path)

@@ -1,7 +1,9 @@
 """setup.py: what it says where a compiler lacks something, and how far a build is."""
 
+import _osx_support
 import importlib.util
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -113,3 +115,18 @@ def test_the_build_says_how_far_it_is(setup, tmp_path, monkeypatch, capsys):
         "toynn: 1 of 2: x.a",
         "toynn: 2 of 2: x.b",
     ]
+
+
+@pytest.mark.parametrize("given", ["", "-arch x86_64"])
+def test_on_a_mac_a_universal_python_compiles_for_one_cpu(given, monkeypatch):
+    """Levels are one CPU's: -DTN_NEON does not compile for the other."""
+    monkeypatch.setenv("ARCHFLAGS", given)
+    if not given:
+        monkeypatch.delenv("ARCHFLAGS")
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr("platform.machine", lambda: "arm64")
+    monkeypatch.chdir(ROOT)
+    runpy.run_path("setup.py", run_name="setup_of_toynn")
+    flags = {"CFLAGS": "-O2 -arch arm64 -arch x86_64 -g"}
+    _osx_support._override_all_archs(flags)  # what distutils calls
+    assert flags["CFLAGS"].split() == ["-O2", "-g", *(given or "-arch arm64").split()]
