@@ -5,12 +5,14 @@ import json
 import re
 import runpy
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
+import test_new_op
 from vocabs import CONTROL, bpe_file
 
 from toynn.cli import _parser, main, parsed
@@ -196,6 +198,20 @@ def test_the_tutorial_of_chats_runs(tmp_path, monkeypatch, capsys):
         assert main(words) == 0, words
     said = capsys.readouterr().out
     assert "with checkpointing" in said and "margins" in said
+
+
+def test_the_tutorial_of_an_op_has_all_files_of_one(tmp_path, monkeypatch):
+    sources = shutil.ignore_patterns("*.so", "__pycache__")
+    shutil.copytree(test_new_op.PACKAGE, tmp_path / "toynn", ignore=sources)
+    page = (ROOT / "docs" / "tutorial-op.md").read_text()
+    block = re.compile(r"^```\w+\n(?:#|//) (toynn/\S+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+    for path, code in block.findall(page):
+        assert "squared_relu" in code, path
+        with (tmp_path / path).open("a", encoding="utf-8") as file:
+            file.write(code)
+    monkeypatch.setattr(test_new_op, "PACKAGE", tmp_path / "toynn")
+    assert "squared_relu" in test_new_op.entries_of(r"^(\w+) = entry\(", "_kernels", "pyx")
+    assert not test_new_op.missing()
 
 
 def run(code, folder):
