@@ -295,3 +295,10 @@ def test_the_names_of_other_programs_are_those_that_errors_know():
             flag = "--" + name.lstrip("-").replace("_", "-")
             own = f"--{FLAGS[flag[2:]]}" if flag[2:] in FLAGS else flag
             assert own == ours or ours in known.get(own, ()), (theirs, ours)
+
+
+def test_the_site_lists_each_page_once():
+    index = (ROOT / "docs" / "index.md").read_text()
+    trees = re.findall(r"^```\{toctree\}\n(.*?)^```", index, re.MULTILINE | re.DOTALL)
+    listed = sorted(re.findall(r"^([a-z][\w-]*)$", "".join(trees), re.MULTILINE))
+    assert listed == sorted(page.stem for page in ROOT.glob("docs/*.md") if page.stem != "index")
