@@ -9,9 +9,9 @@
 #ifdef TN_REFUSE /* so many threads are started, and no more */
 #include <errno.h>
 #include <pthread.h>
+static int asked; /* how often */
 static int refuse(pthread_t* t, const pthread_attr_t* a, void* (*run)(void*), void* x) {
-    static int started;
-    return started++ < TN_REFUSE ? pthread_create(t, a, run, x) : EAGAIN;
+    return asked++ < TN_REFUSE ? pthread_create(t, a, run, x) : EAGAIN;
 }
 #define pthread_create refuse
 #endif
@@ -140,16 +140,43 @@ static void fork_in_the_middle(void) { /* while other threads hold workers and l
     REQUIRE(call(4) == 4);
 } /* and the process ends while they compute */
 
+static void note_signals(void* task, int i, int m) {
+    sigset_t own;
+    (void)m;
+    pthread_sigmask(SIG_SETMASK, NULL, &own);
+    const int caught[] = {SIGINT, SIGTERM, SIGALRM, SIGUSR1, SIGCHLD, SIGPROF};
+    for (size_t k = 0; k < sizeof caught / sizeof *caught; k++)
+        REQUIRE(sigismember(&own, caught[k]) == (i > 0));
+    const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL};
+    for (size_t k = 0; k < sizeof faults / sizeof *faults; k++)
+        REQUIRE(sigismember(&own, faults[k]) == 0);
+    atomic_fetch_add((atomic_int*)task, 1);
+}
+
+static void signals(void) { /* are the program's own threads' to handle, but for a thread's faults */
+    atomic_int came = 0;
+    tn_run_on_threads(note_signals, &came, 4);
+    REQUIRE(came == 4);
+}
+
 static void no_more_threads(void) {
 #ifdef TN_REFUSE
+    REQUIRE(call(1 + TN_REFUSE) == 1 + TN_REFUSE && tn_refused() == 0);
     for (int k = 0; k < 3; k++)
         REQUIRE(call(8) == 1 + TN_REFUSE);
+    REQUIRE(asked == TN_REFUSE + 1); /* the system is not asked again */
+    REQUIRE(tn_refused() == 1 + TN_REFUSE);
+    tn_ask_again();
+    REQUIRE(tn_refused() == 0);
+    REQUIRE(call(8) == 1 + TN_REFUSE);
+    REQUIRE(asked == TN_REFUSE + 2);
 #endif
 }
 
 int main(int count, char** words) {
     void (*cases[])(void) = {
-        all_threads, many_calls, several_callers, fork_in_the_middle, no_more_threads,
+        all_threads, many_calls, several_callers, fork_in_the_middle, signals,
+        no_more_threads,
     };
     REQUIRE(count == 2);
     alarm(300);

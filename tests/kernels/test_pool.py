@@ -10,10 +10,12 @@ import pytest
 from hang import HANG
 
 from toynn import _kernels
+from toynn.errors import ConfigError
+from toynn.options import RecipeOptions, options_of
 
 CC = os.environ.get("CC", "cc").split()
 HEADERS = Path(_kernels.__file__).parent
-CASES = ("all threads", "many calls", "several callers", "fork in the middle")
+CASES = ("all threads", "many calls", "several callers", "fork in the middle", "signals")
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "fork") or shutil.which(CC[0]) is None, reason="needs fork and a C compiler"
@@ -117,3 +119,50 @@ def test_threads_of_the_pool_in_a_process(code):
     words = [sys.executable, "-c", USE + code]
     done = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=HANG)
     assert done.returncode == 0, done.stderr
+
+
+REFUSED = """
+import resource, warnings
+import toynn
+from toynn import Session, ops
+from toynn._kernels import pool
+
+s = Session()
+x = s.input("x", (1000, 1000))
+y = s.output(ops.silu(s, x))
+s.finalize_weights()
+s.realize()
+s.upload(x, np.ones(x.shape, np.float32))
+def run(n_threads):
+    s.n_threads = n_threads
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        s.run()
+    return [str(each.message) for each in told]
+
+assert run(1) == [] and ours() == [] and pool.refused() == 0
+before = resource.getrlimit(resource.RLIMIT_AS)
+size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (size + 2**20, before[1]))  # half a thread's stack
+(said,) = run(4)
+assert said.startswith("toynn computes on 1 thread: the system starts no more"), said
+resource.setrlimit(resource.RLIMIT_AS, before)
+assert run(4) == [] and ours() == [], names()
+toynn.set_num_threads(4)
+assert run(4) == [] and len(ours()) == 3 and pool.refused() == 0, names()
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="needs Linux")
+def test_threads_that_the_system_refuses_are_said_once_and_asked_for_anew():
+    environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "TOYNN_NUM_THREADS": "4"}
+    words = [sys.executable, "-c", USE + REFUSED]
+    done = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=HANG)
+    assert done.returncode == 0, done.stderr
+
+
+def test_options_take_as_many_threads_as_the_pool():
+    (own,) = (each for each in options_of(RecipeOptions) if each.name == "threads")
+    assert own.checked(_kernels.MAX_THREADS) == _kernels.MAX_THREADS
+    with pytest.raises(ConfigError, match="threads"):
+        own.checked(_kernels.MAX_THREADS + 1)

@@ -6,6 +6,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from toynn._kernels.pool import MAX_THREADS
 from toynn.numerics.checks import segments_within
 
 __all__ = [
@@ -27,7 +28,6 @@ Arrays = Mapping[str, NDArray[Any]]
 Sizes = Mapping[str, int]
 Options = Mapping[str, float]
 
-MAX_THREADS = 1024  # as many as the pool has room for (pool.h)
 MOST = 2**56  # elements of an array: its bytes can be counted in 64 bits, packed ones too
 PANEL = 64  # what an axis may be rounded up to when an array is packed
 

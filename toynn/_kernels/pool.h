@@ -5,7 +5,8 @@
    It returns when all m calls have returned; the caller's own thread is number 0. m is n, but
 
      - 1 in a call from within work();
-     - fewer where the system starts no more threads, or TN_MOST_WORKERS are there.
+     - fewer where the system starts no more threads, or TN_MOST_WORKERS are there. The system is
+       asked again after tn_ask_again() alone; tn_refused() says how many threads there are.
 
    So no result may depend on m. The caller claims workers that are idle, and starts those that are
    missing: two threads of a program that call at once have different workers. A worker is started
@@ -81,6 +82,7 @@ static void tn_watch_forks(void) {}
 #else
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 typedef pthread_mutex_t tn_mutex;
 typedef pthread_cond_t tn_condition;
 #define TN_MUTEX PTHREAD_MUTEX_INITIALIZER
@@ -100,7 +102,15 @@ static bool tn_start_thread(void* (*run)(void*), void* argument) {
     pthread_attr_init(&attributes);
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
     pthread_attr_setstacksize(&attributes, TN_STACK);
+    /* Signals are the program's own threads' to handle; a fault is the thread's that it is in. */
+    const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL};
+    sigset_t blocked, before;
+    sigfillset(&blocked);
+    for (size_t k = 0; k < sizeof faults / sizeof *faults; k++)
+        sigdelset(&blocked, faults[k]);
+    pthread_sigmask(SIG_SETMASK, &blocked, &before); /* a new thread has its starter's */
     const bool started = pthread_create(&thread, &attributes, run, argument) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
     pthread_attr_destroy(&attributes);
     return started;
 }
@@ -184,6 +194,7 @@ typedef struct tn_worker {
 
 static tn_worker tn_workers[TN_MOST_WORKERS];
 static atomic_int tn_started;        /* how many of them run */
+static atomic_bool tn_no_more;        /* the system refused to start another one */
 static tn_mutex tn_starts = TN_MUTEX; /* held by who starts one */
 static _Thread_local bool tn_within;  /* this thread is within work() */
 
@@ -208,12 +219,14 @@ static bool tn_start_worker(int i) {
         tn_watch_forks();
     watched = true;
     bool runs = i < atomic_load(&tn_started);
-    if (!runs) {
+    if (!runs && !atomic_load(&tn_no_more)) {
         tn_initialize(&worker->go.mutex, &worker->go.changed);
         tn_initialize(&worker->done.mutex, &worker->done.changed);
         runs = tn_start_thread(tn_run_worker, worker);
         if (runs)
             atomic_store(&tn_started, i + 1);
+        else
+            atomic_store(&tn_no_more, true);
     }
     tn_unlock(&tn_starts);
     return runs;
@@ -224,16 +237,24 @@ static bool tn_start_worker(int i) {
 static void tn_forget_workers(void) {
     memset(tn_workers, 0, atomic_load(&tn_started) * sizeof(tn_worker));
     atomic_store(&tn_started, 0);
+    atomic_store(&tn_no_more, false);
     pthread_mutex_init(&tn_starts, NULL);
 }
 #endif
+
+/* How many threads there are since the system refused to start another one; 0 if it did not. */
+static inline int tn_refused(void) {
+    return atomic_load(&tn_no_more) ? 1 + atomic_load(&tn_started) : 0;
+}
+
+static inline void tn_ask_again(void) { atomic_store(&tn_no_more, false); }
 
 /* Claim up to so many workers; return how many, and the list of them. */
 static int tn_claim(int most, tn_worker** list) {
     int count = 0;
     for (int i = 0; i < TN_MOST_WORKERS && count < most; i++) {
         tn_worker* worker = &tn_workers[i];
-        if (i >= atomic_load(&tn_started) && !tn_start_worker(i))
+        if (i >= atomic_load(&tn_started) && (atomic_load(&tn_no_more) || !tn_start_worker(i)))
             break;
         if (!atomic_load(&worker->claimed) && !atomic_exchange(&worker->claimed, true)) {
             *list = worker;

@@ -4,6 +4,22 @@ from toynn._kernels.pool cimport work_fn
 cdef extern from "pool.h" nogil:
     void tn_run_on_threads(work_fn work, void* task, int n_threads) noexcept
     Py_ssize_t tn_take(Py_ssize_t* taken) noexcept
+    int tn_refused() noexcept
+    void tn_ask_again() noexcept
+    enum:
+        TN_MOST_THREADS
+
+MAX_THREADS = TN_MOST_THREADS
+
+
+def refused():
+    """Return how many threads there are since the system refused another one; 0 if it did not."""
+    return tn_refused()
+
+
+def ask_again():
+    """Forget that the system refused to start a thread."""
+    tn_ask_again()
 
 
 cdef void run_on_threads(work_fn work, void* task, int n_threads) noexcept nogil:

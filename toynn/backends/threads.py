@@ -7,32 +7,49 @@ program while other processes want the cores (backends/cpu/work.py and thread_co
 """
 
 import os
+import warnings
 from collections.abc import Sequence
 from functools import cache
 
-from toynn._kernels import MAX_THREADS
+from toynn._kernels import MAX_THREADS, pool
 from toynn.errors import ConfigError
+from toynn.system.printing import counted
 
-__all__ = ["get_num_threads", "set_num_threads", "share_cores"]
+__all__ = ["get_num_threads", "set_num_threads", "share_cores", "warn_of_refusal"]
 
 _chosen: int | None = None
 _share: int | None = None  # of the cores, among processes that train together
 _forked = False
+_warned = False  # that the system starts no more threads
 
 
 def set_num_threads(n: int) -> None:
     """Use at most ``n`` threads from now on, whatever the environment says.
 
-    A forked child computes on one thread until it calls this.
+    A forked child computes on one thread until it calls this. Where the system has refused to start
+    a thread, it is asked again.
 
     Raises ConfigError for a number that is none.
     """
-    global _chosen, _forked
+    global _chosen, _forked, _warned
     if not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= MAX_THREADS:
         raise ConfigError(
             f"set_num_threads: n must be a whole number from 1 to {MAX_THREADS}; got {n!r}"
         )
-    _chosen, _forked = n, False
+    _chosen, _forked, _warned = n, False, False
+    pool.ask_again()
+
+
+def warn_of_refusal() -> None:
+    """Warn, once, if the system has refused to start a thread that a kernel was to use."""
+    global _warned
+    if not _warned and (count := pool.refused()):
+        _warned = True
+        warnings.warn(
+            f"toynn computes on {counted(count, 'thread')}: the system starts no more (see ulimit "
+            "-u, ulimit -v and the container's limits); toynn.set_num_threads(n) asks it again",
+            stacklevel=2,
+        )
 
 
 def get_num_threads(own: int | None = None) -> int:

@@ -28,7 +28,7 @@ from toynn.backends.protocol import (
     UndoLog,
     aligned,
 )
-from toynn.backends.threads import get_num_threads
+from toynn.backends.threads import get_num_threads, warn_of_refusal
 
 __all__ = ["CPU", "create"]
 
@@ -63,6 +63,7 @@ class CPUProgram:
         self._compiled.run(segments, accumulate, threads)
         self._backend.computed += not self._computing.isdisjoint(segments)
         self._squares.after(self._backend.computed)
+        warn_of_refusal()
 
     def times(self) -> list[tuple[int, int]]:
         """Return (calls, nanoseconds) per launch since the program was compiled."""
