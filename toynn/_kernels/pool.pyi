@@ -1,3 +1,6 @@
+from typing import Any
+
+__pyx_capi__: dict[str, Any]
 __test__: dict[str, str]
 MAX_THREADS: int
 
