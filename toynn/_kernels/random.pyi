@@ -3,6 +3,8 @@ from numpy.typing import NDArray
 
 from toynn._kernels.entry import Entry
 
+SEEDS: int
+
 _F32 = NDArray[np.float32]
 
 entries: dict[str, Entry]  # none: the loader gives each module its own
