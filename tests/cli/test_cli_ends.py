@@ -91,7 +91,6 @@ def test_an_evaluation_reports_both(capsys):
         assert each["val_loss"] == pytest.approx(whole, rel=1e-5)
     printed = capsys.readouterr()
     assert f"stop {first['val_stop/loss']:.4f}" in printed.out + printed.err
-    assert main(["plot", "run", "--what", "stop/loss", "--out", "plot.png"]) == 0
 
 
 @pytest.mark.parametrize("recipe", ["gpt2", "from-scratch"])
