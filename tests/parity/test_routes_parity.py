@@ -13,24 +13,28 @@ pytestmark = pytest.mark.parity
 
 E, K, F = 5, 2, 4  # experts, those that a row uses, their width
 SHAPES = {"router": (E, C), "gate": (E, F, C), "up": (E, F, C), "down": (E, C, F)}
+BIAS = np.float32([-0.4, 0.3, 0.0, -0.2, 0.5])  # that chooses
 
 
 def recorded(net, **routing):
     """Layers with a mixture's weights, the rows, and what the experts make of them."""
     x = net.parameter(N, C)
     weights = {f"{name}.weight": net.parameter(*shape) for name, shape in SHAPES.items()}
+    if routing.get("choice"):
+        weights["choice.bias"] = net.declare(net.s.constant("b", (E,)), BIAS)
     layers = Layers(session=net.s, weights=weights, batch=B)
     routes = layers.routes(x, "router", K, **routing)
     return layers.mixture(x, "gate", "up", "down", routes), routes
 
 
-def theirs(x, router, gate, up, down, score, normalized, scale):
+def theirs(x, router, gate, up, down, score, normalized, scale, eps, choice):
     """What each expert makes of each row, times what it counts there."""
     logits = x @ router.T
     p = torch.sigmoid(logits) if score == "sigmoid" else torch.softmax(logits, 1)
-    kept, chosen = p.topk(K)
+    chosen = (p + torch.tensor(BIAS) * bool(choice)).topk(K).indices
+    kept = p.gather(1, chosen)
     if normalized:
-        kept = kept / kept.sum(1, keepdim=True)
+        kept = kept / (kept.sum(1, keepdim=True) + eps)
     counts = torch.zeros_like(p).scatter(1, chosen, scale * kept)
     h = torch.einsum("nc,efc->nef", x, gate)
     h = torch.nn.functional.silu(h) * torch.einsum("nc,efc->nef", x, up)
@@ -39,10 +43,11 @@ def theirs(x, router, gate, up, down, score, normalized, scale):
 
 @pytest.mark.parametrize("score", ["softmax", "sigmoid"])
 @pytest.mark.parametrize("normalized", [False, True])
-@pytest.mark.parametrize("scale", [1.0, 2.5])
-def test_a_mixture_and_its_gradients(score, normalized, scale):
+@pytest.mark.parametrize(("scale", "eps", "choice"), [(1.0, 0.0, ""), (2.5, 0.1, "choice")])
+def test_a_mixture_and_its_gradients(score, normalized, scale, eps, choice):
     net = Net(n_threads=1)
     routing = {"normalized": normalized, "score": score, "scale": scale}
+    routing |= {"eps": eps, "choice": choice}
     y, routes = recorded(net, **routing)
     for tensor in (y, routes.weights):
         net.s.output(tensor)

@@ -1,17 +1,20 @@
 """Routing: the experts that a row goes to, and what each of them counts.
 
-    experts[n,:]   = the K experts e with the largest p[n,e], largest first; of equals, the first
-    weights[n,j]   = s p[n,e_j] / Z[n]      e_j = experts[n,j];  Z = sum_j p[n,e_j], or 1
+    experts[n,:]   = the K experts e with the largest p[n,e] + b[e], largest first; of equals, the
+                     first
+    weights[n,j]   = s p[n,e_j] / Z[n]      e_j = experts[n,j];  Z = eps + sum_j p[n,e_j], or 1
     dp[n,e_j]      = s dw[n,j]                                   without Z
                      (s dw[n,j] - sum_i dw[n,i] w[n,i]) / Z[n]   with it (normalized)
     dp[n,e]        = 0                                           for the others
 
 N rows, E experts, K of them chosen; p (N,E) are scores of at least 0, a softmax or a sigmoid of the
-router's logits; s is the scale. float32, experts int32, C-contiguous; nothing may share memory.
-All outputs are overwritten. Saved for backward: weights and experts, which are outputs anyway. The
-choice itself has no gradient. NaN counts as larger than any number: so a row that has one shows it.
+router's logits; s is the scale. b (E,), by which loads are balanced, may be missing: it chooses,
+and counts for nothing else. float32, experts int32, C-contiguous; nothing may share memory. All
+outputs are overwritten. Saved for backward: weights and experts, which are outputs anyway. The
+choice has no gradient, nor has b. NaN counts as larger than any number: so a row that has one shows
+it.
 Source: Shazeer et al. 2017, arXiv:1701.06538, section 2.1; with Z: Jiang et al. 2024,
-arXiv:2401.04088; with a sigmoid and s: DeepSeek-AI 2024, arXiv:2412.19437, section 2.1.2.
+arXiv:2401.04088; with a sigmoid, b and s: DeepSeek-AI 2024, arXiv:2412.19437, section 2.1.2.
 """
 from libc.string cimport memset
 
@@ -25,45 +28,55 @@ cdef inline bint _is_larger(float x, float y) noexcept nogil:
     return x > y or (x != x and y == y)
 
 
-cdef inline void _choose(int* experts, const float* p, Py_ssize_t E, Py_ssize_t K) noexcept nogil:
+cdef inline float _score(const float* p, const float* b, Py_ssize_t e) noexcept nogil:
+    return p[e] + b[e] if b != NULL else p[e]
+
+
+cdef inline void _choose(
+    int* experts, const float* p, const float* b, Py_ssize_t E, Py_ssize_t K
+) noexcept nogil:
     """The K largest of E, in order: each is put in front of those that are smaller."""
     cdef Py_ssize_t e, j, count = 0
+    cdef float score
     for e in range(E):
         j = count
+        score = _score(p, b, e)
         if count < K:
             count += 1
-        elif not _is_larger(p[e], p[experts[K - 1]]):
+        elif not _is_larger(score, _score(p, b, experts[K - 1])):
             continue
         else:
             j = K - 1
-        while j > 0 and _is_larger(p[e], p[experts[j - 1]]):
+        while j > 0 and _is_larger(score, _score(p, b, experts[j - 1])):
             experts[j] = experts[j - 1]
             j -= 1
         experts[j] = e
 
 
-cdef inline float _total(const float* p, const int* experts, Py_ssize_t K) noexcept nogil:
+cdef inline float _total(
+    const float* p, const int* experts, Py_ssize_t K, float eps
+) noexcept nogil:
     cdef Py_ssize_t j
-    cdef float total = 0
+    cdef float total = eps
     for j in range(K):
         total += p[experts[j]]
     return total
 
 
 cdef inline void _row_forward(
-    float* weights, int* experts, const float* p, Py_ssize_t E, Py_ssize_t K, bint normalized,
-    float scale,
+    float* weights, int* experts, const float* p, const float* b, Py_ssize_t E, Py_ssize_t K,
+    bint normalized, float scale, float eps,
 ) noexcept nogil:
     cdef Py_ssize_t j
-    _choose(experts, p, E, K)
-    cdef float factor = scale / _total(p, experts, K) if normalized else scale
+    _choose(experts, p, b, E, K)
+    cdef float factor = scale / _total(p, experts, K, eps) if normalized else scale
     for j in range(K):
         weights[j] = p[experts[j]] * factor
 
 
 cdef inline void _row_backward(
     float* dp, const float* dw, const float* p, const float* w, const int* experts, Py_ssize_t E,
-    Py_ssize_t K, bint normalized, float scale,
+    Py_ssize_t K, bint normalized, float scale, float eps,
 ) noexcept nogil:
     cdef Py_ssize_t j
     cdef float common = 0, factor = 1
@@ -71,7 +84,7 @@ cdef inline void _row_backward(
     if normalized:
         for j in range(K):
             common += dw[j] * w[j]
-        factor = <float>1.0 / _total(p, experts, K)
+        factor = <float>1.0 / _total(p, experts, K, eps)
     for j in range(K):
         dp[experts[j]] = (scale * dw[j] - common) * factor
 
@@ -80,7 +93,8 @@ cdef void _forward_rows(Forward* a, Py_ssize_t first, Py_ssize_t last) noexcept 
     cdef Py_ssize_t n
     for n in range(first, last):
         _row_forward(
-            a.weights + n * a.K, a.experts + n * a.K, a.p + n * a.E, a.E, a.K, a.normalized, a.scale
+            a.weights + n * a.K, a.experts + n * a.K, a.p + n * a.E, a.b, a.E, a.K, a.normalized,
+            a.scale, a.eps,
         )
 
 
@@ -93,7 +107,7 @@ cdef void _backward_rows(Backward* a, Py_ssize_t first, Py_ssize_t last) noexcep
     for n in range(first, last):
         _row_backward(
             a.dp + n * a.E, a.dweights + n * a.K, a.p + n * a.E, a.weights + n * a.K,
-            a.experts + n * a.K, a.E, a.K, a.normalized, a.scale,
+            a.experts + n * a.K, a.E, a.K, a.normalized, a.scale, a.eps,
         )
 
 
@@ -109,12 +123,13 @@ def _checked(where, arrays, sizes, options):
 
 
 forward = entry(
-    <kernel_fn>_forward, "weights[N K] i32 experts[N K] <- p[N E] | normalized=0 scale=1.0",
+    <kernel_fn>_forward,
+    "weights[N K] i32 experts[N K] <- p[N E] b[E]? | normalized=0 scale=1.0 eps=0.0",
     NULL, _checked,
 )
 backward = entry(
     <kernel_fn>_backward,
     "dp[N E] "
-    "<- dweights[N K] p[N E] weights[N K] i32 experts[N K]<E | normalized=0 scale=1.0",
+    "<- dweights[N K] p[N E] weights[N K] i32 experts[N K]<E | normalized=0 scale=1.0 eps=0.0",
     NULL, _checked,
 )

@@ -153,10 +153,16 @@ class Layers:
         """Record down(f(up(x))); f as in ``linear``."""
         return self.linear(self.linear(x, up, activation), down)
 
-    def swiglu(self, x: Tensor, gate: str, up: str, down: str) -> Tensor:
-        """Record down(silu(gate(x)) * up(x)). Source: Shazeer 2020, arXiv:2002.05202."""
+    def swiglu(
+        self, x: Tensor, gate: str, up: str, down: str, routes: ops.Routes | None = None
+    ) -> Tensor:
+        """Record down(silu(gate(x)) * up(x)). Source: Shazeer 2020, arXiv:2002.05202.
+
+        ``routes``, to one expert, say what that counts of each row of x.
+        """
         gates, values = self.linear(x, gate), self.linear(x, up)
-        return self.linear(ops.swiglu(self.session, gates, values), down)
+        h = ops.swiglu(self.session, gates, values)
+        return self.linear(h if routes is None else ops.weigh(self.session, h, routes), down)
 
     def routes(
         self,
@@ -167,11 +173,15 @@ class Layers:
         normalized: bool,
         score: str = "softmax",
         scale: float = 1.0,
+        eps: float = 0.0,
+        choice: str = "",
     ) -> ops.Routes:
         """Record which experts each row of x (N, C) goes to, by the scores of a router (E, C).
 
-        Scores are the "softmax" of its logits or the "sigmoid" of each. ``normalized``: the weights
-        of those that are ``used`` add up to ``scale``, else they are scores times it. The router's
+        Scores are the "softmax" of its logits or the "sigmoid" of each. ``choice`` names a module
+        whose bias (E,), if it is there, is added to them before the largest are chosen, and not to
+        the weights. ``normalized``: the weights of those that are ``used`` add up to ``scale``, but
+        for ``eps``, which is added to their sum; else they are scores times it. The router's
         product is as exact as float32. Raises ConfigError for another score.
         """
         s = self.session
@@ -182,8 +192,8 @@ class Layers:
             logits = self.linear(x, name)
         finally:
             s.matmul_precision = precision
-        scores = _SCORES[score](s, logits)
-        return ops.route(s, scores, used, normalized=normalized, scale=scale)
+        scores, b = _SCORES[score](s, logits), self.bias(choice) if choice else None
+        return ops.route(s, scores, used, b, normalized=normalized, scale=scale, eps=eps)
 
     def mixture(
         self,

@@ -34,17 +34,25 @@ class Routes:
 
 
 def route(
-    s: Recorder, p: Tensor, k: int, *, normalized: bool = False, scale: float = 1.0
+    s: Recorder,
+    p: Tensor,
+    k: int,
+    b: Tensor | None = None,
+    *,
+    normalized: bool = False,
+    scale: float = 1.0,
+    eps: float = 0.0,
 ) -> Routes:
-    """Record which k experts each row goes to, the largest of its scores p (N, E).
+    """Record which k experts each row goes to, the largest of its scores p (N, E), plus b (E,).
 
-    p is a softmax or a sigmoid of a router's logits. What a copy counts is its score, times
-    ``scale``; with ``normalized``, its share in the sum of the k.
+    p is a softmax or a sigmoid of a router's logits. What a copy counts is its score without b,
+    times ``scale``; with ``normalized``, its share in the sum of the k, to which ``eps`` is added.
     """
     N, E = matrix("route", p)
     fits = 1 <= k <= E and N * k <= MOST_ROWS
     require(fits, "route", f"{k} of E experts, and at most {MOST_ROWS} copies of rows", p)
-    chosen = s.tape.record(ROUTING, {"p": p}, K=k, normalized=normalized, scale=scale)
+    tensors = {"p": p, "b": b}
+    chosen = s.tape.record(ROUTING, tensors, K=k, normalized=normalized, scale=scale, eps=eps)
     rows = s.tape.record(EXPERT_ROWS, {"experts": chosen["experts"]}, E=E)
     return Routes(chosen["weights"], rows["slots"], rows["offsets"])
 

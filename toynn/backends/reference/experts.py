@@ -8,23 +8,25 @@ from toynn.backends.reference.kernel import Array, Outputs, kernel
 
 
 @kernel("routing.forward")
-def routing(p: Array, K: int, normalized: int, scale: float) -> Outputs:
-    """Compute the K largest scores of each row, as shares of their sum if normalized."""
-    experts = np.argsort(-p, axis=1, kind="stable")[:, :K]
+def routing(
+    p: Array, b: Array | None, K: int, normalized: int, scale: float, eps: float
+) -> Outputs:
+    """Compute the scores of the K of each row that are largest with b; over their sum and eps."""
+    experts = np.argsort(-(p if b is None else p + b), axis=1, kind="stable")[:, :K]
     chosen = np.take_along_axis(p, experts, axis=1)
-    total = chosen.sum(axis=1, keepdims=True) if normalized else 1
+    total = chosen.sum(axis=1, keepdims=True) + eps if normalized else 1
     return {"weights": scale * chosen / total, "experts": experts}
 
 
 @kernel("routing.backward")
 def routing_backward(
-    dweights: Array, p: Array, experts: Array, normalized: int, scale: float
+    dweights: Array, p: Array, experts: Array, normalized: int, scale: float, eps: float
 ) -> Outputs:
-    """Compute dp: of c / sum(c) it is (g - <g, c> / sum(c)) / sum(c), for the chosen c."""
+    """Compute dp: of c / Z it is (g - <g, c> / Z) / Z, for the chosen c and Z = eps + sum(c)."""
     gradient = scale * dweights
     if normalized:
         chosen = np.take_along_axis(p, experts, axis=1)
-        total = chosen.sum(axis=1, keepdims=True)
+        total = chosen.sum(axis=1, keepdims=True) + eps
         common = (gradient * chosen).sum(axis=1, keepdims=True) / total
         gradient = (gradient - common) / total
     dp = np.zeros_like(p)

@@ -1,23 +1,29 @@
-"""routing against a stable argsort of the scores."""
+"""routing against a stable argsort of the scores; b, if there is one, chooses otherwise."""
 
 from collections.abc import Mapping
 
 import numpy as np
 
-from toynn.testing.cases._case import Array, Sizes, differentiable
+from toynn.testing.cases._case import Array, Sizes, differentiable, normal
 
 
-def _inputs(rng: np.random.Generator, N: int, E: int, **_: int) -> dict[str, Array]:
+def _inputs(
+    rng: np.random.Generator, N: int, E: int, biased: int = 0, **_: int
+) -> dict[str, Array]:
     p = np.exp(2 * rng.standard_normal((N, E)))
-    return {"p": (p / p.sum(axis=1, keepdims=True)).astype(np.float32)}
+    found = {"p": (p / p.sum(axis=1, keepdims=True)).astype(np.float32)}
+    return found | {"b": normal(rng, E, scale=0.3)} if biased else found
 
 
 def _options(sizes: Sizes) -> dict[str, float]:
-    return {"scale": float(np.float32(sizes.get("tenths", 10) / 10))}
+    scales = {"scale": sizes.get("tenths", 10) / 10, "eps": sizes.get("hundredths", 0) / 100}
+    return {name: float(np.float32(value)) for name, value in scales.items()}
 
 
 def _loses_nan(entry: str, sizes: Sizes) -> Mapping[str, str]:
-    if entry == "forward" or sizes.get("normalized"):
+    if entry == "forward":
+        return {"b": "it chooses, and counts for nothing"}
+    if sizes.get("normalized"):
         return {}
     return {"p": "without the sum nothing depends on it", "weights": "nor on these"}
 
@@ -34,6 +40,8 @@ CASE = differentiable(
         {"N": 9, "E": 1, "K": 1},
         {"N": 0, "E": 4, "K": 2},
         {"N": 20, "E": 128, "K": 1, "tenths": 5},
+        {"N": 21, "E": 9, "K": 3, "normalized": 1, "hundredths": 20, "biased": 1},
+        {"N": 21, "E": 9, "K": 3, "biased": 1},
     ),
     bench={"qwen3_30b_a3b": {"N": 256, "E": 128, "K": 8, "normalized": 1}},
     tolerance=1e-6,

@@ -1,18 +1,22 @@
 // Routing: the experts that a row goes to, and what each of them counts.
 //
-//   experts[n,:]   = the K experts e with the largest p[n,e], largest first; of equals, the first
-//   weights[n,j]   = s p[n,e_j] / Z[n]      e_j = experts[n,j];  Z = sum_j p[n,e_j], or 1
+//   experts[n,:]   = the K experts e with the largest p[n,e] + b[e], largest first; of equals, the first
+//   weights[n,j]   = s p[n,e_j] / Z[n]      e_j = experts[n,j];  Z = eps + sum_j p[n,e_j], or 1
 //   dp[n,e_j]      = s dw[n,j]                                   without Z
 //                    (s dw[n,j] - sum_i dw[n,i] w[n,i]) / Z[n]   with it (normalized)
 //   dp[n,e]        = 0                                           for the others
 //
-// N rows, a thread each; E experts, K of them chosen. NaN counts as larger than any number.
+// N rows, a thread each; E experts, K of them chosen; b may be missing. NaN counts as larger than any number.
 // Source: Shazeer et al. 2017, arXiv:1701.06538, section 2.1; Jiang et al. 2024, arXiv:2401.04088.
 
 static inline bool is_larger(float x, float y) { return x > y || (isnan(x) && !isnan(y)); }
 
-static inline float total_of(device const float* p, device const int* experts, uint K) {
-    float total = 0.0f;
+static inline float score_of(device const float* p, device const float* b, uint has_b, uint e) {
+    return has_b ? p[e] + b[e] : p[e];
+}
+
+static inline float total_of(device const float* p, device const int* experts, uint K, float eps) {
+    float total = eps;
     for (uint j = 0; j < K; ++j) total += p[experts[j]];
     return total;
 }
@@ -21,6 +25,7 @@ kernel void routing_forward(
     device float*             weights [[buffer(RoutingForward::weights)]],
     device int*               experts [[buffer(RoutingForward::experts)]],
     device const float*       p       [[buffer(RoutingForward::p)]],
+    device const float*       b       [[buffer(RoutingForward::b)]],
     constant RoutingForward&  args    [[buffer(RoutingForward::args)]],
     uint n [[thread_position_in_grid]])
 {
@@ -30,15 +35,16 @@ kernel void routing_forward(
     experts += n * K;
     p += n * E;
     for (uint e = 0; e < E; ++e) {
+        const float score = score_of(p, b, args.has_b, e);
         uint j = min(e, K - 1);
-        if (e >= K && !is_larger(p[e], p[experts[j]])) continue;
-        while (j > 0 && is_larger(p[e], p[experts[j - 1]])) {
+        if (e >= K && !is_larger(score, score_of(p, b, args.has_b, experts[j]))) continue;
+        while (j > 0 && is_larger(score, score_of(p, b, args.has_b, experts[j - 1]))) {
             experts[j] = experts[j - 1];
             --j;
         }
         experts[j] = int(e);
     }
-    const float factor = args.normalized ? args.scale / total_of(p, experts, K) : args.scale;
+    const float factor = args.normalized ? args.scale / total_of(p, experts, K, args.eps) : args.scale;
     for (uint j = 0; j < K; ++j) weights[j] = p[experts[j]] * factor;
 }
 
@@ -61,7 +67,7 @@ kernel void routing_backward(
     for (uint e = 0; e < E; ++e) dp[e] = 0.0f;
     if (args.normalized) {
         for (uint j = 0; j < K; ++j) common += dweights[j] * weights[j];
-        factor = 1.0f / total_of(p + n * E, experts, K);
+        factor = 1.0f / total_of(p + n * E, experts, K, args.eps);
     }
     for (uint j = 0; j < K; ++j) dp[experts[j]] = (args.scale * dweights[j] - common) * factor;
 }
