@@ -60,6 +60,9 @@ class Option:
         The heading in --help, if it is not the bundle's ``GROUP``.
     read
         Parses a text; raises ArgumentTypeError.
+    fetch
+        Returns the local path of a value that names a file on the hub, once all options are
+        checked; it is also given a function that is told a line about it, under a label.
     choices, metavar, required
         As argparse takes them. Without a metavar, what ``read`` parses is called "N".
     words
@@ -98,6 +101,7 @@ class Option:
     group: str = ""
     also: str = ""
     read: Callable[[str], Any] | None = None
+    fetch: Callable[[str, Callable[[str, str], object]], str] | None = None
     choices: Sequence[str] | None = None
     metavar: str | None = None
     required: bool = False

@@ -1,19 +1,24 @@
-"""Models by their name on the hub, from a server on this machine that speaks the hub's API."""
+"""Models and data by their name on the hub, from a server here that speaks the hub's API."""
 
 import hashlib
+import io
 import json
 import sys
 import threading
 import time
+import tomllib
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 from vocabs import bpe_file
 
 from toynn.cli import main
-from toynn.errors import ConfigError
+from toynn.data.jsonl import rows
+from toynn.errors import ConfigError, DataError, ToynnError
 from toynn.formats import bases
 from toynn.formats.hub import fetched
+from toynn.jobs.paths import local_data
 
 hub = pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed")
 constants = pytest.importorskip("huggingface_hub.constants")
@@ -23,7 +28,10 @@ SLEEPY = {"text": "Once upon a time there was a robot. " * 20}
 
 
 class Hub:
-    """A hub of repositories, {name: {file: bytes}}; it counts the bytes that it sends."""
+    """A hub of repositories, {name: {file: bytes}}; it counts the bytes that it sends.
+
+    A repository of data is called datasets/OWNER/NAME.
+    """
 
     def __init__(self):
         self.repos, self.sent, self.cut, self.gated = {}, {}, None, set()
@@ -39,12 +47,14 @@ class Hub:
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_port}"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
 
     def answer(self, handler):
         parts = handler.path.partition("?")[0].strip("/").split("/")
-        api = parts[:2] == ["api", "models"]
-        repo, rest = "/".join(parts[2:4] if api else parts[:2]), parts[4:] if api else parts[2:]
+        api = parts[0] == "api"
+        parts = parts[api + (parts[:2] == ["api", "models"]) :]
+        end = 2 + (parts[0] == "datasets")
+        repo, rest = "/".join(parts[:end]), parts[end:]
         files = self.repos.get(repo)
         if files is None or (repo in self.gated and not api):
             kind = "RepoNotFound" if files is None else "GatedRepo"
@@ -170,6 +180,7 @@ def test_a_download_that_broke_goes_on(server, monkeypatch):
     ("text", "said"),
     [
         ("hf:one", "expected hf:OWNER/NAME"),
+        ("hf:o/files:test", "expected hf:OWNER/NAME"),
         ("hf:", "expected hf:OWNER/NAME"),
         ("hf:o/nobody", "there is no model o/nobody; or it is private"),
         ("hf:o/files@v9", "o/files has no revision v9"),
@@ -233,6 +244,116 @@ def test_without_the_library(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     assert main(["info", "hf:o/files"]) == 2
     assert "pip install huggingface_hub" in capsys.readouterr().err
+
+
+# -- Data ------------------------------------------------------------------------------------------
+
+
+def parquet(*texts, column="text"):
+    pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    file = io.BytesIO()
+    pytest.importorskip("pyarrow.parquet").write_table(pa.table({column: list(texts)}), file)
+    return file.getvalue()
+
+
+LAYOUT = {
+    "README.md": b"# words",
+    "data/train-00000-of-00002-2d5a1467.parquet": lambda: parquet("one", "two"),
+    "data/train-00001-of-00002-5852b56a.parquet": lambda: parquet("three"),
+    "data/validation-00000-of-00001.parquet": lambda: parquet("four"),
+}
+
+
+@pytest.fixture
+def data(server):
+    """Data in the hub's layout; with a folder for each configuration; as lines of JSON."""
+    made = {name: each if isinstance(each, bytes) else each() for name, each in LAYOUT.items()}
+    server.repos["datasets/o/words"] = made
+    several = {f"{each}/train-00000-of-00001.parquet": parquet(each) for each in ("main", "qa")}
+    server.repos["datasets/o/several"] = several | {"README.md": b""}
+    server.repos["datasets/o/lines"] = {"a_train.jsonl": b'{"text": "x"}\n', "a_eval.jsonl": b""}
+    return server
+
+
+def words_of(path):
+    return [row["text"] for _, row in rows(Path(path), lambda *_: None)]
+
+
+def test_shards_are_one_data_set_and_only_they_are_fetched(data, monkeypatch):
+    told = []
+    path = local_data("hf:o/words:2", lambda *said: told.append(said))
+    assert path.endswith(f"{COMMIT}/data/train-*-of-00002-*.parquet:2")
+    assert words_of(path[:-2]) == ["one", "two", "three"]
+    assert set(data.sent) == {name for name in LAYOUT if "train" in name}
+    assert told[0][1].endswith("other splits: validation (such as --valid hf:o/words:validation)")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert local_data("hf:o/words:train") == path[:-2]
+    with pytest.raises(DataError, match="there is no split validation"):
+        local_data("hf:o/words:validation")
+    with pytest.raises(ConfigError, match="cannot be reached, and the cache has no o/lines"):
+        local_data("hf:o/lines")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("hf:o/words:val@v1", ["four"]),
+        ("hf:o/words/data/train-00001-of-00002-5852b56a.parquet", ["three"]),
+        ("hf:o/several/qa", ["qa"]),
+        ("hf:o/several/main:train", ["main"]),
+        ("hf:o/lines", ["x"]),
+    ],
+)
+def test_what_a_name_of_data_means(data, text, words):
+    assert words_of(local_data(text)) == words
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("hf:o/nothing", "there is no dataset o/nothing"),
+        ("hf:o/words:test", "there is no split test: name one behind a colon: train, validation"),
+        ("hf:o/several", "there are 2 configurations: name one behind a slash: main, qa"),
+        ("hf:o/words/en", "expected files (.parquet, .jsonl, "),
+        ("hf:o/words:", "a split is named as in hf:OWNER/NAME:test"),
+    ],
+)
+def test_data_that_are_refused(data, text, said):
+    with pytest.raises(ToynnError) as caught:
+        local_data(text)
+    assert said in str(caught.value) and str(caught.value).startswith(text)
+
+
+def test_data_whose_download_broke_go_on_and_a_missing_shard_is_said(data, monkeypatch):
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 100)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    name = "data/validation-00000-of-00001.parquet"
+    data.cut = len(data.repos["datasets/o/words"][name]) // 100 * 100
+    assert words_of(local_data("hf:o/words:validation")) == ["four"]
+    assert data.sent[name] == len(data.repos["datasets/o/words"][name])
+    del data.repos["datasets/o/words"]["data/train-00001-of-00002-5852b56a.parquet"]
+    with pytest.raises(DataError, match="expected 2 shards; got 1: train-00000-of-00002"):
+        local_data("hf:o/words")
+
+
+def test_a_run_on_data_of_the_hub(data, model, tmp_path, capsys):
+    """Nothing is fetched before all options are checked; a run goes on without a network."""
+    train = ["train", "lora", "--model", "hf:o/files", "--seq", "16", "--threads", "1"]
+    train += ["--data", "hf:o/words", "--report", "none"]
+    for wrong in (["--stepz", "1"], ["--beta", "1"], ["--valid", "hf:o/words", "--holdout", "2"]):
+        assert main([*train, *wrong]) == 2 and not data.sent
+    valid = ["--valid", "hf:o/words:validation", "--steps", "1", "--out", str(tmp_path / "run")]
+    assert main([*train, *valid]) == 0
+    said = "".join(capsys.readouterr().out.split())
+    assert "train-*-of-00002-*.parquet:3examples" in said
+    assert "validation-00000-of-00001.parquet:1examples" in said
+    data.repos.clear()
+    assert main(["train", "--resume", str(tmp_path / "run"), "--steps", "2"]) == 0
+    found = tomllib.loads((tmp_path / "run" / "config.toml").read_text())["train"]["data"]
+    assert found.endswith(f"/datasets--o--words/snapshots/{COMMIT}/data/train-*-of-00002-*.parquet")
+    capsys.readouterr()
+    assert main(["check", "--data", found, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["sources"][0]["parts"]["train"]["rows"] == 3
 
 
 def test_a_run_is_trained_and_resumed(server, model, tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ from toynn.formats import bases
 from toynn.formats.tokenizer import Tokenizer
 from toynn.jobs.adapted import Origin, origin_of
 from toynn.jobs.options import TOKENIZER
-from toynn.jobs.paths import local_path, text_model
+from toynn.jobs.paths import local_path, model_file, path_or_name, text_model
 from toynn.options import RecipeOptions
 
 __all__ = ["add_model", "opened", "origin"]
@@ -26,7 +26,7 @@ MODEL = (
 
 def add_model(parser: ArgumentParser) -> None:
     """Add --model, --adapter and --tokenizer."""
-    parser.add_argument("-m", "--model", type=local_path, metavar="PATH", help=MODEL)
+    parser.add_argument("-m", "--model", type=path_or_name, metavar="PATH", help=MODEL)
     add_adapters(parser)
     add(parser, TOKENIZER)
 
@@ -34,11 +34,14 @@ def add_model(parser: ArgumentParser) -> None:
 def origin(arguments: Namespace) -> Origin:
     """Return the model and the tokenizer that flags name, or else the runs of the adapters.
 
-    Raises ConfigError where nothing names a model, or adapters are of several.
+    What they name on the hub is downloaded. Raises ConfigError where nothing names a model, or
+    adapters are of several.
     """
     model, tokenizer = arguments.model, arguments.tokenizer
+    if tokenizer is not None:
+        tokenizer = model_file(tokenizer)
     if model is not None:
-        return Origin(str(model), tokenizer)
+        return Origin(str(local_path(model)), tokenizer)
     if not arguments.adapter:
         raise ConfigError("--model: name the model, or by --adapter a run that was trained over it")
     found = {each.path: origin_of(each.path) for each in arguments.adapter}

@@ -18,7 +18,7 @@ from toynn.formats.bases import Base
 from toynn.formats.fuse import Fused
 from toynn.jobs.adapted import UnknownBase
 from toynn.jobs.options import TOKENIZER
-from toynn.jobs.paths import model_file, text_model
+from toynn.jobs.paths import model_file, model_name, text_model
 from toynn.system.printing import wrapped
 
 __all__ = ["add_parsers"]
@@ -49,7 +49,7 @@ def add_parsers(commands: Any) -> None:
 
 def _add_files(parser: ArgumentParser, kind: str, out: str, *, model: bool) -> None:
     base = "base model: a .gguf file or Hugging Face folder (default: that of --adapter's run)"
-    parser.add_argument("-m", "--model", type=model_file, metavar="FILE", help=base)
+    parser.add_argument("-m", "--model", type=model_name, metavar="FILE", help=base)
     add_adapters(parser, required=model)
     add(parser, TOKENIZER)
     method = (
@@ -63,7 +63,8 @@ def _add_files(parser: ArgumentParser, kind: str, out: str, *, model: bool) -> N
 
 def run_fuse(arguments: Namespace) -> int:
     """Write the model; say what was merged, and what rounding took away."""
-    model, tokenizer = origin(arguments)
+    named, tokenizer = origin(arguments)
+    model = model_file(named)
     if not Path(model).is_dir():  # a GGUF file keeps what it has
         tokenizer = arguments.tokenizer
     with bases.open(model) as base:
@@ -93,7 +94,7 @@ def run_export(arguments: Namespace) -> int:
     with ExitStack() as stack:
         base: Base | None = None
         with suppress(UnknownBase):  # some adapters can do without
-            base = bases.open(origin(arguments).model, check=False)
+            base = bases.open(model_file(origin(arguments).model), check=False)
             stack.callback(base.close)
         given, strict = arguments.adapter, arguments.strict
         adapter = combined(given, base, arguments.method, strict=strict)
@@ -114,7 +115,7 @@ def _export_model(arguments: Namespace) -> int:
         raise ConfigError("--to hf: with --adapter, let `toynn fuse` make one model of both first")
     if arguments.overwrite:
         raise ConfigError("--to hf: a folder is not replaced (--overwrite): name a new one")
-    path = text_model(Path(arguments.model))
+    path = text_model(Path(model_file(arguments.model)))
     if path.is_dir():
         raise ConfigError(f"--to hf: {path} is a folder in that format already")
     with gguf.open(path, check=False) as file:

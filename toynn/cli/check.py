@@ -23,7 +23,7 @@ from toynn.formats import bases
 from toynn.formats.tokenizer import Tokenizer
 from toynn.formats.tokenizer.conversations import unknown_role
 from toynn.jobs.options import TOKENIZER, named
-from toynn.jobs.paths import local_path, text_model
+from toynn.jobs.paths import local_data, local_path, model_file, path_or_name, text_model
 from toynn.jobs.text import TextOptions, columns_of, rows_within
 from toynn.jobs.untrained import Row, untrained_rows
 from toynn.jobs.weighted import path_and_weight
@@ -47,7 +47,7 @@ def add_parser(commands: Any) -> None:
     data = "files or folders, as for `toynn train --data`; each is checked alone"
     add(parser, replace(named(TextOptions, "data"), help=data, metavar="PATH", required=True))
     model = "model with the tokenizer and chat template (default: lengths in characters)"
-    parser.add_argument("-m", "--model", type=local_path, metavar="PATH", help=model)
+    parser.add_argument("-m", "--model", type=path_or_name, metavar="PATH", help=model)
     add(parser, TOKENIZER)
     seq = f"tokens per row, by which examples are cut and packed (default {SEQ}, with a model)"
     parser.add_argument("--seq", type=whole(1), metavar="N", help=seq)
@@ -98,6 +98,7 @@ class _Found:
 
 def run(arguments: Namespace) -> int:
     """Print what was found; return 2 where training refuses them, 1 where --strict has a doubt."""
+    _fetch(arguments)
     tokenizer, seq, said = _tokenizer(arguments.model, arguments.tokenizer), None, ""
     if tokenizer is not None:
         model, seq = arguments.model, arguments.seq or SEQ
@@ -137,6 +138,15 @@ def run(arguments: Namespace) -> int:
     doubtful = shared or any(row.id in used for row in rows)
     doubtful = doubtful or any(each.doubtful for each in found)
     return 1 if arguments.strict and doubtful else 0
+
+
+def _fetch(arguments: Namespace) -> None:
+    """Download what flags name on the hub."""
+    arguments.data = [local_data(word) for word in arguments.data]
+    if arguments.model is not None:
+        arguments.model = local_path(arguments.model)
+    if arguments.tokenizer is not None:
+        arguments.tokenizer = model_file(arguments.tokenizer)
 
 
 def _tokenizer(model: Path | None, named: str | None) -> Tokenizer | None:

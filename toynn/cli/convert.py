@@ -10,7 +10,7 @@ from toynn.cli._flags import MIXES_NEED, add, add_outtype
 from toynn.engines.converting import convert, unlike
 from toynn.formats.tokenizer.folder import has_tokenizer
 from toynn.jobs.options import TOKENIZER
-from toynn.jobs.paths import local_path
+from toynn.jobs.paths import local_path, model_file, path_or_name
 from toynn.system.printing import WIDTH, columns, harmless
 
 __all__ = ["add_parser"]
@@ -21,7 +21,7 @@ def add_parser(commands: Any) -> None:
     help_ = "convert a Hugging Face folder to a GGUF file, for llama.cpp"
     parser = commands.add_parser("convert", help=help_, description=help_, allow_abbrev=False)
     folder = "folder with config.json, safetensors files, tokenizer.json or tokenizer.model"
-    parser.add_argument("folder", type=local_path, metavar="FOLDER", help=folder)
+    parser.add_argument("folder", type=path_or_name, metavar="FOLDER", help=folder)
     add_outtype(parser, "f16", "matrices", "; norms and biases are f32 (default f16)")
     parser.epilog = MIXES_NEED
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="new .gguf file")
@@ -32,15 +32,16 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: Namespace) -> int:
     """Write the file; say what is in it."""
-    shown = sys.stderr.isatty()
+    shown, folder = sys.stderr.isatty(), local_path(arguments.folder)
+    tokenizer = arguments.tokenizer and model_file(arguments.tokenizer)
     try:
         types = convert(
-            arguments.folder,
+            folder,
             arguments.out,
             arguments.outtype,
             overwrite=arguments.overwrite,
             progress=_show if shown else None,
-            tokenizer=arguments.tokenizer,
+            tokenizer=tokenizer,
         )
     finally:
         if shown:
@@ -49,7 +50,7 @@ def run(arguments: Namespace) -> int:
     said = ", ".join(f"{count} {type}" for type, count in counts.most_common())
     megabytes = arguments.out.stat().st_size / 1e6
     print(harmless(f"{arguments.out}: {len(types)} tensors ({said}), {megabytes:.1f} MB", ""))
-    if arguments.tokenizer is None and not has_tokenizer(arguments.folder):
+    if tokenizer is None and not has_tokenizer(folder):
         print(
             "the folder has no tokenizer, so the file has none, and llama.cpp takes ids only; "
             "--tokenizer names one"

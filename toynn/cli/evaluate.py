@@ -17,7 +17,15 @@ from toynn.errors import ConfigError
 from toynn.formats import bases
 from toynn.jobs.figures import SEQ, TOP, figures, picture_figures, preference_figures, seq_of
 from toynn.jobs.options import BACKEND, THREADS, named
-from toynn.jobs.paths import local_path, of_pictures, picture_model, text_model
+from toynn.jobs.paths import (
+    data_name,
+    local_data,
+    local_path,
+    of_pictures,
+    path_or_name,
+    picture_model,
+    text_model,
+)
 from toynn.jobs.text import TextOptions
 from toynn.jobs.vit import PictureOptions
 from toynn.options import RecipeOptions, options_of, whole
@@ -49,9 +57,9 @@ def add_parser(commands: Any) -> None:
     help_ = "evaluate a model: perplexity, loss, accuracy, divergence from another"
     parser = commands.add_parser("eval", help=help_, description=help_, allow_abbrev=False)
     add_model(parser)
-    parser.add_argument("--data", type=Path, metavar="PATH", action=OneText, help=DATA)
+    parser.add_argument("--data", type=data_name, metavar="PATH", action=OneText, help=DATA)
     against = "report the Kullback-Leibler divergence from this model"
-    parser.add_argument("--against", type=local_path, metavar="PATH", help=against)
+    parser.add_argument("--against", type=path_or_name, metavar="PATH", help=against)
     seq = f"tokens per window or example, at most (default {SEQ}, or the model's context)"
     parser.add_argument("--seq", type=whole(4), metavar="N", help=seq)
     every = "evaluate prompts and user messages too, not only completions"
@@ -76,6 +84,7 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: Namespace) -> int:
     """Print the figures."""
+    _fetch(arguments)
     model = arguments.model
     if model is not None and of_pictures(model):
         _refuse(arguments, OF_TEXT, f"it is of models of text; {model} is one of pictures")
@@ -90,6 +99,15 @@ def run(arguments: Namespace) -> int:
             found, seconds = _texts(arguments)
     print(json.dumps(found) if arguments.json else _lines(found, seconds))
     return 0
+
+
+def _fetch(arguments: Namespace) -> None:
+    """Download what flags name on the hub."""
+    for name in ("model", "against"):
+        if (path := getattr(arguments, name)) is not None:
+            setattr(arguments, name, local_path(path))
+    if arguments.data is not None:
+        arguments.data = Path(local_data(arguments.data))
 
 
 def _refuse(arguments: Namespace, names: Sequence[str], why: str) -> None:

@@ -19,7 +19,7 @@ from toynn.formats.tokenizer import Tokenizer
 from toynn.formats.tokenizer.folder import FolderKeys, has_tokenizer
 from toynn.jobs.memory import ADAPTER_RANK, adapters_over, new_model_over
 from toynn.jobs.options import TOKENIZER
-from toynn.jobs.paths import local_path
+from toynn.jobs.paths import local_path, model_file, path_or_name
 from toynn.models import Source
 from toynn.options import RecipeOptions, whole
 from toynn.system.machine import free_memory
@@ -39,7 +39,7 @@ def add_parser(commands: Any) -> None:
         "a .gguf file (model or adapter), .safetensors file, run folder, Hugging Face folder or "
         "PEFT folder"
     )
-    parser.add_argument("path", type=local_path, metavar="PATH", help=kinds)
+    parser.add_argument("path", type=path_or_name, metavar="PATH", help=kinds)
     batch = "sequences per step (default 1)"
     parser.add_argument("--batch", type=whole(1), default=1, metavar="N", help=batch)
     seq = "tokens per sequence (default: the model's context, at most 512)"
@@ -50,7 +50,8 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: Namespace) -> int:
     """Print one line for each thing that there is to know."""
-    lines = _lines(arguments.path, arguments.seq, arguments.batch, arguments.tokenizer)
+    named = arguments.tokenizer and model_file(arguments.tokenizer)
+    lines = _lines(local_path(arguments.path), arguments.seq, arguments.batch, named)
     for name, value in lines:
         line = f"{name:24} {value}"
         print("".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line))

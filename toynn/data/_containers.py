@@ -4,7 +4,7 @@
     .json              or one array of objects
     .parquet .arrow .feather   by pyarrow                 a folder of .txt and .md    {"text": ...}
 
-Each object comes with the number of its line or row, or the name of its file. Rows of tables count
+Each object comes with the number of its line or row, or the path of its file. Rows of tables count
 from 1, without the header.
 """
 
@@ -37,7 +37,6 @@ __all__ = [
     "items_of",
     "kind_of",
     "lines_of",
-    "part_of",
     "plain",
     "table_rows",
     "texts",
@@ -63,14 +62,6 @@ def is_container(path: Path) -> bool:
     if path.is_dir():
         return any(True for _ in texts(path))
     return kind_of(path) in LINES + TABLES
-
-
-def part_of(folder: Path, name: str) -> Path | None:
-    """Return a part of the data in a folder: train.jsonl, or train.parquet, train.csv.gz, ..."""
-    stem = name.removesuffix(".jsonl")
-    kinds = (*LINES, *TABLES)
-    names = (f"{stem}{kind}{packed}" for packed in ("", *PACKED) for kind in kinds)
-    return next((folder / each for each in names if (folder / each).exists()), None)
 
 
 def lines_of(path: Path, progress: Progress, bounds: Bounds) -> Iterator[tuple[int, bytes]]:
@@ -154,7 +145,6 @@ def texts(folder: Path) -> Iterator[Path]:
 
 def _folder(folder: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     for path in texts(folder):
-        name = str(path.relative_to(folder))
         try:
             text = read_bytes(path).removeprefix(BOM).decode()
         except UnicodeDecodeError as error:
@@ -163,7 +153,7 @@ def _folder(folder: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
                 f"{error.start}"
             ) from None
         if text.strip():
-            yield name, {"text": text}
+            yield str(path), {"text": text}
 
 
 def _csv(path: Path, progress: Progress, bounds: Bounds) -> Iterator[tuple[int, Mapping[str, Any]]]:

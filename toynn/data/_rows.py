@@ -19,10 +19,20 @@ from toynn.data._containers import (
 from toynn.data._forms import FORMS, READ, renamed
 from toynn.data.bounds import USUAL, Bounds
 from toynn.data.objects import ROWS, RepeatedKey
+from toynn.data.splits import files_of
 from toynn.data.stream import Progress
 from toynn.errors import DataError
 
-__all__ = ["attempts", "checked_messages", "form_of", "keys_of", "rows", "string_of"]
+__all__ = [
+    "attempts",
+    "checked_messages",
+    "form_of",
+    "keys_of",
+    "line_of",
+    "rows",
+    "string_of",
+    "where_of",
+]
 
 ACCEPTED = "text, prompt and completion, or messages"
 LISTS = ("messages", "conversations", "tools")  # which a table may have as a text of JSON
@@ -71,7 +81,29 @@ def attempts(
     columns: Mapping[str, str] = MappingProxyType({}),
     bounds: Bounds = USUAL,
 ) -> Iterator[tuple[int | str, Mapping[str, Any] | DataError]]:
-    """Yield what ``rows`` does; for what is no object, why, and go on with the next."""
+    """Yield what ``rows`` does; for what is no object, why, and go on with the next.
+
+    Of several files the place of a row is a text: see ``where_of``.
+    """
+    files = files_of(path)
+    for file in files:
+        for place, row in _attempts(file, progress, columns, bounds):
+            yield (place if len(files) == 1 else where_of(file, place)), row
+
+
+def where_of(path: Path, place: int | str) -> str:
+    """Return where a row is, for an error: a file and its line; or a file, if that is the row."""
+    return place if isinstance(place, str) else f"{path}:{place}"
+
+
+def line_of(place: int | str) -> str:
+    """Return how an error names the place of another row."""
+    return place if isinstance(place, str) else f"line {place}"
+
+
+def _attempts(
+    path: Path, progress: Progress, columns: Mapping[str, str], bounds: Bounds
+) -> Iterator[tuple[int | str, Mapping[str, Any] | DataError]]:
     found: Iterator[tuple[int | str, Any]]
     if kind_of(path) in TABLES or (path.is_dir() and kind_of(path) not in LINES):
         found = table_rows(path, progress, READ.union(columns.values()), bounds)
@@ -83,8 +115,8 @@ def attempts(
         try:
             row = _row(path, int(line), given) if isinstance(given, bytes) else given
             if not isinstance(row, Mapping):
-                raise _no_object(f"{path}:{line}", row)
-            row = renamed(f"{path}:{line}", row, columns) if columns else row
+                raise _no_object(where_of(path, line), row)
+            row = renamed(where_of(path, line), row, columns) if columns else row
         except DataError as error:
             yield line, error
             continue

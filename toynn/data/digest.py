@@ -6,24 +6,30 @@ from functools import lru_cache
 from pathlib import Path
 
 from toynn.data._containers import texts
+from toynn.data.splits import files_of
 from toynn.system.reading import readable
 
 __all__ = ["digest", "listing"]
 
 
 def digest(path: str | os.PathLike[str]) -> str:
-    """Return the SHA-256 of a file; of a folder, that of its files' names and bytes.
+    """Return the SHA-256 of a file; of several or a folder, that of their names and bytes.
 
-    A folder without a train.jsonl or its like is data as a tree of texts: those below count, too.
+    Files in data/, where the hub has them, count too. A folder without a train.jsonl or its like is
+    data as a tree of texts: those below count.
     Raises DataError if one cannot be read.
     """
     path = Path(path)
     with readable(path):
-        if not path.is_dir():
+        if path.is_dir():
+            root, files = path, sorted({*_shown(path), *_shown(path / "data"), *_texts_below(path)})
+        elif (files := files_of(path)) == [path]:
             return _of_file(path)
+        else:
+            root = path.parent
         whole = hashlib.sha256()
-        for each in sorted({*_shown(path), *_texts_below(path)}):
-            name = os.fsencode(each.relative_to(path))
+        for each in files:
+            name = os.fsencode(each.relative_to(root))
             whole.update(name + b"\0" + _of_file(each).encode())
         return whole.hexdigest()
 
@@ -43,7 +49,8 @@ def listing(folder: str | os.PathLike[str]) -> str:
 
 
 def _shown(folder: Path) -> list[Path]:
-    return [each for each in folder.iterdir() if each.is_file() and each.name[0] != "."]
+    inside = folder.iterdir() if folder.is_dir() else ()
+    return [each for each in inside if each.is_file() and each.name[0] != "."]
 
 
 def _texts_below(folder: Path) -> list[Path]:

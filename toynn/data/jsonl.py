@@ -22,13 +22,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from toynn.data._containers import TABLES, is_container, part_of
-from toynn.data._rows import checked_messages, keys_of, rows, string_of
+from toynn.data._containers import TABLES, is_container
+from toynn.data._rows import checked_messages, keys_of, rows, string_of, where_of
 from toynn.data.batch import Batch
 from toynn.data.documents import Documents, DocumentWindows, parted, spaced_documents
 from toynn.data.examples import Examples, ShuffledExamples, check_not_asked, split_off
 from toynn.data.packing import PackedExamples, examples_in_order, packed_in_order
 from toynn.data.reader import TOGETHER, Encoder, Reader, ReadOptions
+from toynn.data.splits import part_of
 from toynn.data.store import Mapped
 from toynn.data.stream import blocks, looked_at, silent
 from toynn.data.text import Corpus, RandomWindows, spaced_windows
@@ -211,7 +212,7 @@ def prompts(path: str | Path) -> Iterator[tuple[str, str | list[dict[str, Any]]]
     A line has the key "prompt", or "messages". Raises DataError, with file and line.
     """
     for line, row in rows(Path(path), silent):
-        where = f"{path}:{line}"
+        where = where_of(Path(path), line)
         if ("prompt" in row) == ("messages" in row):
             raise DataError(f"{where}: expected prompt, or messages; got {keys_of(row)}")
         if "prompt" in row:

@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from toynn.data._containers import part_of
 from toynn.data._rows import string_of
 from toynn.data.batch import IGNORED, Batch
 from toynn.data.examples import Example, Examples, check_not_asked, joined, split_off
 from toynn.data.jsonl import TRAIN, VALID
 from toynn.data.packing import PackedExamples, in_rows, pack
 from toynn.data.reader import ASSISTANT, Encoder, Made, Parts, Reader, ReadOptions, Talk
+from toynn.data.splits import part_of
 from toynn.data.store import Mapped
 from toynn.errors import DataError
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toynn.data._forms import checked_calls, from_alpaca, from_sharegpt
-from toynn.data._rows import checked_messages, form_of, rows, string_of
+from toynn.data._rows import checked_messages, form_of, line_of, rows, string_of, where_of
 from toynn.data.bounds import USUAL, Bounds
 from toynn.data.examples import Examples
 from toynn.data.store import FillExamples, InMemory, Store, Watched, check_ids
@@ -219,13 +219,13 @@ class Reader:
         """
         first: tuple[tuple[str, ...], int | str] | None = None
         for line, row in rows(path, self.how.progress, self.how.columns, self.how.bounds):
-            where = f"{path}:{line}"
+            where = where_of(path, line)
             form = form_of(where, row)
             if first is None:
                 first = form, line
             elif form != first[0]:
                 raise DataError(
-                    f"{where}: expected {' and '.join(first[0])}, as line {first[1]} has; "
+                    f"{where}: expected {' and '.join(first[0])}, as {line_of(first[1])} has; "
                     f"got {' and '.join(form)}"
                 )
             yield where, row, form

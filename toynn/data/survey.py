@@ -22,12 +22,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from toynn.data._containers import PACKED, is_array, is_container, kind_of, part_of
-from toynn.data._rows import attempts, form_of
+from toynn.data._containers import PACKED, is_array, is_container, kind_of
+from toynn.data._rows import attempts, form_of, line_of, where_of
 from toynn.data.bounds import USUAL, Bounds
 from toynn.data.jsonl import KINDS, TEST, TRAIN, VALID
 from toynn.data.preference import LABELLED, PAIR, PreferenceReader, unlearned
 from toynn.data.reader import ASSISTANT, Encoder, Made, Parts, Reader, ReadOptions, Talk
+from toynn.data.splits import files_of, part_of
 from toynn.data.stream import Progress, silent
 from toynn.errors import DataError, GGUFError, ToynnError
 from toynn.system.reading import readable
@@ -182,7 +183,7 @@ class Survey:
 
     def where(self, index: int) -> str:
         """Return where a row is."""
-        return f"{self.path}:{self.places[index]}"
+        return where_of(self.path, self.places[index])
 
 
 def parts_of(path: Path) -> dict[str, Path]:
@@ -215,12 +216,16 @@ def survey(
     """Go through a file, or a folder of texts. Raises DataError for one that cannot be read."""
     kind = "a folder of texts" if path.is_dir() else NAMES.get(kind_of(path), "unknown")
     packed = {".gz": "gzip", ".zst": "zstd"}[path.suffix] if path.suffix in PACKED else None
-    files = (each for each in path.rglob("*") if each.is_file()) if path.is_dir() else (path,)
+    files = files_of(path)
+    if path.is_dir():
+        files = [each for each in path.rglob("*") if each.is_file()]
     with readable(path):
         size = sum(each.stat().st_size for each in files)
     found = Survey(path, kind, packed, size)
-    if path.is_dir():
+    if path.is_dir() or len(files) > 1:
         found.places = []
+    if len(files) > 1:
+        found.kind = f"{len(files)} files, {kind}"
     elif is_array(path):
         found.kind = "one JSON array"
     how = ReadOptions(
@@ -298,7 +303,7 @@ class _Surveyor:
     def _of_row(
         self, place: int | str, row: Mapping[str, Any]
     ) -> Iterator[tuple[_Waiting, tuple[str, Parts | Talk]]]:
-        where = f"{self.found.path}:{place}"
+        where = where_of(self.found.path, place)
         preference = row.keys() == set(LABELLED) or all(key in row for key in PAIR)
         if preference:
             own = PreferenceReader(self.reader, "kto" if "label" in row else "dpo")
@@ -310,7 +315,7 @@ class _Surveyor:
             self.first = form, place
         elif form != self.first[0]:
             raise DataError(
-                f"{where}: expected {self.first[0]}, as line {self.first[1]} has; got {form}"
+                f"{where}: expected {self.first[0]}, as {line_of(self.first[1])} has; got {form}"
             )
         hashes = _hashes(row, keys)
         if preference:
@@ -335,7 +340,7 @@ class _Surveyor:
 
     def _add(self, row: _Waiting, made: Made) -> None:
         found = self.found
-        whole = Shown(f"{found.path}:{row.place}", [], [], row.name)
+        whole = Shown(where_of(found.path, row.place), [], [], row.name)
         for some, learn in unlearned(made, row.skipped):
             whole.ids.extend(some)
             whole.trained.extend([learn] * len(some))

@@ -1,4 +1,7 @@
-"""Models and data by their name on the Hugging Face hub: ``hf:OWNER/NAME[/FILE][@REVISION]``.
+"""Models and data by their name on the Hugging Face hub.
+
+    hf:OWNER/NAME[/FILE][@REVISION]                     a model
+    hf:OWNER/NAME[/FILE or FOLDER][:SPLIT][@REVISION]   data
 
 huggingface_hub downloads them into its cache (HF_HOME), shows progress, goes on with a download
 that was interrupted, and honours HF_ENDPOINT, HF_HUB_OFFLINE and HF_TOKEN. Without a network what
@@ -6,29 +9,29 @@ the cache has is taken. ``hub_name`` says by what name a folder is to be had.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from toynn.errors import ConfigError
+from toynn.errors import ConfigError, ToynnError
 from toynn.formats.hf.config import CONFIG
 from toynn.formats.objects import read_object
+from toynn.system.series import series
 
-__all__ = ["PREFIX", "fetched", "hub_name"]
+__all__ = ["PREFIX", "Name", "fetched", "fetched_data", "hub_name", "named"]
 
 PREFIX = "hf:"
 EXAMPLE = "expected hf:OWNER/NAME, hf:OWNER/NAME/FILE, and perhaps @REVISION behind it"
 PART = r"[\w.-]+"
 REPOSITORY = re.compile(f"{PART}/{PART}")
-NAME = re.compile(rf"hf:({PART}/{PART})(?:/([^@]+))?(?:@([^@]+))?")
+NAME = re.compile(rf"hf:({PART}/{PART})(?:/([^@:]+))?(?::({PART}))?(?:@([^@:]+))?")
 #: What a folder in Hugging Face's format is made of; consolidated.safetensors is a second copy.
 FOLDER = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model")
 COPIES = ("*/*", "consolidated*")
 #: The same, of which .gguf files in folders are no copies.
 UNWANTED = ("*/*.json", "*/*.safetensors", "*/*.jinja", "*/tokenizer.model", "consolidated*")
-SHARD = re.compile(r"-\d{5}-of-(\d{5})(?=\.\w+$)")
 #: Where transformers and huggingface_hub put what they download.
 CACHED = re.compile(r"models--(.+)")
 #: Files that may name a model, and the keys that do.
@@ -36,12 +39,29 @@ SAID = {CONFIG: "_name_or_path", "tokenizer_config.json": "name_or_path"}
 
 
 class Name(NamedTuple):
-    """A repository, a file in it and a revision, as they were typed."""
+    """A repository, a file or folder in it, a split of data and a revision, as they were typed."""
 
     text: str
     repo: str
     file: str | None
+    split: str | None
     revision: str | None
+
+
+#: Says which of the files in a repository a name means, and where they are in it: one path.
+Choose = Callable[[Name, Sequence[str]], tuple[Sequence[str], str]]
+
+
+def named(text: str, *, data: bool = False) -> Name:
+    """Return what a name on the hub is made of; ``data`` may have a split.
+
+    Raises ConfigError for what is no such name.
+    """
+    found = NAME.fullmatch(text)
+    if found is None or (found[3] is not None and not data):
+        split = "; a split is named as in hf:OWNER/NAME:test" if data else ""
+        raise ConfigError(f"{text}: {EXAMPLE}{split}")
+    return Name(text, *found.groups())
 
 
 def fetched(text: str) -> Path:
@@ -50,23 +70,55 @@ def fetched(text: str) -> Path:
     Raises ConfigError for what is no such name, a repository, revision or file that is not there or
     not allowed, a choice between several files, and where there is no network nor a cached copy.
     """
-    found = NAME.fullmatch(text)
-    if found is None:
-        raise ConfigError(f"{text}: {EXAMPLE}")
-    name = Name(text, *found.groups())
-    hub = _hub(text)
-    with _refusals(name):
+    name = named(text)
+    patterns = [name.file] if name.file else [*FOLDER, "*.gguf"]
+    return _fetched(name, "model", _wanted, patterns, None if name.file else UNWANTED)
+
+
+def fetched_data(text: str, choose: Choose) -> Path:
+    """Return the path in the cache of the data that a name means, of which ``choose`` says more.
+
+    Raises ConfigError as ``fetched`` does, and what ``choose`` raises.
+    """
+    return _fetched(named(text, data=True), "dataset", choose, [])
+
+
+def _fetched(
+    name: Name, kind: str, choose: Choose, known: list[str], unknown: Sequence[str] | None = None
+) -> Path:
+    """Download the files that ``choose`` names; without a network look for them in the cache.
+
+    There all of the repository's files count that ``known`` patterns have, but ``unknown`` ones.
+    """
+    hub = _hub(name.text)
+
+    def snapshot(patterns: Sequence[str], local: bool, ignored: Sequence[str] | None) -> Path:
+        """Return the folder of the cache that has these files, once they are there."""
+        found = hub.snapshot_download(
+            name.repo,
+            repo_type=kind,
+            revision=name.revision,
+            allow_patterns=list(patterns),
+            ignore_patterns=ignored,
+            local_files_only=local,
+        )
+        return Path(found)
+
+    with _refusals(name, kind):
         try:
-            listed = hub.HfApi().list_repo_files(name.repo, revision=name.revision)
+            listed = hub.HfApi().list_repo_files(name.repo, repo_type=kind, revision=name.revision)
             files, local = sorted(listed), False
         except (hub.errors.HfHubHTTPError, hub.errors.HFValidationError):
             raise  # the hub has answered
         except Exception as error:  # HF_HUB_OFFLINE, or whatever the transport raises
-            files, local = _cached(hub, name, error), True
-        wanted = _wanted(name, files)
-        folder = _snapshot(hub, name, wanted, local)
-    one = name.file is not None or wanted[0].endswith(".gguf")
-    return folder / wanted[0] if one else folder
+            try:
+                cached = snapshot(known, True, unknown)
+            except hub.errors.LocalEntryNotFoundError as absent:
+                raise absent from error
+            files = sorted(each.relative_to(cached).as_posix() for each in cached.rglob("*.*"))
+            local = True
+        wanted, path = choose(name, files)
+        return snapshot(wanted, local, None) / path
 
 
 def _hub(text: str) -> Any:
@@ -77,45 +129,25 @@ def _hub(text: str) -> Any:
     return huggingface_hub
 
 
-def _snapshot(hub: Any, name: Name, patterns: list[str], local: bool) -> Path:
-    """Return the folder of the cache that has these files, once they are there."""
-    more = {"revision": name.revision, "allow_patterns": patterns, "local_files_only": local}
-    return Path(hub.snapshot_download(name.repo, **more))
-
-
-def _cached(hub: Any, name: Name, error: Exception) -> list[str]:
-    """Return the files that the cache has, where the hub cannot be asked.
-
-    Raises what huggingface_hub does where it has none, with the reason why.
-    """
-    patterns = [name.file] if name.file else [*FOLDER, "*.gguf"]
-    more = {"allow_patterns": patterns, "ignore_patterns": None if name.file else list(UNWANTED)}
-    try:
-        folder = Path(
-            hub.snapshot_download(name.repo, revision=name.revision, local_files_only=True, **more)
-        )
-    except hub.errors.LocalEntryNotFoundError as absent:
-        raise absent from error
-    return sorted(each.relative_to(folder).as_posix() for each in folder.rglob("*.*"))
-
-
-def _wanted(name: Name, files: list[str]) -> list[str]:
+def _wanted(name: Name, files: Sequence[str]) -> tuple[Sequence[str], str]:
     """Return the files to download: the one that is named, a .gguf, or those of a model's folder.
 
-    Of a file in shards all are.
+    Of a file in shards all are. The path is that of a file, or "" for the folder.
     """
     if name.file is not None:
         if name.file not in files:
             ends = [each for each in files if Path(each).suffix == Path(name.file).suffix]
             have = f": it has {', '.join(ends[:20])}" if ends else ""
             raise ConfigError(f"{name.text}: {name.repo} has no file {name.file}{have}")
-        return _series(name.file, files)
+        shards = series(name.file, files)
+        return shards, shards[0]
     folder = [each for each in files if _belongs(each)]
     if any(each.endswith(".safetensors") for each in folder) and "config.json" in folder:
-        return folder
-    first = [each for each in files if each.endswith(".gguf") and _series(each, files)[0] == each]
+        return folder, ""
+    models = [series(each, files) for each in files if each.endswith(".gguf")]
+    first = [shards[0] for k, shards in enumerate(models) if shards not in models[:k]]
     if len(first) == 1:
-        return _series(first[0], files)
+        return models[0], first[0]
     if first:
         listed = ", ".join(first)
         raise ConfigError(
@@ -133,17 +165,8 @@ def _belongs(file: str) -> bool:
     return any(fnmatch(file, each) for each in FOLDER) and not any(fnmatch(file, x) for x in COPIES)
 
 
-def _series(file: str, files: list[str]) -> list[str]:
-    """Return the shards of a file, the first one first; or the file alone."""
-    found = SHARD.search(file)
-    if found is None:
-        return [file]
-    stem, end = file[: found.start()], f"-of-{found[1]}{file[found.end() :]}"
-    return [each for k in range(1, int(found[1]) + 1) if (each := f"{stem}-{k:05}{end}") in files]
-
-
 @contextmanager
-def _refusals(name: Name) -> Iterator[None]:
+def _refusals(name: Name, kind: str) -> Iterator[None]:
     """Raise ConfigError for what the hub, the network or the disk refuses."""
     from huggingface_hub import errors
 
@@ -159,7 +182,7 @@ def _refusals(name: Name) -> Iterator[None]:
         raise ConfigError(f"{said}: {name.repo} has no revision {name.revision}") from error
     except errors.RepositoryNotFoundError as error:
         raise ConfigError(
-            f"{said}: there is no model {name.repo}; or it is private: then `hf auth login`, or "
+            f"{said}: there is no {kind} {name.repo}; or it is private: then `hf auth login`, or "
             "set HF_TOKEN"
         ) from error
     except errors.HFValidationError as error:
@@ -170,7 +193,7 @@ def _refusals(name: Name) -> Iterator[None]:
             f"{said}: the hub cannot be reached{why}, and the cache has no {where}: connect to a "
             "network, or name a path"
         ) from error
-    except ConfigError:
+    except ToynnError:
         raise
     except Exception as error:  # a full disk, or what the transport raises: the next try goes on
         raise ConfigError(f"{said}: cannot download {where}{_first_line(error)}") from error

@@ -7,6 +7,7 @@ configuration is used, from any folder.
 import os
 from typing import Any
 
+from toynn.jobs.paths import on_hub
 from toynn.jobs.weighted import path_and_weight
 from toynn.options import Option
 
@@ -39,6 +40,8 @@ class Directory:
 
     def found(self, word: str) -> str:
         """Return a path of the run, perhaps with a weight behind it, as it is found from here."""
+        if on_hub(word):
+            return word
         joined = os.path.join(self.path, word)
         path, own = (path_and_weight(each, "")[0] for each in (joined, word))
         if joined == word or (own.exists() and not path.exists()):
@@ -51,8 +54,8 @@ class Directory:
         if not (option.is_path and self.elsewhere) or value is None:
             return value
         if isinstance(value, tuple):
-            return tuple(os.path.abspath(each) for each in value)
-        return os.path.abspath(value)
+            return tuple(self.typed(option, each) for each in value)
+        return value if on_hub(value) else os.path.abspath(value)
 
     def word(self, value: Any) -> Any:
         """Return what ``resolved`` got for a value, as far as that changed it."""

@@ -19,6 +19,7 @@ from toynn.data.image_batches import Fitted, HeldOut
 from toynn.data.images import ImageData
 from toynn.data.packing import packed_in_order
 from toynn.data.preference import read_all_preferences
+from toynn.data.splits import files_of
 from toynn.data.text import Corpus
 from toynn.engines import SequenceEngine, ViTEngine
 from toynn.engines.preference import KINDS
@@ -104,7 +105,7 @@ def _first_row(path: Path) -> dict[str, Any]:
     if path.is_dir():
         return {}
     try:
-        with open_file(path) as file:
+        with open_file(files_of(path)[0]) as file:
             line = next((line for line in file if line.strip()), b"")
         row = json.loads(line)
     except OSError as error:

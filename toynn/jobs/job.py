@@ -1,5 +1,6 @@
 """A job: a run of one recipe by its options; run.py calls it, in this order.
 
+fetch       download what options name on the hub
 resolve     fill in what was not given, refuse what contradicts itself
 read        the data, and the model that is started from
 declared    the model without its memory
@@ -125,6 +126,16 @@ class Job(ABC):
         """Return the optimizer in the recipe's convention, with the options that are AdamW's."""
         optimizer: AdamW = self.recipe.optimizer()
         return replace(optimizer, **self.fields(AdamW))
+
+    def fetch(self) -> None:
+        """Download what options name on the hub. Raises ConfigError and DataError."""
+        for each in self.options:
+            value = self.given[each.name]
+            if each.fetch is None or value is None:
+                continue
+            words = [value] if isinstance(value, str) else value
+            found = tuple(each.fetch(word, self.say) for word in words)
+            self.given[each.name] = found[0] if isinstance(value, str) else found
 
     # -- What a recipe says --------------------------------------------------------------------
 

@@ -99,7 +99,7 @@ class Keywords(TypedDict, total=False):
     epochs: float | None
     """Train for N passes through the data; with steps, until the first of both ends."""
     valid: str | PathLike[str] | None
-    """Validate on this file instead of rows of data."""
+    """Validate on this file, or hf:OWNER/NAME:SPLIT, instead of rows of data."""
     holdout: float | None
     """Hold out a share or N rows (of a text tokens) for validation; 0: none (default a tenth; of
     fewer than 20 rows none).

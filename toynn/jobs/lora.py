@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,7 +24,7 @@ from toynn.jobs.job import late
 from toynn.jobs.metrics import beside
 from toynn.jobs.models import FromScratchJob, GPT2Job
 from toynn.jobs.options import OWN, TokenizerOptions, of_run
-from toynn.jobs.paths import model_file, text_model
+from toynn.jobs.paths import model_file, model_name, text_model
 from toynn.jobs.text import METRICS, TextJob, TextOptions
 from toynn.jobs.weighted import STRICT
 from toynn.options import RecipeOptions, option
@@ -48,7 +49,8 @@ class BaseOptions:
     model: str = option(
         "base model: a GGUF file, Hugging Face folder or hf:OWNER/NAME",
         also="-m",
-        read=model_file,
+        read=model_name,
+        fetch=model_file,
         metavar="PATH",
         required=True,
         hashed=True,
@@ -100,13 +102,8 @@ class LoRAJob(TextJob):
     preference: PreferenceOptions | None = None
 
     def __init__(self, given: Mapping[str, Any], command: str | None = None) -> None:
+        """Take the options. Raises ConfigError for those that contradict one another."""
         super().__init__(given, command)
-        self.base = self.take(BaseOptions)
-        self.of_tokenizer = self.take(TokenizerOptions).tokenizer
-
-    def resolve(self) -> None:
-        """Fill in what was not given; ConfigError for what contradicts itself."""
-        text_model(Path(self.base.model))
         if self.given["loss"] != _SFT:
             self.preference = self.take(PreferenceOptions)
             self.unit = self.items = "pairs" if self.preference.paired else "completions"
@@ -116,6 +113,15 @@ class LoRAJob(TextJob):
             raise ConfigError(
                 f"{changed[0]}: it is of --loss {', '.join(KINDS)}; the loss is {_SFT}"
             )
+
+    @cached_property
+    def base(self) -> BaseOptions:
+        """What the adapter is for, and one to go on with."""
+        return self.take(BaseOptions)
+
+    def resolve(self) -> None:
+        """Raise ConfigError for a folder without a model of text."""
+        text_model(Path(self.base.model))
 
     def read(self) -> None:
         """Open the model; read the data with its tokenizer."""

@@ -5,6 +5,7 @@ from abc import abstractmethod
 from argparse import SUPPRESS, ArgumentTypeError
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
@@ -19,7 +20,7 @@ from toynn.formats import bases
 from toynn.formats.tokenizer import ByteTokenizer, Tokenizer
 from toynn.formats.tokenizer.folder import has_tokenizer
 from toynn.jobs.options import ShapeOptions, TokenizerOptions, of_run
-from toynn.jobs.paths import model_file, text_model
+from toynn.jobs.paths import model_file, model_name, text_model
 from toynn.jobs.text import METRICS, SAMPLE_ON_THE_WAY, TextJob, TextOptions
 from toynn.models import architecture
 from toynn.options import Option, RecipeOptions, option, whole
@@ -40,7 +41,8 @@ class StartOptions:
     init_from: str | None = option(
         "start from the weights of a GGUF file or Hugging Face folder",
         None,
-        read=model_file,
+        read=model_name,
+        fetch=model_file,
         metavar="PATH",
         hashed=True,
     )
@@ -80,7 +82,8 @@ class DonorOptions:
 
     donor: str = option(
         "GGUF file whose token embeddings the model starts from",
-        read=model_file,
+        read=model_name,
+        fetch=model_file,
         metavar="FILE",
         required=True,
         hashed=True,
@@ -119,10 +122,15 @@ class ModelJob(TextJob):
         """Realize the recipe of a new model."""
         recipe.realize(self.config, options)
 
-    def __init__(self, given: Mapping[str, Any], command: str | None = None) -> None:
-        super().__init__(given, command)
-        self.start_from, self.shape = self.take(StartOptions), self.take(ShapeOptions)
-        self.of_tokenizer = self.take(TokenizerOptions).tokenizer
+    @cached_property
+    def start_from(self) -> StartOptions:
+        """What the run starts from."""
+        return self.take(StartOptions)
+
+    @cached_property
+    def shape(self) -> ShapeOptions:
+        """The shape of a new model."""
+        return self.take(ShapeOptions)
 
     def resolve(self) -> None:
         """Fill in what was not given; ConfigError for what contradicts itself."""

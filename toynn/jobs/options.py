@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from toynn.distributed import ORDERS, PATIENCE
 from toynn.errors import ConfigError
-from toynn.jobs.paths import model_file
+from toynn.jobs.paths import model_file, model_name
 from toynn.optim import AdamW, Schedule
 from toynn.options import Option, RecipeOptions, names_of, option, options_of, real, whole
 from toynn.train.boards import BOARDS
@@ -145,7 +145,8 @@ class TokenizerOptions:
     tokenizer: str | None = option(
         "use the tokenizer of a GGUF file or Hugging Face folder (default: {of_tokenizer})",
         None,
-        read=model_file,
+        read=model_name,
+        fetch=model_file,
         metavar="FILE",
         hashed=True,
     )

@@ -1,37 +1,115 @@
-"""Paths on the command line."""
+"""Paths on the command line, and names on the hub: toynn/formats/hub.py."""
 
 import contextlib
 import tomllib
 from argparse import ArgumentTypeError
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from toynn.data import splits
 from toynn.errors import ConfigError, DataError
 from toynn.formats import hub
 from toynn.formats.adapters.peft import CONFIG as PEFT_CONFIG
 from toynn.formats.hf.config import CONFIG
 from toynn.formats.objects import read_object
+from toynn.jobs.weighted import path_and_weight
 from toynn.system.reading import read_bytes
 
-__all__ = ["local_path", "model_file", "of_pictures", "picture_model", "text_model"]
+__all__ = [
+    "data_name",
+    "local_data",
+    "local_path",
+    "model_file",
+    "model_name",
+    "of_pictures",
+    "on_hub",
+    "path_or_name",
+    "picture_model",
+    "text_model",
+]
 
+#: Is told a line about what was downloaded, under a label.
+Tell = Callable[[str, str], object]
 RUN = "config.toml"
 #: The recipe whose models are of pictures.
 PICTURES = "vit"
 
 
-def local_path(text: str) -> Path:
-    """Return the path that a model's name means: a path, or hf:OWNER/NAME, which is downloaded."""
+def silent(label: str, text: str) -> None:
+    """Say nothing."""
+
+
+def on_hub(text: str) -> bool:
+    """Whether a path is a name on the hub, which is downloaded when a command runs."""
+    return text.startswith(hub.PREFIX)
+
+
+def path_or_name(text: str) -> Path:
+    """Return a model's path as it was typed. Raises ArgumentTypeError for no name on the hub."""
+    return Path(model_name(text))
+
+
+def model_name(text: str) -> str:
+    """Return what ``path_or_name`` does, as a text."""
+    return _checked(text, text, data=False)
+
+
+def data_name(text: str) -> str:
+    """Return data as they were typed, perhaps with a weight.
+
+    Raises ArgumentTypeError for no name on the hub.
+    """
+    return _checked(text, str(path_and_weight(text, "--data")[0]), data=True)
+
+
+def _checked(text: str, path: str, *, data: bool) -> str:
     try:
-        return hub.fetched(text) if text.startswith(hub.PREFIX) else Path(text)
+        if on_hub(path):
+            hub.named(path, data=data)
     except ConfigError as error:
         raise ArgumentTypeError(str(error)) from error
+    return text
 
 
-def model_file(text: str) -> str:
-    """Return the file that a model's name means: of a run's folder, the model.gguf in it."""
-    path = str(local_path(text)) if text.startswith(hub.PREFIX) else text
+def local_path(path: str | Path) -> Path:
+    """Return the path of a model; hf:OWNER/NAME is downloaded. Raises ConfigError."""
+    return hub.fetched(str(path)) if on_hub(str(path)) else Path(path)
+
+
+def model_file(text: str, _: Tell = silent) -> str:
+    """Return the file that a model's name means: of a run's folder, the model.gguf in it.
+
+    Raises ConfigError where the hub does not have it.
+    """
+    path = str(local_path(text)) if on_hub(text) else text
     inside = Path(path) / "model.gguf"
     return str(inside) if inside.is_file() else path
+
+
+def local_data(text: str, tell: Tell = silent) -> str:
+    """Return the path of data, with the weight behind it; hf:OWNER/NAME[:SPLIT] is downloaded.
+
+    ``tell`` is told which other splits there are. Raises ConfigError where the hub does not have
+    it, DataError where it has no such split, or several data sets.
+    """
+    path, weight = path_and_weight(text, "--data")
+    if not on_hub(str(path)):
+        return text
+
+    def choose(name: hub.Name, files: Sequence[str]) -> tuple[Sequence[str], str]:
+        found = splits.choose(name.text, files, name.file or "", name.split)
+        if name.split is None and found.others:
+            other = "validation" if "validation" in found.others else found.others[0]
+            whole, at, revision = name.text.partition("@")
+            tell(
+                "data",
+                f"{name.text}: train; other splits: {', '.join(found.others)} (such as --valid "
+                f"{whole}:{other}{at}{revision})",
+            )
+        return found.files, found.path
+
+    found = hub.fetched_data(str(path), choose)
+    return str(found) if weight is None else f"{found}:{weight:g}"
 
 
 def text_model(path: Path, option: str = "--model") -> Path:

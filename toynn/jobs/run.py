@@ -58,9 +58,10 @@ def carried_out(job: Job) -> Outcome:
         _resolve_warmup(job, begun)
     beside = Path(run.out or ".").parent if found is None else found.path.parents[1]
     job.beside = group.tell(beside)
-    job.resolve()
     if found is None and group.rank == 0 and not job.fresh:
         RunFolder.check_absent(Path(str(run.out)))
+    job.fetch()
+    job.resolve()
     _check_machine(job)
     group.patience = 0  # reading takes as long as it takes; Trainer sets --rank-timeout
     with job.files:

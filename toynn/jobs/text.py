@@ -21,14 +21,17 @@ from toynn.data.jsonl import Dataset
 from toynn.data.mixture import Mixture
 from toynn.data.preference import PreferenceData
 from toynn.data.reader import ReadOptions
+from toynn.data.splits import files_of
 from toynn.data.stream import Progress
-from toynn.errors import ConfigError
+from toynn.errors import ConfigError, DataError
 from toynn.evaluation import delimited, read_questions
 from toynn.formats.tokenizer import Tokenizer
 from toynn.generation.drawing import generate
 from toynn.jobs import ends
 from toynn.jobs.job import Job, late
 from toynn.jobs.metrics import Asked, measured
+from toynn.jobs.options import TokenizerOptions
+from toynn.jobs.paths import data_name, local_data
 from toynn.jobs.weighted import path_and_weight, source_names, sources
 from toynn.options import RecipeOptions, option, whole
 from toynn.system.printing import counted, fact, harmless, print_line
@@ -115,10 +118,12 @@ class TextOptions:
     GROUP: ClassVar[str] = "model and data"
 
     data: str | tuple[str, ...] | None = option(
-        "text, .jsonl, table, tokens (.bin), or a folder of them; several are mixed by weight"
-        "{without_data}",
+        "text, .jsonl, table, tokens (.bin), a folder of them, or hf:OWNER/NAME[:SPLIT]; several "
+        "are mixed by weight{without_data}",
         None,
         metavar="PATH[:WEIGHT]",
+        read=data_name,
+        fetch=local_data,
         several=sources,
         once="several stand behind one: --data a.jsonl b.jsonl",
     )
@@ -177,9 +182,11 @@ class TextOptions:
         compared=False,
     )
     valid: str | None = option(
-        "validate on this file instead of rows of --data",
+        "validate on this file, or hf:OWNER/NAME:SPLIT, instead of rows of --data",
         None,
         group=SAVING,
+        read=data_name,
+        fetch=local_data,
         metavar="FILE",
         hashed=True,
     )
@@ -235,9 +242,24 @@ class TextJob(Job):
     data: Dataset | PreferenceData | Mixture
 
     def __init__(self, given: Mapping[str, Any], command: str | None = None) -> None:
+        """Take the options. Raises ConfigError for those that contradict one another."""
         super().__init__(given, command)
-        self.text = self.take(TextOptions)
+        if self.given["valid"] is not None and self.given["holdout"] is not None:
+            raise ConfigError(
+                f"--holdout {self.given['holdout']:g}: --valid {self.given['valid']} is what is "
+                "validated on: give one"
+            )
         self.t_seq = 0  # tokens of a row, once the data are read
+
+    @cached_property
+    def text(self) -> TextOptions:
+        """The data, and how they are read."""
+        return self.take(TextOptions)
+
+    @property
+    def of_tokenizer(self) -> str | None:
+        """The file or folder whose tokenizer is asked for."""
+        return self.take(TokenizerOptions).tokenizer
 
     def read_text(self, seq: int) -> None:
         """Read what --data names, without it the embedded text; windows have at most seq tokens.
@@ -270,10 +292,6 @@ class TextJob(Job):
     ) -> Dataset | PreferenceData:
         """Return the data with what --valid names as the validation part."""
         path = str(self.text.valid)
-        if self.text.holdout is not None:
-            raise ConfigError(
-                f"--holdout {self.text.holdout:g}: --valid {path} is what is validated on: give one"
-            )
         if len(found) > 1:
             raise ConfigError(
                 f"--valid {path}: it is of one source; got {len(found)}: name for each a folder "
@@ -586,7 +604,7 @@ def shown_part(data: Dataset | PreferenceData) -> Any:
 
 def _size(data: Path) -> int:
     """Return the bytes of a file, or of those in a folder; 0 where there is none."""
-    with suppress(OSError, ValueError):
-        files = data.iterdir() if data.is_dir() else (data,)
+    with suppress(OSError, ValueError, DataError):
+        files = data.rglob("*") if data.is_dir() else files_of(data)
         return sum(file.stat().st_size for file in files if file.is_file())
     return 0

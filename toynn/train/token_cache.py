@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from toynn.data.digest import digest
 from toynn.data.documents import Documents
 from toynn.data.examples import Columns, Examples
+from toynn.data.splits import files_of
 from toynn.data.store import FillExamples, FillTokens, Mapped, check_ids
 from toynn.errors import CheckpointError, DataError
 from toynn.formats.files import Writer, finish, open_new
@@ -127,7 +128,7 @@ class TokenCache:
         make: Callable[[Mapping[str, "_Column"]], Facts],
     ) -> "_Found":
         """Return columns, and what is to be known of them: those that are here, or new ones."""
-        before = Unchanged.of(path)
+        before = [Unchanged.of(each) for each in files_of(path)]
         made_of = {"format": FORMAT, "sha256": digest(path), "types": dict(types), **told}
         text = json.dumps(made_of, sort_keys=True)
         key = hashlib.sha256(text.encode()).hexdigest()[:KEY]
@@ -143,7 +144,8 @@ class TokenCache:
                 for name, dtype in types.items()
             }
             facts = make(columns)
-            before.check()
+            for file in before:
+                file.check()
             for column in columns.values():
                 finish(column.file)
             table = {"source": str(path), **made_of, "facts": facts}

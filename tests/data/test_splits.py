@@ -1,0 +1,113 @@
+"""Which files are a split of a data set: of a repository's names, and of a folder's."""
+
+import pytest
+
+from toynn.data import jsonl
+from toynn.data.digest import digest
+from toynn.data.splits import choose, files_of
+from toynn.data.survey import parts_of, survey
+from toynn.errors import DataError
+from toynn.formats.tokenizer import ByteTokenizer
+from toynn.train.token_cache import TokenCache
+
+pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+parquet = pytest.importorskip("pyarrow.parquet")
+
+CHATS = [f"data/{each}-00000-of-00001.parquet" for each in ("train_sft", "test_sft", "train_gen")]
+C4 = [f"en/c4-train.0000{k}-of-00002.json.gz" for k in (0, 1)]
+CONVERTED = [f"{each}/train/000{k}.parquet" for each in ("default", "de") for k in (0, 1)]
+SAMPLES = [f"sample/{each}/000_{k}.parquet" for each in ("10BT", "100BT") for k in (0, 1)]
+#: Names in a repository, a folder, a split; and the path that they mean, or the error.
+NAMES = [
+    (["README.md", "x.parquet", "x.csv"], "", None, "x.parquet"),
+    (["dataset_infos.json", "dolly-15k.jsonl"], "", None, "dolly-15k.jsonl"),
+    (["a_train.jsonl", "a_eval.jsonl"], "", "test", "a_eval.jsonl"),
+    (["data/train.csv.gz", "data/dev.csv.gz"], "", "validation", "data/dev.csv.gz"),
+    (["only_test.json"], "", None, "only_test.json"),
+    (C4, "en", None, "en/c4-train.*-of-00002.json.gz"),
+    (CHATS, "", "train_sft", "data/train_sft-00000-of-00001.parquet"),
+    (CHATS, "", None, "no split is called train: name one behind a colon: test_sft, train_gen, "),
+    (CONVERTED, "", None, "default/train/*.parquet"),
+    (SAMPLES, "sample/10BT", None, "sample/10BT/*.parquet"),
+    (["a.jsonl", "b.jsonl", "c_test.jsonl"], "", None, "got 2: name one: a.jsonl, b.jsonl"),
+    (["a.bin"], "", None, "expected files (.parquet, .jsonl, "),
+]
+
+
+@pytest.mark.parametrize(("names", "within", "split", "expected"), NAMES)
+def test_names_of_a_repository(names, within, split, expected):
+    try:
+        found = choose("hf:o/n", names, within, split).path
+    except DataError as error:
+        found = str(error)
+        assert found.startswith("hf:o/n: ")
+    assert found.endswith(expected) or expected in found
+
+
+def write(path, *texts):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    parquet.write_table(pa.table({"text": list(texts)}), path)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """What `hf download --repo-type dataset` leaves."""
+    (tmp_path / "README.md").write_text("# not data")
+    write(tmp_path / "data/train-00000-of-00002.parquet", "one", "two")
+    write(tmp_path / "data/train-00001-of-00002.parquet", "three")
+    write(tmp_path / "data/validation-00000-of-00001.parquet", "four")
+    return tmp_path
+
+
+def read(path, **more):
+    return jsonl.read(path, ByteTokenizer(), 16, vocab_size=256, **more)
+
+
+def texts(part):
+    rows = (part[k] for k in range(len(part)))
+    return [bytes([*ids.tolist(), int(labels[-1])]).decode() for ids, labels in rows]
+
+
+def test_a_folder_of_shards(folder, tmp_path):
+    for path in (folder, folder / "data"):
+        found = read(path)
+        assert texts(found.train) == ["one", "two", "three"] and texts(found.valid) == ["four"]
+    parts = parts_of(folder)
+    assert list(parts) == ["train", "valid"] and parts["train"].name == "train-*-of-00002.parquet"
+    found = survey(parts["train"], ByteTokenizer(), 256)
+    assert found.rows == 3 and found.kind == "2 files, Parquet"
+    assert found.where(2) == f"{folder}/data/train-00001-of-00002.parquet:1"
+
+
+def test_an_error_names_the_shard_and_its_row(folder):
+    path = folder / "data/train-00001-of-00002.parquet"
+    parquet.write_table(pa.table({"prompt": ["x"], "completion": ["y"]}), path)
+    before = folder / "data/train-00000-of-00002.parquet:1"
+    with pytest.raises(DataError) as caught:
+        read(folder)
+    assert str(caught.value).startswith(f"{path}:1: expected text, as {before} has; got prompt")
+    path.unlink()
+    with pytest.raises(DataError, match="expected 2 shards; got 1: train-00000-of-00002"):
+        read(folder)
+
+
+def test_other_names_and_nested_folders(tmp_path):
+    (tmp_path / "README.md").write_text("# not data")
+    write(tmp_path / "qa/0000.parquet", "one")
+    write(tmp_path / "qa/0001.parquet", "two")
+    write(tmp_path / "de/0000.parquet", "drei")
+    with pytest.raises(DataError, match=r"its data are in folders: name one: .*/de, .*/qa$"):
+        read(tmp_path)
+    for path in (tmp_path / "qa", tmp_path / "qa/*.parquet"):
+        assert texts(read(path, holdout=0).train) == ["one", "two"]
+    assert files_of(tmp_path / "qa/0001.parquet") == [tmp_path / "qa/0001.parquet"]
+
+
+def test_every_shard_counts_for_digests_and_cached_tokens(folder, tmp_path):
+    series = folder / "data/train-*-of-00002.parquet"
+    store = TokenCache(tmp_path / "tokens")
+    assert len(read(series, holdout=0, store=store).train) == 3
+    before = [digest(path) for path in (series, folder)]
+    write(folder / "data/train-00001-of-00002.parquet", "three", "more")
+    assert all(digest(path) != was for path, was in zip((series, folder), before, strict=True))
+    assert len(read(series, holdout=0, store=store).train) == 4

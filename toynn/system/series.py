@@ -1,0 +1,19 @@
+"""Files in shards: NAME-00000-of-00003.parquet, NAME-00001-of-00003.gguf, ..."""
+
+import re
+from collections.abc import Iterable
+
+__all__ = ["SHARD", "series"]
+
+#: What follows the name: the number, how many there are, perhaps a hash; then the ending.
+SHARD = re.compile(r"[-.](\d{5})-of-(\d{5})((?:-[0-9a-f]+)?)(\.[\w.]+)")
+
+
+def series(name: str, names: Iterable[str]) -> list[str]:
+    """Return those of ``names`` that are shards of the same file, in order; or ``name`` alone."""
+    found = SHARD.search(name)
+    if found is None:
+        return [name]
+    stem, behind = re.escape(name[: found.start() + 1]), "(-[0-9a-f]+)?" if found[3] else ""
+    shard = re.compile(rf"{stem}\d{{5}}-of-{found[2]}{behind}{re.escape(found[4])}")
+    return sorted(each for each in names if shard.fullmatch(each))
