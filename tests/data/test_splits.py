@@ -87,8 +87,9 @@ def test_an_error_names_the_shard_and_its_row(folder):
         read(folder)
     assert str(caught.value).startswith(f"{path}:1: expected text, as {before} has; got prompt")
     path.unlink()
-    with pytest.raises(DataError, match="expected 2 shards; got 1: train-00000-of-00002"):
-        read(folder)
+    for each in (folder, folder / "data/train-*-of-00002.parquet"):
+        with pytest.raises(DataError, match="expected 2 shards; got 1: train-00000-of-00002"):
+            read(each)
 
 
 def test_other_names_and_nested_folders(tmp_path):

@@ -339,7 +339,8 @@ def test_data_whose_download_broke_go_on_and_a_missing_shard_is_said(data, monke
 def test_a_run_on_data_of_the_hub(data, model, tmp_path, capsys):
     """Nothing is fetched before all options are checked; a run goes on without a network."""
     train = ["train", "lora", "--model", "hf:o/files", "--seq", "16", "--threads", "1"]
-    train += ["--data", "hf:o/words", "--report", "none"]
+    train += ["--data", "hf:o/words", "--report", "none", "--tokenizer", "hf:o/files"]
+    assert main(["info", "hf:o/files", "--tokenizer", "hf:o/files", "--sek", "1"]) == 2
     for wrong in (["--stepz", "1"], ["--beta", "1"], ["--valid", "hf:o/words", "--holdout", "2"]):
         assert main([*train, *wrong]) == 2 and not data.sent
     valid = ["--valid", "hf:o/words:validation", "--steps", "1", "--out", str(tmp_path / "run")]

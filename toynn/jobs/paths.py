@@ -51,7 +51,7 @@ def path_or_name(text: str) -> Path:
 
 def model_name(text: str) -> str:
     """Return what ``path_or_name`` does, as a text."""
-    return _checked(text, text, data=False)
+    return _checked(text, lambda: hub.named(text))
 
 
 def data_name(text: str) -> str:
@@ -59,13 +59,13 @@ def data_name(text: str) -> str:
 
     Raises ArgumentTypeError for no name on the hub.
     """
-    return _checked(text, str(path_and_weight(text, "--data")[0]), data=True)
+    return _checked(text, lambda: hub.named(str(path_and_weight(text, "--data")[0]), data=True))
 
 
-def _checked(text: str, path: str, *, data: bool) -> str:
+def _checked(text: str, check: Callable[[], object]) -> str:
     try:
-        if on_hub(path):
-            hub.named(path, data=data)
+        if on_hub(text):
+            check()
     except ConfigError as error:
         raise ArgumentTypeError(str(error)) from error
     return text
