@@ -233,6 +233,28 @@ FOLDERS = {
         dict(mlp_bias=True),
         "mlp_bias is True; there is no model.layers.0",
     ),
+    "lfm2moe dense": ("lfm2moe", dict(num_dense_layers=4), "dense_blocks must be less than n_lay"),
+    "lfm2moe no dense": ("lfm2moe", dict(num_dense_layers=-1), "num_dense_layers must be a whole"),
+    "lfm2moe few": ("lfm2moe", dict(num_dense_layers=1), "blk.1.ffn_gate_inp.weight is missing"),
+    "lfm2moe bias": ("lfm2moe", dict(use_expert_bias=False), "unknown tensors: blk.2.exp_probs_b"),
+    "lfm2moe no bias": ("lfm2moe-plain", dict(use_expert_bias=True), "exp_probs_b.bias is missing"),
+    "lfm2moe word": (
+        "lfm2moe",
+        dict(norm_topk_prob=1),
+        "norm_topk_prob must be true or",
+    ),
+    "lfm2moe scale": (
+        "lfm2moe",
+        dict(routed_scaling_factor=0),
+        "scaling_factor must be a number > 0",
+    ),
+    "lfm2moe experts": ("lfm2moe", dict(num_experts=4), "expert_count is 4; blk.2.ffn_gate_exps"),
+    "lfm2moe kinds": ("lfm2moe", dict(layer_types=["mamba"] * 4), "full_attention or conv; got"),
+    "lfm2 tied": (
+        "lfm2",
+        dict(tie_embedding=False),
+        "tie_embedding is False; tie_word",
+    ),
     "soft cap": ("granite", dict(logit_softcapping=30.0), "logit_softcapping = 30.0 is not known"),
 }
 
@@ -244,7 +266,7 @@ def test_folders_are_refused_by_name(name, tmp_path):
     path = tmp_path / "model" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     with pytest.raises(DataError, match=message):
-        hf.open(tmp_path / "model")
+        LlamaSeqEngine.from_hf(tmp_path / "model", t_seq=4)
 
 
 FILES = {
@@ -380,6 +402,10 @@ FILES = {
     "oss no window": ("gpt-oss", "gpt-oss.attention.sliding_window", 0, "number >= 1; got 0"),
     "oss pattern": ("gpt-oss", "gpt-oss.attention.sliding_window_pattern", 4, "must be 2 here"),
     "oss width": ("gpt-oss", "gpt-oss.expert_feed_forward_length", 9, "ffn_gate_exps.weight has"),
+    "lfm2moe gating": ("lfm2moe", "lfm2moe.expert_gating_func", 1, "must be 2 here; got 1"),
+    "lfm2moe dense": ("lfm2moe", "lfm2moe.leading_dense_block_count", 2**31, "less than n_layers"),
+    "lfm2moe width": ("lfm2moe", "lfm2moe.expert_feed_forward_length", 9, "the wrong shape"),
+    "lfm2moe used": ("lfm2moe", "lfm2moe.expert_used_count", 6, "must be at most n_experts; got 6"),
     "unknown": ("smollm3", "smollm3.residual_scale", 0.5, r"smollm3\.residual_scale = 0\.5 is not"),
 }
 
@@ -426,7 +452,7 @@ def test_a_missing_expert_is_named(tmp_path):
     edit_tensors(tmp_path / "model" / "model.safetensors", {name: None})
     message = r"blk\.1\.ffn_up_exps\.weight: expected experts 0 to 3; got \[0, 1, 2, 4\]"
     with pytest.raises(DataError, match=message):
-        hf.open(tmp_path / "model")
+        LlamaSeqEngine.from_hf(tmp_path / "model", t_seq=4)
 
 
 def test_experts_of_unlike_shapes_are_named(tmp_path):

@@ -22,6 +22,7 @@ from toynn.models import (
     GraniteConfig,
     GraniteMoEConfig,
     LFM2Config,
+    LFM2MoEConfig,
     Ministral3Config,
     Olmo2Config,
     OLMoEConfig,
@@ -43,6 +44,7 @@ SMALL = dict(vocab=96, d_model=64, n_heads=4, d_ff=160, n_layers=2, context=32)
 SCALES = dict(embedding_scale=3.0, residual_scale=0.4, attention_scale=0.3, logit_scale=2.5)
 EXPERTS = dict(n_experts=6, n_experts_used=2)
 GQA = SMALL | dict(n_kv_heads=2)
+SPARSE = GQA | EXPERTS | dict(n_layers=4, expert_d_ff=96)
 GEMMA = GQA | dict(head_dim=32, window=9)
 DELTA = dict(delta_heads=2, delta_value_heads=4, delta_dim=16, delta_value_dim=16)
 CAPS = dict(score_cap=1.5, logit_cap=2.0)
@@ -161,6 +163,9 @@ MODELS = {
     ),
     "lfm2-taps": lambda: trained(
         LlamaSeqEngine(), LFM2Config(**GQA, attention_blocks=(1,), conv_taps=4)
+    ),
+    "lfm2moe": lambda: trained(
+        LlamaSeqEngine(), LFM2MoEConfig(**SPARSE, attention_blocks=(1, 3), dense_blocks=2)
     ),
     "qwen35": lambda: trained(
         LlamaSeqEngine(),

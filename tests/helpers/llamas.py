@@ -16,6 +16,7 @@ YARN_UNCUT = YARN | {"yarn_magnitude": 1.3, "yarn_cut": False}
 SCALES = {"embedding_scale": 3.0, "residual_scale": 0.4, "attention_scale": 0.3}
 SCALES |= {"logit_scale": 2.5}
 EXPERTS = {"n_experts": 5, "n_experts_used": 2}
+SPARSE = EXPERTS | {"expert_d_ff": 28, "dense_blocks": 2, "n_layers": 4}
 OLMOE = {"n_kv_heads": 6}
 CAPS = {"window": 4, "score_cap": 1.5, "logit_cap": 2.0}
 LOCAL = {"window": 4, "rope_base": 500.0, "local_base": 50.0, "rope_divisor": 8.0}
@@ -29,7 +30,7 @@ DELTA = {
     "delta_dim": 5,
     "delta_value_dim": 5,
 }
-WIDTHS = {"delta_value_dim": 3}  # which llama.cpp reads no file of
+WIDTHS = {"delta_value_dim": 3}
 BIASES = {"output_bias": True, "mlp_bias": True}
 GROWTH = YARN | {"original_context": 5, "beta_slow": 0.2, "query_growth": 0.3}
 WINDOWS = {"n_layers": 3, "window": 4, "windowed": (True, False, True)}
@@ -79,6 +80,12 @@ KINDS = {
     "phi3-long": ({"arch": "phi3", "original_context": 12} | LONGROPE, {}),
     "lfm2": ({"arch": "lfm2", "n_layers": 3, "attention_blocks": (1,)}, {}),
     "lfm2-taps": ({"arch": "lfm2", "attention_blocks": (0,), "conv_taps": 5}, {"untied": True}),
+    "lfm2moe": ({"arch": "lfm2moe", "attention_blocks": (1, 3)} | SPARSE, {}),
+    "lfm2moe-plain": (
+        {"arch": "lfm2moe", "attention_blocks": (0,), "expert_bias": False, "normalized": False}
+        | {"weights_scale": 1.7},
+        {"untied": True},
+    ),
     "qwen35": (
         {"arch": "qwen35", "n_layers": 3, "attention_every": 2, "rope_channels": 4, "head_dim": 6}
         | DELTA,
@@ -101,6 +108,8 @@ KINDS = {
     "glm4": ({"arch": "glm4"} | GLM4, {"qkv_bias": True, "untied": True}),
     "gemma3-untied-cap": ({"arch": "gemma3", "window": 3, "logit_cap": 2.0}, {"untied": True}),
 }
+#: Those of which llama.cpp reads no file.
+NO_FILES = {"qwen35-widths", "lfm2moe-plain"}
 
 
 def config(arch="llama", **sizes):

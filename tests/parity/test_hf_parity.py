@@ -50,6 +50,9 @@ TWO_ROPES |= {"sliding_attention": {"rope_type": "default", "rope_theta": 20.0}}
 LFM2 = NO_PAD | {"num_hidden_layers": 3, "conv_L_cache": 4, "norm_eps": 1e-3}
 LFM2 |= {"layer_types": ["conv", "full_attention", "conv"], "block_auto_adjust_ff_dim": False}
 LFM2 |= {"block_multiple_of": 8, "block_ffn_dim_multiplier": 1.5}
+SPARSE = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
+LFM2MOE = NO_PAD | SPARSE | {"num_hidden_layers": 4, "conv_L_cache": 4, "norm_eps": 1e-3}
+LFM2MOE |= {"layer_types": ["conv", "full_attention", "conv", "full_attention"]}
 QWEN35 = LLAMA | {"num_hidden_layers": 3, "head_dim": 8, "rms_norm_eps": 0.03}
 QWEN35 |= {"linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 5}
 QWEN35 |= {"linear_value_head_dim": 5, "linear_conv_kernel_dim": 3, "full_attention_interval": 2}
@@ -103,6 +106,13 @@ MODELS = {
     "phi3-longrope-short": ("Phi3Config", LONGROPE | {"original_max_position_embeddings": 15}),
     "lfm2": ("Lfm2Config", LFM2),
     "lfm2-adjusted": ("Lfm2Config", LFM2 | {"block_auto_adjust_ff_dim": True}),
+    "lfm2moe": ("Lfm2MoeConfig", LFM2MOE),
+    "lfm2moe-bare": (
+        "Lfm2MoeConfig",
+        LFM2MOE
+        | {"use_expert_bias": False, "norm_topk_prob": False, "num_dense_layers": 0}
+        | {"num_hidden_layers": 3, "layer_types": LFM2["layer_types"]},
+    ),
     "qwen35": ("Qwen3_5TextConfig", QWEN35),
     "qwen35-widths": ("Qwen3_5TextConfig", QWEN35 | {"linear_value_head_dim": 3}),
     "qwen35-part": (
@@ -160,7 +170,8 @@ def their_model(kind):
     settings = json.loads(json.dumps(settings))  # which the configuration may change
     model = AutoModelForCausalLM.from_config(getattr(transformers, name)(**settings)).float()
     with torch.no_grad():
-        for w in model.parameters():
+        chosen = [w for name, w in model.named_buffers() if name.endswith("_bias")]  # by which
+        for w in [*model.parameters(), *chosen]:
             w.add_(torch.randn_like(w), alpha=0.2)
     return model.eval()
 
@@ -259,6 +270,7 @@ FAMILIES += [
     "gemma3",
     "phi3-longrope",
     "qwen35-part",
+    "lfm2moe",
 ]
 
 

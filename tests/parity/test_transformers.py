@@ -35,6 +35,7 @@ MODELS = {
     "olmo3": "Olmo3",
     "phi3": "Phi3",
     "lfm2": "Lfm2",
+    "lfm2moe": "Lfm2Moe",
     "qwen35": ("Qwen3_5", "Text"),
     "gemma2": "Gemma2",
     "gemma3": ("Gemma3", "Text"),
@@ -107,9 +108,11 @@ KINDS += ["llama-linear", "llama-yarn", "llama-yarn-uncut", "qwen3-yarn"]
 KINDS += ["qwen35", "qwen35-tied", "qwen35-usual"]
 KINDS += ["llama-biases", "ministral3", "seed_oss", "ernie4_5", "olmo3", "hunyuan-dense"]
 KINDS += ["exaone4", "starcoder2", "cohere2", "glm4", "qwen35-widths"]
+KINDS += ["lfm2moe", "lfm2moe-plain"]
 KINDS += ["lfm2", "lfm2-taps", "gemma2", "gemma3", "gemma3-untied-cap"]
 
 
+CHOICE = "exp_probs_b.bias"  # of experts: not trained
 OTHER_NAMES = {
     "phi3": {"ffn_up": "mlp.gate_up_proj"},
     "lfm2": {
@@ -125,6 +128,13 @@ OTHER_NAMES = {
         "ffn_up": "feed_forward.w3",
         "ffn_down": "feed_forward.w2",
         "token_embd_norm": "model.embedding_norm",
+    },
+    "lfm2moe": {
+        "ffn_gate_inp": "feed_forward.gate",
+        "ffn_gate_exps": "feed_forward.experts.gate_up_proj",
+        "ffn_up_exps": "feed_forward.experts.gate_up_proj",
+        "ffn_down_exps": "feed_forward.experts.down_proj",
+        "exp_probs_b": "feed_forward.expert_bias",
     },
     "gpt-oss": {"ffn_gate_inp": "mlp.router", "attn_sinks": "self_attn.sinks"},
     "qwen35": {
@@ -149,6 +159,7 @@ OTHER_NAMES = {
     "gemma2": {"ffn_norm": "pre_feedforward_layernorm"},
     "gemma3": {"ffn_norm": "pre_feedforward_layernorm"},
 }
+OTHER_NAMES["lfm2moe"] = OTHER_NAMES["lfm2"] | OTHER_NAMES["lfm2moe"]
 
 
 def more(kind, cfg):
@@ -163,12 +174,13 @@ def more(kind, cfg):
         context = {"original_max_position_embeddings": cfg.original_context}
         window = {"sliding_window": cfg.window or None, "pad_token_id": None}
         return {"rope_parameters": rope} | context | window
-    if cfg.arch == "lfm2":
+    if cfg.arch.startswith("lfm2"):
         kinds = [
             "full_attention" if n in cfg.attention_blocks else "conv" for n in range(cfg.n_layers)
         ]
         width = {"block_auto_adjust_ff_dim": False, "pad_token_id": None, "norm_eps": cfg.rms_eps}
-        return {"layer_types": kinds, "conv_L_cache": cfg.conv_taps} | width
+        known = {"layer_types": kinds, "conv_L_cache": cfg.conv_taps} | width
+        return known | (sparse(cfg, "num_dense_layers") if cfg.arch == "lfm2moe" else {})
     if cfg.arch == "qwen35":
         rope = {"rope_type": "default", "rope_theta": cfg.rope_base, "mrope_section": [2, 1, 1]}
         rope["partial_rotary_factor"] = cfg.rope_channels / cfg.d_head
@@ -211,6 +223,13 @@ def more(kind, cfg):
     return MORE.get(kind, NO_PAD) | stretch(cfg)
 
 
+def sparse(cfg, dense):
+    """What the mixtures have whose experts have a width of their own."""
+    known = {"num_experts": cfg.n_experts, "norm_topk_prob": cfg.normalized}
+    known |= {"routed_scaling_factor": cfg.weights_scale, dense: cfg.dense_blocks}
+    return known | {"use_expert_bias": getattr(cfg, "expert_bias", True)}
+
+
 def stretch(cfg):
     """rope_parameters of linear and of yarn."""
     if cfg.rope_scaling not in ("linear", "yarn"):
@@ -243,6 +262,8 @@ def in_float64(module):
 
 def their_name(name, arch):
     """blk.0.attn_q.weight: model.layers.0.self_attn.q_proj.weight."""
+    if name.endswith(CHOICE):
+        return f"model.layers.{name.split('.')[1]}.{OTHER_NAMES[arch]['exp_probs_b']}"
     for whole, theirs in (("ssm_a", "A_log"), ("ssm_dt.bias", "dt_bias")):
         if name.endswith(f".{whole}"):
             return f"model.layers.{name.split('.')[1]}.linear_attn.{theirs}"
@@ -317,7 +338,8 @@ class Theirs:
         known |= {"mlp_bias": cfg.mlp_bias}
         known |= more(kind, cfg)
         if hasattr(cfg, "n_experts"):
-            known |= {"num_experts_per_tok": cfg.n_experts_used, "moe_intermediate_size": cfg.d_ff}
+            known |= {"num_experts_per_tok": cfg.n_experts_used}
+            known |= {"moe_intermediate_size": cfg.expert_width}
             known |= {"num_local_experts": cfg.n_experts, "shared_intermediate_size": shared}
         self.model = model(
             config(
@@ -337,6 +359,7 @@ class Theirs:
         ).double()
         self.model.set_experts_implementation("eager")  # the others are for floats
         own = dict(self.model.named_parameters()) | dict(self._decays())
+        own |= {name: w for name, w in self.model.named_buffers() if name.endswith("_bias")}
         own = {name.replace("block_sparse_moe.router", "mlp.gate"): w for name, w in own.items()}
         own = {name.replace("block_sparse_moe", "mlp"): w for name, w in own.items()}
         firsts = [name for name in engine.weights() if name == first_of(name)]
@@ -349,6 +372,7 @@ class Theirs:
                 theirs = half_of(name, self.weights[first_of(name)], cfg.arch)
                 ours = less(name, rows_apart(name, w, cfg), cfg)
                 theirs.copy_(torch.tensor(ours).view_as(theirs))
+        self.weights = {n: w for n, w in self.weights.items() if not n.endswith(CHOICE)}
         self.moments = {
             name: (torch.zeros_like(w), torch.zeros_like(w)) for name, w in self.weights.items()
         }

@@ -17,6 +17,7 @@ from toynn.models.granitemoe import GraniteMoEConfig
 from toynn.models.hunyuan import Hunyuan
 from toynn.models.hyper import Hyper, Source, check_tensors, refuse
 from toynn.models.lfm2 import LFM2Config
+from toynn.models.lfm2moe import LFM2MoEConfig
 from toynn.models.llama import LlamaConfig
 from toynn.models.ministral3 import Ministral3Config
 from toynn.models.model import Model
@@ -49,6 +50,7 @@ __all__ = [
     "Hunyuan",
     "Hyper",
     "LFM2Config",
+    "LFM2MoEConfig",
     "LlamaConfig",
     "Ministral3Config",
     "Model",

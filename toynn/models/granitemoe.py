@@ -13,20 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toynn.errors import ConfigError
-from toynn.graph.tape import Tensor
 from toynn.models.checks import check_sizes
 from toynn.models.granite import Granite, GraniteConfig
 from toynn.models.hyper import Hyper
 from toynn.models.llama import IN_FILES, Llama
-from toynn.models.mixture import EXPERTS, USED, Mixture, MixtureConfig, with_experts
+from toynn.models.mixture import EXPERTS, SHARED, USED, Mixture, MixtureConfig, with_experts
 from toynn.models.registry import register
-from toynn.models.table import Sizes, by_width, matrix
-from toynn.nn import Layers
-from toynn.options import RecipeOptions
 
 __all__ = ["GraniteMoE", "GraniteMoEConfig"]
-
-_SHARED = "expert_shared_feed_forward_length"
 
 
 @dataclass(frozen=True)
@@ -51,30 +45,20 @@ class GraniteMoE(Granite, Mixture):
     """The architecture."""
 
     config_type = GraniteMoEConfig
-    table = (
-        *with_experts(
-            Llama.table,
-            "model.layers.{n}.block_sparse_moe",
-            {
-                "router": "router.layer",
-                "gate": "input_linear[0/2]",
-                "up": "input_linear[1/2]",
-                "down": "output_linear",
-            },
-        )[:-2],
-        matrix("blk.{n}.ffn_gate_shexp", "S C", std=by_width, when="S"),
-        matrix("blk.{n}.ffn_up_shexp", "S C", std=by_width, when="S"),
-        matrix("blk.{n}.ffn_down_shexp", "C S", std=by_width, when="S"),
-        *Llama.table[-2:],
+    table = with_experts(
+        Llama.table,
+        "model.layers.{n}.block_sparse_moe",
+        {
+            "router": "router.layer",
+            "gate": "input_linear[0/2]",
+            "up": "input_linear[1/2]",
+            "down": "output_linear",
+        },
     )
     hf = replace(
         Granite.hf,
         keys={**Granite.hf.keys, EXPERTS: "num_local_experts", USED: "num_experts_per_tok"},
     )
-
-    def sizes(self, cfg: Any, opts: RecipeOptions, n: int | None) -> Sizes:
-        """Return what the table's letters and conditions mean."""
-        return {**super().sizes(cfg, opts, n), "S": cfg.shared_d_ff}
 
     # -- Files ---------------------------------------------------------------------------------
 
@@ -82,12 +66,12 @@ class GraniteMoE(Granite, Mixture):
         """Return the configuration of a file's model, and the options that it calls for."""
         cfg, options = super().read(hyper)
         shared = "blk.0.ffn_gate_shexp.weight" in hyper.tensors
-        found: dict[str, Any] = {"shared_d_ff": hyper.whole(_SHARED) if shared else 0}
+        found: dict[str, Any] = {"shared_d_ff": hyper.whole(SHARED) if shared else 0}
         return replace(cfg, **found), options
 
     def write(self, cfg: Any) -> dict[str, Any]:
         """Return the hyper-parameters of a file."""
-        shared = {_SHARED: cfg.shared_d_ff} if cfg.shared_d_ff else {}
+        shared = {SHARED: cfg.shared_d_ff} if cfg.shared_d_ff else {}
         return super().write(cfg) | shared
 
     def folder(
@@ -97,19 +81,9 @@ class GraniteMoE(Granite, Mixture):
 
         Raises ConfigError.
         """
-        if _SHARED in hyper:
+        if SHARED in hyper:
             raise ConfigError("export_hf: folders of granitemoe have no place for a shared expert")
         return super().folder(hyper, tensors)
-
-    # -- Forward -------------------------------------------------------------------------------
-
-    def feed_forward(self, block: Layers, cfg: Any, x: Tensor) -> Tensor:
-        """Record the mixture of x (B T, C), and the expert that all tokens share."""
-        y = super().feed_forward(block, cfg, x)
-        if not cfg.shared_d_ff:
-            return y
-        shared = block.swiglu(x, "ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp")
-        return block.add(y, shared)
 
 
 register(GraniteMoE("granitemoe", "GraniteMoe", interleaved=True, in_files=IN_FILES[:2]))

@@ -152,10 +152,10 @@ class LFM2(Llama):
         counts = hyper.counts(_KV, hyper.layers)
         attends = [n for n, heads in enumerate(counts) if heads]
         if len({counts[n] for n in attends}) != 1:
-            refuse(hyper.file, f"lfm2.{_KV} must be 0, or one number; got {counts}")
+            refuse(hyper.file, f"{hyper.prefix}{_KV} must be 0, or one number; got {counts}")
         queries = f"blk.{attends[0]}.attn_q.weight"
         shape, d_head = shape_of(hyper, queries, counts[attends[0]])
-        cfg = LFM2Config(
+        cfg = self.config_type(
             **shape,
             arch=self.architecture,
             rope_base=hyper.real("rope.freq_base", 1e4),
@@ -191,6 +191,19 @@ class LFM2(Llama):
             config.refuse(f"layer_types must be {count} kinds; got {len(kinds)}")
         heads = found.get(_KV, found.get("attention.head_count", 0))
         found[_KV] = [heads * (kind != "conv") for kind in kinds]
+        tied = config.get("tie_word_embeddings", True)
+        if config.get("tie_embedding", tied) != tied:  # of old versions
+            config.refuse(f"tie_embedding is {not tied}; tie_word_embeddings is {tied}")
+        self.read_width(config, found)
+        rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+        if config.get("rope_theta") is None and "rope_theta" not in rope:
+            config.refuse("rope_theta is missing")
+        if factors_of(config, found) is not None or "rope.scaling.type" in found:
+            config.refuse(f"RoPE must be default; got {rope}")
+        return {}
+
+    def read_width(self, config: Config, found: dict[str, Any]) -> None:
+        """Read how wide the MLP is."""
         width = config.get("block_ff_dim") or found.get("feed_forward_length", 0)
         width = config.number("block_ff_dim", width, real=False)
         if config.get("block_auto_adjust_ff_dim", True):
@@ -204,12 +217,6 @@ class LFM2(Llama):
         found["feed_forward_length"] = width
         for unused in _UNUSED:
             config.get(unused)
-        rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-        if config.get("rope_theta") is None and "rope_theta" not in rope:
-            config.refuse("rope_theta is missing")
-        if factors_of(config, found) is not None or "rope.scaling.type" in found:
-            config.refuse(f"RoPE must be default; got {rope}")
-        return {}
 
     def folder(
         self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]
@@ -237,7 +244,7 @@ class LFM2(Llama):
                 )
             x = block.residual(x, mixed)
             normed = block.rmsnorm(x, "ffn_norm", cfg.rms_eps)
-            x = block.add(x, block.swiglu(normed, "ffn_gate", "ffn_up", "ffn_down"))
+            x = block.add(x, self.feed_forward(block, cfg, normed))
         return x
 
     def last(self, layers: Layers, cfg: LlamaConfig, x: Tensor) -> Tensor:

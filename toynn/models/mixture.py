@@ -1,16 +1,21 @@
 """Mixtures of experts: a Llama whose blocks have many MLPs; each token uses a few.
 
-    p = softmax(W_router n)                                 n = rmsnorm(x)
-    x += sum_j w_j W_down,e_j (silu(W_gate,e_j n) * W_up,e_j n)     e_1 .. e_k the k largest of p
+    p = softmax(W_router n), or sigmoid                                     n = rmsnorm(x)
+    x += sum_j w_j W_down,e_j (silu(W_gate,e_j n) * W_up,e_j n)
+       + W_down (silu(W_gate n) * W_up n)                   an expert that all tokens share
 
-w_j is p[e_j], or its share in the sum of the k. Here is what the architectures have in common:
+e_1 .. e_k are the k largest of p + b. w_j is p[e_j], or its share in the sum of the k, perhaps
+times a number. b balances loads: it chooses experts, and does nothing else. Some have no b, and no
+shared expert; in some the first blocks are dense. Here is what the architectures have in common:
 sizes, keys, names and the forward pass. The router's product is as exact as float32 at any
 precision: a rounding could choose another expert. Sources: Shazeer et al. 2017, arXiv:1701.06538;
-Fedus et al. 2021, arXiv:2101.03961; Jiang et al. 2024, arXiv:2401.04088.
+Fedus et al. 2021, arXiv:2101.03961; Jiang et al. 2024, arXiv:2401.04088; DeepSeek-AI 2024,
+arXiv:2412.19437, section 2.1.2.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,16 +23,31 @@ from numpy.typing import NDArray
 from toynn.errors import ConfigError
 from toynn.formats.hf.config import Config
 from toynn.graph.tape import Tensor
-from toynn.models.checks import check_sizes
+from toynn.models.checks import check_flags, check_positive, check_sizes
 from toynn.models.hyper import Hyper, refuse
 from toynn.models.llama import Llama, LlamaConfig
-from toynn.models.table import Row, Sizes, experts, router
+from toynn.models.table import Row, Sizes, by_width, experts, matrix, router
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 
-__all__ = ["Mixture", "MixtureConfig"]
+__all__ = ["Mixture", "MixtureConfig", "Sparse", "SparseConfig", "with_experts"]
+
+Floats = NDArray[np.float32]
 
 EXPERTS, USED = "expert_count", "expert_used_count"
+EXPERT_WIDTH, SHARED = "expert_feed_forward_length", "expert_shared_feed_forward_length"
+DENSE, SUM, SCALE = "leading_dense_block_count", "expert_weights_norm", "expert_weights_scale"
+_GATING = "expert_gating_func"
+_SCORES = {"softmax": 1, "sigmoid": 2}
+#: What a new model has of what not all architectures have.
+_PLAIN = {"shared_d_ff": 0, "dense_blocks": 0, "normalized": True, "weights_scale": 1.0}
+_PARTS = {
+    "router": "gate",
+    "gate": "experts.{e}.gate_proj",
+    "up": "experts.{e}.up_proj",
+    "down": "experts.{e}.down_proj",
+}
+_CHOICE = "blk.{n}.exp_probs_b.bias"
 _DENSE = tuple(f"blk.{{n}}.ffn_{part}" for part in ("gate", "up", "down"))
 
 
@@ -55,33 +75,137 @@ class MixtureConfig(LlamaConfig):
             )
         super().__post_init__()
 
+    @property
+    def expert_width(self) -> int:
+        """Width of an expert."""
+        return self.d_ff
 
-def with_experts(rows: tuple[Row, ...], block: str, parts: dict[str, str]) -> tuple[Row, ...]:
+    def mixes(self, n: int) -> bool:
+        """Say whether block n has experts."""
+        return True
+
+
+@dataclass(frozen=True)
+class SparseConfig(MixtureConfig):
+    """Shape of a mixture whose experts have a width of their own.
+
+    Raises ConfigError for sizes that make no model, and for what the architecture does not have.
+
+    Attributes
+    ----------
+    expert_d_ff
+        Width of an expert; None: d_ff, which is that of the MLP of dense blocks.
+    shared_d_ff
+        Width of the expert that all tokens share; None: that of an expert, where there is one.
+    dense_blocks
+        Blocks without experts, from the first on.
+    normalized
+        Whether the weights of the experts that are used add up to weights_scale.
+    weights_scale
+        What the weights of experts are multiplied by.
+    """
+
+    #: Which of the last four the architecture has.
+    has: ClassVar[tuple[str, ...]] = ()
+    #: Whether shared_d_ff may be 0.
+    may_share_none: ClassVar[bool] = False
+
+    expert_d_ff: int | None = None
+    shared_d_ff: int | None = None
+    dense_blocks: int = 0
+    normalized: bool = True
+    weights_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.expert_d_ff is None:
+            object.__setattr__(self, "expert_d_ff", self.d_ff)
+        shares = "shared_d_ff" in self.has
+        if self.shared_d_ff is None:
+            object.__setattr__(self, "shared_d_ff", self.expert_d_ff if shares else 0)
+        super().__post_init__()
+        kind = type(self).__name__
+        check_sizes(self, "expert_d_ff")
+        check_sizes(self, "dense_blocks", least=0)
+        check_sizes(self, "shared_d_ff", least=int(shares and not self.may_share_none))
+        check_flags(self, "normalized")
+        check_positive(self, "weights_scale")
+        for name, plain in _PLAIN.items():
+            if name not in self.has and (value := getattr(self, name)) != plain:
+                raise ConfigError(f"{kind}: {name} must be {plain} in {self.arch}; got {value}")
+        if not any(self.mixes(n) for n in range(self.n_layers)):
+            raise ConfigError(
+                f"{kind}: dense_blocks must be less than n_layers; got {self.dense_blocks} of "
+                f"{self.n_layers}"
+            )
+
+    @property
+    def expert_width(self) -> int:
+        """Width of an expert."""
+        return self.expert_d_ff or 0
+
+    def mixes(self, n: int) -> bool:
+        """Say whether block n has experts."""
+        return n >= self.dense_blocks
+
+
+def with_experts(
+    rows: tuple[Row, ...],
+    block: str = "model.layers.{n}.mlp",
+    parts: Mapping[str, str] = _PARTS,
+    *,
+    dense: bool = False,
+    choice: str = "",
+    shared: str = "",
+    **more: Any,
+) -> tuple[Row, ...]:
     """Return a table whose MLP is a mixture, by the names that it has at Hugging Face.
 
     ``block``: what they begin with; ``parts``: the router's, and those of gate, up and down.
+    ``dense``: whether some blocks keep their MLP; ``choice``: the name of what is added before
+    experts are chosen, ``more`` what its row has; ``shared`` that of the expert that all share.
     """
+
+    def named(part: str) -> str:
+        return f"{block}.{part}" if part else ""
+
     mixture = (
-        router("blk.{n}.ffn_gate_inp", "X C", f"{block}.{parts['router']}"),
-        experts("blk.{n}.ffn_gate_exps", "X F C", f"{block}.{parts['gate']}"),
-        experts("blk.{n}.ffn_up_exps", "X F C", f"{block}.{parts['up']}"),
-        experts("blk.{n}.ffn_down_exps", "X C F", f"{block}.{parts['down']}"),
+        router("blk.{n}.ffn_gate_inp", "X C", named(parts["router"]), when="mixes"),
+        Row(_CHOICE, "X", named(choice), "choice", bare=True, frozen=True, when="chooses", **more),
+        experts("blk.{n}.ffn_gate_exps", "X M C", named(parts["gate"]), when="mixes"),
+        experts("blk.{n}.ffn_up_exps", "X M C", named(parts["up"]), when="mixes"),
+        experts("blk.{n}.ffn_down_exps", "X C M", named(parts["down"]), when="mixes"),
+        *(
+            matrix(
+                f"blk.{{n}}.ffn_{part}_shexp",
+                shape,
+                named(shared and f"{shared}.{part}_proj"),
+                std=by_width,
+                when="S",
+            )
+            for part, shape in (("gate", "S C"), ("up", "S C"), ("down", "C S"))
+        ),
     )
     table: tuple[Row, ...] = ()
     for row in rows:
-        if row.name == _DENSE[0]:
-            table += mixture
+        if row.name in _DENSE and dense:
+            table += (replace(row, when="dense"),)
         elif row.name not in _DENSE:
             table += (row,)
+        if row.name == _DENSE[-1]:
+            table += mixture
     return table
 
 
 class Mixture(Llama):
     """What the architectures share."""
 
-    config_type = MixtureConfig
-    #: Whether the weights of the experts that are used add up to 1. Files have no key for it.
+    config_type: ClassVar[type[Any]] = MixtureConfig
+    #: Whether the weights of the experts that are used add up to 1, where files have no key for it.
     normalized = True
+    #: What scores are of a router's logits, and what is added to the sum of those that are used.
+    score, eps = "softmax", 0.0
+    #: Whether something is added to scores before they choose.
+    chooses = False
     hf = replace(
         Llama.hf,
         keys={**Llama.hf.keys, EXPERTS: "num_experts", USED: "num_experts_per_tok"},
@@ -89,7 +213,11 @@ class Mixture(Llama):
 
     def sizes(self, cfg: Any, opts: RecipeOptions, n: int | None) -> Sizes:
         """Return what the table's letters and conditions mean."""
-        return {**super().sizes(cfg, opts, n), "X": cfg.n_experts}
+        mixes = n is not None and cfg.mixes(n)
+        own = {"mixes": mixes, "dense": not mixes, "chooses": mixes and self.chooses}
+        own |= {"X": cfg.n_experts, "M": cfg.expert_width}
+        own["S"] = getattr(cfg, "shared_d_ff", 0) if mixes else 0
+        return {**super().sizes(cfg, opts, n), **own}
 
     # -- Files ---------------------------------------------------------------------------------
 
@@ -97,12 +225,10 @@ class Mixture(Llama):
         """Return the configuration of a file's model, and the options that it calls for."""
         cfg, options = super().read(hyper)
         count, used = hyper.whole(EXPERTS), hyper.whole(USED)
-        if count != (stacked := hyper.rows("blk.0.ffn_gate_exps.weight")):
-            refuse(
-                hyper.file,
-                f"{hyper.prefix}{EXPERTS} is {count}; blk.0.ffn_gate_exps.weight has {stacked}",
-            )
-        hyper.expect("expert_gating_func", 1)  # softmax
+        known = next((name for name in hyper.tensors if name.endswith("ffn_gate_exps.weight")), "")
+        if count != (stacked := hyper.rows(known or "blk.0.ffn_gate_exps.weight")):
+            refuse(hyper.file, f"{hyper.prefix}{EXPERTS} is {count}; {known} has {stacked}")
+        hyper.expect(_GATING, _SCORES[self.score])
         found: dict[str, Any] = {"n_experts": count, "n_experts_used": used}
         return replace(cfg, **found), options
 
@@ -114,7 +240,7 @@ class Mixture(Llama):
         """Return which part of its experts a token uses."""
         return float(cfg.n_experts_used / cfg.n_experts)
 
-    def complete(self, config: Config, found: dict[str, Any]) -> dict[str, NDArray[np.float32]]:
+    def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
         """Read the number of experts, by either of its names.
 
         What balances their loads counts only where output_router_logits is true, which is refused.
@@ -130,7 +256,74 @@ class Mixture(Llama):
     # -- Forward -------------------------------------------------------------------------------
 
     def feed_forward(self, block: Layers, cfg: Any, x: Tensor) -> Tensor:
-        """Record the mixture of x (B T, C)."""
-        routes = block.routes(x, "ffn_gate_inp", cfg.n_experts_used, normalized=self.normalized)
-        names = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
-        return block.mixture(x, *names, routes)
+        """Record the mixture of x (B T, C), or the MLP of a block that has no experts."""
+        if not block.has("ffn_gate_inp"):
+            return super().feed_forward(block, cfg, x)
+        routes = block.routes(x, "ffn_gate_inp", cfg.n_experts_used, **self.routing(cfg))
+        y = block.mixture(x, "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps", routes)
+        if not block.has("ffn_gate_shexp"):
+            return y
+        return block.add(y, block.swiglu(x, "ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp"))
+
+    def routing(self, cfg: Any) -> dict[str, Any]:
+        """Return how experts are chosen and weighed, as Layers.routes takes it."""
+        return {"normalized": self.normalized}
+
+
+class Sparse(Mixture):
+    """What the mixtures share whose experts have a width of their own."""
+
+    config_type: ClassVar[type[Any]] = SparseConfig
+    #: What config.json calls the number of the first blocks that are dense.
+    dense_key = ""
+    #: Whether weights add up where a file does not say.
+    usually_normalized = True
+
+    # -- Files ---------------------------------------------------------------------------------
+
+    def read(self, hyper: Hyper) -> tuple[Any, dict[str, Any]]:
+        """Return the configuration of a file's model, and the options that it calls for."""
+        cfg, options = super().read(hyper)
+        found: dict[str, Any] = {"expert_d_ff": hyper.whole(EXPERT_WIDTH)}
+        if "dense_blocks" in cfg.has:
+            found["dense_blocks"] = hyper.count(DENSE)
+        if "normalized" in cfg.has:
+            found["normalized"] = hyper.flag(SUM, self.usually_normalized)
+        if "weights_scale" in cfg.has:
+            found["weights_scale"] = hyper.real(SCALE, 1.0)
+        return replace(cfg, **found, **self.read_shared(hyper, found)), options
+
+    def read_shared(self, hyper: Hyper, found: Mapping[str, Any]) -> dict[str, int]:
+        """Return what a file says of the expert that all tokens share; ``found`` of the others."""
+        return {}
+
+    def write(self, cfg: Any) -> dict[str, Any]:
+        """Return the hyper-parameters of a file."""
+        own: dict[str, Any] = {EXPERT_WIDTH: cfg.expert_d_ff}
+        told = {DENSE: "dense_blocks", SUM: "normalized", SCALE: "weights_scale"}
+        own |= {key: getattr(cfg, name) for key, name in told.items() if name in cfg.has}
+        return super().write(cfg) | own | {_GATING: _SCORES[self.score]}
+
+    def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
+        """Read how many blocks are dense, and whether weights add up."""
+        has = self.config_type.has
+        if "dense_blocks" in has and (count := config.get(self.dense_key)) is not None:
+            found[DENSE] = config.number(self.dense_key, count, real=False, least=0)
+        if "normalized" in has:
+            found[SUM] = config.flag("norm_topk_prob", True)
+        return super().complete(config, found)
+
+    def folder(
+        self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]
+    ) -> tuple[dict[str, Any], dict[str, Floats]]:
+        """Return how many blocks are dense, and whether weights add up."""
+        keys, more = super().folder(hyper, tensors)
+        own = {self.dense_key: DENSE, "norm_topk_prob": SUM}
+        return keys | {name: hyper[key] for name, key in own.items() if key in hyper}, more
+
+    # -- Forward -------------------------------------------------------------------------------
+
+    def routing(self, cfg: Any) -> dict[str, Any]:
+        """Return how experts are chosen and weighed, as Layers.routes takes it."""
+        how = {"normalized": cfg.normalized, "scale": cfg.weights_scale, "score": self.score}
+        return how | {"eps": self.eps, "choice": "exp_probs_b"}

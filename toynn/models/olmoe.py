@@ -32,16 +32,7 @@ class OLMoE(Mixture):
     config_type = OLMoEConfig
     normalized = False
     wide_norms = True
-    table = with_experts(
-        Llama.table,
-        "model.layers.{n}.mlp",
-        {
-            "router": "gate",
-            "gate": "experts.{e}.gate_proj",
-            "up": "experts.{e}.up_proj",
-            "down": "experts.{e}.down_proj",
-        },
-    )
+    table = with_experts(Llama.table)
     hf = replace(Mixture.hf, fixed={**Mixture.hf.fixed, "norm_topk_prob": (False,)})
 
     def check_gguf(self, cfg: Any) -> None:

@@ -33,16 +33,7 @@ class Qwen3MoE(Mixture):
     """The architecture."""
 
     config_type = Qwen3MoEConfig
-    table = with_experts(
-        Llama.table,
-        "model.layers.{n}.mlp",
-        {
-            "router": "gate",
-            "gate": "experts.{e}.gate_proj",
-            "up": "experts.{e}.up_proj",
-            "down": "experts.{e}.down_proj",
-        },
-    )
+    table = with_experts(Llama.table)
     hf = replace(
         Mixture.hf,
         model_type="qwen3_moe",

@@ -57,7 +57,8 @@ class Row:
     kind
         "matrix": x W^T is computed, and it can have an adapter. "table": rows are looked up.
         "norm": a gain. "experts": a stack of matrices, which can have adapters, one for each.
-        "router": a matrix that chooses among them, and has none. "sinks": scores of heads.
+        "router": a matrix that chooses among them, and has none. "choice": what is added to its
+        scores for that, 0 in a new model. "sinks": scores of heads.
         "taps": a convolution's (C, L). "decays": numbers below 0, by which states forget.
     std
         Of the normal distribution that it starts from. In blocks, times ``init_scale``.

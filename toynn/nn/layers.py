@@ -84,6 +84,10 @@ class Layers:
         """Return a weight, by its whole name within the block."""
         return self.weights[self.prefix + name]
 
+    def has(self, name: str) -> bool:
+        """Say whether the block has a module."""
+        return f"{self.prefix}{name}.weight" in self.weights
+
     def bias(self, name: str) -> Tensor | None:
         """Return the bias of a module, if it has one."""
         return self.weights.get(f"{self.prefix}{name}.bias")

@@ -27,7 +27,13 @@ __all__ = ["Parameter", "Wrapped", "unwrapped", "wrapped"]
 Floats = NDArray[np.float32]
 
 #: What modules of a folder are parts of in transformers, where that is one parameter of experts.
-_FUSED = {"gate_proj": ("gate_up_proj", 0, 2), "up_proj": ("gate_up_proj", 1, 2)}
+_FUSED = {
+    "gate_proj": ("gate_up_proj", 0, 2),
+    "up_proj": ("gate_up_proj", 1, 2),
+    "w1": ("gate_up_proj", 0, 2),
+    "w3": ("gate_up_proj", 1, 2),
+    "w2": ("down_proj", 0, 1),
+}
 _LINEAR = {"input_linear": "gate_up_proj", "output_linear": "down_proj"}
 _ORDER = ("gate_up_proj", "down_proj")  # of the parameters of a module
 

@@ -94,17 +94,24 @@ class Config:
         self._known.add(key)
         return self._values.get(key, default)
 
-    def number(self, key: str, value: object, *, real: bool) -> float:
-        """Return a value of a key, which must be a number above 0."""
+    def number(self, key: str, value: object, *, real: bool, least: int = 1) -> float:
+        """Return a value of a key: a real number above 0, or a whole one of at least ``least``."""
         kinds = (int, float) if real else (int,)
         if isinstance(value, kinds) and not isinstance(value, bool):
             if real and 0 < value < MAX_REAL:
                 return float(value)
-            if not real and 1 <= value < MAX_WHOLE:
+            if not real and least <= value < MAX_WHOLE:
                 return value
         self.refuse(
-            f"{key} must be a {'number > 0' if real else 'whole number >= 1'}; got {value!r}"
+            f"{key} must be a {'number > 0' if real else f'whole number >= {least}'}; got {value!r}"
         )
+
+    def flag(self, key: str, default: bool) -> bool:
+        """Return whether a key says true; it must say true or false."""
+        value = self.get(key, default)
+        if not isinstance(value, bool):
+            self.refuse(f"{key} must be true or false; got {value!r}")
+        return value
 
     def numbers(self, keys: Mapping[str, str], real: Collection[str]) -> dict[str, Any]:
         """Return the numbers that are there, by GGUF's keys."""
