@@ -186,7 +186,7 @@ LINES = {
     "a long number": (['{"text": ' + "9" * 5000 + "}"], r"bad\.jsonl:1: .*a number is too long"),
     "nothing learned": (
         [{"prompt": "a" * 50, "completion": "b"}] * 3,
-        "3 were dropped: nothing to",
+        "3 dropped: no token",
     ),
 }
 
@@ -266,7 +266,7 @@ def test_a_sequence_longer_than_the_context(here, capsys):
     write_lines(here / "long.jsonl", [{"text": "a" * 50}] * 4)
     words = ["train", "lora", "--model", "base.gguf", "--data", "long.jsonl", "--steps", "1"]
     assert main([*words, "--seq", "100", "--out", "out"]) == 0
-    assert "4 were cut to 16 tokens" in capsys.readouterr().out
+    assert "4 cut to 16 tokens" in capsys.readouterr().out
 
 
 def test_fewer_rows_than_a_batch(here, capsys):

@@ -216,18 +216,19 @@ def test_a_histogram_has_every_length_once():
     assert sum(counts) == len(lengths) and max(map(len, rows)) <= 78 and len(rows) <= 12
     assert "9,000" in rows[-1] and rows[-1].endswith("cut by --seq")
     assert not rows[0].endswith("cut by --seq")
+    assert len(list(_check_lines.histogram([50, 58, 60]))) == 3
 
 
 @pytest.mark.parametrize(
     ("row", "more", "said"),
     [
-        ({"prompt": "a" * 99, "completion": "b"}, ["--seq", "8"], "no row has a token to learn"),
-        ({"messages": [{"role": "user", "content": "a"}]}, [], "no row has a token to learn"),
+        ({"prompt": "a" * 99, "completion": "b"}, ["--seq", "8"], "no row has a token with loss"),
+        ({"messages": [{"role": "user", "content": "a"}]}, [], "no row has a token with loss"),
         ("a short text", ["--seq", "64"], "it is too short for two windows at --seq 64"),
     ],
 )
 def test_data_that_training_refuses_as_a_whole(here, row, more, said, capsys):
-    """Each row can be read, and nothing of them is left to learn."""
+    """Each row can be read, and no token with loss is left."""
     path = here / ("bad.txt" if isinstance(row, str) else "bad.jsonl")
     path.write_text(row if isinstance(row, str) else "\n".join([json.dumps(row)] * 3))
     assert main(["check", "--data", str(path), "--model", "m.gguf", *more]) == 2
@@ -256,7 +257,7 @@ def test_rows_are_no_longer_than_the_model_sees(tmp_path, monkeypatch, capsys, k
     checked = capsys.readouterr().out
     said = f"--seq {(more or ['', '512'])[1]}: the model sees 16 tokens at most: rows have 16\n"
     assert f"model                {said}" in checked and f"data        {said}" in trained
-    assert "30 were cut to 16 tokens" in " ".join(trained.split())
+    assert "30 cut to 16 tokens" in " ".join(trained.split())
     assert "--seq 16             cuts 30 of 30" in checked
     assert main(["check", *words, "--json"]) == 0
     (source,) = json.loads(capsys.readouterr().out)["sources"]

@@ -129,10 +129,10 @@ def test_long_examples_are_cut_and_what_is_left_without_a_label_is_dropped(tmp_p
     ]
     assert (data.train.cut, data.train.dropped, data.train.labels) == (2, 1, 6)
     assert data.notes[0].endswith(
-        "train.jsonl: 2 examples, 6 tokens to learn; 2 were cut to 6 tokens; "
-        "1 were dropped: nothing to learn was left in them"
+        "train.jsonl: 2 examples, 6 tokens with loss; 2 cut to 6 tokens; "
+        "1 dropped: no token with loss was left"
     )
-    assert data.notes[1].endswith("valid.jsonl: 1 examples, 2 tokens to learn")
+    assert data.notes[1].endswith("valid.jsonl: 1 example, 2 tokens with loss")
 
 
 def test_windows_are_no_longer_than_the_longest_example(tmp_path):
@@ -152,9 +152,7 @@ def test_conversations_without_an_answer_are_dropped(tmp_path):
 
 def test_nothing_left_at_all_is_an_error(tmp_path):
     rows = [{"prompt": "pqrstuvw", "completion": "a"}]
-    with pytest.raises(
-        DataError, match=r"train\.jsonl: 0 examples.*1 were dropped.*longer sequence"
-    ):
+    with pytest.raises(DataError, match=r"train\.jsonl: 0 examples.*1 dropped.*longer sequence"):
         load(write(tmp_path, train=rows, valid=rows), seq=4)
     rows = [{"messages": [CHAT[0], {"role": "assistent", "content": "a"}]}]
     with pytest.raises(DataError, match=r"of the role assistant, .* got those of assistent, user"):

@@ -99,7 +99,7 @@ def test_what_is_too_long_is_cut_or_left_out_and_counted(tmp_path):
     gone = pair(prompt="p" * 60)
     data = read(tmp_path, pair(), pair(), long, gone)
     assert "3 pairs" in data.notes[0]
-    assert "1 were cut to 40 tokens" in data.notes[0] and "1 were dropped" in data.notes[0]
+    assert "1 cut to 40 tokens" in data.notes[0] and "1 dropped" in data.notes[0]
 
 
 def test_batches_repeat_and_are_resumed(tmp_path):
@@ -121,7 +121,7 @@ def test_batches_repeat_and_are_resumed(tmp_path):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (pair(rejected="good"), "chosen and rejected are equal: nothing can be learned of it"),
+        (pair(rejected="good"), "chosen and rejected are equal: such a pair teaches nothing"),
         (pair(score=3), "unknown field 'score': expected prompt, chosen and rejected"),
         ({"prompt": "a", "chosen": "b"}, "expected prompt, chosen and rejected, or"),
         ({"prompt": "a", "completion": "b", "label": True}, "dpo is of chosen and rejected"),

@@ -47,8 +47,8 @@ def test_cuts_and_rows_are_those_of_training(completions, seq):
     cut = cut_at(found.lengths, found.trained, found.prompts, seq)
     data = jsonl.read(completions, ByteTokenizer(), seq, vocab_size=256, packing=True)
     note = data.notes[0]
-    assert (f"; {cut.cut:,} were cut" in note) == (cut.cut > 0)
-    assert (f"; {cut.dropped:,} were dropped" in note) == (cut.dropped > 0)
+    assert (f"; {cut.cut:,} cut" in note) == (cut.cut > 0)
+    assert (f"; {cut.dropped:,} dropped" in note) == (cut.dropped > 0)
     whole, _ = jsonl.read_all(completions, ByteTokenizer(), seq, vocab_size=256)
     assert len(whole) == found.rows - cut.dropped
     packed = jsonl.Dataset(whole, whole, None, seq, [], packing=True).batches(1, 0)

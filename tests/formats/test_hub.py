@@ -347,7 +347,7 @@ def test_a_run_on_data_of_the_hub(data, model, tmp_path, capsys):
     assert main([*train, *valid]) == 0
     said = "".join(capsys.readouterr().out.split())
     assert "train-*-of-00002-*.parquet:3examples" in said
-    assert "validation-00000-of-00001.parquet:1examples" in said
+    assert "validation-00000-of-00001.parquet:1example," in said
     data.repos.clear()
     assert main(["train", "--resume", str(tmp_path / "run"), "--steps", "2"]) == 0
     found = tomllib.loads((tmp_path / "run" / "config.toml").read_text())["train"]["data"]

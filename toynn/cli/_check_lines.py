@@ -1,5 +1,6 @@
 """How ``toynn check`` shows what it found: lengths as bars, and tokens with loss in colour."""
 
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
@@ -26,17 +27,19 @@ def colours(stream: TextIO) -> bool:
 def histogram(lengths: ArrayLike, seq: int | None = None) -> Iterator[str]:
     """Yield a line for each range of lengths, the last one up to the longest.
 
-    Ranges beyond seq + 1 tokens, whose examples are cut, are marked.
+    There are twice the cube root of their count, BINS at most (Rice's rule). Ranges beyond seq + 1
+    tokens, whose examples are cut, are marked.
     """
     values = np.asarray(lengths, np.int64)
+    last = min(BINS, max(2, math.ceil(2 * math.cbrt(len(values))))) - 1
     least, most = int(values.min()), float(np.quantile(values, 0.98))
-    step = _round(max(1, (most - least) / (BINS - 1)))
+    step = _round(max(1, (most - least) / last))
     base = least // step * step
-    bins = np.minimum((values - base) // step, BINS - 1)
+    bins = np.minimum((values - base) // step, last)
     counts = np.bincount(bins)
     for k, count in enumerate(counts.tolist()):
         low = base + k * step
-        high = low + step - 1 if k < BINS - 1 else max(int(values.max()), low)
+        high = low + step - 1 if k < last else max(int(values.max()), low)
         bar = "#" * -(-count * BAR // int(counts.max()))
         mark = "  cut by --seq" if seq is not None and high > seq + 1 and count else ""
         yield f"  {low:>7,} - {high:>7,}  {bar:{BAR}} {count:,}{mark}"

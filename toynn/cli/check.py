@@ -78,7 +78,7 @@ class _Found:
     leaks: dict[str, tuple[Repeats, Repeats]]  # by held-out part: whole rows, prompts
     cuts: dict[str, Cut]
     odd_roles: tuple[str, ...] = ()  # without a model: its chat template may name them, or not
-    empty: tuple[str, ...] = ()  # parts of which nothing is left to learn: training refuses them
+    empty: tuple[str, ...] = ()  # parts without a token with loss: training refuses them
 
     @property
     def refused(self) -> bool:
@@ -270,7 +270,7 @@ def _between(part: Survey, held: Any, chosen: Any) -> tuple[Repeats, Repeats]:
 
 
 def _kept(part: Survey, seq: int | None) -> Any:
-    """Return the rows of which something is left to learn: others are not drawn from."""
+    """Return the rows in which a token with loss is left: others are not drawn from."""
     room = np.inf if seq is None else seq + 1
     good = (np.array(part.trained) > 0) & (np.array(part.prompts) < room)
     if not part.rows:
@@ -348,7 +348,9 @@ def _of_part(
         for error in part.errors:
             yield "", error
     if name in found.empty and not part.refused:
-        why = "it is too short for two windows" if name == "text" else "no row has a token to learn"
+        why = (
+            "it is too short for two windows" if name == "text" else "no row has a token with loss"
+        )
         yield "refused", f"training stops at it: {why}" + (f" at --seq {seq}" if seq else "")
     if name != "text" and part.rows:
         yield "lengths", _measures(part)
@@ -374,7 +376,7 @@ def _cut(cut: Cut, part: Survey, seq: int) -> Iterator[tuple[str, str]]:
     count = len(part.lengths)
     what = f"cuts {cut.cut:,} of {count:,} ({cut.cut / count:.1%}), {cut.lost:.1%} of the tokens"
     if cut.dropped:
-        what += f"; {cut.dropped:,} are left out: nothing to learn is left of them"
+        what += f"; {cut.dropped:,} are left out: no token with loss is left in them"
     yield f"--seq {seq}", what if cut.cut or cut.dropped else "cuts nothing"
     about = f", by {cut.sampled:,} of them" if cut.sampled else ""
     yield (
@@ -447,7 +449,7 @@ def _object(found: _Found, seq: int | None) -> dict[str, Any]:
             "refused": part.refused,
             "errors": part.errors,
             "tokens": part.tokens,
-            "learned": sum(part.trained),
+            "tokens_with_loss": sum(part.trained),
             "repeated": same.rows,
             "repeated_words": alike.rows,
             "unknown": part.unknown,

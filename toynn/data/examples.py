@@ -93,7 +93,7 @@ class Examples:
     def append(self, parts: Iterable[tuple[Sequence[int], bool]]) -> None:
         """Add an example made of parts: ids, and whether they have loss.
 
-        Cut what is longer than seq + 1 tokens; drop what then has nothing to learn.
+        It is cut to seq + 1 tokens, and dropped if none of them has loss then.
         """
         ids: list[int] = []
         trained = bytearray()

@@ -59,7 +59,7 @@ Tokens = NDArray[np.integer[Any]]
 
 @dataclass(frozen=True)
 class Dataset:
-    """What there is to learn from: examples, or a long text; and what became of them on the way."""
+    """Examples, or a long text, to train on and to validate on; and notes for the user."""
 
     train: Examples | Documents | Tokens
     valid: Examples | Documents | Tokens

@@ -33,7 +33,7 @@ __all__ = ["MixedBatches", "Mixture", "next_source"]
 
 @dataclass(frozen=True)
 class Mixture:
-    """What there is to learn from, in several sources. See ``of``."""
+    """Several sources of data, mixed in every batch. See ``of``."""
 
     names: tuple[str, ...]
     sources: tuple[Dataset | PreferenceData, ...]

@@ -26,6 +26,7 @@ from toynn.data.reader import ASSISTANT, Encoder, Made, Parts, Reader, ReadOptio
 from toynn.data.splits import part_of
 from toynn.data.store import Mapped
 from toynn.errors import DataError
+from toynn.system.printing import counted
 
 __all__ = [
     "PreferenceData",
@@ -33,7 +34,7 @@ __all__ = [
     "Preferences",
     "read_all_preferences",
     "read_preferences",
-    "unlearned",
+    "without_loss",
 ]
 
 PAIR, LABELLED = ("chosen", "rejected"), ("prompt", "completion", "label")
@@ -92,7 +93,7 @@ class Preferences:
 
 @dataclass(frozen=True)
 class PreferenceData:
-    """What there is to learn from, and what became of it on the way."""
+    """Pairs or completions to train on and to validate on, and notes for the user."""
 
     train: Preferences
     valid: Preferences
@@ -153,8 +154,8 @@ def read_preferences(
 
     ``path`` is a file of rows, as ``jsonl.read`` takes it, or a folder with train.jsonl (or
     train.parquet, ...) and perhaps valid.jsonl; without that some are held out. Pairs become
-    labelled completions for "kto": chosen are wanted. A pair of which nothing is left to learn, of
-    either, is left out, and counted. ``seq`` and ``more`` are as ``jsonl.read`` takes them.
+    labelled completions for "kto": chosen are wanted. A pair is left out, and counted, if one of
+    its completions has no token left. ``seq`` and ``more`` are as ``jsonl.read`` takes them.
 
     Raises DataError, with file and line.
     """
@@ -205,12 +206,12 @@ class PreferenceReader:
         self.reader.roles.update(facts["roles"])
         wanted = [letter == "1" for letter in facts["wanted"]]
         count = len(wanted) // (2 if paired else 1)
-        said = f"{path}: {count:,} {'pairs' if paired else 'completions'}, "
-        said += f"{facts['labels']:,} tokens of completions"
+        said = f"{path}: {counted(count, 'pair' if paired else 'completion')}, "
+        said += f"{counted(facts['labels'], 'token')} of completions"
         if facts["cut"]:
-            said += f"; {facts['cut']:,} were cut to {self.reader.how.seq:,} tokens"
+            said += f"; {facts['cut']:,} cut to {self.reader.how.seq:,} tokens"
         if facts["dropped"]:
-            said += f"; {facts['dropped']:,} were dropped: nothing was left of a completion"
+            said += f"; {facts['dropped']:,} dropped: no token of a completion was left"
         if not count:
             raise DataError(f"{said}; use a longer sequence, or shorter prompts")
         if not paired and len(set(wanted)) == 1:
@@ -228,7 +229,7 @@ class PreferenceReader:
         with closing(reader.encoded(self._said(path, sequences))) as encoded:
             for made in encoded:
                 sequence = sequences.popleft()
-                group.append((unlearned(made, sequence.skipped), sequence.wanted))
+                group.append((without_loss(made, sequence.skipped), sequence.wanted))
                 if not sequence.last:
                     continue
                 fresh = Examples(reader.how.seq, keep_end=reader.how.keep_end)
@@ -285,7 +286,7 @@ class PreferenceReader:
             yield said, _Sequence(row["label"], skipped, last=True)
             return
         if row["chosen"] == row["rejected"]:
-            raise DataError(f"{where}: chosen and rejected are equal: nothing can be learned of it")
+            raise DataError(f"{where}: chosen and rejected are equal: such a pair teaches nothing")
         for key in PAIR:
             said, skipped = self._parts(where, row, key)
             yield said, _Sequence(key == "chosen", skipped, last=key == "rejected")
@@ -324,7 +325,7 @@ class _Sequence(NamedTuple):
     last: bool  # of its line
 
 
-def unlearned(made: Made, turns: int) -> Made:
+def without_loss(made: Made, turns: int) -> Made:
     """Return the parts of a sequence; the first ``turns`` parts with loss lose it."""
     parts = []
     for ids, trained in made:

@@ -18,6 +18,7 @@ from toynn.data.examples import Examples
 from toynn.data.store import FillExamples, InMemory, Store, Watched, check_ids
 from toynn.data.stream import Progress, silent
 from toynn.errors import DataError, ToynnError
+from toynn.system.printing import counted
 
 __all__ = [
     "ASSISTANT",
@@ -164,12 +165,12 @@ class Reader:
         examples, facts = self.stored(path, {}, lambda empty: self._fill(path, empty))
         labels, cut, dropped = (facts[name] for name in ("labels", "cut", "dropped"))
         self.roles.update(facts["roles"])
-        said = f"{path}: {len(examples):,} examples, {labels:,} tokens to learn"
+        said = f"{path}: {counted(len(examples), 'example')}, {counted(labels, 'token')} with loss"
         if cut:
             end = "the last " if self.how.keep_end else ""
-            said += f"; {cut:,} were cut to {end}{self.how.seq:,} tokens"
+            said += f"; {cut:,} cut to {end}{self.how.seq:,} tokens"
         if dropped:
-            said += f"; {dropped:,} were dropped: nothing to learn was left in them"
+            said += f"; {dropped:,} dropped: no token with loss was left"
         if not len(examples):
             if self.roles and ASSISTANT not in self.roles:
                 roles = ", ".join(sorted(self.roles))

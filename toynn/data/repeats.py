@@ -49,7 +49,7 @@ class Cut(NamedTuple):
     """What --seq does to examples."""
 
     cut: int  # examples that are longer
-    dropped: int  # of which nothing is left to learn
+    dropped: int  # in which no token with loss is left
     lost: float  # the share of all tokens that is cut off
     rows: int  # of --seq tokens that all are packed into
     filled: float  # the share of these that is tokens

@@ -26,7 +26,7 @@ from toynn.data._containers import PACKED, is_array, is_container, kind_of
 from toynn.data._rows import attempts, form_of, line_of, where_of
 from toynn.data.bounds import USUAL, Bounds
 from toynn.data.jsonl import KINDS, TEST, TRAIN, VALID
-from toynn.data.preference import LABELLED, PAIR, PreferenceReader, unlearned
+from toynn.data.preference import LABELLED, PAIR, PreferenceReader, without_loss
 from toynn.data.reader import ASSISTANT, Encoder, Made, Parts, Reader, ReadOptions, Talk
 from toynn.data.splits import files_of, part_of
 from toynn.data.stream import Progress, silent
@@ -341,7 +341,7 @@ class _Surveyor:
     def _add(self, row: _Waiting, made: Made) -> None:
         found = self.found
         whole = Shown(where_of(found.path, row.place), [], [], row.name)
-        for some, learn in unlearned(made, row.skipped):
+        for some, learn in without_loss(made, row.skipped):
             whole.ids.extend(some)
             whole.trained.extend([learn] * len(some))
         self.group.append(whole)

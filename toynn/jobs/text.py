@@ -369,7 +369,7 @@ class TextJob(Job):
     def measure(self, batch: Any) -> Figures:
         """Return the figures of a batch, or of something else to be measured by.
 
-        Where stop tokens are to be learned, their loss is one, and that of all other labels.
+        If stop tokens have loss, their mean loss and that of all other labels are among them.
         """
         found = measured(batch, self.recipe.engine)
         if found is not None:
@@ -383,7 +383,7 @@ class TextJob(Job):
 
     @cached_property
     def _has_ends(self) -> bool:
-        """Whether what is held out has stop tokens to be learned."""
+        """Whether stop tokens have loss in the data held out."""
         return self.measures_ends and self._counts(self.valid())[ends.STOP] > 0
 
     def _counts(self, batches: Iterable[Any]) -> dict[str, int]:
