@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import tomllib
 
 import numpy as np
 import pytest
@@ -115,6 +116,12 @@ def test_a_run_knows_its_tokenizer_and_its_base(tmp_path, monkeypatch, capsys):
     assert Tokenizer.of("fused.gguf").encode("the cat") == Tokenizer.of(
         tmp_path / "words.gguf"
     ).encode("the cat")
+    more = ["train", "lora", "--adapter", str(tmp_path / "run"), "--out", "second"]
+    assert main([*more, "--data", rows, "--steps", "1"]) == 0, capsys.readouterr().err
+    config = tomllib.loads((elsewhere / "second" / "config.toml").read_text())["train"]
+    assert config["model"] == str(tmp_path / "bare")
+    assert config["tokenizer"] == str(tmp_path / "words.gguf")
+    assert main(more) == 2 and "required: --data" in capsys.readouterr().err
     out = ["export", "--to", "peft", "--adapter", str(tmp_path / "run"), "--out", "exported"]
     assert main(out) == 0
     base = json.loads((elsewhere / "exported" / "adapter_config.json").read_text())

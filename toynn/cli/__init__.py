@@ -50,6 +50,8 @@ from toynn.system.printing import print_line
 __all__ = ["main", "parsed"]
 
 DESCRIPTION = "Train and fine-tune transformers on the CPU you have, with kernels you can read."
+#: Flags of files that may name what is required otherwise: the model, the data.
+NAMING = ("--config", "--resume", "--adapter")
 
 
 class Parser(ArgumentParser):
@@ -161,8 +163,8 @@ def parsed(argv: Sequence[str]) -> Namespace:
                 f"the following arguments are required: RECIPE: one of {', '.join(OPTIONS)}, "
                 f"before {argv[1]} (see `toynn train --help`)"
             )
-    file = any(word.partition("=")[0] in ("--config", "--resume") for word in argv)
-    parser = _parser(required=not file)
+    named = any(word.partition("=")[0] in NAMING for word in argv)
+    parser = _parser(required=not named)
     arguments, unknown = parser.parse_known_args(argv)
     if unknown:
         command = " ".join(["toynn", *argv[: 2 if argv[0] == "train" else 1]])

@@ -19,6 +19,7 @@ from toynn.formats import adapters, bases
 from toynn.formats.adapters.adapter import HEAD
 from toynn.formats.tokenizer import ByteTokenizer, Tokenizer
 from toynn.jobs import text
+from toynn.jobs.adapted import origin_of
 from toynn.jobs.before_after import before_and_after
 from toynn.jobs.job import late
 from toynn.jobs.metrics import beside
@@ -47,7 +48,7 @@ class BaseOptions:
     GROUP: ClassVar[str] = "model and data"
 
     model: str = option(
-        "base model: a GGUF file, Hugging Face folder or hf:OWNER/NAME",
+        "base model: a GGUF file, Hugging Face folder or hf:OWNER/NAME (default: --adapter's)",
         also="-m",
         read=model_name,
         fetch=model_file,
@@ -103,6 +104,9 @@ class LoRAJob(TextJob):
 
     def __init__(self, given: Mapping[str, Any], command: str | None = None) -> None:
         """Take the options. Raises ConfigError for those that contradict one another."""
+        if given.get("adapter") is not None and given.get("model") is None:
+            found = origin_of(Path(given["adapter"]))._asdict()
+            given = found | {name: each for name, each in given.items() if each is not None}
         super().__init__(given, command)
         if self.given["loss"] != _SFT:
             self.preference = self.take(PreferenceOptions)
