@@ -171,3 +171,6 @@ def test_eval_reports_both(capsys):
     assert found["counted_stop"] + found["counted_rest"] == found["counted"]
     assert main(typed) == 0
     assert f"loss {stop:.4f} on 6 stop tokens, {rest:.4f} on the rest" in capsys.readouterr().out
+    assert main([*typed, "--json", "--against", "untied.gguf"]) == 0
+    own = {name: value for name, value in found.items() if not name.startswith("tokens")}
+    assert own.items() <= json.loads(capsys.readouterr().out).items()

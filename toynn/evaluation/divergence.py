@@ -7,7 +7,7 @@ Source: llama.cpp, tools/perplexity, --kl-divergence; Kullback & Leibler 1951,
 doi:10.1214/aoms/1177729694.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from math import sqrt
 from typing import Any
@@ -17,7 +17,14 @@ from numpy.typing import NDArray
 
 from toynn.data.batch import IGNORED
 from toynn.errors import ConfigError
-from toynn.evaluation.perplexity import Progress, Score, score, silent, text_windows
+from toynn.evaluation.perplexity import (
+    Progress,
+    Score,
+    score,
+    silent,
+    stop_and_rest,
+    text_windows,
+)
 from toynn.evaluation.scores import Causal, Floats, log_probabilities, read
 
 __all__ = ["Divergence", "divergence", "example_divergence"]
@@ -37,6 +44,8 @@ class Divergence:
         Share of the rows in which both expect the same token most, and its standard error.
     rms_delta_p
         Root of the mean square of q(token) - p(token), of the tokens that came.
+    stop, rest
+        Of examples, the model's scores over stop tokens and over the others; None without such.
     """
 
     model: Score
@@ -47,6 +56,8 @@ class Divergence:
     same_top: float
     same_top_error: float
     rms_delta_p: float
+    stop: Score | None = None
+    rest: Score | None = None
 
 
 def divergence(
@@ -67,16 +78,21 @@ def divergence(
 
 
 def example_divergence(
-    engine: Causal, base: Causal, examples: Any, *, progress: Progress = silent
+    engine: Causal,
+    base: Causal,
+    examples: Any,
+    ends: Collection[int] = (),
+    *,
+    progress: Progress = silent,
 ) -> Divergence:
     """Compare a model with a base over the tokens with loss of ``toynn.data.examples.Examples``.
 
-    Raises ConfigError for models of other tokens.
+    ``ends`` are the stop tokens. Raises ConfigError for models of other tokens.
     """
     order = np.argsort([len(examples[k].ids) for k in range(len(examples))], kind="stable")
     some = (examples[int(index)] for index in order)
     rows = ((ids, labels != IGNORED, labels[labels != IGNORED]) for ids, labels in some)
-    return _compared(engine, base, rows, len(examples), progress)
+    return _compared(engine, base, rows, len(examples), progress, ends)
 
 
 def _compared(
@@ -85,12 +101,14 @@ def _compared(
     texts: Iterable[tuple[NDArray[np.int32], slice | NDArray[np.bool_], NDArray[np.int32]]],
     count: int,
     progress: Progress,
+    ends: Collection[int] = (),
 ) -> Divergence:
     """Compare models over texts: of each its ids, the rows that count, and what comes behind."""
     kl: list[Floats] = []
     own: list[Floats] = []
     others: list[Floats] = []
     same: list[NDArray[np.bool_]] = []
+    wanted: list[NDArray[np.int32]] = []
     for done, (ids, counts, answers) in enumerate(texts, 1):
         logits, expected = read(engine, ids)[counts], read(base, ids)[counts]
         if logits.shape != expected.shape:
@@ -99,11 +117,11 @@ def _compared(
             )
         pairs = zip(log_probabilities(logits), log_probabilities(expected), strict=True)
         for (rows, log_q), (_, log_p) in pairs:
-            wanted = answers[rows]
-            at = np.arange(len(wanted))
+            wanted.append(answers[rows])
+            at = np.arange(len(wanted[-1]))
             kl.append((np.exp(log_p) * (log_p - log_q)).sum(axis=1))
-            own.append(-log_q[at, wanted])
-            others.append(-log_p[at, wanted])
+            own.append(-log_q[at, wanted[-1]])
+            others.append(-log_p[at, wanted[-1]])
             same.append(log_q.argmax(axis=1) == log_p.argmax(axis=1))
         progress(done, count)
     mean = score(kl)
@@ -118,4 +136,5 @@ def _compared(
         share,
         sqrt(share * (1 - share) / max(mean.tokens - 1, 1)),
         sqrt(float((delta * delta).mean())),
+        *(stop_and_rest(own, wanted, ends) if ends else ()),
     )

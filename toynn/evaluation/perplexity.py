@@ -8,7 +8,7 @@ at least half a window before them. What is left over behind the last whole wind
 Source: llama.cpp, tools/perplexity.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import exp, inf, sqrt
 from typing import Any, NamedTuple
@@ -30,6 +30,7 @@ __all__ = [
     "perplexity",
     "score",
     "silent",
+    "stop_and_rest",
     "text_windows",
 ]
 
@@ -147,14 +148,22 @@ def example_scores(
     tapes are compiled.
     """
     lengths = [len(examples[index].ids) for index in range(len(examples))]
-    every, are_ends = [], []
+    every: list[Floats] = []
+    answers: list[NDArray[np.int32]] = []
     for done, index in enumerate(np.argsort(lengths, kind="stable"), 1):
         ids, labels = examples[int(index)]
         counts = labels != IGNORED
         every.append(losses(read(engine, ids)[counts], labels[counts])[0])
-        are_ends.append(np.isin(labels[counts], list(ends)))
+        answers.append(labels[counts])
         progress(done, len(lengths))
-    pairs = list(zip(every, are_ends, strict=True))
+    return ExampleScore(score(every), *stop_and_rest(every, answers, ends))
+
+
+def stop_and_rest(
+    found: Sequence[Floats], answers: Sequence[NDArray[np.int32]], ends: Collection[int]
+) -> tuple[Score | None, Score | None]:
+    """Return the scores of the losses whose answers are among ``ends``, and of the others."""
+    pairs = [(some, np.isin(a, list(ends))) for some, a in zip(found, answers, strict=True)]
     parts = [[some[e] for some, e in pairs], [some[~e] for some, e in pairs]]
     stop, rest = (score(part) if any(map(len, part)) else None for part in parts)
-    return ExampleScore(score(every), stop, rest)
+    return stop, rest

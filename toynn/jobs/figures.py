@@ -5,7 +5,6 @@ import math
 import sys
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -155,10 +154,17 @@ def _text(
 
 def _beside(found: evaluation.Divergence) -> dict[str, Any]:
     """Return the figures of a model beside another."""
-    scores = _score(found.model) | _score(found.base, "_base")
-    own = {k: v for k, v in asdict(found).items() if k not in ("model", "base")}
+    scores = _score(found.model) | _score(found.base, "_base") | _parts(found.stop, found.rest)
+    own = {k: v for k, v in vars(found).items() if isinstance(v, float)}
     far = {f"kl_{k}" if k in ("mean", "error", "largest") else k: own[k] for k in own}
     return scores | far
+
+
+def _parts(stop: evaluation.Score | None, rest: evaluation.Score | None) -> dict[str, float]:
+    """Return the figures of stop tokens and of the rest; none where all are of one kind."""
+    if stop is None or rest is None:
+        return {}
+    return _score(stop, "_stop") | _score(rest, "_rest")
 
 
 def _score(score: evaluation.Score, behind: str = "") -> dict[str, float]:
@@ -190,11 +196,12 @@ def _examples(
     with closing(_Bar("example")) as bar:
         if base is None:
             scores = evaluation.example_scores(engine, examples, tokenizer.eog, progress=bar)
-            found |= {"tokens": tokens} | _score(scores.every)
-            if scores.stop is not None and scores.rest is not None:
-                found |= _score(scores.stop, "_stop") | _score(scores.rest, "_rest")
+            found |= {"tokens": tokens} | _score(scores.every) | _parts(scores.stop, scores.rest)
         else:
-            found |= _beside(evaluation.example_divergence(engine, base, examples, progress=bar))
+            ends = tokenizer.eog
+            found |= _beside(
+                evaluation.example_divergence(engine, base, examples, ends, progress=bar)
+            )
     for note in notes:
         print_line(fact("data", note))
     return found
