@@ -52,7 +52,8 @@ SANITIZE = os.environ.get("TOYNN_SANITIZE", "")
 METAL = os.environ.get("TOYNN_METAL", "auto")
 BUILD = Path("build/cython")
 KERNELS = Path("toynn/_kernels")
-HEADERS = sorted({path.parent.as_posix() for path in KERNELS.rglob("*.h")})  # folders
+HEADERS = sorted([*KERNELS.rglob("*.h"), Path("toynn/system/platform.h")])
+INCLUDE = sorted({path.parent.as_posix() for path in HEADERS})
 LINKED = sorted(path.as_posix() for path in KERNELS.rglob("*.c"))
 
 # Flags per level, worst first.
@@ -184,7 +185,7 @@ def levels() -> dict[str, list[str]]:
     """Return the levels that this compiler can build: amx takes GCC 12 or a clang of its time."""
     wanted = os.environ.get("TOYNN_LEVELS", ",".join(LEVELS)).split(",")
     wanted += ["generic", *(BELOW[name] for name in wanted if name in BELOW)]
-    include = [f"-I{folder}" for folder in HEADERS]
+    include = [f"-I{folder}" for folder in INCLUDE]
     found: dict[str, list[str]] = {}
     for name, flags in LEVELS.items():
         if name not in wanted:
@@ -262,7 +263,7 @@ def per_level(kernel: Extension, levels: dict[str, list[str]]) -> list[Extension
             Extension(
                 f"toynn._kernels.{level}.{op}",
                 [source.as_posix()],
-                include_dirs=HEADERS,
+                include_dirs=INCLUDE,
                 extra_compile_args=[*COMPILE, *flags, *more],
                 extra_link_args=LINK,
                 depends=kernel.depends,
@@ -356,7 +357,7 @@ def extensions() -> list[Extension]:
     expect_compiler()
     declare_arguments()
     built_levels = levels()
-    headers = [*LINKED, *sorted(path.as_posix() for path in KERNELS.rglob("*.h"))]
+    headers = [*LINKED, *(path.as_posix() for path in HEADERS)]
     kernels = [
         Extension(f"toynn._kernels.{path.stem}", [path.as_posix()], depends=headers)
         for path in sorted(KERNELS.rglob("*.pyx"))
@@ -367,7 +368,7 @@ def extensions() -> list[Extension]:
         Extension(
             "toynn.system.critical",
             ["toynn/system/critical.pyx"],
-            depends=["toynn/system/critical.h"],
+            depends=["toynn/system/critical.h", "toynn/system/platform.h"],
         ),
         *(
             Extension(f"toynn._kernels.{name}", [f"toynn/_kernels/{name}.pyx"], depends=headers)
@@ -379,7 +380,7 @@ def extensions() -> list[Extension]:
         ),
     ]
     for extension in once:
-        extension.include_dirs = ["toynn", *HEADERS, "toynn/backends/cpu"]
+        extension.include_dirs = ["toynn", *INCLUDE, "toynn/backends/cpu"]
         extension.extra_compile_args = [*COMPILE, *SOFTWARE_TILES]
         extension.extra_link_args = LINK
     translated = cythonize(

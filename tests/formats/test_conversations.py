@@ -34,7 +34,7 @@ def make(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def cores(monkeypatch):
-    monkeypatch.setattr(ahead, "_cores", lambda: 3)
+    monkeypatch.setattr(ahead, "cpus", lambda: frozenset(range(3)))
 
 
 def talk(number, role="user"):

@@ -16,6 +16,7 @@ from toynn.errors import CheckpointError, DataError, GGUFError, ToynnError
 from toynn.formats import disk, gguf
 from toynn.formats.files import replacing, write_atomically
 from toynn.formats.folders import new_folder, write_together
+from toynn.system import platform
 
 LLAMA = {"general.architecture": "llama"}
 WEIGHTS = np.arange(64, dtype=np.float32).reshape(2, 32)
@@ -261,7 +262,9 @@ def test_a_temporary_that_is_swept_before_it_is_locked_is_made_again(tmp_path, m
     monkeypatch.setattr(disk, "hold", swept_first)
     write_file(tmp_path, 1)
     swept.clear()
-    monkeypatch.setattr(disk, "open_folder", lambda path, call=disk.open_folder: opened(path, call))
+    monkeypatch.setattr(
+        platform, "open_folder", lambda path, call=platform.open_folder: opened(path, call)
+    )
     write_folder(tmp_path, 1)
     assert len(early) == 2
     assert contents(tmp_path) == {"file": bytes([1]) * 3000, "new/a": b"\1", "new/b": b"\1"}
@@ -272,7 +275,7 @@ def test_where_files_cannot_be_locked_nothing_is_swept(tmp_path, monkeypatch):
         raise OSError(errno.ENOLCK, "No locks available")
 
     (stray := disk.temporary_name(tmp_path / "file")).write_text("perhaps of a living one")
-    monkeypatch.setattr(disk.fcntl, "flock", no_locks)
+    monkeypatch.setattr(platform, "lock", no_locks)
     write_file(tmp_path, 1)
     assert set(contents(tmp_path)) == {"file", stray.name}
 

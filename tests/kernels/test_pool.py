@@ -15,6 +15,7 @@ from toynn.options import RecipeOptions, options_of
 
 CC = os.environ.get("CC", "cc").split()
 HEADERS = Path(_kernels.__file__).parent
+SYSTEM = HEADERS.parent / "system"  # platform.h
 CASES = ("all threads", "many calls", "several callers", "fork in the middle", "signals")
 
 pytestmark = pytest.mark.skipif(
@@ -32,7 +33,15 @@ def built(tmp_path_factory):
             program = tmp_path_factory.mktemp("pool") / "pool"
             words = ["-O1", "-g", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-pthread", *flags]
             done = subprocess.run(
-                [*CC, *words, f"-I{HEADERS}", Path(__file__).with_name("pool.c"), "-o", program],
+                [
+                    *CC,
+                    *words,
+                    f"-I{HEADERS}",
+                    f"-I{SYSTEM}",
+                    Path(__file__).with_name("pool.c"),
+                    "-o",
+                    program,
+                ],
                 capture_output=True,
                 text=True,
                 timeout=HANG,

@@ -13,21 +13,22 @@ from toynn.formats import disk
 from toynn.formats.logs import Log
 from toynn.system import critical
 from toynn.system.critical import Section
-from toynn.train.interrupt import SIGNALS, Interrupt
+from toynn.system.platform import ASKS_TO_STOP
+from toynn.train.interrupt import Interrupt
 from toynn.train.lock import Lock
 
 
 @pytest.fixture
 def handlers():
     """The handlers of before, which are set again at the end."""
-    before = {number: signal.getsignal(number) for number in SIGNALS}
+    before = {number: signal.getsignal(number) for number in ASKS_TO_STOP}
     yield before
     for number, handler in before.items():
         signal.signal(number, handler)
 
 
 def now():
-    return {number: signal.getsignal(number) for number in SIGNALS}
+    return {number: signal.getsignal(number) for number in ASKS_TO_STOP}
 
 
 def test_handlers_are_back_wherever_ctrl_c_comes(handlers, capfd):
@@ -103,7 +104,7 @@ def test_the_outer_of_nested_interrupts_answers_again(handlers, capfd, how):
 
 
 def test_nothing_answers_behind_an_interrupt_that_had_no_signal_to_handle(handlers, capfd):
-    for number in SIGNALS:
+    for number in ASKS_TO_STOP:
         signal.signal(number, signal.SIG_IGN)
     with Interrupt():
         pass
@@ -117,6 +118,7 @@ TWICE = """
 import signal, sys, time
 from toynn.system import critical
 from toynn.system.critical import Section
+from toynn.system.platform import ASKS_TO_STOP
 from toynn.train.interrupt import Interrupt
 with Interrupt() as interrupt, Section():
     for number in map(int, sys.argv[2:]):

@@ -2,42 +2,56 @@
 
 cdef extern from *:
     """
-    #if (defined(__GNUC__)) && (defined(__x86_64__) || defined(__i386__))
-    static int tn_has_avx2(void) {
-        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    }
-    static int tn_has_avx512(void) {
-        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")
-            && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-    }
-    #else
-    static int tn_has_avx2(void) { return 0; }
-    static int tn_has_avx512(void) { return 0; }
-    #endif
-    /* The first compilers that know it by this name: GCC 11, clang 10. */
-    #if (defined(__x86_64__) || defined(__i386__)) && \\
-        (defined(__clang__) || (defined(__GNUC__) && __GNUC__ >= 11))
-    static int tn_has_avx512_bf16(void) { return __builtin_cpu_supports("avx512bf16"); }
-    static int tn_has_avx512_vnni(void) { return __builtin_cpu_supports("avx512vnni"); }
-    #else
-    static int tn_has_avx512_bf16(void) { return 0; }
-    static int tn_has_avx512_vnni(void) { return 0; }
-    #endif
-    /* Two that not all compilers know by name. F16C: bit 29 of ECX; AVX_VNNI: bit 4 of EAX. */
-    #if defined(__GNUC__) && (defined(__x86_64__) || defined(__i386__))
+    #include "compiler.h"
+    #if TN_GNU && (defined(__x86_64__) || defined(__i386__))
+    #define TN_X86 1
     #include <cpuid.h>
-    static int tn_has_f16c(void) {
-        unsigned a, b, c, d;
-        return tn_has_avx2() && __get_cpuid(1, &a, &b, &c, &d) && (c >> 29 & 1);
+    /* Bits that CPUID gives: 0 EAX, 1 EBX, 2 ECX, 3 EDX. Not __builtin_cpu_supports: old compilers
+       know few names, and clang-cl links nothing that has it. */
+    static int tn_told_bits(unsigned leaf, unsigned part, int which, unsigned wanted) {
+        unsigned r[4];
+        if (part && (!__get_cpuid_count(leaf, 0, &r[0], &r[1], &r[2], &r[3]) || r[0] < part))
+            return 0;
+        return __get_cpuid_count(leaf, part, &r[0], &r[1], &r[2], &r[3])
+            && (r[which] & wanted) == wanted;
     }
-    static int tn_has_avx_vnni(void) {
-        unsigned a, b, c, d;
-        return tn_has_f16c() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
+    /* Whether the system keeps these registers when it switches threads: bits of XCR0. */
+    static int tn_keeps(unsigned wanted) {
+        unsigned low, high;
+        if (!tn_told_bits(1, 0, 2, 1u << 27)) /* OSXSAVE */
+            return 0;
+        __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+        return (low & wanted) == wanted;
     }
     #else
-    static int tn_has_f16c(void) { return 0; }
-    static int tn_has_avx_vnni(void) { return 0; }
+    #define TN_X86 0
+    static int tn_told_bits(unsigned leaf, unsigned part, int which, unsigned wanted) { return 0; }
+    static int tn_keeps(unsigned wanted) { return 0; }
     #endif
+    #define TN_YMM 0x06u
+    #if defined(__APPLE__) /* keeps those of AVX-512 from their first use, and says so then */
+    #define TN_ZMM TN_YMM
+    #else
+    #define TN_ZMM 0xe6u
+    #endif
+    /* FMA; AVX2. */
+    static int tn_has_avx2(void) {
+        return tn_keeps(TN_YMM) && tn_told_bits(1, 0, 2, 1u << 12)
+            && tn_told_bits(7, 0, 1, 1u << 5);
+    }
+    /* AVX512F, DQ, BW and VL. */
+    static int tn_has_avx512(void) {
+        return tn_has_avx2() && tn_keeps(TN_ZMM)
+            && tn_told_bits(7, 0, 1, 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31);
+    }
+    static int tn_has_avx512_bf16(void) {
+        return tn_keeps(TN_ZMM) && tn_told_bits(7, 1, 0, 1u << 5);
+    }
+    static int tn_has_avx512_vnni(void) {
+        return tn_keeps(TN_ZMM) && tn_told_bits(7, 0, 2, 1u << 11);
+    }
+    static int tn_has_f16c(void) { return tn_has_avx2() && tn_told_bits(1, 0, 2, 1u << 29); }
+    static int tn_has_avx_vnni(void) { return tn_has_f16c() && tn_told_bits(7, 1, 0, 1u << 4); }
     /* AMX: the CPU has it, bits 22 (bfloat16) and 24 (tiles) of EDX; and Linux keeps room for 8 KB
        of tiles of each thread, which it does for a process that asked for it, its later threads
        and its children. The numbers are ARCH_REQ_XCOMP_PERM and XFEATURE_XTILEDATA. */
@@ -47,15 +61,11 @@ cdef extern from *:
     static int tn_ask_for_amx(void) { return tn_has_avx512_bf16(); }
     #elif defined(__linux__) && defined(__x86_64__)
     #define TN_SOFTWARE 0
-    #include <cpuid.h>
     #include <errno.h>
     #include <sys/syscall.h>
     #include <unistd.h>
     static int tn_ask_for_amx(void) {
-        const unsigned wanted = 1u << 22 | 1u << 24;
-        unsigned a, b, c, d;
-        if (!tn_has_avx512_bf16() || !__get_cpuid_count(7, 0, &a, &b, &c, &d)
-            || (d & wanted) != wanted)
+        if (!tn_has_avx512_bf16() || !tn_told_bits(7, 0, 3, 1u << 22 | 1u << 24))
             return 0;
         if (syscall(SYS_arch_prctl, 0x1023, 18) == 0)
             return 1;
@@ -67,8 +77,7 @@ cdef extern from *:
     static int tn_ask_for_amx(void) { return 0; }
     #endif
     /* Who made this CPU, 12 letters, and the family: bits 8 to 11 of EAX, and 20 to 27 with 15. */
-    #if defined(__GNUC__) && (defined(__x86_64__) || defined(__i386__))
-    #include <cpuid.h>
+    #if TN_X86
     #include <string.h>
     static int tn_family(char vendor[13]) {
         unsigned a = 0, b = 0, c = 0, d = 0, most;

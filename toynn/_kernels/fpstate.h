@@ -5,6 +5,8 @@
 #ifndef TOYNN_FPSTATE_H
 #define TOYNN_FPSTATE_H
 
+#include "compiler.h"
+
 #if defined(__SSE2__) || defined(_M_X64)
 #include <xmmintrin.h>
 typedef unsigned int tn_fpstate;
@@ -15,7 +17,7 @@ static inline tn_fpstate tn_flush_denormals(void) {
 }
 static inline void tn_restore_fpstate(tn_fpstate before) { _mm_setcsr(before); }
 
-#elif defined(__aarch64__) && defined(__GNUC__)
+#elif defined(__aarch64__) && TN_GNU
 #include <stdint.h>
 typedef uint64_t tn_fpstate;
 static inline tn_fpstate tn_flush_denormals(void) {

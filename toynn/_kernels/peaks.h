@@ -14,7 +14,7 @@
 #define TN_CHAINS 12  /* of 16 */
 #endif
 
-#if defined(__GNUC__)
+#if TN_GNU
 #define TN_UNROLL_ALL _Pragma("GCC unroll 24")
 
 TN_INLINE tn_vec tn_all(float x) { return x - (tn_vec){0}; }

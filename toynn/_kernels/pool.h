@@ -36,10 +36,10 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
-#include <stdio.h>
 #include <string.h>
 
-#include "clock.h"
+#include "compiler.h"
+#include "platform.h"
 
 enum {
     TN_MOST_THREADS = 1024,
@@ -54,91 +54,14 @@ enum {
 
 typedef void (*tn_work_fn)(void* task, int i, int m);
 
-/* What the system calls a thread, a lock, and a thing to sleep on. */
-#ifdef _WIN32
-#include <windows.h>
-typedef SRWLOCK tn_mutex;
-typedef CONDITION_VARIABLE tn_condition;
-#define TN_MUTEX SRWLOCK_INIT
-#define TN_ENTRY static DWORD WINAPI
-static void tn_lock(tn_mutex* mutex) { AcquireSRWLockExclusive(mutex); }
-static void tn_unlock(tn_mutex* mutex) { ReleaseSRWLockExclusive(mutex); }
-static void tn_sleep(tn_condition* it, tn_mutex* mutex) {
-    SleepConditionVariableSRW(it, mutex, INFINITE, 0);
-}
-static void tn_wake(tn_condition* it) { WakeConditionVariable(it); }
-static void tn_yield(void) { SwitchToThread(); }
-static void tn_initialize(tn_mutex* mutex, tn_condition* it) {
-    InitializeSRWLock(mutex);
-    InitializeConditionVariable(it);
-}
-static bool tn_start_thread(LPTHREAD_START_ROUTINE run, void* argument) {
-    HANDLE thread =
-        CreateThread(NULL, TN_STACK, run, argument, STACK_SIZE_PARAM_IS_A_RESERVATION, NULL);
-    return thread && CloseHandle(thread);
-}
-static void tn_name_thread(int number) { (void)number; }
-static void tn_watch_forks(void) {}
-#else
-#include <pthread.h>
-#include <sched.h>
-#include <signal.h>
-typedef pthread_mutex_t tn_mutex;
-typedef pthread_cond_t tn_condition;
-#define TN_MUTEX PTHREAD_MUTEX_INITIALIZER
-#define TN_ENTRY static void*
-static void tn_lock(tn_mutex* mutex) { pthread_mutex_lock(mutex); }
-static void tn_unlock(tn_mutex* mutex) { pthread_mutex_unlock(mutex); }
-static void tn_sleep(tn_condition* it, tn_mutex* mutex) { pthread_cond_wait(it, mutex); }
-static void tn_wake(tn_condition* it) { pthread_cond_signal(it); }
-static void tn_yield(void) { sched_yield(); }
-static void tn_initialize(tn_mutex* mutex, tn_condition* it) {
-    pthread_mutex_init(mutex, NULL);
-    pthread_cond_init(it, NULL);
-}
-static bool tn_start_thread(void* (*run)(void*), void* argument) {
-    pthread_attr_t attributes;
-    pthread_t thread;
-    pthread_attr_init(&attributes);
-    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-    pthread_attr_setstacksize(&attributes, TN_STACK);
-    /* Signals are the program's own threads' to handle; a fault is the thread's that it is in. */
-    const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL};
-    sigset_t blocked, before;
-    sigfillset(&blocked);
-    for (size_t k = 0; k < sizeof faults / sizeof *faults; k++)
-        sigdelset(&blocked, faults[k]);
-    pthread_sigmask(SIG_SETMASK, &blocked, &before); /* a new thread has its starter's */
-    const bool started = pthread_create(&thread, &attributes, run, argument) == 0;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    pthread_attr_destroy(&attributes);
-    return started;
-}
-#if defined(__linux__) || defined(__APPLE__)
-#ifdef __linux__
-int pthread_setname_np(pthread_t, const char*); /* declared for _GNU_SOURCE only */
-#define pthread_setname_np(name) pthread_setname_np(pthread_self(), name)
-#endif
-static void tn_name_thread(int number) {
-    char name[32]; /* 15 letters, at most, are used */
-    snprintf(name, sizeof name, "toynn-%d", number);
-    pthread_setname_np(name);
-}
-#else
-static void tn_name_thread(int number) { (void)number; }
-#endif
-static void tn_forget_workers(void);
-static void tn_watch_forks(void) { pthread_atfork(NULL, NULL, tn_forget_workers); }
-#endif
-
 /* Tells the CPU that this loop waits. */
 static inline void tn_pause(void) {
-#if defined(_MSC_VER)
-    YieldProcessor();
-#elif defined(__x86_64__) || defined(__i386__)
+#if TN_GNU && (defined(__x86_64__) || defined(__i386__))
     __builtin_ia32_pause();
-#elif defined(__aarch64__)
+#elif TN_GNU && defined(__aarch64__)
     __asm__ __volatile__("isb" ::: "memory"); /* yield does nothing on most */
+#elif defined(_WIN32)
+    YieldProcessor();
 #endif
 }
 
@@ -210,19 +133,27 @@ TN_ENTRY tn_run_worker(void* argument) {
     return 0;
 }
 
+/* In a forked child: the threads did not come along, and a lock may be held by one of them. */
+static void tn_forget_workers(void) {
+    memset(tn_workers, 0, atomic_load(&tn_started) * sizeof(tn_worker));
+    atomic_store(&tn_started, 0);
+    atomic_store(&tn_no_more, false);
+    tn_starts = (tn_mutex)TN_MUTEX;
+}
+
 /* Start worker i, unless another thread has done so; return whether it runs. */
 static bool tn_start_worker(int i) {
     static bool watched;
     tn_worker* worker = &tn_workers[i];
     tn_lock(&tn_starts);
     if (!watched)
-        tn_watch_forks();
+        tn_watch_forks(tn_forget_workers);
     watched = true;
     bool runs = i < atomic_load(&tn_started);
     if (!runs && !atomic_load(&tn_no_more)) {
         tn_initialize(&worker->go.mutex, &worker->go.changed);
         tn_initialize(&worker->done.mutex, &worker->done.changed);
-        runs = tn_start_thread(tn_run_worker, worker);
+        runs = tn_start_thread(tn_run_worker, worker, TN_STACK);
         if (runs)
             atomic_store(&tn_started, i + 1);
         else
@@ -231,16 +162,6 @@ static bool tn_start_worker(int i) {
     tn_unlock(&tn_starts);
     return runs;
 }
-
-/* In a forked child: the threads did not come along, and a lock may be held by one of them. */
-#ifndef _WIN32
-static void tn_forget_workers(void) {
-    memset(tn_workers, 0, atomic_load(&tn_started) * sizeof(tn_worker));
-    atomic_store(&tn_started, 0);
-    atomic_store(&tn_no_more, false);
-    pthread_mutex_init(&tn_starts, NULL);
-}
-#endif
 
 /* How many threads there are since the system refused to start another one; 0 if it did not. */
 static inline int tn_refused(void) {

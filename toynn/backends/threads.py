@@ -10,9 +10,11 @@ import os
 import warnings
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 
 from toynn._kernels import MAX_THREADS, pool
 from toynn.errors import ConfigError
+from toynn.system import platform
 from toynn.system.printing import counted
 
 __all__ = ["get_num_threads", "set_num_threads", "share_cores", "warn_of_refusal"]
@@ -96,21 +98,19 @@ def _number(text: str) -> int | None:
 
 def _physical_cores() -> int:
     """Cores of this process's affinity mask, hyper-threads counted once, within a CPU quota."""
-    if not hasattr(os, "sched_getaffinity"):
-        return os.cpu_count() or 1
-    return max(1, min(_cores(frozenset(os.sched_getaffinity(0))), _quota()))
+    return max(1, min(_cores(platform.cpus()), _quota()))
 
 
 @cache
 def _cores(cpus: frozenset[int]) -> int:
     """Count the physical cores among logical CPUs."""
-    cores = set()
+    cores = set[object]()
     for cpu in cpus:
         try:
-            with open(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") as file:
-                cores.add(file.read().strip())
+            topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
+            cores.add((topology / "thread_siblings_list").read_text("ascii").strip())
         except OSError:
-            cores.add(str(cpu))
+            cores.add(cpu)
     return len(cores)
 
 
@@ -118,8 +118,7 @@ def _cores(cpus: frozenset[int]) -> int:
 def _quota() -> int:
     """CPUs that the control group grants, rounded up."""
     try:
-        with open("/sys/fs/cgroup/cpu.max") as file:
-            quota, period = file.read().split()
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text("ascii").split()
         return -(-int(quota) // int(period))
     except (OSError, ValueError):
         return os.cpu_count() or 1
@@ -131,5 +130,4 @@ def _after_fork() -> None:
     _forked = True
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+platform.in_child(_after_fork)

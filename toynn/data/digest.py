@@ -7,6 +7,7 @@ from pathlib import Path
 
 from toynn.data._containers import texts
 from toynn.data.splits import files_of
+from toynn.system import platform
 from toynn.system.reading import readable
 
 __all__ = ["digest", "listing"]
@@ -67,5 +68,5 @@ def _of_file(path: Path) -> str:
 
 @lru_cache(maxsize=4096)
 def _sha256(path: Path, state: tuple[int, ...]) -> str:
-    with path.open("rb") as file:
+    with open(platform.read_file(path), "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

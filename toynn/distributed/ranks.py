@@ -4,7 +4,6 @@ At a rendezvous ranks exchange numbers. The first two say the state of a rank an
 do. A rank that waits looks for signals; after a while it sleeps and leaves the CPU to others.
 """
 
-import os
 import sys
 import threading
 import time
@@ -23,6 +22,7 @@ from toynn.distributed.sums import ORDERS, Summing
 from toynn.distributed.waits import END, NOTHING, NOTICE, PATIENCE, Notes, Wait
 from toynn.distributed.watch import Watchdog
 from toynn.errors import ConfigError, LifecycleError, RankError
+from toynn.system import platform
 from toynn.system.printing import print_line
 
 __all__ = ["Ranks"]
@@ -61,7 +61,7 @@ class Ranks(Group):
         self._sums = Summing(mpi, comm, self._watched)
         self.host = mpi.Get_processor_name()
         self.hosts = self.gather(self.host)
-        own = _cpus()
+        own = platform.cpus()
         masks = self.gather((self.host, own))
         self.local_cpus = [cpus for host, cpus in masks if host == self.host]
         self.local_rank = [r for r in range(self.size) if self.hosts[r] == self.host].index(
@@ -264,10 +264,3 @@ class Ranks(Group):
             if (table[:, 0] == FAILED).any():
                 self._messages(None)
         self._watch.end()
-
-
-def _cpus() -> frozenset[int]:
-    """Return the logical CPUs that this process may use, as mpiexec has bound it."""
-    if hasattr(os, "sched_getaffinity"):
-        return frozenset(os.sched_getaffinity(0))
-    return frozenset(range(os.cpu_count() or 1))

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from toynn.system.platform import ASKS_TO_STOP
+
 __all__ = ["Watchdog"]
 
 
@@ -23,7 +25,7 @@ class Watchdog:
         self._process: subprocess.Popen[bytes] | None = None
         with contextlib.suppress(OSError, ValueError):
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(watchdog)],
+                [sys.executable, "-I", "-S", str(watchdog), *map(str, map(int, ASKS_TO_STOP))],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 pass_fds=(int(held),) if held.isdigit() else (),

@@ -6,19 +6,16 @@ from what a living one writes.
 """
 
 import contextlib
-import ctypes
-import errno
-import fcntl
 import io
 import os
 import re
 import secrets
 import shutil
 import stat
-import sys
 from pathlib import Path
 from typing import Any
 
+from toynn.system import platform
 from toynn.system.critical import uninterrupted
 
 __all__ = [
@@ -29,7 +26,6 @@ __all__ = [
     "exchange",
     "hold",
     "make_folder",
-    "open_folder",
     "rename",
     "sweep",
     "sync",
@@ -44,25 +40,18 @@ CHANGES = ("create", "make_folder", "write", "sync", "sync_folder", "rename", "e
 #: Kinds of temporaries: what is being written, and what was there and made way for it.
 TEMPORARY, ASIDE = "tmp", "old"
 _NAME = r"\..+\.toynn-{kind}-[0-9a-f]{{16}}"
-#: AT_FDCWD: paths are from where the process is.
-_HERE = -100
 #: What a file's name can give of its bytes to its temporary's, which may have 255.
 _KEPT = 200
 
 
 def create(path: Path, mode: int) -> int:
     """Return a descriptor of a new file. What is there already, a link too, is an error."""
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+    return platform.new_file(path, mode)
 
 
 def make_folder(path: Path) -> None:
     """Make a new folder."""
     os.mkdir(path)
-
-
-def open_folder(path: Path) -> int:
-    """Return a descriptor of a folder."""
-    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
 
 
 def write(descriptor: int, data: Any) -> int:
@@ -77,38 +66,17 @@ def sync(descriptor: int) -> None:
 
 def sync_folder(folder: Path) -> None:
     """Wait until the names in a folder are on the disk, where its file system can say so."""
-    try:
-        descriptor = open_folder(folder)
-    except PermissionError:  # a folder that one may write in and not list
-        return
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
-            raise
-    finally:
-        os.close(descriptor)
+    platform.sync_folder(folder)
 
 
 def rename(source: Path, target: Path) -> None:
     """Give a file or folder another name, in place of what has it."""
-    os.replace(source, target)
+    platform.replace(source, target)
 
 
 def exchange(source: Path, target: Path) -> None:
     """Let two folders change their names, at once. Raises OSError where the system cannot."""
-    library = ctypes.CDLL(None, use_errno=True)
-    paths = os.fsencode(source), os.fsencode(target)
-    swap = ctypes.c_uint(2)  # RENAME_EXCHANGE, and macOS's RENAME_SWAP
-    try:
-        if sys.platform == "darwin":
-            failed = library.renamex_np(*paths, swap)
-        else:
-            failed = library.renameat2(_HERE, paths[0], _HERE, paths[1], swap)
-    except AttributeError as error:
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS)) from error
-    if failed:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    platform.exchange(source, target)
 
 
 def temporary_name(target: Path, kind: str = TEMPORARY) -> Path:
@@ -136,13 +104,13 @@ def hold(descriptor: int, path: Path) -> bool:
     locks, no sweep can lock either, and none removes anything.
     """
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        platform.lock(descriptor)
     except BlockingIOError:
         return False
     except OSError:
         pass
     try:
-        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
+        return platform.is_at(descriptor, path)
     except FileNotFoundError:
         return False
 
@@ -159,15 +127,18 @@ def sweep(folder: Path, kind: str = TEMPORARY) -> None:
 
 @uninterrupted
 def _remove_stray(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    status = os.lstat(path)
+    is_folder = stat.S_ISDIR(status.st_mode)
+    if not platform.is_own(status) or not (is_folder or stat.S_ISREG(status.st_mode)):
+        return
+    descriptor = platform.open_folder(path) if is_folder else platform.read_file(path, links=False)
     try:
-        status = os.fstat(descriptor)
-        if status.st_uid != os.geteuid():
+        platform.lock(descriptor)  # refused: its process lives
+        if not platform.is_at(descriptor, path):
             return
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # refused: its process lives
-        if stat.S_ISDIR(status.st_mode):
+        if is_folder:
             shutil.rmtree(path)
-        elif stat.S_ISREG(status.st_mode):
+        else:
             path.unlink()
     finally:
         os.close(descriptor)

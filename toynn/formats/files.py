@@ -14,6 +14,7 @@ from pathlib import Path
 
 from toynn.errors import CheckpointError, ToynnError
 from toynn.formats import disk
+from toynn.system import platform
 from toynn.system.critical import Section
 
 __all__ = [
@@ -136,9 +137,7 @@ def temporary(target: Path) -> Iterator[Writer]:
         file.close()
     try:
         if old:
-            with contextlib.suppress(PermissionError):
-                os.fchown(file.fileno(), old.st_uid, old.st_gid)
-            os.fchmod(file.fileno(), stat.S_IMODE(old.st_mode))
+            platform.give_owner(file.fileno(), old)
         yield file
     finally:
         with Section():

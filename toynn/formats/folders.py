@@ -22,6 +22,7 @@ from toynn.formats.files import (
     through_links,
     unwritable,
 )
+from toynn.system import platform
 from toynn.system.critical import Section, uninterrupted
 
 __all__ = ["NewFolder", "new_folder", "temporary_folder", "write_together"]
@@ -36,7 +37,7 @@ def _renew_lock() -> None:
     _in_place = threading.Lock()
 
 
-os.register_at_fork(after_in_child=_renew_lock)
+platform.in_child(_renew_lock)
 
 
 class NewFolder:
@@ -134,7 +135,7 @@ def temporary_folder(target: Path) -> Iterator[Path]:
         path = disk.temporary_name(target)
         disk.make_folder(path)
         try:
-            descriptor = disk.open_folder(path)
+            descriptor = platform.open_folder(path)
         except FileNotFoundError:  # swept before it could be locked
             continue
         if disk.hold(descriptor, path):

@@ -3,5 +3,6 @@
 critical  sections that no signal handler interrupts
 machine   the processor and the memory of this machine
 reading   regular files, opened safely
+platform  what Windows does otherwise
 printing  texts made safe for a terminal, and streams that may be lost
 """

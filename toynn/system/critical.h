@@ -8,23 +8,22 @@
 #define TOYNN_CRITICAL_H
 
 #include <errno.h>
-#include <signal.h>
 #include <string.h>
-#include <time.h>
-#include <unistd.h>
 
-/* The signals whose handlers raise exceptions in Python programs: Ctrl-C, requests to end, timeouts. */
-static const int tn_signals[] = {SIGINT, SIGTERM, SIGHUP, SIGALRM, SIGUSR1, SIGUSR2};
+#include "platform.h"
+
+/* The signals whose handlers raise exceptions in Python programs. */
+static const int tn_signals[] = TN_SIGNAL_LIST;
 
 enum { TN_SIGNALS = sizeof(tn_signals) / sizeof(tn_signals[0]) };
 
-static struct sigaction tn_before[TN_SIGNALS];
+static tn_action tn_before[TN_SIGNALS];
 static int tn_held[TN_SIGNALS];
 static volatile sig_atomic_t tn_came[TN_SIGNALS];
 
 /* While a run is to stop by a signal: what the first one writes to stderr, and whether it came. */
 static volatile sig_atomic_t tn_stops, tn_stopping;
-static struct timespec tn_first;
+static long long tn_first; /* when, in nanoseconds */
 static char tn_text[200];
 static size_t tn_text_size;
 
@@ -37,21 +36,19 @@ static inline void tn_stop_by_signal(int on, const char* text, size_t size) {
     tn_stops = on;
 }
 
-/* A second SIGHUP is no second request: a shell that ends may repeat its terminal's. Nor is a
+/* A second SIGHUP, or Ctrl-Break, is no second request: a shell that ends may repeat its terminal's. Nor is a
    signal within half a second: timeout(1) and wrappers send one to a process and to its group. */
 static int tn_is_repeated(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (now.tv_sec - tn_first.tv_sec) * 1e3 + (now.tv_nsec - tn_first.tv_nsec) / 1e6 < 500;
+    return tn_nanoseconds() - tn_first < 500000000LL;
 }
 
 static void tn_stop(int number) {
     const int before = errno;
     if (!tn_stopping) {
         tn_stopping = 1;
-        clock_gettime(CLOCK_MONOTONIC, &tn_first);
-        if (write(2, tn_text, tn_text_size) < 0) {}  /* the terminal may be gone */
-    } else if (number != SIGHUP && !tn_is_repeated()) {
+        tn_first = tn_nanoseconds();
+        tn_write_error(tn_text, tn_text_size);
+    } else if (number != TN_HANGUP && !tn_is_repeated()) {
         signal(number, SIG_DFL);
         raise(number);
     }
@@ -59,28 +56,27 @@ static void tn_stop(int number) {
 }
 
 static void tn_note(int number) {
+    tn_stay(number, tn_note);
     for (int i = 0; i < TN_SIGNALS; i++)
         if (tn_signals[i] == number)
             tn_came[i] = 1;
-    if (tn_stops && (number == SIGINT || number == SIGTERM || number == SIGHUP))
+    if (tn_stops && (number == SIGINT || number == SIGTERM || number == TN_HANGUP))
         tn_stop(number);
 }
 
 /* Note a signal from now on, by its index. */
 static inline void tn_hold_signal(int i) {
-    struct sigaction note = {0};
-    note.sa_handler = tn_note;
-    note.sa_flags = SA_ONSTACK | SA_RESTART;
-    tn_held[i] = !sigaction(tn_signals[i], &note, &tn_before[i]);
+    const tn_action note = tn_handler(tn_note);
+    tn_held[i] = tn_set_action(tn_signals[i], &note, &tn_before[i]);
 }
 
 /* Put the handlers back, except where somebody has set another one meanwhile. */
 static inline void tn_restore_handlers(void) {
-    struct sigaction now;
+    tn_action now;
     for (int i = 0; i < TN_SIGNALS; i++) {
-        if (tn_held[i] && !sigaction(tn_signals[i], &tn_before[i], &now) &&
+        if (tn_held[i] && tn_set_action(tn_signals[i], &tn_before[i], &now) &&
             now.sa_handler != tn_note)
-            sigaction(tn_signals[i], &now, NULL);
+            tn_set_action(tn_signals[i], &now, NULL);
         tn_held[i] = 0;
     }
 }

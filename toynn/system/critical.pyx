@@ -13,7 +13,6 @@ Sections nest. When the outermost one ends, its changes are made and its lock is
 handlers of the signals that waited run, and raise what they raise. Do not yield inside a section.
 """
 
-import os
 import threading
 from functools import wraps
 
@@ -21,6 +20,7 @@ from _signal import getsignal  # of signal, which makes an enum of each answer
 from cpython.exc cimport PyErr_CheckSignals
 
 from toynn.errors import BackendError, LifecycleError
+from toynn.system import platform
 
 cdef extern from "pythread.h" nogil:
     unsigned long PyThread_get_thread_ident()
@@ -84,8 +84,7 @@ def _after_fork():
             tn_restore_handlers()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+platform.in_child(_after_fork)
 
 
 cdef class Section:

@@ -1,11 +1,10 @@
 """The machine: its processor; its memory, what a process can have of it, and has held."""
 
-import os
-import platform
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
+from platform import machine
+
+from toynn.system import platform
 
 __all__ = ["free_memory", "peak_memory", "processor", "total_memory"]
 
@@ -19,6 +18,8 @@ def free_memory() -> int | None:
     leaves less. What files have in memory counts as free: it goes when it is needed.
     """
     available = _told(_PROC / "meminfo", "MemAvailable:")
+    if (windows := platform.memory()) is not None:
+        available = windows[1]
     found = [each for each in (available, _address_space(), *_groups()) if each is not None]
     return min(found, default=None)
 
@@ -31,38 +32,24 @@ def processor() -> str:
     if not names:  # arm64 numbers the makers and the kinds of cores
         wanted = ("CPU implementer", "CPU part")
         names = [f"{name} {value}" for name, value in told if name in wanted]
-    name = ", ".join(dict.fromkeys(names)) or _brand() or platform.processor()
-    own = getattr(os, "sched_getaffinity", None)  # Linux alone has it
-    count = len(own(0)) if own else os.cpu_count() or 1
-    return f"{name or platform.machine()}, {count} core{'s' if count > 1 else ''}"
-
-
-def _brand() -> str:
-    """Return what macOS calls the processor, "Apple M1"; "" elsewhere."""
-    if sys.platform != "darwin":
-        return ""
-    words = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
-    return subprocess.run(words, capture_output=True, text=True).stdout.strip()
+    name = ", ".join(dict.fromkeys(names)) or platform.processor() or machine()
+    count = len(platform.cpus())
+    return f"{name}, {count} core{'s' if count > 1 else ''}"
 
 
 def total_memory() -> int | None:
     """Return the bytes of memory that the machine has; None if unknown."""
-    return _told(_PROC / "meminfo", "MemTotal:")
+    windows = platform.memory()
+    return _told(_PROC / "meminfo", "MemTotal:") if windows is None else windows[0]
 
 
 def peak_memory() -> int | None:
-    """Return the most memory that this program has held so far, in bytes; None on Windows.
+    """Return the most memory that this program has held so far, in bytes; None if unknown.
 
     Linux says it of the program: ru_maxrss begins with what the one that started it held.
     """
-    if sys.platform == "win32":
-        return None
-    import resource
-
-    if (told := _told(_PROC / "self" / "status", "VmHWM:")) is not None:
-        return told
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    told = _told(_PROC / "self" / "status", "VmHWM:")
+    return platform.peak_memory() if told is None else told
 
 
 def _told(path: Path, name: str) -> int | None:
@@ -73,15 +60,9 @@ def _told(path: Path, name: str) -> int | None:
 
 def _address_space() -> int | None:
     """Return what `ulimit -v` leaves."""
-    if sys.platform == "win32":
-        return None
-    import resource
-
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    limit = platform.address_space()
     used = _told(_PROC / "self" / "status", "VmSize:")
-    if limit == resource.RLIM_INFINITY or used is None:
-        return None
-    return max(0, int(limit) - used)
+    return None if limit is None or used is None else max(0, limit - used)
 
 
 def _groups() -> Iterator[int]:

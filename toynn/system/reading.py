@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from toynn.errors import DataError, ToynnError
+from toynn.system import platform
 
 __all__ = ["Unchanged", "open_file", "read_bytes", "readable"]
 
@@ -106,10 +107,9 @@ def open_file(
     Without ``links`` a symbolic link is refused, too. What comes of reading the file is the
     caller's to catch: OSError.
     """
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if links else os.O_NOFOLLOW)
     try:
         _expect_regular(path, os.stat(path, follow_symlinks=links).st_mode, error)
-        descriptor = os.open(path, flags)
+        descriptor = platform.read_file(path, links=links)
         file = os.fdopen(descriptor, "rb")
         try:
             _expect_regular(path, os.fstat(descriptor).st_mode, error)  # replaced in between

@@ -119,7 +119,7 @@ def _link(source: Path, target: Path) -> None:
     """Give a file another name; copy it where the file system has no links."""
     try:
         os.link(source, target)
-    except (PermissionError, NotImplementedError):
+    except (OSError, NotImplementedError):  # a full disk is an error of the copy, too
         shutil.copyfile(source, target)
 
 

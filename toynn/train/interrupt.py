@@ -10,14 +10,11 @@ from types import FrameType
 
 from toynn.system import critical
 from toynn.system.critical import uninterrupted
+from toynn.system.platform import ASKS_TO_STOP, HANGUP
 
 __all__ = ["Interrupt"]
 
-SIGNALS = tuple(
-    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
-)
 TEXT = b"\ntoynn: finishing the step, then saving; once more to stop at once\n"
-HANGUP = getattr(signal, "SIGHUP", None)
 
 
 class Interrupt:
@@ -44,7 +41,7 @@ class Interrupt:
     @uninterrupted
     def __enter__(self) -> "Interrupt":
         if threading.current_thread() is threading.main_thread():
-            for number in SIGNALS:
+            for number in ASKS_TO_STOP:
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     self._previous[number] = signal.signal(number, self._handle)
             self._others, self._entered = critical.stop_by_signal(self._answer()), True

@@ -1,11 +1,11 @@
 """One run per folder: a lock that ends with its process, however that ends."""
 
 import contextlib
-import fcntl
 import os
 from pathlib import Path
 
 from toynn.errors import CheckpointError
+from toynn.system import platform
 
 __all__ = ["Lock"]
 
@@ -30,10 +30,9 @@ class Lock:
 
     def _take(self) -> int:
         while True:
-            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-            descriptor = os.open(self._path, flags, 0o666)
+            descriptor = platform.open_lock(self._path)
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                platform.lock(descriptor)
                 # Another run may have ended, and removed its lock, since this file was opened.
                 with contextlib.suppress(FileNotFoundError):
                     if os.path.samestat(os.fstat(descriptor), os.stat(self._path)):

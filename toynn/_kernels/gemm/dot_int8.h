@@ -32,7 +32,7 @@ typedef void (*tn_dot_fn)(float* y, ptrdiff_t y_row, const uint8_t* w, ptrdiff_t
                           const float* x, ptrdiff_t x_row, ptrdiff_t M, ptrdiff_t n);
 
 /* Whether this build has any of it; if not, nothing is multiplied in 8 bits. */
-#if defined(__AVX2__) && defined(__GNUC__)
+#if defined(__AVX2__) && TN_GNU
 #define TN_INT8 1
 #elif defined(TN_NEON)
 #define TN_INT8 2

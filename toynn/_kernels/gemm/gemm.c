@@ -1,7 +1,7 @@
 /* The register tile of gemm.h. */
 #include "gemm.h"
 
-#if defined(__GNUC__)
+#if TN_GNU
 
 #ifdef TN_NEON
 /* 24 sums, 2 vectors of B and 3 of A fill 29 of 32 registers: a second step would spill some. */

@@ -13,6 +13,8 @@
 
 #include <stddef.h>
 
+#include "compiler.h"
+
 /* TN_V floats per register; TN_MR rows of a tile, as many as the registers hold. */
 #if defined(__AVX512F__)
 #define TN_V 16
@@ -36,7 +38,7 @@
 #define TN_ARM_UNITS 0
 #endif
 
-#if defined(__GNUC__)
+#if TN_GNU
 #define TN_INLINE static inline __attribute__((always_inline))
 #define TN_PREFETCH(address) __builtin_prefetch(address, 1)
 #define TN_UNROLL _Pragma("GCC unroll 16")
@@ -55,7 +57,7 @@ TN_INLINE void tn_store(float* x, tn_vec v) { *(tn_vec_u*)x = v; }
 #endif
 
 /* A function of a .c file that is linked into every module that calls it, and seen by no other. */
-#if defined(__GNUC__) && !defined(_WIN32)
+#if TN_GNU && !defined(_WIN32)
 #define TN_LINKED __attribute__((visibility("hidden")))
 #else
 #define TN_LINKED
@@ -84,12 +86,12 @@ TN_LINKED void tn_tile_packed(int h, ptrdiff_t kc, const float* a, const float* 
 
 /* Ask for bytes that will be read soon; they need not exist. */
 static inline void tn_prefetch(const void* x, ptrdiff_t nbytes) {
-#if defined(__GNUC__)
+#if TN_GNU
     for (ptrdiff_t i = 0; i < nbytes; i += 64) __builtin_prefetch((const char*)x + i);
 #endif
 }
 
-#if defined(__GNUC__) && defined(__has_builtin)
+#if TN_GNU && defined(__has_builtin)
 #if __has_builtin(__builtin_shufflevector)
 #define TN_SHUFFLES
 #endif

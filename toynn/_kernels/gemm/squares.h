@@ -8,7 +8,7 @@
 static inline float tn_sum_squares(const float* c, ptrdiff_t ldc, ptrdiff_t rows,
                                    ptrdiff_t columns) {
     float lane[TN_V];
-#if defined(__GNUC__)
+#if TN_GNU
     tn_vec sum[2] = {{0}, {0}};
     if (columns == TN_NR) {
         for (ptrdiff_t i = 0; i < rows; i++) {

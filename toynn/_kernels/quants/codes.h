@@ -13,7 +13,7 @@
 #if defined(__AVX512F__) || defined(__AVX2__) || (defined(__SSE2__) && !defined(__AVX__))
 #include <immintrin.h>
 #define TN_CODES TN_V
-#elif defined(__aarch64__) && defined(__GNUC__)
+#elif defined(__aarch64__) && TN_GNU
 #include <arm_neon.h>
 #define TN_CODES TN_V
 #else

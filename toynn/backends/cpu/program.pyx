@@ -11,7 +11,7 @@ from libc.string cimport memset, strchr
 from toynn._kernels.abi cimport MAX_OPTIONS, MAX_SIZES, MAX_TENSORS, KernelArgs, kernel_fn
 from toynn.backends.cpu.thread_count cimport ThreadCount
 
-cdef extern from "clock.h" nogil:
+cdef extern from "platform.h" nogil:
     long long nanoseconds "tn_nanoseconds" () noexcept
 
 cdef enum:

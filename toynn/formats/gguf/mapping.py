@@ -6,6 +6,7 @@ import weakref
 from pathlib import Path
 
 from toynn.errors import GGUFError
+from toynn.system import platform
 from toynn.system.reading import Unchanged
 
 __all__ = ["Mapping", "is_mapped", "map_file"]
@@ -26,7 +27,7 @@ def map_file(path: Path) -> Mapping:
         # Before it is opened: opening a pipe waits for its writer.
         if not stat.S_ISREG(path.stat().st_mode):
             raise GGUFError(f"{path}: not a GGUF file: not a regular file")
-        with path.open("rb") as file:
+        with open(platform.read_file(path), "rb") as file:
             watched = Unchanged.of(path, GGUFError, file=file)
             if not watched.size:
                 raise GGUFError(f"{path}: not a GGUF file (0 bytes)")

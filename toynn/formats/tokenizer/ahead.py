@@ -3,13 +3,13 @@
 What comes of them comes in their order, errors too, so that nobody can tell how many there are.
 """
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 from toynn.formats.tokenizer.chat import Renderers
+from toynn.system.platform import cpus
 
 __all__ = ["in_order"]
 
@@ -25,7 +25,7 @@ def in_order(function: Callable[[A], B], items: Iterable[A]) -> Iterator[B]:
 
     What it raises, or ``items`` do, is raised in its turn; no item behind it counts then.
     """
-    cores = _cores()
+    cores = len(cpus())
     items, ended = iter(items), False
     ahead: deque[Future[B]] = deque()
     done = 0
@@ -53,11 +53,3 @@ def in_order(function: Callable[[A], B], items: Iterable[A]) -> Iterator[B]:
             renderers.kill()
         pool.shutdown()
         renderers.close()
-
-
-def _cores() -> int:
-    """Return on how many CPUs this process may run."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # Linux alone has it
-        return os.cpu_count() or 1

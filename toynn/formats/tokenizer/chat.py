@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import threading
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from toynn.errors import ConfigError, DataError, GGUFError
+from toynn.system import platform
 
 __all__ = ["ChatTemplate", "Message", "Renderers", "needed"]
 
@@ -169,19 +169,20 @@ class _Renderer:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            process_group=0,  # Ctrl-C is not for it
+            **platform.new_group(),  # Ctrl-C is not for it
         )
         self._limits = limits
         path = [os.path.abspath(each) for each in sys.path]
-        _send(child, json.dumps({"path": path, **limits}).encode())
+        seam = {"platform": platform.__file__}
+        _send(child, json.dumps({"path": path, **seam, **limits}).encode())
         return child
 
 
 def _ending(status: int) -> str:
     """Return why a process gave no answer."""
-    if status == -signal.SIGXCPU:
+    if platform.time_is_over(status):
         return f"it takes more than {SECONDS} seconds of the CPU"
-    if status == -signal.SIGKILL:
+    if status == -9:
         return "its process was killed, as the system does where memory runs out"
     return f"its process ended (exit status {status})"
 

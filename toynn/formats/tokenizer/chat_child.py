@@ -1,15 +1,13 @@
 """The process that runs chat templates, and may crash: `python -I chat_child.py`.
 
 It reads requests from stdin and writes answers to stdout, as frames: 8 bytes of length, JSON. It
-imports Jinja and nothing of toynn, so that it starts quickly, and limits itself: a template that
+imports Jinja, and of toynn one file, so that it starts quickly, and limits itself: a template that
 needs more memory gets MemoryError, one that needs more time of the CPU ends the process.
 """
 
 import functools
 import json
-import os
-import resource
-import signal
+import runpy
 import sys
 from collections.abc import Callable
 from datetime import datetime
@@ -31,15 +29,14 @@ def main() -> None:
     [texts, None, None], or [None, why, line]; of texts there is the first, and of each other its
     length and whether the first begins with it: whole, they would be the square of a conversation.
     """
-    signal.signal(signal.SIGXCPU, signal.SIG_DFL)  # nobody but the limit ends an endless template
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGXCPU})
     limits = _read()
+    limit = runpy.run_path(limits["platform"])["limit"]
     sys.path[:] = limits["path"]
     import_module("jinja2.ext")
     import_module("jinja2.sandbox")
-    _limit(resource.RLIMIT_AS, limits["memory"])
+    limit(memory=limits["memory"])
     while (request := _read()) is not None:
-        _limit(resource.RLIMIT_CPU, int(sum(os.times()[:2])) + 1 + limits["seconds"])
+        limit(seconds=limits["seconds"])
         try:
             answer: list[Any] = [_render(**request, characters=limits["characters"]), None, None]
         except MemoryError:
@@ -79,12 +76,6 @@ def _write(answer: list[Any]) -> None:
     frame = json.dumps(answer).encode()
     sys.stdout.buffer.write(len(frame).to_bytes(8, "little") + frame)
     sys.stdout.buffer.flush()
-
-
-def _limit(what: int, value: int) -> None:
-    """Lower a limit, or raise it again as far as the system lets it."""
-    hard = resource.getrlimit(what)[1]
-    resource.setrlimit(what, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
 
 
 @functools.lru_cache(maxsize=8)

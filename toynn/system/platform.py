@@ -1,0 +1,416 @@
+"""What Windows does otherwise than all other systems: the one place that asks for it.
+
+All other modules call these functions; platform.h has what C code needs. The process that renders
+chat templates loads this file by its path, so it imports nothing of toynn. What differs:
+
+    files that are open   cannot be renamed or replaced, unless all who opened them allowed it
+    folders               cannot be opened, nor waited for; one that is replaced must be empty
+    locks                 belong to bytes, keep others from these bytes, and folders have none
+    owners and modes      do not exist
+    signals               SIGBREAK (Ctrl-Break, a console that closes) instead of SIGHUP; no fork
+    limits                belong to jobs, in which a process is put
+"""
+
+import contextlib
+import ctypes
+import errno
+import os
+import platform as python
+import signal
+import stat
+import sys
+import time
+from collections.abc import Callable
+from ctypes import POINTER, c_int, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
+from typing import Any
+
+__all__ = [
+    "ASKS_TO_STOP",
+    "HANGUP",
+    "address_space",
+    "cpus",
+    "exchange",
+    "give_owner",
+    "in_child",
+    "is_at",
+    "is_own",
+    "limit",
+    "lock",
+    "memory",
+    "new_file",
+    "new_group",
+    "open_folder",
+    "open_lock",
+    "peak_memory",
+    "processor",
+    "read_file",
+    "replace",
+    "sync_folder",
+    "time_is_over",
+]
+
+PathLike = str | os.PathLike[str]
+
+#: The signal of a terminal that is gone, and all that ask a program to end.
+HANGUP: int | None = getattr(signal, "SIGHUP", None) or getattr(signal, "SIGBREAK", None)
+ASKS_TO_STOP: tuple[int, ...] = tuple(filter(None, (signal.SIGINT, signal.SIGTERM, HANGUP)))
+
+_HERE = -100  # AT_FDCWD: paths are from where the process is
+_TRIES, _PAUSE = 20, 0.05  # of a rename, and seconds between: virus scanners open what is new
+_LOCKED = 1 << 30  # times 2^32: a byte far behind the end of any file
+# winnt.h, winbase.h, winerror.h
+_READ, _WRITE, _SHARED, _LINK_ITSELF, _DELETE_ON_CLOSE = 1 << 31, 1 << 30, 7, 1 << 21, 1 << 26
+_CREATE_NEW, _OPEN_EXISTING, _OPEN_ALWAYS = 1, 3, 4
+_LOCK_VIOLATION = 33
+_TIME, _PROCESS_MEMORY, _EXTENDED = 2, 0x100, 9  # limits of a job, and their struct
+_NEW_GROUP = 0x200
+
+
+def read_file(path: PathLike, *, links: bool = True) -> int:
+    """Return a descriptor of a file to read. It may be replaced or removed meanwhile.
+
+    Opening does not wait, whatever the file is. Without ``links`` a symbolic link is an error.
+    """
+    if sys.platform == "win32":
+        return _open(path, os.O_RDONLY, _READ, _OPEN_EXISTING, 0 if links else _LINK_ITSELF)
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if links else os.O_NOFOLLOW)
+    return os.open(path, flags)
+
+
+def new_file(path: PathLike, mode: int = 0o666) -> int:
+    """Return a descriptor of a new file to write. What is there already, a link too, is an error.
+
+    It may be given another name while it is open.
+    """
+    if sys.platform == "win32":
+        return _open(path, os.O_WRONLY, _WRITE, _CREATE_NEW)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+
+
+def open_lock(path: PathLike) -> int:
+    """Return a descriptor of a file to lock and write, which may be new; not behind a link."""
+    if sys.platform == "win32":
+        return _open(path, os.O_RDWR, _READ | _WRITE, _OPEN_ALWAYS, _LINK_ITSELF)
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+
+
+def open_folder(path: PathLike) -> int:
+    """Return a descriptor by which a folder can be locked.
+
+    On Windows, of a file beside it that goes when the last descriptor of it is closed: what is in a
+    folder must be closed when the folder is renamed.
+    """
+    if sys.platform == "win32":
+        if not os.path.isdir(path):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(path))
+        beside = f"{os.fspath(path)}.lock"
+        return _open(beside, os.O_RDWR, _READ | _WRITE, _OPEN_ALWAYS, _DELETE_ON_CLOSE)
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+
+
+def lock(descriptor: int) -> None:
+    """Lock a file until it is closed, or its process ends. Raises BlockingIOError where it is.
+
+    And OSError where the file system has no locks.
+    """
+    if sys.platform == "win32":
+        import msvcrt
+
+        handle = c_void_p(msvcrt.get_osfhandle(descriptor))
+        if not _kernel().LockFile(handle, 0, _LOCKED, 1, 0):
+            failure = ctypes.WinError(ctypes.get_last_error())
+            if failure.winerror == _LOCK_VIOLATION:
+                raise BlockingIOError(errno.EAGAIN, failure.strerror)
+            raise failure
+        return
+    import fcntl
+
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def is_at(descriptor: int, path: PathLike) -> bool:
+    """Whether what was opened is still what a path names; of a folder on Windows, whether one is.
+
+    Raises FileNotFoundError where nothing is.
+    """
+    found = os.lstat(path)
+    if sys.platform == "win32" and stat.S_ISDIR(found.st_mode):
+        return True
+    return os.path.samestat(os.fstat(descriptor), found)
+
+
+def sync_folder(folder: PathLike) -> None:
+    """Wait until the names in a folder are on the disk, where its file system can say so.
+
+    On Windows no program can wait for that. NTFS notes each change of names before it makes it.
+    """
+    if sys.platform == "win32":
+        return
+    try:
+        descriptor = open_folder(folder)
+    except PermissionError:  # a folder that one may write in and not list
+        return
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def replace(source: PathLike, target: PathLike) -> None:
+    """Give a file or folder another name, in place of a file or an empty folder that has it.
+
+    On Windows a file that somebody reads is renamed to make way, and removed when it can be.
+    """
+    if sys.platform != "win32":
+        os.replace(source, target)
+        return
+    if os.path.isdir(source) and os.path.isdir(target):
+        os.rmdir(target)  # it is an error that it is not empty, as elsewhere
+    for left in reversed(range(_TRIES)):
+        try:
+            os.replace(source, target)
+        except PermissionError:
+            if _make_way(source, target):
+                return
+            if not left:
+                raise
+            time.sleep(_PAUSE)
+        else:
+            return
+
+
+def _make_way(source: PathLike, target: PathLike) -> bool:
+    """Rename what cannot be replaced, and give its name; return whether that worked."""
+    if os.path.isdir(target) or os.path.isdir(source):
+        return False
+    head, name = os.path.split(os.fspath(target))
+    aside = os.path.join(head, f".{name[:100]}.toynn-old-{os.urandom(8).hex()}")
+    try:
+        os.rename(target, aside)
+    except OSError:
+        return False
+    try:
+        os.rename(source, target)
+    except OSError:
+        os.rename(aside, target)
+        return False
+    with contextlib.suppress(OSError):  # while it is mapped it stays; see disk.sweep
+        os.unlink(aside)
+    return True
+
+
+def exchange(source: PathLike, target: PathLike) -> None:
+    """Let two folders change their names, at once. Raises OSError where the system cannot."""
+    swap = ctypes.c_uint(2)  # RENAME_EXCHANGE, and macOS's RENAME_SWAP
+    paths = os.fsencode(source), os.fsencode(target)
+    try:
+        if sys.platform == "win32":
+            raise AttributeError
+        library = ctypes.CDLL(None, use_errno=True)
+        if sys.platform == "darwin":
+            failed = library.renamex_np(*paths, swap)
+        else:
+            failed = library.renameat2(_HERE, paths[0], _HERE, paths[1], swap)
+    except AttributeError as error:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS)) from error
+    if failed:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def is_own(status: os.stat_result) -> bool:
+    """Whether a file is this user's. Windows does not say: there whoever may remove it may."""
+    return sys.platform == "win32" or status.st_uid == os.geteuid()
+
+
+def give_owner(descriptor: int, status: os.stat_result) -> None:
+    """Give an open file the mode of another one, and its owner where that is allowed."""
+    if sys.platform == "win32":
+        return
+    with contextlib.suppress(PermissionError):
+        os.fchown(descriptor, status.st_uid, status.st_gid)
+    os.fchmod(descriptor, stat.S_IMODE(status.st_mode))
+
+
+def in_child(function: Callable[[], None]) -> None:
+    """Have a function called in each forked child. Windows forks no process."""
+    if sys.platform != "win32":
+        os.register_at_fork(after_in_child=function)
+
+
+def cpus() -> frozenset[int]:
+    """Return the logical CPUs on which this process may run; all, where the system does not say."""
+    if sys.platform == "linux":
+        return frozenset(os.sched_getaffinity(0))
+    return frozenset(range(os.cpu_count() or 1))
+
+
+def new_group() -> dict[str, Any]:
+    """Return what subprocess.Popen takes to start a process that Ctrl-C does not reach."""
+    return {"creationflags": _NEW_GROUP} if sys.platform == "win32" else {"process_group": 0}
+
+
+class _Memory(ctypes.Structure):
+    """MEMORYSTATUSEX."""
+
+    _fields_ = [("size", c_uint32), ("load", c_uint32)] + [
+        (name, c_uint64) for name in ("total", "free", "a", "b", "c", "d", "e")
+    ]
+
+
+class _Counters(ctypes.Structure):
+    """PROCESS_MEMORY_COUNTERS."""
+
+    _fields_ = [("size", c_uint32), ("faults", c_uint32)] + [
+        (name, c_size_t) for name in ("peak", "now", "a", "b", "c", "d", "file", "peak_file")
+    ]
+
+
+class _Limits(ctypes.Structure):
+    """JOBOBJECT_EXTENDED_LIMIT_INFORMATION."""
+
+    _fields_ = [
+        ("seconds", c_int64),  # and the next, in 100 nanoseconds
+        ("job_seconds", c_int64),
+        ("flags", c_uint32),
+        *((name, c_size_t) for name in ("a", "b")),
+        ("c", c_uint32),
+        ("d", c_size_t),
+        *((name, c_uint32) for name in ("e", "f")),
+        *((f"io{i}", c_uint64) for i in range(6)),
+        *((name, c_size_t) for name in ("memory", "job_memory", "peak", "job_peak")),
+    ]
+
+
+def memory() -> tuple[int, int] | None:
+    """Return the bytes of memory that Windows has in all, and free; None elsewhere."""
+    if sys.platform != "win32":
+        return None
+    found = _Memory(size=ctypes.sizeof(_Memory))
+    return (found.total, found.free) if _kernel().GlobalMemoryStatusEx(found) else None
+
+
+def peak_memory() -> int | None:
+    """Return the most memory that this process has held, in bytes; None where nobody says it."""
+    if sys.platform == "win32":
+        found, kernel = _Counters(size=ctypes.sizeof(_Counters)), _kernel()
+        return found.peak if kernel.K32GetProcessMemoryInfo(_self(), found, found.size) else None
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def address_space() -> int | None:
+    """Return the limit of this process's memory, `ulimit -v`; None without one."""
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    found = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return None if found == resource.RLIM_INFINITY else found
+
+
+def processor() -> str:
+    """Return the name that the system has for the processor, "Apple M1"; "" where it has none."""
+    if sys.platform == "win32":
+        import winreg
+
+        with contextlib.suppress(OSError):
+            path = r"HARDWARE\DESCRIPTION\System\CentralProcessor\0"
+            with winreg.OpenKey(winreg.HKEY_LOCAL_MACHINE, path) as key:
+                return str(winreg.QueryValueEx(key, "ProcessorNameString")[0]).strip()
+    elif sys.platform == "darwin":
+        import subprocess
+
+        words = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
+        told = subprocess.run(words, capture_output=True, text=True).stdout.strip()
+        return told or python.processor()
+    return python.processor()
+
+
+def limit(seconds: int | None = None, memory: int | None = None) -> None:
+    """Let this process have so much of the CPU's time from now on, so much memory, and no more.
+
+    A process whose time is over ends; see `time_is_over`.
+    """
+    if sys.platform == "win32":
+        global _job
+        kernel, used = _kernel(), sum(os.times()[:2])
+        if not _job:
+            _job = kernel.CreateJobObjectW(None, None)
+            if not (_job and kernel.AssignProcessToJobObject(_job, _self())):
+                raise ctypes.WinError(ctypes.get_last_error())
+        if memory is not None:
+            _limits.memory = memory
+            _limits.flags |= _PROCESS_MEMORY
+        if seconds is not None:
+            _limits.seconds = int((used + 1 + seconds) * 1e7)
+            _limits.flags |= _TIME
+        size = ctypes.sizeof(_limits)
+        if not kernel.SetInformationJobObject(_job, _EXTENDED, ctypes.byref(_limits), size):
+            raise ctypes.WinError(ctypes.get_last_error())
+        return
+    import resource
+
+    if memory is not None:
+        _lower(resource.RLIMIT_AS, memory)
+    if seconds is not None:
+        # Nobody but the limit ends what does not end by itself.
+        signal.signal(signal.SIGXCPU, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGXCPU})
+        _lower(resource.RLIMIT_CPU, int(sum(os.times()[:2])) + 1 + seconds)
+
+
+def time_is_over(status: int) -> bool:
+    """Whether a process ended so because its `limit` of time was reached."""
+    if sys.platform == "win32":
+        return status in (0x718, 0xC0000044)  # ERROR_NOT_ENOUGH_QUOTA, STATUS_QUOTA_EXCEEDED
+    return status == -signal.SIGXCPU
+
+
+_job: int | None = None
+_limits = _Limits()
+
+
+def _lower(what: int, value: int) -> None:
+    """Lower a limit, or raise it again as far as the system lets it."""
+    if sys.platform != "win32":
+        import resource
+
+        hard = resource.getrlimit(what)[1]
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(what, (value, hard))
+
+
+def _open(path: PathLike, flags: int, access: int, disposition: int, more: int = 0) -> int:
+    """Open a file so that it can be renamed, replaced and removed while it is open."""
+    if sys.platform != "win32":
+        raise NotImplementedError
+    import _winapi
+    import msvcrt
+
+    handle = _winapi.CreateFile(os.fspath(path), access, _SHARED, 0, disposition, more, 0)
+    return msvcrt.open_osfhandle(handle, flags | os.O_BINARY | os.O_NOINHERIT)
+
+
+def _kernel() -> Any:
+    """Return kernel32, whose functions are told what they take and return."""
+    if sys.platform != "win32":
+        raise NotImplementedError
+    library = ctypes.WinDLL("kernel32", use_last_error=True)
+    library.CreateJobObjectW.restype = c_void_p
+    library.CreateJobObjectW.argtypes = [c_void_p, c_void_p]
+    library.AssignProcessToJobObject.argtypes = [c_void_p, c_void_p]
+    library.SetInformationJobObject.argtypes = [c_void_p, c_int, c_void_p, c_uint32]
+    library.LockFile.argtypes = [c_void_p, *[c_uint32] * 4]
+    library.GlobalMemoryStatusEx.argtypes = [POINTER(_Memory)]
+    library.K32GetProcessMemoryInfo.argtypes = [c_void_p, POINTER(_Counters), c_uint32]
+    return library
+
+
+def _self() -> c_void_p:
+    """Return the handle by which a process means itself."""
+    return c_void_p(-1)
