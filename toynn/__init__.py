@@ -41,6 +41,7 @@ from toynn.options import RecipeOptions
 from toynn.session import Session
 
 if TYPE_CHECKING:  # what __getattr__ imports when it is first asked for
+    from toynn import explorer as explorer
     from toynn import testing as testing
     from toynn.jobs import Run as Run
     from toynn.jobs import finetune as finetune
@@ -76,11 +77,13 @@ __version__ = release()
 
 def __dir__() -> list[str]:
     """Name what is for users."""
-    return sorted([*__all__, "Run", "__version__", "finetune", "testing"])
+    return sorted([*__all__, "Run", "__version__", "explorer", "finetune", "testing"])
 
 
 def __getattr__(name: str) -> Any:
-    """Import ``toynn.testing``, or ``toynn.finetune``, when it is first asked for."""
+    """Import ``toynn.explorer``, ``testing`` or ``finetune`` when it is first asked for."""
+    if name == "explorer":
+        return import_module("toynn.explorer")
     if name == "testing":
         return import_module("toynn.testing")
     if name in ("finetune", "Run"):

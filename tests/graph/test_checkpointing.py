@@ -94,7 +94,12 @@ def test_every_op_gives_the_same_gradients(name):
 
 def repeats(s):
     """Nodes that run again, each with its place on the tape."""
-    return [(i, n) for i, n in enumerate(s.tape.nodes) if n.block and n.segment == "B"]
+    return [(i, n) for i, n in enumerate(s.tape.nodes) if n.block and is_copy(n)]
+
+
+def is_copy(node):
+    written = [t for t in node.outputs + node.saved if t]
+    return node.segment == "B" and any(t.name.endswith("'") for t in written)
 
 
 @pytest.mark.parametrize("name", TAPES)
@@ -114,7 +119,7 @@ def test_the_last_product_of_a_block_runs_once(name):
     nodes = recipe.engine.session.tape.nodes
     for block in {node.block for node in nodes} - {None}:
         forward = [n.op.kernel for n in nodes if n.block == block and n.segment == "F"]
-        again = [n.op.kernel for n in nodes if n.block == block and n.segment == "B"]
+        again = [n.op.kernel for n in nodes if n.block == block and is_copy(n)]
         assert forward[-2:] == ["matmul.forward", "elementwise.add"]
         assert again == forward[:-2]
     kinds = [node.segment for node in nodes]

@@ -135,16 +135,6 @@ def test_products_add_to_one_gradient():
     assert gradcheck(s)
 
 
-def test_a_tape_as_a_flow_chart():
-    net = Net()
-    y = ops.silu(net.s, net.activation())
-    s = net.realize(net.loss(y))
-    lines = s.tape.to_mermaid().splitlines()
-    assert lines[:2] == ["flowchart TD", '  n0["F matmul.forward"]']
-    assert f'  n0 -->|"{s.tape.nodes[0].outputs[0].name}"| n1' in lines
-    assert len([line for line in lines if '["' in line]) == len(s.tape.nodes)
-
-
 def test_a_whole_model():
     recipe = GPT2()
     recipe.realize(GPT2Config(11, 8, 2, 12, 2, 5), RecipeOptions(t_batch=2, seed=3))

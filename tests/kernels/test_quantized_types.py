@@ -49,7 +49,7 @@ def test_a_linear_layer_over_blocks(dtype):
     memory = s.memory()
     assert (memory.mapped, memory.weights, memory.gradients) == (data.nbytes, K * 12, K * 12)
     assert memory.peak == memory.weights + memory.gradients + memory.activations
-    assert json.loads(s.tape.to_json())[1]["sizes"]["type"] == TYPES[dtype.upper()]
+    assert json.loads(s.tape.to_json())["nodes"][1]["sizes"]["type"] == TYPES[dtype.upper()]
 
 
 @pytest.mark.parametrize("dtype", ["f32", *dtypes.QUANTIZED])

@@ -34,6 +34,7 @@ __all__ = [
     "Prepacking",
     "Program",
     "RowLimit",
+    "Stepping",
     "UndoLog",
     "aligned",
 ]
@@ -159,6 +160,14 @@ class Program(Protocol):
 
     def notes(self) -> Mapping[str, int]:
         """Return what is to be said of those nanoseconds: so many of them went by so."""
+
+
+@runtime_checkable
+class Stepping(Protocol):
+    """What a program may offer beside: one launch at a time, to look at memory before and after."""
+
+    def run_one(self, launch: int, accumulate: bool) -> None:
+        """Run a launch by its number; all of a run in turn compute what ``run`` computes."""
 
 
 class FeedInput(NamedTuple):

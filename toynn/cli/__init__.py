@@ -4,9 +4,9 @@ Exit codes: 0 done, 2 an error (one line on stderr says what), 130, 143 or 129 s
 SIGTERM or SIGHUP, 141 nobody reads the output any more.
 
 A command that writes files (train, convert, fuse, export, report; generate and plot with --out,
-bench with --json) goes on where stdout cannot be written, and its exit code stays the same. All
-other commands end there: quietly with 141 where the reader has gone, with 2 and one line where a
-disk is full. Every command drops what it cannot write on stderr.
+bench with --json, tape with --html) goes on where stdout cannot be written, and its exit code stays
+the same. All other commands end there: quietly with 141 where the reader has gone, with 2 and one
+line where a disk is full. Every command drops what it cannot write on stderr.
 """
 
 import errno
@@ -35,6 +35,7 @@ from toynn.cli import (
     predict,
     runs,
     selftest,
+    tape,
     train,
 )
 from toynn.cli._flags import brief_help
@@ -225,6 +226,7 @@ def _parser(*, required: bool = True) -> Parser:
     bench.add_parser(commands)
     info.add_parser(commands)
     runs.add_parsers(commands)
+    tape.add_parser(commands)
     predict.add_parser(commands)
     config.add_parser(commands)
     selftest.add_parser(commands)

@@ -16,7 +16,8 @@ from toynn.backends.protocol import (
 )
 from toynn.errors import ConfigError
 from toynn.graph.planner import Plan, plan
-from toynn.graph.tape import Node, Role, Tape, Tensor, place_of
+from toynn.graph.tape import Node, Role, Tape, Tensor
+from toynn.graph.tensor import place_of
 
 __all__ = ["CompiledTape", "Lowered", "compile_tape", "lower"]
 

@@ -11,11 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from toynn.backends.protocol import aligned
-from toynn.graph.tape import Role, Tape, Tensor
+from toynn.graph.tape import Tape, Tensor
 
 __all__ = ["Plan", "plan"]
-
-_OWNED_BY_TAPE = (Role.ACTIVATION, Role.INPUT)
 
 
 @dataclass(frozen=True)
@@ -56,33 +54,22 @@ def plan(tape: Tape, undo_log: int = 0) -> Plan:
 
 
 def _slots(tape: Tape) -> dict[Tensor, _Slot]:
-    first: dict[Tensor, int] = {}
-    last: dict[Tensor, int] = {}
-    for i, node in enumerate(tape.nodes):
-        for touched in node.touched:
-            if touched.root.role in _OWNED_BY_TAPE:
-                first.setdefault(touched.root, i)
-                last[touched.root] = i
-    forever = len(tape.nodes)
-    for given in tape.inputs.values():  # uploaded before the first node, kept for the next run
-        first[given], last[given] = -1, forever
-    last.update(dict.fromkeys(tape.kept & first.keys(), forever))
-
+    lives = tape.lives()
     slots: dict[Tensor, _Slot] = {}
     for i, node in enumerate(tape.nodes):
         named = node.named
         for name, tensor in named.items():
-            if tensor is None or tensor.root not in first or tensor.root in slots:
+            if tensor is None or tensor.root not in lives or tensor.root in slots:
                 continue
             root = tensor.root
             donor = named.get(next(iter(node.op.signature[name].in_place), ""))
             if donor in slots and donor.nbytes == root.nbytes and slots[donor].last == i:
                 slots[root] = slots[donor]
-                slots[root].last = last[root]
+                slots[root].last = lives[root][1]
             else:
-                slots[root] = _Slot(aligned(root.nbytes), first[root], last[root])
+                slots[root] = _Slot(aligned(root.nbytes), *lives[root])
     for tensor in tape.inputs.values():
-        slots.setdefault(tensor, _Slot(aligned(tensor.nbytes), -1, forever))
+        slots.setdefault(tensor, _Slot(aligned(tensor.nbytes), *lives[tensor]))
     return slots
 
 

@@ -18,7 +18,7 @@ from toynn.errors import LifecycleError
 from toynn.graph.tape import Role, Tensor
 from toynn.numerics import dtypes
 
-__all__ = ["REGIONS", "Storage"]
+__all__ = ["REGIONS", "Storage", "values_at"]
 
 REGIONS = {
     Role.PARAMETER: "weights",
@@ -121,11 +121,7 @@ class Storage:
 
     def read(self, tensor: Tensor) -> NDArray[Any]:
         """Return a copy of a tensor's values, dequantized to float32."""
-        buffer, offset = self.held[tensor]
-        if tensor.dtype in ELEMENTS:
-            return buffer.download(offset, tensor.shape, tensor.dtype)
-        raw = buffer.download(offset, (tensor.nbytes,), "u8")
-        return dequantized(raw, tensor.dtype, tensor.shape)
+        return values_at(tensor, *self.held[tensor])
 
     def blocks(self, role: Role, count: int) -> Iterator[tuple[int, NDArray[np.float32]]]:
         """Yield a region's float32 elements in copies of at most so many: (first, values)."""
@@ -151,6 +147,14 @@ class Storage:
         self.held.clear()
         self.buffers.clear()
         self._memories.clear()
+
+
+def values_at(tensor: Tensor, buffer: Buffer, offset: int) -> NDArray[Any]:
+    """Return a copy of a tensor's values from where it is stored, dequantized to float32."""
+    if tensor.dtype in ELEMENTS:
+        return buffer.download(offset, tensor.shape, tensor.dtype)
+    raw = buffer.download(offset, (tensor.nbytes,), "u8")
+    return dequantized(raw, tensor.dtype, tensor.shape)
 
 
 def _all_of(array: NDArray[Any]) -> NDArray[np.uint8]:

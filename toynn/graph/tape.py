@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -19,14 +19,15 @@ import toynn._kernels as kernels
 from toynn._kernels.signature import Signature
 from toynn.backends.protocol import Accumulate, Place
 from toynn.errors import ConfigError, LifecycleError, ShapeError
+from toynn.graph.described import described
 from toynn.graph.reports import Shown
 from toynn.graph.sizes import Solved, solve
-from toynn.graph.tensor import Role, Tensor, ValidRows
+from toynn.graph.tensor import Role, Tensor, ValidRows, place_of
 from toynn.numerics import checks, dtypes
 from toynn.numerics.checks import Check
 from toynn.numerics.precision import PRECISIONS
 
-__all__ = ["Node", "Op", "Role", "Tape", "Tensor", "ValidRows", "place_of"]
+__all__ = ["Node", "Op", "Role", "Tape", "Tensor", "ValidRows"]
 
 _OF_A_TAPE = (Role.ACTIVATION, Role.INPUT)
 
@@ -384,6 +385,22 @@ class Tape(Shown):
         """All tensors that the nodes so far write, save and read."""
         return {tensor.root for node in self.nodes for tensor in node.touched}
 
+    def lives(self) -> dict[Tensor, tuple[int, int]]:
+        """Return the first and the last node that touches each tensor that the tape owns.
+
+        An input is uploaded before the first node (-1). Inputs and kept outputs stay until the next
+        run: their last node is the number of nodes.
+        """
+        found: dict[Tensor, tuple[int, int]] = {}
+        for i, node in enumerate(self.nodes):
+            for touched in node.touched:
+                if touched.root.role in _OF_A_TAPE:
+                    found[touched.root] = found.get(touched.root, (i, i))[0], i
+        forever = len(self.nodes)
+        found.update((tensor, (-1, forever)) for tensor in self.inputs.values())
+        found.update((t, (found[t][0], forever)) for t in self.kept & found.keys())
+        return found
+
     def segments(self, to: str) -> str:
         """Return which segments a run to ``to`` consists of: loss, grads or update.
 
@@ -418,36 +435,17 @@ class Tape(Shown):
         return "\n".join(_line(row, widths) for row in rows)
 
     def to_json(self) -> str:
-        """Return the nodes as a JSON array, in order; of a compiled tape, with buffers and bytes.
+        """Return the step as JSON: nodes in order, and their tensors; see toynn/graph/described.py.
 
-        Of each tensor: name, shape, role and, where it is stored, buffer and offset in bytes.
+        Of a compiled tape with the place of each tensor: a buffer, and an offset in bytes.
         """
-        return json.dumps([_as_json(node, self.places) for node in self.nodes], indent=1)
-
-    def to_mermaid(self) -> str:
-        """Return the step as a Mermaid flow chart: one box a node, one arrow a tensor."""
-        lines = ["flowchart TD"]
-        writer: dict[Tensor, int] = {}
-        for i, node in enumerate(self.nodes):
-            lines.append(f'  n{i}["{node.segment} {_called(node)}"]')
-            for tensor in node.saved + node.inputs:
-                if tensor is not None and tensor.root in writer:
-                    label = _quoted(tensor.root.name)
-                    lines.append(f'  n{writer[tensor.root]} -->|"{label}"| n{i}')
-            for tensor in node.outputs + node.saved:
-                if tensor is not None:
-                    writer[tensor.root] = i
-        return "\n".join(lines) + "\n"
+        return json.dumps(described(self, self.places))
 
 
 def _called(node: Node) -> str:
     """Name a kernel, with the precision of a product that may be less exact than float32."""
     exactness = PRECISIONS[node.sizes.get("precision", 0)]
     return node.op.kernel if exactness == "highest" else f"{node.op.kernel} ({exactness})"
-
-
-def _quoted(name: str) -> str:
-    return name.replace('"', "#quot;")
 
 
 def _cells(number: int, node: Node, places: Mapping[Tensor, Place]) -> tuple[str, ...]:
@@ -473,12 +471,6 @@ def _input_cells(tensor: Tensor, places: Mapping[Tensor, Place]) -> tuple[str, .
     """Return what the columns say of an input, whose memory no other tensor shares."""
     (stored,) = _stored([tensor], places)
     return "", "", "input", tensor.name, str(tensor.shape), stored, "", "", ""
-
-
-def place_of(tensor: Tensor, places: Mapping[Tensor, Place]) -> Place:
-    """Return where a tensor, or a part of one, begins, from the places of roots."""
-    start = places[tensor.root]
-    return Place(start.buffer, start.offset + dtypes.nbytes(tensor.dtype, tensor.offset))
 
 
 def _stored(tensors: Sequence[Tensor], places: Mapping[Tensor, Place]) -> list[str]:
@@ -521,24 +513,3 @@ def _names(tensors: Iterable[Tensor | None]) -> str:
             shown.append(name)
             stem = name
     return ", ".join(shown)
-
-
-def _as_json(node: Node, places: Mapping[Tensor, Place]) -> dict[str, Any]:
-    def described(tensor: Tensor) -> dict[str, Any]:
-        told = {"name": tensor.name, "shape": tensor.shape, "role": tensor.role.value}
-        return told | (asdict(place_of(tensor, places)) if places else {})
-
-    def listed(tensors: Iterable[Tensor | None]) -> list[dict[str, Any] | None]:
-        return [None if tensor is None else described(tensor) for tensor in tensors]
-
-    return {
-        "op": node.op.kernel,
-        "segment": node.segment,
-        "outputs": listed(node.outputs),
-        "saved": listed(node.saved),
-        "inputs": listed(node.inputs),
-        "sizes": node.sizes,
-        "options": node.options,
-        "flops": node.flops,
-        "bytes": node.nbytes,
-    }

@@ -1,13 +1,15 @@
 """Tensors: handles on what nodes of a tape read and write, without memory of their own."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from math import prod
 
+from toynn.backends.protocol import Place
 from toynn.errors import ShapeError
 from toynn.numerics import dtypes
 
-__all__ = ["Role", "Tensor", "ValidRows"]
+__all__ = ["Role", "Tensor", "ValidRows", "place_of"]
 
 
 class Role(Enum):
@@ -100,3 +102,9 @@ class Tensor:
 
     def __repr__(self) -> str:
         return f"{self.name} {self.shape}"
+
+
+def place_of(tensor: Tensor, places: Mapping[Tensor, Place]) -> Place:
+    """Return where a tensor, or a part of one, begins, from the places of roots."""
+    start = places[tensor.root]
+    return Place(start.buffer, start.offset + dtypes.nbytes(tensor.dtype, tensor.offset))

@@ -129,9 +129,7 @@ class LoRAJob(TextJob):
 
     def read(self) -> None:
         """Open the model; read the data with its tokenizer."""
-        file = self.file = bases.open(self.base.model)
-        self.files.callback(file.close)
-        engine_for(file)  # before anything takes time
+        file = self.open_model()
         self.tokenizer = Tokenizer.for_model(file, self.of_tokenizer)
         self.check_metric()
         context = file.require(f"{file.architecture}.context_length", int)
@@ -140,6 +138,13 @@ class LoRAJob(TextJob):
             self.say("data", said)
         self.declared_with(RecipeOptions(t_seq=1))  # what adapters it cannot have
         self.read_text(seq)
+
+    def open_model(self) -> bases.Base:
+        """Open the model, which stays open until the recipe is realized."""
+        self.file = bases.open(self.base.model)
+        self.files.callback(self.file.close)
+        engine_for(self.file)  # before anything takes time
+        return self.file
 
     def read_source(self, path: str | None, how: ReadOptions) -> Dataset | PreferenceData:
         """Read texts or examples; or pairs, or labelled completions."""
@@ -162,7 +167,7 @@ class LoRAJob(TextJob):
 
     def all_options(self, **more: Any) -> RecipeOptions:
         """Return the options; a row of pairs has room for two sequences."""
-        found = super().all_options(**more)
+        found = super().all_options(init_scale=NORMAL_STD, **more)
         return replace(found, t_batch=2 * found.t_batch) if self.unit == "pairs" else found
 
     @property
@@ -221,11 +226,10 @@ class LoRAJob(TextJob):
         with bases.open(self.base.model, check=False) as file:
             return engines.frozen(file, options=self.recipe_options())
 
-    def realize(self) -> Recipe:
-        """Return the recipe, ready to step."""
+    def realize_with(self, options: RecipeOptions) -> Recipe:
+        """Return the recipe with these options, ready to step."""
         backend, adapter = self.run.backend, self.base.adapter
         recipe = LoRA(backend) if self.preference is None else Preference(self.preference, backend)
-        options = self.all_options(init_scale=NORMAL_STD)
         if adapter is None:
             recipe.realize(self.file, None, self.take(AdapterOptions), options)
         else:

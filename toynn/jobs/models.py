@@ -199,13 +199,13 @@ class ModelJob(TextJob):
         engine.declare(self.config, options)
         return engine
 
-    def realize(self) -> Recipe:
-        """Return the recipe, ready to step."""
+    def realize_with(self, options: RecipeOptions) -> Recipe:
+        """Return the recipe with these options, ready to step."""
         recipe, own = type(self).make(self.run.backend), self.start_from
         if own.init_from is not None:
-            recipe.realize_from(own.init_from, options=self.all_options())
+            recipe.realize_from(own.init_from, options=options)
         else:
-            self.start(recipe, self.all_options())
+            self.start(recipe, options)
         carried = self.of_tokenizer or own.init_from
         if carried is not None and (carried == self.of_tokenizer or Path(carried).is_dir()):
             self._carry(recipe, carried)

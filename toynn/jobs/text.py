@@ -38,6 +38,7 @@ from toynn.system.printing import counted, fact, harmless, print_line
 from toynn.train.folder import RunFolder, Value
 from toynn.train.options import SAVING, Figures, Result
 from toynn.train.progress import Reading
+from toynn.train.protocols import Recipe
 from toynn.train.token_cache import TokenCache
 
 __all__ = [
@@ -509,9 +510,19 @@ class TextJob(Job):
         return self.data.packed
 
     def all_options(self, **more: Any) -> RecipeOptions:
-        """Return what the recipe is realized with, once the data are read."""
-        more = {"label_losses": self.measures_ends} | more
-        return self.recipe_options(t_seq=self.data.seq, packed=self.packed, **more)
+        """Return what the recipe is realized with, once the data are read or ``t_seq`` is given."""
+        if "t_seq" not in more:
+            of_data = {"t_seq": self.data.seq, "packed": self.packed}
+            more = {**of_data, "label_losses": self.measures_ends, **more}
+        return self.recipe_options(**more)
+
+    def realize(self) -> Recipe:
+        """Return the recipe, ready to step."""
+        return self.realize_with(self.all_options())
+
+    @abstractmethod
+    def realize_with(self, options: RecipeOptions) -> Recipe:
+        """Return the recipe with these options, ready to step; what it starts from is open."""
 
     @abstractmethod
     def declared_with(self, options: RecipeOptions) -> Any:

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from toynn import backends
+from toynn.backends.protocol import Place
 from toynn.errors import (
     ConfigError,
     LifecycleError,
@@ -34,6 +35,7 @@ from toynn.numerics.adamw_row import SLOTS
 from toynn.optim import AdamW
 from toynn.options import checked_prepack
 from toynn.session.feeding import compiled_feed, passes_checks
+from toynn.session.looking import Look, run_looking
 from toynn.session.memory import MemoryUse
 from toynn.session.step import Step
 from toynn.session.updates import Updates
@@ -468,7 +470,14 @@ class Session:
         with self._exclusively("reset_moments()", self.tape):
             self._updates.zero_moments()
 
-    def run(self, to: str = "update", *, weight: float = 1.0, tape: Tape | None = None) -> None:
+    def run(
+        self,
+        to: str = "update",
+        *,
+        weight: float = 1.0,
+        tape: Tape | None = None,
+        look: Look | None = None,
+    ) -> None:
         """Run the tape up to "loss", "grads" or "update"; or "apply" gradients of earlier runs.
 
         "loss" touches no gradient and no moment. "grads" adds this micro-batch's gradients, times
@@ -478,6 +487,10 @@ class Session:
         the norm of the gradients is not finite; weights and moments stay as they were. Raises
         BackendError, now or in the next call that waits for the device, if the device fails;
         weights and moments are those before the step, and its micro-batches are forgotten.
+
+        ``look(i, done, read)`` is called before and after each node i that runs; ``read(tensor)``
+        returns what is in the memory of any tensor of the tape then. Such a run takes one call of
+        Python for each node. Raises ConfigError for a backend that runs whole segments only.
         """
         tape = tape or self.tape
         compiled = self._check_realized("run()", tape)
@@ -498,7 +511,13 @@ class Session:
                 self.trained = tape
             if to != "loss" and tape.gradients is not None:
                 self._updates.begin(weight, to)
-            compiled.program.run(compiled.segments[to], accumulate)
+            if look is None:
+                compiled.program.run(compiled.segments[to], accumulate)
+            else:
+                buffers = {**self._storage.buffers, "arena": compiled.arena}
+                run_looking(
+                    compiled.program, tape, compiled.segments[to], accumulate, buffers, look
+                )
             self.changes += to in ("update", "apply")
             self._known |= compiled.written[to]
             if self._updates.norm in compiled.written[to] and (why := self._updates.refused()):
@@ -591,6 +610,19 @@ class Session:
             for node, (calls, spent) in zip(tape.nodes, program.times(), strict=True)
         )
         return Profile.of(rows, program.notes())
+
+    def times(self, tape: Tape | None = None) -> list[tuple[int, int]]:
+        """Return (calls, nanoseconds) of each node of a tape, over all runs so far."""
+        return self._check_realized("times()", tape or self.tape).program.times()
+
+    def places(self, tape: Tape | None = None) -> Mapping[Tensor, Place]:
+        """Return where the tensors of a tape are stored, or will be; valid before there is memory.
+
+        Parts of tensors have no place of their own.
+        """
+        self._check_open()
+        tape = tape or self.tape
+        return tape.places or lower(tape, self._storage.places, self.backend).places
 
     # -- Life cycle ----------------------------------------------------------------------------
 

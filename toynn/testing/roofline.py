@@ -11,9 +11,9 @@ from toynn.backends.cpu.work import seconds, worth
 from toynn.numerics.precision import PRECISIONS
 from toynn.testing.calls import check, invoke, times
 from toynn.testing.cases import CASES, Call, Sizes
-from toynn.testing.limits import Limits
+from toynn.testing.limits import Bound, Limits
 
-__all__ = ["Row", "kernel_rows", "least_seconds", "step_rows"]
+__all__ = ["Row", "bounds", "kernel_rows", "least_seconds", "node_seconds", "step_rows"]
 
 
 @dataclass(frozen=True)
@@ -100,20 +100,41 @@ def step_rows(
 def least_seconds(session: Any, limits: Limits) -> float:
     """Return the roofline of a session's training step: what its nodes take at their limits.
 
-    Each node takes its flops at the rate of its precision, or its bytes at the rate of the cache or
-    memory that so many lie in, whichever is longer. Raises ValueError where rows come in segments:
-    what attention takes then depends on what is fed.
+    Raises ValueError where rows come in segments: what attention takes then depends on what is fed.
     """
-    tape, total = session.tape, 0.0
+    tape = session.tape
     if any(node.at_most for node in tape.nodes):
         raise ValueError("least_seconds: a step of packed rows has no roofline before it is fed")
-    for node in tape.nodes:
-        if node.segment in tape.segments("update"):
-            index = node.sizes.get("precision")
-            exactness = None if index is None else PRECISIONS[index]
-            bound = limits.bound(node.flops, node.nbytes, limits.n_threads, precision=exactness)
-            total += bound.seconds
-    return total
+    each = zip(tape.nodes, bounds(session, limits), strict=True)
+    return sum(b.seconds for node, b in each if node.segment in tape.segments("update"))
+
+
+def bounds(session: Any, limits: Limits) -> list[Bound]:
+    """Return the least time of each node of a session's tape, and what sets it.
+
+    Each node takes its flops at the rate of its precision, or its bytes at the rate of the cache or
+    memory that so many lie in, whichever is longer.
+    """
+    found = []
+    for node in session.tape.nodes:
+        index = node.sizes.get("precision")
+        exactness = None if index is None else PRECISIONS[index]
+        at = limits.n_threads
+        found.append(limits.bound(node.flops, node.nbytes, at, precision=exactness))
+    return found
+
+
+def node_seconds(step: Callable[[], object], session: Any, tries: int = 5) -> list[float]:
+    """Return the time of each node of a session's tape: the least of some steps, after a first."""
+    step()
+    least = [float("inf")] * len(session.tape.nodes)
+    before = session.times()
+    for _ in range(tries):
+        step()
+        now = session.times()
+        spent = [(b - a) / 1e9 for (_, a), (_, b) in zip(before, now, strict=True)]
+        least, before = list(map(min, least, spent)), now
+    return least
 
 
 def _one_step(step: Callable[[], object], session: Any) -> list[tuple[str, int, float, int, int]]:

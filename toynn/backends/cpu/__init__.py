@@ -43,10 +43,12 @@ class CPUProgram:
         workspace: HostBuffer,
         prepacked: Sequence[Prepacked],
         squares: Squares,
+        segments: str,
         computing: frozenset[str],
     ) -> None:
         self._backend, self._compiled, self.workspace = backend, compiled, workspace
         self._prepacked, self._squares = prepacked, squares
+        self._segments = segments  # of each launch
         self._computing = computing  # the segments that compute gradients of parameters
 
     @property
@@ -56,11 +58,18 @@ class CPUProgram:
 
     def run(self, segments: str, accumulate: bool) -> None:
         """Run the launches of these segments; they are done when this returns."""
+        self._run(segments, accumulate, 0, len(self._segments))
+
+    def run_one(self, launch: int, accumulate: bool) -> None:
+        """Run a launch by its number; it is done when this returns."""
+        self._run(self._segments[launch], accumulate, launch, launch + 1)
+
+    def _run(self, segments: str, accumulate: bool, first: int, end: int) -> None:
         threads = self._backend.threads()
         for each in self._prepacked:
             each.refresh(threads)
         self._squares.before(self._backend.computed)
-        self._compiled.run(segments, accumulate, threads)
+        self._compiled.run(segments, accumulate, threads, first, end)
         self._backend.computed += not self._computing.isdisjoint(segments)
         self._squares.after(self._backend.computed)
         warn_of_refusal()
@@ -154,7 +163,8 @@ class CPU(Backend):
             launch.segment for launch in launches if launch.accumulate is not Accumulate.NEVER
         )
         each = list(dict.fromkeys(prepacked.values()))
-        return CPUProgram(self, program, workspace, each, squares, computing)
+        letters = "".join(launch.segment for launch in launches)
+        return CPUProgram(self, program, workspace, each, squares, letters, computing)
 
     def _worth(self, launch: Launch) -> int:
         return min(self.threads(), worth(seconds(launch.flops, launch.nbytes)))

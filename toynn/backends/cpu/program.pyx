@@ -102,23 +102,28 @@ cdef class CompiledProgram:
         step.size, step.first, step.rows = size, first, rows
         step.per_row = step.args.n[size] // rows
 
-    def run(self, str segments, bint accumulate, int n_threads):
+    def run(self, str segments, bint accumulate, int n_threads, Py_ssize_t first=0, end=None):
         """Run the calls of these segments, in order; ``accumulate`` goes to those that follow it.
 
-        A segment is a letter of ASCII.
+        Only calls ``first`` to ``end - 1`` are run. A segment is a letter of ASCII.
         """
+        cdef Py_ssize_t last = self._size if end is None else end
+        if not 0 <= first <= last <= self._size:
+            raise IndexError(f"calls {first} to {last} of a program of {self._size}")
         cdef bytes letters = segments.encode("ascii")
         cdef const char* wanted = letters
         if self._count.full != n_threads:
             self._count = ThreadCount(n_threads)
         with nogil:
-            self._run(wanted, accumulate)
+            self._run(wanted, accumulate, first, last)
 
-    cdef void _run(self, const char* wanted, bint accumulate) noexcept nogil:
+    cdef void _run(
+        self, const char* wanted, bint accumulate, Py_ssize_t first, Py_ssize_t end
+    ) noexcept nogil:
         cdef Step* step
         cdef Py_ssize_t i, valid = 0
         cdef long long before = nanoseconds(), after
-        for i in range(self._size):
+        for i in range(first, end):
             step = &self._steps[i]
             if strchr(wanted, step.segment) == NULL:
                 continue

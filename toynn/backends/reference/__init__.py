@@ -51,10 +51,14 @@ class ReferenceProgram:
         """Run the launches of these segments; they are done when this returns."""
         for i, launch in enumerate(self._launches):
             if launch.segment in segments:
-                start = time.perf_counter_ns()
-                self._run(launch, accumulate)
-                calls, spent = self._times[i]
-                self._times[i] = calls + 1, spent + time.perf_counter_ns() - start
+                self.run_one(i, accumulate)
+
+    def run_one(self, launch: int, accumulate: bool) -> None:
+        """Run a launch by its number; it is done when this returns."""
+        start = time.perf_counter_ns()
+        self._run(self._launches[launch], accumulate)
+        calls, spent = self._times[launch]
+        self._times[launch] = calls + 1, spent + time.perf_counter_ns() - start
 
     def _run(self, launch: Launch, accumulate: bool) -> None:
         def view(name: str, layout: Layout) -> Array | None:

@@ -1,0 +1,87 @@
+"""`toynn tape`: steps of recipes, files and runs, printed and on a page."""
+
+import json
+from functools import partial
+
+import numpy as np
+import pytest
+from lora_bases import write_base
+
+from toynn.cli import main
+from toynn.testing import limits
+
+SMALL = ["--layers", "2", "--d-model", "16", "--heads", "2", "--seq", "8"]
+
+
+def data_of(path):
+    return json.loads(path.read_text().split('id="data">')[1].split("</script>")[0])
+
+
+def test_xor_is_printed_and_opened(tmp_path, capsys):
+    assert main(["tape", "xor"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1].split()[:3] == ["11", "U", "adamw.step"]
+    page = tmp_path / "step.html"
+    assert main(["tape", "xor", "--html", str(page), "--follow", "w1[3,1]"]) == 0
+    assert capsys.readouterr().out.startswith(f"{page}: 12 calls, ")
+    data = data_of(page)
+    assert data["title"] == "XOR" and len(data["values"]["nodes"]) == 12
+    assert data["follow"]["index"] == [3, 1] and len(data["tapes"]) == 1
+
+
+def test_a_recipe_is_compared_and_timed(tmp_path, monkeypatch):
+    quick = partial(limits.measure, seconds=1e-4, sizes=(2**16,))
+    monkeypatch.setattr(limits, "measure", quick)
+    page = tmp_path / "step.html"
+    assert main(["tape", "gpt2", *SMALL, "--values", "--time", "--html", str(page)]) == 0
+    data = data_of(page)
+    names = [each["name"] for each in data["tapes"]]
+    assert names == ["as it is", "checkpointing", "packed examples", "--batch 2"]
+    plain, checkpointed, _, double = (each["arena"]["bytes"] for each in data["tapes"])
+    assert checkpointed < plain < double
+    count = len(data["tapes"][0]["nodes"])
+    assert len(data["seconds"]) == len(data["bounds"]) == count
+    ran = [s for s, n in zip(data["seconds"], data["tapes"][0]["nodes"], strict=True)
+           if n["segment"] != "E"]  # fmt: skip
+    assert min(ran) > 0 and min(bound for bound, _ in data["bounds"]) >= 0
+
+
+def test_adapters_over_a_file_and_a_run_of_them(tmp_path, capsys):
+    base, out, page = tmp_path / "base.gguf", tmp_path / "run", tmp_path / "step.html"
+    write_base(base)
+    words = ["--targets", "q,v", "--rank", "3", "--seq", "6"]
+    assert main(["tape", str(base), *words, "--compare", "none", "--html", str(page)]) == 0
+    shapes = {t["name"]: t["shape"] for t in data_of(page)["tapes"][0]["tensors"]}
+    assert shapes["blk.0.attn_q.weight.lora_a"][0] == 3 and "blk.0.attn_k.weight" in shapes
+    (tmp_path / "text.txt").write_bytes(bytes(np.random.default_rng(0).integers(97, 99, 400)))
+    run = f"train gpt2 --data {tmp_path}/text.txt --steps 2 --batch 2 --report none --out {out}"
+    assert main([*run.split(), *SMALL]) == 0
+    capsys.readouterr()
+    assert main(["tape", str(out), "--json", str(tmp_path / "step.json")]) == 0
+    told = json.loads((tmp_path / "step.json").read_text())
+    assert told["sections"][1:-1] == ["blk.0", "blk.1"] and not capsys.readouterr().out
+    values = ["--values", "--compare", "none", "--batch", "1", "--html", str(page)]
+    assert main(["tape", str(out), *values]) == 0
+    data = data_of(page)
+    assert data["title"] == "run" and data["values"]["versions"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("nothing", "expected one of gpt2, from-scratch, warm-start, lora, vit, a model's file"),
+        ("xor --values", "are shown on a page: add --html FILE"),
+        ("xor --html a.html --compare batch", "XOR is recorded in one way only"),
+        ("xor --html a.html --follow w3[0]", "there is no tensor 'w3'; weights are w1, w2"),
+        ("gpt2 --rank 3", "gpt2: there is no 'rank'"),
+        (
+            "gpt2 --d-model 512 --layers 1 --seq 8 --html a.html --values",
+            "take a smaller model, fewer tokens",
+        ),
+    ],
+)
+def test_what_cannot_be_shown_says_so(words, said, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["tape", *words.split()]) == 2
+    assert said in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

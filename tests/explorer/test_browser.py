@@ -1,0 +1,187 @@
+"""The page in headless Chromium: what it shows, does with keys, and never runs."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+from chromium import absent, opened
+
+import toynn
+from toynn import Session, ops
+from toynn.explorer import page
+from toynn.testing.xor import Xor
+
+#: Names as a hostile file may have them: each would run, or end the data, if it were markup.
+HOSTILE = (
+    "</script><script>window.ran = 1</script>",
+    "<img src=x onerror='window.ran = 2'>",
+    "<!--<script>",
+    "\u2028window.ran = 3;\u2029'\"&lt;&amp;\\u003cscript\\u003e",
+    "{alert(1)}]]><svg onload=window.ran=4>",
+)
+
+
+def hostile():
+    """A step whose weights, inputs and blocks are called so."""
+    s = Session()
+    x, labels = s.input(f"x{HOSTILE[1]}", (4, 3)), s.input("labels", (4,), "i32")
+    for k, name in enumerate(HOSTILE):
+        with s.tape.block(f"{name}{k}"):
+            x = ops.silu(s, ops.linear(s, x, s.parameter(name, np.full((3, 3), 0.1 + k))))
+    step = s.minimize(ops.cross_entropy(s, x, labels))
+    step(**{f"x{HOSTILE[1]}": np.ones((4, 3)), "labels": [0, 1, 2, 0]})
+    return s
+
+
+def test_data_stay_data_whatever_names_say():
+    s = hostile()
+    html = page(s, title=HOSTILE[0], values=True, beside={HOSTILE[1]: s}).html
+    assert html.count("<script") == 2 and html.count("</script") == 2
+    assert "\u2028" not in html and "<img" not in html and "<svg" not in html
+    data = json.loads(html.split('id="data">')[1].split("</script>")[0])
+    assert data["title"] == HOSTILE[0] and data["tapes"][1]["name"] == HOSTILE[1]
+    names = {tensor["name"] for tensor in data["tapes"][0]["tensors"]}
+    assert names.issuperset(HOSTILE)
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', html)[1]
+    assert policy.startswith("default-src &#x27;none&#x27;") and "unsafe" not in policy
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    if why := absent():
+        pytest.skip(why)
+    with opened(tmp_path_factory.mktemp("chromium")) as found:
+        yield found
+
+
+@pytest.fixture
+def show(browser, tmp_path):
+    """Open a page; afterwards, it has logged nothing."""
+
+    def opens(made, view=""):
+        browser.get("about:blank")
+        browser.get(f"{made.write(tmp_path / 'step.html').as_uri()}#{view}")
+        return browser
+
+    yield opens
+    assert browser.get_log("browser") == []
+
+
+def text(browser, selector):
+    return browser.execute_script(
+        "return document.querySelector(arguments[0]).textContent", selector
+    )
+
+
+def press(browser, *keys):
+    from selenium.webdriver.common.keys import Keys
+
+    for key in keys:
+        chosen = getattr(Keys, key.upper(), key)
+        browser.switch_to.active_element.send_keys(chosen)
+    return browser.switch_to.active_element
+
+
+def test_hostile_names_are_shown_and_never_run(show):
+    s = hostile()
+    made = page(s, title=HOSTILE[0], values=True, beside={HOSTILE[1]: s})
+    for view in ("graph&unfold=0&unfold=2&node=0", "memory", "step&call=3", "table"):
+        browser = show(made, view)
+        assert browser.execute_script("return window.ran") is None
+        assert text(browser, "h1") == HOSTILE[0]
+        inside = "return document.querySelectorAll('img, main script, main svg script').length"
+        assert browser.execute_script(inside) == 0
+    assert HOSTILE[2] in text(browser, ".panel.table")
+
+
+def test_the_policy_stops_a_script_that_were_written_into_the_page(show, browser):
+    made = page(Xor().ready()[0])
+    from toynn.explorer import Page
+
+    broken = Page(made.html.replace("<noscript>", "<script>window.ran = 1</script><noscript>"))
+    show(broken)
+    assert browser.execute_script("return window.ran") is None
+    (entry,) = browser.get_log("browser")
+    assert "Content Security Policy" in entry["message"]
+
+
+def test_keys_reach_all(show):
+    engine = toynn.recipes.GPT2().engine
+    engine.declare(toynn.GPT2Config(61, 20, 5, 28, 2, 8), toynn.RecipeOptions())
+    engine.step_memory()
+    browser = show(page(engine))
+    rows = "return document.querySelectorAll('.section.open').length"
+    assert (
+        browser.execute_script(rows) == 0 and text(browser, ".head .title") == "before the blocks"
+    )
+    browser.execute_script("document.querySelector('#tab-graph').focus()")
+    press(browser, "tab", "tab", "tab")  # past the two buttons, to the first section
+    head = press(browser, "arrow_down", "arrow_right")
+    assert head.get_attribute("aria-expanded") == "true" and browser.execute_script(rows) == 1
+    call = press(browser, "arrow_down", "arrow_down")
+    assert "layernorm" not in call.text and call.get_attribute("data-node")
+    press(browser, "enter")
+    shown = text(browser, ".details")
+    assert "Formula" in shown and "_kernels" in shown and "Saved for the backward" in shown
+    tensor = press(browser, "arrow_right")
+    assert tensor.get_attribute("aria-label").startswith("tensor ")
+    hint = text(browser, ".hint")
+    assert "written by" in hint and "read by" in hint and "live from call" in hint
+    assert browser.execute_script("return document.querySelectorAll('.lines path').length") > 0
+    press(browser, "enter")
+    assert "Written by" in text(browser, ".details")
+    press(browser, "escape")
+    assert not browser.execute_script("return document.body.classList.contains('detailed')")
+    browser.execute_script("document.querySelector('#tab-graph').focus()")
+    tab = press(browser, "arrow_right")
+    assert tab.get_attribute("aria-selected") == "true" and tab.text == "Memory"
+
+
+def test_the_peak_is_named_and_tapes_are_compared(show):
+    def recorded(**options):
+        engine = toynn.recipes.GPT2().engine
+        engine.declare(toynn.GPT2Config(61, 20, 5, 28, 3, 8), toynn.RecipeOptions(**options))
+        engine.step_memory()
+        return engine
+
+    plain, other = recorded(), recorded(checkpointing=True)
+    browser = show(page(plain, beside={"checkpointing": other}), "memory")
+    told = json.loads(plain.session.tape.to_json())
+    at = browser.execute_script("return data.tapes[0].arena")
+    assert f"call {at['peak']}, {told['nodes'][at['peak']]['op']}" in text(browser, ".peak-said")
+    boxes = "return document.querySelectorAll('.box' + arguments[0]).length"
+    inside = [t for t in told["tensors"] if "first" in t and "base" not in t]
+    assert browser.execute_script(boxes, "") == len(inside)
+    assert browser.execute_script(boxes, ".copy") == 0
+    browser.execute_script("document.querySelectorAll('[name=tape]')[1].click()")
+    assert browser.execute_script(boxes, ".copy") > 0
+    rows = browser.execute_script(
+        "return [...document.querySelectorAll('.compared tbody tr')].length"
+    )
+    assert rows == 2
+
+
+def test_numbers_are_shown_as_they_are(show):
+    """The text of each is the shortest that is this float32, and steps are those of the tape."""
+    session, take = Xor().ready()
+    take()
+    w1 = next(t for t in session.tape.roots if t.name == "w1")
+    before = session.download(w1)
+    browser = show(page(session, follow="w1[3,1]"))
+    assert browser.execute_script("return view.open") == "step"
+    shown = browser.execute_script(
+        "go(0); return [...document.querySelectorAll('.now .change')].at(-1).innerText"
+    )
+    numbers = [np.float32(word) for word in shown.split("\n", 1)[1].split()]
+    assert np.array(numbers, np.float32).tobytes() == before.tobytes()
+    rows = browser.execute_script(
+        "return [...document.querySelectorAll('table.follow tbody tr')].map(r => r.innerText)"
+    )
+    calls = [row.split("\t")[0].split()[1] for row in rows]
+    assert calls == ["matmul.forward", "matmul.backward_weight", "adamw.step", "adamw.step"]
+    assert np.float32(rows[0].split("\t")[3]) == before[3, 1]
+    session.run()  # of the same inputs: learning rate and all
+    assert np.float32(rows[2].split("\t")[4]) == session.download(w1)[3, 1]
+    press(browser, "arrow_right")
+    assert browser.execute_script("return view.at") == 1

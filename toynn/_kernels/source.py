@@ -1,0 +1,88 @@
+"""What a kernel's own file says of an entry: its formula, and the lines that compute it.
+
+Nothing is written twice: formulas stand in the docstring at the top of each .pyx file, code below.
+"""
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from toynn._kernels import find
+
+__all__ = ["Source", "source_of"]
+
+_NAME = re.compile(r"^(?:cdef|cpdef|def|ctypedef)\b[^(=]*?(\w+)\s*\(|^(\w+) = ")
+_FORMULA = re.compile(r"(?:    |\w+:\s).*=")  # prose starts at the margin
+_WORD = re.compile(r"[A-Za-z_]\w*")
+
+
+@dataclass(frozen=True)
+class Source:
+    """The file of an entry. Lines are numbered from 0."""
+
+    path: str  # from the folder that toynn is in
+    text: str
+    formula: tuple[int, ...]  # lines of the docstring that say what the entry computes
+    code: tuple[int, ...]  # lines of the functions that it calls in the file, and its own
+    about: int  # lines of the docstring: the first ones of the file
+
+
+@cache
+def source_of(kernel: str) -> Source:
+    """Return what the file of an entry ("rmsnorm.forward") says. KeyError if there is no entry."""
+    signature = find(kernel).signature
+    op, _, entry = kernel.partition(".")
+    folder = Path(__file__).parent
+    path = next(folder.rglob(f"{op}.pyx"))
+    text = path.read_text(encoding="utf-8")
+    lines = text.splitlines()
+    about = next(k for k, line in enumerate(lines) if k and line.rstrip().endswith('"""')) + 1
+    written = [*signature.outputs, *signature.saved]
+    formula = _formula(lines[:about], entry, written)
+    code = tuple(sorted(_code(lines, about, entry)))
+    return Source(path.relative_to(folder.parents[1]).as_posix(), text, formula, code, about)
+
+
+def _formula(about: list[str], entry: str, written: list[str]) -> tuple[int, ...]:
+    """Return the formula that is headed by the entry's name, with the lines below it.
+
+    Else the formulas of what the entry writes; else all.
+    """
+    blocks = [k for k, line in enumerate(about) if re.match(rf"\s+{entry}\s\s", line)]
+    if blocks:
+        start = blocks[0]
+        indent = _indent(about[start])
+        end = start + 1
+        while end < len(about) and _indent(about[end]) > indent:
+            end += 1
+        return tuple(range(start, end))
+    names = "|".join(re.escape(name) for name in written)
+    equation = re.compile(rf"[\s;:](?:{names})(?:\[[^\]]*\])?\s*=(?!=)")
+    formulas = [k for k, line in enumerate(about) if _FORMULA.match(line)]
+    return tuple(k for k in formulas if equation.search(about[k])) or tuple(formulas)
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip()) if line.strip() else -1
+
+
+def _code(lines: list[str], about: int, entry: str) -> set[int]:
+    """Return the lines of the entry's definition, and of all in the file that it names, and so on.
+
+    A definition goes from its first line to the next line that starts at the margin.
+    """
+    starts = [k for k in range(about, len(lines)) if lines[k] and lines[k][0] not in " \t)]}#"]
+    found: dict[str, set[int]] = {}
+    for start, end in zip(starts, [*starts[1:], len(lines)], strict=True):
+        named = _NAME.match(lines[start])
+        if named:
+            while not lines[end - 1].strip() or lines[end - 1].startswith("#"):
+                end -= 1
+            found.setdefault(named[1] or named[2], set()).update(range(start, end))
+    wanted, code = [entry], set[int]()
+    while wanted:
+        own = found.pop(wanted.pop(), set())
+        code |= own
+        wanted += {word for k in own for word in _WORD.findall(lines[k])} & found.keys()
+    return code

@@ -1,0 +1,128 @@
+"""``toynn tape WHAT``: the training step of a model, as a table, as JSON, or as a page."""
+
+from argparse import Namespace
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from toynn import explorer
+from toynn.backends.threads import get_num_threads
+from toynn.cli._flags import add
+from toynn.errors import ConfigError
+from toynn.formats.files import write_atomically
+from toynn.jobs import JOBS
+from toynn.jobs.made import OPTIONS
+from toynn.jobs.tapes import VARIANTS, shown
+from toynn.options import names_of
+from toynn.system.printing import harmless, size
+
+__all__ = ["add_parser"]
+
+NONE, XOR = "none", "xor"
+#: Options of `toynn train` that make another step, where the recipe has them.
+SHAPING: tuple[str, ...] = (
+    "batch",
+    "seq",
+    "d_model",
+    "layers",
+    "heads",
+    "rank",
+    "targets",
+    "checkpointing",
+)
+SHAPING += ("precision", "threads", "backend")
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command to the parser's commands."""
+    help_ = "show the training step of a model: every kernel call, its memory, its numbers"
+    parser = commands.add_parser("tape", help=help_, description=help_, allow_abbrev=False)
+    what = (
+        f"{XOR}, a recipe ({', '.join(JOBS)}), a model's file or folder (adapters over it), or a "
+        "run's folder"
+    )
+    chosen: Any = parser.add_argument("what", metavar="WHAT", help=what)
+    chosen.words = (XOR, *JOBS)
+    page = "write a page that shows graph, memory and numbers (default: print a table)"
+    parser.add_argument("--html", type=Path, metavar="FILE", help=page)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the step as JSON, too")
+    time = "take steps, and show the time of each call beside its roofline (some 10 s)"
+    parser.add_argument("--time", action="store_true", help=time)
+    values = "show the numbers before and after each call of a small step"
+    parser.add_argument("--values", action="store_true", help=values)
+    follow = "follow a weight and its gradient through the step: blk.0.attn_q.weight[3,5]"
+    parser.add_argument("--follow", metavar="WEIGHT[I,J]", help=follow)
+    compare = (
+        f"compare the memory with other ways to record the step, comma-separated: "
+        f"{', '.join(VARIANTS)}, or {NONE} (default: all that the recipe has)"
+    )
+    others: Any = parser.add_argument(
+        "--compare", type=names_of(VARIANTS, NONE), metavar="NAMES", help=compare
+    )
+    others.words = (*VARIANTS, NONE)
+    known = {each.name: each for options in OPTIONS.values() for each in options}
+    for name in SHAPING:
+        option = known[name]
+        add(parser, replace(option, help=option.help.partition(" (default")[0], default=None))
+    parser.set_defaults(run=run, saves="html")
+
+
+def run(arguments: Namespace) -> int:
+    """Write the page, and the JSON, or print the tape."""
+    if arguments.html is None and (arguments.time or arguments.values or arguments.follow):
+        raise ConfigError("--time, --values and --follow are shown on a page: add --html FILE")
+    given = {name: value for name in SHAPING if (value := getattr(arguments, name)) is not None}
+    step = _xor() if arguments.what == XOR else shown(arguments.what, given)
+    values = arguments.values or arguments.follow is not None or arguments.what == XOR
+    session, more = None, {}
+    if arguments.html is not None and (values or arguments.time):
+        session, take = step.ready()
+        more = _times(session, take) if arguments.time else {}
+        take()
+    else:
+        _, session = step.recorded()
+    if arguments.json is not None:
+        write_atomically(arguments.json, session.tape.to_json().encode())
+    if arguments.html is None:
+        if arguments.json is None:
+            print(harmless(str(session.tape)))
+        return 0
+    beside = dict(_compared(step, arguments.compare))
+    page = explorer.page(
+        session,
+        title=step.title,
+        values=values,
+        follow=arguments.follow,
+        beside=beside,
+        **more,
+    )
+    page.write(arguments.html)
+    print(harmless(f"{arguments.html}: {len(session.tape.nodes)} calls, {size(len(page.html))}"))
+    return 0
+
+
+def _xor() -> Any:
+    from toynn.testing.xor import Xor
+
+    return Xor()
+
+
+def _times(session: Any, take: Any) -> dict[str, Any]:
+    """Return the seconds of each node, and its bound."""
+    from toynn.testing.limits import measure
+    from toynn.testing.roofline import bounds, node_seconds
+
+    limits = measure(session.n_threads or get_num_threads())
+    return {"seconds": node_seconds(take, session), "bounds": bounds(session, limits)}
+
+
+def _compared(step: Any, asked: str | None) -> Iterator[tuple[str, Any]]:
+    """Yield the names and sessions of the variants that are asked for, or all that there are."""
+    for variant in VARIANTS if asked is None else asked.split(","):
+        if variant != NONE:
+            try:
+                yield step.recorded(variant)
+            except ConfigError:
+                if asked is not None:
+                    raise

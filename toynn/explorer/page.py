@@ -1,0 +1,157 @@
+"""The page: JSON, a style sheet and a script in one file.
+
+What data files say (names of weights) is data and stays data: the JSON has no <, > and &, the
+script writes texts as texts, and the policy of the page runs this one script, by its hash.
+"""
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from html import escape
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from toynn.explorer.values import followed, recorded
+from toynn.formats.files import write_atomically
+from toynn.graph.described import described, numbered, sources
+
+__all__ = ["Page", "page", "write"]
+
+FOLDER = Path(__file__).parent
+#: What the memory view of a tape that is only compared with needs of a node and a tensor.
+NODE = ("op", "segment", "section")
+TENSOR = ("name", "bytes", "role", "buffer", "offset", "first", "last", "writers")
+HEIGHT = 720  # pixels, in a notebook
+
+TEMPLATE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{title}</title>
+<style>{style}</style>
+</head>
+<body>
+<noscript>This page draws a training step of toynn with a script, which your browser does not run.
+The step as text: toynn tape, without --html.</noscript>
+<script type="application/json" id="data">{data}</script>
+<script>{script}</script>
+</body>
+</html>
+"""
+
+
+@dataclass(frozen=True)
+class Page:
+    """An HTML page; a notebook shows it."""
+
+    html: str
+
+    def write(self, path: str | PathLike[str]) -> Path:
+        """Write the page to a file. Raises CheckpointError where it cannot be written."""
+        write_atomically(Path(path), self.html.encode())
+        return Path(path)
+
+    def _repr_html_(self) -> str:
+        style = f"width: 100%; height: {HEIGHT}px; border: 0"
+        return (
+            f'<iframe title="toynn explorer" sandbox="allow-scripts" style="{style}" '
+            f'srcdoc="{escape(self.html)}"></iframe>'
+        )
+
+
+def write(found: Any, path: str | PathLike[str], **more: Any) -> Path:
+    """Write the page of a session, recipe or engine to a file; ``more`` is as ``page`` takes it."""
+    return page(found, **more).write(path)
+
+
+def page(
+    found: Any,
+    *,
+    title: str = "a training step",
+    values: bool = False,
+    follow: str | None = None,
+    seconds: Sequence[float] | None = None,
+    bounds: Sequence[tuple[float, str]] | None = None,
+    beside: Mapping[str, Any] | None = None,
+) -> Page:
+    """Return the page of the training step of a session, recipe or engine.
+
+    ``values`` runs the step once more, on the inputs that it has, and shows the numbers before and
+    after each call; weights and moments are put back. ``follow`` names one of them to begin with,
+    "blk.0.attn_q.weight[3,5]". ``seconds`` and ``bounds`` (the least seconds, and what sets them)
+    are of each node: see toynn.testing.roofline. ``beside`` are others by name, to compare the
+    memory with; a step need only be recorded for that.
+
+    Raises ConfigError for values of too large a step, and for a number to follow that there is not;
+    LifecycleError for a session that is closed, or values of a step that cannot run.
+    """
+    session = _session_of(found)
+    tape = session.tape
+    numbers = numbered(tape)
+    data: dict[str, Any] = {"title": title, "tapes": [_told(session) | {"name": "as it is"}]}
+    data["tapes"] += [_slim(_told(_session_of(o))) | {"name": n} for n, o in (beside or {}).items()]
+    data |= sources(tape)
+    if values or follow is not None:
+        data["values"] = recorded(session, numbers)
+    if follow is not None:
+        data["follow"] = followed(follow, numbers)
+    if seconds is not None:
+        data["seconds"] = list(seconds)
+    if bounds is not None:
+        data["bounds"] = [list(bound) for bound in bounds]
+    style, script = (
+        (FOLDER / f"explorer.{kind}").read_text(encoding="utf-8") for kind in ("css", "js")
+    )
+    policy = (
+        f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    return Page(
+        TEMPLATE.format(
+            policy=escape(policy),
+            title=escape(f"{title}: toynn"),
+            style=style,
+            data=_embedded(data),
+            script=script,
+        )
+    )
+
+
+def _session_of(found: Any) -> Any:
+    """Return the session of a recipe or an engine, or itself."""
+    return getattr(getattr(found, "engine", found), "session", found)
+
+
+def _told(session: Any) -> dict[str, Any]:
+    """Return the tape of a session as data, with its places, and the memory of all."""
+    memory = session.memory()
+    found = described(session.tape, session.places())
+    return found | {"memory": asdict(memory) | {"peak": memory.peak}}
+
+
+def _slim(told: dict[str, Any]) -> dict[str, Any]:
+    """Return what the memory view needs of a tape: its nodes, and what is in the arena."""
+    boxes = [t for t in told["tensors"] if "base" not in t and t.get("buffer") == "arena"]
+    cut = {
+        "nodes": [{key: node[key] for key in NODE} for node in told["nodes"]],
+        "tensors": [{key: tensor[key] for key in TENSOR} for tensor in boxes],
+    }
+    return {**told, **cut, "flops": sum(node["flops"] for node in told["nodes"])}
+
+
+def _embedded(data: Any) -> str:
+    """Return JSON that may stand in HTML: of ASCII, without what could end or begin an element."""
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def _hash(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

@@ -1,0 +1,94 @@
+"""The numbers of one step: what each node finds in memory, and what it leaves there."""
+
+import base64
+import re
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toynn.errors import ConfigError, LifecycleError
+from toynn.graph.tensor import Role, Tensor
+
+__all__ = ["MOST", "followed", "recorded"]
+
+MOST = 1 << 20  # numbers in a page: some 6 MB
+
+_UPDATED = (Role.PARAMETER, Role.MOMENT)
+_ELEMENT = re.compile(r"(?P<name>.+?)\[(?P<index>\d+(?:\s*,\s*\d+)*)\]")
+
+
+def recorded(session: Any, numbers: dict[Tensor, int]) -> dict[str, Any]:
+    """Run the step of a session once more on the inputs that it has; return its numbers.
+
+    ``numbers`` are those of the tape's tensors. ``versions`` are contents of tensors, each
+    [tensor, base64 of its float32 or int32 numbers]; ``nodes`` say for each node that ran which
+    version of each tensor was there before it and after it. Weights and moments are put back;
+    gradients are those of this step.
+
+    Raises ConfigError for a step of more than MOST numbers, or a backend that runs whole segments
+    only; LifecycleError for a session that cannot run yet, or with micro-batches that wait.
+    """
+    tape = session.tape
+    size = sum(root.size for root in tape.roots)
+    if size > MOST:
+        raise ConfigError(
+            f"values: the tensors of this step have {size:,} numbers; a page takes at most "
+            f"{MOST:,}: take a smaller model, fewer tokens, or no values"
+        )
+    versions: list[list[Any]] = []
+    newest: dict[int, tuple[bytes, int]] = {}
+    nodes: list[dict[str, Any]] = []
+    written: set[Tensor] = set()
+
+    def version_of(tensor: Tensor, values: NDArray[Any]) -> int:
+        number, raw = numbers[tensor], np.ascontiguousarray(values).tobytes()
+        if number not in newest or newest[number][0] != raw:
+            newest[number] = raw, len(versions)
+            versions.append([number, base64.b64encode(raw).decode("ascii")])
+        return newest[number][1]
+
+    def look(i: int, done: bool, read: Any) -> None:
+        node = tape.nodes[i]
+        seen = node.outputs + node.saved if done else node.tensors
+        roots = dict.fromkeys(t.root for t in seen if t is not None)
+        if done:
+            written.update(roots)
+        else:  # what an activation's memory has before it is written is of other tensors
+            roots = {t: None for t in roots if t.role is not Role.ACTIVATION or t in written}
+        found = {str(numbers[root]): version_of(root, read(root)) for root in roots}
+        if done:
+            nodes[-1]["after"] = found
+        else:
+            nodes.append({"node": i, "before": found})
+
+    updated = sorted((t for t in tape.roots if t.role in _UPDATED), key=numbers.__getitem__)
+    before = {tensor: session.download(tensor) for tensor in updated}
+    if session.pending:
+        raise LifecycleError("values: micro-batches wait for an update: run(to='apply') first")
+    session.reset(moments=False)  # so that it is seen who writes gradients
+    try:
+        session.run(look=look)
+    finally:
+        for tensor, values in before.items():
+            session.upload(tensor, values)
+    return {"versions": versions, "nodes": nodes}
+
+
+def followed(element: str, numbers: dict[Tensor, int]) -> dict[str, Any]:
+    """Return which number of which tensor "blk.0.attn_q.weight[3,5]" is.
+
+    Raises ConfigError where the tape has no such tensor, or the tensor no such number.
+    """
+    found = _ELEMENT.fullmatch(element.strip())
+    if found is None:
+        raise ConfigError(f"follow: expected a weight and an index, w[3,5]; got {element!r}")
+    name, index = found["name"], tuple(map(int, found["index"].split(",")))
+    tensor = next((t for t in numbers if t.name == name and t.base is None), None)
+    if tensor is None:
+        weights = [t.name for t in numbers if t.role is Role.PARAMETER]
+        raise ConfigError(f"follow: there is no tensor {name!r}; weights are {', '.join(weights)}")
+    inside = len(index) == len(tensor.shape) and all(map(int.__lt__, index, tensor.shape))
+    if not inside:
+        raise ConfigError(f"follow: {name} is {tensor.shape}; got the index {list(index)}")
+    return {"tensor": numbers[tensor], "index": list(index)}

@@ -1,0 +1,134 @@
+"""Steps to look into: of a recipe, a model's file or folder, or a run. Texts are not read."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from toynn.errors import ConfigError
+from toynn.jobs.config_file import read_config
+from toynn.jobs.job import Job
+from toynn.jobs.lora import LoRAJob
+from toynn.jobs.made import JOBS, OPTIONS, made
+from toynn.jobs.models import ModelJob
+from toynn.jobs.text import TextJob, rows_within
+from toynn.options import RecipeOptions
+
+__all__ = ["VARIANTS", "Shown", "shown"]
+
+CONFIG = "config.toml"
+#: What a step may be compared with, by name: what is changed.
+VARIANTS = ("checkpointing", "packing", "batch")
+
+
+class Shown:
+    """The step of a job. ``title`` says of what."""
+
+    def __init__(self, title: str, make: Callable[..., Job], folder: Path | None = None) -> None:
+        self.title, self._make, self._folder = title, make, folder
+
+    def recorded(self, variant: str = "") -> tuple[str, Any]:
+        """Return what was changed, in words, and the step, recorded: no memory is taken.
+
+        Raises ConfigError where a recipe does not have the variant.
+        """
+        job = self._job()
+        if variant == "batch":
+            job.given["batch"] *= 2
+        elif variant == "checkpointing":
+            job.given["checkpointing"] = not job.given["checkpointing"]
+        packed = variant == "packing"
+        if packed and not isinstance(job, TextJob):
+            raise ConfigError(f"--compare packing: {self.title} has no sequences")
+        said = {
+            "": "as it is",
+            "batch": f"--batch {job.given['batch']}",
+            "checkpointing": f"{'' if job.given['checkpointing'] else 'no '}checkpointing",
+            "packing": "packed examples",
+        }
+        with job.files:
+            if isinstance(job, TextJob):
+                engine = job.declared_with(_options(job, packed=packed))
+            else:
+                engine, _ = job.declared()
+            engine.step_memory()
+        return said[variant], engine.session
+
+    def ready(self) -> tuple[Any, Callable[[], object]]:
+        """Return a session, and what takes a step of it on random inputs.
+
+        The weights are those of the run, or the recipe's first ones. Raises ConfigError for a step
+        of preferences.
+        """
+        job = self._job()
+        with job.files:
+            if isinstance(job, TextJob):
+                job.recipe = job.realize_with(_options(job))
+            else:
+                job.recipe = job.realize()
+        recipe: Any = job.recipe
+        if self._folder is not None:
+            recipe.read_run(self._folder)
+        optimizer, rng = job.optimizer(), np.random.default_rng(0)
+        engine = recipe.engine
+        if getattr(engine, "preference", None) is not None:
+            raise ConfigError(f"{self.title}: a step of preferences is shown without numbers")
+        if isinstance(job, TextJob):
+            given = rng.integers(0, engine.config.vocab, (2, engine.t_batch * engine.t_seq))
+            inputs, labels = given.astype(np.int32)
+        else:
+            patches = (engine.t_batch, engine.config.n_patches, engine.config.patch_size)
+            inputs = rng.standard_normal(patches).astype(np.float32)
+            labels = rng.integers(0, engine.config.classes, engine.t_batch)
+
+        def step() -> None:
+            k = recipe.step_index
+            recipe.step(inputs, None, labels, optimizer.hp_for_step(max(k, 1)), k == 0)
+
+        return engine.session, step
+
+    def _job(self) -> Job:
+        """Return the job, with what it starts from open; pictures are read, texts are not."""
+        job = self._make()
+        job.resolve()
+        if isinstance(job, LoRAJob):
+            job.open_model()
+        elif not isinstance(job, ModelJob):
+            job.read()
+        return job
+
+
+def _options(job: TextJob, *, packed: bool = False) -> RecipeOptions:
+    """Return what the recipe is realized with, for rows of --seq tokens or the model's context."""
+    seq = job.text.seq
+    if isinstance(job, LoRAJob):
+        key = f"{job.file.architecture}.context_length"
+        seq, _ = rows_within(seq, job.file.require(key, int))
+    return job.all_options(t_seq=seq, packed=packed)
+
+
+def shown(what: str, given: Mapping[str, Any]) -> Shown:
+    """Return the step of a recipe by name, of a model's file or folder, or of a run.
+
+    ``given`` are options of ``toynn train`` by name, which go before those of a run. Of a model's
+    file it is the step of ``toynn train lora``.
+
+    Raises ConfigError for what is none of them.
+    """
+    path, own = Path(what), dict(given)
+    if what in JOBS:
+        return Shown(f"toynn train {what}", lambda: made(what, {"batch": 1, **own}))
+    if (path / CONFIG).is_file():
+        file = str(path / CONFIG)
+        recipe, _, _ = read_config(file, None, None, OPTIONS)
+        return Shown(path.absolute().name, lambda: made(recipe, {"config": file, **own}), path)
+    if not path.exists():
+        names = ", ".join(JOBS)
+        raise ConfigError(
+            f"{what}: expected one of {names}, a model's file or folder, or a run's folder; there "
+            "is no such file"
+        )
+    # Its data are not read, and so it does not matter which they are.
+    base = {"model": what, "data": what, "batch": 1}
+    return Shown(f"adapters over {path.name}", lambda: made("lora", base | own))

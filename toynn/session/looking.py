@@ -1,0 +1,46 @@
+"""A run that stops before and after each node, so that somebody can look into memory."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from numpy.typing import NDArray
+
+from toynn.backends.protocol import Buffer, Program, Stepping
+from toynn.errors import ConfigError
+from toynn.graph.storage import values_at
+from toynn.graph.tape import Tape, Tensor
+from toynn.graph.tensor import place_of
+
+__all__ = ["Look", "Read", "run_looking"]
+
+Read = Callable[[Tensor], NDArray[Any]]
+Look = Callable[[int, bool, Read], object]  # node, whether it has run, what reads memory
+
+
+def run_looking(
+    program: Program,
+    tape: Tape,
+    segments: str,
+    accumulate: bool,
+    buffers: Mapping[str, Buffer],
+    look: Look,
+) -> None:
+    """Run the nodes of these segments of a compiled tape one at a time; see Session.run.
+
+    Raises ConfigError where the backend's programs run whole segments only.
+    """
+    if not isinstance(program, Stepping):
+        raise ConfigError(
+            f"run(look=...): {type(program).__name__} runs whole segments only; the backends cpu "
+            "and reference stop at each node"
+        )
+
+    def read(tensor: Tensor) -> NDArray[Any]:
+        place = place_of(tensor, tape.places)
+        return values_at(tensor, buffers[place.buffer], place.offset)
+
+    for i, node in enumerate(tape.nodes):
+        if node.segment in segments:
+            look(i, False, read)
+            program.run_one(i, accumulate)
+            look(i, True, read)
