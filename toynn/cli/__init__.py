@@ -33,6 +33,7 @@ from toynn.cli import (
     generate,
     info,
     predict,
+    puzzles,
     runs,
     selftest,
     tape,
@@ -230,5 +231,6 @@ def _parser(*, required: bool = True) -> Parser:
     predict.add_parser(commands)
     config.add_parser(commands)
     selftest.add_parser(commands)
+    puzzles.add_parser(commands)
     completion.add_parser(commands, parser)
     return parser

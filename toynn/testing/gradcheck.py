@@ -20,7 +20,7 @@ from toynn.testing import reference
 from toynn.testing.calls import invoke
 from toynn.testing.cases import CASES, Array, Call
 
-__all__ = ["gradcheck"]
+__all__ = ["difference_quotient", "gradcheck"]
 
 #: Maps arrays to (y, backward), where backward(dy) gives a gradient (or None) for each array.
 Function = Callable[..., tuple[Any, Callable[[Array], Any]]]
@@ -167,7 +167,7 @@ def _compare(
                 f"has {gradient.shape}"
             )
         for i in _chosen(gradient, options.samples, rng):
-            numeric = _quotient(function, dy, inputs[key].reshape(-1), i, options.eps)
+            numeric = difference_quotient(function, dy, inputs[key].reshape(-1), i, options.eps)
             found.append((key, i, float(gradient.flat[i]), numeric))
     largest = max((abs(numeric) for *_, numeric in found), default=0.0)
     for key, i, got, numeric in found:
@@ -193,7 +193,10 @@ def _chosen(gradient: Array, samples: int | None, rng: np.random.Generator) -> l
     return [steepest, *(int(i) for i in others if i != steepest)]
 
 
-def _quotient(function: Callable[[], Any], dy: Array, x: Array, i: int, eps: float) -> float:
+def difference_quotient(
+    function: Callable[[], Any], dy: Array, x: Array, i: int, eps: float
+) -> float:
+    """Return d sum(dy function()) / d x[i], x being flat: element i is moved up and down by eps."""
     start = x[i]
     x[i] = start + eps
     above = np.array(function())

@@ -1,0 +1,225 @@
+"""Puzzles: solutions pass, and wrong answers are told what is wrong in them."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import wrong_bugs
+import wrong_engine
+import wrong_gradients
+import wrong_speed
+
+from toynn import _kernels
+from toynn.cli import main
+from toynn.errors import DataError
+from toynn.testing.puzzles import PUZZLES, ROADS, find
+from toynn.testing.puzzles.answer import Answer, Wrong
+from toynn.testing.puzzles.child import examine
+from toynn.testing.puzzles.compiled import load
+from toynn.testing.puzzles.folder import PROGRESS, Folder, checked
+from toynn.testing.puzzles.speed.measuring import judge
+
+PYTHON = {**wrong_gradients.WRONG, **wrong_engine.WRONG, **wrong_bugs.WRONG}
+COMPILED = {"pyx": wrong_speed.CYTHON, "c": wrong_speed.C}
+FUNCTIONS = re.compile(r"\b(product|tile|pack_a|pack_b|total|dot)\b")
+
+
+def said(puzzle, text):
+    return examine(puzzle, Path(puzzle.file), text, timed=False)
+
+
+def changed(puzzle, old, new):
+    """A solution with one part of it changed."""
+    assert puzzle.solution.count(old) == 1, old
+    return puzzle.solution.replace(old, new)
+
+
+def test_each_puzzle_has_five_wrong_answers_and_all_else():
+    wrong = PYTHON | COMPILED["pyx"] | COMPILED["c"]
+    assert wrong.keys() == PUZZLES.keys() and len(PUZZLES) >= 20
+    assert list(ROADS) == ["gradients", "engine", "speed", "bugs"]
+    for name, puzzle in PUZZLES.items():
+        assert len(wrong[name]) == 5, name
+        assert len(puzzle.wanted.splitlines()) <= 3, name
+        assert max(map(len, puzzle.blank.splitlines())) <= 100, name
+        assert len(puzzle.hints) >= 3 and puzzle.seconds <= 120, name
+        assert puzzle.blank != puzzle.solution and ">>>" not in puzzle.blank, name
+
+
+@pytest.mark.parametrize("name", PYTHON)
+def test_a_solution_passes_and_its_blank_does_not(name):
+    puzzle = PUZZLES[name]
+    assert said(puzzle, puzzle.solution) == ""
+    assert said(puzzle, puzzle.blank)
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "expected"), [(name, *row) for name in PYTHON for row in PYTHON[name]]
+)
+def test_a_wrong_answer_is_diagnosed(name, old, new, expected):
+    found = said(PUZZLES[name], changed(PUZZLES[name], old, new))
+    assert re.search(expected, found, re.DOTALL), found
+
+
+@pytest.mark.parametrize("language", COMPILED)
+def test_compiled_answers(language):
+    """All in one file, which is compiled once: the functions of each have a number."""
+    if language == "pyx":
+        pytest.importorskip("Cython")
+    levels = _kernels.supported_levels()
+    rows = []
+    for name, wrong in COMPILED[language].items():
+        puzzle = PUZZLES[name]
+        texts = [(puzzle.solution, "$"), (puzzle.blank, "" if language == "c" else "$")]
+        if name == "simd_dot" and "avx2" not in levels:
+            continue  # another CPU
+        if name == "simd_dot":
+            texts.append((puzzle.solution.replace("defined(__AVX512F__)", "0"), "$"))
+        if name != "simd_dot" or "avx512" in levels:
+            texts += [(changed(puzzle, old, new), expected) for old, new, expected in wrong]
+        rows += [(puzzle, text, expected) for text, expected in texts]
+    texts = [FUNCTIONS.sub(rf"\1_{i}", text) for i, (_, text, _) in enumerate(rows)]
+    functions = load(language, Path(f"all.{language}"), "\n".join(texts))
+    for i, (puzzle, text, expected) in enumerate(rows):
+        end = f"_{i}"
+        names = {n.removesuffix(end): f for n, f in functions.items() if n.endswith(end)}
+        answer = Answer(Path(puzzle.file), text, names, timed=False)
+        found = ""
+        try:
+            puzzle.check(answer)
+        except Wrong as wrong:
+            found = str(wrong)
+        assert re.match(expected, found) or re.search(expected, found, re.DOTALL), (i, found)
+
+
+def test_a_program_that_does_not_compile():
+    text = PUZZLES["simd_dot"].blank.replace("float sum = 0;", "float sum = 0")
+    found = said(PUZZLES["simd_dot"], text)
+    assert re.match(r"it does not compile:\n24_simd_dot\.c:\d+:\d+: error: expected", found), found
+
+
+def test_a_slow_answer_is_told_its_share():
+    assert judge(50e9, 100e9, 0.5, "GFLOP/s").startswith("50 GFLOP/s, 50.0% of this machine's 100")
+    with pytest.raises(Wrong, match=r"right, and too slow: 4.9 GB/s, 4.9% .*Wanted: 5%, .* 5 GB/s"):
+        judge(4.9e9, 100e9, 0.05, "GB/s")
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "expected"),
+    [
+        ("softmax", "return", "retrun", r"line 15: retrun y.*\ninvalid syntax"),
+        ("softmax", "return y", "dy *= 2\n    return y", r"backward changed its argument dy"),
+        ("softmax", "def backward", "def forward", r"no function backward any more"),
+        ("softmax", "return y", "y", r"dx is None.*a return is missing"),
+        ("softmax", "return y", "raise SystemExit(3)\n    y", r"line 15: raise SystemExit\(3\)"),
+        (
+            "linear",
+            "return dx, dw, db",
+            "return dx",
+            r"3 values. It returned one ndarray",
+        ),
+        ("linear", "db = dy.sum(axis=0)", "db = ...", r"db is still `\.\.\.`"),
+        ("linear", "db = dy.sum(axis=0)", "db = [[1], [1, 2]]", r"db is no array"),
+        ("packing", "return ids,", "return ids * 1.0,", r"ids has dtype float64; .* whole numbers"),
+        ("linear", "dy.sum(axis=0)", "dy.sum(axis=0)[:, None]", r"keepdims"),
+    ],
+)
+def test_what_any_puzzle_says(name, old, new, expected):
+    found = said(PUZZLES[name], changed(PUZZLES[name], old, new))
+    assert re.search(expected, found, re.DOTALL), found
+
+
+@pytest.mark.parametrize(
+    ("line", "seconds", "expected"),
+    [
+        (
+            "print('here')\n    while True: pass",
+            1,
+            r"ended after 1 seconds, in line 16: while True: pass\nAn endless",
+        ),
+        (
+            "import ctypes; ctypes.string_at(0)",
+            60,
+            r"crashed \(SIGSEGV\), in line 15: import ctypes",
+        ),
+        ("import os; os._exit(0)", 60, r"crashed \(exit code 0\)"),
+    ],
+)
+def test_a_check_outlives_its_program(tmp_path, line, seconds, expected):
+    path = tmp_path / "02_softmax.py"
+    path.write_text(changed(PUZZLES["softmax"], "return y", f"{line}\n    return y"))
+    verdict = checked(PUZZLES["softmax"], path, seconds)
+    assert not verdict.solved and re.search(expected, verdict.said, re.DOTALL), verdict
+    assert verdict.printed == ("here\n" if "print" in line else "")
+
+
+def test_a_folder_keeps_answers_and_progress(tmp_path):
+    folder, puzzle = Folder(tmp_path / "mine"), PUZZLES["softmax"]
+    assert len(folder.write()) == len(PUZZLES) and folder.write() == []
+    path = folder.path / puzzle.file
+    assert path.read_text() == puzzle.blank and folder.state(puzzle) == ""
+    path.write_text(puzzle.solution)
+    assert folder.state(puzzle) == "begun" and folder.write() == []
+    assert path.read_text() == puzzle.solution
+    path.write_text("mine")
+    assert folder.reset(puzzle).read_text() == "mine" and path.read_text() == puzzle.blank
+    path.write_text("mine, too")
+    assert folder.reset(puzzle).name == "02_softmax.py.2"
+    assert [folder.hint(puzzle)[0] for _ in range(4)] == [1, 2, 3, 3]
+    (folder.path / PROGRESS).write_text("[]")
+    with pytest.raises(DataError, match=r"progress\.json: expected what .*delete the file"):
+        Folder(folder.path)
+
+
+def test_the_command(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["puzzles"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("toynn-puzzles: wrote 27 files") and "0 of 27 solved. Next: edit" in out
+    assert main(["puzzles", "check", "1"]) == 1
+    out = capsys.readouterr().out
+    assert out == "Puzzle 1, a linear layer, backward: not yet\n" + (
+        "dx is still `...`: this blank is to be filled in.\n"
+    )
+    Path("toynn-puzzles/01_linear.py").write_text("print('a\x1b[2J')\n" + find("1").solution)
+    assert main(["puzzles", "check", "linear"]) == 0
+    assert capsys.readouterr().out.endswith("linear layer, backward: solved\n")
+    assert json.loads(Path("toynn-puzzles", PROGRESS).read_text())["solved"].keys() == {"linear"}
+    assert main(["puzzles"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"1  linear .* solved\n", out) and "1 of 27 solved. Next: edit" in out
+    Path("toynn-puzzles/01_linear.py").write_text("another answer")
+    assert main(["puzzles"]) == 0
+    assert re.search(r"1  linear .* changed\n", capsys.readouterr().out)
+    assert main(["puzzles", "hint", "7"]) == 0
+    assert capsys.readouterr().out.startswith("Hint 1 of 3 to puzzle 7, RoPE, backward:\nA pair is")
+    assert main(["puzzles", "solution", "7", "--spoil"]) == 0
+    assert capsys.readouterr().out == find("rope").solution
+    assert main(["puzzles", "reset", "1"]) == 0
+    assert Path("toynn-puzzles/01_linear.py").read_text() == find("1").blank
+    for words, expected in {
+        "solution 7": r"it would spoil the puzzle; .* --spoil prints",
+        "check": r"puzzles check: name a puzzle",
+        "check ropes": r"no puzzle 'ropes' \(did you mean rope\?\); expected a number from 1 to 27",
+        "list 3": r"it takes no puzzle",
+        "check 3 --dir other": r"03_cross_entropy\.py: no such file; `toynn puzzles` writes it",
+    }.items():
+        assert main(["puzzles", *words.split()]) == 2
+        assert re.search(expected, capsys.readouterr().err), words
+
+
+def test_the_page_shows_what_a_check_says():
+    page = (Path(__file__).parents[2] / "docs" / "puzzles.md").read_text()
+    puzzle = PUZZLES["rmsnorm"]
+    tried = re.findall(r"^    (d[xw] = \w.*|dw = \(.*)$", page, re.MULTILINE)
+    answer = puzzle.blank
+    for line in tried:
+        answer = answer.replace(f"{line[:2]} = ...", line)
+    assert len(tried) == 2 and all(
+        f"    {line}\n" in page for line in said(puzzle, answer).split("\n")
+    )
+    (mended,) = re.findall(r"`(dx = .*)`, and the check", page)
+    assert said(puzzle, answer.replace(tried[0], mended)) == ""
+    for line in puzzle.blank.split("toynn puzzles")[0].splitlines():
+        assert f"{line}\n" in page

@@ -1,0 +1,58 @@
+"""Wrong answers on the road of speed: a part of the solution, another one, what is said."""
+
+BOTH = "sum[i][0] += a[i * K + k] * b0;\n            sum[i][1] += a[i * K + k] * b1;"
+CYTHON = {
+    "loop_order": [
+        ("c[m * N + n] = 0", "pass", r"c\[0, 0\] is nan.*c begins as nan"),
+        ("for k in range(K):", "for k in range(K - 1):", r"the last of the K terms is missing"),
+        ("b[k * N + n]", "b[n * K + k]", r"b is read as if it were \(N, K\)"),
+        ("+= total", "= total", r"only the last of the K terms is there"),
+        ("a[m * K + k]", "a[k * M + m]", r"a is read as if it were \(K, M\)"),
+    ],
+    "sixteen_sums": [
+        ("range(whole, n)", "range(0)", r"total of 1000 numbers.*the last 40 numbers are missing"),
+        ("= n // 64 * 64", "= (n + 63) // 64 * 64", r"is nan; .*behind the end are read"),
+        ("range(whole, n)", "range(whole + 1, n)", r"number 960 alone is missing"),
+        ("range(64):\n        result", "range(16):\n        result", r"a part of the partial sums"),
+        ("sums[k] += x", "sums[k] = x", r"only the last 64 and what follows: sums are overwritten"),
+    ],
+}
+C = {
+    "register_tile": [
+        ("K + k] * b1;", "K + k] * b0;", r"c\[0, \d+\] is wrong.*only index \d+, .* of axis 1"),
+        ("k < K; k++) {", "k < K - 1; k++) {", r"the last of the K terms is missing"),
+        ("*(vec*)(c + i * N + V) = sum[i][1];", "", r"c\[0, (16|8)\] is nan"),
+        (BOTH, BOTH.replace("+=", "="), r"only the last of the K terms is there"),
+        (
+            "c + i * N + V)",
+            "c + i * N + 2 * V)",
+            r"writes outside of c: .* behind its end.*edge",
+        ),
+    ],
+    "packed_panels": [
+        (
+            "i++) to[k * MR + i] = a",
+            "i++) to[i * K + k] = a",
+            r"pack_a: to.*\[0, 1\] is wrong.*copied one behind the other",
+        ),
+        ("j < NR; j++) to", "j < NR - 1; j++) to", r"pack_b: to\[0, (31|15)\] is nan"),
+        ("] = b[k * N + j];", "] = b[j * K + k];", r"pack_b: to.*\[0, 1\] is wrong"),
+        ("panels + m * K, panel", "panels, panel", r"every tile reads the first panel of a"),
+        ("b + n, N, K)", "b, N, K)", r"every panel of b is packed from its first columns"),
+    ],
+    "simd_dot": [
+        (
+            "i < n; i += 16)",
+            "i + 16 <= n; i += 16)",
+            r"dot of 1000 numbers.*last 8 numbers are miss",
+        ),
+        (
+            "n - i < 16 ? (1 << (n - i)) - 1 : 0xffff",
+            "0xffff",
+            r"is nan; .*behind the end are read",
+        ),
+        ("__m512 sums[4];", "__m512 sums[4];\n    y = x;", r"x is multiplied with itself"),
+        ("_mm512_add_ps(low, high)", "low", r"a part of the partial sums is not added up"),
+        ("return _mm512_reduce", "return -_mm512_reduce", r"the sign is wrong"),
+    ],
+}

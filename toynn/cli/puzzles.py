@@ -1,0 +1,143 @@
+"""``toynn puzzles``: programs with a blank to fill in, checks that say what is wrong."""
+
+import textwrap
+from argparse import Namespace, RawDescriptionHelpFormatter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from toynn.errors import ConfigError
+from toynn.system.printing import counted, harmless
+
+if TYPE_CHECKING:  # the case table is imported when it is needed
+    from toynn.testing.puzzles import Puzzle
+    from toynn.testing.puzzles.folder import Folder
+
+__all__ = ["add_parser"]
+
+FOLDER = Path("toynn-puzzles")
+#: What can be done with puzzles, and in which words.
+ACTIONS = {
+    "list": "write the files that are missing, and list all puzzles",
+    "check": "say what is wrong with your answer",
+    "hint": "give the next hint",
+    "solution": "print the solution (with --spoil)",
+    "reset": "write a puzzle's file anew; your old file stays beside it",
+}
+SHOWN = 40  # lines that a program prints, of which more are left out
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command to the parser's commands."""
+    help_ = "learn how training works: programs with a blank, which you fill in"
+    parser = commands.add_parser(
+        "puzzles",
+        help=help_,
+        description=help_,
+        epilog="\n".join(
+            [
+                *(f"{action:10}{said}" for action, said in ACTIONS.items()),
+                "",
+                "Example: toynn puzzles check 7. docs/puzzles.md has more.",
+            ]
+        ),
+        formatter_class=RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    what = "what to do (default list)"
+    parser.add_argument("action", nargs="?", choices=ACTIONS, default="list", help=what)
+    which = "puzzles by number or name: 7 or rope"
+    parser.add_argument("puzzles", nargs="*", metavar="PUZZLE", help=which)
+    where = f"folder of your answers (default {FOLDER})"
+    parser.add_argument("--dir", type=Path, default=FOLDER, metavar="DIR", help=where)
+    parser.add_argument("--spoil", action="store_true", help="print the solution indeed")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: Namespace) -> int:
+    """Do what is asked; return 1 if an answer that is checked is wrong."""
+    from toynn.testing.puzzles import find
+    from toynn.testing.puzzles.folder import Folder
+
+    action, chosen = arguments.action, [find(word) for word in arguments.puzzles]
+    folder = Folder(arguments.dir)
+    if action == "list":
+        if chosen:
+            raise ConfigError(
+                "puzzles list: it takes no puzzle; expected `toynn puzzles`, or check, hint, "
+                "solution or reset before the number"
+            )
+        _list(folder)
+        return 0
+    if not chosen:
+        raise ConfigError(f"puzzles {action}: name a puzzle: `toynn puzzles {action} 1`")
+    if action == "solution" and not arguments.spoil:
+        raise ConfigError(
+            f"puzzles solution: it would spoil the puzzle; `toynn puzzles hint {chosen[0].number}` "
+            "gives away less. --spoil prints the solution"
+        )
+    if action == "check":
+        return max(_check(folder, puzzle) for puzzle in chosen)
+    for puzzle in chosen:
+        if action == "hint":
+            number, said = folder.hint(puzzle)
+            print(
+                f"Hint {number} of {len(puzzle.hints)} to puzzle {puzzle.number}, {puzzle.title}:"
+            )
+            _print(said)
+        elif action == "solution":
+            print(puzzle.solution, end="")
+        else:
+            old = folder.reset(puzzle)
+            print(
+                f"{folder.path / puzzle.file}: as at first; your answer, if any, is in {old.name}"
+            )
+    return 0
+
+
+def _list(folder: "Folder") -> None:
+    from toynn.testing.puzzles import ABOUT, PUZZLES, ROADS
+
+    written = folder.write()
+    if written:
+        print(f"{folder.path}: wrote {counted(len(written), 'file')}")
+    states = {name: folder.state(puzzle) for name, puzzle in PUZZLES.items()}
+    for road, names in ROADS.items():
+        print(f"\n{road}: {ABOUT[road]}")
+        for name in names:
+            puzzle = PUZZLES[name]
+            print(f"{puzzle.number:4}  {name:15} {puzzle.title:40} {states[name]}".rstrip())
+    solved = sum(state in ("solved", "changed") for state in states.values())
+    print(f"\n{solved} of {len(PUZZLES)} solved.{_next(folder, states)}")
+
+
+def _next(folder: "Folder", states: dict[str, str]) -> str:
+    from toynn.testing.puzzles import PUZZLES
+
+    for name, state in states.items():
+        if state in ("", "begun"):
+            puzzle = PUZZLES[name]
+            path = folder.path / puzzle.file
+            return f" Next: edit {path}, then `toynn puzzles check {puzzle.number}`."
+    return ""
+
+
+def _check(folder: "Folder", puzzle: "Puzzle") -> int:
+    verdict = folder.check(puzzle)
+    printed = verdict.printed.splitlines()
+    _print_lines(printed[:SHOWN])
+    if len(printed) > SHOWN:
+        print(f"({counted(len(printed) - SHOWN, 'more line')})")
+    print(f"Puzzle {puzzle.number}, {puzzle.title}: {'solved' if verdict.solved else 'not yet'}")
+    _print_lines(verdict.said.splitlines())
+    return 0 if verdict.solved else 1
+
+
+def _print_lines(lines: Sequence[str]) -> None:
+    """Print lines as they are, long sentences wrapped."""
+    for line in lines:
+        _print(line) if len(line) > 80 and not line.startswith(" ") else print(harmless(line))
+
+
+def _print(text: str) -> None:
+    print(harmless(textwrap.fill(text, 80, break_long_words=False, break_on_hyphens=False)))

@@ -1,0 +1,134 @@
+"""A learner's program: it is run here, and what goes wrong in it is told with its line."""
+
+import inspect
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Answer", "Wrong"]
+
+Array = NDArray[Any]
+
+
+class Wrong(Exception):
+    """What is wrong in an answer, told to the learner."""
+
+
+@dataclass
+class Answer:
+    """A learner's program.
+
+    ``names`` are the functions of a compiled program; otherwise those that ``text`` defines. With
+    ``timed`` False, a check does not look at the time.
+    """
+
+    path: Path
+    text: str
+    names: dict[str, Any] = field(default_factory=dict)
+    timed: bool = True
+
+    def run(self) -> None:
+        """Run the program, so that its functions are there. Raises Wrong."""
+        try:
+            code = compile(self.text, str(self.path), "exec")
+        except SyntaxError as error:
+            line = (error.text or "").strip()
+            raise Wrong(f"line {error.lineno}: {line}\n{error.msg}") from error
+        self.names["__name__"] = "puzzle"
+        self._guarded(lambda: exec(code, self.names))
+
+    def __call__(self, name: str, *arguments: Any, changes: tuple[int, ...] = ()) -> Any:
+        """Call a function of the program with copies of arrays; return what it returns.
+
+        The arguments of these numbers it may change: it is given them, and no copies.
+
+        Raises Wrong where the function is missing, raises or changes an array that it may not.
+        """
+        function = self.function(name)
+        given = [x if i in changes else _copied(x) for i, x in enumerate(arguments)]
+        result = self._guarded(lambda: function(*given))
+        for i, (before, after) in enumerate(zip(arguments, given, strict=True)):
+            if isinstance(before, np.ndarray) and not _same(before, after):
+                named = (
+                    getattr(function, "names", None) or [*inspect.signature(function).parameters]
+                )[i]
+                raise Wrong(
+                    f"{name} changed its argument {named}. Others still need {named}: "
+                    f"make a new array in place of `{named} -= ...` or `{named}[...] = ...`."
+                )
+        return result
+
+    def several(self, name: str, outputs: str, *arguments: Any) -> dict[str, Any]:
+        """Call a function that returns these outputs (their names, with commas), in this order."""
+        result, names = self(name, *arguments), outputs.split(", ")
+        if len(names) == 1:
+            result = (result,)
+        if not isinstance(result, (tuple, list)) or len(result) != len(names):
+            got = f"{len(result)} values" if isinstance(result, (tuple, list)) else _kind(result)
+            raise Wrong(f"{name} should return {outputs}: {len(names)} values. It returned {got}.")
+        found = dict(zip(names, result, strict=True))
+        for output, value in found.items():
+            if value is ...:
+                raise Wrong(f"{output} is still `...`: this blank is to be filled in.")
+        return found
+
+    def function(self, name: str) -> Callable[..., Any]:
+        """Return a function of the program. Raises Wrong where it has none of this name."""
+        found = self.names.get(name)
+        if not callable(found):
+            raise Wrong(f"the program has no function {name} any more; the check calls it.")
+        return found
+
+    def _guarded(self, work: Callable[[], Any]) -> Any:
+        try:
+            with np.errstate(all="ignore"):
+                return work()
+        except Wrong:
+            raise
+        except (Exception, SystemExit) as error:
+            raise Wrong(self._told(error)) from error
+
+    def _told(self, error: BaseException) -> str:
+        """Say what an error is, at which line of the program, and which arrays there are."""
+        own = _own_frame(error.__traceback__, str(self.path))
+        if own is None:
+            return f"{type(error).__name__}: {error}"
+        place = f"line {own.tb_lineno}: {self.text.splitlines()[own.tb_lineno - 1].strip()}"
+        if isinstance(error, NotImplementedError):
+            return f"{place}\nThis blank is still to be filled in."
+        (said,) = traceback.format_exception_only(type(error), error)[-1:]
+        arrays = [
+            f"{name} {tuple(value.shape)}"
+            for name, value in own.tb_frame.f_locals.items()
+            if isinstance(value, np.ndarray)
+        ]
+        shapes = f"\nShapes there: {', '.join(arrays)}." if arrays else ""
+        return f"{place}\n{said.strip()}{shapes}"
+
+
+def _own_frame(trace: TracebackType | None, path: str) -> TracebackType | None:
+    """Return the last frame of a traceback that is in the learner's file."""
+    found = None
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == path:
+            found = trace
+        trace = trace.tb_next
+    return found
+
+
+def _copied(value: Any) -> Any:
+    return value.copy() if isinstance(value, np.ndarray) else value
+
+
+def _same(one: Array, other: Array) -> bool:
+    return np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
+
+
+def _kind(value: Any) -> str:
+    return "None" if value is None else f"one {type(value).__name__}"

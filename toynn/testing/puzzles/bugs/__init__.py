@@ -1,0 +1,1 @@
+"""Training steps with one bug each."""

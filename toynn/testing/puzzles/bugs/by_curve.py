@@ -1,0 +1,125 @@
+"""A training loop whose gradients are right, and whose curve is not."""
+
+import math
+
+import numpy as np
+
+from toynn.backends.reference import KERNELS
+from toynn.testing.puzzles.answer import Answer
+from toynn.testing.puzzles.compare import compare, fail
+from toynn.testing.puzzles.puzzle import Puzzle
+
+STEPS, WARMUP, TOP = 60, 20, 0.1
+V = 5
+
+
+def check(answer: Answer) -> None:
+    """Compare the learning rates, then the losses with those of the reference's AdamW."""
+    right = np.array([_rate(step) for step in range(STEPS)])
+    got = np.array([answer("rate", step) for step in range(STEPS)], float)
+    flat = np.where(np.arange(STEPS) < WARMUP - 1, 0, right)
+    compare(
+        "rate",
+        got,
+        right,
+        suspects={
+            "the rate is 0 all through the warm-up: the curve is flat. What does // do?": (flat),
+            "there is no warm-up.": np.where(np.arange(STEPS) < WARMUP, TOP, right),
+            "behind the warm-up the rate does not fall.": np.minimum(
+                TOP * (np.arange(STEPS) + 1) / WARMUP, TOP
+            ),
+            "the first step has a rate of 0; it should have 1 / warmup of the top.": np.where(
+                np.arange(STEPS) < WARMUP, TOP * np.arange(STEPS) / WARMUP, right
+            ),
+        },
+    )
+    losses = np.array(answer("train"), float)
+    exact = _train()
+    if losses.shape == exact.shape and losses[-1] > losses[0]:
+        fail(
+            f"the loss rises: from {losses[0]:.4g} to {losses[-1]:.4g}.",
+            "a step in the direction of the gradient goes uphill.",
+        )
+    compare("losses", losses, exact, tolerance=1e-6)
+
+
+def _rate(step: int) -> float:
+    if step < WARMUP:
+        return TOP * (step + 1) / WARMUP
+    return TOP * (1 + math.cos(math.pi * (step - WARMUP) / (STEPS - WARMUP))) / 2
+
+
+def _train() -> np.ndarray:
+    """Return the losses that the program should have, by the kernels of the reference."""
+    rng = np.random.default_rng(0)
+    ids, w = rng.integers(0, V, 64).cumsum() % V, np.zeros((V, V))
+    x, labels = ids[:-1], ids[1:]
+    state, losses = {"w": w, "m": np.zeros((V, V)), "v": np.zeros((V, V))}, []
+    for step in range(STEPS):
+        logits = KERNELS["embedding.forward"].compute(w=state["w"], ids=x)["y"]
+        found = KERNELS["cross_entropy.forward"].compute(logits=logits, labels=labels)
+        losses.append(float(found["loss"].item()))
+        d = KERNELS["cross_entropy.backward"].compute(
+            dloss=1.0, logits=logits, labels=labels, rows=found["rows"]
+        )["dlogits"]
+        g = KERNELS["embedding.backward"].compute(dy=d, ids=x, V=V)["dw"]
+        hp = [_rate(step), 0.9, 0.99, 1e-8, 0.0, 1 / (1 - 0.9 ** (step + 1))]
+        hp.append(1 / (1 - 0.99 ** (step + 1)))
+        state = KERNELS["adamw.step"].compute(**state, g=g, hp=np.array(hp), scale=np.ones(1))
+    return np.array(losses)
+
+
+PUZZLE = Puzzle(
+    title="a bug that the curve shows",
+    wanted="""\
+A model of pairs of characters. Its gradients are right. The learning rate should rise in even
+steps from top / warmup to top, then fall to 0 as a half cosine. Run this file: it draws the loss.
+Find out what is wrong with the curve, and mend rate() or train().""",
+    code="""
+import math
+
+import numpy as np
+
+
+def rate(step, steps=60, warmup=20, top=0.1):
+    if step < warmup:
+        # >>>
+        return (step + 1) / warmup * top
+        # ---
+        return (step + 1) // warmup * top
+        # <<<
+    return top * (1 + math.cos(math.pi * (step - warmup) / (steps - warmup))) / 2
+
+
+def train():
+    rng = np.random.default_rng(0)
+    ids = rng.integers(0, 5, 64).cumsum() % 5
+    x, labels = ids[:-1], ids[1:]
+    w, m, v, losses = np.zeros((5, 5)), np.zeros((5, 5)), np.zeros((5, 5)), []
+    for step in range(60):
+        p = np.exp(w[x])
+        p /= p.sum(axis=1, keepdims=True)
+        rows = np.arange(len(x))
+        losses.append(-np.log(p[rows, labels]).mean())
+        p[rows, labels] -= 1
+        g = np.zeros_like(w)
+        np.add.at(g, x, p / len(x))
+        m = 0.9 * m + 0.1 * g
+        v = 0.99 * v + 0.01 * g * g
+        mean, square = m / (1 - 0.9 ** (step + 1)), v / (1 - 0.99 ** (step + 1))
+        w = w - rate(step) * mean / (np.sqrt(square) + 1e-8)
+    return losses
+
+
+if __name__ == "__main__":
+    losses = train()
+    for step in range(0, 60, 3):
+        print(f"{step:3} {losses[step]:.4f} " + "#" * round(200 * (losses[step] - 1.3)))
+""",
+    hints=(
+        "At which step does the loss begin to fall? What ends at that step?",
+        "Print rate(0), rate(5), rate(10).",
+        "// rounds down: (step + 1) // warmup is 0 until the warm-up is over. / divides.",
+    ),
+    check=check,
+)

@@ -1,0 +1,1 @@
+"""What a training program does between its kernels."""

@@ -1,0 +1,121 @@
+"""Checkpointing: keep few activations, compute the others once more."""
+
+import weakref
+from typing import Any
+
+import numpy as np
+
+from toynn.testing.puzzles.answer import Answer, Wrong
+from toynn.testing.puzzles.compare import compare, fail
+from toynn.testing.puzzles.puzzle import Puzzle
+
+LAYERS, EVERY = 12, 4
+
+
+class _Layers:
+    """Layers y = tanh(a x), which count their calls and the activations that are kept."""
+
+    def __init__(self) -> None:
+        self.slopes = 0.7 + 0.1 * np.arange(LAYERS)
+        self.forwards, self.backwards = [0] * LAYERS, [0] * LAYERS
+        self.most, self._kept = 0, list[Any]()
+
+    def forward(self, i: int, x: Any) -> Any:
+        """Return layer i's y, and count the arrays of such that are still there."""
+        self._known(i)
+        self.forwards[i] += 1
+        y = np.tanh(self.slopes[i] * x)
+        self._kept = [each for each in self._kept if each() is not None] + [weakref.ref(y)]
+        self.most = max(self.most, len(self._kept))
+        return y
+
+    def backward(self, i: int, x: Any, dy: Any) -> Any:
+        """Return layer i's dx, from its input and dy."""
+        self._known(i)
+        self.backwards[i] += 1
+        return self.slopes[i] * (1 - np.tanh(self.slopes[i] * x) ** 2) * dy
+
+    def _known(self, i: int) -> None:
+        if i not in range(LAYERS):
+            raise Wrong(f"there is no layer {i}: layers are numbered 0 to {LAYERS - 1}.")
+
+
+def check(answer: Answer) -> None:
+    """Compare dx, then look at the calls and at the activations that were kept."""
+    x, dy = np.linspace(-1, 1, 5), np.linspace(1, 2, 5)
+    exact = _Layers()
+    xs = [x]
+    for i in range(LAYERS):
+        xs.append(exact.forward(i, xs[-1]))
+    right = shifted = unordered = dy
+    for i in reversed(range(LAYERS)):
+        right, shifted = exact.backward(i, xs[i], right), exact.backward(i, xs[i + 1], shifted)
+        unordered = exact.backward(i, xs[i // EVERY * EVERY], unordered)
+    layers = _Layers()
+    got = answer("gradient", LAYERS, EVERY, layers.forward, layers.backward, x, dy)
+    compare(
+        "dx",
+        got,
+        right,
+        suspects={
+            "backward(i, x, dy) was given layer i's output. It needs its input.": shifted,
+            "every layer of a segment was given the segment's first input.": unordered,
+            "dy was returned: backward() was never called.": dy,
+        },
+    )
+    if layers.most > LAYERS // EVERY + EVERY + 1:
+        fail(
+            f"{layers.most} activations were kept at once, of {LAYERS} layers. With a checkpoint "
+            f"every {EVERY} layers, {LAYERS // EVERY + EVERY + 1} are enough.",
+            "the forward pass keeps all."
+            if layers.most >= LAYERS
+            else "activations of a finished segment are kept; drop them before the next one.",
+        )
+    for i, count in enumerate(layers.forwards):
+        if count > 2:
+            fail(
+                f"layer {i} was computed {count} times. Twice is enough: once in the forward pass, "
+                "and once before its backward pass.",
+                "each layer is computed again from a far checkpoint; compute a whole segment once.",
+            )
+
+
+PUZZLE = Puzzle(
+    title="checkpointing",
+    wanted="""\
+Return dx, the gradient of the input x of a chain of n layers; dy is that of the last result.
+Keep the input of every `every`-th layer only (0, every, 2 every, ...). Compute the others a second
+time, one segment at a time, when the backward pass comes to them. No layer is computed 3 times.""",
+    formula="""\
+y  = forward(i, x)               what layer i makes of x, i = 0 ... n - 1
+dx = backward(i, x, dy)          its gradient, from its input x and the gradient of its result""",
+    code="""
+def gradient(n, every, forward, backward, x, dy):
+    # >>>
+    kept = {}
+    for i in range(n):
+        if i % every == 0:
+            kept[i] = x
+        x = forward(i, x)
+    del x
+    for start in reversed(range(0, n, every)):
+        stop = min(start + every, n)
+        inputs = [kept.pop(start)]
+        for i in range(start, stop - 1):
+            inputs.append(forward(i, inputs[-1]))
+        for i in reversed(range(start, stop)):
+            dy = backward(i, inputs.pop(), dy)
+    # ---
+    # your code
+    # <<<
+    return dy
+""",
+    hints=(
+        "First a forward pass over all n layers, which keeps x where i is a multiple of `every`.",
+        "Then the segments, from the last to the first: from the kept input compute the inputs of "
+        "all its layers into a list, then call backward from its last layer to its first.",
+        "inputs.pop() gives the last input and drops it at once. A name that still holds an array "
+        "keeps it in memory.",
+    ),
+    check=check,
+)

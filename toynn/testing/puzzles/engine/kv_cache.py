@@ -1,0 +1,116 @@
+"""One token of generation: attention over a cache of keys and values."""
+
+from functools import partial
+
+import numpy as np
+
+from toynn.backends.reference import KERNELS
+from toynn.testing.cases import Array
+from toynn.testing.puzzles.answer import Answer
+from toynn.testing.puzzles.compare import compare
+from toynn.testing.puzzles.puzzle import Puzzle
+
+H, KV, D, MOST = 4, 2, 3, 6
+
+
+def check(answer: Answer) -> None:
+    """Compare the result and the caches behind three tokens, and behind none."""
+    rng = np.random.default_rng(0)
+    for past in (3, 0):
+        keys, values = rng.standard_normal((2, KV, MOST, D))
+        for cache in (keys, values):
+            cache[:, past:] = np.nan
+        q, k, v = (rng.standard_normal((heads, D)) for heads in (H, KV, KV))
+
+        attended = partial(_attended, keys, values, k, v, past)
+        right = attended(q, D**-0.5)
+        order = [0, 2, 1, 3]  # heads 0 and 2 with k's head 0
+        crossed = attended(q[order], D**-0.5)["o"][order]
+        swapped = dict(zip(("keys", "values"), (keys.copy(), values.copy()), strict=True))
+        o = answer("attend", swapped["keys"], swapped["values"], past, q, k, v, changes=(0, 1))
+        where = f", with {past} tokens in the cache"
+        for name, new in (("keys", k), ("values", v)):
+            row = swapped[name][:, past]
+            compare(
+                f"{name}[:, past]",
+                row,
+                new,
+                where=where,
+                suspects={"the new row is not written into the cache.": np.full_like(new, np.nan)},
+            )
+            compare(
+                f"{name}[:, :past]", swapped[name][:, :past], right[name][:, :past], where=where
+            )
+        suspects = {
+            "the factor 1 / sqrt(D) is missing.": attended(q, 1.0)["o"],
+            "heads are served in turn (h % KV). H / KV heads side by side share one: h // (H / KV)."
+            "": crossed,
+            "rows behind the new token are read: nothing was written there yet.": np.full_like(
+                right["o"], np.nan
+            ),
+        }
+        if past:
+            heads = [h // (H // KV) for h in range(H)]
+            scores = np.einsum("hd,hnd->hn", q, keys[heads, :past]) * D**-0.5
+            p = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
+            suspects["the new token does not see itself."] = np.einsum(
+                "hn,hnd->hd", p, values[heads, :past]
+            )
+        compare("o", o, right["o"], where=where, suspects=suspects)
+
+
+def _attended(
+    keys: Array, values: Array, k: Array, v: Array, past: int, q: Array, scale: float
+) -> dict[str, Array]:
+    """Return what the reference writes: o, and the caches."""
+    found = KERNELS["cached_attention.forward"].compute(
+        kc=np.nan_to_num(keys)[None],
+        vc=np.nan_to_num(values)[None],
+        q=q.reshape(1, H * D),
+        k=k.reshape(1, KV * D),
+        v=v.reshape(1, KV * D),
+        past=np.array([past]),
+        **{"T": 1, "H": H, "KV": KV, "D": D},
+        **{"scale": scale, "window": 0, "cap": 0.0, "sinks": None},
+    )
+    return {"o": found["o"].reshape(H, D), "keys": found["kc"][0], "values": found["vc"][0]}
+
+
+PUZZLE = Puzzle(
+    title="attention with a KV cache",
+    wanted="""\
+Write the new token's k and v (KV, D) into row `past` of the caches keys and values (KV, most, D).
+Then return o (H, D): the attention of the H heads of q (H, D) over rows 0 ... past. Rows behind
+them hold nothing yet. H / KV heads side by side share one of the KV caches.""",
+    formula="""\
+g    = h // (H / KV)                                        the cache of head h
+o[h] = softmax(keys[g, :past + 1] q[h] / sqrt(D)) values[g, :past + 1]""",
+    code="""
+import numpy as np
+
+
+def attend(keys, values, past, q, k, v):
+    H, D = q.shape
+    KV = keys.shape[0]
+    o = np.empty_like(q)
+    # >>>
+    keys[:, past] = k
+    values[:, past] = v
+    for h in range(H):
+        g = h // (H // KV)
+        scores = keys[g, : past + 1] @ q[h] / np.sqrt(D)
+        p = np.exp(scores - scores.max())
+        o[h] = p @ values[g, : past + 1] / p.sum()
+    # ---
+    # your code
+    # <<<
+    return o
+""",
+    hints=(
+        "Write first: the new token attends to itself, too.",
+        "There is no mask here. The new token is the last one, so it sees all rows up to its own: "
+        "[: past + 1].",
+        "With H = 4 and KV = 2, heads 0 and 1 read cache 0, heads 2 and 3 read cache 1.",
+    ),
+    check=check,
+)

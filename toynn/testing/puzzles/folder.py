@@ -1,0 +1,178 @@
+"""The learner's folder: a file for each puzzle, and what is solved.
+
+A check runs in a process of its own: an endless loop is ended, and a crash ends only the check.
+"""
+
+import hashlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import toynn.testing
+from toynn.errors import ConfigError, DataError
+from toynn.formats.files import write_atomically
+from toynn.testing.puzzles import PUZZLES, Puzzle
+
+__all__ = ["PROGRESS", "Folder", "Verdict"]
+
+PROGRESS = "progress.json"
+PRINTED = 2**16  # bytes of what a program prints that are kept
+GRACE = 600  # seconds to start a process on a busy machine, beside the time of the check
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a check found: whether the puzzle is solved, what is said, what the program printed."""
+
+    solved: bool
+    said: str
+    printed: str = ""
+
+
+class Folder:
+    """A learner's folder. Raises DataError for a progress file that cannot be read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._progress: dict[str, dict[str, Any]] = {"solved": {}, "hints": {}}
+        if self._file.is_file():
+            try:
+                read = json.loads(self._file.read_bytes())
+                self._progress = {name: dict(read[name]) for name in self._progress}
+            except (ValueError, KeyError, TypeError) as error:
+                raise DataError(
+                    f"{self._file}: expected what `toynn puzzles` writes, got {error!r}; "
+                    "delete the file to begin anew: your answers stay"
+                ) from error
+
+    @property
+    def _file(self) -> Path:
+        return self.path / PROGRESS
+
+    def write(self) -> list[Path]:
+        """Write the files that are not there, and none that is; return them."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        written = []
+        for puzzle in PUZZLES.values():
+            path = self.path / puzzle.file
+            if not path.exists():
+                write_atomically(path, puzzle.blank.encode())
+                written.append(path)
+        return written
+
+    def reset(self, puzzle: Puzzle) -> Path:
+        """Write a puzzle's file anew; return where the old one is now."""
+        path = self.path / puzzle.file
+        number = 1
+        while (old := path.with_name(f"{path.name}.{number}")).exists():
+            number += 1
+        if path.exists():
+            path.rename(old)
+        write_atomically(path, puzzle.blank.encode())
+        return old
+
+    def state(self, puzzle: Puzzle) -> str:
+        """Return "solved", "changed" (solved before, and another text now), "begun" or ""."""
+        path = self.path / puzzle.file
+        text = path.read_bytes() if path.is_file() else b""
+        if puzzle.name in self._progress["solved"]:
+            return "solved" if self._progress["solved"][puzzle.name] == _hash(text) else "changed"
+        return "begun" if text and text != puzzle.blank.encode() else ""
+
+    def hint(self, puzzle: Puzzle) -> tuple[int, str]:
+        """Return the number of the next hint and its text; after the last one, the last again."""
+        number = min(self._progress["hints"].get(puzzle.name, 0) + 1, len(puzzle.hints))
+        self._progress["hints"][puzzle.name] = number
+        self._save()
+        return number, puzzle.hints[number - 1]
+
+    def check(self, puzzle: Puzzle) -> Verdict:
+        """Check the learner's file. Raises ConfigError where there is none."""
+        path = self.path / puzzle.file
+        if not path.is_file():
+            raise ConfigError(f"{path}: no such file; `toynn puzzles` writes it")
+        text = path.read_bytes()
+        verdict = checked(puzzle, path)
+        if verdict.solved:
+            self._progress["solved"][puzzle.name] = _hash(text)
+            self._save()
+        return verdict
+
+    def _save(self) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_atomically(self._file, json.dumps(self._progress, indent=1).encode() + b"\n")
+
+
+def _hash(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()
+
+
+def checked(puzzle: Puzzle, path: Path, seconds: float | None = None) -> Verdict:
+    """Check a file in a process of its own, which may take so many seconds."""
+    seconds = seconds or puzzle.seconds
+    package = str(Path(toynn.testing.__file__).parents[2])
+    found = [package, os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, found))}
+    with tempfile.TemporaryDirectory() as folder:
+        said = Path(folder, "verdict.json")
+        words = ["toynn.testing.puzzles.child", puzzle.name, path.absolute(), said, seconds]
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", *map(str, words)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environment,
+        )
+        assert process.stdout is not None
+        kept = bytearray()
+        reader = threading.Thread(target=_keep, args=(process.stdout, kept))
+        reader.start()
+        try:
+            code = process.wait(seconds + GRACE)
+        except BaseException as error:
+            process.kill()
+            process.wait()
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
+            code = None
+        finally:
+            reader.join()
+            process.stdout.close()
+        printed = kept.decode(errors="replace")
+        if said.is_file() and code == 0:
+            return Verdict(**json.loads(said.read_bytes()), printed=printed)
+        hung = Path(folder, "hung")
+        trace = hung.read_text(errors="replace") if hung.is_file() else ""
+    line = _line_of(trace, path)
+    if code is None or code == 1:
+        return Verdict(False, f"ended after {seconds:g} seconds{line}\nAn endless loop?", printed)
+    name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    return Verdict(
+        False,
+        f"the program crashed ({name}){line}\nDid it read or write outside of an array?",
+        printed,
+    )
+
+
+def _keep(stream: IO[bytes], kept: bytearray) -> None:
+    """Read a stream to its end, and keep the first bytes."""
+    while part := stream.read1(PRINTED):  # type: ignore[attr-defined]
+        kept += part[: max(0, PRINTED - len(kept))]
+
+
+def _line_of(trace: str, path: Path) -> str:
+    """Return the line of a file that a dump of faulthandler names."""
+    name = re.escape(str(path.absolute()))
+    found = re.search(rf'File "{name}", line (\d+)', trace)
+    if not found:
+        return "."
+    number = int(found[1])
+    return f", in line {number}: {path.read_text().splitlines()[number - 1].strip()}"

@@ -1,0 +1,43 @@
+"""y = x w^T + b: two products and a sum over rows."""
+
+from toynn.testing.puzzles.answer import Answer
+from toynn.testing.puzzles.compare import expected
+from toynn.testing.puzzles.puzzle import Puzzle
+
+
+def check(answer: Answer) -> None:
+    """Compare the gradients of a layer with more columns than rows, and of one row."""
+    for sizes in ({"M": 4, "N": 3, "K": 5}, {"M": 1, "N": 6, "K": 2}):
+        case = expected("matmul", **sizes)
+        x, w = case.given["x"], case.given["w"]
+        got = answer.several("backward", "dx, dw, db", case.dy, x, w)
+        case.compare(got, db={"the mean over rows, where the sum is wanted.": case.dy.mean(0)})
+
+
+PUZZLE = Puzzle(
+    title="a linear layer, backward",
+    wanted="""\
+Return dx, dw and db: how the loss changes with x, w and b. dy is how the loss changes with y.
+x is (M, K): M rows. w is (N, K), b is (N,), y and dy are (M, N).""",
+    formula="y[m, n] = sum_k x[m, k] w[n, k] + b[n]",
+    code="""
+def backward(dy, x, w):
+    # >>>
+    dx = dy @ w
+    dw = dy.T @ x
+    db = dy.sum(axis=0)
+    # ---
+    dx = ...
+    dw = ...
+    db = ...
+    # <<<
+    return dx, dw, db
+""",
+    hints=(
+        "Write down the shapes. dx has that of x, dw that of w. Which products of dy with w, and "
+        "of dy with x, give these shapes?",
+        "b[n] is added to every row. So all rows of dy[:, n] move the loss when b[n] moves.",
+        "dx = dy @ w. dw has the rows of dy.T and the columns of x.",
+    ),
+    check=check,
+)

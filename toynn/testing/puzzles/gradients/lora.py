@@ -1,0 +1,85 @@
+"""LoRA: a frozen product and a thin one beside it."""
+
+from typing import Any
+
+import numpy as np
+
+from toynn.backends.reference import KERNELS
+from toynn.testing.puzzles.answer import Answer
+from toynn.testing.puzzles.compare import Expected
+from toynn.testing.puzzles.puzzle import Puzzle
+
+
+def check(answer: Answer) -> None:
+    """Compare dx, da and db; w is frozen."""
+    rng = np.random.default_rng(0)
+    N, K, M, R, scale = 5, 4, 6, 2, 1.5
+    shapes = {"x": (N, K), "w": (M, K), "a": (R, K), "b": (M, R)}
+    given = {name: rng.standard_normal(shape) for name, shape in shapes.items()}
+    x, w, a, b = given.values()
+    dy = rng.standard_normal((N, M))
+
+    def product(x: Any, w: Any) -> Any:
+        return KERNELS["matmul.forward"].compute(x=x, w=w, b=None, activation=0)["y"]
+
+    u = product(x, a)
+    du = scale * product(dy, b.T)
+    right = {
+        "dx": product(dy, w.T) + product(du, a.T),
+        "da": KERNELS["matmul.backward_weight"].compute(dy=du, x=x)["dw"],
+        "db": KERNELS["matmul.backward_weight"].compute(dy=scale * dy, x=u)["dw"],
+    }
+    case = Expected(
+        given,
+        lambda: product(x, w) + scale * product(product(x, a), b),
+        dy,
+        right,
+        {"R": R, "N": N},
+    )
+    case.compare(
+        answer.several("backward", "dx, da, db", dy, x, w, a, b, scale),
+        dx={
+            "only the frozen w's part: the adapter reads x, too.": dy @ w,
+            "only the adapter's part: the frozen w passes a gradient to x, too.": du @ a,
+            "scale is missing in the adapter's part.": dy @ w + dy @ b @ a,
+        },
+        da={
+            "scale is missing.": right["da"] / scale,
+            "scale is applied twice.": right["da"] * scale,
+        },
+        db={
+            "scale is missing.": right["db"] / scale,
+            "scale is applied twice.": right["db"] * scale,
+        },
+    )
+
+
+PUZZLE = Puzzle(
+    title="LoRA",
+    wanted="""\
+Return dx (N, K), da (R, K) and db (M, R) from dy (N, M), x, w, a, b and scale.
+x is (N, K), w is (M, K). w is frozen: nobody wants dw.""",
+    formula="y = x w^T + scale (x a^T) b^T",
+    code="""
+def backward(dy, x, w, a, b, scale):
+    # >>>
+    u = x @ a.T
+    du = scale * dy @ b
+    dx = dy @ w + du @ a
+    da = du.T @ x
+    db = scale * dy.T @ u
+    # ---
+    dx = ...
+    da = ...
+    db = ...
+    # <<<
+    return dx, da, db
+""",
+    hints=(
+        "Call u = x a^T (N, R). Then y = x w^T + scale u b^T: two linear layers, one after the "
+        "other, beside a frozen one (puzzle 1).",
+        "db comes from dy and u, and du = scale dy b. da comes from du and x.",
+        "x is read by w and by a, so dx is the sum of both: dy w + du a.",
+    ),
+    check=check,
+)

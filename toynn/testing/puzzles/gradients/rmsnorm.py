@@ -1,0 +1,60 @@
+"""RMSNorm, backward: a mean over the row in dx, a sum over rows in dw."""
+
+from toynn.testing.puzzles.answer import Answer
+from toynn.testing.puzzles.compare import expected
+from toynn.testing.puzzles.puzzle import Puzzle
+
+
+def check(answer: Answer) -> None:
+    """Compare dx and dw at two shapes."""
+    for sizes in ({"N": 4, "C": 6}, {"N": 1, "C": 3}):
+        case = expected("rmsnorm", **sizes)
+        x, w, dy = case.given["x"], case.given["w"], case.dy
+        r = 1 / ((x * x).mean(1, keepdims=True) + 1e-5) ** 0.5
+        k = (w * dy * x).mean(1, keepdims=True)
+        total = (w * dy * x).sum(1, keepdims=True)
+        case.compare(
+            answer.several("backward", "dx, dw", dy, x, w, r),
+            dx={
+                "r depends on x, too: the term with the mean over the row is missing.": r * w * dy,
+                "a sum over the row, where the mean is wanted (1 / C).": r * w * dy
+                - x * r**3 * total,
+                "the power of r in the second term: r r r, since dr/dx[c] = -r^3 x[c] / C.": r
+                * w
+                * dy
+                - x * r**2 * k,
+                "w is missing inside of the mean.": r * w * dy
+                - x * r**3 * (dy * x).mean(1, keepdims=True),
+            },
+            dw={"r is missing: y = x r w, so dy/dw is x r.": (dy * x).sum(0)},
+        )
+
+
+PUZZLE = Puzzle(
+    title="RMSNorm, backward",
+    wanted="""\
+Return dx (N, C) and dw (C,) from dy (N, C), x (N, C), w (C,) and r (N, 1).
+Each of the N rows is divided by its root mean square; w is shared by all rows.""",
+    formula="""\
+y[n, c] = x[n, c] r[n] w[c]
+r[n]    = 1 / sqrt(mean_c x[n, c]^2 + eps)          so dr[n]/dx[n, c] = -r[n]^3 x[n, c] / C""",
+    code="""
+def backward(dy, x, w, r):
+    # >>>
+    k = (w * dy * x).mean(axis=1, keepdims=True)
+    dx = r * w * dy - x * r**3 * k
+    dw = (dy * x * r).sum(axis=0)
+    # ---
+    dx = ...
+    dw = ...
+    # <<<
+    return dx, dw
+""",
+    hints=(
+        "x[n, c] moves y in two ways: directly, and through r[n], which is in all y of the row.",
+        "The direct way gives r w dy. Through r: dr = sum over the row of dy x w, then times "
+        "dr/dx from the formula.",
+        "dx = r w dy - x r^3 mean(w dy x), the mean over axis 1. dw sums dy x r over the rows.",
+    ),
+    check=check,
+)

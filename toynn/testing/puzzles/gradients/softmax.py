@@ -1,0 +1,45 @@
+"""softmax, backward: each y of a row depends on each x of it."""
+
+from toynn.testing.puzzles.answer import Answer
+from toynn.testing.puzzles.compare import expected
+from toynn.testing.puzzles.puzzle import Puzzle
+
+
+def check(answer: Answer) -> None:
+    """Compare dx of a few rows, in which some x are masked (-infinity)."""
+    for sizes in ({"N": 4, "C": 5}, {"N": 1, "C": 3}):
+        case = expected("softmax", **sizes)
+        y, dy = case.function(), case.dy
+        total = (y * dy).sum()
+        case.compare(
+            answer.several("backward", "dx", dy, y),
+            dx={
+                "the sum over the row is missing: all y of a row share a divisor.": y * dy,
+                "the sum runs over all rows; each row has its own.": y * (dy - total),
+                "y is not applied to the whole difference.": y * dy
+                - (y * dy).sum(1, keepdims=True),
+            },
+        )
+
+
+PUZZLE = Puzzle(
+    title="softmax, backward",
+    wanted="""\
+Return dx (N, C) from dy (N, C) and the softmax's result y (N, C).
+Each of the N rows is a softmax of its own. x itself is not needed.""",
+    formula="""\
+y[c] = exp(x[c]) / sum_k exp(x[k])          of each row
+dy[j]/dx[c] = y[j] ((1 if j == c else 0) - y[c])""",
+    code="""
+def backward(dy, y):
+    # >>>
+    return y * (dy - (y * dy).sum(axis=1, keepdims=True))
+    # <<<
+""",
+    hints=(
+        "dx[c] is a sum over j of dy[j] times the second formula. Split it in two sums.",
+        "The first sum has one term that is not 0: y[c] dy[c]. The second one has y[c] in front.",
+        "dx[c] = y[c] (dy[c] - sum_j y[j] dy[j]). Keep the axis of the sum: keepdims=True.",
+    ),
+    check=check,
+)

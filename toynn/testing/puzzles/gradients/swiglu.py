@@ -1,0 +1,71 @@
+"""SwiGLU, backward: a product of two inputs, one of them through silu."""
+
+import numpy as np
+
+from toynn.testing.puzzles.answer import Answer
+from toynn.testing.puzzles.compare import expected, fail
+from toynn.testing.puzzles.puzzle import Puzzle
+
+
+def check(answer: Answer) -> None:
+    """Compare both gradients; some gates are large, where exp(-gate) overflows."""
+    case = expected("swiglu", N=4, F=5)
+    gate, up, dy = case.given["gate"], case.given["up"], case.dy
+    s = 1 / (1 + np.exp(-gate))
+    case.compare(
+        answer.several("backward", "dgate, dup", dy, gate, up),
+        dgate={
+            "that is the gradient of the sigmoid alone; silu is gate times it.": dy
+            * up
+            * s
+            * (1 - s),
+            "the slope of the sigmoid is missing: it depends on gate, too.": dy * up * s,
+            "up is missing: silu(gate) is multiplied by it.": dy * s * (1 + gate * (1 - s)),
+        },
+        dup={
+            "the sigmoid of gate, where silu(gate) = gate sigmoid(gate) is wanted.": dy * s,
+            "gate alone, where silu(gate) is wanted.": dy * gate,
+        },
+    )
+    far = np.array([-1000.0, 1000.0])
+    for name, gradient in answer.several(
+        "backward", "dgate, dup", np.ones(2), far, np.ones(2)
+    ).items():
+        if not np.isfinite(gradient).all():
+            fail(
+                f"{name} is {np.asarray(gradient).tolist()} for gate = [-1000, 1000].",
+                "exp(1000) is infinite, and infinity / infinity or 0 times infinity is nan. "
+                "1 / (1 + exp(-gate)) is safe: it becomes 0.",
+            )
+
+
+PUZZLE = Puzzle(
+    title="SwiGLU, backward",
+    wanted="""\
+Return dgate and dup from dy, gate and up. All five have one shape, and each element stands alone.
+gate may be -1000 or 1000: nothing may become nan.""",
+    formula="""\
+y = silu(gate) up
+silu(g) = g s(g)          s(g) = 1 / (1 + exp(-g)), so ds/dg = s (1 - s)""",
+    code="""
+import numpy as np
+
+
+def backward(dy, gate, up):
+    # >>>
+    s = 1 / (1 + np.exp(-gate))
+    dgate = dy * up * s * (1 + gate * (1 - s))
+    dup = dy * gate * s
+    # ---
+    dgate = ...
+    dup = ...
+    # <<<
+    return dgate, dup
+""",
+    hints=(
+        "y is a product. dup is dy times the other factor.",
+        "silu(g) = g s(g) is a product, too: its slope is s(g) + g s'(g).",
+        "dgate = dy up (s + gate s (1 - s)).",
+    ),
+    check=check,
+)

@@ -1,0 +1,99 @@
+"""What a puzzle is: what is wanted, a program with a blank, a check, hints.
+
+The program is written once, with its solution. Two marks in it cut out what the learner has to
+write; between a third mark and the end stands what the learner finds there, where that is not the
+usual blank:
+
+    # >>>
+    return y * (dy - (y * dy).sum(axis=1, keepdims=True))
+    # ---
+    return y * dy
+    # <<<
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from toynn.testing.puzzles.answer import Answer
+
+__all__ = ["Puzzle"]
+
+Language = Literal["py", "pyx", "c"]
+
+_CUT = re.compile(
+    r"^([ ]*)(?:#|//) >>>\n(.*?)(?:^[ ]*(?:#|//) ---\n(.*?))?^[ ]*(?:#|//) <<<\n",
+    re.MULTILINE | re.DOTALL,
+)
+#: What stands in a blank.
+_BLANKS: dict[str, str] = {
+    "py": "raise NotImplementedError  # your code",
+    "pyx": "pass  # your code",
+    "c": "// your code",
+}
+
+
+@dataclass(frozen=True)
+class Puzzle:
+    """A puzzle. Its number, name and road come from its place in the table (PUZZLES).
+
+    Attributes
+    ----------
+    title
+        A few words.
+    wanted
+        What the learner is to write, in at most three lines.
+    code
+        The program with its solution, and marks around the solution.
+    check
+        Raises Wrong for an answer that is wrong; the message says what is wrong in it.
+    hints
+        The first one is a nudge, the last one nearly the solution.
+    formula
+        Lines that help, if any.
+    language
+        The suffix of the learner's file.
+    seconds
+        The time that a check may take; an endless loop ends then.
+    """
+
+    title: str
+    wanted: str
+    code: str
+    check: Callable[[Answer], None]
+    hints: tuple[str, ...]
+    formula: str = ""
+    language: Language = "py"
+    seconds: int = 20
+    number: int = 0
+    name: str = ""
+    road: str = ""
+
+    @property
+    def file(self) -> str:
+        """The name of the learner's file."""
+        return f"{self.number:02}_{self.name}.{self.language}"
+
+    @property
+    def blank(self) -> str:
+        """The learner's file, as it is at first."""
+        return self._text(lambda cut: cut[3] or f"{cut[1]}{_BLANKS[self.language]}\n")
+
+    @property
+    def solution(self) -> str:
+        """The learner's file, solved."""
+        return self._text(lambda cut: cut[2])
+
+    def _text(self, chosen: Callable[[re.Match[str]], str]) -> str:
+        told = [f"Puzzle {self.number} ({self.road}): {self.title}.", "", *self.wanted.splitlines()]
+        if self.formula:
+            told += ["", *(f"    {line}".rstrip() for line in self.formula.splitlines())]
+        told += ["", f"toynn puzzles check {self.number}    says what is wrong"]
+        told += [f"toynn puzzles hint {self.number}     gives a hint"]
+        if self.language == "c":
+            head = "".join(f"// {line}".rstrip() + "\n" for line in told)
+        else:
+            head = "\n".join(['"""' + told[0], *told[1:], '"""\n'])
+        code = _CUT.sub(chosen, self.code.lstrip())
+        return f"{head}\n{chr(10) if code.startswith('def') else ''}{code}"

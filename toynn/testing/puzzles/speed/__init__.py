@@ -1,0 +1,1 @@
+"""From a triple loop to packed panels."""

@@ -1,0 +1,164 @@
+"""Checks of fast code: first its results, then its rate beside that of the machine."""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toynn.testing.limits import measure
+from toynn.testing.puzzles.answer import Answer, Wrong
+from toynn.testing.puzzles.compare import Suspects, compare, fail
+from toynn.testing.puzzles.compiled import guarded
+
+__all__ = ["SMALL", "check_product", "check_rate", "check_sum", "judge", "written"]
+
+SECONDS = 0.3  # of calls in a round; the best one counts
+ROUNDS = 6  # at most: a busy machine may spoil some
+HOPELESS = 0.3  # of the wanted share: no other round will do better
+#: What is timed, M, N, K: short calls, which a busy machine interrupts less often.
+SHAPE = 84, 512, 1024
+#: What is checked: tiles of every kind fill these, and no two sizes are alike.
+SMALL = 84, 64, 40
+
+
+def check_product(answer: Answer, share: float, tile: tuple[int, int] = (0, 0)) -> None:
+    """Check c (M,N) = a (M,K) b (K,N) in float32, and its share of the peak of multiply-adds.
+
+    A packed product has tiles of so many rows and columns.
+    """
+    rng = np.random.default_rng(0)
+    M, N, K = SMALL
+    a, b = rng.standard_normal((M, K), np.float32), rng.standard_normal((K, N), np.float32)
+    right = a.astype(float) @ b.astype(float)
+    with guarded("c", (M, N)) as c:
+        answer("product", c, a, b, M, N, K, changes=(0,))
+    written("c", c, right)
+    suspects: Suspects = {}
+    if tile[0]:
+        suspects = {
+            "every tile reads the first panel of a.": right[np.arange(M) % tile[0]],
+            "every panel of b is packed from its first columns.": right[:, np.arange(N) % tile[1]],
+        }
+    compare(
+        "c",
+        c,
+        right,
+        tolerance=1e-5,
+        sizes={"M": M, "N": N, "K": K},
+        suspects={
+            **suspects,
+            "the last of the K terms is missing.": right - np.outer(a[:, -1], b[-1]),
+            "the first of the K terms is missing.": right - np.outer(a[:, 0], b[0]),
+            "only the last of the K terms is there: c is overwritten, not added to.": np.outer(
+                a[:, -1], b[-1]
+            ),
+            "a is read as if it were (K, M): its rows are K numbers apart.": a.reshape(
+                K, M
+            ).T.astype(float)
+            @ b,
+            "b is read as if it were (N, K): its rows are N numbers apart.": a @ b.reshape(N, K).T,
+        },
+    )
+    M, N, K = SHAPE
+    a, b = rng.standard_normal((M, K), np.float32), rng.standard_normal((K, N), np.float32)
+    big = np.empty((M, N), np.float32)
+    product = answer.function("product")
+    check_rate(
+        answer,
+        lambda: product(big, a, b, M, N, K),
+        2 * M * N * K,
+        lambda: measure(1, 0.05, ()).one.float32,
+        share,
+        "GFLOP/s",
+    )
+
+
+def written(name: str, got: NDArray[Any], right: NDArray[Any]) -> None:
+    """Raise Wrong where an output, which began as nan, still is that."""
+    untouched = np.isnan(got)
+    if untouched.any():
+        index = tuple(np.argwhere(untouched)[0])
+        raise Wrong(
+            f"{name}[{', '.join(map(str, index))}] is nan; it should be {right[index]:.6g}. "
+            f"{np.count_nonzero(untouched)} of {got.size} elements are nan.\nSuspicion: {name} "
+            "begins as nan. What is not written stays nan, and nan + 1 is nan."
+        )
+
+
+def check_sum(answer: Answer, name: str, count: int) -> None:
+    """Check a sum over n numbers, products of ``count`` arrays; behind their end stands nan."""
+    for n in (1000, 100, 64, 31, 17, 16, 15, 7, 1, 0):
+        arrays = np.full((count, n + 64), np.nan, np.float32)
+        arrays[:, :n] = np.random.default_rng(n).standard_normal((count, n))
+        items = arrays[:, :n].astype(float).prod(axis=0)
+        right, got = float(items.sum()), answer(name, *arrays, n)
+        near = 1e-5 * (1 + float(np.abs(items).sum()))
+        if np.isnan(got):
+            raise Wrong(
+                f"{name} of {n} numbers is nan; it should be {right:.6g}.\nSuspicion: numbers "
+                "behind the end are read (nan stands there), or a sum does not begin at 0."
+            )
+        if abs(got - right) > near:
+            told = f"{name} of {n} numbers is {got:.6g}; it should be {right:.6g}."
+            found = (said for said, value in _sums(items, arrays, got) if abs(got - value) <= near)
+            fail(told, next(found, "a part of the partial sums is not added up."))
+
+
+def _sums(items: NDArray[Any], arrays: NDArray[Any], got: float) -> Iterator[tuple[str, float]]:
+    """Yield what one might sum up by mistake."""
+    n, right = len(items), float(items.sum())
+    yield "the sign is wrong.", -right
+    yield "x is multiplied with itself.", float((arrays[0, :n].astype(float) ** 2).sum())
+    for width in (8, 16, 32, 64):
+        whole = n // width * width
+        if whole < n:
+            said = f"the last {n - whole} numbers are missing: n is no multiple of {width}."
+            yield said, float(items[:whole].sum())
+        if whole:
+            said = f"only the last {width} and what follows: sums are overwritten, not added to."
+            yield said, float(items[whole - width :].sum())
+    if n:
+        i = int(np.abs(right - items - got).argmin())
+        yield f"number {i} alone is missing.", right - float(items[i])
+
+
+def check_rate(
+    answer: Answer,
+    work: Callable[[], object],
+    amount: int,
+    limit: Callable[[], float],
+    share: float,
+    unit: str,
+) -> None:
+    """Time work of an amount (flops or bytes) beside the machine's limit, in turns."""
+    if not answer.timed:
+        return
+    rates, limits = [], []
+    for _ in range(ROUNDS):
+        spent: list[float] = []
+        while not spent or sum(spent) < SECONDS:
+            start = time.process_time()  # of one thread: a busy machine will do
+            work()
+            spent.append(time.process_time() - start)
+        rates.append(amount / max(min(spent), 1e-9))
+        limits.append(limit())
+        reached = max(rates) / max(limits) / share
+        if reached >= 1 or reached < HOPELESS:
+            break
+    print(judge(max(rates), max(limits), share, unit))
+
+
+def judge(rate: float, most: float, share: float, unit: str) -> str:
+    """Say how fast it is. Raises Wrong where that is less than the wanted share of the limit."""
+    told = (
+        f"{rate / 1e9:.3g} {unit}, {rate / most:.1%} of this machine's {most / 1e9:.0f} {unit} "
+        "on one thread"
+    )
+    if rate < share * most:
+        raise Wrong(
+            f"the result is right, and too slow: {told}. Wanted: {share:.0%}, "
+            f"which is {share * most / 1e9:.3g} {unit}."
+        )
+    return told

@@ -1,0 +1,96 @@
+"""The third rung: copy what a tile reads into the order in which it reads it."""
+
+import numpy as np
+
+from toynn.testing.puzzles.answer import Answer
+from toynn.testing.puzzles.compare import compare
+from toynn.testing.puzzles.compiled import guarded
+from toynn.testing.puzzles.puzzle import Puzzle
+from toynn.testing.puzzles.speed.measuring import SMALL, check_product, written
+from toynn.testing.puzzles.speed.register_tile import HEAD, TILE
+
+
+def check(answer: Answer) -> None:
+    """Check both copies, then the product; a tile that reads a and b where they lie is slower."""
+    M, N, K = SMALL
+    rng = np.random.default_rng(1)
+    a, b = rng.standard_normal((M, K), np.float32), rng.standard_normal((K, N), np.float32)
+    tile = []
+    for name, x, rest, most in (("pack_a", a, [K], 14), ("pack_b", b, [N, K], 32)):
+        with guarded("to", (K * most,)) as to:
+            answer(name, to, x, *rest, changes=(0,))
+        smaller = {"pack_a": 6, "pack_b": 16}[name]  # of the tile in AVX2
+        width = most if np.isfinite(to[K * smaller :]).any() else smaller
+        right = a[:width].T if name == "pack_a" else b[:, :width]
+        got = to[: K * width].reshape(K, width)
+        written(f"{name}: to", got, right)
+        lying = (
+            {
+                "rows of a are copied one behind the other. Row k of the panel has the MR "
+                "numbers a[0, k] ... a[MR - 1, k].": a[:width].reshape(K, width)
+            }
+            if name == "pack_a"
+            else {}
+        )
+        compare(f"{name}: to, as rows k,", got, right, suspects=lying)
+        tile.append(width)
+    check_product(answer, 0.55, (tile[0], tile[1]))
+
+
+PUZZLE = Puzzle(
+    title="packed panels",
+    wanted="""\
+tile() reads MR rows of a and NR columns of b, packed in the order in which it needs them.
+Write pack_a, pack_b and product's loops. Reach 55 % of this machine's peak.
+M is a multiple of MR, and N of NR. Pack each part of a and b once.""",
+    formula="""\
+a's panel of MR rows:      to[k * MR + i] = a[i * K + k]
+b's panel of NR columns:   to[k * NR + j] = b[k * N + j]""",
+    language="c",
+    seconds=60,
+    code=HEAD
+    + """
+// c, MR rows of N numbers, from panels of a and b
+static void tile(float* c, const float* a, const float* b, size N, size K) {
+"""
+    + TILE.replace("b_k", "NR").replace("a[i * a_i + k * a_k]", "a[k * MR + i]")
+    + """}
+
+void pack_a(float* to, const float* a, size K) {
+    // >>>
+    for (size k = 0; k < K; k++)
+        for (size i = 0; i < MR; i++) to[k * MR + i] = a[i * K + k];
+    // <<<
+}
+
+void pack_b(float* to, const float* b, size N, size K) {
+    // >>>
+    for (size k = 0; k < K; k++)
+        for (size j = 0; j < NR; j++) to[k * NR + j] = b[k * N + j];
+    // <<<
+}
+
+void product(float* c, const float* a, const float* b, size M, size N, size K) {
+    float* panels = aligned_alloc(64, (4 * M * K + 63) / 64 * 64);  // all of a
+    float* panel = aligned_alloc(64, (4 * NR * K + 63) / 64 * 64);  // NR columns of b
+    // >>>
+    for (size m = 0; m < M; m += MR) pack_a(panels + m * K, a + m * K, K);
+    for (size n = 0; n < N; n += NR) {
+        pack_b(panel, b + n, N, K);
+        for (size m = 0; m < M; m += MR) tile(c + m * N + n, panels + m * K, panel, N, K);
+    }
+    // <<<
+    free(panels);
+    free(panel);
+}
+""",
+    hints=(
+        "pack_a is two loops: over k, and over the MR rows. So is pack_b. The formula is their "
+        "body.",
+        "In product: first pack all of a, MR rows at a time; a panel of MR rows takes MR * K "
+        "numbers.",
+        "Then for each NR columns: pack them once, and call tile for all panels of a with that "
+        "panel of b.",
+    ),
+    check=check,
+)

@@ -1,0 +1,88 @@
+"""The second rung: a tile of c in registers."""
+
+from toynn.testing.puzzles.answer import Answer
+from toynn.testing.puzzles.puzzle import Puzzle
+from toynn.testing.puzzles.speed.measuring import check_product
+
+#: What both C puzzles of products begin with.
+HEAD = """\
+#include <stddef.h>
+#include <stdlib.h>
+
+typedef ptrdiff_t size;
+
+// V floats fill a vector register. A tile has MR rows and NR columns, two vectors.
+#ifdef __AVX512F__
+#define V 16
+#define MR 14
+#else
+#define V 8
+#define MR 6
+#endif
+#define NR (2 * V)
+typedef float vec __attribute__((vector_size(4 * V), aligned(4)));
+"""
+TILE = """\
+    vec sum[MR][2] = {0};
+    for (size k = 0; k < K; k++) {
+        vec b0 = *(const vec*)(b + k * b_k), b1 = *(const vec*)(b + k * b_k + V);
+        #pragma GCC unroll 16
+        for (int i = 0; i < MR; i++) {
+            sum[i][0] += a[i * a_i + k * a_k] * b0;
+            sum[i][1] += a[i * a_i + k * a_k] * b1;
+        }
+    }
+    #pragma GCC unroll 16
+    for (int i = 0; i < MR; i++) {
+        *(vec*)(c + i * N) = sum[i][0];
+        *(vec*)(c + i * N + V) = sum[i][1];
+    }
+"""
+
+
+def check(answer: Answer) -> None:
+    """Check the product; loops that store c after every term reach about half of this share."""
+    check_product(answer, 0.4)
+
+
+PUZZLE = Puzzle(
+    title="a tile in registers",
+    wanted="""\
+tile() computes MR x NR elements of c. Keep them all in vector registers while k runs.
+Reach 40 % of this machine's peak. M is a multiple of MR, and N of NR.
+A `vec` is V floats: `x + y`, `x * y` and `number * x` work on all of them at once.""",
+    formula="c[i * N + j] = sum_k a[i * K + k] b[k * N + j]          i < MR, j < NR",
+    language="c",
+    seconds=60,
+    code=HEAD
+    + """
+static void tile(float* c, const float* a, const float* b, size N, size K) {
+    // >>>
+"""
+    + TILE.replace("b_k", "N").replace("a_i", "K").replace("k * a_k", "k")
+    + """\
+    // ---
+    for (int i = 0; i < MR; i++)
+        for (int j = 0; j < NR; j++) {
+            float sum = 0;
+            for (size k = 0; k < K; k++) sum += a[i * K + k] * b[k * N + j];
+            c[i * N + j] = sum;
+        }
+    // <<<
+}
+
+void product(float* c, const float* a, const float* b, size M, size N, size K) {
+    for (size m = 0; m < M; m += MR)
+        for (size n = 0; n < N; n += NR)
+            tile(c + m * N + n, a + m * K, b + n, N, K);
+}
+""",
+    hints=(
+        "Declare vec sum[MR][2] before the loop over k, and store it to c behind that loop.",
+        "In each step of k load two vectors of b: *(const vec*)(b + k * N) and the one V floats "
+        "further. Each of the MR numbers of a is multiplied with both.",
+        "The compiler keeps sum in registers only if the loops over i are unrolled: write "
+        "`#pragma GCC unroll 16` before them.",
+    ),
+    check=check,
+)
