@@ -22,7 +22,7 @@ import numpy as np
 from toynn import _kernels as kernels
 from toynn.testing.limits import measure
 
-KERNELS = Path(kernels.__file__).parent  # gemm.h
+GEMM = Path(__file__).parents[1] / "toynn" / "_kernels" / "gemm"  # gemm.h
 FLAGS = ["-O3", "-march=native", "-mprefer-vector-width=512", "-ffp-contract=fast", "-fopenmp"]
 SHAPE = 252, 1024, 4096  # M, N, K: as many rows as whole tiles fill at every level
 TOLERANCE = 1e-5  # of the largest element: float32 sums of 4096 terms
@@ -147,7 +147,7 @@ def compiled(name: str, folder: Path) -> Callable[..., None]:
     source, library = folder / "rung.c", folder / f"{name.replace(' ', '_')}.so"
     source.write_text(text(name))
     compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
-    command = [*compiler, *FLAGS, f"-I{KERNELS}", "-shared", "-fPIC", source, "-o", library]
+    command = [*compiler, *FLAGS, f"-I{GEMM}", "-shared", "-fPIC", source, "-o", library]
     subprocess.run(command, check=True)
     function = ctypes.CDLL(str(library)).rung
     pointer, size = ctypes.c_void_p, ctypes.c_ssize_t
@@ -170,6 +170,24 @@ def of_toynn(level: str, precision: str) -> Callable[..., None]:
     return call
 
 
+def timed(
+    call: Callable[..., None],
+    a: np.ndarray,
+    b: np.ndarray,
+    exact: np.ndarray,
+    n_threads: int,
+    seconds: float,
+) -> tuple[float, float]:
+    """Call for so many seconds; return the best time, and the error beside the largest element."""
+    c = np.full(exact.shape, np.nan, np.float32)
+    spent: list[float] = []
+    while sum(spent) < seconds:
+        start = time.perf_counter()
+        call(c, a, b, n_threads)
+        spent.append(time.perf_counter() - start)
+    return min(spent), float(np.abs(c - exact).max() / np.abs(exact).max())
+
+
 def climb(n_threads: int, seconds: float) -> None:
     """Check and time each rung for so long; print GFLOP/s, and the share of the machine's peak."""
     M, N, K = SHAPE
@@ -184,18 +202,12 @@ def climb(n_threads: int, seconds: float) -> None:
     print(f"{'rung':32}{'threads':>8}{'ms':>10}{'GFLOP/s':>10}{'of peak':>9}")
 
     def show(name: str, call: Callable[..., None], threads: int, tolerance: float) -> None:
-        c = np.full((M, N), np.nan, np.float32)
-        spent = []
-        while sum(spent) < seconds:
-            start = time.perf_counter()
-            call(c, a, b, threads)
-            spent.append(time.perf_counter() - start)
-        error = np.abs(c - exact).max() / np.abs(exact).max()
+        least, error = timed(call, a, b, exact, threads, seconds)
         if not error <= tolerance:
             raise SystemExit(f"{name}: off by {error} of the largest element, over {tolerance}")
-        rate = 2 * M * N * K / min(spent)
+        rate = 2 * M * N * K / least
         peak = (limits.one if threads == 1 else limits.all).float32
-        figures = f"{1e3 * min(spent):10.2f}{rate / 1e9:10.1f}{rate / peak:9.0%}"
+        figures = f"{1e3 * least:10.2f}{rate / 1e9:10.1f}{rate / peak:9.0%}"
         print(f"{name:32}{threads:8}{figures}", flush=True)
 
     with tempfile.TemporaryDirectory() as folder:
