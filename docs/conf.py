@@ -17,8 +17,11 @@ ROOT = Path(__file__).parent.parent
 
 project = "toynn"
 version = release = toynn.__version__
-extensions = ["myst_parser", "sphinx.ext.autodoc", "numpydoc", "sphinx.ext.viewcode"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "numpydoc", "sphinx.ext.viewcode"]
 exclude_patterns = ["requirements.txt"]
+nb_execution_mode = "cache"  # -D nb_execution_mode=off: notebooks are shown and not run
+nb_execution_raise_on_error = nb_execution_show_tb = True
+nb_execution_timeout = 120  # seconds for each
 html_theme = "furo"
 html_title = f"toynn {version}"
 html_show_copyright = False
@@ -79,7 +82,8 @@ def make_pages(app: Sphinx) -> None:
     """Write a page for each file outside of docs to which a page of the site links."""
     made = Path(app.srcdir) / MADE
     shutil.rmtree(made, ignore_errors=True)
-    todo = [f"docs/{page.name}" for page in sorted(ROOT.glob("docs/*.md"))]
+    pages = [*ROOT.glob("docs/*.md"), *ROOT.glob("docs/notebooks/*.md")]
+    todo = [str(page.relative_to(ROOT)) for page in sorted(pages)]
     seen = set(todo)
     while todo:
         path = todo.pop()

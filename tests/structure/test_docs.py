@@ -24,7 +24,8 @@ from toynn.jobs.peers import COMMANDS, FLAGS
 ROOT = Path(__file__).parents[2]
 PAGES = [
     page
-    for page in (*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md")))
+    for folder in ("", "docs", "docs/notebooks")
+    for page in sorted((ROOT / folder).glob("*.md"))
     if page.name != "CHANGELOG.md"  # which tells of the past
 ]
 #: Flags that are not of `toynn`: of bench/compare.py, `python -m tests.fuzz` and `tests.tsan`.
