@@ -4,14 +4,15 @@ import json
 
 import numpy as np
 import pytest
-from hf_folders import edit_tensors
+from hf_folders import edit_object, edit_tensors
 from llamas import FACTORS, SCALES, config, make
 from lora_bases import rewritten
+from safetensors.numpy import load_file, save_file
 
-from toynn.engines import LlamaSeqEngine
+from toynn.engines import LlamaSeqEngine, frozen
 from toynn.engines.converting import unlike
 from toynn.errors import ConfigError, DataError, GGUFError
-from toynn.formats import gguf, hf
+from toynn.formats import bases, gguf, hf
 from toynn.options import RecipeOptions
 
 LISTS = {"type": "longrope", "short_factor": [1.0, 1.5], "long_factor": [2.0, 7.0]}
@@ -255,6 +256,16 @@ FOLDERS = {
         dict(tie_embedding=False),
         "tie_embedding is False; tie_word",
     ),
+    "glm4moe groups": ("glm4moe", dict(n_group=2), "n_group must be 1; got 2"),
+    "glm4moe none": (
+        "glm4moe",
+        dict(n_shared_experts=0),
+        "n_shared_experts must be a whole",
+    ),
+    "glm4moe norms": ("glm4moe", dict(use_qk_norm=False), "unknown tensors: blk.0.attn_k_norm"),
+    "glm4moe dense": ("glm4moe", dict(first_k_dense_replace=3), "unknown tensors|is missing"),
+    "glm4moe part": ("glm4moe", dict(partial_rotary_factor=3.0), "rope_channels must be even"),
+    "glm4moe next": ("glm4moe", dict(num_nextn_predict_layers=-1), "must be a whole number >= 0"),
     "soft cap": ("granite", dict(logit_softcapping=30.0), "logit_softcapping = 30.0 is not known"),
 }
 
@@ -332,7 +343,7 @@ FILES = {
     "delta taps": ("qwen35", "qwen35.ssm.conv_kernel", 2**31, "conv_taps must be at most 16"),
     "every": ("qwen35", "qwen35.full_attention_interval", 3, "missing|unknown tensors|wrong shape"),
     "sections": ("qwen35", "qwen35.rope.dimension_sections", 3.5, "must be 4 numbers"),
-    "next tokens": ("qwen35", "qwen35.nextn_predict_layers", 1, "is not known to toynn"),
+    "next tokens": ("qwen35", "qwen35.nextn_predict_layers", 0.5, "must be a whole number >= 1"),
     "taps": ("lfm2", "lfm2.shortconv.l_cache", 2**31, "conv_taps must be at most 16; got"),
     "kv heads": (
         "lfm2",
@@ -406,6 +417,10 @@ FILES = {
     "lfm2moe dense": ("lfm2moe", "lfm2moe.leading_dense_block_count", 2**31, "less than n_layers"),
     "lfm2moe width": ("lfm2moe", "lfm2moe.expert_feed_forward_length", 9, "the wrong shape"),
     "lfm2moe used": ("lfm2moe", "lfm2moe.expert_used_count", 6, "must be at most n_experts; got 6"),
+    "glm4moe share": ("glm4moe", "glm4moe.expert_shared_count", 0, "whole number >= 1; got 0"),
+    "glm4moe groups": ("glm4moe", "glm4moe.expert_group_count", 4, "is not known to toynn"),
+    "glm4moe word": ("glm4moe", "glm4moe.expert_weights_norm", 1, "must be true or false; got 1"),
+    "glm4moe next": ("glm4moe", "glm4moe.nextn_predict_layers", 4, "layers is 4, of 4 blocks"),
     "unknown": ("smollm3", "smollm3.residual_scale", 0.5, r"smollm3\.residual_scale = 0\.5 is not"),
 }
 
@@ -430,6 +445,30 @@ def test_the_logarithm_of_a_ministrals_yarn_divides_its_magnitude(tmp_path):
     path = rewritten(tmp_path / "a.gguf", tmp_path / "b.gguf", np.copy, told)
     found = LlamaSeqEngine.from_gguf(path).config
     assert found.yarn_magnitude == pytest.approx(1 / (1 + 0.1 * np.log(4)))  # so RoPE's is 1
+
+
+def test_blocks_that_predict_further_tokens_are_left_out(tmp_path):
+    """Behind the last, in folders beside those that num_hidden_layers counts."""
+    engine = make("glm4moe", context=16).engine
+    engine.export_hf(tmp_path / "model")
+    edit_object(tmp_path / "model" / "config.json", num_nextn_predict_layers=1)
+    tensors = load_file(tmp_path / "model" / "model.safetensors")
+    more = {n.replace("s.3.", "s.4.", 1): w for n, w in tensors.items() if "layers.3." in n}
+    more |= {"model.layers.4.eh_proj.weight": tensors["model.norm.weight"]}
+    save_file(tensors | more, tmp_path / "model" / "model.safetensors")
+    engine.export_gguf(tmp_path / "a.gguf")
+    with gguf.open(tmp_path / "a.gguf") as file:
+        metadata = {k: (v, file.types[k]) for k, v in file.metadata.items()}
+        weights = {k: (np.array(file[k]), "f32") for k in file}
+    weights |= {n.replace(".3.", ".4."): w for n, w in weights.items() if ".3." in n}
+    weights |= {"blk.4.nextn.enorm.weight": weights["output_norm.weight"]}
+    counts = {"block_count": 5, "nextn_predict_layers": 1}
+    metadata |= {f"glm4moe.{key}": (count, "UINT32") for key, count in counts.items()}
+    gguf.write(tmp_path / "b.gguf", metadata, weights)
+    ids = np.arange(13)
+    for path in ("model", "b.gguf"):
+        with bases.open(tmp_path / path) as file:
+            assert np.array_equal(frozen(file).logits(ids), engine.logits(ids))
 
 
 def test_scales_of_a_granite():

@@ -18,6 +18,7 @@ from toynn.models import (
     Exaone4Config,
     GemmaConfig,
     Glm4Config,
+    Glm4MoEConfig,
     GptOssConfig,
     GraniteConfig,
     GraniteMoEConfig,
@@ -45,6 +46,7 @@ SCALES = dict(embedding_scale=3.0, residual_scale=0.4, attention_scale=0.3, logi
 EXPERTS = dict(n_experts=6, n_experts_used=2)
 GQA = SMALL | dict(n_kv_heads=2)
 SPARSE = GQA | EXPERTS | dict(n_layers=4, expert_d_ff=96)
+SCALED = dict(dense_blocks=2, shared_d_ff=192, weights_scale=1.7)
 GEMMA = GQA | dict(head_dim=32, window=9)
 DELTA = dict(delta_heads=2, delta_value_heads=4, delta_dim=16, delta_value_dim=16)
 CAPS = dict(score_cap=1.5, logit_cap=2.0)
@@ -166,6 +168,14 @@ MODELS = {
     ),
     "lfm2moe": lambda: trained(
         LlamaSeqEngine(), LFM2MoEConfig(**SPARSE, attention_blocks=(1, 3), dense_blocks=2)
+    ),
+    "glm4moe": lambda: trained(
+        LlamaSeqEngine(),
+        Glm4MoEConfig(**SPARSE, **SCALED, head_dim=32, rope_channels=16, head_norms=True),
+        untied=True,
+    ),
+    "glm4moe-plain": lambda: trained(
+        LlamaSeqEngine(), Glm4MoEConfig(**GQA, **EXPERTS, normalized=False), qkv_bias=True
     ),
     "qwen35": lambda: trained(
         LlamaSeqEngine(),

@@ -83,9 +83,16 @@ KINDS = {
     "lfm2moe": ({"arch": "lfm2moe", "attention_blocks": (1, 3)} | SPARSE, {}),
     "lfm2moe-plain": (
         {"arch": "lfm2moe", "attention_blocks": (0,), "expert_bias": False, "normalized": False}
-        | {"weights_scale": 1.7},
+        | {"weights_scale": 0.6},
         {"untied": True},
     ),
+    "glm4moe": (
+        {"arch": "glm4moe", "head_norms": True, "shared_d_ff": 56, "weights_scale": 1.7}
+        | GLM4
+        | SPARSE,
+        {"untied": True, "qkv_bias": True},
+    ),
+    "glm4moe-plain": ({"arch": "glm4moe", "normalized": False, "rope_channels": 2}, {}),
     "qwen35": (
         {"arch": "qwen35", "n_layers": 3, "attention_every": 2, "rope_channels": 4, "head_dim": 6}
         | DELTA,

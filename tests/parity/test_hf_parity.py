@@ -53,6 +53,8 @@ LFM2 |= {"block_multiple_of": 8, "block_ffn_dim_multiplier": 1.5}
 SPARSE = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
 LFM2MOE = NO_PAD | SPARSE | {"num_hidden_layers": 4, "conv_L_cache": 4, "norm_eps": 1e-3}
 LFM2MOE |= {"layer_types": ["conv", "full_attention", "conv", "full_attention"]}
+GLM4MOE = NO_PAD | SPARSE | {"num_hidden_layers": 4, "head_dim": 8, "first_k_dense_replace": 2}
+GLM4MOE |= {"n_routed_experts": 5, "use_qk_norm": True, "routed_scaling_factor": 1.7}
 QWEN35 = LLAMA | {"num_hidden_layers": 3, "head_dim": 8, "rms_norm_eps": 0.03}
 QWEN35 |= {"linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 5}
 QWEN35 |= {"linear_value_head_dim": 5, "linear_conv_kernel_dim": 3, "full_attention_interval": 2}
@@ -112,6 +114,13 @@ MODELS = {
         LFM2MOE
         | {"use_expert_bias": False, "norm_topk_prob": False, "num_dense_layers": 0}
         | {"num_hidden_layers": 3, "layer_types": LFM2["layer_types"]},
+    ),
+    "glm4moe": ("Glm4MoeConfig", GLM4MOE),
+    "glm4moe-plain": (
+        "Glm4MoeConfig",
+        GLM4MOE
+        | {"use_qk_norm": False, "norm_topk_prob": False, "n_shared_experts": 2}
+        | {"attention_bias": True, "first_k_dense_replace": 0, "num_hidden_layers": 2},
     ),
     "qwen35": ("Qwen3_5TextConfig", QWEN35),
     "qwen35-widths": ("Qwen3_5TextConfig", QWEN35 | {"linear_value_head_dim": 3}),
@@ -271,6 +280,7 @@ FAMILIES += [
     "phi3-longrope",
     "qwen35-part",
     "lfm2moe",
+    "glm4moe",
 ]
 
 

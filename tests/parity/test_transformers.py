@@ -36,6 +36,7 @@ MODELS = {
     "phi3": "Phi3",
     "lfm2": "Lfm2",
     "lfm2moe": "Lfm2Moe",
+    "glm4moe": "Glm4Moe",
     "qwen35": ("Qwen3_5", "Text"),
     "gemma2": "Gemma2",
     "gemma3": ("Gemma3", "Text"),
@@ -108,10 +109,11 @@ KINDS += ["llama-linear", "llama-yarn", "llama-yarn-uncut", "qwen3-yarn"]
 KINDS += ["qwen35", "qwen35-tied", "qwen35-usual"]
 KINDS += ["llama-biases", "ministral3", "seed_oss", "ernie4_5", "olmo3", "hunyuan-dense"]
 KINDS += ["exaone4", "starcoder2", "cohere2", "glm4", "qwen35-widths"]
-KINDS += ["lfm2moe", "lfm2moe-plain"]
+KINDS += ["lfm2moe", "lfm2moe-plain", "glm4moe", "glm4moe-plain"]
 KINDS += ["lfm2", "lfm2-taps", "gemma2", "gemma3", "gemma3-untied-cap"]
 
 
+PARTS = ("gate", "up", "down")
 CHOICE = "exp_probs_b.bias"  # of experts: not trained
 OTHER_NAMES = {
     "phi3": {"ffn_up": "mlp.gate_up_proj"},
@@ -159,6 +161,8 @@ OTHER_NAMES = {
     "gemma2": {"ffn_norm": "pre_feedforward_layernorm"},
     "gemma3": {"ffn_norm": "pre_feedforward_layernorm"},
 }
+SHARED = {f"ffn_{part}_shexp": f"mlp.shared_experts.{part}_proj" for part in PARTS}
+OTHER_NAMES["glm4moe"] = SHARED | {"exp_probs_b": "mlp.gate.e_score_correction_bias"}
 OTHER_NAMES["lfm2moe"] = OTHER_NAMES["lfm2"] | OTHER_NAMES["lfm2moe"]
 
 
@@ -216,16 +220,19 @@ def more(kind, cfg):
         return known | more
     if cfg.arch == "starcoder2":
         return {"sliding_window": cfg.window, "norm_epsilon": cfg.rms_eps}
-    if cfg.arch == "glm4":
+    if cfg.arch.startswith("glm4"):
         part = {"partial_rotary_factor": cfg.rope_channels / cfg.d_head}
         rope = {"rope_type": "default", "rope_theta": cfg.rope_base}
-        return NO_PAD | {"rope_parameters": rope | part}
+        known = NO_PAD | {"rope_parameters": rope | part}
+        return known | (sparse(cfg, "first_k_dense_replace") if cfg.arch == "glm4moe" else {})
     return MORE.get(kind, NO_PAD) | stretch(cfg)
 
 
 def sparse(cfg, dense):
     """What the mixtures have whose experts have a width of their own."""
     known = {"num_experts": cfg.n_experts, "norm_topk_prob": cfg.normalized}
+    known |= {"n_routed_experts": cfg.n_experts, "use_qk_norm": getattr(cfg, "head_norms", False)}
+    known |= {"n_shared_experts": cfg.shared_d_ff // cfg.expert_d_ff}
     known |= {"routed_scaling_factor": cfg.weights_scale, dense: cfg.dense_blocks}
     return known | {"use_expert_bias": getattr(cfg, "expert_bias", True)}
 
@@ -277,9 +284,10 @@ def their_name(name, arch):
     return ".".join([*(["model.layers", block[1]] if block else []), module, *kinds])
 
 
-def first_of(name):
-    """Gate and up of experts are one weight there: that of gate."""
-    return name.replace("ffn_up_exps", "ffn_gate_exps").replace("ffn_up_shexp", "ffn_gate_shexp")
+def first_of(name, arch):
+    """Gate and up of experts are one weight there: that of gate; granite's shared ones too."""
+    shared = "ffn_up_shexp" if "ffn_up_shexp" not in OTHER_NAMES.get(arch, {}) else "none"
+    return name.replace("ffn_up_exps", "ffn_gate_exps").replace(shared, "ffn_gate_shexp")
 
 
 def half_of(name, w, arch):
@@ -288,9 +296,10 @@ def half_of(name, w, arch):
         ours = w[..., int("ffn_up" in name) :: 2] if "ffn_down" not in name else w
         return ours if name.endswith("bias") else ours.swapaxes(-1, -2)
     half = w.shape[-2] // 2 if w.ndim > 1 else 0
-    if "ffn_gate_exps" in name or "ffn_gate_shexp" in name:
-        return w[..., :half, :]
-    return w[..., half:, :] if name != first_of(name) else w
+    if name != first_of(name, arch):
+        return w[..., half:, :]
+    other = name.replace("gate", "up")
+    return w[..., :half, :] if other != name == first_of(other, arch) else w
 
 
 def less(name, w, cfg):
@@ -329,7 +338,7 @@ class Theirs:
     def __init__(self, engine):
         cfg, opts = engine.config, engine.options
         shared = getattr(cfg, "shared_d_ff", 0)
-        kind = f"{cfg.arch}-shared" if shared else cfg.arch
+        kind = f"{cfg.arch}-shared" if shared and cfg.arch == "granitemoe" else cfg.arch
         kind = "olmo3" if kind == "olmo2" and cfg.window else kind
         config, model = classes(kind)
         self.cfg = cfg
@@ -362,14 +371,14 @@ class Theirs:
         own |= {name: w for name, w in self.model.named_buffers() if name.endswith("_bias")}
         own = {name.replace("block_sparse_moe.router", "mlp.gate"): w for name, w in own.items()}
         own = {name.replace("block_sparse_moe", "mlp"): w for name, w in own.items()}
-        firsts = [name for name in engine.weights() if name == first_of(name)]
+        firsts = [name for name in engine.weights() if name == first_of(name, cfg.arch)]
         self.weights = {name: own.pop(their_name(name, cfg.arch)) for name in firsts}
         for name, left in own.items():  # attention_bias gives the output a bias too
             assert name.endswith("o_proj.bias")
             torch.nn.init.zeros_(left)
         with torch.no_grad():
             for name, w in engine.weights().items():
-                theirs = half_of(name, self.weights[first_of(name)], cfg.arch)
+                theirs = half_of(name, self.weights[first_of(name, cfg.arch)], cfg.arch)
                 ours = less(name, rows_apart(name, w, cfg), cfg)
                 theirs.copy_(torch.tensor(ours).view_as(theirs))
         self.weights = {n: w for n, w in self.weights.items() if not n.endswith(CHOICE)}
@@ -404,7 +413,8 @@ class Theirs:
 
     def gradient_of(self, name, ours):
         """Our gradient in their order, and theirs."""
-        theirs = half_of(name, self.weights[first_of(name)].grad.numpy(), self.cfg.arch)
+        whole = self.weights[first_of(name, self.cfg.arch)]
+        theirs = half_of(name, whole.grad.numpy(), self.cfg.arch)
         return rows_apart(name, ours, self.cfg).reshape(theirs.shape), theirs
 
     def update(self, row):

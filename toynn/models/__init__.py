@@ -10,6 +10,7 @@ from toynn.models.ernie4_5 import Ernie45
 from toynn.models.exaone4 import Exaone4Config
 from toynn.models.gemma import GemmaConfig
 from toynn.models.glm4 import Glm4Config
+from toynn.models.glm4moe import Glm4MoEConfig
 from toynn.models.gpt2 import GPT2Config
 from toynn.models.gptoss import GptOssConfig
 from toynn.models.granite import GraniteConfig
@@ -44,6 +45,7 @@ __all__ = [
     "GPT2Config",
     "GemmaConfig",
     "Glm4Config",
+    "Glm4MoEConfig",
     "GptOssConfig",
     "GraniteConfig",
     "GraniteMoEConfig",

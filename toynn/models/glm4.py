@@ -22,7 +22,7 @@ from toynn.models.table import Sizes, by_width, matrix, norm
 from toynn.nn import Layers
 from toynn.options import RecipeOptions
 
-__all__ = ["Glm4", "Glm4Config"]
+__all__ = ["Glm4", "Glm4Config", "PartlyRotated"]
 
 _LAYER = "model.layers.{n}"
 
@@ -47,11 +47,32 @@ class Glm4Config(LlamaConfig):
         super().__post_init__()
 
 
-class Glm4(Llama):
+class PartlyRotated(Llama):
+    """What GLM-4 and its mixture share: RoPE on half of each head, biases of q, k and v."""
+
+    config_type: ClassVar[type[Any]] = Glm4Config
+    partial = True
+
+    # -- Files ---------------------------------------------------------------------------------
+
+    def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
+        """Read what config.json says of RoPE, and of which part of a head it rotates."""
+        told = config.get("rope_parameters") or {}
+        rope = dict(told) if isinstance(told, dict) else {}
+        part_of(config, found, rope, 0.5)
+        return super().complete(config.over(rope_parameters=rope) if rope else config, found)
+
+    def folder(
+        self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]
+    ) -> tuple[dict[str, Any], dict[str, Floats]]:
+        """Return RoPE, and which part of a head it rotates."""
+        keys, more = super().folder(hyper, tensors)
+        return keys | part_written(hyper) | {"pad_token_id": None}, more
+
+
+class Glm4(PartlyRotated):
     """The architecture."""
 
-    config_type = Glm4Config
-    partial = True
     table = (
         *EMBEDDING,
         norm("blk.{n}.attn_norm", "C", f"{_LAYER}.input_layernorm"),
@@ -74,22 +95,6 @@ class Glm4(Llama):
     def sizes(self, cfg: LlamaConfig, opts: RecipeOptions, n: int | None) -> Sizes:
         """Return what the table's letters and conditions mean."""
         return {**super().sizes(cfg, opts, n), "2F": 2 * cfg.d_ff}
-
-    # -- Files ---------------------------------------------------------------------------------
-
-    def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
-        """Read what config.json says of RoPE, and of which part of a head it rotates."""
-        told = config.get("rope_parameters") or {}
-        rope = dict(told) if isinstance(told, dict) else {}
-        part_of(config, found, rope, 0.5)
-        return super().complete(config.over(rope_parameters=rope) if rope else config, found)
-
-    def folder(
-        self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]
-    ) -> tuple[dict[str, Any], dict[str, Floats]]:
-        """Return RoPE, and which part of a head it rotates."""
-        keys, more = super().folder(hyper, tensors)
-        return keys | part_written(hyper) | {"pad_token_id": None}, more
 
     # -- Forward -------------------------------------------------------------------------------
 

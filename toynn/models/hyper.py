@@ -41,6 +41,8 @@ SIZES = {
 }
 
 
+#: How many of the last blocks predict tokens behind the next one. toynn leaves them out.
+_FURTHER = "nextn_predict_layers"
 #: Heads of k and v; what norms add under the root.
 KV, EPS = "attention.head_count_kv", "attention.layer_norm_rms_epsilon"
 
@@ -90,11 +92,17 @@ class Hyper:
 
     @property
     def layers(self) -> int:
-        """Number of blocks; there are tensors for each, so a wrong number costs no time."""
+        """Number of blocks; there are tensors for each, so a wrong number costs no time.
+
+        The last ones, which predict further tokens, do not count: see ``_further``.
+        """
         count, tensors = self.whole("block_count"), len(self.tensors)
         if count > tensors:
             refuse(self.file, f"{self.prefix}block_count is {count}; there are {tensors} tensors")
-        return count
+        further = self.count(_FURTHER)
+        if further >= count:
+            refuse(self.file, f"{self.prefix}{_FURTHER} is {further}, of {count} blocks")
+        return count - further
 
     @property
     def sizes(self) -> dict[str, Any]:
@@ -213,6 +221,14 @@ def shape_of(
     return sizes, d_head
 
 
+def _further(file: Source) -> tuple[str, ...]:
+    """Return what the names of tensors begin with of blocks that predict further tokens."""
+    hyper = Hyper(file)
+    further = hyper.count(_FURTHER)
+    first = hyper.layers if further else 0
+    return tuple(f"blk.{n}." for n in range(first, first + further))
+
+
 def check_tensors(file: Source, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Check that a file has exactly these tensors, in these shapes.
 
@@ -225,6 +241,7 @@ def check_tensors(file: Source, shapes: Mapping[str, tuple[int, ...]]) -> None:
         if found != shape:
             refuse(file, f"tensor {name} has the wrong shape: expected {shape}; got {found}")
     unknown = file.tensors.keys() - shapes.keys()
+    unknown -= {name for name in unknown if name.startswith(_further(file))}
     if "output.weight" in unknown:
         embedding, output = (file.tensors[name] for name in ("token_embd.weight", "output.weight"))
         if (embedding.type, embedding.shape) != (output.type, output.shape) or not np.array_equal(

@@ -432,7 +432,7 @@ class Llama(SequenceModel[LlamaConfig]):
         self, block: Layers, cfg: Any, x: Tensor, norm: str, at: Tensor | None, count: int, how: Any
     ) -> Tensor:
         """Record the heads of q or k, normalised and rotated."""
-        if self.head_norms and not self.norms_behind:
+        if block.has(norm) and not self.norms_behind:
             x = block.rmsnorm(x, norm, cfg.rms_eps)
         x = x if at is None else block.rope(x, at, count, **how)
         return block.rmsnorm(x, norm, cfg.rms_eps) if self.norms_behind else x

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -91,13 +91,21 @@ def write_peft(
                 arrays[name] = np.ascontiguousarray(own[suffix])
     told = {"format": "pt", ARCHITECTURE: adapter.architecture, **_texts(adapter.metadata)}
     weights = safetensors.parts(arrays, told)
-    settings = _configuration(mapping, adapter, modules, base)
-    if stacks:
-        settings["target_parameters"] = [own.parameter for own in stacks]
+    # PEFT takes a target module that is called as a matrix of experts is for theirs.
+    experts = {_last(hf_name) for hf_name in mapping.modules.values() if "{e}" in hf_name}
+    alike = [module for module in modules.values() if _last(module) in experts]
+    settings = _configuration(mapping, adapter, modules, base, alike)
+    if stacks or alike:
+        parameters = [own.parameter for own in stacks] + [f"{module}.weight" for module in alike]
+        settings["target_parameters"] = parameters
         settings["rank_pattern"] |= {own.parameter: own.rank for own in stacks}
         settings["alpha_pattern"] |= {own.parameter: own.alpha for own in stacks}
     config = json.dumps(settings, indent=2) + "\n"
     write_together(folder, {WEIGHTS: weights, CONFIG: config.encode()}, AdapterError)
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
 
 
 def _module(adapter: Adapter, mapping: NameMapping, weight: str) -> str:
@@ -149,13 +157,25 @@ def _texts(metadata: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _configuration(
-    mapping: NameMapping, adapter: Adapter, modules: Mapping[str, str], base: Base | None
+    mapping: NameMapping,
+    adapter: Adapter,
+    modules: Mapping[str, str],
+    base: Base | None,
+    alike: Collection[str],
 ) -> dict[str, Any]:
-    """Return what PEFT reads, and the rest of what it writes itself."""
+    """Return what PEFT reads, and the rest of what it writes itself.
+
+    Modules ``alike`` are named by their parameters.
+    """
     rank, alpha = adapter.rank, adapter.alpha
     name, revision = (None, None) if base is None else hub_name(Path(base.path))
     ranks = {module: adapter.rank_of(weight) for weight, module in modules.items()}
-    others = {module: own for module, own in ranks.items() if own != rank}
+    others = {
+        rf"{module}(\.weight)?" if module in alike else module: own
+        for module, own in ranks.items()
+        if own != rank
+    }
+    targets = {weight: module for weight, module in modules.items() if module not in alike}
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -166,7 +186,7 @@ def _configuration(
         "lora_alpha": alpha or rank,
         "alpha_pattern": {} if alpha else others,
         "use_rslora": adapter.use_rslora and alpha > 0,
-        "target_modules": _targets(mapping, modules, base),
+        "target_modules": _targets(mapping, targets, base),
         "fan_in_fan_out": bool(mapping.transposed),
         "lora_dropout": 0.0,
         "bias": "none",
@@ -195,7 +215,7 @@ def _targets(mapping: NameMapping, modules: Mapping[str, str], base: Base | None
         ):
             targets.add(module)
             continue
-        last = mapping.parts[part].rpartition(".")[2]
+        last = _last(mapping.parts[part])
         alone = sum(name.endswith(f".{last}") for name in hf_names) == 1
         targets.add(last if alone else mapping.parts[part])
     return sorted(targets)

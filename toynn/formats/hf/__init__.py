@@ -46,6 +46,8 @@ Scalar = TypeVar("Scalar", bool, int, float, str)
 #: Weights of old files that are constants, or an input's: of no use.
 BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
 TABLE = "token_embd.weight"
+#: How many blocks behind the last predict tokens behind the next one. They are left out.
+_FURTHER = "num_nextn_predict_layers"
 #: How numbers are looked at when they are only moved.
 _VIEWS: dict[str, np.dtype[Any]] = {
     "F32": np.dtype("<f4"),
@@ -246,6 +248,8 @@ class HFModel(Opened):
         """Return the hyper-parameters by GGUF's keys; refuse what is not known."""
         config, mapping = self._config, self._mapping
         self._is_tied = config.get("tie_word_embeddings")
+        further = config.get(_FURTHER, 0)
+        self._further = config.number(_FURTHER, further, real=False, least=0)
         found = config.numbers(mapping.keys, mapping.real)
         self._added |= mapping.complete(config, found)
         for key, values in mapping.fixed.items():
@@ -267,7 +271,7 @@ class HFModel(Opened):
             if name.endswith(SCALES) and name.removesuffix(SCALES) + BLOCKS in self._stored.tensors:
                 continue
             text_name = text_name_of(name) if self._is_part else name
-            if text_name is None:
+            if text_name is None or self._is_further(text_name):
                 continue
             hf_name = self._mapping.plain_name(text_name)
             if pieces := pieces_of(self._mapping.modules, hf_name):
@@ -293,6 +297,11 @@ class HFModel(Opened):
         elif "output.weight" not in sources:
             raise DataError(f"{self.path}: tensor lm_head.weight is missing")
         return sources
+
+    def _is_further(self, name: str) -> bool:
+        """Whether a weight is of a block behind the last, which predicts further tokens."""
+        number = self._mapping.block_of(name) if self._further else None
+        return number is not None and number >= self.metadata[f"{self.architecture}.block_count"]
 
     def _are_alike(self, *names: str) -> bool:
         mixed = len({self._stored.tensors[name].type for name in names}) > 1

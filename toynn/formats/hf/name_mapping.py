@@ -179,6 +179,12 @@ class NameMapping(Folder):
                 return f"{module.replace('{n}', str(int(number)) if in_block else '')}.{kind}"
         return None
 
+    def block_of(self, name: str) -> int | None:
+        """Return the number of the block that a weight of a folder is in; None: it is in none."""
+        number = name.removeprefix(self._block).partition(".")[0]
+        inside = name.startswith(self._block) and number.isdecimal() and len(number) < MAX_DIGITS
+        return int(number) if inside else None
+
     def bare_name(self, name: str) -> str:
         """Return the name in a folder of what would be called so."""
         module, _, kind = name.rpartition(".")

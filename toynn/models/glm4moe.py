@@ -1,0 +1,131 @@
+"""GLM-4.5 and its successors: GLM-4's RoPE in a Llama with experts, the first blocks dense.
+
+    w_j = s p[e_j] / (sum_i p[e_i] + 1e-20)         p = sigmoid(W_router n), chosen by p + b
+
+The formulas are those of llama.py and mixture.py. The rotated half of a head has its pairs half of
+it apart; heads of q and k may be normalised. All tokens share an expert, of as many widths as
+config.json counts. Blocks behind the last, which predict further tokens, are left out.
+Source: GLM-4.5 Team 2025, arXiv:2508.06471; glm4_moe of transformers and glm4moe of llama.cpp.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from toynn.errors import ConfigError
+from toynn.formats.hf.config import Config
+from toynn.models.checks import check_flags
+from toynn.models.glm4 import Glm4Config, PartlyRotated
+from toynn.models.hyper import Hyper
+from toynn.models.llama import Floats, Llama
+from toynn.models.mixture import (
+    EXPERT_WIDTH,
+    EXPERTS,
+    SCALE,
+    USED,
+    Sparse,
+    SparseConfig,
+    with_experts,
+)
+from toynn.models.registry import register
+from toynn.models.rows import QKV, changed, names
+from toynn.models.table import Sizes
+from toynn.options import RecipeOptions
+
+__all__ = ["Glm4MoE", "Glm4MoEConfig"]
+
+_SHARED, _NORMS = "expert_shared_count", "use_qk_norm"
+_MLP_NORM = "post_attention_norm"
+
+
+@dataclass(frozen=True)
+class Glm4MoEConfig(SparseConfig, Glm4Config):
+    """Shape of a GLM-4.5.
+
+    Attributes
+    ----------
+    head_norms
+        Whether heads of q and k are normalised before they are rotated.
+    """
+
+    has: ClassVar[tuple[str, ...]] = ("shared_d_ff", "dense_blocks", "normalized", "weights_scale")
+
+    arch: str = "glm4moe"
+    head_norms: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_flags(self, "head_norms")
+        if (self.shared_d_ff or 0) % self.expert_width:
+            raise ConfigError(
+                f"Glm4MoEConfig: expert_d_ff must divide shared_d_ff; got {self.expert_d_ff} and "
+                f"{self.shared_d_ff}"
+            )
+
+
+class Glm4MoE(Sparse, PartlyRotated):
+    """The architecture."""
+
+    config_type = Glm4MoEConfig
+    mlp_norm = _MLP_NORM
+    score, eps, chooses = "sigmoid", 1e-20, True
+    usually_normalized = False
+    dense_key = "first_k_dense_replace"
+    table = with_experts(
+        changed(Llama.table, ffn_norm={"name": f"blk.{{n}}.{_MLP_NORM}"}),
+        dense=True,
+        choice="gate.e_score_correction_bias",
+        shared="shared_experts",
+    )
+    hf = replace(
+        Llama.hf,
+        model_type="glm4_moe",
+        keys={
+            **Llama.hf.keys,
+            EXPERTS: "n_routed_experts",
+            USED: "num_experts_per_tok",
+            EXPERT_WIDTH: "moe_intermediate_size",
+            _SHARED: "n_shared_experts",
+            SCALE: "routed_scaling_factor",
+        },
+        real=Llama.hf.real | {SCALE},
+        optional=Llama.hf.optional | {SCALE},
+        fixed={**Llama.hf.fixed, "n_group": (1,), "topk_group": (1,)},
+        biases={"attention_bias": (False, names(*QKV))},
+        zero_biases=frozenset(),
+    )
+
+    def sizes(self, cfg: Any, opts: RecipeOptions, n: int | None) -> Sizes:
+        """Return what the table's letters and conditions mean."""
+        return {**super().sizes(cfg, opts, n), "head_norms": cfg.head_norms}
+
+    # -- Files ---------------------------------------------------------------------------------
+
+    def read(self, hyper: Hyper) -> tuple[Any, dict[str, Any]]:
+        """Return the configuration of a file's model, and the options that it calls for."""
+        cfg, options = super().read(hyper)
+        norms = hyper.flag(_NORMS, "blk.0.attn_q_norm.weight" in hyper.tensors)
+        return replace(cfg, head_norms=norms), options
+
+    def read_shared(self, hyper: Hyper, found: Mapping[str, Any]) -> dict[str, int]:
+        """Return what a file says of the expert that all tokens share; ``found`` of the others."""
+        return {"shared_d_ff": hyper.whole(_SHARED) * found["expert_d_ff"]}
+
+    def write(self, cfg: Any) -> dict[str, Any]:
+        """Return the hyper-parameters of a file."""
+        return super().write(cfg) | {_SHARED: cfg.shared_d_ff // cfg.expert_d_ff}
+
+    def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
+        """Read whether heads are normalised, and RoPE."""
+        found[_NORMS] = config.flag(_NORMS, False)
+        return super().complete(config, found)
+
+    def folder(
+        self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]
+    ) -> tuple[dict[str, Any], dict[str, Floats]]:
+        """Return whether heads are normalised, and RoPE."""
+        keys, more = super().folder(hyper, tensors)
+        return keys | {_NORMS: "blk.0.attn_q_norm.weight" in tensors}, more
+
+
+register(Glm4MoE("glm4moe", "Glm4Moe"))
