@@ -266,6 +266,11 @@ FOLDERS = {
     "glm4moe dense": ("glm4moe", dict(first_k_dense_replace=3), "unknown tensors|is missing"),
     "glm4moe part": ("glm4moe", dict(partial_rotary_factor=3.0), "rope_channels must be even"),
     "glm4moe next": ("glm4moe", dict(num_nextn_predict_layers=-1), "must be a whole number >= 0"),
+    "ernie moe step": ("ernie4_5-moe", dict(moe_layer_interval=2), "interval must be 1; got 2"),
+    "ernie moe last": ("ernie4_5-moe", dict(moe_layer_end_index=2), "index must be -1 or 3; got 2"),
+    "ernie moe least": ("ernie4_5-moe", dict(moe_norm_min=0.1), "moe_norm_min must be 1e-12; got"),
+    "ernie moe share": ("ernie4_5-moe", dict(moe_num_shared_experts=1), "the wrong shape"),
+    "ernie moe used": ("ernie4_5-moe", dict(moe_k=9), "must be at most n_experts; got 9 of 5"),
     "soft cap": ("granite", dict(logit_softcapping=30.0), "logit_softcapping = 30.0 is not known"),
 }
 
@@ -421,6 +426,13 @@ FILES = {
     "glm4moe groups": ("glm4moe", "glm4moe.expert_group_count", 4, "is not known to toynn"),
     "glm4moe word": ("glm4moe", "glm4moe.expert_weights_norm", 1, "must be true or false; got 1"),
     "glm4moe next": ("glm4moe", "glm4moe.nextn_predict_layers", 4, "layers is 4, of 4 blocks"),
+    "ernie step": ("ernie4_5-moe", "ernie4_5-moe.interleave_moe_layer_step", 2, "must be 1 here"),
+    "ernie share": (
+        "ernie4_5-moe",
+        "ernie4_5-moe.expert_shared_feed_forward_length",
+        30,
+        "expert_d_ff must divide shared_d_ff; got 28 and 30",
+    ),
     "unknown": ("smollm3", "smollm3.residual_scale", 0.5, r"smollm3\.residual_scale = 0\.5 is not"),
 }
 
@@ -454,7 +466,9 @@ def test_blocks_that_predict_further_tokens_are_left_out(tmp_path):
     edit_object(tmp_path / "model" / "config.json", num_nextn_predict_layers=1)
     tensors = load_file(tmp_path / "model" / "model.safetensors")
     more = {n.replace("s.3.", "s.4.", 1): w for n, w in tensors.items() if "layers.3." in n}
-    more |= {"model.layers.4.eh_proj.weight": tensors["model.norm.weight"]}
+    more |= dict.fromkeys(
+        ("model.layers.4.eh_proj.weight", "mtp.norm.weight"), tensors["model.norm.weight"]
+    )
     save_file(tensors | more, tmp_path / "model" / "model.safetensors")
     engine.export_gguf(tmp_path / "a.gguf")
     with gguf.open(tmp_path / "a.gguf") as file:

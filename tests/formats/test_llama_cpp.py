@@ -15,6 +15,7 @@ from toynn.formats import gguf
 from toynn.generation.drawing import sample
 from toynn.models import (
     Cohere2Config,
+    Ernie45MoEConfig,
     Exaone4Config,
     GemmaConfig,
     Glm4Config,
@@ -176,6 +177,12 @@ MODELS = {
     ),
     "glm4moe-plain": lambda: trained(
         LlamaSeqEngine(), Glm4MoEConfig(**GQA, **EXPERTS, normalized=False), qkv_bias=True
+    ),
+    "ernie4_5-moe": lambda: trained(
+        LlamaSeqEngine(), Ernie45MoEConfig(**SPARSE, dense_blocks=2, shared_d_ff=192)
+    ),
+    "ernie4_5-moe-none": lambda: trained(
+        LlamaSeqEngine(), Ernie45MoEConfig(**GQA, **EXPERTS, shared_d_ff=0), untied=True
     ),
     "qwen35": lambda: trained(
         LlamaSeqEngine(),

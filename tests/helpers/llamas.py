@@ -93,6 +93,8 @@ KINDS = {
         {"untied": True, "qkv_bias": True},
     ),
     "glm4moe-plain": ({"arch": "glm4moe", "normalized": False, "rope_channels": 2}, {}),
+    "ernie4_5-moe": ({"arch": "ernie4_5-moe", "shared_d_ff": 56} | SPARSE, {}),
+    "ernie4_5-moe-none": ({"arch": "ernie4_5-moe", "shared_d_ff": 0} | EXPERTS, {"untied": True}),
     "qwen35": (
         {"arch": "qwen35", "n_layers": 3, "attention_every": 2, "rope_channels": 4, "head_dim": 6}
         | DELTA,

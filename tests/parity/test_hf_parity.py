@@ -55,6 +55,8 @@ LFM2MOE = NO_PAD | SPARSE | {"num_hidden_layers": 4, "conv_L_cache": 4, "norm_ep
 LFM2MOE |= {"layer_types": ["conv", "full_attention", "conv", "full_attention"]}
 GLM4MOE = NO_PAD | SPARSE | {"num_hidden_layers": 4, "head_dim": 8, "first_k_dense_replace": 2}
 GLM4MOE |= {"n_routed_experts": 5, "use_qk_norm": True, "routed_scaling_factor": 1.7}
+ERNIE_MOE = NO_PAD | {"moe_intermediate_size": 20, "moe_k": 2, "moe_num_experts": 5}
+ERNIE_MOE |= {"num_hidden_layers": 4, "moe_layer_start_index": 2}
 QWEN35 = LLAMA | {"num_hidden_layers": 3, "head_dim": 8, "rms_norm_eps": 0.03}
 QWEN35 |= {"linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 5}
 QWEN35 |= {"linear_value_head_dim": 5, "linear_conv_kernel_dim": 3, "full_attention_interval": 2}
@@ -121,6 +123,11 @@ MODELS = {
         GLM4MOE
         | {"use_qk_norm": False, "norm_topk_prob": False, "n_shared_experts": 2}
         | {"attention_bias": True, "first_k_dense_replace": 0, "num_hidden_layers": 2},
+    ),
+    "ernie4_5-moe": ("Ernie4_5_MoeConfig", ERNIE_MOE),
+    "ernie4_5-moe-none": (
+        "Ernie4_5_MoeConfig",
+        ERNIE_MOE | {"moe_num_shared_experts": 0, "moe_layer_start_index": 0},
     ),
     "qwen35": ("Qwen3_5TextConfig", QWEN35),
     "qwen35-widths": ("Qwen3_5TextConfig", QWEN35 | {"linear_value_head_dim": 3}),
@@ -269,6 +276,7 @@ def test_the_part_for_text_of_a_model_that_sees(tmp_path):
 #: What changes no number of what is computed: ids, training, the longest text.
 NEUTRAL = {"max_position_embeddings", "initializer_range", "use_cache", "pretraining_tp"}
 UNUSED = ("_token_id", "dropout", "pdrop")
+NEUTRAL |= {"router_aux_loss_coef"}  # where output_router_logits is false
 NEUTRAL |= {"sliding_window_pattern"}  # where there are layer_types
 FAMILIES = ["ministral3", "seed_oss", "ernie4_5", "olmo3", "hunyuan", "exaone4", "starcoder2"]
 FAMILIES += [
@@ -281,6 +289,7 @@ FAMILIES += [
     "qwen35-part",
     "lfm2moe",
     "glm4moe",
+    "ernie4_5-moe",
 ]
 
 

@@ -81,6 +81,7 @@ BASES = {
     "glm4": ("glm4", "F32", GLM4),
     "lfm2moe": ("lfm2moe", "F32", SPARSE | {"attention_blocks": (1, 3)}),
     "glm4moe": ("glm4moe", "F32", SPARSE | GLM4 | {"head_norms": True, "weights_scale": 1.7}),
+    "ernie4_5-moe": ("ernie4_5-moe", "F32", SPARSE | {"shared_d_ff": 56}),
     "gpt2": ("gpt2", "F32", {}),
     "gpt2-q8_0": ("gpt2", "Q8_0", WIDE),
 }
@@ -102,7 +103,7 @@ PAIRS += [("olmo3", "plain"), ("hunyuan-dense", "attention"), ("exaone4", "plain
 PAIRS += [("starcoder2", "plain"), ("cohere2", "plain"), ("glm4", "plain")]
 PAIRS += [("granite-biases", "plain")]
 PAIRS += [("qwen35", "plain"), ("lfm2", "plain"), ("gemma2", "plain"), ("gemma3", "rslora")]
-PAIRS += [("lfm2moe", "plain"), ("glm4moe", "rslora")]
+PAIRS += [("lfm2moe", "plain"), ("glm4moe", "rslora"), ("ernie4_5-moe", "plain")]
 PAIRS += [(kind, "plain") for kind, (_, type, _) in BASES.items() if type != "F32"]
 
 

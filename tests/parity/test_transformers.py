@@ -36,6 +36,7 @@ MODELS = {
     "phi3": "Phi3",
     "lfm2": "Lfm2",
     "lfm2moe": "Lfm2Moe",
+    "ernie4_5-moe": "Ernie4_5_Moe",
     "glm4moe": "Glm4Moe",
     "qwen35": ("Qwen3_5", "Text"),
     "gemma2": "Gemma2",
@@ -110,6 +111,7 @@ KINDS += ["qwen35", "qwen35-tied", "qwen35-usual"]
 KINDS += ["llama-biases", "ministral3", "seed_oss", "ernie4_5", "olmo3", "hunyuan-dense"]
 KINDS += ["exaone4", "starcoder2", "cohere2", "glm4", "qwen35-widths"]
 KINDS += ["lfm2moe", "lfm2moe-plain", "glm4moe", "glm4moe-plain"]
+KINDS += ["ernie4_5-moe", "ernie4_5-moe-none"]
 KINDS += ["lfm2", "lfm2-taps", "gemma2", "gemma3", "gemma3-untied-cap"]
 
 
@@ -163,6 +165,9 @@ OTHER_NAMES = {
 }
 SHARED = {f"ffn_{part}_shexp": f"mlp.shared_experts.{part}_proj" for part in PARTS}
 OTHER_NAMES["glm4moe"] = SHARED | {"exp_probs_b": "mlp.gate.e_score_correction_bias"}
+OTHER_NAMES["ernie4_5-moe"] = SHARED | {
+    "exp_probs_b": "mlp.gate.moe_statics.e_score_correction_bias"
+}
 OTHER_NAMES["lfm2moe"] = OTHER_NAMES["lfm2"] | OTHER_NAMES["lfm2moe"]
 
 
@@ -225,6 +230,10 @@ def more(kind, cfg):
         rope = {"rope_type": "default", "rope_theta": cfg.rope_base}
         known = NO_PAD | {"rope_parameters": rope | part}
         return known | (sparse(cfg, "first_k_dense_replace") if cfg.arch == "glm4moe" else {})
+    if cfg.arch == "ernie4_5-moe":
+        known = {"moe_k": cfg.n_experts_used, "moe_num_experts": cfg.n_experts}
+        known |= {"moe_num_shared_experts": cfg.shared_d_ff // cfg.expert_d_ff}
+        return NO_PAD | known | {"moe_layer_start_index": cfg.dense_blocks}
     return MORE.get(kind, NO_PAD) | stretch(cfg)
 
 

@@ -7,6 +7,7 @@ What an architecture of GGUF files needs to work everywhere is that its file is 
 from toynn.models.checks import check_sizes
 from toynn.models.cohere2 import Cohere2Config
 from toynn.models.ernie4_5 import Ernie45
+from toynn.models.ernie4_5moe import Ernie45MoEConfig
 from toynn.models.exaone4 import Exaone4Config
 from toynn.models.gemma import GemmaConfig
 from toynn.models.glm4 import Glm4Config
@@ -40,6 +41,7 @@ __all__ = [
     "VIT",
     "Cohere2Config",
     "Ernie45",
+    "Ernie45MoEConfig",
     "Exaone4Config",
     "Folder",
     "GPT2Config",

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from toynn.errors import ConfigError
 from toynn.formats.hf.config import Config
 from toynn.models.checks import check_flags
 from toynn.models.glm4 import Glm4Config, PartlyRotated
@@ -22,6 +21,8 @@ from toynn.models.mixture import (
     EXPERT_WIDTH,
     EXPERTS,
     SCALE,
+    SHARED,
+    SHARED_COUNT,
     USED,
     Sparse,
     SparseConfig,
@@ -34,7 +35,7 @@ from toynn.options import RecipeOptions
 
 __all__ = ["Glm4MoE", "Glm4MoEConfig"]
 
-_SHARED, _NORMS = "expert_shared_count", "use_qk_norm"
+_NORMS = "use_qk_norm"
 _MLP_NORM = "post_attention_norm"
 
 
@@ -50,17 +51,14 @@ class Glm4MoEConfig(SparseConfig, Glm4Config):
 
     has: ClassVar[tuple[str, ...]] = ("shared_d_ff", "dense_blocks", "normalized", "weights_scale")
 
+    counts_shared: ClassVar[bool] = True
+
     arch: str = "glm4moe"
     head_norms: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_flags(self, "head_norms")
-        if (self.shared_d_ff or 0) % self.expert_width:
-            raise ConfigError(
-                f"Glm4MoEConfig: expert_d_ff must divide shared_d_ff; got {self.expert_d_ff} and "
-                f"{self.shared_d_ff}"
-            )
 
 
 class Glm4MoE(Sparse, PartlyRotated):
@@ -85,7 +83,7 @@ class Glm4MoE(Sparse, PartlyRotated):
             EXPERTS: "n_routed_experts",
             USED: "num_experts_per_tok",
             EXPERT_WIDTH: "moe_intermediate_size",
-            _SHARED: "n_shared_experts",
+            SHARED_COUNT: "n_shared_experts",
             SCALE: "routed_scaling_factor",
         },
         real=Llama.hf.real | {SCALE},
@@ -107,13 +105,13 @@ class Glm4MoE(Sparse, PartlyRotated):
         norms = hyper.flag(_NORMS, "blk.0.attn_q_norm.weight" in hyper.tensors)
         return replace(cfg, head_norms=norms), options
 
-    def read_shared(self, hyper: Hyper, found: Mapping[str, Any]) -> dict[str, int]:
-        """Return what a file says of the expert that all tokens share; ``found`` of the others."""
-        return {"shared_d_ff": hyper.whole(_SHARED) * found["expert_d_ff"]}
+    def read_shared(self, hyper: Hyper, width: int) -> int:
+        """Return the width of the expert that all tokens share; ``width`` is that of another."""
+        return hyper.whole(SHARED_COUNT) * width
 
     def write(self, cfg: Any) -> dict[str, Any]:
         """Return the hyper-parameters of a file."""
-        return super().write(cfg) | {_SHARED: cfg.shared_d_ff // cfg.expert_d_ff}
+        return {key: value for key, value in super().write(cfg).items() if key != SHARED}
 
     def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
         """Read whether heads are normalised, and RoPE."""

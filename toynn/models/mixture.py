@@ -36,6 +36,7 @@ Floats = NDArray[np.float32]
 
 EXPERTS, USED = "expert_count", "expert_used_count"
 EXPERT_WIDTH, SHARED = "expert_feed_forward_length", "expert_shared_feed_forward_length"
+SHARED_COUNT = "expert_shared_count"
 DENSE, SUM, SCALE = "leading_dense_block_count", "expert_weights_norm", "expert_weights_scale"
 _GATING = "expert_gating_func"
 _SCORES = {"softmax": 1, "sigmoid": 2}
@@ -107,8 +108,9 @@ class SparseConfig(MixtureConfig):
 
     #: Which of the last four the architecture has.
     has: ClassVar[tuple[str, ...]] = ()
-    #: Whether shared_d_ff may be 0.
+    #: Whether shared_d_ff may be 0; whether it is counted in widths of an expert.
     may_share_none: ClassVar[bool] = False
+    counts_shared: ClassVar[bool] = False
 
     expert_d_ff: int | None = None
     shared_d_ff: int | None = None
@@ -132,6 +134,11 @@ class SparseConfig(MixtureConfig):
         for name, plain in _PLAIN.items():
             if name not in self.has and (value := getattr(self, name)) != plain:
                 raise ConfigError(f"{kind}: {name} must be {plain} in {self.arch}; got {value}")
+        if self.counts_shared and (self.shared_d_ff or 0) % self.expert_width:
+            raise ConfigError(
+                f"{kind}: expert_d_ff must divide shared_d_ff; got {self.expert_d_ff} and "
+                f"{self.shared_d_ff}"
+            )
         if not any(self.mixes(n) for n in range(self.n_layers)):
             raise ConfigError(
                 f"{kind}: dense_blocks must be less than n_layers; got {self.dense_blocks} of "
@@ -291,17 +298,22 @@ class Sparse(Mixture):
             found["normalized"] = hyper.flag(SUM, self.usually_normalized)
         if "weights_scale" in cfg.has:
             found["weights_scale"] = hyper.real(SCALE, 1.0)
-        return replace(cfg, **found, **self.read_shared(hyper, found)), options
+        if "shared_d_ff" in cfg.has:
+            found["shared_d_ff"] = self.read_shared(hyper, found["expert_d_ff"])
+        return replace(cfg, **found), options
 
-    def read_shared(self, hyper: Hyper, found: Mapping[str, Any]) -> dict[str, int]:
-        """Return what a file says of the expert that all tokens share; ``found`` of the others."""
-        return {}
+    def read_shared(self, hyper: Hyper, width: int) -> int:
+        """Return the width of the expert that all tokens share; ``width`` is that of another."""
+        return hyper.count(SHARED)
 
     def write(self, cfg: Any) -> dict[str, Any]:
         """Return the hyper-parameters of a file."""
         own: dict[str, Any] = {EXPERT_WIDTH: cfg.expert_d_ff}
         told = {DENSE: "dense_blocks", SUM: "normalized", SCALE: "weights_scale"}
+        told |= {SHARED: "shared_d_ff"}
         own |= {key: getattr(cfg, name) for key, name in told.items() if name in cfg.has}
+        if cfg.counts_shared:
+            own[SHARED_COUNT] = cfg.shared_d_ff // cfg.expert_d_ff
         return super().write(cfg) | own | {_GATING: _SCORES[self.score]}
 
     def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:

@@ -70,7 +70,7 @@ class Row:
     transposed
         Whether its matrix is (in, out) at Hugging Face.
     spread
-        Whether its matrix has an axis of one more in the middle at Hugging Face.
+        Whether it has an axis of one more before the last at Hugging Face.
     more
         By how much its numbers are more than those at Hugging Face, where a gain is 1 + w.
     bare

@@ -300,6 +300,8 @@ class HFModel(Opened):
 
     def _is_further(self, name: str) -> bool:
         """Whether a weight is of a block behind the last, which predicts further tokens."""
+        if name.startswith(("mtp.", "model.mtp_")):
+            return True
         number = self._mapping.block_of(name) if self._further else None
         return number is not None and number >= self.metadata[f"{self.architecture}.block_count"]
 
@@ -380,8 +382,8 @@ class HFModel(Opened):
 
     def _whole(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return a shape without an axis that only folders have."""
-        spread = module_of(name) in self._mapping.spread and len(shape) == 3 and shape[1] == 1
-        return (shape[0], shape[2]) if spread else shape
+        spread = self._mapping.is_spread(name) and shape[-2:-1] == (1,)
+        return (*shape[:-2], shape[-1]) if spread else shape
 
     def _is_transposed(self, name: str) -> bool:
         dimensions = len(self._stored.tensors[self._sources[name]].shape)

@@ -116,7 +116,7 @@ class NameMapping(Folder):
         Modules whose rows have the pairs that RoPE rotates together in GGUF files, and half a head
         apart at Hugging Face; with the keys of their number of heads, of which the first counts.
     spread
-        Modules whose matrices have an axis of one in the middle there.
+        Modules whose weights have an axis of one before their last there.
     more
         By how much the numbers of a module are more than those in a folder.
     logarithms
@@ -206,6 +206,15 @@ class NameMapping(Folder):
         module, _, kind = _parted(gguf_name)
         return f"{module}.{kind}" if kind else module
 
+    def _row(self, gguf_name: str) -> str:
+        """Return the name of a weight's module, or its own if it is known by that."""
+        whole = self._whole(gguf_name)
+        return whole if whole in self.whole else module_of(gguf_name)
+
+    def is_spread(self, gguf_name: str) -> bool:
+        """Say whether a weight has an axis of one before its last in a folder."""
+        return self._row(gguf_name) in self.spread
+
     @property
     def _block(self) -> str:
         """What the names of the blocks' modules begin with, before the number."""
@@ -237,8 +246,7 @@ class NameMapping(Folder):
 
         KeyError if the metadata do not say it, ValueError if they do not fit.
         """
-        whole = self._whole(gguf_name)
-        found = self.orders.get(whole if whole in self.whole else module_of(gguf_name))
+        found = self.orders.get(self._row(gguf_name))
         if found is None:
             return None
         prefix = f"{self.architecture}."

@@ -86,8 +86,8 @@ def write(
             values = values.T
         elif heads:
             values = pairs_apart(values, heads)
-        if module_of(name) in mapping.spread:
-            values = values[:, None]
+        if mapping.is_spread(name):
+            values = np.expand_dims(values, -2)
         arrays[mapping.bare_name(hf_name)] = np.ascontiguousarray(values)
     for hf_name, whole in how.items():
         found = [values for (name, _), values in sorted(parts.items()) if name == hf_name]

@@ -1,0 +1,109 @@
+"""ERNIE 4.5 with experts: the blocks of ernie4_5.py, all but the first ones with a mixture.
+
+    w_j = p[e_j] / sum_i p[e_i]                     p = softmax(W_router n), chosen by p + b
+
+The formulas are those of llama.py and mixture.py. transformers divides by at least moe_norm_min,
+1e-12; that much is added to the sum here, which float32 does not tell apart unless the sum is that
+small. The experts that all tokens share, if there are any, are one MLP.
+Source: Baidu 2025, "ERNIE 4.5 Technical Report"; ernie4_5_moe of transformers and of llama.cpp.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from toynn.formats.hf.config import Config
+from toynn.models.ernie4_5 import Ernie45
+from toynn.models.hyper import Hyper
+from toynn.models.llama import Floats
+from toynn.models.mixture import (
+    DENSE,
+    EXPERT_WIDTH,
+    EXPERTS,
+    SHARED,
+    SHARED_COUNT,
+    USED,
+    Sparse,
+    SparseConfig,
+    with_experts,
+)
+from toynn.models.registry import register
+
+__all__ = ["Ernie45MoE", "Ernie45MoEConfig"]
+
+#: Keys of config.json that transformers does not read.
+_UNUSED = ("moe_capacity", "moe_gate", "moe_use_aux_free")
+_STEP, _LAST = "interleave_moe_layer_step", "moe_layer_end_index"
+
+
+@dataclass(frozen=True)
+class Ernie45MoEConfig(SparseConfig):
+    """Shape of an ERNIE 4.5 with experts."""
+
+    has: ClassVar[tuple[str, ...]] = ("shared_d_ff", "dense_blocks")
+    may_share_none: ClassVar[bool] = True
+    counts_shared: ClassVar[bool] = True
+
+    arch: str = "ernie4_5-moe"
+
+
+class Ernie45MoE(Sparse, Ernie45):
+    """The architecture."""
+
+    config_type = Ernie45MoEConfig
+    eps, chooses = 1e-12, True
+    dense_key = "moe_layer_start_index"
+    table = with_experts(
+        Ernie45.table,
+        dense=True,
+        choice="moe_statics.e_score_correction_bias",
+        spread=True,
+        shared="shared_experts",
+    )
+    hf = replace(
+        Ernie45.hf,
+        model_type="ernie4_5_moe",
+        keys={
+            **Ernie45.hf.keys,
+            EXPERTS: "moe_num_experts",
+            USED: "moe_k",
+            EXPERT_WIDTH: "moe_intermediate_size",
+        },
+        fixed={**Ernie45.hf.fixed, "moe_layer_interval": (1,), "moe_norm_min": (1e-12,)},
+    )
+
+    # -- Files ---------------------------------------------------------------------------------
+
+    def read(self, hyper: Hyper) -> tuple[Any, dict[str, Any]]:
+        """Return the configuration of a file's model, and the options that it calls for."""
+        hyper.expect(_STEP, 1)
+        hyper.count(SHARED_COUNT)  # the width says it, too
+        return super().read(hyper)
+
+    def write(self, cfg: Any) -> dict[str, Any]:
+        """Return the hyper-parameters of a file."""
+        return super().write(cfg) | {_STEP: 1}
+
+    def complete(self, config: Config, found: dict[str, Any]) -> dict[str, Floats]:
+        """Read how many experts all tokens share; refuse dense blocks behind others."""
+        count = config.get("moe_num_shared_experts", 2)
+        count = config.number("moe_num_shared_experts", count, real=False, least=0)
+        found[SHARED] = int(count) * found.get(EXPERT_WIDTH, 0)
+        found.setdefault(DENSE, 1)
+        last, blocks = config.get(_LAST, -1), found.get("block_count", 0)
+        if last not in (-1, blocks - 1):
+            config.refuse(f"{_LAST} must be -1 or {blocks - 1}; got {last!r}")
+        for unused in _UNUSED:
+            config.get(unused)
+        return super().complete(config, found)
+
+    def folder(
+        self, hyper: Mapping[str, Any], tensors: Mapping[str, Floats]
+    ) -> tuple[dict[str, Any], dict[str, Floats]]:
+        """Return how many experts all tokens share, and which blocks have others."""
+        keys, more = super().folder(hyper, tensors)
+        own = {"moe_num_shared_experts": hyper[SHARED_COUNT], "pad_token_id": None}
+        return keys | own | {_LAST: hyper["block_count"] - 1}, more
+
+
+register(Ernie45MoE("ernie4_5-moe", "Ernie4_5_Moe", interleaved=True, in_files=("output_bias",)))
