@@ -38,7 +38,7 @@ WRONG = {
         (
             "top * (1 + math.cos(math.pi * (step - warmup) / (steps - warmup))) / 2",
             "top",
-            r"rate\[21\] .*behind the warm-up the rate does not fall",
+            r"rate\[21\] .*after the warm-up the rate does not fall",
         ),
         ("w = w - rate", "w = w + rate", r"the loss rises: from 1.609 to .*uphill"),
     ],

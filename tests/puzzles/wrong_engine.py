@@ -121,7 +121,7 @@ WRONG = {
             "        o[h] = p @ values[g, : past + 1] / p.sum()",
             "keys[g] @ q[h] / np.sqrt(D)\n        p = np.exp(scores - scores.max())\n"
             "        o[h] = p @ values[g] / p.sum()",
-            r"rows behind the new token are read",
+            r"rows after the new token are read",
         ),
     ],
     "q4_k": [

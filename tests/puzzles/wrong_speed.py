@@ -11,7 +11,7 @@ CYTHON = {
     ],
     "sixteen_sums": [
         ("range(whole, n)", "range(0)", r"total of 1000 numbers.*the last 40 numbers are missing"),
-        ("= n // 64 * 64", "= (n + 63) // 64 * 64", r"is nan; .*behind the end are read"),
+        ("= n // 64 * 64", "= (n + 63) // 64 * 64", r"is nan; .*past the end are read"),
         ("range(whole, n)", "range(whole + 1, n)", r"number 960 alone is missing"),
         ("range(64):\n        result", "range(16):\n        result", r"a part of the partial sums"),
         ("sums[k] += x", "sums[k] = x", r"only the last 64 and what follows: sums are overwritten"),
@@ -26,14 +26,14 @@ C = {
         (
             "c + i * N + V)",
             "c + i * N + 2 * V)",
-            r"writes outside of c: .* behind its end.*edge",
+            r"writes outside of c: .* past its end.*edge",
         ),
     ],
     "packed_panels": [
         (
             "i++) to[k * MR + i] = a",
             "i++) to[i * K + k] = a",
-            r"pack_a: to.*\[0, 1\] is wrong.*copied one behind the other",
+            r"pack_a: to.*\[0, 1\] is wrong.*copied one after the other",
         ),
         ("j < NR; j++) to", "j < NR - 1; j++) to", r"pack_b: to\[0, (31|15)\] is nan"),
         ("] = b[k * N + j];", "] = b[j * K + k];", r"pack_b: to.*\[0, 1\] is wrong"),
@@ -49,7 +49,7 @@ C = {
         (
             "n - i < 16 ? (1 << (n - i)) - 1 : 0xffff",
             "0xffff",
-            r"is nan; .*behind the end are read",
+            r"is nan; .*past the end are read",
         ),
         ("__m512 sums[4];", "__m512 sums[4];\n    y = x;", r"x is multiplied with itself"),
         ("_mm512_add_ps(low, high)", "low", r"a part of the partial sums is not added up"),

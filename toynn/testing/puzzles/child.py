@@ -27,6 +27,8 @@ def examine(puzzle: Puzzle, path: Path, text: str, *, timed: bool = True) -> str
         puzzle.check(answer)
     except Wrong as wrong:
         return str(wrong)
+    except Exception as error:  # of the check: what it was given is nothing that it expects
+        return f"the check cannot use what the program returned.\n{type(error).__name__}: {error}"
     return ""
 
 

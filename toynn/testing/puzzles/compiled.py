@@ -79,7 +79,7 @@ def _function(library: ctypes.CDLL, found: re.Match[str]) -> Callable[..., Any]:
     return call
 
 
-GUARD = 4096  # numbers before and behind an output
+GUARD = 4096  # numbers before and after an output
 
 
 class guarded:
@@ -106,7 +106,7 @@ class guarded:
             where = (
                 f"{GUARD - first} before its begin"
                 if first < GUARD
-                else (f"{first - GUARD} behind its end")
+                else (f"{first - GUARD} past its end")
             )
             raise Wrong(
                 f"the program writes outside of {self.name}: {outside.size} numbers, the first "

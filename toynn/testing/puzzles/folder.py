@@ -152,7 +152,7 @@ def checked(puzzle: Puzzle, path: Path, seconds: float | None = None) -> Verdict
         hung = Path(folder, "hung")
         trace = hung.read_text(errors="replace") if hung.is_file() else ""
     line = _line_of(trace, path)
-    if code is None or code == 1:
+    if code is None or "Timeout" in trace:
         return Verdict(False, f"ended after {seconds:g} seconds{line}\nAn endless loop?", printed)
     name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
     return Verdict(

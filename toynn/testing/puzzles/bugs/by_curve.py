@@ -25,7 +25,7 @@ def check(answer: Answer) -> None:
         suspects={
             "the rate is 0 all through the warm-up: the curve is flat. What does // do?": (flat),
             "there is no warm-up.": np.where(np.arange(STEPS) < WARMUP, TOP, right),
-            "behind the warm-up the rate does not fall.": np.minimum(
+            "after the warm-up the rate does not fall.": np.minimum(
                 TOP * (np.arange(STEPS) + 1) / WARMUP, TOP
             ),
             "the first step has a rate of 0; it should have 1 / warmup of the top.": np.where(
@@ -72,9 +72,9 @@ def _train() -> np.ndarray:
 PUZZLE = Puzzle(
     title="a bug that the curve shows",
     wanted="""\
-A model of pairs of characters. Its gradients are right. The learning rate should rise in even
-steps from top / warmup to top, then fall to 0 as a half cosine. Run this file: it draws the loss.
-Find out what is wrong with the curve, and mend rate() or train().""",
+A bigram model. Its gradients are right. The learning rate should rise in even steps from
+top / warmup to top, then fall to 0 as a half cosine. Run this file with python: it draws the loss.
+What is wrong with the curve? Mend rate() or train().""",
     code="""
 import math
 

@@ -54,7 +54,8 @@ PUZZLE = Puzzle(
     title="a bug that gradcheck shows",
     wanted="""\
 The forward pass is right, and one line of the backward pass is wrong. The loss falls anyway.
-Run this file: gradcheck names an array. Find the line between the last right gradient and it.""",
+Run this file with python: the last line of the error names the first array whose gradient is
+wrong. Find the wrong line.""",
     formula="loss = cross entropy of silu(x w1^T + b1) w2^T",
     code="""
 import numpy as np

@@ -71,7 +71,8 @@ PUZZLE = Puzzle(
     title="a bug that the tape shows",
     wanted="""\
 A model of two blocks with residual connections. Its loss falls and its gradients pass gradcheck,
-yet it learns too little. Run this file: it prints the tape. Find the bug, and mend record().""",
+yet it learns too little. Run this file with python: it prints the tape. Find the bug there, and
+mend record().""",
     formula="each block: x = x + down(silu(up(rmsnorm(x))))          then: loss of out(x)",
     code="""
 import numpy as np

@@ -63,8 +63,8 @@ PUZZLE = Puzzle(
     title="gradient accumulation",
     wanted="""\
 Return the gradient of the mean loss over all tokens of all micro-batches.
-gradient(batch) returns dw, the gradient of the mean over that batch's tokens, and their number.
-The number may be 0. dw is in memory that the next call of gradient() overwrites.""",
+gradient(batch) returns (dw, count): the gradient of the mean loss over the batch's tokens, and how
+many these are, maybe 0. dw is in memory that the next call of gradient() overwrites.""",
     code="""
 def accumulate(batches, gradient):
     # >>>

@@ -72,7 +72,7 @@ def check(answer: Answer) -> None:
                 "eps stands under the root; it is added to the root.": w
                 - LR * DECAY * w
                 - LR * mean / np.sqrt(square + EPS),
-                "the corrections are those of the step before or behind: t counts from 1.": (
+                "the corrections are those of another step: t counts from 1.": (
                     updated(g, 1 / (1 - BETA1 ** (t + 1)), 1 / (1 - BETA2 ** (t + 1)), DECAY)["w"]
                 ),
                 "the step goes uphill: subtract it.": w - LR * DECAY * w + LR * moved,

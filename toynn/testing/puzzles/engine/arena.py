@@ -85,10 +85,11 @@ PUZZLE = Puzzle(
     wanted="""\
 Return a list of byte offsets, one for each tensor: (bytes, first, last), live from step first
 to step last, both included. Tensors that are live in the same step must not overlap.
-Offsets are multiples of 64. The arena may be a tenth larger than the fullest step needs.""",
+Offsets are multiples of 64. The arena may be a tenth larger than its fullest step.""",
     formula="""\
 plan([(100, 0, 1), (64, 1, 2), (100, 2, 3)]) may return [0, 128, 0]
-             the first and the third are never live together""",
+         the first and the third are never live together
+the fullest step: its live tensors, each rounded up to a multiple of 64 bytes, take most""",
     code="""
 def plan(tensors):
     offsets = [0] * len(tensors)
@@ -114,7 +115,7 @@ def plan(tensors):
         "Place one tensor after another. For each, look only at the placed tensors that are live "
         "together with it: first <= their last, and their first <= last.",
         "Sort those by offset and walk upward: a gap that is large enough is the place, else it "
-        "is behind the last one. Round ends up to a multiple of 64: -(-n // 64) * 64.",
+        "is after the last one. Round ends up to a multiple of 64: -(-n // 64) * 64.",
         "The order decides about holes. Place the largest tensors first.",
     ),
     check=check,

@@ -83,9 +83,9 @@ def check(answer: Answer) -> None:
 PUZZLE = Puzzle(
     title="checkpointing",
     wanted="""\
-Return dx, the gradient of the input x of a chain of n layers; dy is that of the last result.
-Keep the input of every `every`-th layer only (0, every, 2 every, ...). Compute the others a second
-time, one segment at a time, when the backward pass comes to them. No layer is computed 3 times.""",
+Return dx, the gradient of x, through a chain of n layers. dy is the gradient of the last result.
+In the forward pass keep only the inputs of layers 0, every, 2 every, ... In the backward pass go
+segment by segment: compute the inputs of its `every` layers once more, use them, drop them.""",
     formula="""\
 y  = forward(i, x)               what layer i makes of x, i = 0 ... n - 1
 dx = backward(i, x, dy)          its gradient, from its input x and the gradient of its result""",

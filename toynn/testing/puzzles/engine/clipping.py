@@ -76,9 +76,9 @@ def check(answer: Answer) -> None:
 PUZZLE = Puzzle(
     title="clipping by the global norm",
     wanted="""\
-Return norm and scale. norm is the root of the sum of the squares of all gradients together.
-scale is what all are to be multiplied by so that the norm is at most `most`; at most 1.
-If the norm is infinite or nan, scale is nan. gradients is a list of float32 arrays, up to 1e30.""",
+Return norm and scale. norm is the root of the sum of the squares of all numbers in all gradients.
+All gradients will be multiplied by scale, which brings the norm down to `most`. If norm is
+infinite or nan, scale is nan. gradients is a list of float32 arrays, with numbers up to 1e30.""",
     formula="scale = min(1, most / (norm + 1e-6))",
     code="""
 import numpy as np

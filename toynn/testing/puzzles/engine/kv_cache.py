@@ -14,7 +14,7 @@ H, KV, D, MOST = 4, 2, 3, 6
 
 
 def check(answer: Answer) -> None:
-    """Compare the result and the caches behind three tokens, and behind none."""
+    """Compare the result and the caches after three tokens, and after none."""
     rng = np.random.default_rng(0)
     for past in (3, 0):
         keys, values = rng.standard_normal((2, KV, MOST, D))
@@ -45,7 +45,7 @@ def check(answer: Answer) -> None:
             "the factor 1 / sqrt(D) is missing.": attended(q, 1.0)["o"],
             "heads are served in turn (h % KV). H / KV heads side by side share one: h // (H / KV)."
             "": crossed,
-            "rows behind the new token are read: nothing was written there yet.": np.full_like(
+            "rows after the new token are read: nothing was written there yet.": np.full_like(
                 right["o"], np.nan
             ),
         }
@@ -80,8 +80,8 @@ PUZZLE = Puzzle(
     title="attention with a KV cache",
     wanted="""\
 Write the new token's k and v (KV, D) into row `past` of the caches keys and values (KV, most, D).
-Then return o (H, D): the attention of the H heads of q (H, D) over rows 0 ... past. Rows behind
-them hold nothing yet. H / KV heads side by side share one of the KV caches.""",
+Then return o (H, D): the attention of the H heads of q (H, D) over rows 0 ... past. Later rows hold
+garbage. H / KV heads side by side share one of the KV caches.""",
     formula="""\
 g    = h // (H / KV)                                        the cache of head h
 o[h] = softmax(keys[g, :past + 1] q[h] / sqrt(D)) values[g, :past + 1]""",

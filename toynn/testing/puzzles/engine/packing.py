@@ -67,9 +67,9 @@ def check(answer: Answer) -> None:
 PUZZLE = Puzzle(
     title="pack examples into rows",
     wanted="""\
-Return ids, labels, positions and first, four whole-number arrays (rows, length). Put examples one
-behind the other; one that does not fit into what is left of a row begins the next. The rest of a
-row is padding: ids 0, labels -100. A row's padding counts as one more example.""",
+Return ids, labels, positions and first: whole-number arrays (rows, length). Put examples side by
+side into a row. An example that does not fit into its rest begins a new row. The rest is padding,
+with ids 0 and labels -100; its positions and first are those of one more example.""",
     formula="""\
 labels      the next token of the same example; -100 at its last token
 positions   0, 1, 2, ... within each example

@@ -63,7 +63,7 @@ Eight groups of 32 numbers have a scale and a minimum each, of 6 bits; a number 
 bytes 0-1 d, 2-3 dmin (float16, little-endian); 4-15 s[0 ... 11]; 16-143 q[0 ... 127]
 
 x[32 j + i] = d scale[j] n - dmin min[j]          j = 0 ... 7, i = 0 ... 31
-n           = low 4 bits of q[16 j + i] for even j, high 4 bits of q[16 (j - 1) + i] for odd j
+n           = 4 bits of q[32 (j // 2) + i]: the low ones for even j, the high ones for odd j
 
 j < 4:   scale[j] = low 6 bits of s[j]            min[j] = low 6 bits of s[j + 4]
 j >= 4:  scale[j] = low 4 bits of s[j + 4], and above them the high 2 bits of s[j - 4]

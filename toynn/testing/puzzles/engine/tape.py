@@ -62,7 +62,7 @@ def _solved(tape: Tape, loss: str) -> dict[str, float]:
 PUZZLE = Puzzle(
     title="autograd over a tape",
     wanted="""\
-Return a dictionary: for each name on the tape, how the loss changes with it.
+Return a dictionary with the gradient of each name on the tape. `loss` is the name of the loss.
 The tape lists what was computed, in order: (result, [(input, slope), ...]).""",
     formula="""\
 tape = [("z", [("x", 4.0), ("y", 2.0)]),         z = x y at x = 2, y = 4: dz/dx = 4, dz/dy = 2

@@ -54,7 +54,7 @@ PUZZLE = Puzzle(
     title="causal attention of one head, backward",
     wanted="""\
 Return dq, dk and dv from dy, q, k and v, which all are (T, D).
-Row t attends to rows 0 ... t and to none behind it. The forward pass is given.""",
+Row t attends to rows 0 ... t, and to no later row. The forward pass is given.""",
     formula="""\
 s = q k^T / sqrt(D)          (T, T), -infinity above the diagonal
 p = softmax of each row of s

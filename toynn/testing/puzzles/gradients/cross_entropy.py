@@ -66,9 +66,9 @@ def _compare(answer: Answer, case: Expected, where: str) -> None:
 PUZZLE = Puzzle(
     title="cross entropy and its gradient",
     wanted="""\
-Return loss (a number) and dlogits (N, V) from logits (N, V) and labels (N,).
-The loss is the mean over the rows that count; a row whose label is -100 does not count.
-Logits may be 1000: exp(1000) is infinite.""",
+Return loss, a number, and dlogits (N, V), its gradient, from logits (N, V) and labels (N,).
+The loss is the mean over the rows that count. A row whose label is -100 does not count.
+Logits may be 1000, and exp(1000) is infinite: the loss must be finite all the same.""",
     formula="loss = mean over rows n that count of -log softmax(logits[n])[labels[n]]",
     code="""
 import numpy as np

@@ -34,9 +34,11 @@ PUZZLE = Puzzle(
     title="LayerNorm, backward",
     wanted="""\
 Return dx (N, C), dw (C,) and db (C,) from dy (N, C), x (N, C), w (C,), mean and r (N, 1).
-Both mean and r come from x, so both pass a gradient back to it.""",
+mean and r are computed from x, so both pass a gradient back to it.""",
     formula="""\
-h[n, c] = (x[n, c] - mean[n]) r[n]          mean, and 1 / r^2 = variance + eps, of row n
+mean[n] = mean_c x[n, c]
+r[n]    = 1 / sqrt(mean_c (x[n, c] - mean[n])^2 + eps)
+h[n, c] = (x[n, c] - mean[n]) r[n]
 y[n, c] = h[n, c] w[c] + b[c]""",
     code="""
 def backward(dy, x, w, mean, r):

@@ -17,8 +17,8 @@ def check(answer: Answer) -> None:
 PUZZLE = Puzzle(
     title="a linear layer, backward",
     wanted="""\
-Return dx, dw and db: how the loss changes with x, w and b. dy is how the loss changes with y.
-x is (M, K): M rows. w is (N, K), b is (N,), y and dy are (M, N).""",
+Return dx, dw and db, the gradients of the loss for x, w and b. dy is its gradient for y.
+A gradient has the shape of its array: x (M, K), w (N, K), b (N,), y (M, N).""",
     formula="y[m, n] = sum_k x[m, k] w[n, k] + b[n]",
     code="""
 def backward(dy, x, w):

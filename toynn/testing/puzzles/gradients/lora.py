@@ -57,8 +57,8 @@ def check(answer: Answer) -> None:
 PUZZLE = Puzzle(
     title="LoRA",
     wanted="""\
-Return dx (N, K), da (R, K) and db (M, R) from dy (N, M), x, w, a, b and scale.
-x is (N, K), w is (M, K). w is frozen: nobody wants dw.""",
+Return dx, da and db. x is (N, K), w (M, K), a (R, K), b (M, R), y and dy are (N, M).
+scale is a number. w is frozen: its gradient is not wanted.""",
     formula="y = x w^T + scale (x a^T) b^T",
     code="""
 def backward(dy, x, w, a, b, scale):

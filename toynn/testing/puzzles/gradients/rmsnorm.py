@@ -19,14 +19,14 @@ def check(answer: Answer) -> None:
                 "r depends on x, too: the term with the mean over the row is missing.": r * w * dy,
                 "a sum over the row, where the mean is wanted (1 / C).": r * w * dy
                 - x * r**3 * total,
-                "the power of r in the second term: r r r, since dr/dx[c] = -r^3 x[c] / C.": r
+                "the power of r in the second term. The slope of r in x[c] is -r^3 x[c] / C.": r
                 * w
                 * dy
                 - x * r**2 * k,
                 "w is missing inside of the mean.": r * w * dy
                 - x * r**3 * (dy * x).mean(1, keepdims=True),
             },
-            dw={"r is missing: y = x r w, so dy/dw is x r.": (dy * x).sum(0)},
+            dw={"r is missing: y = x r w, so the slope of y in w is x r.": (dy * x).sum(0)},
         )
 
 
@@ -34,10 +34,11 @@ PUZZLE = Puzzle(
     title="RMSNorm, backward",
     wanted="""\
 Return dx (N, C) and dw (C,) from dy (N, C), x (N, C), w (C,) and r (N, 1).
-Each of the N rows is divided by its root mean square; w is shared by all rows.""",
+Each of the N rows is divided by its root mean square. All rows share w.""",
     formula="""\
 y[n, c] = x[n, c] r[n] w[c]
-r[n]    = 1 / sqrt(mean_c x[n, c]^2 + eps)          so dr[n]/dx[n, c] = -r[n]^3 x[n, c] / C""",
+r[n]    = 1 / sqrt(mean_c x[n, c]^2 + eps)
+the slope of r[n] in x[n, c] is -r[n]^3 x[n, c] / C""",
     code="""
 def backward(dy, x, w, r):
     # >>>
@@ -52,8 +53,8 @@ def backward(dy, x, w, r):
 """,
     hints=(
         "x[n, c] moves y in two ways: directly, and through r[n], which is in all y of the row.",
-        "The direct way gives r w dy. Through r: dr = sum over the row of dy x w, then times "
-        "dr/dx from the formula.",
+        "The direct way gives r w dy. The other way: the gradient of r is the sum over the row of "
+        "dy x w. Multiply it with the slope from the formula.",
         "dx = r w dy - x r^3 mean(w dy x), the mean over axis 1. dw sums dy x r over the rows.",
     ),
     check=check,

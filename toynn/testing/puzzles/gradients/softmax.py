@@ -25,11 +25,11 @@ def check(answer: Answer) -> None:
 PUZZLE = Puzzle(
     title="softmax, backward",
     wanted="""\
-Return dx (N, C) from dy (N, C) and the softmax's result y (N, C).
-Each of the N rows is a softmax of its own. x itself is not needed.""",
+Return dx, the gradient of the loss for x. You get dy, its gradient for y, and y itself.
+All are (N, C). Each of the N rows is a softmax of its own. x itself is not needed.""",
     formula="""\
-y[c] = exp(x[c]) / sum_k exp(x[k])          of each row
-dy[j]/dx[c] = y[j] ((1 if j == c else 0) - y[c])""",
+y[j] = exp(x[j]) / sum_k exp(x[k])          in each row
+the slope of y[j] in x[c] is y[j] ((1 if j == c else 0) - y[c])""",
     code="""
 def backward(dy, y):
     # >>>

@@ -42,11 +42,11 @@ def check(answer: Answer) -> None:
 PUZZLE = Puzzle(
     title="SwiGLU, backward",
     wanted="""\
-Return dgate and dup from dy, gate and up. All five have one shape, and each element stands alone.
-gate may be -1000 or 1000: nothing may become nan.""",
+Return dgate and dup from dy, gate and up. All arrays have one shape, and element i of y depends
+only on element i of gate and up. gate may be -1000 or 1000: no gradient may become nan.""",
     formula="""\
 y = silu(gate) up
-silu(g) = g s(g)          s(g) = 1 / (1 + exp(-g)), so ds/dg = s (1 - s)""",
+silu(g) = g s(g)          s(g) = 1 / (1 + exp(-g)); the slope of s is s (1 - s)""",
     code="""
 import numpy as np
 

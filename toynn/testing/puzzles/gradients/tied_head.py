@@ -51,8 +51,8 @@ def check(answer: Answer) -> None:
 PUZZLE = Puzzle(
     title="a tied head",
     wanted="""\
-Return dw (V, C) from dlogits (N, V), ids (N,) and w (V, C).
-The model uses w twice: its rows are the embedding, and the head multiplies with it.""",
+Return dw (V, C), the gradient of w, from dlogits (N, V), ids (N,) and w (V, C).
+The model uses w twice: its rows are the embeddings of tokens, and the head multiplies by it.""",
     formula="""\
 x[n]      = w[ids[n]]
 logits[n] = w x[n]""",

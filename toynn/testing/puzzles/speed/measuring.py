@@ -88,7 +88,7 @@ def written(name: str, got: NDArray[Any], right: NDArray[Any]) -> None:
 
 
 def check_sum(answer: Answer, name: str, count: int) -> None:
-    """Check a sum over n numbers, products of ``count`` arrays; behind their end stands nan."""
+    """Check a sum over n numbers, products of ``count`` arrays; past their end stands nan."""
     for n in (1000, 100, 64, 31, 17, 16, 15, 7, 1, 0):
         arrays = np.full((count, n + 64), np.nan, np.float32)
         arrays[:, :n] = np.random.default_rng(n).standard_normal((count, n))
@@ -98,7 +98,7 @@ def check_sum(answer: Answer, name: str, count: int) -> None:
         if np.isnan(got):
             raise Wrong(
                 f"{name} of {n} numbers is nan; it should be {right:.6g}.\nSuspicion: numbers "
-                "behind the end are read (nan stands there), or a sum does not begin at 0."
+                "past the end are read (nan stands there), or a sum does not begin at 0."
             )
         if abs(got - right) > near:
             told = f"{name} of {n} numbers is {got:.6g}; it should be {right:.6g}."

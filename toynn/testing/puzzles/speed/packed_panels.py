@@ -26,7 +26,7 @@ def check(answer: Answer) -> None:
         written(f"{name}: to", got, right)
         lying = (
             {
-                "rows of a are copied one behind the other. Row k of the panel has the MR "
+                "rows of a are copied one after the other. Row k of the panel has the MR "
                 "numbers a[0, k] ... a[MR - 1, k].": a[:width].reshape(K, width)
             }
             if name == "pack_a"
@@ -41,7 +41,7 @@ PUZZLE = Puzzle(
     title="packed panels",
     wanted="""\
 tile() reads MR rows of a and NR columns of b, packed in the order in which it needs them.
-Write pack_a, pack_b and product's loops. Reach 55 % of this machine's peak.
+Write pack_a, pack_b and product's loops. Reach 55 % of the machine's peak.
 M is a multiple of MR, and N of NR. Pack each part of a and b once.""",
     formula="""\
 a's panel of MR rows:      to[k * MR + i] = a[i * K + k]

@@ -49,9 +49,12 @@ PUZZLE = Puzzle(
     title="a tile in registers",
     wanted="""\
 tile() computes MR x NR elements of c. Keep them all in vector registers while k runs.
-Reach 40 % of this machine's peak. M is a multiple of MR, and N of NR.
+Reach 40 % of this machine's peak of float32 multiply-adds. M is a multiple of MR, and N of NR.
 A `vec` is V floats: `x + y`, `x * y` and `number * x` work on all of them at once.""",
-    formula="c[i * N + j] = sum_k a[i * K + k] b[k * N + j]          i < MR, j < NR",
+    formula="""\
+c[i * N + j] = sum_k a[i * K + k] b[k * N + j]          i < MR, j < NR
+vec x = *(const vec*)p;                                 load V floats from p
+*(vec*)p = x;                                           store them""",
     language="c",
     seconds=60,
     code=HEAD
@@ -78,7 +81,7 @@ void product(float* c, const float* a, const float* b, size M, size N, size K) {
 }
 """,
     hints=(
-        "Declare vec sum[MR][2] before the loop over k, and store it to c behind that loop.",
+        "Declare vec sum[MR][2] before the loop over k, and store it to c after that loop.",
         "In each step of k load two vectors of b: *(const vec*)(b + k * N) and the one V floats "
         "further. Each of the MR numbers of a is multiplied with both.",
         "The compiler keeps sum in registers only if the loops over i are unrolled: write "

@@ -11,7 +11,7 @@ N = 2**16  # floats of x and of y: 512 KB together, which a core's L2 holds
 
 
 def check(answer: Answer) -> None:
-    """Check dot products of any length; behind the end stands nan, which must not be added."""
+    """Check dot products of any length; past the end stands nan, which must not be added."""
     check_sum(answer, "dot", 2)
     ones, other = np.ones((2, N), np.float32)
     dot = answer.function("dot")
@@ -28,7 +28,7 @@ def check(answer: Answer) -> None:
 PUZZLE = Puzzle(
     title="a dot product in AVX-512 or AVX2",
     wanted="""\
-Return the sum of x[i] y[i] over n numbers. n may be any number; read nothing behind the end.
+Return the sum of x[i] y[i] over n numbers. n may be any number. Read nothing past the end.
 Reach 25 % of the rate at which this machine reads its L2 cache, by vector instructions.
 Fill in the part for your CPU: AVX-512 if it has that, else AVX2.""",
     formula="""\

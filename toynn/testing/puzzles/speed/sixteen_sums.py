@@ -11,7 +11,7 @@ N = 2**16  # floats: 256 KB, which a core's L2 holds
 
 
 def check(answer: Answer) -> None:
-    """Check sums of any length; behind the end stands nan, which must not be read."""
+    """Check sums of any length; past the end stands nan, which must not be read."""
     check_sum(answer, "total", 1)
     x = np.ones(N, np.float32)
     total = answer.function("total")
@@ -28,9 +28,9 @@ def check(answer: Answer) -> None:
 PUZZLE = Puzzle(
     title="sixteen sums at once",
     wanted="""\
-The sum below adds one number after the other, and each addition waits for the one before.
-Reach 20 % of the rate at which this machine reads its L2 cache. n may be any number.
-The compiler may not change the order of float additions. You may.""",
+The sum below adds one number after the other. Each addition waits for the one before, because
+the compiler may not change the order of float additions. You may. n may be any number.
+Reach 20 % of the rate at which this machine reads its L2 cache.""",
     language="pyx",
     seconds=60,
     code="""
