@@ -1,11 +1,13 @@
 """`toynn tape`: steps of recipes, files and runs, printed and on a page."""
 
+import base64
 import json
 from functools import partial
 
 import numpy as np
 import pytest
 from lora_bases import write_base
+from safetensors.numpy import load_file
 
 from toynn.cli import main
 from toynn.testing import limits
@@ -63,7 +65,13 @@ def test_adapters_over_a_file_and_a_run_of_them(tmp_path, capsys):
     values = ["--values", "--compare", "none", "--batch", "1", "--html", str(page)]
     assert main(["tape", str(out), *values]) == 0
     data = data_of(page)
-    assert data["title"] == "run" and data["values"]["versions"]
+    assert data["title"] == "run"
+    tensors, weights = data["tapes"][0]["tensors"], load_file(out / "model.safetensors")
+    first = {}  # contents of each tensor
+    for number, content in data["values"]["versions"]:
+        first.setdefault(tensors[number]["name"], content)
+    for name, values in weights.items():
+        assert base64.b64decode(first[name]) == values.tobytes(), name
 
 
 @pytest.mark.parametrize(

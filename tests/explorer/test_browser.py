@@ -14,7 +14,7 @@ from toynn.testing.xor import Xor
 
 #: Names as a hostile file may have them: each would run, or end the data, if it were markup.
 HOSTILE = (
-    "</script><script>window.ran = 1</script>",
+    "</title></script><script>window.ran = 1</script>",
     "<img src=x onerror='window.ran = 2'>",
     "<!--<script>",
     "\u2028window.ran = 3;\u2029'\"&lt;&amp;\\u003cscript\\u003e",

@@ -35,6 +35,10 @@ def test_users_and_lives_are_those_of_the_memory(name):
         for part, users in (("writes", "writers"), ("saves", "writers"), ("reads", "readers")):
             for t in mine[part].values():
                 assert i in tensors[tensors[t].get("base", t)][users]
+    for t in tensors:
+        users = t.get("writers", []) + t.get("readers", [])
+        if t["role"] == "activation" and users and t["name"] != s.tape.loss.name:
+            assert (t["first"], t["last"]) == (min(users), max(users)), t
     arena = [t for t in tensors if t.get("buffer") == "arena" and "base" not in t]
     live = [0] * len(s.tape.nodes)
     for i in range(len(live)):

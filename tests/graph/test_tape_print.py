@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from html import unescape
 
 import lora_bases
 import numpy as np
@@ -20,6 +21,7 @@ from toynn import (
     ops,
 )
 from toynn.graph.tape import Role, Tensor
+from toynn.recipes import GPT2
 
 
 @pytest.mark.parametrize("name", ["gpt2", "large", "lora", "vit", "warm"])
@@ -148,3 +150,18 @@ def test_names_of_parts_are_shortened_and_long_lists_cut():
     assert re.search(r" w, \.m, wide; w +\(3, 4\)  w, \+4, \+8, w, other ", line)
     node.inputs = tuple(Tensor(f"name.{n}", (1,), Role.ACTIVATION) for n in range(30))
     assert re.search(r"  name\.0, name\.1, name\.2, .*\.\.\. ", str(tape).splitlines()[-1])
+
+
+def test_a_notebook_shows_each_line_once_folded_by_block():
+    recipe = GPT2()
+    recipe.realize(GPT2Config(11, 8, 2, 12, 2, 5), RecipeOptions(checkpointing=True))
+    tape = recipe.engine.session.tape
+    shown = tape._repr_html_()
+    lines = re.findall(r"(?:<pre[^>]*>|\n)([^<]*?)(?=\n|</pre>)", shown)
+    assert [unescape(line) for line in lines] == str(tape).splitlines()
+    names = re.findall(r"<summary>([^:]*):", shown)
+    order = ["", "blk.0", "blk.1", ""]
+    assert names[:4] == [f"F {name}".strip() for name in order]
+    assert [name for name in names if name[0] == "B"] == [
+        f"B {name}".strip() for name in order[::-1]
+    ]

@@ -2,6 +2,7 @@
 
 from argparse import Namespace
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -78,8 +79,9 @@ def run(arguments: Namespace) -> int:
     session, more = None, {}
     if arguments.html is not None and (values or arguments.time):
         session, take = step.ready()
-        more = _times(session, take) if arguments.time else {}
-        take()
+        with explorer.unchanged(session) if values else nullcontext():
+            take()  # so that there are inputs
+            more = _times(session, take) if arguments.time else {}
     else:
         _, session = step.recorded()
     if arguments.json is not None:

@@ -9,5 +9,6 @@ and from the kernels' own files (_kernels/source.py). explorer.js draws it, expl
 """
 
 from toynn.explorer.page import Page, page, write
+from toynn.explorer.values import unchanged
 
-__all__ = ["Page", "page", "write"]
+__all__ = ["Page", "page", "unchanged", "write"]

@@ -17,11 +17,11 @@ const plural = (n, word) => `${count(n)} ${word}${n === 1 ? "" : "s"}`;
 function scaled(n, units) {
   let k = 0;
   while (n >= 1000 && k < units.length - 1) { n /= 1000; k += 1; }
-  return `${k === 0 ? count(n) : n.toFixed(n < 10 ? 2 : n < 100 ? 1 : 0)} ${units[k]}`;
+  return `${k === 0 ? count(n) : n.toFixed(n < 10 ? 2 : n < 100 ? 1 : 0)}\u00a0${units[k]}`;
 }
 const bytes = (n) => scaled(n, ["B", "kB", "MB", "GB", "TB"]);
 const flops = (n) => scaled(n, ["FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP"]);
-const time = (s) => (s < 1e-3 ? `${(s * 1e6).toFixed(1)} µs` : s < 1 ? `${(s * 1e3).toFixed(2)} ms` : `${s.toFixed(2)} s`);
+const time = (s) => scaled(Math.round(s * 1e9), ["ns", "µs", "ms", "s"]);
 const shape = (t) => `(${t.shape.join(", ")}${t.shape.length === 1 ? "," : ""})`;
 function number(x) { // the shortest decimal that is this float32 and no other
   if (Number.isInteger(x) && Math.abs(x) < 1e7) return Object.is(x, -0) ? "-0" : String(x);
@@ -257,7 +257,7 @@ function ofNode(i) {
     ["intensity", `${(n.flops / n.bytes).toFixed(n.flops < n.bytes ? 2 : 1)} FLOP a byte`]];
   if (seconds) figures.push(["measured", time(seconds[i])]);
   if (bounds) figures.push(["roofline", `${time(bounds[i][0])} at least, by ${bounds[i][1]}`]);
-  if (seconds && bounds) figures.push(["of the roofline", `${(bounds[i][0] / seconds[i] * 100).toFixed(0)}%`]);
+  if (seconds && bounds) figures.push(["share of it", `${(bounds[i][0] / seconds[i] * 100).toFixed(0)}%`]);
   const part = (title, group) => Object.entries(group).map(([name, t]) => [make("code", null, name), title, tensorButton(t), make("span", { class: "shape" }, shape(tape.tensors[t]))]);
   const found = [
     make("h2", null, `${i} `, opName(n)),
@@ -425,7 +425,7 @@ function follow(t, index) {
       rows.push([make("button", { type: "button", class: "link", onclick: () => go(k) }, `${step.node} ${op(n)}`), does, what, number(old ?? now), does === "changes" ? number(now) : ""]);
     });
   });
-  view.followed.replaceChildren(make("p", { class: "soft" }, rows.length ? `${name}: ${plural(rows.length, "look")} at it or its gradient in this step` : `no call reads or writes ${name}`),
+  view.followed.replaceChildren(make("p", { class: "soft" }, rows.length ? `${name}: it or its gradient is read or changed ${plural(rows.length, "time")} in this step` : `no call reads or writes ${name}`),
     table(`${name} through the step`, ["call", "", "of it", "before", "after"], rows, "follow"));
 }
 function stepByStep() {
@@ -463,8 +463,8 @@ function stepByStep() {
 
 function everything() {
   const list = (group) => Object.values(group).map((t) => tape.tensors[t].name).join(", ");
-  const head = ["call", "", "section", "kernel", "writes", "saves", "reads", "work", "moved"].concat(seconds ? ["time"] : []);
-  return [table(`${plural(tape.nodes.length, "call")} in order`, head, tape.nodes.map((n, i) => [nodeButton(i, ""), SEGMENTS[n.segment], make("span", { class: "name" }, sectionName(tape, n.section)), op(n),
+  const head = ["call", "", "section", "writes", "saves", "reads", "work", "moved"].concat(seconds ? ["time"] : []);
+  return [table(`${plural(tape.nodes.length, "call")} in order`, head, tape.nodes.map((n, i) => [nodeButton(i), SEGMENTS[n.segment], make("span", { class: "name" }, sectionName(tape, n.section)),
     make("span", { class: "name" }, list(n.writes)), make("span", { class: "name" }, list(n.saves)), make("span", { class: "name" }, list(n.reads)), flops(n.flops), bytes(n.bytes)].concat(seconds ? [time(seconds[i])] : [])), "all")];
 }
 

@@ -2,6 +2,8 @@
 
 import base64
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ from numpy.typing import NDArray
 from toynn.errors import ConfigError, LifecycleError
 from toynn.graph.tensor import Role, Tensor
 
-__all__ = ["MOST", "followed", "recorded"]
+__all__ = ["MOST", "followed", "recorded", "unchanged"]
 
 MOST = 1 << 20  # numbers in a page: some 6 MB
 
@@ -62,17 +64,24 @@ def recorded(session: Any, numbers: dict[Tensor, int]) -> dict[str, Any]:
         else:
             nodes.append({"node": i, "before": found})
 
-    updated = sorted((t for t in tape.roots if t.role in _UPDATED), key=numbers.__getitem__)
-    before = {tensor: session.download(tensor) for tensor in updated}
-    if session.pending:
-        raise LifecycleError("values: micro-batches wait for an update: run(to='apply') first")
-    session.reset(moments=False)  # so that it is seen who writes gradients
-    try:
+    with unchanged(session):
+        if session.pending:
+            raise LifecycleError("values: micro-batches wait for an update: run(to='apply') first")
+        session.reset(moments=False)  # so that it is seen who writes gradients
         session.run(look=look)
+    return {"versions": versions, "nodes": nodes}
+
+
+@contextmanager
+def unchanged(session: Any) -> Iterator[None]:
+    """Put weights and moments back behind steps that are taken here. Takes a copy of them."""
+    updated = [tensor for tensor in session.tape.roots if tensor.role in _UPDATED]
+    before = {tensor: session.download(tensor) for tensor in updated}
+    try:
+        yield
     finally:
         for tensor, values in before.items():
             session.upload(tensor, values)
-    return {"versions": versions, "nodes": nodes}
 
 
 def followed(element: str, numbers: dict[Tensor, int]) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
+from html import escape
+from itertools import groupby
 from typing import Any
 
 import toynn._kernels as kernels
@@ -433,6 +435,24 @@ class Tape(Shown):
         widths[WRITES] = min(widths[WRITES], max(half, room - widths[READS]))
         widths[READS] = min(widths[READS], max(half, room - widths[WRITES]))
         return "\n".join(_line(row, widths) for row in rows)
+
+    def _repr_html_(self) -> str:
+        """Return the printed tape, folded by section: what a notebook shows."""
+        lines, told = str(self).splitlines(), described(self, self.places)
+        first = len(lines) - len(self.nodes)
+        head = "\n".join(lines[:first])
+        parts = [f'<pre style="line-height: 1.2">{escape(head)}</pre>']
+        numbered = enumerate(told["nodes"])
+        for key, group in groupby(numbered, lambda one: (one[1]["segment"], one[1]["section"])):
+            nodes = list(group)
+            name = " ".join(filter(None, (key[0], told["sections"][key[1]])))
+            mflop = sum(node["flops"] for _, node in nodes) / 1e6
+            body = "\n".join(lines[first + i] for i, _ in nodes)
+            parts.append(
+                f"<details><summary>{escape(name)}: {len(nodes)} nodes, {_figure(mflop, 3)} MFLOP"
+                f'</summary><pre style="line-height: 1.2">{escape(body)}</pre></details>'
+            )
+        return "".join(parts)
 
     def to_json(self) -> str:
         """Return the step as JSON: nodes in order, and their tensors; see toynn/graph/described.py.
