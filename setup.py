@@ -105,7 +105,7 @@ DIRECTIVES = {
     "wraparound": False,
     "cdivision": True,
     "embedsignature": True,
-    "freethreading_compatible": False,
+    "freethreading_compatible": True,  # docs/kernels.md says why
 }
 
 PLAIN = "int main(void) { return 0; }"

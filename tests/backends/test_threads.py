@@ -1,16 +1,12 @@
-"""Threads of a session, and those that share one."""
+"""Threads on which a session computes."""
 
 import os
-import threading
 
 import pytest
 from tiny import Tiny
 
 import toynn
-from toynn.errors import (
-    ConfigError,
-    LifecycleError,
-)
+from toynn.errors import ConfigError
 
 
 def test_threads_agree_bit_for_bit():
@@ -22,25 +18,6 @@ def test_threads_agree_bit_for_bit():
         return tiny.s.download(tiny.loss).tobytes(), [w.tobytes() for w in tiny.state()]
 
     assert losses(1) == losses(2)
-
-
-def test_a_second_thread_is_refused_while_one_runs():
-    tiny = Tiny()
-    tiny.s._busy.acquire()
-    caught = []
-
-    def run():
-        try:
-            tiny.s.run()
-        except LifecycleError as error:
-            caught.append(str(error))
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    assert "another thread" in caught[0]
-    tiny.s._busy.release()
-    tiny.s.run()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

@@ -27,6 +27,7 @@ from shared import DATA
 
 from toynn.errors import GGUFError, LifecycleError
 from toynn.formats import gguf
+from toynn.formats.gguf import mapping
 
 
 def test_every_type_of_value(tmp_path):
@@ -228,6 +229,28 @@ def test_a_file_that_changed_is_noticed(tmp_path):
         path.unlink()
         with pytest.raises(GGUFError, match="changed since it was opened: No such file"):
             file.check_unchanged()
+
+
+def test_a_file_is_mapped_while_mapped_files_are_looked_through(tmp_path):
+    """As another thread may: every time that the list is looked at, it grows."""
+    path = small().write(tmp_path)
+
+    class Watched:
+        @property
+        def identity(self):
+            mappings.append(mapping.map_file(path))
+            return None
+
+    mappings = [mapping.map_file(path) for _ in range(3)]
+    for each in mappings[:2]:
+        each.watched = Watched()
+    other = tmp_path / "other"
+    other.touch()
+    assert not mapping.is_mapped(other) and mapping.is_mapped(path)
+    assert len(mappings) > 4
+    for each in mappings:
+        each.close()
+    assert not mapping.is_mapped(path)
 
 
 REAL = (

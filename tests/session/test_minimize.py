@@ -1,7 +1,5 @@
 """The short form: values in a declaration, a step in one call, against NumPy in float64."""
 
-import threading
-
 import numpy as np
 import pytest
 from interrupting import INTERRUPTED, traced
@@ -284,22 +282,6 @@ def test_values_that_no_weight_can_have(values, message):
 def test_blocks_are_declared_by_their_shape():
     with pytest.raises(ShapeError, match="w: values in place of a shape are for f32; give the sha"):
         Session().constant("w", np.zeros(34, np.uint8), "q8_0")
-
-
-def test_another_thread_waits_for_no_step():
-    _, _, step = xor_net()
-    with step._busy:
-        found = []
-
-        def late():
-            with pytest.raises(LifecycleError, match="while another thread takes one"):
-                step(x=CORNERS, labels=XOR)
-            found.append(True)
-
-        thread = threading.Thread(target=late)
-        thread.start()
-        thread.join()
-    assert found and step.step_index == 0
 
 
 def test_an_interrupted_step_is_taken_wholly_or_not_at_all():

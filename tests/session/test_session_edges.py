@@ -112,20 +112,6 @@ def test_updates_are_of_parameters_by_their_own_gradient_once():
         s.opt_step_adamw(w, s.grad(w), hp)
 
 
-def test_nobody_else_touches_a_session_that_runs():
-    tiny = Tiny()
-    tiny.s._busy.acquire()
-    for call in (
-        lambda: tiny.s.upload(tiny.hp, HP),
-        lambda: tiny.s.download(tiny.w),
-        lambda: tiny.s.reset(moments=True),
-        tiny.s.close,
-    ):
-        with pytest.raises(LifecycleError, match="another thread uses this session"):
-            call()
-    tiny.s._busy.release()
-
-
 # -- Orders that must work -------------------------------------------------------------------------
 
 

@@ -125,6 +125,27 @@ def test_a_lock_that_is_held_refuses_and_holds_no_signals(seen):
     assert seen == [signal.SIGTERM]
 
 
+def test_a_section_that_lets_signals_through_holds_its_lock(handle):
+    """Also where a handler raises: in its body, or in front of it."""
+    lock, free = threading.RLock(), []
+    handle(signal.SIGTERM, lambda *_: free.append(held_by_another(lock)))
+    with pytest.raises(KeyboardInterrupt), Section(lock, "held", signals=True):
+        with Section(lock, "held"):  # which does not
+            signal.raise_signal(signal.SIGTERM)
+        assert free == [True]
+        signal.raise_signal(signal.SIGINT)
+        raise AssertionError("went on")
+    assert not held_by_another(lock)
+
+
+def held_by_another(lock):
+    found = []
+    thread = threading.Thread(target=lambda: found.append(not lock.acquire(False)))
+    thread.start()
+    thread.join()
+    return found == [True]
+
+
 def test_a_failed_device_is_told_of_while_the_lock_is_held():
     lock, told = threading.Lock(), []
 

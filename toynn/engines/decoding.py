@@ -170,8 +170,13 @@ class BatchDecoder:
         Raises what ``check_unchanged`` does; ShapeError if a piece has no tokens, or more than
         there is room for, or other than whole numbers; LabelError for a token that the model does
         not have; LifecycleError if other sequences, as many, were begun on the engine since, or
-        some of MOST_KEPT other sizes were read. Nothing is read then.
+        some of MOST_KEPT other sizes were read, or another thread uses the engine. Nothing is read
+        then.
         """
+        with self._engine.session.exclusively("Decoder.read()", signals=True):
+            return self._read(pieces)
+
+    def _read(self, pieces: Mapping[int, ArrayLike]) -> dict[int, NDArray[np.float32]]:
         if self._decoding.begun[self._key] != self._number:
             raise LifecycleError(
                 "Decoder.read after another decoder() of the same engine, which reads one sequence "

@@ -25,7 +25,7 @@ from toynn.numerics import checks
 from toynn.numerics.adamw_row import SLOTS
 from toynn.options import RecipeOptions
 from toynn.session import Session
-from toynn.system.critical import Section, uninterrupted
+from toynn.system.critical import Section, exclusive
 
 __all__ = ["Engine", "Recorded"]
 
@@ -65,7 +65,8 @@ class Engine(ABC, Generic[C, R]):
     ``realize_for_random_init`` makes the weights. From then on they can be replaced, until
     ``build_training_step`` and after it; the second call records and compiles the step.
 
-    Calls in another order raise LifecycleError.
+    Calls in another order raise LifecycleError; so does a call while another thread is in one: a
+    step, an evaluation, a set of weights is one thread's, wholly.
     """
 
     config: C
@@ -114,6 +115,12 @@ class Engine(ABC, Generic[C, R]):
         if self._session is None:
             raise LifecycleError(f"{type(self).__name__}.{call} before realize_for_random_init()")
         return self._session
+
+    def exclusively(self, call: str, signals: bool = False) -> Section:
+        """Return the session's critical section for a call; see ``Session.exclusively``."""
+        if self._session is None:  # the call says what is missing
+            return Section(signals=signals)
+        return self._session.exclusively(call, signals)
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -204,7 +211,7 @@ class Engine(ABC, Generic[C, R]):
         for name, values in self.model.start(cfg, self.options):
             self.session.upload(self.tensors[name], values)
 
-    @uninterrupted
+    @exclusive
     def build_training_step(self) -> None:
         """Record and compile the training step."""
         self._weights.check_trained(type(self).__name__)
@@ -306,7 +313,7 @@ class Engine(ABC, Generic[C, R]):
         self.batches += train
         return step, given
 
-    @uninterrupted
+    @exclusive
     def train(self, batch: Batch, hp: ArrayLike, is_first: bool) -> float:
         """Train on one batch; return its loss before the update.
 
@@ -324,7 +331,7 @@ class Engine(ABC, Generic[C, R]):
         self.step_index += 1
         return self._loss(step, given)
 
-    @uninterrupted
+    @exclusive
     def accumulate(self, batch: Batch | ArrayLike, *arrays: ArrayLike | None) -> float:
         """Add one micro-batch's gradients to the next step's; return its loss.
 
@@ -334,7 +341,7 @@ class Engine(ABC, Generic[C, R]):
         self.session.run("grads", weight=float(given.rows), tape=step.tape)
         return self._loss(step, given)
 
-    @uninterrupted
+    @exclusive
     def evaluate(self, batch: Batch | ArrayLike, *arrays: ArrayLike | None) -> float:
         """Return the loss of one batch; no gradient and no moment is touched.
 
@@ -344,7 +351,7 @@ class Engine(ABC, Generic[C, R]):
         self.session.run("loss", tape=step.tape)
         return self._loss(step, given)
 
-    @uninterrupted
+    @exclusive
     def update(self, hp: ArrayLike, is_first: bool) -> None:
         """Update the weights by what ``accumulate`` has gathered, without a further batch.
 
@@ -372,6 +379,7 @@ class Engine(ABC, Generic[C, R]):
         adapters = self._weights.adapters
         return found if adapters is None else found | adapters.starts
 
+    @exclusive
     def snapshot(self) -> Snapshot:
         """Return all that training has changed, as it is now; ``read`` is for now, too."""
         session, kept = self.session, self.parameters | self._moments()
@@ -385,7 +393,7 @@ class Engine(ABC, Generic[C, R]):
             "model" if self._weights.file is None else "adapter",
         )
 
-    @uninterrupted
+    @exclusive
     def restore(self, found: Snapshot) -> None:
         """Go on where an engine that was realized alike stood, with the same bits.
 
@@ -405,10 +413,12 @@ class Engine(ABC, Generic[C, R]):
 
     # -- Weights -------------------------------------------------------------------------------
 
+    @exclusive
     def weights(self) -> dict[str, NDArray[np.float32]]:
         """Return copies of all weights, by name."""
         return {name: self.session.download(w) for name, w in self.tensors.items()}
 
+    @exclusive
     def gradients(self) -> dict[str, NDArray[np.float32]]:
         """Return copies of the last step's gradients of the mean loss, before clipping."""
         self._check_built("gradients")
@@ -416,6 +426,7 @@ class Engine(ABC, Generic[C, R]):
             name: self.session.download(self.session.grad(w)) for name, w in self.parameters.items()
         }
 
+    @exclusive
     def load_weights(self, weights: Mapping[str, ArrayLike]) -> None:
         """Replace all weights; names and shapes must be those of ``weights()``.
 
@@ -433,9 +444,8 @@ class Engine(ABC, Generic[C, R]):
             name: checks.converted(name, weights[name], w.shape, w.dtype)
             for name, w in tensors.items()
         }
-        with Section():
-            for name, w in tensors.items():
-                self.session.upload(w, arrays[name])
+        for name, w in tensors.items():
+            self.session.upload(w, arrays[name])
 
 
 def _shapes(tensors: Mapping[str, Tensor]) -> Shapes:

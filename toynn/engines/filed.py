@@ -36,6 +36,7 @@ from toynn.models import (
 )
 from toynn.nn import LoRA
 from toynn.options import RecipeOptions
+from toynn.system.critical import exclusive
 
 __all__ = ["FileEngine"]
 
@@ -185,6 +186,7 @@ class FileEngine(Engine[C, Pass], Generic[C]):
         """Draw every A from N(0, init_scale); set every B to zero."""
         self.init_adapters("normal", seed, init_scale)
 
+    @exclusive
     def adapter(self) -> Adapter:
         """Return a copy of the adapters, for ``toynn.formats.adapters`` to write.
 
@@ -200,6 +202,7 @@ class FileEngine(Engine[C, Pass], Generic[C]):
         """
         self.load_weights(self._adapted("load_adapter").taken(adapter))
 
+    @exclusive
     def adapter_weights(self) -> dict[str, NDArray[np.float32]]:
         """Return copies of the adapters: `<weight>.lora_a` (r, in), `<weight>.lora_b` (out, r).
 

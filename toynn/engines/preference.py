@@ -19,6 +19,7 @@ from toynn.engines.recording import Model, Pass, record_losses
 from toynn.errors import ConfigError, ShapeError
 from toynn.graph.tape import Tensor
 from toynn.options import check_ranges, option, real
+from toynn.system.critical import Section, exclusive
 
 __all__ = [
     "KINDS",
@@ -182,6 +183,11 @@ class Preference:
         bounds[: len(given.bounds)] = given.bounds
         return packed.inputs_of(tape, given) | {tape.bounds: bounds}
 
+    def exclusively(self, call: str) -> Section:
+        """Return the engine's critical section."""
+        return self.engine.session.exclusively(call)
+
+    @exclusive
     def evaluate(self, batch: Batch) -> float:
         """Return the loss of a batch; the weights need no training step. ``means`` has the rest."""
         engine, s, given = self.engine, self.engine.session, self.checked(batch)
@@ -197,6 +203,7 @@ class Preference:
         """Return the means of the figures of the batch that was run last."""
         return {name: total / count for name, (total, count) in self.figures.items() if count}
 
+    @exclusive
     def log_probabilities(self, given: Batch, *, adapted: bool) -> Floats:
         """Return log p of each completion (S,), with the adapters or without, and no dropout."""
         engine, s = self.engine, self.engine.session

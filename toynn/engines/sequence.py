@@ -21,6 +21,7 @@ from toynn.errors import ConfigError, LifecycleError, ShapeError
 from toynn.graph.tape import Tensor
 from toynn.models import SequenceConfig
 from toynn.options import RecipeOptions
+from toynn.system.critical import exclusive
 
 __all__ = ["SequenceEngine"]
 
@@ -157,6 +158,7 @@ class SequenceEngine(FileEngine[C], Generic[C]):
             )
         return self.session.download(step.losses)[:rows]
 
+    @exclusive
     def evaluate(self, batch: Batch | ArrayLike, *arrays: ArrayLike | None) -> float:
         """Return the loss of one batch, of whose labels ``label_losses`` has each.
 
@@ -200,6 +202,7 @@ class SequenceEngine(FileEngine[C], Generic[C]):
         batch = Batch(seq_ids, positions, labels, segments, bounds, wanted)
         return self.train(batch, hp, is_first)
 
+    @exclusive
     def logits(
         self, ids: ArrayLike, batch: int | None = None, rows: ArrayLike | None = None
     ) -> NDArray[np.float32]:

@@ -257,7 +257,8 @@ class ViTEngine(Engine[ViTConfig, Pass]):
         patches = as_patches(self.config, images)
         tokens = as_tokens(self.config, cls_idx, len(patches))
         parts = [slice(at, at + _AT_ONCE) for at in range(0, len(patches), _AT_ONCE)]
-        return np.concatenate([self._logits(patches[part], tokens[part]) for part in parts])
+        with self.exclusively("logits()", signals=True):
+            return np.concatenate([self._logits(patches[part], tokens[part]) for part in parts])
 
     def _logits(self, patches: NDArray[Any], tokens: NDArray[np.int64]) -> NDArray[np.float32]:
         s, batch = self.session, len(patches)

@@ -9,7 +9,7 @@ says what each kind of node means.
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -202,6 +202,8 @@ class Tape(Shown):
     places: Mapping[Tensor, Place] = field(
         default_factory=dict
     )  # of all roots, once it is compiled
+    #: Its session's: what keeps other threads out of a call.
+    exclusively: Callable[[str], AbstractContextManager[object]] = nullcontext
 
     @property
     def sealed(self) -> bool:
@@ -258,48 +260,49 @@ class Tape(Shown):
         LifecycleError if nothing more can be recorded; ShapeError for tensors that the op does not
         take.
         """
-        if self.sealed:
-            raise LifecycleError(f"recording {op.kernel} after realize(): the tape is compiled")
-        if self.segment == "U" and not op.updates:
-            raise LifecycleError(f"recording {op.kernel} after build_backward()")
-        signature = op.signature
-        if like is not None:
-            alike = (*like.sizes.items(), *like.options.items())
-            given = {name: value for name, value in alike if name in signature.scalars} | given
-        shapes = [(name, t and (t.shape, t.dtype)) for name, t in tensors.items()]
-        key = (*shapes, *given.items())
-        solved = op.solved.get(key)
-        if solved is None:  # else the names are right, too
-            op.check_names(tensors, given)
-        for name in signature.inputs:
-            tensor = tensors.get(name)
-            if tensor is not None:
-                self._check_input(op, tensor)
-        if solved is None:
-            op.check_types(tensors)
-            solved = solve(op.kernel, signature, tensors, given, grouped=op.grouped)
-            op.solved[key] = solved
-        if solved.shapes:
-            tensors = {**tensors, **self._make(op, solved.shapes)}
-        outputs, saved, inputs = (
-            tuple(map(tensors.get, names))
-            for names in (signature.outputs, signature.saved, signature.inputs)
-        )
-        node = Node(
-            op,
-            self.segment,
-            outputs,
-            saved,
-            inputs,
-            dict(solved.sizes),
-            dict(solved.options),
-            accumulate,
-            self.current_block,
-        )
-        self._pass_on_rows(node)
-        self.nodes.append(node)
-        self.written.update(t.root for t in outputs + saved if t is not None)
-        return node
+        with self.exclusively(f"recording {op.kernel}"):
+            if self.sealed:
+                raise LifecycleError(f"recording {op.kernel} after realize(): the tape is compiled")
+            if self.segment == "U" and not op.updates:
+                raise LifecycleError(f"recording {op.kernel} after build_backward()")
+            signature = op.signature
+            if like is not None:
+                alike = (*like.sizes.items(), *like.options.items())
+                given = {name: value for name, value in alike if name in signature.scalars} | given
+            shapes = [(name, t and (t.shape, t.dtype)) for name, t in tensors.items()]
+            key = (*shapes, *given.items())
+            solved = op.solved.get(key)
+            if solved is None:  # else the names are right, too
+                op.check_names(tensors, given)
+            for name in signature.inputs:
+                tensor = tensors.get(name)
+                if tensor is not None:
+                    self._check_input(op, tensor)
+            if solved is None:
+                op.check_types(tensors)
+                solved = solve(op.kernel, signature, tensors, given, grouped=op.grouped)
+                op.solved[key] = solved
+            if solved.shapes:
+                tensors = {**tensors, **self._make(op, solved.shapes)}
+            outputs, saved, inputs = (
+                tuple(map(tensors.get, names))
+                for names in (signature.outputs, signature.saved, signature.inputs)
+            )
+            node = Node(
+                op,
+                self.segment,
+                outputs,
+                saved,
+                inputs,
+                dict(solved.sizes),
+                dict(solved.options),
+                accumulate,
+                self.current_block,
+            )
+            self._pass_on_rows(node)
+            self.nodes.append(node)
+            self.written.update(t.root for t in outputs + saved if t is not None)
+            return node
 
     def _make(self, op: Op, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
         """Return new tensors of these shapes: a name of one letter says less than the op's."""

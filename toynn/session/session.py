@@ -12,6 +12,7 @@ LifecycleError, which names the call that is missing. The short form of the same
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from math import isfinite
 from typing import Any, NoReturn, TypeVar
 
@@ -39,7 +40,7 @@ from toynn.session.looking import Look, run_looking
 from toynn.session.memory import MemoryUse
 from toynn.session.step import Step
 from toynn.session.updates import Updates
-from toynn.system.critical import Section, uninterrupted
+from toynn.system.critical import Section, exclusive
 
 __all__ = ["Session"]
 
@@ -66,8 +67,12 @@ class Session:
     Each call is made wholly or not at all, even if Ctrl-C or another signal's handler raises:
     signals wait until the call ends.
 
-    A call that comes too early, too late, or while another thread runs raises LifecycleError, which
-    names the call that is missing. A name that there is, a tensor that is none of those asked for,
+    Sessions in different threads run side by side. One session serves one thread at a time: a call
+    while another thread is in one raises LifecycleError, and waits for nobody. ``exclusively``
+    makes several calls one.
+
+    A call that comes too early or too late raises LifecycleError, which names the call that is
+    missing. A name that there is, a tensor that is none of those asked for,
     and a number out of range raise ConfigError.
     """
 
@@ -88,7 +93,8 @@ class Session:
         if chosen == "auto":
             chosen, _ = self.backend.automatic_precision()
         self.matmul_precision = precision.checked(chosen)
-        self.tape = Tape()
+        self._busy = threading.RLock()  # a thread uses the session
+        self.tape = self._new_tape()
         self.trained: Tape | None = None  # the tape of the last step, or micro-batch
         self._storage = Storage(self.backend)
         self._updates = Updates(self._storage, checkpointing=checkpointing)
@@ -101,7 +107,7 @@ class Session:
         self._names: set[str] = set()  # of weights
         self._first_values: dict[Tensor, NDArray[np.float32]] = {}  # until there is memory
         self._finalized, self._closed, self.changes = False, False, 0  # of weights so far
-        self._busy, self._recording = threading.Lock(), threading.Lock()
+        self._records = False  # a further tape
 
     @property
     def n_threads(self) -> int | None:
@@ -114,6 +120,7 @@ class Session:
 
     # -- Declaring -----------------------------------------------------------------------------
 
+    @exclusive
     def parameter(self, name: str, shape: Sequence[int] | NDArray[Any]) -> Tensor:
         """Declare a trained weight by its shape, or by an array of initial values.
 
@@ -122,6 +129,7 @@ class Session:
         """
         return self._weight(name, shape, Role.PARAMETER)
 
+    @exclusive
     def constant(
         self, name: str, shape: Sequence[int] | NDArray[Any], dtype: str = "f32"
     ) -> Tensor:
@@ -133,7 +141,7 @@ class Session:
         """
         return self._weight(name, shape, Role.CONSTANT, dtype)
 
-    @uninterrupted
+    @exclusive
     def mapped(
         self,
         name: str,
@@ -154,6 +162,7 @@ class Session:
         self._known.add(tensor)
         return tensor
 
+    @exclusive
     def input(
         self, name: str, shape: Sequence[int], dtype: str = "f32", count: Tensor | None = None
     ) -> Tensor:
@@ -165,7 +174,7 @@ class Session:
         self._check_recording(f"input({name!r})")
         return self.tape.input(name, shape, dtype, count)
 
-    @uninterrupted
+    @exclusive
     def persistent(self, name: str, shape: Sequence[int]) -> Tensor:
         """Declare, at any time, a tensor that keeps its values from run to run; zeros at first."""
         dimensions = checks.dimensions(name, shape)
@@ -174,6 +183,7 @@ class Session:
         self._names.add(name)
         return tensor
 
+    @exclusive
     def release(self, tensors: Iterable[Tensor]) -> None:
         """Free persistent tensors, their names, and the recorded tapes that use them.
 
@@ -185,18 +195,19 @@ class Session:
         for tensor in gone:
             if tensor.role is not Role.PERSISTENT or tensor not in self._storage.held:
                 raise ConfigError(f"release: {tensor!r} is no persistent tensor of this session")
-        why = "release() while another tape is being recorded"
-        with Section(self._recording, why), self._exclusively("release()"):
-            if not gone.isdisjoint(self.tape.roots):
-                raise LifecycleError("release() of what the session's own tape uses")
-            for key, (tape, _) in list(self._recorded.items()):
-                if not gone.isdisjoint(tape.roots):
-                    self._drop(self._recorded.pop(key)[0])
-            for tensor in gone:
-                self._storage.release(tensor)
-                self._names.remove(tensor.name)
-            self._known -= gone
+        if self._records:
+            _refuse("release()", "while another tape is being recorded")
+        if not gone.isdisjoint(self.tape.roots):
+            _refuse("release()", "of what the session's own tape uses")
+        for key, (tape, _) in list(self._recorded.items()):
+            if not gone.isdisjoint(tape.roots):
+                self._drop(self._recorded.pop(key)[0])
+        for tensor in gone:
+            self._storage.release(tensor)
+            self._names.remove(tensor.name)
+        self._known -= gone
 
+    @exclusive
     def output(self, tensor: Tensor) -> Tensor:
         """Keep an activation until the next run, so that it can be downloaded."""
         self._check_recording("output()")
@@ -210,7 +221,6 @@ class Session:
         if name in self._names:
             raise ConfigError(f"{name}: this session has a weight of that name already")
 
-    @uninterrupted
     def _weight(
         self, name: str, shape: Sequence[int] | NDArray[Any], role: Role, dtype: str = "f32"
     ) -> Tensor:
@@ -229,7 +239,7 @@ class Session:
             self._first_values[tensor] = values
         return tensor
 
-    @uninterrupted
+    @exclusive
     def finalize_weights(self) -> None:
         """Allocate the weights: now they can be uploaded, and no more can be declared."""
         self._check_open()
@@ -245,6 +255,7 @@ class Session:
 
     # -- Recording -----------------------------------------------------------------------------
 
+    @exclusive
     def set_loss(self, loss: Tensor) -> None:
         """Set the scalar that the backward pass starts from. ShapeError if it is no scalar."""
         self._check_recording("set_loss()")
@@ -254,7 +265,7 @@ class Session:
             _refuse("set_loss()", f"once a tape: the loss is {self.tape.loss.name} already")
         self.tape.loss = self.output(loss)
 
-    @uninterrupted
+    @exclusive
     def build_backward(self) -> None:
         """Record the gradients of all parameters that the loss depends on."""
         self._check_recording("build_backward()")
@@ -272,7 +283,7 @@ class Session:
             raise ConfigError(f"grad: the loss does not depend on {tensor.name}, or it is frozen")
         return self.tape.gradients[tensor]
 
-    @uninterrupted
+    @exclusive
     def opt_step_adamw(self, w: Tensor, g: Tensor, hp: Tensor) -> tuple[Tensor, Tensor]:
         """Record an AdamW update of parameter w by gradient g; return its moments (m, v)."""
         self._check_recording("opt_step_adamw()")
@@ -282,7 +293,7 @@ class Session:
             raise ConfigError(f"opt_step_adamw: needs a parameter and its grad(); got {w!r}, {g!r}")
         return self._updates.record_adamw(self, w, hp)
 
-    @uninterrupted
+    @exclusive
     def minimize(
         self, loss: Tensor, lr: float | Callable[[int], float] = 1e-3, **hyperparameters: float
     ) -> Step:
@@ -334,9 +345,9 @@ class Session:
             self.run(tape=tape)
             return float(self.download(loss).item())
 
-        return Step(inputs, row, adamw, schedule, run)
+        return Step(inputs, row, adamw, schedule, run, self.exclusively)
 
-    @uninterrupted
+    @exclusive
     def realize(self) -> None:
         """Plan the memory of the tape and compile it; from here on it can run."""
         self._check_recording("realize()")
@@ -354,7 +365,7 @@ class Session:
         self.tape.places = lowered.places
         self._compiled[self.tape] = compiled
 
-    @uninterrupted
+    @exclusive
     def record(self, key: object, build: Callable[[], T]) -> T:
         """Record and realize a further tape over the same weights, once; return build's result.
 
@@ -363,16 +374,17 @@ class Session:
         arena. A dropped tape is recorded once more when its key is asked for.
         """
         if key not in self._recorded:
-            with Section(self._recording, "record() while another tape is being recorded"):
-                main, self.tape = self.tape, Tape()
-                try:
-                    built = build()
-                    self.realize()
-                    self._recorded[key] = self.tape, built
-                    if len(self._recorded) > MOST_RECORDED:
-                        self._drop(self._recorded.popitem(last=False)[1][0])
-                finally:
-                    self.tape = main
+            if self._records:
+                _refuse("record()", "while another tape is being recorded")
+            self._records, main, self.tape = True, self.tape, self._new_tape()
+            try:
+                built = build()
+                self.realize()
+                self._recorded[key] = self.tape, built
+                if len(self._recorded) > MOST_RECORDED:
+                    self._drop(self._recorded.popitem(last=False)[1][0])
+            finally:
+                self._records, self.tape = False, main
         self._recorded.move_to_end(key)
         return self._recorded[key][1]  # type: ignore[no-any-return]
 
@@ -387,26 +399,26 @@ class Session:
 
     # -- Data ----------------------------------------------------------------------------------
 
+    @exclusive
     def upload(self, tensor: Tensor, array: ArrayLike) -> None:
         """Copy values into a weight, moment or input; ids and labels are checked."""
         kind = "f32" if tensor in self._storage.mapped else tensor.dtype  # the former are refused
         values = checks.converted(tensor.name, array, tensor.shape, kind)
-        with self._exclusively(f"upload({tensor.name})"):
-            self._check_held(tensor, "upload")
-            if tensor in self._storage.mapped or tensor.role in _COMPUTED:
-                _refuse(f"upload({tensor.name})", "into a mapped weight or a computed tensor")
-            recording = () if self.tape in self._compiled else (self.tape,)
-            for tape in (*recording, *self._compiled):
-                for check in tape.checks.get(tensor, ()):
-                    check(tensor.name, values)
-            if tensor.dtype == "i32":
-                checks.fits_i32(tensor.name, values)
-            checks.still_finite(tensor.name, array, values)
-            self._storage.write(tensor, values)
-            self._known.add(tensor)
-            self.changes += tensor.role in (Role.PARAMETER, Role.CONSTANT)
+        self._check_held(tensor, "upload")
+        if tensor in self._storage.mapped or tensor.role in _COMPUTED:
+            _refuse(f"upload({tensor.name})", "into a mapped weight or a computed tensor")
+        recording = () if self.tape in self._compiled else (self.tape,)
+        for tape in (*recording, *self._compiled):
+            for check in tape.checks.get(tensor, ()):
+                check(tensor.name, values)
+        if tensor.dtype == "i32":
+            checks.fits_i32(tensor.name, values)
+        checks.still_finite(tensor.name, array, values)
+        self._storage.write(tensor, values)
+        self._known.add(tensor)
+        self.changes += tensor.role in (Role.PARAMETER, Role.CONSTANT)
 
-    @uninterrupted
+    @exclusive
     def feed(self, inputs: Mapping[Tensor, ArrayLike], tape: Tape | None = None) -> None:
         """Upload several inputs of a realized tape, in one compiled call if they are plain arrays.
 
@@ -419,22 +431,20 @@ class Session:
                 self._check_held(tensor, "feed")
             feeds[key] = compiled_feed(self.backend, self._storage, tape, key)
         feed = feeds[key]
-        if feed is not None:
-            with self._exclusively("feed()"):
-                if passes_checks(tape, inputs) and feed.put(tuple(inputs.values())):
-                    self._known.update(key)
-                    return
+        if feed is not None and passes_checks(tape, inputs) and feed.put(tuple(inputs.values())):
+            self._known.update(key)
+            return
         for tensor, array in inputs.items():
             self.upload(tensor, array)
 
+    @exclusive
     def download(self, tensor: Tensor) -> NDArray[Any]:
         """Return a copy of a weight, moment, gradient, input or kept output.
 
         Gradients of several micro-batches are returned as their weighted mean.
         """
-        with self._exclusively(f"download({tensor.name})"):
-            self._check_held(tensor, "download")
-            values = self._storage.read(tensor)
+        self._check_held(tensor, "download")
+        values = self._storage.read(tensor)
         zeros = (Role.MOMENT, Role.STATE, Role.PERSISTENT)
         if tensor not in self._known and tensor.role not in zeros:
             before = "run()" if tensor.role in _COMPUTED else f"upload({tensor.name})"
@@ -457,19 +467,21 @@ class Session:
 
     # -- Running -------------------------------------------------------------------------------
 
-    @uninterrupted
+    @exclusive
     def reset(self, moments: bool) -> None:
         """Zero the gradients, and with ``moments`` AdamW's moments; forget micro-batches."""
-        with self._exclusively("reset()", self.tape):
-            self._known.update(self._updates.zero_gradients())
+        self._check_realized("reset()", self.tape)
+        self._known.update(self._updates.zero_gradients())
         if moments:
             self.reset_moments()
 
+    @exclusive
     def reset_moments(self) -> None:
         """Zero the moments of AdamW."""
-        with self._exclusively("reset_moments()", self.tape):
-            self._updates.zero_moments()
+        self._check_realized("reset_moments()", self.tape)
+        self._updates.zero_moments()
 
+    @exclusive
     def run(
         self,
         to: str = "update",
@@ -505,32 +517,36 @@ class Session:
         if not compiled.needed[to] <= self._known:
             missing = sorted(t.name for t in compiled.needed[to] - self._known)
             _refuse("run()", f"before upload({missing[0]})")
-        with self._exclusively("run()"):
-            accumulate = self.pending
-            if to in ("grads", "update"):
-                self.trained = tape
-            if to != "loss" and tape.gradients is not None:
-                self._updates.begin(weight, to)
-            if look is None:
-                compiled.program.run(compiled.segments[to], accumulate)
-            else:
-                buffers = {**self._storage.buffers, "arena": compiled.arena}
-                run_looking(
-                    compiled.program, tape, compiled.segments[to], accumulate, buffers, look
-                )
-            self.changes += to in ("update", "apply")
-            self._known |= compiled.written[to]
-            if self._updates.norm in compiled.written[to] and (why := self._updates.refused()):
-                raise NonFiniteError(f"{why}; weights and moments were left as they were")
-
-    def _exclusively(self, call: str, tape: Tape | None = None) -> Section:
-        """Keep other threads out. Refuse a session that is closed, and a tape that cannot run."""
-        if tape is None:
-            self._check_open()
+        accumulate = self.pending
+        if to in ("grads", "update"):
+            self.trained = tape
+        if to != "loss" and tape.gradients is not None:
+            self._updates.begin(weight, to)
+        if look is None:
+            compiled.program.run(compiled.segments[to], accumulate)
         else:
-            self._check_realized(call, tape)
-        why = f"{call} while another thread uses this session: wait for it"
-        return Section(self._busy, why, self._forget)
+            buffers = {**self._storage.buffers, "arena": compiled.arena}
+            run_looking(compiled.program, tape, compiled.segments[to], accumulate, buffers, look)
+        self.changes += to in ("update", "apply")
+        self._known |= compiled.written[to]
+        if self._updates.norm in compiled.written[to] and (why := self._updates.refused()):
+            raise NonFiniteError(f"{why}; weights and moments were left as they were")
+
+    def exclusively(self, call: str, signals: bool = False) -> Section:
+        """Return a critical section in which no other thread uses this session.
+
+            with s.exclusively("a step"):
+                s.upload(x, values)
+                s.run()
+
+        Where another thread does, entering raises LifecycleError, which says ``call``. Signals wait
+        until the section ends, unless ``signals`` lets handlers run between the calls within. A
+        thread may enter sections within others.
+        """
+        return _section(self._busy, call, self._forget, signals)
+
+    def _new_tape(self) -> Tape:
+        return Tape(exclusively=partial(_section, self._busy))  # which does not keep the session
 
     def _forget(self) -> None:
         """Undo the step in which the device failed.
@@ -571,16 +587,19 @@ class Session:
         """Whether gradients of micro-batches wait for an update."""
         return self._updates.pending > 0
 
+    @exclusive
     def waiting(self) -> tuple[float, dict[str, NDArray[np.float32]]]:
         """Return the weight of micro-batches that wait for an update, and sums of gradients."""
-        with self._exclusively("waiting()", self.tape):
-            return self._updates.pending, self._updates.sums() if self.pending else {}
+        self._check_realized("waiting()", self.tape)
+        return self._updates.pending, self._updates.sums() if self.pending else {}
 
+    @exclusive
     def wait(self, weight: float, sums: Mapping[str, NDArray[np.float32]]) -> None:
         """Go on with what ``waiting`` returned, as if these micro-batches had been run here."""
-        with self._exclusively("wait()", self.tape):
-            self._known.update(self._updates.resume(weight, sums))
+        self._check_realized("wait()", self.tape)
+        self._known.update(self._updates.resume(weight, sums))
 
+    @exclusive
     def combine(
         self, weight: float, change: Callable[[NDArray[np.float32]], object], block: int
     ) -> None:
@@ -589,11 +608,12 @@ class Session:
         It is given all of them as one flat array, in blocks of at most ``block`` elements, in
         order, and writes into each; where no micro-batch waits they are zeros.
         """
-        with self._exclusively("combine()", self.tape):
-            self._known.update(self._updates.combine(weight, change, block))
+        self._check_realized("combine()", self.tape)
+        self._known.update(self._updates.combine(weight, change, block))
 
     # -- Looking -------------------------------------------------------------------------------
 
+    @exclusive
     def memory(self) -> Memory:
         """Return the bytes that the tapes recorded so far need; valid before any buffer exists."""
         self._check_open()
@@ -602,6 +622,7 @@ class Session:
         lowered = lower(self.tape, self._storage.places, self.backend)
         return self._memory.total(lowered, self._memory.prepack_of(lowered))
 
+    @exclusive
     def profile(self, tape: Tape | None = None) -> Profile:
         """Return the time per op over all runs of a tape so far."""
         program = self._check_realized("profile()", tape := tape or self.tape).program
@@ -611,10 +632,12 @@ class Session:
         )
         return Profile.of(rows, program.notes())
 
+    @exclusive
     def times(self, tape: Tape | None = None) -> list[tuple[int, int]]:
         """Return (calls, nanoseconds) of each node of a tape, over all runs so far."""
         return self._check_realized("times()", tape or self.tape).program.times()
 
+    @exclusive
     def places(self, tape: Tape | None = None) -> Mapping[Tensor, Place]:
         """Return where the tensors of a tape are stored, or will be; valid before there is memory.
 
@@ -626,17 +649,17 @@ class Session:
 
     # -- Life cycle ----------------------------------------------------------------------------
 
+    @exclusive
     def close(self) -> None:
         """Free all memory at once; the session can do nothing more."""
         if self._closed:
             return
-        with self._exclusively("close()"):
-            self._closed = True
-            self.backend.wait()
-            self._compiled.clear()
-            self._recorded.clear()
-            self._first_values.clear()
-            self._storage.free()
+        self._closed = True
+        self.backend.wait()
+        self._compiled.clear()
+        self._recorded.clear()
+        self._first_values.clear()
+        self._storage.free()
 
     def __enter__(self) -> "Session":
         return self
@@ -647,7 +670,10 @@ class Session:
     def __repr__(self) -> str:
         if self._closed:
             return "Session(closed)"
-        memory = self.memory()
+        try:
+            memory = self.memory()
+        except LifecycleError:
+            return f"Session({self.backend.name}, another thread uses it)"
         weights = f"{len(self._names)} weights, {memory.weights / 1e6:.1f} MB"
         return f"Session({self.backend.name}, {weights}, {self.tape!r})"
 
@@ -672,3 +698,13 @@ class Session:
 
 def _refuse(call: str, why: str) -> NoReturn:
     raise LifecycleError(f"{call} {why}")
+
+
+def _section(
+    lock: threading.RLock,
+    call: str,
+    failed: Callable[[], object] | None = None,
+    signals: bool = False,
+) -> Section:
+    why = f"{call} while another thread uses this session: wait for it"
+    return Section(lock, why, failed, signals)

@@ -1,6 +1,5 @@
 """A step of training as one call: inputs by name in, the loss out."""
 
-import threading
 from collections.abc import Callable, Mapping
 
 from numpy.typing import ArrayLike
@@ -31,10 +30,11 @@ class Step:
         adamw: AdamW,
         schedule: Callable[[int], float] | None,
         run: Callable[[Mapping[Tensor, ArrayLike]], float],
+        exclusively: Callable[[str], Section],  # the session's
     ) -> None:
         self.adamw, self.step_index = adamw, 0
         self._inputs, self._row, self._schedule, self._run = dict(inputs), row, schedule, run
-        self._busy = threading.Lock()
+        self._exclusively = exclusively
 
     def __call__(self, /, **values: ArrayLike) -> float:
         """Take a step; return the loss before its update.
@@ -48,7 +48,7 @@ class Step:
             raise ConfigError(f"step: no input is called {unknown[0]!r}; the inputs are: {known}")
         if missing := [name for name in self._inputs if name not in values]:
             raise ConfigError(f"step: give a value for each input; missing: {', '.join(missing)}")
-        with Section(self._busy, "step while another thread takes one: wait for it"):
+        with self._exclusively("step()"):
             if self._schedule is not None:
                 self.adamw.lr = self._schedule(self.step_index)
             given = {self._inputs[name]: array for name, array in values.items()}

@@ -1,11 +1,15 @@
-import threading
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar, type_check_only
 
 from typing_extensions import disjoint_base
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+
+@type_check_only
+class _Lock(Protocol):
+    def acquire(self, blocking: bool) -> bool: ...
+    def release(self) -> None: ...
 
 __test__: dict[str, str]
 
@@ -13,9 +17,10 @@ __test__: dict[str, str]
 class Section:
     def __init__(
         self,
-        lock: threading.Lock | None = None,
+        lock: _Lock | None = None,
         refusal: str | None = None,
         failed: Callable[[], object] | None = None,
+        signals: bool = False,
     ) -> None: ...
     def __enter__(self) -> None: ...
     def __exit__(
@@ -28,3 +33,4 @@ class Section:
 def stop_by_signal(text: bytes | None) -> bytes | None: ...
 def stopping() -> bool: ...
 def uninterrupted(function: _F) -> _F: ...
+def exclusive(method: _F) -> _F: ...

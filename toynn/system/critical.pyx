@@ -1,16 +1,19 @@
 """Critical sections: what no signal handler interrupts, and only one thread at a time does.
 
     with Section():                  in the main thread, signals wait until the section ends
-    with Section(lock, refusal):     the section holds the lock, too
+    with Section(lock, refusal):     the section holds the lock, too; where ``signals`` is true,
+                                     that is all it does: handlers run, and may raise
     @uninterrupted                   each call of the function is a section
+    @exclusive                       each call of the method is self.exclusively(call)
 
 CPython runs signal handlers in the main thread, between two instructions of Python. A handler may
 raise, as that of Ctrl-C does: KeyboardInterrupt. So between any two instructions a call may end,
 with a lock held or half of its changes made. A section is entered and left in C, where CPython runs
 no handler: there is no instruction at which the lock is held and signals do not wait.
 
-Sections nest. When the outermost one ends, its changes are made and its lock is free; then the
-handlers of the signals that waited run, and raise what they raise. Do not yield inside a section.
+Sections nest; of one lock, if it is an RLock. When the outermost one ends, its changes are made and
+its lock is free; then the handlers of the signals that waited run, and raise what they raise. Do
+not yield inside a section.
 """
 
 import threading
@@ -95,17 +98,21 @@ cdef class Section:
     """
 
     cdef object _lock, _refusal, _failed
+    cdef bint _signals
 
-    def __init__(self, lock=None, refusal=None, failed=None):
+    def __init__(self, lock=None, refusal=None, failed=None, signals=False):
         self._lock, self._refusal, self._failed = lock, refusal, failed
+        self._signals = signals
 
     def __reduce__(self):
         raise TypeError("a critical section cannot be pickled")
 
     def __enter__(self):
-        _enter()
+        if not self._signals:
+            _enter()
         if self._lock is not None and not self._lock.acquire(False):
-            _leave()
+            if not self._signals:
+                _leave()
             raise LifecycleError(self._refusal)
 
     def __exit__(self, kind, error, traceback):
@@ -115,7 +122,8 @@ cdef class Section:
         finally:
             if self._lock is not None:
                 self._lock.release()
-            _leave()
+            if not self._signals:
+                _leave()
 
 
 def stop_by_signal(bytes text):
@@ -141,4 +149,15 @@ def uninterrupted(function):
     def call(*arguments, **named):
         with Section():
             return function(*arguments, **named)
+    return call
+
+
+def exclusive(method):
+    """Make each call of a method the section that ``self.exclusively("method()")`` returns."""
+    cdef str name = f"{method.__name__}()"
+
+    @wraps(method)
+    def call(self, *arguments, **named):
+        with self.exclusively(name):
+            return method(self, *arguments, **named)
     return call

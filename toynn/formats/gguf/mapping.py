@@ -18,7 +18,8 @@ class Mapping(mmap.mmap):
     watched: Unchanged
 
 
-_mapped: "weakref.WeakSet[Mapping]" = weakref.WeakSet()
+#: No WeakSet: one thread looks through them while another maps a file.
+_mapped: set[weakref.ref[Mapping]] = set()
 
 
 def map_file(path: Path) -> Mapping:
@@ -39,7 +40,7 @@ def map_file(path: Path) -> Mapping:
     except ValueError as error:
         raise GGUFError(f"{str(path)!r}: not a path: {error}") from error
     mapping.watched = watched
-    _mapped.add(mapping)
+    _mapped.add(weakref.ref(mapping, _mapped.discard))
     return mapping
 
 
@@ -50,4 +51,5 @@ def is_mapped(path: Path) -> bool:
     except OSError:
         return False
     identity = (status.st_dev, status.st_ino)
-    return any(mapping.watched.identity == identity for mapping in _mapped if not mapping.closed)
+    mappings = [found for each in _mapped.copy() if (found := each()) is not None]
+    return any(each.watched.identity == identity for each in mappings if not each.closed)
