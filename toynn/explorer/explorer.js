@@ -266,7 +266,7 @@ function ofNode(i) {
     make("pre", { class: "formula" }, formula(n)),
     make("dl", { class: "figures" }, figures.flatMap(([name, value]) => [make("dt", null, name), make("dd", null, value)])),
   ];
-  if (seconds && bounds) found.push(make("div", { class: "both" }, bar(1, "measured"), bar(bounds[i][0] / seconds[i], "roofline")));
+  if (seconds && bounds) found.push(bar(bounds[i][0] / seconds[i], "least possible time, of the measured one"));
   found.push(table("Tensors", ["kernel's name", "", "tensor", "shape"],
     [...part("writes", n.writes), ...part("saves", n.saves), ...part("reads", n.reads)], "tensors"));
   if (n.kept) found.push(make("h3", null, "Saved for the backward"), make("p", { class: "chips" }, n.kept.map((t) => tensorButton(t))));
@@ -464,8 +464,7 @@ function stepByStep() {
 function everything() {
   const list = (group) => Object.values(group).map((t) => tape.tensors[t].name).join(", ");
   const head = ["call", "", "section", "writes", "saves", "reads", "work", "moved"].concat(seconds ? ["time"] : []);
-  return [table(`${plural(tape.nodes.length, "call")} in order`, head, tape.nodes.map((n, i) => [nodeButton(i), SEGMENTS[n.segment], make("span", { class: "name" }, sectionName(tape, n.section)),
-    make("span", { class: "name" }, list(n.writes)), make("span", { class: "name" }, list(n.saves)), make("span", { class: "name" }, list(n.reads)), flops(n.flops), bytes(n.bytes)].concat(seconds ? [time(seconds[i])] : [])), "all")];
+  return [table(`${plural(tape.nodes.length, "call")} in order`, head, tape.nodes.map((n, i) => [nodeButton(i), SEGMENTS[n.segment], sectionName(tape, n.section), list(n.writes), list(n.saves), list(n.reads), flops(n.flops), bytes(n.bytes)].concat(seconds ? [time(seconds[i])] : [])), "all")];
 }
 
 // -- The page ---------------------------------------------------------------------------------------
