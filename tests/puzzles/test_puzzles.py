@@ -124,7 +124,7 @@ def test_a_slow_answer_is_told_its_share():
         ("linear", "db = dy.sum(axis=0)", "db = [[1], [1, 2]]", r"db is no array"),
         ("packing", "return ids,", "return ids * 1.0,", r"ids has dtype float64; .* whole numbers"),
         ("linear", "dy.sum(axis=0)", "dy.sum(axis=0)[:, None]", r"keepdims"),
-        ("by_curve", "(step + 1) / warmup * top", "'a'", r"cannot use what .*\nValueError: could"),
+        ("by_curve", "return losses", "return 'a'", r"cannot use what .*\nValueError: could"),
     ],
 )
 def test_what_any_puzzle_says(name, old, new, expected):

@@ -31,7 +31,7 @@ WRONG = {
         (
             "(step + 1) / warmup",
             "(step + 1) // warmup",
-            r"rate\[0\] .*the curve is flat",
+            r"stays at 1.609 for 20 steps.*the update is 0",
         ),
         ("(step + 1) / warmup * top", "top", r"rate\[0\] .*there is no warm-up"),
         ("(step + 1) / warmup", "step / warmup", r"rate\[0\] .*the first step has a rate of 0"),

@@ -56,9 +56,10 @@ def compare(
     if not wrong.any():
         return
     index = tuple(int(i) for i in np.argwhere(wrong)[0])
+    value = right[index] if abs(right[index]) > allowed else 0  # not 1e-17
     place = f"{name}[{', '.join(map(str, index))}]" if index else name
     lines = [f"{place} is wrong{where}.", f"    yours               {array[index]:.8g}"]
-    lines += [f"    right               {right[index] + 0:.8g}"]
+    lines += [f"    right               {value:.8g}"]
     if quotient is not None:
         lines += [f"    finite difference   {quotient(index):.8g}"]
     if right.size > 1:
@@ -173,7 +174,7 @@ def _called(factor: float, sizes: Mapping[str, int]) -> str:
             (f"1 / sqrt({name})", size**-0.5),
         ):
             if size > 1 and abs(factor - value) <= 1e-6 * value:
-                return f", which is {said} ({name} = {size})"
+                return f": {said}, where {name} = {size}"
     return ""
 
 

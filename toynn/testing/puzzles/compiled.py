@@ -49,6 +49,8 @@ def load(language: str, path: Path, text: str) -> dict[str, Callable[..., Any]]:
             source = source.with_suffix(".c")
             include = [f"-I{sysconfig.get_path('include')}"]
         flags = FLAGS + (X86 if platform.machine() in ("x86_64", "AMD64") else [])
+        if sys.platform == "darwin":  # Python's own functions are found when it is loaded
+            flags += ["-undefined", "dynamic_lookup"]
         _run([*compiler, *flags, *include, str(source), "-o", str(library), "-lm"], source, path)
         functions = ctypes.CDLL(str(library))
     return {each[1]: _function(functions, each) for each in C_FUNCTION.finditer(text)}

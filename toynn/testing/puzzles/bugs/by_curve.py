@@ -1,6 +1,7 @@
 """A training loop whose gradients are right, and whose curve is not."""
 
 import math
+from functools import partial
 
 import numpy as np
 
@@ -14,32 +15,40 @@ V = 5
 
 
 def check(answer: Answer) -> None:
-    """Compare the learning rates, then the losses with those of the reference's AdamW."""
-    right = np.array([_rate(step) for step in range(STEPS)])
-    got = np.array([answer("rate", step) for step in range(STEPS)], float)
-    flat = np.where(np.arange(STEPS) < WARMUP - 1, 0, right)
+    """Look at the curve, compare the learning rates, then the losses with the reference's."""
+    losses, exact = np.array(answer("train"), float), _train()
+    if losses.shape == exact.shape:
+        begin = f"{losses[0]:.4g}"
+        flat = int(np.argmax(losses != losses[0])) or STEPS
+        if losses[-1] > losses[0]:
+            fail(
+                f"the loss rises: from {begin} to {losses[-1]:.4g}.",
+                "a step in the direction of the gradient goes uphill.",
+            )
+        if flat > 2:
+            fail(
+                f"the loss stays at {begin} for {flat} steps; it should fall from the first on.",
+                "the update is 0 there. Which of its factors is?",
+            )
+    got, right = (
+        np.array([each(step) for step in range(STEPS)], float)
+        for each in (partial(answer, "rate"), _rate)
+    )
+    rising, steps = np.arange(STEPS) < WARMUP, np.arange(STEPS)
     compare(
         "rate",
         got,
         right,
         suspects={
-            "the rate is 0 all through the warm-up: the curve is flat. What does // do?": (flat),
-            "there is no warm-up.": np.where(np.arange(STEPS) < WARMUP, TOP, right),
+            "there is no warm-up.": np.where(rising, TOP, right),
             "after the warm-up the rate does not fall.": np.minimum(
-                TOP * (np.arange(STEPS) + 1) / WARMUP, TOP
+                TOP * (steps + 1) / WARMUP, TOP
             ),
             "the first step has a rate of 0; it should have 1 / warmup of the top.": np.where(
-                np.arange(STEPS) < WARMUP, TOP * np.arange(STEPS) / WARMUP, right
+                rising, TOP * steps / WARMUP, right
             ),
         },
     )
-    losses = np.array(answer("train"), float)
-    exact = _train()
-    if losses.shape == exact.shape and losses[-1] > losses[0]:
-        fail(
-            f"the loss rises: from {losses[0]:.4g} to {losses[-1]:.4g}.",
-            "a step in the direction of the gradient goes uphill.",
-        )
     compare("losses", losses, exact, tolerance=1e-6)
 
 

@@ -43,6 +43,7 @@ def check(answer: Answer) -> None:
             "the mean of the micro-batches' means. A micro-batch with more tokens counts more.": (
                 np.mean(means, axis=0)
             ),
+            "dw is not multiplied by the number of its tokens.": sum(means) / total,
             "a mean over all micro-batches, also over the empty one.": sum(means) / len(TOKENS),
             "the sum of the micro-batches' means; the mean over all tokens is wanted.": sum(means),
             "the sum over all tokens is not divided by their number.": right * total,

@@ -13,10 +13,10 @@ LAYERS, EVERY = 12, 4
 
 
 class _Layers:
-    """Layers y = tanh(a x), which count their calls and the activations that are kept."""
+    """Layers y = tanh(w x), which count their calls and the activations that are kept."""
 
     def __init__(self) -> None:
-        self.slopes = 0.7 + 0.1 * np.arange(LAYERS)
+        self.weights = np.random.default_rng(0).normal(0, 0.5, (LAYERS, 5, 5))
         self.forwards, self.backwards = [0] * LAYERS, [0] * LAYERS
         self.most, self._kept = 0, list[Any]()
 
@@ -24,7 +24,7 @@ class _Layers:
         """Return layer i's y, and count the arrays of such that are still there."""
         self._known(i)
         self.forwards[i] += 1
-        y = np.tanh(self.slopes[i] * x)
+        y = np.tanh(self.weights[i] @ x)
         self._kept = [each for each in self._kept if each() is not None] + [weakref.ref(y)]
         self.most = max(self.most, len(self._kept))
         return y
@@ -33,7 +33,7 @@ class _Layers:
         """Return layer i's dx, from its input and dy."""
         self._known(i)
         self.backwards[i] += 1
-        return self.slopes[i] * (1 - np.tanh(self.slopes[i] * x) ** 2) * dy
+        return self.weights[i].T @ ((1 - np.tanh(self.weights[i] @ x) ** 2) * dy)
 
     def _known(self, i: int) -> None:
         if i not in range(LAYERS):
@@ -47,10 +47,13 @@ def check(answer: Answer) -> None:
     xs = [x]
     for i in range(LAYERS):
         xs.append(exact.forward(i, xs[-1]))
-    right = shifted = unordered = dy
+    right = shifted = unordered = ahead = dy
     for i in reversed(range(LAYERS)):
         right, shifted = exact.backward(i, xs[i], right), exact.backward(i, xs[i + 1], shifted)
         unordered = exact.backward(i, xs[i // EVERY * EVERY], unordered)
+    for start in reversed(range(0, LAYERS, EVERY)):
+        for i in range(start, start + EVERY):
+            ahead = exact.backward(i, xs[i], ahead)
     layers = _Layers()
     got = answer("gradient", LAYERS, EVERY, layers.forward, layers.backward, x, dy)
     compare(
@@ -60,6 +63,9 @@ def check(answer: Answer) -> None:
         suspects={
             "backward(i, x, dy) was given layer i's output. It needs its input.": shifted,
             "every layer of a segment was given the segment's first input.": unordered,
+            "within a segment the first layer comes first. Go from its last layer to its first.": (
+                ahead
+            ),
             "dy was returned: backward() was never called.": dy,
         },
     )

@@ -76,7 +76,7 @@ def dequantize(block):
     d, dmin = np.frombuffer(block[:4], "<f2").astype(np.float64)
     s = list(block[4:16])
     q = np.frombuffer(block[16:], np.uint8)
-    x = np.empty(256)
+    x = np.zeros(256)
     # >>>
     for j in range(8):
         if j < 4:

@@ -30,6 +30,12 @@ def check(answer: Answer) -> None:
         for out, slopes in reversed(tape):
             for name, slope in slopes:
                 last[name] = slope * last.get(out, 0.0)
+        ahead: dict[str, float] = {loss: 1.0}
+        for out, slopes in tape:
+            for name, slope in slopes:
+                ahead[name] = ahead.get(name, 0.0) + slope * ahead.get(out, 0.0)
+        if loss not in got:
+            fail(f"the gradient of the loss itself, {loss!r}, is missing. It is 1: begin with it.")
         for name in sorted(right, key=lambda name: (right[name] == 0, name)):
             if name not in got and right[name]:
                 fail(f"the gradient of {name!r} is missing, in {what}. It is {right[name]:g}.")
@@ -41,7 +47,8 @@ def check(answer: Answer) -> None:
                 suspects={
                     "a gradient is overwritten. Where several ways lead from the loss to a "
                     "number, their gradients are added.": last.get(name, 0.0),
-                    "the gradient of the loss itself is 1: begin with it.": 0.0,
+                    "the tape is walked from its beginning. Begin at its end: a gradient must be "
+                    "complete before it is passed on.": ahead.get(name, 0.0),
                 },
             )
 

@@ -15,7 +15,7 @@ def check(answer: Answer) -> None:
     case.compare(
         answer.several("backward", "dgate, dup", dy, gate, up),
         dgate={
-            "that is the gradient of the sigmoid alone; silu is gate times it.": dy
+            "that is the gradient of the sigmoid alone; silu(gate) is gate times the sigmoid.": dy
             * up
             * s
             * (1 - s),
