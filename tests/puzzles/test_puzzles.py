@@ -148,7 +148,8 @@ def test_what_any_puzzle_says(name, old, new, expected):
         ("import os; os._exit(0)", 60, r"crashed \(exit code 0\)"),
     ],
 )
-def test_a_check_outlives_its_program(tmp_path, line, seconds, expected):
+def test_a_check_outlives_its_program(tmp_path, monkeypatch, line, seconds, expected):
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     path = tmp_path / "02_softmax.py"
     path.write_text(changed(PUZZLES["softmax"], "return y", f"{line}\n    return y"))
     verdict = checked(PUZZLES["softmax"], path, seconds)

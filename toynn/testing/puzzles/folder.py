@@ -125,7 +125,7 @@ def checked(puzzle: Puzzle, path: Path, seconds: float | None = None) -> Verdict
         said = Path(folder, "verdict.json")
         words = ["toynn.testing.puzzles.child", puzzle.name, path.absolute(), said, seconds]
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", *map(str, words)],
+            [sys.executable, "-P", "-u", "-m", *map(str, words)],  # -u: a crash flushes nothing
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -174,5 +174,5 @@ def _line_of(trace: str, path: Path) -> str:
     found = re.search(rf'File "{name}", line (\d+)', trace)
     if not found:
         return "."
-    number = int(found[1])
-    return f", in line {number}: {path.read_text().splitlines()[number - 1].strip()}"
+    number, lines = int(found[1]), path.read_text("utf-8", "replace").splitlines()
+    return f", in line {number}: {lines[number - 1].strip()}"
