@@ -1,9 +1,9 @@
 """Options: one field of a dataclass each, and those that every recipe takes.
 
-An option is one field of a dataclass, declared by ``option``: its help, its name where that is not
-the field's, what it may be, its default. From the field follow the flag of the command line with
-its errors, the key in config.toml, the keyword of ``toynn.finetune``, what the shell completes, and
-whether a run that is resumed must have the same value. See toynn/jobs/.
+An option is one field of a dataclass, declared by ``option`` with its help, its allowed values and
+its default. Everything else follows from that field: the flag with its errors, the key in
+config.toml, the keyword of ``toynn.finetune``, shell completion, and whether a resumed run must
+have the same value. See toynn/jobs/.
 """
 
 import math
@@ -211,9 +211,9 @@ def compared(bundle: Any) -> dict[str, Any]:
 
 
 def absent(of: type[Any] | Iterable[Option]) -> dict[str, Any]:
-    """Return what a run had that was saved before there were some fields, or options, by name.
+    """Return what an older run had for fields or options that did not exist then, by name.
 
-    Of an option that a source may have of its own, nobody knows.
+    Options that the source may determine are left out: their old values are unknown.
     """
     if isinstance(of, type):
         known = [(each.name, each.default) for each in fields(of)]
@@ -371,38 +371,39 @@ class RecipeOptions:
     t_batch
         Sequences per step.
     weight_dtype
-        What weights are rounded to when they are multiplied: "f32", "f16" or "bf16", or ggml's
-        number for one (0, 1, 30). It always reads as the name. "bf16" also makes the products
-        "medium" (see ``toynn.set_float32_matmul_precision``).
+        The type that weights are rounded to in products: "f32", "f16" or "bf16", or ggml's number
+        (0, 1, 30), which is stored as the name. "bf16" also makes the products "medium" (see
+        ``toynn.set_float32_matmul_precision``).
     untied
-        Whether the model has an output matrix of its own.
+        Whether the head is a separate matrix, and not the table of embeddings.
     qkv_bias
         Whether the projections to q, k and v have biases.
     seed
         Any integer.
     init_scale
-        Factor of the standard deviation of new block matrices; for LoRA, that of A itself.
+        Factor for the standard deviation of new block matrices; for LoRA, the standard deviation of
+        A.
     checkpointing
         Whether the backward pass recomputes the activations of each block instead of keeping them:
         less memory, the same results, about one forward pass more work.
     packed
-        Whether batches are examples one behind another, in segments: up to t_batch * t_seq tokens,
-        of which only those are computed that there are. See ``SequenceEngine.step``.
+        Whether a batch is examples one after another, in segments, of up to t_batch * t_seq tokens
+        in all. Only tokens that exist are computed. See ``SequenceEngine.step``.
     label_losses
         Whether an evaluation keeps the loss of each label: see ``SequenceEngine.label_losses``.
     decay
-        Which weights AdamW's decay makes smaller: "all", or "matrices" alone, tables of embeddings
-        among them, and no gains, biases and other vectors.
+        Which weights decay: "all", or "matrices", which include tables of embeddings but not gains,
+        biases and other vectors.
     prepack
         Whether frozen base weights are prepacked into GEMM panels, so that a step neither
         dequantizes nor packs them: "always", "never", or "auto", which prepacks if steps have few
         enough rows to gain some percent and the copies fit into memory. A weight's copies take 8
         bytes; 4 if products are in bfloat16, 12 if they are in three parts. Results are the same.
     precision
-        That of the engine's matrix products: see ``toynn.set_float32_matmul_precision``, whose
-        choice holds where it is None. "auto" is what is fastest on this machine without loss.
+        The precision of the engine's matrix products: see ``toynn.set_float32_matmul_precision``,
+        whose choice also holds if this is None. "auto" is the fastest one here that loses nothing.
     n_threads
-        How many threads at most; None: as many as ``toynn.set_num_threads`` says.
+        The largest number of threads; None: as ``toynn.set_num_threads`` says.
 
     Raises
     ------

@@ -1,7 +1,7 @@
 """The gated delta rule, row by row, for WIDE columns of a head's state: see delta.pyx.
 
-The state is a memory: a matrix of D rows and E columns, in which each column keeps one number of a
-value under keys of D numbers. Its columns do not know of each other. So a task takes WIDE of them,
+The state is a memory: a matrix of D rows and E columns. A key has D numbers. Each column stores one
+number of the values under all keys, and no column reads another. So a task takes WIDE columns,
 which stay in L1 while it goes through the rows of a sequence:
 
     load    copies WIDE columns of a stored state, whose rows are E numbers apart, to where they

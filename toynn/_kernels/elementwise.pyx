@@ -5,9 +5,9 @@
     accumulate     g[i]   = x[i], or g[i] + x[i] if accumulate is set
     bias_backward  db[c]  = sum_n dy[n,c]
 
-A bias is added by matmul. Other gradients need no kernel: that of add is dy, that of scale scale.
-n elements; N rows, C channels. float32, C-contiguous. In place: y may be a, b or x.
-y is overwritten; db is overwritten, or added to if accumulate is set.
+A bias is added by matmul. Other gradients need no kernel: for add the gradient is dy; for scale it
+is scale, applied to dy. n elements; N rows, C channels. float32, C-contiguous. In place: y may be
+a, b or x. y is overwritten; db is overwritten, or added to if accumulate is set.
 """
 
 from toynn._kernels._columns cimport COLS, begin_sums, end_sums, parallel_columns

@@ -9,8 +9,8 @@ writes nothing. n elements, float32; outputs never alias inputs. Each block of 1
 summed in 64 partial sums, the blocks in double: the same for any thread count.
 
 A program may keep sums of the squares of some gradients, tile by tile, which the products that
-computed them have left (_squares.pxd). Then it is the others that are read, as if they were side by
-side, and those that have changed since, tile by tile.
+computed them have left (_squares.pxd). Then this kernel reads only the other gradients, as if they
+were one array, and the gradients that changed since, tile by tile.
 Source: Pascanu et al. 2013, arXiv:1211.5063, algorithm 1.
 """
 from libc.math cimport NAN, isfinite, sqrt
@@ -53,7 +53,7 @@ cdef inline float _sum_squares(const float* g, Py_ssize_t n) noexcept nogil:
 cdef float _sum_others(
     const AllSquares* all, const float* g, Py_ssize_t n, Py_ssize_t first, Py_ssize_t last
 ) noexcept nogil:
-    """The squares of elements first .. last - 1, counting only those whose sums nobody keeps."""
+    """Sum the squares of elements first .. last - 1, without the tensors whose sums are kept."""
     cdef Py_ssize_t i, start = 0, end, passed = 0, count = 0 if all == NULL else all.count
     cdef float total = 0
     for i in range(count + 1):
@@ -119,7 +119,7 @@ cdef inline Py_ssize_t _tiles(Py_ssize_t N, Py_ssize_t K) noexcept nogil:
 
 
 cdef double _add_up(Forward* a, AllSquares* all) noexcept nogil:
-    """The squares of the gradients whose sums are kept; those that have changed, anew."""
+    """The squares of the gradients whose sums are kept, summed again for those that changed."""
     cdef Forward one = a[0]
     cdef Operand rows
     cdef Py_ssize_t i

@@ -1,4 +1,4 @@
-"""KTO: a completion that is wanted shall gain on the reference, one that is not shall lose.
+"""KTO: make wanted completions likelier than under the reference, and unwanted ones less likely.
 
     g        = beta (lp[s] - reference[s] - kl),   lp[s] = -sums[s,1]
     forward  loss = mean over s of good (1 - sigmoid(g)) if wanted[s], else bad (1 - sigmoid(-g))

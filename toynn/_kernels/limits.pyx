@@ -9,8 +9,8 @@
 
 The first three return (flops, result), the others the bytes that they moved: each array counted
 once. ``repeats`` goes over the arrays again, each thread over its own part, so that what fits in
-a thread's cache is measured there. Results are returned, or written, for the tests: a loop whose
-result nobody can see is one that the compiler may leave out.
+a thread's cache is measured there. Results are returned or written, since the compiler may remove a
+loop whose result is not used.
 
 After McCalpin's STREAM (1995) and Williams, Waterman & Patterson's roofline,
 doi:10.1145/1498765.1498785.

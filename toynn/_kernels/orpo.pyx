@@ -1,4 +1,4 @@
-"""ORPO: cross-entropy of the chosen completion, and its odds shall exceed the rejected one's.
+"""ORPO: cross-entropy of the chosen completion, and a loss for its odds against the rejected one.
 
     a[s]     = -sums[s,1] / len[s],   len[s] = bounds[2s+2] - bounds[2s+1],   c = 2i, r = 2i + 1
     o        = log odds(a[c]) - log odds(a[r]),   log odds(a) = a - log(1 - e^a)

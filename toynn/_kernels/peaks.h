@@ -1,7 +1,7 @@
 /* Loops that do one thing as fast as a core can: what kernels are measured against.
 
-   CHAINS sums stay in registers and each is added to again only after all the others, so that the
-   pipelines are full: an addition takes some 4 cycles, of which two are begun in each. */
+   CHAINS sums stay in registers, and the loop adds to them in turn. An addition takes some 4
+   cycles, and two begin in each cycle: so many independent sums keep the pipelines full. */
 #ifndef TOYNN_PEAKS_H
 #define TOYNN_PEAKS_H
 

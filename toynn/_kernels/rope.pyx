@@ -7,14 +7,14 @@
 
 Pair i of R/2 is the channels j, k = i, i + R/2 (half-split: NeoX, Hugging Face's Llama) or, when
 interleaved, 2i, 2i + 1 (the paper, GGUF's llama). Usually inverse_frequency[i] = base^(-2i/R).
-m is 1 but where a model was stretched to a longer context, and then perhaps more for q far behind,
-whose scores are the sharper. R = D, or less: the channels behind the first R of a head stay as they
-are, y = x and dx = dy; so do heads behind the first P, such as v where q, k and v are side by side.
-N rows (B*T flattened), H heads, D channels per head. float32, C-contiguous; positions int32. In
-place: y may be x, dx may be dy. dx is overwritten. The angle is a double: in float32 it would be
-off by 5e-4 radians at position 8192. Sources: Su et al. 2021, arXiv:2104.09864, section 3.4;
-magnitude: Ding et al. 2024 (LongRoPE), arXiv:2402.13753, section 3; growth: Nakanishi 2025,
-arXiv:2501.19399, as Llama 4 and Ministral 3 have it.
+m is 1, except in a model that was stretched to a longer context. There m may grow with the
+position, for q, which sharpens its scores. R = D, or less: the channels behind the first R of a
+head stay as they are, y = x and dx = dy; so do heads behind the first P, such as v where q, k and v
+are side by side. N rows (B*T flattened), H heads, D channels per head. float32, C-contiguous;
+positions int32. In place: y may be x, dx may be dy. dx is overwritten. The angle is a double: in
+float32 it would be off by 5e-4 radians at position 8192. Sources: Su et al. 2021, arXiv:2104.09864,
+section 3.4; magnitude: Ding et al. 2024 (LongRoPE), arXiv:2402.13753, section 3; growth: Nakanishi
+2025, arXiv:2501.19399, as Llama 4 and Ministral 3 have it.
 """
 
 from libc.math cimport fabs, floor, log1p

@@ -34,7 +34,7 @@ from toynn.train.progress import Reading
 __all__ = ["add_parser"]
 
 SEQ = 512  # as of `toynn train lora`
-#: What becomes of the tokens of an example that count, by what it is of a preference.
+#: What training does to tokens with loss, by the part of a preference that they are in.
 AIMS = {"": "with loss"} | dict.fromkeys(("chosen", "wanted"), "made likelier")
 AIMS |= dict.fromkeys(("rejected", "unwanted"), "made less likely")
 ODD = 5  # characters that are named
@@ -172,7 +172,7 @@ def _untrained(
 
 
 def _of_rows(rows: Sequence[Row], used: set[int]) -> Iterator[str]:
-    """Yield a line for each token of the data whose rows look untrained, and one for all others."""
+    """Yield a line for each token of the data that looks untrained, and one for all others."""
     by_token: dict[int, list[Row]] = {}
     for row in rows:
         by_token.setdefault(row.id, []).append(row)
@@ -270,7 +270,7 @@ def _between(part: Survey, held: Any, chosen: Any) -> tuple[Repeats, Repeats]:
 
 
 def _kept(part: Survey, seq: int | None) -> Any:
-    """Return the rows in which a token with loss is left: others are not drawn from."""
+    """Return the rows in which a token with loss is left. A run uses no others."""
     room = np.inf if seq is None else seq + 1
     good = (np.array(part.trained) > 0) & (np.array(part.prompts) < room)
     if not part.rows:

@@ -82,7 +82,7 @@ def from_sharegpt(where: str, row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def checked_calls(where: str, messages: Any) -> Any:
-    """Return messages whose contents are texts, and whose tool calls have their results.
+    """Check messages: return them with contents as texts. Every tool call must have its result.
 
     Content in parts becomes the text of these; none, beside tool calls, becomes an empty one.
     Raises DataError for pictures, and for a call that another message than its result follows.

@@ -18,7 +18,7 @@ from toynn.system.reading import readable
 
 __all__ = ["read_folder"]
 
-HELD_OUT = ("valid", "val", "test")  # the first that there is, beside train
+HELD_OUT = ("valid", "val", "test")  # the first one found beside train
 SYSTEM_FILES = ("Thumbs.db", "desktop.ini")
 
 

@@ -90,8 +90,8 @@ class Batch:
         Two arrays are inputs and labels, (B, T) both, or as the fields are. A mapping has
         PyTorch's names: input_ids and labels, (B, T) or (T,), where labels are *not* shifted
         (without them, input_ids are), and perhaps attention_mask, which is 0 behind the tokens of
-        a row, and position_ids. Where positions begin anew within a row, its examples do not see
-        one another.
+        a row, and position_ids. Where positions start again at 0 within a row, a new example
+        begins; examples do not see one another.
 
         Raises TypeError, with an example, for what is none of these, ShapeError for shapes that
         differ, and padding before tokens.

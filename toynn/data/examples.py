@@ -246,7 +246,7 @@ def tail_length(count: int, holdout: float | None, least: int) -> int:
 def split_off(
     path: Path, data: P, seed: int, file: str, holdout: float | None = None
 ) -> tuple[P, P, list[str]]:
-    """Return what is trained on, what is held out, and a line that says so, if there is one.
+    """Return the training part, the held-out part, and lines that say how many were held out.
 
     ``file`` is that of a validation part, which there is not. Raises DataError where none is left.
     """

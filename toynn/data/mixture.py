@@ -1,8 +1,9 @@
 """Several sources of data in one run, each with its share of the rows.
 
-A row of a batch is of one source: examples packed into --seq tokens, or a window of text. Of n rows
-a source of the weight w (all weights add up to 1) has had n w, and is never a whole row off: which
-source is next is no matter of chance. Within a source the order is drawn, as it is without others.
+A row of a batch is of one source: examples packed into --seq tokens, or a window of text. After n
+rows, a source of weight w (weights add up to 1) has given n w rows, off by less than one. The next
+source follows from that; it is not random. Within a source the order is random, as it is for a
+single source.
 
 An epoch is as many rows as all sources have together. With weights that are not given, each has its
 share of these, and an epoch has all once. With weights that are, a source that comes up short in an

@@ -1,15 +1,15 @@
 """Examples packed into rows of T tokens: best fit, so that rows are nearly full.
 
-Longest first, each example goes into the row with the least room that has enough for it. Of few
-examples, where one row too many is a large share, rows are filled one after the other as well, each
-by those examples that leave the least room in it; and the fewer rows are taken. How many there are
+Longest first, each example goes into the row with the least room that has enough for it. With few
+examples, one row too many is a large share. Then rows are also filled one after the other, each by
+the examples that leave the least room in it; and the fewer rows are taken. How many there are
 depends on the lengths alone. So does, mostly, who shares a row: among those of one length the seed
 of the epoch decides. It draws the order of the rows, too. As segments do not see each other, the
 company matters no more than that of a batch; examples of one length change it in every epoch.
 
-An epoch is whole rows. Natural lengths take as few as their tokens need, or very few more, so that
-one row is all that is not full: of 64 examples in rows of 512 tokens they fill 95 to 99 percent, of
-256 and more over 98. A batch is some rows, of which only the tokens are computed.
+An epoch is whole rows. With natural lengths all rows but one are full, or nearly: 64 examples fill
+95 to 99 percent of rows of 512 tokens, and 256 or more examples over 98 percent. A batch is some
+rows, of which only the tokens are computed.
 Sources: Johnson 1973, Near-optimal bin packing algorithms, chapter 2 (best fit decreasing: at most
 11/9 of the fewest rows, and 4); Gupta & Ho 1999, A new heuristic algorithm for the one-dimensional
 bin-packing problem (minimum bin slack), here by the sums that some of the lengths can have.
@@ -152,7 +152,7 @@ class PackedExamples:
         return self._data.batch(chosen, self._batch * self._data.seq)
 
     def _pack(self) -> None:
-        """Pack all examples anew in each epoch, in rows whose order is drawn."""
+        """Pack all examples again in each epoch, into rows in random order."""
         if self._epoch != self._packed:
             rng = np.random.default_rng([self._seed, self._epoch])
             rows = pack(self._data.lengths, self._data.seq, rng.permutation(len(self._data)))

@@ -1,7 +1,7 @@
 """Tokens of several arrays as one array, without copies.
 
-A window that begins in one array goes on in the next, so batches are those of one array that has
-all of them: what a corpus was cut into changes nothing.
+A window that begins in one array continues in the next. So batches are the same as from one array:
+how a corpus was cut into files changes nothing.
 """
 
 from collections.abc import Sequence

@@ -64,7 +64,7 @@ NAMES = {
     ".arrow": "Arrow",
     ".feather": "Feather (Arrow)",
 }
-#: Fields that are read beside those of the form.
+#: Fields that are read in addition to those of the form.
 MORE = {"messages": ("tools",), "conversations": ("system",), "instruction": ("input",)}
 
 

@@ -52,7 +52,7 @@ class Group:
         """Wait for all ranks."""
 
     def summing(self, order: str) -> Callable[[Floats], None]:
-        """Return what adds the arrays of all ranks, in place: in which order, see sums.py."""
+        """Return what adds arrays over all ranks, in place; sums.py explains ``order``."""
         return _nothing
 
     def culprits(self) -> list[int]:

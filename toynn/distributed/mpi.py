@@ -57,7 +57,7 @@ def named(library: str) -> str:
 
 
 def mpiexec() -> str | None:
-    """Return the path of an mpiexec: the one beside this Python goes before others."""
+    """Return the path of mpiexec; the one in this Python's folder is preferred."""
     beside = Path(sys.executable).with_name("mpiexec")
     return str(beside) if beside.exists() else shutil.which("mpiexec")
 

@@ -17,8 +17,8 @@ from toynn.system.printing import print_line
 
 __all__ = ["current", "init"]
 
-#: Seconds that ranks but the first wait before they speak: what is wrong with all, it has said by
-#: then, and mpiexec has ended the others.
+#: Seconds that every rank but the first waits before it prints an error. If all ranks have the same
+#: error, rank 0 has printed it by then, and mpiexec has ended the others.
 TURN = 10.0
 
 FLUSH = 2.0  # seconds in which mpiexec passes on what was said, before it ends all

@@ -50,10 +50,9 @@ def convert(
     ``out`` meanwhile. ``tokenizer`` is the path of one in place of the folder's own. The file is
     whole, or absent.
 
-    Raises ConfigError for another outtype, a mix where llama-cpp-python is not installed, a file in
-    a folder's place, and for what GGUF files have no place for; DataError for a folder that cannot
-    be read, or whose tokenizer llama.cpp does not have; GGUFError if ``out`` exists or cannot be
-    written.
+    Raises ConfigError for another outtype, a mix without llama-cpp-python, a file instead of a
+    folder, and for what GGUF files have no place for; DataError for a folder that cannot be read,
+    or whose tokenizer llama.cpp does not have; GGUFError if ``out`` exists or cannot be written.
     """
     mixes.check_kind(outtype, "convert")
     if Path(folder).is_file():

@@ -51,28 +51,30 @@ def _init(text: str) -> str:
 
 @dataclass(frozen=True)
 class AdapterOptions:
-    """Adapters as they are asked for: scale B A beside each matrix that ``targets`` name.
+    """Which adapters to add: scale B A beside each matrix that ``targets`` names.
 
     Raises ConfigError for a value that is none of these.
 
     Attributes
     ----------
     rank
-        Rows of A and columns of B. More than a matrix has rows or columns is allowed, but useless.
+        Rows of A and columns of B. A rank above the rows or columns of a matrix is allowed, but
+        useless.
     alpha
         The scale is alpha / rank, or alpha / sqrt(rank) with ``use_rslora`` (arXiv:2312.03732).
         None means the rank.
     targets
-        In a list, or between commas: q, k, v, qkv, o, gate, up, down; embed and head, the table of
-        embeddings and what makes logits, also where these are one matrix; "attention" or
-        "all-linear", in blocks. These exclude expert matrices; use "experts". Or names of matrices
-        in GGUF or PEFT, or the end of one from a dot on: attn_q, q_proj, mlp.c_proj,
-        blk.0.attn_q.weight.
+        A list, or names between commas: q, k, v, qkv, o, gate, up, down; embed (the table of
+        embeddings) and head (which makes logits), also if both are one matrix; or the groups
+        "attention" and "all-linear" of all blocks. These groups exclude expert matrices; use
+        "experts". GGUF's and PEFT's names work, too, in whole or from a dot on: attn_q, q_proj,
+        mlp.c_proj, blk.0.attn_q.weight.
     dropout
         Probability that an element of an adapter's input is zeroed in a training step.
     loraplus_lr_ratio
-        Learning rate of B and magnitudes divided by A's: LoRA+ (arXiv:2402.12354) has 16. The
-        adapter of the embedding table has A's rate, as in PEFT. Not stored with the adapter.
+        The learning rate of B and of magnitudes, as a multiple of A's: 16 in LoRA+
+        (arXiv:2402.12354). The adapter of the embedding table has A's rate, as in PEFT. Not stored
+        with the adapter.
     ranks
         Ranks of single matrices, by GGUF name, if they differ from ``rank``.
     use_dora

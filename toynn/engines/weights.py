@@ -1,8 +1,8 @@
 """The weights of an engine: in memory of its own, or in a file that stays mapped.
 
-OwnWeights are float32, and trained, but for those that the model freezes. FileWeights are stored
-frozen in a GGUF file, and are multiplied by in the type that they have: no float32 copy of a matrix
-exists, and no gradient of one is computed; what can be trained are adapters beside them.
+OwnWeights are float32, and trained, but for those that the model freezes. FileWeights are frozen in
+a GGUF file. Products read them in their own type: no float32 copy of a matrix exists, and no
+gradient of it is computed; what can be trained are adapters beside them.
 """
 
 from abc import ABC, abstractmethod

@@ -1,7 +1,7 @@
 """A model as lm-eval takes it: ``lm_eval.simple_evaluate(model=toynn.evaluation.LM(...))``.
 
 lm-eval (the Language Model Evaluation Harness) has three kinds of requests: the likelihood of a
-continuation, that of a whole text, and a generation that ends at certain texts.
+continuation, the likelihood of a whole text, and a generation that ends at certain texts.
 Source: Gao et al., doi:10.5281/zenodo.12608602; its guide to new models.
 """
 

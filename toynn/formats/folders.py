@@ -65,9 +65,9 @@ def new_folder(
 ) -> Iterator[NewFolder]:
     """Give a folder to fill; it takes the path's name when the block ends without an error.
 
-    What is at path by then is an ``error``, unless it is an empty folder, or a folder to
-    ``replace``: then the two change their names at once where the system can, and else one behind
-    the other, the old one back where the new one fails.
+    If something is at ``path`` by then, that is an ``error``, unless it is an empty folder or
+    ``replace`` allows a folder. Then old and new folder swap names: in one call where the system
+    can, else in two; the old name is restored if the second fails.
     """
     target = through_links(path, error)
     try:
@@ -92,9 +92,9 @@ def write_together(folder: Path, contents: Mapping[str, Content], error: type[To
     """Write files that belong together, into a folder that may be there and have others.
 
     Raises ``error``, and then all that was there is as it was. A folder that has no others is
-    replaced as a whole, if it can be. Beside others the files that change are replaced one behind
-    the other: whoever reads at that moment, or after a kill there, finds the last of them missing,
-    never a new one beside an old one.
+    replaced as a whole, if it can be. Files that change are replaced one after another. A reader at
+    that moment, or after a kill, finds the last of them missing; it never finds a new file beside
+    an old one.
     """
     folder_at = through_links(folder, error)
     if os.path.lexists(folder_at) and not folder_at.is_dir():

@@ -37,27 +37,29 @@ class SamplingOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How tokens are drawn, and what is told of each. Raises ConfigError for values out of range.
+    """How tokens are drawn. Raises ConfigError for values out of range.
 
     Attributes
     ----------
     temperature
         0 takes the likeliest token; otherwise the logits are divided by it.
     top_k
-        Only the k likeliest tokens take part; 0: all do.
+        Draw from the k likeliest tokens only; 0: from all.
     top_p
-        Of those only the likeliest that together have a probability of at least top_p.
+        Of the tokens left, draw from the likeliest that together have a probability of at least
+        top_p.
     min_p
-        Of those only the ones that are at least min_p times as likely as the likeliest.
+        Of the tokens left, draw from those that are at least min_p times as likely as the
+        likeliest.
     repeat_penalty
-        What logits of tokens that came lately are divided by; 1: nothing happens to them.
+        Divide the logits of recent tokens by this; 1: no penalty.
     repeat_last_n
-        How many tokens of the sequence, the prompt's too, count as lately.
+        How many of the newest tokens, including the prompt's, are recent.
     seed
         The same seed gives the same tokens.
     log_probabilities
-        How many of the likeliest tokens are told each time. None: nothing is computed for that,
-        and the token's own log probability is NaN.
+        Return the log probabilities of this many likeliest tokens at each step. None: none are
+        computed, and the drawn token's own is NaN.
     """
 
     temperature: float = 0.8

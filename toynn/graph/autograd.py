@@ -1,8 +1,8 @@
 """Reverse-mode differentiation of a tape: from the loss back, each node records its own backward.
 
-Gradient rules are in ops/, beside the ops. This module does what they have in common: it finds
-the tensors that need a gradient, says where it is stored, and adds contributions of several uses.
-Blocks of nodes (``Tape.block``) and cheap outputs may be recomputed rather than kept:
+Gradient rules are in ops/, beside the ops. This module does what all ops share. It finds the
+tensors that need a gradient, decides where each gradient is stored, and adds the contributions of
+several uses. Blocks of nodes (``Tape.block``) and cheap outputs may be recomputed rather than kept:
 checkpointing.py.
 Source: Griewank & Walther, Evaluating Derivatives, 2nd ed. 2008, chapter 3.
 """

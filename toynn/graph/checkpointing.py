@@ -6,9 +6,9 @@ So the forward pass keeps only the input of a block. The same kernels recompute,
 numbers, all else that the block's backward reads: the bits are the same. The planner frees the
 first copies early. Source: Chen et al. 2016, arXiv:1604.06174.
 
-Even without checkpointing, the output of a norm or an activation is not kept for a product's
-backward, if recomputing it costs little beside the product (CHEAP). Source: Korthikanti et al.
-2022, section 5, arXiv:2205.05198, on recomputing what is large and quickly made.
+Even without checkpointing, the output of a norm or an activation is not kept for the backward pass
+of a product if recomputing it is cheap (CHEAP). Source: Korthikanti et al. 2022, section 5,
+arXiv:2205.05198, on recomputing what is large and quickly made.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -60,7 +60,7 @@ def cheap(makers: Iterable[Node], reader: Node) -> list[Node]:
 
 
 def reading(node: Node, fresh: Mapping[Tensor, Tensor]) -> Node:
-    """Return a node that reads copies where there are any: itself, if there are none."""
+    """Return a node that reads the copies of its inputs; the node itself if no input has a copy."""
     inputs = tuple(_part_of(fresh, tensor) for tensor in node.inputs)
     return node if inputs == node.inputs else replace(node, inputs=inputs)
 

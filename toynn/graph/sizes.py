@@ -109,7 +109,7 @@ def _made(spec: TensorSpec, sizes: Mapping[str, int], alike: Shape | None) -> Sh
 
 
 def _alike(signature: Signature, there: Mapping[str, Tensor]) -> Shape | None:
-    """Return the one shape of all tensors x[n]; None: there are none of them."""
+    """Return the one shape of all tensors x[n]; None if there are none."""
     found = [s for s in signature.specs if s.extents == ("n",) and s.name in there]
     found.sort(key=lambda spec: spec.written)
     for spec in found[1:]:

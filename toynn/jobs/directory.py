@@ -1,7 +1,7 @@
 """The working directory of a run's first start, to which its paths are relative.
 
-config.toml keeps it, as run.directory, and paths as they were typed: a run is resumed, and its
-configuration is used, from any folder.
+config.toml keeps this directory (run.directory) and the paths as they were typed. So a run can be
+resumed, and its config.toml used, from any folder.
 """
 
 import os
@@ -15,10 +15,10 @@ __all__ = ["Directory"]
 
 
 class Directory:
-    """A run's first working directory; by default the one of now.
+    """The working directory of a run's first start; by default the current one.
 
-    Of a tree that was moved, it is no longer there: a path that is not found in it, and is found
-    from here, is that of here.
+    The tree may have been moved since. A path that does not exist in that directory, but does in
+    the current one, is read from the current one.
     """
 
     def __init__(self, path: str | None = None) -> None:
@@ -27,11 +27,11 @@ class Directory:
 
     @property
     def elsewhere(self) -> bool:
-        """Whether it is another one than that of now."""
+        """Whether the run started in another directory than the current one."""
         return self.path != os.getcwd()
 
     def resolved(self, option: Option, value: Any) -> Any:
-        """Return the value of an option of the run, of which paths are found from here."""
+        """Return the value of an option of the run, with paths that can be opened from here."""
         if not (option.is_path and self.elsewhere):
             return value
         if isinstance(value, list):
@@ -39,7 +39,7 @@ class Directory:
         return self.found(value) if isinstance(value, str) else value
 
     def found(self, word: str) -> str:
-        """Return a path of the run, perhaps with a weight behind it, as it is found from here."""
+        """Return a path of the run, perhaps with a weight, that can be opened from here."""
         if on_hub(word):
             return word
         joined = os.path.join(self.path, word)
@@ -50,7 +50,7 @@ class Directory:
         return joined
 
     def typed(self, option: Option, value: Any) -> Any:
-        """Return the value of an option that is typed now, as the run can keep it."""
+        """Return a newly typed value of an option in the form that config.toml can keep."""
         if not (option.is_path and self.elsewhere) or value is None:
             return value
         if isinstance(value, tuple):
@@ -58,7 +58,7 @@ class Directory:
         return value if on_hub(value) else os.path.abspath(value)
 
     def word(self, value: Any) -> Any:
-        """Return what ``resolved`` got for a value, as far as that changed it."""
+        """Undo ``resolved``: return a value as it was typed first."""
         if isinstance(value, list | tuple):
             return type(value)(self.word(each) for each in value)
         return self._words.get(value, value) if isinstance(value, str) else value

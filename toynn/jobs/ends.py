@@ -1,4 +1,4 @@
-"""Whether a model learns where to end: the loss of stop tokens beside that of all other labels."""
+"""Tell whether a model learns where to end, by its loss on stop tokens and on other labels."""
 
 from collections.abc import Collection, Iterable, Mapping
 from math import log

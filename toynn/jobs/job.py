@@ -40,7 +40,7 @@ PATIENCE = 5.0  # seconds that a run which was stopped may still take to show wh
 
 
 def late(result: Result) -> Callable[[], bool]:
-    """Return what says that no more is to be shown: of a run that was stopped, after PATIENCE."""
+    """Return a function that tells whether a stopped run has been showing results too long."""
     end = time.monotonic() + PATIENCE
     return lambda: result.interrupted and time.monotonic() > end
 
@@ -50,7 +50,7 @@ class Job(ABC):
 
     ``given`` are values of options by name, as ``Option.checked`` returns them; others are as the
     recipe has them. ``command`` is what the job was started by, for its report. Raises ConfigError
-    for options that there are not, or that are missing, or contradict one another.
+    for options that are unknown, missing, or that contradict one another.
     """
 
     name: ClassVar[str]
@@ -96,17 +96,18 @@ class Job(ABC):
         return self.given[self.source[0]] is not None
 
     def take(self, kind: type[T], **more: Any) -> T:
-        """Return a bundle of the options that are given, and more that no option says."""
+        """Return a bundle of the given options, with ``more`` fields that are not options."""
         return kind(**self.fields(kind) | more)
 
     def fields(self, kind: type[Any]) -> dict[str, Any]:
-        """Return the fields of a bundle that options fill, those that are not None."""
+        """Return the fields of a bundle that options fill, without those that are None."""
         return fields_of(kind, self.options, self.given)
 
     def kept(self) -> dict[str, Value]:
-        """Return the options that config.toml keeps; not those that the source has of its own.
+        """Return the options that config.toml keeps; not those that the source determines.
 
-        Of a run by epochs, steps are those beside them: the run's own number follows from the data.
+        If a run counts epochs, ``steps`` is the limit given beside them; the number of steps
+        follows from the data.
         """
         given = self.given
         if given["epochs"] is not None:
@@ -156,11 +157,11 @@ class Job(ABC):
         """Return the recipe, ready to step."""
 
     def say(self, label: str, text: str) -> None:
-        """Say something before the training starts; nothing of it is printed before an error."""
+        """Keep a line to be printed when training starts. An error before that drops it."""
         self.said.append(fact(label, said(text)))
 
     def announce(self) -> None:
-        """Print how large the model is, and what its step takes."""
+        """Print the size of the model and the memory of a step."""
         engine = self.recipe.engine
         count = sum(tensor.size for tensor in engine.tensors.values())
         trained = sum(tensor.size for tensor in engine.parameters.values())
@@ -178,12 +179,12 @@ class Job(ABC):
         return {name: digest(self.given[name]) for name in files}
 
     def notes(self) -> dict[str, Any]:
-        """Return what a report tells beside config.toml."""
+        """Return what a report tells in addition to config.toml."""
         return {"baselines": self.baselines}
 
     @abstractmethod
     def tables(self) -> dict[str, Mapping[str, Value]]:
-        """Return the tables of config.toml beside those of the run and its options."""
+        """Return the tables of config.toml in addition to [run] and [train]."""
 
     @abstractmethod
     def batches(self) -> Iterator[Batch]:
@@ -198,26 +199,26 @@ class Job(ABC):
         """Return the batches to evaluate on."""
 
     def extras(self) -> Sequence[Any]:
-        """Return what is measured behind the batches to evaluate on: none, if nothing is asked."""
+        """Return what is measured after the evaluation batches, such as questions."""
         return ()
 
     def measure(self, batch: Any) -> Figures:
-        """Return the figures of a batch to evaluate on: its "loss", and others."""
+        """Return the figures of an evaluation batch: its "loss", and others."""
         return {"loss": self.recipe.evaluate(batch)}
 
     def check(self) -> None:
-        """Raise where a file that is mapped is no longer the one that was opened."""
+        """Raise if a mapped file was replaced or overwritten."""
         self.recipe.check_unchanged()
 
     def sample(self) -> Iterable[str]:
-        """Return a text that the model writes now, in pieces; none, where it writes none."""
+        """Return a text that the model writes now, in pieces; nothing if it cannot write."""
         return ()
 
     @abstractmethod
     def show(self, folder: RunFolder, result: Result) -> str:
         """Show what the model does, in short if it was interrupted; return what to say of it.
 
-        What a report tells of it goes to the folder's notes.
+        Facts for the report go to the folder's notes.
         """
 
     @abstractmethod

@@ -177,7 +177,7 @@ class LoRAJob(TextJob):
 
     @property
     def advice_on_ends(self) -> str:
-        """What to do where stop tokens are not learned: adapt the head, whose rows they are."""
+        """Advice for a model that does not learn stop tokens: adapt the head."""
         if HEAD in self.recipe.engine.adapters:
             return super().advice_on_ends
         said = "adapt the head, whose rows they are: --targets all-linear,head"

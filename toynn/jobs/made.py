@@ -24,19 +24,19 @@ OPTIONS = {name: job.options for name, job in JOBS.items()}
 
 
 def _hint(name: str, known: Iterable[str]) -> str:
-    """Return which option may be meant by a name that there is not."""
+    """Return a hint at the option that an unknown name may mean."""
     own = peers.meant(name.replace("_", "-"), [each.replace("_", "-") for each in known], FLAGS)
     return f"did you mean {own.replace('-', '_')!r}? " if own else ""
 
 
 def made(recipe: str, given: Mapping[str, Any], command: str | None = None) -> Job:
-    """Return a job of a recipe with options by name; others are the recipe's.
+    """Return a job of a recipe. Options that are not given have the recipe's defaults.
 
     ``config`` and ``resume`` among them name a file, whose options count where they are not given.
     ``command`` is what the job was started by: without one, what would be typed.
 
-    Raises ConfigError for options that there are not, that are missing, out of their range, or
-    contradict one another.
+    Raises ConfigError for options that are unknown, missing, out of range, or that contradict one
+    another.
     """
     known = {each.name: each for each in JOBS[recipe].options}
     for name in given:

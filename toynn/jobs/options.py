@@ -38,7 +38,7 @@ WITHIN = {"weights": "model and data", "preferences": "optimization"}
 
 @dataclass
 class RunOptions:
-    """Where a run goes to, where it is computed, and what is written of it beside the loop's."""
+    """Options of any run: its folder, its backend, its reports."""
 
     GROUP: ClassVar[str] = SAVING
 
@@ -138,7 +138,7 @@ class ShapeOptions:
 
 @dataclass
 class TokenizerOptions:
-    """How texts become ids."""
+    """How texts become token ids."""
 
     GROUP: ClassVar[str] = "model and data"
 
@@ -153,7 +153,7 @@ class TokenizerOptions:
 
 
 def named(kind: type[Any], name: str) -> Option:
-    """Return the option of a bundle that is called so."""
+    """Return the option of a bundle by its name."""
     return next(each for each in options_of(kind) if each.name == name)
 
 
@@ -173,12 +173,11 @@ def of_run(
     words: Mapping[str, Any] = MappingProxyType({}),
     **own: Any,
 ) -> tuple[Option, ...]:
-    """Return the options of bundles, and those that all recipes have.
+    """Return a recipe's options: those of the bundles ``kinds``, then those that all recipes have.
 
-    ``items`` is what a batch is made of; ``metrics``, by what the best weights can be chosen.
-    ``own`` says by name what is not as the bundle has it: a default, or several things in a dict.
-    ``without`` names options, or groups of them, that the recipe has not; ``words`` are more of
-    those that stand in help.
+    ``items`` are the rows of a batch; the best weights can be chosen by one of ``metrics``. ``own``
+    overrides an option by name: its default, or several fields in a dict. ``without`` names options
+    or groups that the recipe does not have; ``words`` fills in more of the help texts.
     """
     said = {"recipe": recipe, "items": items, "metrics": ", ".join(metrics), **words}
     own = {"metric": {"read": names_of(metrics), "words": metrics}} | own
@@ -211,10 +210,10 @@ def _arranged(options: Sequence[Option]) -> tuple[Option, ...]:
 def completed(
     options: Iterable[Option], given: Mapping[str, Any], source: str, what: str
 ) -> dict[str, Any]:
-    """Return the values of all options: those that are given, and defaults.
+    """Return the values of all options: given ones and defaults.
 
-    ``source`` is the option that names what the run starts from, and ``what`` it is. Raises
-    ConfigError if a value is given that the source leaves no choice about.
+    ``source`` is the option that names the model or adapter that the run starts from, and ``what``
+    says which of the two. Raises ConfigError for a given value that the source determines.
     """
     found: dict[str, Any] = {}
     for each in options:
@@ -230,7 +229,7 @@ def completed(
 def fields_of(
     kind: type[Any], options: Iterable[Option], given: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the fields of a bundle that values of options fill; what is None is left out."""
+    """Return the fields of a bundle that given options fill, without those that are None."""
     return {
         each.field: None if given[each.name] in each.off else given[each.name]
         for each in options

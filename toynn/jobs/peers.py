@@ -101,7 +101,7 @@ CHAT = _by_name(_CHAT)
 
 
 def meant(name: str, known: Iterable[str], *tables: dict[str, str]) -> str | None:
-    """Return what is meant by a name that is not known: what others call so, or the nearest name.
+    """Return the known name that an unknown one means, by other programs' names or the nearest.
 
     Other programs' names count where the first word of toynn's is known. None: nothing is near.
     """

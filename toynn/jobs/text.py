@@ -59,7 +59,7 @@ EXAMPLE_PROMPT = 8  # tokens: its first ones
 SAMPLE_TOKENS = 256
 SAMPLE_ON_THE_WAY = 64
 HUGE = 2**62  # bytes: more than any bound
-#: Bytes of data from which on tokens are kept on the disk, beside the folder of the run.
+#: Data of this many bytes and more have their tokens cached on disk, beside the run's folder.
 CACHED = 64_000_000
 TOKENS = "tokens"
 OF_QUESTIONS = frozenset(["accuracy", "accuracy-normalized"])
@@ -216,7 +216,7 @@ class TextOptions:
     )
 
 
-#: Endings that are not those of texts: such a file is read as lines of JSON, or refused.
+#: Endings of files that are not texts: they are read as rows, or refused.
 NO_TEXTS = frozenset(
     [
         ".bin",
@@ -399,9 +399,9 @@ class TextJob(Job):
         return {name: each for name, each in found.items() if each[1]}
 
     def _unlearned(self, result: Result) -> Iterator[str]:
-        """Say that stop tokens are not learned, if they are not, and what to do.
+        """Yield a warning, with advice, if the model does not learn stop tokens.
 
-        Where nothing is held out, some of the training examples tell it.
+        If nothing is held out, training examples decide.
         """
         batches = list(self.valid())
         if not batches and isinstance(self.shown, Dataset):
@@ -435,7 +435,7 @@ class TextJob(Job):
 
     @property
     def advice_on_ends(self) -> str:
-        """What to do where stop tokens are not learned."""
+        """Advice for a model that does not learn stop tokens."""
         return "train longer (--steps), or with a higher --lr"
 
     def notes(self) -> dict[str, Any]:
@@ -594,10 +594,10 @@ class TextJob(Job):
 
     @abstractmethod
     def said_of(self, result: Result) -> str:
-        """Return what is said of the best weights beside their loss."""
+        """Return what is printed about the best weights after their loss."""
 
     def epilogue(self, folder: RunFolder, result: Result) -> Iterator[str]:
-        """Yield that stop tokens are not learned, if so, and the loss of all test examples."""
+        """Yield a warning if stop tokens are not learned, and the loss of the test examples."""
         yield from self._unlearned(result)
         total, rows = 0.0, 0
         for part in self.data.test_batches(self.recipe_options().t_batch):
@@ -614,7 +614,7 @@ def shown_part(data: Dataset | PreferenceData) -> Any:
 
 
 def _size(data: Path) -> int:
-    """Return the bytes of a file, or of those in a folder; 0 where there is none."""
+    """Return the bytes of a file, or of those in a folder; 0 if nothing is there."""
     with suppress(OSError, ValueError, DataError):
         files = data.rglob("*") if data.is_dir() else files_of(data)
         return sum(file.stat().st_size for file in files if file.is_file())

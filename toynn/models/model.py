@@ -51,7 +51,7 @@ class Model(ABC, Generic[C]):
         return {name: weight.shape for name, weight in self.weights(cfg, opts).items()}
 
     def start(self, cfg: C, opts: RecipeOptions) -> Iterable[tuple[str, NDArray[np.float32]]]:
-        """Yield the first values of all weights, each drawn from a stream of its own."""
+        """Yield the initial values of all weights. Each weight draws from its own random stream."""
         for stream, (name, weight) in enumerate(self.weights(cfg, opts).items()):
             scale = opts.init_scale if "{n}" in weight.row.name else 1.0
             yield name, weight.start(cfg, scale, opts.seed, stream)

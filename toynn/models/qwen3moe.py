@@ -1,8 +1,8 @@
 """Qwen3 with experts: attention as in qwen3, and in each block a mixture whose weights add up to 1.
 
-Files name two widths: that of an expert, and that of an MLP, which no block has. transformers can
-mix blocks with and without experts, or leave the weights as they are; GGUF files have no keys for
-that, so a config.json that says so is refused. Source: Qwen Team 2025, arXiv:2505.09388.
+Files name the width of an expert, and also the width of an MLP, which no block has. transformers
+can mix blocks with and without experts, or leave the weights as they are; GGUF files have no keys
+for that, so a config.json that says so is refused. Source: Qwen Team 2025, arXiv:2505.09388.
 """
 
 from dataclasses import dataclass, replace

@@ -1,9 +1,9 @@
 """Layers: the vocabulary of a model's forward pass.
 
-A forward pass names its weights, and says what is done with them. Whether they are trained, frozen,
-mapped or rounded, whether a matrix has an adapter, whether keys and values are kept for what comes
-next: all that the layers know, which are made for each pass that is recorded. So training, LoRA,
-evaluation and generation record the same forward pass.
+A forward pass names its weights, and says what is done with them. The layers know whether weights
+are trained, frozen, mapped or rounded, whether a matrix has an adapter, and whether keys and values
+are cached. They are made for each pass that is recorded. So training, LoRA, evaluation and
+generation record the same forward pass.
 """
 
 from collections.abc import Iterator, Mapping
@@ -74,7 +74,7 @@ class Layers:
     prefix: str = ""
 
     def blocks(self, count: int, name: str = "blk") -> Iterator["Layers"]:
-        """Yield the layers of each block, whose names are those within it: "attn_q"."""
+        """Yield the layers of each block, with names relative to it: "attn_q"."""
         for n in range(count):
             with self.session.tape.block(f"{name}.{n}"):
                 wanted = self.wanted if n == count - 1 else None
@@ -212,8 +212,8 @@ class Layers:
     ) -> Tensor:
         """Record the sum of w down(silu(gate(x)) * up(x)) over the experts of each row of x.
 
-        w, what an expert counts, comes before down, if that is linear: so no gradient asks for what
-        down gave. ``limit`` and ``alpha`` are those of ops.swiglu.
+        The weight w of an expert is applied before ``down``, if ``down`` is linear. Then no
+        gradient needs the output of ``down``. ``limit`` and ``alpha`` are those of ops.swiglu.
         """
         s, copies = self.session, ops.dispatch(self.session, x, routes)
         gates, values = (self.experts(copies, name, routes) for name in (gate, up))
@@ -295,9 +295,8 @@ class Layers:
     ) -> tuple[Tensor | None, Tensor]:
         """Record the loss of x (N, C) by a matrix (V, C); return the logits too.
 
-        With a cap, logits are cap tanh(logits / cap). Where they would be many, and neither dense
-        labels nor magnitudes ask for them, they are computed in chunks of rows, and there are none
-        to return.
+        With a cap, logits are cap tanh(logits / cap). Many logits are computed in chunks of rows,
+        and not returned, unless dense labels or magnitudes need all of them.
         """
         s, adapter = self.session, self._adapter(name)
         (N, _), (V, _) = x.shape, self.weight(f"{name}.weight").shape
@@ -336,7 +335,7 @@ class Layers:
         return ops.swiglu(self.session, gate, x)
 
     def queries(self, x: Tensor, n_heads: int) -> Tensor:
-        """Record the first halves of the heads of x, of which the others are gates."""
+        """Record the first half of each head of x; the second half is the gate."""
         return ops.queries(self.session, x, n_heads)
 
     def gated(self, x: Tensor, gates: Tensor, n_heads: int) -> Tensor:

@@ -30,7 +30,7 @@ def token_losses(s: Recorder, logits: Tensor, labels: Tensor) -> Tensor:
 def token_sums(s: Recorder, losses: Tensor, bounds: Tensor) -> Tensor:
     """Record sums (S, 2) of losses (N,): over prompts, and over completions.
 
-    bounds, an input i32 (2 S + 1,): where each part begins, and the last one ends.
+    bounds, an i32 input (2 S + 1,): where each part begins, and where the last one ends.
     """
     fits = bounds.dtype == "i32" and bounds.role is Role.INPUT
     require(fits, "token_sums", "bounds (2 S + 1,), an input of i32", losses, bounds)
@@ -50,8 +50,8 @@ def dpo(
 ) -> Tensor:
     """Record the loss () of pairs: rows 2i of sums (S, 2) are chosen, 2i + 1 rejected.
 
-    reference (S,): log p of the completions by the model that they are held against. count, an
-    input i32 (): how many sequences there are.
+    reference (S,): log p of the completions under the reference model. count, an i32 input (): the
+    number of sequences.
     """
     _count_sequences(s, "dpo", sums, count, 2)
     tensors = {"sums": sums, "reference": reference, "count": count}

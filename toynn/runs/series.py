@@ -1,4 +1,4 @@
-"""What a run logs, by names: of each field of metrics.jsonl a short one and a plain one.
+"""Names of what a run logs: a short name and a plain one for each field of metrics.jsonl.
 
 series("val_base/kl")    .short "kl", .plain "KL divergence from the base", .held_out True
 """
@@ -45,15 +45,15 @@ class Series(NamedTuple):
     Attributes
     ----------
     field
-        Its name there.
+        The key in metrics.jsonl.
     family
-        What it measures: of a field of the held-out part, that of the training batches alike.
+        The quantity, without "val_": the same for the training batches and the held-out part.
     short
         How ``toynn plot --what`` calls it.
     plain
-        How a report calls what it measures.
+        The quantity in plain words, for a report.
     held_out
-        Whether it is of the held-out part.
+        Whether it was measured on the held-out part.
     """
 
     field: str

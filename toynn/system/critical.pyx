@@ -9,7 +9,7 @@
 CPython runs signal handlers in the main thread, between two instructions of Python. A handler may
 raise, as that of Ctrl-C does: KeyboardInterrupt. So between any two instructions a call may end,
 with a lock held or half of its changes made. A section is entered and left in C, where CPython runs
-no handler: there is no instruction at which the lock is held and signals do not wait.
+no handler. So at no instruction is the lock held while signals are handled.
 
 Sections nest; of one lock, if it is an RLock. When the outermost one ends, its changes are made and
 its lock is free; then the handlers of the signals that waited run, and raise what they raise. Do
@@ -77,7 +77,7 @@ cdef int _leave() except -1:
 
 
 def _after_fork():
-    """Start anew in a forked child, whose main thread is the one that forked."""
+    """Reset the state in a forked child. Its main thread is the thread that forked."""
     global _main, _depth
     tn_forget_signals()
     if PyThread_get_thread_ident() != _main:

@@ -23,7 +23,7 @@ __all__ = [
     "wrapped",
 ]
 
-WIDTH, LABEL = 80, 12  # characters of a line, and of them those before what is said
+WIDTH, LABEL = 80, 12  # characters of a line, and of the label at its start
 
 #: What turns the order of characters on a line: a name with them reads as another.
 TURNING = frozenset(map(chr, [*range(0x202A, 0x202F), *range(0x2066, 0x206A)]))
@@ -32,8 +32,8 @@ TURNING = frozenset(map(chr, [*range(0x202A, 0x202F), *range(0x2066, 0x206A)]))
 def harmless(text: str, kept: str = "\n\t") -> str:
     """Return a text without control characters but those kept: line breaks and tabs.
 
-    Others become U+FFFD, and so do those that turn the order of what follows: no escape sequence
-    reaches the terminal, and no name reads as another.
+    All other characters become U+FFFD, also those that change the direction of text. So no escape
+    sequence reaches the terminal, and no name can pose as another.
     """
     return "".join(
         "\N{REPLACEMENT CHARACTER}"
@@ -152,5 +152,5 @@ def wrapped(text: str, first: str = "", others: str = "") -> str:
 
 
 def print_line(line: str) -> None:
-    """Print a line on stderr, if there is somebody to read it."""
+    """Print a line on stderr; drop it if nobody reads stderr."""
     print(line, file=Lenient(sys.stderr), flush=True)

@@ -46,7 +46,8 @@ def gradcheck(
     tape in float64. The session's gradients are zero afterwards.
 
     ``gradcheck(function, inputs)``: any function of arrays that returns ``(y, backward)``.
-    Floating-point inputs become float64; others are passed as they are and have no gradient.
+    Floating-point inputs become float64; all other arguments are passed unchanged and get no
+    gradient.
 
     At most ``samples`` elements of each array are checked (None: all), chosen by ``seed``.
 

@@ -5,7 +5,7 @@ model.safetensors (the best weights by validation loss), model.gguf (the same, a
 them; not of a model of pictures), or the files of an adapter, checkpoint-<step>/ to go on from,
 sample.txt (text that the trained model wrote), samples.jsonl (what it wrote on the way) and, where
 matplotlib is installed, loss.png (both losses) and confusion.png (of a classifier's mistakes);
-run.json (what it ran on, what it took, how it ended) and report.html, a page of all of it.
+run.json (machine, cost, how the run ended) and report.html, a page that shows all of it.
 While a run writes there it is locked.
 """
 

@@ -38,16 +38,16 @@ EVAL_BATCHES = 16
 
 @dataclass(frozen=True)
 class Plan:
-    """How long a run is to be, as its checkpoints keep it.
+    """The length of a run, as checkpoints keep it.
 
     Attributes
     ----------
     steps, batches
-        Updates; how many batches of the data they draw at most, None: as many as there are.
+        The number of updates; the largest number of batches that they draw, or None for no limit.
     per_update
-        Batches that make an update, of all ranks together.
+        Batches of one update, over all ranks.
     schedule
-        The learning rates; None: a function of the user's.
+        The learning rates; None if the user gave a function.
     """
 
     steps: int
@@ -58,16 +58,16 @@ class Plan:
 
 @dataclass(frozen=True)
 class Begun:
-    """What a run that goes on was begun with, and where it stands; a new run has done nothing.
+    """How a run was begun, and how far it is; a new run has done nothing.
 
     Attributes
     ----------
     ranks
-        Processes with which it was begun.
+        The number of processes at its start.
     plan
-        How long it was to be when its checkpoint was saved; None: the run is new.
+        The planned length when its checkpoint was saved; None for a new run.
     done, drawn
-        Updates; batches that are in these updates.
+        Updates done; batches used by these updates.
     not_better
         Evaluations since the best one.
     """
@@ -177,7 +177,7 @@ def rates(
     min_lr_ratio: float,
     begun: Begun,
 ) -> Callable[[int], float]:
-    """Return the learning rate of each step: a function of all steps, also of those to come."""
+    """Return a function from a step, also a later one, to its learning rate."""
     if not isinstance(schedule, str):
         return schedule
     rise = warmup_of(steps, begun) if warmup is None else warmup

@@ -1,9 +1,9 @@
 """The training loop of several processes: its differences from one process.
 
-Micro-batch j of an update is that of rank j mod n: all ranks draw the same batches in the same
-order, and each trains on its own. Their gradients are added up, in the order of the ranks, before
-they are clipped; so the update is the same on each of them, and so are the weights. A signal
-to any rank stops all ranks, at the end of the step.
+Rank j mod n computes micro-batch j of an update. All ranks draw the same batches in the same order,
+and each trains on its own ones. Their gradients are added up, in the order of the ranks, before
+they are clipped; so the update is the same on each of them, and so are the weights. A signal to any
+rank stops all ranks, at the end of the step.
 """
 
 import time

@@ -147,7 +147,7 @@ def _timed(call: Callable[[], T]) -> tuple[T, float]:
 
 
 def expected(loop: RankLoop) -> Iterator[str]:
-    """Yield what is to be said before the first step: who computes what, and what it will cost."""
+    """Yield the first lines of a run: what each rank computes, and what that costs."""
     group, cost = loop.group, loop.cost
     places = ", ".join(f"{count} on {host}" for host, count in Counter(group.hosts).items())
     own = loop.recipe.engine.session.n_threads

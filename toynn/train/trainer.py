@@ -85,9 +85,9 @@ class Trainer:
         A new folder for the run, or an open ``RunFolder``; None leaves no files.
     resume
         A run folder or a checkpoint to resume from, or what ``find`` returned for one. ``force``
-        resumes although the run differs. More steps or epochs than the run had extend it; its
-        schedule is then that of all steps: the warm-up stays as it was, and a learning rate that
-        had fallen rises. Intervals of reports, evaluations and checkpoints may differ, and so may
+        resumes although the run differs. More steps or epochs than the run had extend it. The
+        schedule is then recomputed for all steps: the warm-up stays, and a learning rate that had
+        fallen rises again. Intervals of reports, evaluations and checkpoints may differ, and so may
         early stopping.
     identity
         What a resumed run must share with the saved one, by name: configuration, hashes of files.
@@ -103,12 +103,12 @@ class Trainer:
         "html": write the page report.html when the run ends; "tensorboard": write event files in
         tensorboard/; "wandb": log to Weights & Biases, offline unless WANDB_MODE is set.
     allreduce
-        How gradients of the processes of ``mpiexec`` are added: "ordered", with the same bits on
-        every run, or "fast". Rank 0 writes and prints; the micro-batches of an update are dealt to
-        all ranks, see ranks.py.
+        How gradients of ``mpiexec``'s processes are added: "ordered", with the same bits in every
+        run, or "fast". Rank 0 writes and prints. All ranks share the micro-batches of an update
+        (ranks.py).
     rank_timeout
-        Seconds after which all processes end where one is waited for: it is stopped, or its machine
-        hangs. 0: never. The last checkpoint is whole.
+        Seconds to wait for a rank that is stopped or hangs, before all processes end; 0: wait
+        forever. The last checkpoint is complete.
     options
         Those of ``LoopOptions``.
 
@@ -421,7 +421,7 @@ class Trainer:
             say(message)
 
     def _above(self) -> AbstractContextManager[None]:
-        """Keep the bar from what is printed meanwhile."""
+        """Hide the progress bar while something else prints."""
         return nullcontext() if self._bar is None else self._bar.above()
 
 
@@ -461,5 +461,5 @@ def _checks(recipe: Any, data: Any) -> Callable[[], None]:
 
 
 def say(message: str) -> None:
-    """Print a line on stderr, if there is somebody to read it."""
+    """Print a line on stderr; drop it if nobody reads stderr."""
     print_line(f"toynn: {message}")

@@ -19,10 +19,10 @@ one fused array, and dq, dk, dv of another; o, do are (B*T, H*D). Saved: o, lse 
 are overwritten (dz: or added to) and alias nothing. A sink, z (H,), is the score of a key without a
 value, which every row sees: what it draws is lost. The gradients by lse and o hold with it, too.
 
-Causal rows may come in segments, which do not see each other: first[i], an i32 per row, is the
-first row of row i's segment, counted over all rows. Blocks begin where segments do, so that a
-segment gives the same bits, and costs as much, as if it were a sequence of its own. Blocks of keys
-that a window hides from all queries of a block are skipped: time is linear in T then.
+Causal rows may be cut into segments that do not see each other: first[i] (i32) is the first row of
+row i's segment, counted over all rows. Blocks begin where segments begin. So a segment has the same
+bits, and the same cost, as a separate sequence. Blocks of keys that a window hides from all queries
+of a block are skipped: time is linear in T then.
 
 With precision "medium", for segments of more than SHORT rows and where the CPU multiplies pairs,
 both factors of each product, p and ds too, are rounded to bfloat16; sums, maxima and exp stay
@@ -47,7 +47,7 @@ from toynn._kernels.cpu import gains_by_pairs
 
 cdef enum:
     SMALL = 1 << 19  # multiplications per product for which waking threads costs too much
-    SHORT = 32       # rows of a sequence for which packing pairs costs what they save
+    SHORT = 32       # up to this many rows, packing pairs costs more than it saves
     MEDIUM = 2       # in toynn.numerics.precision.PRECISIONS
 
 cdef bint _pairs = HAS_PAIRS and gains_by_pairs()

@@ -8,9 +8,9 @@ for each of B sequences and H heads of D columns; KV heads of k and v serve H / 
 vc (B, KV, S, D) has the values of a head row after row. kc, as large, has its keys in blocks of 64,
 transposed, (B, KV, S / 64, D, 64): a score is then a sum over d of whole registers of keys, and
 q . k needs no sum across a register. past (B,) is how many rows of each sequence the caches hold;
-later rows are neither read nor, beyond past + T, written. T = 1 is bound by the memory that the
-cache takes: the heads that share k and v are the rows of one product, and spans of keys are tasks
-of their own,
+later rows are not read, and rows beyond past + T are not written. T = 1 is bound by the memory that
+the cache takes: the heads that share k and v are the rows of one product, and spans of keys are
+tasks of their own,
 
     o = sum_n e^(lse_n - lse) o_n                        lse = log sum_n e^(lse_n)
 

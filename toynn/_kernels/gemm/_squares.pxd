@@ -3,7 +3,7 @@
 The product that stores the last of a tile has it in cache, and sums its squares (_loops.pxd);
 where dw has changed since, they are summed anew (grad_norm.pyx). A tile is a panel by a panel, of
 floats, or 32 by 32 at a level that has the tiles of AMX. So the cut depends on N, K and the level
-alone, and bits do not depend on who sums a tile, nor on how many rows dy has.
+alone. Bits depend neither on the thread that sums a tile nor on the rows of dy.
 """
 cdef extern from "squares.h" nogil:
     float sum_squares "tn_sum_squares" (
@@ -20,7 +20,7 @@ cdef struct Squares:
     Py_ssize_t N
     Py_ssize_t K
     float* sums       # of the tiles, row by row of panels
-    Py_ssize_t valid  # whether they are those of what is in dw
+    Py_ssize_t valid  # whether the sums match what is in dw
     double total      # of the sums
 
 cdef struct AllSquares:

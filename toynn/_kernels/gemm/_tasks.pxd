@@ -1,8 +1,8 @@
 """A product as tasks that a thread does by itself: for many products at once, as of experts.
 
-A thread packs what it multiplies, both sides, in scratch memory of its own. How a product is cut
-depends on its shape alone, and each element of C is the sum that multiply_matrices makes, in the
-same order: so neither the threads nor who does which task change a bit.
+Each thread packs both operands of its task into its own scratch memory. How a product is cut
+depends on its shape alone. Each element of C is the sum that multiply_matrices makes, in the same
+order. So bits depend neither on the number of threads nor on which thread takes a task.
 """
 from libc.string cimport memset
 

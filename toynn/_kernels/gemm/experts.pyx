@@ -6,12 +6,12 @@
     backward_bias     db[e,n]   = sum_r dy[r,n]            offsets[e] <= r < offsets[e+1]
 
 M rows, sorted by expert (expert_rows.pyx), of which the first offsets[E] are there; E experts of N
-outputs and K inputs. Rows beyond offsets[E] are neither read nor written.
+outputs and K inputs. Rows from offsets[E] on are not touched.
 
-For forward and backward_input w may be of any type of _types.pxd. An expert without rows is not
-read, and none is dequantized as a whole: threads take tasks, each some columns of one expert's
-product (_grouped.pxd), and dequantize what they pack. Precision counts as in matmul.pyx, that of an
-expert's few rows too.
+For forward and backward_input w may be of any type of _types.pxd. Experts without rows are not
+read. No expert is dequantized as a whole: a task is some columns of one expert's product
+(_grouped.pxd), and dequantizes the part of the matrix that it packs. Precision counts as in
+matmul.pyx, that of an expert's few rows too.
 Source: Gale et al. 2022, MegaBlocks, arXiv:2211.15841, section 4.
 """
 from libc.string cimport memset

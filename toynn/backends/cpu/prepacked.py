@@ -1,8 +1,8 @@
 """Prepacked weights: frozen matrices in the order in which products read them, packed once.
 
 A product packs a matrix of weights before it multiplies by it, and dequantizes it if it is
-quantized. A matrix that does not change can be packed ahead of the runs, once for each of the two
-products that read it, in the form in which that product multiplies. Bits are the same.
+quantized. A matrix that does not change can be packed before the runs. Each of the two products
+that read it has its own packed form. Bits are the same.
 """
 
 from collections.abc import Mapping, Sequence

@@ -72,7 +72,7 @@ class Squares:
             self._rows[:, 4] = False
 
     def after(self, computed: int) -> None:
-        """Note that the sums are those of the gradients as they are."""
+        """Mark the sums as up to date with the gradients."""
         if self._parts:
             self._seen = self._gradients.changes, computed
 

@@ -42,7 +42,7 @@ def is_embedding(weight: str) -> bool:
 
 
 def is_stack(name: str) -> bool:
-    """Say whether a weight, or an adapter's tensor, is of the matrices of all experts."""
+    """Say whether a weight, or an adapter's tensor, holds the matrices of all experts."""
     return "_exps.weight" in name
 
 
@@ -52,8 +52,8 @@ class Adapter:
 
     ``tensors`` has `<weight>.lora_a` (r, in) and `<weight>.lora_b` (out, r), with names and order
     of rows as in GGUF files; r may differ from weight to weight. For the matrices of E experts they
-    are (E, r, in) and (E, out, r). For token_embd.weight (V, D), of which rows are looked up, A is
-    (V, r) and B (D, r): to row i comes s B A[i].
+    are (E, r, in) and (E, out, r). For token_embd.weight (V, D), whose rows are looked up, A is (V,
+    r) and B is (D, r): row i gets s B A[i] added.
 
     With `<weight>.lora_magnitude` m (out,), of all weights or of none, it is DoRA's: y = m (W + s B
     A) x / norms of the rows of W + s B A.

@@ -76,7 +76,7 @@ class Config:
         return other
 
     def of_text(self) -> tuple["Config", bool]:
-        """Return what it says of the part for text, and whether there are others beside it."""
+        """Return the configuration of the text part, and whether the model has other parts."""
         text = self._values.get("text_config")
         if not isinstance(text, dict):
             return self, False

@@ -1,6 +1,6 @@
 """Many conversations at once: threads that each wait for a renderer of their own.
 
-What comes of them comes in their order, errors too, so that nobody can tell how many there are.
+Results and errors come in the order of the inputs, so the number of threads does not show.
 """
 
 from collections import deque

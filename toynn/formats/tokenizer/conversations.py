@@ -42,7 +42,7 @@ class _Rendered(NamedTuple):
 
 
 def unknown_role(role: object, named: Collection[str] = ()) -> str:
-    """Return what is said of a role that is none, and which may be meant; "" for one that is.
+    """Return the error for an unknown role, with the role that may be meant; "" for one that is.
 
     ``named`` are those that the chat template names, beside the usual ones.
     """

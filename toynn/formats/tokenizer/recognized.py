@@ -56,8 +56,8 @@ def name_of_cut(data: Mapping[str, Any]) -> str | None:
 
 
 def _without_marks(text: str) -> str:
-    """Return a text without letters that are neither capital nor small, and without marks.
+    """Return a text without marks and without letters that have no case.
 
-    llama.cpp cuts those otherwise than the files that it has the names of gpt-4o and tekken for.
+    llama.cpp cuts such characters differently from the tokenizers that it calls gpt-4o and tekken.
     """
     return "".join(c for c in text if unicodedata.category(c) not in ("Lo", "Lm", "Lt", "Mn", "Mc"))
